@@ -1,0 +1,36 @@
+// Package clock reads the clocks. Nothing pure may import it: a time is read
+// here once, at the edge, and handed on as a stamp.Mono or stamp.Wall.
+package clock
+
+import (
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// anchor pairs Go's monotonic reading with CLOCK_MONOTONIC, both set once.
+// Go's own reading is cheap (about 25 ns) but cannot be printed or compared
+// between processes; CLOCK_MONOTONIC can, but costs a system call here.
+var anchor = func() (a struct {
+	go0  time.Time
+	mono stamp.Mono
+}) {
+	best := time.Duration(1<<63 - 1)
+	for range 64 {
+		before := time.Now()
+		m := sysMono()
+		after := time.Now()
+		if d := after.Sub(before); d < best {
+			best = d
+			a.go0, a.mono = before.Add(d/2), m
+		}
+	}
+	return a
+}()
+
+// Mono returns CLOCK_MONOTONIC, exact to the calibration made at start (well
+// under a microsecond on an idle machine).
+func Mono() stamp.Mono { return anchor.mono.Add(time.Since(anchor.go0)) }
+
+// Wall returns CLOCK_REALTIME.
+func Wall() stamp.Wall { return stamp.Wall(time.Now().UnixNano()) }

@@ -1,0 +1,30 @@
+package clock
+
+import (
+	"testing"
+	"time"
+)
+
+func TestMonoNeverGoesBack(t *testing.T) {
+	last := Mono()
+	for range 100_000 {
+		now := Mono()
+		if now.Before(last) {
+			t.Fatalf("went back by %v", last.Sub(now))
+		}
+		last = now
+	}
+}
+
+// Two processes compare their readings, so ours must be the system's own.
+func TestMonoAgreesWithTheSystemClock(t *testing.T) {
+	for range 1000 {
+		before := Mono()
+		sys := sysMono()
+		after := Mono()
+		const slack = 50 * time.Microsecond // calibration error, and NTP slewing since start
+		if sys.Before(before.Add(-slack)) || after.Add(slack).Before(sys) {
+			t.Fatalf("system clock %d is outside [%d, %d] by more than %v", sys, before, after, slack)
+		}
+	}
+}
