@@ -667,8 +667,10 @@ func (x *Infeasible) GetHave() int64 {
 type CreateTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *TopicSpec             `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
-	// Repeating a request with the same key and specification returns the topic
-	// instead of ALREADY_EXISTS. Up to 128 bytes; empty: not idempotent.
+	// Repeating a request with the same key and specification returns the topic,
+	// or joins its creation, instead of ALREADY_EXISTS; the same key with another
+	// specification is FAILED_PRECONDITION. A key lives as long as its topic. Up
+	// to 128 bytes; empty: not idempotent.
 	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

@@ -41,10 +41,14 @@ type AdminServiceClient interface {
 	// The stream reports each state it passes; the last message is the topic.
 	//
 	//	INVALID_ARGUMENT     the specification has faults; nothing was created
-	//	ALREADY_EXISTS       the name is taken by a different specification
+	//	ALREADY_EXISTS       the name is taken (see idempotency_key)
 	//	RESOURCE_EXHAUSTED   Infeasible: the brokers cannot carry it
+	//	FAILED_PRECONDITION  the idempotency key is taken by another request
 	//	UNAVAILABLE          a broker or the adaptor did not answer in time;
 	//	                     nothing is left behind
+	//
+	// A caller that goes away before the end takes its topic with it, unless
+	// another has joined it.
 	CreateTopic(ctx context.Context, in *CreateTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateTopicResponse], error)
 	// NOT_FOUND when there is no such topic.
 	GetTopic(ctx context.Context, in *GetTopicRequest, opts ...grpc.CallOption) (*GetTopicResponse, error)
@@ -137,10 +141,14 @@ type AdminServiceServer interface {
 	// The stream reports each state it passes; the last message is the topic.
 	//
 	//	INVALID_ARGUMENT     the specification has faults; nothing was created
-	//	ALREADY_EXISTS       the name is taken by a different specification
+	//	ALREADY_EXISTS       the name is taken (see idempotency_key)
 	//	RESOURCE_EXHAUSTED   Infeasible: the brokers cannot carry it
+	//	FAILED_PRECONDITION  the idempotency key is taken by another request
 	//	UNAVAILABLE          a broker or the adaptor did not answer in time;
 	//	                     nothing is left behind
+	//
+	// A caller that goes away before the end takes its topic with it, unless
+	// another has joined it.
 	CreateTopic(*CreateTopicRequest, grpc.ServerStreamingServer[CreateTopicResponse]) error
 	// NOT_FOUND when there is no such topic.
 	GetTopic(context.Context, *GetTopicRequest) (*GetTopicResponse, error)

@@ -133,7 +133,9 @@ type BrokerHello struct {
 	// Greatest rate within the SLO, msg/s; > 0.
 	Mcap int64 `protobuf:"varint,6,opt,name=mcap,proto3" json:"mcap,omitempty"`
 	// Topics the broker holds from before; empty after a fresh start.
-	Topics        []string `protobuf:"bytes,7,rep,name=topics,proto3" json:"topics,omitempty"`
+	Topics []string `protobuf:"bytes,7,rep,name=topics,proto3" json:"topics,omitempty"`
+	// The machine's name, for people; may be empty.
+	Hostname      string `protobuf:"bytes,8,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -217,6 +219,15 @@ func (x *BrokerHello) GetTopics() []string {
 	return nil
 }
 
+func (x *BrokerHello) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+// BrokerReport lists every topic of the broker, idle ones too: a topic that is
+// not listed is gone.
 type BrokerReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topics        []*TopicStats          `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
@@ -608,7 +619,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x14.srtm.v1.BrokerHelloH\x00R\x05hello\x12?\n" +
 	"\x0eprepare_result\x18\x02 \x01(\v2\x16.srtm.v1.PrepareResultH\x00R\rprepareResult\x12/\n" +
 	"\x06report\x18\x03 \x01(\v2\x15.srtm.v1.BrokerReportH\x00R\x06reportB\t\n" +
-	"\amessage\"\xd0\x01\n" +
+	"\amessage\"\xec\x01\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -617,7 +628,8 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\fhttp_address\x18\x04 \x01(\tR\vhttpAddress\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x12\x12\n" +
 	"\x04mcap\x18\x06 \x01(\x03R\x04mcap\x12\x16\n" +
-	"\x06topics\x18\a \x03(\tR\x06topics\";\n" +
+	"\x06topics\x18\a \x03(\tR\x06topics\x12\x1a\n" +
+	"\bhostname\x18\b \x01(\tR\bhostname\";\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"?\n" +
 	"\rPrepareResult\x12\x18\n" +

@@ -657,7 +657,12 @@ type SetContractRequest struct {
 	Contract *Contract              `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
 	Members  []*Member              `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
 	// "static" or "proportional"; empty means static.
-	ShareRule     string `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
+	ShareRule string `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
+	// Bring back a contract that members may be using already, because the
+	// adaptor has restarted: the call does not wait for acknowledgements, a
+	// member that is away is no failure, and no share grows before every member
+	// has said what it holds. A contract the adaptor knows is left as it is.
+	Adopt         bool `protobuf:"varint,5,opt,name=adopt,proto3" json:"adopt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -718,6 +723,13 @@ func (x *SetContractRequest) GetShareRule() string {
 		return x.ShareRule
 	}
 	return ""
+}
+
+func (x *SetContractRequest) GetAdopt() bool {
+	if x != nil {
+		return x.Adopt
+	}
+	return false
 }
 
 type SetContractResponse struct {
@@ -1115,13 +1127,14 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05lease\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05lease\"K\n" +
 	"\x06Member\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12$\n" +
-	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"\xa3\x01\n" +
+	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"\xb9\x01\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +
 	"\amembers\x18\x03 \x03(\v2\x0f.srtm.v1.MemberR\amembers\x12\x1d\n" +
 	"\n" +
-	"share_rule\x18\x04 \x01(\tR\tshareRule\"\x15\n" +
+	"share_rule\x18\x04 \x01(\tR\tshareRule\x12\x14\n" +
+	"\x05adopt\x18\x05 \x01(\bR\x05adopt\"\x15\n" +
 	"\x13SetContractResponse\"-\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x18\n" +

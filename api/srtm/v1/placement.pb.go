@@ -249,9 +249,12 @@ func (x *WatchRequest) GetPublisherIds() []string {
 
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only publishers whose assignment changed (all, in the first response).
-	Assignments   []*Assignment `protobuf:"bytes,1,rep,name=assignments,proto3" json:"assignments,omitempty"`
-	Epoch         uint64        `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Only publishers whose assignment changed (at first: all that are watched).
+	Assignments []*Assignment `protobuf:"bytes,1,rep,name=assignments,proto3" json:"assignments,omitempty"`
+	Epoch       uint64        `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// More responses of the same change follow: a change of many publishers is
+	// sent in pieces.
+	More          bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -300,6 +303,13 @@ func (x *WatchResponse) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *WatchResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
 var File_srtm_v1_placement_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_placement_proto_rawDesc = "" +
@@ -322,10 +332,11 @@ const file_srtm_v1_placement_proto_rawDesc = "" +
 	"assignment\"I\n" +
 	"\fWatchRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12#\n" +
-	"\rpublisher_ids\x18\x02 \x03(\tR\fpublisherIds\"\\\n" +
+	"\rpublisher_ids\x18\x02 \x03(\tR\fpublisherIds\"p\n" +
 	"\rWatchResponse\x125\n" +
 	"\vassignments\x18\x01 \x03(\v2\x13.srtm.v1.AssignmentR\vassignments\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch2\x8a\x01\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more2\x8a\x01\n" +
 	"\x10PlacementService\x12<\n" +
 	"\aResolve\x12\x17.srtm.v1.ResolveRequest\x1a\x18.srtm.v1.ResolveResponse\x128\n" +
 	"\x05Watch\x12\x15.srtm.v1.WatchRequest\x1a\x16.srtm.v1.WatchResponse0\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"

@@ -518,10 +518,12 @@ type TopicStats struct {
 	// Publisher connections that used the topic and are open at its end.
 	Publishers uint32 `protobuf:"varint,11,opt,name=publishers,proto3" json:"publishers,omitempty"`
 	// Subscriber connections at its end.
-	Subscribers   uint32     `protobuf:"varint,12,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
-	Access        *Histogram `protobuf:"bytes,13,opt,name=access,proto3" json:"access,omitempty"`
-	Processing    *Histogram `protobuf:"bytes,14,opt,name=processing,proto3" json:"processing,omitempty"`
-	Delivery      *Histogram `protobuf:"bytes,15,opt,name=delivery,proto3" json:"delivery,omitempty"`
+	Subscribers uint32     `protobuf:"varint,12,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
+	Access      *Histogram `protobuf:"bytes,13,opt,name=access,proto3" json:"access,omitempty"`
+	Processing  *Histogram `protobuf:"bytes,14,opt,name=processing,proto3" json:"processing,omitempty"`
+	Delivery    *Histogram `protobuf:"bytes,15,opt,name=delivery,proto3" json:"delivery,omitempty"`
+	// Names of the topic's channels at its end.
+	Channels      []string `protobuf:"bytes,16,rep,name=channels,proto3" json:"channels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -661,6 +663,13 @@ func (x *TopicStats) GetDelivery() *Histogram {
 	return nil
 }
 
+func (x *TopicStats) GetChannels() []string {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
 var File_srtm_v1_types_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_types_proto_rawDesc = "" +
@@ -696,7 +705,7 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"highest_us\x18\x02 \x01(\x03R\thighestUs\x12-\n" +
 	"\x12significant_digits\x18\x03 \x01(\x05R\x11significantDigits\x12\x14\n" +
 	"\x05index\x18\x04 \x03(\rR\x05index\x12\x14\n" +
-	"\x05count\x18\x05 \x03(\x04R\x05count\"\x86\x04\n" +
+	"\x05count\x18\x05 \x03(\x04R\x05count\"\xa2\x04\n" +
 	"\n" +
 	"TopicStats\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x125\n" +
@@ -719,7 +728,8 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"processing\x18\x0e \x01(\v2\x12.srtm.v1.HistogramR\n" +
 	"processing\x12.\n" +
-	"\bdelivery\x18\x0f \x01(\v2\x12.srtm.v1.HistogramR\bdelivery*o\n" +
+	"\bdelivery\x18\x0f \x01(\v2\x12.srtm.v1.HistogramR\bdelivery\x12\x1a\n" +
+	"\bchannels\x18\x10 \x03(\tR\bchannels*o\n" +
 	"\x0fOverLimitPolicy\x12!\n" +
 	"\x1dOVER_LIMIT_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17OVER_LIMIT_POLICY_DELAY\x10\x01\x12\x1c\n" +
