@@ -1,0 +1,79 @@
+package hook
+
+import (
+	"net"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Conn reads a connection and knows when its bytes arrived. It is used by the
+// connection's one reader, never by two goroutines at once.
+type Conn struct {
+	// set once
+	s     *Stamper
+	conn  net.Conn
+	tr    tracker // nil: the time after the read
+	shard uint32
+
+	// owned by the reader
+	reads stamp.Reads
+}
+
+// Read reads from the connection like net.Conn.Read, and notes how far and
+// when.
+func (c *Conn) Read(p []byte) (n int, err error) {
+	end := c.reads.End()
+	if c.tr != nil {
+		n, err = c.tr.read(p, end)
+	} else {
+		n, err = c.conn.Read(p)
+	}
+	if n > 0 {
+		c.reads.Note(end+int64(n), clock.Mono())
+	}
+	return n, err
+}
+
+// Offset returns how many bytes Read has returned: the stream offset of the
+// next byte it will return.
+func (c *Conn) Offset() int64 { return c.reads.End() }
+
+// Arrival returns when the message that occupies the stream offsets [start,
+// end) was complete on this host: the time of the segment that carried its
+// last byte, or of the latest one that carried any of it if the network
+// reordered them. It is never later than the Read that returned the message's
+// last byte, as long as it is asked for before four further Reads. It may lie
+// before the arrival of an earlier message, where the network reordered them.
+//
+// Requires: start < end <= Offset(); start not below the start of the call
+// before.
+func (c *Conn) Arrival(start, end int64) stamp.Arrival {
+	read, ok := c.reads.At(end - 1)
+	if !ok {
+		// Nobody can ask for bytes not read yet but by mistake; now is the only
+		// time known not to be too early for them.
+		read = clock.Mono()
+	}
+	a := stamp.Arrival{At: read, Source: stamp.Read}
+	if c.tr != nil && ok {
+		if k, found := c.tr.arrival(start, end, read); found {
+			a = k
+			if read.Before(a.At) {
+				a.At = read
+			}
+		}
+	}
+	c.s.arrivals[c.shard].by[a.Source].Add(1)
+	return a
+}
+
+// Release gives back what the kernel side holds for the connection. It must
+// be called before the connection is closed, by the reader or after it ended;
+// Arrival and Read may not be called after it. A second call does nothing.
+func (c *Conn) Release() {
+	if c.tr != nil {
+		c.tr.release()
+		c.tr = nil
+	}
+}

@@ -1,0 +1,14 @@
+package hook
+
+import "golang.org/x/sys/unix"
+
+// sources lists what Linux offers, best first.
+var sources = []kind{}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

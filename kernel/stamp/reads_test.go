@@ -1,0 +1,56 @@
+package stamp_test
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+func TestReadsKnowNothingBeforeTheFirst(t *testing.T) {
+	var r stamp.Reads
+	if at, ok := r.At(0); ok {
+		t.Errorf("At(0) = %d before any read", at)
+	}
+	if got := r.End(); got != 0 {
+		t.Errorf("End() = %d before any read", got)
+	}
+}
+
+// The slow obvious version keeps every read. The real one may answer late for
+// a read it forgot, never early, and exactly for the last four.
+func TestReadsAgreeWithAFullHistory(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		type read struct {
+			end int64
+			at  stamp.Mono
+		}
+		var all []read
+		var r stamp.Reads
+		var end int64
+		var now stamp.Mono
+		for range rapid.IntRange(1, 12).Draw(t, "reads") {
+			end += rapid.Int64Range(1, 9).Draw(t, "size")
+			now += stamp.Mono(rapid.IntRange(0, 5).Draw(t, "pause"))
+			r.Note(end, now)
+			all = append(all, read{end, now})
+		}
+		if r.End() != end {
+			t.Fatalf("End() = %d, want %d", r.End(), end)
+		}
+		if _, ok := r.At(end); ok {
+			t.Fatalf("At(%d) known, but only %d bytes were read", end, end)
+		}
+		for off := range end {
+			i := 0
+			for all[i].end <= off {
+				i++
+			}
+			want := all[max(i, len(all)-4)].at
+			if got, ok := r.At(off); !ok || got != want {
+				t.Fatalf("At(%d) = %d, %v, want %d (reads %v)", off, got, ok, want, all)
+			}
+		}
+	})
+}
