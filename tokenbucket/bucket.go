@@ -1,0 +1,204 @@
+package tokenbucket
+
+import (
+	"math"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+const (
+	grain     = 1_000_000_000_000 // grains in a token
+	grainsPer = grain / int64(Token)
+)
+
+// deepest bounds how deep in debt a bucket can be. No clock reading lasts long
+// enough to pay it off, so stopping there forgives nothing.
+var deepest = int128{hi: 1 << 62}
+
+// Bucket is the (r, b) envelope by virtual scheduling. The zero value has no
+// share: it admits nothing (Eligible is stamp.Never) until it is retuned. It is
+// a plain value, not safe for concurrent use; copying it forks it.
+//
+// A message that arrives at a is eligible at
+//
+//	TAT = max(TAT, a) + T     e = max(a, TAT - b*T)     T = 1/r
+//
+// which is the unfinished work U, draining at r, of which a message adds 1 and
+// waits until U <= b; the bucket holds b - U tokens, a debt where U > b.
+//
+// Exactness. The bucket counts in grains, 1e-12 of a token: a rate of r
+// milli-messages per second earns exactly r grains per nanosecond, so that
+// nothing is ever rounded but e itself, up to the next nanosecond. What is kept
+// is not the TAT but
+//
+//	zero = r * (TAT - b*T) = r*TAT - b     (in grains)
+//
+// that is, r times the instant at which the bucket is empty, or was: it holds
+// min(b, r*t - zero) grains at t. Keeping the TAT as nanoseconds and a fraction
+// lost: b*T reaches 1e21 ns and overflows, zero cannot: |r*t| < 2^103,
+// b <= 1e21, and deepest caps the rest.
+//
+// Invariant (A): after a message was taken at e,  r*e - zero <= b - 1 token.
+// Invariant (B): after a message was taken at e,  r*e >= zero.
+// Invariant (C): taking a message raises zero by at least 1 token.
+//
+// Envelope. For messages i < j taken under one share, in the order taken,
+// whatever their stamps: (B), (C), (A) in turn give
+//
+//	r*e_j >= zero_j >= zero_i + (j-i) >= r*e_i - (b-1) + (j-i)
+//	j-i+1 <= b + r*(e_j - e_i)
+//
+// exactly, in integers. The TAT never goes back, so a stamp out of order mints
+// no token. (A) is the cap at b: e = a satisfies it because zero starts at or
+// above r*a - b; e > a satisfies it when e, rounded up by less than a
+// nanosecond, earns less than b - 1 tokens, always so for b >= 2 since r <= 1
+// token per nanosecond; for b = 1 Take has to raise zero, and the nanosecond
+// lost to rounding is not made up for later.
+//
+// Envelope over retunes at t_1 .. t_n, between message i under the share
+// (r_0, b_0) and message j under (r_n, b_n), g_m tokens granted and f_m returned
+// by the m-th:
+//
+//	j-i+1 <= b_0 + sum(g_m - f_m) + r_0*(t_1 - e_i) + r_1*(t_2 - t_1) + .. + r_n*(e_j - t_n)
+//
+// Proof: by (A) and (C), at t_1 the bucket holds at most r_0*(t_1 - e_i) + b_0
+// less the messages since i, i included; Retune makes that at most g_1 - f_1
+// more; from there to t_2 it earns at most r_1*(t_2 - t_1) and pays 1 for each
+// message; and by (B) nothing is owed at e_j. So no retune creates a token, and
+// tokens that f gave up and another bucket's g granted exist once. The terms
+// are signed: they hold also for a message judged after t whose eligible time
+// lies before it (it arrived before and the tokens were there).
+type Bucket struct {
+	// Set by New and Retune only.
+	share   Share
+	cap     int128     // share.Burst in grains
+	granted int128     // grains that exist from since on and no earlier
+	since   stamp.Mono // the retune that granted them
+
+	zero int128 // see above
+}
+
+// New returns a bucket that starts empty at now: a share that is new to its
+// holder brings no tokens. A share that Validate refuses is held as the zero
+// Share and admits nothing.
+func New(s Share, now stamp.Mono) Bucket {
+	var b Bucket
+	b.Retune(now, s, 0)
+	return b
+}
+
+// NewFull returns a bucket that is full at now, and was before: a contract that
+// nobody has used yet. A share that Validate refuses is held as the zero Share.
+func NewFull(s Share, now stamp.Mono) Bucket {
+	b := New(s, now)
+	b.zero = b.zero.sub(b.cap)
+	return b
+}
+
+// Share returns the share the bucket holds.
+func (b *Bucket) Share() Share { return b.share }
+
+// Eligible returns when a message that arrived at at could be released if its
+// token were taken now; never before at, and stamp.Never if that lies beyond
+// the clock's range or there is no share. It changes nothing.
+func (b *Bucket) Eligible(at stamp.Mono) stamp.Mono {
+	e, _ := b.judge(at)
+	return e
+}
+
+// Take is Eligible, and takes the token. Where it returns stamp.Never it took
+// nothing. It takes tokens that are still to come: a caller that releases
+// messages waits for Eligible first, so that a retune in between is honoured.
+func (b *Bucket) Take(at stamp.Mono) stamp.Mono {
+	e, zero := b.judge(at)
+	if e != stamp.Never {
+		b.zero = zero
+	}
+	return e
+}
+
+// judge returns the eligible time of a message that arrived at at, and what
+// zero is once its token is taken.
+func (b *Bucket) judge(at stamp.Mono) (e stamp.Mono, zero int128) {
+	rate := int64(b.share.Rate)
+	if rate == 0 {
+		return stamp.Never, b.zero
+	}
+	here := mul(int64(at), rate)
+	zero = b.zero
+	if full := here.sub(b.cap); zero.less(full) {
+		zero = full
+	}
+	zero = zero.add(from64(grain))
+	e = at
+	if here.less(zero) {
+		e = stamp.Mono(zero.ceilDiv(rate))
+		if b.share.Burst == 1 && e != stamp.Never {
+			zero = mul(int64(e), rate) // invariant (A)
+		}
+	}
+	if e < b.since {
+		e = b.ungranted(at, e, zero)
+	}
+	return e, zero
+}
+
+// ungranted corrects an eligible time e that lies before the last grant: a
+// token that came with the grant was not there before it, so a message that
+// would have had to wait without the grant has waited for it. Postcondition:
+// e <= result <= since; as zero >= r*since - b + 1 token, (A) still holds.
+func (b *Bucket) ungranted(at, e stamp.Mono, zero int128) stamp.Mono {
+	own := stamp.Mono(zero.add(b.granted).ceilDiv(int64(b.share.Rate)))
+	return min(max(at, own), b.since)
+}
+
+// grains returns what the bucket holds at now; below zero it is a debt.
+func (b *Bucket) grains(now stamp.Mono) int128 {
+	held := mul(int64(now), int64(b.share.Rate)).sub(b.zero)
+	if b.cap.less(held) {
+		return b.cap
+	}
+	return held
+}
+
+// Tokens returns what the bucket holds at now, rounded down: at most its burst,
+// and less than zero if messages were taken whose eligible time is still to
+// come.
+func (b *Bucket) Tokens(now stamp.Mono) Tokens {
+	return Tokens(b.grains(now).floorDiv(grainsPer))
+}
+
+// Retune changes the share at now. What the bucket holds at now under the old
+// share, and granted on top, is kept as far as it fits under the new burst; the
+// rest is given up and returned, rounded down, so that whoever granted may
+// grant it again. A debt stays a debt. Retune creates no token:
+//
+//	Tokens before + granted >= Tokens after + released
+//
+// and granted tokens are usable from now on, not for the past. A share that
+// Validate refuses is held as the zero Share.
+func (b *Bucket) Retune(now stamp.Mono, s Share, granted Tokens) (released Tokens) {
+	if s.Validate() != nil {
+		s = Share{}
+	}
+	if s == b.share && granted == 0 {
+		return 0
+	}
+	held := b.grains(now)
+	all := held.add(mul(int64(granted), grainsPer))
+
+	b.share, b.cap = s, mul(s.Burst, grain)
+	kept := all
+	if b.cap.less(kept) {
+		kept = b.cap
+	}
+	b.zero = mul(int64(now), int64(s.Rate)).sub(kept)
+	if deepest.less(b.zero) {
+		b.zero = deepest
+	}
+	b.since, b.granted = math.MinInt64, int128{}
+	if more := kept.sub(held); more.sign() > 0 {
+		b.since, b.granted = now, more
+	}
+	return Tokens(all.sub(kept).floorDiv(grainsPer))
+}

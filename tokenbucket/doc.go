@@ -1,0 +1,11 @@
+// Package tokenbucket is the (r, b) envelope that everyone shares: the broker
+// that releases by it, the ledger that moves parts of it, the fitting that
+// replays traces through it and the simulator. It is pure: it reads no clock,
+// draws no random number and knows nothing of topics, messages or brokers; a
+// time comes in as a stamp.Mono and goes out as one.
+//
+// bucket.go is the limiter itself, exact in integers, with the promise it keeps
+// and its proof; theory.go is what to expect of it under Poisson arrivals;
+// profile.go finds the burst a recorded trace needs. Read nsqd/broker next for
+// how a message waits until it is eligible, tbadaptor/ledger for who may Retune.
+package tokenbucket

@@ -1,0 +1,84 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"math"
+)
+
+// Rate is a token rate in milli-messages per second.
+type Rate int64
+
+// Tokens is a number of tokens in thousandths. Below zero it is a debt.
+type Tokens int64
+
+// The ranges of a share. MaxRate is one token per nanosecond: the bucket's
+// answers are whole nanoseconds, and the proof in bucket.go needs a token to
+// take at least one.
+const (
+	MinRate  Rate  = 1
+	MaxRate  Rate  = 1e12
+	MinBurst int64 = 1
+	MaxBurst int64 = 1e9
+
+	// Token is one token, what one message costs.
+	Token Tokens = 1000
+)
+
+// PerSecond returns the rate of msgs messages per second, to the nearest
+// milli-message. NaN gives 0 and what does not fit gives the end of the range;
+// Share.Validate refuses both.
+func PerSecond(msgs float64) Rate {
+	m := math.Round(msgs * 1000)
+	switch {
+	case math.IsNaN(m):
+		return 0
+	case m >= math.MaxInt64:
+		return math.MaxInt64
+	case m <= math.MinInt64:
+		return math.MinInt64
+	}
+	return Rate(m)
+}
+
+// PerSecond returns r in messages per second.
+func (r Rate) PerSecond() float64 { return float64(r) / 1000 }
+
+// Share is a contract (r, b), or the part of one that a broker holds. The zero
+// Share holds nothing and admits nothing.
+type Share struct {
+	Rate  Rate  // MinRate to MaxRate
+	Burst int64 // MinBurst to MaxBurst, in messages
+}
+
+// IsZero reports whether s is the share that admits nothing.
+func (s Share) IsZero() bool { return s == Share{} }
+
+// Validate returns a *ShareError if s is neither the zero Share nor inside the
+// ranges. Whoever needs a share that admits something asks IsZero as well.
+func (s Share) Validate() error {
+	if s.IsZero() {
+		return nil
+	}
+	if s.Rate < MinRate || s.Rate > MaxRate {
+		return &ShareError{Field: "rate", Value: int64(s.Rate), Min: int64(MinRate), Max: int64(MaxRate)}
+	}
+	if s.Burst < MinBurst || s.Burst > MaxBurst {
+		return &ShareError{Field: "burst", Value: s.Burst, Min: MinBurst, Max: MaxBurst}
+	}
+	return nil
+}
+
+// ShareError says which field of a share is out of its range.
+type ShareError struct {
+	Field    string // "rate" (milli-messages per second) or "burst" (messages)
+	Value    int64
+	Min, Max int64
+}
+
+func (e *ShareError) Error() string {
+	unit := "messages"
+	if e.Field == "rate" {
+		unit = "milli-messages per second"
+	}
+	return fmt.Sprintf("%s %d is outside %d to %d %s", e.Field, e.Value, e.Min, e.Max, unit)
+}
