@@ -1,0 +1,144 @@
+package testkit
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// SeedEnv overrides the seed of every test that asks for one.
+const SeedEnv = "SRTM_TEST_SEED"
+
+var rewrite = flag.Bool("rewrite", false, "write golden files instead of comparing with them")
+
+// Main is the body of a TestMain: it runs the tests and fails when they leave
+// a goroutine behind.
+//
+//	func TestMain(m *testing.M) { testkit.Main(m) }
+func Main(m goleak.TestingM, options ...goleak.Option) {
+	// Ginkgo listens for signals until the process ends.
+	ginkgo := goleak.IgnoreTopFunction("github.com/onsi/ginkgo/v2/internal/interrupt_handler.(*InterruptHandler).registerForInterrupts.func2")
+	goleak.VerifyTestMain(m, append(options, ginkgo)...)
+}
+
+// Seed returns a seed for t: the number in SRTM_TEST_SEED if that is set,
+// else a fresh one. When t fails, the seed is logged with the way to use it.
+func Seed(t testing.TB) uint64 {
+	t.Helper()
+	seed := new(maphash.Hash).Sum64() // every Hash has a random seed of its own
+	if text := os.Getenv(SeedEnv); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 0, 64); err != nil {
+			t.Fatalf("%s: %v", SeedEnv, err)
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("to repeat with the same randomness: %s=%d go test -run '^%s$'", SeedEnv, seed, t.Name())
+		}
+	})
+	return seed
+}
+
+// Rand returns a generator seeded with Seed(t). It is not safe for concurrent
+// use; give each goroutine one of its own, seeded from this one.
+func Rand(t testing.TB) *rand.Rand {
+	t.Helper()
+	return rand.New(rand.NewPCG(Seed(t), 0))
+}
+
+// Golden compares got with the file at path, relative to the package, and
+// fails at the first line that differs. `go test ./that/package -rewrite`
+// writes the file instead; read the diff before you commit it.
+func Golden(t testing.TB, path string, got []byte) {
+	t.Helper()
+	if *rewrite {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatalf("golden file: %v", err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatalf("golden file: %v", err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("golden file: %v (run the test with -rewrite to create it)", err)
+	}
+	if diff := firstDifference(want, got); diff != "" {
+		t.Fatalf("%s: %s\nIf the change is meant, run the test with -rewrite and read the diff.", path, diff)
+	}
+}
+
+// firstDifference describes the first line in which want and got differ, or
+// returns "" when they are equal byte for byte.
+func firstDifference(want, got []byte) string {
+	if bytes.Equal(want, got) {
+		return ""
+	}
+	w, g := bytes.SplitAfter(want, []byte("\n")), bytes.SplitAfter(got, []byte("\n"))
+	line := func(lines [][]byte, i int) string {
+		if i < len(lines) {
+			return strconv.Quote(string(lines[i]))
+		}
+		return "no such line"
+	}
+	for i := 0; ; i++ {
+		if i >= len(w) || i >= len(g) || !bytes.Equal(w[i], g[i]) {
+			return fmt.Sprintf("differs at line %d\nwant %s\ngot  %s", i+1, line(w, i), line(g, i))
+		}
+	}
+}
+
+// Listen returns a TCP listener on a free port of 127.0.0.1, closed when t
+// ends. Closing it earlier is fine.
+func Listen(t testing.TB) net.Listener {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("listen: %v", err)
+	}
+	t.Cleanup(func() { _ = ln.Close() }) // closed already, in most tests
+	return ln
+}
+
+// Root returns the repository's root, the nearest folder above the test that
+// holds go.mod.
+func Root(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatalf("working folder: %v", err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			t.Fatal("no go.mod above the working folder")
+		}
+		dir = parent
+	}
+}
+
+// Shared returns the folder ../shared beside the repository, where real
+// traces are found. It skips t where that folder does not exist: the data is
+// not ours to ship, and a clone without it is complete.
+func Shared(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(filepath.Dir(Root(t)), "shared")
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		t.Skipf("no folder ../shared beside the repository; this test reads real traces from it")
+	}
+	return dir
+}

@@ -1,0 +1,193 @@
+package testkit_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// A suite under testkit.Main shows that Ginkgo's own goroutines do not count
+// as leaks.
+func TestSuite(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "testkit")
+}
+
+var _ = Describe("the leak check", func() {
+	It("lets a Ginkgo suite pass", func() { Expect(testkit.Rand(GinkgoTB())).NotTo(BeNil()) })
+})
+
+// recorder stands for a test whose verdict we want to look at: a helper that
+// fails it ends its goroutine, as with the real one.
+type recorder struct {
+	testing.TB
+	failed   bool
+	skipped  bool
+	log      strings.Builder
+	cleanups []func()
+}
+
+func (r *recorder) Helper()          {}
+func (r *recorder) Name() string     { return "TestRecorded" }
+func (r *recorder) Failed() bool     { return r.failed }
+func (r *recorder) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
+func (r *recorder) Logf(format string, args ...any) {
+	fmt.Fprintf(&r.log, format+"\n", args...)
+}
+func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.failed = true
+	r.Logf(format, args...)
+	runtime.Goexit()
+}
+func (r *recorder) Skipf(format string, args ...any) {
+	r.skipped = true
+	r.Logf(format, args...)
+	runtime.Goexit()
+}
+
+// run calls f as a test and then its cleanups.
+func (r *recorder) run(f func()) *recorder {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			for _, c := range r.cleanups {
+				c()
+			}
+		}()
+		f()
+	}()
+	<-done
+	return r
+}
+
+func TestSeedComesFromTheEnvironment(t *testing.T) {
+	t.Setenv(testkit.SeedEnv, "0x2a")
+	if got := testkit.Seed(t); got != 42 {
+		t.Errorf("seed %d, want 42", got)
+	}
+	a, b := testkit.Rand(t), testkit.Rand(t)
+	for range 10 {
+		if x, y := a.Uint64(), b.Uint64(); x != y {
+			t.Fatalf("same seed, but %d and %d", x, y)
+		}
+	}
+}
+
+func TestSeedsDifferFromRunToRun(t *testing.T) {
+	t.Setenv(testkit.SeedEnv, "")
+	if a, b := testkit.Seed(t), testkit.Seed(t); a == b {
+		t.Errorf("two fresh seeds are both %d", a)
+	}
+}
+
+func TestSeedIsPrintedOnlyOnFailure(t *testing.T) {
+	t.Setenv(testkit.SeedEnv, "7")
+	r := new(recorder)
+	r.run(func() { testkit.Seed(r) })
+	if r.log.Len() != 0 {
+		t.Errorf("a passing test logged %q", &r.log)
+	}
+	r = new(recorder)
+	r.run(func() { testkit.Seed(r); r.Fatalf("wrong") })
+	if want := "SRTM_TEST_SEED=7 go test -run '^TestRecorded$'"; !strings.Contains(r.log.String(), want) {
+		t.Errorf("a failing test logged %q, want %q in it", &r.log, want)
+	}
+}
+
+func TestSeedRefusesNonsense(t *testing.T) {
+	t.Setenv(testkit.SeedEnv, "lucky")
+	r := new(recorder)
+	if r.run(func() { testkit.Seed(r) }); !r.failed || !strings.Contains(r.log.String(), "lucky") {
+		t.Errorf("failed=%v, log %q; want a failure that quotes the value", r.failed, &r.log)
+	}
+}
+
+func TestGolden(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "want.txt")
+	if err := os.WriteFile(path, []byte("one\ntwo\nthree\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, got, want string // want: in the failure, "" for none
+	}{
+		{"equal", "one\ntwo\nthree\n", ""},
+		{"changed line", "one\nTWO\nthree\n", "differs at line 2\nwant \"two\\n\"\ngot  \"TWO\\n\""},
+		{"missing line", "one\ntwo\n", "differs at line 3"},
+		{"added line", "one\ntwo\nthree\nfour", "got  \"four\""},
+		{"no end of line", "one\ntwo\nthree", "differs at line 3"},
+		{"empty", "", "differs at line 1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := new(recorder)
+			r.run(func() { testkit.Golden(r, path, []byte(c.got)) })
+			if r.failed != (c.want != "") || !strings.Contains(r.log.String(), c.want) {
+				t.Errorf("failed=%v, log:\n%s\nwant %q in it", r.failed, &r.log, c.want)
+			}
+		})
+	}
+	r := new(recorder)
+	r.run(func() { testkit.Golden(r, path+".absent", nil) })
+	if !r.failed || !strings.Contains(r.log.String(), "-rewrite") {
+		t.Errorf("a missing file: failed=%v, log %q; want a failure that names -rewrite", r.failed, &r.log)
+	}
+}
+
+func TestListenerIsClosedWithTheTest(t *testing.T) {
+	r := new(recorder)
+	var ln net.Listener
+	r.run(func() { ln = testkit.Listen(r) })
+	if ip := ln.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() {
+		t.Errorf("listens on %v, want a loopback address", ip)
+	}
+	if c, err := net.Dial("tcp", ln.Addr().String()); err == nil {
+		_ = c.Close()
+		t.Error("still listening after the test")
+	}
+}
+
+func TestRootHoldsThisModule(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(testkit.Root(t), "go.mod"))
+	if err != nil || !strings.HasPrefix(string(text), "module github.com/srtm-io/srtm\n") {
+		t.Errorf("go.mod in the root: %v, %.40q", err, text)
+	}
+}
+
+// Shared is tried on a made-up module, with and without a folder beside it.
+func TestShared(t *testing.T) {
+	top := t.TempDir()
+	repo := filepath.Join(top, "repo")
+	if err := os.MkdirAll(filepath.Join(repo, "pkg"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(repo, "go.mod"), []byte("module m\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(filepath.Join(repo, "pkg"))
+
+	r := new(recorder)
+	if r.run(func() { testkit.Shared(r) }); !r.skipped || !strings.Contains(r.log.String(), "../shared") {
+		t.Errorf("without the folder: skipped=%v, log %q", r.skipped, &r.log)
+	}
+	want := filepath.Join(top, "shared")
+	if err := os.Mkdir(want, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r = new(recorder)
+	var got string
+	if r.run(func() { got = testkit.Shared(r) }); r.skipped || got != want {
+		t.Errorf("with the folder: skipped=%v, %q; want %q", r.skipped, got, want)
+	}
+}
