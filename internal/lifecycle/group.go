@@ -1,0 +1,121 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// Group is a set of parts that run together. The zero value is ready. Add all
+// parts, then call Run once.
+type Group struct {
+	parts []part
+}
+
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+// running is a part that has been started.
+type running struct {
+	name   string
+	cancel context.CancelFunc
+	done   chan struct{} // closed after err is set
+	err    error
+}
+
+// Add appends a part. run works until its context ends, and returns only after
+// everything it started has ended.
+func (g *Group) Add(name string, run func(context.Context) error) {
+	g.parts = append(g.parts, part{name, run})
+}
+
+// Run starts the parts in the order of Add and waits. When ctx ends, or a part
+// returns an error, it cancels the parts one by one, the last one added first,
+// and waits for each before it cancels the next; so a part may count on those
+// added before it for as long as it runs. A part that returns nil has
+// finished, and the others go on; when all have finished, Run returns.
+//
+// It returns the errors of all parts, in the order in which they were
+// collected: the one that stopped the group first. context.Canceled from a
+// part that was told to stop is not an error.
+//
+// The parts do not see ctx itself, which would end for all of them at once,
+// but contexts with its values.
+func (g *Group) Run(ctx context.Context) error {
+	var (
+		started []*running
+		ended   = make(chan *running, len(g.parts)) // room for all: a part never waits to end
+		wg      sync.WaitGroup
+	)
+	for _, p := range g.parts {
+		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		r := &running{name: p.name, cancel: cancel, done: make(chan struct{})}
+		started = append(started, r)
+		wg.Go(func() {
+			r.err = p.run(own)
+			close(r.done)
+			ended <- r
+		})
+	}
+
+	var first *running // the part whose error stopped the group
+	for left := len(started); left > 0 && first == nil && ctx.Err() == nil; {
+		select {
+		case r := <-ended:
+			left--
+			if r.err != nil {
+				first = r
+			}
+		case <-ctx.Done():
+		}
+	}
+
+	var errs []error
+	if first != nil {
+		errs = append(errs, first.wrapped())
+	}
+	for _, r := range slices.Backward(started) {
+		told := !isClosed(r.done)
+		r.cancel()
+		<-r.done
+		if r != first && r.err != nil && !(told && onlyCanceled(r.err)) {
+			errs = append(errs, r.wrapped())
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (r *running) wrapped() error { return fmt.Errorf("%s: %w", r.name, r.err) }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// onlyCanceled reports whether err is context.Canceled and nothing else: of a
+// joined error every branch must be, lest a real failure hide behind a
+// cancelled one.
+func onlyCanceled(err error) bool {
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			if !onlyCanceled(one) {
+				return false
+			}
+		}
+		return true
+	case interface{ Unwrap() error }:
+		return onlyCanceled(e.Unwrap())
+	default:
+		return err == context.Canceled
+	}
+}

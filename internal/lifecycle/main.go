@@ -1,0 +1,106 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// Exit codes of a daemon.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+// StopLimit is how long a daemon may take to stop after the first signal.
+const StopLimit = 30 * time.Second
+
+// UsageError marks an error as the caller's: a bad flag, a bad configuration.
+type UsageError struct{ Err error }
+
+func (e UsageError) Error() string { return e.Err.Error() }
+func (e UsageError) Unwrap() error { return e.Err }
+
+// ExitError carries an exit code other than 1, for tools whose codes mean
+// something (srtm plan: 3 is infeasible). Err may be nil: nothing is printed.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e ExitError) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("exit code %d", e.Code)
+	}
+	return e.Err.Error()
+}
+func (e ExitError) Unwrap() error { return e.Err }
+
+// Main runs a daemon and returns its exit code, for os.Exit:
+//
+//	func main() { os.Exit(lifecycle.Main("nsqd", run)) }
+//
+// The context ends at the first SIGINT or SIGTERM. The second one kills the
+// process at once, and so does the end of StopLimit, with exit code 1. An
+// error of run is printed on standard error as one line, "name: error"; the
+// code is 0 without an error, 2 for a UsageError, what an ExitError says, and
+// else 1.
+func Main(name string, run func(context.Context) error) int {
+	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer restore()
+	// Giving the signals back to the runtime makes the next one fatal.
+	context.AfterFunc(ctx, restore)
+	return supervise(ctx, name, run, os.Stderr, os.Exit)
+}
+
+// supervise is Main after the signals. exit is called only when run outlives
+// StopLimit.
+func supervise(ctx context.Context, name string, run func(context.Context) error, stderr io.Writer, exit func(int)) int {
+	over := make(chan struct{})
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-over:
+			return
+		case <-ctx.Done():
+		}
+		limit := time.NewTimer(StopLimit)
+		defer limit.Stop()
+		select {
+		case <-over:
+		case <-limit.C:
+			fmt.Fprintf(stderr, "%s: not stopped %v after the signal; giving up\n", name, StopLimit)
+			exit(exitError)
+		}
+	}()
+	err := run(ctx)
+	close(over)
+	<-watched
+
+	if err == nil || ctx.Err() != nil && onlyCanceled(err) {
+		return exitOK
+	}
+	var (
+		coded ExitError
+		usage UsageError
+	)
+	code := exitError
+	switch {
+	case errors.As(err, &coded):
+		code = coded.Code
+		if coded.Err == nil {
+			return code
+		}
+	case errors.As(err, &usage):
+		code = exitUsage
+	}
+	fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	return code
+}

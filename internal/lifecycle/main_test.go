@@ -1,0 +1,216 @@
+package lifecycle
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// daemonEnv makes this test binary a daemon of that name, so that signals and
+// exit codes are the real ones.
+const daemonEnv = "SRTM_LIFECYCLE_TEST_DAEMON"
+
+var daemons = map[string]func() int{
+	// drains and says so, slowly enough that the test acts in between
+	"clean": func() int {
+		return Main("clean", func(ctx context.Context) error {
+			fmt.Println("up")
+			<-ctx.Done()
+			fmt.Println("draining")
+			return ctx.Err()
+		})
+	},
+	// never stops by itself
+	"stuck": func() int {
+		return Main("stuck", func(ctx context.Context) error {
+			fmt.Println("up")
+			<-ctx.Done()
+			fmt.Println("draining")
+			// Until the test ends it; an empty select would be a deadlock to the runtime.
+			_, err := io.Copy(io.Discard, os.Stdin)
+			return err
+		})
+	},
+	"misused": func() int {
+		return Main("misused", func(context.Context) error {
+			return fmt.Errorf("flags: %w", UsageError{errors.New("--rate -1: want > 0")})
+		})
+	},
+}
+
+// start runs a daemon and waits until it is up.
+func start(t *testing.T, name string) (cmd *exec.Cmd, out *bufio.Reader, stderr *bytes.Buffer) {
+	t.Helper()
+	cmd = exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), daemonEnv+"="+name, "GORACE=atexit_sleep_ms=0")
+	stderr = new(bytes.Buffer)
+	cmd.Stderr = stderr
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdin, err := cmd.StdinPipe() // stays open, and closes with us whatever happens
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stdin.Close() })
+	return cmd, bufio.NewReader(pipe), stderr
+}
+
+func expectLine(t *testing.T, out *bufio.Reader, want string) {
+	t.Helper()
+	got, err := out.ReadString('\n')
+	if err != nil || got != want+"\n" {
+		t.Fatalf("line %q, %v; want %q", got, err, want)
+	}
+}
+
+func TestMainDrainsAtASignal(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			cmd, out, stderr := start(t, "clean")
+			expectLine(t, out, "up")
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			expectLine(t, out, "draining")
+			if err := cmd.Wait(); err != nil || stderr.Len() != 0 {
+				t.Errorf("%v, stderr %q; want a quiet exit with code 0", err, stderr)
+			}
+		})
+	}
+}
+
+func TestASecondSignalKills(t *testing.T) {
+	for _, second := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		t.Run(second.String(), func(t *testing.T) {
+			cmd, out, _ := start(t, "stuck")
+			expectLine(t, out, "up")
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			expectLine(t, out, "draining")
+			// The first signal's handler gives the signals back on a goroutine of
+			// its own, so it may take a second more than one try.
+			died := make(chan struct{})
+			go func() {
+				defer close(died)
+				_, _ = out.ReadString('\n') // ends with the process
+			}()
+			again := time.NewTicker(10 * time.Millisecond)
+			defer again.Stop()
+			for alive := true; alive; {
+				_ = cmd.Process.Signal(second) // it may be gone already
+				select {
+				case <-died:
+					alive = false
+				case <-again.C:
+				}
+			}
+			err := cmd.Wait()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != second {
+				t.Errorf("%v; want death by %v", err, second)
+			}
+		})
+	}
+}
+
+func TestMainReportsBadUsage(t *testing.T) {
+	cmd, _, stderr := start(t, "misused")
+	err := cmd.Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 2 {
+		t.Errorf("%v, want exit code 2", err)
+	}
+	if want := "misused: flags: --rate -1: want > 0\n"; stderr.String() != want {
+		t.Errorf("stderr %q, want %q", stderr, want)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	plain := errors.New("no such disk")
+	for _, c := range []struct {
+		name   string
+		err    error
+		code   int
+		stderr string
+	}{
+		{"nil", nil, 0, ""},
+		{"plain", plain, 1, "tool: no such disk\n"},
+		{"usage", UsageError{plain}, 2, "tool: no such disk\n"},
+		{"wrapped usage", fmt.Errorf("config: %w", UsageError{plain}), 2, "tool: config: no such disk\n"},
+		{"exit code", fmt.Errorf("plan: %w", ExitError{3, plain}), 3, "tool: plan: no such disk\n"},
+		{"silent exit code", ExitError{Code: 3}, 3, ""},
+		{"canceled by itself", context.Canceled, 1, "tool: context canceled\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var stderr strings.Builder
+			code := supervise(t.Context(), "tool", func(context.Context) error { return c.err }, &stderr, func(int) { t.Error("exit called") })
+			if code != c.code || stderr.String() != c.stderr {
+				t.Errorf("code %d, stderr %q; want %d, %q", code, &stderr, c.code, c.stderr)
+			}
+		})
+	}
+}
+
+func TestErrorsAfterTheSignal(t *testing.T) {
+	lost := errors.New("3 messages lost")
+	for _, c := range []struct {
+		name string
+		err  error
+		code int
+	}{
+		{"canceled", context.Canceled, 0},
+		{"canceled and more", errors.Join(context.Canceled, lost), 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			code := supervise(ctx, "tool", func(context.Context) error { return c.err }, io.Discard, func(int) { t.Error("exit called") })
+			if code != c.code {
+				t.Errorf("code %d, want %d", code, c.code)
+			}
+		})
+	}
+}
+
+func TestStoppingIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var (
+			stderr strings.Builder
+			forced time.Time
+			exited = make(chan int, 1)
+		)
+		signalled := time.Now().Add(time.Hour)
+		time.AfterFunc(time.Hour, cancel)
+		code := supervise(ctx, "tool", func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(10 * StopLimit) // virtual
+			return nil
+		}, &stderr, func(code int) { forced = time.Now(); exited <- code })
+		if got := <-exited; got != 1 || code != 0 {
+			t.Errorf("forced exit code %d, own %d; want 1, 0", got, code)
+		}
+		if late := forced.Sub(signalled); late != StopLimit {
+			t.Errorf("exit %v after the signal, want %v", late, StopLimit)
+		}
+		if want := "tool: not stopped 30s after the signal; giving up\n"; stderr.String() != want {
+			t.Errorf("stderr %q, want %q", &stderr, want)
+		}
+	})
+}

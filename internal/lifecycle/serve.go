@@ -1,0 +1,81 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// Grace is how long a server waits for requests under way when it is told to
+// stop. What still runs then is cut off.
+const Grace = 3 * time.Second
+
+// Serve returns a part that serves srv on ln. When its context ends it stops
+// accepting, waits up to Grace for requests under way, and cuts off the rest,
+// which is not an error. It closes ln.
+func Serve(ln net.Listener, srv *http.Server) func(context.Context) error {
+	return func(ctx context.Context) error {
+		served := make(chan error, 1)
+		go func() { served <- srv.Serve(ln) }()
+		select {
+		case err := <-served:
+			// Connections that were open may still be: the listener failed, not they.
+			return errors.Join(fmt.Errorf("serve HTTP on %v: %w", ln.Addr(), err), srv.Close())
+		case <-ctx.Done():
+		}
+		graceful, cancel := context.WithTimeout(context.WithoutCancel(ctx), Grace)
+		defer cancel()
+		err := srv.Shutdown(graceful)
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = srv.Close()
+		}
+		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
+			err = errors.Join(end, err)
+		}
+		if err != nil {
+			return fmt.Errorf("stop HTTP on %v: %w", ln.Addr(), err)
+		}
+		return nil
+	}
+}
+
+// ServeGRPC returns a part that serves srv on ln. When its context ends it
+// stops accepting, waits up to Grace for calls under way, and cuts off the
+// rest, which is not an error. It closes ln.
+//
+// A stream that never ends by itself is a call under way: end it from the
+// service when the daemon stops, or every shutdown takes the whole Grace.
+func ServeGRPC(ln net.Listener, srv *grpc.Server) func(context.Context) error {
+	return func(ctx context.Context) error {
+		served := make(chan error, 1)
+		go func() { served <- srv.Serve(ln) }()
+		select {
+		case err := <-served:
+			srv.Stop()
+			return fmt.Errorf("serve gRPC on %v: %w", ln.Addr(), err)
+		case <-ctx.Done():
+		}
+		graceful := make(chan struct{})
+		go func() {
+			srv.GracefulStop()
+			close(graceful)
+		}()
+		limit := time.NewTimer(Grace)
+		defer limit.Stop()
+		select {
+		case <-graceful:
+		case <-limit.C:
+			srv.Stop() // ends GracefulStop too
+			<-graceful
+		}
+		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			return fmt.Errorf("stop gRPC on %v: %w", ln.Addr(), err)
+		}
+		return nil
+	}
+}

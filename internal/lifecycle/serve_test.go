@@ -1,0 +1,171 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// These tests run on virtual time over in-memory listeners: a TCP listener
+// would keep the clock from moving.
+
+func inMemory() *bufconn.Listener { return bufconn.Listen(1 << 16) }
+
+func dialer(ln *bufconn.Listener) *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return ln.DialContext(ctx) },
+		DisableKeepAlives: true,
+	}}
+}
+
+// fetch gets a page and returns what was answered, or "cut off".
+func fetch(client *http.Client) string {
+	resp, err := client.Get("http://server/")
+	if err != nil {
+		return "cut off"
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return "cut off"
+	}
+	return string(body)
+}
+
+func TestServeLetsRequestsFinish(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		takes, stop time.Duration // how long the request takes; how long the stop does
+		answer      string
+	}{
+		{"in time", Grace - time.Millisecond, Grace - time.Millisecond, "done"},
+		{"never", time.Hour, Grace, "cut off"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ln := inMemory()
+				asked := make(chan struct{})
+				srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					close(asked)
+					select {
+					case <-time.After(c.takes):
+					case <-r.Context().Done():
+					}
+					_, _ = io.WriteString(w, "done")
+				})}
+				ctx, cancel := context.WithCancel(t.Context())
+				var stopped, told time.Time
+				ended := make(chan error, 1)
+				go func() {
+					err := Serve(ln, srv)(ctx)
+					stopped = time.Now()
+					ended <- err
+				}()
+				answer := make(chan string, 1)
+				go func() { answer <- fetch(dialer(ln)) }()
+				<-asked
+				told = time.Now()
+				cancel()
+				if got := <-answer; got != c.answer {
+					t.Errorf("answer %q, want %q", got, c.answer)
+				}
+				if err := <-ended; err != nil {
+					t.Errorf("a clean stop: %v", err)
+				}
+				// Shutdown polls, half a second apart at most.
+				if took := stopped.Sub(told); took < c.stop || took > c.stop+time.Second/2 {
+					t.Errorf("stopped after %v, want %v", took, c.stop)
+				}
+				if _, err := ln.Dial(); err == nil {
+					t.Error("the listener is still open")
+				}
+			})
+		})
+	}
+}
+
+func TestServeReportsABrokenListener(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ln := inMemory()
+		if err := ln.Close(); err != nil {
+			t.Fatal(err)
+		}
+		err := Serve(ln, &http.Server{})(t.Context())
+		if err == nil || !strings.HasPrefix(err.Error(), "serve HTTP on bufconn: ") {
+			t.Errorf("%v; want the listener named", err)
+		}
+		err = ServeGRPC(ln, grpc.NewServer())(t.Context())
+		if err == nil || !strings.HasPrefix(err.Error(), "serve gRPC on bufconn: ") {
+			t.Errorf("%v; want the listener named", err)
+		}
+	})
+}
+
+func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		ends bool // the client ends its stream when it hears of the stop
+		stop time.Duration
+	}{{"they end", true, 0}, {"they do not", false, Grace}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ln := inMemory()
+				srv := grpc.NewServer()
+				healthpb.RegisterHealthServer(srv, health.NewServer())
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- ServeGRPC(ln, srv)(ctx) }()
+
+				conn, err := grpc.NewClient("passthrough:///server", grpc.WithTransportCredentials(insecure.NewCredentials()),
+					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return ln.DialContext(ctx) }))
+				if err != nil {
+					t.Fatal(err)
+				}
+				watching, stopWatching := context.WithCancel(t.Context())
+				defer stopWatching()
+				stream, err := healthpb.NewHealthClient(conn).Watch(watching, &healthpb.HealthCheckRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := stream.Recv(); err != nil {
+					t.Fatal(err)
+				}
+				told := time.Now()
+				cancel()
+				if c.ends {
+					stopWatching()
+				}
+				_, err = stream.Recv()
+				want := codes.Unavailable
+				if c.ends {
+					want = codes.Canceled
+				}
+				if status.Code(err) != want {
+					t.Errorf("the stream ended with %v, want %v", err, want)
+				}
+				if err := <-ended; err != nil {
+					t.Errorf("a clean stop: %v", err)
+				}
+				if took := time.Since(told); took != c.stop {
+					t.Errorf("stopped after %v, want %v", took, c.stop)
+				}
+				if err := conn.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
