@@ -1,0 +1,77 @@
+package obs
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/pprof"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// NewRegistry returns a registry that holds the metrics of the Go runtime and
+// of the process, and srtm_build_info, a constant 1 labelled with the release,
+// the commit and the Go version.
+func NewRegistry() *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	info, _ := debug.ReadBuildInfo()
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "srtm_build_info",
+		Help: "Constant 1, labelled with what was built.",
+		ConstLabels: prometheus.Labels{
+			"version": Release, "commit": commit(info), "go_version": runtime.Version(),
+		},
+	})
+	build.Set(1)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), build)
+	return reg
+}
+
+// Mount adds the routes that every daemon has to mux: /metrics from reg,
+// /debug/pprof/, /debug/state with state() as JSON, and /healthz, which
+// answers 200 "ok" or 503 with the error of health(). A nil state leaves its
+// route out; a nil health is always well. Both are called once a request, from
+// many goroutines.
+//
+// Profiles and state are for operators: bind the mux to loopback by default.
+func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, health func() error) {
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
+
+	// Importing net/http/pprof also registers on http.DefaultServeMux, which
+	// nothing of ours serves (a rule of internal/archtest).
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+
+	if state != nil {
+		mux.HandleFunc("GET /debug/state", func(w http.ResponseWriter, _ *http.Request) {
+			var body bytes.Buffer
+			encoder := json.NewEncoder(&body)
+			encoder.SetIndent("", "  ")
+			if err := encoder.Encode(state()); err != nil {
+				http.Error(w, fmt.Sprintf("encode state: %v", err), http.StatusInternalServerError)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(body.Bytes()) // the client is gone; there is nobody to tell
+		})
+	}
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if health != nil {
+			if err := health(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = w.Write([]byte("ok\n"))
+	})
+}

@@ -1,0 +1,147 @@
+package obs
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// The layout that all latencies share, so that any two can be merged: 1 us to
+// 60 s with 2 significant digits, 20 KiB.
+const (
+	lowestMicros  = 1
+	highestMicros = 60_000_000
+	digits        = 2
+
+	// lastIndex is where highestMicros is counted: 60e6 has 26 bits, of which
+	// the layout keeps the first 8 (228), so it stands 228-128 into the 128
+	// counts of the group 26-8+1.
+	lastIndex = (26-8+1)*128 + (highestMicros >> (26 - 8)) - 128
+
+	// MaxLatency is the greatest duration a Latency tells apart.
+	MaxLatency = highestMicros * time.Microsecond
+)
+
+// maxSamples bounds the samples of one histogram from the network, so that
+// sums of thousands of them stay far from overflow. At 10^9 msg/s it is a
+// third of a day in one report.
+const maxSamples = 1 << 45
+
+// Latency counts durations and answers quantiles, within 1 %, of all of them.
+// It is not safe for concurrent use: each writer owns one and they are merged.
+// Make it with NewLatency.
+type Latency struct {
+	h       *hdrhistogram.Histogram
+	clamped int64
+}
+
+// NewLatency returns an empty Latency.
+func NewLatency() *Latency {
+	return &Latency{h: hdrhistogram.New(lowestMicros, highestMicros, digits)}
+}
+
+// Record adds d. It rounds up to a microsecond, so that no quantile flatters;
+// it takes a negative d as 0 and one above MaxLatency as MaxLatency, and
+// counts either in Clamped. It does not allocate.
+func (l *Latency) Record(d time.Duration) {
+	switch {
+	case d < 0:
+		d = 0
+		l.clamped++
+	case d > MaxLatency:
+		d = MaxLatency
+		l.clamped++
+	}
+	micros := int64((d + time.Microsecond - 1) / time.Microsecond)
+	if err := l.h.RecordValue(micros); err != nil {
+		panic(fmt.Sprintf("latency of %d us, %d samples: %v", micros, l.h.TotalCount(), err))
+	}
+}
+
+// Count returns the number of samples.
+func (l *Latency) Count() int64 { return l.h.TotalCount() }
+
+// Clamped returns how many samples were out of range since the last Reset,
+// here and in what was merged; a histogram from the network brings none.
+func (l *Latency) Clamped() int64 { return l.clamped }
+
+// Quantile returns the least duration that a fraction q of the samples do not
+// exceed, rounded up by less than 1 % (from 256 us on), 0 without samples.
+// q outside [0, 1] is taken as the nearer of the two.
+func (l *Latency) Quantile(q float64) time.Duration {
+	if math.IsNaN(q) {
+		q = 1
+	}
+	return min(time.Duration(l.h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency)
+}
+
+// Merge adds the samples of other, which it does not modify.
+func (l *Latency) Merge(other *Latency) {
+	l.clamped += other.clamped
+	if dropped := l.h.Merge(other.h); dropped != 0 {
+		panic(fmt.Sprintf("merging %d samples into %d of the same layout dropped %d", other.Count(), l.Count(), dropped))
+	}
+}
+
+// Reset forgets all samples.
+func (l *Latency) Reset() {
+	l.h.Reset()
+	l.clamped = 0
+}
+
+// Proto returns the samples in the form that travels: only buckets in use.
+func (l *Latency) Proto() *srtmv1.Histogram {
+	p := &srtmv1.Histogram{
+		LowestUs: lowestMicros, HighestUs: highestMicros, SignificantDigits: digits,
+	}
+	for i, n := range l.h.Export().Counts {
+		if n != 0 {
+			p.Index = append(p.Index, uint32(i))
+			p.Count = append(p.Count, uint64(n))
+		}
+	}
+	return p
+}
+
+// LatencyFromProto is the inverse of Proto. Nil is an empty histogram. It
+// refuses a layout other than ours, indices that are out of range or not
+// ascending, counts of 0, lists of different lengths, and more samples than
+// any report can hold.
+func LatencyFromProto(p *srtmv1.Histogram) (*Latency, error) {
+	l := NewLatency()
+	if p == nil {
+		return l, nil
+	}
+	if p.LowestUs != lowestMicros || p.HighestUs != highestMicros || p.SignificantDigits != digits {
+		return nil, fmt.Errorf("histogram of %d..%d us with %d digits: want %d..%d us with %d digits",
+			p.LowestUs, p.HighestUs, p.SignificantDigits, lowestMicros, highestMicros, digits)
+	}
+	if len(p.Index) != len(p.Count) {
+		return nil, fmt.Errorf("histogram with %d indices and %d counts", len(p.Index), len(p.Count))
+	}
+	snapshot := l.h.Export()
+	if len(p.Index) > len(snapshot.Counts) {
+		return nil, fmt.Errorf("histogram with %d buckets: the layout has %d", len(p.Index), len(snapshot.Counts))
+	}
+	var total uint64
+	for i, index := range p.Index {
+		switch {
+		case int64(index) > lastIndex:
+			return nil, fmt.Errorf("histogram index %d: the last one is %d", index, lastIndex)
+		case i > 0 && index <= p.Index[i-1]:
+			return nil, fmt.Errorf("histogram index %d after %d: want ascending", index, p.Index[i-1])
+		case p.Count[i] == 0:
+			return nil, fmt.Errorf("histogram index %d has no samples", index)
+		case p.Count[i] > maxSamples-total:
+			return nil, fmt.Errorf("histogram of more than %d samples", int64(maxSamples))
+		}
+		total += p.Count[i]
+		snapshot.Counts[index] = int64(p.Count[i])
+	}
+	l.h = hdrhistogram.Import(snapshot)
+	return l, nil
+}

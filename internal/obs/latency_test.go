@@ -1,0 +1,255 @@
+package obs
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestLatencyRangeAndRounding(t *testing.T) {
+	for _, c := range []struct {
+		d, want time.Duration
+		clamped int64
+	}{
+		{0, 0, 0},
+		{1, time.Microsecond, 0},
+		{time.Microsecond, time.Microsecond, 0},
+		{time.Microsecond + 1, 2 * time.Microsecond, 0},
+		{255 * time.Microsecond, 255 * time.Microsecond, 0},
+		{MaxLatency, MaxLatency, 0},
+		{MaxLatency + 1, MaxLatency, 1},
+		{math.MaxInt64, MaxLatency, 1},
+		{-1, 0, 1},
+		{math.MinInt64, 0, 1},
+	} {
+		l := NewLatency()
+		l.Record(c.d)
+		if got := l.Quantile(1); got != c.want || l.Clamped() != c.clamped || l.Count() != 1 {
+			t.Errorf("%v: quantile %v, clamped %d, count %d; want %v, %d, 1",
+				c.d, got, l.Clamped(), l.Count(), c.want, c.clamped)
+		}
+	}
+}
+
+func TestLatencyEmpty(t *testing.T) {
+	l := NewLatency()
+	if l.Quantile(0.99) != 0 || l.Count() != 0 {
+		t.Errorf("quantile %v, count %d; want zeros", l.Quantile(0.99), l.Count())
+	}
+	l.Record(time.Second)
+	l.Record(time.Hour)
+	l.Reset()
+	if l.Quantile(0.99) != 0 || l.Count() != 0 || l.Clamped() != 0 {
+		t.Errorf("after Reset: quantile %v, count %d, clamped %d; want zeros", l.Quantile(0.99), l.Count(), l.Clamped())
+	}
+}
+
+// The quantile is never below that of the sorted samples, and above it by
+// less than 1 % and the rounding to a microsecond. Half the samples go
+// through a second histogram, so merging is held to the same.
+func TestLatencyQuantilesAgainstSortedSamples(t *testing.T) {
+	rng := testkit.Rand(t)
+	var samples []time.Duration
+	l, part := NewLatency(), NewLatency()
+	for i := range 20_000 {
+		d := time.Duration(math.Exp(rng.Float64() * math.Log(float64(MaxLatency))))
+		samples = append(samples, d)
+		if i%2 == 0 {
+			l.Record(d)
+		} else {
+			part.Record(d)
+		}
+	}
+	l.Merge(part)
+	if part.Count() != 10_000 {
+		t.Errorf("Merge changed its argument: %d samples", part.Count())
+	}
+	slices.Sort(samples)
+	for _, q := range []float64{0.001, 0.1, 0.5, 0.9, 0.99, 0.999, 1} {
+		want := samples[int(math.Ceil(q*float64(len(samples))))-1]
+		got := l.Quantile(q)
+		if got < want || float64(got) > 1.01*float64(want)+float64(time.Microsecond) {
+			t.Errorf("quantile %v: %v, want %v to +1 %%", q, got, want)
+		}
+	}
+}
+
+func TestLatencyQuantileOutsideTheUnitInterval(t *testing.T) {
+	l := NewLatency()
+	for i := range 100 {
+		l.Record(time.Duration(i+1) * time.Microsecond)
+	}
+	for q, want := range map[float64]time.Duration{-1: 1, 2: 100} {
+		if got := l.Quantile(q); got != want*time.Microsecond {
+			t.Errorf("quantile %v: %v, want %v", q, got, want*time.Microsecond)
+		}
+	}
+	if got := l.Quantile(math.NaN()); got != 100*time.Microsecond {
+		t.Errorf("quantile NaN: %v, want the largest", got)
+	}
+}
+
+func TestLatencyMergeAddsClamped(t *testing.T) {
+	a, b := NewLatency(), NewLatency()
+	a.Record(time.Hour)
+	b.Record(-time.Second)
+	a.Merge(b)
+	if a.Clamped() != 2 || a.Count() != 2 {
+		t.Errorf("clamped %d of %d, want 2 of 2", a.Clamped(), a.Count())
+	}
+}
+
+func TestLatencyRecordDoesNotAllocate(t *testing.T) {
+	l := NewLatency()
+	d := time.Duration(1)
+	if n := testing.AllocsPerRun(1000, func() { l.Record(d); d *= 3 }); n != 0 {
+		t.Errorf("%v allocations a record", n)
+	}
+}
+
+func TestLatencyIsSmall(t *testing.T) {
+	if n := len(NewLatency().h.Export().Counts) * 8; n > 20<<10 {
+		t.Errorf("%d bytes, want at most 20 KiB: every topic holds several", n)
+	}
+}
+
+func TestLastIndexIsThatOfTheMaximum(t *testing.T) {
+	l := NewLatency()
+	l.Record(MaxLatency)
+	if p := l.Proto(); len(p.Index) != 1 || p.Index[0] != lastIndex {
+		t.Errorf("the maximum is counted at %v, want at %d", p.Index, lastIndex)
+	}
+}
+
+func TestLatencyProtoRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := NewLatency()
+		for _, d := range rapid.SliceOf(rapid.Int64Range(-1e9, 100e9)).Draw(t, "durations") {
+			l.Record(time.Duration(d))
+		}
+		wire, err := proto.Marshal(l.Proto())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p srtmv1.Histogram
+		if err := proto.Unmarshal(wire, &p); err != nil {
+			t.Fatal(err)
+		}
+		back, err := LatencyFromProto(&p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !l.h.Equals(back.h) || back.Count() != l.Count() {
+			t.Fatalf("%d samples came back as %d, or elsewhere", l.Count(), back.Count())
+		}
+		// What came back can be used on.
+		back.Record(time.Second)
+		back.Merge(l)
+		if want := 2*l.Count() + 1; back.Count() != want {
+			t.Fatalf("count %d, want %d", back.Count(), want)
+		}
+	})
+}
+
+func TestLatencyFromProtoNilIsEmpty(t *testing.T) {
+	l, err := LatencyFromProto(nil)
+	if err != nil || l.Count() != 0 {
+		t.Errorf("%v, %v; want an empty one", l, err)
+	}
+}
+
+func TestLatencyFromProtoRefuses(t *testing.T) {
+	with := func(change func(*srtmv1.Histogram)) *srtmv1.Histogram {
+		l := NewLatency()
+		l.Record(time.Millisecond)
+		l.Record(time.Second)
+		p := l.Proto()
+		change(p)
+		return p
+	}
+	for name, c := range map[string]struct {
+		p    *srtmv1.Histogram
+		want string
+	}{
+		"no layout":          {&srtmv1.Histogram{}, "0..0 us with 0 digits: want 1..60000000 us"},
+		"another lowest":     {with(func(p *srtmv1.Histogram) { p.LowestUs = 2 }), "2..60000000 us"},
+		"another highest":    {with(func(p *srtmv1.Histogram) { p.HighestUs++ }), "1..60000001 us"},
+		"other digits":       {with(func(p *srtmv1.Histogram) { p.SignificantDigits = 3 }), "with 3 digits"},
+		"fewer counts":       {with(func(p *srtmv1.Histogram) { p.Count = p.Count[:1] }), "2 indices and 1 counts"},
+		"fewer indices":      {with(func(p *srtmv1.Histogram) { p.Index = nil }), "0 indices and 2 counts"},
+		"index too large":    {with(func(p *srtmv1.Histogram) { p.Index[1] = lastIndex + 1 }), fmt.Sprintf("index %d", lastIndex+1)},
+		"index far off":      {with(func(p *srtmv1.Histogram) { p.Index[1] = math.MaxUint32 }), "index 4294967295"},
+		"descending":         {with(func(p *srtmv1.Histogram) { slices.Reverse(p.Index) }), "want ascending"},
+		"twice the same":     {with(func(p *srtmv1.Histogram) { p.Index[1] = p.Index[0] }), "want ascending"},
+		"empty bucket":       {with(func(p *srtmv1.Histogram) { p.Count[0] = 0 }), "has no samples"},
+		"huge count":         {with(func(p *srtmv1.Histogram) { p.Count[0] = math.MaxUint64 }), "more than"},
+		"huge sum":           {with(func(p *srtmv1.Histogram) { p.Count[0], p.Count[1] = maxSamples/2+1, maxSamples/2 }), "more than"},
+		"more than it holds": {with(func(p *srtmv1.Histogram) { p.Index, p.Count = make([]uint32, 5000), make([]uint64, 5000) }), "5000 buckets"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := LatencyFromProto(c.p)
+			if err == nil || l != nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, %v; want an error with %q", l, err, c.want)
+			}
+		})
+	}
+	full := with(func(p *srtmv1.Histogram) { p.Count[0], p.Count[1] = maxSamples/2, maxSamples/2 })
+	if l, err := LatencyFromProto(full); err != nil || l.Count() != maxSamples {
+		t.Errorf("%d samples: %v; want them accepted", int64(maxSamples), err)
+	}
+}
+
+// Whatever a peer sends is refused or becomes a histogram that says the same.
+func FuzzLatencyFromProto(f *testing.F) {
+	l := NewLatency()
+	for d := time.Microsecond; d < MaxLatency; d *= 7 {
+		l.Record(d)
+	}
+	seed, err := proto.Marshal(l.Proto())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed)
+	f.Add([]byte{})
+	f.Add(seed[:len(seed)-1])
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		p := new(srtmv1.Histogram)
+		if proto.Unmarshal(wire, p) != nil {
+			return
+		}
+		l, err := LatencyFromProto(p)
+		if err != nil {
+			if l != nil {
+				t.Fatal("an error and a histogram")
+			}
+			return
+		}
+		again := l.Proto()
+		if !slices.Equal(again.Index, p.Index) || !slices.Equal(again.Count, p.Count) {
+			t.Fatalf("%v became %v", p, again)
+		}
+	})
+}
+
+func BenchmarkLatencyRecord(b *testing.B) {
+	l := NewLatency()
+	rng := rand.New(rand.NewPCG(1, 2))
+	var d [1024]time.Duration
+	for i := range d {
+		d[i] = time.Duration(rng.Int64N(int64(MaxLatency)))
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		l.Record(d[i%len(d)])
+	}
+}
