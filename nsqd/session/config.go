@@ -1,0 +1,86 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Bounds of IDENTIFY that the protocol fixes.
+const (
+	MinHeartbeatInterval = time.Second
+	MinOutputBufferSize  = 64 // bytes
+	MaxSampleRate        = 99 // percent
+
+	// MaxIdentityText bounds client_id, hostname and user_agent, each in
+	// bytes: every connection keeps them as long as it lives.
+	MaxIdentityText = 256
+)
+
+// Config is what all sessions of a server share. It must not change while one
+// uses it.
+type Config struct {
+	Limits wire.Limits
+
+	HeartbeatInterval    time.Duration // when the client names none
+	MaxHeartbeatInterval time.Duration
+
+	MsgTimeout    time.Duration // until an unanswered message is requeued, when the client names none
+	MaxMsgTimeout time.Duration // greatest a client may ask for, and greatest a TOUCH may stretch it to
+
+	OutputBufferSize       int // bytes, when the client names none
+	MaxOutputBufferSize    int
+	OutputBufferTimeout    time.Duration // when the client names none
+	MinOutputBufferTimeout time.Duration
+	MaxOutputBufferTimeout time.Duration
+
+	MaxDeflateLevel int    // only told to clients; compression is not offered
+	AuthRequired    bool   // a client must AUTH before it publishes or subscribes
+	Version         string // told to clients
+}
+
+// DefaultConfig returns the defaults that upstream's nsqd documents.
+func DefaultConfig() Config {
+	return Config{
+		Limits:                 wire.DefaultLimits(),
+		HeartbeatInterval:      30 * time.Second,
+		MaxHeartbeatInterval:   60 * time.Second,
+		MsgTimeout:             60 * time.Second,
+		MaxMsgTimeout:          15 * time.Minute,
+		OutputBufferSize:       16 << 10,
+		MaxOutputBufferSize:    64 << 10,
+		OutputBufferTimeout:    250 * time.Millisecond,
+		MinOutputBufferTimeout: 25 * time.Millisecond,
+		MaxOutputBufferTimeout: 30 * time.Second,
+		MaxDeflateLevel:        6,
+	}
+}
+
+// Validate returns all faults of c at once.
+func (c *Config) Validate() error {
+	errs := []error{c.Limits.Validate()}
+	within := func(what string, d, lo, hi time.Duration) {
+		if d < lo || d > hi {
+			errs = append(errs, fmt.Errorf("%s %v is outside [%v, %v]", what, d, lo, hi))
+		}
+	}
+	const day = 24 * time.Hour
+	within("maximum heartbeat interval", c.MaxHeartbeatInterval, MinHeartbeatInterval, day)
+	within("heartbeat interval", c.HeartbeatInterval, MinHeartbeatInterval, max(c.MaxHeartbeatInterval, MinHeartbeatInterval))
+	within("maximum message timeout", c.MaxMsgTimeout, time.Millisecond, 365*day)
+	within("message timeout", c.MsgTimeout, time.Millisecond, max(c.MaxMsgTimeout, time.Millisecond))
+	within("minimum output buffer timeout", c.MinOutputBufferTimeout, time.Millisecond, max(c.MaxOutputBufferTimeout, time.Millisecond))
+	within("maximum output buffer timeout", c.MaxOutputBufferTimeout, time.Millisecond, day)
+	within("output buffer timeout", c.OutputBufferTimeout, c.MinOutputBufferTimeout, max(c.MaxOutputBufferTimeout, c.MinOutputBufferTimeout))
+	if c.MaxOutputBufferSize < MinOutputBufferSize || c.MaxOutputBufferSize > 1<<30 {
+		errs = append(errs, fmt.Errorf("maximum output buffer size of %d bytes is outside [%d, %d]", c.MaxOutputBufferSize, MinOutputBufferSize, 1<<30))
+	} else if c.OutputBufferSize < MinOutputBufferSize || c.OutputBufferSize > c.MaxOutputBufferSize {
+		errs = append(errs, fmt.Errorf("output buffer size of %d bytes is outside [%d, %d]", c.OutputBufferSize, MinOutputBufferSize, c.MaxOutputBufferSize))
+	}
+	if c.MaxDeflateLevel < 1 || c.MaxDeflateLevel > 9 {
+		errs = append(errs, fmt.Errorf("maximum deflate level %d is outside [1, 9]", c.MaxDeflateLevel))
+	}
+	return errors.Join(errs...)
+}

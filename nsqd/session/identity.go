@@ -1,0 +1,128 @@
+package session
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Identity is what a client said of itself and what was granted to it. Until
+// IDENTIFY it holds the server's defaults.
+type Identity struct {
+	ClientID  string // the publisher id, where the client publishes
+	Hostname  string
+	UserAgent string
+
+	HeartbeatInterval   time.Duration // 0: no heartbeats, and silence is not a fault
+	OutputBufferSize    int           // bytes; 0: the client wants every write at once
+	OutputBufferTimeout time.Duration // 0: flush by size only
+	MsgTimeout          time.Duration
+	SampleRate          int // percent of messages to deliver, in [1, 99]; 0: all
+
+	negotiated bool // the client wants the granted values as JSON
+}
+
+func defaultIdentity(c *Config) Identity {
+	return Identity{
+		HeartbeatInterval:   c.HeartbeatInterval,
+		OutputBufferSize:    c.OutputBufferSize,
+		OutputBufferTimeout: c.OutputBufferTimeout,
+		MsgTimeout:          c.MsgTimeout,
+	}
+}
+
+// negotiate reads an IDENTIFY body against the server's bounds. On any fault
+// nothing is granted.
+func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
+	id := defaultIdentity(c)
+	var req wire.IdentifyRequest
+	if err := json.Unmarshal(body, &req); err != nil {
+		return id, wire.Wrap(wire.CodeBadBody, "IDENTIFY body is not the JSON it should be", err)
+	}
+	id.ClientID = firstOf(req.ClientID, req.ShortID)
+	id.Hostname = firstOf(req.Hostname, req.LongID)
+	id.UserAgent = req.UserAgent
+	id.negotiated = req.FeatureNegotiation
+
+	var fault *wire.Error
+	refuse := func(format string, args ...any) {
+		if fault == nil {
+			fault = wire.NewError(wire.CodeBadBody, "IDENTIFY "+fmt.Sprintf(format, args...))
+		}
+	}
+	text := func(field, value string) {
+		if len(value) > MaxIdentityText {
+			refuse("%s of %d bytes is longer than %d", field, len(value), MaxIdentityText)
+		}
+	}
+	text("client_id", id.ClientID)
+	text("hostname", id.Hostname)
+	text("user_agent", id.UserAgent)
+
+	// 0 is what JSON libraries send for a field that nobody set.
+	millis := func(field string, ms int64, lo, hi time.Duration, disables bool, to *time.Duration) {
+		switch {
+		case ms == 0:
+		case ms == -1 && disables:
+			*to = 0
+		case ms < int64(lo/time.Millisecond) || ms > int64(hi/time.Millisecond):
+			refuse("%s (%d) is invalid", field, ms)
+		default:
+			*to = time.Duration(ms) * time.Millisecond
+		}
+	}
+	millis("heartbeat interval", req.HeartbeatInterval, MinHeartbeatInterval, c.MaxHeartbeatInterval, true, &id.HeartbeatInterval)
+	millis("output buffer timeout", req.OutputBufferTimeout, c.MinOutputBufferTimeout, c.MaxOutputBufferTimeout, true, &id.OutputBufferTimeout)
+	millis("msg timeout", req.MsgTimeout, time.Millisecond, c.MaxMsgTimeout, false, &id.MsgTimeout)
+
+	switch size := req.OutputBufferSize; {
+	case size == 0:
+	case size == -1:
+		id.OutputBufferSize = 0
+	case size < MinOutputBufferSize || size > int64(c.MaxOutputBufferSize):
+		refuse("output buffer size (%d) is invalid", size)
+	default:
+		id.OutputBufferSize = int(size)
+	}
+	if req.SampleRate < 0 || req.SampleRate > MaxSampleRate {
+		refuse("sample rate (%d) is invalid", req.SampleRate)
+	} else {
+		id.SampleRate = int(req.SampleRate)
+	}
+	return id, fault
+}
+
+// response is the answer to IDENTIFY. tls_v1, snappy, deflate and with them
+// deflate_level are never granted.
+func (id *Identity) response(c *Config) ([]byte, error) {
+	if !id.negotiated {
+		return []byte(wire.OK), nil
+	}
+	r := wire.IdentifyResponse{
+		MaxRdyCount:         c.Limits.MaxRdy,
+		Version:             c.Version,
+		MaxMsgTimeout:       c.MaxMsgTimeout.Milliseconds(),
+		MsgTimeout:          id.MsgTimeout.Milliseconds(),
+		MaxDeflateLevel:     c.MaxDeflateLevel,
+		SampleRate:          id.SampleRate,
+		AuthRequired:        c.AuthRequired,
+		OutputBufferSize:    id.OutputBufferSize,
+		OutputBufferTimeout: id.OutputBufferTimeout.Milliseconds(),
+	}
+	if r.OutputBufferSize == 0 {
+		r.OutputBufferSize = -1
+	}
+	if r.OutputBufferTimeout == 0 {
+		r.OutputBufferTimeout = -1
+	}
+	return json.Marshal(r)
+}
+
+func firstOf(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}

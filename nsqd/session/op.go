@@ -1,0 +1,105 @@
+package session
+
+import (
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// OpKind says what the driver has to do.
+type OpKind uint8
+
+// The kinds of operation, and the fields of Op that each of them sets.
+const (
+	OpNone     OpKind = iota // nothing
+	OpIdentify               // apply Session.Identity to the connection
+	OpAuth                   // Body is the secret; set Reply to the JSON answer
+	OpPub                    // Topic, Body
+	OpMpub                   // Topic, Batch; all or nothing
+	OpDpub                   // Topic, Body, Defer
+	OpSub                    // Topic, Channel; deliver nothing until OpRdy
+	OpRdy                    // Ready
+	OpFin                    // ID
+	OpReq                    // ID, Timeout
+	OpTouch                  // ID
+	OpCls                    // deliver nothing any more; FIN, REQ and TOUCH still come
+)
+
+// String returns the verb of the command that led to the operation.
+func (k OpKind) String() string {
+	if v := k.verb(); v != wire.VerbNone {
+		return v.String()
+	}
+	return "none"
+}
+
+// Op is one operation for the driver. Its slices are views into the buffer
+// given to Step and hold as long as the driver keeps those bytes.
+type Op struct {
+	Kind    OpKind
+	Topic   []byte
+	Channel []byte
+	Body    []byte
+	Batch   wire.Batch
+	Defer   time.Duration  // DPUB
+	Ready   int            // RDY
+	ID      wire.MessageID // FIN, REQ, TOUCH
+	Timeout time.Duration  // REQ
+
+	// Reply is set by the driver before Done, for OpAuth alone.
+	Reply []byte
+}
+
+func (k OpKind) verb() wire.Verb {
+	switch k {
+	case OpIdentify:
+		return wire.VerbIdentify
+	case OpAuth:
+		return wire.VerbAuth
+	case OpPub:
+		return wire.VerbPub
+	case OpMpub:
+		return wire.VerbMpub
+	case OpDpub:
+		return wire.VerbDpub
+	case OpSub:
+		return wire.VerbSub
+	case OpRdy:
+		return wire.VerbRdy
+	case OpFin:
+		return wire.VerbFin
+	case OpReq:
+		return wire.VerbReq
+	case OpTouch:
+		return wire.VerbTouch
+	case OpCls:
+		return wire.VerbCls
+	}
+	return wire.VerbNone
+}
+
+// failed is the code that answers the operation when the driver's error has
+// none of its own.
+func (k OpKind) failed() wire.ErrorCode {
+	switch k {
+	case OpIdentify:
+		return wire.CodeIdentifyFailed
+	case OpAuth:
+		return wire.CodeAuthFailed
+	case OpPub:
+		return wire.CodePubFailed
+	case OpMpub:
+		return wire.CodeMpubFailed
+	case OpDpub:
+		return wire.CodeDpubFailed
+	case OpSub:
+		return wire.CodeSubFailed
+	case OpFin:
+		return wire.CodeFinFailed
+	case OpReq:
+		return wire.CodeReqFailed
+	case OpTouch:
+		return wire.CodeTouchFailed
+	}
+	return wire.CodeInvalid
+}

@@ -1,0 +1,350 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// ErrSilent is the cause of a close for want of any command during two
+// heartbeat intervals. No frame is sent for it.
+var ErrSilent = errors.New("client sent no command for two heartbeat intervals")
+
+// retainOutput is the greatest output buffer that a session keeps between
+// bursts, in bytes: about 25 replies. What a burst made larger is given back,
+// since a server holds thousands of idle sessions.
+const retainOutput = 256
+
+type state uint8
+
+const (
+	awaitMagic  state = iota // nothing but the magic
+	connected                // magic seen
+	subscribed               // SUB seen
+	closingWait              // CLS seen
+)
+
+// Session is a client's state. New makes one; it must not be copied. Not safe
+// for concurrent use.
+type Session struct {
+	// Set once.
+	cfg *Config
+
+	// What the client may do now.
+	state      state
+	begun      bool // a command was seen, so IDENTIFY may not come any more
+	authorised bool // AUTH succeeded
+	closing    bool // no further Step, Done or Tick has an effect on the client
+	identity   Identity
+
+	// Operations given out and not yet Done. Publishes may pile up, anything
+	// else is alone, since the meaning of the next command depends on it.
+	// Invariant: barrier implies outstanding == 1.
+	outstanding int
+	barrier     bool
+
+	need  int         // bytes the next Step needs
+	heard stamp.Mono  // when the last command came
+	beat  stamp.Mono  // when the next heartbeat is due
+	fault *wire.Error // refused, and to be sent when outstanding is 0
+	cause error       // why closing
+
+	out []byte // frames the driver has not taken
+}
+
+// New returns the session of a connection accepted at now. cfg must be valid,
+// and stay as it is while the session lives.
+func New(cfg *Config, now stamp.Mono) *Session {
+	return &Session{
+		cfg:      cfg,
+		identity: defaultIdentity(cfg),
+		need:     len(wire.Magic),
+		heard:    now,
+		beat:     now.Add(cfg.HeartbeatInterval),
+	}
+}
+
+// Step consumes at most one command from the start of in, or the magic when
+// nothing was consumed before, and returns how many bytes that were.
+//
+// An op other than OpNone is to be carried out and answered with Done.
+// OpNone with n > 0 needed nothing from the driver. OpNone with n == 0 needs
+// more bytes, Need in total; or the session is closing, which Closing tells.
+// A command that is refused is not consumed and nothing of it is returned.
+//
+// Requires: every op before this one is Done, except that OpPub, OpMpub and
+// OpDpub may wait, to be Done later in the order they were given out.
+func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
+	if s.barrier {
+		panic("session: Step while an operation that is not a publish waits for Done")
+	}
+	if s.closing || s.fault != nil {
+		return 0, Op{}
+	}
+	if s.state == awaitMagic {
+		return s.stepMagic(in, now), Op{}
+	}
+	cmd, n, need, err := wire.ParseCommand(in, s.cfg.Limits)
+	if err != nil {
+		s.refuse(err)
+		return 0, Op{}
+	}
+	if n == 0 {
+		s.need = need
+		return 0, Op{}
+	}
+	if fault := s.admit(&cmd, now, &op); fault != nil {
+		s.refuse(fault)
+		return 0, Op{}
+	}
+	s.begun = true
+	s.heard = now
+	s.need = 1
+	switch op.Kind {
+	case OpNone:
+	case OpPub, OpMpub, OpDpub:
+		s.outstanding++
+	default:
+		s.outstanding++
+		s.barrier = true
+	}
+	return n, op
+}
+
+func (s *Session) stepMagic(in []byte, now stamp.Mono) int {
+	n, err := wire.ParseMagic(in)
+	if err != nil {
+		s.refuse(err)
+		return 0
+	}
+	if n > 0 {
+		s.state = connected
+		s.heard = now
+		s.need = 1
+	}
+	return n
+}
+
+// admit applies the rules of the state to a well-formed command: it fills op
+// and moves the state, or refuses and changes nothing.
+func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
+	switch cmd.Verb {
+	case wire.VerbNop:
+
+	case wire.VerbPub, wire.VerbMpub, wire.VerbDpub, wire.VerbSub:
+		if s.cfg.AuthRequired && !s.authorised {
+			return wire.NewError(wire.CodeAuthFirst, cmd.Verb.String()+" needs AUTH first")
+		}
+		op.Topic = cmd.Topic
+		switch cmd.Verb {
+		case wire.VerbPub:
+			op.Kind, op.Body = OpPub, cmd.Body
+		case wire.VerbMpub:
+			op.Kind, op.Batch = OpMpub, cmd.Batch
+		case wire.VerbDpub:
+			op.Kind, op.Body, op.Defer = OpDpub, cmd.Body, cmd.Delay
+		case wire.VerbSub:
+			if s.state != connected {
+				return notNow(cmd.Verb, "after SUB")
+			}
+			op.Kind, op.Channel = OpSub, cmd.Channel
+			s.state = subscribed
+		}
+
+	case wire.VerbRdy, wire.VerbFin, wire.VerbReq, wire.VerbTouch, wire.VerbCls:
+		if s.state == connected {
+			return notNow(cmd.Verb, "before SUB")
+		}
+		switch cmd.Verb {
+		case wire.VerbRdy:
+			// A client may still turn its RDY down while it waits for the end.
+			if s.state == subscribed {
+				op.Kind, op.Ready = OpRdy, cmd.Ready
+			}
+		case wire.VerbFin:
+			op.Kind, op.ID = OpFin, cmd.ID
+		case wire.VerbReq:
+			op.Kind, op.ID, op.Timeout = OpReq, cmd.ID, cmd.Delay
+		case wire.VerbTouch:
+			op.Kind, op.ID = OpTouch, cmd.ID
+		case wire.VerbCls:
+			if s.state == closingWait {
+				return notNow(cmd.Verb, "twice")
+			}
+			op.Kind = OpCls
+			s.state = closingWait
+		}
+
+	case wire.VerbIdentify:
+		if s.begun {
+			return notNow(cmd.Verb, "after another command")
+		}
+		id, fault := negotiate(s.cfg, cmd.Body)
+		if fault != nil {
+			return fault
+		}
+		s.identity = id
+		s.beat = stamp.Never
+		if id.HeartbeatInterval > 0 {
+			s.beat = now.Add(id.HeartbeatInterval)
+		}
+		op.Kind = OpIdentify
+
+	case wire.VerbAuth:
+		if !s.cfg.AuthRequired {
+			return wire.NewError(wire.CodeAuthDisabled, "AUTH is not enabled")
+		}
+		if s.authorised {
+			return notNow(cmd.Verb, "twice")
+		}
+		op.Kind, op.Body = OpAuth, cmd.Body
+	}
+	return nil
+}
+
+func notNow(v wire.Verb, when string) *wire.Error {
+	return wire.NewError(wire.CodeInvalid, v.String()+" "+when)
+}
+
+// Done tells the outcome of an operation that Step gave out, and puts the
+// reply, if its command has one, into the output. A *wire.Error in err is sent
+// as it is; any other error is sent as the operation's own failure code, with
+// err as the cause that stays here.
+func (s *Session) Done(op Op, err error) {
+	if op.Kind == OpNone || s.outstanding == 0 {
+		panic(fmt.Sprintf("session: Done of %v with %d operations outstanding", op.Kind, s.outstanding))
+	}
+	s.outstanding--
+	s.barrier = false
+	if s.closing {
+		return // an earlier one in the queue ended the conversation
+	}
+	if err == nil {
+		err = s.reply(op)
+	}
+	if err != nil {
+		s.fail(op, err)
+	}
+	if s.fault != nil && s.outstanding == 0 && !s.closing {
+		s.close(s.fault)
+	}
+}
+
+func (s *Session) reply(op Op) error {
+	switch op.Kind {
+	case OpPub, OpMpub, OpDpub, OpSub:
+		s.out = wire.AppendResponse(s.out, wire.OK)
+	case OpCls:
+		s.out = wire.AppendResponse(s.out, wire.CloseWait)
+	case OpAuth:
+		s.authorised = true
+		s.out = wire.AppendResponse(s.out, op.Reply)
+	case OpIdentify:
+		r, err := s.identity.response(s.cfg)
+		if err != nil {
+			return fmt.Errorf("encode the answer to IDENTIFY: %w", err)
+		}
+		s.out = wire.AppendResponse(s.out, r)
+	}
+	return nil
+}
+
+func (s *Session) fail(op Op, err error) {
+	var e *wire.Error
+	if !errors.As(err, &e) {
+		text := op.Kind.String() + " failed"
+		if op.Kind == OpFin || op.Kind == OpReq || op.Kind == OpTouch {
+			text = op.Kind.String() + " " + op.ID.String() + " failed"
+		}
+		e = wire.Wrap(op.Kind.failed(), text, err)
+	}
+	if e.Fatal {
+		s.close(e)
+		return
+	}
+	s.out = wire.AppendError(s.out, e)
+	if op.Kind == OpSub {
+		s.state = connected // nothing was subscribed, the client may try again
+	}
+}
+
+// refuse ends the conversation with err, after the replies that come before.
+func (s *Session) refuse(err error) {
+	var e *wire.Error
+	if !errors.As(err, &e) {
+		panic(fmt.Sprintf("session: refusal without a code: %v", err))
+	}
+	if s.outstanding > 0 {
+		s.fault = e
+		return
+	}
+	s.close(e)
+}
+
+func (s *Session) close(e *wire.Error) {
+	s.out = wire.AppendError(s.out, e)
+	s.closing, s.cause = true, e
+}
+
+// Need returns how many bytes in total the next Step needs to get further.
+// Never more than the MaxCommandSize of the limits.
+func (s *Session) Need() int { return s.need }
+
+// Output returns the frames to write, oldest first. They stay the session's:
+// they hold until the next call of any other method. A driver that does not
+// write them must not read on, or they pile up here.
+func (s *Session) Output() []byte { return s.out }
+
+// ClearOutput says that the output was taken.
+func (s *Session) ClearOutput() {
+	if cap(s.out) > retainOutput {
+		s.out = nil
+		return
+	}
+	s.out = s.out[:0]
+}
+
+// Closing reports whether to close the connection once the output is written,
+// and why: a *wire.Error that was also sent, or ErrSilent.
+func (s *Session) Closing() (closing bool, cause error) { return s.closing, s.cause }
+
+// Deadline returns when to call Tick, or stamp.Never. Only Tick and an
+// OpIdentify can make it earlier, so a timer that is set after these alone is
+// at worst too early, which Tick takes well.
+func (s *Session) Deadline() stamp.Mono {
+	interval := s.identity.HeartbeatInterval
+	if s.closing || interval == 0 {
+		return stamp.Never
+	}
+	return min(s.beat, s.heard.Add(2*interval))
+}
+
+// Tick puts a heartbeat into the output if one is due at now, or starts
+// closing if the client was silent for two intervals. Before the magic no
+// heartbeat is sent: the client has not said that it speaks our protocol.
+//
+// Requires: what arrived before now went through Step, or a server that was
+// stopped for a while would take its own silence for the client's.
+func (s *Session) Tick(now stamp.Mono) {
+	interval := s.identity.HeartbeatInterval
+	if s.closing || interval == 0 || now.Before(s.Deadline()) {
+		return
+	}
+	if !now.Before(s.heard.Add(2 * interval)) {
+		s.closing, s.cause = true, ErrSilent
+		return
+	}
+	s.beat = now.Add(interval)
+	if s.state != awaitMagic {
+		s.out = wire.AppendResponse(s.out, wire.Heartbeat)
+	}
+}
+
+// Identity returns what IDENTIFY negotiated, or the defaults before it.
+func (s *Session) Identity() Identity { return s.identity }
+
+// Subscribed reports whether the client has a subscription. After CLS it still
+// has, for its FIN, REQ and TOUCH.
+func (s *Session) Subscribed() bool { return s.state >= subscribed }

@@ -1,0 +1,125 @@
+package wire
+
+import (
+	"encoding/binary"
+	"strconv"
+	"time"
+)
+
+// The client's side of the commands. Every Append adds one command to dst and
+// returns the longer slice. Names and sizes are the caller's to check; the
+// server refuses bad ones. A delay is sent in whole milliseconds, cut off.
+
+// AppendMagic opens a connection.
+func AppendMagic(dst []byte) []byte { return append(dst, Magic...) }
+
+// AppendIdentify sends the JSON of an IdentifyRequest.
+//
+//	I D E N T I F Y \n [size uint32][json]
+func AppendIdentify(dst, json []byte) []byte {
+	return appendBody(append(dst, "IDENTIFY\n"...), json)
+}
+
+// AppendAuth sends the secret that IDENTIFY's answer asked for.
+//
+//	A U T H \n [size uint32][secret]
+func AppendAuth(dst, secret []byte) []byte {
+	return appendBody(append(dst, "AUTH\n"...), secret)
+}
+
+// AppendPub publishes one message.
+//
+//	P U B ' ' topic \n [size uint32][body]
+func AppendPub(dst []byte, topic string, body []byte) []byte {
+	dst = append(dst, "PUB "...)
+	dst = append(dst, topic...)
+	return appendBody(append(dst, '\n'), body)
+}
+
+// AppendDpub publishes one message that is to be delivered after a delay.
+//
+//	D P U B ' ' topic ' ' milliseconds \n [size uint32][body]
+func AppendDpub(dst []byte, topic string, delay time.Duration, body []byte) []byte {
+	dst = append(dst, "DPUB "...)
+	dst = append(dst, topic...)
+	dst = appendMillis(append(dst, ' '), delay)
+	return appendBody(append(dst, '\n'), body)
+}
+
+// AppendMpub publishes messages, all or none.
+//
+//	M P U B ' ' topic \n [body size uint32][count uint32] ([size uint32][body])...
+func AppendMpub(dst []byte, topic string, bodies [][]byte) []byte {
+	dst = append(dst, "MPUB "...)
+	dst = append(dst, topic...)
+	dst = append(dst, '\n')
+	size := sizeLength
+	for _, b := range bodies {
+		size += sizeLength + len(b)
+	}
+	dst = binary.BigEndian.AppendUint32(dst, uint32(size))
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(bodies)))
+	for _, b := range bodies {
+		dst = appendBody(dst, b)
+	}
+	return dst
+}
+
+// AppendSub subscribes.
+//
+//	S U B ' ' topic ' ' channel \n
+func AppendSub(dst []byte, topic, channel string) []byte {
+	dst = append(dst, "SUB "...)
+	dst = append(dst, topic...)
+	dst = append(dst, ' ')
+	dst = append(dst, channel...)
+	return append(dst, '\n')
+}
+
+// AppendRdy says how many messages may be in flight.
+//
+//	R D Y ' ' count \n
+func AppendRdy(dst []byte, count int) []byte {
+	dst = strconv.AppendInt(append(dst, "RDY "...), int64(count), 10)
+	return append(dst, '\n')
+}
+
+// AppendFin acknowledges a message.
+//
+//	F I N ' ' id(16) \n
+func AppendFin(dst []byte, id MessageID) []byte {
+	return append(append(append(dst, "FIN "...), id[:]...), '\n')
+}
+
+// AppendReq gives a message back, to be delivered again after a delay.
+//
+//	R E Q ' ' id(16) ' ' milliseconds \n
+func AppendReq(dst []byte, id MessageID, delay time.Duration) []byte {
+	dst = append(append(append(dst, "REQ "...), id[:]...), ' ')
+	return append(appendMillis(dst, delay), '\n')
+}
+
+// AppendTouch restarts a message's timeout.
+//
+//	T O U C H ' ' id(16) \n
+func AppendTouch(dst []byte, id MessageID) []byte {
+	return append(append(append(dst, "TOUCH "...), id[:]...), '\n')
+}
+
+// AppendNop answers a heartbeat.
+//
+//	N O P \n
+func AppendNop(dst []byte) []byte { return append(dst, "NOP\n"...) }
+
+// AppendCls asks for an orderly end of the subscription.
+//
+//	C L S \n
+func AppendCls(dst []byte) []byte { return append(dst, "CLS\n"...) }
+
+func appendBody(dst, body []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(dst, uint32(len(body))), body...)
+}
+
+func appendMillis(dst []byte, d time.Duration) []byte {
+	return strconv.AppendInt(dst, int64(d/time.Millisecond), 10)
+}

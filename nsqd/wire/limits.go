@@ -1,0 +1,66 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// MaxLine is the greatest length of a command line in bytes, its end of line
+// included. The longest valid one, SUB with two full names, has 135; the rest
+// is room for a precise answer to a name that is too long. A peer that sends
+// MaxLine bytes without an end of line is refused.
+const MaxLine = 512
+
+const maxDuration = time.Duration(math.MaxInt64)
+
+// Limits bounds what a client may ask for. Every bound is inclusive.
+type Limits struct {
+	MaxMessageSize  int           // bytes of one message, at least 1
+	MaxBodySize     int           // bytes of an IDENTIFY, AUTH or MPUB body, at least 1
+	MaxReqTimeout   time.Duration // greatest delay of REQ; a longer one is cut to it
+	MaxDeferTimeout time.Duration // greatest delay of DPUB; a longer one is refused; 0 means MaxReqTimeout
+	MaxRdy          int           // greatest RDY count
+}
+
+// DefaultLimits returns the defaults that upstream's nsqd documents.
+func DefaultLimits() Limits {
+	return Limits{
+		MaxMessageSize: 1 << 20,
+		MaxBodySize:    5 << 20,
+		MaxReqTimeout:  time.Hour,
+		MaxRdy:         2500,
+	}
+}
+
+// Validate returns all faults of l at once.
+func (l Limits) Validate() error {
+	var errs []error
+	fault := func(bad bool, format string, args ...any) {
+		if bad {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	fault(l.MaxMessageSize < 1 || l.MaxMessageSize > math.MaxInt32-MessageOverhead,
+		"maximum message size of %d bytes is outside [1, %d]", l.MaxMessageSize, math.MaxInt32-MessageOverhead)
+	fault(l.MaxBodySize < 1 || l.MaxBodySize > math.MaxInt32,
+		"maximum body size of %d bytes is outside [1, %d]", l.MaxBodySize, math.MaxInt32)
+	fault(l.MaxReqTimeout < 0, "maximum requeue timeout %v is negative", l.MaxReqTimeout)
+	fault(l.MaxDeferTimeout < 0, "maximum defer timeout %v is negative", l.MaxDeferTimeout)
+	fault(l.MaxRdy < 1, "maximum RDY count %d is below 1", l.MaxRdy)
+	return errors.Join(errs...)
+}
+
+// MaxCommandSize is the greatest `need` that ParseCommand can answer under l:
+// a buffer of this size holds any command.
+func (l Limits) MaxCommandSize() int {
+	return MaxLine + sizeLength + max(l.MaxMessageSize, l.MaxBodySize)
+}
+
+func (l Limits) maxDefer() time.Duration {
+	if l.MaxDeferTimeout == 0 {
+		return l.MaxReqTimeout
+	}
+	return l.MaxDeferTimeout
+}
