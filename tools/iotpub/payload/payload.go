@@ -1,0 +1,64 @@
+package payload
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Size is the least length of a body. The rest of a longer one is padding.
+const Size = 24
+
+const magic = "SRTP"
+
+// Payload identifies one message of one run.
+type Payload struct {
+	// Run tells runs apart that share a topic.
+	Run uint32
+	// Source is the publisher's number in its fleet.
+	Source uint32
+	// Seq counts the publisher's messages from 0.
+	Seq uint32
+	// Intended is when the schedule wanted it sent; latency counts from here.
+	Intended stamp.Mono
+}
+
+// Append appends a body of size bytes, big endian:
+//
+//	offset 0      4     8        12    16         24
+//	       "SRTP" run   source   seq   intended   zeros ...
+//
+// Requires: size >= Size.
+func Append(dst []byte, p Payload, size int) []byte {
+	if size < Size {
+		panic(fmt.Sprintf("a body of %d bytes: the least is %d", size, Size))
+	}
+	dst = append(dst, magic...)
+	dst = binary.BigEndian.AppendUint32(dst, p.Run)
+	dst = binary.BigEndian.AppendUint32(dst, p.Source)
+	dst = binary.BigEndian.AppendUint32(dst, p.Seq)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(p.Intended))
+	for size -= Size; size > 0; {
+		n := min(size, len(zeros))
+		dst = append(dst, zeros[:n]...)
+		size -= n
+	}
+	return dst
+}
+
+const zeros = "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" +
+	"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+
+// Parse reads what Append wrote; false if body is something else.
+func Parse(body []byte) (Payload, bool) {
+	if len(body) < Size || string(body[:4]) != magic {
+		return Payload{}, false
+	}
+	return Payload{
+		Run:      binary.BigEndian.Uint32(body[4:]),
+		Source:   binary.BigEndian.Uint32(body[8:]),
+		Seq:      binary.BigEndian.Uint32(body[12:]),
+		Intended: stamp.Mono(binary.BigEndian.Uint64(body[16:])),
+	}, true
+}

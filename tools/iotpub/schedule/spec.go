@@ -1,0 +1,228 @@
+package schedule
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+// Process is how a source spaces its events.
+type Process string
+
+const (
+	// Poisson: exponential gaps, an event-triggered sensor.
+	Poisson Process = "poisson"
+	// Periodic: equal gaps from a random phase on, a time-triggered sensor.
+	Periodic Process = "periodic"
+)
+
+// Bounds of a Spec, wide enough for any machine this can run on.
+const (
+	MaxPublishers = 1_000_000
+	MaxRate       = 1_000_000 // msg/s of one publisher
+	MaxBatch      = 10_000
+	MaxSize       = 64 << 20 // bytes
+	// PoolKey names the publishers without a correlation key in their ids,
+	// as the loaddistributor does for an anonymous group.
+	PoolKey = "pool"
+
+	// maxGap keeps offsets far from overflow.
+	maxGap = 24 * time.Hour
+)
+
+// Spec describes a fleet of equal publishers.
+type Spec struct {
+	Publishers int
+	// Rate is the mean of each publisher, msg/s.
+	Rate float64
+	// Batch is how many messages a publisher sends back to back. Events are
+	// so much rarer: the mean rate stays.
+	Batch int
+	// GroupSize is how many publishers share a correlation key; 0 or 1: none
+	// has a key. The last group is smaller where it does not divide
+	// Publishers.
+	GroupSize int
+	// Sync makes a group fire as one, at the same instants. Without it the
+	// key is only a label.
+	Sync    bool
+	Process Process
+	// Size of a message body in bytes.
+	Size int
+	// Seed decides everything random.
+	Seed uint64
+}
+
+// Validate returns every fault at once, joined, or nil.
+func (s Spec) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if s.Publishers < 1 || s.Publishers > MaxPublishers {
+		fault("publishers: %d, want 1 .. %d", s.Publishers, MaxPublishers)
+	}
+	if !(s.Rate > 0 && s.Rate <= MaxRate) { // so that NaN is refused
+		fault("rate: %v msg/s, want above 0 and up to %d", s.Rate, MaxRate)
+	} else if s.Batch >= 1 && s.gap() > float64(maxGap) {
+		fault("rate: %v msg/s in batches of %d is less than one batch a day", s.Rate, s.Batch)
+	}
+	if s.Batch < 1 || s.Batch > MaxBatch {
+		fault("batch: %d messages, want 1 .. %d", s.Batch, MaxBatch)
+	}
+	if s.GroupSize < 0 || s.GroupSize > MaxPublishers {
+		fault("group size: %d publishers, want 0 .. %d", s.GroupSize, MaxPublishers)
+	}
+	if s.Sync && s.GroupSize < 2 {
+		fault("sync: needs groups of at least 2 publishers, the group size is %d", s.GroupSize)
+	}
+	if s.Process != Poisson && s.Process != Periodic {
+		fault("process: %q, want %s or %s", s.Process, Poisson, Periodic)
+	}
+	if s.Size < 0 || s.Size > MaxSize {
+		fault("size: %d bytes, want 0 .. %d", s.Size, MaxSize)
+	}
+	return errors.Join(faults...)
+}
+
+// gap is the mean time between two events of a source, in nanoseconds.
+func (s Spec) gap() float64 { return float64(time.Second) / s.Rate * float64(s.Batch) }
+
+// Group is a run of sources that share a key: ids "<key>.0" and on.
+type Group struct {
+	// Key is empty for the pool of publishers without one.
+	Key   string
+	Count int
+}
+
+// Groups returns the groups in the order in which Sources numbers them.
+//
+// Requires: s is valid.
+func (s Spec) Groups() []Group {
+	if s.GroupSize < 2 {
+		return []Group{{Count: s.Publishers}}
+	}
+	groups := make([]Group, 0, (s.Publishers+s.GroupSize-1)/s.GroupSize)
+	for left := s.Publishers; left > 0; left -= s.GroupSize {
+		groups = append(groups, Group{Key: fmt.Sprintf("g%d", len(groups)), Count: min(left, s.GroupSize)})
+	}
+	return groups
+}
+
+// Sources returns the publishers in the order of their numbers.
+//
+// Requires: s is valid.
+func (s Spec) Sources() []Source {
+	sources := make([]Source, 0, s.Publishers)
+	for _, g := range s.Groups() {
+		prefix := g.Key
+		if prefix == "" {
+			prefix = PoolKey
+		}
+		for i := range g.Count {
+			id := fmt.Sprintf("%s.%d", prefix, i)
+			sources = append(sources, Source{ID: id, Key: g.Key, Rate: s.Rate, Batch: s.Batch})
+		}
+	}
+	return sources
+}
+
+// Stream returns the fleet's events. It does not end.
+//
+// Requires: s is valid.
+func (s Spec) Stream() *Fleet {
+	f := &Fleet{batch: int32(s.Batch), size: int32(s.Size), periodic: s.Process == Periodic, gap: s.gap()}
+	span := 1
+	if s.Sync {
+		span = s.GroupSize
+	}
+	for first := 0; first < s.Publishers; first += span {
+		c := clock{first: int32(first), last: int32(min(first+span, s.Publishers))}
+		// A generator for each clock, so that a clock's times depend on the
+		// seed and its place alone, not on how many others there are.
+		c.rng.Seed(s.Seed, uint64(first))
+		c.at = f.start(&c)
+		f.clocks = append(f.clocks, c)
+	}
+	for i := len(f.clocks)/2 - 1; i >= 0; i-- {
+		f.down(i)
+	}
+	f.member = f.clocks[0].first
+	return f
+}
+
+// Fleet is the stream of a Spec: a heap of clocks, each of which fires for a
+// run of sources at once.
+type Fleet struct {
+	// set once
+	batch, size int32
+	periodic    bool
+	gap         float64 // mean ns between a clock's events
+
+	// clocks is a binary heap by (at, first).
+	clocks []clock
+	// member is the next source of the clock on top to yield.
+	member int32
+}
+
+// clock is a process that several sources may share.
+type clock struct {
+	at          int64 // ns, of the next event
+	phase       int64 // ns, periodic only
+	fired       int64 // events so far
+	first, last int32 // sources [first, last)
+	rng         rand.PCG
+}
+
+func (f *Fleet) start(c *clock) int64 {
+	r := rand.New(&c.rng)
+	if f.periodic {
+		c.phase = int64(r.Float64() * f.gap)
+		return c.phase
+	}
+	return int64(r.ExpFloat64() * f.gap)
+}
+
+func (f *Fleet) advance(c *clock) {
+	c.fired++
+	if f.periodic {
+		// From the phase each time: adding a rounded gap would drift.
+		c.at = c.phase + int64(math.Round(float64(c.fired)*f.gap))
+		return
+	}
+	c.at += int64(rand.New(&c.rng).ExpFloat64() * f.gap)
+}
+
+// Next implements Stream; it always yields.
+func (f *Fleet) Next() (Event, bool) {
+	c := &f.clocks[0]
+	e := Event{At: time.Duration(c.at), Source: f.member, Count: f.batch, Size: f.size}
+	f.member++
+	if f.member == c.last {
+		f.advance(c)
+		f.down(0)
+		f.member = f.clocks[0].first
+	}
+	return e, true
+}
+
+func (f *Fleet) less(i, j int) bool {
+	a, b := &f.clocks[i], &f.clocks[j]
+	return a.at < b.at || a.at == b.at && a.first < b.first
+}
+
+func (f *Fleet) down(i int) {
+	for {
+		child := 2*i + 1
+		if child >= len(f.clocks) {
+			return
+		}
+		if child+1 < len(f.clocks) && f.less(child+1, child) {
+			child++
+		}
+		if !f.less(child, i) {
+			return
+		}
+		f.clocks[i], f.clocks[child] = f.clocks[child], f.clocks[i]
+		i = child
+	}
+}

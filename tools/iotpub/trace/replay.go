@@ -1,0 +1,274 @@
+package trace
+
+import (
+	"cmp"
+	"container/heap"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+// Options say how a trace is replayed.
+type Options struct {
+	// Compress divides all times: the rate grows by it. > 0.
+	Compress float64
+	// Copies are superposed, copy c rotated by c/Copies of the span, with ids
+	// and keys of its own: "#c" is appended to both from copy 1 on. At least 1.
+	Copies int
+	// From and To cut out [From, To) of the recording; To = 0 means its end.
+	From, To time.Duration
+	// Spread moves each event whose stamp is not its own alone by uniform
+	// [0, Spread), before compressing, because stamps are rounded down to a
+	// device's tick; 0 leaves them.
+	Spread time.Duration
+	// Seed decides the spreading.
+	Seed uint64
+}
+
+// DefaultSpread is the tick of the recordings we know, 0.1 s.
+const DefaultSpread = 100 * time.Millisecond
+
+// Bounds of Options.
+const (
+	maxCompress = 1e6
+	maxCopies   = 100_000
+	maxSpread   = 10 * time.Second
+)
+
+// Validate returns every fault at once, joined, or nil.
+func (o Options) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if !(o.Compress >= 1/maxCompress && o.Compress <= maxCompress) { // so that NaN is refused
+		fault("compress: %v, want %v .. %v", o.Compress, 1/maxCompress, maxCompress)
+	}
+	if o.Copies < 1 || o.Copies > maxCopies {
+		fault("copies: %d, want 1 .. %d", o.Copies, maxCopies)
+	}
+	if o.From < 0 || o.To < 0 || o.To != 0 && o.To <= o.From {
+		fault("range: from %v to %v, want 0 <= from < to", o.From, o.To)
+	}
+	if o.Spread < 0 || o.Spread > maxSpread {
+		fault("spread: %v, want 0 .. %v", o.Spread, maxSpread)
+	}
+	return errors.Join(faults...)
+}
+
+// Replay is a trace made into a schedule. It is immutable; each Stream of it
+// yields the same events.
+type Replay struct {
+	options Options
+	events  []event // of the range, times from its start, publishers renumbered
+	shared  []bool  // events whose stamp others have as well
+	span    time.Duration
+	sources []schedule.Source
+	base    int // publishers in the range
+}
+
+// Replay cuts out the range and numbers its publishers. It fails when options
+// have a fault, when no event lies in the range, or when a copy's id would be
+// too long or not unique.
+func (t *Trace) Replay(o Options) (*Replay, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	end := o.To
+	if end == 0 {
+		// The last stamp stands for a tick's length.
+		end = t.Last() + max(o.Spread, 1)
+	}
+	first := sort.Search(len(t.events), func(i int) bool { return t.events[i].at >= o.From })
+	last := sort.Search(len(t.events), func(i int) bool { return t.events[i].at >= end })
+	if first >= last {
+		return nil, fmt.Errorf("no event between %v and %v: the last one is at %v", o.From, end, t.Last())
+	}
+	r := &Replay{options: o, span: end - o.From}
+	number := make([]int32, len(t.publishers)) // new number + 1
+	var counts []int
+	var kept []Publisher
+	for _, e := range t.events[first:last] {
+		if number[e.publisher] == 0 {
+			kept = append(kept, t.publishers[e.publisher])
+			counts = append(counts, 0)
+			number[e.publisher] = int32(len(kept))
+		}
+		n := number[e.publisher] - 1
+		counts[n]++
+		r.events = append(r.events, event{e.at - o.From, n, e.size})
+	}
+	r.base = len(kept)
+	r.shared = make([]bool, len(r.events))
+	for i := 1; i < len(r.events); i++ {
+		if r.events[i].at == r.events[i-1].at {
+			r.shared[i-1], r.shared[i] = true, true
+		}
+	}
+	if int64(r.base)*int64(o.Copies) > MaxPublishers {
+		return nil, fmt.Errorf("copies: %d of %d publishers are more than %d", o.Copies, r.base, MaxPublishers)
+	}
+	if err := r.number(kept, counts); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// number makes the sources of all copies.
+func (r *Replay) number(kept []Publisher, counts []int) error {
+	seen := make(map[string]bool, len(kept)*r.options.Copies)
+	for c := range r.options.Copies {
+		suffix := ""
+		if c > 0 {
+			suffix = fmt.Sprintf("#%d", c)
+		}
+		for i, p := range kept {
+			s := schedule.Source{ID: p.ID + suffix, Key: p.Key, Batch: 1}
+			s.Rate = float64(counts[i]) / r.span.Seconds() * r.options.Compress
+			if p.Key != "" {
+				s.Key += suffix
+			}
+			if len(s.ID) > MaxName || len(s.Key) > MaxName {
+				return fmt.Errorf("copies: publisher %q of key %q: with the suffix %s a name is longer than %d bytes", p.ID, p.Key, suffix, MaxName)
+			}
+			if seen[s.ID] {
+				return fmt.Errorf("copies: two publishers would have the id %q", s.ID)
+			}
+			seen[s.ID] = true
+			r.sources = append(r.sources, s)
+		}
+	}
+	return nil
+}
+
+// Sources returns the publishers of all copies, in order of their numbers:
+// copy 0 first. The slice is the replay's own; do not change it.
+func (r *Replay) Sources() []schedule.Source { return r.sources }
+
+// Span is how long the replay lasts.
+func (r *Replay) Span() time.Duration {
+	return time.Duration(float64(r.span) / r.options.Compress)
+}
+
+// Stream returns the events of all copies. It ends after one pass.
+func (r *Replay) Stream() schedule.Stream {
+	m := &merged{}
+	for c := range r.options.Copies {
+		s := newCopy(r, c)
+		if s.prime() {
+			m.copies = append(m.copies, s)
+		}
+	}
+	heap.Init(m)
+	return m
+}
+
+// moved is an event of one copy, rotated and spread, before compressing.
+type moved struct {
+	at     time.Duration
+	order  int // of reading, so that equal times keep it
+	source int32
+	size   int32
+}
+
+// rotated yields one copy's events in order of time. Spreading disorders
+// neighbours, so an event waits in pending until no later one can overtake it.
+type rotated struct {
+	r     *Replay
+	shift time.Duration
+	copy  int
+	rng   rand.PCG
+	start int // the first event at or after shift
+	read  int // events read from start on, wrapping
+	// pending is in descending order of (at, order).
+	pending []moved
+	next    moved // the head, while in merged
+}
+
+func newCopy(r *Replay, c int) *rotated {
+	s := &rotated{r: r, copy: c}
+	s.shift = time.Duration(float64(r.span) * float64(c) / float64(r.options.Copies))
+	s.start = sort.Search(len(r.events), func(i int) bool { return r.events[i].at >= s.shift })
+	s.rng.Seed(r.options.Seed, uint64(c))
+	return s
+}
+
+// base returns the next event to read, before spreading.
+func (s *rotated) base() (index int, at time.Duration) {
+	index = s.start + s.read
+	if index < len(s.r.events) {
+		return index, s.r.events[index].at - s.shift
+	}
+	index -= len(s.r.events)
+	return index, s.r.events[index].at - s.shift + s.r.span
+}
+
+// prime moves the copy's next event to s.next; false at the end.
+func (s *rotated) prime() bool {
+	for s.read < len(s.r.events) {
+		index, at := s.base()
+		if n := len(s.pending); n > 0 && s.pending[n-1].at < at {
+			break
+		}
+		s.read++
+		e := s.r.events[index]
+		if s.r.shared[index] && s.r.options.Spread > 0 {
+			at += time.Duration(rand.New(&s.rng).Int64N(int64(s.r.options.Spread)))
+		}
+		s.wait(moved{at, s.read, e.publisher + int32(s.copy*s.r.base), e.size})
+	}
+	if len(s.pending) == 0 {
+		return false
+	}
+	s.next = s.pending[len(s.pending)-1]
+	s.pending = s.pending[:len(s.pending)-1]
+	return true
+}
+
+// wait inserts an event into pending. Few events share a tick, so shifting
+// some beats a heap, which would allocate for each.
+func (s *rotated) wait(e moved) {
+	i, _ := slices.BinarySearchFunc(s.pending, e, func(a, b moved) int {
+		return cmp.Or(cmp.Compare(b.at, a.at), cmp.Compare(b.order, a.order))
+	})
+	s.pending = slices.Insert(s.pending, i, e)
+}
+
+// merged is a heap of copies by their heads.
+type merged struct{ copies []*rotated }
+
+func (m *merged) Len() int { return len(m.copies) }
+func (m *merged) Less(i, j int) bool {
+	a, b := m.copies[i], m.copies[j]
+	return a.next.at < b.next.at || a.next.at == b.next.at && a.copy < b.copy
+}
+func (m *merged) Swap(i, j int) { m.copies[i], m.copies[j] = m.copies[j], m.copies[i] }
+func (m *merged) Push(any)      { panic("copies are added before the heap is made") }
+func (m *merged) Pop() any {
+	last := len(m.copies) - 1
+	x := m.copies[last]
+	m.copies = m.copies[:last]
+	return x
+}
+
+// Next implements schedule.Stream.
+func (m *merged) Next() (schedule.Event, bool) {
+	if len(m.copies) == 0 {
+		return schedule.Event{}, false
+	}
+	s := m.copies[0]
+	e := schedule.Event{
+		At:     time.Duration(math.Round(float64(s.next.at) / s.r.options.Compress)),
+		Source: s.next.source, Count: 1, Size: s.next.size,
+	}
+	if s.prime() {
+		heap.Fix(m, 0)
+	} else {
+		heap.Pop(m)
+	}
+	return e, true
+}
