@@ -1,10 +1,6 @@
 package tokenbucket
 
-import (
-	"math"
-
-	"github.com/srtm-io/srtm/kernel/stamp"
-)
+import "github.com/srtm-io/srtm/kernel/stamp"
 
 const (
 	grain     = 1_000_000_000_000 // grains in a token
@@ -73,7 +69,7 @@ type Bucket struct {
 	share   Share
 	cap     int128     // share.Burst in grains
 	granted int128     // grains that exist from since on and no earlier
-	since   stamp.Mono // the retune that granted them
+	since   stamp.Mono // when they were granted; no later than the last retune
 
 	zero int128 // see above
 }
@@ -133,7 +129,7 @@ func (b *Bucket) judge(at stamp.Mono) (e stamp.Mono, zero int128) {
 	e = at
 	if here.less(zero) {
 		e = stamp.Mono(zero.ceilDiv(rate))
-		if b.share.Burst == 1 && e != stamp.Never {
+		if b.share.Burst == 1 {
 			zero = mul(int64(e), rate) // invariant (A)
 		}
 	}
@@ -146,7 +142,8 @@ func (b *Bucket) judge(at stamp.Mono) (e stamp.Mono, zero int128) {
 // ungranted corrects an eligible time e that lies before the last grant: a
 // token that came with the grant was not there before it, so a message that
 // would have had to wait without the grant has waited for it. Postcondition:
-// e <= result <= since; as zero >= r*since - b + 1 token, (A) still holds.
+// e <= result <= since. (A) still holds: since the last retune, no earlier than
+// since, zero was never below r*since - b, and a token was just taken.
 func (b *Bucket) ungranted(at, e stamp.Mono, zero int128) stamp.Mono {
 	own := stamp.Mono(zero.add(b.granted).ceilDiv(int64(b.share.Rate)))
 	return min(max(at, own), b.since)
@@ -181,24 +178,23 @@ func (b *Bucket) Retune(now stamp.Mono, s Share, granted Tokens) (released Token
 	if s.Validate() != nil {
 		s = Share{}
 	}
-	if s == b.share && granted == 0 {
-		return 0
-	}
-	held := b.grains(now)
+	held, room := b.grains(now), mul(s.Burst, grain)
 	all := held.add(mul(int64(granted), grainsPer))
-
-	b.share, b.cap = s, mul(s.Burst, grain)
 	kept := all
-	if b.cap.less(kept) {
-		kept = b.cap
+	if room.less(kept) {
+		kept = room
 	}
-	b.zero = mul(int64(now), int64(s.Rate)).sub(kept)
-	if deepest.less(b.zero) {
-		b.zero = deepest
-	}
-	b.since, b.granted = math.MinInt64, int128{}
-	if more := kept.sub(held); more.sign() > 0 {
-		b.since, b.granted = now, more
+	if s != b.share || kept != held {
+		b.share, b.cap = s, room
+		b.zero = mul(int64(now), int64(s.Rate)).sub(kept)
+		if deepest.less(b.zero) {
+			b.zero = deepest
+		}
+		if more := kept.sub(held); more.sign() > 0 {
+			b.since, b.granted = now, more
+		} else {
+			b.since = min(b.since, now) // see ungranted
+		}
 	}
 	return Tokens(all.sub(kept).floorDiv(grainsPer))
 }

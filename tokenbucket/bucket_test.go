@@ -1,6 +1,8 @@
 package tokenbucket_test
 
 import (
+	"errors"
+	"math"
 	"testing"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -75,5 +77,200 @@ func TestRetuneKeepsWhatFitsAndReturnsTheRest(t *testing.T) {
 	}
 	if got := b.Eligible(second); got != stamp.Never {
 		t.Errorf("eligible at %d without a share, want Never", got)
+	}
+}
+
+// The adaptor sends the same share again and again; that must not cost an idle
+// bucket what it holds for a message read late.
+func TestTheSameShareAgainChangesNothing(t *testing.T) {
+	s := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 1}
+	b := tokenbucket.NewFull(s, 0)
+	before := b
+	if got := b.Retune(second, s, 0); got != 0 || b != before {
+		t.Errorf("released %d, bucket %v, was %v", got, b, before)
+	}
+	if got := b.Retune(second, s, 700); got != 700 || b != before {
+		t.Errorf("released %d of a grant that a full bucket cannot hold, want all 700", got)
+	}
+	if got := b.Take(second - 5); got != second-5 {
+		t.Errorf("a message of just before the retune is eligible at %d", got)
+	}
+}
+
+// A topic exists, and messages wait, before its first share arrives. What comes
+// with the share is there from then on.
+func TestMessagesThatWaitedForTheFirstGrant(t *testing.T) {
+	var b tokenbucket.Bucket
+	arrived, granted := second, 3*second
+	if got := b.Eligible(arrived); got != stamp.Never {
+		t.Fatalf("eligible at %d without a share", got)
+	}
+	b.Retune(granted, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 10}, 2*tokenbucket.Token)
+	for i, want := range []stamp.Mono{granted, granted, granted + 1e6, granted + 2e6} {
+		if got := b.Take(arrived); got != want {
+			t.Errorf("message %d is eligible at %d, want %d", i, got, want)
+		}
+	}
+	// Nor does the next retune, soon after, hand the rest of a grant to the past.
+	b.Retune(granted+3e6, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 20}, 20*tokenbucket.Token)
+	b.Retune(granted+4e6, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 19}, 0)
+	if got, want := b.Take(arrived), granted+3e6; got != want {
+		t.Errorf("a message that waited for the second grant is eligible at %d, want %d", got, want)
+	}
+	if got, want := b.Take(granted+3500), granted+3e6; got != want {
+		t.Errorf("a message of before the second grant is eligible at %d, want %d", got, want)
+	}
+}
+
+// A withdrawal, should a ledger ever send one, may leave a debt but no tokens.
+func TestANegativeGrantTakesAway(t *testing.T) {
+	s := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 4}
+	b := tokenbucket.NewFull(s, 0)
+	if got := b.Retune(0, s, -5*tokenbucket.Token); got != 0 {
+		t.Errorf("released %d", got)
+	}
+	if got := b.Tokens(0); got != -tokenbucket.Token {
+		t.Errorf("holds %d, want a debt of one token", got)
+	}
+}
+
+func TestShareValidate(t *testing.T) {
+	ok := []tokenbucket.Share{{}, {Rate: 1, Burst: 1}, {Rate: tokenbucket.MaxRate, Burst: tokenbucket.MaxBurst}}
+	for _, s := range ok {
+		if err := s.Validate(); err != nil {
+			t.Errorf("%v: %v", s, err)
+		}
+	}
+	for s, field := range map[tokenbucket.Share]string{
+		{Rate: 0, Burst: 1}:                           "rate",
+		{Rate: -1, Burst: 1}:                          "rate",
+		{Rate: tokenbucket.MaxRate + 1, Burst: 1}:     "rate",
+		{Rate: 1, Burst: 0}:                           "burst",
+		{Rate: 1, Burst: -1}:                          "burst",
+		{Rate: 1000, Burst: tokenbucket.MaxBurst + 1}: "burst",
+	} {
+		err := s.Validate()
+		var se *tokenbucket.ShareError
+		if !errors.As(err, &se) || se.Field != field {
+			t.Errorf("%v: %v, want an error about its %s", s, err, field)
+			continue
+		}
+		// Held as nothing, and what a good share held is given up.
+		bad := tokenbucket.NewFull(s, 0)
+		if got := bad.Eligible(0); got != stamp.Never || !bad.Share().IsZero() {
+			t.Errorf("%v admits a message at %d", s, got)
+		}
+		good := tokenbucket.NewFull(tokenbucket.Share{Rate: 1000, Burst: 7}, 0)
+		if released := good.Retune(0, s, 0); released != 7*tokenbucket.Token || good.Eligible(0) != stamp.Never {
+			t.Errorf("retuned to %v it released %d and admits at %d", s, released, good.Eligible(0))
+		}
+	}
+	if got, want := (&tokenbucket.ShareError{Field: "burst", Value: 0, Min: 1, Max: 9}).Error(), "burst 0 is outside 1 to 9 messages"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := (&tokenbucket.ShareError{Field: "rate", Value: -1, Min: 1, Max: 9}).Error(), "rate -1 is outside 1 to 9 milli-messages per second"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestPerSecond(t *testing.T) {
+	for msgs, want := range map[float64]tokenbucket.Rate{
+		0: 0, 0.001: 1, 0.0014: 1, 0.3: 300, 1.1: 1100, 11000: 11_000_000, 1e9: tokenbucket.MaxRate, -2: -2000,
+		math.Inf(1): math.MaxInt64, math.Inf(-1): math.MinInt64, 1e300: math.MaxInt64,
+	} {
+		if got := tokenbucket.PerSecond(msgs); got != want {
+			t.Errorf("PerSecond(%v) is %d, want %d", msgs, got, want)
+		}
+	}
+	if got := tokenbucket.PerSecond(math.NaN()); got != 0 {
+		t.Errorf("PerSecond(NaN) is %d, want 0", got)
+	}
+	if got := tokenbucket.Rate(1500).PerSecond(); got != 1.5 {
+		t.Errorf("1500 milli-messages per second are %v messages per second", got)
+	}
+}
+
+// The ends of every range at once.
+func TestExtremes(t *testing.T) {
+	slow := tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: tokenbucket.MaxBurst} // b*T is 1e21 ns
+	b := tokenbucket.NewFull(slow, 0)
+	if got, want := b.Tokens(0), tokenbucket.Tokens(tokenbucket.MaxBurst)*tokenbucket.Token; got != want {
+		t.Errorf("the largest bucket holds %d, want %d", got, want)
+	}
+	if got := b.Take(math.MinInt64); got != math.MinInt64 {
+		t.Errorf("a message of the first instant is eligible at %d", got)
+	}
+	if got := b.Take(stamp.Never); got != stamp.Never {
+		t.Errorf("a message of never is eligible at %d", got)
+	}
+	if got, want := b.Tokens(0), tokenbucket.Tokens(tokenbucket.MaxBurst-1)*tokenbucket.Token; got != want {
+		t.Errorf("holds %d after one message, want %d", got, want)
+	}
+	empty := tokenbucket.New(tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: 1}, stamp.Never-1)
+	if got := empty.Take(0); got != stamp.Never {
+		t.Errorf("eligible at %d, beyond the end of the clock", got)
+	}
+	if got := empty.Tokens(math.MinInt64); got >= 0 {
+		t.Errorf("holds %d long before it was made", got)
+	}
+	fast := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: 1}, math.MaxInt64-3)
+	for i, want := range []stamp.Mono{math.MaxInt64 - 3, math.MaxInt64 - 2, math.MaxInt64 - 1, stamp.Never, stamp.Never} {
+		if got := fast.Take(math.MaxInt64 - 3); got != want {
+			t.Errorf("message %d is eligible at %d, want %d", i, got, want)
+		}
+	}
+	if got := fast.Tokens(math.MaxInt64 - 1); got != 0 {
+		t.Errorf("a message that was refused for ever cost %d", -got)
+	}
+}
+
+func TestNothingIsAllocated(t *testing.T) {
+	b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 2}, 0)
+	at := stamp.Mono(0)
+	if n := testing.AllocsPerRun(1000, func() {
+		at += 70_000
+		b.Eligible(at)
+		b.Take(at)
+		b.Tokens(at)
+	}); n != 0 {
+		t.Errorf("%v allocations per message", n)
+	}
+}
+
+// sink keeps the compiler from dropping what is measured.
+var sink stamp.Mono
+
+// A message costs the broker one Eligible and one Take.
+func BenchmarkMessage(b *testing.B) {
+	for _, bench := range []struct {
+		name string
+		gap  stamp.Mono
+	}{{"conforming", 130_000}, {"waiting", 70_000}} {
+		b.Run(bench.name, func(b *testing.B) {
+			bkt := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(9_999), Burst: 26}, 0)
+			var at stamp.Mono
+			b.ReportAllocs()
+			for b.Loop() {
+				at += bench.gap
+				sink = bkt.Eligible(at)
+				sink = bkt.Take(at)
+			}
+		})
+	}
+}
+
+// A retune with an older clock after a grant with a newer one: however late the
+// eligible times come out, no instant may get more than the burst.
+func TestARetuneWithAnOlderClock(t *testing.T) {
+	const ms = stamp.Mono(1e6)
+	b := tokenbucket.New(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 2}, 0)
+	b.Retune(100*ms, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}, tokenbucket.Token)
+	b.Retune(50*ms, tokenbucket.Share{Rate: tokenbucket.PerSecond(4000), Burst: 3}, 0)
+	at := map[stamp.Mono]int{}
+	for range 500 {
+		e := b.Take(20 * ms)
+		if at[e]++; at[e] > 3 {
+			t.Fatalf("%d messages are eligible at %d with a burst of 3", at[e], e)
+		}
 	}
 }
