@@ -1,0 +1,146 @@
+package share
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// TooSmall reports a total that cannot give every broker in use its floor:
+// one milli-msg/s of rate, one message of burst.
+type TooSmall struct {
+	Bound      string // "rate" (milli-msg/s) or "burst" (messages)
+	Need, Have int64
+}
+
+func (e *TooSmall) Error() string {
+	return fmt.Sprintf("%s %d is too small to be shared: %d needed", e.Bound, e.Have, e.Need)
+}
+
+// Proportion divides total in proportion to weights. A weight of zero gets the
+// zero Share; every other broker gets at least one milli-msg/s and one message.
+// The remainders of the division go to the largest weight, of several to the
+// one with the lowest index. The shares sum to total exactly.
+//
+// It fails, and returns nothing, when total is not a valid non-zero share, a
+// weight is negative, none is positive, their sum overflows an int64, or with
+// *TooSmall.
+func Proportion(total tokenbucket.Share, weights []int64) ([]tokenbucket.Share, error) {
+	if err := checkTotal(total); err != nil {
+		return nil, err
+	}
+	if err := checkWeights(weights); err != nil {
+		return nil, err
+	}
+	floors := make([]int64, len(weights))
+	for i, w := range weights {
+		if w > 0 {
+			floors[i] = 1
+		}
+	}
+	return divide(total, weights, weights, floors, floors)
+}
+
+// divide is Proportion with weights and floors of its own for r and for b.
+// Requires: total and weights checked; a floor is positive in both or neither.
+func divide(total tokenbucket.Share, rate, burst, rateFloors, burstFloors []int64) ([]tokenbucket.Share, error) {
+	if need := sum(burstFloors); need > total.Burst {
+		return nil, &TooSmall{Bound: "burst", Need: need, Have: total.Burst}
+	}
+	if need := sum(rateFloors); need > int64(total.Rate) {
+		return nil, &TooSmall{Bound: "rate", Need: need, Have: int64(total.Rate)}
+	}
+	r := apportion(int64(total.Rate), rate, rateFloors)
+	b := apportion(total.Burst, burst, burstFloors)
+	out := make([]tokenbucket.Share, len(r))
+	for i := range out {
+		out[i] = tokenbucket.Share{Rate: tokenbucket.Rate(r[i]), Burst: b[i]}
+	}
+	return out, nil
+}
+
+// apportion divides total in proportion to weights, nobody below its floor.
+// Those whose proportion is below their floor get the floor, and the rest is
+// divided again over the others, who now have less, until nobody falls below.
+//
+// Requires: weights >= 0 with a positive sum that fits; floors >= 0 with a sum
+// of at most total. Then somebody of positive weight is always left above his
+// floor, because the proportions of those left sum to at least their floors.
+// Postcondition: the result sums to total.
+func apportion(total int64, weights, floors []int64) []int64 {
+	out := make([]int64, len(weights))
+	fixed := make([]bool, len(weights))
+	rest, sum := total, sum(weights)
+	for {
+		var fixedRest, fixedSum int64
+		for i, w := range weights {
+			if fixed[i] {
+				continue
+			}
+			out[i] = mulDiv(rest, w, sum)
+			if out[i] < floors[i] {
+				out[i], fixed[i] = floors[i], true
+				fixedRest, fixedSum = fixedRest+floors[i], fixedSum+w
+			}
+		}
+		if fixedRest == 0 {
+			break
+		}
+		rest, sum = rest-fixedRest, sum-fixedSum
+	}
+	named := -1
+	for i, w := range weights {
+		if fixed[i] {
+			continue
+		}
+		rest -= out[i]
+		if named < 0 || w > weights[named] {
+			named = i
+		}
+	}
+	out[named] += rest
+	return out
+}
+
+// mulDiv returns floor(a*b/c) without overflow. Requires: 0 <= a, 0 <= b <= c, c > 0.
+func mulDiv(a, b, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	q, _ := bits.Div64(hi, lo, uint64(c))
+	return int64(q)
+}
+
+func checkTotal(total tokenbucket.Share) error {
+	if err := total.Validate(); err != nil {
+		return fmt.Errorf("total to be shared: %w", err)
+	}
+	if total.IsZero() {
+		return fmt.Errorf("total to be shared is empty")
+	}
+	return nil
+}
+
+func checkWeights(weights []int64) error {
+	var sum int64
+	for i, w := range weights {
+		if w < 0 {
+			return fmt.Errorf("weight %d is negative: %d", i, w)
+		}
+		if w > math.MaxInt64-sum {
+			return fmt.Errorf("weights sum to more than %d", int64(math.MaxInt64))
+		}
+		sum += w
+	}
+	if sum == 0 {
+		return fmt.Errorf("no weight is positive")
+	}
+	return nil
+}
+
+func sum(values []int64) (s int64) {
+	for _, v := range values {
+		s += v
+	}
+	return s
+}

@@ -1,0 +1,246 @@
+package share
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Load is what is known of one broker's traffic for one topic.
+type Load struct {
+	Broker string
+	// Share is what it was last meant to have; zero: nothing.
+	Share tokenbucket.Share
+	// Rate is its offered rate, conformant or not, in msg/s, the mean over the
+	// window; finite and >= 0.
+	Rate float64
+	// MaxBacklog is the largest number of messages that waited for tokens at
+	// any time in the window; Backlog is how many wait now. Both >= 0.
+	MaxBacklog, Backlog int64
+	// Publishers is how many use the broker for this topic; >= 0. Where only
+	// the placement is known, it is the placement's number.
+	Publishers int
+}
+
+// inUse: the broker has, or will have, messages that need tokens.
+func (l Load) inUse() bool { return l.Publishers > 0 || l.Backlog > 0 || l.Rate > 0 }
+
+// Assigned is the share that a rule gives to a broker.
+type Assigned struct {
+	Broker string
+	Share  tokenbucket.Share
+}
+
+// Names of the rules.
+const (
+	// Static leaves the shares as they are.
+	Static = "static"
+	// Proportional is the paper's rule (section 5.4), literal: r_l in
+	// proportion to the mean offered rate, b_l in proportion to the maximum
+	// backlog. A broker in use keeps at least FloorPercent of an even share of
+	// r, and one message of b: the literal rule would give a broker that was
+	// silent for a window nothing, and its next message would wait for ever.
+	// It still lets an overloaded broker take nearly all of b.
+	Proportional = "proportional"
+)
+
+// FloorPercent is how much of an even share of r a broker in use keeps at
+// least. It bounds what the first message after a silence waits for its token
+// by 100/FloorPercent times the token interval of an even share.
+const FloorPercent = 1
+
+// Rules returns the names of the rules, sorted.
+func Rules() []string { return []string{Proportional, Static} }
+
+// fractionBits is the resolution of weights made from floating-point numbers:
+// a rate below 2^-40 of the largest counts as zero.
+const fractionBits = 40
+
+// maxBrokers keeps a sum of weights far from overflow.
+const maxBrokers = 1 << 20
+
+// Split divides total over the brokers of loads by the named rule. The result
+// is sorted by broker, does not depend on the order of loads, and sums to total
+// exactly. Every share is either zero or has both r_l > 0 and b_l >= 1.
+//
+// Where a rule has nothing to go by (no traffic, no backlog) it keeps to the
+// proportions of the present shares, and where there are none, to even shares.
+//
+// It fails, and returns nothing, for an unknown rule, an empty or invalid
+// total, no loads, a repeated broker, a load with numbers out of range, or with
+// *TooSmall.
+func Split(rule string, total tokenbucket.Share, loads []Load) ([]Assigned, error) {
+	if err := checkTotal(total); err != nil {
+		return nil, err
+	}
+	sorted := slices.SortedStableFunc(slices.Values(loads), func(a, b Load) int {
+		return cmp.Compare(a.Broker, b.Broker)
+	})
+	if err := checkLoads(sorted); err != nil {
+		return nil, err
+	}
+	var shares []tokenbucket.Share
+	var err error
+	switch rule {
+	case Static:
+		shares, err = static(total, sorted)
+	case Proportional:
+		shares, err = proportional(total, sorted)
+	default:
+		return nil, fmt.Errorf("unknown share rule %q: the rules are %s", rule, strings.Join(Rules(), ", "))
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Assigned, len(sorted))
+	for i, l := range sorted {
+		out[i] = Assigned{Broker: l.Broker, Share: shares[i]}
+	}
+	return out, nil
+}
+
+// static keeps every share. Shares that do not sum to total are scaled to it.
+func static(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
+	in := holding(loads)
+	return weigh(total, in, 1, present(loads, in, rateOf), present(loads, in, burstOf))
+}
+
+func proportional(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
+	in := using(loads)
+	rate := fractions(loads, in, func(l Load) float64 { return l.Rate })
+	if sum(rate) == 0 {
+		rate = present(loads, in, rateOf)
+	}
+	burst := fractions(loads, in, func(l Load) float64 { return float64(l.MaxBacklog) })
+	if sum(burst) == 0 {
+		burst = present(loads, in, burstOf)
+	}
+	n := int64(0)
+	for _, used := range in {
+		if used {
+			n++
+		}
+	}
+	return weigh(total, in, max(1, int64(total.Rate)/n*FloorPercent/100), rate, burst)
+}
+
+// weigh divides total by weights, with floors under the brokers that are in.
+func weigh(total tokenbucket.Share, in []bool, rateFloor int64, rate, burst []int64) ([]tokenbucket.Share, error) {
+	rateFloors := make([]int64, len(in))
+	burstFloors := make([]int64, len(in))
+	for i := range in {
+		if in[i] {
+			rateFloors[i], burstFloors[i] = rateFloor, 1
+		}
+	}
+	return divide(total, rate, burst, rateFloors, burstFloors)
+}
+
+// using says which brokers are in use: if none, those that hold a share.
+func using(loads []Load) []bool {
+	in := make([]bool, len(loads))
+	for i, l := range loads {
+		in[i] = l.inUse()
+	}
+	if !slices.Contains(in, true) {
+		return holding(loads)
+	}
+	return in
+}
+
+// holding says which brokers hold a share: if none, all.
+func holding(loads []Load) []bool {
+	in := make([]bool, len(loads))
+	for i, l := range loads {
+		in[i] = !l.Share.IsZero()
+	}
+	if !slices.Contains(in, true) {
+		for i := range in {
+			in[i] = true
+		}
+	}
+	return in
+}
+
+func rateOf(s tokenbucket.Share) int64  { return int64(s.Rate) }
+func burstOf(s tokenbucket.Share) int64 { return s.Burst }
+
+// present weighs the brokers that are in by the shares they have; evenly if
+// these hold none.
+func present(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int64 {
+	weights := make([]int64, len(loads))
+	for i, l := range loads {
+		if in[i] {
+			weights[i] = part(l.Share)
+		}
+	}
+	if sum(weights) == 0 {
+		for i := range weights {
+			if in[i] {
+				weights[i] = 1
+			}
+		}
+	}
+	return weights
+}
+
+// fractions turns measurements into integer weights relative to the largest,
+// so that no sum depends on the order in which floating-point numbers are added.
+func fractions(loads []Load, in []bool, measure func(Load) float64) []int64 {
+	var largest float64
+	for i, l := range loads {
+		if in[i] {
+			largest = max(largest, measure(l))
+		}
+	}
+	weights := make([]int64, len(loads))
+	if largest == 0 {
+		return weights
+	}
+	for i, l := range loads {
+		if in[i] {
+			weights[i] = int64(measure(l) / largest * (1 << fractionBits))
+		}
+	}
+	return weights
+}
+
+// checkLoads requires loads sorted by broker.
+func checkLoads(loads []Load) error {
+	if len(loads) == 0 {
+		return fmt.Errorf("no brokers to share between")
+	}
+	if len(loads) > maxBrokers {
+		return fmt.Errorf("%d brokers to share between, at most %d", len(loads), maxBrokers)
+	}
+	var rate, burst int64
+	for i, l := range loads {
+		if l.Broker == "" {
+			return fmt.Errorf("a load without a broker's id")
+		}
+		if i > 0 && loads[i-1].Broker == l.Broker {
+			return fmt.Errorf("broker %q appears twice", l.Broker)
+		}
+		if math.IsNaN(l.Rate) || math.IsInf(l.Rate, 0) || l.Rate < 0 {
+			return fmt.Errorf("broker %q: rate %v is not a finite number >= 0", l.Broker, l.Rate)
+		}
+		if l.MaxBacklog < 0 || l.Backlog < 0 {
+			return fmt.Errorf("broker %q: negative backlog (max %d, now %d)", l.Broker, l.MaxBacklog, l.Backlog)
+		}
+		if l.Publishers < 0 {
+			return fmt.Errorf("broker %q: negative number of publishers %d", l.Broker, l.Publishers)
+		}
+		if err := l.Share.Validate(); err != nil {
+			return fmt.Errorf("broker %q: present share: %w", l.Broker, err)
+		}
+		if int64(l.Share.Rate) > math.MaxInt64-rate || l.Share.Burst > math.MaxInt64-burst {
+			return fmt.Errorf("present shares sum to more than %d", int64(math.MaxInt64))
+		}
+		rate, burst = rate+int64(l.Share.Rate), burst+l.Share.Burst
+	}
+	return nil
+}
