@@ -263,8 +263,12 @@ func BenchmarkMessage(b *testing.B) {
 // eligible times come out, no instant may get more than the burst.
 func TestARetuneWithAnOlderClock(t *testing.T) {
 	const ms = stamp.Mono(1e6)
-	b := tokenbucket.New(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 2}, 0)
-	b.Retune(100*ms, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}, tokenbucket.Token)
+	slow := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}
+	b := tokenbucket.New(slow, 100*ms)
+	for range 50 {
+		b.Take(100 * ms) // a debt, so that the grant can be larger than the burst
+	}
+	b.Retune(100*ms, slow, 53*tokenbucket.Token)
 	b.Retune(50*ms, tokenbucket.Share{Rate: tokenbucket.PerSecond(4000), Burst: 3}, 0)
 	at := map[stamp.Mono]int{}
 	for range 500 {
