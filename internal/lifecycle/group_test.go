@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
+// pass lets d of virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
 // journal collects what happened, in order.
 type journal struct {
 	mu    sync.Mutex
@@ -47,7 +50,7 @@ func (j *journal) slow(name string, d time.Duration) func(context.Context) error
 	return func(ctx context.Context) error {
 		<-ctx.Done()
 		j.add("%s told", name)
-		time.Sleep(d) // virtual
+		pass(d)
 		j.add("%s gone", name)
 		return ctx.Err()
 	}
@@ -84,7 +87,7 @@ func TestAnErrorStopsAllAndComesFirst(t *testing.T) {
 			return errors.Join(ctx.Err(), closing)
 		})
 		g.Add("engine", func(context.Context) error {
-			time.Sleep(time.Second)
+			pass(time.Second)
 			return broken
 		})
 		g.Add("wheels", j.slow("wheels", time.Second))
@@ -120,7 +123,7 @@ func TestRunEndsWhenAllHaveFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Group
 		for i := range 3 {
-			g.Add(fmt.Sprint(i), func(context.Context) error { time.Sleep(time.Duration(i) * time.Second); return nil })
+			g.Add(fmt.Sprint(i), func(context.Context) error { pass(time.Duration(i) * time.Second); return nil })
 		}
 		start := time.Now()
 		if err := g.Run(t.Context()); err != nil {

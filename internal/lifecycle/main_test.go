@@ -200,7 +200,7 @@ func TestStoppingIsBounded(t *testing.T) {
 		time.AfterFunc(time.Hour, cancel)
 		code := supervise(ctx, "tool", func(ctx context.Context) error {
 			<-ctx.Done()
-			time.Sleep(10 * StopLimit) // virtual
+			pass(10 * StopLimit)
 			return nil
 		}, &stderr, func(code int) { forced = time.Now(); exited <- code })
 		if got := <-exited; got != 1 || code != 0 {

@@ -1,0 +1,111 @@
+# Everything a developer or CI does starts here; `make help` lists it.
+# Needed: Go, make, git, and for the race detector a C compiler. Tools are
+# pinned in go.mod and built from there.
+
+SHELL := /bin/sh
+GO    ?= go
+
+# How long each fuzz target runs, and how long each benchmark (1x: once, so
+# that it keeps working; measure with BENCHTIME=2s COUNT=10 and benchstat).
+FUZZTIME  ?= 60s
+BENCHTIME ?= 1x
+COUNT     ?= 1
+TIMEOUT   ?= 15m
+
+# make run: flags of `srtm up`, each left out when empty.
+UP_FLAGS = $(if $(DURATION),--duration=$(DURATION)) $(if $(TRACE),--trace=$(TRACE)) \
+	$(if $(COMPRESS),--compress=$(COMPRESS)) $(if $(COPIES),--copies=$(COPIES)) \
+	$(if $(PUBLISHERS),--publishers=$(PUBLISHERS)) $(if $(RATE),--rate=$(RATE))
+
+# The race detector is C; without a compiler Go sets CGO_ENABLED=0.
+RACE := $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),$(if $(shell command -v $$($(GO) env CC | cut -d' ' -f1)),-race))
+
+# The commit goes into the binaries where git can name it.
+VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || echo false)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy archtest generate fuzz fuzz-short bench cover clean no-race-note
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build all binaries into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim
+
+run: build ## run a local cluster with sensors and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES=)
+	@bin/srtm up $(UP_FLAGS)
+
+test: lint no-race-note ## lint, then every test: race detector, random order
+	$(GO) test $(RACE) -shuffle=on -vet=off -timeout=$(TIMEOUT) ./...
+
+race: no-race-note ## every test under the race detector COUNT times, without lint
+	$(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) -count=$(COUNT) ./...
+
+no-race-note:
+	@$(if $(RACE),:,echo "no C compiler found: running the tests WITHOUT the race detector")
+
+lint: fmt vet staticcheck check-generated tidy archtest ## all static checks
+
+fmt: ## fail on files that gofmt would change
+	@files=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .) && if [ -n "$$files" ]; then echo "gofmt would change:"; echo "$$files"; exit 1; fi
+
+vet: ## go vet
+	$(GO) vet ./...
+
+staticcheck: ## staticcheck, the version pinned in go.mod
+	$(GO) tool staticcheck ./...
+
+# The kernel program's objects are committed, since nothing here needs clang
+# but this. They are regenerated where the exact compiler is found.
+BPF := $(shell command -v clang-14 >/dev/null && command -v llvm-strip-14 >/dev/null && [ -f /usr/include/bpf/bpf_helpers.h ] && [ -d kernel/bpf ] && echo yes)
+
+generate: ## regenerate the Go of api/ and, with clang 14, of kernel/bpf
+	$(GO) run ./internal/protogen
+	$(if $(BPF),$(GO) generate ./kernel/bpf,@echo "no clang-14 with libbpf's headers: kernel/bpf left as it is")
+
+# The state of generated code, a line for each file. Uncommitted work there is
+# fine as long as generating again would not change it.
+GENERATED = find api $(if $(BPF),kernel/bpf) -type f | LC_ALL=C sort | while read -r f; do echo "$$(git hash-object --no-filters "$$f") $$f"; done
+
+check-generated: ## fail when generated code is stale, edited, or left over
+	@mkdir -p build && ( $(GENERATED) ) > build/generated.before
+	@$(MAKE) --no-print-directory generate
+	@( $(GENERATED) ) > build/generated.after
+	@diff build/generated.before build/generated.after || { echo "generated code was stale (<) and has been regenerated (>): commit it"; exit 1; }
+	@find api -name '*.pb.go' | while read -r f; do \
+		proto=$$(echo "$$f" | sed -E 's/(_grpc)?\.pb\.go$$/.proto/'); \
+		[ -f "$$proto" ] || { echo "$$f is left over: there is no $$proto"; exit 1; }; \
+	done
+
+# Only a difference is a failure: without a network, tidy cannot look at what
+# other modules' tests need and says so on standard error.
+tidy: ## fail when go.mod or go.sum is not tidy
+	@mkdir -p build; $(GO) mod tidy -diff > build/tidy.diff 2> build/tidy.err && exit 0; \
+	if [ -s build/tidy.diff ]; then cat build/tidy.diff; echo "go.mod or go.sum is not tidy: run go mod tidy"; exit 1; fi; \
+	echo "go mod tidy could not tell:"; tail -n 3 build/tidy.err
+
+archtest: ## the import and purity rules
+	$(GO) test -count=1 ./internal/archtest
+
+FUZZ_TARGETS = grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | grep -v /testdata/ | sed -E 's|^(.*)/[^/]*:[0-9]+:func |\1 |' | LC_ALL=C sort
+
+fuzz: ## fuzz every target for FUZZTIME (60s)
+	@$(FUZZ_TARGETS) | while read -r dir target; do \
+		echo "$$dir $$target"; \
+		$(GO) test -run='^$$' -fuzz="^$$target$$" -fuzztime=$(FUZZTIME) "$$dir" || exit 1; \
+	done
+
+fuzz-short: ## fuzz every target for 5 seconds
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=5s
+
+bench: ## run every benchmark (BENCHTIME=1x COUNT=1)
+	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) ./...
+
+cover: ## test coverage over all packages, into build/cover.out
+	@mkdir -p build
+	$(GO) test -coverpkg=./... -coverprofile=build/cover.out -timeout=$(TIMEOUT) ./... > build/cover.log || { cat build/cover.log; exit 1; }
+	@$(GO) tool cover -func=build/cover.out | tail -n 1
+
+clean: ## remove bin/ and build/
+	rm -rf bin build

@@ -1,0 +1,200 @@
+package archtest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The fixture in testdata/module breaks each rule. A finding in the middle of
+// a file is wanted by a comment `// want "part of it"` on its line; findings
+// on whole packages are listed in the tests.
+
+func fixture(t *testing.T) *Module {
+	t.Helper()
+	m, err := Load(filepath.Join("testdata", "module"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+var want = regexp.MustCompile(`// want "([^"]*)"`)
+
+// wanted collects the want comments below dir as "file:line: text".
+func wanted(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for i, line := range strings.Split(string(text), "\n") {
+			for _, m := range want.FindAllStringSubmatch(line, -1) {
+				rel, err := filepath.Rel(filepath.Join("testdata", "module"), path)
+				if err != nil {
+					return err
+				}
+				all = append(all, fmt.Sprintf("%s:%d: %s", filepath.ToSlash(rel), i+1, m[1]))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// compare matches findings with what is wanted, one to one; a finding fits
+// when it begins with the wanted text.
+func compare(t *testing.T, found []Finding, wanted []string) {
+	t.Helper()
+	for _, f := range found {
+		if f.Why == "" {
+			t.Errorf("no reason: %s", f)
+		}
+		shown := f.Where + ": " + f.What
+		i := slices.IndexFunc(wanted, func(w string) bool { return strings.HasPrefix(shown, w) })
+		if i < 0 {
+			t.Errorf("not wanted: %s", shown)
+			continue
+		}
+		wanted = slices.Delete(wanted, i, i+1)
+	}
+	for _, w := range wanted {
+		t.Errorf("not found: %s", w)
+	}
+}
+
+func purity(packages ...string) Purity {
+	rule := pure // as for the module itself
+	rule.Packages = packages
+	rule.Std = map[string]string{}
+	for _, path := range []string{"errors", "fmt", "maps", "math/rand/v2", "slices", "sort", "strings", "time"} {
+		rule.Std[path] = "known to the fixture"
+	}
+	return rule
+}
+
+func TestPurity(t *testing.T) {
+	m := fixture(t)
+	for _, name := range []string{"clock", "concurrent", "order", "state", "random", "printing", "good"} {
+		t.Run(name, func(t *testing.T) {
+			found, err := m.CheckPurity(purity("pure/" + name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			compare(t, found, wanted(t, filepath.Join("testdata", "module", "pure", name)))
+		})
+	}
+}
+
+func TestPurityOfImports(t *testing.T) {
+	found, err := fixture(t).CheckPurity(purity("pure/imports", "pure/good"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, found, []string{
+		"pure/imports: is pure and imports impure, which is not",
+		"pure/imports: is pure and imports os",
+		"pure/imports: is pure and imports sync",
+	})
+}
+
+func TestPurityOfOtherPlatforms(t *testing.T) {
+	found, err := fixture(t).CheckPurity(purity("pure/platform"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, found, []string{"pure/platform/platform_windows.go: a file of a pure package that this build leaves out"})
+}
+
+func TestPurityOfAPackageThatIsGone(t *testing.T) {
+	found, err := fixture(t).CheckPurity(purity("pure/good", "pure/gone"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, found, []string{"pure/gone: a rule names this package, which does not exist"})
+}
+
+func TestArrows(t *testing.T) {
+	m := fixture(t)
+	for _, c := range []struct {
+		name  string
+		arrow Arrow
+		want  []string
+	}{
+		{"only, kept", Arrow{From: []string{"upper/..."}, Only: []string{"lower/x"}}, nil},
+		{"only, broken", Arrow{From: []string{"upper/...", "lower/x"}, Only: []string{"lower/x"}}, []string{"lower/x: imports lower/y"}},
+		{"only, nothing allowed", Arrow{From: []string{"upper/..."}, Only: []string{}}, []string{"upper/a: imports lower/x"}},
+		{"only, in tests", Arrow{From: []string{"upper/a"}, Only: []string{"lower/x"}, Tests: true}, []string{"upper/a: imports, in a test, lower/y"}},
+		{"never, broken", Arrow{From: []string{"..."}, Never: []string{"lower/..."}}, []string{"upper/a: imports lower/x", "lower/x: imports lower/y"}},
+		{"never, with an exception", Arrow{From: []string{"..."}, Except: []string{"lower/..."}, Never: []string{"lower/..."}}, []string{"upper/a: imports lower/x"}},
+		{"never, of the standard library", Arrow{From: []string{"..."}, Never: []string{"std:net/http/pprof"}}, []string{"lower/x: imports net/http/pprof"}},
+		{"never, of another module", Arrow{From: []string{"..."}, Never: []string{"golang.org/x/time/..."}}, nil},
+		{"a package that is gone", Arrow{From: []string{"upper/b"}, Except: []string{"up/..."}, Only: []string{"lower/z"}, Never: []string{"low"}}, []string{
+			"upper/b: a rule names this package", "up/...: a rule names this package", "lower/z: a rule names this package", "low: a rule names this package"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.arrow.Why = "a reason"
+			compare(t, m.CheckArrows([]Arrow{c.arrow}), c.want)
+		})
+	}
+}
+
+func TestComments(t *testing.T) {
+	found, err := fixture(t).CheckComments("a reason")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, found, []string{
+		"comments/none: no package comment",
+		"comments/two: a package comment in each of a.go, b.go",
+		`comments/wrong: the package comment in wrong.go does not begin with "Package wrong"`,
+		`comments/prog: the package comment in main.go does not begin with "Command prog"`,
+	})
+}
+
+func TestShuns(t *testing.T) {
+	found, err := fixture(t).CheckShuns([]Shun{
+		{Path: "net/http", Name: "DefaultServeMux", From: []string{"..."}, Why: "a reason"},
+		{Path: "math/rand/v2", Name: "IntN", From: []string{"..."}, Except: []string{"pure/random"}, Why: "a reason"},
+		{Path: "time", Name: "Sleep", From: []string{"habits"}, TestsOnly: true, Why: "a reason"},
+		{Path: "time", Name: "Sleep", From: []string{"gone/..."}, Why: "a reason"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, found, append(wanted(t, filepath.Join("testdata", "module", "habits")),
+		"gone/...: a rule names this package, which does not exist"))
+}
+
+func TestLoadReportsAFolderWithoutAModule(t *testing.T) {
+	if m, err := Load(t.TempDir()); err == nil {
+		t.Errorf("loaded %+v", m)
+	}
+}
+
+func TestMatch(t *testing.T) {
+	for _, c := range []struct {
+		pattern, path string
+		want          bool
+	}{
+		{"a/b", "a/b", true},
+		{"a/b", "a/b/c", false},
+		{"a/...", "a", true},
+		{"a/...", "a/b/c", true},
+		{"a/...", "ab", false},
+		{"...", "anything", true},
+	} {
+		if got := match(c.pattern, c.path); got != c.want {
+			t.Errorf("match(%q, %q) = %v", c.pattern, c.path, got)
+		}
+	}
+}

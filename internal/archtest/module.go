@@ -1,0 +1,164 @@
+package archtest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Module is a Go module as `go list` sees it.
+type Module struct {
+	Path     string // "github.com/srtm-io/srtm"
+	Dir      string
+	Packages []*Package // by path
+}
+
+// Package is one package of a module.
+type Package struct {
+	// Path is relative to the module: "nsqd/wire", "." for its root.
+	Path string
+	Name string
+	Dir  string
+
+	// Files holds the names of the non-test files that this platform builds,
+	// Ignored those of the files that build constraints leave out, Tests those
+	// of the test files.
+	Files, Ignored, Tests []string
+
+	// Imports and TestImports are full import paths; the latter are those of
+	// the test files only.
+	Imports, TestImports []string
+}
+
+// Main reports whether the package is a program.
+func (p *Package) Main() bool { return p.Name == "main" }
+
+// Load lists the module whose go.mod is in dir.
+func Load(dir string) (*Module, error) {
+	if err := touch(dir); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Name,Dir,Module,GoFiles,CgoFiles,IgnoredGoFiles,TestGoFiles,XTestGoFiles,Imports,TestImports,XTestImports", "./...")
+	cmd.Dir = dir
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w\n%s", err, &stderr)
+	}
+	m := new(Module)
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var listed struct {
+			ImportPath, Name, Dir              string
+			Module                             *struct{ Path, Dir string }
+			GoFiles, CgoFiles, IgnoredGoFiles  []string
+			TestGoFiles, XTestGoFiles          []string
+			Imports, TestImports, XTestImports []string
+		}
+		if err := decoder.Decode(&listed); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
+		}
+		if listed.Module == nil {
+			return nil, fmt.Errorf("go list: %s belongs to no module", listed.ImportPath)
+		}
+		m.Path, m.Dir = listed.Module.Path, listed.Module.Dir
+		m.Packages = append(m.Packages, &Package{
+			Path:        m.relative(listed.ImportPath),
+			Name:        listed.Name,
+			Dir:         listed.Dir,
+			Files:       slices.Concat(listed.GoFiles, listed.CgoFiles),
+			Ignored:     listed.IgnoredGoFiles,
+			Tests:       slices.Concat(listed.TestGoFiles, listed.XTestGoFiles),
+			Imports:     listed.Imports,
+			TestImports: slices.Concat(listed.TestImports, listed.XTestImports),
+		})
+	}
+	if len(m.Packages) == 0 {
+		return nil, fmt.Errorf("no packages below %s", dir)
+	}
+	slices.SortFunc(m.Packages, func(a, b *Package) int { return strings.Compare(a.Path, b.Path) })
+	return m, nil
+}
+
+// touch reads every folder and every Go file below dir, so that the go command
+// knows what this test depends on and does not replay a cached verdict: it
+// sees what the test itself opens, not what `go list` does.
+func touch(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != dir && (strings.HasPrefix(d.Name(), ".") || d.Name() == "bin" || d.Name() == "build"):
+			return filepath.SkipDir
+		case filepath.Ext(path) == ".go" && d.Type().IsRegular():
+			_, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // an editor's doing, since the folder was read
+			}
+			return err
+		}
+		return nil
+	})
+}
+
+// relative turns an import path of this module into one relative to it, and
+// leaves others as they are.
+func (m *Module) relative(path string) string {
+	if path == m.Path {
+		return "."
+	}
+	return strings.TrimPrefix(path, m.Path+"/")
+}
+
+// ours reports whether path belongs to the module, and returns it relative.
+func (m *Module) ours(path string) (string, bool) {
+	return m.relative(path), path == m.Path || strings.HasPrefix(path, m.Path+"/")
+}
+
+// match reports whether path fits pattern: a path, a path and all below it
+// ("nsqd/..."), or everything ("...").
+func match(pattern, path string) bool {
+	if pattern == "..." {
+		return true
+	}
+	if base, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return path == base || strings.HasPrefix(path, base+"/")
+	}
+	return path == pattern
+}
+
+func matchAny(patterns []string, path string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
+}
+
+// missing returns a finding for each pattern that fits no package.
+func (m *Module) missing(patterns []string, why string) []Finding {
+	var found []Finding
+	for _, pattern := range patterns {
+		if !slices.ContainsFunc(m.Packages, func(p *Package) bool { return match(pattern, p.Path) }) {
+			found = append(found, Finding{Where: pattern, What: "a rule names this package, which does not exist", Why: why})
+		}
+	}
+	return found
+}
+
+// Finding is a place where a rule is broken.
+type Finding struct {
+	Where string // a package, or file:line
+	What  string
+	Why   string // the rule's reason
+}
+
+func (f Finding) String() string {
+	return fmt.Sprintf("%s: %s\n\t%s", f.Where, f.What, f.Why)
+}

@@ -1,0 +1,198 @@
+package archtest
+
+import (
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// The rules of this module. A new package joins a list here when it is
+// created; a rule that stands in the way of a better structure is changed
+// here, with its reason, in the commit that needs it.
+
+var arrows = []Arrow{
+	{
+		From: []string{"api/..."},
+		Only: []string{},
+		Why:  "the API is what all others agree on, so it leans on none of them",
+	},
+	{
+		From: []string{"kernel/..."},
+		Only: []string{"kernel/...", "internal/..."},
+		Why:  "arrival stamps serve any server, and know nothing of brokers",
+	},
+	{
+		From: []string{"nsqd/..."},
+		Only: []string{"api/...", "kernel/...", "tokenbucket", "internal/...", "nsqd/..."},
+		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API",
+	},
+	{
+		From:  []string{"loaddistributor/...", "tbadaptor/..."},
+		Never: []string{"nsqd/..."},
+		Why:   "the control plane sees brokers through the API only, never their insides",
+	},
+	{
+		From:   []string{"..."},
+		Except: []string{"tools/..."},
+		Never:  []string{"tools/..."},
+		Tests:  true,
+		Why:    "tools stand on top: what others need of a tool belongs in a package below",
+	},
+	{
+		From: []string{"internal/clock", "internal/lifecycle", "internal/obs", "internal/testkit"},
+		Only: []string{"api/...", "kernel/stamp", "internal/..."},
+		Why:  "what everything uses must not use anything of the system",
+	},
+	{
+		From:  []string{"..."},
+		Never: []string{"internal/testkit", "std:testing"},
+		Why:   "test helpers stay out of binaries",
+		Except: []string{
+			"internal/testkit", // is one
+		},
+	},
+	{
+		From:  []string{"..."},
+		Never: []string{"golang.org/x/time/..."},
+		Why:   "x/time/rate mints tokens when time goes backwards (golang/go#71360); tokenbucket does not",
+	},
+	{
+		From:  []string{"..."},
+		Never: []string{"std:log", "std:math/rand", "std:io/ioutil"},
+		Tests: true,
+		Why:   "replaced by log/slog, injected; math/rand/v2, seeded; and io, os",
+	},
+}
+
+var pure = Purity{
+	Packages: []string{
+		"kernel/stamp",
+		"nsqd/queue",
+		"nsqd/session",
+		"nsqd/wire",
+		"tbadaptor/ledger",
+		"tbadaptor/share",
+		"tokenbucket",
+	},
+	Std: map[string]string{
+		"bytes":           "computes",
+		"cmp":             "computes",
+		"container/heap":  "computes",
+		"encoding/binary": "computes; its Read and Write need an io.Reader or Writer, which nothing pure has",
+		"encoding/json":   "computes; the same",
+		"errors":          "computes",
+		"fmt":             "what prints is banned below",
+		"iter":            "computes",
+		"maps":            "iterators over maps must be sorted at once",
+		"math":            "computes",
+		"math/big":        "computes",
+		"math/bits":       "computes",
+		"math/cmplx":      "computes",
+		"math/rand/v2":    "generators that are arguments; the global ones are banned below",
+		"slices":          "computes",
+		"sort":            "computes",
+		"strconv":         "computes",
+		"strings":         "computes",
+		"time":            "durations; clocks and timers are banned below",
+		"unicode":         "computes",
+		"unicode/utf8":    "computes",
+	},
+	Banned: map[string]string{
+		"time.After":        whyClock,
+		"time.AfterFunc":    whyClock,
+		"time.LoadLocation": whyClock,
+		"time.Local":        whyClock,
+		"time.NewTicker":    whyClock,
+		"time.NewTimer":     whyClock,
+		"time.Now":          whyClock,
+		"time.Since":        whyClock,
+		"time.Sleep":        whyClock,
+		"time.Tick":         whyClock,
+		"time.Until":        whyClock,
+	},
+	Allowed: map[string][]string{
+		"fmt":          {"Append", "Appendf", "Appendln", "Errorf", "Fprint", "Fprintf", "Fprintln", "Sprint", "Sprintf", "Sprintln", "Sscan", "Sscanf"},
+		"math/rand/v2": {"New", "NewChaCha8", "NewPCG", "NewZipf"},
+	},
+	Why: "a core without clock, goroutine, I/O or chance runs the same in a broker, a test and the simulator",
+}
+
+const whyClock = "time is an argument (stamp.Mono), read once at the edge from internal/clock"
+
+var shuns = []Shun{
+	{
+		Path: "net/http", Name: "DefaultServeMux", From: []string{"..."},
+		Why: "profiles are registered there by an import; serve a mux of your own",
+	},
+	{Path: "net/http", Name: "Handle", From: []string{"..."}, Why: "it registers on DefaultServeMux"},
+	{Path: "net/http", Name: "HandleFunc", From: []string{"..."}, Why: "it registers on DefaultServeMux"},
+	{Path: "net/http", Name: "ListenAndServe", From: []string{"..."}, Why: "nobody could stop it; lifecycle.Serve can"},
+	{
+		Path: "net/http", Name: "DefaultClient", From: []string{"..."},
+		Why: "it never times out",
+	},
+	{Path: "net/http", Name: "Get", From: []string{"..."}, Why: "it never times out"},
+	{
+		Path: "time", Name: "Sleep", From: []string{"..."}, TestsOnly: true,
+		Why: "wait for an event, a counter or virtual time: a sleep is too short on one machine and too long on the next",
+	},
+	{Path: "log/slog", Name: "Default", From: []string{"..."}, Why: "loggers are injected"},
+	{Path: "log/slog", Name: "SetDefault", From: []string{"..."}, Why: "loggers are injected"},
+}
+
+func module(t *testing.T) *Module {
+	t.Helper()
+	m, err := Load(testkit.Root(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func report(t *testing.T, found []Finding, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
+		t.Errorf("%s", f)
+	}
+}
+
+func TestArrowsOfThisModule(t *testing.T) { report(t, module(t).CheckArrows(arrows), nil) }
+
+func TestPurityOfThisModule(t *testing.T) {
+	found, err := module(t).CheckPurity(pure)
+	report(t, found, err)
+}
+
+func TestCommentsOfThisModule(t *testing.T) {
+	found, err := module(t).CheckComments("a reader starts at the one package comment: what the package is, what it must not know, where to read next")
+	report(t, found, err)
+}
+
+func TestShunsOfThisModule(t *testing.T) {
+	found, err := module(t).CheckShuns(shuns)
+	report(t, found, err)
+}
+
+// Every rule says why: it is what the one who broke it reads.
+func TestRulesHaveReasons(t *testing.T) {
+	for _, a := range arrows {
+		if a.Why == "" {
+			t.Errorf("arrow from %q has no reason", a.From)
+		}
+	}
+	for _, s := range shuns {
+		if s.Why == "" {
+			t.Errorf("%s.%s is shunned without a reason", s.Path, s.Name)
+		}
+	}
+	for _, reasons := range []map[string]string{pure.Std, pure.Banned} {
+		for name, why := range reasons {
+			if why == "" {
+				t.Errorf("%s has no reason", name)
+			}
+		}
+	}
+}

@@ -1,0 +1,4 @@
+// Command tool is right.
+package main
+
+func main() {}

@@ -1,0 +1,2 @@
+// Package two has two comments.
+package two

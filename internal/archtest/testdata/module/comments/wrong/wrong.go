@@ -1,0 +1,2 @@
+// This package's comment begins as it likes.
+package wrong

@@ -1,0 +1,3 @@
+module fixture.test/m
+
+go 1.26.0

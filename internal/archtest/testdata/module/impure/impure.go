@@ -1,0 +1,5 @@
+// Package impure is imported.
+package impure
+
+// Path is a constant.
+const Path = "/"

@@ -1,0 +1,2 @@
+// Package y imports nothing.
+package y

@@ -1,0 +1,2 @@
+// Package platform differs from one platform to another.
+package platform

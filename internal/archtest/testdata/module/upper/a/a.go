@@ -1,0 +1,4 @@
+// Package a imports downwards.
+package a
+
+import _ "fixture.test/m/lower/x"
