@@ -1,0 +1,139 @@
+package placement
+
+import (
+	"cmp"
+	"maps"
+	"math/rand/v2"
+	"slices"
+)
+
+// assignment collects who goes where. Brokers are indices into quotas.
+type assignment struct {
+	publishers []Publisher
+	quotas     []int64 // all > 0
+	rate       int64   // their sum
+	where      []int   // broker of each publisher
+	// deficit is, for each broker, its proportion of the rates of all
+	// publishers looked at so far, less the rates of those it was given.
+	deficit []float64
+}
+
+func newAssignment(publishers []Publisher, quotas []int64) *assignment {
+	a := &assignment{
+		publishers: publishers, quotas: quotas,
+		where: make([]int, len(publishers)), deficit: make([]float64, len(quotas)),
+	}
+	for _, q := range quotas {
+		a.rate += q
+	}
+	return a
+}
+
+// blind places publishers whatever their keys: at random, except that the
+// brokers' sums of rates come out in proportion to their quotas.
+func (a *assignment) blind(rng *rand.Rand) {
+	all := make([]int, len(a.publishers))
+	for i := range all {
+		all[i] = i
+	}
+	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	a.expect(all)
+	a.deal(all, nil)
+}
+
+// correlated places every correlation group in proportion to the quotas: if k
+// brokers carry the topic with equal quotas, each gets one k-th of every group,
+// and so of the burst that the group sends, as it gets one k-th of the bucket.
+// The measure is the number of publishers, as in the paper.
+//
+// What does not divide is given one each to the brokers that are furthest
+// behind, counting all groups before, so that the remainders of many groups go
+// round. The pool comes last and evens out what is left.
+//
+// Postcondition, for a group of n: a broker with quota q of a rate R got
+// floor(n*q/R) or ceil(n*q/R) of it.
+func (a *assignment) correlated() {
+	groups := map[string][]int{}
+	for i, p := range a.publishers {
+		groups[p.Key] = append(groups[p.Key], i)
+	}
+	pool := groups[""]
+	delete(groups, "")
+	for _, key := range slices.Sorted(maps.Keys(groups)) {
+		a.split(groups[key])
+	}
+	a.expect(pool)
+	a.deal(pool, nil)
+}
+
+// split places one correlation group.
+func (a *assignment) split(group []int) {
+	n := int64(len(group))
+	counts := make([]int64, len(a.quotas))
+	behind := make([]float64, len(a.quotas))
+	owed := n
+	sum := a.expect(group)
+	mean := sum / float64(n)
+	for l, q := range a.quotas {
+		counts[l] = n * q / a.rate // < 2^50: at most MaxPublishers * MaxRate
+		owed -= counts[l]
+		// float64() keeps the compiler from fusing, which would make the
+		// decision depend on the processor.
+		behind[l] = a.deficit[l] - float64(mean*float64(counts[l]))
+	}
+	for ; owed > 0; owed-- {
+		most := -1
+		for l, q := range a.quotas {
+			if n*q%a.rate == 0 || counts[l] > n*q/a.rate {
+				continue // divides, or had its one
+			}
+			if most < 0 || behind[l] > behind[most] {
+				most = l
+			}
+		}
+		counts[most]++
+	}
+	a.deal(group, counts)
+}
+
+// expect adds to every broker's deficit its proportion of the publishers'
+// rates, and returns their sum.
+func (a *assignment) expect(publishers []int) (sum float64) {
+	for _, i := range publishers {
+		sum += a.publishers[i].Rate
+	}
+	for l, q := range a.quotas {
+		a.deficit[l] += float64(sum * (float64(q) / float64(a.rate)))
+	}
+	return sum
+}
+
+// deal places the publishers, those with the highest rates first and otherwise
+// in the order given, each at the broker that lacks most; where counts is not
+// nil, broker l gets exactly counts[l] of them. Requires: they are expected.
+//
+// Without counts, and starting from no deficit, this leaves every broker's sum
+// less than one publisher's rate away from its proportion: a broker that is
+// given more than it lacked was the one that lacked most, so nobody lacked more
+// than that publisher's rate. A closer match exists at times and is NP-hard to
+// find; it would not matter beside the publishers' own variations.
+func (a *assignment) deal(publishers []int, counts []int64) {
+	order := slices.Clone(publishers)
+	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(a.publishers[y].Rate, a.publishers[x].Rate) })
+	for _, i := range order {
+		most := -1
+		for l := range a.quotas {
+			if counts != nil && counts[l] == 0 {
+				continue
+			}
+			if most < 0 || a.deficit[l] > a.deficit[most] {
+				most = l
+			}
+		}
+		a.where[i] = most
+		a.deficit[most] -= a.publishers[i].Rate
+		if counts != nil {
+			counts[most]--
+		}
+	}
+}

@@ -1,0 +1,278 @@
+package placement
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Broker is one broker of the snapshot.
+type Broker struct {
+	ID string
+	// Mcap is the greatest rate it carries within the SLO, Allocated what it
+	// has promised already, both in msg/s and >= 0. What is left, rcap, is
+	// their difference, and zero where more was promised than it carries.
+	Mcap, Allocated int64
+}
+
+func (b Broker) rcap() int64 { return max(0, b.Mcap-b.Allocated) }
+
+// Publisher is one connection: a sensor, or a gateway for several.
+type Publisher struct {
+	ID string
+	// Key is the correlation key: publishers with the same key tend to send at
+	// the same time. Empty: the pool of those without a known correlation.
+	Key string
+	// Rate is its mean rate in msg/s; finite and > 0.
+	Rate float64
+	// Batch is how many messages it sends back to back; 0 means 1.
+	Batch int
+}
+
+// Group declares Count publishers at once, with ids "<key>.0" to
+// "<key>.<count-1>", or "pool.<i>" where the key is empty.
+type Group struct {
+	Key   string
+	Count int
+	Rate  float64 // of each publisher
+	Batch int     // of each publisher
+}
+
+// name is what the ids of g's publishers begin with.
+func (g Group) name() string {
+	if g.Key == "" {
+		return "pool"
+	}
+	return g.Key
+}
+
+// Demand is what a topic asks for.
+type Demand struct {
+	Topic string
+	// Rate is the contract's r in msg/s, rounded up, and what the quotas sum
+	// to. RateMilli is r exactly, in milli-msg/s, and what the shares sum to;
+	// 0 means 1000*Rate.
+	Rate      int64
+	RateMilli int64
+	// Burst is the contract's b, in messages.
+	Burst int64
+	// Publishers and Groups may be empty: then only quotas and shares are
+	// planned. Their rates sum to at most r.
+	Publishers []Publisher
+	Groups     []Group
+}
+
+// Limits of a demand; those of r and b are tokenbucket's.
+const (
+	// MaxRate is the greatest r, in msg/s.
+	MaxRate = int64(tokenbucket.MaxRate) / 1000
+	// MaxPublishers is how many publishers a demand may have, groups included.
+	MaxPublishers = 1_000_000
+	// MaxBatch is how many messages a publisher may send back to back.
+	MaxBatch = 1_000_000
+	// MaxID is the length of an id or a correlation key in bytes.
+	MaxID = 64
+)
+
+// FieldError is one fault of a demand or a broker. Field is a path such as
+// "rate", "publishers[3].id", "groups[0].count", "brokers[1].mcap" or "policy".
+type FieldError struct{ Field, Problem string }
+
+func (e FieldError) Error() string { return e.Field + ": " + e.Problem }
+
+// FieldErrors is every fault found, in the order of the fields.
+type FieldErrors []FieldError
+
+// shown is how many faults an error's text names.
+const shown = 10
+
+func (e FieldErrors) Error() string {
+	var b strings.Builder
+	for i, f := range e {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		if i == shown {
+			fmt.Fprintf(&b, "and %d more", len(e)-shown)
+			break
+		}
+		b.WriteString(f.Error())
+	}
+	return b.String()
+}
+
+func (e *FieldErrors) add(field, format string, args ...any) {
+	*e = append(*e, FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
+}
+
+// rateMilli is the contract's r, exact. Requires: d is valid.
+func (d Demand) rateMilli() int64 {
+	if d.RateMilli != 0 {
+		return d.RateMilli
+	}
+	return d.Rate * 1000
+}
+
+// Expand returns the publishers, those of the groups after those declared one
+// by one, in the order given. Requires: d is valid.
+func (d Demand) Expand() []Publisher {
+	n := len(d.Publishers)
+	for _, g := range d.Groups {
+		n += g.Count
+	}
+	all := make([]Publisher, 0, n)
+	all = append(all, d.Publishers...)
+	for _, g := range d.Groups {
+		prefix := g.name() + "."
+		for i := range g.Count {
+			all = append(all, Publisher{ID: prefix + strconv.Itoa(i), Key: g.Key, Rate: g.Rate, Batch: g.Batch})
+		}
+	}
+	return all
+}
+
+// Validate returns all faults of d at once, as FieldErrors, or nil.
+func (d Demand) Validate() error {
+	if faults := d.faults(); len(faults) > 0 {
+		return faults
+	}
+	return nil
+}
+
+func (d Demand) faults() (faults FieldErrors) {
+	if d.Topic == "" {
+		faults.add("topic", "is empty")
+	}
+	switch exact := d.RateMilli; {
+	case d.Rate < 1 || d.Rate > MaxRate:
+		faults.add("rate", "%d msg/s is outside 1 to %d", d.Rate, MaxRate)
+	case exact < 0:
+		faults.add("rate", "%d milli-msg/s is negative", exact)
+	case exact != 0 && d.Rate != (exact+999)/1000:
+		faults.add("rate", "%d msg/s is not %d milli-msg/s rounded up", d.Rate, exact)
+	}
+	if d.Burst < 1 || d.Burst > tokenbucket.MaxBurst {
+		faults.add("burst", "%d messages is outside 1 to %d", d.Burst, tokenbucket.MaxBurst)
+	}
+	sound := len(faults) == 0
+
+	count := len(d.Publishers)
+	total := 0.0
+	byID := make(map[string]int, len(d.Publishers))
+	for i, p := range d.Publishers {
+		at := func(field string) string { return fmt.Sprintf("publishers[%d].%s", i, field) }
+		if first, twice := byID[p.ID]; twice {
+			faults.add(at("id"), "%q is the id of publishers[%d] too", p.ID, first)
+		} else {
+			byID[p.ID] = i
+		}
+		if p.ID == "" {
+			faults.add(at("id"), "is empty")
+		}
+		checkText(&faults, at("id"), p.ID)
+		checkText(&faults, at("key"), p.Key)
+		checkRate(&faults, at("rate"), p.Rate)
+		checkBatch(&faults, at("batch"), p.Batch)
+		total += p.Rate
+	}
+
+	byName := make(map[string]int, len(d.Groups))
+	for i, g := range d.Groups {
+		at := func(field string) string { return fmt.Sprintf("groups[%d].%s", i, field) }
+		if first, twice := byName[g.name()]; twice {
+			faults.add(at("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.name(), first)
+		} else {
+			byName[g.name()] = i
+		}
+		if g.Count < 1 || g.Count > MaxPublishers {
+			faults.add(at("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
+		} else {
+			if last := len(g.name()) + len(strconv.Itoa(g.Count-1)) + 1; last > MaxID {
+				faults.add(at("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
+			}
+			count += g.Count
+		}
+		checkText(&faults, at("key"), g.Key)
+		checkRate(&faults, at("rate"), g.Rate)
+		checkBatch(&faults, at("batch"), g.Batch)
+		total += float64(g.Count) * g.Rate
+	}
+	for i, p := range d.Publishers {
+		if g, ok := named(byName, d.Groups, p.ID); ok {
+			faults.add(fmt.Sprintf("publishers[%d].id", i), "%q is the id of a publisher of groups[%d] too", p.ID, g)
+		}
+	}
+	if count > MaxPublishers {
+		faults.add("publishers", "%d with those of the groups, at most %d", count, MaxPublishers)
+	}
+	// Rates are sums of decimal fractions: allow for their rounding.
+	if r := float64(d.Rate); sound && len(faults) == 0 {
+		if d.RateMilli != 0 {
+			r = float64(d.RateMilli) / 1000
+		}
+		if total > r*(1+1e-9) {
+			faults.add("rate", "the publishers' rates sum to %g msg/s, more than the contract's %g", total, r)
+		}
+	}
+	return faults
+}
+
+// named returns the group that has a publisher with this id.
+func named(byName map[string]int, groups []Group, id string) (group int, ok bool) {
+	dot := strings.LastIndexByte(id, '.')
+	if dot < 0 {
+		return 0, false
+	}
+	group, ok = byName[id[:dot]]
+	if !ok {
+		return 0, false
+	}
+	i, err := strconv.Atoi(id[dot+1:])
+	return group, err == nil && i >= 0 && i < groups[group].Count && strconv.Itoa(i) == id[dot+1:]
+}
+
+func checkText(faults *FieldErrors, field, text string) {
+	if len(text) > MaxID {
+		faults.add(field, "has %d bytes, at most %d", len(text), MaxID)
+	} else if !utf8.ValidString(text) {
+		faults.add(field, "%q is not valid UTF-8", text)
+	}
+}
+
+func checkRate(faults *FieldErrors, field string, rate float64) {
+	if math.IsNaN(rate) || math.IsInf(rate, 0) || rate <= 0 {
+		faults.add(field, "%v is not a finite rate above 0", rate)
+	}
+}
+
+func checkBatch(faults *FieldErrors, field string, batch int) {
+	if batch < 0 || batch > MaxBatch {
+		faults.add(field, "%d messages is outside 0 to %d", batch, MaxBatch)
+	}
+}
+
+func brokerFaults(brokers []Broker) (faults FieldErrors) {
+	byID := make(map[string]int, len(brokers))
+	for i, b := range brokers {
+		at := func(field string) string { return fmt.Sprintf("brokers[%d].%s", i, field) }
+		if first, twice := byID[b.ID]; twice {
+			faults.add(at("id"), "%q is the id of brokers[%d] too", b.ID, first)
+		} else {
+			byID[b.ID] = i
+		}
+		if b.ID == "" {
+			faults.add(at("id"), "is empty")
+		}
+		if b.Mcap < 0 {
+			faults.add(at("mcap"), "%d msg/s is negative", b.Mcap)
+		}
+		if b.Allocated < 0 {
+			faults.add(at("allocated"), "%d msg/s is negative", b.Allocated)
+		}
+	}
+	return faults
+}

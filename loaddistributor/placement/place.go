@@ -1,0 +1,179 @@
+package placement
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Names of the policies.
+const (
+	// SRTM concentrates the topic on the fewest brokers, keeps the smallest
+	// quota as large as possible, and splits every correlation group in
+	// proportion to the quotas. It never takes more than the fewest brokers.
+	SRTM = "srtm"
+	// MaxMin is SRTM blind to correlation keys.
+	MaxMin = "maxmin"
+	// Conc takes the same brokers and equalises their total load, what they
+	// carry for other topics included. Each of them gets something: without it
+	// the others could not carry the rate, or fewer would have been taken.
+	Conc = "conc"
+	// LoadBalance gives every broker the same part of the topic. A broker that
+	// cannot take it gets what it can, or, if it has no capacity left, is left
+	// out, and the others share the rest evenly. With fewer publishers than
+	// brokers, that many brokers of largest rcap share the topic.
+	LoadBalance = "loadbalance"
+)
+
+// Policies returns the names of the policies, sorted.
+func Policies() []string { return []string{Conc, LoadBalance, MaxMin, SRTM} }
+
+// Plan is a placement.
+type Plan struct {
+	Policy string
+	// K is how many brokers carry the topic, len(Quotas).
+	K int
+	// Quotas are in the order of the brokers given.
+	Quotas []Quota
+}
+
+// Quota is what one broker of a plan gets.
+type Quota struct {
+	Broker string
+	// Rate is its part of the demand's rate, msg/s; 1 to its rcap.
+	Rate int64
+	// Publishers are indices into Demand.Expand(), ascending. Empty where the
+	// demand has none, and where the quota is less than half a publisher's.
+	Publishers []int
+	// Groups counts them by correlation key, the pool left out.
+	Groups map[string]int
+	// Share is its part of the contract, in proportion to Rate. What does not
+	// divide is in the share of the largest quota, of the first if several.
+	Share tokenbucket.Share
+}
+
+// Infeasible says why there is no placement: a bound was met.
+type Infeasible struct {
+	// Bound is one of
+	//	"brokers"     there is none
+	//	"rcap"        all brokers together have less capacity, msg/s
+	//	"burst"       b is less than the number of brokers needed: each needs a token
+	//	"publishers"  there are fewer than brokers needed, and a broker without
+	//	              one would hold a part of the contract that nobody can use
+	Bound      string
+	Need, Have int64
+}
+
+func (e *Infeasible) Error() string {
+	switch e.Bound {
+	case "brokers":
+		return "infeasible: there are no brokers"
+	case "rcap":
+		return fmt.Sprintf("infeasible: %d msg/s asked for, the brokers have %d left", e.Need, e.Have)
+	default:
+		return fmt.Sprintf("infeasible: %d brokers are needed, and %s is %d", e.Need, e.Bound, e.Have)
+	}
+}
+
+// Place plans where a topic goes. It draws from rng only where the policy
+// places publishers blindly (all but SRTM), and the same arguments with an
+// equal rng give the same plan; a nil rng is a fault there, if there are
+// publishers.
+//
+// The quotas sum to the demand's rate, the shares to its contract; every
+// publisher is placed once. The error is FieldErrors (with all faults of the
+// policy, the brokers and the demand) or *Infeasible; there is never a partial
+// plan.
+func Place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
+	var faults FieldErrors
+	if !slices.Contains(Policies(), policy) {
+		faults.add("policy", "%q is not one of %s", policy, strings.Join(Policies(), ", "))
+	}
+	faults = append(faults, brokerFaults(brokers)...)
+	faults = append(faults, d.faults()...)
+	if len(faults) > 0 {
+		return Plan{}, faults
+	}
+	publishers := d.Expand()
+	if rng == nil && policy != SRTM && len(publishers) > 0 {
+		return Plan{}, FieldErrors{{Field: "rng", Problem: "policy " + policy + " needs a source of randomness"}}
+	}
+
+	chosen, quotas, err := divide(policy, brokers, d, len(publishers))
+	if err != nil {
+		return Plan{}, err
+	}
+	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, quotas)
+	if err != nil {
+		// Cannot be: the contract was validated and has room for every broker.
+		panic(fmt.Sprintf("placement: contract %d milli-msg/s, burst %d over quotas %v: %v", d.rateMilli(), d.Burst, quotas, err))
+	}
+
+	plan := Plan{Policy: policy, K: len(chosen), Quotas: make([]Quota, len(chosen))}
+	for i, l := range chosen {
+		plan.Quotas[i] = Quota{Broker: brokers[l].ID, Rate: quotas[i], Groups: map[string]int{}, Share: shares[i]}
+	}
+	a := newAssignment(publishers, quotas)
+	if policy == SRTM {
+		a.correlated()
+	} else {
+		a.blind(rng)
+	}
+	for i, p := range publishers {
+		q := &plan.Quotas[a.where[i]]
+		q.Publishers = append(q.Publishers, i)
+		if p.Key != "" {
+			q.Groups[p.Key]++
+		}
+	}
+	return plan, nil
+}
+
+// divide chooses brokers, as ascending indices, and their quotas, all > 0.
+// publishers is how many there are to place, 0 if only rates are planned.
+// Requires: policy, brokers and d are valid.
+func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen []int, quotas []int64, err error) {
+	if len(brokers) == 0 {
+		return nil, nil, &Infeasible{Bound: "brokers", Need: 1, Have: 0}
+	}
+	order := byRcap(brokers)
+	k, have := fewest(brokers, order, d.Rate)
+	if k == 0 {
+		return nil, nil, &Infeasible{Bound: "rcap", Need: d.Rate, Have: have}
+	}
+	n := k
+	if policy == LoadBalance {
+		n = len(brokers)
+		if publishers > 0 {
+			n = max(k, min(n, publishers))
+		}
+	}
+	chosen = slices.Sorted(slices.Values(order[:n]))
+	caps := make([]int64, n)
+	loads := make([]int64, n)
+	for i, l := range chosen {
+		caps[i], loads[i] = brokers[l].rcap(), brokers[l].Allocated
+	}
+	if policy == Conc {
+		quotas = equalLoad(loads, caps, d.Rate)
+	} else {
+		quotas = maxmin(caps, d.Rate)
+	}
+	for i := len(quotas) - 1; i >= 0; i-- {
+		if quotas[i] == 0 {
+			quotas, chosen = slices.Delete(quotas, i, i+1), slices.Delete(chosen, i, i+1)
+		}
+	}
+	n = len(quotas)
+	if int64(n) > d.Burst {
+		return nil, nil, &Infeasible{Bound: "burst", Need: int64(n), Have: d.Burst}
+	}
+	if publishers > 0 && n > publishers {
+		return nil, nil, &Infeasible{Bound: "publishers", Need: int64(n), Have: int64(publishers)}
+	}
+	return chosen, quotas, nil
+}
