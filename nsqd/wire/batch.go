@@ -53,6 +53,17 @@ func (c *Command) parseBatch(in []byte, at int, lim *Limits) (n, need int, fault
 	return n, 0, nil
 }
 
+// ParseBatch reads the body of an MPUB, from its message count on, that came
+// by another way, such as HTTP. The Batch is a view into body; the error is an
+// *Error.
+func ParseBatch(body []byte, maxMessage int) (Batch, error) {
+	b, fault := newBatch(body, maxMessage)
+	if fault != nil {
+		return Batch{}, fault
+	}
+	return b, nil
+}
+
 func newBatch(body []byte, maxMessage int) (Batch, *Error) {
 	if len(body) < sizeLength {
 		return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB body of %d bytes has no message count", len(body)))

@@ -79,8 +79,8 @@ func RateLimited(after time.Duration) *Error {
 	return NewError(CodeRateLimited, retryAfter+strconv.FormatInt(ms, 10))
 }
 
-// RetryAfter returns the hint of an E_RATE_LIMITED, and false for any other
-// error and for one without a hint.
+// RetryAfter returns the hint of an E_RATE_LIMITED, cut to what a Duration
+// holds, and false for any other error and for one without a hint.
 func (e *Error) RetryAfter() (time.Duration, bool) {
 	if e.Code != CodeRateLimited {
 		return 0, false
@@ -90,10 +90,10 @@ func (e *Error) RetryAfter() (time.Duration, bool) {
 		return 0, false
 	}
 	ms, ok := parseInt(digits)
-	if !ok || ms < 0 || ms > int64(maxDuration/time.Millisecond) {
+	if !ok || ms < 0 {
 		return 0, false
 	}
-	return time.Duration(ms) * time.Millisecond, true
+	return time.Duration(min(ms, int64(maxDuration/time.Millisecond))) * time.Millisecond, true
 }
 
 // Error returns what is sent, followed by the cause.
