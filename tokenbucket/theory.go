@@ -1,0 +1,232 @@
+package tokenbucket
+
+import (
+	"math"
+	"math/cmplx"
+)
+
+// ExpectedDelayEq1 returns the paper's Eq. (1), in seconds: the mean access
+// delay of Poisson arrivals of lambda messages per second in an (r, b) bucket,
+//
+//	P(U > b-1) / (2r (1-rho)),   rho = lambda/r
+//
+// with U the unfinished work of the M/D/1 queue whose service takes 1/r. Its
+// second factor, the mean wait of those who wait in M/D/1, is right for b = 1
+// only; above, Eq. (1) is an upper bound. Use ExpectedDelayExact to decide and
+// this to compare with the paper.
+//
+// Infinite if lambda >= rate: there is no stationary delay. NaN unless
+// lambda >= 0, rate > 0 and burst >= 1, here and below.
+func ExpectedDelayEq1(lambda, rate float64, burst int) float64 {
+	rho, ok := load(lambda, rate, burst)
+	if !ok {
+		return math.NaN()
+	}
+	if rho >= 1 {
+		return math.Inf(1)
+	}
+	return TailMD1(rho, float64(burst-1)) / (2 * rate * (1 - rho))
+}
+
+// ExpectedDelayExact returns the mean access delay in seconds of Poisson
+// arrivals of lambda messages per second in an (r, b) bucket,
+//
+//	E[(U - (b-1))+] / r = 1/(rho r) * sum over n >= b of P(U > n)
+//
+// A message that finds U waits until U+1 <= b, hence the first expression. The
+// second: below its rate of rising, U crosses y downwards as often as upwards,
+// f(y) = rho (P(U > y-1) - P(U > y)); integrated, P(U > y) is rho times the
+// integral of P(U > z) over [y-1, y], and those intervals tile [b-1, inf).
+func ExpectedDelayExact(lambda, rate float64, burst int) float64 {
+	rho, ok := load(lambda, rate, burst)
+	switch {
+	case !ok:
+		return math.NaN()
+	case rho >= 1:
+		return math.Inf(1)
+	case rho == 0:
+		return 0
+	}
+	q := newMD1(rho)
+	n, sum := burst, 0.0
+	for ; n < len(q.tails); n++ {
+		sum += q.tails[n]
+	}
+	sum += q.asymptote(float64(n)) / -math.Expm1(-q.theta)
+	return sum / rho / rate
+}
+
+// PDelayed returns the share of messages that wait for a token, P(U > b-1).
+func PDelayed(lambda, rate float64, burst int) float64 {
+	rho, ok := load(lambda, rate, burst)
+	if !ok {
+		return math.NaN()
+	}
+	return TailMD1(rho, float64(burst-1))
+}
+
+func load(lambda, rate float64, burst int) (rho float64, ok bool) {
+	if !(lambda >= 0 && rate > 0 && burst >= 1) || math.IsInf(lambda, 1) || math.IsInf(rate, 1) {
+		return 0, false
+	}
+	return lambda / rate, true
+}
+
+// TailMD1 returns P(U > x) for the stationary unfinished work U of an M/D/1
+// queue of load rho, in units of the service time. It is 1 for x < 0 and, as
+// such a queue never settles, for rho >= 1; NaN for rho < 0 or a NaN.
+//
+// Where the result is above 1e-290 its relative error is below 1e-12; measured
+// against 2400-bit arithmetic for rho of 0.01 to 0.999 and x up to 100 it is at
+// most 4e-14 (theory_test.go).
+//
+// How: up to a point (20 service times at a load of 0.9, 50 at 0.1) from the
+// number in system, by sums of positive terms only; beyond, by the asymptote
+// C exp(-theta x), where the next term is below 1e-17 of it. What lost: the
+// textbook's alternating series up to a point. It gives the complement of the
+// tail, by terms that grow like exp(rho x) and cancel: in float64 it has lost
+// every digit at x = 27 for rho = 0.9, 20 for 0.5 and 10 for 0.1. With the best
+// point to switch, the worst relative error is 3e-11, 2e-8 and 5e-4.
+func TailMD1(rho, x float64) float64 {
+	switch {
+	case math.IsNaN(rho) || math.IsNaN(x) || rho < 0:
+		return math.NaN()
+	case x < 0 || rho >= 1:
+		return 1
+	case rho == 0:
+		return 0
+	}
+	return newMD1(rho).tail(x)
+}
+
+// md1 is an M/D/1 queue with service time 1 and load rho, 0 < rho < 1.
+type md1 struct {
+	rho      float64
+	theta, c float64   // P(U > x) ~ c exp(-theta x)
+	tails    []float64 // P(U > n) = P(more than n in system), as far as the asymptote is not exact
+}
+
+func newMD1(rho float64) md1 {
+	q := md1{rho: rho, theta: decay(rho)}
+	q.c = (1 - rho) / (q.theta - (1 - rho)) // (1-rho) / (rho e^theta - 1)
+	q.tails = md1Tails(rho, q.horizon())
+	return q
+}
+
+// decay returns the theta > 0 with e^theta = 1 + theta/rho, the exponent of the
+// tail. It solves g(theta) = (e^theta - 1)/theta - 1 = (1-rho)/rho, which loses
+// no digits as rho nears 1 and theta 0.
+func decay(rho float64) float64 {
+	want := min((1-rho)/rho, math.MaxFloat64)
+	// g is convex and increasing, so Newton from the right descends to the root.
+	// g(x) >= x/2 and g(2 + 2 log(1+s)) >= s, both to its right.
+	x := min(2*want, 2+2*math.Log1p(want))
+	for {
+		var g, slope float64
+		if x < 1 {
+			term := 1.0 // x^n / (n+1)!
+			for n := 1; n < 20; n++ {
+				slope += float64(n) * term / float64(n+1)
+				term *= x / float64(n+1)
+				g += term
+			}
+		} else {
+			g = math.Expm1(x)/x - 1
+			slope = (math.Exp(x)*(x-1) + 1) / (x * x)
+		}
+		next := x - (g-want)/slope
+		if !(next < x) {
+			return x
+		}
+		x = next
+	}
+}
+
+// horizon returns from which n on the asymptote is exact in float64, or the
+// tail too small for one: that is how long the table of tails has to be.
+func (q md1) horizon() int {
+	// The next exponents are the complex roots of e^z = 1 + z/rho, the nearest
+	// pair of them with an imaginary part of a little over 2 pi. The iteration
+	// contracts by 1/|rho+z| < 1/6.
+	z := complex(q.theta, 2*math.Pi)
+	for range 40 {
+		z = cmplx.Log(1+z/complex(q.rho, 0)) + complex(0, 2*math.Pi)
+	}
+	c := complex(1-q.rho, 0) / (z + complex(q.rho-1, 0))
+	const digits = 40 // in powers of e: 4e-18
+	exact := (digits + math.Log(2*cmplx.Abs(c)/q.c)) / (real(z) - q.theta)
+	gone := 740 / q.theta
+	if exact < gone {
+		return 2 + max(0, int(exact))
+	}
+	return 2 + int(gone) // also where 1/rho overflowed
+}
+
+// md1Tails returns P(N > n) for n < count, N the number in system. U being the
+// work of N customers, one of them begun, N is U rounded up.
+//
+// With h(m) = P(A > m) and H(m) = E[(A-m)+] for A arrivals in a service time,
+// p(n) = P(N = n) and p(0) = 1-rho,
+//
+//	p(n) (1 - h(0))    = p(0) h(n-1) + sum over 0 < k < n of p(k) h(n-k)
+//	P(N > n) (1 - rho) = p(0) H(n)   + sum over 0 < k <= n of p(k) H(n+1-k)
+//
+// The first is the balance of a service time's start and end (Tijms, A First
+// Course in Stochastic Models, 9.2), the second its sum over all larger n.
+// There is no subtraction in either, so no digit is lost.
+func md1Tails(rho float64, count int) []float64 {
+	// From the far end, where both vanish: h(m-1) = h(m) + P(A = m), and
+	// H(m-1) = H(m) + h(m-1).
+	far := count + 40
+	h, over := make([]float64, far+1), make([]float64, far+1)
+	for m := far; m > 0; m-- {
+		logFact, _ := math.Lgamma(float64(m + 1))
+		h[m-1] = h[m] + math.Exp(float64(m)*math.Log(rho)-rho-logFact)
+		over[m-1] = over[m] + h[m-1]
+	}
+	p, tails := make([]float64, count), make([]float64, count)
+	p[0], tails[0] = 1-rho, rho
+	for n := 1; n < count; n++ {
+		sum := p[0] * h[n-1]
+		for k := 1; k < n; k++ {
+			sum += p[k] * h[n-k]
+		}
+		p[n] = sum * math.Exp(rho)
+		sum = p[0] * over[n]
+		for k := 1; k <= n; k++ {
+			sum += p[k] * over[n+1-k]
+		}
+		tails[n] = sum / (1 - rho)
+	}
+	return tails
+}
+
+func (q md1) asymptote(x float64) float64 { return q.c * math.Exp(-q.theta*x) }
+
+// tail returns P(U > x) for x >= 0. For x = n - u, 0 <= u < 1, a message that
+// comes now waits longer than x if and only if those who queued a time u ago,
+// not counting the one in service, and those who came since are n or more: in n
+// units of time the server ends one service begun before and n-1 more. With
+// Poisson arrivals A of mean rho*u since,
+//
+//	P(U > n-u) = P(A >= n) + sum over j < n of P(A = j) P(N > n-j)
+func (q md1) tail(x float64) float64 {
+	if x >= float64(len(q.tails)-1) {
+		return q.asymptote(x)
+	}
+	up := math.Ceil(x)
+	n, mean := int(up), q.rho*(up-x)
+	sum, pj := 0.0, math.Exp(-mean)
+	for j := range n {
+		sum += pj * q.tails[n-j]
+		pj *= mean / float64(j+1)
+	}
+	if n == 0 {
+		return q.rho
+	}
+	for j := n; pj > sum*1e-18; j++ { // P(A >= n)
+		sum += pj
+		pj *= mean / float64(j+1)
+	}
+	return sum
+}

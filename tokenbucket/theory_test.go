@@ -1,0 +1,290 @@
+package tokenbucket_test
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// precision of the reference, in bits. The alternating series loses up to
+// 1.3*rho*x powers of e, and the tail is as little as exp(-6.5 x).
+const precision = 2400
+
+func flt(x float64) *big.Float { return new(big.Float).SetPrec(precision).SetFloat64(x) }
+
+// exp is e^x in full precision, by halving the argument and Taylor.
+func exp(x *big.Float) *big.Float {
+	const halvings = 20
+	y := new(big.Float).SetMantExp(x, -halvings)
+	sum, term := flt(1), flt(1)
+	for n := 1; n < precision/16; n++ {
+		term.Mul(term, y)
+		term.Quo(term, flt(float64(n)))
+		sum.Add(sum, term)
+	}
+	for range halvings {
+		sum.Mul(sum, sum)
+	}
+	return sum
+}
+
+// series is the textbook's P(U > x) = 1 - (1-rho) sum_{j<=x} (-z)^j e^z / j!,
+// z = rho (x-j), with so many digits that cancellation leaves enough of them.
+type series struct {
+	rho, down *big.Float // rho, e^-rho
+}
+
+func newSeries(rho float64) series {
+	return series{rho: flt(rho), down: exp(flt(-rho))}
+}
+
+func (s series) tail(x float64) *big.Float {
+	e := exp(new(big.Float).Mul(s.rho, flt(x)))
+	sum, fact := flt(0), flt(1)
+	for j := 0; float64(j) <= x; j++ {
+		if j > 0 {
+			fact.Mul(fact, flt(float64(j)))
+		}
+		z := new(big.Float).Mul(s.rho, new(big.Float).Sub(flt(x), flt(float64(j))))
+		term := new(big.Float).Quo(e, fact)
+		for range j {
+			term.Mul(term, z)
+		}
+		if j%2 == 1 {
+			term.Neg(term)
+		}
+		sum.Add(sum, term)
+		e.Mul(e, s.down)
+	}
+	sum.Mul(sum, new(big.Float).Sub(flt(1), s.rho))
+	return sum.Sub(flt(1), sum)
+}
+
+// relative is (got-want)/want.
+func relative(got float64, want *big.Float) float64 {
+	d := new(big.Float).Sub(flt(got), want)
+	r, _ := d.Quo(d, want).Float64()
+	return r
+}
+
+func TestTailMD1AgainstTheSeriesInBigNumbers(t *testing.T) {
+	const tolerance = 1e-12
+	for _, rho := range []float64{0.01, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999} {
+		s := newSeries(rho)
+		worst, at := 0.0, 0.0
+		for _, x := range []float64{0, 0.25, 0.5, 0.999, 1, 1.5, 2, 2.75, 3, 4, 4.5, 5, 7, 7.3, 10, 12.5, 15, 17, 19.5, 20, 21, 22, 23.5, 25, 26, 30, 33.3, 37, 40, 41.5, 45, 50, 55, 60, 66.6, 75, 80, 100} {
+			want := s.tail(x)
+			if f, _ := want.Float64(); f < 1e-290 {
+				continue
+			}
+			if d := math.Abs(relative(tokenbucket.TailMD1(rho, x), want)); !(d <= worst) {
+				worst, at = d, x
+			}
+		}
+		t.Logf("rho %v: largest relative error %.2g at x = %v", rho, worst, at)
+		if !(worst < tolerance) {
+			t.Errorf("rho %v, x %v: relative error %.3g", rho, at, worst)
+		}
+	}
+}
+
+// Far out, and for loads so near 1 that the series above is of no use, the tail
+// is C exp(-theta x) with e^theta = 1 + theta/rho.
+func TestTailMD1FarOut(t *testing.T) {
+	for _, rho := range []float64{0.5, 0.9, 0.99, 0.999, 1 - 1e-6, 1 - 1e-9} {
+		// Newton on rho (e^theta - 1) - theta, from its upper bound.
+		r, one := flt(rho), flt(1)
+		slack := new(big.Float).Sub(one, r)
+		theta := flt(math.Min(2*(1-rho)/rho, 2-2*math.Log(rho)))
+		for range 60 {
+			e := exp(theta)
+			f := new(big.Float).Sub(e, one)
+			f.Mul(f, r).Sub(f, theta)
+			slope := new(big.Float).Mul(r, e)
+			theta.Sub(theta, f.Quo(f, slope.Sub(slope, one)))
+		}
+		c := new(big.Float).Quo(slack, new(big.Float).Sub(theta, slack))
+		th, _ := theta.Float64()
+		for _, decays := range []float64{100, 200, 500} {
+			x := math.Round(decays / th)
+			want := new(big.Float).Quo(c, exp(new(big.Float).Mul(theta, flt(x))))
+			if d := relative(tokenbucket.TailMD1(rho, x), want); !(math.Abs(d) < 1e-12) {
+				t.Errorf("rho %v, x %v: relative error %.3g", rho, x, d)
+			}
+		}
+	}
+}
+
+func TestTailMD1AtTheEdges(t *testing.T) {
+	for _, c := range []struct{ rho, x, want float64 }{
+		{0.5, -0.001, 1}, {0.5, math.Inf(-1), 1}, {0.5, math.Inf(1), 0}, {0, 0, 0}, {0, -1, 1}, {0, 3, 0},
+		{1, 5, 1}, {7, 5, 1}, {0.5, 0, 0.5}, {0.9, 0, 0.9}, {1e-300, 0, 1e-300},
+	} {
+		if got := tokenbucket.TailMD1(c.rho, c.x); got != c.want {
+			t.Errorf("TailMD1(%v, %v) is %v, want %v", c.rho, c.x, got, c.want)
+		}
+	}
+	for _, c := range [][2]float64{{-0.1, 1}, {math.NaN(), 1}, {0.5, math.NaN()}} {
+		if got := tokenbucket.TailMD1(c[0], c[1]); !math.IsNaN(got) {
+			t.Errorf("TailMD1(%v, %v) is %v, want NaN", c[0], c[1], got)
+		}
+	}
+}
+
+// At any load, also where nobody ever looks: a probability that falls with x
+// and rises with the load, with no seam where the method changes.
+func TestTailMD1IsATail(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rho := rapid.OneOf(rapid.Float64Range(0, 1), rapid.Custom(func(t *rapid.T) float64 {
+			return math.Exp(-rapid.Float64Range(0, 745).Draw(t, "-log rho"))
+		}), rapid.Custom(func(t *rapid.T) float64 {
+			return 1 - math.Exp(-rapid.Float64Range(0, 36).Draw(t, "-log slack"))
+		})).Draw(t, "rho")
+		x := rapid.Float64Range(0, 120).Draw(t, "x")
+		p := tokenbucket.TailMD1(rho, x)
+		further := tokenbucket.TailMD1(rho, x+rapid.Float64Range(0, 2).Draw(t, "step"))
+		busier := tokenbucket.TailMD1(rho*(1+1e-9), x)
+		const slack = 1 + 1e-12
+		if !(p >= 0 && p <= rho*slack) || further > p*slack || p > busier*slack {
+			t.Fatalf("P(U > %v) at %v is %v; further out %v, at a higher load %v", x, rho, p, further, busier)
+		}
+	})
+}
+
+func TestExpectedDelaysAtTheEdges(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	for _, c := range []struct {
+		lambda, rate float64
+		burst        int
+		delay, p     float64
+	}{
+		{0, 10, 1, 0, 0}, {10, 10, 5, inf, 1}, {11, 10, 5, inf, 1}, {1e-320, 1e300, 2, 0, 0},
+		{1, 10, math.MaxInt, 0, 0},
+		{-1, 10, 1, nan, nan}, {1, 0, 1, nan, nan}, {1, -3, 1, nan, nan}, {1, 10, 0, nan, nan},
+		{nan, 10, 1, nan, nan}, {1, nan, 1, nan, nan}, {inf, inf, 1, nan, nan}, {inf, 10, 1, nan, nan}, {1, inf, 1, nan, nan},
+	} {
+		same := func(what string, got, want float64) {
+			if got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+				t.Errorf("%s(%v, %v, %d) is %v, want %v", what, c.lambda, c.rate, c.burst, got, want)
+			}
+		}
+		same("Eq1", tokenbucket.ExpectedDelayEq1(c.lambda, c.rate, c.burst), c.delay)
+		same("Exact", tokenbucket.ExpectedDelayExact(c.lambda, c.rate, c.burst), c.delay)
+		same("PDelayed", tokenbucket.PDelayed(c.lambda, c.rate, c.burst), c.p)
+	}
+}
+
+// The exact mean is an integral of the tail. For whole bursts it can be had
+// from the series as well: sum over n >= b of P(U > n) is E[N] less the first b.
+func TestExpectedDelayExactAgainstTheSeriesInBigNumbers(t *testing.T) {
+	for _, rho := range []float64{0.1, 0.5, 0.9, 0.99} {
+		s := newSeries(rho)
+		// E[N] = rho + rho^2 / (2 (1-rho))
+		one := flt(1)
+		left := new(big.Float).Mul(s.rho, s.rho)
+		left.Quo(left, new(big.Float).Mul(flt(2), new(big.Float).Sub(one, s.rho)))
+		left.Add(left, s.rho)
+		for n := range 41 {
+			if n > 0 { // left is the sum over m >= n
+				const rate = 250.0
+				want := new(big.Float).Quo(left, new(big.Float).Mul(s.rho, flt(rate)))
+				got := tokenbucket.ExpectedDelayExact(rho*rate, rate, n)
+				if d := math.Abs(relative(got, want)); !(d < 1e-12) {
+					t.Errorf("rho %v, burst %d: %v, relative error %.3g", rho, n, got, d)
+				}
+			}
+			left.Sub(left, s.tail(float64(n)))
+		}
+	}
+}
+
+// What the paper and our design say of Eq. (1).
+func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
+	ratio := func(lambda, rate float64, burst int) float64 {
+		return tokenbucket.ExpectedDelayEq1(lambda, rate, burst) / tokenbucket.ExpectedDelayExact(lambda, rate, burst)
+	}
+	for _, rho := range []float64{0.01, 0.1, 0.5, 0.9, 0.99} {
+		if got := ratio(rho, 1, 1); math.Abs(got-1) > 1e-12 {
+			t.Errorf("rho %v, burst 1: Eq. (1) is %v of the exact mean, want 1", rho, got)
+		}
+		last := 1.0
+		for burst := 2; burst < 40; burst++ {
+			got := ratio(rho, 1, burst)
+			if got <= 1 {
+				t.Errorf("rho %v, burst %d: Eq. (1) is %v of the exact mean, want more", rho, burst, got)
+			}
+			last = got
+		}
+		// Far out both tails are exponential, and the ratio theta/(2 (1-rho)).
+		theta := math.Log(tokenbucket.TailMD1(rho, 38) / tokenbucket.TailMD1(rho, 39))
+		if want := theta / (2 * (1 - rho)); math.Abs(last/want-1) > 1e-6 {
+			t.Errorf("rho %v: far out Eq. (1) is %v of the exact mean, want %v", rho, last, want)
+		}
+	}
+	for _, c := range []struct {
+		lambda, rate float64
+		burst        int
+		want         float64
+	}{{10_000, 11_000, 26, 1.0323}, {1, 10, 26, 2.0083}, {1, 10, 2, 1.4185}} {
+		if got := ratio(c.lambda, c.rate, c.burst); math.Abs(got-c.want) > 1e-4 {
+			t.Errorf("lambda %v, rate %v, burst %d: Eq. (1) is %v of the exact mean, want %v", c.lambda, c.rate, c.burst, got, c.want)
+		}
+	}
+}
+
+// The theory and the bucket, which share no code, have to agree.
+func TestTheoryAgainstSimulatedPoissonArrivals(t *testing.T) {
+	for i, c := range []struct {
+		lambda, rate float64
+		burst        int
+	}{{10_000, 11_000, 1}, {10_000, 11_000, 10}, {10_000, 20_000, 3}, {1_000, 10_000, 1}, {1_000, 10_000, 2}} {
+		t.Run(fmt.Sprintf("lambda %v rate %v burst %d", c.lambda, c.rate, c.burst), func(t *testing.T) {
+			const batches, perBatch = 100, 20_000
+			rng := rand.New(rand.NewPCG(1, uint64(i)))
+			b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(c.rate), Burst: int64(c.burst)}, 0)
+			var delays, delayed [batches]float64
+			now := 0.0
+			for n := range batches * perBatch {
+				now += rng.ExpFloat64() * 1e9 / c.lambda
+				at := stamp.Mono(now)
+				if d := b.Take(at).Sub(at); d > 0 {
+					delays[n/perBatch] += d.Seconds() / perBatch
+					delayed[n/perBatch] += 1.0 / perBatch
+				}
+			}
+			exact := tokenbucket.ExpectedDelayExact(c.lambda, c.rate, c.burst)
+			mean, se := meanAndError(delays[:])
+			t.Logf("seed (1, %d): mean delay %.4g s, standard error %.2g, theory %.4g, Eq. (1) %.4g", i, mean, se, exact, tokenbucket.ExpectedDelayEq1(c.lambda, c.rate, c.burst))
+			if math.Abs(mean-exact) > 4*se {
+				t.Errorf("mean delay %v s is %.1f standard errors from theory's %v", mean, (mean-exact)/se, exact)
+			}
+			if se > exact/10 {
+				t.Errorf("a standard error of %v tells nothing of a mean of %v", se, exact)
+			}
+			p := tokenbucket.PDelayed(c.lambda, c.rate, c.burst)
+			mean, se = meanAndError(delayed[:])
+			if math.Abs(mean-p) > 4*se {
+				t.Errorf("%v of messages are delayed, %.1f standard errors from theory's %v", mean, (mean-p)/se, p)
+			}
+		})
+	}
+}
+
+// meanAndError returns the mean of independent batches and its standard error.
+func meanAndError(xs []float64) (mean, se float64) {
+	for _, x := range xs {
+		mean += x / float64(len(xs))
+	}
+	for _, x := range xs {
+		se += (x - mean) * (x - mean)
+	}
+	n := float64(len(xs))
+	return mean, math.Sqrt(se / (n - 1) / n)
+}
