@@ -1,0 +1,300 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// scenario is what a file describes:
+//
+//	{"brokers": [{"id": "b1", "mcap": 64000, "allocated": 10000}],
+//	 "topic": {"name": "t", "rate": 80000, "burst": 100,
+//	           "groups": [{"key": "g1", "count": 25, "rate": 10, "batch": 1}],
+//	           "publishers": [{"id": "p1", "key": "g1", "rate": 10, "batch": 1}]}}
+//
+// Rates are in msg/s, the topic's to a thousandth. allocated, key and batch may
+// be left out, and groups and publishers, one or both.
+type scenario struct {
+	brokers []placement.Broker
+	demand  placement.Demand
+	// faults of form. What they leave unread is zero above.
+	faults placement.FieldErrors
+}
+
+// maxFile bounds how much is read of a file.
+const maxFile = 256 << 20
+
+// parse reads a scenario and collects its faults of form; what the numbers say
+// is checked by placement. The error says where the input stops being JSON.
+func parse(r io.Reader) (scenario, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		return scenario{}, err
+	}
+	if len(data) > maxFile {
+		return scenario{}, fmt.Errorf("longer than %d bytes", maxFile)
+	}
+	var raw json.RawMessage
+	d := json.NewDecoder(bytes.NewReader(data))
+	if err := d.Decode(&raw); err != nil {
+		if errors.Is(err, io.EOF) {
+			return scenario{}, errors.New("is empty")
+		}
+		if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
+			return scenario{}, fmt.Errorf("line %d: %w", line(data, syntax.Offset), err)
+		}
+		return scenario{}, err
+	}
+	if more := bytes.TrimLeft(data[d.InputOffset():], " \t\r\n"); len(more) > 0 {
+		return scenario{}, fmt.Errorf("line %d: more input after the scenario", line(data, int64(len(data)-len(more)+1)))
+	}
+
+	var s scenario
+	var f form
+	f.object(raw, "", []string{"brokers", "topic"}, map[string]func(json.RawMessage, string){
+		"brokers": func(v json.RawMessage, at string) {
+			f.list(v, at, func(v json.RawMessage, at string) {
+				var b placement.Broker
+				f.object(v, at, []string{"id", "mcap"}, map[string]func(json.RawMessage, string){
+					"id":        func(v json.RawMessage, at string) { f.text(v, at, &b.ID) },
+					"mcap":      func(v json.RawMessage, at string) { f.integer(v, at, &b.Mcap) },
+					"allocated": func(v json.RawMessage, at string) { f.integer(v, at, &b.Allocated) },
+				})
+				s.brokers = append(s.brokers, b)
+			})
+		},
+		"topic": func(v json.RawMessage, at string) { f.topic(v, at, &s.demand) },
+	})
+	s.faults = f.faults
+	return s, nil
+}
+
+// with adds the faults that placement found to those of form, under the names
+// of the file, except where a fault of form is the cause.
+func (s scenario) with(found placement.FieldErrors) placement.FieldErrors {
+	all := slices.Clone(s.faults)
+	for _, f := range found {
+		switch {
+		case f.Field == "topic":
+			f.Field = "topic.name"
+		case !strings.HasPrefix(f.Field, "brokers["):
+			f.Field = "topic." + f.Field
+		}
+		if !slices.ContainsFunc(s.faults, func(g placement.FieldError) bool { return within(f.Field, g.Field) }) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// within reports whether the field at path is the one at outer, or inside it.
+func within(path, outer string) bool {
+	rest, ok := strings.CutPrefix(path, outer)
+	return outer == root || ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+func line(data []byte, offset int64) int {
+	return 1 + bytes.Count(data[:min(int64(len(data)), max(0, offset-1))], []byte("\n"))
+}
+
+// form reads JSON values and collects what is wrong with their form: fields
+// that are unknown, missing or repeated, values of the wrong type.
+type form struct{ faults placement.FieldErrors }
+
+// root names the whole input in faults.
+const root = "scenario"
+
+func (f *form) fault(at, format string, args ...any) {
+	if at == "" {
+		at = root
+	}
+	f.faults = append(f.faults, placement.FieldError{Field: at, Problem: fmt.Sprintf(format, args...)})
+}
+
+func (f *form) topic(v json.RawMessage, at string, d *placement.Demand) {
+	f.object(v, at, []string{"name", "rate", "burst"}, map[string]func(json.RawMessage, string){
+		"name":  func(v json.RawMessage, at string) { f.text(v, at, &d.Topic) },
+		"rate":  func(v json.RawMessage, at string) { f.milli(v, at, &d.Rate, &d.RateMilli) },
+		"burst": func(v json.RawMessage, at string) { f.integer(v, at, &d.Burst) },
+		"groups": func(v json.RawMessage, at string) {
+			f.list(v, at, func(v json.RawMessage, at string) {
+				var g placement.Group
+				f.object(v, at, []string{"count", "rate"}, map[string]func(json.RawMessage, string){
+					"key":   func(v json.RawMessage, at string) { f.text(v, at, &g.Key) },
+					"count": func(v json.RawMessage, at string) { f.count(v, at, &g.Count) },
+					"rate":  func(v json.RawMessage, at string) { f.number(v, at, &g.Rate) },
+					"batch": func(v json.RawMessage, at string) { f.count(v, at, &g.Batch) },
+				})
+				d.Groups = append(d.Groups, g)
+			})
+		},
+		"publishers": func(v json.RawMessage, at string) {
+			f.list(v, at, func(v json.RawMessage, at string) {
+				var p placement.Publisher
+				f.object(v, at, []string{"id", "rate"}, map[string]func(json.RawMessage, string){
+					"id":    func(v json.RawMessage, at string) { f.text(v, at, &p.ID) },
+					"key":   func(v json.RawMessage, at string) { f.text(v, at, &p.Key) },
+					"rate":  func(v json.RawMessage, at string) { f.number(v, at, &p.Rate) },
+					"batch": func(v json.RawMessage, at string) { f.count(v, at, &p.Batch) },
+				})
+				d.Publishers = append(d.Publishers, p)
+			})
+		},
+	})
+}
+
+// object reads an object whose fields are the keys of fields, each by its
+// function, in the order of the input.
+func (f *form) object(v json.RawMessage, at string, required []string, fields map[string]func(json.RawMessage, string)) {
+	d := json.NewDecoder(bytes.NewReader(v))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		f.fault(at, "is %s, want an object", kind(v))
+		return
+	}
+	prefix := at
+	if at != "" {
+		prefix += "."
+	}
+	var seen []string
+	for d.More() {
+		// The whole input was found to be well-formed before.
+		token, _ := d.Token()
+		name, _ := token.(string)
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			f.fault(prefix+name, "%v", err)
+			return
+		}
+		read := fields[name]
+		switch {
+		case read == nil:
+			f.fault(prefix+name, "unknown field")
+		case slices.Contains(seen, name):
+			f.fault(prefix+name, "appears twice")
+		default:
+			seen = append(seen, name)
+			read(value, prefix+name)
+		}
+	}
+	for _, name := range required {
+		if !slices.Contains(seen, name) {
+			f.fault(prefix+name, "is missing")
+		}
+	}
+}
+
+func (f *form) list(v json.RawMessage, at string, item func(json.RawMessage, string)) {
+	d := json.NewDecoder(bytes.NewReader(v))
+	if open, err := d.Token(); err != nil || open != json.Delim('[') {
+		f.fault(at, "is %s, want a list", kind(v))
+		return
+	}
+	for i := 0; d.More(); i++ {
+		var value json.RawMessage
+		here := at + "[" + strconv.Itoa(i) + "]"
+		if err := d.Decode(&value); err != nil {
+			f.fault(here, "%v", err)
+			return
+		}
+		item(value, here)
+	}
+}
+
+func (f *form) text(v json.RawMessage, at string, to *string) {
+	if v[0] != '"' || json.Unmarshal(v, to) != nil {
+		f.fault(at, "is %s, want a text", kind(v))
+	}
+}
+
+func (f *form) number(v json.RawMessage, at string, to *float64) {
+	if !isNumber(v) {
+		f.fault(at, "is %s, want a number", kind(v))
+		return
+	}
+	var err error
+	if *to, err = strconv.ParseFloat(string(v), 64); err != nil {
+		f.fault(at, "%s is out of range", v)
+	}
+}
+
+// integer accepts 64000, 64000.0 and 6.4e4.
+func (f *form) integer(v json.RawMessage, at string, to *int64) {
+	f.scaled(v, at, 1, "a whole number", to)
+}
+
+func (f *form) count(v json.RawMessage, at string, to *int) {
+	var n int64
+	f.integer(v, at, &n)
+	if n < math.MinInt32 || n > math.MaxInt32 {
+		f.fault(at, "%d is out of range", n)
+		return
+	}
+	*to = int(n)
+}
+
+// milli reads a rate in msg/s, exact to a thousandth, and that rounded up.
+func (f *form) milli(v json.RawMessage, at string, rate, exact *int64) {
+	f.scaled(v, at, 1000, "a rate with at most three decimals", exact)
+	*rate = *exact / 1000
+	if *exact%1000 > 0 {
+		*rate++
+	}
+}
+
+// scaled reads scale times a number, which has to be an integer then.
+func (f *form) scaled(v json.RawMessage, at string, scale int64, want string, to *int64) {
+	if !isNumber(v) {
+		f.fault(at, "is %s, want %s", kind(v), want)
+		return
+	}
+	// A float first: an exponent such as 1e999999999 must not reach big.Rat.
+	approx, err := strconv.ParseFloat(string(v), 64)
+	if err != nil || math.Abs(approx)*float64(scale) >= math.MaxInt64 {
+		f.fault(at, "%s is out of range", v)
+		return
+	}
+	exact, ok := new(big.Rat), approx == 0 || math.Abs(approx) > 1e-9
+	if ok {
+		_, ok = exact.SetString(string(v))
+	}
+	exact.Mul(exact, new(big.Rat).SetInt64(scale))
+	if !ok || !exact.IsInt() {
+		f.fault(at, "is %s, want %s", v, want)
+		return
+	}
+	*to = exact.Num().Int64()
+}
+
+func isNumber(v json.RawMessage) bool { return v[0] == '-' || v[0] >= '0' && v[0] <= '9' }
+
+// kind says what v is, for people.
+func kind(v json.RawMessage) string {
+	switch {
+	case v[0] == '{':
+		return "an object"
+	case v[0] == '[':
+		return "a list"
+	case v[0] == '"':
+		return "the text " + clip(string(v))
+	default:
+		return clip(string(v)) // a number, true, false or null
+	}
+}
+
+func clip(s string) string {
+	const most = 40
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
+}
