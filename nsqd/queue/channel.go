@@ -1,0 +1,341 @@
+package queue
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// MessageID names a message on the wire.
+type MessageID = wire.MessageID
+
+// ConsumerID names a consumer; the broker gives each subscription its own.
+type ConsumerID uint64
+
+// Delivery asks for a message to be written to a consumer.
+type Delivery struct {
+	Consumer ConsumerID
+	Message  *Message
+	Attempts uint16 // of this delivery: 1 for the first
+}
+
+// Channel is one queue of a topic: a copy of every message, each delivered to
+// one of its consumers. Its steps are the topic's methods.
+//
+// Invariants, checked by checkInvariants in tests:
+//   - every item is in exactly one place: ready, or due (in flight or deferred);
+//   - inFlight has exactly the due items that have a holder;
+//   - a consumer's inFlight is the number of items that it holds, <= its ready
+//     at the time each was delivered;
+//   - a consumer with credit is in hungry, once; hungry may also list consumers
+//     that lost their credit since, which are skipped, but none that is gone.
+type Channel struct {
+	// Set once.
+	name string
+	cfg  Config
+
+	// State.
+	ready     ring[*item]
+	due       dueHeap // in flight: by timeout; deferred: by end of deferral
+	inFlight  map[MessageID]*item
+	deferred  int
+	consumers map[ConsumerID]*consumer
+	hungry    ring[*consumer] // a FIFO, so that consumers take turns
+	paused    bool
+	order     uint64  // of the next item
+	free      []*item // for reuse; at most maxFree
+
+	counters ChannelCounters
+}
+
+// ChannelCounters only grow.
+type ChannelCounters struct {
+	Messages  uint64 // put into the channel
+	Requeued  uint64 // by REQ
+	TimedOut  uint64
+	Finished  uint64
+	Emptied   uint64
+	Sampled   uint64 // left out because the consumer whose turn it was takes a sample
+	Delivered uint64 // first deliveries and repeated ones
+}
+
+// item is a message's life in one channel.
+type item struct {
+	msg       *Message
+	order     uint64 // of release, to give back in a fixed order
+	due       stamp.Mono
+	delivered stamp.Mono // of the present delivery
+	holder    *consumer  // nil: ready or deferred
+	place     int        // in due; -1 when not there
+	attempts  uint16
+}
+
+type consumer struct {
+	id       ConsumerID
+	timeout  time.Duration
+	sample   int // percent of messages to deliver; 0: all
+	ready    int
+	inFlight int
+	hungry   bool // is in Channel.hungry
+}
+
+func (c *consumer) credit() bool { return c.inFlight < c.ready }
+
+const maxFree = 1024
+
+func newChannel(name string, cfg Config) *Channel {
+	return &Channel{
+		name:      name,
+		cfg:       cfg,
+		inFlight:  make(map[MessageID]*item),
+		consumers: make(map[ConsumerID]*consumer),
+	}
+}
+
+// Name returns the channel's name.
+func (c *Channel) Name() string { return c.name }
+
+// Depth is the number of messages it holds, ready, in flight or deferred.
+func (c *Channel) Depth() int { return c.ready.len() + len(c.due) }
+
+// Ready is the number of messages that wait for a consumer with credit.
+func (c *Channel) Ready() int { return c.ready.len() }
+
+// InFlight is the number of messages that consumers hold.
+func (c *Channel) InFlight() int { return len(c.inFlight) }
+
+// Deferred is the number of messages held back until a later time.
+func (c *Channel) Deferred() int { return c.deferred }
+
+// Paused reports whether deliveries are paused.
+func (c *Channel) Paused() bool { return c.paused }
+
+// Consumers is the number of consumers.
+func (c *Channel) Consumers() int { return len(c.consumers) }
+
+// Counters returns the channel's counters.
+func (c *Channel) Counters() ChannelCounters { return c.counters }
+
+// AddConsumer registers a consumer without credit. timeout is how long it may
+// hold a message; sample is the percentage of messages it wants, 0 for all: the
+// others are finished in its turn without being delivered to anyone.
+// Requires: the id is not in use.
+func (c *Channel) AddConsumer(id ConsumerID, timeout time.Duration, sample int) {
+	if c.consumers[id] != nil {
+		panic("queue: consumer id in use")
+	}
+	c.consumers[id] = &consumer{id: id, timeout: timeout, sample: sample}
+}
+
+// Holds returns the ready count and the number of messages in flight of a
+// consumer; zeros if there is no such consumer.
+func (c *Channel) Holds(id ConsumerID) (ready, inFlight int) {
+	if w := c.consumers[id]; w != nil {
+		return w.ready, w.inFlight
+	}
+	return 0, 0
+}
+
+func (c *Channel) put(now stamp.Mono, m *Message) {
+	it := c.newItem(m)
+	c.counters.Messages++
+	if m.Defer > 0 {
+		if until := m.Arrival.At.Add(m.Defer); now.Before(until) {
+			it.due = until
+			c.due.push(it)
+			c.deferred++
+			return
+		}
+	}
+	c.ready.push(it)
+}
+
+// dispatch hands ready messages to consumers with credit, in turn.
+func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
+	if c.paused {
+		return
+	}
+	for c.ready.len() > 0 && c.hungry.len() > 0 {
+		w := c.hungry.pop()
+		w.hungry = false
+		if !w.credit() {
+			continue
+		}
+		it := c.ready.pop()
+		if w.sample > 0 && c.cfg.Rand.IntN(100) >= w.sample {
+			c.counters.Sampled++
+			c.recycle(it)
+			c.feed(w)
+			continue
+		}
+		if it.attempts < ^uint16(0) {
+			it.attempts++
+		}
+		it.holder = w
+		it.delivered = now
+		it.due = now.Add(w.timeout)
+		w.inFlight++
+		c.inFlight[it.msg.ID] = it
+		c.due.push(it)
+		c.counters.Delivered++
+		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts})
+		c.feed(w)
+	}
+}
+
+// feed lists w as hungry if it has credit.
+func (c *Channel) feed(w *consumer) {
+	if w.credit() && !w.hungry {
+		w.hungry = true
+		c.hungry.push(w)
+	}
+}
+
+// take removes an item from its holder's hands.
+func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
+	it := c.inFlight[m]
+	if it == nil || it.holder.id != id {
+		return nil, ErrNotInFlight
+	}
+	c.drop(it)
+	return it, nil
+}
+
+func (c *Channel) drop(it *item) {
+	w := it.holder
+	delete(c.inFlight, it.msg.ID)
+	c.due.remove(it)
+	it.holder = nil
+	w.inFlight--
+	c.feed(w)
+}
+
+func (c *Channel) finish(id ConsumerID, m MessageID) error {
+	it, err := c.take(id, m)
+	if err != nil {
+		return err
+	}
+	c.counters.Finished++
+	c.recycle(it)
+	return nil
+}
+
+func (c *Channel) requeue(now stamp.Mono, id ConsumerID, m MessageID, delay time.Duration) error {
+	it, err := c.take(id, m)
+	if err != nil {
+		return err
+	}
+	c.counters.Requeued++
+	if delay > 0 {
+		it.due = now.Add(delay)
+		c.due.push(it)
+		c.deferred++
+	} else {
+		c.ready.push(it)
+	}
+	return nil
+}
+
+func (c *Channel) touch(now stamp.Mono, id ConsumerID, m MessageID) error {
+	it := c.inFlight[m]
+	if it == nil || it.holder.id != id {
+		return ErrNotInFlight
+	}
+	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.cfg.MaxInFlight))
+	c.due.fix(it.place)
+	return nil
+}
+
+func (c *Channel) setReady(id ConsumerID, n int) error {
+	w := c.consumers[id]
+	if w == nil {
+		return ErrUnknownConsumer
+	}
+	w.ready = n
+	c.feed(w)
+	return nil
+}
+
+// expire makes ready what is due: deferred messages and timed-out ones.
+func (c *Channel) expire(now stamp.Mono) {
+	for len(c.due) > 0 && !now.Before(c.due[0].due) {
+		it := c.due[0]
+		if it.holder != nil {
+			c.counters.TimedOut++
+			c.drop(it)
+		} else {
+			c.due.remove(it)
+			c.deferred--
+		}
+		c.ready.push(it)
+	}
+}
+
+func (c *Channel) removeConsumer(id ConsumerID) {
+	w := c.consumers[id]
+	if w == nil {
+		return
+	}
+	delete(c.consumers, id)
+	w.ready = 0
+	if w.hungry { // else subscribers that come and go would pile up there
+		for range c.hungry.len() {
+			if h := c.hungry.pop(); h != w {
+				c.hungry.push(h)
+			}
+		}
+		w.hungry = false
+	}
+	var back []*item
+	for _, it := range c.due {
+		if it.holder == w {
+			back = append(back, it)
+		}
+	}
+	slices.SortFunc(back, func(a, b *item) int { return cmp.Compare(a.order, b.order) })
+	for _, it := range back {
+		c.drop(it)
+		c.ready.push(it)
+	}
+}
+
+func (c *Channel) empty() int {
+	n := c.Depth()
+	c.counters.Emptied += uint64(n)
+	c.ready.clear()
+	for _, it := range c.due {
+		if w := it.holder; w != nil {
+			w.inFlight--
+			c.feed(w)
+		}
+	}
+	c.due = nil
+	clear(c.inFlight)
+	c.deferred = 0
+	return n
+}
+
+func (c *Channel) newItem(m *Message) *item {
+	var it *item
+	if n := len(c.free); n > 0 {
+		it = c.free[n-1]
+		c.free[n-1] = nil
+		c.free = c.free[:n-1]
+	} else {
+		it = new(item)
+	}
+	*it = item{msg: m, order: c.order, place: -1}
+	c.order++
+	return it
+}
+
+// recycle keeps the item for reuse. Requires: nothing refers to it any more.
+func (c *Channel) recycle(it *item) {
+	*it = item{place: -1}
+	if len(c.free) < maxFree {
+		c.free = append(c.free, it)
+	}
+}

@@ -1,0 +1,86 @@
+package queue
+
+import "github.com/srtm-io/srtm/kernel/stamp"
+
+// dueHeap orders a channel's items by the time at which something must happen
+// to them. Items know their place, so that one can be taken from the middle.
+//
+// It is written out rather than built on container/heap, whose interface
+// boxes every element and calls through a table on the delivery path.
+//
+// Invariant: h[i].due <= h[2i+1].due, h[2i+2].due, and h[i].place == i.
+type dueHeap []*item
+
+func (h dueHeap) next() stamp.Mono {
+	if len(h) == 0 {
+		return stamp.Never
+	}
+	return h[0].due
+}
+
+func (h *dueHeap) push(it *item) {
+	it.place = len(*h)
+	*h = append(*h, it)
+	h.up(it.place)
+}
+
+// remove takes it out. Requires: it is in h.
+func (h *dueHeap) remove(it *item) {
+	old := *h
+	i, last := it.place, len(old)-1
+	moved := old[last]
+	old[last] = nil
+	*h = old[:last]
+	it.place = -1
+	if i == last {
+		return
+	}
+	old[i] = moved
+	moved.place = i
+	h.fix(i)
+}
+
+// fix restores the order after the item at i changed its due time.
+func (h dueHeap) fix(i int) {
+	if !h.down(i) {
+		h.up(i)
+	}
+}
+
+func (h dueHeap) up(i int) {
+	it := h[i]
+	for i > 0 {
+		parent := (i - 1) / 2
+		if h[parent].due <= it.due {
+			break
+		}
+		h[i] = h[parent]
+		h[i].place = i
+		i = parent
+	}
+	h[i] = it
+	it.place = i
+}
+
+// down reports whether the item moved.
+func (h dueHeap) down(i int) bool {
+	it, start := h[i], i
+	for {
+		child := 2*i + 1
+		if child >= len(h) {
+			break
+		}
+		if right := child + 1; right < len(h) && h[right].due < h[child].due {
+			child = right
+		}
+		if it.due <= h[child].due {
+			break
+		}
+		h[i] = h[child]
+		h[i].place = i
+		i = child
+	}
+	h[i] = it
+	it.place = i
+	return i != start
+}

@@ -1,0 +1,94 @@
+package queue
+
+import (
+	"fmt"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// checkInvariants returns what is broken of the invariants that Topic and
+// Channel state.
+func (t *Topic) checkInvariants(now stamp.Mono) error {
+	c := t.counters
+	if c.Accepted != c.Released+c.Emptied+uint64(t.waiting.len()) {
+		return fmt.Errorf("accepted %d != released %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Emptied, t.waiting.len())
+	}
+	if t.waiting.len() > t.cfg.Capacity {
+		return fmt.Errorf("%d wait, capacity %d", t.waiting.len(), t.cfg.Capacity)
+	}
+	if t.waiting.len() > 0 && t.open() && !now.Before(t.eligible(t.waiting.front())) {
+		return fmt.Errorf("the head of the line is eligible at %d and still waits at %d", t.eligible(t.waiting.front()), now)
+	}
+	for _, ch := range t.channels {
+		if err := ch.checkInvariants(); err != nil {
+			return fmt.Errorf("channel %s: %w", ch.name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Channel) checkInvariants() error {
+	if c.Depth() > c.cfg.Capacity {
+		return fmt.Errorf("depth %d, capacity %d", c.Depth(), c.cfg.Capacity)
+	}
+	n := c.counters
+	if out := n.Finished + n.Emptied + n.Sampled; n.Messages != out+uint64(c.Depth()) {
+		return fmt.Errorf("%d messages != %d out + %d in", n.Messages, out, c.Depth())
+	}
+	held := map[*consumer]int{}
+	deferred := 0
+	for i, it := range c.due {
+		if it.place != i {
+			return fmt.Errorf("item %d thinks it is at %d", i, it.place)
+		}
+		if parent := (i - 1) / 2; c.due[parent].due > it.due {
+			return fmt.Errorf("heap order broken at %d", i)
+		}
+		if it.holder == nil {
+			deferred++
+			continue
+		}
+		held[it.holder]++
+		if c.inFlight[it.msg.ID] != it {
+			return fmt.Errorf("%s is held but not in flight", it.msg.ID)
+		}
+	}
+	if deferred != c.deferred {
+		return fmt.Errorf("%d deferred, counted %d", deferred, c.deferred)
+	}
+	if len(c.inFlight)+deferred != len(c.due) {
+		return fmt.Errorf("%d in flight + %d deferred != %d due", len(c.inFlight), deferred, len(c.due))
+	}
+	hungry := map[*consumer]int{}
+	for i := range c.hungry.n {
+		w := c.hungry.buf[(c.hungry.head+i)&(len(c.hungry.buf)-1)]
+		hungry[w]++
+		if c.consumers[w.id] != w {
+			return fmt.Errorf("consumer %d is gone and hungry", w.id)
+		}
+	}
+	credit := false
+	for id, w := range c.consumers {
+		if w.inFlight != held[w] {
+			return fmt.Errorf("consumer %d counts %d, holds %d", id, w.inFlight, held[w])
+		}
+		if want := btoi(w.hungry); hungry[w] != want {
+			return fmt.Errorf("consumer %d is listed %d times, want %d", id, hungry[w], want)
+		}
+		if w.credit() && !w.hungry {
+			return fmt.Errorf("consumer %d has credit and is not hungry", id)
+		}
+		credit = credit || w.credit()
+	}
+	if credit && !c.paused && c.ready.len() > 0 {
+		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.ready.len())
+	}
+	return nil
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

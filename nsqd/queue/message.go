@@ -1,0 +1,51 @@
+package queue
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Message is one accepted message. It is shared by all channels of its topic
+// and does not change once it is released, so it may be read without a lock
+// for as long as a Delivery refers to it.
+type Message struct {
+	// Set once, by the publisher's side.
+	ID        wire.MessageID
+	Body      []byte // owned by the message
+	Timestamp stamp.Wall
+	Arrival   stamp.Arrival
+	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
+
+	// Set once, at release. Eligible - Arrival.At is the access delay.
+	Eligible stamp.Mono
+}
+
+// AccessDelay is how long the message had to wait for its token.
+func (m *Message) AccessDelay() time.Duration { return m.Eligible.Sub(m.Arrival.At) }
+
+// Refusals. They are values of the protocol's everyday life, not accidents.
+var (
+	// ErrFull: the topic already holds as many messages as it may.
+	ErrFull = errors.New("queue is full")
+	// ErrNotInFlight: the consumer does not hold that message (any more).
+	ErrNotInFlight = errors.New("message is not in flight to this consumer")
+	// ErrUnknownConsumer: the consumer was removed, or never added.
+	ErrUnknownConsumer = errors.New("no such consumer")
+	// ErrUnknownChannel: the topic has no channel of that name.
+	ErrUnknownChannel = errors.New("no such channel")
+)
+
+// OverLimitError refuses a message that would wait for its token longer than
+// the topic's policy allows.
+type OverLimitError struct {
+	Delay time.Duration // the access delay it would have had
+	Limit time.Duration
+}
+
+func (e *OverLimitError) Error() string {
+	return fmt.Sprintf("over the rate limit: access delay %v is more than %v", e.Delay, e.Limit)
+}

@@ -1,0 +1,390 @@
+package queue
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Config bounds a topic. Immutable.
+type Config struct {
+	// Capacity is the greatest number of messages that may wait for tokens in
+	// the topic, and the greatest depth of each channel. When a channel is
+	// full the topic releases nothing; when the topic is full it refuses.
+	// Nothing is ever dropped. Must be >= 1.
+	Capacity int
+	// MaxInFlight is how long a consumer may keep a message by touching it.
+	MaxInFlight time.Duration
+	// Rand draws which messages a sampling consumer gets.
+	Rand *rand.Rand
+}
+
+// OverLimit is what becomes of a message that has no token.
+type OverLimit struct {
+	// Reject refuses a message whose access delay would exceed MaxDelay.
+	// Otherwise every message is accepted and waits.
+	Reject   bool
+	MaxDelay time.Duration
+}
+
+// Effects are what a step wants done. The caller owns it, passes it to a
+// step, acts on it, and calls Reset; it then costs no allocation.
+type Effects struct {
+	// Deliveries to write to consumers, in order.
+	Deliveries []Delivery
+	// Released holds the access delay of each message released.
+	Released []time.Duration
+}
+
+// Reset empties e and keeps its memory. References to messages are dropped.
+func (e *Effects) Reset() {
+	clear(e.Deliveries)
+	e.Deliveries = e.Deliveries[:0]
+	e.Released = e.Released[:0]
+}
+
+// Topic is the machine. Not safe for concurrent use; its owner holds a lock.
+//
+// Invariants, checked by checkInvariants in tests:
+//   - accepted == released + waiting + emptied;
+//   - a waiting message has taken no token yet: only the head of the line is
+//     judged, when it is released, so that a new share counts from then on;
+//   - if the head of the line is eligible and every channel has room, it is
+//     released before the step returns.
+type Topic struct {
+	// Set once.
+	cfg Config
+
+	// The contract's part. limited with a zero bucket releases nothing.
+	limited bool
+	bucket  tokenbucket.Bucket
+	over    OverLimit
+
+	// State.
+	waiting  ring[*Message]
+	channels []*Channel // by name
+	paused   bool
+
+	counters   Counters
+	maxWaiting int // since the last TakeMaxWaiting
+}
+
+// Counters only grow.
+type Counters struct {
+	Accepted      uint64 // messages
+	AcceptedBytes uint64 // of bodies
+	Released      uint64
+	Refused       uint64 // queue full or over limit
+	Emptied       uint64 // discarded by Empty, on an operator's order
+}
+
+// NewTopic returns a topic without channels and without a limit.
+func NewTopic(cfg Config) *Topic {
+	if cfg.Capacity < 1 || cfg.Rand == nil {
+		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
+	}
+	return &Topic{cfg: cfg}
+}
+
+// Limit puts the topic under a contract, with no share yet: until SetShare
+// nothing is released. If it is limited already, only the policy changes.
+func (t *Topic) Limit(over OverLimit) {
+	t.over = over
+	if !t.limited {
+		t.limited = true
+		t.bucket = tokenbucket.Bucket{}
+	}
+}
+
+// Limited reports whether the topic has a contract.
+func (t *Topic) Limited() bool { return t.limited }
+
+// Share returns the share in force; the zero Share without one.
+func (t *Topic) Share() tokenbucket.Share { return t.bucket.Share() }
+
+// Tokens returns what the bucket holds.
+func (t *Topic) Tokens(now stamp.Mono) tokenbucket.Tokens { return t.bucket.Tokens(now) }
+
+// SetShare changes the share from now on, with granted tokens moved to it, and
+// returns the tokens given up. Messages already waiting are judged by the new
+// share. Requires: Limited.
+func (t *Topic) SetShare(now stamp.Mono, s tokenbucket.Share, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
+	if !t.limited {
+		panic("queue: a share for a topic without a limit")
+	}
+	released := t.bucket.Retune(now, s, granted)
+	t.advance(now, fx)
+	return released
+}
+
+// Put accepts all of msgs, in order, or none of them.
+// Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
+func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
+	if t.waiting.len()+len(msgs) > t.cfg.Capacity {
+		// What is eligible may not have been released yet: time passed.
+		t.advance(now, fx)
+		if t.waiting.len()+len(msgs) > t.cfg.Capacity {
+			t.counters.Refused += uint64(len(msgs))
+			return ErrFull
+		}
+	}
+	if t.limited && t.over.Reject {
+		if d := t.expectedDelay(msgs); d > t.over.MaxDelay {
+			t.counters.Refused += uint64(len(msgs))
+			return &OverLimitError{Delay: d, Limit: t.over.MaxDelay}
+		}
+	}
+	for _, m := range msgs {
+		t.waiting.push(m)
+		t.counters.Accepted++
+		t.counters.AcceptedBytes += uint64(len(m.Body))
+	}
+	t.advance(now, fx)
+	t.maxWaiting = max(t.maxWaiting, t.waiting.len())
+	return nil
+}
+
+// expectedDelay is the access delay that the last of msgs would have:
+// max{0, U - b}/r with every message ahead of it counted in U (design, section
+// 4), from the arrival of the first that waits.
+func (t *Topic) expectedDelay(msgs []*Message) time.Duration {
+	rate := t.bucket.Share().Rate.PerSecond()
+	if rate <= 0 {
+		return math.MaxInt64
+	}
+	if len(msgs) == 0 {
+		return 0
+	}
+	first, last := msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At
+	if t.waiting.len() > 0 {
+		first = t.waiting.front().Arrival.At
+	}
+	missing := int64(t.waiting.len()+len(msgs))*1000 - int64(t.bucket.Tokens(first))
+	if missing <= 0 {
+		return 0
+	}
+	wait := float64(missing) / 1000 / rate * float64(time.Second)
+	if wait >= math.MaxInt64/2 {
+		return math.MaxInt64
+	}
+	return max(0, first.Add(time.Duration(wait)).Sub(last))
+}
+
+// Tick does what is due: releases, message timeouts, deferred messages.
+func (t *Topic) Tick(now stamp.Mono, fx *Effects) {
+	for _, c := range t.channels {
+		c.expire(now)
+	}
+	t.advance(now, fx)
+	for _, c := range t.channels {
+		c.dispatch(now, fx)
+	}
+}
+
+// ReleaseDeadline is when the head of the line gets its token; stamp.Never if
+// nothing waits for that. Tick must be called then.
+func (t *Topic) ReleaseDeadline() stamp.Mono {
+	if t.waiting.len() == 0 || !t.open() {
+		return stamp.Never
+	}
+	return t.eligible(t.waiting.front())
+}
+
+// ChannelDeadline is when the next message times out or ends its deferral;
+// stamp.Never if there is none. Tick must be called then.
+func (t *Topic) ChannelDeadline() stamp.Mono {
+	d := stamp.Never
+	for _, c := range t.channels {
+		d = min(d, c.due.next())
+	}
+	return d
+}
+
+// open reports whether a message may leave the topic, tokens apart.
+func (t *Topic) open() bool {
+	if t.paused || len(t.channels) == 0 {
+		return false
+	}
+	for _, c := range t.channels {
+		if c.Depth() >= t.cfg.Capacity {
+			return false
+		}
+	}
+	return true
+}
+
+func (t *Topic) eligible(m *Message) stamp.Mono {
+	if !t.limited {
+		return m.Arrival.At
+	}
+	return t.bucket.Eligible(m.Arrival.At)
+}
+
+// advance releases from the head of the line while it is eligible.
+func (t *Topic) advance(now stamp.Mono, fx *Effects) {
+	for t.waiting.len() > 0 && t.open() {
+		m := t.waiting.front()
+		e := t.eligible(m)
+		if now.Before(e) {
+			return
+		}
+		if t.limited {
+			t.bucket.Take(m.Arrival.At)
+		}
+		m.Eligible = e
+		t.waiting.pop()
+		t.counters.Released++
+		fx.Released = append(fx.Released, m.AccessDelay())
+		for _, c := range t.channels {
+			c.put(now, m)
+			c.dispatch(now, fx)
+		}
+	}
+}
+
+// Pause stops releases; messages are still accepted.
+func (t *Topic) Pause() { t.paused = true }
+
+// Unpause releases what became eligible meanwhile.
+func (t *Topic) Unpause(now stamp.Mono, fx *Effects) {
+	t.paused = false
+	t.advance(now, fx)
+}
+
+// Paused reports whether the topic is paused.
+func (t *Topic) Paused() bool { return t.paused }
+
+// Empty discards the messages that wait in the topic and returns how many.
+// Its channels keep theirs.
+func (t *Topic) Empty() int {
+	n := t.waiting.len()
+	t.waiting.clear()
+	t.counters.Emptied += uint64(n)
+	return n
+}
+
+// Waiting is the number of messages that wait for tokens or for a channel.
+func (t *Topic) Waiting() int { return t.waiting.len() }
+
+// TakeMaxWaiting returns the greatest Waiting since the last call.
+func (t *Topic) TakeMaxWaiting() int {
+	m := max(t.maxWaiting, t.waiting.len())
+	t.maxWaiting = t.waiting.len()
+	return m
+}
+
+// Counters returns the topic's counters.
+func (t *Topic) Counters() Counters { return t.counters }
+
+// CreateChannel returns the channel of that name and creates it if need be.
+// The first channel gets the messages that waited for one.
+func (t *Topic) CreateChannel(now stamp.Mono, name string, fx *Effects) *Channel {
+	i, found := t.find(name)
+	if found {
+		return t.channels[i]
+	}
+	c := newChannel(name, t.cfg)
+	t.channels = slices.Insert(t.channels, i, c)
+	t.advance(now, fx)
+	return c
+}
+
+// Channel returns the channel of that name, or nil.
+func (t *Topic) Channel(name string) *Channel {
+	if i, found := t.find(name); found {
+		return t.channels[i]
+	}
+	return nil
+}
+
+// Channels returns the channels by name. The caller must not change the slice.
+func (t *Topic) Channels() []*Channel { return t.channels }
+
+// DeleteChannel removes the channel with all it holds. What waited only
+// because that channel was full is released.
+func (t *Topic) DeleteChannel(now stamp.Mono, name string, fx *Effects) error {
+	i, found := t.find(name)
+	if !found {
+		return ErrUnknownChannel
+	}
+	t.channels = slices.Delete(t.channels, i, i+1)
+	t.advance(now, fx)
+	return nil
+}
+
+func (t *Topic) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(t.channels, name, func(c *Channel, name string) int {
+		return strings.Compare(c.name, name)
+	})
+}
+
+// The steps of a consumer. Each may make room in a full channel, so each ends
+// by releasing what can be released.
+
+// Finish ends a message's life in the channel. Error: ErrNotInFlight.
+func (t *Topic) Finish(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
+	if err := c.finish(id, m); err != nil {
+		return err
+	}
+	t.settle(now, c, fx)
+	return nil
+}
+
+// Requeue gives a message back, to be delivered again after delay.
+// Error: ErrNotInFlight.
+func (t *Topic) Requeue(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, delay time.Duration, fx *Effects) error {
+	if err := c.requeue(now, id, m, delay); err != nil {
+		return err
+	}
+	t.settle(now, c, fx)
+	return nil
+}
+
+// Touch restarts a message's timeout, up to Config.MaxInFlight after its
+// delivery. Error: ErrNotInFlight.
+func (t *Topic) Touch(now stamp.Mono, c *Channel, id ConsumerID, m MessageID) error {
+	return c.touch(now, id, m)
+}
+
+// SetReady sets how many messages the consumer may hold at once.
+// Error: ErrUnknownConsumer.
+func (t *Topic) SetReady(now stamp.Mono, c *Channel, id ConsumerID, n int, fx *Effects) error {
+	if err := c.setReady(id, n); err != nil {
+		return err
+	}
+	t.settle(now, c, fx)
+	return nil
+}
+
+// RemoveConsumer gives back all that the consumer holds.
+func (t *Topic) RemoveConsumer(now stamp.Mono, c *Channel, id ConsumerID, fx *Effects) {
+	c.removeConsumer(id)
+	t.settle(now, c, fx)
+}
+
+// PauseChannel stops deliveries of the channel.
+func (t *Topic) PauseChannel(c *Channel) { c.paused = true }
+
+// UnpauseChannel resumes them.
+func (t *Topic) UnpauseChannel(now stamp.Mono, c *Channel, fx *Effects) {
+	c.paused = false
+	t.settle(now, c, fx)
+}
+
+// EmptyChannel discards the channel's messages and returns how many. What
+// consumers hold is theirs no longer: their FIN will be refused.
+func (t *Topic) EmptyChannel(now stamp.Mono, c *Channel, fx *Effects) int {
+	n := c.empty()
+	t.settle(now, c, fx)
+	return n
+}
+
+func (t *Topic) settle(now stamp.Mono, c *Channel, fx *Effects) {
+	c.dispatch(now, fx)
+	t.advance(now, fx)
+}

@@ -1,0 +1,609 @@
+package queue
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func newTest(capacity int) *Topic {
+	return NewTopic(Config{Capacity: capacity, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})
+}
+
+func message(n int, at stamp.Mono) *Message {
+	m := &Message{Body: []byte{byte(n)}, Arrival: stamp.Arrival{At: at, Source: stamp.Exact}}
+	binary.BigEndian.PutUint64(m.ID[8:], uint64(n))
+	return m
+}
+
+func number(m *Message) int { return int(binary.BigEndian.Uint64(m.ID[8:])) }
+
+// bench drives a topic and remembers what came out.
+type bench struct {
+	t   *testing.T
+	top *Topic
+	now stamp.Mono
+	fx  Effects
+	n   int
+}
+
+func (b *bench) put(want error) {
+	b.t.Helper()
+	b.n++
+	if err := b.top.Put(b.now, &b.fx, message(b.n, b.now)); !errors.Is(err, want) {
+		b.t.Fatalf("put %d: %v, want %v", b.n, err, want)
+	}
+	b.check()
+}
+
+func (b *bench) check() {
+	b.t.Helper()
+	if err := b.top.checkInvariants(b.now); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) at(d time.Duration) {
+	b.t.Helper()
+	b.now = stamp.Mono(d)
+	b.top.Tick(b.now, &b.fx)
+	b.check()
+}
+
+// expect compares the deliveries since the last call with "n@consumer:attempts".
+func (b *bench) expect(want ...string) {
+	b.t.Helper()
+	var got []string
+	for _, d := range b.fx.Deliveries {
+		got = append(got, fmt.Sprintf("%d@%d:%d", number(d.Message), d.Consumer, d.Attempts))
+	}
+	b.fx.Reset()
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		b.t.Fatalf("at %v: delivered %v, want %v", time.Duration(b.now), got, want)
+	}
+}
+
+func (b *bench) channel(name string) *Channel {
+	b.t.Helper()
+	c := b.top.CreateChannel(b.now, name, &b.fx)
+	b.check()
+	return c
+}
+
+func (b *bench) consumer(c *Channel, id ConsumerID, timeout time.Duration, ready int) {
+	b.t.Helper()
+	c.AddConsumer(id, timeout, 0)
+	if err := b.top.SetReady(b.now, c, id, ready, &b.fx); err != nil {
+		b.t.Fatal(err)
+	}
+	b.check()
+}
+
+func (b *bench) finish(c *Channel, id ConsumerID, n int, want error) {
+	b.t.Helper()
+	if err := b.top.Finish(b.now, c, id, message(n, 0).ID, &b.fx); !errors.Is(err, want) {
+		b.t.Fatalf("finish %d: %v, want %v", n, err, want)
+	}
+	b.check()
+}
+
+func TestMessagesWaitForTheFirstChannelAndAreCopiedToAll(t *testing.T) {
+	b := &bench{t: t, top: newTest(10)}
+	b.put(nil)
+	b.put(nil)
+	a := b.channel("a")
+	b.consumer(a, 1, time.Second, 10)
+	b.expect("1@1:1", "2@1:1")
+	z := b.channel("z")
+	b.consumer(z, 2, time.Second, 10)
+	b.put(nil)
+	b.expect("3@1:1", "3@2:1")
+}
+
+func TestCreditBoundsWhatAConsumerHoldsAndConsumersTakeTurns(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 2)
+	b.consumer(c, 2, time.Second, 1)
+	for range 5 {
+		b.put(nil)
+	}
+	b.expect("1@1:1", "2@2:1", "3@1:1")
+	b.finish(c, 2, 2, nil)
+	b.expect("4@2:1")
+	b.finish(c, 1, 4, ErrNotInFlight) // consumer 2 holds it
+	if err := b.top.SetReady(b.now, c, 1, 3, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	b.expect("5@1:1")
+	b.put(nil)
+	if err := b.top.SetReady(b.now, c, 1, 0, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	b.finish(c, 1, 1, nil)
+	b.expect()
+}
+
+func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 5)
+	b.put(nil)
+	b.expect("1@1:1")
+	if got, want := b.top.ChannelDeadline(), stamp.Mono(time.Second); got != want {
+		t.Fatalf("deadline %d, want %d", got, want)
+	}
+	b.at(900 * time.Millisecond)
+	if err := b.top.Touch(b.now, c, 1, message(1, 0).ID); err != nil {
+		t.Fatal(err)
+	}
+	b.at(1100 * time.Millisecond)
+	b.expect()
+	b.at(1900 * time.Millisecond)
+	b.expect("1@1:2") // timed out, and delivered again
+	b.finish(c, 1, 1, nil)
+	b.finish(c, 1, 1, ErrNotInFlight)
+
+	b.put(nil)
+	b.expect("2@1:1")
+	if err := b.top.Requeue(b.now, c, 1, message(2, 0).ID, 500*time.Millisecond, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	b.check()
+	b.at(2300 * time.Millisecond)
+	b.expect()
+	b.at(2400 * time.Millisecond)
+	b.expect("2@1:2")
+
+	m := message(99, b.now)
+	m.Defer = 900 * time.Millisecond
+	if err := b.top.Put(b.now, &b.fx, m); err != nil {
+		t.Fatal(err)
+	}
+	b.check()
+	if c.Deferred() != 1 {
+		t.Fatalf("%d deferred, want 1", c.Deferred())
+	}
+	b.at(3200 * time.Millisecond)
+	b.expect()
+	b.at(3300 * time.Millisecond)
+	b.expect("99@1:1")
+	b.at(3400 * time.Millisecond)
+	b.expect("2@1:3")
+}
+
+func TestTouchStopsAtTheGreatestTime(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)} // MaxInFlight is a minute
+	c := b.channel("c")
+	b.consumer(c, 1, 40*time.Second, 1)
+	b.put(nil)
+	for s := 10; s < 60; s += 10 {
+		b.at(time.Duration(s) * time.Second)
+		if err := b.top.Touch(b.now, c, 1, message(1, 0).ID); err != nil {
+			t.Fatalf("touch at %d s: %v", s, err)
+		}
+	}
+	b.expect("1@1:1")
+	b.at(time.Minute)
+	b.expect("1@1:2")
+}
+
+func TestARemovedConsumerGivesBackInOrder(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 3)
+	b.consumer(c, 2, time.Second, 0)
+	for range 4 {
+		b.put(nil)
+	}
+	b.expect("1@1:1", "2@1:1", "3@1:1")
+	b.top.RemoveConsumer(b.now, c, 1, &b.fx)
+	b.check()
+	b.finish(c, 1, 1, ErrNotInFlight)
+	if err := b.top.SetReady(b.now, c, 2, 10, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	b.expect("4@2:1", "1@2:2", "2@2:2", "3@2:2")
+	if err := b.top.SetReady(b.now, c, 1, 1, &b.fx); !errors.Is(err, ErrUnknownConsumer) {
+		t.Fatal(err)
+	}
+}
+
+// A subscriber that sets RDY and leaves, again and again on an idle channel,
+// must not leave a trace.
+func TestConsumersThatComeAndGoLeaveNothing(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	for id := range ConsumerID(1000) {
+		b.consumer(c, id, time.Second, 5)
+		b.top.RemoveConsumer(b.now, c, id, &b.fx)
+	}
+	b.check()
+	if c.hungry.len() != 0 {
+		t.Fatalf("%d consumers are hungry, and none is there", c.hungry.len())
+	}
+}
+
+func TestAFullChannelHoldsTheTopicBackAndAFullTopicRefuses(t *testing.T) {
+	b := &bench{t: t, top: newTest(2)}
+	c := b.channel("c")
+	for range 4 {
+		b.put(nil)
+	}
+	b.put(ErrFull)
+	if got := b.top.Counters(); got.Refused != 1 || got.Accepted != 4 {
+		t.Fatalf("%+v", got)
+	}
+	if err := b.top.Put(b.now, &b.fx, message(7, 0), message(8, 0), message(9, 0)); !errors.Is(err, ErrFull) {
+		t.Fatalf("a batch beyond the capacity: %v", err)
+	}
+	b.consumer(c, 1, time.Second, 1)
+	b.expect("1@1:1")
+	b.finish(c, 1, 1, nil)
+	b.expect("2@1:1")
+	b.finish(c, 1, 2, nil)
+	b.finish(c, 1, 3, nil)
+	b.finish(c, 1, 4, nil)
+	b.expect("3@1:1", "4@1:1")
+}
+
+func TestALimitedTopicReleasesEachMessageAtItsOwnTime(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Minute, 20)
+	b.top.Limit(OverLimit{})
+	b.put(nil)
+	b.expect() // no share yet
+	if d := b.top.ReleaseDeadline(); d != stamp.Never {
+		t.Fatalf("without a share the deadline is %d", d)
+	}
+	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 2}
+	b.top.SetShare(b.now, share, 2*tokenbucket.Token, &b.fx)
+	b.check()
+	b.expect("1@1:1")
+	for range 3 {
+		b.put(nil)
+	}
+	b.expect("2@1:1")
+	if got, want := b.top.ReleaseDeadline(), stamp.Mono(100*time.Millisecond); got != want {
+		t.Fatalf("deadline %d, want %d", got, want)
+	}
+	b.at(99 * time.Millisecond)
+	b.expect()
+	b.at(250 * time.Millisecond)
+	if got, want := fmt.Sprint(b.fx.Released), "[100ms 200ms]"; got != want {
+		t.Fatalf("access delays %v, want %v: a late release must not count", got, want)
+	}
+	b.expect("3@1:1", "4@1:1")
+}
+
+func TestAShareCountsForMessagesThatWaitAlready(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Minute, 20)
+	b.top.Limit(OverLimit{})
+	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 1}, 0, &b.fx)
+	for range 3 {
+		b.put(nil)
+	}
+	b.at(500 * time.Millisecond)
+	b.expect()
+	b.top.SetShare(b.now, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 1}, 0, &b.fx)
+	b.at(550 * time.Millisecond) // half a token was there, half takes 50 ms
+	b.expect("1@1:1")
+	b.top.SetShare(b.now, tokenbucket.Share{}, 0, &b.fx)
+	b.at(30 * time.Second)
+	b.expect()
+}
+
+func TestRejectRefusesWhatWouldWaitTooLong(t *testing.T) {
+	b := &bench{t: t, top: newTest(100)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Minute, 100)
+	b.top.Limit(OverLimit{Reject: true, MaxDelay: 100 * time.Millisecond})
+	var over *OverLimitError
+	if err := b.top.Put(0, &b.fx, message(1, 0)); !errors.As(err, &over) {
+		t.Fatalf("without a share: %v", err)
+	}
+	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 3}, 3*tokenbucket.Token, &b.fx)
+	for range 4 { // three tokens, and one message 100 ms ahead of its own
+		b.put(nil)
+	}
+	err := b.top.Put(0, &b.fx, message(50, 0))
+	if !errors.As(err, &over) || over.Delay != 200*time.Millisecond {
+		t.Fatalf("the fifth message: %v", err)
+	}
+	b.at(100 * time.Millisecond)
+	b.put(nil)
+	batch := &bench{t: t, top: newTest(100)}
+	batch.channel("c")
+	batch.top.Limit(OverLimit{Reject: true})
+	batch.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 3}, 3*tokenbucket.Token, &batch.fx)
+	if err := batch.top.Put(0, &batch.fx, message(1, 0), message(2, 0), message(3, 0), message(4, 0)); !errors.As(err, &over) {
+		t.Fatalf("a batch of b+1: %v", err)
+	}
+	if err := batch.top.Put(0, &batch.fx, message(1, 0), message(2, 0), message(3, 0)); err != nil {
+		t.Fatalf("a batch of b: %v", err)
+	}
+}
+
+// A topic that only waits for its first channel is not over its limit.
+func TestRejectDoesNotBlameTheBucketForAMissingChannel(t *testing.T) {
+	b := &bench{t: t, top: newTest(100)}
+	b.top.Limit(OverLimit{Reject: true})
+	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 5}, 5*tokenbucket.Token, &b.fx)
+	for range 5 {
+		b.put(nil)
+	}
+}
+
+func TestPauseEmptyDelete(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 20)
+	b.top.Pause()
+	b.put(nil)
+	b.expect()
+	b.top.Unpause(b.now, &b.fx)
+	b.expect("1@1:1")
+	b.top.PauseChannel(c)
+	b.put(nil)
+	b.expect()
+	b.top.UnpauseChannel(b.now, c, &b.fx)
+	b.expect("2@1:1")
+	if n := b.top.EmptyChannel(b.now, c, &b.fx); n != 2 {
+		t.Fatalf("emptied %d", n)
+	}
+	b.check()
+	b.finish(c, 1, 1, ErrNotInFlight)
+	b.put(nil)
+	b.expect("3@1:1")
+	if err := b.top.DeleteChannel(b.now, "c", &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.top.DeleteChannel(b.now, "c", &b.fx); !errors.Is(err, ErrUnknownChannel) {
+		t.Fatal(err)
+	}
+	b.put(nil)
+	if n := b.top.Empty(); n != 1 {
+		t.Fatalf("emptied %d", n)
+	}
+	b.check()
+}
+
+func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	c.AddConsumer(1, time.Second, 30)
+	if err := b.top.SetReady(0, c, 1, 5, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	const total = 10_000
+	delivered := 0
+	for range total {
+		b.put(nil)
+		for _, d := range b.fx.Deliveries {
+			delivered++
+			b.finish(c, 1, number(d.Message), nil)
+		}
+		b.fx.Reset()
+	}
+	// Five standard deviations of a binomial around 30 %.
+	if mean, sd := 0.3*total, 46.0; float64(delivered) < mean-5*sd || float64(delivered) > mean+5*sd {
+		t.Errorf("%d of %d delivered, want about %g", delivered, total, mean)
+	}
+	if got := c.Counters().Sampled; int(got) != total-delivered {
+		t.Errorf("%d left out, want %d", got, total-delivered)
+	}
+}
+
+// Whatever happens, no message is lost or finished twice, the bounds hold, and
+// the releases keep to the contract.
+func TestRandomStepsKeepTheInvariants(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		capacity := rapid.IntRange(1, 12).Draw(rt, "capacity")
+		top := newTest(capacity)
+		now := stamp.Mono(0)
+		var fx Effects
+		next := 0
+		type holding struct {
+			channel  string
+			consumer ConsumerID
+			id       int
+		}
+		held := map[holding]uint16{} // attempts
+		finished := map[holding]int{} // consumer 0
+		accepted := map[int]bool{}
+		consumers := map[ConsumerID]string{}
+		channels := []string{"a", "b"}
+		settle := func() {
+			for _, d := range fx.Deliveries {
+				h := holding{consumers[d.Consumer], d.Consumer, number(d.Message)}
+				if d.Attempts <= held[h] {
+					rt.Fatalf("%v delivered at attempt %d after attempt %d", h, d.Attempts, held[h])
+				}
+				if finished[holding{channel: h.channel, id: h.id}] > 0 {
+					rt.Fatalf("%v delivered after it was finished", h)
+				}
+				held[h] = d.Attempts
+			}
+			fx.Reset()
+			// What the machine took back by timeout is held no longer.
+			for h := range held {
+				ch := top.Channel(h.channel)
+				it := ch.inFlight[message(h.id, 0).ID]
+				if it == nil || it.holder.id != h.consumer {
+					delete(held, h)
+				}
+			}
+			if err := top.checkInvariants(now); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		pickHeld := func() (holding, bool) {
+			var all []holding
+			for _, ch := range top.Channels() {
+				for _, it := range ch.due {
+					if it.holder != nil {
+						all = append(all, holding{ch.name, it.holder.id, number(it.msg)})
+					}
+				}
+			}
+			if len(all) == 0 {
+				return holding{}, false
+			}
+			return rapid.SampledFrom(all).Draw(rt, "held"), true
+		}
+		if rapid.Bool().Draw(rt, "limited") {
+			top.Limit(OverLimit{})
+			top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}, 0, &fx)
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"": func(*rapid.T) { settle() },
+			"advance": func(rt *rapid.T) {
+				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(rt, "us")) * time.Microsecond)
+				top.Tick(now, &fx)
+			},
+			"put": func(rt *rapid.T) {
+				var batch []*Message
+				for range rapid.IntRange(1, 3).Draw(rt, "n") {
+					next++
+					m := message(next, now.Add(-time.Duration(rapid.IntRange(0, 300).Draw(rt, "late"))*time.Microsecond))
+					m.Defer = time.Duration(rapid.SampledFrom([]int{0, 0, 0, 4}).Draw(rt, "defer")) * time.Millisecond
+					batch = append(batch, m)
+				}
+				if err := top.Put(now, &fx, batch...); err == nil {
+					for _, m := range batch {
+						accepted[number(m)] = true
+					}
+				}
+			},
+			"channel": func(rt *rapid.T) {
+				top.CreateChannel(now, rapid.SampledFrom(channels).Draw(rt, "name"), &fx)
+			},
+			"consumer": func(rt *rapid.T) {
+				if len(top.Channels()) == 0 || len(consumers) > 50 {
+					rt.Skip()
+				}
+				ch := rapid.SampledFrom(top.Channels()).Draw(rt, "channel")
+				id := ConsumerID(len(consumers) + 1)
+				consumers[id] = ch.name
+				ch.AddConsumer(id, 3*time.Millisecond, 0)
+			},
+			"ready": func(rt *rapid.T) {
+				if len(consumers) == 0 {
+					rt.Skip()
+				}
+				id := ConsumerID(rapid.IntRange(1, len(consumers)).Draw(rt, "id"))
+				_ = top.SetReady(now, top.Channel(consumers[id]), id, rapid.IntRange(0, 4).Draw(rt, "rdy"), &fx)
+			},
+			"leave": func(rt *rapid.T) {
+				if len(consumers) == 0 {
+					rt.Skip()
+				}
+				id := ConsumerID(rapid.IntRange(1, len(consumers)).Draw(rt, "id"))
+				top.RemoveConsumer(now, top.Channel(consumers[id]), id, &fx)
+			},
+			"finish": func(rt *rapid.T) {
+				h, ok := pickHeld()
+				if !ok {
+					rt.Skip()
+				}
+				if err := top.Finish(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, &fx); err != nil {
+					rt.Fatal(err)
+				}
+				key := holding{channel: h.channel, id: h.id}
+				if finished[key]++; finished[key] > 1 || !accepted[h.id] {
+					rt.Fatalf("%v finished %d times, accepted %v", key, finished[key], accepted[h.id])
+				}
+			},
+			"requeue": func(rt *rapid.T) {
+				h, ok := pickHeld()
+				if !ok {
+					rt.Skip()
+				}
+				delay := time.Duration(rapid.IntRange(0, 3).Draw(rt, "ms")) * time.Millisecond
+				if err := top.Requeue(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, delay, &fx); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"touch": func(rt *rapid.T) {
+				h, ok := pickHeld()
+				if !ok {
+					rt.Skip()
+				}
+				if err := top.Touch(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"pause": func(rt *rapid.T) {
+				if rapid.Bool().Draw(rt, "pause") {
+					top.Pause()
+				} else {
+					top.Unpause(now, &fx)
+				}
+			},
+		})
+	})
+}
+
+func TestAStepAllocatesNothing(t *testing.T) {
+	top := newTest(1000)
+	var fx Effects
+	c := top.CreateChannel(0, "c", &fx)
+	c.AddConsumer(1, time.Second, 0)
+	if err := top.SetReady(0, c, 1, 100, &fx); err != nil {
+		t.Fatal(err)
+	}
+	m := message(1, 0)
+	now := stamp.Mono(0)
+	cycle := func() {
+		now++
+		if err := top.Put(now, &fx, m); err != nil {
+			t.Fatal(err)
+		}
+		if err := top.Finish(now, c, 1, m.ID, &fx); err != nil {
+			t.Fatal(err)
+		}
+		fx.Reset()
+	}
+	cycle()
+	if n := testing.AllocsPerRun(1000, cycle); n != 0 {
+		t.Errorf("%v allocations per message", n)
+	}
+}
+
+func TestRingKeepsOrderThroughGrowthAndShrinking(t *testing.T) {
+	rng := testkit.Rand(t)
+	var r ring[int]
+	pushed, popped := 0, 0
+	for range 200_000 {
+		if r.len() > 0 && rng.IntN(5000) < r.len() {
+			if got := r.pop(); got != popped {
+				t.Fatalf("popped %d, want %d", got, popped)
+			}
+			popped++
+		} else {
+			r.push(pushed)
+			pushed++
+		}
+		if r.len() != pushed-popped {
+			t.Fatalf("length %d, want %d", r.len(), pushed-popped)
+		}
+	}
+	for r.len() > 0 {
+		r.pop()
+	}
+	if len(r.buf) > 64*ringMin {
+		t.Errorf("an empty ring keeps %d slots", len(r.buf))
+	}
+}
