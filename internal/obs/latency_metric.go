@@ -1,0 +1,38 @@
+package obs
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metricBounds are the upper bounds of the buckets in which latencies are
+// exposed, the same everywhere so that they can be added up.
+var metricBounds = [...]time.Duration{
+	50 * time.Microsecond, 100 * time.Microsecond, 200 * time.Microsecond, 500 * time.Microsecond,
+	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond,
+	10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 500 * time.Millisecond, time.Second, 10 * time.Second,
+}
+
+// Metric returns the samples as a Prometheus histogram in seconds. A sample
+// within 1 % of a bound may count on either side of it; the sum is as exact as
+// the samples are.
+func (l *Latency) Metric(desc *prometheus.Desc, labels ...string) prometheus.Metric {
+	buckets := make(map[float64]uint64, len(metricBounds))
+	var below uint64
+	next := 0
+	for _, bar := range l.h.Distribution() {
+		for next < len(metricBounds) && bar.From > metricBounds[next].Microseconds() {
+			buckets[metricBounds[next].Seconds()] = below
+			next++
+		}
+		below += uint64(bar.Count)
+	}
+	for ; next < len(metricBounds); next++ {
+		buckets[metricBounds[next].Seconds()] = below
+	}
+	count := l.Count()
+	sum := l.h.Mean() * float64(count) / 1e6
+	return prometheus.MustNewConstHistogram(desc, uint64(count), sum, buckets, labels...)
+}
