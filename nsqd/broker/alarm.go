@@ -1,0 +1,123 @@
+package broker
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// alarm calls fire once the time set is there. Its goroutine starts with the
+// first time that is set, so that a topic that never waits costs none.
+//
+// It may fire early or without need, never later than its timer can: a time
+// is only ever brought forward, because what is put off is cheap to check
+// again and what is forgotten is a message that stays.
+type alarm struct {
+	// Set once.
+	now      func() stamp.Mono
+	newTimer func() (timer, error)
+	fire     func(stamp.Mono)
+	wg       *sync.WaitGroup
+
+	// armed is the time set. Written under mu; read without it to see that
+	// there is nothing to do. A stale read is safe: it can only be earlier
+	// than true while fire has not run yet, and fire sets the time again.
+	armed atomic.Int64
+
+	mu struct {
+		sync.Mutex
+		timer  timer // nil until first used
+		closed bool
+	}
+}
+
+// timer waits for a point in time that another goroutine may change. set and
+// close are called under alarm.mu, set never after close; wait runs beside them.
+type timer interface {
+	// set replaces the time.
+	set(at, now stamp.Mono)
+	// wait returns true when the time is there, and false once it is closed.
+	wait() bool
+	close()
+}
+
+func newAlarm(wg *sync.WaitGroup, now func() stamp.Mono, newTimer func() (timer, error), fire func(stamp.Mono)) *alarm {
+	a := &alarm{now: now, newTimer: newTimer, fire: fire, wg: wg}
+	a.armed.Store(int64(stamp.Never))
+	return a
+}
+
+// noLater makes the alarm fire at the given time or before.
+func (a *alarm) noLater(at stamp.Mono) {
+	if int64(at) >= a.armed.Load() {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.closed || int64(at) >= a.armed.Load() {
+		return
+	}
+	a.armed.Store(int64(at))
+	if a.mu.timer == nil {
+		t, err := a.newTimer()
+		if err != nil { // out of descriptors: less sharp, but it fires
+			t, _ = newCoarseTimer()
+		}
+		a.mu.timer = t
+		a.wg.Go(func() { a.run(t) })
+	}
+	a.mu.timer.set(at, a.now())
+}
+
+func (a *alarm) run(t timer) {
+	for t.wait() {
+		a.mu.Lock()
+		a.armed.Store(int64(stamp.Never))
+		a.mu.Unlock()
+		a.fire(a.now())
+	}
+}
+
+// close stops the alarm; its goroutine ends soon after.
+func (a *alarm) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.closed {
+		return
+	}
+	a.mu.closed = true
+	if a.mu.timer != nil {
+		a.mu.timer.close()
+	}
+}
+
+// coarseTimer is Go's own: about a millisecond late when the process is idle
+// (golang/go#44343), free of descriptors.
+type coarseTimer struct {
+	t    *time.Timer
+	done chan struct{}
+}
+
+func newCoarseTimer() (timer, error) {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return &coarseTimer{t: t, done: make(chan struct{})}, nil
+}
+
+func (c *coarseTimer) set(at, now stamp.Mono) { c.t.Reset(max(0, at.Sub(now))) }
+
+func (c *coarseTimer) wait() bool {
+	select {
+	case <-c.t.C:
+		return true
+	case <-c.done:
+		return false
+	}
+}
+
+func (c *coarseTimer) close() {
+	c.t.Stop()
+	close(c.done)
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package broker
+
+func newSharpTimer() (timer, error) { return newCoarseTimer() }

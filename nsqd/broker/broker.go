@@ -1,0 +1,222 @@
+package broker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Refusals beyond those of nsqd/queue.
+var (
+	// ErrGone: the topic, channel or subscription was deleted meanwhile.
+	ErrGone = errors.New("deleted")
+	// ErrUnknownTopic: there is no such topic and none may be created here.
+	ErrUnknownTopic = errors.New("no such topic on this broker")
+	// ErrUnknownChannel: the topic has no such channel.
+	ErrUnknownChannel = queue.ErrUnknownChannel
+	// ErrDraining: the broker is shutting down and accepts nothing more.
+	ErrDraining = errors.New("broker is shutting down")
+	// ErrBadName: a topic or channel name outside the protocol's rules.
+	ErrBadName = errors.New("not a valid name")
+)
+
+// Config of a broker. Immutable.
+type Config struct {
+	// Capacity is the greatest number of messages a topic may hold before
+	// release, and the greatest depth of a channel; >= 1.
+	Capacity int
+	// MaxMsgTimeout is how long a subscriber may keep a message by touching it.
+	MaxMsgTimeout time.Duration
+	// RejectAfter is the access delay above which a topic with the policy
+	// "reject" refuses a message.
+	RejectAfter time.Duration
+	// AutoCreate lets PUB and SUB create topics, as in NSQ. Off where a
+	// loaddistributor places topics: a publisher on the wrong broker would
+	// otherwise escape its contract.
+	AutoCreate bool
+	// Seed of the draws for sampling subscribers.
+	Seed uint64
+	// Now reads the clock; nil means clock.Mono.
+	Now func() stamp.Mono
+}
+
+// Validate reports all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Capacity < 1 {
+		errs = append(errs, fmt.Errorf("capacity %d is less than 1 message", c.Capacity))
+	}
+	if c.MaxMsgTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("max message timeout %v is not positive", c.MaxMsgTimeout))
+	}
+	if c.RejectAfter < 0 {
+		errs = append(errs, fmt.Errorf("reject-after %v is negative", c.RejectAfter))
+	}
+	return errors.Join(errs...)
+}
+
+// Broker is the table of topics.
+type Broker struct {
+	// Set once.
+	cfg Config
+	now func() stamp.Mono
+
+	// Atomic.
+	lastID       atomic.Uint64 // of messages; any goroutine adds
+	lastConsumer atomic.Uint64 // likewise
+	draining     atomic.Bool   // set once, by Drain; a publish that misses it is drained too
+
+	mu struct {
+		sync.RWMutex
+		topics map[string]*Topic
+		closed bool
+	}
+	// alarms counts the topics' goroutines; Close waits for them.
+	alarms sync.WaitGroup
+}
+
+// New returns a broker without topics.
+func New(cfg Config) (*Broker, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
+	}
+	b := &Broker{cfg: cfg, now: cfg.Now}
+	if b.now == nil {
+		b.now = clock.Mono
+	}
+	// Ids must not repeat across restarts, or a late FIN would finish another
+	// message; the wall clock is ahead of every id given before, as long as
+	// fewer than 10^9 messages a second were published.
+	b.lastID.Store(uint64(clock.Wall()))
+	b.mu.topics = make(map[string]*Topic)
+	return b, nil
+}
+
+// Now is the broker's clock, for the callers' arrival times.
+func (b *Broker) Now() stamp.Mono { return b.now() }
+
+// Topic returns the topic of that name, or ErrUnknownTopic. It does not
+// allocate.
+func (b *Broker) Topic(name []byte) (*Topic, error) {
+	b.mu.RLock()
+	t := b.mu.topics[string(name)]
+	b.mu.RUnlock()
+	if t == nil {
+		return nil, ErrUnknownTopic
+	}
+	return t, nil
+}
+
+// TopicForClient is Topic for a PUB or SUB: it creates the topic if that is
+// allowed here. Errors: ErrUnknownTopic, ErrBadName, ErrDraining.
+func (b *Broker) TopicForClient(name []byte) (*Topic, error) {
+	t, err := b.Topic(name)
+	if err != nil && b.cfg.AutoCreate {
+		return b.CreateTopic(string(name))
+	}
+	return t, err
+}
+
+// CreateTopic returns the topic, creating it if need be.
+// Errors: ErrBadName, ErrDraining.
+func (b *Broker) CreateTopic(name string) (*Topic, error) {
+	if !wire.ValidTopicName(name) {
+		return nil, fmt.Errorf("topic %q: %w", name, ErrBadName)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if t := b.mu.topics[name]; t != nil {
+		return t, nil
+	}
+	if b.mu.closed || b.draining.Load() {
+		return nil, ErrDraining
+	}
+	t := newTopic(b, name)
+	b.mu.topics[name] = t
+	return t, nil
+}
+
+// DeleteTopic removes a topic with all it holds and ends its subscriptions.
+// Error: ErrUnknownTopic.
+func (b *Broker) DeleteTopic(name string) error {
+	b.mu.Lock()
+	t := b.mu.topics[name]
+	delete(b.mu.topics, name)
+	b.mu.Unlock()
+	if t == nil {
+		return ErrUnknownTopic
+	}
+	t.close()
+	return nil
+}
+
+// Topics returns the topics by name.
+func (b *Broker) Topics() []*Topic {
+	b.mu.RLock()
+	topics := make([]*Topic, 0, len(b.mu.topics))
+	for _, t := range b.mu.topics {
+		topics = append(topics, t)
+	}
+	b.mu.RUnlock()
+	slices.SortFunc(topics, func(a, b *Topic) int { return cmp.Compare(a.name, b.name) })
+	return topics
+}
+
+// Drain refuses what is published from now on and waits until every message
+// that a subscriber could get has been finished, or ctx ends. It returns the
+// number of messages still held, which are lost when the process ends.
+func (b *Broker) Drain(ctx context.Context) (left int) {
+	b.draining.Store(true)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		held, moving := 0, false
+		for _, t := range b.Topics() {
+			h, m := t.held()
+			held += h
+			moving = moving || m
+		}
+		if !moving {
+			return held
+		}
+		select {
+		case <-ctx.Done():
+			return held
+		case <-tick.C:
+		}
+	}
+}
+
+// Close ends every subscription and waits for the broker's goroutines.
+func (b *Broker) Close() {
+	b.draining.Store(true)
+	b.mu.Lock()
+	b.mu.closed = true
+	b.mu.Unlock()
+	for _, t := range b.Topics() {
+		t.close()
+	}
+	b.alarms.Wait()
+}
+
+const hexDigits = "0123456789abcdef"
+
+// newID draws a message id: 16 hexadecimal digits, as clients expect to print.
+func (b *Broker) newID() (id wire.MessageID) {
+	n := b.lastID.Add(1)
+	for i := len(id) - 1; i >= 0; i-- {
+		id[i] = hexDigits[n&0xf]
+		n >>= 4
+	}
+	return id
+}

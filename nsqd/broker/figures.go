@@ -1,0 +1,118 @@
+package broker
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// figures are a topic's measurements. Counters are kept by the machine itself;
+// here are the latencies, apart from the topic's lock so that recording them
+// delays no publisher.
+type figures struct {
+	// Atomic; any goroutine adds.
+	sources [stamp.Sources]atomic.Uint64 // arrivals by source of the stamp
+
+	mu struct {
+		sync.Mutex
+		// since is the interval's, reset by take; total is the life's. Each is
+		// complete after total.merge(since).
+		since, total latencies
+		reported     reported
+	}
+}
+
+// latencies are made when the first is recorded: 60 KiB that a topic which is
+// only there need not have.
+type latencies struct {
+	access, processing, delivery *obs.Latency // all nil until init
+	delivered                    uint64       // first deliveries written to sockets
+	exceeded                     uint64       // of those, later than the SLO's latency
+}
+
+// reported is what the last report had, to give differences.
+type reported struct {
+	at       stamp.Mono
+	counters queue.Counters
+}
+
+// init must be called before anything is recorded; it may be called again.
+func (l *latencies) init() {
+	if l.access == nil {
+		l.access, l.processing, l.delivery = obs.NewLatency(), obs.NewLatency(), obs.NewLatency()
+	}
+}
+
+func (l *latencies) merge(o *latencies) {
+	if o.access != nil {
+		l.init()
+		l.access.Merge(o.access)
+		l.processing.Merge(o.processing)
+		l.delivery.Merge(o.delivery)
+	}
+	l.delivered += o.delivered
+	l.exceeded += o.exceeded
+}
+
+func (l *latencies) reset() {
+	if l.access != nil {
+		l.access.Reset()
+		l.processing.Reset()
+		l.delivery.Reset()
+	}
+	l.delivered, l.exceeded = 0, 0
+}
+
+func (f *figures) arrived(source stamp.Source, n int) {
+	f.sources[source].Add(uint64(n))
+}
+
+func (f *figures) released(accessDelays []time.Duration) {
+	if len(accessDelays) == 0 {
+		return
+	}
+	f.mu.Lock()
+	f.mu.since.init()
+	for _, d := range accessDelays {
+		f.mu.since.access.Record(d)
+	}
+	f.mu.Unlock()
+}
+
+// wrote records deliveries that are on a socket now. Repeated deliveries are
+// left out: their latency is the subscriber's doing.
+//
+// Delivery latency = access delay + processing delay (design, section 2). What
+// a deferred message was asked to wait is neither.
+func (t *Topic) wrote(now stamp.Mono, deliveries []queue.Delivery) {
+	t.mu.Lock()
+	slo := t.mu.slo.Latency
+	t.mu.Unlock()
+	f := &t.figures
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := &f.mu.since
+	l.init()
+	for _, d := range deliveries {
+		if d.Attempts != 1 {
+			continue
+		}
+		m := d.Message
+		due := m.Eligible
+		if m.Defer > 0 {
+			due = max(due, m.Arrival.At.Add(m.Defer))
+		}
+		processing := max(0, now.Sub(due))
+		delivery := m.AccessDelay() + processing
+		l.processing.Record(processing)
+		l.delivery.Record(delivery)
+		l.delivered++
+		if slo > 0 && delivery > slo {
+			l.exceeded++
+		}
+	}
+}

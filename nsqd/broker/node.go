@@ -1,0 +1,71 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Node is the broker as the control plane sees it: nsqd/agent's interface.
+type Node struct{ b *Broker }
+
+// Node returns the control plane's view of b.
+func (b *Broker) Node() Node { return Node{b} }
+
+// Topics returns the topics' names, sorted.
+func (n Node) Topics() []string {
+	topics := n.b.Topics()
+	names := make([]string, len(topics))
+	for i, t := range topics {
+		names[i] = t.name
+	}
+	return names
+}
+
+// Report is Broker.Report.
+func (n Node) Report() []*srtmv1.TopicStats { return n.b.Report() }
+
+// Prepare creates a topic and its channels, limited and without a share. A
+// topic that is there keeps its messages and its share.
+// Errors: ErrBadName, ErrDraining, ErrGone.
+func (n Node) Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy) error {
+	t, err := n.b.CreateTopic(topic)
+	if err != nil {
+		return err
+	}
+	// The limit comes first: with a channel but no limit, messages would leave.
+	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
+	for _, c := range channels {
+		if err := t.CreateChannel(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove deletes a topic with all it holds; it succeeds if there is none.
+func (n Node) Remove(topic string) error {
+	if err := n.b.DeleteTopic(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
+		return err
+	}
+	return nil
+}
+
+// Grant replaces the share of a topic and returns the tokens given up.
+// Errors: ErrUnknownTopic, a share out of range.
+func (n Node) Grant(topic string, share tokenbucket.Share, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+	t, err := n.b.Topic([]byte(topic))
+	if err != nil {
+		return 0, fmt.Errorf("grant for %q: %w", topic, err)
+	}
+	if err := share.Validate(); err != nil {
+		return 0, fmt.Errorf("grant for %q: %w", topic, err)
+	}
+	if granted < 0 {
+		return 0, fmt.Errorf("grant for %q: %d tokens", topic, granted)
+	}
+	return t.SetShare(share, granted), nil
+}

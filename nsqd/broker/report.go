@@ -1,0 +1,157 @@
+package broker
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Stats is a topic as operators see it: counters since its creation, depths
+// now.
+type Stats struct {
+	Name        string
+	Paused      bool
+	Waiting     int // for tokens, or for a channel
+	Counters    queue.Counters
+	Channels    []ChannelStats // by name
+	Publishers  int
+	Subscribers int
+
+	Limited bool
+	Share   tokenbucket.Share
+	Tokens  tokenbucket.Tokens
+	SLO     SLO
+
+	Delivered, Exceeded uint64 // first deliveries; those later than the SLO
+	Access, Processing  *obs.Latency
+	Delivery            *obs.Latency
+	Sources             [stamp.Sources]uint64
+}
+
+// ChannelStats is a channel as operators see it.
+type ChannelStats struct {
+	Name     string
+	Paused   bool
+	Ready    int
+	InFlight int
+	Deferred int
+	Counters queue.ChannelCounters
+	Clients  []ClientStats // by age
+}
+
+// ClientStats is a subscriber as operators see it.
+type ClientStats struct {
+	Subscriber
+	Ready, InFlight int
+}
+
+// Stats returns the topic's present state. The histograms are copies.
+func (t *Topic) Stats() Stats {
+	now := t.broker.now()
+	t.mu.Lock()
+	core := t.mu.core
+	s := Stats{
+		Name:        t.name,
+		Paused:      core.Paused(),
+		Waiting:     core.Waiting(),
+		Counters:    core.Counters(),
+		Publishers:  t.mu.publishers,
+		Subscribers: len(t.mu.consumers),
+		Limited:     core.Limited(),
+		Share:       core.Share(),
+		SLO:         t.mu.slo,
+	}
+	if s.Limited {
+		s.Tokens = core.Tokens(now)
+	}
+	subs := t.subscriptions()
+	for _, c := range core.Channels() {
+		cs := ChannelStats{
+			Name:     c.Name(),
+			Paused:   c.Paused(),
+			Ready:    c.Ready(),
+			InFlight: c.InFlight(),
+			Deferred: c.Deferred(),
+			Counters: c.Counters(),
+		}
+		for _, sub := range subs {
+			if sub.channel == c {
+				client := ClientStats{Subscriber: sub.about}
+				client.Ready, client.InFlight = c.Holds(sub.id)
+				cs.Clients = append(cs.Clients, client)
+			}
+		}
+		s.Channels = append(s.Channels, cs)
+	}
+	t.mu.Unlock()
+
+	f := &t.figures
+	for i := range f.sources {
+		s.Sources[i] = f.sources[i].Load()
+	}
+	var all latencies
+	all.init()
+	f.mu.Lock()
+	all.merge(&f.mu.total)
+	all.merge(&f.mu.since)
+	f.mu.Unlock()
+	s.Delivered, s.Exceeded = all.delivered, all.exceeded
+	s.Access, s.Processing, s.Delivery = all.access, all.processing, all.delivery
+	return s
+}
+
+// Report returns what happened in every topic since the last call, for the
+// control plane. There is one caller.
+func (b *Broker) Report() []*srtmv1.TopicStats {
+	topics := b.Topics()
+	stats := make([]*srtmv1.TopicStats, len(topics))
+	for i, t := range topics {
+		stats[i] = t.report()
+	}
+	return stats
+}
+
+func (t *Topic) report() *srtmv1.TopicStats {
+	now := t.broker.now()
+	t.mu.Lock()
+	core := t.mu.core
+	counters := core.Counters()
+	r := &srtmv1.TopicStats{
+		Topic:       t.name,
+		MaxBacklog:  uint64(core.TakeMaxWaiting()),
+		Backlog:     uint64(core.Waiting()),
+		Publishers:  uint32(t.mu.publishers),
+		Subscribers: uint32(len(t.mu.consumers)),
+	}
+	for _, c := range core.Channels() {
+		r.Depth += uint64(c.Depth())
+		r.Channels = append(r.Channels, c.Name())
+	}
+	t.mu.Unlock()
+
+	f := &t.figures
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, last := &f.mu.since, &f.mu.reported
+	r.Interval = durationpb.New(interval(last.at, now))
+	r.Offered = counters.Accepted - last.counters.Accepted
+	r.Released = counters.Released - last.counters.Released
+	r.Refused = counters.Refused - last.counters.Refused
+	r.Delivered, r.Exceeded = l.delivered, l.exceeded
+	if l.access != nil {
+		r.Access, r.Processing, r.Delivery = l.access.Proto(), l.processing.Proto(), l.delivery.Proto()
+	}
+	f.mu.total.merge(l)
+	l.reset()
+	*last = reported{at: now, counters: counters}
+	return r
+}
+
+// interval is the length of a reporting interval.
+func interval(from, to stamp.Mono) time.Duration { return max(0, to.Sub(from)) }

@@ -1,0 +1,155 @@
+package broker
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Subscription is one consumer's end of a channel. Its owner, a connection,
+// takes deliveries when notified and reports back what it wrote.
+type Subscription struct {
+	// Set once.
+	id      queue.ConsumerID
+	topic   *Topic
+	channel *queue.Channel
+	// notify says that deliveries are there or that the subscription is
+	// closed. It must not block, and is called without any lock held.
+	notify func()
+	about  Subscriber
+
+	// Guarded by topic.mu.
+	outbox []queue.Delivery
+	closed bool
+}
+
+// Subscriber describes a consumer.
+type Subscriber struct {
+	// MsgTimeout is how long it may hold a message before another gets it.
+	MsgTimeout time.Duration
+	// SampleRate is the percentage of messages it wants; 0 means all.
+	SampleRate int
+	// ClientID, Hostname, UserAgent and Remote are for operators.
+	ClientID, Hostname, UserAgent, Remote string
+}
+
+// Subscribe adds a consumer to the channel, which is created if need be.
+// Errors: ErrBadName, ErrGone, ErrDraining.
+func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
+	if !wire.ValidChannelName(channel) {
+		return nil, fmt.Errorf("channel %q: %w", channel, ErrBadName)
+	}
+	now := t.broker.now()
+	s := t.begin()
+	defer t.end(s)
+	if t.mu.closed {
+		return nil, ErrGone
+	}
+	sub := &Subscription{
+		id:      queue.ConsumerID(t.broker.lastConsumer.Add(1)),
+		topic:   t,
+		channel: t.mu.core.CreateChannel(now, channel, &s.fx),
+		notify:  notify,
+		about:   about,
+	}
+	sub.channel.AddConsumer(sub.id, about.MsgTimeout, about.SampleRate)
+	t.mu.consumers[sub.id] = sub
+	return sub, nil
+}
+
+// Take appends the deliveries that are to be written to into, and reports
+// whether the subscription is still open.
+func (s *Subscription) Take(into []queue.Delivery) (deliveries []queue.Delivery, open bool) {
+	t := s.topic
+	t.mu.Lock()
+	into = append(into, s.outbox...)
+	clear(s.outbox)
+	s.outbox = s.outbox[:0]
+	open = !s.closed
+	t.mu.Unlock()
+	return into, open
+}
+
+// Saturated reports whether the subscriber holds as many messages as it may.
+func (s *Subscription) Saturated() bool {
+	s.topic.mu.Lock()
+	defer s.topic.mu.Unlock()
+	ready, inFlight := s.channel.Holds(s.id)
+	return inFlight >= ready
+}
+
+// Wrote records that the deliveries are on the subscriber's socket now.
+func (s *Subscription) Wrote(deliveries []queue.Delivery) {
+	s.topic.wrote(s.topic.broker.now(), deliveries)
+}
+
+// Ready sets how many messages the subscriber may hold. Error: ErrGone.
+func (s *Subscription) Ready(n int) error {
+	return s.step(func(st *step) error {
+		return s.topic.mu.core.SetReady(s.topic.broker.now(), s.channel, s.id, n, &st.fx)
+	})
+}
+
+// Finish ends a message. Errors: queue.ErrNotInFlight, ErrGone.
+func (s *Subscription) Finish(id wire.MessageID) error {
+	now := s.topic.broker.now()
+	return s.step(func(st *step) error {
+		return s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
+	})
+}
+
+// Requeue gives a message back, to be delivered again after delay.
+// Errors: queue.ErrNotInFlight, ErrGone.
+func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) error {
+	now := s.topic.broker.now()
+	return s.step(func(st *step) error {
+		return s.topic.mu.core.Requeue(now, s.channel, s.id, id, delay, &st.fx)
+	})
+}
+
+// Touch restarts a message's timeout. Errors: queue.ErrNotInFlight, ErrGone.
+func (s *Subscription) Touch(id wire.MessageID) error {
+	now := s.topic.broker.now()
+	return s.step(func(*step) error {
+		return s.topic.mu.core.Touch(now, s.channel, s.id, id)
+	})
+}
+
+// Close gives back what the subscriber holds. It may be called more than once.
+func (s *Subscription) Close() {
+	t := s.topic
+	now := t.broker.now()
+	st := t.begin()
+	if s.closed {
+		t.end(st)
+		return
+	}
+	t.mu.core.RemoveConsumer(now, s.channel, s.id, &st.fx)
+	t.detach(s)
+	empty := false
+	if wire.Ephemeral(s.channel.Name()) && s.channel.Consumers() == 0 {
+		t.removeChannel(now, s.channel, st)
+		empty = len(t.mu.core.Channels()) == 0
+	}
+	t.end(st)
+	t.deleteIfEphemeral(empty)
+}
+
+// detach ends the subscription. Requires: topic.mu held.
+func (t *Topic) detach(s *Subscription) {
+	s.closed = true
+	clear(s.outbox)
+	s.outbox = s.outbox[:0]
+	delete(t.mu.consumers, s.id)
+}
+
+func (s *Subscription) step(do func(*step) error) error {
+	st := s.topic.begin()
+	defer s.topic.end(st)
+	if s.closed {
+		return ErrGone
+	}
+	return do(st)
+}

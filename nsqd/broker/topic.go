@@ -1,0 +1,396 @@
+package broker
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Topic runs one queue.Topic: every step happens under mu, and what it causes
+// (wake-ups, alarms) after mu is released.
+type Topic struct {
+	// Set once.
+	name   string
+	broker *Broker
+
+	// Timeouts and deferrals need milliseconds; releases need the microseconds
+	// that a token takes. Only limited topics wait for a release, so only they
+	// pay for the sharp alarm.
+	coarse, sharp *alarm
+
+	mu struct {
+		sync.Mutex
+		core      *queue.Topic
+		consumers map[queue.ConsumerID]*Subscription
+		slo       SLO
+		closed    bool
+		// publishers is the number of open connections that have published here.
+		publishers int
+	}
+	figures figures
+	steps   sync.Pool // of *step
+}
+
+// SLO is what the topic's latencies are counted against.
+type SLO struct {
+	Quantile float64       // in (0, 1); 0: no SLO
+	Latency  time.Duration // of delivery
+}
+
+func newTopic(b *Broker, name string) *Topic {
+	t := &Topic{name: name, broker: b}
+	t.mu.core = queue.NewTopic(queue.Config{
+		Capacity:    b.cfg.Capacity,
+		MaxInFlight: b.cfg.MaxMsgTimeout,
+		Rand:        rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
+	})
+	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
+	t.steps.New = func() any { return new(step) }
+	t.coarse = newAlarm(&b.alarms, b.now, newCoarseTimer, t.tick)
+	t.sharp = newAlarm(&b.alarms, b.now, newSharpTimer, t.tick)
+	return t
+}
+
+// step is one pass through the machine and what must be done after it.
+type step struct {
+	fx     queue.Effects
+	woken  []*Subscription
+	coarse stamp.Mono
+	sharp  stamp.Mono
+}
+
+// begin takes the lock. Every begin is followed by end.
+func (t *Topic) begin() *step {
+	s := t.steps.Get().(*step)
+	t.mu.Lock()
+	return s
+}
+
+// end hands deliveries to their subscriptions, releases the lock, and then
+// wakes writers and sets alarms.
+func (t *Topic) end(s *step) {
+	for _, d := range s.fx.Deliveries {
+		sub := t.mu.consumers[d.Consumer]
+		if sub == nil {
+			panic(fmt.Sprintf("broker: topic %s: delivery to consumer %d, which is gone", t.name, d.Consumer))
+		}
+		if len(sub.outbox) == 0 {
+			s.woken = append(s.woken, sub)
+		}
+		sub.outbox = append(sub.outbox, d)
+	}
+	s.coarse, s.sharp = t.mu.core.ChannelDeadline(), t.mu.core.ReleaseDeadline()
+	if t.mu.closed {
+		s.coarse, s.sharp = stamp.Never, stamp.Never
+	}
+	t.mu.Unlock()
+
+	t.figures.released(s.fx.Released)
+	for _, sub := range s.woken {
+		sub.notify()
+	}
+	t.coarse.noLater(s.coarse)
+	t.sharp.noLater(s.sharp)
+
+	s.fx.Reset()
+	clear(s.woken)
+	s.woken = s.woken[:0]
+	t.steps.Put(s)
+}
+
+func (t *Topic) tick(now stamp.Mono) {
+	s := t.begin()
+	if !t.mu.closed {
+		t.mu.core.Tick(now, &s.fx)
+	}
+	t.end(s)
+}
+
+// Name returns the topic's name.
+func (t *Topic) Name() string { return t.name }
+
+// Published is a message as its publisher gave it.
+type Published struct {
+	Body    []byte // copied
+	Arrival stamp.Arrival
+	Defer   time.Duration
+}
+
+// Publish accepts one message.
+// Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining.
+func (t *Topic) Publish(now stamp.Mono, wall stamp.Wall, p Published) error {
+	m := t.message(wall, p)
+	s := t.begin()
+	err := t.open()
+	if err == nil {
+		err = t.mu.core.Put(now, &s.fx, m)
+	}
+	t.end(s)
+	if err == nil {
+		t.figures.arrived(p.Arrival.Source, 1)
+	}
+	return err
+}
+
+// Bodies is a sequence of message bodies, such as those of an MPUB.
+type Bodies interface {
+	Len() int
+	Each(func(body []byte))
+}
+
+// PublishBatch accepts all the messages, or none. They arrived together.
+// Errors as for Publish.
+func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, arrival stamp.Arrival, bodies Bodies) error {
+	msgs := make([]*queue.Message, 0, bodies.Len())
+	bodies.Each(func(body []byte) {
+		msgs = append(msgs, t.message(wall, Published{Body: body, Arrival: arrival}))
+	})
+	s := t.begin()
+	err := t.open()
+	if err == nil {
+		err = t.mu.core.Put(now, &s.fx, msgs...)
+	}
+	t.end(s)
+	if err == nil {
+		t.figures.arrived(arrival.Source, len(msgs))
+	}
+	return err
+}
+
+func (t *Topic) message(wall stamp.Wall, p Published) *queue.Message {
+	return &queue.Message{
+		ID:        t.broker.newID(),
+		Body:      append(make([]byte, 0, len(p.Body)), p.Body...),
+		Timestamp: wall,
+		Arrival:   p.Arrival,
+		Defer:     p.Defer,
+	}
+}
+
+// open reports why the topic takes no message. Requires: mu held.
+func (t *Topic) open() error {
+	switch {
+	case t.mu.closed:
+		return ErrGone
+	case t.broker.draining.Load():
+		return ErrDraining
+	}
+	return nil
+}
+
+// AddPublisher counts a connection that publishes here; the returned function
+// takes it off again and may be called once.
+func (t *Topic) AddPublisher() (remove func()) {
+	t.addPublisher(1)
+	return func() { t.addPublisher(-1) }
+}
+
+func (t *Topic) addPublisher(n int) {
+	t.mu.Lock()
+	t.mu.publishers += n
+	t.mu.Unlock()
+}
+
+// Limit puts the topic under a contract without a share: it accepts, but
+// releases nothing until a share comes. A topic that is limited keeps its share.
+func (t *Topic) Limit(slo SLO, reject bool) {
+	s := t.begin()
+	t.mu.slo = slo
+	t.mu.core.Limit(queue.OverLimit{Reject: reject, MaxDelay: t.broker.cfg.RejectAfter})
+	t.end(s)
+}
+
+// SetShare replaces the share, with granted tokens moved to it, and returns
+// the tokens given up. The topic is limited from then on.
+func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) tokenbucket.Tokens {
+	now := t.broker.now()
+	s := t.begin()
+	if !t.mu.core.Limited() {
+		t.mu.core.Limit(queue.OverLimit{MaxDelay: t.broker.cfg.RejectAfter})
+	}
+	released := t.mu.core.SetShare(now, share, granted, &s.fx)
+	t.end(s)
+	return released
+}
+
+// Contract puts the topic of a standalone broker under a contract that nobody
+// has used yet: its bucket is full. A topic that is limited already keeps the
+// tokens it has.
+func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
+	now := t.broker.now()
+	s := t.begin()
+	fresh := tokenbucket.Tokens(0)
+	if !t.mu.core.Limited() {
+		full := tokenbucket.NewFull(c, now)
+		fresh = full.Tokens(now)
+	}
+	t.mu.core.Limit(queue.OverLimit{Reject: reject, MaxDelay: t.broker.cfg.RejectAfter})
+	t.mu.core.SetShare(now, c, fresh, &s.fx)
+	t.end(s)
+}
+
+// CreateChannel creates the channel if need be. Error: ErrBadName, ErrGone.
+func (t *Topic) CreateChannel(name string) error {
+	if !wire.ValidChannelName(name) {
+		return fmt.Errorf("channel %q: %w", name, ErrBadName)
+	}
+	now := t.broker.now()
+	s := t.begin()
+	defer t.end(s)
+	if t.mu.closed {
+		return ErrGone
+	}
+	t.mu.core.CreateChannel(now, name, &s.fx)
+	return nil
+}
+
+// DeleteChannel removes a channel with all it holds and ends its
+// subscriptions. Error: ErrUnknownChannel.
+func (t *Topic) DeleteChannel(name string) error {
+	now := t.broker.now()
+	s := t.begin()
+	c := t.mu.core.Channel(name)
+	if c == nil {
+		t.end(s)
+		return fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
+	}
+	t.removeChannel(now, c, s)
+	empty := len(t.mu.core.Channels()) == 0
+	t.end(s)
+	t.deleteIfEphemeral(empty)
+	return nil
+}
+
+// removeChannel ends the channel's subscriptions and deletes it.
+// Requires: mu held.
+func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
+	for _, sub := range t.subscriptions() {
+		if sub.channel == c {
+			t.detach(sub)
+			s.woken = append(s.woken, sub)
+		}
+	}
+	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
+		panic("broker: " + err.Error())
+	}
+}
+
+// deleteIfEphemeral removes an ephemeral topic that has lost its last channel.
+func (t *Topic) deleteIfEphemeral(empty bool) {
+	if empty && wire.Ephemeral(t.name) {
+		// Somebody else may have deleted it first; then there is nothing to do.
+		_ = t.broker.DeleteTopic(t.name)
+	}
+}
+
+// EmptyChannel discards a channel's messages. Error: ErrUnknownChannel.
+func (t *Topic) EmptyChannel(name string) error {
+	return t.onChannel(name, func(now stamp.Mono, c *queue.Channel, fx *queue.Effects) {
+		t.mu.core.EmptyChannel(now, c, fx)
+	})
+}
+
+// PauseChannel stops the channel's deliveries. Error: ErrUnknownChannel.
+func (t *Topic) PauseChannel(name string) error {
+	return t.onChannel(name, func(_ stamp.Mono, c *queue.Channel, _ *queue.Effects) {
+		t.mu.core.PauseChannel(c)
+	})
+}
+
+// UnpauseChannel resumes them. Error: ErrUnknownChannel.
+func (t *Topic) UnpauseChannel(name string) error {
+	return t.onChannel(name, t.mu.core.UnpauseChannel)
+}
+
+func (t *Topic) onChannel(name string, do func(stamp.Mono, *queue.Channel, *queue.Effects)) error {
+	now := t.broker.now()
+	s := t.begin()
+	defer t.end(s)
+	c := t.mu.core.Channel(name)
+	if c == nil {
+		return fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
+	}
+	do(now, c, &s.fx)
+	return nil
+}
+
+// Empty discards the messages that wait in the topic itself.
+func (t *Topic) Empty() {
+	s := t.begin()
+	t.mu.core.Empty()
+	t.end(s)
+}
+
+// Pause stops releases.
+func (t *Topic) Pause() {
+	s := t.begin()
+	t.mu.core.Pause()
+	t.end(s)
+}
+
+// Unpause resumes them.
+func (t *Topic) Unpause() {
+	now := t.broker.now()
+	s := t.begin()
+	t.mu.core.Unpause(now, &s.fx)
+	t.end(s)
+}
+
+// held returns how many messages the topic and its channels hold, each channel
+// counted apart, and whether time or a subscriber will still move any of them.
+func (t *Topic) held() (n int, moving bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	core := t.mu.core
+	n = core.Waiting()
+	subscribed := false
+	for _, c := range core.Channels() {
+		n += c.Depth()
+		if c.Consumers() > 0 && !c.Paused() {
+			subscribed = true
+			moving = moving || c.Depth() > 0
+		}
+	}
+	if core.Waiting() > 0 && subscribed && !core.Paused() && (!core.Limited() || core.Share().Rate > 0) {
+		moving = true
+	}
+	return n, moving
+}
+
+// close ends the topic: its subscriptions are told, its alarms stop.
+func (t *Topic) close() {
+	s := t.begin()
+	t.mu.closed = true
+	for _, sub := range t.subscriptions() {
+		t.detach(sub)
+		s.woken = append(s.woken, sub)
+	}
+	t.end(s)
+	t.coarse.close()
+	t.sharp.close()
+}
+
+// subscriptions returns the consumers by age. Requires: mu held.
+func (t *Topic) subscriptions() []*Subscription {
+	subs := make([]*Subscription, 0, len(t.mu.consumers))
+	for _, sub := range t.mu.consumers {
+		subs = append(subs, sub)
+	}
+	slices.SortFunc(subs, func(a, b *Subscription) int { return cmp.Compare(a.id, b.id) })
+	return subs
+}
+
+func hash(name string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return h.Sum64()
+}

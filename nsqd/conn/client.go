@@ -1,0 +1,384 @@
+package conn
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// client is one connection.
+type client struct {
+	// Set once.
+	srv *Server
+	nc  net.Conn
+	in  *hook.Conn
+
+	// Owned by the reader, run.
+	sess  *session.Session
+	buf   []byte // buf[r:w] is read and not yet consumed
+	r, w  int
+	topic struct { // of the last publish, to save the look-up
+		name   []byte
+		topic  *broker.Topic
+		remove func() // takes the connection off the topic's publishers
+	}
+	sub *broker.Subscription
+
+	// writeMu orders the writes of the reader (replies) and of the writer
+	// (messages); held during a write, which WriteTimeout bounds.
+	writeMu sync.Mutex
+
+	// writer, present once subscribed.
+	wake    chan struct{} // 1 deep: deliveries are there, or the end
+	writers sync.WaitGroup
+
+	// Atomic: set by Server, read by the reader at a message boundary.
+	stopping atomic.Bool
+}
+
+// Buffers are small while little comes, since most connections are idle
+// sensors, and grow to what a client sends at once.
+const (
+	minBuffer = 512
+	maxIdle   = 16 << 10 // a buffer larger than this is given back when empty
+)
+
+// Bounds of what a refused client may still send.
+const (
+	lingerTime  = time.Second
+	lingerBytes = 1 << 20
+)
+
+func newClient(s *Server, nc net.Conn) *client {
+	return &client{srv: s, nc: nc, sess: session.New(s.cfg.Session, clock.Mono()), wake: make(chan struct{}, 1)}
+}
+
+// run reads until the connection ends. It owns everything the connection has.
+func (c *client) run() {
+	c.in = c.srv.stamps.Track(c.nc)
+	err := c.read()
+	if c.sub != nil {
+		c.sub.Close()
+		c.notify()
+		c.writers.Wait()
+	}
+	if c.topic.remove != nil {
+		c.topic.remove()
+	}
+	if closing, _ := c.sess.Closing(); closing {
+		c.linger()
+	}
+	c.in.Release()
+	err = errors.Join(err, ignoreClosed(c.nc.Close()))
+	c.logEnd(err)
+}
+
+// linger lets the peer read the last reply: closing a socket with unread input
+// resets the connection, and the reset overtakes what was sent.
+func (c *client) linger() {
+	tcp, ok := c.nc.(*net.TCPConn)
+	if !ok || tcp.CloseWrite() != nil || tcp.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return
+	}
+	c.buf = nil
+	_, _ = io.CopyN(io.Discard, tcp, lingerBytes)
+}
+
+func (c *client) logEnd(err error) {
+	var fault *wire.Error
+	switch {
+	case errors.As(err, &fault):
+		c.srv.faults.Add(1)
+		c.srv.log.Warn("connection closed", obs.KeyRemote, c.nc.RemoteAddr().String(), obs.KeyError, err)
+	case err != nil:
+		c.srv.log.Debug("connection ended", obs.KeyRemote, c.nc.RemoteAddr().String(), obs.KeyError, err)
+	}
+}
+
+// stop ends the connection at a message boundary, unless it subscribes.
+func (c *client) stop() {
+	c.stopping.Store(true)
+	// The reader may be waiting for bytes; a deadline in the past wakes it.
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+}
+
+// quit ends the connection, subscriber or not.
+func (c *client) quit() {
+	c.stop()
+	// Half-closing lets the reader finish and what is written arrive.
+	if tcp, ok := c.nc.(*net.TCPConn); ok {
+		_ = tcp.CloseRead()
+	} else {
+		c.nc.Close()
+	}
+}
+
+// read is the reader's loop; nil means an orderly end.
+func (c *client) read() error {
+	deadline := stamp.Mono(0)
+	for {
+		if err := c.consume(); err != nil {
+			return err
+		}
+		if closing, cause := c.sess.Closing(); closing {
+			return cause
+		}
+		if c.stopping.Load() && c.sub == nil {
+			return nil
+		}
+		if d := c.sess.Deadline(); d != deadline {
+			deadline = d
+			if err := c.setReadDeadline(d); err != nil {
+				return err
+			}
+		}
+		c.makeRoom()
+		n, err := c.in.Read(c.buf[c.w:])
+		c.w += n
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			c.sess.Tick(clock.Mono())
+			deadline = 0
+			if err := c.reply(); err != nil {
+				return err
+			}
+		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+			return nil
+		default:
+			return fmt.Errorf("read: %w", err)
+		}
+	}
+}
+
+func (c *client) setReadDeadline(d stamp.Mono) error {
+	t := time.Time{}
+	if d != stamp.Never {
+		t = time.Now().Add(d.Sub(clock.Mono()))
+	}
+	if err := c.nc.SetReadDeadline(t); err != nil {
+		return fmt.Errorf("read deadline: %w", err)
+	}
+	if c.stopping.Load() && c.sub == nil { // stop came between: its deadline must not be lost
+		_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+	}
+	return nil
+}
+
+// makeRoom makes space behind w. The buffer grows by doubling as bytes come,
+// never ahead of them: a size that a client only announces costs no memory.
+func (c *client) makeRoom() {
+	unread := c.w - c.r
+	if unread == 0 {
+		c.r, c.w = 0, 0
+		if len(c.buf) > maxIdle {
+			c.buf = nil
+		}
+	}
+	need := max(c.sess.Need(), unread+1)
+	if c.r+need <= len(c.buf) {
+		return
+	}
+	if c.r > 0 {
+		copy(c.buf, c.buf[c.r:c.w])
+		c.r, c.w = 0, unread
+	}
+	if c.w == len(c.buf) {
+		c.grow(min(2*len(c.buf), max(need, maxIdle)))
+	}
+}
+
+func (c *client) grow(size int) {
+	buf := make([]byte, max(size, minBuffer))
+	c.w = copy(buf, c.buf[c.r:c.w])
+	c.buf, c.r = buf, 0
+}
+
+// consume handles every whole command in the buffer, then writes the replies.
+func (c *client) consume() error {
+	now := clock.Mono()
+	filled := c.w == len(c.buf)
+	for {
+		n, op := c.sess.Step(c.buf[c.r:c.w], now)
+		if n == 0 && op.Kind == session.OpNone {
+			break
+		}
+		start := c.in.Offset() - int64(c.w-c.r)
+		if op.Kind != session.OpNone {
+			c.sess.Done(op, c.do(op, start, start+int64(n), now))
+		}
+		c.r += n
+		if closing, _ := c.sess.Closing(); closing {
+			break
+		}
+		if op.Kind == session.OpSub && c.sub != nil {
+			// The reply to SUB goes out before the first message can.
+			if err := c.reply(); err != nil {
+				return err
+			}
+			c.writers.Go(c.newWriter().run)
+		}
+	}
+	// A client that fills its buffer sends more than the buffer was made for.
+	if filled && c.r == c.w && len(c.buf) < maxIdle {
+		c.grow(2 * len(c.buf))
+	}
+	return c.reply()
+}
+
+// do acts on the broker. start and end are the command's place in the stream.
+func (c *client) do(op session.Op, start, end int64, now stamp.Mono) error {
+	switch op.Kind {
+	case session.OpPub, session.OpDpub, session.OpMpub:
+		return c.publish(op, start, end, now)
+	case session.OpSub:
+		return c.subscribe(op)
+	case session.OpRdy:
+		return c.sub.Ready(op.Ready)
+	case session.OpFin:
+		return c.sub.Finish(op.ID)
+	case session.OpReq:
+		return c.sub.Requeue(op.ID, op.Timeout)
+	case session.OpTouch:
+		return c.sub.Touch(op.ID)
+	case session.OpCls:
+		return c.sub.Ready(0)
+	}
+	return nil
+}
+
+func (c *client) publish(op session.Op, start, end int64, now stamp.Mono) error {
+	arrival := c.in.Arrival(start, end)
+	for {
+		t, err := c.publishTopic(op.Topic)
+		if err != nil {
+			return err
+		}
+		if op.Kind == session.OpMpub {
+			err = t.PublishBatch(now, clock.Wall(), arrival, op.Batch)
+		} else {
+			err = t.Publish(now, clock.Wall(), broker.Published{Body: op.Body, Arrival: arrival, Defer: op.Defer})
+		}
+		if !errors.Is(err, broker.ErrGone) {
+			return refusal(op.Topic, err)
+		}
+		c.leaveTopic() // deleted since it was looked up
+	}
+}
+
+// publishTopic finds the topic, at best without a look-up.
+func (c *client) publishTopic(name []byte) (*broker.Topic, error) {
+	if c.topic.topic != nil && string(c.topic.name) == string(name) {
+		return c.topic.topic, nil
+	}
+	t, err := c.srv.broker.TopicForClient(name)
+	if err != nil {
+		return nil, refusal(name, err)
+	}
+	c.leaveTopic()
+	c.topic.name = append(c.topic.name[:0], name...)
+	c.topic.topic, c.topic.remove = t, t.AddPublisher()
+	return t, nil
+}
+
+func (c *client) leaveTopic() {
+	if c.topic.remove != nil {
+		c.topic.remove()
+	}
+	c.topic.topic, c.topic.remove = nil, nil
+}
+
+// refusal gives a broker's refusal its words on the wire. Those that pass are
+// not fatal: the publisher keeps its connection and may try again.
+func refusal(topic []byte, err error) error {
+	var over *queue.OverLimitError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &over):
+		return wire.RateLimited(over.Delay - over.Limit)
+	case errors.Is(err, queue.ErrFull):
+		return wire.Wrap(wire.CodeQueueFull, fmt.Sprintf("topic %q is full", topic), err)
+	case errors.Is(err, broker.ErrUnknownTopic):
+		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: ask the loaddistributor where it is", topic), err)
+	case errors.Is(err, broker.ErrBadName):
+		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not a valid name", topic), err)
+	}
+	return err
+}
+
+func (c *client) subscribe(op session.Op) error {
+	t, err := c.srv.broker.TopicForClient(op.Topic)
+	if err != nil {
+		return refusal(op.Topic, err)
+	}
+	id := c.sess.Identity()
+	sub, err := t.Subscribe(string(op.Channel), broker.Subscriber{
+		MsgTimeout: id.MsgTimeout,
+		SampleRate: id.SampleRate,
+		ClientID:   id.ClientID,
+		Hostname:   id.Hostname,
+		UserAgent:  id.UserAgent,
+		Remote:     c.nc.RemoteAddr().String(),
+	}, c.notify)
+	if err != nil {
+		return err
+	}
+	c.sub = sub
+	return nil
+}
+
+// notify wakes the writer. It never blocks: one wake-up covers all.
+func (c *client) notify() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// reply writes the session's output. The reader calls it.
+func (c *client) reply() error {
+	out := c.sess.Output()
+	if len(out) == 0 {
+		return nil
+	}
+	c.writeMu.Lock()
+	err := c.writeLocked(out)
+	c.writeMu.Unlock()
+	c.sess.ClearOutput()
+	return err
+}
+
+// writeLocked writes all of b. Requires: writeMu held.
+func (c *client) writeLocked(b []byte) error {
+	if err := c.nc.SetWriteDeadline(time.Now().Add(c.srv.cfg.WriteTimeout)); err != nil {
+		return fmt.Errorf("write deadline: %w", err)
+	}
+	if _, err := c.nc.Write(b); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// ignoreClosed drops the error of an operation on a connection that this side
+// closed on purpose.
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}

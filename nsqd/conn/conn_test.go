@@ -1,0 +1,345 @@
+package conn_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"time"
+
+	nsq "github.com/nsqio/go-nsq"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// node is a broker behind a real listener.
+type node struct {
+	broker  *broker.Broker
+	server  *conn.Server
+	address string
+}
+
+func start(change func(*broker.Config, *conn.Config)) *node {
+	GinkgoHelper()
+	log := slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	sc := session.DefaultConfig()
+	sc.Version = "test"
+	bc := broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute, AutoCreate: true}
+	cc := conn.Config{Session: &sc, WriteTimeout: 10 * time.Second}
+	if change != nil {
+		change(&bc, &cc)
+	}
+	b, err := broker.New(bc)
+	Expect(err).NotTo(HaveOccurred())
+	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
+	Expect(err).NotTo(HaveOccurred())
+	s, err := conn.New(cc, b, stamps, log)
+	Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	ln, err := s.Listen(ctx, "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, ln) }()
+	DeferCleanup(func() {
+		cancel()
+		Eventually(served).WithTimeout(5 * time.Second).Should(Receive(BeNil()))
+		b.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		Expect(s.Shutdown(ctx)).To(Succeed())
+		Expect(s.Stats().Connections).To(BeZero())
+		Expect(stamps.Close()).To(Succeed())
+	})
+	return &node{broker: b, server: s, address: ln.Addr().String()}
+}
+
+// peer speaks the protocol byte by byte.
+type peer struct {
+	nc net.Conn
+	r  *bufio.Reader
+}
+
+func (n *node) dial() *peer {
+	GinkgoHelper()
+	nc, err := net.Dial("tcp", n.address)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { nc.Close() })
+	Expect(nc.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+	p := &peer{nc: nc, r: bufio.NewReader(nc)}
+	p.send(wire.AppendMagic(nil))
+	return p
+}
+
+func (p *peer) send(b []byte) {
+	GinkgoHelper()
+	_, err := p.nc.Write(b)
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func (p *peer) frame() (wire.FrameType, string) {
+	GinkgoHelper()
+	var head [8]byte
+	_, err := io.ReadFull(p.r, head[:])
+	Expect(err).NotTo(HaveOccurred())
+	data := make([]byte, binary.BigEndian.Uint32(head[:])-4)
+	_, err = io.ReadFull(p.r, data)
+	Expect(err).NotTo(HaveOccurred())
+	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), string(data)
+}
+
+func (p *peer) expect(kind wire.FrameType, data any) {
+	GinkgoHelper()
+	k, d := p.frame()
+	Expect(fmt.Sprintf("%v %s", k, d)).To(HavePrefix(kind.String() + " "))
+	if m, ok := data.(OmegaMatcher); ok {
+		Expect(d).To(m)
+	} else {
+		Expect(d).To(Equal(data))
+	}
+}
+
+func (p *peer) message() wire.Message {
+	GinkgoHelper()
+	k, d := p.frame()
+	Expect(k).To(Equal(wire.FrameMessage), d)
+	m, err := wire.ParseMessage([]byte(d))
+	Expect(err).NotTo(HaveOccurred())
+	return m
+}
+
+func (p *peer) expectEOF() {
+	GinkgoHelper()
+	_, err := p.r.ReadByte()
+	Expect(err).To(MatchError(io.EOF))
+}
+
+func quietly() *nsq.Config {
+	c := nsq.NewConfig()
+	c.MaxInFlight = 200
+	return c
+}
+
+var _ = Describe("a connection", func() {
+	It("carries messages between unmodified go-nsq clients, each once", func() {
+		n := start(nil)
+		const total = 2000
+		var seen [total]atomic.Int32
+		var got atomic.Int32
+		consumer, err := nsq.NewConsumer("t", "c", quietly())
+		Expect(err).NotTo(HaveOccurred())
+		consumer.SetLoggerLevel(nsq.LogLevelMax)
+		consumer.AddConcurrentHandlers(nsq.HandlerFunc(func(m *nsq.Message) error {
+			seen[binary.BigEndian.Uint32(m.Body)].Add(1)
+			got.Add(1)
+			return nil
+		}), 4)
+		Expect(consumer.ConnectToNSQD(n.address)).To(Succeed())
+		producer, err := nsq.NewProducer(n.address, nsq.NewConfig())
+		Expect(err).NotTo(HaveOccurred())
+		producer.SetLoggerLevel(nsq.LogLevelMax)
+		for i := range total {
+			body := binary.BigEndian.AppendUint32(nil, uint32(i))
+			if i%3 == 0 {
+				Expect(producer.MultiPublish("t", [][]byte{body})).To(Succeed())
+			} else {
+				Expect(producer.Publish("t", body)).To(Succeed())
+			}
+		}
+		Eventually(got.Load).WithTimeout(20 * time.Second).Should(BeEquivalentTo(total))
+		producer.Stop()
+		consumer.Stop()
+		Eventually(consumer.StopChan).WithTimeout(10 * time.Second).Should(BeClosed())
+		for i := range seen {
+			Expect(seen[i].Load()).To(BeEquivalentTo(1), "message %d", i)
+		}
+		topic, err := n.broker.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		s := topic.Stats()
+		Expect(s.Counters.Accepted).To(BeEquivalentTo(total))
+		Expect(s.Channels[0].Counters.Finished).To(BeEquivalentTo(total))
+		Expect(s.Delivered).To(BeEquivalentTo(total))
+	})
+
+	It("answers pipelined commands in order, whatever the chunks they come in", func() {
+		n := start(nil)
+		p := n.dial()
+		var in []byte
+		for i := range 50 {
+			in = wire.AppendPub(in, "t", make([]byte, 1+i*40))
+		}
+		in = wire.AppendSub(in, "t", "c")
+		in = wire.AppendRdy(in, 100)
+		go func() {
+			defer GinkgoRecover()
+			for i := 0; i < len(in); i += 7 {
+				if _, err := p.nc.Write(in[i:min(i+7, len(in))]); err != nil {
+					Fail(err.Error())
+				}
+			}
+		}()
+		for range 51 {
+			p.expect(wire.FrameResponse, "OK")
+		}
+		for i := range 50 {
+			m := p.message()
+			Expect(m.Body).To(HaveLen(1 + i*40))
+			Expect(m.Attempts).To(BeEquivalentTo(1))
+		}
+	})
+
+	It("takes a body far larger than its buffer", func() {
+		n := start(nil)
+		p := n.dial()
+		body := make([]byte, 1<<20)
+		for i := range body {
+			body[i] = byte(i * 31)
+		}
+		p.send(wire.AppendPub(nil, "t", body))
+		p.expect(wire.FrameResponse, "OK")
+		p.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1))
+		p.expect(wire.FrameResponse, "OK")
+		Expect(p.message().Body).To(Equal(body))
+	})
+
+	DescribeTable("refuses what breaks the protocol, says so, and closes",
+		func(in []byte, want string) {
+			n := start(nil)
+			p := n.dial()
+			p.send(in)
+			p.expect(wire.FrameError, HavePrefix(want))
+			p.expectEOF()
+			Expect(n.broker.Topics()).To(BeEmpty(), "a refused command must create nothing")
+		},
+		Entry("an unknown command", []byte("HELLO\n"), "E_INVALID"),
+		Entry("a bad topic name", wire.AppendPub(nil, "no spaces", []byte("x"))[:16], "E_"),
+		Entry("a message above the limit", append([]byte("PUB t\n"), 0x7f, 0, 0, 0), "E_BAD_MESSAGE"),
+		Entry("RDY before SUB", wire.AppendRdy(nil, 1), "E_INVALID"),
+		Entry("a bad channel name", []byte("SUB t no*stars\n"), "E_BAD_CHANNEL"),
+		Entry("IDENTIFY that is not JSON", wire.AppendIdentify(nil, []byte("{")), "E_BAD_BODY"),
+	)
+
+	It("lets the last reply arrive though the client keeps sending", func() {
+		n := start(nil)
+		p := n.dial()
+		p.send(append([]byte("NONSENSE\n"), make([]byte, 100_000)...))
+		p.expect(wire.FrameError, HavePrefix("E_INVALID"))
+	})
+
+	It("refuses topics that the loaddistributor did not place here, and creates none", func() {
+		n := start(func(b *broker.Config, _ *conn.Config) { b.AutoCreate = false })
+		p := n.dial()
+		p.send(wire.AppendPub(nil, "elsewhere", []byte("x")))
+		p.expect(wire.FrameError, And(HavePrefix("E_BAD_TOPIC"), ContainSubstring("elsewhere")))
+		Expect(n.broker.Topics()).To(BeEmpty())
+	})
+
+	It("refuses a publish to a full topic without closing, and loses nothing", func() {
+		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 2 })
+		p := n.dial()
+		for range 2 {
+			p.send(wire.AppendPub(nil, "t", []byte("kept")))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		p.send(wire.AppendPub(nil, "t", []byte("refused")))
+		p.expect(wire.FrameError, HavePrefix("E_QUEUE_FULL"))
+		p.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 5))
+		p.expect(wire.FrameResponse, "OK")
+		for range 2 {
+			Expect(string(p.message().Body)).To(Equal("kept"))
+		}
+	})
+
+	It("says when to come back where the policy is to reject", func() {
+		n := start(nil)
+		topic, err := n.broker.CreateTopic("t")
+		Expect(err).NotTo(HaveOccurred())
+		topic.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(0.5), Burst: 1}, true)
+		p := n.dial()
+		p.send(wire.AppendPub(nil, "t", []byte("conformant")))
+		p.expect(wire.FrameResponse, "OK")
+		p.send(wire.AppendPub(nil, "t", []byte("too soon")))
+		_, text := p.frame()
+		after, ok := wire.ParseError([]byte(text)).RetryAfter()
+		Expect(ok).To(BeTrue(), text)
+		Expect(after).To(And(BeNumerically(">", 0), BeNumerically("<=", 4*time.Second)))
+	})
+
+	It("gives a message back when its subscriber vanishes", func() {
+		n := start(nil)
+		first := n.dial()
+		first.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1))
+		first.expect(wire.FrameResponse, "OK")
+		p := n.dial()
+		p.send(wire.AppendPub(nil, "t", []byte("again")))
+		p.expect(wire.FrameResponse, "OK")
+		id := first.message().ID
+		Expect(first.nc.Close()).To(Succeed())
+
+		second := n.dial()
+		second.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1))
+		second.expect(wire.FrameResponse, "OK")
+		m := second.message()
+		Expect(m.ID).To(Equal(id))
+		Expect(m.Attempts).To(BeEquivalentTo(2))
+		second.send(wire.AppendFin(nil, m.ID))
+		second.send(wire.AppendFin(nil, m.ID))
+		second.expect(wire.FrameError, HavePrefix("E_FIN_FAILED"))
+		second.send(wire.AppendNop(nil)) // not fatal: the connection goes on
+		second.send(wire.AppendCls(nil))
+		second.expect(wire.FrameResponse, "CLOSE_WAIT")
+	})
+
+	It("ends publishers at a message boundary and subscribers last", func() {
+		n := start(nil)
+		sub := n.dial()
+		sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 10))
+		sub.expect(wire.FrameResponse, "OK")
+		p := n.dial()
+		p.send(wire.AppendPub(nil, "t", []byte("last")))
+		p.expect(wire.FrameResponse, "OK")
+		n.server.StopReading()
+		p.expectEOF()
+		m := sub.message()
+		done := make(chan int)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			done <- n.broker.Drain(ctx)
+		}()
+		Consistently(done, "50ms").ShouldNot(Receive())
+		sub.send(wire.AppendFin(nil, m.ID))
+		Eventually(done).WithTimeout(5 * time.Second).Should(Receive(BeZero()))
+	})
+
+	It("delays a subscriber's messages only when buffering is strict", func() {
+		n := start(func(_ *broker.Config, c *conn.Config) { c.StrictBuffering = true })
+		sub := n.dial()
+		sub.send(wire.AppendIdentify(nil, []byte(`{"output_buffer_timeout":200,"output_buffer_size":16384}`)))
+		sub.expect(wire.FrameResponse, "OK")
+		sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 10))
+		sub.expect(wire.FrameResponse, "OK")
+		p := n.dial()
+		for range 2 {
+			p.send(wire.AppendPub(nil, "t", []byte("x")))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		sub.message()
+		sub.message()
+		topic, err := n.broker.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		// The broker's own figure: both waited for the buffer's timeout.
+		Eventually(func() time.Duration { return topic.Stats().Processing.Quantile(0.01) }).
+			Should(BeNumerically(">=", 50*time.Millisecond))
+	})
+})

@@ -1,0 +1,198 @@
+package conn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/session"
+)
+
+// Config of the driver. Immutable.
+type Config struct {
+	// Session is the protocol's configuration, shared by all sessions.
+	Session *session.Config
+	// StrictBuffering delays a subscriber's messages by its own
+	// output_buffer_timeout, as NSQ does. Otherwise that timeout is an upper
+	// bound and messages are written as soon as no more are ready: client
+	// libraries ask for 250 ms without being told to.
+	StrictBuffering bool
+	// WriteTimeout closes a connection whose peer takes nothing for so long.
+	WriteTimeout time.Duration
+	// MaxConnections refuses further connections; 0 means no limit but the
+	// system's.
+	MaxConnections int
+}
+
+// Validate reports all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Session == nil {
+		errs = append(errs, errors.New("session configuration is missing"))
+	}
+	if c.WriteTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("write timeout %v is not positive", c.WriteTimeout))
+	}
+	if c.MaxConnections < 0 {
+		errs = append(errs, fmt.Errorf("%d connections at most", c.MaxConnections))
+	}
+	return errors.Join(errs...)
+}
+
+// Server accepts connections and owns their goroutines.
+type Server struct {
+	// Set once.
+	cfg    Config
+	broker *broker.Broker
+	stamps *hook.Stamper
+	log    *slog.Logger
+
+	// Atomic: written by clients, read for display.
+	accepted atomic.Uint64
+	refused  atomic.Uint64 // because of MaxConnections or descriptors
+	faults   atomic.Uint64 // connections closed for a fatal protocol error
+
+	mu struct {
+		sync.Mutex
+		clients map[*client]struct{}
+		closing bool
+	}
+	wg sync.WaitGroup // of clients
+}
+
+// New returns a server that is not listening yet.
+func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("conn: %w", err)
+	}
+	s := &Server{cfg: cfg, broker: b, stamps: stamps, log: log}
+	s.mu.clients = make(map[*client]struct{})
+	return s, nil
+}
+
+// Listen opens the listening socket, prepared for arrival stamps.
+func (s *Server) Listen(ctx context.Context, address string) (net.Listener, error) {
+	lc := net.ListenConfig{Control: s.stamps.Control}
+	lc.SetMultipathTCP(false) // the kernel takes no socket filter on MPTCP
+	return lc.Listen(ctx, "tcp", address)
+}
+
+// Serve accepts from ln until ctx ends; then it closes ln and returns, while
+// the connections go on until Shutdown.
+func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { ln.Close() })
+	defer stop()
+	defer ln.Close()
+	pause := time.Duration(0)
+	for {
+		nc, err := ln.Accept()
+		if err == nil {
+			pause = 0
+			s.start(nc)
+			continue
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
+		}
+		// Out of descriptors, or a peer that left at once: both pass.
+		s.refused.Add(1)
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		s.log.Warn("accept failed", obs.KeyAddress, ln.Addr().String(), obs.KeyError, err, "retry_in", pause)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func (s *Server) start(nc net.Conn) {
+	s.mu.Lock()
+	full := s.cfg.MaxConnections > 0 && len(s.mu.clients) >= s.cfg.MaxConnections
+	if s.mu.closing || full {
+		s.mu.Unlock()
+		s.refused.Add(1)
+		nc.Close()
+		return
+	}
+	c := newClient(s, nc)
+	s.mu.clients[c] = struct{}{}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	s.accepted.Add(1)
+	go func() {
+		defer s.wg.Done()
+		c.run()
+		s.mu.Lock()
+		delete(s.mu.clients, c)
+		s.mu.Unlock()
+	}()
+}
+
+// StopReading makes every connection that is not a subscriber end at the next
+// message boundary: what was read whole is answered, nothing more is read.
+func (s *Server) StopReading() {
+	s.each(func(c *client) { c.stop() })
+}
+
+// Shutdown ends all connections and waits for them, at most until ctx ends;
+// then they are cut.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.mu.closing = true
+	s.mu.Unlock()
+	s.each(func(c *client) { c.quit() })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.wg.Wait()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		s.each(func(c *client) { c.nc.Close() })
+		<-done
+		return fmt.Errorf("connections cut: %w", context.Cause(ctx))
+	}
+}
+
+func (s *Server) each(do func(*client)) {
+	s.mu.Lock()
+	clients := make([]*client, 0, len(s.mu.clients))
+	for c := range s.mu.clients {
+		clients = append(clients, c)
+	}
+	s.mu.Unlock()
+	for _, c := range clients {
+		do(c)
+	}
+}
+
+// Stats are the server's figures.
+type Stats struct {
+	Connections int    // open now
+	Accepted    uint64 // since the start
+	Refused     uint64 // over the limit, or accept failed
+	Faults      uint64 // closed for a fatal protocol error
+}
+
+// Stats returns the server's figures.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	n := len(s.mu.clients)
+	s.mu.Unlock()
+	return Stats{Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Faults: s.faults.Load()}
+}

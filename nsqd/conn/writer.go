@@ -1,0 +1,125 @@
+package conn
+
+import (
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// writer sends a subscriber its messages. It flushes as soon as nothing more
+// is ready; with strict buffering only when the client's buffer is full or its
+// timeout has passed.
+type writer struct {
+	// Set once.
+	c     *client
+	eager bool          // flush when nothing more is ready
+	size  int           // flush when so much is gathered
+	delay time.Duration // unless eager: flush so long after the first; 0: never for that
+
+	// Owned by run.
+	taken    []queue.Delivery // scratch for Take
+	gathered []queue.Delivery // in out, not written yet
+	out      []byte
+}
+
+const (
+	// gatherSize is how many bytes one write gathers at the most, unless a
+	// single message is larger.
+	gatherSize = 16 << 10
+	// keepOut is the largest buffer an idle subscriber keeps.
+	keepOut = 4 * gatherSize
+)
+
+func (c *client) newWriter() *writer {
+	if !c.srv.cfg.StrictBuffering {
+		return &writer{c: c, eager: true, size: gatherSize}
+	}
+	id := c.sess.Identity()
+	return &writer{c: c, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
+}
+
+// run ends with the subscription or at a failed write; either way the
+// connection is then closed, and the reader cleans up.
+func (w *writer) run() {
+	defer w.c.nc.Close()
+	flush := time.NewTimer(time.Hour)
+	defer flush.Stop()
+	flush.Stop()
+	for {
+		select {
+		case <-w.c.wake:
+			waiting := len(w.gathered) > 0
+			open, err := w.gather()
+			if !open || err != nil {
+				w.lost(err)
+				return
+			}
+			if len(w.gathered) > 0 && !waiting && w.delay > 0 {
+				flush.Reset(w.delay)
+			}
+		case <-flush.C:
+			if err := w.flush(); err != nil {
+				w.lost(err)
+				return
+			}
+		}
+	}
+}
+
+// gather encodes what is ready, until nothing more is.
+func (w *writer) gather() (open bool, err error) {
+	for {
+		w.taken, open = w.c.sub.Take(w.taken[:0])
+		if !open || len(w.taken) == 0 {
+			break
+		}
+		for _, d := range w.taken {
+			m := d.Message
+			w.out = wire.AppendMessage(w.out, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
+			w.gathered = append(w.gathered, d)
+			if len(w.out) >= w.size {
+				if err := w.flush(); err != nil {
+					return open, err
+				}
+			}
+		}
+		clear(w.taken)
+		// A subscriber that may get no more until it answers would wait for
+		// the timeout in vain.
+		if w.eager || w.c.sub.Saturated() {
+			if err := w.flush(); err != nil {
+				return open, err
+			}
+		}
+	}
+	return open, nil
+}
+
+// flush writes what was gathered.
+func (w *writer) flush() error {
+	if len(w.gathered) == 0 {
+		return nil
+	}
+	w.c.writeMu.Lock()
+	err := w.c.writeLocked(w.out)
+	w.c.writeMu.Unlock()
+	if err != nil {
+		return err
+	}
+	w.c.sub.Wrote(w.gathered)
+	clear(w.gathered)
+	w.gathered = w.gathered[:0]
+	w.out = w.out[:0]
+	if cap(w.out) > keepOut {
+		w.out = nil
+	}
+	return nil
+}
+
+func (w *writer) lost(err error) {
+	if err != nil {
+		w.c.srv.log.Debug("subscriber lost", obs.KeyRemote, w.c.nc.RemoteAddr().String(), obs.KeyError, ignoreClosed(err))
+	}
+}

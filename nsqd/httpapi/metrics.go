@@ -1,0 +1,93 @@
+package httpapi
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// collector turns the broker's figures into metrics when they are asked for.
+// Labels are topics and channels, never clients.
+type collector struct{ api *API }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("srtm_nsqd_"+name, help, labels, nil)
+}
+
+var (
+	descConnections = desc("connections", "Open client connections.")
+	descAccepted    = desc("connections_accepted_total", "Client connections accepted.")
+	descRefused     = desc("connections_refused_total", "Client connections refused: over the limit, or accept failed.")
+	descFaults      = desc("connections_faulted_total", "Client connections closed for a fatal protocol error.")
+	descStamps      = desc("arrivals_total", "Messages by the source of their arrival time.", "source")
+
+	descAcceptedMsgs = desc("topic_messages_accepted_total", "Messages accepted.", "topic")
+	descAcceptedByte = desc("topic_accepted_bytes_total", "Bytes of the bodies of accepted messages.", "topic")
+	descReleased     = desc("topic_messages_released_total", "Messages released by the token bucket.", "topic")
+	descRefusedMsgs  = desc("topic_messages_refused_total", "Messages refused: queue full or over the limit.", "topic")
+	descDelivered    = desc("topic_messages_delivered_total", "First deliveries written to subscribers.", "topic")
+	descExceeded     = desc("topic_messages_exceeded_total", "Of those, with a delivery latency above the SLO's.", "topic")
+	descWaiting      = desc("topic_waiting_messages", "Messages that wait for tokens or for a channel.", "topic")
+	descPublishers   = desc("topic_publishers", "Open connections that have published.", "topic")
+	descRate         = desc("topic_share_rate", "Share of the contract's rate, msg/s; absent without a limit.", "topic")
+	descBurst        = desc("topic_share_burst_messages", "Share of the contract's burst.", "topic")
+	descLatency      = desc("topic_latency_seconds", "Latency of first deliveries, by part: access, processing, delivery.", "topic", "part")
+
+	descReady     = desc("channel_ready_messages", "Messages that wait for a subscriber with credit.", "topic", "channel")
+	descInFlight  = desc("channel_in_flight_messages", "Messages that subscribers hold.", "topic", "channel")
+	descDeferred  = desc("channel_deferred_messages", "Messages held back until later.", "topic", "channel")
+	descFinished  = desc("channel_messages_finished_total", "Messages finished.", "topic", "channel")
+	descRequeued  = desc("channel_messages_requeued_total", "Messages given back by subscribers.", "topic", "channel")
+	descTimedOut  = desc("channel_messages_timed_out_total", "Messages taken back after their timeout.", "topic", "channel")
+	descConsumers = desc("channel_subscribers", "Subscribers.", "topic", "channel")
+)
+
+// Describe sends nothing: the topics, and with them the series, come and go.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	conns := c.api.conns.Stats()
+	gauge(descConnections, float64(conns.Connections))
+	counter(descAccepted, conns.Accepted)
+	counter(descRefused, conns.Refused)
+	counter(descFaults, conns.Faults)
+	for i, n := range c.api.stamps.Info().Counters.Arrivals {
+		counter(descStamps, n, stamp.Source(i).String())
+	}
+	for _, t := range c.api.broker.Topics() {
+		s := t.Stats()
+		counter(descAcceptedMsgs, s.Counters.Accepted, s.Name)
+		counter(descAcceptedByte, s.Counters.AcceptedBytes, s.Name)
+		counter(descReleased, s.Counters.Released, s.Name)
+		counter(descRefusedMsgs, s.Counters.Refused, s.Name)
+		counter(descDelivered, s.Delivered, s.Name)
+		counter(descExceeded, s.Exceeded, s.Name)
+		gauge(descWaiting, float64(s.Waiting), s.Name)
+		gauge(descPublishers, float64(s.Publishers), s.Name)
+		if s.Limited {
+			gauge(descRate, s.Share.Rate.PerSecond(), s.Name)
+			gauge(descBurst, float64(s.Share.Burst), s.Name)
+		}
+		for part, l := range map[string]*obs.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery} {
+			if l != nil {
+				out <- l.Metric(descLatency, s.Name, part)
+			}
+		}
+		for _, ch := range s.Channels {
+			gauge(descReady, float64(ch.Ready), s.Name, ch.Name)
+			gauge(descInFlight, float64(ch.InFlight), s.Name, ch.Name)
+			gauge(descDeferred, float64(ch.Deferred), s.Name, ch.Name)
+			counter(descFinished, ch.Counters.Finished, s.Name, ch.Name)
+			counter(descRequeued, ch.Counters.Requeued, s.Name, ch.Name)
+			counter(descTimedOut, ch.Counters.TimedOut, s.Name, ch.Name)
+			gauge(descConsumers, float64(len(ch.Clients)), s.Name, ch.Name)
+		}
+	}
+}
