@@ -426,7 +426,8 @@ func (*ControllerMessage_Remove) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where the broker gets its grants: a GrantService, host:port.
+	// Where the broker gets its grants: a GrantService, host:port. Empty: at the
+	// address where it reached this service.
 	GrantAddress string `protobuf:"bytes,1,opt,name=grant_address,json=grantAddress,proto3" json:"grant_address,omitempty"`
 	// How often to send a BrokerReport.
 	ReportInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=report_interval,json=reportInterval,proto3" json:"report_interval,omitempty"`

@@ -602,7 +602,10 @@ type Member struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
 	// The share it starts with. The members' shares sum to the contract.
-	Share         *Share `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
+	Share *Share `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
+	// Publishers placed on it. While there are any, it keeps a share, however
+	// silent they are.
+	Publishers    uint32 `protobuf:"varint,3,opt,name=publishers,proto3" json:"publishers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -649,6 +652,13 @@ func (x *Member) GetShare() *Share {
 		return x.Share
 	}
 	return nil
+}
+
+func (x *Member) GetPublishers() uint32 {
+	if x != nil {
+		return x.Publishers
+	}
+	return 0
 }
 
 type SetContractRequest struct {
@@ -1124,10 +1134,13 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05share\x18\x03 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12!\n" +
 	"\ftokens_milli\x18\x04 \x01(\x03R\vtokensMilli\x12\"\n" +
 	"\x04flex\x18\x05 \x01(\v2\x0e.srtm.v1.ShareR\x04flex\x12/\n" +
-	"\x05lease\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05lease\"K\n" +
+	"\x05lease\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05lease\"k\n" +
 	"\x06Member\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12$\n" +
-	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"\xb9\x01\n" +
+	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1e\n" +
+	"\n" +
+	"publishers\x18\x03 \x01(\rR\n" +
+	"publishers\"\xb9\x01\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +
