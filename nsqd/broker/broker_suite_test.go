@@ -1,0 +1,17 @@
+package broker_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestBroker(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "nsqd/broker")
+}

@@ -1,0 +1,328 @@
+package broker_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func start(change func(*broker.Config)) *broker.Broker {
+	GinkgoHelper()
+	cfg := broker.Config{Capacity: 100_000, MaxMsgTimeout: time.Minute, AutoCreate: true}
+	if change != nil {
+		change(&cfg)
+	}
+	b, err := broker.New(cfg)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(b.Close)
+	return b
+}
+
+func topic(b *broker.Broker, name string) *broker.Topic {
+	GinkgoHelper()
+	t, err := b.CreateTopic(name)
+	Expect(err).NotTo(HaveOccurred())
+	return t
+}
+
+func publish(t *broker.Topic, body string) error {
+	now := clock.Mono()
+	return t.Publish(now, clock.Wall(), broker.Published{
+		Body: []byte(body), Arrival: stamp.Arrival{At: now, Source: stamp.Read},
+	})
+}
+
+// reader takes deliveries as a connection's writer does.
+type reader struct {
+	sub  *broker.Subscription
+	wake chan struct{}
+	done chan struct{} // closed when the subscription has ended
+
+	mu     sync.Mutex
+	got    []queue.Delivery
+	finish bool
+}
+
+func read(t *broker.Topic, channel string, rdy int, finish bool) *reader {
+	GinkgoHelper()
+	r := &reader{wake: make(chan struct{}, 1), done: make(chan struct{}), finish: finish}
+	sub, err := t.Subscribe(channel, broker.Subscriber{MsgTimeout: 30 * time.Second}, func() {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	})
+	Expect(err).NotTo(HaveOccurred())
+	r.sub = sub
+	go r.run()
+	DeferCleanup(func() {
+		sub.Close()
+		r.notify()
+		Eventually(r.done).Should(BeClosed())
+	})
+	Expect(sub.Ready(rdy)).To(Succeed())
+	return r
+}
+
+func (r *reader) notify() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (r *reader) run() {
+	defer GinkgoRecover()
+	defer close(r.done)
+	for range r.wake {
+		for {
+			deliveries, open := r.sub.Take(nil)
+			if !open {
+				return
+			}
+			if len(deliveries) == 0 {
+				break
+			}
+			r.sub.Wrote(deliveries)
+			r.mu.Lock()
+			r.got = append(r.got, deliveries...)
+			r.mu.Unlock()
+			if r.finish {
+				for _, d := range deliveries {
+					if err := r.sub.Finish(d.Message.ID); err != nil && !errors.Is(err, broker.ErrGone) {
+						Fail(err.Error())
+					}
+				}
+			}
+		}
+	}
+}
+
+func (r *reader) deliveries() []queue.Delivery {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.got)
+}
+
+func (r *reader) count() int { return len(r.deliveries()) }
+
+var _ = Describe("a broker", func() {
+	It("releases a limited topic within its envelope, in eligible times exactly", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		const rate, burst, total = 2000, 5, 400
+		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}, false)
+		r := read(t, "c", total, true)
+		for range total {
+			Expect(publish(t, "x")).To(Succeed())
+		}
+		Eventually(r.count).WithTimeout(10 * time.Second).Should(Equal(total))
+		got := r.deliveries()
+		for i := range got {
+			for j := i + 1; j < len(got); j++ {
+				// j-i+1 <= b + r (e_j - e_i), in integers
+				span := int64(got[j].Message.Eligible.Sub(got[i].Message.Eligible))
+				if lhs, rhs := int64(j-i+1-burst)*1e9, rate*span; lhs > rhs {
+					Fail("the envelope is broken")
+				}
+			}
+		}
+	})
+
+	It("reports differences since the last report, and every topic each time", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		idle := topic(b, "idle")
+		Expect(idle.CreateChannel("z")).To(Succeed())
+		node := b.Node()
+		Expect(node.Prepare("t", []string{"c"}, time.Nanosecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY)).To(Succeed())
+		released, err := node.Grant("t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 100}, 100*tokenbucket.Token)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(released).To(BeZero())
+		r := read(t, "c", 100, true)
+		for range 10 {
+			Expect(publish(t, "x")).To(Succeed())
+		}
+		Eventually(r.count).Should(Equal(10))
+		Eventually(func() uint64 { return t.Stats().Delivered }).Should(BeEquivalentTo(10))
+		reports := node.Report()
+		Expect(reports).To(HaveLen(2))
+		Expect(reports[0].Topic).To(Equal("idle"))
+		Expect(reports[0].Channels).To(Equal([]string{"z"}))
+		got := reports[1]
+		Expect(got.Offered).To(BeEquivalentTo(10))
+		Expect(got.Released).To(BeEquivalentTo(10))
+		Expect(got.Delivered).To(BeEquivalentTo(10))
+		Expect(got.Exceeded).To(BeEquivalentTo(10), "nothing is delivered within a nanosecond")
+		Expect(got.Subscribers).To(BeEquivalentTo(1))
+		l, err := obs.LatencyFromProto(got.Delivery)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l.Count()).To(BeEquivalentTo(10))
+
+		got = node.Report()[1]
+		Expect(got.Offered).To(BeZero())
+		Expect(got.Delivered).To(BeZero())
+		Expect(t.Stats().Delivery.Count()).To(BeEquivalentTo(10), "the life's figures stay")
+	})
+
+	It("counts publishers while they are there", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		leave := t.AddPublisher()
+		Expect(b.Report()[0].Publishers).To(BeEquivalentTo(1))
+		leave()
+		Expect(b.Report()[0].Publishers).To(BeZero())
+	})
+
+	It("keeps a managed topic stopped until a share comes", func() {
+		b := start(nil)
+		node := b.Node()
+		Expect(node.Prepare("t", []string{"c"}, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED)).To(Succeed())
+		t := topic(b, "t")
+		r := read(t, "c", 10, true)
+		Expect(publish(t, "x")).To(Succeed())
+		Consistently(r.count, "30ms").Should(BeZero())
+		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 2}
+		_, err := node.Grant("t", share, tokenbucket.Token)
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(r.count).Should(Equal(1))
+
+		Expect(node.Prepare("t", []string{"c", "d"}, time.Second, 0.9, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)).To(Succeed())
+		s := t.Stats()
+		Expect(s.Share).To(Equal(share), "preparing again keeps the share")
+		Expect(s.Channels).To(HaveLen(2))
+		Expect(s.SLO.Quantile).To(Equal(0.9))
+	})
+
+	It("refuses grants it cannot apply, and changes nothing", func() {
+		node := start(nil).Node()
+		_, err := node.Grant("nowhere", tokenbucket.Share{Rate: 1, Burst: 1}, 0)
+		Expect(err).To(MatchError(broker.ErrUnknownTopic))
+		Expect(node.Topics()).To(BeEmpty())
+		Expect(node.Prepare("t", nil, time.Second, 0.9, 0)).To(Succeed())
+		_, err = node.Grant("t", tokenbucket.Share{Rate: -1, Burst: 1}, 0)
+		Expect(err).To(HaveOccurred())
+		_, err = node.Grant("t", tokenbucket.Share{Rate: 1, Burst: 1}, -5)
+		Expect(err).To(HaveOccurred())
+		Expect(node.Prepare("bad name", nil, time.Second, 0.9, 0)).To(MatchError(broker.ErrBadName))
+		Expect(node.Prepare("t", []string{"bad name"}, time.Second, 0.9, 0)).To(MatchError(broker.ErrBadName))
+		Expect(node.Topics()).To(Equal([]string{"t"}))
+		Expect(node.Remove("t")).To(Succeed())
+		Expect(node.Remove("t")).To(Succeed())
+		Expect(node.Topics()).To(BeEmpty())
+	})
+
+	It("ends subscriptions and refuses publishes when a topic is deleted", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		r := read(t, "c", 1, false)
+		Expect(b.DeleteTopic("t")).To(Succeed())
+		Eventually(r.done).Should(BeClosed())
+		Expect(publish(t, "x")).To(MatchError(broker.ErrGone))
+		Expect(r.sub.Ready(2)).To(MatchError(broker.ErrGone))
+		_, err := t.Subscribe("c", broker.Subscriber{}, func() {})
+		Expect(err).To(MatchError(broker.ErrGone))
+		Expect(b.DeleteTopic("t")).To(MatchError(broker.ErrUnknownTopic))
+	})
+
+	It("removes ephemeral channels and topics with their last subscriber", func() {
+		b := start(nil)
+		t := topic(b, "t#ephemeral")
+		r := read(t, "c#ephemeral", 1, true)
+		Expect(t.Stats().Channels).To(HaveLen(1))
+		r.sub.Close()
+		Expect(b.Topics()).To(BeEmpty())
+		kept := topic(b, "kept")
+		r = read(kept, "c#ephemeral", 1, true)
+		r.sub.Close()
+		Expect(kept.Stats().Channels).To(BeEmpty())
+		Expect(b.Topics()).To(HaveLen(1))
+	})
+
+	It("times messages out without anybody asking", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		wake := make(chan struct{}, 1)
+		sub, err := t.Subscribe("c", broker.Subscriber{MsgTimeout: 20 * time.Millisecond}, func() {
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(sub.Ready(1)).To(Succeed())
+		Expect(publish(t, "x")).To(Succeed())
+		for attempt := uint16(1); attempt <= 3; attempt++ {
+			Eventually(wake).Should(Receive())
+			d, open := sub.Take(nil)
+			Expect(open).To(BeTrue())
+			Expect(d).To(HaveLen(1))
+			Expect(d[0].Attempts).To(Equal(attempt))
+		}
+		sub.Close()
+	})
+
+	It("drains what subscribers can take, and says what nobody will", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		r := read(t, "c", 10, true)
+		Expect(topic(b, "orphan").CreateChannel("nobody")).To(Succeed())
+		Expect(publish(topic(b, "orphan"), "x")).To(Succeed())
+		for range 1000 {
+			Expect(publish(t, "x")).To(Succeed())
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		Expect(b.Drain(ctx)).To(Equal(1))
+		Expect(ctx.Err()).NotTo(HaveOccurred())
+		Expect(r.count()).To(Equal(1000))
+		Expect(publish(t, "late")).To(MatchError(broker.ErrDraining))
+		_, err := b.CreateTopic("late")
+		Expect(err).To(MatchError(broker.ErrDraining))
+	})
+
+	It("survives everything at once", func() {
+		b := start(func(c *broker.Config) { c.Capacity = 50 })
+		const publishers, each = 4, 2000
+		t := topic(b, "t")
+		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(200_000), Burst: 20}, false)
+		a, z := read(t, "a", 5, true), read(t, "z", 100, true)
+		var wg sync.WaitGroup
+		for range publishers {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				for range each {
+					for errors.Is(publish(t, "x"), queue.ErrFull) {
+						// bounded: the readers make room
+					}
+				}
+			})
+		}
+		wg.Go(func() {
+			defer GinkgoRecover()
+			for range 200 {
+				t.Pause()
+				t.Stats()
+				b.Report()
+				t.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(150_000), Burst: 10}, 0)
+				t.Unpause()
+			}
+		})
+		wg.Wait()
+		Eventually(func() []int { return []int{a.count(), z.count()} }).WithTimeout(20 * time.Second).
+			Should(Equal([]int{publishers * each, publishers * each}))
+	})
+})
