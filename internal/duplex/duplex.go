@@ -1,0 +1,215 @@
+package duplex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// HelloTimeout is how long a stream may be open before its hello.
+const HelloTimeout = 10 * time.Second
+
+var (
+	// ErrNoHello: the peer opened a stream and said nothing.
+	ErrNoHello = errors.New("no hello in time")
+	// ErrSlow: the peer does not read what it is sent, and its queue is full.
+	ErrSlow = errors.New("the peer does not read")
+)
+
+// Queue is the way out of a session: any goroutine puts, the session writes.
+// It never blocks. Make it with NewQueue.
+type Queue[T any] struct {
+	limit int // set once
+	wake  chan struct{}
+	ended chan struct{} // closed when cause is set
+	mu    struct {
+		sync.Mutex
+		items []T
+		cause error // why the session is to end; nil while it lives
+	}
+}
+
+// NewQueue returns a queue for up to limit messages that are not yet written.
+func NewQueue[T any](limit int) *Queue[T] {
+	return &Queue[T]{limit: limit, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+}
+
+// Put queues a message. When the queue is full it ends the session with
+// ErrSlow; when the session has ended it does nothing.
+func (q *Queue[T]) Put(m T) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.mu.cause != nil {
+		return
+	}
+	if len(q.mu.items) == q.limit {
+		q.endLocked(ErrSlow)
+		return
+	}
+	q.mu.items = append(q.mu.items, m)
+	select {
+	case q.wake <- struct{}{}:
+	default: // the writer has been woken and has not looked yet
+	}
+}
+
+// End ends the session with cause; the first cause stays.
+func (q *Queue[T]) End(cause error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.endLocked(cause)
+}
+
+func (q *Queue[T]) endLocked(cause error) {
+	if q.mu.cause == nil {
+		q.mu.cause, q.mu.items = cause, nil
+		close(q.ended)
+	}
+}
+
+func (q *Queue[T]) take() []T {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	items := q.mu.items
+	q.mu.items = nil
+	return items
+}
+
+func (q *Queue[T]) cause() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.mu.cause
+}
+
+// Session is what a service makes of a hello.
+type Session[In, Out any] struct {
+	Out *Queue[*Out]
+	// Handle takes the messages after the hello, one at a time. An error ends
+	// the session with it.
+	Handle func(*In) error
+	// Over is called once, when nothing more will be handled.
+	Over func()
+}
+
+// Server serves streams until it is closed. Make it with NewServer.
+type Server struct {
+	done  chan struct{}  // closed when mu.cause is set
+	calls sync.WaitGroup // Serve, and the readers it starts; Add under mu, without a cause
+	mu    struct {
+		sync.Mutex
+		cause error
+	}
+}
+
+// NewServer returns a Server without sessions.
+func NewServer() *Server { return &Server{done: make(chan struct{})} }
+
+// Close ends all sessions with cause, refuses new ones with it, and returns
+// when all have ended, at the latest when their gRPC server stops.
+func (s *Server) Close(cause error) {
+	s.mu.Lock()
+	if s.mu.cause == nil {
+		s.mu.cause = cause
+		close(s.done)
+	}
+	s.mu.Unlock()
+	s.calls.Wait()
+}
+
+// enter counts a Serve and its reader in, or says why not.
+func (s *Server) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.cause == nil {
+		s.calls.Add(2)
+	}
+	return s.mu.cause
+}
+
+func (s *Server) cause() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.cause
+}
+
+// Serve runs one stream: begin gets the first message, and then messages are
+// handled and queued ones sent until the peer ends (nil), the stream breaks,
+// a message is refused, Out is ended, or s is closed; it returns that cause,
+// unchanged.
+func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], begin func(*In) (Session[In, Out], error)) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	received := make(chan *In)
+	broken := make(chan error, 1)
+	// It ends when the handler has returned, which is when gRPC ends Recv.
+	go func() {
+		defer s.calls.Done()
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				broken <- err
+				return
+			}
+			select {
+			case received <- m:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+
+	hello := time.NewTimer(HelloTimeout)
+	defer hello.Stop()
+	var session Session[In, Out]
+	select {
+	case m := <-received:
+		var err error
+		if session, err = begin(m); err != nil {
+			return err
+		}
+	case err := <-broken:
+		return ended(err)
+	case <-hello.C:
+		return ErrNoHello
+	case <-s.done:
+		return s.cause()
+	}
+	defer session.Over()
+	for {
+		select {
+		case m := <-received:
+			if err := session.Handle(m); err != nil {
+				return err
+			}
+		case <-session.Out.wake:
+			for _, m := range session.Out.take() {
+				if err := stream.Send(m); err != nil {
+					return fmt.Errorf("send: %w", err)
+				}
+			}
+		case <-session.Out.ended:
+			return session.Out.cause()
+		case err := <-broken:
+			return ended(err)
+		case <-s.done:
+			return s.cause()
+		}
+	}
+}
+
+// ended turns the end of a stream by its peer into nil.
+func ended(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,425 @@
+package catalog
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// MaxGone bounds the brokers that are remembered although they are away and
+// nothing depends on them; beyond it the one that left first is forgotten.
+const MaxGone = 1000
+
+// State of a topic. The wire's PLACING has no counterpart here: a topic exists
+// from the moment it is placed.
+type State uint8
+
+const (
+	// Absent: there is no such topic.
+	Absent State = iota
+	// Preparing: placed; brokers are creating it and acknowledging shares.
+	Preparing
+	// Active: publishers may connect.
+	Active
+	// Degraded: active, but a member is away or not ready, or the SLO is missed.
+	Degraded
+	// Deleting: its shares are being withdrawn.
+	Deleting
+)
+
+var stateNames = [...]string{"absent", "preparing", "active", "degraded", "deleting"}
+
+func (s State) String() string { return stateNames[s] }
+
+// Topic is a reader's view of a topic. What it points to is immutable.
+type Topic struct {
+	Spec      *Spec
+	Key       string
+	State     State
+	Reason    string // why it is in that state, for people; empty when active
+	Plan      placement.Plan
+	Placement *Placement
+}
+
+// Broker is a reader's view of a broker.
+type Broker struct {
+	ID, Instance            string
+	TCPAddress, HTTPAddress string
+	Hostname, Version       string
+	Mcap, Allocated         int64 // msg/s
+	Connected               bool
+}
+
+// Catalog is the state. It is not safe for concurrent use: its owner, the
+// controller, guards it. Make it with New.
+//
+// Invariants, checked by check in tests after every event:
+//   - allocated of a broker == sum of the quotas that topics have on it;
+//   - a plan was committed only if, at that moment, every broker of it was
+//     connected and allocated, the plan included, was at most its mcap: so
+//     allocated <= mcap, as long as a broker does not come back with less;
+//   - every publisher of a topic is assigned to exactly one member;
+//   - epochs of placements never repeat and grow with the version;
+//   - a refused event changes nothing.
+type Catalog struct {
+	version uint64            // grows by one with every accepted event
+	topics  map[string]*topic // by name
+	names   []string          // of topics, sorted
+	brokers map[string]*broker
+	keys    map[string]string // idempotency key -> topic
+	// Contracts of removed topics that the adaptor may still hold.
+	contracts map[string]bool
+}
+
+type topic struct {
+	spec      *Spec
+	key       string
+	phase     State // Preparing, Active or Deleting; Degraded is derived
+	missed    string
+	plan      placement.Plan
+	placement *Placement
+	prepared  []bool // by member
+}
+
+type broker struct {
+	Broker
+	topics    map[string]bool // placed here
+	leftovers map[string]bool // removed topics it may still hold
+	leftAt    uint64          // version of its last BrokerLeft
+}
+
+// New returns an empty catalog.
+func New() *Catalog {
+	return &Catalog{
+		topics:    map[string]*topic{},
+		brokers:   map[string]*broker{},
+		keys:      map[string]string{},
+		contracts: map[string]bool{},
+	}
+}
+
+// Version grows with every accepted event.
+func (c *Catalog) Version() uint64 { return c.version }
+
+// Apply makes the event so and returns what follows, in a fixed order, or
+// refuses it and changes nothing.
+func (c *Catalog) Apply(e Event) ([]Effect, error) {
+	switch e := e.(type) {
+	case BrokerJoined:
+		return c.brokerJoined(e)
+	case BrokerLeft:
+		return c.brokerLeft(e)
+	case TopicPlaced:
+		return c.topicPlaced(e)
+	case MemberPrepared:
+		return c.memberPrepared(e)
+	case TopicActivated:
+		return c.topicActivated(e)
+	case SLOJudged:
+		return c.sloJudged(e)
+	case TopicDeleting:
+		return c.topicDeleting(e)
+	case TopicRemoved:
+		return c.topicRemoved(e)
+	case LeftoverRemoved:
+		return c.leftoverRemoved(e)
+	case LeftoverContractRemoved:
+		c.version++
+		delete(c.contracts, e.Topic)
+		return nil, nil
+	}
+	panic(fmt.Sprintf("catalog: event of type %T", e))
+}
+
+func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
+	if e.ID == "" || e.Mcap <= 0 {
+		return nil, fmt.Errorf("broker %q with mcap %d: want a name and a positive mcap", e.ID, e.Mcap)
+	}
+	c.version++
+	b := c.brokers[e.ID]
+	if b == nil {
+		b = &broker{topics: map[string]bool{}, leftovers: map[string]bool{}}
+		c.brokers[e.ID] = b
+	}
+	before := c.states(b.topics)
+	moved := b.TCPAddress != e.TCPAddress || b.HTTPAddress != e.HTTPAddress
+	b.Broker = Broker{
+		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
+		Hostname: e.Hostname, Version: e.Version, Mcap: e.Mcap, Allocated: b.Allocated, Connected: true,
+	}
+	var effects []Effect
+	for _, name := range sorted(b.topics) {
+		t := c.topics[name]
+		i := t.member(e.ID)
+		t.prepared[i] = false
+		if moved {
+			members := slices.Clone(t.placement.members)
+			members[i] = b.endpoint()
+			t.placement = &Placement{epoch: c.version, members: members, spread: t.placement.spread}
+			effects = append(effects, PlacementChanged{name})
+		}
+	}
+	return append(effects, c.changes(before)...), nil
+}
+
+func (c *Catalog) brokerLeft(e BrokerLeft) ([]Effect, error) {
+	b := c.brokers[e.ID]
+	if b == nil || !b.Connected {
+		return nil, fmt.Errorf("broker %q left: %w", e.ID, ErrBrokerUnknown)
+	}
+	c.version++
+	before := c.states(b.topics)
+	b.Connected, b.leftAt = false, c.version
+	for name := range b.topics {
+		t := c.topics[name]
+		t.prepared[t.member(e.ID)] = false
+	}
+	c.forgetGone()
+	return c.changes(before), nil
+}
+
+// forgetGone keeps at most MaxGone brokers that are away and that nothing
+// depends on.
+func (c *Catalog) forgetGone() {
+	var gone []*broker
+	for _, b := range c.brokers {
+		if !b.Connected && len(b.topics) == 0 && len(b.leftovers) == 0 {
+			gone = append(gone, b)
+		}
+	}
+	if len(gone) <= MaxGone {
+		return
+	}
+	slices.SortFunc(gone, func(a, b *broker) int { return cmp.Compare(a.leftAt, b.leftAt) })
+	for _, b := range gone[:len(gone)-MaxGone] {
+		delete(c.brokers, b.ID)
+	}
+}
+
+func (c *Catalog) topicPlaced(e TopicPlaced) ([]Effect, error) {
+	name := e.Spec.Name()
+	if c.topics[name] != nil {
+		return nil, fmt.Errorf("topic %s: %w", name, ErrTopicExists)
+	}
+	if other := c.keys[e.Key]; e.Key != "" && other != "" {
+		return nil, fmt.Errorf("topic %s has the key already: %w", other, ErrKeyReused)
+	}
+	t := &topic{spec: e.Spec, key: e.Key, phase: Preparing, plan: e.Plan}
+	seen := map[string]bool{}
+	var members []Endpoint
+	for _, q := range e.Plan.Quotas {
+		b := c.brokers[q.Broker]
+		switch {
+		case b == nil || !b.Connected:
+			return nil, &PlanError{q.Broker, "it is not connected"}
+		case seen[q.Broker]:
+			return nil, &PlanError{q.Broker, "it has two quotas"}
+		case q.Rate < 0:
+			return nil, &PlanError{q.Broker, fmt.Sprintf("a quota of %d msg/s", q.Rate)}
+		case q.Rate > b.Mcap-b.Allocated: // no overflow: all are >= 0
+			return nil, &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", q.Rate, b.Allocated, b.Mcap)}
+		}
+		seen[q.Broker] = true
+		members = append(members, b.endpoint())
+	}
+	if e.spread == nil {
+		var err error
+		if e.spread, err = newSpread(e.Spec, e.Plan); err != nil {
+			return nil, err
+		}
+	}
+
+	c.version++
+	t.prepared = make([]bool, len(members))
+	t.placement = &Placement{epoch: c.version, members: members, spread: e.spread}
+	for _, q := range e.Plan.Quotas {
+		b := c.brokers[q.Broker]
+		b.Allocated += q.Rate
+		b.topics[name] = true
+	}
+	c.topics[name] = t
+	i, _ := slices.BinarySearch(c.names, name)
+	c.names = slices.Insert(c.names, i, name)
+	if e.Key != "" {
+		c.keys[e.Key] = name
+	}
+	delete(c.contracts, name) // the new contract replaces the old one
+	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, Preparing, ""}}, nil
+}
+
+func (c *Catalog) memberPrepared(e MemberPrepared) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	if t == nil {
+		return nil, fmt.Errorf("topic %s prepared: %w", e.Topic, ErrTopicUnknown)
+	}
+	i := t.member(e.Broker)
+	if i < 0 || !c.brokers[e.Broker].Connected {
+		return nil, fmt.Errorf("topic %s prepared on %s, which is no member or away: %w", e.Topic, e.Broker, ErrBrokerUnknown)
+	}
+	c.version++
+	before := c.states(map[string]bool{e.Topic: true})
+	t.prepared[i] = true
+	return c.changes(before), nil
+}
+
+func (c *Catalog) topicActivated(e TopicActivated) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	if t == nil {
+		return nil, fmt.Errorf("activate topic %s: %w", e.Topic, ErrTopicUnknown)
+	}
+	if t.phase != Preparing {
+		return nil, fmt.Errorf("activate topic %s, which is %v: %w", e.Topic, t.phase, ErrTopicState)
+	}
+	if reason := c.unready(t); reason != "" {
+		return nil, &NotReadyError{e.Topic, reason}
+	}
+	c.version++
+	before := c.states(map[string]bool{e.Topic: true})
+	t.phase = Active
+	return c.changes(before), nil
+}
+
+func (c *Catalog) sloJudged(e SLOJudged) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	if t == nil {
+		return nil, fmt.Errorf("judge topic %s: %w", e.Topic, ErrTopicUnknown)
+	}
+	c.version++
+	before := c.states(map[string]bool{e.Topic: true})
+	t.missed = e.Missed
+	return c.changes(before), nil
+}
+
+func (c *Catalog) topicDeleting(e TopicDeleting) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	if t == nil {
+		return nil, fmt.Errorf("delete topic %s: %w", e.Topic, ErrTopicUnknown)
+	}
+	if t.phase == Deleting {
+		return nil, fmt.Errorf("delete topic %s, which is %v: %w", e.Topic, t.phase, ErrTopicState)
+	}
+	c.version++
+	before := c.states(map[string]bool{e.Topic: true})
+	t.phase = Deleting
+	return c.changes(before), nil
+}
+
+func (c *Catalog) topicRemoved(e TopicRemoved) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	if t == nil {
+		return nil, fmt.Errorf("remove topic %s: %w", e.Topic, ErrTopicUnknown)
+	}
+	for _, id := range e.Left {
+		if t.member(id) < 0 {
+			return nil, fmt.Errorf("topic %s left on %s, which is no member: %w", e.Topic, id, ErrBrokerUnknown)
+		}
+	}
+	c.version++
+	from, _ := c.state(t)
+	for _, q := range t.plan.Quotas {
+		b := c.brokers[q.Broker]
+		b.Allocated -= q.Rate
+		delete(b.topics, e.Topic)
+		delete(b.leftovers, e.Topic) // this removal covers any earlier one
+	}
+	for _, id := range e.Left {
+		c.brokers[id].leftovers[e.Topic] = true
+	}
+	if e.ContractLeft {
+		c.contracts[e.Topic] = true
+	}
+	delete(c.topics, e.Topic)
+	i, _ := slices.BinarySearch(c.names, e.Topic)
+	c.names = slices.Delete(c.names, i, i+1)
+	if t.key != "" {
+		delete(c.keys, t.key)
+	}
+	c.forgetGone()
+	return []Effect{PlacementChanged{e.Topic}, StateChanged{e.Topic, from, Absent, ""}}, nil
+}
+
+func (c *Catalog) leftoverRemoved(e LeftoverRemoved) ([]Effect, error) {
+	b := c.brokers[e.Broker]
+	if b == nil {
+		return nil, fmt.Errorf("leftover of topic %s on %s: %w", e.Topic, e.Broker, ErrBrokerUnknown)
+	}
+	c.version++
+	delete(b.leftovers, e.Topic)
+	return nil, nil
+}
+
+// shown is what of a topic's state readers see.
+type shown struct {
+	state  State
+	reason string
+}
+
+// states returns what is shown of the named topics, for changes.
+func (c *Catalog) states(names map[string]bool) map[string]shown {
+	before := make(map[string]shown, len(names))
+	for name := range names {
+		s, reason := c.state(c.topics[name])
+		before[name] = shown{s, reason}
+	}
+	return before
+}
+
+// changes returns an effect for each topic that is not as before, by name.
+func (c *Catalog) changes(before map[string]shown) []Effect {
+	var effects []Effect
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		s, reason := c.state(c.topics[name])
+		if was := before[name]; (was != shown{s, reason}) {
+			effects = append(effects, StateChanged{name, was.state, s, reason})
+		}
+	}
+	return effects
+}
+
+func (c *Catalog) state(t *topic) (State, string) {
+	if t.phase != Active {
+		return t.phase, ""
+	}
+	reasons := c.unready(t)
+	if t.missed != "" {
+		if reasons != "" {
+			reasons += "; "
+		}
+		reasons += t.missed
+	}
+	if reasons != "" {
+		return Degraded, reasons
+	}
+	return Active, ""
+}
+
+// unready says what the members lack, in the plan's order; "" when all are fit.
+func (c *Catalog) unready(t *topic) string {
+	var reasons []string
+	for i, m := range t.placement.members {
+		b := c.brokers[m.Broker]
+		switch {
+		case !b.Connected:
+			reasons = append(reasons, fmt.Sprintf("broker %s is gone", b.ID))
+		case !t.prepared[i]:
+			reasons = append(reasons, fmt.Sprintf("broker %s has not prepared the topic", b.ID))
+		case b.Allocated > b.Mcap:
+			reasons = append(reasons, fmt.Sprintf("broker %s carries %d msg/s, less than the %d promised", b.ID, b.Mcap, b.Allocated))
+		}
+	}
+	return strings.Join(reasons, "; ")
+}
+
+func (t *topic) member(id string) int {
+	return slices.IndexFunc(t.placement.members, func(m Endpoint) bool { return m.Broker == id })
+}
+
+func (b *broker) endpoint() Endpoint {
+	return Endpoint{Broker: b.ID, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress}
+}
+
+func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }

@@ -1,0 +1,63 @@
+package catalog
+
+import (
+	"fmt"
+	"slices"
+)
+
+// check panics when an invariant is broken.
+func (c *Catalog) check() {
+	allocated := map[string]int64{}
+	keys := 0
+	for name, t := range c.topics {
+		if t.spec.Name() != name || t.placement.epoch > c.version || t.placement.epoch == 0 {
+			panic(fmt.Sprintf("topic %s: spec of %s, epoch %d at version %d", name, t.spec.Name(), t.placement.epoch, c.version))
+		}
+		if t.key != "" {
+			keys++
+			if c.keys[t.key] != name {
+				panic(fmt.Sprintf("topic %s has key %q, which belongs to %q", name, t.key, c.keys[t.key]))
+			}
+		}
+		if len(t.prepared) != len(t.plan.Quotas) || len(t.placement.members) != len(t.plan.Quotas) {
+			panic(fmt.Sprintf("topic %s: %d prepared, %d members, %d quotas", name, len(t.prepared), len(t.placement.members), len(t.plan.Quotas)))
+		}
+		for i, q := range t.plan.Quotas {
+			allocated[q.Broker] += q.Rate
+			b := c.brokers[q.Broker]
+			if b == nil || !b.topics[name] || t.placement.members[i] != b.endpoint() {
+				panic(fmt.Sprintf("topic %s: member %d is %+v, the broker %+v", name, i, t.placement.members[i], b))
+			}
+			if t.prepared[i] && !b.Connected {
+				panic(fmt.Sprintf("topic %s is prepared on %s, which is gone", name, q.Broker))
+			}
+			if t.phase == Preparing && b.Allocated > b.Mcap && b.Connected && t.prepared[i] && t.placement.epoch == c.version {
+				panic(fmt.Sprintf("topic %s was placed beyond the mcap of %s", name, q.Broker))
+			}
+		}
+		seen := map[string]bool{}
+		for i := range t.placement.Len() {
+			a := t.placement.At(i)
+			if j, ok := t.placement.Index(a.Publisher); !ok || j != i || seen[a.Publisher] {
+				panic(fmt.Sprintf("topic %s: publisher %q is not placed exactly once", name, a.Publisher))
+			}
+			seen[a.Publisher] = true
+		}
+	}
+	if keys != len(c.keys) {
+		panic(fmt.Sprintf("%d topics have keys, %d keys are known", keys, len(c.keys)))
+	}
+	if !slices.IsSorted(c.names) || len(c.names) != len(c.topics) {
+		panic(fmt.Sprintf("names %v for %d topics", c.names, len(c.topics)))
+	}
+	for id, b := range c.brokers {
+		if b.Allocated != allocated[id] || b.ID != id {
+			panic(fmt.Sprintf("broker %s: allocated %d, its quotas sum to %d", id, b.Allocated, allocated[id]))
+		}
+		for name := range b.topics {
+			if t := c.topics[name]; t == nil || t.member(id) < 0 {
+				panic(fmt.Sprintf("broker %s believes it has topic %s", id, name))
+			}
+		}
+	}
+}

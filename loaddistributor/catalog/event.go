@@ -1,0 +1,170 @@
+package catalog
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// Event is something that happened, or that the controller decided; Apply
+// makes it so or refuses it as a whole. Topic* and Leftover* events must be
+// kept by a durable store, the others describe the present connections.
+type Event interface{ event() }
+
+// BrokerJoined: a broker has opened a session. It holds nothing that it was
+// not told in this session, as far as the catalog is concerned: all its topics
+// are prepared again.
+type BrokerJoined struct {
+	ID, Instance            string
+	TCPAddress, HTTPAddress string
+	Hostname, Version       string
+	// Greatest rate within the SLO, msg/s; > 0. It may be lower than what is
+	// promised already: that degrades the topics, and nothing new is placed.
+	Mcap int64
+}
+
+// BrokerLeft: its session is over. What is promised stays promised.
+type BrokerLeft struct{ ID string }
+
+// TopicPlaced reserves what the plan takes. It is refused when the plan does
+// not fit the present brokers. Make it with NewTopicPlaced.
+type TopicPlaced struct {
+	Spec *Spec
+	Plan placement.Plan
+	// Idempotency key of the request, empty for none.
+	Key    string
+	spread *spread
+}
+
+// MemberPrepared: the broker has created the topic, in its present session.
+type MemberPrepared struct{ Topic, Broker string }
+
+// TopicActivated: all members are prepared and hold their shares.
+type TopicActivated struct{ Topic string }
+
+// SLOJudged: a verdict over the last window. Missed says what is wrong, for
+// people; empty means that nothing is.
+type SLOJudged struct{ Topic, Missed string }
+
+// TopicDeleting: its shares are being withdrawn; nothing resolves any more.
+type TopicDeleting struct{ Topic string }
+
+// TopicRemoved forgets a topic in whatever state and frees what it reserved.
+type TopicRemoved struct {
+	Topic string
+	// Brokers that may still hold it and are to be told when they are back.
+	Left []string
+	// The adaptor may still hold its contract.
+	ContractLeft bool
+}
+
+// LeftoverRemoved: the broker has removed what TopicRemoved left on it.
+type LeftoverRemoved struct{ Topic, Broker string }
+
+// LeftoverContractRemoved: the adaptor has forgotten the contract.
+type LeftoverContractRemoved struct{ Topic string }
+
+func (BrokerJoined) event()            {}
+func (BrokerLeft) event()              {}
+func (TopicPlaced) event()             {}
+func (MemberPrepared) event()          {}
+func (TopicActivated) event()          {}
+func (SLOJudged) event()               {}
+func (TopicDeleting) event()           {}
+func (TopicRemoved) event()            {}
+func (LeftoverRemoved) event()         {}
+func (LeftoverContractRemoved) event() {}
+
+// Effect is what follows from an event for the outside.
+type Effect interface{ effect() }
+
+// StateChanged: the topic shows another state or reason. To is Absent when it
+// has been removed.
+type StateChanged struct {
+	Topic    string
+	From, To State
+	Reason   string
+}
+
+// PlacementChanged: Placement of the topic is another one, or gone.
+type PlacementChanged struct{ Topic string }
+
+func (StateChanged) effect()     {}
+func (PlacementChanged) effect() {}
+
+// Refusals of Apply and of the queries.
+var (
+	ErrTopicExists      = errors.New("topic exists")
+	ErrTopicUnknown     = errors.New("no such topic")
+	ErrTopicState       = errors.New("the topic's state does not allow it")
+	ErrPublisherUnknown = errors.New("no such publisher in the topic")
+	ErrNotActive        = errors.New("the topic is not active")
+	ErrKeyReused        = errors.New("the idempotency key belongs to another request")
+	ErrBrokerUnknown    = errors.New("no such broker")
+)
+
+// PlanError: the plan does not fit the brokers as they are now, because they
+// changed after it was made, or it is not a plan for this demand. Making a new
+// plan may help.
+type PlanError struct{ Broker, Problem string }
+
+func (e *PlanError) Error() string {
+	if e.Broker == "" {
+		return "plan: " + e.Problem
+	}
+	return fmt.Sprintf("plan for broker %s: %s", e.Broker, e.Problem)
+}
+
+// NotReadyError: the topic cannot be active, for a member is not prepared.
+type NotReadyError struct{ Topic, Reason string }
+
+func (e *NotReadyError) Error() string { return fmt.Sprintf("topic %s: %s", e.Topic, e.Reason) }
+
+// NewTopicPlaced checks that plan places every publisher of the demand exactly
+// once, and does the part of the work that grows with their number, so that
+// the committer need not do it under its lock.
+func NewTopicPlaced(spec *Spec, plan placement.Plan, key string) (TopicPlaced, error) {
+	e := TopicPlaced{Spec: spec, Plan: plan, Key: key}
+	s, err := newSpread(spec, plan)
+	if err != nil {
+		return TopicPlaced{}, err
+	}
+	e.spread = s
+	return e, nil
+}
+
+func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
+	if len(plan.Quotas) == 0 {
+		return nil, &PlanError{Problem: "it uses no broker"}
+	}
+	publishers := spec.Demand.Expand()
+	s := &spread{
+		ids:    make([]string, len(publishers)),
+		member: make([]int32, len(publishers)),
+		index:  make(map[string]int32, len(publishers)),
+	}
+	for i, p := range publishers {
+		if _, taken := s.index[p.ID]; taken {
+			return nil, &PlanError{Problem: fmt.Sprintf("publisher %q appears twice", p.ID)}
+		}
+		s.ids[i], s.member[i], s.index[p.ID] = p.ID, -1, int32(i)
+	}
+	placed := 0
+	for m, q := range plan.Quotas {
+		for _, i := range q.Publishers {
+			if i < 0 || i >= len(publishers) {
+				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %d of %d", i, len(publishers))}
+			}
+			if s.member[i] != -1 {
+				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %q is placed twice", s.ids[i])}
+			}
+			s.member[i] = int32(m)
+			placed++
+		}
+	}
+	if placed != len(publishers) {
+		return nil, &PlanError{Problem: fmt.Sprintf("%d of %d publishers are placed", placed, len(publishers))}
+	}
+	return s, nil
+}

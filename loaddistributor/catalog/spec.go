@@ -1,0 +1,99 @@
+package catalog
+
+import (
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// OverLimit is what a broker does with a message that has no token.
+type OverLimit uint8
+
+const (
+	// Delay accepts the message and releases it when its token is there.
+	Delay OverLimit = iota
+	// Reject refuses a message whose access delay would pass the broker's limit.
+	Reject
+)
+
+// SLO: a fraction Quantile, in (0, 1), of a topic's messages is delivered
+// within Latency, above 0.
+type SLO struct {
+	Quantile float64
+	Latency  time.Duration
+}
+
+// Spec is what a topic was ordered as. It is not modified after it has been
+// handed over in an event, and may be shared by readers.
+type Spec struct {
+	Demand    placement.Demand
+	SLO       SLO
+	OverLimit OverLimit
+	// Placement policy and share rule, by name, resolved: never empty.
+	Policy, ShareRule string
+	Channels          []string
+}
+
+// Name returns the topic's name.
+func (s *Spec) Name() string { return s.Demand.Topic }
+
+// Equal reports whether both order the same. The order of publishers matters:
+// a placement depends on it.
+func (s *Spec) Equal(o *Spec) bool {
+	a, b := &s.Demand, &o.Demand
+	return a.Topic == b.Topic && a.Rate == b.Rate && a.RateMilli == b.RateMilli && a.Burst == b.Burst &&
+		s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.Policy == o.Policy && s.ShareRule == o.ShareRule &&
+		slices.Equal(s.Channels, o.Channels) &&
+		slices.Equal(a.Publishers, b.Publishers) && slices.Equal(a.Groups, b.Groups)
+}
+
+// Endpoint is a member of a topic as publishers reach it.
+type Endpoint struct {
+	Broker, TCPAddress, HTTPAddress string
+}
+
+// Assignment says where a publisher belongs.
+type Assignment struct {
+	Publisher string
+	Endpoint
+	// Epoch of the placement it is from.
+	Epoch uint64
+}
+
+// Placement is where the publishers of a topic go. It is immutable: a change
+// makes another one, with a greater epoch, so readers keep it without a lock
+// and compare two to see what changed.
+type Placement struct {
+	epoch   uint64
+	members []Endpoint
+	spread  *spread
+}
+
+// spread is the part of a Placement that outlives a change of addresses.
+type spread struct {
+	ids    []string         // by index into Demand.Expand()
+	member []int32          // member[i] of Placement.members has ids[i]
+	index  map[string]int32 // inverse of ids
+}
+
+// Epoch grows with every change of the placement, over a deletion and
+// re-creation of the topic too.
+func (p *Placement) Epoch() uint64 { return p.epoch }
+
+// Members returns the brokers, in the order of the plan. Not to be modified.
+func (p *Placement) Members() []Endpoint { return p.members }
+
+// Len returns the number of publishers.
+func (p *Placement) Len() int { return len(p.spread.ids) }
+
+// At returns the assignment of publisher i, 0 <= i < Len.
+func (p *Placement) At(i int) Assignment {
+	return Assignment{Publisher: p.spread.ids[i], Endpoint: p.members[p.spread.member[i]], Epoch: p.epoch}
+}
+
+// Index returns which publisher has the id.
+func (p *Placement) Index(id string) (int, bool) {
+	i, ok := p.spread.index[id]
+	return int(i), ok
+}

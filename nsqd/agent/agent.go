@@ -1,0 +1,217 @@
+package agent
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// DefaultReportInterval is how often the agent reports before the
+// loaddistributor has said how often.
+const DefaultReportInterval = time.Second
+
+// The report intervals that a loaddistributor may ask for.
+const (
+	minReportInterval = 10 * time.Millisecond
+	maxReportInterval = time.Minute
+)
+
+// Config is fixed at start.
+type Config struct {
+	LoadDistributor string // host:port of its gRPC
+	BrokerID        string // stable across restarts; 1 .. 64 of [.a-zA-Z0-9_-]
+	Instance        string // new at every start of the process; empty: New draws one
+	TCPAddress      string // host:port that publishers and subscribers dial
+	HTTPAddress     string // host:port
+	Hostname        string // for people; empty: the machine's
+	Mcap            int64  // greatest rate within the SLO, msg/s; > 0
+	Version         string
+	Log             *slog.Logger
+	Metrics         prometheus.Registerer // nil: not exported
+}
+
+// Validate returns all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	for _, a := range []struct{ name, value string }{
+		{"loaddistributor address", c.LoadDistributor},
+		{"TCP address", c.TCPAddress},
+		{"HTTP address", c.HTTPAddress},
+	} {
+		if err := checkAddress(a.value); err != nil {
+			errs = append(errs, fmt.Errorf("%s %q: %w", a.name, a.value, err))
+		}
+	}
+	if !validID(c.BrokerID) {
+		errs = append(errs, fmt.Errorf("broker id %q: want 1 to 64 of [.a-zA-Z0-9_-]", c.BrokerID))
+	}
+	if c.Mcap <= 0 {
+		errs = append(errs, fmt.Errorf("mcap %d: want a rate above 0, in msg/s", c.Mcap))
+	}
+	if c.Log == nil {
+		errs = append(errs, errors.New("no logger"))
+	}
+	return errors.Join(errs...)
+}
+
+func checkAddress(a string) error {
+	host, port, err := net.SplitHostPort(a)
+	if err != nil {
+		return errors.New("want host:port")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" {
+		return errors.New("want host:port, with a port of 1 to 65535")
+	}
+	return nil
+}
+
+func validID(s string) bool {
+	for _, r := range []byte(s) {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '.', r == '_', r == '-':
+		default:
+			return false
+		}
+	}
+	return len(s) >= 1 && len(s) <= 64
+}
+
+// Agent joins a Node to the control plane. Make it with New.
+type Agent struct {
+	// Set once.
+	cfg     Config
+	node    Node
+	metrics *metrics
+	seed    uint64
+	started atomic.Bool // by Run, which runs once
+	// Work for the owner, from the sessions. It has no buffer: a session reads
+	// no further while the owner is busy, which pushes back on the sender.
+	events chan func(*owner)
+	// Written by the owner once per report and per change of a session; a
+	// stale one is only shown.
+	state atomic.Pointer[State]
+}
+
+// State is what /debug/state shows of the agent.
+type State struct {
+	BrokerID  string         `json:"broker_id"`
+	Instance  string         `json:"instance"`
+	Control   SessionState   `json:"control"`
+	Grants    SessionState   `json:"grants"`
+	Held      []HoldingState `json:"held"`
+	Kept      int            `json:"shares_without_topic"`
+	Reporting time.Duration  `json:"report_interval_ns"`
+}
+
+// SessionState describes one of the two sessions.
+type SessionState struct {
+	Address   string `json:"address"`
+	Connected bool   `json:"connected"`
+	// Why the last one ended; empty when none has.
+	LastError string `json:"last_error,omitempty"`
+}
+
+// HoldingState is a share in force.
+type HoldingState struct {
+	Topic     string `json:"topic"`
+	Epoch     uint64 `json:"epoch"`
+	RateMilli int64  `json:"rate_milli"`
+	Burst     int64  `json:"burst"`
+}
+
+// New checks the configuration. It connects to nothing.
+func New(cfg Config, node Node) (*Agent, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	var random [16]byte
+	_, _ = crand.Read(random[:]) // never fails
+	if cfg.Instance == "" {
+		cfg.Instance = fmt.Sprintf("%x", random[:])
+	}
+	if cfg.Hostname == "" {
+		cfg.Hostname, _ = os.Hostname() // for people; empty says that it is unknown
+	}
+	a := &Agent{
+		cfg:     cfg,
+		node:    node,
+		metrics: newMetrics(),
+		seed:    binary.LittleEndian.Uint64(random[:]),
+		events:  make(chan func(*owner)),
+	}
+	a.state.Store(&State{BrokerID: cfg.BrokerID, Instance: cfg.Instance, Reporting: DefaultReportInterval})
+	if cfg.Metrics != nil {
+		if err := a.metrics.register(cfg.Metrics); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
+	}
+	return a, nil
+}
+
+// State returns the newest state, at most one report interval old.
+func (a *Agent) State() State { return *a.state.Load() }
+
+// Run keeps the sessions up until ctx ends, and then returns nil. It calls the
+// node from one goroutine only, and not after it has returned; what was
+// granted stays in force. It may be called once.
+func (a *Agent) Run(ctx context.Context) error {
+	if a.started.Swap(true) {
+		return errors.New("agent: Run was called twice")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var sessions sync.WaitGroup
+	defer sessions.Wait()
+	defer cancel()
+
+	o := newOwner(a, ctx, &sessions)
+	sessions.Go(func() { a.controlKeeper(ctx).keep(ctx) })
+	o.run(ctx)
+	return nil
+}
+
+// do hands f to the owner; it does nothing when ctx ends first.
+func (a *Agent) do(ctx context.Context, f func(*owner)) {
+	select {
+	case a.events <- f:
+	case <-ctx.Done():
+	}
+}
+
+// rng returns a generator for the n-th user of randomness (jitter only).
+func (a *Agent) rng(n uint64) *rand.Rand { return rand.New(rand.NewPCG(a.seed, n)) }
+
+type metrics struct {
+	connected *prometheus.GaugeVec   // by session
+	dropped   *prometheus.CounterVec // by session
+	grants    *prometheus.CounterVec // by result
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "srtm_agent_connected", Help: "1 while the session is up.",
+		}, []string{"session"}),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_agent_reports_dropped_total", Help: "Reports nobody got: the session was down or behind.",
+		}, []string{"session"}),
+		grants: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_agent_grants_total", Help: "Grants received, by what became of them.",
+		}, []string{"result"}),
+	}
+}
+
+func (m *metrics) register(reg prometheus.Registerer) error {
+	return errors.Join(reg.Register(m.connected), reg.Register(m.dropped), reg.Register(m.grants))
+}

@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+const (
+	firstBackoff = 100 * time.Millisecond
+	maxBackoff   = 5 * time.Second
+
+	// A link's queue towards the other side. Reports use half of it and are
+	// dropped beyond that; a reply that finds it full cuts the session, for the
+	// other side would wait for it: after the next hello all is asked again.
+	linkQueue    = 1024
+	reportsQueue = linkQueue / 2
+)
+
+var errSlow = errors.New("the other side does not read: too many replies wait")
+
+// link is one session's way out. The owner puts, a sender of keep writes.
+type link[Req any] struct {
+	out chan *Req
+	cut context.CancelCauseFunc
+}
+
+// reply queues a message that must not be lost while the session lasts.
+func (l *link[Req]) reply(m *Req) {
+	select {
+	case l.out <- m:
+	default:
+		l.cut(errSlow)
+	}
+}
+
+// report queues a message that the next one makes up for; false: dropped.
+func (l *link[Req]) report(m *Req) bool {
+	if len(l.out) >= reportsQueue {
+		return false
+	}
+	l.reply(m)
+	return true
+}
+
+// keeper holds one session after the other open.
+type keeper[Req, Res any] struct {
+	name    string
+	address string
+	log     *slog.Logger
+	rng     *rand.Rand // owned by keep
+	open    func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[Req, Res], error)
+	// The owner is told in this order: up, in..., down, for every session. up
+	// must put the hello.
+	up   func(*link[Req])
+	in   func(*link[Req], *Res)
+	down func(*link[Req], error)
+}
+
+// keep runs sessions until ctx ends. Between two it waits: longer and longer
+// up to maxBackoff while sessions fail at once, with jitter so that brokers do
+// not return all together.
+func (k keeper[Req, Res]) keep(ctx context.Context) {
+	conn, err := grpc.NewClient(k.address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: 2 * time.Second,
+		}),
+		// Ten seconds is the least that gRPC allows a client. Sooner notice of a
+		// dead host comes from the reports: with keepalive set, gRPC gives up a
+		// connection whose bytes stay unacknowledged for Timeout.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+	)
+	if err != nil {
+		// Only a target that does not parse; Config.Validate or the hello let it through.
+		k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, k.address, obs.KeyError, err)
+		return
+	}
+	defer conn.Close()
+
+	delay := firstBackoff
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := k.session(ctx, conn)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > maxBackoff {
+			delay = firstBackoff
+		}
+		level := slog.LevelWarn
+		switch status.Code(err) {
+		case codes.Aborted, codes.InvalidArgument, codes.FailedPrecondition:
+			// Another process has our id, or our hello is wrong: hurrying does not help.
+			level, delay = slog.LevelError, maxBackoff
+		}
+		wait := time.Duration(float64(delay) * (0.5 + k.rng.Float64()))
+		k.log.Log(ctx, level, "session ended", obs.KeyName, k.name, obs.KeyAddress, k.address, obs.KeyError, err, "retry", wait)
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		delay = min(delay*8/5, maxBackoff)
+	}
+}
+
+// session runs one session and returns why it ended, after its goroutine has.
+func (k keeper[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn) error {
+	ctx, cut := context.WithCancelCause(ctx)
+	var sender sync.WaitGroup
+	defer sender.Wait()
+	defer cut(nil)
+
+	stream, err := k.open(ctx, conn)
+	if err != nil {
+		return fmt.Errorf("open session: %w", err)
+	}
+	l := &link[Req]{out: make(chan *Req, linkQueue), cut: cut}
+	sender.Go(func() {
+		for {
+			select {
+			case m := <-l.out:
+				if stream.Send(m) != nil {
+					return // Recv says why
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	k.up(l)
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				err = cause
+			} else if errors.Is(err, io.EOF) {
+				err = errors.New("the other side ended it")
+			}
+			k.down(l, err)
+			return err
+		}
+		k.in(l, m)
+	}
+}

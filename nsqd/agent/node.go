@@ -1,0 +1,39 @@
+package agent
+
+import (
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Node is the broker as the control plane sees it. The agent calls it from one
+// goroutine at a time; the node's own work goes on meanwhile, so the calls
+// must be safe beside it, and none may wait for a client or for the network.
+type Node interface {
+	// Prepare creates a topic and its channels, rate limited and without a
+	// share: it accepts messages and releases none. A topic that is there
+	// already gets the missing channels, the SLO and the policy, and keeps its
+	// messages and, if it is limited, its share; one that was not limited
+	// becomes limited, with an empty share. quantile lies in (0, 1), slo is
+	// positive. The error goes to the operator who creates the topic.
+	Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy) error
+
+	// Remove deletes a topic with its channels and the messages they hold. It
+	// does nothing, and succeeds, when there is no such topic.
+	Remove(topic string) error
+
+	// Grant replaces the share of a prepared topic. The bucket keeps the tokens
+	// it has and adds granted, cut to the new burst (tokenbucket.Bucket.Retune);
+	// released is what did not fit. The zero Share stops the topic. After an
+	// error, that of an unknown topic included, nothing has changed.
+	Grant(topic string, share tokenbucket.Share, granted tokenbucket.Tokens) (released tokenbucket.Tokens, err error)
+
+	// Report returns what happened since the last call (since the start, at the
+	// first), one entry for every topic that exists now, limited or not, idle or
+	// not, with TopicStats.channels set. The caller owns the result.
+	Report() []*srtmv1.TopicStats
+
+	// Topics returns the names of the topics that exist now, in any order.
+	Topics() []string
+}

@@ -1,0 +1,323 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+type (
+	controlLink = link[srtmv1.BrokerMessage]
+	grantLink   = link[srtmv1.NodeMessage]
+)
+
+// Names of the sessions, in logs and metrics.
+const (
+	controlSession = "control"
+	grantSession   = "grants"
+)
+
+// owner is the only goroutine that touches the node and the holdings.
+type owner struct {
+	// Set once.
+	agent    *Agent
+	ctx      context.Context // ends when the agent stops
+	sessions *sync.WaitGroup // of the agent
+
+	// Owned by run.
+	holdings *holdings
+	control  *controlLink // nil while down
+	grants   *grantLink   // nil while down
+	ticker   *time.Ticker
+	interval time.Duration
+	last     time.Time // when the node was last asked for a report
+
+	grantAddress string
+	stopGrants   context.CancelFunc // ends the keeper of grantAddress
+
+	controlError, grantsError string // why the last session ended
+	keepers                   uint64 // started, for their seeds
+}
+
+func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
+	return &owner{
+		agent: a, ctx: ctx, sessions: sessions,
+		holdings: newHoldings(), interval: DefaultReportInterval, stopGrants: func() {},
+	}
+}
+
+func (o *owner) run(ctx context.Context) {
+	o.ticker = time.NewTicker(o.interval)
+	defer o.ticker.Stop()
+	defer func() { o.stopGrants() }()
+	o.last = time.Now()
+	o.publish()
+	for {
+		select {
+		case f := <-o.agent.events:
+			f(o)
+		case now := <-o.ticker.C:
+			o.report(now)
+			o.publish()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (a *Agent) controlKeeper(ctx context.Context) keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
+	return keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
+		name: controlSession, address: a.cfg.LoadDistributor, log: a.cfg.Log, rng: a.rng(0),
+		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
+			return srtmv1.NewBrokerServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
+		},
+		up: func(l *controlLink) { a.do(ctx, func(o *owner) { o.controlUp(l) }) },
+		in: func(l *controlLink, m *srtmv1.ControllerMessage) {
+			a.do(ctx, func(o *owner) { o.controlIn(l, m) })
+		},
+		down: func(l *controlLink, err error) { a.do(ctx, func(o *owner) { o.controlDown(l, err) }) },
+	}
+}
+
+func (o *owner) controlUp(l *controlLink) {
+	cfg := &o.agent.cfg
+	topics := o.agent.node.Topics()
+	slices.Sort(topics)
+	o.control = l
+	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
+		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
+		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
+		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname,
+	}}})
+}
+
+func (o *owner) controlDown(l *controlLink, err error) {
+	if o.control == l {
+		o.control = nil
+		o.controlError = err.Error()
+		o.agent.metrics.connected.WithLabelValues(controlSession).Set(0)
+		o.publish()
+	}
+}
+
+func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
+	switch m := m.Message.(type) {
+	case *srtmv1.ControllerMessage_Hello:
+		o.welcome(m.Hello)
+	case *srtmv1.ControllerMessage_Prepare:
+		o.result(l, m.Prepare.Request, o.prepare(m.Prepare))
+	case *srtmv1.ControllerMessage_Remove:
+		err := o.agent.node.Remove(m.Remove.Topic)
+		if err == nil {
+			o.holdings.removed(m.Remove.Topic)
+		}
+		o.result(l, m.Remove.Request, err)
+	}
+	// Anything else is of a later version, which must not count on us.
+}
+
+func (o *owner) result(l *controlLink, request uint64, err error) {
+	r := &srtmv1.PrepareResult{Request: request}
+	if err != nil {
+		r.Error = err.Error()
+	}
+	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_PrepareResult{PrepareResult: r}})
+}
+
+// welcome is the loaddistributor's hello: how often to report, and where the
+// grants come from.
+func (o *owner) welcome(h *srtmv1.ControllerHello) {
+	log := o.agent.cfg.Log
+	o.agent.metrics.connected.WithLabelValues(controlSession).Set(1)
+	if d := h.GetReportInterval().AsDuration(); d >= minReportInterval && d <= maxReportInterval {
+		if d != o.interval {
+			o.interval = d
+			o.ticker.Reset(d)
+		}
+	} else {
+		log.Warn("report interval out of range; kept the old one", obs.KeyDuration, d, "kept", o.interval)
+	}
+	address := h.GetGrantAddress()
+	if address == "" {
+		address = o.agent.cfg.LoadDistributor
+	}
+	log.Info("joined the loaddistributor", obs.KeyAddress, o.agent.cfg.LoadDistributor, "grants", address, "interval", o.interval)
+	if address != o.grantAddress {
+		o.stopGrants()
+		o.grantsOver()
+		o.grantAddress = address
+		ctx, stop := context.WithCancel(o.ctx)
+		o.stopGrants = stop
+		o.keepers++
+		k := o.agent.grantKeeper(ctx, address, o.keepers)
+		o.sessions.Go(func() { k.keep(ctx) })
+	}
+	o.publish()
+}
+
+func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
+	q, latency := p.GetSlo().GetQuantile(), p.GetSlo().GetLatency().AsDuration()
+	if !(q > 0 && q < 1) || latency <= 0 {
+		return fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
+	}
+	if err := o.agent.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit); err != nil {
+		return err
+	}
+	if g, due := o.holdings.prepared(p.Topic); due {
+		o.apply(g)
+	}
+	return nil
+}
+
+func (a *Agent) grantKeeper(ctx context.Context, address string, n uint64) keeper[srtmv1.NodeMessage, srtmv1.GrantMessage] {
+	return keeper[srtmv1.NodeMessage, srtmv1.GrantMessage]{
+		name: grantSession, address: address, log: a.cfg.Log, rng: a.rng(n),
+		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
+			return srtmv1.NewGrantServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
+		},
+		// With the keeper's own context: when it has been replaced, what its
+		// session still says must not reach the owner.
+		up: func(l *grantLink) { a.do(ctx, func(o *owner) { o.grantUp(ctx, l) }) },
+		in: func(l *grantLink, m *srtmv1.GrantMessage) {
+			a.do(ctx, func(o *owner) { o.grantIn(l, m) })
+		},
+		down: func(l *grantLink, err error) { a.do(ctx, func(o *owner) { o.grantDown(l, err) }) },
+	}
+}
+
+func (o *owner) grantUp(ctx context.Context, l *grantLink) {
+	if ctx.Err() != nil {
+		return // replaced while this was on its way
+	}
+	o.grants = l
+	o.agent.metrics.connected.WithLabelValues(grantSession).Set(1)
+	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
+		BrokerId: o.agent.cfg.BrokerID, Instance: o.agent.cfg.Instance,
+		Held: o.holdings.reconcile(o.agent.node.Topics()),
+	}}})
+	o.publish()
+}
+
+func (o *owner) grantDown(l *grantLink, err error) {
+	if o.grants == l {
+		o.grantsError = err.Error()
+		o.grantsOver()
+		o.publish()
+	}
+}
+
+func (o *owner) grantsOver() {
+	o.grants = nil
+	o.agent.metrics.connected.WithLabelValues(grantSession).Set(0)
+}
+
+func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
+	p := m.GetGrant()
+	if p == nil || o.grants != l {
+		return
+	}
+	g, err := checkGrant(p)
+	if err != nil {
+		// Nothing is in force that was not before; say so, and nothing else.
+		o.agent.cfg.Log.Error("grant refused", obs.KeyTopic, p.Topic, obs.KeyEpoch, p.Epoch, obs.KeyError, err)
+		o.agent.metrics.grants.WithLabelValues("refused").Inc()
+		o.ackPresent(p.Topic)
+		return
+	}
+	v, released := o.holdings.offer(g)
+	o.agent.metrics.grants.WithLabelValues(verdictNames[v]).Inc()
+	switch v {
+	case inForce:
+		released = o.apply(g)
+		o.ack(g.topic, g.epoch, g.share, released)
+	case kept:
+		o.ack(g.topic, g.epoch, g.share, released)
+	case stale:
+		o.ackPresent(g.topic)
+	case dropped:
+		o.agent.cfg.Log.Error("grant dropped: too many are kept for topics that do not exist", obs.KeyTopic, g.topic, obs.KeyCount, maxKept)
+	}
+}
+
+// apply puts the share of a prepared topic in force.
+func (o *owner) apply(g grant) (released tokenbucket.Tokens) {
+	released, err := o.agent.node.Grant(g.topic, g.share, g.tokens)
+	if err != nil {
+		// The topic was removed behind our back, by an operator at the broker's
+		// own API. The share stays ours, and is kept in case it comes back.
+		o.agent.cfg.Log.Error("no topic for the grant; kept", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch, obs.KeyError, err)
+		o.agent.metrics.grants.WithLabelValues("failed").Inc()
+		return o.holdings.vanished(g)
+	}
+	o.holdings.applied(g)
+	o.agent.cfg.Log.Debug("share in force", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch,
+		obs.KeyRate, g.share.Rate.PerSecond(), obs.KeyBurst, g.share.Burst)
+	return released
+}
+
+// ackPresent tells the adaptor what is held of the topic.
+func (o *owner) ackPresent(topic string) {
+	in := o.holdings.topics[topic]
+	o.ack(topic, in.epoch, in.share, 0)
+}
+
+func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, released tokenbucket.Tokens) {
+	if o.grants != nil {
+		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Ack{Ack: &srtmv1.GrantAck{
+			Topic: topic, Epoch: epoch, Share: shareProto(share), ReleasedTokensMilli: int64(released),
+		}}})
+	}
+}
+
+// report asks the node and tells both sides. What a side does not get is
+// gone: figures of an interval are worth nothing after the window.
+func (o *owner) report(now time.Time) {
+	stats := o.agent.node.Report()
+	step := durationpb.New(now.Sub(o.last))
+	o.last = now
+	var loads []*srtmv1.TopicLoad
+	for _, s := range stats {
+		if s.Interval == nil {
+			s.Interval = step
+		}
+		if o.holdings.topics[s.Topic].prepared {
+			loads = append(loads, &srtmv1.TopicLoad{
+				Topic: s.Topic, Step: s.Interval, Offered: s.Offered, MaxBacklog: s.MaxBacklog, Backlog: s.Backlog,
+			})
+		}
+	}
+	if o.control == nil || !o.control.report(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{
+		Report: &srtmv1.BrokerReport{Topics: stats}}}) {
+		o.agent.metrics.dropped.WithLabelValues(controlSession).Inc()
+	}
+	if o.grants == nil || !o.grants.report(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{
+		Report: &srtmv1.NodeReport{Topics: loads}}}) {
+		o.agent.metrics.dropped.WithLabelValues(grantSession).Inc()
+	}
+}
+
+func (o *owner) publish() {
+	s := &State{
+		BrokerID: o.agent.cfg.BrokerID, Instance: o.agent.cfg.Instance,
+		Control:   SessionState{o.agent.cfg.LoadDistributor, o.control != nil, o.controlError},
+		Grants:    SessionState{o.grantAddress, o.grants != nil, o.grantsError},
+		Kept:      o.holdings.kept,
+		Reporting: o.interval,
+		Held:      []HoldingState{},
+	}
+	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
+		in := o.holdings.topics[topic]
+		s.Held = append(s.Held, HoldingState{topic, in.epoch, int64(in.share.Rate), in.share.Burst})
+	}
+	o.agent.state.Store(s)
+}
