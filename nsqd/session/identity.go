@@ -61,36 +61,46 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	text("hostname", id.Hostname)
 	text("user_agent", id.UserAgent)
 
-	// 0 is what JSON libraries send for a field that nobody set.
-	millis := func(field string, ms int64, lo, hi time.Duration, disables bool, to *time.Duration) {
-		switch {
-		case ms == 0:
-		case ms == -1 && disables:
-			*to = 0
-		case ms < int64(lo/time.Millisecond) || ms > int64(hi/time.Millisecond):
-			refuse("%s (%d) is invalid", field, ms)
-		default:
-			*to = time.Duration(ms) * time.Millisecond
-		}
+	// 0 is what JSON libraries send for a field that nobody set, so it is the
+	// default everywhere; -1 turns a thing off.
+	switch ms := req.HeartbeatInterval; {
+	case ms == 0:
+	case ms == -1:
+		id.HeartbeatInterval = 0
+	case !millisWithin(ms, MinHeartbeatInterval, c.MaxHeartbeatInterval):
+		refuse("heartbeat interval (%d) is invalid", ms) // go-nsq's own tests expect these very words
+	default:
+		id.HeartbeatInterval = time.Duration(ms) * time.Millisecond
 	}
-	millis("heartbeat interval", req.HeartbeatInterval, MinHeartbeatInterval, c.MaxHeartbeatInterval, true, &id.HeartbeatInterval)
-	millis("output buffer timeout", req.OutputBufferTimeout, c.MinOutputBufferTimeout, c.MaxOutputBufferTimeout, true, &id.OutputBufferTimeout)
-	millis("msg timeout", req.MsgTimeout, time.Millisecond, c.MaxMsgTimeout, false, &id.MsgTimeout)
-
+	switch ms := req.OutputBufferTimeout; {
+	case ms == 0:
+	case ms == -1:
+		id.OutputBufferTimeout = 0
+	case !millisWithin(ms, c.MinOutputBufferTimeout, c.MaxOutputBufferTimeout):
+		refuse("output_buffer_timeout %d is not -1 or in [%d, %d] ms", ms, c.MinOutputBufferTimeout.Milliseconds(), c.MaxOutputBufferTimeout.Milliseconds())
+	default:
+		id.OutputBufferTimeout = time.Duration(ms) * time.Millisecond
+	}
 	switch size := req.OutputBufferSize; {
 	case size == 0:
 	case size == -1:
 		id.OutputBufferSize = 0
 	case size < MinOutputBufferSize || size > int64(c.MaxOutputBufferSize):
-		refuse("output buffer size (%d) is invalid", size)
+		refuse("output_buffer_size %d is not -1 or in [%d, %d]", size, MinOutputBufferSize, c.MaxOutputBufferSize)
 	default:
 		id.OutputBufferSize = int(size)
 	}
-	if req.SampleRate < 0 || req.SampleRate > MaxSampleRate {
-		refuse("sample rate (%d) is invalid", req.SampleRate)
-	} else {
-		id.SampleRate = int(req.SampleRate)
+	switch ms := req.MsgTimeout; {
+	case ms == 0:
+	case !millisWithin(ms, time.Millisecond, c.MaxMsgTimeout):
+		refuse("msg_timeout %d is outside [1, %d] ms", ms, c.MaxMsgTimeout.Milliseconds())
+	default:
+		id.MsgTimeout = time.Duration(ms) * time.Millisecond
 	}
+	if req.SampleRate < 0 || req.SampleRate > MaxSampleRate {
+		refuse("sample_rate %d is outside [0, %d]", req.SampleRate, MaxSampleRate)
+	}
+	id.SampleRate = int(req.SampleRate)
 	return id, fault
 }
 
@@ -118,6 +128,10 @@ func (id *Identity) response(c *Config) ([]byte, error) {
 		r.OutputBufferTimeout = -1
 	}
 	return json.Marshal(r)
+}
+
+func millisWithin(ms int64, lo, hi time.Duration) bool {
+	return ms >= lo.Milliseconds() && ms <= hi.Milliseconds()
 }
 
 func firstOf(a, b string) string {

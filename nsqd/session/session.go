@@ -12,10 +12,14 @@ import (
 // heartbeat intervals. No frame is sent for it.
 var ErrSilent = errors.New("client sent no command for two heartbeat intervals")
 
-// retainOutput is the greatest output buffer that a session keeps between
-// bursts, in bytes: about 25 replies. What a burst made larger is given back,
-// since a server holds thousands of idle sessions.
-const retainOutput = 256
+// A server holds thousands of idle sessions and a few busy ones. What a busy
+// one grew its output to is kept between bursts up to busyOutput, so that
+// replies cost no allocation (400 of them between two ClearOutput), and given
+// back at the next heartbeat down to idleOutput.
+const (
+	busyOutput = 4 << 10 // bytes
+	idleOutput = 256     // bytes
+)
 
 type state uint8
 
@@ -252,8 +256,8 @@ func (s *Session) reply(op Op) error {
 }
 
 func (s *Session) fail(op Op, err error) {
-	var e *wire.Error
-	if !errors.As(err, &e) {
+	e := wireError(err)
+	if e == nil {
 		text := op.Kind.String() + " failed"
 		if op.Kind == OpFin || op.Kind == OpReq || op.Kind == OpTouch {
 			text = op.Kind.String() + " " + op.ID.String() + " failed"
@@ -272,12 +276,12 @@ func (s *Session) fail(op Op, err error) {
 
 // refuse ends the conversation with err, after the replies that come before.
 func (s *Session) refuse(err error) {
-	var e *wire.Error
-	if !errors.As(err, &e) {
+	e := wireError(err)
+	if e == nil {
 		panic(fmt.Sprintf("session: refusal without a code: %v", err))
 	}
 	if s.outstanding > 0 {
-		s.fault = e
+		s.fault, s.need = e, 0
 		return
 	}
 	s.close(e)
@@ -285,11 +289,23 @@ func (s *Session) refuse(err error) {
 
 func (s *Session) close(e *wire.Error) {
 	s.out = wire.AppendError(s.out, e)
-	s.closing, s.cause = true, e
+	s.closing, s.cause, s.need = true, e, 0
 }
 
-// Need returns how many bytes in total the next Step needs to get further.
-// Never more than the MaxCommandSize of the limits.
+// wireError finds the *wire.Error in err, or returns nil. A bare one, which is
+// what a full topic answers with to every message, is found without the
+// allocation that errors.As costs.
+func wireError(err error) *wire.Error {
+	if e, ok := err.(*wire.Error); ok {
+		return e
+	}
+	var e *wire.Error
+	errors.As(err, &e)
+	return e
+}
+
+// Need returns how many bytes in total the next Step needs to get further, and
+// 0 when no Step will. Never more than the MaxCommandSize of the limits.
 func (s *Session) Need() int { return s.need }
 
 // Output returns the frames to write, oldest first. They stay the session's:
@@ -299,11 +315,15 @@ func (s *Session) Output() []byte { return s.out }
 
 // ClearOutput says that the output was taken.
 func (s *Session) ClearOutput() {
-	if cap(s.out) > retainOutput {
-		s.out = nil
-		return
-	}
 	s.out = s.out[:0]
+	s.release(busyOutput)
+}
+
+// release gives an empty output back if it holds more than most bytes.
+func (s *Session) release(most int) {
+	if len(s.out) == 0 && cap(s.out) > most {
+		s.out = nil
+	}
 }
 
 // Closing reports whether to close the connection once the output is written,
@@ -333,10 +353,11 @@ func (s *Session) Tick(now stamp.Mono) {
 		return
 	}
 	if !now.Before(s.heard.Add(2 * interval)) {
-		s.closing, s.cause = true, ErrSilent
+		s.closing, s.cause, s.need = true, ErrSilent, 0
 		return
 	}
 	s.beat = now.Add(interval)
+	s.release(idleOutput)
 	if s.state != awaitMagic {
 		s.out = wire.AppendResponse(s.out, wire.Heartbeat)
 	}
