@@ -1,0 +1,198 @@
+package httpapi_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/httpapi"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+type node struct {
+	t      *testing.T
+	broker *broker.Broker
+	http   http.Handler
+}
+
+func start(t *testing.T, managed bool) *node {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !managed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc := session.DefaultConfig()
+	conns, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := wire.DefaultLimits()
+	limits.MaxMessageSize, limits.MaxBodySize = 10, 40
+	return &node{t: t, broker: b, http: httpapi.New(httpapi.Config{
+		Node:    httpapi.Node{Version: "test", TCPPort: 4150, StartTime: time.Unix(1, 0)},
+		Limits:  limits,
+		Managed: managed,
+	}, b, conns, stamps, prometheus.NewRegistry(), log)}
+}
+
+func (n *node) do(method, path, body string) (int, string) {
+	n.t.Helper()
+	w := httptest.NewRecorder()
+	n.http.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	return w.Code, w.Body.String()
+}
+
+func (n *node) expect(method, path, body string, status int, part string) {
+	n.t.Helper()
+	code, got := n.do(method, path, body)
+	if code != status || !strings.Contains(got, part) {
+		n.t.Errorf("%s %s: %d %s, want %d and %q in it", method, path, code, got, status, part)
+	}
+}
+
+func TestManagementAndPublishing(t *testing.T) {
+	n := start(t, false)
+	n.expect("GET", "/ping", "", 200, "OK")
+	n.expect("GET", "/healthz", "", 200, "ok")
+	n.expect("GET", "/info", "", 200, `"tcp_port":4150`)
+	n.expect("POST", "/topic/create?topic=t", "", 200, "")
+	n.expect("POST", "/channel/create?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/pub?topic=t", "hello", 200, "OK")
+	n.expect("POST", "/pub?topic=t&defer=60000", "later", 200, "OK")
+	n.expect("POST", "/mpub?topic=t", "x\n", 200, "OK")
+	n.expect("POST", "/channel/pause?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/topic/pause?topic=t", "", 200, "")
+	code, body := n.do("GET", "/stats?format=json&topic=t&channel=c", "")
+	var stats struct {
+		Topics []struct {
+			Name     string `json:"topic_name"`
+			Count    int    `json:"message_count"`
+			Paused   bool
+			Channels []struct {
+				Name     string `json:"channel_name"`
+				Depth    int
+				Deferred int `json:"deferred_count"`
+				Paused   bool
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(body), &stats); err != nil || code != 200 {
+		t.Fatalf("%d %v in %s", code, err, body)
+	}
+	if got, want := fmt.Sprint(stats), "{[{t 3 true [{c 2 1 true}]}]}"; got != want {
+		t.Errorf("stats %s, want %s", got, want)
+	}
+	n.expect("GET", "/stats", "", 200, "[t] depth: 0 msgs: 3 *PAUSED*")
+	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_channel_deferred_messages{channel="c",topic="t"} 1`)
+	n.expect("GET", "/debug/state", "", 200, `"topic_name": "t"`)
+	n.expect("POST", "/topic/unpause?topic=t", "", 200, "")
+	n.expect("POST", "/channel/unpause?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/channel/empty?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/topic/empty?topic=t", "", 200, "")
+	n.expect("POST", "/topic/limit?topic=t&rate=12.5&burst=3&policy=reject", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"limited":true,"rate":12.5,"burst":3`)
+	n.expect("POST", "/channel/delete?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/topic/delete?topic=t", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"topics":[]`)
+}
+
+func TestBinaryMultiPublish(t *testing.T) {
+	n := start(t, false)
+	body := wire.AppendMpub(nil, "t", [][]byte{[]byte("a"), []byte("bc")})
+	body = body[strings.IndexByte(string(body), '\n')+1+4:] // without the command line and the body's size
+	n.expect("POST", "/mpub?topic=t&binary=true", string(body), 200, "OK")
+	n.expect("GET", "/stats?format=json", "", 200, `"message_count":2,"message_bytes":3`)
+	n.expect("POST", "/mpub?topic=t&binary=true", "nonsense", 400, "INVALID_BODY")
+}
+
+func TestBadRequestsChangeNothing(t *testing.T) {
+	n := start(t, false)
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+		message            string
+	}{
+		{"POST", "/pub", "x", 400, "MISSING_ARG_TOPIC"},
+		{"POST", "/pub?topic=a%20b", "x", 400, "INVALID_TOPIC"},
+		{"POST", "/pub?topic=t", "", 400, "MSG_EMPTY"},
+		{"POST", "/pub?topic=t", "longer than ten", 413, "MSG_TOO_BIG"},
+		{"POST", "/pub?topic=t&defer=-1", "x", 400, "INVALID_DEFER"},
+		{"POST", "/mpub?topic=t", "\n\n", 400, "INVALID_BODY"},
+		{"POST", "/mpub?topic=t", "short\nlonger than ten\n", 400, "INVALID_BODY"},
+		{"POST", "/mpub?topic=t", strings.Repeat("x\n", 30), 413, "BODY_TOO_BIG"},
+		{"POST", "/mpub?topic=t&binary=maybe", "x", 400, "INVALID_BINARY"},
+		{"POST", "/topic/delete?topic=t", "", 404, "TOPIC_NOT_FOUND"},
+		{"POST", "/topic/create", "", 400, "MISSING_ARG_TOPIC"},
+		{"POST", "/channel/create?topic=t&channel=c", "", 404, "TOPIC_NOT_FOUND"},
+		{"GET", "/stats?format=xml", "", 400, "INVALID_FORMAT"},
+		{"GET", "/pub?topic=t", "x", 405, ""},
+	} {
+		n.expect(c.method, c.path, c.body, c.status, c.message)
+	}
+	if topics := n.broker.Topics(); len(topics) != 0 {
+		t.Fatalf("%d topics were created on the way", len(topics))
+	}
+	n.expect("POST", "/topic/create?topic=t", "", 200, "")
+	for path, message := range map[string]string{
+		"/channel/create?topic=t":                        "MISSING_ARG_CHANNEL",
+		"/channel/create?topic=t&channel=a*b":            "INVALID_CHANNEL",
+		"/topic/limit?topic=t&rate=x&burst=1":            "INVALID_RATE",
+		"/topic/limit?topic=t&rate=1&burst=":             "INVALID_BURST",
+		"/topic/limit?topic=t&rate=-1&burst=1":           "INVALID_LIMIT",
+		"/topic/limit?topic=t&rate=0&burst=0":            "INVALID_LIMIT",
+		"/topic/limit?topic=t&rate=NaN&burst=1":          "INVALID_LIMIT",
+		"/topic/limit?topic=t&rate=1&burst=1&policy=buy": "INVALID_POLICY",
+	} {
+		n.expect("POST", path, "", 400, message)
+	}
+	n.expect("POST", "/channel/delete?topic=t&channel=c", "", 404, "CHANNEL_NOT_FOUND")
+	n.expect("GET", "/stats?format=json", "", 200, `"channels":[],`)
+	n.expect("GET", "/stats?format=json", "", 200, `"limited":false`)
+}
+
+func TestAFullTopicRefuses(t *testing.T) {
+	n := start(t, false)
+	for range 3 {
+		n.expect("POST", "/pub?topic=t", "x", 200, "OK")
+	}
+	n.expect("POST", "/pub?topic=t", "x", 503, "QUEUE_FULL")
+	n.expect("POST", "/topic/limit?topic=u&rate=1&burst=1&policy=reject", "", 404, "TOPIC_NOT_FOUND")
+	n.expect("POST", "/topic/create?topic=u", "", 200, "")
+	n.expect("POST", "/channel/create?topic=u&channel=c", "", 200, "")
+	n.expect("POST", "/topic/limit?topic=u&rate=0.001&burst=1&policy=reject", "", 200, "")
+	n.expect("POST", "/pub?topic=u", "x", 200, "OK")
+	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED")
+}
+
+func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
+	n := start(t, true)
+	for _, path := range []string{"/topic/create?topic=t", "/topic/delete?topic=t"} {
+		n.expect("POST", path, "", 403, "MANAGED")
+	}
+	n.expect("POST", "/pub?topic=t", "x", 404, "TOPIC_NOT_FOUND")
+	if _, err := n.broker.CreateTopic("t"); err != nil {
+		t.Fatal(err)
+	}
+	n.expect("POST", "/topic/limit?topic=t&rate=1&burst=1", "", 403, "MANAGED")
+}
