@@ -128,12 +128,14 @@ func (p *peer) ended() string {
 	return fmt.Sprintf("closing=%v cause=%v", closing, cause)
 }
 
-// at moves the clock to t after the start and ticks if the deadline says so.
+// at moves the clock to t after the start, and ticks at every deadline on the
+// way.
 func (p *peer) at(t stamp.Mono) *peer {
-	p.now = t
-	for !p.now.Before(p.s.Deadline()) {
-		p.s.Tick(p.now)
+	for d := p.s.Deadline(); d <= t; d = p.s.Deadline() {
+		p.now = d
+		p.s.Tick(d)
 	}
+	p.now = t
 	return p
 }
 

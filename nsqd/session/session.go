@@ -43,14 +43,14 @@ type Session struct {
 	closing    bool // no further Step, Done or Tick has an effect on the client
 	identity   Identity
 
-	// Operations given out and not yet Done. Publishes may pile up, anything
-	// else is alone, since the meaning of the next command depends on it.
-	// Invariant: barrier implies outstanding == 1.
+	// Operations given out and not yet Done. Publishes may pile up; anything
+	// else is the last, since the meaning of the next command depends on it.
+	// Invariant: barrier implies outstanding > 0.
 	outstanding int
-	barrier     bool
+	barrier     bool // the last one is not a publish
 
 	need  int         // bytes the next Step needs
-	heard stamp.Mono  // when the last command came
+	heard stamp.Mono  // when the last command came, moved by late ticks
 	beat  stamp.Mono  // when the next heartbeat is due
 	fault *wire.Error // refused, and to be sent when outstanding is 0
 	cause error       // why closing
@@ -221,7 +221,7 @@ func (s *Session) Done(op Op, err error) {
 		panic(fmt.Sprintf("session: Done of %v with %d operations outstanding", op.Kind, s.outstanding))
 	}
 	s.outstanding--
-	s.barrier = false
+	s.barrier = s.barrier && s.outstanding > 0
 	if s.closing {
 		return // an earlier one in the queue ended the conversation
 	}
@@ -345,13 +345,16 @@ func (s *Session) Deadline() stamp.Mono {
 // closing if the client was silent for two intervals. Before the magic no
 // heartbeat is sent: the client has not said that it speaks our protocol.
 //
-// Requires: what arrived before now went through Step, or a server that was
-// stopped for a while would take its own silence for the client's.
+// A Tick that comes late moves the end of the client's time by as much: a
+// server that was stopped for a minute must not hold its own pause against
+// clients whose commands wait in the socket.
 func (s *Session) Tick(now stamp.Mono) {
 	interval := s.identity.HeartbeatInterval
-	if s.closing || interval == 0 || now.Before(s.Deadline()) {
+	due := s.Deadline()
+	if s.closing || interval == 0 || now.Before(due) {
 		return
 	}
+	s.heard = min(now, s.heard.Add(now.Sub(due)))
 	if !now.Before(s.heard.Add(2 * interval)) {
 		s.closing, s.cause, s.need = true, ErrSilent, 0
 		return

@@ -413,7 +413,7 @@ var _ = Describe("Session", func() {
 		It("come every interval while the client answers", func() {
 			p := connect(&cfg)
 			Expect(p.s.Deadline()).To(Equal(30 * second))
-			p.at(29*second + second - 1)
+			p.at(30*second - 1)
 			Expect(p.heard()).To(BeEmpty())
 			for i := stamp.Mono(1); i < 5; i++ {
 				p.at(30 * i * second)
@@ -485,16 +485,21 @@ var _ = Describe("Session", func() {
 			Expect(p.ended()).To(BeEmpty())
 		})
 
-		It("do not pile up after a pause of the server, and a tick too early does nothing", func() {
+		It("that are late do not pile up, and the server's own pause is not held against the client", func() {
 			p := connect(&cfg)
-			p.now = 45 * second
-			p.send(wire.AppendNop(nil))
-			p.at(100 * second)
-			Expect(p.heard()).To(HaveLen(1))
-			Expect(p.s.Deadline()).To(Equal(105 * second))
-			p.s.Tick(104 * second)
+			p.s.Tick(100 * second)
+			Expect(p.heard()).To(Equal([]string{"response _heartbeat_"}))
+			p.at(130*second - 1)
+			Expect(p.ended()).To(BeEmpty(), "70 s of the 100 were the pause")
+			p.at(130 * second)
+			Expect(p.ended()).To(Equal("silent"))
+		})
+
+		It("are not sent by a tick that is too early", func() {
+			p := connect(&cfg)
+			p.s.Tick(30*second - 1)
 			Expect(p.heard()).To(BeEmpty())
-			Expect(p.ended()).To(BeEmpty())
+			Expect(p.s.Deadline()).To(Equal(30 * second))
 		})
 	})
 
@@ -518,6 +523,22 @@ var _ = Describe("Session", func() {
 			n, op := p.s.Step(in, 0)
 			Expect(op.Kind).To(Equal(session.OpSub))
 			Expect(func() { p.s.Step(in[n:], 0) }).To(PanicWith(ContainSubstring("waits for Done")))
+			p.s.Done(op, nil)
+			n, op = p.s.Step(in[n:], 0)
+			Expect(n).To(Equal(4))
+			Expect(op.Kind).To(Equal(session.OpNone))
+		})
+
+		It("is to answer that one too, not only the publishes before it", func() {
+			p := connect(&cfg)
+			_, first := p.s.Step(pub("b"), 0)
+			_, last := p.s.Step(sub(), 0)
+			p.s.Done(first, nil)
+			Expect(func() { p.s.Step(wire.AppendNop(nil), 0) }).To(PanicWith(ContainSubstring("waits for Done")))
+			p.s.Done(last, nil)
+			n, _ := p.s.Step(wire.AppendNop(nil), 0)
+			Expect(n).To(Equal(4))
+			Expect(p.heard()).To(Equal([]string{"response OK", "response OK"}))
 		})
 
 		It("is to answer what was given out, once", func() {
