@@ -1,0 +1,204 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Placement is a loaddistributor as publishers see it. Its methods are safe for
+// concurrent use.
+type Placement struct {
+	srtmv1.UnimplementedPlacementServiceServer
+
+	// set once
+	ln  net.Listener
+	srv *grpc.Server
+	all sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		topics   map[string]*placed
+		watches  int // opened so far
+		watching int // open now
+	}
+}
+
+type placed struct {
+	epoch  uint64
+	at     map[string]*srtmv1.Assignment // by publisher
+	active bool
+	gone   bool
+	change chan struct{} // closed and replaced at each change
+}
+
+// NewPlacement starts a server on a free port of 127.0.0.1.
+func NewPlacement() (*Placement, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("placement: %w", err)
+	}
+	return servePlacement(ln), nil
+}
+
+// NewPlacementAt is NewPlacement on an address.
+func NewPlacementAt(address string) (*Placement, error) {
+	ln, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("placement: %w", err)
+	}
+	return servePlacement(ln), nil
+}
+
+func servePlacement(ln net.Listener) *Placement {
+	p := &Placement{ln: ln, srv: grpc.NewServer()}
+	p.mu.topics = map[string]*placed{}
+	srtmv1.RegisterPlacementServiceServer(p.srv, p)
+	p.all.Go(func() {
+		if err := p.srv.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			panic(err) // a listener of ours that nobody else closes
+		}
+	})
+	return p
+}
+
+// Address returns host:port.
+func (p *Placement) Address() string { return p.ln.Addr().String() }
+
+// Close ends all streams and waits.
+func (p *Placement) Close() {
+	p.srv.Stop()
+	p.all.Wait()
+}
+
+// Watches returns how many Watch streams were opened, and how many are open.
+func (p *Placement) Watches() (opened, open int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.watches, p.mu.watching
+}
+
+func (p *Placement) topicLocked(topic string) *placed {
+	t := p.mu.topics[topic]
+	if t == nil {
+		t = &placed{at: map[string]*srtmv1.Assignment{}, change: make(chan struct{})}
+		p.mu.topics[topic] = t
+	}
+	return t
+}
+
+// Place puts publishers of a topic on the broker at an address, creates the
+// topic if need be, and makes it active.
+func (p *Placement) Place(topic, address string, publishers ...string) {
+	p.update(topic, func(t *placed) {
+		t.active, t.gone = true, false
+		for _, id := range publishers {
+			t.at[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: "b-" + address, TcpAddress: address, Epoch: t.epoch}
+		}
+	})
+}
+
+// Prepare creates a topic that is not active yet.
+func (p *Placement) Prepare(topic string) { p.update(topic, func(t *placed) { t.active = false }) }
+
+// Delete deletes a topic.
+func (p *Placement) Delete(topic string) {
+	p.update(topic, func(t *placed) {
+		t.gone = true
+		t.at = map[string]*srtmv1.Assignment{}
+	})
+}
+
+func (p *Placement) update(topic string, f func(*placed)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.topicLocked(topic)
+	t.epoch++
+	f(t)
+	close(t.change)
+	t.change = make(chan struct{})
+}
+
+// lookup returns the wanted assignments and what tells of the next change.
+func (p *Placement) lookup(topic string, ids []string) ([]*srtmv1.Assignment, uint64, <-chan struct{}, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.mu.topics[topic]
+	switch {
+	case t == nil || t.gone:
+		return nil, 0, nil, status.Errorf(codes.NotFound, "topic %q is unknown", topic)
+	case !t.active:
+		return nil, 0, nil, status.Errorf(codes.FailedPrecondition, "topic %q is not active yet", topic)
+	}
+	if len(ids) == 0 {
+		for id := range t.at {
+			ids = append(ids, id)
+		}
+		slices.Sort(ids)
+	}
+	var found []*srtmv1.Assignment
+	for _, id := range ids {
+		a := t.at[id]
+		if a == nil {
+			return nil, 0, nil, status.Errorf(codes.NotFound, "publisher %q of topic %q is unknown", id, topic)
+		}
+		found = append(found, a)
+	}
+	return found, t.epoch, t.change, nil
+}
+
+// Resolve implements the service.
+func (p *Placement) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
+	found, _, _, err := p.lookup(req.Topic, []string{req.PublisherId})
+	if err != nil {
+		return nil, err
+	}
+	return &srtmv1.ResolveResponse{Assignment: found[0]}, nil
+}
+
+// Watch implements the service.
+func (p *Placement) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServer[srtmv1.WatchResponse]) error {
+	p.mu.Lock()
+	p.mu.watches++
+	p.mu.watching++
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		p.mu.watching--
+		p.mu.Unlock()
+	}()
+	sent := map[string]uint64{}
+	for {
+		found, epoch, change, err := p.lookup(req.Topic, req.PublisherIds)
+		if err != nil {
+			return err
+		}
+		first := len(sent) == 0
+		resp := &srtmv1.WatchResponse{Epoch: epoch}
+		for _, a := range found {
+			if last, known := sent[a.PublisherId]; !known || last != a.Epoch {
+				sent[a.PublisherId] = a.Epoch
+				resp.Assignments = append(resp.Assignments, a)
+			}
+		}
+		if first || len(resp.Assignments) > 0 {
+			if err := stream.Send(resp); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-change:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}

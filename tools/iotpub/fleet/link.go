@@ -1,0 +1,112 @@
+package fleet
+
+import (
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+type linkState uint8
+
+const (
+	dialling    linkState = iota
+	identifying           // IDENTIFY is sent, its answer is awaited
+	ready
+	dead // closed; the slot waits to be free
+)
+
+// link is one connection of a publisher.
+type link struct {
+	publisher *publisher
+	slot      int32
+	address   string
+	state     linkState
+	since     stamp.Mono // when dialling began
+	// in holds the start of a frame whose end has not come.
+	in []byte
+	// out holds what the socket did not take, at most maxOut before more is
+	// added.
+	out []byte
+	// open are the commands that await their answers, oldest first.
+	open fifo
+}
+
+// command is a PUB or an MPUB that awaits its answer.
+type command struct {
+	seq      uint32 // of its first message
+	count    int32
+	intended stamp.Mono
+}
+
+// fifo is a ring of commands that grows as needed. The zero value is empty.
+type fifo struct {
+	ring  []command // its length is a power of two, or 0
+	first int
+	n     int
+}
+
+func (f *fifo) push(c command) {
+	if f.n == len(f.ring) {
+		grown := make([]command, max(4, 2*len(f.ring)))
+		for i := range f.n {
+			grown[i] = f.ring[(f.first+i)&(len(f.ring)-1)]
+		}
+		f.ring, f.first = grown, 0
+	}
+	f.ring[(f.first+f.n)&(len(f.ring)-1)] = c
+	f.n++
+}
+
+func (f *fifo) pop() (command, bool) {
+	if f.n == 0 {
+		return command{}, false
+	}
+	c := f.ring[f.first]
+	f.first = (f.first + 1) & (len(f.ring) - 1)
+	f.n--
+	return c, true
+}
+
+func (f *fifo) len() int { return f.n }
+
+// batch is an event that could not be sent when it was due.
+type batch struct {
+	intended stamp.Mono
+	count    int32
+	size     int32
+}
+
+// publisher is one emulated sensor.
+type publisher struct {
+	source int32
+	hello  []byte // the magic and IDENTIFY
+	seq    uint32 // of its next message
+
+	// target is where it should be connected, "" while unknown; epoch is that
+	// of the assignment that said so.
+	target string
+	epoch  uint64
+
+	// link is what it sends on, or nil. next is a link to the target while
+	// link leads elsewhere or does not exist yet. A next that is ready waits
+	// for link's last answer; until then nothing is sent.
+	link, next *link
+
+	// waiting[head:] are due and not sent, at most Config.MaxWaiting messages.
+	// Invariant: waitingMessages is their sum, and parked follows from any.
+	waiting         []batch
+	head            int
+	waitingMessages int
+	parked          bool // counted in worker.waiting
+
+	failures uint // dials in a row that came to nothing
+	queued   bool // in worker.redial
+}
+
+// canSend reports whether an event may be written now.
+func (p *publisher) canSend(maxOutstanding int) bool {
+	return p.link != nil && p.link.state == ready && !p.switching() &&
+		len(p.link.out) < maxOut && p.link.open.len() < maxOutstanding
+}
+
+// switching: the next link is ready, and takes over after the old one's last
+// answer.
+func (p *publisher) switching() bool { return p.next != nil && p.next.state == ready }

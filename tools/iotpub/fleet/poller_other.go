@@ -1,0 +1,5 @@
+//go:build !linux
+
+package fleet
+
+func newPoller() (poller, error) { return newPortable(), nil }
