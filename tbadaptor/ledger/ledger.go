@@ -216,7 +216,7 @@ func (l *Ledger) Hello(id, instance string, held []Held) ([]Grant, error) {
 			}
 			m.pending = Grant{}
 		}
-		m.acked, m.ackedEpoch = h.Share, max(h.Epoch, m.ackedEpoch)
+		m.acked, m.ackedEpoch = h.Share, h.Epoch
 		// Invariant (3), where it holds more than we knew of.
 		t.pool = min(t.pool, tokenbucket.Tokens(t.free().Burst)*tokenbucket.Token)
 		grants = append(grants, l.advance(t)...)

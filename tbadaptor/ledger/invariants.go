@@ -1,0 +1,77 @@
+package ledger
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// checkInvariants returns the first invariant that l breaks, (1) to (3) of the
+// package comment included. Tests call it after every step.
+func (l *Ledger) checkInvariants() error {
+	for name, t := range l.topics {
+		free := t.contract
+		for _, m := range t.members {
+			r := m.reserve()
+			free.Rate -= r.Rate
+			free.Burst -= r.Burst
+		}
+		if !t.contract.IsZero() && (free.Rate < 0 || free.Burst < 0) {
+			return fmt.Errorf("topic %q: reserved is %+v less than the contract %+v", name, free, t.contract)
+		}
+	}
+	return l.checkForm()
+}
+
+// checkForm is what holds even where brokers reported more than the contract,
+// after the ledger's memory was lost.
+func (l *Ledger) checkForm() error {
+	for name, t := range l.topics {
+		if t.name != name {
+			return fmt.Errorf("topic %q is kept as %q", t.name, name)
+		}
+		if !slices.IsSortedFunc(t.members, func(a, b *member) int {
+			if a.broker < b.broker {
+				return -1
+			}
+			return 1 // equal ids are out of order, too
+		}) {
+			return fmt.Errorf("topic %q: members out of order", name)
+		}
+		var target tokenbucket.Share
+		for _, m := range t.members {
+			target.Rate += m.target.Rate
+			target.Burst += m.target.Burst
+			if err := l.checkMember(t, m); err != nil {
+				return fmt.Errorf("topic %q, broker %q: %w", name, m.broker, err)
+			}
+		}
+		if target.Rate > t.contract.Rate || target.Burst > t.contract.Burst {
+			return fmt.Errorf("topic %q: targets sum to %+v of %+v", name, target, t.contract)
+		}
+		if most := tokenbucket.Tokens(t.free().Burst) * tokenbucket.Token; t.pool < 0 || t.pool > most {
+			return fmt.Errorf("topic %q: %d thousandths of a token in the pool, outside 0 to %d", name, t.pool, most)
+		}
+	}
+	return nil
+}
+
+func (l *Ledger) checkMember(t *topic, m *member) error {
+	p := m.pending
+	switch {
+	case m.acked.Validate() != nil || p.Share.Validate() != nil || m.target.Validate() != nil:
+		return fmt.Errorf("an invalid share: target %+v, acknowledged %+v, granted %+v", m.target, m.acked, p.Share)
+	case max(m.ackedEpoch, p.Epoch) > l.epoch:
+		return fmt.Errorf("epoch %d is above the ledger's %d", max(m.ackedEpoch, p.Epoch), l.epoch)
+	case p.Epoch == 0 && p != Grant{}:
+		return fmt.Errorf("a grant without an epoch: %+v", p)
+	case p.Epoch != 0 && p.Epoch <= m.ackedEpoch:
+		return fmt.Errorf("epoch %d granted after %d was acknowledged", p.Epoch, m.ackedEpoch)
+	case p.Epoch != 0 && (p.Broker != m.broker || p.Topic != t.name):
+		return fmt.Errorf("holds a grant of broker %q, topic %q", p.Broker, p.Topic)
+	case p.Tokens < 0 || p.Tokens > tokenbucket.Tokens(max(0, p.Share.Burst-m.acked.Burst))*tokenbucket.Token:
+		return fmt.Errorf("%d thousandths of a token come with a burst that grows from %d to %d", p.Tokens, m.acked.Burst, p.Share.Burst)
+	}
+	return nil
+}
