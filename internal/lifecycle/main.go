@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -101,6 +102,7 @@ func supervise(ctx context.Context, name string, run func(context.Context) error
 	case errors.As(err, &usage):
 		code = exitUsage
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	// Joined errors come on lines of their own; a log wants one.
+	fmt.Fprintf(stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
 	return code
 }
