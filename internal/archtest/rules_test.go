@@ -67,12 +67,18 @@ var arrows = []Arrow{
 var pure = Purity{
 	Packages: []string{
 		"kernel/stamp",
+		"loaddistributor/catalog",
+		"loaddistributor/fitting",
+		"loaddistributor/placement",
 		"nsqd/queue",
 		"nsqd/session",
 		"nsqd/wire",
 		"tbadaptor/ledger",
 		"tbadaptor/share",
 		"tokenbucket",
+		"tools/iotpub/payload",
+		"tools/iotpub/schedule",
+		"tools/iotpub/verify",
 	},
 	Std: map[string]string{
 		"bytes":           "computes",

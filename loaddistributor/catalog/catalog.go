@@ -174,6 +174,7 @@ func (c *Catalog) brokerLeft(e BrokerLeft) ([]Effect, error) {
 	c.version++
 	before := c.states(b.topics)
 	b.Connected, b.leftAt = false, c.version
+	// order: each topic is changed on its own
 	for name := range b.topics {
 		t := c.topics[name]
 		t.prepared[t.member(e.ID)] = false
@@ -186,6 +187,7 @@ func (c *Catalog) brokerLeft(e BrokerLeft) ([]Effect, error) {
 // depends on.
 func (c *Catalog) forgetGone() {
 	var gone []*broker
+	// order: sorted below
 	for _, b := range c.brokers {
 		if !b.Connected && len(b.topics) == 0 && len(b.leftovers) == 0 {
 			gone = append(gone, b)
@@ -361,6 +363,7 @@ type shown struct {
 // states returns what is shown of the named topics, for changes.
 func (c *Catalog) states(names map[string]bool) map[string]shown {
 	before := make(map[string]shown, len(names))
+	// order: from one set into another
 	for name := range names {
 		s, reason := c.state(c.topics[name])
 		before[name] = shown{s, reason}

@@ -11,6 +11,7 @@ import (
 // Snapshot returns the brokers that something may be placed on, by id.
 func (c *Catalog) Snapshot() []placement.Broker {
 	var s []placement.Broker
+	// order: sorted below
 	for _, b := range c.brokers {
 		if b.Connected {
 			s = append(s, placement.Broker{ID: b.ID, Mcap: b.Mcap, Allocated: b.Allocated})
@@ -70,6 +71,7 @@ func (c *Catalog) Broker(id string) (Broker, bool) {
 // Brokers returns all known brokers, by id.
 func (c *Catalog) Brokers() []Broker {
 	list := make([]Broker, 0, len(c.brokers))
+	// order: sorted below
 	for _, b := range c.brokers {
 		list = append(list, b.Broker)
 	}
