@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestDefaultsAreValid(t *testing.T) {
+	o, err := parse(nil, &bytes.Buffer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.managed() {
+		t.Error("a broker without a loaddistributor is not managed")
+	}
+	if !o.brokerConfig().AutoCreate {
+		t.Error("a standalone broker creates topics as NSQ does")
+	}
+	if o, err = parse([]string{"-loaddistributor-address=127.0.0.1:4170"}, &bytes.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
+	if o.brokerConfig().AutoCreate {
+		t.Error("a managed broker must not create topics: their publishers would escape the contract")
+	}
+}
+
+func TestHelpAndVersionRunNothing(t *testing.T) {
+	for _, arg := range []string{"--help", "-h", "--version"} {
+		var out bytes.Buffer
+		if _, err := parse([]string{arg}, &out); !errors.Is(err, errDone) || out.Len() == 0 {
+			t.Errorf("%s: %v, printed %d bytes", arg, err, out.Len())
+		}
+	}
+}
+
+func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want []string
+	}{
+		{"--no-such-flag", []string{"no-such-flag"}},
+		{"stray", []string{`"stray"`}},
+		{"--mem-queue-size=0 --output-buffering=loud --arrival-stamps=guess", []string{"capacity 0", `"loud"`, `"guess"`}},
+		{"--max-msg-size=-1 --max-rdy-count=0", []string{"-1", "0"}},
+		{"--msg-timeout=1h --max-msg-timeout=1m", []string{"message timeout"}},
+		{"--write-timeout=0s --drain-timeout=-1s --max-connections=-1", []string{"write timeout", "drain-timeout", "connections"}},
+		{"--broadcast-tcp-port=70000", []string{"70000"}},
+		{"--loaddistributor-address=x:1 --mcap=0 --topic-limit=t:1:1", []string{"--mcap 0", "--topic-limit"}},
+		{"--topic-limit=t", []string{"topic:rate:burst"}},
+		{"--topic-limit=bad*name:1:1", []string{`"bad*name"`}},
+		{"--topic-limit=t:fast:1", []string{`"fast"`}},
+		{"--topic-limit=t:1:much", []string{`"much"`}},
+		{"--topic-limit=t:-5:1", []string{"topic-limit"}},
+		{"--topic-limit=t:0:0", []string{"stop the topic"}},
+		{"--topic-limit=t:1:1:shout", []string{`"shout"`}},
+		{"--config=/does/not/exist", []string{"/does/not/exist"}},
+	} {
+		_, err := parse(strings.Fields(c.args), &bytes.Buffer{})
+		if err == nil {
+			t.Errorf("%s: accepted", c.args)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %q does not name %q", c.args, err, want)
+			}
+		}
+	}
+}
+
+func TestTheFileSetsWhatTheCommandLineDoesNot(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nsqd.toml")
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`
+tcp_address = "127.0.0.1:1"
+mem-queue-size = 7
+msg_timeout = "3s"
+topic-limit = ["a:1:1", "b:2.5:2:reject"]
+`)
+	o, err := parse([]string{"--config", path, "--tcp-address", "127.0.0.1:2"}, &bytes.Buffer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.TCPAddress != "127.0.0.1:2" || o.MemQueueSize != 7 || o.MsgTimeout != 3*time.Second {
+		t.Errorf("%+v", o)
+	}
+	if len(o.TopicLimits) != 2 || o.TopicLimits[1].Rate != 2500 || !o.TopicLimits[1].Reject {
+		t.Errorf("topic limits %+v", o.TopicLimits)
+	}
+	for text, want := range map[string]string{
+		"nonsense = 1":           `"nonsense"`,
+		"config = 'x'":           `"config"`,
+		"mem_queue_size = 'x'":   "mem_queue_size",
+		"this is not TOML":       path,
+		"tcp_address = 1\na=1\n": `"a"`,
+	} {
+		write(text)
+		if _, err := parse([]string{"--config", path}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v does not name %s", text, err, want)
+		}
+	}
+}
