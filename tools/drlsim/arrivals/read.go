@@ -1,0 +1,205 @@
+package arrivals
+
+import (
+	"bufio"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Arrival is one line: a message that arrived.
+type Arrival struct {
+	At        stamp.Mono // whole nanoseconds on the file's own clock
+	Key       string     // correlation key; empty: the pool of those without
+	Publisher string     // empty: not known
+}
+
+const (
+	// Max is how many arrivals are read at most: all are held in memory.
+	Max = 50_000_000
+	// MaxSeconds is the largest time, before and after 0. Both Unix time and a
+	// clock since boot fit; the rest of the 292 years is room for delays.
+	MaxSeconds = 4_000_000_000
+
+	maxLine = 4096 // bytes
+)
+
+// Error says what is wrong with which line of which file.
+type Error struct {
+	File string
+	Line int // from 1; 0 if it is the file as a whole
+	Err  error
+}
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.File + ": " + e.Err.Error()
+	}
+	return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// ReadFile reads the named file, through gzip if its name ends in .gz, or stdin
+// if the name is "-". Every error names the file.
+func ReadFile(name string, stdin io.Reader) (read []Arrival, err error) {
+	if name == "-" {
+		return Read("standard input", stdin)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err // names the file already
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if !strings.HasSuffix(name, ".gz") {
+		return Read(name, f)
+	}
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, &Error{File: name, Err: err}
+	}
+	read, err = Read(name, z)
+	if err != nil {
+		return nil, err
+	}
+	return read, z.Close()
+}
+
+// Read reads lines of the form
+//
+//	seconds[,key[,publisher]]
+//
+// in any order; blank lines are skipped, spaces around a field do not count.
+// Seconds are a decimal number, exact to the nanosecond it is nearest to;
+// scientific notation is understood and exact to 16 digits. The name stands for
+// the file in errors, which are of type *Error; nothing is returned with one.
+func Read(name string, r io.Reader) ([]Arrival, error) {
+	in := bufio.NewScanner(r)
+	in.Buffer(make([]byte, 0, maxLine), maxLine)
+	var read []Arrival
+	// Names repeat in every line; one copy of each is enough, and a copy keeps
+	// no line alive.
+	names := map[string]string{}
+	intern := func(s string) string {
+		s = strings.TrimSpace(s)
+		if known, ok := names[s]; ok {
+			return known
+		}
+		s = strings.Clone(s)
+		names[s] = s
+		return s
+	}
+	line := 0
+	for in.Scan() {
+		line++
+		text := strings.TrimSpace(in.Text())
+		if text == "" {
+			continue
+		}
+		if len(read) == Max {
+			return nil, &Error{File: name, Line: line, Err: fmt.Errorf("more than %d arrivals", Max)}
+		}
+		fields := strings.Split(text, ",")
+		if len(fields) > 3 {
+			return nil, &Error{File: name, Line: line, Err: fmt.Errorf("%d fields, want seconds[,key[,publisher]]", len(fields))}
+		}
+		at, err := seconds(strings.TrimSpace(fields[0]))
+		if err != nil {
+			return nil, &Error{File: name, Line: line, Err: err}
+		}
+		a := Arrival{At: at}
+		if len(fields) > 1 {
+			a.Key = intern(fields[1])
+		}
+		if len(fields) > 2 {
+			a.Publisher = intern(fields[2])
+		}
+		read = append(read, a)
+	}
+	if err := in.Err(); err != nil {
+		if errors.Is(err, bufio.ErrTooLong) {
+			err = fmt.Errorf("longer than %d bytes", maxLine)
+		}
+		return nil, &Error{File: name, Line: line + 1, Err: err}
+	}
+	if len(read) == 0 {
+		return nil, &Error{File: name, Err: errors.New("no arrivals in it")}
+	}
+	return read, nil
+}
+
+// seconds parses a time. Going through float64 would cost a Unix time 200 ns,
+// so a plain decimal is taken digit by digit.
+func seconds(text string) (stamp.Mono, error) {
+	if ns, ok := decimal(text); ok {
+		return inRange(text, ns)
+	}
+	s, err := strconv.ParseFloat(text, 64)
+	// Infinity is what 1e999 gives, with an error, and what "inf" gives without.
+	if err != nil && !errors.Is(err, strconv.ErrRange) || err == nil && math.IsInf(s, 0) || math.IsNaN(s) || strings.ContainsAny(text, "xX_") {
+		return 0, fmt.Errorf("%q is not a time in seconds", text)
+	}
+	if math.Abs(s) > MaxSeconds {
+		return inRange(text, math.MaxInt64)
+	}
+	return inRange(text, int64(math.Round(s*1e9)))
+}
+
+func inRange(text string, ns int64) (stamp.Mono, error) {
+	if ns > MaxSeconds*1e9 || ns < -MaxSeconds*1e9 {
+		return 0, fmt.Errorf("%s s is out of range, want -%d to %d", text, int64(MaxSeconds), int64(MaxSeconds))
+	}
+	return stamp.Mono(ns), nil
+}
+
+// decimal parses [+-]digits[.digits] to the nearest nanosecond, halves away
+// from 0. It reports false for any other form; a number out of range it returns
+// as one that is out of range.
+func decimal(text string) (ns int64, ok bool) {
+	digits, negative := text, false
+	if text != "" && (text[0] == '-' || text[0] == '+') {
+		digits, negative = text[1:], text[0] == '-'
+	}
+	whole, fraction, _ := strings.Cut(digits, ".")
+	if whole == "" && fraction == "" {
+		return 0, false
+	}
+	for i := range whole {
+		if whole[i] < '0' || whole[i] > '9' {
+			return 0, false
+		}
+		ns = min(ns*10+int64(whole[i]-'0'), MaxSeconds+1)
+	}
+	ns *= 1e9
+	up := false
+	for i := range fraction {
+		if fraction[i] < '0' || fraction[i] > '9' {
+			return 0, false
+		}
+		if i == 9 {
+			up = fraction[i] >= '5'
+		}
+	}
+	var nanos int64
+	for i := range 9 {
+		nanos *= 10
+		if i < len(fraction) {
+			nanos += int64(fraction[i] - '0')
+		}
+	}
+	ns += nanos
+	if up {
+		ns++
+	}
+	if negative {
+		ns = -ns
+	}
+	return ns, true
+}

@@ -1,0 +1,28 @@
+// Command drlsim puts the pure packages to work on paper: what a contract costs
+// in access delay, by theory for Poisson arrivals and by replay for a recorded
+// trace, whole or split over brokers. It touches no cluster and re-implements
+// nothing: tokenbucket and tbadaptor/share are the production's own. Given the
+// same input and seed it prints the same bytes. Read tools/drlsim/simulate next.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+
+// run executes a command line and returns the exit code.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := command()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.Execute()
+	if err != nil {
+		fmt.Fprintf(stderr, "drlsim: %v\n", err)
+	}
+	return exitCode(err)
+}

@@ -1,0 +1,247 @@
+package simulate_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
+	"github.com/srtm-io/srtm/tools/drlsim/simulate"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func drawTrace(t *rapid.T, disorder bool) []arrivals.Arrival {
+	var trace []arrivals.Arrival
+	var now stamp.Mono
+	for range rapid.IntRange(1, 80).Draw(t, "messages") {
+		if rapid.Bool().Draw(t, "later") {
+			now += stamp.Mono(rapid.Int64Range(0, 40e6).Draw(t, "gap"))
+		}
+		a := arrivals.Arrival{At: now}
+		if disorder && rapid.IntRange(0, 4).Draw(t, "early") == 0 {
+			a.At -= stamp.Mono(rapid.Int64Range(0, 60e6).Draw(t, "by"))
+		}
+		a.Key = rapid.SampledFrom([]string{"", "a", "b", "c"}).Draw(t, "key")
+		if rapid.Bool().Draw(t, "named") {
+			a.Publisher = fmt.Sprint("p", rapid.IntRange(0, 6).Draw(t, "publisher"))
+		}
+		trace = append(trace, a)
+	}
+	return trace
+}
+
+func drawOptions(t *rapid.T) simulate.Options {
+	o := simulate.Options{
+		Contract: tokenbucket.Share{
+			Rate:  tokenbucket.Rate(rapid.Int64Range(10, 300_000).Draw(t, "rate")),
+			Burst: rapid.Int64Range(1, 20).Draw(t, "burst"),
+		},
+		Assign: rapid.SampledFrom(simulate.Rules()).Draw(t, "assign"),
+		Seed:   rapid.Uint64().Draw(t, "seed"),
+	}
+	o.Split = rapid.IntRange(1, int(min(o.Contract.Burst, 6))).Draw(t, "split")
+	return o
+}
+
+func TestAReportIsWhatItsBucketsSay(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		trace, o := drawTrace(t, true), drawOptions(t)
+		r, err := simulate.Run(trace, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sum tokenbucket.Share
+		earliest, disorder := trace[0].At, 0
+		for i, a := range trace {
+			if i > 0 && slices.ContainsFunc(trace[:i], func(b arrivals.Arrival) bool { return b.At > a.At }) {
+				disorder++
+			}
+			earliest = min(earliest, a.At)
+		}
+		all := make([]simulate.Delay, 0, len(trace))
+		for n, b := range r.Buckets {
+			sum.Rate += tokenbucket.Rate(b.RateMilli)
+			sum.Burst += b.Burst
+			// The slow way: one bucket at a time, by replay.
+			var at []stamp.Mono
+			var got []simulate.Delay
+			for i, a := range trace {
+				if r.BucketOf[i] == n {
+					at, got = append(at, a.At), append(got, r.Delays[i])
+				}
+			}
+			bucket := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.Rate(b.RateMilli), Burst: b.Burst}, earliest)
+			var want []simulate.Delay
+			for _, d := range tokenbucket.Replay(at, &bucket) {
+				want = append(want, simulate.Delay(d))
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("bucket %d delays %v, want %v", n, got, want)
+			}
+			check(t, fmt.Sprint("bucket ", n), want, b.Messages, b.Delayed, b.Mean, b.Quantiles)
+			all = append(all, want...)
+		}
+		if sum != o.Contract || len(r.Buckets) != o.Split {
+			t.Fatalf("%d shares sum to %v, want %v", len(r.Buckets), sum, o.Contract)
+		}
+		check(t, "all", all, r.Messages, r.Delayed, r.Mean, r.Quantiles)
+		if r.OutOfOrder != disorder {
+			t.Fatalf("%d out of order, want %d", r.OutOfOrder, disorder)
+		}
+	})
+}
+
+func check(t *rapid.T, name string, delays []simulate.Delay, messages, delayed int, mean float64, q simulate.Quantiles) {
+	slices.Sort(delays)
+	var want simulate.Quantiles
+	wantMean, wantDelayed := 0.0, 0
+	for _, d := range delays {
+		wantMean += float64(d) / 1e9 / float64(len(delays))
+		if d > 0 {
+			wantDelayed++
+		}
+	}
+	if n := len(delays); n > 0 {
+		// The least value that a share of all does not exceed; in thousandths.
+		at := func(p int) simulate.Delay { return delays[(p*n+999)/1000-1] }
+		want = simulate.Quantiles{P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: delays[n-1]}
+	}
+	if messages != len(delays) || delayed != wantDelayed || math.Abs(mean-wantMean) > 1e-9*wantMean || q != want {
+		t.Fatalf("%s: %d messages, %d delayed, mean %v, %v; want %d, %d, %v, %v", name, messages, delayed, mean, q, len(delays), wantDelayed, wantMean, want)
+	}
+}
+
+func TestKeyedSplitsEachGroupEvenly(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		trace, o := drawTrace(t, true), drawOptions(t)
+		o.Assign = simulate.Keyed
+		r, err := simulate.Run(trace, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		type member struct{ key, publisher string }
+		at := map[member]int{}
+		counts := map[string][]int{}
+		for i, a := range trace {
+			bucket := r.BucketOf[i]
+			if counts[a.Key] == nil {
+				counts[a.Key] = make([]int, o.Split)
+			}
+			if a.Publisher != "" {
+				m := member{a.Key, a.Publisher}
+				if first, ok := at[m]; ok {
+					if first != bucket {
+						t.Fatalf("publisher %v is at %d and %d", m, first, bucket)
+					}
+					continue
+				}
+				at[m] = bucket
+			}
+			counts[a.Key][bucket]++
+		}
+		for key, c := range counts {
+			if slices.Max(c)-slices.Min(c) > 1 {
+				t.Fatalf("members of key %q are spread %v", key, c)
+			}
+		}
+	})
+}
+
+func TestAssignments(t *testing.T) {
+	lines := "0,a,p1\n0,a,p2\n0,a,p1\n0,b\n0,b\n0,a\n0\n0\n0\n0,b,p1\n"
+	trace, err := arrivals.Read("test", strings.NewReader(lines))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rule, want := range map[string][]int{
+		simulate.RoundRobin: {0, 1, 2, 0, 1, 2, 0, 1, 2, 0},
+		// a starts at 0, b at 1, those without a key at 2.
+		simulate.Keyed: {0, 1, 0, 1, 2, 2, 2, 0, 1, 0},
+	} {
+		r, err := simulate.Run(trace, simulate.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 3, Assign: rule})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(r.BucketOf, want) {
+			t.Errorf("%s: %v, want %v", rule, r.BucketOf, want)
+		}
+	}
+}
+
+func TestRandomUsesAllBucketsAlike(t *testing.T) {
+	trace := make([]arrivals.Arrival, 40_000)
+	r, err := simulate.Run(trace, simulate.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 4}, Split: 4, Assign: simulate.Random, Seed: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range r.Buckets {
+		// Binomial(40000, 1/4) has a standard deviation of 87.
+		if math.Abs(float64(b.Messages)-10_000) > 4*87 {
+			t.Errorf("bucket %d got %d of %d messages", i, b.Messages, len(trace))
+		}
+	}
+}
+
+// Proposition 1 in the sum over a whole trace: no split delays less in total. A
+// delay is rounded up by less than a nanosecond.
+func TestNoSplitDelaysLess(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		trace, o := drawTrace(t, false), drawOptions(t)
+		split, err := simulate.Run(trace, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Split = 1
+		whole, err := simulate.Run(trace, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := float64(len(trace))
+		slack := n * n * 1e-9 // a bucket of one token hands its rounding on to the next
+		if split.Mean*n < whole.Mean*n-slack {
+			t.Fatalf("split: %v s in all; whole: %v s", split.Mean*n, whole.Mean*n)
+		}
+	})
+}
+
+func TestRunRefuses(t *testing.T) {
+	good := simulate.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 1, Assign: simulate.Keyed}
+	for want, o := range map[string]simulate.Options{
+		"rate and burst are 0":         {Split: 1, Assign: simulate.Keyed},
+		"split 0 is outside":           {Contract: good.Contract, Split: 0, Assign: simulate.Keyed},
+		"split 100001 is outside":      {Contract: good.Contract, Split: simulate.MaxSplit + 1, Assign: simulate.Keyed},
+		"split 4 is more than burst 3": {Contract: good.Contract, Split: 4, Assign: simulate.Keyed},
+		`unknown assignment ""`:        {Contract: good.Contract, Split: 1},
+	} {
+		if r, err := simulate.Run([]arrivals.Arrival{{}}, o); err == nil || !strings.Contains(err.Error(), want) || r != nil {
+			t.Errorf("%v gave %v, %v; want an error with %q", o, r, err, want)
+		}
+	}
+	// A message in 1000 s: the second would have to wait past the end of the
+	// clock, or for longer than can be counted.
+	o := simulate.Options{Contract: tokenbucket.Share{Rate: 1, Burst: 1}, Split: 1, Assign: simulate.RoundRobin}
+	for _, times := range [][2]stamp.Mono{{math.MaxInt64 - 1e9, math.MaxInt64 - 1e9}, {math.MaxInt64 - 2e12, math.MinInt64}} {
+		if _, err := simulate.Run([]arrivals.Arrival{{At: times[0]}, {At: times[1]}}, o); err == nil || !strings.Contains(err.Error(), "message 2 ") {
+			t.Errorf("messages at %d: %v, want a refusal of the second", times, err)
+		}
+	}
+}
+
+func TestDelayInJSON(t *testing.T) {
+	for d, want := range map[simulate.Delay]string{
+		0: "0", 1: "0.000000001", 1e9: "1", 1_500_000_000: "1.5", 20: "0.00000002", 123_456_789: "0.123456789", math.MaxInt64: "9223372036.854775807",
+	} {
+		if got, err := json.Marshal(d); err != nil || string(got) != want {
+			t.Errorf("%d ns is %s (%v), want %s", int64(d), got, err, want)
+		}
+	}
+}
