@@ -3,6 +3,7 @@ package tokenbucket_test
 import (
 	"math"
 	"math/big"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -53,7 +54,7 @@ func gap(t *rapid.T, r tokenbucket.Rate) int64 {
 	return scaled(1, 1<<60).Draw(t, "ns")
 }
 
-// stamps draws a clock: it mostly advances, but stamps come out of order, and
+// clock draws stamps: it mostly advances, but stamps come out of order, and
 // now and then from anywhere in the range.
 type clock struct{ now int64 }
 
@@ -163,7 +164,18 @@ func envelopeHolds(t *rapid.T) {
 
 func TestEnvelopeHolds(t *testing.T) { rapid.Check(t, envelopeHolds) }
 
-func FuzzEnvelope(f *testing.F) { f.Fuzz(rapid.MakeFuzz(envelopeHolds)) }
+func FuzzEnvelope(f *testing.F) {
+	// rapid draws from the bytes, and a run needs a few thousand of them.
+	seeds := rand.NewChaCha8([32]byte{'e', 'n', 'v'})
+	for range 16 {
+		seed := make([]byte, 8192)
+		if _, err := seeds.Read(seed); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(seed)
+	}
+	f.Fuzz(rapid.MakeFuzz(envelopeHolds))
+}
 
 // Bigger runs than rapid draws: messages a few to the token, many reorderings.
 func TestEnvelopeHoldsOverLongRuns(t *testing.T) {
