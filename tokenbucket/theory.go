@@ -33,10 +33,11 @@ func ExpectedDelayEq1(lambda, rate float64, burst int) float64 {
 //
 //	E[(U - (b-1))+] / r = 1/(rho r) * sum over n >= b of P(U > n)
 //
-// A message that finds U waits until U+1 <= b, hence the first expression. The
-// second: below its rate of rising, U crosses y downwards as often as upwards,
-// f(y) = rho (P(U > y-1) - P(U > y)); integrated, P(U > y) is rho times the
-// integral of P(U > z) over [y-1, y], and those intervals tile [b-1, inf).
+// The first: a message that finds U waits until U+1 has drained to b. The
+// second: U crosses a level y downwards, at rate f(y), as often as upwards, by
+// arrivals that find it less than 1 below, f(y) = rho P(y-1 < U <= y); so
+// P(U > y) is rho times the integral of P(U > z) over [y-1, y], and for
+// y = b, b+1, .. those intervals tile [b-1, inf).
 func ExpectedDelayExact(lambda, rate float64, burst int) float64 {
 	rho, ok := load(lambda, rate, burst)
 	switch {
