@@ -1,0 +1,145 @@
+package conn_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// BenchmarkPath takes 100-byte messages from publishers' sockets to one
+// subscriber's, acknowledged one by one: each publisher has one message (or one
+// pipelined batch) on the way at a time. It counts allocations of the whole
+// process, clients included, which allocate nothing.
+func BenchmarkPath(b *testing.B) {
+	for _, c := range []struct {
+		publishers, pipeline int
+		limited              bool
+	}{{10, 1, false}, {10, 1, true}, {4, 100, false}, {4, 100, true}} {
+		name := fmt.Sprintf("publishers=%d/pipeline=%d/limited=%v", c.publishers, c.pipeline, c.limited)
+		b.Run(name, func(b *testing.B) { benchPath(b, c.publishers, c.pipeline, c.limited) })
+	}
+}
+
+func benchPath(b *testing.B, publishers, pipeline int, limited bool) {
+	log := slog.New(slog.DiscardHandler)
+	br, err := broker.New(broker.Config{Capacity: 100_000, MaxMsgTimeout: time.Minute, AutoCreate: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	stamps, err := hook.Open(hook.Auto, hook.Config{}, log)
+	if err != nil {
+		b.Fatal(err)
+	}
+	sc := session.DefaultConfig()
+	srv, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Minute}, br, stamps, log)
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ln, err := srv.Listen(ctx, "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := srv.Serve(ctx, ln); err != nil {
+			b.Error(err)
+		}
+	})
+	if limited {
+		t, err := br.CreateTopic("t")
+		if err != nil {
+			b.Fatal(err)
+		}
+		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e7), Burst: 1e6}, false)
+	}
+	dial := func() net.Conn {
+		nc, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		return nc
+	}
+	sub := dial()
+	if _, err := sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 2500)); err != nil {
+		b.Fatal(err)
+	}
+	r := bufio.NewReaderSize(sub, 64<<10)
+	if _, err := r.Discard(4 + 4 + 2); err != nil { // OK
+		b.Fatal(err)
+	}
+	rounds := max(1, b.N/(publishers*pipeline))
+	total := rounds * publishers * pipeline
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range publishers {
+		nc := dial()
+		wg.Go(func() {
+			defer nc.Close()
+			var out []byte
+			for range pipeline {
+				out = wire.AppendPub(out, "t", make([]byte, 100))
+			}
+			if _, err := nc.Write(wire.AppendMagic(nil)); err != nil {
+				b.Error(err)
+				return
+			}
+			replies := make([]byte, pipeline*10)
+			for range rounds {
+				if _, err := nc.Write(out); err != nil {
+					b.Error(err)
+					return
+				}
+				if _, err := io.ReadFull(nc, replies); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	var fin []byte
+	for n := 0; n < total; n++ {
+		head, err := r.Peek(wire.MessageOverhead)
+		if err != nil {
+			b.Fatal(err)
+		}
+		fin = wire.AppendFin(fin, wire.MessageID(head[18:34]))
+		if _, err := r.Discard(4 + int(binary.BigEndian.Uint32(head))); err != nil {
+			b.Fatal(err)
+		}
+		if r.Buffered() == 0 {
+			if _, err := sub.Write(fin); err != nil {
+				b.Fatal(err)
+			}
+			fin = fin[:0]
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(total)/b.Elapsed().Seconds(), "msg/s")
+	sub.Close()
+	cancel()
+	wg.Wait()
+	br.Close()
+	stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := srv.Shutdown(stop); err != nil {
+		b.Error(err)
+	}
+	if err := stamps.Close(); err != nil {
+		b.Error(err)
+	}
+}
