@@ -68,6 +68,21 @@ func (c *Conn) Arrival(start, end int64) stamp.Arrival {
 	return a
 }
 
+// Ignore says that no further stamps are wanted, as on a subscriber's
+// connection: it spares every segment the work of being noted. Arrival then
+// answers with the time after the read.
+func (c *Conn) Ignore() {
+	if c.tr == nil {
+		return
+	}
+	if err := c.tr.ignore(); err != nil {
+		// The connection is closing, or goes on being noted at some cost.
+		c.s.log.Debug("arrival stamps: connection not ignored", "remote", c.conn.RemoteAddr(), "error", err)
+	}
+	c.tr.release()
+	c.tr = nil
+}
+
 // Release gives back what the kernel side holds for the connection. It must
 // be called before the connection is closed, by the reader or after it ended;
 // Arrival and Read may not be called after it. A second call does nothing.

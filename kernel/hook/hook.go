@@ -87,6 +87,8 @@ func (c Config) Validate() error {
 
 // source is what a kernel-backed kind of stamp gives a Stamper.
 type source interface {
+	// note says what of the source had to be done without; empty if nothing.
+	note() string
 	// control prepares a listening socket, so that its connections inherit
 	// what they need.
 	control(c syscall.RawConn) error
@@ -109,6 +111,8 @@ type tracker interface {
 	// if this message's record does not exist. read is when the last of them
 	// was read.
 	arrival(start, end int64, read stamp.Mono) (a stamp.Arrival, ok bool)
+	// ignore stops the stamping; only release may be called after it.
+	ignore() error
 	release()
 }
 
@@ -162,6 +166,9 @@ func Open(mode Mode, cfg Config, log *slog.Logger) (*Stamper, error) {
 		src, err := kind.open(cfg.withDefaults())
 		if err == nil {
 			s.src = src
+			if n := src.note(); n != "" {
+				tried = errors.Join(tried, errors.New(n))
+			}
 			s.pinned = kind.mode == EBPF && cfg.PinDir != ""
 			break
 		}
@@ -252,7 +259,8 @@ type Info struct {
 	// or "read".
 	Mode   Mode   `json:"mode"`
 	Source string `json:"source"`
-	// Reason says why no better source is used; empty if there is none better.
+	// Reason says why no better source is used, or what the source had to be
+	// done without; empty if nothing could be better.
 	Reason string `json:"reason,omitempty"`
 	// Kernel is the running kernel's release.
 	Kernel string `json:"kernel"`
@@ -282,8 +290,14 @@ type Counters struct {
 	// counts those that found no place at all.
 	SegmentsEarly     uint64 `json:"segments_early"`
 	SegmentsEarlyLost uint64 `json:"segments_early_lost"`
-	// SegmentsNoBase counts segments whose place in the stream was not known.
+	// SegmentsNoBase counts segments met while it could not be told where the
+	// stream starts; ConnsNoBase counts connections for which that stayed so,
+	// and which use the time after the read.
 	SegmentsNoBase uint64 `json:"segments_no_base"`
+	ConnsNoBase    uint64 `json:"conns_no_base"`
+	// StampsMissing counts reads that came without a socket timestamp, or with
+	// one that meant nothing because the wall clock had been set.
+	StampsMissing uint64 `json:"stamps_missing"`
 	// SegmentsForeign counts segments that met a ring already given to another
 	// connection; they were not recorded.
 	SegmentsForeign uint64 `json:"segments_foreign"`

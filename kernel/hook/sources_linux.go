@@ -3,7 +3,7 @@ package hook
 import "golang.org/x/sys/unix"
 
 // sources lists what Linux offers, best first.
-var sources = []kind{}
+var sources = []kind{{EBPF, openFilter}, {Timestamping, openTimestamping}}
 
 func kernelRelease() string {
 	var u unix.Utsname

@@ -8,7 +8,7 @@ const readsKept = 4
 // Reads remembers when the last few reads of one stream ended, and where.
 // The zero value has seen no read. Not safe for concurrent use.
 //
-// Invariant: ends and times never decrease from an older to a newer entry.
+// Invariant: ends never decrease from an older to a newer entry.
 type Reads struct {
 	// owned by the stream's reader
 	count uint64

@@ -1,8 +1,106 @@
 package stamp
 
+// What the kernel side and user space agree on. Numbers are in the machine's
+// own byte order. A slot belongs to one connection and is HeaderSize bytes of
+// header and then a ring of records, RecordSize bytes each:
+//
+//	offset  size
+//	     0     8  head: record indices reserved so far
+//	     8     8  cookie of the owner, 0 when free
+//	    16     4  base: TCP sequence number of stream offset 0
+//	    20     4  base known: 0 or 1, set after base
+//	    24     4  top: the furthest end of a segment so far
+//	    28    36  unused
+//	    64    16  record 0: time (8, CLOCK_MONOTONIC in ns), meta (8)
+//	    80    16  record 1 ...
+//
+// and meta, which is stored after the time, is
+//
+//	63            32  31   30          12 11       0
+//	+---------------+-----+--------------+----------+
+//	| sequence no.  |first| payload size | lap mark |
+//	+---------------+-----+--------------+----------+
+//
+// First is set if the segment begins at or beyond the end of all the segments
+// of the connection that came before it (as far as the slot knows), so that
+// none of its bytes had come before.
+//
+// The lap mark is the low 12 bits of the record's index. It tells a record
+// from the one a lap earlier in the same place, and from one that is reserved
+// but not written yet.
+//
+// What the kernel keeps of a connection without a slot is EarlySize bytes:
+//
+//	 0     4  base
+//	 4     4  base known
+//	 8     4  head
+//	12     4  unused
+//	16   128  a ring of EarlyRecords records
+const (
+	HeaderSize   = 64
+	RecordSize   = 16
+	EarlyRecords = 8
+	EarlySize    = 16 + EarlyRecords*RecordSize
+
+	OffsetHead    = 0
+	OffsetCookie  = 8
+	OffsetBase    = 16
+	OffsetBaseSet = 20
+
+	markMask = 1<<12 - 1
+	sizeMask = 1<<19 - 1
+	firstBit = 1 << 31
+)
+
 // A ring holds a power of two of records, from MinRing to MaxRing: with
-// MaxRing the 12-bit lap mark of a record still spans four laps.
+// MaxRing the lap mark still spans four laps.
 const (
 	MinRing = 64
 	MaxRing = 1024
 )
+
+// Meta is the packed half of a record as it lies in memory.
+type Meta uint64
+
+// PackMeta makes the meta of the record r with that index. r.Size is cut to
+// its 19 bits, which the kernel's largest super-segment does not exceed.
+func PackMeta(index uint64, r Record) Meta {
+	m := Meta(r.Seq)<<32 | Meta(min(r.Size, sizeMask))<<12 | Meta(index&markMask)
+	if r.First {
+		m |= firstBit
+	}
+	return m
+}
+
+// BlankMeta is what the place of that index must hold before its first lap: it
+// marks no index that belongs there, and covers no byte.
+func BlankMeta(index uint64) Meta { return Meta((index + 1) & markMask) }
+
+// Of reports whether the record in that place is the one of that index, and
+// published.
+func (m Meta) Of(index uint64) bool { return uint64(m)&markMask == index&markMask }
+
+// Record is one TCP segment as the kernel saw it come: its payload is the Size
+// bytes from sequence number Seq on. First says that none of them came before.
+type Record struct {
+	At    Mono
+	Seq   uint32
+	Size  uint32
+	First bool
+}
+
+// MakeRecord unpacks a record.
+func MakeRecord(at Mono, m Meta) Record {
+	return Record{At: at, Seq: uint32(m >> 32), Size: uint32(m>>12) & sizeMask, First: m&firstBit != 0}
+}
+
+// end is the sequence number after the record's last byte.
+func (r Record) end() uint32 { return r.Seq + r.Size }
+
+// covers reports whether the record carries the byte with that number.
+func (r Record) covers(seq uint32) bool { return seq-r.Seq < r.Size }
+
+// before reports whether a lies before b, in the ring of sequence numbers.
+//
+// Requires: they are less than 2 GiB apart.
+func before(a, b uint32) bool { return int32(a-b) < 0 }

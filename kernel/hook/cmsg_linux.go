@@ -1,0 +1,172 @@
+package hook
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// clockStep is a jump of CLOCK_REALTIME against CLOCK_MONOTONIC that is no
+// slewing: stamps from before it mean nothing after it.
+const clockStep = stamp.Mono(time.Millisecond)
+
+// timestamping is the source that asks the socket. With each recvmsg the
+// kernel tells when the segment came that carried the last byte returned. If
+// segments were waiting, it has merged them, and only the latest time is left:
+// hence the stamps are upper bounds. It needs no privilege.
+type timestamping struct {
+	// atomic: reads whose stamp was missing or meant nothing
+	missing atomic.Uint64
+}
+
+func openTimestamping(Config) (source, error) {
+	t := &timestamping{}
+	if err := selfTest(t, stamp.UpperBound); err != nil {
+		return nil, fmt.Errorf("self-test: %w", err)
+	}
+	t.missing.Store(0)
+	return t, nil
+}
+
+func (t *timestamping) name() string { return string(Timestamping) }
+func (t *timestamping) note() string { return "" }
+func (t *timestamping) close() error { return nil }
+
+func (t *timestamping) counters(c *Counters) { c.StampsMissing = t.missing.Load() }
+
+func (t *timestamping) control(c syscall.RawConn) error {
+	return setsockopt(c, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_RX_SOFTWARE|unix.SOF_TIMESTAMPING_SOFTWARE)
+}
+
+func (t *timestamping) track(_ net.Conn, rc syscall.RawConn, attach bool) (tracker, error) {
+	if attach {
+		if err := t.control(rc); err != nil {
+			return nil, fmt.Errorf("ask for timestamps: %w", err)
+		}
+	}
+	c := &cmsgConn{t: t, rc: rc}
+	c.msg.Iov = &c.iov
+	c.msg.Iovlen = 1
+	c.msg.Control = &c.oob[0]
+	c.recv = c.recvmsg
+	return c, nil
+}
+
+// The control message: a header of one word for the length and two ints, then
+// three timespecs of which the first is the software stamp.
+const (
+	cmsgData = unix.SizeofCmsghdr
+	cmsgLen  = cmsgData + 3*int(unsafe.Sizeof(unix.Timespec{}))
+)
+
+// cmsgConn reads one connection with recvmsg.
+type cmsgConn struct {
+	// set once
+	t    *timestamping
+	rc   syscall.RawConn
+	recv func(fd uintptr) bool // recvmsg, made once since a closure is allocated
+
+	// owned by the reader; the kernel writes to it within recvmsg only
+	msg   unix.Msghdr
+	iov   unix.Iovec
+	oob   [(cmsgLen + 15) &^ 7]byte
+	n     int
+	errno syscall.Errno
+	// stamps are the kernel's times by the end of the read they came with; a
+	// read without one has the time 0.
+	stamps stamp.Reads
+	// ahead is how far CLOCK_REALTIME was ahead of CLOCK_MONOTONIC at the last
+	// read.
+	ahead stamp.Mono
+}
+
+func (c *cmsgConn) recvmsg(fd uintptr) bool {
+	for {
+		c.msg.SetControllen(len(c.oob))
+		n, _, errno := unix.Syscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&c.msg)), 0)
+		if errno == unix.EINTR {
+			continue
+		}
+		c.n, c.errno = int(n), errno
+		return errno != unix.EAGAIN
+	}
+}
+
+func (c *cmsgConn) read(p []byte, end int64) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	c.iov.Base = &p[0]
+	c.iov.SetLen(len(p))
+	err := c.rc.Read(c.recv)
+	c.iov.Base = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case c.errno != 0:
+		return 0, &net.OpError{Op: "read", Net: "tcp", Err: os.NewSyscallError("recvmsg", c.errno)}
+	case c.n == 0:
+		return 0, io.EOF
+	}
+	c.stamps.Note(end+int64(c.n), c.kernelTime())
+	return c.n, nil
+}
+
+// kernelTime returns the time that came with the last recvmsg, 0 if none did
+// or the clock it was read from has stepped.
+func (c *cmsgConn) kernelTime() stamp.Mono {
+	wall, ok := c.wallTime()
+	now := clock.Mono()
+	ahead := stamp.Mono(clock.Wall()) - now
+	step := ahead - c.ahead
+	stepped := c.ahead != 0 && (step > clockStep || step < -clockStep)
+	c.ahead = ahead
+	at := stamp.Mono(wall) - ahead
+	if !ok || stepped || at <= 0 || now.Add(clockSlack).Before(at) {
+		c.t.missing.Add(1)
+		return 0
+	}
+	return at
+}
+
+// wallTime unpacks the first control message.
+func (c *cmsgConn) wallTime() (stamp.Wall, bool) {
+	if int(c.msg.Controllen) < cmsgLen {
+		return 0, false
+	}
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&c.oob[0]))
+	if int(h.Len) < cmsgLen || h.Level != unix.SOL_SOCKET || h.Type != unix.SCM_TIMESTAMPING {
+		return 0, false
+	}
+	var sec, nsec int64
+	if d := c.oob[cmsgData:]; unsafe.Sizeof(unix.Timespec{}) == 16 {
+		sec, nsec = int64(binary.NativeEndian.Uint64(d)), int64(binary.NativeEndian.Uint64(d[8:]))
+	} else {
+		sec, nsec = int64(int32(binary.NativeEndian.Uint32(d))), int64(int32(binary.NativeEndian.Uint32(d[4:])))
+	}
+	return stamp.Wall(sec*1e9 + nsec), sec != 0
+}
+
+func (c *cmsgConn) arrival(_, end int64, read stamp.Mono) (stamp.Arrival, bool) {
+	at, ok := c.stamps.At(end - 1)
+	if !ok || at == 0 {
+		return stamp.Arrival{}, false
+	}
+	return stamp.Arrival{At: at, Source: stamp.UpperBound}, true
+}
+
+// ignore stops the telling; the stamping is switched for the whole host.
+func (c *cmsgConn) ignore() error { return setsockopt(c.rc, unix.SO_TIMESTAMPING, 0) }
+
+func (c *cmsgConn) release() {}

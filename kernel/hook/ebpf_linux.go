@@ -1,0 +1,452 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/bpf"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// chunkSlots is how many rings a chunk of our own has: about 2 MB of kernel
+// memory with the default ring.
+const chunkSlots = 1024
+
+// earlyEntries is how many connections without a ring the kernel remembers;
+// the least recently used make room.
+const earlyEntries = 4096
+
+// filter is the source that reads what the eBPF program wrote.
+type filter struct {
+	// set once
+	prog     *ebpf.Program
+	conns    *ebpf.Map // socket cookie to slot
+	early    *ebpf.Map // socket cookie to earlyValue
+	counts   *ebpf.Map
+	chunks   *ebpf.Map // chunk number to chunk; nil if another process filled it
+	lock     *dirLock  // of the pin directory; nil without
+	plain    bool      // the program does not tell the base
+	why      string    // it is plain
+	shift    stamp.Mono
+	slots    slots
+	baseline [counterCount]uint64
+
+	// atomic: added to by readers, read for display
+	lost   atomic.Uint64
+	noBase atomic.Uint64
+}
+
+// counters of the program, in its order.
+const (
+	countEarly = iota
+	countEarlyLost
+	countNoBase
+	countForeign
+	countListen
+	counterCount
+)
+
+// earlyValue is the kernel's memory of a connection without a slot, as drawn
+// in kernel/stamp.
+type earlyValue struct {
+	Base, BaseSet, Head, Top uint32
+	Ring                     [stamp.EarlyRecords]struct{ Time, Meta uint64 }
+}
+
+// openFilter opens the pinned program or loads it, and tests it.
+func openFilter(cfg Config) (source, error) {
+	var f *filter
+	var err error
+	if cfg.PinDir != "" {
+		f, err = openPinned(cfg.PinDir)
+	} else {
+		f, err = load(cfg, chunkSlots, false)
+		if err != nil {
+			// Without the kernel's type information, or with CAP_BPF alone.
+			why := err
+			if f, err = load(cfg, chunkSlots, true); err != nil {
+				return nil, errors.Join(why, err)
+			}
+			f.why = oneLine(why)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := f.tryOut(); err != nil {
+		return nil, errors.Join(fmt.Errorf("self-test: %w", err), f.close())
+	}
+	return f, nil
+}
+
+// load puts the program and its maps into the kernel, with the first chunk.
+func load(cfg Config, perChunk uint32, plain bool) (_ *filter, err error) {
+	spec, err := bpf.LoadArrival()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded program: %w", err)
+	}
+	use, other := "arrival", "arrival_plain"
+	if plain {
+		use, other = other, use
+	}
+	delete(spec.Programs, other)
+
+	f := &filter{plain: plain}
+	f.slots.records = cfg.RingRecords
+	f.slots.limit = uint32(cfg.MaxConns)
+	f.slots.window = windowSlots()
+	f.slots.chunk = max(perChunk, f.slots.window)
+	inner := spec.Maps["chunks"].InnerMap
+	inner.ValueSize = uint32(slotSize(cfg.RingRecords))
+	inner.MaxEntries = f.slots.chunk
+	spec.Maps["chunks"].MaxEntries = (f.slots.limit + f.slots.chunk - 1) / f.slots.chunk
+	spec.Maps["conns"].MaxEntries = f.slots.limit
+	spec.Maps["early"].MaxEntries = earlyEntries
+	bits := uint32(0)
+	for 1<<bits < f.slots.chunk {
+		bits++
+	}
+	err = errors.Join(
+		spec.Variables["ring_mask"].Set(uint32(cfg.RingRecords-1)),
+		spec.Variables["chunk_bits"].Set(bits),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("size the program: %w", err)
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, fmt.Errorf("load the program: %w", err)
+	}
+	defer coll.Close() // what is detached below stays open
+	f.prog = coll.DetachProgram(use)
+	f.conns = coll.DetachMap("conns")
+	f.early = coll.DetachMap("early")
+	f.counts = coll.DetachMap("counters")
+	f.chunks = coll.DetachMap("chunks")
+	f.slots.makeChunk = func(number uint32) (*ebpf.Map, error) {
+		m, err := ebpf.NewMap(inner)
+		if err != nil {
+			return nil, fmt.Errorf("make record rings: %w", err)
+		}
+		if err := f.chunks.Put(number, m); err != nil {
+			return nil, errors.Join(fmt.Errorf("install record rings: %w", err), m.Close())
+		}
+		return m, nil
+	}
+	first, err := f.slots.makeChunk(0)
+	if err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	f.slots.add(first)
+	return f, nil
+}
+
+func (f *filter) name() string { return string(EBPF) }
+
+func (f *filter) note() string {
+	if !f.plain {
+		return ""
+	}
+	if f.why == "" {
+		return "stream starts are worked out in user space"
+	}
+	return "stream starts are worked out in user space: " + f.why
+}
+
+func (f *filter) close() error {
+	errs := []error{f.slots.close(), f.prog.Close(), f.conns.Close(), f.early.Close(), f.counts.Close()}
+	if f.chunks != nil {
+		errs = append(errs, f.chunks.Close())
+	}
+	if f.lock != nil {
+		errs = append(errs, f.lock.release())
+	}
+	return errors.Join(errs...)
+}
+
+func (f *filter) control(c syscall.RawConn) error {
+	return setsockopt(c, unix.SO_ATTACH_BPF, f.prog.FD())
+}
+
+// setsockopt sets a socket option of the level SOL_SOCKET.
+func setsockopt(c syscall.RawConn, option, value int) error {
+	var inner error
+	if err := c.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, value) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+func (f *filter) counters(c *Counters) {
+	sum := f.sums()
+	c.SegmentsEarly = sum[countEarly] - f.baseline[countEarly]
+	c.SegmentsEarlyLost = sum[countEarlyLost] - f.baseline[countEarlyLost]
+	c.SegmentsNoBase = sum[countNoBase] - f.baseline[countNoBase]
+	c.SegmentsForeign = sum[countForeign] - f.baseline[countForeign]
+	c.SegmentsListen = sum[countListen] - f.baseline[countListen]
+	c.RecordsLost = f.lost.Load()
+	c.ConnsNoBase = f.noBase.Load()
+	f.slots.mu.Lock()
+	defer f.slots.mu.Unlock()
+	c.Rings = uint64(f.slots.mu.taken)
+	c.RingsMost = uint64(f.slots.limit)
+	c.RingsRefused = f.slots.mu.refused
+}
+
+// sums returns the program's counters, which it keeps per CPU. One that cannot
+// be read counts 0: it is for display only.
+func (f *filter) sums() (sum [counterCount]uint64) {
+	for i := range sum {
+		var each []uint64
+		if f.counts.Lookup(uint32(i), &each) == nil {
+			for _, n := range each {
+				sum[i] += n
+			}
+		}
+	}
+	return sum
+}
+
+func (f *filter) track(c net.Conn, rc syscall.RawConn, attach bool) (tracker, error) {
+	if attach {
+		if err := f.control(rc); err != nil {
+			return nil, fmt.Errorf("attach to the connection: %w", err)
+		}
+	}
+	return &filterConn{f: f, conn: c, rc: rc}, nil
+}
+
+// filterConn stamps one connection. It takes a ring only when a stamp is asked
+// for, so idle connections and subscribers cost nothing; what came before is
+// with the kernel's early records.
+type filterConn struct {
+	// set once
+	f    *filter
+	conn net.Conn
+	rc   syscall.RawConn
+
+	// owned by the reader
+	claim *claim // nil until the first stamp is asked for
+	// pause is for how many messages no ring is asked for after a refusal.
+	pause int
+}
+
+// claim is what a connection with a ring has.
+type claim struct {
+	// set once
+	slot   uint32
+	cookie uint64
+
+	// owned by the reader
+	ring   ring
+	mapper stamp.Mapper
+	lost   uint64 // of mapper.Lost, what is counted already
+	// begun says that base is known, again that the early records were looked
+	// at a second time; tries is how often the base may still be worked out.
+	begun bool
+	again bool
+	base  uint32
+	tries int
+}
+
+const (
+	// refusalPause spares a process whose rings are all taken the search for
+	// one with every message.
+	refusalPause = 64
+	// baseTries is after how many messages a connection without a base is left
+	// to the time after the read.
+	baseTries = 64
+)
+
+func (c *filterConn) read(p []byte, _ int64) (int, error) { return c.conn.Read(p) }
+
+func (c *filterConn) arrival(start, end int64, _ stamp.Mono) (stamp.Arrival, bool) {
+	cl := c.claim
+	if cl == nil {
+		if c.pause > 0 {
+			c.pause--
+			return stamp.Arrival{}, false
+		}
+		if cl = c.f.claim(c.rc); cl == nil {
+			c.pause = refusalPause
+			return stamp.Arrival{}, false
+		}
+		c.claim = cl
+	}
+	if !cl.begun && !c.f.begin(cl, c.rc, start) {
+		return stamp.Arrival{}, false
+	}
+	a, ok := cl.mapper.Arrival(&cl.ring, start, end)
+	if !ok && !cl.again {
+		// A run of the program that began before the claim may have put its
+		// record with the early ones after begin had looked there.
+		cl.again = true
+		v, found := c.f.loadEarly(cl.cookie)
+		records, all := v.records(c.f.shift)
+		cl.mapper.Begin(cl.base, records, !found || !all, start)
+		a, ok = cl.mapper.Arrival(&cl.ring, start, end)
+	}
+	if lost := cl.mapper.Lost(); lost != cl.lost {
+		c.f.lost.Add(lost - cl.lost)
+		cl.lost = lost
+	}
+	return a, ok
+}
+
+func (c *filterConn) ignore() error { return setsockopt(c.rc, unix.SO_DETACH_BPF, 0) }
+
+func (c *filterConn) release() {
+	if c.claim != nil {
+		c.f.release(c.claim)
+		c.claim = nil
+	}
+}
+
+// claim gives the connection a ring; nil if there is none. The connection can
+// then have records in the ring, newer ones, and in early, older ones.
+func (f *filter) claim(rc syscall.RawConn) *claim {
+	var cookie uint64
+	var inner error
+	err := rc.Control(func(fd uintptr) { cookie, inner = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE) })
+	if err != nil || inner != nil {
+		return nil
+	}
+	slot, mem, ok := f.slots.take(clock.Mono())
+	if !ok {
+		return nil
+	}
+	cl := &claim{slot: slot, cookie: cookie, ring: newRing(mem, f.shift), tries: baseTries}
+	cl.ring.reset(cookie)
+	if err := f.conns.Put(cookie, slot); err != nil {
+		cl.ring.disown()
+		f.slots.give(slot, clock.Mono())
+		return nil
+	}
+	return cl
+}
+
+func (f *filter) release(cl *claim) {
+	// Neither deletion can fail but for an entry that is not there: early is a
+	// cache, and a second release finds no claim.
+	_ = f.conns.Delete(cl.cookie)
+	_ = f.early.Delete(cl.cookie)
+	cl.ring.disown()
+	f.slots.give(cl.slot, clock.Mono())
+}
+
+// begin finds out where the stream starts in sequence numbers and what came
+// before the ring. It reports false if the start is not known yet.
+func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
+	if cl.tries == 0 {
+		return false
+	}
+	v, found := f.loadEarly(cl.cookie)
+	base, ok := v.Base, found && v.BaseSet != 0
+	if f.plain {
+		ok = found && f.verify(cl, &v, rc)
+	} else if !ok {
+		base, ok = cl.ring.base()
+	}
+	if !ok {
+		cl.tries--
+		if cl.tries == 0 {
+			f.noBase.Add(1)
+		}
+		return false
+	}
+	records, all := v.records(f.shift)
+	cl.mapper.Begin(base, records, !found || !all, now)
+	cl.base, cl.begun = base, true
+	return true
+}
+
+// loadEarly reads the early records. The kernel copies them while the program
+// may be writing, so only a copy that is read twice counts.
+func (f *filter) loadEarly(cookie uint64) (v earlyValue, found bool) {
+	if f.early.Lookup(cookie, &v) != nil {
+		return earlyValue{}, false
+	}
+	for {
+		var again earlyValue
+		if f.early.Lookup(cookie, &again) != nil {
+			return earlyValue{}, false
+		}
+		if again == v {
+			return v, true
+		}
+		v = again
+	}
+}
+
+// records returns what is left, oldest first, and whether that is all there
+// was.
+func (v *earlyValue) records(shift stamp.Mono) (rs []stamp.Record, all bool) {
+	first := uint32(0)
+	if v.Head > stamp.EarlyRecords {
+		first = v.Head - stamp.EarlyRecords
+	}
+	for i := first; i != v.Head; i++ {
+		r := v.Ring[i%stamp.EarlyRecords]
+		if m := stamp.Meta(r.Meta); m.Of(uint64(i)) {
+			rs = append(rs, stamp.MakeRecord(stamp.Mono(r.Time)+shift, m))
+		}
+	}
+	return rs, int(v.Head) == len(rs)
+}
+
+// verify reports whether the lowest sequence number that the program met,
+// v.Base, is the stream's first. The kernel knows how many bytes it received
+// in order; added to the base they must give the end of the furthest segment,
+// unless one is missing or just being received. A base that is off by a
+// segment which no filter saw (one that completed the handshake) fails, since
+// the same bytes are missing from the sum.
+func (f *filter) verify(cl *claim, v *earlyValue, rc syscall.RawConn) bool {
+	head := cl.ring.Head()
+	if v.Head == 0 || head > cl.ring.Size() {
+		return false
+	}
+	records, _ := v.records(f.shift)
+	top := v.Base
+	for _, r := range records {
+		top = later(top, r.Seq+r.Size)
+	}
+	for i := range head {
+		r, ok := cl.ring.Record(i)
+		if !ok {
+			return false
+		}
+		top = later(top, r.Seq+r.Size)
+	}
+	received, err := bytesReceived(rc)
+	if err != nil || cl.ring.Head() != head {
+		return false
+	}
+	again, found := f.loadEarly(cl.cookie)
+	return found && again == *v && top-v.Base == uint32(received)
+}
+
+// later returns the later of two sequence numbers.
+func later(a, b uint32) uint32 {
+	if int32(b-a) > 0 {
+		return b
+	}
+	return a
+}
+
+func bytesReceived(rc syscall.RawConn) (n uint64, err error) {
+	var inner error
+	err = rc.Control(func(fd uintptr) {
+		var info *unix.TCPInfo
+		if info, inner = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); inner == nil {
+			n = info.Bytes_received
+		}
+	})
+	return n, errors.Join(err, inner)
+}

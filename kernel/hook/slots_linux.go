@@ -1,0 +1,277 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// restTime is how long a slot is left alone after its connection let it go. A
+// run of the program that found it under the old owner has ended long before:
+// it is some hundred instructions in softirq.
+const restTime = stamp.Mono(time.Second)
+
+// slotSize returns the bytes of a slot whose ring has that many records.
+func slotSize(records int) int { return stamp.HeaderSize + stamp.RecordSize*records }
+
+// slots owns the memory of record rings. It lies in chunks, which are maps
+// that the program reaches by their number, and is mapped here window by
+// window, since what is mapped counts as resident. Both happen as connections
+// come; a new chunk takes some milliseconds (the kernel waits until no run of
+// the program can still see the old state), so it is made ahead of need, by a
+// goroutine, and nobody waits for it.
+type slots struct {
+	// set once
+	records int
+	window  uint32 // slots per mapped window
+	chunk   uint32 // slots per chunk; a multiple of window
+	limit   uint32 // slots in all
+	// makeChunk makes a further chunk and shows it to the program; nil if all
+	// there will be exist.
+	makeChunk func(number uint32) (*ebpf.Map, error)
+
+	growing sync.WaitGroup
+	mu      struct {
+		sync.Mutex
+		chunks  []*ebpf.Map
+		windows [][]byte
+		// free are slots of mapped windows that were never used, resting those
+		// given back, oldest first.
+		free    []uint32
+		resting fifo
+		taken   uint32
+		busy    bool // a chunk is being made
+		closed  bool
+		refused uint64
+		failure error // of the last attempt to make or map more
+	}
+}
+
+// rest is a slot that is left alone until its time.
+type rest struct {
+	until stamp.Mono
+	slot  uint32
+}
+
+// windowSlots returns the smallest number of slots, at least 256, that fill
+// whole pages.
+func windowSlots() uint32 {
+	// A slot is a multiple of 64 bytes, pages are powers of two.
+	return uint32(max(256, os.Getpagesize()/64))
+}
+
+// take returns a slot to fill and its memory. It fails when the limit is
+// reached or a chunk is still being made.
+func (s *slots) take(now stamp.Mono) (slot uint32, mem []byte, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed || s.mu.taken == s.limit {
+		s.mu.refused++
+		return 0, nil, false
+	}
+	if r, found := s.mu.resting.front(); found && !now.Before(r.until) {
+		s.mu.resting.drop()
+		slot = r.slot
+	} else {
+		if len(s.mu.free) == 0 {
+			s.mapWindowLocked()
+		}
+		last := len(s.mu.free) - 1
+		if last < 0 {
+			s.growLocked()
+			s.mu.refused++
+			return 0, nil, false
+		}
+		slot = s.mu.free[last]
+		s.mu.free = s.mu.free[:last]
+	}
+	s.mu.taken++
+	if left := s.madeLocked() - s.mu.taken; left < s.chunk/2 {
+		s.growLocked()
+	}
+	return slot, s.memLocked(slot), true
+}
+
+// give takes a slot back.
+func (s *slots) give(slot uint32, now stamp.Mono) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.taken--
+	s.mu.resting.push(rest{now + restTime, slot})
+}
+
+// madeLocked returns how many slots have memory in the kernel.
+func (s *slots) madeLocked() uint32 { return min(uint32(len(s.mu.chunks))*s.chunk, s.limit) }
+
+func (s *slots) memLocked(slot uint32) []byte {
+	size := slotSize(s.records)
+	at := int(slot%s.window) * size
+	return s.mu.windows[slot/s.window][at : at+size : at+size]
+}
+
+// mapWindowLocked maps the next window, if its chunk exists.
+func (s *slots) mapWindowLocked() {
+	first := uint32(len(s.mu.windows)) * s.window
+	if first >= s.madeLocked() {
+		return
+	}
+	bytes := int(s.window) * slotSize(s.records)
+	m := s.mu.chunks[first/s.chunk]
+	mem, err := unix.Mmap(m.FD(), int64(first%s.chunk/s.window)*int64(bytes), bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		s.mu.failure = fmt.Errorf("map record rings: %w", err)
+		return
+	}
+	s.mu.windows = append(s.mu.windows, mem)
+	for slot := min(first+s.window, s.limit); slot > first; slot-- {
+		s.mu.free = append(s.mu.free, slot-1)
+	}
+}
+
+// growLocked has a further chunk made, unless that is under way or there are
+// all.
+func (s *slots) growLocked() {
+	number := uint32(len(s.mu.chunks))
+	if s.mu.busy || s.mu.closed || s.makeChunk == nil || number*s.chunk >= s.limit {
+		return
+	}
+	s.mu.busy = true
+	s.growing.Go(func() {
+		m, err := s.makeChunk(number)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.mu.busy = false
+		s.mu.failure = err
+		if err == nil {
+			s.mu.chunks = append(s.mu.chunks, m)
+		}
+	})
+}
+
+// add gives slots its first chunk.
+func (s *slots) add(m *ebpf.Map) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.chunks = append(s.mu.chunks, m)
+}
+
+// close frees the memory. With slots still taken it leaves it in place, since
+// their readers may look at it at any moment, and says so.
+func (s *slots) close() error {
+	s.mu.Lock()
+	s.mu.closed = true
+	s.mu.Unlock()
+	s.growing.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	if s.mu.taken > 0 {
+		errs = append(errs, fmt.Errorf("close with %d connections not released: their rings stay in memory", s.mu.taken))
+	} else {
+		for _, w := range s.mu.windows {
+			errs = append(errs, unix.Munmap(w))
+		}
+		s.mu.windows, s.mu.free, s.mu.resting = nil, nil, fifo{}
+	}
+	for _, m := range s.mu.chunks {
+		errs = append(errs, m.Close())
+	}
+	s.mu.chunks = nil
+	return errors.Join(errs...)
+}
+
+// fifo is a queue of resting slots. Its memory is bounded by the number of
+// slots.
+type fifo struct {
+	items []rest
+	head  int
+}
+
+func (q *fifo) push(r rest) {
+	if q.head > 0 && len(q.items) == cap(q.items) {
+		q.items = q.items[:copy(q.items, q.items[q.head:])]
+		q.head = 0
+	}
+	q.items = append(q.items, r)
+}
+
+func (q *fifo) front() (rest, bool) {
+	if q.head == len(q.items) {
+		return rest{}, false
+	}
+	return q.items[q.head], true
+}
+
+func (q *fifo) drop() { q.head++ }
+
+// ring is one slot's memory as the reader sees it; it implements stamp.Ring.
+type ring struct {
+	// set once
+	mem  []byte
+	mask uint64
+	// shift is added to the kernel's times: nonzero in a time namespace.
+	shift stamp.Mono
+}
+
+func newRing(mem []byte, shift stamp.Mono) ring {
+	return ring{mem: mem, mask: uint64(len(mem)-stamp.HeaderSize)/stamp.RecordSize - 1, shift: shift}
+}
+
+// word returns the aligned 8-byte word at that place, which the kernel may
+// change at any moment.
+func (r *ring) word(at uint64) *uint64 { return (*uint64)(unsafe.Pointer(&r.mem[at&^7])) }
+
+func (r *ring) half(at uint64) *uint32 { return (*uint32)(unsafe.Pointer(&r.mem[at&^3])) }
+
+// reset readies the memory for a new owner.
+//
+// Requires: the program does not reach the slot.
+func (r *ring) reset(cookie uint64) {
+	for at := uint64(0); at < stamp.HeaderSize; at += 8 {
+		atomic.StoreUint64(r.word(at), 0)
+	}
+	for i := range r.mask + 1 {
+		at := stamp.HeaderSize + i*stamp.RecordSize
+		atomic.StoreUint64(r.word(at), 0)
+		atomic.StoreUint64(r.word(at+8), uint64(stamp.BlankMeta(i)))
+	}
+	atomic.StoreUint64(r.word(stamp.OffsetCookie), cookie)
+}
+
+// disown keeps the program from writing more.
+func (r *ring) disown() { atomic.StoreUint64(r.word(stamp.OffsetCookie), 0) }
+
+// base returns the sequence number of stream offset 0, once the program knows.
+func (r *ring) base() (base uint32, ok bool) {
+	ok = atomic.LoadUint32(r.half(stamp.OffsetBaseSet)) != 0
+	return atomic.LoadUint32(r.half(stamp.OffsetBase)), ok
+}
+
+func (r *ring) Head() uint64 { return atomic.LoadUint64(r.word(stamp.OffsetHead)) }
+func (r *ring) Size() uint64 { return r.mask + 1 }
+
+// Record implements stamp.Ring. The program reserves an index, stores the time
+// and publishes by storing meta; a lap later it does so in the same place,
+// where the time changes first. But by then head has moved, which is what is
+// looked at last.
+func (r *ring) Record(index uint64) (stamp.Record, bool) {
+	at := stamp.HeaderSize + (index&r.mask)*stamp.RecordSize
+	meta := stamp.Meta(atomic.LoadUint64(r.word(at + 8)))
+	if !meta.Of(index) {
+		return stamp.Record{}, false
+	}
+	ts := stamp.Mono(atomic.LoadUint64(r.word(at)))
+	if r.Head()-index > r.mask+1 {
+		return stamp.Record{}, false
+	}
+	return stamp.MakeRecord(ts+r.shift, meta), true
+}
