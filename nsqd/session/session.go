@@ -51,7 +51,7 @@ type Session struct {
 
 	need  int         // bytes the next Step needs
 	heard stamp.Mono  // when the last command came, moved by late ticks
-	beat  stamp.Mono  // when the next heartbeat is due
+	beat  stamp.Mono  // when the next heartbeat is due, if there are any
 	fault *wire.Error // refused, and to be sent when outstanding is 0
 	cause error       // why closing
 
@@ -190,10 +190,7 @@ func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
 			return fault
 		}
 		s.identity = id
-		s.beat = stamp.Never
-		if id.HeartbeatInterval > 0 {
-			s.beat = now.Add(id.HeartbeatInterval)
-		}
+		s.beat = now.Add(id.HeartbeatInterval)
 		op.Kind = OpIdentify
 
 	case wire.VerbAuth:

@@ -72,6 +72,9 @@ func TestParseCommandTakesEveryVerb(t *testing.T) {
 				if diff := commandDiff(got, tc.want); diff != "" {
 					t.Fatalf("followed by %q: %s", after, diff)
 				}
+				if cap(got.Body) != len(got.Body) {
+					t.Fatalf("the body of %d bytes can be appended into the next command", len(got.Body))
+				}
 			}
 		})
 	}

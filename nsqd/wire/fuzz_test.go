@@ -37,6 +37,8 @@ func seedCommands(f *testing.F) {
 		[]byte("MPUB t\n\x00\x00\x00\x09\x00\x00\x00\x02\x00\x00\x00\x01a"),
 		[]byte("MPUB t\n\x00\x00\x00\x0a\x00\x00\x00\x01\x00\x00\x00\x01ab"),
 		bytes.Repeat([]byte("x"), MaxLine+1),
+		append(bytes.Repeat([]byte("x"), MaxLine), '\n'),
+		append(bytes.Repeat([]byte("x"), MaxLine-1), '\n'),
 	} {
 		f.Add(in)
 	}
