@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -10,7 +11,8 @@ import (
 // checkInvariants returns the first invariant that l breaks, (1) to (3) of the
 // package comment included. Tests call it after every step.
 func (l *Ledger) checkInvariants() error {
-	for name, t := range l.topics {
+	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
+		t := l.topics[name]
 		free := t.contract
 		for _, m := range t.members {
 			r := m.reserve()
@@ -27,7 +29,8 @@ func (l *Ledger) checkInvariants() error {
 // checkForm is what holds even where brokers reported more than the contract,
 // after the ledger's memory was lost.
 func (l *Ledger) checkForm() error {
-	for name, t := range l.topics {
+	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
+		t := l.topics[name]
 		if t.name != name {
 			return fmt.Errorf("topic %q is kept as %q", t.name, name)
 		}

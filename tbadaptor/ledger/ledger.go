@@ -217,8 +217,6 @@ func (l *Ledger) Hello(id, instance string, held []Held) ([]Grant, error) {
 			m.pending = Grant{}
 		}
 		m.acked, m.ackedEpoch = h.Share, h.Epoch
-		// Invariant (3), where it holds more than we knew of.
-		t.pool = min(t.pool, tokenbucket.Tokens(t.free().Burst)*tokenbucket.Token)
 		grants = append(grants, l.advance(t)...)
 	}
 	return grants, nil
@@ -383,6 +381,8 @@ func (l *Ledger) advance(t *topic) []Grant {
 		moves = append(moves, v)
 	}
 	free := t.free()
+	// Invariant (3), where a broker reported more than we knew of.
+	t.pool = min(t.pool, tokenbucket.Tokens(free.Burst)*tokenbucket.Token)
 	rates := allot(int64(free.Rate), !awaited, moves, func(v *move) int64 { return int64(v.member.target.Rate - v.next.Rate) })
 	bursts := allot(free.Burst, !awaited, moves, func(v *move) int64 { return v.member.target.Burst - v.next.Burst })
 

@@ -1,30 +1,301 @@
 package ledger_test
 
 import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func TestTheFirstSharesComeFull(t *testing.T) {
-	l := ledger.New(100)
-	if _, err := l.Hello("a", "a1", nil); err != nil {
-		t.Fatal(err)
+// Scenarios are files of commands, each with what came of it:
+//
+//	# a comment
+//	hello b1 i1 t=1000/5@7     broker, instance, what it holds: topic=r_l/b_l@epoch
+//	----
+//	grant b1 t 101 2000/6 tokens=6000
+//
+// Shares are in milli-msg/s and messages, tokens in thousandths. -rewrite
+// writes what comes of the commands now.
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
 	}
-	grants, err := l.SetContract("t", tokenbucket.Share{Rate: 3000, Burst: 9}, []share.Assigned{
-		{Broker: "a", Share: tokenbucket.Share{Rate: 2000, Burst: 6}},
-		{Broker: "b", Share: tokenbucket.Share{Rate: 1000, Burst: 3}},
-	})
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			input, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			l := ledger.New(100)
+			answer := false
+			lines := bufio.NewScanner(bytes.NewReader(input))
+			for n := 1; lines.Scan(); n++ {
+				line := lines.Text()
+				switch {
+				case line == "----":
+					answer = true
+				case line == "":
+					answer = false
+					fmt.Fprintln(&out)
+				case answer: // the old one
+				case strings.HasPrefix(line, "#"):
+					fmt.Fprintln(&out, line)
+				case line == "restart": // of the adaptor: the memory is lost
+					l = ledger.New(1000)
+					fmt.Fprintf(&out, "%s\n----\n", line)
+				default:
+					result, err := command(l, strings.Fields(line))
+					if err != nil {
+						t.Fatalf("%s:%d: %v", file, n, err)
+					}
+					fmt.Fprintf(&out, "%s\n----\n%s", line, result)
+					if err := l.CheckForm(); err != nil {
+						t.Fatalf("%s:%d: %v", file, n, err)
+					}
+				}
+			}
+			testkit.Golden(t, file, out.Bytes())
+		})
+	}
+}
+
+func command(l *ledger.Ledger, words []string) (string, error) {
+	name, args := words[0], words[1:]
+	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "set": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "view": 0}
+	if n, ok := need[name]; !ok || len(args) < n {
+		return "", fmt.Errorf("bad command %q", words)
+	}
+	var grants []ledger.Grant
+	var err error
+	switch name {
+	case "hello":
+		var held []ledger.Held
+		for _, a := range args[2:] {
+			h := ledger.Held{}
+			topic, rest, _ := strings.Cut(a, "=")
+			h.Topic = topic
+			if _, err := fmt.Sscanf(rest, "%d/%d@%d", &h.Share.Rate, &h.Share.Burst, &h.Epoch); err != nil {
+				return "", fmt.Errorf("%q: %w", a, err)
+			}
+			held = append(held, h)
+		}
+		grants, err = l.Hello(args[0], args[1], held)
+	case "bye":
+		grants = l.Disconnect(args[0])
+	case "forget":
+		grants, err = l.Forget(args[0])
+	case "set":
+		contract, target, bad := shares(args[1], args[2:])
+		if bad != nil {
+			return "", bad
+		}
+		grants, err = l.SetContract(args[0], contract, target)
+	case "propose":
+		_, target, bad := shares("0/0", args[1:])
+		if bad != nil {
+			return "", bad
+		}
+		grants, err = l.Propose(args[0], target)
+	case "remove":
+		grants = l.Remove(args[0])
+	case "ack":
+		var epoch uint64
+		var released tokenbucket.Tokens
+		s, _, bad := shares(args[3], nil)
+		if bad != nil {
+			return "", bad
+		}
+		if _, err := fmt.Sscan(strings.Join(append([]string{args[2]}, args[4:]...), " "), scan(&epoch, &released, len(args) > 4)...); err != nil {
+			return "", err
+		}
+		grants, err = l.Ack(args[0], args[1], epoch, s, released)
+	case "outstanding":
+		grants = l.Outstanding(args[0])
+	case "view":
+		return view(l), nil
+	}
+	var b strings.Builder
 	if err != nil {
-		t.Fatal(err)
+		fmt.Fprintf(&b, "error: %v\n", err)
 	}
-	if len(grants) != 1 || grants[0].Tokens != 6000 || grants[0].Epoch != 101 {
-		t.Fatalf("grants %+v", grants)
+	for _, g := range grants {
+		fmt.Fprintf(&b, "grant %s %s %d %d/%d tokens=%d\n", g.Broker, g.Topic, g.Epoch, g.Share.Rate, g.Share.Burst, g.Tokens)
 	}
-	grants, err = l.Hello("b", "b1", nil)
-	if err != nil || len(grants) != 1 || grants[0].Tokens != 3000 || grants[0].Broker != "b" {
-		t.Fatalf("grants %+v, error %v", grants, err)
+	return b.String(), nil
+}
+
+func scan(epoch *uint64, released *tokenbucket.Tokens, both bool) []any {
+	if both {
+		return []any{epoch, released}
+	}
+	return []any{epoch}
+}
+
+func shares(contract string, members []string) (c tokenbucket.Share, target []share.Assigned, err error) {
+	if _, err := fmt.Sscanf(contract, "%d/%d", &c.Rate, &c.Burst); err != nil {
+		return c, nil, fmt.Errorf("%q: %w", contract, err)
+	}
+	for _, m := range members {
+		a := share.Assigned{}
+		broker, s, _ := strings.Cut(m, "=")
+		a.Broker = broker
+		if _, err := fmt.Sscanf(s, "%d/%d", &a.Share.Rate, &a.Share.Burst); err != nil {
+			return c, nil, fmt.Errorf("%q: %w", m, err)
+		}
+		target = append(target, a)
+	}
+	return c, target, nil
+}
+
+func view(l *ledger.Ledger) string {
+	var b strings.Builder
+	for _, t := range l.View() {
+		fmt.Fprintf(&b, "topic %s contract %d/%d pool=%d", t.Topic, t.Contract.Rate, t.Contract.Burst, t.Pool)
+		if t.Settled {
+			b.WriteString(" settled")
+		}
+		if t.Removing {
+			b.WriteString(" removing")
+		}
+		b.WriteByte('\n')
+		for _, m := range t.Members {
+			fmt.Fprintf(&b, "  %s target %d/%d granted %d/%d@%d acknowledged %d/%d@%d reserved %d/%d",
+				m.Broker, m.Target.Rate, m.Target.Burst, m.Granted.Rate, m.Granted.Burst, m.GrantedEpoch,
+				m.Acknowledged.Rate, m.Acknowledged.Burst, m.AcknowledgedEpoch, m.Reserved.Rate, m.Reserved.Burst)
+			if !m.Connected {
+				b.WriteString(" away")
+			}
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}
+
+func TestErrorsCanBeTold(t *testing.T) {
+	l := ledger.New(0)
+	must := func(grants []ledger.Grant, err error) []ledger.Grant {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return grants
+	}
+	c := tokenbucket.Share{Rate: 1000, Burst: 2}
+	all := []share.Assigned{{Broker: "a", Share: c}}
+	must(l.Hello("a", "a1", nil))
+	g := must(l.SetContract("t", c, all))[0]
+
+	var conflict *ledger.Conflict
+	if _, err := l.SetContract("t", tokenbucket.Share{Rate: 1000, Burst: 3}, nil); !errors.As(err, &conflict) || conflict.Have != c {
+		t.Errorf("another contract: %v", err)
+	}
+	if _, err := l.Propose("u", nil); !errors.Is(err, ledger.ErrUnknownTopic) {
+		t.Errorf("unknown topic: %v", err)
+	}
+	if _, err := l.Forget("a"); !errors.Is(err, ledger.ErrConnected) {
+		t.Errorf("forget a connected broker: %v", err)
+	}
+	l.Remove("t")
+	var busy *ledger.Busy
+	if _, err := l.SetContract("t", c, all); !errors.As(err, &busy) || len(busy.Brokers) != 1 || busy.Brokers[0] != "a" {
+		t.Errorf("set while being removed: %v", err)
+	}
+	if _, err := l.Propose("t", all); !errors.Is(err, ledger.ErrUnknownTopic) {
+		t.Errorf("propose while being removed: %v", err)
+	}
+	must(l.Hello("a", "a2", nil))
+	if _, err := l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: c, Epoch: g.Epoch}}); !errors.Is(err, ledger.ErrReplaced) {
+		t.Errorf("hello of a replaced instance: %v", err)
+	}
+	if _, known := l.Topic("t"); known {
+		t.Error("the topic is still known, though its only holder was replaced")
+	}
+}
+
+func TestBadInputChangesNothing(t *testing.T) {
+	c := tokenbucket.Share{Rate: 3000, Burst: 9}
+	part := tokenbucket.Share{Rate: 2000, Burst: 6}
+	over := tokenbucket.Share{Rate: 2000, Burst: 1}
+	half := tokenbucket.Share{Rate: 1000}
+	at := func(broker string, s tokenbucket.Share) share.Assigned {
+		return share.Assigned{Broker: broker, Share: s}
+	}
+	setup := func() (*ledger.Ledger, uint64) {
+		l := ledger.New(0)
+		for _, id := range []string{"a", "b"} {
+			if _, err := l.Hello(id, id+"1", nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		grants, err := l.SetContract("t", c, []share.Assigned{at("a", part)})
+		if err != nil || len(grants) != 1 {
+			t.Fatalf("%v, %v", grants, err)
+		}
+		return l, grants[0].Epoch
+	}
+	for _, bad := range []struct {
+		name string
+		call func(l *ledger.Ledger, epoch uint64) ([]ledger.Grant, error)
+		want string
+	}{
+		{"no topic", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.SetContract("", c, nil) }, "without a topic"},
+		{"empty contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.SetContract("u", tokenbucket.Share{}, nil)
+		}, "is empty"},
+		{"half a contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.SetContract("u", half, nil) }, "burst 0"},
+		{"half a share", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.SetContract("u", c, []share.Assigned{at("a", half)})
+		}, `share of broker "a": burst 0`},
+		{"a broker twice", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.Propose("t", []share.Assigned{at("a", over), at("a", over)})
+		}, "appears twice"},
+		{"no broker", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.Propose("t", []share.Assigned{at("", over)})
+		}, "without a broker"},
+		{"more than the contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.Propose("t", []share.Assigned{at("a", part), at("b", over)})
+		}, "sum to more than the contract of 3000 milli-msg/s, burst 9"},
+		{"more than a new contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.SetContract("u", part, []share.Assigned{at("a", c)})
+		}, "sum to more"},
+		{"hello of nobody", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.Hello("", "x", nil) }, "required"},
+		{"hello without an instance", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.Hello("a", "", nil) }, "required"},
+		{"held twice", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) {
+			return l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: part, Epoch: e}, {Topic: "t", Share: part, Epoch: e}})
+		}, "appears twice"},
+		{"held without a topic", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) {
+			return l.Hello("a", "a1", []ledger.Held{{Share: part, Epoch: e}})
+		}, "without a topic"},
+		{"held half", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) {
+			return l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: half, Epoch: e}})
+		}, "burst 0"},
+		{"held without an epoch", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: part}})
+		}, "without an epoch"},
+		{"an epoch never granted", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) { return l.Ack("a", "t", e+1, part, 0) }, "the newest is"},
+		{"another share", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) { return l.Ack("a", "t", e, over, 0) }, "granted was"},
+		{"tokens from nowhere", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) { return l.Ack("a", "t", e, part, 1) }, "outside 0 to 0"},
+		{"negative tokens", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) { return l.Ack("a", "t", e, part, -1) }, "outside 0 to 0"},
+	} {
+		l, epoch := setup()
+		before := view(l)
+		grants, err := bad.call(l, epoch)
+		if err == nil || !strings.Contains(err.Error(), bad.want) {
+			t.Errorf("%s: error %v, want one that says %q", bad.name, err, bad.want)
+		}
+		if len(grants) > 0 || view(l) != before {
+			t.Errorf("%s: granted %+v, and changed\n%sto\n%s", bad.name, grants, before, view(l))
+		}
 	}
 }
