@@ -56,12 +56,13 @@ const FloorPercent = 1
 // Rules returns the names of the rules, sorted.
 func Rules() []string { return []string{Proportional, Static} }
 
-// fractionBits is the resolution of weights made from floating-point numbers:
-// a rate below 2^-40 of the largest counts as zero.
-const fractionBits = 40
-
-// maxBrokers keeps a sum of weights far from overflow.
-const maxBrokers = 1 << 20
+// weightBits is the resolution of weights made from floating-point numbers: a
+// rate below 2^-41 of the largest counts as zero. With maxBrokers it keeps the
+// sum of weights from overflow.
+const (
+	weightBits = 42
+	maxBrokers = 1 << 20
+)
 
 // Split divides total over the brokers of loads by the named rule. The result
 // is sorted by broker, does not depend on the order of loads, and sums to total
@@ -111,11 +112,11 @@ func static(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) 
 
 func proportional(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
 	in := using(loads)
-	rate := fractions(loads, in, func(l Load) float64 { return l.Rate })
+	rate := integers(loads, in, func(l Load) float64 { return l.Rate })
 	if sum(rate) == 0 {
 		rate = present(loads, in, rateOf)
 	}
-	burst := fractions(loads, in, func(l Load) float64 { return float64(l.MaxBacklog) })
+	burst := integers(loads, in, func(l Load) float64 { return float64(l.MaxBacklog) })
 	if sum(burst) == 0 {
 		burst = present(loads, in, burstOf)
 	}
@@ -188,9 +189,10 @@ func present(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int6
 	return weights
 }
 
-// fractions turns measurements into integer weights relative to the largest,
-// so that no sum depends on the order in which floating-point numbers are added.
-func fractions(loads []Load, in []bool, measure func(Load) float64) []int64 {
+// integers turns measurements into integer weights, so that no sum depends on
+// the order in which floating-point numbers are added. All are scaled by the
+// same power of two, which keeps 9 and 1 at nine to one exactly.
+func integers(loads []Load, in []bool, measure func(Load) float64) []int64 {
 	var largest float64
 	for i, l := range loads {
 		if in[i] {
@@ -201,9 +203,10 @@ func fractions(loads []Load, in []bool, measure func(Load) float64) []int64 {
 	if largest == 0 {
 		return weights
 	}
+	_, exponent := math.Frexp(largest)
 	for i, l := range loads {
 		if in[i] {
-			weights[i] = int64(measure(l) / largest * (1 << fractionBits))
+			weights[i] = int64(math.Ldexp(measure(l), weightBits-exponent))
 		}
 	}
 	return weights
