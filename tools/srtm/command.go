@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tools/srtm/plan"
+)
+
+// addressEnv names the loaddistributor where the flag does not.
+const addressEnv = "SRTM_LOADDISTRIBUTOR_ADDRESS"
+
+// The forms of output.
+const (
+	formJSON  = "json"
+	formTable = "table"
+)
+
+// cli is what the commands that talk to a cluster share.
+type cli struct {
+	address string
+	output  string
+	timeout time.Duration
+}
+
+// run executes a command line.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	root := command()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	var coded interface{ ExitCode() int }
+	if errors.As(err, &coded) {
+		return lifecycle.ExitError{Code: coded.ExitCode(), Err: err}
+	}
+	return explain(err)
+}
+
+// command returns the command tree, fresh: cobra keeps state in it.
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "srtm",
+		Short: "Operate an SRTM cluster",
+		Long: `srtm operates an SRTM cluster through the loaddistributor's gRPC API.
+
+Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
+be placed on the brokers there are.`,
+		Version:       obs.Version(),
+		Args:          noArguments,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetVersionTemplate("srtm, {{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(topicCommand(), brokerCommand(), plan.Command())
+	return root
+}
+
+// noArguments and exactly are cobra's checks as usage errors.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
+func oneName(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usagef("%s: want one topic name, got %d arguments", cmd.CommandPath(), len(args))
+	}
+	return nil
+}
+
+func usagef(format string, args ...any) error {
+	return lifecycle.UsageError{Err: fmt.Errorf(format, args...)}
+}
+
+// flags adds the flags of every command that talks to a cluster.
+func (c *cli) flags(cmd *cobra.Command) {
+	address := os.Getenv(addressEnv)
+	if address == "" {
+		address = "127.0.0.1:4170"
+	}
+	cmd.Flags().StringVar(&c.address, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor (environment: "+addressEnv+")")
+	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
+	cmd.Flags().DurationVar(&c.timeout, "timeout", 30*time.Second, "how long to wait for the loaddistributor")
+}
+
+// call runs do with a connection to the loaddistributor.
+func (c *cli) call(cmd *cobra.Command, do func(context.Context, *grpc.ClientConn) error) (err error) {
+	if c.output != formJSON && c.output != formTable {
+		return usagef("--output %q is neither json nor table", c.output)
+	}
+	if c.timeout <= 0 {
+		return usagef("--timeout %v is not positive", c.timeout)
+	}
+	conn, err := grpc.NewClient(c.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return usagef("--loaddistributor-address %q: %v", c.address, err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
+	defer cancel()
+	return do(ctx, conn)
+}
+
+// writeProto prints a message as JSON, with the field names of the .proto.
+func writeProto(w io.Writer, m proto.Message) error {
+	v, err := encode(m)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, v)
+}
+
+// writeProtos prints messages as a JSON array.
+func writeProtos[M proto.Message](w io.Writer, messages []M) error {
+	values := make([]json.RawMessage, len(messages))
+	for i, m := range messages {
+		v, err := encode(m)
+		if err != nil {
+			return err
+		}
+		values[i] = v
+	}
+	return writeJSON(w, values)
+}
+
+// encode returns the message for writeJSON, which lays it out: protojson
+// varies its spacing on purpose.
+func encode(m proto.Message) (json.RawMessage, error) {
+	b, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	return b, nil
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// table prints rows under a head, in columns.
+func table(w io.Writer, head []string, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, strings.Join(head, "\t"))
+	for _, r := range rows {
+		fmt.Fprintln(t, strings.Join(r, "\t"))
+	}
+	return t.Flush()
+}

@@ -1,0 +1,280 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// admin answers as a loaddistributor would, and remembers what it was asked.
+type admin struct {
+	srtmv1.UnimplementedAdminServiceServer
+	created *srtmv1.CreateTopicRequest
+	deleted string
+	refuse  error
+}
+
+func (a *admin) CreateTopic(r *srtmv1.CreateTopicRequest, s grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
+	a.created = r
+	if a.refuse != nil {
+		return a.refuse
+	}
+	if err := s.Send(&srtmv1.CreateTopicResponse{State: srtmv1.TopicState_TOPIC_STATE_PLACING, Message: "2 brokers"}); err != nil {
+		return err
+	}
+	t := topic()
+	t.Spec = proto.Clone(r.GetSpec()).(*srtmv1.TopicSpec)
+	return s.Send(&srtmv1.CreateTopicResponse{State: t.GetState(), Topic: t})
+}
+
+func (a *admin) GetTopic(_ context.Context, r *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
+	if r.GetName() != "sensors" {
+		return nil, status.Errorf(codes.NotFound, "no topic %q", r.GetName())
+	}
+	return &srtmv1.GetTopicResponse{Topic: topic()}, nil
+}
+
+func (a *admin) ListTopics(_ context.Context, r *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {
+	t := topic()
+	if r.GetPageToken() == "" {
+		return &srtmv1.ListTopicsResponse{Topics: []*srtmv1.Topic{t}, NextPageToken: "more"}, nil
+	}
+	t.Spec.Name, t.State, t.Reason = "valves", srtmv1.TopicState_TOPIC_STATE_DEGRADED, "broker b2 is gone"
+	return &srtmv1.ListTopicsResponse{Topics: []*srtmv1.Topic{t}}, nil
+}
+
+func (a *admin) DeleteTopic(_ context.Context, r *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
+	a.deleted = r.GetName()
+	return &srtmv1.DeleteTopicResponse{}, nil
+}
+
+func (a *admin) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	return &srtmv1.ListBrokersResponse{Brokers: []*srtmv1.Broker{
+		{Id: "b1", TcpAddress: "h:4150", HttpAddress: "h:4151", Mcap: 20_000, Allocated: 11_000, Connected: true, Version: "0.1.0"},
+		{Id: "b2", TcpAddress: "h:4250", HttpAddress: "h:4251", Mcap: 20_000, Version: "0.1.0"},
+	}}, nil
+}
+
+func topic() *srtmv1.Topic {
+	l := obs.NewLatency()
+	for range 100 {
+		l.Record(700 * time.Microsecond)
+	}
+	stats := &srtmv1.TopicStats{
+		Interval: durationpb.New(10 * time.Second), Offered: 99_000, Delivered: 100_000, Exceeded: 500,
+		Access: l.Proto(), Delivery: l.Proto(),
+	}
+	met := true
+	return &srtmv1.Topic{
+		Spec: &srtmv1.TopicSpec{
+			Name: "sensors",
+			Contract: &srtmv1.Contract{
+				RateMilli: 11_000_500, Burst: 30,
+				Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Millisecond)},
+			},
+		},
+		State: srtmv1.TopicState_TOPIC_STATE_ACTIVE,
+		Epoch: 3,
+		Quotas: []*srtmv1.BrokerQuota{
+			{BrokerId: "b1", Rate: 6000, Publishers: 600, Share: &srtmv1.Share{RateMilli: 6_000_500, Burst: 17}},
+			{BrokerId: "b2", Rate: 5000, Publishers: 400, Share: &srtmv1.Share{RateMilli: 5_000_000, Burst: 13}},
+		},
+		Status: &srtmv1.TopicStatus{
+			Window: durationpb.New(10 * time.Second),
+			Brokers: []*srtmv1.BrokerTopicStatus{
+				{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 7_000_000, Burst: 18}, Window: stats},
+			},
+			Pooled: stats, ExceedFraction: 0.005, SloMet: &met,
+		},
+	}
+}
+
+// serve starts an API and returns its address.
+func serve(t *testing.T, a *admin) string {
+	t.Helper()
+	ln := testkit.Listen(t)
+	s := grpc.NewServer()
+	srtmv1.RegisterAdminServiceServer(s, a)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ln) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return ln.Addr().String()
+}
+
+func srtm(t *testing.T, address string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if address != "" {
+		args = append(args, "--loaddistributor-address", address)
+	}
+	err = run(t.Context(), args, strings.NewReader(""), &out, &errs)
+	return out.String(), errs.String(), err
+}
+
+func TestOutputs(t *testing.T) {
+	address := serve(t, &admin{})
+	for name, args := range map[string][]string{
+		"broker-list":    {"broker", "list"},
+		"topic-list":     {"topic", "list"},
+		"topic-describe": {"topic", "describe", "sensors"},
+		"topic-delete":   {"topic", "delete", "sensors"},
+		"topic-create":   {"topic", "create", "pumps", "--rate=12.5", "--burst=3"},
+	} {
+		for _, form := range []string{"json", "table"} {
+			t.Run(name+"-"+form, func(t *testing.T) {
+				out, _, err := srtm(t, address, append(args, "--output", form)...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				testkit.Golden(t, filepath.Join("testdata", name+"."+form), []byte(out))
+			})
+		}
+	}
+}
+
+func TestCreateSendsWhatItWasTold(t *testing.T) {
+	a := &admin{}
+	_, progress, err := srtm(t, serve(t, a), "topic", "create", "pumps", "--rate=12.5", "--burst=3", "--slo-quantile=0.9",
+		"--slo-latency=5ms", "--over-limit=reject", "--policy=maxmin", "--share-rule=proportional", "--group=north:50:0.1:4",
+		"--group=:2:1", "--publisher=p1:south:2", "--channel=a", "--channel=b", "--idempotency-key=k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if progress != "placing: 2 brokers\n" {
+		t.Errorf("progress %q", progress)
+	}
+	want := &srtmv1.CreateTopicRequest{
+		IdempotencyKey: "k",
+		Spec: &srtmv1.TopicSpec{
+			Name: "pumps",
+			Contract: &srtmv1.Contract{
+				RateMilli: 12_500, Burst: 3,
+				Slo:       &srtmv1.Slo{Quantile: 0.9, Latency: durationpb.New(5 * time.Millisecond)},
+				OverLimit: srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT,
+			},
+			Groups:          []*srtmv1.PublisherGroup{{Key: "north", Count: 50, Rate: 0.1, Batch: 4}, {Count: 2, Rate: 1}},
+			Publishers:      []*srtmv1.Publisher{{Id: "p1", CorrelationKey: "south", Rate: 2}},
+			PlacementPolicy: "maxmin",
+			ShareRule:       "proportional",
+			Channels:        []string{"a", "b"},
+		},
+	}
+	if !proto.Equal(a.created, want) {
+		t.Errorf("sent %v, want %v", a.created, want)
+	}
+
+	// The JSON form of a specification is what `describe --output json` shows.
+	file := filepath.Join(t.TempDir(), "spec.json")
+	if err := os.WriteFile(file, []byte(`{"contract":{"rate_milli":"12500","burst":"3"},"channels":["a"]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := &admin{}
+	if _, _, err = srtm(t, serve(t, b), "topic", "create", "pumps", "--file", file); err != nil {
+		t.Fatal(err)
+	}
+	if s := b.created.GetSpec(); s.GetName() != "pumps" || s.GetContract().GetRateMilli() != 12_500 || len(s.GetChannels()) != 1 {
+		t.Errorf("sent %v", b.created)
+	}
+}
+
+func TestRefusalsAreExplained(t *testing.T) {
+	with := func(s *status.Status, d protoadapt.MessageV1) error {
+		detailed, err := s.WithDetails(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return detailed.Err()
+	}
+	for _, c := range []struct {
+		refuse error
+		want   string
+		code   int
+	}{
+		{
+			with(status.New(codes.InvalidArgument, "2 faults"), &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
+				{Field: "spec.contract.burst", Description: "0 is less than 1"}, {Field: "spec.name", Description: "is empty"},
+			}}),
+			"spec.contract.burst: 0 is less than 1; spec.name: is empty", 1,
+		},
+		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5}), "infeasible: rcap: need 9, have 5", 3},
+		{status.Error(codes.AlreadyExists, "topic pumps exists"), "topic pumps exists", 1},
+		{status.Error(codes.Unavailable, "broker b1 did not answer"), "the loaddistributor did not do it: broker b1 did not answer", 1},
+	} {
+		_, _, err := srtm(t, serve(t, &admin{refuse: c.refuse}), "topic", "create", "pumps", "--rate=1", "--burst=1")
+		if err == nil || err.Error() != c.want {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+		var coded lifecycle.ExitError
+		if code := 1; errors.As(err, &coded) && coded.Code != c.code || !errors.As(err, &coded) && c.code != code {
+			t.Errorf("%v: exit code %+v, want %d", err, coded, c.code)
+		}
+	}
+}
+
+func TestBadCommandLinesAreUsageErrors(t *testing.T) {
+	for _, args := range []string{
+		"nonsense", "topic nonsense", "topic create", "topic create a b", "topic describe", "topic delete", "broker list x",
+		"broker list --output yaml", "broker list --timeout 0s", "broker list --no-such-flag",
+		"topic create t --over-limit drop", "topic create t --group a", "topic create t --group a:b:1",
+		"topic create t --group a:1:b", "topic create t --group a:1:1:b", "topic create t --publisher a", "topic create t --publisher a:b:c",
+		"topic create t --file x --rate 1", "topic create t --rate fast",
+	} {
+		_, _, err := srtm(t, "", strings.Fields(args)...)
+		var usage lifecycle.UsageError
+		if !errors.As(err, &usage) {
+			t.Errorf("srtm %s: %v, want a usage error", args, err)
+		}
+	}
+	if _, _, err := srtm(t, "", "topic", "create", "--file", "/does/not/exist"); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
+		t.Errorf("a missing file: %v", err)
+	}
+	if _, _, err := srtm(t, "127.0.0.1:1", "topic", "list", "--timeout", "2s"); err == nil {
+		t.Error("nobody listens there")
+	}
+}
+
+func TestTheEnvironmentNamesTheLoadDistributor(t *testing.T) {
+	a := &admin{}
+	t.Setenv(addressEnv, serve(t, a))
+	if _, _, err := srtm(t, "", "topic", "delete", "valves"); err != nil || a.deleted != "valves" {
+		t.Errorf("%v, deleted %q", err, a.deleted)
+	}
+}
+
+func TestPlanAsksForItsExitCode(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "scenario.json")
+	text := `{"brokers":[{"id":"b1","mcap":10,"allocated":0}],"topic":{"name":"t","rate":100,"burst":10}}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := srtm(t, "", "plan", "--file", file)
+	var coded lifecycle.ExitError
+	if !errors.As(err, &coded) || coded.Code != 3 {
+		t.Errorf("%v: want exit code 3", err)
+	}
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+)
+
+// exitInfeasible is the exit code where a topic has no room on the brokers.
+const exitInfeasible = 3
+
+// explain turns a gRPC error into what an operator wants to read: the message,
+// and every fault of the request.
+func explain(err error) error {
+	var remote interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &remote) {
+		return err
+	}
+	s := remote.GRPCStatus()
+	switch s.Code() {
+	case codes.Unavailable:
+		return fmt.Errorf("the loaddistributor did not do it: %s", s.Message())
+	case codes.DeadlineExceeded:
+		return fmt.Errorf("the loaddistributor did not answer in time (see --timeout): %s", s.Message())
+	}
+	var faults []string
+	for _, d := range s.Details() {
+		switch d := d.(type) {
+		case *errdetails.BadRequest:
+			for _, v := range d.GetFieldViolations() {
+				faults = append(faults, v.GetField()+": "+v.GetDescription())
+			}
+		case *srtmv1.Infeasible:
+			return lifecycle.ExitError{
+				Code: exitInfeasible,
+				Err:  fmt.Errorf("infeasible: %s: need %d, have %d", d.GetBound(), d.GetNeed(), d.GetHave()),
+			}
+		}
+	}
+	if len(faults) > 0 {
+		return errors.New(strings.Join(faults, "; "))
+	}
+	return errors.New(s.Message())
+}
