@@ -85,6 +85,7 @@ type conn struct {
 	credit   int
 	inFlight map[wire.MessageID]bool
 	held     []reply // answers withheld, oldest first
+	leaving  bool    // what is read is dropped
 
 	out struct {
 		sync.Mutex
@@ -142,6 +143,28 @@ func (b *Broker) HangUp() {
 	defer b.mu.Unlock()
 	for c := range b.mu.conns {
 		_ = c.Conn.Close() // gone either way
+	}
+}
+
+// Abort is HangUp with a reset, as when a host dies.
+func (b *Broker) Abort() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c := range b.mu.conns {
+		_ = c.Conn.(*net.TCPConn).SetLinger(0) // fails only when closed
+		_ = c.Conn.Close()
+	}
+}
+
+// GiveAway ends all connections as a broker does that gives its publishers
+// away: it answers what it has read, reads no more commands, and half-closes.
+func (b *Broker) GiveAway() {
+	b.Hold(false)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c := range b.mu.conns {
+		c.leaving = true
+		_ = c.Conn.(*net.TCPConn).CloseWrite() // fails only when closed
 	}
 }
 
@@ -293,6 +316,9 @@ func (b *Broker) drop(c *conn) {
 func (b *Broker) handle(c *conn, cmd wire.Command) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if c.leaving {
+		return
+	}
 	switch cmd.Verb {
 	case wire.VerbIdentify:
 		var id wire.IdentifyRequest

@@ -1,0 +1,308 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+	"google.golang.org/grpc"
+	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Resend says which publishes without an answer are sent again.
+type Resend uint8
+
+const (
+	// ResendOrderly: those on a connection that the broker ended in order.
+	ResendOrderly Resend = iota
+	// ResendAlways: all. Each break of a connection may duplicate what was
+	// under way.
+	ResendAlways
+	// ResendNever: none.
+	ResendNever
+)
+
+// Config is a client's. It is copied; its zero value but for Address is usable.
+type Config struct {
+	// Address is the loaddistributor's gRPC host:port.
+	Address string
+	// DialOptions replace the default, a connection without TLS.
+	DialOptions []grpc.DialOption
+	// NSQ is the model for connections to brokers (TLS, timeouts, secrets);
+	// ClientID is overwritten with the publisher's id. Nil means go-nsq's
+	// defaults with a heartbeat of 5 s and a read timeout of 11 s.
+	NSQ *nsq.Config
+	// MaxOutstanding bounds the unanswered publishes of one publisher; more
+	// Publish calls wait. 0 means 256.
+	MaxOutstanding int
+	// Resend says which publishes without an answer are sent again.
+	Resend Resend
+	// DrainTimeout bounds the wait for an old broker's last answers; what is
+	// unanswered then counts as on a broken connection. 0 means 30 s.
+	DrainTimeout time.Duration
+	// Logger gets changes of state; nil: none.
+	Logger *slog.Logger
+}
+
+// Client is one connection to the loaddistributor, shared by any number of
+// publishers, with one Watch stream for each topic.
+type Client struct {
+	// set once
+	cfg    Config
+	log    *slog.Logger
+	conn   *grpc.ClientConn
+	ctx    context.Context // ends with Close
+	cancel context.CancelCauseFunc
+	all    sync.WaitGroup // watches
+
+	mu struct {
+		sync.Mutex
+		closed     bool
+		topics     map[string]*membership
+		publishers map[*Publisher]struct{}
+	}
+}
+
+// membership is the publishers of one topic, and its watch.
+type membership struct {
+	topic      string
+	publishers map[string]*Publisher
+	changed    chan struct{} // closed and replaced when publishers changes
+}
+
+// New returns a client. It connects when it is first needed.
+func New(cfg Config) (*Client, error) {
+	if cfg.Address == "" {
+		return nil, errors.New("client: no address of a loaddistributor")
+	}
+	if cfg.MaxOutstanding < 0 || cfg.DrainTimeout < 0 || cfg.Resend > ResendNever {
+		return nil, fmt.Errorf("client: max outstanding %d and drain timeout %v must not be negative, resend %d must be 0 .. %d",
+			cfg.MaxOutstanding, cfg.DrainTimeout, cfg.Resend, ResendNever)
+	}
+	if cfg.MaxOutstanding == 0 {
+		cfg.MaxOutstanding = 256
+	}
+	if cfg.DrainTimeout == 0 {
+		cfg.DrainTimeout = 30 * time.Second
+	}
+	if cfg.NSQ == nil {
+		cfg.NSQ = nsq.NewConfig()
+		cfg.NSQ.HeartbeatInterval = 5 * time.Second
+		cfg.NSQ.ReadTimeout = 11 * time.Second
+	}
+	if err := cfg.NSQ.Validate(); err != nil {
+		return nil, fmt.Errorf("client: NSQ configuration: %w", err)
+	}
+	if cfg.DialOptions == nil {
+		params := grpc.ConnectParams{Backoff: grpcbackoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
+		params.Backoff.BaseDelay, params.Backoff.MaxDelay = 5*firstBackoff, lastBackoff
+		cfg.DialOptions = []grpc.DialOption{
+			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params),
+		}
+	}
+	c := &Client{cfg: cfg, log: cfg.Logger}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	var err error
+	if c.conn, err = grpc.NewClient(cfg.Address, cfg.DialOptions...); err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	c.mu.topics = map[string]*membership{}
+	c.mu.publishers = map[*Publisher]struct{}{}
+	return c, nil
+}
+
+// Publisher resolves the publisher and connects to its broker. It returns when
+// that is done, or with why it cannot be done before ctx ends: ErrUnknown at
+// once; a topic that is not active yet, a loaddistributor or a broker that
+// cannot be reached, only then. A client has one publisher for a topic and id.
+func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, error) {
+	if !nsq.IsValidTopicName(topic) {
+		return nil, fmt.Errorf("client: topic %q is no valid name", topic)
+	}
+	a, err := resolve(ctx, c.conn, topic, id)
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	p := newPublisher(c, topic, id)
+	if err := c.join(p); err != nil {
+		return nil, err
+	}
+	p.start()
+	p.assigned(a)
+	if err := p.ready(ctx); err != nil {
+		p.abandon()
+		return nil, err
+	}
+	return p, nil
+}
+
+// join makes p a member of its topic, and has the topic watched.
+func (c *Client) join(p *Publisher) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return fmt.Errorf("client: %w", ErrClosed)
+	}
+	m := c.mu.topics[p.topic]
+	if m == nil {
+		m = &membership{topic: p.topic, publishers: map[string]*Publisher{}, changed: make(chan struct{})}
+		c.mu.topics[p.topic] = m
+		c.all.Go(func() { c.watch(m) })
+	}
+	if m.publishers[p.id] != nil {
+		return fmt.Errorf("client: publisher %q of topic %q is open already", p.id, p.topic)
+	}
+	m.publishers[p.id] = p
+	c.mu.publishers[p] = struct{}{}
+	m.changedLocked()
+	return nil
+}
+
+// leave is the end of a membership.
+func (c *Client) leave(p *Publisher) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.mu.topics[p.topic]; m != nil && m.publishers[p.id] == p {
+		delete(m.publishers, p.id)
+		m.changedLocked()
+	}
+	delete(c.mu.publishers, p)
+}
+
+func (m *membership) changedLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// members returns the ids, and what tells of the next change. Without any it
+// forgets the topic: the next to join starts another watch.
+func (c *Client) members(m *membership) (ids []string, changed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id := range m.publishers {
+		ids = append(ids, id)
+	}
+	if len(ids) == 0 {
+		delete(c.mu.topics, m.topic)
+	}
+	return ids, m.changed
+}
+
+// joinPause is how long a watch waits for more publishers to join before it is
+// opened anew for them. They have been resolved, so nobody waits for it.
+const joinPause = 20 * time.Millisecond
+
+// watch keeps one stream for all publishers of a topic.
+func (c *Client) watch(m *membership) {
+	wait := newBackoff()
+	for c.ctx.Err() == nil {
+		ids, changed := c.members(m)
+		if len(ids) == 0 {
+			return
+		}
+		ctx, cancel := context.WithCancelCause(c.ctx)
+		over := make(chan struct{})
+		c.all.Go(func() {
+			defer cancel(errMembership)
+			select {
+			case <-changed:
+			case <-over:
+				return
+			}
+			pause := time.NewTimer(joinPause)
+			defer pause.Stop()
+			select {
+			case <-pause.C:
+			case <-over:
+			case <-c.ctx.Done():
+			}
+		})
+		err := Follow(ctx, c.conn, m.topic, ids, func(assignments []*srtmv1.Assignment) {
+			wait.reset()
+			c.dispatch(m, assignments)
+		})
+		close(over)
+		switch {
+		case errors.Is(err, errMembership), c.ctx.Err() != nil:
+			continue
+		case errors.Is(err, ErrUnknown):
+			c.gone(m, err)
+		}
+		c.log.Warn("watching a topic failed", "topic", m.topic, "error", err)
+		// It may be created again.
+		if wait.sleep(c.ctx) != nil {
+			return
+		}
+	}
+}
+
+// dispatch hands assignments to the publishers they are for.
+func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
+	for _, a := range assignments {
+		c.mu.Lock()
+		p := m.publishers[a.PublisherId]
+		c.mu.Unlock()
+		if p != nil {
+			p.assigned(a)
+		}
+	}
+}
+
+// gone tells all publishers of a topic that it does not exist any more.
+func (c *Client) gone(m *membership, err error) {
+	c.mu.Lock()
+	var all []*Publisher
+	for _, p := range m.publishers {
+		all = append(all, p)
+	}
+	c.mu.Unlock()
+	for _, p := range all {
+		p.vanished(err)
+	}
+}
+
+// Close closes all publishers as their Close does, then the connection to the
+// loaddistributor, and waits for every goroutine.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	c.mu.closed = true
+	var open []*Publisher
+	for p := range c.mu.publishers {
+		open = append(open, p)
+	}
+	c.mu.Unlock()
+	errs := make([]error, len(open))
+	var closing sync.WaitGroup
+	for i, p := range open {
+		closing.Go(func() { errs[i] = p.Close(ctx) })
+	}
+	closing.Wait()
+	c.cancel(ErrClosed)
+	c.all.Wait()
+	return errors.Join(errors.Join(errs...), c.conn.Close())
+}
+
+// NewPublisher opens one publisher with a client of its own, which is closed
+// with it. For many publishers in a process share a Client.
+func NewPublisher(ctx context.Context, cfg Config, topic, id string) (*Publisher, error) {
+	c, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.Publisher(ctx, topic, id)
+	if err != nil {
+		return nil, errors.Join(err, c.Close(ctx))
+	}
+	p.own = c
+	return p, nil
+}

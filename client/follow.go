@@ -1,0 +1,135 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Follow reports where publishers of a topic belong: all of them once, then
+// every change, until ctx ends. No ids means every publisher of the topic.
+// report is called from this goroutine, with an assignment of each publisher
+// that is new or has changed; a repetition is possible after a reconnect, an
+// older epoch is not filtered out.
+//
+// While the loaddistributor cannot be reached, or the topic is not active yet,
+// Follow tries again, and what was reported stands. It returns ErrUnknown when
+// the topic does not exist or is deleted, and otherwise the cause of ctx.
+func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, ids []string, report func([]*srtmv1.Assignment)) error {
+	wait := newBackoff()
+	for {
+		err := followOnce(ctx, conn, topic, ids, func(a []*srtmv1.Assignment) {
+			wait.reset()
+			report(a)
+		})
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		switch status.Code(err) {
+		case codes.NotFound:
+			return fmt.Errorf("%w: %s", ErrUnknown, status.Convert(err).Message())
+		case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented:
+			return fmt.Errorf("watch topic %q: %w", topic, err)
+		}
+		if err := wait.sleep(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// followOnce reads one stream to its end, which always has a reason.
+func followOnce(ctx context.Context, conn grpc.ClientConnInterface, topic string, ids []string, report func([]*srtmv1.Assignment)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream whatever happens
+	stream, err := srtmv1.NewPlacementServiceClient(conn).Watch(ctx, &srtmv1.WatchRequest{Topic: topic, PublisherIds: ids})
+	if err != nil {
+		return err
+	}
+	for {
+		resp, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if len(resp.Assignments) > 0 {
+			report(resp.Assignments)
+		}
+	}
+}
+
+// Bounds of the wait between two attempts at something remote.
+const (
+	firstBackoff = 10 * time.Millisecond
+	lastBackoff  = 2 * time.Second
+)
+
+// backoff doubles a wait and spreads it over its upper half, so that publishers
+// that lost the same broker do not come back at the same instant.
+type backoff struct {
+	next time.Duration
+	rng  *rand.Rand
+}
+
+func newBackoff() *backoff {
+	// Each Hash has a seed of its own.
+	seed := new(maphash.Hash).Sum64()
+	return &backoff{next: firstBackoff, rng: rand.New(rand.NewPCG(seed, 0))}
+}
+
+func (b *backoff) reset() { b.next = firstBackoff }
+
+// take returns the next wait.
+func (b *backoff) take() time.Duration {
+	d := b.next/2 + time.Duration(b.rng.Int64N(int64(b.next/2)))
+	b.next = min(2*b.next, lastBackoff)
+	return d
+}
+
+// sleep waits, or returns the cause of ctx.
+func (b *backoff) sleep(ctx context.Context) error {
+	t := time.NewTimer(b.take())
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// resolve asks once where a publisher belongs, and again while the topic is not
+// active yet or nobody answers.
+func resolve(ctx context.Context, conn grpc.ClientConnInterface, topic, id string) (*srtmv1.Assignment, error) {
+	wait := newBackoff()
+	for {
+		resp, err := srtmv1.NewPlacementServiceClient(conn).Resolve(ctx, &srtmv1.ResolveRequest{Topic: topic, PublisherId: id})
+		if err == nil {
+			return resp.Assignment, nil
+		}
+		what := fmt.Sprintf("resolve publisher %q of topic %q", id, topic)
+		if ctx.Err() == nil {
+			switch status.Code(err) {
+			case codes.NotFound:
+				return nil, fmt.Errorf("%s: %w: %s", what, ErrUnknown, status.Convert(err).Message())
+			case codes.FailedPrecondition, codes.Unavailable, codes.Aborted, codes.ResourceExhausted:
+			default:
+				return nil, fmt.Errorf("%s: %w", what, err)
+			}
+		}
+		if ended := wait.sleep(ctx); ended != nil {
+			// The last answer says more than that time is over.
+			return nil, fmt.Errorf("%s: %w: %s", what, ended, status.Convert(err).Message())
+		}
+	}
+}
+
+// errMembership ends a stream whose set of publishers has changed.
+var errMembership = errors.New("publishers joined or left")

@@ -1,0 +1,227 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Publisher is one publisher of one topic. Its methods are safe for concurrent
+// use.
+type Publisher struct {
+	// set once
+	topic, id string
+	client    *Client
+	own       *Client // closed with the publisher; nil when shared
+	cfg       *nsq.Config
+	limit     int // of unanswered publishes
+	resend    Resend
+	drain     time.Duration
+	log       *slog.Logger
+
+	requests chan *request // unbuffered: what is not taken has not been sent
+	notify   chan struct{} // holds one token: a route or the inbox has something
+	dialled  chan dialled  // at most one dial is under way
+	isReady  chan struct{} // closed by run at the first route
+	closing  chan struct{} // closed by Close: take no more requests
+	kill     chan struct{} // closed by Close: give up what is open
+	over     chan struct{} // closed when run has returned
+	dials    sync.WaitGroup
+	once     struct{ closing, kill sync.Once }
+
+	broker atomic.Pointer[string] // written by run; a stale address is for people only
+
+	inbox struct {
+		sync.Mutex
+		assignment *srtmv1.Assignment // the newest, nil when taken
+		gone       error              // the topic is gone; a later assignment ends that
+		lastError  error              // of dialling, for ready
+	}
+}
+
+// request is one publish under way.
+type request struct {
+	cmd  *nsq.Command
+	done chan error // takes the one result
+
+	// state is queued, sent or abandoned. run moves queued to sent before it
+	// writes and back when nothing was accepted; the caller moves queued to
+	// abandoned when its context ends.
+	state atomic.Int32
+}
+
+const (
+	queued int32 = iota
+	sent
+	abandoned
+)
+
+type dialled struct {
+	route *route
+	err   error
+}
+
+func newPublisher(c *Client, topic, id string) *Publisher {
+	cfg := *c.cfg.NSQ // go-nsq means a Config to be copied so
+	cfg.ClientID = id
+	return &Publisher{
+		topic: topic, id: id, client: c, cfg: &cfg,
+		limit: c.cfg.MaxOutstanding, resend: c.cfg.Resend, drain: c.cfg.DrainTimeout,
+		log:      c.log.With("topic", topic, "publisher", id),
+		requests: make(chan *request), notify: make(chan struct{}, 1), dialled: make(chan dialled, 1),
+		isReady: make(chan struct{}), closing: make(chan struct{}), kill: make(chan struct{}), over: make(chan struct{}),
+	}
+}
+
+func (p *Publisher) start() { go p.run() }
+
+// Publish sends one message and waits for the broker to accept it. The package
+// comment says what the error means. body is copied.
+func (p *Publisher) Publish(ctx context.Context, body []byte) error {
+	return p.publish(ctx, nsq.Publish(p.topic, slices.Clone(body)))
+}
+
+// MultiPublish sends messages that are accepted all or none.
+func (p *Publisher) MultiPublish(ctx context.Context, bodies [][]byte) error {
+	cmd, err := nsq.MultiPublish(p.topic, bodies)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	return p.publish(ctx, cmd)
+}
+
+// DeferredPublish sends a message that is delivered after the delay, which
+// counts in whole milliseconds.
+func (p *Publisher) DeferredPublish(ctx context.Context, delay time.Duration, body []byte) error {
+	return p.publish(ctx, nsq.DeferredPublish(p.topic, delay, slices.Clone(body)))
+}
+
+// Broker returns the address of the broker that the publisher sends to, for
+// people; it may be the next one by now.
+func (p *Publisher) Broker() string {
+	if a := p.broker.Load(); a != nil {
+		return *a
+	}
+	return ""
+}
+
+func (p *Publisher) publish(ctx context.Context, cmd *nsq.Command) error {
+	select {
+	case <-p.closing:
+		return fmt.Errorf("client: %w", ErrClosed)
+	default:
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("client: not sent: %w", err)
+	}
+	r := &request{cmd: cmd, done: make(chan error, 1)}
+	select {
+	case p.requests <- r:
+	case <-ctx.Done():
+		return fmt.Errorf("client: not sent: %w", ctx.Err())
+	case <-p.closing:
+		return fmt.Errorf("client: %w", ErrClosed)
+	}
+	select {
+	case err := <-r.done:
+		return wrap(err)
+	case <-ctx.Done():
+	}
+	if r.state.CompareAndSwap(queued, abandoned) {
+		return fmt.Errorf("client: not sent: %w", ctx.Err())
+	}
+	select {
+	case err := <-r.done: // the answer has come meanwhile
+		return wrap(err)
+	default:
+	}
+	return fmt.Errorf("client: %w: %w", ErrUnanswered, ctx.Err())
+}
+
+func wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("client: %w", err)
+}
+
+// Close refuses new publishes, waits for the answers to those under way, and
+// ends the connection. When ctx ends first it gives up: what was sent fails
+// with ErrUnanswered, what was not with ErrClosed, and Close returns the
+// context's error. In either case it waits for a dial that is under way, at
+// most its timeouts. A second Close waits like the first.
+func (p *Publisher) Close(ctx context.Context) error {
+	p.once.closing.Do(func() { close(p.closing) })
+	var err error
+	select {
+	case <-p.over:
+	case <-ctx.Done():
+		p.once.kill.Do(func() { close(p.kill) })
+		<-p.over
+		err = fmt.Errorf("client: close publisher %q: %w", p.id, ctx.Err())
+	}
+	if p.own != nil {
+		err = errors.Join(err, p.own.Close(ctx))
+	}
+	return err
+}
+
+// abandon closes without draining.
+func (p *Publisher) abandon() {
+	p.once.closing.Do(func() { close(p.closing) })
+	p.once.kill.Do(func() { close(p.kill) })
+	<-p.over
+}
+
+// ready waits for the first connection.
+func (p *Publisher) ready(ctx context.Context) error {
+	select {
+	case <-p.isReady:
+		return nil
+	case <-p.over:
+		return fmt.Errorf("client: %w", ErrClosed)
+	case <-ctx.Done():
+	}
+	p.inbox.Lock()
+	defer p.inbox.Unlock()
+	err := fmt.Errorf("client: publisher %q of topic %q has no broker yet: %w", p.id, p.topic, ctx.Err())
+	if p.inbox.lastError != nil {
+		err = fmt.Errorf("%w; %w", err, p.inbox.lastError)
+	}
+	return err
+}
+
+// assigned takes an assignment, from any goroutine.
+func (p *Publisher) assigned(a *srtmv1.Assignment) {
+	p.inbox.Lock()
+	if old := p.inbox.assignment; old == nil || old.Epoch <= a.Epoch {
+		p.inbox.assignment = a
+	}
+	p.inbox.gone = nil
+	p.inbox.Unlock()
+	p.wake()
+}
+
+// vanished takes the news that the topic is gone.
+func (p *Publisher) vanished(err error) {
+	p.inbox.Lock()
+	p.inbox.gone = err
+	p.inbox.Unlock()
+	p.wake()
+}
+
+func (p *Publisher) wake() {
+	select {
+	case p.notify <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,343 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// sender is what Publisher.run owns: the only place that decides what is sent
+// where.
+//
+// Invariant: requests are answered, or fail, in the order in which they came,
+// except that one whose context ends is taken out.
+// Invariant: at most one of cur and old has open requests, and nothing is
+// written to cur while old has any.
+type sender struct {
+	p *Publisher
+
+	epoch  uint64
+	target string // where the publisher belongs; "" before the first assignment
+	gone   error  // the topic does not exist now
+
+	// cur is in use, or nil. next is connected and takes over when cur has no
+	// open request; until then nothing is written.
+	cur, next *route
+	dialling  bool
+	wait      *backoff
+	retry     *time.Timer
+	drain     *time.Timer // runs while next waits for cur
+	// queue is to be sent again, before anything new.
+	queue []*request
+}
+
+// run is the publisher's life.
+func (p *Publisher) run() {
+	defer close(p.over)
+	s := &sender{p: p, wait: newBackoff(), retry: stopped(), drain: stopped()}
+	defer s.end()
+	for {
+		var requests <-chan *request
+		closing := p.closing
+		select {
+		case <-p.closing:
+			if s.idle() {
+				return
+			}
+			closing = nil
+		default:
+			if s.canTake() {
+				requests = p.requests
+			}
+		}
+		select {
+		case r := <-requests:
+			s.queue = append(s.queue, r)
+		case <-p.notify:
+			s.readInbox()
+		case d := <-p.dialled:
+			s.connected(d)
+		case <-s.retry.C:
+			s.connect()
+		case <-s.drain.C:
+			if s.next != nil && s.cur != nil {
+				s.lose(s.cur, fmt.Errorf("no last answer within %v", p.drain))
+			}
+		case <-closing:
+		case <-p.kill:
+			return
+		}
+		s.receive(s.cur)
+		s.receive(s.next)
+		s.send()
+	}
+}
+
+func stopped() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}
+
+// canTake: a new request could be sent now, or fail at once.
+func (s *sender) canTake() bool {
+	return len(s.queue) == 0 && (s.gone != nil || s.canSend())
+}
+
+func (s *sender) canSend() bool {
+	return s.cur != nil && s.next == nil && s.gone == nil && len(s.cur.open) < s.p.limit
+}
+
+// idle: nothing is under way.
+func (s *sender) idle() bool {
+	return len(s.queue) == 0 && (s.cur == nil || len(s.cur.open) == 0)
+}
+
+// end gives up what is left.
+func (s *sender) end() {
+	s.retry.Stop()
+	s.drain.Stop()
+	for _, r := range s.queue {
+		r.done <- ErrClosed
+	}
+	for _, rt := range []*route{s.cur, s.next} {
+		if rt == nil {
+			continue
+		}
+		for _, r := range rt.open {
+			r.done <- fmt.Errorf("%w: the publisher was closed", ErrUnanswered)
+		}
+		rt.close()
+	}
+	s.p.dials.Wait()
+	select {
+	case d := <-s.p.dialled:
+		if d.route != nil {
+			d.route.close()
+		}
+	default:
+	}
+	s.p.client.leave(s.p)
+}
+
+// readInbox acts on a new assignment.
+func (s *sender) readInbox() {
+	p := s.p
+	p.inbox.Lock()
+	a, gone := p.inbox.assignment, p.inbox.gone
+	p.inbox.assignment = nil
+	p.inbox.Unlock()
+	if gone != nil && s.gone == nil {
+		p.log.Warn("the topic is gone", "error", gone)
+		for _, r := range s.queue {
+			r.done <- gone
+		}
+		s.queue = nil
+	}
+	s.gone = gone
+	if a == nil || a.Epoch < s.epoch || a.TcpAddress == "" {
+		return
+	}
+	s.epoch = a.Epoch
+	if a.TcpAddress == s.target {
+		return
+	}
+	if s.target != "" {
+		p.log.Info("moving", "from", s.target, "address", a.TcpAddress, "epoch", a.Epoch)
+	}
+	s.target = a.TcpAddress
+	if s.next != nil {
+		s.next.close()
+		s.next = nil
+		s.drain.Stop()
+	}
+	s.wait.reset()
+	s.connect()
+}
+
+// connect dials the target unless that is settled or under way.
+func (s *sender) connect() {
+	if s.dialling || s.next != nil || s.target == "" || s.cur != nil && s.cur.address == s.target {
+		return
+	}
+	s.retry.Stop()
+	s.dialling = true
+	p, address := s.p, s.target
+	p.dials.Go(func() {
+		r, err := dial(address, p.cfg, p.limit, p.notify, p.log)
+		p.dialled <- dialled{r, err}
+	})
+}
+
+// connected takes the result of a dial.
+func (s *sender) connected(d dialled) {
+	s.dialling = false
+	p := s.p
+	if d.err != nil {
+		p.inbox.Lock()
+		p.inbox.lastError = d.err
+		p.inbox.Unlock()
+		p.log.Warn("no connection", "error", d.err)
+		s.retry.Reset(s.wait.take())
+		return
+	}
+	if d.route.address != s.target || s.cur != nil && s.cur.address == s.target {
+		d.route.close() // the target has changed meanwhile
+		s.connect()
+		return
+	}
+	s.next = d.route
+	if s.cur != nil && len(s.cur.open) > 0 {
+		s.drain.Reset(p.drain)
+		return
+	}
+	s.takeOver()
+}
+
+// takeOver makes next the route in use.
+//
+// Requires: cur is nil or has no open request.
+func (s *sender) takeOver() {
+	if s.cur != nil {
+		s.cur.close()
+	}
+	s.cur, s.next = s.next, nil
+	s.drain.Stop()
+	p := s.p
+	p.broker.Store(&s.cur.address)
+	p.log.Info("connected", "address", s.cur.address)
+	select {
+	case <-p.isReady:
+	default:
+		close(p.isReady)
+	}
+}
+
+func settle(r *request, a answer) {
+	if a.refused != nil {
+		r.done <- a.refused
+	} else {
+		r.done <- nil
+	}
+}
+
+// receive settles what a route's broker has answered.
+func (s *sender) receive(r *route) {
+	if r == nil {
+		return
+	}
+	answers, ended := r.take()
+	for _, a := range answers {
+		if len(r.open) == 0 {
+			ended = errSurplus
+			break
+		}
+		first := r.open[0]
+		r.open = r.open[1:]
+		settle(first, a)
+		s.wait.reset() // it is a broker that works
+		if a.refused != nil && wire.ErrorCode(a.refused.Code).Fatal() {
+			// It ends the connection next; what is written now would be lost.
+			ended = a.refused
+			break
+		}
+	}
+	if ended != nil {
+		s.lose(r, ended)
+		return
+	}
+	if r == s.cur && s.next != nil && len(r.open) == 0 {
+		s.takeOver()
+	}
+}
+
+// lose is the end of a route that we did not want. What was open is queued
+// again where that is safe, and fails where it is not.
+func (s *sender) lose(r *route, cause error) {
+	p := s.p
+	r.close()
+	if r == s.next {
+		s.next = nil
+		s.drain.Stop()
+		s.retry.Reset(s.wait.take())
+		return
+	}
+	p.log.Warn("connection lost", "address", r.address, "count", len(r.open), "error", cause)
+	again := p.resend == ResendAlways || p.resend == ResendOrderly && orderly(cause)
+	var queue []*request
+	for _, req := range r.open {
+		switch {
+		case !again:
+			req.done <- fmt.Errorf("%w: broker %s: %w", ErrUnanswered, r.address, cause)
+		case s.gone != nil:
+			req.done <- s.gone
+		default:
+			req.state.Store(queued)
+			queue = append(queue, req)
+		}
+	}
+	s.queue = append(queue, s.queue...)
+	s.cur = nil
+	if s.next != nil {
+		s.takeOver()
+		return
+	}
+	// Not at once: a broker may accept connections only to end them.
+	s.retry.Reset(s.wait.take())
+}
+
+// send writes what may be written.
+func (s *sender) send() {
+	for len(s.queue) > 0 {
+		r := s.queue[0]
+		switch {
+		case r.state.Load() == abandoned:
+			s.queue = s.queue[1:]
+		case s.gone != nil:
+			s.queue = s.queue[1:]
+			r.done <- s.gone
+		case !s.canSend():
+			return
+		case !r.state.CompareAndSwap(queued, sent):
+			s.queue = s.queue[1:] // its context has just ended
+		default:
+			s.queue = s.queue[1:]
+			cur := s.cur
+			cur.open = append(cur.open, r)
+			if err := cur.conn.WriteCommand(r.cmd); err != nil {
+				s.writeFailed(cur, err)
+			}
+		}
+	}
+	s.queue = nil
+}
+
+// writeFailed settles a publish that go-nsq could not write. Part of it may
+// have left, but not its end, so the broker cannot have accepted it; unless a
+// compressor is between, whose own end may be all that is missing.
+func (s *sender) writeFailed(r *route, err error) {
+	last := r.open[len(r.open)-1]
+	r.open = r.open[:len(r.open)-1]
+	// What was answered before the break counts.
+	answers, _ := r.take() // err is as good a reason
+	for _, a := range answers {
+		if len(r.open) == 0 {
+			break
+		}
+		settle(r.open[0], a)
+		r.open = r.open[1:]
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF // a write has no orderly end
+	}
+	if s.p.cfg.Deflate || s.p.cfg.Snappy {
+		r.open = append(r.open, last)
+	} else {
+		last.state.Store(queued)
+		s.queue = append([]*request{last}, s.queue...)
+	}
+	s.lose(r, err)
+}
