@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Config of a cluster. Immutable.
+type Config struct {
+	Brokers int   // how many; 1 .. 100
+	Mcap    int64 // greatest rate of each within the SLO, msg/s; > 0
+	BinDir  string
+	LogDir  string
+	// BrokerFlags are given to every broker besides its own.
+	BrokerFlags []string
+	// StartTimeout bounds the time until all have joined.
+	StartTimeout time.Duration
+}
+
+// Validate reports all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Brokers < 1 || c.Brokers > 100 {
+		errs = append(errs, fmt.Errorf("%d brokers: want 1 to 100", c.Brokers))
+	}
+	if c.Mcap <= 0 {
+		errs = append(errs, fmt.Errorf("mcap %d msg/s is not positive", c.Mcap))
+	}
+	if c.StartTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("start timeout %v is not positive", c.StartTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	// Set once.
+	Conn   *grpc.ClientConn // to the loaddistributor
+	GRPC   string           // its address
+	Lookup string           // host:port of its nsqlookupd-compatible HTTP
+
+	// Owned by the caller's goroutine.
+	processes []*Process // in the order of their start
+}
+
+// Start starts a cluster and waits until every broker has joined. On an error
+// nothing keeps running.
+func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	addresses, err := freeAddresses(4)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{GRPC: addresses[0], Lookup: addresses[1]}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Stop())
+		}
+	}()
+	start := func(name, binary string, args ...string) error {
+		p, err := startProcess(name, filepath.Join(cfg.BinDir, binary), filepath.Join(cfg.LogDir, name+".log"), args)
+		if err != nil {
+			return err
+		}
+		c.processes = append(c.processes, p)
+		return nil
+	}
+	adaptor := addresses[2]
+	if err := start("tbadaptor", "tbadaptor", "--grpc-address", adaptor, "--http-address", addresses[3]); err != nil {
+		return nil, err
+	}
+	if err := start("loaddistributor", "loaddistributor",
+		"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tbadaptor-address", adaptor); err != nil {
+		return nil, err
+	}
+	for i := 1; i <= cfg.Brokers; i++ {
+		name := "broker" + strconv.Itoa(i)
+		// A broker finds free ports itself and tells the loaddistributor.
+		args := []string{
+			"--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--broadcast-address", "127.0.0.1",
+			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC,
+		}
+		if err := start(name, "nsqd", append(args, cfg.BrokerFlags...)...); err != nil {
+			return nil, err
+		}
+	}
+	if c.Conn, err = grpc.NewClient(c.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		return nil, fmt.Errorf("loaddistributor at %s: %w", c.GRPC, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.StartTimeout)
+	defer cancel()
+	return c, c.await(ctx, cfg.Brokers)
+}
+
+// await returns when all brokers have joined, or a process has died.
+func (c *Cluster) await(ctx context.Context, brokers int) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		joined := 0
+		r, err := srtmv1.NewAdminServiceClient(c.Conn).ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+		for _, b := range r.GetBrokers() {
+			if b.GetConnected() {
+				joined++
+			}
+		}
+		if joined == brokers {
+			return nil
+		}
+		if err := c.Died(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("%d of %d brokers have joined: %w", joined, brokers, context.Cause(ctx)), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Died returns an error that names every process that ended by itself.
+func (c *Cluster) Died() error {
+	var errs []error
+	for _, p := range c.processes {
+		select {
+		case <-p.Done():
+			errs = append(errs, p.failure())
+		default:
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Processes returns the cluster's processes, in the order of their start.
+func (c *Cluster) Processes() []*Process { return c.processes }
+
+// Stop ends the processes, the last one started first, each within a bound.
+// The error names those that failed.
+func (c *Cluster) Stop() error {
+	var errs []error
+	if c.Conn != nil {
+		errs = append(errs, c.Conn.Close())
+	}
+	for _, p := range c.processes {
+		p.signalStop()
+	}
+	for i := len(c.processes) - 1; i >= 0; i-- {
+		errs = append(errs, c.processes[i].Stop())
+	}
+	return errors.Join(errs...)
+}
+
+// freeAddresses finds ports on loopback that nobody listens on now. Another
+// process may take one before it is used; the start then fails and says so.
+func freeAddresses(n int) ([]string, error) {
+	addresses := make([]string, n)
+	for i := range addresses {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("find a free port: %w", err)
+		}
+		defer ln.Close() // after all are found, so that they differ
+		addresses[i] = ln.Addr().String()
+	}
+	return addresses, nil
+}

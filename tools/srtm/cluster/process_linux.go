@@ -1,0 +1,16 @@
+package cluster
+
+import (
+	"runtime"
+	"syscall"
+)
+
+func childAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+}
+
+// lockThread keeps the goroutine on its thread until the result is called.
+func lockThread() (unlock func()) {
+	runtime.LockOSThread()
+	return runtime.UnlockOSThread
+}
