@@ -9,9 +9,12 @@ import (
 	"time"
 
 	"github.com/nsqio/go-nsq"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
@@ -236,7 +239,7 @@ func (c *Client) watch(m *membership) {
 		case errors.Is(err, errMembership), c.ctx.Err() != nil:
 			continue
 		case errors.Is(err, ErrUnknown):
-			c.gone(m, err)
+			c.recheck(m, err)
 		}
 		c.log.Warn("watching a topic failed", "topic", m.topic, "error", err)
 		// It may be created again.
@@ -258,8 +261,10 @@ func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 	}
 }
 
-// gone tells all publishers of a topic that it does not exist any more.
-func (c *Client) gone(m *membership, err error) {
+// recheck finds out for whom a stream ended with err: for all publishers of a
+// topic that is gone, or for one that is not in the topic any more, which must
+// not take the others with it.
+func (c *Client) recheck(m *membership, err error) {
 	c.mu.Lock()
 	var all []*Publisher
 	for _, p := range m.publishers {
@@ -267,8 +272,34 @@ func (c *Client) gone(m *membership, err error) {
 	}
 	c.mu.Unlock()
 	for _, p := range all {
-		p.vanished(err)
+		resp, one := srtmv1.NewPlacementServiceClient(c.conn).Resolve(c.ctx, &srtmv1.ResolveRequest{Topic: p.topic, PublisherId: p.id})
+		switch {
+		case one == nil:
+			p.assigned(resp.Assignment)
+		case status.Code(one) == codes.NotFound && reason(one) == publisherUnknown:
+			p.vanished(fmt.Errorf("%w: %s", ErrUnknown, status.Convert(one).Message()))
+		case status.Code(one) == codes.NotFound:
+			for _, p := range all {
+				p.vanished(err)
+			}
+			return
+		default:
+			return // nothing is known; the next stream will tell
+		}
 	}
+}
+
+// publisherUnknown is the reason, in a NOT_FOUND's ErrorInfo, that tells a
+// missing publisher from a missing topic.
+const publisherUnknown = "PUBLISHER_UNKNOWN"
+
+func reason(err error) string {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			return info.Reason
+		}
+	}
+	return ""
 }
 
 // Close closes all publishers as their Close does, then the connection to the

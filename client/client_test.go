@@ -506,6 +506,17 @@ var _ = Describe("a publisher", func() {
 			Expect(openNow).To(Equal(1))
 			Expect(opened).To(BeNumerically("<", len(ids)), "streams are not opened one by one")
 		})
+		It("does not let one publisher's removal touch the others", func() {
+			p, q := open("p"), open("q")
+			placement.Remove(topic, "p")
+			Eventually(func() error { return p.Publish(ctx, []byte("1")) }).Should(MatchError(client.ErrUnknown))
+			Expect(q.Publish(ctx, []byte("2"))).To(Succeed())
+			place(b, "q")
+			Eventually(q.Broker).Should(Equal(b.Address()))
+			Expect(p.Publish(ctx, []byte("3"))).To(MatchError(client.ErrUnknown))
+			place(b, "p")
+			Eventually(func() error { return p.Publish(ctx, []byte("4")) }).Should(Succeed())
+		})
 		It("ends what is published to a deleted topic, until there is one again", func() {
 			p := open("p")
 			placement.Delete(topic)

@@ -26,7 +26,11 @@ type sender struct {
 	// cur is in use, or nil. next is connected and takes over when cur has no
 	// open request; until then nothing is written.
 	cur, next *route
-	dialling  bool
+	// retired: cur is of a topic that is gone. Nothing is written to it, since
+	// a publish would create the topic anew there, without its contract; it is
+	// closed after its last answer.
+	retired  bool
+	dialling bool
 	wait      *backoff
 	retry     *time.Timer
 	drain     *time.Timer // runs while next waits for cur
@@ -88,7 +92,7 @@ func (s *sender) canTake() bool {
 }
 
 func (s *sender) canSend() bool {
-	return s.cur != nil && s.next == nil && s.gone == nil && len(s.cur.open) < s.p.limit
+	return s.cur != nil && s.next == nil && !s.retired && s.gone == nil && len(s.cur.open) < s.p.limit
 }
 
 // idle: nothing is under way.
@@ -136,6 +140,17 @@ func (s *sender) readInbox() {
 			r.done <- gone
 		}
 		s.queue = nil
+		// Where it comes back, and from which epoch on, is another matter.
+		s.target, s.epoch = "", 0
+		if s.next != nil {
+			s.next.close()
+			s.next = nil
+			s.drain.Stop()
+		}
+		if s.cur != nil {
+			s.retired = true
+			s.retire()
+		}
 	}
 	s.gone = gone
 	if a == nil || a.Epoch < s.epoch || a.TcpAddress == "" {
@@ -160,7 +175,7 @@ func (s *sender) readInbox() {
 
 // connect dials the target unless that is settled or under way.
 func (s *sender) connect() {
-	if s.dialling || s.next != nil || s.target == "" || s.cur != nil && s.cur.address == s.target {
+	if s.dialling || s.next != nil || s.target == "" || s.cur != nil && (s.retired || s.cur.address == s.target) {
 		return
 	}
 	s.retry.Stop()
@@ -249,8 +264,21 @@ func (s *sender) receive(r *route) {
 		s.lose(r, ended)
 		return
 	}
-	if r == s.cur && s.next != nil && len(r.open) == 0 {
+	switch {
+	case r != s.cur || len(r.open) > 0:
+	case s.retired:
+		s.retire()
+	case s.next != nil:
 		s.takeOver()
+	}
+}
+
+// retire closes a retired route once it has had its last answer.
+func (s *sender) retire() {
+	if len(s.cur.open) == 0 {
+		s.cur.close()
+		s.cur, s.retired = nil, false
+		s.connect()
 	}
 }
 
@@ -280,7 +308,7 @@ func (s *sender) lose(r *route, cause error) {
 		}
 	}
 	s.queue = append(queue, s.queue...)
-	s.cur = nil
+	s.cur, s.retired = nil, false
 	if s.next != nil {
 		s.takeOver()
 		return

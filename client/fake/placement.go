@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -110,6 +111,15 @@ func (p *Placement) Place(topic, address string, publishers ...string) {
 // Prepare creates a topic that is not active yet.
 func (p *Placement) Prepare(topic string) { p.update(topic, func(t *placed) { t.active = false }) }
 
+// Remove takes publishers out of a topic.
+func (p *Placement) Remove(topic string, publishers ...string) {
+	p.update(topic, func(t *placed) {
+		for _, id := range publishers {
+			delete(t.at, id)
+		}
+	})
+}
+
 // Delete deletes a topic.
 func (p *Placement) Delete(topic string) {
 	p.update(topic, func(t *placed) {
@@ -149,7 +159,12 @@ func (p *Placement) lookup(topic string, ids []string) ([]*srtmv1.Assignment, ui
 	for _, id := range ids {
 		a := t.at[id]
 		if a == nil {
-			return nil, 0, nil, status.Errorf(codes.NotFound, "publisher %q of topic %q is unknown", id, topic)
+			s, err := status.Newf(codes.NotFound, "publisher %q of topic %q is unknown", id, topic).
+				WithDetails(&errdetails.ErrorInfo{Reason: "PUBLISHER_UNKNOWN", Domain: "srtm.io"})
+			if err != nil {
+				panic(err) // a message of ours
+			}
+			return nil, 0, nil, s.Err()
 		}
 		found = append(found, a)
 	}
