@@ -85,7 +85,7 @@ type cmsgConn struct {
 	errno syscall.Errno
 	// stamps are the kernel's times by the end of the read they came with; a
 	// read without one has the time 0.
-	stamps stamp.Reads
+	stamps stamp.Reads[stamp.Mono]
 	// ahead is how far CLOCK_REALTIME was ahead of CLOCK_MONOTONIC at the last
 	// read.
 	ahead stamp.Mono

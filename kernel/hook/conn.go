@@ -17,7 +17,7 @@ type Conn struct {
 	shard uint32
 
 	// owned by the reader
-	reads stamp.Reads
+	reads stamp.Reads[stamp.Mono] // when each returned
 }
 
 // Read reads from the connection like net.Conn.Read, and notes how far and
@@ -49,6 +49,12 @@ func (c *Conn) Offset() int64 { return c.reads.End() }
 // Requires: start < end <= Offset(); start not below the start of the call
 // before.
 func (c *Conn) Arrival(start, end int64) stamp.Arrival {
+	a := c.arrivalOf(start, end)
+	c.count(a.Source)
+	return a
+}
+
+func (c *Conn) arrivalOf(start, end int64) stamp.Arrival {
 	read, ok := c.reads.At(end - 1)
 	if !ok {
 		// Nobody can ask for bytes not read yet but by mistake; now is the only
@@ -64,9 +70,12 @@ func (c *Conn) Arrival(start, end int64) stamp.Arrival {
 			}
 		}
 	}
-	c.s.arrivals[c.shard].by[a.Source].Add(1)
 	return a
 }
+
+func (c *Conn) count(s stamp.Source) { c.s.arrivals[c.shard].by[s].Add(1) }
+
+func (c *Conn) raw() *Conn { return c }
 
 // Ignore says that no further stamps are wanted, as on a subscriber's
 // connection: it spares every segment the work of being noted. Arrival then

@@ -1,9 +1,26 @@
-package hook_test
+package hook
 
 import (
+	"fmt"
+	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// childEnv names what this binary is to do instead of running tests, when a
+// test started it with other privileges or in another namespace.
+const childEnv = "SRTM_HOOK_CHILD"
+
+var children = map[string]func() error{}
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childEnv); name != "" {
+		if err := children[name](); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	testkit.Main(m)
+}

@@ -32,9 +32,10 @@ func slotSize(records int) int { return stamp.HeaderSize + stamp.RecordSize*reco
 type slots struct {
 	// set once
 	records int
-	window  uint32 // slots per mapped window
-	chunk   uint32 // slots per chunk; a multiple of window
-	limit   uint32 // slots in all
+	window  uint32     // slots per mapped window
+	chunk   uint32     // slots per chunk; a multiple of window
+	limit   uint32     // slots in all
+	rest    stamp.Mono // how long a slot is left alone
 	// makeChunk makes a further chunk and shows it to the program; nil if all
 	// there will be exist.
 	makeChunk func(number uint32) (*ebpf.Map, error)
@@ -56,8 +57,8 @@ type slots struct {
 	}
 }
 
-// rest is a slot that is left alone until its time.
-type rest struct {
+// resting is a slot that is left alone until its time.
+type resting struct {
 	until stamp.Mono
 	slot  uint32
 }
@@ -106,7 +107,7 @@ func (s *slots) give(slot uint32, now stamp.Mono) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.taken--
-	s.mu.resting.push(rest{now + restTime, slot})
+	s.mu.resting.push(resting{now + s.rest, slot})
 }
 
 // madeLocked returns how many slots have memory in the kernel.
@@ -192,11 +193,11 @@ func (s *slots) close() error {
 // fifo is a queue of resting slots. Its memory is bounded by the number of
 // slots.
 type fifo struct {
-	items []rest
+	items []resting
 	head  int
 }
 
-func (q *fifo) push(r rest) {
+func (q *fifo) push(r resting) {
 	if q.head > 0 && len(q.items) == cap(q.items) {
 		q.items = q.items[:copy(q.items, q.items[q.head:])]
 		q.head = 0
@@ -204,9 +205,9 @@ func (q *fifo) push(r rest) {
 	q.items = append(q.items, r)
 }
 
-func (q *fifo) front() (rest, bool) {
+func (q *fifo) front() (resting, bool) {
 	if q.head == len(q.items) {
-		return rest{}, false
+		return resting{}, false
 	}
 	return q.items[q.head], true
 }

@@ -5,45 +5,57 @@ package stamp
 // serve a driver that parses late, after it was held back by a full queue.
 const readsKept = 4
 
-// Reads remembers when the last few reads of one stream ended, and where.
-// The zero value has seen no read. Not safe for concurrent use.
+// Reads remembers where the last few reads of one stream ended, and something
+// about each: when it returned, say. The zero value has seen no read. Not safe
+// for concurrent use.
 //
 // Invariant: ends never decrease from an older to a newer entry.
-type Reads struct {
+type Reads[T any] struct {
 	// owned by the stream's reader
 	count uint64
 	last  [readsKept]struct {
-		end int64
-		at  Mono
+		end   int64
+		about T
 	}
 }
 
 // Note records a read that ended at stream offset end (one past its last
-// byte) and returned at the given time.
+// byte).
 //
 // Requires: end not below the end of the read before.
-func (r *Reads) Note(end int64, at Mono) {
+func (r *Reads[T]) Note(end int64, about T) {
 	e := &r.last[r.count%readsKept]
-	e.end, e.at = end, at
+	e.end, e.about = end, about
 	r.count++
 }
 
-// At returns when the read that brought the byte at offset off returned. A
-// read that is forgotten is answered with the oldest one still known, which
-// is later; ok is false when no read has brought that byte yet.
-func (r *Reads) At(off int64) (at Mono, ok bool) {
+// At returns what was noted about the read that brought the byte at offset
+// off. For a read that is forgotten it answers with the oldest one still known;
+// ok is false when no read has brought that byte yet.
+func (r *Reads[T]) At(off int64) (about T, ok bool) {
 	for i := r.count; i > 0 && r.count-i < readsKept; i-- {
 		e := &r.last[(i-1)%readsKept]
 		if e.end <= off {
 			break
 		}
-		at, ok = e.at, true
+		about, ok = e.about, true
 	}
-	return at, ok
+	return about, ok
+}
+
+// Before returns what was noted about the last read that ended before the byte
+// at offset off; ok is false if there was none or it is forgotten.
+func (r *Reads[T]) Before(off int64) (about T, ok bool) {
+	for i := r.count; i > 0 && r.count-i < readsKept; i-- {
+		if e := &r.last[(i-1)%readsKept]; e.end <= off {
+			return e.about, true
+		}
+	}
+	return about, false
 }
 
 // End returns the offset one past the last byte read.
-func (r *Reads) End() int64 {
+func (r *Reads[T]) End() int64 {
 	if r.count == 0 {
 		return 0
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 func TestReadsKnowNothingBeforeTheFirst(t *testing.T) {
-	var r stamp.Reads
+	var r stamp.Reads[stamp.Mono]
 	if at, ok := r.At(0); ok {
 		t.Errorf("At(0) = %d before any read", at)
 	}
@@ -27,7 +27,7 @@ func TestReadsAgreeWithAFullHistory(t *testing.T) {
 			at  stamp.Mono
 		}
 		var all []read
-		var r stamp.Reads
+		var r stamp.Reads[stamp.Mono]
 		var end int64
 		var now stamp.Mono
 		for range rapid.IntRange(1, 12).Draw(t, "reads") {
@@ -50,6 +50,10 @@ func TestReadsAgreeWithAFullHistory(t *testing.T) {
 			want := all[max(i, len(all)-4)].at
 			if got, ok := r.At(off); !ok || got != want {
 				t.Fatalf("At(%d) = %d, %v, want %d (reads %v)", off, got, ok, want, all)
+			}
+			known := i > 0 && i-1 >= len(all)-4
+			if got, ok := r.Before(off); ok != known || ok && got != all[i-1].at {
+				t.Fatalf("Before(%d) = %d, %v, known %v (reads %v)", off, got, ok, known, all)
 			}
 		}
 	})

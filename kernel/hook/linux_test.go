@@ -1,0 +1,858 @@
+package hook
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// These tests look at stamps from inside the package, on the real kernel. They
+// ask for no wall-clock bound. What must lie between what is taken from
+// events: a message cannot come before its write began, and has come when the
+// kernel acknowledged it to the sender.
+
+// needKernel skips where the kernel or the privileges are not what the eBPF
+// source documents as its needs. Where they are, a source that does not open
+// is a failure.
+func needKernel(t testing.TB) {
+	t.Helper()
+	major, minor := kernelVersion(t)
+	oldest := 12
+	if runtime.GOARCH != "amd64" {
+		oldest = 18
+	}
+	if major < 5 || major == 5 && minor < oldest {
+		t.Skipf("needs Linux 5.%d for atomics that return a value; this is %d.%d", oldest, major, minor)
+	}
+	if caps := effective(t); caps&(1<<capSysAdmin) == 0 && caps&(1<<capBPF|1<<capPerfmon) != 1<<capBPF|1<<capPerfmon {
+		t.Skip("needs CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN")
+	}
+}
+
+func kernelVersion(t testing.TB) (major, minor int) {
+	t.Helper()
+	if _, err := fmt.Sscanf(kernelRelease(), "%d.%d", &major, &minor); err != nil {
+		t.Fatalf("kernel %q: %v", kernelRelease(), err)
+	}
+	return major, minor
+}
+
+func effective(t testing.TB) (caps uint64) {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "CapEff:")
+	if _, err := fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps); err != nil {
+		t.Fatal(err)
+	}
+	return caps
+}
+
+// stamper makes a Stamper of a source, without the choosing of Open.
+func stamper(t testing.TB, src source, err error) *Stamper {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Stamper{log: slog.New(slog.DiscardHandler), mode: Auto, src: src}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// loaded returns a Stamper with the program, plain or not, and what it is made
+// of.
+func loaded(t testing.TB, plain bool, cfg Config) (*Stamper, *filter) {
+	t.Helper()
+	needKernel(t)
+	f, err := load(cfg.withDefaults(), chunkSlots, plain)
+	s := stamper(t, f, err)
+	if err := f.tryOut(); err != nil {
+		t.Fatal(err)
+	}
+	return s, f
+}
+
+// programs runs a test with either program.
+func programs(t *testing.T, cfg Config, test func(*testing.T, *Stamper, *filter)) {
+	for _, plain := range []bool{false, true} {
+		name := "base from the kernel"
+		if plain {
+			name = "base worked out"
+		}
+		t.Run(name, func(t *testing.T) {
+			s, f := loaded(t, plain, cfg)
+			test(t, s, f)
+		})
+	}
+}
+
+// listen returns a listener that s prepared.
+func listen(t testing.TB, s *Stamper, network, address string) net.Listener {
+	t.Helper()
+	lc := net.ListenConfig{Control: s.Control}
+	lc.SetMultipathTCP(false)
+	ln, err := lc.Listen(context.Background(), network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	return ln
+}
+
+// sender is the other end of a connection.
+type sender struct {
+	t testing.TB
+	*net.TCPConn
+	raw syscall.RawConn
+}
+
+func dial(t testing.TB, ln net.Listener, d net.Dialer) *sender {
+	t.Helper()
+	d.SetMultipathTCP(false)
+	c, err := d.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &sender{t, c.(*net.TCPConn), raw}
+}
+
+// span is when a message must have come: at or after from, at or before to.
+type span struct{ from, to stamp.Mono }
+
+// send writes p, and returns when it was acknowledged, between which it came.
+func (s *sender) send(p []byte) span {
+	s.t.Helper()
+	from := clock.Mono()
+	if _, err := s.Write(p); err != nil {
+		s.t.Fatal(err)
+	}
+	return span{from, s.acked()}
+}
+
+// acked waits until the peer's kernel has acknowledged everything.
+func (s *sender) acked() stamp.Mono {
+	s.t.Helper()
+	for give := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
+		var left int
+		var inner error
+		err := s.raw.Control(func(fd uintptr) { left, inner = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) })
+		if err != nil || inner != nil {
+			s.t.Fatal(err, inner)
+		}
+		if left == 0 {
+			return clock.Mono()
+		}
+		if time.Now().After(give) {
+			s.t.Fatalf("%d bytes are not acknowledged", left)
+		}
+	}
+}
+
+func accept(t testing.TB, ln net.Listener) net.Conn {
+	t.Helper()
+	c, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// reader is what is common to Conn and Layer.
+type reader interface {
+	io.Reader
+	Offset() int64
+	Arrival(start, end int64) stamp.Arrival
+	Ignore()
+	Release()
+}
+
+// take reads n bytes and returns their arrival.
+func take(t testing.TB, c reader, n int) stamp.Arrival {
+	t.Helper()
+	start := c.Offset()
+	if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
+		t.Fatal(err)
+	}
+	return c.Arrival(start, c.Offset())
+}
+
+// within requires a stamp of that source within the span, give or take what
+// the calibration of the clock is worth.
+func within(t testing.TB, what string, a stamp.Arrival, source stamp.Source, in span) {
+	t.Helper()
+	if a.Source != source || a.At.Before(in.from.Add(-clockSlack)) || in.to.Add(clockSlack).Before(a.At) {
+		t.Errorf("%s: %v, %v after the write, %v before it was acknowledged; want %v, neither negative",
+			what, a.Source, a.At.Sub(in.from), in.to.Sub(a.At), source)
+	}
+}
+
+func message(n int) []byte { return bytes.Repeat([]byte{'m'}, n) }
+
+func TestFilterStampsBothFamilies(t *testing.T) {
+	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
+		for _, address := range []string{"127.0.0.1:0", "[::1]:0", ":0"} {
+			ln := listen(t, s, "tcp", address)
+			var senders []*sender
+			var conns []*Conn
+			for range 10 {
+				senders = append(senders, dial(t, ln, net.Dialer{}))
+				conns = append(conns, s.Track(accept(t, ln)))
+			}
+			for round := range 5 {
+				var sent []span
+				for _, c := range senders {
+					sent = append(sent, c.send(message(100+round)))
+				}
+				// All have come before the first is read.
+				for i, c := range conns {
+					within(t, fmt.Sprintf("%s connection %d round %d", address, i, round), take(t, c, 100+round), stamp.Exact, sent[i])
+				}
+			}
+			for _, c := range conns {
+				c.Release()
+			}
+		}
+		c := s.Info().Counters
+		if c.Arrivals[stamp.Exact] != 150 || c.SegmentsForeign+c.RecordsLost+c.SegmentsEarlyLost+c.ConnsNoBase != 0 || c.Rings != 0 {
+			t.Errorf("counters %+v", c)
+		}
+	})
+}
+
+func TestFilterMapsMessagesToSegments(t *testing.T) {
+	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
+		ln := listen(t, s, "tcp", "127.0.0.1:0")
+		client := dial(t, ln, net.Dialer{})
+		c := s.Track(accept(t, ln))
+		defer c.Release()
+
+		sent := client.send(message(30))
+		var same []stamp.Arrival
+		for range 3 {
+			same = append(same, take(t, c, 10))
+		}
+		within(t, "three messages in a segment", same[0], stamp.Exact, sent)
+		if same[0] != same[1] || same[1] != same[2] {
+			t.Errorf("three messages in a segment came at %v", same)
+		}
+
+		// A message in two segments is there with the second; what follows it
+		// in that segment, too.
+		client.send(message(10))
+		second := client.send(message(20))
+		within(t, "message over two segments", take(t, c, 15), stamp.Exact, second)
+		within(t, "the rest of the second", take(t, c, 15), stamp.Exact, second)
+
+		// Larger than any segment: read while it comes.
+		const large = 1 << 20
+		from := clock.Mono()
+		done := make(chan error, 1)
+		go func() {
+			_, err := client.Write(message(large))
+			done <- err
+		}()
+		start := c.Offset()
+		if _, err := io.ReadFull(c, make([]byte, large-1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		acked := client.acked()
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		within(t, "message over many segments", c.Arrival(start, c.Offset()), stamp.Exact, span{from, acked})
+	})
+}
+
+// What a client sends before its connection is accepted, and before a stamp is
+// asked for, is not lost: the last eight segments are kept.
+func TestFilterKeepsEarlySegments(t *testing.T) {
+	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
+		ln := listen(t, s, "tcp", "127.0.0.1:0")
+		for _, early := range []int{1, 4, 8, 12} {
+			for try := 0; !keepsEarly(t, s, f, ln, early); try++ {
+				if try == 50 {
+					t.Fatalf("%d messages never came in as many segments", early)
+				}
+			}
+		}
+	})
+}
+
+// keepsEarly reports false if TCP sent some segments twice, as it does when
+// acknowledgements are slow to come: then it is not known which are left.
+func keepsEarly(t *testing.T, s *Stamper, f *filter, ln net.Listener, early int) bool {
+	before := f.sums()[countEarly]
+	client := dial(t, ln, net.Dialer{})
+	var sent []span
+	for i := range early {
+		sent = append(sent, client.send(message(10+i)))
+	}
+	c := s.Track(accept(t, ln))
+	defer c.Release()
+	if f.sums()[countEarly] != before+uint64(early) {
+		return false
+	}
+	for i, in := range sent {
+		a := take(t, c, 10+i)
+		what := fmt.Sprintf("message %d of %d before accept", i, early)
+		if i >= early-stamp.EarlyRecords {
+			within(t, what, a, stamp.Exact, in)
+		} else if a.Source == stamp.Exact || a.At.Before(in.from.Add(-clockSlack)) {
+			t.Errorf("%s: %+v, want none better than a bound, not before %d", what, a, in.from)
+		}
+	}
+	next := client.send(message(5))
+	within(t, fmt.Sprintf("message after %d before accept", early), take(t, c, 5), stamp.Exact, next)
+	return true
+}
+
+// A connection that was established before the program came to it.
+func TestFilterAdoptsLate(t *testing.T) {
+	s, _ := loaded(t, false, Config{})
+	ln := listen(t, stamper(t, nil, nil), "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	missed := client.send(message(10))
+	c := s.Adopt(accept(t, ln))
+	defer c.Release()
+	seen := client.send(message(10))
+	if a := take(t, c, 10); a.Source == stamp.Exact || a.At.Before(missed.from.Add(-clockSlack)) {
+		t.Errorf("before the program: %+v, not before %d", a, missed.from)
+	}
+	within(t, "after it", take(t, c, 10), stamp.Exact, seen)
+}
+
+// Worked out without the kernel, the start of a stream that was joined late
+// cannot be verified, and must not be guessed.
+func TestFilterDoesNotGuessTheBase(t *testing.T) {
+	s, _ := loaded(t, true, Config{})
+	ln := listen(t, stamper(t, nil, nil), "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	client.send(message(10))
+	c := s.Adopt(accept(t, ln))
+	defer c.Release()
+	for i := range baseTries + 10 {
+		if _, err := client.Write(message(10)); err != nil {
+			t.Fatal(err)
+		}
+		if a := take(t, c, 10); a.Source != stamp.Read {
+			t.Fatalf("message %d: %+v, want the time after the read", i, a)
+		}
+	}
+	if n := s.Info().Counters.ConnsNoBase; n != 1 {
+		t.Errorf("%d connections without a base, want 1", n)
+	}
+}
+
+// startAt makes a connection's first sequence number.
+func startAt(seq uint32) net.Dialer {
+	return net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var inner error
+		err := c.Control(func(fd uintptr) {
+			const sendQueue = 2
+			for _, opt := range [][2]int{
+				{unix.TCP_REPAIR, 1}, {unix.TCP_REPAIR_QUEUE, sendQueue}, {unix.TCP_QUEUE_SEQ, int(int32(seq))}, {unix.TCP_REPAIR, 0},
+			} {
+				if inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, opt[0], opt[1]); inner != nil {
+					return
+				}
+			}
+		})
+		if err == nil {
+			err = inner
+		}
+		return err
+	}}
+}
+
+func TestFilterFollowsSequenceNumbersAround(t *testing.T) {
+	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
+		ln := listen(t, s, "tcp", "127.0.0.1:0")
+		for _, left := range []uint32{1, 2, 45, 100, 101, 350} { // numbers before the wrap
+			client := dial(t, ln, startAt(-left))
+			c := s.Track(accept(t, ln))
+			for i := range 10 {
+				sent := client.send(message(50))
+				within(t, fmt.Sprintf("message %d, wrap after %d", i, left), take(t, c, 50), stamp.Exact, sent)
+			}
+			if base := c.tr.(*filterConn).claim.base; base != -left+1 {
+				t.Errorf("base %#x, want %#x: the sequence number was not set", base, -left+1)
+			}
+			c.Release()
+		}
+	})
+}
+
+// Slots are given on at once here, while segments of the old owner may be on
+// their way, which the quarantine otherwise prevents.
+func TestFilterReusesSlots(t *testing.T) {
+	s, f := loaded(t, false, Config{MaxConns: 2})
+	f.slots.rest = 0
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	for i := range 300 {
+		client := dial(t, ln, net.Dialer{})
+		c := s.Track(accept(t, ln))
+		for range 3 {
+			sent := client.send(message(20))
+			within(t, fmt.Sprintf("connection %d", i), take(t, c, 20), stamp.Exact, sent)
+		}
+		if _, err := client.Write(message(30)); err != nil { // not waited for
+			t.Fatal(err)
+		}
+		c.Release()
+		client.SetLinger(0)
+		client.Close()
+	}
+	if c := s.Info().Counters; c.Rings != 0 || c.RingsRefused != 0 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+func TestFilterRefusesRingsBeyondTheLimit(t *testing.T) {
+	s, _ := loaded(t, false, Config{MaxConns: 1})
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	first, second := dial(t, ln, net.Dialer{}), dial(t, ln, net.Dialer{})
+	c1, c2 := s.Track(accept(t, ln)), s.Track(accept(t, ln))
+	within(t, "the first", withSend(t, first, c1), stamp.Exact, span{0, stamp.Never})
+	for range 3 {
+		if a := withSend(t, second, c2); a.Source != stamp.Read {
+			t.Errorf("the second: %+v, want the time after the read", a)
+		}
+	}
+	if c := s.Info().Counters; c.Rings != 1 || c.RingsMost != 1 || c.RingsRefused != 1 {
+		t.Errorf("counters %+v", c)
+	}
+	c1.Release()
+	// At rest it is not given on yet.
+	c2.tr.(*filterConn).pause = 0
+	if a := withSend(t, second, c2); a.Source != stamp.Read {
+		t.Errorf("the second, slot at rest: %+v", a)
+	}
+	c2.Release()
+}
+
+func withSend(t testing.TB, client *sender, c reader) stamp.Arrival {
+	t.Helper()
+	client.send(message(10))
+	return take(t, c, 10)
+}
+
+func TestFilterCountsLostRecords(t *testing.T) {
+	const records, sent = 64, 500
+	s, _ := loaded(t, false, Config{RingRecords: records})
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	c := s.Track(accept(t, ln))
+	defer c.Release()
+	last := client.send(message(10))
+	within(t, "before the overrun", take(t, c, 10), stamp.Exact, last)
+
+	spans := make([]span, sent)
+	for i := range spans {
+		spans[i].from = clock.Mono()
+		if _, err := client.Write(message(10)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, make([]byte, 10)); err != nil {
+			t.Fatal(err)
+		}
+		spans[i].to = clock.Mono()
+	}
+	var by [stamp.Sources]int
+	for i, in := range spans {
+		start := int64(10 + 10*i)
+		a := c.Arrival(start, start+10)
+		by[a.Source]++
+		switch a.Source {
+		case stamp.Exact:
+			within(t, fmt.Sprintf("message %d", i), a, stamp.Exact, in)
+		case stamp.Interpolated:
+			within(t, fmt.Sprintf("message %d", i), a, a.Source, span{last.from, spans[sent-1].to})
+		default:
+			t.Errorf("message %d: %+v", i, a)
+		}
+	}
+	// One record was the first message's, and is retired or overwritten.
+	if by[stamp.Exact] != records || by[stamp.Interpolated] != sent-records {
+		t.Errorf("by source %v, want %d exact, the rest interpolated", by, records)
+	}
+	if lost := s.Info().Counters.RecordsLost; lost < sent-records || lost > sent-records+1 {
+		t.Errorf("%d records lost, want %d", lost, sent-records)
+	}
+}
+
+func TestFilterStampsNothingIgnored(t *testing.T) {
+	s, f := loaded(t, false, Config{})
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	c := s.Track(accept(t, ln))
+	withSend(t, client, c)
+	c.Ignore()
+	before := f.sums()
+	for range 5 {
+		if a := withSend(t, client, c); a.Source != stamp.Read {
+			t.Errorf("%+v, want the time after the read", a)
+		}
+	}
+	if after := f.sums(); after != before {
+		t.Errorf("the program still runs: counters %v, then %v", before, after)
+	}
+	if in := s.Info(); in.Counters.Rings != 0 {
+		t.Errorf("%d rings", in.Counters.Rings)
+	}
+	c.Ignore()
+	c.Release()
+}
+
+func TestFilterRefusesMultipath(t *testing.T) {
+	s, _ := loaded(t, false, Config{})
+	var protocol int
+	var refusal error
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if e := c.Control(func(fd uintptr) { protocol, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PROTOCOL) }); e != nil {
+			return e
+		}
+		if protocol == unix.IPPROTO_MPTCP {
+			s.mode = EBPF
+			refusal = s.Control("tcp", "", c)
+			s.mode = Auto
+			return s.Control("tcp", "", c)
+		}
+		return err
+	}}
+	lc.SetMultipathTCP(true)
+	ln, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if protocol != unix.IPPROTO_MPTCP {
+		t.Skip("this kernel has no multipath TCP to refuse")
+	}
+	if refusal == nil || !strings.Contains(refusal.Error(), "operation not supported") {
+		t.Errorf("a multipath listener: %v, want it refused", refusal)
+	}
+	// Its plain connections can be adopted.
+	client := dial(t, ln, net.Dialer{})
+	c := s.Adopt(accept(t, ln))
+	defer c.Release()
+	sent := client.send(message(10))
+	within(t, "adopted", take(t, c, 10), stamp.Exact, sent)
+}
+
+// A first segment that completes the handshake meets the listener. It must not
+// shift the messages behind it.
+func TestFilterSurvivesDeferredAccept(t *testing.T) {
+	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
+		lc := net.ListenConfig{Control: func(network, address string, c syscall.RawConn) error {
+			var inner error
+			if err := c.Control(func(fd uintptr) {
+				inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 5)
+			}); err != nil || inner != nil {
+				return fmt.Errorf("%w %w", err, inner)
+			}
+			return s.Control(network, address, c)
+		}}
+		lc.SetMultipathTCP(false)
+		ln, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		client := dial(t, ln, net.Dialer{})
+		client.send(message(10))
+		c := s.Track(accept(t, ln))
+		defer c.Release()
+		if a := take(t, c, 10); a.Source == stamp.Exact {
+			t.Errorf("the listener's message: %+v", a)
+		}
+		for i := range 5 {
+			sent := client.send(message(10))
+			a := take(t, c, 10)
+			if f.plain {
+				if a.Source != stamp.Read {
+					t.Errorf("message %d: %+v, but the base cannot be known", i, a)
+				}
+				continue
+			}
+			source := stamp.Exact
+			if i == 0 {
+				source = stamp.UpperBound // a copy of it might have been the listener's
+			}
+			within(t, fmt.Sprintf("message %d", i), a, source, sent)
+		}
+		if n := s.Info().Counters.SegmentsListen; n == 0 {
+			t.Error("no segment met the listener: accept was not deferred")
+		}
+	})
+}
+
+func TestFilterAllocatesNothing(t *testing.T) {
+	s, _ := loaded(t, false, Config{})
+	noAllocations(t, s)
+}
+
+func TestTimestampingAllocatesNothing(t *testing.T) {
+	src, err := openTimestamping(Config{})
+	noAllocations(t, stamper(t, src, err))
+}
+
+func noAllocations(t *testing.T, s *Stamper) {
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	c := s.Track(accept(t, ln))
+	defer c.Release()
+	p, buf := message(100), make([]byte, 200)
+	n := testing.AllocsPerRun(500, func() {
+		if _, err := client.Write(p); err != nil {
+			t.Fatal(err)
+		}
+		start := c.Offset()
+		if _, err := c.Read(buf); err != nil {
+			t.Fatal(err)
+		}
+		if a := c.Arrival(start, c.Offset()); a.Source == stamp.Read {
+			t.Fatalf("%+v", a)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations per message, want 0", n)
+	}
+}
+
+func TestTimestampingBounds(t *testing.T) {
+	src, err := openTimestamping(Config{})
+	s := stamper(t, src, err)
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		ln := listen(t, s, "tcp", address)
+		client := dial(t, ln, net.Dialer{})
+		c := s.Track(accept(t, ln))
+		for i := range 10 {
+			// Alone in the queue, a segment keeps its time.
+			sent := client.send(message(50))
+			within(t, fmt.Sprintf("%s message %d", address, i), take(t, c, 50), stamp.UpperBound, sent)
+		}
+		// Read together, only the last one's is left.
+		first := client.send(message(50))
+		last := client.send(message(50))
+		if _, err := io.ReadFull(c, make([]byte, 100)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range int64(2) {
+			within(t, fmt.Sprintf("%s merged %d", address, i), c.Arrival(500+50*i, 550+50*i), stamp.UpperBound, span{first.from, last.to})
+		}
+		c.Ignore()
+		if a := withSend(t, client, c); a.Source != stamp.Read {
+			t.Errorf("ignored: %+v", a)
+		}
+		c.Release()
+	}
+}
+
+// recvmsg by hand must fail in the ways that reading a net.Conn does.
+func TestTimestampingReadsLikeAConn(t *testing.T) {
+	src, err := openTimestamping(Config{})
+	s := stamper(t, src, err)
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	buf := make([]byte, 10)
+
+	client := dial(t, ln, net.Dialer{})
+	nc := accept(t, ln)
+	c := s.Track(nc)
+	if n, err := c.Read(nil); n != 0 || err != nil {
+		t.Errorf("into nothing: %d, %v", n, err)
+	}
+	if err := nc.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.Read(buf); n != 0 || !os.IsTimeout(err) {
+		t.Errorf("after the deadline: %d, %v", n, err)
+	}
+	if err := nc.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	client.send(message(4))
+	if n, err := c.Read(buf); n != 4 || err != nil {
+		t.Errorf("four bytes: %d, %v", n, err)
+	}
+	client.CloseWrite()
+	if n, err := c.Read(buf); n != 0 || err != io.EOF {
+		t.Errorf("at the end: %d, %v", n, err)
+	}
+	nc.Close()
+	if n, err := c.Read(buf); n != 0 || err == nil || err == io.EOF {
+		t.Errorf("closed: %d, %v", n, err)
+	}
+
+	client = dial(t, ln, net.Dialer{})
+	c = s.Track(accept(t, ln))
+	client.SetLinger(0)
+	client.Close()
+	if n, err := c.Read(buf); n != 0 || !strings.Contains(fmt.Sprint(err), "connection reset") {
+		t.Errorf("reset: %d, %v", n, err)
+	}
+}
+
+// A stamp from before the wall clock was set is worth nothing.
+func TestTimestampingNoticesClockSteps(t *testing.T) {
+	src, err := openTimestamping(Config{})
+	s := stamper(t, src, err)
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	c := s.Track(accept(t, ln))
+	withSend(t, client, c)
+	c.tr.(*cmsgConn).ahead += stamp.Mono(time.Second) // as if it had been set back since
+	if a := withSend(t, client, c); a.Source != stamp.Read {
+		t.Errorf("after a step: %+v", a)
+	}
+	if a := withSend(t, client, c); a.Source != stamp.UpperBound {
+		t.Errorf("later: %+v", a)
+	}
+	if n := s.Info().Counters.StampsMissing; n != 1 {
+		t.Errorf("%d stamps missing, want 1", n)
+	}
+}
+
+func TestAutoTakesTheBest(t *testing.T) {
+	needKernel(t)
+	var log bytes.Buffer
+	s, err := Open(Auto, Config{}, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	in := s.Info()
+	if in.Source != "ebpf" || in.Reason != "" || in.Pinned || in.Kernel == "unknown" {
+		t.Errorf("%+v", in)
+	}
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "source=ebpf") {
+		t.Errorf("log %q, want one line with the source", text)
+	}
+}
+
+func TestOnlyRequestedSourcesAreTried(t *testing.T) {
+	s, err := Open(Timestamping, Config{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if in := s.Info(); in.Source != "sotimestamp" || in.Reason != "" {
+		t.Errorf("%+v", in)
+	}
+}
+
+func TestCloseWithRingsInUseSaysSo(t *testing.T) {
+	needKernel(t)
+	f, err := load(Config{}.withDefaults(), chunkSlots, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Stamper{log: slog.New(slog.DiscardHandler), mode: Auto, src: f}
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	c := s.Track(accept(t, ln))
+	withSend(t, client, c)
+	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "1 connections not released") {
+		t.Errorf("close: %v", err)
+	}
+	// The memory is still there, and the socket keeps the program.
+	within(t, "after close", withSend(t, client, c), stamp.Exact, span{0, stamp.Never})
+}
+
+func TestClockShift(t *testing.T) {
+	for _, tc := range []struct {
+		text string
+		want stamp.Mono
+		bad  bool
+	}{
+		{"monotonic           0         0\nboottime            0         0\n", 0, false},
+		{"monotonic        1000        5\nboottime 0 0\n", 1000e9 + 5, false},
+		{"boottime 7 7\nmonotonic -2 500000000\n", -15e8, false},
+		{"", 0, false},
+		{"monotonic x\n", 0, true},
+	} {
+		path := t.TempDir() + "/offsets"
+		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := clockShift(path); got != tc.want || (err != nil) != tc.bad {
+			t.Errorf("%q: %d, %v, want %d", tc.text, got, err, tc.want)
+		}
+	}
+}
+
+// slotsFor returns slots in plain memory maps, and what is left to check.
+func TestSlotsGrowRestAndEnd(t *testing.T) {
+	needKernel(t)
+	f, err := load(Config{MaxConns: 2500, RingRecords: stamp.MinRing}.withDefaults(), chunkSlots, false)
+	stamper(t, f, err)
+	f.slots.rest = restTime
+	var taken []uint32
+	now := stamp.Mono(1)
+	for len(taken) < 2500 {
+		slot, mem, ok := f.slots.take(now)
+		if !ok {
+			f.slots.growing.Wait() // a chunk is being made
+			if slot, mem, ok = f.slots.take(now); !ok {
+				t.Fatalf("no slot after %d: %v", len(taken), f.slots.mu.failure)
+			}
+		}
+		if len(mem) != slotSize(stamp.MinRing) {
+			t.Fatalf("%d bytes", len(mem))
+		}
+		taken = append(taken, slot)
+	}
+	if _, _, ok := f.slots.take(now); ok {
+		t.Error("a slot beyond the limit")
+	}
+	if n := len(f.slots.mu.chunks); n != 3 {
+		t.Errorf("%d chunks, want 3", n)
+	}
+	different := slices.Clone(taken)
+	slices.Sort(different)
+	if different = slices.Compact(different); len(different) != 2500 || different[2499] != 2499 {
+		t.Errorf("%d different slots up to %d", len(different), different[len(different)-1])
+	}
+	for i, slot := range taken {
+		f.slots.give(slot, now+stamp.Mono(i))
+	}
+	if _, _, ok := f.slots.take(now + restTime - 1); ok {
+		t.Error("a slot that is at rest")
+	}
+	if slot, _, ok := f.slots.take(now + restTime); !ok || slot != taken[0] {
+		t.Errorf("slot %d, %v, want the one that rested longest, %d", slot, ok, taken[0])
+	}
+	if _, _, ok := f.slots.take(now + restTime); ok {
+		t.Error("a second one that is at rest")
+	}
+	f.slots.give(taken[0], now)
+}
