@@ -109,6 +109,15 @@ func (e *FieldErrors) add(field, format string, args ...any) {
 	*e = append(*e, FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
 }
 
+// item is an element of one of the lists. Its fields are named only where one
+// has a fault: most demands have ten thousand sound publishers.
+type item struct {
+	list string
+	i    int
+}
+
+func (at item) field(name string) string { return fmt.Sprintf("%s[%d].%s", at.list, at.i, name) }
+
 // rateMilli is the contract's r, exact. Requires: d is valid.
 func (d Demand) rateMilli() int64 {
 	if d.RateMilli != 0 {
@@ -164,46 +173,46 @@ func (d Demand) faults() (faults FieldErrors) {
 	total := 0.0
 	byID := make(map[string]int, len(d.Publishers))
 	for i, p := range d.Publishers {
-		at := func(field string) string { return fmt.Sprintf("publishers[%d].%s", i, field) }
+		at := item{"publishers", i}
 		if first, twice := byID[p.ID]; twice {
-			faults.add(at("id"), "%q is the id of publishers[%d] too", p.ID, first)
+			faults.add(at.field("id"), "%q is the id of publishers[%d] too", p.ID, first)
 		} else {
 			byID[p.ID] = i
 		}
 		if p.ID == "" {
-			faults.add(at("id"), "is empty")
+			faults.add(at.field("id"), "is empty")
 		}
-		checkText(&faults, at("id"), p.ID)
-		checkText(&faults, at("key"), p.Key)
-		checkRate(&faults, at("rate"), p.Rate)
-		checkBatch(&faults, at("batch"), p.Batch)
+		checkText(&faults, at, "id", p.ID)
+		checkText(&faults, at, "key", p.Key)
+		checkRate(&faults, at, "rate", p.Rate)
+		checkBatch(&faults, at, "batch", p.Batch)
 		total += p.Rate
 	}
 
 	byName := make(map[string]int, len(d.Groups))
 	for i, g := range d.Groups {
-		at := func(field string) string { return fmt.Sprintf("groups[%d].%s", i, field) }
+		at := item{"groups", i}
 		if first, twice := byName[g.name()]; twice {
-			faults.add(at("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.name(), first)
+			faults.add(at.field("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.name(), first)
 		} else {
 			byName[g.name()] = i
 		}
 		if g.Count < 1 || g.Count > MaxPublishers {
-			faults.add(at("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
+			faults.add(at.field("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
 		} else {
 			if last := len(g.name()) + len(strconv.Itoa(g.Count-1)) + 1; last > MaxID {
-				faults.add(at("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
+				faults.add(at.field("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
 			}
 			count += g.Count
 		}
-		checkText(&faults, at("key"), g.Key)
-		checkRate(&faults, at("rate"), g.Rate)
-		checkBatch(&faults, at("batch"), g.Batch)
+		checkText(&faults, at, "key", g.Key)
+		checkRate(&faults, at, "rate", g.Rate)
+		checkBatch(&faults, at, "batch", g.Batch)
 		total += float64(g.Count) * g.Rate
 	}
 	for i, p := range d.Publishers {
 		if g, ok := named(byName, d.Groups, p.ID); ok {
-			faults.add(fmt.Sprintf("publishers[%d].id", i), "%q is the id of a publisher of groups[%d] too", p.ID, g)
+			faults.add(item{"publishers", i}.field("id"), "%q is the id of a publisher of groups[%d] too", p.ID, g)
 		}
 	}
 	if count > MaxPublishers {
@@ -235,43 +244,43 @@ func named(byName map[string]int, groups []Group, id string) (group int, ok bool
 	return group, err == nil && i >= 0 && i < groups[group].Count && strconv.Itoa(i) == id[dot+1:]
 }
 
-func checkText(faults *FieldErrors, field, text string) {
+func checkText(faults *FieldErrors, at item, field string, text string) {
 	if len(text) > MaxID {
-		faults.add(field, "has %d bytes, at most %d", len(text), MaxID)
+		faults.add(at.field(field), "has %d bytes, at most %d", len(text), MaxID)
 	} else if !utf8.ValidString(text) {
-		faults.add(field, "%q is not valid UTF-8", text)
+		faults.add(at.field(field), "%q is not valid UTF-8", text)
 	}
 }
 
-func checkRate(faults *FieldErrors, field string, rate float64) {
+func checkRate(faults *FieldErrors, at item, field string, rate float64) {
 	if math.IsNaN(rate) || math.IsInf(rate, 0) || rate <= 0 {
-		faults.add(field, "%v is not a finite rate above 0", rate)
+		faults.add(at.field(field), "%v is not a finite rate above 0", rate)
 	}
 }
 
-func checkBatch(faults *FieldErrors, field string, batch int) {
+func checkBatch(faults *FieldErrors, at item, field string, batch int) {
 	if batch < 0 || batch > MaxBatch {
-		faults.add(field, "%d messages is outside 0 to %d", batch, MaxBatch)
+		faults.add(at.field(field), "%d messages is outside 0 to %d", batch, MaxBatch)
 	}
 }
 
 func brokerFaults(brokers []Broker) (faults FieldErrors) {
 	byID := make(map[string]int, len(brokers))
 	for i, b := range brokers {
-		at := func(field string) string { return fmt.Sprintf("brokers[%d].%s", i, field) }
+		at := item{"brokers", i}
 		if first, twice := byID[b.ID]; twice {
-			faults.add(at("id"), "%q is the id of brokers[%d] too", b.ID, first)
+			faults.add(at.field("id"), "%q is the id of brokers[%d] too", b.ID, first)
 		} else {
 			byID[b.ID] = i
 		}
 		if b.ID == "" {
-			faults.add(at("id"), "is empty")
+			faults.add(at.field("id"), "is empty")
 		}
 		if b.Mcap < 0 {
-			faults.add(at("mcap"), "%d msg/s is negative", b.Mcap)
+			faults.add(at.field("mcap"), "%d msg/s is negative", b.Mcap)
 		}
 		if b.Allocated < 0 {
-			faults.add(at("allocated"), "%d msg/s is negative", b.Allocated)
+			faults.add(at.field("allocated"), "%d msg/s is negative", b.Allocated)
 		}
 	}
 	return faults

@@ -21,8 +21,7 @@ func byRcap(brokers []Broker) []int {
 // all of them can: if that is less than rate, no number is enough and k is 0.
 func fewest(brokers []Broker, order []int, rate int64) (k int, have int64) {
 	for i, broker := range order {
-		// Clipped so that the sum cannot overflow: it stops mattering at rate.
-		have += min(brokers[broker].rcap(), rate)
+		have += brokers[broker].rcap() // no overflow: below rate until the last
 		if have >= rate {
 			return i + 1, have
 		}
@@ -68,9 +67,9 @@ func maxmin(caps []int64, rate int64) []int64 {
 // far as its cap allows; a broker that carries more than the level already
 // gets nothing. What does not divide goes to the lowest indices.
 //
-// Requires: the caps sum to at least rate; loads >= 0.
+// Requires: the caps sum to at least rate, the sum fits; so does load plus cap.
 func equalLoad(loads, caps []int64, rate int64) []int64 {
-	quota := func(l int, level int64) int64 { return min(max(0, level-loads[l]), caps[l], rate) }
+	quota := func(l int, level int64) int64 { return min(max(0, level-loads[l]), caps[l]) }
 	given := func(level int64) (sum int64) {
 		for l := range loads {
 			sum += quota(l, level)
@@ -79,7 +78,7 @@ func equalLoad(loads, caps []int64, rate int64) []int64 {
 	}
 	lowest, highest := slices.Min(loads), int64(0)
 	for l := range loads {
-		highest = max(highest, loads[l]+min(caps[l], rate))
+		highest = max(highest, loads[l]+caps[l])
 	}
 	// The highest level that does not give out more than rate.
 	level := lowest + int64(sort.Search(int(highest-lowest), func(i int) bool { return given(lowest+int64(i)+1) > rate }))
