@@ -420,7 +420,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			consumer ConsumerID
 			id       int
 		}
-		held := map[holding]uint16{} // attempts
+		held := map[holding]uint16{}  // attempts
 		finished := map[holding]int{} // consumer 0
 		accepted := map[int]bool{}
 		consumers := map[ConsumerID]string{}
