@@ -203,3 +203,44 @@ func TestBadFlags(t *testing.T) {
 		t.Errorf("a missing file: exit code %d, %v", code, err)
 	}
 }
+
+// Whatever comes in, there is an answer or a reason, never both, never a panic.
+func FuzzScenario(f *testing.F) {
+	files, err := filepath.Glob("testdata/*.json")
+	if err != nil || len(files) == 0 {
+		f.Fatalf("no scenarios to start from: %v", err)
+	}
+	for _, file := range files {
+		input, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(input))
+	}
+	f.Add(`{"brokers":[{"id":"a","mcap":1e3}],"topic":{"name":"t","rate":0.5,"burst":1,"publishers":[{"id":"p","rate":0.5}]}}`)
+	f.Add(`{"brokers" : [ { "id" : "\ud800" , "mcap" : -0 } ] , "topic" : { "rate" : 1E+2 , "rate" : null } }`)
+	f.Add(`{"topic":{"groups":[[],{"count":1e-1000000000}]}}`)
+	f.Fuzz(func(t *testing.T, input string) {
+		out, code, err := execute(t, input, "--file", "-", "--output", "json")
+		switch code {
+		case 0, 3:
+			var a struct {
+				K          int
+				Quotas     []json.RawMessage
+				Infeasible *struct{ Need, Have int64 }
+			}
+			if jsonErr := json.Unmarshal([]byte(out), &a); jsonErr != nil {
+				t.Fatalf("%v in %q", jsonErr, out)
+			}
+			if a.K != len(a.Quotas) || (a.Infeasible != nil) != (code == 3) || (err != nil) != (code == 3) {
+				t.Fatalf("exit code %d, %v with %s", code, err, out)
+			}
+		case 1:
+			if out != "" || err == nil || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%q, %v", out, err)
+			}
+		default:
+			t.Fatalf("exit code %d: %v", code, err)
+		}
+	})
+}
