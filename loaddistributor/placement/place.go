@@ -47,7 +47,8 @@ type Quota struct {
 	// Rate is its part of the demand's rate, msg/s; 1 to its rcap.
 	Rate int64
 	// Publishers are indices into Demand.Expand(), ascending. Empty where the
-	// demand has none, and where the quota is less than half a publisher's.
+	// demand has none, and possibly where the quota's proportion of them is
+	// less than one.
 	Publishers []int
 	// Groups counts them by correlation key, the pool left out.
 	Groups map[string]int
