@@ -14,6 +14,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+#define NEXT -1 // on to the next program: TCX_NEXT of newer headers
 #define MARK 0x5e7 // on a copy, so that it is not copied again
 
 volatile const __u32 lose_permille = 0;
@@ -90,7 +91,9 @@ static __always_inline int parse(struct __sk_buff *skb, struct segment *s)
 	return 1;
 }
 
-// bad drops and doubles data segments at random, on the sender's egress.
+// bad drops and doubles data segments at random. It must be on the receiver's
+// ingress: of a loss on its own egress the sender is told, and holds back what
+// follows.
 SEC("tc")
 int bad(struct __sk_buff *skb)
 {
@@ -98,7 +101,7 @@ int bad(struct __sk_buff *skb)
 	__u32 dice;
 
 	if (skb->mark == MARK || !parse(skb, &s))
-		return TC_ACT_OK;
+		return NEXT;
 	dice = bpf_get_prandom_u32() % 1000;
 	if (dice < lose_permille) {
 		count(LOST);
@@ -107,12 +110,13 @@ int bad(struct __sk_buff *skb)
 	if (dice < lose_permille + double_permille) {
 		count(DOUBLED);
 		skb->mark = MARK;
-		bpf_clone_redirect(skb, skb->ifindex, 0);
+		bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
 	}
-	return TC_ACT_OK;
+	return NEXT;
 }
 
-// watch notes data segments on the receiver's ingress, before TCP gets them.
+// watch notes data segments on the receiver's ingress, after bad, before TCP
+// gets them.
 SEC("tc")
 int watch(struct __sk_buff *skb)
 {
@@ -120,16 +124,16 @@ int watch(struct __sk_buff *skb)
 	struct seen *e;
 
 	if (!parse(skb, &s))
-		return TC_ACT_OK;
+		return NEXT;
 	e = bpf_ringbuf_reserve(&witness, sizeof(*e), 0);
 	if (!e) {
 		count(UNSEEN);
-		return TC_ACT_OK;
+		return NEXT;
 	}
 	e->at = bpf_ktime_get_ns();
 	e->seq = s.seq;
 	e->len = s.len;
 	e->port = s.port;
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
-	return TC_ACT_OK;
+	return NEXT;
 }
