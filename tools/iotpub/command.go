@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tools/iotpub/emulate"
+	"github.com/srtm-io/srtm/tools/iotpub/load"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+// execute carries out a command line.
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	root := &cobra.Command{
+		Use:   "iotpub",
+		Short: "Emulate IoT publishers",
+		Long: `iotpub emulates IoT publishers against a broker or a cluster.
+
+Exit code: 0; 1 if an accepted message was lost or came twice, or on failure;
+2 if the command line is wrong.`,
+		Version:       obs.Version(),
+		Args:          noArguments,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetVersionTemplate("iotpub, {{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(runCommand(), scheduleCommand())
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return root.ExecuteContext(ctx)
+}
+
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return lifecycle.UsageError{Err: fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0])}
+	}
+	return nil
+}
+
+// buildLoad calls a fault of a flag a usage error, and that of a file a failure.
+func buildLoad(o load.Options) (*load.Load, error) {
+	l, err := o.Build()
+	if err != nil && o.Trace == "" {
+		return nil, lifecycle.UsageError{Err: err}
+	}
+	return l, err
+}
+
+func runCommand() *cobra.Command {
+	cfg := emulate.Config{
+		Load: load.Default(), Duration: 10 * time.Second, Topic: "sensors", Channel: "iotpub",
+		Connect: 30 * time.Second, Drain: 10 * time.Second, Workers: 1, MaxOutstanding: 4096,
+		Heartbeat: 30 * time.Second, Interval: 5 * time.Second,
+	}
+	output, level := "text", "error"
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Send a load, and report what became of it",
+		Long: `run connects one connection for each publisher, sends what the schedule says
+when it says it (an open loop: a slow broker does not slow it down), and reports
+what was offered, accepted and refused, and how late. All latencies count from
+the intended send time.
+
+With --subscribe it also receives everything, through go-nsq, and checks that
+each accepted message came exactly once.`,
+		Example: `  iotpub run --nsqd-tcp-address 127.0.0.1:4150 --publishers 1000 --rate 10 --subscribe
+  iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 --topic sensors --subscribe`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return lifecycle.UsageError{Err: fmt.Errorf("output %q: want text or json", output)}
+			}
+			log, err := obs.NewLogger(cmd.ErrOrStderr(), level, "text")
+			if err != nil {
+				return lifecycle.UsageError{Err: err}
+			}
+			cfg.Logger = log
+			if err := cfg.Validate(); err != nil {
+				return lifecycle.UsageError{Err: err}
+			}
+			l, err := buildLoad(cfg.Load)
+			if err != nil {
+				return err
+			}
+			// A worker's thread is mostly in the kernel and comes back at an
+			// instant of its own choice; it must not find every processor of
+			// the runtime taken by the subscriber.
+			runtime.GOMAXPROCS(runtime.NumCPU() + cfg.Workers)
+			return emulated(cmd, cfg, l, output)
+		},
+	}
+	fs := cmd.Flags()
+	cfg.Load.Flags(fs)
+	fs.DurationVar(&cfg.Duration, "duration", cfg.Duration, "how long to send")
+	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "topic to publish to")
+	fs.StringVar(&cfg.Nsqd, "nsqd-tcp-address", "", "`host:port` of the broker that all publishers connect to")
+	fs.StringVar(&cfg.Loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor that places the publishers instead")
+	fs.BoolVar(&cfg.Subscribe, "subscribe", false, "receive the messages too, and check that each comes exactly once")
+	fs.StringVar(&cfg.Channel, "channel", cfg.Channel, "with --subscribe: channel to subscribe to")
+	fs.StringSliceVar(&cfg.Lookupd, "lookupd-http-address", nil, "with --subscribe: `host:port` that says where the topic is; may be repeated; without it the subscriber connects to --nsqd-tcp-address")
+	fs.DurationVar(&cfg.Connect, "connect-timeout", cfg.Connect, "how long everyone may take to connect")
+	fs.DurationVar(&cfg.Drain, "drain-timeout", cfg.Drain, "how long to wait for answers, and then without a delivery for missing messages")
+	fs.IntVar(&cfg.Workers, "workers", cfg.Workers, "`threads` that send")
+	fs.BoolVar(&cfg.Mpub, "mpub", false, "send a batch as one MPUB instead of PUBs back to back")
+	fs.IntVar(&cfg.MaxOutstanding, "max-outstanding", cfg.MaxOutstanding, "unanswered `commands` of a publisher before its messages wait")
+	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "heartbeat interval to ask the broker for")
+	fs.DurationVar(&cfg.Interval, "progress", cfg.Interval, "time between lines of progress; 0: none")
+	fs.StringVar(&cfg.Capture, "capture", "", "`file` for the times of writing, in seconds from the start, one a line, as drlsim reads them")
+	fs.BoolVar(&cfg.Portable, "portable", false, "use the poller of systems without epoll, to compare")
+	fs.StringVar(&output, "output", output, "`form` of progress and report: text or json (one object a line)")
+	fs.StringVar(&level, "log-level", level, "least `level` to log: debug, info, warn or error")
+	return cmd
+}
+
+// emulated runs and prints; a report that shows a fault is an error too.
+func emulated(cmd *cobra.Command, cfg emulate.Config, l *load.Load, output string) error {
+	out := cmd.OutOrStdout()
+	var printing error
+	show := func(v interface{ WriteText(io.Writer) error }) {
+		if output == "json" {
+			printing = errors.Join(printing, json.NewEncoder(out).Encode(v))
+			return
+		}
+		printing = errors.Join(printing, v.WriteText(out))
+	}
+	rep, err := emulate.Run(cmd.Context(), cfg, l, func(p *report.Progress) { show(p) })
+	if err != nil {
+		return err
+	}
+	show(rep)
+	if printing != nil {
+		return fmt.Errorf("print: %w", printing)
+	}
+	if fault := rep.Fault(); fault != "" {
+		return errors.New(fault)
+	}
+	return nil
+}
+
+func scheduleCommand() *cobra.Command {
+	options := load.Default()
+	duration := 10 * time.Second
+	cmd := &cobra.Command{
+		Use:   "schedule",
+		Short: "Print when the messages of a load are sent",
+		Long: `schedule prints the intended send time of every message, in seconds from the
+start, with the correlation key of its publisher where it has one: the arrivals
+that drlsim bucket reads. Nothing is sent.`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if duration <= 0 {
+				return lifecycle.UsageError{Err: fmt.Errorf("duration: %v, want more than 0", duration)}
+			}
+			l, err := buildLoad(options)
+			if err != nil {
+				return err
+			}
+			w := bufio.NewWriter(cmd.OutOrStdout())
+			stream := schedule.Until(l.Stream(), duration)
+			line := make([]byte, 0, 100)
+			for {
+				e, ok := stream.Next()
+				if !ok {
+					return w.Flush()
+				}
+				line = strconv.AppendFloat(line[:0], e.At.Seconds(), 'f', 9, 64)
+				if key := l.Sources[e.Source].Key; key != "" {
+					line = append(append(line, ','), key...)
+				}
+				line = append(line, '\n')
+				for range e.Count {
+					if _, err := w.Write(line); err != nil {
+						return fmt.Errorf("print: %w", err)
+					}
+				}
+			}
+		},
+	}
+	options.Flags(cmd.Flags())
+	cmd.Flags().DurationVar(&duration, "duration", duration, "how much of it to print")
+	return cmd
+}

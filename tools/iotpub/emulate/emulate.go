@@ -1,0 +1,416 @@
+package emulate
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tools/iotpub/fleet"
+	"github.com/srtm-io/srtm/tools/iotpub/load"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/iotpub/subscriber"
+)
+
+// Config is one run.
+type Config struct {
+	Load     load.Options
+	Duration time.Duration
+	Topic    string
+
+	// Nsqd is the broker of all publishers; empty: Loaddistributor places them.
+	Nsqd            string
+	Loaddistributor string
+
+	// Subscribe receives on Channel what is sent, and keeps account. Lookupd
+	// say where the topic is; without any, the subscriber asks nobody and
+	// connects to Nsqd.
+	Subscribe bool
+	Channel   string
+	Lookupd   []string
+
+	// Connect bounds the time until everyone is connected; Drain the wait for
+	// answers, and then for deliveries since the last one.
+	Connect, Drain time.Duration
+
+	Workers        int
+	Mpub           bool
+	MaxOutstanding int
+	Heartbeat      time.Duration
+	Portable       bool
+
+	// Interval is the time between lines of progress; 0: none.
+	Interval time.Duration
+	// Capture is a file for the times of writing, one a line, in seconds from
+	// the start, as drlsim reads them; "" for none.
+	Capture string
+	// Logger gets what a run has to say besides its report.
+	Logger *slog.Logger
+}
+
+// Validate returns every fault at once, joined, or nil. Those of the load are
+// load.Options.Build's.
+func (c *Config) Validate() error {
+	var faults []error
+	fault := func(bad bool, format string, args ...any) {
+		if bad {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	fault(!wire.ValidTopicName(c.Topic), "topic: %q is no valid name", c.Topic)
+	fault(c.Subscribe && !wire.ValidChannelName(c.Channel), "channel: %q is no valid name", c.Channel)
+	fault(c.Duration <= 0, "duration: %v, want more than 0", c.Duration)
+	fault((c.Nsqd == "") == (c.Loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
+	fault(c.Subscribe && c.Nsqd == "" && len(c.Lookupd) == 0, "subscribing needs the address of a lookupd where the loaddistributor places the publishers")
+	for _, a := range slices.Concat([]string{c.Nsqd, c.Loaddistributor}, c.Lookupd) {
+		if a != "" {
+			_, _, err := net.SplitHostPort(a)
+			fault(err != nil, "address %q: want host:port", a)
+		}
+	}
+	fault(c.Connect <= 0 || c.Drain <= 0, "connect timeout %v and drain timeout %v: want more than 0", c.Connect, c.Drain)
+	fault(c.Workers < 1, "workers: %d, want at least 1", c.Workers)
+	fault(c.MaxOutstanding < 1, "max outstanding: %d, want at least 1", c.MaxOutstanding)
+	fault(c.Heartbeat < time.Second, "heartbeat: %v, want at least 1s", c.Heartbeat)
+	fault(c.Interval < 0, "interval: %v, want 0 or more", c.Interval)
+	return errors.Join(faults...)
+}
+
+// startAfter is the time from everyone being connected to the schedule's zero.
+const startAfter = 50 * time.Millisecond
+
+// grace is how long a run listens for duplicates once nothing is missing.
+const grace = 200 * time.Millisecond
+
+// maxMissing bounds the messages a report names.
+const maxMissing = 20
+
+// run is the state of one run.
+type run struct {
+	cfg  *Config
+	load *load.Load
+	id   uint32
+	f    *fleet.Fleet
+	sub  *subscriber.Subscriber // nil without
+
+	mu struct {
+		sync.Mutex
+		at map[int32]string // brokers of the publishers that have been placed
+	}
+}
+
+// Run does it. When ctx ends early it drains, and reports what there is. An
+// error means that there is nothing to report. progress is called from this
+// goroutine; nil means no progress.
+//
+// Requires: cfg is valid.
+func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Progress)) (*report.Report, error) {
+	r := &run{cfg: &cfg, load: l, id: uint32(new(maphash.Hash).Sum64())} // each Hash has a seed of its own
+	r.mu.at = map[int32]string{}
+	var err error
+	r.f, err = fleet.New(fleet.Config{
+		Topic: cfg.Topic, Run: r.id, Sources: l.Sources, Address: cfg.Nsqd,
+		Stream:  func() schedule.Stream { return schedule.Until(l.Stream(), cfg.Duration) },
+		Workers: cfg.Workers, Mpub: cfg.Mpub, MaxOutstanding: cfg.MaxOutstanding,
+		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: cfg.Capture != "", Portable: cfg.Portable,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Subscribe {
+		sc := subscriber.Config{
+			Topic: cfg.Topic, Channel: cfg.Channel, Lookupd: cfg.Lookupd,
+			Run: r.id, Sources: len(l.Sources), Logger: cfg.Logger,
+		}
+		if len(cfg.Lookupd) == 0 {
+			sc.Nsqd = []string{cfg.Nsqd}
+		}
+		if r.sub, err = subscriber.New(sc); err != nil {
+			return nil, err
+		}
+	}
+
+	// The parts live until the end of draining, whatever becomes of ctx. A part
+	// that fails ends the run.
+	parts, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer end(nil)
+	part := func(name string, run func(context.Context) error) {
+		all.Go(func() {
+			if err := run(parts); err != nil && parts.Err() == nil {
+				end(fmt.Errorf("%s: %w", name, err))
+			}
+		})
+	}
+	sent := make(chan struct{})
+	part("publishers", func(ctx context.Context) error {
+		defer close(sent)
+		return r.f.Run(ctx)
+	})
+	if cfg.Loaddistributor != "" {
+		part("placement", r.follow)
+	}
+	if r.sub != nil {
+		part("subscriber", r.sub.Run)
+	}
+
+	if err := r.connect(ctx, parts); err != nil {
+		return nil, err
+	}
+	before := cpuSeconds()
+	start := clock.Mono().Add(startAfter)
+	r.f.Start(start)
+	interrupted, err := r.watch(ctx, parts, start, sent, progress)
+	if err != nil {
+		return nil, err
+	}
+	stopped := clock.Mono()
+	if err := r.deliver(parts); err != nil {
+		return nil, err
+	}
+	rep := r.report(start, stopped, interrupted)
+	rep.CPUSeconds = cpuSeconds() - before
+	if cfg.Capture != "" {
+		if err := capture(cfg.Capture, r.f.Captured(), start); err != nil {
+			return nil, err
+		}
+	}
+	return rep, nil
+}
+
+// follow hands the loaddistributor's assignments to the fleet.
+func (r *run) follow(ctx context.Context) (err error) {
+	conn, err := grpc.NewClient(r.cfg.Loaddistributor, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	number := make(map[string]int32, len(r.load.Sources))
+	for i, s := range r.load.Sources {
+		number[s.ID] = int32(i)
+	}
+	return client.Follow(ctx, conn, r.cfg.Topic, nil, func(all []*srtmv1.Assignment) {
+		var ours []fleet.Assignment
+		r.mu.Lock()
+		for _, a := range all {
+			if i, ok := number[a.PublisherId]; ok {
+				r.mu.at[i] = a.TcpAddress
+				ours = append(ours, fleet.Assignment{Source: i, Address: a.TcpAddress, Epoch: a.Epoch})
+			}
+		}
+		r.mu.Unlock()
+		r.f.Assign(ours)
+	})
+}
+
+// brokers is how many brokers the publishers are placed on.
+func (r *run) brokers() int {
+	if r.cfg.Nsqd != "" {
+		return 1
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	different := map[string]bool{}
+	for _, a := range r.mu.at {
+		different[a] = true
+	}
+	return len(different)
+}
+
+// connect waits until every publisher and the subscriber are connected.
+func (r *run) connect(ctx, parts context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Connect)
+	defer cancel()
+	// What ends the parts ends the wait.
+	defer context.AfterFunc(parts, cancel)()
+	if err := r.f.Ready(ctx); err != nil {
+		if cause := context.Cause(parts); cause != nil {
+			return cause
+		}
+		r.mu.Lock()
+		placed := len(r.mu.at)
+		r.mu.Unlock()
+		if r.cfg.Loaddistributor != "" && placed < len(r.load.Sources) {
+			return fmt.Errorf("%w; the loaddistributor has placed %d of them in topic %s", err, placed, r.cfg.Topic)
+		}
+		return err
+	}
+	if r.sub == nil {
+		return nil
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for r.sub.Connections() < r.brokers() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if cause := context.Cause(parts); cause != nil {
+				return cause
+			}
+			return fmt.Errorf("the subscriber is connected to %d of %d brokers: %w", r.sub.Connections(), r.brokers(), ctx.Err())
+		}
+	}
+	return nil
+}
+
+// watch reports progress until everything is sent and answered. When ctx ends
+// it stops the schedule.
+func (r *run) watch(ctx, parts context.Context, start stamp.Mono, sent <-chan struct{}, progress func(*report.Progress)) (interrupted bool, err error) {
+	var ticks <-chan time.Time
+	if r.cfg.Interval > 0 && progress != nil {
+		ticker := time.NewTicker(r.cfg.Interval)
+		defer ticker.Stop()
+		ticks = ticker.C
+	}
+	stop := ctx.Done()
+	var last report.Progress
+	for {
+		select {
+		case <-sent:
+			return interrupted, context.Cause(parts)
+		case <-parts.Done():
+			return interrupted, context.Cause(parts)
+		case <-stop:
+			interrupted, stop = true, nil
+			r.f.Stop()
+		case <-ticks:
+			p := r.progress(start, &last)
+			last = *p
+			progress(p)
+		}
+	}
+}
+
+func (r *run) counts(s *fleet.Stats) report.Counts {
+	c := report.Counts{
+		Offered: s.Offered, Sent: s.Sent, Accepted: s.Accepted, Refused: s.Refused,
+		Unanswered: s.Unanswered, Skipped: s.Skipped,
+	}
+	if r.sub != nil {
+		d := r.sub.Stats()
+		c.Delivered, c.Duplicated = d.Delivered, d.Duplicated
+	}
+	return c
+}
+
+func (r *run) progress(start stamp.Mono, last *report.Progress) *report.Progress {
+	s := r.f.Stats()
+	p := &report.Progress{
+		Type: report.TypeProgress, ElapsedSeconds: max(0, clock.Mono().Sub(start).Seconds()), Counts: r.counts(&s),
+		Connected: s.Connected, Lost: s.Lost, Moved: s.Moved, Lateness: report.QuantilesOf(s.Lateness),
+	}
+	if r.sub != nil {
+		p.EndToEnd = report.QuantilesOf(r.sub.Stats().EndToEnd)
+	}
+	if d := p.ElapsedSeconds - last.ElapsedSeconds; d > 0 {
+		p.OfferedRate = float64(p.Offered-last.Offered) / d
+		p.AcceptedRate = float64(p.Accepted-last.Accepted) / d
+		p.DeliveredRate = float64(p.Delivered-last.Delivered) / d
+	}
+	return p
+}
+
+// deliver waits until nothing that was accepted is missing, or nothing more
+// comes for as long as draining may take.
+func (r *run) deliver(parts context.Context) error {
+	if r.sub == nil {
+		return nil
+	}
+	accepted := r.f.Accepted()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	delivered, since := uint64(0), clock.Mono()
+	complete := false
+	for {
+		now := clock.Mono()
+		result, _ := r.sub.Compare(accepted, 0)
+		switch {
+		case complete && now.Sub(since) >= grace:
+			return nil
+		case complete:
+		case result.Lost == 0:
+			complete, since = true, now
+		case result.Delivered != delivered:
+			delivered, since = result.Delivered, now
+		case now.Sub(since) >= r.cfg.Drain:
+			return nil // the report says what is missing
+		}
+		select {
+		case <-tick.C:
+		case <-parts.Done():
+			return context.Cause(parts)
+		}
+	}
+}
+
+func (r *run) report(start, stopped stamp.Mono, interrupted bool) *report.Report {
+	s := r.f.Stats()
+	planned := r.cfg.Duration
+	if r.load.Span > 0 {
+		planned = min(planned, r.load.Span)
+	}
+	seconds := planned.Seconds()
+	if interrupted {
+		seconds = min(seconds, max(0, stopped.Sub(start).Seconds()))
+	}
+	rep := &report.Report{
+		Type: report.TypeReport, Version: obs.Version(), Topic: r.cfg.Topic, Seed: r.cfg.Load.Spec.Seed,
+		Load: r.load.Text, Publishers: len(r.load.Sources), Planned: planned.Seconds(), Seconds: seconds,
+		Interrupted: interrupted, Counts: r.counts(&s),
+		Lost: s.Lost, Moved: s.Moved, Strange: s.Strange, LastError: s.LastError,
+		Lateness: report.QuantilesOf(s.Lateness), Answer: report.QuantilesOf(s.Answer),
+	}
+	if seconds > 0 {
+		rep.OfferedRate = float64(s.Offered) / seconds
+		rep.AchievedRate = float64(s.Accepted) / math.Max(seconds, s.LastAccepted.Sub(start).Seconds())
+	}
+	if r.sub != nil {
+		late := report.QuantilesOf(r.sub.Stats().EndToEnd)
+		rep.EndToEnd = &late
+		account, missing := r.sub.Compare(r.f.Accepted(), maxMissing)
+		rep.Account, rep.Missing = &account, missing
+	}
+	return rep
+}
+
+// capture writes times as seconds from start, in order.
+func capture(path string, times []stamp.Mono, start stamp.Mono) (err error) {
+	slices.Sort(times)
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("capture: %w", err)
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	w := bufio.NewWriter(file)
+	line := make([]byte, 0, 32)
+	for _, t := range times {
+		line = strconv.AppendFloat(line[:0], t.Sub(start).Seconds(), 'f', 9, 64)
+		if _, err := w.Write(append(line, '\n')); err != nil {
+			return fmt.Errorf("capture: %w", err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("capture: %w", err)
+	}
+	return nil
+}

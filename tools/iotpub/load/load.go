@@ -1,0 +1,160 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/iotpub/trace"
+)
+
+// Options describe a load.
+type Options struct {
+	// Spec is the fleet of equal publishers; of it a trace uses only the seed.
+	Spec schedule.Spec
+	// Trace is the file of a recording, "" for none, and Replay says how it is
+	// replayed; its seed is Spec's.
+	Trace  string
+	Replay trace.Options
+	// Keep leaves only the first publishers of a trace; 0 means all.
+	Keep int
+}
+
+// Default returns the load of the paper's experiments: 1,000 Poisson publishers
+// at 10 msg/s each.
+func Default() Options {
+	return Options{
+		Spec:   schedule.Spec{Publishers: 1000, Rate: 10, Batch: 1, Process: schedule.Poisson, Size: 100, Seed: 1},
+		Replay: trace.Options{Compress: 1, Copies: 1, Spread: trace.DefaultSpread},
+	}
+}
+
+// Flags adds the flags of a load to fs. What o holds are the defaults.
+func (o *Options) Flags(fs *pflag.FlagSet) {
+	s := &o.Spec
+	fs.IntVar(&s.Publishers, "publishers", s.Publishers, "number of publishers, each with its own connection")
+	fs.Float64Var(&s.Rate, "rate", s.Rate, "mean rate of each publisher, in `msg/s`")
+	fs.IntVar(&s.Batch, "batch", s.Batch, "messages a publisher sends back to back; the mean rate stays")
+	fs.IntVar(&s.GroupSize, "group-size", s.GroupSize, "`publishers` that share a correlation key; 0 or 1: no keys")
+	fs.BoolVar(&s.Sync, "sync", s.Sync, "publishers of a group send at the same instants")
+	fs.StringVar((*string)(&s.Process), "process", string(s.Process), "spacing of a publisher's messages: poisson or periodic (random phase)")
+	fs.IntVar(&s.Size, "size", s.Size, "size of a message, in `bytes`; at least 24 are sent")
+	fs.Uint64Var(&s.Seed, "seed", s.Seed, "seed of everything random: the same seed, the same load")
+	fs.StringVar(&o.Trace, "trace", o.Trace, "replay the recording in `file`, CSV or CSV.gz, instead: offset_seconds,publisher_id,correlation_key,payload_bytes")
+	fs.Float64Var(&o.Replay.Compress, "compress", o.Replay.Compress, "with --trace: run it so many `times` faster")
+	fs.IntVar(&o.Replay.Copies, "copies", o.Replay.Copies, "with --trace: superpose so many rotated copies")
+	fs.DurationVar(&o.Replay.From, "trace-from", o.Replay.From, "with --trace: begin at this offset of the recording")
+	fs.DurationVar(&o.Replay.To, "trace-to", o.Replay.To, "with --trace: end at this offset; 0: at its end")
+	fs.DurationVar(&o.Replay.Spread, "spread", o.Replay.Spread, "with --trace: spread events of equal stamps over so long, before compressing")
+	fs.IntVar(&o.Keep, "keep", o.Keep, "with --trace: only the first so many `publishers`; 0: all")
+}
+
+// Args returns the flags that describe the same load to another process.
+func (o Options) Args() []string {
+	s := o.Spec
+	number := func(f float64) string { return strconv.FormatFloat(f, 'g', -1, 64) }
+	args := []string{"--seed=" + strconv.FormatUint(s.Seed, 10)}
+	if o.Trace != "" {
+		return append(args, "--trace="+o.Trace, "--compress="+number(o.Replay.Compress), "--copies="+strconv.Itoa(o.Replay.Copies),
+			"--trace-from="+o.Replay.From.String(), "--trace-to="+o.Replay.To.String(), "--spread="+o.Replay.Spread.String(),
+			"--keep="+strconv.Itoa(o.Keep))
+	}
+	return append(args, "--publishers="+strconv.Itoa(s.Publishers), "--rate="+number(s.Rate), "--batch="+strconv.Itoa(s.Batch),
+		"--group-size="+strconv.Itoa(s.GroupSize), "--sync="+strconv.FormatBool(s.Sync), "--process="+string(s.Process),
+		"--size="+strconv.Itoa(s.Size))
+}
+
+// Load is who sends what when.
+type Load struct {
+	Sources []schedule.Source
+	// Stream returns the schedule from its start, each time the same.
+	Stream func() schedule.Stream
+	// Span is when the schedule ends by itself; 0: never.
+	Span time.Duration
+	// Groups are the publishers as groups, nil where they are no equals.
+	Groups []schedule.Group
+	// Text says in a line what it is.
+	Text string
+}
+
+// Rate is the mean rate of all publishers together, msg/s.
+func (l *Load) Rate() float64 {
+	rate := 0.0
+	for _, s := range l.Sources {
+		rate += s.Rate
+	}
+	return rate
+}
+
+// Build reads the recording, if there is one. The error names every fault of
+// the flags, or file and line of the recording's.
+func (o Options) Build() (*Load, error) {
+	if o.Trace == "" {
+		if o.Keep != 0 {
+			return nil, errors.New("keep: only with a trace; without one say how many publishers")
+		}
+		if err := o.Spec.Validate(); err != nil {
+			return nil, err
+		}
+		spec := o.Spec
+		text := fmt.Sprintf("%d %s publishers at %g msg/s each, %g msg/s in all", spec.Publishers, spec.Process, spec.Rate, spec.Rate*float64(spec.Publishers))
+		if spec.Batch > 1 {
+			text += fmt.Sprintf(", batches of %d", spec.Batch)
+		}
+		if spec.GroupSize > 1 {
+			kind := "labelled"
+			if spec.Sync {
+				kind = "synchronised"
+			}
+			text += fmt.Sprintf(", %s groups of %d", kind, spec.GroupSize)
+		}
+		return &Load{
+			Sources: spec.Sources(), Groups: spec.Groups(), Text: text,
+			Stream: func() schedule.Stream { return spec.Stream() },
+		}, nil
+	}
+
+	options := o.Replay
+	options.Seed = o.Spec.Seed
+	if err := options.Validate(); err != nil {
+		return nil, err
+	}
+	if o.Keep < 0 {
+		return nil, fmt.Errorf("keep: %d publishers, want 0 for all, or more", o.Keep)
+	}
+	recording, err := trace.Open(o.Trace)
+	if err != nil {
+		return nil, err
+	}
+	replay, err := recording.Replay(options)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", o.Trace, err)
+	}
+	l := &Load{Sources: replay.Sources(), Stream: replay.Stream, Span: replay.Span()}
+	if o.Keep > 0 && o.Keep < len(l.Sources) {
+		l.Sources = l.Sources[:o.Keep]
+		l.Stream = func() schedule.Stream { return &first{replay.Stream(), int32(o.Keep)} }
+	}
+	l.Text = fmt.Sprintf("%s: %d publishers, %.4g msg/s in all (%g times faster, %d copies, lasts %v)",
+		o.Trace, len(l.Sources), l.Rate(), options.Compress, options.Copies, l.Span.Round(time.Second))
+	return l, nil
+}
+
+// first keeps the events of the first n sources.
+type first struct {
+	s schedule.Stream
+	n int32
+}
+
+func (f *first) Next() (schedule.Event, bool) {
+	for {
+		e, ok := f.s.Next()
+		if !ok || e.Source < f.n {
+			return e, ok
+		}
+	}
+}
