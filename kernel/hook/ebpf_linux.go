@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -151,13 +152,20 @@ func load(cfg Config, perChunk uint32, plain bool) (_ *filter, err error) {
 func (f *filter) name() string { return string(EBPF) }
 
 func (f *filter) note() string {
-	if !f.plain {
-		return ""
+	var notes []string
+	if f.plain {
+		notes = append(notes, "stream starts are worked out in user space")
 	}
-	if f.why == "" {
-		return "stream starts are worked out in user space"
+	if f.why != "" {
+		notes = append(notes, f.why)
 	}
-	return "stream starts are worked out in user space: " + f.why
+	f.slots.mu.Lock()
+	failure := f.slots.mu.failure
+	f.slots.mu.Unlock()
+	if failure != nil {
+		notes = append(notes, oneLine(failure))
+	}
+	return strings.Join(notes, ": ")
 }
 
 func (f *filter) close() error {

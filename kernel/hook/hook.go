@@ -87,7 +87,7 @@ func (c Config) Validate() error {
 
 // source is what a kernel-backed kind of stamp gives a Stamper.
 type source interface {
-	// note says what of the source had to be done without; empty if nothing.
+	// note says what the source has to do without; empty if nothing.
 	note() string
 	// control prepares a listening socket, so that its connections inherit
 	// what they need.
@@ -166,9 +166,6 @@ func Open(mode Mode, cfg Config, log *slog.Logger) (*Stamper, error) {
 		src, err := kind.open(cfg.withDefaults())
 		if err == nil {
 			s.src = src
-			if n := src.note(); n != "" {
-				tried = errors.Join(tried, errors.New(n))
-			}
 			s.pinned = kind.mode == EBPF && cfg.PinDir != ""
 			break
 		}
@@ -196,8 +193,8 @@ type kind struct {
 
 func (s *Stamper) logChoice() {
 	attrs := []any{"source", s.sourceName(), "mode", s.mode, "kernel", s.kernel}
-	if s.reason != "" {
-		attrs = append(attrs, "reason", s.reason)
+	if reason := s.why(); reason != "" {
+		attrs = append(attrs, "reason", reason)
 	}
 	s.log.Info("arrival stamps", attrs...)
 }
@@ -259,8 +256,8 @@ type Info struct {
 	// or "read".
 	Mode   Mode   `json:"mode"`
 	Source string `json:"source"`
-	// Reason says why no better source is used, or what the source had to be
-	// done without; empty if nothing could be better.
+	// Reason says why no better source is used, or what the source has to do
+	// without; empty if nothing could be better.
 	Reason string `json:"reason,omitempty"`
 	// Kernel is the running kernel's release.
 	Kernel string `json:"kernel"`
@@ -308,7 +305,7 @@ type Counters struct {
 
 // Info returns the source in use and its counts.
 func (s *Stamper) Info() Info {
-	in := Info{Mode: s.mode, Source: s.sourceName(), Reason: s.reason, Kernel: s.kernel, Pinned: s.pinned}
+	in := Info{Mode: s.mode, Source: s.sourceName(), Reason: s.why(), Kernel: s.kernel, Pinned: s.pinned}
 	for i := range s.arrivals {
 		for j := range s.arrivals[i].by {
 			in.Counters.Arrivals[j] += s.arrivals[i].by[j].Load()
@@ -328,6 +325,19 @@ func (s *Stamper) Close() error {
 		return nil
 	}
 	return s.src.close()
+}
+
+// why says why things are not better, as far as known by now.
+func (s *Stamper) why() string {
+	reason := s.reason
+	if s.src == nil {
+		return reason
+	}
+	note := s.src.note()
+	if reason != "" && note != "" {
+		reason += "; "
+	}
+	return reason + note
 }
 
 func (s *Stamper) sourceName() string {
