@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 )
 
 // HelloTimeout is how long a stream may be open before its hello.
@@ -212,4 +213,20 @@ func ended(err error) error {
 		return nil
 	}
 	return err
+}
+
+// MaxMessage is the greatest message that a server of ours takes, in bytes: a
+// topic with all the publishers it may have is about this.
+const MaxMessage = 64 << 20
+
+// ServerOptions are those of every gRPC server of ours: a peer whose host is
+// gone is noticed within seconds, and a client may ask as often as the Go
+// client does.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: 2 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.WaitForHandlers(true),
+	}
 }

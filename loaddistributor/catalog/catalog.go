@@ -41,6 +41,7 @@ type Topic struct {
 	Key       string
 	State     State
 	Reason    string // why it is in that state, for people; empty when active
+	Missed    string // what the last SLOJudged said
 	Plan      placement.Plan
 	Placement *Placement
 }

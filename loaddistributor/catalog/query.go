@@ -28,7 +28,9 @@ func (c *Catalog) Topic(name string) (Topic, bool) {
 		return Topic{}, false
 	}
 	state, reason := c.state(t)
-	return Topic{Spec: t.spec, Key: t.key, State: state, Reason: reason, Plan: t.plan, Placement: t.placement}, true
+	return Topic{
+		Spec: t.spec, Key: t.key, State: state, Reason: reason, Missed: t.missed, Plan: t.plan, Placement: t.placement,
+	}, true
 }
 
 // Topics returns up to limit topics whose names come after the given one, by
@@ -66,6 +68,15 @@ func (c *Catalog) Broker(id string) (Broker, bool) {
 		return Broker{}, false
 	}
 	return b.Broker, true
+}
+
+// Placed returns the topics that are placed on the broker, by name.
+func (c *Catalog) Placed(id string) []string {
+	b := c.brokers[id]
+	if b == nil {
+		return nil
+	}
+	return sorted(b.topics)
 }
 
 // Brokers returns all known brokers, by id.

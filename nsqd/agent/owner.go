@@ -66,8 +66,9 @@ func (o *owner) run(ctx context.Context) {
 		select {
 		case f := <-o.agent.events:
 			f(o)
-		case now := <-o.ticker.C:
-			o.report(now)
+		case <-o.ticker.C:
+			// Not the time in the tick: after a Reset an older one may follow.
+			o.report(time.Now())
 			o.publish()
 		case <-ctx.Done():
 			return
@@ -283,7 +284,7 @@ func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, release
 // gone: figures of an interval are worth nothing after the window.
 func (o *owner) report(now time.Time) {
 	stats := o.agent.node.Report()
-	step := durationpb.New(now.Sub(o.last))
+	step := durationpb.New(max(1, now.Sub(o.last)))
 	o.last = now
 	var loads []*srtmv1.TopicLoad
 	for _, s := range stats {

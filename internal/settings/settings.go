@@ -1,0 +1,82 @@
+package settings
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// ErrDone means that --help or --version was answered: there is nothing to run.
+var ErrDone = errors.New("done")
+
+// Parse adds --config and --version to fs, and reads args and the file they
+// name. In the file _ may stand for -, and a list repeats a flag; a flag on the
+// command line wins over the file. about is the first paragraph of --help.
+// Requires: fs continues on errors.
+func Parse(fs *flag.FlagSet, args []string, about string, out io.Writer) error {
+	config := fs.String("config", "", "TOML `file` with any of these settings")
+	version := fs.Bool("version", false, "print the version and exit")
+	fs.SetOutput(io.Discard) // an error is the caller's to print, once
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fs.SetOutput(out)
+		fmt.Fprintf(out, "%s\n\nUsage: %s [flags]\n", about, fs.Name())
+		fs.PrintDefaults()
+		return ErrDone
+	case err != nil:
+		return err
+	case fs.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	case *version:
+		fmt.Fprintln(out, obs.Version())
+		return ErrDone
+	case *config != "":
+		return readFile(*config, fs)
+	}
+	return nil
+}
+
+// readFile sets the flags that the file names and the command line does not,
+// or returns all that is wrong with it.
+func readFile(path string, fs *flag.FlagSet) error {
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	var file map[string]any
+	if _, err := toml.DecodeFile(path, &file); err != nil {
+		return fmt.Errorf("--config %s: %w", path, err)
+	}
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(file)) {
+		name := strings.ReplaceAll(key, "_", "-")
+		if name == "config" || name == "version" || fs.Lookup(name) == nil {
+			errs = append(errs, fmt.Errorf("--config %s: unknown setting %q", path, key))
+			continue
+		}
+		if given[name] {
+			continue
+		}
+		values, isList := file[key].([]any)
+		if !isList {
+			values = []any{file[key]}
+		}
+		for _, v := range values {
+			switch v.(type) {
+			case map[string]any, []any, []map[string]any:
+				errs = append(errs, fmt.Errorf("--config %s: %s is no plain value", path, key))
+				continue
+			}
+			if err := fs.Set(name, fmt.Sprint(v)); err != nil {
+				errs = append(errs, fmt.Errorf("--config %s: %s: %w", path, key, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,105 @@
+package settings_test
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/settings"
+)
+
+type options struct {
+	address  string
+	interval time.Duration
+	count    int
+	names    list
+}
+
+type list []string
+
+func (l *list) String() string     { return strings.Join(*l, " ") }
+func (l *list) Set(s string) error { *l = append(*l, s); return nil }
+
+func parse(t *testing.T, args ...string) (options, string, error) {
+	t.Helper()
+	var o options
+	var out bytes.Buffer
+	fs := flag.NewFlagSet("thing", flag.ContinueOnError)
+	fs.StringVar(&o.address, "http-address", "x:1", "`host:port`")
+	fs.DurationVar(&o.interval, "interval", time.Second, "how often")
+	fs.IntVar(&o.count, "count", 3, "how many")
+	fs.Var(&o.names, "name", "a name; may be repeated")
+	err := settings.Parse(fs, args, "thing does it.", &out)
+	return o, out.String(), err
+}
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "c.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
+	path := file(t, "http_address = \"f:2\"\ninterval = \"5s\"\nname = [\"a\", \"b\"]\n")
+	o, _, err := parse(t, "--config", path, "--http-address", "c:3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.address != "c:3" || o.interval != 5*time.Second || o.count != 3 || o.names.String() != "a b" {
+		t.Errorf("got %+v", o)
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	_, out, err := parse(t, "--help")
+	if !errors.Is(err, settings.ErrDone) {
+		t.Errorf("--help: %v", err)
+	}
+	for _, part := range []string{"thing does it.", "Usage: thing [flags]", "-http-address", "-config", "-version"} {
+		if !strings.Contains(out, part) {
+			t.Errorf("--help does not say %q:\n%s", part, out)
+		}
+	}
+	if _, out, err = parse(t, "--version"); !errors.Is(err, settings.ErrDone) || !strings.HasPrefix(out, "SRTM ") {
+		t.Errorf("--version: %q, %v", out, err)
+	}
+}
+
+func TestFaults(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"an unknown flag", []string{"--nope"}, []string{"nope"}},
+		{"a bad value", []string{"--count", "x"}, []string{"count", `"x"`}},
+		{"an argument", []string{"what"}, []string{`"what"`}},
+		{"no such file", []string{"--config", filepath.Join(t.TempDir(), "none.toml")}, []string{"none.toml"}},
+		{"no TOML", []string{"--config", file(t, "a = ")}, []string{"c.toml"}},
+		{"everything wrong with the file at once", []string{"--config", file(t, "nope = 1\ncount = \"x\"\nversion = true\n[name]\na = 1\n")},
+			[]string{`unknown setting "nope"`, "count:", `unknown setting "version"`, "name is no plain value"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, out, err := parse(t, test.args...)
+			if err == nil || errors.Is(err, settings.ErrDone) {
+				t.Fatalf("got %v", err)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%v\ndoes not say %q", err, want)
+				}
+			}
+			if out != "" {
+				t.Errorf("printed %q", out)
+			}
+		})
+	}
+}

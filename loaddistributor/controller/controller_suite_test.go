@@ -1,0 +1,309 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tbadaptor/loop"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestController(t *testing.T) {
+	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(10 * time.Second) // a loaded machine, not a slow system
+	SetDefaultEventuallyPollingInterval(2 * time.Millisecond)
+	RunSpecs(t, "Controller")
+}
+
+// part is something that runs until it is stopped.
+type part struct{ stop func() }
+
+func start(run func(context.Context) error) *part {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	p := &part{stop: sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			AddReportEntry("stopped with", err)
+			panic(err)
+		}
+	})}
+	DeferCleanup(func() { p.stop() })
+	return p
+}
+
+func logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func listen(address string) net.Listener {
+	GinkgoHelper()
+	var ln net.Listener
+	// A port that was just given up may be in use a moment longer.
+	Eventually(func() (err error) {
+		ln, err = net.Listen("tcp", address)
+		return err
+	}).Should(Succeed())
+	return ln
+}
+
+// startAdaptor serves a tbadaptor of its own at the address.
+func startAdaptor(ln net.Listener) (*part, *loop.Server) {
+	GinkgoHelper()
+	adaptor, err := loop.New(loop.Config{Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: 5 * time.Second, Log: logger()})
+	Expect(err).NotTo(HaveOccurred())
+	server := grpc.NewServer(duplex.ServerOptions()...)
+	srtmv1.RegisterGrantServiceServer(server, adaptor)
+	var group lifecycle.Group
+	group.Add("grpc", lifecycle.ServeGRPC(ln, server))
+	group.Add("adaptor", adaptor.Run)
+	return start(group.Run), adaptor
+}
+
+// cluster is a loaddistributor under test, with clients of its services.
+type cluster struct {
+	*part
+	control   *controller.Controller
+	address   string
+	admin     srtmv1.AdminServiceClient
+	placement srtmv1.PlacementServiceClient
+	grants    srtmv1.GrantServiceClient
+}
+
+type setup struct {
+	adaptorAddress string                                      // empty: embedded
+	grantAddress   string                                      // told to brokers; empty: adaptorAddress
+	wrap           func(controller.Adaptor) controller.Adaptor // nil: as it is
+	prepareTimeout time.Duration                               // 0: long
+	config         func(*controller.Config)                    // nil: as it is
+}
+
+func newCluster(s setup) *cluster {
+	GinkgoHelper()
+	c := &cluster{}
+	ln := listen("127.0.0.1:0")
+	c.address = ln.Addr().String()
+	server := grpc.NewServer(duplex.ServerOptions()...)
+	cfg := controller.Config{
+		ReportInterval: 20 * time.Millisecond, PrepareTimeout: 5 * time.Second, Window: time.Second,
+		GrantAddress: s.adaptorAddress, Seed: uint64(GinkgoRandomSeed()), Log: logger(),
+	}
+	if s.prepareTimeout != 0 {
+		cfg.PrepareTimeout = s.prepareTimeout
+	}
+	if s.grantAddress != "" {
+		cfg.GrantAddress = s.grantAddress
+	}
+	if s.config != nil {
+		s.config(&cfg)
+	}
+	var group lifecycle.Group
+	group.Add("grpc", lifecycle.ServeGRPC(ln, server))
+	own := dial(c.address)
+	var adaptor controller.Adaptor
+	if s.adaptorAddress == "" {
+		embedded, err := loop.New(loop.Config{
+			Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: cfg.PrepareTimeout, Log: logger(),
+		})
+		Expect(err).NotTo(HaveOccurred())
+		srtmv1.RegisterGrantServiceServer(server, embedded)
+		adaptor, c.grants = embedded, srtmv1.NewGrantServiceClient(own)
+		group.Add("adaptor", embedded.Run)
+	} else {
+		c.grants = srtmv1.NewGrantServiceClient(dial(s.adaptorAddress))
+		adaptor = controller.Remote{Client: c.grants}
+	}
+	if s.wrap != nil {
+		adaptor = s.wrap(adaptor)
+	}
+	control, err := controller.New(cfg, adaptor)
+	Expect(err).NotTo(HaveOccurred())
+	c.control = control
+	services := rpc.New(control)
+	services.Register(server)
+	group.Add("sessions", services.Run)
+	group.Add("controller", control.Run)
+	c.admin, c.placement = srtmv1.NewAdminServiceClient(own), srtmv1.NewPlacementServiceClient(own)
+	c.part = start(group.Run)
+	return c
+}
+
+func dial(address string) *grpc.ClientConn {
+	GinkgoHelper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(conn.Close)
+	return conn
+}
+
+// broker is a node in memory that its agent has joined to a cluster.
+type broker struct {
+	*part
+	id   string
+	node *agenttest.Node
+}
+
+// join starts a broker and waits until it can be placed on, and granted to.
+func (c *cluster) join(id string, mcap int64, node *agenttest.Node, options ...func(*agent.Config)) *broker {
+	GinkgoHelper()
+	b := c.arrive(id, mcap, node, options...)
+	Eventually(func() bool { return c.broker(id).GetConnected() }).Should(BeTrue(), "broker %s", id)
+	return b
+}
+
+func (c *cluster) arrive(id string, mcap int64, node *agenttest.Node, options ...func(*agent.Config)) *broker {
+	GinkgoHelper()
+	cfg := agent.Config{
+		LoadDistributor: c.address, BrokerID: id, TCPAddress: id + ".example:4150", HTTPAddress: id + ".example:4151",
+		Mcap: mcap, Version: "1.2.3", Hostname: id + ".example", Log: logger().With("agent", id),
+	}
+	for _, option := range options {
+		option(&cfg)
+	}
+	a, err := agent.New(cfg, node)
+	Expect(err).NotTo(HaveOccurred())
+	return &broker{part: start(a.Run), id: id, node: node}
+}
+
+// hang has the broker's next Prepare not return before release, which the end
+// of the spec calls too, lest the agent never stop.
+func (b *broker) hang() (entered <-chan struct{}, release func()) {
+	in, out := make(chan struct{}), make(chan struct{})
+	enter := sync.OnceFunc(func() { close(in) })
+	release = sync.OnceFunc(func() { close(out) })
+	DeferCleanup(release)
+	b.node.Sabotage(func(string) error { enter(); <-out; return nil }, nil)
+	return in, release
+}
+
+func (c *cluster) brokers() []*srtmv1.Broker {
+	GinkgoHelper()
+	response, err := c.admin.ListBrokers(context.Background(), &srtmv1.ListBrokersRequest{})
+	Expect(err).NotTo(HaveOccurred())
+	return response.Brokers
+}
+
+func (c *cluster) broker(id string) *srtmv1.Broker {
+	GinkgoHelper()
+	for _, b := range c.brokers() {
+		if b.Id == id {
+			return b
+		}
+	}
+	return nil
+}
+
+// spec is a contract of rate msg/s and burst messages, for as many publishers
+// of 1 msg/s.
+func spec(name string, rate, burst int64) *srtmv1.TopicSpec {
+	return &srtmv1.TopicSpec{
+		Name: name,
+		Contract: &srtmv1.Contract{
+			RateMilli: rate * 1000, Burst: burst,
+			Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(5 * time.Millisecond)},
+		},
+		Groups:   []*srtmv1.PublisherGroup{{Key: "g", Count: int32(rate), Rate: 1}},
+		Channels: []string{"main"},
+	}
+}
+
+// create runs a creation to its end.
+func (c *cluster) create(ctx context.Context, s *srtmv1.TopicSpec, key string) (*srtmv1.Topic, []*srtmv1.CreateTopicResponse, error) {
+	stream, err := c.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: s, IdempotencyKey: key})
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []*srtmv1.CreateTopicResponse
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			if len(all) == 0 {
+				return nil, nil, errors.New("the stream ended without a response")
+			}
+			return all[len(all)-1].Topic, all, nil
+		}
+		if err != nil {
+			return nil, all, err
+		}
+		all = append(all, r)
+	}
+}
+
+func (c *cluster) mustCreate(s *srtmv1.TopicSpec) *srtmv1.Topic {
+	GinkgoHelper()
+	topic, _, err := c.create(context.Background(), s, "")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(topic.GetState()).To(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
+	return topic
+}
+
+func (c *cluster) topic(name string) *srtmv1.Topic {
+	GinkgoHelper()
+	response, err := c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: name})
+	Expect(err).NotTo(HaveOccurred())
+	return response.Topic
+}
+
+// state is the state with its reason, for Eventually.
+func (c *cluster) state(name string) func() string {
+	return func() string {
+		t := c.topic(name)
+		s := t.State.String()[len("TOPIC_STATE_"):]
+		if t.Reason != "" {
+			s += ": " + t.Reason
+		}
+		return s
+	}
+}
+
+// shares returns the acknowledged shares of a topic by broker, as "rate/burst".
+func (c *cluster) shares(name string) map[string]string {
+	GinkgoHelper()
+	response, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: name})
+	Expect(err).NotTo(HaveOccurred())
+	all := map[string]string{}
+	for _, t := range response.Topics {
+		for _, m := range t.Members {
+			all[m.BrokerId] = fmt.Sprintf("%d/%d", m.GetAcknowledged().GetRateMilli(), m.GetAcknowledged().GetBurst())
+		}
+	}
+	return all
+}
+
+// nothingLeft expects that no trace of the topic is anywhere.
+func (c *cluster) nothingLeft(name string, brokers ...*broker) {
+	GinkgoHelper()
+	for _, b := range c.brokers() {
+		Expect(b.Allocated).To(BeZero(), "broker %s", b.Id)
+	}
+	_, err := c.control.Topic(name)
+	Expect(err).To(HaveOccurred())
+	for _, b := range brokers {
+		_, there := b.node.Topic(name)
+		Expect(there).To(BeFalse(), "broker %s still has the topic", b.id)
+	}
+	Eventually(func() map[string]string { return c.shares(name) }).Should(BeEmpty())
+}

@@ -1,0 +1,420 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// fails matches a gRPC error with the code and the ErrorInfo reason.
+func fails(code codes.Code, reason string) OmegaMatcher {
+	return WithTransform(func(err error) string {
+		s := status.Convert(err)
+		for _, d := range s.Details() {
+			if info, ok := d.(*errdetails.ErrorInfo); ok {
+				return s.Code().String() + " " + info.Reason
+			}
+		}
+		return s.Code().String() + " without a reason: " + s.Message()
+	}, Equal(code.String()+" "+reason))
+}
+
+var _ = Describe("Creating a topic", func() {
+	It("places it, prepares the brokers, grants the shares, and then it is active", func() {
+		c := newCluster(setup{})
+		b1, b2 := c.join("b1", 600, agenttest.New()), c.join("b2", 600, agenttest.New())
+		c.join("b3", 100, agenttest.New())
+		s := spec("t", 1000, 40)
+		s.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
+		topic, steps, err := c.create(context.Background(), s, "")
+		Expect(err).NotTo(HaveOccurred())
+
+		var states []srtmv1.TopicState
+		for _, step := range steps {
+			states = append(states, step.State)
+		}
+		Expect(states).To(Equal([]srtmv1.TopicState{
+			srtmv1.TopicState_TOPIC_STATE_PLACING, srtmv1.TopicState_TOPIC_STATE_PREPARING,
+			srtmv1.TopicState_TOPIC_STATE_PREPARING, srtmv1.TopicState_TOPIC_STATE_ACTIVE,
+		}))
+		Expect(topic.Epoch).NotTo(BeZero())
+		Expect(topic.Quotas).To(HaveLen(2), "the fewest brokers that can carry it")
+		for i, b := range []*broker{b1, b2} {
+			q := topic.Quotas[i]
+			Expect(q.BrokerId).To(Equal(b.id))
+			Expect(q.Rate).To(BeEquivalentTo(500))
+			Expect(q.Groups).To(Equal(map[string]uint32{"g": 500}))
+			t, there := b.node.Topic("t")
+			Expect(there).To(BeTrue())
+			Expect(t).To(Equal(agenttest.Topic{
+				Limited: true, Channels: []string{"main"}, SLO: 5 * time.Millisecond, Quantile: 0.99,
+				OverLimit: srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT,
+				Share:     tokenbucket.Share{Rate: 500_000, Burst: 20},
+				Given:     20 * tokenbucket.Token, // a contract nobody has used is full
+				Grants:    1,
+			}))
+			Expect(c.broker(b.id).Allocated).To(BeEquivalentTo(500))
+		}
+		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "500000/20", "b2": "500000/20"}))
+
+		counts := map[string]int{}
+		for i := range 1000 {
+			a, err := c.control.Resolve("t", fmt.Sprintf("g.%d", i))
+			Expect(err).NotTo(HaveOccurred())
+			counts[a.Broker]++
+		}
+		Expect(counts).To(Equal(map[string]int{"b1": 500, "b2": 500}))
+		r, err := c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.7"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Assignment.PublisherId).To(Equal("g.7"))
+		Expect(r.Assignment.BrokerId).To(BeElementOf("b1", "b2"))
+		Expect(r.Assignment.TcpAddress).To(Equal(r.Assignment.BrokerId + ".example:4150"))
+		Expect(r.Assignment.HttpAddress).To(Equal(r.Assignment.BrokerId + ".example:4151"))
+		Expect(r.Assignment.Epoch).To(Equal(topic.Epoch))
+		_, err = c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.1000"})
+		Expect(err).To(fails(codes.NotFound, rpc.ReasonPublisherUnknown))
+		_, err = c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "u", PublisherId: "g.1"})
+		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+	})
+
+	It("refuses a name that is taken, and one that is being created", func() {
+		c := newCluster(setup{})
+		b := c.join("b1", 100, agenttest.New())
+		entered, release := b.hang()
+		first := make(chan error, 1)
+		go func() {
+			_, _, err := c.create(context.Background(), spec("t", 10, 5), "")
+			first <- err
+		}()
+		Eventually(entered).Should(BeClosed())
+		_, _, err := c.create(context.Background(), spec("t", 10, 5), "")
+		Expect(err).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
+		_, err = c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.1"})
+		Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonTopicNotActive))
+		release()
+		Eventually(first).Should(Receive(BeNil()))
+		_, _, err = c.create(context.Background(), spec("t", 10, 5), "")
+		Expect(err).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
+	})
+
+	Describe("with an idempotency key", func() {
+		It("returns the topic to a repetition, and refuses another request", func() {
+			c := newCluster(setup{})
+			c.join("b1", 100, agenttest.New())
+			first, _, err := c.create(context.Background(), spec("t", 10, 5), "key")
+			Expect(err).NotTo(HaveOccurred())
+			again, _, err := c.create(context.Background(), spec("t", 10, 5), "key")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(again.Epoch).To(Equal(first.Epoch))
+			Expect(c.broker("b1").Allocated).To(BeEquivalentTo(10))
+
+			_, _, err = c.create(context.Background(), spec("t", 11, 5), "key")
+			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
+			_, _, err = c.create(context.Background(), spec("u", 10, 5), "key")
+			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
+			_, _, err = c.create(context.Background(), spec("t", 10, 5), "other key")
+			Expect(err).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
+		})
+
+		It("lets a repetition wait with the first, whose caller may leave", func() {
+			c := newCluster(setup{})
+			b := c.join("b1", 100, agenttest.New())
+			entered, release := b.hang()
+			ctx, leave := context.WithCancel(context.Background())
+			first, second := make(chan error, 1), make(chan error, 1)
+			go func() {
+				_, _, err := c.create(ctx, spec("t", 10, 5), "key")
+				first <- err
+			}()
+			Eventually(entered).Should(BeClosed())
+			stream, err := c.admin.CreateTopic(context.Background(), &srtmv1.CreateTopicRequest{Spec: spec("t", 10, 5), IdempotencyKey: "key"})
+			Expect(err).NotTo(HaveOccurred())
+			_, err = stream.Recv() // it has joined
+			Expect(err).NotTo(HaveOccurred())
+			_, _, err = c.create(context.Background(), spec("u", 10, 5), "key")
+			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
+			go func() {
+				var err error
+				for err == nil {
+					var r *srtmv1.CreateTopicResponse
+					if r, err = stream.Recv(); r.GetTopic() != nil {
+						break
+					}
+				}
+				second <- err
+			}()
+			leave()
+			Eventually(first).Should(Receive(failsWith(codes.Canceled)))
+			release()
+			Eventually(second).Should(Receive(BeNil()))
+			Expect(c.state("t")()).To(Equal("ACTIVE"))
+		})
+	})
+
+	Describe("when it fails", func() {
+		It("says what bound an infeasible one hits, and leaves nothing", func() {
+			c := newCluster(setup{})
+			_, _, err := c.create(context.Background(), spec("t", 10, 5), "")
+			Expect(err).To(fails(codes.ResourceExhausted, rpc.ReasonInfeasible))
+			Expect(infeasible(err)).To(Equal([]any{"brokers", int64(1), int64(0)}))
+
+			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 50, agenttest.New())
+			_, _, err = c.create(context.Background(), spec("t", 111, 5), "")
+			Expect(infeasible(err)).To(Equal([]any{"rcap", int64(111), int64(110)}))
+			_, _, err = c.create(context.Background(), spec("t", 110, 1), "")
+			Expect(infeasible(err)).To(Equal([]any{"burst", int64(2), int64(1)}))
+			c.nothingLeft("t", b1, b2)
+			c.mustCreate(spec("t", 110, 2))
+		})
+
+		It("rolls back when a broker refuses", func() {
+			c := newCluster(setup{})
+			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+			b2.node.Sabotage(func(string) error { return errors.New("no more topics here") }, nil)
+			_, _, err := c.create(context.Background(), spec("t", 100, 5), "key")
+			Expect(err).To(fails(codes.Unavailable, rpc.ReasonBrokerFailed))
+			Expect(err).To(MatchError(ContainSubstring("broker b2: refused: no more topics here")))
+			c.nothingLeft("t", b1, b2)
+
+			b2.node.Sabotage(nil, nil)
+			_, _, err = c.create(context.Background(), spec("t", 100, 5), "key") // the key is free again too
+			Expect(err).NotTo(HaveOccurred())
+		})
+
+		It("rolls back when a broker does not answer, and clears the broker when it does", func() {
+			c := newCluster(setup{prepareTimeout: 50 * time.Millisecond})
+			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+			_, release := b2.hang()
+			_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
+			Expect(err).To(fails(codes.Unavailable, rpc.ReasonBrokerFailed))
+			Expect(err).To(MatchError(ContainSubstring("broker b2: " + controller.ErrNoAnswer.Error())))
+			c.nothingLeft("t", b1)
+			release()
+			Eventually(func() bool { _, there := b2.node.Topic("t"); return there }).Should(BeFalse())
+		})
+
+		It("rolls back when a broker goes away meanwhile", func() {
+			c := newCluster(setup{})
+			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+			entered, release := b2.hang()
+			failed := make(chan error, 1)
+			go func() {
+				_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
+				failed <- err
+			}()
+			Eventually(entered).Should(BeClosed())
+			stopped := make(chan struct{})
+			go func() { defer close(stopped); b2.stop() }()
+			// The agent cannot stop while its node hangs, but its session ends.
+			var err error
+			Eventually(failed).Should(Receive(&err))
+			Expect(err).To(fails(codes.Unavailable, rpc.ReasonBrokerFailed))
+			Expect(err).To(MatchError(ContainSubstring("broker b2: " + controller.ErrBrokerGone.Error())))
+			release()
+			Eventually(stopped).Should(BeClosed())
+			c.nothingLeft("t", b1)
+
+			// It is told when it is back: its node still has the topic.
+			b2.node.Sabotage(nil, nil)
+			_, there := b2.node.Topic("t")
+			Expect(there).To(BeTrue())
+			c.join("b2", 60, b2.node)
+			Eventually(func() bool { _, there := b2.node.Topic("t"); return there }).Should(BeFalse())
+		})
+
+		It("rolls back when the brokers cannot reach the adaptor", func() {
+			ln := listen("127.0.0.1:0")
+			defer ln.Close() // accepts connections and says nothing
+			c := newCluster(setup{grantAddress: ln.Addr().String(), prepareTimeout: 200 * time.Millisecond})
+			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+			_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
+			Expect(err).To(fails(codes.Unavailable, rpc.ReasonAdaptorFailed))
+			Expect(err).To(MatchError(ContainSubstring("b1 (not connected), b2 (not connected)")))
+			c.nothingLeft("t", b1, b2)
+		})
+
+		It("rolls back when the adaptor refuses, and when it is away", func() {
+			gate := &gate{}
+			c := newCluster(setup{prepareTimeout: 100 * time.Millisecond, wrap: gate.wrap})
+			b1 := c.join("b1", 60, agenttest.New())
+			gate.set(status.Error(codes.FailedPrecondition, "not today"))
+			_, _, err := c.create(context.Background(), spec("t", 50, 5), "")
+			Expect(err).To(fails(codes.Unavailable, rpc.ReasonAdaptorFailed))
+			Expect(err).To(MatchError(ContainSubstring("not today")))
+			c.nothingLeft("t", b1)
+
+			gate.set(status.Error(codes.Unavailable, "connection refused"))
+			_, _, err = c.create(context.Background(), spec("t", 50, 5), "")
+			Expect(err).To(fails(codes.Unavailable, rpc.ReasonAdaptorFailed))
+			c.nothingLeft("t", b1)
+
+			gate.set(nil)
+			c.mustCreate(spec("t", 50, 5))
+		})
+
+		It("rides out a short absence of the adaptor", func() {
+			gate := &gate{}
+			c := newCluster(setup{wrap: gate.wrap})
+			c.join("b1", 60, agenttest.New())
+			gate.set(status.Error(codes.Unavailable, "connection refused"))
+			gate.after(2, func() { gate.set(nil) })
+			c.mustCreate(spec("t", 50, 5))
+		})
+
+		It("is rolled back when its caller leaves", func() {
+			c := newCluster(setup{})
+			b1 := c.join("b1", 60, agenttest.New())
+			entered, release := b1.hang()
+			ctx, leave := context.WithCancel(context.Background())
+			done := make(chan error, 1)
+			go func() {
+				_, _, err := c.create(ctx, spec("t", 50, 5), "")
+				done <- err
+			}()
+			Eventually(entered).Should(BeClosed())
+			leave()
+			Eventually(done).Should(Receive(failsWith(codes.Canceled)))
+			release()
+			Eventually(func() error { _, err := c.control.Topic("t"); return err }).Should(HaveOccurred())
+			c.nothingLeft("t", b1)
+		})
+
+		It("is rolled back when the loaddistributor stops", func() {
+			c := newCluster(setup{})
+			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+			entered, release := b2.hang()
+			done := make(chan error, 1)
+			go func() {
+				_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
+				done <- err
+			}()
+			Eventually(entered).Should(BeClosed())
+			Eventually(func() bool { _, there := b1.node.Topic("t"); return there }).Should(BeTrue())
+			stopped := make(chan struct{})
+			go func() { defer close(stopped); c.stop() }()
+			Eventually(func() bool { _, there := b1.node.Topic("t"); return there }).Should(BeFalse())
+			release()
+			Eventually(stopped).Should(BeClosed())
+			Expect(<-done).To(fails(codes.Unavailable, rpc.ReasonShuttingDown))
+			for _, b := range []*broker{b1, b2} {
+				_, there := b.node.Topic("t")
+				Expect(there).To(BeFalse(), "broker %s", b.id)
+			}
+		})
+	})
+
+	It("never promises more than a broker carries, whoever asks at the same time", func() {
+		c := newCluster(setup{})
+		mcap := map[string]int64{"b1": 100, "b2": 150, "b3": 75}
+		for id, m := range mcap {
+			c.join(id, m, agenttest.New())
+		}
+		const topics = 40
+		policies := []string{"srtm", "maxmin", "conc", "loadbalance"}
+		errs := make([]error, topics)
+		var all sync.WaitGroup
+		for i := range topics {
+			all.Go(func() {
+				s := spec(fmt.Sprintf("t%d", i), int64(3+i), 100)
+				s.PlacementPolicy = policies[i%len(policies)]
+				_, _, errs[i] = c.create(context.Background(), s, "")
+			})
+		}
+		all.Wait()
+		var sum int64
+		created := 0
+		for i, err := range errs {
+			if err == nil {
+				created++
+				sum += int64(3 + i)
+				topic := c.topic(fmt.Sprintf("t%d", i))
+				Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
+				var quotas int64
+				for _, q := range topic.Quotas {
+					quotas += q.Rate
+				}
+				Expect(quotas).To(BeEquivalentTo(3+i), "quotas of %v", topic)
+			} else {
+				Expect(err).To(fails(codes.ResourceExhausted, rpc.ReasonInfeasible))
+			}
+		}
+		var allocated int64
+		for _, b := range c.brokers() {
+			Expect(b.Allocated).To(BeNumerically("<=", mcap[b.Id]), "broker %s", b.Id)
+			allocated += b.Allocated
+		}
+		Expect(allocated).To(Equal(sum))
+		Expect(created).To(And(BeNumerically(">", 0), BeNumerically("<", topics)), "some fit, not all")
+	})
+})
+
+func failsWith(code codes.Code) OmegaMatcher {
+	return WithTransform(func(err error) codes.Code { return status.Code(err) }, Equal(code))
+}
+
+func infeasible(err error) []any {
+	for _, d := range status.Convert(err).Details() {
+		if i, ok := d.(*srtmv1.Infeasible); ok {
+			return []any{i.Bound, i.Need, i.Have}
+		}
+	}
+	return nil
+}
+
+// gate is an adaptor that fails SetContract when it is told to.
+type gate struct {
+	controller.Adaptor
+	mu    sync.Mutex
+	err   error
+	calls int
+	at    int
+	then  func()
+}
+
+func (g *gate) wrap(a controller.Adaptor) controller.Adaptor { g.Adaptor = a; return g }
+
+func (g *gate) set(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.err = err
+}
+
+// after calls f once n more calls have failed.
+func (g *gate) after(n int, f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.at, g.then = g.calls+n, f
+}
+
+func (g *gate) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+	g.mu.Lock()
+	g.calls++
+	err, then := g.err, g.then
+	if then != nil && g.calls >= g.at {
+		g.then = nil
+	} else {
+		then = nil
+	}
+	g.mu.Unlock()
+	if then != nil {
+		defer then()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g.Adaptor.SetContract(ctx, req)
+}

@@ -1,0 +1,97 @@
+package controller
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// Node is a connected broker with the topics it has.
+type Node struct {
+	catalog.Broker
+	Remote string   // the address it calls from
+	Topics []string // by name
+}
+
+// Nodes returns the connected brokers, by id.
+func (c *Controller) Nodes() []Node {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	nodes := make([]Node, 0, len(c.mu.sessions))
+	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
+		node := c.nodeLocked(id)
+		node.Topics = slices.Sorted(maps.Keys(c.topicsLocked(id)))
+		nodes = append(nodes, node)
+	}
+	return nodes
+}
+
+// topicsLocked returns the topics that consumers can read from a connected
+// broker: those placed on it, once they are active, and those it reports that
+// are not placed anywhere. Of a placed topic its report says nothing: it may
+// be a leftover, or on its way out. Requires: mu held.
+func (c *Controller) topicsLocked(id string) map[string]bool {
+	set := map[string]bool{}
+	for _, name := range c.mu.cat.Placed(id) {
+		if topic, _ := c.mu.cat.Topic(name); open(topic) {
+			set[name] = true
+		}
+	}
+	for name := range c.mu.sessions[id].topics {
+		if _, managed := c.mu.cat.Topic(name); !managed {
+			set[name] = true
+		}
+	}
+	return set
+}
+
+func open(topic catalog.Topic) bool {
+	return topic.State == catalog.Active || topic.State == catalog.Degraded
+}
+
+func (c *Controller) nodeLocked(id string) Node {
+	b, _ := c.mu.cat.Broker(id)
+	return Node{Broker: b, Remote: c.mu.sessions[id].remote}
+}
+
+// TopicNames returns the names of all topics that consumers can read, placed
+// or only reported, sorted.
+func (c *Controller) TopicNames() []string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	set := map[string]bool{}
+	for id := range c.mu.sessions {
+		maps.Copy(set, c.topicsLocked(id))
+	}
+	return slices.Sorted(maps.Keys(set))
+}
+
+// Producers returns the connected brokers that have the topic, by id, and its
+// channels, sorted. found: somebody has it, or it is placed and active.
+func (c *Controller) Producers(topic string) (nodes []Node, channels []string, found bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	set := map[string]bool{}
+	placed, managed := c.mu.cat.Topic(topic)
+	if managed {
+		if !open(placed) {
+			return nil, nil, false
+		}
+		for _, channel := range placed.Spec.Channels {
+			set[channel] = true
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
+		f, reported := c.mu.sessions[id].topics[topic]
+		if reported {
+			for _, channel := range f.channels {
+				set[channel] = true
+			}
+		}
+		if managed && slices.ContainsFunc(placed.Plan.Quotas, quotaOf(id)) || !managed && reported {
+			nodes = append(nodes, c.nodeLocked(id))
+		}
+	}
+	return nodes, slices.Sorted(maps.Keys(set)), managed || len(nodes) > 0
+}

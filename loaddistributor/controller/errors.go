@@ -1,0 +1,46 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrClosing: the loaddistributor is shutting down.
+	ErrClosing = errors.New("the loaddistributor is shutting down")
+	// ErrReplaced: a newer session has the broker's id.
+	ErrReplaced = errors.New("a newer session has the broker's id")
+	// ErrBrokerGone: the broker's session ended before it answered.
+	ErrBrokerGone = errors.New("the broker is gone")
+	// ErrNoAnswer: the broker did not answer in time.
+	ErrNoAnswer = errors.New("no answer in time")
+	// ErrUnsteady: brokers came and went so fast that no plan fitted.
+	ErrUnsteady = errors.New("the brokers change too fast to place the topic")
+	// errAbandoned: nobody waits for the creation any more.
+	errAbandoned = errors.New("the caller is gone")
+)
+
+// BrokerError: a broker did not do what a topic's creation needs.
+type BrokerError struct {
+	Broker string
+	Cause  error
+}
+
+func (e *BrokerError) Error() string { return fmt.Sprintf("broker %s: %v", e.Broker, e.Cause) }
+func (e *BrokerError) Unwrap() error { return e.Cause }
+
+// RefusedError is what a broker answered, safe to show to an operator.
+type RefusedError struct{ Text string }
+
+func (e *RefusedError) Error() string { return "refused: " + e.Text }
+
+// AdaptorError: the adaptor did not take the contract.
+type AdaptorError struct{ Cause error }
+
+func (e *AdaptorError) Error() string { return fmt.Sprintf("adaptor: %v", e.Cause) }
+func (e *AdaptorError) Unwrap() error { return e.Cause }
+
+// BadMessage: a broker's message has a fault.
+type BadMessage struct{ Field, Problem string }
+
+func (e *BadMessage) Error() string { return e.Field + ": " + e.Problem }

@@ -1,0 +1,204 @@
+package controller
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// maxReports bounds the reports kept of one topic of one broker, whatever the
+// pace at which they come; the oldest is dropped, and the window is shorter.
+const maxReports = 1024
+
+// maxChannels bounds the channels that a report names for one topic.
+const maxChannels = 10_000
+
+// figures are the reports of one topic of one broker in the sliding window,
+// oldest first, all of them checked.
+type figures struct {
+	reports  []received
+	channels []string
+}
+
+type received struct {
+	at    time.Time
+	stats *srtmv1.TopicStats
+}
+
+// report takes a broker's report as a whole or not at all.
+func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
+	seen := make(map[string]bool, len(r.Topics))
+	for i, t := range r.Topics {
+		at := fmt.Sprintf("report.topics[%d]", i)
+		if t.Topic == "" || seen[t.Topic] {
+			return &BadMessage{at + ".topic", fmt.Sprintf("%q is empty or appears twice", t.Topic)}
+		}
+		seen[t.Topic] = true
+		if err := checkStats(at, t); err != nil {
+			return err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.sessions[s.broker] != s {
+		return ErrReplaced
+	}
+	for name := range s.topics {
+		if !seen[name] {
+			delete(s.topics, name)
+		}
+	}
+	from := now.Add(-c.cfg.Window)
+	for _, t := range r.Topics {
+		f := s.topics[t.Topic]
+		if f == nil {
+			f = &figures{}
+			s.topics[t.Topic] = f
+		}
+		f.channels = t.Channels
+		if c.isMemberLocked(t.Topic, s.broker) { // of others nothing is asked
+			f.add(received{now, t}, from)
+		}
+	}
+	return nil
+}
+
+func checkStats(at string, t *srtmv1.TopicStats) error {
+	if d := t.Interval.AsDuration(); d <= 0 || d > time.Hour {
+		return &BadMessage{at + ".interval", fmt.Sprintf("%v: want above 0, up to 1h", d)}
+	}
+	if t.Exceeded > t.Delivered {
+		return &BadMessage{at + ".exceeded", fmt.Sprintf("%d of %d delivered", t.Exceeded, t.Delivered)}
+	}
+	for _, n := range []uint64{t.Offered, t.Released, t.Delivered, t.Refused, t.MaxBacklog, t.Backlog, t.Depth} {
+		if n > 1<<48 {
+			return &BadMessage{at, fmt.Sprintf("a count of %d", n)}
+		}
+	}
+	if len(t.Channels) > maxChannels {
+		return &BadMessage{at + ".channels", fmt.Sprintf("%d, at most %d", len(t.Channels), maxChannels)}
+	}
+	for _, h := range []struct {
+		field string
+		value *srtmv1.Histogram
+	}{{"access", t.Access}, {"processing", t.Processing}, {"delivery", t.Delivery}} {
+		if _, err := obs.LatencyFromProto(h.value); err != nil {
+			return &BadMessage{at + "." + h.field, err.Error()}
+		}
+	}
+	return nil
+}
+
+func (f *figures) add(r received, from time.Time) {
+	f.prune(from)
+	if len(f.reports) == maxReports {
+		f.reports = f.reports[1:]
+	}
+	f.reports = append(f.reports, r)
+}
+
+func (f *figures) prune(from time.Time) { f.reports = f.within(from) }
+
+// within returns the reports from then on. It does not modify f.
+func (f *figures) within(from time.Time) []received {
+	old := 0
+	for old < len(f.reports) && f.reports[old].at.Before(from) {
+		old++
+	}
+	return f.reports[old:]
+}
+
+func (f *figures) counts(from time.Time) (delivered, exceeded uint64) {
+	for _, r := range f.within(from) {
+		delivered += r.stats.Delivered
+		exceeded += r.stats.Exceeded
+	}
+	return delivered, exceeded
+}
+
+// figuresLocked returns nil when the broker has reported nothing of the topic.
+// Requires: mu held, for reading.
+func (c *Controller) figuresLocked(topic, broker string) *figures {
+	if s := c.mu.sessions[broker]; s != nil {
+		if f := s.topics[topic]; f != nil && len(f.reports) > 0 {
+			return f
+		}
+	}
+	return nil
+}
+
+// merge is a TopicStats being summed up. Histograms are added bucket by
+// bucket; quantiles are left to whoever reads the sum.
+type merge struct {
+	sum                          srtmv1.TopicStats
+	interval                     time.Duration
+	access, processing, delivery []uint64 // by bucket
+}
+
+// inTime adds the next interval of one broker: levels are the newest.
+func (m *merge) inTime(t *srtmv1.TopicStats) {
+	m.counts(t)
+	m.interval += t.Interval.AsDuration()
+	m.sum.Backlog, m.sum.Depth = t.Backlog, t.Depth
+	m.sum.Publishers, m.sum.Subscribers = t.Publishers, t.Subscribers
+	m.sum.Channels = t.Channels
+}
+
+// beside adds what another broker did in the same time: levels add up. The
+// largest backlog is that of one broker, for backlogs of different moments
+// have no sum.
+func (m *merge) beside(t *srtmv1.TopicStats) {
+	m.counts(t)
+	m.interval = max(m.interval, t.Interval.AsDuration())
+	m.sum.Backlog += t.Backlog
+	m.sum.Depth += t.Depth
+	m.sum.Publishers += t.Publishers
+	m.sum.Subscribers += t.Subscribers
+}
+
+func (m *merge) counts(t *srtmv1.TopicStats) {
+	m.sum.Topic = t.Topic
+	m.sum.Offered += t.Offered
+	m.sum.Released += t.Released
+	m.sum.Delivered += t.Delivered
+	m.sum.Exceeded += t.Exceeded
+	m.sum.Refused += t.Refused
+	m.sum.MaxBacklog = max(m.sum.MaxBacklog, t.MaxBacklog)
+	m.access = addBuckets(m.access, t.Access)
+	m.processing = addBuckets(m.processing, t.Processing)
+	m.delivery = addBuckets(m.delivery, t.Delivery)
+}
+
+// addBuckets requires that h was checked: its indices are those of the layout.
+func addBuckets(sum []uint64, h *srtmv1.Histogram) []uint64 {
+	if n := len(h.GetIndex()); n > 0 {
+		if last := int(h.Index[n-1]); last >= len(sum) {
+			sum = append(sum, make([]uint64, last+1-len(sum))...)
+		}
+	}
+	for i, index := range h.GetIndex() {
+		sum[index] += h.Count[i]
+	}
+	return sum
+}
+
+func buckets(sum []uint64) *srtmv1.Histogram {
+	h := obs.NewLatency().Proto() // for the layout
+	for i, n := range sum {
+		if n > 0 {
+			h.Index = append(h.Index, uint32(i))
+			h.Count = append(h.Count, n)
+		}
+	}
+	return h
+}
+
+func (m *merge) stats() *srtmv1.TopicStats {
+	m.sum.Interval = durationpb.New(m.interval)
+	m.sum.Access, m.sum.Processing, m.sum.Delivery = buckets(m.access), buckets(m.processing), buckets(m.delivery)
+	return &m.sum
+}

@@ -1,0 +1,99 @@
+package controller
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// maxListed bounds the topics, by name, that get series of their own; each has
+// a fixed number of them, whatever its brokers.
+const maxListed = 500
+
+var (
+	descBrokers   = prometheus.NewDesc("srtm_brokers_connected", "Brokers with a session.", nil, nil)
+	descMcap      = prometheus.NewDesc("srtm_brokers_mcap_messages_per_second", "What the connected brokers carry within the SLO, together.", nil, nil)
+	descAllocated = prometheus.NewDesc("srtm_brokers_allocated_messages_per_second", "What is promised on the connected brokers, together.", nil, nil)
+	descTopics    = prometheus.NewDesc("srtm_topics", "Topics by state.", []string{"state"}, nil)
+	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
+	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
+	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
+
+	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
+	descExceeded  = prometheus.NewDesc("srtm_topic_window_exceeded_messages", "Those of them later than the SLO's latency.", []string{"topic"}, nil)
+	descMet       = prometheus.NewDesc("srtm_topic_slo_met", "1 when the SLO is met over the window; absent without deliveries.", []string{"topic"}, nil)
+)
+
+// collector shows the controller at the moment it is asked.
+type collector struct{ c *Controller }
+
+func (collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers,
+		descDelivered, descExceeded, descMet,
+	} {
+		out <- d
+	}
+}
+
+func (m collector) Collect(out chan<- prometheus.Metric) {
+	for _, metric := range m.c.snapshot(time.Now()) {
+		out <- metric
+	}
+}
+
+func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
+	var all []prometheus.Metric
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var connected, mcap, allocated int64
+	for _, b := range c.mu.cat.Brokers() {
+		if b.Connected {
+			connected++
+			mcap += b.Mcap
+			allocated += b.Allocated
+		}
+	}
+	gauge(descBrokers, float64(connected))
+	gauge(descMcap, float64(mcap))
+	gauge(descAllocated, float64(allocated))
+	gauge(descCreating, float64(len(c.mu.creating)))
+	gauge(descWatchers, float64(len(c.mu.watchers)))
+
+	states := map[catalog.State]int{}
+	topics := c.mu.cat.Topics("", c.mu.cat.Len())
+	for i, topic := range topics {
+		states[topic.State]++
+		if i >= maxListed {
+			continue
+		}
+		name := topic.Spec.Name()
+		var delivered, exceeded uint64
+		for _, q := range topic.Plan.Quotas {
+			if f := c.figuresLocked(name, q.Broker); f != nil {
+				d, x := f.counts(now.Add(-c.cfg.Window))
+				delivered += d
+				exceeded += x
+			}
+		}
+		gauge(descDelivered, float64(delivered), name)
+		gauge(descExceeded, float64(exceeded), name)
+		if v := c.verdictLocked(topic, now); v.Judged {
+			met := 0.0
+			if v.Met {
+				met = 1
+			}
+			gauge(descMet, met, name)
+		}
+	}
+	for _, s := range []catalog.State{catalog.Preparing, catalog.Active, catalog.Degraded, catalog.Deleting} {
+		gauge(descTopics, float64(states[s]), s.String())
+	}
+	gauge(descUnlisted, float64(max(0, len(topics)-maxListed)))
+	return all
+}

@@ -1,0 +1,235 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+)
+
+// assignWork asks every broker for what it should have done and is not known
+// to have.
+func (c *Controller) assignWork(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.mu.sessions {
+		c.assignLocked(s, now)
+	}
+}
+
+// assignLocked asks for what is not asked already; an answer that is overdue
+// is asked for again. Requires: mu held.
+func (c *Controller) assignLocked(s *Session, now time.Time) {
+	type work struct {
+		topic  string
+		remove bool
+	}
+	asked := map[work]bool{}
+	for number, r := range s.requests {
+		if now.Sub(r.sent) < c.cfg.PrepareTimeout {
+			asked[work{r.topic, r.remove}] = true
+		} else {
+			r.answer(ErrNoAnswer)
+			delete(s.requests, number)
+		}
+	}
+	remove, prepare := c.mu.cat.Work(s.broker)
+	for _, name := range remove {
+		if !asked[work{name, true}] && c.mu.names[name] == nil {
+			c.askLocked(s, name, nil, nil, now)
+		}
+	}
+	for _, name := range prepare {
+		if topic, _ := c.mu.cat.Topic(name); !asked[work{name, false}] {
+			c.askLocked(s, name, topic.Spec, nil, now)
+		}
+	}
+}
+
+// judge gives every active topic the verdict over its window.
+func (c *Controller) judge(now time.Time) {
+	c.mu.Lock()
+	var changes []catalog.StateChanged
+	for after := ""; ; {
+		page := c.mu.cat.Topics(after, 1000)
+		for _, topic := range page {
+			after = topic.Spec.Name()
+			if topic.State != catalog.Active && topic.State != catalog.Degraded {
+				continue
+			}
+			missed := complaint(c.verdictLocked(topic, now))
+			if missed == topic.Missed {
+				continue
+			}
+			more, err := c.commitLocked(catalog.SLOJudged{Topic: after, Missed: missed})
+			if err != nil {
+				panic(fmt.Sprintf("controller: judge %s: %v", after, err))
+			}
+			changes = append(changes, more...)
+		}
+		if len(page) < 1000 {
+			break
+		}
+	}
+	c.mu.Unlock()
+	c.logChanges(changes)
+}
+
+func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.Verdict {
+	var counts []fitting.Count
+	for _, q := range topic.Plan.Quotas {
+		if f := c.figuresLocked(topic.Spec.Name(), q.Broker); f != nil {
+			delivered, exceeded := f.counts(now.Add(-c.cfg.Window))
+			counts = append(counts, fitting.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
+		}
+	}
+	return fitting.Judge(topic.Spec.SLO.Quantile, counts)
+}
+
+// complaint has no figures in it: it is part of the state, which should not
+// change with every report.
+func complaint(v fitting.Verdict) string {
+	switch {
+	case !v.Judged || v.Met:
+		return ""
+	case v.WorstFraction > fitting.PartFactor*v.Budget:
+		return "the SLO is missed, most on broker " + v.Worst
+	default:
+		return "the SLO is missed"
+	}
+}
+
+// keepContracts brings back the contracts that the adaptor does not have,
+// because it has restarted, and removes those that were left there. While the
+// adaptor does not answer it asks less and less often.
+func (c *Controller) keepContracts(ctx context.Context) {
+	delay := c.cfg.ReportInterval
+	longest := max(5*time.Second, c.cfg.ReportInterval)
+	failing := false
+	for {
+		timer := time.NewTimer(delay)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		err := c.compareContracts(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case err != nil:
+			delay = min(2*delay, longest)
+			if !failing {
+				c.cfg.Log.Warn("the adaptor does not answer", obs.KeyError, err)
+			}
+		case failing:
+			c.cfg.Log.Info("the adaptor answers again")
+			fallthrough
+		default:
+			delay = c.cfg.ReportInterval
+		}
+		failing = err != nil
+	}
+}
+
+func (c *Controller) compareContracts(ctx context.Context) error {
+	var wanted []string
+	c.mu.RLock()
+	leftovers := c.mu.cat.LeftoverContracts()
+	for after := ""; ; {
+		page := c.mu.cat.Topics(after, 1000)
+		for _, topic := range page {
+			after = topic.Spec.Name()
+			if topic.State == catalog.Active || topic.State == catalog.Degraded {
+				wanted = append(wanted, after)
+			}
+		}
+		if len(page) < 1000 {
+			break
+		}
+	}
+	c.mu.RUnlock()
+	if len(wanted)+len(leftovers) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
+	defer cancel()
+	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{})
+	if err != nil {
+		return fmt.Errorf("list shares: %w", err)
+	}
+	has := map[string]bool{}
+	for _, t := range shares.Topics {
+		has[t.Topic] = t.Contract != nil
+	}
+	for _, name := range wanted {
+		if has[name] {
+			continue
+		}
+		if err := c.exclusively(name, func() error { return c.adopt(ctx, name) }); err != nil {
+			return err
+		}
+	}
+	for _, name := range leftovers {
+		if err := c.exclusively(name, func() error { return c.forgetContract(ctx, name) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exclusively runs f holding the name, or not at all while a procedure does.
+func (c *Controller) exclusively(name string, f func() error) error {
+	c.mu.Lock()
+	if c.mu.names[name] != nil {
+		c.mu.Unlock()
+		return nil
+	}
+	release := c.holdLocked(name)
+	c.mu.Unlock()
+	defer release()
+	return f()
+}
+
+func (c *Controller) adopt(ctx context.Context, name string) error {
+	c.mu.RLock()
+	topic, ok := c.mu.cat.Topic(name)
+	c.mu.RUnlock()
+	if !ok || topic.State == catalog.Preparing || topic.State == catalog.Deleting {
+		return nil
+	}
+	_, err := c.adaptor.SetContract(ctx, contractRequest(topic.Spec, topic.Plan, true))
+	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
+		return fmt.Errorf("bring back the contract of topic %s: %w", name, err)
+	}
+	if err != nil {
+		// It will not change its mind; the next comparison asks again all the
+		// same, and other topics must not wait for this one.
+		c.cfg.Log.Error("contract not taken back", obs.KeyTopic, name, obs.KeyError, err)
+		return nil
+	}
+	c.cfg.Log.Info("contract brought back", obs.KeyTopic, name)
+	return nil
+}
+
+func (c *Controller) forgetContract(ctx context.Context, name string) error {
+	c.mu.RLock()
+	_, taken := c.mu.cat.Topic(name)
+	c.mu.RUnlock()
+	if taken {
+		return nil // created again: the contract is the new one's
+	}
+	if _, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name}); err != nil {
+		return fmt.Errorf("remove the contract of topic %s: %w", name, err)
+	}
+	return c.commit(catalog.LeftoverContractRemoved{Topic: name})
+}

@@ -1,0 +1,235 @@
+package controller
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// messageQueue bounds what waits to be written to one broker: a few messages
+// for each of its topics.
+const messageQueue = 100_000
+
+// Session is one broker's membership.
+type Session struct {
+	// Set once.
+	broker, instance, remote string
+	out                      *duplex.Queue[*srtmv1.ControllerMessage]
+
+	// Guarded by Controller.mu.
+	requests map[uint64]*request
+	// Its topics, ours or not: those of its newest report, or before the first
+	// one of its hello.
+	topics map[string]*figures
+}
+
+// request is a PrepareTopic or RemoveTopic that is not answered yet.
+type request struct {
+	topic  string
+	remove bool
+	sent   time.Time
+	// For the procedure that waits; room for the one answer. nil: nobody does.
+	done chan error
+}
+
+// Out is what is to be sent to the broker; when it ends, so does the session.
+func (s *Session) Out() *duplex.Queue[*srtmv1.ControllerMessage] { return s.out }
+
+// Join begins a session. One that the broker has already ends with ErrReplaced.
+// remote is the address that the broker calls from.
+func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
+	s := &Session{
+		broker: h.BrokerId, instance: h.Instance, remote: remote,
+		out:      duplex.NewQueue[*srtmv1.ControllerMessage](messageQueue),
+		requests: map[uint64]*request{},
+		topics:   map[string]*figures{},
+	}
+	for _, name := range h.Topics {
+		s.topics[name] = &figures{}
+	}
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
+		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval),
+	}}})
+
+	c.mu.Lock()
+	if c.mu.closing {
+		c.mu.Unlock()
+		return nil, ErrClosing
+	}
+	changes, err := c.commitLocked(catalog.BrokerJoined{
+		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
+		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
+	})
+	if err != nil {
+		c.mu.Unlock()
+		return nil, err
+	}
+	if old := c.mu.sessions[s.broker]; old != nil {
+		c.endLocked(old, ErrReplaced)
+	}
+	c.mu.sessions[s.broker] = s
+	c.assignLocked(s, time.Now())
+	c.mu.Unlock()
+	c.logChanges(changes)
+	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
+		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
+	return s, nil
+}
+
+// Leave ends a session; harmless for one that was replaced.
+func (c *Controller) Leave(s *Session) {
+	c.mu.Lock()
+	if c.mu.sessions[s.broker] != s {
+		c.mu.Unlock()
+		return
+	}
+	delete(c.mu.sessions, s.broker)
+	c.endLocked(s, ErrBrokerGone)
+	changes, err := c.commitLocked(catalog.BrokerLeft{ID: s.broker})
+	c.mu.Unlock()
+	if err != nil {
+		panic(fmt.Sprintf("controller: a session without a broker in the catalog: %v", err))
+	}
+	c.logChanges(changes)
+	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
+}
+
+// endLocked fails what the session still owes. Requires: mu held.
+func (c *Controller) endLocked(s *Session, cause error) {
+	s.out.End(cause)
+	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
+		s.requests[number].answer(ErrBrokerGone)
+	}
+	clear(s.requests)
+}
+
+// answer never blocks: done has room.
+func (r *request) answer(err error) {
+	if r.done != nil {
+		r.done <- err
+	}
+}
+
+// Handle takes a message of the broker; an error ends the session.
+func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
+	switch m := m.Message.(type) {
+	case *srtmv1.BrokerMessage_PrepareResult:
+		return c.result(s, m.PrepareResult)
+	case *srtmv1.BrokerMessage_Report:
+		return c.report(s, m.Report, time.Now())
+	case *srtmv1.BrokerMessage_Hello:
+		return &BadMessage{"hello", "a session has one hello"}
+	}
+	return nil // of a later version, which must not count on us
+}
+
+func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
+	c.mu.Lock()
+	if c.mu.sessions[s.broker] != s {
+		c.mu.Unlock()
+		return ErrReplaced
+	}
+	r := s.requests[p.Request]
+	if r == nil {
+		last := c.mu.requests
+		c.mu.Unlock()
+		if p.Request > last {
+			return &BadMessage{"prepare_result.request", fmt.Sprintf("%d was never asked", p.Request)}
+		}
+		return nil // late: it has been asked again
+	}
+	var failed error
+	var changes []catalog.StateChanged
+	var err error
+	switch {
+	case p.Error != "":
+		failed = &RefusedError{p.Error}
+		r.answer(failed)
+		// It stays, so that what is refused is not asked again at once.
+		r.done, r.sent = nil, time.Now()
+	case r.remove:
+		changes, err = c.commitLocked(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
+	case c.isMemberLocked(r.topic, s.broker):
+		changes, err = c.commitLocked(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
+	}
+	if failed == nil {
+		r.answer(nil)
+		delete(s.requests, p.Request)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		panic(fmt.Sprintf("controller: result of a connected member refused: %v", err))
+	}
+	c.logChanges(changes)
+	if failed != nil {
+		c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, r.topic,
+			"remove", r.remove, obs.KeyError, failed)
+	}
+	return nil
+}
+
+func (c *Controller) isMemberLocked(topic, broker string) bool {
+	t, ok := c.mu.cat.Topic(topic)
+	return ok && slices.ContainsFunc(t.Plan.Quotas, quotaOf(broker))
+}
+
+// askLocked sends a PrepareTopic or RemoveTopic. done gets the answer, or
+// ErrBrokerGone; nil if nobody waits. Requires: mu held.
+func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, done chan error, now time.Time) {
+	c.mu.requests++
+	number := c.mu.requests
+	s.requests[number] = &request{topic: topic, remove: prepare == nil, sent: now, done: done}
+	if prepare == nil {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
+			Request: number, Topic: topic,
+		}}})
+		return
+	}
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: &srtmv1.PrepareTopic{
+		Request: number, Topic: topic, Channels: prepare.Channels,
+		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
+		OverLimit: overLimit(prepare.OverLimit),
+	}}})
+}
+
+func overLimit(o catalog.OverLimit) srtmv1.OverLimitPolicy {
+	if o == catalog.Reject {
+		return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
+	}
+	return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
+}
+
+// ValidName reports whether s is a name of a topic, a channel or a broker.
+func ValidName(s string) bool {
+	for _, c := range []byte(s) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return len(s) >= 1 && len(s) <= 64
+}
+
+// HostPort splits an address that others dial.
+func HostPort(address string) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(address)
+	if err != nil || host == "" || len(address) > 300 {
+		return "", 0, fmt.Errorf("%.300q: want host:port", address)
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return "", 0, fmt.Errorf("%.300q: want a port of 1 to 65535", address)
+	}
+	return host, int(n), nil
+}

@@ -1,0 +1,156 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// sharesTimeout is how long a status waits for the adaptor; without its answer
+// it says nothing of the shares.
+const sharesTimeout = time.Second
+
+// Topic returns the topic of that name, or catalog.ErrTopicUnknown.
+func (c *Controller) Topic(name string) (catalog.Topic, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	topic, ok := c.mu.cat.Topic(name)
+	if !ok {
+		return catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
+	}
+	return topic, nil
+}
+
+// Topics returns up to limit topics with names after the given one, by name.
+func (c *Controller) Topics(after string, limit int) []catalog.Topic {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.cat.Topics(after, limit)
+}
+
+// Brokers returns all known brokers, by id.
+func (c *Controller) Brokers() []catalog.Broker {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.cat.Brokers()
+}
+
+// Status returns what is measured of the topic, and the shares in force.
+func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
+	name := topic.Spec.Name()
+	type holding struct {
+		share *srtmv1.Share
+		epoch uint64
+	}
+	held := map[string]holding{}
+	ctx, cancel := context.WithTimeout(ctx, sharesTimeout)
+	defer cancel()
+	if shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name}); err == nil {
+		for _, t := range shares.Topics {
+			for _, m := range t.Members {
+				if m.AcknowledgedEpoch > 0 {
+					held[m.BrokerId] = holding{m.Acknowledged, m.AcknowledgedEpoch}
+				}
+			}
+		}
+	} else {
+		c.cfg.Log.Debug("status without shares", obs.KeyTopic, name, obs.KeyError, err)
+	}
+
+	now := time.Now()
+	from := now.Add(-c.cfg.Window)
+	status := &srtmv1.TopicStatus{Window: durationpb.New(c.cfg.Window)}
+	var pooled merge
+	pooled.sum.Topic = name
+	c.mu.RLock()
+	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
+	for i, q := range topic.Plan.Quotas {
+		if f := c.figuresLocked(name, q.Broker); f != nil {
+			reports[i] = append(reports[i], f.within(from)...)
+		}
+	}
+	c.mu.RUnlock()
+	var counts []fitting.Count
+	for i, q := range topic.Plan.Quotas {
+		b := &srtmv1.BrokerTopicStatus{BrokerId: q.Broker, Share: held[q.Broker].share, Epoch: held[q.Broker].epoch}
+		if n := len(reports[i]); n > 0 {
+			var sum merge
+			for _, r := range reports[i] {
+				sum.inTime(r.stats)
+			}
+			b.Last, b.Window = reports[i][n-1].stats, sum.stats()
+			pooled.beside(b.Window)
+			counts = append(counts, fitting.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
+		}
+		status.Brokers = append(status.Brokers, b)
+	}
+	status.Pooled = pooled.stats()
+	if v := fitting.Judge(topic.Spec.SLO.Quantile, counts); v.Judged {
+		status.ExceedFraction = v.Fraction
+		status.SloMet = &v.Met
+	}
+	return status
+}
+
+// ContractProto returns what a topic was sold.
+func ContractProto(s *catalog.Spec) *srtmv1.Contract {
+	return &srtmv1.Contract{
+		RateMilli: s.Demand.RateMilli, Burst: s.Demand.Burst,
+		Slo:       &srtmv1.Slo{Quantile: s.SLO.Quantile, Latency: durationpb.New(s.SLO.Latency)},
+		OverLimit: overLimit(s.OverLimit),
+	}
+}
+
+// ShareProto returns a share as it travels.
+func ShareProto(s tokenbucket.Share) *srtmv1.Share {
+	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
+}
+
+func quotaOf(broker string) func(placement.Quota) bool {
+	return func(q placement.Quota) bool { return q.Broker == broker }
+}
+
+// State is what /debug/state shows of the controller.
+type State struct {
+	Version uint64       `json:"version"` // of the catalog
+	Brokers []Node       `json:"brokers"` // connected
+	Topics  []TopicState `json:"topics"`
+}
+
+// TopicState is one topic of State.
+type TopicState struct {
+	Name    string   `json:"name"`
+	State   string   `json:"state"`
+	Reason  string   `json:"reason,omitempty"`
+	Policy  string   `json:"policy"`
+	Epoch   uint64   `json:"epoch"`
+	Brokers []string `json:"brokers"`
+}
+
+// State returns a copy of the controller's state, without publishers.
+func (c *Controller) State() State {
+	s := State{Brokers: c.Nodes(), Topics: []TopicState{}}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	s.Version = c.mu.cat.Version()
+	for _, topic := range c.mu.cat.Topics("", c.mu.cat.Len()) {
+		shown := TopicState{
+			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
+			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(),
+		}
+		for _, q := range topic.Plan.Quotas {
+			shown.Brokers = append(shown.Brokers, q.Broker)
+		}
+		s.Topics = append(s.Topics, shown)
+	}
+	return s
+}

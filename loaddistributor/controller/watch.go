@@ -1,0 +1,143 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// piece is how many assignments a watcher is told at once.
+const piece = 5000
+
+// Change is what a watcher is told.
+type Change struct {
+	Assignments []catalog.Assignment
+	Epoch       uint64
+	More        bool // more of the same change follows
+}
+
+// watcher only knows that it should look: a change that comes while it has not
+// looked yet adds nothing, so a slow one costs nothing and misses only what is
+// out of date.
+type watcher struct {
+	wake chan struct{} // room for one
+}
+
+// wakeLocked requires mu held.
+func (c *Controller) wakeLocked(topic string) {
+	for w := range c.mu.watchers[topic] {
+		select {
+		case w.wake <- struct{}{}:
+		default: // it has been woken and has not looked yet
+		}
+	}
+}
+
+// Resolve says where a publisher belongs: catalog.ErrTopicUnknown,
+// ErrPublisherUnknown or ErrNotActive otherwise.
+func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.cat.Resolve(topic, publisher)
+}
+
+// Watch calls send with the present assignments of the named publishers, all
+// if none is named, and then with every one that changes, until the topic is
+// deleted (catalog.ErrTopicUnknown), ctx ends or send fails. A slow send delays
+// nobody; it is then told what has become of it, not every step.
+// Requires: the names are distinct.
+func (c *Controller) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
+	w := &watcher{wake: make(chan struct{}, 1)}
+	c.mu.Lock()
+	first, known := c.mu.cat.Topic(topic)
+	if !known || first.State == catalog.Preparing || first.State == catalog.Deleting {
+		c.mu.Unlock()
+		if !known {
+			return fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)
+		}
+		return fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
+	}
+	if c.mu.watchers[topic] == nil {
+		c.mu.watchers[topic] = map[*watcher]struct{}{}
+	}
+	c.mu.watchers[topic][w] = struct{}{}
+	ending := c.mu.ending
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.mu.watchers[topic], w)
+		if len(c.mu.watchers[topic]) == 0 {
+			delete(c.mu.watchers, topic)
+		}
+	}()
+
+	indices := make([]int, 0, len(publishers))
+	for _, id := range publishers {
+		i, ok := first.Placement.Index(id)
+		if !ok {
+			return fmt.Errorf("topic %s, publisher %q: %w", topic, id, catalog.ErrPublisherUnknown)
+		}
+		indices = append(indices, i)
+	}
+	var told *catalog.Placement
+	for now := first; ; {
+		if now.Placement != told {
+			if err := difference(told, now.Placement, indices, send); err != nil {
+				return err
+			}
+			told = now.Placement
+		}
+		select {
+		case <-w.wake:
+		case <-ending:
+			return ErrClosing
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		c.mu.RLock()
+		now, known = c.mu.cat.Topic(topic)
+		c.mu.RUnlock()
+		if !known || now.State == catalog.Deleting || now.Spec != first.Spec {
+			return fmt.Errorf("topic %s was deleted: %w", topic, catalog.ErrTopicUnknown)
+		}
+	}
+}
+
+// difference sends the assignments that are not in old as they are in now. A
+// nil old has none. No indices: all publishers.
+func difference(old, now *catalog.Placement, indices []int, send func(Change) error) error {
+	count := len(indices)
+	if count == 0 {
+		count = now.Len()
+	}
+	var batch []catalog.Assignment
+	sent := false
+	flush := func(more bool) error {
+		sent = true
+		err := send(Change{Assignments: batch, Epoch: now.Epoch(), More: more})
+		batch = nil
+		return err
+	}
+	for n := range count {
+		i := n
+		if len(indices) > 0 {
+			i = indices[n]
+		}
+		a := now.At(i)
+		if old != nil && old.At(i).Endpoint == a.Endpoint {
+			continue
+		}
+		if len(batch) == piece {
+			if err := flush(true); err != nil {
+				return err
+			}
+		}
+		batch = append(batch, a)
+	}
+	if len(batch) > 0 || (old == nil && !sent) {
+		return flush(false)
+	}
+	return nil
+}

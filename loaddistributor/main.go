@@ -1,0 +1,128 @@
+// Command loaddistributor is SRTM's placement controller: it decides which
+// brokers carry a topic, keeps the catalog, and tells publishers and consumers
+// where to go. It moves no message; while it is away, brokers go on.
+//
+// Its parts: rpc and lookup are the ways in, controller commits what placement
+// decides to catalog, fitting judges. Read docs/ARCHITECTURE.md next.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/settings"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/lookup"
+	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/tbadaptor/loop"
+)
+
+func main() {
+	os.Exit(lifecycle.Main("loaddistributor", func(ctx context.Context) error { return run(ctx, os.Args[1:]) }))
+}
+
+func run(ctx context.Context, args []string) error {
+	opts, err := parse(args, os.Stdout)
+	if errors.Is(err, settings.ErrDone) {
+		return nil
+	}
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	log, err := obs.NewLogger(os.Stderr, opts.logLevel, opts.logFormat)
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	registry := obs.NewRegistry()
+	server := grpc.NewServer(duplex.ServerOptions()...)
+
+	var adaptor controller.Adaptor
+	var embedded *loop.Server
+	if opts.tbadaptorAddress == "" {
+		if embedded, err = loop.New(opts.loopConfig(log, registry)); err != nil {
+			return err
+		}
+		srtmv1.RegisterGrantServiceServer(server, embedded)
+		adaptor = embedded
+	} else {
+		conn, err := dial(opts.tbadaptorAddress)
+		if err != nil {
+			return lifecycle.UsageError{Err: fmt.Errorf("--tbadaptor-address: %w", err)}
+		}
+		defer conn.Close()
+		adaptor = controller.Remote{Client: srtmv1.NewGrantServiceClient(conn)}
+	}
+	control, err := controller.New(opts.controllerConfig(log, registry), adaptor)
+	if err != nil {
+		return err
+	}
+	services := rpc.New(control)
+	services.Register(server)
+	healthy := health.NewServer()
+	healthv1.RegisterHealthServer(server, healthy)
+	reflection.Register(server)
+
+	mux := http.NewServeMux()
+	lookup.Mount(mux, control, obs.Release)
+	obs.Mount(mux, registry, func() any { return state(control, embedded) }, nil)
+
+	rpcListener, err := net.Listen("tcp", opts.grpcAddress)
+	if err != nil {
+		return fmt.Errorf("--grpc-address: %w", err)
+	}
+	webListener, err := net.Listen("tcp", opts.httpAddress)
+	if err != nil {
+		rpcListener.Close()
+		return fmt.Errorf("--http-address: %w", err)
+	}
+
+	// Stopped in reverse: health says so first, the controller rolls back while
+	// the brokers' sessions are still up, then streams end, then servers.
+	var group lifecycle.Group
+	group.Add("http", lifecycle.Serve(webListener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
+	group.Add("grpc", lifecycle.ServeGRPC(rpcListener, server))
+	group.Add("sessions", services.Run)
+	if embedded != nil {
+		group.Add("adaptor", embedded.Run)
+	}
+	group.Add("controller", control.Run)
+	group.Add("health", func(ctx context.Context) error {
+		for name := range server.GetServiceInfo() {
+			healthy.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
+		}
+		<-ctx.Done()
+		healthy.Shutdown()
+		return nil
+	})
+	log.Info("loaddistributor is up", obs.KeyVersion, obs.Version(), "grpc", rpcListener.Addr().String(),
+		"http", webListener.Addr().String(), "tbadaptor", opts.tbadaptorAddress, "seed", opts.seed)
+	err = group.Run(ctx)
+	log.Info("loaddistributor is down")
+	return err
+}
+
+// state is what /debug/state shows.
+func state(control *controller.Controller, embedded *loop.Server) any {
+	shown := struct {
+		Controller any `json:"controller"`
+		Adaptor    any `json:"adaptor,omitempty"`
+	}{Controller: control.State()}
+	if embedded != nil {
+		shown.Adaptor = embedded.State()
+	}
+	return shown
+}

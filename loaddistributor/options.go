@@ -1,0 +1,98 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/settings"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/tbadaptor/loop"
+)
+
+// options are everything that can be configured, by flag or by file.
+type options struct {
+	grpcAddress, httpAddress string
+	tbadaptorAddress         string
+	reportInterval           time.Duration
+	prepareTimeout           time.Duration
+	window                   time.Duration
+	sharePeriod              time.Duration
+	seed                     uint64
+	logLevel, logFormat      string
+}
+
+// parse reads the flags and the file, and returns all that is wrong with them.
+func parse(args []string, out io.Writer) (*options, error) {
+	o := &options{}
+	fs := flag.NewFlagSet("loaddistributor", flag.ContinueOnError)
+	fs.StringVar(&o.grpcAddress, "grpc-address", "127.0.0.1:4170", "`host:port` for gRPC: operators, publishers, brokers")
+	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4161", "`host:port` for HTTP: NSQ's lookup, metrics, profiles")
+	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
+	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
+	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
+	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
+	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
+	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
+	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
+	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
+	err := settings.Parse(fs, args, "loaddistributor is SRTM's placement controller.", out)
+	if err != nil {
+		return nil, err
+	}
+	if o.seed == 0 {
+		o.seed = rand.Uint64()
+	}
+	return o, o.validate()
+}
+
+func (o *options) validate() error {
+	log, err := obs.NewLogger(io.Discard, o.logLevel, o.logFormat)
+	errs := []error{err}
+	if err != nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	errs = append(errs, o.controllerConfig(log, nil).Validate())
+	if o.tbadaptorAddress == "" {
+		errs = append(errs, o.loopConfig(log, nil).Validate())
+	} else if _, _, err := controller.HostPort(o.tbadaptorAddress); err != nil {
+		errs = append(errs, fmt.Errorf("--tbadaptor-address: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
+	return controller.Config{
+		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
+		GrantAddress: o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,
+	}
+}
+
+func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {
+	return loop.Config{
+		Period: o.sharePeriod, Window: o.window, AckTimeout: o.prepareTimeout, Log: log, Metrics: metrics,
+	}
+}
+
+// dial makes a connection that comes back by itself. It does not wait.
+func dial(address string) (*grpc.ClientConn, error) {
+	return grpc.NewClient(address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: 2 * time.Second,
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+	)
+}

@@ -1,0 +1,185 @@
+package rpc
+
+import (
+	"context"
+	"encoding/base64"
+
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// Page sizes of ListTopics.
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// CreateTopic implements srtmv1.AdminServiceServer.
+func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
+	spec, err := checkCreate(req)
+	if err != nil {
+		return toStatus(err)
+	}
+	topic, err := s.controller.Create(stream.Context(), spec, req.IdempotencyKey, func(p controller.Progress) error {
+		state := srtmv1.TopicState_TOPIC_STATE_PREPARING
+		if p.Placing {
+			state = srtmv1.TopicState_TOPIC_STATE_PLACING
+		}
+		return stream.Send(&srtmv1.CreateTopicResponse{State: state, Message: p.Message})
+	})
+	if err != nil {
+		return toStatus(err)
+	}
+	p := topicProto(topic, false)
+	return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: p.Reason, Topic: p})
+}
+
+// GetTopic implements srtmv1.AdminServiceServer.
+func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
+	topic, err := s.controller.Topic(req.Name)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	p := topicProto(topic, !req.OmitPublishers)
+	p.Status = s.controller.Status(ctx, topic)
+	return &srtmv1.GetTopicResponse{Topic: p}, nil
+}
+
+// ListTopics implements srtmv1.AdminServiceServer.
+func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {
+	var bad faults
+	size := int(req.PageSize)
+	if size < 0 || size > maxPage {
+		bad.add("page_size", "%d is outside 0 to %d", size, maxPage)
+	} else if size == 0 {
+		size = defaultPage
+	}
+	after, err := base64.RawURLEncoding.DecodeString(req.PageToken)
+	if err != nil {
+		bad.add("page_token", "is not of a previous response")
+	}
+	if err := bad.err(); err != nil {
+		return nil, toStatus(err)
+	}
+	topics := s.controller.Topics(string(after), size+1)
+	response := &srtmv1.ListTopicsResponse{}
+	if len(topics) > size {
+		topics = topics[:size]
+		response.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(topics[size-1].Spec.Name()))
+	}
+	for _, topic := range topics {
+		response.Topics = append(response.Topics, topicProto(topic, false))
+	}
+	return response, nil
+}
+
+// DeleteTopic implements srtmv1.AdminServiceServer.
+func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
+	if err := s.controller.Delete(ctx, req.Name); err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.DeleteTopicResponse{}, nil
+}
+
+// ListBrokers implements srtmv1.AdminServiceServer.
+func (s *Server) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	response := &srtmv1.ListBrokersResponse{}
+	for _, b := range s.controller.Brokers() {
+		response.Brokers = append(response.Brokers, &srtmv1.Broker{
+			Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress,
+			Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
+		})
+	}
+	return response, nil
+}
+
+var stateProto = map[catalog.State]srtmv1.TopicState{
+	catalog.Preparing: srtmv1.TopicState_TOPIC_STATE_PREPARING,
+	catalog.Active:    srtmv1.TopicState_TOPIC_STATE_ACTIVE,
+	catalog.Degraded:  srtmv1.TopicState_TOPIC_STATE_DEGRADED,
+	catalog.Deleting:  srtmv1.TopicState_TOPIC_STATE_DELETING,
+}
+
+func topicProto(t catalog.Topic, publishers bool) *srtmv1.Topic {
+	p := &srtmv1.Topic{
+		Spec: specProto(t.Spec, publishers), State: stateProto[t.State], Reason: t.Reason, Epoch: t.Placement.Epoch(),
+	}
+	for _, q := range t.Plan.Quotas {
+		p.Quotas = append(p.Quotas, quotaProto(q))
+	}
+	return p
+}
+
+func quotaProto(q placement.Quota) *srtmv1.BrokerQuota {
+	p := &srtmv1.BrokerQuota{
+		BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)),
+		Groups: make(map[string]uint32, len(q.Groups)), Share: controller.ShareProto(q.Share),
+	}
+	for key, n := range q.Groups {
+		p.Groups[key] = uint32(n)
+	}
+	return p
+}
+
+func specProto(s *catalog.Spec, publishers bool) *srtmv1.TopicSpec {
+	p := &srtmv1.TopicSpec{
+		Name: s.Name(), Contract: controller.ContractProto(s),
+		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule,
+	}
+	for _, g := range s.Demand.Groups {
+		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch)})
+	}
+	if publishers {
+		for _, one := range s.Demand.Publishers {
+			p.Publishers = append(p.Publishers, &srtmv1.Publisher{
+				Id: one.ID, CorrelationKey: one.Key, Rate: one.Rate, Batch: int32(one.Batch),
+			})
+		}
+	}
+	return p
+}
+
+// Resolve implements srtmv1.PlacementServiceServer.
+func (s *Server) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
+	a, err := s.controller.Resolve(req.Topic, req.PublisherId)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.ResolveResponse{Assignment: assignmentProto(a)}, nil
+}
+
+// Watch implements srtmv1.PlacementServiceServer.
+func (s *Server) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServer[srtmv1.WatchResponse]) error {
+	var bad faults
+	if len(req.PublisherIds) > maxWatched {
+		bad.add("publisher_ids", "%d, at most %d; none stands for all", len(req.PublisherIds), maxWatched)
+	} else {
+		seen := make(map[string]int, len(req.PublisherIds))
+		for i, id := range req.PublisherIds {
+			if first, twice := seen[id]; twice {
+				bad.add("publisher_ids", "[%d] and [%d] are both %.80q", first, i, id)
+			}
+			seen[id] = i
+		}
+	}
+	if err := bad.err(); err != nil {
+		return toStatus(err)
+	}
+	return toStatus(s.controller.Watch(stream.Context(), req.Topic, req.PublisherIds, func(c controller.Change) error {
+		response := &srtmv1.WatchResponse{Epoch: c.Epoch, More: c.More}
+		for _, a := range c.Assignments {
+			response.Assignments = append(response.Assignments, assignmentProto(a))
+		}
+		return stream.Send(response)
+	}))
+}
+
+func assignmentProto(a catalog.Assignment) *srtmv1.Assignment {
+	return &srtmv1.Assignment{
+		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, Epoch: a.Epoch,
+	}
+}

@@ -1,0 +1,187 @@
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Limits of a request; those of publishers and groups are placement's.
+const (
+	// MaxChannels is how many channels a topic may be created with.
+	MaxChannels = 1000
+	// MaxLatency is the greatest SLO latency, in which one measures in minutes.
+	MaxLatency = 10 * time.Minute
+	// MaxKey is the length of an idempotency key in bytes.
+	MaxKey = 128
+	// MaxMcap is far beyond any broker, in msg/s, and far from overflow in sums.
+	MaxMcap = 1_000_000_000
+	// maxWatched is how many publishers one Watch may name.
+	maxWatched = 100_000
+)
+
+// checkCreate converts a request, or returns all its faults.
+func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
+	var bad faults
+	if len(req.IdempotencyKey) > MaxKey {
+		bad.add("idempotency_key", "has %d bytes, at most %d", len(req.IdempotencyKey), MaxKey)
+	}
+	p := req.Spec
+	if p == nil {
+		bad.add("spec", "is missing")
+		return nil, bad
+	}
+	spec := &catalog.Spec{
+		Demand: placement.Demand{
+			Topic:     p.Name,
+			RateMilli: p.GetContract().GetRateMilli(),
+			Burst:     p.GetContract().GetBurst(),
+		},
+		Policy: p.PlacementPolicy, ShareRule: p.ShareRule, Channels: p.Channels,
+	}
+	if spec.Policy == "" {
+		spec.Policy = placement.SRTM
+	}
+	if spec.ShareRule == "" {
+		spec.ShareRule = share.Static
+	}
+	if !controller.ValidName(p.Name) {
+		bad.add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", p.Name)
+	}
+	contract := checkContract(&bad, p.Contract, spec)
+	if contract {
+		spec.Demand.Rate = (spec.Demand.RateMilli + 999) / 1000
+	} else {
+		// So that what follows finds the other faults, and no more of these.
+		spec.Demand.Rate, spec.Demand.RateMilli, spec.Demand.Burst = placement.MaxRate, 0, 1
+	}
+
+	if count := len(p.Publishers); count > placement.MaxPublishers {
+		bad.add("spec.publishers", "%d, at most %d", count, placement.MaxPublishers)
+		return nil, bad // not looked at one by one
+	}
+	spec.Demand.Publishers = make([]placement.Publisher, len(p.Publishers))
+	for i, one := range p.Publishers {
+		spec.Demand.Publishers[i] = placement.Publisher{
+			ID: one.GetId(), Key: one.GetCorrelationKey(), Rate: one.GetRate(), Batch: int(one.GetBatch()),
+		}
+	}
+	if len(p.Groups) > placement.MaxPublishers {
+		bad.add("spec.groups", "%d, at most %d", len(p.Groups), placement.MaxPublishers)
+		return nil, bad
+	}
+	spec.Demand.Groups = make([]placement.Group, len(p.Groups))
+	for i, one := range p.Groups {
+		spec.Demand.Groups[i] = placement.Group{
+			Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()),
+		}
+	}
+	var fields placement.FieldErrors
+	if errors.As(spec.Demand.Validate(), &fields) {
+		for _, f := range fromPlacement(fields) {
+			if f.field != "spec.name" { // said above
+				bad = append(bad, f)
+			}
+		}
+	}
+
+	if !slices.Contains(placement.Policies(), spec.Policy) {
+		bad.add("spec.placement_policy", "%.80q is not one of %s", spec.Policy, strings.Join(placement.Policies(), ", "))
+	}
+	if len(p.Channels) > MaxChannels {
+		bad.add("spec.channels", "%d, at most %d", len(p.Channels), MaxChannels)
+	} else {
+		seen := map[string]bool{}
+		for i, name := range p.Channels {
+			switch at := fmt.Sprintf("spec.channels[%d]", i); {
+			case !controller.ValidName(name):
+				bad.add(at, "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", name)
+			case seen[name]:
+				bad.add(at, "%q appears twice", name)
+			}
+			seen[name] = true
+		}
+	}
+	if !slices.Contains(share.Rules(), spec.ShareRule) {
+		bad.add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
+	}
+	return spec, bad.err()
+}
+
+// checkContract fills in the contract, and reports whether r and b are sound.
+func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound bool) {
+	if p == nil {
+		bad.add("spec.contract", "is missing")
+		return false
+	}
+	sound = true
+	if r := p.RateMilli; r < int64(tokenbucket.MinRate) || r > int64(tokenbucket.MaxRate) {
+		bad.add("spec.contract.rate_milli", "%d milli-msg/s is outside %d to %d", r, tokenbucket.MinRate, tokenbucket.MaxRate)
+		sound = false
+	}
+	if b := p.Burst; b < tokenbucket.MinBurst || b > tokenbucket.MaxBurst {
+		bad.add("spec.contract.burst", "%d messages is outside %d to %d", b, tokenbucket.MinBurst, tokenbucket.MaxBurst)
+		sound = false
+	}
+	if p.Slo == nil {
+		bad.add("spec.contract.slo", "is missing")
+	} else {
+		if q := p.Slo.Quantile; !(q > 0 && q < 1) { // NaN too
+			bad.add("spec.contract.slo.quantile", "%v is not between 0 and 1", q)
+		}
+		switch err := p.Slo.Latency.CheckValid(); {
+		case p.Slo.Latency == nil:
+			bad.add("spec.contract.slo.latency", "is missing")
+		case err != nil:
+			bad.add("spec.contract.slo.latency", "%v", err)
+		case p.Slo.Latency.AsDuration() <= 0 || p.Slo.Latency.AsDuration() > MaxLatency:
+			bad.add("spec.contract.slo.latency", "%v is not above 0 and up to %v", p.Slo.Latency.AsDuration(), MaxLatency)
+		}
+		spec.SLO = catalog.SLO{Quantile: p.Slo.Quantile, Latency: p.Slo.Latency.AsDuration()}
+	}
+	switch p.OverLimit {
+	case srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY:
+		spec.OverLimit = catalog.Delay
+	case srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT:
+		spec.OverLimit = catalog.Reject
+	default:
+		bad.add("spec.contract.over_limit", "%d is no policy", p.OverLimit)
+	}
+	return sound
+}
+
+// checkHello returns all faults of a broker's hello.
+func checkHello(h *srtmv1.BrokerHello) error {
+	var bad faults
+	if !controller.ValidName(h.BrokerId) {
+		bad.add("hello.broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
+	}
+	if h.Instance == "" || len(h.Instance) > 128 {
+		bad.add("hello.instance", "has %d bytes: want 1 to 128", len(h.Instance))
+	}
+	if _, _, err := controller.HostPort(h.TcpAddress); err != nil {
+		bad.add("hello.tcp_address", "%v", err)
+	}
+	if _, _, err := controller.HostPort(h.HttpAddress); err != nil {
+		bad.add("hello.http_address", "%v", err)
+	}
+	if len(h.Version) > 128 {
+		bad.add("hello.version", "has %d bytes, at most 128", len(h.Version))
+	}
+	if h.Mcap < 1 || h.Mcap > MaxMcap {
+		bad.add("hello.mcap", "%d msg/s is outside 1 to %d", h.Mcap, MaxMcap)
+	}
+	if len(h.Hostname) > 255 {
+		bad.add("hello.hostname", "has %d bytes, at most 255", len(h.Hostname))
+	}
+	return bad.err()
+}

@@ -1,0 +1,71 @@
+package rpc
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+)
+
+// Server is the AdminService, the PlacementService and the BrokerService. Make
+// it with New, Register it, and Run it.
+type Server struct {
+	srtmv1.UnimplementedAdminServiceServer
+	srtmv1.UnimplementedPlacementServiceServer
+	srtmv1.UnimplementedBrokerServiceServer
+
+	// Set once.
+	controller *controller.Controller
+	sessions   *duplex.Server
+}
+
+// New returns a Server in front of c.
+func New(c *controller.Controller) *Server {
+	return &Server{controller: c, sessions: duplex.NewServer()}
+}
+
+// Register adds the services to a gRPC server.
+func (s *Server) Register(to grpc.ServiceRegistrar) {
+	srtmv1.RegisterAdminServiceServer(to, s)
+	srtmv1.RegisterPlacementServiceServer(to, s)
+	srtmv1.RegisterBrokerServiceServer(to, s)
+}
+
+// Run waits for ctx to end, and then for the sessions, which it ends. The
+// controller has ended them before where it is stopped first.
+func (s *Server) Run(ctx context.Context) error {
+	<-ctx.Done()
+	s.sessions.Close(controller.ErrClosing)
+	return nil
+}
+
+// Session implements srtmv1.BrokerServiceServer.
+func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.BrokerMessage, srtmv1.ControllerMessage]) error {
+	remote := ""
+	if p, ok := peer.FromContext(stream.Context()); ok {
+		remote = p.Addr.String()
+	}
+	return toStatus(duplex.Serve(s.sessions, stream, func(m *srtmv1.BrokerMessage) (duplex.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
+		none := duplex.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{}
+		hello := m.GetHello()
+		if hello == nil {
+			return none, faults{{"hello", "the first message of a session is its hello"}}
+		}
+		if err := checkHello(hello); err != nil {
+			return none, err
+		}
+		session, err := s.controller.Join(hello, remote)
+		if err != nil {
+			return none, err
+		}
+		return duplex.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
+			Out:    session.Out(),
+			Handle: func(m *srtmv1.BrokerMessage) error { return s.controller.Handle(session, m) },
+			Over:   func() { s.controller.Leave(session) },
+		}, nil
+	}))
+}

@@ -1,0 +1,182 @@
+package agenttest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Topic is a copy of what a Node knows of a topic.
+type Topic struct {
+	Limited   bool
+	Channels  []string // sorted
+	SLO       time.Duration
+	Quantile  float64
+	OverLimit srtmv1.OverLimitPolicy
+	Share     tokenbucket.Share
+	// Given is how many tokens came with grants, less those given up; what the
+	// bucket has earned is not in it.
+	Given tokenbucket.Tokens
+	// Grants counts the grants put in force.
+	Grants int
+}
+
+// Node is an agent.Node. Make it with New.
+type Node struct {
+	mu struct {
+		sync.Mutex
+		topics  map[string]*topic
+		prepare func(topic string) error
+		remove  func(topic string) error
+	}
+}
+
+type topic struct {
+	Topic
+	bucket tokenbucket.Bucket
+	stats  *srtmv1.TopicStats
+}
+
+// New returns a Node without topics.
+func New() *Node {
+	n := &Node{}
+	n.mu.topics = map[string]*topic{}
+	n.Sabotage(nil, nil)
+	return n
+}
+
+// Sabotage has every Prepare and Remove call the function first, which may
+// block, and fail with its error. nil: all is well.
+func (n *Node) Sabotage(prepare, remove func(topic string) error) {
+	well := func(string) error { return nil }
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.prepare, n.mu.remove = well, well
+	if prepare != nil {
+		n.mu.prepare = prepare
+	}
+	if remove != nil {
+		n.mu.remove = remove
+	}
+}
+
+// Create makes an unlimited topic, as a publisher to a standalone broker does.
+func (n *Node) Create(name string, channels ...string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.topics[name] = &topic{Topic: Topic{Channels: channels}}
+}
+
+// Drop deletes a topic behind the agent's back.
+func (n *Node) Drop(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.mu.topics, name)
+}
+
+// Measure has every Report from now on say this of the topic, as long as the
+// topic exists.
+func (n *Node) Measure(name string, stats *srtmv1.TopicStats) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.topics[name].stats = stats
+}
+
+// Topic returns a copy of the topic, and whether there is one.
+func (n *Node) Topic(name string) (Topic, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t, ok := n.mu.topics[name]
+	if !ok {
+		return Topic{}, false
+	}
+	return t.Topic, true
+}
+
+// Prepare implements agent.Node.
+func (n *Node) Prepare(name string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy) error {
+	n.mu.Lock()
+	first := n.mu.prepare
+	n.mu.Unlock()
+	if err := first(name); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	if t == nil {
+		t = &topic{}
+		n.mu.topics[name] = t
+	}
+	if !t.Limited {
+		t.bucket = tokenbucket.New(tokenbucket.Share{}, clock.Mono())
+	}
+	t.Limited, t.SLO, t.Quantile, t.OverLimit = true, slo, quantile, overLimit
+	t.Channels = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Channels), channels...))))
+	return nil
+}
+
+// Remove implements agent.Node.
+func (n *Node) Remove(name string) error {
+	n.mu.Lock()
+	first := n.mu.remove
+	n.mu.Unlock()
+	if err := first(name); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.mu.topics, name)
+	return nil
+}
+
+// ErrNotPrepared is what Grant says of a topic that is not there, or not limited.
+var ErrNotPrepared = errors.New("the topic is not prepared")
+
+// Grant implements agent.Node.
+func (n *Node) Grant(name string, share tokenbucket.Share, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	if t == nil || !t.Limited {
+		return 0, fmt.Errorf("topic %s: %w", name, ErrNotPrepared)
+	}
+	released := t.bucket.Retune(clock.Mono(), share, granted)
+	t.Share = share
+	t.Given += granted - released
+	t.Grants++
+	return released, nil
+}
+
+// Report implements agent.Node.
+func (n *Node) Report() []*srtmv1.TopicStats {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var all []*srtmv1.TopicStats
+	for _, name := range slices.Sorted(maps.Keys(n.mu.topics)) {
+		t := n.mu.topics[name]
+		stats := &srtmv1.TopicStats{}
+		if t.stats != nil {
+			stats = proto.CloneOf(t.stats)
+		}
+		stats.Topic, stats.Channels = name, slices.Clone(t.Channels)
+		all = append(all, stats)
+	}
+	return all
+}
+
+// Topics implements agent.Node.
+func (n *Node) Topics() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Collect(maps.Keys(n.mu.topics))
+}

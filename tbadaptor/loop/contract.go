@@ -1,0 +1,328 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// SetContract implements srtmv1.GrantServiceServer.
+func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+	t, err := checkContract(req)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	if req.Adopt {
+		err = s.adopt(t)
+	} else {
+		wait := s.cfg.AckTimeout
+		if deadline, ok := ctx.Deadline(); ok {
+			// Answer before the caller gives up, so that the reason reaches it.
+			wait = min(wait, time.Until(deadline)*9/10)
+		}
+		ctx, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		err = s.set(ctx, t)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("contract not set", obs.KeyTopic, t.name, "adopt", req.Adopt, obs.KeyError, err)
+		return nil, toStatus(err)
+	}
+	s.cfg.Log.Info("contract set", obs.KeyTopic, t.name, "adopt", req.Adopt, "rule", t.rule, "members", len(t.members))
+	return &srtmv1.SetContractResponse{}, nil
+}
+
+func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
+	var bad badRequest
+	t := &topic{name: req.Topic, contract: req.Contract, rule: req.ShareRule, members: map[string]*member{}}
+	if !validName(t.name) {
+		bad.add("topic", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", t.name)
+	}
+	if t.rule == "" {
+		t.rule = share.Static
+	}
+	if !slices.Contains(share.Rules(), t.rule) {
+		bad.add("share_rule", "%q is not one of %s", t.rule, strings.Join(share.Rules(), ", "))
+	}
+	total := t.total()
+	if err := total.Validate(); err != nil {
+		bad.add("contract", "%v", err)
+	} else if total.IsZero() {
+		bad.add("contract", "it is empty")
+	}
+	if len(req.Members) == 0 {
+		bad.add("members", "there are none")
+	}
+	left := total
+	for i, m := range req.Members {
+		at := func(field string) string { return fmt.Sprintf("members[%d].%s", i, field) }
+		one := shareFrom(m.Share)
+		if !validName(m.BrokerId) {
+			bad.add(at("broker_id"), "%q: want 1 to 64 of [.a-zA-Z0-9_-]", m.BrokerId)
+		} else if t.members[m.BrokerId] != nil {
+			bad.add(at("broker_id"), "%q appears twice", m.BrokerId)
+		}
+		if err := one.Validate(); err != nil {
+			bad.add(at("share"), "%v", err)
+		} else if one.IsZero() {
+			bad.add(at("share"), "it is empty")
+		} else {
+			left.Rate -= one.Rate
+			left.Burst -= one.Burst
+		}
+		// A member without declared publishers is one all the same: its
+		// publishers are not known, not absent.
+		t.members[m.BrokerId] = &member{publishers: int(max(1, min(m.Publishers, 1<<30)))}
+		t.initial = append(t.initial, share.Assigned{Broker: m.BrokerId, Share: one})
+	}
+	if len(bad) == 0 && !left.IsZero() {
+		bad.add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
+	}
+	return t, bad.err()
+}
+
+func (t *topic) total() tokenbucket.Share {
+	return tokenbucket.Share{Rate: tokenbucket.Rate(t.contract.GetRateMilli()), Burst: t.contract.GetBurst()}
+}
+
+// set puts a contract in the ledger and waits until its members have their
+// shares. It leaves nothing behind when it fails, but for a contract that was
+// there before.
+func (s *Server) set(ctx context.Context, t *topic) error {
+	var before bool
+	for {
+		var changed <-chan struct{}
+		err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+			known := s.mu.topics[t.name]
+			before = known != nil
+			grants, err := l.SetContract(t.name, t.total(), t.initial)
+			if err != nil {
+				changed = s.mu.changed
+				return nil, err
+			}
+			if before && known.rule == t.rule && slices.Equal(known.initial, t.initial) {
+				t = known // a repetition waits with the first
+			} else {
+				s.keepLocked(t)
+			}
+			return grants, nil
+		})
+		var busy *ledger.Busy
+		if errors.As(err, &busy) {
+			// The one before under that name: its brokers are giving it up.
+			select {
+			case <-changed:
+				continue
+			case <-s.closed:
+				return errClosing
+			case <-ctx.Done():
+				return err
+			}
+		}
+		if err != nil {
+			return err
+		}
+		break
+	}
+	err := s.settle(ctx, t)
+	if err == nil || before || errors.Is(err, errRemoved) {
+		return err
+	}
+	return errors.Join(err, s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		if s.mu.topics[t.name] != t {
+			return nil, nil // removed, and perhaps set again, meanwhile
+		}
+		delete(s.mu.topics, t.name)
+		return l.Remove(t.name), nil
+	}))
+}
+
+// keepLocked makes t the topic's contract. Requires: mu held; the ledger has it.
+func (s *Server) keepLocked(t *topic) {
+	delete(s.mu.adopting, t.name)
+	if old := s.mu.topics[t.name]; old != nil {
+		for broker, m := range t.members {
+			if was := old.members[broker]; was != nil {
+				m.window = was.window
+			}
+		}
+	}
+	s.mu.topics[t.name] = t
+}
+
+// settle waits until every member of t has acknowledged its share.
+func (s *Server) settle(ctx context.Context, t *topic) error {
+	for {
+		s.mu.Lock()
+		changed := s.mu.changed
+		view, ok := s.mu.ledger.Topic(t.name)
+		ours := s.mu.topics[t.name] == t
+		s.mu.Unlock()
+		switch {
+		case !ok || view.Removing || !ours:
+			return fmt.Errorf("topic %s: %w", t.name, errRemoved)
+		case view.Settled:
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-s.closed:
+			return errClosing
+		case <-ctx.Done():
+			return &unsettled{topic: t.name, members: lacking(view), cause: ctx.Err()}
+		}
+	}
+}
+
+// lacking says which members have not got their share, and why.
+func lacking(v ledger.TopicView) []string {
+	var list []string
+	for _, m := range v.Members {
+		switch {
+		case !m.Connected:
+			list = append(list, m.Broker+" (not connected)")
+		case m.Acknowledged != m.Target:
+			list = append(list, m.Broker)
+		}
+	}
+	return list
+}
+
+// adopt takes back a contract that may be in use. It does not wait.
+func (s *Server) adopt(t *topic) error {
+	return s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		if known := s.mu.topics[t.name]; known != nil {
+			if known.total() != t.total() {
+				return nil, &ledger.Conflict{Topic: t.name, Have: known.total(), Got: t.total()}
+			}
+			return nil, nil
+		}
+		if view, ok := l.Topic(t.name); ok && view.Removing {
+			return nil, &ledger.Busy{Topic: t.name, Brokers: lacking(view)}
+		}
+		s.mu.adopting[t.name] = t
+		return s.adoptLocked(t), nil
+	})
+}
+
+// adoptLocked hands t to the ledger once all its members have said hello.
+// Requires: mu held.
+func (s *Server) adoptLocked(t *topic) []ledger.Grant {
+	for broker := range t.members {
+		if !s.mu.seen[broker] {
+			return nil
+		}
+	}
+	initial := t.initial
+	if view, ok := s.mu.ledger.Topic(t.name); ok {
+		if held := whole(t, view); held != nil {
+			initial = held
+		}
+	}
+	grants, err := s.mu.ledger.SetContract(t.name, t.total(), initial)
+	if err != nil {
+		// Not Busy and not Conflict: the ledger has no contract of it. Not bad
+		// input either: checkContract saw it.
+		panic(fmt.Sprintf("tbadaptor: adopt %s: %v", t.name, err))
+	}
+	s.keepLocked(t)
+	return grants
+}
+
+// whole returns what the members hold, if together it is the contract: then
+// nothing needs to change, and what was tuned stays as it is. Else nil.
+func whole(t *topic, v ledger.TopicView) []share.Assigned {
+	left := t.total()
+	var held []share.Assigned
+	for _, m := range v.Members {
+		if t.members[m.Broker] == nil || m.Reserved != m.Acknowledged || m.Acknowledged.IsZero() {
+			return nil
+		}
+		left.Rate -= m.Acknowledged.Rate
+		left.Burst -= m.Acknowledged.Burst
+		held = append(held, share.Assigned{Broker: m.Broker, Share: m.Acknowledged})
+	}
+	if !left.IsZero() || len(held) != len(t.members) {
+		return nil
+	}
+	return held
+}
+
+// RemoveContract implements srtmv1.GrantServiceServer.
+func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
+	err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		delete(s.mu.topics, req.Topic)
+		delete(s.mu.adopting, req.Topic)
+		return l.Remove(req.Topic), nil
+	})
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	s.cfg.Log.Info("contract removed", obs.KeyTopic, req.Topic)
+	return &srtmv1.RemoveContractResponse{}, nil
+}
+
+// ListShares implements srtmv1.GrantServiceServer.
+func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var views []ledger.TopicView
+	if req.Topic == "" {
+		views = s.mu.ledger.View()
+	} else if v, ok := s.mu.ledger.Topic(req.Topic); ok {
+		views = append(views, v)
+	}
+	response := &srtmv1.ListSharesResponse{}
+	listed := map[string]bool{}
+	for _, v := range views {
+		if v.Removing {
+			continue
+		}
+		listed[v.Topic] = true
+		response.Topics = append(response.Topics, s.sharesLocked(v))
+	}
+	for _, name := range sortedNames(s.mu.adopting) {
+		if !listed[name] && (req.Topic == "" || req.Topic == name) {
+			response.Topics = append(response.Topics, s.sharesLocked(ledger.TopicView{Topic: name}))
+		}
+	}
+	return response, nil
+}
+
+// sharesLocked shows v, and members that are only waited for. A topic that
+// brokers hold and nobody set has no contract. Requires: mu held.
+func (s *Server) sharesLocked(v ledger.TopicView) *srtmv1.TopicShares {
+	p := &srtmv1.TopicShares{Topic: v.Topic}
+	listed := map[string]bool{}
+	for _, m := range v.Members {
+		listed[m.Broker] = true
+		p.Members = append(p.Members, &srtmv1.MemberShare{
+			BrokerId: m.Broker,
+			Granted:  shareProto(m.Granted), GrantedEpoch: m.GrantedEpoch,
+			Acknowledged: shareProto(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
+			Connected: m.Connected,
+		})
+	}
+	t := s.mu.topics[v.Topic]
+	if t == nil {
+		t = s.mu.adopting[v.Topic]
+	}
+	if t != nil {
+		p.Contract = t.contract
+		for _, broker := range sortedNames(t.members) {
+			if !listed[broker] {
+				p.Members = append(p.Members, &srtmv1.MemberShare{BrokerId: broker, Connected: s.mu.sessions[broker] != nil})
+			}
+		}
+	}
+	return p
+}

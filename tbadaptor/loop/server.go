@@ -1,0 +1,390 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Defaults of Config.
+const (
+	DefaultPeriod     = time.Second
+	DefaultWindow     = 10 * time.Second
+	DefaultAckTimeout = 5 * time.Second
+)
+
+// grantQueue bounds what waits to be written to one broker: a topic has one
+// unacknowledged grant at most, so this is the number of its topics.
+const grantQueue = 100_000
+
+// Config is fixed at start.
+type Config struct {
+	// How often shares are proposed.
+	Period time.Duration
+	// The loads that a proposal goes by are of the last Window.
+	Window time.Duration
+	// How long SetContract waits for acknowledgements at most.
+	AckTimeout time.Duration
+	Log        *slog.Logger
+	Metrics    prometheus.Registerer // nil: not exported
+}
+
+// Validate returns all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{{"period", c.Period}, {"window", c.Window}, {"acknowledgement timeout", c.AckTimeout}} {
+		if d.value < time.Millisecond || d.value > time.Hour {
+			errs = append(errs, fmt.Errorf("%s %v: want 1ms to 1h", d.name, d.value))
+		}
+	}
+	if c.Window < c.Period {
+		errs = append(errs, fmt.Errorf("window %v is shorter than the period %v", c.Window, c.Period))
+	}
+	if c.Log == nil {
+		errs = append(errs, errors.New("no logger"))
+	}
+	return errors.Join(errs...)
+}
+
+// Server is a GrantService. Make it with New, register it, and Run it.
+type Server struct {
+	srtmv1.UnimplementedGrantServiceServer
+
+	// Set once.
+	cfg     Config
+	metrics *metrics
+	closed  chan struct{} // closed by Run when it ends
+
+	streams *duplex.Server
+
+	mu struct {
+		sync.Mutex
+		ledger   *ledger.Ledger
+		sessions map[string]*session // by broker
+		seen     map[string]bool     // brokers that have said hello since the start
+		topics   map[string]*topic   // contracts in the ledger
+		adopting map[string]*topic   // contracts that wait for hellos of their members
+		// Closed and made anew with every change of the ledger.
+		changed chan struct{}
+	}
+}
+
+// topic is what the ledger does not keep of a contract. Guarded by Server.mu.
+type topic struct {
+	name     string
+	contract *srtmv1.Contract
+	rule     string
+	initial  []share.Assigned
+	members  map[string]*member // by broker; the keys do not change
+}
+
+type member struct {
+	publishers int
+	window     window
+}
+
+type session struct {
+	broker string
+	out    *duplex.Queue[*srtmv1.GrantMessage]
+}
+
+// New checks the configuration. Brokers must not have seen epochs above the
+// wall clock: a clock that was set back by more than the uptime of the
+// adaptors before shows as brokers that ignore grants until they say hello.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("adaptor: %w", err)
+	}
+	s := &Server{cfg: cfg, metrics: newMetrics(), streams: duplex.NewServer(), closed: make(chan struct{})}
+	s.mu.ledger = ledger.New(uint64(clock.Wall()))
+	s.mu.sessions = map[string]*session{}
+	s.mu.seen = map[string]bool{}
+	s.mu.topics = map[string]*topic{}
+	s.mu.adopting = map[string]*topic{}
+	s.mu.changed = make(chan struct{})
+	if cfg.Metrics != nil {
+		if err := s.metrics.register(cfg.Metrics); err != nil {
+			return nil, fmt.Errorf("adaptor: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Run proposes shares until ctx ends. Then it ends the sessions and the calls
+// that wait, and returns when they have; what brokers hold they keep.
+func (s *Server) Run(ctx context.Context) error {
+	ticker := time.NewTicker(s.cfg.Period)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			s.tune()
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	close(s.closed)
+	s.streams.Close(errClosing)
+	return nil
+}
+
+// change runs one step of the ledger, sends what follows from it, and wakes
+// whoever waits for a change. f runs with mu held.
+func (s *Server) change(f func(*ledger.Ledger) ([]ledger.Grant, error)) error {
+	s.mu.Lock()
+	grants, err := f(s.mu.ledger)
+	for _, g := range grants {
+		// A session that ends just now: the ledger hears of it next, and grants
+		// again at the hello.
+		if open := s.mu.sessions[g.Broker]; open != nil {
+			open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
+				Topic: g.Topic, Epoch: g.Epoch, Share: shareProto(g.Share), TokensMilli: int64(g.Tokens),
+			}}})
+		}
+	}
+	if err == nil {
+		close(s.mu.changed)
+		s.mu.changed = make(chan struct{})
+	}
+	s.mu.Unlock()
+	for _, g := range grants {
+		s.metrics.grants.Inc()
+		s.cfg.Log.Info("grant", obs.KeyTopic, g.Topic, obs.KeyBroker, g.Broker, obs.KeyEpoch, g.Epoch,
+			obs.KeyRate, g.Share.Rate.PerSecond(), obs.KeyBurst, g.Share.Burst, "tokens_milli", int64(g.Tokens))
+	}
+	return err
+}
+
+// Session serves one broker.
+func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.NodeMessage, srtmv1.GrantMessage]) error {
+	return toStatus(duplex.Serve(s.streams, stream, s.begin))
+}
+
+func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
+	none := duplex.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{}
+	hello := m.GetHello()
+	if hello == nil {
+		var bad badRequest
+		bad.add("hello", "the first message of a session is its hello")
+		return none, bad
+	}
+	held, err := checkHello(hello)
+	if err != nil {
+		return none, err
+	}
+	open := &session{broker: hello.BrokerId, out: duplex.NewQueue[*srtmv1.GrantMessage](grantQueue)}
+	err = s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		grants, err := l.Hello(hello.BrokerId, hello.Instance, held)
+		if err != nil {
+			return nil, err
+		}
+		if old := s.mu.sessions[open.broker]; old != nil {
+			old.out.End(errReplaced)
+		} else {
+			s.metrics.sessions.Inc()
+		}
+		s.mu.sessions[open.broker] = open
+		s.mu.seen[open.broker] = true
+		for _, name := range sortedNames(s.mu.adopting) {
+			if t := s.mu.adopting[name]; t.members[open.broker] != nil {
+				grants = append(grants, s.adoptLocked(t)...)
+			}
+		}
+		return grants, nil
+	})
+	if err != nil {
+		return none, err
+	}
+	s.cfg.Log.Info("broker joined", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held))
+	return duplex.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
+		Out:    open.out,
+		Handle: func(m *srtmv1.NodeMessage) error { return s.handle(open, m) },
+		Over:   func() { s.over(open) },
+	}, nil
+}
+
+func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
+	var bad badRequest
+	if !validName(h.BrokerId) {
+		bad.add("hello.broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
+	}
+	if h.Instance == "" || len(h.Instance) > 128 {
+		bad.add("hello.instance", "%d bytes: want 1 to 128", len(h.Instance))
+	}
+	held := make([]ledger.Held, 0, len(h.Held))
+	topics := map[string]bool{}
+	for i, one := range h.Held {
+		at := func(field string) string { return fmt.Sprintf("hello.held[%d].%s", i, field) }
+		share := shareFrom(one.Share)
+		if one.Topic == "" || topics[one.Topic] {
+			bad.add(at("topic"), "%q is empty or appears twice", one.Topic)
+		}
+		topics[one.Topic] = true
+		if err := share.Validate(); err != nil {
+			bad.add(at("share"), "%v", err)
+		}
+		if one.Epoch == 0 {
+			bad.add(at("epoch"), "0 is no grant's")
+		}
+		held = append(held, ledger.Held{Topic: one.Topic, Share: share, Epoch: one.Epoch})
+	}
+	return held, bad.err()
+}
+
+func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
+	switch m := m.Message.(type) {
+	case *srtmv1.NodeMessage_Ack:
+		return s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+			if s.mu.sessions[open.broker] != open {
+				return nil, errReplaced
+			}
+			grants, err := l.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, shareFrom(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
+			if err != nil {
+				return nil, badSequence{err}
+			}
+			return grants, nil
+		})
+	case *srtmv1.NodeMessage_Report:
+		return s.report(open, m.Report, clock.Mono())
+	case *srtmv1.NodeMessage_Hello:
+		var bad badRequest
+		bad.add("hello", "a session has one hello")
+		return bad
+	}
+	return nil // of a later version, which must not count on us
+}
+
+// over ends a session. One that was replaced has nothing left to end.
+func (s *Server) over(open *session) {
+	err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		if s.mu.sessions[open.broker] != open {
+			return nil, errReplaced
+		}
+		delete(s.mu.sessions, open.broker)
+		s.metrics.sessions.Dec()
+		return l.Disconnect(open.broker), nil
+	})
+	if err == nil {
+		s.cfg.Log.Info("broker left", obs.KeyBroker, open.broker)
+	}
+}
+
+func (s *Server) report(open *session, r *srtmv1.NodeReport, now stamp.Mono) error {
+	var bad badRequest
+	for i, t := range r.Topics {
+		if d := t.Step.AsDuration(); d <= 0 || d > time.Hour {
+			bad.add(fmt.Sprintf("report.topics[%d].step", i), "%v: want above 0, up to 1h", d)
+		}
+		if most := uint64(1) << 62; t.Offered > most || t.MaxBacklog > most || t.Backlog > most {
+			bad.add(fmt.Sprintf("report.topics[%d]", i), "counts above 2^62")
+		}
+	}
+	if err := bad.err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.sessions[open.broker] != open {
+		return errReplaced
+	}
+	for _, l := range r.Topics {
+		t := s.mu.topics[l.Topic]
+		if t == nil || t.members[open.broker] == nil {
+			continue // held from before its contract; or no longer a member
+		}
+		t.members[open.broker].window.add(step{
+			at: now, length: l.Step.AsDuration(), offered: l.Offered,
+			maxBacklog: int64(l.MaxBacklog), backlog: int64(l.Backlog),
+		}, s.from(now))
+	}
+	return nil
+}
+
+// from is where the window that ends now begins.
+func (s *Server) from(now stamp.Mono) stamp.Mono { return now.Add(-s.cfg.Window) }
+
+func shareProto(s tokenbucket.Share) *srtmv1.Share {
+	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
+}
+
+func shareFrom(p *srtmv1.Share) tokenbucket.Share {
+	return tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRateMilli()), Burst: p.GetBurst()}
+}
+
+func validName(s string) bool {
+	for _, c := range []byte(s) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return len(s) >= 1 && len(s) <= 64
+}
+
+func sortedNames[T any](m map[string]T) []string {
+	names := make([]string, 0, len(m))
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+type metrics struct {
+	sessions  prometheus.Gauge
+	grants    prometheus.Counter
+	proposals *prometheus.CounterVec // by result
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		sessions: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "srtm_tbadaptor_sessions", Help: "Brokers that are connected.",
+		}),
+		grants: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "srtm_tbadaptor_grants_total", Help: "Grants sent.",
+		}),
+		proposals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_tbadaptor_proposals_total", Help: "Runs of a share rule over a topic, by what became of them.",
+		}, []string{"result"}),
+	}
+}
+
+func (m *metrics) register(reg prometheus.Registerer) error {
+	return errors.Join(reg.Register(m.sessions), reg.Register(m.grants), reg.Register(m.proposals))
+}
+
+// State is what /debug/state shows: the ledger, and what waits for hellos.
+type State struct {
+	Topics    []ledger.TopicView `json:"topics"`
+	Connected []string           `json:"connected"`
+	Adopting  []string           `json:"adopting"`
+}
+
+// State returns a copy of the adaptor's state.
+func (s *Server) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return State{Topics: s.mu.ledger.View(), Connected: sortedNames(s.mu.sessions), Adopting: sortedNames(s.mu.adopting)}
+}

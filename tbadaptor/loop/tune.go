@@ -1,0 +1,120 @@
+package loop
+
+import (
+	"math"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// deadBand: a proposal in which no part differs by more than this fraction
+// from what is aimed at already is not worth its grants; loads are noisy.
+const deadBand = 0.05
+
+// tune proposes shares for every topic whose rule is not static.
+func (s *Server) tune() {
+	now := clock.Mono()
+	s.mu.Lock()
+	var names []string
+	for _, name := range sortedNames(s.mu.topics) {
+		if s.mu.topics[name].rule != share.Static {
+			names = append(names, name)
+		}
+	}
+	s.mu.Unlock()
+	for _, name := range names {
+		result := "proposed"
+		err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+			t := s.mu.topics[name]
+			if t == nil {
+				result = "removed"
+				return nil, nil
+			}
+			view, _ := l.Topic(name)
+			target, err := propose(t, view, s.connectedLocked, s.from(now))
+			if err != nil {
+				result = "impossible"
+				return nil, err
+			}
+			if target == nil {
+				result = "nothing_free"
+				return nil, nil
+			}
+			if !worth(view, target) {
+				result = "within_band"
+				return nil, nil
+			}
+			return l.Propose(name, target)
+		})
+		s.metrics.proposals.WithLabelValues(result).Inc()
+		if err != nil {
+			s.cfg.Log.Warn("no proposal", obs.KeyTopic, name, obs.KeyError, err)
+		}
+	}
+}
+
+// connectedLocked requires mu held.
+func (s *Server) connectedLocked(broker string) bool { return s.mu.sessions[broker] != nil }
+
+// propose asks the topic's rule. Members that are away keep what is reserved
+// for them, for they may be using it; the rule divides the rest among the
+// others, by the loads from then on. nil: there is nothing to divide, or
+// nobody to divide among.
+func propose(t *topic, view ledger.TopicView, connected func(broker string) bool, from stamp.Mono) ([]share.Assigned, error) {
+	known := make(map[string]ledger.MemberView, len(view.Members))
+	for _, m := range view.Members {
+		known[m.Broker] = m
+	}
+	left := t.total()
+	var target []share.Assigned
+	var loads []share.Load
+	for _, broker := range sortedNames(t.members) {
+		m, placed := known[broker], t.members[broker]
+		if !connected(broker) {
+			left.Rate -= m.Reserved.Rate
+			left.Burst -= m.Reserved.Burst
+			target = append(target, share.Assigned{Broker: broker, Share: m.Reserved})
+			continue
+		}
+		load := share.Load{Broker: broker, Share: m.Target, Publishers: placed.publishers}
+		load.Rate, load.MaxBacklog, load.Backlog = placed.window.load(from)
+		loads = append(loads, load)
+	}
+	if len(loads) == 0 || left.Rate <= 0 || left.Burst <= 0 {
+		return nil, nil
+	}
+	rest, err := share.Split(t.rule, left, loads)
+	if err != nil {
+		return nil, err
+	}
+	return append(target, rest...), nil
+}
+
+// worth reports whether target differs from what is aimed at by more than the
+// dead band in some part.
+func worth(view ledger.TopicView, target []share.Assigned) bool {
+	aimed := make(map[string]tokenbucket.Share, len(view.Members))
+	for _, m := range view.Members {
+		aimed[m.Broker] = m.Target
+	}
+	off := func(have, want int64) bool {
+		return math.Abs(float64(want-have)) > deadBand*float64(have)
+	}
+	for _, a := range target {
+		have := aimed[a.Broker]
+		delete(aimed, a.Broker)
+		if off(int64(have.Rate), int64(a.Share.Rate)) || off(have.Burst, a.Share.Burst) {
+			return true
+		}
+	}
+	for _, have := range aimed {
+		if !have.IsZero() {
+			return true
+		}
+	}
+	return false
+}
