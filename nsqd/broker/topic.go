@@ -54,6 +54,7 @@ func newTopic(b *Broker, name string) *Topic {
 		Rand:        rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
 	})
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
+	t.figures.mu.reported.at = b.now() // the first interval begins with the topic
 	t.steps.New = func() any { return new(step) }
 	t.coarse = newAlarm(&b.alarms, b.now, newCoarseTimer, t.tick)
 	t.sharp = newAlarm(&b.alarms, b.now, newSharpTimer, t.tick)
