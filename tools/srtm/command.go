@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
+	"github.com/srtm-io/srtm/tools/srtm/up"
 )
 
 // addressEnv names the loaddistributor where the flag does not.
@@ -71,7 +72,7 @@ be placed on the brokers there are.`,
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(topicCommand(), brokerCommand(), plan.Command())
+	root.AddCommand(topicCommand(), brokerCommand(), plan.Command(), up.Command())
 	return root
 }
 

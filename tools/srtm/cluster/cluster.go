@@ -70,7 +70,7 @@ func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 		}
 	}()
 	start := func(name, binary string, args ...string) error {
-		p, err := startProcess(name, filepath.Join(cfg.BinDir, binary), filepath.Join(cfg.LogDir, name+".log"), args)
+		p, err := StartProcess(name, filepath.Join(cfg.BinDir, binary), filepath.Join(cfg.LogDir, name+".log"), args, nil)
 		if err != nil {
 			return err
 		}

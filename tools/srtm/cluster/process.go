@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -27,9 +28,11 @@ type Process struct {
 	stopping bool
 }
 
-// startProcess starts a binary. The process dies with this one, where the
-// system can arrange that, and gets no signal from this one's terminal.
-func startProcess(name, binary, log string, args []string) (*Process, error) {
+// StartProcess starts a binary whose output goes to the file log, but standard
+// output to stdout unless that is nil. The process dies with this one, where
+// the system can arrange that, and gets no signal from this one's terminal.
+// stdout is written to from another goroutine until Done is closed.
+func StartProcess(name, binary, log string, args []string, stdout io.Writer) (*Process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("%s: log: %w", name, err)
@@ -37,6 +40,9 @@ func startProcess(name, binary, log string, args []string) (*Process, error) {
 	defer out.Close()
 	p := &Process{Name: name, Log: log, cmd: exec.Command(binary, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
+	if stdout != nil {
+		p.cmd.Stdout = stdout
+	}
 	p.cmd.SysProcAttr = childAttributes()
 	started := make(chan error)
 	go func() {
@@ -61,6 +67,24 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Failure says how the process ended, with its last words; nil for exit code 0.
+//
+// Requires: Done is closed.
+func (p *Process) Failure() error {
+	if p.err == nil {
+		return nil
+	}
+	return p.failure()
+}
+
+// ExitCode returns the exit code, -1 after a signal.
+//
+// Requires: Done is closed.
+func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
+
+// Terminate asks the process to end, once, and does not wait.
+func (p *Process) Terminate() { p.signalStop() }
 
 // signalStop asks the process to end, once.
 func (p *Process) signalStop() {

@@ -1,0 +1,87 @@
+package up
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+)
+
+// Command returns `srtm up`.
+func Command() *cobra.Command {
+	o := defaults()
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run a local cluster with emulated sensors, and report",
+		Long: `up starts a cluster on this machine (brokers, a loaddistributor, a tbadaptor,
+on free ports of 127.0.0.1), creates a topic, connects one emulated sensor for
+each publisher and a subscriber that uses go-nsq, and shows what happens.
+
+First it calibrates: it measures whether this machine carries the load, says so
+with its figures if it does not and takes fewer publishers, and profiles the
+burst of the contract (r = 1.1 x the offered rate; b = what the load needs for a
+p99 access delay of 0, and a quarter more). Then it sends for half of --duration
+with SRTM's placement and for the other half with the topic split over all
+brokers. It ends with a report: whether every accepted message was delivered
+exactly once, and the p99 of both.
+
+Ctrl-C drains and reports what there is; a second one ends at once.
+
+Exit code: 0 if nothing was lost or duplicated and the load was carried; 1 if
+not, or on failure; 2 if the command line is wrong. Missing the SLO is reported
+and is no failure.`,
+		Example: `  srtm up
+  srtm up --duration 20s --publishers 500 --group-size 50 --sync
+  srtm up --trace detectors.csv.gz --compress 10 --copies 20`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return lifecycle.UsageError{Err: fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := o.validate(); err != nil {
+				return lifecycle.UsageError{Err: err}
+			}
+			l, err := o.load.Build()
+			if err != nil {
+				if o.load.Trace == "" {
+					err = lifecycle.UsageError{Err: err}
+				}
+				return err
+			}
+			if o.binDir == "" {
+				self, err := os.Executable()
+				if err != nil {
+					return fmt.Errorf("find the executables (say where with --bin-dir): %w", err)
+				}
+				o.binDir = filepath.Dir(self)
+			}
+			keep := o.dataDir != ""
+			if keep {
+				err = os.MkdirAll(o.dataDir, 0o755)
+			} else {
+				o.dataDir, err = os.MkdirTemp("", "srtm-up-")
+			}
+			if err != nil {
+				return fmt.Errorf("folder for logs: %w", err)
+			}
+			r := &run{options: o, load: l, stdout: cmd.OutOrStdout(), view: newView(cmd, o.output)}
+			err = r.all(cmd.Context())
+			switch {
+			case keep:
+			case err != nil:
+				fmt.Fprintf(cmd.ErrOrStderr(), "the logs of the cluster are in %s\n", o.dataDir)
+			default:
+				err = os.RemoveAll(o.dataDir)
+			}
+			return errors.Join(err)
+		},
+	}
+	o.flags(cmd.Flags())
+	return cmd
+}

@@ -1,0 +1,164 @@
+package up
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/tools/iotpub/load"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/srtm/cluster"
+)
+
+// job is one run of iotpub.
+type job struct {
+	name, topic string
+	load        load.Options
+	duration    time.Duration
+	capture     string
+}
+
+// drain is what iotpub may take to get the answers, and then between two
+// deliveries, before it calls a message lost.
+const drain = 8 * time.Second
+
+// emulator is an iotpub at work. A process of its own keeps its garbage
+// collector and its threads apart from what this one shows and asks.
+type emulator struct {
+	process *cluster.Process
+
+	mu struct {
+		sync.Mutex
+		partial  []byte // of a line
+		progress *report.Progress
+		report   *report.Report
+		fault    error // a line that is none
+	}
+}
+
+// startEmulator runs a job against the cluster.
+func startEmulator(c *cluster.Cluster, binDir, dataDir string, j job) (*emulator, error) {
+	args := append([]string{
+		"run", "--output=json", "--progress=1s", "--subscribe", "--channel=up",
+		"--topic=" + j.topic, "--duration=" + j.duration.String(), "--drain-timeout=" + drain.String(),
+		"--loaddistributor-address=" + c.GRPC, "--lookupd-http-address=" + c.Lookup,
+	}, j.load.Args()...)
+	if j.capture != "" {
+		args = append(args, "--capture="+j.capture)
+	}
+	e := &emulator{}
+	var err error
+	e.process, err = cluster.StartProcess("iotpub", filepath.Join(binDir, "iotpub"), filepath.Join(dataDir, "iotpub-"+j.name+".log"), args, e)
+	return e, err
+}
+
+// Write takes the emulator's standard output: a JSON object a line.
+func (e *emulator) Write(p []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.partial = append(e.mu.partial, p...)
+	for {
+		i := bytes.IndexByte(e.mu.partial, '\n')
+		if i < 0 {
+			return len(p), nil
+		}
+		e.lineLocked(e.mu.partial[:i])
+		e.mu.partial = e.mu.partial[i+1:]
+	}
+}
+
+func (e *emulator) lineLocked(line []byte) {
+	var kind struct {
+		Type string `json:"type"`
+	}
+	err := json.Unmarshal(line, &kind)
+	switch kind.Type {
+	case report.TypeProgress:
+		var p report.Progress
+		if err = json.Unmarshal(line, &p); err == nil {
+			e.mu.progress = &p
+		}
+	case report.TypeReport:
+		var r report.Report
+		if err = json.Unmarshal(line, &r); err == nil {
+			e.mu.report = &r
+		}
+	default:
+		err = errors.Join(fmt.Errorf("a line of type %q", kind.Type), err)
+	}
+	if err != nil && e.mu.fault == nil {
+		e.mu.fault = fmt.Errorf("iotpub printed %.100q: %w", line, err)
+	}
+}
+
+// progress returns the newest line of progress, nil before the first.
+func (e *emulator) progress() *report.Progress {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mu.progress
+}
+
+// wait calls tick every second until the emulator has ended, and returns its
+// report. When ctx ends it has the emulator drain and report. failed is asked
+// at every tick; an error of it ends the wait.
+func (e *emulator) wait(ctx context.Context, failed func() error, tick func()) (*report.Report, error) {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	stop := ctx.Done()
+	for {
+		select {
+		case <-ticker.C:
+			if err := failed(); err != nil {
+				return nil, errors.Join(err, e.process.Stop())
+			}
+			tick()
+			continue
+		case <-stop:
+			stop = nil
+			e.process.Terminate()
+			continue
+		case <-e.process.Done():
+		}
+		break
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.mu.report != nil && e.mu.fault == nil {
+		return e.mu.report, nil // its exit code says no more
+	}
+	failure := e.process.Failure()
+	if failure == nil && ctx.Err() == nil {
+		failure = errors.New("iotpub ended without a report")
+	}
+	return nil, errors.Join(e.mu.fault, failure)
+}
+
+// shorten takes a load down to about a fraction of its rate: fewer publishers.
+func shorten(o load.Options, l *load.Load, fraction float64) load.Options {
+	if o.Trace == "" {
+		o.Spec.Publishers = max(1, int(float64(o.Spec.Publishers)*fraction))
+		return o
+	}
+	target, sum := l.Rate()*fraction, 0.0
+	for i, s := range l.Sources {
+		if sum += s.Rate; sum > target {
+			o.Keep = max(1, i)
+			return o
+		}
+	}
+	return o
+}
+
+// plural is for reports.
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %s", n, strings.TrimSuffix(what, "s")+"s")
+}

@@ -1,0 +1,81 @@
+package up
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/srtm-io/srtm/tools/iotpub/load"
+)
+
+// options are what the command line says.
+type options struct {
+	load     load.Options
+	brokers  int
+	mcap     int64
+	duration time.Duration
+	quantile float64
+	slo      time.Duration
+	burst    int64
+
+	calibration time.Duration
+	maxLateness time.Duration
+
+	binDir, dataDir string
+	memQueue        int
+	output          string
+	logLevel        string
+}
+
+func defaults() options {
+	o := options{
+		load: load.Default(), brokers: 6, mcap: 20_000, duration: time.Minute,
+		quantile: 0.99, slo: time.Millisecond,
+		calibration: 3 * time.Second, maxLateness: 5 * time.Millisecond,
+		memQueue: 100_000, output: "table", logLevel: "warn",
+	}
+	o.load.Spec.GroupSize = 25 // the paper's groups
+	return o
+}
+
+func (o *options) flags(fs *pflag.FlagSet) {
+	o.load.Flags(fs)
+	fs.IntVar(&o.brokers, "brokers", o.brokers, "number of brokers")
+	fs.Int64Var(&o.mcap, "mcap", o.mcap, "greatest rate of each broker within the SLO, in `msg/s`; the default load fits one")
+	fs.DurationVar(&o.duration, "duration", o.duration, "how long to send, half with SRTM's placement and half split blindly")
+	fs.Float64Var(&o.quantile, "slo-quantile", o.quantile, "`fraction` of messages to be delivered within --slo")
+	fs.DurationVar(&o.slo, "slo", o.slo, "delivery latency of the SLO")
+	fs.Int64Var(&o.burst, "burst", 0, "contract burst b, in `messages`; 0: profiled from the load")
+	fs.DurationVar(&o.calibration, "calibration", o.calibration, "how long one calibration of the load takes; 0: none, trust the machine")
+	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the load counts as too much")
+	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub (default that of srtm)")
+	fs.StringVar(&o.dataDir, "data-dir", "", "`folder` for the processes' logs (default a new one, removed after success)")
+	fs.IntVar(&o.memQueue, "mem-queue-size", o.memQueue, "`messages` a broker holds per topic and channel")
+	fs.StringVar(&o.output, "output", o.output, "`form` of the report: table or json; with json the live view goes to standard error")
+	fs.StringVar(&o.logLevel, "log-level", o.logLevel, "least `level` that the processes log: debug, info, warn or error")
+}
+
+// validate returns every fault at once, joined. Those of the load are
+// load.Options.Build's.
+func (o *options) validate() error {
+	var faults []error
+	fault := func(bad bool, format string, args ...any) {
+		if bad {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	fault(o.brokers < 1 || o.brokers > 100, "--brokers %d: want 1 to 100", o.brokers)
+	fault(o.mcap < 1, "--mcap %d msg/s: want at least 1", o.mcap)
+	fault(o.duration < 2*time.Second, "--duration %v: want at least 2s", o.duration)
+	fault(!(o.quantile > 0 && o.quantile < 1), "--slo-quantile %v: want more than 0 and less than 1", o.quantile)
+	fault(o.slo <= 0, "--slo %v: want more than 0", o.slo)
+	fault(o.burst < 0, "--burst %d messages: want 0 or more", o.burst)
+	fault(o.burst > 0 && o.burst < int64(o.brokers), "--burst %d messages: want at least one for each of %d brokers", o.burst, o.brokers)
+	fault(o.calibration < 0 || o.calibration > 0 && o.calibration < time.Second, "--calibration %v: want 0, or at least 1s", o.calibration)
+	fault(o.maxLateness <= 0, "--max-lateness %v: want more than 0", o.maxLateness)
+	fault(o.memQueue < 1, "--mem-queue-size %d: want at least 1", o.memQueue)
+	fault(o.output != "table" && o.output != "json", "--output %q: want table or json", o.output)
+	return errors.Join(faults...)
+}

@@ -1,0 +1,328 @@
+package up
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+)
+
+// Report is what `srtm up` found out.
+type Report struct {
+	Version  string `json:"version"`
+	CPUs     int    `json:"cpus"`
+	Platform string `json:"platform"`
+	Brokers  int    `json:"brokers"`
+	Mcap     int64  `json:"mcap"`
+	Seed     uint64 `json:"seed"`
+	Load     string `json:"load"`
+
+	Calibration []Attempt `json:"calibration"`
+	// Reduced: the load is smaller than was asked for.
+	Reduced bool `json:"reduced"`
+
+	RateMilli     int64   `json:"rate_milli"`
+	Burst         int64   `json:"burst"`
+	ProfiledBurst int64   `json:"profiled_burst,omitempty"`
+	Quantile      float64 `json:"slo_quantile"`
+	SLOUs         int64   `json:"slo_us"`
+
+	Phases      []Phase `json:"phases"`
+	Interrupted bool    `json:"interrupted,omitempty"`
+}
+
+// Attempt is one calibration.
+type Attempt struct {
+	Publishers   int              `json:"publishers"`
+	OfferedRate  float64          `json:"offered_per_s"`
+	AchievedRate float64          `json:"achieved_per_s"`
+	NotAccepted  uint64           `json:"not_accepted"`
+	Lateness     report.Quantiles `json:"lateness"`
+	EndToEnd     report.Quantiles `json:"end_to_end"`
+	Carried      bool             `json:"carried"`
+	// Why it was not carried.
+	Why string `json:"why,omitempty"`
+}
+
+func (a *Attempt) text() string {
+	verdict := "carried"
+	if !a.Carried {
+		verdict = "not carried: " + a.Why
+	}
+	return fmt.Sprintf("%s, offered %.0f/s, achieved %.0f/s (%.1f %%), sent late p99 %s, end to end p99 %s: %s",
+		plural(a.Publishers, "publisher"), a.OfferedRate, a.AchievedRate, 100*a.AchievedRate/max(a.OfferedRate, 1e-9),
+		report.Micros(a.Lateness.P99Us), report.Micros(a.EndToEnd.P99Us), verdict)
+}
+
+// Placed is one broker of a placement.
+type Placed struct {
+	Broker     string `json:"broker"`
+	Publishers uint32 `json:"publishers"`
+	RateMilli  int64  `json:"rate_milli"`
+	Burst      int64  `json:"burst"`
+}
+
+// Phase is one placement, and what came of it.
+type Phase struct {
+	Name      string   `json:"name"`
+	Policy    string   `json:"policy"`
+	Topic     string   `json:"topic"`
+	Placement []Placed `json:"placement"`
+	// Emulator is what the sensors and the subscriber measured.
+	Emulator report.Report `json:"emulator"`
+	// Broker is what the brokers measured in the last window of sending; nil
+	// when none was reported.
+	Broker *BrokerSide `json:"broker,omitempty"`
+}
+
+// BrokerSide are the brokers' figures, merged over all of them.
+type BrokerSide struct {
+	WindowSeconds  float64          `json:"window_s"`
+	Delivered      uint64           `json:"delivered"`
+	Access         report.Quantiles `json:"access"`
+	Processing     report.Quantiles `json:"processing"`
+	Delivery       report.Quantiles `json:"delivery"`
+	ExceedFraction float64          `json:"exceed_fraction"`
+	SLOMet         bool             `json:"slo_met"`
+}
+
+// observe keeps the newest figures.
+func (p *Phase) observe(s *srtmv1.TopicStatus) {
+	pooled := s.GetPooled()
+	if pooled.GetDelivered() == 0 {
+		return
+	}
+	p.Broker = &BrokerSide{
+		WindowSeconds: pooled.GetInterval().AsDuration().Seconds(), Delivered: pooled.GetDelivered(),
+		Access: quantiles(pooled.GetAccess()), Processing: quantiles(pooled.GetProcessing()), Delivery: quantiles(pooled.GetDelivery()),
+		ExceedFraction: s.GetExceedFraction(), SLOMet: s.GetSloMet(),
+	}
+}
+
+// quantiles reads a histogram; one that is none counts as empty, which the
+// report shows as a count of 0.
+func quantiles(h *srtmv1.Histogram) report.Quantiles {
+	l, err := obs.LatencyFromProto(h)
+	if err != nil {
+		return report.Quantiles{}
+	}
+	return report.QuantilesOf(l)
+}
+
+// Faults says why the run failed: what was lost or came twice, and a load that
+// was not carried. Missing the SLO is no fault.
+func (r *Report) Faults() []string {
+	var faults []string
+	for i := range r.Phases {
+		p := &r.Phases[i]
+		e := &p.Emulator
+		if f := e.Fault(); f != "" {
+			faults = append(faults, p.Name+": "+f)
+		}
+		if e.Account == nil {
+			faults = append(faults, p.Name+": nobody checked what was delivered")
+		}
+		if !e.Interrupted && e.AchievedFraction() < carriedFraction {
+			faults = append(faults, fmt.Sprintf("%s: the load was not carried: %.1f msg/s of %.1f offered were achieved (%.1f %%)",
+				p.Name, e.AchievedRate, e.OfferedRate, 100*e.AchievedFraction()))
+		}
+	}
+	if len(r.Phases) == 0 && !r.Interrupted {
+		faults = append(faults, "nothing was measured")
+	}
+	return faults
+}
+
+func (r *Report) slo() time.Duration { return time.Duration(r.SLOUs) * time.Microsecond }
+
+func (r *Report) contractText() string {
+	burst := "as asked for"
+	if r.ProfiledBurst > 0 {
+		burst = fmt.Sprintf("the load needs %d, and a quarter more", r.ProfiledBurst)
+	}
+	return fmt.Sprintf("r %s msg/s (%g x offered), b %d messages (%s), SLO %g %% within %v",
+		rateText(r.RateMilli), rateMargin, r.Burst, burst, 100*r.Quantile, r.slo())
+}
+
+func rateText(milli int64) string {
+	return strconv.FormatFloat(tokenbucket.Rate(milli).PerSecond(), 'f', -1, 64)
+}
+
+// WriteText prints the report for people.
+func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-12s "+format+"\n", append([]any{name}, args...)...)
+	}
+	b.WriteString("\n")
+	line("report", "%s, %s, %s", r.Version, plural(r.CPUs, "CPU"), r.Platform)
+	if r.Load != "" {
+		line("load", "%s, seed %d", r.Load, r.Seed)
+	}
+	for i := range r.Calibration {
+		line("calibration", "%s", r.Calibration[i].text())
+	}
+	if r.Reduced {
+		line("", "THE LOAD IS SMALLER THAN ASKED FOR: this machine does not carry more")
+	}
+	line("cluster", "%s of %d msg/s", plural(r.Brokers, "broker"), r.Mcap)
+	if r.Burst > 0 {
+		line("contract", "%s", r.contractText())
+	}
+	if r.Interrupted {
+		line("", "INTERRUPTED: what follows is what there was")
+	}
+	if len(r.Phases) > 0 {
+		b.WriteString("\n")
+		if err := r.compare(&b); err != nil {
+			return err
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString(r.verdict())
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// compare prints the phases side by side.
+func (r *Report) compare(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	row := func(name string, cell func(*Phase) string) {
+		fmt.Fprint(t, name)
+		for i := range r.Phases {
+			fmt.Fprint(t, "\t"+cell(&r.Phases[i]))
+		}
+		fmt.Fprintln(t)
+	}
+	us := func(of func(*Phase) report.Quantiles, q func(report.Quantiles) int64) func(*Phase) string {
+		return func(p *Phase) string {
+			v := of(p)
+			if v.Count == 0 {
+				return "-"
+			}
+			return report.Micros(q(v))
+		}
+	}
+	broker := func(of func(*BrokerSide) report.Quantiles) func(*Phase) report.Quantiles {
+		return func(p *Phase) report.Quantiles {
+			if p.Broker == nil {
+				return report.Quantiles{}
+			}
+			return of(p.Broker)
+		}
+	}
+	endToEnd := func(p *Phase) report.Quantiles {
+		if p.Emulator.EndToEnd == nil {
+			return report.Quantiles{}
+		}
+		return *p.Emulator.EndToEnd
+	}
+	p99 := func(q report.Quantiles) int64 { return q.P99Us }
+
+	row("", func(p *Phase) string { return strings.ToUpper(p.Name) })
+	row("policy", func(p *Phase) string { return p.Policy })
+	row("brokers used", func(p *Phase) string { return fmt.Sprintf("%d of %d", len(p.Placement), r.Brokers) })
+	row("smallest share (r_l, b_l)", func(p *Phase) string {
+		if len(p.Placement) == 0 {
+			return "-"
+		}
+		least := p.Placement[0]
+		for _, q := range p.Placement[1:] {
+			if q.RateMilli < least.RateMilli || q.RateMilli == least.RateMilli && q.Burst < least.Burst {
+				least = q
+			}
+		}
+		return fmt.Sprintf("%s msg/s, %d", rateText(least.RateMilli), least.Burst)
+	})
+	row("offered", func(p *Phase) string {
+		return fmt.Sprintf("%d (%.0f/s for %.1f s)", p.Emulator.Offered, p.Emulator.OfferedRate, p.Emulator.Seconds)
+	})
+	row("accepted", func(p *Phase) string {
+		return fmt.Sprintf("%d (%.1f %%)", p.Emulator.Accepted, 100*p.Emulator.AchievedFraction())
+	})
+	row("not accepted", func(p *Phase) string {
+		e := &p.Emulator
+		n := e.RefusedTotal() + e.Skipped + e.Unanswered
+		if n == 0 {
+			return "0"
+		}
+		return fmt.Sprintf("%d (%d refused, %d skipped, %d unanswered)", n, e.RefusedTotal(), e.Skipped, e.Unanswered)
+	})
+	row("delivered", func(p *Phase) string { return strconv.FormatUint(p.Emulator.Delivered, 10) })
+	row("lost, duplicated", func(p *Phase) string {
+		if p.Emulator.Account == nil {
+			return "-"
+		}
+		return fmt.Sprintf("%d, %d", p.Emulator.Account.Lost, p.Emulator.Account.Duplicated)
+	})
+	row("end to end p50", us(endToEnd, func(q report.Quantiles) int64 { return q.P50Us }))
+	row("end to end p99", us(endToEnd, p99))
+	row("end to end p99.9", us(endToEnd, func(q report.Quantiles) int64 { return q.P999Us }))
+	row("of it sent late p99", us(func(p *Phase) report.Quantiles { return p.Emulator.Lateness }, p99))
+	row("broker: access p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Access }), p99))
+	row("broker: processing p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Processing }), p99))
+	row("broker: delivery p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Delivery }), p99))
+	row(fmt.Sprintf("broker: later than %v", r.slo()), func(p *Phase) string {
+		if p.Broker == nil {
+			return "-"
+		}
+		return percent(p.Broker.ExceedFraction)
+	})
+	row("SLO", func(p *Phase) string {
+		switch {
+		case p.Broker == nil:
+			return "not measured"
+		case p.Broker.SLOMet:
+			return "met"
+		}
+		return "not met"
+	})
+	return t.Flush()
+}
+
+func percent(fraction float64) string { return fmt.Sprintf("%.3g %%", 100*fraction) }
+
+// verdict is the last lines.
+func (r *Report) verdict() string {
+	var b strings.Builder
+	var accepted, lost, duplicated uint64
+	checked := len(r.Phases) > 0
+	for i := range r.Phases {
+		a := r.Phases[i].Emulator.Account
+		if a == nil {
+			checked = false
+			continue
+		}
+		accepted += a.Accepted
+		lost += a.Lost
+		duplicated += a.Duplicated
+	}
+	switch {
+	case !checked:
+	case lost+duplicated == 0:
+		fmt.Fprintf(&b, "Each of %d accepted messages was delivered exactly once.\n", accepted)
+	default:
+		fmt.Fprintf(&b, "NOT EXACTLY ONCE: of %d accepted messages %d were lost; %d deliveries were duplicates.\n", accepted, lost, duplicated)
+	}
+	if len(r.Phases) == 2 && r.Phases[0].Emulator.EndToEnd != nil && r.Phases[1].Emulator.EndToEnd != nil {
+		ours, blind := &r.Phases[0], &r.Phases[1]
+		fmt.Fprintf(&b, "End to end p99: %s as SRTM placed the topic, %s split blindly over %s.\n",
+			report.Micros(ours.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), plural(len(blind.Placement), "broker"))
+		if ours.Broker != nil && blind.Broker != nil {
+			fmt.Fprintf(&b, "Broker-side delivery p99: %s against %s, of it access delay %s against %s.\n",
+				report.Micros(ours.Broker.Delivery.P99Us), report.Micros(blind.Broker.Delivery.P99Us),
+				report.Micros(ours.Broker.Access.P99Us), report.Micros(blind.Broker.Access.P99Us))
+		}
+	}
+	for _, f := range r.Faults() {
+		fmt.Fprintf(&b, "FAILED: %s\n", f)
+	}
+	return b.String()
+}

@@ -1,0 +1,136 @@
+package up
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+)
+
+// lineEvery is how often a view without a terminal says something.
+const lineEvery = 5 * time.Second
+
+// view shows a run while it is under way: on a terminal a table that is redrawn
+// in place, elsewhere a line every few seconds. It belongs to one goroutine.
+type view struct {
+	w        io.Writer
+	terminal bool
+	lines    int     // of the table that is on the screen
+	last     float64 // elapsed seconds at the last line
+}
+
+// newView shows on standard output, or with JSON there on standard error.
+func newView(cmd *cobra.Command, output string) *view {
+	w := cmd.OutOrStdout()
+	if output == "json" {
+		w = cmd.ErrOrStderr()
+	}
+	v := &view{w: w}
+	if f, ok := w.(*os.File); ok {
+		v.terminal = term.IsTerminal(int(f.Fd()))
+	}
+	return v
+}
+
+// say prints a line. What cannot be shown is not worth failing for.
+func (v *view) say(format string, args ...any) {
+	v.done()
+	fmt.Fprintf(v.w, format+"\n", args...)
+}
+
+// frame is what there is to see.
+type frame struct {
+	title    string
+	duration time.Duration
+	progress *report.Progress
+	topic    *srtmv1.Topic
+	brokers  int
+}
+
+func (v *view) draw(f *frame) {
+	if !v.terminal {
+		if f.progress.ElapsedSeconds-v.last < lineEvery.Seconds()-0.5 && v.last != 0 {
+			return
+		}
+		v.last = f.progress.ElapsedSeconds
+		fmt.Fprintln(v.w, f.line())
+		return
+	}
+	text := f.table()
+	if v.lines > 0 {
+		fmt.Fprintf(v.w, "\x1b[%dA\x1b[J", v.lines) // up, and clear to the end
+	}
+	v.lines = strings.Count(text, "\n")
+	fmt.Fprint(v.w, text)
+}
+
+// done leaves the table where it is.
+func (v *view) done() { v.lines, v.last = 0, 0 }
+
+// line is a frame for those without a terminal.
+func (f *frame) line() string {
+	p := f.progress
+	pooled := f.topic.GetStatus().GetPooled()
+	return fmt.Sprintf("%s: %.0f of %.0f s, %s, offered %.0f/s, accepted %.0f/s, delivered %.0f/s, access p99 %s, processing p99 %s, delivery p99 %s, %s",
+		f.title, p.ElapsedSeconds, f.duration.Seconds(), plural(len(f.topic.GetQuotas()), "broker"),
+		p.OfferedRate, p.AcceptedRate, p.DeliveredRate,
+		p99(pooled.GetAccess()), p99(pooled.GetProcessing()), p99(pooled.GetDelivery()), f.slo())
+}
+
+// slo is the pooled exceed fraction against the SLO.
+func (f *frame) slo() string {
+	slo := f.topic.GetSpec().GetContract().GetSlo()
+	status := f.topic.GetStatus()
+	if status.GetPooled().GetDelivered() == 0 {
+		return "no delivery yet"
+	}
+	verdict := "not met"
+	if status.GetSloMet() {
+		verdict = "met"
+	}
+	return fmt.Sprintf("%s later than %v (SLO %s: %s)", percent(status.GetExceedFraction()), slo.GetLatency().AsDuration(), percent(1-slo.GetQuantile()), verdict)
+}
+
+// table is a frame for a terminal.
+func (f *frame) table() string {
+	var b strings.Builder
+	p := f.progress
+	fmt.Fprintf(&b, "%s   %.0f of %.0f s   offered %.0f/s   accepted %.0f/s   delivered %.0f/s   sent late p99 %s   end to end p99 %s\n",
+		f.title, p.ElapsedSeconds, f.duration.Seconds(), p.OfferedRate, p.AcceptedRate, p.DeliveredRate,
+		report.Micros(p.Lateness.P99Us), report.Micros(p.EndToEnd.P99Us))
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "broker\tpublishers\tr_l\tb_l\tmsg/s\taccess p99\tprocessing p99\tdelivery p99\t")
+	for _, s := range f.topic.GetStatus().GetBrokers() {
+		last, window := s.GetLast(), s.GetWindow()
+		rate := "-"
+		if d := last.GetInterval().AsDuration().Seconds(); d > 0 {
+			rate = strconv.FormatFloat(float64(last.GetOffered())/d, 'f', 0, 64)
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t\n", s.GetBrokerId(), last.GetPublishers(),
+			rateText(s.GetShare().GetRateMilli()), s.GetShare().GetBurst(), rate,
+			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()))
+	}
+	_ = t.Flush() // to a strings.Builder
+	if idle := f.brokers - len(f.topic.GetQuotas()); idle > 0 {
+		fmt.Fprintf(&b, "and %s without a part of this topic\n", plural(idle, "broker"))
+	}
+	fmt.Fprintf(&b, "topic %s: %s\n", f.topic.GetSpec().GetName(), f.slo())
+	return b.String()
+}
+
+func p99(h *srtmv1.Histogram) string {
+	q := quantiles(h)
+	if q.Count == 0 {
+		return "-"
+	}
+	return report.Micros(q.P99Us)
+}
