@@ -1,0 +1,16 @@
+// Command stamps measures what arrival stamps are worth and what they cost, on
+// this machine, against a sender in a process of its own whose clock is the
+// same CLOCK_MONOTONIC.
+//
+//	go run ./bench/stamps error   # how far stamps are off, and what a rate limit makes of it
+//	go run ./bench/stamps cpu     # processor time of a broker with each source
+//
+// error reads messages with one goroutine per connection, as nsqd does, while
+// other goroutines keep the processors busy; each message carries when its
+// write began, and the one behind it when that write had returned. The sender
+// keeps a rate contract, so a rate limiter with the same contract should delay
+// nothing. cpu runs nsqd itself.
+//
+// It is a sender with a schedule (open loop), and prints quantiles of single
+// messages, exactly. docs/arrival-stamps.md has results.
+package main

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/kernel/hook"
+)
+
+func main() { os.Exit(lifecycle.Main("stamps", run)) }
+
+// config is what the flags say.
+type config struct {
+	modes    []hook.Mode
+	conns    int
+	rates    []int
+	size     int
+	burst    int
+	busy     int
+	procs    int
+	rounds   int
+	duration time.Duration
+	warm     time.Duration // before what is measured
+	seed     uint64
+	nsqd     string
+}
+
+func run(ctx context.Context) error {
+	args := os.Args[1:]
+	if len(args) == 0 {
+		return lifecycle.UsageError{Err: errors.New("want a command: error or cpu")}
+	}
+	command, args := args[0], args[1:]
+	if command == sendCommand {
+		return sendMain(ctx, os.Stdin, os.Stdout)
+	}
+	c, err := parse(command, args)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	fmt.Printf("%s %s, %s, GOMAXPROCS %d of %d, seed %d\n", command, strings.Join(args, " "), hookKernel(), c.procs, runtime.NumCPU(), c.seed)
+	if command == "cpu" {
+		return cpu(ctx, c, os.Stdout)
+	}
+	return measureErrors(ctx, c, os.Stdout)
+}
+
+func hookKernel() string {
+	s, err := hook.Open(hook.Off, hook.Config{}, quiet)
+	if err != nil {
+		return "?"
+	}
+	return "kernel " + s.Info().Kernel
+}
+
+func parse(command string, args []string) (config, error) {
+	c := config{warm: time.Second}
+	fs := flag.NewFlagSet(command, flag.ContinueOnError)
+	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")
+	rates := "10000"
+	switch command {
+	case "error":
+		fs.IntVar(&c.busy, "busy", 0, "`goroutines` that do nothing but compute")
+		fs.IntVar(&c.burst, "burst", 50, "burst of the contract, in `messages`; its rate is 1.1 times that of the messages")
+	case "cpu":
+		rates = "10000,50000"
+		fs.IntVar(&c.rounds, "rounds", 3, "how often each source is measured, in turns")
+		fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`path` of the broker (make build)")
+	default:
+		return c, fmt.Errorf("unknown command %q: want error or cpu", command)
+	}
+	rateList := fs.String("rate", rates, "messages per second in all, one or several")
+	fs.IntVar(&c.conns, "conns", 1000, "connections")
+	fs.IntVar(&c.size, "size", 200, "bytes per message, at least 64")
+	fs.IntVar(&c.procs, "procs", 2, "GOMAXPROCS of the receiver")
+	fs.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement lasts, after a second of warming up")
+	fs.Uint64Var(&c.seed, "seed", 1, "of the schedule")
+	if err := fs.Parse(args); err != nil {
+		return c, err
+	}
+	for _, m := range strings.Split(*modes, ",") {
+		mode, err := hook.ParseMode(m)
+		if err != nil {
+			return c, err
+		}
+		c.modes = append(c.modes, mode)
+	}
+	for _, r := range strings.Split(*rateList, ",") {
+		var rate int
+		if n, err := fmt.Sscan(r, &rate); n != 1 || err != nil || rate < 1 || rate > 1_000_000 {
+			return c, fmt.Errorf("--rate %q: want 1 to 1000000", r)
+		}
+		c.rates = append(c.rates, rate)
+	}
+	if c.conns < 1 || c.conns > 20_000 || c.size < 64 || c.size > 4096 || c.procs < 1 || c.duration <= 0 || c.busy < 0 {
+		return c, errors.New("want 1 to 20000 --conns, --size 64 to 4096, and the rest positive")
+	}
+	if command == "error" && c.burst < 2 || command == "cpu" && c.rounds < 1 {
+		return c, errors.New("want --burst of 2 or more, --rounds of 1 or more")
+	}
+	return c, nil
+}

@@ -1,0 +1,313 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// sample is what is known of one message.
+type sample struct {
+	before  stamp.Mono // its write began
+	after   stamp.Mono // its write had returned; 0: not known
+	arrival stamp.Arrival
+	read    stamp.Mono // its read had returned
+}
+
+// receiver takes messages and keeps samples, in the order it comes to them.
+type receiver struct {
+	size int
+
+	mu      sync.Mutex
+	samples []sample
+	reads   int
+	err     error
+}
+
+// serve reads one connection to its end.
+func (r *receiver) serve(c *hook.Conn) {
+	defer c.Release()
+	buf := make([]byte, 4*r.size)
+	have := 0
+	last := -1 // of r.samples, the one before on this connection
+	for {
+		n, err := c.Read(buf[have:])
+		have += n
+		read := clock.Mono()
+		if n > 0 {
+			last = r.take(c, buf[:have], read, last)
+			have = copy(buf, buf[have/r.size*r.size:have])
+		}
+		if err != nil {
+			if err != io.EOF {
+				r.mu.Lock()
+				r.err = errors.Join(r.err, err)
+				r.mu.Unlock()
+			}
+			return
+		}
+	}
+}
+
+// take keeps samples of the whole messages in b.
+func (r *receiver) take(c *hook.Conn, b []byte, read stamp.Mono, last int) int {
+	at := c.Offset() - int64(len(b))
+	counted := false
+	for ; len(b) >= r.size; b = b[r.size:] {
+		s := sample{
+			before:  stamp.Mono(binary.LittleEndian.Uint64(b[timesBefore:])),
+			arrival: c.Arrival(at, at+int64(r.size)),
+			read:    read,
+		}
+		after := stamp.Mono(binary.LittleEndian.Uint64(b[timesAfter:]))
+		at += int64(r.size)
+		r.mu.Lock()
+		if last >= 0 {
+			r.samples[last].after = after
+		}
+		last = len(r.samples)
+		r.samples = append(r.samples, s)
+		if !counted {
+			r.reads++
+			counted = true
+		}
+		r.mu.Unlock()
+	}
+	return last
+}
+
+// spin keeps a processor busy until stop.
+func spin(stop *atomic.Bool) {
+	x := uint64(1)
+	for !stop.Load() {
+		for range 1000 {
+			x = x*6364136223846793005 + 1442695040888963407
+		}
+	}
+	runtime.KeepAlive(x)
+}
+
+// measureErrors prints a row for each source and rate.
+func measureErrors(ctx context.Context, c config, out io.Writer) error {
+	runtime.GOMAXPROCS(c.procs)
+	var rows []result
+	for _, rate := range c.rates {
+		for _, mode := range c.modes {
+			r, err := c.measure(ctx, mode, rate)
+			if err != nil {
+				return fmt.Errorf("%s at %d msg/s: %w", mode, rate, err)
+			}
+			rows = append(rows, r)
+		}
+	}
+	return writeTables(out, rows)
+}
+
+// measure receives from a sender with stamps from one source.
+func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, error) {
+	s, err := hook.Open(mode, hook.Config{}, quiet)
+	if err != nil {
+		return result{}, err
+	}
+	lc := net.ListenConfig{Control: s.Control}
+	lc.SetMultipathTCP(false)
+	ln, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return result{}, errors.Join(err, s.Close())
+	}
+	defer ln.Close()
+	snd, err := startSender(ctx, order{
+		Address: ln.Addr().String(), Conns: c.conns, Rate: rate, Burst: c.burst,
+		Duration: c.duration + c.warm, Seed: c.seed, Frame: make([]byte, c.size),
+	})
+	if err != nil {
+		return result{}, errors.Join(err, s.Close())
+	}
+
+	rcv := &receiver{size: c.size, samples: make([]sample, 0, int(float64(rate)*(c.duration+c.warm).Seconds()*1.2))}
+	var readers, spinners sync.WaitGroup
+	for range c.conns {
+		nc, err := ln.Accept()
+		if err != nil {
+			return result{}, errors.Join(err, s.Close())
+		}
+		readers.Go(func() {
+			rcv.serve(s.Track(nc))
+			nc.Close()
+		})
+	}
+	if err := snd.connected(); err != nil {
+		return result{}, err
+	}
+	var stop atomic.Bool
+	for range c.busy {
+		spinners.Go(func() { spin(&stop) })
+	}
+	report, err := snd.finish()
+	readers.Wait()
+	stop.Store(true)
+	spinners.Wait()
+	r := evaluate(rcv, c.burst, rate, c.warm)
+	r.mode, r.rate, r.conns, r.busy = mode, rate, c.conns, c.busy
+	r.lost = s.Info().Counters.RecordsLost
+	if report.Sent != len(rcv.samples) {
+		err = errors.Join(err, fmt.Errorf("%d messages were sent, %d came", report.Sent, len(rcv.samples)))
+	}
+	return r, errors.Join(err, rcv.err, s.Close())
+}
+
+// result is a row.
+type result struct {
+	mode        hook.Mode
+	conns, rate int
+	busy        int
+	achieved    float64 // msg/s
+	perRead     float64 // messages
+	by          [stamp.Sources]int
+	lost        uint64
+	// off is by how much stamps are after the write began, readOff the same for
+	// the time after the read; within is how many lie within their write.
+	off, readOff  quantiles
+	early, within int
+	known         int // messages whose write's end is known
+	// What a rate limiter with the sender's own contract does to the messages:
+	// judged by stamp in the order they were read, by stamp in the order of the
+	// stamps, and by the time after the read.
+	byStamp, inOrder, byRead verdict
+}
+
+// verdict is what a rate limiter did: the access delay counts from the time
+// that was judged by, held from when the message was read.
+type verdict struct{ access, held quantiles }
+
+// quantiles are of single messages.
+type quantiles struct{ p50, p99, p999, max time.Duration }
+
+func quantilesOf(d []time.Duration) quantiles {
+	if len(d) == 0 {
+		return quantiles{}
+	}
+	slices.Sort(d)
+	at := func(q float64) time.Duration { return d[min(int(q*float64(len(d))), len(d)-1)] }
+	return quantiles{at(0.5), at(0.99), at(0.999), d[len(d)-1]}
+}
+
+// evaluate leaves out what was sent while warming up.
+func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) {
+	if len(r.samples) == 0 {
+		return res
+	}
+	first, last := stamp.Never, stamp.Mono(0)
+	for _, s := range r.samples {
+		first, last = min(first, s.before), max(last, s.before)
+	}
+	warm := first.Add(warming)
+	var off, readOff []time.Duration
+	for _, s := range r.samples {
+		if s.before.Before(warm) {
+			continue
+		}
+		off = append(off, s.arrival.At.Sub(s.before))
+		readOff = append(readOff, s.read.Sub(s.before))
+		res.by[s.arrival.Source]++
+		if s.arrival.At.Before(s.before) {
+			res.early++
+		}
+		if s.after != 0 {
+			res.known++
+			if !s.arrival.At.Before(s.before) && !s.after.Before(s.arrival.At) {
+				res.within++
+			}
+		}
+	}
+	res.achieved = float64(len(off)) / last.Sub(warm).Seconds()
+	res.perRead = float64(len(r.samples)) / float64(r.reads)
+	res.off, res.readOff = quantilesOf(off), quantilesOf(readOff)
+
+	judge := func(samples []sample, by func(sample) stamp.Mono) verdict {
+		// What the way adds, some microseconds, can make a message early by a
+		// token that the sender's own bucket had just earned.
+		b := tokenbucket.NewFull(contractOf(rate, burst+1), by(samples[0]))
+		var access, held []time.Duration
+		for _, s := range samples {
+			e := b.Take(by(s))
+			if !s.before.Before(warm) {
+				access = append(access, e.Sub(by(s)))
+				held = append(held, max(0, e.Sub(s.read)))
+			}
+		}
+		return verdict{quantilesOf(access), quantilesOf(held)}
+	}
+	byStamp := func(s sample) stamp.Mono { return s.arrival.At }
+	res.byRead = judge(r.samples, func(s sample) stamp.Mono { return s.read })
+	res.byStamp = judge(r.samples, byStamp)
+	sorted := slices.SortedStableFunc(slices.Values(r.samples), func(a, b sample) int { return cmp.Compare(byStamp(a), byStamp(b)) })
+	res.inOrder = judge(sorted, byStamp)
+	return res
+}
+
+func writeTables(out io.Writer, rows []result) error {
+	us := func(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d)/1e3) }
+	percent := func(k, of int) string { return fmt.Sprintf("%.2f", 100*float64(k)/float64(max(of, 1))) }
+	begin := func(title, columns string) *tabwriter.Writer {
+		fmt.Fprintf(out, "\n%s\n", title)
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(w, columns)
+		return w
+	}
+
+	w := begin("Stamps, us after the write began (read: the time after the read); within: before it returned.",
+		"source\tconns\tbusy\tmsg/s\tper read\tp50\tp99\tp99.9\tmax\tearly\twithin %\tread p50\tp99\tmax\t")
+	for _, r := range rows {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.2f\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t\n",
+			r.mode, r.conns, r.busy, r.achieved, r.perRead, us(r.off.p50), us(r.off.p99), us(r.off.p999), us(r.off.max),
+			r.early, percent(r.within, r.known), us(r.readOff.p50), us(r.readOff.p99), us(r.readOff.max))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+
+	w = begin("Their sources, in percent.", "source\texact\tinterpolated\tupper bound\tread\trecords lost\t")
+	for _, r := range rows {
+		n := 0
+		for _, k := range r.by {
+			n += k
+		}
+		fmt.Fprintf(w, "%s\t", r.mode)
+		for _, k := range r.by {
+			fmt.Fprintf(w, "%s\t", percent(k, n))
+		}
+		fmt.Fprintf(w, "%d\t\n", r.lost)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+
+	w = begin("What a rate limiter with the sender's own contract makes of it, us: access delay (from the time judged by), held (from the read).",
+		"source\tjudged by\taccess p50\tp99\tmax\theld p50\tp99\tmax\t")
+	for _, r := range rows {
+		for _, v := range []struct {
+			by string
+			verdict
+		}{{"stamp, in order of reading", r.byStamp}, {"stamp, in order", r.inOrder}, {"time of the read", r.byRead}} {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.mode, v.by,
+				us(v.access.p50), us(v.access.p99), us(v.access.max), us(v.held.p50), us(v.held.p99), us(v.held.max))
+		}
+	}
+	return w.Flush()
+}
