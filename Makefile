@@ -12,10 +12,10 @@ BENCHTIME ?= 1x
 COUNT     ?= 1
 TIMEOUT   ?= 15m
 
-# make run: flags of `srtm up`, each left out when empty.
+# make run: flags of `srtm up`, each left out when empty; ARGS is passed as it is.
 UP_FLAGS = $(if $(DURATION),--duration=$(DURATION)) $(if $(TRACE),--trace=$(TRACE)) \
 	$(if $(COMPRESS),--compress=$(COMPRESS)) $(if $(COPIES),--copies=$(COPIES)) \
-	$(if $(PUBLISHERS),--publishers=$(PUBLISHERS)) $(if $(RATE),--rate=$(RATE))
+	$(if $(PUBLISHERS),--publishers=$(PUBLISHERS)) $(if $(RATE),--rate=$(RATE)) $(ARGS)
 
 # The race detector is C; without a compiler Go sets CGO_ENABLED=0.
 RACE := $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),$(if $(shell command -v $$($(GO) env CC | cut -d' ' -f1)),-race))
@@ -33,7 +33,7 @@ help: ## list the targets
 build: ## build all binaries into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim
 
-run: build ## run a local cluster with sensors and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES=)
+run: build ## run a local cluster with sensors and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up $(UP_FLAGS)
 
 test: lint no-race-note ## lint, then every test: race detector, random order

@@ -27,9 +27,58 @@ var arrows = []Arrow{
 		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API",
 	},
 	{
+		From:  []string{"nsqd/broker"},
+		Never: []string{"nsqd/agent", "nsqd/conn", "nsqd/httpapi", "nsqd/session"},
+		Why:   "the broker holds messages, and does not know by which way they come and go",
+	},
+	{
+		From:  []string{"nsqd/conn"},
+		Never: []string{"nsqd/agent", "nsqd/httpapi"},
+		Why:   "connections work without HTTP and without a control plane",
+	},
+	{
+		From: []string{"nsqd/agent"},
+		Only: []string{"api/...", "internal/...", "tokenbucket"},
+		Why:  "the control plane acts on a broker through the agent's own interface, Node",
+	},
+	{
 		From:  []string{"loaddistributor/...", "tbadaptor/..."},
 		Never: []string{"nsqd/..."},
 		Why:   "the control plane sees brokers through the API only, never their insides",
+	},
+	{
+		From:  []string{"tbadaptor/..."},
+		Never: []string{"loaddistributor/..."},
+		Why:   "the adaptor runs on its own or inside the loaddistributor, and needs nothing of it",
+	},
+	{
+		From:  []string{"loaddistributor/controller"},
+		Never: []string{"loaddistributor/lookup", "loaddistributor/rpc", "tbadaptor/loop"},
+		Why:   "the controller decides; how requests reach it and where the adaptor runs is its callers' business",
+	},
+	{
+		From: []string{"client/..."},
+		Only: []string{"api/...", "client/...", "internal/...", "nsqd/wire"},
+		Why:  "a library that applications import brings only the API and the codec along",
+	},
+	{
+		From: []string{"tools/..."},
+		Only: []string{
+			"api/...", "client/...", "internal/...", "kernel/stamp", "loaddistributor/placement",
+			"nsqd/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
+		},
+		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
+	},
+	{
+		From: []string{"tools/drlsim/..."},
+		Only: []string{"internal/lifecycle", "internal/obs", "kernel/stamp", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/drlsim/..."},
+		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
+	},
+	{
+		From:   []string{"..."},
+		Except: []string{"internal/lifecycle"},
+		Never:  []string{"std:os/signal"},
+		Why:    "signals are handled in one place, so that every program stops alike",
 	},
 	{
 		From:   []string{"..."},
@@ -142,9 +191,23 @@ var shuns = []Shun{
 		Path: "time", Name: "Sleep", From: []string{"..."}, TestsOnly: true,
 		Why: "wait for an event, a counter or virtual time: a sleep is too short on one machine and too long on the next",
 	},
+	{
+		Path: "google.golang.org/grpc/status", Name: "Error", From: []string{"loaddistributor/..."}, Except: []string{"loaddistributor/rpc"},
+		Why: whyStatus,
+	},
+	{
+		Path: "google.golang.org/grpc/status", Name: "Errorf", From: []string{"loaddistributor/..."}, Except: []string{"loaddistributor/rpc"},
+		Why: whyStatus,
+	},
+	{
+		Path: "google.golang.org/grpc/status", Name: "New", From: []string{"loaddistributor/..."}, Except: []string{"loaddistributor/rpc"},
+		Why: whyStatus,
+	},
 	{Path: "log/slog", Name: "Default", From: []string{"..."}, Why: "loggers are injected"},
 	{Path: "log/slog", Name: "SetDefault", From: []string{"..."}, Why: "loggers are injected"},
 }
+
+const whyStatus = "codes are chosen in loaddistributor/rpc, from one table"
 
 func module(t *testing.T) *Module {
 	t.Helper()
