@@ -111,10 +111,11 @@ struct {
 	__type(value, struct early);
 } early SEC(".maps");
 
-struct tcp_sock {
-	__u32 rcv_nxt;
-	__u64 bytes_received;
-} __attribute__((preserve_access_index));
+// Where the running kernel has these members of its struct tcp_sock. Set by
+// the loader, which looks them up: relocations would do the same, but make the
+// loader decode all of the kernel's type information, at the cost of megabytes.
+volatile const __u32 rcv_nxt_at = 0;
+volatile const __u32 bytes_received_at = 0;
 
 static __always_inline void count(enum counter c)
 {
@@ -132,7 +133,7 @@ static __always_inline void count(enum counter c)
 static __always_inline void tell_base(struct __sk_buff *skb, __u32 *base, __u32 *base_ok)
 {
 	struct bpf_sock *sk = skb->sk;
-	struct tcp_sock *tp;
+	void *tp;
 	__u32 next;
 	__u64 received;
 
@@ -141,9 +142,9 @@ static __always_inline void tell_base(struct __sk_buff *skb, __u32 *base, __u32 
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return;
-	next = *(volatile __u32 *)&tp->rcv_nxt;
-	received = *(volatile __u64 *)&tp->bytes_received;
-	if (next != *(volatile __u32 *)&tp->rcv_nxt) {
+	next = *(volatile __u32 *)(tp + rcv_nxt_at);
+	received = *(volatile __u64 *)(tp + bytes_received_at);
+	if (next != *(volatile __u32 *)(tp + rcv_nxt_at)) {
 		count(COUNT_NO_BASE);
 		return;
 	}

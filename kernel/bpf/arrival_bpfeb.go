@@ -16,14 +16,16 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	ArrivalMapChunks        = "chunks"
-	ArrivalMapConns         = "conns"
-	ArrivalMapCounters      = "counters"
-	ArrivalMapEarly         = "early"
-	ArrivalProgArrival      = "arrival"
-	ArrivalProgArrivalPlain = "arrival_plain"
-	ArrivalVarChunkBits     = "chunk_bits"
-	ArrivalVarRingMask      = "ring_mask"
+	ArrivalMapChunks          = "chunks"
+	ArrivalMapConns           = "conns"
+	ArrivalMapCounters        = "counters"
+	ArrivalMapEarly           = "early"
+	ArrivalProgArrival        = "arrival"
+	ArrivalProgArrivalPlain   = "arrival_plain"
+	ArrivalVarBytesReceivedAt = "bytes_received_at"
+	ArrivalVarChunkBits       = "chunk_bits"
+	ArrivalVarRcvNxtAt        = "rcv_nxt_at"
+	ArrivalVarRingMask        = "ring_mask"
 )
 
 // LoadArrival returns the embedded CollectionSpec for Arrival.
@@ -86,8 +88,10 @@ type ArrivalMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ArrivalVariableSpecs struct {
-	ChunkBits *ebpf.VariableSpec `ebpf:"chunk_bits"`
-	RingMask  *ebpf.VariableSpec `ebpf:"ring_mask"`
+	BytesReceivedAt *ebpf.VariableSpec `ebpf:"bytes_received_at"`
+	ChunkBits       *ebpf.VariableSpec `ebpf:"chunk_bits"`
+	RcvNxtAt        *ebpf.VariableSpec `ebpf:"rcv_nxt_at"`
+	RingMask        *ebpf.VariableSpec `ebpf:"ring_mask"`
 }
 
 // ArrivalObjects contains all objects after they have been loaded into the kernel.
@@ -129,8 +133,10 @@ func (m *ArrivalMaps) Close() error {
 //
 // It can be passed to LoadArrivalObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ArrivalVariables struct {
-	ChunkBits *ebpf.Variable `ebpf:"chunk_bits"`
-	RingMask  *ebpf.Variable `ebpf:"ring_mask"`
+	BytesReceivedAt *ebpf.Variable `ebpf:"bytes_received_at"`
+	ChunkBits       *ebpf.Variable `ebpf:"chunk_bits"`
+	RcvNxtAt        *ebpf.Variable `ebpf:"rcv_nxt_at"`
+	RingMask        *ebpf.Variable `ebpf:"ring_mask"`
 }
 
 // ArrivalPrograms contains all programs after they have been loaded into the kernel.

@@ -114,9 +114,17 @@ func load(cfg Config, perChunk uint32, plain bool) (_ *filter, err error) {
 	for 1<<bits < f.slots.chunk {
 		bits++
 	}
+	var at [2]uint32
+	if !plain {
+		if at, err = tcpSock(); err != nil {
+			return nil, err
+		}
+	}
 	err = errors.Join(
 		spec.Variables["ring_mask"].Set(uint32(cfg.RingRecords-1)),
 		spec.Variables["chunk_bits"].Set(bits),
+		spec.Variables["rcv_nxt_at"].Set(at[0]),
+		spec.Variables["bytes_received_at"].Set(at[1]),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("size the program: %w", err)
