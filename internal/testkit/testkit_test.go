@@ -1,6 +1,7 @@
 package testkit_test
 
 import (
+	"crypto/x509"
 	"fmt"
 	"net"
 	"os"
@@ -189,5 +190,32 @@ func TestShared(t *testing.T) {
 	var got string
 	if r.run(func() { got = testkit.Shared(r) }); r.skipped || got != want {
 		t.Errorf("with the folder: skipped=%v, %q; want %q", r.skipped, got, want)
+	}
+}
+
+func TestCertificatesAreTrustedThroughTheirAuthority(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	c := a.Certificate("sensor7")
+	leaf, err := x509.ParseCertificate(c.TLS.Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if leaf.Subject.CommonName != "sensor7" {
+		t.Errorf("common name %q", leaf.Subject.CommonName)
+	}
+	for _, host := range []string{"127.0.0.1", "localhost", "sensor7"} {
+		if _, err := leaf.Verify(x509.VerifyOptions{Roots: a.Pool, DNSName: host}); err != nil {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: testkit.NewAuthority(t).Pool}); err == nil {
+		t.Error("another authority vouches for it")
+	}
+	file, err := os.ReadFile(a.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pool := x509.NewCertPool(); !pool.AppendCertsFromPEM(file) || !pool.Equal(a.Pool) {
+		t.Error("the authority's file does not hold its certificate")
 	}
 }

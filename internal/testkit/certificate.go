@@ -1,0 +1,115 @@
+package testkit
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Authority signs certificates for a test. The zero value is of no use; make it
+// with NewAuthority.
+type Authority struct {
+	t    testing.TB
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+
+	// File is the authority's own certificate, as PEM.
+	File string
+	// Pool holds it.
+	Pool *x509.CertPool
+}
+
+// NewAuthority makes a certificate authority that lives as long as t.
+func NewAuthority(t testing.TB) *Authority {
+	t.Helper()
+	a := &Authority{t: t, dir: t.TempDir(), Pool: x509.NewCertPool()}
+	template := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: "an authority of a test"},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
+	}
+	der, key := a.sign(template)
+	var err error
+	if a.cert, err = x509.ParseCertificate(der); err != nil {
+		t.Fatalf("certificate authority: %v", err)
+	}
+	a.key = key
+	a.Pool.AddCert(a.cert)
+	a.File = a.write("authority.pem", "CERTIFICATE", der)
+	return a
+}
+
+// Certificate is a signed certificate, as files and in memory.
+type Certificate struct {
+	CertFile, KeyFile string
+	TLS               tls.Certificate
+}
+
+// Certificate makes a certificate for a server on loopback or a client, with
+// name as its common name and as a DNS name.
+func (a *Authority) Certificate(name string) Certificate {
+	a.t.Helper()
+	der, key := a.sign(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: name},
+		DNSNames:    []string{name, "localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	})
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		a.t.Fatalf("private key: %v", err)
+	}
+	c := Certificate{
+		CertFile: a.write(name+".pem", "CERTIFICATE", der),
+		KeyFile:  a.write(name+"-key.pem", "PRIVATE KEY", pkcs8),
+	}
+	if c.TLS, err = tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
+		a.t.Fatalf("certificate: %v", err)
+	}
+	return c
+}
+
+// sign signs template with the authority's key, or with its own if there is no
+// authority yet.
+func (a *Authority) sign(template *x509.Certificate) (der []byte, key *ecdsa.PrivateKey) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatalf("private key: %v", err)
+	}
+	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
+		a.t.Fatalf("serial number: %v", err)
+	}
+	template.NotBefore = time.Now().Add(-time.Hour)
+	template.NotAfter = time.Now().Add(24 * time.Hour)
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = template, key
+	}
+	if der, err = x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer); err != nil {
+		a.t.Fatalf("sign certificate: %v", err)
+	}
+	return der, key
+}
+
+func (a *Authority) write(name, kind string, der []byte) string {
+	a.t.Helper()
+	path := filepath.Join(a.dir, name)
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+		a.t.Fatalf("write certificate: %v", err)
+	}
+	return path
+}
