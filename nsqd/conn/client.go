@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -12,9 +13,9 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/pack"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -25,13 +26,15 @@ type client struct {
 	// Set once.
 	srv *Server
 	nc  net.Conn
-	in  *hook.Conn
 
 	// Owned by the reader, run.
-	sess  *session.Session
-	buf   []byte // buf[r:w] is read and not yet consumed
-	r, w  int
-	topic struct { // of the last publish, to save the look-up
+	in        stream   // nc, in the wrappings that were negotiated
+	unpacking *patient // of them; nil without compression
+	sess      *session.Session
+	deadline  stamp.Mono // of reads, as set on nc; 0: to be set
+	buf       []byte     // buf[r:w] is read and not yet consumed
+	r, w      int
+	topic     struct { // of the last publish, to save the look-up
 		name   []byte
 		topic  *broker.Topic
 		remove func() // takes the connection off the topic's publishers
@@ -39,8 +42,13 @@ type client struct {
 	sub *broker.Subscription
 
 	// writeMu orders the writes of the reader (replies) and of the writer
-	// (messages); held during a write, which WriteTimeout bounds.
+	// (messages); held during a write, which WriteTimeout bounds. It guards
+	// what they write through.
 	writeMu sync.Mutex
+	out     io.Writer   // nc, or TLS over it
+	tls     *tls.Conn   // nil without TLS
+	packer  pack.Packer // nil without compression
+	packed  []byte      // scratch for it
 
 	// writer, present once subscribed.
 	wake    chan struct{} // 1 deep: deliveries are there, or the end
@@ -64,7 +72,7 @@ const (
 )
 
 func newClient(s *Server, nc net.Conn) *client {
-	return &client{srv: s, nc: nc, sess: session.New(s.cfg.Session, clock.Mono()), wake: make(chan struct{}, 1)}
+	return &client{srv: s, nc: nc, out: nc, sess: session.New(s.cfg.Session, clock.Mono()), wake: make(chan struct{}, 1)}
 }
 
 // run reads until the connection ends. It owns everything the connection has.
@@ -79,23 +87,30 @@ func (c *client) run() {
 	if c.topic.remove != nil {
 		c.topic.remove()
 	}
+	c.logEnd(err)
+	c.goodbye()
 	if closing, _ := c.sess.Closing(); closing {
 		c.linger()
 	}
 	c.in.Release()
-	err = errors.Join(err, ignoreClosed(c.nc.Close()))
-	c.logEnd(err)
+	c.logEnd(ignoreClosed(c.nc.Close()))
 }
 
 // linger lets the peer read the last reply: closing a socket with unread input
 // resets the connection, and the reset overtakes what was sent.
 func (c *client) linger() {
-	tcp, ok := c.nc.(*net.TCPConn)
-	if !ok || tcp.CloseWrite() != nil || tcp.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	half, ok := c.nc.(halves)
+	if !ok || half.CloseWrite() != nil || c.nc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
 	c.buf = nil
-	_, _ = io.CopyN(io.Discard, tcp, lingerBytes)
+	_, _ = io.CopyN(io.Discard, c.nc, lingerBytes)
+}
+
+// halves is a connection whose directions end one by one: TCP, Unix sockets.
+type halves interface {
+	CloseRead() error
+	CloseWrite() error
 }
 
 func (c *client) logEnd(err error) {
@@ -120,8 +135,8 @@ func (c *client) stop() {
 func (c *client) quit() {
 	c.stop()
 	// Half-closing lets the reader finish and what is written arrive.
-	if tcp, ok := c.nc.(*net.TCPConn); ok {
-		_ = tcp.CloseRead()
+	if half, ok := c.nc.(halves); ok {
+		_ = half.CloseRead()
 	} else {
 		c.nc.Close()
 	}
@@ -129,43 +144,67 @@ func (c *client) quit() {
 
 // read is the reader's loop; nil means an orderly end.
 func (c *client) read() error {
-	deadline := stamp.Mono(0)
 	for {
 		if err := c.consume(); err != nil {
 			return err
 		}
-		if closing, cause := c.sess.Closing(); closing {
+		if c.ended() {
+			_, cause := c.sess.Closing()
 			return cause
 		}
-		if c.stopping.Load() && c.sub == nil {
-			return nil
-		}
-		if d := c.sess.Deadline(); d != deadline {
-			deadline = d
-			if err := c.setReadDeadline(d); err != nil {
-				return err
-			}
+		if err := c.setDeadline(); err != nil {
+			return err
 		}
 		c.makeRoom()
 		n, err := c.in.Read(c.buf[c.w:])
 		c.w += n
 		switch {
-		case err == nil:
+		case err == nil, errors.Is(err, errEnded):
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			c.sess.Tick(clock.Mono())
-			deadline = 0
-			if err := c.reply(); err != nil {
+			if err := c.idle(); err != nil {
 				return err
 			}
-		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-			return nil
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+			return nil // wrapped streams rarely end where they should: clients just close
 		default:
-			return fmt.Errorf("read: %w", err)
+			return c.readFault(err)
 		}
 	}
 }
 
-func (c *client) setReadDeadline(d stamp.Mono) error {
+// readFault tells a failure of the network from damage in what was sent.
+func (c *client) readFault(err error) error {
+	switch {
+	case c.unpacking == nil:
+		return fmt.Errorf("read: %w", err)
+	case c.unpacking.err == nil:
+		return wire.Wrap(wire.CodeInvalid, "the compressed stream is damaged", err)
+	case errors.Is(c.unpacking.err, io.EOF), errors.Is(c.unpacking.err, net.ErrClosed):
+		return nil // some decompressors call it damage
+	}
+	return fmt.Errorf("read: %w", c.unpacking.err)
+}
+
+// ended reports whether nothing more is to be read.
+func (c *client) ended() bool {
+	closing, _ := c.sess.Closing()
+	return closing || c.stopping.Load() && c.sub == nil
+}
+
+// idle does what is due when a read's deadline has passed.
+func (c *client) idle() error {
+	c.sess.Tick(clock.Mono())
+	c.deadline = 0
+	return c.reply()
+}
+
+// setDeadline makes the next read end when the session wants a Tick.
+func (c *client) setDeadline() error {
+	d := c.sess.Deadline()
+	if d == c.deadline {
+		return nil
+	}
+	c.deadline = d
 	t := time.Time{}
 	if d != stamp.Never {
 		t = time.Now().Add(d.Sub(clock.Mono()))
@@ -218,7 +257,13 @@ func (c *client) consume() error {
 			break
 		}
 		start := c.in.Offset() - int64(c.w-c.r)
-		if op.Kind != session.OpNone {
+		switch {
+		case op.Kind.Upgrade():
+			if err := c.reply(); err != nil {
+				return err
+			}
+			c.sess.Done(op, c.upgrade(op))
+		case op.Kind != session.OpNone:
 			c.sess.Done(op, c.do(op, start, start+int64(n), now))
 		}
 		c.r += n
@@ -339,6 +384,8 @@ func (c *client) subscribe(op session.Op) error {
 		return err
 	}
 	c.sub = sub
+	c.in.Ignore() // from now on commands come that nobody needs the times of
+	c.remember()
 	return nil
 }
 
@@ -368,7 +415,14 @@ func (c *client) writeLocked(b []byte) error {
 	if err := c.nc.SetWriteDeadline(time.Now().Add(c.srv.cfg.WriteTimeout)); err != nil {
 		return fmt.Errorf("write deadline: %w", err)
 	}
-	if _, err := c.nc.Write(b); err != nil {
+	if c.packer != nil {
+		c.packed = c.packer.Append(c.packed[:0], b)
+		b = c.packed
+		if cap(b) > keepOut {
+			c.packed = nil
+		}
+	}
+	if _, err := c.out.Write(b); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package conn
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +21,8 @@ import (
 type Config struct {
 	// Session is the protocol's configuration, shared by all sessions.
 	Session *session.Config
+	// TLS is what Session.TLS offers; nil where it offers none.
+	TLS *tls.Config
 	// StrictBuffering delays a subscriber's messages by its own
 	// output_buffer_timeout, as NSQ does. Otherwise that timeout is an upper
 	// bound and messages are written as soon as no more are ready: client
@@ -37,6 +40,8 @@ func (c Config) Validate() error {
 	var errs []error
 	if c.Session == nil {
 		errs = append(errs, errors.New("session configuration is missing"))
+	} else if c.Session.TLS != (c.TLS != nil) {
+		errs = append(errs, fmt.Errorf("sessions offer TLS: %v, a TLS configuration is there: %v", c.Session.TLS, c.TLS != nil))
 	}
 	if c.WriteTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("write timeout %v is not positive", c.WriteTimeout))

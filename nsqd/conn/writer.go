@@ -43,7 +43,7 @@ func (c *client) newWriter() *writer {
 // run ends with the subscription or at a failed write; either way the
 // connection is then closed, and the reader cleans up.
 func (w *writer) run() {
-	defer w.c.nc.Close()
+	defer w.c.hangUp()
 	flush := time.NewTimer(time.Hour)
 	defer flush.Stop()
 	flush.Stop()
@@ -116,6 +116,16 @@ func (w *writer) flush() error {
 		w.out = nil
 	}
 	return nil
+}
+
+// hangUp closes the connection, which makes the reader clean up.
+func (c *client) hangUp() {
+	// A reply that is stuck in a write must not keep us: then it goes without.
+	if c.writeMu.TryLock() {
+		c.goodbye()
+		c.writeMu.Unlock()
+	}
+	c.nc.Close()
 }
 
 func (w *writer) lost(err error) {

@@ -17,6 +17,9 @@ const (
 	// MaxIdentityText bounds client_id, hostname and user_agent, each in
 	// bytes: every connection keeps them as long as it lives.
 	MaxIdentityText = 256
+
+	// defaultDeflateLevel is for a client that names none.
+	defaultDeflateLevel = 6
 )
 
 // Config is what all sessions of a server share. It must not change while one
@@ -36,9 +39,14 @@ type Config struct {
 	MinOutputBufferTimeout time.Duration
 	MaxOutputBufferTimeout time.Duration
 
-	MaxDeflateLevel int    // only told to clients; compression is not offered
-	AuthRequired    bool   // a client must AUTH before it publishes or subscribes
-	Version         string // told to clients
+	TLS             bool // offered
+	TLSRequired     bool // nothing but IDENTIFY is allowed before it
+	Snappy          bool // offered
+	Deflate         bool // offered
+	MaxDeflateLevel int  // in [1, 9]; what a client asks for above it is cut
+
+	AuthRequired bool   // a client must AUTH before it publishes or subscribes
+	Version      string // told to clients
 }
 
 // DefaultConfig returns the defaults that upstream's nsqd documents.
@@ -54,6 +62,8 @@ func DefaultConfig() Config {
 		OutputBufferTimeout:    250 * time.Millisecond,
 		MinOutputBufferTimeout: 25 * time.Millisecond,
 		MaxOutputBufferTimeout: 30 * time.Second,
+		Snappy:                 true,
+		Deflate:                true,
 		MaxDeflateLevel:        6,
 	}
 }
@@ -81,6 +91,9 @@ func (c *Config) Validate() error {
 	}
 	if c.MaxDeflateLevel < 1 || c.MaxDeflateLevel > 9 {
 		errs = append(errs, fmt.Errorf("maximum deflate level %d is outside [1, 9]", c.MaxDeflateLevel))
+	}
+	if c.TLSRequired && !c.TLS {
+		errs = append(errs, errors.New("TLS is required and not offered"))
 	}
 	return errors.Join(errs...)
 }

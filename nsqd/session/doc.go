@@ -14,7 +14,7 @@
 //			s.Done(op, err)
 //		}
 //		buf = buf[n:]
-//		if n == 0 { break }            // read until s.Need() bytes are there
+//		if n == 0 && op.Kind == OpNone { break } // read until s.Need() bytes are there
 //	}
 //	write(s.Output()); s.ClearOutput()
 //	if closing, cause := s.Closing(); closing { ... }

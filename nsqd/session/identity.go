@@ -21,6 +21,11 @@ type Identity struct {
 	MsgTimeout          time.Duration
 	SampleRate          int // percent of messages to deliver, in [1, 99]; 0: all
 
+	// What the stream is wrapped in, once each has been carried out. At most
+	// one of Snappy and Deflate.
+	TLS, Snappy, Deflate bool
+	DeflateLevel         int // in [1, 9]; what deflate would use, or uses
+
 	negotiated bool // the client wants the granted values as JSON
 }
 
@@ -30,6 +35,7 @@ func defaultIdentity(c *Config) Identity {
 		OutputBufferSize:    c.OutputBufferSize,
 		OutputBufferTimeout: c.OutputBufferTimeout,
 		MsgTimeout:          c.MsgTimeout,
+		DeflateLevel:        min(defaultDeflateLevel, c.MaxDeflateLevel),
 	}
 }
 
@@ -101,11 +107,23 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 		refuse("sample_rate %d is outside [0, %d]", req.SampleRate, MaxSampleRate)
 	}
 	id.SampleRate = int(req.SampleRate)
+	if req.DeflateLevel > 0 {
+		id.DeflateLevel = int(min(req.DeflateLevel, int64(c.MaxDeflateLevel)))
+	}
+	// What is granted is known to a client that reads the answer, and to no
+	// other: one that did not ask for the answer goes on in the clear.
+	if id.negotiated && fault == nil {
+		id.TLS = c.TLS && req.TLSv1
+		id.Snappy = c.Snappy && req.Snappy
+		id.Deflate = c.Deflate && req.Deflate
+		if id.Snappy && id.Deflate {
+			fault = wire.NewError(wire.CodeIdentifyFailed, "IDENTIFY cannot have both snappy and deflate")
+		}
+	}
 	return id, fault
 }
 
-// response is the answer to IDENTIFY. tls_v1, snappy, deflate and with them
-// deflate_level are never granted.
+// response is the answer to IDENTIFY.
 func (id *Identity) response(c *Config) ([]byte, error) {
 	if !id.negotiated {
 		return []byte(wire.OK), nil
@@ -115,7 +133,11 @@ func (id *Identity) response(c *Config) ([]byte, error) {
 		Version:             c.Version,
 		MaxMsgTimeout:       c.MaxMsgTimeout.Milliseconds(),
 		MsgTimeout:          id.MsgTimeout.Milliseconds(),
+		TLSv1:               id.TLS,
+		Deflate:             id.Deflate,
+		DeflateLevel:        id.DeflateLevel,
 		MaxDeflateLevel:     c.MaxDeflateLevel,
+		Snappy:              id.Snappy,
 		SampleRate:          id.SampleRate,
 		AuthRequired:        c.AuthRequired,
 		OutputBufferSize:    id.OutputBufferSize,

@@ -23,14 +23,31 @@ const (
 	OpReq                    // ID, Timeout
 	OpTouch                  // ID
 	OpCls                    // deliver nothing any more; FIN, REQ and TOUCH still come
+
+	// The upgrades that IDENTIFY granted, in their order. Write the output
+	// first. Once the operation is carried out, everything read and written is
+	// wrapped, beginning with the OK that Done puts into the output.
+	OpTLS     // serve TLS
+	OpSnappy  // compress in both directions
+	OpDeflate // likewise; Level
 )
+
+// Upgrade reports whether the operation changes how the stream is wrapped.
+func (k OpKind) Upgrade() bool { return k >= OpTLS }
 
 // String returns the verb of the command that led to the operation.
 func (k OpKind) String() string {
-	if v := k.verb(); v != wire.VerbNone {
-		return v.String()
+	switch k {
+	case OpNone:
+		return "none"
+	case OpTLS:
+		return "TLS"
+	case OpSnappy:
+		return "snappy"
+	case OpDeflate:
+		return "deflate"
 	}
-	return "none"
+	return k.verb().String()
 }
 
 // Op is one operation for the driver. Its slices are views into the buffer
@@ -45,6 +62,7 @@ type Op struct {
 	Ready   int            // RDY
 	ID      wire.MessageID // FIN, REQ, TOUCH
 	Timeout time.Duration  // REQ
+	Level   int            // OpDeflate, in [1, 9]
 
 	// Reply is set by the driver before Done, for OpAuth alone.
 	Reply []byte
@@ -82,7 +100,7 @@ func (k OpKind) verb() wire.Verb {
 // none of its own.
 func (k OpKind) failed() wire.ErrorCode {
 	switch k {
-	case OpIdentify:
+	case OpIdentify, OpTLS, OpSnappy, OpDeflate:
 		return wire.CodeIdentifyFailed
 	case OpAuth:
 		return wire.CodeAuthFailed

@@ -58,7 +58,7 @@ func (p *peer) send(b []byte) *peer {
 			}
 		}
 		p.buf = p.buf[n:]
-		if n == 0 {
+		if n == 0 && op.Kind == session.OpNone {
 			break
 		}
 	}
@@ -163,6 +163,9 @@ func describe(op session.Op) string {
 	}
 	if op.Timeout != 0 {
 		fmt.Fprintf(&b, " timeout=%v", op.Timeout)
+	}
+	if op.Kind == session.OpDeflate {
+		fmt.Fprintf(&b, " level=%d", op.Level)
 	}
 	return b.String()
 }

@@ -259,6 +259,7 @@ func TestConfigValidate(t *testing.T) {
 		"minimum output buffer timeout": func(c *session.Config) { c.MinOutputBufferTimeout = 0 },
 		"maximum output buffer timeout": func(c *session.Config) { c.MaxOutputBufferTimeout = 0 },
 		"maximum deflate level":         func(c *session.Config) { c.MaxDeflateLevel = 10 },
+		"TLS is required":               func(c *session.Config) { c.TLSRequired = true },
 	} {
 		c := session.DefaultConfig()
 		spoil(&c)
@@ -274,14 +275,14 @@ func TestConfigValidate(t *testing.T) {
 
 func TestOpKindStrings(t *testing.T) {
 	seen := map[string]bool{}
-	for k := session.OpIdentify; k <= session.OpCls; k++ {
+	for k := session.OpIdentify; k <= session.OpDeflate; k++ {
 		s := k.String()
 		if seen[s] || s == "" || s == "none" {
 			t.Errorf("kind %d is %q", k, s)
 		}
 		seen[s] = true
 	}
-	if session.OpNone.String() != "none" || len(seen) != len(verbs)-1 {
+	if session.OpNone.String() != "none" || len(seen) != len(verbs)-1+3 {
 		t.Errorf("OpNone is %q, %d kinds", session.OpNone, len(seen))
 	}
 }

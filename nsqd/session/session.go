@@ -42,6 +42,8 @@ type Session struct {
 	authorised bool // AUTH succeeded
 	closing    bool // no further Step, Done or Tick has an effect on the client
 	identity   Identity
+	upgrades   [2]OpKind // granted and not given out yet, OpNone last
+	encrypted  bool      // OpTLS was carried out
 
 	// Operations given out and not yet Done. Publishes may pile up; anything
 	// else is the last, since the meaning of the next command depends on it.
@@ -73,10 +75,11 @@ func New(cfg *Config, now stamp.Mono) *Session {
 // Step consumes at most one command from the start of in, or the magic when
 // nothing was consumed before, and returns how many bytes that were.
 //
-// An op other than OpNone is to be carried out and answered with Done.
-// OpNone with n > 0 needed nothing from the driver. OpNone with n == 0 needs
-// more bytes, Need in total; or the session is closing, which Closing tells.
-// A command that is refused is not consumed and nothing of it is returned.
+// An op other than OpNone is to be carried out and answered with Done; an
+// upgrade comes with n == 0. OpNone with n > 0 needed nothing from the driver.
+// OpNone with n == 0 needs more bytes, Need in total; or the session is
+// closing, which Closing tells. A command that is refused is not consumed and
+// nothing of it is returned.
 //
 // Requires: every op before this one is Done, except that OpPub, OpMpub and
 // OpDpub may wait, to be Done later in the order they were given out.
@@ -89,6 +92,9 @@ func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
 	}
 	if s.state == awaitMagic {
 		return s.stepMagic(in, now), Op{}
+	}
+	if s.upgrades[0] != OpNone {
+		return 0, s.stepUpgrade(in)
 	}
 	cmd, n, need, err := wire.ParseCommand(in, s.cfg.Limits)
 	if err != nil {
@@ -117,6 +123,20 @@ func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
 	return n, op
 }
 
+// stepUpgrade gives out the next upgrade. What the client sent before it was
+// answered is in the old wrapping and would be read in the new one.
+func (s *Session) stepUpgrade(in []byte) Op {
+	if len(in) > 0 {
+		s.refuse(invalid("%d bytes before the upgrade to %v", len(in), s.upgrades[0]))
+		return Op{}
+	}
+	op := Op{Kind: s.upgrades[0], Level: s.identity.DeflateLevel}
+	s.upgrades = [2]OpKind{s.upgrades[1]}
+	s.outstanding++
+	s.barrier = true
+	return op
+}
+
 func (s *Session) stepMagic(in []byte, now stamp.Mono) int {
 	n, err := wire.ParseMagic(in)
 	if err != nil {
@@ -134,6 +154,9 @@ func (s *Session) stepMagic(in []byte, now stamp.Mono) int {
 // admit applies the rules of the state to a well-formed command: it fills op
 // and moves the state, or refuses and changes nothing.
 func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
+	if s.cfg.TLSRequired && !s.encrypted && cmd.Verb != wire.VerbIdentify {
+		return notNow(cmd.Verb, "before TLS, which is required")
+	}
 	switch cmd.Verb {
 	case wire.VerbNop:
 
@@ -191,6 +214,7 @@ func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
 		}
 		s.identity = id
 		s.beat = now.Add(id.HeartbeatInterval)
+		s.upgrades = upgradesOf(&id)
 		op.Kind = OpIdentify
 
 	case wire.VerbAuth:
@@ -205,6 +229,24 @@ func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
 	return nil
 }
 
+func upgradesOf(id *Identity) (u [2]OpKind) {
+	n := 0
+	add := func(granted bool, k OpKind) {
+		if granted {
+			u[n] = k
+			n++
+		}
+	}
+	add(id.TLS, OpTLS)
+	add(id.Snappy, OpSnappy)
+	add(id.Deflate, OpDeflate)
+	return u
+}
+
+func invalid(format string, args ...any) *wire.Error {
+	return wire.NewError(wire.CodeInvalid, fmt.Sprintf(format, args...))
+}
+
 func notNow(v wire.Verb, when string) *wire.Error {
 	return wire.NewError(wire.CodeInvalid, v.String()+" "+when)
 }
@@ -212,7 +254,8 @@ func notNow(v wire.Verb, when string) *wire.Error {
 // Done tells the outcome of an operation that Step gave out, and puts the
 // reply, if its command has one, into the output. A *wire.Error in err is sent
 // as it is; any other error is sent as the operation's own failure code, with
-// err as the cause that stays here.
+// err as the cause that stays here. After a failed upgrade only a *wire.Error
+// is sent: what the client could still read, only the driver knows.
 func (s *Session) Done(op Op, err error) {
 	if op.Kind == OpNone || s.outstanding == 0 {
 		panic(fmt.Sprintf("session: Done of %v with %d operations outstanding", op.Kind, s.outstanding))
@@ -237,6 +280,9 @@ func (s *Session) reply(op Op) error {
 	switch op.Kind {
 	case OpPub, OpMpub, OpDpub, OpSub:
 		s.out = wire.AppendResponse(s.out, wire.OK)
+	case OpTLS, OpSnappy, OpDeflate:
+		s.encrypted = s.encrypted || op.Kind == OpTLS
+		s.out = wire.AppendResponse(s.out, wire.OK)
 	case OpCls:
 		s.out = wire.AppendResponse(s.out, wire.CloseWait)
 	case OpAuth:
@@ -260,6 +306,10 @@ func (s *Session) fail(op Op, err error) {
 			text = op.Kind.String() + " " + op.ID.String() + " failed"
 		}
 		e = wire.Wrap(op.Kind.failed(), text, err)
+		if op.Kind.Upgrade() {
+			s.closing, s.cause, s.need = true, e, 0
+			return
+		}
 	}
 	if e.Fatal {
 		s.close(e)

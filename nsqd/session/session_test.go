@@ -100,12 +100,12 @@ var _ = Describe("Session", func() {
 		It("answers a negotiating client with all that was granted", func() {
 			p := connect(&cfg).send(identify(`{"feature_negotiation":true,"heartbeat_interval":5000,"output_buffer_size":1024,` +
 				`"output_buffer_timeout":100,"msg_timeout":2000,"sample_rate":25,` +
-				`"tls_v1":true,"deflate":true,"deflate_level":6,"snappy":true}`))
+				`"tls_v1":true,"deflate":false,"deflate_level":3}`))
 			frames := p.heard()
 			Expect(frames).To(HaveLen(1))
 			Expect(strings.TrimPrefix(frames[0], "response ")).To(MatchJSON(`{
 				"max_rdy_count":2500, "version":"SRTM test", "max_msg_timeout":900000, "msg_timeout":2000,
-				"tls_v1":false, "deflate":false, "deflate_level":0, "max_deflate_level":6, "snappy":false,
+				"tls_v1":false, "deflate":false, "deflate_level":3, "max_deflate_level":6, "snappy":false,
 				"sample_rate":25, "auth_required":false, "output_buffer_size":1024, "output_buffer_timeout":100}`))
 			got := p.s.Identity()
 			Expect(got.HeartbeatInterval).To(Equal(5 * time.Second))

@@ -1,0 +1,142 @@
+package conn
+
+import (
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/pack"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// A connection's wrappings, outermost first; each is there if it was
+// negotiated. Arrival times find their way up by the offsets of each layer.
+//
+//	reading: socket - hook.Conn - TLS, hook.Layer - patient, decompressor, hook.Layer - session
+//	writing: session and writer - packer - TLS - socket
+
+// stream is what a client's bytes are read from, at any level. Offsets count
+// the bytes of that level.
+type stream interface {
+	Read(p []byte) (int, error)
+	Offset() int64
+	Arrival(start, end int64) stamp.Arrival
+	Layer(io.Reader) *hook.Layer
+	Ignore()
+	Release()
+}
+
+// handshakeTimeout is how long a client may take over its TLS handshake.
+const handshakeTimeout = 10 * time.Second
+
+// unpackBuffer is how far a decompressor reads ahead; each compressed
+// connection keeps so much.
+const unpackBuffer = 2 << 10
+
+// upgrade wraps the stream as op says. Requires: the output is written, the
+// buffer is empty.
+func (c *client) upgrade(op session.Op) error {
+	switch op.Kind {
+	case session.OpTLS:
+		return c.upgradeTLS()
+	case session.OpSnappy:
+		c.unpack(pack.FromSnappy, new(pack.Snappy))
+	case session.OpDeflate:
+		c.unpack(pack.FromDeflate, pack.NewDeflate(op.Level))
+	}
+	return nil
+}
+
+func (c *client) upgradeTLS() error {
+	raw, ok := c.in.(*hook.Conn)
+	if !ok {
+		panic("conn: TLS is the first of the upgrades")
+	}
+	c.deadline = 0 // the next read sets its own
+	if err := c.nc.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return fmt.Errorf("deadline: %w", err)
+	}
+	records := raw.Records()
+	t := tls.Server(records, c.srv.cfg.TLS)
+	if err := t.Handshake(); err != nil {
+		var plain tls.RecordHeaderError
+		if errors.As(err, &plain) && plain.Conn != nil {
+			// A client that goes on in the clear can be told so.
+			return wire.Wrap(wire.CodeIdentifyFailed, "IDENTIFY got TLS granted and no handshake came", err)
+		}
+		return err // nobody can read a frame now, so this is for the log
+	}
+	c.in = records.Layer(t)
+	c.writeMu.Lock()
+	c.tls, c.out = t, t
+	c.writeMu.Unlock()
+	return nil
+}
+
+func (c *client) unpack(open func(*bufio.Reader) io.Reader, p pack.Packer) {
+	c.unpacking = &patient{c: c, under: c.in}
+	c.in = c.in.Layer(open(bufio.NewReaderSize(c.unpacking, unpackBuffer)))
+	c.writeMu.Lock()
+	c.packer = p
+	c.writeMu.Unlock()
+}
+
+// remember makes the compression of what is sent worth its memory: from now on
+// that is messages.
+func (c *client) remember() {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if d, ok := c.packer.(*pack.Deflate); ok {
+		d.Remember()
+	}
+}
+
+// errEnded ends a decompressor's read when the connection is to end. The reason
+// is the session's or the server's.
+var errEnded = errors.New("connection is to end")
+
+// patient reads for a decompressor, to which an error of its source is final:
+// it deals with deadlines itself, in the middle of the decompressor's Read.
+type patient struct {
+	c     *client
+	under stream
+	err   error // that ended it, nil while it goes on
+}
+
+func (p *patient) Read(b []byte) (int, error) {
+	for {
+		n, err := p.under.Read(b)
+		if n > 0 {
+			return n, nil // an error that came with it comes again
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = p.c.idle()
+			if err == nil && p.c.ended() {
+				err = errEnded
+			}
+			if err == nil {
+				err = p.c.setDeadline()
+			}
+		}
+		if err != nil {
+			p.err = err
+			return 0, err
+		}
+	}
+}
+
+// goodbye tells a TLS peer that what it has read is all there is.
+// Requires: writeMu held, or no writer.
+func (c *client) goodbye() {
+	if c.tls != nil {
+		// It bounds its own time. A peer that is gone needs no goodbye.
+		_ = c.tls.CloseWrite()
+	}
+}
