@@ -1,0 +1,274 @@
+package cluster
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client"
+)
+
+// build compiles the daemons into a folder of the test's.
+func build(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./nsqd", "./loaddistributor", "./tbadaptor")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+func get(ctx context.Context, t *testing.T, url string) (code int, body string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := c.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(b)
+}
+
+type create func(*srtmv1.TopicSpec) (*srtmv1.Topic, error)
+
+func creator(ctx context.Context, c *Cluster) create {
+	return func(spec *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
+		stream, err := srtmv1.NewAdminServiceClient(c.Conn).CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec})
+		if err != nil {
+			return nil, err
+		}
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return nil, err
+			}
+			if r.GetTopic() != nil {
+				return r.GetTopic(), nil
+			}
+		}
+	}
+}
+
+func spec(name string, rate, burst int64, groups ...*srtmv1.PublisherGroup) *srtmv1.TopicSpec {
+	return &srtmv1.TopicSpec{
+		Name: name,
+		Contract: &srtmv1.Contract{
+			RateMilli: rate * 1000, Burst: burst,
+			Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)},
+		},
+		Groups:   groups,
+		Channels: []string{"archive"},
+	}
+}
+
+// The whole way of a topic and of its messages, through the real processes, an
+// unmodified consumer found through the lookup, and our publisher library.
+func TestATopicFromCreationToDelivery(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	c, err := Start(ctx, Config{Brokers: 3, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	create := creator(ctx, c)
+
+	// 1500 msg/s need two brokers of 1000; each group is split over both.
+	const publishers, each = 20, 50
+	topic, err := create(spec("sensors", 1500, 40,
+		&srtmv1.PublisherGroup{Key: "north", Count: publishers / 2, Rate: 10},
+		&srtmv1.PublisherGroup{Key: "south", Count: publishers / 2, Rate: 10}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rate, burst int64
+	for _, q := range topic.GetQuotas() {
+		rate += q.GetShare().GetRateMilli()
+		burst += q.GetShare().GetBurst()
+		if q.GetGroups()["north"] != publishers/4 || q.GetGroups()["south"] != publishers/4 {
+			t.Errorf("%s gets %v of the groups, want half of each", q.GetBrokerId(), q.GetGroups())
+		}
+	}
+	if len(topic.GetQuotas()) != 2 || rate != 1_500_000 || burst != 40 || topic.GetState() != srtmv1.TopicState_TOPIC_STATE_ACTIVE {
+		t.Fatalf("%d brokers, rate %d, burst %d, %v", len(topic.GetQuotas()), rate, burst, topic.GetState())
+	}
+
+	var seen sync.Map // number -> times
+	var got sync.WaitGroup
+	got.Add(publishers * each)
+	nc := nsq.NewConfig()
+	nc.LookupdPollInterval = 200 * time.Millisecond
+	nc.MaxInFlight = 100
+	consumer, err := nsq.NewConsumer("sensors", "archive", nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer.SetLoggerLevel(nsq.LogLevelMax)
+	consumer.AddConcurrentHandlers(nsq.HandlerFunc(func(m *nsq.Message) error {
+		n := binary.BigEndian.Uint32(m.Body)
+		if _, again := seen.LoadOrStore(n, true); again {
+			t.Errorf("message %d was delivered twice", n)
+			return nil
+		}
+		got.Done()
+		return nil
+	}), 4)
+	if err := consumer.ConnectToNSQLookupd(c.Lookup); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		consumer.Stop()
+		<-consumer.StopChan
+	}()
+
+	lib, err := client.New(client.Config{Address: c.GRPC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := lib.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	brokers := map[string]int{}
+	var wg sync.WaitGroup
+	for i := range publishers {
+		id := fmt.Sprintf("%s.%d", []string{"north", "south"}[i%2], i/2)
+		p, err := lib.Publisher(ctx, "sensors", id)
+		if err != nil {
+			t.Fatalf("publisher %s: %v", id, err)
+		}
+		brokers[p.Broker()]++
+		wg.Go(func() {
+			for j := range each {
+				if err := p.Publish(ctx, binary.BigEndian.AppendUint32(nil, uint32(i*each+j))); err != nil {
+					t.Errorf("%s: %v", id, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if len(brokers) != 2 {
+		t.Errorf("publishers by broker: %v, want both", brokers)
+	}
+	delivered := make(chan struct{})
+	go func() {
+		got.Wait()
+		close(delivered)
+	}()
+	select {
+	case <-delivered:
+	case <-ctx.Done():
+		t.Fatal("messages are missing")
+	}
+
+	admin := srtmv1.NewAdminServiceClient(c.Conn)
+	if _, err := admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "sensors"}); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := get(ctx, t, "http://"+c.Lookup+"/lookup?topic=sensors"); code != http.StatusNotFound {
+		t.Errorf("lookup of a deleted topic: %d %s", code, body)
+	}
+}
+
+// A refused topic leaves nothing behind, on no broker.
+func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := Start(ctx, Config{Brokers: 2, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	create := creator(ctx, c)
+	group := &srtmv1.PublisherGroup{Key: "g", Count: 10, Rate: 10}
+	for name, bad := range map[string]struct {
+		spec  *srtmv1.TopicSpec
+		code  codes.Code
+		field string
+		bound string
+	}{
+		"rate of 0":             {spec: spec("t", 0, 5, group), code: codes.InvalidArgument, field: "rate_milli"},
+		"burst of 0":            {spec: spec("t", 100, 0, group), code: codes.InvalidArgument, field: "burst"},
+		"publishers above rate": {spec: spec("t", 99, 5, group), code: codes.InvalidArgument, field: "rate"},
+		"publisher twice":       {spec: spec("t", 900, 5, group, group), code: codes.InvalidArgument, field: "groups"},
+		"name":                  {spec: spec("no spaces", 100, 5, group), code: codes.InvalidArgument, field: "name"},
+		"more than there is":    {spec: spec("t", 5000, 5, group), code: codes.ResourceExhausted, bound: "rcap"},
+		"burst below k":         {spec: spec("t", 1500, 1, group), code: codes.ResourceExhausted, bound: "burst"},
+	} {
+		_, err := create(bad.spec)
+		s := status.Convert(err)
+		if s.Code() != bad.code {
+			t.Errorf("%s: %v, want %v", name, err, bad.code)
+			continue
+		}
+		found := false
+		for _, d := range s.Details() {
+			switch d := d.(type) {
+			case *errdetails.BadRequest:
+				for _, v := range d.GetFieldViolations() {
+					found = found || bad.field != "" && strings.Contains(v.GetField(), bad.field)
+				}
+			case *srtmv1.Infeasible:
+				found = found || d.GetBound() == bad.bound
+			}
+		}
+		if !found {
+			t.Errorf("%s: the details %v name neither field %q nor bound %q", name, s.Details(), bad.field, bad.bound)
+		}
+	}
+	admin := srtmv1.NewAdminServiceClient(c.Conn)
+	topics, err := admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{})
+	if err != nil || len(topics.GetTopics()) != 0 {
+		t.Errorf("topics: %v %v", topics, err)
+	}
+	brokers, err := admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range brokers.GetBrokers() {
+		if b.GetAllocated() != 0 {
+			t.Errorf("%s has %d msg/s allocated", b.GetId(), b.GetAllocated())
+		}
+		if _, body := get(ctx, t, "http://"+b.GetHttpAddress()+"/stats?format=json"); !strings.Contains(body, `"topics":[]`) {
+			t.Errorf("%s: %s", b.GetId(), body)
+		}
+	}
+}
