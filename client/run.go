@@ -31,9 +31,9 @@ type sender struct {
 	// closed after its last answer.
 	retired  bool
 	dialling bool
-	wait      *backoff
-	retry     *time.Timer
-	drain     *time.Timer // runs while next waits for cur
+	wait     *backoff
+	retry    *time.Timer
+	drain    *time.Timer // runs while next waits for cur
 	// queue is to be sent again, before anything new.
 	queue []*request
 }

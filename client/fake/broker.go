@@ -211,6 +211,15 @@ func (b *Broker) DeliverEach(n int) {
 	b.mu.copies = n
 }
 
+// Deliver puts a message into a topic's queue as if it had been published.
+func (b *Broker) Deliver(topic string, body []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	q := b.queueLocked(topic)
+	q.waiting = append(q.waiting, body)
+	b.deliverLocked(q)
+}
+
 // Clients returns the client ids of the open connections, sorted.
 func (b *Broker) Clients() []string {
 	b.mu.Lock()

@@ -123,15 +123,22 @@ type run struct {
 // goroutine; nil means no progress.
 //
 // Requires: cfg is valid.
-func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Progress)) (*report.Report, error) {
+func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Progress)) (_ *report.Report, err error) {
 	r := &run{cfg: &cfg, load: l, id: uint32(new(maphash.Hash).Sum64())} // each Hash has a seed of its own
 	r.mu.at = map[int32]string{}
-	var err error
+	var captured *os.File
+	if cfg.Capture != "" {
+		// Before anything is sent for it.
+		if captured, err = os.Create(cfg.Capture); err != nil {
+			return nil, fmt.Errorf("capture: %w", err)
+		}
+		defer func() { err = errors.Join(err, captured.Close()) }()
+	}
 	r.f, err = fleet.New(fleet.Config{
 		Topic: cfg.Topic, Run: r.id, Sources: l.Sources, Address: cfg.Nsqd,
 		Stream:  func() schedule.Stream { return schedule.Until(l.Stream(), cfg.Duration) },
 		Workers: cfg.Workers, Mpub: cfg.Mpub, MaxOutstanding: cfg.MaxOutstanding,
-		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: cfg.Capture != "", Portable: cfg.Portable,
+		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: captured != nil, Portable: cfg.Portable,
 	})
 	if err != nil {
 		return nil, err
@@ -190,8 +197,8 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	}
 	rep := r.report(start, stopped, interrupted)
 	rep.CPUSeconds = cpuSeconds() - before
-	if cfg.Capture != "" {
-		if err := capture(cfg.Capture, r.f.Captured(), start); err != nil {
+	if captured != nil {
+		if err := capture(captured, r.f.Captured(), start); err != nil {
 			return nil, err
 		}
 	}
@@ -394,13 +401,8 @@ func (r *run) report(start, stopped stamp.Mono, interrupted bool) *report.Report
 }
 
 // capture writes times as seconds from start, in order.
-func capture(path string, times []stamp.Mono, start stamp.Mono) (err error) {
+func capture(file *os.File, times []stamp.Mono, start stamp.Mono) error {
 	slices.Sort(times)
-	file, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("capture: %w", err)
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
 	w := bufio.NewWriter(file)
 	line := make([]byte, 0, 32)
 	for _, t := range times {

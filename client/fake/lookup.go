@@ -1,0 +1,84 @@
+package fake
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+)
+
+// Lookup answers GET /lookup?topic= as nsqlookupd does.
+type Lookup struct {
+	// set once
+	ln  net.Listener
+	srv *http.Server
+	all sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		brokers map[string][]string // by topic
+	}
+}
+
+// NewLookup starts a server on a free port of 127.0.0.1.
+func NewLookup() (*Lookup, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("lookup: %w", err)
+	}
+	l := &Lookup{ln: ln}
+	l.mu.brokers = map[string][]string{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /lookup", l.lookup)
+	l.srv = &http.Server{Handler: mux}
+	l.all.Go(func() {
+		if err := l.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			panic(err) // a listener of ours that nobody else closes
+		}
+	})
+	return l, nil
+}
+
+// Address returns host:port.
+func (l *Lookup) Address() string { return l.ln.Addr().String() }
+
+// Close ends all connections and waits.
+func (l *Lookup) Close() {
+	_ = l.srv.Close() // nothing is lost
+	l.all.Wait()
+}
+
+// Set says on which brokers a topic is.
+func (l *Lookup) Set(topic string, brokers ...*Broker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.brokers[topic] = nil
+	for _, b := range brokers {
+		l.mu.brokers[topic] = append(l.mu.brokers[topic], b.Address())
+	}
+}
+
+func (l *Lookup) lookup(w http.ResponseWriter, req *http.Request) {
+	type producer struct {
+		BroadcastAddress string `json:"broadcast_address"`
+		TCPPort          int    `json:"tcp_port"`
+	}
+	var producers []producer
+	l.mu.Lock()
+	for _, address := range l.mu.brokers[req.URL.Query().Get("topic")] {
+		host, port, err := net.SplitHostPort(address)
+		n, bad := strconv.Atoi(port)
+		if err := errors.Join(err, bad); err != nil {
+			panic(err) // an address of ours
+		}
+		producers = append(producers, producer{host, n})
+	}
+	l.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
+	// The client is gone when it fails; there is nobody to tell.
+	_ = json.NewEncoder(w).Encode(map[string]any{"channels": []string{}, "producers": producers})
+}

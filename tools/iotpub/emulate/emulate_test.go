@@ -1,0 +1,320 @@
+package emulate_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tools/iotpub/emulate"
+	"github.com/srtm-io/srtm/tools/iotpub/load"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestEmulate(t *testing.T) {
+	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(10 * time.Second)
+	RunSpecs(t, "emulate")
+}
+
+const topic = "sensors"
+
+// valid is a configuration without an address.
+func valid() emulate.Config {
+	cfg := emulate.Config{
+		Load: load.Default(), Duration: 200 * time.Millisecond, Topic: topic, Channel: "c",
+		Connect: 10 * time.Second, Drain: 10 * time.Second, Workers: 1, MaxOutstanding: 100, Heartbeat: time.Second,
+	}
+	cfg.Load.Spec.Publishers, cfg.Load.Spec.Rate = 20, 50
+	return cfg
+}
+
+var _ = Describe("a run", func() {
+	var (
+		log       *fake.Log
+		a, b      *fake.Broker
+		placement *fake.Placement
+		lookup    *fake.Lookup
+		cfg       emulate.Config
+		ctx       context.Context
+		cancel    context.CancelFunc
+	)
+	BeforeEach(func() {
+		log = &fake.Log{}
+		var err error
+		a, err = fake.NewBroker("a", log)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(a.Close)
+		b, err = fake.NewBroker("b", log)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(b.Close)
+		placement, err = fake.NewPlacement()
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(placement.Close)
+		lookup, err = fake.NewLookup()
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(lookup.Close)
+		cfg = valid()
+		cfg.Subscribe = true
+		ctx, cancel = context.WithTimeout(context.Background(), 30*time.Second)
+		DeferCleanup(func() { cancel() })
+	})
+	build := func() *load.Load {
+		GinkgoHelper()
+		Expect(cfg.Validate()).To(Succeed())
+		l, err := cfg.Load.Build()
+		Expect(err).NotTo(HaveOccurred())
+		return l
+	}
+	run := func(progress func(*report.Progress)) (*report.Report, error) {
+		GinkgoHelper()
+		return emulate.Run(ctx, cfg, build(), progress)
+	}
+	offered := func() uint64 {
+		return uint64(len(schedule.Arrivals(schedule.Until(cfg.Load.Spec.Stream(), cfg.Duration))))
+	}
+	// placed has the first half of the publishers on a, the others on b.
+	placed := func() {
+		cfg.Loaddistributor, cfg.Lookupd = placement.Address(), []string{lookup.Address()}
+		var ids []string
+		for _, s := range cfg.Load.Spec.Sources() {
+			ids = append(ids, s.ID)
+		}
+		placement.Place(topic, a.Address(), ids[:10]...)
+		placement.Place(topic, b.Address(), ids[10:]...)
+		lookup.Set(topic, a, b)
+	}
+
+	It("accounts for every message at one broker", func() {
+		cfg.Nsqd = a.Address()
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Fault()).To(BeEmpty())
+		Expect(r.Offered).To(Equal(offered()))
+		Expect(*r.Account).To(SatisfyAll(
+			HaveField("Accepted", offered()), HaveField("Delivered", offered()), HaveField("Lost", BeZero()), HaveField("Duplicated", BeZero())))
+		Expect(r.EndToEnd.Count).To(BeNumerically("==", offered()))
+		Expect(r.EndToEnd.Clamped).To(BeZero(), "nothing comes before it was to be sent")
+		Expect(r.Seconds).To(Equal(0.2))
+		Expect(r.OfferedRate).To(BeNumerically("~", float64(offered())/0.2, 1e-6))
+		Expect(r.Interrupted).To(BeFalse())
+	})
+
+	It("works without a subscriber", func() {
+		cfg.Nsqd, cfg.Subscribe = a.Address(), false
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Account).To(BeNil())
+		Expect(r.EndToEnd).To(BeNil())
+		Expect(r.Accepted).To(Equal(offered()))
+	})
+
+	It("goes where the loaddistributor places it, and finds the topic by lookup", func() {
+		placed()
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Fault()).To(BeEmpty())
+		Expect(r.Account.Delivered).To(Equal(offered()))
+		at := map[string]bool{}
+		for _, e := range log.Events() {
+			if e.Kind == fake.Pub {
+				at[e.Broker] = true
+			}
+		}
+		Expect(at).To(HaveLen(2))
+	})
+
+	It("follows its publishers to another broker without losing or repeating anything", func() {
+		placed()
+		cfg.Duration, cfg.Interval = 600*time.Millisecond, 100*time.Millisecond
+		moved := false
+		r, err := run(func(p *report.Progress) {
+			if !moved && p.Accepted > 0 {
+				moved = true
+				for _, s := range cfg.Load.Spec.Sources() {
+					placement.Place(topic, b.Address(), s.ID)
+				}
+			}
+		})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(moved).To(BeTrue())
+		Expect(r.Moved).To(BeNumerically("==", 10))
+		Expect(r.Fault()).To(BeEmpty())
+		Expect(r.Account.Delivered).To(Equal(offered()))
+	})
+
+	It("reports what was lost, and names it", func() {
+		cfg.Nsqd, cfg.Drain = a.Address(), 500*time.Millisecond
+		a.DeliverEach(0)
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Accepted).To(BeNumerically(">", 100))
+		Expect(r.Account.Lost).To(Equal(r.Accepted))
+		Expect(r.Missing).To(HaveLen(20))
+		Expect(r.Fault()).To(ContainSubstring("accepted messages were lost"))
+	})
+
+	It("reports what came twice", func() {
+		cfg.Nsqd = a.Address()
+		a.DeliverEach(2)
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Account.Duplicated).To(Equal(offered()))
+		Expect(r.Account.Lost).To(BeZero())
+		Expect(r.Fault()).To(ContainSubstring("delivered more than once"))
+	})
+
+	It("reports refusals", func() {
+		cfg.Nsqd = a.Address()
+		a.Refuse(func(string, []byte) *wire.Error { return wire.NewError(wire.CodeQueueFull, "full") })
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Refused).To(Equal(map[string]uint64{"E_QUEUE_FULL": offered()}))
+		Expect(r.Fault()).To(Equal("no message was accepted"))
+		Expect(r.AchievedFraction()).To(BeZero())
+	})
+
+	It("drains and reports when it is interrupted", func() {
+		cfg.Nsqd, cfg.Duration, cfg.Interval = a.Address(), time.Hour, 20*time.Millisecond
+		var last report.Progress
+		r, err := run(func(p *report.Progress) {
+			last = *p
+			if p.Accepted > 100 {
+				cancel()
+			}
+		})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Interrupted).To(BeTrue())
+		Expect(r.Fault()).To(BeEmpty())
+		Expect(r.Accepted).To(BeNumerically(">", 100))
+		Expect(r.Account.Delivered).To(Equal(r.Accepted))
+		Expect(r.Seconds).To(SatisfyAll(BeNumerically(">", 0), BeNumerically("<", 30)))
+		Expect(last.Connected).To(Equal(20))
+		Expect(last.ElapsedSeconds).To(BeNumerically(">", 0))
+		Expect(last.EndToEnd.Count).To(BeNumerically(">", 0))
+	})
+
+	It("writes down when it sent", func() {
+		cfg.Nsqd, cfg.Capture = a.Address(), filepath.Join(GinkgoT().TempDir(), "times")
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		text, err := os.ReadFile(cfg.Capture)
+		Expect(err).NotTo(HaveOccurred())
+		var times []float64
+		for line := range strings.Lines(string(text)) {
+			seconds, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
+			Expect(err).NotTo(HaveOccurred())
+			times = append(times, seconds)
+		}
+		Expect(times).To(HaveLen(int(r.Sent)))
+		Expect(slices.IsSorted(times)).To(BeTrue())
+		Expect(times[0]).To(BeNumerically(">=", 0))
+	})
+
+	It("replays a recording to its end", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "r.csv")
+		var rows bytes.Buffer
+		rows.WriteString("offset_seconds,publisher_id,correlation_key,payload_bytes\n")
+		for i := range 50 {
+			rows.WriteString("0." + strconv.Itoa(i/5) + ",p" + strconv.Itoa(i%7) + ",k,60\n")
+		}
+		Expect(os.WriteFile(path, rows.Bytes(), 0o644)).To(Succeed())
+		cfg.Load.Trace, cfg.Load.Replay.Compress, cfg.Load.Replay.Copies = path, 10, 3
+		cfg.Nsqd, cfg.Duration = a.Address(), time.Hour
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Publishers).To(Equal(21))
+		Expect(r.Offered).To(BeNumerically("==", 150))
+		Expect(r.Fault()).To(BeEmpty())
+		Expect(r.Seconds).To(BeNumerically("<", 1))
+	})
+
+	Describe("that cannot begin", func() {
+		It("says that the topic is unknown", func() {
+			cfg.Loaddistributor, cfg.Lookupd = placement.Address(), []string{lookup.Address()}
+			_, err := run(nil)
+			Expect(err).To(MatchError(client.ErrUnknown))
+		})
+		It("says how many publishers the topic has", func() {
+			placed()
+			cfg.Load.Spec.Publishers, cfg.Connect = 25, 200*time.Millisecond
+			_, err := run(nil)
+			Expect(err).To(MatchError(SatisfyAll(
+				ContainSubstring("20 of 25 publishers connected"), ContainSubstring("the loaddistributor has placed 20 of them in topic sensors"))))
+		})
+		It("says that there is no broker", func() {
+			a.Close()
+			cfg.Nsqd, cfg.Subscribe, cfg.Connect = a.Address(), false, 100*time.Millisecond
+			_, err := run(nil)
+			Expect(err).To(MatchError(ContainSubstring("refused")))
+		})
+		It("says that the subscriber finds no broker", func() {
+			placed()
+			lookup.Set(topic, a)
+			cfg.Connect = 300 * time.Millisecond
+			_, err := run(nil)
+			Expect(err).To(MatchError(ContainSubstring("the subscriber is connected to 1 of 2 brokers")))
+		})
+		It("stops when it is interrupted", func() {
+			a.Close()
+			cfg.Nsqd, cfg.Subscribe = a.Address(), false
+			cancel()
+			_, err := run(nil)
+			Expect(err).To(MatchError(context.Canceled))
+		})
+	})
+
+	It("ends when its topic is deleted under it", func() {
+		placed()
+		cfg.Duration, cfg.Interval = time.Hour, 20*time.Millisecond
+		_, err := run(func(p *report.Progress) {
+			if p.Accepted > 0 {
+				placement.Delete(topic)
+			}
+		})
+		Expect(err).To(MatchError(client.ErrUnknown))
+	})
+
+	It("does not begin when the captured times cannot be kept", func() {
+		cfg.Nsqd, cfg.Capture = a.Address(), "/no/such/folder/times"
+		_, err := run(nil)
+		Expect(err).To(MatchError(os.ErrNotExist))
+		Expect(log.Events()).To(BeEmpty())
+	})
+})
+
+var _ = DescribeTable("Validate", func(change func(*emulate.Config), want string) {
+	cfg := valid()
+	cfg.Nsqd = "127.0.0.1:4150"
+	Expect(cfg.Validate()).To(Succeed())
+	change(&cfg)
+	Expect(cfg.Validate()).To(MatchError(want))
+},
+	Entry("topic", func(c *emulate.Config) { c.Topic = "no topic" }, `topic: "no topic" is no valid name`),
+	Entry("channel", func(c *emulate.Config) { c.Subscribe, c.Channel = true, "" }, `channel: "" is no valid name`),
+	Entry("duration", func(c *emulate.Config) { c.Duration = 0 }, "duration: 0s, want more than 0"),
+	Entry("nowhere", func(c *emulate.Config) { c.Nsqd = "" }, "want either the address of a broker or that of a loaddistributor"),
+	Entry("two places", func(c *emulate.Config) { c.Loaddistributor = "h:1" }, "want either the address of a broker or that of a loaddistributor"),
+	Entry("no lookupd", func(c *emulate.Config) { c.Nsqd, c.Loaddistributor, c.Subscribe = "", "h:1", true },
+		"subscribing needs the address of a lookupd where the loaddistributor places the publishers"),
+	Entry("address", func(c *emulate.Config) { c.Nsqd = "here" }, `address "here": want host:port`),
+	Entry("several", func(c *emulate.Config) {
+		c.Workers, c.MaxOutstanding, c.Heartbeat, c.Interval, c.Drain = 0, 0, 0, -1, 0
+	},
+		"connect timeout 10s and drain timeout 0s: want more than 0\nworkers: 0, want at least 1\nmax outstanding: 0, want at least 1\nheartbeat: 0s, want at least 1s\ninterval: -1ns, want 0 or more"),
+)

@@ -1,0 +1,122 @@
+package report_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/verify"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func quantiles(base time.Duration) report.Quantiles {
+	l := obs.NewLatency()
+	for i := range 1000 {
+		l.Record(base * time.Duration(i+1) / 100)
+	}
+	return report.QuantilesOf(l)
+}
+
+func full() *report.Report {
+	late := quantiles(20 * time.Millisecond)
+	return &report.Report{
+		Type: report.TypeReport, Version: "SRTM x", Topic: "sensors", Seed: 7, Load: "3 publishers", Publishers: 3,
+		Planned: 10, Seconds: 4.5, Interrupted: true,
+		Counts: report.Counts{
+			Offered: 1000, Sent: 990, Accepted: 900, Refused: map[string]uint64{"E_RATE_LIMITED": 50, "E_QUEUE_FULL": 30, "E_BAD_TOPIC": 30},
+			Unanswered: 5, Skipped: 10, Delivered: 899, Duplicated: 2,
+		},
+		OfferedRate: 222.2, AchievedRate: 200, Lost: 1, Moved: 2, Strange: 3, LastError: "127.0.0.1:1: read: reset",
+		Lateness: quantiles(time.Microsecond), Answer: quantiles(time.Millisecond), EndToEnd: &late,
+		Account: &verify.Result{Accepted: 900, Delivered: 899, Lost: 3, Duplicated: 2, Unaccepted: 2, Foreign: 1},
+		Missing: []verify.Message{{Source: 1, Seq: 2}}, CPUSeconds: 1.25,
+	}
+}
+
+func clean() *report.Report {
+	late := quantiles(time.Millisecond)
+	return &report.Report{
+		Type: report.TypeReport, Topic: "t", Load: "a load", Publishers: 1, Planned: 1, Seconds: 1,
+		Counts: report.Counts{Offered: 10, Sent: 10, Accepted: 10, Delivered: 10}, OfferedRate: 10, AchievedRate: 10,
+		EndToEnd: &late, Account: &verify.Result{Accepted: 10, Delivered: 10},
+	}
+}
+
+func TestText(t *testing.T) {
+	for name, r := range map[string]*report.Report{"full": full(), "clean": clean()} {
+		var b bytes.Buffer
+		if err := r.WriteText(&b); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Golden(t, "testdata/"+name+".txt", b.Bytes())
+	}
+	p := &report.Progress{ElapsedSeconds: 12.34, OfferedRate: 10000.4, Connected: 3, Lateness: quantiles(time.Second)}
+	var b bytes.Buffer
+	if err := p.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Golden(t, "testdata/progress.txt", b.Bytes())
+}
+
+// The JSON is read by other programs: its names are part of the interface.
+func TestJSON(t *testing.T) {
+	text, err := json.MarshalIndent(full(), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Golden(t, "testdata/full.json", append(text, '\n'))
+	var back report.Report
+	if err := json.Unmarshal(text, &back); err != nil {
+		t.Fatal(err)
+	}
+	again, err := json.MarshalIndent(back, "", "  ")
+	if err != nil || !bytes.Equal(again, text) {
+		t.Errorf("read back it is %s, %v", again, err)
+	}
+}
+
+func TestFault(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*report.Report)
+		want   string
+	}{
+		"clean":           {func(*report.Report) {}, ""},
+		"lost":            {func(r *report.Report) { r.Account.Lost = 3 }, "3 accepted messages were lost"},
+		"duplicated":      {func(r *report.Report) { r.Account.Duplicated = 1 }, "1 messages were delivered more than once"},
+		"both":            {func(r *report.Report) { r.Account.Lost, r.Account.Duplicated = 1, 1 }, "1 accepted messages were lost; 1 messages were delivered more than once"},
+		"unaccepted only": {func(r *report.Report) { r.Account.Unaccepted = 4 }, ""},
+		"nothing offered": {func(r *report.Report) { r.Offered, r.Accepted = 0, 0 }, ""},
+		"nothing taken":   {func(r *report.Report) { r.Accepted = 0 }, "no message was accepted"},
+		"nobody listened": {func(r *report.Report) { r.Account = nil }, ""},
+	} {
+		r := clean()
+		c.change(r)
+		if got := r.Fault(); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestAchievedFraction(t *testing.T) {
+	for _, c := range []struct{ offered, achieved, want float64 }{{0, 0, 1}, {100, 100, 1}, {100, 25, 0.25}} {
+		r := report.Report{OfferedRate: c.offered, AchievedRate: c.achieved}
+		if got := r.AchievedFraction(); got != c.want {
+			t.Errorf("%v of %v: %v, want %v", c.achieved, c.offered, got, c.want)
+		}
+	}
+}
+
+func TestMicros(t *testing.T) {
+	for us, want := range map[int64]string{
+		0: "0s", 7: "7µs", 999: "999µs", 1234: "1.23ms", 12345: "12.3ms", 123456: "123ms", 1_234_567: "1.235s", 12_345_678: "12.3s",
+	} {
+		if got := report.Micros(us); got != want {
+			t.Errorf("%d us: %s, want %s", us, got, want)
+		}
+	}
+}
