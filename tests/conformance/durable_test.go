@@ -1,0 +1,263 @@
+package conformance
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// numbered returns so many different bodies, sorted.
+func numbered(count int) (bodies []string) {
+	for i := range count {
+		bodies = append(bodies, fmt.Sprintf("%05d", i))
+	}
+	return bodies
+}
+
+// again ends n in good order and starts another in its folder, with its flags.
+func (n *node) again(t *testing.T) *node {
+	t.Helper()
+	if err := n.end(); err != nil {
+		t.Fatal(err)
+	}
+	return startIn(t, n.dir, n.flags...)
+}
+
+func TestOverflow(t *testing.T) {
+	group(t)
+	for _, memory := range []int{0, 1, 10} {
+		check(t, fmt.Sprintf("mem-queue-size %d", memory), func(t *testing.T) {
+			n := start(t, fmt.Sprintf("--mem-queue-size=%d", memory))
+			topic := n.topic()
+			c := n.consumer(t, topic, "ch")
+			const messages = 500
+			want := numbered(messages)
+			p := n.open(t)
+			for i := 0; i < messages; i += 50 {
+				p.mpub(topic, want[i:i+50]...)
+			}
+			n.depth(t, topic, "ch", messages)
+			s, _ := mustLookup(t, n, topic).channel("ch")
+			if s.BackendDepth < messages-memory-10 || s.BackendDepth > messages {
+				t.Errorf("backend_depth is %d of %d", s.BackendDepth, messages)
+			}
+			if got := c.rdy(100).bodies(messages); !slices.Equal(got, want) {
+				t.Errorf("got %d bodies, not those published", len(got))
+			}
+			n.settle(t, topic, "ch", func(s channelStats) bool { return s.Depth == 0 && s.BackendDepth == 0 })
+		})
+	}
+	check(t, "of a topic without a channel", func(t *testing.T) {
+		n := start(t, "--mem-queue-size=10")
+		topic := n.topic()
+		want := numbered(100)
+		n.open(t).mpub(topic, want...)
+		if s := mustLookup(t, n, topic); s.Depth != 100 || s.BackendDepth < 80 {
+			t.Errorf("got %+v", s)
+		}
+		if got := n.consumer(t, topic, "ch").rdy(100).bodies(100); !slices.Equal(got, want) {
+			t.Errorf("got %q", got)
+		}
+	})
+	check(t, "emptied", func(t *testing.T) {
+		n := start(t, "--mem-queue-size=10")
+		topic := n.topic()
+		c := n.consumer(t, topic, "ch")
+		n.open(t).mpub(topic, numbered(100)...)
+		n.depth(t, topic, "ch", 100)
+		n.does(t, "/channel/empty?topic="+topic+"&channel=ch")
+		n.settle(t, topic, "ch", func(s channelStats) bool { return s.Depth == 0 && s.BackendDepth == 0 })
+		n.publish(t, topic, "new")
+		c.rdy(10).body("new")
+		c.quiet()
+	})
+	check(t, "in many files", func(t *testing.T) {
+		n := start(t, "--mem-queue-size=1", "--max-bytes-per-file=2000", "--max-msg-size=500")
+		topic := n.topic()
+		c := n.consumer(t, topic, "ch")
+		var want []string
+		for i := range 100 {
+			want = append(want, fmt.Sprintf("%03d %s", i, strings.Repeat("x", i)))
+		}
+		n.publish(t, topic, want...)
+		n.depth(t, topic, "ch", 100)
+		if got := c.rdy(10).bodies(100); !slices.Equal(got, want) {
+			t.Errorf("got %q", got)
+		}
+	})
+}
+
+func TestRestart(t *testing.T) {
+	group(t)
+	check(t, "topics, channels, what is paused", func(t *testing.T) {
+		n := start(t)
+		n.does(t, "/topic/create?topic=t")
+		n.does(t, "/channel/create?topic=t&channel=a")
+		n.does(t, "/channel/create?topic=t&channel=b")
+		n.does(t, "/channel/pause?topic=t&channel=b")
+		n.does(t, "/topic/create?topic=u")
+		n.does(t, "/topic/pause?topic=u")
+		n = n.again(t)
+		s, u := mustLookup(t, n, "t"), mustLookup(t, n, "u")
+		a, _ := s.channel("a")
+		b, _ := s.channel("b")
+		if len(s.Channels) != 2 || s.Paused || a.Paused || !b.Paused || !u.Paused {
+			t.Errorf("got %+v and %+v", s, u)
+		}
+	})
+	check(t, "deleted ones stay away", func(t *testing.T) {
+		n := start(t)
+		n.does(t, "/topic/create?topic=t")
+		n.does(t, "/topic/create?topic=u")
+		n.does(t, "/channel/create?topic=u&channel=a")
+		n.does(t, "/channel/delete?topic=u&channel=a")
+		n.does(t, "/topic/delete?topic=t")
+		n = n.again(t)
+		if _, exists := n.lookup(t, "t"); exists {
+			t.Error("the topic is back")
+		}
+		if s := mustLookup(t, n, "u"); len(s.Channels) != 0 {
+			t.Errorf("got %+v", s)
+		}
+	})
+	check(t, "ephemeral ones are gone", func(t *testing.T) {
+		n := start(t)
+		n.consumer(t, "t", "ch#ephemeral")
+		n.publish(t, "u#ephemeral", "x")
+		n = n.again(t)
+		if s := mustLookup(t, n, "t"); len(s.Channels) != 0 {
+			t.Errorf("got %+v", s)
+		}
+		if _, exists := n.lookup(t, "u#ephemeral"); exists {
+			t.Error("the ephemeral topic is back")
+		}
+	})
+	for _, flags := range [][]string{nil, {"--mem-queue-size=3"}} {
+		check(t, fmt.Sprintf("messages, flags %q", flags), func(t *testing.T) {
+			n := start(t, append(flags, "--msg-timeout=10s")...)
+			want := numbered(20)
+			c := n.consumer(t, "t", "ch").rdy(3)
+			n.consumer(t, "t", "other")
+			n.publish(t, "t", want...)
+			held := []delivery{c.message(), c.message(), c.message()} // stay in flight
+			c.rdy(2)
+			c.req(held[0].id, maxDelay) // deferred: upstream forgets until when
+			n.settle(t, "t", "ch", func(s channelStats) bool { return s.Deferred == 1 && s.InFlight == 2 && s.Depth == 17 })
+			n.publish(t, "u", want...) // a topic without a channel
+			n = n.again(t)
+			for topic, channel := range map[string]string{"t": "ch", "u": "new"} {
+				if got := n.consumer(t, topic, channel).rdy(100).bodies(20); !slices.Equal(got, want) {
+					t.Errorf("%s/%s: got %q", topic, channel, got)
+				}
+			}
+			if got := n.consumer(t, "t", "other").rdy(100).bodies(20); !slices.Equal(got, want) {
+				t.Errorf("t/other: got %q", got)
+			}
+		})
+	}
+	check(t, "timestamps and attempts", func(t *testing.T) {
+		n := start(t)
+		_, c, m := heldIn(t, n, "t")
+		c.req(m.id, 0)
+		again := c.message()
+		c.rdy(0)
+		c.req(again.id, 0)
+		n.depth(t, "t", "ch", 1)
+		n = n.again(t)
+		got := n.consumer(t, "t", "ch").rdy(1).body("x")
+		if got.attempts != 3 || !got.stamp.Equal(m.stamp) || got.id != m.id {
+			t.Errorf("got %+v after %+v", got, m)
+		}
+	})
+	check(t, "data-path", func(t *testing.T) {
+		dir := t.TempDir()
+		n := start(t, "--data-path="+dir)
+		n.publish(t, "t", "x")
+		if err := n.end(); err != nil {
+			t.Fatal(err)
+		}
+		if files, err := os.ReadDir(dir); err != nil || len(files) == 0 {
+			t.Errorf("nothing was written there: %v, %v", files, err)
+		}
+		n = start(t, "--data-path="+dir)
+		n.consumer(t, "t", "ch").rdy(1).body("x")
+	})
+	check(t, "data-path that does not exist", func(t *testing.T) {
+		startFails(t, "--data-path=/does/not/exist")
+	})
+	check(t, "data-path in use", func(t *testing.T) {
+		dir := t.TempDir()
+		start(t, "--data-path="+dir)
+		startFails(t, "--data-path="+dir)
+	})
+	check(t, "topics and channels survive SIGKILL", func(t *testing.T) {
+		n := start(t)
+		n.does(t, "/topic/create?topic=t")
+		n.does(t, "/channel/create?topic=t&channel=a")
+		n.settle(t, "t", "a", func(channelStats) bool { return true })
+		// What is written in the background is written when another change is.
+		n.does(t, "/topic/create?topic=u")
+		n.does(t, "/topic/create?topic=v")
+		if err := n.kill(); err != nil {
+			t.Fatal(err)
+		}
+		n = startIn(t, n.dir, n.flags...)
+		if _, exists := mustLookup(t, n, "t").channel("a"); !exists {
+			t.Error("the channel is gone")
+		}
+	})
+}
+
+// heldIn is held, in a topic of that name.
+func heldIn(t *testing.T, n *node, topic string) (string, *peer, delivery) {
+	t.Helper()
+	c := n.consumer(t, topic, "ch").rdy(1)
+	n.publish(t, topic, "x")
+	return topic, c, c.body("x")
+}
+
+func TestShutdown(t *testing.T) {
+	group(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		check(t, sig.String(), func(t *testing.T) {
+			n := start(t)
+			idle, publisher, consumer := n.open(t), n.open(t), n.consumer(t, "t", "ch").rdy(1)
+			idle.identify(nil)
+			publisher.pub("t", "x")
+			consumer.fin(consumer.message().id)
+			n.depth(t, "t", "ch", 0)
+			if err := n.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range []*peer{idle, publisher, consumer} {
+				p.hungUp()
+			}
+			select {
+			case <-n.done:
+				if n.err != nil {
+					t.Errorf("exit: %v", n.err)
+				}
+			case <-time.After(2 * patience):
+				t.Error("it goes on")
+			}
+		})
+	}
+	check(t, "leaves the ports", func(t *testing.T) {
+		n := start(t)
+		if err := n.end(); err != nil {
+			t.Fatal(err)
+		}
+		for _, address := range []string{n.tcp, n.http} {
+			ln, err := net.Listen("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ln.Close()
+		}
+	})
+}

@@ -1,0 +1,279 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// pending is the one list of what this repository's nsqd does not do yet. An
+// entry is the name of a test, or of one case as go test prints it, or the
+// beginning of either at a slash. Whoever builds the feature deletes the entry;
+// SRTM_CONFORMANCE_PENDING=1 runs the cases in spite of it. An entry that
+// matches nothing is an error.
+var pending = []struct{ Case, Why string }{
+	{"TestTLS", "no TLS yet"},
+	{"TestHTTPS", "no TLS yet"},
+
+	{"TestCompression", "no compression yet"},
+
+	{"TestAuth", "no AUTH yet"},
+
+	{"TestLookupd", "no registration with nsqlookupd yet"},
+	{"TestFlags/lists in config", "no registration with nsqlookupd yet"},
+
+	{"TestOverflow", "no disk queue and no metadata on disk yet"},
+	{"TestRestart", "no disk queue and no metadata on disk yet"},
+
+	{"TestConfigRoutes", "no run-time configuration yet"},
+
+	{"TestStatsd", "no statsd yet"},
+
+	{"TestUnixSockets", "no unix sockets yet"},
+
+	{"TestTopology", "no topology-aware consumption yet"},
+
+	{"TestMaxChannelConsumers", "no --max-channel-consumers yet"},
+
+	{"TestMaxDeferTimeout", "no --max-defer-timeout yet"},
+
+	{"TestEndToEndLatency", "no end-to-end percentiles by flag yet"},
+	{"TestStats/JSON of latencies", "no end-to-end percentiles by flag yet"},
+
+	{"TestFlags/auth-http-address", "flag is not known yet"},
+	{"TestFlags/data-path", "flag is not known yet"},
+	{"TestFlags/deflate", "flag is not known yet"},
+	{"TestFlags/e2e-processing-latency-percentile", "flag is not known yet"},
+	{"TestFlags/e2e-processing-latency-window-time", "flag is not known yet"},
+	{"TestFlags/http-client-connect-timeout", "flag is not known yet"},
+	{"TestFlags/http-client-request-timeout", "flag is not known yet"},
+	{"TestFlags/https-address", "flag is not known yet"},
+	{"TestFlags/log-prefix", "flag is not known yet"},
+	{"TestFlags/lookupd-tcp-address", "flag is not known yet"},
+	{"TestFlags/max-bytes-per-file", "flag is not known yet"},
+	{"TestFlags/max-channel-consumers", "flag is not known yet"},
+	{"TestFlags/max-deflate-level", "flag is not known yet"},
+	{"TestFlags/node-id", "flag is not known yet"},
+	{"TestFlags/queue-scan-selection-count", "flag is not known yet"},
+	{"TestFlags/queue-scan-worker-pool-max", "flag is not known yet"},
+	{"TestFlags/snappy", "flag is not known yet"},
+	{"TestFlags/statsd-address", "flag is not known yet"},
+	{"TestFlags/statsd-exclude-ephemeral", "flag is not known yet"},
+	{"TestFlags/statsd-interval", "flag is not known yet"},
+	{"TestFlags/statsd-mem-stats", "flag is not known yet"},
+	{"TestFlags/statsd-prefix", "flag is not known yet"},
+	{"TestFlags/statsd-udp-packet-size", "flag is not known yet"},
+	{"TestFlags/sync-every", "flag is not known yet"},
+	{"TestFlags/sync-timeout", "flag is not known yet"},
+	{"TestFlags/tls-cert", "flag is not known yet"},
+	{"TestFlags/tls-client-auth-policy", "flag is not known yet"},
+	{"TestFlags/tls-key", "flag is not known yet"},
+	{"TestFlags/tls-min-version", "flag is not known yet"},
+	{"TestFlags/tls-required", "flag is not known yet"},
+	{"TestFlags/tls-root-ca-file", "flag is not known yet"},
+	{"TestFlags/verbose", "flag is not known yet"},
+	{"TestFlags/worker-id", "flag is not known yet"},
+
+	{"TestTrailingParameters", "fault: a command line with parameters too many is E_INVALID"},
+
+	{"TestIdentify/after PUB", "fault: IDENTIFY must be the first command and the only one"},
+	{"TestIdentify/twice", "fault: IDENTIFY must be the first command and the only one"},
+
+	{"TestIdentify/answer", "fault: deflate_level is 0 in the answer to IDENTIFY"},
+
+	{"TestIdentifyFlags", "fault: --max-heartbeat-interval below half of --client-timeout is refused"},
+
+	{"TestIdentifyRanges/msg_timeout 1", "fault: msg_timeout below 1 s is taken"},
+	{"TestIdentifyRanges/msg_timeout 999", "fault: msg_timeout below 1 s is taken"},
+
+	{"TestRdy/without a number is 1", "fault: RDY without a number is E_INVALID"},
+
+	{"TestSub/with heartbeats switched off", "fault: SUB is taken with heartbeats switched off"},
+
+	{"TestMpub/message of 0", "fault: E_BAD_BODY instead of E_BAD_MESSAGE"},
+	{"TestMpub/message of -1", "fault: E_BAD_BODY instead of E_BAD_MESSAGE"},
+
+	{"TestEphemeral/a full one drops", "fault: E_QUEUE_FULL instead of dropping"},
+
+	{"TestIdentityInStats/without IDENTIFY the address stands in", "fault: client_id and hostname are empty without IDENTIFY"},
+
+	{"TestHTTP/unknown path", "fault: 404 and 405 have no JSON"},
+	{"TestHTTP/content types", "fault: 404 and 405 have no JSON"},
+	{"TestRouteMethods", "fault: 404 and 405 have no JSON"},
+
+	{"TestHTTP/X-NSQ-Content-Type", "fault: no header X-NSQ-Content-Type"},
+
+	{"TestHTTP/broadcast flags", "fault: /info has the broadcast ports and no limits"},
+	{"TestHTTP/info has the limits", "fault: /info has the broadcast ports and no limits"},
+
+	{"TestChannelRoutes/create without a channel, of an unknown topic", "fault: the topic is looked for first"},
+	{"TestChannelRoutes/delete without a channel, of an unknown topic", "fault: the topic is looked for first"},
+	{"TestChannelRoutes/empty without a channel, of an unknown topic", "fault: the topic is looked for first"},
+	{"TestChannelRoutes/pause without a channel, of an unknown topic", "fault: the topic is looked for first"},
+	{"TestChannelRoutes/unpause without a channel, of an unknown topic", "fault: the topic is looked for first"},
+
+	{"TestRouteNames", "fault: other codes for names that are not valid"},
+
+	{"TestHTTPPub/query ?topic=t&defer=", "fault: an empty defer is taken for none"},
+
+	{"TestHTTPMpub/nothing", "fault: 400 INVALID_BODY for nothing and for a line too long"},
+	{"TestHTTPMpub/too big", "fault: 400 INVALID_BODY for nothing and for a line too long"},
+
+	{"TestHTTPMpubBinaryFaults", "fault: 400 INVALID_BODY instead of 413 BAD_BODY or BAD_MESSAGE"},
+
+	{"TestStats/JSON of a client", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
+	{"TestStats/JSON of memory", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
+	{"TestStats/JSON of producers", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
+	{"TestStats/without clients", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
+
+	{"TestStats/text", "fault: the text has other columns; an unknown format is refused"},
+
+	{"TestStats/text of what is paused", "fault: *PAUSED* instead of *P*"},
+}
+
+// difference is something in which SRTM's nsqd is not like NSQ's on purpose.
+// A case that meets one asserts NSQ's behaviour on NSQ's nsqd and SRTM's on
+// SRTM's, so that neither side is left untested.
+type difference struct {
+	Key  string // what a case names it by
+	NSQ  string // what NSQ's nsqd does
+	SRTM string // what SRTM's does
+	Why  string
+	Page string // how docs/protocol.md speaks of it
+}
+
+var deliberate = []difference{
+	{
+		Key:  "mpub-sizes",
+		NSQ:  "reads messages as their own sizes say: waits for more than the body's size, or takes its rest for a command",
+		SRTM: "E_BAD_BODY, at once",
+		Why:  "a body that contradicts itself is an error of its sender, who should learn of it before a timeout",
+		Page: "an MPUB body whose sizes disagree",
+	},
+	{
+		Key:  "consumer-left",
+		NSQ:  "messages that a consumer held when its connection ended wait for their timeout",
+		SRTM: "they are given to another consumer at once",
+		Why:  "nobody can finish them any more; a minute of silence would break any latency objective",
+		Page: "messages in flight to a consumer that left",
+	},
+	{
+		Key:  "req-negative",
+		NSQ:  "E_INVALID, which closes the connection",
+		SRTM: "requeues at once",
+		Why:  "as a delay over the maximum is cut: what a client computes for its back-off must not cost its connection",
+		Page: "REQ with a delay out of range",
+	},
+	{
+		Key:  "rate-limit",
+		NSQ:  "takes what comes",
+		SRTM: "E_RATE_LIMITED with a hint when to retry, not fatal, where the topic's contract says reject; 429 over HTTP",
+		Why:  "the contract; the client keeps its connection",
+		Page: "`E_RATE_LIMITED retry_after_ms=N`",
+	},
+	{
+		Key:  "queue-full",
+		NSQ:  "writes to disk what is more than --mem-queue-size",
+		SRTM: "E_QUEUE_FULL, not fatal; 503 over HTTP",
+		Why:  "messages are bounded and never dropped; there is no disk queue yet, and with one this remains for a full disk",
+		Page: "| `E_QUEUE_FULL` |",
+	},
+	{
+		Key:  "identity-text",
+		NSQ:  "takes client_id, hostname and user_agent of any length",
+		SRTM: "E_BAD_BODY above 256 bytes each",
+		Why:  "every connection keeps them as long as it lives",
+		Page: "at most 256 bytes, as are `hostname` and `user_agent`",
+	},
+	{
+		Key:  "eager-flush",
+		NSQ:  "keeps a message until output_buffer_size is full or output_buffer_timeout is over",
+		SRTM: "writes when nothing more is ready; the timeout is an upper bound",
+		Why:  "client libraries ask for 250 ms without being told to, which no latency objective survives",
+		Page: "`output_buffer_timeout` is an upper bound",
+	},
+}
+
+// seen counts the uses of the lists' entries.
+var seen = struct {
+	sync.Mutex
+	pending map[string]bool
+	keys    map[string]bool
+}{pending: map[string]bool{}, keys: map[string]bool{}}
+
+// notYet returns why ours does not pass the case of that name, or "".
+func notYet(name string) string {
+	seen.Lock()
+	defer seen.Unlock()
+	why := ""
+	for _, p := range pending {
+		entry := strings.ReplaceAll(p.Case, " ", "_")
+		if name == entry || strings.HasPrefix(name, entry+"/") {
+			seen.pending[p.Case] = true
+			why = p.Why
+		}
+	}
+	return why
+}
+
+// unlike reports whether it is SRTM's nsqd that is tested, which behaves as the
+// entry of that key says.
+func unlike(t *testing.T, key string) bool {
+	t.Helper()
+	for _, d := range deliberate {
+		if d.Key == key {
+			seen.Lock()
+			seen.keys[key] = true
+			seen.Unlock()
+			return under.srtm
+		}
+	}
+	t.Fatalf("the list of deliberate differences has no entry %q", key)
+	return false
+}
+
+// unusedEntries returns an error when an entry of the lists belongs to no case.
+func unusedEntries() error {
+	seen.Lock()
+	defer seen.Unlock()
+	var errs []error
+	for _, d := range deliberate {
+		if !seen.keys[d.Key] {
+			errs = append(errs, fmt.Errorf("no case met the deliberate difference %q", d.Key))
+		}
+	}
+	if under.srtm {
+		for _, p := range pending {
+			if !seen.pending[p.Case] {
+				errs = append(errs, fmt.Errorf("no case is called %q, which is on the list of what is pending", p.Case))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Every deliberate difference says why, and users find it in the protocol page.
+func TestDifferencesAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/protocol.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := map[string]bool{}
+	for _, d := range deliberate {
+		if d.Key == "" || d.NSQ == "" || d.SRTM == "" || d.Why == "" || keys[d.Key] {
+			t.Errorf("entry %+v lacks something or is there twice", d)
+		}
+		keys[d.Key] = true
+		if d.Page == "" || !strings.Contains(string(page), d.Page) {
+			t.Errorf("docs/protocol.md does not have %q, for %s", d.Page, d.Key)
+		}
+	}
+	for _, p := range pending {
+		if p.Case == "" || p.Why == "" {
+			t.Errorf("pending entry %+v lacks something", p)
+		}
+	}
+}

@@ -1,0 +1,327 @@
+package conformance
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestHTTP(t *testing.T) {
+	group(t)
+	check(t, "ping", func(t *testing.T) {
+		r := common(t).get(t, "/ping")
+		if r.status != http.StatusOK || r.body != "OK" || !strings.HasPrefix(r.header.Get("Content-Type"), "text/plain") {
+			t.Errorf("got %+v", r)
+		}
+	})
+	check(t, "unknown path", func(t *testing.T) {
+		common(t).get(t, "/nope").refused(t, 404, "NOT_FOUND")
+	})
+	check(t, "X-NSQ-Content-Type", func(t *testing.T) {
+		n := common(t)
+		for _, r := range []reply{n.get(t, "/stats?format=json"), n.get(t, "/info"), n.get(t, "/nope"), n.post(t, "/pub", "")} {
+			if got := r.header.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
+				t.Errorf("got %q", got)
+			}
+		}
+	})
+	check(t, "content types", func(t *testing.T) {
+		n := common(t)
+		for path, want := range map[string]string{
+			"/stats?format=json": "application/json; charset=utf-8",
+			"/stats":             "text/plain; charset=utf-8",
+			"/info":              "application/json; charset=utf-8",
+			"/nope":              "application/json; charset=utf-8",
+		} {
+			if got := n.get(t, path).header.Get("Content-Type"); got != want {
+				t.Errorf("%s: got %q, want %q", path, got, want)
+			}
+		}
+	})
+	check(t, "kept connection", func(t *testing.T) {
+		n := common(t)
+		by := &http.Transport{}
+		defer by.CloseIdleConnections()
+		for range 10 {
+			r, err := fetchBy(by, http.MethodPost, "http://"+n.http+"/pub?topic="+n.topic(), []byte("x"))
+			if err != nil || r.status != http.StatusOK {
+				t.Fatalf("got %+v, %v", r, err)
+			}
+		}
+	})
+	check(t, "info", func(t *testing.T) {
+		n := common(t)
+		o := n.get(t, "/info").object(t)
+		has(t, o, "version", "broadcast_address", "hostname", "http_port", "tcp_port", "start_time")
+		if n.cmd == nil {
+			return
+		}
+		_, tcp, _ := net.SplitHostPort(n.tcp)
+		_, web, _ := net.SplitHostPort(n.http)
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key, want := range map[string]string{"tcp_port": tcp, "http_port": web} {
+			if got, ok := o[key].(float64); !ok || strconv.Itoa(int(got)) != want {
+				t.Errorf("%s: got %v, want %s", key, o[key], want)
+			}
+		}
+		if o["broadcast_address"] != "127.0.0.1" || o["hostname"] != host {
+			t.Errorf("got %v", o)
+		}
+		if at, ok := o["start_time"].(float64); !ok || time.Since(time.Unix(int64(at), 0)) > time.Hour {
+			t.Errorf("start_time: got %v", o["start_time"])
+		}
+	})
+	check(t, "info has the limits", func(t *testing.T) {
+		o := common(t).get(t, "/info").object(t)
+		for key, want := range map[string]float64{
+			"max_heartbeat_interval": 60e9, "max_output_buffer_size": 65536, "max_output_buffer_timeout": 30e9, "max_deflate_level": 6,
+		} {
+			if o[key] != want {
+				t.Errorf("%s: got %v, want %v", key, o[key], want)
+			}
+		}
+	})
+	check(t, "broadcast flags", func(t *testing.T) {
+		n := start(t, "--broadcast-address=broker.example", "--broadcast-tcp-port=1234", "--broadcast-http-port=1235")
+		o := n.get(t, "/info").object(t)
+		if o["broadcast_address"] != "broker.example" {
+			t.Errorf("got %v", o)
+		}
+		// The ports are those it listens at: the others are for nsqlookupd.
+		for key, address := range map[string]string{"tcp_port": n.tcp, "http_port": n.http} {
+			if got, _ := o[key].(float64); !strings.HasSuffix(address, fmt.Sprintf(":%.0f", got)) {
+				t.Errorf("%s is %v, and it listens at %s", key, o[key], address)
+			}
+		}
+	})
+	for _, profile := range []string{"", "goroutine", "heap", "block", "threadcreate", "cmdline", "symbol"} {
+		check(t, "pprof "+profile, func(t *testing.T) {
+			if r := common(t).get(t, "/debug/pprof/"+profile); r.status != http.StatusOK || r.body == "" {
+				t.Errorf("got %d", r.status)
+			}
+		})
+	}
+}
+
+func TestStats(t *testing.T) {
+	group(t)
+	// busy returns a topic with a channel, a subscriber with a message, one
+	// that waits, and a publisher that stays.
+	busy := func(t *testing.T) (n *node, topic string) {
+		n = common(t)
+		topic = n.topic()
+		c := n.open(t)
+		c.identify(map[string]any{"client_id": "sub", "hostname": "sub.example", "user_agent": "probe/1.0", "output_buffer_timeout": 25})
+		c.sub(topic, "ch").rdy(1)
+		p := n.open(t)
+		p.identify(map[string]any{"client_id": "pub", "hostname": "pub.example", "user_agent": "probe/2.0"})
+		p.pub(topic, "first", "second", "third")
+		c.fin(c.message().id)
+		c.message()
+		n.settle(t, topic, "ch", func(s channelStats) bool { return s.InFlight == 1 && s.Depth == 1 })
+		return n, topic
+	}
+	check(t, "JSON", func(t *testing.T) {
+		n, topic := busy(t)
+		o := n.get(t, "/stats?format=json&topic="+topic).object(t)
+		has(t, o, "version", "health", "start_time", "topics")
+		if o["health"] != "OK" {
+			t.Errorf("health: got %v", o["health"])
+		}
+		topics := o["topics"].([]any)
+		if len(topics) != 1 {
+			t.Fatalf("%d topics", len(topics))
+		}
+		first := topics[0].(map[string]any)
+		has(t, first, "topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes", "paused")
+		channel := first["channels"].([]any)[0].(map[string]any)
+		has(t, channel, "channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count", "message_count",
+			"requeue_count", "timeout_count", "client_count", "clients", "paused")
+		client := channel["clients"].([]any)[0].(map[string]any)
+		has(t, client, "client_id", "hostname", "remote_address", "ready_count", "in_flight_count", "sample_rate", "user_agent")
+	})
+	check(t, "JSON of a client", func(t *testing.T) {
+		n, topic := busy(t)
+		c, _ := mustLookup(t, n, topic).channel("ch")
+		got := c.Clients[0]
+		age := time.Since(time.Unix(got.ConnectTS, 0))
+		if age < -time.Second || age > patience+time.Minute {
+			t.Errorf("connect_ts is %v ago", age)
+		}
+		got.ConnectTS, got.RemoteAddress = 0, ""
+		want := clientStats{ClientID: "sub", Hostname: "sub.example", Version: "V2", State: 3, ReadyCount: 1, InFlightCount: 1,
+			MessageCount: 2, FinishCount: 1, UserAgent: "probe/1.0"}
+		if got != want {
+			t.Errorf("got %+v\nwant %+v", got, want)
+		}
+	})
+	check(t, "JSON of latencies", func(t *testing.T) {
+		n, topic := busy(t)
+		first := n.get(t, "/stats?format=json&topic="+topic).object(t)["topics"].([]any)[0].(map[string]any)
+		has(t, first, "e2e_processing_latency")
+		has(t, first["channels"].([]any)[0].(map[string]any), "e2e_processing_latency")
+		latency, ok := first["e2e_processing_latency"].(map[string]any)
+		if !ok {
+			t.Fatalf("got %v", first["e2e_processing_latency"])
+		}
+		has(t, latency, "count", "percentiles")
+	})
+	check(t, "JSON of memory", func(t *testing.T) {
+		n := common(t)
+		o := n.get(t, "/stats?format=json").object(t)
+		memory, ok := o["memory"].(map[string]any)
+		if !ok {
+			t.Fatalf("got %v", o["memory"])
+		}
+		has(t, memory, "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes",
+			"gc_pause_usec_100", "gc_pause_usec_99", "gc_pause_usec_95", "next_gc_bytes", "gc_total_runs")
+		if got, there := n.get(t, "/stats?format=json&include_mem=false").object(t)["memory"]; there {
+			t.Errorf("include_mem=false: got %v", got)
+		}
+	})
+	check(t, "JSON of producers", func(t *testing.T) {
+		n, topic := busy(t)
+		o := n.get(t, "/stats?format=json&topic="+topic).object(t)
+		producers, ok := o["producers"].([]any)
+		if !ok {
+			t.Fatalf("got %v", o["producers"])
+		}
+		found := false
+		for _, p := range producers {
+			p := p.(map[string]any)
+			if p["client_id"] != "pub" {
+				continue
+			}
+			counts, _ := p["pub_counts"].([]any)
+			for _, c := range counts {
+				c := c.(map[string]any)
+				found = found || c["topic"] == topic && c["count"] == 3.0
+			}
+		}
+		if !found {
+			t.Errorf("no producer has published 3 messages to %s: %v", topic, producers)
+		}
+	})
+	check(t, "without clients", func(t *testing.T) {
+		n, topic := busy(t)
+		var s stats
+		r := n.get(t, "/stats?format=json&include_clients=false&topic="+topic)
+		if err := json.Unmarshal([]byte(r.body), &s); err != nil {
+			t.Fatal(err)
+		}
+		c, _ := s.Topics[0].channel("ch")
+		if len(c.Clients) != 0 || c.ClientCount != 1 {
+			t.Errorf("got %+v", c)
+		}
+		if producers := n.get(t, "/stats?format=json&include_clients=false").object(t)["producers"]; producers != nil {
+			t.Errorf("producers: got %v", producers)
+		}
+	})
+	check(t, "filter by channel", func(t *testing.T) {
+		n, topic := busy(t)
+		n.consumer(t, topic, "other")
+		s := n.stats(t, "&topic="+topic+"&channel=other")
+		if len(s.Topics) != 1 || len(s.Topics[0].Channels) != 1 || s.Topics[0].Channels[0].Name != "other" {
+			t.Errorf("got %+v", s)
+		}
+	})
+	check(t, "filter that finds nothing", func(t *testing.T) {
+		n, topic := busy(t)
+		if s := n.stats(t, "&topic="+topic+"x"); len(s.Topics) != 0 {
+			t.Errorf("got %+v", s)
+		}
+		if s := n.stats(t, "&topic="+topic+"&channel=x"); len(s.Topics) > 1 || len(s.Topics) == 1 && len(s.Topics[0].Channels) > 0 {
+			t.Errorf("got %+v", s)
+		}
+	})
+	check(t, "topics by name", func(t *testing.T) {
+		n := common(t)
+		for range 5 {
+			n.does(t, "/topic/create?topic="+n.topic())
+		}
+		last := ""
+		for _, topic := range n.stats(t, "").Topics {
+			if topic.Name <= last {
+				t.Errorf("%q comes after %q", topic.Name, last)
+			}
+			last = topic.Name
+		}
+	})
+	check(t, "text", func(t *testing.T) {
+		n, topic := busy(t)
+		for _, query := range []string{"", "?format=text", "?topic=" + topic, "?format=xml"} {
+			r := n.get(t, "/stats"+query)
+			if r.status != http.StatusOK {
+				t.Fatalf("%q: %d %s", query, r.status, r.body)
+			}
+			for _, want := range []string{
+				`(?m)^start_time `,
+				`(?mi)^ *health: OK$`,
+				`(?m)^ *\[` + topic + ` *\] +depth: 0 +be-depth: 0 +msgs: 3 `,
+				`(?m)^ *\[ch *\] +depth: 1 +be-depth: 0 +inflt: 1 +def: 0 +re-q: 0 +timeout: 0 +msgs: 3 `,
+				`(?m)^ *\[V2 sub[^]]*\] +state: 3 +inflt: 1 +rdy: 1 +fin: 1 +re-q: 0 +msgs: 2 `,
+			} {
+				if !regexp.MustCompile(want).MatchString(r.body) {
+					t.Errorf("/stats%s has no line %s:\n%.600s", query, want, r.body)
+				}
+			}
+		}
+	})
+	check(t, "text of what is paused", func(t *testing.T) {
+		n := common(t)
+		topic := n.topic()
+		n.does(t, "/topic/create?topic="+topic)
+		n.does(t, "/channel/create?channel=ch&topic="+topic)
+		n.does(t, "/channel/pause?channel=ch&topic="+topic)
+		n.does(t, "/topic/pause?topic="+topic)
+		r := n.get(t, "/stats?topic="+topic)
+		if got := regexp.MustCompile(`(?m)\*P *( |$)`).FindAllString(r.body, -1); len(got) != 2 {
+			t.Errorf("*P occurs %d times, want 2:\n%.600s", len(got), r.body)
+		}
+	})
+}
+
+func TestConfigRoutes(t *testing.T) {
+	group(t)
+	check(t, "unknown option", func(t *testing.T) {
+		n := common(t)
+		n.get(t, "/config/nope").refused(t, 400, "INVALID_OPTION")
+		n.web(t, http.MethodPut, "/config/nope", "1").refused(t, 400, "INVALID_OPTION")
+	})
+	check(t, "nsqlookupd_tcp_addresses", func(t *testing.T) {
+		n := start(t)
+		const path = "/config/nsqlookupd_tcp_addresses"
+		if r := n.get(t, path); r.status != http.StatusOK || strings.TrimSpace(r.body) != "[]" {
+			t.Errorf("got %d %s", r.status, r.body)
+		}
+		n.web(t, http.MethodPut, path, "x").refused(t, 400, "INVALID_VALUE")
+		n.post(t, path, "[]").refused(t, 405, "METHOD_NOT_ALLOWED")
+		const one = `["127.0.0.1:1"]`
+		if r := n.web(t, http.MethodPut, path, one); r.status != http.StatusOK || strings.TrimSpace(r.body) != one {
+			t.Errorf("got %d %s", r.status, r.body)
+		}
+		if r := n.get(t, path); strings.TrimSpace(r.body) != one {
+			t.Errorf("got %s", r.body)
+		}
+	})
+	check(t, "log_level", func(t *testing.T) {
+		n := start(t)
+		if r := n.web(t, http.MethodPut, "/config/log_level", "debug"); r.status != http.StatusOK {
+			t.Errorf("got %d %s", r.status, r.body)
+		}
+		n.web(t, http.MethodPut, "/config/log_level", "loud").refused(t, 400, "INVALID_VALUE")
+		if r := n.get(t, "/config/log_level"); r.status != http.StatusOK {
+			t.Errorf("got %d %s", r.status, r.body)
+		}
+	})
+}
