@@ -62,6 +62,12 @@ var arrows = []Arrow{
 		Why:  "a library that applications import brings only the API and the codec along",
 	},
 	{
+		From:  []string{"tests/conformance"},
+		Never: []string{"nsqd/..."},
+		Tests: true,
+		Why:   "a mistake of our codec must not hide from the test of it",
+	},
+	{
 		From: []string{"tools/..."},
 		Only: []string{
 			"api/...", "client/...", "internal/...", "kernel/stamp", "loaddistributor/placement",
@@ -86,6 +92,13 @@ var arrows = []Arrow{
 		Never:  []string{"tools/..."},
 		Tests:  true,
 		Why:    "tools stand on top: what others need of a tool belongs in a package below",
+	},
+	{
+		From:   []string{"..."},
+		Except: []string{"bench/..."},
+		Never:  []string{"bench/..."},
+		Tests:  true,
+		Why:    "measurements stand on top: what others need of one belongs in a package below",
 	},
 	{
 		From: []string{"internal/clock", "internal/lifecycle", "internal/obs", "internal/testkit"},
