@@ -100,7 +100,7 @@ type Session[In, Out any] struct {
 // Server serves streams until it is closed. Make it with NewServer.
 type Server struct {
 	done  chan struct{}  // closed when mu.cause is set
-	calls sync.WaitGroup // Serve, and the readers it starts; Add under mu, without a cause
+	calls sync.WaitGroup // Serve, its readers and its writers; Add under mu, without a cause
 	mu    struct {
 		sync.Mutex
 		cause error
@@ -122,12 +122,12 @@ func (s *Server) Close(cause error) {
 	s.calls.Wait()
 }
 
-// enter counts a Serve and its reader in, or says why not.
+// enter counts a Serve, its reader and its writer in, or says why not.
 func (s *Server) enter() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.cause == nil {
-		s.calls.Add(2)
+		s.calls.Add(3)
 	}
 	return s.mu.cause
 }
@@ -150,8 +150,20 @@ func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], beg
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	received := make(chan *In)
-	broken := make(chan error, 1)
-	// It ends when the handler has returned, which is when gRPC ends Recv.
+	broken := make(chan error, 2) // room for both
+	// Both may be held up in gRPC, by a peer that says nothing or does not read,
+	// and must not hold up the end of the session: that ends them, for gRPC
+	// lets go of a stream's calls when its handler has returned.
+	writing := make(chan *Queue[*Out], 1) // gets the queue, or is closed without
+	defer close(writing)
+	go func() {
+		defer s.calls.Done()
+		if out, ok := <-writing; ok {
+			if err := write(ctx, stream, out); err != nil {
+				broken <- err
+			}
+		}
+	}()
 	go func() {
 		defer s.calls.Done()
 		for {
@@ -163,6 +175,7 @@ func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], beg
 			select {
 			case received <- m:
 			case <-ctx.Done():
+				broken <- ctx.Err() // the peer is gone; what it said last is dropped
 				return
 			}
 		}
@@ -185,17 +198,12 @@ func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], beg
 		return s.cause()
 	}
 	defer session.Over()
+	writing <- session.Out
 	for {
 		select {
 		case m := <-received:
 			if err := session.Handle(m); err != nil {
 				return err
-			}
-		case <-session.Out.wake:
-			for _, m := range session.Out.take() {
-				if err := stream.Send(m); err != nil {
-					return fmt.Errorf("send: %w", err)
-				}
 			}
 		case <-session.Out.ended:
 			return session.Out.cause()
@@ -203,6 +211,22 @@ func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], beg
 			return ended(err)
 		case <-s.done:
 			return s.cause()
+		}
+	}
+}
+
+// write sends what is queued until the session ends.
+func write[In, Out any](ctx context.Context, stream grpc.BidiStreamingServer[In, Out], out *Queue[*Out]) error {
+	for {
+		select {
+		case <-out.wake:
+			for _, m := range out.take() {
+				if err := stream.Send(m); err != nil {
+					return fmt.Errorf("send: %w", err)
+				}
+			}
+		case <-ctx.Done():
+			return nil
 		}
 	}
 }

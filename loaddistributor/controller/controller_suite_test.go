@@ -282,7 +282,7 @@ func (c *cluster) state(name string) func() string {
 // shares returns the acknowledged shares of a topic by broker, as "rate/burst".
 func (c *cluster) shares(name string) map[string]string {
 	GinkgoHelper()
-	response, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: name})
+	response, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: name}, grpc.WaitForReady(true))
 	Expect(err).NotTo(HaveOccurred())
 	all := map[string]string{}
 	for _, t := range response.Topics {
@@ -302,8 +302,7 @@ func (c *cluster) nothingLeft(name string, brokers ...*broker) {
 	_, err := c.control.Topic(name)
 	Expect(err).To(HaveOccurred())
 	for _, b := range brokers {
-		_, there := b.node.Topic(name)
-		Expect(there).To(BeFalse(), "broker %s still has the topic", b.id)
+		Eventually(func() bool { _, there := b.node.Topic(name); return there }).Should(BeFalse(), "broker %s still has the topic", b.id)
 	}
 	Eventually(func() map[string]string { return c.shares(name) }).Should(BeEmpty())
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,7 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -249,7 +252,7 @@ var _ = Describe("Creating a topic", func() {
 
 		It("rolls back when the adaptor refuses, and when it is away", func() {
 			gate := &gate{}
-			c := newCluster(setup{prepareTimeout: 100 * time.Millisecond, wrap: gate.wrap})
+			c := newCluster(setup{prepareTimeout: 500 * time.Millisecond, wrap: gate.wrap})
 			b1 := c.join("b1", 60, agenttest.New())
 			gate.set(status.Error(codes.FailedPrecondition, "not today"))
 			_, _, err := c.create(context.Background(), spec("t", 50, 5), "")
@@ -282,12 +285,15 @@ var _ = Describe("Creating a topic", func() {
 			ctx, leave := context.WithCancel(context.Background())
 			done := make(chan error, 1)
 			go func() {
-				_, _, err := c.create(ctx, spec("t", 50, 5), "")
+				_, err := c.control.Create(ctx, &catalog.Spec{
+					Demand: placement.Demand{Topic: "t", Rate: 50, RateMilli: 50_000, Burst: 5},
+					SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Millisecond}, Policy: "srtm", ShareRule: "static",
+				}, "", func(controller.Progress) error { return nil })
 				done <- err
 			}()
 			Eventually(entered).Should(BeClosed())
 			leave()
-			Eventually(done).Should(Receive(failsWith(codes.Canceled)))
+			Eventually(done).Should(Receive(MatchError(context.Canceled)))
 			release()
 			Eventually(func() error { _, err := c.control.Topic("t"); return err }).Should(HaveOccurred())
 			c.nothingLeft("t", b1)
@@ -417,4 +423,19 @@ func (g *gate) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) 
 		return nil, err
 	}
 	return g.Adaptor.SetContract(ctx, req)
+}
+
+// removeGate is an adaptor that cannot be told of removals while it is closed.
+type removeGate struct {
+	controller.Adaptor
+	closed atomic.Bool
+}
+
+func (g *removeGate) wrap(a controller.Adaptor) controller.Adaptor { g.Adaptor = a; return g }
+
+func (g *removeGate) RemoveContract(ctx context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
+	if g.closed.Load() {
+		return nil, status.Error(codes.Unavailable, "connection refused")
+	}
+	return g.Adaptor.RemoveContract(ctx, req)
 }

@@ -48,7 +48,7 @@ type AdminServiceClient interface {
 	//	                     nothing is left behind
 	//
 	// A caller that goes away before the end takes its topic with it, unless
-	// another has joined it.
+	// another has joined it; whether it was in time, GetTopic tells.
 	CreateTopic(ctx context.Context, in *CreateTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateTopicResponse], error)
 	// NOT_FOUND when there is no such topic.
 	GetTopic(ctx context.Context, in *GetTopicRequest, opts ...grpc.CallOption) (*GetTopicResponse, error)
@@ -148,7 +148,7 @@ type AdminServiceServer interface {
 	//	                     nothing is left behind
 	//
 	// A caller that goes away before the end takes its topic with it, unless
-	// another has joined it.
+	// another has joined it; whether it was in time, GetTopic tells.
 	CreateTopic(*CreateTopicRequest, grpc.ServerStreamingServer[CreateTopicResponse]) error
 	// NOT_FOUND when there is no such topic.
 	GetTopic(context.Context, *GetTopicRequest) (*GetTopicResponse, error)

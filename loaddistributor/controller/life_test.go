@@ -1,0 +1,485 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func instance(name string) func(*agent.Config) {
+	return func(c *agent.Config) { c.Instance = name }
+}
+
+var _ = Describe("A broker of a topic", func() {
+	var c *cluster
+	var b1, b2 *broker
+	BeforeEach(func() {
+		c = newCluster(setup{})
+		b1 = c.join("b1", 60, agenttest.New(), instance("one"))
+		b2 = c.join("b2", 60, agenttest.New(), instance("two"))
+		c.mustCreate(spec("t", 100, 10))
+	})
+
+	It("that goes keeps its share, and what is promised on it", func() {
+		b2.stop()
+		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 is gone"))
+		Expect(c.broker("b2").Connected).To(BeFalse())
+		Expect(c.broker("b2").Allocated).To(BeEquivalentTo(50), "what is promised stays promised")
+		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}), "it may be using it")
+		before, _ := b2.node.Topic("t")
+		Expect(before.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "the data path outlives the control plane")
+	})
+
+	It("that is started anew is prepared again and gets its share again, without tokens", func() {
+		b2.stop()
+		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 is gone"))
+		node := agenttest.New()
+		c.join("b2", 60, node, instance("two again"))
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+		Eventually(func() tokenbucket.Share { t, _ := node.Topic("t"); return t.Share }).
+			Should(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}))
+		t, _ := node.Topic("t")
+		Expect(t.Given).To(BeZero(), "the old process may have spent its tokens just now")
+		Expect(t.Channels).To(Equal([]string{"main"}))
+		Eventually(func() map[string]string { return c.shares("t") }).
+			Should(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
+	})
+
+	It("that refuses to prepare again leaves the topic degraded until it does not", func() {
+		b2.stop()
+		node := agenttest.New()
+		refused := make(chan struct{}, 1000)
+		node.Sabotage(func(string) error { refused <- struct{}{}; return errors.New("no room") }, nil)
+		c.join("b2", 60, node, func(cfg *agent.Config) { cfg.Instance = "two again" })
+		Eventually(refused).Should(Receive())
+		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 has not prepared the topic"))
+		node.Sabotage(nil, nil)
+		c.join("b2", 60, node, instance("two again")) // a new session asks at once
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+	})
+
+	It("that comes back with less than was promised degrades the topic, and gets nothing new", func() {
+		b1.stop()
+		c.join("b1", 40, agenttest.New(), instance("one again"))
+		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b1 carries 40 msg/s, less than the 50 promised"))
+		_, _, err := c.create(context.Background(), spec("u", 11, 10), "")
+		Expect(infeasible(err)).To(Equal([]any{"rcap", int64(11), int64(10)}))
+	})
+
+	It("is replaced by a newer session with its id, which is left in peace", func() {
+		node := agenttest.New()
+		c.join("b2", 70, node, instance("usurper"))
+		Eventually(func() int64 { return c.broker("b2").Mcap }).Should(BeEquivalentTo(70))
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+		_, there := node.Topic("t")
+		Expect(there).To(BeTrue())
+	})
+
+	It("that moves is announced to watchers with its new address and a greater epoch", func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		stream, err := c.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		first, err := stream.Recv()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(first.Assignments).To(HaveLen(100))
+		Expect(first.More).To(BeFalse())
+
+		b2.stop()
+		c.join("b2", 60, agenttest.New(), instance("two again"), func(cfg *agent.Config) { cfg.TCPAddress = "moved.example:4150" })
+		second, err := stream.Recv()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(second.Assignments).To(HaveLen(50), "only those that changed")
+		Expect(second.Epoch).To(BeNumerically(">", first.Epoch))
+		for _, a := range second.Assignments {
+			Expect(a.BrokerId).To(Equal("b2"))
+			Expect(a.TcpAddress).To(Equal("moved.example:4150"))
+			Expect(a.Epoch).To(Equal(second.Epoch))
+		}
+	})
+})
+
+var _ = Describe("An adaptor of its own", func() {
+	// held sums what the nodes hold of the topic.
+	held := func(name string, brokers ...*broker) tokenbucket.Share {
+		var sum tokenbucket.Share
+		for _, b := range brokers {
+			t, _ := b.node.Topic(name)
+			sum.Rate += t.Share.Rate
+			sum.Burst += t.Share.Burst
+		}
+		return sum
+	}
+
+	It("that restarts gets its contracts back, and nobody's share changes", func() {
+		ln := listen("127.0.0.1:0")
+		address := ln.Addr().String()
+		first, _ := startAdaptor(ln)
+		c := newCluster(setup{adaptorAddress: address})
+		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+		c.mustCreate(spec("t", 100, 10))
+		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
+
+		first.stop()
+		Expect(held("t", b1, b2)).To(Equal(tokenbucket.Share{Rate: 100_000, Burst: 10}))
+		_, second := startAdaptor(listen(address))
+		Eventually(func() map[string]string { return c.shares("t") }).
+			Should(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
+		Eventually(func() []string { return second.State().Adopting }).Should(BeEmpty())
+		for _, b := range []*broker{b1, b2} {
+			t, _ := b.node.Topic("t")
+			Expect(t.Grants).To(Equal(1), "broker %s was granted nothing new", b.id)
+		}
+		// It is the contract's keeper again.
+		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		c.nothingLeft("t", b1, b2)
+	})
+
+	It("that restarts while a broker is away changes no share before the broker has called", func() {
+		ln := listen("127.0.0.1:0")
+		address := ln.Addr().String()
+		first, _ := startAdaptor(ln)
+		c := newCluster(setup{adaptorAddress: address})
+		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+		s := spec("t", 100, 10)
+		s.ShareRule = "proportional"
+		c.mustCreate(s)
+		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 100, MaxBacklog: 9})
+		Eventually(func() bool { t, _ := b1.node.Topic("t"); return t.Share.Rate > 50_000 }).Should(BeTrue(), "the rule is at work")
+
+		b2.stop()
+		first.stop()
+		before1, _ := b1.node.Topic("t")
+		before2, _ := b2.node.Topic("t")
+		_, second := startAdaptor(listen(address))
+		Eventually(func() []string { return second.State().Adopting }).Should(Equal([]string{"t"}))
+		Eventually(func() []string { return second.State().Connected }).Should(Equal([]string{"b1"}))
+		now, _ := b1.node.Topic("t")
+		Expect(now.Grants).To(Equal(before1.Grants), "b2 may be using its part")
+		Expect(held("t", b1, b2).Rate).To(BeNumerically("<=", 100_000))
+
+		// b2 comes back as a new process: it holds nothing, and the rest is shared.
+		node := agenttest.New()
+		c.join("b2", 60, node, instance("anew"))
+		Eventually(func() bool { t, _ := node.Topic("t"); return t.Share.Rate > 0 }).Should(BeTrue())
+		Expect(before2.Share.Rate).NotTo(BeZero())
+		Eventually(func() tokenbucket.Share {
+			a, _ := b1.node.Topic("t")
+			b, _ := node.Topic("t")
+			return tokenbucket.Share{Rate: a.Share.Rate + b.Share.Rate, Burst: a.Share.Burst + b.Share.Burst}
+		}).Should(Equal(tokenbucket.Share{Rate: 100_000, Burst: 10}))
+	})
+
+	It("that is away while a topic is deleted is told when it is back", func() {
+		ln := listen("127.0.0.1:0")
+		address := ln.Addr().String()
+		startAdaptor(ln)
+		gate := &removeGate{}
+		c := newCluster(setup{adaptorAddress: address, wrap: gate.wrap})
+		b1 := c.join("b1", 60, agenttest.New())
+		c.mustCreate(spec("t", 50, 10))
+		gate.closed.Store(true)
+		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.shares("t")).NotTo(BeEmpty(), "the adaptor does not know yet")
+		gate.closed.Store(false)
+		c.nothingLeft("t", b1)
+	})
+})
+
+var _ = Describe("Deleting a topic", func() {
+	It("removes it everywhere, and its name can be used again", func() {
+		c := newCluster(setup{})
+		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		for range 3 {
+			first := c.mustCreate(spec("t", 100, 10))
+			_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+			Expect(err).NotTo(HaveOccurred())
+			c.nothingLeft("t", b1, b2)
+			again := c.mustCreate(spec("t", 40, 5))
+			Expect(again.Epoch).To(BeNumerically(">", first.Epoch))
+			Eventually(func() map[string]string { return c.shares("t") }).Should(HaveLen(1))
+			_, err = c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+			Expect(err).NotTo(HaveOccurred())
+		}
+	})
+
+	It("waits for a creation under way, and a creation for it", func() {
+		c := newCluster(setup{})
+		b := c.join("b1", 60, agenttest.New())
+		entered, release := b.hang()
+		created := make(chan error, 1)
+		go func() {
+			_, _, err := c.create(context.Background(), spec("t", 50, 10), "")
+			created <- err
+		}()
+		Eventually(entered).Should(BeClosed())
+		deleted := make(chan error, 1)
+		go func() { deleted <- c.control.Delete(context.Background(), "t") }()
+		Consistently(deleted, "20ms").ShouldNot(Receive())
+		release()
+		Eventually(created).Should(Receive(BeNil()))
+		Eventually(deleted).Should(Receive(BeNil()))
+		c.nothingLeft("t", b)
+	})
+
+	It("leaves a broker that is away for later", func() {
+		c := newCluster(setup{})
+		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New(), instance("two"))
+		c.mustCreate(spec("t", 100, 10))
+		b2.stop()
+		Eventually(c.state("t")).Should(HavePrefix("DEGRADED"))
+		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		_, there := b1.node.Topic("t")
+		Expect(there).To(BeFalse())
+		Expect(c.broker("b2").Allocated).To(BeZero())
+		_, there = b2.node.Topic("t")
+		Expect(there).To(BeTrue())
+		c.join("b2", 60, b2.node, instance("two again"))
+		Eventually(func() bool { _, there := b2.node.Topic("t"); return there }).Should(BeFalse())
+		c.nothingLeft("t", b1, b2)
+	})
+
+	It("ends the watches", func() {
+		c := newCluster(setup{})
+		c.join("b1", 60, agenttest.New())
+		c.mustCreate(spec("t", 50, 10))
+		stream, err := c.placement.Watch(context.Background(), &srtmv1.WatchRequest{Topic: "t", PublisherIds: []string{"g.3", "g.7"}})
+		Expect(err).NotTo(HaveOccurred())
+		first, err := stream.Recv()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(first.Assignments).To(HaveLen(2))
+		Expect(c.control.Delete(context.Background(), "t")).To(Succeed())
+		_, err = stream.Recv()
+		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+	})
+})
+
+var _ = Describe("Watching", func() {
+	It("refuses what is unknown or not yet there", func() {
+		c := newCluster(setup{})
+		b := c.join("b1", 60, agenttest.New())
+		watch := func(topic string, publishers ...string) error {
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			stream, err := c.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: topic, PublisherIds: publishers})
+			Expect(err).NotTo(HaveOccurred())
+			_, err = stream.Recv()
+			return err
+		}
+		Expect(watch("t")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		entered, release := b.hang()
+		created := make(chan error, 1)
+		go func() {
+			_, _, err := c.create(context.Background(), spec("t", 50, 10), "")
+			created <- err
+		}()
+		Eventually(entered).Should(BeClosed())
+		Expect(watch("t")).To(fails(codes.FailedPrecondition, rpc.ReasonTopicNotActive))
+		release()
+		Eventually(created).Should(Receive(BeNil()))
+		Expect(watch("t", "g.0", "nobody")).To(fails(codes.NotFound, rpc.ReasonPublisherUnknown))
+		Expect(watch("t", "g.0", "g.0")).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		Expect(watch("t", "g.0")).To(Succeed())
+	})
+
+	It("never holds up the controller, and tells a slow one only how it stands", func() {
+		c := newCluster(setup{})
+		b1 := c.join("b1", 20_000, agenttest.New())
+		c.mustCreate(spec("t", 12_000, 10))
+		ctx, cancel := context.WithCancel(context.Background())
+		changes := make(chan controller.Change)
+		done := make(chan error, 1)
+		go func() {
+			done <- c.control.Watch(ctx, "t", nil, func(change controller.Change) error {
+				select {
+				case changes <- change:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+		}()
+		// It sends and nobody takes it, while the broker moves ten times.
+		for i := range 10 {
+			b1.stop()
+			port := fmt.Sprintf("b1.example:%d", 5000+i)
+			b1 = c.join("b1", 20_000, agenttest.New(), func(cfg *agent.Config) { cfg.TCPAddress = port })
+			Eventually(func() string { return c.broker("b1").TcpAddress }).Should(Equal(port))
+		}
+		seen := map[string]catalog.Assignment{}
+		rounds := 0
+		for len(seen) < 12_000 || seen["g.0"].TCPAddress != "b1.example:5009" {
+			var change controller.Change
+			Eventually(changes).Should(Receive(&change))
+			Expect(len(change.Assignments)).To(BeNumerically("<=", 5000))
+			for _, a := range change.Assignments {
+				Expect(a.Epoch).To(Equal(change.Epoch))
+				seen[a.Publisher] = a
+			}
+			if !change.More {
+				rounds++
+			}
+		}
+		Expect(rounds).To(BeNumerically("<=", 3), "not every step it missed")
+		cancel()
+		Expect(<-done).To(MatchError(context.Canceled))
+	})
+})
+
+var _ = Describe("The figures of a topic", func() {
+	latencies := func(counts map[time.Duration]int) *srtmv1.Histogram {
+		l := obs.NewLatency()
+		for d, n := range counts {
+			for range n {
+				l.Record(d)
+			}
+		}
+		return l.Proto()
+	}
+
+	It("are merged over the window, and judged", func() {
+		c := newCluster(setup{})
+		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+		c.mustCreate(spec("t", 100, 10))
+		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetOffered() }).Should(BeZero())
+		Expect(c.topic("t").Status.SloMet).To(BeNil(), "nothing was delivered")
+
+		good := &srtmv1.TopicStats{
+			Interval: durationpb.New(20 * time.Millisecond), Offered: 100, Released: 100, Delivered: 100, Exceeded: 1,
+			MaxBacklog: 4, Backlog: 1, Depth: 2, Publishers: 50, Subscribers: 1,
+			Delivery: latencies(map[time.Duration]int{time.Millisecond: 99, 100 * time.Millisecond: 1}),
+		}
+		b1.node.Measure("t", good)
+		b2.node.Measure("t", good)
+		Eventually(func() bool {
+			s := c.topic("t").Status
+			return len(s.Brokers) == 2 && s.Brokers[0].Window.GetDelivered() >= 300 && s.Brokers[1].Window.GetDelivered() >= 300
+		}).Should(BeTrue())
+		status := c.topic("t").Status
+		Expect(status.Window.AsDuration()).To(Equal(time.Second))
+		Expect(status.SloMet).To(HaveValue(BeTrue()))
+		Expect(status.ExceedFraction).To(Equal(0.01))
+		for i, b := range status.Brokers {
+			Expect(b.BrokerId).To(Equal([]string{"b1", "b2"}[i]))
+			Expect(b.Share).NotTo(BeNil())
+			Expect(b.Share.RateMilli).To(BeEquivalentTo(50_000))
+			Expect(b.Epoch).NotTo(BeZero())
+			Expect(b.Last.Delivered).To(BeEquivalentTo(100))
+			Expect(b.Window.Publishers).To(BeEquivalentTo(50), "a level, not a sum")
+			Expect(b.Window.MaxBacklog).To(BeEquivalentTo(4))
+		}
+		pooled := status.Pooled
+		Expect(pooled.Delivered).To(Equal(status.Brokers[0].Window.Delivered + status.Brokers[1].Window.Delivered))
+		Expect(pooled.Publishers).To(BeEquivalentTo(100))
+		Expect(pooled.Depth).To(BeEquivalentTo(4))
+		l, err := obs.LatencyFromProto(pooled.Delivery)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l.Count()).To(BeEquivalentTo(pooled.Delivered))
+		Expect(l.Quantile(0.9)).To(BeNumerically("~", time.Millisecond, 20*time.Microsecond))
+		Expect(l.Quantile(1)).To(BeNumerically("~", 100*time.Millisecond, 2*time.Millisecond))
+		Expect(c.state("t")()).To(Equal("ACTIVE"))
+
+		// One broker above three budgets hides behind the other, but not from us.
+		b2.node.Measure("t", &srtmv1.TopicStats{Interval: durationpb.New(20 * time.Millisecond), Delivered: 10, Exceeded: 1})
+		Eventually(c.state("t")).Should(Equal("DEGRADED: the SLO is missed, most on broker b2"))
+		b2.node.Measure("t", good)
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+	})
+
+	It("end a session that reports nonsense, and change nothing", func() {
+		c := newCluster(setup{})
+		b1 := c.join("b1", 60, agenttest.New())
+		c.mustCreate(spec("t", 50, 10))
+		ended := func() error {
+			// Seen by a session of our own, for the agent only comes back.
+			stream, err := srtmv1.NewBrokerServiceClient(dial(c.address)).Session(context.Background())
+			Expect(err).NotTo(HaveOccurred())
+			Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
+				BrokerId: "b9", Instance: "i", TcpAddress: "b9:1", HttpAddress: "b9:2", Mcap: 10,
+			}}})).To(Succeed())
+			_, err = stream.Recv()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{Report: &srtmv1.BrokerReport{
+				Topics: []*srtmv1.TopicStats{{Topic: "t", Interval: durationpb.New(time.Second), Delivered: 1, Exceeded: 2}},
+			}}})).To(Succeed())
+			_, err = stream.Recv()
+			return err
+		}
+		Expect(ended()).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		Eventually(func() bool { return c.broker("b9").Connected }).Should(BeFalse())
+		Expect(c.state("t")()).To(Equal("ACTIVE"))
+		Expect(b1.node.Topics()).To(Equal([]string{"t"}))
+	})
+})
+
+var _ = Describe("The directory", func() {
+	It("lists placed topics once they are active, and others while they are reported", func() {
+		c := newCluster(setup{})
+		node := agenttest.New()
+		node.Create("free", "x")
+		b1 := c.join("b1", 60, node)
+		b2 := c.join("b2", 60, agenttest.New())
+		Eventually(c.control.TopicNames).Should(Equal([]string{"free"}))
+		ids := func(topic string) []string {
+			nodes, _, _ := c.control.Producers(topic)
+			var ids []string
+			for _, n := range nodes {
+				ids = append(ids, n.ID)
+			}
+			return ids
+		}
+		Expect(ids("free")).To(Equal([]string{"b1"}))
+		Eventually(func() []string { _, channels, _ := c.control.Producers("free"); return channels }).Should(Equal([]string{"x"}))
+
+		entered, release := b2.hang()
+		created := make(chan error, 1)
+		go func() {
+			_, _, err := c.create(context.Background(), spec("t", 100, 10), "")
+			created <- err
+		}()
+		Eventually(entered).Should(BeClosed())
+		Eventually(b1.node.Topics).Should(ContainElement("t"))
+		_, _, found := c.control.Producers("t")
+		Expect(found).To(BeFalse(), "not before it is active: a consumer would create it without a limit")
+		release()
+		Eventually(created).Should(Receive(BeNil()))
+		Expect(ids("t")).To(Equal([]string{"b1", "b2"}))
+		Expect(c.control.TopicNames()).To(Equal([]string{"free", "t"}))
+		_, channels, _ := c.control.Producers("t")
+		Expect(channels).To(Equal([]string{"main"}))
+
+		b2.stop()
+		Eventually(func() []string { return ids("t") }).Should(Equal([]string{"b1"}))
+		nodes := c.control.Nodes()
+		Expect(nodes).To(HaveLen(1))
+		Expect(nodes[0].Topics).To(Equal([]string{"free", "t"}))
+		Expect(nodes[0].Remote).To(HavePrefix("127.0.0.1:"))
+
+		b1.node.Drop("free")
+		Eventually(c.control.TopicNames).Should(Equal([]string{"t"}))
+		_, _, found = c.control.Producers("free")
+		Expect(found).To(BeFalse())
+		b1.stop()
+		Eventually(func() bool { nodes, _, found := c.control.Producers("t"); return found && len(nodes) == 0 }).Should(BeTrue())
+	})
+})

@@ -1,0 +1,20 @@
+package agent_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestAgent(t *testing.T) {
+	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(10 * time.Second) // a loaded machine, not a slow system
+	SetDefaultEventuallyPollingInterval(2 * time.Millisecond)
+	RunSpecs(t, "Agent")
+}

@@ -1,0 +1,440 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// session is the serving end of a stream, driven by the spec.
+type session[In, Out any] struct {
+	in     chan *In
+	out    chan *Out
+	end    chan error // what the handler is to return
+	closed <-chan struct{}
+}
+
+func serve[In, Out any](stream grpc.BidiStreamingServer[In, Out], to chan *session[In, Out], down <-chan struct{}) error {
+	s := &session[In, Out]{in: make(chan *In, 10_000), out: make(chan *Out), end: make(chan error, 1), closed: stream.Context().Done()}
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			s.in <- m
+		}
+	})
+	to <- s
+	for {
+		select {
+		case m := <-s.out:
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		case err := <-s.end:
+			return err
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case <-down:
+			return status.Error(codes.Unavailable, "down")
+		}
+	}
+}
+
+type (
+	controlSession = session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]
+	grantSession   = session[srtmv1.NodeMessage, srtmv1.GrantMessage]
+)
+
+// plane is a control plane that does what the spec says.
+type plane struct {
+	srtmv1.UnimplementedBrokerServiceServer
+	srtmv1.UnimplementedGrantServiceServer
+	address string
+	control chan *controlSession
+	grants  chan *grantSession
+	down    chan struct{}
+	stop    func()
+}
+
+type controlService struct{ *plane }
+type grantService struct{ *plane }
+
+func (s controlService) Session(stream grpc.BidiStreamingServer[srtmv1.BrokerMessage, srtmv1.ControllerMessage]) error {
+	return serve(stream, s.control, s.down)
+}
+
+func (s grantService) Session(stream grpc.BidiStreamingServer[srtmv1.NodeMessage, srtmv1.GrantMessage]) error {
+	return serve(stream, s.grants, s.down)
+}
+
+func newPlane() *plane {
+	GinkgoHelper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	p := &plane{
+		address: ln.Addr().String(), control: make(chan *controlSession, 10), grants: make(chan *grantSession, 10),
+		down: make(chan struct{}),
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	srtmv1.RegisterBrokerServiceServer(server, controlService{p})
+	srtmv1.RegisterGrantServiceServer(server, grantService{p})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ln) }()
+	p.stop = sync.OnceFunc(func() {
+		close(p.down)
+		server.Stop()
+		<-served
+	})
+	DeferCleanup(func() { p.stop() })
+	return p
+}
+
+func config(address string) agent.Config {
+	return agent.Config{
+		LoadDistributor: address, BrokerID: "b1", Instance: "i1", TCPAddress: "b1.example:4150", HTTPAddress: "b1.example:4151",
+		Hostname: "host", Mcap: 500, Version: "1.2.3",
+		Log: slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+}
+
+func run(a *agent.Agent) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			panic(err)
+		}
+	})
+	DeferCleanup(stop)
+	return stop
+}
+
+// next returns the next message of a kind, and skips others.
+func next[In, Out, T any](s *session[In, Out], pick func(*In) T) T {
+	GinkgoHelper()
+	var got T
+	Eventually(func() bool {
+		select {
+		case m := <-s.in:
+			got = pick(m)
+			return any(got) != any(*new(T))
+		default:
+			return false
+		}
+	}).Should(BeTrue(), "a %T", got)
+	return got
+}
+
+func accept[S any](sessions chan S) S {
+	GinkgoHelper()
+	var s S
+	Eventually(sessions).Should(Receive(&s))
+	return s
+}
+
+// welcome answers the control hello.
+func (s *session[In, Out]) send(m *Out) {
+	GinkgoHelper()
+	Eventually(s.out).Should(BeSent(m))
+}
+
+func welcome(grants string, interval time.Duration) *srtmv1.ControllerMessage {
+	return &srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
+		GrantAddress: grants, ReportInterval: durationpb.New(interval),
+	}}}
+}
+
+func prepare(request uint64, topic string) *srtmv1.ControllerMessage {
+	return &srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: &srtmv1.PrepareTopic{
+		Request: request, Topic: topic, Channels: []string{"c"},
+		Slo: &srtmv1.Slo{Quantile: 0.9, Latency: durationpb.New(time.Millisecond)},
+	}}}
+}
+
+func remove(request uint64, topic string) *srtmv1.ControllerMessage {
+	return &srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{Request: request, Topic: topic}}}
+}
+
+func grant(topic string, epoch uint64, rate, burst, tokens int64) *srtmv1.GrantMessage {
+	return &srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
+		Topic: topic, Epoch: epoch, Share: &srtmv1.Share{RateMilli: rate, Burst: burst}, TokensMilli: tokens,
+	}}}
+}
+
+func result(s *controlSession) *srtmv1.PrepareResult {
+	GinkgoHelper()
+	return next(s, (*srtmv1.BrokerMessage).GetPrepareResult)
+}
+
+// ack returns the next acknowledgement as topic, epoch, rate, burst, released.
+func ack(s *grantSession) []any {
+	GinkgoHelper()
+	a := next(s, (*srtmv1.NodeMessage).GetAck)
+	return []any{a.Topic, a.Epoch, a.GetShare().GetRateMilli(), a.GetShare().GetBurst(), a.ReleasedTokensMilli}
+}
+
+var _ = Describe("The agent", func() {
+	var p *plane
+	var node *agenttest.Node
+	var stop func()
+	var subject *agent.Agent
+	BeforeEach(func() {
+		p, node = newPlane(), agenttest.New()
+		var err error
+		subject, err = agent.New(config(p.address), node)
+		Expect(err).NotTo(HaveOccurred())
+	})
+	joined := func() (*controlSession, *grantSession) {
+		GinkgoHelper()
+		stop = run(subject)
+		control := accept(p.control)
+		next(control, (*srtmv1.BrokerMessage).GetHello)
+		control.send(welcome("", time.Minute))
+		grants := accept(p.grants)
+		next(grants, (*srtmv1.NodeMessage).GetHello)
+		return control, grants
+	}
+
+	It("says who it is, and asks for grants where it is told", func() {
+		node.Create("z")
+		node.Create("a")
+		other := newPlane()
+		run(subject)
+		control := accept(p.control)
+		hello := next(control, (*srtmv1.BrokerMessage).GetHello)
+		Expect(hello.BrokerId).To(Equal("b1"))
+		Expect(hello.Instance).To(Equal("i1"))
+		Expect(hello.TcpAddress).To(Equal("b1.example:4150"))
+		Expect(hello.HttpAddress).To(Equal("b1.example:4151"))
+		Expect(hello.Hostname).To(Equal("host"))
+		Expect(hello.Version).To(Equal("1.2.3"))
+		Expect(hello.Mcap).To(BeEquivalentTo(500))
+		Expect(hello.Topics).To(Equal([]string{"a", "z"}))
+
+		control.send(welcome(other.address, time.Second))
+		first := accept(other.grants)
+		Expect(next(first, (*srtmv1.NodeMessage).GetHello).BrokerId).To(Equal("b1"))
+		Consistently(p.grants, "10ms").ShouldNot(Receive())
+
+		control.send(welcome("", time.Second)) // moved to where the control is
+		second := accept(p.grants)
+		Expect(next(second, (*srtmv1.NodeMessage).GetHello).Instance).To(Equal("i1"))
+		Eventually(first.closed).Should(BeClosed())
+	})
+
+	It("prepares and removes topics, and says why it cannot", func() {
+		control, _ := joined()
+		control.send(prepare(1, "t"))
+		Expect(result(control)).To(HaveField("Error", ""))
+		t, there := node.Topic("t")
+		Expect(there).To(BeTrue())
+		Expect(t.Channels).To(Equal([]string{"c"}))
+		Expect(t.SLO).To(Equal(time.Millisecond))
+		Expect(t.Quantile).To(Equal(0.9))
+		Expect(t.Share.IsZero()).To(BeTrue(), "nothing is released before a grant")
+
+		bad := prepare(2, "u")
+		bad.GetPrepare().Slo.Quantile = 1
+		control.send(bad)
+		r := result(control)
+		Expect(r.Request).To(BeEquivalentTo(2))
+		Expect(r.Error).To(ContainSubstring("quantile 1"))
+
+		node.Sabotage(func(string) error { return errors.New("disk full") }, func(string) error { return errors.New("still read") })
+		control.send(prepare(3, "u"))
+		Expect(result(control)).To(HaveField("Error", "disk full"))
+		control.send(remove(4, "t"))
+		Expect(result(control)).To(HaveField("Error", "still read"))
+		node.Sabotage(nil, nil)
+		control.send(remove(5, "t"))
+		Expect(result(control)).To(HaveField("Error", ""))
+		Expect(node.Topics()).To(BeEmpty())
+		control.send(remove(6, "never was"))
+		Expect(result(control)).To(HaveField("Error", ""))
+	})
+
+	It("puts grants in force in the order of their epochs", func() {
+		control, grants := joined()
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(grant("t", 7, 50_000, 4, 4000))
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(50_000), int64(4), int64(0)}))
+		grants.send(grant("t", 6, 90_000, 9, 9000)) // overtaken
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(50_000), int64(4), int64(0)}))
+		grants.send(grant("t", 8, -1, 1, 0)) // nonsense
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(50_000), int64(4), int64(0)}))
+		grants.send(grant("t", 9, 50_000, 1, 0))
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(9), int64(50_000), int64(1), int64(3000)}), "what does not fit is given back")
+		t, _ := node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 1}))
+		Expect(t.Grants).To(Equal(2))
+	})
+
+	It("keeps a grant that comes before its topic", func() {
+		control, grants := joined()
+		grants.send(grant("t", 7, 50_000, 4, 4000))
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(50_000), int64(4), int64(0)}))
+		control.send(prepare(1, "t"))
+		result(control)
+		t, _ := node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 4}))
+		Expect(t.Given).To(Equal(4 * tokenbucket.Token))
+
+		// One deleted behind its back gets its share when it is prepared again.
+		node.Drop("t")
+		grants.send(grant("t", 8, 60_000, 5, 1000))
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(8), int64(60_000), int64(5), int64(0)}))
+		control.send(prepare(2, "t"))
+		result(control)
+		t, _ = node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 60_000, Burst: 5}))
+		Expect(t.Given).To(Equal(1*tokenbucket.Token), "the tokens of the deleted one are gone")
+	})
+
+	It("comes back when a session breaks, with what it holds", func() {
+		control, grants := joined()
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(grant("t", 7, 50_000, 4, 0))
+		ack(grants)
+
+		grants.end <- status.Error(codes.Unavailable, "restarting")
+		grants = accept(p.grants)
+		hello := next(grants, (*srtmv1.NodeMessage).GetHello)
+		Expect(hello.Held).To(HaveLen(1))
+		Expect(hello.Held[0].Topic).To(Equal("t"))
+		Expect(hello.Held[0].Epoch).To(BeEquivalentTo(7))
+		Expect(hello.Held[0].Share.RateMilli).To(BeEquivalentTo(50_000))
+
+		control.end <- nil
+		control = accept(p.control)
+		Expect(next(control, (*srtmv1.BrokerMessage).GetHello).Topics).To(Equal([]string{"t"}))
+		Consistently(grants.closed, "10ms").ShouldNot(BeClosed())
+		t, _ := node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 4}))
+
+		control.send(remove(2, "t"))
+		result(control)
+		grants.end <- nil
+		Expect(next(accept(p.grants), (*srtmv1.NodeMessage).GetHello).Held).To(BeEmpty())
+	})
+
+	It("leaves the shares in force when it stops", func() {
+		control, grants := joined()
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(grant("t", 7, 50_000, 4, 0))
+		ack(grants)
+		stop()
+		Eventually(control.closed).Should(BeClosed())
+		Eventually(grants.closed).Should(BeClosed())
+		t, _ := node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 4}))
+		Expect(subject.Run(context.Background())).To(MatchError(ContainSubstring("twice")))
+	})
+
+	It("reports every topic to the one and the loads of prepared ones to the other", func() {
+		node.Create("free")
+		control, grants := joined()
+		control.send(prepare(1, "t"))
+		result(control)
+		node.Measure("t", &srtmv1.TopicStats{Offered: 12, MaxBacklog: 5, Backlog: 3, Delivered: 4})
+		control.send(welcome("", 10*time.Millisecond))
+		report := next(control, (*srtmv1.BrokerMessage).GetReport)
+		Expect(report.Topics).To(HaveLen(2))
+		Expect(report.Topics[0].Topic).To(Equal("free"))
+		Expect(report.Topics[1].Topic).To(Equal("t"))
+		Expect(report.Topics[1].Delivered).To(BeEquivalentTo(4))
+		Expect(report.Topics[1].Channels).To(Equal([]string{"c"}))
+		Expect(report.Topics[1].Interval.AsDuration()).To(BeNumerically(">", 0))
+		loads := next(grants, (*srtmv1.NodeMessage).GetReport).Topics
+		Expect(loads).To(HaveLen(1))
+		Expect(loads[0].Topic).To(Equal("t"))
+		Expect(loads[0].Offered).To(BeEquivalentTo(12))
+		Expect(loads[0].MaxBacklog).To(BeEquivalentTo(5))
+		Expect(loads[0].Backlog).To(BeEquivalentTo(3))
+		Expect(loads[0].Step.AsDuration()).To(BeNumerically(">", 0))
+
+		control.send(welcome("", -time.Second)) // nonsense: the interval stays
+		for len(control.in) > 0 {
+			<-control.in
+		}
+		next(control, (*srtmv1.BrokerMessage).GetReport)
+		Eventually(func() time.Duration { return subject.State().Reporting }).Should(Equal(10 * time.Millisecond))
+	})
+
+	It("shows its state", func() {
+		Expect(subject.State()).To(HaveField("Control.Connected", false))
+		control, grants := joined()
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(grant("t", 7, 50_000, 4, 0))
+		grants.send(grant("later", 8, 50_000, 4, 0))
+		ack(grants)
+		ack(grants)
+		control.send(welcome("", 10*time.Millisecond))
+		Eventually(func() []agent.HoldingState { return subject.State().Held }).Should(Equal([]agent.HoldingState{
+			{Topic: "later", Epoch: 8, RateMilli: 50_000, Burst: 4}, {Topic: "t", Epoch: 7, RateMilli: 50_000, Burst: 4},
+		}))
+		s := subject.State()
+		Expect(s.Kept).To(Equal(1))
+		Expect(s.Control).To(Equal(agent.SessionState{Address: p.address, Connected: true}))
+		Expect(s.Grants).To(Equal(agent.SessionState{Address: p.address, Connected: true}))
+		p.stop()
+		Eventually(func() bool { return subject.State().Control.Connected || subject.State().Grants.Connected }).Should(BeFalse())
+		Expect(subject.State().Control.LastError).NotTo(BeEmpty())
+	})
+})
+
+var _ = Describe("A configuration", func() {
+	It("is refused with all its faults", func() {
+		_, err := agent.New(agent.Config{
+			LoadDistributor: "nowhere", BrokerID: "b 1", TCPAddress: "x:0", HTTPAddress: ":4151", Mcap: 0,
+		}, agenttest.New())
+		Expect(err).To(HaveOccurred())
+		for _, part := range []string{"loaddistributor", "broker id", "TCP address", "HTTP address", "mcap", "logger"} {
+			Expect(err.Error()).To(ContainSubstring(part))
+		}
+		cfg := config("127.0.0.1:1")
+		cfg.BrokerID = strings.Repeat("b", 65)
+		Expect(cfg.Validate()).To(MatchError(ContainSubstring("broker id")))
+		Expect(config("127.0.0.1:1").Validate()).To(Succeed())
+	})
+
+	It("draws an instance, and registers its metrics once", func() {
+		cfg := config("127.0.0.1:1")
+		cfg.Instance, cfg.Metrics = "", prometheus.NewRegistry()
+		a, err := agent.New(cfg, agenttest.New())
+		Expect(err).NotTo(HaveOccurred())
+		cfg2 := cfg
+		cfg2.Metrics = nil
+		b, err := agent.New(cfg2, agenttest.New())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(a.State().Instance).NotTo(BeEmpty())
+		Expect(a.State().Instance).NotTo(Equal(b.State().Instance))
+		_, err = agent.New(cfg, agenttest.New())
+		Expect(err).To(MatchError(ContainSubstring("duplicate")))
+	})
+})
