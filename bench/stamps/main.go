@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"strings"
@@ -66,6 +67,7 @@ func hookKernel() string {
 func parse(command string, args []string) (config, error) {
 	c := config{warm: time.Second}
 	fs := flag.NewFlagSet(command, flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")
 	rates := "10000"
 	switch command {
@@ -85,7 +87,12 @@ func parse(command string, args []string) (config, error) {
 	fs.IntVar(&c.procs, "procs", 2, "GOMAXPROCS of the receiver")
 	fs.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement lasts, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedule")
-	if err := fs.Parse(args); err != nil {
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fs.SetOutput(os.Stdout)
+		fmt.Printf("Usage: stamps %s [flags]\n", command)
+		fs.PrintDefaults()
+		return c, err
+	} else if err != nil {
 		return c, err
 	}
 	for _, m := range strings.Split(*modes, ",") {
