@@ -187,10 +187,9 @@ static __always_inline void store(struct record *r, __u64 ts, __u32 seq, __u32 l
 // the early records for user space to verify.
 static __always_inline int note(struct __sk_buff *skb, const int by_kernel)
 {
-	__u64 ts = bpf_ktime_get_ns();
 	__u8 tcp[16];
 	__u32 header, len, seq, *slot_of, n;
-	__u64 cookie, head;
+	__u64 ts, cookie, head;
 	struct record *r;
 
 	if (bpf_skb_load_bytes(skb, 0, tcp, sizeof(tcp)))
@@ -199,6 +198,7 @@ static __always_inline int note(struct __sk_buff *skb, const int by_kernel)
 	len = skb->len;
 	if (len <= header || tcp[13] & 0x02) // nothing but a header, or a SYN
 		return KEEP;
+	ts = bpf_ktime_get_ns();
 	len -= header;
 	if (len > 0x7ffff)
 		len = 0x7ffff;

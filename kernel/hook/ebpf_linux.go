@@ -3,6 +3,7 @@ package hook
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -188,6 +189,11 @@ func (f *filter) close() error {
 }
 
 func (f *filter) control(c syscall.RawConn) error {
+	// An urgent byte has a sequence number, so it must have a place in what is
+	// read, too.
+	if err := setsockopt(c, unix.SO_OOBINLINE, 1); err != nil {
+		return err
+	}
 	return setsockopt(c, unix.SO_ATTACH_BPF, f.prog.FD())
 }
 
@@ -250,7 +256,7 @@ type filterConn struct {
 
 	// owned by the reader
 	claim *claim // nil until the first stamp is asked for
-	// pause is for how many messages no ring is asked for after a refusal.
+	// pause is for how many messages no ring is asked for.
 	pause int
 }
 
@@ -297,6 +303,11 @@ func (c *filterConn) arrival(start, end int64, _ stamp.Mono) (stamp.Arrival, boo
 		c.claim = cl
 	}
 	if !cl.begun && !c.f.begin(cl, c.rc, start) {
+		if cl.tries--; cl.tries == 0 {
+			c.f.noBase.Add(1)
+			c.release()
+			c.pause = math.MaxInt
+		}
 		return stamp.Arrival{}, false
 	}
 	a, ok := cl.mapper.Arrival(&cl.ring, start, end)
@@ -360,9 +371,6 @@ func (f *filter) release(cl *claim) {
 // begin finds out where the stream starts in sequence numbers and what came
 // before the ring. It reports false if the start is not known yet.
 func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
-	if cl.tries == 0 {
-		return false
-	}
 	v, found := f.loadEarly(cl.cookie)
 	base, ok := v.Base, found && v.BaseSet != 0
 	if f.plain {
@@ -371,10 +379,6 @@ func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
 		base, ok = cl.ring.base()
 	}
 	if !ok {
-		cl.tries--
-		if cl.tries == 0 {
-			f.noBase.Add(1)
-		}
 		return false
 	}
 	records, all := v.records(f.shift)

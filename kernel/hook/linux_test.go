@@ -368,8 +368,8 @@ func TestFilterDoesNotGuessTheBase(t *testing.T) {
 			t.Fatalf("message %d: %+v, want the time after the read", i, a)
 		}
 	}
-	if n := s.Info().Counters.ConnsNoBase; n != 1 {
-		t.Errorf("%d connections without a base, want 1", n)
+	if c := s.Info().Counters; c.ConnsNoBase != 1 || c.Rings != 0 {
+		t.Errorf("%d connections without a base, want 1; %d rings, want 0", c.ConnsNoBase, c.Rings)
 	}
 }
 
@@ -408,6 +408,28 @@ func TestFilterFollowsSequenceNumbersAround(t *testing.T) {
 				t.Errorf("base %#x, want %#x: the sequence number was not set", base, -left+1)
 			}
 			c.Release()
+		}
+	})
+}
+
+// Urgent bytes count in the stream like all others.
+func TestFilterCountsUrgentBytes(t *testing.T) {
+	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
+		ln := listen(t, s, "tcp", "127.0.0.1:0")
+		client := dial(t, ln, net.Dialer{})
+		c := s.Track(accept(t, ln))
+		defer c.Release()
+		for i := range 20 {
+			from := clock.Mono()
+			var inner error
+			if err := client.raw.Write(func(fd uintptr) bool {
+				inner = unix.Sendto(int(fd), []byte("urgent"), unix.MSG_OOB, nil)
+				return inner != unix.EAGAIN
+			}); err != nil || inner != nil {
+				t.Fatal(err, inner)
+			}
+			sent := span{from, client.acked()}
+			within(t, fmt.Sprintf("urgent message %d", i), take(t, c, 6), stamp.Exact, sent)
 		}
 	})
 }
