@@ -1,0 +1,60 @@
+package hook
+
+import (
+	"net"
+	"testing"
+)
+
+// A message written and read on loopback by one goroutine, with each source.
+func BenchmarkMessage(b *testing.B) {
+	b.Run("off", func(b *testing.B) { benchmarkMessage(b, stamper(b, nil, nil)) })
+	b.Run("sotimestamp", func(b *testing.B) {
+		src, err := openTimestamping(Config{})
+		benchmarkMessage(b, stamper(b, src, err))
+	})
+	b.Run("ebpf", func(b *testing.B) {
+		s, _ := loaded(b, false, Config{})
+		benchmarkMessage(b, s)
+	})
+	b.Run("ebpf, plain", func(b *testing.B) {
+		s, _ := loaded(b, true, Config{})
+		benchmarkMessage(b, s)
+	})
+}
+
+func benchmarkMessage(b *testing.B, s *Stamper) {
+	ln := listen(b, s, "tcp", "127.0.0.1:0")
+	client := dial(b, ln, net.Dialer{})
+	c := s.Track(accept(b, ln))
+	defer c.Release()
+	p, buf := message(100), make([]byte, 200)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := client.Write(p); err != nil {
+			b.Fatal(err)
+		}
+		start := c.Offset()
+		if _, err := c.Read(buf); err != nil {
+			b.Fatal(err)
+		}
+		c.Arrival(start, c.Offset())
+	}
+}
+
+// What a connection costs when its first stamp is asked for, and when it ends.
+func BenchmarkClaim(b *testing.B) {
+	s, f := loaded(b, false, Config{})
+	f.slots.rest = 0
+	ln := listen(b, s, "tcp", "127.0.0.1:0")
+	dial(b, ln, net.Dialer{})
+	c := s.Track(accept(b, ln))
+	tr := c.tr.(*filterConn)
+	b.ReportAllocs()
+	for b.Loop() {
+		cl := f.claim(tr.rc)
+		if cl == nil {
+			b.Fatal("no ring")
+		}
+		f.release(cl)
+	}
+}
