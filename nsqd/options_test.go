@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -36,7 +37,7 @@ func TestDefaultsAreValid(t *testing.T) {
 func TestHelpAndVersionRunNothing(t *testing.T) {
 	for _, arg := range []string{"--help", "-h", "--version"} {
 		var out bytes.Buffer
-		if _, err := parse([]string{arg}, &out); !errors.Is(err, errDone) || out.Len() == 0 {
+		if _, err := parse([]string{arg}, &out); !errors.Is(err, settings.ErrDone) || out.Len() == 0 {
 			t.Errorf("%s: %v, printed %d bytes", arg, err, out.Len())
 		}
 	}
@@ -62,6 +63,18 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--topic-limit=t:-5:1", []string{"topic-limit"}},
 		{"--topic-limit=t:0:0", []string{"stop the topic"}},
 		{"--topic-limit=t:1:1:shout", []string{`"shout"`}},
+		{"--tls-cert=a", []string{"--tls-cert", "--tls-key"}},
+		{"--tls-key=a", []string{"--tls-cert", "--tls-key"}},
+		{"--tls-required", []string{"--tls-required"}},
+		{"--tls-required=maybe", []string{`"maybe"`, "tcp-https"}},
+		{"--tls-min-version=tls2", []string{`"tls2"`}},
+		{"--tls-cert=a --tls-key=b --tls-client-auth-policy=ask", []string{`"ask"`, "require-verify"}},
+		{"--tls-client-auth-policy=require", []string{"--tls-client-auth-policy needs"}},
+		{"--max-deflate-level=0", []string{"deflate level 0"}},
+		{"--max-deflate-level=10 --max-defer-timeout=-1s", []string{"deflate level 10", "-1s"}},
+		{"--tcp-address=", []string{"--tcp-address"}},
+		{"--https-address=/a/path", []string{"--https-address"}},
+		{"--loaddistributor-address=x:1 --tcp-address=/a/path --http-address=", []string{"--tcp-address", "--http-address"}},
 		{"--config=/does/not/exist", []string{"/does/not/exist"}},
 	} {
 		_, err := parse(strings.Fields(c.args), &bytes.Buffer{})
@@ -88,6 +101,9 @@ func TestTheFileSetsWhatTheCommandLineDoesNot(t *testing.T) {
 tcp_address = "127.0.0.1:1"
 mem-queue-size = 7
 msg_timeout = "3s"
+tls_required = false
+tls_min_version = ""
+snappy = false
 topic-limit = ["a:1:1", "b:2.5:2:reject"]
 `)
 	o, err := parse([]string{"--config", path, "--tcp-address", "127.0.0.1:2"}, &bytes.Buffer{})
@@ -95,6 +111,9 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 		t.Fatal(err)
 	}
 	if o.TCPAddress != "127.0.0.1:2" || o.MemQueueSize != 7 || o.MsgTimeout != 3*time.Second {
+		t.Errorf("%+v", o)
+	}
+	if o.TLSRequired != tlsOptional || o.TLSMinVersion != tls10 || o.Snappy || !o.Deflate {
 		t.Errorf("%+v", o)
 	}
 	if len(o.TopicLimits) != 2 || o.TopicLimits[1].Rate != 2500 || !o.TopicLimits[1].Reject {

@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/session"
 )
 
@@ -83,11 +84,13 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	return s, nil
 }
 
-// Listen opens the listening socket, prepared for arrival stamps.
+// Listen opens the listening socket at a host:port, prepared for arrival
+// stamps, or at the path of a Unix socket, whose bytes arrive when they are
+// read.
 func (s *Server) Listen(ctx context.Context, address string) (net.Listener, error) {
 	lc := net.ListenConfig{Control: s.stamps.Control}
 	lc.SetMultipathTCP(false) // the kernel takes no socket filter on MPTCP
-	return lc.Listen(ctx, "tcp", address)
+	return endpoint.Listen(ctx, lc, address)
 }
 
 // Serve accepts from ln until ctx ends; then it closes ln and returns, while

@@ -346,3 +346,16 @@ func splitLines(body []byte, maxMessage int) (lines, error) {
 	}
 	return l, nil
 }
+
+// TLSRequired answers every request with 403 and the port to use instead. It
+// is served in the clear where that is not allowed.
+func TLSRequired(httpsPort int) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json; charset=utf-8")
+		w.WriteHeader(http.StatusForbidden)
+		writeJSONBody(w, struct {
+			Message string `json:"message"`
+			Port    int    `json:"https_port"`
+		}{"TLS_REQUIRED", httpsPort})
+	})
+}

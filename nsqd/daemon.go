@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/httpapi"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// daemon is an nsqd that listens and does not serve yet.
+type daemon struct {
+	opts   *options
+	log    *slog.Logger
+	at     *listeners
+	stamps *hook.Stamper
+	broker *broker.Broker
+	conns  *conn.Server
+	group  lifecycle.Group
+}
+
+// open wires an nsqd and opens its sockets. The daemon must be run.
+func open(ctx context.Context, opts *options, log *slog.Logger) (_ *daemon, err error) {
+	d := &daemon{opts: opts, log: log, at: new(listeners)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	if d.stamps, err = hook.Open(hook.Mode(opts.ArrivalStamps), hook.Config{}, log); err != nil {
+		return nil, err
+	}
+	if d.broker, err = broker.New(opts.brokerConfig()); err != nil {
+		return nil, err
+	}
+	for _, l := range opts.TopicLimits {
+		t, err := d.broker.CreateTopic(l.Topic)
+		if err != nil {
+			return nil, lifecycle.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
+		}
+		t.Contract(tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}, l.Reject)
+	}
+	sessions := opts.sessionConfig()
+	if d.conns, err = conn.New(opts.connConfig(sessions), d.broker, d.stamps, log); err != nil {
+		return nil, err
+	}
+	if err := d.at.open(ctx, opts, d.conns); err != nil {
+		return nil, err
+	}
+	node := opts.node(address(d.at.tcp), address(d.at.http))
+	api := httpapi.Config{Node: node, Limits: sessions.Limits, Managed: opts.managed()}
+	registry := obs.NewRegistry()
+
+	// The order of stopping is the reverse: the control plane lets go first,
+	// then nothing new is accepted, what is held is drained, and last the
+	// figures stop being served.
+	var control *agent.Agent
+	if opts.managed() {
+		if control, err = agent.New(opts.agentConfig(node, log, registry), d.broker.Node()); err != nil {
+			return nil, lifecycle.UsageError{Err: err}
+		}
+		api.Agent = func() any { return control.State() }
+	}
+	handler := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
+	if d.at.http != nil {
+		plain := handler
+		if opts.secure != nil && opts.tlsRequiredFor() == tlsForAll {
+			plain = httpapi.TLSRequired(port(d.at.https))
+		}
+		d.group.Add("http", lifecycle.Serve(d.at.http, d.web(plain)))
+	}
+	if d.at.https != nil {
+		d.group.Add("https", lifecycle.Serve(d.at.https, d.web(handler)))
+	}
+	d.group.Add("broker", d.drainAtEnd)
+	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
+	if control != nil {
+		d.group.Add("agent", control.Run)
+	}
+	return d, nil
+}
+
+// web is an HTTP server that slow clients cannot hold up for ever.
+func (d *daemon) web(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       time.Minute,
+		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug), // clients' mistakes
+	}
+}
+
+// run serves until ctx ends, then drains.
+func (d *daemon) run(ctx context.Context) error {
+	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.at.tcp), "http", name(d.at.http), "https", name(d.at.https), "managed", d.opts.managed())
+	err := d.group.Run(ctx)
+	err = errors.Join(err, d.close())
+	d.log.Info("nsqd is down")
+	return err
+}
+
+// close gives back what open took and no part of the group owns. Listeners that
+// were served are closed already.
+func (d *daemon) close() error {
+	d.at.close()
+	if d.stamps == nil {
+		return nil
+	}
+	if err := d.stamps.Close(); err != nil {
+		return fmt.Errorf("close arrival stamps: %w", err)
+	}
+	return nil
+}
+
+// drainAtEnd empties the broker: publishers end at a message boundary,
+// subscribers get what is left, and only then everything is closed.
+func (d *daemon) drainAtEnd(ctx context.Context) error {
+	<-ctx.Done()
+	limit, cancel := context.WithTimeout(context.Background(), d.opts.DrainTimeout)
+	defer cancel()
+	d.conns.StopReading()
+	if left := d.broker.Drain(limit); left > 0 {
+		d.log.Warn("messages are lost: they are in memory only and nobody took them", "messages", left)
+	}
+	d.broker.Close()
+	grace, cancel := context.WithTimeout(context.Background(), lifecycle.Grace)
+	defer cancel()
+	return d.conns.Shutdown(grace)
+}

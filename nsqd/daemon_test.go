@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	nsq "github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// start runs an nsqd in this process on free ports, and stops it when t ends.
+func start(t *testing.T, args ...string) *daemon {
+	t.Helper()
+	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", "--arrival-stamps=off", "--drain-timeout=1s"}, args...)
+	opts, err := parse(args, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(&testLog{t}, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("nsqd ended with %v", err)
+		}
+	})
+	return d
+}
+
+// testLog writes to the test's log, which go test shows when it fails.
+type testLog struct{ t *testing.T }
+
+func (l *testLog) Write(p []byte) (int, error) {
+	l.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// get asks over HTTP and returns status and body.
+func get(t *testing.T, c *http.Client, url string) (int, string) {
+	t.Helper()
+	r, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(body)
+}
+
+func client(t *testing.T, c *tls.Config) *http.Client {
+	transport := &http.Transport{TLSClientConfig: c}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: 10 * time.Second}
+}
+
+func TestTLSFromFlags(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	server, sensor := a.Certificate("nsqd"), a.Certificate("sensor7")
+	for _, c := range []struct {
+		flags      string
+		plainTCP   bool // may publish without TLS
+		plainHTTP  int  // status of a request without TLS
+		needsProof bool // a certificate must be shown
+	}{
+		{"", true, 200, false},
+		{"--tls-required", false, 403, false},
+		{"--tls-required=true --tls-min-version=tls1.3", false, 403, false},
+		{"--tls-required=tcp-https", false, 200, false},
+		{"--tls-client-auth-policy=require", false, 403, true},
+		{"--tls-client-auth-policy=require-verify", false, 403, true},
+		{"--tls-client-auth-policy=require-verify --tls-required=tcp-https", false, 200, true},
+	} {
+		t.Run(c.flags, func(t *testing.T) {
+			d := start(t, append(strings.Fields(c.flags), "--tls-cert="+server.CertFile, "--tls-key="+server.KeyFile, "--tls-root-ca-file="+a.File)...)
+			publish := func(c *tls.Config) error {
+				config := nsq.NewConfig()
+				config.TlsV1, config.TlsConfig = c != nil, c
+				p, err := nsq.NewProducer(d.at.tcp.Addr().String(), config)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.SetLoggerLevel(nsq.LogLevelMax)
+				defer p.Stop()
+				return p.Publish("t", []byte("x"))
+			}
+			proof := &tls.Config{RootCAs: a.Pool, ServerName: "localhost", Certificates: []tls.Certificate{sensor.TLS}}
+			none := &tls.Config{RootCAs: a.Pool, ServerName: "localhost"}
+			if err := publish(nil); (err == nil) != c.plainTCP {
+				t.Errorf("PUB in the clear: %v", err)
+			}
+			if err := publish(proof); err != nil {
+				t.Errorf("PUB with a certificate: %v", err)
+			}
+			if err := publish(none); (err != nil) != c.needsProof {
+				t.Errorf("PUB without a certificate: %v", err)
+			}
+			code, body := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/ping")
+			if code != c.plainHTTP {
+				t.Errorf("HTTP: %d %s", code, body)
+			}
+			var answer struct {
+				Message string
+				Port    int `json:"https_port"`
+			}
+			if code == 403 {
+				if err := json.Unmarshal([]byte(body), &answer); err != nil || answer.Message != "TLS_REQUIRED" || answer.Port != port(d.at.https) {
+					t.Errorf("%s: %v", body, err)
+				}
+			}
+			if code, body := get(t, client(t, proof), "https://"+d.at.https.Addr().String()+"/ping"); code != 200 || body != "OK" {
+				t.Errorf("HTTPS: %d %s", code, body)
+			}
+			if r, err := client(t, none).Get("https://" + d.at.https.Addr().String() + "/ping"); (err != nil) != c.needsProof {
+				t.Errorf("HTTPS without a certificate: %v", err)
+			} else if err == nil {
+				r.Body.Close()
+			}
+		})
+	}
+}
+
+func TestTheLeastVersionOfTLS(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	server := a.Certificate("nsqd")
+	for flag, refused := range map[string]uint16{"tls1.2": tls.VersionTLS11, "TLS1.3": tls.VersionTLS12, "tls1.1": tls.VersionTLS10} {
+		d := start(t, "--tls-cert="+server.CertFile, "--tls-key="+server.KeyFile, "--tls-min-version="+flag)
+		for _, c := range []struct {
+			most uint16
+			want bool
+		}{{refused, false}, {refused + 1, true}} {
+			nc, err := tls.Dial("tcp", d.at.https.Addr().String(), &tls.Config{RootCAs: a.Pool, MinVersion: tls.VersionTLS10, MaxVersion: c.most, ServerName: "localhost"})
+			if (err == nil) != c.want {
+				t.Errorf("%s: a client of at most %s: %v", flag, tls.VersionName(c.most), err)
+			}
+			if err == nil {
+				nc.Close()
+			}
+		}
+	}
+}
+
+func TestUnixSockets(t *testing.T) {
+	dir, err := os.MkdirTemp("", "nsqd") // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	for _, stamps := range []string{"off", "auto"} {
+		t.Run(stamps, func(t *testing.T) {
+			tcp, web := filepath.Join(dir, "tcp-"+stamps), filepath.Join(dir, "http-"+stamps)
+			start(t, "--tcp-address="+tcp, "--http-address="+web, "--arrival-stamps="+stamps)
+			nc, err := net.Dial("unix", tcp)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			if err := nc.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			in := wire.AppendPub(wire.AppendMagic(nil), "t", []byte("x"))
+			in = append(wire.AppendRdy(wire.AppendSub(in, "t", "c"), 1), "NONSENSE\n"...)
+			if _, err := nc.Write(in); err != nil {
+				t.Fatal(err)
+			}
+			out, err := io.ReadAll(nc)
+			if err != nil || bytes.Count(out, []byte("OK")) != 2 || !bytes.Contains(out, []byte("E_INVALID")) {
+				t.Errorf("%q %v", out, err)
+			}
+			c := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "unix", web)
+			}}}
+			code, body := get(t, c, "http://nsqd/info")
+			var info struct {
+				TCP  int `json:"tcp_port"`
+				HTTP int `json:"http_port"`
+			}
+			if err := json.Unmarshal([]byte(body), &info); err != nil || code != 200 || info.TCP != -1 || info.HTTP != -1 {
+				t.Errorf("%d %s %v", code, body, err)
+			}
+		})
+		for _, f := range []string{"tcp-", "http-"} {
+			if _, err := os.Lstat(filepath.Join(dir, f+stamps)); err == nil {
+				t.Errorf("the socket %s%s is left over", f, stamps)
+			}
+		}
+	}
+}
+
+func TestHTTPCanBeSwitchedOff(t *testing.T) {
+	d := start(t, "--http-address=", "--https-address=")
+	if d.at.http != nil || d.at.https != nil || d.at.tcp == nil {
+		t.Errorf("%+v", d.at)
+	}
+}
+
+// Nothing stays open when a later step fails.
+func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	c := a.Certificate("nsqd")
+	taken := testkit.Listen(t).Addr().String()
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pair := "--tls-cert=" + c.CertFile + " --tls-key=" + c.KeyFile
+	for args, want := range map[string]string{
+		"--tcp-address=" + taken:                      "--tcp-address",
+		"--http-address=" + taken:                     "--http-address",
+		pair + " --https-address=" + taken:            "--https-address",
+		"--tls-cert=/nope --tls-key=" + c.KeyFile:     "--tls-cert",
+		"--tls-cert=" + empty + " --tls-key=" + empty: "--tls-cert",
+		pair + " --tls-root-ca-file=/nope":            "--tls-root-ca-file",
+		pair + " --tls-root-ca-file=" + empty:         "no certificate in",
+		"--tcp-address=/dev/null/x":                   "--tcp-address",
+	} {
+		args := append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--arrival-stamps=off"}, strings.Fields(args)...)
+		opts, err := parse(args, io.Discard)
+		var d *daemon
+		if err == nil {
+			d, err = open(t.Context(), opts, slog.New(slog.DiscardHandler))
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v does not name %s", args, err, want)
+			if err == nil {
+				d.close()
+			}
+		}
+	}
+}

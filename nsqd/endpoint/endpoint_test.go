@@ -1,0 +1,109 @@
+package endpoint_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/endpoint"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// dir is short: a socket's path has 107 bytes at the most.
+func dir(t *testing.T) string {
+	t.Helper()
+	d, err := os.MkdirTemp("", "ep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(d) })
+	return d
+}
+
+func listen(t *testing.T, address string) net.Listener {
+	t.Helper()
+	ln, err := endpoint.Listen(t.Context(), net.ListenConfig{}, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	return ln
+}
+
+func TestWhatIsAPath(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.1:4150": false, ":4150": false, "[::1]:4150": false, "localhost:nsq": false, "nsqd.sock": false, "": false,
+		"/run/nsqd.sock": true, "./nsqd.sock": true, "run/nsqd.sock": true,
+	} {
+		if got := endpoint.IsPath(address); got != want {
+			t.Errorf("%q: %v", address, got)
+		}
+	}
+}
+
+func TestPorts(t *testing.T) {
+	ln := listen(t, "127.0.0.1:0")
+	if got := endpoint.Port(ln.Addr()); got <= 0 {
+		t.Errorf("TCP: %d", got)
+	}
+	if got := endpoint.Port(listen(t, dir(t)+"/s").Addr()); got != -1 {
+		t.Errorf("Unix: %d", got)
+	}
+	if got := endpoint.Port(nil); got != -1 {
+		t.Errorf("none: %d", got)
+	}
+}
+
+func TestASocketIsThereWhileItIsListenedAt(t *testing.T) {
+	path := filepath.Join(dir(t), "s")
+	ln := listen(t, path)
+	nc, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	if _, err := endpoint.Listen(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a second listener at the same path: %v", err)
+	}
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(path); err == nil {
+		t.Error("the socket outlives its listener")
+	}
+}
+
+func TestASocketThatWasLeftIsReplaced(t *testing.T) {
+	path := filepath.Join(dir(t), "s")
+	ln := listen(t, path).(*net.UnixListener)
+	ln.SetUnlinkOnClose(false) // as when its process was killed
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, path)
+	nc, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+}
+
+func TestOtherFilesAreLeftAlone(t *testing.T) {
+	path := filepath.Join(dir(t), "s")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := endpoint.Listen(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("%v", err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "precious" {
+		t.Errorf("%q %v", b, err)
+	}
+	if _, err := endpoint.Listen(t.Context(), net.ListenConfig{}, filepath.Join(path, "below")); err == nil {
+		t.Error("listens below a file")
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/endpoint"
+)
+
+// listeners are the sockets that nsqd listens at; those it does not are nil.
+type listeners struct{ tcp, http, https net.Listener }
+
+// open opens what opts names. After an error some are open.
+func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
+	var err error
+	if at.tcp, err = conns.Listen(ctx, opts.TCPAddress); err != nil {
+		at.tcp = nil // no typed nil
+		return fmt.Errorf("--tcp-address: %w", err)
+	}
+	if opts.HTTPAddress != "" {
+		if at.http, err = endpoint.Listen(ctx, net.ListenConfig{}, opts.HTTPAddress); err != nil {
+			at.http = nil
+			return fmt.Errorf("--http-address: %w", err)
+		}
+	}
+	if opts.HTTPSAddress != "" && opts.secure != nil {
+		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.HTTPSAddress)
+		if err != nil {
+			return fmt.Errorf("--https-address: %w", err)
+		}
+		at.https = tls.NewListener(ln, opts.secure)
+	}
+	return nil
+}
+
+// close closes what is open; that some were closed before is no error.
+func (at *listeners) close() {
+	for _, ln := range []net.Listener{at.tcp, at.http, at.https} {
+		if ln != nil {
+			_ = ln.Close()
+		}
+	}
+}
+
+// address returns where ln listens; nil if ln is.
+func address(ln net.Listener) net.Addr {
+	if ln == nil {
+		return nil
+	}
+	return ln.Addr()
+}
+
+// port is -1 for a listener without.
+func port(ln net.Listener) int { return endpoint.Port(address(ln)) }
+
+// name is the address for people.
+func name(ln net.Listener) string {
+	if ln == nil {
+		return "none"
+	}
+	return ln.Addr().String()
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// tlsRequired is whom TLS is required of, a flag that may stand without a
+// value.
+type tlsRequired int
+
+const (
+	tlsOptional tlsRequired = iota
+	tlsForTCP               // and not of HTTP clients
+	tlsForAll
+)
+
+func (t *tlsRequired) String() string {
+	return [...]string{tlsOptional: "false", tlsForTCP: "tcp-https", tlsForAll: "true"}[*t]
+}
+
+// IsBoolFlag makes the flag alone mean true.
+func (t *tlsRequired) IsBoolFlag() bool { return true }
+
+// Set takes a boolean or tcp-https.
+func (t *tlsRequired) Set(s string) error {
+	if strings.EqualFold(s, "tcp-https") {
+		*t = tlsForTCP
+		return nil
+	}
+	required, err := strconv.ParseBool(s)
+	if err != nil {
+		return fmt.Errorf("%q is none of true, false, tcp-https", s)
+	}
+	*t = tlsOptional
+	if required {
+		*t = tlsForAll
+	}
+	return nil
+}
+
+// tlsVersion is a version of TLS.
+type tlsVersion uint16
+
+const tls10 tlsVersion = tls.VersionTLS10
+
+var tlsVersions = map[string]tlsVersion{
+	"ssl3.0": tls10, // nothing speaks it any more, so this is the least there is
+	"tls1.0": tls10,
+	"tls1.1": tls.VersionTLS11,
+	"tls1.2": tls.VersionTLS12,
+	"tls1.3": tls.VersionTLS13,
+}
+
+func (v *tlsVersion) String() string {
+	switch *v {
+	case tls.VersionTLS11:
+		return "tls1.1"
+	case tls.VersionTLS12:
+		return "tls1.2"
+	case tls.VersionTLS13:
+		return "tls1.3"
+	}
+	return "tls1.0"
+}
+
+// Set takes a version's name; an empty one, as in NSQ's example of a
+// configuration file, leaves the default.
+func (v *tlsVersion) Set(s string) error {
+	if s == "" {
+		return nil
+	}
+	version, ok := tlsVersions[strings.ToLower(s)]
+	if !ok {
+		return fmt.Errorf("%q is none of tls1.0, tls1.1, tls1.2, tls1.3", s)
+	}
+	*v = version
+	return nil
+}
+
+// topicLimit is a standalone broker's contract.
+type topicLimit struct {
+	Topic  string
+	Rate   tokenbucket.Rate
+	Burst  int64
+	Reject bool
+}
+
+// topicLimits is a repeatable flag.
+type topicLimits []topicLimit
+
+func (t *topicLimits) String() string { return "" }
+
+// Set adds "topic:rate:burst[:delay|reject]".
+func (t *topicLimits) Set(s string) error {
+	parts := strings.Split(s, ":")
+	if len(parts) != 3 && len(parts) != 4 {
+		return errors.New("want topic:rate:burst or topic:rate:burst:policy")
+	}
+	l := topicLimit{Topic: parts[0]}
+	if !wire.ValidTopicName(l.Topic) {
+		return fmt.Errorf("topic %q is not a valid name", l.Topic)
+	}
+	rate, err := strconv.ParseFloat(parts[1], 64)
+	if err != nil {
+		return fmt.Errorf("rate %q is not a number of messages per second", parts[1])
+	}
+	if l.Burst, err = strconv.ParseInt(parts[2], 10, 64); err != nil {
+		return fmt.Errorf("burst %q is not a number of messages", parts[2])
+	}
+	l.Rate = tokenbucket.PerSecond(rate)
+	share := tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}
+	if err := share.Validate(); err != nil {
+		return err
+	}
+	if share.IsZero() {
+		return errors.New("a rate and a burst of 0 would stop the topic")
+	}
+	if len(parts) == 4 {
+		switch parts[3] {
+		case "delay":
+		case "reject":
+			l.Reject = true
+		default:
+			return fmt.Errorf("policy %q is neither delay nor reject", parts[3])
+		}
+	}
+	*t = append(*t, l)
+	return nil
+}
