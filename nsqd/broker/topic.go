@@ -180,10 +180,10 @@ func (t *Topic) message(wall stamp.Wall, p Published) *queue.Message {
 // open reports why the topic takes no message. Requires: mu held.
 func (t *Topic) open() error {
 	switch {
+	case t.broker.draining.Load(): // first: a publisher looks for a topic that is gone again
+		return ErrDraining
 	case t.mu.closed:
 		return ErrGone
-	case t.broker.draining.Load():
-		return ErrDraining
 	}
 	return nil
 }
@@ -367,14 +367,19 @@ func (t *Topic) held() (n int, moving bool) {
 	return n, moving
 }
 
-// close ends the topic: its subscriptions are told, its alarms stop.
+// close ends the topic: its subscriptions are told, its alarms stop, and its
+// messages are let go, for connections may keep a deleted topic for as long as
+// they are silent. Whatever step somebody still takes finds nothing to release
+// and nobody to deliver to.
 func (t *Topic) close() {
+	now := t.broker.now()
 	s := t.begin()
 	t.mu.closed = true
-	for _, sub := range t.subscriptions() {
-		t.detach(sub)
-		s.woken = append(s.woken, sub)
+	t.mu.core.Pause() // lest what waits is released into the channels that are left
+	for _, c := range slices.Clone(t.mu.core.Channels()) {
+		t.removeChannel(now, c, s)
 	}
+	t.mu.core.Empty()
 	t.end(s)
 	t.coarse.close()
 	t.sharp.close()
