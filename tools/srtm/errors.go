@@ -44,8 +44,12 @@ func explain(err error) error {
 			}
 		}
 	}
-	if len(faults) > 0 {
-		return errors.New(strings.Join(faults, "; "))
+	switch len(faults) {
+	case 0:
+	case 1:
+		return errors.New(faults[0])
+	default:
+		return fmt.Errorf("the request has %d faults:\n  %s", len(faults), strings.Join(faults, "\n  "))
 	}
 	return errors.New(s.Message())
 }

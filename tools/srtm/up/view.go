@@ -24,8 +24,9 @@ const lineEvery = 5 * time.Second
 type view struct {
 	w        io.Writer
 	terminal bool
-	lines    int     // of the table that is on the screen
-	last     float64 // elapsed seconds at the last line
+	width    func() int // of the terminal in columns; 0: not known
+	lines    int        // of the table that is on the screen
+	last     float64    // elapsed seconds at the last line
 }
 
 // newView shows on standard output, or with JSON there on standard error.
@@ -34,9 +35,16 @@ func newView(cmd *cobra.Command, output string) *view {
 	if output == "json" {
 		w = cmd.ErrOrStderr()
 	}
-	v := &view{w: w}
+	v := &view{w: w, width: func() int { return 0 }}
 	if f, ok := w.(*os.File); ok {
 		v.terminal = term.IsTerminal(int(f.Fd()))
+		v.width = func() int {
+			columns, _, err := term.GetSize(int(f.Fd()))
+			if err != nil {
+				return 0
+			}
+			return columns
+		}
 	}
 	return v
 }
@@ -65,12 +73,28 @@ func (v *view) draw(f *frame) {
 		fmt.Fprintln(v.w, f.line())
 		return
 	}
-	text := f.table()
+	text := clip(f.table(), v.width())
 	if v.lines > 0 {
 		fmt.Fprintf(v.w, "\x1b[%dA\x1b[J", v.lines) // up, and clear to the end
 	}
 	v.lines = strings.Count(text, "\n")
 	fmt.Fprint(v.w, text)
+}
+
+// clip cuts every line to the width, so that none wraps and the number of lines
+// on the screen is known.
+func clip(text string, width int) string {
+	if width <= 0 {
+		return text
+	}
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if r := []rune(strings.TrimSuffix(line, "\n")); len(r) > width {
+			line = string(r[:width]) + "\n"
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }
 
 // done leaves the table where it is.

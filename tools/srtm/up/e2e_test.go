@@ -1,0 +1,304 @@
+package up
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// built is a folder with the programs, built once for the package by the first
+// test that needs them; builtIn is where, for TestMain to remove.
+var (
+	builtIn string
+	built   = sync.OnceValues(build)
+)
+
+func build() (string, error) {
+	dir, err := os.MkdirTemp("", "srtm-up-test-")
+	if err != nil {
+		return "", err
+	}
+	builtIn = dir
+	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./nsqd", "./loaddistributor", "./tbadaptor", "./tools/iotpub")
+	cmd.Dir = filepath.Join("..", "..", "..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return dir, fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return dir, nil
+}
+
+func TestMain(m *testing.M) {
+	testkit.Main(m, goleak.Cleanup(func(code int) {
+		if builtIn != "" {
+			if err := os.RemoveAll(builtIn); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}
+		os.Exit(code)
+	}))
+}
+
+// binaries returns a folder with the named programs.
+func binaries(t *testing.T, names ...string) string {
+	t.Helper()
+	from, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, name := range names {
+		if err := os.Symlink(filepath.Join(from, name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+var daemons = []string{"nsqd", "loaddistributor", "tbadaptor"}
+
+// output is written to by the command and read by the test.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	cue  string
+	seen chan struct{} // closed when cue has been written
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	had := o.cue != "" && strings.Contains(o.text.String(), o.cue)
+	o.text.Write(p)
+	if o.cue != "" && !had && strings.Contains(o.text.String(), o.cue) {
+		close(o.seen)
+	}
+	return len(p), nil
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+func up(ctx context.Context, stdout, stderr *output, args ...string) error {
+	cmd := Command()
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	return cmd.ExecuteContext(ctx)
+}
+
+// The whole thing, small: real processes, real sockets, go-nsq, a report.
+func TestUp(t *testing.T) {
+	bin := binaries(t, append(daemons, "iotpub")...)
+
+	t.Run("ends with a report", func(t *testing.T) {
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=3",
+			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, stderr.String())
+		}
+		var r Report
+		if err := json.Unmarshal([]byte(stdout.String()), &r); err != nil {
+			t.Fatalf("%v\n%s", err, stdout.String())
+		}
+		if len(r.Phases) != 2 || len(r.Calibration) != 1 || r.Reduced || r.Interrupted {
+			t.Fatalf("%+v", r)
+		}
+		for i, brokers := range []int{1, 3} {
+			p := r.Phases[i]
+			a := p.Emulator.Account
+			if len(p.Placement) != brokers || a == nil || a.Accepted < 1000 || a.Delivered != a.Accepted || !a.ExactlyOnce() {
+				t.Errorf("%s: %+v, %+v", p.Name, p.Placement, a)
+			}
+			var rate, burst int64
+			for _, q := range p.Placement {
+				rate += q.RateMilli
+				burst += q.Burst
+			}
+			if rate != r.RateMilli || burst != r.Burst {
+				t.Errorf("%s: shares sum to %d, %d; the contract is %d, %d", p.Name, rate, burst, r.RateMilli, r.Burst)
+			}
+			if p.Broker == nil || p.Broker.Delivered == 0 || p.Broker.Delivery.Count == 0 {
+				t.Errorf("%s: the brokers' figures are %+v", p.Name, p.Broker)
+			}
+		}
+		if r.Phases[0].Emulator.Offered != r.Phases[1].Emulator.Offered {
+			t.Errorf("the phases offered %d and %d", r.Phases[0].Emulator.Offered, r.Phases[1].Emulator.Offered)
+		}
+	})
+
+	t.Run("reports what there is when it is interrupted", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stdout := output{cue: "phase 1 of 2", seen: make(chan struct{})}
+		var stderr output
+		go func() {
+			select {
+			case <-stdout.seen:
+			case <-t.Context().Done():
+			}
+			cancel()
+		}()
+		err := up(ctx, &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2",
+			"--publishers=30", "--duration=10m", "--calibration=0s", "--burst=20")
+		text := stdout.String()
+		if err != nil || !strings.Contains(text, "INTERRUPTED") || !strings.Contains(text, "was delivered exactly once") || strings.Contains(text, "BLIND") {
+			t.Errorf("%v\n%s\n%s", err, text, stderr.String())
+		}
+	})
+
+	t.Run("replays a recording", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "r.csv")
+		var rows strings.Builder
+		rows.WriteString("offset_seconds,publisher_id,correlation_key,payload_bytes\n")
+		for i := range 400 {
+			fmt.Fprintf(&rows, "%d.%d,loop%d,junction%d,80\n", i/100, i/10%10, i%9, i%3)
+		}
+		if err := os.WriteFile(path, []byte(rows.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--trace="+path,
+			"--compress=2", "--copies=2", "--duration=4s", "--calibration=0s", "--max-lateness=10s")
+		if text := stdout.String(); err != nil || !strings.Contains(text, "18 publishers") || !strings.Contains(text, "Each of 1600 accepted messages was delivered exactly once.") {
+			t.Errorf("%v\n%s\n%s", err, text, stderr.String())
+		}
+	})
+}
+
+// reporter is an iotpub that carries no more than 3,000 msg/s.
+const reporter = `#!/bin/sh
+for a in "$@"; do case "$a" in
+--publishers=*) n=${a#*=};;
+--capture=*) echo 0.5 > "${a#*=}";;
+esac; done
+offered=$((n * 10)); achieved=$offered
+if [ $achieved -gt 3000 ]; then achieved=3000; fi
+echo '{"type":"report","publishers":'$n',"offered":'$offered',"accepted":'$achieved',"offered_per_s":'$offered',"achieved_per_s":'$achieved',"lateness":{},"answer":{},"end_to_end":{},"account":{"accepted":'$achieved',"delivered":'$achieved',"lost":LOST,"duplicated":0}}'
+`
+
+func withReporter(t *testing.T, bin, text string) string {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(bin, "iotpub"), []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
+
+func TestUpOnAMachineThatIsTooSmall(t *testing.T) {
+	bin := binaries(t, daemons...)
+
+	t.Run("takes fewer publishers and says so", func(t *testing.T) {
+		withReporter(t, bin, strings.ReplaceAll(reporter, "LOST", "0"))
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--duration=2s")
+		text := stdout.String()
+		for _, want := range []string{
+			"1000 publishers, offered 10000/s, achieved 3000/s (30.0 %)", "only 30.0 % of the offered rate was achieved",
+			"this machine does not carry that; trying 240 publishers", "THE LOAD IS SMALLER THAN ASKED FOR", "240 poisson publishers",
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%q is not said", want)
+			}
+		}
+		if err != nil || t.Failed() {
+			t.Errorf("%v\n%s", err, text)
+		}
+	})
+
+	t.Run("without a calibration fails rather than passes", func(t *testing.T) {
+		withReporter(t, bin, strings.ReplaceAll(reporter, "LOST", "0"))
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--duration=2s", "--calibration=0s")
+		if err == nil || !strings.Contains(err.Error(), "the load was not carried: 3000.0 msg/s of 10000.0 offered") {
+			t.Errorf("%v\n%s", err, stdout.String())
+		}
+	})
+
+	t.Run("fails when a message was lost", func(t *testing.T) {
+		withReporter(t, bin, strings.ReplaceAll(reporter, "LOST", "1"))
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--duration=2s", "--calibration=0s", "--publishers=100")
+		if err == nil || !strings.Contains(err.Error(), "SRTM placement: 1 accepted messages were lost") || !strings.Contains(stdout.String(), "NOT EXACTLY ONCE") {
+			t.Errorf("%v\n%s", err, stdout.String())
+		}
+	})
+
+	t.Run("says what went wrong with the emulator", func(t *testing.T) {
+		withReporter(t, bin, "#!/bin/sh\necho 'iotpub: no route' >&2; exit 1\n")
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=1", "--duration=2s")
+		if err == nil || !strings.Contains(err.Error(), "calibration: iotpub: exit status 1: iotpub: no route") {
+			t.Errorf("%v", err)
+		}
+	})
+
+	t.Run("says that the load fits no brokers", func(t *testing.T) {
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--mcap=100")
+		if err == nil || !strings.Contains(err.Error(), "create topic calibration") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestBadCommandLines(t *testing.T) {
+	for args, want := range map[string]string{
+		"here":                  `up: unexpected argument "here"`,
+		"--brokers 0 --slo 0s":  "--brokers 0: want 1 to 100\n--slo 0s: want more than 0",
+		"--rate -1":             "rate: -1 msg/s",
+		"--sync --group-size 1": "sync: needs groups of at least 2 publishers",
+	} {
+		var stdout, stderr output
+		err := up(t.Context(), &stdout, &stderr, strings.Fields(args)...)
+		if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || !usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+	var stdout, stderr output
+	path := filepath.Join(t.TempDir(), "r.csv")
+	if err := os.WriteFile(path, []byte("what\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err := up(t.Context(), &stdout, &stderr, "--trace="+path)
+	if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+":1: header") {
+		t.Errorf("%v", err)
+	}
+	empty := t.TempDir()
+	if err := up(t.Context(), &stdout, &stderr, "--bin-dir="+empty, "--data-dir="+t.TempDir()); err == nil || !strings.Contains(err.Error(), "--bin-dir") {
+		t.Errorf("%v", err)
+	}
+}
+
+// What it leaves behind: nothing, or what it says.
+func TestLogsAreKeptAfterAFailureOnly(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	var stdout, stderr output
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := up(ctx, &stdout, &stderr, "--bin-dir="+t.TempDir()); err == nil {
+		t.Fatal("it ran without programs")
+	}
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), "srtm-up-*"))
+	if err != nil || len(left) != 1 || !strings.Contains(stderr.String(), left[0]) {
+		t.Errorf("left %v, %v; it says %q", left, err, stderr.String())
+	}
+}

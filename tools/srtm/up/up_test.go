@@ -1,0 +1,386 @@
+package up
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/iotpub/load"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/iotpub/verify"
+)
+
+func TestValidate(t *testing.T) {
+	o := defaults()
+	if err := o.validate(); err != nil {
+		t.Errorf("the defaults: %v", err)
+	}
+	for want, change := range map[string]func(*options){
+		"--brokers 0: want 1 to 100":      func(o *options) { o.brokers = 0 },
+		"--mcap 0 msg/s":                  func(o *options) { o.mcap = 0 },
+		"--duration 1s: want at least 2s": func(o *options) { o.duration = time.Second },
+		"--slo-quantile 1:":               func(o *options) { o.quantile = 1 },
+		"--slo-quantile NaN:":             func(o *options) { o.quantile = math.NaN() },
+		"--slo 0s:":                       func(o *options) { o.slo = 0 },
+		"--burst -1 messages":             func(o *options) { o.burst = -1 },
+		"--burst 5 messages: want at least one for each of 6 brokers": func(o *options) { o.burst = 5 },
+		"--calibration 10ms: want 0, or at least 1s":                  func(o *options) { o.calibration = 10 * time.Millisecond },
+		"--max-lateness 0s":                  func(o *options) { o.maxLateness = 0 },
+		"--mem-queue-size 0":                 func(o *options) { o.memQueue = 0 },
+		`--output "xml": want table or json`: func(o *options) { o.output = "xml" },
+	} {
+		o := defaults()
+		change(&o)
+		if err := o.validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if err := (&options{}).validate(); strings.Count(err.Error(), "\n") != 7 {
+		t.Errorf("want eight faults, one a line, got:\n%v", err)
+	}
+}
+
+// The default topic, with its margin, fits one broker, or SRTM could not place
+// it on one.
+func TestTheDefaultFitsOneBroker(t *testing.T) {
+	o := defaults()
+	l, err := o.load.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if need := l.Rate() * rateMargin * 1.05; need > float64(o.mcap) {
+		t.Errorf("%v msg/s on a broker of %d", need, o.mcap)
+	}
+}
+
+func quantiles99(base time.Duration, n int) (*obs.Latency, report.Quantiles) {
+	l := obs.NewLatency()
+	for i := range n {
+		l.Record(base * time.Duration(i+1) / time.Duration(n))
+	}
+	return l, report.QuantilesOf(l)
+}
+
+// The emulator's output may come in pieces of any size.
+func TestEmulatorReadsLinesHoweverTheyAreCut(t *testing.T) {
+	progress, err := json.Marshal(report.Progress{Type: report.TypeProgress, ElapsedSeconds: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	final, err := json.Marshal(report.Report{Type: report.TypeReport, Topic: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := slices.Concat(progress, []byte("\n"), final, []byte("\n"))
+	for cut := range out {
+		var e emulator
+		for _, part := range [][]byte{out[:cut], out[cut:]} {
+			if n, err := e.Write(part); n != len(part) || err != nil {
+				t.Fatalf("%d, %v", n, err)
+			}
+		}
+		if e.progress() == nil || e.progress().ElapsedSeconds != 3 || e.mu.report == nil || e.mu.report.Topic != "t" || e.mu.fault != nil {
+			t.Fatalf("cut at %d: %+v, %+v, %v", cut, e.progress(), e.mu.report, e.mu.fault)
+		}
+	}
+}
+
+func TestEmulatorNoticesALineThatIsNone(t *testing.T) {
+	for _, line := range []string{"panic: oh", `{"type":"other"}`, `{"type":"report","offered":"many"}`, ""} {
+		var e emulator
+		if _, err := e.Write([]byte(line + "\n" + `{"type":"progress"}` + "\n")); err != nil {
+			t.Fatal(err)
+		}
+		if e.mu.fault == nil || e.progress() == nil {
+			t.Errorf("%q: %v, %v", line, e.mu.fault, e.progress())
+		}
+	}
+}
+
+func TestJudge(t *testing.T) {
+	good := func() *report.Report {
+		_, late := quantiles99(time.Millisecond, 1000)
+		return &report.Report{
+			Publishers: 10, OfferedRate: 100, AchievedRate: 98, Lateness: late,
+			Counts:  report.Counts{Offered: 100, Accepted: 98},
+			Account: &verify.Result{Accepted: 98, Delivered: 98},
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*report.Report)
+		why    string
+	}{
+		"good":      {func(*report.Report) {}, ""},
+		"too slow":  {func(r *report.Report) { r.AchievedRate = 96.9 }, "only 96.9 % of the offered rate was achieved"},
+		"skipped":   {func(r *report.Report) { r.Skipped = 2 }, "2 messages not accepted"},
+		"refused":   {func(r *report.Report) { r.Refused = map[string]uint64{"E": 1} }, "1 message not accepted"},
+		"late":      {func(r *report.Report) { _, r.Lateness = quantiles99(10*time.Millisecond, 100) }, "1 % of the messages were sent more than"},
+		"lost":      {func(r *report.Report) { r.Account.Lost = 1 }, "1 accepted messages were lost"},
+		"very slow": {func(r *report.Report) { r.AchievedRate = 0 }, "only 0.0 %"},
+	} {
+		r := good()
+		c.change(r)
+		a := judge(r, 5*time.Millisecond)
+		if a.Carried != (c.why == "") || !strings.HasPrefix(a.Why, c.why) {
+			t.Errorf("%s: %+v, want %q", name, a, c.why)
+		}
+		if f := a.fraction(); !(f >= 0.2 && f <= 0.7) {
+			t.Errorf("%s: the next fraction is %v", name, f)
+		}
+		if c.why != "" && !strings.Contains(a.text(), "not carried: "+c.why) {
+			t.Errorf("%s: %s", name, a.text())
+		}
+	}
+}
+
+func TestShortenTakesFewerPublishers(t *testing.T) {
+	o := load.Default()
+	l, err := o.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := shorten(o, l, 0.35); got.Spec.Publishers != 350 || got.Keep != 0 {
+		t.Errorf("%+v", got)
+	}
+	one := o
+	one.Spec.Publishers = 1
+	if got := shorten(one, l, 0.2); got.Spec.Publishers != 1 {
+		t.Errorf("%+v", got)
+	}
+	// A recording: by the publishers' rates, not their number.
+	o.Trace = "some"
+	l.Sources = []schedule.Source{{Rate: 10}, {Rate: 1}, {Rate: 1}, {Rate: 8}}
+	for fraction, keep := range map[float64]int{0.7: 3, 0.5: 1, 0.1: 1} {
+		if got := shorten(o, l, fraction); got.Keep != keep {
+			t.Errorf("%v: keeps %d publishers, want %d", fraction, got.Keep, keep)
+		}
+	}
+}
+
+func TestContract(t *testing.T) {
+	o := defaults()
+	o.load.Spec.Publishers = 100
+	l, err := o.load.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const phase = 10 * time.Second
+	offsets := schedule.Arrivals(schedule.Until(l.Stream(), phase))
+	r := &run{options: o, load: l}
+	c, err := r.contract(phase, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offered := math.Max(float64(len(offsets))/phase.Seconds(), 1000)
+	if got := float64(c.RateMilli) / 1000; got < 1.1*offered || got > 1.1*offered+2 {
+		t.Errorf("r = %v for %v msg/s offered", got, offered)
+	}
+	arrivals := make([]stamp.Mono, len(offsets))
+	for i, at := range offsets {
+		arrivals[i] = stamp.Mono(at)
+	}
+	need, err := tokenbucket.Profile(arrivals, tokenbucket.Rate(c.RateMilli), 0.99)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := int64(math.Ceil(float64(need) * 1.25)); c.Burst != want || r.report.ProfiledBurst != need {
+		t.Errorf("b = %d, want %d for a need of %d", c.Burst, want, need)
+	}
+	// What was captured may need more: here 500 messages at once.
+	captured := make([]stamp.Mono, 500)
+	if c, err = r.contract(phase, captured); err != nil || c.Burst < 495 {
+		t.Errorf("b = %v, %v for a burst of 500", c.GetBurst(), err)
+	}
+	// Never less than a token for each broker.
+	r.report.ProfiledBurst = 0
+	r.options.load.Spec.Publishers, r.options.brokers = 1, 50
+	if r.load, err = r.options.load.Build(); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = r.contract(phase, nil); err != nil || c.Burst != 50 {
+		t.Errorf("b = %v, %v for 50 brokers", c.GetBurst(), err)
+	}
+	r.options.burst = 77
+	if c, err = r.contract(phase, nil); err != nil || c.Burst != 77 {
+		t.Errorf("b = %v, %v; 77 was asked for", c.GetBurst(), err)
+	}
+	r.options.load.Spec.Rate = 0.001
+	if r.load, err = r.options.load.Build(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = r.contract(time.Nanosecond, nil); err == nil || !strings.Contains(err.Error(), "no message within 1ns") {
+		t.Errorf("%v", err)
+	}
+}
+
+func shownTopic() *srtmv1.Topic {
+	fast, _ := quantiles99(400*time.Microsecond, 1000)
+	slow, _ := quantiles99(12*time.Millisecond, 1000)
+	stats := func(l *obs.Latency, offered uint64) *srtmv1.TopicStats {
+		return &srtmv1.TopicStats{
+			Interval: durationpb.New(2 * time.Second), Offered: offered, Delivered: offered, Publishers: 500,
+			Access: fast.Proto(), Processing: fast.Proto(), Delivery: l.Proto(),
+		}
+	}
+	met := false
+	return &srtmv1.Topic{
+		Spec: &srtmv1.TopicSpec{Name: "sensors", Contract: &srtmv1.Contract{
+			RateMilli: 11_000_000, Burst: 50, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Millisecond)},
+		}},
+		Quotas: []*srtmv1.BrokerQuota{{BrokerId: "broker1"}, {BrokerId: "broker2"}},
+		Status: &srtmv1.TopicStatus{
+			Window: durationpb.New(10 * time.Second),
+			Brokers: []*srtmv1.BrokerTopicStatus{
+				{BrokerId: "broker1", Share: &srtmv1.Share{RateMilli: 8_000_500, Burst: 30}, Last: stats(fast, 16_000), Window: stats(fast, 80_000)},
+				{BrokerId: "broker2", Share: &srtmv1.Share{RateMilli: 2_999_500, Burst: 20}, Last: stats(slow, 4_000), Window: stats(slow, 20_000)},
+				{BrokerId: "broker3"},
+			},
+			Pooled: stats(slow, 100_000), ExceedFraction: 0.0123, SloMet: &met,
+		},
+	}
+}
+
+func TestView(t *testing.T) {
+	_, late := quantiles99(100*time.Microsecond, 1000)
+	f := &frame{
+		title: "SRTM placement (phase 1 of 2)", duration: 30 * time.Second, brokers: 6, topic: shownTopic(),
+		progress: &report.Progress{ElapsedSeconds: 7.02, OfferedRate: 10_004.4, AcceptedRate: 10_003, DeliveredRate: 9_999, Lateness: late, EndToEnd: late},
+	}
+	var b bytes.Buffer
+	width := 0
+	v := &view{w: &b, terminal: true, width: func() int { return width }}
+	v.say("hello %s", "world")
+	v.draw(f)
+	f.progress.ElapsedSeconds = 8
+	width = 40 // somebody has made the window smaller
+	v.draw(f)
+	v.say("done")
+	testkit.Golden(t, "testdata/terminal.txt", b.Bytes())
+
+	b.Reset()
+	v = &view{w: &b}
+	for second := range 13 {
+		f.progress.ElapsedSeconds = float64(second+1) + 0.01
+		v.draw(f)
+	}
+	f.topic.Status = nil // before the first report
+	v.done()
+	v.draw(f)
+	testkit.Golden(t, "testdata/lines.txt", b.Bytes())
+}
+
+func shownReport() *Report {
+	_, fast := quantiles99(time.Millisecond, 1000)
+	_, slow := quantiles99(14*time.Millisecond, 1000)
+	phase := func(name, policy string, brokers int, q report.Quantiles, met bool) Phase {
+		p := Phase{
+			Name: name, Policy: policy, Topic: "t",
+			Emulator: report.Report{
+				Counts:  report.Counts{Offered: 300_000, Sent: 300_000, Accepted: 300_000, Delivered: 300_000},
+				Seconds: 30, OfferedRate: 10_000, AchievedRate: 9_999, Lateness: fast, EndToEnd: &q,
+				Account: &verify.Result{Accepted: 300_000, Delivered: 300_000},
+			},
+			Broker: &BrokerSide{WindowSeconds: 10, Delivered: 100_000, Access: q, Processing: fast, Delivery: q, ExceedFraction: 0.001, SLOMet: met},
+		}
+		for i := range brokers {
+			p.Placement = append(p.Placement, Placed{
+				Broker: "b", Publishers: 1000 / uint32(brokers), RateMilli: 11_000_000/int64(brokers) - int64(i), Burst: 50 / int64(brokers),
+			})
+		}
+		return p
+	}
+	return &Report{
+		Version: "SRTM x", CPUs: 2, Platform: "linux/amd64", Brokers: 6, Mcap: 20_000, Seed: 1, Load: "1000 publishers",
+		Calibration: []Attempt{
+			{Publishers: 1000, OfferedRate: 10_000, AchievedRate: 7_000, Lateness: slow, EndToEnd: slow, Why: "only 70.0 % of the offered rate was achieved"},
+			{Publishers: 560, OfferedRate: 5_600, AchievedRate: 5_600, Lateness: fast, EndToEnd: fast, Carried: true},
+		},
+		Reduced: true, RateMilli: 11_000_000, Burst: 50, ProfiledBurst: 40, Quantile: 0.99, SLOUs: 1000,
+		Phases: []Phase{phase("SRTM placement", "srtm", 1, fast, true), phase("blind split", "loadbalance", 6, slow, false)},
+	}
+}
+
+func TestReport(t *testing.T) {
+	show := func(file string, r *Report) {
+		t.Helper()
+		var b bytes.Buffer
+		if err := r.WriteText(&b); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Golden(t, "testdata/"+file, b.Bytes())
+	}
+	good := shownReport()
+	if faults := good.Faults(); faults != nil {
+		t.Errorf("faults: %v", faults)
+	}
+	show("report.txt", good)
+	text, err := json.MarshalIndent(good, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Golden(t, "testdata/report.json", append(text, '\n'))
+
+	bad := shownReport()
+	a := &bad.Phases[0].Emulator
+	a.Account.Lost, a.Account.Duplicated, a.AchievedRate, a.Skipped, a.Refused = 3, 1, 9_000, 7, map[string]uint64{"E_QUEUE_FULL": 5}
+	bad.Phases[1].Broker = nil
+	show("bad.txt", bad)
+
+	cut := shownReport()
+	cut.Interrupted, cut.Phases = true, cut.Phases[:1]
+	show("interrupted.txt", cut)
+	show("nothing.txt", &Report{Version: "SRTM x", CPUs: 1, Platform: "p", Brokers: 1, Mcap: 1})
+}
+
+func TestFaults(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Report)
+		want   []string
+	}{
+		"none":            {func(*Report) {}, nil},
+		"missing the SLO": {func(r *Report) { r.Phases[0].Broker.SLOMet = false }, nil},
+		"lost":            {func(r *Report) { r.Phases[1].Emulator.Account.Lost = 2 }, []string{"blind split: 2 accepted messages were lost"}},
+		"not carried": {func(r *Report) { r.Phases[0].Emulator.AchievedRate = 9_600 },
+			[]string{"SRTM placement: the load was not carried: 9600.0 msg/s of 10000.0 offered were achieved (96.0 %)"}},
+		"nobody checked": {func(r *Report) { r.Phases[0].Emulator.Account = nil }, []string{"SRTM placement: nobody checked what was delivered"}},
+		"no phase":       {func(r *Report) { r.Phases = nil }, []string{"nothing was measured"}},
+		"cut short":      {func(r *Report) { r.Phases, r.Interrupted = nil, true }, nil},
+		"cut short, slow start": {func(r *Report) {
+			r.Interrupted, r.Phases[0].Emulator.Interrupted, r.Phases[0].Emulator.AchievedRate = true, true, 9_000
+		}, nil},
+		"cut short, and lost": {func(r *Report) {
+			r.Interrupted, r.Phases[0].Emulator.Interrupted, r.Phases[0].Emulator.Account.Lost = true, true, 1
+		}, []string{"SRTM placement: 1 accepted messages were lost"}},
+	} {
+		r := shownReport()
+		c.change(r)
+		if got := r.Faults(); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestObserveKeepsTheNewestFigures(t *testing.T) {
+	var p Phase
+	p.observe(nil)
+	p.observe(&srtmv1.TopicStatus{})
+	if p.Broker != nil {
+		t.Errorf("%+v without a delivery", p.Broker)
+	}
+	p.observe(shownTopic().Status)
+	if p.Broker == nil || p.Broker.Delivered != 100_000 || p.Broker.WindowSeconds != 2 || p.Broker.ExceedFraction != 0.0123 || p.Broker.SLOMet || p.Broker.Delivery.Count != 1000 {
+		t.Errorf("%+v", p.Broker)
+	}
+}
