@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // guard is an auth server as the documentation of nsqd describes it. The
@@ -181,7 +183,7 @@ func TestAuth(t *testing.T) {
 		})
 	}
 	check(t, "no server there", func(t *testing.T) {
-		nobody, err := freePorts(1)
+		nobody, err := daemon.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +193,7 @@ func TestAuth(t *testing.T) {
 		p.fatal("E_AUTH_FAILED")
 	})
 	check(t, "a second server stands in", func(t *testing.T) {
-		nobody, err := freePorts(1)
+		nobody, err := daemon.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,7 +25,7 @@ func (n *node) again(t *testing.T) *node {
 	if err := n.end(); err != nil {
 		t.Fatal(err)
 	}
-	return startIn(t, n.dir, n.flags...)
+	return startIn(t, n.process.Dir, n.process.Flags...)
 }
 
 func TestOverflow(t *testing.T) {
@@ -203,10 +203,10 @@ func TestRestart(t *testing.T) {
 		// What is written in the background is written when another change is.
 		n.does(t, "/topic/create?topic=u")
 		n.does(t, "/topic/create?topic=v")
-		if err := n.kill(); err != nil {
+		if err := n.process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		n = startIn(t, n.dir, n.flags...)
+		n = startIn(t, n.process.Dir, n.process.Flags...)
 		if _, exists := mustLookup(t, n, "t").channel("a"); !exists {
 			t.Error("the channel is gone")
 		}
@@ -231,16 +231,16 @@ func TestShutdown(t *testing.T) {
 			publisher.pub("t", "x")
 			consumer.fin(consumer.message().id)
 			n.depth(t, "t", "ch", 0)
-			if err := n.cmd.Process.Signal(sig); err != nil {
+			if err := n.process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
 			for _, p := range []*peer{idle, publisher, consumer} {
 				p.hungUp()
 			}
 			select {
-			case <-n.done:
-				if n.err != nil {
-					t.Errorf("exit: %v", n.err)
+			case <-n.process.Done():
+				if err := n.process.Err(); err != nil {
+					t.Errorf("exit: %v", err)
 				}
 			case <-time.After(2 * patience):
 				t.Error("it goes on")

@@ -1,19 +1,16 @@
 package conformance
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // A case:
@@ -34,9 +31,7 @@ import (
 // to pass but reads with a deadline: patience, for what must come.
 
 const (
-	// patience is how long to wait for what must happen. Only a failure takes
-	// so long, so it is generous.
-	patience = 15 * time.Second
+	patience = daemon.Patience
 	// silence is how long to listen for what must not come. Too short a one can
 	// only miss a fault, never report one.
 	silence = 150 * time.Millisecond
@@ -71,42 +66,8 @@ func skipPending(t *testing.T) {
 
 // node is an nsqd that runs.
 type node struct {
-	// Set once.
-	tcp, http string // addresses
-	dir       string // its working folder
-	flags     []string
-	cmd       *exec.Cmd // nil: it is not ours to stop
-	output    *record
-	done      chan struct{} // closed when the process has ended
-
-	err error // of the process; valid once done is closed
-}
-
-// record keeps what a process prints.
-type record struct {
-	mu struct {
-		sync.Mutex
-		bytes.Buffer
-	}
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.mu.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.mu.String()
-}
-
-// tail returns the last of it.
-func (r *record) tail() string {
-	const most = 1500
-	s := r.String()
-	return s[max(0, len(s)-most):]
+	tcp, http string         // addresses
+	process   *daemon.Daemon // nil: it is not ours to stop
 }
 
 // commons are the nsqd with default flags and the folders it needs.
@@ -134,10 +95,10 @@ func common(t *testing.T) *node {
 	}
 	n := s.mu.node
 	t.Cleanup(func() {
-		if t.Failed() && n.cmd != nil {
+		if t.Failed() && n.process != nil {
 			select {
-			case <-n.done:
-				t.Logf("nsqd has ended (%v) and printed last:\n%s", n.err, n.output.tail())
+			case <-n.process.Done():
+				t.Logf("nsqd has ended (%v) and printed last:\n%s", n.process.Err(), n.process.Output())
 			default:
 			}
 		}
@@ -160,10 +121,10 @@ func (s *shared) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.mu.node
-	if n == nil || n.cmd == nil {
+	if n == nil || n.process == nil {
 		return nil
 	}
-	return errors.Join(n.end(), os.RemoveAll(n.dir))
+	return errors.Join(n.end(), os.RemoveAll(n.process.Dir))
 }
 
 // start runs an nsqd with these flags for as long as t lasts. It skips t where
@@ -188,144 +149,28 @@ func startIn(t *testing.T, dir string, flags ...string) *node {
 			t.Errorf("stop nsqd: %v", err)
 		}
 		if t.Failed() {
-			t.Logf("nsqd %q printed last:\n%s", flags, n.output.tail())
+			t.Logf("nsqd %q printed last:\n%s", flags, n.process.Output())
 		}
 	})
 	return n
 }
 
-// launch starts the nsqd on free loopback ports and waits until it answers.
-// Another process may take a port between its choice and its use; then it is
-// tried again with others.
 func launch(dir string, flags []string) (*node, error) {
-	const attempts = 5
-	var errs []error
-	for range attempts {
-		n, err := launchOnce(dir, flags)
-		if err == nil {
-			return n, nil
-		}
-		errs = append(errs, err)
-		if !strings.Contains(err.Error(), "address already in use") {
-			break
-		}
-	}
-	return nil, errors.Join(errs...)
-}
-
-func launchOnce(dir string, flags []string) (*node, error) {
-	free, err := freePorts(2)
+	d, err := daemon.NSQD(under.binary, dir, flags...)
 	if err != nil {
 		return nil, err
 	}
-	n := &node{tcp: free[0], http: free[1], dir: dir, flags: flags, output: new(record), done: make(chan struct{})}
-	args := append([]string{"--tcp-address=" + n.tcp, "--http-address=" + n.http, "--broadcast-address=127.0.0.1"}, flags...)
-	n.cmd = exec.Command(under.binary, args...)
-	n.cmd.Dir = dir
-	n.cmd.Stdout, n.cmd.Stderr = n.output, n.output
-	if err := n.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start nsqd: %w", err)
-	}
-	go func() {
-		n.err = n.cmd.Wait()
-		close(n.done)
-	}()
-	if err := n.await(); err != nil {
-		return nil, errors.Join(err, n.kill(), errors.New(n.output.tail()))
-	}
-	return n, nil
+	return &node{tcp: d.TCP, http: d.HTTP, process: d}, nil
 }
 
-// await returns when the nsqd answers, if only that HTTP must not be used.
-func (n *node) await() error {
-	for range ticks(patience) {
-		select {
-		case <-n.done:
-			return fmt.Errorf("nsqd %q ended at once: %w", n.flags, n.err)
-		default:
-		}
-		if _, err := fetch(http.MethodGet, "http://"+n.http+"/ping", nil); err == nil {
-			select {
-			case <-n.done: // it was another that answered
-			default:
-				return nil
-			}
-		}
-	}
-	return fmt.Errorf("nsqd %q does not answer", n.flags)
-}
-
-// end stops the process in good order. It fails when it does not stop, or not
-// with exit code 0, as after a data race.
+// end stops the process in good order.
 func (n *node) end() error {
-	select {
-	case <-n.done:
-		return nil // a case ended it and judged that itself
-	default:
-	}
-	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return fmt.Errorf("SIGTERM: %w", err)
-	}
-	select {
-	case <-n.done:
-		// Upstream's answers before it minds signals.
-		if n.err != nil && (under.srtm || n.err.Error() != "signal: terminated") {
-			return fmt.Errorf("exit after SIGTERM: %w; it printed last:\n%s", n.err, n.output.tail())
-		}
-		return nil
-	case <-time.After(patience + 15*time.Second):
-		return errors.Join(errors.New("nsqd does not end after SIGTERM"), n.kill())
-	}
-}
-
-// kill ends the process at once.
-func (n *node) kill() error {
-	err := n.cmd.Process.Kill()
-	<-n.done
-	if errors.Is(err, os.ErrProcessDone) {
-		return nil
+	err := n.process.Stop()
+	var exit *exec.ExitError
+	if !under.srtm && errors.As(err, &exit) && exit.String() == "signal: terminated" {
+		return nil // upstream's answers before it minds signals
 	}
 	return err
-}
-
-// ports hands out ports, each once: between its choice and its use a port
-// belongs to nobody. It stays below those that the system gives to outgoing
-// connections.
-var ports struct {
-	mu struct {
-		sync.Mutex
-		last int
-	}
-}
-
-// freePorts returns so many loopback addresses that nobody listens on.
-func freePorts(count int) ([]string, error) {
-	const first, last = 10_000, 30_000
-	ports.mu.Lock()
-	defer ports.mu.Unlock()
-	if ports.mu.last == 0 {
-		ports.mu.last = first + os.Getpid()*101%(last-first)
-	}
-	var addresses []string
-	var errs []error
-	for len(addresses) < count {
-		if ports.mu.last++; ports.mu.last >= last {
-			ports.mu.last = first
-		}
-		address := fmt.Sprintf("127.0.0.1:%d", ports.mu.last)
-		ln, err := net.Listen("tcp", address)
-		if err != nil {
-			if errs = append(errs, err); len(errs) > 100 {
-				return nil, errors.Join(errs...)
-			}
-			continue
-		}
-		if err := ln.Close(); err != nil {
-			return nil, err
-		}
-		addresses = append(addresses, address)
-	}
-	return addresses, nil
 }
 
 // topics counts the topics of this process.

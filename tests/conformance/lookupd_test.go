@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // registry is the least of an nsqlookupd: it speaks its TCP protocol and
@@ -294,7 +296,7 @@ func TestLookupd(t *testing.T) {
 		b.hears(0, "IDENTIFY", "REGISTER t ch")
 	})
 	check(t, "one that is away does not matter", func(t *testing.T) {
-		nobody, err := freePorts(1)
+		nobody, err := daemon.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,9 +1,7 @@
 package conformance
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -15,6 +13,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 const (
@@ -112,26 +111,10 @@ func choose(dir string) (subject, error) {
 		return s, err
 	}
 	s.binary, s.srtm = filepath.Join(dir, "nsqd"), true
-	return s, build(s.binary)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	return s, daemon.Build(ctx, "github.com/srtm-io/srtm/nsqd", s.binary, raceDetector)
 }
 
 // product is in the version of SRTM's nsqd.
 const product = "SRTM"
-
-// build compiles this repository's nsqd, with the race detector if the test
-// runs under it: a race then shows in the exit code that every stop checks.
-func build(to string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	args := []string{"build", "-o", to}
-	if raceDetector {
-		args = append(args, "-race")
-	}
-	cmd := exec.CommandContext(ctx, "go", append(args, "../../nsqd")...)
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Run(); err != nil {
-		return errors.Join(fmt.Errorf("go build nsqd: %w", err), errors.New(output.String()))
-	}
-	return nil
-}

@@ -60,7 +60,7 @@ func TestHTTP(t *testing.T) {
 		n := common(t)
 		o := n.get(t, "/info").object(t)
 		has(t, o, "version", "broadcast_address", "hostname", "http_port", "tcp_port", "start_time")
-		if n.cmd == nil {
+		if n.process == nil {
 			return
 		}
 		_, tcp, _ := net.SplitHostPort(n.tcp)
@@ -101,6 +101,20 @@ func TestHTTP(t *testing.T) {
 		for key, address := range map[string]string{"tcp_port": n.tcp, "http_port": n.http} {
 			if got, _ := o[key].(float64); !strings.HasSuffix(address, fmt.Sprintf(":%.0f", got)) {
 				t.Errorf("%s is %v, and it listens at %s", key, o[key], address)
+			}
+		}
+	})
+	// Client libraries and tools decide by it what the server can do: one does
+	// not speak snappy to a version that begins with "0.".
+	check(t, "version", func(t *testing.T) {
+		n := common(t)
+		for where, version := range map[string]any{
+			"IDENTIFY": n.open(t).identify(nil)["version"],
+			"/info":    n.get(t, "/info").object(t)["version"],
+			"/stats":   n.get(t, "/stats?format=json").object(t)["version"],
+		} {
+			if v, _ := version.(string); !regexp.MustCompile(`^[1-9][0-9]*\.[0-9]+\.[0-9]+([-+][0-9A-Za-z.+-]+)?$`).MatchString(v) {
+				t.Errorf("%s: %v is not a semantic version from 1.0.0 on", where, version)
 			}
 		}
 	})

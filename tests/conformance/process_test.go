@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // call runs the nsqd to its end.
@@ -36,7 +38,7 @@ func call(t *testing.T, args ...string) (output string, err error) {
 // that its exit code says so.
 func startFails(t *testing.T, flags ...string) {
 	t.Helper()
-	free, err := freePorts(2)
+	free, err := daemon.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,36 +185,22 @@ func TestUnixSockets(t *testing.T) {
 		if under.binary == "" {
 			t.Skip("needs an nsqd to start; the one under test runs already")
 		}
-		n := &node{output: new(record), done: make(chan struct{}), dir: dir}
 		tcp, web := filepath.Join(dir, "tcp"), filepath.Join(dir, "http")
-		n.cmd = exec.Command(under.binary, "--tcp-address="+tcp, "--http-address="+web, "--broadcast-address=127.0.0.1")
-		n.cmd.Dir, n.cmd.Stdout, n.cmd.Stderr = dir, n.output, n.output
-		if err := n.cmd.Start(); err != nil {
+		by := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", web)
+		}}
+		d, err := daemon.Run(under.binary, dir, []string{"--tcp-address=" + tcp, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, func() error {
+			_, err := fetchBy(by, http.MethodGet, "http://unix/ping", nil)
+			return err
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-		go func() {
-			n.err = n.cmd.Wait()
-			close(n.done)
-		}()
+		n := &node{process: d}
 		t.Cleanup(func() {
 			if err := n.end(); err != nil {
 				t.Error(err)
 			}
-		})
-		by := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", web)
-		}}
-		eventually(t, func() string {
-			select {
-			case <-n.done:
-				t.Fatalf("nsqd ended: %v\n%s", n.err, n.output.tail())
-			default:
-			}
-			r, err := fetchBy(by, http.MethodGet, "http://unix/ping", nil)
-			if err != nil || r.body != "OK" {
-				return fmt.Sprintf("%+v, %v", r, err)
-			}
-			return ""
 		})
 		p := dialTo(t, "unix", tcp)
 		p.send("  V2")

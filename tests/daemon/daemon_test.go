@@ -1,0 +1,93 @@
+package daemon_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// script writes a program.
+func script(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// ready is what a script signals by writing a file.
+func ready(dir string) func() error {
+	return func() error {
+		_, err := os.Stat(filepath.Join(dir, "ready"))
+		return err
+	}
+}
+
+func TestStopReportsTheExitCode(t *testing.T) {
+	for name, c := range map[string]struct {
+		trap string
+		ok   bool
+	}{
+		"0":  {"exit 0", true},
+		"66": {"echo a race; exit 66", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			// It opens the pipe for both, so that reading waits for ever.
+			d, err := daemon.Run(script(t, "trap '"+c.trap+"' TERM\nexec 3<>fifo\n: > ready\nread -r line <&3\n"), dir, nil, ready(dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Stop(); (err == nil) != c.ok {
+				t.Errorf("got %v", err)
+			}
+			if !c.ok && !strings.Contains(d.Output(), "a race") {
+				t.Errorf("output: %q", d.Output())
+			}
+			if err := d.Stop(); err != nil {
+				t.Errorf("the second time: %v", err)
+			}
+		})
+	}
+}
+
+func TestRunOfWhatEndsAtOnce(t *testing.T) {
+	never := func() error { return errors.New("never") }
+	if _, err := daemon.Run(script(t, "echo why not; exit 1\n"), t.TempDir(), nil, never); err == nil || !strings.Contains(err.Error(), "why not") {
+		t.Errorf("got %v, want what it printed", err)
+	}
+	if _, err := daemon.Run(filepath.Join(t.TempDir(), "nothing"), t.TempDir(), nil, never); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPortsAreGivenOnce(t *testing.T) {
+	seen := map[string]bool{}
+	for range 20 {
+		some, err := daemon.Ports(5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, address := range some {
+			if seen[address] {
+				t.Fatalf("%s twice", address)
+			}
+			seen[address] = true
+		}
+	}
+	if len(seen) != 100 {
+		t.Errorf("%d addresses", len(seen))
+	}
+}

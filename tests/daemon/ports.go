@@ -1,0 +1,54 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+)
+
+// ports hands out ports, each once: between its choice and its use a port
+// belongs to nobody. It stays below those that the system gives to outgoing
+// connections.
+type ports struct {
+	mu struct {
+		sync.Mutex
+		last int
+	}
+}
+
+// free is the process's: two of them would hand out the same ports.
+var free ports
+
+// Ports returns so many loopback addresses that nobody listens on.
+func Ports(count int) ([]string, error) { return free.take(count) }
+
+func (p *ports) take(count int) ([]string, error) {
+	const first, last = 10_000, 30_000
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.last == 0 {
+		p.mu.last = first + os.Getpid()*101%(last-first)
+	}
+	var addresses []string
+	var errs []error
+	for len(addresses) < count {
+		if p.mu.last++; p.mu.last >= last {
+			p.mu.last = first
+		}
+		address := fmt.Sprintf("127.0.0.1:%d", p.mu.last)
+		ln, err := net.Listen("tcp", address)
+		if err != nil {
+			if errs = append(errs, err); len(errs) > 100 {
+				return nil, errors.Join(errs...)
+			}
+			continue
+		}
+		if err := ln.Close(); err != nil {
+			return nil, err
+		}
+		addresses = append(addresses, address)
+	}
+	return addresses, nil
+}
