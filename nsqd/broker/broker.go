@@ -160,6 +160,18 @@ func (b *Broker) DeleteTopic(name string) error {
 	return nil
 }
 
+// forget removes t from the table if it can be retired, in one step, so that
+// nobody finds it there any more, and nobody who has it already can subscribe.
+func (b *Broker) forget(t *Topic) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.topics[t.name] != t || !t.retire() {
+		return false
+	}
+	delete(b.mu.topics, t.name)
+	return true
+}
+
 // Topics returns the topics by name.
 func (b *Broker) Topics() []*Topic {
 	b.mu.RLock()

@@ -1,7 +1,11 @@
 package broker_test
 
 import (
+	"errors"
+	"fmt"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -50,6 +54,46 @@ var _ = Describe("a topic that is deleted while somebody still has it", func() {
 	})
 })
 
+var _ = Describe("an ephemeral topic", func() {
+	It("stays while somebody subscribes, whoever else leaves at that moment", func() {
+		b := start(nil)
+		var wg sync.WaitGroup
+		var ended atomic.Int32
+		for i := range 4 {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				channel := fmt.Sprintf("c%d#ephemeral", i)
+				for range 3000 {
+					t := topic(b, "t#ephemeral")
+					sub, err := t.Subscribe(channel, broker.Subscriber{MsgTimeout: time.Minute}, func() {})
+					if errors.Is(err, broker.ErrGone) {
+						continue // deleted between the two calls: the connection tries again
+					}
+					Expect(err).NotTo(HaveOccurred())
+					if _, open := sub.Take(nil); !open {
+						ended.Add(1)
+					}
+					sub.Close()
+				}
+			})
+		}
+		wg.Wait()
+		Expect(ended.Load()).To(BeZero())
+	})
+})
+
+var _ = Describe("an ephemeral topic under a contract", func() {
+	It("stays without channels, since whoever gave the contract counts on it", func() {
+		b := start(nil)
+		Expect(b.Node().Prepare("t#ephemeral", nil, time.Second, 0.9, 0)).To(Succeed())
+		r := read(topic(b, "t#ephemeral"), "c#ephemeral", 1, true)
+		r.sub.Close()
+		Expect(b.Node().Topics()).To(Equal([]string{"t#ephemeral"}))
+		Expect(b.Node().Remove("t#ephemeral")).To(Succeed())
+		Expect(b.Topics()).To(BeEmpty())
+	})
+})
+
 var _ = Describe("a broker that is closed", func() {
 	It("says that it shuts down rather than that a topic is gone: asking again would be in vain", func() {
 		b := start(nil)
@@ -59,5 +103,7 @@ var _ = Describe("a broker that is closed", func() {
 		again, err := b.TopicForClient([]byte("t"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(publish(again, "x")).To(MatchError(broker.ErrDraining))
+		_, err = again.Subscribe("c", broker.Subscriber{}, func() {})
+		Expect(err).To(MatchError(broker.ErrDraining))
 	})
 })

@@ -35,8 +35,9 @@ type Subscriber struct {
 	ClientID, Hostname, UserAgent, Remote string
 }
 
-// Subscribe adds a consumer to the channel, which is created if need be.
-// Errors: ErrBadName, ErrGone, ErrDraining.
+// Subscribe adds a consumer to the channel, which is created if need be. While
+// the broker drains it still does: what is held may yet be taken.
+// Errors: ErrBadName, ErrGone, ErrDraining once the broker is closed.
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
 	if !wire.ValidChannelName(channel) {
 		return nil, fmt.Errorf("channel %q: %w", channel, ErrBadName)
@@ -44,7 +45,10 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	now := t.broker.now()
 	s := t.begin()
 	defer t.end(s)
-	if t.mu.closed {
+	switch {
+	case t.mu.closed && t.broker.draining.Load():
+		return nil, ErrDraining
+	case t.mu.closed:
 		return nil, ErrGone
 	}
 	sub := &Subscription{

@@ -286,11 +286,24 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 }
 
 // deleteIfEphemeral removes an ephemeral topic that has lost its last channel.
+// empty is a hint from a step that is over: what counts is what is there now.
 func (t *Topic) deleteIfEphemeral(empty bool) {
-	if empty && wire.Ephemeral(t.name) {
-		// Somebody else may have deleted it first; then there is nothing to do.
-		_ = t.broker.DeleteTopic(t.name)
+	if empty && wire.Ephemeral(t.name) && t.broker.forget(t) {
+		t.close()
 	}
+}
+
+// retire closes the topic to everybody if nothing needs it: it has no channel,
+// and no contract, which whoever gave it believes to be kept. It reports
+// whether it did; then the caller calls close.
+func (t *Topic) retire() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.closed || len(t.mu.core.Channels()) > 0 || t.mu.core.Limited() {
+		return false
+	}
+	t.mu.closed = true
+	return true
 }
 
 // EmptyChannel discards a channel's messages. Error: ErrUnknownChannel.

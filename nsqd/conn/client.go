@@ -367,21 +367,25 @@ func refusal(topic []byte, err error) error {
 }
 
 func (c *client) subscribe(op session.Op) error {
-	t, err := c.srv.broker.TopicForClient(op.Topic)
-	if err != nil {
-		return refusal(op.Topic, err)
-	}
 	id := c.sess.Identity()
-	sub, err := t.Subscribe(string(op.Channel), broker.Subscriber{
+	about := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
 		SampleRate: id.SampleRate,
 		ClientID:   id.ClientID,
 		Hostname:   id.Hostname,
 		UserAgent:  id.UserAgent,
 		Remote:     c.nc.RemoteAddr().String(),
-	}, c.notify)
-	if err != nil {
-		return err
+	}
+	var sub *broker.Subscription
+	for sub == nil {
+		t, err := c.srv.broker.TopicForClient(op.Topic)
+		if err != nil {
+			return refusal(op.Topic, err)
+		}
+		sub, err = t.Subscribe(string(op.Channel), about, c.notify)
+		if err != nil && !errors.Is(err, broker.ErrGone) { // deleted since it was looked up
+			return err
+		}
 	}
 	c.sub = sub
 	c.in.Ignore() // from now on commands come that nobody needs the times of
