@@ -1,0 +1,395 @@
+package loop_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tbadaptor/loop"
+)
+
+var ctx = context.Background()
+
+var _ = Describe("SetContract", func() {
+	It("returns when every member has acknowledged its share, and gives the first burst away", func() {
+		a := newAdaptor(config())
+		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
+		done := a.set(ctx, contract("t", 100_000, 10, members("b1", 60_000, 6, "b2", 40_000, 4)))
+		g1, g2 := b1.granted(), b2.granted()
+		Expect(g1.Share.RateMilli).To(BeEquivalentTo(60_000))
+		Expect(g1.TokensMilli).To(BeEquivalentTo(6000))
+		Expect(g2.TokensMilli).To(BeEquivalentTo(4000))
+		Expect(g1.Epoch).NotTo(Equal(g2.Epoch))
+		b1.ack(g1, 0)
+		Consistently(done, "10ms").ShouldNot(Receive())
+		b2.ack(g2, 0)
+		Eventually(done).Should(Receive(BeNil()))
+
+		Expect(<-a.set(ctx, contract("t", 100_000, 10, members("b1", 60_000, 6, "b2", 40_000, 4)))).To(Succeed(), "a repetition is harmless")
+		Consistently(b1.grants, "10ms").ShouldNot(Receive())
+		Eventually(a.set(ctx, contract("t", 200_000, 10, members("b1", 200_000, 10)))).Should(
+			Receive(fails(codes.FailedPrecondition, loop.ReasonConflict)))
+	})
+
+	It("waits for members that are on their way", func() {
+		a := newAdaptor(config())
+		done := a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10)))
+		b1 := a.join("b1", "i")
+		b1.ack(b1.granted(), 0)
+		Eventually(done).Should(Receive(BeNil()))
+	})
+
+	It("fails when a member does not acknowledge, and leaves nothing behind", func() {
+		cfg := config()
+		cfg.AckTimeout = 50 * time.Millisecond
+		a := newAdaptor(cfg)
+		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
+		err := <-a.set(ctx, contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 40_000, 4, "b3", 10_000, 1)))
+		Expect(err).To(fails(codes.Unavailable, loop.ReasonUnsettled))
+		Expect(err).To(MatchError(ContainSubstring("b1, b2, b3 (not connected)")))
+		// What was granted is withdrawn, once it is known to be in force.
+		for _, n := range []*node{b1, b2} {
+			first := n.granted()
+			n.ack(first, 0)
+			second := n.granted()
+			Expect(second.Share.RateMilli).To(BeZero())
+			n.ack(second, first.TokensMilli)
+		}
+		Eventually(func() []string { return names(a) }).Should(BeEmpty())
+		b1.accept()
+		Expect(<-a.set(ctx, contract("t", 70_000, 3, members("b1", 70_000, 3)))).To(Succeed())
+	})
+
+	It("answers before its caller gives up", func() {
+		a := newAdaptor(config())
+		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		Expect(<-a.set(short, contract("t", 100_000, 10, members("b1", 100_000, 10)))).To(fails(codes.Unavailable, loop.ReasonUnsettled))
+	})
+
+	It("waits for the shares of a removed contract of that name", func() {
+		a := newAdaptor(config())
+		b1 := a.join("b1", "i")
+		done := a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10)))
+		b1.ack(b1.granted(), 0)
+		Expect(<-done).To(Succeed())
+		_, err := a.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(names(a)).To(BeEmpty())
+		again := a.set(ctx, contract("t", 30_000, 3, members("b1", 30_000, 3)))
+		empty := b1.granted()
+		Expect(empty.Share.RateMilli).To(BeZero())
+		Consistently(b1.grants, "10ms").ShouldNot(Receive(), "it may still be using the old share")
+		b1.ack(empty, 10_000)
+		b1.ack(b1.granted(), 0)
+		Expect(<-again).To(Succeed())
+
+		b1.leave()
+		Eventually(func() []string { return a.server.State().Connected }).Should(BeEmpty())
+		_, err = a.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		err = <-a.set(short, contract("t", 30_000, 3, members("b1", 30_000, 3)))
+		Expect(err).To(fails(codes.Unavailable, loop.ReasonBusy))
+		Expect(err).To(MatchError(ContainSubstring("b1")))
+	})
+
+	It("is told when the contract is removed meanwhile, or the adaptor stops", func() {
+		a := newAdaptor(config())
+		a.join("b1", "i")
+		done := a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10)))
+		Eventually(func() []string { return names(a) }).Should(Equal([]string{"t"}))
+		_, err := a.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(done).Should(Receive(fails(codes.Aborted, loop.ReasonRemoved)))
+		waits := a.set(ctx, contract("u", 100_000, 10, members("b9", 100_000, 10)))
+		Eventually(func() []string { return names(a) }).Should(Equal([]string{"u"}))
+		a.stop()
+		Eventually(waits).Should(Receive(fails(codes.Unavailable, loop.ReasonClosing)))
+	})
+
+	It("refuses a request with all its faults, and changes nothing", func() {
+		a := newAdaptor(config())
+		req := contract("no such name!", 100_000, 10, members("b1", 60_000, 6, "b1", 30_000, 3, "b 2", 0, 0, "b3", -1, 1))
+		req.ShareRule = "favourites"
+		err := <-a.set(ctx, req)
+		Expect(err).To(fails(codes.InvalidArgument, loop.ReasonBadRequest))
+		Expect(violations(err)).To(Equal([]string{
+			"topic", "share_rule", "members[1].broker_id", "members[2].broker_id", "members[2].share", "members[3].share",
+		}))
+		Expect(violations(<-a.set(ctx, &srtmv1.SetContractRequest{Topic: "t"}))).To(Equal([]string{"contract", "members"}))
+		Expect(violations(<-a.set(ctx, contract("t", 100_000, 0, members("b1", 100_000, 1))))).To(Equal([]string{"contract"}))
+		Expect(violations(<-a.set(ctx, contract("t", 100_000, 10, members("b1", 90_000, 10))))).To(Equal([]string{"members"}))
+		Expect(violations(<-a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 11))))).To(Equal([]string{"members"}))
+		Expect(names(a)).To(BeEmpty())
+	})
+})
+
+var _ = Describe("A session", func() {
+	hello := func(n *node, h *srtmv1.NodeHello) {
+		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: h}})
+	}
+
+	It("begins with one good hello", func() {
+		a := newAdaptor(config())
+		n := a.open()
+		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{}}})
+		Eventually(n.ended).Should(Receive(fails(codes.InvalidArgument, loop.ReasonBadRequest)))
+
+		n = a.open()
+		hello(n, &srtmv1.NodeHello{BrokerId: "b 1", Held: []*srtmv1.HeldShare{
+			held("t", 1, 10, 1), held("t", 0, 10, 0), held("", 1, 0, 0),
+		}})
+		var err error
+		Eventually(n.ended).Should(Receive(&err))
+		Expect(violations(err)).To(Equal([]string{
+			"hello.broker_id", "hello.instance", "hello.held[1].topic", "hello.held[1].share", "hello.held[1].epoch", "hello.held[2].topic",
+		}))
+		Expect(a.server.State().Connected).To(BeEmpty())
+
+		n = a.join("b1", "i")
+		hello(n, &srtmv1.NodeHello{BrokerId: "b1", Instance: "i"})
+		Eventually(n.ended).Should(Receive(fails(codes.InvalidArgument, loop.ReasonBadRequest)))
+	})
+
+	It("is replaced by a newer one, and an older process cannot take it back", func() {
+		a := newAdaptor(config())
+		first := a.join("b1", "one")
+		second := a.join("b1", "two")
+		Eventually(first.ended).Should(Receive(fails(codes.Aborted, loop.ReasonReplaced)))
+		Expect(a.server.State().Connected).To(Equal([]string{"b1"}), "the end of the first did not end the second")
+		late := a.open()
+		hello(late, &srtmv1.NodeHello{BrokerId: "b1", Instance: "one"})
+		Eventually(late.ended).Should(Receive(fails(codes.Aborted, loop.ReasonReplaced)))
+		Consistently(second.ended, "10ms").ShouldNot(Receive())
+	})
+
+	It("ends when an acknowledgement contradicts the ledger, and the next one is in line again", func() {
+		a := newAdaptor(config())
+		n := a.join("b1", "i")
+		done := a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10)))
+		g := n.granted()
+		wrong := &srtmv1.Grant{Topic: "t", Epoch: g.Epoch, Share: &srtmv1.Share{RateMilli: 1, Burst: 1}}
+		n.ack(wrong, 0)
+		Eventually(n.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonBadSequence)))
+		n = a.join("b1", "i", held("t", g.Epoch, 100_000, 10)) // it had applied it
+		n.accept()
+		Eventually(done).Should(Receive(BeNil()))
+		Expect(a.acknowledged("t")).To(Equal(map[string][2]int64{"b1": {100_000, 10}}))
+	})
+
+	It("ends when a report is nonsense", func() {
+		a := newAdaptor(config())
+		n := a.join("b1", "i")
+		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{Topics: []*srtmv1.TopicLoad{
+			{Topic: "t"}, {Topic: "u", Step: durationpb.New(time.Second), Offered: 1 << 63},
+		}}}})
+		var err error
+		Eventually(n.ended).Should(Receive(&err))
+		Expect(violations(err)).To(Equal([]string{"report.topics[0].step", "report.topics[1]"}))
+	})
+
+	It("ends when the adaptor stops", func() {
+		a := newAdaptor(config())
+		n := a.join("b1", "i")
+		a.stop()
+		Eventually(n.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonClosing)))
+	})
+})
+
+var _ = Describe("A broker that comes back", func() {
+	It("as a new process gets its share again, without tokens", func() {
+		a := newAdaptor(config())
+		b1, b2 := a.join("b1", "one"), a.join("b2", "one")
+		b1.accept()
+		b2.accept()
+		Expect(<-a.set(ctx, contract("t", 100_000, 10, members("b1", 60_000, 6, "b2", 40_000, 4)))).To(Succeed())
+		b1.leave()
+		Eventually(func() []string { return a.server.State().Connected }).Should(Equal([]string{"b2"}))
+		Expect(a.acknowledged("t")).To(HaveKeyWithValue("b1", [2]int64{60_000, 6}), "it may be using it")
+		b1 = a.join("b1", "two")
+		g := b1.granted()
+		Expect(g.Share.RateMilli).To(BeEquivalentTo(60_000))
+		Expect(g.TokensMilli).To(BeZero())
+	})
+})
+
+var _ = Describe("Adopting a contract", func() {
+	adopt := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest { req.Adopt = true; return req }
+
+	It("waits for every member's hello, and then leaves tuned shares as they are", func() {
+		a := newAdaptor(config())
+		b1 := a.join("b1", "i", held("t", 70, 80_000, 9))
+		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
+		Expect(names(a)).To(Equal([]string{"t"}))
+		Consistently(b1.grants, "20ms").ShouldNot(Receive())
+		b2 := a.join("b2", "i", held("t", 71, 20_000, 1))
+		Eventually(func() []string { return a.server.State().Adopting }).Should(BeEmpty())
+		Consistently(b1.grants, "20ms").ShouldNot(Receive())
+		Expect(b2.grants).NotTo(Receive())
+		Expect(a.acknowledged("t")).To(Equal(map[string][2]int64{"b1": {80_000, 9}, "b2": {20_000, 1}}))
+		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Consistently(b1.grants, "10ms").ShouldNot(Receive(), "a contract it knows is left as it is")
+		Expect(<-a.set(ctx, adopt(contract("t", 200_000, 10, members("b1", 200_000, 10))))).To(fails(codes.FailedPrecondition, loop.ReasonConflict))
+	})
+
+	It("gives a member that lost its share the first one again, out of acknowledged decreases", func() {
+		a := newAdaptor(config())
+		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		b1 := a.join("b1", "i", held("t", 70, 80_000, 9))
+		b2 := a.join("b2", "anew")
+		less := b1.granted()
+		Expect(less.Epoch).To(BeNumerically(">", 70))
+		Expect(less.Share.RateMilli).To(BeEquivalentTo(50_000))
+		// Meanwhile b2 may have what nobody holds.
+		select {
+		case g := <-b2.grants:
+			Expect(80_000 + g.Share.RateMilli).To(BeNumerically("<=", 100_000))
+			b2.ack(g, 0)
+		default:
+		}
+		b1.ack(less, 4000)
+		b2.accept()
+		Eventually(func() map[string][2]int64 { return a.acknowledged("t") }).Should(
+			Equal(map[string][2]int64{"b1": {50_000, 5}, "b2": {50_000, 5}}))
+	})
+
+	It("is undone by a removal, and by a contract that is set", func() {
+		a := newAdaptor(config())
+		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 100_000, 10))))).To(Succeed())
+		_, err := a.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(names(a)).To(BeEmpty())
+		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		b1 := a.join("b1", "i")
+		b1.accept()
+		Expect(<-a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10)))).To(Succeed())
+		Expect(a.server.State().Adopting).To(BeEmpty())
+	})
+})
+
+var _ = Describe("The rule proportional", func() {
+	report := func(n *node, topic string, offered, maxBacklog uint64) {
+		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{Topics: []*srtmv1.TopicLoad{
+			{Topic: topic, Step: durationpb.New(time.Second), Offered: offered, MaxBacklog: maxBacklog},
+		}}}})
+	}
+	proportional := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest {
+		req.ShareRule = "proportional"
+		return req
+	}
+
+	It("moves shares to where the load is, and never grants more than the contract", func() {
+		a := newAdaptor(config())
+		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
+		b1.accept()
+		b2.accept()
+		Expect(<-a.set(ctx, proportional(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Eventually(func() map[string][2]int64 {
+			report(b1, "t", 80, 8)
+			report(b2, "t", 20, 2)
+			return a.acknowledged("t")
+		}).Should(Equal(map[string][2]int64{"b1": {80_000, 8}, "b2": {20_000, 2}}))
+		// Noise within the dead band moves nothing.
+		before := a.server.State().Topics[0].Members[0].GrantedEpoch
+		for range 5 {
+			report(b1, "t", 81, 8)
+			report(b2, "t", 20, 2)
+		}
+		Consistently(func() uint64 { return a.server.State().Topics[0].Members[0].GrantedEpoch }, "50ms").Should(Equal(before))
+	})
+
+	It("leaves a broker that is away what it holds, and divides the rest", func() {
+		a := newAdaptor(config())
+		b1, b2, b3 := a.join("b1", "i"), a.join("b2", "i"), a.join("b3", "i")
+		for _, n := range []*node{b1, b2, b3} {
+			n.accept()
+		}
+		Expect(<-a.set(ctx, proportional(contract("t", 90_000, 9, members("b1", 30_000, 3, "b2", 30_000, 3, "b3", 30_000, 3))))).To(Succeed())
+		b3.leave()
+		Eventually(func() []string { return a.server.State().Connected }).Should(HaveLen(2))
+		Eventually(func() map[string][2]int64 {
+			report(b1, "t", 50, 2)
+			report(b2, "t", 10, 1)
+			return a.acknowledged("t")
+		}).Should(Equal(map[string][2]int64{"b1": {50_000, 4}, "b2": {10_000, 2}, "b3": {30_000, 3}}))
+	})
+
+	It("does not starve a broker that is silent", func() {
+		a := newAdaptor(config())
+		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
+		b1.accept()
+		b2.accept()
+		Expect(<-a.set(ctx, proportional(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Eventually(func() int64 {
+			report(b1, "t", 100, 10)
+			report(b2, "t", 0, 0)
+			return a.acknowledged("t")["b1"][0]
+		}).Should(BeNumerically(">", 90_000))
+		silent := a.acknowledged("t")["b2"]
+		Expect(silent[0]).To(BeNumerically(">", 0))
+		Expect(silent[1]).To(BeNumerically(">=", 1))
+	})
+})
+
+var _ = Describe("A configuration", func() {
+	It("is refused with all its faults", func() {
+		_, err := loop.New(loop.Config{Period: 2 * time.Second, Window: time.Second, AckTimeout: -1})
+		Expect(err).To(HaveOccurred())
+		for _, part := range []string{"shorter than the period", "acknowledgement timeout", "no logger"} {
+			Expect(err.Error()).To(ContainSubstring(part))
+		}
+	})
+
+	It("registers its metrics", func() {
+		cfg := config()
+		reg := prometheus.NewRegistry()
+		cfg.Metrics = reg
+		a := newAdaptor(cfg)
+		a.join("b1", "i")
+		families, err := reg.Gather()
+		Expect(err).NotTo(HaveOccurred())
+		values := map[string]string{}
+		for _, f := range families {
+			values[f.GetName()] = fmt.Sprint(f.Metric[0].GetGauge().GetValue(), f.Metric[0].GetCounter().GetValue())
+		}
+		Expect(values).To(HaveKeyWithValue("srtm_tbadaptor_sessions", "1 0"))
+		Expect(values).To(HaveKeyWithValue("srtm_tbadaptor_grants_total", "0 0"))
+		_, err = loop.New(cfg)
+		Expect(err).To(HaveOccurred())
+	})
+})
+
+func names(a *adaptor) []string {
+	GinkgoHelper()
+	r, err := a.client.ListShares(ctx, &srtmv1.ListSharesRequest{})
+	Expect(err).NotTo(HaveOccurred())
+	var list []string
+	for _, t := range r.Topics {
+		list = append(list, t.Topic)
+	}
+	return list
+}
+
+func violations(err error) []string {
+	var fields []string
+	for _, d := range status.Convert(err).Details() {
+		if bad, ok := d.(*errdetails.BadRequest); ok {
+			for _, v := range bad.FieldViolations {
+				fields = append(fields, v.Field)
+			}
+		}
+	}
+	return fields
+}

@@ -1,0 +1,135 @@
+package loop
+
+import (
+	"testing"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func at(d time.Duration) stamp.Mono { return stamp.Mono(d) }
+
+func TestWindow(t *testing.T) {
+	var w window
+	if rate, most, backlog := w.load(0); rate != 0 || most != 0 || backlog != 0 {
+		t.Errorf("empty: %v, %d, %d", rate, most, backlog)
+	}
+	for i, s := range []step{
+		{length: time.Second, offered: 100, maxBacklog: 9, backlog: 1},
+		{length: time.Second, offered: 20, maxBacklog: 4, backlog: 4},
+		{length: 2 * time.Second, offered: 30, maxBacklog: 3, backlog: 2}, // a step that took longer counts for its length
+	} {
+		s.at = at(time.Duration(i+1) * time.Second)
+		w.add(s, at(0))
+	}
+	for _, test := range []struct {
+		from          time.Duration
+		rate          float64
+		most, backlog int64
+	}{
+		{0, 150.0 / 4, 9, 2},
+		{time.Second, 150.0 / 4, 9, 2}, // the first is exactly on the edge
+		{time.Second + 1, 50.0 / 3, 4, 2},
+		{3 * time.Second, 15, 3, 2},
+		{4 * time.Second, 0, 0, 0},
+	} {
+		if rate, most, backlog := w.load(at(test.from)); rate != test.rate || most != test.most || backlog != test.backlog {
+			t.Errorf("from %v: %v, %d, %d, want %v, %d, %d", test.from, rate, most, backlog, test.rate, test.most, test.backlog)
+		}
+	}
+}
+
+func TestWindowIsBounded(t *testing.T) {
+	var w window
+	for i := range 10 * maxSteps {
+		w.add(step{at: at(time.Duration(i)), length: time.Second, offered: uint64(i)}, at(0))
+	}
+	if len(w.steps) != maxSteps || w.steps[0].offered != 9*maxSteps {
+		t.Errorf("%d steps are kept, the oldest is %d", len(w.steps), w.steps[0].offered)
+	}
+}
+
+func TestWorth(t *testing.T) {
+	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
+		return tokenbucket.Share{Rate: rate, Burst: burst}
+	}
+	view := ledger.TopicView{Members: []ledger.MemberView{
+		{Broker: "b1", Target: s(1000, 100)}, {Broker: "b2", Target: s(1000, 100)},
+		{Broker: "b3"}, // on its way to nothing
+	}}
+	for _, test := range []struct {
+		name   string
+		target []share.Assigned
+		want   bool
+	}{
+		{"the same", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}, {Broker: "b2", Share: s(1000, 100)}}, false},
+		{"within the band", []share.Assigned{{Broker: "b1", Share: s(1050, 95)}, {Broker: "b2", Share: s(950, 105)}}, false},
+		{"a rate outside", []share.Assigned{{Broker: "b1", Share: s(1051, 100)}, {Broker: "b2", Share: s(949, 100)}}, true},
+		{"a burst outside", []share.Assigned{{Broker: "b1", Share: s(1000, 106)}, {Broker: "b2", Share: s(1000, 94)}}, true},
+		{"somebody new", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}, {Broker: "b2", Share: s(999, 99)}, {Broker: "b4", Share: s(1, 1)}}, true},
+		{"somebody left out", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}}, true},
+	} {
+		if got := worth(view, test.target); got != test.want {
+			t.Errorf("%s: %v", test.name, got)
+		}
+	}
+}
+
+func TestProposeForMembersThatAreAway(t *testing.T) {
+	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
+		return tokenbucket.Share{Rate: rate, Burst: burst}
+	}
+	req := &topic{name: "t", rule: share.Proportional, members: map[string]*member{"b1": {publishers: 1}, "b2": {publishers: 1}}}
+	req.contract = &srtmv1.Contract{RateMilli: 1000, Burst: 10}
+	view := func(reserved tokenbucket.Share) ledger.TopicView {
+		return ledger.TopicView{Members: []ledger.MemberView{
+			{Broker: "b1", Target: s(500, 5), Reserved: s(500, 5)}, {Broker: "b2", Target: s(500, 5), Reserved: reserved},
+		}}
+	}
+	only := func(ids ...string) func(string) bool {
+		return func(id string) bool {
+			for _, one := range ids {
+				if one == id {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	for _, test := range []struct {
+		name      string
+		reserved  tokenbucket.Share
+		connected func(string) bool
+		want      map[string]tokenbucket.Share // nil: no proposal
+	}{
+		{"one is away and holds its share", s(500, 5), only("b1"), map[string]tokenbucket.Share{"b1": s(500, 5), "b2": s(500, 5)}},
+		{"one is away and holds nothing", s(0, 0), only("b1"), map[string]tokenbucket.Share{"b1": s(1000, 10), "b2": {}}},
+		{"one is away and holds all", s(1000, 10), only("b1"), nil},
+		{"all are away", s(500, 5), only(), nil},
+	} {
+		got, err := propose(req, view(test.reserved), test.connected, at(0))
+		if err != nil {
+			t.Errorf("%s: %v", test.name, err)
+			continue
+		}
+		if (got == nil) != (test.want == nil) || len(got) != len(test.want) {
+			t.Errorf("%s: %+v, want %+v", test.name, got, test.want)
+		}
+		for _, a := range got {
+			if a.Share != test.want[a.Broker] {
+				t.Errorf("%s: %s gets %+v, want %+v", test.name, a.Broker, a.Share, test.want[a.Broker])
+			}
+		}
+	}
+	// A member that restarted and was forgotten by the ledger gets a share again.
+	forgotten := view(s(0, 0))
+	forgotten.Members = forgotten.Members[:1]
+	got, err := propose(req, forgotten, only("b1", "b2"), at(0))
+	if err != nil || len(got) != 2 || got[1].Share.IsZero() {
+		t.Errorf("a member the ledger does not list: %+v, %v", got, err)
+	}
+}
