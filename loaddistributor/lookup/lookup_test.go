@@ -1,0 +1,172 @@
+package lookup_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/lookup"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// directory is a Directory in memory.
+type directory struct {
+	nodes    []controller.Node
+	channels map[string][]string // by topic, also those nobody produces now
+}
+
+func (d directory) Nodes() []controller.Node { return d.nodes }
+
+func (d directory) TopicNames() (names []string) {
+	for _, n := range d.nodes {
+		for _, topic := range n.Topics {
+			if !strings.Contains(strings.Join(names, " "), topic) {
+				names = append(names, topic)
+			}
+		}
+	}
+	return names
+}
+
+func (d directory) Producers(topic string) (nodes []controller.Node, channels []string, found bool) {
+	for _, n := range d.nodes {
+		for _, name := range n.Topics {
+			if name == topic {
+				nodes = append(nodes, n)
+			}
+		}
+	}
+	channels, known := d.channels[topic]
+	return nodes, channels, known || len(nodes) > 0
+}
+
+func node(id, tcp, http, hostname string, topics ...string) controller.Node {
+	return controller.Node{
+		Broker: catalog.Broker{ID: id, TCPAddress: tcp, HTTPAddress: http, Hostname: hostname, Version: "0.1.0"},
+		Remote: "10.0.0.1:52000", Topics: topics,
+	}
+}
+
+func handler(d directory) http.Handler {
+	mux := http.NewServeMux()
+	lookup.Mount(mux, d, "0.1.0")
+	return mux
+}
+
+// What stock clients and tools read, byte by byte.
+func TestAnswers(t *testing.T) {
+	h := handler(directory{
+		nodes: []controller.Node{
+			node("b1", "b1.example:4150", "b1.example:4151", "host1", "orders", "clicks"),
+			node("b2", "[fe80::1]:5150", "[fe80::1]:5151", ""),
+		},
+		channels: map[string][]string{"orders": {"billing", "mail"}, "asleep": {}},
+	})
+	var all bytes.Buffer
+	for _, target := range []string{
+		"/ping", "/info", "/topics", "/nodes",
+		"/channels?topic=orders", "/channels?topic=nobody", "/channels",
+		"/lookup?topic=orders", "/lookup?topic=clicks", "/lookup?topic=asleep", "/lookup?topic=nobody", "/lookup", "/lookup?topic=" + strings.Repeat("x", 80),
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+		fmt.Fprintf(&all, "GET %s\n%d %s; %s\n", target, w.Code, w.Header().Get("Content-Type"), w.Header().Get("X-NSQ-Content-Type"))
+		if strings.HasPrefix(w.Body.String(), "{") {
+			if err := json.Indent(&all, w.Body.Bytes(), "", "  "); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			all.Write(w.Body.Bytes())
+		}
+		all.WriteString("\n\n")
+	}
+	testkit.Golden(t, "testdata/answers.txt", all.Bytes())
+}
+
+func TestNothingElseIsAnswered(t *testing.T) {
+	h := handler(directory{})
+	for _, request := range []struct {
+		method, target string
+		want           int
+	}{
+		{http.MethodPost, "/lookup?topic=t", http.StatusMethodNotAllowed},
+		{http.MethodPost, "/topic/delete?topic=t", http.StatusNotFound},
+		{http.MethodGet, "/", http.StatusNotFound},
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(request.method, request.target, nil))
+		if w.Code != request.want {
+			t.Errorf("%s %s: %d, want %d", request.method, request.target, w.Code, request.want)
+		}
+	}
+}
+
+// An unmodified consumer finds both brokers of its topic, and only those.
+func TestAStockConsumerFindsTheBrokers(t *testing.T) {
+	type dialled struct{ broker, hello string }
+	arrived := make(chan dialled, 10)
+	broker := func(id string) net.Listener {
+		ln := testkit.Listen(t)
+		go func() {
+			for {
+				conn, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				hello := make([]byte, 4)
+				if _, err := io.ReadFull(bufio.NewReader(conn), hello); err != nil {
+					hello = []byte(err.Error())
+				}
+				arrived <- dialled{id, string(hello)}
+				conn.Close() // no more is needed of it
+			}
+		}()
+		return ln
+	}
+	var d directory
+	for _, id := range []string{"b1", "b2", "b3"} {
+		topics := []string{"orders"}
+		if id == "b3" {
+			topics = []string{"clicks"}
+		}
+		d.nodes = append(d.nodes, node(id, broker(id).Addr().String(), "127.0.0.1:4151", "", topics...))
+	}
+	server := httptest.NewServer(handler(d))
+	defer server.Close()
+
+	cfg := nsq.NewConfig()
+	cfg.DialTimeout = 5 * time.Second
+	consumer, err := nsq.NewConsumer("orders", "test", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer.SetLoggerLevel(nsq.LogLevelMax)
+	consumer.AddHandler(nsq.HandlerFunc(func(*nsq.Message) error { return nil }))
+	if err := consumer.ConnectToNSQLookupd(server.URL); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for range 2 {
+		one := <-arrived
+		found[one.broker] = one.hello
+	}
+	if found["b1"] != "  V2" || found["b2"] != "  V2" {
+		t.Errorf("dialled %q, want b1 and b2 with the protocol's magic", found)
+	}
+	consumer.Stop()
+	<-consumer.StopChan
+}

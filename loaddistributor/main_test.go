@@ -1,0 +1,159 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/settings"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestParse(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.toml")
+	if err := os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.window != 20*time.Second || o.seed != 7 || o.tbadaptorAddress != "h:4180" || o.reportInterval != 500*time.Millisecond ||
+		o.grpcAddress != "127.0.0.1:4170" || o.httpAddress != "127.0.0.1:4161" {
+		t.Errorf("got %+v", o)
+	}
+	first, err := parse(nil, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.seed == 0 {
+		t.Error("no seed was drawn")
+	}
+	var out bytes.Buffer
+	if _, err := parse([]string{"--help"}, &out); !errors.Is(err, settings.ErrDone) || !strings.Contains(out.String(), "-tbadaptor-address") {
+		t.Errorf("--help: %v\n%s", err, out.String())
+	}
+}
+
+func TestFaultsAreNamedTogether(t *testing.T) {
+	err := run(t.Context(), []string{
+		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--tbadaptor-address=nowhere",
+	})
+	if !errors.As(err, new(lifecycle.UsageError)) {
+		t.Fatalf("got %v", err)
+	}
+	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%v\ndoes not say %q", err, part)
+		}
+	}
+}
+
+// free returns an address that nobody listens on just now.
+func free(t *testing.T) string {
+	ln := testkit.Listen(t)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+func get(t *testing.T, url string) (int, []byte) {
+	t.Helper()
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, body
+}
+
+func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
+	rpcAddress, webAddress := free(t), free(t)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
+	}()
+	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+
+	watch, err := healthv1.NewHealthClient(conn).Watch(limit, &healthv1.HealthCheckRequest{Service: "srtm.v1.AdminService"}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		r, err := watch.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Status == healthv1.HealthCheckResponse_SERVING {
+			break
+		}
+	}
+	if _, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(limit, &srtmv1.ListBrokersRequest{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := srtmv1.NewGrantServiceClient(conn).ListShares(limit, &srtmv1.ListSharesRequest{}); err != nil {
+		t.Errorf("the embedded adaptor: %v", err)
+	}
+	for path, want := range map[string]string{
+		"/ping": "OK", "/topics": `{"topics":[]}`, "/healthz": "ok", "/metrics": "srtm_brokers_connected 0", "/debug/pprof/": "goroutine",
+	} {
+		if code, body := get(t, "http://"+webAddress+path); code != http.StatusOK || !strings.Contains(string(body), want) {
+			t.Errorf("%s: %d %.200s, want %q in it", path, code, body, want)
+		}
+	}
+	var shown struct {
+		Controller struct{ Topics []any }
+		Adaptor    struct{ Connected []string }
+	}
+	if code, body := get(t, "http://"+webAddress+"/debug/state"); code != http.StatusOK || json.Unmarshal(body, &shown) != nil || shown.Controller.Topics == nil {
+		t.Errorf("/debug/state: %d %s", code, body)
+	}
+
+	stop()
+	if r, err := watch.Recv(); err == nil && r.Status != healthv1.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("health while it stops: %v", r.Status)
+	}
+	cancel() // the watch would hold the server up for its grace
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnAddressInUse(t *testing.T) {
+	taken := testkit.Listen(t)
+	err := run(t.Context(), []string{"--grpc-address", taken.Addr().String(), "--http-address", "127.0.0.1:0", "--log-level=error"})
+	if err == nil || !strings.Contains(err.Error(), "--grpc-address") {
+		t.Errorf("gRPC: %v", err)
+	}
+	err = run(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", taken.Addr().String(), "--log-level=error"})
+	if err == nil || !strings.Contains(err.Error(), "--http-address") {
+		t.Errorf("HTTP: %v", err)
+	}
+}

@@ -1,0 +1,188 @@
+package rpc
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+func good() *srtmv1.CreateTopicRequest {
+	return &srtmv1.CreateTopicRequest{
+		IdempotencyKey: "key",
+		Spec: &srtmv1.TopicSpec{
+			Name: "t",
+			Contract: &srtmv1.Contract{
+				RateMilli: 100_500, Burst: 40, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(5 * time.Millisecond)},
+				OverLimit: srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT,
+			},
+			Publishers:      []*srtmv1.Publisher{{Id: "p", CorrelationKey: "g", Rate: 1.5, Batch: 3}},
+			Groups:          []*srtmv1.PublisherGroup{{Key: "g", Count: 9, Rate: 10}, {Count: 2, Rate: 1, Batch: 2}},
+			PlacementPolicy: "conc", ShareRule: "proportional", Channels: []string{"a", "b"},
+		},
+	}
+}
+
+func TestAGoodRequest(t *testing.T) {
+	got, err := checkCreate(good())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &catalog.Spec{
+		Demand: placement.Demand{
+			Topic: "t", Rate: 101, RateMilli: 100_500, Burst: 40,
+			Publishers: []placement.Publisher{{ID: "p", Key: "g", Rate: 1.5, Batch: 3}},
+			Groups:     []placement.Group{{Key: "g", Count: 9, Rate: 10}, {Count: 2, Rate: 1, Batch: 2}},
+		},
+		SLO: catalog.SLO{Quantile: 0.99, Latency: 5 * time.Millisecond}, OverLimit: catalog.Reject,
+		Policy: "conc", ShareRule: "proportional", Channels: []string{"a", "b"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if back := specProto(got, true); !proto.Equal(back, good().Spec) {
+		t.Errorf("back again: %v\nwant %v", back, good().Spec)
+	}
+	without := good().Spec
+	without.Publishers = nil
+	if back := specProto(got, false); !proto.Equal(back, without) {
+		t.Errorf("without publishers: %v\nwant %v", back, without)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	req := good()
+	req.Spec.PlacementPolicy, req.Spec.ShareRule, req.Spec.Contract.OverLimit = "", "", 0
+	got, err := checkCreate(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Policy != "srtm" || got.ShareRule != "static" || got.OverLimit != catalog.Delay {
+		t.Errorf("got %s, %s, %v", got.Policy, got.ShareRule, got.OverLimit)
+	}
+}
+
+func TestFaultsOfARequest(t *testing.T) {
+	many := func(n int) []*srtmv1.Publisher {
+		return slices.Repeat([]*srtmv1.Publisher{{Id: "p", Rate: 1}}, n) // not looked at one by one
+	}
+	type spec = srtmv1.TopicSpec
+	for _, test := range []struct {
+		name   string
+		spoil  func(*spec)
+		fields []string
+	}{
+		{"no name", func(s *spec) { s.Name = "" }, []string{"spec.name"}},
+		{"a name with a space", func(s *spec) { s.Name = "a b" }, []string{"spec.name"}},
+		{"a long name", func(s *spec) { s.Name = strings.Repeat("x", 65) }, []string{"spec.name"}},
+		{"no contract", func(s *spec) { s.Contract = nil }, []string{"spec.contract"}},
+		{"r of 0", func(s *spec) { s.Contract.RateMilli = 0 }, []string{"spec.contract.rate_milli"}},
+		{"r below 0", func(s *spec) { s.Contract.RateMilli = -5 }, []string{"spec.contract.rate_milli"}},
+		{"r beyond all", func(s *spec) { s.Contract.RateMilli = math.MaxInt64 }, []string{"spec.contract.rate_milli"}},
+		{"b of 0", func(s *spec) { s.Contract.Burst = 0 }, []string{"spec.contract.burst"}},
+		{"b beyond all", func(s *spec) { s.Contract.Burst = math.MaxInt64 }, []string{"spec.contract.burst"}},
+		{"no SLO", func(s *spec) { s.Contract.Slo = nil }, []string{"spec.contract.slo"}},
+		{"a quantile of 0", func(s *spec) { s.Contract.Slo.Quantile = 0 }, []string{"spec.contract.slo.quantile"}},
+		{"a quantile of 1", func(s *spec) { s.Contract.Slo.Quantile = 1 }, []string{"spec.contract.slo.quantile"}},
+		{"a quantile that is no number", func(s *spec) { s.Contract.Slo.Quantile = math.NaN() }, []string{"spec.contract.slo.quantile"}},
+		{"no latency", func(s *spec) { s.Contract.Slo.Latency = nil }, []string{"spec.contract.slo.latency"}},
+		{"a latency of 0", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(0) }, []string{"spec.contract.slo.latency"}},
+		{"a latency below 0", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(-1) }, []string{"spec.contract.slo.latency"}},
+		{"a latency of hours", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(time.Hour) }, []string{"spec.contract.slo.latency"}},
+		{"a latency that is none", func(s *spec) { s.Contract.Slo.Latency = &durationpb.Duration{Seconds: 1, Nanos: -1} }, []string{"spec.contract.slo.latency"}},
+		{"no such policy over the limit", func(s *spec) { s.Contract.OverLimit = 9 }, []string{"spec.contract.over_limit"}},
+		{"more than the contract's rate", func(s *spec) { s.Groups[0].Rate = 11 }, []string{"spec.contract.rate_milli"}},
+		{"just the contract's rate", func(s *spec) { s.Contract.RateMilli = 93_500 }, nil},
+		{"duplicate publishers", func(s *spec) { s.Publishers = append(s.Publishers, s.Publishers[0]) }, []string{"spec.publishers[1].id"}},
+		{"a publisher that is in a group", func(s *spec) { s.Publishers[0].Id = "g.3" }, []string{"spec.publishers[0].id"}},
+		{"a publisher without an id", func(s *spec) { s.Publishers[0].Id = "" }, []string{"spec.publishers[0].id"}},
+		{"a long id", func(s *spec) { s.Publishers[0].Id = strings.Repeat("x", 65) }, []string{"spec.publishers[0].id"}},
+		{"a long key", func(s *spec) { s.Publishers[0].CorrelationKey = strings.Repeat("x", 65) }, []string{"spec.publishers[0].correlation_key"}},
+		{"a publisher that never sends", func(s *spec) { s.Publishers[0].Rate = 0 }, []string{"spec.publishers[0].rate"}},
+		{"a publisher with an infinite rate", func(s *spec) { s.Publishers[0].Rate = math.Inf(1) }, []string{"spec.publishers[0].rate"}},
+		{"a negative batch", func(s *spec) { s.Publishers[0].Batch = -1 }, []string{"spec.publishers[0].batch"}},
+		{"an empty group", func(s *spec) { s.Groups[1].Count = 0 }, []string{"spec.groups[1].count"}},
+		{"two groups of one key", func(s *spec) { s.Groups[1].Key = "g" }, []string{"spec.groups[1].key"}},
+		{"too many publishers", func(s *spec) { s.Publishers = many(placement.MaxPublishers + 1) }, []string{"spec.publishers"}},
+		{"too many with those of the groups", func(s *spec) {
+			s.Contract.RateMilli = 1e12
+			s.Groups[0].Count, s.Groups[1].Count = placement.MaxPublishers, 1
+			s.Groups[0].Rate = 1
+		}, []string{"spec.publishers"}},
+		{"no such policy", func(s *spec) { s.PlacementPolicy = "best" }, []string{"spec.placement_policy"}},
+		{"no such rule", func(s *spec) { s.ShareRule = "best" }, []string{"spec.share_rule"}},
+		{"bad channels", func(s *spec) { s.Channels = []string{"a", "", "a", "x y"} }, []string{"spec.channels[1]", "spec.channels[2]", "spec.channels[3]"}},
+		{"too many channels", func(s *spec) { s.Channels = make([]string, MaxChannels+1) }, []string{"spec.channels"}},
+		{"everything at once", func(s *spec) {
+			s.Name, s.PlacementPolicy, s.ShareRule = "!", "x", "y"
+			s.Contract = &srtmv1.Contract{}
+			s.Publishers[0].Rate = -1
+			s.Groups[0].Count = -1
+			s.Channels = []string{"!"}
+		}, []string{
+			"spec.name", "spec.contract.rate_milli", "spec.contract.burst", "spec.contract.slo", "spec.publishers[0].rate",
+			"spec.groups[0].count", "spec.placement_policy", "spec.channels[0]", "spec.share_rule",
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			req := good()
+			test.spoil(req.Spec)
+			_, err := checkCreate(req)
+			if got := fieldsOf(err); !slices.Equal(got, test.fields) {
+				t.Errorf("faults in %q, want %q: %v", got, test.fields, err)
+			}
+		})
+	}
+	if got := fieldsOf(second(checkCreate(&srtmv1.CreateTopicRequest{IdempotencyKey: strings.Repeat("k", 129)}))); !slices.Equal(got, []string{"idempotency_key", "spec"}) {
+		t.Errorf("a request without a specification: faults in %q", got)
+	}
+}
+
+func TestFaultsOfAHello(t *testing.T) {
+	hello := func() *srtmv1.BrokerHello {
+		return &srtmv1.BrokerHello{BrokerId: "b", Instance: "i", TcpAddress: "h:1", HttpAddress: "[::1]:2", Mcap: 1}
+	}
+	if err := checkHello(hello()); err != nil {
+		t.Errorf("a good one: %v", err)
+	}
+	for field, spoil := range map[string]func(*srtmv1.BrokerHello){
+		"hello.broker_id":    func(h *srtmv1.BrokerHello) { h.BrokerId = "a b" },
+		"hello.instance":     func(h *srtmv1.BrokerHello) { h.Instance = "" },
+		"hello.tcp_address":  func(h *srtmv1.BrokerHello) { h.TcpAddress = "h" },
+		"hello.http_address": func(h *srtmv1.BrokerHello) { h.HttpAddress = "h:65536" },
+		"hello.version":      func(h *srtmv1.BrokerHello) { h.Version = strings.Repeat("v", 129) },
+		"hello.mcap":         func(h *srtmv1.BrokerHello) { h.Mcap = 0 },
+		"hello.hostname":     func(h *srtmv1.BrokerHello) { h.Hostname = strings.Repeat("h", 256) },
+	} {
+		h := hello()
+		spoil(h)
+		if got := fieldsOf(checkHello(h)); !slices.Equal(got, []string{field}) {
+			t.Errorf("faults in %q, want %q", got, field)
+		}
+	}
+	if got := fieldsOf(checkHello(&srtmv1.BrokerHello{})); len(got) != 5 {
+		t.Errorf("an empty one: faults in %q, want 5", got)
+	}
+}
+
+func second(_ *catalog.Spec, err error) error { return err }
+
+func fieldsOf(err error) []string {
+	var bad faults
+	errors.As(err, &bad)
+	var fields []string
+	for _, f := range bad {
+		fields = append(fields, f.field)
+	}
+	return fields
+}

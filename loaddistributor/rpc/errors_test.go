@@ -1,0 +1,200 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// domain has every exported error of the packages that rpc stands on, by
+// "package.Name", with the code and reason it must get.
+var domain = map[string]struct {
+	err    error
+	code   codes.Code
+	reason string
+}{
+	"catalog.ErrTopicExists":      {catalog.ErrTopicExists, codes.AlreadyExists, ReasonTopicExists},
+	"catalog.ErrTopicUnknown":     {catalog.ErrTopicUnknown, codes.NotFound, ReasonTopicUnknown},
+	"catalog.ErrTopicState":       {catalog.ErrTopicState, codes.FailedPrecondition, ReasonTopicBusy},
+	"catalog.ErrPublisherUnknown": {catalog.ErrPublisherUnknown, codes.NotFound, ReasonPublisherUnknown},
+	"catalog.ErrNotActive":        {catalog.ErrNotActive, codes.FailedPrecondition, ReasonTopicNotActive},
+	"catalog.ErrKeyReused":        {catalog.ErrKeyReused, codes.FailedPrecondition, ReasonKeyReused},
+	"catalog.ErrBrokerUnknown":    {catalog.ErrBrokerUnknown, codes.Unavailable, ReasonBrokerFailed},
+	"catalog.PlanError":           {&catalog.PlanError{Broker: "b", Problem: "p"}, codes.Unavailable, ReasonBrokersUnsteady},
+	"catalog.NotReadyError":       {&catalog.NotReadyError{Topic: "t", Reason: "r"}, codes.Unavailable, ReasonBrokerFailed},
+	"controller.ErrClosing":       {controller.ErrClosing, codes.Unavailable, ReasonShuttingDown},
+	"controller.ErrReplaced":      {controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced},
+	"controller.ErrBrokerGone":    {controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed},
+	"controller.ErrNoAnswer":      {controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed},
+	"controller.ErrUnsteady":      {controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady},
+	"controller.BrokerError":      {&controller.BrokerError{Broker: "b", Cause: controller.ErrNoAnswer}, codes.Unavailable, ReasonBrokerFailed},
+	"controller.RefusedError":     {&controller.RefusedError{Text: "t"}, codes.Unavailable, ReasonBrokerFailed},
+	"controller.AdaptorError":     {&controller.AdaptorError{Cause: status.Error(codes.FailedPrecondition, "no")}, codes.Unavailable, ReasonAdaptorFailed},
+	"controller.BadMessage":       {&controller.BadMessage{Field: "f", Problem: "p"}, codes.InvalidArgument, ReasonBadRequest},
+	"placement.FieldError":        {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
+	"placement.FieldErrors":       {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
+	"placement.Infeasible":        {&placement.Infeasible{Bound: "rcap", Need: 2, Have: 1}, codes.ResourceExhausted, ReasonInfeasible},
+	"duplex.ErrNoHello":           {duplex.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello},
+	"duplex.ErrSlow":              {duplex.ErrSlow, codes.Unavailable, ReasonSlowReader},
+}
+
+func TestEveryDomainErrorHasACode(t *testing.T) {
+	root := testkit.Root(t)
+	declared := 0
+	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "internal/duplex"} {
+		for _, name := range exportedErrors(t, filepath.Join(root, dir)) {
+			declared++
+			if _, ok := domain[name]; !ok {
+				t.Errorf("%s has no code: add it to the table, and here", name)
+			}
+		}
+	}
+	if declared != len(domain) {
+		t.Errorf("%d errors are declared, %d are tested", declared, len(domain))
+	}
+	for name, want := range domain {
+		t.Run(name, func(t *testing.T) {
+			for _, err := range []error{want.err, fmt.Errorf("doing it: %w", want.err), errors.Join(errors.New("other"), want.err)} {
+				s := status.Convert(toStatus(err))
+				if s.Code() != want.code || reasonOf(s) != want.reason {
+					t.Errorf("%v: %v %s, want %v %s", err, s.Code(), reasonOf(s), want.code, want.reason)
+				}
+				if s.Message() != err.Error() {
+					t.Errorf("the text is %q, want %q", s.Message(), err)
+				}
+			}
+		})
+	}
+}
+
+// exportedErrors returns the exported variables that begin with Err, and the
+// exported types with an Error method, as "package.Name".
+func exportedErrors(t *testing.T, dir string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no Go files in %s: %v", dir, err)
+	}
+	var names []string
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		add := func(name string) {
+			if ast.IsExported(name) {
+				names = append(names, file.Name.Name+"."+name)
+			}
+		}
+		for _, d := range file.Decls {
+			switch d := d.(type) {
+			case *ast.GenDecl:
+				for _, s := range d.Specs {
+					if v, ok := s.(*ast.ValueSpec); ok && d.Tok == token.VAR {
+						for _, name := range v.Names {
+							if strings.HasPrefix(name.Name, "Err") {
+								add(name.Name)
+							}
+						}
+					}
+				}
+			case *ast.FuncDecl:
+				if d.Name.Name == "Error" && d.Recv != nil {
+					kind := d.Recv.List[0].Type
+					if star, ok := kind.(*ast.StarExpr); ok {
+						kind = star.X
+					}
+					add(kind.(*ast.Ident).Name)
+				}
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func reasonOf(s *status.Status) string {
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			if info.Domain != Domain {
+				return "a reason of the domain " + info.Domain
+			}
+			return info.Reason
+		}
+	}
+	return ""
+}
+
+func TestOtherErrors(t *testing.T) {
+	if toStatus(nil) != nil {
+		t.Error("no error became one")
+	}
+	for _, test := range []struct {
+		err  error
+		want codes.Code
+	}{
+		{context.Canceled, codes.Canceled},
+		{fmt.Errorf("waiting: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
+		{status.Error(codes.Unauthenticated, "who"), codes.Unauthenticated},
+		{errors.New("what nobody thought of"), codes.Internal},
+	} {
+		if got := status.Code(toStatus(test.err)); got != test.want {
+			t.Errorf("%v: %v, want %v", test.err, got, test.want)
+		}
+	}
+}
+
+func TestInfeasibleCarriesItsBound(t *testing.T) {
+	s := status.Convert(toStatus(&placement.Infeasible{Bound: "rcap", Need: 80, Have: 50}))
+	for _, d := range s.Details() {
+		if i, ok := d.(*srtmv1.Infeasible); ok {
+			if i.Bound != "rcap" || i.Need != 80 || i.Have != 50 {
+				t.Errorf("got %v", i)
+			}
+			return
+		}
+	}
+	t.Error("no Infeasible among the details")
+}
+
+func TestManyFaultsAreBounded(t *testing.T) {
+	var bad faults
+	for i := range 1000 {
+		bad.add(fmt.Sprintf("spec.publishers[%d].id", i), "is empty")
+	}
+	s := status.Convert(toStatus(bad))
+	for _, d := range s.Details() {
+		if b, ok := d.(*errdetails.BadRequest); ok {
+			if n := len(b.FieldViolations); n != maxFaults+1 {
+				t.Errorf("%d violations, want %d", n, maxFaults+1)
+			}
+			if last := b.FieldViolations[maxFaults]; last.Description != "900 more faults" {
+				t.Errorf("the last is %v", last)
+			}
+		}
+	}
+	if len(s.Message()) > 1000 {
+		t.Errorf("a text of %d bytes", len(s.Message()))
+	}
+}

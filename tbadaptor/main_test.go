@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestFaultsAreNamedTogether(t *testing.T) {
+	err := run(t.Context(), []string{"--period=0", "--window=0", "--ack-timeout=-1s", "--log-format=xml"})
+	if !errors.As(err, new(lifecycle.UsageError)) {
+		t.Fatalf("got %v", err)
+	}
+	for _, part := range []string{"period", "window", "acknowledgement timeout", "xml"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%v\ndoes not say %q", err, part)
+		}
+	}
+	o, err := parse(nil, io.Discard)
+	if err != nil || o.grpcAddress != "127.0.0.1:4180" || o.httpAddress != "127.0.0.1:4181" {
+		t.Errorf("the defaults: %+v, %v", o, err)
+	}
+}
+
+func free(t *testing.T) string {
+	ln := testkit.Listen(t)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
+	rpcAddress, webAddress := free(t), free(t)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
+	}()
+	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := srtmv1.NewGrantServiceClient(conn).ListShares(limit, &srtmv1.ListSharesRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	for path, want := range map[string]string{"/healthz": "ok", "/metrics": "srtm_tbadaptor_sessions 0", "/debug/state": `"topics"`} {
+		r, err := client.Get("http://" + webAddress + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil || r.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {
+			t.Errorf("%s: %d %.200s %v, want %q in it", path, r.StatusCode, body, err, want)
+		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
