@@ -1,0 +1,133 @@
+package auth
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// Permission is what a client wants to do.
+type Permission uint8
+
+// The permissions of the protocol.
+const (
+	Publish   Permission = 1 << iota // PUB, MPUB, DPUB
+	Subscribe                        // SUB
+)
+
+// Grant is an auth server's answer about one client. Immutable.
+type Grant struct {
+	Identity    string
+	IdentityURL string
+	TTL         time.Duration // how long it holds, > 0
+
+	rules []rule
+}
+
+// rule permits some things on the topics and channels that match.
+type rule struct {
+	permissions Permission // a set
+	topic       *regexp.Regexp
+	channels    []*regexp.Regexp
+}
+
+// Rules returns the number of authorizations in the answer.
+func (g *Grant) Rules() int { return len(g.rules) }
+
+// Allows reports whether a rule permits p on the topic and the channel. Where
+// there is no channel, in publishing, it is empty and has to match like any
+// other: a rule with the channels [".*"] permits it, one with ["archive"] does
+// not.
+//
+// Patterns match anywhere in a name unless they have anchors, as is usual for
+// regular expressions: "log" covers "catalog", "^log$" does not.
+func (g *Grant) Allows(p Permission, topic, channel string) bool {
+	for i := range g.rules {
+		if g.rules[i].allows(p, topic, channel) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *rule) allows(p Permission, topic, channel string) bool {
+	if r.permissions&p == 0 || !r.topic.MatchString(topic) {
+		return false
+	}
+	for _, c := range r.channels {
+		if c.MatchString(channel) {
+			return true
+		}
+	}
+	return false
+}
+
+// maxTTL keeps a TTL from the network inside time.Duration.
+const maxTTL = 10 * 365 * 24 * time.Hour
+
+// answer is the JSON of the auth server.
+//
+//	{"ttl": 3600, "identity": "username", "identity_url": "https://....",
+//	 "authorizations": [{"permissions": ["subscribe", "publish"], "topic": ".*", "channels": [".*"]}]}
+type answer struct {
+	TTL            int64  `json:"ttl"` // seconds
+	Identity       string `json:"identity"`
+	IdentityURL    string `json:"identity_url"`
+	Authorizations []struct {
+		Permissions []string `json:"permissions"`
+		Topic       string   `json:"topic"`
+		Channels    []string `json:"channels"`
+	} `json:"authorizations"`
+}
+
+// ParseAnswer reads an auth server's answer, or returns all that is wrong with
+// it. An answer that permits nothing is valid.
+func ParseAnswer(body []byte) (*Grant, error) {
+	var a answer
+	if err := json.Unmarshal(body, &a); err != nil {
+		return nil, fmt.Errorf("auth server's answer: %w", err)
+	}
+	var errs []error
+	fault := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("auth server's answer: "+format, args...))
+	}
+	if a.TTL <= 0 {
+		fault("ttl of %d seconds is not positive", a.TTL)
+	}
+	g := &Grant{
+		Identity:    a.Identity,
+		IdentityURL: a.IdentityURL,
+		TTL:         time.Duration(min(a.TTL, int64(maxTTL/time.Second))) * time.Second,
+		rules:       make([]rule, len(a.Authorizations)),
+	}
+	pattern := func(i int, what, text string) *regexp.Regexp {
+		re, err := regexp.Compile(text)
+		if err != nil {
+			fault("authorization %d: %s: %w", i, what, err)
+		}
+		return re
+	}
+	for i, from := range a.Authorizations {
+		r := &g.rules[i]
+		for _, p := range from.Permissions {
+			switch p {
+			case "publish":
+				r.permissions |= Publish
+			case "subscribe":
+				r.permissions |= Subscribe
+			default:
+				fault("authorization %d: permission %q is neither publish nor subscribe", i, p)
+			}
+		}
+		r.topic = pattern(i, "topic", from.Topic)
+		for _, c := range from.Channels {
+			r.channels = append(r.channels, pattern(i, "channel", c))
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return g, nil
+}

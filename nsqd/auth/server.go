@@ -1,0 +1,202 @@
+package auth
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Query is what an auth server is told about a client.
+type Query struct {
+	RemoteIP   string // empty for a Unix socket
+	TLS        bool
+	CommonName string // of the client's certificate; empty without one
+	Secret     string
+}
+
+func (q Query) values() url.Values {
+	return url.Values{
+		"remote_ip":   {q.RemoteIP},
+		"tls":         {strconv.FormatBool(q.TLS)},
+		"common_name": {q.CommonName},
+		"secret":      {q.Secret},
+	}
+}
+
+// Config names the auth servers. Immutable.
+type Config struct {
+	// Addresses are host:port, for http://host:port/auth, or whole URLs. The
+	// servers take turns; a question that one does not answer goes on to the
+	// next.
+	Addresses []string
+	// Method is GET, with the question in the query, or POST, with it as a form.
+	Method string
+	// ConnectTimeout and RequestTimeout bound each request to one server.
+	ConnectTimeout, RequestTimeout time.Duration
+	// TLS is for servers with https; nil means the defaults.
+	TLS *tls.Config
+}
+
+// Validate reports all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	if len(c.Addresses) == 0 {
+		errs = append(errs, errors.New("there is no auth server"))
+	}
+	for _, a := range c.Addresses {
+		if _, err := serverURL(a); err != nil {
+			errs = append(errs, fmt.Errorf("auth server %q: %w", a, err))
+		}
+	}
+	if c.Method != http.MethodGet && c.Method != http.MethodPost {
+		errs = append(errs, fmt.Errorf("method %q of auth requests is neither GET nor POST", c.Method))
+	}
+	if c.ConnectTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("connect timeout %v is not positive", c.ConnectTimeout))
+	}
+	if c.RequestTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("request timeout %v is not positive", c.RequestTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+func serverURL(address string) (*url.URL, error) {
+	if strings.Contains(address, "://") {
+		u, err := url.Parse(address)
+		switch {
+		case err != nil:
+			return nil, err
+		case u.Scheme != "http" && u.Scheme != "https":
+			return nil, fmt.Errorf("scheme %q is neither http nor https", u.Scheme)
+		case u.Host == "":
+			return nil, errors.New("URL without a host")
+		case u.Path == "":
+			u.Path = "/auth"
+		}
+		return u, nil
+	}
+	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		return nil, errors.New("want host:port or a URL")
+	}
+	return &url.URL{Scheme: "http", Host: address, Path: "/auth"}, nil
+}
+
+// maxAnswer bounds an answer in bytes.
+const maxAnswer = 1 << 20
+
+// Servers asks auth servers. Make it with New. Safe for concurrent use.
+type Servers struct {
+	// Set once.
+	urls   []*url.URL
+	method string
+	http   *http.Client
+
+	// Atomic: anybody who asks adds.
+	turn atomic.Uint32
+}
+
+// New returns the auth servers of cfg.
+func New(cfg Config) (*Servers, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Servers{method: cfg.Method}
+	for _, a := range cfg.Addresses {
+		u, err := serverURL(a)
+		if err != nil {
+			return nil, err
+		}
+		s.urls = append(s.urls, u)
+	}
+	dialer := &net.Dialer{Timeout: cfg.ConnectTimeout}
+	s.http = &http.Client{
+		Timeout: cfg.RequestTimeout,
+		Transport: &http.Transport{
+			DialContext:           dialer.DialContext,
+			TLSClientConfig:       cfg.TLS,
+			TLSHandshakeTimeout:   cfg.ConnectTimeout,
+			ResponseHeaderTimeout: cfg.RequestTimeout,
+			MaxIdleConnsPerHost:   4,
+			IdleConnTimeout:       time.Minute,
+		},
+	}
+	return s, nil
+}
+
+// Close ends idle connections to the servers.
+func (s *Servers) Close() { s.http.CloseIdleConnections() }
+
+// Ask returns what one of the servers says about q. The errors of those that
+// failed do not hold the secret.
+func (s *Servers) Ask(ctx context.Context, q Query) (*Grant, error) {
+	var errs []error
+	first := int(s.turn.Add(1) % uint32(len(s.urls)))
+	for i := range s.urls {
+		u := s.urls[(first+i)%len(s.urls)]
+		g, err := s.ask(ctx, *u, q)
+		if err == nil {
+			return g, nil
+		}
+		errs = append(errs, fmt.Errorf("auth server %s: %w", u.Host, err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (s *Servers) ask(ctx context.Context, u url.URL, q Query) (*Grant, error) {
+	values := q.values()
+	var body io.Reader
+	if s.method == http.MethodPost {
+		body = strings.NewReader(values.Encode())
+	} else {
+		for name, own := range u.Query() {
+			if values[name] == nil {
+				values[name] = own
+			}
+		}
+		u.RawQuery = values.Encode()
+	}
+	r, err := http.NewRequestWithContext(ctx, s.method, u.String(), body)
+	if err != nil {
+		return nil, withoutURL(err)
+	}
+	r.Header.Set("Accept", "application/vnd.nsq; version=1.0")
+	if body != nil {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	response, err := s.http.Do(r)
+	if err != nil {
+		return nil, withoutURL(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the answer: %w", err)
+	case response.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("answers %s", response.Status)
+	case len(text) > maxAnswer:
+		return nil, fmt.Errorf("answers with more than %d bytes", maxAnswer)
+	}
+	return ParseAnswer(text)
+}
+
+// withoutURL strips the URL from an error of net/http: the secret is in it.
+func withoutURL(err error) error {
+	var e *url.Error
+	if errors.As(err, &e) {
+		return e.Err
+	}
+	return err
+}
