@@ -8,12 +8,14 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
@@ -45,18 +47,23 @@ func (o *options) sessionConfig() *session.Config {
 	c.Snappy = o.Snappy
 	c.Deflate = o.Deflate
 	c.MaxDeflateLevel = o.MaxDeflateLevel
+	c.AuthRequired = o.porters != nil
 	c.Version = obs.Release
 	return &c
 }
 
 func (o *options) connConfig(sc *session.Config) conn.Config {
-	return conn.Config{
+	c := conn.Config{
 		Session:         sc,
 		TLS:             o.secure,
 		StrictBuffering: o.OutputBuffering == "strict",
 		WriteTimeout:    o.WriteTimeout,
 		MaxConnections:  o.MaxConnections,
 	}
+	if o.porters != nil {
+		c.Auth = o.porters
+	}
+	return c
 }
 
 func (o *options) brokerConfig() broker.Config {
@@ -84,40 +91,46 @@ const (
 	authVerify  = "require-verify"
 )
 
-// rootCAs returns the pool of --tls-root-ca-file; nil, the system's, without.
-func (o *options) rootCAs() (*x509.CertPool, error) {
-	if o.TLSRootCAFile == "" {
-		return nil, nil
+// readTLS reads the files for roots and secure.
+func (o *options) readTLS() error {
+	if o.TLSRootCAFile != "" {
+		pem, err := os.ReadFile(o.TLSRootCAFile)
+		if err != nil {
+			return fmt.Errorf("--tls-root-ca-file: %w", err)
+		}
+		o.roots = x509.NewCertPool()
+		if !o.roots.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("--tls-root-ca-file: no certificate in %s", o.TLSRootCAFile)
+		}
 	}
-	pem, err := os.ReadFile(o.TLSRootCAFile)
-	if err != nil {
-		return nil, fmt.Errorf("--tls-root-ca-file: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("--tls-root-ca-file: no certificate in %s", o.TLSRootCAFile)
-	}
-	return pool, nil
-}
-
-// tlsConfig reads the files; nil if no TLS is offered.
-func (o *options) tlsConfig() (*tls.Config, error) {
-	roots, err := o.rootCAs()
-	if err != nil || !o.tlsOffered() {
-		return nil, err
+	if !o.tlsOffered() {
+		return nil
 	}
 	cert, err := tls.LoadX509KeyPair(o.TLSCert, o.TLSKey)
 	if err != nil {
-		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		return fmt.Errorf("--tls-cert, --tls-key: %w", err)
 	}
-	c := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: uint16(o.TLSMinVersion), ClientCAs: roots}
+	o.secure = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: uint16(o.TLSMinVersion), ClientCAs: o.roots}
 	switch o.TLSClientAuthPolicy {
 	case authRequire:
-		c.ClientAuth = tls.RequireAnyClientCert
+		o.secure.ClientAuth = tls.RequireAnyClientCert
 	case authVerify:
-		c.ClientAuth = tls.RequireAndVerifyClientCert
+		o.secure.ClientAuth = tls.RequireAndVerifyClientCert
 	}
-	return c, nil
+	return nil
+}
+
+func (o *options) authConfig() auth.Config {
+	c := auth.Config{
+		Addresses:      o.AuthHTTPAddresses,
+		Method:         strings.ToUpper(o.AuthHTTPRequestMethod),
+		ConnectTimeout: o.HTTPClientConnectTimeout,
+		RequestTimeout: o.HTTPClientRequestTimeout,
+	}
+	if o.roots != nil {
+		c.TLS = &tls.Config{RootCAs: o.roots}
+	}
+	return c
 }
 
 // node is what this process says of itself, once it listens. web may be nil.

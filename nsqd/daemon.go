@@ -113,6 +113,9 @@ func (d *daemon) run(ctx context.Context) error {
 // were served are closed already.
 func (d *daemon) close() error {
 	d.at.close()
+	if d.opts.porters != nil {
+		d.opts.porters.Close()
+	}
 	if d.stamps == nil {
 		return nil
 	}

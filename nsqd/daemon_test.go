@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -246,5 +248,45 @@ func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 				d.close()
 			}
 		}
+	}
+}
+
+func TestAuthFromFlags(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost || r.FormValue("remote_ip") != "127.0.0.1" || r.FormValue("tls") != "false" {
+			t.Errorf("asked with %s %v", r.Method, r.Form)
+		}
+		topic := "none"
+		if r.FormValue("secret") == "open sesame" {
+			topic = "^t$"
+		}
+		_, _ = fmt.Fprintf(w, `{"ttl":60,"authorizations":[{"permissions":["publish"],"topic":%q,"channels":[".*"]}]}`, topic)
+	}))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{a.Certificate("porter").TLS}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	down := testkit.Listen(t)
+	down.Close()
+	d := start(t, "--auth-http-address="+down.Addr().String(), "--auth-http-address="+server.URL+"/who", "--auth-http-request-method=post", "--tls-root-ca-file="+a.File)
+	for _, c := range []struct {
+		secret, topic, want string
+	}{
+		{"open sesame", "t", ""},
+		{"open sesame", "other", "E_UNAUTHORIZED"},
+		{"guess", "t", "E_UNAUTHORIZED"},
+		{"", "t", "Auth Required"}, // go-nsq's own words
+	} {
+		config := nsq.NewConfig()
+		config.AuthSecret = c.secret
+		p, err := nsq.NewProducer(d.at.tcp.Addr().String(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.SetLoggerLevel(nsq.LogLevelMax)
+		if err := p.Publish(c.topic, []byte("x")); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+		p.Stop()
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -50,6 +52,12 @@ type options struct {
 	Snappy, Deflate                bool
 	MaxDeflateLevel                int
 
+	// Leave to publish and subscribe.
+	AuthHTTPAddresses        list
+	AuthHTTPRequestMethod    string
+	HTTPClientConnectTimeout time.Duration
+	HTTPClientRequestTimeout time.Duration
+
 	// Queues.
 	MemQueueSize int
 	TopicLimits  topicLimits
@@ -63,7 +71,10 @@ type options struct {
 
 	LogLevel, LogFormat string
 
-	secure *tls.Config // of the files, by validate; nil without TLS
+	// Made of the above by validate.
+	secure  *tls.Config    // nil without TLS
+	roots   *x509.CertPool // nil: the system's
+	porters *auth.Servers  // nil where clients need no leave
 }
 
 func flags(o *options) *flag.FlagSet {
@@ -106,6 +117,12 @@ func flags(o *options) *flag.FlagSet {
 	fs.BoolVar(&o.Deflate, "deflate", d.Deflate, "let clients have DEFLATE compression")
 	fs.IntVar(&o.MaxDeflateLevel, "max-deflate-level", d.MaxDeflateLevel, "greatest DEFLATE `level` a client can have, 1 to 9; more takes more CPU")
 
+	fs.Var(&o.AuthHTTPAddresses, "auth-http-address", "`host:port`, or URL, of an auth server that clients need leave of; may be repeated, then any of them will do")
+	alias(fs, "auth-http-address", "auth-http-addresses")
+	fs.StringVar(&o.AuthHTTPRequestMethod, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
+	fs.DurationVar(&o.HTTPClientConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")
+	fs.DurationVar(&o.HTTPClientRequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
+
 	fs.IntVar(&o.MemQueueSize, "mem-queue-size", 10_000, "greatest number of `messages` held per topic and per channel")
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; may be repeated")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
@@ -140,9 +157,14 @@ func (o *options) validate() error {
 	if (o.TLSCert == "") != (o.TLSKey == "") {
 		fault(true, "--tls-cert and --tls-key go together")
 	} else {
-		secure, err := o.tlsConfig()
+		err := o.readTLS()
 		fault(err != nil, "%w", err)
-		o.secure = secure
+	}
+	if len(o.AuthHTTPAddresses) > 0 {
+		var err error
+		if o.porters, err = auth.New(o.authConfig()); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	sc := o.sessionConfig()
 	errs = append(errs, sc.Validate(), o.connConfig(sc).Validate(), o.brokerConfig().Validate())

@@ -75,6 +75,9 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--tcp-address=", []string{"--tcp-address"}},
 		{"--https-address=/a/path", []string{"--https-address"}},
 		{"--loaddistributor-address=x:1 --tcp-address=/a/path --http-address=", []string{"--tcp-address", "--http-address"}},
+		{"--auth-http-address=nowhere --auth-http-request-method=put", []string{`"nowhere"`, `"PUT"`}},
+		{"--auth-http-address=", []string{"empty"}},
+		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},
 		{"--config=/does/not/exist", []string{"/does/not/exist"}},
 	} {
 		_, err := parse(strings.Fields(c.args), &bytes.Buffer{})
@@ -102,6 +105,7 @@ tcp_address = "127.0.0.1:1"
 mem-queue-size = 7
 msg_timeout = "3s"
 tls_required = false
+auth_http_addresses = ["a:1", "http://b:2/x"]
 tls_min_version = ""
 snappy = false
 topic-limit = ["a:1:1", "b:2.5:2:reject"]
@@ -115,6 +119,9 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	}
 	if o.TLSRequired != tlsOptional || o.TLSMinVersion != tls10 || o.Snappy || !o.Deflate {
 		t.Errorf("%+v", o)
+	}
+	if o.AuthHTTPAddresses.String() != "a:1,http://b:2/x" || o.porters == nil {
+		t.Errorf("auth servers %v", o.AuthHTTPAddresses)
 	}
 	if len(o.TopicLimits) != 2 || o.TopicLimits[1].Rate != 2500 || !o.TopicLimits[1].Reject {
 		t.Errorf("topic limits %+v", o.TopicLimits)

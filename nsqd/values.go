@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"errors"
+	"flag"
 	"fmt"
 	"strconv"
 	"strings"
@@ -10,6 +11,25 @@ import (
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
+
+// list is a flag that may be repeated.
+type list []string
+
+func (l *list) String() string { return strings.Join(*l, ",") }
+
+// Set adds one.
+func (l *list) Set(s string) error {
+	if s == "" {
+		return errors.New("empty")
+	}
+	*l = append(*l, s)
+	return nil
+}
+
+// alias adds a second name to a flag, as NSQ's configuration files have it.
+func alias(fs *flag.FlagSet, name, other string) {
+	fs.Var(fs.Lookup(name).Value, other, "as --"+name+", which has this name in NSQ's configuration files")
+}
 
 // tlsRequired is whom TLS is required of, a flag that may stand without a
 // value.

@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/pack"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -39,7 +40,8 @@ type client struct {
 		topic  *broker.Topic
 		remove func() // takes the connection off the topic's publishers
 	}
-	sub *broker.Subscription
+	sub  *broker.Subscription
+	cred credentials // where clients need leave
 
 	// writeMu orders the writes of the reader (replies) and of the writer
 	// (messages); held during a write, which WriteTimeout bounds. It guards
@@ -56,6 +58,8 @@ type client struct {
 
 	// Atomic: set by Server, read by the reader at a message boundary.
 	stopping atomic.Bool
+	// Atomic: set by the reader, read for display.
+	identity atomic.Pointer[auth.Grant] // nil until AUTH
 }
 
 // Buffers are small while little comes, since most connections are idle
@@ -264,7 +268,8 @@ func (c *client) consume() error {
 			}
 			c.sess.Done(op, c.upgrade(op))
 		case op.Kind != session.OpNone:
-			c.sess.Done(op, c.do(op, start, start+int64(n), now))
+			err := c.do(&op, start, start+int64(n), now)
+			c.sess.Done(op, err)
 		}
 		c.r += n
 		if closing, _ := c.sess.Closing(); closing {
@@ -286,12 +291,14 @@ func (c *client) consume() error {
 }
 
 // do acts on the broker. start and end are the command's place in the stream.
-func (c *client) do(op session.Op, start, end int64, now stamp.Mono) error {
+func (c *client) do(op *session.Op, start, end int64, now stamp.Mono) error {
 	switch op.Kind {
+	case session.OpAuth:
+		return c.authenticate(op)
 	case session.OpPub, session.OpDpub, session.OpMpub:
 		return c.publish(op, start, end, now)
 	case session.OpSub:
-		return c.subscribe(op)
+		return c.subscribe(op, now)
 	case session.OpRdy:
 		return c.sub.Ready(op.Ready)
 	case session.OpFin:
@@ -306,7 +313,10 @@ func (c *client) do(op session.Op, start, end int64, now stamp.Mono) error {
 	return nil
 }
 
-func (c *client) publish(op session.Op, start, end int64, now stamp.Mono) error {
+func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) error {
+	if err := c.permit(op, now); err != nil {
+		return err
+	}
 	arrival := c.in.Arrival(start, end)
 	for {
 		t, err := c.publishTopic(op.Topic)
@@ -366,7 +376,10 @@ func refusal(topic []byte, err error) error {
 	return err
 }
 
-func (c *client) subscribe(op session.Op) error {
+func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
+	if err := c.permit(op, now); err != nil {
+		return err
+	}
 	id := c.sess.Identity()
 	about := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,

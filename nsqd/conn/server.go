@@ -24,6 +24,9 @@ type Config struct {
 	Session *session.Config
 	// TLS is what Session.TLS offers; nil where it offers none.
 	TLS *tls.Config
+	// Auth gives the leave that Session.AuthRequired asks for; nil where it does
+	// not.
+	Auth Authoriser
 	// StrictBuffering delays a subscriber's messages by its own
 	// output_buffer_timeout, as NSQ does. Otherwise that timeout is an upper
 	// bound and messages are written as soon as no more are ready: client
@@ -41,8 +44,13 @@ func (c Config) Validate() error {
 	var errs []error
 	if c.Session == nil {
 		errs = append(errs, errors.New("session configuration is missing"))
-	} else if c.Session.TLS != (c.TLS != nil) {
-		errs = append(errs, fmt.Errorf("sessions offer TLS: %v, a TLS configuration is there: %v", c.Session.TLS, c.TLS != nil))
+	} else {
+		if c.Session.TLS != (c.TLS != nil) {
+			errs = append(errs, fmt.Errorf("sessions offer TLS: %v, a TLS configuration is there: %v", c.Session.TLS, c.TLS != nil))
+		}
+		if c.Session.AuthRequired != (c.Auth != nil) {
+			errs = append(errs, fmt.Errorf("sessions require AUTH: %v, there is somebody to ask: %v", c.Session.AuthRequired, c.Auth != nil))
+		}
 	}
 	if c.WriteTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("write timeout %v is not positive", c.WriteTimeout))
@@ -60,6 +68,8 @@ type Server struct {
 	broker *broker.Broker
 	stamps *hook.Stamper
 	log    *slog.Logger
+	ctx    context.Context // of what clients ask others; until Shutdown
+	cancel context.CancelFunc
 
 	// Atomic: written by clients, read for display.
 	accepted atomic.Uint64
@@ -80,6 +90,7 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 		return nil, fmt.Errorf("conn: %w", err)
 	}
 	s := &Server{cfg: cfg, broker: b, stamps: stamps, log: log}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mu.clients = make(map[*client]struct{})
 	return s, nil
 }
@@ -161,6 +172,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.mu.closing = true
 	s.mu.Unlock()
+	s.cancel()
 	s.each(func(c *client) { c.quit() })
 	done := make(chan struct{})
 	go func() {

@@ -1,0 +1,105 @@
+package conn
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/auth"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Authoriser says what clients may do; auth.Servers does.
+type Authoriser interface {
+	Ask(context.Context, auth.Query) (*auth.Grant, error)
+}
+
+// credentials are what a client showed, and what that is worth for now.
+type credentials struct {
+	secret  string
+	grant   *auth.Grant
+	expires stamp.Mono
+}
+
+// authenticate carries out AUTH.
+func (c *client) authenticate(op *session.Op) error {
+	c.cred.secret = string(op.Body)
+	if err := c.ask(); err != nil {
+		return err
+	}
+	g := c.cred.grant
+	if g.Rules() == 0 {
+		return wire.NewError(wire.CodeUnauthorized, "AUTH no authorizations found")
+	}
+	reply, err := json.Marshal(struct {
+		Identity    string `json:"identity"`
+		IdentityURL string `json:"identity_url"`
+		Permissions int    `json:"permission_count"`
+	}{g.Identity, g.IdentityURL, g.Rules()})
+	if err != nil {
+		return fmt.Errorf("encode the answer to AUTH: %w", err)
+	}
+	op.Reply = reply
+	return nil
+}
+
+// ask gets a fresh grant. The reader waits for it: what the client sends
+// meanwhile stays in the socket, and so do heartbeats, which the auth servers'
+// timeouts keep short.
+func (c *client) ask() error {
+	q := auth.Query{RemoteIP: c.remoteIP(), Secret: c.cred.secret}
+	if c.tls != nil {
+		state := c.tls.ConnectionState()
+		q.TLS = true
+		if len(state.PeerCertificates) > 0 {
+			q.CommonName = state.PeerCertificates[0].Subject.CommonName
+		}
+	}
+	g, err := c.srv.cfg.Auth.Ask(c.srv.ctx, q)
+	if err != nil {
+		c.srv.log.Warn("client could not be authorised", obs.KeyRemote, c.nc.RemoteAddr().String(), obs.KeyError, err)
+		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)
+	}
+	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)
+	c.identity.Store(g)
+	c.leaveTopic() // the next publish is judged anew
+	return nil
+}
+
+// remoteIP is empty for a Unix socket.
+func (c *client) remoteIP() string {
+	host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String())
+	if err != nil {
+		return ""
+	}
+	return host
+}
+
+// permit returns nil if the client may do op now, where clients need leave. A
+// grant that has expired is asked for again. Of a publish, that the topic is
+// the one of the publish before settles it: the grant is still the same.
+func (c *client) permit(op *session.Op, now stamp.Mono) error {
+	if c.srv.cfg.Auth == nil {
+		return nil
+	}
+	if !now.Before(c.cred.expires) {
+		if err := c.ask(); err != nil {
+			return err
+		}
+	}
+	p := auth.Publish
+	if op.Kind == session.OpSub {
+		p = auth.Subscribe
+	} else if c.topic.topic != nil && string(c.topic.name) == string(op.Topic) {
+		return nil
+	}
+	if !c.cred.grant.Allows(p, string(op.Topic), string(op.Channel)) {
+		return wire.NewError(wire.CodeUnauthorized, fmt.Sprintf("AUTH failed for %v on %q %q", op.Kind, op.Topic, op.Channel))
+	}
+	return nil
+}
