@@ -89,7 +89,7 @@ func (r *reader) run() {
 	defer close(r.done)
 	for range r.wake {
 		for {
-			deliveries, open := r.sub.Take(nil)
+			deliveries, open := r.sub.Take(nil, plenty)
 			if !open {
 				return
 			}
@@ -267,7 +267,7 @@ var _ = Describe("a broker", func() {
 		Expect(publish(t, "x")).To(Succeed())
 		for attempt := uint16(1); attempt <= 3; attempt++ {
 			Eventually(wake).Should(Receive())
-			d, open := sub.Take(nil)
+			d, open := sub.Take(nil, plenty)
 			Expect(open).To(BeTrue())
 			Expect(d).To(HaveLen(1))
 			Expect(d[0].Attempts).To(Equal(attempt))

@@ -21,7 +21,7 @@ type Subscription struct {
 	about  Subscriber
 
 	// Guarded by topic.mu.
-	outbox []queue.Delivery
+	outbox outbox
 	closed bool
 }
 
@@ -63,17 +63,26 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	return sub, nil
 }
 
-// Take appends the deliveries that are to be written to into, and reports
-// whether the subscription is still open.
-func (s *Subscription) Take(into []queue.Delivery) (deliveries []queue.Delivery, open bool) {
-	t := s.topic
-	t.mu.Lock()
-	into = append(into, s.outbox...)
-	clear(s.outbox)
-	s.outbox = s.outbox[:0]
-	open = !s.closed
-	t.mu.Unlock()
-	return into, open
+// Take appends the deliveries that are to be written now to into, and reports
+// whether the subscription is still open. It takes them until their frames
+// have most bytes or more, and at least one if there is any: what a subscriber
+// cannot write yet is better left here, where it can still time out and go to
+// another. None taken means that none is left; then notify will tell.
+func (s *Subscription) Take(into []queue.Delivery, most int) (deliveries []queue.Delivery, open bool) {
+	now := s.topic.broker.now()
+	st := s.topic.begin()
+	defer s.topic.end(st)
+	for size := 0; s.outbox.len() > 0 && size < most; {
+		if d := s.outbox.pop(); s.channel.Hand(d) {
+			into = append(into, d)
+			size += wire.MessageFrameSize(len(d.Message.Body))
+		}
+	}
+	if s.channel.Stalled(s.id) {
+		s.outbox.keep(s.channel.Stands)
+		s.topic.mu.core.Resume(now, s.channel, s.id, &st.fx)
+	}
+	return into, !s.closed
 }
 
 // Saturated reports whether the subscriber holds as many messages as it may.
@@ -144,8 +153,7 @@ func (s *Subscription) Close() {
 // detach ends the subscription. Requires: topic.mu held.
 func (t *Topic) detach(s *Subscription) {
 	s.closed = true
-	clear(s.outbox)
-	s.outbox = s.outbox[:0]
+	s.outbox = outbox{}
 	delete(t.mu.consumers, s.id)
 }
 

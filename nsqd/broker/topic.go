@@ -84,10 +84,10 @@ func (t *Topic) end(s *step) {
 		if sub == nil {
 			panic(fmt.Sprintf("broker: topic %s: delivery to consumer %d, which is gone", t.name, d.Consumer))
 		}
-		if len(sub.outbox) == 0 {
+		if sub.outbox.len() == 0 {
 			s.woken = append(s.woken, sub)
 		}
-		sub.outbox = append(sub.outbox, d)
+		sub.outbox.push(d)
 	}
 	s.coarse, s.sharp = t.mu.core.ChannelDeadline(), t.mu.core.ReleaseDeadline()
 	if t.mu.closed {

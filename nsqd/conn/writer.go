@@ -71,7 +71,7 @@ func (w *writer) run() {
 // gather encodes what is ready, until nothing more is.
 func (w *writer) gather() (open bool, err error) {
 	for {
-		w.taken, open = w.c.sub.Take(w.taken[:0])
+		w.taken, open = w.c.sub.Take(w.taken[:0], w.size)
 		if !open || len(w.taken) == 0 {
 			break
 		}

@@ -15,11 +15,16 @@ type MessageID = wire.MessageID
 // ConsumerID names a consumer; the broker gives each subscription its own.
 type ConsumerID uint64
 
-// Delivery asks for a message to be written to a consumer.
+// Delivery asks for a message to be written to a consumer. Until it is handed
+// over (Channel.Hand) it may come to nothing: the message times out, is emptied,
+// or is finished by a consumer that had it before.
 type Delivery struct {
 	Consumer ConsumerID
 	Message  *Message
 	Attempts uint16 // of this delivery: 1 for the first
+
+	it   *item
+	turn uint64 // the item's at the time
 }
 
 // Channel is one queue of a topic: a copy of every message, each delivered to
@@ -30,6 +35,9 @@ type Delivery struct {
 //   - inFlight has exactly the due items that have a holder;
 //   - a consumer's inFlight is the number of items that it holds, <= its ready
 //     at the time each was delivered;
+//   - a consumer that did not take a delivery before it came to nothing is
+//     stalled, and has no credit until it takes one: deliveries that nobody
+//     takes do not pile up, they are at most twice the greatest ready;
 //   - a consumer with credit is in hungry, once; hungry may also list consumers
 //     that lost their credit since, which are skipped, but none that is gone.
 type Channel struct {
@@ -46,6 +54,7 @@ type Channel struct {
 	hungry    ring[*consumer] // a FIFO, so that consumers take turns
 	paused    bool
 	order     uint64  // of the next item
+	turns     uint64  // deliveries so far
 	free      []*item // for reuse; at most maxFree
 
 	counters ChannelCounters
@@ -59,7 +68,7 @@ type ChannelCounters struct {
 	Finished  uint64
 	Emptied   uint64
 	Sampled   uint64 // left out because the consumer whose turn it was takes a sample
-	Delivered uint64 // first deliveries and repeated ones
+	Delivered uint64 // handed over, for the first time and again
 }
 
 // item is a message's life in one channel.
@@ -70,7 +79,9 @@ type item struct {
 	delivered stamp.Mono // of the present delivery
 	holder    *consumer  // nil: ready or deferred
 	place     int        // in due; -1 when not there
-	attempts  uint16
+	turn      uint64     // of the present delivery, never used twice; 0 without a holder
+	attempts  uint16     // deliveries, those apart that came to nothing
+	handed    bool       // the present delivery was
 }
 
 type consumer struct {
@@ -80,9 +91,10 @@ type consumer struct {
 	ready    int
 	inFlight int
 	hungry   bool // is in Channel.hungry
+	stalled  bool // see Channel
 }
 
-func (c *consumer) credit() bool { return c.inFlight < c.ready }
+func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
 
 const maxFree = 1024
 
@@ -174,14 +186,15 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		if it.attempts < ^uint16(0) {
 			it.attempts++
 		}
+		c.turns++
 		it.holder = w
+		it.turn = c.turns
 		it.delivered = now
 		it.due = now.Add(w.timeout)
 		w.inFlight++
 		c.inFlight[it.msg.ID] = it
 		c.due.push(it)
-		c.counters.Delivered++
-		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts})
+		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, it: it, turn: it.turn})
 		c.feed(w)
 	}
 }
@@ -205,12 +218,45 @@ func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
 }
 
 func (c *Channel) drop(it *item) {
-	w := it.holder
 	delete(c.inFlight, it.msg.ID)
 	c.due.remove(it)
-	it.holder = nil
+	c.letGo(it)
+}
+
+// letGo ends the item's delivery.
+func (c *Channel) letGo(it *item) {
+	w := it.holder
+	if !it.handed {
+		// It came to nothing. A client library gives a message up after so many
+		// attempts, which this was none of.
+		it.attempts--
+		w.stalled = true
+	}
+	it.holder, it.turn, it.handed = nil, 0, false
 	w.inFlight--
 	c.feed(w)
+}
+
+// Hand says that a delivery is being written now. It reports false if the
+// delivery came to nothing before.
+func (c *Channel) Hand(d Delivery) bool {
+	if !c.Stands(d) {
+		return false
+	}
+	d.it.handed = true
+	c.counters.Delivered++
+	return true
+}
+
+// Stands reports whether a delivery that was not handed over has not come to
+// nothing either.
+func (c *Channel) Stands(d Delivery) bool { return d.turn != 0 && d.it.turn == d.turn }
+
+// Stalled reports whether a delivery to the consumer came to nothing since its
+// last Resume.
+func (c *Channel) Stalled(id ConsumerID) bool {
+	w := c.consumers[id]
+	return w != nil && w.stalled
 }
 
 func (c *Channel) finish(id ConsumerID, m MessageID) error {
@@ -307,9 +353,8 @@ func (c *Channel) empty() int {
 	c.counters.Emptied += uint64(n)
 	c.ready.clear()
 	for _, it := range c.due {
-		if w := it.holder; w != nil {
-			w.inFlight--
-			c.feed(w)
+		if it.holder != nil {
+			c.letGo(it)
 		}
 	}
 	c.due = nil

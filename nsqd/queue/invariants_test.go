@@ -45,8 +45,14 @@ func (c *Channel) checkInvariants() error {
 			return fmt.Errorf("heap order broken at %d", i)
 		}
 		if it.holder == nil {
+			if it.turn != 0 || it.handed {
+				return fmt.Errorf("%s has no holder, and turn %d, handed %v", it.msg.ID, it.turn, it.handed)
+			}
 			deferred++
 			continue
+		}
+		if it.turn == 0 {
+			return fmt.Errorf("%s is held without a turn", it.msg.ID)
 		}
 		held[it.holder]++
 		if c.inFlight[it.msg.ID] != it {

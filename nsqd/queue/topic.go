@@ -361,6 +361,15 @@ func (t *Topic) SetReady(now stamp.Mono, c *Channel, id ConsumerID, n int, fx *E
 	return nil
 }
 
+// Resume gives a stalled consumer credit again: it takes its deliveries.
+func (t *Topic) Resume(now stamp.Mono, c *Channel, id ConsumerID, fx *Effects) {
+	if w := c.consumers[id]; w != nil {
+		w.stalled = false
+		c.feed(w)
+		t.settle(now, c, fx)
+	}
+}
+
 // RemoveConsumer gives back all that the consumer holds.
 func (t *Topic) RemoveConsumer(now stamp.Mono, c *Channel, id ConsumerID, fx *Effects) {
 	c.removeConsumer(id)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -59,16 +60,37 @@ func (b *bench) at(d time.Duration) {
 	b.check()
 }
 
-// expect compares the deliveries since the last call with "n@consumer:attempts".
+// expect compares the deliveries since the last call with "n@consumer:attempts",
+// and hands them over.
 func (b *bench) expect(want ...string) {
 	b.t.Helper()
 	var got []string
-	for _, d := range b.fx.Deliveries {
+	for _, d := range b.deliveries() {
 		got = append(got, fmt.Sprintf("%d@%d:%d", number(d.Message), d.Consumer, d.Attempts))
+		b.hand(d, true)
 	}
-	b.fx.Reset()
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		b.t.Fatalf("at %v: delivered %v, want %v", time.Duration(b.now), got, want)
+	}
+}
+
+// deliveries returns those since the last call.
+func (b *bench) deliveries() []Delivery {
+	d := slices.Clone(b.fx.Deliveries)
+	b.fx.Reset()
+	return d
+}
+
+// hand hands a delivery over to its consumer.
+func (b *bench) hand(d Delivery, want bool) {
+	b.t.Helper()
+	for _, c := range b.top.channels {
+		if c.consumers[d.Consumer] != nil {
+			if got := c.Hand(d); got != want {
+				b.t.Fatalf("handing %d to consumer %d: %v, want %v", number(d.Message), d.Consumer, got, want)
+			}
+			b.check()
+		}
 	}
 }
 
@@ -251,9 +273,10 @@ func TestAFullChannelHoldsTheTopicBackAndAFullTopicRefuses(t *testing.T) {
 	b.finish(c, 1, 1, nil)
 	b.expect("2@1:1")
 	b.finish(c, 1, 2, nil)
+	b.expect("3@1:1")
 	b.finish(c, 1, 3, nil)
+	b.expect("4@1:1")
 	b.finish(c, 1, 4, nil)
-	b.expect("3@1:1", "4@1:1")
 }
 
 func TestALimitedTopicReleasesEachMessageAtItsOwnTime(t *testing.T) {
@@ -346,6 +369,56 @@ func TestRejectDoesNotBlameTheBucketForAMissingChannel(t *testing.T) {
 	}
 }
 
+func TestADeliveryThatWasNotHandedOverIsNoAttempt(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 3)
+	for i := range 3 {
+		b.at(time.Duration(i))
+		b.put(nil)
+	}
+	waiting := b.deliveries()
+	b.hand(waiting[0], true)
+	b.at(2 * time.Second) // all three time out
+	b.expect()            // and stay: consumer 1 does not take what it has
+	if !c.Stalled(1) || c.Ready() != 3 || c.Counters().TimedOut != 3 {
+		t.Fatalf("stalled %v, ready %d, %+v", c.Stalled(1), c.Ready(), c.Counters())
+	}
+	b.consumer(c, 2, time.Minute, 3)
+	b.expect("1@2:2", "2@2:1", "3@2:1")
+	b.hand(waiting[1], false)
+	b.hand(waiting[2], false)
+	b.put(nil)
+	b.expect()
+	b.top.Resume(b.now, c, 1, &b.fx)
+	b.expect("4@1:1")
+	if c.Stalled(1) {
+		t.Error("still stalled")
+	}
+}
+
+func TestWhatIsFinishedOrEmptiedIsNotHandedOver(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 1)
+	b.put(nil)
+	b.expect("1@1:1")
+	b.at(time.Second)
+	again := b.deliveries()
+	b.finish(c, 1, 1, nil) // the first delivery's end is the message's end
+	b.hand(again[0], false)
+	b.top.Resume(b.now, c, 1, &b.fx)
+	b.put(nil)
+	emptied := b.deliveries()
+	b.top.EmptyChannel(b.now, c, &b.fx)
+	b.check()
+	b.hand(emptied[0], false)
+	b.top.Resume(b.now, c, 1, &b.fx)
+	b.put(nil) // takes over the item of message 1
+	b.hand(again[0], false)
+	b.expect("3@1:1")
+}
+
 func TestPauseEmptyDelete(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
@@ -391,11 +464,11 @@ func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
 	delivered := 0
 	for range total {
 		b.put(nil)
-		for _, d := range b.fx.Deliveries {
+		for _, d := range b.deliveries() {
 			delivered++
+			b.hand(d, true)
 			b.finish(c, 1, number(d.Message), nil)
 		}
-		b.fx.Reset()
 	}
 	// Five standard deviations of a binomial around 30 %.
 	if mean, sd := 0.3*total, 46.0; float64(delivered) < mean-5*sd || float64(delivered) > mean+5*sd {
@@ -420,31 +493,21 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			consumer ConsumerID
 			id       int
 		}
-		held := map[holding]uint16{}  // attempts
-		finished := map[holding]int{} // consumer 0
+		outbox := map[ConsumerID][]Delivery{}
+		attempts := map[holding]uint16{} // handed over; consumer 0
+		finished := map[holding]int{}    // consumer 0
 		accepted := map[int]bool{}
 		consumers := map[ConsumerID]string{}
 		channels := []string{"a", "b"}
+		const mostReady = 4
 		settle := func() {
 			for _, d := range fx.Deliveries {
-				h := holding{consumers[d.Consumer], d.Consumer, number(d.Message)}
-				if d.Attempts <= held[h] {
-					rt.Fatalf("%v delivered at attempt %d after attempt %d", h, d.Attempts, held[h])
+				outbox[d.Consumer] = append(outbox[d.Consumer], d)
+				if n := len(outbox[d.Consumer]); n > 2*mostReady {
+					rt.Fatalf("%d deliveries pile up for consumer %d", n, d.Consumer)
 				}
-				if finished[holding{channel: h.channel, id: h.id}] > 0 {
-					rt.Fatalf("%v delivered after it was finished", h)
-				}
-				held[h] = d.Attempts
 			}
 			fx.Reset()
-			// What the machine took back by timeout is held no longer.
-			for h := range held {
-				ch := top.Channel(h.channel)
-				it := ch.inFlight[message(h.id, 0).ID]
-				if it == nil || it.holder.id != h.consumer {
-					delete(held, h)
-				}
-			}
 			if err := top.checkInvariants(now); err != nil {
 				rt.Fatal(err)
 			}
@@ -504,7 +567,35 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					rt.Skip()
 				}
 				id := ConsumerID(rapid.IntRange(1, len(consumers)).Draw(rt, "id"))
-				_ = top.SetReady(now, top.Channel(consumers[id]), id, rapid.IntRange(0, 4).Draw(rt, "rdy"), &fx)
+				_ = top.SetReady(now, top.Channel(consumers[id]), id, rapid.IntRange(0, mostReady).Draw(rt, "rdy"), &fx)
+			},
+			"hand": func(rt *rapid.T) {
+				if len(consumers) == 0 {
+					rt.Skip()
+				}
+				id := ConsumerID(rapid.IntRange(1, len(consumers)).Draw(rt, "id"))
+				ch := top.Channel(consumers[id])
+				for range rapid.IntRange(1, mostReady).Draw(rt, "n") {
+					if len(outbox[id]) == 0 {
+						break
+					}
+					d := outbox[id][0]
+					outbox[id] = outbox[id][1:]
+					if !ch.Hand(d) {
+						continue
+					}
+					key := holding{channel: ch.name, id: number(d.Message)}
+					if attempts[key]++; d.Attempts != attempts[key] {
+						rt.Fatalf("%v handed over as attempt %d, it is number %d", key, d.Attempts, attempts[key])
+					}
+					if finished[key] > 0 {
+						rt.Fatalf("%v handed over after it was finished", key)
+					}
+				}
+				if ch.Stalled(id) {
+					outbox[id] = slices.DeleteFunc(outbox[id], func(d Delivery) bool { return !ch.Stands(d) })
+					top.Resume(now, ch, id, &fx)
+				}
 			},
 			"leave": func(rt *rapid.T) {
 				if len(consumers) == 0 {
@@ -570,6 +661,9 @@ func TestAStepAllocatesNothing(t *testing.T) {
 		now++
 		if err := top.Put(now, &fx, m); err != nil {
 			t.Fatal(err)
+		}
+		if !c.Hand(fx.Deliveries[0]) {
+			t.Fatal("the delivery came to nothing")
 		}
 		if err := top.Finish(now, c, 1, m.ID, &fx); err != nil {
 			t.Fatal(err)

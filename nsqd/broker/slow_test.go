@@ -1,0 +1,88 @@
+package broker_test
+
+import (
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// stuck is a subscriber whose writer does not get to take anything by itself.
+func stuck(t *broker.Topic, channel string, timeout time.Duration, rdy int) *broker.Subscription {
+	GinkgoHelper()
+	sub, err := t.Subscribe(channel, broker.Subscriber{MsgTimeout: timeout}, func() {})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(sub.Close)
+	Expect(sub.Ready(rdy)).To(Succeed())
+	return sub
+}
+
+func take(sub *broker.Subscription, most int) []queue.Delivery {
+	GinkgoHelper()
+	taken, open := sub.Take(nil, most)
+	Expect(open).To(BeTrue())
+	return taken
+}
+
+const plenty = 1 << 20 // bytes
+
+var _ = Describe("a subscriber that is stuck", func() {
+	ready := func(t *broker.Topic) func() int {
+		return func() int { return t.Stats().Channels[0].Ready }
+	}
+
+	It("gets nothing more while what it has not taken times out, and none of it counts as an attempt", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		a := stuck(t, "c", 5*time.Millisecond, 10)
+		for range 10 {
+			Expect(publish(t, "x")).To(Succeed())
+		}
+		Eventually(ready(t)).Should(Equal(10), "another subscriber may have them now")
+		r := read(t, "c", 10, true)
+		Eventually(r.count).Should(Equal(10))
+		for _, d := range r.deliveries() {
+			Expect(d.Attempts).To(BeEquivalentTo(1))
+		}
+		Expect(take(a, plenty)).To(BeEmpty(), "it has nothing of what timed out")
+
+		Expect(r.sub.Ready(0)).To(Succeed())
+		Expect(publish(t, "y")).To(Succeed())
+		Eventually(func() []queue.Delivery { return take(a, plenty) }).Should(HaveLen(1), "it takes again")
+	})
+
+	It("does not get what an operator has emptied", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		a := stuck(t, "c", time.Minute, 10)
+		for range 5 {
+			Expect(publish(t, "x")).To(Succeed())
+		}
+		Expect(t.EmptyChannel("c")).To(Succeed())
+		Expect(take(a, plenty)).To(BeEmpty())
+		Expect(publish(t, "y")).To(Succeed())
+		Expect(take(a, plenty)).To(HaveLen(1))
+	})
+
+	It("takes no more at once than it writes at once: the rest can still go to others", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		a := stuck(t, "c", time.Minute, 10)
+		for range 5 {
+			Expect(publish(t, string(make([]byte, 1000)))).To(Succeed())
+		}
+		Expect(take(a, 2000)).To(HaveLen(2), "what exceeds the size is the last")
+		Expect(take(a, 1)).To(HaveLen(1), "one is always taken")
+		r := read(t, "c", 10, true)
+		a.Close()
+		Eventually(r.count).Should(Equal(5))
+		attempts := map[uint16]int{}
+		for _, d := range r.deliveries() {
+			attempts[d.Attempts]++
+		}
+		Expect(attempts).To(Equal(map[uint16]int{1: 2, 2: 3}))
+	})
+})
