@@ -73,6 +73,8 @@ func (o *options) brokerConfig() broker.Config {
 		RejectAfter:   o.RejectAfter,
 		AutoCreate:    !o.managed(),
 		Seed:          uint64(time.Now().UnixNano()),
+
+		MaxChannelConsumers: o.MaxChannelConsumers,
 	}
 }
 

@@ -59,7 +59,8 @@ type options struct {
 	HTTPClientRequestTimeout time.Duration
 
 	// Queues.
-	MemQueueSize int
+	MemQueueSize        int
+	MaxChannelConsumers int
 	TopicLimits  topicLimits
 	RejectAfter  time.Duration
 	DrainTimeout time.Duration
@@ -124,6 +125,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.HTTPClientRequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
 
 	fs.IntVar(&o.MemQueueSize, "mem-queue-size", 10_000, "greatest number of `messages` held per topic and per channel")
+	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; may be repeated")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 10*time.Second, "how long to go on delivering after SIGTERM")

@@ -75,6 +75,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--tcp-address=", []string{"--tcp-address"}},
 		{"--https-address=/a/path", []string{"--https-address"}},
 		{"--loaddistributor-address=x:1 --tcp-address=/a/path --http-address=", []string{"--tcp-address", "--http-address"}},
+		{"--max-channel-consumers=-1", []string{"-1 consumers"}},
 		{"--auth-http-address=nowhere --auth-http-request-method=put", []string{`"nowhere"`, `"PUT"`}},
 		{"--auth-http-address=", []string{"empty"}},
 		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},

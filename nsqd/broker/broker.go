@@ -28,6 +28,8 @@ var (
 	ErrDraining = errors.New("broker is shutting down")
 	// ErrBadName: a topic or channel name outside the protocol's rules.
 	ErrBadName = errors.New("not a valid name")
+	// ErrTooManyConsumers: the channel has as many subscribers as it may.
+	ErrTooManyConsumers = errors.New("channel has as many consumers as it may")
 )
 
 // Config of a broker. Immutable.
@@ -44,6 +46,16 @@ type Config struct {
 	// loaddistributor places topics: a publisher on the wrong broker would
 	// otherwise escape its contract.
 	AutoCreate bool
+	// MaxChannelConsumers bounds the subscribers of each channel; 0: it does not.
+	MaxChannelConsumers int
+	// Channels returns the channels that a topic has on other brokers, when it
+	// is about to be created here: they exist from its first message on. May
+	// take its time, no lock is held. Names that are not valid are passed over.
+	// Nil: none.
+	Channels func(topic string) []string
+	// Changed is called after topics or channels have come or gone, with no
+	// lock held, by any goroutine. It must not block. Nil: nobody wants to know.
+	Changed func()
 	// Seed of the draws for sampling subscribers.
 	Seed uint64
 	// Now reads the clock; nil means clock.Mono.
@@ -61,6 +73,9 @@ func (c Config) Validate() error {
 	}
 	if c.RejectAfter < 0 {
 		errs = append(errs, fmt.Errorf("reject-after %v is negative", c.RejectAfter))
+	}
+	if c.MaxChannelConsumers < 0 {
+		errs = append(errs, fmt.Errorf("%d consumers at most of a channel", c.MaxChannelConsumers))
 	}
 	return errors.Join(errs...)
 }
@@ -133,17 +148,49 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	if !wire.ValidTopicName(name) {
 		return nil, fmt.Errorf("topic %q: %w", name, ErrBadName)
 	}
+	if t, err := b.Topic([]byte(name)); err == nil {
+		return t, nil
+	}
+	if b.draining.Load() {
+		return nil, ErrDraining
+	}
+	var channels []string
+	if b.cfg.Channels != nil {
+		channels = b.cfg.Channels(name)
+	}
+	t, fresh, err := b.createTopic(name, channels)
+	if fresh {
+		b.changed()
+	}
+	return t, err
+}
+
+func (b *Broker) createTopic(name string, channels []string) (t *Topic, fresh bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if t := b.mu.topics[name]; t != nil {
-		return t, nil
+		return t, false, nil
 	}
 	if b.mu.closed || b.draining.Load() {
-		return nil, ErrDraining
+		return nil, false, ErrDraining
 	}
-	t := newTopic(b, name)
+	t = newTopic(b, name)
+	s := t.begin() // nobody else has it yet
+	for _, c := range channels {
+		if wire.ValidChannelName(c) {
+			t.mu.core.CreateChannel(b.now(), c, &s.fx)
+		}
+	}
+	t.end(s)
 	b.mu.topics[name] = t
-	return t, nil
+	return t, true, nil
+}
+
+// changed says that topics or channels have come or gone.
+func (b *Broker) changed() {
+	if b.cfg.Changed != nil {
+		b.cfg.Changed()
+	}
 }
 
 // DeleteTopic removes a topic with all it holds and ends its subscriptions.
@@ -157,6 +204,7 @@ func (b *Broker) DeleteTopic(name string) error {
 		return ErrUnknownTopic
 	}
 	t.close()
+	b.changed()
 	return nil
 }
 

@@ -37,7 +37,8 @@ type Subscriber struct {
 
 // Subscribe adds a consumer to the channel, which is created if need be. While
 // the broker drains it still does: what is held may yet be taken.
-// Errors: ErrBadName, ErrGone, ErrDraining once the broker is closed.
+// Errors: ErrBadName, ErrGone, ErrTooManyConsumers, ErrDraining once the broker
+// is closed.
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
 	if !wire.ValidChannelName(channel) {
 		return nil, fmt.Errorf("channel %q: %w", channel, ErrBadName)
@@ -51,10 +52,14 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	case t.mu.closed:
 		return nil, ErrGone
 	}
+	c := t.channel(now, channel, s)
+	if most := t.broker.cfg.MaxChannelConsumers; most > 0 && c.Consumers() >= most {
+		return nil, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
+	}
 	sub := &Subscription{
 		id:      queue.ConsumerID(t.broker.lastConsumer.Add(1)),
 		topic:   t,
-		channel: t.mu.core.CreateChannel(now, channel, &s.fx),
+		channel: c,
 		notify:  notify,
 		about:   about,
 	}

@@ -67,6 +67,7 @@ type step struct {
 	woken  []*Subscription
 	coarse stamp.Mono
 	sharp  stamp.Mono
+	listed bool // a channel has come or gone
 }
 
 // begin takes the lock. Every begin is followed by end.
@@ -101,7 +102,11 @@ func (t *Topic) end(s *step) {
 	}
 	t.coarse.noLater(s.coarse)
 	t.sharp.noLater(s.sharp)
+	if s.listed {
+		t.broker.changed()
+	}
 
+	s.listed = false
 	s.fx.Reset()
 	clear(s.woken)
 	s.woken = s.woken[:0]
@@ -250,8 +255,30 @@ func (t *Topic) CreateChannel(name string) error {
 	if t.mu.closed {
 		return ErrGone
 	}
-	t.mu.core.CreateChannel(now, name, &s.fx)
+	t.channel(now, name, s)
 	return nil
+}
+
+// channel returns the channel, creating it if need be. Requires: mu held.
+func (t *Topic) channel(now stamp.Mono, name string, s *step) *queue.Channel {
+	c := t.mu.core.Channel(name)
+	if c == nil {
+		c = t.mu.core.CreateChannel(now, name, &s.fx)
+		s.listed = true
+	}
+	return c
+}
+
+// ChannelNames returns the names of the channels, sorted.
+func (t *Topic) ChannelNames() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	channels := t.mu.core.Channels()
+	names := make([]string, len(channels))
+	for i, c := range channels {
+		names[i] = c.Name()
+	}
+	return names
 }
 
 // DeleteChannel removes a channel with all it holds and ends its
@@ -283,6 +310,7 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
 		panic("broker: " + err.Error())
 	}
+	s.listed = true
 }
 
 // deleteIfEphemeral removes an ephemeral topic that has lost its last channel.
@@ -290,6 +318,7 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 func (t *Topic) deleteIfEphemeral(empty bool) {
 	if empty && wire.Ephemeral(t.name) && t.broker.forget(t) {
 		t.close()
+		t.broker.changed()
 	}
 }
 

@@ -370,6 +370,8 @@ func refusal(topic []byte, err error) error {
 		return wire.Wrap(wire.CodeQueueFull, fmt.Sprintf("topic %q is full", topic), err)
 	case errors.Is(err, broker.ErrUnknownTopic):
 		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: ask the loaddistributor where it is", topic), err)
+	case errors.Is(err, broker.ErrTooManyConsumers):
+		return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel has as many consumers as it may", err)
 	case errors.Is(err, broker.ErrBadName):
 		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not a valid name", topic), err)
 	}
@@ -397,7 +399,7 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 		}
 		sub, err = t.Subscribe(string(op.Channel), about, c.notify)
 		if err != nil && !errors.Is(err, broker.ErrGone) { // deleted since it was looked up
-			return err
+			return refusal(op.Topic, err)
 		}
 	}
 	c.sub = sub

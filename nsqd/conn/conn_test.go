@@ -244,6 +244,19 @@ var _ = Describe("a connection", func() {
 		Expect(n.broker.Topics()).To(BeEmpty())
 	})
 
+	It("refuses a consumer too many", func() {
+		n := start(func(b *broker.Config, _ *conn.Config) { b.MaxChannelConsumers = 1 })
+		for range 2 {
+			p := n.dial()
+			p.send(wire.AppendSub(nil, "t", fmt.Sprint("c", len(n.broker.Topics()))))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		p := n.dial()
+		p.send(wire.AppendSub(nil, "t", "c1"))
+		p.expect(wire.FrameError, HavePrefix("E_SUB_FAILED SUB failed, "))
+		p.expectEOF()
+	})
+
 	It("refuses a publish to a full topic without closing, and loses nothing", func() {
 		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 2 })
 		p := n.dial()

@@ -1,0 +1,126 @@
+package broker_test
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+)
+
+var _ = Describe("What a broker has", func() {
+	var (
+		changes   atomic.Int32
+		elsewhere func(string) []string
+		b         *broker.Broker
+	)
+	start := func() {
+		GinkgoHelper()
+		changes.Store(0)
+		var err error
+		b, err = broker.New(broker.Config{
+			Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, MaxChannelConsumers: 2,
+			Channels: elsewhere,
+			Changed: func() {
+				changes.Add(1)
+				for _, t := range b.Topics() { // must not deadlock: no lock is held
+					t.ChannelNames()
+				}
+			},
+		})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(b.Close)
+	}
+	BeforeEach(func() { elsewhere = nil })
+
+	about := broker.Subscriber{MsgTimeout: time.Second}
+	quiet := func() {}
+
+	It("is told whenever a topic or a channel comes or goes, and not otherwise", func() {
+		start()
+		told := func(n int) {
+			GinkgoHelper()
+			Expect(changes.Swap(0)).To(BeEquivalentTo(n))
+		}
+		t, err := b.CreateTopic("t")
+		Expect(err).NotTo(HaveOccurred())
+		told(1)
+		_, err = b.CreateTopic("t")
+		Expect(err).NotTo(HaveOccurred())
+		told(0)
+		Expect(t.CreateChannel("c")).To(Succeed())
+		told(1)
+		Expect(t.CreateChannel("c")).To(Succeed())
+		t.Pause()
+		t.Unpause()
+		told(0)
+		sub, err := t.Subscribe("e#ephemeral", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+		told(1)
+		other, err := t.Subscribe("c", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+		other.Close()
+		told(0)
+		Expect(t.ChannelNames()).To(Equal([]string{"c", "e#ephemeral"}))
+		sub.Close()
+		told(1)
+		Expect(t.DeleteChannel("c")).To(Succeed())
+		told(1)
+		Expect(b.DeleteTopic("t")).To(Succeed())
+		told(1)
+		Expect(b.DeleteTopic("t")).NotTo(Succeed())
+		told(0)
+		t, err = b.CreateTopic("t#ephemeral")
+		Expect(err).NotTo(HaveOccurred())
+		sub, err = t.Subscribe("e#ephemeral", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+		told(2)
+		sub.Close()
+		told(2) // the channel, and then the topic
+		Expect(b.Topics()).To(BeEmpty())
+	})
+
+	It("begins with the channels that the topic has elsewhere", func() {
+		asked := []string{}
+		elsewhere = func(topic string) []string {
+			asked = append(asked, topic)
+			return []string{"b", "not a name", "a"}
+		}
+		start()
+		t, err := b.TopicForClient([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(t.ChannelNames()).To(Equal([]string{"a", "b"}))
+		_, err = b.TopicForClient([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		_, err = b.CreateTopic("not a name")
+		Expect(err).To(MatchError(broker.ErrBadName))
+		Expect(asked).To(Equal([]string{"t"}))
+		Expect(t.DeleteChannel("a")).To(Succeed())
+		Expect(slices.Contains(t.ChannelNames(), "a")).To(BeFalse())
+	})
+
+	It("has only so many subscribers to a channel", func() {
+		start()
+		t, err := b.CreateTopic("t")
+		Expect(err).NotTo(HaveOccurred())
+		first, err := t.Subscribe("c", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+		_, err = t.Subscribe("c", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+		_, err = t.Subscribe("c", about, quiet)
+		Expect(err).To(MatchError(broker.ErrTooManyConsumers))
+		Expect(err).To(MatchError(HavePrefix(`channel "c" of topic "t", 2 consumers`)))
+		_, err = t.Subscribe("d", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+		first.Close()
+		_, err = t.Subscribe("c", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+	})
+
+	It("cannot have fewer than no subscribers", func() {
+		Expect(broker.Config{Capacity: 1, MaxMsgTimeout: 1, MaxChannelConsumers: -1}.Validate()).To(MatchError(ContainSubstring("-1 consumers")))
+	})
+})
