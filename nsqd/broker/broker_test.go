@@ -119,6 +119,15 @@ func (r *reader) deliveries() []queue.Delivery {
 
 func (r *reader) count() int { return len(r.deliveries()) }
 
+// untouchable is a batch of so many messages that nobody may read.
+type untouchable int
+
+func (u untouchable) Len() int { return int(u) }
+func (untouchable) Each(func([]byte)) {
+	defer GinkgoRecover()
+	Fail("the batch was read")
+}
+
 var _ = Describe("a broker", func() {
 	It("releases a limited topic within its envelope, in eligible times exactly", func() {
 		b := start(nil)
@@ -292,6 +301,16 @@ var _ = Describe("a broker", func() {
 		Expect(publish(t, "late")).To(MatchError(broker.ErrDraining))
 		_, err := b.CreateTopic("late")
 		Expect(err).To(MatchError(broker.ErrDraining))
+	})
+
+	It("refuses a batch that cannot fit before it copies any of it", func() {
+		b := start(func(c *broker.Config) { c.Capacity = 10 })
+		t := topic(b, "t")
+		now := clock.Mono()
+		Expect(t.PublishBatch(now, clock.Wall(), stamp.Arrival{At: now}, untouchable(11))).To(MatchError(queue.ErrFull))
+		Expect(t.Stats().Counters.Refused).To(BeEquivalentTo(11))
+		Expect(b.DeleteTopic("t")).To(Succeed())
+		Expect(t.PublishBatch(now, clock.Wall(), stamp.Arrival{At: now}, untouchable(11))).To(MatchError(broker.ErrGone))
 	})
 
 	It("survives everything at once", func() {

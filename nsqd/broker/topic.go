@@ -156,6 +156,16 @@ type Bodies interface {
 // PublishBatch accepts all the messages, or none. They arrived together.
 // Errors as for Publish.
 func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, arrival stamp.Arrival, bodies Bodies) error {
+	// A batch may be a million messages of one byte, of which copies take a
+	// hundred times as much.
+	if n := bodies.Len(); n > t.broker.cfg.Capacity {
+		s := t.begin()
+		defer t.end(s)
+		if err := t.open(); err != nil {
+			return err
+		}
+		return t.mu.core.Refuse(n)
+	}
 	msgs := make([]*queue.Message, 0, bodies.Len())
 	bodies.Each(func(body []byte) {
 		msgs = append(msgs, t.message(wall, Published{Body: body, Arrival: arrival}))

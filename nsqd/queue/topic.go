@@ -149,6 +149,13 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 	return nil
 }
 
+// Refuse counts n messages as refused and returns ErrFull: more than the topic
+// can ever hold at once need not be made into messages to be refused.
+func (t *Topic) Refuse(n int) error {
+	t.counters.Refused += uint64(n)
+	return ErrFull
+}
+
 // expectedDelay is the access delay that the last of msgs would have:
 // max{0, U - b}/r with every message ahead of it counted in U (design, section
 // 4), from the arrival of the first that waits.
