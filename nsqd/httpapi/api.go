@@ -319,30 +319,40 @@ func readBody(r *http.Request, limit int, tooBig string) ([]byte, error) {
 	return body, nil
 }
 
-// lines are the messages of a text body.
-type lines [][]byte
+// lines are the messages of a text body: a view, since lines of one byte listed
+// apart would take many times the body.
+type lines struct {
+	body []byte
+	n    int // lines that are not empty
+}
 
-func (l lines) Len() int { return len(l) }
+func (l lines) Len() int { return l.n }
 
 func (l lines) Each(f func(body []byte)) {
-	for _, line := range l {
-		f(line)
+	for rest := l.body; len(rest) > 0; {
+		var line []byte
+		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
+			f(line)
+		}
 	}
 }
 
+var newline = []byte{'\n'}
+
 // splitLines takes each line that is not empty as a message.
 func splitLines(body []byte, maxMessage int) (lines, error) {
-	var l lines
-	for line := range bytes.SplitSeq(body, []byte{'\n'}) {
-		if len(line) > maxMessage {
-			return nil, fmt.Errorf("message %d of %d bytes is longer than %d", len(l)+1, len(line), maxMessage)
+	l := lines{body: body}
+	for rest := body; len(rest) > 0; {
+		var line []byte
+		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
+			l.n++
 		}
-		if len(line) > 0 {
-			l = append(l, line)
+		if len(line) > maxMessage {
+			return lines{}, fmt.Errorf("message %d of %d bytes is longer than %d", l.n, len(line), maxMessage)
 		}
 	}
-	if len(l) == 0 {
-		return nil, errors.New("no message in the body")
+	if l.n == 0 {
+		return lines{}, errors.New("no message in the body")
 	}
 	return l, nil
 }

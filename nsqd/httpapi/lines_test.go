@@ -1,0 +1,54 @@
+package httpapi
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func TestLinesAreTheBodysOwn(t *testing.T) {
+	for _, c := range []struct {
+		body string
+		want string // the messages, or the error
+	}{
+		{"a\nbc\n", "2 [a bc]"},
+		{"a", "1 [a]"},
+		{"\n\na\n\nb\n\n", "2 [a b]"},
+		{"a\r\nb", "2 [a\r b]"},
+		{"", "no message in the body"},
+		{"\n\n", "no message in the body"},
+		{"a\n\nlong\n", "message 2 of 4 bytes is longer than 3"},
+	} {
+		l, err := splitLines([]byte(c.body), 3)
+		var got string
+		if err != nil {
+			got = err.Error()
+		} else {
+			var all []string
+			l.Each(func(body []byte) { all = append(all, string(body)) })
+			got = fmt.Sprint(l.Len(), " ", all)
+		}
+		if got != c.want {
+			t.Errorf("%q: %s, want %s", c.body, got, c.want)
+		}
+	}
+}
+
+// A line may be one byte long: a list of them would be many times the body.
+func TestLinesCostNothing(t *testing.T) {
+	body := []byte(strings.Repeat("x\n", 10_000))
+	n := 0
+	count := func([]byte) { n++ }
+	if allocs := testing.AllocsPerRun(10, func() {
+		l, err := splitLines(body, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Each(count)
+	}); allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+	if n%10_000 != 0 || n == 0 {
+		t.Errorf("%d lines", n)
+	}
+}
