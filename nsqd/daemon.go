@@ -58,7 +58,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger) (_ *daemon, err 
 		return nil, err
 	}
 	node := opts.node(address(d.at.tcp), address(d.at.http))
-	api := httpapi.Config{Node: node, Limits: sessions.Limits, Managed: opts.managed()}
+	api := httpapi.Config{Node: node, Limits: sessions.Limits, Managed: opts.managed(), BodyTimeout: bodyTimeout}
 	registry := obs.NewRegistry()
 
 	// The order of stopping is the reverse: the control plane lets go first,
@@ -90,11 +90,15 @@ func open(ctx context.Context, opts *options, log *slog.Logger) (_ *daemon, err 
 	return d, nil
 }
 
+// bodyTimeout is how long a client may take to send the body of a publish.
+const bodyTimeout = time.Minute
+
 // web is an HTTP server that slow clients cannot hold up for ever.
 func (d *daemon) web(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
+		WriteTimeout:      2 * time.Minute, // a profile of half a minute fits
 		IdleTimeout:       time.Minute,
 		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug), // clients' mistakes
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"strconv"
 	"time"
 
@@ -42,6 +43,8 @@ type Config struct {
 	// Managed says that the topics' limits come from the control plane, so that
 	// nobody may set one here.
 	Managed bool
+	// BodyTimeout is how long a client may take to send a body; 0: for ever.
+	BodyTimeout time.Duration
 	// Agent returns the control-plane session's state; nil without one.
 	Agent func() any
 }
@@ -100,6 +103,11 @@ type handler func(*http.Request) (body string, err error)
 
 func (a *API) do(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if a.cfg.BodyTimeout > 0 {
+			// What has no such deadline (a recorder, in tests) needs none either.
+			// The server sets its own before the next request.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.BodyTimeout))
+		}
 		body, err := h(r)
 		if err != nil {
 			writeFault(w, asFault(err))
@@ -270,11 +278,23 @@ func (a *API) pub(r *http.Request) (string, error) {
 		return "", badRequest("MSG_EMPTY", "the message has no body")
 	}
 	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
-	t, err := a.broker.TopicForClient([]byte(name))
-	if err != nil {
-		return "", fmt.Errorf("topic %q: %w", name, err)
+	return "OK", a.publish(name, func(t *broker.Topic) error {
+		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: delay})
+	})
+}
+
+// publish has do publish to the topic of that name; again if it was deleted
+// since it was looked up.
+func (a *API) publish(name string, do func(*broker.Topic) error) error {
+	for {
+		t, err := a.broker.TopicForClient([]byte(name))
+		if err != nil {
+			return fmt.Errorf("topic %q: %w", name, err)
+		}
+		if err := do(t); !errors.Is(err, broker.ErrGone) {
+			return err
+		}
 	}
-	return "OK", t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: delay})
 }
 
 // mpub takes one message a line, or with binary=true the body of an MPUB.
@@ -300,16 +320,17 @@ func (a *API) mpub(r *http.Request) (string, error) {
 		return "", badRequest("INVALID_BODY", "%v", err)
 	}
 	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
-	t, err := a.broker.TopicForClient([]byte(name))
-	if err != nil {
-		return "", fmt.Errorf("topic %q: %w", name, err)
-	}
-	return "OK", t.PublishBatch(arrival.At, clock.Wall(), arrival, batch)
+	return "OK", a.publish(name, func(t *broker.Topic) error {
+		return t.PublishBatch(arrival.At, clock.Wall(), arrival, batch)
+	})
 }
 
 // readBody reads at most limit bytes of a request's body.
 func readBody(r *http.Request, limit int, tooBig string) ([]byte, error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, &fault{http.StatusRequestTimeout, "BODY_TIMEOUT", fmt.Sprintf("%d bytes came in time", len(body))}
+	}
 	if err != nil {
 		return nil, badRequest("BODY_UNREADABLE", "%v", err)
 	}

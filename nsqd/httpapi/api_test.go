@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -50,9 +52,10 @@ func start(t *testing.T, managed bool) *node {
 	limits := wire.DefaultLimits()
 	limits.MaxMessageSize, limits.MaxBodySize = 10, 40
 	return &node{t: t, broker: b, http: httpapi.New(httpapi.Config{
-		Node:    httpapi.Node{Version: "test", TCPPort: 4150, StartTime: time.Unix(1, 0)},
-		Limits:  limits,
-		Managed: managed,
+		Node:        httpapi.Node{Version: "test", TCPPort: 4150, StartTime: time.Unix(1, 0)},
+		Limits:      limits,
+		Managed:     managed,
+		BodyTimeout: 50 * time.Millisecond,
 	}, b, conns, stamps, prometheus.NewRegistry(), log)}
 }
 
@@ -195,4 +198,56 @@ func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.expect("POST", "/topic/limit?topic=t&rate=1&burst=1", "", 403, "MANAGED")
+}
+
+// A client that stops in the middle of a body must not keep a handler and what
+// it has sent for as long as it likes.
+func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
+	n := start(t, false)
+	server := httptest.NewServer(n.http)
+	defer server.Close()
+	for _, path := range []string{"/pub", "/mpub"} {
+		c, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(c) // the server closes: what follows is no request
+		if err != nil || !strings.Contains(string(answer), " 408 ") || !strings.Contains(string(answer), "BODY_TIMEOUT") {
+			t.Errorf("%s: %q, %v", path, answer, err)
+		}
+	}
+	if topics := n.broker.Topics(); len(topics) != 0 {
+		t.Errorf("%d topics were created on the way", len(topics))
+	}
+}
+
+// Publishing finds a topic that was deleted since it was looked up again, as
+// over TCP: nobody is told that the broker ends.
+func TestPublishingWhileATopicComesAndGoes(t *testing.T) {
+	n := start(t, false)
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	defer wg.Wait()
+	defer close(stop)
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = n.broker.DeleteTopic("t") // it may not be there
+			}
+		}
+	})
+	for range 2000 {
+		for _, path := range []string{"/pub?topic=t", "/mpub?topic=t"} {
+			if code, body := n.do("POST", path, "x"); code != 200 && !strings.Contains(body, "QUEUE_FULL") {
+				t.Fatalf("%s: %d %s", path, code, body)
+			}
+		}
+	}
 }
