@@ -28,8 +28,12 @@ type Config struct {
 	// Run and Sources are those of the fleet.
 	Run     uint32
 	Sources int
-	// MaxInFlight is shared out among the brokers; 0 means 2500, the most that
-	// a broker allows one connection by default.
+	// MaxInFlight is shared out among the brokers; 0 means more than any number
+	// of them allows, so that each gets what it allows one connection.
+	//
+	// A value that the first brokers can use up starves the next one: go-nsq
+	// may ask for its share before it has lowered theirs, finds nothing left,
+	// and tries again 5 s later.
 	MaxInFlight int
 	// Logger gets go-nsq's warnings; nil: nobody.
 	Logger *slog.Logger
@@ -56,7 +60,7 @@ func New(cfg Config) (*Subscriber, error) {
 		cfg.LookupInterval = 250 * time.Millisecond
 	}
 	if cfg.MaxInFlight == 0 {
-		cfg.MaxInFlight = 2500
+		cfg.MaxInFlight = 2_500_000 // 1,000 brokers with NSQ's default limit of 2,500
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
