@@ -290,3 +290,27 @@ func TestAuthFromFlags(t *testing.T) {
 		p.Stop()
 	}
 }
+
+// A subscriber that reads nothing is cut off at the end, and that is not a
+// failure of the broker.
+func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
+	var c net.Conn
+	t.Cleanup(func() { c.Close() }) // after the daemon's, which fails the test if it ends with an error
+	d := start(t)
+	c, err := net.Dial("tcp", d.at.tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100)); err != nil {
+		t.Fatal(err)
+	}
+	url := "http://" + d.at.http.Addr().String() + "/pub?topic=t"
+	body := make([]byte, 1<<20)
+	for range 20 { // more than the sockets' buffers take
+		answer, err := client(t, nil).Post(url, "", bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+	}
+}

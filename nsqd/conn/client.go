@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -56,8 +57,10 @@ type client struct {
 	wake    chan struct{} // 1 deep: deliveries are there, or the end
 	writers sync.WaitGroup
 
-	// Atomic: set by Server, read by the reader at a message boundary.
-	stopping atomic.Bool
+	// Atomic: set once by Server or the writer, read by the reader at message
+	// boundaries.
+	stopping atomic.Bool // end, unless subscribed
+	quitting atomic.Bool // end
 	// Atomic: set by the reader, read for display.
 	identity atomic.Pointer[auth.Grant] // nil until AUTH
 }
@@ -69,10 +72,10 @@ const (
 	maxIdle   = 16 << 10 // a buffer larger than this is given back when empty
 )
 
-// Bounds of what a refused client may still send.
+// Bounds of what a client may still send at its end.
 const (
 	lingerTime  = time.Second
-	lingerBytes = 1 << 20
+	lingerBytes = 1 << 20 // if it was refused
 )
 
 func newClient(s *Server, nc net.Conn) *client {
@@ -93,28 +96,36 @@ func (c *client) run() {
 	}
 	c.logEnd(err)
 	c.goodbye()
-	if closing, _ := c.sess.Closing(); closing {
+	if c.ended() {
 		c.linger()
 	}
 	c.in.Release()
 	c.logEnd(ignoreClosed(c.nc.Close()))
 }
 
-// linger lets the peer read the last reply: closing a socket with unread input
-// resets the connection, and the reset overtakes what was sent.
+// linger lets the peer read the last replies: closing a socket with unread
+// input resets the connection, and the reset overtakes what was sent. A
+// publisher that pipelines would take what was accepted as refused.
 func (c *client) linger() {
-	half, ok := c.nc.(halves)
-	if !ok || half.CloseWrite() != nil || c.nc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	half, ok := c.nc.(interface{ CloseWrite() error }) // TCP, Unix sockets
+	if !ok || half.CloseWrite() != nil {
 		return
 	}
 	c.buf = nil
-	_, _ = io.CopyN(io.Discard, c.nc, lingerBytes)
-}
-
-// halves is a connection whose directions end one by one: TCP, Unix sockets.
-type halves interface {
-	CloseRead() error
-	CloseWrite() error
+	left := int64(math.MaxInt64)
+	if closing, _ := c.sess.Closing(); closing {
+		left = lingerBytes
+	}
+	for until := time.Now().Add(lingerTime); left > 0 && time.Now().Before(until); {
+		if c.nc.SetReadDeadline(until) != nil {
+			return
+		}
+		n, err := io.CopyN(io.Discard, c.nc, left)
+		if !errors.Is(err, os.ErrDeadlineExceeded) { // else it may be an interrupt's
+			return
+		}
+		left -= n
+	}
 }
 
 func (c *client) logEnd(err error) {
@@ -131,20 +142,18 @@ func (c *client) logEnd(err error) {
 // stop ends the connection at a message boundary, unless it subscribes.
 func (c *client) stop() {
 	c.stopping.Store(true)
-	// The reader may be waiting for bytes; a deadline in the past wakes it.
-	_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+	c.interrupt()
 }
 
-// quit ends the connection, subscriber or not.
+// quit ends the connection at a message boundary, subscriber or not.
 func (c *client) quit() {
-	c.stop()
-	// Half-closing lets the reader finish and what is written arrive.
-	if half, ok := c.nc.(halves); ok {
-		_ = half.CloseRead()
-	} else {
-		c.nc.Close()
-	}
+	c.quitting.Store(true)
+	c.interrupt()
 }
+
+// interrupt has a reader that waits for bytes look whether it is to end: a
+// deadline in the past wakes it.
+func (c *client) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
 // read is the reader's loop; nil means an orderly end.
 func (c *client) read() error {
@@ -192,7 +201,7 @@ func (c *client) readFault(err error) error {
 // ended reports whether nothing more is to be read.
 func (c *client) ended() bool {
 	closing, _ := c.sess.Closing()
-	return closing || c.stopping.Load() && c.sub == nil
+	return closing || c.quitting.Load() || c.stopping.Load() && c.sub == nil
 }
 
 // idle does what is due when a read's deadline has passed.
@@ -216,8 +225,8 @@ func (c *client) setDeadline() error {
 	if err := c.nc.SetReadDeadline(t); err != nil {
 		return fmt.Errorf("read deadline: %w", err)
 	}
-	if c.stopping.Load() && c.sub == nil { // stop came between: its deadline must not be lost
-		_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+	if c.ended() { // stop or quit came between: their deadline must not be lost
+		c.interrupt()
 	}
 	return nil
 }

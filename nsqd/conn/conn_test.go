@@ -335,6 +335,52 @@ var _ = Describe("a connection", func() {
 		Eventually(done).WithTimeout(5 * time.Second).Should(Receive(BeZero()))
 	})
 
+	It("lets a publisher that pipelines read all its answers when it is stopped", func() {
+		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 1 << 20 })
+		p := n.dial()
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			pub := wire.AppendPub(nil, "t", []byte("x"))
+			for { // until the test has read the end and closes
+				if _, err := p.nc.Write(pub); err != nil {
+					return
+				}
+			}
+		}()
+		answers := 0
+		for ; answers < 50; answers++ {
+			p.expect(wire.FrameResponse, "OK")
+		}
+		n.server.StopReading()
+		for ; ; answers++ {
+			if _, err := p.r.Peek(1); err != nil {
+				Expect(err).To(MatchError(io.EOF), "a reset may overtake answers")
+				break
+			}
+			p.expect(wire.FrameResponse, "OK")
+		}
+		Expect(p.nc.Close()).To(Succeed())
+		Eventually(sent).Should(BeClosed())
+		topic, err := n.broker.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(topic.Stats().Counters.Accepted).To(BeEquivalentTo(answers))
+	})
+
+	It("lets a subscriber read why it was refused, though it keeps sending", func() {
+		n := start(nil)
+		p := n.dial()
+		p.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1))
+		p.expect(wire.FrameResponse, "OK")
+		in := wire.AppendRdy(nil, 1_000_000)
+		for range 20_000 {
+			in = wire.AppendNop(in)
+		}
+		p.send(in)
+		p.expect(wire.FrameError, HavePrefix("E_INVALID"))
+		p.expectEOF()
+	})
+
 	It("delays a subscriber's messages only when buffering is strict", func() {
 		n := start(func(_ *broker.Config, c *conn.Config) { c.StrictBuffering = true })
 		sub := n.dial()

@@ -40,10 +40,9 @@ func (c *client) newWriter() *writer {
 	return &writer{c: c, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
 }
 
-// run ends with the subscription or at a failed write; either way the
-// connection is then closed, and the reader cleans up.
+// run ends with the subscription or at a failed write; either way it has the
+// reader end, which cleans up and closes.
 func (w *writer) run() {
-	defer w.c.hangUp()
 	flush := time.NewTimer(time.Hour)
 	defer flush.Stop()
 	flush.Stop()
@@ -118,18 +117,15 @@ func (w *writer) flush() error {
 	return nil
 }
 
-// hangUp closes the connection, which makes the reader clean up.
-func (c *client) hangUp() {
-	// A reply that is stuck in a write must not keep us: then it goes without.
-	if c.writeMu.TryLock() {
-		c.goodbye()
-		c.writeMu.Unlock()
-	}
-	c.nc.Close()
-}
-
+// lost ends the connection: at once if the peer cannot be written to, which
+// also frees a reader that is stuck in a reply.
 func (w *writer) lost(err error) {
-	if err != nil {
-		w.c.srv.log.Debug("subscriber lost", obs.KeyRemote, w.c.nc.RemoteAddr().String(), obs.KeyError, ignoreClosed(err))
+	if err == nil {
+		w.c.quit()
+		return
 	}
+	if ignoreClosed(err) != nil {
+		w.c.srv.log.Debug("subscriber lost", obs.KeyRemote, w.c.nc.RemoteAddr().String(), obs.KeyError, err)
+	}
+	w.c.nc.Close()
 }
