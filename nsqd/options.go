@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/auth"
@@ -61,9 +62,9 @@ type options struct {
 	// Queues.
 	MemQueueSize        int
 	MaxChannelConsumers int
-	TopicLimits  topicLimits
-	RejectAfter  time.Duration
-	DrainTimeout time.Duration
+	TopicLimits         topicLimits
+	RejectAfter         time.Duration
+	DrainTimeout        time.Duration
 
 	// The cluster of SRTM.
 	LoadDistributor string
@@ -149,6 +150,9 @@ func parse(args []string, out io.Writer) (*options, error) {
 	return o, o.validate()
 }
 
+// maxDrain leaves room for the ends of clients and of HTTP requests.
+const maxDrain = lifecycle.StopLimit - 3*lifecycle.Grace
+
 func (o *options) validate() error {
 	var errs []error
 	fault := func(bad bool, format string, args ...any) {
@@ -178,7 +182,7 @@ func (o *options) validate() error {
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)
 	fault(o.BroadcastHTTPPort < 0 || o.BroadcastHTTPPort > 65535, "--broadcast-http-port %d is outside [0, 65535]", o.BroadcastHTTPPort)
-	fault(o.DrainTimeout < 0, "--drain-timeout %v is negative", o.DrainTimeout)
+	fault(o.DrainTimeout < 0 || o.DrainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.DrainTimeout, maxDrain, lifecycle.StopLimit)
 
 	fault(o.TLSRequired != tlsOptional && !o.tlsOffered(), "--tls-required needs --tls-cert and --tls-key")
 	switch o.TLSClientAuthPolicy {
