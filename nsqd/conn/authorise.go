@@ -67,7 +67,7 @@ func (c *client) ask() error {
 	}
 	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)
 	c.identity.Store(g)
-	c.leaveTopic() // the next publish is judged anew
+	c.leaveTopics() // the next publish is judged anew
 	return nil
 }
 
@@ -81,8 +81,8 @@ func (c *client) remoteIP() string {
 }
 
 // permit returns nil if the client may do op now, where clients need leave. A
-// grant that has expired is asked for again. Of a publish, that the topic is
-// the one of the publish before settles it: the grant is still the same.
+// grant that has expired is asked for again. Of a publish, that there was one to
+// the topic before settles it: the grant is still the same.
 func (c *client) permit(op *session.Op, now stamp.Mono) error {
 	if c.srv.cfg.Auth == nil {
 		return nil
@@ -95,7 +95,7 @@ func (c *client) permit(op *session.Op, now stamp.Mono) error {
 	p := auth.Publish
 	if op.Kind == session.OpSub {
 		p = auth.Subscribe
-	} else if c.topic.topic != nil && string(c.topic.name) == string(op.Topic) {
+	} else if c.target(op.Topic) != nil {
 		return nil
 	}
 	if !c.cred.grant.Allows(p, string(op.Topic), string(op.Channel)) {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,13 +37,9 @@ type client struct {
 	deadline  stamp.Mono // of reads, as set on nc; 0: to be set
 	buf       []byte     // buf[r:w] is read and not yet consumed
 	r, w      int
-	topic     struct { // of the last publish, to save the look-up
-		name   []byte
-		topic  *broker.Topic
-		remove func() // takes the connection off the topic's publishers
-	}
-	sub  *broker.Subscription
-	cred credentials // where clients need leave
+	targets   []target // of publishes, each once; at most maxTargets, the last ones
+	sub       *broker.Subscription
+	cred      credentials // where clients need leave
 
 	// writeMu orders the writes of the reader (replies) and of the writer
 	// (messages); held during a write, which WriteTimeout bounds. It guards
@@ -64,6 +61,17 @@ type client struct {
 	// Atomic: set by the reader, read for display.
 	identity atomic.Pointer[auth.Grant] // nil until AUTH
 }
+
+// target is a topic that the connection publishes to: it saves the look-up, and
+// counts as one of the topic's publishers.
+type target struct {
+	topic *broker.Topic
+	leave func() // takes the connection off the topic's publishers
+}
+
+// maxTargets bounds the topics that a connection keeps alive, and the search
+// for one of them.
+const maxTargets = 64
 
 // Buffers are small while little comes, since most connections are idle
 // sensors, and grow to what a client sends at once.
@@ -91,9 +99,7 @@ func (c *client) run() {
 		c.notify()
 		c.writers.Wait()
 	}
-	if c.topic.remove != nil {
-		c.topic.remove()
-	}
+	c.leaveTopics()
 	c.logEnd(err)
 	c.goodbye()
 	if c.ended() {
@@ -340,30 +346,52 @@ func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) error
 		if !errors.Is(err, broker.ErrGone) {
 			return refusal(op.Topic, err)
 		}
-		c.leaveTopic() // deleted since it was looked up
+		c.leaveTopic(t) // deleted since it was looked up
 	}
 }
 
 // publishTopic finds the topic, at best without a look-up.
 func (c *client) publishTopic(name []byte) (*broker.Topic, error) {
-	if c.topic.topic != nil && string(c.topic.name) == string(name) {
-		return c.topic.topic, nil
+	if t := c.target(name); t != nil {
+		return t, nil
 	}
 	t, err := c.srv.broker.TopicForClient(name)
 	if err != nil {
 		return nil, refusal(name, err)
 	}
-	c.leaveTopic()
-	c.topic.name = append(c.topic.name[:0], name...)
-	c.topic.topic, c.topic.remove = t, t.AddPublisher()
+	if len(c.targets) == maxTargets {
+		c.leaveTopic(c.targets[0].topic)
+	}
+	c.targets = append(c.targets, target{t, t.AddPublisher()})
 	return t, nil
 }
 
-func (c *client) leaveTopic() {
-	if c.topic.remove != nil {
-		c.topic.remove()
+// target returns the topic of that name that the connection has published to;
+// nil if it has not.
+func (c *client) target(name []byte) *broker.Topic {
+	for i := range c.targets {
+		if t := c.targets[i].topic; t.Name() == string(name) {
+			return t
+		}
 	}
-	c.topic.topic, c.topic.remove = nil, nil
+	return nil
+}
+
+func (c *client) leaveTopic(t *broker.Topic) {
+	c.targets = slices.DeleteFunc(c.targets, func(is target) bool {
+		if is.topic == t {
+			is.leave()
+		}
+		return is.topic == t
+	})
+}
+
+// leaveTopics leaves all of them.
+func (c *client) leaveTopics() {
+	for _, is := range c.targets {
+		is.leave()
+	}
+	c.targets = nil
 }
 
 // refusal gives a broker's refusal its words on the wire. Those that pass are

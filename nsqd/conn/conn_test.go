@@ -335,6 +335,41 @@ var _ = Describe("a connection", func() {
 		Eventually(done).WithTimeout(5 * time.Second).Should(Receive(BeZero()))
 	})
 
+	It("counts a publisher at every topic it publishes to, as long as it is there", func() {
+		n := start(nil)
+		publishers := func(name string) func() int {
+			return func() int {
+				t, err := n.broker.CreateTopic(name)
+				Expect(err).NotTo(HaveOccurred())
+				return t.Stats().Publishers
+			}
+		}
+		p := n.dial()
+		for _, topic := range []string{"a", "b", "a", "b", "c"} {
+			p.send(wire.AppendPub(nil, topic, []byte("x")))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		for _, topic := range []string{"a", "b", "c"} {
+			Expect(publishers(topic)()).To(Equal(1), topic)
+		}
+		Expect(n.broker.DeleteTopic("b")).To(Succeed())
+		p.send(wire.AppendPub(nil, "b", []byte("x")))
+		p.expect(wire.FrameResponse, "OK")
+		for _, topic := range []string{"a", "b", "c"} {
+			Expect(publishers(topic)()).To(Equal(1), topic)
+		}
+		for i := range 200 { // it remembers the last ones
+			p.send(wire.AppendPub(nil, fmt.Sprintf("t%d", i), []byte("x")))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		Expect(publishers("t199")()).To(Equal(1))
+		Expect(publishers("a")()).To(BeZero())
+		Expect(p.nc.Close()).To(Succeed())
+		for i := range 200 {
+			Eventually(publishers(fmt.Sprintf("t%d", i))).Should(BeZero())
+		}
+	})
+
 	It("lets a publisher that pipelines read all its answers when it is stopped", func() {
 		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 1 << 20 })
 		p := n.dial()
