@@ -1,0 +1,619 @@
+package clients
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+const (
+	envClients = "SRTM_CLIENTS"
+	envNSQD    = "SRTM_CLIENTS_NSQD"
+	envLookupd = "SRTM_CLIENTS_NSQLOOKUPD"
+	envPending = "SRTM_CLIENTS_PENDING"
+)
+
+// patience covers a library's own waits before it connects again.
+const patience = 2 * daemon.Patience
+
+// programs are what the tests run. Set once, by TestMain.
+type programs struct {
+	nsqd            string
+	lookupd         string // an nsqlookupd, for an nsqd that is not ours
+	loaddistributor string
+	srtm            string
+	ours            bool
+}
+
+var under programs
+
+type suite struct{ m *testing.M }
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	testkit.Main(&suite{m})
+}
+
+func (s *suite) Run() int {
+	dir, err := os.MkdirTemp("", "clients")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "clients:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if under, err = choose(dir); err != nil {
+		fmt.Fprintln(os.Stderr, "clients:", err)
+		return 1
+	}
+	return s.m.Run()
+}
+
+func choose(dir string) (programs, error) {
+	if path := os.Getenv(envNSQD); path != "" {
+		return programs{nsqd: path, lookupd: os.Getenv(envLookupd)}, nil
+	}
+	p := programs{ours: true}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	for pkg, to := range map[string]*string{"nsqd": &p.nsqd, "loaddistributor": &p.loaddistributor, "tools/srtm": &p.srtm} {
+		*to = filepath.Join(dir, filepath.Base(pkg))
+		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+// pending is what our nsqd does not do yet: scenarios, and why. Whoever builds
+// the feature deletes its entries; SRTM_CLIENTS_PENDING=1 runs them anyhow.
+var pending = map[string]string{
+	"TLS":         "no TLS yet",
+	"snappy":      "no compression yet",
+	"deflate":     "no compression yet",
+	"TLS, snappy": "no TLS yet",
+	"auth":        "no AUTH yet",
+}
+
+// scenario is something that users do with a library.
+type scenario struct {
+	name string
+	run  func(t *testing.T, l library, s *site)
+}
+
+var scenarios = []scenario{
+	{"publish", func(t *testing.T, l library, s *site) { produces(t, l, s, order{Method: "pub"}) }},
+	{"publish many", func(t *testing.T, l library, s *site) { produces(t, l, s, order{Method: "mpub"}) }},
+	{"publish deferred", deferred},
+	{"consume", func(t *testing.T, l library, s *site) { consumes(t, l, s, start(t), order{}) }},
+	{"lookup", looksUp},
+	{"requeue", requeues},
+	{"touch", touches},
+	{"back off", backsOff},
+	{"reconnect consumer", reconnectsConsumer},
+	{"reconnect producer", reconnectsProducer},
+	{"TLS", func(t *testing.T, l library, s *site) { secured(t, l, s, "") }},
+	{"snappy", func(t *testing.T, l library, s *site) { both(t, l, s, start(t), order{Compression: "snappy"}) }},
+	{"deflate", func(t *testing.T, l library, s *site) { both(t, l, s, start(t), order{Compression: "deflate"}) }},
+	{"TLS, snappy", func(t *testing.T, l library, s *site) { secured(t, l, s, "snappy") }},
+	{"auth", authorises},
+}
+
+func TestLibraries(t *testing.T) {
+	for _, l := range libraries {
+		t.Run(l.name, func(t *testing.T) {
+			s := l.prepare(t)
+			lacks := map[string]string{}
+			if l.lacks != nil {
+				var err error
+				if lacks, err = l.lacks(s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for name := range lacks {
+				if !known(name) {
+					t.Errorf("lacks: no scenario %q", name)
+				}
+			}
+			for _, c := range scenarios {
+				t.Run(c.name, func(t *testing.T) {
+					if why := lacks[c.name]; why != "" {
+						t.Skipf("%s: %s", l.name, why)
+					}
+					if why := pending[c.name]; why != "" && under.ours && os.Getenv(envPending) == "" {
+						t.Skip("pending: " + why)
+					}
+					t.Parallel()
+					c.run(t, l, s)
+				})
+			}
+		})
+	}
+}
+
+// known reports whether there is a scenario of that name.
+func known(name string) bool {
+	return slices.ContainsFunc(scenarios, func(c scenario) bool { return c.name == name })
+}
+
+func TestPendingScenariosExist(t *testing.T) {
+	for name := range pending {
+		if !known(name) {
+			t.Errorf("no scenario %q", name)
+		}
+	}
+}
+
+// start runs an nsqd for as long as t lasts.
+func start(t *testing.T, flags ...string) *daemon.Daemon {
+	t.Helper()
+	d, err := daemon.NSQD(under.nsqd, t.TempDir(), flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, d)
+	return d
+}
+
+func watch(t *testing.T, d *daemon.Daemon) {
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
+		}
+	})
+}
+
+// bodies are texts of all kinds.
+func bodies(prefix string, count int) (all []string) {
+	for i := range count {
+		all = append(all, fmt.Sprintf("%s %03d ü ☃ \t\"\\", prefix, i))
+	}
+	all[0] += strings.Repeat("x", 200_000)
+	return all
+}
+
+// send publishes over HTTP.
+func send(t *testing.T, d *daemon.Daemon, topic string, bodies ...string) {
+	t.Helper()
+	for _, body := range bodies {
+		post(t, d, "/pub?topic="+topic, body)
+	}
+}
+
+func post(t *testing.T, d *daemon.Daemon, path, body string) {
+	t.Helper()
+	if text, status, err := request(http.MethodPost, "http://"+d.HTTP+path, body); err != nil || status != http.StatusOK {
+		t.Fatalf("POST %s: %d %s %v", path, status, text, err)
+	}
+}
+
+var transport = &http.Transport{DisableKeepAlives: true}
+
+func request(method, url, body string) (text string, status int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return "", 0, err
+	}
+	res, err := transport.RoundTrip(req)
+	if err != nil {
+		return "", 0, err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	return string(b), res.StatusCode, err
+}
+
+// figures are those of a channel.
+type figures struct {
+	Name     string `json:"channel_name"`
+	Depth    int    `json:"depth"`
+	InFlight int    `json:"in_flight_count"`
+	Deferred int    `json:"deferred_count"`
+	Messages int    `json:"message_count"`
+	Requeues int    `json:"requeue_count"`
+	Timeouts int    `json:"timeout_count"`
+	Clients  []struct {
+		Ready     int    `json:"ready_count"`
+		UserAgent string `json:"user_agent"`
+	}
+}
+
+func channel(t *testing.T, d *daemon.Daemon, topic, channel string) (f figures, exists bool) {
+	t.Helper()
+	text, status, err := request(http.MethodGet, "http://"+d.HTTP+"/stats?format=json&topic="+topic, "")
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("/stats: %d %v", status, err)
+	}
+	var stats struct {
+		Topics []struct{ Channels []figures }
+	}
+	if err := json.Unmarshal([]byte(text), &stats); err != nil {
+		t.Fatal(err)
+	}
+	for _, topic := range stats.Topics {
+		for _, f := range topic.Channels {
+			if f.Name == channel {
+				return f, true
+			}
+		}
+	}
+	return f, false
+}
+
+// settle waits until a channel's figures are right.
+func settle(t *testing.T, d *daemon.Daemon, topic, name string, right func(figures) bool) figures {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(patience); ; <-ticker.C {
+		f, exists := channel(t, d, topic, name)
+		if exists && right(f) {
+			return f
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s/%s is still %+v (exists: %t)", topic, name, f, exists)
+		}
+	}
+}
+
+func finished(f figures) bool { return f.Depth == 0 && f.InFlight == 0 && f.Deferred == 0 }
+
+// collector is a consumer of the test's own.
+type collector struct {
+	t    *testing.T
+	c    *nsq.Consumer
+	got  chan string
+	once sync.Once
+}
+
+func collect(t *testing.T, d *daemon.Daemon, topic string) *collector {
+	t.Helper()
+	config := nsq.NewConfig()
+	config.MaxInFlight = 100
+	c, err := nsq.NewConsumer(topic, "collector", config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetLoggerLevel(nsq.LogLevelMax)
+	k := &collector{t: t, c: c, got: make(chan string, 1000)}
+	c.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
+		k.got <- string(m.Body)
+		return nil
+	}))
+	if err := c.ConnectToNSQD(d.TCP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.stop)
+	return k
+}
+
+func (k *collector) stop() {
+	k.once.Do(func() {
+		k.c.Stop()
+		<-k.c.StopChan
+	})
+}
+
+// take waits for so many bodies and returns them sorted.
+func (k *collector) take(count int) (got []string) {
+	k.t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for len(got) < count {
+		select {
+		case body := <-k.got:
+			got = append(got, body)
+		case <-timer.C:
+			k.t.Fatalf("%d of %d messages", len(got), count)
+		}
+	}
+	slices.Sort(got)
+	return got
+}
+
+func same(t *testing.T, got, want []string) {
+	t.Helper()
+	got, want = slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))
+	if slices.Equal(got, want) {
+		return
+	}
+	t.Errorf("got %d bodies, not the %d of those sent", len(got), len(want))
+	for i := range min(len(got), len(want)) {
+		if got[i] != want[i] {
+			t.Fatalf("the first that differs: %.60q, want %.60q", got[i], want[i])
+		}
+	}
+}
+
+func texts(events []event) (bodies []string) {
+	for _, e := range events {
+		bodies = append(bodies, e.Body)
+	}
+	return bodies
+}
+
+const topic, ch = "topic", "channel"
+
+// produces: what the library publishes arrives, once, byte by byte.
+func produces(t *testing.T, l library, s *site, o order) {
+	d := start(t)
+	o.Mode, o.TCP, o.Topic = "produce", d.TCP, topic
+	p := drive(t, l, s, o)
+	want := bodies(l.name, 50)
+	p.publish(want[:25]...)
+	p.publish(want[25:]...)
+	p.end()
+	k := collect(t, d, topic)
+	same(t, k.take(50), want)
+	k.stop()
+	if f := settle(t, d, topic, "collector", finished); f.Messages != 50 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func deferred(t *testing.T, l library, s *site) {
+	const delay = 1500 * time.Millisecond
+	d := start(t)
+	k := collect(t, d, topic)
+	p := drive(t, l, s, order{Mode: "produce", TCP: d.TCP, Topic: topic, Method: "dpub", DelayMS: int(delay.Milliseconds())})
+	begin := time.Now()
+	p.publish("first", "second")
+	settle(t, d, topic, "collector", func(f figures) bool { return f.Messages == 2 })
+	same(t, k.take(2), []string{"first", "second"})
+	if waited := time.Since(begin); waited < delay {
+		t.Errorf("came after %v, want %v", waited, delay)
+	}
+	p.end()
+}
+
+// consumes: what is sent reaches the library, once, and is finished.
+func consumes(t *testing.T, l library, s *site, d *daemon.Daemon, o order) {
+	o.Mode, o.Topic, o.Channel, o.InFlight, o.Handle = "consume", topic, ch, 10, "finish"
+	if o.Lookup == "" {
+		o.TCP = d.TCP
+	}
+	c := drive(t, l, s, o)
+	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 })
+	want := bodies(l.name, 50)
+	send(t, d, topic, want...)
+	got := c.messages(50)
+	same(t, texts(got), want)
+	for _, e := range got {
+		if e.Attempts != 1 {
+			t.Errorf("attempt %d", e.Attempts)
+		}
+	}
+	f := settle(t, d, topic, ch, finished)
+	if f.Messages != 50 || f.Requeues != 0 || f.Timeouts != 0 || len(f.Clients) != 1 || f.Clients[0].UserAgent == "" {
+		t.Errorf("got %+v", f)
+	}
+	if rest := c.end(); len(rest) != 0 {
+		t.Errorf("%d messages came again", len(rest))
+	}
+	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 0 })
+}
+
+// looksUp: a consumer finds the broker through loaddistributor, which answers
+// as nsqlookupd does.
+func looksUp(t *testing.T, l library, s *site) {
+	free, err := daemon.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rpc, web := free[0], free[1]
+	if !under.ours {
+		if under.lookupd == "" {
+			t.Skipf("no %s", envLookupd)
+		}
+		lookupd, err := daemon.Run(under.lookupd, t.TempDir(), []string{"--tcp-address=" + rpc, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, daemon.Answers("http://"+web+"/ping"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		watch(t, lookupd)
+		d := start(t, "--lookupd-tcp-address="+rpc)
+		post(t, d, "/topic/create?topic="+topic, "")
+		listed(t, web)
+		consumes(t, l, s, d, order{Lookup: web})
+		return
+	}
+	ld, err := daemon.Run(under.loaddistributor, t.TempDir(), []string{"--grpc-address=" + rpc, "--http-address=" + web}, daemon.Answers("http://"+web+"/ping"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, ld)
+	d := start(t, "--loaddistributor-address="+rpc, "--broker-id=b1", "--mcap=20000")
+	waitFor(t, "broker b1", func() bool {
+		text, status, err := request(http.MethodGet, "http://"+web+"/nodes", "")
+		return err == nil && status == http.StatusOK && strings.Contains(text, "tcp_port")
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	create := exec.CommandContext(ctx, under.srtm, "topic", "create", topic, "--rate=10000", "--burst=1000", "--group=:100:10", "--loaddistributor-address="+rpc)
+	if output, err := create.CombinedOutput(); err != nil {
+		t.Fatalf("srtm topic create: %v\n%s", err, output)
+	}
+	listed(t, web)
+	consumes(t, l, s, d, order{Lookup: web})
+}
+
+// listed waits until a lookup service knows the topic.
+func listed(t *testing.T, web string) {
+	t.Helper()
+	waitFor(t, "topic in /lookup", func() bool {
+		text, status, err := request(http.MethodGet, "http://"+web+"/lookup?topic="+topic, "")
+		return err == nil && status == http.StatusOK && strings.Contains(text, "tcp_port")
+	})
+}
+
+func waitFor(t *testing.T, what string, there func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(patience); !there(); <-ticker.C {
+		if time.Now().After(end) {
+			t.Fatalf("no %s", what)
+		}
+	}
+}
+
+func requeues(t *testing.T, l library, s *site) {
+	d := start(t)
+	c := drive(t, l, s, order{Mode: "consume", TCP: d.TCP, Topic: topic, Channel: ch, InFlight: 5, Handle: "requeue"})
+	want := bodies(l.name, 10)
+	send(t, d, topic, want...)
+	byAttempt := map[int][]string{}
+	for _, e := range c.messages(20) {
+		byAttempt[e.Attempts] = append(byAttempt[e.Attempts], e.Body)
+	}
+	same(t, byAttempt[1], want)
+	same(t, byAttempt[2], want)
+	if f := settle(t, d, topic, ch, finished); f.Requeues != 10 || f.Timeouts != 0 {
+		t.Errorf("got %+v", f)
+	}
+	c.end()
+}
+
+// touches: a handler that takes longer than the timeout keeps its messages.
+func touches(t *testing.T, l library, s *site) {
+	const timeout = 2 * time.Second
+	d := start(t, "--msg-timeout="+timeout.String())
+	c := drive(t, l, s, order{Mode: "consume", TCP: d.TCP, Topic: topic, Channel: ch, InFlight: 2, Handle: "touch", HoldMS: int(2 * timeout.Milliseconds())})
+	begin := time.Now()
+	send(t, d, topic, "first", "second")
+	same(t, texts(c.messages(2)), []string{"first", "second"})
+	f := settle(t, d, topic, ch, finished)
+	if f.Timeouts != 0 || f.Requeues != 0 {
+		t.Errorf("got %+v", f)
+	}
+	if took := time.Since(begin); took < 2*timeout {
+		t.Errorf("finished after %v: the handler did not take longer than the timeout", took)
+	}
+	if rest := c.end(); len(rest) != 0 {
+		t.Errorf("%d messages came again", len(rest))
+	}
+}
+
+// backsOff: messages whose handler fails come again and end, and a library that
+// pauses says so by its RDY.
+func backsOff(t *testing.T, l library, s *site) {
+	d := start(t)
+	c := drive(t, l, s, order{Mode: "consume", TCP: d.TCP, Topic: topic, Channel: ch, InFlight: 4, Handle: "fail"})
+	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 && f.Clients[0].Ready > 0 })
+	want := bodies(l.name, 5)
+	send(t, d, topic, want...)
+	if l.backoff {
+		settle(t, d, topic, ch, func(f figures) bool { return f.Requeues > 0 && len(f.Clients) == 1 && f.Clients[0].Ready == 0 })
+	}
+	f := settle(t, d, topic, ch, finished)
+	if f.Requeues < 5 || f.Timeouts != 0 {
+		t.Errorf("got %+v", f)
+	}
+	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 && f.Clients[0].Ready > 0 })
+	c.messages(10)
+	c.end()
+}
+
+// again stops a broker and starts it anew in the same place.
+func again(t *testing.T, d *daemon.Daemon) *daemon.Daemon {
+	t.Helper()
+	if err := d.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := daemon.NSQDAt(under.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, fresh)
+	return fresh
+}
+
+func reconnectsConsumer(t *testing.T, l library, s *site) {
+	d := start(t)
+	c := drive(t, l, s, order{Mode: "consume", TCP: d.TCP, Topic: topic, Channel: ch, InFlight: 10, Handle: "finish"})
+	before, after := bodies("before", 10), bodies("after", 10)
+	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 })
+	send(t, d, topic, before...)
+	same(t, texts(c.messages(10)), before)
+	settle(t, d, topic, ch, finished)
+	d = again(t, d)
+	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 })
+	send(t, d, topic, after...)
+	same(t, texts(c.messages(10)), after)
+	settle(t, d, topic, ch, finished)
+	c.end()
+}
+
+func reconnectsProducer(t *testing.T, l library, s *site) {
+	d := start(t)
+	p := drive(t, l, s, order{Mode: "produce", TCP: d.TCP, Topic: topic, Method: "pub"})
+	before, after := bodies("before", 10), bodies("after", 10)
+	p.publish(before...)
+	k := collect(t, d, topic)
+	same(t, k.take(10), before)
+	k.stop()
+	settle(t, d, topic, "collector", finished)
+	d = again(t, d)
+	p.publish(after...)
+	same(t, collect(t, d, topic).take(10), after)
+	p.end()
+}
+
+// both publishes and consumes over connections of the same kind.
+func both(t *testing.T, l library, s *site, d *daemon.Daemon, o order) {
+	c, p := o, o
+	c.Mode, c.TCP, c.Topic, c.Channel, c.InFlight, c.Handle = "consume", d.TCP, topic, ch, 10, "finish"
+	p.Mode, p.TCP, p.Topic, p.Method = "produce", d.TCP, topic, "mpub"
+	consumer, producer := drive(t, l, s, c), drive(t, l, s, p)
+	want := bodies(l.name, 50)
+	producer.publish(want...)
+	same(t, texts(consumer.messages(50)), want)
+	settle(t, d, topic, ch, finished)
+	producer.end()
+	consumer.end()
+}
+
+func secured(t *testing.T, l library, s *site, compression string) {
+	ca, cert, key := certificates(t)
+	d := start(t, "--tls-cert="+cert, "--tls-key="+key, "--https-address=", "--tls-required=tcp-https")
+	both(t, l, s, d, order{TLSCA: ca, Compression: compression})
+}
+
+// authorises: an auth server that knows one secret and grants it one topic.
+func authorises(t *testing.T, l library, s *site) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("secret") != "open sesame" {
+			http.Error(w, "unknown secret", http.StatusForbidden)
+			return
+		}
+		fmt.Fprintf(w, `{"ttl":3600,"identity":"tester","authorizations":[{"topic":"^%s$","channels":[".*"],"permissions":["subscribe","publish"]}]}`, topic)
+	}))
+	defer server.Close()
+	_, port, err := net.SplitHostPort(strings.TrimPrefix(server.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, "--auth-http-address=127.0.0.1:"+port)
+	both(t, l, s, d, order{AuthSecret: "open sesame"})
+}

@@ -1,0 +1,193 @@
+package clients
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+)
+
+// order is what a driver is to do; see doc.go.
+type order struct {
+	Mode        string `json:"mode"` // produce or consume
+	TCP         string `json:"tcp,omitempty"`
+	Lookup      string `json:"lookup,omitempty"` // host:port of a lookup service, instead of tcp
+	Topic       string `json:"topic"`
+	Channel     string `json:"channel,omitempty"`
+	Method      string `json:"method,omitempty"`    // pub, mpub, dpub
+	DelayMS     int    `json:"delay_ms,omitempty"`  // of dpub
+	InFlight    int    `json:"in_flight,omitempty"` // of a consumer
+	Handle      string `json:"handle,omitempty"`    // finish; requeue, fail: the first attempt; touch: eight times within hold_ms
+	HoldMS      int    `json:"hold_ms,omitempty"`
+	TLSCA       string `json:"tls_ca,omitempty"`      // file; with it, TLS
+	Compression string `json:"compression,omitempty"` // snappy or deflate
+	AuthSecret  string `json:"auth_secret,omitempty"`
+}
+
+// event is what a driver says.
+type event struct {
+	Event    string `json:"event"`
+	Body     string `json:"body"`
+	Attempts int    `json:"attempts"`
+	Count    int    `json:"count"`
+	Error    string `json:"error"`
+}
+
+// driver is a driver that runs.
+type driver struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	events chan event // closed at the end of its output
+	errors struct {
+		mu sync.Mutex // guards Buffer
+		bytes.Buffer
+	}
+	ended bool
+}
+
+type lockedWriter struct{ d *driver }
+
+func (w lockedWriter) Write(b []byte) (int, error) {
+	w.d.errors.mu.Lock()
+	defer w.d.errors.mu.Unlock()
+	return w.d.errors.Write(b)
+}
+
+// drive starts a library's driver.
+func drive(t *testing.T, l library, s *site, o order) *driver {
+	t.Helper()
+	text, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	argv := append(l.command(s), string(text))
+	d := &driver{t: t, cmd: exec.Command(argv[0], argv[1:]...), events: make(chan event, 1000)}
+	d.cmd.Dir, d.cmd.Stderr = s.to, lockedWriter{d}
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.in, err = d.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var reader sync.WaitGroup
+	reader.Go(func() { d.read(out) })
+	t.Cleanup(func() {
+		if !d.ended {
+			_ = d.cmd.Process.Kill() // it may have ended by itself
+			for range d.events {
+			}
+			reader.Wait()
+			_ = d.cmd.Wait() // of a process that was killed
+		}
+		reader.Wait()
+		if t.Failed() {
+			d.errors.mu.Lock()
+			defer d.errors.mu.Unlock()
+			text := d.errors.String()
+			t.Logf("%s %s printed last:\n%s", l.name, o.Mode, text[max(0, len(text)-2000):])
+		}
+	})
+	return d
+}
+
+func (d *driver) read(out io.Reader) {
+	defer close(d.events)
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			e = event{Event: "fault", Error: fmt.Sprintf("%.200q: %v", lines.Text(), err)}
+		}
+		d.events <- e
+	}
+}
+
+// next returns the next event that is not a retry.
+func (d *driver) next(within time.Duration) (event, error) {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	for {
+		select {
+		case e, more := <-d.events:
+			switch {
+			case !more:
+				return event{}, errors.New("the driver has ended")
+			case e.Event == "retry":
+				d.t.Logf("retry: %s", e.Error)
+				continue
+			case e.Event == "fault" || e.Event == "error":
+				return e, errors.New(e.Error)
+			}
+			return e, nil
+		case <-timer.C:
+			return event{}, fmt.Errorf("nothing in %v", within)
+		}
+	}
+}
+
+// publish has a producer publish bodies in one go.
+func (d *driver) publish(bodies ...string) {
+	d.t.Helper()
+	line, err := json.Marshal(bodies)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if _, err := d.in.Write(append(line, '\n')); err != nil {
+		d.t.Fatal(err)
+	}
+	if e, err := d.next(patience); err != nil || e.Event != "published" || e.Count != len(bodies) {
+		d.t.Fatalf("published %d: got %+v, %v", len(bodies), e, err)
+	}
+}
+
+// messages waits for so many messages of a consumer.
+func (d *driver) messages(count int) (got []event) {
+	d.t.Helper()
+	for range count {
+		e, err := d.next(patience)
+		if err != nil || e.Event != "message" {
+			d.t.Fatalf("message %d of %d: got %+v, %v", len(got)+1, count, e, err)
+		}
+		got = append(got, e)
+	}
+	return got
+}
+
+// end closes the driver's input and returns what it still says: messages, of a
+// consumer to which some came again.
+func (d *driver) end() (rest []event) {
+	d.t.Helper()
+	if err := d.in.Close(); err != nil {
+		d.t.Fatal(err)
+	}
+	for {
+		e, err := d.next(patience)
+		if err != nil {
+			d.t.Fatalf("at the end: %v", err)
+		}
+		if e.Event == "done" {
+			break
+		}
+		rest = append(rest, e)
+	}
+	for e := range d.events {
+		d.t.Errorf("after done: %+v", e)
+	}
+	d.ended = true
+	if err := d.cmd.Wait(); err != nil {
+		d.t.Errorf("exit: %v", err)
+	}
+	return rest
+}
