@@ -67,6 +67,20 @@ var _ = Describe("a subscriber that is stuck", func() {
 		Expect(take(a, plenty)).To(HaveLen(1))
 	})
 
+	It("takes nothing from a channel that was deleted meanwhile", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		a := stuck(t, "c", 5*time.Millisecond, 2)
+		for range 3 {
+			Expect(publish(t, "x")).To(Succeed())
+		}
+		Eventually(ready(t)).Should(Equal(3), "both have timed out")
+		Expect(t.DeleteChannel("c")).To(Succeed())
+		taken, open := a.Take(nil, plenty)
+		Expect(taken).To(BeEmpty())
+		Expect(open).To(BeFalse())
+	})
+
 	It("takes no more at once than it writes at once: the rest can still go to others", func() {
 		b := start(nil)
 		t := topic(b, "t")

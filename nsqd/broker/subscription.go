@@ -77,6 +77,9 @@ func (s *Subscription) Take(into []queue.Delivery, most int) (deliveries []queue
 	now := s.topic.broker.now()
 	st := s.topic.begin()
 	defer s.topic.end(st)
+	if s.closed {
+		return into, false
+	}
 	for size := 0; s.outbox.len() > 0 && size < most; {
 		if d := s.outbox.pop(); s.channel.Hand(d) {
 			into = append(into, d)
@@ -87,7 +90,7 @@ func (s *Subscription) Take(into []queue.Delivery, most int) (deliveries []queue
 		s.outbox.keep(s.channel.Stands)
 		s.topic.mu.core.Resume(now, s.channel, s.id, &st.fx)
 	}
-	return into, !s.closed
+	return into, true
 }
 
 // Saturated reports whether the subscriber holds as many messages as it may.
