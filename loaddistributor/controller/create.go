@@ -36,7 +36,7 @@ type creation struct {
 	steps   []Progress
 	changed chan struct{} // closed and made anew with every step and at the end
 	ended   bool
-	topic   catalog.Topic // at the end
+	topic   catalog.Topic // as it became active
 	err     error
 }
 
@@ -150,9 +150,6 @@ func (c *Controller) run(ctx context.Context, cr *creation) {
 		release()
 	}
 	c.mu.Lock()
-	if err == nil {
-		cr.topic, _ = c.mu.cat.Topic(name)
-	}
 	cr.err, cr.ended = err, true
 	delete(c.mu.creating, name)
 	close(cr.changed)
@@ -212,6 +209,10 @@ func (c *Controller) activate(ctx context.Context, cr *creation) error {
 		return cmp.Or(context.Cause(ctx), errAbandoned)
 	}
 	changes, err := c.commitLocked(catalog.TopicActivated{Topic: cr.spec.Name()})
+	if err == nil {
+		// Now: as soon as the name is let go of, somebody may delete it.
+		cr.topic, _ = c.mu.cat.Topic(cr.spec.Name())
+	}
 	c.mu.Unlock()
 	c.logChanges(changes)
 	return err

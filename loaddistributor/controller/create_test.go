@@ -242,7 +242,7 @@ var _ = Describe("Creating a topic", func() {
 		It("rolls back when the brokers cannot reach the adaptor", func() {
 			ln := listen("127.0.0.1:0")
 			defer ln.Close() // accepts connections and says nothing
-			c := newCluster(setup{grantAddress: ln.Addr().String(), prepareTimeout: 200 * time.Millisecond})
+			c := newCluster(setup{grantAddress: ln.Addr().String(), prepareTimeout: time.Second})
 			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 			_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
 			Expect(err).To(fails(codes.Unavailable, rpc.ReasonAdaptorFailed))
@@ -252,7 +252,7 @@ var _ = Describe("Creating a topic", func() {
 
 		It("rolls back when the adaptor refuses, and when it is away", func() {
 			gate := &gate{}
-			c := newCluster(setup{prepareTimeout: 500 * time.Millisecond, wrap: gate.wrap})
+			c := newCluster(setup{prepareTimeout: time.Second, wrap: gate.wrap})
 			b1 := c.join("b1", 60, agenttest.New())
 			gate.set(status.Error(codes.FailedPrecondition, "not today"))
 			_, _, err := c.create(context.Background(), spec("t", 50, 5), "")

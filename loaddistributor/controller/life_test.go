@@ -305,7 +305,7 @@ var _ = Describe("Watching", func() {
 	It("never holds up the controller, and tells a slow one only how it stands", func() {
 		c := newCluster(setup{})
 		b1 := c.join("b1", 20_000, agenttest.New())
-		c.mustCreate(spec("t", 12_000, 10))
+		c.mustCreate(spec("t", 6000, 10))
 		ctx, cancel := context.WithCancel(context.Background())
 		changes := make(chan controller.Change)
 		done := make(chan error, 1)
@@ -328,7 +328,7 @@ var _ = Describe("Watching", func() {
 		}
 		seen := map[string]catalog.Assignment{}
 		rounds := 0
-		for len(seen) < 12_000 || seen["g.0"].TCPAddress != "b1.example:5009" {
+		for len(seen) < 6000 || seen["g.0"].TCPAddress != "b1.example:5009" {
 			var change controller.Change
 			Eventually(changes).Should(Receive(&change))
 			Expect(len(change.Assignments)).To(BeNumerically("<=", 5000))

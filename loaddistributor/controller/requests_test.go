@@ -12,6 +12,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -90,11 +91,14 @@ var _ = Describe("The admin service", func() {
 		c.join("b1", 1_000_000, agenttest.New())
 		s := spec("t", 100_000, 100)
 		s.Groups = nil
-		for i := range 60_000 {
-			s.Publishers = append(s.Publishers, &srtmv1.Publisher{Id: fmt.Sprintf("%s-%05d", strings.Repeat("sensor", 9), i), Rate: 1})
+		for i := range 35_000 {
+			s.Publishers = append(s.Publishers, &srtmv1.Publisher{
+				Id: fmt.Sprintf("%s-%05d", strings.Repeat("sensor", 9), i), CorrelationKey: strings.Repeat("k", 60), Rate: 1,
+			})
 		}
+		Expect(proto.Size(s)).To(BeNumerically(">", 4<<20))
 		c.mustCreate(s)
-		a, err := c.control.Resolve("t", s.Publishers[59_999].Id)
+		a, err := c.control.Resolve("t", s.Publishers[34_999].Id)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(a.Broker).To(Equal("b1"))
 	})

@@ -166,11 +166,15 @@ func (s *Server) settle(ctx context.Context, t *topic) error {
 		changed := s.mu.changed
 		view, ok := s.mu.ledger.Topic(t.name)
 		ours := s.mu.topics[t.name] == t
+		if ok && ours && view.Settled {
+			t.settled = true
+		}
+		settled := t.settled
 		s.mu.Unlock()
 		switch {
 		case !ok || view.Removing || !ours:
 			return fmt.Errorf("topic %s: %w", t.name, errRemoved)
-		case view.Settled:
+		case settled:
 			return nil
 		}
 		select {
@@ -235,6 +239,7 @@ func (s *Server) adoptLocked(t *topic) []ledger.Grant {
 		panic(fmt.Sprintf("tbadaptor: adopt %s: %v", t.name, err))
 	}
 	s.keepLocked(t)
+	t.settled = true // it was before the restart
 	return grants
 }
 

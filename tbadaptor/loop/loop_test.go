@@ -50,7 +50,7 @@ var _ = Describe("SetContract", func() {
 
 	It("fails when a member does not acknowledge, and leaves nothing behind", func() {
 		cfg := config()
-		cfg.AckTimeout = 50 * time.Millisecond
+		cfg.AckTimeout = 500 * time.Millisecond
 		a := newAdaptor(cfg)
 		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
 		err := <-a.set(ctx, contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 40_000, 4, "b3", 10_000, 1)))
@@ -71,7 +71,7 @@ var _ = Describe("SetContract", func() {
 
 	It("answers before its caller gives up", func() {
 		a := newAdaptor(config())
-		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		Expect(<-a.set(short, contract("t", 100_000, 10, members("b1", 100_000, 10)))).To(fails(codes.Unavailable, loop.ReasonUnsettled))
 	})
@@ -99,7 +99,7 @@ var _ = Describe("SetContract", func() {
 		Expect(err).NotTo(HaveOccurred())
 		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()
-		err = <-a.set(short, contract("t", 30_000, 3, members("b1", 30_000, 3)))
+		_, err = a.server.SetContract(short, contract("t", 30_000, 3, members("b1", 30_000, 3)))
 		Expect(err).To(fails(codes.Unavailable, loop.ReasonBusy))
 		Expect(err).To(MatchError(ContainSubstring("b1")))
 	})
@@ -324,6 +324,21 @@ var _ = Describe("The rule proportional", func() {
 			report(b2, "t", 10, 1)
 			return a.acknowledged("t")
 		}).Should(Equal(map[string][2]int64{"b1": {50_000, 4}, "b2": {10_000, 2}, "b3": {30_000, 3}}))
+	})
+
+	It("leaves alone what has not been granted yet", func() {
+		a := newAdaptor(config())
+		b1 := a.join("b1", "i")
+		b1.accept()
+		done := a.set(ctx, proportional(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))
+		Eventually(func() map[string][2]int64 { return a.acknowledged("t") }).Should(HaveKeyWithValue("b1", [2]int64{50_000, 5}))
+		Consistently(func() [2]int64 { return a.acknowledged("t")["b1"] }, "50ms").Should(Equal([2]int64{50_000, 5}), "b2 is on its way")
+		Expect(done).NotTo(Receive())
+		b2 := a.join("b2", "i")
+		first := b2.granted()
+		Expect(first.Share.RateMilli).To(BeEquivalentTo(50_000))
+		b2.ack(first, 0)
+		Eventually(done).Should(Receive(BeNil()))
 	})
 
 	It("does not starve a broker that is silent", func() {

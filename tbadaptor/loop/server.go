@@ -95,6 +95,9 @@ type topic struct {
 	rule     string
 	initial  []share.Assigned
 	members  map[string]*member // by broker; the keys do not change
+	// Every member has had its first share: from then on the rule may move
+	// shares. Before, it would give away those of members on their way.
+	settled bool
 }
 
 type member struct {

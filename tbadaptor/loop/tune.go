@@ -21,7 +21,7 @@ func (s *Server) tune() {
 	s.mu.Lock()
 	var names []string
 	for _, name := range sortedNames(s.mu.topics) {
-		if s.mu.topics[name].rule != share.Static {
+		if t := s.mu.topics[name]; t.settled && t.rule != share.Static {
 			names = append(names, name)
 		}
 	}
@@ -30,7 +30,7 @@ func (s *Server) tune() {
 		result := "proposed"
 		err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
 			t := s.mu.topics[name]
-			if t == nil {
+			if t == nil || !t.settled {
 				result = "removed"
 				return nil, nil
 			}

@@ -89,7 +89,8 @@ type TopicSpec struct {
 	// 1 .. 64 of [.a-zA-Z0-9_-], as in NSQ.
 	Name     string    `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Contract *Contract `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
-	// Publishers one by one, or as groups, or both; ids must be distinct.
+	// Publishers one by one, or as groups, or both; ids must be distinct, there
+	// may be 1,000,000 of them, and their rates sum to at most r.
 	Publishers []*Publisher      `protobuf:"bytes,3,rep,name=publishers,proto3" json:"publishers,omitempty"`
 	Groups     []*PublisherGroup `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
 	// loadbalance, conc, maxmin or srtm; empty means srtm.
@@ -605,7 +606,8 @@ func (x *Broker) GetVersion() string {
 type Infeasible struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "rcap" (msg/s), "burst" (messages; the contract's b is less than the
-	// number of brokers) or "brokers" (none is registered).
+	// number of brokers needed), "publishers" (there are fewer than brokers
+	// needed) or "brokers" (none is connected).
 	Bound         string `protobuf:"bytes,1,opt,name=bound,proto3" json:"bound,omitempty"`
 	Need          int64  `protobuf:"varint,2,opt,name=need,proto3" json:"need,omitempty"`
 	Have          int64  `protobuf:"varint,3,opt,name=have,proto3" json:"have,omitempty"`

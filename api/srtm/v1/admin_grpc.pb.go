@@ -54,7 +54,9 @@ type AdminServiceClient interface {
 	GetTopic(ctx context.Context, in *GetTopicRequest, opts ...grpc.CallOption) (*GetTopicResponse, error)
 	ListTopics(ctx context.Context, in *ListTopicsRequest, opts ...grpc.CallOption) (*ListTopicsResponse, error)
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
-	// with the messages it still holds. NOT_FOUND when there is no such topic.
+	// with the messages it still holds; a broker that is away is told when it is
+	// back. It waits for a creation under way, and goes on when the caller
+	// leaves. NOT_FOUND when there is no such topic.
 	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
 	ListBrokers(ctx context.Context, in *ListBrokersRequest, opts ...grpc.CallOption) (*ListBrokersResponse, error)
 }
@@ -154,7 +156,9 @@ type AdminServiceServer interface {
 	GetTopic(context.Context, *GetTopicRequest) (*GetTopicResponse, error)
 	ListTopics(context.Context, *ListTopicsRequest) (*ListTopicsResponse, error)
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
-	// with the messages it still holds. NOT_FOUND when there is no such topic.
+	// with the messages it still holds; a broker that is away is told when it is
+	// back. It waits for a creation under way, and goes on when the caller
+	// leaves. NOT_FOUND when there is no such topic.
 	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
 	ListBrokers(context.Context, *ListBrokersRequest) (*ListBrokersResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()

@@ -197,7 +197,7 @@ func (x *ResolveResponse) GetAssignment() *Assignment {
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// Empty: every publisher of the topic.
+	// Distinct, up to 100,000; empty: every publisher of the topic.
 	PublisherIds  []string `protobuf:"bytes,2,rep,name=publisher_ids,json=publisherIds,proto3" json:"publisher_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -33,8 +33,9 @@ type PlacementServiceClient interface {
 	// while the topic is not active yet.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
 	// Watch sends the present assignment of the named publishers at once, and
-	// then every change. The stream ends with NOT_FOUND when the topic is
-	// deleted.
+	// then every change; a watcher that reads slowly is told how things stand,
+	// not every step. The stream ends with NOT_FOUND when the topic is deleted.
+	// Errors at the start are those of Resolve.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
 
@@ -85,8 +86,9 @@ type PlacementServiceServer interface {
 	// while the topic is not active yet.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
 	// Watch sends the present assignment of the named publishers at once, and
-	// then every change. The stream ends with NOT_FOUND when the topic is
-	// deleted.
+	// then every change; a watcher that reads slowly is told how things stand,
+	// not every step. The stream ends with NOT_FOUND when the topic is deleted.
+	// Errors at the start are those of Resolve.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedPlacementServiceServer()
 }

@@ -1,0 +1,68 @@
+package catalog
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// hundred returns a catalog of 100 brokers and a topic that needs them all,
+// with 10,000 publishers in 100 correlation groups.
+func hundred(b *testing.B) (*Catalog, *Spec) {
+	c := New()
+	for i := range 100 {
+		if _, err := c.Apply(joined(fmt.Sprintf("b%02d", i), 1000+int64(i))); err != nil {
+			b.Fatal(err)
+		}
+	}
+	s := spec("t", 0, 100_000)
+	for i := range 100 {
+		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: fmt.Sprintf("g%d", i), Count: 100, Rate: 10})
+	}
+	return c, s
+}
+
+// The budget is 50 ms for the decision and the commit together.
+func BenchmarkPlaceAndCommit(b *testing.B) {
+	c, s := hundred(b)
+	for b.Loop() {
+		plan, err := placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		e, err := NewTopicPlaced(s, plan, "")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := c.Apply(e); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := c.Apply(TopicRemoved{Topic: "t"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// The budget is 1 ms, the call over gRPC included.
+func BenchmarkResolve(b *testing.B) {
+	c, s := hundred(b)
+	plan, err := placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	events := []Event{TopicPlaced{Spec: s, Plan: plan}}
+	for _, q := range plan.Quotas {
+		events = append(events, MemberPrepared{"t", q.Broker})
+	}
+	for _, e := range append(events, TopicActivated{"t"}) {
+		if _, err := c.Apply(e); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		if _, err := c.Resolve("t", "g42.57"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
