@@ -33,6 +33,9 @@ type Report struct {
 	ProfiledBurst int64   `json:"profiled_burst,omitempty"`
 	Quantile      float64 `json:"slo_quantile"`
 	SLOUs         int64   `json:"slo_us"`
+	// MaxLatenessUs is the p99 of sending late from which on figures say more
+	// of this machine than of the placement.
+	MaxLatenessUs int64 `json:"max_lateness_us"`
 
 	Phases      []Phase `json:"phases"`
 	Interrupted bool    `json:"interrupted,omitempty"`
@@ -319,6 +322,12 @@ func (r *Report) verdict() string {
 			fmt.Fprintf(&b, "Broker-side delivery p99: %s against %s, of it access delay %s against %s.\n",
 				report.Micros(ours.Broker.Delivery.P99Us), report.Micros(blind.Broker.Delivery.P99Us),
 				report.Micros(ours.Broker.Access.P99Us), report.Micros(blind.Broker.Access.P99Us))
+		}
+	}
+	for i := range r.Phases {
+		if late := r.Phases[i].Emulator.Lateness.P99Us; r.MaxLatenessUs > 0 && late > r.MaxLatenessUs {
+			fmt.Fprintf(&b, "NOTE: %s: 1 %% of the messages were sent more than %s late, and then in bursts that cost tokens. This machine\n"+
+				"was busy with something else; the latencies of that phase are as much its as the placement's.\n", r.Phases[i].Name, report.Micros(late))
 		}
 	}
 	for _, f := range r.Faults() {

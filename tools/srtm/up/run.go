@@ -63,6 +63,7 @@ func (r *run) all(ctx context.Context) error {
 	r.report = Report{
 		Version: obs.Version(), CPUs: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		Brokers: r.brokers, Mcap: r.mcap, Seed: r.options.load.Spec.Seed, SLOUs: r.slo.Microseconds(), Quantile: r.quantile,
+		MaxLatenessUs: r.maxLateness.Microseconds(),
 	}
 	r.view.say("starting %s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"))
 	c, err := cluster.Start(ctx, cluster.Config{

@@ -307,7 +307,7 @@ func shownReport() *Report {
 			{Publishers: 1000, OfferedRate: 10_000, AchievedRate: 7_000, Lateness: slow, EndToEnd: slow, Why: "only 70.0 % of the offered rate was achieved"},
 			{Publishers: 560, OfferedRate: 5_600, AchievedRate: 5_600, Lateness: fast, EndToEnd: fast, Carried: true},
 		},
-		Reduced: true, RateMilli: 11_000_000, Burst: 50, ProfiledBurst: 40, Quantile: 0.99, SLOUs: 1000,
+		Reduced: true, RateMilli: 11_000_000, Burst: 50, ProfiledBurst: 40, Quantile: 0.99, SLOUs: 1000, MaxLatenessUs: 5000,
 		Phases: []Phase{phase("SRTM placement", "srtm", 1, fast, true), phase("blind split", "loadbalance", 6, slow, false)},
 	}
 }
@@ -336,6 +336,7 @@ func TestReport(t *testing.T) {
 	a := &bad.Phases[0].Emulator
 	a.Account.Lost, a.Account.Duplicated, a.AchievedRate, a.Skipped, a.Refused = 3, 1, 9_000, 7, map[string]uint64{"E_QUEUE_FULL": 5}
 	bad.Phases[1].Broker = nil
+	_, bad.Phases[1].Emulator.Lateness = quantiles99(40*time.Millisecond, 1000)
 	show("bad.txt", bad)
 
 	cut := shownReport()
