@@ -40,7 +40,8 @@ test: lint no-race-note ## lint, then every test: race detector, random order
 	$(GO) test $(RACE) -shuffle=on -vet=off -timeout=$(TIMEOUT) ./...
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
-	$(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) -count=$(COUNT) ./...
+	@# a loop, since a Ginkgo suite runs once in a process
+	@for i in $$(seq $(COUNT)); do $(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) -count=1 ./... || exit 1; done
 
 no-race-note:
 	@$(if $(RACE),:,echo "no C compiler found: running the tests WITHOUT the race detector")
