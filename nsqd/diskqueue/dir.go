@@ -1,0 +1,201 @@
+package diskqueue
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+const (
+	queueSuffix   = ".queue"   // of a queue's folder
+	removedSuffix = ".removed" // of one that is being deleted
+
+	maxName = 200 // bytes; file systems allow 255 with the suffix
+)
+
+// ErrName says that a queue cannot have that name: 1 to 200 of the characters
+// a-z A-Z 0-9 . _ - and #.
+var ErrName = errors.New("invalid queue name")
+
+// Dir is a folder of queues, held by this process alone.
+type Dir struct {
+	// Set once.
+	path    string
+	disk    Disk
+	unlock  func() error
+	salt    func() uint64
+	buffers sync.Pool // of *[]byte, for records on their way to a file
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		open   map[string]struct{} // names of queues
+	}
+}
+
+// OpenDir takes the folder, which is created if it does not exist, for this
+// process, and finishes the removal of queues if one was interrupted. The
+// error is ErrInUse when the folder is taken. disk is where files are, OS()
+// outside of tests.
+func OpenDir(path string, disk Disk) (*Dir, error) {
+	if err := makeFolder(disk, path); err != nil {
+		return nil, fmt.Errorf("open folder of queues: %w", err)
+	}
+	unlock, err := disk.Lock(path)
+	if err != nil {
+		return nil, fmt.Errorf("open folder of queues: %w", err)
+	}
+	d := &Dir{path: path, disk: disk, unlock: unlock, salt: rand.Uint64}
+	d.buffers.New = func() any { return new([]byte) }
+	d.mu.open = make(map[string]struct{})
+	if err := d.finishRemovals(); err != nil {
+		return nil, errors.Join(fmt.Errorf("finish removal of a queue: %w", err), unlock())
+	}
+	return d, nil
+}
+
+// makeFolder makes the folder, and those above it that do not exist.
+func makeFolder(disk Disk, path string) error {
+	err := disk.Mkdir(path)
+	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
+		if err := makeFolder(disk, parent); err != nil {
+			return err
+		}
+		err = disk.Mkdir(path)
+	}
+	if err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return nil
+		}
+		return err
+	}
+	return disk.SyncDir(filepath.Dir(path))
+}
+
+// Queues returns the names of the queues that have files in the folder,
+// sorted, opened or not.
+func (d *Dir) Queues() ([]string, error) {
+	files, err := d.disk.List(d.path)
+	if err != nil {
+		return nil, fmt.Errorf("list queues: %w", err)
+	}
+	var names []string
+	for _, file := range files {
+		if name, ok := strings.CutSuffix(file, queueSuffix); ok && validName(name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Close gives the folder up.
+// Requires: its queues are closed; the error is ErrInUse otherwise.
+func (d *Dir) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(d.mu.open); n > 0 {
+		return fmt.Errorf("close folder of queues: %d queues are %w", n, ErrInUse)
+	}
+	if d.mu.closed {
+		return ErrClosed
+	}
+	d.mu.closed = true
+	return d.unlock()
+}
+
+// claim reserves a queue's name for one Queue.
+func (d *Dir) claim(name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return ErrClosed
+	}
+	if _, ok := d.mu.open[name]; ok {
+		return ErrInUse
+	}
+	d.mu.open[name] = struct{}{}
+	return nil
+}
+
+func (d *Dir) unclaim(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.mu.open, name)
+}
+
+func (d *Dir) folder(name string) string { return filepath.Join(d.path, name+queueSuffix) }
+
+// remove deletes a queue's folder. It is renamed first, so that a removal that
+// is interrupted leaves the queue as it was or is finished later: never a part
+// of it.
+func (d *Dir) remove(name string) error {
+	doomed := filepath.Join(d.path, name+removedSuffix)
+	if err := d.delete(doomed); err != nil { // of an earlier queue of that name
+		return err
+	}
+	err := d.disk.Rename(d.folder(name), doomed)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing was ever written
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.disk.SyncDir(d.path); err != nil {
+		return err
+	}
+	return d.delete(doomed)
+}
+
+func (d *Dir) finishRemovals() error {
+	files, err := d.disk.List(d.path)
+	if err != nil {
+		return err
+	}
+	synced := false
+	for _, file := range files {
+		if name, ok := strings.CutSuffix(file, removedSuffix); !ok || !validName(name) {
+			continue
+		}
+		if !synced { // the renaming, before its consequences
+			if err := d.disk.SyncDir(d.path); err != nil {
+				return err
+			}
+			synced = true
+		}
+		if err := d.delete(filepath.Join(d.path, file)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// delete deletes a folder and the files in it, if it exists.
+func (d *Dir) delete(folder string) error {
+	files, err := d.disk.List(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if err := d.disk.Remove(filepath.Join(folder, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return d.disk.Remove(folder)
+}
+
+// validName is what keeps a queue's files in its Dir: no separator of folders
+// is allowed, and with its suffix no name is . or ..
+func validName(name string) bool {
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-#"
+	return len(name) > 0 && len(name) <= maxName &&
+		!strings.ContainsFunc(name, func(r rune) bool { return !strings.ContainsRune(allowed, r) })
+}

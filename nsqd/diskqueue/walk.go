@@ -1,0 +1,228 @@
+package diskqueue
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+)
+
+// errDamaged says that what should be a record is none.
+var errDamaged = errors.New("damaged record")
+
+// walker steps through the records between two offsets of a segment's file.
+type walker struct {
+	layout
+	r      io.ReaderAt
+	off    int64 // of the next record
+	end    int64
+	window int  // bytes to read at a time, if no record needs more
+	keep   bool // read into new memory each time, since the records are handed on
+
+	buf []byte // what was read last
+	at  int64  // its offset
+}
+
+// next returns the record at off and steps over it. The error is io.EOF at the
+// end, errDamaged if there is no record at off, else the file's; none of them
+// moves off. The record may be overwritten by the next call unless keep is set.
+func (w *walker) next() ([]byte, error) {
+	if w.off >= w.end {
+		return nil, io.EOF
+	}
+	b, err := w.peek(recordExtra)
+	if err != nil {
+		return nil, err
+	}
+	size, ok := w.size(b, w.off, w.end)
+	if !ok {
+		return nil, errDamaged
+	}
+	if b, err = w.peek(size); err != nil {
+		return nil, err
+	}
+	b = b[:size:size]
+	if !w.intact(b, w.off) {
+		return nil, errDamaged
+	}
+	w.off += size
+	return b[recordExtra:], nil
+}
+
+// peek returns n or more bytes from off. The error is errDamaged when they
+// would end after w.end or after the end of the file.
+func (w *walker) peek(n int64) ([]byte, error) {
+	if w.off+n > w.end {
+		return nil, errDamaged
+	}
+	if from := w.off - w.at; from >= 0 && from+n <= int64(len(w.buf)) {
+		return w.buf[from:], nil
+	}
+	size := min(max(n, int64(w.window)), w.end-w.off)
+	if w.keep || int64(cap(w.buf)) < size {
+		w.buf = make([]byte, size)
+	}
+	w.buf, w.at = w.buf[:size], w.off
+	got, err := w.r.ReadAt(w.buf, w.off)
+	w.buf = w.buf[:got]
+	if int64(got) >= n {
+		return w.buf, nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = errDamaged
+	}
+	return nil, err
+}
+
+// searchBudget bounds the checksums that search computes, in bytes: bytes that
+// look like the length of a record by chance cost as much as that record.
+const searchBudget = 1 << 30
+
+// evidence is what search found behind a damaged record.
+type evidence uint8
+
+const (
+	nothing  evidence = iota // no intact record
+	possible                 // something is, or may be, intact; not enough to go on with
+	certain                  // records can be read again
+)
+
+// search looks for the place after a damaged record at off where records can
+// be read again: an intact record followed by another, or by end. One alone
+// is no more than possible, since over many offsets a checksum of 32 bits will
+// once be right by chance; so is everything when the budget has run out.
+func (l layout) search(r io.ReaderAt, off, end int64) (int64, evidence, error) {
+	s := searcher{layout: l, r: r, end: end, budget: searchBudget, scratch: make([]byte, 64<<10)}
+
+	// The usual damage leaves the length as it was.
+	var head [recordExtra]byte
+	if n, err := readFull(r, head[:], off); err != nil {
+		return 0, nothing, err
+	} else if n == len(head) {
+		if size, ok := l.size(head[:], off, end); ok {
+			if found, err := s.try(off + size); err != nil || found == certain {
+				return off + size, found, err
+			}
+		}
+	}
+
+	var best evidence
+	window := make([]byte, 1<<20)
+	for at := off + 1; at+recordExtra < end; {
+		n, err := readFull(r, window[:min(int64(len(window)), end-at)], at)
+		if err != nil {
+			return 0, nothing, err
+		}
+		if n <= recordExtra {
+			break
+		}
+		steps := n - recordExtra // the rest of the window is the next one's beginning
+		for i := range steps {
+			if _, ok := l.size(window[i:], at+int64(i), end); !ok {
+				continue
+			}
+			found, err := s.try(at + int64(i))
+			if err != nil || found == certain {
+				return at + int64(i), found, err
+			}
+			best = max(best, found)
+			if s.budget <= 0 {
+				return 0, possible, nil
+			}
+		}
+		at += int64(steps)
+	}
+	return 0, best, nil
+}
+
+type searcher struct {
+	layout
+	r       io.ReaderAt
+	end     int64
+	budget  int64
+	scratch []byte
+}
+
+// try says what a record at off, if it is one, is evidence of.
+func (s *searcher) try(off int64) (evidence, error) {
+	next, ok, err := s.record(off)
+	if err != nil || !ok {
+		return nothing, err
+	}
+	if next < s.end {
+		if _, ok, err = s.record(next); err != nil || !ok {
+			return possible, err
+		}
+	}
+	return certain, nil
+}
+
+// record reports whether there is an intact record at off, and where it ends.
+func (s *searcher) record(off int64) (end int64, ok bool, err error) {
+	b := s.scratch
+	n, err := readFull(s.r, b[:min(int64(len(b)), max(0, s.end-off))], off)
+	if err != nil || n < recordExtra {
+		return 0, false, err
+	}
+	size, ok := s.size(b, off, s.end)
+	if !ok {
+		return 0, false, nil
+	}
+	s.budget -= size
+	want := binary.BigEndian.Uint32(b) ^ uint32(off)
+	sum := crc32.Update(s.seed, castagnoli, b[4:min(int64(n), size)])
+	for at := int64(n); at < size; at += int64(n) {
+		if n, err = readFull(s.r, b[:min(int64(len(b)), size-at)], off+at); err != nil || n == 0 {
+			return 0, false, err
+		}
+		sum = crc32.Update(sum, castagnoli, b[:n])
+	}
+	return off + size, sum == want, nil
+}
+
+// readFull reads as much of b as the file has.
+func readFull(r io.ReaderAt, b []byte, off int64) (int, error) {
+	n, err := r.ReadAt(b, off)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
+}
+
+// found is what a walk over all records of a segment found.
+type found struct {
+	records int64
+	end     int64    // of the last intact record
+	skipped int64    // bytes before end that are no records
+	rest    evidence // of records after end
+}
+
+// survey reads the records from the first to size, the end of the file or its
+// footer.
+func (l layout) survey(r io.ReaderAt, size int64) (found, error) {
+	f := found{end: headerSize}
+	w := walker{layout: l, r: r, off: headerSize, end: size, window: 256 << 10}
+	for {
+		_, err := w.next()
+		switch {
+		case err == nil:
+			f.records++
+			f.end = w.off
+		case errors.Is(err, io.EOF):
+			return f, nil
+		case errors.Is(err, errDamaged):
+			at, rest, err := l.search(r, w.off, size)
+			if err != nil {
+				return f, err
+			}
+			if rest != certain {
+				f.rest = rest
+				return f, nil
+			}
+			f.skipped += at - w.off
+			w.off = at
+		default:
+			return f, err
+		}
+	}
+}
