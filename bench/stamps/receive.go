@@ -164,7 +164,8 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 	spinners.Wait()
 	r := evaluate(rcv, c.burst, rate, c.warm)
 	r.mode, r.rate, r.conns, r.busy = mode, rate, c.conns, c.busy
-	r.lost = s.Info().Counters.RecordsLost
+	counters := s.Info().Counters
+	r.lost, r.refused = counters.RecordsLost, counters.RingsRefused
 	if report.Sent != len(rcv.samples) {
 		err = errors.Join(err, fmt.Errorf("%d messages were sent, %d came", report.Sent, len(rcv.samples)))
 	}
@@ -180,6 +181,7 @@ type result struct {
 	perRead     float64 // messages
 	by          [stamp.Sources]int
 	lost        uint64
+	refused     uint64 // requests for a ring
 	// off is by how much stamps are after the write began, readOff the same for
 	// the time after the read; within is how many lie within their write.
 	off, readOff  quantiles
@@ -282,7 +284,7 @@ func writeTables(out io.Writer, rows []result) error {
 		return err
 	}
 
-	w = begin("Their sources, in percent.", "source\texact\tinterpolated\tupper bound\tread\trecords lost\t")
+	w = begin("Their sources, in percent.", "source\texact\tinterpolated\tupper bound\tread\trecords lost\trings refused\t")
 	for _, r := range rows {
 		n := 0
 		for _, k := range r.by {
@@ -292,7 +294,7 @@ func writeTables(out io.Writer, rows []result) error {
 		for _, k := range r.by {
 			fmt.Fprintf(w, "%s\t", percent(k, n))
 		}
-		fmt.Fprintf(w, "%d\t\n", r.lost)
+		fmt.Fprintf(w, "%d\t%d\t\n", r.lost, r.refused)
 	}
 	if err := w.Flush(); err != nil {
 		return err

@@ -51,9 +51,9 @@ func BenchmarkClaim(b *testing.B) {
 	tr := c.tr.(*filterConn)
 	b.ReportAllocs()
 	for b.Loop() {
-		cl := f.claim(tr.rc)
-		if cl == nil {
-			b.Fatal("no ring")
+		cl, err := f.claim(tr.rc)
+		if err != nil {
+			b.Fatal(err)
 		}
 		f.release(cl)
 	}

@@ -296,8 +296,11 @@ func (c *filterConn) arrival(start, end int64, _ stamp.Mono) (stamp.Arrival, boo
 			c.pause--
 			return stamp.Arrival{}, false
 		}
-		if cl = c.f.claim(c.rc); cl == nil {
-			c.pause = refusalPause
+		var err error
+		if cl, err = c.f.claim(c.rc); err != nil {
+			if err != errSlotSoon {
+				c.pause = refusalPause
+			}
 			return stamp.Arrival{}, false
 		}
 		c.claim = cl
@@ -336,27 +339,31 @@ func (c *filterConn) release() {
 	}
 }
 
-// claim gives the connection a ring; nil if there is none. The connection can
-// then have records in the ring, newer ones, and in early, older ones.
-func (f *filter) claim(rc syscall.RawConn) *claim {
+// claim gives the connection a ring. The connection can then have records in
+// the ring, newer ones, and in early, older ones.
+// Errors: those of slots.take, and the kernel's.
+func (f *filter) claim(rc syscall.RawConn) (*claim, error) {
 	var cookie uint64
 	var inner error
 	err := rc.Control(func(fd uintptr) { cookie, inner = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE) })
-	if err != nil || inner != nil {
-		return nil
+	if err != nil {
+		return nil, err
 	}
-	slot, mem, ok := f.slots.take(clock.Mono())
-	if !ok {
-		return nil
+	if inner != nil {
+		return nil, inner
+	}
+	slot, mem, err := f.slots.take(clock.Mono())
+	if err != nil {
+		return nil, err
 	}
 	cl := &claim{slot: slot, cookie: cookie, ring: newRing(mem, f.shift), tries: baseTries}
 	cl.ring.reset(cookie)
 	if err := f.conns.Put(cookie, slot); err != nil {
 		cl.ring.disown()
 		f.slots.give(slot, clock.Mono())
-		return nil
+		return nil, err
 	}
-	return cl
+	return cl, nil
 }
 
 func (f *filter) release(cl *claim) {

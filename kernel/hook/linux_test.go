@@ -841,20 +841,21 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 	var taken []uint32
 	now := stamp.Mono(1)
 	for len(taken) < 2500 {
-		slot, mem, ok := f.slots.take(now)
-		if !ok {
-			f.slots.growing.Wait() // a chunk is being made
-			if slot, mem, ok = f.slots.take(now); !ok {
-				t.Fatalf("no slot after %d: %v", len(taken), f.slots.mu.failure)
-			}
+		slot, mem, err := f.slots.take(now)
+		if err == errSlotSoon {
+			f.slots.growing.Wait()
+			slot, mem, err = f.slots.take(now)
+		}
+		if err != nil {
+			t.Fatalf("after %d: %v (%v)", len(taken), err, f.slots.mu.failure)
 		}
 		if len(mem) != slotSize(stamp.MinRing) {
 			t.Fatalf("%d bytes", len(mem))
 		}
 		taken = append(taken, slot)
 	}
-	if _, _, ok := f.slots.take(now); ok {
-		t.Error("a slot beyond the limit")
+	if _, _, err := f.slots.take(now); err != errNoSlot {
+		t.Errorf("beyond the limit: %v", err)
 	}
 	if n := len(f.slots.mu.chunks); n != 3 {
 		t.Errorf("%d chunks, want 3", n)
@@ -867,14 +868,14 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 	for i, slot := range taken {
 		f.slots.give(slot, now+stamp.Mono(i))
 	}
-	if _, _, ok := f.slots.take(now + restTime - 1); ok {
-		t.Error("a slot that is at rest")
+	if _, _, err := f.slots.take(now + restTime - 1); err != errNoSlot {
+		t.Errorf("all at rest: %v", err)
 	}
-	if slot, _, ok := f.slots.take(now + restTime); !ok || slot != taken[0] {
-		t.Errorf("slot %d, %v, want the one that rested longest, %d", slot, ok, taken[0])
+	if slot, _, err := f.slots.take(now + restTime); err != nil || slot != taken[0] {
+		t.Errorf("slot %d, %v, want the one that rested longest, %d", slot, err, taken[0])
 	}
-	if _, _, ok := f.slots.take(now + restTime); ok {
-		t.Error("a second one that is at rest")
+	if _, _, err := f.slots.take(now + restTime); err != errNoSlot {
+		t.Errorf("the rest at rest: %v", err)
 	}
 	f.slots.give(taken[0], now)
 }

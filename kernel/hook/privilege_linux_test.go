@@ -211,9 +211,9 @@ func childPinned() error {
 	// All slots can be had, over windows of which each is mapped by itself.
 	f := s.src.(*filter)
 	for i := range 299 { // one rests after the self-test of this process
-		_, mem, ok := f.slots.take(1 << 62)
-		if !ok {
-			return fmt.Errorf("no slot %d: %v", i, f.slots.mu.failure)
+		_, mem, err := f.slots.take(1 << 62)
+		if err != nil {
+			return fmt.Errorf("slot %d: %w (%v)", i, err, f.slots.mu.failure)
 		}
 		r := newRing(mem, 0)
 		r.reset(uint64(i))

@@ -70,14 +70,21 @@ func windowSlots() uint32 {
 	return uint32(max(256, os.Getpagesize()/64))
 }
 
-// take returns a slot to fill and its memory. It fails when the limit is
-// reached or a chunk is still being made.
-func (s *slots) take(now stamp.Mono) (slot uint32, mem []byte, ok bool) {
+// errSlotSoon says that a chunk is being made, errNoSlot that asking again soon
+// is of no use.
+var (
+	errSlotSoon = errors.New("a ring will be free in a moment")
+	errNoSlot   = errors.New("no ring is free")
+)
+
+// take returns a slot to fill and its memory.
+// Errors: errSlotSoon, errNoSlot.
+func (s *slots) take(now stamp.Mono) (slot uint32, mem []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed || s.mu.taken == s.limit {
 		s.mu.refused++
-		return 0, nil, false
+		return 0, nil, errNoSlot
 	}
 	if r, found := s.mu.resting.front(); found && !now.Before(r.until) {
 		s.mu.resting.drop()
@@ -90,16 +97,26 @@ func (s *slots) take(now stamp.Mono) (slot uint32, mem []byte, ok bool) {
 		if last < 0 {
 			s.growLocked()
 			s.mu.refused++
-			return 0, nil, false
+			if s.mu.busy && s.mu.failure == nil {
+				return 0, nil, errSlotSoon
+			}
+			return 0, nil, errNoSlot
 		}
 		slot = s.mu.free[last]
 		s.mu.free = s.mu.free[:last]
 	}
 	s.mu.taken++
-	if left := s.madeLocked() - s.mu.taken; left < s.chunk/2 {
+	if s.shortLocked() {
 		s.growLocked()
 	}
-	return slot, s.memLocked(slot), true
+	return slot, s.memLocked(slot), nil
+}
+
+// shortLocked reports whether the slots left could be gone before the next
+// chunk is there. Connections come in storms, and the more of them there are,
+// the longer may it take until the goroutine that makes chunks has its turn.
+func (s *slots) shortLocked() bool {
+	return s.madeLocked()-s.mu.taken < max(s.chunk, s.mu.taken)/2
 }
 
 // give takes a slot back.
@@ -138,24 +155,30 @@ func (s *slots) mapWindowLocked() {
 	}
 }
 
-// growLocked has a further chunk made, unless that is under way or there are
-// all.
+// growLocked has further chunks made, unless that is under way.
 func (s *slots) growLocked() {
-	number := uint32(len(s.mu.chunks))
-	if s.mu.busy || s.mu.closed || s.makeChunk == nil || number*s.chunk >= s.limit {
+	if s.mu.busy || s.mu.closed || s.makeChunk == nil || s.madeLocked() == s.limit {
 		return
 	}
 	s.mu.busy = true
-	s.growing.Go(func() {
+	s.growing.Go(s.grow)
+}
+
+// grow makes chunks until slots are plenty: at least one.
+func (s *slots) grow() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for more := true; more; more = s.mu.failure == nil && !s.mu.closed && s.shortLocked() && s.madeLocked() < s.limit {
+		number := uint32(len(s.mu.chunks)) // only grow adds, and only one runs
+		s.mu.Unlock()
 		m, err := s.makeChunk(number)
 		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.mu.busy = false
 		s.mu.failure = err
 		if err == nil {
 			s.mu.chunks = append(s.mu.chunks, m)
 		}
-	})
+	}
+	s.mu.busy = false
 }
 
 // add gives slots its first chunk.
