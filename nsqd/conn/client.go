@@ -315,7 +315,7 @@ func (c *client) do(op *session.Op, start, end int64, now stamp.Mono) error {
 	case session.OpSub:
 		return c.subscribe(op, now)
 	case session.OpRdy:
-		return c.sub.Ready(op.Ready)
+		return c.ready(op.Ready)
 	case session.OpFin:
 		return c.sub.Finish(op.ID)
 	case session.OpReq:
@@ -323,7 +323,16 @@ func (c *client) do(op *session.Op, start, end int64, now stamp.Mono) error {
 	case session.OpTouch:
 		return c.sub.Touch(op.ID)
 	case session.OpCls:
-		return c.sub.Ready(0)
+		return c.ready(0)
+	}
+	return nil
+}
+
+// ready sets RDY. That the subscription has ended meanwhile, with its topic or
+// channel, is no fault of the client's; the writer ends the connection for it.
+func (c *client) ready(n int) error {
+	if err := c.sub.Ready(n); !errors.Is(err, broker.ErrGone) {
+		return err
 	}
 	return nil
 }

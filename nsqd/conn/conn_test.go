@@ -370,6 +370,31 @@ var _ = Describe("a connection", func() {
 		}
 	})
 
+	It("does not blame a subscriber for its channel's end", func() {
+		n := start(nil)
+		topic, err := n.broker.CreateTopic("t")
+		Expect(err).NotTo(HaveOccurred())
+		for range 20 {
+			p := n.dial()
+			p.send(wire.AppendSub(nil, "t", "c"))
+			p.expect(wire.FrameResponse, "OK")
+			sent := make(chan struct{})
+			go func() {
+				defer close(sent)
+				for rdy := wire.AppendRdy(nil, 1); ; { // until the end comes
+					if _, err := p.nc.Write(rdy); err != nil {
+						return
+					}
+				}
+			}()
+			Expect(topic.DeleteChannel("c")).To(Succeed())
+			p.expectEOF()
+			Expect(p.nc.Close()).To(Succeed())
+			Eventually(sent).Should(BeClosed())
+		}
+		Expect(n.server.Stats().Faults).To(BeZero())
+	})
+
 	It("lets a publisher that pipelines read all its answers when it is stopped", func() {
 		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 1 << 20 })
 		p := n.dial()
