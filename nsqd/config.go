@@ -48,7 +48,7 @@ func (o *options) sessionConfig() *session.Config {
 	c.Deflate = o.Deflate
 	c.MaxDeflateLevel = o.MaxDeflateLevel
 	c.AuthRequired = o.porters != nil
-	c.Version = obs.Release
+	c.Version = compatible
 	return &c
 }
 
@@ -135,10 +135,15 @@ func (o *options) authConfig() auth.Config {
 	return c
 }
 
+// compatible is the version of NSQ's nsqd that this one stands in for, and our
+// own behind it. Client libraries and tools go by it: nsq-j speaks no Snappy to
+// a version that begins with "0.", and nsqadmin wants a semantic one.
+const compatible = "1.3.0+srtm." + obs.Release
+
 // node is what this process says of itself, once it listens. web may be nil.
 func (o *options) node(tcp, web net.Addr) httpapi.Node {
 	n := httpapi.Node{
-		Version:          obs.Version(),
+		Version:          compatible,
 		BroadcastAddress: o.BroadcastAddress,
 		Hostname:         hostname(),
 		TCPPort:          o.BroadcastTCPPort,

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -429,13 +430,15 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 		return err
 	}
 	id := c.sess.Identity()
+	remote := c.nc.RemoteAddr().String()
+	host, _, _ := net.SplitHostPort(remote) // none: a unix socket
 	about := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
 		SampleRate: id.SampleRate,
-		ClientID:   id.ClientID,
-		Hostname:   id.Hostname,
+		ClientID:   cmp.Or(id.ClientID, host),
+		Hostname:   cmp.Or(id.Hostname, host),
 		UserAgent:  id.UserAgent,
-		Remote:     c.nc.RemoteAddr().String(),
+		Remote:     remote,
 	}
 	var sub *broker.Subscription
 	for sub == nil {

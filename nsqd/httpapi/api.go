@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -140,7 +141,7 @@ func asFault(err error) *fault {
 }
 
 func writeFault(w http.ResponseWriter, f *fault) {
-	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	setJSON(w)
 	w.WriteHeader(f.Status)
 	writeJSONBody(w, f)
 }
@@ -151,8 +152,15 @@ func writeText(w http.ResponseWriter, body string) {
 }
 
 func writeJSON(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	setJSON(w)
 	writeJSONBody(w, v)
+}
+
+// setJSON sets the headers of a JSON body. NSQ's tools take the body out of a
+// wrapping of before 1.0 unless they are told that there is none.
+func setJSON(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
 }
 
 func writeJSONBody(w http.ResponseWriter, v any) {
@@ -265,8 +273,9 @@ func (a *API) pub(r *http.Request) (string, error) {
 	var delay time.Duration
 	if d := r.URL.Query().Get("defer"); d != "" {
 		ms, err := strconv.ParseInt(d, 10, 64)
-		if err != nil || ms < 0 || ms > a.cfg.Limits.MaxReqTimeout.Milliseconds() {
-			return "", badRequest("INVALID_DEFER", "defer %q is outside [0, %d] ms", d, a.cfg.Limits.MaxReqTimeout.Milliseconds())
+		most := cmp.Or(a.cfg.Limits.MaxDeferTimeout, a.cfg.Limits.MaxReqTimeout).Milliseconds()
+		if err != nil || ms < 0 || ms > most {
+			return "", badRequest("INVALID_DEFER", "defer %q is outside [0, %d] ms", d, most)
 		}
 		delay = time.Duration(ms) * time.Millisecond
 	}

@@ -54,16 +54,6 @@ func check(t *testing.T, name string, f func(t *testing.T)) {
 	})
 }
 
-func skipPending(t *testing.T) {
-	t.Helper()
-	if !under.srtm {
-		return
-	}
-	if why := notYet(t.Name()); why != "" && !under.pending {
-		t.Skip("pending: " + why)
-	}
-}
-
 // node is an nsqd that runs.
 type node struct {
 	tcp, http string         // addresses

@@ -63,9 +63,9 @@ func (s *suite) Run() int {
 	if err := commons.close(); err != nil {
 		code = max(code, complain(err))
 	}
-	if code == 0 && !filtered() {
-		if err := unusedEntries(); err != nil {
-			code = complain(err)
+	if !filtered() {
+		if err := staleEntries(); err != nil {
+			code = max(code, complain(err))
 		}
 	}
 	return code
@@ -99,7 +99,7 @@ func choose(dir string) (subject, error) {
 		return s, fmt.Errorf("%s excludes %s", envTCP, envBinary)
 	case s.tcp != "":
 		r, err := fetch(http.MethodGet, "http://"+s.http+"/info", nil)
-		s.srtm = strings.Contains(r.body, product)
+		s.srtm = strings.Contains(strings.ToUpper(r.body), product)
 		return s, err
 	case s.binary != "":
 		var err error

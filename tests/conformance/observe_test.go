@@ -22,11 +22,15 @@ func TestHTTP(t *testing.T) {
 		}
 	})
 	check(t, "unknown path", func(t *testing.T) {
-		common(t).get(t, "/nope").refused(t, 404, "NOT_FOUND")
+		r := common(t).get(t, "/nope")
+		r.refused(t, 404, "NOT_FOUND")
+		if got := r.header.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
+			t.Errorf("X-NSQ-Content-Type: got %q", got)
+		}
 	})
 	check(t, "X-NSQ-Content-Type", func(t *testing.T) {
 		n := common(t)
-		for _, r := range []reply{n.get(t, "/stats?format=json"), n.get(t, "/info"), n.get(t, "/nope"), n.post(t, "/pub", "")} {
+		for _, r := range []reply{n.get(t, "/stats?format=json"), n.get(t, "/info"), n.post(t, "/pub", "")} {
 			if got := r.header.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
 				t.Errorf("got %q", got)
 			}
