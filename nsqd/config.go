@@ -143,25 +143,28 @@ const compatible = "1.3.0+srtm." + obs.Release
 // node is what this process says of itself, once it listens. web may be nil.
 func (o *options) node(tcp, web net.Addr) httpapi.Node {
 	n := httpapi.Node{
-		Version:          compatible,
-		BroadcastAddress: o.BroadcastAddress,
-		Hostname:         hostname(),
-		TCPPort:          o.BroadcastTCPPort,
-		HTTPPort:         o.BroadcastHTTPPort,
-		StartTime:        time.Now(),
-		BrokerID:         o.BrokerID,
+		Version:           compatible,
+		Release:           obs.Version(),
+		BroadcastAddress:  o.BroadcastAddress,
+		Hostname:          hostname(),
+		TCPPort:           endpoint.Port(tcp),
+		HTTPPort:          endpoint.Port(web),
+		BroadcastTCPPort:  o.BroadcastTCPPort,
+		BroadcastHTTPPort: o.BroadcastHTTPPort,
+		StartTime:         time.Now(),
+		BrokerID:          o.BrokerID,
 	}
 	if n.BroadcastAddress == "" {
 		n.BroadcastAddress = n.Hostname
 	}
-	if n.TCPPort == 0 {
-		n.TCPPort = endpoint.Port(tcp)
+	if n.BroadcastTCPPort == 0 {
+		n.BroadcastTCPPort = n.TCPPort
 	}
-	if n.HTTPPort == 0 {
-		n.HTTPPort = endpoint.Port(web)
+	if n.BroadcastHTTPPort == 0 {
+		n.BroadcastHTTPPort = n.HTTPPort
 	}
 	if n.BrokerID == "" {
-		n.BrokerID = fmt.Sprintf("%s-%d", n.BroadcastAddress, n.TCPPort)
+		n.BrokerID = fmt.Sprintf("%s-%d", n.BroadcastAddress, n.BroadcastTCPPort)
 	}
 	return n
 }
@@ -170,10 +173,10 @@ func (o *options) agentConfig(n httpapi.Node, log *slog.Logger, metrics promethe
 	return agent.Config{
 		LoadDistributor: o.LoadDistributor,
 		BrokerID:        n.BrokerID,
-		TCPAddress:      net.JoinHostPort(n.BroadcastAddress, strconv.Itoa(n.TCPPort)),
-		HTTPAddress:     net.JoinHostPort(n.BroadcastAddress, strconv.Itoa(n.HTTPPort)),
+		TCPAddress:      net.JoinHostPort(n.BroadcastAddress, strconv.Itoa(n.BroadcastTCPPort)),
+		HTTPAddress:     net.JoinHostPort(n.BroadcastAddress, strconv.Itoa(n.BroadcastHTTPPort)),
 		Mcap:            o.Mcap,
-		Version:         n.Version,
+		Version:         n.Release,
 		Log:             log,
 		Metrics:         metrics,
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,23 +16,30 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
+	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // daemon is an nsqd that listens and does not serve yet.
 type daemon struct {
-	opts   *options
-	log    *slog.Logger
-	at     *listeners
-	stamps *hook.Stamper
-	broker *broker.Broker
-	conns  *conn.Server
-	group  lifecycle.Group
+	opts      *options
+	level     slog.LevelVar // of log
+	log       *slog.Logger
+	at        *listeners
+	stamps    *hook.Stamper
+	broker    *broker.Broker
+	conns     *conn.Server
+	announcer *lookupd.Announcer
+	group     lifecycle.Group
 }
 
-// open wires an nsqd and opens its sockets. The daemon must be run.
-func open(ctx context.Context, opts *options, log *slog.Logger) (_ *daemon, err error) {
-	d := &daemon{opts: opts, log: log, at: new(listeners)}
+// open wires an nsqd and opens its sockets. The daemon must be run. What it logs
+// goes to handler, which must not have a level of its own.
+func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, err error) {
+	d := &daemon{opts: opts, at: new(listeners)}
+	d.level.Set(slog.Level(opts.LogLevel))
+	log := slog.New(levelled{handler, &d.level})
+	d.log = log
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
@@ -40,15 +48,17 @@ func open(ctx context.Context, opts *options, log *slog.Logger) (_ *daemon, err 
 	if d.stamps, err = hook.Open(hook.Mode(opts.ArrivalStamps), hook.Config{}, log); err != nil {
 		return nil, err
 	}
-	if d.broker, err = broker.New(opts.brokerConfig()); err != nil {
-		return nil, err
-	}
-	for _, l := range opts.TopicLimits {
-		t, err := d.broker.CreateTopic(l.Topic)
-		if err != nil {
-			return nil, lifecycle.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
+	config := opts.brokerConfig()
+	config.Changed = func() {
+		if d.announcer != nil { // set before anything is served
+			d.announcer.Notify()
 		}
-		t.Contract(tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}, l.Reject)
+	}
+	if !opts.managed() { // there, the loaddistributor names the channels
+		config.Channels = func(topic string) []string { return d.announcer.Channels(context.Background(), topic) }
+	}
+	if d.broker, err = broker.New(config); err != nil {
+		return nil, err
 	}
 	sessions := opts.sessionConfig()
 	if d.conns, err = conn.New(opts.connConfig(sessions), d.broker, d.stamps, log); err != nil {
@@ -58,12 +68,25 @@ func open(ctx context.Context, opts *options, log *slog.Logger) (_ *daemon, err 
 		return nil, err
 	}
 	node := opts.node(address(d.at.tcp), address(d.at.http))
-	api := httpapi.Config{Node: node, Limits: sessions.Limits, Managed: opts.managed(), BodyTimeout: bodyTimeout}
+	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.LookupdTCPAddresses); err != nil {
+		return nil, lifecycle.UsageError{Err: err}
+	}
+	for _, l := range opts.TopicLimits {
+		t, err := d.broker.CreateTopic(l.Topic)
+		if err != nil {
+			return nil, lifecycle.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
+		}
+		t.Contract(tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}, l.Reject)
+	}
+	api := httpapi.Config{
+		Node: node, Session: sessions, Managed: opts.managed(), BodyTimeout: bodyTimeout,
+		Lookupds: d.announcer.State, Settings: d.settings(),
+	}
 	registry := obs.NewRegistry()
 
-	// The order of stopping is the reverse: the control plane lets go first,
-	// then nothing new is accepted, what is held is drained, and last the
-	// figures stop being served.
+	// The order of stopping is the reverse: the control plane and nsqlookupd let
+	// go first, then nothing new is accepted, what is held is drained, and last
+	// the figures stop being served.
 	var control *agent.Agent
 	if opts.managed() {
 		if control, err = agent.New(opts.agentConfig(node, log, registry), d.broker.Node()); err != nil {
@@ -71,23 +94,78 @@ func open(ctx context.Context, opts *options, log *slog.Logger) (_ *daemon, err 
 		}
 		api.Agent = func() any { return control.State() }
 	}
-	handler := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
+	routes := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
 	if d.at.http != nil {
-		plain := handler
+		plain := routes
 		if opts.secure != nil && opts.tlsRequiredFor() == tlsForAll {
 			plain = httpapi.TLSRequired(port(d.at.https))
 		}
 		d.group.Add("http", lifecycle.Serve(d.at.http, d.web(plain)))
 	}
 	if d.at.https != nil {
-		d.group.Add("https", lifecycle.Serve(d.at.https, d.web(handler)))
+		d.group.Add("https", lifecycle.Serve(d.at.https, d.web(routes)))
 	}
 	d.group.Add("broker", d.drainAtEnd)
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
+	d.group.Add("nsqlookupd", d.announcer.Run)
 	if control != nil {
 		d.group.Add("agent", control.Run)
 	}
 	return d, nil
+}
+
+// settings are what can be changed at run time.
+func (d *daemon) settings() map[string]httpapi.Setting {
+	return map[string]httpapi.Setting{
+		"nsqlookupd_tcp_addresses": {
+			Get: func() any { return append([]string{}, d.announcer.Addresses()...) },
+			Set: func(value []byte) error {
+				var addresses []string
+				if err := json.Unmarshal(value, &addresses); err != nil {
+					return err
+				}
+				return d.announcer.SetAddresses(addresses)
+			},
+		},
+		"log_level": {
+			Get: func() any { return logLevel(d.level.Level()).number() },
+			Set: func(value []byte) error {
+				var l logLevel
+				if err := l.Set(string(value)); err != nil {
+					return err
+				}
+				d.level.Set(slog.Level(l))
+				return nil
+			},
+		},
+	}
+}
+
+// lookupdConfig announces the ports that clients are to dial.
+func (d *daemon) lookupdConfig(n httpapi.Node) lookupd.Config {
+	return lookupd.Config{
+		Node: lookupd.Node{
+			BroadcastAddress: n.BroadcastAddress,
+			Hostname:         n.Hostname,
+			TCPPort:          n.BroadcastTCPPort,
+			HTTPPort:         n.BroadcastHTTPPort,
+			Version:          n.Version,
+		},
+		Topics: func() []lookupd.Topic {
+			topics := d.broker.Topics()
+			listing := make([]lookupd.Topic, len(topics))
+			for i, t := range topics {
+				listing[i] = lookupd.Topic{Name: t.Name(), Channels: t.ChannelNames()}
+			}
+			return listing
+		},
+		ConnectTimeout: d.opts.HTTPClientConnectTimeout,
+		RequestTimeout: d.opts.HTTPClientRequestTimeout,
+		PingInterval:   lookupd.DefaultPingInterval,
+		RetryAfter:     lookupd.DefaultRetryAfter,
+		Seed:           uint64(time.Now().UnixNano()),
+		Log:            d.log,
+	}
 }
 
 // bodyTimeout is how long a client may take to send the body of a publish.

@@ -31,7 +31,7 @@ func start(t *testing.T, args ...string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(&testLog{t}, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	d, err := open(t.Context(), opts, slog.NewTextHandler(&testLog{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 		opts, err := parse(args, io.Discard)
 		var d *daemon
 		if err == nil {
-			d, err = open(t.Context(), opts, slog.New(slog.DiscardHandler))
+			d, err = open(t.Context(), opts, slog.DiscardHandler)
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v does not name %s", args, err, want)
@@ -312,5 +312,120 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer.Body.Close()
+	}
+}
+
+func TestSettingsAtRunTime(t *testing.T) {
+	d := start(t, "--log-level=WARN", "--lookupd-tcp-address=127.0.0.1:1")
+	c := client(t, nil)
+	base := "http://" + d.at.http.Addr().String() + "/config/"
+	put := func(name, value string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequest(http.MethodPut, base+name, strings.NewReader(value))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := c.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		body, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.StatusCode, strings.TrimSpace(string(body))
+	}
+	expect := func(name, value string, status int, want string) {
+		t.Helper()
+		if code, body := put(name, value); code != status || !strings.HasPrefix(body, want) {
+			t.Errorf("PUT %s %s: %d %s", name, value, code, body)
+		}
+	}
+	if _, body := get(t, c, base+"log_level"); strings.TrimSpace(body) != "3" {
+		t.Errorf("log level %s", body)
+	}
+	expect("log_level", "debug", 200, "1")
+	expect("log_level", "loud", 400, `{"message":"INVALID_VALUE"`)
+	if !d.log.Enabled(t.Context(), slog.LevelDebug) || !d.log.With("a", 1).WithGroup("g").Enabled(t.Context(), slog.LevelDebug) {
+		t.Error("debug is not logged")
+	}
+	expect("log_level", "fatal", 200, "5")
+	if d.log.Enabled(t.Context(), slog.LevelError) {
+		t.Error("errors are logged")
+	}
+	const name = "nsqlookupd_tcp_addresses"
+	if _, body := get(t, c, base+name); strings.TrimSpace(body) != `["127.0.0.1:1"]` {
+		t.Errorf("addresses %s", body)
+	}
+	for _, bad := range []string{"x", `[1]`, `{"a":1}`, `["nowhere"]`, `["a:1","nowhere"]`} {
+		expect(name, bad, 400, `{"message":"INVALID_VALUE"`)
+	}
+	if _, body := get(t, c, base+name); strings.TrimSpace(body) != `["127.0.0.1:1"]` {
+		t.Errorf("addresses %s", body)
+	}
+	expect(name, `[]`, 200, "[]")
+	expect(name, `["127.0.0.1:2"]`, 200, `["127.0.0.1:2"]`)
+	if got := d.announcer.Addresses(); len(got) != 1 || got[0] != "127.0.0.1:2" {
+		t.Errorf("%v", got)
+	}
+}
+
+// What is announced is what others are to dial; /info has where it listens.
+func TestTopicsAreAnnounced(t *testing.T) {
+	ln := testkit.Listen(t)
+	said := make(chan string, 100)
+	done := make(chan struct{})
+	t.Cleanup(func() { <-done }) // after nsqd, which is started later, has ended
+	go func() {
+		defer close(done)
+		nc, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer nc.Close()
+		buf := make([]byte, 1024)
+		for {
+			n, err := nc.Read(buf)
+			if err != nil {
+				return
+			}
+			said <- string(buf[:n])
+			answer := "\x00\x00\x00\x02OK"
+			if strings.HasPrefix(string(buf[:n]), "  V1") {
+				answer = "\x00\x00\x00\x02{}"
+			}
+			for range strings.Count(string(buf[:n]), "\n") {
+				if _, err := nc.Write([]byte(answer)); err != nil {
+					return
+				}
+			}
+		}
+	}()
+	d := start(t, "--lookupd-tcp-address="+ln.Addr().String(), "--broadcast-tcp-port=1234", "--broadcast-http-port=1235")
+	if hello := <-said; !strings.Contains(hello, `"broadcast_address":"127.0.0.1"`) || !strings.Contains(hello, `"http_port":1235,"tcp_port":1234`) {
+		t.Errorf("%q", hello)
+	}
+	topic, err := d.broker.CreateTopic("t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := <-said; got != "REGISTER t\n" {
+		t.Errorf("%q", got)
+	}
+	if err := topic.CreateChannel("c"); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-said; got != "REGISTER t c\n" {
+		t.Errorf("%q", got)
+	}
+	_, body := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/info")
+	var info struct {
+		TCP     int `json:"tcp_port"`
+		HTTP    int `json:"http_port"`
+		Version string
+	}
+	if err := json.Unmarshal([]byte(body), &info); err != nil || info.TCP != port(d.at.tcp) || info.HTTP != port(d.at.http) || info.Version != compatible {
+		t.Errorf("%s %v", body, err)
 	}
 }

@@ -22,11 +22,11 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	log, err := obs.NewLogger(os.Stderr, opts.LogLevel, opts.LogFormat)
+	all, err := obs.NewLogger(os.Stderr, "debug", opts.LogFormat)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	d, err := open(ctx, opts, log)
+	d, err := open(ctx, opts, all.Handler())
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
+	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -59,6 +61,9 @@ type options struct {
 	HTTPClientConnectTimeout time.Duration
 	HTTPClientRequestTimeout time.Duration
 
+	// Daemons that consumers find this node by.
+	LookupdTCPAddresses list
+
 	// Queues.
 	MemQueueSize        int
 	MaxChannelConsumers int
@@ -71,7 +76,8 @@ type options struct {
 	BrokerID        string
 	Mcap            int64
 
-	LogLevel, LogFormat string
+	LogLevel  logLevel
+	LogFormat string
 
 	// Made of the above by validate.
 	secure  *tls.Config    // nil without TLS
@@ -119,6 +125,9 @@ func flags(o *options) *flag.FlagSet {
 	fs.BoolVar(&o.Deflate, "deflate", d.Deflate, "let clients have DEFLATE compression")
 	fs.IntVar(&o.MaxDeflateLevel, "max-deflate-level", d.MaxDeflateLevel, "greatest DEFLATE `level` a client can have, 1 to 9; more takes more CPU")
 
+	fs.Var(&o.LookupdTCPAddresses, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
+	alias(fs, "lookupd-tcp-address", "nsqlookupd-tcp-addresses")
+
 	fs.Var(&o.AuthHTTPAddresses, "auth-http-address", "`host:port`, or URL, of an auth server that clients need leave of; may be repeated, then any of them will do")
 	alias(fs, "auth-http-address", "auth-http-addresses")
 	fs.StringVar(&o.AuthHTTPRequestMethod, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
@@ -135,7 +144,8 @@ func flags(o *options) *flag.FlagSet {
 	fs.StringVar(&o.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
 	fs.Int64Var(&o.Mcap, "mcap", 20_000, "greatest rate, in `msg/s`, that this broker carries within the SLO")
 
-	fs.StringVar(&o.LogLevel, "log-level", "info", "`level`: debug, info, warn or error")
+	o.LogLevel = logLevel(slog.LevelInfo)
+	fs.Var(&o.LogLevel, "log-level", "`level`: debug, info, warn, error, or fatal (nothing)")
 	fs.StringVar(&o.LogFormat, "log-format", "text", "`format`: text or json")
 	return fs
 }
@@ -166,6 +176,9 @@ func (o *options) validate() error {
 		err := o.readTLS()
 		fault(err != nil, "%w", err)
 	}
+	errs = append(errs, lookupd.ValidateAddresses(o.LookupdTCPAddresses))
+	fault(o.HTTPClientConnectTimeout <= 0, "--http-client-connect-timeout %v is not positive", o.HTTPClientConnectTimeout)
+	fault(o.HTTPClientRequestTimeout <= 0, "--http-client-request-timeout %v is not positive", o.HTTPClientRequestTimeout)
 	if len(o.AuthHTTPAddresses) > 0 {
 		var err error
 		if o.porters, err = auth.New(o.authConfig()); err != nil {

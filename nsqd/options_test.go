@@ -77,6 +77,9 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--https-address=/a/path", []string{"--https-address"}},
 		{"--loaddistributor-address=x:1 --tcp-address=/a/path --http-address=", []string{"--tcp-address", "--http-address"}},
 		{"--max-channel-consumers=-1", []string{"-1 consumers"}},
+		{"--lookupd-tcp-address=nowhere --lookupd-tcp-address=a:", []string{`"nowhere"`, `"a:"`}},
+		{"--http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"--http-client-connect-timeout 0s", "--http-client-request-timeout -1s"}},
+		{"--log-level=loud", []string{`"loud"`}},
 		{"--auth-http-address=nowhere --auth-http-request-method=put", []string{`"nowhere"`, `"PUT"`}},
 		{"--auth-http-address=", []string{"empty"}},
 		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},
@@ -107,6 +110,8 @@ tcp_address = "127.0.0.1:1"
 mem-queue-size = 7
 msg_timeout = "3s"
 tls_required = false
+log_level = "Error"
+nsqlookupd_tcp_addresses = ["l:1", "l:2"]
 auth_http_addresses = ["a:1", "http://b:2/x"]
 tls_min_version = ""
 snappy = false
@@ -124,6 +129,9 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	}
 	if o.AuthHTTPAddresses.String() != "a:1,http://b:2/x" || o.porters == nil {
 		t.Errorf("auth servers %v", o.AuthHTTPAddresses)
+	}
+	if o.LogLevel.number() != 4 || o.LookupdTCPAddresses.String() != "l:1,l:2" {
+		t.Errorf("%v %v", o.LogLevel, o.LookupdTCPAddresses)
 	}
 	if len(o.TopicLimits) != 2 || o.TopicLimits[1].Rate != 2500 || !o.TopicLimits[1].Reject {
 		t.Errorf("topic limits %+v", o.TopicLimits)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 
@@ -29,6 +30,54 @@ func (l *list) Set(s string) error {
 // alias adds a second name to a flag, as NSQ's configuration files have it.
 func alias(fs *flag.FlagSet, name, other string) {
 	fs.Var(fs.Lookup(name).Value, other, "as --"+name+", which has this name in NSQ's configuration files")
+}
+
+// logLevel is the least severe level that is logged. NSQ has one more than
+// slog: at fatal nothing is logged, since what ends the daemon is printed anyway.
+type logLevel slog.Level
+
+const logNothing = logLevel(slog.LevelError + 4)
+
+// logLevels in the order of NSQ's numbers, which begin with 1.
+var logLevels = [...]struct {
+	name  string
+	level logLevel
+}{
+	{"debug", logLevel(slog.LevelDebug)},
+	{"info", logLevel(slog.LevelInfo)},
+	{"warn", logLevel(slog.LevelWarn)},
+	{"error", logLevel(slog.LevelError)},
+	{"fatal", logNothing},
+}
+
+func (l *logLevel) String() string {
+	for _, known := range logLevels {
+		if known.level == *l {
+			return known.name
+		}
+	}
+	return slog.Level(*l).String()
+}
+
+// Set takes a level's name.
+func (l *logLevel) Set(s string) error {
+	for _, known := range logLevels {
+		if strings.EqualFold(known.name, s) {
+			*l = known.level
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is none of debug, info, warn, error, fatal", s)
+}
+
+// number is the level as NSQ's HTTP API gives it.
+func (l logLevel) number() int {
+	for i, known := range logLevels {
+		if known.level == l {
+			return i + 1
+		}
+	}
+	return 0
 }
 
 // tlsRequired is whom TLS is required of, a flag that may stand without a

@@ -307,10 +307,10 @@ var _ = Describe("a broker", func() {
 		b := start(func(c *broker.Config) { c.Capacity = 10 })
 		t := topic(b, "t")
 		now := clock.Mono()
-		Expect(t.PublishBatch(now, clock.Wall(), stamp.Arrival{At: now}, untouchable(11))).To(MatchError(queue.ErrFull))
+		Expect(t.PublishBatch(now, clock.Wall(), broker.Published{Arrival: stamp.Arrival{At: now}}, untouchable(11))).To(MatchError(queue.ErrFull))
 		Expect(t.Stats().Counters.Refused).To(BeEquivalentTo(11))
 		Expect(b.DeleteTopic("t")).To(Succeed())
-		Expect(t.PublishBatch(now, clock.Wall(), stamp.Arrival{At: now}, untouchable(11))).To(MatchError(broker.ErrGone))
+		Expect(t.PublishBatch(now, clock.Wall(), broker.Published{Arrival: stamp.Arrival{At: now}}, untouchable(11))).To(MatchError(broker.ErrGone))
 	})
 
 	It("survives everything at once", func() {

@@ -93,11 +93,16 @@ func (s *Subscription) Take(into []queue.Delivery, most int) (deliveries []queue
 	return into, true
 }
 
-// Saturated reports whether the subscriber holds as many messages as it may.
-func (s *Subscription) Saturated() bool {
+// Holds returns how many messages the subscriber may hold, and how many it does.
+func (s *Subscription) Holds() (ready, inFlight int) {
 	s.topic.mu.Lock()
 	defer s.topic.mu.Unlock()
-	ready, inFlight := s.channel.Holds(s.id)
+	return s.channel.Holds(s.id)
+}
+
+// Saturated reports whether the subscriber holds as many messages as it may.
+func (s *Subscription) Saturated() bool {
+	ready, inFlight := s.Holds()
 	return inFlight >= ready
 }
 

@@ -153,9 +153,9 @@ type Bodies interface {
 	Each(func(body []byte))
 }
 
-// PublishBatch accepts all the messages, or none. They arrived together.
-// Errors as for Publish.
-func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, arrival stamp.Arrival, bodies Bodies) error {
+// PublishBatch accepts all the messages, or none. They are alike but for their
+// bodies; p has none. Errors as for Publish.
+func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) error {
 	// A batch may be a million messages of one byte, of which copies take a
 	// hundred times as much.
 	if n := bodies.Len(); n > t.broker.cfg.Capacity {
@@ -168,7 +168,8 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, arrival stamp.Arri
 	}
 	msgs := make([]*queue.Message, 0, bodies.Len())
 	bodies.Each(func(body []byte) {
-		msgs = append(msgs, t.message(wall, Published{Body: body, Arrival: arrival}))
+		p.Body = body
+		msgs = append(msgs, t.message(wall, p))
 	})
 	s := t.begin()
 	err := t.open()
@@ -177,7 +178,7 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, arrival stamp.Arri
 	}
 	t.end(s)
 	if err == nil {
-		t.figures.arrived(arrival.Source, len(msgs))
+		t.figures.arrived(p.Arrival.Source, len(msgs))
 	}
 	return err
 }

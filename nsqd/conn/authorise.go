@@ -53,8 +53,7 @@ func (c *client) authenticate(op *session.Op) error {
 // timeouts keep short.
 func (c *client) ask() error {
 	q := auth.Query{RemoteIP: c.remoteIP(), Secret: c.cred.secret}
-	if c.tls != nil {
-		state := c.tls.ConnectionState()
+	if state := c.ledger.tls.Load(); state != nil {
 		q.TLS = true
 		if len(state.PeerCertificates) > 0 {
 			q.CommonName = state.PeerCertificates[0].Subject.CommonName
@@ -66,7 +65,7 @@ func (c *client) ask() error {
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)
 	}
 	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)
-	c.identity.Store(g)
+	c.ledger.grant.Store(g)
 	c.leaveTopics() // the next publish is judged anew
 	return nil
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
-	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/pack"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -59,15 +58,16 @@ type client struct {
 	// boundaries.
 	stopping atomic.Bool // end, unless subscribed
 	quitting atomic.Bool // end
-	// Atomic: set by the reader, read for display.
-	identity atomic.Pointer[auth.Grant] // nil until AUTH
+
+	ledger ledger // for display
 }
 
 // target is a topic that the connection publishes to: it saves the look-up, and
 // counts as one of the topic's publishers.
 type target struct {
 	topic *broker.Topic
-	leave func() // takes the connection off the topic's publishers
+	leave func()    // takes the connection off the topic's publishers
+	count *pubCount // of the messages to it
 }
 
 // maxTargets bounds the topics that a connection keeps alive, and the search
@@ -88,7 +88,12 @@ const (
 )
 
 func newClient(s *Server, nc net.Conn) *client {
-	return &client{srv: s, nc: nc, out: nc, sess: session.New(s.cfg.Session, clock.Mono()), wake: make(chan struct{}, 1)}
+	return &client{
+		srv: s, nc: nc, out: nc,
+		sess:   session.New(s.cfg.Session, clock.Mono()),
+		wake:   make(chan struct{}, 1),
+		ledger: ledger{connected: time.Now()},
+	}
 }
 
 // run reads until the connection ends. It owns everything the connection has.
@@ -309,6 +314,10 @@ func (c *client) consume() error {
 // do acts on the broker. start and end are the command's place in the stream.
 func (c *client) do(op *session.Op, start, end int64, now stamp.Mono) error {
 	switch op.Kind {
+	case session.OpIdentify:
+		id := c.sess.Identity()
+		c.ledger.identity.Store(&id)
+		return nil
 	case session.OpAuth:
 		return c.authenticate(op)
 	case session.OpPub, session.OpDpub, session.OpMpub:
@@ -318,12 +327,21 @@ func (c *client) do(op *session.Op, start, end int64, now stamp.Mono) error {
 	case session.OpRdy:
 		return c.ready(op.Ready)
 	case session.OpFin:
-		return c.sub.Finish(op.ID)
+		err := c.sub.Finish(op.ID)
+		if err == nil {
+			add(&c.ledger.finished, 1)
+		}
+		return err
 	case session.OpReq:
-		return c.sub.Requeue(op.ID, op.Timeout)
+		err := c.sub.Requeue(op.ID, op.Timeout)
+		if err == nil {
+			add(&c.ledger.requeued, 1)
+		}
+		return err
 	case session.OpTouch:
 		return c.sub.Touch(op.ID)
 	case session.OpCls:
+		c.ledger.state.Store(int32(StateClosing))
 		return c.ready(0)
 	}
 	return nil
@@ -344,14 +362,19 @@ func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) error
 	}
 	arrival := c.in.Arrival(start, end)
 	for {
-		t, err := c.publishTopic(op.Topic)
+		to, err := c.publishTo(op.Topic)
 		if err != nil {
 			return err
 		}
+		t := to.topic
 		if op.Kind == session.OpMpub {
-			err = t.PublishBatch(now, clock.Wall(), arrival, op.Batch)
+			err = t.PublishBatch(now, clock.Wall(), broker.Published{Arrival: arrival}, op.Batch)
 		} else {
 			err = t.Publish(now, clock.Wall(), broker.Published{Body: op.Body, Arrival: arrival, Defer: op.Defer})
+		}
+		if err == nil {
+			add(&to.count.count, op.Messages())
+			return nil
 		}
 		if !errors.Is(err, broker.ErrGone) {
 			return refusal(op.Topic, err)
@@ -360,10 +383,11 @@ func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) error
 	}
 }
 
-// publishTopic finds the topic, at best without a look-up.
-func (c *client) publishTopic(name []byte) (*broker.Topic, error) {
-	if t := c.target(name); t != nil {
-		return t, nil
+// publishTo finds the topic, at best without a look-up. What it returns holds
+// until the next call.
+func (c *client) publishTo(name []byte) (*target, error) {
+	if to := c.target(name); to != nil {
+		return to, nil
 	}
 	t, err := c.srv.broker.TopicForClient(name)
 	if err != nil {
@@ -372,16 +396,16 @@ func (c *client) publishTopic(name []byte) (*broker.Topic, error) {
 	if len(c.targets) == maxTargets {
 		c.leaveTopic(c.targets[0].topic)
 	}
-	c.targets = append(c.targets, target{t, t.AddPublisher()})
-	return t, nil
+	c.targets = append(c.targets, target{t, t.AddPublisher(), c.ledger.counter(t.Name())})
+	return &c.targets[len(c.targets)-1], nil
 }
 
 // target returns the topic of that name that the connection has published to;
 // nil if it has not.
-func (c *client) target(name []byte) *broker.Topic {
+func (c *client) target(name []byte) *target {
 	for i := range c.targets {
-		if t := c.targets[i].topic; t.Name() == string(name) {
-			return t
+		if to := &c.targets[i]; to.topic.Name() == string(name) {
+			return to
 		}
 	}
 	return nil
@@ -452,6 +476,8 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 		}
 	}
 	c.sub = sub
+	c.ledger.sub.Store(&subscribed{sub, string(op.Topic), string(op.Channel)})
+	c.ledger.state.Store(int32(StateSubscribed))
 	c.in.Ignore() // from now on commands come that nobody needs the times of
 	c.remember()
 	return nil

@@ -73,6 +73,8 @@ func (c *client) upgradeTLS() error {
 		}
 		return err // nobody can read a frame now, so this is for the log
 	}
+	state := t.ConnectionState()
+	c.ledger.tls.Store(&state)
 	c.in = records.Layer(t)
 	c.writeMu.Lock()
 	c.tls, c.out = t, t

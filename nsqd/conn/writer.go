@@ -108,6 +108,7 @@ func (w *writer) flush() error {
 		return err
 	}
 	w.c.sub.Wrote(w.gathered)
+	add(&w.c.ledger.messages, len(w.gathered))
 	clear(w.gathered)
 	w.gathered = w.gathered[:0]
 	w.out = w.out[:0]

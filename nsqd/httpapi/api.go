@@ -1,46 +1,59 @@
 package httpapi
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
-	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/queue"
-	"github.com/srtm-io/srtm/nsqd/wire"
-	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/nsqd/session"
 )
 
-// Node is what /info and /stats say about this process. Immutable.
+// Node is what this process says of itself. Immutable.
 type Node struct {
-	Version          string    `json:"version"`
-	BroadcastAddress string    `json:"broadcast_address"`
-	Hostname         string    `json:"hostname"`
-	TCPPort          int       `json:"tcp_port"`
-	HTTPPort         int       `json:"http_port"`
-	StartTime        time.Time `json:"-"`
-	BrokerID         string    `json:"broker_id"`
+	Version          string // that clients and NSQ's tools decide by
+	Release          string // SRTM's own, for people
+	BroadcastAddress string
+	Hostname         string
+	BrokerID         string
+	StartTime        time.Time
+
+	// Where it listens; -1 where that is no port.
+	TCPPort, HTTPPort int
+	// What others are told to dial.
+	BroadcastTCPPort, BroadcastHTTPPort int
+}
+
+// Setting is an option that may change while the process runs.
+type Setting struct {
+	Get func() any
+	// Set takes the value as it is in the request, or says what is wrong with it
+	// and changes nothing. Nil: it can only be looked at.
+	Set func(value []byte) error
 }
 
 // Config of the API. Immutable.
 type Config struct {
-	Node   Node
-	Limits wire.Limits
+	Node Node
+	// Session has the limits that requests and clients are held to.
+	Session *session.Config
 	// Managed says that the topics' limits come from the control plane, so that
 	// nobody may set one here.
 	Managed bool
@@ -48,41 +61,91 @@ type Config struct {
 	BodyTimeout time.Duration
 	// Agent returns the control-plane session's state; nil without one.
 	Agent func() any
+	// Lookupds returns the nsqlookupd daemons that are kept informed.
+	Lookupds func() []lookupd.State
+	// Settings by name.
+	Settings map[string]Setting
 }
 
 // API serves HTTP. Make it with New.
 type API struct {
-	cfg    Config
-	broker *broker.Broker
-	conns  *conn.Server
-	stamps *hook.Stamper
-	log    *slog.Logger
+	// Set once.
+	cfg      Config
+	broker   *broker.Broker
+	conns    *conn.Server
+	stamps   *hook.Stamper
+	log      *slog.Logger
+	routes   map[string]methods // by path
+	operator *http.ServeMux     // what every daemon of ours serves
 }
+
+type methods map[string]http.HandlerFunc
 
 // New returns the handler of everything nsqd serves over HTTP.
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) http.Handler {
-	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log}
+	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
 	reg.MustRegister(&collector{api: a})
-	mux := http.NewServeMux()
-	obs.Mount(mux, reg, a.state, nil)
+	obs.Mount(a.operator, reg, a.state, nil)
+	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
+	post := func(h handler) methods { return methods{http.MethodPost: a.do(h)} }
+	a.routes = map[string]methods{
+		"/ping":  get(func(w http.ResponseWriter, _ *http.Request) { writeText(w, "OK") }),
+		"/info":  get(a.info),
+		"/stats": get(a.stats),
 
-	mux.HandleFunc("GET /ping", func(w http.ResponseWriter, _ *http.Request) { writeText(w, "OK") })
-	mux.HandleFunc("GET /info", a.info)
-	mux.HandleFunc("GET /stats", a.stats)
-	mux.HandleFunc("POST /pub", a.do(a.pub))
-	mux.HandleFunc("POST /mpub", a.do(a.mpub))
-	mux.HandleFunc("POST /topic/create", a.do(a.createTopic))
-	mux.HandleFunc("POST /topic/delete", a.do(a.deleteTopic))
-	mux.HandleFunc("POST /topic/empty", a.do(onTopic(a, func(t *broker.Topic, _ *http.Request) error { t.Empty(); return nil })))
-	mux.HandleFunc("POST /topic/pause", a.do(onTopic(a, func(t *broker.Topic, _ *http.Request) error { t.Pause(); return nil })))
-	mux.HandleFunc("POST /topic/unpause", a.do(onTopic(a, func(t *broker.Topic, _ *http.Request) error { t.Unpause(); return nil })))
-	mux.HandleFunc("POST /topic/limit", a.do(onTopic(a, a.limit)))
-	mux.HandleFunc("POST /channel/create", a.do(onChannel(a, (*broker.Topic).CreateChannel)))
-	mux.HandleFunc("POST /channel/delete", a.do(onChannel(a, (*broker.Topic).DeleteChannel)))
-	mux.HandleFunc("POST /channel/empty", a.do(onChannel(a, (*broker.Topic).EmptyChannel)))
-	mux.HandleFunc("POST /channel/pause", a.do(onChannel(a, (*broker.Topic).PauseChannel)))
-	mux.HandleFunc("POST /channel/unpause", a.do(onChannel(a, (*broker.Topic).UnpauseChannel)))
-	return mux
+		"/pub":  post(a.pub),
+		"/mpub": post(a.mpub),
+
+		"/topic/create":  post(a.createTopic),
+		"/topic/delete":  post(a.deleteTopic),
+		"/topic/empty":   post(a.emptyTopic),
+		"/topic/pause":   post(a.onTopic((*broker.Topic).Pause)),
+		"/topic/unpause": post(a.onTopic((*broker.Topic).Unpause)),
+		"/topic/limit":   post(a.limitTopic),
+
+		"/channel/create":  post(a.onChannel((*broker.Topic).CreateChannel)),
+		"/channel/delete":  post(a.onChannel((*broker.Topic).DeleteChannel)),
+		"/channel/empty":   post(a.onChannel((*broker.Topic).EmptyChannel)),
+		"/channel/pause":   post(a.onChannel((*broker.Topic).PauseChannel)),
+		"/channel/unpause": post(a.onChannel((*broker.Topic).UnpauseChannel)),
+
+		"/debug/freememory":   post(freeMemory),
+		"/debug/setblockrate": {http.MethodPut: a.do(setBlockRate)},
+	}
+	for name := range maps.Keys(cfg.Settings) {
+		a.routes["/config/"+name] = methods{http.MethodGet: a.getSetting(name), http.MethodPut: a.putSetting(name)}
+	}
+	return a
+}
+
+// ServeHTTP implements http.Handler.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
+	known, ok := a.routes[r.URL.Path]
+	if !ok && strings.HasPrefix(r.URL.Path, "/config/") {
+		known = methods{http.MethodGet: unknownOption, http.MethodPut: unknownOption}
+		ok = true
+	}
+	if !ok {
+		if _, pattern := a.operator.Handler(r); pattern != "" {
+			a.operator.ServeHTTP(w, r)
+			return
+		}
+		writeFault(w, &fault{Status: http.StatusNotFound, Message: "NOT_FOUND"})
+		return
+	}
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	if h := known[method]; h != nil {
+		h(w, r)
+		return
+	}
+	w.Header().Set("Allow", strings.Join(append(slices.Sorted(maps.Keys(known)), http.MethodOptions), ", "))
+	if method != http.MethodOptions {
+		writeFault(w, &fault{Status: http.StatusMethodNotAllowed, Message: "METHOD_NOT_ALLOWED"})
+	}
 }
 
 // fault is a refusal as NSQ's tools expect it: {"message": "CODE"}. Detail is
@@ -95,8 +158,16 @@ type fault struct {
 
 func (f *fault) Error() string { return f.Message + ": " + f.Detail }
 
+func refuse(status int, message, format string, args ...any) error {
+	return &fault{Status: status, Message: message, Detail: fmt.Sprintf(format, args...)}
+}
+
 func badRequest(message, format string, args ...any) error {
-	return &fault{Status: http.StatusBadRequest, Message: message, Detail: fmt.Sprintf(format, args...)}
+	return refuse(http.StatusBadRequest, message, format, args...)
+}
+
+func tooLarge(message, format string, args ...any) error {
+	return refuse(http.StatusRequestEntityTooLarge, message, format, args...)
 }
 
 // handler answers with a body on success; "" for none.
@@ -104,17 +175,22 @@ type handler func(*http.Request) (body string, err error)
 
 func (a *API) do(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if a.cfg.BodyTimeout > 0 {
-			// What has no such deadline (a recorder, in tests) needs none either.
-			// The server sets its own before the next request.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.BodyTimeout))
-		}
+		a.limitBody(w)
 		body, err := h(r)
 		if err != nil {
 			writeFault(w, asFault(err))
 			return
 		}
 		writeText(w, body)
+	}
+}
+
+// limitBody bounds the time that the request's body may take to come.
+func (a *API) limitBody(w http.ResponseWriter) {
+	if a.cfg.BodyTimeout > 0 {
+		// What has no such deadline (a recorder, in tests) needs none either.
+		// The server sets its own before the next request.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.BodyTimeout))
 	}
 }
 
@@ -141,7 +217,7 @@ func asFault(err error) *fault {
 }
 
 func writeFault(w http.ResponseWriter, f *fault) {
-	setJSON(w)
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(f.Status)
 	writeJSONBody(w, f)
 }
@@ -152,239 +228,12 @@ func writeText(w http.ResponseWriter, body string) {
 }
 
 func writeJSON(w http.ResponseWriter, v any) {
-	setJSON(w)
-	writeJSONBody(w, v)
-}
-
-// setJSON sets the headers of a JSON body. NSQ's tools take the body out of a
-// wrapping of before 1.0 unless they are told that there is none.
-func setJSON(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
-	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
+	writeJSONBody(w, v)
 }
 
 func writeJSONBody(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v) // likewise; the values are ours and encode
-}
-
-// topicName returns the request's topic, or the fault that it has none.
-func topicName(r *http.Request) (string, error) {
-	name := r.URL.Query().Get("topic")
-	if name == "" {
-		return "", badRequest("MISSING_ARG_TOPIC", "the query has no topic")
-	}
-	if !wire.ValidTopicName(name) {
-		return "", badRequest("INVALID_TOPIC", "topic %q is not a valid name", name)
-	}
-	return name, nil
-}
-
-// onTopic is a handler of one existing topic.
-func onTopic(a *API, do func(*broker.Topic, *http.Request) error) handler {
-	return func(r *http.Request) (string, error) {
-		name, err := topicName(r)
-		if err != nil {
-			return "", err
-		}
-		t, err := a.broker.Topic([]byte(name))
-		if err != nil {
-			return "", fmt.Errorf("topic %q: %w", name, err)
-		}
-		return "", do(t, r)
-	}
-}
-
-// onChannel is a handler of one channel of an existing topic.
-func onChannel(a *API, do func(*broker.Topic, string) error) handler {
-	return onTopic(a, func(t *broker.Topic, r *http.Request) error {
-		name := r.URL.Query().Get("channel")
-		if name == "" {
-			return badRequest("MISSING_ARG_CHANNEL", "the query has no channel")
-		}
-		if !wire.ValidChannelName(name) {
-			return badRequest("INVALID_CHANNEL", "channel %q is not a valid name", name)
-		}
-		return do(t, name)
-	})
-}
-
-func (a *API) createTopic(r *http.Request) (string, error) {
-	name, err := topicName(r)
-	if err != nil {
-		return "", err
-	}
-	if a.cfg.Managed {
-		return "", &fault{http.StatusForbidden, "MANAGED", "topics of this broker are created through the loaddistributor"}
-	}
-	_, err = a.broker.CreateTopic(name)
-	return "", err
-}
-
-func (a *API) deleteTopic(r *http.Request) (string, error) {
-	name, err := topicName(r)
-	if err != nil {
-		return "", err
-	}
-	if a.cfg.Managed {
-		return "", &fault{http.StatusForbidden, "MANAGED", "topics of this broker are deleted through the loaddistributor"}
-	}
-	if err := a.broker.DeleteTopic(name); err != nil {
-		return "", fmt.Errorf("topic %q: %w", name, err)
-	}
-	return "", nil
-}
-
-// limit sets a standalone broker's contract for a topic: rate (msg/s, up to
-// three decimals), burst (messages), policy (delay or reject, default delay).
-func (a *API) limit(t *broker.Topic, r *http.Request) error {
-	if a.cfg.Managed {
-		return &fault{http.StatusForbidden, "MANAGED", "contracts of this broker are given by the loaddistributor"}
-	}
-	q := r.URL.Query()
-	rate, err := strconv.ParseFloat(q.Get("rate"), 64)
-	if err != nil {
-		return badRequest("INVALID_RATE", "rate %q is not a number of messages per second", q.Get("rate"))
-	}
-	burst, err := strconv.ParseInt(q.Get("burst"), 10, 64)
-	if err != nil {
-		return badRequest("INVALID_BURST", "burst %q is not a number of messages", q.Get("burst"))
-	}
-	policy := q.Get("policy")
-	if policy != "" && policy != "delay" && policy != "reject" {
-		return badRequest("INVALID_POLICY", "policy %q is neither delay nor reject", policy)
-	}
-	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}
-	if err := share.Validate(); err != nil {
-		return badRequest("INVALID_LIMIT", "%v", err)
-	}
-	if share.IsZero() {
-		return badRequest("INVALID_LIMIT", "a rate and a burst of 0 would stop the topic")
-	}
-	t.Contract(share, policy == "reject")
-	return nil
-}
-
-// pub takes the body as one message; defer=<ms> defers it.
-func (a *API) pub(r *http.Request) (string, error) {
-	name, err := topicName(r)
-	if err != nil {
-		return "", err
-	}
-	var delay time.Duration
-	if d := r.URL.Query().Get("defer"); d != "" {
-		ms, err := strconv.ParseInt(d, 10, 64)
-		most := cmp.Or(a.cfg.Limits.MaxDeferTimeout, a.cfg.Limits.MaxReqTimeout).Milliseconds()
-		if err != nil || ms < 0 || ms > most {
-			return "", badRequest("INVALID_DEFER", "defer %q is outside [0, %d] ms", d, most)
-		}
-		delay = time.Duration(ms) * time.Millisecond
-	}
-	body, err := readBody(r, a.cfg.Limits.MaxMessageSize, "MSG_TOO_BIG")
-	if err != nil {
-		return "", err
-	}
-	if len(body) == 0 {
-		return "", badRequest("MSG_EMPTY", "the message has no body")
-	}
-	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
-	return "OK", a.publish(name, func(t *broker.Topic) error {
-		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: delay})
-	})
-}
-
-// publish has do publish to the topic of that name; again if it was deleted
-// since it was looked up.
-func (a *API) publish(name string, do func(*broker.Topic) error) error {
-	for {
-		t, err := a.broker.TopicForClient([]byte(name))
-		if err != nil {
-			return fmt.Errorf("topic %q: %w", name, err)
-		}
-		if err := do(t); !errors.Is(err, broker.ErrGone) {
-			return err
-		}
-	}
-}
-
-// mpub takes one message a line, or with binary=true the body of an MPUB.
-func (a *API) mpub(r *http.Request) (string, error) {
-	name, err := topicName(r)
-	if err != nil {
-		return "", err
-	}
-	body, err := readBody(r, a.cfg.Limits.MaxBodySize, "BODY_TOO_BIG")
-	if err != nil {
-		return "", err
-	}
-	var batch broker.Bodies
-	switch binary := r.URL.Query().Get("binary"); binary {
-	case "true", "1":
-		batch, err = wire.ParseBatch(body, a.cfg.Limits.MaxMessageSize)
-	case "", "false", "0":
-		batch, err = splitLines(body, a.cfg.Limits.MaxMessageSize)
-	default:
-		return "", badRequest("INVALID_BINARY", "binary %q is neither true nor false", binary)
-	}
-	if err != nil {
-		return "", badRequest("INVALID_BODY", "%v", err)
-	}
-	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
-	return "OK", a.publish(name, func(t *broker.Topic) error {
-		return t.PublishBatch(arrival.At, clock.Wall(), arrival, batch)
-	})
-}
-
-// readBody reads at most limit bytes of a request's body.
-func readBody(r *http.Request, limit int, tooBig string) ([]byte, error) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, &fault{http.StatusRequestTimeout, "BODY_TIMEOUT", fmt.Sprintf("%d bytes came in time", len(body))}
-	}
-	if err != nil {
-		return nil, badRequest("BODY_UNREADABLE", "%v", err)
-	}
-	if len(body) > limit {
-		return nil, &fault{http.StatusRequestEntityTooLarge, tooBig, fmt.Sprintf("more than %d bytes", limit)}
-	}
-	return body, nil
-}
-
-// lines are the messages of a text body: a view, since lines of one byte listed
-// apart would take many times the body.
-type lines struct {
-	body []byte
-	n    int // lines that are not empty
-}
-
-func (l lines) Len() int { return l.n }
-
-func (l lines) Each(f func(body []byte)) {
-	for rest := l.body; len(rest) > 0; {
-		var line []byte
-		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
-			f(line)
-		}
-	}
-}
-
-var newline = []byte{'\n'}
-
-// splitLines takes each line that is not empty as a message.
-func splitLines(body []byte, maxMessage int) (lines, error) {
-	l := lines{body: body}
-	for rest := body; len(rest) > 0; {
-		var line []byte
-		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
-			l.n++
-		}
-		if len(line) > maxMessage {
-			return lines{}, fmt.Errorf("message %d of %d bytes is longer than %d", l.n, len(line), maxMessage)
-		}
-	}
-	if l.n == 0 {
-		return lines{}, errors.New("no message in the body")
-	}
-	return l, nil
 }
 
 // TLSRequired answers every request with 403 and the port to use instead. It
@@ -398,4 +247,65 @@ func TLSRequired(httpsPort int) http.Handler {
 			Port    int    `json:"https_port"`
 		}{"TLS_REQUIRED", httpsPort})
 	})
+}
+
+func (a *API) getSetting(name string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { writeSetting(w, a.cfg.Settings[name].Get()) }
+}
+
+// maxSetting bounds a setting's value, in bytes.
+const maxSetting = 64 << 10
+
+func (a *API) putSetting(name string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		a.limitBody(w)
+		body, err := readBody(r, maxSetting, "INVALID_VALUE")
+		set := a.cfg.Settings[name].Set
+		if set == nil {
+			err = badRequest("INVALID_OPTION", "%s cannot be changed", name)
+		}
+		if err == nil && len(body) == 0 {
+			err = tooLarge("INVALID_VALUE", "%s: there is no value", name) // as NSQ has it
+		}
+		if err == nil {
+			if err = set(body); err != nil {
+				err = badRequest("INVALID_VALUE", "%s: %v", name, err)
+			}
+		}
+		if err != nil {
+			writeFault(w, asFault(err))
+			return
+		}
+		a.log.Info("setting changed", obs.KeyName, name, "value", string(body))
+		writeSetting(w, a.cfg.Settings[name].Get())
+	}
+}
+
+// writeSetting writes text as it is and everything else as JSON.
+func writeSetting(w http.ResponseWriter, v any) {
+	if text, ok := v.(string); ok {
+		writeText(w, text)
+		return
+	}
+	writeJSON(w, v)
+}
+
+func unknownOption(w http.ResponseWriter, r *http.Request) {
+	writeFault(w, asFault(badRequest("INVALID_OPTION", "%q is not an option that can be looked at here", strings.TrimPrefix(r.URL.Path, "/config/"))))
+}
+
+// freeMemory gives back to the system what the process does not need.
+func freeMemory(*http.Request) (string, error) {
+	debug.FreeOSMemory()
+	return "OK", nil
+}
+
+// setBlockRate sets how much the profile of blocking sees.
+func setBlockRate(r *http.Request) (string, error) {
+	rate, err := strconv.Atoi(r.URL.Query().Get("rate"))
+	if err != nil {
+		return "", badRequest("INVALID_RATE", "rate %q is not a number", r.URL.Query().Get("rate"))
+	}
+	runtime.SetBlockProfileRate(rate)
+	return "OK", nil
 }

@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
+	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -29,6 +32,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 type node struct {
 	t      *testing.T
 	broker *broker.Broker
+	conns  *conn.Server
 	http   http.Handler
 }
 
@@ -49,13 +53,32 @@ func start(t *testing.T, managed bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits := wire.DefaultLimits()
-	limits.MaxMessageSize, limits.MaxBodySize = 10, 40
-	return &node{t: t, broker: b, http: httpapi.New(httpapi.Config{
-		Node:        httpapi.Node{Version: "test", TCPPort: 4150, StartTime: time.Unix(1, 0)},
-		Limits:      limits,
-		Managed:     managed,
+	web := sc // clients have NSQ's limits, HTTP has small ones
+	web.Limits.MaxMessageSize, web.Limits.MaxBodySize = 10, 40
+	var limit atomic.Int64
+	settings := map[string]httpapi.Setting{
+		"limit": {
+			Get: func() any { return limit.Load() },
+			Set: func(value []byte) error {
+				n, err := strconv.ParseInt(string(value), 10, 64)
+				if err == nil {
+					limit.Store(n)
+				}
+				return err
+			},
+		},
+		"motto": {Get: func() any { return "plain text" }}, // cannot be set
+	}
+	return &node{t: t, broker: b, conns: conns, http: httpapi.New(httpapi.Config{
+		Node:    httpapi.Node{Version: "test", Release: "SRTM test", BroadcastAddress: "b.example", Hostname: "h", BrokerID: "b1", TCPPort: 4150, HTTPPort: 4151, StartTime: time.Unix(1, 0)},
+		Session: &web,
+		Managed: managed,
+
 		BodyTimeout: 50 * time.Millisecond,
+		Settings:    settings,
+		Lookupds: func() []lookupd.State {
+			return []lookupd.State{{Address: "l:4160", Connected: true, Registered: 3, Failures: 1}}
+		},
 	}, b, conns, stamps, prometheus.NewRegistry(), log)}
 }
 
@@ -106,7 +129,7 @@ func TestManagementAndPublishing(t *testing.T) {
 	if got, want := fmt.Sprint(stats), "{[{t 3 true [{c 2 1 true}]}]}"; got != want {
 		t.Errorf("stats %s, want %s", got, want)
 	}
-	n.expect("GET", "/stats", "", 200, "[t] depth: 0 msgs: 3 *PAUSED*")
+	n.expect("GET", "/stats", "", 200, "\n*P [t              ] depth: 0     be-depth: 0     msgs: 3 ")
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_channel_deferred_messages{channel="c",topic="t"} 1`)
 	n.expect("GET", "/debug/state", "", 200, `"topic_name": "t"`)
 	n.expect("POST", "/topic/unpause?topic=t", "", 200, "")
@@ -120,13 +143,63 @@ func TestManagementAndPublishing(t *testing.T) {
 	n.expect("GET", "/stats?format=json", "", 200, `"topics":[]`)
 }
 
+func TestSettings(t *testing.T) {
+	n := start(t, false)
+	n.expect("GET", "/config/limit", "", 200, "0\n")
+	n.expect("PUT", "/config/limit", "7", 200, "7\n")
+	n.expect("PUT", "/config/limit", "x", 400, "INVALID_VALUE")
+	n.expect("GET", "/config/limit", "", 200, "7\n")
+	n.expect("GET", "/config/motto", "", 200, "plain text")
+	n.expect("PUT", "/config/motto", "x", 400, "INVALID_OPTION")
+}
+
+func TestWhatEveryAnswerHas(t *testing.T) {
+	n := start(t, false)
+	for _, c := range []struct {
+		method, path, kind, allow string
+	}{
+		{"GET", "/ping", "text/plain; charset=utf-8", ""},
+		{"HEAD", "/ping", "text/plain; charset=utf-8", ""},
+		{"GET", "/stats", "text/plain; charset=utf-8", ""},
+		{"GET", "/stats?format=json", "application/json; charset=utf-8", ""},
+		{"GET", "/info", "application/json; charset=utf-8", ""},
+		{"GET", "/nope", "application/json; charset=utf-8", ""},
+		{"POST", "/ping", "application/json; charset=utf-8", "GET, OPTIONS"},
+		{"OPTIONS", "/pub", "", "POST, OPTIONS"},
+		{"OPTIONS", "/config/limit", "", "GET, PUT, OPTIONS"},
+		{"POST", "/debug/freememory", "text/plain; charset=utf-8", ""},
+		{"PUT", "/debug/setblockrate?rate=0", "text/plain; charset=utf-8", ""},
+		{"GET", "/debug/pprof/", "text/html; charset=utf-8", ""},
+	} {
+		w := httptest.NewRecorder()
+		n.http.ServeHTTP(w, httptest.NewRequest(c.method, c.path, nil))
+		h := w.Result().Header
+		if got := h.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
+			t.Errorf("%s %s: X-NSQ-Content-Type %q", c.method, c.path, got)
+		}
+		if h.Get("Content-Type") != c.kind || h.Get("Allow") != c.allow {
+			t.Errorf("%s %s: %v", c.method, c.path, h)
+		}
+	}
+}
+
 func TestBinaryMultiPublish(t *testing.T) {
 	n := start(t, false)
 	body := wire.AppendMpub(nil, "t", [][]byte{[]byte("a"), []byte("bc")})
 	body = body[strings.IndexByte(string(body), '\n')+1+4:] // without the command line and the body's size
 	n.expect("POST", "/mpub?topic=t&binary=true", string(body), 200, "OK")
 	n.expect("GET", "/stats?format=json", "", 200, `"message_count":2,"message_bytes":3`)
-	n.expect("POST", "/mpub?topic=t&binary=true", "nonsense", 400, "INVALID_BODY")
+	for body, message := range map[string]string{
+		"":                                  "BAD_BODY",
+		"abc":                               "BAD_BODY",
+		"\x00\x00\x00\x00":                  "BAD_BODY",
+		"nonsense":                          "BAD_MESSAGE",
+		"\x00\x00\x00\x01\x00\x00\x00\x00":  "BAD_MESSAGE",
+		"\x00\x00\x00\x01\x00\x00\x00\x05a": "BAD_MESSAGE",
+	} {
+		n.expect("POST", "/mpub?topic=t&binary=true", body, 413, message)
+	}
+	n.expect("GET", "/stats?format=json", "", 200, `"message_count":2,"message_bytes":3`)
 }
 
 func TestBadRequestsChangeNothing(t *testing.T) {
@@ -141,15 +214,31 @@ func TestBadRequestsChangeNothing(t *testing.T) {
 		{"POST", "/pub?topic=t", "", 400, "MSG_EMPTY"},
 		{"POST", "/pub?topic=t", "longer than ten", 413, "MSG_TOO_BIG"},
 		{"POST", "/pub?topic=t&defer=-1", "x", 400, "INVALID_DEFER"},
-		{"POST", "/mpub?topic=t", "\n\n", 400, "INVALID_BODY"},
-		{"POST", "/mpub?topic=t", "short\nlonger than ten\n", 400, "INVALID_BODY"},
+		{"POST", "/mpub?topic=t", "\n\n", 200, "OK"},
+		{"POST", "/mpub?topic=t", "short\nlonger than ten\n", 413, "MSG_TOO_BIG"},
+		{"POST", "/mpub?topic=t&defer=x", "x", 400, "INVALID_DEFER"},
+		{"POST", "/pub?topic=t&defer=", "x", 400, "INVALID_DEFER"},
+		{"POST", "/pub?topic=", "x", 400, "INVALID_TOPIC"},
+		{"POST", "/topic/delete?topic=", "", 404, "TOPIC_NOT_FOUND"},
+		{"POST", "/topic/pause?topic=a*b", "", 404, "TOPIC_NOT_FOUND"},
+		{"POST", "/topic/empty?topic=a*b", "", 400, "INVALID_TOPIC"},
+		{"POST", "/channel/pause?topic=a*b&channel=c", "", 400, "INVALID_ARG_TOPIC"},
+		{"POST", "/channel/pause?topic=t", "", 400, "MISSING_ARG_CHANNEL"},
 		{"POST", "/mpub?topic=t", strings.Repeat("x\n", 30), 413, "BODY_TOO_BIG"},
 		{"POST", "/mpub?topic=t&binary=maybe", "x", 400, "INVALID_BINARY"},
 		{"POST", "/topic/delete?topic=t", "", 404, "TOPIC_NOT_FOUND"},
 		{"POST", "/topic/create", "", 400, "MISSING_ARG_TOPIC"},
 		{"POST", "/channel/create?topic=t&channel=c", "", 404, "TOPIC_NOT_FOUND"},
-		{"GET", "/stats?format=xml", "", 400, "INVALID_FORMAT"},
-		{"GET", "/pub?topic=t", "x", 405, ""},
+		{"GET", "/pub?topic=t", "x", 405, "METHOD_NOT_ALLOWED"},
+		{"POST", "/stats", "", 405, "METHOD_NOT_ALLOWED"},
+		{"DELETE", "/config/limit", "", 405, "METHOD_NOT_ALLOWED"},
+		{"GET", "/nope", "", 404, "NOT_FOUND"},
+		{"GET", "/config/nope", "", 400, "INVALID_OPTION"},
+		{"PUT", "/config/nope", "1", 400, "INVALID_OPTION"},
+		{"PUT", "/config/limit", "many", 400, "INVALID_VALUE"},
+		{"PUT", "/config/limit", "", 413, "INVALID_VALUE"},
+		{"PUT", "/config/limit", strings.Repeat("1", 70_000), 413, "INVALID_VALUE"},
+		{"PUT", "/debug/setblockrate?rate=much", "", 400, "INVALID_RATE"},
 	} {
 		n.expect(c.method, c.path, c.body, c.status, c.message)
 	}
@@ -159,7 +248,7 @@ func TestBadRequestsChangeNothing(t *testing.T) {
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")
 	for path, message := range map[string]string{
 		"/channel/create?topic=t":                        "MISSING_ARG_CHANNEL",
-		"/channel/create?topic=t&channel=a*b":            "INVALID_CHANNEL",
+		"/channel/create?topic=t&channel=a*b":            "INVALID_ARG_CHANNEL",
 		"/topic/limit?topic=t&rate=x&burst=1":            "INVALID_RATE",
 		"/topic/limit?topic=t&rate=1&burst=":             "INVALID_BURST",
 		"/topic/limit?topic=t&rate=-1&burst=1":           "INVALID_LIMIT",

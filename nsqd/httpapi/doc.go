@@ -1,5 +1,7 @@
-// Package httpapi is nsqd's HTTP side: publishing, the management of topics
-// and channels, statistics in the shapes that NSQ's tools read, and what every
-// SRTM daemon serves (metrics, profiles, state, health). It converts requests
-// and answers; the decisions are nsqd/broker's.
+// Package httpapi is nsqd's HTTP side: NSQ's API, SRTM's own additions to it,
+// and what operators look at. Requests are checked here and carried out by the
+// broker; what NSQ's tools expect of an answer is known here and nowhere else.
+//
+// api.go has the routes, publish.go and manage.go what changes something,
+// stats.go and text.go what is looked at.
 package httpapi

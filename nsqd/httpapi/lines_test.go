@@ -15,9 +15,9 @@ func TestLinesAreTheBodysOwn(t *testing.T) {
 		{"a", "1 [a]"},
 		{"\n\na\n\nb\n\n", "2 [a b]"},
 		{"a\r\nb", "2 [a\r b]"},
-		{"", "no message in the body"},
-		{"\n\n", "no message in the body"},
-		{"a\n\nlong\n", "message 2 of 4 bytes is longer than 3"},
+		{"", "0 []"},
+		{"\n\n", "0 []"},
+		{"a\n\nlong\n", "MSG_TOO_BIG: message 2 of 4 bytes is longer than 3"},
 	} {
 		l, err := splitLines([]byte(c.body), 3)
 		var got string

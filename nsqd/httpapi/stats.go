@@ -1,34 +1,64 @@
 package httpapi
 
 import (
-	"fmt"
+	"crypto/tls"
 	"net/http"
-	"strings"
+	"runtime"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
 // The first part of each shape is NSQ's; "srtm" holds what is ours.
 
 type infoJSON struct {
-	Node
-	StartTime int64     `json:"start_time"` // Unix seconds
-	Stamps    hook.Info `json:"arrival_stamps"`
+	Version                string    `json:"version"`
+	BroadcastAddress       string    `json:"broadcast_address"`
+	Hostname               string    `json:"hostname"`
+	HTTPPort               int       `json:"http_port"`
+	TCPPort                int       `json:"tcp_port"`
+	StartTime              int64     `json:"start_time"`             // Unix seconds
+	MaxHeartbeatInterval   int64     `json:"max_heartbeat_interval"` // ns, as the next but one
+	MaxOutputBufferSize    int       `json:"max_output_buffer_size"`
+	MaxOutputBufferTimeout int64     `json:"max_output_buffer_timeout"`
+	MaxDeflateLevel        int       `json:"max_deflate_level"`
+	Release                string    `json:"release"`
+	BrokerID               string    `json:"broker_id"`
+	Stamps                 hook.Info `json:"arrival_stamps"`
 }
 
 func (a *API) info(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, infoJSON{Node: a.cfg.Node, StartTime: a.cfg.Node.StartTime.Unix(), Stamps: a.stamps.Info()})
+	n, s := a.cfg.Node, a.cfg.Session
+	writeJSON(w, infoJSON{
+		Version:                n.Version,
+		BroadcastAddress:       n.BroadcastAddress,
+		Hostname:               n.Hostname,
+		HTTPPort:               n.HTTPPort,
+		TCPPort:                n.TCPPort,
+		StartTime:              n.StartTime.Unix(),
+		MaxHeartbeatInterval:   s.MaxHeartbeatInterval.Nanoseconds(),
+		MaxOutputBufferSize:    s.MaxOutputBufferSize,
+		MaxOutputBufferTimeout: s.MaxOutputBufferTimeout.Nanoseconds(),
+		MaxDeflateLevel:        s.MaxDeflateLevel,
+		Release:                n.Release,
+		BrokerID:               n.BrokerID,
+		Stamps:                 a.stamps.Info(),
+	})
 }
 
 type statsJSON struct {
-	Version   string      `json:"version"`
-	Health    string      `json:"health"`
-	StartTime int64       `json:"start_time"`
-	Topics    []topicJSON `json:"topics"`
+	Version   string       `json:"version"`
+	Health    string       `json:"health"`
+	StartTime int64        `json:"start_time"` // Unix seconds
+	Topics    []topicJSON  `json:"topics"`
+	Memory    *memoryJSON  `json:"memory,omitempty"`
+	Producers []clientJSON `json:"producers"` // null without any
 }
 
 type topicJSON struct {
@@ -52,18 +82,114 @@ type channelJSON struct {
 	RequeueCount uint64       `json:"requeue_count"`
 	TimeoutCount uint64       `json:"timeout_count"`
 	ClientCount  int          `json:"client_count"`
-	Clients      []clientJSON `json:"clients"`
+	Clients      []clientJSON `json:"clients"` // null if they were not asked for
 	Paused       bool         `json:"paused"`
 }
 
 type clientJSON struct {
-	ClientID      string `json:"client_id"`
-	Hostname      string `json:"hostname"`
-	RemoteAddress string `json:"remote_address"`
-	UserAgent     string `json:"user_agent"`
-	ReadyCount    int    `json:"ready_count"`
-	InFlightCount int    `json:"in_flight_count"`
-	SampleRate    int    `json:"sample_rate"`
+	ClientID      string         `json:"client_id"`
+	Hostname      string         `json:"hostname"`
+	Version       string         `json:"version"` // of the protocol
+	RemoteAddress string         `json:"remote_address"`
+	State         conn.State     `json:"state"`
+	ReadyCount    int            `json:"ready_count"`
+	InFlightCount int            `json:"in_flight_count"`
+	MessageCount  uint64         `json:"message_count"`
+	FinishCount   uint64         `json:"finish_count"`
+	RequeueCount  uint64         `json:"requeue_count"`
+	ConnectTime   int64          `json:"connect_ts"` // Unix seconds
+	SampleRate    int            `json:"sample_rate"`
+	Deflate       bool           `json:"deflate"`
+	Snappy        bool           `json:"snappy"`
+	UserAgent     string         `json:"user_agent"`
+	Authed        bool           `json:"authed,omitempty"`
+	AuthIdentity  string         `json:"auth_identity,omitempty"`
+	AuthURL       string         `json:"auth_identity_url,omitempty"`
+	PubCounts     []pubCountJSON `json:"pub_counts,omitempty"`
+
+	TLS            bool   `json:"tls"`
+	TLSCipherSuite string `json:"tls_cipher_suite"`
+	TLSVersion     string `json:"tls_version"`
+	TLSProtocol    string `json:"tls_negotiated_protocol"`
+	TLSMutual      bool   `json:"tls_negotiated_protocol_is_mutual"`
+}
+
+type pubCountJSON struct {
+	Topic string `json:"topic"`
+	Count uint64 `json:"count"`
+}
+
+func clientOf(c conn.Info) clientJSON {
+	j := clientJSON{
+		ClientID:      c.ClientID,
+		Hostname:      c.Hostname,
+		Version:       "V2",
+		RemoteAddress: c.Remote,
+		State:         c.State,
+		ReadyCount:    c.Ready,
+		InFlightCount: c.InFlight,
+		MessageCount:  c.Messages,
+		FinishCount:   c.Finished,
+		RequeueCount:  c.Requeued,
+		ConnectTime:   c.Connected.Unix(),
+		SampleRate:    c.SampleRate,
+		Deflate:       c.Deflate,
+		Snappy:        c.Snappy,
+		UserAgent:     c.UserAgent,
+	}
+	if g := c.Grant; g != nil {
+		j.Authed, j.AuthIdentity, j.AuthURL = true, g.Identity, g.IdentityURL
+	}
+	if s := c.TLS; s != nil {
+		j.TLS = true
+		j.TLSCipherSuite = tls.CipherSuiteName(s.CipherSuite)
+		j.TLSVersion = tls.VersionName(s.Version)
+		j.TLSProtocol = s.NegotiatedProtocol
+		j.TLSMutual = true // since Go 1.16 an unknown protocol fails the handshake
+	}
+	for _, p := range c.Published {
+		j.PubCounts = append(j.PubCounts, pubCountJSON{p.Topic, p.Count})
+	}
+	return j
+}
+
+type memoryJSON struct {
+	HeapObjects       uint64 `json:"heap_objects"`
+	HeapIdleBytes     uint64 `json:"heap_idle_bytes"`
+	HeapInUseBytes    uint64 `json:"heap_in_use_bytes"`
+	HeapReleasedBytes uint64 `json:"heap_released_bytes"`
+	GCPauseUsec100    uint64 `json:"gc_pause_usec_100"`
+	GCPauseUsec99     uint64 `json:"gc_pause_usec_99"`
+	GCPauseUsec95     uint64 `json:"gc_pause_usec_95"`
+	NextGCBytes       uint64 `json:"next_gc_bytes"`
+	GCTotalRuns       uint32 `json:"gc_total_runs"`
+}
+
+// memory returns the runtime's figures. The pauses are those of the last 256
+// collections.
+func memory() *memoryJSON {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	pauses := slices.Clone(m.PauseNs[:min(int(m.NumGC), len(m.PauseNs))])
+	slices.Sort(pauses)
+	pause := func(percent int) uint64 {
+		if len(pauses) == 0 {
+			return 0
+		}
+		rank := (len(pauses)*percent + 99) / 100 // the least that so many per cent do not exceed
+		return pauses[max(rank, 1)-1] / 1000
+	}
+	return &memoryJSON{
+		HeapObjects:       m.HeapObjects,
+		HeapIdleBytes:     m.HeapIdle,
+		HeapInUseBytes:    m.HeapInuse,
+		HeapReleasedBytes: m.HeapReleased,
+		GCPauseUsec100:    pause(100),
+		GCPauseUsec99:     pause(99),
+		GCPauseUsec95:     pause(95),
+		NextGCBytes:       m.NextGC,
+		GCTotalRuns:       m.NumGC,
+	}
 }
 
 type limitJSON struct {
@@ -107,6 +233,7 @@ func quantiles(l *obs.Latency) quantilesJSON {
 	return quantilesJSON{Count: l.Count(), P50: q(0.5), P99: q(0.99), P999: q(0.999)}
 }
 
+// topicStats gives a topic's figures, without its channels' clients.
 func topicStats(s broker.Stats) topicJSON {
 	t := topicJSON{
 		Name:         s.Name,
@@ -134,7 +261,7 @@ func topicStats(s broker.Stats) topicJSON {
 		t.SRTM.Stamps[stamp.Source(i).String()] = n
 	}
 	for _, c := range s.Channels {
-		ch := channelJSON{
+		t.Channels = append(t.Channels, channelJSON{
 			Name: c.Name,
 			// As in NSQ, what is in flight or deferred is not in the depth.
 			Depth:        c.Ready,
@@ -144,99 +271,88 @@ func topicStats(s broker.Stats) topicJSON {
 			RequeueCount: c.Counters.Requeued,
 			TimeoutCount: c.Counters.TimedOut,
 			ClientCount:  len(c.Clients),
-			Clients:      make([]clientJSON, 0, len(c.Clients)),
 			Paused:       c.Paused,
-		}
-		for _, client := range c.Clients {
-			ch.Clients = append(ch.Clients, clientJSON{
-				ClientID:      client.ClientID,
-				Hostname:      client.Hostname,
-				RemoteAddress: client.Remote,
-				UserAgent:     client.UserAgent,
-				ReadyCount:    client.Ready,
-				InFlightCount: client.InFlight,
-				SampleRate:    client.SampleRate,
-			})
-		}
-		t.Channels = append(t.Channels, ch)
+		})
 	}
 	return t
 }
 
-// stats serves format=json or text, filtered by topic and channel.
+// wants returns a boolean of the query that is true unless it says otherwise.
+func wants(r *http.Request, name string) bool {
+	v, err := strconv.ParseBool(r.URL.Query().Get(name))
+	return v || err != nil
+}
+
+// stats serves format=json or, for anything else, text. Both can be filtered by
+// topic and channel, and can go without clients and memory.
 func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	topic, channel := q.Get("topic"), q.Get("channel")
+	s := a.gather(q.Get("topic"), q.Get("channel"), wants(r, "include_clients"))
+	if wants(r, "include_mem") {
+		s.Memory = memory()
+	}
+	if q.Get("format") == "json" {
+		writeJSON(w, s)
+		return
+	}
+	writeText(w, s.text(a.cfg.Node.Release, time.Now()))
+}
+
+// gather collects what there is of the topic and the channel; "" is any.
+func (a *API) gather(topic, channel string, clients bool) statsJSON {
 	s := statsJSON{
 		Version:   a.cfg.Node.Version,
 		Health:    "OK",
 		StartTime: a.cfg.Node.StartTime.Unix(),
 		Topics:    []topicJSON{},
 	}
+	type key struct{ topic, channel string }
+	consumers := make(map[key][]clientJSON)
+	if clients {
+		for _, c := range a.conns.Clients() {
+			j := clientOf(c)
+			if c.Channel != "" {
+				k := key{c.Topic, c.Channel}
+				consumers[k] = append(consumers[k], j)
+			}
+			if topic != "" {
+				j.PubCounts = slices.DeleteFunc(j.PubCounts, func(p pubCountJSON) bool { return p.Topic != topic })
+			}
+			if len(j.PubCounts) > 0 {
+				s.Producers = append(s.Producers, j)
+			}
+		}
+	}
 	for _, t := range a.broker.Topics() {
 		if topic != "" && t.Name() != topic {
 			continue
 		}
-		stats := t.Stats()
+		j := topicStats(t.Stats())
 		if channel != "" {
-			kept := stats.Channels[:0]
-			for _, c := range stats.Channels {
-				if c.Name == channel {
-					kept = append(kept, c)
-				}
-			}
-			stats.Channels = kept
+			j.Channels = slices.DeleteFunc(j.Channels, func(c channelJSON) bool { return c.Name != channel })
 		}
-		s.Topics = append(s.Topics, topicStats(stats))
-	}
-	switch format := q.Get("format"); format {
-	case "json":
-		writeJSON(w, s)
-	case "", "text":
-		writeText(w, s.text())
-	default:
-		writeFault(w, asFault(badRequest("INVALID_FORMAT", "format %q is neither json nor text", format)))
-	}
-}
-
-func (s statsJSON) text() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\nstart_time %s\nhealth: %s\n", s.Version, time.Unix(s.StartTime, 0).Format(time.RFC3339), s.Health)
-	if len(s.Topics) == 0 {
-		b.WriteString("\nno topics\n")
-	}
-	for _, t := range s.Topics {
-		fmt.Fprintf(&b, "\n[%s] depth: %d msgs: %d%s\n", t.Name, t.Depth, t.MessageCount, paused(t.Paused))
-		if t.SRTM.Limited {
-			fmt.Fprintf(&b, "  limit: %g msg/s burst: %d tokens: %.3f refused: %d\n", t.SRTM.Rate, t.SRTM.Burst, t.SRTM.Tokens, t.SRTM.Refused)
-		}
-		l := t.SRTM.Latency
-		fmt.Fprintf(&b, "  p99 us: access %d processing %d delivery %d\n", l.Access.P99, l.Processing.P99, l.Delivery.P99)
-		for _, c := range t.Channels {
-			fmt.Fprintf(&b, "  [%s] depth: %d inflt: %d def: %d re-q: %d timeout: %d msgs: %d clients: %d%s\n",
-				c.Name, c.Depth, c.InFlight, c.Deferred, c.RequeueCount, c.TimeoutCount, c.MessageCount, c.ClientCount, paused(c.Paused))
-			for _, client := range c.Clients {
-				fmt.Fprintf(&b, "    [%s %s] ready: %d inflt: %d\n", client.ClientID, client.RemoteAddress, client.ReadyCount, client.InFlightCount)
+		for i := range j.Channels {
+			c := &j.Channels[i]
+			c.Clients = consumers[key{j.Name, c.Name}]
+			if clients && c.Clients == nil {
+				c.Clients = []clientJSON{}
 			}
 		}
+		s.Topics = append(s.Topics, j)
 	}
-	return b.String()
-}
-
-func paused(p bool) string {
-	if p {
-		return " *PAUSED*"
-	}
-	return ""
+	return s
 }
 
 // state is /debug/state.
 func (a *API) state() any {
-	topics := []topicJSON{}
-	for _, t := range a.broker.Topics() {
-		topics = append(topics, topicStats(t.Stats()))
+	s := map[string]any{
+		"connections":    a.conns.Stats(),
+		"arrival_stamps": a.stamps.Info(),
+		"topics":         a.gather("", "", false).Topics,
 	}
-	s := map[string]any{"connections": a.conns.Stats(), "arrival_stamps": a.stamps.Info(), "topics": topics}
+	if a.cfg.Lookupds != nil {
+		s["nsqlookupd"] = a.cfg.Lookupds()
+	}
 	if a.cfg.Agent != nil {
 		s["agent"] = a.cfg.Agent()
 	}

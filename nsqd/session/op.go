@@ -68,6 +68,17 @@ type Op struct {
 	Reply []byte
 }
 
+// Messages returns how many messages the operation publishes.
+func (op *Op) Messages() int {
+	switch op.Kind {
+	case OpPub, OpDpub:
+		return 1
+	case OpMpub:
+		return op.Batch.Len()
+	}
+	return 0
+}
+
 func (k OpKind) verb() wire.Verb {
 	switch k {
 	case OpIdentify:

@@ -70,9 +70,10 @@ func newBatch(body []byte, maxMessage int) (Batch, *Error) {
 	}
 	count := binary.BigEndian.Uint32(body)
 	body = body[sizeLength:]
-	// A message takes 5 bytes or more, so the count is bounded by the body
-	// before anyone could size something by it.
-	if most := len(body) / (sizeLength + 1); count == 0 || int64(count) > int64(most) {
+	// A message takes 4 bytes or more, so the count is bounded by the body
+	// before anyone could size something by it. (It takes 5: one of size 0 is
+	// refused below, for what it is.)
+	if most := len(body) / sizeLength; count == 0 || int64(count) > int64(most) {
 		return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB message count %d is outside [1, %d] for its body", count, most))
 	}
 	rest := body

@@ -244,7 +244,7 @@ func (c *Command) parseDpub(in []byte, at int, args *arguments, lim *Limits) (n,
 	// at the wrong time is worse than one refused. The documentation's bound
 	// is exclusive; ours is inclusive, as the flag's text has it.
 	ms, ok := parseInt(delay)
-	if limit := int64(lim.maxDefer() / time.Millisecond); !ok || ms < 0 || ms > limit {
+	if limit := int64(lim.MaxDefer() / time.Millisecond); !ok || ms < 0 || ms > limit {
 		return 0, 0, invalid("DPUB defer time %q is not a number of milliseconds in [0, %d]", delay, limit)
 	}
 	c.Delay = time.Duration(ms) * time.Millisecond

@@ -58,7 +58,8 @@ func (l Limits) MaxCommandSize() int {
 	return MaxLine + sizeLength + max(l.MaxMessageSize, l.MaxBodySize)
 }
 
-func (l Limits) maxDefer() time.Duration {
+// MaxDefer returns the greatest delay of a deferred publish.
+func (l Limits) MaxDefer() time.Duration {
 	if l.MaxDeferTimeout == 0 {
 		return l.MaxReqTimeout
 	}

@@ -126,7 +126,7 @@ func reference(in []byte, lim Limits) (f commandFields, n int, code ErrorCode) {
 	}
 	var count uint32
 	r := bytes.NewReader([]byte(body))
-	if binary.Read(r, binary.BigEndian, &count) != nil || count == 0 || int64(count)*5 > int64(len(body)-4) {
+	if binary.Read(r, binary.BigEndian, &count) != nil || count == 0 || int64(count)*4 > int64(len(body)-4) {
 		return f, 0, CodeBadBody
 	}
 	rest = body[4:]

@@ -15,17 +15,8 @@ import (
 // SRTM_CONFORMANCE_PENDING=1 runs the cases in spite of it. An entry that
 // matches nothing is an error, and so, in that mode, is one whose cases all pass.
 var pending = []struct{ Case, Why string }{
-	{"TestTLS/in stats", "fault: a client's tls is missing in /stats"},
-	{"TestCompression/snappy in stats", "fault: a client's snappy and deflate are missing in /stats"},
-	{"TestCompression/deflate in stats", "fault: a client's snappy and deflate are missing in /stats"},
-
-	{"TestLookupd", "no registration with nsqlookupd yet"},
-	{"TestFlags/lists in config", "no registration with nsqlookupd yet"},
-
 	{"TestOverflow", "no disk queue and no metadata on disk yet"},
 	{"TestRestart", "no disk queue and no metadata on disk yet"},
-
-	{"TestConfigRoutes", "no run-time configuration yet"},
 
 	{"TestStatsd", "no statsd yet"},
 
@@ -38,7 +29,6 @@ var pending = []struct{ Case, Why string }{
 	{"TestFlags/e2e-processing-latency-percentile", "flag is not known yet"},
 	{"TestFlags/e2e-processing-latency-window-time", "flag is not known yet"},
 	{"TestFlags/log-prefix", "flag is not known yet"},
-	{"TestFlags/lookupd-tcp-address", "flag is not known yet"},
 	{"TestFlags/max-bytes-per-file", "flag is not known yet"},
 	{"TestFlags/node-id", "flag is not known yet"},
 	{"TestFlags/queue-scan-selection-count", "flag is not known yet"},
@@ -68,41 +58,7 @@ var pending = []struct{ Case, Why string }{
 
 	{"TestSub/with heartbeats switched off", "fault: SUB is taken with heartbeats switched off"},
 
-	{"TestMpub/message of 0", "fault: E_BAD_BODY instead of E_BAD_MESSAGE"},
-	{"TestMpub/message of -1", "fault: E_BAD_BODY instead of E_BAD_MESSAGE"},
-
 	{"TestEphemeral/a full one drops", "fault: E_QUEUE_FULL instead of dropping"},
-
-	{"TestHTTP/unknown path", "fault: 404 and 405 have no JSON"},
-	{"TestHTTP/content types", "fault: 404 and 405 have no JSON"},
-	{"TestRouteMethods", "fault: 404 and 405 have no JSON"},
-
-	{"TestHTTP/broadcast flags", "fault: /info has the broadcast ports and no limits"},
-	{"TestHTTP/info has the limits", "fault: /info has the broadcast ports and no limits"},
-
-	{"TestChannelRoutes/create without a channel, of an unknown topic", "fault: the topic is looked for first"},
-	{"TestChannelRoutes/delete without a channel, of an unknown topic", "fault: the topic is looked for first"},
-	{"TestChannelRoutes/empty without a channel, of an unknown topic", "fault: the topic is looked for first"},
-	{"TestChannelRoutes/pause without a channel, of an unknown topic", "fault: the topic is looked for first"},
-	{"TestChannelRoutes/unpause without a channel, of an unknown topic", "fault: the topic is looked for first"},
-
-	{"TestRouteNames", "fault: other codes for names that are not valid"},
-
-	{"TestHTTPPub/query ?topic=t&defer=", "fault: an empty defer is taken for none"},
-
-	{"TestHTTPMpub/nothing", "fault: 400 INVALID_BODY for nothing and for a line too long"},
-	{"TestHTTPMpub/too big", "fault: 400 INVALID_BODY for nothing and for a line too long"},
-
-	{"TestHTTPMpubBinaryFaults", "fault: 400 INVALID_BODY instead of 413 BAD_BODY or BAD_MESSAGE"},
-
-	{"TestStats/JSON of a client", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
-	{"TestStats/JSON of memory", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
-	{"TestStats/JSON of producers", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
-	{"TestStats/without clients", "fault: keys of clients, memory and producers are missing, include_clients is ignored"},
-
-	{"TestStats/text", "fault: the text has other columns; an unknown format is refused"},
-
-	{"TestStats/text of what is paused", "fault: *PAUSED* instead of *P*"},
 }
 
 // difference is something in which SRTM's nsqd is not like NSQ's on purpose.

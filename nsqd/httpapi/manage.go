@@ -1,0 +1,156 @@
+package httpapi
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// argument returns a value of the query, or the fault that it has none. An
+// empty one is one.
+func argument(q url.Values, name, missing string) (string, error) {
+	if !q.Has(name) {
+		return "", badRequest(missing, "the query has no %s", name)
+	}
+	return q.Get(name), nil
+}
+
+// topicArgument returns the request's topic if its name is valid; invalid is
+// the fault if it is not.
+func topicArgument(q url.Values, invalid string) (string, error) {
+	name, err := argument(q, "topic", "MISSING_ARG_TOPIC")
+	if err == nil && !wire.ValidTopicName(name) {
+		err = badRequest(invalid, "topic %q is not a valid name", name)
+	}
+	return name, err
+}
+
+// existing returns the topic of that name, valid or not.
+func (a *API) existing(name string) (*broker.Topic, error) {
+	t, err := a.broker.Topic([]byte(name))
+	if err != nil {
+		return nil, fmt.Errorf("topic %q: %w", name, err)
+	}
+	return t, nil
+}
+
+// onTopic is a handler of one existing topic.
+func (a *API) onTopic(do func(*broker.Topic)) handler {
+	return func(r *http.Request) (string, error) {
+		name, err := argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
+		if err != nil {
+			return "", err
+		}
+		t, err := a.existing(name)
+		if err != nil {
+			return "", err
+		}
+		do(t)
+		return "", nil
+	}
+}
+
+// onChannel is a handler of one channel of an existing topic.
+func (a *API) onChannel(do func(*broker.Topic, string) error) handler {
+	return func(r *http.Request) (string, error) {
+		q := r.URL.Query()
+		name, err := topicArgument(q, "INVALID_ARG_TOPIC")
+		if err != nil {
+			return "", err
+		}
+		channel, err := argument(q, "channel", "MISSING_ARG_CHANNEL")
+		if err != nil {
+			return "", err
+		}
+		if !wire.ValidChannelName(channel) {
+			return "", badRequest("INVALID_ARG_CHANNEL", "channel %q is not a valid name", channel)
+		}
+		t, err := a.existing(name)
+		if err != nil {
+			return "", err
+		}
+		return "", do(t, channel)
+	}
+}
+
+// errManaged refuses what the control plane decides.
+func (a *API) errManaged(what string) error {
+	if !a.cfg.Managed {
+		return nil
+	}
+	return refuse(http.StatusForbidden, "MANAGED", "%s by the loaddistributor", what)
+}
+
+func (a *API) createTopic(r *http.Request) (string, error) {
+	name, err := topicArgument(r.URL.Query(), "INVALID_TOPIC")
+	if err = errors.Join(err, a.errManaged("topics of this broker are created")); err != nil {
+		return "", err
+	}
+	_, err = a.broker.CreateTopic(name)
+	return "", err
+}
+
+func (a *API) deleteTopic(r *http.Request) (string, error) {
+	name, err := argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
+	if err = errors.Join(err, a.errManaged("topics of this broker are deleted")); err != nil {
+		return "", err
+	}
+	if err := a.broker.DeleteTopic(name); err != nil {
+		return "", fmt.Errorf("topic %q: %w", name, err)
+	}
+	return "", nil
+}
+
+func (a *API) emptyTopic(r *http.Request) (string, error) {
+	name, err := topicArgument(r.URL.Query(), "INVALID_TOPIC")
+	if err != nil {
+		return "", err
+	}
+	t, err := a.existing(name)
+	if err != nil {
+		return "", err
+	}
+	t.Empty()
+	return "", nil
+}
+
+// limitTopic sets a standalone broker's contract for a topic: rate (msg/s, up
+// to three decimals), burst (messages), policy (delay or reject, default delay).
+func (a *API) limitTopic(r *http.Request) (string, error) {
+	q := r.URL.Query()
+	name, err := topicArgument(q, "INVALID_TOPIC")
+	if err != nil {
+		return "", err
+	}
+	t, err := a.existing(name)
+	if err = errors.Join(err, a.errManaged("contracts of this broker are given")); err != nil {
+		return "", err
+	}
+	rate, err := strconv.ParseFloat(q.Get("rate"), 64)
+	if err != nil {
+		return "", badRequest("INVALID_RATE", "rate %q is not a number of messages per second", q.Get("rate"))
+	}
+	burst, err := strconv.ParseInt(q.Get("burst"), 10, 64)
+	if err != nil {
+		return "", badRequest("INVALID_BURST", "burst %q is not a number of messages", q.Get("burst"))
+	}
+	policy := q.Get("policy")
+	if policy != "" && policy != "delay" && policy != "reject" {
+		return "", badRequest("INVALID_POLICY", "policy %q is neither delay nor reject", policy)
+	}
+	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}
+	if err := share.Validate(); err != nil {
+		return "", badRequest("INVALID_LIMIT", "%v", err)
+	}
+	if share.IsZero() {
+		return "", badRequest("INVALID_LIMIT", "a rate and a burst of 0 would stop the topic")
+	}
+	t.Contract(share, policy == "reject")
+	return "", nil
+}

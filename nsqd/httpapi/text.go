@@ -1,0 +1,98 @@
+package httpapi
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// text is /stats for people, in NSQ's columns, since scripts cut them out; what
+// is ours follows on lines of its own.
+func (s statsJSON) text(release string, now time.Time) string {
+	var b strings.Builder
+	start := time.Unix(s.StartTime, 0)
+	fmt.Fprintf(&b, "nsqd v%s (%s)\nstart_time %s\nuptime %s\n\nHealth: %s\n", s.Version, release, start.UTC().Format(time.RFC3339), now.Sub(start), s.Health)
+	if m := s.Memory; m != nil {
+		b.WriteString("\nMemory:\n")
+		for _, line := range []struct {
+			name  string
+			value uint64
+		}{
+			{"heap_objects", m.HeapObjects},
+			{"heap_idle_bytes", m.HeapIdleBytes},
+			{"heap_in_use_bytes", m.HeapInUseBytes},
+			{"heap_released_bytes", m.HeapReleasedBytes},
+			{"gc_pause_usec_100", m.GCPauseUsec100},
+			{"gc_pause_usec_99", m.GCPauseUsec99},
+			{"gc_pause_usec_95", m.GCPauseUsec95},
+			{"next_gc_bytes", m.NextGCBytes},
+			{"gc_total_runs", uint64(m.GCTotalRuns)},
+		} {
+			fmt.Fprintf(&b, "   %-25s\t%d\n", line.name, line.value)
+		}
+	}
+	if len(s.Topics) == 0 {
+		b.WriteString("\nTopics: None\n")
+	} else {
+		b.WriteString("\nTopics:\n")
+	}
+	for i, t := range s.Topics {
+		if i > 0 {
+			b.WriteString("\n")
+		}
+		t.text(&b, now)
+	}
+	if len(s.Producers) == 0 {
+		b.WriteString("\nProducers: None\n")
+		return b.String()
+	}
+	b.WriteString("\nProducers:\n")
+	for _, c := range s.Producers {
+		total, topics := uint64(0), []string{}
+		for _, p := range c.PubCounts {
+			total += p.Count
+			topics = append(topics, fmt.Sprintf("%s=%d", p.Topic, p.Count))
+		}
+		fmt.Fprintf(&b, "   [V2 %-21s] msgs: %-8d topics: %s connected: %s\n", c.name(), total, strings.Join(topics, ","), c.age(now))
+	}
+	return b.String()
+}
+
+func (t topicJSON) text(b *strings.Builder, now time.Time) {
+	fmt.Fprintf(b, "%s[%-15s] depth: %-5d be-depth: %-5d msgs: %-8d e2e%%: %s\n",
+		paused(t.Paused, ""), t.Name, t.Depth, t.BackendDepth, t.MessageCount, "")
+	if l := t.SRTM; l.Limited {
+		fmt.Fprintf(b, "      srtm: %g msg/s burst: %d tokens: %.3f refused: %d exceeded: %d of %d\n", l.Rate, l.Burst, l.Tokens, l.Refused, l.Exceeded, l.Delivered)
+	}
+	if l := t.SRTM.Latency; l.Delivery.Count > 0 {
+		fmt.Fprintf(b, "      srtm: p99 us: access %d processing %d delivery %d\n", l.Access.P99, l.Processing.P99, l.Delivery.P99)
+	}
+	for _, c := range t.Channels {
+		fmt.Fprintf(b, "%s[%-25s] depth: %-5d be-depth: %-5d inflt: %-4d def: %-4d re-q: %-5d timeout: %-5d msgs: %-8d e2e%%: %s\n",
+			paused(c.Paused, "   "), c.Name, c.Depth, c.BackendDepth, c.InFlight, c.Deferred, c.RequeueCount, c.TimeoutCount, c.MessageCount, "")
+		for _, client := range c.Clients {
+			fmt.Fprintf(b, "        [V2 %-21s] state: %d inflt: %-4d rdy: %-4d fin: %-8d re-q: %-8d msgs: %-8d connected: %s\n",
+				client.name(), client.State, client.InFlightCount, client.ReadyCount, client.FinishCount, client.RequeueCount, client.MessageCount, client.age(now))
+		}
+	}
+}
+
+// paused opens a line, with a mark in the margin.
+func paused(p bool, indent string) string {
+	if p {
+		return indent + "*P "
+	}
+	return indent + "   "
+}
+
+// name is the client's id and port: its address where it has no id.
+func (c clientJSON) name() string {
+	if i := strings.LastIndexByte(c.RemoteAddress, ':'); i >= 0 {
+		return c.ClientID + c.RemoteAddress[i:]
+	}
+	return c.ClientID
+}
+
+func (c clientJSON) age(now time.Time) time.Duration {
+	return now.Sub(time.Unix(c.ConnectTime, 0)).Truncate(time.Second)
+}
