@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy archtest generate fuzz fuzz-short bench cover clean no-race-note
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest generate fuzz fuzz-short bench cover clean no-race-note
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,12 @@ tidy: ## fail when go.mod or go.sum is not tidy
 	@mkdir -p build; $(GO) mod tidy -diff > build/tidy.diff 2> build/tidy.err && exit 0; \
 	if [ -s build/tidy.diff ]; then cat build/tidy.diff; echo "go.mod or go.sum is not tidy: run go mod tidy"; exit 1; fi; \
 	echo "go mod tidy could not tell:"; tail -n 3 build/tidy.err
+
+conformance: no-race-note ## raw bytes against our nsqd, or another (SRTM_CONFORMANCE_NSQD=path)
+	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./tests/conformance
+
+test-clients: ## install client libraries into build/clients and drive them against nsqd
+	SRTM_CLIENTS=1 $(GO) test -count=1 -timeout=30m -v ./tests/clients
 
 archtest: ## the import and purity rules
 	$(GO) test -count=1 ./internal/archtest
