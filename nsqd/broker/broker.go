@@ -233,16 +233,21 @@ func (b *Broker) Topics() []*Topic {
 }
 
 // Drain refuses what is published from now on and waits until every message
-// that a subscriber could get has been finished, or ctx ends. It returns the
-// number of messages still held, which are lost when the process ends.
+// that a subscriber could get before ctx ends has been finished, or ctx ends.
+// It returns the number of messages still held, which are lost when the process
+// ends.
 func (b *Broker) Drain(ctx context.Context) (left int) {
 	b.draining.Store(true)
+	end := stamp.Never
+	if at, ok := ctx.Deadline(); ok {
+		end = b.now().Add(time.Until(at))
+	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		held, moving := 0, false
 		for _, t := range b.Topics() {
-			h, m := t.held()
+			h, m := t.held(end)
 			held += h
 			moving = moving || m
 		}

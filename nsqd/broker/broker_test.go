@@ -303,6 +303,38 @@ var _ = Describe("a broker", func() {
 		Expect(err).To(MatchError(broker.ErrDraining))
 	})
 
+	DescribeTable("does not drain what cannot move before the time is over",
+		func(stay func(*broker.Topic)) {
+			b := start(nil)
+			t := topic(b, "t")
+			read(t, "c", 10, true)
+			stay(t)
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+			defer cancel()
+			left := make(chan int, 1)
+			go func() { left <- b.Drain(ctx) }()
+			Eventually(left).WithTimeout(5 * time.Second).Should(Receive(Equal(1)))
+		},
+		Entry("a message deferred for longer", func(t *broker.Topic) {
+			now := clock.Mono()
+			Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: now}, Defer: 2 * time.Hour})).To(Succeed())
+		}),
+		Entry("a message whose token comes later", func(t *broker.Topic) {
+			t.SetShare(tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: 1}, 0) // a token in 1000 s
+			Expect(publish(t, "x")).To(Succeed())
+		}),
+	)
+
+	It("waits for what was deferred and comes in time", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		r := read(t, "c", 10, true)
+		now := clock.Mono()
+		Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: now}, Defer: 100 * time.Millisecond})).To(Succeed())
+		Expect(b.Drain(context.Background())).To(BeZero())
+		Expect(r.count()).To(Equal(1))
+	})
+
 	It("refuses a batch that cannot fit before it copies any of it", func() {
 		b := start(func(c *broker.Config) { c.Capacity = 10 })
 		t := topic(b, "t")

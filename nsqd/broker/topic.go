@@ -400,24 +400,23 @@ func (t *Topic) Unpause() {
 }
 
 // held returns how many messages the topic and its channels hold, each channel
-// counted apart, and whether time or a subscriber will still move any of them.
-func (t *Topic) held() (n int, moving bool) {
+// counted apart, and whether a subscriber, or time until end, will still move
+// any of them.
+func (t *Topic) held(end stamp.Mono) (n int, moving bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	core := t.mu.core
+	comes := func(at stamp.Mono) bool { return at != stamp.Never && at <= end }
 	n = core.Waiting()
 	subscribed := false
 	for _, c := range core.Channels() {
 		n += c.Depth()
 		if c.Consumers() > 0 && !c.Paused() {
 			subscribed = true
-			moving = moving || c.Depth() > 0
+			moving = moving || c.Ready() > 0 || c.InFlight() > 0 || comes(c.Deadline())
 		}
 	}
-	if core.Waiting() > 0 && subscribed && !core.Paused() && (!core.Limited() || core.Share().Rate > 0) {
-		moving = true
-	}
-	return n, moving
+	return n, moving || subscribed && comes(core.ReleaseDeadline())
 }
 
 // close ends the topic: its subscriptions are told, its alarms stop, and its

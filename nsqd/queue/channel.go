@@ -122,6 +122,10 @@ func (c *Channel) InFlight() int { return len(c.inFlight) }
 // Deferred is the number of messages held back until a later time.
 func (c *Channel) Deferred() int { return c.deferred }
 
+// Deadline is when the next message times out or ends its deferral; stamp.Never
+// if there is none.
+func (c *Channel) Deadline() stamp.Mono { return c.due.next() }
+
 // Paused reports whether deliveries are paused.
 func (c *Channel) Paused() bool { return c.paused }
 

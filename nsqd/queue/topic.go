@@ -207,7 +207,7 @@ func (t *Topic) ReleaseDeadline() stamp.Mono {
 func (t *Topic) ChannelDeadline() stamp.Mono {
 	d := stamp.Never
 	for _, c := range t.channels {
-		d = min(d, c.due.next())
+		d = min(d, c.Deadline())
 	}
 	return d
 }
