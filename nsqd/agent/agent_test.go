@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -195,6 +196,10 @@ func ack(s *grantSession) []any {
 	return []any{a.Topic, a.Epoch, a.GetShare().GetRateMilli(), a.GetShare().GetBurst(), a.ReleasedTokensMilli}
 }
 
+type writer func([]byte) (int, error)
+
+func (w writer) Write(b []byte) (int, error) { return w(b) }
+
 var _ = Describe("The agent", func() {
 	var p *plane
 	var node *agenttest.Node
@@ -311,6 +316,53 @@ var _ = Describe("The agent", func() {
 		t, _ = node.Topic("t")
 		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 60_000, Burst: 5}))
 		Expect(t.Given).To(Equal(1*tokenbucket.Token), "the tokens of the deleted one are gone")
+	})
+
+	It("puts the share it holds in force again when its topic was deleted behind its back", func() {
+		control, grants := joined()
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(grant("t", 7, 50_000, 4, 4000))
+		ack(grants)
+		node.Drop("t")
+		control.send(prepare(2, "t"))
+		result(control)
+		t, _ := node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 4}), "the adaptor counts on it")
+		Expect(t.Given).To(BeZero(), "the tokens of the deleted one are gone")
+		grants.send(grant("t", 8, 60_000, 5, 0))
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(8), int64(60_000), int64(5), int64(0)}))
+
+		control.send(prepare(3, "never granted"))
+		result(control)
+		node.Drop("never granted")
+		control.send(prepare(4, "never granted"))
+		result(control)
+		t, _ = node.Topic("never granted")
+		Expect(t.Share.IsZero()).To(BeTrue())
+		Eventually(func() int { return subject.State().Kept }).Should(BeZero())
+	})
+
+	It("says that it cannot reach the loaddistributor, once", func() {
+		var log bytes.Buffer
+		var mu sync.Mutex
+		lines := func() string {
+			mu.Lock()
+			defer mu.Unlock()
+			return log.String()
+		}
+		p.stop()
+		cfg := config(p.address)
+		cfg.Log = slog.New(slog.NewTextHandler(writer(func(b []byte) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return log.Write(b)
+		}), nil))
+		a, err := agent.New(cfg, node)
+		Expect(err).NotTo(HaveOccurred())
+		run(a)
+		Eventually(lines).Should(And(ContainSubstring("level=WARN"), ContainSubstring("not reachable"), ContainSubstring(p.address)))
+		Consistently(lines, "300ms").ShouldNot(MatchRegexp("(?s)not reachable.*not reachable"))
 	})
 
 	It("comes back when a session breaks, with what it holds", func() {

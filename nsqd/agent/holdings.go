@@ -130,6 +130,20 @@ func (h *holdings) prepared(topic string) (g grant, due bool) {
 	return grant{topic, in.epoch, in.share, in.tokens}, known
 }
 
+// missing: the node does not have the topic, though it may have been prepared.
+// Its share stays ours; the tokens that its bucket held are gone.
+func (h *holdings) missing(topic string) {
+	in := h.topics[topic]
+	if !in.prepared {
+		return
+	}
+	delete(h.topics, topic)
+	if !in.share.IsZero() {
+		h.topics[topic] = holding{epoch: in.epoch, share: in.share}
+		h.kept++
+	}
+}
+
 // vanished: the node turned out not to have the topic that g is for.
 func (h *holdings) vanished(g grant) (released tokenbucket.Tokens) {
 	delete(h.topics, g.topic)

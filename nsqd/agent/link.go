@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
@@ -95,6 +96,7 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 
 	delay := firstBackoff
 	for ctx.Err() == nil {
+		k.reach(ctx, conn)
 		began := time.Now()
 		err := k.session(ctx, conn)
 		if ctx.Err() != nil {
@@ -118,6 +120,29 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 			timer.Stop()
 		}
 		delay = min(delay*8/5, maxBackoff)
+	}
+}
+
+// reach waits until the other side is reachable, or ctx ends. A session waits
+// for that as well, but says nothing: a mistyped address would never show.
+func (k keeper[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) {
+	told := false
+	for {
+		state := conn.GetState()
+		switch state {
+		case connectivity.Ready:
+			return
+		case connectivity.Idle:
+			conn.Connect()
+		case connectivity.TransientFailure:
+			if !told {
+				k.log.Warn("not reachable; trying on", obs.KeyName, k.name, obs.KeyAddress, k.address)
+				told = true
+			}
+		}
+		if !conn.WaitForStateChange(ctx, state) {
+			return
+		}
 	}
 }
 

@@ -171,6 +171,9 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	if !(q > 0 && q < 1) || latency <= 0 {
 		return fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
 	}
+	if !slices.Contains(o.agent.node.Topics(), p.Topic) {
+		o.holdings.missing(p.Topic)
+	}
 	if err := o.agent.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit); err != nil {
 		return err
 	}
