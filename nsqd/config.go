@@ -67,7 +67,7 @@ func (o *options) connConfig(sc *session.Config) conn.Config {
 }
 
 func (o *options) brokerConfig() broker.Config {
-	return broker.Config{
+	c := broker.Config{
 		Capacity:      o.MemQueueSize,
 		MaxMsgTimeout: o.MaxMsgTimeout,
 		RejectAfter:   o.RejectAfter,
@@ -76,6 +76,10 @@ func (o *options) brokerConfig() broker.Config {
 
 		MaxChannelConsumers: o.MaxChannelConsumers,
 	}
+	if len(o.E2EPercentiles) > 0 {
+		c.EndToEnd = o.E2EWindow
+	}
+	return c
 }
 
 // tlsRequiredFor is --tls-required with what else implies it: a policy on

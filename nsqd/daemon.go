@@ -80,7 +80,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	}
 	api := httpapi.Config{
 		Node: node, Session: sessions, Managed: opts.managed(), BodyTimeout: bodyTimeout,
-		Lookupds: d.announcer.State, Settings: d.settings(),
+		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.E2EPercentiles,
 	}
 	registry := obs.NewRegistry()
 

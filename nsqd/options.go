@@ -76,6 +76,10 @@ type options struct {
 	BrokerID        string
 	Mcap            int64
 
+	// Figures.
+	E2EPercentiles quantiles
+	E2EWindow      time.Duration
+
 	LogLevel  logLevel
 	LogFormat string
 
@@ -144,6 +148,10 @@ func flags(o *options) *flag.FlagSet {
 	fs.StringVar(&o.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
 	fs.Int64Var(&o.Mcap, "mcap", 20_000, "greatest rate, in `msg/s`, that this broker carries within the SLO")
 
+	fs.Var(&o.E2EPercentiles, "e2e-processing-latency-percentile", "`fraction` in (0, 1] of messages whose latency from arrival to FIN is shown and sent to statsd; may be repeated, or a list with commas (default none)")
+	alias(fs, "e2e-processing-latency-percentile", "e2e-processing-latency-percentiles")
+	fs.DurationVar(&o.E2EWindow, "e2e-processing-latency-window-time", 10*time.Minute, "how far back those latencies go")
+
 	o.LogLevel = logLevel(slog.LevelInfo)
 	fs.Var(&o.LogLevel, "log-level", "`level`: debug, info, warn, error, or fatal (nothing)")
 	fs.StringVar(&o.LogFormat, "log-format", "text", "`format`: text or json")
@@ -195,6 +203,7 @@ func (o *options) validate() error {
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)
 	fault(o.BroadcastHTTPPort < 0 || o.BroadcastHTTPPort > 65535, "--broadcast-http-port %d is outside [0, 65535]", o.BroadcastHTTPPort)
+	fault(o.E2EWindow <= 0, "--e2e-processing-latency-window-time %v is not positive", o.E2EWindow)
 	fault(o.DrainTimeout < 0 || o.DrainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.DrainTimeout, maxDrain, lifecycle.StopLimit)
 
 	fault(o.TLSRequired != tlsOptional && !o.tlsOffered(), "--tls-required needs --tls-cert and --tls-key")

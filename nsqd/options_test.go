@@ -80,6 +80,10 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--lookupd-tcp-address=nowhere --lookupd-tcp-address=a:", []string{`"nowhere"`, `"a:"`}},
 		{"--http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"--http-client-connect-timeout 0s", "--http-client-request-timeout -1s"}},
 		{"--log-level=loud", []string{`"loud"`}},
+		{"--e2e-processing-latency-percentile=1.5", []string{`"1.5"`}},
+		{"--e2e-processing-latency-percentile=0.5,0", []string{`"0"`}},
+		{"--e2e-processing-latency-percentile=NaN --e2e-processing-latency-window-time=0s", []string{`"NaN"`}},
+		{"--e2e-processing-latency-window-time=0s", []string{"window-time 0s"}},
 		{"--auth-http-address=nowhere --auth-http-request-method=put", []string{`"nowhere"`, `"PUT"`}},
 		{"--auth-http-address=", []string{"empty"}},
 		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},
@@ -110,6 +114,7 @@ tcp_address = "127.0.0.1:1"
 mem-queue-size = 7
 msg_timeout = "3s"
 tls_required = false
+e2e_processing_latency_percentiles = [1.0, 0.99]
 log_level = "Error"
 nsqlookupd_tcp_addresses = ["l:1", "l:2"]
 auth_http_addresses = ["a:1", "http://b:2/x"]
@@ -132,6 +137,9 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	}
 	if o.LogLevel.number() != 4 || o.LookupdTCPAddresses.String() != "l:1,l:2" {
 		t.Errorf("%v %v", o.LogLevel, o.LookupdTCPAddresses)
+	}
+	if o.E2EPercentiles.String() != "1,0.99" || o.brokerConfig().EndToEnd != 10*time.Minute {
+		t.Errorf("%v %v", o.E2EPercentiles, o.brokerConfig().EndToEnd)
 	}
 	if len(o.TopicLimits) != 2 || o.TopicLimits[1].Rate != 2500 || !o.TopicLimits[1].Reject {
 		t.Errorf("topic limits %+v", o.TopicLimits)

@@ -27,6 +27,32 @@ func (l *list) Set(s string) error {
 	return nil
 }
 
+// quantiles are fractions in (0, 1], a flag that may be repeated and take a
+// list.
+type quantiles []float64
+
+func (q *quantiles) String() string {
+	var all []string
+	for _, v := range *q {
+		all = append(all, strconv.FormatFloat(v, 'g', -1, 64))
+	}
+	return strings.Join(all, ",")
+}
+
+// Set adds one or more, separated by commas.
+func (q *quantiles) Set(s string) error {
+	var all []float64
+	for text := range strings.SplitSeq(s, ",") {
+		v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+		if err != nil || !(v > 0 && v <= 1) {
+			return fmt.Errorf("%q is not a fraction in (0, 1]", text)
+		}
+		all = append(all, v)
+	}
+	*q = append(*q, all...)
+	return nil
+}
+
 // alias adds a second name to a flag, as NSQ's configuration files have it.
 func alias(fs *flag.FlagSet, name, other string) {
 	fs.Var(fs.Lookup(name).Value, other, "as --"+name+", which has this name in NSQ's configuration files")

@@ -56,6 +56,9 @@ type Config struct {
 	// Changed is called after topics or channels have come or gone, with no
 	// lock held, by any goroutine. It must not block. Nil: nobody wants to know.
 	Changed func()
+	// EndToEnd is how far back the latencies from arrival to FIN are kept; 0:
+	// they are not measured.
+	EndToEnd time.Duration
 	// Seed of the draws for sampling subscribers.
 	Seed uint64
 	// Now reads the clock; nil means clock.Mono.
@@ -76,6 +79,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxChannelConsumers < 0 {
 		errs = append(errs, fmt.Errorf("%d consumers at most of a channel", c.MaxChannelConsumers))
+	}
+	if c.EndToEnd < 0 {
+		errs = append(errs, fmt.Errorf("end-to-end latencies over a window of %v", c.EndToEnd))
 	}
 	return errors.Join(errs...)
 }

@@ -8,6 +8,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -43,6 +44,7 @@ type ChannelStats struct {
 	Deferred int
 	Counters queue.ChannelCounters
 	Clients  []ClientStats // by age
+	EndToEnd e2e.Summary   // arrival to FIN, lately; empty where not measured
 }
 
 // ClientStats is a subscriber as operators see it.
@@ -79,6 +81,9 @@ func (t *Topic) Stats() Stats {
 			InFlight: c.InFlight(),
 			Deferred: c.Deferred(),
 			Counters: c.Counters(),
+		}
+		if w := t.mu.endToEnd[c]; w != nil {
+			cs.EndToEnd = w.Summary(now, t.broker.cfg.EndToEnd)
 		}
 		for _, sub := range subs {
 			if sub.channel == c {

@@ -122,7 +122,9 @@ func (s *Subscription) Ready(n int) error {
 func (s *Subscription) Finish(id wire.MessageID) error {
 	now := s.topic.broker.now()
 	return s.step(func(st *step) error {
-		return s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
+		err := s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
+		s.topic.finished(now, s.channel, st.fx.Finished)
+		return err
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -35,6 +36,8 @@ type Topic struct {
 		closed    bool
 		// publishers is the number of open connections that have published here.
 		publishers int
+		// endToEnd has the channels of which something was finished lately.
+		endToEnd map[*queue.Channel]*e2e.Window
 	}
 	figures figures
 	steps   sync.Pool // of *step
@@ -321,7 +324,28 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
 		panic("broker: " + err.Error())
 	}
+	delete(t.mu.endToEnd, c)
 	s.listed = true
+}
+
+// finished notes how long finished messages took from end to end, if that is
+// measured. Requires: mu held.
+func (t *Topic) finished(now stamp.Mono, c *queue.Channel, messages []*queue.Message) {
+	span := t.broker.cfg.EndToEnd
+	if span == 0 || len(messages) == 0 {
+		return
+	}
+	w := t.mu.endToEnd[c]
+	if w == nil {
+		if t.mu.endToEnd == nil {
+			t.mu.endToEnd = make(map[*queue.Channel]*e2e.Window)
+		}
+		w = new(e2e.Window)
+		t.mu.endToEnd[c] = w
+	}
+	for _, m := range messages {
+		w.Record(now, span, now.Sub(m.Arrival.At))
+	}
 }
 
 // deleteIfEphemeral removes an ephemeral topic that has lost its last channel.

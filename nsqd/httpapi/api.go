@@ -61,6 +61,8 @@ type Config struct {
 	BodyTimeout time.Duration
 	// Agent returns the control-plane session's state; nil without one.
 	Agent func() any
+	// Percentiles of the end-to-end latencies to show, in (0, 1].
+	Percentiles []float64
 	// Lookupds returns the nsqlookupd daemons that are kept informed.
 	Lookupds func() []lookupd.State
 	// Settings by name.

@@ -39,7 +39,7 @@ type node struct {
 func start(t *testing.T, managed bool) *node {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !managed})
+	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !managed, EndToEnd: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,6 +75,7 @@ func start(t *testing.T, managed bool) *node {
 		Managed: managed,
 
 		BodyTimeout: 50 * time.Millisecond,
+		Percentiles: []float64{1, 0.5},
 		Settings:    settings,
 		Lookupds: func() []lookupd.State {
 			return []lookupd.State{{Address: "l:4160", Connected: true, Registered: 3, Failures: 1}}

@@ -3,7 +3,6 @@ package httpapi
 import (
 	"crypto/tls"
 	"net/http"
-	"runtime"
 	"slices"
 	"strconv"
 	"time"
@@ -13,6 +12,8 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/e2e"
+	"github.com/srtm-io/srtm/nsqd/memory"
 )
 
 // The first part of each shape is NSQ's; "srtm" holds what is ours.
@@ -53,12 +54,12 @@ func (a *API) info(w http.ResponseWriter, _ *http.Request) {
 }
 
 type statsJSON struct {
-	Version   string       `json:"version"`
-	Health    string       `json:"health"`
-	StartTime int64        `json:"start_time"` // Unix seconds
-	Topics    []topicJSON  `json:"topics"`
-	Memory    *memoryJSON  `json:"memory,omitempty"`
-	Producers []clientJSON `json:"producers"` // null without any
+	Version   string        `json:"version"`
+	Health    string        `json:"health"`
+	StartTime int64         `json:"start_time"` // Unix seconds
+	Topics    []topicJSON   `json:"topics"`
+	Memory    *memory.Stats `json:"memory,omitempty"`
+	Producers []clientJSON  `json:"producers"` // null without any
 }
 
 type topicJSON struct {
@@ -69,6 +70,7 @@ type topicJSON struct {
 	MessageCount uint64        `json:"message_count"`
 	MessageBytes uint64        `json:"message_bytes"`
 	Paused       bool          `json:"paused"`
+	EndToEnd     endToEndJSON  `json:"e2e_processing_latency"`
 	SRTM         limitJSON     `json:"srtm"`
 }
 
@@ -84,6 +86,25 @@ type channelJSON struct {
 	ClientCount  int          `json:"client_count"`
 	Clients      []clientJSON `json:"clients"` // null if they were not asked for
 	Paused       bool         `json:"paused"`
+	EndToEnd     endToEndJSON `json:"e2e_processing_latency"`
+}
+
+type endToEndJSON struct {
+	Count       int64            `json:"count"`
+	Percentiles []percentileJSON `json:"percentiles"` // null where none are asked for
+}
+
+type percentileJSON struct {
+	Quantile float64 `json:"quantile"`
+	Nanos    int64   `json:"value"`
+}
+
+func endToEnd(s e2e.Summary, percentiles []float64) endToEndJSON {
+	j := endToEndJSON{Count: s.Count()}
+	for _, q := range percentiles {
+		j.Percentiles = append(j.Percentiles, percentileJSON{q, s.Quantile(q).Nanoseconds()})
+	}
+	return j
 }
 
 type clientJSON struct {
@@ -153,45 +174,6 @@ func clientOf(c conn.Info) clientJSON {
 	return j
 }
 
-type memoryJSON struct {
-	HeapObjects       uint64 `json:"heap_objects"`
-	HeapIdleBytes     uint64 `json:"heap_idle_bytes"`
-	HeapInUseBytes    uint64 `json:"heap_in_use_bytes"`
-	HeapReleasedBytes uint64 `json:"heap_released_bytes"`
-	GCPauseUsec100    uint64 `json:"gc_pause_usec_100"`
-	GCPauseUsec99     uint64 `json:"gc_pause_usec_99"`
-	GCPauseUsec95     uint64 `json:"gc_pause_usec_95"`
-	NextGCBytes       uint64 `json:"next_gc_bytes"`
-	GCTotalRuns       uint32 `json:"gc_total_runs"`
-}
-
-// memory returns the runtime's figures. The pauses are those of the last 256
-// collections.
-func memory() *memoryJSON {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	pauses := slices.Clone(m.PauseNs[:min(int(m.NumGC), len(m.PauseNs))])
-	slices.Sort(pauses)
-	pause := func(percent int) uint64 {
-		if len(pauses) == 0 {
-			return 0
-		}
-		rank := (len(pauses)*percent + 99) / 100 // the least that so many per cent do not exceed
-		return pauses[max(rank, 1)-1] / 1000
-	}
-	return &memoryJSON{
-		HeapObjects:       m.HeapObjects,
-		HeapIdleBytes:     m.HeapIdle,
-		HeapInUseBytes:    m.HeapInuse,
-		HeapReleasedBytes: m.HeapReleased,
-		GCPauseUsec100:    pause(100),
-		GCPauseUsec99:     pause(99),
-		GCPauseUsec95:     pause(95),
-		NextGCBytes:       m.NextGC,
-		GCTotalRuns:       m.NumGC,
-	}
-}
-
 type limitJSON struct {
 	Limited   bool              `json:"limited"`
 	Rate      float64           `json:"rate"`   // msg/s
@@ -234,7 +216,7 @@ func quantiles(l *obs.Latency) quantilesJSON {
 }
 
 // topicStats gives a topic's figures, without its channels' clients.
-func topicStats(s broker.Stats) topicJSON {
+func (a *API) topicStats(s broker.Stats) topicJSON {
 	t := topicJSON{
 		Name:         s.Name,
 		Channels:     make([]channelJSON, 0, len(s.Channels)),
@@ -260,7 +242,9 @@ func topicStats(s broker.Stats) topicJSON {
 	for i, n := range s.Sources {
 		t.SRTM.Stamps[stamp.Source(i).String()] = n
 	}
+	var all e2e.Summary
 	for _, c := range s.Channels {
+		all.Merge(c.EndToEnd)
 		t.Channels = append(t.Channels, channelJSON{
 			Name: c.Name,
 			// As in NSQ, what is in flight or deferred is not in the depth.
@@ -272,8 +256,10 @@ func topicStats(s broker.Stats) topicJSON {
 			TimeoutCount: c.Counters.TimedOut,
 			ClientCount:  len(c.Clients),
 			Paused:       c.Paused,
+			EndToEnd:     endToEnd(c.EndToEnd, a.cfg.Percentiles),
 		})
 	}
+	t.EndToEnd = endToEnd(all, a.cfg.Percentiles)
 	return t
 }
 
@@ -289,7 +275,8 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	s := a.gather(q.Get("topic"), q.Get("channel"), wants(r, "include_clients"))
 	if wants(r, "include_mem") {
-		s.Memory = memory()
+		m := memory.Read()
+		s.Memory = &m
 	}
 	if q.Get("format") == "json" {
 		writeJSON(w, s)
@@ -327,7 +314,7 @@ func (a *API) gather(topic, channel string, clients bool) statsJSON {
 		if topic != "" && t.Name() != topic {
 			continue
 		}
-		j := topicStats(t.Stats())
+		j := a.topicStats(t.Stats())
 		if channel != "" {
 			j.Channels = slices.DeleteFunc(j.Channels, func(c channelJSON) bool { return c.Name != channel })
 		}

@@ -193,6 +193,14 @@ func TestStatsOfClients(t *testing.T) {
 			return fmt.Sprintf("producers: %v", producers)
 		}
 		c := channels[0].(object)
+		for _, o := range []object{topics[0].(object), c} { // one message was finished
+			latency := o["e2e_processing_latency"].(object)
+			percentiles := latency["percentiles"].([]any)
+			first := percentiles[0].(object)
+			if latency["count"] != 1. || len(percentiles) != 2 || first["quantile"] != 1. || first["value"].(float64) <= 0 {
+				return fmt.Sprint(latency)
+			}
+		}
 		if c["client_count"] != 1. || c["in_flight_count"] != 1. || c["depth"] != 1. || c["requeue_count"] != 1. {
 			return fmt.Sprint(c)
 		}

@@ -60,7 +60,7 @@ func (s statsJSON) text(release string, now time.Time) string {
 
 func (t topicJSON) text(b *strings.Builder, now time.Time) {
 	fmt.Fprintf(b, "%s[%-15s] depth: %-5d be-depth: %-5d msgs: %-8d e2e%%: %s\n",
-		paused(t.Paused, ""), t.Name, t.Depth, t.BackendDepth, t.MessageCount, "")
+		paused(t.Paused, ""), t.Name, t.Depth, t.BackendDepth, t.MessageCount, t.EndToEnd)
 	if l := t.SRTM; l.Limited {
 		fmt.Fprintf(b, "      srtm: %g msg/s burst: %d tokens: %.3f refused: %d exceeded: %d of %d\n", l.Rate, l.Burst, l.Tokens, l.Refused, l.Exceeded, l.Delivered)
 	}
@@ -69,12 +69,21 @@ func (t topicJSON) text(b *strings.Builder, now time.Time) {
 	}
 	for _, c := range t.Channels {
 		fmt.Fprintf(b, "%s[%-25s] depth: %-5d be-depth: %-5d inflt: %-4d def: %-4d re-q: %-5d timeout: %-5d msgs: %-8d e2e%%: %s\n",
-			paused(c.Paused, "   "), c.Name, c.Depth, c.BackendDepth, c.InFlight, c.Deferred, c.RequeueCount, c.TimeoutCount, c.MessageCount, "")
+			paused(c.Paused, "   "), c.Name, c.Depth, c.BackendDepth, c.InFlight, c.Deferred, c.RequeueCount, c.TimeoutCount, c.MessageCount, c.EndToEnd)
 		for _, client := range c.Clients {
 			fmt.Fprintf(b, "        [V2 %-21s] state: %d inflt: %-4d rdy: %-4d fin: %-8d re-q: %-8d msgs: %-8d connected: %s\n",
 				client.name(), client.State, client.InFlightCount, client.ReadyCount, client.FinishCount, client.RequeueCount, client.MessageCount, client.age(now))
 		}
 	}
+}
+
+// String gives the percentiles in their order.
+func (e endToEndJSON) String() string {
+	var all []string
+	for _, p := range e.Percentiles {
+		all = append(all, time.Duration(p.Nanos).Round(time.Microsecond).String())
+	}
+	return strings.Join(all, ", ")
 }
 
 // paused opens a line, with a mark in the margin.

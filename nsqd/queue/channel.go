@@ -263,14 +263,15 @@ func (c *Channel) Stalled(id ConsumerID) bool {
 	return w != nil && w.stalled
 }
 
-func (c *Channel) finish(id ConsumerID, m MessageID) error {
+func (c *Channel) finish(id ConsumerID, m MessageID) (*Message, error) {
 	it, err := c.take(id, m)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.counters.Finished++
+	msg := it.msg
 	c.recycle(it)
-	return nil
+	return msg, nil
 }
 
 func (c *Channel) requeue(now stamp.Mono, id ConsumerID, m MessageID, delay time.Duration) error {

@@ -39,6 +39,8 @@ type Effects struct {
 	Deliveries []Delivery
 	// Released holds the access delay of each message released.
 	Released []time.Duration
+	// Finished holds the messages that consumers finished.
+	Finished []*Message
 }
 
 // Reset empties e and keeps its memory. References to messages are dropped.
@@ -46,6 +48,8 @@ func (e *Effects) Reset() {
 	clear(e.Deliveries)
 	e.Deliveries = e.Deliveries[:0]
 	e.Released = e.Released[:0]
+	clear(e.Finished)
+	e.Finished = e.Finished[:0]
 }
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
@@ -335,9 +339,11 @@ func (t *Topic) find(name string) (int, bool) {
 
 // Finish ends a message's life in the channel. Error: ErrNotInFlight.
 func (t *Topic) Finish(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
-	if err := c.finish(id, m); err != nil {
+	msg, err := c.finish(id, m)
+	if err != nil {
 		return err
 	}
+	fx.Finished = append(fx.Finished, msg)
 	t.settle(now, c, fx)
 	return nil
 }

@@ -22,12 +22,7 @@ var pending = []struct{ Case, Why string }{
 
 	{"TestTopology", "no topology-aware consumption yet"},
 
-	{"TestEndToEndLatency", "no end-to-end percentiles by flag yet"},
-	{"TestStats/JSON of latencies", "no end-to-end percentiles by flag yet"},
-
 	{"TestFlags/data-path", "flag is not known yet"},
-	{"TestFlags/e2e-processing-latency-percentile", "flag is not known yet"},
-	{"TestFlags/e2e-processing-latency-window-time", "flag is not known yet"},
 	{"TestFlags/log-prefix", "flag is not known yet"},
 	{"TestFlags/max-bytes-per-file", "flag is not known yet"},
 	{"TestFlags/node-id", "flag is not known yet"},

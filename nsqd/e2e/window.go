@@ -1,0 +1,110 @@
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// The layout that all share: 1 us to 2 days with 2 significant digits, in
+// 34 KiB. A message may wait for a consumer for long.
+const (
+	lowest  = time.Microsecond
+	highest = 48 * time.Hour
+	digits  = 2
+)
+
+func newHistogram() *hdrhistogram.Histogram {
+	return hdrhistogram.New(int64(lowest/time.Microsecond), int64(highest/time.Microsecond), digits)
+}
+
+// Window keeps the latencies of the recent past: of one to two halves of its
+// span. The zero Window has none; it takes memory with the first latency. Not
+// safe for concurrent use.
+//
+// It is two histograms. Each half span the older one is forgotten and begun
+// anew, so that old latencies go in bulk, which costs nothing in between.
+type Window struct {
+	recent, older *hdrhistogram.Histogram // nil: empty
+	since         stamp.Mono              // when recent began
+}
+
+// Record adds a latency that was observed at now. span is the window's.
+func (w *Window) Record(now stamp.Mono, span, latency time.Duration) {
+	w.roll(now, span)
+	if w.recent == nil {
+		w.recent = newHistogram()
+	}
+	micros := min(max(latency, lowest), highest) / time.Microsecond
+	if err := w.recent.RecordValue(int64(micros)); err != nil {
+		panic(fmt.Sprintf("e2e: latency of %d us: %v", micros, err))
+	}
+}
+
+// roll forgets what is too old at now.
+func (w *Window) roll(now stamp.Mono, span time.Duration) {
+	half := span / 2
+	switch age := now.Sub(w.since); {
+	case w.recent == nil && w.older == nil:
+		w.since = now
+	case age >= 2*half:
+		w.recent, w.older, w.since = nil, nil, now
+	case age >= half:
+		spare := w.older
+		w.older, w.since = w.recent, w.since.Add(half)
+		if w.recent = spare; spare != nil {
+			spare.Reset()
+		}
+	}
+}
+
+// Summary returns the latencies that the window holds at now.
+func (w *Window) Summary(now stamp.Mono, span time.Duration) Summary {
+	w.roll(now, span)
+	var s Summary
+	s.merge(w.recent)
+	s.merge(w.older)
+	return s
+}
+
+// Summary is what a window held. The zero Summary is empty.
+type Summary struct{ h *hdrhistogram.Histogram }
+
+func (s *Summary) merge(h *hdrhistogram.Histogram) {
+	if h == nil || h.TotalCount() == 0 {
+		return
+	}
+	if s.h == nil {
+		s.h = newHistogram()
+	}
+	if dropped := s.h.Merge(h); dropped != 0 {
+		panic(fmt.Sprintf("e2e: merging dropped %d of the same layout", dropped))
+	}
+}
+
+// Merge adds what o holds, which it does not modify.
+func (s *Summary) Merge(o Summary) { s.merge(o.h) }
+
+// Count returns the number of latencies.
+func (s Summary) Count() int64 {
+	if s.h == nil {
+		return 0
+	}
+	return s.h.TotalCount()
+}
+
+// Quantile returns the least latency that a fraction q in (0, 1] does not
+// exceed, rounded up by less than 1 %; 0 without latencies.
+func (s Summary) Quantile(q float64) time.Duration {
+	if s.h == nil {
+		return 0
+	}
+	// The histogram would round the rank to the nearest.
+	n := float64(s.h.TotalCount())
+	rank := math.Ceil(q*n - 1e-9)
+	return time.Duration(s.h.ValueAtPercentile(rank/n*100)) * time.Microsecond
+}
