@@ -44,7 +44,7 @@ type usage struct {
 // machine does falls on all alike.
 func cpu(ctx context.Context, c config, out io.Writer) error {
 	fmt.Fprintln(out, "\nProcessor time per message, us: medians of the rounds, and of their ratios to the last source.")
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	w := tabwriter.NewWriter(out, 7, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "source\tconns\tmsg/s\tbroker\tratio\tleast\tmost\tbroker and sender\tratio\tleast\tmost\t")
 	for _, rate := range c.rates {
 		rounds := make([][]usage, len(c.modes))
@@ -62,8 +62,11 @@ func cpu(ctx context.Context, c config, out io.Writer) error {
 			brokers, alls := column(us, base, func(u usage) time.Duration { return u.broker }), column(us, base, func(u usage) time.Duration { return u.all })
 			fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t\n", us[0].source, c.conns, rate, brokers, alls)
 		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
 	}
-	return w.Flush()
+	return nil
 }
 
 // column describes one kind of cost: the median, and how its ratio to the base
@@ -151,7 +154,8 @@ func startBroker(ctx context.Context, path string, mode hook.Mode) (*broker, err
 		}
 	}
 	b.cmd = exec.CommandContext(ctx, path, "--tcp-address="+b.address, "--http-address="+b.http,
-		"--arrival-stamps="+string(mode), "--log-level=warn")
+		"--arrival-stamps="+string(mode), "--log-level=warn",
+		"--mem-queue-size=10000000") // nothing is refused, so that each message costs the same
 	b.cmd.Stdout, b.cmd.Stderr = &b.log, &b.log
 	if err := b.cmd.Start(); err != nil {
 		return nil, err
