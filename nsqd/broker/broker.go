@@ -100,6 +100,7 @@ type Broker struct {
 	mu struct {
 		sync.RWMutex
 		topics map[string]*Topic
+		asked  map[string]chan struct{} // about to be created; closed then
 		closed bool
 	}
 	// alarms counts the topics' goroutines; Close waits for them.
@@ -120,6 +121,7 @@ func New(cfg Config) (*Broker, error) {
 	// fewer than 10^9 messages a second were published.
 	b.lastID.Store(uint64(clock.Wall()))
 	b.mu.topics = make(map[string]*Topic)
+	b.mu.asked = make(map[string]chan struct{})
 	return b, nil
 }
 
@@ -154,33 +156,55 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	if !wire.ValidTopicName(name) {
 		return nil, fmt.Errorf("topic %q: %w", name, ErrBadName)
 	}
-	if t, err := b.Topic([]byte(name)); err == nil {
-		return t, nil
+	for {
+		t, asked, err := b.askFor(name)
+		if t != nil || err != nil {
+			return t, err
+		}
+		if asked != nil { // by somebody else: a thousand clients may come at once
+			<-asked
+			continue
+		}
+		var channels []string
+		if b.cfg.Channels != nil {
+			channels = b.cfg.Channels(name)
+		}
+		t, err = b.createTopic(name, channels)
+		if t != nil {
+			b.changed()
+		}
+		return t, err
 	}
-	if b.draining.Load() {
-		return nil, ErrDraining
-	}
-	var channels []string
-	if b.cfg.Channels != nil {
-		channels = b.cfg.Channels(name)
-	}
-	t, fresh, err := b.createTopic(name, channels)
-	if fresh {
-		b.changed()
-	}
-	return t, err
 }
 
-func (b *Broker) createTopic(name string, channels []string) (t *Topic, fresh bool, err error) {
+// askFor returns the topic, or a channel that is closed when somebody else has
+// created it or failed to, or neither: then the caller is to call createTopic.
+func (b *Broker) askFor(name string) (t *Topic, asked <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if t := b.mu.topics[name]; t != nil {
-		return t, false, nil
+		return t, nil, nil
 	}
 	if b.mu.closed || b.draining.Load() {
-		return nil, false, ErrDraining
+		return nil, nil, ErrDraining
 	}
-	t = newTopic(b, name)
+	if asked := b.mu.asked[name]; asked != nil {
+		return nil, asked, nil
+	}
+	b.mu.asked[name] = make(chan struct{})
+	return nil, nil, nil
+}
+
+// createTopic creates the topic. Requires: askFor returned nothing.
+func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.mu.asked[name])
+	delete(b.mu.asked, name)
+	if b.mu.closed || b.draining.Load() {
+		return nil, ErrDraining
+	}
+	t := newTopic(b, name)
 	s := t.begin() // nobody else has it yet
 	for _, c := range channels {
 		if wire.ValidChannelName(c) {
@@ -189,7 +213,7 @@ func (b *Broker) createTopic(name string, channels []string) (t *Topic, fresh bo
 	}
 	t.end(s)
 	b.mu.topics[name] = t
-	return t, true, nil
+	return t, nil
 }
 
 // changed says that topics or channels have come or gone.

@@ -102,6 +102,41 @@ var _ = Describe("What a broker has", func() {
 		Expect(slices.Contains(t.ChannelNames(), "a")).To(BeFalse())
 	})
 
+	It("asks once for a topic, however many want it at the same time", func() {
+		var asked atomic.Int32
+		answer := make(chan struct{})
+		elsewhere = func(string) []string {
+			asked.Add(1)
+			<-answer
+			return []string{"c"}
+		}
+		start()
+		const clients = 50
+		topics := make(chan *broker.Topic, clients)
+		for range clients {
+			go func() {
+				defer GinkgoRecover()
+				t, err := b.TopicForClient([]byte("t"))
+				Expect(err).NotTo(HaveOccurred())
+				topics <- t
+			}()
+		}
+		Eventually(asked.Load).Should(BeEquivalentTo(1))
+		Consistently(asked.Load, "30ms").Should(BeEquivalentTo(1))
+		close(answer)
+		var first *broker.Topic
+		for range clients {
+			var t *broker.Topic
+			Eventually(topics).Should(Receive(&t))
+			if first == nil {
+				first = t
+			}
+			Expect(t).To(BeIdenticalTo(first))
+		}
+		Expect(asked.Load()).To(BeEquivalentTo(1))
+		Expect(changes.Load()).To(BeEquivalentTo(1))
+	})
+
 	It("has only so many subscribers to a channel", func() {
 		start()
 		t, err := b.CreateTopic("t")
