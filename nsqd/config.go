@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/statsd"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -171,6 +172,22 @@ func (o *options) node(tcp, web net.Addr) httpapi.Node {
 		n.BrokerID = fmt.Sprintf("%s-%d", n.BroadcastAddress, n.BroadcastTCPPort)
 	}
 	return n
+}
+
+// statsdConfig pushes under the name that NSQ gives a node: broadcast address and
+// HTTP port.
+func (o *options) statsdConfig(host string, topics func() []broker.Stats, log *slog.Logger) statsd.Config {
+	return statsd.Config{
+		Address:     o.StatsdAddress,
+		Prefix:      statsd.Prefix(o.StatsdPrefix, host),
+		Interval:    o.StatsdInterval,
+		PacketSize:  o.StatsdPacketSize,
+		Percentiles: o.E2EPercentiles,
+		Memory:      o.StatsdMemStats,
+		Ephemeral:   !o.StatsdExcludeEphemeral,
+		Topics:      topics,
+		Log:         log,
+	}
 }
 
 func (o *options) agentConfig(n httpapi.Node, log *slog.Logger, metrics prometheus.Registerer) agent.Config {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -17,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
+	"github.com/srtm-io/srtm/nsqd/statsd"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -108,10 +111,28 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	d.group.Add("broker", d.drainAtEnd)
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
 	d.group.Add("nsqlookupd", d.announcer.Run)
+	if opts.StatsdAddress != "" {
+		host := net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.HTTPPort))
+		pusher, err := statsd.New(opts.statsdConfig(host, d.figures, log))
+		if err != nil {
+			return nil, lifecycle.UsageError{Err: err}
+		}
+		d.group.Add("statsd", pusher.Run)
+	}
 	if control != nil {
 		d.group.Add("agent", control.Run)
 	}
 	return d, nil
+}
+
+// figures are those of all topics.
+func (d *daemon) figures() []broker.Stats {
+	topics := d.broker.Topics()
+	all := make([]broker.Stats, len(topics))
+	for i, t := range topics {
+		all[i] = t.Stats()
+	}
+	return all
 }
 
 // settings are what can be changed at run time.

@@ -429,3 +429,24 @@ func TestTopicsAreAnnounced(t *testing.T) {
 		t.Errorf("%s %v", body, err)
 	}
 }
+
+func TestFiguresGoToStatsd(t *testing.T) {
+	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { udp.Close() })
+	d := start(t, "--statsd-address="+udp.LocalAddr().String(), "--statsd-interval=10ms", "--statsd-prefix=a.%s.b", "--statsd-mem-stats=false")
+	if _, err := d.broker.CreateTopic("t"); err != nil {
+		t.Fatal(err)
+	}
+	if err := udp.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1024)
+	n, _, err := udp.ReadFrom(buf)
+	want := fmt.Sprintf("a.127_0_0_1_%d.b.topic.t.message_count:0|c\n", port(d.at.http))
+	if err != nil || !strings.HasPrefix(string(buf[:n]), want) {
+		t.Errorf("%q, want %q; %v", buf[:n], want, err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"log/slog"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/auth"
+	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/session"
@@ -79,6 +81,27 @@ type options struct {
 	// Figures.
 	E2EPercentiles quantiles
 	E2EWindow      time.Duration
+
+	StatsdAddress          string
+	StatsdPrefix           string
+	StatsdInterval         time.Duration
+	StatsdMemStats         bool
+	StatsdPacketSize       int
+	StatsdExcludeEphemeral bool
+
+	// Files of messages.
+	DataPath        string
+	MaxBytesPerFile int64
+	SyncEvery       int64
+	SyncTimeout     time.Duration
+
+	// Of NSQ, without effect here.
+	NodeID                  int
+	LogPrefix               string
+	QueueScanSelectionCount int
+	QueueScanWorkerPoolMax  int
+	Verbose                 bool
+	WorkerID                workerID
 
 	LogLevel  logLevel
 	LogFormat string
@@ -152,6 +175,26 @@ func flags(o *options) *flag.FlagSet {
 	alias(fs, "e2e-processing-latency-percentile", "e2e-processing-latency-percentiles")
 	fs.DurationVar(&o.E2EWindow, "e2e-processing-latency-window-time", 10*time.Minute, "how far back those latencies go")
 
+	fs.StringVar(&o.StatsdAddress, "statsd-address", "", "UDP `host:port` of a statsd daemon to push figures to (default none)")
+	fs.StringVar(&o.StatsdPrefix, "statsd-prefix", "nsq.%s", "`prefix` of the figures' paths; %s stands for broadcast address and HTTP port")
+	fs.DurationVar(&o.StatsdInterval, "statsd-interval", time.Minute, "how long between two pushes")
+	fs.BoolVar(&o.StatsdMemStats, "statsd-mem-stats", true, "push figures of memory and garbage collection, too")
+	fs.IntVar(&o.StatsdPacketSize, "statsd-udp-packet-size", 508, "greatest size of a packet to statsd, in `bytes`")
+	fs.BoolVar(&o.StatsdExcludeEphemeral, "statsd-exclude-ephemeral", false, "do not push figures of ephemeral topics and channels")
+
+	fs.StringVar(&o.DataPath, "data-path", "", "`folder` for files of messages (default the working folder)")
+	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", 100<<20, "size at which a file of messages is followed by a new one, in `bytes`")
+	fs.Int64Var(&o.SyncEvery, "sync-every", 2500, "bring files to the disk after so many `messages`")
+	fs.DurationVar(&o.SyncTimeout, "sync-timeout", 2*time.Second, "and after so long")
+
+	fs.IntVar(&o.NodeID, "node-id", nodeID(hostname()), "`number` in [0, 1024) for NSQ's message ids (default a hash of the hostname); ours do without")
+	alias(fs, "node-id", "id")
+	fs.StringVar(&o.LogPrefix, "log-prefix", "[nsqd] ", "of NSQ; log lines here are structured and have no prefix")
+	fs.IntVar(&o.QueueScanSelectionCount, "queue-scan-selection-count", 20, "of NSQ; timeouts here need no scans")
+	fs.IntVar(&o.QueueScanWorkerPoolMax, "queue-scan-worker-pool-max", 4, "of NSQ; timeouts here need no scans")
+	fs.BoolVar(&o.Verbose, "verbose", false, "of NSQ, where it has no effect either; use --log-level")
+	fs.Var(&o.WorkerID, "worker-id", "of NSQ, where it is called --node-id now")
+
 	o.LogLevel = logLevel(slog.LevelInfo)
 	fs.Var(&o.LogLevel, "log-level", "`level`: debug, info, warn, error, or fatal (nothing)")
 	fs.StringVar(&o.LogFormat, "log-format", "text", "`format`: text or json")
@@ -203,6 +246,18 @@ func (o *options) validate() error {
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)
 	fault(o.BroadcastHTTPPort < 0 || o.BroadcastHTTPPort > 65535, "--broadcast-http-port %d is outside [0, 65535]", o.BroadcastHTTPPort)
+	if o.StatsdAddress != "" {
+		errs = append(errs, o.statsdConfig("", func() []broker.Stats { return nil }, slog.New(slog.DiscardHandler)).Validate())
+	}
+	if o.DataPath != "" {
+		info, err := os.Stat(o.DataPath)
+		fault(err != nil, "--data-path: %w", err)
+		fault(err == nil && !info.IsDir(), "--data-path %q is not a folder", o.DataPath)
+	}
+	fault(o.MaxBytesPerFile < 1, "--max-bytes-per-file %d is less than 1", o.MaxBytesPerFile)
+	fault(o.SyncEvery < 1, "--sync-every %d is less than 1 message", o.SyncEvery)
+	fault(o.SyncTimeout <= 0, "--sync-timeout %v is not positive", o.SyncTimeout)
+	fault(o.NodeID < 0 || o.NodeID >= nodeIDs, "--node-id %d is outside [0, %d)", o.NodeID, nodeIDs)
 	fault(o.E2EWindow <= 0, "--e2e-processing-latency-window-time %v is not positive", o.E2EWindow)
 	fault(o.DrainTimeout < 0 || o.DrainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.DrainTimeout, maxDrain, lifecycle.StopLimit)
 
@@ -228,6 +283,16 @@ func (o *options) managed() bool { return o.LoadDistributor != "" }
 
 // tlsOffered reports whether there are flags for TLS.
 func (o *options) tlsOffered() bool { return o.TLSCert != "" && o.TLSKey != "" }
+
+// nodeIDs is how many there are.
+const nodeIDs = 1024
+
+// nodeID is a host's by default.
+func nodeID(host string) int {
+	h := fnv.New32a()
+	h.Write([]byte(host))
+	return int(h.Sum32() % nodeIDs)
+}
 
 // hostname is what to say where nothing else is configured.
 func hostname() string {

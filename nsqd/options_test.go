@@ -84,6 +84,12 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--e2e-processing-latency-percentile=0.5,0", []string{`"0"`}},
 		{"--e2e-processing-latency-percentile=NaN --e2e-processing-latency-window-time=0s", []string{`"NaN"`}},
 		{"--e2e-processing-latency-window-time=0s", []string{"window-time 0s"}},
+		{"--statsd-address=nowhere --statsd-interval=0s --statsd-udp-packet-size=0", []string{`"nowhere"`, "interval 0s", "packets of 0"}},
+		{"--data-path=/does/not/exist --max-bytes-per-file=0 --sync-every=0 --sync-timeout=0s", []string{"--data-path", "--max-bytes-per-file 0", "--sync-every 0", "--sync-timeout 0s"}},
+		{"--data-path=options.go", []string{"not a folder"}},
+		{"--node-id=1024", []string{"--node-id 1024"}},
+		{"--id=-1", []string{"--node-id -1"}},
+		{"--worker-id=x", []string{`"x"`}},
 		{"--auth-http-address=nowhere --auth-http-request-method=put", []string{`"nowhere"`, `"PUT"`}},
 		{"--auth-http-address=", []string{"empty"}},
 		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},
@@ -154,6 +160,38 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 		write(text)
 		if _, err := parse([]string{"--config", path}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v does not name %s", text, err, want)
+		}
+	}
+}
+
+// What NSQ's nsqd takes, this one takes, with the same default: the list is that
+// of its documentation.
+func TestEveryFlagOfNSQ(t *testing.T) {
+	var o options
+	fs := flags(&o)
+	for name, want := range map[string]string{
+		"auth-http-address": "", "auth-http-request-method": "get", "broadcast-address": "", "broadcast-http-port": "0", "broadcast-tcp-port": "0",
+		"data-path": "", "deflate": "true", "e2e-processing-latency-percentile": "", "e2e-processing-latency-window-time": "10m0s",
+		"http-address": "0.0.0.0:4151", "http-client-connect-timeout": "2s", "http-client-request-timeout": "5s", "https-address": "0.0.0.0:4152",
+		"log-level": "info", "log-prefix": "[nsqd] ", "lookupd-tcp-address": "", "max-body-size": "5242880", "max-bytes-per-file": "104857600",
+		"max-channel-consumers": "0", "max-deflate-level": "6", "max-heartbeat-interval": "1m0s", "max-msg-size": "1048576", "max-msg-timeout": "15m0s",
+		"max-output-buffer-size": "65536", "max-output-buffer-timeout": "30s", "max-rdy-count": "2500", "max-req-timeout": "1h0m0s",
+		"mem-queue-size": "10000", "min-output-buffer-timeout": "25ms", "msg-timeout": "1m0s", "output-buffer-timeout": "250ms",
+		"queue-scan-selection-count": "20", "queue-scan-worker-pool-max": "4", "snappy": "true", "statsd-address": "",
+		"statsd-exclude-ephemeral": "false", "statsd-interval": "1m0s", "statsd-mem-stats": "true", "statsd-prefix": "nsq.%s", "statsd-udp-packet-size": "508",
+		"sync-every": "2500", "sync-timeout": "2s", "tcp-address": "0.0.0.0:4150", "tls-cert": "", "tls-client-auth-policy": "", "tls-key": "",
+		"tls-min-version": "tls1.0", "tls-required": "false", "tls-root-ca-file": "", "verbose": "false", "worker-id": "false",
+	} {
+		f := fs.Lookup(name)
+		if f == nil {
+			t.Errorf("--%s is missing", name)
+		} else if f.DefValue != want {
+			t.Errorf("--%s is %q by default, want %q", name, f.DefValue, want)
+		}
+	}
+	for _, args := range []string{"--worker-id", "--worker-id=5", "--verbose", "--id=7", "--node-id=1023", "--log-prefix=x", "--log-level=FATAL"} {
+		if _, err := parse(strings.Fields(args), &bytes.Buffer{}); err != nil {
+			t.Errorf("%s: %v", args, err)
 		}
 	}
 }

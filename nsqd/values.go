@@ -53,6 +53,25 @@ func (q *quantiles) Set(s string) error {
 	return nil
 }
 
+// workerID takes what NSQ's flag of that name took over time: a number, and no
+// value.
+type workerID struct{}
+
+func (workerID) String() string { return "false" }
+
+// IsBoolFlag lets the flag stand alone.
+func (workerID) IsBoolFlag() bool { return true }
+
+// Set takes a boolean or a number.
+func (workerID) Set(s string) error {
+	_, notBool := strconv.ParseBool(s)
+	_, notInt := strconv.ParseInt(s, 10, 64)
+	if notBool != nil && notInt != nil {
+		return fmt.Errorf("%q is no number", s)
+	}
+	return nil
+}
+
 // alias adds a second name to a flag, as NSQ's configuration files have it.
 func alias(fs *flag.FlagSet, name, other string) {
 	fs.Var(fs.Lookup(name).Value, other, "as --"+name+", which has this name in NSQ's configuration files")

@@ -18,26 +18,7 @@ var pending = []struct{ Case, Why string }{
 	{"TestOverflow", "no disk queue and no metadata on disk yet"},
 	{"TestRestart", "no disk queue and no metadata on disk yet"},
 
-	{"TestStatsd", "no statsd yet"},
-
 	{"TestTopology", "no topology-aware consumption yet"},
-
-	{"TestFlags/data-path", "flag is not known yet"},
-	{"TestFlags/log-prefix", "flag is not known yet"},
-	{"TestFlags/max-bytes-per-file", "flag is not known yet"},
-	{"TestFlags/node-id", "flag is not known yet"},
-	{"TestFlags/queue-scan-selection-count", "flag is not known yet"},
-	{"TestFlags/queue-scan-worker-pool-max", "flag is not known yet"},
-	{"TestFlags/statsd-address", "flag is not known yet"},
-	{"TestFlags/statsd-exclude-ephemeral", "flag is not known yet"},
-	{"TestFlags/statsd-interval", "flag is not known yet"},
-	{"TestFlags/statsd-mem-stats", "flag is not known yet"},
-	{"TestFlags/statsd-prefix", "flag is not known yet"},
-	{"TestFlags/statsd-udp-packet-size", "flag is not known yet"},
-	{"TestFlags/sync-every", "flag is not known yet"},
-	{"TestFlags/sync-timeout", "flag is not known yet"},
-	{"TestFlags/verbose", "flag is not known yet"},
-	{"TestFlags/worker-id", "flag is not known yet"},
 
 	{"TestTrailingParameters", "fault: a command line with parameters too many is E_INVALID"},
 

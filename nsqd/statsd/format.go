@@ -1,0 +1,156 @@
+package statsd
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/e2e"
+	"github.com/srtm-io/srtm/nsqd/memory"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Prefix returns the prefix of every path: format with %s replaced by the host,
+// which keeps to one part of the path, and a dot behind it.
+func Prefix(format, host string) string {
+	host = strings.NewReplacer(".", "_", ":", "_").Replace(host)
+	prefix := strings.ReplaceAll(format, "%s", host)
+	if prefix != "" && !strings.HasSuffix(prefix, ".") {
+		prefix += "."
+	}
+	return prefix
+}
+
+// formatter makes lines of figures, and remembers the counters of the push before.
+type formatter struct {
+	// Set once.
+	prefix      string
+	percentiles []float64
+	ephemeral   bool // send those topics and channels, too
+
+	counted map[string]uint64 // by path, at the last push
+}
+
+// lines are one push: each ends in a newline.
+type lines struct {
+	f    *formatter
+	all  []string
+	seen map[string]uint64
+}
+
+// lines formats the figures, and takes them as those of the last push.
+func (f *formatter) lines(topics []broker.Stats, mem *memory.Stats) []string {
+	l := &lines{f: f, seen: make(map[string]uint64)}
+	for _, t := range topics {
+		if wire.Ephemeral(t.Name) && !f.ephemeral {
+			continue
+		}
+		l.topic(t)
+	}
+	if mem != nil {
+		l.memory(mem)
+	}
+	f.counted = l.seen // so that what is gone is forgotten
+	return l.all
+}
+
+func (l *lines) add(path string, value uint64, kind string) {
+	l.all = append(l.all, l.f.prefix+path+":"+strconv.FormatUint(value, 10)+"|"+kind+"\n")
+}
+
+func (l *lines) gauge(path string, value int) { l.add(path, uint64(max(value, 0)), "g") }
+
+// counter sends what value grew by. One that is smaller than before has begun
+// anew, with its topic or channel.
+func (l *lines) counter(path string, value uint64) {
+	grown := value
+	if before := l.f.counted[path]; before <= value {
+		grown -= before
+	}
+	l.seen[path] = value
+	l.add(path, grown, "c")
+}
+
+func (l *lines) topic(t broker.Stats) {
+	path := "topic." + t.Name + "."
+	l.counter(path+"message_count", t.Counters.Accepted)
+	l.counter(path+"message_bytes", t.Counters.AcceptedBytes)
+	l.gauge(path+"depth", t.Waiting)
+	l.gauge(path+"backend_depth", 0)
+	var all e2e.Summary
+	for _, c := range t.Channels {
+		all.Merge(c.EndToEnd)
+	}
+	l.latencies(path, all)
+	for _, c := range t.Channels {
+		if wire.Ephemeral(c.Name) && !l.f.ephemeral {
+			continue
+		}
+		l.channel(path+"channel."+c.Name+".", c)
+	}
+}
+
+func (l *lines) channel(path string, c broker.ChannelStats) {
+	l.counter(path+"message_count", c.Counters.Messages)
+	l.gauge(path+"depth", c.Ready)
+	l.gauge(path+"backend_depth", 0)
+	l.gauge(path+"in_flight_count", c.InFlight)
+	l.gauge(path+"deferred_count", c.Deferred)
+	l.counter(path+"requeue_count", c.Counters.Requeued)
+	l.counter(path+"timeout_count", c.Counters.TimedOut)
+	l.gauge(path+"clients", len(c.Clients))
+	l.latencies(path, c.EndToEnd)
+}
+
+// latencies are in nanoseconds, as in /stats.
+func (l *lines) latencies(path string, s e2e.Summary) {
+	for _, q := range l.f.percentiles {
+		l.gauge(path+"e2e_processing_latency_"+percent(q), int(s.Quantile(q)))
+	}
+}
+
+// percent names a percentile within a path, where a dot would begin another
+// part of it: 0.99 is 99, 0.999 is 99_9.
+func percent(q float64) string {
+	text := strconv.FormatFloat(q*100, 'f', 6, 64)
+	text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
+	return strings.ReplaceAll(text, ".", "_")
+}
+
+func (l *lines) memory(m *memory.Stats) {
+	const path = "mem."
+	for _, g := range []struct {
+		name  string
+		value uint64
+	}{
+		{"heap_objects", m.HeapObjects},
+		{"heap_idle_bytes", m.HeapIdleBytes},
+		{"heap_in_use_bytes", m.HeapInUseBytes},
+		{"heap_released_bytes", m.HeapReleasedBytes},
+		{"gc_pause_usec_100", m.GCPauseUsec100},
+		{"gc_pause_usec_99", m.GCPauseUsec99},
+		{"gc_pause_usec_95", m.GCPauseUsec95},
+		{"next_gc_bytes", m.NextGCBytes},
+	} {
+		l.add(path+g.name, g.value, "g")
+	}
+	l.counter(path+"gc_runs", uint64(m.GCTotalRuns))
+}
+
+// packets puts lines together, in order, into packets of at most size bytes; a
+// line that is longer goes alone.
+func packets(all []string, size int) []string {
+	var out []string
+	var b strings.Builder
+	for _, line := range all {
+		if b.Len() > 0 && b.Len()+len(line) > size {
+			out = append(out, b.String())
+			b.Reset()
+		}
+		b.WriteString(line)
+	}
+	if b.Len() > 0 {
+		out = append(out, b.String())
+	}
+	return out
+}

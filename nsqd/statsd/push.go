@@ -1,0 +1,129 @@
+package statsd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/memory"
+)
+
+// Config of a Pusher. Immutable.
+type Config struct {
+	Address     string        // host:port; resolved at each push
+	Prefix      string        // of every path, see the function Prefix
+	Interval    time.Duration // between pushes
+	PacketSize  int           // bytes; a line that is longer goes alone
+	Percentiles []float64     // of end-to-end latencies
+	Memory      bool          // send those figures, too
+	Ephemeral   bool          // send those topics and channels, too
+	// Topics returns the figures of all topics, in their order.
+	Topics func() []broker.Stats
+	Log    *slog.Logger
+}
+
+// Validate reports all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	if _, port, err := net.SplitHostPort(c.Address); err != nil || port == "" {
+		errs = append(errs, fmt.Errorf("statsd at %q: want host:port", c.Address))
+	}
+	if c.Interval <= 0 {
+		errs = append(errs, fmt.Errorf("statsd interval %v is not positive", c.Interval))
+	}
+	if c.PacketSize < 1 || c.PacketSize > 65507 {
+		errs = append(errs, fmt.Errorf("statsd packets of %d bytes: want 1 to 65507", c.PacketSize))
+	}
+	if c.Topics == nil || c.Log == nil {
+		errs = append(errs, errors.New("statsd: topics and a log are needed"))
+	}
+	return errors.Join(errs...)
+}
+
+// mostGap is the greatest time between two packets of a push: it spares the
+// daemon's socket buffer, where a burst would be lost.
+const mostGap = 5 * time.Millisecond
+
+// Pusher pushes. Make it with New.
+type Pusher struct {
+	// Set once.
+	cfg Config
+	// Owned by Run.
+	f      formatter
+	failed bool // the last push, which was logged
+}
+
+// New returns a Pusher that pushes nothing before Run.
+func New(cfg Config) (*Pusher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return &Pusher{cfg: cfg, f: formatter{prefix: cfg.Prefix, percentiles: cfg.Percentiles, ephemeral: cfg.Ephemeral}}, nil
+}
+
+// Run pushes every interval until ctx ends. That the daemon is away is no
+// error: it is logged once, and the figures of that push are lost.
+func (p *Pusher) Run(ctx context.Context) error {
+	ticker := time.NewTicker(p.cfg.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		err := p.push(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !p.failed:
+			p.cfg.Log.Warn("figures did not go to statsd", obs.KeyAddress, p.cfg.Address, obs.KeyError, err)
+		case err == nil && p.failed:
+			p.cfg.Log.Info("figures go to statsd again", obs.KeyAddress, p.cfg.Address)
+		}
+		p.failed = err != nil
+	}
+}
+
+// push sends the figures of now.
+func (p *Pusher) push(ctx context.Context) error {
+	var mem *memory.Stats
+	if p.cfg.Memory {
+		m := memory.Read()
+		mem = &m
+	}
+	all := packets(p.f.lines(p.cfg.Topics(), mem), p.cfg.PacketSize)
+	if len(all) == 0 {
+		return nil
+	}
+	d := net.Dialer{Timeout: p.cfg.Interval}
+	nc, err := d.DialContext(ctx, "udp", p.cfg.Address)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	gap := min(mostGap, p.cfg.Interval/2/time.Duration(len(all)))
+	timer := time.NewTimer(gap)
+	defer timer.Stop()
+	var first error
+	for i, packet := range all {
+		if i > 0 {
+			timer.Reset(gap)
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-timer.C:
+			}
+		}
+		// Nobody there shows at the packet after; the others are tried still.
+		if _, err := nc.Write([]byte(packet)); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
