@@ -478,7 +478,7 @@ func behaviour(portable bool) {
 			Expect(s.Accepted).To(Equal(s.Offered))
 			Expect(s.Lost).To(BeZero())
 			inOrder(false)
-			Expect(handedOver()).To(BeNumerically(">", 10))
+			Expect(handedOver()).To(BeNumerically(">", 5))
 		})
 
 		It("waits for the old broker's last answer, and keeps what is due meanwhile", func() {
@@ -499,7 +499,8 @@ func behaviour(portable bool) {
 			f.Stop()
 			s := finish()
 			Expect(s.Accepted).To(Equal(s.Offered))
-			Expect(handedOver()).To(Equal(20))
+			Expect(s.Moved).To(BeNumerically("==", 20))
+			Expect(handedOver()).To(BeNumerically(">", 5)) // those that published at both
 			inOrder(false)
 		})
 
