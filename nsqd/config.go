@@ -34,7 +34,7 @@ func (o *options) sessionConfig() *session.Config {
 		MaxDeferTimeout: o.MaxDeferTimeout,
 		MaxRdy:          o.MaxRdyCount,
 	}
-	c.HeartbeatInterval = o.ClientTimeout / 2
+	c.HeartbeatInterval = min(o.ClientTimeout/2, o.MaxHeartbeatInterval)
 	c.MaxHeartbeatInterval = o.MaxHeartbeatInterval
 	c.MsgTimeout = o.MsgTimeout
 	c.MaxMsgTimeout = o.MaxMsgTimeout

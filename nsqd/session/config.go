@@ -11,6 +11,7 @@ import (
 // Bounds of IDENTIFY that the protocol fixes.
 const (
 	MinHeartbeatInterval = time.Second
+	MinMsgTimeout        = time.Second
 	MinOutputBufferSize  = 64 // bytes
 	MaxSampleRate        = 99 // percent
 

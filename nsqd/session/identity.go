@@ -98,8 +98,8 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	}
 	switch ms := req.MsgTimeout; {
 	case ms == 0:
-	case !millisWithin(ms, time.Millisecond, c.MaxMsgTimeout):
-		refuse("msg_timeout %d is outside [1, %d] ms", ms, c.MaxMsgTimeout.Milliseconds())
+	case !millisWithin(ms, min(MinMsgTimeout, c.MaxMsgTimeout), c.MaxMsgTimeout):
+		refuse("msg_timeout %d is outside [%d, %d] ms", ms, min(MinMsgTimeout, c.MaxMsgTimeout).Milliseconds(), c.MaxMsgTimeout.Milliseconds())
 	default:
 		id.MsgTimeout = time.Duration(ms) * time.Millisecond
 	}

@@ -48,7 +48,7 @@ var rules = map[string]map[string]rule{
 		"CLS":      {code: "E_INVALID"},
 	},
 	talking: {
-		"IDENTIFY": {code: "E_INVALID"},
+		"IDENTIFY": {op: true, reply: "OK", next: talking},
 		"AUTH":     {code: "E_AUTH_DISABLED"},
 		"PUB":      {op: true, reply: "OK", next: talking},
 		"MPUB":     {op: true, reply: "OK", next: talking},

@@ -38,12 +38,12 @@ type Session struct {
 
 	// What the client may do now.
 	state      state
-	begun      bool // a command was seen, so IDENTIFY may not come any more
 	authorised bool // AUTH succeeded
 	closing    bool // no further Step, Done or Tick has an effect on the client
 	identity   Identity
 	upgrades   [2]OpKind // granted and not given out yet, OpNone last
 	encrypted  bool      // OpTLS was carried out
+	wrapped    bool      // an upgrade was carried out
 
 	// Operations given out and not yet Done. Publishes may pile up; anything
 	// else is the last, since the meaning of the next command depends on it.
@@ -109,7 +109,6 @@ func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
 		s.refuse(fault)
 		return 0, Op{}
 	}
-	s.begun = true
 	s.heard = now
 	s.need = 1
 	switch op.Kind {
@@ -176,6 +175,10 @@ func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
 			if s.state != connected {
 				return notNow(cmd.Verb, "after SUB")
 			}
+			if s.identity.HeartbeatInterval == 0 {
+				// A consumer that vanishes would keep its messages for good.
+				return notNow(cmd.Verb, "with heartbeats switched off")
+			}
 			op.Kind, op.Channel = OpSub, cmd.Channel
 			s.state = subscribed
 		}
@@ -205,8 +208,11 @@ func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
 		}
 
 	case wire.VerbIdentify:
-		if s.begun {
-			return notNow(cmd.Verb, "after another command")
+		switch {
+		case s.state != connected:
+			return notNow(cmd.Verb, "after SUB")
+		case s.wrapped: // what would it upgrade, and from what?
+			return notNow(cmd.Verb, "after an upgrade")
 		}
 		id, fault := negotiate(s.cfg, cmd.Body)
 		if fault != nil {
@@ -282,6 +288,7 @@ func (s *Session) reply(op Op) error {
 		s.out = wire.AppendResponse(s.out, wire.OK)
 	case OpTLS, OpSnappy, OpDeflate:
 		s.encrypted = s.encrypted || op.Kind == OpTLS
+		s.wrapped = true
 		s.out = wire.AppendResponse(s.out, wire.OK)
 	case OpCls:
 		s.out = wire.AppendResponse(s.out, wire.CloseWait)

@@ -138,7 +138,7 @@ var _ = Describe("Session", func() {
 			Entry(nil, `{"output_buffer_size":65536}`),
 			Entry(nil, `{"output_buffer_timeout":25}`),
 			Entry(nil, `{"output_buffer_timeout":30000}`),
-			Entry(nil, `{"msg_timeout":1}`),
+			Entry(nil, `{"msg_timeout":1000}`),
 			Entry(nil, `{"msg_timeout":900000}`),
 			Entry(nil, `{"sample_rate":99}`),
 			Entry(nil, `{"client_id":"`+strings.Repeat("c", 256)+`"}`),
@@ -166,7 +166,8 @@ var _ = Describe("Session", func() {
 			Entry(nil, `{"output_buffer_timeout":24}`, "output_buffer_timeout 24 is not -1 or in [25, 30000] ms"),
 			Entry(nil, `{"output_buffer_timeout":30001}`, "output_buffer_timeout 30001 "),
 			Entry(nil, `{"output_buffer_timeout":-2}`, "output_buffer_timeout -2 "),
-			Entry(nil, `{"msg_timeout":900001}`, "msg_timeout 900001 is outside [1, 900000] ms"),
+			Entry(nil, `{"msg_timeout":900001}`, "msg_timeout 900001 is outside [1000, 900000] ms"),
+			Entry(nil, `{"msg_timeout":999}`, "msg_timeout 999 "),
 			Entry(nil, `{"msg_timeout":-1}`, "msg_timeout -1 "),
 			Entry(nil, `{"sample_rate":100}`, "sample_rate 100 is outside [0, 99]"),
 			Entry(nil, `{"sample_rate":-1}`, "sample_rate -1 "),
@@ -181,19 +182,44 @@ var _ = Describe("Session", func() {
 			Entry(nil, `{"heartbeat_interval":99999999999999999999}`, "body is not the JSON it should be"),
 		)
 
-		DescribeTable("only comes first",
+		DescribeTable("comes before SUB, at any time",
 			func(before []byte) {
 				p := connect(&cfg).send(before)
 				p.heard()
-				p.send(identify(`{}`))
-				Expect(p.heard()).To(Equal([]string{"error E_INVALID IDENTIFY after another command"}))
-				Expect(p.ended()).To(Equal("E_INVALID"))
+				p.send(identify(`{"client_id":"late","msg_timeout":6000}`))
+				Expect(p.heard()).To(Equal([]string{"response OK"}))
+				Expect(p.s.Identity().ClientID).To(Equal("late"))
+				Expect(p.s.Identity().MsgTimeout).To(Equal(6 * time.Second))
 			},
-			Entry("not twice", identify(`{}`)),
-			Entry("not after PUB", pub("b")),
-			Entry("not after SUB", sub()),
-			Entry("not after NOP", wire.AppendNop(nil)),
+			Entry("again: the last one counts", identify(`{"client_id":"early","msg_timeout":5000}`)),
+			Entry("after PUB", pub("b")),
+			Entry("after NOP", wire.AppendNop(nil)),
 		)
+
+		It("does not come after SUB", func() {
+			p := connect(&cfg).send(sub())
+			p.heard()
+			p.send(identify(`{}`))
+			Expect(p.heard()).To(Equal([]string{"error E_INVALID IDENTIFY after SUB"}))
+			Expect(p.ended()).To(Equal("E_INVALID"))
+		})
+
+		It("that switches heartbeats off is not for consumers", func() {
+			p := connect(&cfg).send(identify(`{"heartbeat_interval":-1}`)).send(pub("b"))
+			Expect(p.heard()).To(Equal([]string{"response OK", "response OK"}))
+			p.send(sub())
+			Expect(p.heard()).To(Equal([]string{"error E_INVALID SUB with heartbeats switched off"}))
+			Expect(p.did()).To(HaveLen(2))
+		})
+
+		It("moves the heartbeats of one that is on its way", func() {
+			p := connect(&cfg).send(identify(`{"heartbeat_interval":30000}`))
+			p.at(20 * second)
+			p.send(identify(`{"heartbeat_interval":1000}`))
+			p.heard()
+			p.at(21 * second)
+			Expect(p.heard()).To(Equal([]string{"response _heartbeat_"}))
+		})
 	})
 
 	Describe("publishing", func() {

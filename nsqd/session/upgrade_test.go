@@ -145,6 +145,20 @@ var _ = Describe("An upgrade", func() {
 		Expect(p.did()).To(Equal([]string{"IDENTIFY"}))
 	})
 
+	It("is the last that IDENTIFY can do", func() {
+		p := connect(&cfg).send(identify(`"snappy":true`))
+		p.heard()
+		p.send(identify(`"deflate":true`))
+		Expect(p.heard()).To(Equal([]string{"error E_INVALID IDENTIFY after an upgrade"}))
+		Expect(p.ended()).To(Equal("E_INVALID"))
+	})
+
+	It("comes with a later IDENTIFY as with the first", func() {
+		p := connect(&cfg).send(identify(`"tls_v1":false`)).send(identify(`"tls_v1":true`))
+		Expect(p.did()).To(Equal([]string{"IDENTIFY", "IDENTIFY", "TLS"}))
+		Expect(p.heard()).To(HaveLen(3))
+	})
+
 	It("that fails ends the conversation, without a frame that nobody could read", func() {
 		p := connect(&cfg)
 		p.outcome = func(op *session.Op) error {

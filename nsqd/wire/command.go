@@ -112,7 +112,8 @@ func ParseMagic(in []byte) (n int, err error) {
 //	|        |   (uint32)   ||  N bytes
 //	            size N          body
 //
-// Arguments are separated by exactly one space. Numbers are decimal.
+// Arguments are separated by exactly one space; those past the last are passed
+// over. Numbers are decimal.
 func ParseCommand(in []byte, lim Limits) (cmd Command, n int, need int, err error) {
 	n, need, fault := cmd.parse(in, &lim)
 	if fault != nil {
@@ -164,7 +165,7 @@ func (c *Command) parse(in []byte, lim *Limits) (n, need int, fault *Error) {
 		return c.parseBatch(in, at, lim)
 	case "NOP":
 		c.Verb = VerbNop
-		return at, 0, args.done(c.Verb)
+		return at, 0, nil
 	case "DPUB":
 		c.Verb = VerbDpub
 		return c.parseDpub(in, at, &args, lim)
@@ -182,14 +183,11 @@ func (c *Command) parse(in []byte, lim *Limits) (n, need int, fault *Error) {
 		if verb[0] == 'A' {
 			c.Verb = VerbAuth
 		}
-		if fault = args.done(c.Verb); fault != nil {
-			return 0, 0, fault
-		}
 		c.Body, n, need, fault = parseBody(in, at, lim.MaxBodySize, c.Verb, CodeBadBody)
 		return n, need, fault
 	case "CLS":
 		c.Verb = VerbCls
-		return at, 0, args.done(c.Verb)
+		return at, 0, nil
 	}
 	return 0, 0, invalid("unknown command %q", verb)
 }
@@ -215,13 +213,11 @@ func (a *arguments) next() []byte {
 	return arg
 }
 
-// done refuses a line that had fewer or more arguments than were taken.
+// done refuses a line that had fewer arguments than were taken. More are passed
+// over, as NSQ does: SUB had four once, and old clients send them still.
 func (a *arguments) done(v Verb) *Error {
 	if a.lack {
 		return invalid("%s has too few parameters", v)
-	}
-	if a.more {
-		return invalid("%s has too many parameters", v)
 	}
 	return nil
 }
@@ -304,11 +300,11 @@ func (c *Command) parseReq(args *arguments, limit time.Duration) *Error {
 }
 
 // parseReady takes 0 as well, though the documentation starts at 1: it is how
-// client libraries pause.
+// client libraries pause. Without a count it is 1, as in NSQ.
 func (c *Command) parseReady(args *arguments, limit int) *Error {
 	count := args.next()
-	if fault := args.done(c.Verb); fault != nil {
-		return fault
+	if args.lack {
+		count = []byte{'1'}
 	}
 	n, ok := parseInt(count)
 	if !ok || n < 0 || n > int64(limit) {

@@ -53,9 +53,14 @@ func reference(in []byte, lim Limits) (f commandFields, n int, code ErrorCode) {
 	words := strings.Split(strings.TrimSuffix(line, "\r"), " ")
 	arity := map[string]int{"IDENTIFY": 0, "AUTH": 0, "PUB": 1, "MPUB": 1, "DPUB": 2, "SUB": 2,
 		"RDY": 1, "FIN": 1, "REQ": 2, "TOUCH": 1, "NOP": 0, "CLS": 0}
-	if want, known := arity[words[0]]; !known || len(words) != want+1 {
+	if line == "RDY" || line == "RDY\r" {
+		words = append(words, "1")
+	}
+	want, known := arity[words[0]]
+	if !known || len(words) < want+1 {
 		return f, 0, CodeInvalid
 	}
+	words = words[:want+1] // what follows is passed over
 	f.id = string(make([]byte, 16))
 	f.verb = words[0]
 	switch f.verb {

@@ -20,20 +20,6 @@ var pending = []struct{ Case, Why string }{
 
 	{"TestTopology", "no topology-aware consumption yet"},
 
-	{"TestTrailingParameters", "fault: a command line with parameters too many is E_INVALID"},
-
-	{"TestIdentify/after PUB", "fault: IDENTIFY must be the first command and the only one"},
-	{"TestIdentify/twice", "fault: IDENTIFY must be the first command and the only one"},
-
-	{"TestIdentifyFlags", "fault: --max-heartbeat-interval below half of --client-timeout is refused"},
-
-	{"TestIdentifyRanges/msg_timeout 1", "fault: msg_timeout below 1 s is taken"},
-	{"TestIdentifyRanges/msg_timeout 999", "fault: msg_timeout below 1 s is taken"},
-
-	{"TestRdy/without a number is 1", "fault: RDY without a number is E_INVALID"},
-
-	{"TestSub/with heartbeats switched off", "fault: SUB is taken with heartbeats switched off"},
-
 	{"TestEphemeral/a full one drops", "fault: E_QUEUE_FULL instead of dropping"},
 }
 
