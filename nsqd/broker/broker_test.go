@@ -3,6 +3,7 @@ package broker_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -352,11 +353,11 @@ var _ = Describe("a broker", func() {
 		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(200_000), Burst: 20}, false)
 		a, z := read(t, "a", 5, true), read(t, "z", 100, true)
 		var wg sync.WaitGroup
-		for range publishers {
+		for p := range publishers {
 			wg.Go(func() {
 				defer GinkgoRecover()
-				for range each {
-					for errors.Is(publish(t, "x"), queue.ErrFull) {
+				for i := range each {
+					for errors.Is(publish(t, fmt.Sprint(p, i)), queue.ErrFull) {
 						// bounded: the readers make room
 					}
 				}
@@ -375,5 +376,12 @@ var _ = Describe("a broker", func() {
 		wg.Wait()
 		Eventually(func() []int { return []int{a.count(), z.count()} }).WithTimeout(20 * time.Second).
 			Should(Equal([]int{publishers * each, publishers * each}))
+		for _, r := range []*reader{a, z} {
+			seen := map[string]bool{}
+			for _, d := range r.deliveries() {
+				seen[string(d.Message.Body)] = true
+			}
+			Expect(seen).To(HaveLen(publishers*each), "each message once")
+		}
 	})
 })
