@@ -324,6 +324,18 @@ var _ = Describe("a broker", func() {
 			t.SetShare(tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: 1}, 0) // a token in 1000 s
 			Expect(publish(t, "x")).To(Succeed())
 		}),
+		Entry("a message that has no share", func(t *broker.Topic) {
+			t.Limit(broker.SLO{}, false)
+			Expect(publish(t, "x")).To(Succeed())
+		}),
+		Entry("a message in a paused topic", func(t *broker.Topic) {
+			t.Pause()
+			Expect(publish(t, "x")).To(Succeed())
+		}),
+		Entry("a message in a paused channel", func(t *broker.Topic) {
+			Expect(t.PauseChannel("c")).To(Succeed())
+			Expect(publish(t, "x")).To(Succeed())
+		}),
 	)
 
 	It("waits for what was deferred and comes in time", func() {
