@@ -42,17 +42,20 @@ type Delivery struct {
 //     that lost their credit since, which are skipped, but none that is gone.
 type Channel struct {
 	// Set once.
-	name string
-	cfg  Config
+	name      string
+	cfg       Config
+	ephemeral bool
 
 	// State.
-	ready     ring[*item]
+	ready     ring[*item] // the part of the line that is in memory, and what was given back
+	line      Line
 	due       dueHeap // in flight: by timeout; deferred: by end of deferral
 	inFlight  map[MessageID]*item
 	deferred  int
 	consumers map[ConsumerID]*consumer
 	hungry    ring[*consumer] // a FIFO, so that consumers take turns
 	paused    bool
+	stopped   bool    // with the topic
 	order     uint64  // of the next item
 	turns     uint64  // deliveries so far
 	free      []*item // for reuse; at most maxFree
@@ -67,6 +70,8 @@ type ChannelCounters struct {
 	TimedOut  uint64
 	Finished  uint64
 	Emptied   uint64
+	Dropped   uint64 // had no room, and the channel is ephemeral
+	Lost      uint64 // could not be read back from disk
 	Sampled   uint64 // left out because the consumer whose turn it was takes a sample
 	Delivered uint64 // handed over, for the first time and again
 }
@@ -99,22 +104,35 @@ func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
 const maxFree = 1024
 
 func newChannel(name string, cfg Config) *Channel {
-	return &Channel{
+	if wire.Ephemeral(name) {
+		cfg.Overflow, cfg.Through = 0, false
+	}
+	c := &Channel{
 		name:      name,
 		cfg:       cfg,
+		ephemeral: wire.Ephemeral(name),
 		inFlight:  make(map[MessageID]*item),
 		consumers: make(map[ConsumerID]*consumer),
 	}
+	c.line = newLine(cfg, c, func() int { return c.ready.len() + c.deferred })
+	return c
 }
 
 // Name returns the channel's name.
 func (c *Channel) Name() string { return c.name }
 
-// Depth is the number of messages it holds, ready, in flight or deferred.
-func (c *Channel) Depth() int { return c.ready.len() + len(c.due) }
+// Line returns the channel's line.
+func (c *Channel) Line() *Line { return &c.line }
 
-// Ready is the number of messages that wait for a consumer with credit.
-func (c *Channel) Ready() int { return c.ready.len() }
+// Depth is the number of messages it holds, ready, in flight or deferred.
+func (c *Channel) Depth() int { return c.Ready() + len(c.due) }
+
+// Ready is the number of messages that wait for a consumer with credit, in
+// memory or beyond.
+func (c *Channel) Ready() int { return c.ready.len() + c.line.beyond() }
+
+// Beyond is how many of them are not in memory.
+func (c *Channel) Beyond() int { return c.line.beyond() }
 
 // InFlight is the number of messages that consumers hold.
 func (c *Channel) InFlight() int { return len(c.inFlight) }
@@ -155,9 +173,28 @@ func (c *Channel) Holds(id ConsumerID) (ready, inFlight int) {
 	return 0, 0
 }
 
-func (c *Channel) put(now stamp.Mono, m *Message) {
-	it := c.newItem(m)
+// open reports whether the channel lets the topic release. An ephemeral one
+// always does: it would rather drop messages than hold others back.
+func (c *Channel) open() bool { return c.ephemeral || c.line.room(1) }
+
+// put takes a message that the topic releases. Requires: open.
+func (c *Channel) put(now stamp.Mono, m *Message, fx *Effects) {
 	c.counters.Messages++
+	switch {
+	case c.line.free() > 0:
+		c.enter(now, Kept{Message: m})
+	case c.ephemeral:
+		c.counters.Dropped++
+	default:
+		c.line.spill(m, fx)
+	}
+}
+
+// enter takes a message into memory.
+func (c *Channel) enter(now stamp.Mono, k Kept) {
+	m := k.Message
+	it := c.newItem(m)
+	it.attempts = k.Attempts
 	if m.Defer > 0 {
 		if until := m.Arrival.At.Add(m.Defer); now.Before(until) {
 			it.due = until
@@ -169,9 +206,16 @@ func (c *Channel) put(now stamp.Mono, m *Message) {
 	c.ready.push(it)
 }
 
+// recall fills the memory part of the line.
+func (c *Channel) recall(now stamp.Mono) {
+	for m, ok := c.line.recall(); ok; m, ok = c.line.recall() {
+		c.enter(now, Kept{Message: m})
+	}
+}
+
 // dispatch hands ready messages to consumers with credit, in turn.
 func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
-	if c.paused {
+	if c.paused || c.stopped {
 		return
 	}
 	for c.ready.len() > 0 && c.hungry.len() > 0 {
@@ -181,8 +225,10 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 			continue
 		}
 		it := c.ready.pop()
+		c.recall(now)
 		if w.sample > 0 && c.cfg.Rand.IntN(100) >= w.sample {
 			c.counters.Sampled++
+			c.line.done(it.msg, fx)
 			c.recycle(it)
 			c.feed(w)
 			continue
@@ -263,13 +309,14 @@ func (c *Channel) Stalled(id ConsumerID) bool {
 	return w != nil && w.stalled
 }
 
-func (c *Channel) finish(id ConsumerID, m MessageID) (*Message, error) {
+func (c *Channel) finish(id ConsumerID, m MessageID, fx *Effects) (*Message, error) {
 	it, err := c.take(id, m)
 	if err != nil {
 		return nil, err
 	}
 	c.counters.Finished++
 	msg := it.msg
+	c.line.done(msg, fx)
 	c.recycle(it)
 	return msg, nil
 }
@@ -312,6 +359,9 @@ func (c *Channel) setReady(id ConsumerID, n int) error {
 
 // expire makes ready what is due: deferred messages and timed-out ones.
 func (c *Channel) expire(now stamp.Mono) {
+	if c.stopped {
+		return
+	}
 	for len(c.due) > 0 && !now.Before(c.due[0].due) {
 		it := c.due[0]
 		if it.holder != nil {
@@ -353,9 +403,10 @@ func (c *Channel) removeConsumer(id ConsumerID) {
 	}
 }
 
-func (c *Channel) empty() int {
+func (c *Channel) empty(fx *Effects) int {
 	n := c.Depth()
 	c.counters.Emptied += uint64(n)
+	c.line.forget(fx)
 	c.ready.clear()
 	for _, it := range c.due {
 		if it.holder != nil {
@@ -366,6 +417,34 @@ func (c *Channel) empty() int {
 	clear(c.inFlight)
 	c.deferred = 0
 	return n
+}
+
+// kept returns what is in memory: what consumers hold, then what is ready, then
+// what is deferred.
+func (c *Channel) kept() []Kept {
+	var held, deferred []*item
+	for _, it := range c.due {
+		if it.holder != nil {
+			held = append(held, it)
+		} else {
+			deferred = append(deferred, it)
+		}
+	}
+	byOrder := func(a, b *item) int { return cmp.Compare(a.order, b.order) }
+	slices.SortFunc(held, byOrder)
+	slices.SortFunc(deferred, byOrder)
+	var all []Kept
+	for _, it := range held {
+		all = append(all, Kept{it.msg, it.attempts})
+	}
+	for i := range c.ready.len() {
+		it := c.ready.at(i)
+		all = append(all, Kept{it.msg, it.attempts})
+	}
+	for _, it := range deferred {
+		all = append(all, Kept{it.msg, it.attempts})
+	}
+	return all
 }
 
 func (c *Channel) newItem(m *Message) *item {

@@ -10,14 +10,17 @@ import (
 // Channel state.
 func (t *Topic) checkInvariants(now stamp.Mono) error {
 	c := t.counters
-	if c.Accepted != c.Released+c.Emptied+uint64(t.waiting.len()) {
-		return fmt.Errorf("accepted %d != released %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Emptied, t.waiting.len())
+	if c.Accepted != c.Released+c.Emptied+c.Lost+uint64(t.Waiting()) {
+		return fmt.Errorf("accepted %d != released %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Emptied, t.Waiting())
 	}
 	if t.waiting.len() > t.cfg.Capacity {
 		return fmt.Errorf("%d wait, capacity %d", t.waiting.len(), t.cfg.Capacity)
 	}
 	if t.waiting.len() > 0 && t.open() && !now.Before(t.eligible(t.waiting.front())) {
 		return fmt.Errorf("the head of the line is eligible at %d and still waits at %d", t.eligible(t.waiting.front()), now)
+	}
+	if err := t.line.checkInvariants(); err != nil {
+		return fmt.Errorf("the topic's line: %w", err)
 	}
 	for _, ch := range t.channels {
 		if err := ch.checkInvariants(); err != nil {
@@ -28,11 +31,11 @@ func (t *Topic) checkInvariants(now stamp.Mono) error {
 }
 
 func (c *Channel) checkInvariants() error {
-	if c.Depth() > c.cfg.Capacity {
-		return fmt.Errorf("depth %d, capacity %d", c.Depth(), c.cfg.Capacity)
+	if err := c.line.checkInvariants(); err != nil {
+		return err
 	}
 	n := c.counters
-	if out := n.Finished + n.Emptied + n.Sampled; n.Messages != out+uint64(c.Depth()) {
+	if out := n.Finished + n.Emptied + n.Sampled + n.Dropped + n.Lost; n.Messages != out+uint64(c.Depth()) {
 		return fmt.Errorf("%d messages != %d out + %d in", n.Messages, out, c.Depth())
 	}
 	held := map[*consumer]int{}
@@ -88,6 +91,17 @@ func (c *Channel) checkInvariants() error {
 	}
 	if credit && !c.paused && c.ready.len() > 0 {
 		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.ready.len())
+	}
+	return nil
+}
+
+func (l *Line) checkInvariants() error {
+	const batch = 3 // the largest that the tests put
+	if n := l.taken + l.overflow.len(); l.stored < 0 || l.taken < 0 || n > max(l.limit, btoi(l.limit > 0)*batch) {
+		return fmt.Errorf("stored %d, taken %d, overflow %d, limit %d", l.stored, l.taken, l.overflow.len(), l.limit)
+	}
+	if !l.through && l.stored+l.taken == 0 && l.overflow.len() > 0 && l.memory() < l.capacity {
+		return fmt.Errorf("%d messages are to be written and %d of %d are in memory", l.overflow.len(), l.memory(), l.capacity)
 	}
 	return nil
 }

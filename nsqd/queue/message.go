@@ -20,8 +20,20 @@ type Message struct {
 	Arrival   stamp.Arrival
 	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
 
+	// Ticket is the owner's name for the message's place on disk; 0: none.
+	Ticket Ticket
+
 	// Set once, at release. Eligible - Arrival.At is the access delay.
 	Eligible stamp.Mono
+}
+
+// Ticket names a message's place on a line's disk. Tickets of one line grow.
+type Ticket uint64
+
+// Kept is a message that was somewhere else meanwhile, with its history.
+type Kept struct {
+	Message  *Message
+	Attempts uint16 // deliveries so far
 }
 
 // AccessDelay is how long the message had to wait for its token.

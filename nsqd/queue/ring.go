@@ -18,6 +18,9 @@ func (r *ring[T]) len() int { return r.n }
 // front returns the oldest element. Requires: len() > 0.
 func (r *ring[T]) front() T { return r.buf[r.head] }
 
+// at returns the element i places behind the oldest. Requires: 0 <= i < len().
+func (r *ring[T]) at(i int) T { return r.buf[(r.head+i)&(len(r.buf)-1)] }
+
 func (r *ring[T]) push(v T) {
 	if r.n == len(r.buf) {
 		r.resize(max(ringMin, 2*len(r.buf)))

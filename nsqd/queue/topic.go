@@ -13,11 +13,19 @@ import (
 
 // Config bounds a topic. Immutable.
 type Config struct {
-	// Capacity is the greatest number of messages that may wait for tokens in
-	// the topic, and the greatest depth of each channel. When a channel is
-	// full the topic releases nothing; when the topic is full it refuses.
-	// Nothing is ever dropped. Must be >= 1.
+	// Capacity is the greatest number of messages that may wait in the topic's
+	// line, and in each channel, in memory. Must be >= 1.
 	Capacity int
+	// Overflow is how many messages more each of them may have on the way to
+	// disk; 0 where there is no disk. A channel that has no room, here or
+	// there, keeps the topic from releasing; a topic that has none refuses.
+	// Nothing is ever dropped.
+	Overflow int
+	// Through sends every message over the disk: it is stored before it is
+	// accepted (Topic.Appended), comes back for its turn, and leaves the disk
+	// when its line is done with it (Effects.Done). Ephemeral channels keep to
+	// memory all the same.
+	Through bool
 	// MaxInFlight is how long a consumer may keep a message by touching it.
 	MaxInFlight time.Duration
 	// Rand draws which messages a sampling consumer gets.
@@ -41,6 +49,18 @@ type Effects struct {
 	Released []time.Duration
 	// Finished holds the messages that consumers finished.
 	Finished []*Message
+	// Overflowing are the lines that have messages to be written to disk (see
+	// Line.TakeOverflow), or want some back (Line.Wanted). A line may be listed
+	// more than once.
+	Overflowing []*Line
+	// Done are messages that a line with Config.Through needs no longer.
+	Done []Done
+}
+
+// Done is a message that may leave its line's disk.
+type Done struct {
+	Line   *Line
+	Ticket Ticket
 }
 
 // Reset empties e and keeps its memory. References to messages are dropped.
@@ -50,12 +70,16 @@ func (e *Effects) Reset() {
 	e.Released = e.Released[:0]
 	clear(e.Finished)
 	e.Finished = e.Finished[:0]
+	clear(e.Overflowing)
+	e.Overflowing = e.Overflowing[:0]
+	clear(e.Done)
+	e.Done = e.Done[:0]
 }
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
 //
 // Invariants, checked by checkInvariants in tests:
-//   - accepted == released + waiting + emptied;
+//   - accepted == released + Waiting + emptied + lost;
 //   - a waiting message has taken no token yet: only the head of the line is
 //     judged, when it is released, so that a new share counts from then on;
 //   - if the head of the line is eligible and every channel has room, it is
@@ -70,9 +94,11 @@ type Topic struct {
 	over    OverLimit
 
 	// State.
-	waiting  ring[*Message]
+	waiting  ring[*Message] // the part of the line that is in memory
+	line     Line
 	channels []*Channel // by name
 	paused   bool
+	stopped  bool
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -85,6 +111,7 @@ type Counters struct {
 	Released      uint64
 	Refused       uint64 // queue full or over limit
 	Emptied       uint64 // discarded by Empty, on an operator's order
+	Lost          uint64 // could not be read back from disk
 }
 
 // NewTopic returns a topic without channels and without a limit.
@@ -92,8 +119,13 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	return &Topic{cfg: cfg}
+	t := &Topic{cfg: cfg}
+	t.line = newLine(cfg, nil, func() int { return t.waiting.len() })
+	return t
 }
+
+// Line returns the topic's own line.
+func (t *Topic) Line() *Line { return &t.line }
 
 // Limit puts the topic under a contract, with no share yet: until SetShare
 // nothing is released. If it is limited already, only the policy changes.
@@ -129,35 +161,61 @@ func (t *Topic) SetShare(now stamp.Mono, s tokenbucket.Share, granted tokenbucke
 // Put accepts all of msgs, in order, or none of them.
 // Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
 func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
-	if t.waiting.len()+len(msgs) > t.cfg.Capacity {
+	if t.line.free() < len(msgs) {
 		// What is eligible may not have been released yet: time passed.
 		t.advance(now, fx)
-		if t.waiting.len()+len(msgs) > t.cfg.Capacity {
+		if !t.line.room(len(msgs)) {
 			t.counters.Refused += uint64(len(msgs))
 			return ErrFull
 		}
 	}
-	if t.limited && t.over.Reject {
-		if d := t.expectedDelay(msgs); d > t.over.MaxDelay {
-			t.counters.Refused += uint64(len(msgs))
-			return &OverLimitError{Delay: d, Limit: t.over.MaxDelay}
-		}
+	if err := t.Admit(msgs...); err != nil {
+		return err
 	}
 	for _, m := range msgs {
-		t.waiting.push(m)
+		if t.line.free() > 0 {
+			t.waiting.push(m)
+		} else {
+			t.line.spill(m, fx)
+		}
 		t.counters.Accepted++
 		t.counters.AcceptedBytes += uint64(len(m.Body))
 	}
 	t.advance(now, fx)
-	t.maxWaiting = max(t.maxWaiting, t.waiting.len())
+	t.maxWaiting = max(t.maxWaiting, t.Waiting())
 	return nil
 }
 
-// Refuse counts n messages as refused and returns ErrFull: more than the topic
-// can ever hold at once need not be made into messages to be refused.
-func (t *Topic) Refuse(n int) error {
+// Room reports whether Put would have room for n messages now.
+func (t *Topic) Room(n int) bool { return t.line.room(n) }
+
+// Admit asks whether a topic with Config.Through would take msgs: it refuses
+// what Put refuses, and counts it. The owner then stores them and calls
+// Appended. Error: *OverLimitError.
+func (t *Topic) Admit(msgs ...*Message) error {
+	if t.limited && t.over.Reject {
+		if d := t.expectedDelay(msgs); d > t.over.MaxDelay {
+			return t.Refuse(&OverLimitError{Delay: d, Limit: t.over.MaxDelay}, len(msgs))
+		}
+	}
+	return nil
+}
+
+// Refuse counts n messages that are not accepted, because of err, which it
+// returns.
+func (t *Topic) Refuse(err error, n int) error {
 	t.counters.Refused += uint64(n)
-	return ErrFull
+	return err
+}
+
+// Appended says that n messages, of so many bytes in sum, are at the end of
+// the topic's line on disk. Requires: Config.Through.
+func (t *Topic) Appended(n, bytes int, fx *Effects) {
+	t.line.stored += n
+	t.counters.Accepted += uint64(n)
+	t.counters.AcceptedBytes += uint64(bytes)
+	t.maxWaiting = max(t.maxWaiting, t.Waiting())
+	t.want(&t.line, fx)
 }
 
 // expectedDelay is the access delay that the last of msgs would have:
@@ -175,7 +233,7 @@ func (t *Topic) expectedDelay(msgs []*Message) time.Duration {
 	if t.waiting.len() > 0 {
 		first = t.waiting.front().Arrival.At
 	}
-	missing := int64(t.waiting.len()+len(msgs))*1000 - int64(t.bucket.Tokens(first))
+	missing := int64(t.Waiting()+len(msgs))*1000 - int64(t.bucket.Tokens(first))
 	if missing <= 0 {
 		return 0
 	}
@@ -190,11 +248,10 @@ func (t *Topic) expectedDelay(msgs []*Message) time.Duration {
 func (t *Topic) Tick(now stamp.Mono, fx *Effects) {
 	for _, c := range t.channels {
 		c.expire(now)
-	}
-	t.advance(now, fx)
-	for _, c := range t.channels {
 		c.dispatch(now, fx)
+		t.want(&c.line, fx)
 	}
+	t.advance(now, fx) // last: the channels have room now
 }
 
 // ReleaseDeadline is when the head of the line gets its token; stamp.Never if
@@ -218,11 +275,11 @@ func (t *Topic) ChannelDeadline() stamp.Mono {
 
 // open reports whether a message may leave the topic, tokens apart.
 func (t *Topic) open() bool {
-	if t.paused || len(t.channels) == 0 {
+	if t.paused || t.stopped || len(t.channels) == 0 {
 		return false
 	}
 	for _, c := range t.channels {
-		if c.Depth() >= t.cfg.Capacity {
+		if !c.open() {
 			return false
 		}
 	}
@@ -236,8 +293,14 @@ func (t *Topic) eligible(m *Message) stamp.Mono {
 	return t.bucket.Eligible(m.Arrival.At)
 }
 
-// advance releases from the head of the line while it is eligible.
+// advance releases from the head of the line while it is eligible, and has the
+// line filled up from behind.
 func (t *Topic) advance(now stamp.Mono, fx *Effects) {
+	t.release(now, fx)
+	t.want(&t.line, fx)
+}
+
+func (t *Topic) release(now stamp.Mono, fx *Effects) {
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
 		e := t.eligible(m)
@@ -250,16 +313,128 @@ func (t *Topic) advance(now stamp.Mono, fx *Effects) {
 		m.Eligible = e
 		t.waiting.pop()
 		t.counters.Released++
+		t.line.done(m, fx)
 		fx.Released = append(fx.Released, m.AccessDelay())
 		for _, c := range t.channels {
-			c.put(now, m)
+			c.put(now, m, fx)
 			c.dispatch(now, fx)
 		}
+		t.recall()
 	}
+}
+
+// recall fills the memory part of the line.
+func (t *Topic) recall() {
+	for m, ok := t.line.recall(); ok; m, ok = t.line.recall() {
+		t.waiting.push(m)
+	}
+}
+
+// want lists a line that has something to get from disk.
+func (t *Topic) want(l *Line, fx *Effects) {
+	if n, _ := l.Wanted(); n > 0 {
+		fx.Overflowing = append(fx.Overflowing, l)
+	}
+}
+
+// Stored says that the n oldest of the messages taken from the line are on
+// disk. It reports false if the line was emptied since: the owner must discard
+// them.
+func (t *Topic) Stored(now stamp.Mono, l *Line, e Epoch, n int, fx *Effects) bool {
+	if !l.settled(n, e) {
+		return false
+	}
+	// There is room on the way to disk again.
+	if l.channel != nil {
+		t.want(l, fx)
+	}
+	t.advance(now, fx)
+	return true
+}
+
+// Refill takes messages back from disk, those that Line.Wanted asked for, in
+// order. It reports false, and takes nothing, if the line was emptied since.
+func (t *Topic) Refill(now stamp.Mono, l *Line, e Epoch, msgs []Kept, fx *Effects) bool {
+	if !l.refill(len(msgs), e) {
+		return false
+	}
+	t.enter(now, l, msgs, fx)
+	return true
+}
+
+// Lost says that n messages of those stored cannot be read back. It reports
+// false if the line was emptied since.
+func (t *Topic) Lost(now stamp.Mono, l *Line, e Epoch, n int, fx *Effects) bool {
+	if !l.refill(n, e) {
+		return false
+	}
+	if l.channel == nil {
+		t.counters.Lost += uint64(n)
+	} else {
+		l.channel.counters.Lost += uint64(n)
+	}
+	t.enter(now, l, nil, fx)
+	return true
+}
+
+// enter takes messages into the memory part of a line.
+func (t *Topic) enter(now stamp.Mono, l *Line, msgs []Kept, fx *Effects) {
+	if c := l.channel; c != nil {
+		for _, k := range msgs {
+			c.enter(now, k)
+		}
+		c.recall(now)
+		t.settle(now, c, fx)
+		return
+	}
+	for _, k := range msgs {
+		t.waiting.push(k.Message)
+	}
+	t.recall()
+	t.advance(now, fx)
+}
+
+// Restore puts a line into the state in which an earlier process left it: msgs
+// in memory, in order, and stored messages more on disk.
+// Requires: nothing was put into the line before.
+func (t *Topic) Restore(now stamp.Mono, l *Line, msgs []Kept, stored int, fx *Effects) {
+	if l.channel == nil {
+		t.counters.Accepted += uint64(len(msgs) + stored)
+		for _, k := range msgs {
+			t.counters.AcceptedBytes += uint64(len(k.Message.Body))
+		}
+	} else {
+		l.channel.counters.Messages += uint64(len(msgs) + stored)
+	}
+	l.stored = stored
+	t.enter(now, l, msgs, fx)
+	t.want(l, fx)
+}
+
+// Kept returns what the line has in memory, in order, for the next process to
+// Restore. What it has beyond is the owner's already, but for TakeOverflow.
+func (t *Topic) Kept(l *Line) []Kept {
+	if l.channel != nil {
+		return l.channel.kept()
+	}
+	all := make([]Kept, t.waiting.len())
+	for i := range all {
+		all[i].Message = t.waiting.at(i)
+	}
+	return all
 }
 
 // Pause stops releases; messages are still accepted.
 func (t *Topic) Pause() { t.paused = true }
+
+// Stop ends releases and deliveries for good, whatever step comes after it:
+// what is held stays as it is, for Kept.
+func (t *Topic) Stop() {
+	t.stopped = true
+	for _, c := range t.channels {
+		c.stopped = true
+	}
+}
 
 // Unpause releases what became eligible meanwhile.
 func (t *Topic) Unpause(now stamp.Mono, fx *Effects) {
@@ -272,20 +447,25 @@ func (t *Topic) Paused() bool { return t.paused }
 
 // Empty discards the messages that wait in the topic and returns how many.
 // Its channels keep theirs.
-func (t *Topic) Empty() int {
-	n := t.waiting.len()
+func (t *Topic) Empty(fx *Effects) int {
+	n := t.Waiting()
+	t.line.forget(fx)
 	t.waiting.clear()
 	t.counters.Emptied += uint64(n)
 	return n
 }
 
-// Waiting is the number of messages that wait for tokens or for a channel.
-func (t *Topic) Waiting() int { return t.waiting.len() }
+// Waiting is the number of messages that wait for tokens or for a channel, in
+// memory or beyond.
+func (t *Topic) Waiting() int { return t.waiting.len() + t.line.beyond() }
+
+// Beyond is how many of them are not in memory.
+func (t *Topic) Beyond() int { return t.line.beyond() }
 
 // TakeMaxWaiting returns the greatest Waiting since the last call.
 func (t *Topic) TakeMaxWaiting() int {
-	m := max(t.maxWaiting, t.waiting.len())
-	t.maxWaiting = t.waiting.len()
+	m := max(t.maxWaiting, t.Waiting())
+	t.maxWaiting = t.Waiting()
 	return m
 }
 
@@ -339,7 +519,7 @@ func (t *Topic) find(name string) (int, bool) {
 
 // Finish ends a message's life in the channel. Error: ErrNotInFlight.
 func (t *Topic) Finish(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
-	msg, err := c.finish(id, m)
+	msg, err := c.finish(id, m, fx)
 	if err != nil {
 		return err
 	}
@@ -401,12 +581,13 @@ func (t *Topic) UnpauseChannel(now stamp.Mono, c *Channel, fx *Effects) {
 // EmptyChannel discards the channel's messages and returns how many. What
 // consumers hold is theirs no longer: their FIN will be refused.
 func (t *Topic) EmptyChannel(now stamp.Mono, c *Channel, fx *Effects) int {
-	n := c.empty()
+	n := c.empty(fx)
 	t.settle(now, c, fx)
 	return n
 }
 
 func (t *Topic) settle(now stamp.Mono, c *Channel, fx *Effects) {
 	c.dispatch(now, fx)
+	t.want(&c.line, fx)
 	t.advance(now, fx)
 }

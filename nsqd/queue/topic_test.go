@@ -447,7 +447,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.put(nil)
-	if n := b.top.Empty(); n != 1 {
+	if n := b.top.Empty(&b.fx); n != 1 {
 		t.Fatalf("emptied %d", n)
 	}
 	b.check()
@@ -484,7 +484,14 @@ func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
 func TestRandomStepsKeepTheInvariants(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		capacity := rapid.IntRange(1, 12).Draw(rt, "capacity")
-		top := newTest(capacity)
+		top := NewTopic(Config{
+			Capacity:    capacity,
+			Overflow:    rapid.SampledFrom([]int{0, 5, 1000}).Draw(rt, "overflow"),
+			MaxInFlight: time.Minute,
+			Rand:        rand.New(rand.NewPCG(1, 2)),
+		})
+		disk := map[*Line][]Kept{}
+		voided := map[*Line]Epoch{}
 		now := stamp.Mono(0)
 		var fx Effects
 		next := 0
@@ -549,6 +556,36 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 						accepted[number(m)] = true
 					}
 				}
+			},
+			"disk": func(rt *rapid.T) {
+				lines := []*Line{top.Line()}
+				for _, ch := range top.Channels() {
+					lines = append(lines, ch.Line())
+				}
+				l := rapid.SampledFrom(lines).Draw(rt, "line")
+				if _, e := l.TakeOverflow(nil, 0); e != voided[l] {
+					disk[l], voided[l] = nil, e
+				}
+				msgs, e := l.TakeOverflow(nil, rapid.IntRange(0, 4).Draw(rt, "write"))
+				if !top.Stored(now, l, e, len(msgs), &fx) {
+					rt.Fatal("stored in vain")
+				}
+				for _, m := range msgs {
+					disk[l] = append(disk[l], Kept{Message: m})
+				}
+				n, e := l.Wanted()
+				back := disk[l][:n]
+				disk[l] = disk[l][n:]
+				if !top.Refill(now, l, e, back, &fx) {
+					rt.Fatal("refilled in vain")
+				}
+			},
+			"empty": func(rt *rapid.T) {
+				if len(top.Channels()) == 0 || rapid.IntRange(0, 4).Draw(rt, "often") > 0 {
+					rt.Skip()
+				}
+				ch := rapid.SampledFrom(top.Channels()).Draw(rt, "channel")
+				top.EmptyChannel(now, ch, &fx)
 			},
 			"channel": func(rt *rapid.T) {
 				top.CreateChannel(now, rapid.SampledFrom(channels).Draw(rt, "name"), &fx)
@@ -645,6 +682,130 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			},
 		})
 	})
+}
+
+func kept(msgs []*Message) (all []Kept) {
+	for _, m := range msgs {
+		all = append(all, Kept{Message: m})
+	}
+	return all
+}
+
+func TestALineGoesOverTheDiskInOrder(t *testing.T) {
+	b := &bench{t: t, top: NewTopic(Config{Capacity: 2, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
+	line := b.top.Line()
+	for range 5 {
+		b.put(nil)
+	}
+	b.put(ErrFull) // two in memory, three on the way to disk
+	msgs, e := line.TakeOverflow(nil, 2)
+	b.put(ErrFull) // taken is not stored yet
+	if !b.top.Stored(b.now, line, e, 2, &b.fx) {
+		t.Fatal("not stored")
+	}
+	b.put(nil)
+	b.put(nil)
+	if n, _ := line.Wanted(); n != 0 || b.top.Waiting() != 7 || b.top.Beyond() != 5 {
+		t.Fatalf("wanted %d, waiting %d, beyond %d", n, b.top.Waiting(), b.top.Beyond())
+	}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 10)
+	b.expect("1@1:1", "2@1:1")
+	n, e := line.Wanted()
+	if n != 2 {
+		t.Fatalf("wanted %d", n)
+	}
+	if !b.top.Refill(b.now, line, e, kept(msgs), &b.fx) {
+		t.Fatal("not refilled")
+	}
+	b.check()
+	b.expect("3@1:1", "4@1:1", "5@1:1", "8@1:1", "9@1:1") // the rest never was on disk
+	if b.top.Beyond() != 0 {
+		t.Fatalf("%d beyond memory", b.top.Beyond())
+	}
+}
+
+func TestWhatCannotBeReadBackIsCountedAndHoldsNothingUp(t *testing.T) {
+	b := &bench{t: t, top: NewTopic(Config{Capacity: 1, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
+	line := b.top.Line()
+	for range 4 {
+		b.put(nil)
+	}
+	msgs, e := line.TakeOverflow(nil, 3)
+	b.top.Stored(b.now, line, e, 3, &b.fx)
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 10)
+	b.expect("1@1:1")
+	if !b.top.Lost(b.now, line, e, 2, &b.fx) {
+		t.Fatal("void")
+	}
+	b.check()
+	if !b.top.Refill(b.now, line, e, kept(msgs[2:]), &b.fx) {
+		t.Fatal("void")
+	}
+	b.expect("4@1:1")
+	if got := b.top.Counters().Lost; got != 2 {
+		t.Fatalf("%d lost", got)
+	}
+}
+
+func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
+	b := &bench{t: t, top: newTest(2)}
+	b.channel("c#ephemeral")
+	for range 5 {
+		b.put(nil)
+	}
+	if c := b.top.Channel("c#ephemeral"); c.Depth() != 2 || c.Counters().Dropped != 3 {
+		t.Fatalf("depth %d, %+v", c.Depth(), c.Counters())
+	}
+	if b.top.Waiting() != 0 {
+		t.Fatalf("%d wait", b.top.Waiting())
+	}
+}
+
+func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
+	b := &bench{t: t, top: NewTopic(Config{Capacity: 3, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 1)
+	for range 3 {
+		b.put(nil)
+	}
+	b.expect("1@1:1")
+	if err := b.top.Requeue(b.now, c, 1, message(1, 0).ID, 0, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	b.expect("2@1:1")
+	b.top.Pause()
+	b.put(nil)
+
+	next := &bench{t: t, top: newTest(3)}
+	d := next.channel("c")
+	next.top.Restore(0, d.Line(), b.top.Kept(c.Line()), 0, &next.fx)
+	next.check()
+	next.top.Restore(0, next.top.Line(), b.top.Kept(b.top.Line()), 0, &next.fx)
+	next.check()
+	next.consumer(d, 1, time.Second, 10)
+	next.expect("2@1:2", "3@1:1", "1@1:2", "4@1:1")
+}
+
+func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
+	b := &bench{t: t, top: NewTopic(Config{Capacity: 1, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
+	line := b.top.Line()
+	for range 4 {
+		b.put(nil)
+	}
+	msgs, e := line.TakeOverflow(nil, 3)
+	if n := b.top.Empty(&b.fx); n != 4 {
+		t.Fatalf("emptied %d", n)
+	}
+	if b.top.Stored(b.now, line, e, 3, &b.fx) || b.top.Refill(b.now, line, e, kept(msgs), &b.fx) {
+		t.Fatal("what was emptied came back")
+	}
+	b.check()
+	b.put(nil)
+	if b.top.Waiting() != 1 {
+		t.Fatalf("%d wait", b.top.Waiting())
+	}
 }
 
 func TestAStepAllocatesNothing(t *testing.T) {
