@@ -59,6 +59,8 @@ type Config struct {
 	// EndToEnd is how far back the latencies from arrival to FIN are kept; 0:
 	// they are not measured.
 	EndToEnd time.Duration
+	// Storage takes what does not fit into memory; nil: nothing does.
+	Storage *Storage
 	// Seed of the draws for sampling subscribers.
 	Seed uint64
 	// Now reads the clock; nil means clock.Mono.
@@ -103,8 +105,8 @@ type Broker struct {
 		asked  map[string]chan struct{} // about to be created; closed then
 		closed bool
 	}
-	// alarms counts the topics' goroutines; Close waits for them.
-	alarms sync.WaitGroup
+	// workers are the topics' goroutines; Close waits for them.
+	workers sync.WaitGroup
 }
 
 // New returns a broker without topics.
@@ -233,7 +235,7 @@ func (b *Broker) DeleteTopic(name string) error {
 	if t == nil {
 		return ErrUnknownTopic
 	}
-	t.close()
+	t.close(true)
 	b.changed()
 	return nil
 }
@@ -292,16 +294,30 @@ func (b *Broker) Drain(ctx context.Context) (left int) {
 	}
 }
 
-// Close ends every subscription and waits for the broker's goroutines.
-func (b *Broker) Close() {
+// Close ends every subscription and waits for the broker's goroutines. With a
+// Storage, every message still held is then on disk; the error names the lines
+// for which that failed.
+func (b *Broker) Close() error {
 	b.draining.Store(true)
 	b.mu.Lock()
+	closed := b.mu.closed
 	b.mu.closed = true
 	b.mu.Unlock()
-	for _, t := range b.Topics() {
-		t.close()
+	if closed {
+		return nil
 	}
-	b.alarms.Wait()
+	for _, t := range b.Topics() {
+		t.close(false)
+	}
+	b.workers.Wait()
+	if b.cfg.Storage == nil {
+		return nil
+	}
+	var errs []error
+	for _, t := range b.Topics() {
+		errs = append(errs, t.persistAll())
+	}
+	return errors.Join(errs...)
 }
 
 const hexDigits = "0123456789abcdef"

@@ -28,7 +28,7 @@ func start(change func(*broker.Config)) *broker.Broker {
 	}
 	b, err := broker.New(cfg)
 	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(b.Close)
+	DeferCleanup(func() { Expect(b.Close()).To(Succeed()) })
 	return b
 }
 

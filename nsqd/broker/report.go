@@ -19,6 +19,7 @@ type Stats struct {
 	Name        string
 	Paused      bool
 	Waiting     int // for tokens, or for a channel
+	Beyond      int // of those, not in memory
 	Counters    queue.Counters
 	Channels    []ChannelStats // by name
 	Publishers  int
@@ -40,6 +41,7 @@ type ChannelStats struct {
 	Name     string
 	Paused   bool
 	Ready    int
+	Beyond   int // of those, not in memory
 	InFlight int
 	Deferred int
 	Counters queue.ChannelCounters
@@ -62,6 +64,7 @@ func (t *Topic) Stats() Stats {
 		Name:        t.name,
 		Paused:      core.Paused(),
 		Waiting:     core.Waiting(),
+		Beyond:      core.Beyond(),
 		Counters:    core.Counters(),
 		Publishers:  t.mu.publishers,
 		Subscribers: len(t.mu.consumers),
@@ -78,6 +81,7 @@ func (t *Topic) Stats() Stats {
 			Name:     c.Name(),
 			Paused:   c.Paused(),
 			Ready:    c.Ready(),
+			Beyond:   c.Beyond(),
 			InFlight: c.InFlight(),
 			Deferred: c.Deferred(),
 			Counters: c.Counters(),

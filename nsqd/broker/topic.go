@@ -2,6 +2,7 @@ package broker
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -20,8 +22,10 @@ import (
 // (wake-ups, alarms) after mu is released.
 type Topic struct {
 	// Set once.
-	name   string
-	broker *Broker
+	name    string
+	broker  *Broker
+	through bool // everything published is stored first
+	most    int  // messages that one batch may have
 
 	// Timeouts and deferrals need milliseconds; releases need the microseconds
 	// that a token takes. Only limited topics wait for a release, so only they
@@ -32,6 +36,7 @@ type Topic struct {
 		sync.Mutex
 		core      *queue.Topic
 		consumers map[queue.ConsumerID]*Subscription
+		spillers  map[*queue.Line]*spiller // of lines that have overflowed
 		slo       SLO
 		closed    bool
 		// publishers is the number of open connections that have published here.
@@ -39,8 +44,15 @@ type Topic struct {
 		// endToEnd has the channels of which something was finished lately.
 		endToEnd map[*queue.Channel]*e2e.Window
 	}
+	// room is told when the topic's line may have room again, or never will.
+	room    sync.Cond // on mu
 	figures figures
 	steps   sync.Pool // of *step
+
+	// storing orders the publishers of a topic whose messages go through the
+	// disk: the order there is the topic's order. Taken before mu.
+	storing sync.Mutex
+	enc     encoder // guarded by storing
 }
 
 // SLO is what the topic's latencies are counted against.
@@ -51,16 +63,25 @@ type SLO struct {
 
 func newTopic(b *Broker, name string) *Topic {
 	t := &Topic{name: name, broker: b}
+	overflow := 0
+	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
+		overflow, t.through = st.cfg.Overflow, st.cfg.Fsync
+	}
+	t.most = b.cfg.Capacity + overflow
 	t.mu.core = queue.NewTopic(queue.Config{
 		Capacity:    b.cfg.Capacity,
+		Overflow:    overflow,
+		Through:     t.through,
 		MaxInFlight: b.cfg.MaxMsgTimeout,
 		Rand:        rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
 	})
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
+	t.mu.spillers = make(map[*queue.Line]*spiller)
 	t.figures.mu.reported.at = b.now() // the first interval begins with the topic
+	t.room.L = &t.mu
 	t.steps.New = func() any { return new(step) }
-	t.coarse = newAlarm(&b.alarms, b.now, newCoarseTimer, t.tick)
-	t.sharp = newAlarm(&b.alarms, b.now, newSharpTimer, t.tick)
+	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
+	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)
 	return t
 }
 
@@ -68,6 +89,7 @@ func newTopic(b *Broker, name string) *Topic {
 type step struct {
 	fx     queue.Effects
 	woken  []*Subscription
+	spill  []*spiller
 	coarse stamp.Mono
 	sharp  stamp.Mono
 	listed bool // a channel has come or gone
@@ -93,6 +115,23 @@ func (t *Topic) end(s *step) {
 		}
 		sub.outbox.push(d)
 	}
+	for _, d := range s.fx.Done {
+		if sp := t.mu.spillers[d.Line]; sp != nil {
+			sp.reading.done(d.Ticket)
+		}
+	}
+	for _, l := range s.fx.Overflowing {
+		if c := l.Channel(); c != nil && t.mu.core.Channel(c.Name()) != c {
+			continue // deleted meanwhile
+		}
+		if t.mu.closed {
+			continue // what is left is persist's
+		}
+		if sp := t.spiller(l); len(s.spill) == 0 || s.spill[len(s.spill)-1] != sp {
+			sp.startLocked()
+			s.spill = append(s.spill, sp)
+		}
+	}
 	s.coarse, s.sharp = t.mu.core.ChannelDeadline(), t.mu.core.ReleaseDeadline()
 	if t.mu.closed {
 		s.coarse, s.sharp = stamp.Never, stamp.Never
@@ -102,6 +141,9 @@ func (t *Topic) end(s *step) {
 	t.figures.released(s.fx.Released)
 	for _, sub := range s.woken {
 		sub.notify()
+	}
+	for _, sp := range s.spill {
+		sp.notify()
 	}
 	t.coarse.noLater(s.coarse)
 	t.sharp.noLater(s.sharp)
@@ -113,6 +155,8 @@ func (t *Topic) end(s *step) {
 	s.fx.Reset()
 	clear(s.woken)
 	s.woken = s.woken[:0]
+	clear(s.spill)
+	s.spill = s.spill[:0]
 	t.steps.Put(s)
 }
 
@@ -137,13 +181,7 @@ type Published struct {
 // Publish accepts one message.
 // Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining.
 func (t *Topic) Publish(now stamp.Mono, wall stamp.Wall, p Published) error {
-	m := t.message(wall, p)
-	s := t.begin()
-	err := t.open()
-	if err == nil {
-		err = t.mu.core.Put(now, &s.fx, m)
-	}
-	t.end(s)
+	err := t.put(now, t.message(wall, p))
 	if err == nil {
 		t.figures.arrived(p.Arrival.Source, 1)
 	}
@@ -161,29 +199,49 @@ type Bodies interface {
 func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) error {
 	// A batch may be a million messages of one byte, of which copies take a
 	// hundred times as much.
-	if n := bodies.Len(); n > t.broker.cfg.Capacity {
+	if n := bodies.Len(); n > t.most {
 		s := t.begin()
 		defer t.end(s)
 		if err := t.open(); err != nil {
 			return err
 		}
-		return t.mu.core.Refuse(n)
+		return t.mu.core.Refuse(queue.ErrFull, n)
 	}
 	msgs := make([]*queue.Message, 0, bodies.Len())
 	bodies.Each(func(body []byte) {
 		p.Body = body
 		msgs = append(msgs, t.message(wall, p))
 	})
+	err := t.put(now, msgs...)
+	if err == nil {
+		t.figures.arrived(p.Arrival.Source, len(msgs))
+	}
+	return err
+}
+
+func (t *Topic) put(now stamp.Mono, msgs ...*queue.Message) error {
+	if t.through {
+		return t.publishThrough(msgs)
+	}
 	s := t.begin()
+	// With a disk, a full line is one that is being written: the publisher
+	// waits for that, unless writing fails.
+	for t.open() == nil && !t.mu.core.Room(len(msgs)) && t.spilling() {
+		t.room.Wait()
+	}
 	err := t.open()
 	if err == nil {
 		err = t.mu.core.Put(now, &s.fx, msgs...)
 	}
 	t.end(s)
-	if err == nil {
-		t.figures.arrived(p.Arrival.Source, len(msgs))
-	}
 	return err
+}
+
+// spilling reports whether the topic's own line is being written to disk.
+// Requires: mu held.
+func (t *Topic) spilling() bool {
+	sp := t.mu.spillers[t.mu.core.Line()]
+	return sp != nil && sp.running && !sp.failing
 }
 
 func (t *Topic) message(wall stamp.Wall, p Published) *queue.Message {
@@ -326,6 +384,10 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 	}
 	delete(t.mu.endToEnd, c)
 	s.listed = true
+	if sp := t.mu.spillers[c.Line()]; sp != nil {
+		sp.endLocked(true)
+		delete(t.mu.spillers, c.Line())
+	}
 }
 
 // finished notes how long finished messages took from end to end, if that is
@@ -352,7 +414,7 @@ func (t *Topic) finished(now stamp.Mono, c *queue.Channel, messages []*queue.Mes
 // empty is a hint from a step that is over: what counts is what is there now.
 func (t *Topic) deleteIfEphemeral(empty bool) {
 	if empty && wire.Ephemeral(t.name) && t.broker.forget(t) {
-		t.close()
+		t.close(true)
 		t.broker.changed()
 	}
 }
@@ -403,9 +465,25 @@ func (t *Topic) onChannel(name string, do func(stamp.Mono, *queue.Channel, *queu
 
 // Empty discards the messages that wait in the topic itself.
 func (t *Topic) Empty() {
+	// With Through, publishers append to the disk: nothing that is published
+	// from now on may be emptied with the rest.
+	t.storing.Lock()
+	defer t.storing.Unlock()
 	s := t.begin()
-	t.mu.core.Empty()
+	t.mu.core.Empty(&s.fx)
+	sp := t.mu.spillers[t.mu.core.Line()]
+	if t.through && sp != nil {
+		sp.reading.void()
+	}
 	t.end(s)
+	if !t.through || sp == nil {
+		return
+	}
+	if disk := sp.disk.Load(); disk != nil {
+		if err := disk.Empty(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
+			sp.log("topic not emptied on disk; after a restart its messages would come again", err)
+		}
+	}
 }
 
 // Pause stops releases.
@@ -443,22 +521,54 @@ func (t *Topic) held(end stamp.Mono) (n int, moving bool) {
 	return n, moving || subscribed && comes(core.ReleaseDeadline())
 }
 
-// close ends the topic: its subscriptions are told, its alarms stop, and its
-// messages are let go, for connections may keep a deleted topic for as long as
-// they are silent. Whatever step somebody still takes finds nothing to release
-// and nobody to deliver to.
-func (t *Topic) close() {
+// close ends the topic: its subscriptions are told, its alarms and spillers
+// stop, and whatever step somebody still takes finds nothing to release and
+// nobody to deliver to. With remove its messages are let go, in memory and on
+// disk, for connections may keep a deleted topic for as long as they are
+// silent; without, they stay as they are, to be persisted.
+func (t *Topic) close(remove bool) {
 	now := t.broker.now()
 	s := t.begin()
 	t.mu.closed = true
-	t.mu.core.Pause() // lest what waits is released into the channels that are left
-	for _, c := range slices.Clone(t.mu.core.Channels()) {
-		t.removeChannel(now, c, s)
+	t.mu.core.Stop()
+	if remove {
+		for _, c := range slices.Clone(t.mu.core.Channels()) {
+			t.removeChannel(now, c, s)
+		}
+		t.mu.core.Empty(&s.fx)
 	}
-	t.mu.core.Empty()
+	for _, sub := range t.subscriptions() {
+		t.detach(sub)
+		s.woken = append(s.woken, sub)
+	}
+	for _, sp := range t.mu.spillers {
+		sp.endLocked(remove)
+	}
+	t.room.Broadcast()
 	t.end(s)
 	t.coarse.close()
 	t.sharp.close()
+}
+
+// persistAll leaves all the topic's lines to the next process.
+// Requires: the topic is closed and the broker's workers have ended.
+func (t *Topic) persistAll() error {
+	if wire.Ephemeral(t.name) {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	for _, c := range t.mu.core.Channels() {
+		if !wire.Ephemeral(c.Name()) {
+			errs = append(errs, t.persist(c.Line(), t.spiller(c.Line())))
+		}
+	}
+	if err := errors.Join(errs...); err != nil && t.through {
+		return err // what a channel did not get, the topic's line still has
+	}
+	l := t.mu.core.Line()
+	return errors.Join(append(errs, t.persist(l, t.spiller(l)))...)
 }
 
 // subscriptions returns the consumers by age. Requires: mu held.

@@ -210,6 +210,8 @@ func asFault(err error) *fault {
 		return &fault{http.StatusNotFound, "CHANNEL_NOT_FOUND", err.Error()}
 	case errors.As(err, &over):
 		return &fault{http.StatusTooManyRequests, "RATE_LIMITED", err.Error()}
+	case errors.Is(err, broker.ErrStorage):
+		return &fault{http.StatusServiceUnavailable, "STORAGE_FAILED", err.Error()}
 	case errors.Is(err, queue.ErrFull):
 		return &fault{http.StatusServiceUnavailable, "QUEUE_FULL", err.Error()}
 	case errors.Is(err, broker.ErrDraining), errors.Is(err, broker.ErrGone):

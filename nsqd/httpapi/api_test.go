@@ -43,7 +43,11 @@ func start(t *testing.T, managed bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(b.Close)
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
 	if err != nil {
 		t.Fatal(err)

@@ -99,7 +99,11 @@ func (a *API) publish(name string, put func(*broker.Topic) error) (string, error
 		if err != nil {
 			return "", fmt.Errorf("topic %q: %w", name, err)
 		}
-		if err := put(t); !errors.Is(err, broker.ErrGone) {
+		err = put(t)
+		if err == nil {
+			err = t.Sync()
+		}
+		if !errors.Is(err, broker.ErrGone) {
 			return "OK", err
 		}
 	}

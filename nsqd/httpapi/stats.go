@@ -221,6 +221,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 		Name:         s.Name,
 		Channels:     make([]channelJSON, 0, len(s.Channels)),
 		Depth:        s.Waiting,
+		BackendDepth: s.Beyond,
 		MessageCount: s.Counters.Accepted,
 		MessageBytes: s.Counters.AcceptedBytes,
 		Paused:       s.Paused,
@@ -249,6 +250,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			Name: c.Name,
 			// As in NSQ, what is in flight or deferred is not in the depth.
 			Depth:        c.Ready,
+			BackendDepth: c.Beyond,
 			InFlight:     c.InFlight,
 			Deferred:     c.Deferred,
 			MessageCount: c.Counters.Messages,

@@ -1,0 +1,90 @@
+package broker
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// A message on disk:
+//
+//	 0  1  version, 1
+//	 1  1  source of the arrival time (stamp.Source)
+//	 2  2  attempts so far
+//	 4  4  reserved, 0
+//	 8 16  message id
+//	24  8  timestamp, ns since the Unix epoch
+//	32  8  arrival, ns since the Unix epoch
+//	40  8  access delay in ns; -1 while it waits for its token
+//	48  8  deferral in ns, from the arrival on
+//	56  n  body
+//
+// All integers are big-endian. Arrivals are on the wall clock, because the
+// monotonic one starts again with the machine; an epoch ties the two together.
+const (
+	recordVersion = 1
+	recordHeader  = 56
+	unreleased    = -1
+)
+
+// epoch is one moment on both clocks. Wall-clock steps while the process runs
+// do not matter: it is the same moment for writing and for reading.
+type epoch struct {
+	mono stamp.Mono
+	wall stamp.Wall
+}
+
+func (e epoch) wallOf(m stamp.Mono) stamp.Wall { return e.wall + stamp.Wall(m-e.mono) }
+func (e epoch) monoOf(w stamp.Wall) stamp.Mono { return e.mono + stamp.Mono(w-e.wall) }
+
+// appendRecord encodes a message. released says whether it has left the
+// topic's line.
+func appendRecord(dst []byte, e epoch, k queue.Kept, released bool) []byte {
+	m := k.Message
+	dst = append(dst, recordVersion, byte(m.Arrival.Source))
+	dst = binary.BigEndian.AppendUint16(dst, k.Attempts)
+	dst = binary.BigEndian.AppendUint32(dst, 0)
+	dst = append(dst, m.ID[:]...)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(m.Timestamp))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(e.wallOf(m.Arrival.At)))
+	access := int64(unreleased)
+	if released {
+		access = int64(m.AccessDelay())
+	}
+	dst = binary.BigEndian.AppendUint64(dst, uint64(access))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(m.Defer))
+	return append(dst, m.Body...)
+}
+
+// parseRecord decodes a message; the body is copied.
+func parseRecord(e epoch, b []byte) (queue.Kept, error) {
+	if len(b) < recordHeader {
+		return queue.Kept{}, fmt.Errorf("message record of %d bytes is shorter than its header of %d", len(b), recordHeader)
+	}
+	if b[0] != recordVersion {
+		return queue.Kept{}, fmt.Errorf("message record of version %d, want %d", b[0], recordVersion)
+	}
+	if int(b[1]) >= stamp.Sources {
+		return queue.Kept{}, fmt.Errorf("message record with the unknown arrival source %d", b[1])
+	}
+	m := &queue.Message{
+		Timestamp: stamp.Wall(binary.BigEndian.Uint64(b[24:])),
+		Arrival: stamp.Arrival{
+			At:     e.monoOf(stamp.Wall(binary.BigEndian.Uint64(b[32:]))),
+			Source: stamp.Source(b[1]),
+		},
+		Defer: time.Duration(binary.BigEndian.Uint64(b[48:])),
+		Body:  append([]byte(nil), b[recordHeader:]...),
+	}
+	copy(m.ID[:], b[8:24])
+	if access := int64(binary.BigEndian.Uint64(b[40:])); access >= 0 {
+		m.Eligible = m.Arrival.At.Add(time.Duration(access))
+	}
+	if m.Defer < 0 {
+		return queue.Kept{}, fmt.Errorf("message record with a deferral of %d ns", m.Defer)
+	}
+	return queue.Kept{Message: m, Attempts: binary.BigEndian.Uint16(b[2:])}, nil
+}

@@ -1,0 +1,92 @@
+package broker
+
+import (
+	"errors"
+
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// saved is what a line with Through has recorded as done with, and, for a
+// topic's own line, what it waits for.
+type saved struct {
+	upTo diskqueue.Position // released and checkpointed
+	any  bool
+
+	// A message leaves the topic's disk only when it is durable on the disk of
+	// every channel that got it: next may be released when each channel has
+	// stored what it had been given when next was noted.
+	next    diskqueue.Position
+	waiting map[*queue.Line]uint64 // messages that must have arrived; nil: nothing is noted
+}
+
+// save records on disk which messages are done with.
+func (sp *spiller) save() error {
+	disk := sp.disk.Load()
+	if disk == nil {
+		return nil
+	}
+	sp.topic.mu.Lock()
+	end, any := sp.reading.doneUpTo()
+	sp.topic.mu.Unlock()
+	if !any || sp.saved.any && sp.saved.upTo == end {
+		return nil
+	}
+	if sp.line.Channel() != nil {
+		return sp.record(disk, end)
+	}
+	return sp.saveTopic(disk, end)
+}
+
+func (sp *spiller) record(disk *diskqueue.Queue, end diskqueue.Position) error {
+	disk.Release(end)
+	if err := disk.Checkpoint(); err != nil {
+		return err
+	}
+	sp.saved.upTo, sp.saved.any = end, true
+	return nil
+}
+
+// saveTopic notes a position in one turn and releases it in a later one.
+func (sp *spiller) saveTopic(disk *diskqueue.Queue, end diskqueue.Position) error {
+	t := sp.topic
+	t.mu.Lock()
+	if sp.saved.waiting == nil {
+		sp.saved.next = end
+		sp.saved.waiting = make(map[*queue.Line]uint64)
+		for _, c := range t.mu.core.Channels() {
+			if l := c.Line(); l.Through() {
+				sp.saved.waiting[l], _ = l.Overflowed()
+			}
+		}
+	}
+	arrived := true
+	var disks []*diskqueue.Queue
+	for _, c := range t.mu.core.Channels() {
+		l := c.Line()
+		want, noted := sp.saved.waiting[l]
+		if !noted {
+			continue // younger, or ephemeral
+		}
+		if _, there := l.Overflowed(); there < want {
+			arrived = false
+		}
+		if other := t.mu.spillers[l]; other != nil {
+			if d := other.disk.Load(); d != nil {
+				disks = append(disks, d)
+			}
+		}
+	}
+	t.mu.Unlock()
+	if !arrived {
+		return nil
+	}
+	for _, d := range disks {
+		// A channel that is deleted just now needs nothing any more.
+		if err := d.Sync(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
+			return err
+		}
+	}
+	sp.saved.waiting = nil
+	return sp.record(disk, sp.saved.next)
+}

@@ -1,0 +1,369 @@
+package broker
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// spiller moves the messages of one line between memory and disk. Its
+// goroutine starts with the first message that overflows.
+//
+// Acceptance does not wait for it: what is on its way to disk is in memory
+// still, bounded by queue.Config.Overflow. When the disk is full the line fills
+// up behind it and refuses, until writing works again; it tries for ever.
+type spiller struct {
+	// Set once.
+	topic *Topic
+	line  *queue.Line
+	wake  chan struct{} // 1 deep: there is something to write or to get
+	stop  chan struct{} // closed under topic.mu, once
+
+	// disk is nil until first used; set once, by ensure or Restore.
+	disk atomic.Pointer[diskqueue.Queue]
+
+	// Guarded by topic.mu.
+	running bool
+	stopped bool
+	remove  bool // the channel or topic was deleted: remove the queue at the end
+	failing bool // the disk does not take messages now
+	reading tickets
+
+	// Owned by run; before it starts and after it has ended, by whoever holds
+	// the topic.
+	onDisk int              // messages there that were not read; not with Through
+	valid  queue.Epoch      // what is on disk is of this epoch
+	saved  saved            // with Through
+	batch  []*queue.Message // taken from the line, not on disk yet
+	taken  queue.Epoch      // epoch of batch
+	enc    encoder
+	kept   []queue.Kept
+}
+
+const (
+	spillBatch  = 256     // messages in one write
+	refillBytes = 4 << 20 // of records in one read
+	spillRetry  = 250 * time.Millisecond
+
+	// saveInterval is how often it is recorded which messages are done with;
+	// after a crash those since then are delivered again.
+	saveInterval = 500 * time.Millisecond
+)
+
+// spiller returns the line's spiller, not running. Requires: mu held.
+func (t *Topic) spiller(l *queue.Line) *spiller {
+	sp := t.mu.spillers[l]
+	if sp == nil {
+		sp = &spiller{topic: t, line: l, wake: make(chan struct{}, 1), stop: make(chan struct{})}
+		t.mu.spillers[l] = sp
+	}
+	return sp
+}
+
+// start runs the spiller if it does not run yet. Requires: mu held, open.
+func (sp *spiller) startLocked() {
+	if !sp.running && !sp.stopped {
+		sp.running = true
+		sp.topic.broker.workers.Go(sp.run)
+	}
+}
+
+// endLocked stops the spiller; with remove its queue is deleted.
+// Requires: mu held.
+func (sp *spiller) endLocked(remove bool) {
+	if sp.stopped {
+		return
+	}
+	sp.stopped, sp.remove = true, remove
+	close(sp.stop)
+	if remove && !sp.running && sp.disk.Load() != nil {
+		sp.running = true // only to remove the queue, outside the lock
+		sp.topic.broker.workers.Go(sp.run)
+	}
+}
+
+func (sp *spiller) notify() {
+	select {
+	case sp.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (sp *spiller) run() {
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	retry.Stop()
+	var save <-chan time.Time
+	if sp.line.Through() {
+		t := time.NewTicker(saveInterval)
+		defer t.Stop()
+		save = t.C
+	}
+	for {
+		select {
+		case <-sp.stop:
+			sp.end()
+			return
+		case <-sp.wake:
+		case <-retry.C:
+		case <-save:
+			if err := sp.save(); err != nil {
+				sp.log("what is done with is not recorded on disk; after a crash it would come again", err)
+			}
+		}
+		for sp.turn() {
+			select {
+			case <-sp.stop:
+				sp.end()
+				return
+			default:
+			}
+		}
+		sp.topic.mu.Lock()
+		failing := sp.failing
+		sp.topic.mu.Unlock()
+		if failing {
+			retry.Reset(spillRetry)
+		}
+	}
+}
+
+// end removes the queue if that is wanted; otherwise it is left to persist.
+func (sp *spiller) end() {
+	sp.topic.mu.Lock()
+	remove := sp.remove
+	sp.topic.mu.Unlock()
+	if disk := sp.disk.Load(); remove && disk != nil {
+		if err := disk.Remove(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
+			sp.log("queue on disk not removed", err)
+		}
+	}
+}
+
+// turn writes one batch and gets one back. It reports whether there may be
+// more to do.
+func (sp *spiller) turn() (more bool) {
+	t := sp.topic
+	t.mu.Lock()
+	_, now := sp.line.TakeOverflow(nil, 0)
+	if len(sp.batch) > 0 && sp.taken != now { // emptied while it could not be written
+		clear(sp.batch)
+		sp.batch = sp.batch[:0]
+	}
+	if len(sp.batch) == 0 {
+		sp.batch, sp.taken = sp.line.TakeOverflow(sp.batch, spillBatch)
+	}
+	t.mu.Unlock()
+	if sp.valid != now {
+		if err := sp.discard(); err != nil {
+			return sp.fault("queue on disk not emptied", err)
+		}
+		sp.valid = now
+	}
+	if len(sp.batch) > 0 {
+		if err := sp.write(); err != nil {
+			return sp.fault("messages not written to disk; trying again", err)
+		}
+		more = true
+	}
+	n, err := sp.refill()
+	if err != nil {
+		return sp.fault("messages not read from disk; trying again", err)
+	}
+	sp.setFailing(false)
+	return more || n > 0
+}
+
+// setFailing returns what it was before.
+func (sp *spiller) setFailing(is bool) (was bool) {
+	t := sp.topic
+	t.mu.Lock()
+	was, sp.failing = sp.failing, is
+	t.mu.Unlock()
+	t.room.Broadcast()
+	return was
+}
+
+// fault logs the first of a row of failures, and asks for a retry.
+func (sp *spiller) fault(what string, err error) (more bool) {
+	if !sp.setFailing(true) {
+		sp.log(what, err)
+	}
+	return false
+}
+
+func (sp *spiller) log(what string, err error) {
+	sp.topic.broker.cfg.Storage.cfg.Log.Error(what, obs.KeyTopic, sp.topic.name, "queue", lineName(sp.topic.name, sp.line.Channel()), obs.KeyError, err)
+}
+
+// ensure opens the queue. One caller at a time.
+func (sp *spiller) ensure() (*diskqueue.Queue, error) {
+	if disk := sp.disk.Load(); disk != nil {
+		return disk, nil
+	}
+	disk, err := sp.topic.broker.cfg.Storage.open(lineName(sp.topic.name, sp.line.Channel()))
+	if err != nil {
+		return nil, err
+	}
+	// What an earlier life of the topic left behind is not this one's.
+	if n, _ := disk.Unread(); n > 0 {
+		if err := disk.Empty(); err != nil {
+			return nil, errors.Join(err, disk.Close())
+		}
+	}
+	sp.disk.Store(disk)
+	return disk, nil
+}
+
+// discard empties the queue after the line was emptied.
+func (sp *spiller) discard() error {
+	disk := sp.disk.Load()
+	if disk == nil || sp.line.Through() && sp.line.Channel() == nil {
+		return nil // Topic.Empty has done it, in step with the publishers
+	}
+	if err := disk.Empty(); err != nil {
+		return err
+	}
+	sp.onDisk = 0
+	sp.topic.mu.Lock()
+	sp.reading.void()
+	sp.topic.mu.Unlock()
+	return nil
+}
+
+func (sp *spiller) write() error {
+	disk, err := sp.ensure()
+	if err != nil {
+		return err
+	}
+	sp.kept = sp.kept[:0]
+	for _, m := range sp.batch {
+		sp.kept = append(sp.kept, queue.Kept{Message: m})
+	}
+	st := sp.topic.broker.cfg.Storage
+	err = st.append(disk, sp.kept, sp.line.Channel() != nil, &sp.enc)
+	clear(sp.kept)
+	if err != nil {
+		return err
+	}
+	n := len(sp.batch)
+	sp.onDisk += n
+	clear(sp.batch)
+	sp.batch = sp.batch[:0]
+	t := sp.topic
+	now := t.broker.now()
+	s := t.begin()
+	// Void if the line was emptied meanwhile; the next turn then discards.
+	t.mu.core.Stored(now, sp.line, sp.taken, n, &s.fx)
+	t.end(s)
+	t.room.Broadcast()
+	return nil
+}
+
+// refill gets back what the line wants, and returns how many that were.
+func (sp *spiller) refill() (int, error) {
+	t := sp.topic
+	t.mu.Lock()
+	want, e := sp.line.Wanted()
+	t.mu.Unlock()
+	disk := sp.disk.Load()
+	if want == 0 || e != sp.valid || disk == nil {
+		return 0, nil
+	}
+	records, err := disk.Read(want, refillBytes, nil)
+	if err != nil {
+		return 0, err
+	}
+	kept := make([]queue.Kept, 0, len(records))
+	ends := make([]diskqueue.Position, 0, len(records))
+	lost := 0
+	for _, r := range records {
+		k, err := parseRecord(t.broker.cfg.Storage.epoch, r.Data)
+		if err != nil {
+			sp.log("a message on disk is not readable", err)
+			lost++
+			continue
+		}
+		kept = append(kept, k)
+		ends = append(ends, r.End)
+	}
+	skipped, unlock := sp.skipped(disk, len(records))
+	lost += skipped
+	now := t.broker.now()
+	s := t.begin()
+	defer unlock()
+	defer t.end(s)
+	if _, present := sp.line.TakeOverflow(nil, 0); present != e {
+		return 0, nil // emptied meanwhile
+	}
+	if sp.line.Through() {
+		for i := range kept {
+			kept[i].Message.Ticket = sp.reading.issue(ends[i])
+		}
+	}
+	if lost > 0 {
+		t.mu.core.Lost(now, sp.line, e, lost, &s.fx)
+	}
+	t.mu.core.Refill(now, sp.line, e, kept, &s.fx)
+	if len(records) > 0 && !sp.line.Through() {
+		// In memory only from here on: that is what this mode promises.
+		disk.Release(records[len(records)-1].End)
+	}
+	return len(records) + lost, nil
+}
+
+// skipped returns how many messages the queue had to leave out since the last
+// call, and a function to call once that is accounted for.
+func (sp *spiller) skipped(disk *diskqueue.Queue, read int) (n int, unlock func()) {
+	if !sp.line.Through() {
+		unread, _ := disk.Unread()
+		n = sp.onDisk - read - int(unread)
+		sp.onDisk = int(unread)
+		return n, func() {}
+	}
+	if disk.Stats().Quarantined == 0 {
+		return 0, func() {}
+	}
+	// The line and the queue agree on what is stored only while nobody appends.
+	sp.topic.storing.Lock()
+	sp.topic.mu.Lock()
+	stored := sp.line.Stored()
+	sp.topic.mu.Unlock()
+	unread, _ := disk.Unread()
+	return stored - read - int(unread), sp.topic.storing.Unlock
+}
+
+// pending returns what is on its way to disk, in order.
+// Requires: run has ended.
+func (sp *spiller) pending() (kept []queue.Kept) {
+	msgs, e := sp.line.TakeOverflow(nil, 1<<30)
+	if sp.taken == e {
+		msgs = append(sp.batch, msgs...)
+	}
+	for _, m := range msgs {
+		kept = append(kept, queue.Kept{Message: m})
+	}
+	return kept
+}
+
+// close closes the queue, or removes it if nothing is in it.
+// Requires: run has ended.
+func (sp *spiller) close() error {
+	disk := sp.disk.Load()
+	if disk == nil {
+		return nil
+	}
+	if sp.line.Through() {
+		if end, any := sp.reading.doneUpTo(); any {
+			disk.Release(end)
+		}
+	}
+	if n, _ := disk.Held(); n == 0 {
+		return disk.Remove()
+	}
+	return disk.Close()
+}

@@ -1,0 +1,324 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// StorageConfig says where messages go that do not fit into memory. Immutable.
+type StorageConfig struct {
+	Path         string // the folder, created if need be; this process alone uses it
+	SegmentBytes int64  // size at which a file is full; 0: diskqueue's default
+	MaxRecord    int    // largest body of a message, in bytes
+	Overflow     int    // greatest number of messages of a line on their way to disk; >= 1
+	// Fsync stores every message before it is accepted: it then survives the
+	// loss of the process and of power. Otherwise only what does not fit into
+	// memory goes to disk, and the rest when the broker closes.
+	Fsync bool
+	Log   *slog.Logger
+}
+
+// Storage is the broker's disk. A broker without one keeps messages in memory
+// only and refuses what does not fit.
+type Storage struct {
+	// Set once.
+	cfg   StorageConfig
+	dir   *diskqueue.Dir
+	epoch epoch
+}
+
+// OpenStorage takes the folder for this process.
+func OpenStorage(cfg StorageConfig) (*Storage, error) {
+	if cfg.Overflow < 1 || cfg.Log == nil {
+		return nil, fmt.Errorf("storage: %d messages on their way to disk, want at least 1, and a logger", cfg.Overflow)
+	}
+	dir, err := diskqueue.OpenDir(cfg.Path, diskqueue.OS())
+	if err != nil {
+		return nil, fmt.Errorf("storage: %w", err)
+	}
+	return &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: clock.Mono(), wall: clock.Wall()}}, nil
+}
+
+// Close gives the folder back. The broker that uses it must be closed.
+func (s *Storage) Close() error { return s.dir.Close() }
+
+// Names of the queues: "topic#" is the topic's own line, "topic#channel" a
+// channel's. With a second #, it is what the last process had in memory when it
+// ended, which comes before. Names of topics and channels have no # but in
+// "#ephemeral", and those never go to disk.
+const (
+	sepLine   = "#"
+	sepResume = "##"
+)
+
+func lineName(topic string, c *queue.Channel) string {
+	if c == nil {
+		return topic + sepLine
+	}
+	return topic + sepLine + c.Name()
+}
+
+func resumeName(topic string, c *queue.Channel) string {
+	return strings.Replace(lineName(topic, c), sepLine, sepResume, 1)
+}
+
+func (s *Storage) open(name string) (*diskqueue.Queue, error) {
+	return diskqueue.Open(diskqueue.Config{
+		Dir:          s.dir,
+		Name:         name,
+		SegmentBytes: s.cfg.SegmentBytes,
+		MaxRecord:    recordHeader + s.cfg.MaxRecord,
+		Log:          s.cfg.Log,
+	})
+}
+
+// append encodes messages and puts them at the end of a queue.
+func (s *Storage) append(q *diskqueue.Queue, kept []queue.Kept, released bool, scratch *encoder) error {
+	scratch.reset()
+	for _, k := range kept {
+		scratch.add(s.epoch, k, released)
+	}
+	_, err := q.Append(scratch.records()...)
+	return err
+}
+
+// encoder holds the records of one append, in one piece of memory.
+type encoder struct {
+	bytes  []byte
+	ends   []int
+	slices [][]byte
+}
+
+func (e *encoder) reset() { e.bytes, e.ends = e.bytes[:0], e.ends[:0] }
+
+func (e *encoder) add(at epoch, k queue.Kept, released bool) {
+	e.bytes = appendRecord(e.bytes, at, k, released)
+	e.ends = append(e.ends, len(e.bytes))
+}
+
+func (e *encoder) records() [][]byte {
+	e.slices = e.slices[:0]
+	start := 0
+	for _, end := range e.ends {
+		e.slices = append(e.slices, e.bytes[start:end])
+		start = end
+	}
+	return e.slices
+}
+
+// ErrStorage: the message could not be stored, for now.
+var ErrStorage = errors.New("storage failed")
+
+// publishThrough stores messages at the end of the topic's line on disk. They
+// are accepted then, and durable after Sync.
+func (t *Topic) publishThrough(msgs []*queue.Message) error {
+	t.storing.Lock()
+	defer t.storing.Unlock()
+	s := t.begin()
+	err := t.open()
+	if err == nil {
+		err = t.mu.core.Admit(msgs...)
+	}
+	sp := t.spiller(t.mu.core.Line())
+	t.end(s)
+	if err != nil {
+		return err
+	}
+	bytes := 0
+	t.enc.reset()
+	for _, m := range msgs {
+		t.enc.add(t.broker.cfg.Storage.epoch, queue.Kept{Message: m}, false)
+		bytes += len(m.Body)
+	}
+	disk, err := sp.ensure()
+	if err == nil {
+		_, err = disk.Append(t.enc.records()...)
+	}
+	s = t.begin()
+	if err != nil {
+		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
+	} else {
+		t.mu.core.Appended(len(msgs), bytes, &s.fx)
+	}
+	t.end(s)
+	return err
+}
+
+// Durable reports whether what is published has to be followed by Sync before
+// it may be called accepted.
+func (t *Topic) Durable() bool { return t.through }
+
+// Sync returns when everything published before is on stable storage. Many
+// callers share one fsync. Error: ErrStorage, after which nobody knows.
+func (t *Topic) Sync() error {
+	if !t.through {
+		return nil
+	}
+	t.mu.Lock()
+	sp := t.spiller(t.mu.core.Line())
+	t.mu.Unlock()
+	if disk := sp.disk.Load(); disk != nil {
+		if err := disk.Sync(); err != nil {
+			return fmt.Errorf("%w: %w", ErrStorage, err)
+		}
+	}
+	return nil
+}
+
+// Restore brings back the topics and messages that an earlier process left in
+// the storage. It is called once, before the broker is used.
+func (b *Broker) Restore() error {
+	st := b.cfg.Storage
+	if st == nil {
+		return nil
+	}
+	names, err := st.dir.Queues()
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	// The lines of a topic come before its channels could take messages from
+	// them: channels first.
+	type parts struct{ topic, channel string }
+	seen := map[parts]bool{}
+	var topics, channels []parts
+	for _, name := range names {
+		topic, rest, found := strings.Cut(name, sepLine)
+		p := parts{topic, strings.TrimPrefix(rest, sepLine)}
+		if !found || !wire.ValidTopicName(p.topic) || p.channel != "" && !wire.ValidChannelName(p.channel) {
+			st.cfg.Log.Warn("storage has a queue that is no topic's or channel's; it is left alone", "queue", name)
+			continue
+		}
+		if seen[p] {
+			continue
+		}
+		seen[p] = true
+		if p.channel == "" {
+			topics = append(topics, p)
+		} else {
+			channels = append(channels, p)
+		}
+	}
+	for _, p := range append(channels, topics...) {
+		t := b.restoreTopic(p.topic)
+		if p.channel != "" {
+			if err := t.CreateChannel(p.channel); err != nil {
+				return fmt.Errorf("restore channel %s of topic %s: %w", p.channel, p.topic, err)
+			}
+		}
+		if err := t.restoreLine(p.channel); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreTopic is CreateTopic without asking anybody for the topic's channels.
+func (b *Broker) restoreTopic(name string) *Topic {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.mu.topics[name]
+	if t == nil {
+		t = newTopic(b, name)
+		b.mu.topics[name] = t
+	}
+	return t
+}
+
+// restoreLine brings back one line: what was in memory, and what is on disk.
+func (t *Topic) restoreLine(channel string) error {
+	st := t.broker.cfg.Storage
+	now := t.broker.now()
+	s := t.begin()
+	defer t.end(s)
+	line := t.mu.core.Line()
+	if channel != "" {
+		line = t.mu.core.Channel(channel).Line()
+	}
+	kept, err := t.resume(line)
+	if err != nil {
+		return err
+	}
+	disk, err := st.open(lineName(t.name, line.Channel()))
+	if err != nil {
+		return err
+	}
+	stored, _ := disk.Unread()
+	sp := t.spiller(line)
+	sp.disk.Store(disk)
+	sp.onDisk = int(stored)
+	t.mu.core.Restore(now, line, kept, int(stored), &s.fx)
+	return nil
+}
+
+// resume reads and removes what the last process had in memory.
+func (t *Topic) resume(line *queue.Line) (kept []queue.Kept, err error) {
+	st := t.broker.cfg.Storage
+	q, err := st.open(resumeName(t.name, line.Channel()))
+	if err != nil {
+		return nil, err
+	}
+	for {
+		records, err := q.Read(1000, 1<<20, nil)
+		if err != nil {
+			return nil, errors.Join(err, q.Close())
+		}
+		if len(records) == 0 {
+			return kept, q.Remove()
+		}
+		for _, r := range records {
+			k, err := parseRecord(st.epoch, r.Data)
+			if err != nil {
+				st.cfg.Log.Error("a message cannot be restored", "queue", q.Name(), "error", err)
+				continue
+			}
+			kept = append(kept, k)
+		}
+	}
+}
+
+// persist leaves a line for the next process to restore: what is in memory in
+// a queue of its own, since what is on disk comes after it.
+// Requires: the topic is closed and the line's spiller has ended.
+func (t *Topic) persist(line *queue.Line, sp *spiller) error {
+	st := t.broker.cfg.Storage
+	released := line.Channel() != nil
+	var errs []error
+	var enc encoder
+	write := func(q *diskqueue.Queue, kept []queue.Kept) error {
+		for len(kept) > 0 {
+			n := min(len(kept), 1000)
+			if err := st.append(q, kept[:n], released, &enc); err != nil {
+				return fmt.Errorf("%d messages of %s are lost: %w", len(kept), lineName(t.name, line.Channel()), err)
+			}
+			kept = kept[n:]
+		}
+		return nil
+	}
+	if kept := t.mu.core.Kept(line); len(kept) > 0 && !line.Through() {
+		q, err := st.open(resumeName(t.name, line.Channel()))
+		if err == nil {
+			err = errors.Join(write(q, kept), q.Close())
+		}
+		errs = append(errs, err)
+	}
+	late := sp.pending()
+	if len(late) > 0 {
+		disk, err := sp.ensure()
+		if err == nil {
+			err = write(disk, late)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil && line.Through() {
+		return err // the topic's line keeps what this one did not get
+	}
+	errs = append(errs, sp.close())
+	return errors.Join(errs...)
+}

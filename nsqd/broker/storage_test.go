@@ -1,0 +1,255 @@
+package broker_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// stored opens a broker over a folder. stop ends it as a process would.
+func stored(path string, fsync bool) (b *broker.Broker, stop func()) {
+	GinkgoHelper()
+	st, err := broker.OpenStorage(broker.StorageConfig{
+		Path: path, SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Fsync: fsync, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
+	})
+	Expect(err).NotTo(HaveOccurred())
+	cfg := broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st}
+	b, err = broker.New(cfg)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(b.Restore()).To(Succeed())
+	stopped := false
+	stop = func() {
+		GinkgoHelper()
+		if !stopped {
+			stopped = true
+			Expect(b.Close()).To(Succeed())
+			Expect(st.Close()).To(Succeed())
+		}
+	}
+	DeferCleanup(stop)
+	return b, stop
+}
+
+// publishAll publishes the numbers, waiting where the topic is full.
+func publishAll(t *broker.Topic, from, to int) {
+	GinkgoHelper()
+	deadline := time.Now().Add(20 * time.Second)
+	for i := from; i < to; i++ {
+		err := publish(t, strconv.Itoa(i))
+		for ; errors.Is(err, queue.ErrFull) && time.Now().Before(deadline); err = publish(t, strconv.Itoa(i)) {
+			runtime.Gosched()
+		}
+		Expect(err).NotTo(HaveOccurred())
+	}
+}
+
+func bodies(r *reader) (all []string) {
+	for _, d := range r.deliveries() {
+		all = append(all, string(d.Message.Body))
+	}
+	return all
+}
+
+func numbers(from, to int) (all []string) {
+	for i := from; i < to; i++ {
+		all = append(all, strconv.Itoa(i))
+	}
+	return all
+}
+
+var _ = Describe("a broker with a disk", func() { storing(false) })
+
+var _ = Describe("a broker that stores before it accepts", func() {
+	storing(true)
+
+	It("has on disk what it accepted, and nothing that is done with", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, true)
+		t := topic(b, "t")
+		Expect(t.Durable()).To(BeTrue())
+		r := read(t, "c", 100, true)
+		publishAll(t, 0, 500)
+		Expect(t.Sync()).To(Succeed())
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(500))
+		Eventually(func() int { return t.Stats().Channels[0].InFlight }).Should(BeZero())
+		stop()
+		files, err := os.ReadDir(path)
+		Expect(err).NotTo(HaveOccurred())
+		for _, f := range files {
+			Expect(f.Name()).NotTo(ContainSubstring("t#"))
+		}
+	})
+
+	It("keeps an ephemeral topic in memory", func() {
+		b, _ := stored(GinkgoT().TempDir(), true)
+		t := topic(b, "t#ephemeral")
+		Expect(t.Durable()).To(BeFalse())
+		r := read(t, "c#ephemeral", 10, true)
+		Expect(publish(t, "x")).To(Succeed())
+		Eventually(r.count).Should(Equal(1))
+	})
+})
+
+// storing is what both modes promise.
+func storing(fsync bool) {
+	const total = 5000
+	stored := func(path string) (*broker.Broker, func()) {
+		GinkgoHelper()
+		return stored(path, fsync)
+	}
+
+	It("keeps what does not fit into memory, in order, for every channel", func() {
+		b, _ := stored(GinkgoT().TempDir())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("slow")).To(Succeed())
+		fast := read(t, "fast", 100, true)
+		publishAll(t, 0, total)
+		Eventually(fast.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Expect(bodies(fast)).To(Equal(numbers(0, total)))
+		slow := read(t, "slow", 3, true)
+		Eventually(slow.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Expect(bodies(slow)).To(Equal(numbers(0, total)))
+	})
+
+	It("goes on after a restart where it was, with attempts and order", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path)
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		publishAll(t, 0, total)
+		held := read(t, "c", 5, false)
+		Eventually(held.count).Should(Equal(5))
+		Expect(topic(b, "waits").Name()).To(Equal("waits"))
+		publishAll(topic(b, "waits"), 0, 300) // no channel: all in the topic's own line
+		stop()
+
+		b, stop = stored(path)
+		t = topic(b, "t")
+		r := read(t, "c", 50, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Expect(bodies(r)).To(Equal(numbers(0, total)))
+		if !fsync { // attempts are not stored with every delivery
+			Expect(r.deliveries()[0].Attempts).To(BeEquivalentTo(2), "it was delivered once before the restart")
+		}
+		Expect(r.deliveries()[5].Attempts).To(BeEquivalentTo(1))
+		w := read(topic(b, "waits"), "c", 50, true)
+		Eventually(w.count).WithTimeout(20 * time.Second).Should(Equal(300))
+		Expect(bodies(w)).To(Equal(numbers(0, 300)))
+		Eventually(func() int { return t.Stats().Channels[0].InFlight }).Should(BeZero())
+		stop()
+
+		b, _ = stored(path)
+		Expect(b.Topics()).To(BeEmpty(), "nothing was left")
+	})
+
+	It("keeps the eligible order and times of a limited topic over the disk", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path)
+		t := topic(b, "t")
+		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(2000), Burst: 5}, false)
+		Expect(t.CreateChannel("c")).To(Succeed())
+		publishAll(t, 0, 1000)
+		stop()
+		b, _ = stored(path)
+		t = topic(b, "t")
+		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(2000), Burst: 5}, false)
+		r := read(t, "c", 100, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(1000))
+		Expect(bodies(r)).To(Equal(numbers(0, 1000)))
+	})
+
+	It("forgets what is emptied or deleted, on disk too", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path)
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		Expect(t.CreateChannel("d")).To(Succeed())
+		publishAll(t, 0, 1000)
+		Eventually(func() int { return t.Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+		Expect(t.EmptyChannel("c")).To(Succeed())
+		Expect(t.DeleteChannel("d")).To(Succeed())
+		publishAll(t, 1000, 2000)
+		r := read(t, "c", 100, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(1000))
+		Expect(bodies(r)).To(Equal(numbers(1000, 2000)))
+		publishAll(topic(b, "gone"), 0, 500)
+		Expect(b.DeleteTopic("gone")).To(Succeed())
+		stop()
+		files, err := os.ReadDir(path)
+		Expect(err).NotTo(HaveOccurred())
+		for _, f := range files {
+			Expect(f.Name()).NotTo(Or(ContainSubstring("gone"), ContainSubstring("#d"), ContainSubstring("#c")), "left behind")
+		}
+	})
+
+	It("skips a damaged file, counts what is lost, and delivers the rest", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path)
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		publishAll(t, 0, total)
+		Eventually(func() int { return t.Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+		stop()
+		var segments []string
+		Expect(filepath.Walk(path, func(p string, i os.FileInfo, err error) error {
+			if err == nil && i.Size() > 40<<10 {
+				segments = append(segments, p)
+			}
+			return err
+		})).To(Succeed())
+		Expect(len(segments)).To(BeNumerically(">", 2))
+		f, err := os.OpenFile(segments[1], os.O_WRONLY, 0)
+		Expect(err).NotTo(HaveOccurred())
+		_, err = f.WriteAt([]byte("rotten"), 30<<10)
+		Expect(errors.Join(err, f.Close())).NotTo(HaveOccurred())
+
+		b, _ = stored(path)
+		t = topic(b, "t")
+		r := read(t, "c", 100, true)
+		lost := func() uint64 { return t.Stats().Channels[0].Counters.Lost }
+		Eventually(func() int { return r.count() + int(lost()) }).WithTimeout(20 * time.Second).Should(Equal(total))
+		Expect(lost()).To(And(BeNumerically(">", 0), BeNumerically("<", total/2)))
+	})
+
+	It("does not lose a message when it is stopped under load", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path)
+		t := topic(b, "t")
+		seen := map[string]int{}
+		r := read(t, "c", 20, true)
+		accepted := 0
+		for r.count() < 200 {
+			if err := publish(t, fmt.Sprint(accepted)); err == nil {
+				accepted++
+			}
+		}
+		stop()
+		for _, s := range bodies(r) {
+			seen[s]++
+		}
+		b, _ = stored(path)
+		again := read(topic(b, "t"), "c", 20, true)
+		Eventually(func() int {
+			all := map[string]bool{}
+			for s := range seen {
+				all[s] = true
+			}
+			for _, s := range bodies(again) {
+				all[s] = true
+			}
+			return len(all)
+		}).WithTimeout(20 * time.Second).Should(Equal(accepted))
+	})
+}
