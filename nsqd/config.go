@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -82,6 +83,22 @@ func (o *options) brokerConfig() broker.Config {
 	}
 	return c
 }
+
+// storageConfig is where messages go that memory does not hold.
+func (o *options) storageConfig(log *slog.Logger) broker.StorageConfig {
+	return broker.StorageConfig{
+		Path:         filepath.Join(o.DataPath, "messages"),
+		SegmentBytes: o.MaxBytesPerFile,
+		MaxRecord:    o.MaxMsgSize,
+		Overflow:     min(o.MemQueueSize, maxOverflow),
+		Fsync:        o.Durability == durabilityFsync,
+		Log:          log,
+	}
+}
+
+// maxOverflow bounds the messages of a line on their way to disk: enough for
+// several writes, and little beside what memory holds.
+const maxOverflow = 2000
 
 // tlsRequiredFor is --tls-required with what else implies it: a policy on
 // certificates would mean nothing to clients that need not show any.

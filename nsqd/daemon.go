@@ -30,6 +30,7 @@ type daemon struct {
 	log       *slog.Logger
 	at        *listeners
 	stamps    *hook.Stamper
+	storage   *broker.Storage // nil: memory only
 	broker    *broker.Broker
 	conns     *conn.Server
 	announcer *lookupd.Announcer
@@ -52,6 +53,12 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		return nil, err
 	}
 	config := opts.brokerConfig()
+	if opts.DataPath != "" {
+		if d.storage, err = broker.OpenStorage(opts.storageConfig(log)); err != nil {
+			return nil, fmt.Errorf("--data-path: %w", err)
+		}
+		config.Storage = d.storage
+	}
 	config.Changed = func() {
 		if d.announcer != nil { // set before anything is served
 			d.announcer.Notify()
@@ -61,6 +68,9 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		config.Channels = func(topic string) []string { return d.announcer.Channels(context.Background(), topic) }
 	}
 	if d.broker, err = broker.New(config); err != nil {
+		return nil, err
+	}
+	if err := d.broker.Restore(); err != nil {
 		return nil, err
 	}
 	sessions := opts.sessionConfig()
@@ -219,13 +229,23 @@ func (d *daemon) close() error {
 	if d.opts.porters != nil {
 		d.opts.porters.Close()
 	}
-	if d.stamps == nil {
-		return nil
+	var errs []error
+	if d.broker != nil {
+		if err := d.broker.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close the broker: %w", err))
+		}
 	}
-	if err := d.stamps.Close(); err != nil {
-		return fmt.Errorf("close arrival stamps: %w", err)
+	if d.storage != nil {
+		if err := d.storage.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close the storage: %w", err))
+		}
 	}
-	return nil
+	if d.stamps != nil {
+		if err := d.stamps.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close arrival stamps: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // drainAtEnd empties the broker: publishers end at a message boundary,
@@ -236,9 +256,15 @@ func (d *daemon) drainAtEnd(ctx context.Context) error {
 	defer cancel()
 	d.conns.StopReading()
 	if left := d.broker.Drain(limit); left > 0 {
-		d.log.Warn("messages are lost: they are in memory only and nobody took them", "messages", left)
+		if d.storage == nil {
+			d.log.Warn("messages are lost: they are in memory only and nobody took them", "messages", left)
+		} else {
+			d.log.Info("messages stay on disk", "messages", left)
+		}
 	}
-	d.broker.Close()
+	if err := d.broker.Close(); err != nil {
+		d.log.Error("messages are lost: they could not be stored", obs.KeyError, err)
+	}
 	grace, cancel := context.WithTimeout(context.Background(), lifecycle.Grace)
 	defer cancel()
 	if err := d.conns.Shutdown(grace); err != nil {

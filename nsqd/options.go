@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/session"
@@ -92,6 +93,7 @@ type options struct {
 	// Files of messages.
 	DataPath        string
 	MaxBytesPerFile int64
+	Durability      string
 	SyncEvery       int64
 	SyncTimeout     time.Duration
 
@@ -162,6 +164,9 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.HTTPClientRequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
 
 	fs.IntVar(&o.MemQueueSize, "mem-queue-size", 10_000, "greatest number of `messages` held per topic and per channel")
+	fs.StringVar(&o.DataPath, "data-path", "", "`folder` for messages beyond --mem-queue-size, and for those held when the broker ends (default none: memory only)")
+	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", diskqueue.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
+	fs.StringVar(&o.Durability, "durability", durabilityMemory, "`promise` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage); both need --data-path")
 	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; may be repeated")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
@@ -182,10 +187,8 @@ func flags(o *options) *flag.FlagSet {
 	fs.IntVar(&o.StatsdPacketSize, "statsd-udp-packet-size", 508, "greatest size of a packet to statsd, in `bytes`")
 	fs.BoolVar(&o.StatsdExcludeEphemeral, "statsd-exclude-ephemeral", false, "do not push figures of ephemeral topics and channels")
 
-	fs.StringVar(&o.DataPath, "data-path", "", "`folder` for files of messages (default the working folder)")
-	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", 100<<20, "size at which a file of messages is followed by a new one, in `bytes`")
-	fs.Int64Var(&o.SyncEvery, "sync-every", 2500, "bring files to the disk after so many `messages`")
-	fs.DurationVar(&o.SyncTimeout, "sync-timeout", 2*time.Second, "and after so long")
+	fs.Int64Var(&o.SyncEvery, "sync-every", 2500, "`messages`; of NSQ: here --durability says when they are on stable storage")
+	fs.DurationVar(&o.SyncTimeout, "sync-timeout", 2*time.Second, "of NSQ; likewise")
 
 	fs.IntVar(&o.NodeID, "node-id", nodeID(hostname()), "`number` in [0, 1024) for NSQ's message ids (default a hash of the hostname); ours do without")
 	alias(fs, "node-id", "id")
@@ -210,6 +213,12 @@ func parse(args []string, out io.Writer) (*options, error) {
 	}
 	return o, o.validate()
 }
+
+// Values of --durability.
+const (
+	durabilityMemory = "memory"
+	durabilityFsync  = "fsync"
+)
 
 // maxDrain leaves room for the ends of clients and of HTTP requests.
 const maxDrain = lifecycle.StopLimit - 3*lifecycle.Grace
@@ -242,6 +251,8 @@ func (o *options) validate() error {
 	_, err := hook.ParseMode(o.ArrivalStamps)
 	fault(err != nil, "--arrival-stamps: %w", err)
 	fault(o.OutputBuffering != "eager" && o.OutputBuffering != "strict", "--output-buffering %q is neither eager nor strict", o.OutputBuffering)
+	fault(o.Durability != durabilityMemory && o.Durability != durabilityFsync, "--durability %q is neither %s nor %s", o.Durability, durabilityMemory, durabilityFsync)
+	fault(o.Durability == durabilityFsync && o.DataPath == "", "--durability %s needs --data-path", durabilityFsync)
 	fault(o.TCPAddress == "", "--tcp-address is empty")
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)
@@ -254,7 +265,7 @@ func (o *options) validate() error {
 		fault(err != nil, "--data-path: %w", err)
 		fault(err == nil && !info.IsDir(), "--data-path %q is not a folder", o.DataPath)
 	}
-	fault(o.MaxBytesPerFile < 1, "--max-bytes-per-file %d is less than 1", o.MaxBytesPerFile)
+	fault(o.MaxBytesPerFile < 1<<10, "--max-bytes-per-file %d is less than 1 KiB", o.MaxBytesPerFile)
 	fault(o.SyncEvery < 1, "--sync-every %d is less than 1 message", o.SyncEvery)
 	fault(o.SyncTimeout <= 0, "--sync-timeout %v is not positive", o.SyncTimeout)
 	fault(o.NodeID < 0 || o.NodeID >= nodeIDs, "--node-id %d is outside [0, %d)", o.NodeID, nodeIDs)

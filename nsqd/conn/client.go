@@ -38,6 +38,7 @@ type client struct {
 	buf       []byte     // buf[r:w] is read and not yet consumed
 	r, w      int
 	targets   []target // of publishes, each once; at most maxTargets, the last ones
+	unsettled []unsettled
 	sub       *broker.Subscription
 	cred      credentials // where clients need leave
 
@@ -284,12 +285,17 @@ func (c *client) consume() error {
 		start := c.in.Offset() - int64(c.w-c.r)
 		switch {
 		case op.Kind.Upgrade():
+			c.settle()
 			if err := c.reply(); err != nil {
 				return err
 			}
 			c.sess.Done(op, c.upgrade(op))
+		case op.Kind.Publishes():
+			t, err := c.publish(&op, start, start+int64(n), now)
+			c.published(op, t, err)
 		case op.Kind != session.OpNone:
-			err := c.do(&op, start, start+int64(n), now)
+			c.settle()
+			err := c.do(&op, now)
 			c.sess.Done(op, err)
 		}
 		c.r += n
@@ -304,6 +310,7 @@ func (c *client) consume() error {
 			c.writers.Go(c.newWriter().run)
 		}
 	}
+	c.settle()
 	// A client that fills its buffer sends more than the buffer was made for.
 	if filled && c.r == c.w && len(c.buf) < maxIdle {
 		c.grow(2 * len(c.buf))
@@ -311,8 +318,46 @@ func (c *client) consume() error {
 	return c.reply()
 }
 
-// do acts on the broker. start and end are the command's place in the stream.
-func (c *client) do(op *session.Op, start, end int64, now stamp.Mono) error {
+// unsettled is a publish that is not answered yet: it, or one before it, has to
+// be durable first.
+type unsettled struct {
+	kind  session.OpKind
+	topic *broker.Topic // where err is nil
+	err   error
+}
+
+// published answers a publish: at once, unless the topic keeps its messages on
+// disk; then together with those behind it, so that they share one fsync.
+func (c *client) published(op session.Op, t *broker.Topic, err error) {
+	if len(c.unsettled) == 0 && (err != nil || !t.Durable()) {
+		c.sess.Done(op, err)
+		return
+	}
+	c.unsettled = append(c.unsettled, unsettled{kind: op.Kind, topic: t, err: err})
+}
+
+// settle makes the publishes durable that wait for it, and answers them.
+func (c *client) settle() {
+	if len(c.unsettled) == 0 {
+		return
+	}
+	var synced *broker.Topic
+	var failed error
+	for _, u := range c.unsettled {
+		if u.err == nil && u.topic.Durable() {
+			if u.topic != synced {
+				synced, failed = u.topic, refusal([]byte(u.topic.Name()), u.topic.Sync())
+			}
+			u.err = failed
+		}
+		c.sess.Done(session.Op{Kind: u.kind}, u.err)
+	}
+	clear(c.unsettled)
+	c.unsettled = c.unsettled[:0]
+}
+
+// do acts on the broker.
+func (c *client) do(op *session.Op, now stamp.Mono) error {
 	switch op.Kind {
 	case session.OpIdentify:
 		id := c.sess.Identity()
@@ -320,8 +365,6 @@ func (c *client) do(op *session.Op, start, end int64, now stamp.Mono) error {
 		return nil
 	case session.OpAuth:
 		return c.authenticate(op)
-	case session.OpPub, session.OpDpub, session.OpMpub:
-		return c.publish(op, start, end, now)
 	case session.OpSub:
 		return c.subscribe(op, now)
 	case session.OpRdy:
@@ -356,15 +399,17 @@ func (c *client) ready(n int) error {
 	return nil
 }
 
-func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) error {
+// publish hands a message, or a batch, to its topic, which it returns. start
+// and end are the command's place in the stream.
+func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) (*broker.Topic, error) {
 	if err := c.permit(op, now); err != nil {
-		return err
+		return nil, err
 	}
 	arrival := c.in.Arrival(start, end)
 	for {
 		to, err := c.publishTo(op.Topic)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		t := to.topic
 		if op.Kind == session.OpMpub {
@@ -374,10 +419,10 @@ func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) error
 		}
 		if err == nil {
 			add(&to.count.count, op.Messages())
-			return nil
+			return t, nil
 		}
 		if !errors.Is(err, broker.ErrGone) {
-			return refusal(op.Topic, err)
+			return t, refusal(op.Topic, err)
 		}
 		c.leaveTopic(t) // deleted since it was looked up
 	}
@@ -439,6 +484,8 @@ func refusal(topic []byte, err error) error {
 		return wire.RateLimited(over.Delay - over.Limit)
 	case errors.Is(err, queue.ErrFull):
 		return wire.Wrap(wire.CodeQueueFull, fmt.Sprintf("topic %q is full", topic), err)
+	case errors.Is(err, broker.ErrStorage):
+		return wire.Wrap(wire.CodeQueueFull, fmt.Sprintf("topic %q cannot be stored now", topic), err)
 	case errors.Is(err, broker.ErrUnknownTopic):
 		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: ask the loaddistributor where it is", topic), err)
 	case errors.Is(err, broker.ErrTooManyConsumers):

@@ -79,6 +79,10 @@ func (op *Op) Messages() int {
 	return 0
 }
 
+// Publishes reports whether the operation publishes: those may be Done later,
+// in their order.
+func (k OpKind) Publishes() bool { return k == OpPub || k == OpMpub || k == OpDpub }
+
 func (k OpKind) verb() wire.Verb {
 	switch k {
 	case OpIdentify:
