@@ -1,0 +1,283 @@
+package crash
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// forever is how long to wait for messages that must come.
+const forever = 20 * time.Second
+
+var nsqd string // the binary under test
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "crash")
+	if err == nil {
+		nsqd = filepath.Join(dir, "nsqd")
+		err = daemon.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqd, false)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// publisher sends its numbers, pipelined, until the connection ends.
+type publisher struct {
+	id       uint32
+	accepted uint32 // numbers 0 .. accepted-1 were answered with OK
+	sent     uint32
+}
+
+func dial(address string) (net.Conn, error) {
+	nc, err := net.Dial("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	if err := nc.SetDeadline(time.Now().Add(60 * time.Second)); err != nil {
+		return nil, err
+	}
+	_, err = nc.Write(wire.AppendMagic(nil))
+	return nc, err
+}
+
+func body(publisher, number uint32) []byte {
+	b := binary.BigEndian.AppendUint32(nil, publisher)
+	return binary.BigEndian.AppendUint32(b, number)
+}
+
+// run publishes on one connection until it ends. window bounds what is not
+// answered.
+func (p *publisher) run(address string, window int) error {
+	nc, err := dial(address)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	r := bufio.NewReader(nc)
+	for {
+		var out []byte
+		n := 0
+		for ; n < window; n++ {
+			out = wire.AppendPub(out, "t", body(p.id, p.sent))
+			p.sent++
+		}
+		if _, err := nc.Write(out); err != nil {
+			return nil // the broker is gone: that is the test
+		}
+		for ; n > 0; n-- {
+			answer, err := frame(r)
+			if err != nil || strings.HasPrefix(answer, "E_PUB_FAILED") {
+				return nil // gone, or about to go and taking nothing more
+			}
+			if answer != "OK" {
+				return fmt.Errorf("publisher %d: answer %q", p.id, answer)
+			}
+			p.accepted++
+		}
+	}
+}
+
+func frame(r io.Reader) (data string, err error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return "", err
+	}
+	b := make([]byte, min(binary.BigEndian.Uint32(head[:])-4, 1<<10))
+	_, err = io.ReadFull(r, b)
+	return string(b), err
+}
+
+// collect takes everything from a channel until it has been silent for a
+// while, and returns the deliveries in order.
+func collect(t *testing.T, address, channel string, total int, patience time.Duration) (got [][2]uint32) {
+	t.Helper()
+	nc, err := dial(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", channel), 500)); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReaderSize(nc, 64<<10)
+	var buf []byte
+	seen := map[[2]uint32]bool{}
+	for {
+		// Once every accepted message is there, only what came twice, or was
+		// stored without an answer, can follow: wait for it a moment.
+		if len(seen) >= total {
+			patience = 500 * time.Millisecond
+		}
+		if err := nc.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		var head [4]byte
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return got
+			}
+			t.Fatal(err)
+		}
+		buf = slices.Grow(buf[:0], int(binary.BigEndian.Uint32(head[:])))[:binary.BigEndian.Uint32(head[:])]
+		if _, err := io.ReadFull(r, buf); err != nil {
+			t.Fatal(err)
+		}
+		if wire.FrameType(binary.BigEndian.Uint32(buf)) != wire.FrameMessage {
+			continue // OK, or a heartbeat: the test is shorter than two of them
+		}
+		m, err := wire.ParseMessage(buf[4:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := [2]uint32{binary.BigEndian.Uint32(m.Body), binary.BigEndian.Uint32(m.Body[4:])}
+		got = append(got, k)
+		seen[k] = true
+		if _, err := nc.Write(wire.AppendFin(nil, m.ID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// crash runs publishers against a broker, ends it after a random time, starts
+// it again and returns what the channel then delivers.
+func crash(t *testing.T, end func(*daemon.Daemon) error, patience time.Duration, flags ...string) (publishers []*publisher, got [][2]uint32) {
+	t.Helper()
+	rng := testkit.Rand(t)
+	dir := t.TempDir()
+	flags = append(flags, "--data-path="+dir, "--mem-queue-size=100")
+	d, err := daemon.NSQD(nsqd, dir, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub, err := dial(d.TCP) // makes the channel, and takes nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sub.Write(wire.AppendSub(nil, "t", "c")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(sub, make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		p := &publisher{id: uint32(i)}
+		publishers = append(publishers, p)
+		wg.Go(func() {
+			if err := p.run(d.TCP, 1+i*3); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	timer := time.NewTimer(300*time.Millisecond + time.Duration(rng.IntN(700))*time.Millisecond)
+	<-timer.C
+	if err := end(d); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	sub.Close()
+
+	again, err := daemon.NSQD(nsqd, dir, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, p := range publishers {
+		total += int(p.accepted)
+	}
+	got = collect(t, again.TCP, "c", total, patience)
+	if err := again.Stop(); err != nil {
+		t.Errorf("%v\n%s", err, again.Output())
+	}
+	return publishers, got
+}
+
+// account counts by id.
+func account(t *testing.T, publishers []*publisher, got [][2]uint32) (accepted, lost, duplicated, reordered, unanswered int) {
+	t.Helper()
+	times := map[[2]uint32]int{}
+	last := map[uint32]uint32{}
+	for _, k := range got {
+		times[k]++
+		if times[k] > 1 {
+			duplicated++
+		} else if before, any := last[k[0]]; any && k[1] < before {
+			reordered++
+		} else {
+			last[k[0]] = k[1]
+		}
+	}
+	for _, p := range publishers {
+		accepted += int(p.accepted)
+		for n := range p.sent {
+			switch there := times[[2]uint32{p.id, n}] > 0; {
+			case n < p.accepted && !there:
+				lost++
+			case n >= p.accepted && there:
+				unanswered++
+			}
+		}
+	}
+	t.Logf("%d accepted: %d lost, %d twice, %d out of order; %d delivered that were not answered", accepted, lost, duplicated, reordered, unanswered)
+	return
+}
+
+func TestKillLosesNothingThatWasStored(t *testing.T) {
+	for i := range 3 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			publishers, got := crash(t, (*daemon.Daemon).Kill, forever, "--durability=fsync")
+			accepted, lost, _, reordered, _ := account(t, publishers, got)
+			if accepted == 0 || lost > 0 || reordered > 0 {
+				t.Errorf("%d accepted, %d lost, %d out of order", accepted, lost, reordered)
+			}
+		})
+	}
+}
+
+func TestSigtermLosesNothing(t *testing.T) {
+	for _, durability := range []string{"memory", "fsync"} {
+		t.Run(durability, func(t *testing.T) {
+			publishers, got := crash(t, (*daemon.Daemon).Stop, forever, "--durability="+durability, "--drain-timeout=200ms")
+			accepted, lost, duplicated, reordered, _ := account(t, publishers, got)
+			if accepted == 0 || lost > 0 || duplicated > 0 || reordered > 0 {
+				t.Errorf("%d accepted, %d lost, %d twice, %d out of order", accepted, lost, duplicated, reordered)
+			}
+		})
+	}
+}
+
+// In memory mode a kill may lose what was in memory and on its way to disk; the
+// broker must come up all the same and deliver nothing that was never sent.
+func TestKillInMemoryModeLosesAtMostWhatMemoryHeld(t *testing.T) {
+	publishers, got := crash(t, (*daemon.Daemon).Kill, 2*time.Second, "--durability=memory")
+	sent := map[uint32]uint32{}
+	for _, p := range publishers {
+		sent[p.id] = p.sent
+	}
+	for _, k := range got {
+		if k[1] >= sent[k[0]] {
+			t.Fatalf("publisher %d never sent %d", k[0], k[1])
+		}
+	}
+	account(t, publishers, got)
+}
