@@ -30,6 +30,7 @@ type Stats struct {
 	Tokens  tokenbucket.Tokens
 	SLO     SLO
 
+	// The histograms are nil until the first message is released.
 	Delivered, Exceeded uint64 // first deliveries; those later than the SLO
 	Access, Processing  *obs.Latency
 	Delivery            *obs.Latency
@@ -105,7 +106,6 @@ func (t *Topic) Stats() Stats {
 		s.Sources[i] = f.sources[i].Load()
 	}
 	var all latencies
-	all.init()
 	f.mu.Lock()
 	all.merge(&f.mu.total)
 	all.merge(&f.mu.since)

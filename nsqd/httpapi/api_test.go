@@ -345,3 +345,20 @@ func TestPublishingWhileATopicComesAndGoes(t *testing.T) {
 		}
 	}
 }
+
+// A client can make as many topics as it likes: one that is only there has no
+// latencies to show, and none of their 50 series.
+func TestAnIdleTopicHasNoLatencySeries(t *testing.T) {
+	n := start(t, false)
+	n.expect("POST", "/topic/create?topic=idle", "", 200, "")
+	n.expect("POST", "/pub?topic=busy", "x", 200, "OK")
+	n.expect("POST", "/channel/create?topic=busy&channel=c", "", 200, "")
+	_, metrics := n.do("GET", "/metrics", "")
+	for topic, want := range map[string]bool{"idle": false, "busy": true} {
+		series := `srtm_nsqd_topic_latency_seconds_count{part="access",topic="` + topic + `"}`
+		if got := strings.Contains(metrics, series); got != want {
+			t.Errorf("%s: %v, want %v", series, got, want)
+		}
+	}
+	n.expect("GET", "/stats?format=json&topic=idle", "", 200, `"access_us":{"count":0,"p50":0`)
+}
