@@ -127,6 +127,7 @@ func (p *peer) expectEOF() {
 func quietly() *nsq.Config {
 	c := nsq.NewConfig()
 	c.MaxInFlight = 200
+	c.WriteTimeout = 30 * time.Second // of its own that is 1 s, which a loaded machine takes to compress
 	return c
 }
 
@@ -145,7 +146,7 @@ var _ = Describe("a connection", func() {
 			return nil
 		}), 4)
 		Expect(consumer.ConnectToNSQD(n.address)).To(Succeed())
-		producer, err := nsq.NewProducer(n.address, nsq.NewConfig())
+		producer, err := nsq.NewProducer(n.address, quietly())
 		Expect(err).NotTo(HaveOccurred())
 		producer.SetLoggerLevel(nsq.LogLevelMax)
 		for i := range total {
