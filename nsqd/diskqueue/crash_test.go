@@ -402,7 +402,7 @@ func (u *user) run(steps int) {
 // in turn; then it goes on, and the power is lost once more.
 func TestPowerLossAtEachOperation(t *testing.T) {
 	seed := testkit.Seed(t)
-	for i := range uint64(6) {
+	for i := range uint64(3) {
 		whole := newUser(t, seed+i)
 		whole.run(50)
 		for at := 1; at <= whole.sim.ops; at++ {
@@ -426,7 +426,7 @@ func TestPowerLossAtEachOperation(t *testing.T) {
 // operations too, and which loses power.
 func TestFaultsOfAllKinds(t *testing.T) {
 	seed := testkit.Seed(t)
-	for i := range uint64(150) {
+	for i := range uint64(60) {
 		u := newUser(t, seed+i)
 		u.note("seed %d", seed+i)
 		faulty := rand.New(rand.NewPCG(seed+i, 4))

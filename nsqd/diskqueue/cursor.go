@@ -16,6 +16,9 @@ import (
 func (q *Queue) Release(p Position) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if s := q.segment(p.segment); s != nil && s.damaged && s.last().Before(p) {
+		p = s.last() // it was read before the rest of the segment was given up
+	}
 	if q.closed || q.last().Before(p) {
 		return
 	}

@@ -68,13 +68,15 @@ func makeFolder(disk Disk, path string) error {
 		}
 		err = disk.Mkdir(path)
 	}
-	if err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return nil
-		}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return disk.SyncDir(filepath.Dir(path))
+	there := err != nil // perhaps since a process that ended just then
+	err = disk.SyncDir(filepath.Dir(path))
+	if there && errors.Is(err, fs.ErrPermission) {
+		return nil // not ours to make durable
+	}
+	return err
 }
 
 // Queues returns the names of the queues that have files in the folder,

@@ -1,9 +1,11 @@
 package diskqueue
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"path/filepath"
 
 	"github.com/srtm-io/srtm/internal/obs"
@@ -246,7 +248,11 @@ func (q *Queue) quarantine(s *segment, off, bytes int64) {
 	from := segmentName(s.number)
 	q.mu.Unlock()
 
-	q.log.Error("records of a segment are damaged and are skipped; its file is kept", keyQueue, q.name,
+	level := slog.LevelError
+	if !first {
+		level = slog.LevelDebug // one line for each segment, however many gaps it has
+	}
+	q.log.Log(context.Background(), level, "records of a segment are damaged and are skipped; its file is kept", keyQueue, q.name,
 		keyFile, from+badSuffix, keyOffset, off, keyBytes, bytes)
 	if !rename {
 		return

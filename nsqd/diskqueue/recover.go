@@ -106,12 +106,7 @@ func (q *Queue) recover() error {
 		}
 	}
 
-	q.released = q.kept
-	if s := q.segment(q.kept.segment); s != nil {
-		q.released.offset = min(q.released.offset, s.end)
-		q.released.index = min(q.released.index, s.records)
-	}
-	q.cursor = q.released
+	q.released, q.cursor = q.kept, q.kept // may be after what is left of a segment
 	return nil
 }
 

@@ -92,7 +92,7 @@ const (
 // is no more than possible, since over many offsets a checksum of 32 bits will
 // once be right by chance; so is everything when the budget has run out.
 func (l layout) search(r io.ReaderAt, off, end int64) (int64, evidence, error) {
-	s := searcher{layout: l, r: r, end: end, budget: searchBudget, scratch: make([]byte, 64<<10)}
+	s := searcher{layout: l, r: r, end: end, budget: searchBudget, scratch: make([]byte, min(64<<10, max(end-off, recordExtra)))}
 
 	// The usual damage leaves the length as it was.
 	var head [recordExtra]byte
@@ -107,7 +107,7 @@ func (l layout) search(r io.ReaderAt, off, end int64) (int64, evidence, error) {
 	}
 
 	var best evidence
-	window := make([]byte, 1<<20)
+	window := make([]byte, min(1<<20, max(end-off, 0)))
 	for at := off + 1; at+recordExtra < end; {
 		n, err := readFull(r, window[:min(int64(len(window)), end-at)], at)
 		if err != nil {
