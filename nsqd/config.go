@@ -62,6 +62,9 @@ func (o *options) connConfig(sc *session.Config) conn.Config {
 		WriteTimeout:    o.WriteTimeout,
 		MaxConnections:  o.MaxConnections,
 	}
+	if o.Experiments.topology {
+		c.Region, c.Zone = o.TopologyRegion, o.TopologyZone
+	}
 	if o.porters != nil {
 		c.Auth = o.porters
 	}

@@ -181,6 +181,8 @@ func (d *daemon) lookupdConfig(n httpapi.Node) lookupd.Config {
 			TCPPort:          n.BroadcastTCPPort,
 			HTTPPort:         n.BroadcastHTTPPort,
 			Version:          n.Version,
+			Region:           d.opts.TopologyRegion,
+			Zone:             d.opts.TopologyZone,
 		},
 		Topics: func() []lookupd.Topic {
 			topics := d.broker.Topics()

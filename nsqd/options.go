@@ -33,6 +33,8 @@ type options struct {
 	BroadcastAddress                      string
 	BroadcastTCPPort                      int
 	BroadcastHTTPPort                     int
+	Experiments                           experiments
+	TopologyRegion, TopologyZone          string
 
 	// Clients.
 	MaxMsgSize, MaxBodySize             int
@@ -124,6 +126,10 @@ func flags(o *options) *flag.FlagSet {
 	fs.StringVar(&o.BroadcastAddress, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&o.BroadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default that of --tcp-address)")
 	fs.IntVar(&o.BroadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default that of --http-address)")
+
+	fs.Var(&o.Experiments, "enable-experiment", "`name` of an experiment of NSQ to take part in: topology-aware-consumption")
+	fs.StringVar(&o.TopologyRegion, "topology-region", "", "`region` this broker runs in: with the experiment, messages go to the nearest consumers")
+	fs.StringVar(&o.TopologyZone, "topology-zone", "", "`zone` of that region")
 
 	fs.IntVar(&o.MaxMsgSize, "max-msg-size", w.MaxMessageSize, "greatest size of a message, in `bytes`")
 	fs.IntVar(&o.MaxBodySize, "max-body-size", w.MaxBodySize, "greatest size of a command's body, in `bytes`")

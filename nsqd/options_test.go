@@ -90,6 +90,8 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--node-id=1024", []string{"--node-id 1024"}},
 		{"--id=-1", []string{"--node-id -1"}},
 		{"--worker-id=x", []string{`"x"`}},
+		{"--enable-experiment=teleport", []string{`"teleport"`}},
+		{"--enable-experiment=topology-aware-consumption --topology-zone=z", []string{`zone "z" of no region`}},
 		{"--auth-http-address=nowhere --auth-http-request-method=put", []string{`"nowhere"`, `"PUT"`}},
 		{"--auth-http-address=", []string{"empty"}},
 		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},

@@ -72,6 +72,28 @@ func (workerID) Set(s string) error {
 	return nil
 }
 
+// experiments are those of NSQ that are taken part in, a flag that may be
+// repeated.
+type experiments struct{ topology bool }
+
+const topologyAware = "topology-aware-consumption"
+
+func (e *experiments) String() string {
+	if e.topology {
+		return topologyAware
+	}
+	return ""
+}
+
+// Set takes an experiment's name.
+func (e *experiments) Set(s string) error {
+	if s != topologyAware {
+		return fmt.Errorf("%q is not %s, the only experiment there is", s, topologyAware)
+	}
+	e.topology = true
+	return nil
+}
+
 // alias adds a second name to a flag, as NSQ's configuration files have it.
 func alias(fs *flag.FlagSet, name, other string) {
 	fs.Var(fs.Lookup(name).Value, other, "as --"+name+", which has this name in NSQ's configuration files")

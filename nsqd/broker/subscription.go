@@ -31,6 +31,8 @@ type Subscriber struct {
 	MsgTimeout time.Duration
 	// SampleRate is the percentage of messages it wants; 0 means all.
 	SampleRate int
+	// Distance decides who gets a message that several could have.
+	Distance queue.Distance
 	// ClientID, Hostname, UserAgent and Remote are for operators.
 	ClientID, Hostname, UserAgent, Remote string
 }
@@ -63,7 +65,7 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 		notify:  notify,
 		about:   about,
 	}
-	sub.channel.AddConsumer(sub.id, about.MsgTimeout, about.SampleRate)
+	sub.channel.AddConsumer(sub.id, about.MsgTimeout, about.SampleRate, about.Distance)
 	t.mu.consumers[sub.id] = sub
 	return sub, nil
 }

@@ -506,6 +506,7 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 	about := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
 		SampleRate: id.SampleRate,
+		Distance:   c.srv.cfg.distance(id.Region, id.Zone),
 		ClientID:   cmp.Or(id.ClientID, host),
 		Hostname:   cmp.Or(id.Hostname, host),
 		UserAgent:  id.UserAgent,

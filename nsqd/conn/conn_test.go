@@ -245,6 +245,37 @@ var _ = Describe("a connection", func() {
 		Expect(n.broker.Topics()).To(BeEmpty())
 	})
 
+	It("gives messages to the nearest consumer that takes some", func() {
+		n := start(func(_ *broker.Config, c *conn.Config) { c.Region, c.Zone = "r1", "z1" })
+		consumers := map[string]*peer{}
+		for name, where := range map[string]string{
+			"zone":   `{"topology_region":"r1","topology_zone":"z1"}`,
+			"region": `{"topology_region":"r1","topology_zone":"z2"}`,
+			"other":  `{"topology_region":"r2","topology_zone":"z1"}`,
+		} {
+			p := n.dial()
+			p.send(wire.AppendIdentify(nil, []byte(where)))
+			p.expect(wire.FrameResponse, "OK")
+			p.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1))
+			p.expect(wire.FrameResponse, "OK")
+			consumers[name] = p
+		}
+		topic, err := n.broker.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(func() (ready int) {
+			for _, c := range topic.Stats().Channels[0].Clients {
+				ready += c.Ready
+			}
+			return ready
+		}).Should(Equal(3))
+		p := n.dial()
+		for i, name := range []string{"zone", "region", "other"} {
+			p.send(wire.AppendPub(nil, "t", []byte(name)))
+			p.expect(wire.FrameResponse, "OK")
+			Expect(string(consumers[name].message().Body)).To(Equal(name), "message %d", i)
+		}
+	})
+
 	It("refuses a consumer too many", func() {
 		n := start(func(b *broker.Config, _ *conn.Config) { b.MaxChannelConsumers = 1 })
 		for range 2 {

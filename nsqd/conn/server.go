@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
+	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/session"
 )
 
@@ -32,6 +33,10 @@ type Config struct {
 	// bound and messages are written as soon as no more are ready: client
 	// libraries ask for 250 ms without being told to.
 	StrictBuffering bool
+	// Region and Zone are where this broker runs. With a region, messages go to
+	// the nearest consumers that take some: those of the same zone, then those
+	// of the same region.
+	Region, Zone string
 	// WriteTimeout closes a connection whose peer takes nothing for so long.
 	WriteTimeout time.Duration
 	// MaxConnections refuses further connections; 0 means no limit but the
@@ -52,6 +57,9 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("sessions require AUTH: %v, there is somebody to ask: %v", c.Session.AuthRequired, c.Auth != nil))
 		}
 	}
+	if c.Zone != "" && c.Region == "" {
+		errs = append(errs, fmt.Errorf("zone %q of no region", c.Zone))
+	}
 	if c.WriteTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("write timeout %v is not positive", c.WriteTimeout))
 	}
@@ -59,6 +67,17 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("%d connections at most", c.MaxConnections))
 	}
 	return errors.Join(errs...)
+}
+
+// distance of a client that says it runs there.
+func (c *Config) distance(region, zone string) queue.Distance {
+	switch {
+	case c.Region == "", region == c.Region && zone == c.Zone:
+		return queue.Near
+	case region == c.Region:
+		return queue.Neighbour
+	}
+	return queue.Far
 }
 
 // Server accepts connections and owns their goroutines.

@@ -12,6 +12,19 @@ import (
 // MessageID names a message on the wire.
 type MessageID = wire.MessageID
 
+// Distance is how far a consumer is from the broker.
+type Distance uint8
+
+// The distances. Where nobody measures them, all consumers are near.
+const (
+	Near      Distance = iota // in the broker's zone
+	Neighbour                 // in another zone of its region
+	Far                       // elsewhere
+)
+
+// Distances is how many there are.
+const Distances = int(Far) + 1
+
 // ConsumerID names a consumer; the broker gives each subscription its own.
 type ConsumerID uint64
 
@@ -38,8 +51,9 @@ type Delivery struct {
 //   - a consumer that did not take a delivery before it came to nothing is
 //     stalled, and has no credit until it takes one: deliveries that nobody
 //     takes do not pile up, they are at most twice the greatest ready;
-//   - a consumer with credit is in hungry, once; hungry may also list consumers
-//     that lost their credit since, which are skipped, but none that is gone.
+//   - a consumer with credit is in the hungry ring of its distance, once; it may
+//     also list consumers that lost their credit since, which are skipped, but
+//     none that is gone.
 type Channel struct {
 	// Set once.
 	name      string
@@ -53,7 +67,7 @@ type Channel struct {
 	inFlight  map[MessageID]*item
 	deferred  int
 	consumers map[ConsumerID]*consumer
-	hungry    ring[*consumer] // a FIFO, so that consumers take turns
+	hungry    [Distances]ring[*consumer] // FIFOs, so that consumers take turns
 	paused    bool
 	stopped   bool    // with the topic
 	order     uint64  // of the next item
@@ -95,6 +109,7 @@ type consumer struct {
 	sample   int // percent of messages to deliver; 0: all
 	ready    int
 	inFlight int
+	distance Distance
 	hungry   bool // is in Channel.hungry
 	stalled  bool // see Channel
 }
@@ -155,13 +170,14 @@ func (c *Channel) Counters() ChannelCounters { return c.counters }
 
 // AddConsumer registers a consumer without credit. timeout is how long it may
 // hold a message; sample is the percentage of messages it wants, 0 for all: the
-// others are finished in its turn without being delivered to anyone.
+// others are finished in its turn without being delivered to anyone. A message
+// goes to the nearest consumer with credit.
 // Requires: the id is not in use.
-func (c *Channel) AddConsumer(id ConsumerID, timeout time.Duration, sample int) {
+func (c *Channel) AddConsumer(id ConsumerID, timeout time.Duration, sample int, distance Distance) {
 	if c.consumers[id] != nil {
 		panic("queue: consumer id in use")
 	}
-	c.consumers[id] = &consumer{id: id, timeout: timeout, sample: sample}
+	c.consumers[id] = &consumer{id: id, timeout: timeout, sample: sample, distance: distance}
 }
 
 // Holds returns the ready count and the number of messages in flight of a
@@ -218,11 +234,10 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 	if c.paused || c.stopped {
 		return
 	}
-	for c.ready.len() > 0 && c.hungry.len() > 0 {
-		w := c.hungry.pop()
-		w.hungry = false
-		if !w.credit() {
-			continue
+	for c.ready.len() > 0 {
+		w := c.nearest()
+		if w == nil {
+			return
 		}
 		it := c.ready.pop()
 		c.recall(now)
@@ -249,11 +264,26 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 	}
 }
 
+// nearest takes the nearest consumer with credit off the list of the hungry, of
+// several the one whose turn it is; nil if none has credit.
+func (c *Channel) nearest() *consumer {
+	for d := range c.hungry {
+		for ring := &c.hungry[d]; ring.len() > 0; {
+			w := ring.pop()
+			w.hungry = false
+			if w.credit() {
+				return w
+			}
+		}
+	}
+	return nil
+}
+
 // feed lists w as hungry if it has credit.
 func (c *Channel) feed(w *consumer) {
 	if w.credit() && !w.hungry {
 		w.hungry = true
-		c.hungry.push(w)
+		c.hungry[w.distance].push(w)
 	}
 }
 
@@ -383,9 +413,10 @@ func (c *Channel) removeConsumer(id ConsumerID) {
 	delete(c.consumers, id)
 	w.ready = 0
 	if w.hungry { // else subscribers that come and go would pile up there
-		for range c.hungry.len() {
-			if h := c.hungry.pop(); h != w {
-				c.hungry.push(h)
+		ring := &c.hungry[w.distance]
+		for range ring.len() {
+			if h := ring.pop(); h != w {
+				ring.push(h)
 			}
 		}
 		w.hungry = false

@@ -69,11 +69,17 @@ func (c *Channel) checkInvariants() error {
 		return fmt.Errorf("%d in flight + %d deferred != %d due", len(c.inFlight), deferred, len(c.due))
 	}
 	hungry := map[*consumer]int{}
-	for i := range c.hungry.n {
-		w := c.hungry.buf[(c.hungry.head+i)&(len(c.hungry.buf)-1)]
-		hungry[w]++
-		if c.consumers[w.id] != w {
-			return fmt.Errorf("consumer %d is gone and hungry", w.id)
+	for d := range c.hungry {
+		ring := &c.hungry[d]
+		for i := range ring.n {
+			w := ring.buf[(ring.head+i)&(len(ring.buf)-1)]
+			hungry[w]++
+			if c.consumers[w.id] != w {
+				return fmt.Errorf("consumer %d is gone and hungry", w.id)
+			}
+			if w.distance != Distance(d) {
+				return fmt.Errorf("consumer %d at distance %d is listed at %d", w.id, w.distance, d)
+			}
 		}
 	}
 	credit := false

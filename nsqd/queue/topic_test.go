@@ -103,7 +103,7 @@ func (b *bench) channel(name string) *Channel {
 
 func (b *bench) consumer(c *Channel, id ConsumerID, timeout time.Duration, ready int) {
 	b.t.Helper()
-	c.AddConsumer(id, timeout, 0)
+	c.AddConsumer(id, timeout, 0, Near)
 	if err := b.top.SetReady(b.now, c, id, ready, &b.fx); err != nil {
 		b.t.Fatal(err)
 	}
@@ -240,6 +240,33 @@ func TestARemovedConsumerGivesBackInOrder(t *testing.T) {
 	}
 }
 
+// Those of one distance take turns, as ever.
+func TestMessagesGoToTheNearest(t *testing.T) {
+	b := &bench{t: t, top: newTest(100)}
+	c := b.channel("c")
+	for i, d := range []Distance{Far, Near, Neighbour, Near, Far} {
+		id := ConsumerID(i + 1)
+		c.AddConsumer(id, time.Minute, 0, d)
+		if err := b.top.SetReady(b.now, c, id, 2, &b.fx); err != nil {
+			t.Fatal(err)
+		}
+		b.check()
+	}
+	for range 11 {
+		b.put(nil)
+	}
+	b.expect("1@2:1", "2@4:1", "3@2:1", "4@4:1", "5@3:1", "6@3:1", "7@1:1", "8@5:1", "9@1:1", "10@5:1")
+	b.finish(c, 5, 10, nil)
+	b.expect("11@5:1") // nobody nearer has room
+	b.put(nil)
+	b.finish(c, 5, 8, nil)
+	b.expect("12@5:1")
+	b.finish(c, 2, 1, nil)
+	b.finish(c, 1, 7, nil)
+	b.put(nil)
+	b.expect("13@2:1")
+}
+
 // A subscriber that sets RDY and leaves, again and again on an idle channel,
 // must not leave a trace.
 func TestConsumersThatComeAndGoLeaveNothing(t *testing.T) {
@@ -250,8 +277,8 @@ func TestConsumersThatComeAndGoLeaveNothing(t *testing.T) {
 		b.top.RemoveConsumer(b.now, c, id, &b.fx)
 	}
 	b.check()
-	if c.hungry.len() != 0 {
-		t.Fatalf("%d consumers are hungry, and none is there", c.hungry.len())
+	if n := c.hungry[Near].len(); n != 0 {
+		t.Fatalf("%d consumers are hungry, and none is there", n)
 	}
 }
 
@@ -456,7 +483,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
-	c.AddConsumer(1, time.Second, 30)
+	c.AddConsumer(1, time.Second, 30, Near)
 	if err := b.top.SetReady(0, c, 1, 5, &b.fx); err != nil {
 		t.Fatal(err)
 	}
@@ -597,7 +624,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 				ch := rapid.SampledFrom(top.Channels()).Draw(rt, "channel")
 				id := ConsumerID(len(consumers) + 1)
 				consumers[id] = ch.name
-				ch.AddConsumer(id, 3*time.Millisecond, 0)
+				ch.AddConsumer(id, 3*time.Millisecond, 0, Distance(rapid.IntRange(0, Distances-1).Draw(rt, "distance")))
 			},
 			"ready": func(rt *rapid.T) {
 				if len(consumers) == 0 {
@@ -812,7 +839,7 @@ func TestAStepAllocatesNothing(t *testing.T) {
 	top := newTest(1000)
 	var fx Effects
 	c := top.CreateChannel(0, "c", &fx)
-	c.AddConsumer(1, time.Second, 0)
+	c.AddConsumer(1, time.Second, 0, Near)
 	if err := top.SetReady(0, c, 1, 100, &fx); err != nil {
 		t.Fatal(err)
 	}

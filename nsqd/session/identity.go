@@ -14,6 +14,8 @@ type Identity struct {
 	ClientID  string // the publisher id, where the client publishes
 	Hostname  string
 	UserAgent string
+	Region    string // where it runs; "" if it did not say
+	Zone      string // of that region
 
 	HeartbeatInterval   time.Duration // 0: no heartbeats, and silence is not a fault
 	OutputBufferSize    int           // bytes; 0: the client wants every write at once
@@ -50,6 +52,7 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	id.ClientID = firstOf(req.ClientID, req.ShortID)
 	id.Hostname = firstOf(req.Hostname, req.LongID)
 	id.UserAgent = req.UserAgent
+	id.Region, id.Zone = req.TopologyRegion, req.TopologyZone
 	id.negotiated = req.FeatureNegotiation
 
 	var fault *wire.Error
@@ -66,6 +69,8 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	text("client_id", id.ClientID)
 	text("hostname", id.Hostname)
 	text("user_agent", id.UserAgent)
+	text("topology_region", id.Region)
+	text("topology_zone", id.Zone)
 
 	// 0 is what JSON libraries send for a field that nobody set, so it is the
 	// default everywhere; -1 turns a thing off.

@@ -19,6 +19,8 @@ type IdentifyRequest struct {
 	Snappy              bool   `json:"snappy,omitempty"`
 	Deflate             bool   `json:"deflate,omitempty"`
 	DeflateLevel        int64  `json:"deflate_level,omitempty"`
+	TopologyRegion      string `json:"topology_region,omitempty"`
+	TopologyZone        string `json:"topology_zone,omitempty"`
 }
 
 // IdentifyResponse is the JSON that answers an IDENTIFY with

@@ -18,8 +18,6 @@ var pending = []struct{ Case, Why string }{
 	{"TestOverflow", "no disk queue and no metadata on disk yet"},
 	{"TestRestart", "no disk queue and no metadata on disk yet"},
 
-	{"TestTopology", "no topology-aware consumption yet"},
-
 	{"TestEphemeral/a full one drops", "fault: E_QUEUE_FULL instead of dropping"},
 }
 
