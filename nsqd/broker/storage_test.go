@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -253,3 +254,50 @@ func storing(fsync bool) {
 		}).WithTimeout(20 * time.Second).Should(Equal(accepted))
 	})
 }
+
+var _ = Describe("a stored topic that is deleted while clients publish", func() {
+	for _, fsync := range []bool{false, true} {
+		It(fmt.Sprintf("leaves nothing in the way of its successor: fsync=%v", fsync), func() {
+			path := GinkgoT().TempDir()
+			b, stop := stored(path, fsync)
+			over := make(chan struct{})
+			var wg sync.WaitGroup
+			for range 4 {
+				wg.Go(func() {
+					defer GinkgoRecover()
+					for {
+						select {
+						case <-over:
+							return
+						default:
+						}
+						t := topic(b, "t")
+						for range 20 { // more than memory holds
+							if err := publish(t, "old"); errors.Is(err, broker.ErrGone) {
+								break
+							}
+						}
+					}
+				})
+			}
+			for range 300 {
+				if err := b.DeleteTopic("t"); err != nil {
+					Expect(err).To(MatchError(broker.ErrUnknownTopic))
+				}
+				runtime.Gosched()
+			}
+			close(over)
+			wg.Wait()
+			if err := b.DeleteTopic("t"); err != nil {
+				Expect(err).To(MatchError(broker.ErrUnknownTopic))
+			}
+			// What was deleted may take a moment to go from the disk.
+			Eventually(func() error { return publish(topic(b, "t"), "0") }).WithTimeout(5 * time.Second).Should(Succeed())
+			publishAll(topic(b, "t"), 1, 300)
+			r := read(topic(b, "t"), "c", 50, true)
+			Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(300))
+			Expect(bodies(r)).To(Equal(numbers(0, 300)))
+			stop()
+		})
+	}
+})

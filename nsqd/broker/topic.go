@@ -527,6 +527,10 @@ func (t *Topic) held(end stamp.Mono) (n int, moving bool) {
 // disk, for connections may keep a deleted topic for as long as they are
 // silent; without, they stay as they are, to be persisted.
 func (t *Topic) close(remove bool) {
+	// A publisher that is about to append must be through, or see the end: the
+	// queue that it would open after that is nobody's, in the way of the topic's
+	// next life, and comes back at the next start.
+	t.storing.Lock()
 	now := t.broker.now()
 	s := t.begin()
 	t.mu.closed = true
@@ -545,6 +549,7 @@ func (t *Topic) close(remove bool) {
 		sp.endLocked(remove)
 	}
 	t.room.Broadcast()
+	t.storing.Unlock()
 	t.end(s)
 	t.coarse.close()
 	t.sharp.close()
