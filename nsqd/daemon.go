@@ -95,6 +95,9 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		Node: node, Session: sessions, Managed: opts.managed(), BodyTimeout: bodyTimeout,
 		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.E2EPercentiles,
 	}
+	if opts.porters != nil {
+		api.Auth = opts.porters.Counts
+	}
 	registry := obs.NewRegistry()
 
 	// The order of stopping is the reverse: the control plane and nsqlookupd let

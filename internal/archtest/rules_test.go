@@ -37,6 +37,11 @@ var arrows = []Arrow{
 		Why:   "connections work without HTTP and without a control plane",
 	},
 	{
+		From: []string{"nsqd/auth", "nsqd/e2e", "nsqd/endpoint", "nsqd/lookupd", "nsqd/memory", "nsqd/pack"},
+		Only: []string{"internal/...", "kernel/stamp"},
+		Why:  "they serve the broker and know nothing of it",
+	},
+	{
 		From: []string{"nsqd/agent"},
 		Only: []string{"api/...", "internal/...", "tokenbucket"},
 		Why:  "the control plane acts on a broker through the agent's own interface, Node",

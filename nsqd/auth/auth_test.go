@@ -253,6 +253,13 @@ func TestServersTakeTurnsAndStandIn(t *testing.T) {
 	if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "a%26b") {
 		t.Errorf("the secret is in %v", err)
 	}
+	a.answer = text(200, `{"ttl":1}`)
+	if g, err := s.Ask(t.Context(), query); err != nil || g.Rules() != 0 {
+		t.Errorf("%v %v", g, err)
+	}
+	if got := fmt.Sprint(s.Counts()); got != "map[failed:1 granted:30 nothing:1]" {
+		t.Errorf("counted %s", got)
+	}
 }
 
 func TestAnswersThatAreNone(t *testing.T) {

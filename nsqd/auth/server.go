@@ -101,7 +101,26 @@ type Servers struct {
 	http   *http.Client
 
 	// Atomic: anybody who asks adds.
-	turn atomic.Uint32
+	turn   atomic.Uint32
+	counts [len(outcomes)]atomic.Uint64
+}
+
+// outcomes are how a question may end, for display.
+var outcomes = [...]string{granted: "granted", nothing: "nothing", failed: "failed"}
+
+const (
+	granted = iota
+	nothing // an answer that permits nothing
+	failed  // no server gave a valid answer
+)
+
+// Counts returns how often questions ended how, by name.
+func (s *Servers) Counts() map[string]uint64 {
+	counts := make(map[string]uint64, len(outcomes))
+	for i, name := range outcomes {
+		counts[name] = s.counts[i].Load()
+	}
+	return counts
 }
 
 // New returns the auth servers of cfg.
@@ -144,6 +163,11 @@ func (s *Servers) Ask(ctx context.Context, q Query) (*Grant, error) {
 		u := s.urls[(first+i)%len(s.urls)]
 		g, err := s.ask(ctx, *u, q)
 		if err == nil {
+			outcome := granted
+			if g.Rules() == 0 {
+				outcome = nothing
+			}
+			s.counts[outcome].Add(1)
 			return g, nil
 		}
 		errs = append(errs, fmt.Errorf("auth server %s: %w", u.Host, err))
@@ -151,6 +175,7 @@ func (s *Servers) Ask(ctx context.Context, q Query) (*Grant, error) {
 			break
 		}
 	}
+	s.counts[failed].Add(1)
 	return nil, errors.Join(errs...)
 }
 

@@ -27,10 +27,16 @@ import (
 type node struct {
 	broker  *broker.Broker
 	server  *conn.Server
+	stamps  *hook.Stamper
 	address string
 }
 
 func start(change func(*broker.Config, *conn.Config)) *node {
+	GinkgoHelper()
+	return startWith(hook.Off, change)
+}
+
+func startWith(mode hook.Mode, change func(*broker.Config, *conn.Config)) *node {
 	GinkgoHelper()
 	log := slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	sc := session.DefaultConfig()
@@ -42,7 +48,7 @@ func start(change func(*broker.Config, *conn.Config)) *node {
 	}
 	b, err := broker.New(bc)
 	Expect(err).NotTo(HaveOccurred())
-	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
+	stamps, err := hook.Open(mode, hook.Config{}, log)
 	Expect(err).NotTo(HaveOccurred())
 	s, err := conn.New(cc, b, stamps, log)
 	Expect(err).NotTo(HaveOccurred())
@@ -61,7 +67,7 @@ func start(change func(*broker.Config, *conn.Config)) *node {
 		Expect(s.Stats().Connections).To(BeZero())
 		Expect(stamps.Close()).To(Succeed())
 	})
-	return &node{broker: b, server: s, address: ln.Addr().String()}
+	return &node{broker: b, server: s, stamps: stamps, address: ln.Addr().String()}
 }
 
 // peer speaks the protocol byte by byte.

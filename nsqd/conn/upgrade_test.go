@@ -18,7 +18,10 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -32,8 +35,13 @@ type secure struct {
 
 func startSecure(change func(*conn.Config)) *secure {
 	GinkgoHelper()
+	return startSecureWith(hook.Off, change)
+}
+
+func startSecureWith(mode hook.Mode, change func(*conn.Config)) *secure {
+	GinkgoHelper()
 	a := testkit.NewAuthority(GinkgoTB())
-	n := start(func(_ *broker.Config, c *conn.Config) {
+	n := startWith(mode, func(_ *broker.Config, c *conn.Config) {
 		c.TLS = &tls.Config{Certificates: []tls.Certificate{a.Certificate("nsqd").TLS}, ClientCAs: a.Pool}
 		c.Session.TLS = true
 		if change != nil {
@@ -250,6 +258,54 @@ var _ = Describe("a wrapped connection", func() {
 			Eventually(func() int { return n.server.Stats().Connections }).Should(BeZero())
 			Expect(n.server.Stats().Faults).To(BeZero())
 			Expect(n.broker.Topics()).To(BeEmpty())
+		})
+	}
+
+	for _, w := range []wrapping{{tls: true}, {snappy: true}, {tls: true, deflate: 6}} {
+		It("keeps the arrival times that the kernel has: "+w.String(), func() {
+			n := startSecureWith(hook.Auto, nil)
+			p := n.dial()
+			p.upgrade(n, w, "")
+			const messages = 20
+			before := clock.Mono()
+			for range messages {
+				p.send(wire.AppendPub(nil, "t", make([]byte, 3000))) // more than a segment
+				p.expect(wire.FrameResponse, "OK")
+			}
+			after := clock.Mono()
+			topic, err := n.broker.Topic([]byte("t"))
+			Expect(err).NotTo(HaveOccurred())
+			by := map[stamp.Source]uint64{}
+			for source, count := range topic.Stats().Sources {
+				if count > 0 {
+					by[stamp.Source(source)] = count
+				}
+			}
+			want := stamp.Read
+			switch n.stamps.Info().Source {
+			case "ebpf":
+				want = stamp.Exact
+				if w.snappy || w.deflate > 0 {
+					want = stamp.UpperBound // decompressors read ahead
+				}
+			case "sotimestamp":
+				want = stamp.UpperBound
+			}
+			Expect(by).To(Equal(map[stamp.Source]uint64{want: messages}), n.stamps.Info().Source)
+			// No message arrived before the first was sent, or after the last OK:
+			// that bounds how long each has been there when it is delivered.
+			sub := n.dial()
+			subscribed := clock.Mono()
+			sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), messages))
+			sub.expect(wire.FrameResponse, "OK")
+			for range messages {
+				sub.message()
+			}
+			var stats broker.Stats
+			Eventually(func() uint64 { stats = topic.Stats(); return stats.Delivered }).Should(BeEquivalentTo(messages))
+			most := clock.Mono().Sub(before)
+			Expect(stats.Processing.Quantile(1)).To(BeNumerically("<=", most+most/50+time.Millisecond))
+			Expect(stats.Processing.Quantile(0.001)).To(BeNumerically(">=", subscribed.Sub(after)))
 		})
 	}
 

@@ -65,6 +65,8 @@ type Config struct {
 	Percentiles []float64
 	// Lookupds returns the nsqlookupd daemons that are kept informed.
 	Lookupds func() []lookupd.State
+	// Auth returns how questions to auth servers ended, by name; nil without any.
+	Auth func() map[string]uint64
 	// Settings by name.
 	Settings map[string]Setting
 }

@@ -81,6 +81,7 @@ func start(t *testing.T, managed bool) *node {
 		BodyTimeout: 50 * time.Millisecond,
 		Percentiles: []float64{1, 0.5},
 		Settings:    settings,
+		Auth:        func() map[string]uint64 { return map[string]uint64{"granted": 5} },
 		Lookupds: func() []lookupd.State {
 			return []lookupd.State{{Address: "l:4160", Connected: true, Registered: 3, Failures: 1}}
 		},
@@ -136,6 +137,9 @@ func TestManagementAndPublishing(t *testing.T) {
 	}
 	n.expect("GET", "/stats", "", 200, "\n*P [t              ] depth: 0     be-depth: 0     msgs: 3 ")
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_channel_deferred_messages{channel="c",topic="t"} 1`)
+	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_nsqlookupd_connected{address="l:4160"} 1`)
+	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_nsqlookupd_failures_total{address="l:4160"} 1`)
+	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_auth_requests_total{result="granted"} 5`)
 	n.expect("GET", "/debug/state", "", 200, `"topic_name": "t"`)
 	n.expect("POST", "/topic/unpause?topic=t", "", 200, "")
 	n.expect("POST", "/channel/unpause?topic=t&channel=c", "", 200, "")

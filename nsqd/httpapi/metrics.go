@@ -20,6 +20,9 @@ var (
 	descAccepted    = desc("connections_accepted_total", "Client connections accepted.")
 	descRefused     = desc("connections_refused_total", "Client connections refused: over the limit, or accept failed.")
 	descFaults      = desc("connections_faulted_total", "Client connections closed for a fatal protocol error.")
+	descLookupd     = desc("nsqlookupd_connected", "1 while the nsqlookupd is kept informed.", "address")
+	descLookupdLost = desc("nsqlookupd_failures_total", "Connections to the nsqlookupd that ended, or did not come about.", "address")
+	descAuth        = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
 	descStamps      = desc("arrivals_total", "Messages by the source of their arrival time.", "source")
 
 	descAcceptedMsgs = desc("topic_messages_accepted_total", "Messages accepted.", "topic")
@@ -58,6 +61,21 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descAccepted, conns.Accepted)
 	counter(descRefused, conns.Refused)
 	counter(descFaults, conns.Faults)
+	if c.api.cfg.Lookupds != nil {
+		for _, l := range c.api.cfg.Lookupds() {
+			connected := 0.0
+			if l.Connected {
+				connected = 1
+			}
+			gauge(descLookupd, connected, l.Address)
+			counter(descLookupdLost, l.Failures, l.Address)
+		}
+	}
+	if c.api.cfg.Auth != nil {
+		for result, n := range c.api.cfg.Auth() {
+			counter(descAuth, n, result)
+		}
+	}
 	for i, n := range c.api.stamps.Info().Counters.Arrivals {
 		counter(descStamps, n, stamp.Source(i).String())
 	}
