@@ -466,7 +466,11 @@ func (c *Channel) kept() []Kept {
 	slices.SortFunc(deferred, byOrder)
 	var all []Kept
 	for _, it := range held {
-		all = append(all, Kept{it.msg, it.attempts})
+		k := Kept{it.msg, it.attempts}
+		if !it.handed { // as in letGo
+			k.Attempts--
+		}
+		all = append(all, k)
 	}
 	for i := range c.ready.len() {
 		it := c.ready.at(i)

@@ -424,6 +424,23 @@ func TestADeliveryThatWasNotHandedOverIsNoAttempt(t *testing.T) {
 	}
 }
 
+func TestWhatWasNotHandedOverIsKeptWithoutTheAttempt(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 2)
+	b.put(nil)
+	b.put(nil)
+	b.hand(b.deliveries()[0], true)
+	b.top.Stop()
+	var got []string
+	for _, k := range b.top.Kept(c.Line()) {
+		got = append(got, fmt.Sprintf("%d:%d", number(k.Message), k.Attempts))
+	}
+	if want := "[1:1 2:0]"; fmt.Sprint(got) != want {
+		t.Errorf("kept %v, want %v", got, want)
+	}
+}
+
 func TestWhatIsFinishedOrEmptiedIsNotHandedOver(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
