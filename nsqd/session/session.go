@@ -96,6 +96,12 @@ func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
 	if s.upgrades[0] != OpNone {
 		return 0, s.stepUpgrade(in)
 	}
+	if s.restricted() {
+		if fault := s.barred(wire.PeekVerb(in)); fault != nil {
+			s.refuse(fault)
+			return 0, Op{}
+		}
+	}
 	cmd, n, need, err := wire.ParseCommand(in, s.cfg.Limits)
 	if err != nil {
 		s.refuse(err)
@@ -150,19 +156,36 @@ func (s *Session) stepMagic(in []byte, now stamp.Mono) int {
 	return n
 }
 
+// restricted reports whether the client has yet to do what the server requires
+// of all: until then most commands are refused by their verb, before a body is
+// waited for that anybody could send.
+func (s *Session) restricted() bool {
+	return s.cfg.TLSRequired && !s.encrypted || s.cfg.AuthRequired && !s.authorised
+}
+
+// barred returns why the verb is refused to a client that is restricted.
+func (s *Session) barred(v wire.Verb) *wire.Error {
+	switch v {
+	case wire.VerbNone, wire.VerbIdentify: // what is no command is refused for that
+		return nil
+	}
+	if s.cfg.TLSRequired && !s.encrypted {
+		return notNow(v, "before TLS, which is required")
+	}
+	switch v {
+	case wire.VerbPub, wire.VerbMpub, wire.VerbDpub, wire.VerbSub:
+		return wire.NewError(wire.CodeAuthFirst, v.String()+" needs AUTH first")
+	}
+	return nil
+}
+
 // admit applies the rules of the state to a well-formed command: it fills op
 // and moves the state, or refuses and changes nothing.
 func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
-	if s.cfg.TLSRequired && !s.encrypted && cmd.Verb != wire.VerbIdentify {
-		return notNow(cmd.Verb, "before TLS, which is required")
-	}
 	switch cmd.Verb {
 	case wire.VerbNop:
 
 	case wire.VerbPub, wire.VerbMpub, wire.VerbDpub, wire.VerbSub:
-		if s.cfg.AuthRequired && !s.authorised {
-			return wire.NewError(wire.CodeAuthFirst, cmd.Verb.String()+" needs AUTH first")
-		}
 		op.Topic = cmd.Topic
 		switch cmd.Verb {
 		case wire.VerbPub:

@@ -216,6 +216,17 @@ var _ = Describe("An upgrade", func() {
 			}
 		})
 
+		It("is asked for before a body is waited for", func() {
+			p := connect(&cfg).send([]byte("PUB t\n"))
+			Expect(p.heard()).To(Equal([]string{"error E_INVALID PUB before TLS, which is required"}))
+			cfg.TLSRequired, cfg.AuthRequired = false, true
+			p = connect(&cfg).send([]byte("MPUB t\n"))
+			Expect(p.heard()).To(Equal([]string{"error E_AUTH_FIRST MPUB needs AUTH first"}))
+			p = connect(&cfg).send([]byte("AUTH\n"))
+			Expect(p.heard()).To(BeEmpty())
+			Expect(p.ended()).To(BeEmpty())
+		})
+
 		It("opens the way to all of them", func() {
 			p := connect(&cfg).send(identify(`"tls_v1":true`))
 			p.send(command("PUB")).send(command("SUB"))

@@ -192,6 +192,25 @@ func (c *Command) parse(in []byte, lim *Limits) (n, need int, fault *Error) {
 	return 0, 0, invalid("unknown command %q", verb)
 }
 
+// PeekVerb returns the verb of the command at the start of in as soon as its
+// line is there, whether or not the rest of it is, or is valid; VerbNone before
+// that, and for a verb that there is not. With it a server may refuse a command
+// before it waits for the body.
+func PeekVerb(in []byte) Verb {
+	eol := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
+	if eol < 0 {
+		return VerbNone
+	}
+	args := arguments{rest: bytes.TrimSuffix(in[:eol], []byte{'\r'}), more: true}
+	word := args.next()
+	for v := VerbIdentify; v <= VerbCls; v++ {
+		if v.String() == string(word) {
+			return v
+		}
+	}
+	return VerbNone
+}
+
 // arguments walks a command line from space to space.
 type arguments struct {
 	rest []byte

@@ -338,3 +338,18 @@ func TestVerbStrings(t *testing.T) {
 		t.Errorf("%d verbs, none %q, past the last %q", len(seen), VerbNone, VerbCls+1)
 	}
 }
+
+func TestPeekVerb(t *testing.T) {
+	for v := VerbIdentify; v <= VerbCls; v++ {
+		for _, rest := range []string{"\n", "\r\n", " a b\n", " \n\x00\xff"} {
+			if got := PeekVerb([]byte(v.String() + rest)); got != v {
+				t.Errorf("%q: %v", v.String()+rest, got)
+			}
+		}
+	}
+	for _, in := range []string{"", "PUB", "PUB t", "\n", " PUB t\n", "pub t\n", "PUBLISH t\n", "PUB\x00\n", strings.Repeat("x", MaxLine) + "\n"} {
+		if got := PeekVerb([]byte(in)); got != VerbNone {
+			t.Errorf("%q: %v", in, got)
+		}
+	}
+}
