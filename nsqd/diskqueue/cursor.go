@@ -116,7 +116,7 @@ func (q *Queue) checkpoint() error {
 	}
 	kept := q.kept
 	q.mu.Unlock()
-	if to == kept {
+	if !kept.Before(to) {
 		return nil
 	}
 

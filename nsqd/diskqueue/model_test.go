@@ -151,6 +151,9 @@ func checkFIFO(t *rapid.T, path string, disk Disk, kill func()) {
 			if unread != int64(len(m.records)-m.read) || held != int64(len(m.records)) {
 				t.Fatalf("%d unread, %d held; want %d, %d", unread, held, len(m.records)-m.read, len(m.records))
 			}
+			if s := q.Stats(); s.Torn+s.Quarantined+s.Missing+s.KeepErrors+s.SyncErrors > 0 {
+				t.Fatalf("faults where there are none: %+v", s)
+			}
 			size := func(records [][]byte) (sum int64) {
 				for _, r := range records {
 					sum += recordExtra + int64(len(r))

@@ -525,6 +525,7 @@ var _ = Describe("a queue", func() {
 			Expect(b.files()).To(ConsistOf(cursorName))
 			Expect(b.sim.open).To(BeZero())
 			b.reopen()
+			Expect(b.q.Stats().Missing).To(BeZero(), "what is deleted is not missed")
 			b.fill(32, 33)
 			Expect(b.rest()).To(Equal(upTo(32, 33)))
 		})
