@@ -70,9 +70,6 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	if d.broker, err = broker.New(config); err != nil {
 		return nil, err
 	}
-	if err := d.broker.Restore(); err != nil {
-		return nil, err
-	}
 	sessions := opts.sessionConfig()
 	if d.conns, err = conn.New(opts.connConfig(sessions), d.broker, d.stamps, log); err != nil {
 		return nil, err
@@ -90,6 +87,10 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 			return nil, lifecycle.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
 		}
 		t.Contract(tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}, l.Reject)
+	}
+	// After the contracts, or what waited for tokens would be released at once.
+	if err := d.broker.Restore(); err != nil {
+		return nil, err
 	}
 	api := httpapi.Config{
 		Node: node, Session: sessions, Managed: opts.managed(), BodyTimeout: bodyTimeout,
@@ -267,13 +268,14 @@ func (d *daemon) drainAtEnd(ctx context.Context) error {
 			d.log.Info("messages stay on disk", "messages", left)
 		}
 	}
-	if err := d.broker.Close(); err != nil {
-		d.log.Error("messages are lost: they could not be stored", obs.KeyError, err)
+	lost := d.broker.Close()
+	if lost != nil {
+		lost = fmt.Errorf("messages could not be stored and are lost: %w", lost)
 	}
 	grace, cancel := context.WithTimeout(context.Background(), lifecycle.Grace)
 	defer cancel()
 	if err := d.conns.Shutdown(grace); err != nil {
 		d.log.Warn("clients did not end in time", obs.KeyError, err) // their failure, not ours
 	}
-	return nil
+	return lost
 }

@@ -450,3 +450,81 @@ func TestFiguresGoToStatsd(t *testing.T) {
 		t.Errorf("%q, want %q; %v", buf[:n], want, err)
 	}
 }
+
+// once runs an nsqd with a folder and stops it again; it returns what that said.
+func once(t *testing.T, data string, use func(*daemon), args ...string) error {
+	t.Helper()
+	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--arrival-stamps=off", "--drain-timeout=0s", "--data-path=" + data}, args...)
+	opts, err := parse(args, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := open(t.Context(), opts, slog.NewTextHandler(&testLog{t}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.run(ctx) }()
+	use(d)
+	cancel()
+	return <-done
+}
+
+// post asks over HTTP to do something.
+func post(t *testing.T, d *daemon, path, body string) {
+	t.Helper()
+	answer, err := client(t, nil).Post("http://"+d.at.http.Addr().String()+path, "", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s", path, answer.Status)
+	}
+}
+
+func TestMessagesThatCannotBeStoredAtTheEndAreAFailure(t *testing.T) {
+	data := t.TempDir()
+	err := once(t, data, func(d *daemon) {
+		post(t, d, "/pub?topic=t", "x")
+		// Somebody tidies up.
+		if err := os.RemoveAll(filepath.Join(data, "messages")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(data, "messages"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "lost") || !strings.Contains(err.Error(), "t##") {
+		t.Errorf("it ended with %v, and a message is lost", err)
+	}
+}
+
+// A backlog that waits for tokens waits on after a restart.
+func TestARestartKeepsToTheContract(t *testing.T) {
+	data := t.TempDir()
+	expect := func(d *daemon, released uint64, ready, waiting int) {
+		t.Helper()
+		topic, err := d.broker.Topic([]byte("t"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := topic.Stats()
+		if s.Counters.Released != released || s.Channels[0].Ready != ready || s.Waiting != waiting {
+			t.Errorf("released %d, ready %d, waiting %d; want %d, %d, %d", s.Counters.Released, s.Channels[0].Ready, s.Waiting, released, ready, waiting)
+		}
+	}
+	const limit = "--topic-limit=t:0.001:2"
+	if err := once(t, data, func(d *daemon) {
+		post(t, d, "/channel/create?topic=t&channel=c", "")
+		post(t, d, "/mpub?topic=t", strings.Repeat("x\n", 50))
+		expect(d, 2, 2, 48)
+	}, limit); err != nil {
+		t.Error(err)
+	}
+	// Its bucket is full again.
+	if err := once(t, data, func(d *daemon) { expect(d, 2, 4, 46) }, limit); err != nil {
+		t.Error(err)
+	}
+}

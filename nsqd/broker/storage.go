@@ -220,12 +220,17 @@ func (b *Broker) Restore() error {
 }
 
 // restoreTopic is CreateTopic without asking anybody for the topic's channels.
+// Where a loaddistributor gives the contracts, the topic waits for its share:
+// what it held before may be in use elsewhere by now.
 func (b *Broker) restoreTopic(name string) *Topic {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	t := b.mu.topics[name]
 	if t == nil {
 		t = newTopic(b, name)
+		if !b.cfg.AutoCreate {
+			t.Limit(SLO{}, false)
+		}
 		b.mu.topics[name] = t
 	}
 	return t

@@ -43,6 +43,25 @@ func stored(path string, fsync bool) (b *broker.Broker, stop func()) {
 	return b, stop
 }
 
+// storedWith is stored with a change to the configuration.
+func storedWith(path string, change func(*broker.Config)) *broker.Broker {
+	GinkgoHelper()
+	st, err := broker.OpenStorage(broker.StorageConfig{
+		Path: path, SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
+	})
+	Expect(err).NotTo(HaveOccurred())
+	cfg := broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st}
+	change(&cfg)
+	b, err := broker.New(cfg)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() {
+		Expect(b.Close()).To(Succeed())
+		Expect(st.Close()).To(Succeed())
+	})
+	Expect(b.Restore()).To(Succeed())
+	return b
+}
+
 // publishAll publishes the numbers, waiting where the topic is full.
 func publishAll(t *broker.Topic, from, to int) {
 	GinkgoHelper()
@@ -300,4 +319,25 @@ var _ = Describe("a stored topic that is deleted while clients publish", func() 
 			stop()
 		})
 	}
+})
+
+var _ = Describe("a broker that a loaddistributor places topics on", func() {
+	It("releases nothing of a topic it restored before its share has come", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		publishAll(topic(b, "t"), 0, 100)
+		stop()
+		b = storedWith(path, func(c *broker.Config) { c.AutoCreate = false })
+		t, err := b.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		r := read(t, "c", 50, true)
+		Expect(publish(t, "100")).To(Succeed())
+		Expect(t.Stats().Counters.Released).To(BeZero(), "the contract may be in use elsewhere")
+		node := b.Node()
+		Expect(node.Prepare("t", []string{"c"}, time.Second, 0.99, 0)).To(Succeed())
+		_, err = node.Grant("t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1e5), Burst: 10}, 0)
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(r.count).WithTimeout(5 * time.Second).Should(Equal(101))
+		Expect(bodies(r)).To(Equal(numbers(0, 101)))
+	})
 })
