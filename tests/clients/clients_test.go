@@ -32,7 +32,7 @@ const (
 )
 
 // patience covers a library's own waits before it connects again.
-const patience = 2 * daemon.Patience
+const patience = daemon.Patience
 
 // programs are what the tests run. Set once, by TestMain.
 type programs struct {

@@ -47,7 +47,7 @@ func (s *suite) Run() int {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
 	if !given {
-		if err := flag.Set("test.parallel", "64"); err != nil {
+		if err := flag.Set("test.parallel", "32"); err != nil {
 			return complain(err)
 		}
 	}

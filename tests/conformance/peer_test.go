@@ -303,6 +303,29 @@ func (p *peer) bodies(count int) []string {
 	return got
 }
 
+// notBefore takes two messages, in any order, and checks that the late one did
+// not come before its delay was over.
+func (p *peer) notBefore(start time.Time, delay time.Duration, late, other string) (m delivery) {
+	p.t.Helper()
+	got := map[string]bool{}
+	for range 2 {
+		d := p.message()
+		p.fin(d.id)
+		got[d.body] = true
+		if d.body != late {
+			continue
+		}
+		m = d
+		if waited := time.Since(start); waited < delay {
+			p.t.Errorf("came after %v, want %v", waited, delay)
+		}
+	}
+	if !got[late] || !got[other] {
+		p.t.Fatalf("got %v", got)
+	}
+	return m
+}
+
 // alive checks that the connection still takes commands. It publishes to a
 // topic that it names itself.
 func (p *peer) alive(n *node) {

@@ -17,7 +17,7 @@ import (
 
 // Patience is how long to wait for what must happen. Only a failure takes so
 // long, so it is generous.
-const Patience = 15 * time.Second
+const Patience = 30 * time.Second
 
 // Daemon is a process that runs until Stop or Kill.
 type Daemon struct {
