@@ -160,13 +160,23 @@ func startBroker(ctx context.Context, path string, mode hook.Mode) (*broker, err
 	if err := b.cmd.Start(); err != nil {
 		return nil, err
 	}
+	for _, address := range []string{b.address, b.http} {
+		if err := waitFor(address); err != nil {
+			return nil, errors.Join(err, b.stop())
+		}
+	}
+	return b, nil
+}
+
+// waitFor waits until somebody listens.
+func waitFor(address string) error {
 	for give := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		c, err := net.Dial("tcp", b.address)
+		c, err := net.Dial("tcp", address)
 		if err == nil {
-			return b, c.Close()
+			return c.Close()
 		}
 		if time.Now().After(give) {
-			return nil, errors.Join(fmt.Errorf("broker: %w", err), b.stop())
+			return fmt.Errorf("broker: %w", err)
 		}
 	}
 }
