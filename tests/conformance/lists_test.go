@@ -17,8 +17,6 @@ import (
 var pending = []struct{ Case, Why string }{
 	{"TestOverflow", "no disk queue and no metadata on disk yet"},
 	{"TestRestart", "no disk queue and no metadata on disk yet"},
-
-	{"TestEphemeral/a full one drops", "fault: E_QUEUE_FULL instead of dropping"},
 }
 
 // difference is something in which SRTM's nsqd is not like NSQ's on purpose.
