@@ -69,7 +69,7 @@ type Channel struct {
 	consumers map[ConsumerID]*consumer
 	hungry    [Distances]ring[*consumer] // FIFOs, so that consumers take turns
 	paused    bool
-	stopped   bool    // with the topic
+	stopped   bool    // with the topic, or deleted
 	order     uint64  // of the next item
 	turns     uint64  // deliveries so far
 	free      []*item // for reuse; at most maxFree

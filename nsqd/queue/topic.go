@@ -503,6 +503,7 @@ func (t *Topic) DeleteChannel(now stamp.Mono, name string, fx *Effects) error {
 	if !found {
 		return ErrUnknownChannel
 	}
+	t.channels[i].stopped = true // somebody may still have it
 	t.channels = slices.Delete(t.channels, i, i+1)
 	t.advance(now, fx)
 	return nil

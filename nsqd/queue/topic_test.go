@@ -497,6 +497,30 @@ func TestPauseEmptyDelete(t *testing.T) {
 	b.check()
 }
 
+// Whoever still has a deleted channel, a subscriber or who reads for it from
+// disk, may take one more step.
+func TestADeletedChannelDeliversNothing(t *testing.T) {
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 1)
+	b.put(nil)
+	b.put(nil)
+	b.expect("1@1:1")
+	if err := b.top.DeleteChannel(b.now, "c", &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.top.SetReady(b.now, c, 1, 5, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	b.top.Resume(b.now, c, 1, &b.fx)
+	b.top.UnpauseChannel(b.now, c, &b.fx)
+	b.expect()
+	other := b.channel("c")
+	b.consumer(other, 2, time.Second, 5)
+	b.put(nil)
+	b.expect("3@2:1")
+}
+
 func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
