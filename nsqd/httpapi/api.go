@@ -206,7 +206,7 @@ func asFault(err error) *fault {
 		return f
 	case errors.Is(err, broker.ErrBadName):
 		return &fault{http.StatusBadRequest, "INVALID_TOPIC", err.Error()}
-	case errors.Is(err, broker.ErrUnknownTopic):
+	case errors.Is(err, broker.ErrUnknownTopic), errors.Is(err, broker.ErrGone):
 		return &fault{http.StatusNotFound, "TOPIC_NOT_FOUND", err.Error()}
 	case errors.Is(err, broker.ErrUnknownChannel):
 		return &fault{http.StatusNotFound, "CHANNEL_NOT_FOUND", err.Error()}
@@ -216,7 +216,7 @@ func asFault(err error) *fault {
 		return &fault{http.StatusServiceUnavailable, "STORAGE_FAILED", err.Error()}
 	case errors.Is(err, queue.ErrFull):
 		return &fault{http.StatusServiceUnavailable, "QUEUE_FULL", err.Error()}
-	case errors.Is(err, broker.ErrDraining), errors.Is(err, broker.ErrGone):
+	case errors.Is(err, broker.ErrDraining):
 		return &fault{http.StatusServiceUnavailable, "EXITING", err.Error()}
 	}
 	return &fault{http.StatusInternalServerError, "INTERNAL_ERROR", err.Error()}
