@@ -31,9 +31,6 @@ func (c *Catalog) check() {
 			if t.prepared[i] && !b.Connected {
 				panic(fmt.Sprintf("topic %s is prepared on %s, which is gone", name, q.Broker))
 			}
-			if t.phase == Preparing && b.Allocated > b.Mcap && b.Connected && t.prepared[i] && t.placement.epoch == c.version {
-				panic(fmt.Sprintf("topic %s was placed beyond the mcap of %s", name, q.Broker))
-			}
 		}
 		seen := map[string]bool{}
 		for i := range t.placement.Len() {
