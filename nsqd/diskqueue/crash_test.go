@@ -52,6 +52,8 @@ type user struct {
 	q   *Queue
 	log []string // what it did, for when the test fails
 
+	faults bool // of other kinds happen before the power is lost
+
 	last     uint64              // id that was used last
 	live     []uint64            // in the queue, in order, as far as this process knows
 	ends     map[uint64]Position // of records in the queue
@@ -115,8 +117,18 @@ func (u *user) excuse(err error) {
 	u.fatalf("error without a cause: %v", err)
 }
 
+// doubts notes the segments of which an fsync failed.
+func (u *user) doubts(segments []*segment) {
+	for _, s := range segments {
+		if s.fault != nil {
+			u.doubtful[s.number] = true
+		}
+	}
+}
+
 // step does something; false when the queue is not open after it.
 func (u *user) step() bool {
+	u.doubts(u.q.segments)
 	switch n := u.rng.IntN(100); {
 	case n < 35:
 		u.append()
@@ -310,11 +322,7 @@ func (u *user) reopens(close bool) bool {
 		u.note("kill")
 		u.sim.kill()
 	}
-	for _, s := range segments {
-		if s.fault != nil {
-			u.doubtful[s.number] = true
-		}
-	}
+	u.doubts(segments)
 	for range 5 {
 		if u.opens() {
 			u.take(false)
@@ -383,6 +391,9 @@ func (u *user) losesPower() {
 	if !u.opens() {
 		u.fatalf("the queue does not open")
 	}
+	if n := u.q.Stats().Missing; n > 0 && !u.faults {
+		u.fatalf("%d segments are missing", n)
+	}
 	u.take(true)
 }
 
@@ -428,6 +439,7 @@ func TestFaultsOfAllKinds(t *testing.T) {
 	seed := testkit.Seed(t)
 	for i := range uint64(60) {
 		u := newUser(t, seed+i)
+		u.faults = true
 		u.note("seed %d", seed+i)
 		faulty := rand.New(rand.NewPCG(seed+i, 4))
 		rate := []float64{0.3, 0.1, 0.03}[i%3]

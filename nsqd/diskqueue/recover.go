@@ -40,35 +40,9 @@ func (q *Queue) recover() error {
 	if q.kept, err = q.loadCursor(); err != nil {
 		return err
 	}
+	q.released, q.cursor = q.kept, q.kept // may be after what is left of a segment
 
-	bad := make(map[uint64]bool) // by number of segment
-	var doomed []string
-	first := q.kept.segment
-	for _, name := range names {
-		number, isBad, ok := parseSegmentName(name)
-		switch {
-		case !ok:
-			if strings.HasSuffix(name, newSuffix) {
-				doomed = append(doomed, name)
-			}
-			continue
-		case number < q.kept.segment:
-			if !isBad {
-				doomed = append(doomed, name)
-			}
-		default:
-			if was, ok := bad[number]; ok {
-				isBad = isBad && was
-			}
-			bad[number] = isBad
-		}
-		q.next = max(q.next, number+1)
-	}
-	q.next = max(q.next, q.kept.segment)
-	numbers := slices.Sorted(maps.Keys(bad))
-	if first == 0 && len(numbers) > 0 {
-		first = numbers[0]
-	}
+	numbers, bad, doomed := sortFiles(names, q.kept.segment)
 	if len(doomed) > 0 {
 		// The cursor that dooms them, before its consequences.
 		if err := q.disk.SyncDir(q.folder); err != nil {
@@ -78,25 +52,8 @@ func (q *Queue) recover() error {
 			return err
 		}
 	}
-
-	if q.kept.offset > headerSize && (len(numbers) == 0 || numbers[0] != q.kept.segment) {
-		q.next = max(q.next, q.kept.segment+1) // a new one of that number would be read from that offset
-		if len(numbers) == 0 {
-			q.missing(q.kept.segment, q.next)
-		}
-	}
-	for _, number := range numbers {
-		if number > first {
-			q.missing(first, number)
-		}
-		first = number + 1
-		s, err := q.load(number, bad[number])
-		if err != nil {
-			return fmt.Errorf("segment %d: %w", number, err)
-		}
-		if s != nil {
-			q.segments = append(q.segments, s)
-		}
+	if err := q.loadAll(numbers, bad); err != nil {
+		return err
 	}
 	q.sum()
 	for i, s := range q.segments {
@@ -105,9 +62,65 @@ func (q *Queue) recover() error {
 			s.synced = headerSize
 		}
 	}
-
-	q.released, q.cursor = q.kept, q.kept // may be after what is left of a segment
 	return nil
+}
+
+// sortFiles returns the numbers of segments from first on, in order, and which
+// of them are bad; and the files that are to be deleted.
+func sortFiles(names []string, first uint64) (numbers []uint64, bad map[uint64]bool, doomed []string) {
+	bad = make(map[uint64]bool)
+	for _, name := range names {
+		number, isBad, ok := parseSegmentName(name)
+		switch {
+		case strings.HasSuffix(name, newSuffix), ok && number < first && !isBad:
+			doomed = append(doomed, name)
+		case ok && number >= first:
+			if was, twice := bad[number]; twice {
+				isBad = isBad && was
+			}
+			bad[number] = isBad
+		}
+	}
+	return slices.Sorted(maps.Keys(bad)), bad, doomed
+}
+
+// loadAll loads the segments of these numbers, which ascend.
+func (q *Queue) loadAll(numbers []uint64, bad map[uint64]bool) error {
+	q.next = max(q.next, q.kept.segment)
+	inside := q.kept.offset > headerSize // of a segment, which should be there
+	expected := q.kept.segment
+	if expected == 0 && len(numbers) > 0 {
+		expected = numbers[0]
+	}
+	if inside && len(numbers) == 0 {
+		q.missing(expected, expected+1)
+	}
+	var empty []string // files: the last ones of numbers
+	for _, number := range numbers {
+		if number > expected {
+			q.missing(expected, number)
+		}
+		expected = number + 1
+		s, err := q.load(number, bad[number])
+		if err != nil {
+			return fmt.Errorf("segment %d: %w", number, err)
+		}
+		switch {
+		case s != nil:
+			empty = nil
+			q.next = max(q.next, number+1)
+			if s.records > 0 {
+				q.segments = append(q.segments, s)
+			}
+		case !inside || number != q.kept.segment:
+			empty = append(empty, segmentName(number))
+		}
+	}
+	if inside {
+		q.next = max(q.next, q.kept.segment+1) // another of that number would be read from that offset
+	}
+	// Those that others come after stay, so that none is missing next time.
+	return q.delete(empty)
 }
 
 // missing notes that segments are not there, from one number to before
@@ -118,29 +131,23 @@ func (q *Queue) missing(from, to uint64) {
 		keyFile, segmentName(from), obs.KeyCount, to-from)
 }
 
-// load looks at a segment's file. It returns nil if there is nothing to read in
-// it, which is then noted and done with.
+// load looks at a segment's file. It returns nil if the file is empty, or is
+// now.
 func (q *Queue) load(number uint64, bad bool) (*segment, error) {
 	s := &segment{identity: identity{number: number}, old: true, shut: true, bad: bad, damaged: bad}
-	path := filepath.Join(q.folder, s.name())
-	file, err := q.disk.Open(path)
+	file, err := q.disk.Open(filepath.Join(q.folder, s.name()))
 	if err != nil {
 		return nil, err
 	}
 	keep, err := q.inspect(s, file)
-	if err = errors.Join(err, file.Close()); err != nil {
+	if err = errors.Join(err, file.Close()); err != nil || !keep {
 		return nil, err
-	}
-	if !keep {
-		return nil, q.disk.Remove(path)
-	}
-	if s.records == 0 {
-		return nil, nil // damaged, and left alone
 	}
 	return s, nil
 }
 
-// inspect fills s from its file, and reports whether there is anything in it.
+// inspect fills s from its file, and reports whether there is anything in it,
+// be it damaged; what is not worth keeping is cut off.
 func (q *Queue) inspect(s *segment, file File) (bool, error) {
 	size, err := file.Size()
 	if err != nil {
@@ -155,9 +162,12 @@ func (q *Queue) inspect(s *segment, file File) (bool, error) {
 		switch {
 		case err != nil:
 			return false, err
-		case s.bad:
-		case size < headerSize || empty:
-			q.torn(s, 0, size) // a segment that was just begun
+		case s.bad || size == 0:
+		case size < headerSize || empty: // a segment that was just begun
+			if err := file.Truncate(0); err != nil {
+				return false, err
+			}
+			q.torn(s, 0, size)
 		default:
 			q.quarantine(s, 0, size)
 		}
@@ -185,11 +195,15 @@ func (q *Queue) inspect(s *segment, file File) (bool, error) {
 	case f.rest != nothing:
 		q.quarantine(s, f.end, k.end-f.end)
 	default:
-		if f.end < size {
-			if err := file.Truncate(f.end); err != nil {
+		cut := f.end
+		if s.records == 0 {
+			cut = 0
+		}
+		if cut < size {
+			if err := file.Truncate(cut); err != nil {
 				return false, err
 			}
-			q.torn(s, f.end, size-f.end)
+			q.torn(s, cut, size-cut)
 		}
 		if s.records > 0 {
 			// Only spares the next opening what this one had to do.
@@ -239,7 +253,7 @@ func identify(number uint64, file File, size int64) (known, error) {
 	return k, nil
 }
 
-// torn notes that a segment's file is cut at off, or deleted if that is 0.
+// torn notes that a segment's file was cut at off.
 func (q *Queue) torn(s *segment, off, bytes int64) {
 	q.stats.Torn++
 	q.stats.TornBytes += uint64(bytes)
