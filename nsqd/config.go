@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -73,7 +74,7 @@ func (o *options) connConfig(sc *session.Config) conn.Config {
 
 func (o *options) brokerConfig() broker.Config {
 	c := broker.Config{
-		Capacity:      o.MemQueueSize,
+		Capacity:      cmp.Or(o.MemQueueSize, readAhead),
 		MaxMsgTimeout: o.MaxMsgTimeout,
 		RejectAfter:   o.RejectAfter,
 		AutoCreate:    !o.managed(),
@@ -90,18 +91,26 @@ func (o *options) brokerConfig() broker.Config {
 // storageConfig is where messages go that memory does not hold.
 func (o *options) storageConfig(log *slog.Logger) broker.StorageConfig {
 	return broker.StorageConfig{
-		Path:         filepath.Join(o.DataPath, "messages"),
+		Path:         filepath.Join(o.dataPath(), "messages"),
 		SegmentBytes: o.MaxBytesPerFile,
 		MaxRecord:    o.MaxMsgSize,
-		Overflow:     min(o.MemQueueSize, maxOverflow),
+		Overflow:     min(max(o.MemQueueSize, minOverflow), maxOverflow),
+		Through:      o.MemQueueSize == 0,
 		Fsync:        o.Durability == durabilityFsync,
 		Log:          log,
 	}
 }
 
-// maxOverflow bounds the messages of a line on their way to disk: enough for
-// several writes, and little beside what memory holds.
-const maxOverflow = 2000
+// The messages of a line that are on their way to disk are bounded: enough for
+// a write, at least, and at most little beside what memory holds.
+const (
+	minOverflow = 100
+	maxOverflow = 2000
+)
+
+// readAhead is how many messages of a line are read from disk before somebody
+// wants them, where memory is to hold none.
+const readAhead = 8
 
 // tlsRequiredFor is --tls-required with what else implies it: a policy on
 // certificates would mean nothing to clients that need not show any.

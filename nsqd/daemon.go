@@ -30,7 +30,7 @@ type daemon struct {
 	log       *slog.Logger
 	at        *listeners
 	stamps    *hook.Stamper
-	storage   *broker.Storage // nil: memory only
+	storage   *broker.Storage
 	broker    *broker.Broker
 	conns     *conn.Server
 	announcer *lookupd.Announcer
@@ -53,12 +53,10 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		return nil, err
 	}
 	config := opts.brokerConfig()
-	if opts.DataPath != "" {
-		if d.storage, err = broker.OpenStorage(opts.storageConfig(log)); err != nil {
-			return nil, fmt.Errorf("--data-path: %w", err)
-		}
-		config.Storage = d.storage
+	if d.storage, err = broker.OpenStorage(opts.storageConfig(log)); err != nil {
+		return nil, fmt.Errorf("--data-path: %w", err)
 	}
+	config.Storage = d.storage
 	config.Changed = func() {
 		if d.announcer != nil { // set before anything is served
 			d.announcer.Notify()
@@ -262,11 +260,7 @@ func (d *daemon) drainAtEnd(ctx context.Context) error {
 	defer cancel()
 	d.conns.StopReading()
 	if left := d.broker.Drain(limit); left > 0 {
-		if d.storage == nil {
-			d.log.Warn("messages are lost: they are in memory only and nobody took them", "messages", left)
-		} else {
-			d.log.Info("messages stay on disk", "messages", left)
-		}
+		d.log.Info("the drain has ended; what is left stays on disk, but for ephemeral topics and channels", "messages", left)
 	}
 	lost := d.broker.Close()
 	if lost != nil {

@@ -26,7 +26,7 @@ import (
 // start runs an nsqd in this process on free ports, and stops it when t ends.
 func start(t *testing.T, args ...string) *daemon {
 	t.Helper()
-	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", "--arrival-stamps=off", "--drain-timeout=1s"}, args...)
+	args = append([]string{"--data-path=" + t.TempDir(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", "--arrival-stamps=off", "--drain-timeout=1s"}, args...)
 	opts, err := parse(args, io.Discard)
 	if err != nil {
 		t.Fatal(err)
@@ -226,6 +226,11 @@ func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	pair := "--tls-cert=" + c.CertFile + " --tls-key=" + c.KeyFile
+	used, odd := t.TempDir(), t.TempDir()
+	start(t, "--data-path="+used)
+	if err := os.WriteFile(filepath.Join(odd, "messages"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for args, want := range map[string]string{
 		"--tcp-address=" + taken:                      "--tcp-address",
 		"--http-address=" + taken:                     "--http-address",
@@ -235,8 +240,10 @@ func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 		pair + " --tls-root-ca-file=/nope":            "--tls-root-ca-file",
 		pair + " --tls-root-ca-file=" + empty:         "no certificate in",
 		"--tcp-address=/dev/null/x":                   "--tcp-address",
+		"--data-path=" + used:                         "another nsqd uses " + used,
+		"--data-path=" + odd:                          "--data-path",
 	} {
-		args := append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--arrival-stamps=off"}, strings.Fields(args)...)
+		args := append([]string{"--data-path=" + t.TempDir(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--arrival-stamps=off"}, strings.Fields(args)...)
 		opts, err := parse(args, io.Discard)
 		var d *daemon
 		if err == nil {

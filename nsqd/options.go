@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -169,10 +170,10 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.HTTPClientConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")
 	fs.DurationVar(&o.HTTPClientRequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
 
-	fs.IntVar(&o.MemQueueSize, "mem-queue-size", 10_000, "greatest number of `messages` held per topic and per channel")
-	fs.StringVar(&o.DataPath, "data-path", "", "`folder` for messages beyond --mem-queue-size, and for those held when the broker ends (default none: memory only)")
+	fs.IntVar(&o.MemQueueSize, "mem-queue-size", 10_000, "greatest number of `messages` held in memory per topic and per channel, those beyond go to disk; 0: every message is written before it is accepted")
+	fs.StringVar(&o.DataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size and those held when it ends (default the working folder)")
 	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", diskqueue.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
-	fs.StringVar(&o.Durability, "durability", durabilityMemory, "`promise` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage); both need --data-path")
+	fs.StringVar(&o.Durability, "durability", durabilityMemory, "`promise` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage)")
 	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; may be repeated")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
@@ -258,7 +259,6 @@ func (o *options) validate() error {
 	fault(err != nil, "--arrival-stamps: %w", err)
 	fault(o.OutputBuffering != "eager" && o.OutputBuffering != "strict", "--output-buffering %q is neither eager nor strict", o.OutputBuffering)
 	fault(o.Durability != durabilityMemory && o.Durability != durabilityFsync, "--durability %q is neither %s nor %s", o.Durability, durabilityMemory, durabilityFsync)
-	fault(o.Durability == durabilityFsync && o.DataPath == "", "--durability %s needs --data-path", durabilityFsync)
 	fault(o.TCPAddress == "", "--tcp-address is empty")
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)
@@ -266,11 +266,9 @@ func (o *options) validate() error {
 	if o.StatsdAddress != "" {
 		errs = append(errs, o.statsdConfig("", func() []broker.Stats { return nil }, slog.New(slog.DiscardHandler)).Validate())
 	}
-	if o.DataPath != "" {
-		info, err := os.Stat(o.DataPath)
-		fault(err != nil, "--data-path: %w", err)
-		fault(err == nil && !info.IsDir(), "--data-path %q is not a folder", o.DataPath)
-	}
+	info, err := os.Stat(o.dataPath())
+	fault(err != nil, "--data-path: %w", err)
+	fault(err == nil && !info.IsDir(), "--data-path %q is not a folder", o.DataPath)
 	fault(o.MaxBytesPerFile < 1<<10, "--max-bytes-per-file %d is less than 1 KiB", o.MaxBytesPerFile)
 	fault(o.SyncEvery < 1, "--sync-every %d is less than 1 message", o.SyncEvery)
 	fault(o.SyncTimeout <= 0, "--sync-timeout %v is not positive", o.SyncTimeout)
@@ -294,6 +292,9 @@ func (o *options) validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// dataPath is the folder that --data-path means.
+func (o *options) dataPath() string { return cmp.Or(o.DataPath, ".") }
 
 // managed reports whether a loaddistributor places this broker's topics.
 func (o *options) managed() bool { return o.LoadDistributor != "" }

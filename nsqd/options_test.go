@@ -50,7 +50,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 	}{
 		{"--no-such-flag", []string{"no-such-flag"}},
 		{"stray", []string{`"stray"`}},
-		{"--mem-queue-size=0 --output-buffering=loud --arrival-stamps=guess", []string{"capacity 0", `"loud"`, `"guess"`}},
+		{"--mem-queue-size=-1 --output-buffering=loud --arrival-stamps=guess", []string{"capacity -1", `"loud"`, `"guess"`}},
 		{"--max-msg-size=-1 --max-rdy-count=0", []string{"-1", "0"}},
 		{"--msg-timeout=1h --max-msg-timeout=1m", []string{"message timeout"}},
 		{"--write-timeout=0s --drain-timeout=-1s --max-connections=-1", []string{"write timeout", "drain-timeout", "connections"}},

@@ -137,6 +137,7 @@ func (c config) use(ctx context.Context, mode hook.Mode, rate int) (u usage, err
 // broker is an nsqd of our own.
 type broker struct {
 	cmd           *exec.Cmd
+	data          string // its folder
 	log           bytes.Buffer
 	address, http string
 }
@@ -153,12 +154,17 @@ func startBroker(ctx context.Context, path string, mode hook.Mode) (*broker, err
 			return nil, err
 		}
 	}
-	b.cmd = exec.CommandContext(ctx, path, "--tcp-address="+b.address, "--http-address="+b.http,
+	data, err := os.MkdirTemp("", "stamps-")
+	if err != nil {
+		return nil, err
+	}
+	b.data = data
+	b.cmd = exec.CommandContext(ctx, path, "--data-path="+data, "--tcp-address="+b.address, "--http-address="+b.http,
 		"--arrival-stamps="+string(mode), "--log-level=warn",
 		"--mem-queue-size=10000000") // nothing is refused, so that each message costs the same
 	b.cmd.Stdout, b.cmd.Stderr = &b.log, &b.log
 	if err := b.cmd.Start(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(data))
 	}
 	for _, address := range []string{b.address, b.http} {
 		if err := waitFor(address); err != nil {
@@ -188,7 +194,7 @@ func (b *broker) stop() error {
 	if err := b.cmd.Wait(); err != nil {
 		return fmt.Errorf("broker: %w\n%s", err, &b.log)
 	}
-	return nil
+	return os.RemoveAll(b.data)
 }
 
 // source asks the broker where its stamps come from.

@@ -81,6 +81,9 @@ func (sp *spiller) saveTopic(disk *diskqueue.Queue, end diskqueue.Position) erro
 	if !arrived {
 		return nil
 	}
+	if !t.broker.cfg.Storage.cfg.Fsync {
+		disks = nil // the system has what was written, and that is what was promised
+	}
 	for _, d := range disks {
 		// A channel that is deleted just now needs nothing any more.
 		if err := d.Sync(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {

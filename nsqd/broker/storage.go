@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"strings"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -18,9 +19,12 @@ type StorageConfig struct {
 	SegmentBytes int64  // size at which a file is full; 0: diskqueue's default
 	MaxRecord    int    // largest body of a message, in bytes
 	Overflow     int    // greatest number of messages of a line on their way to disk; >= 1
-	// Fsync stores every message before it is accepted: it then survives the
-	// loss of the process and of power. Otherwise only what does not fit into
-	// memory goes to disk, and the rest when the broker closes.
+	// Through writes every message before it is accepted: it then survives the
+	// loss of the process. Otherwise only what does not fit into memory goes to
+	// disk, and the rest when the broker closes.
+	Through bool
+	// Fsync has it on stable storage before: it then survives the loss of power,
+	// too. It implies Through.
 	Fsync bool
 	Log   *slog.Logger
 }
@@ -40,6 +44,9 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 		return nil, fmt.Errorf("storage: %d messages on their way to disk, want at least 1, and a logger", cfg.Overflow)
 	}
 	dir, err := diskqueue.OpenDir(cfg.Path, diskqueue.OS())
+	if errors.Is(err, diskqueue.ErrInUse) {
+		return nil, fmt.Errorf("storage: another nsqd uses %s: %w", filepath.Dir(cfg.Path), err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
@@ -153,12 +160,12 @@ func (t *Topic) publishThrough(msgs []*queue.Message) error {
 
 // Durable reports whether what is published has to be followed by Sync before
 // it may be called accepted.
-func (t *Topic) Durable() bool { return t.through }
+func (t *Topic) Durable() bool { return t.through && t.broker.cfg.Storage.cfg.Fsync }
 
 // Sync returns when everything published before is on stable storage. Many
 // callers share one fsync. Error: ErrStorage, after which nobody knows.
 func (t *Topic) Sync() error {
-	if !t.through {
+	if !t.Durable() {
 		return nil
 	}
 	t.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -65,9 +66,12 @@ func newTopic(b *Broker, name string) *Topic {
 	t := &Topic{name: name, broker: b}
 	overflow := 0
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
-		overflow, t.through = st.cfg.Overflow, st.cfg.Fsync
+		overflow, t.through = st.cfg.Overflow, st.cfg.Through || st.cfg.Fsync
 	}
-	t.most = b.cfg.Capacity + overflow
+	t.most = b.cfg.Capacity
+	if overflow > 0 {
+		t.most = math.MaxInt // the disk takes it, in more than one write
+	}
 	t.mu.core = queue.NewTopic(queue.Config{
 		Capacity:    b.cfg.Capacity,
 		Overflow:    overflow,

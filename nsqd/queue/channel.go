@@ -118,6 +118,12 @@ func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
 
 const maxFree = 1024
 
+// maxDeferred is how many deferred messages a channel whose line goes over the
+// disk holds in memory beside its capacity: whoever waits for an hour must not
+// keep those behind it on the disk. More than that do; there is no index of what
+// is on disk by time.
+const maxDeferred = 1_000_000
+
 func newChannel(name string, cfg Config) *Channel {
 	if wire.Ephemeral(name) {
 		cfg.Overflow, cfg.Through = 0, false
@@ -129,7 +135,11 @@ func newChannel(name string, cfg Config) *Channel {
 		inFlight:  make(map[MessageID]*item),
 		consumers: make(map[ConsumerID]*consumer),
 	}
-	c.line = newLine(cfg, c, func() int { return c.ready.len() + c.deferred })
+	exempt := 0
+	if cfg.Overflow > 0 {
+		exempt = maxDeferred
+	}
+	c.line = newLine(cfg, c, func() int { return c.ready.len() + max(0, c.deferred-exempt) })
 	return c
 }
 

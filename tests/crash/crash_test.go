@@ -164,7 +164,7 @@ func crash(t *testing.T, end func(*daemon.Daemon) error, patience time.Duration,
 	t.Helper()
 	rng := testkit.Rand(t)
 	dir := t.TempDir()
-	flags = append(flags, "--data-path="+dir, "--mem-queue-size=100")
+	flags = append([]string{"--data-path=" + dir, "--mem-queue-size=100"}, flags...)
 	d, err := daemon.NSQD(nsqd, dir, flags...)
 	if err != nil {
 		t.Fatal(err)
@@ -242,10 +242,11 @@ func account(t *testing.T, publishers []*publisher, got [][2]uint32) (accepted, 
 	return
 }
 
+// Stored is what an OK promises with each of these.
 func TestKillLosesNothingThatWasStored(t *testing.T) {
-	for i := range 3 {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			publishers, got := crash(t, (*daemon.Daemon).Kill, forever, "--durability=fsync")
+	for _, flag := range []string{"--durability=fsync", "--durability=fsync", "--mem-queue-size=0"} {
+		t.Run(flag, func(t *testing.T) {
+			publishers, got := crash(t, (*daemon.Daemon).Kill, forever, flag)
 			accepted, lost, _, reordered, _ := account(t, publishers, got)
 			if accepted == 0 || lost > 0 || reordered > 0 {
 				t.Errorf("%d accepted, %d lost, %d out of order", accepted, lost, reordered)

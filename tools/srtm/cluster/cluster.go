@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -20,7 +21,7 @@ type Config struct {
 	Brokers int   // how many; 1 .. 100
 	Mcap    int64 // greatest rate of each within the SLO, msg/s; > 0
 	BinDir  string
-	LogDir  string
+	LogDir  string // also of the brokers' data, in folders of their own
 	// BrokerFlags are given to every broker besides its own.
 	BrokerFlags []string
 	// StartTimeout bounds the time until all have joined.
@@ -87,10 +88,15 @@ func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 	}
 	for i := 1; i <= cfg.Brokers; i++ {
 		name := "broker" + strconv.Itoa(i)
+		data, err := os.MkdirTemp(cfg.LogDir, name+"-data-") // not an earlier cluster's
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
 		// A broker finds free ports itself and tells the loaddistributor.
 		args := []string{
 			"--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--broadcast-address", "127.0.0.1",
 			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC,
+			"--data-path", data,
 		}
 		if err := start(name, "nsqd", append(args, cfg.BrokerFlags...)...); err != nil {
 			return nil, err

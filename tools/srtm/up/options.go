@@ -51,7 +51,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.calibration, "calibration", o.calibration, "how long one calibration of the load takes; 0: none, trust the machine")
 	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the load counts as too much")
 	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub (default that of srtm)")
-	fs.StringVar(&o.dataDir, "data-dir", "", "`folder` for the processes' logs (default a new one, removed after success)")
+	fs.StringVar(&o.dataDir, "data-dir", "", "`folder` for the processes' logs and data (default a new one, removed after success)")
 	fs.IntVar(&o.memQueue, "mem-queue-size", o.memQueue, "`messages` a broker holds per topic and channel")
 	fs.StringVar(&o.output, "output", o.output, "`form` of the report: table or json; with json the live view goes to standard error")
 	fs.StringVar(&o.logLevel, "log-level", o.logLevel, "least `level` that the processes log: debug, info, warn or error")
