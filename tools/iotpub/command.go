@@ -66,9 +66,10 @@ func runCommand() *cobra.Command {
 	cfg := emulate.Config{
 		Load: load.Default(), Duration: 10 * time.Second, Topic: "sensors", Channel: "iotpub",
 		Connect: 30 * time.Second, Drain: 10 * time.Second, Workers: 1, MaxOutstanding: 4096,
-		Heartbeat: 30 * time.Second, Interval: 5 * time.Second,
+		Heartbeat: 30 * time.Second, Interval: 5 * time.Second, Background: emulate.DefaultBackground(),
 	}
 	output, level := "text", "error"
+	var at []string
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Send a load, and report what became of it",
@@ -91,6 +92,9 @@ each accepted message came exactly once.`,
 				return lifecycle.UsageError{Err: err}
 			}
 			cfg.Logger = log
+			if cfg.Background.At, err = emulate.ParseBackground(at); err != nil {
+				return lifecycle.UsageError{Err: err}
+			}
 			if err := cfg.Validate(); err != nil {
 				return lifecycle.UsageError{Err: err}
 			}
@@ -122,6 +126,12 @@ each accepted message came exactly once.`,
 	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "heartbeat interval to ask the broker for")
 	fs.DurationVar(&cfg.Interval, "progress", cfg.Interval, "time between lines of progress; 0: none")
 	fs.StringVar(&cfg.Capture, "capture", "", "`file` for the times of writing, in seconds from the start, one a line, as drlsim reads them")
+	fs.StringVar(&cfg.Histograms, "histograms", "", "`file` for all counts of the run's latencies, an HdrHistogram log")
+	fs.StringArrayVar(&at, "background", nil, "`broker` host:port=publishers: so many Poisson publishers load this broker with a topic of their own meanwhile; may be repeated")
+	fs.Float64Var(&cfg.Background.Spec.Rate, "background-rate", cfg.Background.Spec.Rate, "with --background: mean rate of each publisher, in `msg/s`")
+	fs.IntVar(&cfg.Background.Spec.Batch, "background-batch", cfg.Background.Spec.Batch, "with --background: messages a publisher sends back to back")
+	fs.IntVar(&cfg.Background.Spec.Size, "background-size", cfg.Background.Spec.Size, "with --background: size of a message, in `bytes`")
+	fs.StringVar(&cfg.Background.Topic, "background-topic", cfg.Background.Topic, "with --background: `topic` to publish to")
 	fs.BoolVar(&cfg.Portable, "portable", false, "use the poller of systems without epoll, to compare")
 	fs.StringVar(&output, "output", output, "`form` of progress and report: text or json (one object a line)")
 	fs.StringVar(&level, "log-level", level, "least `level` to log: debug, info, warn or error")

@@ -63,6 +63,11 @@ type Config struct {
 	// Capture is a file for the times of writing, one a line, in seconds from
 	// the start, as drlsim reads them; "" for none.
 	Capture string
+	// Histograms is a file for the latencies of the run, all counts of them, as
+	// an HdrHistogram log; "" for none.
+	Histograms string
+	// Background is what others send meanwhile.
+	Background Background
 	// Logger gets what a run has to say besides its report.
 	Logger *slog.Logger
 }
@@ -92,6 +97,9 @@ func (c *Config) Validate() error {
 	fault(c.MaxOutstanding < 1, "max outstanding: %d, want at least 1", c.MaxOutstanding)
 	fault(c.Heartbeat < time.Second, "heartbeat: %v, want at least 1s", c.Heartbeat)
 	fault(c.Interval < 0, "interval: %v, want 0 or more", c.Interval)
+	if err := c.Background.validate(c.Topic); err != nil {
+		faults = append(faults, err)
+	}
 	return errors.Join(faults...)
 }
 
@@ -111,6 +119,7 @@ type run struct {
 	id   uint32
 	f    *fleet.Fleet
 	sub  *subscriber.Subscriber // nil without
+	back *background            // nil without
 
 	mu struct {
 		sync.Mutex
@@ -126,19 +135,17 @@ type run struct {
 func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Progress)) (_ *report.Report, err error) {
 	r := &run{cfg: &cfg, load: l, id: uint32(new(maphash.Hash).Sum64())} // each Hash has a seed of its own
 	r.mu.at = map[int32]string{}
-	var captured *os.File
-	if cfg.Capture != "" {
-		// Before anything is sent for it.
-		if captured, err = os.Create(cfg.Capture); err != nil {
-			return nil, fmt.Errorf("capture: %w", err)
-		}
-		defer func() { err = errors.Join(err, captured.Close()) }()
+	// Before anything is sent for them.
+	captured, histograms := output{name: "capture"}, output{name: "histograms"}
+	if err := errors.Join(captured.create(cfg.Capture), histograms.create(cfg.Histograms)); err != nil {
+		return nil, errors.Join(err, captured.close(), histograms.close())
 	}
+	defer func() { err = errors.Join(err, captured.close(), histograms.close()) }()
 	r.f, err = fleet.New(fleet.Config{
 		Topic: cfg.Topic, Run: r.id, Sources: l.Sources, Address: cfg.Nsqd,
 		Stream:  func() schedule.Stream { return schedule.Until(l.Stream(), cfg.Duration) },
 		Workers: cfg.Workers, Mpub: cfg.Mpub, MaxOutstanding: cfg.MaxOutstanding,
-		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: captured != nil, Portable: cfg.Portable,
+		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: captured.file != nil, Portable: cfg.Portable,
 	})
 	if err != nil {
 		return nil, err
@@ -152,6 +159,12 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 			sc.Nsqd = []string{cfg.Nsqd}
 		}
 		if r.sub, err = subscriber.New(sc); err != nil {
+			return nil, err
+		}
+	}
+
+	if len(cfg.Background.At) > 0 {
+		if r.back, err = newBackground(&cfg, ^r.id); err != nil {
 			return nil, err
 		}
 	}
@@ -180,6 +193,10 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	if r.sub != nil {
 		part("subscriber", r.sub.Run)
 	}
+	if r.back != nil {
+		part("background", r.back.fleet.Run)
+		part("background's subscriber", r.back.sub.Run)
+	}
 
 	if err := r.connect(ctx, parts); err != nil {
 		return nil, err
@@ -187,9 +204,15 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	before := cpuSeconds()
 	start := clock.Mono().Add(startAfter)
 	r.f.Start(start)
+	if r.back != nil {
+		r.back.fleet.Start(start)
+	}
 	interrupted, err := r.watch(ctx, parts, start, sent, progress)
 	if err != nil {
 		return nil, err
+	}
+	if r.back != nil {
+		r.back.fleet.Stop()
 	}
 	stopped := clock.Mono()
 	if err := r.deliver(parts); err != nil {
@@ -197,12 +220,57 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	}
 	rep := r.report(start, stopped, interrupted)
 	rep.CPUSeconds = cpuSeconds() - before
-	if captured != nil {
-		if err := capture(captured, r.f.Captured(), start); err != nil {
+	if captured.file != nil {
+		if err := capture(captured.file, r.f.Captured(), start); err != nil {
+			return nil, err
+		}
+	}
+	if histograms.file != nil {
+		if err := obs.WriteLatencyLog(histograms.file, time.Duration(rep.Seconds*float64(time.Second)), r.latencies()...); err != nil {
 			return nil, err
 		}
 	}
 	return rep, nil
+}
+
+// output is a file to write to, if there is to be one.
+type output struct {
+	name string
+	file *os.File
+}
+
+func (o *output) create(path string) (err error) {
+	if path == "" {
+		return nil
+	}
+	if o.file, err = os.Create(path); err != nil {
+		o.file = nil
+		return fmt.Errorf("%s: %w", o.name, err)
+	}
+	return nil
+}
+
+func (o *output) close() error {
+	if o.file == nil {
+		return nil
+	}
+	return o.file.Close()
+}
+
+// latencies are the run's histograms.
+func (r *run) latencies() []obs.TaggedLatency {
+	s := r.f.Stats()
+	all := []obs.TaggedLatency{{Tag: "lateness", Latency: s.Lateness}, {Tag: "answer", Latency: s.Answer}}
+	if r.sub != nil {
+		all = append(all, obs.TaggedLatency{Tag: "end_to_end", Latency: r.sub.Stats().EndToEnd})
+	}
+	if r.back != nil {
+		b := r.back.fleet.Stats()
+		all = append(all, obs.TaggedLatency{Tag: "background_lateness", Latency: b.Lateness},
+			obs.TaggedLatency{Tag: "background_answer", Latency: b.Answer},
+			obs.TaggedLatency{Tag: "background_end_to_end", Latency: r.back.sub.Stats().EndToEnd})
+	}
+	return all
 }
 
 // follow hands the loaddistributor's assignments to the fleet.
@@ -262,19 +330,35 @@ func (r *run) connect(ctx, parts context.Context) error {
 		}
 		return err
 	}
-	if r.sub == nil {
+	if r.sub != nil {
+		if err := connected(ctx, parts, r.sub, r.brokers, "the subscriber"); err != nil {
+			return err
+		}
+	}
+	if r.back == nil {
 		return nil
 	}
+	if err := r.back.fleet.Ready(ctx); err != nil {
+		if cause := context.Cause(parts); cause != nil {
+			return cause
+		}
+		return fmt.Errorf("background: %w", err)
+	}
+	return connected(ctx, parts, r.back.sub, func() int { return len(r.cfg.Background.At) }, "the background's subscriber")
+}
+
+// connected waits until a subscriber is connected to as many brokers as wanted.
+func connected(ctx, parts context.Context, sub *subscriber.Subscriber, want func() int, who string) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for r.sub.Connections() < r.brokers() {
+	for sub.Connections() < want() {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			if cause := context.Cause(parts); cause != nil {
 				return cause
 			}
-			return fmt.Errorf("the subscriber is connected to %d of %d brokers: %w", r.sub.Connections(), r.brokers(), ctx.Err())
+			return fmt.Errorf("%s is connected to %d of %d brokers: %w", who, sub.Connections(), want(), ctx.Err())
 		}
 	}
 	return nil
@@ -396,6 +480,9 @@ func (r *run) report(start, stopped stamp.Mono, interrupted bool) *report.Report
 		rep.EndToEnd = &late
 		account, missing := r.sub.Compare(r.f.Accepted(), maxMissing)
 		rep.Account, rep.Missing = &account, missing
+	}
+	if r.back != nil {
+		rep.Background = r.back.report(seconds)
 	}
 	return rep
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -226,6 +227,60 @@ var _ = Describe("a run", func() {
 		Expect(times[0]).To(BeNumerically(">=", 0))
 	})
 
+	It("loads brokers with a topic of others meanwhile", func() {
+		cfg.Nsqd = a.Address()
+		cfg.Background = emulate.DefaultBackground()
+		cfg.Background.Spec.Rate = 50
+		cfg.Background.At = []emulate.BackgroundAt{{Address: a.Address(), Publishers: 4}, {Address: b.Address(), Publishers: 12}}
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Fault()).To(BeEmpty())
+		Expect(r.Account.Delivered).To(Equal(offered()))
+		Expect(r.Account.Foreign).To(BeZero())
+
+		spec := cfg.Background.Spec
+		spec.Publishers, spec.Seed = 16, ^cfg.Load.Spec.Seed
+		want := uint64(len(schedule.Arrivals(schedule.Until(spec.Stream(), cfg.Duration))))
+		Expect(want).To(BeNumerically(">", 0))
+		Expect(r.Background.Publishers).To(Equal(16))
+		Expect(r.Background.Counts).To(SatisfyAll(HaveField("Offered", want), HaveField("Accepted", want)))
+		Expect(r.Background.OfferedRate).To(BeNumerically("~", float64(want)/0.2, 1e-6))
+		at := map[string]map[string]bool{"a": {}, "b": {}}
+		for _, e := range log.Events() {
+			if e.Kind == fake.Connect && strings.HasPrefix(e.Client, "background.") {
+				at[e.Broker][e.Client] = true
+			}
+		}
+		Expect(at["a"]).To(HaveLen(4))
+		Expect(at["b"]).To(HaveLen(12))
+	})
+
+	It("keeps all counts of its latencies", func() {
+		cfg.Nsqd, cfg.Histograms = a.Address(), filepath.Join(GinkgoT().TempDir(), "run.hlog")
+		cfg.Background = emulate.DefaultBackground()
+		cfg.Background.At = []emulate.BackgroundAt{{Address: b.Address(), Publishers: 2}}
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		file, err := os.Open(cfg.Histograms)
+		Expect(err).NotTo(HaveOccurred())
+		defer file.Close()
+		counts := map[string]int64{}
+		log := hdrhistogram.NewHistogramLogReader(file)
+		for {
+			h, err := log.NextIntervalHistogram()
+			Expect(err).NotTo(HaveOccurred())
+			if h == nil {
+				break
+			}
+			counts[h.Tag()] = h.TotalCount()
+			if h.Tag() == "answer" {
+				Expect(h.ValueAtPercentile(99)).To(Equal(r.Answer.P99Us))
+			}
+		}
+		Expect(counts).To(And(HaveLen(6), HaveKeyWithValue("lateness", r.Lateness.Count), HaveKeyWithValue("answer", r.Answer.Count),
+			HaveKeyWithValue("end_to_end", r.EndToEnd.Count), HaveKeyWithValue("background_lateness", r.Background.Lateness.Count)))
+	})
+
 	It("replays a recording to its end", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "r.csv")
 		var rows bytes.Buffer
@@ -296,6 +351,22 @@ var _ = Describe("a run", func() {
 		Expect(err).To(MatchError(os.ErrNotExist))
 		Expect(log.Events()).To(BeEmpty())
 	})
+
+	It("does not begin when the histograms cannot be kept", func() {
+		cfg.Nsqd, cfg.Histograms = a.Address(), "/no/such/folder/run.hlog"
+		_, err := run(nil)
+		Expect(err).To(MatchError(os.ErrNotExist))
+		Expect(log.Events()).To(BeEmpty())
+	})
+
+	It("does not begin without the brokers of the background", func() {
+		b.Close()
+		cfg.Nsqd, cfg.Connect = a.Address(), 100*time.Millisecond
+		cfg.Background = emulate.DefaultBackground()
+		cfg.Background.At = []emulate.BackgroundAt{{Address: b.Address(), Publishers: 1}}
+		_, err := run(nil)
+		Expect(err).To(MatchError(ContainSubstring("background")))
+	})
 })
 
 var _ = DescribeTable("Validate", func(change func(*emulate.Config), want string) {
@@ -313,8 +384,30 @@ var _ = DescribeTable("Validate", func(change func(*emulate.Config), want string
 	Entry("no lookupd", func(c *emulate.Config) { c.Nsqd, c.Loaddistributor, c.Subscribe = "", "h:1", true },
 		"subscribing needs the address of a lookupd where the loaddistributor places the publishers"),
 	Entry("address", func(c *emulate.Config) { c.Nsqd = "here" }, `address "here": want host:port`),
+	Entry("background", func(c *emulate.Config) {
+		c.Background.Topic = c.Topic
+		c.Background.At = []emulate.BackgroundAt{{Address: "h:1", Publishers: 1}, {Address: "h:1", Publishers: 0}}
+	}, "background topic: \"sensors\" is no valid name other than the run's own\nbackground \"h:1\": want host:port, each once\nbackground h:1: 0 publishers, want at least 1"),
+	Entry("background's load", func(c *emulate.Config) {
+		c.Background = emulate.DefaultBackground()
+		c.Background.Spec.Batch = 0
+		c.Background.At = []emulate.BackgroundAt{{Address: "h:1", Publishers: 1}}
+	}, "background: batch: 0 messages, want 1 .. 10000"),
 	Entry("several", func(c *emulate.Config) {
 		c.Workers, c.MaxOutstanding, c.Heartbeat, c.Interval, c.Drain = 0, 0, 0, -1, 0
 	},
 		"connect timeout 10s and drain timeout 0s: want more than 0\nworkers: 0, want at least 1\nmax outstanding: 0, want at least 1\nheartbeat: 0s, want at least 1s\ninterval: -1ns, want 0 or more"),
 )
+
+func TestParseBackground(t *testing.T) {
+	got, err := emulate.ParseBackground([]string{"a:1=20", "[::1]:4150=3"})
+	want := []emulate.BackgroundAt{{Address: "a:1", Publishers: 20}, {Address: "[::1]:4150", Publishers: 3}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", "a:1", "a:1=", "a:1=x", "=", "a:1=1=2"} {
+		if got, err := emulate.ParseBackground([]string{bad}); err == nil {
+			t.Errorf("%q gave %v", bad, got)
+		}
+	}
+}

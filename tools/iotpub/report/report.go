@@ -112,8 +112,25 @@ type Report struct {
 	Account *verify.Result   `json:"account,omitempty"`
 	Missing []verify.Message `json:"missing,omitempty"`
 
+	// Background is what others sent meanwhile; absent without.
+	Background *Background `json:"background,omitempty"`
+
 	// CPUSeconds is what this process used, with its subscriber.
 	CPUSeconds float64 `json:"cpu_s"`
+}
+
+// Background is the load that a run's brokers carried besides. It is no subject
+// of the run: nothing of it is a fault.
+type Background struct {
+	Topic      string `json:"topic"`
+	Publishers int    `json:"publishers"`
+	Counts
+	// OfferedRate and AcceptedRate are means over the run, msg/s.
+	OfferedRate  float64   `json:"offered_per_s"`
+	AcceptedRate float64   `json:"accepted_per_s"`
+	Lost         uint64    `json:"connections_lost"`
+	Lateness     Quantiles `json:"lateness"`
+	EndToEnd     Quantiles `json:"end_to_end"`
 }
 
 // AchievedFraction is AchievedRate over OfferedRate; 1 when nothing was offered.
@@ -218,6 +235,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	if a := r.Account; a != nil {
 		row("delivered", "%d of %d accepted: %d lost, %d duplicated, %d delivered without an OK, %d foreign",
 			a.Delivered-a.Unaccepted, a.Accepted, a.Lost, a.Duplicated, a.Unaccepted, a.Foreign)
+	}
+	if b := r.Background; b != nil {
+		row("background", "%s, %d publishers: %.1f/s offered, %.1f/s accepted, %d refused, %d connections lost; end to end p50 %s, p99 %s",
+			b.Topic, b.Publishers, b.OfferedRate, b.AcceptedRate, b.RefusedTotal(), b.Lost, Micros(b.EndToEnd.P50Us), Micros(b.EndToEnd.P99Us))
 	}
 	if fault := r.Fault(); fault != "" {
 		row("FAILED", "%s", fault)

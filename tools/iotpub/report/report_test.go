@@ -35,6 +35,10 @@ func full() *report.Report {
 		Lateness: quantiles(time.Microsecond), Answer: quantiles(time.Millisecond), EndToEnd: &late,
 		Account: &verify.Result{Accepted: 900, Delivered: 899, Lost: 3, Duplicated: 2, Unaccepted: 2, Foreign: 1},
 		Missing: []verify.Message{{Source: 1, Seq: 2}}, CPUSeconds: 1.25,
+		Background: &report.Background{
+			Topic: "background", Publishers: 40, Counts: report.Counts{Offered: 400, Sent: 400, Accepted: 399, Refused: map[string]uint64{"E_QUEUE_FULL": 1}},
+			OfferedRate: 88.9, AcceptedRate: 88.7, Lateness: quantiles(time.Microsecond), EndToEnd: quantiles(2 * time.Millisecond),
+		},
 	}
 }
 

@@ -1,0 +1,49 @@
+package obs
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// TaggedLatency is one histogram of a log.
+type TaggedLatency struct {
+	// Tag names it: letters, digits and underscores.
+	Tag     string
+	Latency *Latency
+}
+
+// WriteLatencyLog writes histograms, of a measurement that lasted for length,
+// as an HdrHistogram log (format 1.3), which the tools of that project read in
+// any language: a line each, with its tag, its greatest value in seconds, and
+// all of its counts, values in microseconds.
+func WriteLatencyLog(w io.Writer, length time.Duration, all ...TaggedLatency) error {
+	log := hdrhistogram.NewHistogramLogWriter(w)
+	write := func(err error) error {
+		if err != nil {
+			return fmt.Errorf("histogram log: %w", err)
+		}
+		return nil
+	}
+	if err := write(log.OutputLogFormatVersion()); err != nil {
+		return err
+	}
+	if err := write(log.OutputComment("values in microseconds, Interval_Max in seconds")); err != nil {
+		return err
+	}
+	if err := write(log.OutputLegend()); err != nil {
+		return err
+	}
+	for _, t := range all {
+		h := t.Latency.h.Clone()
+		h.SetTag(t.Tag)
+		h.SetStartTimeMs(0)
+		h.SetEndTimeMs(length.Milliseconds())
+		if err := write(log.OutputIntervalHistogram(h)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package obs_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// A log read back by the histogram's own project is what was measured.
+func TestLatencyLogHoldsEverySample(t *testing.T) {
+	a, b := obs.NewLatency(), obs.NewLatency()
+	for i := range 1000 {
+		a.Record(time.Duration(i) * 37 * time.Microsecond)
+	}
+	var file bytes.Buffer
+	if err := obs.WriteLatencyLog(&file, 90*time.Second, obs.TaggedLatency{Tag: "answer", Latency: a}, obs.TaggedLatency{Tag: "end_to_end", Latency: b}); err != nil {
+		t.Fatal(err)
+	}
+	log := hdrhistogram.NewHistogramLogReader(&file)
+	for _, want := range []struct {
+		tag string
+		l   *obs.Latency
+	}{{"answer", a}, {"end_to_end", b}} {
+		h, err := log.NextIntervalHistogram()
+		if err != nil || h == nil {
+			t.Fatalf("%s: %v", want.tag, err)
+		}
+		if h.Tag() != want.tag || h.TotalCount() != want.l.Count() || h.EndTimeMs()-h.StartTimeMs() != 90_000 {
+			t.Errorf("%s of %d ms with %d samples, want %s of 90 s with %d", h.Tag(), h.EndTimeMs()-h.StartTimeMs(), h.TotalCount(), want.tag, want.l.Count())
+		}
+		for _, q := range []float64{0, 0.5, 0.99, 1} {
+			if got, want := time.Duration(h.ValueAtPercentile(100*q))*time.Microsecond, want.l.Quantile(q); got != want {
+				t.Errorf("quantile %v is %v, want %v", q, got, want)
+			}
+		}
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+func TestLatencyLogThatCannotBeWritten(t *testing.T) {
+	if err := obs.WriteLatencyLog(full{}, time.Second, obs.TaggedLatency{Tag: "a", Latency: obs.NewLatency()}); err == nil {
+		t.Error("no error")
+	}
+}

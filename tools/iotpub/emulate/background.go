@@ -1,0 +1,150 @@
+package emulate
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tools/iotpub/fleet"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/iotpub/subscriber"
+)
+
+// Background is a load that brokers carry besides the run's own: a topic
+// without a contract, with a consumer, at named brokers.
+type Background struct {
+	// At says how many publishers load which broker; empty: no background.
+	At []BackgroundAt
+	// Topic is not the run's.
+	Topic string
+	// Spec is what each publisher sends. Its number of publishers is the sum
+	// over At, and its seed the run's, turned around.
+	Spec schedule.Spec
+}
+
+// BackgroundAt is the part of one broker.
+type BackgroundAt struct {
+	Address    string // host:port, each once
+	Publishers int
+}
+
+// DefaultBackground is the paper's: Poisson publishers of 10 msg/s that send
+// batches of 10.
+func DefaultBackground() Background {
+	return Background{
+		Topic: "background",
+		Spec:  schedule.Spec{Rate: 10, Batch: 10, Process: schedule.Poisson, Size: 100},
+	}
+}
+
+// ParseBackground reads "host:port=publishers" of each text.
+func ParseBackground(texts []string) ([]BackgroundAt, error) {
+	var at []BackgroundAt
+	for _, text := range texts {
+		address, number, found := strings.Cut(text, "=")
+		publishers, err := strconv.Atoi(number)
+		if !found || err != nil {
+			return nil, fmt.Errorf("background %q: want host:port=publishers", text)
+		}
+		at = append(at, BackgroundAt{address, publishers})
+	}
+	return at, nil
+}
+
+// spec is the whole fleet, of a run with this seed.
+func (b *Background) spec(seed uint64) schedule.Spec {
+	s := b.Spec
+	s.Seed, s.Publishers = ^seed, 0
+	for _, at := range b.At {
+		s.Publishers += at.Publishers
+	}
+	return s
+}
+
+// validate returns every fault, joined. topic is the run's own.
+func (b *Background) validate(topic string) error {
+	if len(b.At) == 0 {
+		return nil
+	}
+	var faults []error
+	if !wire.ValidTopicName(b.Topic) || b.Topic == topic {
+		faults = append(faults, fmt.Errorf("background topic: %q is no valid name other than the run's own", b.Topic))
+	}
+	seen := map[string]bool{}
+	for _, at := range b.At {
+		if _, _, err := net.SplitHostPort(at.Address); err != nil || seen[at.Address] {
+			faults = append(faults, fmt.Errorf("background %q: want host:port, each once", at.Address))
+		}
+		seen[at.Address] = true
+		if at.Publishers < 1 {
+			faults = append(faults, fmt.Errorf("background %s: %d publishers, want at least 1", at.Address, at.Publishers))
+		}
+	}
+	if len(faults) == 0 {
+		if err := b.spec(0).Validate(); err != nil {
+			faults = append(faults, fmt.Errorf("background: %w", err))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// background is a Background at work.
+type background struct {
+	topic      string
+	publishers int
+	fleet      *fleet.Fleet
+	sub        *subscriber.Subscriber
+}
+
+// newBackground returns cfg's, with messages marked by id.
+func newBackground(cfg *Config, id uint32) (*background, error) {
+	spec := cfg.Background.spec(cfg.Load.Spec.Seed)
+	sources := spec.Sources()
+	b := &background{topic: cfg.Background.Topic, publishers: len(sources)}
+	var assigned []fleet.Assignment
+	var addresses []string
+	for _, at := range cfg.Background.At {
+		addresses = append(addresses, at.Address)
+		for range at.Publishers {
+			n := int32(len(assigned))
+			sources[n].ID = fmt.Sprintf("background.%d", n)
+			assigned = append(assigned, fleet.Assignment{Source: n, Address: at.Address, Epoch: 1})
+		}
+	}
+	var err error
+	b.fleet, err = fleet.New(fleet.Config{
+		Topic: b.topic, Run: id, Sources: sources, Stream: func() schedule.Stream { return schedule.Until(spec.Stream(), cfg.Duration) },
+		Workers: cfg.Workers, MaxOutstanding: cfg.MaxOutstanding, Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Portable: cfg.Portable,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("background: %w", err)
+	}
+	b.fleet.Assign(assigned)
+	b.sub, err = subscriber.New(subscriber.Config{
+		Topic: b.topic, Channel: "iotpub", Nsqd: addresses, Run: id, Sources: len(sources), Logger: cfg.Logger,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("background: %w", err)
+	}
+	return b, nil
+}
+
+func (b *background) report(seconds float64) *report.Background {
+	s, d := b.fleet.Stats(), b.sub.Stats()
+	r := &report.Background{
+		Topic: b.topic, Publishers: b.publishers,
+		Counts: report.Counts{
+			Offered: s.Offered, Sent: s.Sent, Accepted: s.Accepted, Refused: s.Refused, Unanswered: s.Unanswered,
+			Skipped: s.Skipped, Delivered: d.Delivered, Duplicated: d.Duplicated,
+		},
+		Lost: s.Lost, Lateness: report.QuantilesOf(s.Lateness), EndToEnd: report.QuantilesOf(d.EndToEnd),
+	}
+	if seconds > 0 {
+		r.OfferedRate, r.AcceptedRate = float64(s.Offered)/seconds, float64(s.Accepted)/seconds
+	}
+	return r
+}
