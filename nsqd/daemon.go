@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"time"
 
@@ -34,6 +35,7 @@ type daemon struct {
 	broker    *broker.Broker
 	conns     *conn.Server
 	announcer *lookupd.Announcer
+	trace     *os.File // nil: no release trace
 	group     lifecycle.Group
 }
 
@@ -53,6 +55,12 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		return nil, err
 	}
 	config := opts.brokerConfig()
+	if opts.ReleaseTrace != "" {
+		if d.trace, err = os.OpenFile(opts.ReleaseTrace, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
+			return nil, fmt.Errorf("--release-trace: %w", err)
+		}
+		config.Trace = broker.NewTrace(d.trace, log)
+	}
 	if d.storage, err = broker.OpenStorage(opts.storageConfig(log)); err != nil {
 		return nil, fmt.Errorf("--data-path: %w", err)
 	}
@@ -242,6 +250,11 @@ func (d *daemon) close() error {
 	if d.storage != nil {
 		if err := d.storage.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close the storage: %w", err))
+		}
+	}
+	if d.trace != nil {
+		if err := d.trace.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close the release trace: %w", err))
 		}
 	}
 	if d.stamps != nil {

@@ -52,6 +52,7 @@ type options struct {
 	MaxConnections                      int
 	WriteTimeout                        time.Duration
 	ArrivalStamps                       string
+	ReleaseTrace                        string
 
 	// TLS and compression.
 	TLSCert, TLSKey, TLSRootCAFile string
@@ -149,6 +150,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.IntVar(&o.MaxConnections, "max-connections", 0, "greatest number of client `connections` (default no limit)")
 	fs.DurationVar(&o.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
 	fs.StringVar(&o.ArrivalStamps, "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
+	fs.StringVar(&o.ReleaseTrace, "release-trace", "", "`file` to append a line to for every message that leaves a topic: topic, arrival, eligible, released, in ns of the monotonic clock (default none)")
 
 	fs.StringVar(&o.TLSCert, "tls-cert", "", "PEM `file` with the certificate for TLS; goes with --tls-key")
 	fs.StringVar(&o.TLSKey, "tls-key", "", "PEM `file` with its private key")

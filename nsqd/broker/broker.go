@@ -61,6 +61,8 @@ type Config struct {
 	EndToEnd time.Duration
 	// Storage takes what does not fit into memory; nil: nothing does.
 	Storage *Storage
+	// Trace records every release; nil: nobody does.
+	Trace *Trace
 	// Seed of the draws for sampling subscribers.
 	Seed uint64
 	// Now reads the clock; nil means clock.Mono.

@@ -3,7 +3,6 @@ package broker
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -72,14 +71,14 @@ func (f *figures) arrived(source stamp.Source, n int) {
 	f.sources[source].Add(uint64(n))
 }
 
-func (f *figures) released(accessDelays []time.Duration) {
-	if len(accessDelays) == 0 {
+func (f *figures) released(releases []queue.Release) {
+	if len(releases) == 0 {
 		return
 	}
 	f.mu.Lock()
 	f.mu.since.init()
-	for _, d := range accessDelays {
-		f.mu.since.access.Record(d)
+	for _, r := range releases {
+		f.mu.since.access.Record(r.AccessDelay())
 	}
 	f.mu.Unlock()
 }

@@ -143,6 +143,9 @@ func (t *Topic) end(s *step) {
 	t.mu.Unlock()
 
 	t.figures.released(s.fx.Released)
+	if trace := t.broker.cfg.Trace; trace != nil && len(s.fx.Released) > 0 {
+		trace.write(t.name, t.broker.now(), s.fx.Released)
+	}
 	for _, sub := range s.woken {
 		sub.notify()
 	}
@@ -294,14 +297,31 @@ func (t *Topic) Limit(slo SLO, reject bool) {
 // SetShare replaces the share, with granted tokens moved to it, and returns
 // the tokens given up. The topic is limited from then on.
 func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) tokenbucket.Tokens {
+	return t.SetLeased(share, queue.Forever(share), granted)
+}
+
+// SetLeased is SetShare for as long as the lease says.
+func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) tokenbucket.Tokens {
 	now := t.broker.now()
 	s := t.begin()
 	if !t.mu.core.Limited() {
 		t.mu.core.Limit(queue.OverLimit{MaxDelay: t.broker.cfg.RejectAfter})
 	}
-	released := t.mu.core.SetShare(now, share, granted, &s.fx)
+	released := t.mu.core.SetLeased(now, share, lease, granted, &s.fx)
 	t.end(s)
 	return released
+}
+
+// Renew moves the ends of the share's lease, and reports whether it has a
+// flexible part that has not lapsed.
+func (t *Topic) Renew(flexUntil, until stamp.Mono) (flex bool) {
+	now := t.broker.now()
+	s := t.begin()
+	if t.mu.core.Limited() {
+		flex = t.mu.core.Renew(now, flexUntil, until, &s.fx)
+	}
+	t.end(s)
+	return flex
 }
 
 // Contract puts the topic of a standalone broker under a contract that nobody

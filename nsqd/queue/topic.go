@@ -45,8 +45,8 @@ type OverLimit struct {
 type Effects struct {
 	// Deliveries to write to consumers, in order.
 	Deliveries []Delivery
-	// Released holds the access delay of each message released.
-	Released []time.Duration
+	// Released holds when each message released had arrived and was eligible.
+	Released []Release
 	// Finished holds the messages that consumers finished.
 	Finished []*Message
 	// Overflowing are the lines that have messages to be written to disk (see
@@ -56,6 +56,12 @@ type Effects struct {
 	// Done are messages that a line with Config.Through needs no longer.
 	Done []Done
 }
+
+// Release is when a message arrived, and when it had its token.
+type Release struct{ Arrival, Eligible stamp.Mono }
+
+// AccessDelay is how long the message had to wait for its token.
+func (r Release) AccessDelay() time.Duration { return r.Eligible.Sub(r.Arrival) }
 
 // Done is a message that may leave its line's disk.
 type Done struct {
@@ -91,6 +97,7 @@ type Topic struct {
 	// The contract's part. limited with a zero bucket releases nothing.
 	limited bool
 	bucket  tokenbucket.Bucket
+	lease   lease
 	over    OverLimit
 
 	// State.
@@ -134,6 +141,7 @@ func (t *Topic) Limit(over OverLimit) {
 	if !t.limited {
 		t.limited = true
 		t.bucket = tokenbucket.Bucket{}
+		t.lease.set(Forever(tokenbucket.Share{}))
 	}
 }
 
@@ -145,18 +153,6 @@ func (t *Topic) Share() tokenbucket.Share { return t.bucket.Share() }
 
 // Tokens returns what the bucket holds.
 func (t *Topic) Tokens(now stamp.Mono) tokenbucket.Tokens { return t.bucket.Tokens(now) }
-
-// SetShare changes the share from now on, with granted tokens moved to it, and
-// returns the tokens given up. Messages already waiting are judged by the new
-// share. Requires: Limited.
-func (t *Topic) SetShare(now stamp.Mono, s tokenbucket.Share, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
-	if !t.limited {
-		panic("queue: a share for a topic without a limit")
-	}
-	released := t.bucket.Retune(now, s, granted)
-	t.advance(now, fx)
-	return released
-}
 
 // Put accepts all of msgs, in order, or none of them.
 // Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
@@ -301,6 +297,7 @@ func (t *Topic) advance(now stamp.Mono, fx *Effects) {
 }
 
 func (t *Topic) release(now stamp.Mono, fx *Effects) {
+	t.lapse(now)
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
 		e := t.eligible(m)
@@ -314,7 +311,7 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		t.waiting.pop()
 		t.counters.Released++
 		t.line.done(m, fx)
-		fx.Released = append(fx.Released, m.AccessDelay())
+		fx.Released = append(fx.Released, Release{Arrival: m.Arrival.At, Eligible: m.Eligible})
 		for _, c := range t.channels {
 			c.put(now, m, fx)
 			c.dispatch(now, fx)

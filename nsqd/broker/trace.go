@@ -1,0 +1,59 @@
+package broker
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"strconv"
+	"sync"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// Trace writes a line for every message that leaves a topic,
+//
+//	topic,arrival,eligible,released
+//
+// the times in nanoseconds of CLOCK_MONOTONIC, so that the lines of all brokers
+// of one machine can be merged: when it arrived, when it had its token, and when
+// it was let go. The lines of a step go out in one write before anybody is woken
+// for them, so that a broker that is killed has written what it released.
+type Trace struct {
+	// Set once.
+	out io.Writer
+	log *slog.Logger
+
+	mu struct {
+		sync.Mutex
+		buf    []byte
+		failed bool
+	}
+}
+
+// NewTrace returns a trace that writes to out. A failed write is logged, and
+// ends the trace: one with holes would prove nothing.
+func NewTrace(out io.Writer, log *slog.Logger) *Trace { return &Trace{out: out, log: log} }
+
+func (t *Trace) write(topic string, now stamp.Mono, releases []queue.Release) {
+	t.mu.Lock()
+	if t.mu.failed {
+		t.mu.Unlock()
+		return
+	}
+	b := t.mu.buf[:0]
+	for _, r := range releases {
+		b = append(append(b, topic...), ',')
+		b = append(strconv.AppendInt(b, int64(r.Arrival), 10), ',')
+		b = append(strconv.AppendInt(b, int64(r.Eligible), 10), ',')
+		b = append(strconv.AppendInt(b, int64(now), 10), '\n')
+	}
+	t.mu.buf = b
+	// Under the lock: lines of two topics must not mix. Nobody else waits for it.
+	_, err := t.out.Write(b)
+	t.mu.failed = err != nil
+	t.mu.Unlock()
+	if err != nil {
+		t.log.Error("release trace ends here", "error", fmt.Errorf("write: %w", err))
+	}
+}

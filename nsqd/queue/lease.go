@@ -1,0 +1,98 @@
+package queue
+
+import (
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Lease says how long the parts of a share last. What was eligible at an
+// instant is judged by the share of that instant: a lease that ends between two
+// steps counts from its end, not from the step after it.
+type Lease struct {
+	// Base is what is left of the share from FlexUntil on.
+	Base      tokenbucket.Share
+	FlexUntil stamp.Mono
+	// From Until on there is no share at all; stamp.Never: the base is for good.
+	Until stamp.Mono
+}
+
+// Forever is the lease of a share that has no end.
+func Forever(s tokenbucket.Share) Lease {
+	return Lease{Base: s, FlexUntil: stamp.Never, Until: stamp.Never}
+}
+
+// lease is the Lease in force.
+//
+// Invariant: lapses is the first instant at which the share changes by itself.
+type lease struct {
+	Lease
+	lapses stamp.Mono
+	// The bucket was last retuned then; it is not retuned for an earlier time.
+	retuned stamp.Mono
+}
+
+func (l *lease) set(to Lease) {
+	l.Lease = to
+	l.lapses = min(to.FlexUntil, to.Until)
+}
+
+// SetShare is SetLeased for good.
+func (t *Topic) SetShare(now stamp.Mono, s tokenbucket.Share, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
+	return t.SetLeased(now, s, Forever(s), granted, fx)
+}
+
+// SetLeased changes the share from now on, for as long as the lease says, with
+// granted tokens moved to it, and returns the tokens given up. Messages already
+// waiting are judged by the new share. Requires: Limited.
+func (t *Topic) SetLeased(now stamp.Mono, s tokenbucket.Share, of Lease, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
+	if !t.limited {
+		panic("queue: a share for a topic without a limit")
+	}
+	t.lapse(now)
+	t.lease.retuned = max(now, t.lease.retuned)
+	released := t.bucket.Retune(t.lease.retuned, s, granted)
+	t.lease.set(of)
+	t.advance(now, fx)
+	return released
+}
+
+// Renew moves the ends of the lease, and reports whether there is a flexible
+// part: what has lapsed it does not bring back. Requires: Limited.
+func (t *Topic) Renew(now, flexUntil, until stamp.Mono, fx *Effects) (flex bool) {
+	if !t.limited {
+		panic("queue: a lease for a topic without a limit")
+	}
+	t.lapse(now)
+	to := t.lease.Lease
+	if flex = to.FlexUntil != stamp.Never; flex {
+		to.FlexUntil = flexUntil
+	}
+	if !t.bucket.Share().IsZero() {
+		to.Until = until
+	}
+	t.lease.set(to)
+	t.advance(now, fx)
+	return flex
+}
+
+// lapse ends what has ended by now.
+func (t *Topic) lapse(now stamp.Mono) {
+	l := &t.lease
+	if !t.limited || now.Before(l.lapses) {
+		return
+	}
+	end := func(at stamp.Mono, s tokenbucket.Share) {
+		l.retuned = max(at, l.retuned)
+		t.bucket.Retune(l.retuned, s, 0)
+	}
+	to := l.Lease
+	if !now.Before(to.FlexUntil) && to.FlexUntil <= to.Until {
+		end(to.FlexUntil, to.Base)
+		to.FlexUntil = stamp.Never
+	}
+	if !now.Before(to.Until) {
+		end(to.Until, tokenbucket.Share{})
+		to = Forever(tokenbucket.Share{})
+	}
+	l.set(to)
+}
