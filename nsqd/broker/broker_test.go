@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -46,6 +47,12 @@ func publish(t *broker.Topic, body string) error {
 	})
 }
 
+// delivery is what a reader was to be written, and from when on.
+type delivery struct {
+	wire.Message
+	due stamp.Mono
+}
+
 // reader takes deliveries as a connection's writer does.
 type reader struct {
 	sub  *broker.Subscription
@@ -53,7 +60,7 @@ type reader struct {
 	done chan struct{} // closed when the subscription has ended
 
 	mu     sync.Mutex
-	got    []queue.Delivery
+	got    []delivery
 	finish bool
 }
 
@@ -90,20 +97,23 @@ func (r *reader) run() {
 	defer close(r.done)
 	for range r.wake {
 		for {
-			deliveries, open := r.sub.Take(nil, plenty)
-			if !open {
+			var out broker.Outgoing
+			if !r.sub.Take(&out, plenty) {
 				return
 			}
-			if len(deliveries) == 0 {
+			if out.Messages() == 0 {
 				break
 			}
-			r.sub.Wrote(deliveries)
+			r.sub.Wrote(&out)
+			taken := messages(&out)
 			r.mu.Lock()
-			r.got = append(r.got, deliveries...)
+			for i, due := range out.Due() {
+				r.got = append(r.got, delivery{taken[i], due})
+			}
 			r.mu.Unlock()
 			if r.finish {
-				for _, d := range deliveries {
-					if err := r.sub.Finish(d.Message.ID); err != nil && !errors.Is(err, broker.ErrGone) {
+				for _, m := range taken {
+					if err := r.sub.Finish(m.ID); err != nil && !errors.Is(err, broker.ErrGone) {
 						Fail(err.Error())
 					}
 				}
@@ -112,7 +122,7 @@ func (r *reader) run() {
 	}
 }
 
-func (r *reader) deliveries() []queue.Delivery {
+func (r *reader) deliveries() []delivery {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.got)
@@ -144,7 +154,7 @@ var _ = Describe("a broker", func() {
 		for i := range got {
 			for j := i + 1; j < len(got); j++ {
 				// j-i+1 <= b + r (e_j - e_i), in integers
-				span := int64(got[j].Message.Eligible.Sub(got[i].Message.Eligible))
+				span := int64(got[j].due.Sub(got[i].due))
 				if lhs, rhs := int64(j-i+1-burst)*1e9, rate*span; lhs > rhs {
 					Fail("the envelope is broken")
 				}
@@ -277,8 +287,7 @@ var _ = Describe("a broker", func() {
 		Expect(publish(t, "x")).To(Succeed())
 		for attempt := uint16(1); attempt <= 3; attempt++ {
 			Eventually(wake).Should(Receive())
-			d, open := sub.Take(nil, plenty)
-			Expect(open).To(BeTrue())
+			d := take(sub, plenty)
 			Expect(d).To(HaveLen(1))
 			Expect(d[0].Attempts).To(Equal(attempt))
 		}
@@ -391,7 +400,7 @@ var _ = Describe("a broker", func() {
 		for _, r := range []*reader{a, z} {
 			seen := map[string]bool{}
 			for _, d := range r.deliveries() {
-				seen[string(d.Message.Body)] = true
+				seen[string(d.Body)] = true
 			}
 			Expect(seen).To(HaveLen(publishers*each), "each message once")
 		}

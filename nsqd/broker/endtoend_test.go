@@ -9,7 +9,7 @@ import (
 
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 var _ = Describe("End-to-end latency", func() {
@@ -31,9 +31,9 @@ var _ = Describe("End-to-end latency", func() {
 		n := stamp.Mono(now.Load())
 		Expect(t.Publish(n, 0, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: n}})).To(Succeed())
 	}
-	take := func(sub *broker.Subscription) queue.Delivery {
+	take := func(sub *broker.Subscription) wire.Message {
 		GinkgoHelper()
-		got, _ := sub.Take(nil, 10)
+		got := take(sub, 10)
 		Expect(got).To(HaveLen(1))
 		return got[0]
 	}
@@ -48,11 +48,11 @@ var _ = Describe("End-to-end latency", func() {
 		publishAt(t, 1000)
 		d := take(sub)
 		at(1001)
-		Expect(sub.Requeue(d.Message.ID, 0)).To(Succeed())
+		Expect(sub.Requeue(d.ID, 0)).To(Succeed())
 		d = take(sub)
 		at(1002)
-		Expect(sub.Finish(d.Message.ID)).To(Succeed())
-		Expect(sub.Finish(d.Message.ID)).NotTo(Succeed())
+		Expect(sub.Finish(d.ID)).To(Succeed())
+		Expect(sub.Finish(d.ID)).NotTo(Succeed())
 		stats := t.Stats()
 		e := stats.Channels[0].EndToEnd
 		Expect(e.Count()).To(BeEquivalentTo(1))
@@ -71,7 +71,7 @@ var _ = Describe("End-to-end latency", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(sub.Ready(1)).To(Succeed())
 		publishAt(t, 1000)
-		Expect(sub.Finish(take(sub).Message.ID)).To(Succeed())
+		Expect(sub.Finish(take(sub).ID)).To(Succeed())
 		Expect(t.Stats().Channels[0].EndToEnd.Count()).To(BeZero())
 	})
 })

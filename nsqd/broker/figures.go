@@ -3,6 +3,7 @@ package broker
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -88,26 +89,19 @@ func (f *figures) released(releases []queue.Release) {
 //
 // Delivery latency = access delay + processing delay (design, section 2). What
 // a deferred message was asked to wait is neither.
-func (t *Topic) wrote(now stamp.Mono, deliveries []queue.Delivery) {
-	t.mu.Lock()
-	slo := t.mu.slo.Latency
-	t.mu.Unlock()
+func (t *Topic) wrote(now stamp.Mono, deliveries []sent) {
+	slo := time.Duration(t.latency.Load())
 	f := &t.figures
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := &f.mu.since
 	l.init()
 	for _, d := range deliveries {
-		if d.Attempts != 1 {
+		if !d.first {
 			continue
 		}
-		m := d.Message
-		due := m.Eligible
-		if m.Defer > 0 {
-			due = max(due, m.Arrival.At.Add(m.Defer))
-		}
-		processing := max(0, now.Sub(due))
-		delivery := m.AccessDelay() + processing
+		processing := max(0, now.Sub(d.due))
+		delivery := d.access + processing
 		l.processing.Record(processing)
 		l.delivery.Record(delivery)
 		l.delivered++

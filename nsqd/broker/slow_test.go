@@ -7,7 +7,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // stuck is a subscriber whose writer does not get to take anything by itself.
@@ -20,11 +20,27 @@ func stuck(t *broker.Topic, channel string, timeout time.Duration, rdy int) *bro
 	return sub
 }
 
-func take(sub *broker.Subscription, most int) []queue.Delivery {
+func take(sub *broker.Subscription, most int) []wire.Message {
 	GinkgoHelper()
-	taken, open := sub.Take(nil, most)
-	Expect(open).To(BeTrue())
-	return taken
+	var out broker.Outgoing
+	Expect(sub.Take(&out, most)).To(BeTrue())
+	return messages(&out)
+}
+
+// messages decodes what a subscriber is to be written.
+func messages(out *broker.Outgoing) (all []wire.Message) {
+	GinkgoHelper()
+	for in := out.Frames; len(in) > 0; {
+		kind, data, n, err := wire.ParseFrame(in, plenty)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(kind).To(Equal(wire.FrameMessage))
+		m, err := wire.ParseMessage(data)
+		Expect(err).NotTo(HaveOccurred())
+		all = append(all, m)
+		in = in[n:]
+	}
+	Expect(all).To(HaveLen(out.Messages()))
+	return all
 }
 
 const plenty = 1 << 20 // bytes
@@ -51,7 +67,7 @@ var _ = Describe("a subscriber that is stuck", func() {
 
 		Expect(r.sub.Ready(0)).To(Succeed())
 		Expect(publish(t, "y")).To(Succeed())
-		Eventually(func() []queue.Delivery { return take(a, plenty) }).Should(HaveLen(1), "it takes again")
+		Eventually(func() []wire.Message { return take(a, plenty) }).Should(HaveLen(1), "it takes again")
 	})
 
 	It("does not get what an operator has emptied", func() {
@@ -76,9 +92,9 @@ var _ = Describe("a subscriber that is stuck", func() {
 		}
 		Eventually(ready(t)).Should(Equal(3), "both have timed out")
 		Expect(t.DeleteChannel("c")).To(Succeed())
-		taken, open := a.Take(nil, plenty)
-		Expect(taken).To(BeEmpty())
-		Expect(open).To(BeFalse())
+		var out broker.Outgoing
+		Expect(a.Take(&out, plenty)).To(BeFalse())
+		Expect(out.Frames).To(BeEmpty())
 	})
 
 	It("takes no more at once than it writes at once: the rest can still go to others", func() {

@@ -77,7 +77,7 @@ func publishAll(t *broker.Topic, from, to int) {
 
 func bodies(r *reader) (all []string) {
 	for _, d := range r.deliveries() {
-		all = append(all, string(d.Message.Body))
+		all = append(all, string(d.Body))
 	}
 	return all
 }

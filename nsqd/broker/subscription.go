@@ -70,29 +70,28 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	return sub, nil
 }
 
-// Take appends the deliveries that are to be written now to into, and reports
-// whether the subscription is still open. It takes them until their frames
-// have most bytes or more, and at least one if there is any: what a subscriber
-// cannot write yet is better left here, where it can still time out and go to
-// another. None taken means that none is left; then notify will tell.
-func (s *Subscription) Take(into []queue.Delivery, most int) (deliveries []queue.Delivery, open bool) {
+// Take adds the messages that are to be written now to out, and reports whether
+// the subscription is still open. It takes them until out has most bytes or
+// more: what a subscriber cannot write yet is better left here, where it can
+// still time out and go to another. None taken into an empty out means that none
+// is left; then notify will tell.
+func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 	now := s.topic.broker.now()
 	st := s.topic.begin()
 	defer s.topic.end(st)
 	if s.closed {
-		return into, false
+		return false
 	}
-	for size := 0; s.outbox.len() > 0 && size < most; {
+	for s.outbox.len() > 0 && len(out.Frames) < most {
 		if d := s.outbox.pop(); s.channel.Hand(d) {
-			into = append(into, d)
-			size += wire.MessageFrameSize(len(d.Message.Body))
+			out.add(&d)
 		}
 	}
 	if s.channel.Stalled(s.id) {
 		s.outbox.keep(s.channel.Stands)
 		s.topic.mu.core.Resume(now, s.channel, s.id, &st.fx)
 	}
-	return into, true
+	return true
 }
 
 // Holds returns how many messages the subscriber may hold, and how many it does.
@@ -108,9 +107,9 @@ func (s *Subscription) Saturated() bool {
 	return inFlight >= ready
 }
 
-// Wrote records that the deliveries are on the subscriber's socket now.
-func (s *Subscription) Wrote(deliveries []queue.Delivery) {
-	s.topic.wrote(s.topic.broker.now(), deliveries)
+// Wrote records that out is on the subscriber's socket now.
+func (s *Subscription) Wrote(out *Outgoing) {
+	s.topic.wrote(s.topic.broker.now(), out.sent)
 }
 
 // Ready sets how many messages the subscriber may hold. Error: ErrGone.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -45,6 +46,9 @@ type Topic struct {
 		// endToEnd has the channels of which something was finished lately.
 		endToEnd map[*queue.Channel]*e2e.Window
 	}
+	// latency is mu.slo's, for those who record latencies; atomic, written under
+	// mu. A stale read counts a message by the SLO of a moment ago.
+	latency atomic.Int64
 	// room is told when the topic's line may have room again, or never will.
 	room    sync.Cond // on mu
 	figures figures
@@ -290,6 +294,7 @@ func (t *Topic) addPublisher(n int) {
 func (t *Topic) Limit(slo SLO, reject bool) {
 	s := t.begin()
 	t.mu.slo = slo
+	t.latency.Store(int64(slo.Latency))
 	t.mu.core.Limit(queue.OverLimit{Reject: reject, MaxDelay: t.broker.cfg.RejectAfter})
 	t.end(s)
 }

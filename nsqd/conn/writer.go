@@ -4,8 +4,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/nsqd/queue"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
 // writer sends a subscriber its messages. It flushes as soon as nothing more
@@ -19,9 +18,7 @@ type writer struct {
 	delay time.Duration // unless eager: flush so long after the first; 0: never for that
 
 	// Owned by run.
-	taken    []queue.Delivery // scratch for Take
-	gathered []queue.Delivery // in out, not written yet
-	out      []byte
+	out broker.Outgoing // gathered, not written yet
 }
 
 const (
@@ -49,13 +46,13 @@ func (w *writer) run() {
 	for {
 		select {
 		case <-w.c.wake:
-			waiting := len(w.gathered) > 0
+			waiting := w.out.Messages() > 0
 			open, err := w.gather()
 			if !open || err != nil {
 				w.lost(err)
 				return
 			}
-			if len(w.gathered) > 0 && !waiting && w.delay > 0 {
+			if w.out.Messages() > 0 && !waiting && w.delay > 0 {
 				flush.Reset(w.delay)
 			}
 		case <-flush.C:
@@ -70,24 +67,13 @@ func (w *writer) run() {
 // gather encodes what is ready, until nothing more is.
 func (w *writer) gather() (open bool, err error) {
 	for {
-		w.taken, open = w.c.sub.Take(w.taken[:0], w.size)
-		if !open || len(w.taken) == 0 {
+		before := w.out.Messages()
+		if open = w.c.sub.Take(&w.out, w.size); !open || w.out.Messages() == before {
 			break
 		}
-		for _, d := range w.taken {
-			m := d.Message
-			w.out = wire.AppendMessage(w.out, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
-			w.gathered = append(w.gathered, d)
-			if len(w.out) >= w.size {
-				if err := w.flush(); err != nil {
-					return open, err
-				}
-			}
-		}
-		clear(w.taken)
 		// A subscriber that may get no more until it answers would wait for
 		// the timeout in vain.
-		if w.eager || w.c.sub.Saturated() {
+		if len(w.out.Frames) >= w.size || w.eager || w.c.sub.Saturated() {
 			if err := w.flush(); err != nil {
 				return open, err
 			}
@@ -98,22 +84,20 @@ func (w *writer) gather() (open bool, err error) {
 
 // flush writes what was gathered.
 func (w *writer) flush() error {
-	if len(w.gathered) == 0 {
+	if w.out.Messages() == 0 {
 		return nil
 	}
 	w.c.writeMu.Lock()
-	err := w.c.writeLocked(w.out)
+	err := w.c.writeLocked(w.out.Frames)
 	w.c.writeMu.Unlock()
 	if err != nil {
 		return err
 	}
-	w.c.sub.Wrote(w.gathered)
-	add(&w.c.ledger.messages, len(w.gathered))
-	clear(w.gathered)
-	w.gathered = w.gathered[:0]
-	w.out = w.out[:0]
-	if cap(w.out) > keepOut {
-		w.out = nil
+	w.c.sub.Wrote(&w.out)
+	add(&w.c.ledger.messages, w.out.Messages())
+	w.out.Reset()
+	if cap(w.out.Frames) > keepOut {
+		w.out.Frames = nil
 	}
 	return nil
 }

@@ -1,0 +1,45 @@
+package broker
+
+import (
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Outgoing is what a subscriber is about to be written: frames, and what is
+// recorded of them once they are on its socket. It refers to no message: Take
+// encodes them under the topic's lock, so that a message can be given back the
+// moment it is finished. The alternative, messages that are counted while they
+// are written, pins them for as long as a slow subscriber takes.
+// The zero value is empty.
+type Outgoing struct {
+	// Frames are the messages, encoded. They are whoever's the Outgoing is.
+	Frames []byte
+
+	sent []sent
+}
+
+// sent is a delivery, without the message.
+type sent struct {
+	due    stamp.Mono    // from when on it is late
+	access time.Duration // its access delay
+	first  bool          // of several deliveries of the message
+}
+
+// Messages is how many are in Frames.
+func (o *Outgoing) Messages() int { return len(o.sent) }
+
+// Reset empties o and keeps its memory.
+func (o *Outgoing) Reset() { o.Frames, o.sent = o.Frames[:0], o.sent[:0] }
+
+func (o *Outgoing) add(d *queue.Delivery) {
+	m := d.Message
+	o.Frames = wire.AppendMessage(o.Frames, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
+	due := m.Eligible
+	if m.Defer > 0 {
+		due = max(due, m.Arrival.At.Add(m.Defer))
+	}
+	o.sent = append(o.sent, sent{due: due, access: m.AccessDelay(), first: d.Attempts == 1})
+}
