@@ -36,12 +36,14 @@ build: ## build all binaries into bin/
 run: build ## run a local cluster with sensors and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up $(UP_FLAGS)
 
-test: lint no-race-note ## lint, then every test: race detector, random order
-	$(GO) test $(RACE) -shuffle=on -vet=off -timeout=$(TIMEOUT) ./...
+test: lint no-race-note ## lint, then every test: race detector, random order, released messages scribbled over
+	$(GO) test $(RACE) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) ./...
+	@# allocations cannot be counted under the race detector
+	$(GO) test -vet=off -run=Allocation ./nsqd/...
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process
-	@for i in $$(seq $(COUNT)); do $(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) -count=1 ./... || exit 1; done
+	@for i in $$(seq $(COUNT)); do $(GO) test $(RACE) -tags=scribble -shuffle=on -timeout=$(TIMEOUT) -count=1 ./... || exit 1; done
 
 no-race-note:
 	@$(if $(RACE),:,echo "no C compiler found: running the tests WITHOUT the race detector")

@@ -93,8 +93,9 @@ func (c Config) Validate() error {
 // Broker is the table of topics.
 type Broker struct {
 	// Set once.
-	cfg Config
-	now func() stamp.Mono
+	cfg  Config
+	now  func() stamp.Mono
+	slab slab
 
 	// Atomic.
 	lastID       atomic.Uint64 // of messages; any goroutine adds

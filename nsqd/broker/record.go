@@ -59,8 +59,8 @@ func appendRecord(dst []byte, e epoch, k queue.Kept, released bool) []byte {
 	return append(dst, m.Body...)
 }
 
-// parseRecord decodes a message; the body is copied.
-func parseRecord(e epoch, b []byte) (queue.Kept, error) {
+// parseRecord decodes a message into one of the slab's; the body is copied.
+func parseRecord(e epoch, b []byte, from *slab) (queue.Kept, error) {
 	if len(b) < recordHeader {
 		return queue.Kept{}, fmt.Errorf("message record of %d bytes is shorter than its header of %d", len(b), recordHeader)
 	}
@@ -70,16 +70,17 @@ func parseRecord(e epoch, b []byte) (queue.Kept, error) {
 	if int(b[1]) >= stamp.Sources {
 		return queue.Kept{}, fmt.Errorf("message record with the unknown arrival source %d", b[1])
 	}
-	m := &queue.Message{
-		Timestamp: stamp.Wall(binary.BigEndian.Uint64(b[24:])),
-		Arrival: stamp.Arrival{
-			At:     e.monoOf(stamp.Wall(binary.BigEndian.Uint64(b[32:]))),
-			Source: stamp.Source(b[1]),
-		},
-		Defer: time.Duration(binary.BigEndian.Uint64(b[48:])),
-		Body:  append([]byte(nil), b[recordHeader:]...),
+	m := from.get(len(b) - recordHeader)
+	m.Body = append(m.Body, b[recordHeader:]...)
+	m.Timestamp = stamp.Wall(binary.BigEndian.Uint64(b[24:]))
+	m.Arrival = stamp.Arrival{
+		At:     e.monoOf(stamp.Wall(binary.BigEndian.Uint64(b[32:]))),
+		Source: stamp.Source(b[1]),
 	}
+	m.Defer = time.Duration(binary.BigEndian.Uint64(b[48:]))
+	m.Ticket = 0
 	copy(m.ID[:], b[8:24])
+	m.Eligible = 0
 	if access := int64(binary.BigEndian.Uint64(b[40:])); access >= 0 {
 		m.Eligible = m.Arrival.At.Add(time.Duration(access))
 	}

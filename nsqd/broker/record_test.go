@@ -30,7 +30,7 @@ func TestRecordsGoThereAndBack(t *testing.T) {
 		}
 		attempts := rapid.Uint16().Draw(rt, "attempts")
 		b := appendRecord(nil, at, queue.Kept{Message: m, Attempts: attempts}, released)
-		k, err := parseRecord(at, b)
+		k, err := parseRecord(at, b, new(slab))
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -52,7 +52,7 @@ func FuzzParseRecord(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{recordVersion, 9})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		k, err := parseRecord(at, b)
+		k, err := parseRecord(at, b, new(slab))
 		if (err == nil) != (k.Message != nil) {
 			t.Fatalf("%+v and %v", k, err)
 		}

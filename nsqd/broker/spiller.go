@@ -252,14 +252,15 @@ func (sp *spiller) write() error {
 	}
 	n := len(sp.batch)
 	sp.onDisk += n
-	clear(sp.batch)
-	sp.batch = sp.batch[:0]
 	t := sp.topic
 	now := t.broker.now()
 	s := t.begin()
 	// Void if the line was emptied meanwhile; the next turn then discards.
 	t.mu.core.Stored(now, sp.line, sp.taken, n, &s.fx)
+	t.mu.core.LetGo(sp.batch, &s.fx)
 	t.end(s)
+	clear(sp.batch)
+	sp.batch = sp.batch[:0]
 	t.room.Broadcast()
 	return nil
 }
@@ -282,7 +283,7 @@ func (sp *spiller) refill() (int, error) {
 	ends := make([]diskqueue.Position, 0, len(records))
 	lost := 0
 	for _, r := range records {
-		k, err := parseRecord(t.broker.cfg.Storage.epoch, r.Data)
+		k, err := parseRecord(t.broker.cfg.Storage.epoch, r.Data, &t.broker.slab)
 		if err != nil {
 			sp.log("a message on disk is not readable", err)
 			lost++

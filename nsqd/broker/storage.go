@@ -285,7 +285,7 @@ func (t *Topic) resume(line *queue.Line) (kept []queue.Kept, err error) {
 			return kept, q.Remove()
 		}
 		for _, r := range records {
-			k, err := parseRecord(st.epoch, r.Data)
+			k, err := parseRecord(st.epoch, r.Data, &t.broker.slab)
 			if err != nil {
 				st.cfg.Log.Error("a message cannot be restored", "queue", q.Name(), "error", err)
 				continue

@@ -96,6 +96,7 @@ func newTopic(b *Broker, name string) *Topic {
 // step is one pass through the machine and what must be done after it.
 type step struct {
 	fx     queue.Effects
+	msgs   []*queue.Message // scratch of a publisher
 	woken  []*Subscription
 	spill  []*spiller
 	coarse stamp.Mono
@@ -108,6 +109,13 @@ func (t *Topic) begin() *step {
 	s := t.steps.Get().(*step)
 	t.mu.Lock()
 	return s
+}
+
+// discard gives a step back that was not begun.
+func (t *Topic) discard(s *step) {
+	clear(s.msgs)
+	s.msgs = s.msgs[:0]
+	t.steps.Put(s)
 }
 
 // end hands deliveries to their subscriptions, releases the lock, and then
@@ -162,6 +170,9 @@ func (t *Topic) end(s *step) {
 		t.broker.changed()
 	}
 
+	for _, m := range s.fx.Free {
+		t.broker.slab.put(m)
+	}
 	s.listed = false
 	s.fx.Reset()
 	clear(s.woken)
@@ -192,11 +203,9 @@ type Published struct {
 // Publish accepts one message.
 // Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining.
 func (t *Topic) Publish(now stamp.Mono, wall stamp.Wall, p Published) error {
-	err := t.put(now, t.message(wall, p))
-	if err == nil {
-		t.figures.arrived(p.Arrival.Source, 1)
-	}
-	return err
+	s := t.steps.Get().(*step)
+	s.msgs = append(s.msgs, t.message(wall, p))
+	return t.put(now, s, p.Arrival.Source)
 }
 
 // Bodies is a sequence of message bodies, such as those of an MPUB.
@@ -218,32 +227,52 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 		}
 		return t.mu.core.Refuse(queue.ErrFull, n)
 	}
-	msgs := make([]*queue.Message, 0, bodies.Len())
+	s := t.steps.Get().(*step)
 	bodies.Each(func(body []byte) {
 		p.Body = body
-		msgs = append(msgs, t.message(wall, p))
+		s.msgs = append(s.msgs, t.message(wall, p))
 	})
-	err := t.put(now, msgs...)
+	return t.put(now, s, p.Arrival.Source)
+}
+
+// put accepts the step's messages, or none, and ends the step.
+func (t *Topic) put(now stamp.Mono, s *step, source stamp.Source) error {
+	n := len(s.msgs)
+	var err error
+	if t.through {
+		err = t.publishThrough(s.msgs)
+		// The disk has them, or nobody.
+		for _, m := range s.msgs {
+			t.broker.slab.put(m)
+		}
+		t.discard(s)
+	} else {
+		err = t.accept(now, s)
+	}
 	if err == nil {
-		t.figures.arrived(p.Arrival.Source, len(msgs))
+		t.figures.arrived(source, n)
 	}
 	return err
 }
 
-func (t *Topic) put(now stamp.Mono, msgs ...*queue.Message) error {
-	if t.through {
-		return t.publishThrough(msgs)
-	}
-	s := t.begin()
+// accept puts the step's messages at the end of the topic's line in memory, and
+// ends the step.
+func (t *Topic) accept(now stamp.Mono, s *step) error {
+	t.mu.Lock()
 	// With a disk, a full line is one that is being written: the publisher
 	// waits for that, unless writing fails.
-	for t.open() == nil && !t.mu.core.Room(len(msgs)) && t.spilling() {
+	for t.open() == nil && !t.mu.core.Room(len(s.msgs)) && t.spilling() {
 		t.room.Wait()
 	}
 	err := t.open()
 	if err == nil {
-		err = t.mu.core.Put(now, &s.fx, msgs...)
+		err = t.mu.core.Put(now, &s.fx, s.msgs...)
 	}
+	if err != nil { // they are still ours
+		s.fx.Free = append(s.fx.Free, s.msgs...)
+	}
+	clear(s.msgs)
+	s.msgs = s.msgs[:0]
 	t.end(s)
 	return err
 }
@@ -256,13 +285,14 @@ func (t *Topic) spilling() bool {
 }
 
 func (t *Topic) message(wall stamp.Wall, p Published) *queue.Message {
-	return &queue.Message{
-		ID:        t.broker.newID(),
-		Body:      append(make([]byte, 0, len(p.Body)), p.Body...),
-		Timestamp: wall,
-		Arrival:   p.Arrival,
-		Defer:     p.Defer,
-	}
+	m := t.broker.slab.get(len(p.Body))
+	m.ID = t.broker.newID()
+	m.Body = append(m.Body, p.Body...)
+	m.Timestamp = wall
+	m.Arrival = p.Arrival
+	m.Defer = p.Defer
+	m.Ticket = 0
+	return m
 }
 
 // open reports why the topic takes no message. Requires: mu held.

@@ -64,7 +64,7 @@ type Channel struct {
 	ready     ring[*item] // the part of the line that is in memory, and what was given back
 	line      Line
 	due       dueHeap // in flight: by timeout; deferred: by end of deferral
-	inFlight  map[MessageID]*item
+	inFlight  flights
 	deferred  int
 	consumers map[ConsumerID]*consumer
 	hungry    [Distances]ring[*consumer] // FIFOs, so that consumers take turns
@@ -101,6 +101,7 @@ type item struct {
 	turn      uint64     // of the present delivery, never used twice; 0 without a holder
 	attempts  uint16     // deliveries, those apart that came to nothing
 	handed    bool       // the present delivery was
+	chain     *item      // of flights
 }
 
 type consumer struct {
@@ -132,7 +133,6 @@ func newChannel(name string, cfg Config) *Channel {
 		name:      name,
 		cfg:       cfg,
 		ephemeral: wire.Ephemeral(name),
-		inFlight:  make(map[MessageID]*item),
 		consumers: make(map[ConsumerID]*consumer),
 	}
 	exempt := 0
@@ -160,7 +160,7 @@ func (c *Channel) Ready() int { return c.ready.len() + c.line.beyond() }
 func (c *Channel) Beyond() int { return c.line.beyond() }
 
 // InFlight is the number of messages that consumers hold.
-func (c *Channel) InFlight() int { return len(c.inFlight) }
+func (c *Channel) InFlight() int { return c.inFlight.n }
 
 // Deferred is the number of messages held back until a later time.
 func (c *Channel) Deferred() int { return c.deferred }
@@ -236,6 +236,7 @@ func (c *Channel) enter(now stamp.Mono, k Kept) {
 func (c *Channel) recall(now stamp.Mono) {
 	for m, ok := c.line.recall(); ok; m, ok = c.line.recall() {
 		c.enter(now, Kept{Message: m})
+		m.holders-- // the line's
 	}
 }
 
@@ -254,7 +255,7 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		if w.sample > 0 && c.cfg.Rand.IntN(100) >= w.sample {
 			c.counters.Sampled++
 			c.line.done(it.msg, fx)
-			c.recycle(it)
+			c.recycle(it, fx)
 			c.feed(w)
 			continue
 		}
@@ -267,7 +268,7 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		it.delivered = now
 		it.due = now.Add(w.timeout)
 		w.inFlight++
-		c.inFlight[it.msg.ID] = it
+		c.inFlight.add(it)
 		c.due.push(it)
 		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, it: it, turn: it.turn})
 		c.feed(w)
@@ -299,7 +300,7 @@ func (c *Channel) feed(w *consumer) {
 
 // take removes an item from its holder's hands.
 func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
-	it := c.inFlight[m]
+	it := c.inFlight.get(&m)
 	if it == nil || it.holder.id != id {
 		return nil, ErrNotInFlight
 	}
@@ -308,7 +309,7 @@ func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
 }
 
 func (c *Channel) drop(it *item) {
-	delete(c.inFlight, it.msg.ID)
+	c.inFlight.remove(it)
 	c.due.remove(it)
 	c.letGo(it)
 }
@@ -357,7 +358,7 @@ func (c *Channel) finish(id ConsumerID, m MessageID, fx *Effects) (*Message, err
 	c.counters.Finished++
 	msg := it.msg
 	c.line.done(msg, fx)
-	c.recycle(it)
+	c.recycle(it, fx)
 	return msg, nil
 }
 
@@ -378,7 +379,7 @@ func (c *Channel) requeue(now stamp.Mono, id ConsumerID, m MessageID, delay time
 }
 
 func (c *Channel) touch(now stamp.Mono, id ConsumerID, m MessageID) error {
-	it := c.inFlight[m]
+	it := c.inFlight.get(&m)
 	if it == nil || it.holder.id != id {
 		return ErrNotInFlight
 	}
@@ -448,14 +449,18 @@ func (c *Channel) empty(fx *Effects) int {
 	n := c.Depth()
 	c.counters.Emptied += uint64(n)
 	c.line.forget(fx)
+	for i := range c.ready.len() {
+		fx.letGo(c.ready.at(i).msg)
+	}
 	c.ready.clear()
 	for _, it := range c.due {
 		if it.holder != nil {
 			c.letGo(it)
 		}
+		fx.letGo(it.msg)
 	}
 	c.due = nil
-	clear(c.inFlight)
+	c.inFlight.clear()
 	c.deferred = 0
 	return n
 }
@@ -502,12 +507,15 @@ func (c *Channel) newItem(m *Message) *item {
 		it = new(item)
 	}
 	*it = item{msg: m, order: c.order, place: -1}
+	m.hold()
 	c.order++
 	return it
 }
 
-// recycle keeps the item for reuse. Requires: nothing refers to it any more.
-func (c *Channel) recycle(it *item) {
+// recycle keeps the item for reuse, and lets its message go.
+// Requires: nothing refers to the item any more.
+func (c *Channel) recycle(it *item, fx *Effects) {
+	fx.letGo(it.msg)
 	*it = item{place: -1}
 	if len(c.free) < maxFree {
 		c.free = append(c.free, it)

@@ -27,7 +27,36 @@ func (t *Topic) checkInvariants(now stamp.Mono) error {
 			return fmt.Errorf("channel %s: %w", ch.name, err)
 		}
 	}
+	for m, n := range t.held() {
+		if int(m.holders) < n {
+			return fmt.Errorf("%s is in %d places and counts %d holders", m.ID, n, m.holders)
+		}
+	}
 	return nil
+}
+
+// held returns in how many places each message is.
+func (t *Topic) held() map[*Message]int {
+	places := map[*Message]int{}
+	lines := []*Line{&t.line}
+	for i := range t.waiting.len() {
+		places[t.waiting.at(i)]++
+	}
+	for _, c := range t.channels {
+		lines = append(lines, &c.line)
+		for i := range c.ready.len() {
+			places[c.ready.at(i).msg]++
+		}
+		for _, it := range c.due {
+			places[it.msg]++
+		}
+	}
+	for _, l := range lines {
+		for i := range l.overflow.len() {
+			places[l.overflow.at(i)]++
+		}
+	}
+	return places
 }
 
 func (c *Channel) checkInvariants() error {
@@ -58,15 +87,15 @@ func (c *Channel) checkInvariants() error {
 			return fmt.Errorf("%s is held without a turn", it.msg.ID)
 		}
 		held[it.holder]++
-		if c.inFlight[it.msg.ID] != it {
+		if c.inFlight.get(&it.msg.ID) != it {
 			return fmt.Errorf("%s is held but not in flight", it.msg.ID)
 		}
 	}
 	if deferred != c.deferred {
 		return fmt.Errorf("%d deferred, counted %d", deferred, c.deferred)
 	}
-	if len(c.inFlight)+deferred != len(c.due) {
-		return fmt.Errorf("%d in flight + %d deferred != %d due", len(c.inFlight), deferred, len(c.due))
+	if c.inFlight.n+deferred != len(c.due) {
+		return fmt.Errorf("%d in flight + %d deferred != %d due", c.inFlight.n, deferred, len(c.due))
 	}
 	hungry := map[*consumer]int{}
 	for d := range c.hungry {

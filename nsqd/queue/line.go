@@ -56,6 +56,7 @@ func (l *Line) room(n int) bool {
 
 // spill puts a message behind what is beyond. Requires: room.
 func (l *Line) spill(m *Message, fx *Effects) {
+	m.hold()
 	l.overflow.push(m)
 	l.put++
 	fx.Overflowing = append(fx.Overflowing, l)
@@ -63,7 +64,8 @@ func (l *Line) spill(m *Message, fx *Effects) {
 
 // TakeOverflow appends up to max messages that are to be written to into. The
 // owner writes them in order and then calls Topic.Stored with the epoch; until then
-// they stay in memory and count as taken.
+// they stay in memory and count as taken. When it needs them no longer, it calls
+// Topic.LetGo.
 func (l *Line) TakeOverflow(into []*Message, max int) ([]*Message, Epoch) {
 	for max > 0 && l.overflow.len() > 0 {
 		into = append(into, l.overflow.pop())
@@ -146,6 +148,9 @@ func (l *Line) forget(fx *Effects) int {
 	}
 	l.out = l.put
 	l.stored, l.taken = 0, 0
+	for i := range l.overflow.len() {
+		fx.letGo(l.overflow.at(i))
+	}
 	l.overflow.clear()
 	l.epoch++
 	return n

@@ -10,8 +10,8 @@ import (
 )
 
 // Message is one accepted message. It is shared by all channels of its topic
-// and does not change once it is released, so it may be read without a lock
-// for as long as a Delivery refers to it.
+// and does not change once it is released. It belongs to the machine from Put
+// until it is listed in Effects.Free; then its owner may use it for another.
 type Message struct {
 	// Set once, by the publisher's side.
 	ID        wire.MessageID
@@ -25,7 +25,13 @@ type Message struct {
 
 	// Set once, at release. Eligible - Arrival.At is the access delay.
 	Eligible stamp.Mono
+
+	// holders is how many need the message: the line or the channels that it is
+	// in, and whoever took it by TakeOverflow. The machine counts.
+	holders int32
 }
+
+func (m *Message) hold() { m.holders++ }
 
 // Ticket names a message's place on a line's disk. Tickets of one line grow.
 type Ticket uint64

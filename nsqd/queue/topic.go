@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -55,6 +56,20 @@ type Effects struct {
 	Overflowing []*Line
 	// Done are messages that a line with Config.Through needs no longer.
 	Done []Done
+	// Free are messages that nobody needs any longer. Not all get here: a
+	// channel that is deleted lets its messages go without a word.
+	Free []*Message
+}
+
+// letGo says that a holder of the message needs it no longer.
+func (e *Effects) letGo(m *Message) {
+	m.holders--
+	if m.holders == 0 {
+		e.Free = append(e.Free, m)
+	}
+	if m.holders < 0 {
+		panic(fmt.Sprintf("queue: message %s is let go %d times too often", m.ID, -m.holders))
+	}
 }
 
 // Release is when a message arrived, and when it had its token.
@@ -80,6 +95,8 @@ func (e *Effects) Reset() {
 	e.Overflowing = e.Overflowing[:0]
 	clear(e.Done)
 	e.Done = e.Done[:0]
+	clear(e.Free)
+	e.Free = e.Free[:0]
 }
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
@@ -170,6 +187,7 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 	}
 	for _, m := range msgs {
 		if t.line.free() > 0 {
+			m.hold()
 			t.waiting.push(m)
 		} else {
 			t.line.spill(m, fx)
@@ -316,6 +334,7 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 			c.put(now, m, fx)
 			c.dispatch(now, fx)
 		}
+		fx.letGo(m)
 		t.recall()
 	}
 }
@@ -347,6 +366,14 @@ func (t *Topic) Stored(now stamp.Mono, l *Line, e Epoch, n int, fx *Effects) boo
 	}
 	t.advance(now, fx)
 	return true
+}
+
+// LetGo says that the owner needs messages no longer that it got by
+// TakeOverflow, stored or not.
+func (t *Topic) LetGo(msgs []*Message, fx *Effects) {
+	for _, m := range msgs {
+		fx.letGo(m)
+	}
 }
 
 // Refill takes messages back from disk, those that Line.Wanted asked for, in
@@ -385,6 +412,7 @@ func (t *Topic) enter(now stamp.Mono, l *Line, msgs []Kept, fx *Effects) {
 		return
 	}
 	for _, k := range msgs {
+		k.Message.hold()
 		t.waiting.push(k.Message)
 	}
 	t.recall()
@@ -447,6 +475,9 @@ func (t *Topic) Paused() bool { return t.paused }
 func (t *Topic) Empty(fx *Effects) int {
 	n := t.Waiting()
 	t.line.forget(fx)
+	for i := range t.waiting.len() {
+		fx.letGo(t.waiting.at(i))
+	}
 	t.waiting.clear()
 	t.counters.Emptied += uint64(n)
 	return n

@@ -576,6 +576,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		attempts := map[holding]uint16{} // handed over; consumer 0
 		finished := map[holding]int{}    // consumer 0
 		accepted := map[int]bool{}
+		free := map[*Message]bool{}
 		consumers := map[ConsumerID]string{}
 		channels := []string{"a", "b"}
 		const mostReady = 4
@@ -586,9 +587,21 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					rt.Fatalf("%d deliveries pile up for consumer %d", n, d.Consumer)
 				}
 			}
+			for _, m := range fx.Free {
+				if free[m] {
+					rt.Fatalf("%d is given back twice", number(m))
+				}
+				free[m] = true
+				m.ID, m.Body = MessageID{}, nil // whoever still uses it will notice
+			}
 			fx.Reset()
 			if err := top.checkInvariants(now); err != nil {
 				rt.Fatal(err)
+			}
+			for m, n := range top.held() {
+				if int(m.holders) != n {
+					rt.Fatalf("%d is in %d places and counts %d holders", number(m), n, m.holders)
+				}
 			}
 		}
 		pickHeld := func() (holding, bool) {
@@ -643,8 +656,9 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					rt.Fatal("stored in vain")
 				}
 				for _, m := range msgs {
-					disk[l] = append(disk[l], Kept{Message: m})
+					disk[l] = append(disk[l], Kept{Message: copyOf(m)})
 				}
+				top.LetGo(msgs, &fx)
 				n, e := l.Wanted()
 				back := disk[l][:n]
 				disk[l] = disk[l][n:]
@@ -754,6 +768,13 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			},
 		})
 	})
+}
+
+// copyOf is a message as it comes back from disk.
+func copyOf(m *Message) *Message {
+	c := *m
+	c.holders = 0
+	return &c
 }
 
 func kept(msgs []*Message) (all []Kept) {

@@ -1,0 +1,48 @@
+package broker
+
+import (
+	"math/bits"
+	"sync"
+
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// slab hands out messages whose bodies have room for so many bytes, and takes
+// them back, so that steady traffic allocates nothing. Bodies come in powers of
+// two; larger ones than the largest class are left to the garbage collector, as
+// are messages that nobody gives back. What lies unused is let go by the second
+// garbage collection after its last use. The zero value is ready; safe for
+// concurrent use.
+type slab struct {
+	classes [slabClasses]sync.Pool // of *queue.Message, bodies of slabLeast << i bytes
+}
+
+const (
+	slabLeast   = 64 // bytes
+	slabClasses = 11 // up to 64 KiB
+)
+
+// class returns the class of bodies of that size; slabClasses or more: none.
+func class(size int) int { return bits.Len(uint(max(size, 1)-1) / slabLeast) }
+
+// get returns a message with an empty body that has room for size bytes. Its
+// other fields mean nothing.
+func (p *slab) get(size int) *queue.Message {
+	i := class(size)
+	if i >= slabClasses {
+		return &queue.Message{Body: make([]byte, 0, size)}
+	}
+	if m, ok := p.classes[i].Get().(*queue.Message); ok {
+		m.Body = m.Body[:0]
+		return m
+	}
+	return &queue.Message{Body: make([]byte, 0, slabLeast<<i)}
+}
+
+// put takes a message back. Requires: nobody refers to it.
+func (p *slab) put(m *queue.Message) {
+	scribble(m)
+	if i := class(cap(m.Body)); i < slabClasses && cap(m.Body) == slabLeast<<i {
+		p.classes[i].Put(m)
+	}
+}

@@ -1,0 +1,53 @@
+package queue
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// A table of flights against a map.
+func TestFlights(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		var f flights
+		want := map[MessageID]*item{}
+		var ids []MessageID
+		check := func() {
+			if f.n != len(want) {
+				rt.Fatalf("%d items, want %d", f.n, len(want))
+			}
+			for _, id := range ids {
+				if got := f.get(&id); got != want[id] {
+					rt.Fatalf("%s: %p, want %p", id, got, want[id])
+				}
+			}
+		}
+		next := 0
+		for range rapid.IntRange(1, 20).Draw(rt, "rounds") {
+			for range rapid.IntRange(0, 3000).Draw(rt, "more") {
+				m := message(next, 0)
+				next++
+				it := &item{msg: m}
+				f.add(it)
+				want[m.ID] = it
+				ids = append(ids, m.ID)
+			}
+			for range rapid.IntRange(0, 3000).Draw(rt, "less") {
+				if len(ids) == 0 {
+					break
+				}
+				i := rapid.IntRange(0, len(ids)-1).Draw(rt, "which")
+				if it := want[ids[i]]; it != nil {
+					f.remove(it)
+					delete(want, ids[i])
+				}
+				ids[i] = ids[len(ids)-1]
+				ids = ids[:len(ids)-1]
+			}
+			check()
+		}
+		f.clear()
+		clear(want)
+		check()
+	})
+}
