@@ -52,6 +52,11 @@ var arrows = []Arrow{
 		Why:   "the control plane sees brokers through the API only, never their insides",
 	},
 	{
+		From: []string{"loaddistributor/registry"},
+		Only: []string{"kernel/stamp"},
+		Why:  "who registered is known without a cluster; lookup puts both together",
+	},
+	{
 		From:  []string{"tbadaptor/..."},
 		Never: []string{"loaddistributor/..."},
 		Why:   "the adaptor runs on its own or inside the loaddistributor, and needs nothing of it",
@@ -137,6 +142,7 @@ var pure = Purity{
 		"loaddistributor/catalog",
 		"loaddistributor/fitting",
 		"loaddistributor/placement",
+		"loaddistributor/registry",
 		"nsqd/queue",
 		"nsqd/session",
 		"nsqd/wire",

@@ -1,0 +1,214 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// The protocol, from our side. After the magic, commands and answers alternate:
+//
+//	"  V1"
+//	IDENTIFY\n [4-byte size][JSON of Node]     -> JSON of Self
+//	REGISTER topic [channel]\n                 -> OK
+//	UNREGISTER topic [channel]\n               -> OK
+//	PING\n                                     -> OK
+//
+//	[x][x][x][x] [x]...        an answer; an error begins with "E_", and is the
+//	  (uint32)   || N bytes    last of its connection
+//	   size N       data
+const (
+	// Magic opens a connection.
+	Magic = "  V1"
+	// MaxLine is the greatest length of a command without its body, in bytes,
+	// the end of line included. The longest of use has 140.
+	MaxLine = 1024
+	// MaxBody is the greatest length of an IDENTIFY body, in bytes.
+	MaxBody = 64 << 10
+	// MaxField is the greatest length of a text in an IDENTIFY body, in bytes;
+	// it is more than a host name can have.
+	MaxField = 256
+	// maxName is the greatest length of a topic or channel name in bytes.
+	maxName = 64
+)
+
+// Codes of errors.
+const (
+	CodeBadProtocol = "E_BAD_PROTOCOL"
+	CodeInvalid     = "E_INVALID"
+	CodeBadBody     = "E_BAD_BODY"
+	CodeBadTopic    = "E_BAD_TOPIC"
+	CodeBadChannel  = "E_BAD_CHANNEL"
+)
+
+// Error is a refusal. It ends its connection.
+type Error struct{ Code, Text string }
+
+func (e *Error) Error() string {
+	if e.Text == "" {
+		return e.Code
+	}
+	return e.Code + " " + e.Text
+}
+
+func refuse(code, format string, args ...any) *Error {
+	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
+}
+
+// Verb is what a command asks for.
+type Verb uint8
+
+// The verbs; the zero value is none.
+const (
+	Identify Verb = iota + 1
+	Register
+	Unregister
+	Ping
+)
+
+// Command is a parsed command.
+type Command struct {
+	Verb           Verb
+	Topic, Channel string // of Register, Unregister; Channel "": the topic itself
+	Node           Node   // of Identify
+}
+
+// Node is what a node says of itself.
+type Node struct {
+	BroadcastAddress string `json:"broadcast_address"`
+	Hostname         string `json:"hostname"`
+	HTTPPort         int    `json:"http_port"`
+	TCPPort          int    `json:"tcp_port"`
+	Version          string `json:"version"`
+}
+
+// ParseMagic takes the magic from the beginning of in and returns its length,
+// or 0 when more bytes are needed to tell.
+func ParseMagic(in []byte) (int, error) {
+	have := in[:min(len(in), len(Magic))]
+	if string(have) != Magic[:len(have)] {
+		return 0, &Error{Code: CodeBadProtocol}
+	}
+	if len(have) < len(Magic) {
+		return 0, nil
+	}
+	return len(Magic), nil
+}
+
+// Parse takes one command from the beginning of in and returns its length, or 0
+// when more bytes are needed. It keeps nothing of in. A client never has to send
+// more than MaxLine + 4 + MaxBody bytes to be answered.
+func Parse(in []byte) (Command, int, error) {
+	end := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
+	if end < 0 {
+		if len(in) >= MaxLine {
+			return Command{}, 0, refuse(CodeInvalid, "command is longer than %d bytes", MaxLine)
+		}
+		return Command{}, 0, nil
+	}
+	words := strings.Split(strings.TrimSpace(string(in[:end])), " ")
+	verb, params := words[0], words[1:]
+	n := end + 1
+	switch verb {
+	case "PING":
+		return Command{Verb: Ping}, n, nil
+	case "REGISTER", "UNREGISTER":
+		c := Command{Verb: Register}
+		if verb == "UNREGISTER" {
+			c.Verb = Unregister
+		}
+		if len(params) == 0 {
+			return Command{}, 0, refuse(CodeInvalid, "%s insufficient number of params", verb)
+		}
+		c.Topic = params[0]
+		if len(params) > 1 {
+			c.Channel = params[1]
+		}
+		if !ValidName(c.Topic) {
+			return Command{}, 0, refuse(CodeBadTopic, "%s topic name '%s' is not valid", verb, printable(c.Topic))
+		}
+		if c.Channel != "" && !ValidName(c.Channel) {
+			return Command{}, 0, refuse(CodeBadChannel, "%s channel name '%s' is not valid", verb, printable(c.Channel))
+		}
+		return c, n, nil
+	case "IDENTIFY":
+		body, size, err := parseBody(in[n:])
+		if err != nil || size == 0 {
+			return Command{}, 0, err
+		}
+		node, err := parseNode(body)
+		if err != nil {
+			return Command{}, 0, err
+		}
+		return Command{Verb: Identify, Node: node}, n + size, nil
+	}
+	return Command{}, 0, refuse(CodeInvalid, "invalid command %s", printable(verb))
+}
+
+// parseBody returns a body and its length with its size, or 0 when more bytes
+// are needed.
+func parseBody(in []byte) (body []byte, n int, err error) {
+	if len(in) < 4 {
+		return nil, 0, nil
+	}
+	size := binary.BigEndian.Uint32(in)
+	if size == 0 || size > MaxBody {
+		return nil, 0, refuse(CodeBadBody, "IDENTIFY body of %d bytes, want 1 to %d", int32(size), MaxBody)
+	}
+	if len(in) < 4+int(size) {
+		return nil, 0, nil
+	}
+	return in[4 : 4+size], 4 + int(size), nil
+}
+
+// parseNode: ports of -1 stand for none, as a node says that listens on a Unix
+// socket; 0 is a field that is missing.
+func parseNode(body []byte) (Node, error) {
+	var n Node
+	if err := json.Unmarshal(body, &n); err != nil {
+		return Node{}, refuse(CodeBadBody, "IDENTIFY failed to decode JSON body")
+	}
+	if n.BroadcastAddress == "" || n.TCPPort == 0 || n.HTTPPort == 0 || n.Version == "" {
+		return Node{}, refuse(CodeBadBody, "IDENTIFY missing fields")
+	}
+	for _, text := range []string{n.BroadcastAddress, n.Hostname, n.Version} {
+		if len(text) > MaxField {
+			return Node{}, refuse(CodeBadBody, "IDENTIFY field of %d bytes is longer than %d", len(text), MaxField)
+		}
+	}
+	for _, port := range []int{n.TCPPort, n.HTTPPort} {
+		if port < -1 || port > 65535 {
+			return Node{}, refuse(CodeBadBody, "IDENTIFY port %d is outside -1 to 65535", port)
+		}
+	}
+	return n, nil
+}
+
+const ephemeralSuffix = "#ephemeral"
+
+func ephemeral(name string) bool { return strings.HasSuffix(name, ephemeralSuffix) }
+
+// ValidName reports whether name is 1 to 64 characters of [.a-zA-Z0-9_-], of
+// which the last may be "#ephemeral".
+func ValidName(name string) bool {
+	if len(name) > maxName {
+		return false
+	}
+	stem := strings.TrimSuffix(name, ephemeralSuffix)
+	for _, c := range []byte(stem) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return stem != ""
+}
+
+// printable is what an answer repeats of a client's words.
+func printable(word string) string {
+	const most = 80
+	return strings.ToValidUTF8(word[:min(len(word), most)], "?")
+}

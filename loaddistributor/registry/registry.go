@@ -1,0 +1,333 @@
+package registry
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Defaults of a Config; the first two are nsqlookupd's.
+const (
+	DefaultInactiveAfter    = 5 * time.Minute
+	DefaultTombstoneFor     = 45 * time.Second
+	DefaultMaxNodes         = 10_000
+	DefaultMaxRegistrations = 100_000
+	DefaultMaxNames         = 1_000_000
+)
+
+// Self is what we answer to IDENTIFY.
+type Self struct {
+	BroadcastAddress string `json:"broadcast_address"`
+	Hostname         string `json:"hostname"`
+	HTTPPort         int    `json:"http_port"`
+	TCPPort          int    `json:"tcp_port"`
+	Version          string `json:"version"`
+}
+
+// Config is a registry's. 0 stands for the default.
+type Config struct {
+	// InactiveAfter is how long a node that says nothing is still shown.
+	InactiveAfter time.Duration
+	// TombstoneFor is how long a tombstone hides a producer.
+	TombstoneFor time.Duration
+	// MaxNodes bounds the connections, identified or not.
+	MaxNodes int
+	// MaxRegistrations bounds the topics and channels of one node.
+	MaxRegistrations int
+	// MaxNames bounds the topics and channels of all, which outlive their nodes.
+	MaxNames int
+	// Self is what we answer to IDENTIFY.
+	Self Self
+}
+
+// Validate returns everything that is wrong.
+func (c Config) Validate() error {
+	var errs []error
+	if c.InactiveAfter < 0 || c.TombstoneFor < 0 {
+		errs = append(errs, fmt.Errorf("inactive producer timeout %v and tombstone lifetime %v must not be negative", c.InactiveAfter, c.TombstoneFor))
+	}
+	if c.MaxNodes < 0 || c.MaxRegistrations < 0 || c.MaxNames < 0 {
+		errs = append(errs, fmt.Errorf("most nodes %d, registrations %d and names %d must not be negative", c.MaxNodes, c.MaxRegistrations, c.MaxNames))
+	}
+	return errors.Join(errs...)
+}
+
+// ErrFull: there are as many connections as there may be.
+var ErrFull = errors.New("too many nodes")
+
+// ErrChannelUnknown: nobody has the channel.
+var ErrChannelUnknown = errors.New("channel is unknown")
+
+// ErrNames: there are as many names as there may be.
+var ErrNames = errors.New("too many topics and channels")
+
+// ID is a connection.
+type ID uint64
+
+// key is a registration: a topic, or one of its channels.
+type key struct{ topic, channel string } // channel "": the topic itself
+
+// node is a connection.
+type node struct {
+	said       Node
+	remote     string
+	identified bool
+	heard      stamp.Mono
+	keys       map[key]bool
+}
+
+// topic is a topic that somebody registered or created.
+type topic struct {
+	// producers are the nodes with a registration of the topic or one of its
+	// channels.
+	producers map[ID]bool
+	// channels are its channels, each with the nodes that have it. A channel
+	// outlives its nodes, unless it is ephemeral.
+	channels map[string]map[ID]bool
+}
+
+// tombstone hides a node as the producer of a topic.
+type tombstone struct {
+	topic, host string
+	httpPort    int
+}
+
+// Registry is the state. Make it with New; it is its owner's to lock.
+//
+// Invariant: node.keys and topic.producers, topic.channels say the same.
+// Invariant: names is the number of topics and channels.
+type Registry struct {
+	cfg    Config
+	last   ID
+	nodes  map[ID]*node
+	topics map[string]*topic
+	names  int
+	// tombstones are in force until the time they map to.
+	tombstones map[tombstone]stamp.Mono
+}
+
+// New returns an empty registry. Requires: cfg is valid.
+func New(cfg Config) *Registry {
+	cfg.InactiveAfter = cmp.Or(cfg.InactiveAfter, DefaultInactiveAfter)
+	cfg.TombstoneFor = cmp.Or(cfg.TombstoneFor, DefaultTombstoneFor)
+	cfg.MaxNodes = cmp.Or(cfg.MaxNodes, DefaultMaxNodes)
+	cfg.MaxRegistrations = cmp.Or(cfg.MaxRegistrations, DefaultMaxRegistrations)
+	cfg.MaxNames = cmp.Or(cfg.MaxNames, DefaultMaxNames)
+	return &Registry{cfg: cfg, nodes: map[ID]*node{}, topics: map[string]*topic{}, tombstones: map[tombstone]stamp.Mono{}}
+}
+
+// Join begins a connection from the address remote.
+func (r *Registry) Join(now stamp.Mono, remote string) (ID, error) {
+	if len(r.nodes) >= r.cfg.MaxNodes {
+		return 0, ErrFull
+	}
+	r.last++
+	r.nodes[r.last] = &node{remote: remote, heard: now, keys: map[key]bool{}}
+	return r.last, nil
+}
+
+// Leave ends a connection, and with it what it registered.
+func (r *Registry) Leave(id ID) {
+	n := r.nodes[id]
+	if n == nil {
+		return
+	}
+	delete(r.nodes, id)
+	// order: what is removed with one key does not depend on the others
+	for k := range n.keys {
+		r.drop(id, k)
+	}
+}
+
+// Handle acts on a command of a connection and returns the answer. After an
+// *Error the connection ends. Requires: id has joined and not left.
+func (r *Registry) Handle(now stamp.Mono, id ID, c Command) ([]byte, error) {
+	n := r.nodes[id]
+	if n == nil {
+		panic(fmt.Sprintf("registry: a command of connection %d, which is not one of %d", id, len(r.nodes)))
+	}
+	n.heard = now
+	switch c.Verb {
+	case Identify:
+		if n.identified {
+			return nil, refuse(CodeInvalid, "cannot IDENTIFY again")
+		}
+		n.said, n.identified = c.Node, true
+		answer, err := json.Marshal(r.cfg.Self)
+		if err != nil {
+			panic("registry: an answer that does not encode: " + err.Error())
+		}
+		return answer, nil
+	case Register, Unregister:
+		if !n.identified {
+			return nil, refuse(CodeInvalid, "client must IDENTIFY")
+		}
+		k := key{c.Topic, c.Channel}
+		if c.Verb == Unregister {
+			r.unregister(id, n, k)
+		} else if err := r.register(id, n, k); err != nil {
+			return nil, err
+		}
+	}
+	return []byte("OK"), nil
+}
+
+func (r *Registry) register(id ID, n *node, k key) error {
+	own := key{topic: k.topic} // a channel's node produces its topic
+	fresh := 0
+	for _, one := range slices.Compact([]key{own, k}) {
+		if !n.keys[one] {
+			fresh++
+		}
+	}
+	if len(n.keys)+fresh > r.cfg.MaxRegistrations {
+		return refuse(CodeInvalid, "REGISTER more than %d topics and channels", r.cfg.MaxRegistrations)
+	}
+	if err := r.create(k.topic, k.channel); err != nil {
+		return refuse(CodeInvalid, "REGISTER %v", err)
+	}
+	t := r.topics[k.topic]
+	t.producers[id] = true
+	n.keys[own], n.keys[k] = true, true
+	if k.channel != "" {
+		t.channels[k.channel][id] = true
+	}
+	return nil
+}
+
+// unregister takes back a channel, or a topic with all channels. Whoever does
+// that with a topic need not be hidden any more.
+func (r *Registry) unregister(id ID, n *node, k key) {
+	var gone []key
+	if k.channel != "" {
+		if n.keys[k] {
+			gone = append(gone, k)
+		}
+	} else {
+		// order: what is removed with one key does not depend on the others
+		for one := range n.keys {
+			if one.topic == k.topic {
+				gone = append(gone, one)
+			}
+		}
+		delete(r.tombstones, tombstone{k.topic, n.said.BroadcastAddress, n.said.HTTPPort})
+	}
+	for _, one := range gone {
+		delete(n.keys, one)
+		r.drop(id, one)
+	}
+}
+
+// drop takes a registration out of its topic, and what is ephemeral away with
+// the last that had it.
+func (r *Registry) drop(id ID, k key) {
+	t := r.topics[k.topic]
+	if t == nil {
+		return
+	}
+	if k.channel == "" {
+		delete(t.producers, id)
+	} else if holders := t.channels[k.channel]; holders != nil {
+		delete(holders, id)
+		if len(holders) == 0 && ephemeral(k.channel) {
+			delete(t.channels, k.channel)
+			r.names--
+		}
+	}
+	if len(t.producers) == 0 && ephemeral(k.topic) {
+		r.names -= 1 + len(t.channels)
+		delete(r.topics, k.topic)
+	}
+}
+
+// create makes a topic, and a channel unless that is "", where there are none.
+func (r *Registry) create(name, channel string) error {
+	t := r.topics[name]
+	fresh := 0
+	if t == nil {
+		fresh++
+	}
+	if channel != "" && (t == nil || t.channels[channel] == nil) {
+		fresh++
+	}
+	if r.names+fresh > r.cfg.MaxNames {
+		return ErrNames
+	}
+	r.names += fresh
+	if t == nil {
+		t = &topic{producers: map[ID]bool{}, channels: map[string]map[ID]bool{}}
+		r.topics[name] = t
+	}
+	if channel != "" && t.channels[channel] == nil {
+		t.channels[channel] = map[ID]bool{}
+	}
+	return nil
+}
+
+// CreateTopic makes a topic known that need not have a producer.
+func (r *Registry) CreateTopic(name string) error { return r.create(name, "") }
+
+// CreateChannel makes a channel known, and its topic.
+func (r *Registry) CreateChannel(name, channel string) error { return r.create(name, channel) }
+
+// DeleteTopic forgets a topic, its channels and its producers, until one of
+// them registers it again.
+func (r *Registry) DeleteTopic(name string) {
+	t := r.topics[name]
+	if t == nil {
+		return
+	}
+	r.names -= 1 + len(t.channels)
+	delete(r.topics, name)
+	// order: each node forgets its own
+	for id := range t.producers {
+		delete(r.nodes[id].keys, key{topic: name})
+	}
+	// order: each channel and node forgets its own
+	for channel, holders := range t.channels {
+		// order: the same
+		for id := range holders {
+			delete(r.nodes[id].keys, key{name, channel})
+		}
+	}
+}
+
+// DeleteChannel forgets a channel until somebody registers it again.
+func (r *Registry) DeleteChannel(name, channel string) error {
+	t := r.topics[name]
+	if t == nil || t.channels[channel] == nil {
+		return ErrChannelUnknown
+	}
+	// order: each node forgets its own
+	for id := range t.channels[channel] {
+		delete(r.nodes[id].keys, key{name, channel})
+	}
+	delete(t.channels, channel)
+	r.names--
+	return nil
+}
+
+// Tombstone hides the node with that broadcast address and HTTP port as a
+// producer of a topic, for Config.TombstoneFor or until it unregisters the
+// topic. Whether there is such a producer is the caller's to know: each
+// tombstone takes memory for as long as it is in force.
+func (r *Registry) Tombstone(now stamp.Mono, topic, host string, httpPort int) {
+	// order: each entry is judged by itself
+	for t, until := range r.tombstones {
+		if !now.Before(until) {
+			delete(r.tombstones, t)
+		}
+	}
+	r.tombstones[tombstone{topic, host, httpPort}] = now.Add(r.cfg.TombstoneFor)
+}
+
+// Tombstoned reports whether a tombstone hides the producer.
+func (r *Registry) Tombstoned(now stamp.Mono, topic, host string, httpPort int) bool {
+	until, is := r.tombstones[tombstone{topic, host, httpPort}]
+	return is && now.Before(until)
+}

@@ -1,0 +1,424 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// check fails when an invariant is broken.
+func (r *Registry) check(t interface{ Fatalf(string, ...any) }) {
+	names := len(r.topics)
+	for name, one := range r.topics {
+		names += len(one.channels)
+		for id := range one.producers {
+			if !r.nodes[id].keys[key{topic: name}] {
+				t.Fatalf("node %d produces %s and does not know it", id, name)
+			}
+		}
+		for channel, holders := range one.channels {
+			for id := range holders {
+				if !r.nodes[id].keys[key{name, channel}] || !one.producers[id] {
+					t.Fatalf("node %d has %s/%s and does not know it, or does not produce it", id, name, channel)
+				}
+			}
+		}
+	}
+	if names != r.names {
+		t.Fatalf("%d names are counted, there are %d", r.names, names)
+	}
+	for id, n := range r.nodes {
+		for k := range n.keys {
+			one := r.topics[k.topic]
+			if one == nil || k.channel == "" && !one.producers[id] || k.channel != "" && !one.channels[k.channel][id] {
+				t.Fatalf("node %d believes that it has %v", id, k)
+			}
+		}
+	}
+}
+
+// scene drives a registry in a test.
+type scene struct {
+	t   *testing.T
+	r   *Registry
+	now stamp.Mono
+}
+
+func newScene(t *testing.T, cfg Config) *scene { return &scene{t: t, r: New(cfg), now: 1e9} }
+
+// join connects a node and has it say who it is.
+func (s *scene) join(host string, port int) ID {
+	s.t.Helper()
+	id, err := s.r.Join(s.now, "192.0.2.1:1")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.r.Handle(s.now, id, Command{Verb: Identify, Node: Node{BroadcastAddress: host, TCPPort: port, HTTPPort: port + 1, Version: "1"}}); err != nil {
+		s.t.Fatal(err)
+	}
+	return id
+}
+
+// say has a node say a line, and checks the invariants.
+func (s *scene) say(id ID, line string) error {
+	s.t.Helper()
+	c, n, err := Parse([]byte(line + "\n"))
+	if err != nil || n == 0 {
+		s.t.Fatalf("%q: %v", line, err)
+	}
+	answer, err := s.r.Handle(s.now, id, c)
+	if err == nil && string(answer) != "OK" {
+		s.t.Errorf("%q: answered %q", line, answer)
+	}
+	s.r.check(s.t)
+	return err
+}
+
+func (s *scene) all(id ID, lines ...string) {
+	s.t.Helper()
+	for _, line := range lines {
+		if err := s.say(id, line); err != nil {
+			s.t.Errorf("%q: %v", line, err)
+		}
+	}
+}
+
+// want compares what is known of a topic: hosts, then channels.
+func (s *scene) want(topic, want string) {
+	s.t.Helper()
+	nodes, channels, found := s.r.Producers(s.now, topic)
+	var hosts []string
+	for _, n := range nodes {
+		hosts = append(hosts, n.BroadcastAddress)
+	}
+	got := "unknown"
+	if found {
+		got = strings.Join(hosts, ",") + " " + strings.Join(channels, ",")
+	}
+	if got != want {
+		s.t.Errorf("%s: %q, want %q", topic, got, want)
+	}
+}
+
+func TestRegistrations(t *testing.T) {
+	s := newScene(t, Config{})
+	a, b := s.join("a", 1), s.join("b", 2)
+	s.all(a, "REGISTER t", "REGISTER t c1", "REGISTER only channel", "REGISTER e#ephemeral x#ephemeral", "REGISTER t y#ephemeral")
+	s.all(b, "REGISTER t c2", "REGISTER t", "REGISTER t y#ephemeral")
+	s.want("t", "a,b c1,c2,y#ephemeral")
+	s.want("only", "a channel")
+	s.want("e#ephemeral", "a x#ephemeral")
+	s.want("nothing", "unknown")
+
+	s.all(a, "UNREGISTER t c1", "UNREGISTER t y#ephemeral", "UNREGISTER never", "UNREGISTER never at-all", "UNREGISTER t never")
+	s.want("t", "a,b c1,c2,y#ephemeral") // channels outlive their nodes
+	s.all(b, "UNREGISTER t y#ephemeral")
+	s.want("t", "a,b c1,c2") // ephemeral ones do not
+	s.all(a, "UNREGISTER t", "UNREGISTER only", "UNREGISTER e#ephemeral")
+	s.want("t", "b c1,c2")
+	s.want("only", " channel")
+	s.want("e#ephemeral", "unknown")
+
+	s.all(a, "REGISTER f#ephemeral z", "REGISTER t")
+	s.r.Leave(a)
+	s.r.check(t)
+	s.want("t", "b c1,c2")
+	s.want("f#ephemeral", "unknown")
+	s.r.Leave(a) // once more is nothing
+	if got := s.r.Topics(); !slices.Equal(got, []string{"only", "t"}) {
+		t.Errorf("topics %q", got)
+	}
+	if nodes := s.r.Nodes(s.now); len(nodes) != 1 || nodes[0].BroadcastAddress != "b" || !slices.Equal(nodes[0].Topics, []string{"t"}) || nodes[0].Remote != "192.0.2.1:1" {
+		t.Errorf("nodes %+v", nodes)
+	}
+}
+
+func TestWhoMustIdentify(t *testing.T) {
+	s := newScene(t, Config{Self: Self{BroadcastAddress: "me", Hostname: "h", HTTPPort: 4161, TCPPort: 4160, Version: "9"}})
+	id, err := s.r.Join(s.now, "192.0.2.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.all(id, "PING")
+	for _, line := range []string{"REGISTER t", "UNREGISTER t"} {
+		if err := s.say(id, line); err == nil || err.Error() != "E_INVALID client must IDENTIFY" {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	if nodes := s.r.Nodes(s.now); len(nodes) != 0 {
+		t.Errorf("somebody nameless is shown: %+v", nodes)
+	}
+	hello := Command{Verb: Identify, Node: Node{BroadcastAddress: "a", TCPPort: 1, HTTPPort: 2, Version: "1"}}
+	answer, err := s.r.Handle(s.now, id, hello)
+	if want := `{"broadcast_address":"me","hostname":"h","http_port":4161,"tcp_port":4160,"version":"9"}`; err != nil || string(answer) != want {
+		t.Errorf("%s, %v; want %s", answer, err, want)
+	}
+	if _, err := s.r.Handle(s.now, id, hello); err == nil || err.Error() != "E_INVALID cannot IDENTIFY again" {
+		t.Errorf("the second time: %v", err)
+	}
+}
+
+func TestSilentNodesAreNotShown(t *testing.T) {
+	s := newScene(t, Config{InactiveAfter: time.Minute})
+	a, b := s.join("a", 1), s.join("b", 2)
+	s.all(a, "REGISTER t")
+	s.all(b, "REGISTER t")
+	s.now = s.now.Add(40 * time.Second)
+	s.all(b, "PING")
+	s.now = s.now.Add(20 * time.Second)
+	s.want("t", "a,b ")
+	s.now = s.now.Add(1)
+	s.want("t", "b ")
+	if nodes := s.r.Nodes(s.now); len(nodes) != 1 {
+		t.Errorf("nodes %+v", nodes)
+	}
+	s.all(a, "PING")
+	s.want("t", "a,b ")
+}
+
+func TestTombstones(t *testing.T) {
+	s := newScene(t, Config{TombstoneFor: time.Minute})
+	a := s.join("a", 1)
+	s.all(a, "REGISTER t", "REGISTER u")
+	hidden := func(topic string, want bool) {
+		t.Helper()
+		if got := s.r.Tombstoned(s.now, topic, "a", 2); got != want {
+			t.Errorf("%s hidden: %v, want %v", topic, got, want)
+		}
+	}
+	hidden("t", false)
+	if s.r.Tombstoned(-1, "t", "a", 2) {
+		t.Error("hidden without a tombstone, before the clock's zero")
+	}
+	s.r.Tombstone(s.now, "t", "a", 2)
+	hidden("t", true)
+	hidden("u", false)
+	s.all(a, "PING", "REGISTER t")
+	hidden("t", true)
+	s.all(a, "UNREGISTER t", "REGISTER t")
+	hidden("t", false)
+
+	s.r.Tombstone(s.now, "t", "a", 2)
+	s.now = s.now.Add(time.Minute - 1)
+	hidden("t", true)
+	s.now++
+	hidden("t", false)
+	s.r.Tombstone(s.now, "u", "a", 2)
+	if got := s.r.Figures().Tombstones; got != 1 {
+		t.Errorf("%d tombstones are kept, want the one in force", got)
+	}
+}
+
+func TestCreatedAndDeleted(t *testing.T) {
+	s := newScene(t, Config{})
+	a := s.join("a", 1)
+	s.all(a, "REGISTER t c", "REGISTER t d")
+	for _, err := range []error{s.r.CreateTopic("made"), s.r.CreateChannel("made2", "c"), s.r.CreateTopic("made")} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	s.want("made", " ")
+	s.want("made2", " c")
+	if err := s.r.DeleteChannel("t", "nothing"); !errors.Is(err, ErrChannelUnknown) {
+		t.Errorf("got %v", err)
+	}
+	if err := s.r.DeleteChannel("nothing", "c"); !errors.Is(err, ErrChannelUnknown) {
+		t.Errorf("got %v", err)
+	}
+	if err := s.r.DeleteChannel("t", "c"); err != nil {
+		t.Error(err)
+	}
+	s.r.check(t)
+	s.want("t", "a d")
+	s.r.DeleteTopic("t")
+	s.r.DeleteTopic("never")
+	s.r.check(t)
+	s.want("t", "unknown")
+	if nodes := s.r.Nodes(s.now); len(nodes[0].Topics) != 0 {
+		t.Errorf("the node still has %q", nodes[0].Topics)
+	}
+	s.all(a, "UNREGISTER t d", "REGISTER t c")
+	s.want("t", "a c")
+}
+
+func TestBounds(t *testing.T) {
+	s := newScene(t, Config{MaxNodes: 2, MaxRegistrations: 3, MaxNames: 5})
+	a, b := s.join("a", 1), s.join("b", 2)
+	if _, err := s.r.Join(s.now, "192.0.2.1:3"); !errors.Is(err, ErrFull) {
+		t.Errorf("a third node: %v", err)
+	}
+	s.all(a, "REGISTER t c", "REGISTER u", "REGISTER u")
+	if err := s.say(a, "REGISTER u c"); err == nil || err.Error() != "E_INVALID REGISTER more than 3 topics and channels" {
+		t.Errorf("a fourth registration: %v", err)
+	}
+	s.all(b, "REGISTER v c", "REGISTER v c")
+	if err := s.say(b, "REGISTER w"); err == nil || err.Error() != "E_INVALID REGISTER too many topics and channels" {
+		t.Errorf("a sixth name: %v", err)
+	}
+	if err := s.r.CreateChannel("t", "d"); !errors.Is(err, ErrNames) {
+		t.Errorf("a sixth name: %v", err)
+	}
+	s.want("w", "unknown")
+	s.r.Leave(b)
+	s.join("c", 3)
+	if f := s.r.Figures(); f != (Figures{Connections: 2, Topics: 3, Names: 5}) {
+		t.Errorf("figures %+v", f)
+	}
+}
+
+func TestConfigFaults(t *testing.T) {
+	err := Config{InactiveAfter: -1, MaxNames: -1}.Validate()
+	for _, part := range []string{"inactive producer timeout", "names -1"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%v does not say %q", err, part)
+		}
+	}
+	if err := (Config{}).Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A registry says at each step what a list of registrations says, searched
+// from end to end.
+func TestAnyHistory(t *testing.T) {
+	type entry struct {
+		id ID
+		k  key
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		r := New(Config{})
+		var live []ID
+		var entries []entry
+		names := map[key]bool{}
+		name := rapid.SampledFrom([]string{"a", "b", "e#ephemeral"})
+		holders := func(k key) (ids []ID) {
+			for _, e := range entries {
+				if e.k == k {
+					ids = append(ids, e.id)
+				}
+			}
+			slices.Sort(ids)
+			return slices.Compact(ids)
+		}
+		// settle forgets what is ephemeral and nobody's, once somebody had it.
+		settle := func(touched []key) {
+			for _, k := range touched {
+				if k.channel != "" && ephemeral(k.channel) && len(holders(k)) == 0 {
+					delete(names, k)
+				}
+			}
+			for _, k := range touched {
+				if ephemeral(k.topic) && len(holders(key{topic: k.topic})) == 0 {
+					for n := range names {
+						if n.topic == k.topic {
+							delete(names, n)
+						}
+					}
+				}
+			}
+		}
+		remove := func(gone func(entry) bool) {
+			var touched []key
+			for _, e := range entries {
+				if gone(e) {
+					touched = append(touched, e.k)
+				}
+			}
+			entries = slices.DeleteFunc(entries, gone)
+			settle(touched)
+		}
+		handle := func(id ID, c Command) {
+			if _, err := r.Handle(1, id, c); err != nil {
+				t.Fatalf("%+v: %v", c, err)
+			}
+		}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			k := key{name.Draw(t, "topic"), rapid.SampledFrom([]string{"", "c", "d#ephemeral"}).Draw(t, "channel")}
+			step := rapid.IntRange(0, 6).Draw(t, "step")
+			if step > 0 && step < 4 && len(live) == 0 {
+				step = 0
+			}
+			var id ID
+			if step > 0 && step < 4 {
+				id = rapid.SampledFrom(live).Draw(t, "node")
+			}
+			switch step {
+			case 0:
+				fresh, err := r.Join(1, "x")
+				if err != nil {
+					t.Fatal(err)
+				}
+				handle(fresh, Command{Verb: Identify, Node: Node{BroadcastAddress: fmt.Sprint(fresh), TCPPort: 1, HTTPPort: 1, Version: "1"}})
+				live = append(live, fresh)
+			case 1:
+				handle(id, Command{Verb: Register, Topic: k.topic, Channel: k.channel})
+				for _, one := range []key{{topic: k.topic}, k} {
+					if names[one] = true; !slices.Contains(entries, entry{id, one}) {
+						entries = append(entries, entry{id, one})
+					}
+				}
+			case 2:
+				handle(id, Command{Verb: Unregister, Topic: k.topic, Channel: k.channel})
+				remove(func(e entry) bool {
+					return e.id == id && (e.k == k || k.channel == "" && e.k.topic == k.topic)
+				})
+			case 3:
+				r.Leave(id)
+				live = slices.DeleteFunc(live, func(one ID) bool { return one == id })
+				remove(func(e entry) bool { return e.id == id })
+			case 4:
+				if err := r.CreateTopic(k.topic); err != nil {
+					t.Fatal(err)
+				}
+				names[key{topic: k.topic}] = true
+			case 5:
+				r.DeleteTopic(k.topic)
+				entries = slices.DeleteFunc(entries, func(e entry) bool { return e.k.topic == k.topic })
+				for n := range names {
+					if n.topic == k.topic {
+						delete(names, n)
+					}
+				}
+			case 6:
+				if k.channel == "" {
+					continue
+				}
+				err := r.DeleteChannel(k.topic, k.channel)
+				if known := names[k]; known != (err == nil) {
+					t.Fatalf("delete %v: %v, known: %v", k, err, known)
+				}
+				delete(names, k)
+				entries = slices.DeleteFunc(entries, func(e entry) bool { return e.k == k })
+			}
+			r.check(t)
+			for _, topic := range []string{"a", "b", "e#ephemeral"} {
+				nodes, channels, found := r.Producers(1, topic)
+				if found != names[key{topic: topic}] {
+					t.Fatalf("%s found: %v", topic, found)
+				}
+				var ids []ID
+				for _, n := range nodes {
+					var one ID
+					fmt.Sscan(n.BroadcastAddress, &one)
+					ids = append(ids, one)
+				}
+				if want := holders(key{topic: topic}); !slices.Equal(ids, want) {
+					t.Fatalf("%s: nodes %v, want %v", topic, ids, want)
+				}
+				for _, channel := range []string{"c", "d#ephemeral"} {
+					if slices.Contains(channels, channel) != names[key{topic, channel}] {
+						t.Fatalf("%s: channels %q, want %s: %v", topic, channels, channel, names[key{topic, channel}])
+					}
+				}
+			}
+		}
+	})
+}
