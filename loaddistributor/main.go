@@ -76,10 +76,6 @@ func run(ctx context.Context, args []string) error {
 	healthv1.RegisterHealthServer(server, healthy)
 	reflection.Register(server)
 
-	mux := http.NewServeMux()
-	lookup.Mount(mux, control, obs.Release)
-	obs.Mount(mux, registry, func() any { return state(control, embedded) }, nil)
-
 	rpcListener, err := net.Listen("tcp", opts.grpcAddress)
 	if err != nil {
 		return fmt.Errorf("--grpc-address: %w", err)
@@ -90,10 +86,28 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("--http-address: %w", err)
 	}
 
+	nodes := opts.registryConfig()
+	nodes.Self.HTTPPort = port(webListener)
+	var nodeListener net.Listener
+	if opts.tcpAddress != "" {
+		if nodeListener, err = net.Listen("tcp", opts.tcpAddress); err != nil {
+			return errors.Join(fmt.Errorf("--tcp-address: %w", err), rpcListener.Close(), webListener.Close())
+		}
+		nodes.Self.TCPPort = port(nodeListener)
+	}
+	directory := lookup.NewDirectory(control, nodes)
+	mux := http.NewServeMux()
+	lookup.Mount(mux, directory, obs.Release)
+	obs.Mount(mux, registry, func() any { return state(control, embedded) }, nil)
+
 	// Stopped in reverse: health says so first, the controller rolls back while
 	// the brokers' sessions are still up, then streams end, then servers.
 	var group lifecycle.Group
 	group.Add("http", lifecycle.Serve(webListener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
+	if nodeListener != nil {
+		registrations := lookup.NewNodes(directory, nodes, log, registry)
+		group.Add("nodes", func(ctx context.Context) error { return registrations.Run(ctx, nodeListener) })
+	}
 	group.Add("grpc", lifecycle.ServeGRPC(rpcListener, server))
 	group.Add("sessions", services.Run)
 	if embedded != nil {
@@ -109,11 +123,13 @@ func run(ctx context.Context, args []string) error {
 		return nil
 	})
 	log.Info("loaddistributor is up", obs.KeyVersion, obs.Version(), "grpc", rpcListener.Addr().String(),
-		"http", webListener.Addr().String(), "tbadaptor", opts.tbadaptorAddress, "seed", opts.seed)
+		"http", webListener.Addr().String(), "tcp", opts.tcpAddress, "tbadaptor", opts.tbadaptorAddress, "seed", opts.seed)
 	err = group.Run(ctx)
 	log.Info("loaddistributor is down")
 	return err
 }
+
+func port(ln net.Listener) int { return ln.Addr().(*net.TCPAddr).Port }
 
 // state is what /debug/state shows.
 func state(control *controller.Controller, embedded *loop.Server) any {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,12 +19,18 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/registry"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
 
 // options are everything that can be configured, by flag or by file.
 type options struct {
 	grpcAddress, httpAddress string
+	tcpAddress               string
+	broadcastAddress         string
+	inactiveProducer         time.Duration
+	tombstoneLifetime        time.Duration
+	hostname                 string // not configured
 	tbadaptorAddress         string
 	reportInterval           time.Duration
 	prepareTimeout           time.Duration
@@ -39,6 +46,10 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs := flag.NewFlagSet("loaddistributor", flag.ContinueOnError)
 	fs.StringVar(&o.grpcAddress, "grpc-address", "127.0.0.1:4170", "`host:port` for gRPC: operators, publishers, brokers")
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4161", "`host:port` for HTTP: NSQ's lookup, metrics, profiles")
+	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4160", "`host:port` where nodes register as with nsqlookupd; empty for none")
+	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that registering nodes are told to ask over HTTP (default the hostname)")
+	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
+	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
@@ -50,6 +61,12 @@ func parse(args []string, out io.Writer) (*options, error) {
 	err := settings.Parse(fs, args, "loaddistributor is SRTM's placement controller.", out)
 	if err != nil {
 		return nil, err
+	}
+	if o.hostname, err = os.Hostname(); err != nil {
+		return nil, fmt.Errorf("hostname: %w", err)
+	}
+	if o.broadcastAddress == "" {
+		o.broadcastAddress = o.hostname
 	}
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
@@ -64,6 +81,10 @@ func (o *options) validate() error {
 		log = slog.New(slog.DiscardHandler)
 	}
 	errs = append(errs, o.controllerConfig(log, nil).Validate())
+	errs = append(errs, o.registryConfig().Validate())
+	if o.inactiveProducer <= 0 || o.tombstoneLifetime <= 0 {
+		errs = append(errs, fmt.Errorf("--inactive-producer-timeout %v and --tombstone-lifetime %v must be positive", o.inactiveProducer, o.tombstoneLifetime))
+	}
 	if o.tbadaptorAddress == "" {
 		errs = append(errs, o.loopConfig(log, nil).Validate())
 	} else if _, _, err := controller.HostPort(o.tbadaptorAddress); err != nil {
@@ -76,6 +97,14 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 	return controller.Config{
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		GrantAddress: o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,
+	}
+}
+
+// registryConfig leaves the ports out, which are known once there are listeners.
+func (o *options) registryConfig() registry.Config {
+	return registry.Config{
+		InactiveAfter: o.inactiveProducer, TombstoneFor: o.tombstoneLifetime,
+		Self: registry.Self{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.Release},
 	}
 }
 

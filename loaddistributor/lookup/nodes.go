@@ -1,0 +1,268 @@
+package lookup
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/registry"
+)
+
+// Timeouts of a node's connection. A node pings every 15 s.
+const (
+	// greetTimeout bounds the time to the end of the magic.
+	greetTimeout = 10 * time.Second
+	// silence is how many times Config.InactiveAfter a node may say nothing: it
+	// is not shown any more then, and is taken back when it speaks again.
+	silence = 2
+	// writeTimeout bounds an answer to a node that does not read.
+	writeTimeout = 5 * time.Second
+)
+
+// Nodes serves the TCP protocol to the nodes that register. Make it with
+// NewNodes and Run it.
+type Nodes struct {
+	// set once
+	dir  *Directory
+	log  *slog.Logger
+	idle time.Duration
+	all  sync.WaitGroup // the connections; Add under mu, while not closed
+
+	// Atomic: written by connections, read for metrics.
+	refused, faulted atomic.Uint64
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		conns  map[net.Conn]bool
+	}
+}
+
+// NewNodes returns a server for a directory. cfg is the directory's. A nil
+// registerer leaves the metrics out.
+func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics prometheus.Registerer) *Nodes {
+	inactive := cfg.InactiveAfter
+	if inactive == 0 {
+		inactive = registry.DefaultInactiveAfter
+	}
+	n := &Nodes{dir: dir, log: log, idle: silence * inactive}
+	n.mu.conns = map[net.Conn]bool{}
+	if metrics != nil {
+		metrics.MustRegister(collector{n})
+	}
+	return n
+}
+
+// Run serves ln until ctx ends, and returns when all connections have. It
+// closes ln.
+func (n *Nodes) Run(ctx context.Context, ln net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { n.close(ln) })
+	defer n.all.Wait()
+	defer n.close(ln)
+	defer stop()
+	for {
+		conn, err := ln.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = conn.Close() // too late
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("serve nodes on %v: %w", ln.Addr(), err)
+		case err != nil:
+			// Such as too many open files: what is open may end meanwhile.
+			n.log.Warn("a node's connection is not accepted", obs.KeyError, err)
+			if !pause(ctx, 100*time.Millisecond) {
+				return nil
+			}
+		default:
+			n.start(conn)
+		}
+	}
+}
+
+// pause waits unless ctx ends.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// close ends the listener and all connections, and refuses new ones.
+func (n *Nodes) close(ln net.Listener) {
+	_ = ln.Close() // nothing is lost
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.closed = true
+	for conn := range n.mu.conns {
+		_ = conn.Close() // gone either way
+	}
+}
+
+func (n *Nodes) start(conn net.Conn) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.closed {
+		_ = conn.Close() // too late
+		return
+	}
+	n.mu.conns[conn] = true
+	n.all.Go(func() {
+		defer n.end(conn)
+		n.serve(conn)
+	})
+}
+
+func (n *Nodes) end(conn net.Conn) {
+	_ = conn.Close() // gone either way
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.mu.conns, conn)
+}
+
+// serve is one node's connection.
+func (n *Nodes) serve(conn net.Conn) {
+	log := n.log.With(obs.KeyRemote, conn.RemoteAddr().String())
+	var id registry.ID
+	err := n.dir.change(func(r *registry.Registry) (err error) {
+		id, err = r.Join(clock.Mono(), conn.RemoteAddr().String())
+		return err
+	})
+	if err != nil {
+		n.refused.Add(1)
+		log.Warn("node refused", obs.KeyError, err)
+		return
+	}
+	defer func() {
+		// Leaving has no error.
+		_ = n.dir.change(func(r *registry.Registry) error { r.Leave(id); return nil })
+	}()
+	err = n.converse(conn, id, log)
+	var refusal *registry.Error
+	switch {
+	case errors.As(err, &refusal):
+		n.faulted.Add(1)
+		log.Warn("node refused", obs.KeyError, err)
+		_ = answer(conn, []byte(refusal.Error())) // it ends with this either way
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+		log.Info("node gone")
+	default:
+		n.faulted.Add(1)
+		log.Info("node lost", obs.KeyError, err)
+	}
+}
+
+// buffer is how much of one command is held: the longest there is.
+const buffer = registry.MaxLine + 4 + registry.MaxBody
+
+// converse answers commands until the connection ends, one way or the other.
+func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error {
+	var in []byte
+	chunk := make([]byte, 4096)
+	// more reads on.
+	more := func(within time.Duration) error {
+		if len(in) >= buffer {
+			panic(fmt.Sprintf("lookup: %d bytes and no command", len(in)))
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+			return err
+		}
+		got, err := conn.Read(chunk[:min(len(chunk), buffer-len(in))])
+		in = append(in, chunk[:got]...)
+		if got > 0 {
+			return nil // an error comes again
+		}
+		return err
+	}
+	for {
+		took, err := registry.ParseMagic(in)
+		if err != nil {
+			return err
+		}
+		if in = in[took:]; took > 0 {
+			break
+		}
+		if err := more(greetTimeout); err != nil {
+			return err
+		}
+	}
+	for {
+		command, took, err := registry.Parse(in)
+		if err != nil {
+			return err
+		}
+		if took == 0 {
+			if err := more(n.idle); err != nil {
+				return err
+			}
+			continue
+		}
+		in = append(in[:0], in[took:]...)
+		var text []byte
+		err = n.dir.change(func(r *registry.Registry) (err error) {
+			text, err = r.Handle(clock.Mono(), id, command)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if command.Verb == registry.Identify {
+			log.Info("node registered", obs.KeyAddress, command.Node.BroadcastAddress, "tcp_port", command.Node.TCPPort, obs.KeyVersion, command.Node.Version)
+		}
+		if err := answer(conn, text); err != nil {
+			return err
+		}
+	}
+}
+
+// answer writes one answer.
+func answer(conn net.Conn, text []byte) error {
+	if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	_, err := conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
+	return err
+}
+
+// collector has the metrics.
+type collector struct{ n *Nodes }
+
+var (
+	descConns   = prometheus.NewDesc("srtm_lookup_nodes_connected", "Nodes connected to the registration port, identified or not.", nil, nil)
+	descNames   = prometheus.NewDesc("srtm_lookup_names", "Topics and channels registered or created.", nil, nil)
+	descRefused = prometheus.NewDesc("srtm_lookup_nodes_refused_total", "Connections of nodes refused since there were too many.", nil, nil)
+	descFaulted = prometheus.NewDesc("srtm_lookup_nodes_faulted_total", "Connections of nodes that ended with an error.", nil, nil)
+)
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descConns, descNames, descRefused, descFaulted} {
+		ch <- d
+	}
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	var f registry.Figures
+	// It has no error.
+	_ = c.n.dir.change(func(r *registry.Registry) error { f = r.Figures(); return nil })
+	ch <- prometheus.MustNewConstMetric(descConns, prometheus.GaugeValue, float64(f.Connections))
+	ch <- prometheus.MustNewConstMetric(descNames, prometheus.GaugeValue, float64(f.Names))
+	ch <- prometheus.MustNewConstMetric(descRefused, prometheus.CounterValue, float64(c.n.refused.Load()))
+	ch <- prometheus.MustNewConstMetric(descFaulted, prometheus.CounterValue, float64(c.n.faulted.Load()))
+}

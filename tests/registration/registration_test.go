@@ -1,0 +1,283 @@
+package registration
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// envNSQD names an nsqd that is not ours.
+const envNSQD = "SRTM_REGISTRATION_NSQD"
+
+// Set once, by TestMain: programs of ours.
+var loaddistributor, nsqd string
+
+type suite struct{ m *testing.M }
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	testkit.Main(&suite{m})
+}
+
+func (s *suite) Run() int {
+	dir, err := os.MkdirTemp("", "registration")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "registration:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	for name, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd} {
+		*to = filepath.Join(dir, name)
+		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+name, *to, false); err != nil {
+			fmt.Fprintln(os.Stderr, "registration:", err)
+			return 1
+		}
+	}
+	return s.m.Run()
+}
+
+// each runs a test with each nsqd that there is.
+func each(t *testing.T, test func(t *testing.T, nsqd string)) {
+	t.Run("ours", func(t *testing.T) { test(t, nsqd) })
+	t.Run("another", func(t *testing.T) {
+		path := os.Getenv(envNSQD)
+		if path == "" {
+			t.Skipf("no %s: registration is tested with our nsqd only", envNSQD)
+		}
+		test(t, path)
+	})
+}
+
+// site is a loaddistributor, and where it is.
+type site struct {
+	*daemon.Daemon
+	tcp, web, rpc string
+}
+
+func start(t *testing.T, s site) site {
+	t.Helper()
+	var err error
+	s.Daemon, err = daemon.Run(loaddistributor, t.TempDir(), []string{
+		"--grpc-address=" + s.rpc, "--http-address=" + s.web, "--tcp-address=" + s.tcp, "--broadcast-address=127.0.0.1",
+	}, daemon.Answers("http://"+s.web+"/ping"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, s.Daemon)
+	return s
+}
+
+func fresh(t *testing.T) site {
+	t.Helper()
+	free, err := daemon.Ports(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, site{tcp: free[0], web: free[1], rpc: free[2]})
+}
+
+func watch(t *testing.T, d *daemon.Daemon) {
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
+		}
+	})
+}
+
+func node(t *testing.T, nsqd string, s site) *daemon.Daemon {
+	t.Helper()
+	d, err := daemon.NSQD(nsqd, t.TempDir(), "--lookupd-tcp-address="+s.tcp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, d)
+	return d
+}
+
+func request(t *testing.T, method, url string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader("body"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// found is what /lookup says.
+type found struct {
+	Channels  []string `json:"channels"`
+	Producers []struct {
+		BroadcastAddress string `json:"broadcast_address"`
+		TCPPort          int    `json:"tcp_port"`
+		HTTPPort         int    `json:"http_port"`
+		Version          string `json:"version"`
+	} `json:"producers"`
+}
+
+func (f found) addresses() (all []string) {
+	for _, p := range f.Producers {
+		all = append(all, fmt.Sprintf("%s:%d", p.BroadcastAddress, p.TCPPort))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// eventually waits until /lookup says what is right.
+func (s site) eventually(t *testing.T, topic, what string, right func(found) bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(daemon.Patience); ; <-ticker.C {
+		text := request(t, http.MethodGet, "http://"+s.web+"/lookup?topic="+topic)
+		var f found
+		if err := json.Unmarshal([]byte(text), &f); err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		if right(f) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: %s, want %s", topic, text, what)
+		}
+	}
+}
+
+func (s site) produced(t *testing.T, topic string, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	s.eventually(t, topic, fmt.Sprint(want), func(f found) bool { return slices.Equal(f.addresses(), want) })
+}
+
+func TestANodeIsFoundAndForgotten(t *testing.T) {
+	each(t, func(t *testing.T, nsqd string) {
+		s := fresh(t)
+		a, b := node(t, nsqd, s), node(t, nsqd, s)
+		request(t, http.MethodPost, "http://"+a.HTTP+"/topic/create?topic=t")
+		request(t, http.MethodPost, "http://"+a.HTTP+"/channel/create?topic=t&channel=c")
+		s.produced(t, "t", a.TCP)
+		s.eventually(t, "t", "channel c", func(f found) bool {
+			return slices.Equal(f.Channels, []string{"c"}) && f.Producers[0].Version != "" && fmt.Sprintf("127.0.0.1:%d", f.Producers[0].HTTPPort) == a.HTTP
+		})
+
+		// A topic that is new at b begins with the channels of its others.
+		request(t, http.MethodPost, "http://"+b.HTTP+"/pub?topic=t")
+		s.produced(t, "t", a.TCP, b.TCP)
+		if stats := request(t, http.MethodGet, "http://"+b.HTTP+"/stats?format=json&topic=t"); !strings.Contains(stats, `"channel_name":"c"`) {
+			t.Errorf("the second node has no channel c: %s", stats)
+		}
+
+		// Hidden, then deleted, as nsqadmin takes a topic from a node.
+		request(t, http.MethodPost, "http://"+s.web+"/topic/tombstone?topic=t&node="+a.HTTP)
+		s.produced(t, "t", b.TCP)
+		request(t, http.MethodPost, "http://"+a.HTTP+"/topic/delete?topic=t")
+		request(t, http.MethodPost, "http://"+a.HTTP+"/topic/create?topic=t")
+		s.produced(t, "t", a.TCP, b.TCP)
+
+		if err := a.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		s.produced(t, "t", b.TCP)
+		request(t, http.MethodPost, "http://"+b.HTTP+"/channel/create?topic=t&channel=d")
+		s.eventually(t, "t", "channels c, d", func(f found) bool { return slices.Equal(f.Channels, []string{"c", "d"}) })
+		request(t, http.MethodPost, "http://"+b.HTTP+"/topic/delete?topic=t")
+		s.produced(t, "t")
+	})
+}
+
+// NSQ's nsqd notices a lost connection when it pings, every 15 s.
+func TestNodesComeBackToARestartedLoaddistributor(t *testing.T) {
+	each(t, func(t *testing.T, nsqd string) {
+		t.Parallel()
+		s := fresh(t)
+		d := node(t, nsqd, s)
+		request(t, http.MethodPost, "http://"+d.HTTP+"/channel/create?topic=t&channel=c")
+		request(t, http.MethodPost, "http://"+d.HTTP+"/topic/create?topic=t")
+		s.produced(t, "t", d.TCP)
+		if err := s.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		s = start(t, s)
+		s.nodes(t, 1)
+		s.produced(t, "t", d.TCP)
+	})
+}
+
+// nodes waits until so many are there.
+func (s site) nodes(t *testing.T, want int) {
+	t.Helper()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(2 * daemon.Patience); ; <-ticker.C {
+		text := request(t, http.MethodGet, "http://"+s.web+"/nodes")
+		if strings.Count(text, "tcp_port") == want {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: want %d nodes", text, want)
+		}
+	}
+}
+
+func TestAStockConsumerReadsFromANodeThatRegistered(t *testing.T) {
+	each(t, func(t *testing.T, nsqd string) {
+		s := fresh(t)
+		d := node(t, nsqd, s)
+		request(t, http.MethodPost, "http://"+d.HTTP+"/pub?topic=t")
+		s.produced(t, "t", d.TCP)
+		c, err := nsq.NewConsumer("t", "c", nsq.NewConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetLoggerLevel(nsq.LogLevelMax)
+		got := make(chan string, 1)
+		c.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
+			got <- string(m.Body)
+			return nil
+		}))
+		if err := c.ConnectToNSQLookupd("http://" + s.web); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			c.Stop()
+			<-c.StopChan
+		}()
+		select {
+		case body := <-got:
+			if body != "body" {
+				t.Errorf("got %q", body)
+			}
+		case <-time.After(daemon.Patience):
+			t.Error("no message")
+		}
+	})
+}
