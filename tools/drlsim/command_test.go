@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tools/drlsim/scale"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -66,7 +67,7 @@ func TestBucketGolden(t *testing.T) {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"theory", "bucket"} {
+	for _, command := range []string{"theory", "bucket", "scale"} {
 		testkit.Golden(t, filepath.Join("testdata", command+".help"), []byte(mustRun(t, "", command, "--help")))
 	}
 }
@@ -179,6 +180,10 @@ func TestMistakes(t *testing.T) {
 		{2, "bucket --arrivals - --rate 1 --burst 3 --assign any", "1", `unknown assignment "any": there are keyed, random, roundrobin`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --seed -1", "1", `invalid argument "-1" for "--seed"`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --output xml", "1", `unknown output "xml"`},
+		{2, "scale nonsense", "", `scale takes no argument, only flags: "nonsense"`},
+		{2, "scale --steps 7", "", "steps: 7, want 1 .. 6"},
+		{2, "scale --brokers 0 --policy any --steps 1", "", `brokers: 0, want 1 .. 10000; policy: "any", want one of`},
+		{2, "scale --output xml", "", `unknown output "xml"`},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "", "standard input: no arrivals in it"},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "1\nx\n", `standard input:2: "x" is not a time in seconds`},
 		{1, "bucket --arrivals " + missing + " --rate 1 --burst 3", "", "none.csv: no such file or directory"},
@@ -196,6 +201,34 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 	if got := mustRun(t, "", "--version"); !strings.HasPrefix(got, "drlsim, SRTM ") {
 		t.Errorf("the version is %q", got)
+	}
+}
+
+// Its times and bytes differ from run to run, so it is not run twice.
+func TestScale(t *testing.T) {
+	once := func(args ...string) string {
+		t.Helper()
+		code, stdout, stderr := drlsim("", args...)
+		if code != 0 {
+			t.Fatalf("exit code %d, %s", code, stderr)
+		}
+		return stdout
+	}
+	args := []string{"scale", "--brokers=20", "--topics=30", "--publishers=2000", "--steps=2", "--group-size=10"}
+	var r struct {
+		Steps []scale.Report `json:"steps"`
+	}
+	if err := json.Unmarshal([]byte(once(args...)), &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Steps) != 2 || r.Steps[0].Size != (scale.Size{Brokers: 2, Topics: 3, Publishers: 200}) || r.Steps[1].Publishers != 2000 || r.Steps[1].CatalogBytes == 0 {
+		t.Errorf("%+v", r.Steps)
+	}
+	table := once(append(args, "--output=table")...)
+	for _, want := range []string{"publishers  200  2000  1.00", "catalog, bytes per publisher", "exponent of growth"} {
+		if !strings.Contains(strings.Join(strings.Fields(table), "  "), strings.Join(strings.Fields(want), "  ")) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
 	}
 }
 
