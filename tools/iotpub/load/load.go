@@ -41,6 +41,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&s.Batch, "batch", s.Batch, "messages a publisher sends back to back; the mean rate stays")
 	fs.IntVar(&s.GroupSize, "group-size", s.GroupSize, "`publishers` that share a correlation key; 0 or 1: no keys")
 	fs.BoolVar(&s.Sync, "sync", s.Sync, "publishers of a group send at the same instants")
+	fs.DurationVar(&s.Noise, "noise", s.Noise, "with --sync: blur each group's instants by uniform 0 to this")
 	fs.StringVar((*string)(&s.Process), "process", string(s.Process), "spacing of a publisher's messages: poisson or periodic (random phase)")
 	fs.IntVar(&s.Size, "size", s.Size, "size of a message, in `bytes`; at least 24 are sent")
 	fs.Uint64Var(&s.Seed, "seed", s.Seed, "seed of everything random: the same seed, the same load")
@@ -65,7 +66,7 @@ func (o Options) Args() []string {
 	}
 	return append(args, "--publishers="+strconv.Itoa(s.Publishers), "--rate="+number(s.Rate), "--batch="+strconv.Itoa(s.Batch),
 		"--group-size="+strconv.Itoa(s.GroupSize), "--sync="+strconv.FormatBool(s.Sync), "--process="+string(s.Process),
-		"--size="+strconv.Itoa(s.Size))
+		"--size="+strconv.Itoa(s.Size), "--noise="+s.Noise.String())
 }
 
 // Load is who sends what when.
@@ -109,6 +110,9 @@ func (o Options) Build() (*Load, error) {
 			kind := "labelled"
 			if spec.Sync {
 				kind = "synchronised"
+			}
+			if spec.Noise > 0 {
+				kind += fmt.Sprintf(" to %v", spec.Noise)
 			}
 			text += fmt.Sprintf(", %s groups of %d", kind, spec.GroupSize)
 		}

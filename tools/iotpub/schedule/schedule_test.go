@@ -43,6 +43,9 @@ func drawSpec(t *rapid.T) schedule.Spec {
 		Seed:       rapid.Uint64().Draw(t, "seed"),
 	}
 	s.Sync = s.GroupSize >= 2 && rapid.Bool().Draw(t, "sync")
+	if s.Sync && rapid.Bool().Draw(t, "noisy") {
+		s.Noise = time.Duration(rapid.Int64Range(1, 1e9).Draw(t, "noise"))
+	}
 	return s
 }
 
@@ -81,7 +84,7 @@ func TestEventsAreInOrderAndComplete(t *testing.T) {
 func TestAFleetHoldsTheSmallerFleet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSpec(t)
-		s.Sync = false
+		s.Sync, s.Noise = false, 0
 		small := s
 		small.Publishers = rapid.IntRange(1, s.Publishers).Draw(t, "fewer")
 		var got []schedule.Event
@@ -100,7 +103,7 @@ func TestASynchronisedGroupFiresAsOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSpec(t)
 		s.GroupSize = rapid.IntRange(2, 10).Draw(t, "group")
-		s.Sync = true
+		s.Sync, s.Noise = true, 0
 		groups := s.Groups()
 		stream := s.Stream()
 		for range 50 {
@@ -320,6 +323,8 @@ func TestValidate(t *testing.T) {
 		"no batch":        {func(s *schedule.Spec) { s.Batch = 0 }, "batch: 0 messages"},
 		"negative group":  {func(s *schedule.Spec) { s.GroupSize = -1 }, "group size: -1"},
 		"sync alone":      {func(s *schedule.Spec) { s.Sync = true }, "sync: needs groups of at least 2"},
+		"noise alone":     {func(s *schedule.Spec) { s.Noise = 1 }, "noise: blurs the instants of synchronised groups, and sync is off"},
+		"negative noise":  {func(s *schedule.Spec) { s.Noise = -1 }, "noise: -1ns"},
 		"unknown process": {func(s *schedule.Spec) { s.Process = "bursty" }, `process: "bursty", want poisson or periodic`},
 		"negative size":   {func(s *schedule.Spec) { s.Size = -1 }, "size: -1 bytes"},
 	} {
@@ -355,5 +360,60 @@ func BenchmarkNext(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		stream.Next()
+	}
+}
+
+// Noise moves each event of a volley by itself, by less than the noise, and
+// nothing else: the volleys are where they were.
+func TestNoiseBlursVolleysAndMovesNone(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSpec(t)
+		s.GroupSize, s.Sync = rapid.IntRange(2, 10).Draw(t, "group"), true
+		s.Noise = time.Duration(rapid.Int64Range(1, 1e9).Draw(t, "noise"))
+		noisy := map[int32][]time.Duration{}
+		for _, e := range take(s.Stream(), 400) {
+			noisy[e.Source] = append(noisy[e.Source], e.At)
+		}
+		blur := s.Noise
+		s.Noise = 0
+		sharp := map[int32][]time.Duration{}
+		for _, e := range take(s.Stream(), 1000) {
+			sharp[e.Source] = append(sharp[e.Source], e.At)
+		}
+		for source, times := range noisy {
+			// Volleys closer than the noise may overtake each other: in order
+			// they are each within the noise of one of their own number.
+			for i, at := range times {
+				if i < len(sharp[source]) && (at < sharp[source][i] || at >= sharp[source][i]+blur) {
+					t.Fatalf("event %d of source %d is at %v, its volley at %v, the noise is %v", i, source, at, sharp[source][i], blur)
+				}
+			}
+		}
+	})
+}
+
+func TestNoiseIsUniform(t *testing.T) {
+	s := schedule.Spec{Publishers: 100, Rate: 1, Batch: 1, GroupSize: 100, Sync: true, Noise: 16 * time.Millisecond, Process: schedule.Periodic, Seed: 3}
+	events := take(s.Stream(), 20_000) // 200 volleys a second apart
+	var sum, squares float64
+	for i := 0; i < len(events); i += 100 {
+		volley := events[i : i+100]
+		if spread := volley[99].At - volley[0].At; spread < 12*time.Millisecond || spread >= 16*time.Millisecond {
+			t.Errorf("volley %d is spread over %v", i/100, spread)
+		}
+	}
+	sharp := s
+	sharp.Noise = 0
+	first, _ := sharp.Stream().Next()
+	for _, e := range events {
+		x := (e.At - first.At) % time.Second
+		sum += x.Seconds()
+		squares += x.Seconds() * x.Seconds()
+	}
+	n := float64(len(events))
+	mean, variance := sum/n, squares/n-sum/n*sum/n
+	// The mean of 20,000 has a standard error of 33 us.
+	if math.Abs(mean-0.008) > 4*33e-6 || math.Abs(variance-0.016*0.016/12) > 1e-6 {
+		t.Errorf("mean %v s, variance %v s2 of uniform [0, 16 ms)", mean, variance)
 	}
 }

@@ -24,6 +24,7 @@ const (
 	MaxRate       = 1_000_000 // msg/s of one publisher
 	MaxBatch      = 10_000
 	MaxSize       = 64 << 20 // bytes
+	MaxNoise      = time.Minute
 	// PoolKey names the publishers without a correlation key in their ids,
 	// as the loaddistributor does for an anonymous group.
 	PoolKey = "pool"
@@ -46,7 +47,11 @@ type Spec struct {
 	GroupSize int
 	// Sync makes a group fire as one, at the same instants. Without it the
 	// key is only a label.
-	Sync    bool
+	Sync bool
+	// Noise blurs that: each member sends at a time of its own, drawn anew for
+	// each volley, uniform in [0, Noise) after the group's instant. 0 to
+	// MaxNoise; only with Sync.
+	Noise   time.Duration
 	Process Process
 	// Size of a message body in bytes.
 	Size int
@@ -74,6 +79,12 @@ func (s Spec) Validate() error {
 	}
 	if s.Sync && s.GroupSize < 2 {
 		fault("sync: needs groups of at least 2 publishers, the group size is %d", s.GroupSize)
+	}
+	switch {
+	case s.Noise < 0 || s.Noise > MaxNoise:
+		fault("noise: %v, want 0 .. %v", s.Noise, MaxNoise)
+	case s.Noise > 0 && !s.Sync:
+		fault("noise: blurs the instants of synchronised groups, and sync is off")
 	}
 	if s.Process != Poisson && s.Process != Periodic {
 		fault("process: %q, want %s or %s", s.Process, Poisson, Periodic)
@@ -130,7 +141,7 @@ func (s Spec) Sources() []Source {
 //
 // Requires: s is valid.
 func (s Spec) Stream() *Fleet {
-	f := &Fleet{batch: int32(s.Batch), size: int32(s.Size), periodic: s.Process == Periodic, gap: s.gap()}
+	f := &Fleet{batch: int32(s.Batch), size: int32(s.Size), periodic: s.Process == Periodic, gap: s.gap(), noise: int64(s.Noise)}
 	span := 1
 	if s.Sync {
 		span = s.GroupSize
@@ -140,6 +151,7 @@ func (s Spec) Stream() *Fleet {
 		// A generator for each clock, so that a clock's times depend on the
 		// seed and its place alone, not on how many others there are.
 		c.rng.Seed(s.Seed, uint64(first))
+		c.blur.Seed(s.Seed, ^uint64(first)) // apart, so that noise moves no volley
 		c.at = f.start(&c)
 		f.clocks = append(f.clocks, c)
 	}
@@ -157,11 +169,21 @@ type Fleet struct {
 	batch, size int32
 	periodic    bool
 	gap         float64 // mean ns between a clock's events
+	noise       int64   // ns
 
 	// clocks is a binary heap by (at, first).
 	clocks []clock
-	// member is the next source of the clock on top to yield.
+	// member is the next source of the clock on top to yield; without noise.
 	member int32
+	// blurred is a binary heap, by (at, source), of members whose volley has
+	// been fired and who have yet to send; with noise.
+	blurred []shot
+}
+
+// shot is one member's part in a volley.
+type shot struct {
+	at     int64 // ns
+	source int32
 }
 
 // clock is a process that several sources may share.
@@ -170,7 +192,7 @@ type clock struct {
 	phase       int64 // ns, periodic only
 	fired       int64 // events so far
 	first, last int32 // sources [first, last)
-	rng         rand.PCG
+	rng, blur   rand.PCG
 }
 
 func (f *Fleet) start(c *clock) int64 {
@@ -194,6 +216,9 @@ func (f *Fleet) advance(c *clock) {
 
 // Next implements Stream; it always yields.
 func (f *Fleet) Next() (Event, bool) {
+	if f.noise > 0 {
+		return f.nextBlurred(), true
+	}
 	c := &f.clocks[0]
 	e := Event{At: time.Duration(c.at), Source: f.member, Count: f.batch, Size: f.size}
 	f.member++
@@ -205,24 +230,63 @@ func (f *Fleet) Next() (Event, bool) {
 	return e, true
 }
 
-func (f *Fleet) less(i, j int) bool {
-	a, b := &f.clocks[i], &f.clocks[j]
-	return a.at < b.at || a.at == b.at && a.first < b.first
+// nextBlurred fires every volley that could hold the next event before it
+// yields one: none is earlier than its volley.
+func (f *Fleet) nextBlurred() Event {
+	for len(f.blurred) == 0 || f.blurred[0].at >= f.clocks[0].at {
+		c := &f.clocks[0]
+		r := rand.New(&c.blur)
+		for source := c.first; source < c.last; source++ {
+			f.blurred = append(f.blurred, shot{c.at + r.Int64N(f.noise), source})
+			up(f.blurred, shot.before)
+		}
+		f.advance(c)
+		f.down(0)
+	}
+	s := f.blurred[0]
+	last := len(f.blurred) - 1
+	f.blurred[0] = f.blurred[last]
+	f.blurred = f.blurred[:last]
+	down(f.blurred, 0, shot.before)
+	return Event{At: time.Duration(s.at), Source: s.source, Count: f.batch, Size: f.size}
 }
 
-func (f *Fleet) down(i int) {
+func (f *Fleet) down(i int) { down(f.clocks, i, clock.before) }
+
+func (s shot) before(o shot) bool {
+	return s.at < o.at || s.at == o.at && s.source < o.source
+}
+
+func (c clock) before(o clock) bool {
+	return c.at < o.at || c.at == o.at && c.first < o.first
+}
+
+// down restores the heap after its element i has grown.
+func down[T any](heap []T, i int, before func(a, b T) bool) {
 	for {
 		child := 2*i + 1
-		if child >= len(f.clocks) {
+		if child >= len(heap) {
 			return
 		}
-		if child+1 < len(f.clocks) && f.less(child+1, child) {
+		if child+1 < len(heap) && before(heap[child+1], heap[child]) {
 			child++
 		}
-		if !f.less(child, i) {
+		if !before(heap[child], heap[i]) {
 			return
 		}
-		f.clocks[i], f.clocks[child] = f.clocks[child], f.clocks[i]
+		heap[i], heap[child] = heap[child], heap[i]
 		i = child
+	}
+}
+
+// up restores the heap after its last element was appended.
+func up[T any](heap []T, before func(a, b T) bool) {
+	for i := len(heap) - 1; i > 0; {
+		parent := (i - 1) / 2
+		if !before(heap[i], heap[parent]) {
+			return
+		}
+		heap[i], heap[parent] = heap[parent], heap[i]
+		i = parent
 	}
 }
