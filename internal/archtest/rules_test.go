@@ -80,14 +80,14 @@ var arrows = []Arrow{
 	{
 		From: []string{"tools/..."},
 		Only: []string{
-			"api/...", "client/...", "internal/...", "kernel/stamp", "loaddistributor/catalog", "loaddistributor/placement",
+			"api/...", "client/...", "internal/...", "kernel/stamp", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement",
 			"nsqd/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim/..."},
-		Only: []string{"internal/lifecycle", "internal/obs", "kernel/stamp", "loaddistributor/catalog", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/drlsim/..."},
+		Only: []string{"internal/lifecycle", "internal/obs", "kernel/stamp", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/drlsim/...", "tools/iotpub/schedule", "tools/iotpub/trace"},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -149,6 +149,7 @@ var pure = Purity{
 		"tbadaptor/ledger",
 		"tbadaptor/share",
 		"tokenbucket",
+		"tools/drlsim/engine",
 		"tools/drlsim/scale",
 		"tools/iotpub/payload",
 		"tools/iotpub/schedule",

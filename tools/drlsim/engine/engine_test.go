@@ -1,0 +1,536 @@
+package engine_test
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/drlsim/engine"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// events is a stream of recorded events.
+type events []schedule.Event
+
+func (e *events) Next() (schedule.Event, bool) {
+	if len(*e) == 0 {
+		return schedule.Event{}, false
+	}
+	first := (*e)[0]
+	*e = (*e)[1:]
+	return first, true
+}
+
+func poisson(publishers int, rate float64, seed uint64) schedule.Stream {
+	return schedule.Spec{Publishers: publishers, Rate: rate, Batch: 1, Process: schedule.Poisson, Seed: seed}.Stream()
+}
+
+// dealt places source i at broker i modulo k.
+func dealt(sources, k int) []int {
+	where := make([]int, sources)
+	for i := range where {
+		where[i] = i % k
+	}
+	return where
+}
+
+func even(t testing.TB, contract tokenbucket.Share, k int) []tokenbucket.Share {
+	t.Helper()
+	weights := make([]int64, k)
+	for i := range weights {
+		weights[i] = 1
+	}
+	shares, err := share.Proportion(contract, weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return shares
+}
+
+func build(t testing.TB, models []engine.Model, topics []engine.Topic, seed uint64, observe func(engine.Delivery)) *engine.Cluster {
+	t.Helper()
+	c, err := engine.New(models, topics, seed, observe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func models(m engine.Model, k int) []engine.Model { return slices.Repeat([]engine.Model{m}, k) }
+
+// instant is a broker that takes no time: what is left is access delay.
+var instant = engine.Model{Servers: 1}
+
+// Poisson arrivals at a broker of constant work are M/D/1: how long they wait has
+// a known distribution.
+func TestAQueueOfPoissonArrivalsIsMD1(t *testing.T) {
+	const work = 100 * time.Microsecond
+	for _, rho := range []float64{0.3, 0.7, 0.9} {
+		levels := []float64{0, 0.5, 1, 2, 4, 8, 16}
+		above := make([]int, len(levels))
+		n := 0
+		c := build(t, []engine.Model{{Servers: 1, Message: engine.Constant(work)}},
+			[]engine.Topic{{Stream: poisson(50, rho/work.Seconds()/50, 1), Where: dealt(50, 1)}}, 1,
+			func(d engine.Delivery) {
+				n++
+				for i, x := range levels {
+					if d.Latency()-work > time.Duration(x*float64(work)) {
+						above[i]++
+					}
+				}
+			})
+		c.Advance(stamp.Mono(60 * time.Second)) // 0.2 to 0.5 million messages
+		for i, x := range levels {
+			got, want := float64(above[i])/float64(n), tokenbucket.TailMD1(rho, x)
+			// Waits come in busy periods: at a load of 0.9 a few hundred
+			// messages long, so that half a million are worth a thousand.
+			if math.Abs(got-want) > 0.1*want+1e-4 {
+				t.Errorf("rho %v: P(wait > %v works) = %v, M/D/1 has %v", rho, x, got, want)
+			}
+		}
+		if busy := c.Busy(0).Seconds() / 60; math.Abs(busy-rho) > 0.01 {
+			t.Errorf("rho %v: busy for %v of the time", rho, busy)
+		}
+	}
+}
+
+// Eq. (1), in its exact form, for one bucket and for equal splits of it. (At the
+// paper's own load with one bucket of 26, busy periods are so long that the mean
+// of a million messages is a quarter off.)
+func TestAccessDelayOfPoissonArrivalsIsEq1(t *testing.T) {
+	for _, test := range []struct {
+		lambda, rate float64
+		burst, k     int
+	}{{8_000, 10_000, 6, 1}, {8_000, 10_000, 6, 2}, {10_000, 11_000, 12, 6}, {5_000, 10_000, 4, 1}, {8_000, 10_000, 1, 1}} {
+		const publishers = 600 // random enough: each sends by itself
+		var sum time.Duration
+		delayed, n := 0, 0
+		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(test.rate), Burst: int64(test.burst)}
+		c := build(t, models(instant, test.k), []engine.Topic{{
+			Stream: poisson(publishers, test.lambda/publishers, 2), Where: dealt(publishers, test.k),
+			Limited: true, Shares: even(t, contract, test.k),
+		}}, 1, func(d engine.Delivery) {
+			n++
+			sum += d.Access()
+			if d.Access() > 0 {
+				delayed++
+			}
+		})
+		c.Advance(stamp.Mono(40 * time.Second))
+		k := float64(test.k)
+		want := tokenbucket.ExpectedDelayExact(test.lambda/k, test.rate/k, test.burst/test.k)
+		wantDelayed := tokenbucket.PDelayed(test.lambda/k, test.rate/k, test.burst/test.k)
+		got, gotDelayed := sum.Seconds()/float64(n), float64(delayed)/float64(n)
+		if math.Abs(got-want) > 0.1*want || math.Abs(gotDelayed-wantDelayed) > 0.1*wantDelayed {
+			t.Errorf("%+v: mean %v s, delayed %v; theory has %v s, %v", test, got, gotDelayed, want, wantDelayed)
+		}
+	}
+}
+
+// drawTrace draws events in order of time, of the given sources.
+func drawTrace(t *rapid.T, sources int) []schedule.Event {
+	var trace []schedule.Event
+	at := time.Duration(0)
+	for range rapid.IntRange(1, 120).Draw(t, "events") {
+		if rapid.Bool().Draw(t, "later") {
+			at += time.Duration(rapid.IntRange(0, 5_000_000).Draw(t, "gap"))
+		}
+		trace = append(trace, schedule.Event{
+			At: at, Source: int32(rapid.IntRange(0, sources-1).Draw(t, "source")), Count: int32(rapid.IntRange(1, 12).Draw(t, "count")),
+		})
+	}
+	return trace
+}
+
+func drawModel(t *rapid.T) engine.Model {
+	spread, err := engine.NewDist([]engine.Point{{0, 0}, {0.9, 100 * time.Microsecond}, {1, 5 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return engine.Model{
+		Servers: rapid.IntRange(1, 3).Draw(t, "servers"),
+		Wake:    engine.Constant(time.Duration(rapid.IntRange(0, 200_000).Draw(t, "wake"))),
+		Message: rapid.SampledFrom([]engine.Dist{engine.Constant(30 * time.Microsecond), spread}).Draw(t, "message"),
+	}
+}
+
+const forEver = stamp.Mono(1000 * time.Hour)
+
+// Proposition 1: however the messages are spread over the parts of a bucket,
+// the running sum of their access delays is no smaller than over the whole.
+func TestNoSplitDelaysLess(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const sources = 10
+		trace := drawTrace(t, sources)
+		k := rapid.IntRange(2, 5).Draw(t, "k")
+		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(rapid.Float64Range(100, 20_000).Draw(t, "rate")), Burst: int64(rapid.IntRange(k, 40).Draw(t, "burst"))}
+		where := make([]int, sources)
+		weights := make([]int64, k)
+		for i := range where {
+			where[i] = rapid.IntRange(0, k-1).Draw(t, "where")
+		}
+		for i := range weights {
+			weights[i] = rapid.Int64Range(1, 9).Draw(t, "weight")
+		}
+		split, err := share.Proportion(contract, weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := func(where []int, shares []tokenbucket.Share) (sums []time.Duration, n int) {
+			var all []engine.Delivery
+			stream := events(trace)
+			c, err := engine.New(models(instant, len(shares)), []engine.Topic{{Stream: &stream, Where: where, Limited: true, Shares: shares}}, 1,
+				func(d engine.Delivery) { all = append(all, d) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Advance(forEver)
+			// S(t) at the end of the trace's instants, and at the very end: each
+			// message has accrued min(its delay, t - its arrival).
+			for _, e := range append(slices.Clone(trace), schedule.Event{At: time.Duration(forEver)}) {
+				var s time.Duration
+				for _, d := range all {
+					if stamp.Mono(e.At) > d.At {
+						s += min(d.Access(), stamp.Mono(e.At).Sub(d.At))
+					}
+				}
+				sums = append(sums, s)
+			}
+			return sums, len(all)
+		}
+		whole, n := sum(make([]int, sources), []tokenbucket.Share{contract})
+		parts, m := sum(where, split)
+		if n != m {
+			t.Fatalf("%d messages whole, %d split", n, m)
+		}
+		for i := range whole {
+			// A bucket of one token hands its rounding, below 1 ns, on.
+			if slack := time.Duration(n * n); parts[i] < whole[i]-slack {
+				t.Fatalf("at instant %d: %v split, %v whole", i, parts[i], whole[i])
+			}
+		}
+	})
+}
+
+// The obvious version: judge each topic's trace by its bucket, merge by time of
+// eligibility, and serve in that order.
+func TestAgainstTheObviousVersion(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const sources = 4
+		model := drawModel(t)
+		model.Message = engine.Constant(time.Duration(rapid.IntRange(0, 300_000).Draw(t, "work")))
+		a, b := drawTrace(t, sources), drawTrace(t, sources)
+		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(rapid.Float64Range(100, 20_000).Draw(t, "rate")), Burst: int64(rapid.IntRange(1, 40).Draw(t, "burst"))}
+
+		type job struct {
+			topic        int
+			at, eligible stamp.Mono
+			first        bool
+			done         stamp.Mono
+		}
+		var jobs []job
+		bucket := tokenbucket.NewFull(contract, 0)
+		for topic, trace := range [][]schedule.Event{a, b} {
+			for _, e := range trace {
+				for i := range e.Count {
+					j := job{topic, stamp.Mono(e.At), stamp.Mono(e.At), i == 0, 0}
+					if topic == 0 {
+						j.eligible = bucket.Take(j.at)
+					}
+					jobs = append(jobs, j)
+				}
+			}
+		}
+		// Of equals, who waited goes before who comes, and the lower topic before
+		// the higher one.
+		slices.SortStableFunc(jobs, func(x, y job) int {
+			return cmp.Or(cmp.Compare(x.eligible, y.eligible), cmp.Compare(x.at, y.at), cmp.Compare(x.topic, y.topic))
+		})
+		free := make([]stamp.Mono, model.Servers)
+		for i := range jobs {
+			j := &jobs[i]
+			work := model.Message.Mean()
+			if j.first {
+				work += model.Wake.Mean()
+			}
+			slices.Sort(free)
+			free[0] = max(free[0], j.eligible).Add(work)
+			j.done = free[0]
+		}
+
+		var got []job
+		streamA, streamB := events(a), events(b)
+		c, err := engine.New([]engine.Model{model}, []engine.Topic{
+			{Stream: &streamA, Where: make([]int, sources), Limited: true, Shares: []tokenbucket.Share{contract}},
+			{Stream: &streamB, Where: make([]int, sources)},
+		}, 1, func(d engine.Delivery) { got = append(got, job{d.Topic, d.At, d.Eligible, false, d.Done}) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for c.Now() < stamp.Mono(time.Hour) {
+			c.Advance(c.Now() + stamp.Mono(rapid.Int64Range(1, 1e13).Draw(t, "step")))
+		}
+		if len(got) != len(jobs) {
+			t.Fatalf("%d deliveries, want %d", len(got), len(jobs))
+		}
+		for i, want := range jobs {
+			want.first = false
+			if got[i] != want {
+				t.Fatalf("delivery %d: %+v, want %+v", i, got[i], want)
+			}
+		}
+	})
+}
+
+// The same seed gives the same deliveries, whatever the steps in which time
+// passes.
+func TestTheSameSeedGivesTheSameDeliveries(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		model := drawModel(t)
+		spec := schedule.Spec{Publishers: 30, Rate: 200, Batch: 3, GroupSize: 5, Sync: true, Process: schedule.Poisson, Seed: rapid.Uint64().Draw(t, "seed")}
+		contract := []tokenbucket.Share{{Rate: tokenbucket.PerSecond(3300), Burst: 20}, {Rate: tokenbucket.PerSecond(3300), Burst: 20}}
+		run := func(step stamp.Mono) (all []engine.Delivery) {
+			c, err := engine.New(models(model, 2), []engine.Topic{{Stream: spec.Stream(), Where: dealt(30, 2), Limited: true, Shares: contract}}, 9,
+				func(d engine.Delivery) { all = append(all, d) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			for c.Now() < 1e9 {
+				c.Advance(min(1e9, c.Now()+step))
+			}
+			return all
+		}
+		order := func(d, e engine.Delivery) int {
+			return cmp.Or(cmp.Compare(d.Broker, e.Broker), cmp.Compare(d.Eligible, e.Eligible), cmp.Compare(d.Done, e.Done))
+		}
+		whole, parts := run(1e9), run(stamp.Mono(rapid.Int64Range(1e6, 1e9).Draw(t, "step")))
+		slices.SortStableFunc(whole, order)
+		slices.SortStableFunc(parts, order)
+		if !slices.Equal(whole, parts) {
+			t.Fatalf("%d deliveries at once, %d in steps, or others", len(whole), len(parts))
+		}
+	})
+}
+
+// Whatever the rule does while messages come as they like, what the brokers
+// release together stays within the contract.
+func TestRetunesKeepToTheContract(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const k = 3
+		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 30}
+		shares, err := share.Proportion(contract, []int64{1, 1, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		trace := drawTrace(t, 9)
+		stream := events(slices.Clone(trace))
+		var left []stamp.Mono
+		c, err := engine.New(models(instant, k), []engine.Topic{{Stream: &stream, Where: dealt(9, k), Limited: true, Shares: shares}}, 1,
+			func(d engine.Delivery) { left = append(left, d.Eligible) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := engine.Adaptor{Rule: share.Proportional, Contract: contract, StepSeconds: 0.01, Window: 3, Every: rapid.IntRange(1, 3).Draw(t, "every"), Members: map[int]int{0: 3, 1: 3, 2: 3}}
+		for range 200 {
+			c.Advance(c.Now() + stamp.Mono(10*time.Millisecond))
+			if _, err := a.Turn(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The last turn gave a silent broker a floor of the rate at least.
+		c.Advance(forEver)
+		n := 0
+		for _, e := range trace {
+			n += int(e.Count)
+		}
+		if len(left) != n {
+			t.Fatalf("%d of %d messages left", len(left), n)
+		}
+		slices.Sort(left)
+		for i := range left {
+			for j := i; j < len(left); j++ {
+				// Retunes round tokens down to thousandths, never up.
+				if most := float64(contract.Burst) + 1000*left[j].Sub(left[i]).Seconds(); float64(j-i+1) > most+1e-6 {
+					t.Fatalf("%d messages left within %v, at most %v may", j-i+1, left[j].Sub(left[i]), most)
+				}
+			}
+		}
+	})
+}
+
+func TestAdaptationFollowsTheLoad(t *testing.T) {
+	contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(11_000), Burst: 60}
+	// 9 of 10 publishers are at broker 0, the shares start even.
+	where := make([]int, 1000)
+	for i := range where {
+		if i%10 == 0 {
+			where[i] = 1
+		}
+	}
+	worst := func(rule string) time.Duration {
+		var late []time.Duration
+		c := build(t, models(instant, 2), []engine.Topic{{Stream: poisson(1000, 10, 4), Where: where, Limited: true, Shares: even(t, contract, 2)}}, 1,
+			func(d engine.Delivery) {
+				if d.At > stamp.Mono(10*time.Second) {
+					late = append(late, d.Access())
+				}
+			})
+		a := engine.Adaptor{Rule: rule, Contract: contract, StepSeconds: 1, Window: 10, Every: 1, Members: map[int]int{0: 900, 1: 100}}
+		for range 20 {
+			c.Advance(c.Now() + stamp.Mono(time.Second))
+			if _, err := a.Turn(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		slices.Sort(late)
+		return late[len(late)*99/100]
+	}
+	// A broker that is offered 9,000 of 5,500 msg/s falls behind by the second.
+	if static, adapted := worst(share.Static), worst(share.Proportional); static < time.Second || adapted > static/10 {
+		t.Errorf("p99 of the access delay: %v with shares that stay, %v with shares that follow", static, adapted)
+	}
+}
+
+func TestMovedAndMutedSources(t *testing.T) {
+	per := make([]int, 2)
+	c := build(t, models(instant, 2), []engine.Topic{{Stream: schedule.Spec{Publishers: 10, Rate: 10, Batch: 1, Process: schedule.Periodic, Seed: 1}.Stream(), Where: make([]int, 10)}}, 1,
+		func(d engine.Delivery) { per[d.Broker]++ })
+	c.Advance(stamp.Mono(time.Second))
+	if per[0] != 100 || per[1] != 0 {
+		t.Fatalf("all at broker 0: %v", per)
+	}
+	where := slices.Repeat([]int{1}, 10)
+	where[3] = engine.Nowhere
+	if err := c.Move(0, where); err != nil {
+		t.Fatal(err)
+	}
+	c.Advance(stamp.Mono(2 * time.Second))
+	if per[0] != 100 || per[1] != 90 || c.Muted(0) != 10 {
+		t.Fatalf("9 moved to broker 1, one muted: %v, %d muted", per, c.Muted(0))
+	}
+	if err := c.Move(0, where[1:]); err == nil {
+		t.Error("9 of 10 sources were placed")
+	}
+	if err := c.Move(0, slices.Repeat([]int{2}, 10)); err == nil {
+		t.Error("sources were placed at a broker that is not there")
+	}
+}
+
+// Restarted shares are full, and what waited is judged by them.
+func TestRestart(t *testing.T) {
+	var done []engine.Delivery
+	stream := events{{At: 0, Source: 0, Count: 10}}
+	c := build(t, []engine.Model{instant}, []engine.Topic{{Stream: &stream, Where: []int{0}, Limited: true, Shares: []tokenbucket.Share{{Rate: 1000, Burst: 2}}}}, 1,
+		func(d engine.Delivery) { done = append(done, d) })
+	c.Advance(stamp.Mono(3500 * time.Millisecond)) // 2 at once, 3 at a message per second
+	if len(done) != 5 || c.Waiting(0, 0) != 5 {
+		t.Fatalf("%d left, %d wait", len(done), c.Waiting(0, 0))
+	}
+	if err := c.Restart(0, []tokenbucket.Share{{Rate: 1000, Burst: 4}}); err != nil {
+		t.Fatal(err)
+	}
+	c.Advance(stamp.Mono(4 * time.Second))
+	if len(done) != 9 || done[8].Eligible != stamp.Mono(3500*time.Millisecond) {
+		t.Fatalf("%d left, the last at %v", len(done), time.Duration(done[len(done)-1].Eligible))
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	stream := func() schedule.Stream { return &events{} }
+	fine := []engine.Model{instant}
+	for want, err := range map[string]error{
+		"no brokers":                        build2(nil, nil),
+		"servers: 0":                        build2([]engine.Model{{}}, nil),
+		"source 0 is at broker 1 of 1":      build2(fine, []engine.Topic{{Stream: stream(), Where: []int{1}}}),
+		"1 shares for 1 brokers":            build2(fine, []engine.Topic{{Stream: stream(), Shares: make([]tokenbucket.Share, 1)}}),
+		"0 shares for 1 brokers":            build2(fine, []engine.Topic{{Stream: stream(), Limited: true}}),
+		"topic 0, broker 0: rate -1":        build2(fine, []engine.Topic{{Stream: stream(), Limited: true, Shares: []tokenbucket.Share{{Rate: -1, Burst: 1}}}}),
+		"topic 1: source 0 is at broker -2": build2(fine, []engine.Topic{{Stream: stream()}, {Stream: stream(), Where: []int{-2}}}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error with %q", err, want)
+		}
+	}
+}
+
+func build2(models []engine.Model, topics []engine.Topic) error {
+	_, err := engine.New(models, topics, 1, func(engine.Delivery) {})
+	return err
+}
+
+func TestDist(t *testing.T) {
+	d, err := engine.NewDist([]engine.Point{{0, 10}, {0.5, 20}, {1, 1000}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 0.5 * (10+20)/2 + 0.5 * (20+1000)/2
+	if d.Mean() != 263 { // 262.5
+		t.Errorf("mean %v", d.Mean())
+	}
+	rng := rand.New(rand.NewPCG(testkit.Seed(t), 0))
+	below, sum := 0, 0.0
+	const n = 100_000
+	for range n {
+		v := d.Draw(rng)
+		if v < 10 || v > 1000 {
+			t.Fatalf("drew %v", v)
+		}
+		if v < 20 {
+			below++
+		}
+		sum += float64(v)
+	}
+	if math.Abs(float64(below)/n-0.5) > 0.01 || math.Abs(sum/n-262) > 5 {
+		t.Errorf("%d of %d below the median, mean %v", below, n, sum/n)
+	}
+	for want, points := range map[string][]engine.Point{
+		"no points":          nil,
+		"0.1 to 1":           {{0.1, 1}, {1, 2}},
+		"does not follow":    {{0, 1}, {0, 2}},
+		"less than":          {{0, 2}, {1, 1}},
+		"not in 0 to 1":      {{2, 1}},
+		"NaN is not":         {{math.NaN(), 1}},
+		"-1ns is not in 0 t": {{0, -1}},
+	} {
+		if _, err := engine.NewDist(points); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want an error with %q", points, err, want)
+		}
+	}
+}
+
+func TestCapacity(t *testing.T) {
+	m := engine.Model{Servers: 2, Wake: engine.Constant(20 * time.Microsecond), Message: engine.Constant(10 * time.Microsecond)}
+	for batch, want := range map[int]float64{1: 2 / 30e-6, 10: 2 / 12e-6} {
+		if got := m.Capacity(batch); math.Abs(got-want) > 1e-6*want {
+			t.Errorf("batches of %d: %v msg/s, want %v", batch, got, want)
+		}
+	}
+	if m.Work(10) != 120*time.Microsecond || instant.Capacity(1) != 0 {
+		t.Errorf("work of 10: %v; capacity of an instant broker: %v", m.Work(10), instant.Capacity(1))
+	}
+}
+
+// The paper's full size: 6 brokers, 10,000 publishers, 100,000 msg/s.
+func BenchmarkFullSize(b *testing.B) {
+	model := engine.Model{Servers: 1, Wake: engine.Constant(8 * time.Microsecond), Message: engine.Constant(10 * time.Microsecond)}
+	contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(110_000), Burst: 300}
+	messages := 0
+	for b.Loop() {
+		c := build(b, models(model, 6), []engine.Topic{{Stream: poisson(10_000, 10, 1), Where: dealt(10_000, 6), Limited: true, Shares: even(b, contract, 6)}}, 1,
+			func(engine.Delivery) { messages++ })
+		c.Advance(stamp.Mono(time.Second))
+	}
+	b.ReportMetric(float64(messages)/b.Elapsed().Seconds(), "msg/s")
+}
