@@ -64,6 +64,10 @@ type Demand struct {
 	// planned. Their rates sum to at most r.
 	Publishers []Publisher
 	Groups     []Group
+	// AtLeast is how many brokers to spread over at least, where fewer could
+	// carry the rate by their mcap but were found not to keep the SLO; 0 and 1
+	// mean as few as can.
+	AtLeast int
 }
 
 // Limits of a demand; those of r and b are tokenbucket's.
@@ -166,6 +170,9 @@ func (d Demand) faults() (faults FieldErrors) {
 	}
 	if d.Burst < 1 || d.Burst > tokenbucket.MaxBurst {
 		faults.add("burst", "%d messages is outside 1 to %d", d.Burst, tokenbucket.MaxBurst)
+	}
+	if d.AtLeast < 0 {
+		faults.add("at_least", "%d brokers is negative", d.AtLeast)
 	}
 	sound := len(faults) == 0
 

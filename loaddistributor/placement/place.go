@@ -14,13 +14,15 @@ import (
 const (
 	// SRTM concentrates the topic on the fewest brokers, keeps the smallest
 	// quota as large as possible, and splits every correlation group in
-	// proportion to the quotas. It never takes more than the fewest brokers.
+	// proportion to the quotas. It takes no more than the fewest brokers, or
+	// what Demand.AtLeast asks for.
 	SRTM = "srtm"
 	// MaxMin is SRTM blind to correlation keys.
 	MaxMin = "maxmin"
 	// Conc takes the same brokers and equalises their total load, what they
 	// carry for other topics included. Each of them gets something: without it
-	// the others could not carry the rate, or fewer would have been taken.
+	// the others could not carry the rate, or fewer would have been taken; with
+	// Demand.AtLeast, one that carries more than the others' level may get nothing.
 	Conc = "conc"
 	// LoadBalance gives every broker the same part of the topic. A broker that
 	// cannot take it gets what it can, or, if it has no capacity left, is left
@@ -60,7 +62,7 @@ type Quota struct {
 // Infeasible says why there is no placement: a bound was met.
 type Infeasible struct {
 	// Bound is one of
-	//	"brokers"     there is none
+	//	"brokers"     fewer than asked for at least have capacity left
 	//	"rcap"        all brokers together have less capacity, msg/s
 	//	"burst"       b is less than the number of brokers needed: each needs a token
 	//	"publishers"  there are fewer than brokers needed, and a broker without
@@ -72,7 +74,10 @@ type Infeasible struct {
 func (e *Infeasible) Error() string {
 	switch e.Bound {
 	case "brokers":
-		return "infeasible: there are no brokers"
+		if e.Have == 0 {
+			return "infeasible: there are no brokers"
+		}
+		return fmt.Sprintf("infeasible: %d brokers are needed, and %d have capacity left", e.Need, e.Have)
 	case "rcap":
 		return fmt.Sprintf("infeasible: %d msg/s asked for, the brokers have %d left", e.Need, e.Have)
 	default:
@@ -146,11 +151,14 @@ func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen [
 	if k == 0 {
 		return nil, nil, &Infeasible{Bound: "rcap", Need: d.Rate, Have: have}
 	}
-	n := k
+	n := max(k, d.AtLeast)
+	if usable := usable(brokers); n > usable {
+		return nil, nil, &Infeasible{Bound: "brokers", Need: int64(n), Have: int64(usable)}
+	}
 	if policy == LoadBalance {
 		n = len(brokers)
 		if publishers > 0 {
-			n = max(k, min(n, publishers))
+			n = max(k, d.AtLeast, min(n, publishers))
 		}
 	}
 	chosen = slices.Sorted(slices.Values(order[:n]))

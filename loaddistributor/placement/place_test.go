@@ -143,3 +143,43 @@ func TestQuotas(t *testing.T) {
 		}
 	}
 }
+
+// AtLeast spreads over more brokers than the rate needs: the largest of them,
+// and what there is of them has to be enough.
+func TestAtLeast(t *testing.T) {
+	for _, c := range []struct {
+		policy  string
+		atLeast int
+		want    map[string]int64
+	}{
+		{"srtm", 0, map[string]int64{"b1": 40_000}},
+		{"srtm", 1, map[string]int64{"b1": 40_000}},
+		{"srtm", 2, map[string]int64{"b1": 20_000, "b2": 20_000}},
+		{"maxmin", 3, map[string]int64{"b1": 13_334, "b2": 13_333, "b3": 13_333}},
+		{"srtm", 4, map[string]int64{"b1": 12_000, "b2": 12_000, "b3": 12_000, "b4": 4_000}},
+		// Conc lifts the emptiest first: two would be enough, the third gets none.
+		{"conc", 3, map[string]int64{"b1": 35_000, "b2": 5_000}},
+		{"loadbalance", 2, map[string]int64{"b1": 12_000, "b2": 12_000, "b3": 12_000, "b4": 4_000}},
+	} {
+		d := sensors(4000)
+		d.AtLeast = c.atLeast
+		plan, err := placement.Place(c.policy, paper(), d, seeded(1))
+		if err != nil {
+			t.Errorf("%s over at least %d: %v", c.policy, c.atLeast, err)
+			continue
+		}
+		if got := rates(plan); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s over at least %d: %v, want %v", c.policy, c.atLeast, got, c.want)
+		}
+	}
+	d := sensors(4000)
+	d.AtLeast = 5 // brokers 5 and 6 are full
+	_, err := placement.Place("srtm", paper(), d, nil)
+	if want := (&placement.Infeasible{Bound: "brokers", Need: 5, Have: 4}); !reflect.DeepEqual(err, want) {
+		t.Errorf("over at least 5 of 4: %v, want %v", err, want)
+	}
+	d.AtLeast = -1
+	if err := d.Validate(); err == nil {
+		t.Error("over at least -1 brokers is fine")
+	}
+}

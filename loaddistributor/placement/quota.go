@@ -29,6 +29,16 @@ func fewest(brokers []Broker, order []int, rate int64) (k int, have int64) {
 	return 0, have
 }
 
+// usable returns how many brokers have capacity left.
+func usable(brokers []Broker) (n int) {
+	for _, b := range brokers {
+		if b.rcap() > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // maxmin gives each broker min(cap, fair share), and what the capped ones fall
 // short of to the others, until nothing is left (water-filling). No other
 // division of rate under these caps has a larger smallest quota, nor, that one
