@@ -44,9 +44,9 @@ func command() *cobra.Command {
 		Use:   "drlsim",
 		Short: "What a rate limit costs in access delay, on paper",
 		Long: `drlsim says what a contract (rate, burst) costs in access delay, the wait for a
-token: by theory for Poisson arrivals, or by replaying recorded arrivals, whole or
-split over several brokers. It touches no cluster. The same input and seed give
-the same bytes.
+token: by theory for Poisson arrivals, by replaying recorded arrivals, whole or
+split over several brokers, or by simulating brokers and publishers. It touches no
+cluster. The same input and seed give the same bytes.
 
 Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
 		Version:       obs.Version(),
@@ -58,7 +58,7 @@ Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
 	root.SetVersionTemplate("drlsim, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(theoryCommand(), bucketCommand(), scaleCommand())
+	root.AddCommand(theoryCommand(), bucketCommand(), runCommand(), scaleCommand())
 	return root
 }
 

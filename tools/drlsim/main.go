@@ -1,8 +1,9 @@
 // Command drlsim puts the pure packages to work on paper: what a contract costs
 // in access delay, by theory for Poisson arrivals and by replay for a recorded
-// trace, whole or split over brokers. It touches no cluster and re-implements
-// nothing: tokenbucket and tbadaptor/share are the production's own. Given the
-// same input and seed it prints the same bytes. Read tools/drlsim/simulate next.
+// trace, whole or split over brokers; and what brokers, topics and publishers of a
+// scenario do, by simulation. It touches no cluster and re-implements nothing:
+// tokenbucket, placement and tbadaptor/share are the production's own. Given the
+// same input and seed it prints the same bytes. Read tools/drlsim/scenario next.
 package main
 
 import (

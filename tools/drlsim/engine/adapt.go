@@ -66,7 +66,6 @@ func (a *Adaptor) Turn(c *Cluster) ([]tokenbucket.Share, error) {
 		return nil, nil
 	}
 	var loads []share.Load
-	var brokers []int
 	for l := range c.brokers {
 		publishers, member := a.Members[l]
 		if !member {
@@ -85,7 +84,6 @@ func (a *Adaptor) Turn(c *Cluster) ([]tokenbucket.Share, error) {
 		}
 		load.Rate = float64(offered) / (a.StepSeconds * float64(len(lane.steps.past)))
 		loads = append(loads, load)
-		brokers = append(brokers, l)
 	}
 	assigned, err := share.Split(a.Rule, a.Contract, loads)
 	if err != nil {

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+)
+
+func runCommand() *cobra.Command {
+	var (
+		file string
+		form string
+		seed uint64
+	)
+	cmd := &cobra.Command{
+		Use:   "run --scenario FILE|-",
+		Short: "Simulate brokers, topics and publishers of a scenario",
+		Long: `run simulates the brokers and topics of a scenario, event by event: publishers'
+schedules, placement by a policy, a token bucket for each share, brokers as queues
+that work for so long on each message, and shares that follow the load, if wanted.
+Placement, buckets and share rules are the production's own.
+
+The scenario is a JSON object; times are in seconds, rates in msg/s:
+
+  seed, duration_s, warmup_s
+  calibration   how fast brokers are: "paper" (the default: chosen by what the
+                paper says of its brokers), or a file
+  brokers       [{"id":"b","count":6,"model":"","mcap":0,"background":LOAD}]
+  topics        [{"name":"t", LOAD, "contract":{"rate":0,"burst":0,
+                "profile_s":0,"profile_quantile":0.99},
+                "slo":{"quantile":0.99,"latency_ms":1}, "policy":"srtm",
+                "k":0, "at_least":0,
+                "adapt":{"rule":"proportional","step_s":1,"window":10,"every":1}}]
+  LOAD          "publishers", "rate" (of each), "batch", "group_size", "sync",
+                "noise_ms", "process" ("poisson" or "periodic"), or
+                "trace":{"file":"","compress":1,"copies":1,"from_s":0,"to_s":0}
+
+A rate or burst of 0 is profiled from the load: 1.1 times its mean, and the least
+burst with which profile_quantile (by default the SLO's) of the access delay is 0
+over profile_s. With k the topic is spread over exactly k brokers, whether their mcap suffices or not.
+
+Output: one JSON object. For each topic its placement, the SLO's verdict, and
+quantiles of access, processing and delivery delay, in all and by broker, of the
+messages that arrived in the measured time; for each broker how busy it was.`,
+		Example: `  drlsim run --scenario figure6a.json
+  drlsim run --scenario - --seed 7 --output table < table1.json`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := required(cmd, "scenario"); err != nil {
+				return usageError{err}
+			}
+			if err := checkForm(form); err != nil {
+				return usageError{err}
+			}
+			s, err := readScenario(file, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("seed") {
+				s.Seed = seed
+			}
+			built, err := scenario.Build(s)
+			if err != nil {
+				return err
+			}
+			report, err := scenario.Run(built)
+			if err != nil {
+				return err
+			}
+			if form == formTable {
+				return runTable(cmd.OutOrStdout(), report)
+			}
+			return writeJSON(cmd.OutOrStdout(), report)
+		},
+	}
+	cmd.Flags().StringVar(&file, "scenario", "", "`file` of the scenario, or - for standard input")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that decides everything random, in place of the scenario's")
+	outputFlag(cmd, &form)
+	return cmd
+}
+
+func readScenario(file string, stdin io.Reader) (*scenario.Scenario, error) {
+	if file == "-" {
+		return scenario.Read(stdin)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err // names the file already
+	}
+	defer f.Close()
+	s, err := scenario.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return s, nil
+}
+
+func runTable(w io.Writer, r *scenario.Report) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(tw, "topic\tbroker\tpublishers\trate/s\tburst\tmessages\taccess p99\tprocessing p99\tp50\tp99\tp99.9\tlate\tSLO\t")
+	row := func(topic, broker string, publishers int, s scenario.Share, f scenario.Figures, exceeded uint64, slo string) {
+		late := 0.0
+		if f.Messages > 0 {
+			late = float64(exceeded) / float64(f.Messages) * 100
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%d\t%d\t%v\t%v\t%v\t%v\t%v\t%.3f %%\t%s\t\n", topic, broker, publishers, milli(s.RateMilli), s.Burst, f.Messages,
+			time.Duration(f.Access.P99), time.Duration(f.Processing.P99), time.Duration(f.Delivery.P50),
+			time.Duration(f.Delivery.P99), time.Duration(f.Delivery.P999), late, slo)
+	}
+	for _, t := range r.Topics {
+		if f := t.Infeasible; f != nil {
+			fmt.Fprintf(tw, "%s\tinfeasible: %s, %d needed, %d there\t\t\t\t\t\t\t\t\t\t\t\t\n", t.Name, f.Bound, f.Need, f.Have)
+			continue
+		}
+		for _, p := range t.Parts {
+			row(t.Name, p.Broker, p.Publishers, p.Share, p.Figures, p.Exceeded, "")
+		}
+		slo := "missed"
+		if t.SLO.Met {
+			slo = "met"
+		}
+		row(t.Name, fmt.Sprintf("all %d", t.K), t.Publishers, t.Contract, t.Figures, t.SLO.Exceeded, slo)
+	}
+	return flush(tw)
+}

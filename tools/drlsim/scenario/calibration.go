@@ -1,0 +1,130 @@
+package scenario
+
+import (
+	"bytes"
+	_ "embed" // the calibrations that are built in
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/tools/drlsim/engine"
+)
+
+// Paper is a calibration that is built in. It was chosen so that what the paper
+// says of its brokers holds; the file says what that is.
+const Paper = "paper"
+
+//go:embed paper.json
+var paper []byte
+
+// Calibration says how fast brokers are, by model.
+type Calibration struct {
+	// MadeBy is the command that measured it, or how it was chosen; Machine what
+	// it was measured on.
+	MadeBy  string           `json:"made_by"`
+	Machine string           `json:"machine,omitempty"`
+	Models  map[string]Model `json:"models"` // "default" among them
+}
+
+// Model is an engine.Model and its mcap, with times in microseconds. Each
+// distribution is a list of [fraction, value]: points of its quantile function.
+type Model struct {
+	Servers  int          `json:"servers"`
+	Mcap     int64        `json:"mcap"`
+	Wake     [][2]float64 `json:"wake_us"`
+	Message  [][2]float64 `json:"message_us"`
+	Overhead [][2]float64 `json:"overhead_us"`
+}
+
+// DefaultModel is the model of brokers that name none.
+const DefaultModel = "default"
+
+// ReadCalibration reads a built-in calibration or a file.
+func ReadCalibration(name string) (*Calibration, error) {
+	var text []byte
+	switch name {
+	case Paper:
+		text = paper
+	default:
+		var err error
+		if text, err = os.ReadFile(name); err != nil {
+			return nil, fmt.Errorf("calibration: %w", err)
+		}
+	}
+	c := &Calibration{}
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(c); err != nil {
+		return nil, fmt.Errorf("calibration %s: %w", name, err)
+	}
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("calibration %s: %w", name, err)
+	}
+	return c, nil
+}
+
+// Validate returns every fault at once, joined, or nil.
+func (c *Calibration) Validate() error {
+	var faults []error
+	if _, ok := c.Models[DefaultModel]; !ok {
+		faults = append(faults, fmt.Errorf("models: there is no %q", DefaultModel))
+	}
+	for _, name := range c.names() {
+		if _, _, err := c.Model(name); err != nil {
+			faults = append(faults, err)
+		}
+	}
+	return errors.Join(faults...)
+}
+
+func (c *Calibration) names() []string {
+	var names []string
+	for name := range c.Models {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Model returns the model of a name, "" being the default, and its mcap.
+func (c *Calibration) Model(name string) (engine.Model, int64, error) {
+	or(&name, DefaultModel)
+	m, ok := c.Models[name]
+	if !ok {
+		return engine.Model{}, 0, fmt.Errorf("no model %q: there are %v", name, c.names())
+	}
+	out := engine.Model{Servers: m.Servers}
+	var faults []error
+	for _, d := range []struct {
+		field string
+		in    [][2]float64
+		out   *engine.Dist
+	}{{"wake_us", m.Wake, &out.Wake}, {"message_us", m.Message, &out.Message}, {"overhead_us", m.Overhead, &out.Overhead}} {
+		points := make([]engine.Point, len(d.in))
+		for i, p := range d.in {
+			if !(math.Abs(p[1]) <= 1e12) {
+				faults = append(faults, fmt.Errorf("%s: %v us", d.field, p[1]))
+			}
+			points[i] = engine.Point{At: p[0], Value: time.Duration(math.Round(p[1] * 1000))}
+		}
+		dist, err := engine.NewDist(points)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", d.field, err))
+		}
+		*d.out = dist
+	}
+	if err := out.Validate(); err != nil {
+		faults = append(faults, err)
+	}
+	if m.Mcap < 1 {
+		faults = append(faults, fmt.Errorf("mcap: %d, want 1 or more", m.Mcap))
+	}
+	if err := errors.Join(faults...); err != nil {
+		return engine.Model{}, 0, fmt.Errorf("model %q: %w", name, err)
+	}
+	return out, m.Mcap, nil
+}

@@ -1,0 +1,354 @@
+package scenario
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/iotpub/trace"
+)
+
+// Scenario is a scenario file. Times are in seconds or, where the name says so,
+// milliseconds; rates in msg/s.
+type Scenario struct {
+	// Name is for the report.
+	Name string `json:"name,omitempty"`
+	// Seed decides everything random. 0 means 1.
+	Seed uint64 `json:"seed,omitempty"`
+	// Duration is how long is measured, from Warmup on; above 0. Messages count
+	// by their arrival.
+	Duration float64 `json:"duration_s"`
+	Warmup   float64 `json:"warmup_s,omitempty"`
+	// Calibration says how fast brokers are: "paper", the default, is built in, all
+	// else is a file.
+	Calibration string   `json:"calibration,omitempty"`
+	Brokers     []Broker `json:"brokers"`
+	Topics      []Topic  `json:"topics"`
+}
+
+// Broker is one broker, or Count equal ones: id "b" then stands for b1, b2, ...
+type Broker struct {
+	ID    string `json:"id"`
+	Count int    `json:"count,omitempty"`
+	// Model is one of the calibration's; "" is its default.
+	Model string `json:"model,omitempty"`
+	// Mcap is the greatest rate within the SLO; 0: the model's.
+	Mcap int64 `json:"mcap,omitempty"`
+	// Background is load it has already: its rate counts as allocated, and no
+	// contract holds it back.
+	Background *Load `json:"background,omitempty"`
+}
+
+// Load is who sends when: a fleet of equal publishers, or a recording.
+type Load struct {
+	Publishers int     `json:"publishers,omitempty"`
+	Rate       float64 `json:"rate,omitempty"` // of each publisher
+	// Batch is how many messages a publisher sends back to back; 0 means 1.
+	Batch     int  `json:"batch,omitempty"`
+	GroupSize int  `json:"group_size,omitempty"`
+	Sync      bool `json:"sync,omitempty"`
+	// NoiseMs blurs the instants of synchronised groups by uniform 0 to this.
+	NoiseMs float64 `json:"noise_ms,omitempty"`
+	// Process is "poisson" (the default) or "periodic".
+	Process schedule.Process `json:"process,omitempty"`
+	Trace   *Trace           `json:"trace,omitempty"`
+}
+
+// Trace replays a recording; see tools/iotpub/trace.
+type Trace struct {
+	File     string  `json:"file"`
+	Compress float64 `json:"compress,omitempty"` // 0 means 1
+	Copies   int     `json:"copies,omitempty"`   // 0 means 1
+	From     float64 `json:"from_s,omitempty"`
+	To       float64 `json:"to_s,omitempty"`
+	// SpreadMs is the recording's tick; nil means 100.
+	SpreadMs *float64 `json:"spread_ms,omitempty"`
+}
+
+// Topic is a topic under a contract.
+type Topic struct {
+	Name string `json:"name"`
+	Load
+	Contract Contract `json:"contract"`
+	SLO      SLO      `json:"slo"`
+	// Policy places it: one of placement.Policies; "" is srtm.
+	Policy string `json:"policy,omitempty"`
+	// K brokers carry it, those with the largest rcap, whether their mcap
+	// suffices or not; 0: as many as the policy takes.
+	K int `json:"k,omitempty"`
+	// AtLeast so many brokers carry it, within their mcap.
+	AtLeast int    `json:"at_least,omitempty"`
+	Adapt   *Adapt `json:"adapt,omitempty"`
+}
+
+// Contract is (r, b). What is 0 is profiled from the first ProfileSeconds of the
+// load, as the paper does: r is 1.1 times the mean rate, b the least burst with
+// which a quantile of the access delay is 0.
+type Contract struct {
+	Rate  float64 `json:"rate,omitempty"`
+	Burst int64   `json:"burst,omitempty"`
+	// ProfileQuantile is that quantile; 0: the SLO's, the paper's choice. It
+	// leaves a topic on the edge: any split delays more than the SLO allows of
+	// some trace or other, so one that is to be split wants more, such as 0.999.
+	ProfileQuantile float64 `json:"profile_quantile,omitempty"`
+	ProfileSeconds  float64 `json:"profile_s,omitempty"` // 0: warm-up and duration, at most 60
+}
+
+// SLO is a quantile of the delivery latency; 0s mean 0.99 and 1 ms.
+type SLO struct {
+	Quantile  float64 `json:"quantile,omitempty"`
+	LatencyMs float64 `json:"latency_ms,omitempty"`
+}
+
+// Adapt has shares follow the load, as tbadaptor does.
+type Adapt struct {
+	Rule string `json:"rule"`
+	// 0s mean 1 s, 10 steps and 1 step.
+	Step   float64 `json:"step_s,omitempty"`
+	Window int     `json:"window,omitempty"`
+	Every  int     `json:"every,omitempty"`
+}
+
+// Bounds of a scenario.
+const (
+	MaxSeconds = 1e6
+	MaxBrokers = 100_000
+	maxSize    = 64 << 20
+)
+
+// Read parses and validates a scenario. Unknown fields are faults; all faults
+// found are in the error.
+func Read(r io.Reader) (*Scenario, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the scenario: %w", err)
+	}
+	if len(text) > maxSize {
+		return nil, fmt.Errorf("the scenario has more than %d bytes", maxSize)
+	}
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	s := &Scenario{}
+	if err := dec.Decode(s); err != nil {
+		return nil, fmt.Errorf("scenario: %w", err)
+	}
+	if dec.More() {
+		return nil, errors.New("scenario: more than one JSON value")
+	}
+	s.fill()
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// fill puts the defaults in.
+func (s *Scenario) fill() {
+	or(&s.Seed, 1)
+	or(&s.Calibration, Paper)
+	for i := range s.Brokers {
+		b := &s.Brokers[i]
+		if b.Background != nil {
+			b.Background.fill()
+		}
+	}
+	for i := range s.Topics {
+		t := &s.Topics[i]
+		t.Load.fill()
+		or(&t.Policy, placement.SRTM)
+		or(&t.SLO.Quantile, 0.99)
+		or(&t.SLO.LatencyMs, 1)
+		or(&t.Contract.ProfileQuantile, t.SLO.Quantile)
+		or(&t.Contract.ProfileSeconds, min(60, s.Warmup+s.Duration))
+		if a := t.Adapt; a != nil {
+			or(&a.Step, 1)
+			or(&a.Window, 10)
+			or(&a.Every, 1)
+		}
+	}
+}
+
+func (l *Load) fill() {
+	or(&l.Batch, 1)
+	or(&l.Process, schedule.Poisson)
+	if t := l.Trace; t != nil {
+		or(&t.Compress, 1)
+		or(&t.Copies, 1)
+		if t.SpreadMs == nil {
+			tick := float64(trace.DefaultSpread) / float64(time.Millisecond)
+			t.SpreadMs = &tick
+		}
+	}
+}
+
+// or sets *v to what is meant where it is zero.
+func or[T comparable](v *T, meant T) {
+	if *v == *new(T) {
+		*v = meant
+	}
+}
+
+// Validate returns every fault at once, joined, or nil. Requires: defaults are
+// filled in, as Read does.
+func (s *Scenario) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if !(s.Duration > 0 && s.Duration <= MaxSeconds) {
+		fault("duration_s: %v is not above 0, up to %g", s.Duration, MaxSeconds)
+	}
+	if !(s.Warmup >= 0 && s.Warmup <= MaxSeconds) {
+		fault("warmup_s: %v is not in 0 to %g", s.Warmup, MaxSeconds)
+	}
+	if len(s.Brokers) == 0 {
+		fault("brokers: there is none")
+	}
+	n := 0
+	ids := map[string]bool{}
+	for i, b := range s.Brokers {
+		at := fmt.Sprintf("brokers[%d]", i)
+		if b.ID == "" {
+			fault("%s.id: is empty", at)
+		}
+		if b.Count < 0 || b.Count > MaxBrokers {
+			fault("%s.count: %d is not in 0 to %d", at, b.Count, MaxBrokers)
+			continue
+		}
+		for _, id := range b.names() {
+			if ids[id] {
+				fault("%s.id: there are two brokers %q", at, id)
+				break
+			}
+			ids[id] = true
+		}
+		n += max(1, b.Count)
+		if b.Mcap < 0 {
+			fault("%s.mcap: %d is negative", at, b.Mcap)
+		}
+		if b.Background != nil {
+			faults = append(faults, b.Background.faults(at+".background")...)
+		}
+	}
+	if n > MaxBrokers {
+		fault("brokers: %d, at most %d", n, MaxBrokers)
+	}
+	if len(s.Topics) == 0 {
+		fault("topics: there is none")
+	}
+	names := map[string]bool{}
+	for i, t := range s.Topics {
+		at := fmt.Sprintf("topics[%d]", i)
+		if t.Name == "" || names[t.Name] {
+			fault("%s.name: %q is empty or not its own", at, t.Name)
+		}
+		names[t.Name] = true
+		faults = append(faults, t.faults(at, n)...)
+	}
+	return errors.Join(faults...)
+}
+
+// names are the ids of the brokers that b stands for.
+func (b Broker) names() []string {
+	if b.Count == 0 {
+		return []string{b.ID}
+	}
+	names := make([]string, b.Count)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s%d", b.ID, i+1)
+	}
+	return names
+}
+
+func (t Topic) faults(at string, brokers int) (faults []error) {
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf(at+"."+format, args...))
+	}
+	faults = append(faults, t.Load.faults(at)...)
+	if !slices.Contains(placement.Policies(), t.Policy) {
+		fault("policy: %q is not one of %v", t.Policy, placement.Policies())
+	}
+	if t.K < 0 || t.K > brokers {
+		fault("k: %d of %d brokers", t.K, brokers)
+	}
+	if t.AtLeast < 0 || t.AtLeast > 0 && t.K > 0 {
+		fault("at_least: %d brokers, and k is %d", t.AtLeast, t.K)
+	}
+	c := t.Contract
+	if !(c.Rate >= 0 && c.Rate <= tokenbucket.MaxRate.PerSecond()) || c.Burst < 0 || c.Burst > tokenbucket.MaxBurst {
+		fault("contract: rate %v, burst %d", c.Rate, c.Burst)
+	}
+	if !(c.ProfileQuantile > 0 && c.ProfileQuantile <= 1) {
+		fault("contract.profile_quantile: %v is not above 0, up to 1", c.ProfileQuantile)
+	}
+	if !(c.ProfileSeconds > 0 && c.ProfileSeconds <= MaxSeconds) {
+		fault("contract.profile_s: %v is not above 0, up to %g", c.ProfileSeconds, MaxSeconds)
+	}
+	if !(t.SLO.Quantile > 0 && t.SLO.Quantile < 1) {
+		fault("slo.quantile: %v is not between 0 and 1", t.SLO.Quantile)
+	}
+	if !(t.SLO.LatencyMs > 0 && t.SLO.LatencyMs <= 1e6) {
+		fault("slo.latency_ms: %v is not above 0, up to 1e6", t.SLO.LatencyMs)
+	}
+	if a := t.Adapt; a != nil {
+		if !slices.Contains(share.Rules(), a.Rule) {
+			fault("adapt.rule: %q is not one of %v", a.Rule, share.Rules())
+		}
+		if !(a.Step >= 1e-3 && a.Step <= 3600) || a.Window < 1 || a.Window > 10_000 || a.Every < 1 || a.Every > 10_000 {
+			fault("adapt: steps of %v s, a window of %d, every %d steps: want 0.001 to 3600, 1 to 10000", a.Step, a.Window, a.Every)
+		}
+	}
+	return faults
+}
+
+func (l Load) faults(at string) (faults []error) {
+	if t := l.Trace; t != nil {
+		if l.Publishers != 0 || l.Rate != 0 || l.GroupSize != 0 || l.Sync || l.NoiseMs != 0 {
+			faults = append(faults, fmt.Errorf("%s: a trace brings its own publishers", at))
+		}
+		if t.File == "" {
+			faults = append(faults, fmt.Errorf("%s.trace.file: is empty", at))
+		}
+		for _, s := range []float64{t.From, t.To, *t.SpreadMs} {
+			if !(s >= 0 && s <= 1e9) {
+				faults = append(faults, fmt.Errorf("%s.trace: %v is not a time in 0 to 1e9", at, s))
+				return faults
+			}
+		}
+		if err := t.options(1).Validate(); err != nil {
+			faults = append(faults, fmt.Errorf("%s.trace: %w", at, err))
+		}
+		return faults
+	}
+	if !(math.Abs(l.NoiseMs) <= 1e6) {
+		return append(faults, fmt.Errorf("%s.noise_ms: %v", at, l.NoiseMs))
+	}
+	if err := l.spec(1).Validate(); err != nil {
+		faults = append(faults, fmt.Errorf("%s: %w", at, err))
+	}
+	return faults
+}
+
+// spec requires that l is no trace.
+func (l Load) spec(seed uint64) schedule.Spec {
+	return schedule.Spec{
+		Publishers: l.Publishers, Rate: l.Rate, Batch: l.Batch, GroupSize: l.GroupSize, Sync: l.Sync,
+		Noise: duration(l.NoiseMs / 1000), Process: l.Process, Seed: seed,
+	}
+}
+
+func (t *Trace) options(seed uint64) trace.Options {
+	return trace.Options{
+		Compress: t.Compress, Copies: t.Copies, From: duration(t.From), To: duration(t.To),
+		Spread: duration(*t.SpreadMs / 1000), Seed: seed,
+	}
+}
+
+func duration(seconds float64) time.Duration { return time.Duration(math.Round(seconds * 1e9)) }
