@@ -38,12 +38,40 @@ func (s State) String() string { return stateNames[s] }
 // Topic is a reader's view of a topic. What it points to is immutable.
 type Topic struct {
 	Spec      *Spec
+	Ordered   *Spec // as it was created: what Key stands for
 	Key       string
 	State     State
 	Reason    string // why it is in that state, for people; empty when active
 	Missed    string // what the last SLOJudged said
 	Plan      placement.Plan
 	Placement *Placement
+	// Next is what a move under way leads to; nil when there is none.
+	Next *Next
+	// Retiring brokers were members and may still hold messages; by id.
+	Retiring []string
+}
+
+// Next is the plan of a move that is being prepared. It is immutable.
+type Next struct {
+	Spec *Spec
+	Plan placement.Plan
+}
+
+// Holders returns all brokers that may have something of the topic, by id.
+func (t *Topic) Holders() []string {
+	set := map[string]bool{}
+	for _, q := range t.Plan.Quotas {
+		set[q.Broker] = true
+	}
+	if t.Next != nil {
+		for _, q := range t.Next.Plan.Quotas {
+			set[q.Broker] = true
+		}
+	}
+	for _, id := range t.Retiring {
+		set[id] = true
+	}
+	return sorted(set)
 }
 
 // Broker is a reader's view of a broker.
@@ -53,13 +81,16 @@ type Broker struct {
 	Hostname, Version       string
 	Mcap, Allocated         int64 // msg/s
 	Connected               bool
+	// Draining: nothing new is placed on it, and what it has moves away.
+	Draining bool
 }
 
 // Catalog is the state. It is not safe for concurrent use: its owner, the
 // controller, guards it. Make it with New.
 //
 // Invariants, checked by check in tests after every event:
-//   - allocated of a broker == sum of the quotas that topics have on it;
+//   - allocated of a broker == sum of the quotas that topics have on it, of a
+//     topic that moves the greater of the old and the new one;
 //   - a plan was committed only if, at that moment, every broker of it was
 //     connected and allocated, the plan included, was at most its mcap: so
 //     allocated <= mcap, as long as a broker does not come back with less;
@@ -78,17 +109,28 @@ type Catalog struct {
 
 type topic struct {
 	spec      *Spec
+	ordered   *Spec // first
 	key       string
 	phase     State // Preparing, Active or Deleting; Degraded is derived
 	missed    string
 	plan      placement.Plan
 	placement *Placement
 	prepared  []bool // by member
+	next      *next  // nil unless it moves
+	retiring  map[string]bool
+}
+
+// next is where a topic moves to.
+type next struct {
+	Next
+	spread   *spread
+	prepared []bool // by quota of the plan
 }
 
 type broker struct {
 	Broker
-	topics    map[string]bool // placed here
+	topics    map[string]bool // placed here, or moving here
+	retiring  map[string]bool // moved away from here
 	leftovers map[string]bool // removed topics it may still hold
 	leftAt    uint64          // version of its last BrokerLeft
 }
@@ -128,6 +170,18 @@ func (c *Catalog) Apply(e Event) ([]Effect, error) {
 		return c.topicRemoved(e)
 	case LeftoverRemoved:
 		return c.leftoverRemoved(e)
+	case BrokerDraining:
+		return c.brokerDraining(e)
+	case TopicMoving:
+		return c.topicMoving(e)
+	case TopicMoved:
+		return c.topicMoved(e)
+	case TopicMoveAborted:
+		return c.topicMoveAborted(e)
+	case MemberRetired:
+		return c.memberRetired(e)
+	case Restarted:
+		return c.restarted()
 	case LeftoverContractRemoved:
 		c.version++
 		delete(c.contracts, e.Topic)
@@ -143,7 +197,7 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 	c.version++
 	b := c.brokers[e.ID]
 	if b == nil {
-		b = &broker{topics: map[string]bool{}, leftovers: map[string]bool{}}
+		b = newBroker()
 		c.brokers[e.ID] = b
 	}
 	before := c.states(b.topics)
@@ -151,13 +205,13 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 	b.Broker = Broker{
 		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
 		Hostname: e.Hostname, Version: e.Version, Mcap: e.Mcap, Allocated: b.Allocated, Connected: true,
+		Draining: b.Draining,
 	}
 	var effects []Effect
 	for _, name := range sorted(b.topics) {
 		t := c.topics[name]
-		i := t.member(e.ID)
-		t.prepared[i] = false
-		if moved {
+		t.setPrepared(e.ID, false)
+		if i := t.member(e.ID); moved && i >= 0 {
 			members := slices.Clone(t.placement.members)
 			members[i] = b.endpoint()
 			t.placement = &Placement{epoch: c.version, members: members, spread: t.placement.spread}
@@ -177,8 +231,7 @@ func (c *Catalog) brokerLeft(e BrokerLeft) ([]Effect, error) {
 	b.Connected, b.leftAt = false, c.version
 	// order: each topic is changed on its own
 	for name := range b.topics {
-		t := c.topics[name]
-		t.prepared[t.member(e.ID)] = false
+		c.topics[name].setPrepared(e.ID, false)
 	}
 	c.forgetGone()
 	return c.changes(before), nil
@@ -190,7 +243,7 @@ func (c *Catalog) forgetGone() {
 	var gone []*broker
 	// order: sorted below
 	for _, b := range c.brokers {
-		if !b.Connected && len(b.topics) == 0 && len(b.leftovers) == 0 {
+		if !b.Connected && len(b.topics)+len(b.retiring)+len(b.leftovers) == 0 {
 			gone = append(gone, b)
 		}
 	}
@@ -211,24 +264,11 @@ func (c *Catalog) topicPlaced(e TopicPlaced) ([]Effect, error) {
 	if other := c.keys[e.Key]; e.Key != "" && other != "" {
 		return nil, fmt.Errorf("topic %s has the key already: %w", other, ErrKeyReused)
 	}
-	t := &topic{spec: e.Spec, key: e.Key, phase: Preparing, plan: e.Plan}
-	seen := map[string]bool{}
-	var members []Endpoint
-	for _, q := range e.Plan.Quotas {
-		b := c.brokers[q.Broker]
-		switch {
-		case b == nil || !b.Connected:
-			return nil, &PlanError{q.Broker, "it is not connected"}
-		case seen[q.Broker]:
-			return nil, &PlanError{q.Broker, "it has two quotas"}
-		case q.Rate < 0:
-			return nil, &PlanError{q.Broker, fmt.Sprintf("a quota of %d msg/s", q.Rate)}
-		case q.Rate > b.Mcap-b.Allocated: // no overflow: all are >= 0
-			return nil, &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", q.Rate, b.Allocated, b.Mcap)}
-		}
-		seen[q.Broker] = true
-		members = append(members, b.endpoint())
+	t := &topic{spec: e.Spec, ordered: e.Spec, key: e.Key, phase: Preparing, plan: e.Plan, retiring: map[string]bool{}}
+	if err := c.fits(e.Plan, placement.Plan{}); err != nil {
+		return nil, err
 	}
+	members := c.endpoints(e.Plan)
 	if e.spread == nil {
 		var err error
 		if e.spread, err = newSpread(e.Spec, e.Plan); err != nil {
@@ -259,13 +299,12 @@ func (c *Catalog) memberPrepared(e MemberPrepared) ([]Effect, error) {
 	if t == nil {
 		return nil, fmt.Errorf("topic %s prepared: %w", e.Topic, ErrTopicUnknown)
 	}
-	i := t.member(e.Broker)
-	if i < 0 || !c.brokers[e.Broker].Connected {
+	if b := c.brokers[e.Broker]; b == nil || !b.Connected || !b.topics[e.Topic] {
 		return nil, fmt.Errorf("topic %s prepared on %s, which is no member or away: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
 	c.version++
 	before := c.states(map[string]bool{e.Topic: true})
-	t.prepared[i] = true
+	t.setPrepared(e.Broker, true)
 	return c.changes(before), nil
 }
 
@@ -277,7 +316,7 @@ func (c *Catalog) topicActivated(e TopicActivated) ([]Effect, error) {
 	if t.phase != Preparing {
 		return nil, fmt.Errorf("activate topic %s, which is %v: %w", e.Topic, t.phase, ErrTopicState)
 	}
-	if reason := c.unready(t); reason != "" {
+	if reason := c.unready(t.plan, t.prepared); reason != "" {
 		return nil, &NotReadyError{e.Topic, reason}
 	}
 	c.version++
@@ -316,17 +355,19 @@ func (c *Catalog) topicRemoved(e TopicRemoved) ([]Effect, error) {
 	if t == nil {
 		return nil, fmt.Errorf("remove topic %s: %w", e.Topic, ErrTopicUnknown)
 	}
+	holders := c.view(t).Holders
 	for _, id := range e.Left {
-		if t.member(id) < 0 {
+		if !slices.Contains(holders(), id) {
 			return nil, fmt.Errorf("topic %s left on %s, which is no member: %w", e.Topic, id, ErrBrokerUnknown)
 		}
 	}
 	c.version++
 	from, _ := c.state(t)
-	for _, q := range t.plan.Quotas {
-		b := c.brokers[q.Broker]
-		b.Allocated -= q.Rate
+	for _, id := range holders() {
+		b := c.brokers[id]
+		b.Allocated -= t.reserved(id)
 		delete(b.topics, e.Topic)
+		delete(b.retiring, e.Topic)
 		delete(b.leftovers, e.Topic) // this removal covers any earlier one
 	}
 	for _, id := range e.Left {
@@ -388,7 +429,7 @@ func (c *Catalog) state(t *topic) (State, string) {
 	if t.phase != Active {
 		return t.phase, ""
 	}
-	reasons := c.unready(t)
+	reasons := c.unready(t.plan, t.prepared)
 	if t.missed != "" {
 		if reasons != "" {
 			reasons += "; "
@@ -402,20 +443,24 @@ func (c *Catalog) state(t *topic) (State, string) {
 }
 
 // unready says what the members lack, in the plan's order; "" when all are fit.
-func (c *Catalog) unready(t *topic) string {
+func (c *Catalog) unready(plan placement.Plan, prepared []bool) string {
 	var reasons []string
-	for i, m := range t.placement.members {
-		b := c.brokers[m.Broker]
+	for i, q := range plan.Quotas {
+		b := c.brokers[q.Broker]
 		switch {
 		case !b.Connected:
 			reasons = append(reasons, fmt.Sprintf("broker %s is gone", b.ID))
-		case !t.prepared[i]:
+		case !prepared[i]:
 			reasons = append(reasons, fmt.Sprintf("broker %s has not prepared the topic", b.ID))
 		case b.Allocated > b.Mcap:
 			reasons = append(reasons, fmt.Sprintf("broker %s carries %d msg/s, less than the %d promised", b.ID, b.Mcap, b.Allocated))
 		}
 	}
 	return strings.Join(reasons, "; ")
+}
+
+func newBroker() *broker {
+	return &broker{topics: map[string]bool{}, retiring: map[string]bool{}, leftovers: map[string]bool{}}
 }
 
 func (t *topic) member(id string) int {

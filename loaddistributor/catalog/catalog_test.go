@@ -505,7 +505,7 @@ func TestAnyHistory(t *testing.T) {
 		names := rapid.SampledFrom([]string{"t1", "t2", "t3"})
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			broker, name := brokers.Draw(t, "broker"), names.Draw(t, "topic")
-			switch rapid.IntRange(0, 9).Draw(t, "kind") {
+			switch rapid.IntRange(0, 12).Draw(t, "kind") {
 			case 0, 1:
 				e := joined(broker, rapid.Int64Range(1, 80).Draw(t, "mcap"))
 				e.TCPAddress = rapid.SampledFrom([]string{"x:1", "y:1"}).Draw(t, "address")
@@ -538,6 +538,38 @@ func TestAnyHistory(t *testing.T) {
 				_ = apply(TopicActivated{name})
 			case 8:
 				_ = apply(SLOJudged{name, rapid.SampledFrom([]string{"", "late"}).Draw(t, "missed")})
+			case 10, 11:
+				s := spec(name, rapid.IntRange(4, 8).Draw(t, "publishers"), rapid.Int64Range(8, 100).Draw(t, "rate"))
+				p, err := placement.Place(s.Policy, c.SnapshotFor(name), s.Demand, nil)
+				if err != nil {
+					continue
+				}
+				e, err := NewTopicMoving(s, p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if apply(e) != nil {
+					continue
+				}
+				for _, q := range p.Quotas {
+					if rapid.IntRange(0, 5).Draw(t, "prepared") > 0 {
+						_ = apply(MemberPrepared{name, q.Broker})
+					}
+				}
+				fallthrough
+			case 12:
+				switch rapid.IntRange(0, 6).Draw(t, "move") {
+				case 0, 1, 2:
+					_ = apply(TopicMoved{name})
+				case 3:
+					_ = apply(TopicMoveAborted{name, []string{broker}})
+				case 4:
+					_ = apply(BrokerDraining{broker, rapid.Bool().Draw(t, "draining")})
+				case 5:
+					_ = apply(MemberRetired{name, broker})
+				case 6:
+					_ = apply(Restarted{})
+				}
 			case 9:
 				switch rapid.IntRange(0, 3).Draw(t, "end") {
 				case 0:
@@ -553,9 +585,13 @@ func TestAnyHistory(t *testing.T) {
 		}
 		again := New()
 		for _, e := range accepted {
-			if placed, ok := e.(TopicPlaced); ok {
-				placed.spread = nil // as read from a store
-				e = placed
+			switch from := e.(type) { // as read from a store
+			case TopicPlaced:
+				from.spread = nil
+				e = from
+			case TopicMoving:
+				from.spread = nil
+				e = from
 			}
 			if _, err := again.Apply(e); err != nil {
 				t.Fatalf("replay: %+v: %v", e, err)
@@ -563,6 +599,13 @@ func TestAnyHistory(t *testing.T) {
 		}
 		if !reflect.DeepEqual(c, again) {
 			t.Fatalf("replayed:\n%s\noriginal:\n%s", fingerprint(again), fingerprint(c))
+		}
+		loaded, err := Load(c.Dump())
+		if len(c.names) == 0 {
+			c.names = nil
+		}
+		if err != nil || !reflect.DeepEqual(c, loaded) {
+			t.Fatalf("loaded (%v):\n%s\noriginal:\n%s", err, fingerprint(loaded), fingerprint(c))
 		}
 	})
 }
@@ -573,11 +616,11 @@ func fingerprint(c *Catalog) string {
 	fmt.Fprintln(&b, c.version, c.names, c.keys, c.contracts)
 	for _, name := range c.names {
 		t := c.topics[name]
-		fmt.Fprintln(&b, name, t.key, t.phase, t.missed, t.plan, *t.placement, t.prepared)
+		fmt.Fprintln(&b, name, t.key, t.phase, t.missed, t.plan, *t.placement, t.prepared, t.next, t.retiring)
 	}
 	for _, broker := range c.Brokers() {
 		x := c.brokers[broker.ID]
-		fmt.Fprintln(&b, x.Broker, x.topics, x.leftovers, x.leftAt)
+		fmt.Fprintln(&b, x.Broker, x.topics, x.retiring, x.leftovers, x.leftAt)
 	}
 	return b.String()
 }

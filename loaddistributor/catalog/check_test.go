@@ -23,13 +23,26 @@ func (c *Catalog) check() {
 			panic(fmt.Sprintf("topic %s: %d prepared, %d members, %d quotas", name, len(t.prepared), len(t.placement.members), len(t.plan.Quotas)))
 		}
 		for i, q := range t.plan.Quotas {
-			allocated[q.Broker] += q.Rate
 			b := c.brokers[q.Broker]
 			if b == nil || !b.topics[name] || t.placement.members[i] != b.endpoint() {
 				panic(fmt.Sprintf("topic %s: member %d is %+v, the broker %+v", name, i, t.placement.members[i], b))
 			}
 			if t.prepared[i] && !b.Connected {
 				panic(fmt.Sprintf("topic %s is prepared on %s, which is gone", name, q.Broker))
+			}
+		}
+		for _, id := range c.view(t).Holders() {
+			allocated[id] += t.reserved(id)
+			b := c.brokers[id]
+			moving := t.next != nil && quotaOn(t.next.Plan, id) >= 0
+			if b.retiring[name] != t.retiring[id] || b.topics[name] != (t.member(id) >= 0 || moving) {
+				panic(fmt.Sprintf("topic %s and broker %s disagree: %+v, %+v", name, id, c.view(t), b))
+			}
+			if moving && t.next.prepared[quotaOn(t.next.Plan, id)] && !b.Connected {
+				panic(fmt.Sprintf("topic %s is prepared on %s, which is gone", name, id))
+			}
+			if t.retiring[id] && t.member(id) >= 0 {
+				panic(fmt.Sprintf("topic %s retires from its member %s", name, id))
 			}
 		}
 		seen := map[string]bool{}
@@ -52,7 +65,7 @@ func (c *Catalog) check() {
 			panic(fmt.Sprintf("broker %s: allocated %d, its quotas sum to %d", id, b.Allocated, allocated[id]))
 		}
 		for name := range b.topics {
-			if t := c.topics[name]; t == nil || t.member(id) < 0 {
+			if t := c.topics[name]; t == nil || !slices.Contains(c.view(t).Holders(), id) {
 				panic(fmt.Sprintf("broker %s believes it has topic %s", id, name))
 			}
 		}

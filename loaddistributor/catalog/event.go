@@ -8,8 +8,9 @@ import (
 )
 
 // Event is something that happened, or that the controller decided; Apply
-// makes it so or refuses it as a whole. Topic* and Leftover* events must be
-// kept by a durable store, the others describe the present connections.
+// makes it so or refuses it as a whole. Every accepted event raises the version
+// by one, so a store keeps all of them, and the version is an event's place in
+// its log.
 type Event interface{ event() }
 
 // BrokerJoined: a broker has opened a session. It holds nothing that it was
@@ -65,7 +66,47 @@ type LeftoverRemoved struct{ Topic, Broker string }
 // LeftoverContractRemoved: the adaptor has forgotten the contract.
 type LeftoverContractRemoved struct{ Topic string }
 
+// BrokerDraining says whether the broker is to give up what it has.
+type BrokerDraining struct {
+	ID       string
+	Draining bool
+}
+
+// TopicMoving begins a move of an active topic to another plan, perhaps of
+// another specification under the same name: it reserves what the new plan
+// takes beside the old one. Make it with NewTopicMoving.
+type TopicMoving struct {
+	Spec   *Spec
+	Plan   placement.Plan
+	spread *spread
+}
+
+// TopicMoved: all members of the new plan are prepared; from now on publishers
+// belong where it says. Members that are not in it retire.
+type TopicMoved struct{ Topic string }
+
+// TopicMoveAborted: the old plan stays.
+type TopicMoveAborted struct {
+	Topic string
+	// Brokers of the new plan alone that may hold the topic.
+	Left []string
+}
+
+// MemberRetired: nothing of the topic is left on a broker that it moved away
+// from, but for the empty topic.
+type MemberRetired struct{ Topic, Broker string }
+
+// Restarted: another controller has taken over; it has no session yet, and what
+// brokers did in those before has to be said again.
+type Restarted struct{}
+
 func (BrokerJoined) event()            {}
+func (BrokerDraining) event()          {}
+func (TopicMoving) event()             {}
+func (TopicMoved) event()              {}
+func (TopicMoveAborted) event()        {}
+func (MemberRetired) event()           {}
+func (Restarted) event()               {}
 func (BrokerLeft) event()              {}
 func (TopicPlaced) event()             {}
 func (MemberPrepared) event()          {}
@@ -132,6 +173,15 @@ func NewTopicPlaced(spec *Spec, plan placement.Plan, key string) (TopicPlaced, e
 	}
 	e.spread = s
 	return e, nil
+}
+
+// NewTopicMoving is NewTopicPlaced for a move.
+func NewTopicMoving(spec *Spec, plan placement.Plan) (TopicMoving, error) {
+	s, err := newSpread(spec, plan)
+	if err != nil {
+		return TopicMoving{}, err
+	}
+	return TopicMoving{Spec: spec, Plan: plan, spread: s}, nil
 }
 
 func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {

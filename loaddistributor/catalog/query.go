@@ -8,13 +8,22 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Snapshot returns the brokers that something may be placed on, by id.
-func (c *Catalog) Snapshot() []placement.Broker {
+// Snapshot returns the brokers that something new may be placed on, by id.
+func (c *Catalog) Snapshot() []placement.Broker { return c.SnapshotFor("") }
+
+// SnapshotFor is Snapshot for a topic that may move: what it takes now counts
+// as free.
+func (c *Catalog) SnapshotFor(moving string) []placement.Broker {
 	var s []placement.Broker
+	t := c.topics[moving]
 	// order: sorted below
 	for _, b := range c.brokers {
-		if b.Connected {
-			s = append(s, placement.Broker{ID: b.ID, Mcap: b.Mcap, Allocated: b.Allocated})
+		if b.Connected && !b.Draining {
+			one := placement.Broker{ID: b.ID, Mcap: b.Mcap, Allocated: b.Allocated}
+			if t != nil {
+				one.Allocated -= t.reserved(b.ID)
+			}
+			s = append(s, one)
 		}
 	}
 	slices.SortFunc(s, func(a, b placement.Broker) int { return cmp.Compare(a.ID, b.ID) })
@@ -27,10 +36,19 @@ func (c *Catalog) Topic(name string) (Topic, bool) {
 	if t == nil {
 		return Topic{}, false
 	}
+	return *c.view(t), true
+}
+
+func (c *Catalog) view(t *topic) *Topic {
 	state, reason := c.state(t)
-	return Topic{
-		Spec: t.spec, Key: t.key, State: state, Reason: reason, Missed: t.missed, Plan: t.plan, Placement: t.placement,
-	}, true
+	v := &Topic{
+		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Missed: t.missed,
+		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring),
+	}
+	if t.next != nil {
+		v.Next = &t.next.Next
+	}
+	return v
 }
 
 // Topics returns up to limit topics whose names come after the given one, by
@@ -70,13 +88,46 @@ func (c *Catalog) Broker(id string) (Broker, bool) {
 	return b.Broker, true
 }
 
-// Placed returns the topics that are placed on the broker, by name.
+// Placed returns the topics that consumers may find on the broker, by name:
+// those placed on it, and those that moved away and may have left messages.
 func (c *Catalog) Placed(id string) []string {
 	b := c.brokers[id]
 	if b == nil {
 		return nil
 	}
-	return sorted(b.topics)
+	var names []string
+	for _, name := range sorted(b.topics) {
+		if c.topics[name].member(id) >= 0 {
+			names = append(names, name)
+		}
+	}
+	return slices.Sorted(slices.Values(append(names, sorted(b.retiring)...)))
+}
+
+// Expects reports whether the broker is to prepare the topic: it is a member,
+// or becomes one.
+func (c *Catalog) Expects(topic, id string) bool {
+	b := c.brokers[id]
+	return b != nil && b.Connected && b.topics[topic]
+}
+
+// Holds reports whether the broker may have something of the topic.
+func (c *Catalog) Holds(topic, id string) bool {
+	b := c.brokers[id]
+	return b != nil && (b.topics[topic] || b.retiring[topic])
+}
+
+// Shows reports whether consumers may find the topic on the broker, as Placed
+// does.
+func (c *Catalog) Shows(topic, id string) bool {
+	t, b := c.topics[topic], c.brokers[id]
+	return t != nil && b != nil && (t.member(id) >= 0 || b.retiring[topic])
+}
+
+// Empty reports whether nothing is on the broker that is known of.
+func (c *Catalog) Empty(id string) bool {
+	b := c.brokers[id]
+	return b == nil || len(b.topics)+len(b.retiring)+len(b.leftovers) == 0
 }
 
 // Brokers returns all known brokers, by id.
@@ -119,12 +170,13 @@ func (c *Catalog) Work(id string) (remove, prepare []string) {
 	for _, name := range sorted(b.leftovers) {
 		// A topic created again under the name is not to be removed: it took the
 		// leftover's place.
-		if !b.topics[name] {
+		if !b.topics[name] && !b.retiring[name] {
 			remove = append(remove, name)
 		}
 	}
 	for _, name := range sorted(b.topics) {
-		if t := c.topics[name]; t.phase == Active && !t.prepared[t.member(id)] {
+		t := c.topics[name]
+		if i := t.member(id); t.phase == Active && i >= 0 && !t.prepared[i] {
 			prepare = append(prepare, name)
 		}
 	}

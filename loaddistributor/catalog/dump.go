@@ -1,0 +1,156 @@
+package catalog
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// Dump is a catalog as a value, for a store: Load makes an equal catalog of it.
+// It shares specifications and plans with the catalog, which are immutable.
+type Dump struct {
+	Version   uint64
+	Brokers   []BrokerDump // by id
+	Topics    []TopicDump  // by name
+	Contracts []string     // that the adaptor may still hold; sorted
+}
+
+// BrokerDump is a broker of a Dump. What it carries follows from the topics.
+type BrokerDump struct {
+	Broker    Broker
+	Leftovers []string // sorted
+	LeftAt    uint64
+}
+
+// TopicDump is a topic of a Dump.
+type TopicDump struct {
+	Spec, Ordered *Spec
+	Key           string
+	Phase         State // Preparing, Active or Deleting
+	Missed        string
+	Plan          placement.Plan
+	Epoch         uint64
+	Prepared      []bool // by quota
+	Next          *Next  // nil: it does not move
+	NextPrepared  []bool
+	Retiring      []string // sorted
+}
+
+// Dump returns the state.
+func (c *Catalog) Dump() Dump {
+	d := Dump{Version: c.version, Contracts: sorted(c.contracts)}
+	for _, b := range c.Brokers() {
+		known := c.brokers[b.ID]
+		b.Allocated = 0
+		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(known.leftovers), LeftAt: known.leftAt})
+	}
+	for _, name := range c.names {
+		t := c.topics[name]
+		one := TopicDump{
+			Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Missed: t.missed, Plan: t.plan,
+			Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring),
+		}
+		if t.next != nil {
+			one.Next, one.NextPrepared = &t.next.Next, slices.Clone(t.next.prepared)
+		}
+		d.Topics = append(d.Topics, one)
+	}
+	return d
+}
+
+// Load returns the catalog that d was taken from, or says why no catalog can
+// have been like that.
+func Load(d Dump) (*Catalog, error) {
+	c := New()
+	c.version = d.Version
+	for _, b := range d.Brokers {
+		if b.Broker.ID == "" || c.brokers[b.Broker.ID] != nil {
+			return nil, fmt.Errorf("load: broker %q is without a name or appears twice", b.Broker.ID)
+		}
+		known := newBroker()
+		known.Broker, known.leftAt = b.Broker, b.LeftAt
+		known.Allocated = 0
+		for _, name := range b.Leftovers {
+			known.leftovers[name] = true
+		}
+		c.brokers[b.Broker.ID] = known
+	}
+	for _, one := range d.Topics {
+		if err := c.load(one); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range d.Contracts {
+		c.contracts[name] = true
+	}
+	return c, nil
+}
+
+func (c *Catalog) load(d TopicDump) error {
+	if d.Spec == nil || d.Ordered == nil {
+		return errors.New("load: a topic without a specification")
+	}
+	name := d.Spec.Name()
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("load topic %s: %s", name, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case c.topics[name] != nil:
+		return wrong("it appears twice")
+	case d.Phase != Preparing && d.Phase != Active && d.Phase != Deleting:
+		return wrong("state %d", d.Phase)
+	case d.Epoch == 0 || d.Epoch > c.version:
+		return wrong("epoch %d at version %d", d.Epoch, c.version)
+	case len(d.Prepared) != len(d.Plan.Quotas):
+		return wrong("%d members, %d prepared", len(d.Plan.Quotas), len(d.Prepared))
+	case d.Key != "" && c.keys[d.Key] != "":
+		return wrong("its key is that of %s too", c.keys[d.Key])
+	}
+	spread, err := newSpread(d.Spec, d.Plan)
+	if err != nil {
+		return fmt.Errorf("load topic %s: %w", name, err)
+	}
+	t := &topic{
+		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, missed: d.Missed, plan: d.Plan,
+		prepared: slices.Clone(d.Prepared), retiring: map[string]bool{},
+	}
+	if d.Next != nil {
+		if d.Next.Spec == nil || d.Next.Spec.Name() != name || len(d.NextPrepared) != len(d.Next.Plan.Quotas) {
+			return wrong("it moves to another topic, or %d members with %d prepared", len(d.Next.Plan.Quotas), len(d.NextPrepared))
+		}
+		s, err := newSpread(d.Next.Spec, d.Next.Plan)
+		if err != nil {
+			return fmt.Errorf("load the move of topic %s: %w", name, err)
+		}
+		t.next = &next{Next: *d.Next, spread: s, prepared: slices.Clone(d.NextPrepared)}
+	}
+	for _, id := range d.Retiring {
+		t.retiring[id] = true
+	}
+	holders := c.view(&topic{plan: d.Plan, next: t.next, retiring: t.retiring, spec: d.Spec}).Holders()
+	for _, id := range holders {
+		if c.brokers[id] == nil {
+			return wrong("it is on broker %q, which is not known", id)
+		}
+	}
+	for _, id := range holders {
+		b := c.brokers[id]
+		if t.retiring[id] {
+			b.retiring[name] = true
+		}
+		if quotaOn(d.Plan, id) >= 0 || t.next != nil && quotaOn(t.next.Plan, id) >= 0 {
+			b.topics[name] = true
+			b.Allocated += t.reserved(id)
+		}
+	}
+	t.placement = &Placement{epoch: d.Epoch, members: c.endpoints(d.Plan), spread: spread}
+	c.topics[name] = t
+	i, _ := slices.BinarySearch(c.names, name)
+	c.names = slices.Insert(c.names, i, name)
+	if d.Key != "" {
+		c.keys[d.Key] = name
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+package catalog
+
+import (
+	"fmt"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// A move has three steps, so that the next place is ready before the present
+// one is given up: TopicMoving reserves, MemberPrepared comes from each broker
+// of the new plan, TopicMoved changes the placement. Until then the old plan is
+// in force and TopicMoveAborted takes the new one back.
+
+func (c *Catalog) brokerDraining(e BrokerDraining) ([]Effect, error) {
+	b := c.brokers[e.ID]
+	if b == nil {
+		return nil, fmt.Errorf("drain broker %q: %w", e.ID, ErrBrokerUnknown)
+	}
+	c.version++
+	b.Draining = e.Draining
+	return nil, nil
+}
+
+// fits says why the plan does not fit the brokers; what the old plan takes is
+// the topic's already.
+func (c *Catalog) fits(plan, old placement.Plan) error {
+	seen := map[string]bool{}
+	for _, q := range plan.Quotas {
+		b := c.brokers[q.Broker]
+		more := q.Rate - rateOn(old, q.Broker)
+		switch {
+		case b == nil || !b.Connected:
+			return &PlanError{q.Broker, "it is not connected"}
+		case seen[q.Broker]:
+			return &PlanError{q.Broker, "it has two quotas"}
+		case q.Rate < 0:
+			return &PlanError{q.Broker, fmt.Sprintf("a quota of %d msg/s", q.Rate)}
+		case more <= 0:
+		case b.Draining:
+			return &PlanError{q.Broker, "it is draining"}
+		case more > b.Mcap-b.Allocated: // no overflow: all are >= 0
+			return &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", more, b.Allocated, b.Mcap)}
+		}
+		seen[q.Broker] = true
+	}
+	return nil
+}
+
+func (c *Catalog) endpoints(plan placement.Plan) []Endpoint {
+	var members []Endpoint
+	for _, q := range plan.Quotas {
+		members = append(members, c.brokers[q.Broker].endpoint())
+	}
+	return members
+}
+
+func (c *Catalog) topicMoving(e TopicMoving) ([]Effect, error) {
+	name := e.Spec.Name()
+	t := c.topics[name]
+	switch {
+	case t == nil:
+		return nil, fmt.Errorf("move topic %s: %w", name, ErrTopicUnknown)
+	case t.phase != Active || t.next != nil:
+		return nil, fmt.Errorf("move topic %s, which is %v, moving already: %v: %w", name, t.phase, t.next != nil, ErrTopicState)
+	}
+	if err := c.fits(e.Plan, t.plan); err != nil {
+		return nil, err
+	}
+	if e.spread == nil {
+		var err error
+		if e.spread, err = newSpread(e.Spec, e.Plan); err != nil {
+			return nil, err
+		}
+	}
+	c.version++
+	n := &next{Next: Next{Spec: e.Spec, Plan: e.Plan}, spread: e.spread, prepared: make([]bool, len(e.Plan.Quotas))}
+	for i, q := range e.Plan.Quotas {
+		b := c.brokers[q.Broker]
+		b.Allocated += max(0, q.Rate-rateOn(t.plan, q.Broker))
+		b.topics[name] = true
+		// Whoever has the topic is told of a new specification all the same.
+		was := t.member(q.Broker)
+		n.prepared[i] = was >= 0 && t.prepared[was] && sameForBrokers(e.Spec, t.spec)
+	}
+	t.next = n
+	return nil, nil
+}
+
+// sameForBrokers reports whether what a PrepareTopic says is the same in both.
+func sameForBrokers(a, b *Spec) bool {
+	if a.SLO != b.SLO || a.OverLimit != b.OverLimit || len(a.Channels) != len(b.Channels) {
+		return false
+	}
+	for i := range a.Channels {
+		if a.Channels[i] != b.Channels[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Catalog) topicMoved(e TopicMoved) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	switch {
+	case t == nil:
+		return nil, fmt.Errorf("move topic %s: %w", e.Topic, ErrTopicUnknown)
+	case t.next == nil:
+		return nil, fmt.Errorf("move topic %s, which has nowhere to go: %w", e.Topic, ErrTopicState)
+	}
+	n := t.next
+	for i, q := range n.Plan.Quotas {
+		if !c.brokers[q.Broker].Connected || !n.prepared[i] {
+			return nil, &NotReadyError{e.Topic, c.unready(n.Plan, n.prepared)}
+		}
+	}
+	c.version++
+	before := c.states(map[string]bool{e.Topic: true})
+	for _, id := range c.view(t).Holders() {
+		b := c.brokers[id]
+		b.Allocated += rateOn(n.Plan, id) - t.reserved(id)
+		if quotaOn(n.Plan, id) >= 0 {
+			delete(t.retiring, id)
+			delete(b.retiring, e.Topic)
+			continue
+		}
+		delete(b.topics, e.Topic)
+		t.retiring[id] = true
+		b.retiring[e.Topic] = true
+	}
+	t.spec, t.plan, t.prepared, t.next = n.Spec, n.Plan, n.prepared, nil
+	t.placement = &Placement{epoch: c.version, members: c.endpoints(n.Plan), spread: n.spread}
+	return append([]Effect{PlacementChanged(e)}, c.changes(before)...), nil
+}
+
+func (c *Catalog) topicMoveAborted(e TopicMoveAborted) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	switch {
+	case t == nil:
+		return nil, fmt.Errorf("abort the move of topic %s: %w", e.Topic, ErrTopicUnknown)
+	case t.next == nil:
+		return nil, fmt.Errorf("abort the move of topic %s, which does not move: %w", e.Topic, ErrTopicState)
+	}
+	for _, id := range e.Left {
+		if quotaOn(t.next.Plan, id) < 0 || t.member(id) >= 0 {
+			return nil, fmt.Errorf("topic %s left on %s, which is not of its next plan alone: %w", e.Topic, id, ErrBrokerUnknown)
+		}
+	}
+	c.version++
+	for _, q := range t.next.Plan.Quotas {
+		b := c.brokers[q.Broker]
+		b.Allocated -= max(0, q.Rate-rateOn(t.plan, q.Broker))
+		if t.member(q.Broker) < 0 {
+			delete(b.topics, e.Topic)
+		}
+	}
+	for _, id := range e.Left {
+		// One that retires is not emptied by a move that failed.
+		if !t.retiring[id] {
+			c.brokers[id].leftovers[e.Topic] = true
+		}
+	}
+	t.next = nil
+	c.forgetGone()
+	return nil, nil
+}
+
+func (c *Catalog) memberRetired(e MemberRetired) ([]Effect, error) {
+	t := c.topics[e.Topic]
+	if t == nil {
+		return nil, fmt.Errorf("topic %s retired from %s: %w", e.Topic, e.Broker, ErrTopicUnknown)
+	}
+	if !t.retiring[e.Broker] {
+		return nil, fmt.Errorf("topic %s retired from %s, which it has not moved away from: %w", e.Topic, e.Broker, ErrBrokerUnknown)
+	}
+	c.version++
+	b := c.brokers[e.Broker]
+	delete(t.retiring, e.Broker)
+	delete(b.retiring, e.Topic)
+	b.leftovers[e.Topic] = true
+	return nil, nil
+}
+
+func (c *Catalog) restarted() ([]Effect, error) {
+	c.version++
+	all := map[string]bool{}
+	// order: a set
+	for name := range c.topics {
+		all[name] = true
+	}
+	before := c.states(all)
+	// order: each broker is changed on its own
+	for _, b := range c.brokers {
+		if b.Connected {
+			b.Connected, b.leftAt = false, c.version
+		}
+	}
+	// order: each topic is changed on its own
+	for _, t := range c.topics {
+		clear(t.prepared)
+		if t.next != nil {
+			clear(t.next.prepared)
+		}
+	}
+	c.forgetGone()
+	return c.changes(before), nil
+}
+
+// setPrepared notes it for the present plan and for the next one.
+func (t *topic) setPrepared(id string, is bool) {
+	if i := t.member(id); i >= 0 {
+		t.prepared[i] = is
+	}
+	if t.next != nil {
+		if i := quotaOn(t.next.Plan, id); i >= 0 {
+			t.next.prepared[i] = is
+		}
+	}
+}
+
+// reserved returns what the topic takes of a broker's capacity, msg/s.
+func (t *topic) reserved(id string) int64 {
+	rate := rateOn(t.plan, id)
+	if t.next != nil {
+		rate = max(rate, rateOn(t.next.Plan, id))
+	}
+	return rate
+}
+
+func rateOn(plan placement.Plan, id string) int64 {
+	if i := quotaOn(plan, id); i >= 0 {
+		return plan.Quotas[i].Rate
+	}
+	return 0
+}
+
+// quotaOn returns the index of the broker's quota, or -1.
+func quotaOn(plan placement.Plan, id string) int {
+	for i := range plan.Quotas {
+		if plan.Quotas[i].Broker == id {
+			return i
+		}
+	}
+	return -1
+}
