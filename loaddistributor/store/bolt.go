@@ -1,0 +1,186 @@
+package store
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// Bolt keeps events in one file, which one process at a time has open.
+type Bolt struct{ path string }
+
+// BoltFile is the name of the file in the data path.
+const BoltFile = "loaddistributor.db"
+
+// Buckets of the file. events has a key for each event, its version in eight
+// bytes, most significant first; snapshot has one key, and events begin after
+// its version.
+var (
+	bucketEvents   = []byte("events")
+	bucketSnapshot = []byte("snapshot")
+	keySnapshot    = []byte("dump")
+)
+
+// lockPause is how long one attempt at the file's lock takes.
+const lockPause = 50 * time.Millisecond
+
+// NewBolt returns a store in a folder, which it makes if need be. It opens
+// nothing yet.
+func NewBolt(dir string) (*Bolt, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data path: %w", err)
+	}
+	return &Bolt{path: filepath.Join(dir, BoltFile)}, nil
+}
+
+// Lead implements Store: it waits for the file's lock.
+func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, error) {
+	var db *bbolt.DB
+	for {
+		var err error
+		db, err = bbolt.Open(b.path, 0o600, &bbolt.Options{Timeout: lockPause, FreelistType: bbolt.FreelistMapType})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, bolterrors.ErrTimeout) {
+			return nil, nil, fmt.Errorf("open %s: %w", b.path, err)
+		}
+		if ctx.Err() != nil {
+			return nil, nil, fmt.Errorf("%s is in use by another process: %w", b.path, context.Cause(ctx))
+		}
+	}
+	cat, err := load(db)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
+	}
+	return &boltTerm{db: db, head: cat.Version(), lost: make(chan struct{})}, cat, nil
+}
+
+// Follow implements Store.
+func (b *Bolt) Follow(context.Context, Follower) error { return errAlone }
+
+// Leader implements Store.
+func (b *Bolt) Leader(context.Context) (string, error) { return "", nil }
+
+// Close implements Store.
+func (b *Bolt) Close() error { return nil }
+
+func load(db *bbolt.DB) (*catalog.Catalog, error) {
+	err := db.Update(func(tx *bbolt.Tx) error {
+		_, err := tx.CreateBucketIfNotExists(bucketEvents)
+		if err == nil {
+			_, err = tx.CreateBucketIfNotExists(bucketSnapshot)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	cat := catalog.New()
+	err = db.View(func(tx *bbolt.Tx) error {
+		if b := tx.Bucket(bucketSnapshot).Get(keySnapshot); b != nil {
+			dump, err := decodeDump(b)
+			if err != nil {
+				return fmt.Errorf("snapshot: %w", err)
+			}
+			if cat, err = catalog.Load(dump); err != nil {
+				return fmt.Errorf("snapshot: %w", err)
+			}
+		}
+		return tx.Bucket(bucketEvents).ForEach(func(k, v []byte) error {
+			if len(k) != 8 {
+				return fmt.Errorf("a key of %d bytes among the events", len(k))
+			}
+			return replay(cat, binary.BigEndian.Uint64(k), v)
+		})
+	})
+	return cat, err
+}
+
+type boltTerm struct {
+	db   *bbolt.DB
+	head uint64
+	over bool
+	lost chan struct{} // never closed: nobody takes a locked file away
+}
+
+func versionKey(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+
+// Append implements Term: one transaction, which bbolt syncs.
+func (t *boltTerm) Append(_ context.Context, base uint64, events []catalog.Event) error {
+	records, err := encodeEvents(events)
+	switch {
+	case err != nil:
+		return err
+	case t.over:
+		return ErrLost
+	case base != t.head:
+		return fmt.Errorf("append after %d, the log ends at %d: %w", base, t.head, ErrGap)
+	}
+	err = t.db.Update(func(tx *bbolt.Tx) error {
+		bucket := tx.Bucket(bucketEvents)
+		bucket.FillPercent = 0.9 // keys only grow
+		for i, r := range records {
+			if err := bucket.Put(versionKey(base+1+uint64(i)), r); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("append to %s: %w", t.db.Path(), err)
+	}
+	t.head += uint64(len(records))
+	return nil
+}
+
+// Compact implements Term.
+func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
+	b, err := encodeDump(dump)
+	switch {
+	case err != nil:
+		return err
+	case t.over:
+		return ErrLost
+	case dump.Version > t.head:
+		return fmt.Errorf("compact up to %d, the log ends at %d: %w", dump.Version, t.head, ErrGap)
+	}
+	err = t.db.Update(func(tx *bbolt.Tx) error {
+		if err := tx.Bucket(bucketSnapshot).Put(keySnapshot, b); err != nil {
+			return err
+		}
+		cursor := tx.Bucket(bucketEvents).Cursor()
+		// First again and again: Next skips a key after a Delete.
+		for k, _ := cursor.First(); k != nil && binary.BigEndian.Uint64(k) <= dump.Version; k, _ = cursor.First() {
+			if err := cursor.Delete(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("compact %s: %w", t.db.Path(), err)
+	}
+	return nil
+}
+
+// Lost implements Term.
+func (t *boltTerm) Lost() <-chan struct{} { return t.lost }
+
+// Resign implements Term: it closes the file.
+func (t *boltTerm) Resign(context.Context) error {
+	if t.over {
+		return nil
+	}
+	t.over = true
+	return t.db.Close()
+}

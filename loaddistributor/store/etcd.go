@@ -1,0 +1,433 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// Etcd keeps events in an etcd cluster that several loaddistributors share.
+//
+// Below the prefix:
+//
+//	leader/...           the election; the oldest key leads, its value is what
+//	                     the leader advertises
+//	head                 the version of the last event
+//	log/<version>        an event, or where it is large "parts <n>"
+//	part/<version>/<i>   the parts of a large event
+//	snapshot             the version of the dump, and its number of parts
+//	dump/<version>/<i>   the parts of a dump
+//
+// Versions and parts are sixteen hexadecimal digits. Every transaction of a
+// leader has two guards: its election key exists, and head is what it was told
+// is the end of the log. So a leader that was stopped for longer than its lease
+// and goes on cannot write, whatever it believes.
+type Etcd struct {
+	client *clientv3.Client
+	prefix string
+	ttl    time.Duration
+}
+
+// Bounds of what goes into one transaction: etcd takes 1.5 MiB and 128
+// operations by default.
+const (
+	maxPart     = 1 << 20
+	maxTxnBytes = 1 << 20
+	maxTxnOps   = 100
+	page        = 500 // keys of a read
+)
+
+// EtcdConfig is fixed at start.
+type EtcdConfig struct {
+	Client clientv3.Config
+	Prefix string // of all keys; with a slash at its end
+	// How long a leader that does not answer stays the leader; whole seconds,
+	// and etcd may take a few more than one or two.
+	Lease time.Duration
+}
+
+// Validate returns all problems at once.
+func (c EtcdConfig) Validate() error {
+	var errs []error
+	if len(c.Client.Endpoints) == 0 {
+		errs = append(errs, errors.New("etcd: no endpoints"))
+	}
+	if len(c.Prefix) < 2 || !strings.HasSuffix(c.Prefix, "/") {
+		errs = append(errs, fmt.Errorf("etcd prefix %q: want a slash at its end and something before it", c.Prefix))
+	}
+	if c.Lease < time.Second || c.Lease > time.Hour || c.Lease%time.Second != 0 {
+		errs = append(errs, fmt.Errorf("etcd lease %v: want 1s to 1h, in whole seconds", c.Lease))
+	}
+	return errors.Join(errs...)
+}
+
+// NewEtcd returns a store; it connects when it is first needed.
+func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(cfg.Client)
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	return &Etcd{client: client, prefix: cfg.Prefix, ttl: cfg.Lease}, nil
+}
+
+func (e *Etcd) key(parts ...string) string { return e.prefix + strings.Join(parts, "/") }
+func hex(v uint64) string                  { return fmt.Sprintf("%016x", v) }
+
+// election is where concurrency.Election keeps its keys.
+func (e *Etcd) election() string { return e.prefix + "leader" }
+
+// Close implements Store.
+func (e *Etcd) Close() error { return e.client.Close() }
+
+// Leader implements Store.
+func (e *Etcd) Leader(ctx context.Context) (string, error) {
+	r, err := e.client.Get(ctx, e.election()+"/", clientv3.WithFirstCreate()...)
+	if err != nil {
+		return "", fmt.Errorf("etcd: leader: %w", err)
+	}
+	if len(r.Kvs) == 0 {
+		return "", nil
+	}
+	return string(r.Kvs[0].Value), nil
+}
+
+// Lead implements Store.
+func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catalog, error) {
+	lease, err := e.client.Grant(ctx, int64(e.ttl/time.Second))
+	if err != nil {
+		return nil, nil, fmt.Errorf("etcd: lease: %w", err)
+	}
+	// The session outlives ctx: it is the term's.
+	own, cancel := context.WithCancel(context.Background())
+	session, err := concurrency.NewSession(e.client, concurrency.WithLease(lease.ID), concurrency.WithContext(own))
+	if err != nil {
+		cancel()
+		return nil, nil, fmt.Errorf("etcd: session: %w", err)
+	}
+	t := &etcdTerm{store: e, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election())}
+	fail := func(what string, err error) (Term, *catalog.Catalog, error) {
+		stop, done := context.WithTimeout(context.WithoutCancel(ctx), e.ttl)
+		defer done()
+		return nil, nil, errors.Join(fmt.Errorf("etcd: %s: %w", what, err), t.Resign(stop))
+	}
+	if err := t.election.Campaign(ctx, advertise); err != nil {
+		return fail("campaign", err)
+	}
+	cat, _, err := e.load(ctx)
+	if err != nil {
+		return fail("load", err)
+	}
+	t.head = cat.Version()
+	return t, cat, nil
+}
+
+// load reads the log as it was at one revision, which it returns.
+func (e *Etcd) load(ctx context.Context) (*catalog.Catalog, int64, error) {
+	r, err := e.client.Get(ctx, e.key("snapshot"))
+	if err != nil {
+		return nil, 0, err
+	}
+	revision := r.Header.Revision
+	cat := catalog.New()
+	if len(r.Kvs) > 0 {
+		var of snapshotKey
+		if err := json.Unmarshal(r.Kvs[0].Value, &of); err != nil {
+			return nil, 0, fmt.Errorf("snapshot: %w", err)
+		}
+		b, err := e.parts(ctx, "dump", of.Version, of.Parts, revision)
+		if err != nil {
+			return nil, 0, fmt.Errorf("snapshot: %w", err)
+		}
+		dump, err := decodeDump(b)
+		if err != nil {
+			return nil, 0, fmt.Errorf("snapshot: %w", err)
+		}
+		if cat, err = catalog.Load(dump); err != nil {
+			return nil, 0, fmt.Errorf("snapshot: %w", err)
+		}
+	}
+	for {
+		r, err := e.client.Get(ctx, e.key("log", hex(cat.Version()+1)),
+			clientv3.WithRange(clientv3.GetPrefixRangeEnd(e.key("log", ""))), clientv3.WithLimit(page), clientv3.WithRev(revision))
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, kv := range r.Kvs {
+			if err := e.take(ctx, string(kv.Key), kv.Value, cat.Version(), func(version uint64, record []byte) error {
+				return replay(cat, version, record)
+			}); err != nil {
+				return nil, 0, err
+			}
+		}
+		if !r.More {
+			return cat, revision, nil
+		}
+	}
+}
+
+type snapshotKey struct {
+	Version uint64 `json:"version"`
+	Parts   int    `json:"parts"`
+}
+
+// take hands over the event of a log key, unless it is not after the version.
+func (e *Etcd) take(ctx context.Context, key string, value []byte, after uint64, f func(version uint64, record []byte) error) error {
+	version, err := strconv.ParseUint(strings.TrimPrefix(key, e.key("log", "")), 16, 64)
+	if err != nil {
+		return fmt.Errorf("key %q is no event's: %w", key, err)
+	}
+	if version <= after {
+		return nil
+	}
+	if n, large := strings.CutPrefix(string(value), "parts "); large {
+		count, err := strconv.Atoi(n)
+		if err != nil {
+			return fmt.Errorf("event %d: %w", version, err)
+		}
+		// Parts do not change once the event is there.
+		if value, err = e.parts(ctx, "part", version, count, 0); err != nil {
+			return fmt.Errorf("event %d: %w", version, err)
+		}
+	}
+	return f(version, value)
+}
+
+// maxParts bounds what a damaged count could make us read, and an event.
+const maxParts = 1024
+
+func (e *Etcd) parts(ctx context.Context, kind string, version uint64, count int, revision int64) ([]byte, error) {
+	if count < 1 || count > maxParts {
+		return nil, fmt.Errorf("%d parts", count)
+	}
+	var all []byte
+	for i := range count {
+		r, err := e.client.Get(ctx, e.key(kind, hex(version), hex(uint64(i))), clientv3.WithRev(revision))
+		if err != nil {
+			return nil, err
+		}
+		if len(r.Kvs) == 0 {
+			return nil, fmt.Errorf("part %d of %d: %w", i, count, errMissing)
+		}
+		all = append(all, r.Kvs[0].Value...)
+	}
+	return all, nil
+}
+
+var (
+	errCut     = errors.New("the watch ended")
+	errMissing = errors.New("it is missing")
+)
+
+// followPause is between two attempts to follow: etcd may be away for long.
+const followPause = 200 * time.Millisecond
+
+// Follow implements Store. While etcd does not answer it tries again; it fails
+// on records that it cannot read.
+func (e *Etcd) Follow(ctx context.Context, f Follower) error {
+	for {
+		err := e.follow(ctx, f)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.As(err, new(*FormatError)) {
+			return fmt.Errorf("etcd: follow: %w", err)
+		}
+		pause := time.NewTimer(followPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+		}
+	}
+}
+
+func (e *Etcd) follow(ctx context.Context, f Follower) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	cat, revision, err := e.load(ctx)
+	if err != nil {
+		return err
+	}
+	version := cat.Version()
+	f.Reset(cat)
+	watch := e.client.Watch(clientv3.WithRequireLeader(ctx), e.key("log", ""),
+		clientv3.WithPrefix(), clientv3.WithRev(revision+1), clientv3.WithFilterDelete())
+	for r := range watch {
+		if err := r.Err(); err != nil {
+			return err
+		}
+		for _, event := range r.Events {
+			err := e.take(ctx, string(event.Kv.Key), event.Kv.Value, version, func(v uint64, record []byte) error {
+				if v != version+1 {
+					return ErrGap
+				}
+				decoded, err := decodeEvent(record)
+				if err != nil {
+					return fmt.Errorf("event %d: %w", v, err)
+				}
+				version = v
+				return f.Apply(decoded)
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return errCut
+}
+
+type etcdTerm struct {
+	store    *Etcd
+	session  *concurrency.Session
+	election *concurrency.Election
+	cancel   context.CancelFunc
+	head     uint64
+	over     bool
+}
+
+// Lost implements Term.
+func (t *etcdTerm) Lost() <-chan struct{} { return t.session.Done() }
+
+// Resign implements Term.
+func (t *etcdTerm) Resign(ctx context.Context) error {
+	if t.over {
+		return nil
+	}
+	t.over = true
+	defer t.cancel() // ends the keep-alive
+	t.session.Orphan()
+	if _, err := t.store.client.Revoke(ctx, t.session.Lease()); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return fmt.Errorf("etcd: resign: %w", err) // the lease ends by itself
+	}
+	return nil
+}
+
+// guarded runs a transaction if this is the leader and head is what it was.
+func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
+	if t.over {
+		return ErrLost
+	}
+	select {
+	case <-t.session.Done():
+		return ErrLost
+	default:
+	}
+	at := clientv3.Compare(clientv3.Value(t.store.key("head")), "=", hex(t.head))
+	if t.head == 0 {
+		at = clientv3.Compare(clientv3.CreateRevision(t.store.key("head")), "=", 0)
+	}
+	ours := clientv3.Compare(clientv3.CreateRevision(t.election.Key()), "=", t.election.Rev())
+	// After a lost answer the caller cannot know whether it happened: not within
+	// this term, which ends then.
+	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
+	defer cancel()
+	r, err := t.store.client.Txn(ctx).If(ours, at).Then(ops...).Else(clientv3.OpGet(t.election.Key())).Commit()
+	switch {
+	case err != nil:
+		return fmt.Errorf("etcd: %w", err)
+	case r.Succeeded:
+		return nil
+	case len(r.Responses) > 0 && len(r.Responses[0].GetResponseRange().GetKvs()) > 0:
+		return fmt.Errorf("etcd: the log does not end at %d: %w", t.head, ErrGap)
+	}
+	return fmt.Errorf("etcd: %w", ErrLost)
+}
+
+// Append implements Term.
+func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Event) error {
+	if base != t.head {
+		return fmt.Errorf("append after %d, the log ends at %d: %w", base, t.head, ErrGap)
+	}
+	records, err := encodeEvents(events)
+	if err != nil {
+		return err
+	}
+	var ops []clientv3.Op
+	size, version := 0, t.head
+	flush := func() error {
+		if len(ops) == 0 {
+			return nil
+		}
+		err := t.guarded(ctx, append(ops, clientv3.OpPut(t.store.key("head"), hex(version)))...)
+		if err == nil {
+			t.head, ops, size = version, nil, 0
+		}
+		return err
+	}
+	for _, record := range records {
+		if len(ops) == maxTxnOps || size+len(record) > maxTxnBytes {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		if len(record) > maxPart {
+			// The parts first: without the event nobody looks at them.
+			n, err := t.putParts(ctx, "part", version+1, record)
+			if err != nil {
+				return err
+			}
+			record = fmt.Appendf(nil, "parts %d", n)
+		}
+		version++
+		size += len(record)
+		ops = append(ops, clientv3.OpPut(t.store.key("log", hex(version)), string(record)))
+	}
+	return flush()
+}
+
+func (t *etcdTerm) putParts(ctx context.Context, kind string, version uint64, b []byte) (int, error) {
+	if len(b) > maxParts*maxPart {
+		return 0, fmt.Errorf("etcd: a record of %d bytes, at most %d", len(b), maxParts*maxPart)
+	}
+	n := 0
+	for ; len(b) > 0; n++ {
+		size := min(len(b), maxPart)
+		err := t.guarded(ctx, clientv3.OpPut(t.store.key(kind, hex(version), hex(uint64(n))), string(b[:size])))
+		if err != nil {
+			return 0, err
+		}
+		b = b[size:]
+	}
+	return n, nil
+}
+
+// Compact implements Term.
+func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
+	if dump.Version > t.head {
+		return fmt.Errorf("compact up to %d, the log ends at %d: %w", dump.Version, t.head, ErrGap)
+	}
+	b, err := encodeDump(dump)
+	if err != nil {
+		return err
+	}
+	n, err := t.putParts(ctx, "dump", dump.Version, b)
+	if err != nil {
+		return err
+	}
+	at, err := json.Marshal(snapshotKey{Version: dump.Version, Parts: n})
+	if err != nil {
+		return err
+	}
+	// In one transaction, so that whoever reads at one revision finds a dump and
+	// all events after it. What precedes it goes with it.
+	next := hex(dump.Version + 1)
+	return t.guarded(ctx,
+		clientv3.OpPut(t.store.key("snapshot"), string(at)),
+		clientv3.OpDelete(t.store.key("log", hex(0)), clientv3.WithRange(t.store.key("log", next))),
+		clientv3.OpDelete(t.store.key("part", hex(0)), clientv3.WithRange(t.store.key("part", next))),
+		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(dump.Version)))),
+	)
+}

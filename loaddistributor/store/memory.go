@@ -1,0 +1,126 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// Memory keeps events as long as the process lives. The zero value is empty.
+type Memory struct {
+	mu struct {
+		sync.Mutex
+		leads    bool
+		head     uint64
+		snapshot []byte
+		records  [][]byte // after the snapshot
+	}
+}
+
+// ErrLed: a store of one process has a leader already.
+var ErrLed = errors.New("the store has a leader already")
+
+// errAlone: nothing but the leader can read these stores.
+var errAlone = errors.New("the store is of one process: nobody can follow it")
+
+// Lead implements Store; it does not wait.
+func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.leads {
+		return nil, nil, ErrLed
+	}
+	cat := catalog.New()
+	if m.mu.snapshot != nil {
+		dump, err := decodeDump(m.mu.snapshot)
+		if err != nil {
+			return nil, nil, err
+		}
+		if cat, err = catalog.Load(dump); err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, r := range m.mu.records {
+		if err := replay(cat, cat.Version()+1, r); err != nil {
+			return nil, nil, err
+		}
+	}
+	m.mu.leads = true
+	return &memoryTerm{store: m, lost: make(chan struct{})}, cat, nil
+}
+
+// Follow implements Store.
+func (m *Memory) Follow(context.Context, Follower) error { return errAlone }
+
+// Leader implements Store.
+func (m *Memory) Leader(context.Context) (string, error) { return "", nil }
+
+// Close implements Store.
+func (m *Memory) Close() error { return nil }
+
+type memoryTerm struct {
+	store *Memory
+	over  bool
+	lost  chan struct{} // never closed
+}
+
+func (t *memoryTerm) Append(_ context.Context, base uint64, events []catalog.Event) error {
+	records, err := encodeEvents(events)
+	if err != nil {
+		return err
+	}
+	t.store.mu.Lock()
+	defer t.store.mu.Unlock()
+	switch {
+	case t.over:
+		return ErrLost
+	case t.store.mu.head != base:
+		return ErrGap
+	}
+	t.store.mu.records = append(t.store.mu.records, records...)
+	t.store.mu.head += uint64(len(records))
+	return nil
+}
+
+func (t *memoryTerm) Compact(_ context.Context, dump catalog.Dump) error {
+	b, err := encodeDump(dump)
+	if err != nil {
+		return err
+	}
+	t.store.mu.Lock()
+	defer t.store.mu.Unlock()
+	m := &t.store.mu
+	first := m.head - uint64(len(m.records)) // version before the first record
+	switch {
+	case t.over:
+		return ErrLost
+	case dump.Version < first || dump.Version > m.head:
+		return ErrGap
+	}
+	m.snapshot, m.records = b, m.records[dump.Version-first:]
+	return nil
+}
+
+func (t *memoryTerm) Lost() <-chan struct{} { return t.lost }
+
+func (t *memoryTerm) Resign(context.Context) error {
+	t.store.mu.Lock()
+	defer t.store.mu.Unlock()
+	if !t.over {
+		t.over, t.store.mu.leads = true, false
+	}
+	return nil
+}
+
+func encodeEvents(events []catalog.Event) ([][]byte, error) {
+	records := make([][]byte, len(events))
+	for i, e := range events {
+		var err error
+		if records[i], err = encodeEvent(e); err != nil {
+			return nil, err
+		}
+	}
+	return records, nil
+}

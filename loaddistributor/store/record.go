@@ -1,0 +1,497 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Version of the records that this package writes, and the only one it reads.
+// A field may be added without a new one if its zero value means what its
+// absence meant; anything else needs one, and a way to read the old.
+const Version = 1
+
+// A record is JSON:
+//
+//	{"v":1,"kind":"topic_removed","data":{"topic":"t","left":["b1"]}}
+//
+// It has types of its own, so that no renaming elsewhere changes what is on
+// disk. testdata has one of each kind.
+type record struct {
+	V    int             `json:"v"`
+	Kind string          `json:"kind"`
+	Data json.RawMessage `json:"data"`
+}
+
+// FormatError: a record is not of a kind or version that this program knows, or
+// is damaged.
+type FormatError struct {
+	Kind    string
+	Version int
+	Cause   error // nil: the version or the kind is unknown
+}
+
+func (e *FormatError) Error() string {
+	switch {
+	case e.Cause != nil:
+		return fmt.Sprintf("record %q is damaged: %v", e.Kind, e.Cause)
+	case e.Version != Version:
+		return fmt.Sprintf("record %q has version %d, this program knows %d: it was written by another release", e.Kind, e.Version, Version)
+	}
+	return fmt.Sprintf("record %q is of no kind that this program knows: it was written by a later release", e.Kind)
+}
+
+func (e *FormatError) Unwrap() error { return e.Cause }
+
+// Kinds of record.
+const (
+	kindBrokerJoined     = "broker_joined"
+	kindBrokerLeft       = "broker_left"
+	kindBrokerDraining   = "broker_draining"
+	kindTopicPlaced      = "topic_placed"
+	kindMemberPrepared   = "member_prepared"
+	kindTopicActivated   = "topic_activated"
+	kindSLOJudged        = "slo_judged"
+	kindTopicDeleting    = "topic_deleting"
+	kindTopicRemoved     = "topic_removed"
+	kindLeftoverRemoved  = "leftover_removed"
+	kindContractRemoved  = "leftover_contract_removed"
+	kindTopicMoving      = "topic_moving"
+	kindTopicMoved       = "topic_moved"
+	kindTopicMoveAborted = "topic_move_aborted"
+	kindMemberRetired    = "member_retired"
+	kindRestarted        = "restarted"
+	kindSnapshot         = "snapshot"
+)
+
+// event is the data of every kind that names things and orders nothing.
+type event struct {
+	Topic        string   `json:"topic,omitempty"`
+	Broker       string   `json:"broker,omitempty"`
+	Missed       string   `json:"missed,omitempty"`
+	Left         []string `json:"left,omitempty"`
+	ContractLeft bool     `json:"contract_left,omitempty"`
+	Draining     bool     `json:"draining,omitempty"`
+}
+
+type broker struct {
+	ID        string   `json:"id"`
+	Instance  string   `json:"instance,omitempty"`
+	TCP       string   `json:"tcp,omitempty"`
+	HTTP      string   `json:"http,omitempty"`
+	Hostname  string   `json:"hostname,omitempty"`
+	Version   string   `json:"version,omitempty"`
+	Mcap      int64    `json:"mcap"` // msg/s
+	Connected bool     `json:"connected,omitempty"`
+	Draining  bool     `json:"draining,omitempty"`
+	Leftovers []string `json:"leftovers,omitempty"`
+	LeftAt    uint64   `json:"left_at,omitempty"`
+}
+
+type order struct {
+	Spec *spec  `json:"spec"`
+	Plan plan   `json:"plan"`
+	Key  string `json:"key,omitempty"`
+}
+
+type spec struct {
+	Name       string      `json:"name"`
+	RateMilli  int64       `json:"rate_milli"`
+	Rate       int64       `json:"rate"` // msg/s
+	Burst      int64       `json:"burst"`
+	Publishers []publisher `json:"publishers,omitempty"`
+	Groups     []group     `json:"groups,omitempty"`
+	Quantile   float64     `json:"quantile"`
+	LatencyNS  int64       `json:"latency_ns"`
+	Reject     bool        `json:"reject,omitempty"`
+	Policy     string      `json:"policy"`
+	ShareRule  string      `json:"share_rule"`
+	Channels   []string    `json:"channels,omitempty"`
+}
+
+type publisher struct {
+	ID    string  `json:"id"`
+	Key   string  `json:"key,omitempty"`
+	Rate  float64 `json:"rate"`
+	Batch int     `json:"batch,omitempty"`
+}
+
+type group struct {
+	Key   string  `json:"key,omitempty"`
+	Count int     `json:"count"`
+	Rate  float64 `json:"rate"`
+	Batch int     `json:"batch,omitempty"`
+}
+
+type plan struct {
+	Policy string  `json:"policy"`
+	Quotas []quota `json:"quotas"`
+}
+
+type quota struct {
+	Broker string `json:"broker"`
+	Rate   int64  `json:"rate"` // msg/s
+	// Indices of publishers, ascending: the first, then the differences, which
+	// are small.
+	Publishers []int          `json:"publishers,omitempty"`
+	Groups     map[string]int `json:"groups,omitempty"`
+	RateMilli  int64          `json:"rate_milli"`
+	Burst      int64          `json:"burst"`
+}
+
+type snapshot struct {
+	Version   uint64   `json:"version"`
+	Brokers   []broker `json:"brokers,omitempty"`
+	Topics    []topic  `json:"topics,omitempty"`
+	Contracts []string `json:"contracts,omitempty"`
+}
+
+type topic struct {
+	Spec         *spec    `json:"spec"`
+	Ordered      *spec    `json:"ordered,omitempty"` // absent: spec
+	Key          string   `json:"key,omitempty"`
+	Phase        string   `json:"phase"`
+	Missed       string   `json:"missed,omitempty"`
+	Plan         plan     `json:"plan"`
+	Epoch        uint64   `json:"epoch"`
+	Prepared     []bool   `json:"prepared"`
+	NextSpec     *spec    `json:"next_spec,omitempty"` // absent: it does not move
+	NextPlan     *plan    `json:"next_plan,omitempty"`
+	NextPrepared []bool   `json:"next_prepared,omitempty"`
+	Retiring     []string `json:"retiring,omitempty"`
+}
+
+func encode(kind string, data any) ([]byte, error) {
+	b, err := json.Marshal(data)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", kind, err)
+	}
+	b, err = json.Marshal(record{V: Version, Kind: kind, Data: b})
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", kind, err)
+	}
+	return b, nil
+}
+
+// encodeEvent writes an event down.
+func encodeEvent(e catalog.Event) ([]byte, error) {
+	switch e := e.(type) {
+	case catalog.BrokerJoined:
+		return encode(kindBrokerJoined, broker{
+			ID: e.ID, Instance: e.Instance, TCP: e.TCPAddress, HTTP: e.HTTPAddress,
+			Hostname: e.Hostname, Version: e.Version, Mcap: e.Mcap,
+		})
+	case catalog.BrokerLeft:
+		return encode(kindBrokerLeft, event{Broker: e.ID})
+	case catalog.BrokerDraining:
+		return encode(kindBrokerDraining, event{Broker: e.ID, Draining: e.Draining})
+	case catalog.TopicPlaced:
+		return encode(kindTopicPlaced, order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan), Key: e.Key})
+	case catalog.MemberPrepared:
+		return encode(kindMemberPrepared, event{Topic: e.Topic, Broker: e.Broker})
+	case catalog.TopicActivated:
+		return encode(kindTopicActivated, event{Topic: e.Topic})
+	case catalog.SLOJudged:
+		return encode(kindSLOJudged, event{Topic: e.Topic, Missed: e.Missed})
+	case catalog.TopicDeleting:
+		return encode(kindTopicDeleting, event{Topic: e.Topic})
+	case catalog.TopicRemoved:
+		return encode(kindTopicRemoved, event{Topic: e.Topic, Left: e.Left, ContractLeft: e.ContractLeft})
+	case catalog.LeftoverRemoved:
+		return encode(kindLeftoverRemoved, event{Topic: e.Topic, Broker: e.Broker})
+	case catalog.LeftoverContractRemoved:
+		return encode(kindContractRemoved, event{Topic: e.Topic})
+	case catalog.TopicMoving:
+		return encode(kindTopicMoving, order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan)})
+	case catalog.TopicMoved:
+		return encode(kindTopicMoved, event{Topic: e.Topic})
+	case catalog.TopicMoveAborted:
+		return encode(kindTopicMoveAborted, event{Topic: e.Topic, Left: e.Left})
+	case catalog.MemberRetired:
+		return encode(kindMemberRetired, event{Topic: e.Topic, Broker: e.Broker})
+	case catalog.Restarted:
+		return encode(kindRestarted, struct{}{})
+	}
+	return nil, fmt.Errorf("encode event of type %T: there is no record for it", e)
+}
+
+// open reads a record's frame.
+func open(b []byte) (record, error) {
+	var r record
+	if err := strict(b, &r); err != nil {
+		return record{}, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
+	}
+	if r.V != Version {
+		return record{}, &FormatError{Kind: r.Kind, Version: r.V}
+	}
+	return r, nil
+}
+
+// strict decodes all of b into v, and refuses what v has no place for: a field
+// that is dropped could be one that matters.
+func strict(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return fmt.Errorf("something follows the end")
+	}
+	return nil
+}
+
+// decodeEvent reads what encodeEvent wrote; the error is a *FormatError.
+func decodeEvent(b []byte) (catalog.Event, error) {
+	r, err := open(b)
+	if err != nil {
+		return nil, err
+	}
+	e, err := r.event()
+	switch {
+	case err != nil:
+		return nil, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
+	case e == nil:
+		return nil, &FormatError{Kind: r.Kind, Version: r.V}
+	}
+	return e, nil
+}
+
+// event returns nil for a kind that is not an event's.
+func (r record) event() (catalog.Event, error) {
+	var e event
+	switch r.Kind {
+	case kindBrokerJoined:
+		var b broker
+		if err := strict(r.Data, &b); err != nil {
+			return nil, err
+		}
+		return catalog.BrokerJoined{
+			ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP,
+			Hostname: b.Hostname, Version: b.Version, Mcap: b.Mcap,
+		}, nil
+	case kindTopicPlaced, kindTopicMoving:
+		var o order
+		if err := strict(r.Data, &o); err != nil {
+			return nil, err
+		}
+		s, err := o.Spec.spec()
+		if err != nil {
+			return nil, err
+		}
+		if r.Kind == kindTopicMoving {
+			return catalog.NewTopicMoving(s, o.Plan.plan())
+		}
+		return catalog.NewTopicPlaced(s, o.Plan.plan(), o.Key)
+	}
+	if err := strict(r.Data, &e); err != nil {
+		return nil, err
+	}
+	switch r.Kind {
+	case kindBrokerLeft:
+		return catalog.BrokerLeft{ID: e.Broker}, nil
+	case kindBrokerDraining:
+		return catalog.BrokerDraining{ID: e.Broker, Draining: e.Draining}, nil
+	case kindMemberPrepared:
+		return catalog.MemberPrepared{Topic: e.Topic, Broker: e.Broker}, nil
+	case kindTopicActivated:
+		return catalog.TopicActivated{Topic: e.Topic}, nil
+	case kindSLOJudged:
+		return catalog.SLOJudged{Topic: e.Topic, Missed: e.Missed}, nil
+	case kindTopicDeleting:
+		return catalog.TopicDeleting{Topic: e.Topic}, nil
+	case kindTopicRemoved:
+		return catalog.TopicRemoved{Topic: e.Topic, Left: e.Left, ContractLeft: e.ContractLeft}, nil
+	case kindLeftoverRemoved:
+		return catalog.LeftoverRemoved{Topic: e.Topic, Broker: e.Broker}, nil
+	case kindContractRemoved:
+		return catalog.LeftoverContractRemoved{Topic: e.Topic}, nil
+	case kindTopicMoved:
+		return catalog.TopicMoved{Topic: e.Topic}, nil
+	case kindTopicMoveAborted:
+		return catalog.TopicMoveAborted{Topic: e.Topic, Left: e.Left}, nil
+	case kindMemberRetired:
+		return catalog.MemberRetired{Topic: e.Topic, Broker: e.Broker}, nil
+	case kindRestarted:
+		return catalog.Restarted{}, nil
+	}
+	return nil, nil
+}
+
+var phases = map[catalog.State]string{catalog.Preparing: "preparing", catalog.Active: "active", catalog.Deleting: "deleting"}
+
+// encodeDump writes a catalog down.
+func encodeDump(d catalog.Dump) ([]byte, error) {
+	s := snapshot{Version: d.Version, Contracts: d.Contracts}
+	for _, b := range d.Brokers {
+		k := b.Broker
+		s.Brokers = append(s.Brokers, broker{
+			ID: k.ID, Instance: k.Instance, TCP: k.TCPAddress, HTTP: k.HTTPAddress, Hostname: k.Hostname,
+			Version: k.Version, Mcap: k.Mcap, Connected: k.Connected, Draining: k.Draining,
+			Leftovers: b.Leftovers, LeftAt: b.LeftAt,
+		})
+	}
+	for _, t := range d.Topics {
+		one := topic{
+			Spec: fromSpec(t.Spec), Key: t.Key, Phase: phases[t.Phase], Missed: t.Missed, Plan: fromPlan(t.Plan),
+			Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
+		}
+		if t.Ordered != t.Spec {
+			one.Ordered = fromSpec(t.Ordered)
+		}
+		if t.Next != nil {
+			p := fromPlan(t.Next.Plan)
+			one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), &p, t.NextPrepared
+		}
+		s.Topics = append(s.Topics, one)
+	}
+	return encode(kindSnapshot, s)
+}
+
+// decodeDump reads what encodeDump wrote.
+func decodeDump(b []byte) (catalog.Dump, error) {
+	r, err := open(b)
+	if err != nil {
+		return catalog.Dump{}, err
+	}
+	if r.Kind != kindSnapshot {
+		return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V}
+	}
+	var s snapshot
+	if err := strict(r.Data, &s); err != nil {
+		return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
+	}
+	d := catalog.Dump{Version: s.Version, Contracts: s.Contracts}
+	for _, b := range s.Brokers {
+		d.Brokers = append(d.Brokers, catalog.BrokerDump{
+			Broker: catalog.Broker{
+				ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP, Hostname: b.Hostname,
+				Version: b.Version, Mcap: b.Mcap, Connected: b.Connected, Draining: b.Draining,
+			},
+			Leftovers: b.Leftovers, LeftAt: b.LeftAt,
+		})
+	}
+	for _, t := range s.Topics {
+		one, err := t.dump()
+		if err != nil {
+			return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
+		}
+		d.Topics = append(d.Topics, one)
+	}
+	return d, nil
+}
+
+func (t *topic) dump() (catalog.TopicDump, error) {
+	d := catalog.TopicDump{
+		Key: t.Key, Missed: t.Missed, Plan: t.Plan.plan(), Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
+	}
+	for state, name := range phases {
+		if name == t.Phase {
+			d.Phase = state
+		}
+	}
+	var err error
+	if d.Spec, err = t.Spec.spec(); err != nil {
+		return d, err
+	}
+	d.Ordered = d.Spec
+	if t.Ordered != nil {
+		if d.Ordered, err = t.Ordered.spec(); err != nil {
+			return d, err
+		}
+	}
+	if (t.NextSpec == nil) != (t.NextPlan == nil) {
+		return d, fmt.Errorf("half of a next plan of topic %s", d.Spec.Name())
+	}
+	if t.NextSpec != nil {
+		s, err := t.NextSpec.spec()
+		if err != nil {
+			return d, err
+		}
+		d.Next, d.NextPrepared = &catalog.Next{Spec: s, Plan: t.NextPlan.plan()}, t.NextPrepared
+	}
+	return d, nil
+}
+
+func fromSpec(s *catalog.Spec) *spec {
+	p := &spec{
+		Name: s.Demand.Topic, RateMilli: s.Demand.RateMilli, Rate: s.Demand.Rate, Burst: s.Demand.Burst,
+		Quantile: s.SLO.Quantile, LatencyNS: int64(s.SLO.Latency), Reject: s.OverLimit == catalog.Reject,
+		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels,
+	}
+	for _, one := range s.Demand.Publishers {
+		p.Publishers = append(p.Publishers, publisher(one))
+	}
+	for _, one := range s.Demand.Groups {
+		p.Groups = append(p.Groups, group(one))
+	}
+	return p
+}
+
+// spec refuses what no request could have brought in: expanding it could take
+// any amount of memory.
+func (p *spec) spec() (*catalog.Spec, error) {
+	if p == nil {
+		return nil, fmt.Errorf("there is no specification")
+	}
+	s := &catalog.Spec{
+		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst},
+		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNS)},
+		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels,
+	}
+	if p.Reject {
+		s.OverLimit = catalog.Reject
+	}
+	for _, one := range p.Publishers {
+		s.Demand.Publishers = append(s.Demand.Publishers, placement.Publisher(one))
+	}
+	for _, one := range p.Groups {
+		s.Demand.Groups = append(s.Demand.Groups, placement.Group(one))
+	}
+	if err := s.Demand.Validate(); err != nil {
+		return nil, fmt.Errorf("topic %q: %w", p.Name, err)
+	}
+	return s, nil
+}
+
+func fromPlan(p placement.Plan) plan {
+	r := plan{Policy: p.Policy}
+	for _, q := range p.Quotas {
+		one := quota{
+			Broker: q.Broker, Rate: q.Rate, Groups: q.Groups, RateMilli: int64(q.Share.Rate), Burst: q.Share.Burst,
+		}
+		last := 0
+		for _, i := range q.Publishers {
+			one.Publishers = append(one.Publishers, i-last)
+			last = i
+		}
+		r.Quotas = append(r.Quotas, one)
+	}
+	return r
+}
+
+func (p *plan) plan() placement.Plan {
+	r := placement.Plan{Policy: p.Policy, K: len(p.Quotas)}
+	for _, q := range p.Quotas {
+		one := placement.Quota{
+			Broker: q.Broker, Rate: q.Rate, Groups: q.Groups,
+			Share: tokenbucket.Share{Rate: tokenbucket.Rate(q.RateMilli), Burst: q.Burst},
+		}
+		if one.Groups == nil {
+			one.Groups = map[string]int{}
+		}
+		last := 0
+		for _, d := range q.Publishers {
+			last += d
+			one.Publishers = append(one.Publishers, last)
+		}
+		r.Quotas = append(r.Quotas, one)
+	}
+	return r
+}

@@ -1,0 +1,182 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+var rewrite = flag.Bool("rewrite-records", false, "rewrite the records in testdata")
+
+func history(t *testing.T) (*leader, [][]byte) {
+	m := &Memory{}
+	l := lead(t, m)
+	l.every()
+	return l, m.mu.records
+}
+
+// What earlier releases have written is read for ever: the records in testdata
+// change only together with Version.
+func TestRecordsOnDisk(t *testing.T) {
+	l, records := history(t)
+	dump, err := encodeDump(l.cat.Dump())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := append(bytes.Join(append(records, dump), []byte("\n")), '\n')
+	path := filepath.Join("testdata", "v1.jsonl")
+	if *rewrite {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("the records have changed; got\n%s\nwant\n%s", got, want)
+	}
+	cat := catalog.New()
+	lines := bytes.Split(bytes.TrimSpace(want), []byte("\n"))
+	for i, line := range lines[:len(lines)-1] {
+		if err := replay(cat, uint64(i+1), line); err != nil {
+			t.Fatalf("line %d: %v", i+1, err)
+		}
+	}
+	loaded, err := decodeDump(lines[len(lines)-1])
+	if err != nil || !reflect.DeepEqual(loaded, cat.Dump()) {
+		t.Errorf("%v: the dump is\n%+v\nthe events give\n%+v", err, loaded, cat.Dump())
+	}
+}
+
+// Every event of the catalog has a record, and the history above has each.
+func TestEveryEventHasARecord(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "catalog", "event.go"), nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events []string
+	for _, d := range file.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok && f.Name.Name == "event" {
+			events = append(events, f.Recv.List[0].Type.(*ast.Ident).Name)
+		}
+	}
+	if len(events) < 16 {
+		t.Fatalf("found only %v", events)
+	}
+	_, records := history(t)
+	have := map[string]bool{}
+	for _, r := range records {
+		e, err := decodeEvent(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		have[reflect.TypeOf(e).Name()] = true
+	}
+	for _, name := range events {
+		if !have[name] {
+			t.Errorf("catalog.%s is not in the history of the suite", name)
+		}
+	}
+}
+
+func TestRecordsThatAreRefused(t *testing.T) {
+	for text, part := range map[string]string{
+		`{"v":2,"kind":"restarted","data":{}}`:                        "version 2, this program knows 1",
+		`{"v":1,"kind":"invented","data":{}}`:                         "later release",
+		`{"v":1,"kind":"snapshot","data":{}}`:                         "later release",
+		`{"v":1,"kind":"topic_moved","data":{"topic":"t","speed":3}}`: "speed",
+		`{"v":1,"kind":"topic_moved","data":{"topic":"t"}} {}`:        "follows the end",
+		`{"v":1,"kind":"topic_placed","data":{"plan":{"quotas":[]}}}`: "no specification",
+		`{"v":1,"kind":"topic_placed","data":{"spec":{"name":"t","rate":1,"rate_milli":1000,"burst":1,"groups":[{"count":2000000000,"rate":1}]},"plan":{}}}`: "outside",
+		`{"v":1,"kind":"topic_`: "damaged",
+		``:                      "damaged",
+	} {
+		_, err := decodeEvent([]byte(text))
+		if !errors.As(err, new(*FormatError)) || !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: %v, want %q", text, err, part)
+		}
+	}
+}
+
+// Whatever is on disk: an error or an event that is written down again to what
+// is read as the same.
+func FuzzRecord(f *testing.F) {
+	b, err := os.ReadFile(filepath.Join("testdata", "v1.jsonl"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for line := range bytes.SplitSeq(bytes.TrimSpace(b), []byte("\n")) {
+		f.Add(line)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if !small(b) {
+			return // sound, and only slow
+		}
+		if e, err := decodeEvent(b); err == nil {
+			again, err := encodeEvent(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e2, err := decodeEvent(again); err != nil || !reflect.DeepEqual(e, e2) {
+				t.Fatalf("%+v became %+v, %v", e, e2, err)
+			}
+		} else if e != nil {
+			t.Fatalf("an event and an error: %+v, %v", e, err)
+		}
+		if d, err := decodeDump(b); err == nil {
+			if _, err := catalog.Load(d); err != nil {
+				return
+			}
+			again, err := encodeDump(d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d2, err := decodeDump(again); err != nil || len(d2.Topics) != len(d.Topics) || d2.Version != d.Version {
+				t.Fatalf("%+v became %+v, %v", d, d2, err)
+			}
+		}
+	})
+}
+
+// small reports whether no group of the record is expanded to many publishers.
+func small(b []byte) bool {
+	var v any
+	if json.Unmarshal(b, &v) != nil {
+		return true
+	}
+	var count func(any) float64
+	count = func(v any) float64 {
+		n := 0.0
+		switch v := v.(type) {
+		case map[string]any:
+			for key, one := range v {
+				if f, ok := one.(float64); ok && strings.EqualFold(key, "count") {
+					n += f
+				}
+				n += count(one)
+			}
+		case []any:
+			for _, one := range v {
+				n += count(one)
+			}
+		}
+		return n
+	}
+	return count(v) < 10_000
+}

@@ -1,0 +1,70 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+var (
+	// ErrLost: the term is over; another process may lead.
+	ErrLost = errors.New("the leadership is lost")
+	// ErrGap: the events do not begin where the log ends. Somebody else has
+	// appended, or the caller has lost count; in either case it must load anew.
+	ErrGap = errors.New("the events do not continue the log")
+)
+
+// Store is a log of events with at most one leader.
+type Store interface {
+	// Lead waits until this process leads, and returns its term and the catalog
+	// as the log has it. advertise is what Leader tells others. It may be called
+	// again when the term has ended.
+	Lead(ctx context.Context, advertise string) (Term, *catalog.Catalog, error)
+	// Follow hands over the state of the log, and then every event that is
+	// appended, in order, until ctx ends (nil) or the log cannot be read. When it
+	// has fallen behind a compaction it hands over the state again.
+	Follow(ctx context.Context, f Follower) error
+	// Leader returns what the present leader advertises; empty: nobody leads.
+	Leader(ctx context.Context) (string, error)
+	// Close gives up what is open. Terms and Follow calls have ended before.
+	Close() error
+}
+
+// Follower takes a log. Its calls come one at a time.
+type Follower interface {
+	Reset(*catalog.Catalog)
+	Apply(catalog.Event) error
+}
+
+// Term is one process' time as the leader. Its methods are for one goroutine,
+// Lost excepted.
+type Term interface {
+	// Append makes events durable, in their order; base is the version of the
+	// catalog before the first. When it returns nil, no crash and no other leader
+	// loses them. After an error some of the first ones may have been kept, and
+	// the term is of no more use: ErrLost, ErrGap, or what the medium said.
+	Append(ctx context.Context, base uint64, events []catalog.Event) error
+	// Compact puts the dump in the place of all events up to its version.
+	Compact(ctx context.Context, dump catalog.Dump) error
+	// Lost is closed when the term ends without Resign.
+	Lost() <-chan struct{}
+	// Resign ends the term, so that another may begin at once.
+	Resign(ctx context.Context) error
+}
+
+// replay applies an event of the log.
+func replay(cat *catalog.Catalog, version uint64, record []byte) error {
+	event, err := decodeEvent(record)
+	if err != nil {
+		return fmt.Errorf("event %d: %w", version, err)
+	}
+	if version != cat.Version()+1 {
+		return fmt.Errorf("event %d after %d: %w", version, cat.Version(), ErrGap)
+	}
+	if _, err := cat.Apply(event); err != nil {
+		return fmt.Errorf("event %d: replay: %w", version, err)
+	}
+	return nil
+}

@@ -1,0 +1,494 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// patience is how long a test waits for what must happen; only a failure takes
+// so long.
+const patience = 30 * time.Second
+
+// startEtcd runs a real etcd server of one member until the test ends.
+func startEtcd(t *testing.T) string {
+	t.Helper()
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	cfg.UnsafeNoFsync = true // what the disk keeps is etcd's own test
+	cfg.TickMs, cfg.ElectionMs = 20, 200
+	cfg.LogLevel = "error"
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	client := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{client}, []url.URL{client}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	select {
+	case <-e.Server.ReadyNotify():
+	case <-time.After(patience):
+		t.Fatal("etcd is not ready")
+	}
+	return e.Clients[0].Addr().String()
+}
+
+func etcdStore(t *testing.T, address, prefix string) *Etcd {
+	t.Helper()
+	s, err := NewEtcd(EtcdConfig{
+		Client: clientv3.Config{Endpoints: []string{address}, DialTimeout: patience, Logger: zap.NewNop()},
+		Prefix: prefix, Lease: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// stores are the implementations under test. open returns a Store on the same
+// data at each call of what it returns.
+func stores(t *testing.T) map[string]func(*testing.T) func() Store {
+	address := startEtcd(t)
+	return map[string]func(*testing.T) func() Store{
+		"memory": func(*testing.T) func() Store {
+			m := &Memory{}
+			return func() Store { return m }
+		},
+		"bolt": func(t *testing.T) func() Store {
+			dir := t.TempDir()
+			return func() Store {
+				b, err := NewBolt(filepath.Join(dir, "new", "folder"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return b
+			}
+		},
+		"etcd": func(t *testing.T) func() Store {
+			prefix := "/" + strings.ReplaceAll(t.Name(), "/", "-") + "/"
+			return func() Store { return etcdStore(t, address, prefix) }
+		},
+	}
+}
+
+func eachStore(t *testing.T, f func(t *testing.T, open func() Store)) {
+	for name, make := range stores(t) {
+		t.Run(name, func(t *testing.T) { f(t, make(t)) })
+	}
+}
+
+// leader is a term with the catalog that goes with it.
+type leader struct {
+	t    *testing.T
+	term Term
+	cat  *catalog.Catalog
+}
+
+func lead(t *testing.T, s Store) *leader {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	term, cat, err := s.Lead(ctx, "me:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = term.Resign(context.Background()) })
+	return &leader{t, term, cat}
+}
+
+// append applies and appends events that must pass.
+func (l *leader) append(events ...catalog.Event) {
+	l.t.Helper()
+	base := l.cat.Version()
+	for _, e := range events {
+		if _, err := l.cat.Apply(e); err != nil {
+			l.t.Fatalf("%+v: %v", e, err)
+		}
+	}
+	if err := l.term.Append(l.t.Context(), base, events); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l *leader) resign() {
+	l.t.Helper()
+	if err := l.term.Resign(context.Background()); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func joined(id string) catalog.BrokerJoined {
+	return catalog.BrokerJoined{
+		ID: id, Instance: id + "-1", TCPAddress: id + ":4150", HTTPAddress: id + ":4151", Hostname: "h", Version: "1", Mcap: 1_000_000,
+	}
+}
+
+// plannedFor returns a spec of so many publishers, and a plan for it.
+func plannedFor(t *testing.T, cat *catalog.Catalog, name string, single, grouped int, rate int64) (*catalog.Spec, placement.Plan) {
+	t.Helper()
+	s := &catalog.Spec{
+		Demand: placement.Demand{Topic: name, Rate: rate, RateMilli: rate*1000 - 1, Burst: 100},
+		SLO:    catalog.SLO{Quantile: 0.999, Latency: 7 * time.Millisecond}, OverLimit: catalog.Reject,
+		Policy: placement.SRTM, ShareRule: "static", Channels: []string{"c", "d"},
+	}
+	for i := range single {
+		s.Demand.Publishers = append(s.Demand.Publishers, placement.Publisher{ID: fmt.Sprintf("%s-%d", name, i), Rate: 0.1, Batch: i % 3})
+	}
+	if grouped > 0 {
+		s.Demand.Groups = []placement.Group{{Key: "g", Count: grouped, Rate: 0.1, Batch: 2}}
+	}
+	p, err := placement.Place(s.Policy, cat.SnapshotFor(name), s.Demand, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, p
+}
+
+func placed(t *testing.T, cat *catalog.Catalog, name, key string, single, grouped int) catalog.Event {
+	t.Helper()
+	s, p := plannedFor(t, cat, name, single, grouped, 1+int64(single+grouped))
+	e, err := catalog.NewTopicPlaced(s, p, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func moving(t *testing.T, cat *catalog.Catalog, name string, single, grouped int) catalog.Event {
+	t.Helper()
+	s, p := plannedFor(t, cat, name, single, grouped, 2_000+int64(single+grouped))
+	e, err := catalog.NewTopicMoving(s, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// every appends each kind of event at least once, in three appends.
+func (l *leader) every() {
+	l.t.Helper()
+	l.append(joined("b1"), joined("b2"))
+	l.append(placed(l.t, l.cat, "t", "key", 5, 7))
+	var members []string
+	topic, _ := l.cat.Topic("t")
+	for _, q := range topic.Plan.Quotas {
+		members = append(members, q.Broker)
+	}
+	for _, m := range members {
+		l.append(catalog.MemberPrepared{Topic: "t", Broker: m})
+	}
+	l.append(catalog.TopicActivated{Topic: "t"}, catalog.SLOJudged{Topic: "t", Missed: "late"})
+	l.append(catalog.BrokerDraining{ID: members[0], Draining: true})
+	l.append(moving(l.t, l.cat, "t", 6, 7))
+	l.append(catalog.TopicMoveAborted{Topic: "t"})
+	l.append(moving(l.t, l.cat, "t", 6, 7))
+	topic, _ = l.cat.Topic("t")
+	for _, q := range topic.Next.Plan.Quotas {
+		l.append(catalog.MemberPrepared{Topic: "t", Broker: q.Broker})
+	}
+	l.append(catalog.TopicMoved{Topic: "t"}, catalog.MemberRetired{Topic: "t", Broker: members[0]},
+		catalog.LeftoverRemoved{Topic: "t", Broker: members[0]})
+	l.append(placed(l.t, l.cat, "gone", "", 1, 0), catalog.TopicDeleting{Topic: "gone"})
+	gone, _ := l.cat.Topic("gone")
+	l.append(catalog.TopicRemoved{Topic: "gone", Left: []string{gone.Plan.Quotas[0].Broker}, ContractLeft: true})
+	l.append(placed(l.t, l.cat, "other", "", 0, 1), catalog.TopicRemoved{Topic: "other", ContractLeft: true},
+		catalog.LeftoverContractRemoved{Topic: "other"})
+	l.append(moving(l.t, l.cat, "t", 3, 1), catalog.BrokerLeft{ID: "b1"}, catalog.Restarted{})
+}
+
+func same(t *testing.T, got, want *catalog.Catalog) {
+	t.Helper()
+	a, b := got.Dump(), want.Dump()
+	if !reflect.DeepEqual(a, b) {
+		t.Fatalf("got\n%+v\nwant\n%+v", a, b)
+	}
+}
+
+func TestWhatWasAppendedIsThereAfterwards(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		first := lead(t, open())
+		if first.cat.Version() != 0 {
+			t.Fatalf("a new store is at %d", first.cat.Version())
+		}
+		first.every()
+		first.resign()
+		second := lead(t, open())
+		same(t, second.cat, first.cat)
+
+		if err := second.term.Compact(t.Context(), second.cat.Dump()); err != nil {
+			t.Fatal(err)
+		}
+		second.append(joined("b9"))
+		second.resign()
+		third := lead(t, open())
+		same(t, third.cat, second.cat)
+		third.append(catalog.Restarted{})
+	})
+}
+
+// A dump is taken while events go on.
+func TestADumpOfThePast(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		l := lead(t, open())
+		l.append(joined("b1"))
+		dump := l.cat.Dump()
+		l.append(joined("b2"), joined("b3"))
+		if err := l.term.Compact(t.Context(), dump); err != nil {
+			t.Fatal(err)
+		}
+		l.append(joined("b4"))
+		future := l.cat.Dump()
+		future.Version++
+		if err := l.term.Compact(t.Context(), future); !errors.Is(err, ErrGap) {
+			t.Errorf("a dump of the future: %v", err)
+		}
+		l.resign()
+		same(t, lead(t, open()).cat, l.cat)
+	})
+}
+
+func TestEventsThatDoNotContinueTheLog(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		l := lead(t, open())
+		l.append(joined("b1"))
+		for _, base := range []uint64{0, 2} {
+			if err := l.term.Append(t.Context(), base, []catalog.Event{joined("b2")}); !errors.Is(err, ErrGap) {
+				t.Errorf("append after %d: %v", base, err)
+			}
+		}
+		l.resign()
+		same(t, lead(t, open()).cat, l.cat)
+	})
+}
+
+func TestATermThatIsOver(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		l := lead(t, open())
+		l.append(joined("b1"))
+		l.resign()
+		l.resign() // harmless
+		if err := l.term.Append(t.Context(), 1, []catalog.Event{joined("b2")}); !errors.Is(err, ErrLost) {
+			t.Errorf("append: %v", err)
+		}
+		if err := l.term.Compact(t.Context(), l.cat.Dump()); !errors.Is(err, ErrLost) {
+			t.Errorf("compact: %v", err)
+		}
+		same(t, lead(t, open()).cat, l.cat)
+	})
+}
+
+// A topic of 40,000 publishers with names of their own is megabytes.
+func TestALargeTopic(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		l := lead(t, open())
+		l.append(joined("b1"), joined("b2"))
+		l.append(placed(t, l.cat, "t", "", 40_000, 10), joined("b3"))
+		l.resign()
+		again := lead(t, open())
+		same(t, again.cat, l.cat)
+		if err := again.term.Compact(t.Context(), again.cat.Dump()); err != nil {
+			t.Fatal(err)
+		}
+		again.resign()
+		same(t, lead(t, open()).cat, l.cat)
+	})
+}
+
+func TestManyEventsAtOnce(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		l := lead(t, open())
+		var events []catalog.Event
+		for i := range 1000 {
+			events = append(events, joined(fmt.Sprintf("b%d", i)))
+		}
+		l.append(events...)
+		l.resign()
+		same(t, lead(t, open()).cat, l.cat)
+	})
+}
+
+// follower collects what it is told.
+type follower struct {
+	mu     sync.Mutex
+	cat    *catalog.Catalog
+	resets int
+}
+
+func (f *follower) Reset(c *catalog.Catalog) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cat = c
+	f.resets++
+}
+
+func (f *follower) Apply(e catalog.Event) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, err := f.cat.Apply(e)
+	return err
+}
+
+func (f *follower) version() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cat == nil {
+		return 0
+	}
+	return f.cat.Version()
+}
+
+func follow(t *testing.T, s Store) *follower {
+	f := &follower{}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Follow(ctx, f) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(patience); !is(); <-ticker.C {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func TestFollowersOfEtcd(t *testing.T) {
+	address := startEtcd(t)
+	open := func() *Etcd { return etcdStore(t, address, "/f/") }
+	l := lead(t, open())
+	if who, err := open().Leader(t.Context()); err != nil || who != "me:1" {
+		t.Errorf("the leader is %q, %v", who, err)
+	}
+	l.append(joined("b0"))
+	f := follow(t, open())
+	eventually(t, "the follower has the state", func() bool { return f.version() == l.cat.Version() })
+	l.every()
+	l.append(joined("b7")) // every ends with a restart
+	l.append(placed(t, l.cat, "large", "", 50_000, 0))
+	eventually(t, "the follower has all events", func() bool { return f.version() == l.cat.Version() })
+	same(t, f.cat, l.cat)
+	if err := l.term.Compact(t.Context(), l.cat.Dump()); err != nil {
+		t.Fatal(err)
+	}
+	late := follow(t, open())
+	l.append(joined("b9"))
+	eventually(t, "both followers have the event after the dump", func() bool {
+		return f.version() == l.cat.Version() && late.version() == l.cat.Version()
+	})
+	same(t, late.cat, l.cat)
+	if f.resets != 1 {
+		t.Errorf("the first follower was reset %d times", f.resets)
+	}
+}
+
+// The next in line leads once the first one is gone, and what the first one
+// still tries to write is refused, although it believes that it leads.
+func TestALeaderThatWasReplaced(t *testing.T) {
+	address := startEtcd(t)
+	first := lead(t, etcdStore(t, address, "/r/"))
+	first.append(joined("b1"))
+
+	next := make(chan *leader, 1)
+	second := etcdStore(t, address, "/r/")
+	go func() { next <- lead(t, second) }()
+	select {
+	case <-next:
+		t.Fatal("two leaders")
+	case <-first.term.Lost():
+		t.Fatal("the first lost it for no reason")
+	case <-time.After(2 * time.Second): // longer than the lease: it is kept alive
+	}
+	// As when the first hangs: its lease ends and it does not know.
+	old := first.term.(*etcdTerm)
+	revoked := clientv3.LeaseID(old.session.Lease())
+	blind := &etcdTerm{store: old.store, session: old.session, election: old.election, head: old.head, cancel: func() {}}
+	if _, err := second.client.Revoke(t.Context(), revoked); err != nil {
+		t.Fatal(err)
+	}
+	l := <-next
+	if err := blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}); !errors.Is(err, ErrLost) {
+		t.Errorf("an old leader's append: %v", err)
+	}
+	l.append(joined("b2"))
+	if err := blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}); !errors.Is(err, ErrLost) {
+		t.Errorf("an old leader's append: %v", err)
+	}
+	<-first.term.Lost()
+	l.resign()
+	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
+}
+
+func TestAFileInUse(t *testing.T) {
+	dir := t.TempDir()
+	b, err := NewBolt(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := lead(t, b)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, _, err := b.Lead(ctx, ""); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a file that is in use: %v", err)
+	}
+	l.resign()
+}
+
+func TestAFileOfAnotherRelease(t *testing.T) {
+	dir := t.TempDir()
+	b, err := NewBolt(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := lead(t, b)
+	l.append(joined("b1"))
+	l.resign()
+	db, err := bbolt.Open(filepath.Join(dir, BoltFile), 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":2,"kind":"restarted","data":{}}`))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = b.Lead(t.Context(), "")
+	var format *FormatError
+	if !errors.As(err, &format) || format.Version != 2 || !strings.Contains(err.Error(), "version 2") {
+		t.Errorf("got %v", err)
+	}
+}
