@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -47,18 +48,31 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
+	data, err := opts.openStore()
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	err = alternate(ctx, opts, log, data, func(ctx context.Context, as role) error { return serve(ctx, opts, log, as) })
+	return errors.Join(err, data.Close())
+}
+
+// serve runs everything in one role, until ctx ends or the role does.
+func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err error) {
 	registry := obs.NewRegistry()
 	server := grpc.NewServer(duplex.ServerOptions()...)
 
 	var adaptor controller.Adaptor
 	var embedded *loop.Server
-	if opts.tbadaptorAddress == "" {
+	switch {
+	case opts.tbadaptorAddress == "" && as.term == nil:
+		// The leader's adaptor has the ledger, and brokers go there.
+	case opts.tbadaptorAddress == "":
 		if embedded, err = loop.New(opts.loopConfig(log, registry)); err != nil {
 			return err
 		}
 		srtmv1.RegisterGrantServiceServer(server, embedded)
 		adaptor = embedded
-	} else {
+	default:
 		conn, err := dial(opts.tbadaptorAddress)
 		if err != nil {
 			return lifecycle.UsageError{Err: fmt.Errorf("--tbadaptor-address: %w", err)}
@@ -66,7 +80,14 @@ func run(ctx context.Context, args []string) error {
 		defer conn.Close()
 		adaptor = controller.Remote{Client: srtmv1.NewGrantServiceClient(conn)}
 	}
-	control, err := controller.New(opts.controllerConfig(log, registry), adaptor)
+	cfg := opts.controllerConfig(log, registry)
+	var control *controller.Controller
+	if as.term != nil {
+		cfg.Journal, cfg.Catalog = as.term, as.cat
+		control, err = controller.New(cfg, adaptor)
+	} else {
+		control, err = controller.NewFollower(cfg, adaptor, as.leader)
+	}
 	if err != nil {
 		return err
 	}
@@ -114,8 +135,15 @@ func run(ctx context.Context, args []string) error {
 		group.Add("adaptor", embedded.Run)
 	}
 	group.Add("controller", control.Run)
+	if as.follow != nil {
+		group.Add("store", func(ctx context.Context) error { return as.follow.Follow(ctx, control) })
+	}
 	group.Add("health", func(ctx context.Context) error {
 		for name := range server.GetServiceInfo() {
+			if name == srtmv1.BrokerService_ServiceDesc.ServiceName && as.term == nil {
+				healthy.SetServingStatus(name, healthv1.HealthCheckResponse_NOT_SERVING)
+				continue
+			}
 			healthy.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
 		}
 		<-ctx.Done()
@@ -123,7 +151,7 @@ func run(ctx context.Context, args []string) error {
 		return nil
 	})
 	log.Info("loaddistributor is up", obs.KeyVersion, obs.Version(), "grpc", rpcListener.Addr().String(),
-		"http", webListener.Addr().String(), "tcp", opts.tcpAddress, "tbadaptor", opts.tbadaptorAddress, "seed", opts.seed)
+		"http", webListener.Addr().String(), "tcp", opts.tcpAddress, "tbadaptor", opts.tbadaptorAddress, "seed", opts.seed, "leads", as.term != nil)
 	err = group.Run(ctx)
 	log.Info("loaddistributor is down")
 	return err

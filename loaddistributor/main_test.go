@@ -53,13 +53,13 @@ func TestParse(t *testing.T) {
 
 func TestFaultsAreNamedTogether(t *testing.T) {
 	err := run(t.Context(), []string{
-		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--tbadaptor-address=nowhere",
+		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--store=tape", "--tbadaptor-address=nowhere",
 		"--inactive-producer-timeout=0",
 	})
 	if !errors.As(err, new(lifecycle.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
-	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address", "--inactive-producer-timeout"} {
+	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address", "--inactive-producer-timeout", "--store"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%v\ndoes not say %q", err, part)
 		}
@@ -93,7 +93,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address", free(t), "--log-level=error"})
+		done <- run(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address", free(t), "--store=memory", "--log-level=error"})
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -149,15 +149,15 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 
 func TestAnAddressInUse(t *testing.T) {
 	taken := testkit.Listen(t)
-	err := run(t.Context(), []string{"--grpc-address", taken.Addr().String(), "--http-address", "127.0.0.1:0", "--log-level=error"})
+	err := run(t.Context(), []string{"--grpc-address", taken.Addr().String(), "--http-address", "127.0.0.1:0", "--store=memory", "--log-level=error"})
 	if err == nil || !strings.Contains(err.Error(), "--grpc-address") {
 		t.Errorf("gRPC: %v", err)
 	}
-	err = run(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", taken.Addr().String(), "--log-level=error"})
+	err = run(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
 	if err == nil || !strings.Contains(err.Error(), "--http-address") {
 		t.Errorf("HTTP: %v", err)
 	}
-	err = run(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--tcp-address", taken.Addr().String(), "--log-level=error"})
+	err = run(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--tcp-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
 	if err == nil || !strings.Contains(err.Error(), "--tcp-address") {
 		t.Errorf("TCP: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,6 +33,13 @@ type options struct {
 	tombstoneLifetime        time.Duration
 	hostname                 string // not configured
 	tbadaptorAddress         string
+	store, dataPath          string
+	advertise                string // what a leader tells others
+	etcdEndpoints            list
+	etcdPrefix, etcdUser     string
+	etcdCA, etcdCert         string
+	etcdKey                  string
+	etcdLease                time.Duration
 	reportInterval           time.Duration
 	prepareTimeout           time.Duration
 	window                   time.Duration
@@ -39,6 +47,22 @@ type options struct {
 	seed                     uint64
 	logLevel, logFormat      string
 }
+
+// list is a flag that may be repeated.
+type list []string
+
+func (l *list) String() string { return strings.Join(*l, ",") }
+
+func (l *list) Set(s string) error {
+	if s == "" {
+		return errors.New("is empty")
+	}
+	*l = append(*l, s)
+	return nil
+}
+
+// etcdPasswordEnv keeps the password out of process lists and files.
+const etcdPasswordEnv = "SRTM_ETCD_PASSWORD"
 
 // parse reads the flags and the file, and returns all that is wrong with them.
 func parse(args []string, out io.Writer) (*options, error) {
@@ -51,6 +75,16 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
 	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
+	fs.StringVar(&o.store, "store", storeBolt, "where topics and placements are kept: bbolt (a file), etcd (shared by several, one leads) or memory (lost at the end)")
+	fs.StringVar(&o.dataPath, "data-path", ".", "`folder` of --store=bbolt")
+	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` that followers send others to while this process leads (default --grpc-address)")
+	fs.Var(&o.etcdEndpoints, "etcd-endpoint", "`URL` of an etcd member, for --store=etcd; may be repeated")
+	fs.StringVar(&o.etcdPrefix, "etcd-prefix", "/srtm/loaddistributor/", "`prefix` of all keys in etcd")
+	fs.DurationVar(&o.etcdLease, "etcd-lease", 5*time.Second, "how long a leader that says nothing still leads; whole seconds")
+	fs.StringVar(&o.etcdUser, "etcd-user", "", "etcd `user`; the password is in the environment, "+etcdPasswordEnv)
+	fs.StringVar(&o.etcdCA, "etcd-ca-file", "", "PEM `file` of the authorities of etcd's certificate")
+	fs.StringVar(&o.etcdCert, "etcd-cert-file", "", "PEM `file` of our certificate for etcd")
+	fs.StringVar(&o.etcdKey, "etcd-key-file", "", "PEM `file` of its key")
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
@@ -68,6 +102,9 @@ func parse(args []string, out io.Writer) (*options, error) {
 	if o.broadcastAddress == "" {
 		o.broadcastAddress = o.hostname
 	}
+	if o.advertise == "" {
+		o.advertise = o.grpcAddress
+	}
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
@@ -82,6 +119,20 @@ func (o *options) validate() error {
 	}
 	errs = append(errs, o.controllerConfig(log, nil).Validate())
 	errs = append(errs, o.registryConfig().Validate())
+	switch o.store {
+	case storeBolt, storeMemory:
+		if len(o.etcdEndpoints) > 0 {
+			errs = append(errs, fmt.Errorf("--etcd-endpoint needs --store=etcd, not %s", o.store))
+		}
+	case storeEtcd:
+		_, err := o.etcdConfig()
+		errs = append(errs, err)
+		if (o.etcdCert == "") != (o.etcdKey == "") {
+			errs = append(errs, errors.New("--etcd-cert-file and --etcd-key-file: want both or neither"))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("--store %q is none of bbolt, etcd, memory", o.store))
+	}
 	if o.inactiveProducer <= 0 || o.tombstoneLifetime <= 0 {
 		errs = append(errs, fmt.Errorf("--inactive-producer-timeout %v and --tombstone-lifetime %v must be positive", o.inactiveProducer, o.tombstoneLifetime))
 	}

@@ -63,7 +63,12 @@ type Config struct {
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
 	// Seed of the placement policies that draw publishers at random.
-	Seed    uint64
+	Seed uint64
+	// Journal keeps what is committed, and Catalog is what it has from before;
+	// both nil: nothing is kept beyond the process. The catalog is the
+	// controller's from New on.
+	Journal Journal
+	Catalog *catalog.Catalog
 	Log     *slog.Logger
 	Metrics prometheus.Registerer // nil: not exported
 }
@@ -96,9 +101,12 @@ func (c Config) Validate() error {
 // Controller is the single writer. Make it with New, and Run it.
 type Controller struct {
 	// Set once.
-	cfg     Config
-	adaptor Adaptor
-	work    sync.WaitGroup // creations and deletions; Add under mu, while not closing
+	cfg        Config
+	adaptor    Adaptor
+	unfinished []unfinished   // for Run
+	leader     func() string  // of a follower; nil: this one leads
+	wake       chan struct{}  // 1 deep: something is staged
+	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 
 	// placing is held from the snapshot to the commit of a plan, so that
 	// plans do not overtake each other; brokers may still come and go, which
@@ -110,7 +118,10 @@ type Controller struct {
 
 	mu struct {
 		sync.RWMutex
-		cat      *catalog.Catalog
+		cat      *catalog.Catalog                 // durable: what is shown
+		next     *catalog.Catalog                 // decided: cat and what is staged
+		staged   []staged                         // for the committer, oldest first
+		halted   error                            // why nothing can be staged any more
 		sessions map[string]*Session              // by broker
 		creating map[string]*creation             // by topic
 		names    map[string]chan struct{}         // held by a procedure; closed when released
@@ -126,14 +137,24 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
-	c := &Controller{cfg: cfg, adaptor: adaptor}
+	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1)}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
-	c.mu.cat = catalog.New()
+	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
+		c.mu.cat = catalog.New()
+	}
+	c.cfg.Catalog = nil
+	var err error
+	if c.mu.next, err = catalog.Load(c.mu.cat.Dump()); err != nil {
+		return nil, fmt.Errorf("controller: %w", err)
+	}
 	c.mu.sessions = map[string]*Session{}
 	c.mu.creating = map[string]*creation{}
 	c.mu.names = map[string]chan struct{}{}
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
 	c.mu.ending = make(chan struct{})
+	if err := c.takeUp(); err != nil {
+		return nil, fmt.Errorf("controller: %w", err)
+	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(collector{c}); err != nil {
 			return nil, fmt.Errorf("controller: %w", err)
@@ -142,20 +163,36 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	return c, nil
 }
 
-// Run compares and repairs until ctx ends. Then it refuses new work, rolls
-// back the creations under way, waits for deletions, and ends the sessions and
-// the watchers.
+// Run takes up what an earlier controller left unfinished, and then compares
+// and repairs until ctx ends. Then it refuses new work, rolls back the
+// creations under way, waits for deletions, and ends the sessions and the
+// watchers. It fails with ErrNotCommitted when the journal does, after the same
+// steps; what it could not do then is for the next controller.
 func (c *Controller) Run(ctx context.Context) error {
+	if c.leader != nil {
+		<-ctx.Done()
+		c.mu.Lock()
+		close(c.mu.ending)
+		c.mu.Unlock()
+		return nil
+	}
+	stop, failed := make(chan struct{}), make(chan error, 1)
+	go func() { failed <- c.committer(stop) }()
 	own, cancel := context.WithCancel(ctx)
-	var contracts sync.WaitGroup
-	contracts.Go(func() { c.keepContracts(own) })
+	var others sync.WaitGroup
+	c.resume()
+	others.Go(func() { c.keepContracts(own) })
 	ticker := time.NewTicker(c.cfg.ReportInterval)
 	defer ticker.Stop()
+	committing := true
+	var err error
 	for running := true; running; {
 		select {
 		case <-ticker.C:
-			c.judge(time.Now())
-			c.assignWork(time.Now())
+			c.judge(c.now())
+			c.assignWork(c.now())
+		case err = <-failed:
+			running, committing = false, false
 		case <-ctx.Done():
 			running = false
 		}
@@ -169,52 +206,68 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	c.mu.Unlock()
 	cancel()
-	contracts.Wait()
+	others.Wait()
 	c.work.Wait() // with the sessions still up: roll-backs reach the brokers
 	c.mu.Lock()
 	for _, s := range c.mu.sessions {
 		s.out.End(ErrClosing)
 	}
 	c.mu.Unlock()
-	return nil
-}
-
-// commitLocked applies an event and notes what follows. What is to be logged
-// it returns, for the caller to log when it has let go of mu. Requires: mu held.
-func (c *Controller) commitLocked(e catalog.Event) (changes []catalog.StateChanged, err error) {
-	effects, err := c.mu.cat.Apply(e)
-	if err != nil {
-		return nil, err
+	close(stop)
+	if committing {
+		err = errors.Join(err, <-failed)
 	}
-	for _, effect := range effects {
-		switch effect := effect.(type) {
-		case catalog.PlacementChanged:
-			c.wakeLocked(effect.Topic)
-		case catalog.StateChanged:
-			c.wakeLocked(effect.Topic)
-			changes = append(changes, effect)
-		}
-	}
-	return changes, nil
-}
-
-// commit applies one event.
-func (c *Controller) commit(e catalog.Event) error {
-	c.mu.Lock()
-	changes, err := c.commitLocked(e)
-	c.mu.Unlock()
-	c.logChanges(changes)
 	return err
 }
 
-func (c *Controller) logChanges(changes []catalog.StateChanged) {
-	for _, s := range changes {
-		level := slog.LevelInfo
-		if s.To == catalog.Degraded {
-			level = slog.LevelWarn
+// now is when something that is asked or judged now happens.
+func (c *Controller) now() time.Time { return time.Now() }
+
+// takeUp stages what has to be said of an earlier controller's end before
+// anything else happens. A topic that was being created has nobody who waits
+// for it: it is rolled back.
+func (c *Controller) takeUp() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.next.Version() == 0 {
+		return nil
+	}
+	if _, err := c.stageLocked(catalog.Restarted{}); err != nil {
+		return err
+	}
+	for _, topic := range c.mu.next.Topics("", c.mu.next.Len()) {
+		name := topic.Spec.Name()
+		switch {
+		case topic.State == catalog.Preparing:
+			if _, err := c.stageLocked(catalog.TopicDeleting{Topic: name}); err != nil {
+				return err
+			}
+			fallthrough
+		case topic.State == catalog.Deleting:
+			c.unfinished = append(c.unfinished, unfinished{name, c.holdLocked(name)})
 		}
-		c.cfg.Log.Log(context.Background(), level, "topic", obs.KeyTopic, s.Topic,
-			obs.KeyState, s.To.String(), "from", s.From.String(), obs.KeyReason, s.Reason)
+	}
+	return nil
+}
+
+// unfinished is a topic to be torn down, held since New.
+type unfinished struct {
+	name    string
+	release func()
+}
+
+// resume does what takeUp has found.
+func (c *Controller) resume() {
+	for _, u := range c.unfinished {
+		c.work.Add(1)
+		go func() {
+			defer c.work.Done()
+			defer u.release()
+			c.cfg.Log.Info("tearing down what was left unfinished", obs.KeyTopic, u.name)
+			if err := c.tearDown(u.name, true); err != nil {
+				c.cfg.Log.Warn("topic not torn down", obs.KeyTopic, u.name, obs.KeyError, err)
+			}
+		}()
 	}
 }
 

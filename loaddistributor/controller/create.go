@@ -53,10 +53,14 @@ const placeAttempts = 8
 // context ends, it is rolled back. tell is called with each step; its error
 // counts as the end of the context.
 //
-// Errors: catalog.ErrTopicExists, ErrKeyReused; placement.FieldErrors,
+// Errors: ErrNotCommitted (it may have been created all the same: repeat it with
+// its key); catalog.ErrTopicExists, ErrKeyReused; placement.FieldErrors,
 // *placement.Infeasible; *BrokerError, *AdaptorError, ErrUnsteady, ErrClosing;
 // the context's.
 func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key string, tell func(Progress) error) (catalog.Topic, error) {
+	if err := c.following(); err != nil {
+		return catalog.Topic{}, err
+	}
 	cr, topic, err := c.begin(spec, key)
 	if cr == nil {
 		return topic, err
@@ -104,9 +108,9 @@ func (c *Controller) begin(spec *catalog.Spec, key string) (*creation, catalog.T
 			cr.waiters++
 			return cr, catalog.Topic{}, nil
 		}
-		if known, ok := c.mu.cat.KeyOf(key); ok {
-			topic, _ := c.mu.cat.Topic(known)
-			if !topic.Spec.Equal(spec) {
+		if known, ok := c.mu.next.KeyOf(key); ok {
+			topic, _ := c.mu.next.Topic(known)
+			if !topic.Ordered.Equal(spec) {
 				return nil, catalog.Topic{}, fmt.Errorf("topic %s was created with the key: %w", known, catalog.ErrKeyReused)
 			}
 			if topic.State != catalog.Deleting {
@@ -114,7 +118,9 @@ func (c *Controller) begin(spec *catalog.Spec, key string) (*creation, catalog.T
 			}
 		}
 	}
-	if _, taken := c.mu.cat.Topic(name); taken || c.mu.creating[name] != nil {
+	// One that is being deleted is gone before the creation, which holds the
+	// name, begins.
+	if t, taken := c.mu.next.Topic(name); taken && t.State != catalog.Deleting || c.mu.creating[name] != nil {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -197,8 +203,10 @@ func (c *Controller) create(ctx context.Context, cr *creation) error {
 	if err == nil {
 		return nil
 	}
-	c.tearDown(name, contracted)
-	return err
+	if errors.Is(err, ErrNotCommitted) {
+		return err // what has become of it, the next controller finds out
+	}
+	return errors.Join(err, c.tearDown(name, contracted))
 }
 
 // activate makes the topic active if somebody still waits for it.
@@ -208,14 +216,19 @@ func (c *Controller) activate(ctx context.Context, cr *creation) error {
 		c.mu.Unlock()
 		return cmp.Or(context.Cause(ctx), errAbandoned)
 	}
-	changes, err := c.commitLocked(catalog.TopicActivated{Topic: cr.spec.Name()})
-	if err == nil {
-		// Now: as soon as the name is let go of, somebody may delete it.
-		cr.topic, _ = c.mu.cat.Topic(cr.spec.Name())
-	}
+	activated, err := c.stageLocked(catalog.TopicActivated{Topic: cr.spec.Name()})
 	c.mu.Unlock()
-	c.logChanges(changes)
-	return err
+	if err == nil {
+		err = activated.wait()
+	}
+	if err != nil {
+		return err
+	}
+	// Now: as soon as the name is let go of, somebody may delete it.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cr.topic, _ = c.mu.cat.Topic(cr.spec.Name())
+	return nil
 }
 
 // place plans and commits.
@@ -227,7 +240,7 @@ func (c *Controller) place(ctx context.Context, cr *creation) (placement.Plan, e
 			return placement.Plan{}, err
 		}
 		c.mu.RLock()
-		snapshot := c.mu.cat.Snapshot()
+		snapshot := c.mu.next.Snapshot()
 		c.mu.RUnlock()
 		c.step(cr, Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s on %d brokers", cr.spec.Demand.Rate, len(snapshot))})
 		plan, err := placement.Place(cr.spec.Policy, snapshot, cr.spec.Demand, c.placing.rng)
@@ -325,7 +338,7 @@ func contractRequest(spec *catalog.Spec, plan placement.Plan, adopt bool) *srtmv
 // takes no longer than two timeouts; what could not be reached in that time is
 // remembered in the catalog and cleared later. contracted: the adaptor may
 // have its contract. Requires: the topic's name is held.
-func (c *Controller) tearDown(name string, contracted bool) {
+func (c *Controller) tearDown(name string, contracted bool) error {
 	contractLeft := false
 	if contracted {
 		ctx, cancel := context.WithTimeout(context.Background(), c.cfg.PrepareTimeout)
@@ -337,12 +350,10 @@ func (c *Controller) tearDown(name string, contracted bool) {
 		}
 	}
 	c.mu.RLock()
-	topic, _ := c.mu.cat.Topic(name)
+	topic, _ := c.mu.next.Topic(name)
 	c.mu.RUnlock()
-	var brokers, left []string
-	for _, q := range topic.Plan.Quotas {
-		brokers = append(brokers, q.Broker)
-	}
+	brokers := topic.Holders()
+	var left []string
 	timer := time.NewTimer(c.cfg.PrepareTimeout)
 	defer timer.Stop()
 	answers := c.ask(name, nil, brokers)
@@ -368,8 +379,9 @@ func (c *Controller) tearDown(name string, contracted bool) {
 			c.cfg.Log.Warn("topic left behind for now", obs.KeyTopic, name, obs.KeyBroker, broker, obs.KeyError, err)
 		}
 	}
-	if err := c.commit(catalog.TopicRemoved{Topic: name, Left: left, ContractLeft: contractLeft}); err != nil {
-		panic(fmt.Sprintf("controller: tear down %s: %v", name, err))
+	err := must("tear down "+name, c.commit(catalog.TopicRemoved{Topic: name, Left: left, ContractLeft: contractLeft}))
+	if err != nil {
+		return err // the next controller does it
 	}
 	c.mu.Lock()
 	for _, broker := range brokers {
@@ -379,11 +391,15 @@ func (c *Controller) tearDown(name string, contracted bool) {
 		}
 	}
 	c.mu.Unlock()
+	return nil
 }
 
 // Delete removes a topic; a creation or another deletion under way ends first.
 // The deletion goes on when ctx ends. catalog.ErrTopicUnknown if there is none.
 func (c *Controller) Delete(ctx context.Context, name string) error {
+	if err := c.following(); err != nil {
+		return err
+	}
 	release, err := c.hold(ctx, name)
 	if err != nil {
 		return err
@@ -394,7 +410,7 @@ func (c *Controller) Delete(ctx context.Context, name string) error {
 		release()
 		return ErrClosing
 	}
-	changes, err := c.commitLocked(catalog.TopicDeleting{Topic: name})
+	deleting, err := c.stageLocked(catalog.TopicDeleting{Topic: name})
 	if err != nil {
 		c.mu.Unlock()
 		release()
@@ -402,17 +418,19 @@ func (c *Controller) Delete(ctx context.Context, name string) error {
 	}
 	c.work.Add(1)
 	c.mu.Unlock()
-	c.logChanges(changes)
-	done := make(chan struct{})
+	done := make(chan error, 1)
 	go func() {
 		defer c.work.Done()
-		defer close(done)
 		defer release()
-		c.tearDown(name, true)
+		err := deleting.wait()
+		if err == nil {
+			err = c.tearDown(name, true)
+		}
+		done <- err
 	}()
 	select {
-	case <-done:
-		return nil
+	case err := <-done:
+		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -19,12 +19,24 @@ func (c *Controller) Nodes() []Node {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	nodes := make([]Node, 0, len(c.mu.sessions))
-	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
+	for _, id := range c.connectedLocked() {
 		node := c.nodeLocked(id)
 		node.Topics = slices.Sorted(maps.Keys(c.topicsLocked(id)))
 		nodes = append(nodes, node)
 	}
 	return nodes
+}
+
+// connectedLocked returns the brokers with a session, by id; on a follower,
+// those with a session at the leader. Requires: mu held.
+func (c *Controller) connectedLocked() []string {
+	var ids []string
+	for _, b := range c.mu.cat.Brokers() {
+		if b.Connected {
+			ids = append(ids, b.ID)
+		}
+	}
+	return ids
 }
 
 // topicsLocked returns the topics that consumers can read from a connected
@@ -38,7 +50,7 @@ func (c *Controller) topicsLocked(id string) map[string]bool {
 			set[name] = true
 		}
 	}
-	for name := range c.mu.sessions[id].topics {
+	for name := range c.reportedLocked(id) {
 		if _, managed := c.mu.cat.Topic(name); !managed {
 			set[name] = true
 		}
@@ -52,7 +64,19 @@ func open(topic catalog.Topic) bool {
 
 func (c *Controller) nodeLocked(id string) Node {
 	b, _ := c.mu.cat.Broker(id)
-	return Node{Broker: b, Remote: c.mu.sessions[id].remote}
+	node := Node{Broker: b}
+	if s := c.mu.sessions[id]; s != nil {
+		node.Remote = s.remote
+	}
+	return node
+}
+
+// reportedLocked returns what the broker reports; on a follower nothing.
+func (c *Controller) reportedLocked(id string) map[string]*figures {
+	if s := c.mu.sessions[id]; s != nil {
+		return s.topics
+	}
+	return nil
 }
 
 // TopicNames returns the names of all topics that consumers can read, placed
@@ -61,7 +85,7 @@ func (c *Controller) TopicNames() []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	set := map[string]bool{}
-	for id := range c.mu.sessions {
+	for _, id := range c.connectedLocked() {
 		maps.Copy(set, c.topicsLocked(id))
 	}
 	return slices.Sorted(maps.Keys(set))
@@ -82,14 +106,14 @@ func (c *Controller) Producers(topic string) (nodes []Node, channels []string, f
 			set[channel] = true
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
-		f, reported := c.mu.sessions[id].topics[topic]
+	for _, id := range c.connectedLocked() {
+		f, reported := c.reportedLocked(id)[topic]
 		if reported {
 			for _, channel := range f.channels {
 				set[channel] = true
 			}
 		}
-		if managed && slices.ContainsFunc(placed.Plan.Quotas, quotaOf(id)) || !managed && reported {
+		if managed && c.mu.cat.Shows(topic, id) || !managed && reported {
 			nodes = append(nodes, c.nodeLocked(id))
 		}
 	}

@@ -8,6 +8,9 @@ import (
 var (
 	// ErrClosing: the loaddistributor is shutting down.
 	ErrClosing = errors.New("the loaddistributor is shutting down")
+	// ErrNotCommitted: the journal failed, or another process leads. Whether the
+	// request is durable is not known; whoever leads next knows.
+	ErrNotCommitted = errors.New("not known to be committed")
 	// ErrReplaced: a newer session has the broker's id.
 	ErrReplaced = errors.New("a newer session has the broker's id")
 	// ErrBrokerGone: the broker's session ended before it answered.
@@ -19,6 +22,19 @@ var (
 	// errAbandoned: nobody waits for the creation any more.
 	errAbandoned = errors.New("the caller is gone")
 )
+
+// NotLeaderError: another loaddistributor leads; this one only reads.
+type NotLeaderError struct {
+	// Leader is its gRPC address; empty when nobody is known to lead.
+	Leader string
+}
+
+func (e *NotLeaderError) Error() string {
+	if e.Leader == "" {
+		return "this loaddistributor does not lead, and none is known to"
+	}
+	return "this loaddistributor does not lead: " + e.Leader + " does"
+}
 
 // BrokerError: a broker did not do what a topic's creation needs.
 type BrokerError struct {

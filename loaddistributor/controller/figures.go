@@ -60,7 +60,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			s.topics[t.Topic] = f
 		}
 		f.channels = t.Channels
-		if c.isMemberLocked(t.Topic, s.broker) { // of others nothing is asked
+		if c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
 			f.add(received{now, t}, from)
 		}
 	}

@@ -56,9 +56,9 @@ func (c *Controller) assignLocked(s *Session, now time.Time) {
 // judge gives every active topic the verdict over its window.
 func (c *Controller) judge(now time.Time) {
 	c.mu.Lock()
-	var changes []catalog.StateChanged
+	defer c.mu.Unlock()
 	for after := ""; ; {
-		page := c.mu.cat.Topics(after, 1000)
+		page := c.mu.next.Topics(after, 1000)
 		for _, topic := range page {
 			after = topic.Spec.Name()
 			if topic.State != catalog.Active && topic.State != catalog.Degraded {
@@ -68,18 +68,15 @@ func (c *Controller) judge(now time.Time) {
 			if missed == topic.Missed {
 				continue
 			}
-			more, err := c.commitLocked(catalog.SLOJudged{Topic: after, Missed: missed})
-			if err != nil {
-				panic(fmt.Sprintf("controller: judge %s: %v", after, err))
+			_, err := c.stageLocked(catalog.SLOJudged{Topic: after, Missed: missed})
+			if must("judge "+after, err) != nil {
+				return
 			}
-			changes = append(changes, more...)
 		}
 		if len(page) < 1000 {
 			break
 		}
 	}
-	c.mu.Unlock()
-	c.logChanges(changes)
 }
 
 func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.Verdict {

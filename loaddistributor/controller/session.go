@@ -48,6 +48,9 @@ func (s *Session) Out() *duplex.Queue[*srtmv1.ControllerMessage] { return s.out 
 // Join begins a session. One that the broker has already ends with ErrReplaced.
 // remote is the address that the broker calls from.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
+	if err := c.following(); err != nil {
+		return nil, err
+	}
 	s := &Session{
 		broker: h.BrokerId, instance: h.Instance, remote: remote,
 		out:      duplex.NewQueue[*srtmv1.ControllerMessage](messageQueue),
@@ -66,7 +69,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		c.mu.Unlock()
 		return nil, ErrClosing
 	}
-	changes, err := c.commitLocked(catalog.BrokerJoined{
+	_, err := c.stageLocked(catalog.BrokerJoined{
 		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
 		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
 	})
@@ -77,10 +80,8 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	if old := c.mu.sessions[s.broker]; old != nil {
 		c.endLocked(old, ErrReplaced)
 	}
-	c.mu.sessions[s.broker] = s
-	c.assignLocked(s, time.Now())
+	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
 	c.mu.Unlock()
-	c.logChanges(changes)
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
 		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
 	return s, nil
@@ -95,12 +96,9 @@ func (c *Controller) Leave(s *Session) {
 	}
 	delete(c.mu.sessions, s.broker)
 	c.endLocked(s, ErrBrokerGone)
-	changes, err := c.commitLocked(catalog.BrokerLeft{ID: s.broker})
+	_, err := c.stageLocked(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
-	if err != nil {
-		panic(fmt.Sprintf("controller: a session without a broker in the catalog: %v", err))
-	}
-	c.logChanges(changes)
+	_ = must("a session without a broker in the catalog", err) // the next controller finds it gone
 	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
 }
 
@@ -148,9 +146,7 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 		}
 		return nil // late: it has been asked again
 	}
-	var failed error
-	var changes []catalog.StateChanged
-	var err error
+	var failed, err error
 	switch {
 	case p.Error != "":
 		failed = &RefusedError{p.Error}
@@ -158,29 +154,23 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 		// It stays, so that what is refused is not asked again at once.
 		r.done, r.sent = nil, time.Now()
 	case r.remove:
-		changes, err = c.commitLocked(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
-	case c.isMemberLocked(r.topic, s.broker):
-		changes, err = c.commitLocked(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
+		_, err = c.stageLocked(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
+	case c.mu.next.Expects(r.topic, s.broker):
+		_, err = c.stageLocked(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
 	}
 	if failed == nil {
 		r.answer(nil)
 		delete(s.requests, p.Request)
 	}
 	c.mu.Unlock()
-	if err != nil {
-		panic(fmt.Sprintf("controller: result of a connected member refused: %v", err))
+	if err := must("result of a connected member refused", err); err != nil {
+		return err
 	}
-	c.logChanges(changes)
 	if failed != nil {
 		c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, r.topic,
 			"remove", r.remove, obs.KeyError, failed)
 	}
 	return nil
-}
-
-func (c *Controller) isMemberLocked(topic, broker string) bool {
-	t, ok := c.mu.cat.Topic(topic)
-	return ok && slices.ContainsFunc(t.Plan.Quotas, quotaOf(broker))
 }
 
 // askLocked sends a PrepareTopic or RemoveTopic. done gets the answer, or

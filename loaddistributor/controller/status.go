@@ -11,7 +11,6 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
-	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -54,7 +53,9 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	held := map[string]holding{}
 	ctx, cancel := context.WithTimeout(ctx, sharesTimeout)
 	defer cancel()
-	if shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name}); err == nil {
+	if c.adaptor == nil {
+		// A follower of a leader with an adaptor in its process.
+	} else if shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name}); err == nil {
 		for _, t := range shares.Topics {
 			for _, m := range t.Members {
 				if m.AcknowledgedEpoch > 0 {
@@ -113,10 +114,6 @@ func ContractProto(s *catalog.Spec) *srtmv1.Contract {
 // ShareProto returns a share as it travels.
 func ShareProto(s tokenbucket.Share) *srtmv1.Share {
 	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
-}
-
-func quotaOf(broker string) func(placement.Quota) bool {
-	return func(q placement.Quota) bool { return q.Broker == broker }
 }
 
 // State is what /debug/state shows of the controller.

@@ -73,17 +73,17 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 		}
 	}()
 
-	indices := make([]int, 0, len(publishers))
-	for _, id := range publishers {
-		i, ok := first.Placement.Index(id)
-		if !ok {
-			return fmt.Errorf("topic %s, publisher %q: %w", topic, id, catalog.ErrPublisherUnknown)
-		}
-		indices = append(indices, i)
-	}
 	var told *catalog.Placement
 	for now := first; ; {
 		if now.Placement != told {
+			indices := make([]int, 0, len(publishers))
+			for _, id := range publishers {
+				i, ok := now.Placement.Index(id)
+				if !ok {
+					return fmt.Errorf("topic %s, publisher %q: %w", topic, id, catalog.ErrPublisherUnknown)
+				}
+				indices = append(indices, i)
+			}
 			if err := difference(told, now.Placement, indices, send); err != nil {
 				return err
 			}
@@ -99,7 +99,7 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 		c.mu.RLock()
 		now, known = c.mu.cat.Topic(topic)
 		c.mu.RUnlock()
-		if !known || now.State == catalog.Deleting || now.Spec != first.Spec {
+		if !known || now.State == catalog.Deleting || now.Ordered != first.Ordered {
 			return fmt.Errorf("topic %s was deleted: %w", topic, catalog.ErrTopicUnknown)
 		}
 	}
@@ -126,8 +126,10 @@ func difference(old, now *catalog.Placement, indices []int, send func(Change) er
 			i = indices[n]
 		}
 		a := now.At(i)
-		if old != nil && old.At(i).Endpoint == a.Endpoint {
-			continue
+		if old != nil {
+			if j, known := old.Index(a.Publisher); known && old.At(j).Endpoint == a.Endpoint {
+				continue
+			}
 		}
 		if len(batch) == piece {
 			if err := flush(true); err != nil {

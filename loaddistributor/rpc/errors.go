@@ -35,6 +35,8 @@ const (
 	ReasonAdaptorFailed    = "ADAPTOR_FAILED"
 	ReasonBrokersUnsteady  = "BROKERS_UNSTEADY"
 	ReasonShuttingDown     = "SHUTTING_DOWN"
+	ReasonNotLeader        = "NOT_LEADER" // metadata "leader": its address, if known
+	ReasonNotCommitted     = "NOT_COMMITTED"
 	ReasonSessionReplaced  = "SESSION_REPLACED"
 	ReasonNoHello          = "NO_HELLO"
 	ReasonSlowReader       = "SLOW_READER"
@@ -59,6 +61,8 @@ var table = []struct {
 	{is(catalog.ErrNotActive), codes.FailedPrecondition, ReasonTopicNotActive},
 	{is(catalog.ErrTopicState), codes.FailedPrecondition, ReasonTopicBusy},
 	{is(controller.ErrClosing), codes.Unavailable, ReasonShuttingDown},
+	{as[*controller.NotLeaderError], codes.Unavailable, ReasonNotLeader},
+	{is(controller.ErrNotCommitted), codes.Unavailable, ReasonNotCommitted},
 	{is(controller.ErrReplaced), codes.Aborted, ReasonSessionReplaced},
 	{as[*controller.BrokerError], codes.Unavailable, ReasonBrokerFailed},
 	{as[*controller.RefusedError], codes.Unavailable, ReasonBrokerFailed},
@@ -105,13 +109,18 @@ func toStatus(err error) error {
 }
 
 func coded(code codes.Code, reason string, err error) error {
-	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: reason, Domain: Domain}}
+	info := &errdetails.ErrorInfo{Reason: reason, Domain: Domain}
+	details := []protoadapt.MessageV1{info}
 	var (
+		elsewhere  *controller.NotLeaderError
 		bad        faults
 		fields     placement.FieldErrors
 		message    *controller.BadMessage
 		infeasible *placement.Infeasible
 	)
+	if errors.As(err, &elsewhere) && elsewhere.Leader != "" {
+		info.Metadata = map[string]string{"leader": elsewhere.Leader}
+	}
 	switch {
 	case errors.As(err, &bad):
 		details = append(details, bad.proto())

@@ -41,6 +41,8 @@ var domain = map[string]struct {
 	"catalog.PlanError":           {&catalog.PlanError{Broker: "b", Problem: "p"}, codes.Unavailable, ReasonBrokersUnsteady},
 	"catalog.NotReadyError":       {&catalog.NotReadyError{Topic: "t", Reason: "r"}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrClosing":       {controller.ErrClosing, codes.Unavailable, ReasonShuttingDown},
+	"controller.ErrNotCommitted":  {controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted},
+	"controller.NotLeaderError":   {&controller.NotLeaderError{Leader: "h:1"}, codes.Unavailable, ReasonNotLeader},
 	"controller.ErrReplaced":      {controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced},
 	"controller.ErrBrokerGone":    {controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrNoAnswer":      {controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed},

@@ -27,6 +27,8 @@ func Forever(s tokenbucket.Share) Lease {
 type lease struct {
 	Lease
 	lapses stamp.Mono
+	// The bucket was last retuned then; it is not retuned for an earlier time.
+	retuned stamp.Mono
 }
 
 func (l *lease) set(to Lease) {
@@ -47,7 +49,8 @@ func (t *Topic) SetLeased(now stamp.Mono, s tokenbucket.Share, of Lease, granted
 		panic("queue: a share for a topic without a limit")
 	}
 	t.lapse(now)
-	released := t.bucket.Retune(now, s, granted)
+	t.lease.retuned = max(now, t.lease.retuned)
+	released := t.bucket.Retune(t.lease.retuned, s, granted)
 	t.lease.set(of)
 	t.advance(now, fx)
 	return released
@@ -78,13 +81,17 @@ func (t *Topic) lapse(now stamp.Mono) {
 	if !t.limited || now.Before(l.lapses) {
 		return
 	}
+	end := func(at stamp.Mono, s tokenbucket.Share) {
+		l.retuned = max(at, l.retuned)
+		t.bucket.Retune(l.retuned, s, 0)
+	}
 	to := l.Lease
 	if !now.Before(to.FlexUntil) && to.FlexUntil <= to.Until {
-		t.bucket.Retune(to.FlexUntil, to.Base, 0)
+		end(to.FlexUntil, to.Base)
 		to.FlexUntil = stamp.Never
 	}
 	if !now.Before(to.Until) {
-		t.bucket.Retune(to.Until, tokenbucket.Share{}, 0)
+		end(to.Until, tokenbucket.Share{})
 		to = Forever(tokenbucket.Share{})
 	}
 	l.set(to)

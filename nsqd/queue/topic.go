@@ -105,8 +105,6 @@ func (e *Effects) Reset() {
 //   - accepted == released + Waiting + emptied + lost;
 //   - a waiting message has taken no token yet: only the head of the line is
 //     judged, when it is released, so that a new share counts from then on;
-//   - under a contract, the part of the line that is in memory is in order of
-//     arrival, so that nobody behind the head has a token before it;
 //   - if the head of the line is eligible and every channel has room, it is
 //     released before the step returns.
 type Topic struct {
@@ -115,7 +113,7 @@ type Topic struct {
 
 	// The contract's part. limited with a zero bucket releases nothing.
 	limited bool
-	bucket  tokenbucket.Hindsight
+	bucket  tokenbucket.Bucket
 	lease   lease
 	over    OverLimit
 
@@ -159,8 +157,7 @@ func (t *Topic) Limit(over OverLimit) {
 	t.over = over
 	if !t.limited {
 		t.limited = true
-		t.waiting.sort(laterArrival)
-		t.bucket = tokenbucket.Hindsight{}
+		t.bucket = tokenbucket.Bucket{}
 		t.lease.set(Forever(tokenbucket.Share{}))
 	}
 }
@@ -190,7 +187,8 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 	}
 	for _, m := range msgs {
 		if t.line.free() > 0 {
-			t.wait(m)
+			m.hold()
+			t.waiting.push(m)
 		} else {
 			t.line.spill(m, fx)
 		}
@@ -234,25 +232,30 @@ func (t *Topic) Appended(n, bytes int, fx *Effects) {
 	t.want(&t.line, fx)
 }
 
-// expectedDelay is the access delay that the last of msgs would have, with
-// every message ahead of it counted.
+// expectedDelay is the access delay that the last of msgs would have:
+// max{0, U - b}/r with every message ahead of it counted in U (design, section
+// 4), from the arrival of the first that waits.
 func (t *Topic) expectedDelay(msgs []*Message) time.Duration {
+	rate := t.bucket.Share().Rate.PerSecond()
+	if rate <= 0 {
+		return math.MaxInt64
+	}
 	if len(msgs) == 0 {
 		return 0
 	}
 	first, last := msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At
 	if t.waiting.len() > 0 {
-		first = min(first, t.waiting.front().Arrival.At)
+		first = t.waiting.front().Arrival.At
 	}
-	n := t.Waiting() + len(msgs)
-	e := t.bucket.After(int64(n), first)
-	if n == 1 {
-		e = t.bucket.Eligible(first)
+	missing := int64(t.Waiting()+len(msgs))*1000 - int64(t.bucket.Tokens(first))
+	if missing <= 0 {
+		return 0
 	}
-	if e == stamp.Never {
+	wait := float64(missing) / 1000 / rate * float64(time.Second)
+	if wait >= math.MaxInt64/2 {
 		return math.MaxInt64
 	}
-	return max(0, e.Sub(last))
+	return max(0, first.Add(time.Duration(wait)).Sub(last))
 }
 
 // Tick does what is due: releases, message timeouts, deferred messages.
@@ -315,12 +318,12 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 	t.lapse(now)
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
-		e, ok := m.Arrival.At, !now.Before(m.Arrival.At)
-		if t.limited {
-			e, ok = t.bucket.Take(m.Arrival.At, now)
-		}
-		if !ok {
+		e := t.eligible(m)
+		if now.Before(e) {
 			return
+		}
+		if t.limited {
+			t.bucket.Take(m.Arrival.At)
 		}
 		m.Eligible = e
 		t.waiting.pop()
@@ -336,29 +339,10 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 	}
 }
 
-// wait takes hold of a message and puts it into the memory part of the line.
-func (t *Topic) wait(m *Message) {
-	m.hold()
-	t.place(m)
-}
-
-// place puts a message into the memory part of the line: at its end, or where it
-// arrived, if there is a contract. Readers come to their messages late and in an
-// order of their own; whoever came first has a token first.
-func (t *Topic) place(m *Message) {
-	i := t.waiting.len()
-	if t.limited {
-		i = t.waiting.after(m, laterArrival)
-	}
-	t.waiting.insert(i, m)
-}
-
-func laterArrival(a, b *Message) bool { return b.Arrival.At.Before(a.Arrival.At) }
-
 // recall fills the memory part of the line.
 func (t *Topic) recall() {
 	for m, ok := t.line.recall(); ok; m, ok = t.line.recall() {
-		t.place(m)
+		t.waiting.push(m)
 	}
 }
 
@@ -428,7 +412,8 @@ func (t *Topic) enter(now stamp.Mono, l *Line, msgs []Kept, fx *Effects) {
 		return
 	}
 	for _, k := range msgs {
-		t.wait(k.Message)
+		k.Message.hold()
+		t.waiting.push(k.Message)
 	}
 	t.recall()
 	t.advance(now, fx)

@@ -83,7 +83,7 @@ func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 		return nil, err
 	}
 	if err := start("loaddistributor", "loaddistributor",
-		"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--tbadaptor-address", adaptor); err != nil {
+		"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor); err != nil {
 		return nil, err
 	}
 	for i := 1; i <= cfg.Brokers; i++ {

@@ -1,0 +1,229 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// Journal keeps events (loaddistributor/store). Its calls come one at a time.
+type Journal interface {
+	// Append makes events durable, in their order; base is the version before
+	// the first. After an error nothing more is appended.
+	Append(ctx context.Context, base uint64, events []catalog.Event) error
+	// Compact puts the dump in the place of all events up to its version.
+	Compact(ctx context.Context, dump catalog.Dump) error
+	// Lost is closed when this process does not lead any more.
+	Lost() <-chan struct{}
+}
+
+// compactAfter is how many events are appended between two dumps.
+const compactAfter = 10_000
+
+// maxBatch bounds the events of one Append; those that wait go together, so
+// that they share what makes them durable.
+const maxBatch = 1000
+
+// An event takes two steps. It is staged: the catalog of decisions, mu.next,
+// takes or refuses it, and from then on decisions count on it. The committer
+// appends what is staged to the journal, and then applies it to the catalog
+// that is shown, mu.cat, which cannot refuse it, for it has seen the same
+// events. So nobody outside ever sees what a crash could undo: not a request's
+// answer, not a publisher's broker, not a message to a broker.
+//
+// The design that lost is one catalog whose effects are held back: every
+// reader would have had to know how far it may look.
+
+// staged is an event on its way.
+type staged struct {
+	event catalog.Event
+	ticket
+}
+
+// ticket is what a stager may wait for.
+type ticket struct {
+	done chan error // gets the one result
+}
+
+// wait returns when the event is durable and shown, or with why it never will
+// be known to be.
+func (t ticket) wait() error { return <-t.done }
+
+// stageLocked decides on an event. An error is the catalog's refusal, or
+// ErrNotCommitted. Requires: mu held.
+func (c *Controller) stageLocked(e catalog.Event) (ticket, error) {
+	if c.mu.halted != nil {
+		return ticket{}, c.mu.halted
+	}
+	if _, err := c.mu.next.Apply(e); err != nil {
+		return ticket{}, err
+	}
+	t := ticket{done: make(chan error, 1)}
+	c.mu.staged = append(c.mu.staged, staged{e, t})
+	select {
+	case c.wake <- struct{}{}:
+	default: // the committer has been woken and has not looked yet
+	}
+	return t, nil
+}
+
+// commit stages an event and waits until it is durable and shown.
+func (c *Controller) commit(e catalog.Event) error {
+	c.mu.Lock()
+	t, err := c.stageLocked(e)
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return t.wait()
+}
+
+// must is for a refusal that cannot be: only the end of the journal is an error
+// then.
+func must(what string, err error) error {
+	if err != nil && !errors.Is(err, ErrNotCommitted) && !errors.Is(err, ErrClosing) {
+		panic(fmt.Sprintf("controller: %s: %v", what, err))
+	}
+	return err
+}
+
+// committer appends what is staged until stop is closed and nothing is left, or
+// the journal fails, which is its error.
+func (c *Controller) committer(stop <-chan struct{}) error {
+	sinceDump := compactAfter // once at the start, whatever there was
+	for {
+		c.mu.Lock()
+		batch := c.mu.staged
+		if len(batch) > maxBatch {
+			batch = batch[:maxBatch:maxBatch]
+		}
+		c.mu.staged = c.mu.staged[len(batch):]
+		base := c.mu.cat.Version()
+		c.mu.Unlock()
+		if len(batch) == 0 {
+			select {
+			case <-c.wake:
+				continue
+			case <-c.lost():
+				return c.halt(fmt.Errorf("%w: another process leads", ErrNotCommitted), nil)
+			case <-stop:
+			}
+			c.mu.Lock()
+			rest := len(c.mu.staged)
+			if rest == 0 {
+				c.mu.halted = ErrClosing
+			}
+			c.mu.Unlock()
+			if rest == 0 {
+				return nil
+			}
+			continue
+		}
+		if err := c.append(base, batch); err != nil {
+			return c.halt(fmt.Errorf("%w: %w", ErrNotCommitted, err), batch)
+		}
+		c.show(batch)
+		if sinceDump += len(batch); sinceDump >= compactAfter {
+			if err := c.compact(); err != nil {
+				return c.halt(fmt.Errorf("%w: %w", ErrNotCommitted, err), nil)
+			}
+			sinceDump = 0
+		}
+	}
+}
+
+// lost is nil, which blocks for ever, without a journal.
+func (c *Controller) lost() <-chan struct{} {
+	if c.cfg.Journal == nil {
+		return nil
+	}
+	return c.cfg.Journal.Lost()
+}
+
+func (c *Controller) append(base uint64, batch []staged) error {
+	if c.cfg.Journal == nil {
+		return nil
+	}
+	events := make([]catalog.Event, len(batch))
+	for i, s := range batch {
+		events[i] = s.event
+	}
+	// Not a caller's context: whether it is durable does not depend on who waits.
+	return c.cfg.Journal.Append(context.Background(), base, events)
+}
+
+func (c *Controller) compact() error {
+	if c.cfg.Journal == nil {
+		return nil
+	}
+	c.mu.RLock()
+	dump := c.mu.cat.Dump()
+	c.mu.RUnlock()
+	return c.cfg.Journal.Compact(context.Background(), dump)
+}
+
+// show applies durable events to what is shown, and answers those who wait.
+func (c *Controller) show(batch []staged) {
+	var changes []catalog.StateChanged
+	c.mu.Lock()
+	for _, s := range batch {
+		changes = append(changes, c.applyLocked(s.event)...)
+	}
+	c.mu.Unlock()
+	c.logChanges(changes)
+	for _, s := range batch {
+		s.done <- nil
+	}
+}
+
+// applyLocked makes an event visible. Requires: mu held; mu.next took it.
+func (c *Controller) applyLocked(e catalog.Event) (changes []catalog.StateChanged) {
+	effects, err := c.mu.cat.Apply(e)
+	if err != nil {
+		panic(fmt.Sprintf("controller: a staged event is refused: %+v: %v", e, err))
+	}
+	for _, effect := range effects {
+		switch effect := effect.(type) {
+		case catalog.PlacementChanged:
+			c.wakeLocked(effect.Topic)
+		case catalog.StateChanged:
+			c.wakeLocked(effect.Topic)
+			changes = append(changes, effect)
+		}
+	}
+	if joined, ok := e.(catalog.BrokerJoined); ok {
+		if s := c.mu.sessions[joined.ID]; s != nil {
+			c.assignLocked(s, c.now())
+		}
+	}
+	return changes
+}
+
+// halt ends the pipeline: what is staged is not known to be durable, and never
+// will be in this process.
+func (c *Controller) halt(err error, batch []staged) error {
+	c.mu.Lock()
+	c.mu.halted = err
+	batch = append(batch, c.mu.staged...)
+	c.mu.staged = nil
+	c.mu.Unlock()
+	for _, s := range batch {
+		s.done <- err
+	}
+	return err
+}
+
+func (c *Controller) logChanges(changes []catalog.StateChanged) {
+	for _, s := range changes {
+		level := slog.LevelInfo
+		if s.To == catalog.Degraded {
+			level = slog.LevelWarn
+		}
+		c.cfg.Log.Log(context.Background(), level, "topic", obs.KeyTopic, s.Topic,
+			obs.KeyState, s.To.String(), "from", s.From.String(), obs.KeyReason, s.Reason)
+	}
+}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/store"
+)
+
+// Names of the stores.
+const (
+	storeBolt   = "bbolt"
+	storeEtcd   = "etcd"
+	storeMemory = "memory"
+)
+
+// Pauses of a follower, between two attempts to lead while the store does not
+// answer, and between two looks at who leads.
+const (
+	leadPause = 500 * time.Millisecond
+	lookPause = 500 * time.Millisecond
+)
+
+// role is what a process serves as: the leader, which has a term, or a follower
+// of the store.
+type role struct {
+	term   store.Term
+	cat    *catalog.Catalog
+	follow store.Store
+	leader func() string // of a follower: who leads
+}
+
+func (o *options) openStore() (store.Store, error) {
+	switch o.store {
+	case storeMemory:
+		return &store.Memory{}, nil
+	case storeBolt:
+		b, err := store.NewBolt(o.dataPath)
+		if err != nil {
+			return nil, fmt.Errorf("--data-path: %w", err)
+		}
+		return b, nil
+	}
+	cfg, err := o.etcdConfig()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Client.TLS, err = o.etcdTLS(); err != nil {
+		return nil, err
+	}
+	e, err := store.NewEtcd(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (o *options) etcdConfig() (store.EtcdConfig, error) {
+	cfg := store.EtcdConfig{
+		Client: clientv3.Config{
+			Endpoints: o.etcdEndpoints, Username: o.etcdUser, Password: os.Getenv(etcdPasswordEnv),
+			DialTimeout: 2 * time.Second, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
+			Logger: zap.NewNop(), // what it would say, errors say
+		},
+		Prefix: o.etcdPrefix, Lease: o.etcdLease,
+	}
+	return cfg, cfg.Validate()
+}
+
+// etcdTLS returns nil when no certificate is configured.
+func (o *options) etcdTLS() (*tls.Config, error) {
+	if o.etcdCA == "" && o.etcdCert == "" {
+		return nil, nil
+	}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if o.etcdCA != "" {
+		pem, err := os.ReadFile(o.etcdCA)
+		if err != nil {
+			return nil, fmt.Errorf("--etcd-ca-file: %w", err)
+		}
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--etcd-ca-file %s: no certificate in it", o.etcdCA)
+		}
+	}
+	if o.etcdCert != "" {
+		pair, err := tls.LoadX509KeyPair(o.etcdCert, o.etcdKey)
+		if err != nil {
+			return nil, fmt.Errorf("--etcd-cert-file, --etcd-key-file: %w", err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	return cfg, nil
+}
+
+// alternate serves as a follower until this process leads, then as the leader,
+// and when it has lost that as a follower again, until ctx ends. A store of one
+// process has no followers, and its failure is the end.
+func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, serve func(context.Context, role) error) error {
+	for {
+		var as role
+		var err error
+		if opts.store == storeEtcd {
+			as, err = candidate(ctx, opts, log, data, serve)
+		} else {
+			as.term, as.cat, err = data.Lead(ctx, opts.advertise)
+		}
+		if err != nil || as.term == nil {
+			return err
+		}
+		log.Info("leading", "store", opts.store, obs.KeyVersion, as.cat.Version())
+		err = serve(ctx, as)
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), opts.etcdLease)
+		resigned := as.term.Resign(stop)
+		cancel()
+		if opts.store != storeEtcd || ctx.Err() != nil || !errors.Is(err, controller.ErrNotCommitted) {
+			return errors.Join(err, resigned)
+		}
+		log.Warn("leading no more", obs.KeyError, err)
+	}
+}
+
+// candidate follows until it leads. A role without a term means that ctx has
+// ended.
+func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, serve func(context.Context, role) error) (role, error) {
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	var leader atomic.Pointer[string] // written by look; a stale one costs a detour
+	leader.Store(new(string))
+	won := make(chan role, 1)
+	done := make(chan struct{}, 2)
+	go func() {
+		defer func() { done <- struct{}{} }()
+		defer stop()
+		won <- campaign(following, opts, log, data)
+	}()
+	go func() {
+		defer func() { done <- struct{}{} }()
+		look(following, data, &leader)
+	}()
+	err := serve(following, role{follow: data, leader: func() string { return *leader.Load() }})
+	stop()
+	<-done
+	<-done
+	as := <-won
+	if err != nil && as.term != nil {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), opts.etcdLease)
+		defer cancel()
+		return role{}, errors.Join(err, as.term.Resign(end))
+	}
+	return as, err
+}
+
+// campaign tries to lead until it does or ctx ends.
+func campaign(ctx context.Context, opts *options, log *slog.Logger, data store.Store) role {
+	failing := false
+	for {
+		term, cat, err := data.Lead(ctx, opts.advertise)
+		if err == nil {
+			return role{term: term, cat: cat}
+		}
+		if ctx.Err() != nil {
+			return role{}
+		}
+		if !failing {
+			log.Warn("the store does not let this process lead; trying on", obs.KeyError, err)
+			failing = true
+		}
+		if !pause(ctx, leadPause) {
+			return role{}
+		}
+	}
+}
+
+// look keeps up with who leads.
+func look(ctx context.Context, data store.Store, leader *atomic.Pointer[string]) {
+	for {
+		limit, cancel := context.WithTimeout(ctx, 2*time.Second)
+		if who, err := data.Leader(limit); err == nil {
+			leader.Store(&who)
+		}
+		cancel()
+		if !pause(ctx, lookPause) {
+			return
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
