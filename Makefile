@@ -91,8 +91,12 @@ tidy: ## fail when go.mod or go.sum is not tidy
 conformance: no-race-note ## raw bytes against our nsqd, or another (SRTM_CONFORMANCE_NSQD=path)
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./tests/conformance
 
-test-clients: ## install client libraries into build/clients and drive them against nsqd
-	SRTM_CLIENTS=1 $(GO) test -count=1 -timeout=30m -v ./tests/clients
+# Most of their time they wait, so more of them run at a time than there are
+# processors. The whole log is shown when something fails.
+test-clients: ## install NSQ client libraries into build/clients and drive them against nsqd (log: build/clients.log)
+	@mkdir -p build
+	SRTM_CLIENTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=8 -v ./tests/clients > build/clients.log 2>&1 || { cat build/clients.log; exit 1; }
+	@grep '^clients: ' build/clients.log
 
 archtest: ## the import and purity rules
 	$(GO) test -count=1 ./internal/archtest

@@ -28,7 +28,6 @@ const (
 	envClients = "SRTM_CLIENTS"
 	envNSQD    = "SRTM_CLIENTS_NSQD"
 	envLookupd = "SRTM_CLIENTS_NSQLOOKUPD"
-	envPending = "SRTM_CLIENTS_PENDING"
 )
 
 // patience covers a library's own waits before it connects again.
@@ -63,6 +62,7 @@ func (s *suite) Run() int {
 		fmt.Fprintln(os.Stderr, "clients:", err)
 		return 1
 	}
+	defer results.print(os.Stdout)
 	return s.m.Run()
 }
 
@@ -81,10 +81,6 @@ func choose(dir string) (programs, error) {
 	}
 	return p, nil
 }
-
-// pending is what our nsqd does not do yet: scenarios, and why. Whoever builds
-// the feature deletes its entries; SRTM_CLIENTS_PENDING=1 runs them anyhow.
-var pending = map[string]string{}
 
 // scenario is something that users do with a library.
 type scenario struct {
@@ -113,6 +109,8 @@ var scenarios = []scenario{
 func TestLibraries(t *testing.T) {
 	for _, l := range libraries {
 		t.Run(l.name, func(t *testing.T) {
+			t.Parallel() // while one is installed, others are tested
+			t.Cleanup(func() { results.library(t, l.name) })
 			s := l.prepare(t)
 			lacks := map[string]string{}
 			if l.lacks != nil {
@@ -128,13 +126,11 @@ func TestLibraries(t *testing.T) {
 			}
 			for _, c := range scenarios {
 				t.Run(c.name, func(t *testing.T) {
-					if why := lacks[c.name]; why != "" {
-						t.Skipf("%s: %s", l.name, why)
-					}
-					if why := pending[c.name]; why != "" && under.ours && os.Getenv(envPending) == "" {
-						t.Skip("pending: " + why)
-					}
 					t.Parallel()
+					t.Cleanup(func() { results.scenario(t, l.name, c.name) })
+					if why := lacks[c.name]; why != "" {
+						results.skip(t, l.name, c.name, why)
+					}
 					c.run(t, l, s)
 				})
 			}
@@ -145,14 +141,6 @@ func TestLibraries(t *testing.T) {
 // known reports whether there is a scenario of that name.
 func known(name string) bool {
 	return slices.ContainsFunc(scenarios, func(c scenario) bool { return c.name == name })
-}
-
-func TestPendingScenariosExist(t *testing.T) {
-	for name := range pending {
-		if !known(name) {
-			t.Errorf("no scenario %q", name)
-		}
-	}
 }
 
 // start runs an nsqd for as long as t lasts.
@@ -419,7 +407,7 @@ func looksUp(t *testing.T, l library, s *site) {
 	rpc, web := free[0], free[1]
 	if !under.ours {
 		if under.lookupd == "" {
-			t.Skipf("no %s", envLookupd)
+			results.skip(t, l.name, "lookup", "no "+envLookupd)
 		}
 		lookupd, err := daemon.Run(under.lookupd, t.TempDir(), []string{"--tcp-address=" + rpc, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, daemon.Answers("http://"+web+"/ping"))
 		if err != nil {

@@ -15,13 +15,13 @@
 // exits with 0.
 //
 // go-nsq runs with every `go test`. The others run with SRTM_CLIENTS=1, as in
-// `make test-clients`: they are installed first, at the versions that the lock
-// files here pin, into build/clients, which needs their package registries. A
-// language whose runtime is not there is skipped with that reason.
+// `make test`: they are installed first, at the versions that the lock files
+// here pin, into build/clients. A language is skipped, with that reason, when its
+// runtime is not there, or when it is not installed yet and its package registry
+// cannot be reached. A summary is printed at the end.
 //
 //	SRTM_CLIENTS_NSQD=path        tests another nsqd, of whatever origin
 //	SRTM_CLIENTS_NSQLOOKUPD=path  and for lookups this nsqlookupd
-//	SRTM_CLIENTS_PENDING=1        runs what is known to fail, too
 //
 // Read clients_test.go next: the scenarios. nsqd's own behaviour, byte by byte,
 // is tests/conformance.

@@ -5,11 +5,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +24,7 @@ type library struct {
 	name    string
 	folder  string            // of the driver
 	needs   []string          // programs; without one of them it is skipped
+	runtime []string          // a command that fails where a part of the runtime is missing
 	always  bool              // with every go test
 	install func(*site) error // into site.to
 	command func(*site) []string
@@ -36,7 +39,7 @@ var libraries = []library{
 		command: func(s *site) []string { return []string{filepath.Join(s.to, "driver")} },
 	},
 	{
-		name: "pynsq", folder: "python", needs: []string{"python3"}, backoff: true,
+		name: "pynsq", folder: "python", needs: []string{"python3"}, runtime: []string{"python3", "-c", "import ensurepip, venv"}, backoff: true,
 		install: func(s *site) error {
 			if err := s.run("python3", "-m", "venv", "--clear", s.to); err != nil {
 				return err
@@ -64,7 +67,7 @@ var libraries = []library{
 					return err
 				}
 			}
-			return s.run("npm", "ci", "--prefix", s.to, "--no-audit", "--no-fund", "--loglevel=error")
+			return s.run("npm", "ci", "--prefix", s.to, "--prefer-offline", "--no-audit", "--no-fund", "--loglevel=error")
 		},
 		command: func(s *site) []string { return []string{"node", filepath.Join(s.to, "driver.js")} },
 	},
@@ -103,9 +106,28 @@ func (s *site) run(name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Env = s.from, append(os.Environ(), s.env...)
 	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, output)
+		return installError{fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, output), offline(string(output))}
 	}
 	return nil
+}
+
+// installError is an installer's failure.
+type installError struct {
+	error
+	offline bool // it could not reach its registry
+}
+
+// unreachable is what installers say when they reach no registry: pip, npm,
+// Maven, cargo, each run without a network for this list.
+var unreachable = []string{
+	"failed to establish a new connection", "eai_again", "enotfound", "enetunreach", "etimedout", "econnrefused",
+	"unknown host", "name resolution", "could not resolve host", "network is unreachable", "connection refused", "couldn't connect to server",
+}
+
+// offline reports whether an installer failed for want of a network.
+func offline(output string) bool {
+	output = strings.ToLower(output)
+	return slices.ContainsFunc(unreachable, func(sign string) bool { return strings.Contains(output, sign) })
 }
 
 func (s *site) copy(name string) error {
@@ -120,11 +142,16 @@ func (s *site) copy(name string) error {
 func (l library) prepare(t *testing.T) *site {
 	t.Helper()
 	if !l.always && os.Getenv(envClients) == "" {
-		t.Skipf("%s is installed and tested by `make test-clients` (%s=1)", l.name, envClients)
+		results.skip(t, l.name, "", "installed and tested by `make test`, or "+envClients+"=1")
 	}
 	for _, program := range l.needs {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("%s is not tested: no %s here", l.name, program)
+			results.skip(t, l.name, "", "no "+program+" here")
+		}
+	}
+	if l.runtime != nil {
+		if output, err := exec.Command(l.runtime[0], l.runtime[1:]...).CombinedOutput(); err != nil {
+			results.skip(t, l.name, "", fmt.Sprintf("%s: %v: %.200s", strings.Join(l.runtime, " "), err, output))
 		}
 	}
 	root := testkit.Root(t)
@@ -144,13 +171,18 @@ func (l library) prepare(t *testing.T) *site {
 		return s
 	}
 	begin := time.Now()
-	if err := l.install(s); err != nil {
+	err = l.install(s)
+	if failure, ok := errors.AsType[installError](err); ok && failure.offline {
+		t.Log(err)
+		results.skip(t, l.name, "", "not installed yet, and its package registry cannot be reached")
+	}
+	if err != nil {
 		t.Fatalf("install %s: %v", l.name, err)
 	}
 	if err := os.WriteFile(stamp, want, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s installed in %v", l.name, time.Since(begin).Round(time.Second))
+	results.installed(l.name, time.Since(begin))
 	return s
 }
 
