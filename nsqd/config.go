@@ -92,6 +92,7 @@ func (o *options) brokerConfig() broker.Config {
 func (o *options) storageConfig(log *slog.Logger) broker.StorageConfig {
 	return broker.StorageConfig{
 		Path:         filepath.Join(o.dataPath(), "messages"),
+		Metadata:     filepath.Join(o.dataPath(), "metadata.json"),
 		SegmentBytes: o.MaxBytesPerFile,
 		MaxRecord:    o.MaxMsgSize,
 		Overflow:     min(max(o.MemQueueSize, minOverflow), maxOverflow),

@@ -92,7 +92,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		if err != nil {
 			return nil, lifecycle.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
 		}
-		t.Contract(tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}, l.Reject)
+		t.Preset(tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}, l.Reject)
 	}
 	// After the contracts, or what waited for tokens would be released at once.
 	if err := d.broker.Restore(); err != nil {

@@ -5,7 +5,9 @@
 // time comes in as a stamp.Mono and goes out as one.
 //
 // bucket.go is the limiter itself, exact in integers, with the promise it keeps
-// and its proof; theory.go is what to expect of it under Poisson arrivals;
-// profile.go finds the burst a recorded trace needs. Read nsqd/broker next for
+// and its proof; hindsight.go is the limiter for messages that are read out of
+// order, with the stronger promise that a broker needs; theory.go is what to
+// expect under Poisson arrivals; profile.go finds the burst a recorded trace
+// needs. Read nsqd/broker next for
 // how a message waits until it is eligible, tbadaptor/ledger for who may Retune.
 package tokenbucket

@@ -71,3 +71,15 @@ func (a int128) floorDiv(d int64) int64 {
 func (a int128) ceilDiv(d int64) int64 {
 	return a.add(from64(d - 1)).floorDiv(d)
 }
+
+// clamp returns a as an int64, at the nearer end of +-2^62 where it does not fit.
+func (a int128) clamp() int64 {
+	const end = 1 << 62
+	if x := int64(a.lo); a.hi == x>>63 {
+		return max(-end, min(end, x))
+	}
+	if a.hi < 0 {
+		return -end
+	}
+	return end
+}

@@ -52,6 +52,9 @@ func TestInt128IsInteger(t *testing.T) {
 		is("sub", a.sub(b), new(big.Int).Sub(a.big(), b.big()))
 		is("mul", mul(x, y), new(big.Int).Mul(big.NewInt(x), big.NewInt(y)))
 		is("from64", from64(x), big.NewInt(x))
+		if got, want := a.clamp(), max(-1<<62, min(1<<62, clampInt64(a.big()))); got != want {
+			t.Fatalf("clamp: a=%v: got %d, want %d", a.big(), got, want)
+		}
 		if got, want := a.less(b), a.big().Cmp(b.big()) < 0; got != want {
 			t.Fatalf("%v < %v is %t", a.big(), b.big(), got)
 		}

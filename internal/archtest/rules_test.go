@@ -42,6 +42,11 @@ var arrows = []Arrow{
 		Why:  "they serve the broker and know nothing of it",
 	},
 	{
+		From: []string{"nsqd/metadata"},
+		Only: []string{"nsqd/wire", "tokenbucket"},
+		Why:  "it keeps names and contracts, and knows nothing of what they name",
+	},
+	{
 		From: []string{"nsqd/agent"},
 		Only: []string{"api/...", "internal/...", "tokenbucket"},
 		Why:  "the control plane acts on a broker through the agent's own interface, Node",

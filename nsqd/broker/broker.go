@@ -93,9 +93,10 @@ func (c Config) Validate() error {
 // Broker is the table of topics.
 type Broker struct {
 	// Set once.
-	cfg  Config
-	now  func() stamp.Mono
-	slab slab
+	cfg    Config
+	now    func() stamp.Mono
+	slab   slab
+	keeper *keeper // nil without a Storage
 
 	// Atomic.
 	lastID       atomic.Uint64 // of messages; any goroutine adds
@@ -125,6 +126,9 @@ func New(cfg Config) (*Broker, error) {
 	// message; the wall clock is ahead of every id given before, as long as
 	// fewer than 10^9 messages a second were published.
 	b.lastID.Store(uint64(clock.Wall()))
+	if cfg.Storage != nil {
+		b.keeper = newKeeper(b, cfg.Storage.cfg.Metadata)
+	}
 	b.mu.topics = make(map[string]*Topic)
 	b.mu.asked = make(map[string]chan struct{})
 	return b, nil
@@ -223,6 +227,7 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 
 // changed says that topics or channels have come or gone.
 func (b *Broker) changed() {
+	b.recorded()
 	if b.cfg.Changed != nil {
 		b.cfg.Changed()
 	}
@@ -298,8 +303,8 @@ func (b *Broker) Drain(ctx context.Context) (left int) {
 }
 
 // Close ends every subscription and waits for the broker's goroutines. With a
-// Storage, every message still held is then on disk; the error names the lines
-// for which that failed.
+// Storage, every message still held is then on disk, and every topic and channel
+// recorded; the error names the lines for which that failed.
 func (b *Broker) Close() error {
 	b.draining.Store(true)
 	b.mu.Lock()
@@ -312,11 +317,14 @@ func (b *Broker) Close() error {
 	for _, t := range b.Topics() {
 		t.close(false)
 	}
+	if b.keeper != nil {
+		b.keeper.end()
+	}
 	b.workers.Wait()
 	if b.cfg.Storage == nil {
 		return nil
 	}
-	var errs []error
+	errs := []error{b.keeper.write()}
 	for _, t := range b.Topics() {
 		errs = append(errs, t.persistAll())
 	}

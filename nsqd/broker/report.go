@@ -8,6 +8,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -25,6 +26,8 @@ type Stats struct {
 	Publishers  int
 	Subscribers int
 
+	Disk DiskStats
+
 	Limited bool
 	Share   tokenbucket.Share
 	Tokens  tokenbucket.Tokens
@@ -35,6 +38,33 @@ type Stats struct {
 	Access, Processing  *obs.Latency
 	Delivery            *obs.Latency
 	Sources             [stamp.Sources]uint64
+}
+
+// DiskStats are the figures of a topic's files, with those of its channels.
+type DiskStats struct {
+	// Now.
+	Files int
+	Bytes int64 // of records in them
+
+	// Counters since the start of the process. Those of a channel that is deleted
+	// are gone with it.
+	NoSpace     uint64 // writes refused since the disk was full
+	Errors      uint64 // of writing, reading and syncing
+	Torn        uint64 // ends of files that were cut: what was written when a process or machine died
+	Quarantined uint64 // files with damage, put aside as .bad
+	LostBytes   uint64 // in them
+	Missing     uint64 // files that should be there
+}
+
+func (d *DiskStats) add(s diskqueue.Stats) {
+	d.Files += s.Segments
+	d.Bytes += s.Bytes
+	d.NoSpace += s.NoSpace
+	d.Errors += s.AppendErrors + s.ReadErrors + s.SyncErrors + s.KeepErrors
+	d.Torn += s.Torn
+	d.Quarantined += s.Quarantined
+	d.LostBytes += s.LostBytes
+	d.Missing += s.Missing
 }
 
 // ChannelStats is a channel as operators see it.
@@ -75,6 +105,11 @@ func (t *Topic) Stats() Stats {
 	}
 	if s.Limited {
 		s.Tokens = core.Tokens(now)
+	}
+	for _, sp := range t.mu.spillers {
+		if disk := sp.disk.Load(); disk != nil {
+			s.Disk.add(disk.Stats())
+		}
 	}
 	subs := t.subscriptions()
 	for _, c := range core.Channels() {

@@ -26,6 +26,11 @@ type spiller struct {
 	// disk is nil until first used; set once, by ensure or Restore.
 	disk atomic.Pointer[diskqueue.Queue]
 
+	// faults has the bit of each concern that was noted in Storage.health, so that
+	// nobody need look there who has nothing to tell. Whoever has such a concern
+	// writes its bit.
+	faults atomic.Uint32
+
 	// Guarded by topic.mu.
 	running bool
 	stopped bool
@@ -111,7 +116,9 @@ func (sp *spiller) run() {
 		case <-sp.wake:
 		case <-retry.C:
 		case <-save:
-			if err := sp.save(); err != nil {
+			err := sp.save()
+			sp.noted(saving, err)
+			if err != nil {
 				sp.log("what is done with is not recorded on disk; after a crash it would come again", err)
 			}
 		}
@@ -141,6 +148,9 @@ func (sp *spiller) end() {
 		if err := disk.Remove(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
 			sp.log("queue on disk not removed", err)
 		}
+	}
+	if remove {
+		sp.storage().health.forget(sp.name())
 	}
 }
 
@@ -174,7 +184,9 @@ func (sp *spiller) turn() (more bool) {
 	if err != nil {
 		return sp.fault("messages not read from disk; trying again", err)
 	}
-	sp.setFailing(false)
+	if sp.setFailing(false) {
+		sp.noted(spilling, nil)
+	}
 	return more || n > 0
 }
 
@@ -190,6 +202,7 @@ func (sp *spiller) setFailing(is bool) (was bool) {
 
 // fault logs the first of a row of failures, and asks for a retry.
 func (sp *spiller) fault(what string, err error) (more bool) {
+	sp.noted(spilling, err)
 	if !sp.setFailing(true) {
 		sp.log(what, err)
 	}
@@ -197,15 +210,34 @@ func (sp *spiller) fault(what string, err error) (more bool) {
 }
 
 func (sp *spiller) log(what string, err error) {
-	sp.topic.broker.cfg.Storage.cfg.Log.Error(what, obs.KeyTopic, sp.topic.name, "queue", lineName(sp.topic.name, sp.line.Channel()), obs.KeyError, err)
+	sp.storage().cfg.Log.Error(what, obs.KeyTopic, sp.topic.name, "queue", sp.name(), obs.KeyError, err)
 }
+
+// noted says how the line's last attempt at something ended.
+func (sp *spiller) noted(what concern, err error) {
+	bit := uint32(1) << what
+	if err == nil && sp.faults.Load()&bit == 0 {
+		return
+	}
+	sp.storage().health.note(place{sp.name(), what}, err)
+	if err == nil {
+		sp.faults.And(^bit)
+	} else {
+		sp.faults.Or(bit)
+	}
+}
+
+func (sp *spiller) storage() *Storage { return sp.topic.broker.cfg.Storage }
+
+// name is that of the line's queue.
+func (sp *spiller) name() string { return lineName(sp.topic.name, sp.line.Channel()) }
 
 // ensure opens the queue. One caller at a time.
 func (sp *spiller) ensure() (*diskqueue.Queue, error) {
 	if disk := sp.disk.Load(); disk != nil {
 		return disk, nil
 	}
-	disk, err := sp.topic.broker.cfg.Storage.open(lineName(sp.topic.name, sp.line.Channel()))
+	disk, err := sp.storage().open(sp.name())
 	if err != nil {
 		return nil, err
 	}

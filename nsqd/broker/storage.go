@@ -15,7 +15,8 @@ import (
 
 // StorageConfig says where messages go that do not fit into memory. Immutable.
 type StorageConfig struct {
-	Path         string // the folder, created if need be; this process alone uses it
+	Path         string // the folder of messages, created if need be; this process alone uses it
+	Metadata     string // the file of topics and channels, beside it
 	SegmentBytes int64  // size at which a file is full; 0: diskqueue's default
 	MaxRecord    int    // largest body of a message, in bytes
 	Overflow     int    // greatest number of messages of a line on their way to disk; >= 1
@@ -36,12 +37,14 @@ type Storage struct {
 	cfg   StorageConfig
 	dir   *diskqueue.Dir
 	epoch epoch
+
+	health health // has a lock of its own
 }
 
 // OpenStorage takes the folder for this process.
 func OpenStorage(cfg StorageConfig) (*Storage, error) {
-	if cfg.Overflow < 1 || cfg.Log == nil {
-		return nil, fmt.Errorf("storage: %d messages on their way to disk, want at least 1, and a logger", cfg.Overflow)
+	if cfg.Overflow < 1 || cfg.Log == nil || cfg.Metadata == "" {
+		return nil, fmt.Errorf("storage: %d messages on their way to disk, want at least 1, and a logger, and a file for metadata", cfg.Overflow)
 	}
 	dir, err := diskqueue.OpenDir(cfg.Path, diskqueue.OS())
 	if errors.Is(err, diskqueue.ErrInUse) {
@@ -148,6 +151,7 @@ func (t *Topic) publishThrough(msgs []*queue.Message) error {
 	if err == nil {
 		_, err = disk.Append(t.enc.records()...)
 	}
+	sp.noted(publishing, err)
 	s = t.begin()
 	if err != nil {
 		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
@@ -173,6 +177,7 @@ func (t *Topic) Sync() error {
 	t.mu.Unlock()
 	if disk := sp.disk.Load(); disk != nil {
 		if err := disk.Sync(); err != nil {
+			sp.noted(publishing, err)
 			return fmt.Errorf("%w: %w", ErrStorage, err)
 		}
 	}
@@ -185,6 +190,9 @@ func (b *Broker) Restore() error {
 	st := b.cfg.Storage
 	if st == nil {
 		return nil
+	}
+	if err := b.restoreMetadata(); err != nil {
+		return err
 	}
 	names, err := st.dir.Queues()
 	if err != nil {
@@ -223,6 +231,7 @@ func (b *Broker) Restore() error {
 			return err
 		}
 	}
+	b.keeper.begin()
 	return nil
 }
 

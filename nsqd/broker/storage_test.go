@@ -23,7 +23,7 @@ import (
 func stored(path string, fsync bool) (b *broker.Broker, stop func()) {
 	GinkgoHelper()
 	st, err := broker.OpenStorage(broker.StorageConfig{
-		Path: path, SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Fsync: fsync, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
+		Path: path, Metadata: filepath.Join(path, "metadata.json"), SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Fsync: fsync, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
 	})
 	Expect(err).NotTo(HaveOccurred())
 	cfg := broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st}
@@ -43,23 +43,35 @@ func stored(path string, fsync bool) (b *broker.Broker, stop func()) {
 	return b, stop
 }
 
-// storedWith is stored with a change to the configuration.
-func storedWith(path string, change func(*broker.Config)) *broker.Broker {
+// storedWith is stored with a change to the configuration, and something to do
+// before the broker is restored.
+func storedWith(path string, change func(*broker.Config), before ...func(*broker.Broker)) *broker.Broker {
+	GinkgoHelper()
+	b, _ := opened(path, change)
+	for _, do := range before {
+		do(b)
+	}
+	Expect(b.Restore()).To(Succeed())
+	return b
+}
+
+// opened is a broker that is not restored yet.
+func opened(path string, change func(*broker.Config)) (b *broker.Broker, end func()) {
 	GinkgoHelper()
 	st, err := broker.OpenStorage(broker.StorageConfig{
-		Path: path, SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
+		Path: path, Metadata: filepath.Join(path, "metadata.json"), SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
 	})
 	Expect(err).NotTo(HaveOccurred())
 	cfg := broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st}
 	change(&cfg)
-	b, err := broker.New(cfg)
+	b, err = broker.New(cfg)
 	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(func() {
+	end = sync.OnceFunc(func() {
 		Expect(b.Close()).To(Succeed())
 		Expect(st.Close()).To(Succeed())
 	})
-	Expect(b.Restore()).To(Succeed())
-	return b
+	DeferCleanup(end)
+	return b, end
 }
 
 // publishAll publishes the numbers, waiting where the topic is full.
@@ -171,7 +183,11 @@ func storing(fsync bool) {
 		stop()
 
 		b, _ = stored(path)
-		Expect(b.Topics()).To(BeEmpty(), "nothing was left")
+		for _, t := range b.Topics() {
+			s := t.Stats()
+			Expect(s.Waiting+s.Channels[0].Ready+s.Channels[0].Deferred).To(BeZero(), "nothing was left")
+		}
+		Expect(filepath.Glob(filepath.Join(path, "*.queue"))).To(BeEmpty())
 	})
 
 	It("keeps the eligible order and times of a limited topic over the disk", func() {

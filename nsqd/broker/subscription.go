@@ -42,23 +42,31 @@ type Subscriber struct {
 // Errors: ErrBadName, ErrGone, ErrTooManyConsumers, ErrDraining once the broker
 // is closed.
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
+	sub, created, err := t.subscribe(channel, about, notify)
+	if created && t.Durable() {
+		t.broker.Recorded() // or a crash could lose it with the copies that it was to get
+	}
+	return sub, err
+}
+
+func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub *Subscription, created bool, err error) {
 	if !wire.ValidChannelName(channel) {
-		return nil, fmt.Errorf("channel %q: %w", channel, ErrBadName)
+		return nil, false, fmt.Errorf("channel %q: %w", channel, ErrBadName)
 	}
 	now := t.broker.now()
 	s := t.begin()
 	defer t.end(s)
 	switch {
 	case t.mu.closed && t.broker.draining.Load():
-		return nil, ErrDraining
+		return nil, false, ErrDraining
 	case t.mu.closed:
-		return nil, ErrGone
+		return nil, false, ErrGone
 	}
 	c := t.channel(now, channel, s)
 	if most := t.broker.cfg.MaxChannelConsumers; most > 0 && c.Consumers() >= most {
-		return nil, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
+		return nil, s.listed, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
 	}
-	sub := &Subscription{
+	sub = &Subscription{
 		id:      queue.ConsumerID(t.broker.lastConsumer.Add(1)),
 		topic:   t,
 		channel: c,
@@ -67,7 +75,7 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	}
 	sub.channel.AddConsumer(sub.id, about.MsgTimeout, about.SampleRate, about.Distance)
 	t.mu.consumers[sub.id] = sub
-	return sub, nil
+	return sub, s.listed, nil
 }
 
 // Take adds the messages that are to be written now to out, and reports whether

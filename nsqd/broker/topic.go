@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/e2e"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -40,6 +41,7 @@ type Topic struct {
 		consumers map[queue.ConsumerID]*Subscription
 		spillers  map[*queue.Line]*spiller // of lines that have overflowed
 		slo       SLO
+		contract  *metadata.Contract // to be restored; not changed, but replaced
 		closed    bool
 		// publishers is the number of open connections that have published here.
 		publishers int
@@ -102,6 +104,7 @@ type step struct {
 	coarse stamp.Mono
 	sharp  stamp.Mono
 	listed bool // a channel has come or gone
+	record bool // what is recorded of the topic has changed otherwise
 }
 
 // begin takes the lock. Every begin is followed by end.
@@ -168,12 +171,14 @@ func (t *Topic) end(s *step) {
 	t.sharp.noLater(s.sharp)
 	if s.listed {
 		t.broker.changed()
+	} else if s.record {
+		t.broker.recorded()
 	}
 
 	for _, m := range s.fx.Free {
 		t.broker.slab.put(m)
 	}
-	s.listed = false
+	s.listed, s.record = false, false
 	s.fx.Reset()
 	clear(s.woken)
 	s.woken = s.woken[:0]
@@ -361,8 +366,15 @@ func (t *Topic) Renew(flexUntil, until stamp.Mono) (flex bool) {
 
 // Contract puts the topic of a standalone broker under a contract that nobody
 // has used yet: its bucket is full. A topic that is limited already keeps the
-// tokens it has.
+// tokens it has. After a restart the contract is the same, and its bucket empty.
 func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
+	t.agree(c, reject, &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject})
+}
+
+// Preset is Contract by somebody who gives it anew at each start.
+func (t *Topic) Preset(c tokenbucket.Share, reject bool) { t.agree(c, reject, nil) }
+
+func (t *Topic) agree(c tokenbucket.Share, reject bool, kept *metadata.Contract) {
 	now := t.broker.now()
 	s := t.begin()
 	fresh := tokenbucket.Tokens(0)
@@ -372,7 +384,23 @@ func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
 	}
 	t.mu.core.Limit(queue.OverLimit{Reject: reject, MaxDelay: t.broker.cfg.RejectAfter})
 	t.mu.core.SetShare(now, c, fresh, &s.fx)
+	t.mu.contract = kept
+	s.record = true
 	t.end(s)
+}
+
+// restoreContract is Contract with an empty bucket: what was in it may have been
+// used. One that has been preset stands.
+func (t *Topic) restoreContract(c *metadata.Contract) {
+	now := t.broker.now()
+	s := t.begin()
+	defer t.end(s)
+	if t.mu.core.Limited() {
+		return
+	}
+	t.mu.core.Limit(queue.OverLimit{Reject: c.Reject, MaxDelay: t.broker.cfg.RejectAfter})
+	t.mu.core.SetShare(now, c.Share(), 0, &s.fx)
+	t.mu.contract = c
 }
 
 // CreateChannel creates the channel if need be. Error: ErrBadName, ErrGone.
@@ -518,6 +546,7 @@ func (t *Topic) onChannel(name string, do func(stamp.Mono, *queue.Channel, *queu
 	if c == nil {
 		return fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
 	}
+	s.record = true // it may have been paused or unpaused
 	do(now, c, &s.fx)
 	return nil
 }
@@ -548,6 +577,7 @@ func (t *Topic) Empty() {
 // Pause stops releases.
 func (t *Topic) Pause() {
 	s := t.begin()
+	s.record = true
 	t.mu.core.Pause()
 	t.end(s)
 }
@@ -556,6 +586,7 @@ func (t *Topic) Pause() {
 func (t *Topic) Unpause() {
 	now := t.broker.now()
 	s := t.begin()
+	s.record = true
 	t.mu.core.Unpause(now, &s.fx)
 	t.end(s)
 }

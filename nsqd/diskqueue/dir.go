@@ -15,6 +15,8 @@ const (
 	queueSuffix   = ".queue"   // of a queue's folder
 	removedSuffix = ".removed" // of one that is being deleted
 
+	probeName = "probe" // is no queue's
+
 	maxName = 200 // bytes; file systems allow 255 with the suffix
 )
 
@@ -94,6 +96,28 @@ func (d *Dir) Queues() ([]string, error) {
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// Probe reports whether the disk takes so many bytes now: it writes a file and
+// deletes it. One caller at a time.
+func (d *Dir) Probe(bytes int) error {
+	path := filepath.Join(d.path, probeName)
+	file, err := d.disk.Create(path)
+	if errors.Is(err, fs.ErrExist) { // of a process that ended just then
+		if err = d.disk.Remove(path); err == nil {
+			file, err = d.disk.Create(path)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("probe the disk: %w", err)
+	}
+	if err = writeAll(file, make([]byte, bytes), 0); err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close(), d.disk.Remove(path)); err != nil {
+		return fmt.Errorf("probe the disk: %w", noSpace(err))
+	}
+	return nil
 }
 
 // Close gives the folder up.

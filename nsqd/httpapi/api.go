@@ -89,29 +89,30 @@ type methods map[string]http.HandlerFunc
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) http.Handler {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
 	reg.MustRegister(&collector{api: a})
-	obs.Mount(a.operator, reg, a.state, nil)
+	obs.Mount(a.operator, reg, a.state, b.Health)
 	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
 	post := func(h handler) methods { return methods{http.MethodPost: a.do(h)} }
+	order := func(h handler) methods { return post(a.recorded(h)) }
 	a.routes = map[string]methods{
-		"/ping":  get(func(w http.ResponseWriter, _ *http.Request) { writeText(w, "OK") }),
+		"/ping":  get(a.ping),
 		"/info":  get(a.info),
 		"/stats": get(a.stats),
 
 		"/pub":  post(a.pub),
 		"/mpub": post(a.mpub),
 
-		"/topic/create":  post(a.createTopic),
-		"/topic/delete":  post(a.deleteTopic),
+		"/topic/create":  order(a.createTopic),
+		"/topic/delete":  order(a.deleteTopic),
 		"/topic/empty":   post(a.emptyTopic),
-		"/topic/pause":   post(a.onTopic((*broker.Topic).Pause)),
-		"/topic/unpause": post(a.onTopic((*broker.Topic).Unpause)),
-		"/topic/limit":   post(a.limitTopic),
+		"/topic/pause":   order(a.onTopic((*broker.Topic).Pause)),
+		"/topic/unpause": order(a.onTopic((*broker.Topic).Unpause)),
+		"/topic/limit":   order(a.limitTopic),
 
-		"/channel/create":  post(a.onChannel((*broker.Topic).CreateChannel)),
-		"/channel/delete":  post(a.onChannel((*broker.Topic).DeleteChannel)),
+		"/channel/create":  order(a.onChannel((*broker.Topic).CreateChannel)),
+		"/channel/delete":  order(a.onChannel((*broker.Topic).DeleteChannel)),
 		"/channel/empty":   post(a.onChannel((*broker.Topic).EmptyChannel)),
-		"/channel/pause":   post(a.onChannel((*broker.Topic).PauseChannel)),
-		"/channel/unpause": post(a.onChannel((*broker.Topic).UnpauseChannel)),
+		"/channel/pause":   order(a.onChannel((*broker.Topic).PauseChannel)),
+		"/channel/unpause": order(a.onChannel((*broker.Topic).UnpauseChannel)),
 
 		"/debug/freememory":   post(freeMemory),
 		"/debug/setblockrate": {http.MethodPut: a.do(setBlockRate)},
@@ -186,6 +187,17 @@ func (a *API) do(h handler) http.HandlerFunc {
 			return
 		}
 		writeText(w, body)
+	}
+}
+
+// recorded is h, answered when what it did will stand after a crash.
+func (a *API) recorded(h handler) handler {
+	return func(r *http.Request) (string, error) {
+		body, err := h(r)
+		if err == nil {
+			a.broker.Recorded()
+		}
+		return body, err
 	}
 }
 

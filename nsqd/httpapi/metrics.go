@@ -25,6 +25,12 @@ var (
 	descAuth        = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
 	descStamps      = desc("arrivals_total", "Messages by the source of their arrival time.", "source")
 
+	descDisk         = desc("disk_healthy", "1 while the disk does what it should, 0 while it is full or fails.")
+	descFiles        = desc("topic_disk_files", "Files of messages, with those of the channels.", "topic")
+	descBytes        = desc("topic_disk_bytes", "Bytes of messages in them.", "topic")
+	descDiskFaults   = desc("topic_disk_faults_total", "What went wrong with them: no_space, error, torn, quarantined, missing.", "topic", "kind")
+	descLostBytes    = desc("topic_disk_lost_bytes_total", "Bytes in files that were quarantined.", "topic")
+	descLost         = desc("topic_messages_lost_total", "Messages that could not be read back from disk.", "topic")
 	descAcceptedMsgs = desc("topic_messages_accepted_total", "Messages accepted.", "topic")
 	descAcceptedByte = desc("topic_accepted_bytes_total", "Bytes of the bodies of accepted messages.", "topic")
 	descReleased     = desc("topic_messages_released_total", "Messages released by the token bucket.", "topic")
@@ -37,13 +43,15 @@ var (
 	descBurst        = desc("topic_share_burst_messages", "Share of the contract's burst.", "topic")
 	descLatency      = desc("topic_latency_seconds", "Latency of first deliveries, by part: access, processing, delivery.", "topic", "part")
 
-	descReady     = desc("channel_ready_messages", "Messages that wait for a subscriber with credit.", "topic", "channel")
-	descInFlight  = desc("channel_in_flight_messages", "Messages that subscribers hold.", "topic", "channel")
-	descDeferred  = desc("channel_deferred_messages", "Messages held back until later.", "topic", "channel")
-	descFinished  = desc("channel_messages_finished_total", "Messages finished.", "topic", "channel")
-	descRequeued  = desc("channel_messages_requeued_total", "Messages given back by subscribers.", "topic", "channel")
-	descTimedOut  = desc("channel_messages_timed_out_total", "Messages taken back after their timeout.", "topic", "channel")
-	descConsumers = desc("channel_subscribers", "Subscribers.", "topic", "channel")
+	descReady      = desc("channel_ready_messages", "Messages that wait for a subscriber with credit.", "topic", "channel")
+	descInFlight   = desc("channel_in_flight_messages", "Messages that subscribers hold.", "topic", "channel")
+	descDeferred   = desc("channel_deferred_messages", "Messages held back until later.", "topic", "channel")
+	descFinished   = desc("channel_messages_finished_total", "Messages finished.", "topic", "channel")
+	descRequeued   = desc("channel_messages_requeued_total", "Messages given back by subscribers.", "topic", "channel")
+	descTimedOut   = desc("channel_messages_timed_out_total", "Messages taken back after their timeout.", "topic", "channel")
+	descLostCopies = desc("channel_messages_lost_total", "Messages that could not be read back from disk.", "topic", "channel")
+	descDropped    = desc("channel_messages_dropped_total", "Messages that a full ephemeral channel had no room for.", "topic", "channel")
+	descConsumers  = desc("channel_subscribers", "Subscribers.", "topic", "channel")
 )
 
 // Describe sends nothing: the topics, and with them the series, come and go.
@@ -79,6 +87,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	for i, n := range c.api.stamps.Info().Counters.Arrivals {
 		counter(descStamps, n, stamp.Source(i).String())
 	}
+	healthy := 1.0
+	if c.api.broker.Health() != nil {
+		healthy = 0
+	}
+	gauge(descDisk, healthy)
 	for _, t := range c.api.broker.Topics() {
 		s := t.Stats()
 		counter(descAcceptedMsgs, s.Counters.Accepted, s.Name)
@@ -88,6 +101,16 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		counter(descDelivered, s.Delivered, s.Name)
 		counter(descExceeded, s.Exceeded, s.Name)
 		gauge(descWaiting, float64(s.Waiting), s.Name)
+		gauge(descFiles, float64(s.Disk.Files), s.Name)
+		gauge(descBytes, float64(s.Disk.Bytes), s.Name)
+		for kind, n := range map[string]uint64{
+			"no_space": s.Disk.NoSpace, "error": s.Disk.Errors, "torn": s.Disk.Torn,
+			"quarantined": s.Disk.Quarantined, "missing": s.Disk.Missing,
+		} {
+			counter(descDiskFaults, n, s.Name, kind)
+		}
+		counter(descLostBytes, s.Disk.LostBytes, s.Name)
+		counter(descLost, s.Counters.Lost, s.Name)
 		gauge(descPublishers, float64(s.Publishers), s.Name)
 		if s.Limited {
 			gauge(descRate, s.Share.Rate.PerSecond(), s.Name)
@@ -105,6 +128,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			counter(descFinished, ch.Counters.Finished, s.Name, ch.Name)
 			counter(descRequeued, ch.Counters.Requeued, s.Name, ch.Name)
 			counter(descTimedOut, ch.Counters.TimedOut, s.Name, ch.Name)
+			counter(descLostCopies, ch.Counters.Lost, s.Name, ch.Name)
+			counter(descDropped, ch.Counters.Dropped, s.Name, ch.Name)
 			gauge(descConsumers, float64(len(ch.Clients)), s.Name, ch.Name)
 		}
 	}

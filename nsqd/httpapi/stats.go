@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"crypto/tls"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -291,7 +292,7 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 func (a *API) gather(topic, channel string, clients bool) statsJSON {
 	s := statsJSON{
 		Version:   a.cfg.Node.Version,
-		Health:    "OK",
+		Health:    a.health(),
 		StartTime: a.cfg.Node.StartTime.Unix(),
 		Topics:    []topicJSON{},
 	}
@@ -330,6 +331,25 @@ func (a *API) gather(topic, channel string, clients bool) statsJSON {
 		s.Topics = append(s.Topics, j)
 	}
 	return s
+}
+
+// health is OK, or NOK and why.
+func (a *API) health() string {
+	if err := a.broker.Health(); err != nil {
+		return "NOK - " + err.Error()
+	}
+	return "OK"
+}
+
+// ping is 500 when the disk does not do what it should: as in NSQ, that is all
+// there is to be ill with.
+func (a *API) ping(w http.ResponseWriter, _ *http.Request) {
+	health := a.health()
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if health != "OK" {
+		w.WriteHeader(http.StatusInternalServerError)
+	}
+	_, _ = io.WriteString(w, health) // as in writeText
 }
 
 // state is /debug/state.

@@ -16,6 +16,11 @@ func (t *Topic) checkInvariants(now stamp.Mono) error {
 	if t.waiting.len() > t.cfg.Capacity {
 		return fmt.Errorf("%d wait, capacity %d", t.waiting.len(), t.cfg.Capacity)
 	}
+	for i := 1; t.limited && i < t.waiting.len(); i++ {
+		if a, b := t.waiting.at(i-1), t.waiting.at(i); laterArrival(a, b) {
+			return fmt.Errorf("%s of %d waits before %s of %d", a.ID, a.Arrival.At, b.ID, b.Arrival.At)
+		}
+	}
 	if t.waiting.len() > 0 && t.open() && !now.Before(t.eligible(t.waiting.front())) {
 		return fmt.Errorf("the head of the line is eligible at %d and still waits at %d", t.eligible(t.waiting.front()), now)
 	}

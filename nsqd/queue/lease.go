@@ -27,8 +27,6 @@ func Forever(s tokenbucket.Share) Lease {
 type lease struct {
 	Lease
 	lapses stamp.Mono
-	// The bucket was last retuned then; it is not retuned for an earlier time.
-	retuned stamp.Mono
 }
 
 func (l *lease) set(to Lease) {
@@ -49,8 +47,7 @@ func (t *Topic) SetLeased(now stamp.Mono, s tokenbucket.Share, of Lease, granted
 		panic("queue: a share for a topic without a limit")
 	}
 	t.lapse(now)
-	t.lease.retuned = max(now, t.lease.retuned)
-	released := t.bucket.Retune(t.lease.retuned, s, granted)
+	released := t.bucket.Retune(now, s, granted)
 	t.lease.set(of)
 	t.advance(now, fx)
 	return released
@@ -81,17 +78,13 @@ func (t *Topic) lapse(now stamp.Mono) {
 	if !t.limited || now.Before(l.lapses) {
 		return
 	}
-	end := func(at stamp.Mono, s tokenbucket.Share) {
-		l.retuned = max(at, l.retuned)
-		t.bucket.Retune(l.retuned, s, 0)
-	}
 	to := l.Lease
 	if !now.Before(to.FlexUntil) && to.FlexUntil <= to.Until {
-		end(to.FlexUntil, to.Base)
+		t.bucket.Retune(to.FlexUntil, to.Base, 0)
 		to.FlexUntil = stamp.Never
 	}
 	if !now.Before(to.Until) {
-		end(to.Until, tokenbucket.Share{})
+		t.bucket.Retune(to.Until, tokenbucket.Share{}, 0)
 		to = Forever(tokenbucket.Share{})
 	}
 	l.set(to)

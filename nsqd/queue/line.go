@@ -4,9 +4,9 @@ package queue
 // be on disk. The machine decides what goes there and what comes back; the
 // topic's owner moves it, by TakeOverflow, Topic.Stored and Topic.Refill.
 //
-// Invariant: in order of arrival come the messages in memory (held by the
-// topic or channel itself), then those stored, then those taken, then those in
-// overflow. Nothing is put into memory while anything is beyond it, so the
+// Invariant: in the order in which they were put come the messages in memory
+// (held by the topic or channel itself, and there in an order of their own), then
+// those stored, then those taken, then those in overflow. Nothing is put into memory while anything is beyond it, so the
 // order survives the way over the disk.
 type Line struct {
 	// Set once.

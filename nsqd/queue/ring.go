@@ -1,5 +1,7 @@
 package queue
 
+import "slices"
+
 // ring is a FIFO that grows by doubling and gives its memory back when it has
 // been drained far below its size. The zero value is empty.
 //
@@ -42,6 +44,48 @@ func (r *ring[T]) pop() T {
 		r.resize(len(r.buf) / 2)
 	}
 	return v
+}
+
+// after returns the index of the first element that is later than v, in a ring
+// that is sorted: as if v were pushed and moved forward past all that are.
+func (r *ring[T]) after(v T, later func(a, b T) bool) int {
+	lo, hi := 0, r.n
+	if hi > 0 && !later(r.at(hi-1), v) { // nearly always
+		return hi
+	}
+	for lo < hi {
+		if mid := int(uint(lo+hi) / 2); later(r.at(mid), v) {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	return lo
+}
+
+// insert puts v before the element at i, or at the end. Requires: 0 <= i <= len().
+func (r *ring[T]) insert(i int, v T) {
+	r.push(v)
+	mask := len(r.buf) - 1
+	for j := r.n - 1; j > i; j-- {
+		r.buf[(r.head+j)&mask] = r.buf[(r.head+j-1)&mask]
+	}
+	r.buf[(r.head+i)&mask] = v
+}
+
+// sort puts the elements in order, and leaves those be that are not later than
+// one another.
+func (r *ring[T]) sort(later func(a, b T) bool) {
+	r.resize(len(r.buf))
+	slices.SortStableFunc(r.buf[:r.n], func(a, b T) int {
+		switch {
+		case later(a, b):
+			return 1
+		case later(b, a):
+			return -1
+		}
+		return 0
+	})
 }
 
 func (r *ring[T]) clear() { *r = ring[T]{} }

@@ -105,6 +105,8 @@ func (e *Effects) Reset() {
 //   - accepted == released + Waiting + emptied + lost;
 //   - a waiting message has taken no token yet: only the head of the line is
 //     judged, when it is released, so that a new share counts from then on;
+//   - under a contract, the part of the line that is in memory is in order of
+//     arrival, so that nobody behind the head has a token before it;
 //   - if the head of the line is eligible and every channel has room, it is
 //     released before the step returns.
 type Topic struct {
@@ -113,7 +115,7 @@ type Topic struct {
 
 	// The contract's part. limited with a zero bucket releases nothing.
 	limited bool
-	bucket  tokenbucket.Bucket
+	bucket  tokenbucket.Hindsight
 	lease   lease
 	over    OverLimit
 
@@ -157,7 +159,8 @@ func (t *Topic) Limit(over OverLimit) {
 	t.over = over
 	if !t.limited {
 		t.limited = true
-		t.bucket = tokenbucket.Bucket{}
+		t.waiting.sort(laterArrival)
+		t.bucket = tokenbucket.Hindsight{}
 		t.lease.set(Forever(tokenbucket.Share{}))
 	}
 }
@@ -187,8 +190,7 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 	}
 	for _, m := range msgs {
 		if t.line.free() > 0 {
-			m.hold()
-			t.waiting.push(m)
+			t.wait(m)
 		} else {
 			t.line.spill(m, fx)
 		}
@@ -232,30 +234,25 @@ func (t *Topic) Appended(n, bytes int, fx *Effects) {
 	t.want(&t.line, fx)
 }
 
-// expectedDelay is the access delay that the last of msgs would have:
-// max{0, U - b}/r with every message ahead of it counted in U (design, section
-// 4), from the arrival of the first that waits.
+// expectedDelay is the access delay that the last of msgs would have, with
+// every message ahead of it counted.
 func (t *Topic) expectedDelay(msgs []*Message) time.Duration {
-	rate := t.bucket.Share().Rate.PerSecond()
-	if rate <= 0 {
-		return math.MaxInt64
-	}
 	if len(msgs) == 0 {
 		return 0
 	}
 	first, last := msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At
 	if t.waiting.len() > 0 {
-		first = t.waiting.front().Arrival.At
+		first = min(first, t.waiting.front().Arrival.At)
 	}
-	missing := int64(t.Waiting()+len(msgs))*1000 - int64(t.bucket.Tokens(first))
-	if missing <= 0 {
-		return 0
+	n := t.Waiting() + len(msgs)
+	e := t.bucket.After(int64(n), first)
+	if n == 1 {
+		e = t.bucket.Eligible(first)
 	}
-	wait := float64(missing) / 1000 / rate * float64(time.Second)
-	if wait >= math.MaxInt64/2 {
+	if e == stamp.Never {
 		return math.MaxInt64
 	}
-	return max(0, first.Add(time.Duration(wait)).Sub(last))
+	return max(0, e.Sub(last))
 }
 
 // Tick does what is due: releases, message timeouts, deferred messages.
@@ -318,12 +315,12 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 	t.lapse(now)
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
-		e := t.eligible(m)
-		if now.Before(e) {
-			return
-		}
+		e, ok := m.Arrival.At, !now.Before(m.Arrival.At)
 		if t.limited {
-			t.bucket.Take(m.Arrival.At)
+			e, ok = t.bucket.Take(m.Arrival.At, now)
+		}
+		if !ok {
+			return
 		}
 		m.Eligible = e
 		t.waiting.pop()
@@ -339,10 +336,29 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 	}
 }
 
+// wait takes hold of a message and puts it into the memory part of the line.
+func (t *Topic) wait(m *Message) {
+	m.hold()
+	t.place(m)
+}
+
+// place puts a message into the memory part of the line: at its end, or where it
+// arrived, if there is a contract. Readers come to their messages late and in an
+// order of their own; whoever came first has a token first.
+func (t *Topic) place(m *Message) {
+	i := t.waiting.len()
+	if t.limited {
+		i = t.waiting.after(m, laterArrival)
+	}
+	t.waiting.insert(i, m)
+}
+
+func laterArrival(a, b *Message) bool { return b.Arrival.At.Before(a.Arrival.At) }
+
 // recall fills the memory part of the line.
 func (t *Topic) recall() {
 	for m, ok := t.line.recall(); ok; m, ok = t.line.recall() {
-		t.waiting.push(m)
+		t.place(m)
 	}
 }
 
@@ -412,8 +428,7 @@ func (t *Topic) enter(now stamp.Mono, l *Line, msgs []Kept, fx *Effects) {
 		return
 	}
 	for _, k := range msgs {
-		k.Message.hold()
-		t.waiting.push(k.Message)
+		t.wait(k.Message)
 	}
 	t.recall()
 	t.advance(now, fx)

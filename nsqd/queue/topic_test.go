@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -901,6 +902,75 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 	}
 }
 
+// Publishers that keep the contract are read late and in any order. None of
+// their messages waits for a token, and each is released when it is read.
+func TestLateReadersCostAConformingTopicNothing(t *testing.T) {
+	rng := testkit.Rand(t)
+	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 5}
+	shaper := tokenbucket.NewFull(share, 0)
+	type reading struct{ arrival, at stamp.Mono }
+	var all []reading
+	now := 0.0
+	for range 5000 {
+		now += rng.ExpFloat64() * 100e3 // as many as there are tokens
+		a := shaper.Take(stamp.Mono(now))
+		all = append(all, reading{a, a.Add(time.Duration(rng.Int64N(100e6)))})
+	}
+	slices.SortStableFunc(all, func(a, b reading) int { return cmp.Compare(a.at, b.at) })
+
+	b := &bench{t: t, top: newTest(10_000)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Minute, 10_000)
+	b.top.Limit(OverLimit{Reject: true})
+	b.top.SetShare(0, share, tokenbucket.Tokens(share.Burst)*tokenbucket.Token, &b.fx)
+	for i, r := range all {
+		b.now = r.at
+		if err := b.top.Put(r.at, &b.fx, message(i, r.arrival)); err != nil {
+			t.Fatalf("message %d of %d, read at %d: %v", i, r.arrival, r.at, err)
+		}
+		if len(b.fx.Released) != 1 || b.fx.Released[0].AccessDelay() != 0 {
+			t.Fatalf("message %d of %d, read at %d: %v", i, r.arrival, r.at, b.fx.Released)
+		}
+		b.fx.Reset()
+	}
+	b.check()
+}
+
+func TestWhoArrivedFirstGetsATokenFirst(t *testing.T) {
+	const ms = stamp.Mono(time.Millisecond)
+	b := &bench{t: t, top: newTest(20)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Minute, 20)
+	put := func(n int, arrival stamp.Mono) {
+		t.Helper()
+		if err := b.top.Put(b.now, &b.fx, message(n, arrival)); err != nil {
+			t.Fatal(err)
+		}
+		b.check()
+	}
+	// Without a contract, in the order read.
+	b.top.Pause()
+	b.now = 10 * ms
+	put(1, 9*ms)
+	put(2, 8*ms)
+	b.top.Unpause(b.now, &b.fx)
+	b.expect("1@1:1", "2@1:1")
+
+	b.top.Pause()
+	put(3, 10*ms)
+	put(4, 9*ms)
+	b.top.Limit(OverLimit{}) // what waits already, too
+	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 1}, 0, &b.fx)
+	b.check()
+	put(5, 7*ms)
+	put(6, 10*ms)
+	put(7, 9*ms)
+	b.top.Unpause(b.now, &b.fx)
+	b.expect("5@1:1")
+	b.at(1000 * time.Millisecond)
+	b.expect("4@1:1", "7@1:1", "3@1:1", "6@1:1")
+}
+
 func TestAStepAllocatesNothing(t *testing.T) {
 	top := newTest(1000)
 	var fx Effects
@@ -953,5 +1023,38 @@ func TestRingKeepsOrderThroughGrowthAndShrinking(t *testing.T) {
 	}
 	if len(r.buf) > 64*ringMin {
 		t.Errorf("an empty ring keeps %d slots", len(r.buf))
+	}
+}
+
+func TestRingInsertsAndSorts(t *testing.T) {
+	rng := testkit.Rand(t)
+	type element struct{ key, n int }
+	later := func(a, b element) bool { return a.key > b.key }
+	stable := func(a, b element) int { return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.n, b.n)) }
+	var r ring[element]
+	var want []element
+	for n := range 20_000 {
+		if len(want) > 0 && rng.IntN(40) < 19 {
+			if got := r.pop(); got != want[0] {
+				t.Fatalf("popped %v, want %v", got, want[0])
+			}
+			want = want[1:]
+			continue
+		}
+		e := element{rng.IntN(50), n}
+		switch {
+		case rng.IntN(100) == 0: // out of order, and in order again
+			r.push(e)
+			r.sort(later)
+		default:
+			r.insert(r.after(e, later), e)
+		}
+		want = append(want, e)
+		slices.SortFunc(want, stable)
+		for i, w := range want {
+			if r.len() != len(want) || r.at(i) != w {
+				t.Fatalf("place %d of %d holds %v, want %v", i, r.len(), r.at(i), w)
+			}
+		}
 	}
 }

@@ -1,0 +1,212 @@
+package broker
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// keeper writes the metadata file of a broker with a Storage: in the background
+// after every change, once for all changes that came meanwhile. It has a
+// goroutine only while there is something to write.
+type keeper struct {
+	// Set once.
+	broker *Broker
+	path   string
+	stop   chan struct{} // closed by end
+
+	mu struct {
+		sync.Mutex
+		wanted  uint64 // changes so far
+		saved   uint64 // of those, in the file
+		begun   bool   // what an earlier process has left is restored
+		running bool
+		failing error // why the last attempt came to nothing
+		ended   bool  // nothing more is started
+	}
+	turn sync.Cond // on mu: an attempt is over, or there will be none
+}
+
+// keepRetry is how long after a failed attempt comes the next.
+const keepRetry = 500 * time.Millisecond
+
+func newKeeper(b *Broker, path string) *keeper {
+	k := &keeper{broker: b, path: path, stop: make(chan struct{})}
+	k.turn.L = &k.mu
+	return k
+}
+
+// begin says that the broker has what the file had: from now on, it may be
+// replaced.
+func (k *keeper) begin() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mu.begun = true
+	k.start()
+}
+
+// changed says that the file is out of date. It does not wait.
+func (k *keeper) changed() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mu.wanted++
+	k.start()
+}
+
+// start runs the keeper if it has to and does not yet. Requires: mu held.
+func (k *keeper) start() {
+	if k.mu.begun && !k.mu.ended && !k.mu.running && k.mu.saved < k.mu.wanted {
+		k.mu.running = true
+		k.broker.workers.Go(k.run)
+	}
+}
+
+func (k *keeper) run() {
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	for {
+		err := k.write()
+		k.mu.Lock()
+		first := err != nil && k.mu.failing == nil
+		k.mu.failing = err
+		more := err != nil || k.mu.saved < k.mu.wanted
+		if !more || k.mu.ended {
+			k.mu.running = false
+			more = false
+		}
+		k.mu.Unlock()
+		k.turn.Broadcast()
+		if !more {
+			return
+		}
+		if first {
+			k.broker.cfg.Storage.cfg.Log.Error("topics and channels are not recorded on disk; after a restart they would be as they were before", obs.KeyError, err)
+		}
+		if err != nil {
+			retry.Reset(keepRetry)
+			select {
+			case <-k.stop: // once more, and out
+			case <-retry.C:
+			}
+		}
+	}
+}
+
+// write brings the file up to date with all changes before the call. One
+// caller at a time.
+func (k *keeper) write() error {
+	k.mu.Lock()
+	upTo, begun := k.mu.wanted, k.mu.begun
+	k.mu.Unlock()
+	if !begun {
+		return nil // the file has what this broker has not
+	}
+	if err := metadata.Write(k.path, k.broker.metadata()); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	k.mu.saved = upTo
+	k.mu.Unlock()
+	return nil
+}
+
+// wait returns when all changes before the call are in the file, or an attempt
+// to write them has failed.
+func (k *keeper) wait() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for upTo := k.mu.wanted; k.mu.saved < upTo && k.mu.failing == nil && k.mu.running; {
+		k.turn.Wait()
+	}
+}
+
+// fault returns why the file is out of date; nil if it is not.
+func (k *keeper) fault() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.mu.failing
+}
+
+// end lets nothing more be started: after the broker's workers have ended, the
+// caller of write is the only one.
+func (k *keeper) end() {
+	k.mu.Lock()
+	k.mu.ended = true
+	k.mu.Unlock()
+	close(k.stop)
+}
+
+// Recorded returns when the topics and channels, what is paused, and the
+// contracts, as they were when it was called, will be the same after a crash:
+// whoever gave an order may then be told that it is carried out. It does not wait
+// for a disk that is failing; Health tells of that.
+func (b *Broker) Recorded() {
+	if b.keeper != nil {
+		b.keeper.wait()
+	}
+}
+
+// recorded notes that what Recorded speaks of has changed.
+func (b *Broker) recorded() {
+	if b.keeper != nil {
+		b.keeper.changed()
+	}
+}
+
+// metadata is what the next process is to know.
+func (b *Broker) metadata() (s metadata.State) {
+	for _, t := range b.Topics() {
+		if !wire.Ephemeral(t.name) {
+			s.Topics = append(s.Topics, t.metadata())
+		}
+	}
+	return s
+}
+
+func (t *Topic) metadata() metadata.Topic {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.mu.contract}
+	for _, c := range t.mu.core.Channels() {
+		if !wire.Ephemeral(c.Name()) {
+			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused()})
+		}
+	}
+	return m
+}
+
+// restoreMetadata makes the topics and channels of the file, without messages.
+// A topic that has a contract already keeps that one.
+func (b *Broker) restoreMetadata() error {
+	if b.keeper == nil {
+		return nil
+	}
+	s, err := metadata.Read(b.keeper.path)
+	if err != nil {
+		return fmt.Errorf("restore topics and channels: %w", err)
+	}
+	for _, m := range s.Topics {
+		t := b.restoreTopic(m.Name)
+		if m.Paused {
+			t.Pause()
+		}
+		if m.Contract != nil && b.cfg.AutoCreate {
+			t.restoreContract(m.Contract)
+		}
+		for _, c := range m.Channels {
+			if err := t.CreateChannel(c.Name); err != nil {
+				return fmt.Errorf("restore channel %s of topic %s: %w", c.Name, m.Name, err)
+			}
+			if c.Paused {
+				if err := t.PauseChannel(c.Name); err != nil {
+					return fmt.Errorf("restore channel %s of topic %s: %w", c.Name, m.Name, err)
+				}
+			}
+		}
+	}
+	return nil
+}

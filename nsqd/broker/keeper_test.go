@@ -1,0 +1,163 @@
+package broker_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// file is where stored keeps the metadata.
+func file(path string) string { return filepath.Join(path, "metadata.json") }
+
+// crashed returns a copy of the folder as a process leaves it that ends now.
+func crashed(path string) string {
+	GinkgoHelper()
+	to := GinkgoT().TempDir()
+	Expect(os.CopyFS(to, os.DirFS(path))).To(Succeed())
+	return to
+}
+
+// names are those of the topics, and of their channels behind a colon; what is
+// paused has an exclamation mark.
+func names(b *broker.Broker) (all []string) {
+	mark := func(paused bool) string {
+		if paused {
+			return "!"
+		}
+		return ""
+	}
+	for _, t := range b.Topics() {
+		s := t.Stats()
+		name := s.Name + mark(s.Paused) + ":"
+		for _, c := range s.Channels {
+			name += " " + c.Name + mark(c.Paused)
+		}
+		all = append(all, name)
+	}
+	return all
+}
+
+var _ = Describe("what a broker records besides messages", func() {
+	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(2.5), Burst: 3}
+
+	It("is the same after a restart, and after a crash once it is recorded", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		topic(b, "empty")
+		t := topic(b, "t")
+		for _, c := range []string{"a", "b", "gone", "e#ephemeral"} {
+			Expect(t.CreateChannel(c)).To(Succeed())
+		}
+		Expect(t.PauseChannel("b")).To(Succeed())
+		Expect(t.DeleteChannel("gone")).To(Succeed())
+		topic(b, "u#ephemeral")
+		topic(b, "paused").Pause()
+		limited := topic(b, "limited")
+		limited.Contract(share, true)
+		limited.Pause()
+		limited.Unpause()
+		topic(b, "deleted")
+		Expect(b.DeleteTopic("deleted")).To(Succeed())
+		b.Recorded()
+		want := []string{"empty:", "limited:", "paused!:", "t: a b!"}
+		check := func(b *broker.Broker) {
+			GinkgoHelper()
+			Expect(names(b)).To(Equal(want))
+			s := topic(b, "limited").Stats()
+			Expect(s.Limited).To(BeTrue())
+			Expect(s.Share).To(Equal(share))
+			Expect(s.Tokens).To(BeNumerically("<", share.Burst*1000), "the bucket may have been used up before")
+		}
+		other, _ := stored(crashed(path), false)
+		check(other)
+		stop()
+		b, stop = stored(path, false)
+		check(b)
+		Expect(topic(b, "t").UnpauseChannel("b")).To(Succeed())
+		topic(b, "paused").Unpause()
+		stop()
+		b, _ = stored(path, false)
+		Expect(names(b)).To(Equal([]string{"empty:", "limited:", "paused:", "t: a b"}))
+	})
+
+	It("does not include a contract that is given anew at each start, and which stands", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		topic(b, "preset").Preset(share, false)
+		topic(b, "kept").Contract(share, false)
+		stop()
+		other := tokenbucket.Share{Rate: 7, Burst: 7}
+		b = storedWith(path, func(*broker.Config) {}, func(b *broker.Broker) { topic(b, "kept").Preset(other, false) })
+		Expect(topic(b, "preset").Stats().Limited).To(BeFalse())
+		Expect(topic(b, "kept").Stats().Share).To(Equal(other))
+	})
+
+	It("has no contract for a broker that a loaddistributor gives them", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		topic(b, "t").Contract(share, false)
+		stop()
+		b = storedWith(path, func(c *broker.Config) { c.AutoCreate = false })
+		t, err := b.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(t.Stats().Limited).To(BeTrue())
+		Expect(t.Stats().Share.IsZero()).To(BeTrue())
+	})
+
+	It("lets nothing leave a paused topic or channel while it is restored", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		t.Pause()
+		publishAll(t, 0, 50)
+		stop()
+		b, stop = stored(path, false)
+		s := topic(b, "t").Stats()
+		Expect(s.Waiting).To(Equal(50))
+		Expect(s.Channels[0].Ready).To(BeZero())
+		stop()
+	})
+
+	It("is an error when it is damaged, and stays as it is", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		Expect(topic(b, "t").CreateChannel("c")).To(Succeed())
+		stop()
+		was, err := os.ReadFile(file(path))
+		Expect(err).NotTo(HaveOccurred())
+		damaged := []byte(strings.Replace(string(was), `"c"`, `"d"`, 1))
+		Expect(os.WriteFile(file(path), damaged, 0o600)).To(Succeed())
+
+		b, end := opened(path, func(*broker.Config) {})
+		topic(b, "u") // as a flag might
+		Expect(b.Restore()).To(MatchError(metadata.ErrDamaged))
+		topic(b, "v")
+		b.Recorded()
+		end()
+		Expect(os.ReadFile(file(path))).To(Equal(damaged))
+	})
+
+	It("is recorded when that works again, and the log and Health tell", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		obstacle := file(path) + ".new"
+		Expect(os.MkdirAll(filepath.Join(obstacle, "x"), 0o700)).To(Succeed())
+		topic(b, "t")
+		b.Recorded() // does not wait for ever
+		Expect(b.Health()).To(MatchError(ContainSubstring("metadata.json.new")))
+		Expect(os.RemoveAll(obstacle)).To(Succeed())
+		Eventually(b.Health).WithTimeout(10 * time.Second).Should(Succeed())
+		other, _ := stored(crashed(path), false)
+		Expect(names(other)).To(Equal([]string{"t:"}))
+		stop()
+	})
+})

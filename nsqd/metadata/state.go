@@ -1,0 +1,138 @@
+package metadata
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// State is what a node keeps. Ephemeral topics and channels are not in it.
+type State struct {
+	Topics []Topic // by name
+}
+
+// Topic is one topic.
+type Topic struct {
+	Name     string    `json:"name"`
+	Paused   bool      `json:"paused,omitempty"`
+	Contract *Contract `json:"contract,omitempty"` // nil: without, or given anew at each start
+	Channels []Channel `json:"channels,omitempty"` // by name
+}
+
+// Contract is a standalone topic's.
+type Contract struct {
+	RateMilli int64 `json:"rate_milli"` // thousandths of messages per second
+	Burst     int64 `json:"burst"`      // messages
+	Reject    bool  `json:"reject,omitempty"`
+}
+
+// Share is the contract as the token bucket has it.
+func (c *Contract) Share() tokenbucket.Share {
+	return tokenbucket.Share{Rate: tokenbucket.Rate(c.RateMilli), Burst: c.Burst}
+}
+
+// Channel is one channel.
+type Channel struct {
+	Name   string `json:"name"`
+	Paused bool   `json:"paused,omitempty"`
+}
+
+// The errors of Parse, wrapped.
+var (
+	// ErrDamaged: the file is not as it was written.
+	ErrDamaged = errors.New("metadata is damaged")
+	// ErrVersion: a later release has written it.
+	ErrVersion = errors.New("metadata of an unknown version")
+)
+
+const version = 1
+
+// document is the file. The checksum is that of Topics without white space.
+type document struct {
+	Version int             `json:"version"`
+	CRC32C  string          `json:"crc32c"` // 8 hexadecimal digits
+	Topics  json.RawMessage `json:"topics"`
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(topics []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(topics, castagnoli)) }
+
+// Encode returns the file's content. The error says what Parse would refuse.
+func Encode(s State) ([]byte, error) {
+	if err := s.validate(); err != nil {
+		return nil, fmt.Errorf("encode metadata: %w", err)
+	}
+	all := s.Topics
+	if all == nil {
+		all = []Topic{}
+	}
+	topics, err := json.Marshal(all)
+	if err != nil {
+		return nil, fmt.Errorf("encode metadata: %w", err)
+	}
+	b, err := json.MarshalIndent(document{Version: version, CRC32C: checksum(topics), Topics: topics}, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode metadata: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// Parse is the inverse of Encode. Errors: ErrDamaged, ErrVersion.
+func Parse(b []byte) (State, error) {
+	damaged := func(err error) (State, error) { return State{}, fmt.Errorf("%w: %w", ErrDamaged, err) }
+	var doc document
+	if err := json.Unmarshal(b, &doc); err != nil {
+		return damaged(err)
+	}
+	if doc.Version != version {
+		return State{}, fmt.Errorf("%w: %d, this release knows %d", ErrVersion, doc.Version, version)
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, doc.Topics); err != nil {
+		return damaged(err)
+	}
+	if sum := checksum(compact.Bytes()); sum != doc.CRC32C {
+		return damaged(fmt.Errorf("its checksum is %s, and says %q", sum, doc.CRC32C))
+	}
+	var s State
+	if err := json.Unmarshal(doc.Topics, &s.Topics); err != nil {
+		return damaged(err)
+	}
+	if err := s.validate(); err != nil {
+		return damaged(err)
+	}
+	return s, nil
+}
+
+// validate reports the first thing that no node can have.
+func (s State) validate() error {
+	for i, t := range s.Topics {
+		if !wire.ValidTopicName(t.Name) || wire.Ephemeral(t.Name) {
+			return fmt.Errorf("topic %q has no name that could be kept", t.Name)
+		}
+		if i > 0 && s.Topics[i-1].Name >= t.Name {
+			return fmt.Errorf("topic %q is not after %q", t.Name, s.Topics[i-1].Name)
+		}
+		if t.Contract != nil {
+			share := t.Contract.Share()
+			if err := share.Validate(); err != nil || share.IsZero() {
+				return fmt.Errorf("topic %q has a contract of %d/1000 msg/s and %d messages", t.Name, t.Contract.RateMilli, t.Contract.Burst)
+			}
+		}
+		for j, c := range t.Channels {
+			if !wire.ValidChannelName(c.Name) || wire.Ephemeral(c.Name) {
+				return fmt.Errorf("channel %q of topic %q has no name that could be kept", c.Name, t.Name)
+			}
+			if j > 0 && t.Channels[j-1].Name >= c.Name {
+				return fmt.Errorf("channel %q of topic %q is not after %q", c.Name, t.Name, t.Channels[j-1].Name)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,481 @@
+package tokenbucket
+
+import (
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Horizon is how far back Hindsight remembers, if no more than maxPoints
+// messages were taken meanwhile and the share did not change more than maxEras
+// times.
+const Horizon = time.Second
+
+const (
+	maxPoints = 8192 // 16 bytes each
+	minPoints = 16
+	maxEras   = 8
+
+	// deepestKnown is the largest burst that an int64 can count in grains with
+	// room to add as much again.
+	deepestKnown = 4_000_000
+)
+
+// Hindsight is a Bucket for messages that are judged out of order: a message is
+// judged by what the bucket held when it arrived, also if younger ones were
+// taken before. A Bucket alone forgets: the first young message moves the TAT
+// to its own arrival, and what had accrued between an older one and it is gone.
+// With a goroutine per connection, read 100 ms late and in any order, that made
+// a stream that keeps its contract wait as long as if it were judged by the
+// time of its reading.
+//
+// Messages whose stamps come in order are judged exactly as by Bucket. The zero
+// value has no share and admits nothing. It must not be copied once used, and
+// is not safe for concurrent use.
+//
+// How. The level L(t) is what the bucket holds at t <= latest: it earns r, stops
+// at b, changes at retunes, and each message taken pays 1 at its eligible time.
+// W(t) is what was lost so far because the bucket was full. One message more at
+// e leaves at every t >= e
+//
+//	L'(t) = L(t) - max{0, 1 - (W(t) - W(e))}
+//
+// that is, a token less until a token has been lost anyhow. So a message that
+// arrived at a is eligible at the first e >= a at which that leaves no L' below
+// 0, and there is such an e before latest only if tokens were lost, or are still
+// there. What a retune gave up (released) is not lost but somebody else's; it
+// makes up for nothing.
+//
+// It keeps each message taken as a point (e, L(e)), the oldest state it knows
+// as the beginning of the first era, and a Bucket for all that comes after
+// latest. All is counted in grains, exactly.
+//
+// Envelope. Let e_1 <= e_2 <= .. be the eligible times of all messages taken,
+// in whatever order they were. Then L >= 0 at each, L <= b, and so under one
+// share, for all i < j,
+//
+//	j-i+1 <= b + r*(e_j - e_i)
+//
+// and over retunes at t_1 .. t_n between them, with g_m granted and f_m released
+// by the m-th,
+//
+//	j-i+1 <= b_0 + sum(g_m - f_m) + r_0*(t_1 - e_i) + .. + r_n*(e_j - t_n).
+//
+// That is more than Bucket promises: there the messages are counted in the
+// order taken, and a stamp that goes back gives up credit. It follows that a
+// stream that keeps (r, b) by its stamps is not delayed at all, in whatever
+// order it is judged, as far as the memory reaches. What is older is judged as
+// if it had arrived where the memory begins, which delays it and creates no
+// token.
+//
+// Three designs lost. Counting messages per slot of time is coarse by what a
+// slot earns: with few slots a stream in order of reading lost a sixteenth of
+// its burst, with many it was slower than the points. Sorting what waits does
+// not help: a message with credit is not kept waiting for older ones that may
+// come. A tree over the points costs less per late message than moving them in
+// memory only when thousands are between it and the newest.
+type Hindsight struct {
+	// bucket judges what arrives after latest.
+	bucket Bucket
+	// latest is when the last point was taken or the share last changed.
+	latest stamp.Mono
+
+	// The history. Invariant: points are in order of their times; eras[i].first
+	// never falls; points [eras[i].first, eras[i+1].first) were taken in era i,
+	// no earlier than its beginning and no later than the next one's.
+	points points
+	eras   [maxEras]era
+	nEras  int // 0: there was no share yet
+
+	// closed is a time in which no message has its token, whatever was judged
+	// since: taking one only lowers L and what is lost. It spares a line of
+	// messages that wait the same search for each.
+	closed struct{ from, to stamp.Mono }
+}
+
+// point is a message taken.
+type point struct {
+	at   stamp.Mono
+	held int64 // grains left, with its own token paid
+}
+
+// era is the time under one share, from the beginning of the memory or a retune.
+type era struct {
+	from   stamp.Mono
+	rate   int64 // grains per nanosecond
+	room   int64 // grains, the burst
+	before int64 // grains held when the era began, before the retune
+	after  int64 // and after it
+	first  int   // of the points
+}
+
+// Share returns the share the bucket holds.
+func (h *Hindsight) Share() Share { return h.bucket.Share() }
+
+// Tokens returns what the bucket holds at now, or held when the last message was
+// taken, if that is later; rounded down.
+func (h *Hindsight) Tokens(now stamp.Mono) Tokens { return h.bucket.Tokens(h.notBefore(now)) }
+
+// notBefore returns at, or latest if that is later.
+func (h *Hindsight) notBefore(at stamp.Mono) stamp.Mono {
+	if h.nEras == 0 {
+		return at
+	}
+	return max(at, h.latest)
+}
+
+// Eligible returns when a message that arrived at at could be released if its
+// token were taken now, never before at; stamp.Never as for Bucket. Of two
+// messages the one that arrived earlier is never eligible later.
+func (h *Hindsight) Eligible(at stamp.Mono) stamp.Mono {
+	if e, _, ok := h.search(at); ok {
+		return e
+	}
+	return h.bucket.Eligible(h.notBefore(at))
+}
+
+// Take is Eligible, and takes the token if it is there by now. Otherwise ok is
+// false and nothing is changed.
+func (h *Hindsight) Take(at, now stamp.Mono) (e stamp.Mono, ok bool) {
+	if e, p, found := h.search(at); found {
+		if now.Before(e) {
+			return e, false
+		}
+		h.insert(p)
+		return e, true
+	}
+	e, zero := h.bucket.judge(h.notBefore(at))
+	if e == stamp.Never || now.Before(e) {
+		return e, false
+	}
+	h.bucket.zero = zero
+	h.points.push(point{e, h.bucket.grains(e).clamp()})
+	h.latest = e
+	h.forget(e)
+	return e, true
+}
+
+// After returns when the last of n more messages of which the first arrived at
+// at would have its token, if no other were taken and all tokens lost so far
+// stayed lost; at, if all are there. Requires: n >= 1.
+func (h *Hindsight) After(n int64, at stamp.Mono) stamp.Mono {
+	rate := int64(h.bucket.share.Rate)
+	if rate == 0 {
+		return stamp.Never
+	}
+	from := h.notBefore(at)
+	missing := mul(n, grain).sub(h.bucket.grains(from))
+	if missing.sign() <= 0 {
+		return at
+	}
+	return stamp.Mono(mul(int64(from), rate).add(missing).ceilDiv(rate))
+}
+
+// Retune is Bucket's. It acts at now, or when the last message was taken, if
+// that is later: of two callers who read the clock before they waited for a
+// lock, the first may hold the later time.
+func (h *Hindsight) Retune(now stamp.Mono, s Share, granted Tokens) (released Tokens) {
+	now = h.notBefore(now)
+	was, held := h.bucket, h.bucket.grains(now)
+	released = h.bucket.Retune(now, s, granted)
+	if h.bucket == was {
+		return released
+	}
+	if h.nEras == maxEras {
+		h.forgetEra()
+	}
+	e := era{
+		from: now, first: h.points.n,
+		rate: int64(h.bucket.share.Rate), room: h.bucket.cap.clamp(),
+		before: held.clamp(), after: h.bucket.grains(now).clamp(),
+	}
+	if h.bucket.share.Burst > deepestKnown || e.after < -deepestKnown*grain {
+		// Too large to count here. Nothing is taken in such an era in hindsight,
+		// or before it at its expense. Nothing is missed either: a burst of
+		// millions does not run out for want of what accrues within a horizon.
+		e.rate, e.room, e.after = 0, 0, -1
+	}
+	h.eras[h.nEras] = e
+	h.nEras++
+	h.latest = now
+	return released
+}
+
+// place is where in the history a message is taken: at in an era, before the
+// point next, with so many grains held.
+type place struct {
+	at        stamp.Mono
+	era, next int
+	held      int64
+}
+
+// search looks for the first time from at on, and before latest, at which a
+// message more can be taken. What it learns of times at which none can, it
+// keeps.
+func (h *Hindsight) search(at stamp.Mono) (e stamp.Mono, p place, ok bool) {
+	if h.nEras == 0 || !at.Before(h.latest) {
+		return 0, p, false
+	}
+	p.at = max(at, h.eras[0].from)
+	from := p.at
+	skip := func() {
+		if h.closed.from <= p.at && p.at < h.closed.to {
+			p.at, from = h.closed.to, min(from, h.closed.from)
+		}
+	}
+	skip()
+	h.locate(&p)
+	for p.at.Before(h.latest) {
+		end, found := h.try(&p)
+		if found {
+			ok = true
+			break
+		}
+		p.at = end
+		if skip(); p.at > end {
+			h.locate(&p)
+		} else {
+			h.pass(&p)
+		}
+	}
+	// All of [from, p.at) is closed: what skip jumped over, and what try refused.
+	if from.Before(p.at) && p.at >= h.closed.to {
+		h.closed.from, h.closed.to = from, p.at
+	}
+	return p.at, p, ok
+}
+
+// locate finds the era of p.at, and the first point after it.
+func (h *Hindsight) locate(p *place) {
+	p.era = h.nEras - 1
+	for p.era > 0 && p.at.Before(h.eras[p.era].from) {
+		p.era--
+	}
+	p.next = h.points.after(p.at)
+}
+
+// pass moves p past all that happened until p.at.
+func (h *Hindsight) pass(p *place) {
+	for p.era+1 < h.nEras && !p.at.Before(h.eras[p.era+1].from) {
+		p.era++
+		p.next = max(p.next, h.eras[p.era].first)
+	}
+	for p.next < h.end(p.era) && !p.at.Before(h.points.at(p.next).at) {
+		p.next++
+	}
+}
+
+// end is the number of points up to the end of an era.
+func (h *Hindsight) end(i int) int {
+	if i+1 < h.nEras {
+		return h.eras[i+1].first
+	}
+	return h.points.n
+}
+
+// try looks for a time from p.at on and before whatever happened next, at which
+// a message can be taken. If there is none, it returns when to go on: at what
+// happened next, or at what stood in the way later.
+func (h *Hindsight) try(p *place) (end stamp.Mono, ok bool) {
+	e := &h.eras[p.era]
+	prev := point{e.from, e.after}
+	if p.next > e.first {
+		prev = h.points.at(p.next - 1)
+	}
+	end = h.latest
+	if p.era+1 < h.nEras {
+		end = h.eras[p.era+1].from
+	}
+	if e.rate == 0 {
+		return end, false
+	}
+	if p.next < h.end(p.era) {
+		end = h.points.at(p.next).at
+	}
+	level := func() int64 { return min(e.room, prev.held+earned(e.rate, prev.at, p.at)) }
+	if p.held = level(); p.held < grain {
+		wait := (grain - p.held + e.rate - 1) / e.rate
+		if uint64(wait) >= uint64(end)-uint64(p.at) {
+			return end, false
+		}
+		p.at += stamp.Mono(wait)
+		p.held = level()
+	}
+	return h.charge(*p, false)
+}
+
+// charge finds out whether everything after p can do with a token less, until
+// one was lost anyhow; if not, obstacle is the time of what cannot. With apply
+// it takes the token, which then must be possible.
+func (h *Hindsight) charge(p place, apply bool) (obstacle stamp.Mono, ok bool) {
+	less := int64(grain)
+	prev := point{p.at, p.held}
+	for i, k := p.era, p.next; ; {
+		e := &h.eras[i]
+		switch {
+		case k < h.end(i):
+			q := h.points.at(k)
+			less -= prev.held + earned(e.rate, prev.at, q.at) - (q.held + grain)
+			if less <= 0 {
+				return 0, true
+			}
+			if q.held < less {
+				return q.at, false
+			}
+			if apply {
+				h.points.set(k, point{q.at, q.held - less})
+			}
+			prev = q
+			k++
+		case i+1 < h.nEras:
+			next := &h.eras[i+1]
+			less -= prev.held + earned(e.rate, prev.at, next.from) - next.before
+			if less <= 0 {
+				return 0, true
+			}
+			if next.after < less {
+				return next.from, false
+			}
+			prev = point{next.from, next.after}
+			if apply {
+				next.before -= less
+				next.after -= less
+			}
+			i++
+		default:
+			if apply {
+				h.bucket.zero = h.bucket.zero.add(from64(less))
+			}
+			return 0, true
+		}
+	}
+}
+
+// insert takes a message at p, as search found it.
+func (h *Hindsight) insert(p place) {
+	h.charge(p, true)
+	h.points.insert(p.next, point{p.at, p.held - grain})
+	for i := p.era + 1; i < h.nEras; i++ {
+		h.eras[i].first++
+	}
+	h.forget(h.latest)
+}
+
+// earned returns the grains that come at a rate in a time; beyond any room, not
+// exactly. Requires: from <= to.
+func earned(rate int64, from, to stamp.Mono) int64 {
+	const beyond = 1 << 62
+	hi, lo := bits.Mul64(uint64(rate), uint64(to)-uint64(from))
+	if hi > 0 || lo > beyond {
+		return beyond
+	}
+	return int64(lo)
+}
+
+// forget drops what is older than the horizon at now, or too much.
+func (h *Hindsight) forget(now stamp.Mono) {
+	oldest := stamp.Mono(math.MinInt64)
+	if int64(now) >= math.MinInt64+int64(Horizon) {
+		oldest = now.Add(-Horizon)
+	}
+	for h.points.n > 0 {
+		if p := h.points.at(0); h.points.n <= maxPoints && !p.at.Before(oldest) {
+			return
+		}
+		for h.end(0) == 0 {
+			h.forgetEra()
+		}
+		p := h.points.pop()
+		h.eras[0].from, h.eras[0].after = p.at, p.held
+		for i := 1; i < h.nEras; i++ {
+			h.eras[i].first--
+		}
+	}
+}
+
+// forgetEra drops the oldest era. Requires: there is a younger one.
+func (h *Hindsight) forgetEra() {
+	n := h.end(0)
+	for range n {
+		h.points.pop()
+	}
+	copy(h.eras[:], h.eras[1:h.nEras])
+	h.nEras--
+	for i := range h.nEras {
+		h.eras[i].first -= n
+	}
+}
+
+// points is a queue into whose middle points may be put. It grows by doubling,
+// and gives its memory back when it has been drained far below its size.
+//
+// Invariant: the n points are buf[head], buf[head+1], .. modulo len(buf), which
+// is 0 or a power of two.
+type points struct {
+	buf  []point
+	head int
+	n    int
+}
+
+func (p *points) at(i int) point     { return p.buf[(p.head+i)&(len(p.buf)-1)] }
+func (p *points) set(i int, q point) { p.buf[(p.head+i)&(len(p.buf)-1)] = q }
+
+func (p *points) push(q point) {
+	if p.n == len(p.buf) {
+		p.resize(max(minPoints, 2*len(p.buf)))
+	}
+	p.n++
+	p.set(p.n-1, q)
+}
+
+// insert puts q before the i-th point, and moves those behind it.
+func (p *points) insert(i int, q point) {
+	p.push(q)
+	for to := p.n - 1; to > i; {
+		// As many at once as lie in a row, at both ends of the move.
+		mask := len(p.buf) - 1
+		last := (p.head + to) & mask // moves here, from the place before
+		if last == 0 {
+			p.buf[0] = p.buf[mask]
+			to--
+			continue
+		}
+		row := min(to-i, last)
+		copy(p.buf[last-row+1:last+1], p.buf[last-row:last])
+		to -= row
+	}
+	p.set(i, q)
+}
+
+func (p *points) pop() point {
+	q := p.buf[p.head]
+	p.head = (p.head + 1) & (len(p.buf) - 1)
+	p.n--
+	if len(p.buf) > 16*minPoints && p.n < len(p.buf)/8 {
+		p.resize(len(p.buf) / 2)
+	}
+	return q
+}
+
+// after returns the index of the first point that is later than at.
+func (p *points) after(at stamp.Mono) int {
+	lo, hi := 0, p.n
+	for lo < hi {
+		if mid := int(uint(lo+hi) / 2); p.at(mid).at <= at {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+func (p *points) resize(size int) {
+	buf := make([]point, size)
+	for i := range p.n {
+		buf[i] = p.at(i)
+	}
+	p.buf, p.head = buf, 0
+}

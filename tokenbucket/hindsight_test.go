@@ -1,0 +1,542 @@
+package tokenbucket_test
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// happening is a message taken, or a retune.
+type happening struct {
+	at      stamp.Mono
+	retune  bool
+	share   tokenbucket.Share  // of a retune
+	granted tokenbucket.Tokens // by it
+	cut     *big.Rat           // tokens that did not fit: released, and what rounding left out
+}
+
+// account is an obvious bucket, in exact fractions, that starts without a share.
+type account struct {
+	rate, room, held *big.Rat
+	at               stamp.Mono
+}
+
+func newAccount() *account {
+	return &account{rate: new(big.Rat), room: new(big.Rat), held: new(big.Rat)}
+}
+
+func (a *account) advance(to stamp.Mono) {
+	a.held = add(a.held, mul(a.rate, sub(rat(int64(to)), rat(int64(a.at)))))
+	if a.room.Cmp(a.held) < 0 {
+		a.held = a.room
+	}
+	a.at = to
+}
+
+// pay reports whether h can be paid for.
+func (a *account) pay(h happening) bool {
+	a.advance(h.at)
+	if !h.retune {
+		a.held = sub(a.held, rat(1))
+		return a.held.Sign() >= 0
+	}
+	a.rate, a.room = perNano(h.share.Rate), rat(h.share.Burst)
+	a.held = sub(add(a.held, big.NewRat(int64(h.granted), 1000)), h.cut)
+	return h.cut.Sign() == 0 || a.held.Sign() >= 0
+}
+
+// replay runs an account over what happened, in the order of time, and returns
+// the first thing that it cannot pay for; -1 if it can pay for all.
+func replay(hs []happening) int {
+	a := newAccount()
+	for i, h := range hs {
+		if !a.pay(h) {
+			return i
+		}
+	}
+	return -1
+}
+
+// slow is Hindsight as it is defined: it tries every time that may be the first.
+type slow struct {
+	happened []happening // by time
+	latest   stamp.Mono
+}
+
+func (s *slow) with(e stamp.Mono) []happening {
+	i := len(s.happened)
+	for i > 0 && e.Before(s.happened[i-1].at) {
+		i--
+	}
+	return slices.Insert(slices.Clone(s.happened), i, happening{at: e})
+}
+
+func (s *slow) eligible(at stamp.Mono) stamp.Mono {
+	at = max(at, s.happened[0].at)
+	for at != stamp.Never && replay(s.with(at)) >= 0 {
+		at = s.step(at)
+	}
+	return at
+}
+
+// step returns the next time after at worth trying: when another token is
+// there, counted from everything that happened, or when something happens.
+func (s *slow) step(at stamp.Mono) stamp.Mono {
+	best := stamp.Never
+	for _, h := range s.happened {
+		if at.Before(h.at) {
+			best = min(best, h.at)
+		}
+	}
+	a := newAccount()
+	for _, h := range s.happened {
+		if at.Before(h.at) {
+			break
+		}
+		a.pay(h)
+	}
+	if a.rate.Sign() > 0 {
+		if full := mono(add(rat(int64(a.at)), quo(sub(rat(1), a.held), a.rate))); at.Before(full) {
+			best = min(best, full)
+		}
+	}
+	return best
+}
+
+// drawSmall draws shares whose tokens take from a nanosecond to a second.
+func drawSmall(t *rapid.T) tokenbucket.Share {
+	return tokenbucket.Share{
+		Rate:  tokenbucket.Rate(scaled(1000, 1e12).Draw(t, "rate")),
+		Burst: rapid.Int64Range(1, 6).Draw(t, "burst"),
+	}
+}
+
+// world is a Hindsight under test, and all that happened to it.
+type world struct {
+	h   tokenbucket.Hindsight
+	s   slow
+	now stamp.Mono
+}
+
+func newWorld(t *rapid.T) *world {
+	w := &world{now: stamp.Mono(rapid.Int64Range(-1e6, 1e6).Draw(t, "start"))}
+	share := drawSmall(t)
+	w.retune(t, share, tokenbucket.Tokens(rapid.Int64Range(0, share.Burst).Draw(t, "initial"))*tokenbucket.Token)
+	return w
+}
+
+func (w *world) retune(t *rapid.T, share tokenbucket.Share, granted tokenbucket.Tokens) {
+	at := w.now
+	if len(w.s.happened) > 0 {
+		at = max(at, w.s.latest)
+	}
+	before := w.h.Share()
+	released := w.h.Retune(w.now, share, granted)
+	if before == share && granted == released {
+		return // the same again changes nothing, not even what is remembered
+	}
+	a := newAccount()
+	for _, h := range w.s.happened {
+		a.pay(h)
+	}
+	a.advance(at)
+	cut := most(new(big.Rat), sub(add(a.held, big.NewRat(int64(granted), 1000)), rat(share.Burst)))
+	if down := new(big.Int).Quo(mul(cut, rat(1000)).Num(), mul(cut, rat(1000)).Denom()); !down.IsInt64() || down.Int64() != int64(released) {
+		t.Fatalf("%v to %v, granted %d: released %d, want %v", before, share, granted, released, down)
+	}
+	w.s.happened = append(w.s.happened, happening{at: at, retune: true, share: share, granted: granted, cut: cut})
+	w.s.latest = at
+}
+
+// take lets a message of at through, as soon as it may.
+func (w *world) take(t *rapid.T, at stamp.Mono) stamp.Mono {
+	want := w.h.Eligible(at)
+	if want < at {
+		t.Fatalf("a message of %d is eligible at %d", at, want)
+	}
+	if want == stamp.Never {
+		return want
+	}
+	if e, ok := w.h.Take(at, want-1); ok || e != want {
+		t.Fatalf("Eligible(%d) said %d, Take at %d says %d, %v", at, want, want-1, e, ok)
+	}
+	w.now = max(w.now, want)
+	e, ok := w.h.Take(at, w.now)
+	if !ok || e != want {
+		t.Fatalf("Eligible(%d) said %d, Take at %d says %d, %v", at, want, w.now, e, ok)
+	}
+	w.s.happened = w.s.with(e)
+	w.s.latest = max(w.s.latest, e)
+	return e
+}
+
+// drawLate draws a stamp: now, or some tokens' time ago.
+func (w *world) drawLate(t *rapid.T) stamp.Mono {
+	r := max(w.h.Share().Rate, 1000)
+	w.now += stamp.Mono(min(gap(t, r), 2e9))
+	if rapid.IntRange(0, 2).Draw(t, "in order") == 0 {
+		return w.now
+	}
+	return w.now - stamp.Mono(min(gap(t, r)*3, 2e9))
+}
+
+func (w *world) drawRetune(t *rapid.T) {
+	share := w.h.Share()
+	switch rapid.IntRange(0, 5).Draw(t, "share") {
+	case 0:
+		share = tokenbucket.Share{}
+	case 1: // the same
+	default:
+		share = drawSmall(t)
+	}
+	var granted tokenbucket.Tokens
+	if rapid.Bool().Draw(t, "with a grant") {
+		granted = tokenbucket.Tokens(rapid.Int64Range(0, 4000).Draw(t, "granted"))
+	}
+	w.retune(t, share, granted)
+}
+
+// The promise: whatever the stamps and the order in which they are judged, the
+// eligible times in order of time never overdraw a bucket that earns, is full,
+// and is retuned when it says.
+func hindsightHolds(t *rapid.T) {
+	w := newWorld(t)
+	retunes := rapid.Bool().Draw(t, "retunes")
+	var done []string
+	for range rapid.IntRange(2, 60).Draw(t, "steps") {
+		if retunes && rapid.IntRange(0, 5).Draw(t, "step") == 0 {
+			w.drawRetune(t)
+			done = append(done, fmt.Sprintf("retune at %d", w.s.latest))
+			continue
+		}
+		at := w.drawLate(t)
+		e := w.take(t, at)
+		done = append(done, fmt.Sprintf("%d at %d", at, e))
+		if bad := replay(w.s.happened); bad >= 0 {
+			t.Fatalf("%v\nafter %v the bucket cannot pay for number %d", w.s.happened, done, bad)
+		}
+	}
+	// The same, said by pairs, where one share was in force.
+	if retunes {
+		return
+	}
+	es := w.s.happened[1:]
+	for i := range es {
+		for j := i; j < len(es); j++ {
+			used := big.NewInt(int64(j - i + 1))
+			allowed := add(rat(w.h.Share().Burst), mul(perNano(w.h.Share().Rate), rat(int64(es[j].at)-int64(es[i].at))))
+			if new(big.Rat).SetInt(used).Cmp(allowed) > 0 {
+				t.Fatalf("%d messages from %d to %d under %v", used, es[i].at, es[j].at, w.h.Share())
+			}
+		}
+	}
+}
+
+func TestHindsightHolds(t *testing.T) { rapid.Check(t, hindsightHolds) }
+
+func FuzzHindsight(f *testing.F) {
+	seeds := rand.NewChaCha8([32]byte{'l', 'a', 't', 'e'})
+	for range 16 {
+		seed := make([]byte, 8192)
+		if _, err := seeds.Read(seed); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(seed)
+	}
+	f.Fuzz(rapid.MakeFuzz(hindsightHolds))
+}
+
+// It is the first time that the promise allows, not just one that it allows.
+func TestHindsightIsTheFirstTimePossible(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		retunes := rapid.IntRange(0, 4).Draw(t, "retunes") // as many as are remembered
+		for range rapid.IntRange(2, 25).Draw(t, "steps") {
+			if retunes > 0 && rapid.IntRange(0, 3).Draw(t, "step") == 0 {
+				retunes--
+				w.drawRetune(t)
+				continue
+			}
+			if w.s.latest.Sub(w.s.happened[0].at) > tokenbucket.Horizon {
+				return
+			}
+			at := w.drawLate(t)
+			want := stamp.Never
+			if !w.h.Share().IsZero() || at < w.s.latest {
+				want = w.s.eligible(at)
+			}
+			if got := w.h.Eligible(at); got != want {
+				t.Fatalf("after %v a message of %d is eligible at %d, want %d", w.s.happened, at, got, want)
+			}
+			w.take(t, at)
+		}
+	})
+}
+
+// In order there is nothing to look back to: it is the bucket.
+func TestInOrderHindsightIsTheBucket(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := stamp.Mono(rapid.Int64Range(-1e15, 1e15).Draw(t, "start"))
+		var b tokenbucket.Bucket
+		var h tokenbucket.Hindsight
+		retune := func(s tokenbucket.Share, granted tokenbucket.Tokens) {
+			if got, want := h.Retune(now, s, granted), b.Retune(now, s, granted); got != want {
+				t.Fatalf("released %d, want %d", got, want)
+			}
+		}
+		first := drawShare(t)
+		retune(first, tokenbucket.Tokens(rapid.Int64Range(0, first.Burst).Draw(t, "initial"))*tokenbucket.Token)
+		at := now
+		for range rapid.IntRange(1, 60).Draw(t, "messages") {
+			at = max(at, now) + stamp.Mono(min(gap(t, max(b.Share().Rate, 1)), 1e15))
+			for {
+				want := b.Eligible(at)
+				if got := h.Eligible(at); got != want {
+					t.Fatalf("a message of %d is eligible at %d, want %d", at, got, want)
+				}
+				// While it waits, the share may change.
+				if want == stamp.Never || rapid.IntRange(0, 4).Draw(t, "retune") == 0 {
+					now = max(now, at)
+					if want != stamp.Never && now < want {
+						now += stamp.Mono(rapid.Int64Range(0, int64(want-now)-1).Draw(t, "meanwhile"))
+					} else if want != stamp.Never {
+						b.Take(at)
+						if e, ok := h.Take(at, now); !ok || e != want {
+							t.Fatalf("taken at %d, %v, want %d", e, ok, want)
+						}
+						break
+					}
+					retune(drawShare(t), tokenbucket.Tokens(scaled(1, 1e13).Draw(t, "granted")))
+					continue
+				}
+				now = max(now, want)
+				b.Take(at)
+				if e, ok := h.Take(at, now); !ok || e != want {
+					t.Fatalf("taken at %d, %v, want %d", e, ok, want)
+				}
+				break
+			}
+			if got, want := h.Tokens(now), b.Tokens(now); got != want {
+				t.Fatalf("holds %d, want %d", got, want)
+			}
+		}
+	})
+}
+
+// What it is for: who keeps the contract is not delayed by the order in which
+// others, or he himself, happen to be read.
+func TestAConformingStreamIsNotDelayedInAnyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := tokenbucket.Share{Rate: tokenbucket.Rate(scaled(1e6, 1e9).Draw(t, "rate")), Burst: rapid.Int64Range(1, 40).Draw(t, "burst")}
+		step := int64(1e12 / s.Rate)
+		shaper := tokenbucket.NewFull(s, 0)
+		var h tokenbucket.Hindsight
+		h.Retune(0, s, tokenbucket.Tokens(s.Burst)*tokenbucket.Token)
+		type message struct{ at, read int64 }
+		var ms []message
+		var now int64
+		late := min(rapid.Int64Range(0, 200*step).Draw(t, "lateness"), int64(tokenbucket.Horizon))
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		load := rapid.Float64Range(0.5, 1.2).Draw(t, "load")
+		for range 400 {
+			now += int64(rng.ExpFloat64() * float64(step) / load)
+			at := int64(shaper.Take(stamp.Mono(now)))
+			ms = append(ms, message{at, at + rng.Int64N(late+1)})
+		}
+		slices.SortStableFunc(ms, func(a, b message) int { return cmp.Compare(a.read, b.read) })
+		for i, m := range ms {
+			if e, ok := h.Take(stamp.Mono(m.at), stamp.Mono(m.read)); !ok || e != stamp.Mono(m.at) {
+				t.Fatalf("message %d of %d, read at %d, waits until %d under %v", i, m.at, m.read, e, s)
+			}
+		}
+	})
+}
+
+// Far more messages than are remembered, over the horizon's end.
+func TestHindsightForgetsAndStillHolds(t *testing.T) {
+	for _, s := range []tokenbucket.Share{
+		{Rate: tokenbucket.PerSecond(100_000), Burst: 50}, // 8192 messages before the horizon
+		{Rate: tokenbucket.PerSecond(1000), Burst: 7},     // the horizon before
+	} {
+		rng := rand.New(rand.NewPCG(3, 4))
+		var h tokenbucket.Hindsight
+		h.Retune(0, s, 0)
+		step := 1e9 / s.Rate.PerSecond()
+		var es []stamp.Mono
+		waited := 0
+		now := 0.0
+		for i := range 60_000 {
+			now += rng.ExpFloat64() * step / 0.95
+			at := stamp.Mono(now - rng.Float64()*3e9)
+			if i%50 == 0 {
+				at = stamp.Mono(now)
+			}
+			e, ok := h.Take(at, stamp.Never-1)
+			if !ok || e < at {
+				t.Fatalf("%d, %v", e, ok)
+			}
+			if e > at {
+				waited++
+			}
+			es = append(es, e)
+		}
+		slices.Sort(es)
+		if waited == 0 {
+			t.Error("nothing was older than the horizon")
+		}
+		least := new(big.Int)
+		for i, e := range es {
+			x := new(big.Int).Mul(big.NewInt(int64(i)), big.NewInt(1e12))
+			x.Sub(x, grains(s.Rate, 0, e))
+			if i == 0 || x.Cmp(least) < 0 {
+				least.Set(x)
+			}
+			if new(big.Int).Sub(x, least).Cmp(big.NewInt((s.Burst-1)*1e12)) > 0 {
+				t.Fatalf("message %d breaks the envelope of %v", i, s)
+			}
+		}
+	}
+}
+
+func TestHindsightAcrossRetunes(t *testing.T) {
+	const ms = stamp.Mono(1e6)
+	var h tokenbucket.Hindsight
+	take := func(at, want stamp.Mono) {
+		t.Helper()
+		if e, ok := h.Take(at, 1000*ms); !ok || e != want {
+			t.Errorf("a message of %d is eligible at %d, %v, want %d", at, e, ok, want)
+		}
+	}
+	// Full at 0, so that a token is lost each millisecond.
+	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 4}, 4*tokenbucket.Token)
+	// Less room: 2 of 4 tokens are given up, and somebody else may have them.
+	if got := h.Retune(10*ms, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 2}, 0); got != 2000 {
+		t.Errorf("gave up %d, want 2000", got)
+	}
+	take(9*ms, 9*ms) // for the token lost until 10 ms
+	take(9*ms, 9*ms) // for those that were kept
+	take(9*ms, 9*ms)
+	take(9*ms, 11*ms) // not for those given up
+	take(0, 0)        // but for one lost before
+	if got := h.Tokens(12 * ms); got != 1000 {
+		t.Errorf("holds %d, want 1000", got)
+	}
+}
+
+func TestAGrantIsNotForThePastInHindsight(t *testing.T) {
+	const ms = stamp.Mono(1e6)
+	var h tokenbucket.Hindsight
+	s := tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 10}
+	h.Retune(0, s, 0)
+	h.Retune(25*ms, s, 3*tokenbucket.Token)
+	for _, want := range []stamp.Mono{10 * ms, 20 * ms, 25 * ms, 25 * ms, 25 * ms, 30 * ms} {
+		if e, ok := h.Take(5*ms, 30*ms); !ok || e != want {
+			t.Errorf("eligible at %d, %v, want %d", e, ok, want)
+		}
+	}
+}
+
+func TestHindsightOfTheLargest(t *testing.T) {
+	// What cannot be counted is not guessed: in the order taken, as by Bucket.
+	var h tokenbucket.Hindsight
+	large := tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: tokenbucket.MaxBurst}
+	h.Retune(0, large, tokenbucket.Tokens(large.Burst)*tokenbucket.Token)
+	for _, c := range [][2]stamp.Mono{{100, 100}, {50, 100}, {200, 200}, {math.MinInt64, 200}} {
+		if e, ok := h.Take(c[0], 200); !ok || e != c[1] {
+			t.Errorf("a message of %d is eligible at %d, %v, want %d", c[0], e, ok, c[1])
+		}
+	}
+	if e, ok := h.Take(stamp.Never, stamp.Never); ok || e != stamp.Never {
+		t.Errorf("a message of never is eligible at %d, %v", e, ok)
+	}
+	h.Retune(300, tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: 1}, 0)
+	for at, want := range map[stamp.Mono]stamp.Mono{100: 300, 400: 400} {
+		if e := h.Eligible(at); e != want {
+			t.Errorf("a message of %d is eligible at %d, want %d", at, e, want)
+		}
+	}
+}
+
+func TestAfter(t *testing.T) {
+	const ms = stamp.Mono(1e6)
+	var h tokenbucket.Hindsight
+	if e := h.After(1, 0); e != stamp.Never {
+		t.Errorf("without a share: %d", e)
+	}
+	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}, 3*tokenbucket.Token)
+	for n, want := range map[int64]stamp.Mono{1: 0, 3: 0, 4: ms, 10: 7 * ms} {
+		if e := h.After(n, 0); e != want {
+			t.Errorf("the last of %d has its token at %d, want %d", n, e, want)
+		}
+	}
+	h.Take(5*ms, 5*ms)
+	for n, want := range map[int64]stamp.Mono{2: 4 * ms, 3: 6 * ms} {
+		if e := h.After(n, 4*ms); e != want {
+			t.Errorf("the last of %d that are late has its token at %d, want %d", n, e, want)
+		}
+	}
+}
+
+func TestHindsightAllocatesNothing(t *testing.T) {
+	var h tokenbucket.Hindsight
+	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 5}, 0)
+	at := stamp.Mono(0)
+	for range 3 { // as many as are remembered
+		for range 10_000 {
+			at += 110_000
+			h.Take(at, at)
+		}
+	}
+	if n := testing.AllocsPerRun(2000, func() {
+		at += 220_000
+		h.Eligible(at)
+		h.Take(at, at)
+		h.Eligible(at - 50_000_000)
+		h.Take(at-50_000_000, at)
+	}); n != 0 {
+		t.Errorf("%v allocations per two messages", n)
+	}
+}
+
+// What a message costs, by how late it is; load is that of the messages, in
+// tokens. Where it is over 1, each is judged twice, as a line that waits does.
+func BenchmarkHindsight(b *testing.B) {
+	for _, load := range []float64{0.9, 1.1} {
+		for _, late := range []float64{0, 100e3, 10e6, 100e6} {
+			b.Run(fmt.Sprintf("load=%v/late=%gms", load, late/1e6), func(b *testing.B) {
+				const rate = 10_000
+				rng := rand.New(rand.NewPCG(1, 2))
+				type message struct{ at, read stamp.Mono }
+				ms := make([]message, 1<<16)
+				now := 0.0
+				for i := range ms {
+					now += rng.ExpFloat64() * 1e9 / rate / load
+					ms[i] = message{stamp.Mono(now), stamp.Mono(now + rng.Float64()*late)}
+				}
+				slices.SortFunc(ms, func(a, b message) int { return cmp.Compare(a.read, b.read) })
+				span := stamp.Mono(now + late)
+				var h tokenbucket.Hindsight
+				h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: 50}, 0)
+				b.ReportAllocs()
+				i, round := 0, stamp.Mono(0)
+				for b.Loop() {
+					at := ms[i].at + round
+					sink = h.Eligible(at)
+					sink, _ = h.Take(at, stamp.Never-1)
+					if i++; i == len(ms) {
+						i, round = 0, max(round+span, sink)
+					}
+				}
+			})
+		}
+	}
+}
