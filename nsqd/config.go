@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -53,6 +54,10 @@ func (o *options) sessionConfig() *session.Config {
 	c.AuthRequired = o.porters != nil
 	c.Version = compatible
 	return &c
+}
+
+func (o *options) hookConfig() hook.Config {
+	return hook.Config{PinDir: o.ArrivalStampsDir, MaxConns: o.ArrivalStampsConnections}
 }
 
 func (o *options) connConfig(sc *session.Config) conn.Config {

@@ -51,7 +51,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 			err = errors.Join(err, d.close())
 		}
 	}()
-	if d.stamps, err = hook.Open(hook.Mode(opts.ArrivalStamps), hook.Config{}, log); err != nil {
+	if d.stamps, err = hook.Open(hook.Mode(opts.ArrivalStamps), opts.hookConfig(), log); err != nil {
 		return nil, err
 	}
 	config := opts.brokerConfig()

@@ -22,6 +22,9 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
+	if opts.PinArrivalStamps != "" {
+		return pin(opts)
+	}
 	all, err := obs.NewLogger(os.Stderr, "debug", opts.LogFormat)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}

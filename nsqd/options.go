@@ -51,7 +51,9 @@ type options struct {
 	MaxOutputBufferSize                 int
 	MaxConnections                      int
 	WriteTimeout                        time.Duration
-	ArrivalStamps                       string
+	ArrivalStamps, ArrivalStampsDir     string
+	ArrivalStampsConnections            int
+	PinArrivalStamps                    string
 	ReleaseTrace                        string
 
 	// TLS and compression.
@@ -150,6 +152,9 @@ func flags(o *options) *flag.FlagSet {
 	fs.IntVar(&o.MaxConnections, "max-connections", 0, "greatest number of client `connections` (default no limit)")
 	fs.DurationVar(&o.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
 	fs.StringVar(&o.ArrivalStamps, "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
+	fs.IntVar(&o.ArrivalStampsConnections, "arrival-stamps-connections", 0, "greatest number of `publishers` that ebpf follows at once (default 16384)")
+	fs.StringVar(&o.ArrivalStampsDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")
+	fs.StringVar(&o.PinArrivalStamps, "pin-arrival-stamps", "", "as root: leave the program for `user` (name, uid or uid:gid) in --arrival-stamps-dir, and exit")
 	fs.StringVar(&o.ReleaseTrace, "release-trace", "", "`file` to append a line to for every message that leaves a topic: topic, arrival, eligible, released, in ns of the monotonic clock (default none)")
 
 	fs.StringVar(&o.TLSCert, "tls-cert", "", "PEM `file` with the certificate for TLS; goes with --tls-key")
@@ -259,6 +264,12 @@ func (o *options) validate() error {
 
 	_, err := hook.ParseMode(o.ArrivalStamps)
 	fault(err != nil, "--arrival-stamps: %w", err)
+	fault(o.ArrivalStampsConnections < 0, "--arrival-stamps-connections %d is below 0", o.ArrivalStampsConnections)
+	err = o.hookConfig().Validate()
+	fault(err != nil && o.ArrivalStampsConnections > 0, "--arrival-stamps-connections: %w", err)
+	mode := hook.Mode(o.ArrivalStamps)
+	fault(o.ArrivalStampsDir != "" && mode != hook.Auto && mode != hook.EBPF, "--arrival-stamps-dir is of no use with --arrival-stamps=%s", mode)
+	fault(o.PinArrivalStamps != "" && o.ArrivalStampsDir == "", "--pin-arrival-stamps needs --arrival-stamps-dir")
 	fault(o.OutputBuffering != "eager" && o.OutputBuffering != "strict", "--output-buffering %q is neither eager nor strict", o.OutputBuffering)
 	fault(o.Durability != durabilityMemory && o.Durability != durabilityFsync, "--durability %q is neither %s nor %s", o.Durability, durabilityMemory, durabilityFsync)
 	fault(o.TCPAddress == "", "--tcp-address is empty")

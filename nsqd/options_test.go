@@ -13,7 +13,15 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+// daemonEnv makes this test binary nsqd.
+const daemonEnv = "SRTM_TEST_IS_NSQD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(daemonEnv) != "" {
+		main()
+	}
+	testkit.Main(m)
+}
 
 func TestDefaultsAreValid(t *testing.T) {
 	o, err := parse(nil, &bytes.Buffer{})
@@ -51,6 +59,9 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--no-such-flag", []string{"no-such-flag"}},
 		{"stray", []string{`"stray"`}},
 		{"--mem-queue-size=-1 --output-buffering=loud --arrival-stamps=guess", []string{"capacity -1", `"loud"`, `"guess"`}},
+		{"--arrival-stamps=off --arrival-stamps-dir=/x", []string{"--arrival-stamps-dir is of no use with --arrival-stamps=off"}},
+		{"--arrival-stamps-connections=-1 --pin-arrival-stamps=me", []string{"connections -1", "--pin-arrival-stamps needs"}},
+		{"--arrival-stamps-connections=2000000", []string{"2000000", "1048576"}},
 		{"--max-msg-size=-1 --max-rdy-count=0", []string{"-1", "0"}},
 		{"--msg-timeout=1h --max-msg-timeout=1m", []string{"message timeout"}},
 		{"--write-timeout=0s --drain-timeout=-1s --max-connections=-1", []string{"write timeout", "drain-timeout", "connections"}},

@@ -2,9 +2,15 @@
 
 package hook
 
-import "runtime"
+import (
+	"fmt"
+	"runtime"
+)
 
 // sources is empty: only Linux lets a process ask when a segment arrived.
 var sources []kind
 
 func kernelRelease() string { return runtime.GOOS }
+
+// Pin exists on Linux alone.
+func Pin(string, int, int, Config) error { return fmt.Errorf("pin: %w", ErrUnsupported) }

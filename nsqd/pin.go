@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"os/user"
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/kernel/hook"
+)
+
+// pin leaves the program of the arrival stamps for an nsqd without privileges.
+func pin(opts *options) error {
+	uid, gid, err := owner(opts.PinArrivalStamps)
+	if err != nil {
+		return lifecycle.UsageError{Err: fmt.Errorf("--pin-arrival-stamps: %w", err)}
+	}
+	return hook.Pin(opts.ArrivalStampsDir, uid, gid, hook.Config{MaxConns: opts.ArrivalStampsConnections})
+}
+
+// owner returns the ids of a user: a name, a uid, whose group is the user's own
+// if the system knows him and of the same number if not, or uid:gid.
+func owner(s string) (uid, gid int, err error) {
+	id, group, both := strings.Cut(s, ":")
+	if u, err := strconv.ParseUint(id, 10, 31); err == nil {
+		if both {
+			g, err := strconv.ParseUint(group, 10, 31)
+			if err != nil {
+				return 0, 0, fmt.Errorf("group %q is no number", group)
+			}
+			return int(u), int(g), nil
+		}
+		if known, err := user.LookupId(id); err == nil {
+			return ids(known)
+		}
+		return int(u), int(u), nil
+	}
+	known, err := user.Lookup(s)
+	if err != nil {
+		return 0, 0, err
+	}
+	return ids(known)
+}
+
+func ids(u *user.User) (uid, gid int, err error) {
+	if uid, err = strconv.Atoi(u.Uid); err != nil {
+		return 0, 0, fmt.Errorf("user %s: %w", u.Username, err)
+	}
+	if gid, err = strconv.Atoi(u.Gid); err != nil {
+		return 0, 0, fmt.Errorf("group of user %s: %w", u.Username, err)
+	}
+	return uid, gid, nil
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	nsq "github.com/nsqio/go-nsq"
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+func TestOwner(t *testing.T) {
+	me, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := me.Uid + ":" + me.Gid
+	for s, want := range map[string]string{
+		"0:7": "0:7", "4000001:4000002": "4000001:4000002", "4000001": "4000001:4000001",
+		me.Uid: mine, me.Username: mine,
+	} {
+		if uid, gid, err := owner(s); err != nil || fmt.Sprintf("%d:%d", uid, gid) != want {
+			t.Errorf("%q is %d:%d, %v, want %s", s, uid, gid, err, want)
+		}
+	}
+	for _, s := range []string{"", "no such user", "1:", "1:wheel", "-1", "-1:1", "4294967296:1"} {
+		if uid, gid, err := owner(s); err == nil {
+			t.Errorf("%q is %d:%d", s, uid, gid)
+		}
+	}
+}
+
+// What docs/arrival-stamps.md tells an operator to do: root pins, and a broker
+// without any privilege stamps exactly.
+func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become somebody else")
+	}
+	s, err := hook.Open(hook.EBPF, hook.Config{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Skipf("no program can be loaded here; kernel/hook tests whether it should: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var uname unix.Utsname
+	var major, minor int
+	if err := unix.Uname(&uname); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(uname.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	if major < 5 || major == 5 && minor < 19 {
+		t.Skipf("before Linux 5.19 pinned maps need CAP_BPF; this is %d.%d", major, minor)
+	}
+	fs, err := os.MkdirTemp("", "nsqd") // t.TempDir is closed to others
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("bpf", fs, "bpf", 0, "mode=0711"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(fs, 0), os.Remove(fs)); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(fs, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	const nobody = 65534
+	data := filepath.Join(fs+"-data", "nsqd")
+	if err := errors.Join(os.MkdirAll(data, 0o755), os.Chown(data, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(fs + "-data"); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := filepath.Join(fs, "stamps")
+	for range 2 { // again replaces
+		if err := run(t.Context(), []string{"--pin-arrival-stamps=65534:65534", "--arrival-stamps-dir=" + dir, "--arrival-stamps-connections=100"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	broker := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe", "--arrival-stamps=ebpf", "--arrival-stamps-dir="+dir, "--log-format=json",
+		"--data-path="+data, "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=")
+	broker.Dir = "/"
+	broker.Env = append(os.Environ(), daemonEnv+"=1", "GOCOVERDIR="+os.TempDir())
+	broker.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	logs, err := broker.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := broker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(broker.Process.Signal(syscall.SIGTERM), broker.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	var up struct{ Msg, TCP, HTTP string }
+	lines := bufio.NewScanner(logs)
+	for up.Msg != "nsqd is up" && lines.Scan() {
+		t.Log(lines.Text())
+		if err := json.Unmarshal(lines.Bytes(), &up); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if up.TCP == "" {
+		t.Fatal("the broker does not come up")
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", broker.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(status), "CapEff:\t0000000000000000\n") {
+		t.Fatalf("the broker has privileges:\n%s", status)
+	}
+
+	p, err := nsq.NewProducer(up.TCP, nsq.NewConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Stop()
+	p.SetLoggerLevel(nsq.LogLevelMax)
+	for range 10 {
+		if err := p.Publish("t", []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	code, body := get(t, client, "http://"+up.HTTP+"/info")
+	var info struct {
+		Stamps hook.Info `json:"arrival_stamps"`
+	}
+	if err := json.Unmarshal([]byte(body), &info); err != nil {
+		t.Fatalf("%d: %v", code, err)
+	}
+	if s := info.Stamps; s.Source != "ebpf" || !s.Pinned || s.Reason != "" || s.Counters.RingsMost != 100 || s.Counters.Arrivals[stamp.Exact] != 10 {
+		t.Errorf("%s", body)
+	}
+}
