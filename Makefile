@@ -65,7 +65,7 @@ BPF := $(shell command -v clang-14 >/dev/null && command -v llvm-strip-14 >/dev/
 
 generate: ## regenerate the Go of api/ and, with clang 14, of kernel/bpf
 	$(GO) run ./internal/protogen
-	$(if $(BPF),$(GO) generate ./kernel/bpf,@echo "no clang-14 with libbpf's headers: kernel/bpf left as it is")
+	$(if $(BPF),$(GO) generate ./kernel/bpf/...,@echo "no clang-14 with libbpf's headers: kernel/bpf left as it is")
 
 # The state of generated code, a line for each file. Uncommitted work there is
 # fine as long as generating again would not change it.
