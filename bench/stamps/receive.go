@@ -187,10 +187,10 @@ type result struct {
 	off, readOff  quantiles
 	early, within int
 	known         int // messages whose write's end is known
-	// What a rate limiter with the sender's own contract does to the messages:
-	// judged by stamp in the order they were read, by stamp in the order of the
-	// stamps, and by the time after the read.
-	byStamp, inOrder, byRead verdict
+	// What a rate limiter with the sender's own contract does to the messages, in
+	// the order they were read: judged by stamp, by stamp with a bucket that
+	// forgets what older messages were entitled to, and by the time after the read.
+	byStamp, forgetful, byRead verdict
 }
 
 // verdict is what a rate limiter did: the access delay counts from the time
@@ -241,13 +241,13 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 	res.perRead = float64(len(r.samples)) / float64(r.reads)
 	res.off, res.readOff = quantilesOf(off), quantilesOf(readOff)
 
-	judge := func(samples []sample, by func(sample) stamp.Mono) verdict {
-		// What the way adds, some microseconds, can make a message early by a
-		// token that the sender's own bucket had just earned.
-		b := tokenbucket.NewFull(contractOf(rate, burst+1), by(samples[0]))
+	// What the way adds, some microseconds, can make a message early by a token
+	// that the sender's own bucket had just earned.
+	contract := contractOf(rate, burst+1)
+	judge := func(by func(sample) stamp.Mono, take func(at stamp.Mono) stamp.Mono) verdict {
 		var access, held []time.Duration
-		for _, s := range samples {
-			e := b.Take(by(s))
+		for _, s := range r.samples {
+			e := take(by(s))
 			if !s.before.Before(warm) {
 				access = append(access, e.Sub(by(s)))
 				held = append(held, max(0, e.Sub(s.read)))
@@ -255,11 +255,21 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 		}
 		return verdict{quantilesOf(access), quantilesOf(held)}
 	}
+	// With hindsight is how nsqd does it.
+	hindsight := func(by func(sample) stamp.Mono) verdict {
+		start := by(slices.MinFunc(r.samples, func(a, b sample) int { return cmp.Compare(by(a), by(b)) }))
+		var b tokenbucket.Hindsight
+		b.Retune(start, contract, tokenbucket.Tokens(contract.Burst)*tokenbucket.Token)
+		return judge(by, func(at stamp.Mono) stamp.Mono {
+			e, _ := b.Take(at, stamp.Never)
+			return e
+		})
+	}
 	byStamp := func(s sample) stamp.Mono { return s.arrival.At }
-	res.byRead = judge(r.samples, func(s sample) stamp.Mono { return s.read })
-	res.byStamp = judge(r.samples, byStamp)
-	sorted := slices.SortedStableFunc(slices.Values(r.samples), func(a, b sample) int { return cmp.Compare(byStamp(a), byStamp(b)) })
-	res.inOrder = judge(sorted, byStamp)
+	res.byRead = hindsight(func(s sample) stamp.Mono { return s.read })
+	res.byStamp = hindsight(byStamp)
+	forgetful := tokenbucket.NewFull(contract, byStamp(r.samples[0]))
+	res.forgetful = judge(byStamp, forgetful.Take)
 	return res
 }
 
@@ -306,7 +316,7 @@ func writeTables(out io.Writer, rows []result) error {
 		for _, v := range []struct {
 			by string
 			verdict
-		}{{"stamp, in order of reading", r.byStamp}, {"stamp, in order", r.inOrder}, {"time of the read", r.byRead}} {
+		}{{"stamp", r.byStamp}, {"stamp, without hindsight", r.forgetful}, {"time of the read", r.byRead}} {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.mode, v.by,
 				us(v.access.p50), us(v.access.p99), us(v.access.max), us(v.held.p50), us(v.held.p99), us(v.held.max))
 		}
