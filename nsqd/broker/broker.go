@@ -324,6 +324,9 @@ func (b *Broker) Close() error {
 	if b.cfg.Storage == nil {
 		return nil
 	}
+	for _, t := range b.Topics() {
+		t.makeRoom()
+	}
 	errs := []error{b.keeper.write()}
 	for _, t := range b.Topics() {
 		errs = append(errs, t.persistAll())

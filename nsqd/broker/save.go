@@ -20,7 +20,7 @@ type saved struct {
 	waiting map[*queue.Line]uint64 // messages that must have arrived; nil: nothing is noted
 }
 
-// save records on disk which messages are done with.
+// save records on disk which messages are done with, and lets go of files.
 func (sp *spiller) save() error {
 	disk := sp.disk.Load()
 	if disk == nil {
@@ -30,6 +30,14 @@ func (sp *spiller) save() error {
 	end, any := sp.reading.doneUpTo()
 	sp.topic.mu.Unlock()
 	if !any || sp.saved.any && sp.saved.upTo == end {
+		// Without Through, this is how it is recorded what was read.
+		if sp.rests == 0 {
+			return nil
+		}
+		if err := disk.Checkpoint(); err != nil {
+			return err
+		}
+		sp.rests--
 		return nil
 	}
 	if sp.line.Channel() != nil {
@@ -44,6 +52,7 @@ func (sp *spiller) record(disk *diskqueue.Queue, end diskqueue.Position) error {
 		return err
 	}
 	sp.saved.upTo, sp.saved.any = end, true
+	sp.rests = restAfter
 	return nil
 }
 

@@ -43,8 +43,9 @@ type spiller struct {
 	onDisk int              // messages there that were not read; not with Through
 	valid  queue.Epoch      // what is on disk is of this epoch
 	saved  saved            // with Through
-	batch  []*queue.Message // taken from the line, not on disk yet
+	batch  []*queue.Message // taken from the line, between two turns empty
 	taken  queue.Epoch      // epoch of batch
+	rests  int              // how often to checkpoint yet, before the queue rests
 	enc    encoder
 	kept   []queue.Kept
 }
@@ -54,9 +55,14 @@ const (
 	refillBytes = 4 << 20 // of records in one read
 	spillRetry  = 250 * time.Millisecond
 
-	// saveInterval is how often it is recorded which messages are done with;
-	// after a crash those since then are delivered again.
+	// saveInterval is how often it is recorded which messages are done with, and
+	// files are deleted that have no other; after a crash those since then are
+	// delivered again.
 	saveInterval = 500 * time.Millisecond
+
+	// restAfter is how many checkpoints after the last change let go of all that
+	// an unused queue need not have.
+	restAfter = 2
 )
 
 // spiller returns the line's spiller, not running. Requires: mu held.
@@ -102,12 +108,9 @@ func (sp *spiller) run() {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	retry.Stop()
-	var save <-chan time.Time
-	if sp.line.Through() {
-		t := time.NewTicker(saveInterval)
-		defer t.Stop()
-		save = t.C
-	}
+	save := time.NewTimer(saveInterval)
+	defer save.Stop()
+	saves := true // the timer is set
 	for {
 		select {
 		case <-sp.stop:
@@ -115,7 +118,8 @@ func (sp *spiller) run() {
 			return
 		case <-sp.wake:
 		case <-retry.C:
-		case <-save:
+		case <-save.C:
+			saves = false
 			err := sp.save()
 			sp.noted(saving, err)
 			if err != nil {
@@ -136,6 +140,11 @@ func (sp *spiller) run() {
 		if failing {
 			retry.Reset(spillRetry)
 		}
+		// With Through, messages are done with without anybody telling.
+		if !saves && (sp.rests > 0 || sp.line.Through()) {
+			save.Reset(saveInterval)
+			saves = true
+		}
 	}
 }
 
@@ -155,18 +164,12 @@ func (sp *spiller) end() {
 }
 
 // turn writes one batch and gets one back. It reports whether there may be
-// more to do.
+// more to do. That nothing can be written does not keep it from reading: it may
+// be what makes room.
 func (sp *spiller) turn() (more bool) {
 	t := sp.topic
 	t.mu.Lock()
 	_, now := sp.line.TakeOverflow(nil, 0)
-	if len(sp.batch) > 0 && sp.taken != now { // emptied while it could not be written
-		clear(sp.batch)
-		sp.batch = sp.batch[:0]
-	}
-	if len(sp.batch) == 0 {
-		sp.batch, sp.taken = sp.line.TakeOverflow(sp.batch, spillBatch)
-	}
 	t.mu.Unlock()
 	if sp.valid != now {
 		if err := sp.discard(); err != nil {
@@ -174,20 +177,18 @@ func (sp *spiller) turn() (more bool) {
 		}
 		sp.valid = now
 	}
-	if len(sp.batch) > 0 {
-		if err := sp.write(); err != nil {
-			return sp.fault("messages not written to disk; trying again", err)
-		}
-		more = true
-	}
+	wrote, failed := sp.write()
 	n, err := sp.refill()
-	if err != nil {
+	switch {
+	case err != nil:
 		return sp.fault("messages not read from disk; trying again", err)
+	case failed != nil:
+		return sp.fault("messages not written to disk; trying again", failed)
 	}
 	if sp.setFailing(false) {
 		sp.noted(spilling, nil)
 	}
-	return more || n > 0
+	return wrote || n > 0
 }
 
 // setFailing returns what it was before.
@@ -267,33 +268,47 @@ func (sp *spiller) discard() error {
 	return nil
 }
 
-func (sp *spiller) write() error {
+// write writes a batch, if there is any.
+func (sp *spiller) write() (wrote bool, err error) {
+	t := sp.topic
+	t.mu.Lock()
+	sp.batch, sp.taken = sp.line.TakeOverflow(sp.batch[:0], spillBatch)
+	t.mu.Unlock()
+	if len(sp.batch) == 0 {
+		return false, nil
+	}
+	err = sp.append(sp.batch)
+	now := t.broker.now()
+	s := t.begin()
+	if err != nil {
+		t.mu.core.Unstored(now, sp.line, sp.taken, sp.batch, &s.fx)
+	} else {
+		// Void if the line was emptied meanwhile; the next turn then discards.
+		t.mu.core.Stored(now, sp.line, sp.taken, len(sp.batch), &s.fx)
+		t.mu.core.LetGo(sp.batch, &s.fx)
+	}
+	t.end(s)
+	clear(sp.batch)
+	t.room.Broadcast()
+	return err == nil, err
+}
+
+func (sp *spiller) append(batch []*queue.Message) error {
 	disk, err := sp.ensure()
 	if err != nil {
 		return err
 	}
 	sp.kept = sp.kept[:0]
-	for _, m := range sp.batch {
+	for _, m := range batch {
 		sp.kept = append(sp.kept, queue.Kept{Message: m})
 	}
-	st := sp.topic.broker.cfg.Storage
-	err = st.append(disk, sp.kept, sp.line.Channel() != nil, &sp.enc)
+	err = sp.storage().append(disk, sp.kept, sp.line.Channel() != nil, &sp.enc)
 	clear(sp.kept)
 	if err != nil {
 		return err
 	}
-	n := len(sp.batch)
-	sp.onDisk += n
-	t := sp.topic
-	now := t.broker.now()
-	s := t.begin()
-	// Void if the line was emptied meanwhile; the next turn then discards.
-	t.mu.core.Stored(now, sp.line, sp.taken, n, &s.fx)
-	t.mu.core.LetGo(sp.batch, &s.fx)
-	t.end(s)
-	clear(sp.batch)
-	sp.batch = sp.batch[:0]
-	t.room.Broadcast()
+	sp.onDisk += len(batch)
+	sp.rests = restAfter
 	return nil
 }
 
@@ -345,6 +360,7 @@ func (sp *spiller) refill() (int, error) {
 	if len(records) > 0 && !sp.line.Through() {
 		// In memory only from here on: that is what this mode promises.
 		disk.Release(records[len(records)-1].End)
+		sp.rests = restAfter
 	}
 	return len(records) + lost, nil
 }
@@ -373,10 +389,7 @@ func (sp *spiller) skipped(disk *diskqueue.Queue, read int) (n int, unlock func(
 // pending returns what is on its way to disk, in order.
 // Requires: run has ended.
 func (sp *spiller) pending() (kept []queue.Kept) {
-	msgs, e := sp.line.TakeOverflow(nil, 1<<30)
-	if sp.taken == e {
-		msgs = append(sp.batch, msgs...)
-	}
+	msgs, _ := sp.line.TakeOverflow(nil, 1<<30)
 	for _, m := range msgs {
 		kept = append(kept, queue.Kept{Message: m})
 	}

@@ -155,6 +155,21 @@ func storing(fsync bool) {
 		Expect(bodies(slow)).To(Equal(numbers(0, total)))
 	})
 
+	It("deletes the files of what was taken", func() {
+		path := GinkgoT().TempDir()
+		b, _ := stored(path)
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		publishAll(t, 0, total) // many files of 64 KiB
+		Eventually(func() int { return t.Stats().Disk.Files }).Should(BeNumerically(">", 3))
+		r := read(t, "c", 100, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(func() int { return t.Stats().Disk.Files }).WithTimeout(10 * time.Second).Should(BeZero())
+		files, err := filepath.Glob(filepath.Join(path, "*.queue", "*.seg"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(files).To(BeEmpty())
+	})
+
 	It("goes on after a restart where it was, with attempts and order", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path)

@@ -645,6 +645,19 @@ func (t *Topic) close(remove bool) {
 	t.sharp.close()
 }
 
+// makeRoom deletes what the topic's lines need no more on disk: what is left to
+// the next process may need the place.
+// Requires: the topic is closed and the broker's workers have ended.
+func (t *Topic) makeRoom() {
+	for _, sp := range t.mu.spillers {
+		if disk := sp.disk.Load(); disk != nil {
+			for range restAfter {
+				_ = disk.Checkpoint() // what fails because of it says so
+			}
+		}
+	}
+}
+
 // persistAll leaves all the topic's lines to the next process.
 // Requires: the topic is closed and the broker's workers have ended.
 func (t *Topic) persistAll() error {

@@ -1,5 +1,10 @@
 package queue
 
+import (
+	"fmt"
+	"slices"
+)
+
 // Line is a queue of messages of which the front is in memory and the rest may
 // be on disk. The machine decides what goes there and what comes back; the
 // topic's owner moves it, by TakeOverflow, Topic.Stored and Topic.Refill.
@@ -87,6 +92,22 @@ func (l *Line) settled(n int, e Epoch) bool {
 	l.taken -= n
 	l.stored += n
 	l.out += uint64(n)
+	return true
+}
+
+// giveBack undoes taking; false as for settled. Requires: msgs are all that are
+// taken, the oldest first.
+func (l *Line) giveBack(msgs []*Message, e Epoch) bool {
+	if e != l.epoch {
+		return false
+	}
+	if l.taken != len(msgs) {
+		panic(fmt.Sprintf("queue: %d messages given back of %d taken", len(msgs), l.taken))
+	}
+	l.taken = 0
+	for _, m := range slices.Backward(msgs) {
+		l.overflow.unpop(m)
+	}
 	return true
 }
 

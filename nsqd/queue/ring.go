@@ -31,6 +31,16 @@ func (r *ring[T]) push(v T) {
 	r.n++
 }
 
+// unpop puts an element back before the oldest.
+func (r *ring[T]) unpop(v T) {
+	if r.n == len(r.buf) {
+		r.resize(max(ringMin, 2*len(r.buf)))
+	}
+	r.head = (r.head - 1) & (len(r.buf) - 1)
+	r.buf[r.head] = v
+	r.n++
+}
+
 // pop removes and returns the oldest element. Requires: len() > 0.
 func (r *ring[T]) pop() T {
 	var zero T

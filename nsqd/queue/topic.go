@@ -384,6 +384,17 @@ func (t *Topic) Stored(now stamp.Mono, l *Line, e Epoch, n int, fx *Effects) boo
 	return true
 }
 
+// Unstored gives back all that was taken from the line, since it could not be
+// written: it goes to memory as soon as there is room and nothing is before it on
+// disk. If the line was emptied since, it is let go.
+func (t *Topic) Unstored(now stamp.Mono, l *Line, e Epoch, msgs []*Message, fx *Effects) {
+	if !l.giveBack(msgs, e) {
+		t.LetGo(msgs, fx)
+		return
+	}
+	t.enter(now, l, nil, fx)
+}
+
 // LetGo says that the owner needs messages no longer that it got by
 // TakeOverflow, stored or not.
 func (t *Topic) LetGo(msgs []*Message, fx *Effects) {

@@ -653,6 +653,10 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					disk[l], voided[l] = nil, e
 				}
 				msgs, e := l.TakeOverflow(nil, rapid.IntRange(0, 4).Draw(rt, "write"))
+				if rapid.IntRange(0, 3).Draw(rt, "full") == 0 {
+					top.Unstored(now, l, e, msgs, &fx)
+					return
+				}
 				if !top.Stored(now, l, e, len(msgs), &fx) {
 					rt.Fatal("stored in vain")
 				}
@@ -816,6 +820,42 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 	b.expect("3@1:1", "4@1:1", "5@1:1", "8@1:1", "9@1:1") // the rest never was on disk
 	if b.top.Beyond() != 0 {
 		t.Fatalf("%d beyond memory", b.top.Beyond())
+	}
+}
+
+func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
+	b := &bench{t: t, top: NewTopic(Config{Capacity: 2, Overflow: 6, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
+	line := b.top.Line()
+	for range 7 { // two in memory
+		b.put(nil)
+	}
+	stored, e := line.TakeOverflow(nil, 1)
+	b.top.Stored(b.now, line, e, 1, &b.fx)
+	msgs, e := line.TakeOverflow(nil, 3) // one is left behind them
+	b.top.Unstored(b.now, line, e, msgs, &b.fx)
+	b.check()
+	if b.top.Waiting() != 7 || b.top.Beyond() != 5 {
+		t.Fatalf("waiting %d, beyond %d", b.top.Waiting(), b.top.Beyond())
+	}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Second, 10)
+	b.expect("1@1:1", "2@1:1") // what is stored comes before the rest
+	if !b.top.Refill(b.now, line, e, kept(stored), &b.fx) {
+		t.Fatal("not refilled")
+	}
+	b.expect("3@1:1", "4@1:1", "5@1:1", "6@1:1", "7@1:1")
+
+	// Emptied while the disk was at it.
+	b.top.PauseChannel(c)
+	for range 4 {
+		b.put(nil)
+	}
+	msgs, e = c.Line().TakeOverflow(nil, 2)
+	b.top.EmptyChannel(b.now, c, &b.fx)
+	b.top.Unstored(b.now, c.Line(), e, msgs, &b.fx)
+	b.check()
+	if c.Depth() != 0 {
+		t.Fatalf("depth %d", c.Depth())
 	}
 }
 

@@ -107,6 +107,17 @@ func frame(r io.Reader) (data string, err error) {
 	return string(b), err
 }
 
+// next reads a frame of any size that a broker sends.
+func next(r io.Reader) (kind wire.FrameType, data []byte, err error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	data = make([]byte, binary.BigEndian.Uint32(head[:])-4)
+	_, err = io.ReadFull(r, data)
+	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, err
+}
+
 // collect takes everything from a channel until it has been silent for a
 // while, and returns the deliveries in order.
 func collect(t *testing.T, address, channel string, total int, patience time.Duration) (got [][2]uint32) {

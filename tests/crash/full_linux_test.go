@@ -1,0 +1,258 @@
+package crash
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// small mounts a file system that takes next to nothing.
+func small(t *testing.T, size string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
+		t.Skipf("a file system that can be full has to be mounted, which needs root: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// ask returns status and body of a GET, or a POST if there is something to post.
+func ask(t *testing.T, url, post string) (int, string) {
+	t.Helper()
+	c := http.Client{Timeout: forever, Transport: &http.Transport{DisableKeepAlives: true}}
+	var res *http.Response
+	var err error
+	if post == "" {
+		res, err = c.Get(url)
+	} else {
+		res, err = c.Post(url, "", strings.NewReader(post))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(b)
+}
+
+// eventually waits for what must come true.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(forever); !is(); <-ticker.C {
+		if time.Now().After(end) {
+			t.Fatalf("after %v: not %s", forever, what)
+		}
+	}
+}
+
+// A disk that is full costs a publisher an answer that is not fatal, and nobody
+// a message that was accepted; when it has room again, all is as before.
+func TestDiskFull(t *testing.T) {
+	for _, flag := range []string{"--durability=memory", "--durability=fsync", "--mem-queue-size=0"} {
+		t.Run(flag, func(t *testing.T) {
+			dir := small(t, "2m")
+			ballast := filepath.Join(dir, "ballast")
+			if err := os.WriteFile(ballast, make([]byte, 1<<20), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d, err := daemon.NSQD(nsqd, t.TempDir(), "--data-path="+dir, "--mem-queue-size=10", "--max-bytes-per-file=100000", flag)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := d.Stop(); err != nil {
+					t.Error(err)
+				}
+			}()
+			web := "http://" + d.HTTP
+			ask(t, web+"/topic/create?topic=t", "x")
+			ask(t, web+"/channel/create?topic=t&channel=c", "x")
+
+			p := &filler{t: t}
+			p.connect(d.TCP)
+			defer p.nc.Close()
+			p.until("E_QUEUE_FULL", 5000)
+			// What went on from the topic to the channel makes room for a few more.
+			eventually(t, "full for HTTP", func() bool { return p.web(web) == http.StatusServiceUnavailable })
+			eventually(t, "ill", func() bool {
+				p.until("E_QUEUE_FULL", 5000) // on the same connection
+				code, body := ask(t, web+"/ping", "")
+				return code == http.StatusInternalServerError && strings.HasPrefix(body, "NOK - ") && strings.Contains(body, "space")
+			})
+			if code, body := ask(t, web+"/healthz", ""); code != http.StatusServiceUnavailable {
+				t.Errorf("healthz: %d %s", code, body)
+			}
+			if _, body := ask(t, web+"/stats?format=json", ""); !strings.Contains(body, `"health":"NOK - `) {
+				t.Errorf("stats: %s", body)
+			}
+			if _, body := ask(t, web+"/metrics", ""); !strings.Contains(body, "srtm_nsqd_disk_healthy 0") {
+				t.Error("metrics: the disk seems well")
+			}
+
+			// Topics and channels can be made all the same, and are recorded later.
+			if code, body := ask(t, web+"/topic/create?topic=later", "x"); code != http.StatusOK {
+				t.Errorf("create a topic: %d %s", code, body)
+			}
+
+			if err := os.Remove(ballast); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "well again, with nobody publishing", func() bool {
+				code, _ := ask(t, web+"/ping", "")
+				return code == http.StatusOK
+			})
+			if _, body := ask(t, web+"/metrics", ""); !strings.Contains(body, "srtm_nsqd_disk_healthy 1") {
+				t.Error("metrics: the disk seems ill")
+			}
+			eventually(t, "accepting again", func() bool { return p.publish() == "OK" })
+			for range 20 {
+				if got := p.publish(); got != "OK" {
+					t.Fatalf("with room again: %q", got)
+				}
+			}
+			// Full once more; what makes room now is that messages are taken.
+			p.until("E_QUEUE_FULL", 5000)
+			got := p.collect(d.TCP)
+			if !slices.Equal(got, p.accepted) {
+				t.Errorf("%d accepted, %d delivered: %d lost, %d more", len(p.accepted), len(got), missing(p.accepted, got), missing(got, p.accepted))
+			}
+			eventually(t, "well after all was taken", func() bool {
+				code, _ := ask(t, web+"/ping", "")
+				return code == http.StatusOK && p.publish() == "OK"
+			})
+			t.Logf("%d messages accepted, on a disk of 2 MB", len(p.accepted))
+		})
+	}
+}
+
+// missing counts what is in a and not in b.
+func missing(a, b []string) (n int) {
+	there := map[string]bool{}
+	for _, s := range b {
+		there[s] = true
+	}
+	for _, s := range a {
+		if !there[s] {
+			n++
+		}
+	}
+	return n
+}
+
+// filler publishes one message at a time.
+type filler struct {
+	t        *testing.T
+	nc       net.Conn
+	r        *bufio.Reader
+	sent     int
+	accepted []string // names, at the front of the bodies
+}
+
+func (p *filler) connect(address string) {
+	p.t.Helper()
+	nc, err := dial(address)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.nc, p.r = nc, bufio.NewReader(nc)
+}
+
+// publish returns the answer.
+func (p *filler) publish() string {
+	p.t.Helper()
+	name := fmt.Sprintf("%08d", p.sent)
+	p.sent++
+	b := append([]byte(name), make([]byte, 1000)...)
+	if _, err := p.nc.Write(wire.AppendPub(nil, "t", b)); err != nil {
+		p.t.Fatal(err)
+	}
+	answer, err := frame(p.r)
+	if err != nil {
+		p.t.Fatalf("publish %s: %v", name, err)
+	}
+	if answer == "OK" {
+		p.accepted = append(p.accepted, name)
+	}
+	return answer
+}
+
+// web is publish over HTTP, and returns the status.
+func (p *filler) web(url string) int {
+	p.t.Helper()
+	name := fmt.Sprintf("%08d", p.sent)
+	p.sent++
+	code, _ := ask(p.t, url+"/pub?topic=t", name+strings.Repeat("x", 1000))
+	if code == http.StatusOK {
+		p.accepted = append(p.accepted, name)
+	}
+	return code
+}
+
+// until publishes until the answer begins with what is wanted.
+func (p *filler) until(want string, most int) {
+	p.t.Helper()
+	for range most {
+		got := p.publish()
+		if strings.HasPrefix(got, want) {
+			return
+		}
+		if got != "OK" {
+			p.t.Fatalf("got %q, want OK or %s", got, want)
+		}
+	}
+	p.t.Fatalf("no %s after %d messages", want, most)
+}
+
+// collect takes as many messages as were accepted, and returns their names.
+func (p *filler) collect(address string) (names []string) {
+	p.t.Helper()
+	nc, err := dial(address)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 100)); err != nil {
+		p.t.Fatal(err)
+	}
+	r := bufio.NewReader(nc)
+	for len(names) < len(p.accepted) {
+		kind, data, err := next(r)
+		if err != nil {
+			p.t.Fatalf("after %d of %d messages: %v", len(names), len(p.accepted), err)
+		}
+		if kind != wire.FrameMessage {
+			continue
+		}
+		m, err := wire.ParseMessage(data)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		names = append(names, string(m.Body[:8]))
+		if _, err := nc.Write(wire.AppendFin(nil, m.ID)); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return names
+}
