@@ -10,12 +10,9 @@
 //	SRTM_CONFORMANCE_NSQD=path   starts that nsqd instead, of whatever origin
 //	SRTM_CONFORMANCE_TCP=addr    uses one that runs already; with
 //	SRTM_CONFORMANCE_HTTP=addr   this one. Cases that need flags are skipped
-//	SRTM_CONFORMANCE_PENDING=1   runs the cases that are known to fail, too
 //
 // Every case holds for upstream's nsqd, but for the deliberate differences of
-// lists_test.go, where each side is asserted to behave as the list says. The
-// same file has the one list of what this repository's nsqd does not do yet:
-// whoever builds a feature deletes its entries.
+// lists_test.go, where each side is asserted to behave as the list says.
 //
 // Read harness_test.go for how a case is written, then any *_test.go.
 package conformance

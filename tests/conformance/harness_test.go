@@ -40,7 +40,6 @@ const (
 // group begins a test function that consists of cases.
 func group(t *testing.T) {
 	t.Helper()
-	skipPending(t)
 	t.Parallel()
 }
 
@@ -49,7 +48,6 @@ func check(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
-		skipPending(t)
 		f(t)
 	})
 }

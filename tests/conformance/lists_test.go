@@ -9,16 +9,6 @@ import (
 	"testing"
 )
 
-// pending is the one list of what this repository's nsqd does not do yet. An
-// entry is the name of a test, or of one case as go test prints it, or the
-// beginning of either at a slash. Whoever builds the feature deletes the entry;
-// SRTM_CONFORMANCE_PENDING=1 runs the cases in spite of it. An entry that
-// matches nothing is an error, and so, in that mode, is one whose cases all pass.
-var pending = []struct{ Case, Why string }{
-	{"TestOverflow", "no disk queue and no metadata on disk yet"},
-	{"TestRestart", "no disk queue and no metadata on disk yet"},
-}
-
 // difference is something in which SRTM's nsqd is not like NSQ's on purpose.
 // A case that meets one asserts NSQ's behaviour on NSQ's nsqd and SRTM's on
 // SRTM's, so that neither side is left untested.
@@ -61,9 +51,9 @@ var deliberate = []difference{
 	},
 	{
 		Key:  "queue-full",
-		NSQ:  "writes to disk what is more than --mem-queue-size",
-		SRTM: "E_QUEUE_FULL, not fatal; 503 over HTTP",
-		Why:  "messages are bounded and never dropped; there is no disk queue yet, and with one this remains for a full disk",
+		NSQ:  "E_PUB_FAILED, which closes the connection, when the disk is full; drops what an ephemeral topic has no room for",
+		SRTM: "E_QUEUE_FULL, not fatal, for both; 503 over HTTP",
+		Why:  "a disk has room again without a restart, and so has a topic; what was answered with OK is not dropped",
 		Page: "| `E_QUEUE_FULL` |",
 	},
 	{
@@ -82,41 +72,11 @@ var deliberate = []difference{
 	},
 }
 
-// seen counts the uses of the lists' entries.
+// seen has the keys of the deliberate differences that cases met.
 var seen = struct {
 	sync.Mutex
-	pending map[string]int  // cases that failed, of each entry met
-	keys    map[string]bool // of deliberate differences met
-}{pending: map[string]int{}, keys: map[string]bool{}}
-
-// skipPending skips a group or a case that is on the list, unless those are to
-// be run; then it notes whether it failed.
-func skipPending(t *testing.T) {
-	t.Helper()
-	if !under.srtm {
-		return
-	}
-	for _, p := range pending {
-		entry := strings.ReplaceAll(p.Case, " ", "_")
-		if t.Name() != entry && !strings.HasPrefix(t.Name(), entry+"/") {
-			continue
-		}
-		note := func(failures int) {
-			seen.Lock()
-			defer seen.Unlock()
-			seen.pending[p.Case] += failures
-		}
-		note(0)
-		if !under.pending {
-			t.Skip("pending: " + p.Why)
-		}
-		t.Cleanup(func() {
-			if t.Failed() {
-				note(1)
-			}
-		})
-	}
-}
+	keys map[string]bool
+}{keys: map[string]bool{}}
 
 // unlike reports whether it is SRTM's nsqd that is tested, which behaves as the
 // entry of that key says.
@@ -144,17 +104,6 @@ func staleEntries() error {
 			errs = append(errs, fmt.Errorf("no case met the deliberate difference %q", d.Key))
 		}
 	}
-	if under.srtm {
-		for _, p := range pending {
-			failures, met := seen.pending[p.Case]
-			switch {
-			case !met:
-				errs = append(errs, fmt.Errorf("no case is called %q, which is on the list of what is pending", p.Case))
-			case under.pending && failures == 0:
-				errs = append(errs, fmt.Errorf("%q passes: delete it from the list of what is pending", p.Case))
-			}
-		}
-	}
 	return errors.Join(errs...)
 }
 
@@ -172,11 +121,6 @@ func TestDifferencesAreDocumented(t *testing.T) {
 		keys[d.Key] = true
 		if d.Page == "" || !strings.Contains(string(page), d.Page) {
 			t.Errorf("docs/protocol.md does not have %q, for %s", d.Page, d.Key)
-		}
-	}
-	for _, p := range pending {
-		if p.Case == "" || p.Why == "" {
-			t.Errorf("pending entry %+v lacks something", p)
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Limits that the documentation gives as defaults.
@@ -419,9 +421,20 @@ func TestRefusals(t *testing.T) {
 		}
 		n.consumer(t, "t", "ch").rdy(10).body("takes the token")
 	})
-	check(t, "more than fits", func(t *testing.T) {
+	check(t, "more than fits into memory", func(t *testing.T) {
 		n := start(t, "--mem-queue-size=5")
 		topic := n.topic()
+		p := n.open(t)
+		p.pub(topic, numbered(5)...)
+		for _, command := range [][]byte{sized("PUB "+topic, "x"), sized("MPUB "+topic, batch("x", "y")), sized("DPUB "+topic+" 0", "x")} {
+			p.raw(command)
+			p.ok()
+		}
+		n.consumer(t, topic, "ch").rdy(10).bodies(9)
+	})
+	check(t, "more than fits, of an ephemeral topic", func(t *testing.T) {
+		n := start(t, "--mem-queue-size=5")
+		topic := n.topic() + "#ephemeral"
 		p := n.open(t)
 		p.pub(topic, numbered(5)...)
 		for _, command := range [][]byte{sized("PUB "+topic, "x"), sized("MPUB "+topic, batch("x", "y")), sized("DPUB "+topic+" 0", "x")} {
@@ -433,15 +446,49 @@ func TestRefusals(t *testing.T) {
 			}
 		}
 		if unlike(t, "queue-full") {
-			n.post(t, "/pub?topic="+topic, "x").refused(t, 503, "QUEUE_FULL")
-			c := n.consumer(t, topic, "ch").rdy(10)
-			if got := c.bodies(5); !slices.Equal(got, numbered(5)) {
-				t.Errorf("got %q", got)
-			}
-			p.pub(topic, "fits again")
-			c.body("fits again")
-			return
+			n.post(t, "/pub?topic="+strings.ReplaceAll(topic, "#", "%23"), "x").refused(t, 503, "QUEUE_FULL")
 		}
-		n.consumer(t, topic, "ch").rdy(10).bodies(9)
+		c := n.consumer(t, topic, "ch").rdy(10)
+		if got := c.bodies(5); !slices.Equal(got, numbered(5)) {
+			t.Errorf("got %q", got)
+		}
+		p.pub(topic, "fits again")
+		c.body("fits again")
+	})
+	check(t, "more than fits on the disk", func(t *testing.T) {
+		n := start(t, "--mem-queue-size=5", "--data-path="+testkit.SmallDisk(t, 1<<20))
+		topic := n.topic()
+		n.does(t, "/topic/create?topic="+topic)
+		p := n.open(t)
+		large := strings.Repeat("x", 10_000)
+		refused := false
+		for range 500 {
+			p.raw(sized("PUB "+topic, large))
+			f := p.next()
+			if f.kind == response {
+				continue
+			}
+			refused = true
+			if unlike(t, "queue-full") {
+				if !strings.HasPrefix(string(f.data), "E_QUEUE_FULL") {
+					t.Errorf("got %q", f.data)
+				}
+				p.alive(n)
+				n.post(t, "/pub?topic="+topic, large).refused(t, 503, "QUEUE_FULL")
+			} else {
+				if !strings.HasPrefix(string(f.data), "E_PUB_FAILED") {
+					t.Errorf("got %q", f.data)
+				}
+				p.closed()
+			}
+			break
+		}
+		if !refused {
+			t.Error("a megabyte takes five")
+		}
+		if r := n.get(t, "/ping"); r.status != 500 || !strings.HasPrefix(r.body, "NOK - ") {
+			t.Errorf("ping: %+v", r)
+		}
+		n.does(t, "/topic/delete?topic="+topic) // so that it can end well: it has room for the rest
 	})
 }

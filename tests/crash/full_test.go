@@ -10,28 +10,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tests/daemon"
 )
-
-// small mounts a file system that takes next to nothing.
-func small(t *testing.T, size string) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Skipf("a file system that can be full has to be mounted, which needs root: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
 
 // ask returns status and body of a GET, or a POST if there is something to post.
 func ask(t *testing.T, url, post string) (int, string) {
@@ -72,7 +57,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 func TestDiskFull(t *testing.T) {
 	for _, flag := range []string{"--durability=memory", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
-			dir := small(t, "2m")
+			dir := testkit.SmallDisk(t, 2<<20)
 			ballast := filepath.Join(dir, "ballast")
 			if err := os.WriteFile(ballast, make([]byte, 1<<20), 0o600); err != nil {
 				t.Fatal(err)
