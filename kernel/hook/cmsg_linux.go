@@ -49,7 +49,7 @@ func (t *timestamping) control(c syscall.RawConn) error {
 	return setsockopt(c, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_RX_SOFTWARE|unix.SOF_TIMESTAMPING_SOFTWARE)
 }
 
-func (t *timestamping) track(_ net.Conn, rc syscall.RawConn, attach bool) (tracker, error) {
+func (t *timestamping) track(_ readable, rc syscall.RawConn, attach bool) (tracker, error) {
 	if attach {
 		if err := t.control(rc); err != nil {
 			return nil, fmt.Errorf("ask for timestamps: %w", err)
@@ -74,10 +74,10 @@ const (
 type cmsgConn struct {
 	// set once
 	t    *timestamping
-	rc   syscall.RawConn
 	recv func(fd uintptr) bool // recvmsg, made once since a closure is allocated
 
 	// owned by the reader; the kernel writes to it within recvmsg only
+	rc    syscall.RawConn
 	msg   unix.Msghdr
 	iov   unix.Iovec
 	oob   [(cmsgLen + 15) &^ 7]byte
@@ -102,6 +102,8 @@ func (c *cmsgConn) recvmsg(fd uintptr) bool {
 		return errno != unix.EAGAIN
 	}
 }
+
+func (c *cmsgConn) move(_ readable, rc syscall.RawConn) { c.rc = rc }
 
 func (c *cmsgConn) read(p []byte, end int64) (int, error) {
 	if len(p) == 0 {

@@ -12,11 +12,11 @@ import (
 type Conn struct {
 	// set once
 	s     *Stamper
-	conn  net.Conn
-	tr    tracker // nil: the time after the read
 	shard uint32
 
 	// owned by the reader
+	conn  readable
+	tr    tracker                 // nil: the time after the read
 	reads stamp.Reads[stamp.Mono] // when each returned
 }
 
@@ -76,6 +76,21 @@ func (c *Conn) arrivalOf(start, end int64) stamp.Arrival {
 func (c *Conn) count(s stamp.Source) { c.s.arrivals[c.shard].by[s].Add(1) }
 
 func (c *Conn) raw() *Conn { return c }
+
+// Move has the Conn go on reading from nc, which is another descriptor of the
+// same socket: offsets and arrival times go on, too.
+func (c *Conn) Move(nc net.Conn) {
+	c.conn = nc
+	if c.tr == nil {
+		return
+	}
+	rc, err := rawConn(nc)
+	if err != nil { // not a socket's, whatever the caller says
+		c.Release()
+		return
+	}
+	c.tr.move(nc, rc)
+}
 
 // Ignore says that no further stamps are wanted, as on a subscriber's
 // connection: it spares every segment the work of being noted. Arrival then

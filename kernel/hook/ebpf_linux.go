@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -236,13 +235,13 @@ func (f *filter) sums() (sum [counterCount]uint64) {
 	return sum
 }
 
-func (f *filter) track(c net.Conn, rc syscall.RawConn, attach bool) (tracker, error) {
+func (f *filter) track(l readable, rc syscall.RawConn, attach bool) (tracker, error) {
 	if attach {
 		if err := f.control(rc); err != nil {
 			return nil, fmt.Errorf("attach to the connection: %w", err)
 		}
 	}
-	return &filterConn{f: f, conn: c, rc: rc}, nil
+	return &filterConn{f: f, conn: l, rc: rc}, nil
 }
 
 // filterConn stamps one connection. It takes a ring only when a stamp is asked
@@ -250,11 +249,11 @@ func (f *filter) track(c net.Conn, rc syscall.RawConn, attach bool) (tracker, er
 // with the kernel's early records.
 type filterConn struct {
 	// set once
-	f    *filter
-	conn net.Conn
-	rc   syscall.RawConn
+	f *filter
 
 	// owned by the reader
+	conn  readable
+	rc    syscall.RawConn
 	claim *claim // nil until the first stamp is asked for
 	// pause is for how many messages no ring is asked for.
 	pause int
@@ -288,6 +287,8 @@ const (
 )
 
 func (c *filterConn) read(p []byte, _ int64) (int, error) { return c.conn.Read(p) }
+
+func (c *filterConn) move(l readable, rc syscall.RawConn) { c.conn, c.rc = l, rc }
 
 func (c *filterConn) arrival(start, end int64, _ stamp.Mono) (stamp.Arrival, bool) {
 	cl := c.claim

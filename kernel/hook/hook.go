@@ -94,7 +94,7 @@ type source interface {
 	control(c syscall.RawConn) error
 	// track starts stamping one connection; attach says that its listener was
 	// not prepared. An error leaves the connection to the time after the read.
-	track(c net.Conn, rc syscall.RawConn, attach bool) (tracker, error)
+	track(l readable, rc syscall.RawConn, attach bool) (tracker, error)
 	// name is the source as Info spells it.
 	name() string
 	// counters adds the source's own counts.
@@ -105,8 +105,10 @@ type source interface {
 // tracker stamps one connection. Its methods are called by the connection's
 // reader only.
 type tracker interface {
-	// read reads like net.Conn.Read. end is the stream offset before it.
+	// read reads like readable.Read. end is the stream offset before it.
 	read(p []byte, end int64) (int, error)
+	// move goes on with another descriptor of the same socket.
+	move(l readable, rc syscall.RawConn)
 	// arrival returns when the bytes [start, end) were complete, or ok false
 	// if this message's record does not exist. read is when the last of them
 	// was read.
@@ -231,23 +233,39 @@ func (s *Stamper) Track(c net.Conn) *Conn { return s.track(c, false) }
 func (s *Stamper) Adopt(c net.Conn) *Conn { return s.track(c, true) }
 
 func (s *Stamper) track(nc net.Conn, attach bool) *Conn {
-	c := &Conn{s: s, conn: nc, shard: s.nextConn.Add(1) % countShards}
+	rc, err := rawConn(nc)
+	return s.follow(nc, rc, err, attach)
+}
+
+// follow starts stamping. rc is l's, or err says why there is none.
+func (s *Stamper) follow(l readable, rc syscall.RawConn, err error, attach bool) *Conn {
+	c := &Conn{s: s, conn: l, shard: s.nextConn.Add(1) % countShards}
 	if s.src == nil {
 		return c
 	}
-	err := ErrUnsupported
-	if sc, ok := nc.(syscall.Conn); ok {
-		var rc syscall.RawConn
-		if rc, err = sc.SyscallConn(); err == nil {
-			c.tr, err = s.src.track(nc, rc, attach)
-		}
+	if err == nil {
+		c.tr, err = s.src.track(l, rc, attach)
 	}
 	if err != nil {
 		c.tr = nil
 		s.refused.Add(1)
-		s.log.Debug("arrival stamps: connection uses the time after the read", "remote", nc.RemoteAddr(), "error", err)
+		s.log.Debug("arrival stamps: connection uses the time after the read", "remote", l.RemoteAddr(), "error", err)
 	}
 	return c
+}
+
+// readable is what bytes are read from: a net.Conn, or a Socket.
+type readable interface {
+	Read(p []byte) (int, error)
+	RemoteAddr() net.Addr
+}
+
+func rawConn(nc net.Conn) (syscall.RawConn, error) {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return nil, ErrUnsupported
+	}
+	return sc.SyscallConn()
 }
 
 // Info describes a Stamper, for logs, /info and metrics.

@@ -114,9 +114,9 @@ type Records struct {
 const recordBuffer = 2048
 
 // Records returns the connection for tls.Server. The Conn must not be read in
-// any other way from then on.
+// any other way from then on. Requires: the Conn reads a net.Conn.
 func (c *Conn) Records() *Records {
-	return &Records{Conn: c.conn, c: c, buf: make([]byte, recordBuffer), handed: c.Offset()}
+	return &Records{Conn: c.conn.(net.Conn), c: c, buf: make([]byte, recordBuffer), handed: c.Offset()}
 }
 
 // Layer returns the plain text that t, a tls.Conn over x, decodes.

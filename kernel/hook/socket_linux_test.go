@@ -1,0 +1,171 @@
+package hook
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// acceptRaw accepts a connection that nobody but the test watches.
+func acceptRaw(t *testing.T, ln net.Listener) Socket {
+	t.Helper()
+	file, err := ln.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	raw, err := file.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := -1
+	err = raw.Read(func(at uintptr) bool {
+		var inner error
+		fd, _, inner = unix.Accept4(int(at), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		return !errors.Is(inner, unix.EAGAIN)
+	})
+	if err != nil || fd < 0 {
+		t.Fatal(fd, err)
+	}
+	return Socket{FD: fd, Remote: ln.Addr()}
+}
+
+// socketSources runs a test with every source that works here.
+func socketSources(t *testing.T, test func(*testing.T, *Stamper, stamp.Source)) {
+	t.Run("read", func(t *testing.T) { test(t, stamper(t, nil, nil), stamp.Read) })
+	t.Run("sotimestamp", func(t *testing.T) {
+		src, err := openTimestamping(Config{})
+		test(t, stamper(t, src, err), stamp.UpperBound)
+	})
+	t.Run("ebpf", func(t *testing.T) {
+		s, _ := loaded(t, false, Config{})
+		test(t, s, stamp.Exact)
+	})
+}
+
+func TestASocketIsStampedWithoutWaitingAndMovesOn(t *testing.T) {
+	socketSources(t, func(t *testing.T, s *Stamper, want stamp.Source) {
+		ln := listen(t, s, "tcp", "127.0.0.1:0")
+		client := dial(t, ln, net.Dialer{})
+		x := acceptRaw(t, ln)
+		c := s.TrackSocket(x)
+		defer c.Release()
+		buf := make([]byte, 200)
+		if n, err := c.Read(buf); n != 0 || !errors.Is(err, ErrAgain) {
+			t.Fatalf("an empty socket: %d, %v", n, err)
+		}
+		if n, err := c.Read(nil); n != 0 || err != nil {
+			t.Fatalf("no room: %d, %v", n, err)
+		}
+		check := func(what string) {
+			t.Helper()
+			span := client.send(message(100))
+			start := c.Offset()
+			if n, err := c.Read(buf); n != 100 || err != nil {
+				t.Fatalf("%s: %d, %v", what, n, err)
+			}
+			if a := c.Arrival(start, c.Offset()); want == stamp.Read {
+				if a.Source != want || a.At.Before(span.from) {
+					t.Errorf("%s: %+v", what, a)
+				}
+			} else {
+				within(t, what, a, want, span)
+			}
+		}
+		check("as a socket")
+		check("as a socket again")
+
+		f := os.NewFile(uintptr(x.FD), "") // from now on its owner
+		nc, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		c.Move(nc)
+		check("moved")
+		if c.Offset() != 300 {
+			t.Errorf("offset %d after 300 bytes", c.Offset())
+		}
+		if err := client.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Read(buf); n != 0 || !errors.Is(err, io.EOF) {
+			t.Errorf("the end: %d, %v", n, err)
+		}
+	})
+}
+
+func TestASocketSaysHowItEnds(t *testing.T) {
+	socketSources(t, func(t *testing.T, s *Stamper, _ stamp.Source) {
+		ln := listen(t, s, "tcp", "127.0.0.1:0")
+		end := func(how func(*sender)) error {
+			client := dial(t, ln, net.Dialer{})
+			x := acceptRaw(t, ln)
+			defer unix.Close(x.FD)
+			c := s.TrackSocket(x)
+			defer c.Release()
+			how(client)
+			if err := client.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for {
+				if _, err := c.Read(make([]byte, 10)); !errors.Is(err, ErrAgain) {
+					return err
+				}
+			}
+		}
+		if err := end(func(*sender) {}); !errors.Is(err, io.EOF) {
+			t.Errorf("closed: %v", err)
+		}
+		err := end(func(c *sender) {
+			if err := c.SetLinger(0); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("reset: %v", err)
+		}
+	})
+}
+
+func TestASocketAllocatesNothing(t *testing.T) {
+	s, _ := loaded(t, false, Config{})
+	ln := listen(t, s, "tcp", "127.0.0.1:0")
+	client := dial(t, ln, net.Dialer{})
+	x := acceptRaw(t, ln)
+	defer unix.Close(x.FD)
+	c := s.TrackSocket(x)
+	defer c.Release()
+	p, buf := message(100), make([]byte, 200)
+	n := testing.AllocsPerRun(500, func() {
+		if _, err := client.Write(p); err != nil {
+			t.Fatal(err)
+		}
+		start := c.Offset()
+		n, err := c.Read(buf)
+		for errors.Is(err, ErrAgain) { // over loopback it is there in a moment
+			n, err = c.Read(buf)
+		}
+		if n != len(p) || err != nil {
+			t.Fatal(n, err)
+		}
+		if a := c.Arrival(start, c.Offset()); a.Source != stamp.Exact {
+			t.Fatalf("%+v", a)
+		}
+		if _, err := c.Read(buf); !errors.Is(err, ErrAgain) {
+			t.Fatal(err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations per message, want 0", n)
+	}
+}
