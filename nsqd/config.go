@@ -66,6 +66,7 @@ func (o *options) connConfig(sc *session.Config) conn.Config {
 		TLS:             o.secure,
 		StrictBuffering: o.OutputBuffering == "strict",
 		WriteTimeout:    o.WriteTimeout,
+		Loops:           o.IOLoops,
 		MaxConnections:  o.MaxConnections,
 	}
 	if o.Experiments.topology {

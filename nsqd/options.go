@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -51,6 +52,7 @@ type options struct {
 	MaxOutputBufferSize                 int
 	MaxConnections                      int
 	WriteTimeout                        time.Duration
+	IOLoops                             int
 	ArrivalStamps, ArrivalStampsDir     string
 	ArrivalStampsConnections            int
 	PinArrivalStamps                    string
@@ -120,6 +122,14 @@ type options struct {
 	porters *auth.Servers  // nil where clients need no leave
 }
 
+// defaultLoops is what measured best: see docs/decisions.
+func defaultLoops() int {
+	if runtime.GOOS == "linux" {
+		return 1
+	}
+	return 0
+}
+
 func flags(o *options) *flag.FlagSet {
 	d, w := session.DefaultConfig(), wire.DefaultLimits()
 	fs := flag.NewFlagSet("nsqd", flag.ContinueOnError)
@@ -151,6 +161,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.IntVar(&o.MaxOutputBufferSize, "max-output-buffer-size", d.MaxOutputBufferSize, "greatest output buffer a client may ask for, in `bytes`")
 	fs.IntVar(&o.MaxConnections, "max-connections", 0, "greatest number of client `connections` (default no limit)")
 	fs.DurationVar(&o.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
+	fs.IntVar(&o.IOLoops, "io-loops", defaultLoops(), "`number` of event loops that serve plain connections, on Linux; 0: a goroutine for each connection")
 	fs.StringVar(&o.ArrivalStamps, "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
 	fs.IntVar(&o.ArrivalStampsConnections, "arrival-stamps-connections", 0, "greatest number of `publishers` that ebpf follows at once (default 16384)")
 	fs.StringVar(&o.ArrivalStampsDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")

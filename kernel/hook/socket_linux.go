@@ -6,9 +6,10 @@ import (
 	"net"
 	"os"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 // ErrAgain says that a Socket has nothing to read now.
@@ -17,10 +18,7 @@ var ErrAgain = errors.New("nothing to read now")
 // Socket is a connected stream socket in non-blocking mode that is watched by
 // its owner, an event loop, and not by Go's poller. It does not own the
 // descriptor.
-type Socket struct {
-	FD     int
-	Remote net.Addr // for display
-}
+type Socket struct{ FD int }
 
 // TrackSocket is Track for such a socket. Read of the Conn then never waits: it
 // returns ErrAgain where it would have to.
@@ -33,25 +31,32 @@ func (x *Socket) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	for {
-		// Raw: the call cannot block, so the scheduler need not know of it.
-		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(x.FD), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
-		switch {
-		case errno == unix.EINTR:
-		case errno == unix.EAGAIN:
-			return 0, ErrAgain
-		case errno != 0:
-			return 0, os.NewSyscallError("read", errno)
-		case n == 0:
-			return 0, io.EOF
-		default:
-			return int(n), nil
-		}
+	switch n, errno := rawfd.Read(x.FD, p); {
+	case errno == unix.EAGAIN:
+		return 0, ErrAgain
+	case errno != 0:
+		return 0, os.NewSyscallError("read", errno)
+	case n == 0:
+		return 0, io.EOF
+	default:
+		return n, nil
 	}
 }
 
-// RemoteAddr returns the peer's address.
-func (x *Socket) RemoteAddr() net.Addr { return x.Remote }
+// RemoteAddr returns the peer's address, for display; nil if there is none.
+func (x *Socket) RemoteAddr() net.Addr {
+	sa, err := unix.Getpeername(x.FD)
+	if err != nil {
+		return nil
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return &net.TCPAddr{IP: sa.Addr[:], Port: sa.Port}
+	case *unix.SockaddrInet6:
+		return &net.TCPAddr{IP: sa.Addr[:], Port: sa.Port}
+	}
+	return nil
+}
 
 // rawSocket is a Socket as a syscall.RawConn, of which nothing waits either.
 type rawSocket struct{ *Socket }

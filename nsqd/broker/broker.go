@@ -26,6 +26,8 @@ var (
 	ErrUnknownChannel = queue.ErrUnknownChannel
 	// ErrDraining: the broker is shutting down and accepts nothing more.
 	ErrDraining = errors.New("broker is shutting down")
+	// ErrBusy: the caller would have to wait, and said that it may not.
+	ErrBusy = errors.New("would have to wait")
 	// ErrBadName: a topic or channel name outside the protocol's rules.
 	ErrBadName = errors.New("not a valid name")
 	// ErrTooManyConsumers: the channel has as many subscribers as it may.

@@ -203,14 +203,17 @@ type Published struct {
 	Body    []byte // copied
 	Arrival stamp.Arrival
 	Defer   time.Duration
+	// NoWait is for a caller who may not wait for the disk: it gets ErrBusy, and
+	// the same call without NoWait does what it was to do.
+	NoWait bool
 }
 
 // Publish accepts one message.
-// Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining.
+// Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining, ErrBusy.
 func (t *Topic) Publish(now stamp.Mono, wall stamp.Wall, p Published) error {
 	s := t.steps.Get().(*step)
 	s.msgs = append(s.msgs, t.message(wall, p))
-	return t.put(now, s, p.Arrival.Source)
+	return t.put(now, s, p)
 }
 
 // Bodies is a sequence of message bodies, such as those of an MPUB.
@@ -237,39 +240,47 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 		p.Body = body
 		s.msgs = append(s.msgs, t.message(wall, p))
 	})
-	return t.put(now, s, p.Arrival.Source)
+	return t.put(now, s, p)
 }
 
 // put accepts the step's messages, or none, and ends the step.
-func (t *Topic) put(now stamp.Mono, s *step, source stamp.Source) error {
+func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 	n := len(s.msgs)
 	var err error
 	if t.through {
-		err = t.publishThrough(s.msgs)
+		if err = ErrBusy; !p.NoWait {
+			err = t.publishThrough(s.msgs)
+		}
 		// The disk has them, or nobody.
 		for _, m := range s.msgs {
 			t.broker.slab.put(m)
 		}
 		t.discard(s)
 	} else {
-		err = t.accept(now, s)
+		err = t.accept(now, s, p.NoWait)
 	}
 	if err == nil {
-		t.figures.arrived(source, n)
+		t.figures.arrived(p.Arrival.Source, n)
 	}
 	return err
 }
 
 // accept puts the step's messages at the end of the topic's line in memory, and
 // ends the step.
-func (t *Topic) accept(now stamp.Mono, s *step) error {
+func (t *Topic) accept(now stamp.Mono, s *step, noWait bool) (err error) {
 	t.mu.Lock()
 	// With a disk, a full line is one that is being written: the publisher
 	// waits for that, unless writing fails.
 	for t.open() == nil && !t.mu.core.Room(len(s.msgs)) && t.spilling() {
+		if noWait {
+			err = ErrBusy
+			break
+		}
 		t.room.Wait()
 	}
-	err := t.open()
+	if err == nil {
+		err = t.open()
+	}
 	if err == nil {
 		err = t.mu.core.Put(now, &s.fx, s.msgs...)
 	}

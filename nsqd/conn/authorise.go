@@ -61,7 +61,7 @@ func (c *client) ask() error {
 	}
 	g, err := c.srv.cfg.Auth.Ask(c.srv.ctx, q)
 	if err != nil {
-		c.srv.log.Warn("client could not be authorised", obs.KeyRemote, c.nc.RemoteAddr().String(), obs.KeyError, err)
+		c.srv.log.Warn("client could not be authorised", obs.KeyRemote, c.remote, obs.KeyError, err)
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)
 	}
 	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)
@@ -72,7 +72,7 @@ func (c *client) ask() error {
 
 // remoteIP is empty for a Unix socket.
 func (c *client) remoteIP() string {
-	host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String())
+	host, _, err := net.SplitHostPort(c.remote)
 	if err != nil {
 		return ""
 	}

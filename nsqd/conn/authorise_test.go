@@ -71,7 +71,7 @@ func (p *porter) asked() []auth.Query {
 	return p.mu.asked
 }
 
-var _ = Describe("a node that asks an auth server", func() {
+var _ = overBoth("a node that asks an auth server", func() {
 	const everything, publish, subscribe = `"publish","subscribe"`, `"publish"`, `"subscribe"`
 
 	var (

@@ -29,12 +29,14 @@ func BenchmarkPath(b *testing.B) {
 		publishers, pipeline int
 		limited              bool
 	}{{10, 1, false}, {10, 1, true}, {4, 100, false}, {4, 100, true}} {
-		name := fmt.Sprintf("publishers=%d/pipeline=%d/limited=%v", c.publishers, c.pipeline, c.limited)
-		b.Run(name, func(b *testing.B) { benchPath(b, c.publishers, c.pipeline, c.limited) })
+		for loops := range 3 {
+			name := fmt.Sprintf("publishers=%d/pipeline=%d/limited=%v/loops=%d", c.publishers, c.pipeline, c.limited, loops)
+			b.Run(name, func(b *testing.B) { benchPath(b, c.publishers, c.pipeline, c.limited, loops) })
+		}
 	}
 }
 
-func benchPath(b *testing.B, publishers, pipeline int, limited bool) {
+func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) {
 	log := slog.New(slog.DiscardHandler)
 	br, err := broker.New(broker.Config{Capacity: 100_000, MaxMsgTimeout: time.Minute, AutoCreate: true})
 	if err != nil {
@@ -45,7 +47,7 @@ func benchPath(b *testing.B, publishers, pipeline int, limited bool) {
 		b.Fatal(err)
 	}
 	sc := session.DefaultConfig()
-	srv, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Minute}, br, stamps, log)
+	srv, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Minute, Loops: loops}, br, stamps, log)
 	if err != nil {
 		b.Fatal(err)
 	}

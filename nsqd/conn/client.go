@@ -24,14 +24,22 @@ import (
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
-// client is one connection.
+// client is one connection: what all drivers share. A driver reads into buf,
+// calls consume, writes the session's output and a subscriber's messages, and
+// ends the client when ended says so. There are two: a goroutine (this file and
+// writer.go), which may wait, and an event loop (loop_linux.go), which may not.
 type client struct {
 	// Set once.
-	srv *Server
-	nc  net.Conn
+	srv    *Server
+	remote string // the peer's address
 
-	// Owned by the reader, run.
-	in        stream   // nc, in the wrappings that were negotiated
+	// on is the loop that the connection is on; nil: a goroutine serves it, and
+	// nc is set. A connection may leave a loop, and never comes to one.
+	on atomic.Pointer[loop]
+	nc net.Conn
+
+	// Owned by the driver's reader.
+	in        stream   // the socket, in the wrappings that were negotiated
 	unpacking *patient // of them; nil without compression
 	sess      *session.Session
 	deadline  stamp.Mono // of reads, as set on nc; 0: to be set
@@ -41,17 +49,18 @@ type client struct {
 	unsettled []unsettled
 	sub       *broker.Subscription
 	cred      credentials // where clients need leave
+	seat      *seat       // on a loop; nil: not
 
 	// writeMu orders the writes of the reader (replies) and of the writer
 	// (messages); held during a write, which WriteTimeout bounds. It guards
-	// what they write through.
+	// what they write through. Not used on a loop.
 	writeMu sync.Mutex
 	out     io.Writer   // nc, or TLS over it
 	tls     *tls.Conn   // nil without TLS
 	packer  pack.Packer // nil without compression
 	packed  []byte      // scratch for it
 
-	// writer, present once subscribed.
+	// writer, present once subscribed, but on a loop.
 	wake    chan struct{} // 1 deep: deliveries are there, or the end
 	writers sync.WaitGroup
 
@@ -59,6 +68,8 @@ type client struct {
 	// boundaries.
 	stopping atomic.Bool // end, unless subscribed
 	quitting atomic.Bool // end
+	queued   atomic.Bool // in the inbox of a loop
+	severed  atomic.Bool // to be cut by its loop
 
 	ledger ledger // for display
 }
@@ -88,11 +99,11 @@ const (
 	lingerBytes = 1 << 20 // if it was refused
 )
 
-func newClient(s *Server, nc net.Conn) *client {
+// newClient returns a client that has no driver yet.
+func newClient(s *Server, remote string) *client {
 	return &client{
-		srv: s, nc: nc, out: nc,
+		srv: s, remote: remote,
 		sess:   session.New(s.cfg.Session, clock.Mono()),
-		wake:   make(chan struct{}, 1),
 		ledger: ledger{connected: time.Now()},
 	}
 }
@@ -100,7 +111,29 @@ func newClient(s *Server, nc net.Conn) *client {
 // run reads until the connection ends. It owns everything the connection has.
 func (c *client) run() {
 	c.in = c.srv.stamps.Track(c.nc)
-	err := c.read()
+	c.out = c.nc
+	c.end(c.read())
+}
+
+// goOn is run for a connection that comes from a loop, which owed the peer some
+// bytes and could not carry out t.
+func (c *client) goOn(owed []byte, t *task) error {
+	if len(owed) > 0 {
+		c.writeMu.Lock()
+		err := c.writeLocked(owed)
+		c.writeMu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	if err := c.carryOut(t, clock.Mono()); err != nil {
+		return err
+	}
+	return c.read()
+}
+
+// end ends a connection that a goroutine serves.
+func (c *client) end(err error) {
 	if c.sub != nil {
 		c.sub.Close()
 		c.notify()
@@ -146,9 +179,9 @@ func (c *client) logEnd(err error) {
 	switch {
 	case errors.As(err, &fault):
 		c.srv.faults.Add(1)
-		c.srv.log.Warn("connection closed", obs.KeyRemote, c.nc.RemoteAddr().String(), obs.KeyError, err)
+		c.srv.log.Warn("connection closed", obs.KeyRemote, c.remote, obs.KeyError, err)
 	case err != nil:
-		c.srv.log.Debug("connection ended", obs.KeyRemote, c.nc.RemoteAddr().String(), obs.KeyError, err)
+		c.srv.log.Debug("connection ended", obs.KeyRemote, c.remote, obs.KeyError, err)
 	}
 }
 
@@ -164,9 +197,24 @@ func (c *client) quit() {
 	c.interrupt()
 }
 
-// interrupt has a reader that waits for bytes look whether it is to end: a
-// deadline in the past wakes it.
-func (c *client) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
+// interrupt has the driver look whether the connection is to end. A reader that
+// waits for bytes is woken by a deadline in the past.
+func (c *client) interrupt() {
+	if l := c.on.Load(); l != nil {
+		l.post(c)
+		return
+	}
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+}
+
+// cut ends the connection without regard to anything.
+func (c *client) cut() {
+	if l := c.on.Load(); l != nil {
+		l.sever(c)
+		return
+	}
+	c.nc.Close()
+}
 
 // read is the reader's loop; nil means an orderly end.
 func (c *client) read() error {
@@ -190,12 +238,18 @@ func (c *client) read() error {
 			if err := c.idle(); err != nil {
 				return err
 			}
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
-			return nil // wrapped streams rarely end where they should: clients just close
+		case isEnd(err):
+			return nil
 		default:
 			return c.readFault(err)
 		}
 	}
+}
+
+// isEnd reports whether a read's error is the stream's end. Wrapped streams
+// rarely end where they should: clients just close.
+func isEnd(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }
 
 // readFault tells a failure of the network from damage in what was sent.
@@ -273,7 +327,22 @@ func (c *client) grow(size int) {
 	c.buf, c.r = buf, 0
 }
 
+// What consume returns on a loop, with the operation in seat.held.
+var (
+	errWaits  = errors.New("the operation has to wait")
+	errLeaves = errors.New("the connection needs a goroutine from here on")
+)
+
+// task is an operation to be carried out.
+type task struct {
+	op      session.Op
+	n       int           // bytes of the command
+	arrival stamp.Arrival // of a publish; Source counts once it is stamped
+	stamped bool
+}
+
 // consume handles every whole command in the buffer, then writes the replies.
+// On a loop it leaves off before what the loop may not do: errWaits, errLeaves.
 func (c *client) consume() error {
 	now := clock.Mono()
 	filled := c.w == len(c.buf)
@@ -282,32 +351,12 @@ func (c *client) consume() error {
 		if n == 0 && op.Kind == session.OpNone {
 			break
 		}
-		start := c.in.Offset() - int64(c.w-c.r)
-		switch {
-		case op.Kind.Upgrade():
-			c.settle()
-			if err := c.reply(); err != nil {
-				return err
-			}
-			c.sess.Done(op, c.upgrade(op))
-		case op.Kind.Publishes():
-			t, err := c.publish(&op, start, start+int64(n), now)
-			c.published(op, t, err)
-		case op.Kind != session.OpNone:
-			c.settle()
-			err := c.do(&op, now)
-			c.sess.Done(op, err)
+		t := task{op: op, n: n}
+		if err := c.carryOut(&t, now); err != nil {
+			return err
 		}
-		c.r += n
 		if closing, _ := c.sess.Closing(); closing {
 			break
-		}
-		if op.Kind == session.OpSub && c.sub != nil {
-			// The reply to SUB goes out before the first message can.
-			if err := c.reply(); err != nil {
-				return err
-			}
-			c.writers.Go(c.newWriter().run)
 		}
 	}
 	c.settle()
@@ -316,6 +365,44 @@ func (c *client) consume() error {
 		c.grow(2 * len(c.buf))
 	}
 	return c.reply()
+}
+
+// carryOut does what a command asks for, and consumes it. An error other than
+// those of consume ends the connection.
+func (c *client) carryOut(t *task, now stamp.Mono) error {
+	if c.seat != nil {
+		if err := c.seat.admits(c, t, now); err != nil {
+			return err
+		}
+	}
+	op := &t.op
+	switch {
+	case op.Kind.Upgrade():
+		c.settle()
+		if err := c.reply(); err != nil {
+			return err
+		}
+		c.sess.Done(*op, c.upgrade(*op))
+	case op.Kind.Publishes():
+		topic, err := c.publish(t, now)
+		if errors.Is(err, broker.ErrBusy) { // only on a loop
+			return c.seat.hold(t, errWaits)
+		}
+		c.published(*op, topic, err)
+	case op.Kind != session.OpNone:
+		c.settle()
+		err := c.do(op, now)
+		c.sess.Done(*op, err)
+	}
+	c.r += t.n
+	if op.Kind == session.OpSub && c.sub != nil && c.seat == nil {
+		// The reply to SUB goes out before the first message can.
+		if err := c.reply(); err != nil {
+			return err
+		}
+		c.writers.Go(c.newWriter().run)
+	}
+	return nil
 }
 
 // unsettled is a publish that is not answered yet: it, or one before it, has to
@@ -399,27 +486,38 @@ func (c *client) ready(n int) error {
 	return nil
 }
 
-// publish hands a message, or a batch, to its topic, which it returns. start
-// and end are the command's place in the stream.
-func (c *client) publish(op *session.Op, start, end int64, now stamp.Mono) (*broker.Topic, error) {
+// publish hands a message, or a batch, to its topic, which it returns.
+func (c *client) publish(task *task, now stamp.Mono) (*broker.Topic, error) {
+	op := &task.op
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
-	arrival := c.in.Arrival(start, end)
+	if !task.stamped {
+		start := c.in.Offset() - int64(c.w-c.r)
+		task.arrival, task.stamped = c.in.Arrival(start, start+int64(task.n)), true
+	}
+	p := broker.Published{Arrival: task.arrival, Defer: op.Defer, NoWait: c.hurries()}
 	for {
 		to, err := c.publishTo(op.Topic)
 		if err != nil {
 			return nil, err
 		}
 		t := to.topic
+		if t.Durable() && p.NoWait {
+			return t, broker.ErrBusy
+		}
 		if op.Kind == session.OpMpub {
-			err = t.PublishBatch(now, clock.Wall(), broker.Published{Arrival: arrival}, op.Batch)
+			err = t.PublishBatch(now, clock.Wall(), p, op.Batch)
 		} else {
-			err = t.Publish(now, clock.Wall(), broker.Published{Body: op.Body, Arrival: arrival, Defer: op.Defer})
+			p.Body = op.Body
+			err = t.Publish(now, clock.Wall(), p)
 		}
 		if err == nil {
 			add(&to.count.count, op.Messages())
 			return t, nil
+		}
+		if errors.Is(err, broker.ErrBusy) {
+			return t, err
 		}
 		if !errors.Is(err, broker.ErrGone) {
 			return t, refusal(op.Topic, err)
@@ -434,8 +532,15 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	if to := c.target(name); to != nil {
 		return to, nil
 	}
-	t, err := c.srv.broker.TopicForClient(name)
-	if err != nil {
+	find := c.srv.broker.TopicForClient
+	if c.hurries() {
+		find = c.srv.broker.Topic // others may have to be asked before it is created
+	}
+	t, err := find(name)
+	switch {
+	case err != nil && c.hurries():
+		return nil, broker.ErrBusy
+	case err != nil:
 		return nil, refusal(name, err)
 	}
 	if len(c.targets) == maxTargets {
@@ -501,8 +606,7 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 		return err
 	}
 	id := c.sess.Identity()
-	remote := c.nc.RemoteAddr().String()
-	host, _, _ := net.SplitHostPort(remote) // none: a unix socket
+	host, _, _ := net.SplitHostPort(c.remote) // none: a unix socket
 	about := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
 		SampleRate: id.SampleRate,
@@ -510,7 +614,13 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 		ClientID:   cmp.Or(id.ClientID, host),
 		Hostname:   cmp.Or(id.Hostname, host),
 		UserAgent:  id.UserAgent,
-		Remote:     remote,
+		Remote:     c.remote,
+	}
+	notify := c.notify
+	if c.seat != nil {
+		notify = c.interrupt
+	} else {
+		c.wake = make(chan struct{}, 1)
 	}
 	var sub *broker.Subscription
 	for sub == nil {
@@ -518,7 +628,7 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 		if err != nil {
 			return refusal(op.Topic, err)
 		}
-		sub, err = t.Subscribe(string(op.Channel), about, c.notify)
+		sub, err = t.Subscribe(string(op.Channel), about, notify)
 		if err != nil && !errors.Is(err, broker.ErrGone) { // deleted since it was looked up
 			return refusal(op.Topic, err)
 		}
@@ -539,10 +649,15 @@ func (c *client) notify() {
 	}
 }
 
-// reply writes the session's output. The reader calls it.
+// hurries reports whether the connection is on a loop, for which nothing may
+// wait now.
+func (c *client) hurries() bool { return c.seat != nil && !c.seat.patient }
+
+// reply writes the session's output. The reader calls it. A loop writes by
+// itself, when it has read what there is.
 func (c *client) reply() error {
 	out := c.sess.Output()
-	if len(out) == 0 {
+	if len(out) == 0 || c.seat != nil {
 		return nil
 	}
 	c.writeMu.Lock()

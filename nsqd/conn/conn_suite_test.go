@@ -1,6 +1,7 @@
 package conn_test
 
 import (
+	"runtime"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,4 +15,22 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestConn(t *testing.T) {
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "nsqd/conn")
+}
+
+// loops is how many event loops the nodes of the present spec have.
+var loops int
+
+// overBoth describes what holds over either driver.
+func overBoth(text string, body func()) bool {
+	Describe(text+", on goroutines", func() {
+		BeforeEach(func() { loops = 0 })
+		body()
+	})
+	if runtime.GOOS == "linux" {
+		Describe(text+", on event loops", func() {
+			BeforeEach(func() { loops = 2 })
+			body()
+		})
+	}
+	return true
 }

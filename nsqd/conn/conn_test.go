@@ -42,7 +42,7 @@ func startWith(mode hook.Mode, change func(*broker.Config, *conn.Config)) *node 
 	sc := session.DefaultConfig()
 	sc.Version = "test"
 	bc := broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute, AutoCreate: true}
-	cc := conn.Config{Session: &sc, WriteTimeout: 10 * time.Second}
+	cc := conn.Config{Session: &sc, WriteTimeout: 10 * time.Second, Loops: loops}
 	if change != nil {
 		change(&bc, &cc)
 	}
@@ -137,7 +137,7 @@ func quietly() *nsq.Config {
 	return c
 }
 
-var _ = Describe("a connection", func() {
+var _ = overBoth("a connection", func() {
 	It("carries messages between unmodified go-nsq clients, each once", func() {
 		n := start(nil)
 		const total = 2000

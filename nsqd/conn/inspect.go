@@ -113,7 +113,7 @@ func (c *client) info() Info {
 	host := c.remoteIP()
 	i := Info{
 		Identity:  session.Identity{ClientID: host, Hostname: host},
-		Remote:    c.nc.RemoteAddr().String(),
+		Remote:    c.remote,
 		Connected: l.connected,
 		State:     State(l.state.Load()),
 		TLS:       l.tls.Load(),

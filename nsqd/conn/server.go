@@ -39,6 +39,11 @@ type Config struct {
 	Region, Zone string
 	// WriteTimeout closes a connection whose peer takes nothing for so long.
 	WriteTimeout time.Duration
+	// Loops is how many event loops serve plain connections; 0: each has a
+	// goroutine. Linux alone has them. Connections that are encrypted or
+	// compressed have a goroutine in any case, and with StrictBuffering so have
+	// subscribers.
+	Loops int
 	// MaxConnections refuses further connections; 0 means no limit but the
 	// system's.
 	MaxConnections int
@@ -63,6 +68,9 @@ func (c Config) Validate() error {
 	if c.WriteTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("write timeout %v is not positive", c.WriteTimeout))
 	}
+	if c.Loops < 0 {
+		errs = append(errs, fmt.Errorf("%d event loops", c.Loops))
+	}
 	if c.MaxConnections < 0 {
 		errs = append(errs, fmt.Errorf("%d connections at most", c.MaxConnections))
 	}
@@ -80,7 +88,7 @@ func (c *Config) distance(region, zone string) queue.Distance {
 	return queue.Far
 }
 
-// Server accepts connections and owns their goroutines.
+// Server accepts connections and owns their goroutines and event loops.
 type Server struct {
 	// Set once.
 	cfg    Config
@@ -94,13 +102,16 @@ type Server struct {
 	accepted atomic.Uint64
 	refused  atomic.Uint64 // because of MaxConnections or descriptors
 	faults   atomic.Uint64 // connections closed for a fatal protocol error
+	turn     atomic.Uint32 // of the loops, to get a connection
 
 	mu struct {
 		sync.Mutex
 		clients map[*client]struct{}
 		closing bool
+		loops   []*loop // started by the first Serve; then they stay
 	}
-	wg sync.WaitGroup // of clients
+	wg      sync.WaitGroup // of clients
+	looping sync.WaitGroup // of loops
 }
 
 // New returns a server that is not listening yet.
@@ -124,17 +135,32 @@ func (s *Server) Listen(ctx context.Context, address string) (net.Listener, erro
 }
 
 // Serve accepts from ln until ctx ends; then it closes ln and returns, while
-// the connections go on until Shutdown.
+// the connections go on until Shutdown, which must follow.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { ln.Close() })
-	defer stop()
 	defer ln.Close()
+	accept := func() error { return s.accept(ln) }
+	closeAll := ln.Close
+	if s.cfg.Loops > 0 {
+		if err := s.startLoops(); err != nil {
+			return err
+		}
+		a, err := newAcceptor(s, ln)
+		if err != nil {
+			return err
+		}
+		if a != nil {
+			defer a.close()
+			accept = a.accept
+			closeAll = func() error { a.close(); return ln.Close() }
+		}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = closeAll() })
+	defer stop()
 	pause := time.Duration(0)
 	for {
-		nc, err := ln.Accept()
+		err := accept()
 		if err == nil {
 			pause = 0
-			s.start(nc)
 			continue
 		}
 		if ctx.Err() != nil {
@@ -156,27 +182,68 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	}
 }
 
-func (s *Server) start(nc net.Conn) {
-	s.mu.Lock()
-	full := s.cfg.MaxConnections > 0 && len(s.mu.clients) >= s.cfg.MaxConnections
-	if s.mu.closing || full {
-		s.mu.Unlock()
-		s.refused.Add(1)
-		nc.Close()
-		return
+// accept takes a connection that a goroutine is to serve.
+func (s *Server) accept(ln net.Listener) error {
+	nc, err := ln.Accept()
+	if err != nil {
+		return err
 	}
-	c := newClient(s, nc)
+	c := newClient(s, nc.RemoteAddr().String())
+	c.nc = nc
+	if !s.enter(c) {
+		nc.Close()
+		return nil
+	}
+	go func() {
+		defer s.left(c)
+		c.run()
+	}()
+	return nil
+}
+
+// enter lists a client, or refuses it. Every enter is followed by left.
+func (s *Server) enter(c *client) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closing || s.cfg.MaxConnections > 0 && len(s.mu.clients) >= s.cfg.MaxConnections {
+		s.refused.Add(1)
+		return false
+	}
 	s.mu.clients[c] = struct{}{}
 	s.wg.Add(1)
-	s.mu.Unlock()
 	s.accepted.Add(1)
-	go func() {
-		defer s.wg.Done()
-		c.run()
-		s.mu.Lock()
-		delete(s.mu.clients, c)
-		s.mu.Unlock()
-	}()
+	return true
+}
+
+// left takes a client off the list that has ended.
+func (s *Server) left(c *client) {
+	s.mu.Lock()
+	delete(s.mu.clients, c)
+	s.mu.Unlock()
+	s.wg.Done()
+}
+
+// startLoops starts the loops, once.
+func (s *Server) startLoops() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.loops != nil || s.mu.closing {
+		return nil
+	}
+	for range s.cfg.Loops {
+		l, err := newLoop(s)
+		if err != nil {
+			return fmt.Errorf("event loop: %w", err)
+		}
+		s.mu.loops = append(s.mu.loops, l)
+		s.looping.Go(l.run)
+	}
+	return nil
+}
+
+// nextLoop returns the loop for the next connection. Requires: there are some.
+func (s *Server) nextLoop() *loop {
+	return s.mu.loops[s.turn.Add(1)%uint32(len(s.mu.loops))]
 }
 
 // StopReading makes every connection that is not a subscriber end at the next
@@ -197,12 +264,16 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		s.wg.Wait()
+		for _, l := range s.mu.loops { // none is added once it is closing
+			l.stop()
+		}
+		s.looping.Wait()
 	}()
 	select {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		s.each(func(c *client) { c.nc.Close() })
+		s.each(func(c *client) { c.cut() })
 		<-done
 		return fmt.Errorf("connections cut: %w", context.Cause(ctx))
 	}

@@ -138,7 +138,7 @@ func (p *peer) upgrade(s *secure, w wrapping, more string) {
 	}
 }
 
-var _ = Describe("a wrapped connection", func() {
+var _ = overBoth("a wrapped connection", func() {
 	for _, w := range wrappings {
 		It("carries messages between unmodified go-nsq clients, each once: "+w.String(), func() {
 			n := startSecure(func(c *conn.Config) { c.Session.TLSRequired = w.tls })

@@ -110,7 +110,7 @@ func (w *writer) lost(err error) {
 		return
 	}
 	if ignoreClosed(err) != nil {
-		w.c.srv.log.Debug("subscriber lost", obs.KeyRemote, w.c.nc.RemoteAddr().String(), obs.KeyError, err)
+		w.c.srv.log.Debug("subscriber lost", obs.KeyRemote, w.c.remote, obs.KeyError, err)
 	}
 	w.c.nc.Close()
 }

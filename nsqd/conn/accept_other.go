@@ -1,0 +1,13 @@
+//go:build !linux
+
+package conn
+
+import "net"
+
+// acceptor is Linux's alone, as the loops are.
+type acceptor struct{}
+
+func newAcceptor(*Server, net.Listener) (*acceptor, error) { return nil, nil }
+
+func (*acceptor) accept() error { return errNoLoops }
+func (*acceptor) close()        {}

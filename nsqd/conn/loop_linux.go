@@ -1,0 +1,810 @@
+package conn
+
+import (
+	"container/heap"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/session"
+)
+
+// loop is the driver of many connections by one goroutine: it waits until some
+// of them have something, reads what there is, has it carried out, and then
+// writes the replies and messages that came of it, one write for each
+// connection. What may wait (an auth server, a new topic, a full disk, an fsync)
+// is done by a goroutine of its own, an errand, which the connection waits for
+// and nobody else. A connection that is to be encrypted or compressed leaves for
+// the goroutine driver.
+//
+// Owned by the loop's goroutine, but for inbox.
+type loop struct {
+	// Set once.
+	srv    *Server
+	poller *poller
+
+	seats  []*client // by number; nil: free
+	vacant []int32
+	due    dueHeap
+	dirty  []*client // have something to be written, or an end to be looked at
+	turn   uint32    // tells apart the connections that had one number
+
+	// Memory that all connections share while they have their turn.
+	buf    []byte          // read into
+	spare  [][]byte        // minBuffer bytes each, at most maxSpare
+	going  broker.Outgoing // written from
+	errand sync.WaitGroup
+
+	inbox struct {
+		sync.Mutex
+		clients []*client
+		asleep  bool // the goroutine waits, or is about to
+		stop    bool
+	}
+	taken []*client // inbox.clients of the turn before
+}
+
+// Sizes, in bytes.
+const (
+	// loopBuffer is what one read takes at most.
+	loopBuffer = 64 << 10
+	// copied is how much of an unfinished command is moved in front of the next
+	// read; more than that stays in a buffer of the connection's own.
+	copied = 4 << 10
+	// maxSpare is how many buffers for unfinished commands are kept.
+	maxSpare = 256
+	// loopGather is what one write gathers, unless a message is larger.
+	loopGather = 64 << 10
+	// repliesOwed is how much a connection that takes nothing may let pile up
+	// before it is read from no longer.
+	repliesOwed = 64 << 10
+)
+
+// seat is a connection's place on a loop. Owned by the loop's goroutine, and
+// while it is away by its errand.
+type seat struct {
+	// Set once.
+	fd int
+
+	number int32 // in loop.seats
+	turn   uint32
+	phase  phase
+	place  int        // in loop.due; -1: not
+	at     stamp.Mono // when it is due
+	events uint32     // that the poller was asked for
+
+	// What the socket did not take.
+	pending []byte
+	owed    broker.Outgoing // recorded when pending is written; its Frames are not used
+	writeBy stamp.Mono      // when WriteTimeout is over
+
+	until stamp.Mono // of lingering
+	left  int64      // bytes to discard then
+
+	held    task // what the loop may not carry out
+	err     error
+	away    bool        // on an errand, with the connection
+	patient bool        // in an errand
+	ready   bool        // messages may be there for the subscriber
+	listed  bool        // in loop.dirty
+	linger  bool        // once pending is written
+	back    atomic.Bool // the errand is done; it sets it last
+}
+
+// phase is how far a connection is.
+type phase uint8
+
+const (
+	arriving  phase = iota // not with the poller yet
+	open                   //
+	ending                 // the last output is being written
+	lingering              // the peer is given time to read it
+	gone                   // closed, or left for a goroutine
+)
+
+func newLoop(s *Server) (*loop, error) {
+	p, err := newPoller()
+	if err != nil {
+		return nil, err
+	}
+	return &loop{srv: s, poller: p, buf: make([]byte, loopBuffer)}, nil
+}
+
+// post has the loop look at a connection. Any goroutine may call it, at any
+// time; it does not block.
+func (l *loop) post(c *client) {
+	if c.queued.Swap(true) {
+		return
+	}
+	l.inbox.Lock()
+	l.inbox.clients = append(l.inbox.clients, c)
+	l.wakeLocked()
+	l.inbox.Unlock()
+}
+
+// wakeLocked ends the loop's wait, if there is one. The write is made under the
+// lock, so that the descriptor is not closed meanwhile; it does not block.
+func (l *loop) wakeLocked() {
+	if l.inbox.asleep {
+		l.inbox.asleep = false
+		l.poller.wake()
+	}
+}
+
+func (l *loop) sever(c *client) {
+	c.severed.Store(true)
+	l.post(c)
+}
+
+// stop ends the loop. Requires: it has no connection any more.
+func (l *loop) stop() {
+	l.inbox.Lock()
+	l.inbox.stop = true
+	l.wakeLocked()
+	l.inbox.Unlock()
+}
+
+// run serves until stop.
+func (l *loop) run() {
+	defer l.close()
+	for {
+		l.inbox.Lock()
+		if l.inbox.stop {
+			l.inbox.Unlock()
+			return
+		}
+		idle := len(l.inbox.clients) == 0
+		l.inbox.asleep = idle
+		l.inbox.Unlock()
+		l.poller.alarm(l.due.next())
+		events := l.poller.wait(idle)
+		if idle {
+			l.inbox.Lock()
+			l.inbox.asleep = false
+			l.inbox.Unlock()
+		}
+		for i := range events {
+			l.serve(&events[i])
+		}
+		l.takeInbox()
+		l.flushAll()
+		l.expire(clock.Mono())
+	}
+}
+
+// close frees what the loop has. What nobody serves any more is closed.
+func (l *loop) close() {
+	l.errand.Wait()
+	l.inbox.Lock()
+	defer l.inbox.Unlock()
+	l.inbox.asleep = false // nobody is to be woken
+	l.poller.close()
+}
+
+// serve does what an event is about.
+func (l *loop) serve(e *unix.EpollEvent) {
+	if e.Fd < 0 {
+		l.poller.served(e)
+		return
+	}
+	c := l.seats[e.Fd]
+	if c == nil || c.seat.turn != uint32(e.Pad) || c.seat.away {
+		return // of a connection that ended earlier in this turn
+	}
+	if e.Events&unix.EPOLLOUT != 0 {
+		l.writable(c)
+	}
+	if e.Events&^unix.EPOLLOUT != 0 && c.seat.phase != gone {
+		l.readable(c)
+	}
+}
+
+// takeInbox looks at the connections that somebody posted.
+func (l *loop) takeInbox() {
+	l.inbox.Lock()
+	l.inbox.clients, l.taken = l.taken[:0], l.inbox.clients
+	l.inbox.Unlock()
+	for _, c := range l.taken {
+		c.queued.Store(false) // first: who posts it from now on has news
+		s := c.seat
+		if s == nil {
+			continue // it has left
+		}
+		s.ready = true
+		switch {
+		case s.phase == gone:
+		case s.phase == arriving:
+			l.open(c)
+		case s.away && s.back.Load():
+			l.returned(c)
+		case s.away:
+		case c.severed.Load():
+			l.fail(c, net.ErrClosed)
+		default:
+			l.touch(c)
+		}
+	}
+	clear(l.taken)
+}
+
+// open begins to serve a connection.
+func (l *loop) open(c *client) {
+	s := c.seat
+	if n := len(l.vacant) - 1; n >= 0 {
+		s.number, l.vacant = l.vacant[n], l.vacant[:n]
+	} else {
+		s.number = int32(len(l.seats))
+		l.seats = append(l.seats, nil)
+	}
+	l.turn++
+	s.turn = l.turn
+	l.seats[s.number] = c
+	s.phase = open
+	s.place = -1
+	c.in = l.srv.stamps.TrackSocket(hook.Socket{FD: s.fd})
+	if err := l.watch(c); err != nil {
+		l.fail(c, err)
+		return
+	}
+	l.schedule(c)
+	l.touch(c) // it may be to end already
+}
+
+// watch asks the poller for what the connection waits for now.
+func (l *loop) watch(c *client) error {
+	s := c.seat
+	want := uint32(0)
+	if !s.away {
+		if s.phase != ending && len(s.pending) < repliesOwed {
+			want |= unix.EPOLLIN
+		}
+		if len(s.pending) > 0 {
+			want |= unix.EPOLLOUT
+		}
+	}
+	if want == s.events {
+		return nil
+	}
+	err := l.poller.watch(s.fd, s.number, s.turn, s.events, want)
+	if err == nil {
+		s.events = want
+	}
+	return err
+}
+
+// touch lists the connection for flushAll.
+func (l *loop) touch(c *client) {
+	if s := c.seat; !s.listed {
+		s.listed = true
+		l.dirty = append(l.dirty, c)
+	}
+}
+
+// readable reads once; what is left makes another event.
+func (l *loop) readable(c *client) {
+	s := c.seat
+	switch s.phase {
+	case lingering:
+		l.discard(c)
+		return
+	case ending:
+		l.fail(c, nil) // the peer has hung up
+		return
+	}
+	if own := c.w - c.r; own <= copied {
+		n := copy(l.buf, c.buf[c.r:c.w])
+		if len(c.buf) == minBuffer && len(l.spare) < maxSpare {
+			l.spare = append(l.spare, c.buf)
+		}
+		c.buf, c.r, c.w = l.buf, 0, n
+	} else {
+		c.makeRoom()
+	}
+	n, err := c.in.Read(c.buf[c.w:])
+	c.w += n
+	switch {
+	case errors.Is(err, hook.ErrAgain):
+		l.keep(c)
+	case err != nil:
+		l.keep(c)
+		l.hungUp(c, err)
+	default:
+		l.consumed(c, c.consume())
+	}
+}
+
+// hungUp ends a connection that cannot be read any more.
+func (l *loop) hungUp(c *client, err error) {
+	if isEnd(err) {
+		err = nil
+	} else {
+		err = c.readFault(err)
+	}
+	l.finish(c, err, false)
+}
+
+// consumed goes on after consume.
+func (l *loop) consumed(c *client, err error) {
+	switch {
+	case errors.Is(err, errWaits):
+		l.sendAway(c)
+		return
+	case errors.Is(err, errLeaves):
+		l.dismiss(c)
+		return
+	}
+	l.keep(c)
+	if err != nil {
+		l.finish(c, err, false)
+		return
+	}
+	l.schedule(c)
+	if len(c.sess.Output()) > 0 || c.ended() {
+		l.touch(c)
+	}
+}
+
+// keep lets the connection keep what it did not consume, in memory of its own,
+// and nothing else.
+func (l *loop) keep(c *client) {
+	rest := c.buf[c.r:c.w]
+	switch {
+	case len(rest) == 0:
+		c.buf = nil
+	case &c.buf[0] == &l.buf[0]:
+		var own []byte
+		if n := len(l.spare) - 1; n >= 0 && len(rest) <= minBuffer {
+			own, l.spare = l.spare[n], l.spare[:n]
+		} else {
+			own = make([]byte, max(len(rest), minBuffer))
+		}
+		copy(own, rest)
+		c.buf = own
+	default:
+		return
+	}
+	c.r, c.w = 0, len(rest)
+}
+
+// hold keeps an operation for an errand, or for a goroutine.
+func (s *seat) hold(t *task, why error) error {
+	s.held = *t
+	return why
+}
+
+// admits tells whether the operation can be carried out here and now: nil,
+// errWaits or errLeaves.
+func (s *seat) admits(c *client, t *task, now stamp.Mono) error {
+	op := &t.op
+	if op.Kind.Upgrade() || op.Kind == session.OpSub && c.srv.cfg.StrictBuffering {
+		return s.hold(t, errLeaves)
+	}
+	if s.patient {
+		return nil
+	}
+	switch {
+	case op.Kind == session.OpAuth, op.Kind == session.OpSub:
+		return s.hold(t, errWaits)
+	case op.Kind.Publishes():
+		if c.srv.cfg.Auth != nil && !now.Before(c.cred.expires) {
+			return s.hold(t, errWaits)
+		}
+	}
+	return nil
+}
+
+// lend gives the connection the buffer that it is being read in: the held
+// operation refers to it.
+func (l *loop) lend(c *client) {
+	if &c.buf[0] == &l.buf[0] {
+		l.buf = make([]byte, loopBuffer)
+	}
+}
+
+// sendAway has an errand carry out what may wait, and all that was read after
+// it.
+func (l *loop) sendAway(c *client) {
+	s := c.seat
+	l.lend(c)
+	s.away, s.patient = true, true
+	s.back.Store(false)
+	if err := l.watch(c); err != nil {
+		s.away, s.patient = false, false
+		l.fail(c, err)
+		return
+	}
+	l.errand.Go(func() {
+		t := s.held
+		s.held = task{}
+		s.err = c.carryOut(&t, clock.Mono())
+		if s.err == nil {
+			s.err = c.consume()
+		}
+		s.patient = false
+		s.back.Store(true)
+		l.post(c)
+	})
+}
+
+// returned goes on where the errand left off.
+func (l *loop) returned(c *client) {
+	s := c.seat
+	s.away = false
+	if c.severed.Load() {
+		l.fail(c, net.ErrClosed)
+		return
+	}
+	if err := l.watch(c); err != nil {
+		l.fail(c, err)
+		return
+	}
+	l.consumed(c, s.err)
+	if s.phase == open {
+		l.touch(c)
+	}
+}
+
+// dismiss hands the connection to a goroutine, with the operation that it held
+// and what it owes its peer.
+func (l *loop) dismiss(c *client) {
+	s := c.seat
+	l.lend(c)
+	owed := append(s.pending, c.sess.Output()...)
+	c.sess.ClearOutput()
+	held := s.held
+	l.leaveSeat(c)
+	f := os.NewFile(uintptr(s.fd), c.remote)
+	nc, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		c.in.Release()
+		c.leaveTopics()
+		c.logEnd(fmt.Errorf("hand over to a goroutine: %w", err))
+		l.srv.left(c)
+		return
+	}
+	if raw, ok := c.in.(*hook.Conn); ok {
+		raw.Move(nc)
+	}
+	c.nc, c.out, c.seat = nc, nc, nil
+	c.on.Store(nil)
+	go func() {
+		defer l.srv.left(c)
+		c.end(c.goOn(owed, &held))
+	}()
+}
+
+// flushAll writes what the turn has brought.
+func (l *loop) flushAll() {
+	for i := 0; i < len(l.dirty); i++ { // it may grow meanwhile
+		c := l.dirty[i]
+		s := c.seat
+		if s == nil {
+			continue
+		}
+		s.listed = false
+		if s.away || s.phase != open {
+			continue
+		}
+		if err := l.flush(c); err != nil {
+			l.fail(c, err)
+		} else if c.ended() {
+			_, cause := c.sess.Closing()
+			l.finish(c, cause, true)
+		}
+	}
+	clear(l.dirty)
+	l.dirty = l.dirty[:0]
+}
+
+// flush writes replies, and messages if the connection subscribes.
+func (l *loop) flush(c *client) error {
+	s := c.seat
+	replies := c.sess.Output()
+	if len(s.pending) > 0 { // they line up
+		s.pending = append(s.pending, replies...)
+		c.sess.ClearOutput()
+		return l.watch(c)
+	}
+	if c.sub == nil || !s.ready {
+		if len(replies) == 0 {
+			return nil
+		}
+		n, err := write(s.fd, replies)
+		if err == nil && n < len(replies) {
+			err = l.owe(c, replies[n:])
+		}
+		c.sess.ClearOutput()
+		return err
+	}
+	for more := true; more && len(s.pending) == 0; {
+		g := &l.going
+		g.Reset()
+		g.Frames = append(g.Frames, c.sess.Output()...)
+		c.sess.ClearOutput()
+		most := len(g.Frames) + loopGather
+		if !c.sub.Take(g, most) {
+			c.quitting.Store(true) // the channel is gone; the connection goes, too
+		}
+		more = len(g.Frames) >= most // else nothing is left: notify will tell
+		if len(g.Frames) == 0 {
+			break
+		}
+		n, err := write(s.fd, g.Frames)
+		if err != nil {
+			return err
+		}
+		if n < len(g.Frames) {
+			s.owed, *g = *g, s.owed
+			if err := l.owe(c, s.owed.Frames[n:]); err != nil {
+				return err
+			}
+			s.owed.Frames = nil
+			return nil // ready is still set
+		}
+		l.wrote(c, g)
+	}
+	if cap(l.going.Frames) > 2*loopGather {
+		l.going.Frames = nil
+	}
+	s.ready = false
+	return nil
+}
+
+// wrote records messages that are on the socket.
+func (l *loop) wrote(c *client, g *broker.Outgoing) {
+	if n := g.Messages(); n > 0 {
+		c.sub.Wrote(g)
+		add(&c.ledger.messages, n)
+	}
+}
+
+// owe keeps what the socket does not take now.
+func (l *loop) owe(c *client, rest []byte) error {
+	s := c.seat
+	s.pending = append([]byte(nil), rest...)
+	s.writeBy = clock.Mono().Add(l.srv.cfg.WriteTimeout)
+	l.schedule(c)
+	return l.watch(c)
+}
+
+// writable writes what is owed.
+func (l *loop) writable(c *client) {
+	s := c.seat
+	n, err := write(s.fd, s.pending)
+	if err != nil {
+		l.fail(c, err)
+		return
+	}
+	if n > 0 {
+		s.writeBy = clock.Mono().Add(l.srv.cfg.WriteTimeout)
+		s.pending = s.pending[n:]
+	}
+	if len(s.pending) == 0 {
+		s.pending = nil
+		if c.sub != nil {
+			l.wrote(c, &s.owed)
+		}
+		s.owed = broker.Outgoing{}
+		if s.phase == ending {
+			l.parting(c)
+			return
+		}
+		l.touch(c)
+	}
+	l.schedule(c)
+	if err := l.watch(c); err != nil {
+		l.fail(c, err)
+	}
+}
+
+// finish ends a connection in order: what it is owed is written first; with
+// linger the peer is then given time to read it.
+func (l *loop) finish(c *client, err error, linger bool) {
+	s := c.seat
+	if s.phase != open {
+		return
+	}
+	l.letGo(c)
+	c.logEnd(err)
+	c.buf = nil
+	s.phase, s.linger = ending, linger
+	if err := l.flush(c); err != nil {
+		l.shut(c)
+		return
+	}
+	if len(s.pending) == 0 {
+		l.parting(c)
+		return
+	}
+	if err := l.watch(c); err != nil {
+		l.shut(c)
+	}
+}
+
+// letGo gives back what the connection has in the broker.
+func (l *loop) letGo(c *client) {
+	if c.sub != nil {
+		c.sub.Close()
+		c.sub = nil
+	}
+	c.leaveTopics()
+}
+
+// parting follows the last write.
+func (l *loop) parting(c *client) {
+	s := c.seat
+	if !s.linger || unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
+		l.shut(c)
+		return
+	}
+	s.phase = lingering
+	s.until = clock.Mono().Add(lingerTime)
+	s.left = int64(math.MaxInt64)
+	if closing, _ := c.sess.Closing(); closing {
+		s.left = lingerBytes
+	}
+	l.schedule(c)
+	if l.watch(c) != nil {
+		l.shut(c)
+	}
+}
+
+// discard reads what a peer still sends that was told goodbye.
+func (l *loop) discard(c *client) {
+	s := c.seat
+	n, err := read(s.fd, l.buf)
+	s.left -= int64(n)
+	if err != nil || s.left <= 0 {
+		l.shut(c)
+	}
+}
+
+// fail ends a connection that is broken, or is to be cut.
+func (l *loop) fail(c *client, err error) {
+	if c.seat.phase == gone {
+		return
+	}
+	sub := c.sub != nil
+	l.letGo(c)
+	if err = ignoreClosed(err); err != nil && sub {
+		l.srv.log.Debug("subscriber lost", obs.KeyRemote, c.remote, obs.KeyError, err)
+	} else {
+		c.logEnd(err)
+	}
+	l.shut(c)
+}
+
+// shut closes the socket.
+func (l *loop) shut(c *client) {
+	s := c.seat
+	c.in.Release()
+	l.leaveSeat(c)
+	if err := unix.Close(s.fd); err != nil {
+		c.logEnd(fmt.Errorf("close: %w", err))
+	}
+	l.srv.left(c)
+}
+
+// leaveSeat takes the connection off the loop.
+func (l *loop) leaveSeat(c *client) {
+	s := c.seat
+	// It may never have been there, and the descriptor may live on.
+	if s.events != 0 {
+		_ = l.poller.watch(s.fd, s.number, s.turn, s.events, 0)
+		s.events = 0
+	}
+	s.phase = gone
+	s.pending, s.owed = nil, broker.Outgoing{}
+	l.seats[s.number] = nil
+	l.vacant = append(l.vacant, s.number)
+	if s.place >= 0 {
+		heap.Remove(&l.due, s.place)
+	}
+}
+
+// schedule sees to it that expire looks at the connection in time. A time that
+// moves back is left as it is: looking is cheap.
+func (l *loop) schedule(c *client) {
+	s := c.seat
+	at := s.deadline(c)
+	switch {
+	case s.place < 0 && at != stamp.Never:
+		s.at = at
+		heap.Push(&l.due, c)
+	case s.place >= 0 && at < s.at:
+		s.at = at
+		heap.Fix(&l.due, s.place)
+	}
+}
+
+// deadline is when something is to be done about the connection.
+func (s *seat) deadline(c *client) stamp.Mono {
+	at := stamp.Never
+	switch s.phase {
+	case open:
+		at = c.sess.Deadline()
+	case lingering:
+		at = s.until
+	}
+	if len(s.pending) > 0 {
+		at = min(at, s.writeBy)
+	}
+	return at
+}
+
+var errWriteTimeout = errors.New("the peer takes nothing")
+
+// expire does what is due.
+func (l *loop) expire(now stamp.Mono) {
+	for len(l.due) > 0 && !now.Before(l.due[0].seat.at) {
+		c := l.due[0]
+		s := c.seat
+		switch at := s.deadline(c); {
+		case s.away:
+			// Heartbeats wait for the errand, as all else does.
+			s.at = now.Add(lingerTime)
+			heap.Fix(&l.due, s.place)
+			continue
+		case now.Before(at):
+		case s.phase == lingering:
+			l.shut(c)
+			continue
+		case len(s.pending) > 0 && !now.Before(s.writeBy):
+			l.fail(c, errWriteTimeout)
+			continue
+		default:
+			c.sess.Tick(now)
+			l.touch(c)
+		}
+		if s.at = s.deadline(c); s.at == stamp.Never {
+			heap.Remove(&l.due, s.place)
+		} else {
+			heap.Fix(&l.due, s.place)
+		}
+	}
+	l.flushAll()
+}
+
+// dueHeap orders connections by when something is to be done about them.
+type dueHeap []*client
+
+func (h dueHeap) next() stamp.Mono {
+	if len(h) == 0 {
+		return stamp.Never
+	}
+	return h[0].seat.at
+}
+
+func (h dueHeap) Len() int           { return len(h) }
+func (h dueHeap) Less(i, j int) bool { return h[i].seat.at < h[j].seat.at }
+func (h dueHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].seat.place, h[j].seat.place = i, j
+}
+
+func (h *dueHeap) Push(x any) {
+	c := x.(*client)
+	c.seat.place = len(*h)
+	*h = append(*h, c)
+}
+
+func (h *dueHeap) Pop() any {
+	last := len(*h) - 1
+	c := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	c.seat.place = -1
+	return c
+}
