@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // Resend says which publishes without an answer are sent again.
@@ -34,7 +35,8 @@ const (
 
 // Config is a client's. It is copied; its zero value but for Address is usable.
 type Config struct {
-	// Address is the loaddistributor's gRPC host:port.
+	// Address is the loaddistributor's gRPC host:port, or those of several, with
+	// commas: any of them can say where a publisher belongs.
 	Address string
 	// DialOptions replace the default, a connection without TLS.
 	DialOptions []grpc.DialOption
@@ -115,7 +117,7 @@ func New(cfg Config) (*Client, error) {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if c.conn, err = grpc.NewClient(cfg.Address, cfg.DialOptions...); err != nil {
+	if c.conn, err = targets.Dial(cfg.Address, cfg.DialOptions...); err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())

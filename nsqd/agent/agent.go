@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // DefaultReportInterval is how often the agent reports before the
@@ -30,7 +32,7 @@ const (
 
 // Config is fixed at start.
 type Config struct {
-	LoadDistributor string // host:port of its gRPC
+	LoadDistributor string // host:port of its gRPC; several, of which one leads, with commas
 	BrokerID        string // stable across restarts; 1 .. 64 of [.a-zA-Z0-9_-]
 	Instance        string // new at every start of the process; empty: New draws one
 	TCPAddress      string // host:port that publishers and subscribers dial
@@ -45,8 +47,12 @@ type Config struct {
 // Validate returns all problems at once.
 func (c Config) Validate() error {
 	var errs []error
+	for _, address := range c.loadDistributors() {
+		if err := checkAddress(address); err != nil {
+			errs = append(errs, fmt.Errorf("loaddistributor address %q: %w", address, err))
+		}
+	}
 	for _, a := range []struct{ name, value string }{
-		{"loaddistributor address", c.LoadDistributor},
 		{"TCP address", c.TCPAddress},
 		{"HTTP address", c.HTTPAddress},
 	} {
@@ -65,6 +71,8 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+func (c Config) loadDistributors() []string { return targets.Split(c.LoadDistributor) }
 
 func checkAddress(a string) error {
 	host, port, err := net.SplitHostPort(a)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 const (
@@ -36,8 +38,9 @@ var errSlow = errors.New("the other side does not read: too many replies wait")
 
 // link is one session's way out. The owner puts, a sender of keep writes.
 type link[Req any] struct {
-	out chan *Req
-	cut context.CancelCauseFunc
+	address string // of the other side
+	out     chan *Req
+	cut     context.CancelCauseFunc
 }
 
 // reply queues a message that must not be lost while the session lasts.
@@ -60,11 +63,11 @@ func (l *link[Req]) report(m *Req) bool {
 
 // keeper holds one session after the other open.
 type keeper[Req, Res any] struct {
-	name    string
-	address string
-	log     *slog.Logger
-	rng     *rand.Rand // owned by keep
-	open    func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[Req, Res], error)
+	name      string
+	addresses []string // any of them will do, or says which
+	log       *slog.Logger
+	rng       *rand.Rand // owned by keep
+	open      func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[Req, Res], error)
 	// The owner is told in this order: up, in..., down, for every session. up
 	// must put the hello.
 	up   func(*link[Req])
@@ -76,29 +79,26 @@ type keeper[Req, Res any] struct {
 // up to maxBackoff while sessions fail at once, with jitter so that brokers do
 // not return all together.
 func (k keeper[Req, Res]) keep(ctx context.Context) {
-	conn, err := grpc.NewClient(k.address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
-			MinConnectTimeout: 2 * time.Second,
-		}),
-		// Ten seconds is the least that gRPC allows a client. Sooner notice of a
-		// dead host comes from the reports: with keepalive set, gRPC gives up a
-		// connection whose bytes stay unacknowledged for Timeout.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
-	)
-	if err != nil {
-		// Only a target that does not parse; Config.Validate or the hello let it through.
-		k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, k.address, obs.KeyError, err)
-		return
+	conns := make([]*grpc.ClientConn, len(k.addresses))
+	for i, address := range k.addresses {
+		var err error
+		if conns[i], err = dial(address); err != nil {
+			// Only a target that does not parse; Config.Validate or the hello let it through.
+			k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err)
+			return
+		}
+		defer conns[i].Close()
 	}
-	defer conn.Close()
 
+	at := 0
 	delay := firstBackoff
 	for ctx.Err() == nil {
-		k.reach(ctx, conn)
 		began := time.Now()
-		err := k.session(ctx, conn)
+		address := k.addresses[at]
+		err := k.reach(ctx, conns[at])
+		if err == nil {
+			err = k.session(ctx, conns[at], address)
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -111,8 +111,12 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 			// Another process has our id, or our hello is wrong: hurrying does not help.
 			level, delay = slog.LevelError, maxBackoff
 		}
+		var known bool
+		if at, known = next(k.addresses, at, err); known {
+			level, delay = slog.LevelInfo, firstBackoff // it was not its business
+		}
 		wait := time.Duration(float64(delay) * (0.5 + k.rng.Float64()))
-		k.log.Log(ctx, level, "session ended", obs.KeyName, k.name, obs.KeyAddress, k.address, obs.KeyError, err, "retry", wait)
+		k.log.Log(ctx, level, "session ended", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err, "retry", wait)
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -123,31 +127,63 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 	}
 }
 
-// reach waits until the other side is reachable, or ctx ends. A session waits
-// for that as well, but says nothing: a mistyped address would never show.
-func (k keeper[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) {
+// dial makes a connection that comes back by itself. It does not wait.
+func dial(address string) (*grpc.ClientConn, error) {
+	return grpc.NewClient(address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: 2 * time.Second,
+		}),
+		// Ten seconds is the least that gRPC allows a client. Sooner notice of a
+		// dead host comes from the reports: with keepalive set, gRPC gives up a
+		// connection whose bytes stay unacknowledged for Timeout.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+	)
+}
+
+// next returns which address to try after a failure at one of them: the leader's
+// if the failure names it, or else the one that follows. known: it is the
+// answer of one that does not lead.
+func next(addresses []string, at int, err error) (i int, known bool) {
+	leader, known := targets.Leader(err)
+	if i := slices.Index(addresses, leader); i >= 0 && i != at {
+		return i, true
+	}
+	return (at + 1) % len(addresses), known
+}
+
+var errUnreachable = errors.New("not reachable")
+
+// reach waits until the other side is reachable, or ctx ends; where there are
+// others it does not wait long. A session waits for that as well, but says
+// nothing: a mistyped address would never show.
+func (k keeper[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) error {
 	told := false
 	for {
 		state := conn.GetState()
 		switch state {
 		case connectivity.Ready:
-			return
+			return nil
 		case connectivity.Idle:
 			conn.Connect()
 		case connectivity.TransientFailure:
+			if len(k.addresses) > 1 {
+				return errUnreachable
+			}
 			if !told {
-				k.log.Warn("not reachable; trying on", obs.KeyName, k.name, obs.KeyAddress, k.address)
+				k.log.Warn("not reachable; trying on", obs.KeyName, k.name, obs.KeyAddress, k.addresses[0])
 				told = true
 			}
 		}
 		if !conn.WaitForStateChange(ctx, state) {
-			return
+			return ctx.Err()
 		}
 	}
 }
 
 // session runs one session and returns why it ended, after its goroutine has.
-func (k keeper[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn) error {
+func (k keeper[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn, address string) error {
 	ctx, cut := context.WithCancelCause(ctx)
 	var sender sync.WaitGroup
 	defer sender.Wait()
@@ -157,7 +193,7 @@ func (k keeper[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn) er
 	if err != nil {
 		return fmt.Errorf("open session: %w", err)
 	}
-	l := &link[Req]{out: make(chan *Req, linkQueue), cut: cut}
+	l := &link[Req]{address: address, out: make(chan *Req, linkQueue), cut: cut}
 	sender.Go(func() {
 		for {
 			select {

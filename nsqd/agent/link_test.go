@@ -3,7 +3,12 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // A side that does not read loses reports first, and the session when there is
@@ -27,5 +32,38 @@ func TestALinkThatNobodyReads(t *testing.T) {
 	l.reply(new(int))
 	if !errors.Is(context.Cause(ctx), errSlow) {
 		t.Errorf("not cut: %v", context.Cause(ctx))
+	}
+}
+
+func TestWhichAddressIsNext(t *testing.T) {
+	three := []string{"a:1", "b:1", "c:1"}
+	follower := func(leader string) error {
+		s, err := status.New(codes.Unavailable, "no").WithDetails(&errdetails.ErrorInfo{
+			Reason: "NOT_LEADER", Metadata: map[string]string{"leader": leader},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Errorf("open session: %w", s.Err())
+	}
+	for name, c := range map[string]struct {
+		at    int
+		err   error
+		next  int
+		known bool
+	}{
+		"it broke":                      {0, errors.New("broken"), 1, false},
+		"the last one broke":            {2, errUnreachable, 0, false},
+		"a follower names the leader":   {0, follower("c:1"), 2, true},
+		"a follower names itself":       {1, follower("b:1"), 2, true},
+		"a follower names a stranger":   {1, follower("z:1"), 2, true},
+		"a follower knows of no leader": {2, follower(""), 0, true},
+	} {
+		if i, known := next(three, c.at, c.err); i != c.next || known != c.known {
+			t.Errorf("%s: %d, %v, want %d, %v", name, i, known, c.next, c.known)
+		}
+	}
+	if i, _ := next([]string{"a:1"}, 0, follower("b:1")); i != 0 {
+		t.Errorf("the only one is not next, but %d", i)
 	}
 }

@@ -78,7 +78,7 @@ func (o *owner) run(ctx context.Context) {
 
 func (a *Agent) controlKeeper(ctx context.Context) keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
 	return keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
-		name: controlSession, address: a.cfg.LoadDistributor, log: a.cfg.Log, rng: a.rng(0),
+		name: controlSession, addresses: a.cfg.loadDistributors(), log: a.cfg.Log, rng: a.rng(0),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
 			return srtmv1.NewBrokerServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
 		},
@@ -114,7 +114,7 @@ func (o *owner) controlDown(l *controlLink, err error) {
 func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	switch m := m.Message.(type) {
 	case *srtmv1.ControllerMessage_Hello:
-		o.welcome(m.Hello)
+		o.welcome(l, m.Hello)
 	case *srtmv1.ControllerMessage_Prepare:
 		o.result(l, m.Prepare.Request, o.prepare(m.Prepare))
 	case *srtmv1.ControllerMessage_Remove:
@@ -137,7 +137,7 @@ func (o *owner) result(l *controlLink, request uint64, err error) {
 
 // welcome is the loaddistributor's hello: how often to report, and where the
 // grants come from.
-func (o *owner) welcome(h *srtmv1.ControllerHello) {
+func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	log := o.agent.cfg.Log
 	o.agent.metrics.connected.WithLabelValues(controlSession).Set(1)
 	if d := h.GetReportInterval().AsDuration(); d >= minReportInterval && d <= maxReportInterval {
@@ -150,9 +150,9 @@ func (o *owner) welcome(h *srtmv1.ControllerHello) {
 	}
 	address := h.GetGrantAddress()
 	if address == "" {
-		address = o.agent.cfg.LoadDistributor
+		address = l.address
 	}
-	log.Info("joined the loaddistributor", obs.KeyAddress, o.agent.cfg.LoadDistributor, "grants", address, "interval", o.interval)
+	log.Info("joined the loaddistributor", obs.KeyAddress, l.address, "grants", address, "interval", o.interval)
 	if address != o.grantAddress {
 		o.stopGrants()
 		o.grantsOver()
@@ -185,7 +185,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 
 func (a *Agent) grantKeeper(ctx context.Context, address string, n uint64) keeper[srtmv1.NodeMessage, srtmv1.GrantMessage] {
 	return keeper[srtmv1.NodeMessage, srtmv1.GrantMessage]{
-		name: grantSession, address: address, log: a.cfg.Log, rng: a.rng(n),
+		name: grantSession, addresses: []string{address}, log: a.cfg.Log, rng: a.rng(n),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
 			return srtmv1.NewGrantServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
 		},

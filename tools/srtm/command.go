@@ -19,6 +19,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
@@ -101,26 +102,60 @@ func (c *cli) flags(cmd *cobra.Command) {
 	if address == "" {
 		address = "127.0.0.1:4170"
 	}
-	cmd.Flags().StringVar(&c.address, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor (environment: "+addressEnv+")")
+	cmd.Flags().StringVar(&c.address, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")")
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 30*time.Second, "how long to wait for the loaddistributor")
 }
 
 // call runs do with a connection to the loaddistributor.
-func (c *cli) call(cmd *cobra.Command, do func(context.Context, *grpc.ClientConn) error) (err error) {
+func (c *cli) call(cmd *cobra.Command, do func(context.Context, *grpc.ClientConn) error) error {
 	if c.output != formJSON && c.output != formTable {
 		return usagef("--output %q is neither json nor table", c.output)
 	}
 	if c.timeout <= 0 {
 		return usagef("--timeout %v is not positive", c.timeout)
 	}
-	conn, err := grpc.NewClient(c.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return usagef("--loaddistributor-address %q: %v", c.address, err)
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
 	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
 	defer cancel()
+	to := c.address
+	for attempt := 0; ; attempt++ {
+		err := c.once(ctx, to, do)
+		leader, elsewhere := targets.Leader(err)
+		if !elsewhere || attempt == maxDetours {
+			return err
+		}
+		// One that does not lead has done nothing. While there is no leader,
+		// another is found within a lease or two.
+		was := to
+		if to = leader; to == "" || to == was {
+			to = c.address
+		}
+		if attempt == 0 && to == leader {
+			continue
+		}
+		timer := time.NewTimer(detourPause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+	}
+}
+
+// How often a command is sent on to where the leader is said to be, and how long
+// it waits for one where there is none.
+const (
+	maxDetours  = 100
+	detourPause = 200 * time.Millisecond
+)
+
+func (c *cli) once(ctx context.Context, address string, do func(context.Context, *grpc.ClientConn) error) (err error) {
+	conn, err := targets.Dial(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return usagef("--loaddistributor-address %q: %v", address, err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
 	return do(ctx, conn)
 }
 

@@ -1,0 +1,48 @@
+package targets
+
+import (
+	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/grpc/status"
+)
+
+// Split returns the addresses of a list with commas.
+func Split(list string) []string { return strings.Split(list, ",") }
+
+// Dial returns a connection to one of the addresses, which looks for another
+// when it breaks. It connects when it is first needed.
+func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	all := Split(list)
+	if len(all) == 1 {
+		return grpc.NewClient(list, options...)
+	}
+	var state resolver.State
+	for _, address := range all {
+		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: address}}})
+	}
+	m := manual.NewBuilderWithScheme("several")
+	m.InitialState(state)
+	return grpc.NewClient("several:///"+all[0], append(options, grpc.WithResolvers(m))...)
+}
+
+// notLeader is the reason, in an error's ErrorInfo, of a server that does not
+// lead, and leaderKey where it says who does.
+const (
+	notLeader = "NOT_LEADER"
+	leaderKey = "leader"
+)
+
+// Leader reports whether err is the answer of a server that does not lead, and
+// who does, if it knows.
+func Leader(err error) (address string, elsewhere bool) {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == notLeader {
+			return info.Metadata[leaderKey], true
+		}
+	}
+	return "", false
+}
