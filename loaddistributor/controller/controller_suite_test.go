@@ -1,6 +1,7 @@
 package controller_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
@@ -37,6 +39,9 @@ func TestController(t *testing.T) {
 	RunSpecs(t, "Controller")
 }
 
+// errInjected is what a spec has a part fail with.
+var errInjected = errors.New("injected")
+
 // part is something that runs until it is stopped.
 type part struct{ stop func() }
 
@@ -46,7 +51,7 @@ func start(run func(context.Context) error) *part {
 	go func() { done <- run(ctx) }()
 	p := &part{stop: sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, errInjected) {
 			AddReportEntry("stopped with", err)
 			panic(err)
 		}
@@ -99,12 +104,14 @@ type setup struct {
 	wrap           func(controller.Adaptor) controller.Adaptor // nil: as it is
 	prepareTimeout time.Duration                               // 0: long
 	config         func(*controller.Config)                    // nil: as it is
+	data           store.Store                                 // nil: nothing is kept
+	address        string                                      // to listen on; empty: any
 }
 
 func newCluster(s setup) *cluster {
 	GinkgoHelper()
 	c := &cluster{}
-	ln := listen("127.0.0.1:0")
+	ln := listen(cmp.Or(s.address, "127.0.0.1:0"))
 	c.address = ln.Addr().String()
 	server := grpc.NewServer(duplex.ServerOptions()...)
 	cfg := controller.Config{
@@ -117,12 +124,21 @@ func newCluster(s setup) *cluster {
 	if s.grantAddress != "" {
 		cfg.GrantAddress = s.grantAddress
 	}
-	if s.config != nil {
-		s.config(&cfg)
-	}
 	var group lifecycle.Group
 	group.Add("grpc", lifecycle.ServeGRPC(ln, server))
 	own := dial(c.address)
+	if s.data != nil {
+		term, cat, err := s.data.Lead(context.Background(), c.address)
+		Expect(err).NotTo(HaveOccurred())
+		cfg.Journal, cfg.Catalog = term, cat
+		group.Add("store", func(ctx context.Context) error {
+			<-ctx.Done()
+			return term.Resign(context.Background())
+		})
+	}
+	if s.config != nil {
+		s.config(&cfg)
+	}
 	var adaptor controller.Adaptor
 	if s.adaptorAddress == "" {
 		embedded, err := loop.New(loop.Config{

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -49,6 +50,16 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	}
 	m.mu.leads = true
 	return &memoryTerm{store: m, lost: make(chan struct{})}, cat, nil
+}
+
+// Clone returns a store with what is in m now and no leader: what a crash would
+// leave behind.
+func (m *Memory) Clone() *Memory {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := &Memory{}
+	c.mu.head, c.mu.snapshot, c.mu.records = m.mu.head, m.mu.snapshot, slices.Clone(m.mu.records)
+	return c
 }
 
 // Follow implements Store.

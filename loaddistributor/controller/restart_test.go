@@ -1,0 +1,198 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+)
+
+// journalGate is a journal that can be held up, or fail.
+type journalGate struct {
+	controller.Journal
+	mu     sync.Mutex
+	closed chan struct{} // Append waits for it; nil: it does not
+	fault  error
+	waits  chan struct{} // 1 deep: an Append has come to the journalGate
+}
+
+func (g *journalGate) Append(ctx context.Context, base uint64, events []catalog.Event) error {
+	g.mu.Lock()
+	closed, fault := g.closed, g.fault
+	g.mu.Unlock()
+	if fault != nil {
+		return fault
+	}
+	if closed != nil {
+		select {
+		case g.waits <- struct{}{}:
+		default:
+		}
+		<-closed
+	}
+	return g.Journal.Append(ctx, base, events)
+}
+
+// shut has the next Appends wait until open.
+func (g *journalGate) shut() (open func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	closed := make(chan struct{})
+	g.closed = closed
+	open = sync.OnceFunc(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.closed = nil
+		close(closed)
+	})
+	DeferCleanup(open)
+	return open
+}
+
+func (g *journalGate) fail(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.fault = err
+}
+
+func gatedJournal(g *journalGate) func(*controller.Config) {
+	g.waits = make(chan struct{}, 1)
+	return func(cfg *controller.Config) {
+		if cfg.Journal != nil { // once the store is open
+			g.Journal = cfg.Journal
+			cfg.Journal = g
+		}
+	}
+}
+
+var _ = Describe("A restart of the loaddistributor", func() {
+	It("brings back topics, placements, epochs and keys", func() {
+		data := &store.Memory{}
+		first := newCluster(setup{data: data})
+		node := agenttest.New()
+		first.join("b1", 600, node)
+		before, _, err := first.create(context.Background(), spec("t", 400, 10), "key")
+		Expect(err).NotTo(HaveOccurred())
+		was, err := first.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.7"})
+		Expect(err).NotTo(HaveOccurred())
+		first.stop()
+
+		// The broker's agent comes back by itself: it knows only the address.
+		second := newCluster(setup{data: data, address: first.address})
+		now, err := second.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.7"})
+		Expect(err).NotTo(HaveOccurred(), "before any broker is back")
+		Expect(now.Assignment.BrokerId).To(Equal(was.Assignment.BrokerId))
+		Expect(now.Assignment.Epoch).To(Equal(was.Assignment.Epoch))
+		Eventually(second.state("t")).Should(Equal("ACTIVE"))
+		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10"}))
+
+		again, _, err := second.create(context.Background(), spec("t", 400, 10), "key")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(again.Epoch).To(Equal(before.Epoch))
+		_, _, err = second.create(context.Background(), spec("t", 500, 10), "key")
+		Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
+
+		// Epochs go on from where they were.
+		other := second.mustCreate(spec("u", 100, 10))
+		Expect(other.Epoch).To(BeNumerically(">", before.Epoch))
+	})
+
+	It("rolls back a creation that nobody was told of", func() {
+		data := &store.Memory{}
+		first := newCluster(setup{data: data})
+		node := agenttest.New()
+		b := first.join("b1", 600, node)
+		entered, release := b.hang()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() { _, _, _ = first.create(ctx, spec("t", 400, 10), "key") }()
+		Eventually(entered).Should(BeClosed())
+		// A crash: what is durable now is what the next one finds.
+		copied := crash(data)
+		release()
+		cancel()
+		first.stop()
+
+		second := newCluster(setup{data: copied, address: first.address})
+		Eventually(func() error { _, err := second.control.Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
+		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
+		second.nothingLeft("t", b)
+		topic, _, err := second.create(context.Background(), spec("t", 400, 10), "key")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
+	})
+
+	It("finishes a deletion", func() {
+		data := &store.Memory{}
+		first := newCluster(setup{data: data})
+		node := agenttest.New()
+		b := first.join("b1", 600, node)
+		first.mustCreate(spec("t", 400, 10))
+		asked, goOn := make(chan struct{}), make(chan struct{})
+		enter := sync.OnceFunc(func() { close(asked) })
+		node.Sabotage(nil, func(string) error { enter(); <-goOn; return nil })
+		deleted := make(chan error, 1)
+		go func() {
+			_, err := first.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+			deleted <- err
+		}()
+		Eventually(asked).Should(BeClosed())
+		copied := crash(data)
+		close(goOn)
+		Eventually(deleted).Should(Receive())
+		first.stop()
+
+		second := newCluster(setup{data: copied, address: first.address})
+		Eventually(func() error { _, err := second.control.Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
+		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
+		second.nothingLeft("t", b)
+	})
+})
+
+// crash returns a store with what is durable in data now.
+func crash(data *store.Memory) *store.Memory {
+	GinkgoHelper()
+	return data.Clone()
+}
+
+var _ = Describe("What is not durable", func() {
+	It("is shown to nobody", func() {
+		g := &journalGate{}
+		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(g)})
+		c.join("b1", 600, agenttest.New())
+		open := g.shut()
+		created := make(chan error, 1)
+		go func() {
+			_, _, err := c.create(context.Background(), spec("t", 400, 10), "")
+			created <- err
+		}()
+		Eventually(g.waits).Should(Receive())
+		Expect(c.control.Topics("", 10)).To(BeEmpty())
+		Expect(c.broker("b1").Allocated).To(BeZero())
+		Consistently(created, "50ms").ShouldNot(Receive())
+		open()
+		Eventually(created).Should(Receive(BeNil()))
+	})
+
+	It("is answered with an error when the journal fails, and the controller ends", func() {
+		g := &journalGate{}
+		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(g)})
+		c.join("b1", 600, agenttest.New())
+		c.mustCreate(spec("t", 200, 10))
+		g.fail(errInjected)
+		_, _, err := c.create(context.Background(), spec("u", 200, 10), "")
+		Expect(status.Code(err)).To(Equal(codes.Unavailable))
+		_, err = c.control.Topic("u")
+		Expect(errors.Is(err, catalog.ErrTopicUnknown)).To(BeTrue())
+	})
+})
