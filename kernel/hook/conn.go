@@ -18,6 +18,7 @@ type Conn struct {
 	conn  readable
 	tr    tracker                 // nil: the time after the read
 	reads stamp.Reads[stamp.Mono] // when each returned
+	last  stamp.Arrival           // answered
 }
 
 // Read reads from the connection like net.Conn.Read, and notes how far and
@@ -40,17 +41,28 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 func (c *Conn) Offset() int64 { return c.reads.End() }
 
 // Arrival returns when the message that occupies the stream offsets [start,
-// end) was complete on this host: the time of the segment that carried its
-// last byte, or of the latest one that carried any of it if the network
-// reordered them. It is never later than the Read that returned the message's
-// last byte, as long as it is asked for before four further Reads. It may lie
-// before the arrival of an earlier message, where the network reordered them.
+// end) was complete on this host and nothing ahead of it was missing: the time
+// of the segment that carried its last byte, or of the one that filled the last
+// hole before that if the network reordered them. A stream hands its bytes over
+// in order, so a message has not arrived before those ahead of it: arrivals of
+// one connection never decrease, also where the time of an earlier message is
+// known less well, which then bounds that of the later one. An arrival is never
+// later than the Read that returned the message's last byte, as long as it is
+// asked for before four further Reads.
 //
 // Requires: start < end <= Offset(); start not below the start of the call
 // before.
 func (c *Conn) Arrival(start, end int64) stamp.Arrival {
-	a := c.arrivalOf(start, end)
-	c.count(a.Source)
+	return c.answer(c.arrivalOf(start, end))
+}
+
+// answer keeps answers in order, and counts them.
+func (c *Conn) answer(a stamp.Arrival) stamp.Arrival {
+	if a.At.Before(c.last.At) {
+		a.At, a.Source = c.last.At, max(a.Source, c.last.Source)
+	}
+	c.last = a
+	c.s.arrivals[c.shard].by[a.Source].Add(1)
 	return a
 }
 
@@ -72,8 +84,6 @@ func (c *Conn) arrivalOf(start, end int64) stamp.Arrival {
 	}
 	return a
 }
-
-func (c *Conn) count(s stamp.Source) { c.s.arrivals[c.shard].by[s].Add(1) }
 
 func (c *Conn) raw() *Conn { return c }
 

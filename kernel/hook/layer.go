@@ -56,9 +56,7 @@ func (l *Layer) Offset() int64 { return l.reads.End() }
 // Arrival returns when the message that occupies the decoded offsets [start,
 // end) was complete on this host, as Conn.Arrival does.
 func (l *Layer) Arrival(start, end int64) stamp.Arrival {
-	a := l.arrivalOf(start, end)
-	l.raw().count(a.Source)
-	return a
+	return l.raw().answer(l.arrivalOf(start, end))
 }
 
 func (l *Layer) arrivalOf(start, end int64) stamp.Arrival {

@@ -143,3 +143,28 @@ type failingConn struct{}
 func (failingConn) Control(func(uintptr)) error    { return errors.New("used") }
 func (failingConn) Read(func(uintptr) bool) error  { return errors.New("used") }
 func (failingConn) Write(func(uintptr) bool) error { return errors.New("used") }
+
+// In a queue that is ordered by arrival a connection's messages must not
+// overtake each other.
+func TestArrivalsOfAConnectionNeverDecrease(t *testing.T) {
+	client, server := pipe(t)
+	c := open(t, hook.Off, hook.Config{}).Track(server)
+	buf := make([]byte, 8)
+	wait := send(t, client, []byte("12345678"))
+	if _, err := io.ReadFull(c, buf); err != nil {
+		t.Fatal(err)
+	}
+	wait()
+	late := c.Arrival(0, 16) // asked for too early: the time is now
+	wait = send(t, client, []byte("12345678"))
+	if _, err := io.ReadFull(c, buf); err != nil {
+		t.Fatal(err)
+	}
+	wait()
+	if a := c.Arrival(0, 4); a != late {
+		t.Errorf("%v at %d, want that of the message before, %v at %d", a.Source, a.At, late.Source, late.At)
+	}
+	if a := c.Arrival(8, 16); a.At.Before(late.At) {
+		t.Errorf("%v before the message ahead of it", late.At.Sub(a.At))
+	}
+}
