@@ -31,7 +31,7 @@ The scenario is a JSON object; times are in seconds, rates in msg/s:
   seed, duration_s, warmup_s
   calibration   how fast brokers are: "paper" (the default: chosen by what the
                 paper says of its brokers), or a file
-  brokers       [{"id":"b","count":6,"model":"","mcap":0,"background":LOAD}]
+  brokers       [{"id":"b","count":6,"model":"","mcap":0,"allocated":0,"background":LOAD}]
   topics        [{"name":"t", LOAD, "contract":{"rate":0,"burst":0,
                 "profile_s":0,"profile_quantile":0.99},
                 "slo":{"quantile":0.99,"latency_ms":1}, "policy":"srtm",

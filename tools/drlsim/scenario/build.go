@@ -111,6 +111,7 @@ func Build(s *Scenario) (*Built, error) {
 				broker.Allocated = int64(math.Ceil(load.rate * (1 - 1e-9)))
 				b.background = append(b.background, background{len(b.Brokers), load})
 			}
+			broker.Allocated = cmp.Or(spec.Allocated, broker.Allocated)
 			b.Brokers = append(b.Brokers, broker)
 			b.Models = append(b.Models, model)
 		}

@@ -141,14 +141,14 @@ func TestATraceIsALoad(t *testing.T) {
 }
 
 func TestFaultsAreNamedAllAtOnce(t *testing.T) {
-	_, err := scenario.Read(strings.NewReader(`{"duration_s":0,"warmup_s":-1,"brokers":[{"id":""},{"id":"b","count":2},{"id":"b1"},{"id":"c","mcap":-1,"background":{"rate":1}}],
+	_, err := scenario.Read(strings.NewReader(`{"duration_s":0,"warmup_s":-1,"brokers":[{"id":""},{"id":"b","count":2},{"id":"b1"},{"id":"c","mcap":-1,"allocated":-2,"background":{"rate":1}}],
 		"topics":[{"name":"","publishers":1,"rate":1,"policy":"best","k":9,"contract":{"rate":-1},"slo":{"quantile":1,"latency_ms":-1},"adapt":{"rule":"fair"}},
 		{"name":"t","trace":{"file":"","copies":-1},"rate":1,"at_least":1,"k":1}]}`))
 	if err == nil {
 		t.Fatal("no fault was found")
 	}
 	for _, want := range []string{
-		"duration_s: 0", "warmup_s: -1", "brokers[0].id: is empty", `brokers[2].id: there are two brokers "b1"`, "brokers[3].mcap: -1",
+		"duration_s: 0", "warmup_s: -1", "brokers[0].id: is empty", `brokers[2].id: there are two brokers "b1"`, "brokers[3].mcap: -1", "brokers[3].allocated: -2",
 		"brokers[3].background: publishers: 0", `topics[0].name: ""`, `topics[0].policy: "best"`, "topics[0].k: 9 of 5", "topics[0].contract: rate -1",
 		"topics[0].slo.quantile: 1", "topics[0].slo.latency_ms: -1", `topics[0].adapt.rule: "fair"`, "topics[1]: a trace brings", "topics[1].trace.file: is empty",
 		"topics[1].trace: copies: -1", "topics[1].at_least: 1",
@@ -218,4 +218,16 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("%+v was read and is not valid: %v", s, s.Validate())
 		}
 	})
+}
+
+// What is promised already may be more than what comes.
+func TestAllocatedStandsForTheBackgroundsRate(t *testing.T) {
+	r := simulate(t, `{"duration_s":1,"brokers":[{"id":"a","mcap":1000,"allocated":950,"background":{"publishers":10,"rate":10}},{"id":"b","mcap":1000}],
+		"topics":[{"name":"t","publishers":10,"rate":10,"policy":"loadbalance","contract":{"rate":110,"burst":20}}]}`)
+	if got := r.Brokers[0].Allocated; got != 1000 { // and 50 of t, all that is left
+		t.Errorf("%d msg/s allocated", got)
+	}
+	if parts := r.Topics[0].Parts; len(parts) != 2 || parts[0].Rate != 50 || parts[1].Rate != 60 {
+		t.Errorf("t is spread as %+v", parts)
+	}
 }

@@ -46,6 +46,9 @@ type Broker struct {
 	// Background is load it has already: its rate counts as allocated, and no
 	// contract holds it back.
 	Background *Load `json:"background,omitempty"`
+	// Allocated is what it has promised already, where that is not the rate of
+	// the background: a contract is more than the mean.
+	Allocated int64 `json:"allocated,omitempty"`
 }
 
 // Load is who sends when: a fleet of equal publishers, or a recording.
@@ -232,6 +235,9 @@ func (s *Scenario) Validate() error {
 		n += max(1, b.Count)
 		if b.Mcap < 0 {
 			fault("%s.mcap: %d is negative", at, b.Mcap)
+		}
+		if b.Allocated < 0 {
+			fault("%s.allocated: %d is negative", at, b.Allocated)
 		}
 		if b.Background != nil {
 			faults = append(faults, b.Background.faults(at+".background")...)
