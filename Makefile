@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest generate fuzz fuzz-short bench cover clean no-race-note
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest generate fuzz fuzz-short bench figures cover clean no-race-note
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +114,15 @@ fuzz-short: ## fuzz every target for 5 seconds
 
 bench: ## run every benchmark (BENCHTIME=1x COUNT=1)
 	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) ./...
+
+# ONLY names some figures (go run ./bench/figures --help lists them), SEED decides
+# everything random in those that are simulated, TRACES is the recorded traffic.
+SEED   ?= 1
+TRACES ?= ../shared/traces
+
+figures: build ## the figures of the paper and beyond, into docs/evaluation: about 15 minutes (ONLY= SEED= TRACES=)
+	@$(GO) build -o build/figures ./bench/figures
+	@build/figures --seed=$(SEED) --traces=$(TRACES) $(if $(ONLY),--only=$(ONLY))
 
 cover: ## test coverage over all packages, into build/cover.out
 	@mkdir -p build

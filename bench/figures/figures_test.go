@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/srtm/up"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// figure runs the command with small simulations, and returns its folder.
+func makeFigures(t *testing.T, args ...string) (folder string) {
+	t.Helper()
+	folder = t.TempDir()
+	var out, errs bytes.Buffer
+	args = append([]string{"--out=" + folder, "--doc=", "--runs=1", "--seconds=0.2", "--bin-dir=" + t.TempDir(), "--traces=" + t.TempDir()}, args...)
+	if err := run(t.Context(), args, &out, &errs); err != nil {
+		t.Fatalf("%v\n%s", err, errs.String())
+	}
+	return folder
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestTheSameSeedGivesTheSameFiles(t *testing.T) {
+	a, b := makeFigures(t, "--only=6", "--seed=5"), makeFigures(t, "--only=6", "--seed=5")
+	files := 0
+	err := fs.WalkDir(os.DirFS(a), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		files++
+		if read(t, filepath.Join(a, path)) != read(t, filepath.Join(b, path)) {
+			t.Errorf("%s differs", path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files != 5 {
+		t.Errorf("%d files, want two plots with their tables, and the rows", files)
+	}
+	other := makeFigures(t, "--only=6", "--seed=6")
+	if read(t, filepath.Join(a, "fig6a.csv")) == read(t, filepath.Join(other, "fig6a.csv")) {
+		t.Error("seeds 5 and 6 gave the same")
+	}
+}
+
+func TestAPlotShowsItsCurves(t *testing.T) {
+	folder := makeFigures(t, "--only=6")
+	svg := read(t, filepath.Join(folder, "fig6a.svg"))
+	for _, want := range []string{"<svg", "Figure 6a: 1000 Poisson publishers", "99th of access delay", "SLO"} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("no %q in the plot", want)
+		}
+	}
+	rows := strings.Split(strings.TrimSpace(read(t, filepath.Join(folder, "fig6b.csv"))), "\n")
+	if len(rows) != 1+brokers || !strings.HasPrefix(rows[0], "publishers,k,p50_ms") || !strings.HasPrefix(rows[6], "6000,6,") {
+		t.Errorf("the table is\n%s", strings.Join(rows, "\n"))
+	}
+}
+
+func TestDrawing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.svg")
+	curve := series{name: "curve"}
+	curve.add(1, 0, 0, "first")
+	curve.add(1000, 20, 30, "last")
+	p := panel{id: "p", title: "title", logX: true, logY: true, limit: 1, series: []series{curve}}
+	// Neither 0 nor an error as large as its value can stand on such a scale.
+	if err := p.draw(path); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"title", "first", "last", "curve", "SLO"} {
+		if !strings.Contains(read(t, path), want) {
+			t.Errorf("no %q in the plot", want)
+		}
+	}
+	p.logX, p.logY = false, false
+	if err := p.draw(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatCannotBeMadeSaysWhy(t *testing.T) {
+	folder := makeFigures(t, "--only=traces,live6,live8")
+	for name, want := range map[string]string{
+		"traces": "not made: the recorded traffic is not there",
+		"live6":  "not made: there is no ",
+		"live8":  "not made: there is no ",
+	} {
+		if text := read(t, filepath.Join(folder, "rows-"+name+".csv")); !strings.Contains(text, want) {
+			t.Errorf("%s: %s, want %q", name, text, want)
+		}
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"--only=5":       `no figure "5": there are 6, 7`,
+		"--runs=0":       "runs: 0",
+		"--seconds=0":    "seconds: 0",
+		"here":           `unexpected argument "here"`,
+		"--fly":          "flag provided but not defined",
+		"--seconds=many": "invalid value",
+	} {
+		var out bytes.Buffer
+		err := run(t.Context(), []string{args}, &out, &out)
+		if _, usage := errors.AsType[lifecycle.UsageError](err); !usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+}
+
+func TestTheDocumentsTableIsKeptUpToDate(t *testing.T) {
+	folder := t.TempDir()
+	doc := filepath.Join(folder, "doc.md")
+	const head, tail = "# Title\n\ntext\n", "\nmore\n"
+	if err := os.WriteFile(doc, []byte(head+tableBegin+"\nold\n"+tableEnd+tail), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeRows(filepath.Join(folder, "rows-6.csv"), []row{{Figure: "6(a)", Quantity: "a|b", Paper: "14.7 ms", Simulated: "12 ms"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := updateDoc(doc, folder); err != nil {
+		t.Fatal(err)
+	}
+	text := read(t, doc)
+	if !strings.HasPrefix(text, head) || !strings.HasSuffix(text, tail) || strings.Contains(text, "old") ||
+		!strings.Contains(text, `| 6(a) | a\|b | 14.7 ms | 12 ms | – | – |`) {
+		t.Errorf("the document is\n%s", text)
+	}
+	for _, broken := range []string{head, head + tableEnd + tableBegin} {
+		if err := os.WriteFile(doc, []byte(broken), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := updateDoc(doc, folder); err == nil || read(t, doc) != broken {
+			t.Errorf("without a place for the table: %v, and the document is %q", err, read(t, doc))
+		}
+	}
+}
+
+// The search takes the fewest brokers that meet the SLO, and without any the
+// least p99.
+func TestSearch(t *testing.T) {
+	w := newWorkshop(t.Context(), options{seed: 1, runs: 1, seconds: 0.5}, "test", &bytes.Buffer{})
+	at := func(rate float64, contract scenario.Contract) func(k int) scenario.Scenario {
+		return func(k int) scenario.Scenario {
+			return w.scene(scenario.Topic{Load: scenario.Load{Publishers: 6000, Rate: rate}, Policy: placement.MaxMin, K: k, Contract: contract})
+		}
+	}
+	// 120,000 msg/s are more than one of the model's brokers carries, and a
+	// generous bucket costs no access delay.
+	best, tried, err := w.search(1, brokers, at(20, scenario.Contract{Rate: 200_000, Burst: 10_000}))
+	if err != nil || best.k < 2 || !best.met() || len(tried) != best.k || tried[0].met() {
+		t.Errorf("k = %d, p99 %v of %d tried, %v", best.k, best.p99, len(tried), err)
+	}
+	// A bucket of 6 tokens misses it everywhere, and most where it is split.
+	best, tried, err = w.search(1, brokers, at(1, scenario.Contract{Rate: 6200, Burst: 6}))
+	if err != nil || best.k != 1 || best.met() || len(tried) != brokers {
+		t.Errorf("k = %d, p99 %v of %d tried, %v", best.k, best.p99, len(tried), err)
+	}
+}
+
+// Whatever the rate, the mcap chosen for k brokers makes SRTM take k.
+func TestMcapForTakesSoManyBrokers(t *testing.T) {
+	s := fleet(schedule.Periodic, 10, 30)
+	rate, b, err := burst(s, 0.995)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k := 1; k <= brokers; k++ {
+		snapshot := make([]placement.Broker, brokers)
+		for i := range snapshot {
+			snapshot[i] = placement.Broker{ID: string(rune('a' + i)), Mcap: mcapFor(rate, k)}
+		}
+		plan, err := placement.Place(placement.SRTM, snapshot, placement.Demand{Topic: "t", RateMilli: int64(rate), Rate: (int64(rate) + 999) / 1000, Burst: b}, nil)
+		if err != nil || plan.K != k {
+			t.Errorf("k = %d: %d brokers, %v", k, plan.K, err)
+		}
+	}
+}
+
+// A live figure stands beside a simulation of the same schedule.
+func TestLiveReadsTheClustersReport(t *testing.T) {
+	phase := func(policy string, k int, us int64) up.Phase {
+		q := report.Quantiles{Count: 100, P50Us: us / 2, P99Us: us}
+		return up.Phase{
+			Policy: policy, Placement: make([]up.Placed, k), Emulator: report.Report{Lateness: report.Quantiles{P99Us: 70}},
+			Broker: &up.BrokerSide{Access: q, Processing: q, Delivery: q, ExceedFraction: 0.25},
+		}
+	}
+	text, err := json.Marshal(up.Report{RateMilli: 1_100_000, Burst: 30, Phases: []up.Phase{phase("srtm", 1, 900), phase("loadbalance", 6, 45_000)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	fake := func(script string) {
+		if err := os.WriteFile(filepath.Join(bin, "srtm"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A load that was not carried is exit code 1, with a report.
+	fake("cat <<'EOF'\n" + string(text) + "\nEOF\nexit 1\n")
+	w := newWorkshop(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
+	made, err := livePenalty(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := made.rows[0].Live; got != "45.0 ms" {
+		t.Errorf("live %q", got)
+	}
+	if p := made.panels[0]; len(p.rows) != brokers || p.rows[0][2] != "45" || p.rows[0][5] != "0.25" || p.rows[0][6] != "0.07" {
+		t.Errorf("the table is %v", p.rows)
+	}
+	// Simulated, 100 publishers wait for tens of milliseconds when split over 6.
+	if sim := made.panels[0].series[3]; sim.y[0] > 10 || sim.y[5] < 10 {
+		t.Errorf("simulated access delays, ms: %v", sim.y)
+	}
+	fake("echo srtm: no broker came up >&2; exit 1\n")
+	if _, err := livePenalty(w); err == nil || !strings.Contains(err.Error(), "no broker came up") {
+		t.Errorf("without a report: %v", err)
+	}
+}

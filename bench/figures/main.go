@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+)
+
+func main() {
+	os.Exit(lifecycle.Main("figures", func(ctx context.Context) error {
+		return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}))
+}
+
+// options are the command line's.
+type options struct {
+	out, doc, bin, traces string
+	only                  string
+	seed                  uint64
+	runs                  int
+	seconds               float64
+}
+
+// run makes the figures asked for.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var o options
+	fs := flag.NewFlagSet("figures", flag.ContinueOnError)
+	fs.SetOutput(stdout)
+	fs.StringVar(&o.out, "out", "docs/evaluation", "`folder` for the CSV files and plots")
+	fs.StringVar(&o.doc, "doc", "docs/evaluation.md", "`file` in which the table of all figures is kept up to date; empty: none")
+	fs.StringVar(&o.bin, "bin-dir", "bin", "`folder` of the binaries, for what is measured live")
+	fs.StringVar(&o.traces, "traces", "../shared/traces", "`folder` of the recorded traffic; without it, its figures say so")
+	fs.StringVar(&o.only, "only", "", "comma-separated `names` of figures; empty: all. There are "+strings.Join(names(), ", "))
+	fs.Uint64Var(&o.seed, "seed", 1, "seed of everything random: the same seed, the same simulated figures")
+	fs.IntVar(&o.runs, "runs", 10, "simulations of each point, with different seeds")
+	fs.Float64Var(&o.seconds, "seconds", 10, "virtual `seconds` that each measures")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+		return lifecycle.UsageError{Err: err}
+	}
+	if err := o.validate(fs.Args()); err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	began := time.Now()
+	for _, f := range figures {
+		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), f.name) {
+			continue
+		}
+		w := newWorkshop(ctx, o, f.name, stderr)
+		made, err := f.make(w)
+		if why, missing := errors.AsType[impossible](err); missing {
+			made, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + why.Error()}}}, nil
+		}
+		if err != nil {
+			return fmt.Errorf("figure %s: %w", f.name, err)
+		}
+		if err := made.write(o.out, f.name); err != nil {
+			return fmt.Errorf("figure %s: %w", f.name, err)
+		}
+		fmt.Fprintf(stderr, "%s: done, %.0f s from the start\n", f.name, time.Since(began).Seconds())
+	}
+	if o.doc == "" {
+		return nil
+	}
+	return updateDoc(o.doc, o.out)
+}
+
+func (o options) validate(rest []string) error {
+	var faults []error
+	if len(rest) > 0 {
+		faults = append(faults, fmt.Errorf("unexpected argument %q", rest[0]))
+	}
+	if o.runs < 1 || o.runs > 1000 {
+		faults = append(faults, fmt.Errorf("runs: %d, want 1 .. 1000", o.runs))
+	}
+	if !(o.seconds >= 0.1 && o.seconds <= 3600) {
+		faults = append(faults, fmt.Errorf("seconds: %v, want 0.1 .. 3600", o.seconds))
+	}
+	if o.only != "" {
+		for _, name := range strings.Split(o.only, ",") {
+			if !slices.Contains(names(), name) {
+				faults = append(faults, fmt.Errorf("no figure %q: there are %s", name, strings.Join(names(), ", ")))
+			}
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// impossible says why a figure cannot be made here.
+type impossible struct{ why string }
+
+func (e impossible) Error() string { return e.why }

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+)
+
+// The paper's cluster and SLO.
+const (
+	brokers = 6
+	// sloMs is the 99th percentile's bound.
+	sloMs = 1.0
+)
+
+// workshop is what figures are made with.
+type workshop struct {
+	context.Context
+	options
+	name   string
+	stderr io.Writer
+	shown  time.Time
+}
+
+func newWorkshop(ctx context.Context, o options, name string, stderr io.Writer) *workshop {
+	return &workshop{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now()}
+}
+
+// each calls f for 0 .. n-1, as many at a time as there are processors, and
+// shows how far it is. Results belong at index i, so that their order is kept.
+func (w *workshop) each(n int, f func(i int) error) error {
+	var mu sync.Mutex
+	var errs []error
+	done := 0
+	var all sync.WaitGroup
+	next := make(chan int)
+	for range min(n, runtime.NumCPU()) {
+		all.Go(func() {
+			for i := range next {
+				err := f(i)
+				mu.Lock()
+				if err != nil {
+					errs = append(errs, err)
+				}
+				done++
+				w.progress(done, n)
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range n {
+		mu.Lock()
+		failed := len(errs) > 0
+		mu.Unlock()
+		if failed || w.Err() != nil {
+			break
+		}
+		next <- i
+	}
+	close(next)
+	all.Wait()
+	return errors.Join(errors.Join(errs...), w.Err())
+}
+
+func (w *workshop) progress(done, n int) {
+	if now := time.Now(); now.Sub(w.shown) >= 2*time.Second {
+		w.shown = now
+		fmt.Fprintf(w.stderr, "%s: %d of %d points\n", w.name, done, n)
+	}
+}
+
+// spread is a mean and a standard deviation.
+type spread struct{ mean, sd float64 }
+
+func spreadOf(v []float64) (s spread) {
+	for _, x := range v {
+		s.mean += x / float64(len(v))
+	}
+	for _, x := range v {
+		s.sd += (x - s.mean) * (x - s.mean)
+	}
+	if len(v) > 1 {
+		s.sd = math.Sqrt(s.sd / float64(len(v)-1))
+	} else {
+		s.sd = 0
+	}
+	return s
+}
+
+// outcome is what several runs of a scenario, each with a seed of its own, came
+// to; delays in ms.
+type outcome struct {
+	k                  int
+	runs               int
+	p50, p95, p99      spread
+	access, processing spread // their p99
+	late               spread // part of the messages later than the SLO
+	// part is the p99 of each broker in use, by its place in the scenario.
+	parts map[string]spread
+	// quota is the publishers of each broker in the first run.
+	quota map[string]int
+	burst spread // b of the contract
+	// infeasible says why nothing was run.
+	infeasible string
+}
+
+// met: the mean of the 99th percentiles is within the SLO.
+func (o *outcome) met() bool { return o.infeasible == "" && o.p99.mean <= sloMs }
+
+// repeat runs a scenario with runs seeds.
+func (w *workshop) repeat(s scenario.Scenario) (*outcome, error) {
+	o := &outcome{runs: w.runs, parts: map[string]spread{}, quota: map[string]int{}}
+	var p50, p95, p99, access, processing, lates, burst []float64
+	parts := map[string][]float64{}
+	for i := range w.runs {
+		if err := w.Err(); err != nil {
+			return nil, err
+		}
+		s.Seed = w.seed*1_000_003 + uint64(i) + 1
+		r, err := simulate(s)
+		if err != nil {
+			return nil, err
+		}
+		t := &r.Topics[0]
+		if f := t.Infeasible; f != nil {
+			o.infeasible = fmt.Sprintf("%s: %d needed, %d there", f.Bound, f.Need, f.Have)
+			return o, nil
+		}
+		o.k = t.K
+		p50 = append(p50, millis(int64(t.Delivery.P50)))
+		p95 = append(p95, millis(int64(t.Delivery.P95)))
+		p99 = append(p99, millis(int64(t.Delivery.P99)))
+		access = append(access, millis(int64(t.Access.P99)))
+		processing = append(processing, millis(int64(t.Processing.P99)))
+		lates = append(lates, t.SLO.Fraction)
+		burst = append(burst, float64(t.Contract.Burst))
+		for _, p := range t.Parts {
+			parts[p.Broker] = append(parts[p.Broker], millis(int64(p.Delivery.P99)))
+			if i == 0 {
+				o.quota[p.Broker] = p.Publishers
+			}
+		}
+	}
+	o.p50, o.p95, o.p99 = spreadOf(p50), spreadOf(p95), spreadOf(p99)
+	o.access, o.processing, o.late, o.burst = spreadOf(access), spreadOf(processing), spreadOf(lates), spreadOf(burst)
+	for id, v := range parts {
+		o.parts[id] = spreadOf(v)
+	}
+	return o, nil
+}
+
+func millis(ns int64) float64 { return float64(ns) / 1e6 }
+
+// simulate runs one scenario as drlsim run does.
+func simulate(s scenario.Scenario) (*scenario.Report, error) {
+	built, err := build(s)
+	if err != nil {
+		return nil, err
+	}
+	return scenario.Run(built)
+}
+
+// build makes one ready, defaults filled in.
+func build(s scenario.Scenario) (*scenario.Built, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	filled, err := scenario.Read(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	return scenario.Build(filled)
+}
+
+// search runs a scenario over k brokers for ascending k, and stops at the first
+// that meets the SLO. Where none does it is the one with the least p99, as the
+// paper reports. tried is every outcome on the way.
+func (w *workshop) search(from, to int, at func(k int) scenario.Scenario) (best *outcome, tried []*outcome, err error) {
+	for k := from; k <= to; k++ {
+		o, err := w.repeat(at(k))
+		if err != nil {
+			return nil, nil, err
+		}
+		tried = append(tried, o)
+		if o.infeasible != "" {
+			break
+		}
+		if best == nil || o.p99.mean < best.p99.mean {
+			best = o
+		}
+		if o.met() {
+			return o, tried, nil
+		}
+	}
+	if best == nil {
+		best = tried[0]
+	}
+	return best, tried, nil
+}
+
+// scene is a scenario on idle brokers with one topic.
+func (w *workshop) scene(t scenario.Topic) scenario.Scenario {
+	t.Name = "t"
+	if t.Contract.ProfileSeconds == 0 {
+		t.Contract.ProfileSeconds = w.seconds + w.warmup()
+	}
+	return scenario.Scenario{
+		Calibration: scenario.Paper, Warmup: w.warmup(), Duration: w.seconds,
+		Brokers: []scenario.Broker{{ID: "b", Count: brokers}}, Topics: []scenario.Topic{t},
+	}
+}
+
+// warmup is how long nothing is measured: queues that begin empty have their
+// usual length after some multiples of what it takes to fill them.
+func (w *workshop) warmup() float64 { return min(1, w.seconds) }
+
+// columns and cells are an outcome in a CSV file.
+var columns = []string{
+	"k", "p50_ms", "p50_sd", "p95_ms", "p95_sd", "p99_ms", "p99_sd", "access_p99_ms", "processing_p99_ms",
+	"late_fraction", "burst", "slo_met", "runs", "infeasible",
+}
+
+func (o *outcome) cells() []string {
+	if o.infeasible != "" {
+		return slices.Concat(slices.Repeat([]string{""}, len(columns)-1), []string{o.infeasible})
+	}
+	return []string{
+		strconv.Itoa(o.k), number(o.p50.mean), number(o.p50.sd), number(o.p95.mean), number(o.p95.sd), number(o.p99.mean), number(o.p99.sd),
+		number(o.access.mean), number(o.processing.mean), number(o.late.mean), number(o.burst.mean), strconv.FormatBool(o.met()),
+		strconv.Itoa(o.runs), "",
+	}
+}
+
+// number has four significant digits.
+func number(x float64) string { return strconv.FormatFloat(x, 'g', 4, 64) }
+
+// ms is a duration in a table for people.
+func ms(x float64) string {
+	switch {
+	case x >= 100:
+		return fmt.Sprintf("%.0f ms", x)
+	case x >= 10:
+		return fmt.Sprintf("%.1f ms", x)
+	}
+	return fmt.Sprintf("%.2f ms", x)
+}
