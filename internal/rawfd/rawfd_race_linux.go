@@ -2,10 +2,7 @@
 
 package rawfd
 
-import (
-	"errors"
-	"syscall"
-)
+import "syscall"
 
 // Read reads what is there. EAGAIN: nothing. In this build it goes through
 // package syscall, whose reads and writes are events to the race detector, as
@@ -18,11 +15,11 @@ func Write(fd int, b []byte) (int, syscall.Errno) { return again(syscall.Write, 
 func again(call func(int, []byte) (int, error), fd int, b []byte) (int, syscall.Errno) {
 	for {
 		n, err := call(fd, b)
-		var errno syscall.Errno
 		if err == nil {
 			return n, 0
 		}
-		if !errors.As(err, &errno) {
+		errno, ok := err.(syscall.Errno) // errors.As would allocate
+		if !ok {
 			panic("rawfd: " + err.Error()) // package syscall has no other errors
 		}
 		if errno != syscall.EINTR {
