@@ -142,7 +142,7 @@ type broker struct {
 	address, http string
 }
 
-func startBroker(ctx context.Context, path string, mode hook.Mode) (*broker, error) {
+func startBroker(ctx context.Context, path string, mode hook.Mode, more ...string) (*broker, error) {
 	b := &broker{}
 	for _, to := range []*string{&b.address, &b.http} {
 		ln, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free, most likely still in a moment
@@ -159,9 +159,11 @@ func startBroker(ctx context.Context, path string, mode hook.Mode) (*broker, err
 		return nil, err
 	}
 	b.data = data
-	b.cmd = exec.CommandContext(ctx, path, "--data-path="+data, "--tcp-address="+b.address, "--http-address="+b.http,
-		"--arrival-stamps="+string(mode), "--log-level=warn",
-		"--mem-queue-size=10000000") // nothing is refused, so that each message costs the same
+	b.cmd = exec.CommandContext(ctx, path, append([]string{
+		"--data-path=" + data, "--tcp-address=" + b.address, "--http-address=" + b.http, "--https-address=",
+		"--arrival-stamps=" + string(mode), "--log-level=warn",
+		"--mem-queue-size=10000000", // nothing is refused, so that each message costs the same
+	}, more...)...)
 	b.cmd.Stdout, b.cmd.Stderr = &b.log, &b.log
 	if err := b.cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(data))

@@ -36,7 +36,7 @@ type config struct {
 func run(ctx context.Context) error {
 	args := os.Args[1:]
 	if len(args) == 0 {
-		return lifecycle.UsageError{Err: errors.New("want a command: error or cpu")}
+		return lifecycle.UsageError{Err: errors.New("want a command: error, delay or cpu")}
 	}
 	command, args := args[0], args[1:]
 	if command == sendCommand {
@@ -50,8 +50,11 @@ func run(ctx context.Context) error {
 		return lifecycle.UsageError{Err: err}
 	}
 	fmt.Printf("%s %s, %s, GOMAXPROCS %d of %d, seed %d\n", command, strings.Join(args, " "), hookKernel(), c.procs, runtime.NumCPU(), c.seed)
-	if command == "cpu" {
+	switch command {
+	case "cpu":
 		return cpu(ctx, c, os.Stdout)
+	case "delay":
+		return delay(ctx, c, os.Stdout)
 	}
 	return measureErrors(ctx, c, os.Stdout)
 }
@@ -71,15 +74,17 @@ func parse(command string, args []string) (config, error) {
 	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")
 	rates := "10000"
 	switch command {
-	case "error":
+	case "error", "delay":
 		fs.IntVar(&c.busy, "busy", 0, "`goroutines` that do nothing but compute")
 		fs.IntVar(&c.burst, "burst", 50, "burst of the contract, in `messages`; its rate is 1.1 times that of the messages")
 	case "cpu":
 		rates = "10000,50000"
 		fs.IntVar(&c.rounds, "rounds", 3, "how often each source is measured, in turns")
-		fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`path` of the broker (make build)")
 	default:
-		return c, fmt.Errorf("unknown command %q: want error or cpu", command)
+		return c, fmt.Errorf("unknown command %q: want error, delay or cpu", command)
+	}
+	if command != "error" {
+		fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`path` of the broker (make build)")
 	}
 	rateList := fs.String("rate", rates, "messages per second in all, one or several")
 	fs.IntVar(&c.conns, "conns", 1000, "connections")
@@ -112,7 +117,7 @@ func parse(command string, args []string) (config, error) {
 	if c.conns < 1 || c.conns > 20_000 || c.size < 64 || c.size > 4096 || c.procs < 1 || c.duration <= 0 || c.busy < 0 {
 		return c, errors.New("want 1 to 20000 --conns, --size 64 to 4096, and the rest positive")
 	}
-	if command == "error" && c.burst < 2 || command == "cpu" && c.rounds < 1 {
+	if command != "cpu" && c.burst < 2 || command == "cpu" && c.rounds < 1 {
 		return c, errors.New("want --burst of 2 or more, --rounds of 1 or more")
 	}
 	return c, nil

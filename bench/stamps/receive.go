@@ -273,8 +273,9 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 	return res
 }
 
+func micros(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d)/1e3) }
+
 func writeTables(out io.Writer, rows []result) error {
-	us := func(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d)/1e3) }
 	percent := func(k, of int) string { return fmt.Sprintf("%.2f", 100*float64(k)/float64(max(of, 1))) }
 	begin := func(title, columns string) *tabwriter.Writer {
 		fmt.Fprintf(out, "\n%s\n", title)
@@ -287,8 +288,8 @@ func writeTables(out io.Writer, rows []result) error {
 		"source\tconns\tbusy\tmsg/s\tper read\tp50\tp99\tp99.9\tmax\tearly\twithin %\tread p50\tp99\tmax\t")
 	for _, r := range rows {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.2f\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t\n",
-			r.mode, r.conns, r.busy, r.achieved, r.perRead, us(r.off.p50), us(r.off.p99), us(r.off.p999), us(r.off.max),
-			r.early, percent(r.within, r.known), us(r.readOff.p50), us(r.readOff.p99), us(r.readOff.max))
+			r.mode, r.conns, r.busy, r.achieved, r.perRead, micros(r.off.p50), micros(r.off.p99), micros(r.off.p999), micros(r.off.max),
+			r.early, percent(r.within, r.known), micros(r.readOff.p50), micros(r.readOff.p99), micros(r.readOff.max))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -318,7 +319,7 @@ func writeTables(out io.Writer, rows []result) error {
 			verdict
 		}{{"stamp", r.byStamp}, {"stamp, without hindsight", r.forgetful}, {"time of the read", r.byRead}} {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.mode, v.by,
-				us(v.access.p50), us(v.access.p99), us(v.access.max), us(v.held.p50), us(v.held.p99), us(v.held.max))
+				micros(v.access.p50), micros(v.access.p99), micros(v.access.max), micros(v.held.p50), micros(v.held.p99), micros(v.held.max))
 		}
 	}
 	return w.Flush()

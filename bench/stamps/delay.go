@@ -1,0 +1,146 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// held is what nsqd itself made of a stream that keeps its contract.
+type held struct {
+	source string
+	sent   int
+	// access is from arrival to eligible, by the source's own arrival times;
+	// whole from arrival to leaving the topic.
+	access, whole quantiles
+}
+
+// delay runs nsqd with a contract that its publishers keep, while others keep
+// the processors busy, and reports what each source makes it do.
+func delay(ctx context.Context, c config, out io.Writer) error {
+	runtime.GOMAXPROCS(max(c.procs, 1+c.busy)) // a thread for each
+	w := tabwriter.NewWriter(out, 7, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(out, "\nA contract that is kept: access delay in nsqd, and the time from arrival until the message leaves its topic, us.")
+	fmt.Fprintln(w, "source\tconns\tbusy\tmsg/s\tmessages\taccess p50\tp99\tmax\tleft p50\tp99\tmax\t")
+	for _, rate := range c.rates {
+		for _, mode := range c.modes {
+			h, err := c.hold(ctx, mode, rate)
+			if err != nil {
+				return fmt.Errorf("%s at %d msg/s: %w", mode, rate, err)
+			}
+			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t\n", h.source, c.conns, c.busy, rate, h.sent,
+				micros(h.access.p50), micros(h.access.p99), micros(h.access.max), micros(h.whole.p50), micros(h.whole.p99), micros(h.whole.max))
+		}
+	}
+	return w.Flush()
+}
+
+func (c config) hold(ctx context.Context, mode hook.Mode, rate int) (h held, err error) {
+	dir, err := os.MkdirTemp("", "stamps")
+	if err != nil {
+		return held{}, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	trace := filepath.Join(dir, "trace")
+	contract := contractOf(rate, c.burst+1) // one more, as in measure
+	b, err := startBroker(ctx, c.nsqd, mode, "--release-trace="+trace,
+		fmt.Sprintf("--topic-limit=%s:%g:%d", topic, contract.Rate.PerSecond(), contract.Burst))
+	if err != nil {
+		return held{}, err
+	}
+	defer func() { err = errors.Join(err, b.stop()) }()
+	if h.source, err = b.source(ctx); err != nil {
+		return held{}, err
+	}
+	sub, err := subscribe(ctx, b.address)
+	if err != nil {
+		return held{}, err
+	}
+	defer sub.close()
+	frame := wire.AppendPub(nil, topic, make([]byte, c.size))
+	s, err := startSender(ctx, order{
+		Address: b.address, Conns: c.conns, Rate: rate, Burst: c.burst, Duration: c.duration + c.warm, Seed: c.seed,
+		Hello: []byte(wire.Magic), Frame: frame, Times: len(frame) - c.size, Answers: true,
+	})
+	if err != nil {
+		return held{}, err
+	}
+	if err := s.connected(); err != nil {
+		return held{}, err
+	}
+	var stop atomic.Bool
+	var spinners sync.WaitGroup
+	for range c.busy {
+		spinners.Go(func() {
+			runtime.LockOSThread()
+			spin(&stop)
+		})
+	}
+	report, err := s.finish()
+	if err == nil {
+		err = sub.wait(report.Sent)
+	}
+	stop.Store(true)
+	spinners.Wait()
+	if err != nil {
+		return held{}, err
+	}
+	h.sent = report.Sent
+	h.access, h.whole, err = readTrace(trace, h.sent, c.warm)
+	return h, err
+}
+
+// readTrace reads nsqd's release trace and leaves out what arrived in the time
+// of warming up.
+func readTrace(path string, want int, warm time.Duration) (access, whole quantiles, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return access, whole, err
+	}
+	defer f.Close()
+	type release struct{ arrival, eligible, left stamp.Mono }
+	var all []release
+	first := stamp.Never
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var at [3]stamp.Mono
+		fields := strings.Split(lines.Text(), ",")
+		for i := range at {
+			if len(fields) != 1+len(at) {
+				return access, whole, fmt.Errorf("release trace: %q", lines.Text())
+			}
+			ns, err := strconv.ParseInt(fields[1+i], 10, 64)
+			if err != nil {
+				return access, whole, fmt.Errorf("release trace: %w", err)
+			}
+			at[i] = stamp.Mono(ns)
+		}
+		all = append(all, release{at[0], at[1], at[2]})
+		first = min(first, at[0])
+	}
+	if len(all) != want {
+		return access, whole, fmt.Errorf("%d messages left the topic, %d were sent", len(all), want)
+	}
+	var a, w []time.Duration
+	for _, r := range all {
+		if !r.arrival.Before(first.Add(warm)) {
+			a = append(a, r.eligible.Sub(r.arrival))
+			w = append(w, r.left.Sub(r.arrival))
+		}
+	}
+	return quantilesOf(a), quantilesOf(w), nil
+}
