@@ -443,6 +443,10 @@ func (s *Session) Tick(now stamp.Mono) {
 	}
 }
 
+// Heard says that the client is there though nothing of it was stepped: for a
+// driver that lets what it says wait unread, which is not the client's silence.
+func (s *Session) Heard(now stamp.Mono) { s.heard = max(s.heard, now) }
+
 // Identity returns what IDENTIFY negotiated, or the defaults before it.
 func (s *Session) Identity() Identity { return s.identity }
 

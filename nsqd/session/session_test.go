@@ -487,6 +487,16 @@ var _ = Describe("Session", func() {
 			Expect(p.ended()).To(Equal("silent"))
 		})
 
+		It("do not count as silence what the driver leaves unread, and says so", func() {
+			p := connect(&cfg).at(30 * second)
+			p.s.Heard(59 * second)
+			p.s.Heard(40 * second) // does not go back
+			p.at(118 * second)
+			Expect(p.ended()).To(BeEmpty())
+			p.at(119 * second)
+			Expect(p.ended()).To(Equal("silent"))
+		})
+
 		It("are not sent to one that has not said which protocol it speaks, which is closed all the same", func() {
 			p := newPeer(&cfg).at(30 * second)
 			Expect(p.heard()).To(BeEmpty())
