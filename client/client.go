@@ -41,8 +41,8 @@ type Config struct {
 	// DialOptions replace the default, a connection without TLS.
 	DialOptions []grpc.DialOption
 	// NSQ is the model for connections to brokers (TLS, timeouts, secrets);
-	// ClientID is overwritten with the publisher's id. Nil means go-nsq's
-	// defaults with a heartbeat of 5 s and a read timeout of 11 s.
+	// ClientID is overwritten with the publisher's id. Nil means
+	// DefaultNSQConfig.
 	NSQ *nsq.Config
 	// MaxOutstanding bounds the unanswered publishes of one publisher; more
 	// Publish calls wait. 0 means 256.
@@ -54,6 +54,15 @@ type Config struct {
 	DrainTimeout time.Duration
 	// Logger gets changes of state; nil: none.
 	Logger *slog.Logger
+}
+
+// DefaultNSQConfig returns go-nsq's defaults with a heartbeat of 5 s and a read
+// timeout of 11 s.
+func DefaultNSQConfig() *nsq.Config {
+	cfg := nsq.NewConfig()
+	cfg.HeartbeatInterval = 5 * time.Second
+	cfg.ReadTimeout = 11 * time.Second
+	return cfg
 }
 
 // Client is one connection to the loaddistributor, shared by any number of
@@ -98,9 +107,7 @@ func New(cfg Config) (*Client, error) {
 		cfg.DrainTimeout = 30 * time.Second
 	}
 	if cfg.NSQ == nil {
-		cfg.NSQ = nsq.NewConfig()
-		cfg.NSQ.HeartbeatInterval = 5 * time.Second
-		cfg.NSQ.ReadTimeout = 11 * time.Second
+		cfg.NSQ = DefaultNSQConfig()
 	}
 	if err := cfg.NSQ.Validate(); err != nil {
 		return nil, fmt.Errorf("client: NSQ configuration: %w", err)

@@ -221,6 +221,26 @@ var _ = Describe("a publisher", func() {
 		Expect(read()).To(Equal([]string{"a:0", "a:1", "a:2", "a:3", "a:4"}))
 	})
 
+	It("keeps the order in which publishes were begun", func() {
+		p := open("p")
+		a.Hold(true)
+		pending := []client.Pending{
+			p.BeginPublish(ctx, []byte("0")),
+			p.BeginMultiPublish(ctx, [][]byte{[]byte("1"), []byte("2")}),
+			p.BeginDeferredPublish(ctx, time.Second, []byte("3")),
+			p.BeginPublish(ctx, []byte("4")),
+		}
+		Eventually(a.Held).Should(Equal(4))
+		a.Hold(false)
+		for _, one := range pending {
+			Expect(one.Wait()).To(Succeed())
+		}
+		Expect(read()).To(Equal([]string{"a:0", "a:1", "a:2", "a:3", "a:4"}))
+		Expect(p.BeginMultiPublish(ctx, nil).Wait()).NotTo(Succeed())
+		Expect(p.Close(ctx)).To(Succeed())
+		Expect(p.BeginPublish(ctx, nil).Wait()).To(MatchError(client.ErrClosed))
+	})
+
 	Context("with few unanswered publishes allowed", func() {
 		BeforeEach(func() { cfg.MaxOutstanding = 2 })
 		It("sends no more", func() {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,22 +86,18 @@ func (p *Publisher) start() { go p.run() }
 // Publish sends one message and waits for the broker to accept it. The package
 // comment says what the error means. body is copied.
 func (p *Publisher) Publish(ctx context.Context, body []byte) error {
-	return p.publish(ctx, nsq.Publish(p.topic, slices.Clone(body)))
+	return p.BeginPublish(ctx, body).Wait()
 }
 
 // MultiPublish sends messages that are accepted all or none.
 func (p *Publisher) MultiPublish(ctx context.Context, bodies [][]byte) error {
-	cmd, err := nsq.MultiPublish(p.topic, bodies)
-	if err != nil {
-		return fmt.Errorf("client: %w", err)
-	}
-	return p.publish(ctx, cmd)
+	return p.BeginMultiPublish(ctx, bodies).Wait()
 }
 
 // DeferredPublish sends a message that is delivered after the delay, which
 // counts in whole milliseconds.
 func (p *Publisher) DeferredPublish(ctx context.Context, delay time.Duration, body []byte) error {
-	return p.publish(ctx, nsq.DeferredPublish(p.topic, delay, slices.Clone(body)))
+	return p.BeginDeferredPublish(ctx, delay, body).Wait()
 }
 
 // Broker returns the address of the broker that the publisher sends to, for
@@ -112,39 +107,6 @@ func (p *Publisher) Broker() string {
 		return *a
 	}
 	return ""
-}
-
-func (p *Publisher) publish(ctx context.Context, cmd *nsq.Command) error {
-	select {
-	case <-p.closing:
-		return fmt.Errorf("client: %w", ErrClosed)
-	default:
-	}
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("client: not sent: %w", err)
-	}
-	r := &request{cmd: cmd, done: make(chan error, 1)}
-	select {
-	case p.requests <- r:
-	case <-ctx.Done():
-		return fmt.Errorf("client: not sent: %w", ctx.Err())
-	case <-p.closing:
-		return fmt.Errorf("client: %w", ErrClosed)
-	}
-	select {
-	case err := <-r.done:
-		return wrap(err)
-	case <-ctx.Done():
-	}
-	if r.state.CompareAndSwap(queued, abandoned) {
-		return fmt.Errorf("client: not sent: %w", ctx.Err())
-	}
-	select {
-	case err := <-r.done: // the answer has come meanwhile
-		return wrap(err)
-	default:
-	}
-	return fmt.Errorf("client: %w: %w", ErrUnanswered, ctx.Err())
 }
 
 func wrap(err error) error {
