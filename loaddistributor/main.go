@@ -119,6 +119,7 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	directory := lookup.NewDirectory(control, nodes)
 	mux := http.NewServeMux()
 	lookup.Mount(mux, directory, obs.Release)
+	lookup.MountPublisher(mux, control)
 	obs.Mount(mux, registry, func() any { return state(control, embedded) }, nil)
 
 	// Stopped in reverse: health says so first, the controller rolls back while

@@ -1,0 +1,59 @@
+package lookup
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// Resolver says where a publisher belongs; *controller.Controller is one.
+type Resolver interface {
+	Resolve(topic, publisher string) (catalog.Assignment, error)
+}
+
+// assignment is the answer to /publisher. A larger epoch is newer.
+type assignment struct {
+	Topic       string `json:"topic"`
+	PublisherID string `json:"publisher_id"`
+	BrokerID    string `json:"broker_id"`
+	TCPAddress  string `json:"tcp_address"`
+	HTTPAddress string `json:"http_address"`
+	Epoch       uint64 `json:"epoch"`
+}
+
+// MountPublisher adds the route that publishers without our library ask where
+// to publish. It is for those that ask anew from time to time, and when their
+// broker closes the connection.
+//
+//	GET /publisher?topic=&id=   {"topic", "publisher_id", "broker_id", "tcp_address", "http_address", "epoch"}
+//
+// Errors, besides Mount's: 404 TOPIC_NOT_FOUND, PUBLISHER_NOT_FOUND; 503
+// TOPIC_NOT_ACTIVE with Retry-After, while the topic is being created or
+// deleted.
+func MountPublisher(mux *http.ServeMux, resolver Resolver) {
+	route(mux, http.MethodGet, "/publisher", func(w http.ResponseWriter, query url.Values) {
+		for _, arg := range []struct{ name, code string }{{"topic", "MISSING_ARG_TOPIC"}, {"id", "MISSING_ARG_ID"}} {
+			if query.Get(arg.name) == "" {
+				refuse(w, fault{http.StatusBadRequest, arg.code})
+				return
+			}
+		}
+		topic, id := query.Get("topic"), query.Get("id")
+		a, err := resolver.Resolve(topic, id)
+		switch {
+		case errors.Is(err, catalog.ErrTopicUnknown):
+			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"})
+		case errors.Is(err, catalog.ErrPublisherUnknown):
+			refuse(w, fault{http.StatusNotFound, "PUBLISHER_NOT_FOUND"})
+		case errors.Is(err, catalog.ErrNotActive):
+			w.Header().Set("Retry-After", "1")
+			refuse(w, fault{http.StatusServiceUnavailable, "TOPIC_NOT_ACTIVE"})
+		case err != nil:
+			refuse(w, fault{http.StatusInternalServerError, "INTERNAL_ERROR"})
+		default:
+			reply(w, assignment{topic, a.Publisher, a.Broker, a.TCPAddress, a.HTTPAddress, a.Epoch})
+		}
+	})
+}
