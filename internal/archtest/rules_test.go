@@ -86,7 +86,7 @@ var arrows = []Arrow{
 		From: []string{"tools/..."},
 		Only: []string{
 			"api/...", "client/...", "internal/...", "kernel/stamp", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement",
-			"nsqd/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
+			"nsqd/session", "nsqd/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},

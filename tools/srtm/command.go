@@ -20,12 +20,13 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/tools/srtm/agent"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
 
 // addressEnv names the loaddistributor where the flag does not.
-const addressEnv = "SRTM_LOADDISTRIBUTOR_ADDRESS"
+const addressEnv = agent.AddressEnv
 
 // The forms of output.
 const (
@@ -73,7 +74,7 @@ be placed on the brokers there are.`,
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(topicCommand(), brokerCommand(), plan.Command(), up.Command())
+	root.AddCommand(agent.Command(), topicCommand(), brokerCommand(), plan.Command(), up.Command())
 	return root
 }
 

@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+	"github.com/spf13/cobra"
+
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// AddressEnv names the loaddistributor where the flag does not.
+const AddressEnv = "SRTM_LOADDISTRIBUTOR_ADDRESS"
+
+// settings are what the command line says.
+type settings struct {
+	tcpAddress, httpAddress string
+	resend                  string
+	producerOpts            []string
+	logLevel, logFormat     string
+	cfg                     Config
+}
+
+var resends = map[string]client.Resend{"orderly": client.ResendOrderly, "always": client.ResendAlways, "never": client.ResendNever}
+
+// Command returns `srtm agent`, which runs until its context ends.
+func Command() *cobra.Command {
+	o := &settings{}
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Publish for producers that know NSQ only",
+		Long: `agent speaks NSQ's protocol to producers on this host, any NSQ library as it
+is, and publishes for them: it asks the loaddistributor for the broker of each
+topic and publisher, forwards, retries, and follows when that changes. A producer
+gets its OK after the broker's. Its client_id (in go-nsq Config.ClientID, else
+the host's name) is the publisher's id, unless --publisher-id names one for all.
+
+Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return lifecycle.UsageError{Err: fmt.Errorf("srtm agent: unexpected argument %q", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	address := os.Getenv(AddressEnv)
+	if address == "" {
+		address = "127.0.0.1:4170"
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4150", "`host:port` for producers, NSQ's protocol")
+	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4190", "`host:port` for metrics and profiles; empty for none")
+	fs.StringVar(&o.cfg.Loaddistributor, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
+	fs.StringVar(&o.cfg.PublisherID, "publisher-id", "", "`id` of all that is published here (default each producer's client_id)")
+	fs.DurationVar(&o.cfg.PublishTimeout, "publish-timeout", DefaultPublishTimeout, "how long a publish may wait for a broker and its answer")
+	fs.StringVar(&o.resend, "resend", "orderly", "`which` publishes without an answer are sent again: orderly (after an orderly end of the connection), always, never")
+	fs.IntVar(&o.cfg.MaxConnections, "max-connections", DefaultMaxConnections, "how many producers there may be")
+	fs.IntVar(&o.cfg.MaxPublishers, "max-publishers", DefaultMaxPublishers, "how many topics and publisher ids may be in use")
+	fs.IntVar(&o.cfg.MaxOutstanding, "max-outstanding", DefaultMaxOutstanding, "how many publishes of one connection or publisher may be unanswered")
+	fs.Int64Var(&o.cfg.MaxBuffer, "max-buffer", DefaultMaxBuffer, "how many `bytes` of publishes may be under way; producers wait beyond")
+	fs.DurationVar(&o.cfg.IdleTimeout, "idle-timeout", DefaultIdleTimeout, "how long a publisher that nobody uses is kept")
+	fs.DurationVar(&o.cfg.DrainTimeout, "drain-timeout", DefaultDrainTimeout, "how long to wait for answers at the end")
+	fs.StringArrayVar(&o.producerOpts, "producer-opt", nil, "`option,value` of go-nsq for connections to brokers, such as tls_v1,true or auth_secret,x; may be repeated")
+	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
+	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
+	return cmd
+}
+
+// validate completes the configuration, or returns all that is wrong.
+func (o *settings) validate() (Config, error) {
+	var errs []error
+	log, err := obs.NewLogger(os.Stderr, o.logLevel, o.logFormat)
+	errs = append(errs, err)
+	cfg := o.cfg
+	cfg.Log = log
+	resend, known := resends[o.resend]
+	if !known {
+		errs = append(errs, fmt.Errorf("--resend %q is none of orderly, always, never", o.resend))
+	}
+	cfg.Resend = resend
+	if len(o.producerOpts) > 0 {
+		cfg.NSQ = client.DefaultNSQConfig()
+		errs = append(errs, o.setOptions(cfg.NSQ))
+	}
+	for name, d := range map[string]time.Duration{
+		"publish-timeout": cfg.PublishTimeout, "idle-timeout": cfg.IdleTimeout, "drain-timeout": cfg.DrainTimeout,
+	} {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("--%s %v is not positive", name, d))
+		}
+	}
+	for name, n := range map[string]int{
+		"max-connections": cfg.MaxConnections, "max-publishers": cfg.MaxPublishers, "max-outstanding": cfg.MaxOutstanding,
+	} {
+		if n <= 0 {
+			errs = append(errs, fmt.Errorf("--%s %d is not positive", name, n))
+		}
+	}
+	return cfg, errors.Join(errs...)
+}
+
+func (o *settings) setOptions(cfg *nsq.Config) error {
+	var errs []error
+	for _, opt := range o.producerOpts {
+		name, value, _ := strings.Cut(opt, ",")
+		if err := cfg.Set(name, value); err != nil {
+			errs = append(errs, fmt.Errorf("--producer-opt %q: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// run serves until ctx ends.
+func (o *settings) run(ctx context.Context) error {
+	cfg, err := o.validate()
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	metrics := obs.NewRegistry()
+	cfg.Metrics = metrics
+	a, err := New(cfg)
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	unused := func(err error) error { return errors.Join(err, a.client.Close(ctx)) }
+	ln, err := net.Listen("tcp", o.tcpAddress)
+	if err != nil {
+		return unused(fmt.Errorf("--tcp-address: %w", err))
+	}
+	var group lifecycle.Group
+	if o.httpAddress != "" {
+		web, err := net.Listen("tcp", o.httpAddress)
+		if err != nil {
+			return unused(errors.Join(fmt.Errorf("--http-address: %w", err), ln.Close()))
+		}
+		mux := http.NewServeMux()
+		obs.Mount(mux, metrics, a.State, nil)
+		group.Add("http", lifecycle.Serve(web, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
+	}
+	group.Add("agent", func(ctx context.Context) error { return a.Run(ctx, ln) })
+	cfg.Log.Info("agent is up", obs.KeyVersion, obs.Version(), obs.KeyAddress, ln.Addr().String(), "http", o.httpAddress, "loaddistributor", cfg.Loaddistributor)
+	err = group.Run(ctx)
+	cfg.Log.Info("agent is down")
+	return err
+}

@@ -1,0 +1,404 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// writeTimeout bounds a write to a producer that does not read.
+const writeTimeout = 10 * time.Second
+
+// lingerTime bounds the wait for a producer to close after us.
+const lingerTime = time.Second
+
+// conn is one producer's connection. What it publishes passes through four
+// goroutines, in order: the reader takes commands off the socket, begin sends
+// them to their brokers, await takes the answers, and the writer answers and
+// keeps up heartbeats.
+type conn struct {
+	// set once
+	a      *Agent
+	nc     net.Conn
+	orders chan *order // reader -> begin
+	begun  chan *order // begin -> await
+	done   chan *order // await -> writer
+	stops  sync.Once
+	halt   chan struct{} // closed by stop
+
+	// Atomic: set by the reader while it waits for room, read by the writer,
+	// which then must not take the producer for silent.
+	stalled atomic.Bool
+	// Atomic: set by the writer when the producer is gone or was refused for
+	// good. What is not on its way yet is not sent then: it would be accepted
+	// and never answered.
+	over atomic.Bool
+
+	// Owned by begin.
+	targets map[key]*link
+
+	mu struct {
+		sync.Mutex
+		session *session.Session
+	}
+}
+
+// order is a command under way.
+type order struct {
+	op     session.Op // its slices are not used after order is made
+	key    key
+	bodies [][]byte
+	size   int64 // of the bodies in bytes
+
+	// Set by begin, then by await.
+	ctx     context.Context
+	cancel  context.CancelFunc
+	pending client.Pending
+	begins  bool // pending is set
+	err     error
+
+	settled chan struct{} // closed by the writer; nil for publishes
+}
+
+func newConn(a *Agent, nc net.Conn) *conn {
+	c := &conn{
+		a: a, nc: nc, targets: map[key]*link{}, halt: make(chan struct{}),
+		orders: make(chan *order, a.cfg.MaxOutstanding),
+		begun:  make(chan *order, a.cfg.MaxOutstanding),
+		done:   make(chan *order),
+	}
+	c.mu.session = session.New(&a.protocol, clock.Mono())
+	return c
+}
+
+// run serves the connection to its end. Publishes are bounded by base.
+func (c *conn) run(base context.Context) {
+	log := c.a.log.With(obs.KeyRemote, c.nc.RemoteAddr().String())
+	var all sync.WaitGroup
+	all.Go(func() { c.begin(base) })
+	all.Go(c.await)
+	all.Go(c.write)
+	err := c.read(base)
+	close(c.orders)
+	all.Wait()
+	if _, cause := c.closing(); err == nil {
+		err = cause
+	}
+	c.linger()
+	_ = c.nc.Close() // it is over either way
+	for _, one := range c.targets {
+		c.a.links.release(one)
+	}
+	var fault *wire.Error
+	switch {
+	case errors.As(err, &fault):
+		log.Warn("producer refused", obs.KeyError, err)
+	case err != nil:
+		log.Info("producer lost", obs.KeyError, err)
+	}
+}
+
+// stop has the reader read no more.
+func (c *conn) stop() {
+	c.stops.Do(func() { close(c.halt) })
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
+}
+
+// linger half-closes and waits for the producer to read its last answers: an
+// immediate close would reset the connection under them.
+func (c *conn) linger() {
+	half, ok := c.nc.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return
+	}
+	if c.nc.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+		_, _ = io.Copy(io.Discard, c.nc) // what was not read was not acknowledged
+	}
+}
+
+// read takes commands until the connection ends; nil is an orderly end.
+func (c *conn) read(base context.Context) error {
+	var buf []byte
+	chunk := make([]byte, 16<<10)
+	for {
+		n, o, over := c.step(buf)
+		switch {
+		case over:
+			c.orders <- &order{} // the last words are to be written
+			return nil
+		case o != nil:
+			c.submit(base, o)
+		}
+		if buf = buf[n:]; n > 0 {
+			continue
+		}
+		select {
+		case <-c.halt:
+			return nil
+		default:
+		}
+		if len(buf) == 0 {
+			buf = nil // do not keep what a large publish needed
+		}
+		n, err := c.nc.Read(chunk)
+		buf = append(buf, chunk[:n]...)
+		switch {
+		case n > 0 || err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+			return nil // a deadline is how stop and the writer end it
+		default:
+			return fmt.Errorf("read: %w", err)
+		}
+	}
+}
+
+// step consumes one command of buf, and copies what it publishes. over: the
+// session takes no more.
+func (c *conn) step(buf []byte) (n int, o *order, over bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.mu.session
+	n, op := s.Step(buf, clock.Mono())
+	if closing, _ := s.Closing(); closing || n == 0 && s.Need() == 0 {
+		return n, nil, true // a refusal may have to wait for answers
+	}
+	if op.Kind == session.OpNone {
+		return n, nil, false
+	}
+	o = &order{op: session.Op{Kind: op.Kind, ID: op.ID, Defer: op.Defer}}
+	if !op.Kind.Publishes() {
+		o.settled = make(chan struct{})
+		return n, o, false
+	}
+	o.key = key{string(op.Topic), c.a.cfg.PublisherID}
+	if o.key.id == "" {
+		o.key.id = s.Identity().ClientID
+	}
+	add := func(body []byte) {
+		o.bodies = append(o.bodies, append([]byte(nil), body...))
+		o.size += int64(len(body))
+	}
+	if op.Kind == session.OpMpub {
+		op.Batch.Each(add)
+	} else {
+		add(op.Body)
+	}
+	return n, o, false
+}
+
+// submit hands an order on. A publish waits for room; whatever else is waited
+// for, since the next command's meaning depends on it.
+func (c *conn) submit(base context.Context, o *order) {
+	c.stalled.Store(true)
+	defer c.stalled.Store(false)
+	if err := c.a.buffer.Acquire(base, o.size); err != nil {
+		o.size, o.err = 0, fmt.Errorf("not sent: %w", err) // the agent stops
+	}
+	c.orders <- o
+	if o.settled != nil {
+		<-o.settled
+	}
+}
+
+// begin sends publishes to their brokers, one after the other.
+func (c *conn) begin(base context.Context) {
+	defer close(c.begun)
+	for o := range c.orders {
+		if o.op.Kind.Publishes() && o.err == nil {
+			o.ctx, o.cancel = context.WithTimeout(base, c.a.cfg.PublishTimeout)
+			if p, err := c.publisher(o); err != nil {
+				o.err = err
+			} else {
+				o.begins = true
+				switch o.op.Kind {
+				case session.OpPub:
+					o.pending = p.BeginPublish(o.ctx, o.bodies[0])
+				case session.OpMpub:
+					o.pending = p.BeginMultiPublish(o.ctx, o.bodies)
+				case session.OpDpub:
+					o.pending = p.BeginDeferredPublish(o.ctx, o.op.Defer, o.bodies[0])
+				}
+			}
+		}
+		c.begun <- o
+	}
+}
+
+// errOver: the connection ended before the publish was sent.
+var errOver = errors.New("not sent: the connection is over")
+
+// errNameless: nobody has said who publishes.
+var errNameless = errors.New("not sent: no client_id in IDENTIFY, and no publisher id is configured")
+
+// publisher returns who sends o.
+func (c *conn) publisher(o *order) (*client.Publisher, error) {
+	switch {
+	case c.over.Load():
+		return nil, errOver
+	case o.key.id == "":
+		return nil, errNameless
+	}
+	one := c.targets[o.key]
+	if one == nil {
+		var err error
+		if one, err = c.a.links.use(o.key); err != nil {
+			return nil, fmt.Errorf("not sent: %w", err)
+		}
+		c.targets[o.key] = one
+	}
+	p, err := one.wait(o.ctx)
+	if err != nil { // the next publish tries anew
+		delete(c.targets, o.key)
+		c.a.links.release(one)
+	}
+	return p, err
+}
+
+// await takes the brokers' answers.
+func (c *conn) await() {
+	defer close(c.done)
+	for o := range c.begun {
+		if o.begins {
+			o.err = o.pending.Wait()
+		}
+		if o.cancel != nil {
+			o.cancel()
+		}
+		c.a.buffer.Release(o.size)
+		o.bodies = nil
+		c.done <- o
+	}
+}
+
+// write answers, and sends heartbeats.
+func (c *conn) write() {
+	beat := time.NewTimer(time.Hour)
+	defer beat.Stop()
+	for {
+		if d := c.deadline(); d == stamp.Never {
+			beat.Stop()
+		} else {
+			beat.Reset(max(0, d.Sub(clock.Mono())))
+		}
+		select {
+		case o, more := <-c.done:
+			if !more {
+				return
+			}
+			c.settle(o)
+		case <-beat.C:
+			c.tick()
+		}
+		c.flush()
+	}
+}
+
+// settle answers an order.
+func (c *conn) settle(o *order) {
+	err := o.err
+	switch {
+	case o.op.Kind.Publishes():
+		err = c.verdict(o)
+	case o.op.Kind != session.OpNone && o.op.Kind != session.OpIdentify:
+		err = wire.NewError(wire.CodeInvalid, o.op.Kind.String()+" to an agent, which takes publishes only")
+	}
+	if o.op.Kind != session.OpNone {
+		c.mu.Lock()
+		c.mu.session.Done(o.op, err)
+		c.mu.Unlock()
+	}
+	if o.settled != nil {
+		close(o.settled)
+	}
+}
+
+// verdict counts a publish and returns what its producer is told.
+func (c *conn) verdict(o *order) error {
+	a, err := c.a, o.err
+	if err == nil {
+		a.accepted.Add(1)
+		return nil
+	}
+	if refused, ok := errors.AsType[*client.RefusedError](err); ok {
+		a.refused.Add(1)
+		return wire.NewError(wire.ErrorCode(refused.Code), refused.Text)
+	}
+	code := map[session.OpKind]wire.ErrorCode{
+		session.OpPub: wire.CodePubFailed, session.OpMpub: wire.CodeMpubFailed, session.OpDpub: wire.CodeDpubFailed,
+	}[o.op.Kind]
+	if errors.Is(err, client.ErrUnanswered) {
+		a.unanswered.Add(1)
+		return wire.Wrap(code, "sent but not answered: it may have been accepted", err)
+	}
+	a.unsent.Add(1)
+	if !c.over.Load() {
+		a.log.Warn("publish failed", obs.KeyTopic, o.key.topic, obs.KeyPublisher, o.key.id, obs.KeyError, err)
+	}
+	text := "not accepted"
+	switch {
+	case errors.Is(err, client.ErrUnknown):
+		text += ": topic or publisher is unknown"
+	case errors.Is(err, context.DeadlineExceeded):
+		text += " in time"
+	case errors.Is(err, errNameless), errors.Is(err, errTooMany):
+		text += ": " + err.Error()
+	}
+	return wire.Wrap(code, text, err)
+}
+
+func (c *conn) deadline() stamp.Mono {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.session.Deadline()
+}
+
+// tick puts a heartbeat into the output if one is due. A producer whose words
+// are not read is not silent.
+func (c *conn) tick() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := clock.Mono()
+	if c.stalled.Load() {
+		c.mu.session.Heard(now)
+	}
+	c.mu.session.Tick(now)
+}
+
+func (c *conn) closing() (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.session.Closing()
+}
+
+// flush writes what the session has to say.
+func (c *conn) flush() {
+	c.mu.Lock()
+	out := append([]byte(nil), c.mu.session.Output()...)
+	c.mu.session.ClearOutput()
+	closing, _ := c.mu.session.Closing()
+	c.mu.Unlock()
+	if c.over.Load() {
+		return
+	}
+	err := c.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if err == nil && len(out) > 0 {
+		_, err = c.nc.Write(out)
+	}
+	if err != nil || closing {
+		c.over.Store(true)
+		c.stop()
+	}
+}
