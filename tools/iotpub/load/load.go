@@ -44,6 +44,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.Noise, "noise", s.Noise, "with --sync: blur each group's instants by uniform 0 to this")
 	fs.StringVar((*string)(&s.Process), "process", string(s.Process), "spacing of a publisher's messages: poisson or periodic (random phase)")
 	fs.IntVar(&s.Size, "size", s.Size, "size of a message, in `bytes`; at least 24 are sent")
+	fs.IntVar(&s.SizeTo, "size-to", s.SizeTo, "greatest size, in `bytes`: each batch draws its own, uniform from --size; 0: all are of --size")
 	fs.Uint64Var(&s.Seed, "seed", s.Seed, "seed of everything random: the same seed, the same load")
 	fs.StringVar(&o.Trace, "trace", o.Trace, "replay the recording in `file`, CSV or CSV.gz, instead: offset_seconds,publisher_id,correlation_key,payload_bytes")
 	fs.Float64Var(&o.Replay.Compress, "compress", o.Replay.Compress, "with --trace: run it so many `times` faster")
@@ -66,7 +67,7 @@ func (o Options) Args() []string {
 	}
 	return append(args, "--publishers="+strconv.Itoa(s.Publishers), "--rate="+number(s.Rate), "--batch="+strconv.Itoa(s.Batch),
 		"--group-size="+strconv.Itoa(s.GroupSize), "--sync="+strconv.FormatBool(s.Sync), "--process="+string(s.Process),
-		"--size="+strconv.Itoa(s.Size), "--noise="+s.Noise.String())
+		"--size="+strconv.Itoa(s.Size), "--size-to="+strconv.Itoa(s.SizeTo), "--noise="+s.Noise.String())
 }
 
 // Load is who sends what when.

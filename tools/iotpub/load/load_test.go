@@ -143,6 +143,9 @@ func TestArgsAreReadBack(t *testing.T) {
 			o.Spec.Sync = o.Spec.GroupSize > 1 && rapid.Bool().Draw(t, "sync")
 			o.Spec.Process = rapid.SampledFrom([]schedule.Process{schedule.Poisson, schedule.Periodic}).Draw(t, "process")
 			o.Spec.Size = rapid.IntRange(0, 1000).Draw(t, "size")
+			if rapid.Bool().Draw(t, "sizes") {
+				o.Spec.SizeTo = o.Spec.Size + rapid.IntRange(1, 1000).Draw(t, "sizes above")
+			}
 		}
 		back := load.Default()
 		fs := pflag.NewFlagSet("t", pflag.ContinueOnError)

@@ -326,6 +326,7 @@ func TestValidate(t *testing.T) {
 		"noise alone":     {func(s *schedule.Spec) { s.Noise = 1 }, "noise: blurs the instants of synchronised groups, and sync is off"},
 		"negative noise":  {func(s *schedule.Spec) { s.Noise = -1 }, "noise: -1ns"},
 		"unknown process": {func(s *schedule.Spec) { s.Process = "bursty" }, `process: "bursty", want poisson or periodic`},
+		"sizes reversed":  {func(s *schedule.Spec) { s.SizeTo = s.Size - 1 }, "greatest size: 99 bytes, want 100 .. "},
 		"negative size":   {func(s *schedule.Spec) { s.Size = -1 }, "size: -1 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -349,6 +350,39 @@ func TestNextDoesNotAllocate(t *testing.T) {
 		stream := s.Stream()
 		if n := testing.AllocsPerRun(1000, func() { stream.Next() }); n != 0 {
 			t.Errorf("%s: %v allocations an event", process, n)
+		}
+	}
+}
+
+// Sizes are uniform from the least to the greatest, and change nothing else.
+func TestSizes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSpec(t)
+		same := take(s.Stream(), 300)
+		s.SizeTo = s.Size + rapid.IntRange(1, 100).Draw(t, "sizes")
+		again := take(s.Stream(), 300)
+		for i, e := range take(s.Stream(), 300) {
+			if e != again[i] {
+				t.Fatalf("event %d: %+v, and then %+v", i, e, again[i])
+			}
+			if int(e.Size) < s.Size || int(e.Size) > s.SizeTo {
+				t.Fatalf("%d bytes, want %d to %d", e.Size, s.Size, s.SizeTo)
+			}
+			e.Size = same[i].Size
+			if e != same[i] {
+				t.Fatalf("event %d: %+v, of one size %+v", i, e, same[i])
+			}
+		}
+	})
+	s := spec()
+	s.Size, s.SizeTo = 100, 109
+	counts := map[int32]int{}
+	for _, e := range take(s.Stream(), 100_000) {
+		counts[e.Size]++
+	}
+	for size := int32(100); size <= 109; size++ {
+		if n := counts[size]; n < 9_500 || n > 10_500 { // 5 standard errors
+			t.Errorf("%d of 100,000 events have %d bytes", n, size)
 		}
 	}
 }

@@ -53,8 +53,9 @@ type Spec struct {
 	// MaxNoise; only with Sync.
 	Noise   time.Duration
 	Process Process
-	// Size of a message body in bytes.
-	Size int
+	// Size of a message body in bytes; with SizeTo the least, and each event
+	// draws its own, uniform in Size .. SizeTo. 0: all are of Size.
+	Size, SizeTo int
 	// Seed decides everything random.
 	Seed uint64
 }
@@ -91,6 +92,9 @@ func (s Spec) Validate() error {
 	}
 	if s.Size < 0 || s.Size > MaxSize {
 		fault("size: %d bytes, want 0 .. %d", s.Size, MaxSize)
+	}
+	if s.SizeTo != 0 && (s.SizeTo < s.Size || s.SizeTo > MaxSize) {
+		fault("greatest size: %d bytes, want %d .. %d, or 0 for one size", s.SizeTo, s.Size, MaxSize)
 	}
 	return errors.Join(faults...)
 }
@@ -141,7 +145,10 @@ func (s Spec) Sources() []Source {
 //
 // Requires: s is valid.
 func (s Spec) Stream() *Fleet {
-	f := &Fleet{batch: int32(s.Batch), size: int32(s.Size), periodic: s.Process == Periodic, gap: s.gap(), noise: int64(s.Noise)}
+	f := &Fleet{batch: int32(s.Batch), size: int32(s.Size), periodic: s.Process == Periodic, gap: s.gap(), noise: int64(s.Noise), seed: s.Seed}
+	if s.SizeTo > s.Size {
+		f.sizes = uint64(s.SizeTo - s.Size + 1)
+	}
 	span := 1
 	if s.Sync {
 		span = s.GroupSize
@@ -170,6 +177,8 @@ type Fleet struct {
 	periodic    bool
 	gap         float64 // mean ns between a clock's events
 	noise       int64   // ns
+	sizes       uint64  // how many different ones there are above size; 0: none
+	seed        uint64
 
 	// clocks is a binary heap by (at, first).
 	clocks []clock
@@ -216,9 +225,22 @@ func (f *Fleet) advance(c *clock) {
 
 // Next implements Stream; it always yields.
 func (f *Fleet) Next() (Event, bool) {
+	var e Event
 	if f.noise > 0 {
-		return f.nextBlurred(), true
+		e = f.nextBlurred()
+	} else {
+		e = f.nextSharp()
 	}
+	if f.sizes > 0 {
+		// Of the event alone, so that sizes move no event and others no size.
+		var draw rand.PCG
+		draw.Seed(f.seed^uint64(e.At), uint64(e.Source))
+		e.Size += int32(draw.Uint64() % f.sizes)
+	}
+	return e, true
+}
+
+func (f *Fleet) nextSharp() Event {
 	c := &f.clocks[0]
 	e := Event{At: time.Duration(c.at), Source: f.member, Count: f.batch, Size: f.size}
 	f.member++
@@ -227,7 +249,7 @@ func (f *Fleet) Next() (Event, bool) {
 		f.down(0)
 		f.member = f.clocks[0].first
 	}
-	return e, true
+	return e
 }
 
 // nextBlurred fires every volley that could hold the next event before it
