@@ -21,9 +21,12 @@ func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	if req.Adopt {
+	switch {
+	case req.Adopt:
 		err = s.adopt(t)
-	} else {
+	case req.Update:
+		err = s.update(t)
+	default:
 		wait := s.cfg.AckTimeout
 		if deadline, ok := ctx.Deadline(); ok {
 			// Answer before the caller gives up, so that the reason reaches it.
@@ -58,6 +61,9 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 		bad.add("contract", "%v", err)
 	} else if total.IsZero() {
 		bad.add("contract", "it is empty")
+	}
+	if req.Adopt && req.Update {
+		bad.add("update", "not together with adopt")
 	}
 	if len(req.Members) == 0 {
 		bad.add("members", "there are none")
@@ -144,6 +150,19 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 		delete(s.mu.topics, t.name)
 		return l.Remove(t.name), nil
 	}))
+}
+
+// update gives a topic another contract or other members. It does not wait.
+func (s *Server) update(t *topic) error {
+	return s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		grants, err := l.Change(t.name, t.total(), t.initial)
+		if err != nil {
+			return nil, err
+		}
+		t.settled = true // its members may be tuned: what they lack is on its way
+		s.keepLocked(t)
+		return grants, nil
+	})
 }
 
 // keepLocked makes t the topic's contract. Requires: mu held; the ledger has it.

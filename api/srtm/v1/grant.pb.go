@@ -672,7 +672,11 @@ type SetContractRequest struct {
 	// adaptor has restarted: the call does not wait for acknowledgements, a
 	// member that is away is no failure, and no share grows before every member
 	// has said what it holds. A contract the adaptor knows is left as it is.
-	Adopt         bool `protobuf:"varint,5,opt,name=adopt,proto3" json:"adopt,omitempty"`
+	Adopt bool `protobuf:"varint,5,opt,name=adopt,proto3" json:"adopt,omitempty"`
+	// The topic may have another contract or other members: what it has becomes
+	// this. The call does not wait for acknowledgements; shares grow as far as
+	// others have given up theirs. Not with adopt.
+	Update        bool `protobuf:"varint,10,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -738,6 +742,13 @@ func (x *SetContractRequest) GetShareRule() string {
 func (x *SetContractRequest) GetAdopt() bool {
 	if x != nil {
 		return x.Adopt
+	}
+	return false
+}
+
+func (x *SetContractRequest) GetUpdate() bool {
+	if x != nil {
+		return x.Update
 	}
 	return false
 }
@@ -1140,14 +1151,16 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1e\n" +
 	"\n" +
 	"publishers\x18\x03 \x01(\rR\n" +
-	"publishers\"\xb9\x01\n" +
+	"publishers\"\xd1\x01\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +
 	"\amembers\x18\x03 \x03(\v2\x0f.srtm.v1.MemberR\amembers\x12\x1d\n" +
 	"\n" +
 	"share_rule\x18\x04 \x01(\tR\tshareRule\x12\x14\n" +
-	"\x05adopt\x18\x05 \x01(\bR\x05adopt\"\x15\n" +
+	"\x05adopt\x18\x05 \x01(\bR\x05adopt\x12\x16\n" +
+	"\x06update\x18\n" +
+	" \x01(\bR\x06update\"\x15\n" +
 	"\x13SetContractResponse\"-\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x18\n" +

@@ -1,0 +1,80 @@
+package ledger
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// A contract that shrinks, or moves to another broker, never lets brokers use
+// more than the larger of the two contracts.
+func TestChange(t *testing.T) {
+	l := New(1)
+	hello := func(id string) []Grant {
+		t.Helper()
+		g, err := l.Hello(id, id+"-1", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	ack := func(grants []Grant) (next []Grant) {
+		t.Helper()
+		for _, g := range grants {
+			more, err := l.Ack(g.Broker, g.Topic, g.Epoch, g.Share, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			next = append(next, more...)
+		}
+		return next
+	}
+	part := func(id string, rate, burst int64) share.Assigned {
+		return share.Assigned{Broker: id, Share: tokenbucket.Share{Rate: tokenbucket.Rate(rate), Burst: burst}}
+	}
+	settle := func(grants []Grant, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for len(grants) > 0 {
+			v, _ := l.Topic("t")
+			var sum tokenbucket.Share
+			for _, m := range v.Members {
+				sum.Rate += m.Reserved.Rate
+				sum.Burst += m.Reserved.Burst
+			}
+			if sum.Rate > 1000 || sum.Burst > 10 {
+				t.Fatalf("reserved: %+v", sum)
+			}
+			grants = ack(grants)
+		}
+		if v, _ := l.Topic("t"); !v.Settled {
+			t.Fatalf("not settled: %+v", v)
+		}
+	}
+	hello("a")
+	hello("b")
+	settle(l.SetContract("t", tokenbucket.Share{Rate: 1000, Burst: 10}, []share.Assigned{part("a", 1000, 10)}))
+	settle(l.Change("t", tokenbucket.Share{Rate: 600, Burst: 4}, []share.Assigned{part("a", 400, 2), part("b", 200, 2)}))
+	if v, _ := l.Topic("t"); v.Contract != (tokenbucket.Share{Rate: 600, Burst: 4}) || len(v.Members) != 2 {
+		t.Errorf("after it shrank: %+v", v)
+	}
+	settle(l.Change("t", tokenbucket.Share{Rate: 1000, Burst: 10}, []share.Assigned{part("b", 1000, 10)}))
+	if v, _ := l.Topic("t"); len(v.Members) != 1 || v.Members[0].Broker != "b" {
+		t.Errorf("after it grew and moved: %+v", v)
+	}
+	if _, err := l.Change("t", tokenbucket.Share{Rate: 5, Burst: 1}, []share.Assigned{part("b", 6, 1)}); err == nil {
+		t.Error("shares beyond the contract were taken")
+	}
+	if _, err := l.Change("t", tokenbucket.Share{}, nil); err == nil {
+		t.Error("an empty contract was taken")
+	}
+	l.Remove("t")
+	var busy *Busy
+	if _, err := l.Change("t", tokenbucket.Share{Rate: 5, Burst: 1}, []share.Assigned{part("b", 5, 1)}); !errors.As(err, &busy) {
+		t.Errorf("while it is being removed: %v", err)
+	}
+}
