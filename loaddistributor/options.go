@@ -43,6 +43,7 @@ type options struct {
 	reportInterval           time.Duration
 	prepareTimeout           time.Duration
 	window                   time.Duration
+	evacuateAfter            time.Duration
 	sharePeriod              time.Duration
 	seed                     uint64
 	logLevel, logFormat      string
@@ -88,6 +89,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
+	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
 	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
@@ -147,7 +149,8 @@ func (o *options) validate() error {
 func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
 	return controller.Config{
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
-		GrantAddress: o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,
+		EvacuateAfter: o.evacuateAfter,
+		GrantAddress:  o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }
 

@@ -226,7 +226,7 @@ func (o *options) statsdConfig(host string, topics func() []broker.Stats, log *s
 	}
 }
 
-func (o *options) agentConfig(n httpapi.Node, log *slog.Logger, metrics prometheus.Registerer) agent.Config {
+func (o *options) agentConfig(n httpapi.Node, drain func(string, map[string]bool) int, log *slog.Logger, metrics prometheus.Registerer) agent.Config {
 	return agent.Config{
 		LoadDistributor: o.LoadDistributor,
 		BrokerID:        n.BrokerID,
@@ -234,6 +234,7 @@ func (o *options) agentConfig(n httpapi.Node, log *slog.Logger, metrics promethe
 		HTTPAddress:     net.JoinHostPort(n.BroadcastAddress, strconv.Itoa(n.BroadcastHTTPPort)),
 		Mcap:            o.Mcap,
 		Version:         n.Release,
+		DrainPublishers: drain,
 		Log:             log,
 		Metrics:         metrics,
 	}

@@ -112,7 +112,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	// the figures stop being served.
 	var control *agent.Agent
 	if opts.managed() {
-		if control, err = agent.New(opts.agentConfig(node, log, registry), d.broker.Node()); err != nil {
+		if control, err = agent.New(opts.agentConfig(node, d.conns.DrainPublishers, log, registry), d.broker.Node()); err != nil {
 			return nil, lifecycle.UsageError{Err: err}
 		}
 		api.Agent = func() any { return control.State() }

@@ -111,6 +111,22 @@ func (c *Catalog) Expects(topic, id string) bool {
 	return b != nil && b.Connected && b.topics[topic]
 }
 
+// NextUnprepared returns the brokers of the topic's next plan that have not
+// prepared it, in the order of the plan.
+func (c *Catalog) NextUnprepared(topic string) []string {
+	t := c.topics[topic]
+	if t == nil || t.next == nil {
+		return nil
+	}
+	var ids []string
+	for i, q := range t.next.Plan.Quotas {
+		if !t.next.prepared[i] {
+			ids = append(ids, q.Broker)
+		}
+	}
+	return ids
+}
+
 // Holds reports whether the broker may have something of the topic.
 func (c *Catalog) Holds(topic, id string) bool {
 	b := c.brokers[id]

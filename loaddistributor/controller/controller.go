@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,6 +61,9 @@ type Config struct {
 	PrepareTimeout time.Duration
 	// Length of the sliding window of figures.
 	Window time.Duration
+	// How long a broker may be away before its publishers are placed elsewhere;
+	// 0: DefaultEvacuateAfter.
+	EvacuateAfter time.Duration
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
 	// Seed of the placement policies that draw publishers at random.
@@ -84,6 +88,7 @@ func (c Config) Validate() error {
 		{"report interval", c.ReportInterval, 10 * time.Millisecond, time.Minute},
 		{"prepare timeout", c.PrepareTimeout, time.Millisecond, time.Hour},
 		{"window", c.Window, 10 * time.Millisecond, time.Hour},
+		{"evacuation", cmp.Or(c.EvacuateAfter, DefaultEvacuateAfter), 10 * time.Millisecond, 24 * time.Hour},
 	} {
 		if d.value < d.min || d.value > d.max {
 			errs = append(errs, fmt.Errorf("%s %v: want %v to %v", d.name, d.value, d.min, d.max))
@@ -126,6 +131,8 @@ type Controller struct {
 		creating map[string]*creation             // by topic
 		names    map[string]chan struct{}         // held by a procedure; closed when released
 		watchers map[string]map[*watcher]struct{} // by topic
+		away     map[string]time.Time             // brokers that are, since when seen
+		retry    map[string]time.Time             // topics not to be moved before
 		requests uint64                           // the last number given to a request
 		closing  bool
 		ending   chan struct{} // closed with closing
@@ -137,6 +144,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
+	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1)}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
@@ -151,6 +159,8 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.creating = map[string]*creation{}
 	c.mu.names = map[string]chan struct{}{}
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
+	c.mu.away = map[string]time.Time{}
+	c.mu.retry = map[string]time.Time{}
 	c.mu.ending = make(chan struct{})
 	if err := c.takeUp(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
@@ -191,6 +201,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ticker.C:
 			c.judge(c.now())
 			c.assignWork(c.now())
+			c.tend(c.now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():
@@ -244,17 +255,24 @@ func (c *Controller) takeUp() error {
 			}
 			fallthrough
 		case topic.State == catalog.Deleting:
-			c.unfinished = append(c.unfinished, unfinished{name, c.holdLocked(name)})
+			c.unfinished = append(c.unfinished, unfinished{name, c.holdLocked(name), c.tearDownLeft})
+		case topic.Next != nil:
+			c.unfinished = append(c.unfinished, unfinished{name, c.holdLocked(name), func(name string) error {
+				return c.takeBack(context.Background(), name, false)
+			}})
 		}
 	}
 	return nil
 }
 
-// unfinished is a topic to be torn down, held since New.
+// unfinished is a topic that something is to be done about, held since New.
 type unfinished struct {
 	name    string
 	release func()
+	do      func(name string) error
 }
+
+func (c *Controller) tearDownLeft(name string) error { return c.tearDown(name, true) }
 
 // resume does what takeUp has found.
 func (c *Controller) resume() {
@@ -263,9 +281,9 @@ func (c *Controller) resume() {
 		go func() {
 			defer c.work.Done()
 			defer u.release()
-			c.cfg.Log.Info("tearing down what was left unfinished", obs.KeyTopic, u.name)
-			if err := c.tearDown(u.name, true); err != nil {
-				c.cfg.Log.Warn("topic not torn down", obs.KeyTopic, u.name, obs.KeyError, err)
+			c.cfg.Log.Info("taking up what was left unfinished", obs.KeyTopic, u.name)
+			if err := u.do(u.name); err != nil {
+				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, u.name, obs.KeyError, err)
 			}
 		}()
 	}

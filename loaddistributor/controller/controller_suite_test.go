@@ -116,7 +116,8 @@ func newCluster(s setup) *cluster {
 	server := grpc.NewServer(duplex.ServerOptions()...)
 	cfg := controller.Config{
 		ReportInterval: 20 * time.Millisecond, PrepareTimeout: 5 * time.Second, Window: time.Second,
-		GrantAddress: s.adaptorAddress, Seed: uint64(GinkgoRandomSeed()), Log: logger(),
+		EvacuateAfter: time.Hour,
+		GrantAddress:  s.adaptorAddress, Seed: uint64(GinkgoRandomSeed()), Log: logger(),
 	}
 	if s.prepareTimeout != 0 {
 		cfg.PrepareTimeout = s.prepareTimeout

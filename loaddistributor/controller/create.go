@@ -195,7 +195,11 @@ func (c *Controller) create(ctx context.Context, cr *creation) error {
 		}
 		c.step(cr, Progress{Message: "granting the shares"})
 		contracted = true
-		if err := c.contract(ctx, contractRequest(cr.spec, plan, false)); err != nil {
+		req, err := contractRequest(cr.spec, plan, nil)
+		if err != nil {
+			return err
+		}
+		if err := c.contract(ctx, req); err != nil {
 			return err
 		}
 		return c.activate(ctx, cr)
@@ -322,16 +326,23 @@ func (c *Controller) contract(ctx context.Context, req *srtmv1.SetContractReques
 	}
 }
 
-func contractRequest(spec *catalog.Spec, plan placement.Plan, adopt bool) *srtmv1.SetContractRequest {
-	req := &srtmv1.SetContractRequest{
-		Topic: spec.Name(), Contract: ContractProto(spec), ShareRule: spec.ShareRule, Adopt: adopt,
+// contractRequest gives brokers that retire a little, to release what they
+// have.
+func contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
+	shares, rest, err := placement.WithRetiring(plan, len(retiring))
+	if err != nil {
+		return nil, err
 	}
-	for _, q := range plan.Quotas {
+	req := &srtmv1.SetContractRequest{Topic: spec.Name(), Contract: ContractProto(spec), ShareRule: spec.ShareRule}
+	for i, q := range plan.Quotas {
 		req.Members = append(req.Members, &srtmv1.Member{
-			BrokerId: q.Broker, Share: ShareProto(q.Share), Publishers: uint32(len(q.Publishers)),
+			BrokerId: q.Broker, Share: ShareProto(shares[i]), Publishers: uint32(len(q.Publishers)),
 		})
 	}
-	return req
+	for i, id := range retiring {
+		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: ShareProto(rest[i])})
+	}
+	return req, nil
 }
 
 // tearDown removes a topic from the brokers, the adaptor and the catalog. It

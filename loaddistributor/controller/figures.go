@@ -52,6 +52,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			delete(s.topics, name)
 		}
 	}
+	s.reports++
 	from := now.Add(-c.cfg.Window)
 	for _, t := range r.Topics {
 		f := s.topics[t.Topic]

@@ -164,15 +164,17 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list shares: %w", err)
 	}
-	has := map[string]bool{}
+	has := map[string]*srtmv1.TopicShares{}
 	for _, t := range shares.Topics {
-		has[t.Topic] = t.Contract != nil
+		if t.Contract != nil {
+			has[t.Topic] = t
+		}
 	}
 	for _, name := range wanted {
-		if has[name] {
+		if has[name] != nil && c.agrees(name, has[name]) {
 			continue
 		}
-		if err := c.exclusively(name, func() error { return c.adopt(ctx, name) }); err != nil {
+		if err := c.exclusively(name, func() error { return c.adopt(ctx, name, has[name] != nil) }); err != nil {
 			return err
 		}
 	}
@@ -182,6 +184,37 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// agrees reports whether the adaptor has the topic's contract and members. One
+// that is being changed is somebody's care already.
+func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	topic, ok := c.mu.next.Topic(name)
+	if !ok || topic.Next != nil || c.mu.names[name] != nil {
+		return true
+	}
+	if d := topic.Spec.Demand; has.Contract.RateMilli != d.RateMilli || has.Contract.Burst != d.Burst {
+		return false
+	}
+	members := map[string]bool{}
+	for _, m := range has.Members {
+		// One that is to have nothing may still have to say so.
+		members[m.BrokerId] = m.Granted.GetRateMilli() > 0 || m.Acknowledged.GetRateMilli() > 0
+	}
+	for _, id := range topic.Holders() {
+		if _, is := members[id]; !is {
+			return false
+		}
+		delete(members, id)
+	}
+	for _, holds := range members {
+		if holds {
+			return false
+		}
+	}
+	return true
 }
 
 // exclusively runs f holding the name, or not at all while a procedure does.
@@ -197,14 +230,21 @@ func (c *Controller) exclusively(name string, f func() error) error {
 	return f()
 }
 
-func (c *Controller) adopt(ctx context.Context, name string) error {
+func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
 	c.mu.RLock()
 	topic, ok := c.mu.cat.Topic(name)
 	c.mu.RUnlock()
 	if !ok || topic.State == catalog.Preparing || topic.State == catalog.Deleting {
 		return nil
 	}
-	_, err := c.adaptor.SetContract(ctx, contractRequest(topic.Spec, topic.Plan, true))
+	req, err := contractRequest(topic.Spec, topic.Plan, topic.Retiring)
+	if err != nil {
+		panic(fmt.Sprintf("controller: contract of topic %s, which was granted: %v", name, err))
+	}
+	// What it knows already is what a controller left behind that did not live to
+	// commit the move, or did not live to take it back.
+	req.Adopt, req.Update = !known, known
+	_, err = c.adaptor.SetContract(ctx, req)
 	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
 		return fmt.Errorf("bring back the contract of topic %s: %w", name, err)
 	}

@@ -31,6 +31,8 @@ type Session struct {
 	// Its topics, ours or not: those of its newest report, or before the first
 	// one of its hello.
 	topics map[string]*figures
+	// How many reports have come.
+	reports uint64
 }
 
 // request is a PrepareTopic or RemoveTopic that is not answered yet.

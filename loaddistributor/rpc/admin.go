@@ -1,10 +1,12 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -89,12 +91,69 @@ func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest
 func (s *Server) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
 	response := &srtmv1.ListBrokersResponse{}
 	for _, b := range s.controller.Brokers() {
-		response.Brokers = append(response.Brokers, &srtmv1.Broker{
-			Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress,
-			Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
-		})
+		response.Brokers = append(response.Brokers, s.brokerProto(b))
 	}
 	return response, nil
+}
+
+// UpdateTopic implements srtmv1.AdminServiceServer.
+func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest) (*srtmv1.UpdateTopicResponse, error) {
+	wanted := req.Spec
+	if wanted != nil && (wanted.PlacementPolicy == "" || wanted.ShareRule == "") {
+		if present, err := s.controller.Topic(wanted.Name); err == nil {
+			wanted = proto.CloneOf(wanted)
+			wanted.PlacementPolicy = cmp.Or(wanted.PlacementPolicy, present.Spec.Policy)
+			wanted.ShareRule = cmp.Or(wanted.ShareRule, present.Spec.ShareRule)
+		}
+	}
+	spec, err := checkCreate(&srtmv1.CreateTopicRequest{Spec: wanted})
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	topic, err := s.controller.Update(ctx, spec)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.UpdateTopicResponse{Topic: topicProto(topic, false)}, nil
+}
+
+// DrainBroker implements srtmv1.AdminServiceServer.
+func (s *Server) DrainBroker(_ context.Context, req *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
+	b, err := s.controller.Drain(req.BrokerId, req.Undo)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.DrainBrokerResponse{Broker: s.brokerProto(b)}, nil
+}
+
+// maxMoved is how many publishers one MovePublishers may name.
+const maxMoved = 10_000
+
+// MovePublishers implements srtmv1.AdminServiceServer.
+func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {
+	var bad faults
+	if n := len(req.PublisherIds); n < 1 || n > maxMoved {
+		bad.add("publisher_ids", "%d, want 1 to %d", n, maxMoved)
+	}
+	if !controller.ValidName(req.BrokerId) {
+		bad.add("broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
+	}
+	if err := bad.err(); err != nil {
+		return nil, toStatus(err)
+	}
+	topic, err := s.controller.MovePublishers(ctx, req.Topic, req.PublisherIds, req.BrokerId)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.MovePublishersResponse{Topic: topicProto(topic, false)}, nil
+}
+
+func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
+	return &srtmv1.Broker{
+		Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress,
+		Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
+		Draining: b.Draining, Topics: s.controller.BrokerTopics(b.ID),
+	}
 }
 
 var stateProto = map[catalog.State]srtmv1.TopicState{

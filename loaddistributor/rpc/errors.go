@@ -35,6 +35,7 @@ const (
 	ReasonAdaptorFailed    = "ADAPTOR_FAILED"
 	ReasonBrokersUnsteady  = "BROKERS_UNSTEADY"
 	ReasonShuttingDown     = "SHUTTING_DOWN"
+	ReasonBrokerUnknown    = "BROKER_UNKNOWN"
 	ReasonNotLeader        = "NOT_LEADER" // metadata "leader": its address, if known
 	ReasonNotCommitted     = "NOT_COMMITTED"
 	ReasonSessionReplaced  = "SESSION_REPLACED"
@@ -68,7 +69,7 @@ var table = []struct {
 	{as[*controller.RefusedError], codes.Unavailable, ReasonBrokerFailed},
 	{is(controller.ErrBrokerGone), codes.Unavailable, ReasonBrokerFailed},
 	{is(controller.ErrNoAnswer), codes.Unavailable, ReasonBrokerFailed},
-	{is(catalog.ErrBrokerUnknown), codes.Unavailable, ReasonBrokerFailed},
+	{is(catalog.ErrBrokerUnknown), codes.NotFound, ReasonBrokerUnknown},
 	{as[*catalog.NotReadyError], codes.Unavailable, ReasonBrokerFailed},
 	{as[*controller.AdaptorError], codes.Unavailable, ReasonAdaptorFailed},
 	{is(controller.ErrUnsteady), codes.Unavailable, ReasonBrokersUnsteady},

@@ -37,7 +37,7 @@ var domain = map[string]struct {
 	"catalog.ErrPublisherUnknown": {catalog.ErrPublisherUnknown, codes.NotFound, ReasonPublisherUnknown},
 	"catalog.ErrNotActive":        {catalog.ErrNotActive, codes.FailedPrecondition, ReasonTopicNotActive},
 	"catalog.ErrKeyReused":        {catalog.ErrKeyReused, codes.FailedPrecondition, ReasonKeyReused},
-	"catalog.ErrBrokerUnknown":    {catalog.ErrBrokerUnknown, codes.Unavailable, ReasonBrokerFailed},
+	"catalog.ErrBrokerUnknown":    {catalog.ErrBrokerUnknown, codes.NotFound, ReasonBrokerUnknown},
 	"catalog.PlanError":           {&catalog.PlanError{Broker: "b", Problem: "p"}, codes.Unavailable, ReasonBrokersUnsteady},
 	"catalog.NotReadyError":       {&catalog.NotReadyError{Topic: "t", Reason: "r"}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrClosing":       {controller.ErrClosing, codes.Unavailable, ReasonShuttingDown},

@@ -40,6 +40,9 @@ type Config struct {
 	Hostname        string // for people; empty: the machine's
 	Mcap            int64  // greatest rate within the SLO, msg/s; > 0
 	Version         string
+	// DrainPublishers ends the connections of publishers that belong elsewhere
+	// now, and does not wait for it; it returns how many. nil: there are none.
+	DrainPublishers func(topic string, clientIDs map[string]bool) int
 	Log             *slog.Logger
 	Metrics         prometheus.Registerer // nil: not exported
 }

@@ -123,8 +123,22 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 			o.holdings.removed(m.Remove.Topic)
 		}
 		o.result(l, m.Remove.Request, err)
+	case *srtmv1.ControllerMessage_Drain:
+		o.drain(m.Drain)
 	}
 	// Anything else is of a later version, which must not count on us.
+}
+
+func (o *owner) drain(d *srtmv1.DrainPublishers) {
+	if o.agent.cfg.DrainPublishers == nil {
+		return
+	}
+	ids := make(map[string]bool, len(d.ClientIds))
+	for _, id := range d.ClientIds {
+		ids[id] = true
+	}
+	n := o.agent.cfg.DrainPublishers(d.Topic, ids)
+	o.agent.cfg.Log.Info("publishers move", obs.KeyTopic, d.Topic, obs.KeyCount, len(ids), "connections", n)
 }
 
 func (o *owner) result(l *controlLink, request uint64, err error) {

@@ -516,9 +516,13 @@ type Broker struct {
 	// Greatest rate within the SLO, msg/s, as configured or calibrated.
 	Mcap int64 `protobuf:"varint,4,opt,name=mcap,proto3" json:"mcap,omitempty"`
 	// Rate already promised to topics, msg/s.
-	Allocated     int64  `protobuf:"varint,5,opt,name=allocated,proto3" json:"allocated,omitempty"`
-	Connected     bool   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`
-	Version       string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	Allocated int64  `protobuf:"varint,5,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	Connected bool   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`
+	Version   string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	// Nothing new is placed on it, and what it has moves away.
+	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Topics that are placed on it, or have left messages on it.
+	Topics        []string `protobuf:"bytes,9,rep,name=topics,proto3" json:"topics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -600,6 +604,20 @@ func (x *Broker) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *Broker) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *Broker) GetTopics() []string {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
 }
 
 // Infeasible is the detail of RESOURCE_EXHAUSTED: what bound was hit.
@@ -1150,6 +1168,298 @@ func (x *ListBrokersResponse) GetBrokers() []*Broker {
 	return nil
 }
 
+type UpdateTopicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All of it; an empty policy or share rule means the present one.
+	Spec          *TopicSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateTopicRequest) Reset() {
+	*x = UpdateTopicRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateTopicRequest) ProtoMessage() {}
+
+func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
+func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+type UpdateTopicResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateTopicResponse) Reset() {
+	*x = UpdateTopicResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateTopicResponse) ProtoMessage() {}
+
+func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
+func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *UpdateTopicResponse) GetTopic() *Topic {
+	if x != nil {
+		return x.Topic
+	}
+	return nil
+}
+
+type DrainBrokerRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// End a drain: the broker is placed on again.
+	Undo          bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainBrokerRequest) Reset() {
+	*x = DrainBrokerRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainBrokerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainBrokerRequest) ProtoMessage() {}
+
+func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
+func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DrainBrokerRequest) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *DrainBrokerRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+type DrainBrokerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        *Broker                `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainBrokerResponse) Reset() {
+	*x = DrainBrokerResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainBrokerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainBrokerResponse) ProtoMessage() {}
+
+func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
+func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *DrainBrokerResponse) GetBroker() *Broker {
+	if x != nil {
+		return x.Broker
+	}
+	return nil
+}
+
+type MovePublishersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// 1 .. 10,000.
+	PublisherIds []string `protobuf:"bytes,2,rep,name=publisher_ids,json=publisherIds,proto3" json:"publisher_ids,omitempty"`
+	// Where to; it need not carry the topic yet.
+	BrokerId      string `protobuf:"bytes,3,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MovePublishersRequest) Reset() {
+	*x = MovePublishersRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MovePublishersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MovePublishersRequest) ProtoMessage() {}
+
+func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
+func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *MovePublishersRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *MovePublishersRequest) GetPublisherIds() []string {
+	if x != nil {
+		return x.PublisherIds
+	}
+	return nil
+}
+
+func (x *MovePublishersRequest) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+type MovePublishersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MovePublishersResponse) Reset() {
+	*x = MovePublishersResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MovePublishersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MovePublishersResponse) ProtoMessage() {}
+
+func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
+func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *MovePublishersResponse) GetTopic() *Topic {
+	if x != nil {
+		return x.Topic
+	}
+	return nil
+}
+
 var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
@@ -1197,7 +1507,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12,\n" +
 	"\x06quotas\x18\x04 \x03(\v2\x14.srtm.v1.BrokerQuotaR\x06quotas\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12,\n" +
-	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\"\xc6\x01\n" +
+	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\"\xfa\x01\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtcp_address\x18\x02 \x01(\tR\n" +
@@ -1206,7 +1516,9 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x04mcap\x18\x04 \x01(\x03R\x04mcap\x12\x1c\n" +
 	"\tallocated\x18\x05 \x01(\x03R\tallocated\x12\x1c\n" +
 	"\tconnected\x18\x06 \x01(\bR\tconnected\x12\x18\n" +
-	"\aversion\x18\a \x01(\tR\aversion\"J\n" +
+	"\aversion\x18\a \x01(\tR\aversion\x12\x1a\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\x12\x16\n" +
+	"\x06topics\x18\t \x03(\tR\x06topics\"J\n" +
 	"\n" +
 	"Infeasible\x12\x14\n" +
 	"\x05bound\x18\x01 \x01(\tR\x05bound\x12\x12\n" +
@@ -1236,7 +1548,22 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x13DeleteTopicResponse\"\x14\n" +
 	"\x12ListBrokersRequest\"@\n" +
 	"\x13ListBrokersResponse\x12)\n" +
-	"\abrokers\x18\x01 \x03(\v2\x0f.srtm.v1.BrokerR\abrokers*\xa9\x01\n" +
+	"\abrokers\x18\x01 \x03(\v2\x0f.srtm.v1.BrokerR\abrokers\"<\n" +
+	"\x12UpdateTopicRequest\x12&\n" +
+	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\";\n" +
+	"\x13UpdateTopicResponse\x12$\n" +
+	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"E\n" +
+	"\x12DrainBrokerRequest\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\">\n" +
+	"\x13DrainBrokerResponse\x12'\n" +
+	"\x06broker\x18\x01 \x01(\v2\x0f.srtm.v1.BrokerR\x06broker\"o\n" +
+	"\x15MovePublishersRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12#\n" +
+	"\rpublisher_ids\x18\x02 \x03(\tR\fpublisherIds\x12\x1b\n" +
+	"\tbroker_id\x18\x03 \x01(\tR\bbrokerId\">\n" +
+	"\x16MovePublishersResponse\x12$\n" +
+	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic*\xa9\x01\n" +
 	"\n" +
 	"TopicState\x12\x1b\n" +
 	"\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -1244,14 +1571,17 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\xf6\x02\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x052\xdd\x04\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
 	"\n" +
 	"ListTopics\x12\x1a.srtm.v1.ListTopicsRequest\x1a\x1b.srtm.v1.ListTopicsResponse\x12H\n" +
 	"\vDeleteTopic\x12\x1b.srtm.v1.DeleteTopicRequest\x1a\x1c.srtm.v1.DeleteTopicResponse\x12H\n" +
-	"\vListBrokers\x12\x1b.srtm.v1.ListBrokersRequest\x1a\x1c.srtm.v1.ListBrokersResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\vListBrokers\x12\x1b.srtm.v1.ListBrokersRequest\x1a\x1c.srtm.v1.ListBrokersResponse\x12H\n" +
+	"\vUpdateTopic\x12\x1b.srtm.v1.UpdateTopicRequest\x1a\x1c.srtm.v1.UpdateTopicResponse\x12H\n" +
+	"\vDrainBroker\x12\x1b.srtm.v1.DrainBrokerRequest\x1a\x1c.srtm.v1.DrainBrokerResponse\x12Q\n" +
+	"\x0eMovePublishers\x12\x1e.srtm.v1.MovePublishersRequest\x1a\x1f.srtm.v1.MovePublishersResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admin_proto_rawDescOnce sync.Once
@@ -1266,46 +1596,52 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_srtm_v1_admin_proto_goTypes = []any{
-	(TopicState)(0),             // 0: srtm.v1.TopicState
-	(*TopicSpec)(nil),           // 1: srtm.v1.TopicSpec
-	(*BrokerQuota)(nil),         // 2: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),   // 3: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),         // 4: srtm.v1.TopicStatus
-	(*Topic)(nil),               // 5: srtm.v1.Topic
-	(*Broker)(nil),              // 6: srtm.v1.Broker
-	(*Infeasible)(nil),          // 7: srtm.v1.Infeasible
-	(*CreateTopicRequest)(nil),  // 8: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil), // 9: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),     // 10: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),    // 11: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),   // 12: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),  // 13: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),  // 14: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil), // 15: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),  // 16: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil), // 17: srtm.v1.ListBrokersResponse
-	nil,                         // 18: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),            // 19: srtm.v1.Contract
-	(*Publisher)(nil),           // 20: srtm.v1.Publisher
-	(*PublisherGroup)(nil),      // 21: srtm.v1.PublisherGroup
-	(*Share)(nil),               // 22: srtm.v1.Share
-	(*TopicStats)(nil),          // 23: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 24: google.protobuf.Duration
+	(TopicState)(0),                // 0: srtm.v1.TopicState
+	(*TopicSpec)(nil),              // 1: srtm.v1.TopicSpec
+	(*BrokerQuota)(nil),            // 2: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),      // 3: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),            // 4: srtm.v1.TopicStatus
+	(*Topic)(nil),                  // 5: srtm.v1.Topic
+	(*Broker)(nil),                 // 6: srtm.v1.Broker
+	(*Infeasible)(nil),             // 7: srtm.v1.Infeasible
+	(*CreateTopicRequest)(nil),     // 8: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),    // 9: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),        // 10: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),       // 11: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),      // 12: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),     // 13: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),     // 14: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),    // 15: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),     // 16: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),    // 17: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),     // 18: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),    // 19: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),     // 20: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),    // 21: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),  // 22: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil), // 23: srtm.v1.MovePublishersResponse
+	nil,                            // 24: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),               // 25: srtm.v1.Contract
+	(*Publisher)(nil),              // 26: srtm.v1.Publisher
+	(*PublisherGroup)(nil),         // 27: srtm.v1.PublisherGroup
+	(*Share)(nil),                  // 28: srtm.v1.Share
+	(*TopicStats)(nil),             // 29: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),    // 30: google.protobuf.Duration
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	19, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	20, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	21, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	18, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	22, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	22, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	23, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	23, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	24, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	25, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	26, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	27, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	24, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	28, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	28, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	29, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	29, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	30, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	3,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	23, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	29, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	1,  // 11: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 12: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	2,  // 13: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
@@ -1316,21 +1652,31 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	5,  // 18: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
 	5,  // 19: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
 	6,  // 20: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	8,  // 21: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	10, // 22: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	12, // 23: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	14, // 24: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	16, // 25: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	9,  // 26: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	11, // 27: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	13, // 28: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	15, // 29: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	17, // 30: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	26, // [26:31] is the sub-list for method output_type
-	21, // [21:26] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	1,  // 21: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	5,  // 22: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	6,  // 23: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	5,  // 24: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 25: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	10, // 26: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	12, // 27: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	14, // 28: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	16, // 29: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	18, // 30: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	20, // 31: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	22, // 32: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	9,  // 33: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	11, // 34: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	13, // 35: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	15, // 36: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	17, // 37: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	19, // 38: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	21, // 39: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	23, // 40: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	33, // [33:41] is the sub-list for method output_type
+	25, // [25:33] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -1346,7 +1692,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,11 +19,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_CreateTopic_FullMethodName = "/srtm.v1.AdminService/CreateTopic"
-	AdminService_GetTopic_FullMethodName    = "/srtm.v1.AdminService/GetTopic"
-	AdminService_ListTopics_FullMethodName  = "/srtm.v1.AdminService/ListTopics"
-	AdminService_DeleteTopic_FullMethodName = "/srtm.v1.AdminService/DeleteTopic"
-	AdminService_ListBrokers_FullMethodName = "/srtm.v1.AdminService/ListBrokers"
+	AdminService_CreateTopic_FullMethodName    = "/srtm.v1.AdminService/CreateTopic"
+	AdminService_GetTopic_FullMethodName       = "/srtm.v1.AdminService/GetTopic"
+	AdminService_ListTopics_FullMethodName     = "/srtm.v1.AdminService/ListTopics"
+	AdminService_DeleteTopic_FullMethodName    = "/srtm.v1.AdminService/DeleteTopic"
+	AdminService_ListBrokers_FullMethodName    = "/srtm.v1.AdminService/ListBrokers"
+	AdminService_UpdateTopic_FullMethodName    = "/srtm.v1.AdminService/UpdateTopic"
+	AdminService_DrainBroker_FullMethodName    = "/srtm.v1.AdminService/DrainBroker"
+	AdminService_MovePublishers_FullMethodName = "/srtm.v1.AdminService/MovePublishers"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -59,6 +62,22 @@ type AdminServiceClient interface {
 	// leaves. NOT_FOUND when there is no such topic.
 	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
 	ListBrokers(ctx context.Context, in *ListBrokersRequest, opts ...grpc.CallOption) (*ListBrokersResponse, error)
+	// UpdateTopic gives an active topic another specification: contract, SLO,
+	// publishers, groups, channels. It stays on its brokers and its publishers
+	// stay where they are as far as that fits. Publishers move make before break.
+	// Repeating it is harmless.
+	//
+	//	NOT_FOUND            there is no such topic
+	//	FAILED_PRECONDITION  it is not active
+	//
+	// and as CreateTopic; then the topic stays as it was.
+	UpdateTopic(ctx context.Context, in *UpdateTopicRequest, opts ...grpc.CallOption) (*UpdateTopicResponse, error)
+	// DrainBroker has nothing new placed on a broker, and what it has moved to
+	// others; ListBrokers shows what is left. What fits nowhere stays.
+	DrainBroker(ctx context.Context, in *DrainBrokerRequest, opts ...grpc.CallOption) (*DrainBrokerResponse, error)
+	// MovePublishers moves publishers of a topic to a broker, with their part of
+	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.
+	MovePublishers(ctx context.Context, in *MovePublishersRequest, opts ...grpc.CallOption) (*MovePublishersResponse, error)
 }
 
 type adminServiceClient struct {
@@ -128,6 +147,36 @@ func (c *adminServiceClient) ListBrokers(ctx context.Context, in *ListBrokersReq
 	return out, nil
 }
 
+func (c *adminServiceClient) UpdateTopic(ctx context.Context, in *UpdateTopicRequest, opts ...grpc.CallOption) (*UpdateTopicResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateTopicResponse)
+	err := c.cc.Invoke(ctx, AdminService_UpdateTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) DrainBroker(ctx context.Context, in *DrainBrokerRequest, opts ...grpc.CallOption) (*DrainBrokerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainBrokerResponse)
+	err := c.cc.Invoke(ctx, AdminService_DrainBroker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) MovePublishers(ctx context.Context, in *MovePublishersRequest, opts ...grpc.CallOption) (*MovePublishersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MovePublishersResponse)
+	err := c.cc.Invoke(ctx, AdminService_MovePublishers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -161,6 +210,22 @@ type AdminServiceServer interface {
 	// leaves. NOT_FOUND when there is no such topic.
 	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
 	ListBrokers(context.Context, *ListBrokersRequest) (*ListBrokersResponse, error)
+	// UpdateTopic gives an active topic another specification: contract, SLO,
+	// publishers, groups, channels. It stays on its brokers and its publishers
+	// stay where they are as far as that fits. Publishers move make before break.
+	// Repeating it is harmless.
+	//
+	//	NOT_FOUND            there is no such topic
+	//	FAILED_PRECONDITION  it is not active
+	//
+	// and as CreateTopic; then the topic stays as it was.
+	UpdateTopic(context.Context, *UpdateTopicRequest) (*UpdateTopicResponse, error)
+	// DrainBroker has nothing new placed on a broker, and what it has moved to
+	// others; ListBrokers shows what is left. What fits nowhere stays.
+	DrainBroker(context.Context, *DrainBrokerRequest) (*DrainBrokerResponse, error)
+	// MovePublishers moves publishers of a topic to a broker, with their part of
+	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.
+	MovePublishers(context.Context, *MovePublishersRequest) (*MovePublishersResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -185,6 +250,15 @@ func (UnimplementedAdminServiceServer) DeleteTopic(context.Context, *DeleteTopic
 }
 func (UnimplementedAdminServiceServer) ListBrokers(context.Context, *ListBrokersRequest) (*ListBrokersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListBrokers not implemented")
+}
+func (UnimplementedAdminServiceServer) UpdateTopic(context.Context, *UpdateTopicRequest) (*UpdateTopicResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateTopic not implemented")
+}
+func (UnimplementedAdminServiceServer) DrainBroker(context.Context, *DrainBrokerRequest) (*DrainBrokerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainBroker not implemented")
+}
+func (UnimplementedAdminServiceServer) MovePublishers(context.Context, *MovePublishersRequest) (*MovePublishersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MovePublishers not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -290,6 +364,60 @@ func _AdminService_ListBrokers_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_UpdateTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateTopicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).UpdateTopic(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_UpdateTopic_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).UpdateTopic(ctx, req.(*UpdateTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_DrainBroker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainBrokerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).DrainBroker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_DrainBroker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).DrainBroker(ctx, req.(*DrainBrokerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_MovePublishers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MovePublishersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).MovePublishers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_MovePublishers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).MovePublishers(ctx, req.(*MovePublishersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -312,6 +440,18 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListBrokers",
 			Handler:    _AdminService_ListBrokers_Handler,
+		},
+		{
+			MethodName: "UpdateTopic",
+			Handler:    _AdminService_UpdateTopic_Handler,
+		},
+		{
+			MethodName: "DrainBroker",
+			Handler:    _AdminService_DrainBroker_Handler,
+		},
+		{
+			MethodName: "MovePublishers",
+			Handler:    _AdminService_MovePublishers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

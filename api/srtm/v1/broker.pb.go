@@ -333,6 +333,7 @@ type ControllerMessage struct {
 	//	*ControllerMessage_Hello
 	//	*ControllerMessage_Prepare
 	//	*ControllerMessage_Remove
+	//	*ControllerMessage_Drain
 	Message       isControllerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -402,6 +403,15 @@ func (x *ControllerMessage) GetRemove() *RemoveTopic {
 	return nil
 }
 
+func (x *ControllerMessage) GetDrain() *DrainPublishers {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_Drain); ok {
+			return x.Drain
+		}
+	}
+	return nil
+}
+
 type isControllerMessage_Message interface {
 	isControllerMessage_Message()
 }
@@ -418,11 +428,17 @@ type ControllerMessage_Remove struct {
 	Remove *RemoveTopic `protobuf:"bytes,3,opt,name=remove,proto3,oneof"`
 }
 
+type ControllerMessage_Drain struct {
+	Drain *DrainPublishers `protobuf:"bytes,8,opt,name=drain,proto3,oneof"`
+}
+
 func (*ControllerMessage_Hello) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Remove) isControllerMessage_Message() {}
+
+func (*ControllerMessage_Drain) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -611,6 +627,63 @@ func (x *RemoveTopic) GetTopic() string {
 	return ""
 }
 
+// DrainPublishers: these publishers of the topic belong elsewhere now. The
+// broker stops reading from their connections at a message boundary, answers
+// what it read, and closes them in order. It has no answer; connections that
+// come later are not touched.
+type DrainPublishers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The client_id of their IDENTIFY.
+	ClientIds     []string `protobuf:"bytes,2,rep,name=client_ids,json=clientIds,proto3" json:"client_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainPublishers) Reset() {
+	*x = DrainPublishers{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainPublishers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainPublishers) ProtoMessage() {}
+
+func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainPublishers.ProtoReflect.Descriptor instead.
+func (*DrainPublishers) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DrainPublishers) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *DrainPublishers) GetClientIds() []string {
+	if x != nil {
+		return x.ClientIds
+	}
+	return nil
+}
+
 var File_srtm_v1_broker_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_broker_proto_rawDesc = "" +
@@ -635,11 +708,12 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xb3\x01\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xe5\x01\n" +
 	"\x11ControllerMessage\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.srtm.v1.ControllerHelloH\x00R\x05hello\x121\n" +
 	"\aprepare\x18\x02 \x01(\v2\x15.srtm.v1.PrepareTopicH\x00R\aprepare\x12.\n" +
-	"\x06remove\x18\x03 \x01(\v2\x14.srtm.v1.RemoveTopicH\x00R\x06removeB\t\n" +
+	"\x06remove\x18\x03 \x01(\v2\x14.srtm.v1.RemoveTopicH\x00R\x06remove\x120\n" +
+	"\x05drain\x18\b \x01(\v2\x18.srtm.v1.DrainPublishersH\x00R\x05drainB\t\n" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
@@ -653,7 +727,11 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\"=\n" +
 	"\vRemoveTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05topic\x18\x02 \x01(\tR\x05topic2R\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\"F\n" +
+	"\x0fDrainPublishers\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
+	"\n" +
+	"client_ids\x18\x02 \x03(\tR\tclientIds2R\n" +
 	"\rBrokerService\x12A\n" +
 	"\aSession\x12\x16.srtm.v1.BrokerMessage\x1a\x1a.srtm.v1.ControllerMessage(\x010\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
@@ -669,7 +747,7 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
 	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
@@ -679,29 +757,31 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*ControllerHello)(nil),     // 5: srtm.v1.ControllerHello
 	(*PrepareTopic)(nil),        // 6: srtm.v1.PrepareTopic
 	(*RemoveTopic)(nil),         // 7: srtm.v1.RemoveTopic
-	(*TopicStats)(nil),          // 8: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
-	(*Slo)(nil),                 // 10: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 11: srtm.v1.OverLimitPolicy
+	(*DrainPublishers)(nil),     // 8: srtm.v1.DrainPublishers
+	(*TopicStats)(nil),          // 9: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
+	(*Slo)(nil),                 // 11: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 12: srtm.v1.OverLimitPolicy
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
 	3,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
 	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
-	8,  // 3: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	9,  // 3: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
 	5,  // 4: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
 	6,  // 5: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
 	7,  // 6: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
-	9,  // 7: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	10, // 8: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	11, // 9: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	0,  // 10: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	4,  // 11: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	11, // [11:12] is the sub-list for method output_type
-	10, // [10:11] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	8,  // 7: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
+	10, // 8: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	11, // 9: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	12, // 10: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	0,  // 11: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	4,  // 12: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	12, // [12:13] is the sub-list for method output_type
+	11, // [11:12] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -719,6 +799,7 @@ func file_srtm_v1_broker_proto_init() {
 		(*ControllerMessage_Hello)(nil),
 		(*ControllerMessage_Prepare)(nil),
 		(*ControllerMessage_Remove)(nil),
+		(*ControllerMessage_Drain)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -726,7 +807,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

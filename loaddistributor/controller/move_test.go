@@ -1,0 +1,257 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+)
+
+// dismissed collects whom a broker was told to let go.
+func dismissed(to chan []string) func(*agent.Config) {
+	return func(cfg *agent.Config) {
+		cfg.DrainPublishers = func(topic string, ids map[string]bool) int {
+			var list []string
+			for id := range ids {
+				list = append(list, topic+"/"+id)
+			}
+			to <- list
+			return len(list)
+		}
+	}
+}
+
+// where counts the publishers of a topic by broker.
+func (c *cluster) where(name string, publishers int) map[string]int {
+	GinkgoHelper()
+	topic, err := c.control.Topic(name)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(topic.Placement.Len()).To(Equal(publishers))
+	count := map[string]int{}
+	for i := range topic.Placement.Len() {
+		count[topic.Placement.At(i).Broker]++
+	}
+	return count
+}
+
+func (c *cluster) update(s *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
+	r, err := c.admin.UpdateTopic(context.Background(), &srtmv1.UpdateTopicRequest{Spec: s})
+	return r.GetTopic(), err
+}
+
+func (c *cluster) drain(id string) {
+	GinkgoHelper()
+	_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: id})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func has(node *agenttest.Node, topic string) func() bool {
+	return func() bool { _, there := node.Topic(topic); return there }
+}
+
+var _ = Describe("Updating a topic", func() {
+	It("spreads it over one more broker, and moves no more publishers than need be", func() {
+		c := newCluster(setup{})
+		n1, n2 := agenttest.New(), agenttest.New()
+		gone := make(chan []string, 10)
+		c.join("b1", 600, n1, dismissed(gone))
+		before := c.mustCreate(spec("t", 400, 10))
+		c.join("b2", 600, n2)
+		Expect(c.where("t", 400)).To(Equal(map[string]int{"b1": 400}))
+
+		after, err := c.update(spec("t", 800, 20))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(after.Epoch).To(BeNumerically(">", before.Epoch))
+		Expect(c.where("t", 800)).To(Equal(map[string]int{"b1": 400, "b2": 400}))
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10", "b2": "400000/10"}))
+		Consistently(gone, "50ms").ShouldNot(Receive(), "all could stay")
+		Expect(c.broker("b1").Allocated).To(BeEquivalentTo(400))
+
+		// And back: the broker that is not needed any more retires.
+		_, err = c.update(spec("t", 400, 10))
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(has(n2, "t")).Should(BeFalse())
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10"}))
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+	})
+
+	It("tells brokers of another SLO and other channels", func() {
+		c := newCluster(setup{})
+		node := agenttest.New()
+		c.join("b1", 600, node)
+		c.mustCreate(spec("t", 400, 10))
+		s := spec("t", 400, 10)
+		s.Channels = []string{"main", "more"}
+		s.Contract.Slo.Quantile = 0.9
+		_, err := c.update(s)
+		Expect(err).NotTo(HaveOccurred())
+		topic, _ := node.Topic("t")
+		Expect(topic.Channels).To(Equal([]string{"main", "more"}))
+		Expect(topic.Quantile).To(Equal(0.9))
+	})
+
+	It("leaves everything as it was when it does not fit, or a broker fails", func() {
+		c := newCluster(setup{prepareTimeout: 300 * time.Millisecond})
+		n1, n2 := agenttest.New(), agenttest.New()
+		c.join("b1", 600, n1)
+		c.mustCreate(spec("t", 400, 10))
+		c.join("b2", 600, n2)
+		_, err := c.update(spec("t", 5000, 20))
+		Expect(status.Code(err)).To(Equal(codes.ResourceExhausted))
+		n2.Sabotage(func(string) error { return errors.New("no disk") }, nil)
+		_, err = c.update(spec("t", 800, 20))
+		Expect(status.Code(err)).To(Equal(codes.Unavailable))
+		n2.Sabotage(nil, nil)
+		Expect(c.where("t", 400)).To(Equal(map[string]int{"b1": 400}))
+		Expect(c.broker("b1").Allocated).To(BeEquivalentTo(400))
+		Expect(c.broker("b2").Allocated).To(BeZero())
+		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "400000/10"}))
+		_, err = c.update(spec("t", 800, 20))
+		Expect(err).NotTo(HaveOccurred(), "once the broker works")
+		_, err = c.update(spec("nothing", 1, 1))
+		Expect(status.Code(err)).To(Equal(codes.NotFound))
+	})
+
+	It("tells those who watch, who joined and who moved", func() {
+		c := newCluster(setup{})
+		c.join("b1", 600, agenttest.New())
+		c.mustCreate(spec("t", 4, 10))
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		watch, err := c.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		r, err := watch.Recv()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Assignments).To(HaveLen(4))
+		_, err = c.update(spec("t", 6, 10))
+		Expect(err).NotTo(HaveOccurred())
+		r, err = watch.Recv()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Assignments).To(HaveLen(2))
+		Expect(r.Assignments[0].PublisherId).To(Equal("g.4"))
+	})
+})
+
+var _ = Describe("A broker that drains", func() {
+	It("gives up its topics once they are empty, and gets no new ones", func() {
+		c := newCluster(setup{})
+		n1, n2 := agenttest.New(), agenttest.New()
+		gone := make(chan []string, 10)
+		c.join("b1", 600, n1, dismissed(gone))
+		c.mustCreate(spec("t", 10, 10))
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3})
+		c.join("b2", 600, n2)
+		c.drain("b1")
+		Eventually(func() map[string]int { return c.where("t", 10) }).Should(Equal(map[string]int{"b2": 10}))
+		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.1", "t/g.2", "t/g.3", "t/g.4", "t/g.5", "t/g.6", "t/g.7", "t/g.8", "t/g.9")))
+		Expect(c.broker("b1").Draining).To(BeTrue())
+
+		// It keeps what consumers have not had, with something to release it by,
+		// and they find it there.
+		Consistently(has(n1, "t"), "100ms").Should(BeTrue())
+		nodes, _, _ := c.control.Producers("t")
+		Expect(nodes).To(HaveLen(2))
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "250/1", "b2": "9750/9"}))
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
+		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b2": "10000/10"}))
+		Eventually(func() []string { return c.broker("b1").Topics }).Should(BeEmpty())
+
+		c.mustCreate(spec("u", 10, 10))
+		Expect(c.where("u", 10)).To(Equal(map[string]int{"b2": 10}))
+		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.broker("b1").Draining).To(BeFalse())
+		_, err = c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "nobody"})
+		Expect(status.Code(err)).To(Equal(codes.NotFound))
+	})
+
+	It("keeps what fits nowhere else", func() {
+		c := newCluster(setup{})
+		c.join("b1", 600, agenttest.New())
+		c.mustCreate(spec("t", 400, 10))
+		c.drain("b1")
+		Consistently(func() map[string]int { return c.where("t", 400) }, "100ms").Should(Equal(map[string]int{"b1": 400}))
+		c.join("b2", 600, agenttest.New())
+		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+	})
+})
+
+var _ = Describe("A broker that is away for long", func() {
+	It("has its publishers placed elsewhere, and keeps its part until it is back", func() {
+		c := newCluster(setup{config: func(cfg *controller.Config) { cfg.EvacuateAfter = 50 * time.Millisecond }})
+		n1, n2 := agenttest.New(), agenttest.New()
+		b1 := c.join("b1", 600, n1)
+		c.mustCreate(spec("t", 400, 10))
+		c.join("b2", 600, n2)
+		b1.stop()
+		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+		// What it may still be using is nobody else's: b2 has nothing yet.
+		Expect(c.shares("t")["b1"]).To(Equal("400000/10"))
+
+		c.join("b1", 600, n1)
+		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b2": "400000/10"}))
+	})
+})
+
+var _ = Describe("Moving publishers", func() {
+	It("takes their part of the contract along", func() {
+		c := newCluster(setup{})
+		gone := make(chan []string, 10)
+		c.join("b1", 600, agenttest.New(), dismissed(gone))
+		c.mustCreate(spec("t", 100, 10))
+		c.join("b2", 600, agenttest.New())
+		r, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
+			Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0", "g.9"},
+		})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Topic.Quotas).To(HaveLen(2))
+		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 98, "b2": 2}))
+		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.9")))
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "98000/9", "b2": "2000/1"}))
+		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b7", PublisherIds: []string{"g.0"}})
+		Expect(status.Code(err)).To(Equal(codes.NotFound))
+		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.100"}})
+		Expect(status.Code(err)).To(Equal(codes.NotFound))
+	})
+
+	It("is taken back after a crash in the middle", func() {
+		data := &store.Memory{}
+		first := newCluster(setup{data: data})
+		n2 := agenttest.New()
+		first.join("b1", 600, agenttest.New())
+		first.mustCreate(spec("t", 100, 10))
+		b2 := first.join("b2", 600, n2)
+		entered, release := b2.hang()
+		moved := make(chan error, 1)
+		go func() {
+			_, err := first.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
+				Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0"},
+			})
+			moved <- err
+		}()
+		Eventually(entered).Should(BeClosed())
+		copied := crash(data)
+		release()
+		Eventually(moved).Should(Receive())
+		first.stop()
+
+		second := newCluster(setup{data: copied, address: first.address})
+		Eventually(second.state("t")).Should(Equal("ACTIVE"))
+		Expect(second.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+		Eventually(has(n2, "t")).Should(BeFalse())
+		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "100000/10"}))
+	})
+})

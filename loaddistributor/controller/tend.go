@@ -1,0 +1,158 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// DefaultEvacuateAfter is how long a broker may be away before its publishers
+// are placed elsewhere.
+const DefaultEvacuateAfter = 10 * time.Second
+
+// moveRetry is how long a topic that could not be moved away from a broker is
+// left alone.
+const moveRetry = 5 * time.Second
+
+// Drain has nothing new placed on a broker, and what it has moved away; undo
+// ends that. It returns at once. catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Drain(id string, undo bool) (catalog.Broker, error) {
+	if err := c.following(); err != nil {
+		return catalog.Broker{}, err
+	}
+	if err := c.commit(catalog.BrokerDraining{ID: id, Draining: !undo}); err != nil {
+		return catalog.Broker{}, err
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	b, _ := c.mu.cat.Broker(id)
+	return b, nil
+}
+
+// BrokerTopics returns the topics that are placed on the broker or have left
+// messages there, by name.
+func (c *Controller) BrokerTopics(id string) []string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.cat.Placed(id)
+}
+
+// tend moves topics away from brokers that drain or have been away for too
+// long, and retires those that have been emptied.
+func (c *Controller) tend(now time.Time) {
+	type task struct {
+		topic string
+		do    func()
+	}
+	var tasks []task
+	c.mu.Lock()
+	for _, b := range c.mu.cat.Brokers() {
+		leave := b.Draining
+		switch since, away := c.mu.away[b.ID]; {
+		case b.Connected:
+			delete(c.mu.away, b.ID)
+		case !away:
+			c.mu.away[b.ID] = now
+		default:
+			leave = leave || now.Sub(since) >= c.cfg.EvacuateAfter
+		}
+		for _, name := range c.mu.cat.Placed(b.ID) {
+			topic, _ := c.mu.cat.Topic(name)
+			switch {
+			case !open(topic) || c.mu.names[name] != nil:
+			case slices.Contains(topic.Retiring, b.ID):
+				if c.emptyLocked(topic, b.ID, now) {
+					tasks = append(tasks, task{name, func() { c.retire(name, b.ID) }})
+				}
+			case leave && !now.Before(c.mu.retry[name]):
+				c.mu.retry[name] = now.Add(moveRetry)
+				tasks = append(tasks, task{name, func() { c.leave(name) }})
+			}
+		}
+	}
+	for name, at := range c.mu.retry {
+		if now.After(at) {
+			delete(c.mu.retry, name)
+		}
+	}
+	if c.mu.closing {
+		tasks = nil
+	}
+	for _, t := range tasks {
+		if c.mu.names[t.topic] != nil {
+			continue // two brokers of one topic: one after the other
+		}
+		release := c.holdLocked(t.topic)
+		c.work.Add(1)
+		go func() {
+			defer c.work.Done()
+			defer release()
+			t.do()
+		}()
+	}
+	c.mu.Unlock()
+}
+
+// emptyLocked reports whether a broker that the topic moved away from has
+// nothing of it, by a report of after the move. Requires: mu held.
+func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) bool {
+	s := c.mu.sessions[id]
+	if s == nil || s.reports < 2 {
+		return false
+	}
+	f := s.topics[topic.Spec.Name()]
+	if f == nil {
+		return true // it lists all it has
+	}
+	if len(f.reports) == 0 {
+		return false
+	}
+	last := f.reports[len(f.reports)-1]
+	r := last.stats
+	// An interval without anything, so that what was on its way when the
+	// connections ended has been counted.
+	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
+		now.Sub(last.at) <= c.cfg.Window
+}
+
+// retire has an emptied broker remove the topic. Requires: the name is held.
+func (c *Controller) retire(name, id string) {
+	err := must("retire "+id, c.commit(catalog.MemberRetired{Topic: name, Broker: id}))
+	if err != nil {
+		return // the next controller does it
+	}
+	c.mu.RLock()
+	topic, _ := c.mu.next.Topic(name)
+	c.mu.RUnlock()
+	req, err := contractRequest(topic.Spec, topic.Plan, topic.Retiring)
+	if err == nil {
+		req.Update = true
+		err = c.contract(context.Background(), req)
+	}
+	if err != nil {
+		c.cfg.Log.Warn("shares as before a broker retired, for now", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
+	}
+	c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, name, obs.KeyBroker, id)
+}
+
+// leave moves a topic to where it may be. Requires: the name is held.
+func (c *Controller) leave(name string) {
+	err := c.move(name, "a broker drains or is gone", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		if !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
+			return !slices.ContainsFunc(brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
+		}) {
+			return nil, placement.Plan{}, errSettled // it is back
+		}
+		plan, err := c.replace(topic.Spec, topic, brokers)
+		return topic.Spec, plan, err
+	})
+	var infeasible *placement.Infeasible
+	if errors.As(err, &infeasible) {
+		c.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
+	}
+}
