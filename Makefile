@@ -112,7 +112,13 @@ fuzz: ## fuzz every target for FUZZTIME (60s)
 fuzz-short: ## fuzz every target for 5 seconds
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=5s
 
-bench: ## run every benchmark (BENCHTIME=1x COUNT=1)
+# Brokers beside ours that are installed take part in the comparison; others are
+# named: make bench PEERS=--nsq=upstream=/path/to/nsqd. docs/performance.md has all.
+PEERS ?=
+
+bench: build ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
+	@mkdir -p build
+	$(GO) run ./bench/peer --rounds=1 --duration=3s --json=build/peers.json $(PEERS)
 	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) ./...
 
 # ONLY names some figures (go run ./bench/figures --help lists them), SEED decides

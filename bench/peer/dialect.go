@@ -1,0 +1,472 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// dialect is what a protocol says for publishing and subscribing. Its functions
+// keep no state between connections.
+type dialect struct {
+	// identify is what an NSQ subscriber says of itself, as members of an object.
+	identify string
+	// frame returns what publishes n messages of a size, and where their bodies
+	// begin in it. batch asks for one command where there is one.
+	frame func(size, n int, batch bool) (frame []byte, bodies []int)
+	// number makes a frame the seq-th, if the protocol wants that; nil if not.
+	number func(frame []byte, bodies []int, seq uint16)
+	// hello is said on a publisher's connection first.
+	hello func(c net.Conn, id string) error
+	// answers counts the messages that are accepted by what begins in, and says
+	// how much of it that was; nil if the protocol accepts without a word.
+	answers func(in []byte, perFrame int) (accepted, used int, err error)
+	// subscribe is said on a subscriber's connection first; ready asks for
+	// messages, no more than credit at once.
+	subscribe func(c net.Conn, channel string) error
+	ready     func(out []byte, channel string, credit int) []byte
+	// deliveries takes whole deliveries off in, calls deliver for the body of
+	// each, and appends what is to be said to out.
+	deliveries func(in, out []byte, channel string, deliver func(body []byte)) (used int, reply []byte, err error)
+}
+
+const (
+	topic  = "bench"
+	credit = 2500 // messages that a subscriber may hold at once
+)
+
+// repeat makes n frames of one.
+func repeat(one []byte, body, n int) (frame []byte, bodies []int) {
+	for i := range n {
+		frame = append(frame, one...)
+		bodies = append(bodies, i*len(one)+body)
+	}
+	return frame, bodies
+}
+
+// nsqDialect is NSQ's.
+func nsqDialect(identify string) dialect {
+	return dialect{
+		identify: identify,
+		frame: func(size, n int, batch bool) ([]byte, []int) {
+			if !batch {
+				one := wire.AppendPub(nil, topic, make([]byte, size))
+				return repeat(one, len(one)-size, n)
+			}
+			all := make([][]byte, n)
+			for i := range all {
+				all[i] = make([]byte, size)
+			}
+			frame := wire.AppendMpub(nil, topic, all)
+			bodies := make([]int, n)
+			for i := range bodies {
+				bodies[i] = len(frame) - (n-1-i)*(4+size) - size
+			}
+			return frame, bodies
+		},
+		hello: func(c net.Conn, _ string) error {
+			if encrypted(c) {
+				return nil // it was said before
+			}
+			_, err := c.Write(wire.AppendMagic(nil))
+			return err
+		},
+		answers: func(in []byte, perFrame int) (accepted, used int, err error) {
+			for {
+				kind, data, n, err := wire.ParseFrame(in[used:], 1<<20)
+				if err != nil || n == 0 {
+					return accepted, used, err
+				}
+				used += n
+				switch {
+				case kind == wire.FrameError:
+					return accepted, used, fmt.Errorf("the broker says %s", data)
+				case string(data) == "OK":
+					accepted += perFrame
+				}
+			}
+		},
+		subscribe: func(c net.Conn, channel string) error {
+			var hello []byte
+			want := 1
+			if !encrypted(c) {
+				hello = wire.AppendMagic(nil)
+				if identify != "" {
+					hello = wire.AppendIdentify(hello, []byte("{"+identify+"}"))
+					want++
+				}
+			}
+			if _, err := c.Write(wire.AppendSub(hello, topic, channel)); err != nil {
+				return err
+			}
+			for range want {
+				if err := expectFrame(c); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		ready: func(out []byte, _ string, n int) []byte { return wire.AppendRdy(out, n) },
+		deliveries: func(in, out []byte, _ string, deliver func([]byte)) (used int, reply []byte, err error) {
+			for {
+				kind, data, n, err := wire.ParseFrame(in[used:], 8<<20)
+				if err != nil || n == 0 {
+					return used, out, err
+				}
+				used += n
+				switch {
+				case kind == wire.FrameError:
+					return used, out, fmt.Errorf("the broker says %s", data)
+				case kind == wire.FrameMessage:
+					m, err := wire.ParseMessage(data)
+					if err != nil {
+						return used, out, err
+					}
+					deliver(m.Body)
+					out = wire.AppendFin(out, m.ID)
+				case string(data) == "_heartbeat_":
+					out = wire.AppendNop(out)
+				}
+			}
+		},
+	}
+}
+
+func encrypted(c net.Conn) bool {
+	_, is := c.(*tls.Conn)
+	return is
+}
+
+// expectFrame reads one frame, and no further, that is not an error.
+func expectFrame(c io.Reader) error {
+	head := make([]byte, 8)
+	if _, err := io.ReadFull(c, head); err != nil {
+		return err
+	}
+	size := int(head[0])<<24 | int(head[1])<<16 | int(head[2])<<8 | int(head[3])
+	if size < 4 || size > 1<<20 {
+		return fmt.Errorf("a frame of %d bytes", size)
+	}
+	data := make([]byte, size-4)
+	if _, err := io.ReadFull(c, data); err != nil {
+		return err
+	}
+	if head[7] == byte(wire.FrameError) {
+		return fmt.Errorf("the broker says %s", data)
+	}
+	return nil
+}
+
+// natsDialect is that of NATS without streams: nothing is acknowledged.
+func natsDialect() dialect {
+	hello := func(c net.Conn, more string) error {
+		if _, err := io.WriteString(c, "CONNECT {\"verbose\":false,\"pedantic\":false}\r\n"+more+"PING\r\n"); err != nil {
+			return err
+		}
+		return readUntil(c, "PONG\r\n")
+	}
+	return dialect{
+		frame: func(size, n int, _ bool) ([]byte, []int) {
+			head := fmt.Sprintf("PUB %s %d\r\n", topic, size)
+			return repeat(append(append([]byte(head), make([]byte, size)...), "\r\n"...), len(head), n)
+		},
+		hello:     func(c net.Conn, _ string) error { return hello(c, "") },
+		subscribe: func(c net.Conn, _ string) error { return hello(c, "SUB "+topic+" 1\r\n") },
+		ready:     func(out []byte, _ string, _ int) []byte { return out },
+		deliveries: func(in, out []byte, _ string, deliver func([]byte)) (used int, reply []byte, err error) {
+			for {
+				line, n := cutLine(in[used:])
+				switch {
+				case n == 0:
+					return used, out, nil
+				case bytes.HasPrefix(line, []byte("MSG ")):
+					size, err := strconv.Atoi(string(line[bytes.LastIndexByte(line, ' ')+1:]))
+					if err != nil || size < 0 || size > 8<<20 {
+						return used, out, fmt.Errorf("nats: %q", line)
+					}
+					if len(in)-used < n+size+2 {
+						return used, out, nil
+					}
+					deliver(in[used+n : used+n+size])
+					used += n + size + 2
+					continue
+				case string(line) == "PING":
+					out = append(out, "PONG\r\n"...)
+				case bytes.HasPrefix(line, []byte("-ERR")):
+					return used, out, fmt.Errorf("nats: %s", line)
+				}
+				used += n
+			}
+		},
+	}
+}
+
+// cutLine returns the line that begins in, without its end, and how long it is
+// with it; 0 if it is not all there.
+func cutLine(in []byte) (line []byte, n int) {
+	end := bytes.Index(in, []byte("\r\n"))
+	if end < 0 {
+		return nil, 0
+	}
+	return in[:end], end + 2
+}
+
+// readUntil reads byte by byte, so that nothing behind is lost.
+func readUntil(c io.Reader, end string) error {
+	var got []byte
+	one := make([]byte, 1)
+	for !bytes.HasSuffix(got, []byte(end)) {
+		if _, err := io.ReadFull(c, one); err != nil {
+			return fmt.Errorf("after %q: %w", got, err)
+		}
+		if got = append(got, one[0]); len(got) > 1<<16 {
+			return errors.New("the broker says too much")
+		}
+	}
+	if bytes.Contains(got, []byte("-ERR")) {
+		return fmt.Errorf("the broker says %q", got)
+	}
+	return nil
+}
+
+// redisDialect is that of Redis' streams: a consumer group for each channel.
+func redisDialect() dialect {
+	command := func(out []byte, words ...string) []byte {
+		out = fmt.Appendf(out, "*%d\r\n", len(words))
+		for _, w := range words {
+			out = fmt.Appendf(out, "$%d\r\n%s\r\n", len(w), w)
+		}
+		return out
+	}
+	read := func(out []byte, channel string, n int) []byte {
+		return command(out, "XREADGROUP", "GROUP", channel, "c", "COUNT", strconv.Itoa(n), "BLOCK", "0", "STREAMS", topic, ">")
+	}
+	return dialect{
+		frame: func(size, n int, _ bool) ([]byte, []int) {
+			one := command(nil, "XADD", topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
+			return repeat(one, len(one)-2-size, n)
+		},
+		hello: func(net.Conn, string) error { return nil },
+		answers: func(in []byte, _ int) (accepted, used int, err error) {
+			for {
+				v, n, err := parseRESP(in[used:])
+				if err != nil || n == 0 {
+					return accepted, used, err
+				}
+				if v.kind == '-' {
+					return accepted, used, fmt.Errorf("redis: %s", v.text)
+				}
+				used += n
+				accepted++
+			}
+		},
+		subscribe: func(c net.Conn, channel string) error {
+			if _, err := c.Write(command(nil, "XGROUP", "CREATE", topic, channel, "$", "MKSTREAM")); err != nil {
+				return err
+			}
+			return readUntil(c, "+OK\r\n")
+		},
+		ready: func(out []byte, channel string, n int) []byte { return read(out, channel, min(n, 500)) },
+		deliveries: func(in, out []byte, channel string, deliver func([]byte)) (used int, reply []byte, err error) {
+			for {
+				v, n, err := parseRESP(in[used:])
+				if err != nil || n == 0 {
+					return used, out, err
+				}
+				used += n
+				switch v.kind {
+				case '-':
+					return used, out, fmt.Errorf("redis: %s", v.text)
+				case '*': // [[stream, [[id, [field, value]], ...]]]
+					if len(v.list) != 1 || len(v.list[0].list) != 2 {
+						return used, out, errors.New("redis: XREADGROUP's answer has another shape")
+					}
+					ack := []string{"XACK", topic, channel}
+					for _, entry := range v.list[0].list[1].list {
+						if len(entry.list) != 2 || len(entry.list[1].list) != 2 {
+							return used, out, errors.New("redis: an entry has another shape")
+						}
+						deliver(entry.list[1].list[1].text)
+						ack = append(ack, string(entry.list[0].text))
+					}
+					out = read(command(out, ack...), channel, 500)
+				}
+			}
+		},
+	}
+}
+
+// resp is a value of Redis' protocol.
+type resp struct {
+	kind byte // + - : $ *
+	text []byte
+	list []resp
+}
+
+// deepestRESP is how deep the answers lie that we ask for.
+const deepestRESP = 6
+
+// parseRESP takes a value off in; n is 0 if it is not all there.
+func parseRESP(in []byte) (v resp, n int, err error) { return parseRESPAt(in, 0) }
+
+func parseRESPAt(in []byte, depth int) (v resp, n int, err error) {
+	line, n := cutLine(in)
+	if n == 0 {
+		return v, 0, nil
+	}
+	if len(line) == 0 || depth > deepestRESP {
+		return v, 0, fmt.Errorf("redis: %q", line)
+	}
+	v = resp{kind: line[0], text: line[1:]}
+	switch v.kind {
+	case '+', '-', ':':
+		return v, n, nil
+	case '$', '*':
+	default:
+		return v, 0, fmt.Errorf("redis: %q", line)
+	}
+	size, err := strconv.Atoi(string(line[1:]))
+	if err != nil || size < -1 || size > 8<<20 {
+		return v, 0, fmt.Errorf("redis: %q", line)
+	}
+	if v.text = nil; size < 0 {
+		return v, n, nil
+	}
+	if v.kind == '$' {
+		if len(in) < n+size+2 {
+			return v, 0, nil
+		}
+		v.text = in[n : n+size]
+		return v, n + size + 2, nil
+	}
+	for range size {
+		e, k, err := parseRESPAt(in[n:], depth+1)
+		if err != nil || k == 0 {
+			return v, 0, err
+		}
+		v.list = append(v.list, e)
+		n += k
+	}
+	return v, n, nil
+}
+
+// mqttDialect is MQTT 3.1.1 with quality of service 1.
+func mqttDialect() dialect {
+	packet := func(kind byte, body []byte) []byte {
+		out := []byte{kind}
+		for n := len(body); ; n >>= 7 {
+			if n < 128 {
+				out = append(out, byte(n))
+				break
+			}
+			out = append(out, byte(n)|128)
+		}
+		return append(out, body...)
+	}
+	text := func(s string) []byte { return append([]byte{byte(len(s) >> 8), byte(len(s))}, s...) }
+	connect := func(c net.Conn, id string) error {
+		body := append(text("MQTT"), 4, 2, 0, 0) // level 4, clean session, no keep-alive
+		if _, err := c.Write(packet(0x10, append(body, text(id)...))); err != nil {
+			return err
+		}
+		return expectMQTT(c, 0x20)
+	}
+	return dialect{
+		frame: func(size, n int, _ bool) ([]byte, []int) {
+			one := packet(0x32, append(append(text(topic), 0, 1), make([]byte, size)...))
+			return repeat(one, len(one)-size, n)
+		},
+		number: func(frame []byte, bodies []int, seq uint16) {
+			for i, b := range bodies {
+				id := 1 + (int(seq)*len(bodies)+i)%(1<<16-1)
+				frame[b-2], frame[b-1] = byte(id>>8), byte(id)
+			}
+		},
+		hello: connect,
+		answers: func(in []byte, _ int) (accepted, used int, err error) {
+			for {
+				kind, _, n, err := parseMQTT(in[used:])
+				if err != nil || n == 0 {
+					return accepted, used, err
+				}
+				used += n
+				if kind>>4 == 4 {
+					accepted++
+				}
+			}
+		},
+		subscribe: func(c net.Conn, channel string) error {
+			if err := connect(c, channel); err != nil {
+				return err
+			}
+			if _, err := c.Write(packet(0x82, append(append([]byte{0, 1}, text(topic)...), 1))); err != nil {
+				return err
+			}
+			return expectMQTT(c, 0x90)
+		},
+		ready: func(out []byte, _ string, _ int) []byte { return out },
+		deliveries: func(in, out []byte, _ string, deliver func([]byte)) (used int, reply []byte, err error) {
+			for {
+				kind, body, n, err := parseMQTT(in[used:])
+				if err != nil || n == 0 {
+					return used, out, err
+				}
+				used += n
+				if kind>>4 != 3 {
+					continue
+				}
+				if len(body) < 2 || len(body) < 4+int(body[0])<<8+int(body[1]) {
+					return used, out, errors.New("mqtt: a message without an id")
+				}
+				at := 2 + int(body[0])<<8 + int(body[1])
+				deliver(body[at+2:])
+				out = append(out, 0x40, 2, body[at], body[at+1])
+			}
+		},
+	}
+}
+
+// parseMQTT takes a packet off in; n is 0 if it is not all there.
+func parseMQTT(in []byte) (kind byte, body []byte, n int, err error) {
+	size := 0
+	for i := 1; i < len(in); i++ {
+		size |= int(in[i]&127) << (7 * (i - 1))
+		if in[i] < 128 {
+			if len(in) < i+1+size {
+				return 0, nil, 0, nil
+			}
+			return in[0], in[i+1 : i+1+size], i + 1 + size, nil
+		}
+		if i == 4 {
+			return 0, nil, 0, errors.New("mqtt: a length of more than four bytes")
+		}
+	}
+	return 0, nil, 0, nil
+}
+
+// expectMQTT reads one short packet of a kind whose last byte says success.
+func expectMQTT(c io.Reader, kind byte) error {
+	head := make([]byte, 2)
+	if _, err := io.ReadFull(c, head); err != nil {
+		return err
+	}
+	if head[0] != kind || head[1] == 0 || head[1] > 127 {
+		return fmt.Errorf("mqtt: %x, want %x", head, kind)
+	}
+	body := make([]byte, head[1])
+	if _, err := io.ReadFull(c, body); err != nil {
+		return err
+	}
+	if code := body[len(body)-1]; code > 2 || kind == 0x20 && code != 0 {
+		return fmt.Errorf("mqtt: refused with %#x", code)
+	}
+	return nil
+}

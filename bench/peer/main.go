@@ -1,0 +1,247 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+func main() { os.Exit(lifecycle.Main("peer", start)) }
+
+// config is what the flags say.
+type config struct {
+	scenarios []scenario
+	peers     []peer
+	skipped   []string // brokers, with the reason
+	rounds    int
+	lasting   time.Duration
+	seed      uint64
+	json      string
+	list      bool
+}
+
+// report is what a run of this program leaves.
+type report struct {
+	Commit  string   `json:"commit"`
+	Kernel  string   `json:"kernel"`
+	CPUs    int      `json:"cpus"`
+	Go      string   `json:"go"`
+	Flags   []string `json:"flags"`
+	Seed    uint64   `json:"seed"`
+	Brokers []broker `json:"brokers"`
+	Skipped []string `json:"skipped,omitempty"`
+	Runs    []run    `json:"runs"`
+}
+
+type broker struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+}
+
+func start(ctx context.Context) error {
+	c, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	if c.list {
+		for _, s := range scenarios() {
+			fmt.Printf("%-14s %s\n", s.name, s.what)
+		}
+		return nil
+	}
+	debug.SetGCPercent(400) // the load's own collections are not what is measured
+	r := report{Commit: commit(ctx), Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:], Seed: c.seed, Skipped: c.skipped}
+	var names []string
+	for _, p := range c.peers {
+		names = append(names, p.name)
+		r.Brokers = append(r.Brokers, broker{p.name, version(ctx, p.path)})
+	}
+	fmt.Printf("commit %s, kernel %s, %d processors, %s, seed %d\nflags: %s\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, strings.Join(r.Flags, " "))
+	for _, b := range r.Brokers {
+		fmt.Printf("%s: %s\n", b.Name, b.Version)
+	}
+	for _, s := range c.skipped {
+		fmt.Println(s)
+	}
+	r.Runs = c.all(ctx, os.Stderr)
+	if err := writeTables(os.Stdout, c.scenarios, names, r.Runs); err != nil {
+		return err
+	}
+	if c.json != "" {
+		text, err := json.MarshalIndent(r, "", "\t")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(c.json, append(text, '\n'), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, one := range r.Runs {
+		if one.Error != "" {
+			return fmt.Errorf("%s with %s: %s", one.Scenario, one.Peer, one.Error)
+		}
+	}
+	return ctx.Err()
+}
+
+// all performs every scenario: in each round all brokers, in turns.
+func (c config) all(ctx context.Context, progress io.Writer) (runs []run) {
+	for _, s := range c.scenarios {
+		for round := range c.rounds {
+			for i := range c.peers {
+				p := c.peers[(i+round)%len(c.peers)] // nobody is always first
+				if s.nsqOnly && !p.nsq || ctx.Err() != nil {
+					continue
+				}
+				// The same schedule for all brokers of a round.
+				r, err := perform(ctx, p, s, c.lasting, c.seed+uint64(round))
+				r.Scenario, r.Peer, r.Round = s.name, p.name, round+1
+				if err != nil {
+					r.Error = err.Error()
+				}
+				fmt.Fprintf(progress, "%s, round %d, %s: %d sent, p99 %.3f ms, %.2f us/msg %s\n", s.name, r.Round, p.name, r.Sent, r.P99, r.CPU, r.Error)
+				runs = append(runs, r)
+			}
+		}
+	}
+	return runs
+}
+
+// paths are name=path flags.
+type paths []string
+
+func (p *paths) String() string { return strings.Join(*p, " ") }
+func (p *paths) Set(s string) error {
+	if name, path, ok := strings.Cut(s, "="); !ok || name == "" || path == "" {
+		return errors.New("want name=path")
+	}
+	*p = append(*p, s)
+	return nil
+}
+
+func parse(args []string) (c config, err error) {
+	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // lifecycle prints the error, once
+	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
+	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all that are there)")
+	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
+	var others paths
+	fs.Var(&others, "nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one")
+	natsPath := fs.String("nats", "nats-server", "`path` of nats-server")
+	redisPath := fs.String("redis", "redis-server", "`path` of redis-server")
+	mosquittoPath := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
+	fs.IntVar(&c.rounds, "rounds", 3, "how often each scenario is performed with each broker")
+	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
+	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
+	fs.StringVar(&c.json, "json", "", "`file` for all figures")
+	fs.BoolVar(&c.list, "list", false, "list the scenarios, and exit")
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fs.SetOutput(os.Stdout)
+		fs.PrintDefaults()
+		return c, err
+	} else if err != nil {
+		return c, err
+	}
+	if fs.NArg() > 0 {
+		return c, fmt.Errorf("unexpected %q", fs.Arg(0))
+	}
+	if c.list {
+		return c, nil
+	}
+	if c.rounds < 1 || c.rounds > 100 || c.lasting < 100*time.Millisecond || c.lasting > time.Minute {
+		return c, errors.New("want 1 to 100 --rounds, --duration of 100ms to 1m")
+	}
+	all := scenarios()
+	for _, name := range strings.Split(*names, ",") {
+		if name == "all" {
+			c.scenarios = append(c.scenarios, all...)
+			continue
+		}
+		i := slices.IndexFunc(all, func(s scenario) bool { return s.name == name })
+		if i < 0 {
+			return c, fmt.Errorf("no scenario %q; see --list", name)
+		}
+		c.scenarios = append(c.scenarios, all[i])
+	}
+	known := []peer{ours(*srtm)}
+	for _, o := range others {
+		name, path, _ := strings.Cut(o, "=")
+		known = append(known, anotherNSQ(name, path, ""), anotherNSQ(name+"-unbuffered", path, unbuffered))
+	}
+	known = append(known, nats(*natsPath), redis(*redisPath), mosquitto(*mosquittoPath))
+	wanted := strings.Split(*only, ",")
+	for _, name := range wanted {
+		if *only != "" && !slices.ContainsFunc(known, func(p peer) bool { return p.name == name }) {
+			return c, fmt.Errorf("--only: there is no broker %q", name)
+		}
+	}
+	for _, p := range known {
+		if *only != "" && !slices.Contains(wanted, p.name) {
+			continue
+		}
+		found, err := exec.LookPath(p.path)
+		if err == nil {
+			p.path, err = filepath.Abs(found) // it runs in a folder of its own
+		}
+		if err != nil {
+			c.skipped = append(c.skipped, fmt.Sprintf("%s is left out: %v", p.name, err))
+			continue
+		}
+		c.peers = append(c.peers, p)
+	}
+	if len(c.peers) == 0 {
+		return c, errors.New("no broker is there: " + strings.Join(c.skipped, "; "))
+	}
+	return c, nil
+}
+
+// commit is that of the working tree, where there is one.
+func commit(ctx context.Context) string {
+	text, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12").Output()
+	if err != nil {
+		return obs.Version()
+	}
+	return strings.TrimSpace(string(text))
+}
+
+func kernel() string {
+	var name unix.Utsname
+	if unix.Uname(&name) != nil {
+		return runtime.GOOS
+	}
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+// version is the first line that a broker says of its version.
+func version(ctx context.Context, path string) string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	flag := "--version"
+	if filepath.Base(path) == "mosquitto" {
+		flag = "-h"
+	}
+	text, _ := exec.CommandContext(ctx, path, flag).CombinedOutput() // some say it with an exit code
+	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	return line
+}

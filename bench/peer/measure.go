@@ -1,0 +1,214 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// run is what one run of a scenario with a broker gave. What is not known is nil.
+type run struct {
+	Scenario string `json:"scenario"`
+	Peer     string `json:"peer"`
+	Round    int    `json:"round"`
+	Error    string `json:"error,omitempty"` // then nothing else means anything
+
+	Sent      int `json:"sent"`
+	Accepted  int `json:"accepted"`  // as far as the broker says so
+	Delivered int `json:"delivered"` // to all channels that are measured
+	Missing   int `json:"missing"`   // deliveries
+
+	// Milliseconds from when a message was due, to each channel.
+	P50  float64 `json:"p50_ms"`
+	P90  float64 `json:"p90_ms"`
+	P99  float64 `json:"p99_ms"`
+	P999 float64 `json:"p999_ms"`
+	Max  float64 `json:"max_ms"`
+
+	InPerSecond  float64 `json:"in_per_s"`  // from the first to the last answer, or write
+	OutPerSecond float64 `json:"out_per_s"` // of one channel, from the first message sent or asked for
+
+	CPU         float64  `json:"cpu_us_per_message"` // of the broker, per message sent
+	RSS         float64  `json:"rss_mb"`             // at the end
+	PerConn     float64  `json:"bytes_per_connection"`
+	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
+	Collections *float64 `json:"gc_cycles,omitempty"`
+}
+
+// perform starts a broker, gives it the work, and stops it.
+func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, seed uint64) (r run, err error) {
+	b, err := p.start(ctx, s)
+	if err != nil {
+		return r, err
+	}
+	defer func() {
+		broken := err != nil
+		if err = errors.Join(err, b.stop()); broken && b.log.Len() > 0 {
+			err = fmt.Errorf("%w; it says: %.500s", err, b.log.Bytes())
+		}
+	}()
+
+	var subs []*subscriber
+	defer func() {
+		for _, sub := range subs {
+			sub.close()
+		}
+	}()
+	for i := range s.channels {
+		sub, err := subscribe(ctx, b, s, p.dialect, fmt.Sprintf("c%d", i), 0)
+		if err != nil {
+			return r, err
+		}
+		subs = append(subs, sub)
+	}
+	measured := subs
+	if s.slow {
+		sub, err := subscribe(ctx, b, s, p.dialect, "slow", 10*time.Millisecond)
+		if err != nil {
+			return r, err
+		}
+		subs = append(subs, sub)
+	}
+	before, err := b.rss()
+	if err != nil {
+		return r, err
+	}
+	pubs, err := connect(ctx, b, s, p.dialect)
+	if err != nil {
+		return r, err
+	}
+	defer pubs.close()
+	if err := pubs.read(); err != nil {
+		return r, err
+	}
+	time.Sleep(200 * time.Millisecond) // until the broker has seen them all
+	with, err := b.rss()
+	if err != nil {
+		return r, err
+	}
+	r.PerConn = float64(with-before) / float64(s.conns)
+
+	cpu, err := b.cpu()
+	if err != nil {
+		return r, err
+	}
+	used, known, err := b.heap(ctx)
+	if err != nil {
+		return r, err
+	}
+	start := clock.Mono()
+	from := start
+	if s.rate > 0 {
+		from = start.Add(warming)
+	}
+	if !s.late {
+		for _, sub := range subs {
+			sub.start(from)
+		}
+	}
+	if s.rate > 0 {
+		r.Sent, err = pubs.send(ctx, start, warming+lasting, seed)
+	} else {
+		r.Sent, err = pubs.flood(ctx, longest)
+	}
+	if err != nil {
+		return r, err
+	}
+	sent := clock.Mono()
+	if p.answers != nil {
+		if err := until(ctx, sent.Add(patience), func() bool { return int(pubs.accepted.Load()) >= r.Sent }, pubs.failure); err != nil {
+			return r, fmt.Errorf("%d of %d messages were accepted: %w", pubs.accepted.Load(), r.Sent, err)
+		}
+		r.Accepted, sent = int(pubs.accepted.Load()), clock.Mono()
+	}
+	r.InPerSecond = float64(r.Sent) / sent.Sub(start).Seconds()
+	asked := start
+	if s.late {
+		asked = clock.Mono()
+		for _, sub := range subs {
+			sub.start(stamp.Mono(0))
+		}
+	}
+	want := int64(r.Sent)
+	// What never comes is counted: not every broker promises that everything does.
+	late := until(ctx, clock.Mono().Add(patience), func() bool {
+		for _, sub := range measured {
+			if sub.delivered.Load() < want {
+				return false
+			}
+		}
+		return true
+	}, func() error {
+		for _, sub := range measured {
+			if err := sub.failure(); err != nil {
+				return err
+			}
+		}
+		return pubs.failure()
+	})
+	if late != nil && !errors.Is(late, errLate) {
+		return r, late
+	}
+	cpuAfter, err := b.cpu()
+	if err != nil {
+		return r, err
+	}
+	usedAfter, _, err := b.heap(ctx)
+	if err != nil {
+		return r, err
+	}
+	after, err := b.rss()
+	if err != nil {
+		return r, err
+	}
+	all := newHistogram()
+	last := asked
+	for _, sub := range measured {
+		sub.close()
+		r.Delivered += int(sub.delivered.Load())
+		last = max(last, stamp.Mono(sub.last.Load()))
+		all.Merge(sub.latency)
+	}
+	if r.Missing = r.Sent*s.channels - r.Delivered; r.Delivered == 0 {
+		return r, errors.New("nothing was delivered")
+	}
+	r.latencies(all)
+	r.OutPerSecond = float64(r.Delivered) / float64(s.channels) / last.Sub(asked).Seconds()
+	r.CPU = float64((cpuAfter - cpu).Microseconds()) / float64(r.Sent)
+	r.RSS = float64(after) / (1 << 20)
+	if known {
+		mallocs, collections := float64(usedAfter.mallocs-used.mallocs)/float64(r.Sent), float64(usedAfter.collections-used.collections)
+		r.Mallocs, r.Collections = &mallocs, &collections
+	}
+	return r, nil
+}
+
+func (r *run) latencies(h *hdr.Histogram) {
+	ms := func(v int64) float64 { return float64(v) / 1e6 }
+	r.P50, r.P90, r.P99 = ms(h.ValueAtQuantile(50)), ms(h.ValueAtQuantile(90)), ms(h.ValueAtQuantile(99))
+	r.P999, r.Max = ms(h.ValueAtQuantile(99.9)), ms(h.Max())
+}
+
+var errLate = errors.New("it takes too long")
+
+// until waits for a condition, and for no longer than until give.
+func until(ctx context.Context, give stamp.Mono, is func() bool, failed func() error) error {
+	for !is() {
+		if err := errors.Join(ctx.Err(), failed()); err != nil {
+			return err
+		}
+		if give.Before(clock.Mono()) {
+			return errLate
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}

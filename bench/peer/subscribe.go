@@ -1,0 +1,128 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// The range of latencies.
+const (
+	leastLatency = int64(time.Microsecond)
+	mostLatency  = int64(time.Minute)
+)
+
+func newHistogram() *hdr.Histogram { return hdr.New(leastLatency, mostLatency, 3) }
+
+// subscriber takes the messages of a channel.
+type subscriber struct {
+	// set once
+	c       net.Conn
+	d       dialect
+	channel string
+	slow    time.Duration // that a message takes
+	from    stamp.Mono    // messages that were due before are not measured; set before receive
+	done    chan struct{} // closed when receive has ended; nil before start
+
+	// atomic
+	delivered atomic.Int64
+	last      atomic.Int64 // when the latest was delivered
+
+	// owned by receive until done
+	latency *hdr.Histogram
+	err     error
+}
+
+func subscribe(ctx context.Context, b *process, s scenario, d dialect, channel string, slow time.Duration) (*subscriber, error) {
+	c, err := dial(ctx, b, s, d)
+	if err != nil {
+		return nil, fmt.Errorf("subscriber of %s: %w", channel, err)
+	}
+	if err := errors.Join(d.subscribe(c, channel), c.SetDeadline(time.Time{})); err != nil {
+		return nil, errors.Join(fmt.Errorf("subscriber of %s: %w", channel, err), c.Close())
+	}
+	return &subscriber{c: c, d: d, channel: channel, slow: slow, latency: newHistogram()}, nil
+}
+
+// start asks for messages and goes on until close.
+func (s *subscriber) start(from stamp.Mono) {
+	s.from, s.done = from, make(chan struct{})
+	go func() {
+		defer close(s.done)
+		s.err = s.receive()
+	}()
+}
+
+func (s *subscriber) receive() error {
+	want := credit
+	if s.slow > 0 {
+		want = 1
+	}
+	out := s.d.ready(nil, s.channel, want)
+	if _, err := s.c.Write(out); err != nil {
+		return err
+	}
+	in := make([]byte, 0, 1<<18)
+	for {
+		if len(in) == cap(in) {
+			in = append(make([]byte, 0, 2*cap(in)), in...) // a message is larger
+		}
+		n, err := s.c.Read(in[len(in):cap(in)])
+		if err != nil {
+			return err
+		}
+		in = in[:len(in)+n]
+		now, got := clock.Mono(), int64(0)
+		used, reply, err := s.d.deliveries(in, out[:0], s.channel, func(body []byte) {
+			got++
+			due := stamp.Mono(binary.LittleEndian.Uint64(body))
+			if !due.Before(s.from) {
+				// Out of range is at its end.
+				_ = s.latency.RecordValue(min(max(int64(now.Sub(due)), leastLatency), mostLatency))
+			}
+		})
+		if err != nil {
+			return err
+		}
+		in = in[:copy(in[:cap(in)], in[used:])]
+		if out = reply; len(out) > 0 {
+			if s.slow > 0 {
+				time.Sleep(time.Duration(got) * s.slow)
+			}
+			if _, err := s.c.Write(out); err != nil {
+				return err
+			}
+		}
+		s.last.Store(int64(now))
+		s.delivered.Add(got)
+	}
+}
+
+// failure is why it has ended, if it has.
+func (s *subscriber) failure() error {
+	select {
+	case <-s.done:
+		return fmt.Errorf("subscriber of %s: %w", s.channel, s.err)
+	default:
+		return nil
+	}
+}
+
+// close ends it and waits for that. It may have been started or not.
+func (s *subscriber) close() {
+	_ = s.c.Close()
+	if s.done != nil {
+		<-s.done
+	}
+}
