@@ -449,6 +449,7 @@ var _ = Describe("an agent", func() {
 			}
 			Eventually(a.Held).Should(Equal(5))
 			Consistently(a.Held).WithTimeout(50 * time.Millisecond).Should(Equal(5))
+			open("p") // which takes no room
 			a.Hold(false)
 			for _, r := range all {
 				Expect(r.frame()).To(Equal("OK"))

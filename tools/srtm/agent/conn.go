@@ -204,8 +204,10 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 func (c *conn) submit(base context.Context, o *order) {
 	c.stalled.Store(true)
 	defer c.stalled.Store(false)
-	if err := c.a.buffer.Acquire(base, o.size); err != nil {
-		o.size, o.err = 0, fmt.Errorf("not sent: %w", err) // the agent stops
+	if o.size > 0 { // nothing would wait in line all the same
+		if err := c.a.buffer.Acquire(base, o.size); err != nil {
+			o.size, o.err = 0, fmt.Errorf("not sent: %w", err) // the agent stops
+		}
 	}
 	c.orders <- o
 	if o.settled != nil {
