@@ -1,0 +1,178 @@
+package fitting_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// verdicts runs the test, of a budget of 1 %, on messages whose true late fraction
+// is p, late in bursts: of so many messages in a row all are late or none. Slices
+// of 100 messages cut through bursts, or hold many.
+func verdicts(p float64, burst, runs int, most float64, seed uint64) (counts map[fitting.Decision]int, messages float64) {
+	counts = map[fitting.Decision]int{}
+	for run := range runs {
+		rng := rand.New(rand.NewPCG(seed, uint64(run)))
+		s := fitting.NewSequential(0.01, alpha, burst, most)
+		left, late := rng.IntN(burst)+1, rng.Float64() < p
+		for s.Decision() == fitting.Undecided {
+			const slice = 100
+			sum := 0
+			for n := slice; n > 0; {
+				if left == 0 {
+					left, late = burst, rng.Float64() < p
+				}
+				step := min(n, left)
+				if late {
+					sum += step
+				}
+				left -= step
+				n -= step
+			}
+			s.Add(slice, float64(sum))
+		}
+		_, n := s.Fraction()
+		messages += n / float64(runs)
+		counts[s.Decision()]++
+	}
+	return counts, messages
+}
+
+const alpha = 0.05
+
+// runs is how many runs each case gets; SRTM_FITTING_RUNS raises it.
+func runs(t *testing.T, usual int) int {
+	t.Helper()
+	text := os.Getenv("SRTM_FITTING_RUNS")
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("SRTM_FITTING_RUNS=%q is no number of runs", text)
+	}
+	return n
+}
+
+// The promise of Sequential, over many runs with known true fractions: the error
+// rate of its verdicts is within alpha. The allowance is three standard
+// deviations of a count that is right at alpha.
+func TestVerdictsErrWithinAlpha(t *testing.T) {
+	n := runs(t, 400)
+	allowed := alpha*float64(n) + 3*math.Sqrt(alpha*(1-alpha)*float64(n))
+	for _, burst := range []int{1, 10, 50, 250} {
+		for _, p := range []float64{0.005, 0.008, 0.01, 0.012, 0.02, 0.1} {
+			t.Run(fmt.Sprintf("p=%v,burst=%d", p, burst), func(t *testing.T) {
+				counts, messages := verdicts(p, burst, n, float64(4000*burst), testkit.Seed(t))
+				t.Logf("after %.0f bursts: %v", messages/float64(burst), counts)
+				wrong := 0
+				if p >= 0.01 {
+					wrong = counts[fitting.Within]
+				}
+				if p <= 0.01 {
+					wrong = max(wrong, counts[fitting.Beyond])
+				}
+				if float64(wrong) > allowed {
+					t.Errorf("%d of %d verdicts are wrong, allowed %.0f", wrong, n, allowed)
+				}
+				if counts[fitting.Undecided] != 0 {
+					t.Errorf("%d runs ended without a verdict", counts[fitting.Undecided])
+				}
+			})
+		}
+	}
+}
+
+// Bursts of which any part is late, and of any size up to the bound, are covered
+// as well.
+func TestVerdictsOnBurstsLateInPart(t *testing.T) {
+	n := runs(t, 400)
+	wrong := 0
+	for run := range n {
+		rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(run)))
+		s := fitting.NewSequential(0.01, alpha, 250, 500_000)
+		for s.Decision() == fitting.Undecided {
+			// 2.4 % of bursts are late by a half in the mean, and larger ones no
+			// more often than smaller ones: 1.2 %.
+			size := 1 + rng.IntN(250)
+			late := 0.0
+			if rng.Float64() < 0.024 {
+				late = float64(size) * rng.Float64()
+			}
+			s.Add(float64(size), late)
+		}
+		if s.Decision() == fitting.Within {
+			wrong++
+		}
+	}
+	if float64(wrong) > alpha*float64(n)+3*math.Sqrt(alpha*float64(n)) {
+		t.Errorf("%d of %d verdicts are wrong", wrong, n)
+	}
+}
+
+// What is far from the budget is settled, and soon.
+func TestTheClearIsSettledSoon(t *testing.T) {
+	for _, c := range []struct {
+		p    float64
+		want fitting.Decision
+		most float64 // bursts, in the mean
+	}{{0, fitting.Within, 314}, {0.0005, fitting.Within, 400}, {0.2, fitting.Beyond, 30}, {0.5, fitting.Beyond, 8}} {
+		counts, messages := verdicts(c.p, 250, 400, 2000*250, testkit.Seed(t))
+		if counts[c.want] < 360 || messages > c.most*250 {
+			t.Errorf("p=%v: %v after %.0f bursts, want %v within %.0f", c.p, counts, messages/250, c.want, c.most)
+		}
+	}
+	s := fitting.NewSequential(0.01, alpha, 250, 500_000)
+	if least := s.Least(); least < 77_000 || least > 79_000 {
+		t.Errorf("at least %v messages in bursts of 250", least)
+	}
+}
+
+// Nearer the budget it asks for more, up to the cap, and then takes the safe side.
+func TestNearTheBudgetItAsksForMore(t *testing.T) {
+	_, far := verdicts(0, 10, 300, 20_000, testkit.Seed(t))
+	counts, near := verdicts(0.002, 10, 300, 20_000, testkit.Seed(t))
+	if near < 1.5*far || counts[fitting.Within] < 200 {
+		t.Errorf("p=0.002 took %.0f messages, 0 took %.0f: %v", near, far, counts)
+	}
+	for _, p := range []float64{0.0095, 0.0105} {
+		if counts, _ := verdicts(p, 10, 300, 20_000, testkit.Seed(t)); counts[fitting.Unsettled] < 250 {
+			t.Errorf("p=%v: %v", p, counts)
+		}
+	}
+	// Nothing is hopeless here but the time: it ends at the cap.
+	s := fitting.NewSequential(0.01, 0.05, 10, 3000)
+	for s.Decision() == fitting.Undecided {
+		s.Add(10, 0)
+	}
+	if _, n := s.Fraction(); s.Decision() != fitting.Unsettled || n > 3000 {
+		t.Errorf("%v after %v messages, the cap is 3000", s.Decision(), n)
+	}
+	if d := s.Decision(); s.Add(1e6, 1e6) != d || d == fitting.Undecided {
+		t.Errorf("%v, then %v", d, s.Decision())
+	}
+	// Far too late: it gives up long before the cap.
+	s = fitting.NewSequential(0.01, 0.05, 10, 1e9)
+	for s.Decision() == fitting.Undecided {
+		s.Add(10, 0.1)
+	}
+	if _, n := s.Fraction(); s.Decision() != fitting.Unsettled || n > 1e6 {
+		t.Errorf("just on the budget: %v after %v messages", s.Decision(), n)
+	}
+}
+
+func TestDecisionNames(t *testing.T) {
+	for d, want := range map[fitting.Decision]string{fitting.Within: "within", fitting.Unsettled: "unsettled", 9: "decision 9"} {
+		if d.String() != want {
+			t.Errorf("%d is %q", int(d), d)
+		}
+	}
+}
