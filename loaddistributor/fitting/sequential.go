@@ -111,7 +111,7 @@ func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
 	}
 	return &Sequential{
 		budget: budget, alpha: alpha, burst: float64(max(1, burst)), most: most, enough: math.Log(1 / alpha),
-		keeps:  newBettor(budget, [3][2]float64{{0.9, 0.01}, {0.05, 0.15}, {0.05, 0.4}}),
+		keeps:  newBettor(budget, [3][2]float64{{0.9, 0.02}, {0.05, 0.15}, {0.05, 0.4}}),
 		breaks: newBettor(budget, [3][2]float64{{0.3, 2}, {0.3, 6}, {0.4, 40}}),
 	}
 }
@@ -120,6 +120,26 @@ func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
 func (s *Sequential) Least() float64 {
 	boldest := s.keeps[0]
 	return s.burst * (s.enough - boldest.part) / boldest.inTime
+}
+
+// Needs is how many messages the test takes until Within if the fraction late of
+// them is late, evenly; infinite if it would never be.
+func (s *Sequential) Needs(late float64) float64 {
+	high := 1.0 // bursts
+	for s.keeps.wealth(high, late*high) < s.enough {
+		if high *= 2; high > 1e9 {
+			return math.Inf(1)
+		}
+	}
+	low := high / 2
+	for range 20 {
+		if mid := (low + high) / 2; s.keeps.wealth(mid, late*mid) < s.enough {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	return high * s.burst
 }
 
 // Add tells the test that of so many messages so many were late. After a decision
@@ -147,12 +167,13 @@ func (s *Sequential) Add(delivered, late float64) Decision {
 	return s.decision
 }
 
-// hope is a late fraction that the truth is hardly below: two standard deviations
-// less than what was seen, with four bursts in time on top.
+// hope is a late fraction that the truth is likely not below: 1.3 standard
+// deviations less than what was seen, with four bursts in time on top. A single
+// late burst leaves all hope.
 func hope(bursts, late float64) float64 {
 	bursts += 4
 	f := late / bursts
-	return max(0, f-2*math.Sqrt(f*(1-f)/bursts))
+	return max(0, f-1.3*math.Sqrt(f*(1-f)/bursts))
 }
 
 // Decision returns what the test has come to.

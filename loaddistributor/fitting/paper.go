@@ -1,0 +1,247 @@
+package fitting
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// DefaultRound is the length of a measurement round in the paper.
+const DefaultRound = 60 * time.Second
+
+// within is how far below the SLO's latency a broker's quantile may lie for its
+// search to stop: 20 %, as in the paper.
+const within = 0.8
+
+// Paper is the search of the SRTM paper (sections 4.2 and 6.5), in rounds of fixed
+// length. An iteration places what is unassigned on the fewest brokers that are
+// not full, by their rcap, and measures. A broker that violates the SLO searches
+// for the number of publishers it can hold, by bisection; all that do search in
+// the same rounds. A search ends when the broker keeps the SLO within 20 % below
+// it, or has no number left to try; the broker is then full, and its excess goes
+// to the next iteration. It ends when all are placed, or no broker is left.
+//
+// Publishers beyond the number that is tried send nowhere meanwhile.
+type Paper struct {
+	setup      Setup
+	round      time.Duration
+	rng        *rand.Rand
+	publishers []placement.Publisher
+
+	where    []int // of each publisher: broker, or -1
+	full     []bool
+	searches []bisection // of the iteration under way, by broker; nil publishers: none
+	rounds   []Rounds
+	started  bool
+	outcome  *Outcome
+}
+
+// bisection is one broker's search. Requires of publishers: any first n of them
+// are spread over the groups in proportion.
+type bisection struct {
+	publishers []int // those it was given in all; nil: it does not search
+	low, high  int   // low is fine, high is not
+	try        int
+}
+
+// NewPaper returns the search with rounds of the given length; rng is for
+// policies that place blindly.
+func NewPaper(setup Setup, round time.Duration, rng *rand.Rand) (*Paper, error) {
+	if err := setup.Validate(); err != nil {
+		return nil, err
+	}
+	if round <= 0 {
+		return nil, fmt.Errorf("rounds of %v", round)
+	}
+	setup.Brokers = slices.Clone(setup.Brokers)
+	p := &Paper{setup: setup, round: round, rng: rng, publishers: setup.Demand.Expand()}
+	p.where = slices.Repeat([]int{-1}, len(p.publishers))
+	p.full = make([]bool, len(setup.Brokers))
+	p.searches = make([]bisection, len(setup.Brokers))
+	return p, nil
+}
+
+// Next implements Search.
+func (p *Paper) Next(o Observation) Action {
+	if p.outcome != nil {
+		return p.final()
+	}
+	if !p.started {
+		p.started = true
+		return p.iterate("placing all publishers")
+	}
+	p.rounds[len(p.rounds)-1].Rounds++
+	p.judge(o)
+	if searching := p.searching(); len(searching) > 0 {
+		return p.measure(true, fmt.Sprintf("%s violate the SLO: searching for how many publishers they hold", strings.Join(searching, ", ")))
+	}
+	if slices.Contains(p.where, -1) {
+		return p.iterate("placing what full brokers returned")
+	}
+	return p.end(Outcome{Fitted: true, Reason: "every broker keeps the SLO"})
+}
+
+// judge takes a round's measurements and moves the searches on. A broker that
+// delivered nothing kept the SLO.
+func (p *Paper) judge(o Observation) {
+	parts := make(map[string]Part, len(o.Parts))
+	for _, part := range o.Parts {
+		parts[part.Part] = part
+	}
+	for l, b := range p.setup.Brokers {
+		if p.full[l] {
+			continue
+		}
+		part := parts[b.ID]
+		late := float64(min(part.Exceeded, part.Delivered)) / max(1, float64(part.Delivered))
+		met := late <= p.setup.budget()*(1+tolerance)
+		s := &p.searches[l]
+		near := false
+		switch {
+		case s.publishers == nil && met:
+			continue
+		case s.publishers == nil:
+			mine := p.inProportion(l)
+			*s = bisection{publishers: mine, high: len(mine)}
+		case met:
+			s.low = s.try
+			near = float64(part.Quantile) >= within*float64(p.setup.Latency)
+		default:
+			s.high = s.try
+		}
+		if s.high-s.low <= 1 || near {
+			s.try = s.low
+			p.hold(l)
+			p.full[l], s.publishers = true, nil
+			continue
+		}
+		s.try = (s.low + s.high) / 2
+		p.hold(l)
+	}
+}
+
+// hold gives broker l the first try of its search's publishers.
+func (p *Paper) hold(l int) {
+	s := &p.searches[l]
+	for i, publisher := range s.publishers {
+		p.where[publisher] = l
+		if i >= s.try {
+			p.where[publisher] = -1
+		}
+	}
+}
+
+// inProportion returns broker l's publishers in an order of which any beginning
+// is spread over their groups in proportion.
+func (p *Paper) inProportion(l int) []int {
+	sizes := map[string]int{}
+	var mine []int
+	for i, at := range p.where {
+		if at == l {
+			mine = append(mine, i)
+			sizes[p.publishers[i].Key]++
+		}
+	}
+	seen := map[string]int{}
+	place := make(map[int]float64, len(mine))
+	for _, i := range mine {
+		key := p.publishers[i].Key
+		place[i] = (float64(seen[key]) + 0.5) / float64(sizes[key])
+		seen[key]++
+	}
+	slices.SortStableFunc(mine, func(a, b int) int { return cmp.Compare(place[a], place[b]) })
+	return mine
+}
+
+func (p *Paper) searching() (names []string) {
+	for l, s := range p.searches {
+		if s.publishers != nil {
+			names = append(names, p.setup.Brokers[l].ID)
+		}
+	}
+	return names
+}
+
+// iterate places what is unassigned on brokers that are not full.
+func (p *Paper) iterate(step string) Action {
+	var unassigned []placement.Publisher
+	var index []int
+	var rate, all float64
+	for i, l := range p.where {
+		all += p.publishers[i].Rate
+		if l < 0 {
+			unassigned = append(unassigned, p.publishers[i])
+			index = append(index, i)
+			rate += p.publishers[i].Rate
+		}
+	}
+	allocated := make([]float64, len(p.setup.Brokers))
+	for i, l := range p.where {
+		if l >= 0 {
+			allocated[l] += p.publishers[i].Rate
+		}
+	}
+	// In proportion to their rates they take the contract's.
+	scale := float64(p.setup.Demand.Rate) / all
+	var brokers []placement.Broker
+	for l, b := range p.setup.Brokers {
+		if p.full[l] {
+			continue
+		}
+		b.Allocated += int64(math.Ceil(allocated[l] * scale * (1 - tolerance)))
+		brokers = append(brokers, b)
+	}
+	d := placement.Demand{
+		Topic: p.setup.Demand.Topic, Rate: max(1, int64(math.Ceil(rate*scale*(1-tolerance)))),
+		Burst: p.setup.Demand.Burst, Publishers: unassigned,
+	}
+	plan, err := placement.Place(p.setup.Policy, brokers, d, p.rng)
+	if err != nil {
+		var infeasible *placement.Infeasible
+		if !errors.As(err, &infeasible) {
+			return p.end(Outcome{Reason: err.Error()})
+		}
+		return p.end(Outcome{
+			Infeasible: infeasible,
+			Reason:     fmt.Sprintf("%d of %d publishers fit on no broker that is not full: %v", len(unassigned), len(p.where), infeasible),
+		})
+	}
+	at := p.setup.whereOf(plan, len(unassigned))
+	used := map[int]bool{}
+	for j, i := range index {
+		p.where[i] = at[j]
+	}
+	for _, l := range p.where {
+		if l >= 0 {
+			used[l] = true
+		}
+	}
+	if int64(len(used)) > p.setup.Demand.Burst {
+		return p.end(Outcome{Infeasible: &placement.Infeasible{Bound: "burst", Need: int64(len(used)), Have: p.setup.Demand.Burst}, Reason: "each broker needs a token"})
+	}
+	p.rounds = append(p.rounds, Rounds{K: len(used)})
+	return p.measure(true, step)
+}
+
+func (p *Paper) measure(changed bool, step string) Action {
+	plan, unplaced := p.setup.planOf(p.where, p.publishers)
+	return Action{Plan: plan, Unplaced: unplaced, Changed: changed, Measure: p.round, Step: step}
+}
+
+func (p *Paper) end(o Outcome) Action {
+	o.Rounds = p.rounds
+	p.outcome = &o
+	return p.final()
+}
+
+func (p *Paper) final() Action {
+	plan, unplaced := p.setup.planOf(p.where, p.publishers)
+	return Action{Plan: plan, Unplaced: unplaced, Changed: true, Step: p.outcome.Reason, Final: true, Outcome: *p.outcome}
+}

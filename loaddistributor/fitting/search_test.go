@@ -1,0 +1,379 @@
+package fitting_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+const slo = time.Millisecond
+
+// setup is a topic of groups of publishers that send a batch of 10 each second, on
+// n empty brokers.
+func setup(n, groups, size int, burst int64) fitting.Setup {
+	s := fitting.Setup{
+		Policy: placement.SRTM, Quantile: 0.99, Latency: slo,
+		Demand: placement.Demand{Topic: "t", Rate: int64(groups*size*11 + 1), Burst: burst},
+	}
+	for i := range n {
+		s.Brokers = append(s.Brokers, placement.Broker{ID: fmt.Sprintf("b%d", i+1), Mcap: 50_000})
+	}
+	for g := range groups {
+		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: fmt.Sprintf("g%d", g), Count: size, Rate: 10, Batch: 10})
+	}
+	return s
+}
+
+func rng() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
+
+// checkPlan: every publisher is placed once or not placed, and what is placed has
+// the contract in proportion.
+func checkPlan(t *testing.T, s fitting.Setup, a fitting.Action) {
+	t.Helper()
+	all := len(s.Demand.Expand())
+	seen := make([]int, all)
+	for _, i := range a.Unplaced {
+		seen[i]++
+	}
+	var rate tokenbucket.Rate
+	var burst, quotas int64
+	for _, q := range a.Plan.Quotas {
+		for _, i := range q.Publishers {
+			seen[i]++
+		}
+		rate, burst, quotas = rate+q.Share.Rate, burst+q.Share.Burst, quotas+q.Rate
+	}
+	for i, n := range seen {
+		if n != 1 {
+			t.Fatalf("publisher %d is in %d places", i, n)
+		}
+	}
+	if len(a.Unplaced) == 0 && (rate != tokenbucket.Rate(s.Demand.Rate*1000) || burst != s.Demand.Burst || quotas != s.Demand.Rate) {
+		t.Fatalf("shares sum to %v and %d, quotas to %d of %d and %d", rate, burst, quotas, s.Demand.Rate, s.Demand.Burst)
+	}
+	if a.Plan.K != len(a.Plan.Quotas) {
+		t.Fatalf("k %d with %d quotas", a.Plan.K, len(a.Plan.Quotas))
+	}
+}
+
+// holding is a world in which broker l keeps the SLO with up to holds[l] publishers,
+// its quantile being in proportion to their number.
+func holding(a fitting.Action, holds map[string]int) (o fitting.Observation) {
+	for _, q := range a.Plan.Quotas {
+		n, most := len(q.Publishers), holds[q.Broker]
+		p := fitting.Part{Count: fitting.Count{Part: q.Broker, Delivered: 10_000}}
+		p.Quantile = time.Duration(float64(slo) * float64(n) / max(1, float64(most)))
+		if n > most {
+			p.Exceeded = 500
+		}
+		o.Parts = append(o.Parts, p)
+	}
+	return o
+}
+
+// paper runs the paper's search in that world.
+func paper(t *testing.T, s fitting.Setup, holds map[string]int) (final fitting.Action, rounds int) {
+	t.Helper()
+	search, err := fitting.NewPaper(s, time.Minute, rng())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := search.Next(fitting.Observation{})
+	for !a.Final {
+		checkPlan(t, s, a)
+		if a.Measure != time.Minute || !a.Changed {
+			t.Fatalf("a round of %v, changed %v", a.Measure, a.Changed)
+		}
+		if rounds++; rounds > 1000 {
+			t.Fatal("no end")
+		}
+		a = search.Next(holding(a, holds))
+	}
+	checkPlan(t, s, a)
+	if again := search.Next(fitting.Observation{}); !again.Final || again.Plan.K != a.Plan.K {
+		t.Errorf("asked again: %+v", again)
+	}
+	return a, rounds
+}
+
+func counts(a fitting.Action) map[string]int {
+	n := map[string]int{}
+	for _, q := range a.Plan.Quotas {
+		n[q.Broker] = len(q.Publishers)
+	}
+	return n
+}
+
+func TestPaperSearch(t *testing.T) {
+	all := func(n int) map[string]int {
+		return map[string]int{"b1": n, "b2": n, "b3": n, "b4": n, "b5": n, "b6": n}
+	}
+	for _, c := range []struct {
+		name   string
+		holds  map[string]int
+		want   map[string]int // nil: not checked
+		rounds []fitting.Rounds
+		fitted bool
+	}{
+		{"one broker holds all", all(1000), map[string]int{"b1": 1000}, []fitting.Rounds{{K: 1, Rounds: 1}}, true},
+		// 1000 no, 500 no, 250 is within 20 % below 300: stop. Then 750 at the
+		// next: no, 375 no, 187 yes, 281 within 20 %. And so on.
+		{"300 each", all(300), map[string]int{"b1": 250, "b2": 281, "b3": 292, "b4": 177},
+			[]fitting.Rounds{{K: 1, Rounds: 3}, {K: 2, Rounds: 4}, {K: 3, Rounds: 4}, {K: 4, Rounds: 1}}, true},
+		{"brokers run out", all(100), nil, nil, false},
+		{"nobody holds anybody", all(0), map[string]int{}, nil, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := setup(6, 100, 10, 1000)
+			final, _ := paper(t, s, c.holds)
+			if final.Outcome.Fitted != c.fitted || (final.Outcome.Infeasible == nil) != c.fitted {
+				t.Errorf("%+v", final.Outcome)
+			}
+			got := counts(final)
+			for id, n := range got {
+				if n > c.holds[id] {
+					t.Errorf("%s has %d publishers and holds %d", id, n, c.holds[id])
+				}
+			}
+			if c.want != nil && fmt.Sprint(got) != fmt.Sprint(c.want) {
+				t.Errorf("placed %v, want %v", got, c.want)
+			}
+			if c.rounds != nil && !slices.Equal(final.Outcome.Rounds, c.rounds) {
+				t.Errorf("rounds %v, want %v", final.Outcome.Rounds, c.rounds)
+			}
+			if placed := sum(got) + len(final.Unplaced); placed != 1000 {
+				t.Errorf("%d of 1000 publishers are accounted for", placed)
+			}
+		})
+	}
+}
+
+func sum(m map[string]int) (n int) {
+	for _, v := range m {
+		n += v
+	}
+	return n
+}
+
+// All brokers that violate the SLO search in the same rounds, and each keeps a
+// part of every group.
+func TestPaperSearchesInParallel(t *testing.T) {
+	s := setup(6, 100, 10, 1000)
+	s.Policy = placement.LoadBalance
+	for i := range s.Brokers {
+		if i > 2 {
+			s.Brokers[i].Mcap = 0 // three carry it at first, and there are no more
+		}
+	}
+	final, rounds := paper(t, s, map[string]int{"b1": 100, "b2": 100, "b3": 400})
+	// 334 no, 167 no, 83 within 20 % of 100: both at once.
+	if got := counts(final); rounds < 3 || got["b1"] != 83 || got["b2"] > 100 || got["b2"] < 80 {
+		t.Errorf("after %d rounds: %v", rounds, got)
+	}
+	if r := final.Outcome.Rounds; r[0].K != 3 || r[0].Rounds != 3 {
+		t.Errorf("rounds %v, want 3 for the first 3 brokers", r)
+	}
+	s = setup(2, 100, 10, 1000)
+	final, _ = paper(t, s, map[string]int{"b1": 600, "b2": 600})
+	for _, q := range final.Plan.Quotas {
+		for key, n := range q.Groups {
+			if n < 4 || n > 6 {
+				t.Errorf("%s has %d of the 10 of %s", q.Broker, n, key)
+			}
+		}
+	}
+}
+
+// absorbing is a world of brokers that get through so many messages at once within
+// the SLO's latency and drain at a rate; groups fire at random phases, each second.
+type absorbing struct {
+	setup  fitting.Setup
+	burst  int64
+	phases []stamp.Mono
+	now    stamp.Mono
+	spent  time.Duration
+}
+
+func newAbsorbing(s fitting.Setup, burst int64, seed uint64) *absorbing {
+	w := &absorbing{setup: s, burst: burst}
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for range s.Demand.Groups {
+		w.phases = append(w.phases, stamp.Mono(rng.Int64N(int64(time.Second))))
+	}
+	return w
+}
+
+func (w *absorbing) arrivals(from, to stamp.Mono) (all []fitting.Arrival) {
+	first := 0
+	for g, group := range w.setup.Demand.Groups {
+		for at := from - from%1e9 + w.phases[g]; at < to; at += 1e9 {
+			for i := range group.Count {
+				for range group.Batch {
+					if at >= from {
+						all = append(all, fitting.Arrival{At: at, Publisher: int32(first + i)})
+					}
+				}
+			}
+		}
+		first += group.Count
+	}
+	slices.SortStableFunc(all, func(a, b fitting.Arrival) int { return int(a.At - b.At) })
+	return all
+}
+
+// observe lets an action's time pass. What a broker absorbed before is forgotten,
+// which periodic traffic of a load below 1 does not notice.
+func (w *absorbing) observe(a fitting.Action) (o fitting.Observation) {
+	w.now = w.now.Add(a.Settle)
+	w.spent += a.Settle + a.Measure
+	from, to := w.now, w.now.Add(a.Measure)
+	w.now = to
+	broker := map[int32]int{}
+	for _, q := range a.Plan.Quotas {
+		l := slices.IndexFunc(w.setup.Brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
+		for _, i := range q.Publishers {
+			broker[int32(i)] = l
+		}
+	}
+	work := make([]tokenbucket.Bucket, len(w.setup.Brokers))
+	half := make([]tokenbucket.Bucket, len(w.setup.Brokers))
+	o.Slices = make([][]fitting.Slice, len(work))
+	for l := range work {
+		work[l] = tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(100_000), Burst: w.burst}, from)
+		half[l] = tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(100_000), Burst: max(1, w.burst-50)}, from)
+		o.Slices[l] = make([]fitting.Slice, 10)
+	}
+	o.Arrivals = w.arrivals(from, to)
+	o.Lone = 100 * time.Microsecond
+	for _, m := range o.Arrivals {
+		l := broker[m.Publisher]
+		slice := &o.Slices[l][int(m.At.Sub(from)*10/(a.Measure+1))]
+		slice.Delivered++
+		if work[l].Take(m.At) > m.At {
+			slice.Late++
+		}
+		if half[l].Take(m.At) > m.At {
+			slice.HalfLate++
+		}
+	}
+	return o
+}
+
+func fast(t *testing.T, w *absorbing, config fitting.FastConfig) fitting.Action {
+	t.Helper()
+	search, err := fitting.NewFast(w.setup, config, rng())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := search.Next(fitting.Observation{})
+	for !a.Final {
+		checkPlan(t, w.setup, a)
+		if len(a.Unplaced) != 0 {
+			t.Fatal("somebody does not send while fast measures")
+		}
+		if w.spent > 10*time.Minute {
+			t.Fatal("no end")
+		}
+		a = search.Next(w.observe(a))
+	}
+	checkPlan(t, w.setup, a)
+	return a
+}
+
+// Groups of 20 send bursts of 200. Of brokers that absorb 90 each it takes 3; with
+// a few overlaps in 50 groups.
+func TestFastSearch(t *testing.T) {
+	s := setup(6, 50, 20, 3000)
+	cold := newAbsorbing(s, 90, 5)
+	final := fast(t, cold, fitting.FastConfig{})
+	if !final.Outcome.Fitted || final.Plan.K < 3 || final.Plan.K > 4 || cold.spent > 12*time.Second {
+		t.Errorf("k %d after %v: %+v", final.Plan.K, cold.spent, final.Outcome)
+	}
+	if r := final.Outcome.Rounds; len(r) > 3 || r[0].K != 1 {
+		t.Errorf("tried %v", r)
+	}
+	learned := final.Outcome.Absorbed["b1"]
+	if learned.Burst < 80 || learned.Burst > 110 || learned.Rate < tokenbucket.PerSecond(60_000) || learned.Rate > tokenbucket.PerSecond(160_000) {
+		t.Errorf("learned that a broker absorbs %+v, it is 90 at 100,000 msg/s", learned)
+	}
+
+	// Another topic on the same brokers begins where this one ended.
+	warm := newAbsorbing(s, 90, 6)
+	final = fast(t, warm, fitting.FastConfig{Absorbed: final.Outcome.Absorbed})
+	if r := final.Outcome.Rounds; !final.Outcome.Fitted || r[0].K != 3 || len(r) > 2 {
+		t.Errorf("with what was learned, tried %v: %+v", r, final.Outcome)
+	}
+}
+
+// A topic that one broker holds stays on one.
+func TestFastStaysWithTheFewest(t *testing.T) {
+	w := newAbsorbing(setup(6, 200, 5, 3000), 200, 5)
+	final := fast(t, w, fitting.FastConfig{})
+	if !final.Outcome.Fitted || final.Plan.K != 1 || len(final.Outcome.Rounds) != 1 {
+		t.Errorf("%+v", final.Outcome)
+	}
+}
+
+// Where the contract's burst is too small, more brokers do not help, and it says
+// so.
+func TestFastBlamesTheBucket(t *testing.T) {
+	w := newAbsorbing(setup(6, 50, 20, 60), 1000, 5)
+	final := fast(t, w, fitting.FastConfig{})
+	if final.Outcome.Fitted || !strings.Contains(final.Outcome.Reason, "token bucket") || final.Plan.K == 0 {
+		t.Errorf("%+v", final.Outcome)
+	}
+}
+
+// Where no number of brokers is enough, the best that was tried stands.
+func TestFastGivesUp(t *testing.T) {
+	w := newAbsorbing(setup(3, 50, 20, 3000), 20, 5)
+	final := fast(t, w, fitting.FastConfig{})
+	if final.Outcome.Fitted || final.Plan.K != 3 || !strings.Contains(final.Outcome.Reason, "processing") {
+		t.Errorf("k %d: %+v", final.Plan.K, final.Outcome)
+	}
+}
+
+func TestSearchesSayWhyThereIsNoPlan(t *testing.T) {
+	s := setup(1, 1, 10, 10)
+	s.Brokers[0].Mcap = 5
+	f, err := fitting.NewFast(s, fitting.FastConfig{}, rng())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := fitting.NewPaper(s, time.Second, rng())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, search := range []fitting.Search{f, p} {
+		a := search.Next(fitting.Observation{})
+		if !a.Final || a.Outcome.Fitted || a.Outcome.Infeasible == nil || a.Outcome.Infeasible.Bound != "rcap" {
+			t.Errorf("%T: %+v", search, a)
+		}
+	}
+	for want, s := range map[string]fitting.Setup{
+		"quantile":      {},
+		"latency":       {Quantile: 0.9},
+		"no publishers": {Quantile: 0.9, Latency: 1},
+	} {
+		if _, err := fitting.NewFast(s, fitting.FastConfig{}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("fast: %v, want an error with %q", err, want)
+		}
+		if _, err := fitting.NewPaper(s, 1, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("paper: %v, want an error with %q", err, want)
+		}
+	}
+	if _, err := fitting.NewPaper(setup(1, 1, 1, 1), 0, nil); err == nil {
+		t.Error("rounds of no length")
+	}
+	if _, err := fitting.NewFast(setup(1, 1, 1, 1), fitting.FastConfig{Alpha: 2}, nil); err == nil {
+		t.Error("an error of 2")
+	}
+}
