@@ -33,7 +33,7 @@ The scenario is a JSON object; times are in seconds, rates in msg/s:
                 paper says of its brokers), or a file
   brokers       [{"id":"b","count":6,"model":"","mcap":0,"allocated":0,"background":LOAD}]
   topics        [{"name":"t", LOAD, "contract":{"rate":0,"burst":0,
-                "profile_s":0,"profile_quantile":0.99},
+                "profile_s":0,"profile_quantile":0.99,"margin":0},
                 "slo":{"quantile":0.99,"latency_ms":1}, "policy":"srtm",
                 "k":0, "at_least":0,
                 "adapt":{"rule":"proportional","step_s":1,"window":10,"every":1}}]
@@ -43,7 +43,7 @@ The scenario is a JSON object; times are in seconds, rates in msg/s:
 
 A rate or burst of 0 is profiled from the load: 1.1 times its mean, and the least
 burst with which profile_quantile (by default the SLO's) of the access delay is 0
-over profile_s. With k the topic is spread over exactly k brokers, whether their mcap suffices or not.
+over profile_s, and so much of it more as margin says. With k the topic is spread over exactly k brokers, whether their mcap suffices or not.
 
 Output: one JSON object. For each topic its placement, the SLO's verdict, and
 quantiles of access, processing and delivery delay, in all and by broker, of the

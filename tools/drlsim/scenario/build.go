@@ -227,7 +227,7 @@ func (c Contract) profile(load *source) (tokenbucket.Share, error) {
 		if err != nil {
 			return tokenbucket.Share{}, err
 		}
-		contract.Burst = burst
+		contract.Burst = int64(math.Ceil(float64(burst) * (1 + c.Margin)))
 	}
 	return contract, contract.Validate()
 }

@@ -100,10 +100,12 @@ type Contract struct {
 	Rate  float64 `json:"rate,omitempty"`
 	Burst int64   `json:"burst,omitempty"`
 	// ProfileQuantile is that quantile; 0: the SLO's, the paper's choice. It
-	// leaves a topic on the edge: any split delays more than the SLO allows of
-	// some trace or other, so one that is to be split wants more, such as 0.999.
+	// leaves a topic on the edge, where groups that do not divide delay more than
+	// the SLO allows: one that is to be split wants a margin.
 	ProfileQuantile float64 `json:"profile_quantile,omitempty"`
-	ProfileSeconds  float64 `json:"profile_s,omitempty"` // 0: warm-up and duration, at most 60
+	// Margin is a fraction of b on top of what was profiled.
+	Margin         float64 `json:"margin,omitempty"`
+	ProfileSeconds float64 `json:"profile_s,omitempty"` // 0: warm-up and duration, at most 60
 }
 
 // SLO is a quantile of the delivery latency; 0s mean 0.99 and 1 ms.
@@ -293,6 +295,9 @@ func (t Topic) faults(at string, brokers int) (faults []error) {
 	}
 	if !(c.ProfileQuantile > 0 && c.ProfileQuantile <= 1) {
 		fault("contract.profile_quantile: %v is not above 0, up to 1", c.ProfileQuantile)
+	}
+	if !(c.Margin >= 0 && c.Margin <= 1000) {
+		fault("contract.margin: %v is not in 0 to 1000", c.Margin)
 	}
 	if !(c.ProfileSeconds > 0 && c.ProfileSeconds <= MaxSeconds) {
 		fault("contract.profile_s: %v is not above 0, up to %g", c.ProfileSeconds, MaxSeconds)

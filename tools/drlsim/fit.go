@@ -1,0 +1,246 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/tools/drlsim/fit"
+	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+)
+
+// fitOptions are the flags of fitting.
+type fitOptions struct {
+	modes  []string
+	round  time.Duration
+	check  time.Duration
+	alpha  float64
+	limits struct{ step, settle, cap time.Duration }
+}
+
+func (o *fitOptions) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&o.modes, "mode", []string{fitting.ModeFast}, "`search`: fast, paper, or both with a comma")
+	f.DurationVar(&o.round, "round", fitting.DefaultRound, "length of a round of the paper's search")
+	f.DurationVar(&o.check, "check", 5*time.Minute, "how long the placement found is run afterwards; 0: not at all")
+	f.Float64Var(&o.alpha, "alpha", 0.1, "fast: `chance` of an error of the test, between 0 and 1")
+	f.DurationVar(&o.limits.step, "step", 100*time.Millisecond, "fast: time between two looks")
+	f.DurationVar(&o.limits.settle, "settle", 100*time.Millisecond, "fast: time that a change takes to take hold")
+	f.DurationVar(&o.limits.cap, "cap", 10*time.Second, "fast: how long one placement is tested at the most")
+}
+
+func (o *fitOptions) validate() error {
+	for _, mode := range o.modes {
+		if mode != fitting.ModeFast && mode != fitting.ModePaper {
+			return fmt.Errorf("unknown mode %q: there are fast, paper", mode)
+		}
+	}
+	if o.round <= 0 || o.check < 0 || o.limits.step <= 0 || o.limits.settle <= 0 || o.limits.cap <= 0 {
+		return fmt.Errorf("--round, --step, --settle and --cap are above 0, --check is 0 or more")
+	}
+	if !(o.alpha > 0 && o.alpha < 1) {
+		return fmt.Errorf("--alpha %v is not between 0 and 1", o.alpha)
+	}
+	return nil
+}
+
+func (o *fitOptions) options(mode string) fit.Options {
+	return fit.Options{
+		Mode: mode, Round: o.round, Check: o.check,
+		Fast: fitting.FastConfig{Alpha: o.alpha, Step: o.limits.step, Settle: o.limits.settle, Cap: o.limits.cap},
+	}
+}
+
+// fitted runs the first topic of s through every mode.
+func (o *fitOptions) fitted(s *scenario.Scenario, results []*fit.Result) ([]*fit.Result, error) {
+	for _, mode := range o.modes {
+		built, err := scenario.Build(s)
+		if err != nil {
+			return nil, err
+		}
+		r, err := fit.Run(built, o.options(mode))
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r)
+	}
+	return results, nil
+}
+
+func fitCommand() *cobra.Command {
+	var (
+		file string
+		form string
+		seed uint64
+		o    fitOptions
+	)
+	cmd := &cobra.Command{
+		Use:   "fit --scenario FILE|-",
+		Short: "Find a placement that keeps a topic's SLO, by measurement on simulated brokers",
+		Long: `fit runs a search of the loaddistributor on simulated brokers, for the first topic
+of a scenario (see "drlsim run --help"), in place of the scenario's own placement,
+and then runs what was found for long.
+
+  paper  rounds of fixed length; brokers that violate the SLO search, by bisection,
+         for how many publishers they hold; the rest goes to further brokers
+  fast   a sequential test of processing delays, replay of the captured arrivals for
+         access delays, and a search over the number of brokers
+
+Output: a JSON object on a line for each mode: whether a placement was found and
+why not, k, the rounds for each k, how many seconds it took, and the long run.`,
+		Example: `  drlsim fit --scenario topic.json --mode fast,paper --output table`,
+		Args:    noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := required(cmd, "scenario"); err != nil {
+				return usageError{err}
+			}
+			if err := checkForm(form); err != nil {
+				return usageError{err}
+			}
+			if err := o.validate(); err != nil {
+				return usageError{err}
+			}
+			s, err := readScenario(file, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("seed") {
+				s.Seed = seed
+			}
+			results, err := o.fitted(s, nil)
+			if err != nil {
+				return err
+			}
+			if form == formTable {
+				return fitTable(cmd.OutOrStdout(), results, nil)
+			}
+			for _, r := range results {
+				if err := writeJSON(cmd.OutOrStdout(), r); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&file, "scenario", "", "`file` of the scenario, or - for standard input")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that decides everything random, in place of the scenario's")
+	outputFlag(cmd, &form)
+	o.flags(cmd)
+	return cmd
+}
+
+// fitTable writes a row for each result; names are the first column, the topics'
+// where nil.
+func fitTable(w io.Writer, results []*fit.Result, names []string) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(tw, "topic\tmode\tfitted\tk\trounds\tseconds\tunplaced\tlong-run p99\tlate\tSLO\t")
+	for i, r := range results {
+		name := r.Topic
+		if names != nil {
+			name = names[i]
+		}
+		rounds := make([]string, len(r.Rounds))
+		for j, n := range r.Rounds {
+			rounds[j] = fmt.Sprintf("%dx%d", n.K, n.Rounds)
+		}
+		p99, late, met := "", "", ""
+		if c := r.Check; c != nil {
+			p99, late, met = time.Duration(c.P99).String(), fmt.Sprintf("%.3f %%", c.Fraction*100), "missed"
+			if c.Met {
+				met = "met"
+			}
+		}
+		fitted := "no"
+		if r.Fitted {
+			fitted = "yes"
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%s\t%.1f\t%d\t%s\t%s\t%s\t\n", name, r.Mode, fitted, r.K, strings.Join(rounds, " "), r.Seconds, r.Unplaced, p99, late, met)
+	}
+	return flush(tw)
+}
+
+func convergenceCommand() *cobra.Command {
+	var (
+		form        string
+		groups      []int
+		seeds       int
+		process     string
+		calibration string
+		margin      float64
+		o           fitOptions
+	)
+	cmd := &cobra.Command{
+		Use:   "convergence",
+		Short: "The paper's Table 1: how long it takes to place a bursty topic",
+		Long: `convergence fits the topic of the paper's Table 1 (section 6.5) on six simulated
+brokers that are empty: 1,000 publishers at 10 msg/s in batches of 10, in groups of
+5 to 30 that send at the same instants; then it runs the placement found for long.
+
+The paper does not say how the contract was chosen in this experiment; its other
+experiments profile r as 1.1 times the rate and b so that the 99th percentile of
+the access delay is just 0, which leaves no room for groups that do not divide.
+It says elsewhere that a limiter is often configured with a margin: here b has
+--margin of it more.
+
+Output: one JSON object on a line for each group size, seed and mode, as of fit.`,
+		Example: `  drlsim convergence --output table
+  drlsim convergence --mode fast --seeds 20 --check 10m`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkForm(form); err != nil {
+				return usageError{err}
+			}
+			if err := o.validate(); err != nil {
+				return usageError{err}
+			}
+			if seeds < 1 {
+				return usagef("--seeds %d is less than 1", seeds)
+			}
+			var results []*fit.Result
+			var names []string
+			for _, size := range groups {
+				for seed := range seeds {
+					text := fmt.Sprintf(`{"seed":%d,"duration_s":60,"calibration":%q,"brokers":[{"id":"b","count":6}],
+						"topics":[{"name":"groups of %d","publishers":1000,"rate":10,"batch":10,"group_size":%d,"sync":true,"process":%q,
+						"contract":{"margin":%v}}]}`, seed+1, calibration, size, size, process, margin)
+					s, err := scenario.Read(strings.NewReader(text))
+					if err != nil {
+						return usageError{err}
+					}
+					if results, err = o.fitted(s, results); err != nil {
+						return err
+					}
+					for len(names) < len(results) {
+						names = append(names, fmt.Sprintf("groups of %d, seed %d", size, seed+1))
+					}
+				}
+			}
+			if form == formTable {
+				return fitTable(cmd.OutOrStdout(), results, names)
+			}
+			for _, r := range results {
+				if err := writeJSON(cmd.OutOrStdout(), r); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntSliceVar(&groups, "groups", []int{5, 10, 15, 20, 25, 30}, "`sizes` of the groups")
+	f.IntVar(&seeds, "seeds", 1, "`number` of seeds, 1 and on, for each size")
+	f.StringVar(&process, "process", "periodic", "spacing of a group's batches: `poisson or periodic`")
+	f.StringVar(&calibration, "calibration", scenario.Paper, "how fast brokers are: `name` or file")
+	f.Float64Var(&margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")
+	outputFlag(cmd, &form)
+	o.flags(cmd)
+	cmd.Flags().Lookup("mode").DefValue = "fast,paper"
+	o.modes = slices.Clone([]string{fitting.ModeFast, fitting.ModePaper})
+	return cmd
+}

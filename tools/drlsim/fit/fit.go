@@ -1,0 +1,288 @@
+package fit
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/drlsim/engine"
+	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/drlsim/simulate"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+// Options say how to fit.
+type Options struct {
+	Mode string // fitting.ModeFast or ModePaper
+	// Round is the length of a round of the paper's search.
+	Round time.Duration
+	// Fast are the knobs of the fast search.
+	Fast fitting.FastConfig
+	// Check is how long the placement found is run afterwards; 0: not at all.
+	Check time.Duration
+	// Progress is told of every change; nil: nobody is.
+	Progress func(at time.Duration, step string)
+}
+
+// Result is how the fit of a topic went. The JSON form is drlsim's contract.
+type Result struct {
+	Topic  string `json:"topic"`
+	Mode   string `json:"mode"`
+	Seed   uint64 `json:"seed"`
+	Fitted bool   `json:"fitted"`
+	Reason string `json:"reason"`
+	// K is how many brokers carry the topic in the end; Unplaced how many
+	// publishers had no place.
+	K        int `json:"k"`
+	Unplaced int `json:"unplaced"`
+	// Rounds are the placements tried, or the paper's rounds in each iteration.
+	Rounds []Rounds `json:"rounds"`
+	// Seconds is how long it took.
+	Seconds float64 `json:"seconds"`
+	// Absorbed is what a fast search learned of brokers.
+	Absorbed map[string]scenario.Share `json:"absorbed,omitempty"`
+	Contract scenario.Share            `json:"contract"`
+	// Check is nil where nothing was checked.
+	Check *Check `json:"check,omitempty"`
+}
+
+// Rounds is how many measurements were made with K brokers.
+type Rounds struct {
+	K      int `json:"k"`
+	Rounds int `json:"rounds"`
+}
+
+// Check is what a long run came to.
+type Check struct {
+	Seconds  float64        `json:"seconds"`
+	Messages uint64         `json:"messages"`
+	P99      simulate.Delay `json:"p99_s"`
+	// Access and Processing are the 99th percentiles of the parts.
+	Access     simulate.Delay `json:"access_p99_s"`
+	Processing simulate.Delay `json:"processing_p99_s"`
+	Fraction   float64        `json:"late_fraction"`
+	Met        bool           `json:"met"`
+}
+
+// slice is the grain in which the fast search is told of late messages.
+const slice = 10 * time.Millisecond
+
+// run is one fit under way.
+type run struct {
+	built   *scenario.Built
+	placed  *scenario.Placed
+	setup   fitting.Setup
+	cluster *engine.Cluster
+	latency time.Duration
+	// stream is the topic's schedule once more, as the brokers' stamps tell it.
+	stream schedule.Stream
+	next   schedule.Event
+	over   bool
+
+	// What is observed since from.
+	from      stamp.Mono
+	watching  bool
+	checking  bool // only the parts
+	parts     []part
+	slices    [][]fitting.Slice
+	lone      *obs.Latency
+	restarted bool
+}
+
+type part struct {
+	delivery, access, processing *obs.Latency
+	exceeded                     uint64
+}
+
+func newParts(n int) []part {
+	parts := make([]part, n)
+	for i := range parts {
+		parts[i] = part{delivery: obs.NewLatency(), access: obs.NewLatency(), processing: obs.NewLatency()}
+	}
+	return parts
+}
+
+// Run fits the first topic of a built scenario, in place of its placement. The
+// result depends on the arguments alone.
+func Run(b *scenario.Built, o Options) (*Result, error) {
+	p := b.Topics[0]
+	seconds := func(s float64) time.Duration { return time.Duration(s * 1e9) }
+	r := &run{built: b, placed: p, latency: seconds(p.Spec.SLO.LatencyMs / 1000)}
+	r.setup = fitting.Setup{
+		Policy: p.Spec.Policy, Brokers: b.Brokers, Demand: p.Demand,
+		Quantile: p.Spec.SLO.Quantile, Latency: r.latency,
+	}
+	rng := rand.New(rand.NewPCG(b.Scenario.Seed, 0xf17))
+	var search fitting.Search
+	var err error
+	switch o.Mode {
+	case fitting.ModePaper:
+		search, err = fitting.NewPaper(r.setup, o.Round, rng)
+	case fitting.ModeFast:
+		search, err = fitting.NewFast(r.setup, o.Fast, rng)
+	default:
+		return nil, fmt.Errorf("unknown mode %q: there are %s, %s", o.Mode, fitting.ModeFast, fitting.ModePaper)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Nobody is anywhere before the search places them.
+	p.Where = slices.Repeat([]int{engine.Nowhere}, len(p.Where))
+	p.Shares = make([]tokenbucket.Share, len(b.Brokers))
+	if r.cluster, err = b.Cluster(r.observe); err != nil {
+		return nil, err
+	}
+	r.stream = p.Stream()
+	r.read()
+	r.forget()
+	var observed fitting.Observation
+	for {
+		a := search.Next(observed)
+		if a.Changed {
+			if o.Progress != nil {
+				o.Progress(time.Duration(r.cluster.Now()), a.Step)
+			}
+			if err := r.apply(a.Plan); err != nil {
+				return nil, err
+			}
+		}
+		if a.Final {
+			return r.end(a, o)
+		}
+		r.watching = false
+		r.cluster.Advance(r.cluster.Now().Add(a.Settle))
+		r.forget()
+		r.watching = true
+		r.cluster.Advance(r.cluster.Now().Add(a.Measure))
+		observed = r.observation()
+	}
+}
+
+// apply puts a plan in force: at first with full buckets, since nobody has used
+// the contract; then tokens move with the shares.
+func (r *run) apply(plan placement.Plan) error {
+	where, shares := scenario.Layout(plan, r.built.Brokers, len(r.placed.Where))
+	placed := make([]bool, len(where))
+	for _, q := range plan.Quotas {
+		for _, i := range q.Publishers {
+			placed[i] = true
+		}
+	}
+	for i, ok := range placed {
+		if !ok {
+			where[i] = engine.Nowhere
+		}
+	}
+	if err := r.cluster.Move(0, where); err != nil {
+		return err
+	}
+	r.placed.Where = where
+	if r.restarted {
+		return r.cluster.Retune(0, shares)
+	}
+	r.restarted = true
+	return r.cluster.Restart(0, shares)
+}
+
+func (r *run) read() {
+	e, ok := r.stream.Next()
+	r.next, r.over = e, !ok
+}
+
+func (r *run) forget() {
+	r.from = r.cluster.Now()
+	r.parts = newParts(len(r.built.Brokers))
+	r.slices = make([][]fitting.Slice, len(r.built.Brokers))
+	r.lone = obs.NewLatency()
+}
+
+func (r *run) observe(d engine.Delivery) {
+	if d.Topic != 0 || !r.watching {
+		return
+	}
+	if d.At >= r.from {
+		p := &r.parts[d.Broker]
+		p.delivery.Record(d.Latency())
+		p.access.Record(d.Access())
+		p.processing.Record(d.Processing())
+		if d.Latency() > r.latency {
+			p.exceeded++
+		}
+	}
+	if r.checking {
+		return
+	}
+	r.lone.Record(d.Processing())
+	i := int(d.Eligible.Sub(r.from) / slice)
+	slices := &r.slices[d.Broker]
+	for len(*slices) <= i {
+		*slices = append(*slices, fitting.Slice{})
+	}
+	(*slices)[i].Delivered++
+	if d.Processing() > r.latency {
+		(*slices)[i].Late++
+	}
+	if d.Processing() > r.latency/2 {
+		(*slices)[i].HalfLate++
+	}
+}
+
+func (r *run) observation() fitting.Observation {
+	o := fitting.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
+	for !r.over && stamp.Mono(r.next.At) < r.cluster.Now() {
+		for range r.next.Count {
+			o.Arrivals = append(o.Arrivals, fitting.Arrival{At: stamp.Mono(r.next.At), Publisher: r.next.Source})
+		}
+		r.read()
+	}
+	for l, p := range r.parts {
+		o.Parts = append(o.Parts, fitting.Part{
+			Count:    fitting.Count{Part: r.built.Brokers[l].ID, Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded},
+			Quantile: p.delivery.Quantile(r.setup.Quantile),
+		})
+	}
+	return o
+}
+
+func (r *run) end(a fitting.Action, o Options) (*Result, error) {
+	out := &Result{
+		Topic: r.placed.Spec.Name, Mode: o.Mode, Seed: r.built.Scenario.Seed, Fitted: a.Outcome.Fitted, Reason: a.Outcome.Reason,
+		K: a.Plan.K, Unplaced: len(a.Unplaced), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]scenario.Share{},
+		Contract: scenario.Share{RateMilli: int64(r.placed.Contract.Rate), Burst: r.placed.Contract.Burst}, Rounds: []Rounds{},
+	}
+	for _, n := range a.Outcome.Rounds {
+		out.Rounds = append(out.Rounds, Rounds(n))
+	}
+	for id, absorbed := range a.Outcome.Absorbed {
+		out.Absorbed[id] = scenario.Share{RateMilli: int64(absorbed.Rate), Burst: absorbed.Burst}
+	}
+	if o.Check == 0 || a.Plan.K == 0 {
+		return out, nil
+	}
+	r.watching = false
+	r.cluster.Advance(r.cluster.Now().Add(time.Second))
+	r.forget()
+	r.watching, r.checking = true, true
+	r.cluster.Advance(r.cluster.Now().Add(o.Check))
+	all := newParts(1)[0]
+	counts := make([]fitting.Count, len(r.parts))
+	for l, p := range r.parts {
+		counts[l] = fitting.Count{Part: r.built.Brokers[l].ID, Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded}
+		all.delivery.Merge(p.delivery)
+		all.access.Merge(p.access)
+		all.processing.Merge(p.processing)
+	}
+	v := fitting.Judge(r.setup.Quantile, counts)
+	at := func(l *obs.Latency) simulate.Delay { return simulate.Delay(l.Quantile(0.99)) }
+	out.Check = &Check{
+		Seconds: o.Check.Seconds(), Messages: uint64(all.delivery.Count()), P99: at(all.delivery), Access: at(all.access), Processing: at(all.processing),
+		Fraction: v.Fraction, Met: v.Met,
+	}
+	return out, nil
+}

@@ -1,0 +1,85 @@
+package fit_test
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/tools/drlsim/fit"
+	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func run(t *testing.T, topic string, o fit.Options) *fit.Result {
+	t.Helper()
+	s, err := scenario.Read(strings.NewReader(`{"duration_s":60,"brokers":[{"id":"b","count":6}],"topics":[{"name":"t",` + topic + `}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, err := scenario.Build(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := fit.Run(built, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A row of the paper's Table 1: groups of 15 took it 558 s and three brokers.
+func TestARowOfTable1(t *testing.T) {
+	const topic = `"publishers":1000,"rate":10,"batch":10,"group_size":15,"sync":true,"process":"periodic","contract":{"margin":0.5}`
+	paper := run(t, topic, fit.Options{Mode: fitting.ModePaper, Round: 10 * time.Second, Check: 10 * time.Second})
+	fast := run(t, topic, fit.Options{Mode: fitting.ModeFast, Check: 10 * time.Second})
+	for _, r := range []*fit.Result{paper, fast} {
+		if !r.Fitted || r.Unplaced != 0 || r.K < 2 || r.K > 4 || r.Rounds[0].K != 1 || r.Check == nil || !r.Check.Met || r.Check.Messages != 100_000 {
+			t.Errorf("%s: %+v, check %+v", r.Mode, r, r.Check)
+		}
+	}
+	rounds := 0
+	for _, n := range paper.Rounds {
+		rounds += n.Rounds
+	}
+	if paper.Seconds != float64(10*rounds) || rounds < 4 {
+		t.Errorf("paper: %d rounds in %v s", rounds, paper.Seconds)
+	}
+	if fast.Seconds > 10 {
+		t.Errorf("fast took %v s", fast.Seconds)
+	}
+}
+
+func TestTheSameSeedGivesTheSameFit(t *testing.T) {
+	const topic = `"publishers":300,"rate":10,"batch":10,"group_size":25,"sync":true,"policy":"maxmin","contract":{"margin":1}`
+	var steps [2][]string
+	for i := range steps {
+		for _, mode := range []string{fitting.ModeFast, fitting.ModePaper} {
+			r := run(t, topic, fit.Options{Mode: mode, Round: 5 * time.Second, Progress: func(at time.Duration, step string) {
+				steps[i] = append(steps[i], fmt.Sprint(at, step))
+			}})
+			steps[i] = append(steps[i], fmt.Sprintf("%+v", *r))
+		}
+	}
+	if !reflect.DeepEqual(steps[0], steps[1]) || len(steps[0]) < 4 {
+		t.Errorf("%v\n%v", steps[0], steps[1])
+	}
+}
+
+func TestUnknownMode(t *testing.T) {
+	s, err := scenario.Read(strings.NewReader(`{"duration_s":1,"brokers":[{"id":"b"}],"topics":[{"name":"t","publishers":1,"rate":1}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, err := scenario.Build(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fit.Run(built, fit.Options{Mode: "slow"}); err == nil || !strings.Contains(err.Error(), `"slow"`) {
+		t.Errorf("%v", err)
+	}
+}
