@@ -59,6 +59,24 @@ func appendRecord(dst []byte, e epoch, k queue.Kept, released bool) []byte {
 	return append(dst, m.Body...)
 }
 
+// parse decodes a message that has waited on disk. It arrived now, at the latest:
+// if the wall clock was put back since it was written, it would seem to come from
+// the future, and would wait for it.
+func (t *Topic) parse(b []byte) (queue.Kept, error) {
+	k, err := parseRecord(t.broker.cfg.Storage.epoch, b, &t.broker.slab)
+	if err != nil {
+		return k, err
+	}
+	m := k.Message
+	if early := m.Arrival.At.Sub(t.broker.now()); early > 0 {
+		m.Arrival.At = m.Arrival.At.Add(-early)
+		if m.Eligible != 0 { // it was released, and has its access delay
+			m.Eligible = m.Eligible.Add(-early)
+		}
+	}
+	return k, nil
+}
+
 // parseRecord decodes a message into one of the slab's; the body is copied.
 func parseRecord(e epoch, b []byte, from *slab) (queue.Kept, error) {
 	if len(b) < recordHeader {

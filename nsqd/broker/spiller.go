@@ -330,7 +330,7 @@ func (sp *spiller) refill() (int, error) {
 	ends := make([]diskqueue.Position, 0, len(records))
 	lost := 0
 	for _, r := range records {
-		k, err := parseRecord(t.broker.cfg.Storage.epoch, r.Data, &t.broker.slab)
+		k, err := t.parse(r.Data)
 		if err != nil {
 			sp.log("a message on disk is not readable", err)
 			lost++

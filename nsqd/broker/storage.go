@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -28,6 +29,8 @@ type StorageConfig struct {
 	// too. It implies Through.
 	Fsync bool
 	Log   *slog.Logger
+	// Clocks reads both clocks, at one moment; nil means those of internal/clock.
+	Clocks func() (stamp.Mono, stamp.Wall)
 }
 
 // Storage is the broker's disk. A broker without one keeps messages in memory
@@ -53,7 +56,11 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
-	return &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: clock.Mono(), wall: clock.Wall()}}, nil
+	mono, wall := clock.Mono(), clock.Wall()
+	if cfg.Clocks != nil {
+		mono, wall = cfg.Clocks()
+	}
+	return &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: mono, wall: wall}}, nil
 }
 
 // Close gives the folder back. The broker that uses it must be closed.
@@ -294,7 +301,7 @@ func (t *Topic) resume(line *queue.Line) (kept []queue.Kept, err error) {
 			return kept, q.Remove()
 		}
 		for _, r := range records {
-			k, err := parseRecord(st.epoch, r.Data, &t.broker.slab)
+			k, err := t.parse(r.Data)
 			if err != nil {
 				st.cfg.Log.Error("a message cannot be restored", "queue", q.Name(), "error", err)
 				continue

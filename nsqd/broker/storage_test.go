@@ -14,6 +14,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -56,11 +58,15 @@ func storedWith(path string, change func(*broker.Config), before ...func(*broker
 }
 
 // opened is a broker that is not restored yet.
-func opened(path string, change func(*broker.Config)) (b *broker.Broker, end func()) {
+func opened(path string, change func(*broker.Config), set ...func(*broker.StorageConfig)) (b *broker.Broker, end func()) {
 	GinkgoHelper()
-	st, err := broker.OpenStorage(broker.StorageConfig{
+	storage := broker.StorageConfig{
 		Path: path, Metadata: filepath.Join(path, "metadata.json"), SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
-	})
+	}
+	for _, do := range set {
+		do(&storage)
+	}
+	st, err := broker.OpenStorage(storage)
 	Expect(err).NotTo(HaveOccurred())
 	cfg := broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st}
 	change(&cfg)
@@ -371,4 +377,33 @@ var _ = Describe("a broker that a loaddistributor places topics on", func() {
 		Eventually(r.count).WithTimeout(5 * time.Second).Should(Equal(101))
 		Expect(bodies(r)).To(Equal(numbers(0, 101)))
 	})
+})
+
+var _ = Describe("a broker whose machine's clock was put", func() {
+	for _, fsync := range []bool{false, true} {
+		for _, step := range []time.Duration{-time.Hour, time.Hour} {
+			It(fmt.Sprintf("by %v before its start delivers what was stored (fsync %t)", step, fsync), func() {
+				path := GinkgoT().TempDir()
+				b, stop := stored(path, fsync)
+				t := topic(b, "t")
+				Expect(t.CreateChannel("c")).To(Succeed())
+				publishAll(t, 0, 50)
+				now := b.Now()
+				Expect(t.Publish(now, 1, broker.Published{Body: []byte("later"), Arrival: stamp.Arrival{At: now}, Defer: 2 * time.Hour})).To(Succeed())
+				publishAll(topic(b, "waits"), 0, 50) // for a channel
+				stop()
+
+				b, _ = opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) {
+					c.Fsync = fsync
+					c.Clocks = func() (stamp.Mono, stamp.Wall) { return clock.Mono(), clock.Wall() + stamp.Wall(step) }
+				})
+				Expect(b.Restore()).To(Succeed())
+				r, w := read(topic(b, "t"), "c", 50, true), read(topic(b, "waits"), "c", 50, true)
+				Eventually(r.count).WithTimeout(10 * time.Second).Should(Equal(50))
+				Eventually(w.count).WithTimeout(10 * time.Second).Should(Equal(50))
+				Expect(bodies(w)).To(Equal(numbers(0, 50)))
+				Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).Should(Equal(1), "it is not due by either clock")
+			})
+		}
+	}
 })
