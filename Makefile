@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest generate fuzz fuzz-short bench figures cover clean no-race-note
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest generate fuzz fuzz-short bench figures cover clean no-race-note soak hardship
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,12 @@ test-clients: ## install NSQ client libraries into build/clients and drive them 
 	@mkdir -p build
 	SRTM_CLIENTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=8 -v ./tests/clients > build/clients.log 2>&1 || { cat build/clients.log; exit 1; }
 	@grep '^clients: ' build/clients.log
+
+soak: ## load a broker for DURATION (10m), and look for what it does not give back
+	SRTM_SOAK=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestSoak$$' ./tests/crash
+
+hardship: ## restart with a backlog of 1,000,000 messages, and 10,000 connections at once
+	SRTM_CRASH_BACKLOG=1000000 SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
 
 archtest: ## the import and purity rules
 	$(GO) test -count=1 ./internal/archtest

@@ -158,6 +158,9 @@ func Answers(url string) func() error {
 	}
 }
 
+// Pid returns the process id.
+func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
+
 // Signal sends a signal.
 func (d *Daemon) Signal(s os.Signal) error { return d.cmd.Process.Signal(s) }
 

@@ -1,0 +1,549 @@
+package crash
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// size is a number from the environment, or the one that fits into a test run.
+func size(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s is %q", name, text)
+	}
+	return n
+}
+
+// run starts an nsqd for as long as t lasts.
+func run(t *testing.T, binary string, flags ...string) *daemon.Daemon {
+	t.Helper()
+	d, err := daemon.NSQD(binary, t.TempDir(), flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// connections asks for the number of clients that the broker has.
+func connections(t *testing.T, d *daemon.Daemon) (n int) {
+	t.Helper()
+	_, body := ask(t, "http://"+d.HTTP+"/metrics", "")
+	for line := range strings.Lines(body) {
+		if rest, ok := strings.CutPrefix(line, "srtm_nsqd_connections "); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(rest))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatal("no metric of the connections")
+	return 0
+}
+
+// descriptors counts the files that a process has open; -1 where nobody knows.
+func descriptors(d *daemon.Daemon) int {
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Pid()))
+	if err != nil {
+		return -1
+	}
+	return len(all)
+}
+
+// resident is the memory of a process, now and at most, in KiB; zeros where
+// nobody knows.
+func resident(d *daemon.Daemon) (now, most int) {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
+	for line := range strings.Lines(string(b)) {
+		if fields := strings.Fields(line); len(fields) == 3 {
+			n, _ := strconv.Atoi(fields[1])
+			switch fields[0] {
+			case "VmRSS:":
+				now = n
+			case "VmHWM:":
+				most = n
+			}
+		}
+	}
+	return now, most
+}
+
+// state of the channel c of topic t.
+type state struct {
+	Depth    int
+	InFlight int `json:"in_flight_count"`
+	Deferred int `json:"deferred_count"`
+	Clients  int `json:"client_count"`
+}
+
+func channel(t *testing.T, d *daemon.Daemon) (s state) {
+	t.Helper()
+	_, body := ask(t, "http://"+d.HTTP+"/stats?format=json&topic=t&channel=c&include_clients=false", "")
+	var all struct{ Topics []struct{ Channels []state } }
+	if err := json.Unmarshal([]byte(body), &all); err != nil {
+		t.Fatal(err)
+	}
+	if len(all.Topics) > 0 && len(all.Topics[0].Channels) > 0 {
+		s = all.Topics[0].Channels[0]
+	}
+	return s
+}
+
+// subscribe opens a subscriber of t/c with that RDY.
+func subscribe(t *testing.T, address string, rdy int) net.Conn {
+	t.Helper()
+	nc, err := dial(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy)); err != nil {
+		t.Fatal(err)
+	}
+	return nc
+}
+
+// consume finishes what comes, after pause has said so, until the connection
+// ends, and notes the numbers.
+func consume(nc net.Conn, pause func(), got func(number uint32)) {
+	r := bufio.NewReaderSize(nc, 64<<10)
+	for {
+		kind, data, err := next(r)
+		if err != nil {
+			return
+		}
+		if kind == wire.FrameResponse && string(data) == "_heartbeat_" {
+			if _, err := nc.Write([]byte("NOP\n")); err != nil {
+				return
+			}
+		}
+		if kind != wire.FrameMessage {
+			continue
+		}
+		m, err := wire.ParseMessage(data)
+		if err != nil {
+			return
+		}
+		pause()
+		if _, err := nc.Write(wire.AppendFin(nil, m.ID)); err != nil {
+			return
+		}
+		got(binary.BigEndian.Uint32(m.Body))
+	}
+}
+
+// A channel with subscribers that take nothing, that vanish with what they hold,
+// and that are slow: every message is finished by somebody, publishers are not
+// held up, and the one that takes nothing is closed.
+func TestBadSubscribers(t *testing.T) {
+	const messages = 3000
+	d := run(t, nsqd, "--msg-timeout=1s", "--write-timeout=1s", "--mem-queue-size=500")
+	var finished [messages]atomic.Bool
+	var left atomic.Int64
+	left.Store(messages)
+	note := func(n uint32) {
+		if n < messages && !finished[n].Swap(true) {
+			left.Add(-1)
+		}
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+
+	stuck := subscribe(t, d.TCP, 2500)
+	defer stuck.Close()
+	if err := stuck.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
+		t.Fatal(err)
+	}
+	slow := subscribe(t, d.TCP, 10)
+	defer slow.Close()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	wg.Go(func() { consume(slow, func() { <-tick.C }, note) })
+	done := make(chan struct{})
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			nc, err := dial(d.TCP) // takes something, and resets the connection
+			if err != nil {
+				return
+			}
+			_, err = nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 100))
+			if err == nil {
+				err = nc.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // there may be nothing to take
+			}
+			if err == nil {
+				_, _, _ = next(nc)
+				_, _, _ = next(nc)
+			}
+			_ = nc.(*net.TCPConn).SetLinger(0)
+			nc.Close()
+		}
+	})
+
+	// Ten kilobytes each: what nobody reads fills sockets and queues.
+	nc, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	r := bufio.NewReader(nc)
+	b := make([]byte, 10_000)
+	for n := range uint32(messages) {
+		binary.BigEndian.PutUint32(b, n)
+		if _, err := nc.Write(wire.AppendPub(nil, "t", b)); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := frame(r); err != nil || answer != "OK" {
+			t.Fatalf("message %d: %q %v", n, answer, err)
+		}
+	}
+	good := subscribe(t, d.TCP, 200)
+	defer good.Close()
+	wg.Go(func() { consume(good, func() {}, note) })
+	eventually(t, "finished", func() bool { return left.Load() == 0 })
+	close(done)
+	eventually(t, "empty", func() bool { s := channel(t, d); return s.Depth == 0 && s.InFlight == 0 })
+	eventually(t, "without the one that reads nothing", func() bool { return channel(t, d).Clients == 2 })
+	slow.Close()
+	good.Close()
+}
+
+// Publishers that announce a megabyte each and send it by the byte cost neither
+// the memory that they announce nor anybody else's time, and are closed when they
+// are silent.
+func TestSlowPublishers(t *testing.T) {
+	const slow = 300
+	d := run(t, nsqd, "--client-timeout=2s")
+	before, _ := resident(d)
+	var conns []net.Conn
+	for range slow {
+		nc, err := dial(d.TCP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		if _, err := nc.Write(append([]byte("PUB t\n"), 0, 0x10, 0, 0)); err != nil { // 1 MiB
+			t.Fatal(err)
+		}
+		conns = append(conns, nc)
+	}
+	eventually(t, "connected", func() bool { return connections(t, d) == slow })
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	good, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer good.Close()
+	r := bufio.NewReader(good)
+	for range 100 { // a second, and a hundred bytes of each
+		<-tick.C
+		for _, nc := range conns {
+			if _, err := nc.Write([]byte{'x'}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := good.Write(wire.AppendPub(nil, "t", []byte("x"))); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := reply(good, r); err != nil || answer != "OK" {
+			t.Fatalf("%q %v", answer, err)
+		}
+	}
+	if now, _ := resident(d); now-before > 100<<10 {
+		t.Errorf("from %d to %d KiB: that is what they announced, not what they sent", before, now)
+	} else {
+		t.Logf("%d publishers that announced 300 MiB: from %d to %d KiB", slow, before, now)
+	}
+	for _, nc := range conns {
+		if _, err := io.Copy(io.Discard, nc); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("a silent publisher was not closed")
+		}
+	}
+}
+
+// All come at once, as after a restart: each is served, and what they cost is
+// given back.
+func TestManyConnectionsAtOnce(t *testing.T) {
+	many := size(t, "SRTM_CRASH_CONNECTIONS", 1000)
+	d := run(t, nsqd, "--mem-queue-size=20000")
+	eventually(t, "up", func() bool { return connections(t, d) == 0 })
+	idle := descriptors(d)
+	start := time.Now()
+	conns := make([]net.Conn, many)
+	var wg sync.WaitGroup
+	var failed atomic.Pointer[error]
+	for i := range many {
+		wg.Go(func() {
+			nc, err := dial(d.TCP)
+			if err == nil {
+				conns[i] = nc
+				_, err = nc.Write(wire.AppendPub(nil, "t", []byte("x")))
+			}
+			if err == nil {
+				var answer string
+				if answer, err = frame(nc); err == nil && answer != "OK" {
+					err = errors.New(answer)
+				}
+			}
+			if err != nil {
+				failed.Store(&err)
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(start)
+	if err := failed.Load(); err != nil {
+		t.Fatal(*err)
+	}
+	if n := connections(t, d); n != many {
+		t.Errorf("%d connections, want %d", n, many)
+	}
+	now, _ := resident(d)
+	t.Logf("%d connections, each with a message answered, after %v; %d KiB, %d descriptors", many, took, now, descriptors(d))
+	for _, nc := range conns {
+		nc.Close()
+	}
+	eventually(t, "left by all", func() bool { return connections(t, d) == 0 })
+	// The question itself has a connection.
+	eventually(t, "without their descriptors", func() bool { return descriptors(d) <= idle+2 })
+}
+
+// Out of descriptors, a broker goes on with those it has, and takes more
+// connections as soon as there are descriptors again.
+func TestOutOfDescriptors(t *testing.T) {
+	limited := filepath.Join(t.TempDir(), "limited")
+	if err := os.WriteFile(limited, []byte("#!/bin/sh\nulimit -Sn 60 && ulimit -Hn 60 || exit 9\nexec "+nsqd+" \"$@\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := run(t, limited, "--mem-queue-size=10")
+	good, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer good.Close()
+	r := bufio.NewReader(good)
+	var accepted []string
+	publish := func() string {
+		name := fmt.Sprintf("%08d", len(accepted))
+		if _, err := good.Write(wire.AppendPub(nil, "t", []byte(name))); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := frame(r)
+		if err != nil {
+			t.Fatalf("the connection did not live: %v", err)
+		}
+		if answer == "OK" {
+			accepted = append(accepted, name)
+		}
+		return answer
+	}
+	if got := publish(); got != "OK" {
+		t.Fatal(got)
+	}
+	eventually(t, "able to write", func() bool { // the metadata, for instance
+		code, _ := ask(t, "http://"+d.HTTP+"/ping", "")
+		return code == http.StatusOK
+	})
+	var conns []net.Conn
+	for range 150 { // the kernel takes those that the process does not
+		nc, err := dial(d.TCP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, nc)
+	}
+	eventually(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
+	// It has memory for some, and the disk that it cannot open is no reason to
+	// end.
+	for range 200 {
+		if got := publish(); got != "OK" && !strings.HasPrefix(got, "E_QUEUE_FULL") {
+			t.Fatalf("without descriptors: %q", got)
+		}
+	}
+	for _, nc := range conns {
+		nc.Close()
+	}
+	eventually(t, "accepting again", func() bool {
+		nc, err := dial(d.TCP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		if err := nc.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = nc.Write([]byte("SUB t c\n"))
+		if err != nil {
+			return false
+		}
+		answer, err := frame(nc)
+		return err == nil && answer == "OK"
+	})
+	eventually(t, "well", func() bool {
+		code, _ := ask(t, "http://"+d.HTTP+"/ping", "")
+		return code == http.StatusOK && publish() == "OK"
+	})
+	p := &filler{t: t, accepted: accepted}
+	if got := p.collect(d.TCP); missing(accepted, got) > 0 {
+		t.Errorf("%d of %d accepted are lost", missing(accepted, got), len(accepted))
+	}
+}
+
+// What waits when a broker ends is there when it starts again.
+func TestRestartWithABacklog(t *testing.T) {
+	messages := size(t, "SRTM_CRASH_BACKLOG", 20_000)
+	for _, durability := range []string{"memory", "fsync"} {
+		t.Run(durability, func(t *testing.T) {
+			dir := t.TempDir()
+			flags := []string{"--data-path=" + dir, "--durability=" + durability, "--drain-timeout=0s"}
+			d, err := daemon.NSQD(nsqd, dir, flags...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ask(t, "http://"+d.HTTP+"/topic/create?topic=t", "x")
+			ask(t, "http://"+d.HTTP+"/channel/create?topic=t&channel=c", "x")
+			start := time.Now()
+			nc, err := dial(d.TCP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			r := bufio.NewReader(nc)
+			for sent := 0; sent < messages; {
+				if err := nc.SetDeadline(time.Now().Add(forever)); err != nil {
+					t.Fatal(err)
+				}
+				var bodies [][]byte
+				for len(bodies) < 500 && sent < messages {
+					b := make([]byte, 200)
+					binary.BigEndian.PutUint32(b, uint32(sent))
+					bodies = append(bodies, b)
+					sent++
+				}
+				if _, err := nc.Write(wire.AppendMpub(nil, "t", bodies)); err != nil {
+					t.Fatal(err)
+				}
+				if answer, err := frame(r); err != nil || answer != "OK" {
+					t.Fatalf("%q %v", answer, err)
+				}
+			}
+			published := time.Since(start)
+			start = time.Now()
+			_, most := resident(d)
+			if err := d.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			stopped := time.Since(start)
+			start = time.Now()
+			d, err = daemon.NSQD(nsqd, dir, flags...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := d.Stop(); err != nil {
+					t.Error(err)
+				}
+			}()
+			started := time.Since(start)
+			now, _ := resident(d)
+			eventually(t, "all there", func() bool { return channel(t, d).Depth == messages })
+			start = time.Now()
+			sub := subscribe(t, d.TCP, 2500)
+			defer sub.Close()
+			next := uint32(0)
+			done := errors.New("done")
+			err = take(sub, func(n uint32) error {
+				if n != next {
+					return fmt.Errorf("got %d, want %d", n, next)
+				}
+				if next++; int(next) == messages {
+					return done
+				}
+				return nil
+			})
+			if !errors.Is(err, done) {
+				t.Fatal(err)
+			}
+			_, mostAfter := resident(d)
+			t.Logf("%d messages of 200 bytes: published in %v (at most %d KiB), ended in %v, up again after %v with %d KiB, all taken in order after %v more (at most %d KiB)",
+				messages, published, most, stopped, started, now, time.Since(start), mostAfter)
+		})
+	}
+}
+
+// reply returns the next frame that is not a heartbeat, and answers those.
+func reply(nc net.Conn, r io.Reader) (string, error) {
+	for {
+		answer, err := frame(r)
+		if err != nil || answer != "_heartbeat_" {
+			return answer, err
+		}
+		if _, err := nc.Write([]byte("NOP\n")); err != nil {
+			return "", err
+		}
+	}
+}
+
+// take finishes messages until got returns an error, which it returns.
+func take(nc net.Conn, got func(number uint32) error) error {
+	r := bufio.NewReaderSize(nc, 64<<10)
+	var out []byte
+	for {
+		if err := nc.SetDeadline(time.Now().Add(forever)); err != nil {
+			return err
+		}
+		kind, data, err := next(r)
+		if err != nil {
+			return err
+		}
+		if kind != wire.FrameMessage {
+			continue
+		}
+		m, err := wire.ParseMessage(data)
+		if err != nil {
+			return err
+		}
+		out = wire.AppendFin(out, m.ID)
+		if r.Buffered() == 0 || len(out) > 16<<10 {
+			if _, err := nc.Write(out); err != nil {
+				return err
+			}
+			out = out[:0]
+		}
+		if err := got(binary.BigEndian.Uint32(m.Body)); err != nil {
+			_, fin := nc.Write(out)
+			return errors.Join(err, fin)
+		}
+	}
+}

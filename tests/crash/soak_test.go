@@ -1,0 +1,216 @@
+package crash
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// goroutines asks for their number.
+func goroutines(t *testing.T, d *daemon.Daemon) int {
+	t.Helper()
+	_, body := ask(t, "http://"+d.HTTP+"/metrics", "")
+	for line := range strings.Lines(body) {
+		if rest, ok := strings.CutPrefix(line, "go_goroutines "); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(rest))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatal("no metric of goroutines")
+	return 0
+}
+
+// every does something at an interval until ctx ends or it fails.
+func every(ctx context.Context, interval time.Duration, do func(i int) error) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if err := do(i); err != nil {
+			return err
+		}
+	}
+}
+
+// stir puts a broker under a moderate load for a while, with clients, topics and
+// channels that come and go and a backlog that goes to disk and comes back. It
+// returns when all of it is gone again.
+func stir(t *testing.T, d *daemon.Daemon, duration time.Duration) (published, finished uint64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), duration)
+	defer cancel()
+	var sent, done atomic.Uint64
+	var wg sync.WaitGroup
+	part := func(name string, interval time.Duration, do func(i int) error) {
+		wg.Go(func() {
+			if err := every(ctx, interval, do); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	post := func(path string) error {
+		res, err := (&http.Client{Timeout: forever, Transport: &http.Transport{DisableKeepAlives: true}}).Post("http://"+d.HTTP+path, "", nil)
+		if err != nil {
+			return err
+		}
+		if err := res.Body.Close(); err != nil {
+			return err
+		}
+		if res.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s", path, res.Status)
+		}
+		return nil
+	}
+	if err := post("/topic/create?topic=t"); err != nil {
+		t.Fatal(err)
+	}
+	if err := post("/channel/create?topic=t&channel=c"); err != nil {
+		t.Fatal(err)
+	}
+
+	// 800 messages a second to a topic with a consumer, by way of a disk whenever
+	// the channel is paused.
+	pub, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pub.Close()
+	if err := pub.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewReader(pub)
+	number := uint32(0)
+	part("publish", 10*time.Millisecond, func(int) error {
+		var bodies [][]byte
+		for range 8 {
+			bodies = append(bodies, append(body(0, number)[4:], make([]byte, 500)...))
+			number++
+		}
+		if _, err := pub.Write(wire.AppendMpub(nil, "t", bodies)); err != nil {
+			return err
+		}
+		answer, err := reply(pub, answers)
+		if err == nil && answer != "OK" {
+			err = fmt.Errorf("answer %q", answer)
+		}
+		sent.Add(8)
+		return err
+	})
+	sub := subscribe(t, d.TCP, 100)
+	if err := sub.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	consumed := make(chan struct{})
+	go func() {
+		defer close(consumed)
+		consume(sub, func() {}, func(uint32) { done.Add(1) })
+	}()
+	part("pause", time.Second, func(i int) error {
+		return post([]string{"/channel/pause", "/channel/unpause"}[i%2] + "?topic=t&channel=c")
+	})
+	// Clients, topics and channels that come and go, half of them without a word.
+	part("come and go", 20*time.Millisecond, func(i int) error {
+		nc, err := dial(d.TCP)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		topic := fmt.Sprintf("come-%d#ephemeral", i%50)
+		b := wire.AppendPub(nil, topic, []byte("x"))
+		b = wire.AppendRdy(wire.AppendSub(b, topic, "c#ephemeral"), 1)
+		if _, err := nc.Write(b); err != nil {
+			return err
+		}
+		for range i % 4 {
+			if _, _, err := next(nc); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	part("topics", 200*time.Millisecond, func(i int) error {
+		name := fmt.Sprintf("go-%d", i%10)
+		for _, path := range []string{"/topic/create?topic=", "/pub?topic=", "/topic/delete?topic="} {
+			if strings.HasPrefix(path, "/pub") {
+				res, err := http.Post("http://"+d.HTTP+path+name, "", strings.NewReader("x"))
+				if err != nil {
+					return err
+				}
+				if err := res.Body.Close(); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := post(path + name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	wg.Wait()
+	http.DefaultClient.CloseIdleConnections()
+	if err := post("/channel/unpause?topic=t&channel=c"); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "all finished", func() bool { return done.Load() >= sent.Load() })
+	sub.Close()
+	<-consumed
+	pub.Close()
+	if err := post("/topic/delete?topic=t"); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "left by all", func() bool { return connections(t, d) == 0 })
+	return sent.Load(), done.Load()
+}
+
+// After a long time under load a broker has as many goroutines and descriptors
+// as after a short one. SRTM_SOAK is how long; see make soak.
+func TestSoak(t *testing.T) {
+	duration := 3 * time.Second
+	if text := os.Getenv("SRTM_SOAK"); text != "" {
+		var err error
+		if duration, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := run(t, nsqd, "--mem-queue-size=100", "--max-bytes-per-file=200000")
+	stir(t, d, 2*time.Second) // until everything there can be has been made once
+	settled := func(goroutineLimit, descriptorLimit int) func() bool {
+		return func() bool { return goroutines(t, d) <= goroutineLimit && descriptors(d) <= descriptorLimit }
+	}
+	var g, f int
+	for range 20 { // the least of what there is at rest
+		now, files := goroutines(t, d), descriptors(d)
+		if g == 0 || now < g {
+			g = now
+		}
+		if f == 0 || files < f {
+			f = files
+		}
+	}
+	memory, _ := resident(d)
+	published, finished := stir(t, d, duration)
+	// The question has a connection of its own, and its end may be a moment late.
+	eventually(t, fmt.Sprintf("back at %d goroutines and %d descriptors (now %d and %d)", g, f, goroutines(t, d), descriptors(d)), settled(g+5, f+5))
+	after, most := resident(d)
+	t.Logf("%v: %d published, %d finished; before and after: %d and %d goroutines, %d and %d descriptors, %d and %d KiB (at most %d)",
+		duration, published, finished, g, goroutines(t, d), f, descriptors(d), memory, after, most)
+}
