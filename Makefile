@@ -40,6 +40,7 @@ test: lint no-race-note ## lint, then every test: race detector, random order, r
 	$(GO) test $(RACE) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) ./...
 	@# allocations cannot be counted under the race detector
 	$(GO) test -vet=off -run=Allocation ./nsqd/...
+	@$(MAKE) --no-print-directory test-clients
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process
