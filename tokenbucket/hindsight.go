@@ -71,11 +71,11 @@ const (
 // token.
 //
 // Three designs lost. Counting messages per slot of time is coarse by what a
-// slot earns: with few slots a stream in order of reading lost a sixteenth of
-// its burst, with many it was slower than the points. Sorting what waits does
-// not help: a message with credit is not kept waiting for older ones that may
-// come. A tree over the points costs less per late message than moving them in
-// memory only when thousands are between it and the newest.
+// slot earns, a sixteenth of the burst in a prototype, and slots fine enough to
+// be exact are as many as the points. Sorting what waits does not help by itself:
+// a message with credit is not kept waiting for older ones that may come. A tree
+// over the points would pay where thousands lie between a late message and the
+// newest; moving 16 bytes each took less than 0.3 us with a thousand.
 type Hindsight struct {
 	// bucket judges what arrives after latest.
 	bucket Bucket
