@@ -70,6 +70,7 @@ func start(ctx context.Context) error {
 		}
 		return nil
 	}
+	runtime.GOMAXPROCS(runtime.NumCPU() + spare)
 	debug.SetGCPercent(400) // the load's own collections are not what is measured
 	r := report{Commit: commit(ctx), Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:], Seed: c.seed, Skipped: c.skipped}
 	var names []string

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,15 +101,9 @@ func connect(ctx context.Context, b *process, s scenario, d dialect) (*publisher
 			p.close()
 			return nil, fmt.Errorf("publisher %d: %w", i, err)
 		}
-		if tcp, ok := c.(*net.TCPConn); ok {
-			raw, err := tcp.SyscallConn()
-			if err == nil {
-				err = raw.Control(func(fd uintptr) { one.fd = int(fd) })
-			}
-			if err != nil {
-				p.close()
-				return nil, err
-			}
+		if one.fd, err = descriptor(c); err != nil {
+			p.close()
+			return nil, err
 		}
 	}
 	return p, nil
@@ -164,7 +157,7 @@ func (p *publishers) read() error {
 	}
 	p.readers.Go(func() {
 		defer unix.Close(ep)
-		if err := p.poll(ep); err != nil {
+		if err := errors.Join(prompt(), p.poll(ep)); err != nil {
 			p.fail(err)
 		}
 	})
@@ -243,9 +236,9 @@ func (p *publishers) publish(one *publisher, due stamp.Mono) error {
 		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.EAGAIN):
 			// The broker does not read. Everybody behind is late now, and counts it.
-			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(one.fd), Events: unix.POLLOUT}}, int(patience/time.Millisecond)); err != nil && !errors.Is(err, unix.EINTR) {
+			if ok, err := await(one.fd, unix.POLLOUT, patience); err != nil {
 				return err
-			} else if n == 0 && err == nil {
+			} else if !ok {
 				return errors.New("the broker reads nothing")
 			}
 		default:
@@ -260,10 +253,15 @@ func (p *publishers) publish(one *publisher, due stamp.Mono) error {
 // The frames of connections are small and many: they share one, but where the
 // broker numbers them.
 func (p *publishers) send(ctx context.Context, start stamp.Mono, lasting time.Duration, seed uint64) (sent int, err error) {
-	runtime.LockOSThread() // its naps are to be short
-	defer runtime.UnlockOSThread()
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
-		return 0, fmt.Errorf("timer slack: %w", err)
+	var sender sync.WaitGroup
+	sender.Go(func() { sent, err = p.sendNow(ctx, start, lasting, seed) })
+	sender.Wait()
+	return sent, err
+}
+
+func (p *publishers) sendNow(ctx context.Context, start stamp.Mono, lasting time.Duration, seed uint64) (sent int, err error) {
+	if err := prompt(); err != nil {
+		return 0, err
 	}
 	rng := rand.New(rand.NewPCG(seed, 0))
 	frame, bodies := p.d.frame(p.s.size, p.s.together, p.s.batch)

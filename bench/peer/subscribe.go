@@ -7,11 +7,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync/atomic"
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -36,6 +38,7 @@ type subscriber struct {
 	done    chan struct{} // closed when receive has ended; nil before start
 
 	// atomic
+	stopped   atomic.Bool // it is to end
 	delivered atomic.Int64
 	last      atomic.Int64 // when the latest was delivered
 
@@ -65,6 +68,10 @@ func (s *subscriber) start(from stamp.Mono) {
 }
 
 func (s *subscriber) receive() error {
+	fd, err := descriptor(s.c)
+	if err := errors.Join(err, prompt()); err != nil {
+		return err
+	}
 	want := credit
 	if s.slow > 0 {
 		want = 1
@@ -78,7 +85,7 @@ func (s *subscriber) receive() error {
 		if len(in) == cap(in) {
 			in = append(make([]byte, 0, 2*cap(in)), in...) // a message is larger
 		}
-		n, err := s.c.Read(in[len(in):cap(in)])
+		n, err := s.read(fd, in[len(in):cap(in)])
 		if err != nil {
 			return err
 		}
@@ -109,6 +116,31 @@ func (s *subscriber) receive() error {
 	}
 }
 
+// read waits in its own thread for a connection without TLS: the way over Go's
+// poller would count as the broker's.
+func (s *subscriber) read(fd int, p []byte) (int, error) {
+	if fd < 0 {
+		return s.c.Read(p)
+	}
+	for !s.stopped.Load() {
+		if ok, err := await(fd, unix.POLLIN, 50*time.Millisecond); err != nil {
+			return 0, err
+		} else if !ok {
+			continue
+		}
+		switch n, err := unix.Read(fd, p); {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+	return 0, net.ErrClosed
+}
+
 // failure is why it has ended, if it has.
 func (s *subscriber) failure() error {
 	select {
@@ -121,8 +153,12 @@ func (s *subscriber) failure() error {
 
 // close ends it and waits for that. It may have been started or not.
 func (s *subscriber) close() {
-	_ = s.c.Close()
+	s.stopped.Store(true)
+	if _, raw := s.c.(*net.TCPConn); !raw {
+		_ = s.c.Close() // ends its read
+	}
 	if s.done != nil {
 		<-s.done
 	}
+	_ = s.c.Close()
 }

@@ -14,6 +14,8 @@ type column struct {
 	title  string
 	of     func(run) (float64, bool) // false: not known
 	format string
+	// summary makes one figure of those of several rounds.
+	summary func(sorted []float64) float64
 	// flood and timed say for which scenarios it means something: those that
 	// send as fast as it goes in, and those that have a rate.
 	flood, timed bool
@@ -21,17 +23,18 @@ type column struct {
 }
 
 var columns = []column{
-	{"p50 ms", always(func(r run) float64 { return r.P50 }), "%.3f", false, true, true},
-	{"p99 ms", always(func(r run) float64 { return r.P99 }), "%.3f", false, true, true},
-	{"p99.9 ms", always(func(r run) float64 { return r.P999 }), "%.3f", false, true, false},
-	{"in/s", always(func(r run) float64 { return r.InPerSecond }), "%.0f", true, false, true},
-	{"out/s", always(func(r run) float64 { return r.OutPerSecond }), "%.0f", true, false, true},
-	{"CPU us/msg", always(func(r run) float64 { return r.CPU }), "%.2f", true, true, true},
-	{"RSS MB", always(func(r run) float64 { return r.RSS }), "%.1f", true, true, true},
-	{"bytes/conn", always(func(r run) float64 { return r.PerConn }), "%.0f", false, true, true},
-	{"mallocs/msg", maybe(func(r run) *float64 { return r.Mallocs }), "%.2f", true, true, false},
-	{"GC cycles", maybe(func(r run) *float64 { return r.Collections }), "%.0f", true, true, false},
-	{"missing", always(func(r run) float64 { return float64(r.Missing) }), "%.0f", true, true, false},
+	{"p50 ms", always(func(r run) float64 { return r.P50 }), "%.3f", middle, false, true, true},
+	{"p99 ms", always(func(r run) float64 { return r.P99 }), "%.3f", middle, false, true, true},
+	{"least p99", always(func(r run) float64 { return r.P99 }), "%.3f", least, false, true, true},
+	{"p99.9 ms", always(func(r run) float64 { return r.P999 }), "%.3f", middle, false, true, false},
+	{"in/s", always(func(r run) float64 { return r.InPerSecond }), "%.0f", middle, true, false, true},
+	{"out/s", always(func(r run) float64 { return r.OutPerSecond }), "%.0f", middle, true, false, true},
+	{"CPU us/msg", always(func(r run) float64 { return r.CPU }), "%.2f", middle, true, true, true},
+	{"RSS MB", always(func(r run) float64 { return r.RSS }), "%.1f", middle, true, true, true},
+	{"bytes/conn", always(func(r run) float64 { return r.PerConn }), "%.0f", middle, false, true, true},
+	{"mallocs/msg", maybe(func(r run) *float64 { return r.Mallocs }), "%.2f", middle, true, true, false},
+	{"GC cycles", maybe(func(r run) *float64 { return r.Collections }), "%.0f", middle, true, true, false},
+	{"missing", always(func(r run) float64 { return float64(r.Missing) }), "%.0f", middle, true, true, false},
 }
 
 func always(of func(run) float64) func(run) (float64, bool) {
@@ -47,11 +50,17 @@ func maybe(of func(run) *float64) func(run) (float64, bool) {
 	}
 }
 
-// median is of a broker's runs of a scenario; false if there is none.
-func median(runs []run, of func(run) (float64, bool)) (float64, bool) {
+func middle(sorted []float64) float64 { return sorted[len(sorted)/2] }
+
+// least is of the round that was least disturbed: what else a machine does only
+// adds to a latency.
+func least(sorted []float64) float64 { return sorted[0] }
+
+// figure is of a broker's runs of a scenario; false if there is none.
+func (c column) figure(runs []run) (float64, bool) {
 	var vs []float64
 	for _, r := range runs {
-		if v, ok := of(r); ok && r.Error == "" {
+		if v, ok := c.of(r); ok && r.Error == "" {
 			vs = append(vs, v)
 		}
 	}
@@ -59,7 +68,7 @@ func median(runs []run, of func(run) (float64, bool)) (float64, bool) {
 		return 0, false
 	}
 	slices.Sort(vs)
-	return vs[len(vs)/2], true
+	return c.summary(vs), true
 }
 
 // writeTables writes two tables in Markdown for each scenario: the medians of
@@ -94,7 +103,7 @@ func writeTables(out io.Writer, list []scenario, names []string, runs []run) err
 				continue
 			}
 			row(&b, name, shown, func(c column) string {
-				if v, ok := median(by[name], c.of); ok {
+				if v, ok := c.figure(by[name]); ok {
 					return fmt.Sprintf(c.format, v)
 				}
 				return "-"
@@ -106,8 +115,8 @@ func writeTables(out io.Writer, list []scenario, names []string, runs []run) err
 				continue
 			}
 			row(&b, names[0]+" / "+name, shown, func(c column) string {
-				v, ok1 := median(first, c.of)
-				w, ok2 := median(by[name], c.of)
+				v, ok1 := c.figure(first)
+				w, ok2 := c.figure(by[name])
 				if !c.ratio || !ok1 || !ok2 || w <= 0 {
 					return "-"
 				}
