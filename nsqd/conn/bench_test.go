@@ -36,60 +36,93 @@ func BenchmarkPath(b *testing.B) {
 	}
 }
 
-func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) {
+// benched is a broker behind a real listener, for benchmarks and the counting
+// of allocations.
+type benched struct {
+	tb      testing.TB
+	address string
+	close   func()
+}
+
+func benchNode(tb testing.TB, loops int, limited bool) *benched {
+	tb.Helper()
+	check := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
 	log := slog.New(slog.DiscardHandler)
 	br, err := broker.New(broker.Config{Capacity: 100_000, MaxMsgTimeout: time.Minute, AutoCreate: true})
-	if err != nil {
-		b.Fatal(err)
-	}
+	check(err)
 	stamps, err := hook.Open(hook.Auto, hook.Config{}, log)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check(err)
 	sc := session.DefaultConfig()
 	srv, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Minute, Loops: loops}, br, stamps, log)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ln, err := srv.Listen(ctx, "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	check(err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := srv.Serve(ctx, ln); err != nil {
-			b.Error(err)
+			tb.Error(err)
 		}
 	})
 	if limited {
 		t, err := br.CreateTopic("t")
-		if err != nil {
-			b.Fatal(err)
-		}
+		check(err)
 		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e7), Burst: 1e6}, false)
 	}
-	dial := func() net.Conn {
-		nc, err := net.Dial("tcp", ln.Addr().String())
-		if err != nil {
-			b.Fatal(err)
+	return &benched{tb: tb, address: ln.Addr().String(), close: func() {
+		cancel()
+		wg.Wait()
+		br.Close()
+		stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := srv.Shutdown(stop); err != nil {
+			tb.Error(err)
 		}
-		return nc
+		if err := stamps.Close(); err != nil {
+			tb.Error(err)
+		}
+	}}
+}
+
+func (n *benched) dial() net.Conn {
+	n.tb.Helper()
+	nc, err := net.Dial("tcp", n.address)
+	if err != nil {
+		n.tb.Fatal(err)
 	}
-	sub := dial()
+	return nc
+}
+
+// subscriber returns a connection that has subscribed, and read the answer.
+func (n *benched) subscriber() net.Conn {
+	n.tb.Helper()
+	sub := n.dial()
 	if _, err := sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 2500)); err != nil {
-		b.Fatal(err)
+		n.tb.Fatal(err)
 	}
+	if _, err := io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK))); err != nil {
+		n.tb.Fatal(err)
+	}
+	n.tb.Cleanup(func() { sub.Close() })
+	return sub
+}
+
+func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) {
+	node := benchNode(b, loops, limited)
+	sub := node.subscriber()
 	r := bufio.NewReaderSize(sub, 64<<10)
-	if _, err := r.Discard(4 + 4 + 2); err != nil { // OK
-		b.Fatal(err)
-	}
+	var wg sync.WaitGroup
 	rounds := max(1, b.N/(publishers*pipeline))
 	total := rounds * publishers * pipeline
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range publishers {
-		nc := dial()
+		nc := node.dial()
 		wg.Go(func() {
 			defer nc.Close()
 			var out []byte
@@ -132,16 +165,6 @@ func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) 
 	}
 	b.StopTimer()
 	b.ReportMetric(float64(total)/b.Elapsed().Seconds(), "msg/s")
-	sub.Close()
-	cancel()
 	wg.Wait()
-	br.Close()
-	stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := srv.Shutdown(stop); err != nil {
-		b.Error(err)
-	}
-	if err := stamps.Close(); err != nil {
-		b.Error(err)
-	}
+	node.close()
 }

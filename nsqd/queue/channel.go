@@ -117,7 +117,8 @@ type consumer struct {
 
 func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
 
-const maxFree = 1024
+// maxFree items are a megabyte, of a channel that has had so many messages.
+const maxFree = 8192
 
 // maxDeferred is how many deferred messages a channel whose line goes over the
 // disk holds in memory beside its capacity: whoever waits for an hour must not
