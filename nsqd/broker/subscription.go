@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -129,7 +130,11 @@ func (s *Subscription) Ready(n int) error {
 
 // Finish ends a message. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Finish(id wire.MessageID) error {
-	now := s.topic.broker.now()
+	return s.FinishAt(s.topic.broker.now(), id)
+}
+
+// FinishAt is Finish for a caller who knows the time, of many in a row.
+func (s *Subscription) FinishAt(now stamp.Mono, id wire.MessageID) error {
 	return s.step(func(st *step) error {
 		err := s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
 		s.topic.finished(now, s.channel, st.fx.Finished)

@@ -42,6 +42,7 @@ type client struct {
 	in        stream   // the socket, in the wrappings that were negotiated
 	unpacking *patient // of them; nil without compression
 	sess      *session.Session
+	wall      stamp.Wall // when what is being consumed was read
 	deadline  stamp.Mono // of reads, as set on nc; 0: to be set
 	buf       []byte     // buf[r:w] is read and not yet consumed
 	r, w      int
@@ -345,6 +346,7 @@ type task struct {
 // On a loop it leaves off before what the loop may not do: errWaits, errLeaves.
 func (c *client) consume() error {
 	now := clock.Mono()
+	c.wall = clock.Wall()
 	filled := c.w == len(c.buf)
 	for {
 		n, op := c.sess.Step(c.buf[c.r:c.w], now)
@@ -457,7 +459,7 @@ func (c *client) do(op *session.Op, now stamp.Mono) error {
 	case session.OpRdy:
 		return c.ready(op.Ready)
 	case session.OpFin:
-		err := c.sub.Finish(op.ID)
+		err := c.sub.FinishAt(now, op.ID)
 		if err == nil {
 			add(&c.ledger.finished, 1)
 		}
@@ -507,10 +509,10 @@ func (c *client) publish(task *task, now stamp.Mono) (*broker.Topic, error) {
 			return t, broker.ErrBusy
 		}
 		if op.Kind == session.OpMpub {
-			err = t.PublishBatch(now, clock.Wall(), p, op.Batch)
+			err = t.PublishBatch(now, c.wall, p, op.Batch)
 		} else {
 			p.Body = op.Body
-			err = t.Publish(now, clock.Wall(), p)
+			err = t.Publish(now, c.wall, p)
 		}
 		if err == nil {
 			add(&to.count.count, op.Messages())
