@@ -7,6 +7,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -46,7 +48,7 @@ var _ = overBoth("Publishers that belong elsewhere", func() {
 	})
 
 	It("have every message answered that was accepted", func() {
-		n := start(nil)
+		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 10_000 })
 		p := identified(n, "p1", "")
 		sent := make(chan struct{})
 		go func() {
