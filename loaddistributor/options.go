@@ -44,6 +44,7 @@ type options struct {
 	prepareTimeout           time.Duration
 	window                   time.Duration
 	evacuateAfter            time.Duration
+	leases                   *loop.LeaseFlags
 	sharePeriod              time.Duration
 	seed                     uint64
 	logLevel, logFormat      string
@@ -91,6 +92,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
+	o.leases = loop.AddLeaseFlags(fs)
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
 	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
 	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
@@ -163,9 +165,9 @@ func (o *options) registryConfig() registry.Config {
 }
 
 func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {
-	return loop.Config{
+	return o.leases.Apply(loop.Config{
 		Period: o.sharePeriod, Window: o.window, AckTimeout: o.prepareTimeout, Log: log, Metrics: metrics,
-	}
+	})
 }
 
 // dial makes a connection that comes back by itself. It does not wait.

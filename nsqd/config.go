@@ -233,6 +233,7 @@ func (o *options) agentConfig(n httpapi.Node, drain func(string, map[string]bool
 		TCPAddress:      net.JoinHostPort(n.BroadcastAddress, strconv.Itoa(n.BroadcastTCPPort)),
 		HTTPAddress:     net.JoinHostPort(n.BroadcastAddress, strconv.Itoa(n.BroadcastHTTPPort)),
 		Mcap:            o.Mcap,
+		Policy:          agent.Policy(o.Policy),
 		Version:         n.Release,
 		DrainPublishers: drain,
 		Log:             log,

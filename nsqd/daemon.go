@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -112,7 +113,13 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	// the figures stop being served.
 	var control *agent.Agent
 	if opts.managed() {
-		if control, err = agent.New(opts.agentConfig(node, d.conns.DrainPublishers, log, registry), d.broker.Node()); err != nil {
+		bases, err := agent.OpenFiles(filepath.Join(opts.dataPath(), "shares"))
+		if err != nil {
+			return nil, fmt.Errorf("--data-path: %w", err)
+		}
+		membership := opts.agentConfig(node, d.conns.DrainPublishers, log, registry)
+		membership.Store = bases
+		if control, err = agent.New(membership, d.broker.Node()); err != nil {
 			return nil, lifecycle.UsageError{Err: err}
 		}
 		api.Agent = func() any { return control.State() }

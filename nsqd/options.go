@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/diskqueue"
@@ -86,6 +87,7 @@ type options struct {
 	LoadDistributor string
 	BrokerID        string
 	Mcap            int64
+	Policy          string
 
 	// Figures.
 	E2EPercentiles quantiles
@@ -199,6 +201,7 @@ func flags(o *options) *flag.FlagSet {
 
 	fs.StringVar(&o.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
 	fs.StringVar(&o.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
+	fs.StringVar(&o.Policy, "policy", string(agent.Available), "what to do when the lease on shares is gone: available (go on with the bases) or strict (stop)")
 	fs.Int64Var(&o.Mcap, "mcap", 20_000, "greatest rate, in `msg/s`, that this broker carries within the SLO")
 
 	fs.Var(&o.E2EPercentiles, "e2e-processing-latency-percentile", "`fraction` in (0, 1] of messages whose latency from arrival to FIN is shown and sent to statsd; may be repeated, or a list with commas (default none)")
@@ -308,6 +311,7 @@ func (o *options) validate() error {
 		fault(true, "--tls-client-auth-policy %q is neither %s nor %s", o.TLSClientAuthPolicy, authRequire, authVerify)
 	}
 
+	fault(o.Policy != string(agent.Available) && o.Policy != string(agent.Strict), "--policy %q is neither %s nor %s", o.Policy, agent.Available, agent.Strict)
 	if o.managed() {
 		fault(o.Mcap <= 0, "--mcap %d is not a positive rate", o.Mcap)
 		fault(len(o.TopicLimits) > 0, "--topic-limit is for standalone brokers: in a cluster the loaddistributor gives the contracts")

@@ -20,6 +20,7 @@ type options struct {
 	period                   time.Duration
 	window                   time.Duration
 	ackTimeout               time.Duration
+	leases                   *loop.LeaseFlags
 	logLevel, logFormat      string
 }
 
@@ -32,6 +33,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.period, "period", loop.DefaultPeriod, "how often shares are proposed")
 	fs.DurationVar(&o.window, "window", loop.DefaultWindow, "how far back the loads reach that proposals go by")
 	fs.DurationVar(&o.ackTimeout, "ack-timeout", loop.DefaultAckTimeout, "how long brokers may take to acknowledge a new contract's shares")
+	o.leases = loop.AddLeaseFlags(fs)
 	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
 	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
 	if err := settings.Parse(fs, args, "tbadaptor is SRTM's share adaptor.", out); err != nil {
@@ -49,5 +51,5 @@ func (o *options) validate() error {
 }
 
 func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {
-	return loop.Config{Period: o.period, Window: o.window, AckTimeout: o.ackTimeout, Log: log, Metrics: metrics}
+	return o.leases.Apply(loop.Config{Period: o.period, Window: o.window, AckTimeout: o.ackTimeout, Log: log, Metrics: metrics})
 }

@@ -48,7 +48,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/agent"},
-		Only: []string{"api/...", "internal/...", "tokenbucket"},
+		Only: []string{"api/...", "internal/...", "kernel/stamp", "tokenbucket"},
 		Why:  "the control plane acts on a broker through the agent's own interface, Node",
 	},
 	{

@@ -78,7 +78,7 @@ func listen(address string) net.Listener {
 // startAdaptor serves a tbadaptor of its own at the address.
 func startAdaptor(ln net.Listener) (*part, *loop.Server) {
 	GinkgoHelper()
-	adaptor, err := loop.New(loop.Config{Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: 5 * time.Second, Log: logger()})
+	adaptor, err := loop.New(loop.Config{Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: 5 * time.Second, Leases: loop.DefaultLeases(), Log: logger()})
 	Expect(err).NotTo(HaveOccurred())
 	server := grpc.NewServer(duplex.ServerOptions()...)
 	srtmv1.RegisterGrantServiceServer(server, adaptor)
@@ -143,7 +143,7 @@ func newCluster(s setup) *cluster {
 	var adaptor controller.Adaptor
 	if s.adaptorAddress == "" {
 		embedded, err := loop.New(loop.Config{
-			Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: cfg.PrepareTimeout, Log: logger(),
+			Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: cfg.PrepareTimeout, Leases: loop.DefaultLeases(), Log: logger(),
 		})
 		Expect(err).NotTo(HaveOccurred())
 		srtmv1.RegisterGrantServiceServer(server, embedded)

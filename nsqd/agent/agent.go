@@ -43,6 +43,8 @@ type Config struct {
 	// DrainPublishers ends the connections of publishers that belong elsewhere
 	// now, and does not wait for it; it returns how many. nil: there are none.
 	DrainPublishers func(topic string, clientIDs map[string]bool) int
+	Policy          Policy // empty: Available
+	Store           Store  // of bases; nil: they end with the process
 	Log             *slog.Logger
 	Metrics         prometheus.Registerer // nil: not exported
 }
@@ -68,6 +70,9 @@ func (c Config) Validate() error {
 	}
 	if c.Mcap <= 0 {
 		errs = append(errs, fmt.Errorf("mcap %d: want a rate above 0, in msg/s", c.Mcap))
+	}
+	if c.Policy != "" && c.Policy != Available && c.Policy != Strict {
+		errs = append(errs, fmt.Errorf("policy %q: want %s or %s", c.Policy, Available, Strict))
 	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))
@@ -106,6 +111,7 @@ type Agent struct {
 	node    Node
 	metrics *metrics
 	seed    uint64
+	bases   []Base      // of the process before
 	started atomic.Bool // by Run, which runs once
 	// Work for the owner, from the sessions. It has no buffer: a session reads
 	// no further while the owner is busy, which pushes back on the sender.
@@ -124,6 +130,10 @@ type State struct {
 	Held      []HoldingState `json:"held"`
 	Kept      int            `json:"shares_without_topic"`
 	Reporting time.Duration  `json:"report_interval_ns"`
+	Policy    Policy         `json:"policy"`
+	// LeaseLeft is how much longer the flexible parts of shares last; 0: they
+	// are over.
+	LeaseLeft time.Duration `json:"lease_left_ns"`
 }
 
 // SessionState describes one of the two sessions.
@@ -140,6 +150,9 @@ type HoldingState struct {
 	Epoch     uint64 `json:"epoch"`
 	RateMilli int64  `json:"rate_milli"`
 	Burst     int64  `json:"burst"`
+	// Of these, what does not end with the lease.
+	BaseRateMilli int64 `json:"base_rate_milli"`
+	BaseBurst     int64 `json:"base_burst"`
 }
 
 // New checks the configuration. It connects to nothing.
@@ -161,6 +174,15 @@ func New(cfg Config, node Node) (*Agent, error) {
 		metrics: newMetrics(),
 		seed:    binary.LittleEndian.Uint64(random[:]),
 		events:  make(chan func(*owner)),
+	}
+	if cfg.Policy == "" {
+		a.cfg.Policy = Available
+	}
+	if cfg.Store != nil {
+		var err error
+		if a.bases, err = cfg.Store.Load(); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
 	}
 	a.state.Store(&State{BrokerID: cfg.BrokerID, Instance: cfg.Instance, Reporting: DefaultReportInterval})
 	if cfg.Metrics != nil {
@@ -207,6 +229,7 @@ type metrics struct {
 	connected *prometheus.GaugeVec   // by session
 	dropped   *prometheus.CounterVec // by session
 	grants    *prometheus.CounterVec // by result
+	lapses    prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -220,9 +243,12 @@ func newMetrics() *metrics {
 		grants: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "srtm_agent_grants_total", Help: "Grants received, by what became of them.",
 		}, []string{"result"}),
+		lapses: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "srtm_agent_lapses_total", Help: "Shares of which a part, or all, ended with the lease.",
+		}),
 	}
 }
 
 func (m *metrics) register(reg prometheus.Registerer) error {
-	return errors.Join(reg.Register(m.connected), reg.Register(m.dropped), reg.Register(m.grants))
+	return errors.Join(reg.Register(m.connected), reg.Register(m.dropped), reg.Register(m.grants), reg.Register(m.lapses))
 }

@@ -448,7 +448,7 @@ var _ = Describe("The agent", func() {
 		ack(grants)
 		control.send(welcome("", 10*time.Millisecond))
 		Eventually(func() []agent.HoldingState { return subject.State().Held }).Should(Equal([]agent.HoldingState{
-			{Topic: "later", Epoch: 8, RateMilli: 50_000, Burst: 4}, {Topic: "t", Epoch: 7, RateMilli: 50_000, Burst: 4},
+			{Topic: "later", Epoch: 8, RateMilli: 50_000, Burst: 4, BaseRateMilli: 50_000, BaseBurst: 4}, {Topic: "t", Epoch: 7, RateMilli: 50_000, Burst: 4, BaseRateMilli: 50_000, BaseBurst: 4},
 		}))
 		s := subject.State()
 		Expect(s.Kept).To(Equal(1))

@@ -20,12 +20,23 @@ type grant struct {
 	epoch  uint64
 	share  tokenbucket.Share
 	tokens tokenbucket.Tokens
+	// flex is the part of share that ends with the lease.
+	flex tokenbucket.Share
+}
+
+func (g grant) base() tokenbucket.Share { return less(g.share, g.flex) }
+
+func less(a, b tokenbucket.Share) tokenbucket.Share {
+	return tokenbucket.Share{Rate: a.Rate - b.Rate, Burst: a.Burst - b.Burst}
 }
 
 func checkGrant(p *srtmv1.Grant) (grant, error) {
-	share := tokenbucket.Share{Rate: tokenbucket.Rate(p.GetShare().GetRateMilli()), Burst: p.GetShare().GetBurst()}
+	share, flex := shareFrom(p.GetShare()), shareFrom(p.GetFlex())
 	if err := share.Validate(); err != nil {
 		return grant{}, err
+	}
+	if flex.Rate < 0 || flex.Burst < 0 || less(share, flex).Validate() != nil {
+		return grant{}, fmt.Errorf("%+v cannot be the flexible part of %+v", flex, share)
 	}
 	most := tokenbucket.Tokens(share.Burst) * tokenbucket.Token
 	tokens := tokenbucket.Tokens(p.GetTokensMilli())
@@ -35,18 +46,21 @@ func checkGrant(p *srtmv1.Grant) (grant, error) {
 	if p.GetEpoch() == 0 || p.GetTopic() == "" {
 		return grant{}, fmt.Errorf("epoch %d of topic %q: want neither 0 nor empty", p.GetEpoch(), p.GetTopic())
 	}
-	return grant{topic: p.GetTopic(), epoch: p.GetEpoch(), share: share, tokens: tokens}, nil
+	return grant{topic: p.GetTopic(), epoch: p.GetEpoch(), share: share, tokens: tokens, flex: flex}, nil
 }
 
 // holding is what this process holds of a topic.
 type holding struct {
 	epoch    uint64 // of the grant that gave it; 0: none did
 	share    tokenbucket.Share
-	prepared bool // the node has the topic, and this share is in force there
+	flex     tokenbucket.Share // the part of share that ends with the lease
+	prepared bool              // the node has the topic, and this share is in force there
 	// What its bucket starts with once it is prepared; until then the share
 	// earns nothing.
 	tokens tokenbucket.Tokens
 }
+
+func (in holding) base() tokenbucket.Share { return less(in.share, in.flex) }
 
 // holdings is what this process holds of each topic. It is pure.
 //
@@ -105,7 +119,7 @@ func (h *holdings) keep(g grant) (released tokenbucket.Tokens) {
 	all := in.tokens + g.tokens
 	fit := min(all, tokenbucket.Tokens(g.share.Burst)*tokenbucket.Token)
 	if !g.share.IsZero() {
-		h.topics[g.topic] = holding{epoch: g.epoch, share: g.share, tokens: fit}
+		h.topics[g.topic] = holding{epoch: g.epoch, share: g.share, flex: g.flex, tokens: fit}
 		h.kept++
 	}
 	return all - fit
@@ -113,7 +127,7 @@ func (h *holdings) keep(g grant) (released tokenbucket.Tokens) {
 
 // applied: the node has put g in force.
 func (h *holdings) applied(g grant) {
-	h.topics[g.topic] = holding{epoch: g.epoch, share: g.share, prepared: true}
+	h.topics[g.topic] = holding{epoch: g.epoch, share: g.share, flex: g.flex, prepared: true}
 }
 
 // prepared: the node has created the topic. It returns the share kept for it,
@@ -126,8 +140,8 @@ func (h *holdings) prepared(topic string) (g grant, due bool) {
 	if known {
 		h.kept--
 	}
-	h.topics[topic] = holding{epoch: in.epoch, share: in.share, prepared: true}
-	return grant{topic, in.epoch, in.share, in.tokens}, known
+	h.topics[topic] = holding{epoch: in.epoch, share: in.share, flex: in.flex, prepared: true}
+	return grant{topic, in.epoch, in.share, in.tokens, in.flex}, known
 }
 
 // missing: the node does not have the topic, though it may have been prepared.
@@ -139,7 +153,7 @@ func (h *holdings) missing(topic string) {
 	}
 	delete(h.topics, topic)
 	if !in.share.IsZero() {
-		h.topics[topic] = holding{epoch: in.epoch, share: in.share}
+		h.topics[topic] = holding{epoch: in.epoch, share: in.share, flex: in.flex}
 		h.kept++
 	}
 }
@@ -158,6 +172,34 @@ func (h *holdings) removed(topic string) {
 	delete(h.topics, topic)
 }
 
+// lapse ends what the lease has ended, and returns the topics of which something
+// has. A new lease does not bring it back.
+func (h *holdings) lapse(flexOver, allOver bool) (topics []string) {
+	for _, name := range slices.Sorted(maps.Keys(h.topics)) {
+		if h.lapseOne(name, flexOver, allOver) {
+			topics = append(topics, name)
+		}
+	}
+	return topics
+}
+
+func (h *holdings) lapseOne(topic string, flexOver, allOver bool) bool {
+	in := h.topics[topic]
+	was := in.share
+	if flexOver {
+		in.share, in.flex = in.base(), tokenbucket.Share{}
+	}
+	if allOver {
+		in.share, in.flex = tokenbucket.Share{}, tokenbucket.Share{}
+	}
+	if in.share == was {
+		return false
+	}
+	in.tokens = min(in.tokens, tokenbucket.Tokens(in.share.Burst)*tokenbucket.Token)
+	h.topics[topic] = in
+	return true
+}
+
 // reconcile forgets prepared topics that do not exist, and returns what is
 // held, by topic.
 func (h *holdings) reconcile(exist []string) []*srtmv1.HeldShare {
@@ -172,10 +214,14 @@ func (h *holdings) reconcile(exist []string) []*srtmv1.HeldShare {
 		case in.prepared && !there[name]:
 			delete(h.topics, name)
 		case in.epoch > 0:
-			list = append(list, &srtmv1.HeldShare{Topic: name, Share: shareProto(in.share), Epoch: in.epoch})
+			list = append(list, &srtmv1.HeldShare{Topic: name, Share: shareProto(in.share), Flex: shareProto(in.flex), Epoch: in.epoch})
 		}
 	}
 	return list
+}
+
+func shareFrom(p *srtmv1.Share) tokenbucket.Share {
+	return tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRateMilli()), Burst: p.GetBurst()}
 }
 
 func shareProto(s tokenbucket.Share) *srtmv1.Share {

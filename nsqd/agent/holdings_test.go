@@ -39,40 +39,40 @@ func TestOfferByEpoch(t *testing.T) {
 
 func TestAGrantBeforeItsTopic(t *testing.T) {
 	h := newHoldings()
-	if v, _ := h.offer(grant{"t", 1, share(10, 3), 3000}); v != kept {
+	if v, _ := h.offer(grant{topic: "t", epoch: 1, share: share(10, 3), tokens: 3000}); v != kept {
 		t.Fatalf("first grant: %v", verdictNames[v])
 	}
-	if v, released := h.offer(grant{"t", 2, share(20, 2), 0}); v != kept || released != 1000 {
+	if v, released := h.offer(grant{topic: "t", epoch: 2, share: share(20, 2), tokens: 0}); v != kept || released != 1000 {
 		t.Errorf("a smaller burst: %v, released %d, want kept and 1000", verdictNames[v], released)
 	}
-	if v, _ := h.offer(grant{"t", 1, share(10, 3), 3000}); v != stale {
+	if v, _ := h.offer(grant{topic: "t", epoch: 1, share: share(10, 3), tokens: 3000}); v != stale {
 		t.Errorf("an old grant again: %v", verdictNames[v])
 	}
-	if v, released := h.offer(grant{"t", 3, share(20, 4), 2000}); v != kept || released != 0 {
+	if v, released := h.offer(grant{topic: "t", epoch: 3, share: share(20, 4), tokens: 2000}); v != kept || released != 0 {
 		t.Errorf("a greater burst: %v, released %d", verdictNames[v], released)
 	}
 	if held := h.reconcile(nil); len(held) != 1 || held[0].Epoch != 3 {
 		t.Errorf("the hello says %v, want the share that lies here", held)
 	}
 	g, due := h.prepared("t")
-	if want := (grant{"t", 3, share(20, 4), 4000}); !due || g != want {
+	if want := (grant{topic: "t", epoch: 3, share: share(20, 4), tokens: 4000}); !due || g != want {
 		t.Errorf("due at the preparation: %v %+v, want %+v", due, g, want)
 	}
 	if _, due := h.prepared("t"); due {
 		t.Error("it is due a second time")
 	}
-	if v, _ := h.offer(grant{"t", 4, share(1, 1), 0}); v != inForce {
+	if v, _ := h.offer(grant{topic: "t", epoch: 4, share: share(1, 1), tokens: 0}); v != inForce {
 		t.Errorf("after the preparation: %v", verdictNames[v])
 	}
 }
 
 func TestNothingOfATopicThatIsNotThere(t *testing.T) {
 	h := newHoldings()
-	if v, released := h.offer(grant{"t", 7, tokenbucket.Share{}, 0}); v != kept || released != 0 || len(h.topics) != 0 {
+	if v, released := h.offer(grant{topic: "t", epoch: 7, share: tokenbucket.Share{}, tokens: 0}); v != kept || released != 0 || len(h.topics) != 0 {
 		t.Errorf("an empty share: %v, released %d, %d topics", verdictNames[v], released, len(h.topics))
 	}
-	h.offer(grant{"t", 8, share(10, 3), 3000})
-	if v, released := h.offer(grant{"t", 9, tokenbucket.Share{}, 0}); v != kept || released != 3000 || len(h.topics) != 0 || h.kept != 0 {
+	h.offer(grant{topic: "t", epoch: 8, share: share(10, 3), tokens: 3000})
+	if v, released := h.offer(grant{topic: "t", epoch: 9, share: tokenbucket.Share{}, tokens: 0}); v != kept || released != 3000 || len(h.topics) != 0 || h.kept != 0 {
 		t.Errorf("withdrawn: %v, released %d, %d topics, %d kept", verdictNames[v], released, len(h.topics), h.kept)
 	}
 }
@@ -80,18 +80,18 @@ func TestNothingOfATopicThatIsNotThere(t *testing.T) {
 func TestKeptSharesAreBounded(t *testing.T) {
 	h := newHoldings()
 	for i := range maxKept {
-		if v, _ := h.offer(grant{fmt.Sprint("t", i), 1, share(1, 1), 0}); v != kept {
+		if v, _ := h.offer(grant{topic: fmt.Sprint("t", i), epoch: 1, share: share(1, 1)}); v != kept {
 			t.Fatalf("grant %d: %v", i, verdictNames[v])
 		}
 	}
-	if v, _ := h.offer(grant{"one more", 1, share(1, 1), 0}); v != dropped {
+	if v, _ := h.offer(grant{topic: "one more", epoch: 1, share: share(1, 1), tokens: 0}); v != dropped {
 		t.Errorf("one more: %v", verdictNames[v])
 	}
-	if v, _ := h.offer(grant{"t7", 2, share(2, 1), 0}); v != kept {
+	if v, _ := h.offer(grant{topic: "t7", epoch: 2, share: share(2, 1), tokens: 0}); v != kept {
 		t.Errorf("another one of a topic that is kept: %v", verdictNames[v])
 	}
 	h.removed("t0")
-	if v, _ := h.offer(grant{"one more", 1, share(1, 1), 0}); v != kept {
+	if v, _ := h.offer(grant{topic: "one more", epoch: 1, share: share(1, 1), tokens: 0}); v != kept {
 		t.Errorf("when there is room again: %v", verdictNames[v])
 	}
 }
@@ -100,14 +100,14 @@ func TestReconcileForgetsWhatIsGone(t *testing.T) {
 	h := newHoldings()
 	for _, name := range []string{"b", "a", "gone"} {
 		h.prepared(name)
-		h.applied(grant{name, 3, share(1, 1), 0})
+		h.applied(grant{topic: name, epoch: 3, share: share(1, 1), tokens: 0})
 	}
 	h.prepared("no share yet")
 	held := h.reconcile([]string{"a", "b", "no share yet", "of others"})
 	if len(held) != 2 || held[0].Topic != "a" || held[1].Topic != "b" {
 		t.Errorf("held %v, want a and b", held)
 	}
-	if v, _ := h.offer(grant{"gone", 4, share(1, 1), 0}); v != kept {
+	if v, _ := h.offer(grant{topic: "gone", epoch: 4, share: share(1, 1), tokens: 0}); v != kept {
 		t.Errorf("a grant of a topic that is gone: %v", verdictNames[v])
 	}
 }
@@ -116,7 +116,7 @@ func TestCheckGrant(t *testing.T) {
 	good := func() *srtmv1.Grant {
 		return &srtmv1.Grant{Topic: "t", Epoch: 1, Share: &srtmv1.Share{RateMilli: 10, Burst: 2}, TokensMilli: 2000}
 	}
-	if g, err := checkGrant(good()); err != nil || g != (grant{"t", 1, share(10, 2), 2000}) {
+	if g, err := checkGrant(good()); err != nil || g != (grant{topic: "t", epoch: 1, share: share(10, 2), tokens: 2000}) {
 		t.Errorf("a good grant: %+v, %v", g, err)
 	}
 	if g, err := checkGrant(&srtmv1.Grant{Topic: "t", Epoch: 1}); err != nil || !g.share.IsZero() {

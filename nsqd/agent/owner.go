@@ -12,7 +12,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -36,6 +38,12 @@ type owner struct {
 
 	// Owned by run.
 	holdings *holdings
+	lease    lease
+	alarm    *time.Timer // for the lease
+	// disk is the bases that the store has; unsaved are the tokens given up for
+	// grants that are not acknowledged, since their bases are not there yet.
+	disk     map[string]tokenbucket.Share
+	unsaved  map[string]tokenbucket.Tokens
 	control  *controlLink // nil while down
 	grants   *grantLink   // nil while down
 	ticker   *time.Ticker
@@ -52,7 +60,9 @@ type owner struct {
 func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
 	return &owner{
 		agent: a, ctx: ctx, sessions: sessions,
-		holdings: newHoldings(), interval: DefaultReportInterval, stopGrants: func() {},
+		holdings: newHoldings(), lease: lease{strict: a.cfg.Policy == Strict},
+		disk: map[string]tokenbucket.Share{}, unsaved: map[string]tokenbucket.Tokens{},
+		interval: DefaultReportInterval, stopGrants: func() {},
 	}
 }
 
@@ -60,15 +70,22 @@ func (o *owner) run(ctx context.Context) {
 	o.ticker = time.NewTicker(o.interval)
 	defer o.ticker.Stop()
 	defer func() { o.stopGrants() }()
+	o.alarm = time.NewTimer(time.Hour)
+	defer o.alarm.Stop()
 	o.last = time.Now()
+	o.resume()
 	o.publish()
 	for {
+		o.setAlarm()
 		select {
+		case <-o.alarm.C:
+			o.keepLease(clock.Mono())
 		case f := <-o.agent.events:
 			f(o)
 		case <-o.ticker.C:
 			// Not the time in the tick: after a Reset an older one may follow.
 			o.report(time.Now())
+			o.saveAgain()
 			o.publish()
 		case <-ctx.Done():
 			return
@@ -121,6 +138,7 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		err := o.agent.node.Remove(m.Remove.Topic)
 		if err == nil {
 			o.holdings.removed(m.Remove.Topic)
+			o.save(m.Remove.Topic)
 		}
 		o.result(l, m.Remove.Request, err)
 	case *srtmv1.ControllerMessage_Drain:
@@ -193,6 +211,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	}
 	if g, due := o.holdings.prepared(p.Topic); due {
 		o.apply(g)
+		o.save(p.Topic)
 	}
 	return nil
 }
@@ -219,9 +238,12 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	}
 	o.grants = l
 	o.agent.metrics.connected.WithLabelValues(grantSession).Set(1)
+	now := clock.Mono()
+	o.lapse(now)
+	o.lease.asked = now
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.agent.cfg.BrokerID, Instance: o.agent.cfg.Instance,
-		Held: o.holdings.reconcile(o.agent.node.Topics()),
+		Held: o.held(), Policy: policyProto[o.agent.cfg.Policy], Stamp: uint64(now),
 	}}})
 	o.publish()
 }
@@ -240,9 +262,16 @@ func (o *owner) grantsOver() {
 }
 
 func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
-	p := m.GetGrant()
-	if p == nil || o.grants != l {
+	if o.grants != l {
 		return
+	}
+	if renewed := m.GetLease(); renewed != nil {
+		o.renewed(renewed, clock.Mono())
+		return
+	}
+	p := m.GetGrant()
+	if p == nil {
+		return // of a later version, which must not count on us
 	}
 	g, err := checkGrant(p)
 	if err != nil {
@@ -255,11 +284,20 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	v, released := o.holdings.offer(g)
 	o.agent.metrics.grants.WithLabelValues(verdictNames[v]).Inc()
 	switch v {
-	case inForce:
-		released = o.apply(g)
-		o.ack(g.topic, g.epoch, g.share, released)
-	case kept:
-		o.ack(g.topic, g.epoch, g.share, released)
+	case inForce, kept:
+		if v == inForce {
+			released = o.apply(g)
+		}
+		flexOver, allOver := o.lease.over(clock.Mono())
+		if o.holdings.lapseOne(g.topic, flexOver, allOver) {
+			o.agent.metrics.lapses.Inc()
+		}
+		if !o.save(g.topic) {
+			o.unsaved[g.topic] = released
+			return // the adaptor would count on what is not on the disk
+		}
+		delete(o.unsaved, g.topic)
+		o.ack(g.topic, g.epoch, o.holdings.topics[g.topic].share, released)
 	case stale:
 		o.ackPresent(g.topic)
 	case dropped:
@@ -269,7 +307,11 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 
 // apply puts the share of a prepared topic in force.
 func (o *owner) apply(g grant) (released tokenbucket.Tokens) {
-	released, err := o.agent.node.Grant(g.topic, g.share, g.tokens)
+	flexUntil, until := o.lease.ends()
+	if g.flex == (tokenbucket.Share{}) {
+		flexUntil = stamp.Never
+	}
+	released, err := o.agent.node.Grant(g.topic, g.share, g.base(), flexUntil, until, g.tokens)
 	if err != nil {
 		// The topic was removed behind our back, by an operator at the broker's
 		// own API. The share stays ours, and is kept in case it comes back.
@@ -331,11 +373,16 @@ func (o *owner) publish() {
 		Grants:    SessionState{o.grantAddress, o.grants != nil, o.grantsError},
 		Kept:      o.holdings.kept,
 		Reporting: o.interval,
+		Policy:    o.agent.cfg.Policy,
+		LeaseLeft: max(0, o.lease.flexUntil.Sub(clock.Mono())),
 		Held:      []HoldingState{},
 	}
 	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
 		in := o.holdings.topics[topic]
-		s.Held = append(s.Held, HoldingState{topic, in.epoch, int64(in.share.Rate), in.share.Burst})
+		s.Held = append(s.Held, HoldingState{
+			Topic: topic, Epoch: in.epoch, RateMilli: int64(in.share.Rate), Burst: in.share.Burst,
+			BaseRateMilli: int64(in.base().Rate), BaseBurst: in.base().Burst,
+		})
 	}
 	o.agent.state.Store(s)
 }

@@ -33,6 +33,11 @@ func start(change func(*broker.Config)) *broker.Broker {
 	return b
 }
 
+// grant gives a topic a share for good.
+func grant(n broker.Node, topic string, s tokenbucket.Share, tokens tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+	return n.Grant(topic, s, s, stamp.Never, stamp.Never, tokens)
+}
+
 func topic(b *broker.Broker, name string) *broker.Topic {
 	GinkgoHelper()
 	t, err := b.CreateTopic(name)
@@ -169,7 +174,7 @@ var _ = Describe("a broker", func() {
 		Expect(idle.CreateChannel("z")).To(Succeed())
 		node := b.Node()
 		Expect(node.Prepare("t", []string{"c"}, time.Nanosecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY)).To(Succeed())
-		released, err := node.Grant("t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 100}, 100*tokenbucket.Token)
+		released, err := grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 100}, 100*tokenbucket.Token)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(released).To(BeZero())
 		r := read(t, "c", 100, true)
@@ -216,7 +221,7 @@ var _ = Describe("a broker", func() {
 		Expect(publish(t, "x")).To(Succeed())
 		Consistently(r.count, "30ms").Should(BeZero())
 		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 2}
-		_, err := node.Grant("t", share, tokenbucket.Token)
+		_, err := grant(node, "t", share, tokenbucket.Token)
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(r.count).Should(Equal(1))
 
@@ -229,13 +234,13 @@ var _ = Describe("a broker", func() {
 
 	It("refuses grants it cannot apply, and changes nothing", func() {
 		node := start(nil).Node()
-		_, err := node.Grant("nowhere", tokenbucket.Share{Rate: 1, Burst: 1}, 0)
+		_, err := grant(node, "nowhere", tokenbucket.Share{Rate: 1, Burst: 1}, 0)
 		Expect(err).To(MatchError(broker.ErrUnknownTopic))
 		Expect(node.Topics()).To(BeEmpty())
 		Expect(node.Prepare("t", nil, time.Second, 0.9, 0)).To(Succeed())
-		_, err = node.Grant("t", tokenbucket.Share{Rate: -1, Burst: 1}, 0)
+		_, err = grant(node, "t", tokenbucket.Share{Rate: -1, Burst: 1}, 0)
 		Expect(err).To(HaveOccurred())
-		_, err = node.Grant("t", tokenbucket.Share{Rate: 1, Burst: 1}, -5)
+		_, err = grant(node, "t", tokenbucket.Share{Rate: 1, Burst: 1}, -5)
 		Expect(err).To(HaveOccurred())
 		Expect(node.Prepare("bad name", nil, time.Second, 0.9, 0)).To(MatchError(broker.ErrBadName))
 		Expect(node.Prepare("t", []string{"bad name"}, time.Second, 0.9, 0)).To(MatchError(broker.ErrBadName))

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -54,18 +56,25 @@ func (n Node) Remove(topic string) error {
 	return nil
 }
 
-// Grant replaces the share of a topic and returns the tokens given up.
+// Grant replaces the share of a topic, of which base is left from flexUntil on and
+// nothing from until on, and returns the tokens given up.
 // Errors: ErrUnknownTopic, a share out of range.
-func (n Node) Grant(topic string, share tokenbucket.Share, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+func (n Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, until stamp.Mono, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	t, err := n.b.Topic([]byte(topic))
 	if err != nil {
 		return 0, fmt.Errorf("grant for %q: %w", topic, err)
 	}
-	if err := share.Validate(); err != nil {
+	if err := errors.Join(share.Validate(), base.Validate()); err != nil {
 		return 0, fmt.Errorf("grant for %q: %w", topic, err)
 	}
 	if granted < 0 {
 		return 0, fmt.Errorf("grant for %q: %d tokens", topic, granted)
 	}
-	return t.SetShare(share, granted), nil
+	return t.SetLeased(share, queue.Lease{Base: base, FlexUntil: flexUntil, Until: until}, granted), nil
+}
+
+// Renew is Topic.Renew; false without such a topic.
+func (n Node) Renew(topic string, flexUntil, until stamp.Mono) (flex bool) {
+	t, err := n.b.Topic([]byte(topic))
+	return err == nil && t.Renew(flexUntil, until)
 }

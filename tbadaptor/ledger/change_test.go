@@ -11,10 +11,10 @@ import (
 // A contract that shrinks, or moves to another broker, never lets brokers use
 // more than the larger of the two contracts.
 func TestChange(t *testing.T) {
-	l := New(1)
+	l := New(1, Leases{})
 	hello := func(id string) []Grant {
 		t.Helper()
-		g, err := l.Hello(id, id+"-1", nil)
+		g, err := l.Hello(Session{Broker: id, Instance: id + "-1"}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,24 +57,24 @@ func TestChange(t *testing.T) {
 	}
 	hello("a")
 	hello("b")
-	settle(l.SetContract("t", tokenbucket.Share{Rate: 1000, Burst: 10}, []share.Assigned{part("a", 1000, 10)}))
-	settle(l.Change("t", tokenbucket.Share{Rate: 600, Burst: 4}, []share.Assigned{part("a", 400, 2), part("b", 200, 2)}))
+	settle(l.SetContract("t", Terms{Contract: tokenbucket.Share{Rate: 1000, Burst: 10}}, []share.Assigned{part("a", 1000, 10)}))
+	settle(l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 600, Burst: 4}}, []share.Assigned{part("a", 400, 2), part("b", 200, 2)}))
 	if v, _ := l.Topic("t"); v.Contract != (tokenbucket.Share{Rate: 600, Burst: 4}) || len(v.Members) != 2 {
 		t.Errorf("after it shrank: %+v", v)
 	}
-	settle(l.Change("t", tokenbucket.Share{Rate: 1000, Burst: 10}, []share.Assigned{part("b", 1000, 10)}))
+	settle(l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 1000, Burst: 10}}, []share.Assigned{part("b", 1000, 10)}))
 	if v, _ := l.Topic("t"); len(v.Members) != 1 || v.Members[0].Broker != "b" {
 		t.Errorf("after it grew and moved: %+v", v)
 	}
-	if _, err := l.Change("t", tokenbucket.Share{Rate: 5, Burst: 1}, []share.Assigned{part("b", 6, 1)}); err == nil {
+	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 5, Burst: 1}}, []share.Assigned{part("b", 6, 1)}); err == nil {
 		t.Error("shares beyond the contract were taken")
 	}
-	if _, err := l.Change("t", tokenbucket.Share{}, nil); err == nil {
+	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{}}, nil); err == nil {
 		t.Error("an empty contract was taken")
 	}
 	l.Remove("t")
 	var busy *Busy
-	if _, err := l.Change("t", tokenbucket.Share{Rate: 5, Burst: 1}, []share.Assigned{part("b", 5, 1)}); !errors.As(err, &busy) {
+	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 5, Burst: 1}}, []share.Assigned{part("b", 5, 1)}); !errors.As(err, &busy) {
 		t.Errorf("while it is being removed: %v", err)
 	}
 }

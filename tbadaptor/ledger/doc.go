@@ -1,23 +1,41 @@
 // Package ledger keeps who holds which share of which contract, and grants
 // shares so that the contract holds whatever happens to the messages or the
-// brokers in between. It is pure: events go in, grants come out; it knows no
-// time, no stream and no rule by which shares are chosen. tbadaptor/share
-// chooses them, tbadaptor/loop carries events in and grants out; read these
-// next, and tokenbucket for what a broker does with a grant.
+// brokers in between. It is pure: events go in, grants come out, and what time it
+// is is an argument; it knows no stream and no rule by which shares are chosen.
+// tbadaptor/share chooses them, tbadaptor/loop carries events in and grants out;
+// read these next, and tokenbucket and nsqd/queue for what a broker does with a
+// grant.
+//
+// # Base, flexible part, leases
+//
+// A share has a base, which the broker keeps on its disk, and a flexible part,
+// which ends with the broker's lease unless it is renewed every few seconds. So
+// the part of a broker that is cut off goes to others soon, and all brokers can
+// go on with their bases when it is this side that is away. A broker counts its
+// lease from when it asked for it, the ledger from when it heard the question,
+// plus the clock bound: by the time the ledger counts a lease as over, it is over
+// at the broker. The session ends with it; what the broker then holds it says in
+// its next hello.
+//
+// What becomes of a base is the broker's policy. A Strict broker stops when it
+// was not renewed for Session, and soon after that its base is free. An Available
+// broker goes on, and so its base stays its own until a new process says hello
+// under its id, somebody who knows says Forget, or it is presumed dead.
 //
 // # Invariant
 //
 // A broker may be using what it acknowledged last, or what was granted to it
 // since: of each, rate and burst, its part is the larger of the two, and stays
-// reserved for it until it says otherwise. For each topic with contract (r, b)
+// reserved for it until it says otherwise; but only the bases of the two once its
+// lease is over, and nothing once its base is. For each topic with contract (r, b)
 //
 //	(1)  the sum over brokers of the rate reserved   <= r
 //	(2)  the sum over brokers of the burst reserved  <= b
 //	(3)  tokens in the pool  <=  b - the sum of (2)
 //
-// So a share grows only out of decreases that were acknowledged, and a broker
-// that is silent, crashed or cut off keeps its part. checkInvariants checks
-// this in the tests after every step of random schedules.
+// So a share grows only out of decreases that were acknowledged and leases that
+// are over. checkInvariants checks this in the tests after every step of random
+// schedules.
 //
 // # Why the contract follows
 //
@@ -45,17 +63,31 @@
 // # What it relies on
 //
 // A broker applies grants of a topic in order of epoch, and a grant whose epoch
-// is not above the one in force not at all. A broker's id belongs to one
-// process at a time, so a new instance means that the old one holds nothing any
-// more. A broker ends its old session before it says hello in a new one: a
-// grant of an old session that it had not applied at its hello, it never will.
+// is not above the one in force not at all. A broker's id belongs to one process
+// at a time (a lock on its data path), so a new instance means that the old one
+// holds nothing any more; the new one starts with the old one's bases, if it is
+// Available, and with empty buckets. A base that shrinks is on the disk before it
+// is acknowledged. A broker ends its old session before it says hello in a new
+// one: a grant of an old session that it had not applied at its hello, it never
+// will. Two monotonic clocks come apart by at most ClockBound in Session; a host
+// that is suspended stops its clock and breaks that.
 //
-// The ledger's memory is not durable. After its loss brokers report what they
-// hold, which counts as reserved, even where the sum exceeds the contract;
-// then nothing grows until decreases have brought it back. Over-admission is
-// bounded by one burst b and for as long as one broker of the topic has not
-// reported, its part: SetContract cannot know of a holder that has not called.
+// # The worst case
 //
-// Leases are not built. Grant has the place for a part that is held on one, and
-// reserve is the one function that would count it.
+// None, as long as the ledger keeps its memory, nobody lies to Forget, and
+// PresumeDead is 0: partitions, crashes, restarts, loss, delay, duplicates and
+// reordering in any number cost rate, never the contract. What they cost is what
+// is reserved for brokers that cannot use it: of a Strict broker its flexible part
+// for Flex + ClockBound and its base for Session + ClockBound; of an Available one
+// its base until it is back.
+//
+// The memory is not durable. After its loss brokers report what they hold, which
+// counts as reserved, even where the sum exceeds the contract; then nothing grows
+// until decreases have brought it back. Whoever brings a contract back must say
+// that it is Used, and wait for the hellos of all who may hold a part of it
+// (tbadaptor/loop waits for the members). A broker (r_l, b_l) that was no member
+// any more, and had not acknowledged it, is not waited for: until it says hello,
+// at most b_l + r_l*dt messages more than the contract leave in any dt. So it is
+// with an Available broker that Forget or PresumeDead took for dead and that
+// lives: its base is its b_l, r_l.
 package ledger

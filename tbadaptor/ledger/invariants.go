@@ -15,7 +15,7 @@ func (l *Ledger) checkInvariants() error {
 		t := l.topics[name]
 		free := t.contract
 		for _, m := range t.members {
-			r := m.reserve()
+			r := l.reserve(m)
 			free.Rate -= r.Rate
 			free.Burst -= r.Burst
 		}
@@ -53,7 +53,7 @@ func (l *Ledger) checkForm() error {
 		if target.Rate > t.contract.Rate || target.Burst > t.contract.Burst {
 			return fmt.Errorf("topic %q: targets sum to %+v of %+v", name, target, t.contract)
 		}
-		if most := tokenbucket.Tokens(t.free().Burst) * tokenbucket.Token; t.pool < 0 || t.pool > most {
+		if most := tokenbucket.Tokens(l.free(t).Burst) * tokenbucket.Token; t.pool < 0 || t.pool > most {
 			return fmt.Errorf("topic %q: %d thousandths of a token in the pool, outside 0 to %d", name, t.pool, most)
 		}
 	}
@@ -63,8 +63,10 @@ func (l *Ledger) checkForm() error {
 func (l *Ledger) checkMember(t *topic, m *member) error {
 	p := m.pending
 	switch {
-	case m.acked.Validate() != nil || p.Share.Validate() != nil || m.target.Validate() != nil:
+	case m.acked.share.Validate() != nil || m.acked.base.Validate() != nil || p.Share.Validate() != nil || p.Base().Validate() != nil || m.target.Validate() != nil:
 		return fmt.Errorf("an invalid share: target %+v, acknowledged %+v, granted %+v", m.target, m.acked, p.Share)
+	case smaller(m.acked.share, m.acked.base) != m.acked.base || smaller(p.Share, p.Base()) != p.Base():
+		return fmt.Errorf("a base above its share: acknowledged %+v, granted %+v", m.acked, p)
 	case max(m.ackedEpoch, p.Epoch) > l.epoch:
 		return fmt.Errorf("epoch %d is above the ledger's %d", max(m.ackedEpoch, p.Epoch), l.epoch)
 	case p.Epoch == 0 && p != Grant{}:
@@ -73,8 +75,8 @@ func (l *Ledger) checkMember(t *topic, m *member) error {
 		return fmt.Errorf("epoch %d granted after %d was acknowledged", p.Epoch, m.ackedEpoch)
 	case p.Epoch != 0 && (p.Broker != m.broker || p.Topic != t.name):
 		return fmt.Errorf("holds a grant of broker %q, topic %q", p.Broker, p.Topic)
-	case p.Tokens < 0 || p.Tokens > tokenbucket.Tokens(max(0, p.Share.Burst-m.acked.Burst))*tokenbucket.Token:
-		return fmt.Errorf("%d thousandths of a token come with a burst that grows from %d to %d", p.Tokens, m.acked.Burst, p.Share.Burst)
+	case p.Tokens < 0 || p.Tokens > tokenbucket.Tokens(max(0, p.Share.Burst-m.acked.share.Burst))*tokenbucket.Token:
+		return fmt.Errorf("%d thousandths of a token come with a burst that grows from %d to %d", p.Tokens, m.acked.share.Burst, p.Share.Burst)
 	}
 	return nil
 }

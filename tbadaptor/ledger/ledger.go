@@ -6,7 +6,9 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
+	"time"
 
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -18,6 +20,7 @@ import (
 // way within a session can be had again with Outstanding; to send a grant
 // twice is harmless.
 type Ledger struct {
+	leases  Leases // set once
 	epoch   uint64 // of the newest grant
 	brokers map[string]*broker
 	topics  map[string]*topic
@@ -27,6 +30,17 @@ type broker struct {
 	instance  string
 	past      []string // instances before it, oldest first, at most maxPast
 	connected bool
+	policy    Policy
+	// renewed is when its lease was last renewed.
+	renewed stamp.Mono
+	// waning: it said that its lease ended there. It is granted nothing before
+	// the next renewal: it would say so again, and again.
+	waning bool
+	// flexOver: its lease has ended since; it uses its bases at most. So it
+	// stays until its next hello.
+	flexOver bool
+	// baseOver: it was Strict and uses nothing any more, or it is presumed dead.
+	baseOver bool
 }
 
 // maxPast bounds how many replaced instances of a broker are remembered, to
@@ -37,6 +51,7 @@ type topic struct {
 	name     string
 	contract tokenbucket.Share // zero: brokers report it, nobody set it
 	removing bool
+	flex     Permille         // of each share
 	initial  []share.Assigned // as given to SetContract last, sorted
 	pool     tokenbucket.Tokens
 	members  []*member // sorted by broker
@@ -45,7 +60,7 @@ type topic struct {
 type member struct {
 	broker string
 	target tokenbucket.Share
-	acked  tokenbucket.Share
+	acked  holding
 	// Epoch of acked; 0: never held anything.
 	ackedEpoch uint64
 	// pending is the one grant that is not acknowledged yet; Epoch 0: none.
@@ -53,15 +68,35 @@ type member struct {
 	pending Grant
 }
 
+// holding is a share, and the part of it that does not end with a lease.
+//
+// Invariant: base <= share, in rate and in burst.
+type holding struct{ share, base tokenbucket.Share }
+
 // reserve returns the most that m may be using.
-func (m *member) reserve() tokenbucket.Share {
-	if m.pending.Epoch == 0 {
-		return m.acked
+func (l *Ledger) reserve(m *member) tokenbucket.Share {
+	held, granted := m.acked.share, m.pending.Share
+	if l.flexOver(m.broker) {
+		held, granted = m.acked.base, m.pending.Base()
 	}
-	return tokenbucket.Share{
-		Rate:  max(m.acked.Rate, m.pending.Share.Rate),
-		Burst: max(m.acked.Burst, m.pending.Share.Burst),
-	}
+	return larger(held, granted)
+}
+
+func (l *Ledger) flexOver(id string) bool {
+	b := l.brokers[id]
+	return b != nil && b.flexOver
+}
+
+func larger(a, b tokenbucket.Share) tokenbucket.Share {
+	return tokenbucket.Share{Rate: max(a.Rate, b.Rate), Burst: max(a.Burst, b.Burst)}
+}
+
+func smaller(a, b tokenbucket.Share) tokenbucket.Share {
+	return tokenbucket.Share{Rate: min(a.Rate, b.Rate), Burst: min(a.Burst, b.Burst)}
+}
+
+func less(a, b tokenbucket.Share) tokenbucket.Share {
+	return tokenbucket.Share{Rate: a.Rate - b.Rate, Burst: a.Burst - b.Burst}
 }
 
 // New returns an empty ledger whose grants have epochs above epoch.
@@ -69,8 +104,11 @@ func (m *member) reserve() tokenbucket.Share {
 // Requires: epoch is at least that of every grant that an earlier ledger made
 // to the same brokers, e.g. the wall clock in nanoseconds at start. Otherwise a
 // broker could take a new grant for an old one and ignore it.
-func New(epoch uint64) *Ledger {
-	return &Ledger{epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}}
+func New(epoch uint64, leases Leases) *Ledger {
+	if err := leases.Validate(); err != nil {
+		panic("ledger: " + err.Error())
+	}
+	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}}
 }
 
 // SetContract puts a contract under the ledger's care, with the shares its
@@ -78,11 +116,12 @@ func New(epoch uint64) *Ledger {
 // not be connected: a grant follows when they say hello. View tells when the
 // topic is Settled.
 //
-// Repeating it with the same contract and initial shares does nothing, even if
+// Repeating it with the same arguments does nothing, even if
 // the shares were retuned since. With the same contract and other initial
 // shares it is Propose. It fails with *Conflict if the topic has another
 // contract, with *Busy if brokers still hold shares of a removed one.
-func (l *Ledger) SetContract(name string, contract tokenbucket.Share, initial []share.Assigned) ([]Grant, error) {
+func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned) ([]Grant, error) {
+	contract, flex := terms.Contract, terms.Flex
 	if name == "" {
 		return nil, fmt.Errorf("a contract without a topic")
 	}
@@ -92,6 +131,9 @@ func (l *Ledger) SetContract(name string, contract tokenbucket.Share, initial []
 	if contract.IsZero() {
 		return nil, fmt.Errorf("contract of topic %q is empty", name)
 	}
+	if flex < 0 || flex > 1000 {
+		return nil, fmt.Errorf("%d thousandths of the shares of topic %q are to be flexible: want 0 to 1000", flex, name)
+	}
 	target, err := checkTarget(contract, initial)
 	if err != nil {
 		return nil, fmt.Errorf("topic %q: %w", name, err)
@@ -99,18 +141,21 @@ func (l *Ledger) SetContract(name string, contract tokenbucket.Share, initial []
 	t := l.topics[name]
 	switch {
 	case t == nil:
-		t = &topic{name: name, contract: contract, pool: tokenbucket.Tokens(contract.Burst) * tokenbucket.Token}
+		t = &topic{name: name, contract: contract}
+		if !terms.Used {
+			t.pool = tokenbucket.Tokens(contract.Burst) * tokenbucket.Token
+		}
 		l.topics[name] = t
 	case t.removing:
-		return nil, &Busy{Topic: name, Brokers: t.holders()}
+		return nil, &Busy{Topic: name, Brokers: l.holders(t)}
 	case t.contract.IsZero():
 		t.contract = contract // used before: the pool stays empty
 	case t.contract != contract:
 		return nil, &Conflict{Topic: name, Have: t.contract, Got: contract}
-	case slices.Equal(t.initial, target):
+	case t.flex == flex && slices.Equal(t.initial, target):
 		return nil, nil
 	}
-	t.initial = target
+	t.initial, t.flex = target, flex
 	t.aim(target)
 	return l.advance(t), nil
 }
@@ -148,32 +193,18 @@ func (l *Ledger) Remove(name string) []Grant {
 	return l.advance(t)
 }
 
-// Hello begins a session of a broker; a session it had is over. held is
-// everything it holds, and what is not in it, it does not hold. An instance
-// that differs from the broker's last one is a new process, which starts with
-// nothing; whatever it reports all the same (the ledger's memory may have been
-// lost in between) is believed.
+// Hello begins a session of a broker; a session it had is over. s.Held is
+// everything it holds, and what is not in it, it does not hold. An instance that
+// differs from the broker's last one is a new process: the old one holds nothing
+// any more, the new one what it reports (the bases that the old one left it).
+// The broker's lease is renewed, for shares that have not lapsed before.
 //
 // It fails with ErrReplaced if a later instance has already said hello.
-func (l *Ledger) Hello(id, instance string, held []Held) ([]Grant, error) {
-	if id == "" || instance == "" {
-		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", id, instance)
-	}
-	reported := make(map[string]Held, len(held))
-	for _, h := range held {
-		if _, twice := reported[h.Topic]; twice {
-			return nil, fmt.Errorf("hello of broker %q: topic %q appears twice", id, h.Topic)
-		}
-		if h.Topic == "" {
-			return nil, fmt.Errorf("hello of broker %q: a share without a topic", id)
-		}
-		if err := h.Share.Validate(); err != nil {
-			return nil, fmt.Errorf("hello of broker %q: topic %q: %w", id, h.Topic, err)
-		}
-		if h.Epoch == 0 {
-			return nil, fmt.Errorf("hello of broker %q: topic %q: a share without an epoch", id, h.Topic)
-		}
-		reported[h.Topic] = h
+func (l *Ledger) Hello(s Session, now stamp.Mono) ([]Grant, error) {
+	id, instance := s.Broker, s.Instance
+	reported, err := checkSession(s)
+	if err != nil {
+		return nil, err
 	}
 	b := l.brokers[id]
 	if b == nil {
@@ -188,9 +219,13 @@ func (l *Ledger) Hello(id, instance string, held []Held) ([]Grant, error) {
 		b.past = append(b.past, b.instance)
 		b.past = b.past[max(0, len(b.past)-maxPast):]
 	}
-	b.instance, b.connected = instance, true
+	// Its report may be older than the end of its lease, which it has seen, too,
+	// by now: what ended with that does not come back.
+	flexOver, allOver := same && b.flexOver, same && b.baseOver && b.policy == Strict
+	b.instance, b.connected, b.policy = instance, true, s.Policy
+	b.renewed, b.waning, b.flexOver, b.baseOver = now, false, false, false
 
-	for _, h := range held {
+	for _, h := range s.Held {
 		l.epoch = max(l.epoch, h.Epoch)
 		if l.topics[h.Topic] == nil {
 			l.topics[h.Topic] = &topic{name: h.Topic}
@@ -210,16 +245,119 @@ func (l *Ledger) Hello(id, instance string, held []Held) ([]Grant, error) {
 		if p := m.pending; p.Epoch != 0 {
 			// Not applied, and never will be: its tokens still exist. Where the
 			// broker does not say, it may have applied the grant and dropped
-			// the topic since: they are given up.
-			if same && holds && h.Epoch < p.Epoch {
+			// the topic since: they are given up. So they are where its lease
+			// has ended, and their room may be another's.
+			if same && holds && h.Epoch < p.Epoch && !flexOver {
 				t.pool += p.Tokens
 			}
 			m.pending = Grant{}
 		}
-		m.acked, m.ackedEpoch = h.Share, h.Epoch
+		m.acked, m.ackedEpoch = holding{h.Share, less(h.Share, h.Flex)}, h.Epoch
+		switch {
+		case allOver:
+			m.acked = holding{}
+		case flexOver:
+			m.acked.share = m.acked.base
+		}
 		grants = append(grants, l.advance(t)...)
 	}
 	return grants, nil
+}
+
+func checkSession(s Session) (map[string]Held, error) {
+	if s.Broker == "" || s.Instance == "" {
+		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", s.Broker, s.Instance)
+	}
+	reported := make(map[string]Held, len(s.Held))
+	for _, h := range s.Held {
+		if _, twice := reported[h.Topic]; twice {
+			return nil, fmt.Errorf("hello of broker %q: topic %q appears twice", s.Broker, h.Topic)
+		}
+		if h.Topic == "" {
+			return nil, fmt.Errorf("hello of broker %q: a share without a topic", s.Broker)
+		}
+		if err := h.Share.Validate(); err != nil {
+			return nil, fmt.Errorf("hello of broker %q: topic %q: %w", s.Broker, h.Topic, err)
+		}
+		if h.Flex.Rate < 0 || h.Flex.Burst < 0 || less(h.Share, h.Flex).Validate() != nil {
+			return nil, fmt.Errorf("hello of broker %q: topic %q: %+v of %+v cannot be its flexible part", s.Broker, h.Topic, h.Flex, h.Share)
+		}
+		if s.Policy == Leaseless && !(h.Flex == tokenbucket.Share{}) {
+			return nil, fmt.Errorf("hello of broker %q: topic %q: a flexible part, and no leases", s.Broker, h.Topic)
+		}
+		if h.Epoch == 0 {
+			return nil, fmt.Errorf("hello of broker %q: topic %q: a share without an epoch", s.Broker, h.Topic)
+		}
+		reported[h.Topic] = h
+	}
+	return reported, nil
+}
+
+// Renew renews the lease of a broker, of which a request was heard at now, and
+// reports whether it has: not without a session, or with one that has ended with
+// its lease. Only then may the broker be told so, before it is sent the grants.
+// Requires: the request came in the session that said hello last.
+func (l *Ledger) Renew(id string, now stamp.Mono) (renewed bool, grants []Grant) {
+	b := l.brokers[id]
+	if b == nil || !b.connected {
+		return false, nil
+	}
+	b.renewed = max(b.renewed, now)
+	if b.waning {
+		b.waning = false
+		grants = l.advanceAll(id)
+	}
+	return true, grants
+}
+
+// Expire ends the leases that are over at now, and says whose. What they had
+// reserved goes to others.
+func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
+	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
+		b := l.brokers[id]
+		past := func(lease time.Duration) bool {
+			return lease > 0 && now.Sub(b.renewed) > lease+l.leases.ClockBound
+		}
+		lapse := Lapse{Broker: id}
+		if b.policy != Leaseless && !b.flexOver && past(l.leases.Flex) {
+			lapse.Flex, lapse.Session = true, b.connected
+			b.flexOver, b.connected = true, false
+		}
+		last := l.leases.Session
+		if b.policy == Available {
+			last = l.leases.PresumeDead
+		}
+		if b.flexOver && !b.baseOver && past(last) {
+			lapse.Base, b.baseOver = true, true
+			l.clear(id)
+		}
+		if lapse.Flex || lapse.Base {
+			lapses = append(lapses, lapse)
+		}
+	}
+	for _, lapse := range lapses { // not before: one of them must not get what another had
+		grants = append(grants, l.advanceAll(lapse.Broker)...)
+	}
+	return lapses, grants
+}
+
+// clear says that a broker holds nothing.
+func (l *Ledger) clear(id string) {
+	for _, t := range l.topics {
+		if m := t.member(id); m != nil {
+			m.acked, m.pending = holding{}, Grant{}
+		}
+	}
+}
+
+// advanceAll is advance for all topics of a broker.
+func (l *Ledger) advanceAll(id string) (grants []Grant) {
+	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
+		if t := l.topics[name]; t.member(id) != nil {
+			grants = append(grants, l.advance(t)...)
+		}
+	}
+	return grants
 }
 
 // Disconnect ends a broker's session. It keeps what it holds and what it was
@@ -231,13 +369,7 @@ func (l *Ledger) Disconnect(id string) []Grant {
 		return nil
 	}
 	b.connected = false
-	var grants []Grant
-	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
-		if t := l.topics[name]; t.member(id) != nil {
-			grants = append(grants, l.advance(t)...)
-		}
-	}
-	return grants
+	return l.advanceAll(id)
 }
 
 // Forget takes the word of somebody who knows that the broker's process has
@@ -249,21 +381,18 @@ func (l *Ledger) Forget(id string) ([]Grant, error) {
 		return nil, fmt.Errorf("forget broker %q: %w", id, ErrConnected)
 	}
 	delete(l.brokers, id)
-	var grants []Grant
-	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
-		t := l.topics[name]
-		if m := t.member(id); m != nil {
-			m.acked, m.pending = tokenbucket.Share{}, Grant{}
-			grants = append(grants, l.advance(t)...)
-		}
-	}
-	return grants, nil
+	l.clear(id)
+	return l.advanceAll(id), nil
 }
 
-// Ack says that the grant of this epoch is in force at the broker, with share,
-// and that its bucket gave up released tokens for it. An acknowledgement that
-// is not of the one grant that waits for it is late or a duplicate, and does
-// nothing. It fails if it contradicts that grant.
+// Ack says that the grant of this epoch is in force at the broker, and that its
+// bucket gave up released tokens for it. got is the share granted, or what is
+// left of it where a lease has ended meanwhile: its base, or nothing. A broker
+// says the latter also of a grant it has acknowledged, when the lease ends.
+//
+// What is neither of the one grant that is waited for, nor says less of the one
+// acknowledged last, is late or a duplicate, and does nothing. It fails if it
+// contradicts the grant.
 func (l *Ledger) Ack(id, name string, epoch uint64, got tokenbucket.Share, released tokenbucket.Tokens) ([]Grant, error) {
 	if epoch > l.epoch {
 		return nil, fmt.Errorf("broker %q acknowledges epoch %d of topic %q, the newest is %d", id, epoch, name, l.epoch)
@@ -273,21 +402,36 @@ func (l *Ledger) Ack(id, name string, epoch uint64, got tokenbucket.Share, relea
 		return nil, nil
 	}
 	m := t.member(id)
-	if m == nil || m.pending.Epoch == 0 || m.pending.Epoch != epoch {
+	switch {
+	case m == nil:
+		return nil, nil
+	case m.pending.Epoch != 0 && m.pending.Epoch == epoch:
+		p := m.pending
+		if got != p.Share && got != p.Base() && !got.IsZero() {
+			return nil, fmt.Errorf("broker %q acknowledges epoch %d of topic %q with share %+v, granted was %+v",
+				id, epoch, name, got, p.Share)
+		}
+		most := tokenbucket.Tokens(max(0, m.acked.share.Burst-p.Share.Burst)) * tokenbucket.Token
+		if released < 0 || released > most {
+			return nil, fmt.Errorf("broker %q gave up %d thousandths of a token at epoch %d of topic %q, outside 0 to %d",
+				id, released, epoch, name, most)
+		}
+		l.wanes(id, got != p.Share)
+		m.acked, m.ackedEpoch, m.pending = holding{got, smaller(got, p.Base())}, epoch, Grant{}
+		t.pool += released
+	case m.ackedEpoch == epoch && got != m.acked.share && (got == m.acked.base || got.IsZero()):
+		l.wanes(id, true)
+		m.acked = holding{got, got}
+	default:
 		return nil, nil
 	}
-	if got != m.pending.Share {
-		return nil, fmt.Errorf("broker %q acknowledges epoch %d of topic %q with share %+v, granted was %+v",
-			id, epoch, name, got, m.pending.Share)
-	}
-	most := tokenbucket.Tokens(max(0, m.acked.Burst-got.Burst)) * tokenbucket.Token
-	if released < 0 || released > most {
-		return nil, fmt.Errorf("broker %q gave up %d thousandths of a token at epoch %d of topic %q, outside 0 to %d",
-			id, released, epoch, name, most)
-	}
-	m.acked, m.ackedEpoch, m.pending = got, epoch, Grant{}
-	t.pool += released
 	return l.advance(t), nil
+}
+
+func (l *Ledger) wanes(id string, does bool) {
+	if b := l.brokers[id]; b != nil && does {
+		b.waning = true
+	}
 }
 
 // Outstanding returns the grants that the broker has not acknowledged.
@@ -324,14 +468,17 @@ func (l *Ledger) view(t *topic) TopicView {
 	for _, m := range t.members {
 		mv := MemberView{
 			Broker: m.broker, Target: m.target,
-			Granted: m.acked, GrantedEpoch: m.ackedEpoch,
-			Acknowledged: m.acked, AcknowledgedEpoch: m.ackedEpoch,
-			Reserved: m.reserve(), Connected: l.connected(m.broker),
+			Granted: m.acked.share, GrantedEpoch: m.ackedEpoch,
+			Acknowledged: m.acked.share, AcknowledgedEpoch: m.ackedEpoch, Base: m.acked.base,
+			Reserved: l.reserve(m), Connected: l.connected(m.broker),
+		}
+		if b := l.brokers[m.broker]; b != nil {
+			mv.Policy, mv.Lapsed = b.policy, b.flexOver
 		}
 		if m.pending.Epoch != 0 {
 			mv.Granted, mv.GrantedEpoch = m.pending.Share, m.pending.Epoch
 		}
-		if m.pending.Epoch != 0 || m.acked != m.target {
+		if m.pending.Epoch != 0 || m.acked.share != m.target {
 			v.Settled = false
 		}
 		v.Members = append(v.Members, mv)
@@ -348,7 +495,7 @@ func (l *Ledger) connected(id string) bool {
 // the topic, that hold nothing and are meant to hold nothing.
 func (l *Ledger) advance(t *topic) []Grant {
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
-		return m.target.IsZero() && m.acked.IsZero() && m.pending.Epoch == 0
+		return m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
 	})
 	if len(t.members) == 0 && (t.removing || t.contract.IsZero()) {
 		delete(l.topics, t.name)
@@ -363,24 +510,21 @@ func (l *Ledger) advance(t *topic) []Grant {
 	var moves []*move
 	awaited := false // a decrease is, or is about to be, on its way
 	for _, m := range t.members {
-		if !l.connected(m.broker) {
+		if !l.connected(m.broker) || l.brokers[m.broker].waning {
 			continue
 		}
 		if p := m.pending; p.Epoch != 0 {
-			awaited = awaited || p.Share.Rate < m.acked.Rate || p.Share.Burst < m.acked.Burst
+			awaited = awaited || p.Share.Rate < m.acked.share.Rate || p.Share.Burst < m.acked.share.Burst
 			continue
 		}
-		if m.acked == m.target {
+		if m.acked.share == m.target && m.acked.base == l.base(t, m, m.target) {
 			continue
 		}
-		v := &move{member: m, next: tokenbucket.Share{
-			Rate:  min(m.acked.Rate, m.target.Rate),
-			Burst: min(m.acked.Burst, m.target.Burst),
-		}}
-		awaited = awaited || v.next != m.acked
+		v := &move{member: m, next: smaller(m.acked.share, m.target)}
+		awaited = awaited || v.next != m.acked.share
 		moves = append(moves, v)
 	}
-	free := t.free()
+	free := l.free(t)
 	// Invariant (3), where a broker reported more than we knew of.
 	t.pool = min(t.pool, tokenbucket.Tokens(free.Burst)*tokenbucket.Token)
 	rates := allot(int64(free.Rate), !awaited, moves, func(v *move) int64 { return int64(v.member.target.Rate - v.next.Rate) })
@@ -394,20 +538,40 @@ func (l *Ledger) advance(t *topic) []Grant {
 		if next.Validate() != nil {
 			continue // half a share is none: it waits for the other half
 		}
-		if next == v.member.acked {
+		base := l.base(t, v.member, next)
+		if (holding{next, base}) == v.member.acked {
 			continue
 		}
 		var tokens tokenbucket.Tokens
-		if grown := next.Burst - v.member.acked.Burst; grown > 0 {
+		if grown := next.Burst - v.member.acked.share.Burst; grown > 0 {
 			tokens = tokenbucket.Tokens(mulDiv(int64(t.pool), grown, free.Burst))
 			t.pool -= tokens
 			free.Burst -= grown
 		}
 		l.epoch++
-		v.member.pending = Grant{Broker: v.member.broker, Topic: t.name, Epoch: l.epoch, Share: next, Tokens: tokens}
+		v.member.pending = Grant{Broker: v.member.broker, Topic: t.name, Epoch: l.epoch, Share: next, Flex: less(next, base), Tokens: tokens}
 		grants = append(grants, v.member.pending)
 	}
 	return grants
+}
+
+// base returns the part of m's next share that is not to end with its lease. To
+// change it costs the broker a write to its disk, so that one which is near
+// enough stays.
+func (l *Ledger) base(t *topic, m *member, next tokenbucket.Share) tokenbucket.Share {
+	b := l.brokers[m.broker]
+	if next.IsZero() || t.flex == 0 || l.leases.Flex == 0 || b == nil || b.policy == Leaseless {
+		return next
+	}
+	part := func(n int64) int64 { return max(1, n-mulDiv(n, int64(t.flex), 1000)) }
+	want := tokenbucket.Share{Rate: tokenbucket.Rate(part(int64(next.Rate))), Burst: part(next.Burst)}
+	near := func(have, want, most int64) bool {
+		return have <= most && have >= want-want/5 && have <= want+want/5
+	}
+	if have := m.acked.base; near(int64(have.Rate), int64(want.Rate), int64(next.Rate)) && near(have.Burst, want.Burst, next.Burst) {
+		return have
+	}
+	return want
 }
 
 // move is a member's way from what it holds towards its target.
@@ -435,7 +599,7 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 	}
 	for _, empty := range []bool{true, false} {
 		for i, v := range moves {
-			if v.member.acked.IsZero() == empty {
+			if v.member.acked.share.IsZero() == empty {
 				got[i] = min(need(v), free)
 				free -= got[i]
 			}
@@ -445,10 +609,10 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 }
 
 // free returns what of the contract is reserved for nobody; never negative.
-func (t *topic) free() tokenbucket.Share {
+func (l *Ledger) free(t *topic) tokenbucket.Share {
 	free := t.contract
 	for _, m := range t.members {
-		r := m.reserve()
+		r := l.reserve(m)
 		free.Rate -= r.Rate
 		free.Burst -= r.Burst
 	}
@@ -488,10 +652,10 @@ func (t *topic) insert(id string) *member {
 }
 
 // holders returns the brokers that may be using something of t.
-func (t *topic) holders() []string {
+func (l *Ledger) holders(t *topic) []string {
 	var ids []string
 	for _, m := range t.members {
-		if !m.reserve().IsZero() {
+		if !l.reserve(m).IsZero() {
 			ids = append(ids, m.broker)
 		}
 	}

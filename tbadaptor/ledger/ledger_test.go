@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -21,7 +24,10 @@ import (
 //	# a comment
 //	hello b1 i1 t=1000/5@7     broker, instance, what it holds: topic=r_l/b_l@epoch
 //	----
-//	grant b1 t 101 2000/6 tokens=6000
+//	grant b1 t 101 2000/6 tokens=6000 base=1500/4
+//
+// A hello may name the policy after the instance, and the flexible part of what
+// is held: t=1000/5+200/1@7. "clock 3s" lets so much time pass.
 //
 // Shares are in milli-msg/s and messages, tokens in thousandths. -rewrite
 // writes what comes of the commands now.
@@ -37,8 +43,8 @@ func TestScenarios(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out bytes.Buffer
-			l := ledger.New(100)
-			answer := false
+			l := ledger.New(100, leases)
+			answer, now := false, stamp.Mono(0)
 			lines := bufio.NewScanner(bytes.NewReader(input))
 			for n := 1; lines.Scan(); n++ {
 				line := lines.Text()
@@ -52,10 +58,10 @@ func TestScenarios(t *testing.T) {
 				case strings.HasPrefix(line, "#"):
 					fmt.Fprintln(&out, line)
 				case line == "restart": // of the adaptor: the memory is lost
-					l = ledger.New(1000)
+					l = ledger.New(1000, leases)
 					fmt.Fprintf(&out, "%s\n----\n", line)
 				default:
-					result, err := command(l, strings.Fields(line))
+					result, err := command(l, &now, strings.Fields(line))
 					if err != nil {
 						t.Fatalf("%s:%d: %v", file, n, err)
 					}
@@ -70,37 +76,90 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-func command(l *ledger.Ledger, words []string) (string, error) {
+var leases = ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: 100 * time.Millisecond}
+
+var policies = map[string]ledger.Policy{"available": ledger.Available, "strict": ledger.Strict}
+
+func command(l *ledger.Ledger, now *stamp.Mono, words []string) (string, error) {
 	name, args := words[0], words[1:]
-	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "set": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "view": 0}
+	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "set": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "view": 0, "renew": 1, "clock": 1}
 	if n, ok := need[name]; !ok || len(args) < n {
 		return "", fmt.Errorf("bad command %q", words)
 	}
+	var b strings.Builder
 	var grants []ledger.Grant
 	var err error
 	switch name {
 	case "hello":
-		var held []ledger.Held
-		for _, a := range args[2:] {
+		hello := ledger.Session{Broker: args[0], Instance: args[1]}
+		rest := args[2:]
+		if len(rest) > 0 && policies[rest[0]] > 0 {
+			hello.Policy, rest = policies[rest[0]], rest[1:]
+		}
+		for _, a := range rest {
 			h := ledger.Held{}
 			topic, rest, _ := strings.Cut(a, "=")
 			h.Topic = topic
-			if _, err := fmt.Sscanf(rest, "%d/%d@%d", &h.Share.Rate, &h.Share.Burst, &h.Epoch); err != nil {
+			if rest, flex, some := strings.Cut(rest, "+"); some {
+				if _, err := fmt.Sscanf(rest+" "+flex, "%d/%d %d/%d@%d", &h.Share.Rate, &h.Share.Burst, &h.Flex.Rate, &h.Flex.Burst, &h.Epoch); err != nil {
+					return "", fmt.Errorf("%q: %w", a, err)
+				}
+				h.Share.Rate += h.Flex.Rate
+				h.Share.Burst += h.Flex.Burst
+			} else if _, err := fmt.Sscanf(rest, "%d/%d@%d", &h.Share.Rate, &h.Share.Burst, &h.Epoch); err != nil {
 				return "", fmt.Errorf("%q: %w", a, err)
 			}
-			held = append(held, h)
+			hello.Held = append(hello.Held, h)
 		}
-		grants, err = l.Hello(args[0], args[1], held)
+		grants, err = l.Hello(hello, *now)
 	case "bye":
 		grants = l.Disconnect(args[0])
 	case "forget":
 		grants, err = l.Forget(args[0])
+	case "renew":
+		var renewed bool
+		if renewed, grants = l.Renew(args[0], *now); !renewed {
+			b.WriteString("not renewed\n")
+		}
+	case "clock":
+		d, bad := time.ParseDuration(args[0])
+		if bad != nil {
+			return "", bad
+		}
+		*now = now.Add(d)
+		over, granted := l.Expire(*now)
+		for _, o := range over {
+			fmt.Fprintf(&b, "over %s", o.Broker)
+			for _, what := range []struct {
+				name string
+				is   bool
+			}{{"session", o.Session}, {"flex", o.Flex}, {"base", o.Base}} {
+				if what.is {
+					b.WriteString(" " + what.name)
+				}
+			}
+			b.WriteByte('\n')
+		}
+		grants = granted
 	case "set":
+		flex, used := ledger.Permille(0), len(args) > 2 && args[2] == "used"
+		if used {
+			args = slices.Delete(args, 2, 3)
+		}
+		if len(args) < 3 {
+			return "", fmt.Errorf("bad command %q", words)
+		}
+		if n, some := strings.CutPrefix(args[2], "flex="); some {
+			if _, bad := fmt.Sscan(n, &flex); bad != nil {
+				return "", bad
+			}
+			args = slices.Delete(args, 2, 3)
+		}
 		contract, target, bad := shares(args[1], args[2:])
 		if bad != nil {
 			return "", bad
 		}
-		grants, err = l.SetContract(args[0], contract, target)
+		grants, err = l.SetContract(args[0], ledger.Terms{Contract: contract, Flex: flex, Used: used}, target)
 	case "propose":
 		_, target, bad := shares("0/0", args[1:])
 		if bad != nil {
@@ -125,12 +184,15 @@ func command(l *ledger.Ledger, words []string) (string, error) {
 	case "view":
 		return view(l), nil
 	}
-	var b strings.Builder
 	if err != nil {
 		fmt.Fprintf(&b, "error: %v\n", err)
 	}
 	for _, g := range grants {
-		fmt.Fprintf(&b, "grant %s %s %d %d/%d tokens=%d\n", g.Broker, g.Topic, g.Epoch, g.Share.Rate, g.Share.Burst, g.Tokens)
+		fmt.Fprintf(&b, "grant %s %s %d %d/%d tokens=%d", g.Broker, g.Topic, g.Epoch, g.Share.Rate, g.Share.Burst, g.Tokens)
+		if base := g.Base(); base != g.Share {
+			fmt.Fprintf(&b, " base=%d/%d", base.Rate, base.Burst)
+		}
+		b.WriteByte('\n')
 	}
 	return b.String(), nil
 }
@@ -183,7 +245,7 @@ func view(l *ledger.Ledger) string {
 }
 
 func TestErrorsCanBeTold(t *testing.T) {
-	l := ledger.New(0)
+	l := ledger.New(0, ledger.Leases{})
 	must := func(grants []ledger.Grant, err error) []ledger.Grant {
 		t.Helper()
 		if err != nil {
@@ -193,11 +255,11 @@ func TestErrorsCanBeTold(t *testing.T) {
 	}
 	c := tokenbucket.Share{Rate: 1000, Burst: 2}
 	all := []share.Assigned{{Broker: "a", Share: c}}
-	must(l.Hello("a", "a1", nil))
-	g := must(l.SetContract("t", c, all))[0]
+	must(l.Hello(ledger.Session{Broker: "a", Instance: "a1"}, 0))
+	g := must(l.SetContract("t", ledger.Terms{Contract: c}, all))[0]
 
 	var conflict *ledger.Conflict
-	if _, err := l.SetContract("t", tokenbucket.Share{Rate: 1000, Burst: 3}, nil); !errors.As(err, &conflict) || conflict.Have != c {
+	if _, err := l.SetContract("t", ledger.Terms{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}}, nil); !errors.As(err, &conflict) || conflict.Have != c {
 		t.Errorf("another contract: %v", err)
 	}
 	if _, err := l.Propose("u", nil); !errors.Is(err, ledger.ErrUnknownTopic) {
@@ -208,14 +270,14 @@ func TestErrorsCanBeTold(t *testing.T) {
 	}
 	l.Remove("t")
 	var busy *ledger.Busy
-	if _, err := l.SetContract("t", c, all); !errors.As(err, &busy) || len(busy.Brokers) != 1 || busy.Brokers[0] != "a" {
+	if _, err := l.SetContract("t", ledger.Terms{Contract: c}, all); !errors.As(err, &busy) || len(busy.Brokers) != 1 || busy.Brokers[0] != "a" {
 		t.Errorf("set while being removed: %v", err)
 	}
 	if _, err := l.Propose("t", all); !errors.Is(err, ledger.ErrUnknownTopic) {
 		t.Errorf("propose while being removed: %v", err)
 	}
-	must(l.Hello("a", "a2", nil))
-	if _, err := l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: c, Epoch: g.Epoch}}); !errors.Is(err, ledger.ErrReplaced) {
+	must(l.Hello(ledger.Session{Broker: "a", Instance: "a2"}, 0))
+	if _, err := l.Hello(ledger.Session{Broker: "a", Instance: "a1", Held: []ledger.Held{{Topic: "t", Share: c, Epoch: g.Epoch}}}, 0); !errors.Is(err, ledger.ErrReplaced) {
 		t.Errorf("hello of a replaced instance: %v", err)
 	}
 	if _, known := l.Topic("t"); known {
@@ -232,13 +294,13 @@ func TestBadInputChangesNothing(t *testing.T) {
 		return share.Assigned{Broker: broker, Share: s}
 	}
 	setup := func() (*ledger.Ledger, uint64) {
-		l := ledger.New(0)
+		l := ledger.New(0, ledger.Leases{})
 		for _, id := range []string{"a", "b"} {
-			if _, err := l.Hello(id, id+"1", nil); err != nil {
+			if _, err := l.Hello(ledger.Session{Broker: id, Instance: id + "1"}, 0); err != nil {
 				t.Fatal(err)
 			}
 		}
-		grants, err := l.SetContract("t", c, []share.Assigned{at("a", part)})
+		grants, err := l.SetContract("t", ledger.Terms{Contract: c}, []share.Assigned{at("a", part)})
 		if err != nil || len(grants) != 1 {
 			t.Fatalf("%v, %v", grants, err)
 		}
@@ -249,13 +311,17 @@ func TestBadInputChangesNothing(t *testing.T) {
 		call func(l *ledger.Ledger, epoch uint64) ([]ledger.Grant, error)
 		want string
 	}{
-		{"no topic", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.SetContract("", c, nil) }, "without a topic"},
+		{"no topic", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.SetContract("", ledger.Terms{Contract: c}, nil)
+		}, "without a topic"},
 		{"empty contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
-			return l.SetContract("u", tokenbucket.Share{}, nil)
+			return l.SetContract("u", ledger.Terms{Contract: tokenbucket.Share{}}, nil)
 		}, "is empty"},
-		{"half a contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.SetContract("u", half, nil) }, "burst 0"},
+		{"half a contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.SetContract("u", ledger.Terms{Contract: half}, nil)
+		}, "burst 0"},
 		{"half a share", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
-			return l.SetContract("u", c, []share.Assigned{at("a", half)})
+			return l.SetContract("u", ledger.Terms{Contract: c}, []share.Assigned{at("a", half)})
 		}, `share of broker "a": burst 0`},
 		{"a broker twice", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
 			return l.Propose("t", []share.Assigned{at("a", over), at("a", over)})
@@ -267,21 +333,25 @@ func TestBadInputChangesNothing(t *testing.T) {
 			return l.Propose("t", []share.Assigned{at("a", part), at("b", over)})
 		}, "sum to more than the contract of 3000 milli-msg/s, burst 9"},
 		{"more than a new contract", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
-			return l.SetContract("u", part, []share.Assigned{at("a", c)})
+			return l.SetContract("u", ledger.Terms{Contract: part}, []share.Assigned{at("a", c)})
 		}, "sum to more"},
-		{"hello of nobody", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.Hello("", "x", nil) }, "required"},
-		{"hello without an instance", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) { return l.Hello("a", "", nil) }, "required"},
+		{"hello of nobody", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.Hello(ledger.Session{Instance: "x"}, 0)
+		}, "required"},
+		{"hello without an instance", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
+			return l.Hello(ledger.Session{Broker: "a"}, 0)
+		}, "required"},
 		{"held twice", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) {
-			return l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: part, Epoch: e}, {Topic: "t", Share: part, Epoch: e}})
+			return l.Hello(ledger.Session{Broker: "a", Instance: "a1", Held: []ledger.Held{{Topic: "t", Share: part, Epoch: e}, {Topic: "t", Share: part, Epoch: e}}}, 0)
 		}, "appears twice"},
 		{"held without a topic", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) {
-			return l.Hello("a", "a1", []ledger.Held{{Share: part, Epoch: e}})
+			return l.Hello(ledger.Session{Broker: "a", Instance: "a1", Held: []ledger.Held{{Share: part, Epoch: e}}}, 0)
 		}, "without a topic"},
 		{"held half", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) {
-			return l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: half, Epoch: e}})
+			return l.Hello(ledger.Session{Broker: "a", Instance: "a1", Held: []ledger.Held{{Topic: "t", Share: half, Epoch: e}}}, 0)
 		}, "burst 0"},
 		{"held without an epoch", func(l *ledger.Ledger, _ uint64) ([]ledger.Grant, error) {
-			return l.Hello("a", "a1", []ledger.Held{{Topic: "t", Share: part}})
+			return l.Hello(ledger.Session{Broker: "a", Instance: "a1", Held: []ledger.Held{{Topic: "t", Share: part}}}, 0)
 		}, "without an epoch"},
 		{"an epoch never granted", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) { return l.Ack("a", "t", e+1, part, 0) }, "the newest is"},
 		{"another share", func(l *ledger.Ledger, e uint64) ([]ledger.Grant, error) { return l.Ack("a", "t", e, over, 0) }, "granted was"},

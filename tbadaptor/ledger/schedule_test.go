@@ -6,9 +6,11 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -22,9 +24,18 @@ type world struct {
 	// twin gets the same calls and must give the same answers: no decision
 	// depends on the order of a map.
 	twin    *ledger.Ledger
+	leases  ledger.Leases
+	now     stamp.Mono
 	brokers []*node
+	// heard is the session of the hello that the ledger heard last.
+	heard map[string]int
+	// process is the process of that hello.
+	process map[string]int
 	grants  []grantMsg // on their way to brokers
+	lent    []leaseMsg // likewise: renewed leases
 	acks    []ackMsg   // on their way to the ledger
+	hellos  []helloMsg // likewise
+	asked   []leaseMsg // likewise: requests for the lease
 	// contracts are those set, until the ledger forgets them.
 	contracts map[string]tokenbucket.Share
 	// tokens existed of each topic at the last check. Only time may make more.
@@ -38,15 +49,60 @@ type node struct {
 	up       bool // a process is running
 	session  int  // of its newest hello, over all processes; 0: none yet
 	attached bool // that session has not ended on its side
+	policy   ledger.Policy
 	topics   map[string]*holding
+	// Ends of its lease, by a clock that is late by up to the clock bound.
+	flexUntil, until stamp.Mono
 }
 
 // holding is a topic at a broker. tokens stands for the bucket's level: it may
 // be filled up to the burst at any time, because time may have passed.
 type holding struct {
-	share  tokenbucket.Share
-	epoch  uint64
-	tokens tokenbucket.Tokens
+	share, base tokenbucket.Share
+	epoch       uint64
+	tokens      tokenbucket.Tokens
+}
+
+// lapse ends what of h has ended with n's lease, and reports whether anything
+// has.
+func (w *world) lapse(n *node, h *holding) bool {
+	if w.leases.Flex == 0 {
+		return false
+	}
+	left := h.share
+	if w.now >= n.flexUntil {
+		left = h.base
+	}
+	if n.policy == ledger.Strict && w.now >= n.until {
+		left = tokenbucket.Share{}
+	}
+	if left == h.share {
+		return false
+	}
+	h.share, h.base = left, tokenbucket.Share{Rate: min(left.Rate, h.base.Rate), Burst: min(left.Burst, h.base.Burst)}
+	h.tokens = min(h.tokens, tokenbucket.Tokens(left.Burst)*tokenbucket.Token)
+	return true
+}
+
+// start begins a process, which knows what its predecessor left on the disk.
+func (n *node) start() {
+	n.up = true
+	n.starts++
+	maps.DeleteFunc(n.topics, func(_ string, h *holding) bool { return h.share.IsZero() })
+}
+
+type helloMsg struct {
+	ledger.Session
+	session int
+	process int
+	at      stamp.Mono
+}
+
+// leaseMsg is a request for a lease, made at, or what was granted to it.
+type leaseMsg struct {
+	broker  string
+	session int
+	at      stamp.Mono
 }
 
 type grantMsg struct {
@@ -61,10 +117,20 @@ type ackMsg struct {
 	released      tokenbucket.Tokens
 }
 
-func newWorld(brokers int) *world {
-	w := &world{ledger: ledger.New(1000), twin: ledger.New(1000), contracts: map[string]tokenbucket.Share{}, tokens: map[string]tokenbucket.Tokens{}}
-	for i := range brokers {
-		w.brokers = append(w.brokers, &node{id: fmt.Sprintf("b%d", i), up: true, starts: 1, topics: map[string]*holding{}})
+func newWorld(t *rapid.T) *world {
+	w := &world{
+		leases:    rapid.SampledFrom([]ledger.Leases{{}, {Flex: 30, Session: 100, ClockBound: 5}}).Draw(t, "leases"),
+		heard:     map[string]int{},
+		process:   map[string]int{},
+		contracts: map[string]tokenbucket.Share{}, tokens: map[string]tokenbucket.Tokens{},
+	}
+	w.ledger, w.twin = ledger.New(1000, w.leases), ledger.New(1000, w.leases)
+	for i := range rapid.IntRange(1, 4).Draw(t, "brokers") {
+		policies := []ledger.Policy{ledger.Leaseless, ledger.Available, ledger.Strict}
+		w.brokers = append(w.brokers, &node{
+			id: fmt.Sprintf("b%d", i), up: true, starts: 1, topics: map[string]*holding{},
+			policy: rapid.SampledFrom(policies).Draw(t, "policy"),
+		})
 	}
 	return w
 }
@@ -82,7 +148,10 @@ func (w *world) call(t *rapid.T, f func(*ledger.Ledger) ([]ledger.Grant, error))
 	}
 	for i, g := range grants {
 		n := w.node(g.Broker)
-		w.grants = append(w.grants, grantMsg{g, n.session})
+		w.grants = append(w.grants, grantMsg{g, w.heard[g.Broker]})
+		if n.policy == ledger.Leaseless && g.Flex != (tokenbucket.Share{}) {
+			t.Fatalf("a flexible part for a broker without leases: %+v", g)
+		}
 		if !w.connected(g) {
 			t.Fatalf("a grant to a broker without a session: %+v", g)
 		}
@@ -103,21 +172,77 @@ func (w *world) connected(g ledger.Grant) bool {
 	return false
 }
 
-func (w *world) hello(t *rapid.T, n *node) {
+// hello begins a session at the broker. The old one was closed first: what came
+// with it is not read any more.
+func (w *world) hello(n *node) {
 	n.session++
 	n.attached = true
-	// The old session was closed first: what came with it is not read any more.
-	w.grants = slices.DeleteFunc(w.grants, func(g grantMsg) bool { return g.Broker == n.id })
 	var held []ledger.Held
 	for _, name := range slices.Sorted(maps.Keys(n.topics)) {
 		h := n.topics[name]
+		w.lapse(n, h)
 		if !h.share.IsZero() {
-			held = append(held, ledger.Held{Topic: name, Share: h.share, Epoch: h.epoch})
+			flex := tokenbucket.Share{Rate: h.share.Rate - h.base.Rate, Burst: h.share.Burst - h.base.Burst}
+			held = append(held, ledger.Held{Topic: name, Share: h.share, Flex: flex, Epoch: h.epoch})
 		}
 	}
-	instance := fmt.Sprintf("%s.%d", n.id, n.starts)
-	if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(n.id, instance, held) }); err != nil {
+	w.hellos = append(w.hellos, helloMsg{ledger.Session{
+		Broker: n.id, Instance: fmt.Sprintf("%s.%d", n.id, n.starts), Policy: n.policy, Held: held,
+	}, n.session, n.starts, w.now})
+}
+
+// hear is a hello arriving, unless the broker has given that session up.
+func (w *world) hear(t *rapid.T, h helloMsg) {
+	if w.node(h.Broker).session != h.session {
+		return
+	}
+	w.heard[h.Broker], w.process[h.Broker] = h.session, h.process
+	if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) }); err != nil {
 		t.Fatalf("hello: %v", err)
+	}
+	w.lent = append(w.lent, leaseMsg{h.Broker, h.session, h.at})
+}
+
+// renew is a request for a lease arriving; the loop heeds those of the session
+// that said hello last.
+func (w *world) renew(t *rapid.T, r leaseMsg) {
+	if w.heard[r.broker] == r.session {
+		renewed := false
+		_ = w.call(t, func(l *ledger.Ledger) (grants []ledger.Grant, _ error) {
+			renewed, grants = l.Renew(r.broker, w.now)
+			return grants, nil
+		})
+		if renewed {
+			w.lent = append(w.lent, r)
+		}
+	}
+}
+
+// lend is a renewed lease arriving.
+func (w *world) lend(t *rapid.T, r leaseMsg) {
+	n := w.node(r.broker)
+	if !n.up || !n.attached || n.session != r.session || n.policy == ledger.Leaseless {
+		return
+	}
+	for _, h := range n.topics {
+		w.lapse(n, h)
+	}
+	late := time.Duration(rapid.Int64Range(0, int64(w.leases.ClockBound)).Draw(t, "late clock"))
+	n.flexUntil = max(n.flexUntil, r.at.Add(w.leases.Flex+late))
+	n.until = max(n.until, r.at.Add(w.leases.Session+late))
+}
+
+func (w *world) expire(t *rapid.T) {
+	over, again := []ledger.Lapse(nil), []ledger.Lapse(nil)
+	if err := w.call(t, func(l *ledger.Ledger) (grants []ledger.Grant, _ error) {
+		if l == w.twin {
+			again, grants = l.Expire(w.now)
+		} else {
+			over, grants = l.Expire(w.now)
+		}
+		return grants, nil
+	}); err != nil || !slices.Equal(over, again) {
+		t.Fatalf("expire: %v, %v and %v", err, over, again)
 	}
 }
 
@@ -139,11 +264,13 @@ func (w *world) deliver(g grantMsg) {
 		n.topics[g.Topic] = h
 	}
 	ack := ackMsg{broker: n.id, topic: g.Topic}
+	w.lapse(n, h)
 	if g.Epoch > h.epoch {
 		all := h.tokens + g.Tokens
 		h.tokens = min(all, tokenbucket.Tokens(g.Share.Burst)*tokenbucket.Token)
-		h.share, h.epoch = g.Share, g.Epoch
+		h.share, h.base, h.epoch = g.Share, g.Base(), g.Epoch
 		ack.released = all - h.tokens
+		w.lapse(n, h)
 	}
 	ack.epoch, ack.share = h.epoch, h.share
 	w.acks = append(w.acks, ack)
@@ -176,7 +303,13 @@ func (w *world) check(t *rapid.T) {
 		var using tokenbucket.Share
 		for _, n := range w.brokers {
 			h := n.topics[name]
-			if h == nil || h.share.IsZero() {
+			if h == nil {
+				continue
+			}
+			if w.lapse(n, h) {
+				delete(w.tokens, name)
+			}
+			if h.share.IsZero() {
 				continue
 			}
 			using.Rate += h.share.Rate
@@ -214,7 +347,6 @@ func (w *world) check(t *rapid.T) {
 }
 
 // existing counts the tokens of a topic: in buckets, in the pool, and on the
-// existing counts the tokens of a topic: in buckets, in the pool, and on the
 // way in messages that may still be heeded, each message once.
 func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 	v, _ := w.ledger.Topic(topic)
@@ -227,8 +359,12 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 		}
 		tokens += h.tokens
 		for _, g := range w.ledger.Outstanding(n.id) {
-			if g.Topic == topic && g.Epoch > h.epoch && n.up {
-				tokens += g.Tokens
+			if g.Topic == topic && g.Epoch > h.epoch && w.process[n.id] == n.starts {
+				room := g.Tokens // once the lease is over, the bucket keeps what the base has room for
+				if w.lapsed(topic, n.id) {
+					room = max(0, tokenbucket.Tokens(g.Base().Burst)*tokenbucket.Token-h.tokens)
+				}
+				tokens += min(g.Tokens, room)
 				seen[g.Epoch] = true
 			}
 		}
@@ -241,6 +377,12 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 		}
 	}
 	return tokens
+}
+
+func (w *world) lapsed(topic, broker string) bool {
+	v, _ := w.ledger.Topic(topic)
+	i := slices.IndexFunc(v.Members, func(m ledger.MemberView) bool { return m.Broker == broker })
+	return i >= 0 && v.Members[i].Lapsed
 }
 
 var topicNames = []string{"t", "u"}
@@ -265,7 +407,7 @@ func drawTarget(t *rapid.T, w *world, contract tokenbucket.Share) []share.Assign
 
 func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(rapid.IntRange(1, 4).Draw(t, "brokers"))
+		w := newWorld(t)
 		broker := func(t *rapid.T) *node { return rapid.SampledFrom(w.brokers).Draw(t, "broker") }
 		pick := func(t *rapid.T, n int) int {
 			if n == 0 {
@@ -278,7 +420,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			"all arrives": func(t *rapid.T) { w.exchange(t) },
 			"set": func(t *rapid.T) {
 				name := rapid.SampledFrom(topicNames).Draw(t, "topic")
-				if v, known := w.ledger.Topic(name); known && !v.Removing {
+				if v, known := w.ledger.Topic(name); known && !v.Removing && !v.Contract.IsZero() {
 					t.Skip("set already")
 				}
 				contract := tokenbucket.Share{
@@ -286,7 +428,10 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 					Burst: rapid.Int64Range(1, 20).Draw(t, "b"),
 				}
 				target := drawTarget(t, w, contract)
-				err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.SetContract(name, contract, target) })
+				flex := ledger.Permille(rapid.SampledFrom([]int64{0, 200, 500, 1000}).Draw(t, "flexible"))
+				err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+					return l.SetContract(name, ledger.Terms{Contract: contract, Flex: flex}, target)
+				})
 				if err == nil {
 					w.contracts[name] = contract
 				} else if v, _ := w.ledger.Topic(name); !v.Removing {
@@ -296,7 +441,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			"propose": func(t *rapid.T) {
 				name := rapid.SampledFrom(topicNames).Draw(t, "topic")
 				v, known := w.ledger.Topic(name)
-				if !known || v.Removing {
+				if !known || v.Removing || v.Contract.IsZero() {
 					t.Skip("not set")
 				}
 				target := drawTarget(t, w, v.Contract)
@@ -314,10 +459,47 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			"hello": func(t *rapid.T) {
 				n := broker(t)
 				if !n.up {
-					n.up, n.starts = true, n.starts+1
+					n.start()
 				}
-				w.hello(t, n)
+				w.hello(n)
 			},
+			"a hello arrives": func(t *rapid.T) {
+				i := pick(t, len(w.hellos))
+				h := w.hellos[i]
+				w.hellos = slices.Delete(w.hellos, i, i+1)
+				w.hear(t, h)
+			},
+			"ask for the lease": func(t *rapid.T) {
+				n := broker(t)
+				if !n.up || !n.attached {
+					t.Skip("no session")
+				}
+				w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now})
+			},
+			"a request for the lease arrives": func(t *rapid.T) {
+				i := pick(t, len(w.asked))
+				r := w.asked[i]
+				w.asked = slices.Delete(w.asked, i, i+1)
+				w.renew(t, r)
+			},
+			"a lease arrives": func(t *rapid.T) {
+				i := pick(t, len(w.lent))
+				r := w.lent[i]
+				w.lent = slices.Delete(w.lent, i, i+1)
+				w.lend(t, r)
+			},
+			"the lease ends at the broker": func(t *rapid.T) {
+				n := broker(t)
+				for _, name := range slices.Sorted(maps.Keys(n.topics)) {
+					if h := n.topics[name]; n.attached && n.policy != ledger.Leaseless && h.epoch > 0 {
+						w.lapse(n, h)
+						w.acks = append(w.acks, ackMsg{broker: n.id, topic: name, epoch: h.epoch, share: h.share})
+					}
+				}
+			},
+			"the ledger looks at the clock":       w.expire,
+			"a moment":                            func(t *rapid.T) { w.now += stamp.Mono(rapid.Int64Range(1, 20).Draw(t, "moment")) },
+			"a while":                             func(t *rapid.T) { w.now += stamp.Mono(rapid.Int64Range(20, 150).Draw(t, "while")) },
 			"the broker's side of a session ends": func(t *rapid.T) { broker(t).attached = false },
 			"the ledger's side of a session ends": func(t *rapid.T) {
 				n := broker(t)
@@ -325,12 +507,22 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"crash": func(t *rapid.T) {
 				n := broker(t)
-				n.up, n.attached, n.topics = false, false, map[string]*holding{}
+				n.up, n.attached, n.flexUntil, n.until = false, false, 0, 0
+				for _, h := range n.topics {
+					h.share, h.tokens = h.base, 0 // the base is on its disk
+					if n.policy != ledger.Available {
+						h.share, h.base = tokenbucket.Share{}, tokenbucket.Share{}
+					}
+				}
 			},
 			"the process is known to have ended": func(t *rapid.T) {
 				n := broker(t)
 				if n.up {
 					t.Skip("it runs")
+				}
+				w.hellos = slices.DeleteFunc(w.hellos, func(h helloMsg) bool { return h.Broker == n.id })
+				for _, h := range n.topics { // and its disk is gone
+					h.share, h.base = tokenbucket.Share{}, tokenbucket.Share{}
 				}
 				_ = w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Forget(n.id) })
 			},
@@ -340,10 +532,13 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				if h == nil || n.attached {
 					t.Skip("only while away: else it would acknowledge")
 				}
-				h.share, h.tokens = tokenbucket.Share{}, 0
+				h.share, h.base, h.tokens = tokenbucket.Share{}, tokenbucket.Share{}, 0
 			},
 			"time passes": func(t *rapid.T) {
 				n := broker(t)
+				if !n.up {
+					t.Skip("no bucket")
+				}
 				for _, name := range slices.Sorted(maps.Keys(n.topics)) {
 					h := n.topics[name]
 					h.tokens = tokenbucket.Tokens(rapid.Int64Range(0, h.share.Burst*1000).Draw(t, "tokens"))
@@ -369,7 +564,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			"send once more": func(t *rapid.T) {
 				n := broker(t)
 				for _, g := range w.ledger.Outstanding(n.id) {
-					w.grants = append(w.grants, grantMsg{g, n.session})
+					w.grants = append(w.grants, grantMsg{g, w.heard[n.id]})
 				}
 			},
 		}
@@ -383,8 +578,21 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 // exchange delivers all that is on the way, until nothing more is.
 func (w *world) exchange(t *rapid.T) {
 	for range 1000 {
-		if len(w.grants) == 0 && len(w.acks) == 0 {
+		if len(w.grants)+len(w.acks)+len(w.hellos)+len(w.asked)+len(w.lent) == 0 {
 			return
+		}
+		hellos, asked := w.hellos, w.asked
+		w.hellos, w.asked = nil, nil
+		for _, h := range hellos {
+			w.hear(t, h)
+		}
+		for _, r := range asked {
+			w.renew(t, r)
+		}
+		lent := w.lent
+		w.lent = nil
+		for _, r := range lent {
+			w.lend(t, r)
 		}
 		grants, acks := w.grants, w.acks
 		w.grants, w.acks = nil, nil
@@ -402,12 +610,17 @@ func (w *world) exchange(t *rapid.T) {
 // settle lets everybody connect and everything arrive, and checks that what
 // was asked for is what comes out: the ledger is not only safe.
 func (w *world) settle(t *rapid.T) {
-	w.grants, w.acks = nil, nil
+	w.expire(t)
+	w.grants, w.acks, w.hellos, w.asked, w.lent = nil, nil, nil, nil, nil
 	for _, n := range w.brokers {
 		if !n.up {
-			n.up, n.starts = true, n.starts+1
+			n.start()
 		}
-		w.hello(t, n)
+		w.hello(n)
+	}
+	w.exchange(t)
+	for _, n := range w.brokers {
+		w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now})
 	}
 	w.exchange(t)
 	for _, v := range w.ledger.View() {

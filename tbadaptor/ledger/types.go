@@ -17,22 +17,101 @@ type Grant struct {
 	Epoch uint64
 	// Share replaces the one the broker holds; zero: it holds nothing.
 	Share tokenbucket.Share
+	// Flex is the part of Share that ends with the broker's lease; the rest is
+	// its base.
+	Flex tokenbucket.Share
 	// Tokens come on top of what the bucket holds (tokenbucket.Retune).
 	Tokens tokenbucket.Tokens
+}
 
-	// Flex is the part of Share that is held on a lease of length Lease. Both
-	// are zero in this version: all of Share is the broker's until it
-	// acknowledges another.
-	Flex  tokenbucket.Share
-	Lease time.Duration
+// Base returns what is left of the share when the broker's lease is over.
+func (g Grant) Base() tokenbucket.Share { return less(g.Share, g.Flex) }
+
+// Session is what a broker says of itself at the beginning of a session.
+type Session struct {
+	Broker string
+	// Instance is new with every process.
+	Instance string
+	Policy   Policy
+	// Held is everything it holds.
+	Held []Held
 }
 
 // Held is a share that a broker reports when it says hello.
 type Held struct {
 	Topic string
-	Share tokenbucket.Share
+	// Share is all it holds, Flex what of it ends with its lease.
+	Share, Flex tokenbucket.Share
 	// Epoch of the grant that gave it.
 	Epoch uint64
+}
+
+// Policy is what a broker does when its lease is gone for good.
+type Policy uint8
+
+const (
+	// Leaseless brokers know no leases: all they are granted is base, and theirs
+	// until they give it up.
+	Leaseless Policy = iota
+	// Available brokers go on with their base.
+	Available
+	// Strict brokers stop when the session's lease is over.
+	Strict
+)
+
+// Leases are the times a broker may go on without a word from here. They are
+// counted by the broker from when it asked, and here from when it was answered,
+// which is no earlier.
+type Leases struct {
+	// Flex is how long the flexible part of shares lasts; 0: nothing is
+	// flexible, every share is base.
+	Flex time.Duration
+	// Session is how long the base of a Strict broker lasts; >= Flex.
+	Session time.Duration
+	// ClockBound is by how much two clocks may have come apart after Session.
+	ClockBound time.Duration
+	// PresumeDead is after how long without a word the base of an Available
+	// broker is granted to others, as if somebody knew that it is dead. If it is
+	// not, the contract is exceeded by its base for as long as it is cut off. 0:
+	// never; then it takes Forget, or a new process under its id.
+	PresumeDead time.Duration
+}
+
+// Validate returns what is wrong with l.
+func (l Leases) Validate() error {
+	if l.Flex < 0 || l.Session < l.Flex || l.ClockBound < 0 || l.PresumeDead < 0 {
+		return fmt.Errorf("leases of %v (flexible parts) and %v (session), clock bound %v, presumed dead after %v: want 0 <= flexible <= session, none negative",
+			l.Flex, l.Session, l.ClockBound, l.PresumeDead)
+	}
+	if l.PresumeDead > 0 && l.PresumeDead < l.Session {
+		return fmt.Errorf("brokers are presumed dead after %v, before their session's lease of %v is over", l.PresumeDead, l.Session)
+	}
+	return nil
+}
+
+// Terms are what a contract is put under a ledger's care with.
+type Terms struct {
+	Contract tokenbucket.Share
+	// Flex is the part of each share that ends with its broker's lease, as far
+	// as there are leases.
+	Flex Permille
+	// Used: somebody may have released messages under it, whether or not a
+	// broker still holds a share. Its buckets start empty; those of a contract
+	// that is new start full.
+	Used bool
+}
+
+// Permille is a fraction in thousandths, 0 to 1000.
+type Permille int64
+
+// Lapse is a lease that is over.
+type Lapse struct {
+	Broker string
+	// Session: the broker's session ends with it. What it holds is not known any
+	// more until it says hello again.
+	Session bool
+	// Flex: the flexible parts of its shares are free; Base: all it held is.
+	Flex, Base bool
 }
 
 // TopicView is a copy of what the ledger knows of a topic.
@@ -61,9 +140,14 @@ type MemberView struct {
 	GrantedEpoch      uint64
 	Acknowledged      tokenbucket.Share
 	AcknowledgedEpoch uint64
+	// Base is the part of Acknowledged that does not end with the lease.
+	Base tokenbucket.Share
 	// Reserved is the most it may be using: of rate and burst, the larger.
 	Reserved  tokenbucket.Share
 	Connected bool
+	Policy    Policy
+	// Lapsed: its lease is over, and with it the flexible part of its share.
+	Lapsed bool
 }
 
 var (

@@ -51,7 +51,7 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 		bad.add("topic", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", t.name)
 	}
 	if t.rule == "" {
-		t.rule = share.Static
+		t.rule = share.Default
 	}
 	if !slices.Contains(share.Rules(), t.rule) {
 		bad.add("share_rule", "%q is not one of %s", t.rule, strings.Join(share.Rules(), ", "))
@@ -107,10 +107,10 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 	var before bool
 	for {
 		var changed <-chan struct{}
-		err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		err := s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 			known := s.mu.topics[t.name]
 			before = known != nil
-			grants, err := l.SetContract(t.name, t.total(), t.initial)
+			grants, err := l.SetContract(t.name, s.terms(t, false), t.initial)
 			if err != nil {
 				changed = s.mu.changed
 				return nil, err
@@ -143,19 +143,19 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 	if err == nil || before || errors.Is(err, errRemoved) {
 		return err
 	}
-	return errors.Join(err, s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+	return errors.Join(err, s.change(reasonRemoved, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		if s.mu.topics[t.name] != t {
 			return nil, nil // removed, and perhaps set again, meanwhile
 		}
-		delete(s.mu.topics, t.name)
+		s.dropLocked(t.name)
 		return l.Remove(t.name), nil
 	}))
 }
 
 // update gives a topic another contract or other members. It does not wait.
 func (s *Server) update(t *topic) error {
-	return s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		grants, err := l.Change(t.name, t.total(), t.initial)
+	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		grants, err := l.Change(t.name, s.terms(t, false), t.initial)
 		if err != nil {
 			return nil, err
 		}
@@ -163,6 +163,22 @@ func (s *Server) update(t *topic) error {
 		s.keepLocked(t)
 		return grants, nil
 	})
+}
+
+// dropLocked forgets what the ledger does not know of a topic. Requires: mu held.
+func (s *Server) dropLocked(name string) {
+	delete(s.mu.topics, name)
+	delete(s.mu.adopting, name)
+	delete(s.mu.histories, name)
+}
+
+// terms are those of t's contract; used if somebody may have used it.
+func (s *Server) terms(t *topic, used bool) ledger.Terms {
+	terms := ledger.Terms{Contract: t.total(), Flex: s.cfg.Flex, Used: used}
+	if t.rule == share.Static {
+		terms.Flex = 0 // nothing is to move
+	}
+	return terms
 }
 
 // keepLocked makes t the topic's contract. Requires: mu held; the ledger has it.
@@ -222,7 +238,7 @@ func lacking(v ledger.TopicView) []string {
 
 // adopt takes back a contract that may be in use. It does not wait.
 func (s *Server) adopt(t *topic) error {
-	return s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		if known := s.mu.topics[t.name]; known != nil {
 			if known.total() != t.total() {
 				return nil, &ledger.Conflict{Topic: t.name, Have: known.total(), Got: t.total()}
@@ -251,7 +267,7 @@ func (s *Server) adoptLocked(t *topic) []ledger.Grant {
 			initial = held
 		}
 	}
-	grants, err := s.mu.ledger.SetContract(t.name, t.total(), initial)
+	grants, err := s.mu.ledger.SetContract(t.name, s.terms(t, true), initial)
 	if err != nil {
 		// Not Busy and not Conflict: the ledger has no contract of it. Not bad
 		// input either: checkContract saw it.
@@ -283,9 +299,8 @@ func whole(t *topic, v ledger.TopicView) []share.Assigned {
 
 // RemoveContract implements srtmv1.GrantServiceServer.
 func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
-	err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		delete(s.mu.topics, req.Topic)
-		delete(s.mu.adopting, req.Topic)
+	err := s.change(reasonRemoved, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		s.dropLocked(req.Topic)
 		return l.Remove(req.Topic), nil
 	})
 	if err != nil {
@@ -293,6 +308,27 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 	}
 	s.cfg.Log.Info("contract removed", obs.KeyTopic, req.Topic)
 	return &srtmv1.RemoveContractResponse{}, nil
+}
+
+// ForgetBroker implements srtmv1.GrantServiceServer.
+func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
+	if !validName(req.BrokerId) {
+		var bad badRequest
+		bad.add("broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
+		return nil, toStatus(bad)
+	}
+	err := s.change(reasonForgotten, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		grants, err := l.Forget(req.BrokerId)
+		if err == nil {
+			s.noteLapseLocked(ledger.Lapse{Broker: req.BrokerId, Base: true})
+		}
+		return grants, err
+	})
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	s.cfg.Log.Warn("broker forgotten, on an operator's word", obs.KeyBroker, req.BrokerId)
+	return &srtmv1.ForgetBrokerResponse{}, nil
 }
 
 // ListShares implements srtmv1.GrantServiceServer.
@@ -312,11 +348,11 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 			continue
 		}
 		listed[v.Topic] = true
-		response.Topics = append(response.Topics, s.sharesLocked(v))
+		response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
 	}
 	for _, name := range sortedNames(s.mu.adopting) {
 		if !listed[name] && (req.Topic == "" || req.Topic == name) {
-			response.Topics = append(response.Topics, s.sharesLocked(ledger.TopicView{Topic: name}))
+			response.Topics = append(response.Topics, s.sharesLocked(ledger.TopicView{Topic: name}, 0))
 		}
 	}
 	return response, nil
@@ -324,8 +360,8 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 
 // sharesLocked shows v, and members that are only waited for. A topic that
 // brokers hold and nobody set has no contract. Requires: mu held.
-func (s *Server) sharesLocked(v ledger.TopicView) *srtmv1.TopicShares {
-	p := &srtmv1.TopicShares{Topic: v.Topic}
+func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
+	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history)}
 	listed := map[string]bool{}
 	for _, m := range v.Members {
 		listed[m.Broker] = true
@@ -333,7 +369,8 @@ func (s *Server) sharesLocked(v ledger.TopicView) *srtmv1.TopicShares {
 			BrokerId: m.Broker,
 			Granted:  shareProto(m.Granted), GrantedEpoch: m.GrantedEpoch,
 			Acknowledged: shareProto(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
-			Connected: m.Connected,
+			Base: shareProto(m.Base), Target: shareProto(m.Target), Reserved: shareProto(m.Reserved),
+			Connected: m.Connected, Policy: policyProto(m.Policy), Lapsed: m.Lapsed,
 		})
 	}
 	t := s.mu.topics[v.Topic]
@@ -341,7 +378,7 @@ func (s *Server) sharesLocked(v ledger.TopicView) *srtmv1.TopicShares {
 		t = s.mu.adopting[v.Topic]
 	}
 	if t != nil {
-		p.Contract = t.contract
+		p.Contract, p.ShareRule = t.contract, t.rule
 		for _, broker := range sortedNames(t.members) {
 			if !listed[broker] {
 				p.Members = append(p.Members, &srtmv1.MemberShare{BrokerId: broker, Connected: s.mu.sessions[broker] != nil})

@@ -28,6 +28,8 @@ const (
 	ReasonConflict    = "CONTRACT_CONFLICT"
 	ReasonBusy        = "CONTRACT_BUSY"
 	ReasonUnsettled   = "SHARES_NOT_ACKNOWLEDGED"
+	ReasonLapsed      = "LEASE_OVER"
+	ReasonConnected   = "BROKER_CONNECTED"
 	ReasonRemoved     = "CONTRACT_REMOVED"
 	ReasonBadSequence = "BAD_SEQUENCE"
 )
@@ -35,6 +37,7 @@ const (
 var (
 	errClosing  = errors.New("the adaptor is shutting down")
 	errReplaced = errors.New("a newer session has the broker's id")
+	errLapsed   = errors.New("the broker's lease is over: it was not renewed in time")
 	errRemoved  = errors.New("the contract was removed meanwhile")
 )
 
@@ -102,6 +105,10 @@ func toStatus(err error) error {
 		return coded(codes.Unavailable, ReasonClosing, err)
 	case errors.Is(err, errReplaced), errors.Is(err, ledger.ErrReplaced):
 		return coded(codes.Aborted, ReasonReplaced, err)
+	case errors.Is(err, errLapsed):
+		return coded(codes.Unavailable, ReasonLapsed, err)
+	case errors.Is(err, ledger.ErrConnected):
+		return coded(codes.FailedPrecondition, ReasonConnected, err)
 	case errors.Is(err, errRemoved):
 		return coded(codes.Aborted, ReasonRemoved, err)
 	case errors.Is(err, duplex.ErrNoHello):

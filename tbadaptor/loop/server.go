@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -27,7 +28,16 @@ const (
 	DefaultPeriod     = time.Second
 	DefaultWindow     = 10 * time.Second
 	DefaultAckTimeout = 5 * time.Second
+	// DefaultFlex is the part of an adaptive topic's shares that is on a lease, in
+	// thousandths. It is what moves on within seconds of a broker's loss, and what
+	// all brokers lose while the adaptor is away.
+	DefaultFlex = 200
 )
+
+// DefaultLeases returns the leases by default.
+func DefaultLeases() ledger.Leases {
+	return ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: 200 * time.Millisecond}
+}
 
 // grantQueue bounds what waits to be written to one broker: a topic has one
 // unacknowledged grant at most, so this is the number of its topics.
@@ -41,8 +51,12 @@ type Config struct {
 	Window time.Duration
 	// How long SetContract waits for acknowledgements at most.
 	AckTimeout time.Duration
-	Log        *slog.Logger
-	Metrics    prometheus.Registerer // nil: not exported
+	// Leases of the brokers. Flex is the part of shares that ends with them, in
+	// thousandths; of topics whose rule is static nothing does.
+	Leases  ledger.Leases
+	Flex    ledger.Permille
+	Log     *slog.Logger
+	Metrics prometheus.Registerer // nil: not exported
 }
 
 // Validate returns all problems at once.
@@ -58,6 +72,14 @@ func (c Config) Validate() error {
 	}
 	if c.Window < c.Period {
 		errs = append(errs, fmt.Errorf("window %v is shorter than the period %v", c.Window, c.Period))
+	}
+	if err := c.Leases.Validate(); err != nil {
+		errs = append(errs, err)
+	} else if c.Leases.Flex < 10*time.Millisecond || c.Leases.Session > 24*time.Hour {
+		errs = append(errs, fmt.Errorf("leases of %v and %v: want 10ms to 24h", c.Leases.Flex, c.Leases.Session))
+	}
+	if c.Flex < 0 || c.Flex > 1000 {
+		errs = append(errs, fmt.Errorf("%d thousandths of shares on leases: want 0 to 1000", c.Flex))
 	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))
@@ -78,11 +100,12 @@ type Server struct {
 
 	mu struct {
 		sync.Mutex
-		ledger   *ledger.Ledger
-		sessions map[string]*session // by broker
-		seen     map[string]bool     // brokers that have said hello since the start
-		topics   map[string]*topic   // contracts in the ledger
-		adopting map[string]*topic   // contracts that wait for hellos of their members
+		ledger    *ledger.Ledger
+		sessions  map[string]*session // by broker
+		seen      map[string]bool     // brokers that have said hello since the start
+		topics    map[string]*topic   // contracts in the ledger
+		adopting  map[string]*topic   // contracts that wait for hellos of their members
+		histories map[string]*history // by topic
 		// Closed and made anew with every change of the ledger.
 		changed chan struct{}
 	}
@@ -118,14 +141,15 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("adaptor: %w", err)
 	}
 	s := &Server{cfg: cfg, metrics: newMetrics(), streams: duplex.NewServer(), closed: make(chan struct{})}
-	s.mu.ledger = ledger.New(uint64(clock.Wall()))
+	s.mu.ledger = ledger.New(uint64(clock.Wall()), cfg.Leases)
+	s.mu.histories = map[string]*history{}
 	s.mu.sessions = map[string]*session{}
 	s.mu.seen = map[string]bool{}
 	s.mu.topics = map[string]*topic{}
 	s.mu.adopting = map[string]*topic{}
 	s.mu.changed = make(chan struct{})
 	if cfg.Metrics != nil {
-		if err := s.metrics.register(cfg.Metrics); err != nil {
+		if err := errors.Join(s.metrics.register(cfg.Metrics), cfg.Metrics.Register(collector{s})); err != nil {
 			return nil, fmt.Errorf("adaptor: %w", err)
 		}
 	}
@@ -137,10 +161,16 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Run(ctx context.Context) error {
 	ticker := time.NewTicker(s.cfg.Period)
 	defer ticker.Stop()
+	// How late the end of a lease is noticed; nothing breaks meanwhile.
+	expiry := time.NewTicker(max(s.cfg.Leases.Flex/20, 10*time.Millisecond))
+	defer expiry.Stop()
 	for {
 		select {
 		case <-ticker.C:
 			s.tune()
+			continue
+		case <-expiry.C:
+			s.expire(clock.Mono())
 			continue
 		case <-ctx.Done():
 		}
@@ -152,30 +182,76 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // change runs one step of the ledger, sends what follows from it, and wakes
-// whoever waits for a change. f runs with mu held.
-func (s *Server) change(f func(*ledger.Ledger) ([]ledger.Grant, error)) error {
+// whoever waits for a change. f runs with mu held. The reason is why grants that
+// follow were made.
+func (s *Server) change(reason string, f func(*ledger.Ledger) ([]ledger.Grant, error)) error {
 	s.mu.Lock()
 	grants, err := f(s.mu.ledger)
-	for _, g := range grants {
-		// A session that ends just now: the ledger hears of it next, and grants
-		// again at the hello.
-		if open := s.mu.sessions[g.Broker]; open != nil {
-			open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
-				Topic: g.Topic, Epoch: g.Epoch, Share: shareProto(g.Share), TokensMilli: int64(g.Tokens),
-			}}})
-		}
-	}
+	s.sendLocked(reason, grants)
 	if err == nil {
 		close(s.mu.changed)
 		s.mu.changed = make(chan struct{})
 	}
 	s.mu.Unlock()
+	s.logGrants(reason, grants)
+	return err
+}
+
+// sendLocked requires mu held.
+func (s *Server) sendLocked(reason string, grants []ledger.Grant) {
+	now := time.Now()
+	for _, g := range grants {
+		s.noteLocked(g.Topic, change{at: now, broker: g.Broker, share: g.Share, flex: g.Flex, epoch: g.Epoch, tokens: g.Tokens, event: eventGranted, reason: reason})
+		// A session that ends just now: the ledger hears of it next, and grants
+		// again at the hello.
+		if open := s.mu.sessions[g.Broker]; open != nil {
+			open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
+				Topic: g.Topic, Epoch: g.Epoch, Share: shareProto(g.Share), Flex: shareProto(g.Flex), TokensMilli: int64(g.Tokens),
+			}}})
+		}
+	}
+}
+
+func (s *Server) logGrants(reason string, grants []ledger.Grant) {
 	for _, g := range grants {
 		s.metrics.grants.Inc()
 		s.cfg.Log.Info("grant", obs.KeyTopic, g.Topic, obs.KeyBroker, g.Broker, obs.KeyEpoch, g.Epoch,
-			obs.KeyRate, g.Share.Rate.PerSecond(), obs.KeyBurst, g.Share.Burst, "tokens_milli", int64(g.Tokens))
+			obs.KeyRate, g.Share.Rate.PerSecond(), obs.KeyBurst, g.Share.Burst,
+			"base_rate", g.Base().Rate.PerSecond(), "base_burst", g.Base().Burst,
+			"tokens_milli", int64(g.Tokens), obs.KeyReason, reason)
 	}
-	return err
+}
+
+// expire ends the leases that are over.
+func (s *Server) expire(now stamp.Mono) {
+	s.mu.Lock()
+	lapses, grants := s.mu.ledger.Expire(now)
+	for _, lapse := range lapses {
+		if open := s.mu.sessions[lapse.Broker]; open != nil && lapse.Session {
+			open.out.End(errLapsed)
+			delete(s.mu.sessions, lapse.Broker)
+			s.metrics.sessions.Dec()
+		}
+		s.noteLapseLocked(lapse)
+	}
+	s.sendLocked(reasonLease, grants)
+	if len(lapses) > 0 {
+		close(s.mu.changed)
+		s.mu.changed = make(chan struct{})
+	}
+	s.mu.Unlock()
+	for _, lapse := range lapses {
+		s.metrics.lapsed.Inc()
+		s.cfg.Log.Warn("lease over", obs.KeyBroker, lapse.Broker, "session_ended", lapse.Session, "flex_freed", lapse.Flex, "base_freed", lapse.Base)
+	}
+	s.logGrants(reasonLease, grants)
+}
+
+// lendLocked tells a broker that its lease was renewed. Requires: mu held.
+func (s *Server) lendLocked(open *session, at uint64) {
+	open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Lease{Lease: &srtmv1.Lease{
+		Stamp: at, Flex: durationpb.New(s.cfg.Leases.Flex), Session: durationpb.New(s.cfg.Leases.Session),
+	}}})
 }
 
 // Session serves one broker.
@@ -196,10 +272,15 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 		return none, err
 	}
 	open := &session{broker: hello.BrokerId, out: duplex.NewQueue[*srtmv1.GrantMessage](grantQueue)}
-	err = s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		grants, err := l.Hello(hello.BrokerId, hello.Instance, held)
+	err = s.change(reasonHello, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		grants, err := l.Hello(ledger.Session{
+			Broker: hello.BrokerId, Instance: hello.Instance, Policy: policies[hello.Policy], Held: held,
+		}, clock.Mono())
 		if err != nil {
 			return nil, err
+		}
+		if hello.Policy != srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED {
+			s.lendLocked(open, hello.Stamp)
 		}
 		if old := s.mu.sessions[open.broker]; old != nil {
 			old.out.End(errReplaced)
@@ -218,7 +299,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 	if err != nil {
 		return none, err
 	}
-	s.cfg.Log.Info("broker joined", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held))
+	s.cfg.Log.Info("broker joined", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held), obs.KeyPolicy, hello.Policy)
 	return duplex.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
 		Out:    open.out,
 		Handle: func(m *srtmv1.NodeMessage) error { return s.handle(open, m) },
@@ -231,6 +312,9 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 	if !validName(h.BrokerId) {
 		bad.add("hello.broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
 	}
+	if _, known := policies[h.Policy]; !known {
+		bad.add("hello.policy", "%d: it has no meaning here", h.Policy)
+	}
 	if h.Instance == "" || len(h.Instance) > 128 {
 		bad.add("hello.instance", "%d bytes: want 1 to 128", len(h.Instance))
 	}
@@ -238,7 +322,7 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 	topics := map[string]bool{}
 	for i, one := range h.Held {
 		at := func(field string) string { return fmt.Sprintf("hello.held[%d].%s", i, field) }
-		share := shareFrom(one.Share)
+		share, flex := shareFrom(one.Share), shareFrom(one.Flex)
 		if one.Topic == "" || topics[one.Topic] {
 			bad.add(at("topic"), "%q is empty or appears twice", one.Topic)
 		}
@@ -246,10 +330,16 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 		if err := share.Validate(); err != nil {
 			bad.add(at("share"), "%v", err)
 		}
+		base := tokenbucket.Share{Rate: share.Rate - flex.Rate, Burst: share.Burst - flex.Burst}
+		if share.Validate() != nil {
+			// said already
+		} else if flex.Rate < 0 || flex.Burst < 0 || base.Validate() != nil || h.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED && base != share {
+			bad.add(at("flex"), "%v cannot be a part of the share", one.Flex)
+		}
 		if one.Epoch == 0 {
 			bad.add(at("epoch"), "0 is no grant's")
 		}
-		held = append(held, ledger.Held{Topic: one.Topic, Share: share, Epoch: one.Epoch})
+		held = append(held, ledger.Held{Topic: one.Topic, Share: share, Flex: flex, Epoch: one.Epoch})
 	}
 	return held, bad.err()
 }
@@ -257,7 +347,7 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 	switch m := m.Message.(type) {
 	case *srtmv1.NodeMessage_Ack:
-		return s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		return s.change(reasonRest, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 			if s.mu.sessions[open.broker] != open {
 				return nil, errReplaced
 			}
@@ -265,6 +355,22 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			if err != nil {
 				return nil, badSequence{err}
 			}
+			s.noteLocked(m.Ack.Topic, change{
+				at: time.Now(), broker: open.broker, share: shareFrom(m.Ack.Share), epoch: m.Ack.Epoch,
+				tokens: tokenbucket.Tokens(m.Ack.ReleasedTokensMilli), event: eventAcknowledged,
+			})
+			return grants, nil
+		})
+	case *srtmv1.NodeMessage_Renew:
+		return s.change(reasonLease, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+			if s.mu.sessions[open.broker] != open {
+				return nil, errReplaced
+			}
+			renewed, grants := l.Renew(open.broker, clock.Mono())
+			if !renewed {
+				return nil, errLapsed
+			}
+			s.lendLocked(open, m.Renew.Stamp)
 			return grants, nil
 		})
 	case *srtmv1.NodeMessage_Report:
@@ -279,7 +385,7 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 
 // over ends a session. One that was replaced has nothing left to end.
 func (s *Server) over(open *session) {
-	err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+	err := s.change(reasonRest, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		if s.mu.sessions[open.broker] != open {
 			return nil, errReplaced
 		}
@@ -326,6 +432,21 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now stamp.Mono) err
 // from is where the window that ends now begins.
 func (s *Server) from(now stamp.Mono) stamp.Mono { return now.Add(-s.cfg.Window) }
 
+var policies = map[srtmv1.LeasePolicy]ledger.Policy{
+	srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED: ledger.Leaseless,
+	srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE:   ledger.Available,
+	srtmv1.LeasePolicy_LEASE_POLICY_STRICT:      ledger.Strict,
+}
+
+func policyProto(p ledger.Policy) srtmv1.LeasePolicy {
+	for proto, policy := range policies {
+		if policy == p {
+			return proto
+		}
+	}
+	return srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
+}
+
 func shareProto(s tokenbucket.Share) *srtmv1.Share {
 	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
 }
@@ -356,6 +477,7 @@ func sortedNames[T any](m map[string]T) []string {
 
 type metrics struct {
 	sessions  prometheus.Gauge
+	lapsed    prometheus.Counter
 	grants    prometheus.Counter
 	proposals *prometheus.CounterVec // by result
 }
@@ -364,6 +486,9 @@ func newMetrics() *metrics {
 	return &metrics{
 		sessions: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "srtm_tbadaptor_sessions", Help: "Brokers that are connected.",
+		}),
+		lapsed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "srtm_tbadaptor_leases_lapsed_total", Help: "Leases of brokers that ended without a renewal.",
 		}),
 		grants: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "srtm_tbadaptor_grants_total", Help: "Grants sent.",
@@ -375,7 +500,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) register(reg prometheus.Registerer) error {
-	return errors.Join(reg.Register(m.sessions), reg.Register(m.grants), reg.Register(m.proposals))
+	return errors.Join(reg.Register(m.sessions), reg.Register(m.lapsed), reg.Register(m.grants), reg.Register(m.proposals))
 }
 
 // State is what /debug/state shows: the ledger, and what waits for hellos.

@@ -28,7 +28,7 @@ func (s *Server) tune() {
 	s.mu.Unlock()
 	for _, name := range names {
 		result := "proposed"
-		err := s.change(func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		err := s.change(reasonRule, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 			t := s.mu.topics[name]
 			if t == nil || !t.settled {
 				result = "removed"

@@ -48,6 +48,9 @@ const (
 	Proportional = "proportional"
 )
 
+// Default is the rule of topics that name none.
+const Default = Static
+
 // FloorPercent is how much of an even share of r a broker in use keeps at
 // least. It bounds what the first message after a silence waits for its token
 // by 100/FloorPercent times the token interval of an even share.

@@ -10,6 +10,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -22,6 +23,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// LeasePolicy is what a broker does when its lease is gone for good.
+type LeasePolicy int32
+
+const (
+	// It knows no leases: what it is granted is its own until it gives it up.
+	LeasePolicy_LEASE_POLICY_UNSPECIFIED LeasePolicy = 0
+	// It goes on with the bases of its shares.
+	LeasePolicy_LEASE_POLICY_AVAILABLE LeasePolicy = 1
+	// It stops.
+	LeasePolicy_LEASE_POLICY_STRICT LeasePolicy = 2
+)
+
+// Enum value maps for LeasePolicy.
+var (
+	LeasePolicy_name = map[int32]string{
+		0: "LEASE_POLICY_UNSPECIFIED",
+		1: "LEASE_POLICY_AVAILABLE",
+		2: "LEASE_POLICY_STRICT",
+	}
+	LeasePolicy_value = map[string]int32{
+		"LEASE_POLICY_UNSPECIFIED": 0,
+		"LEASE_POLICY_AVAILABLE":   1,
+		"LEASE_POLICY_STRICT":      2,
+	}
+)
+
+func (x LeasePolicy) Enum() *LeasePolicy {
+	p := new(LeasePolicy)
+	*p = x
+	return p
+}
+
+func (x LeasePolicy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LeasePolicy) Descriptor() protoreflect.EnumDescriptor {
+	return file_srtm_v1_grant_proto_enumTypes[0].Descriptor()
+}
+
+func (LeasePolicy) Type() protoreflect.EnumType {
+	return &file_srtm_v1_grant_proto_enumTypes[0]
+}
+
+func (x LeasePolicy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LeasePolicy.Descriptor instead.
+func (LeasePolicy) EnumDescriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{0}
+}
+
 type NodeMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -29,6 +83,7 @@ type NodeMessage struct {
 	//	*NodeMessage_Hello
 	//	*NodeMessage_Ack
 	//	*NodeMessage_Report
+	//	*NodeMessage_Renew
 	Message       isNodeMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -98,6 +153,15 @@ func (x *NodeMessage) GetReport() *NodeReport {
 	return nil
 }
 
+func (x *NodeMessage) GetRenew() *LeaseRequest {
+	if x != nil {
+		if x, ok := x.Message.(*NodeMessage_Renew); ok {
+			return x.Renew
+		}
+	}
+	return nil
+}
+
 type isNodeMessage_Message interface {
 	isNodeMessage_Message()
 }
@@ -114,11 +178,127 @@ type NodeMessage_Report struct {
 	Report *NodeReport `protobuf:"bytes,3,opt,name=report,proto3,oneof"`
 }
 
+type NodeMessage_Renew struct {
+	Renew *LeaseRequest `protobuf:"bytes,4,opt,name=renew,proto3,oneof"`
+}
+
 func (*NodeMessage_Hello) isNodeMessage_Message() {}
 
 func (*NodeMessage_Ack) isNodeMessage_Message() {}
 
 func (*NodeMessage_Report) isNodeMessage_Message() {}
+
+func (*NodeMessage_Renew) isNodeMessage_Message() {}
+
+// LeaseRequest asks for the broker's lease to be renewed.
+type LeaseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By a clock of the broker's that only it reads; echoed in the Lease.
+	Stamp         uint64 `protobuf:"varint,1,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseRequest) Reset() {
+	*x = LeaseRequest{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseRequest) ProtoMessage() {}
+
+func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
+func (*LeaseRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LeaseRequest) GetStamp() uint64 {
+	if x != nil {
+		return x.Stamp
+	}
+	return 0
+}
+
+// Lease renews the broker's lease, counted from when it asked.
+type Lease struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the LeaseRequest, or of the NodeHello.
+	Stamp uint64 `protobuf:"varint,1,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	// How long the flexible parts of its shares last from then on.
+	Flex *durationpb.Duration `protobuf:"bytes,2,opt,name=flex,proto3" json:"flex,omitempty"`
+	// How long the bases of a STRICT broker last.
+	Session       *durationpb.Duration `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lease) Reset() {
+	*x = Lease{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lease) ProtoMessage() {}
+
+func (x *Lease) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lease.ProtoReflect.Descriptor instead.
+func (*Lease) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Lease) GetStamp() uint64 {
+	if x != nil {
+		return x.Stamp
+	}
+	return 0
+}
+
+func (x *Lease) GetFlex() *durationpb.Duration {
+	if x != nil {
+		return x.Flex
+	}
+	return nil
+}
+
+func (x *Lease) GetSession() *durationpb.Duration {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
 
 type NodeHello struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -126,14 +306,17 @@ type NodeHello struct {
 	// New at every start of the process: a new instance holds nothing.
 	Instance string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
 	// What it holds now.
-	Held          []*HeldShare `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`
+	Held   []*HeldShare `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`
+	Policy LeasePolicy  `protobuf:"varint,4,opt,name=policy,proto3,enum=srtm.v1.LeasePolicy" json:"policy,omitempty"`
+	// As of a LeaseRequest, which the hello is as well.
+	Stamp         uint64 `protobuf:"varint,5,opt,name=stamp,proto3" json:"stamp,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeHello) Reset() {
 	*x = NodeHello{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	mi := &file_srtm_v1_grant_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -145,7 +328,7 @@ func (x *NodeHello) String() string {
 func (*NodeHello) ProtoMessage() {}
 
 func (x *NodeHello) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	mi := &file_srtm_v1_grant_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -158,7 +341,7 @@ func (x *NodeHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHello.ProtoReflect.Descriptor instead.
 func (*NodeHello) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NodeHello) GetBrokerId() string {
@@ -182,18 +365,34 @@ func (x *NodeHello) GetHeld() []*HeldShare {
 	return nil
 }
 
+func (x *NodeHello) GetPolicy() LeasePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return LeasePolicy_LEASE_POLICY_UNSPECIFIED
+}
+
+func (x *NodeHello) GetStamp() uint64 {
+	if x != nil {
+		return x.Stamp
+	}
+	return 0
+}
+
 type HeldShare struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Share         *Share                 `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Share *Share                 `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
+	Epoch uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The part of `share` that ends with the lease.
+	Flex          *Share `protobuf:"bytes,4,opt,name=flex,proto3" json:"flex,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeldShare) Reset() {
 	*x = HeldShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[2]
+	mi := &file_srtm_v1_grant_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -205,7 +404,7 @@ func (x *HeldShare) String() string {
 func (*HeldShare) ProtoMessage() {}
 
 func (x *HeldShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[2]
+	mi := &file_srtm_v1_grant_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -218,7 +417,7 @@ func (x *HeldShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldShare.ProtoReflect.Descriptor instead.
 func (*HeldShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *HeldShare) GetTopic() string {
@@ -242,12 +441,21 @@ func (x *HeldShare) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *HeldShare) GetFlex() *Share {
+	if x != nil {
+		return x.Flex
+	}
+	return nil
+}
+
 // GrantAck: the grant of this epoch is in force.
 type GrantAck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	Epoch uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Share *Share                 `protobuf:"bytes,3,opt,name=share,proto3" json:"share,omitempty"`
+	// The share granted; or, once the lease has ended, what is left of it. A
+	// broker says so again when that happens after its acknowledgement.
+	Share *Share `protobuf:"bytes,3,opt,name=share,proto3" json:"share,omitempty"`
 	// Tokens, in thousandths, that the bucket gave up because its new burst is
 	// smaller; the ledger may move them to another broker.
 	ReleasedTokensMilli int64 `protobuf:"varint,4,opt,name=released_tokens_milli,json=releasedTokensMilli,proto3" json:"released_tokens_milli,omitempty"`
@@ -257,7 +465,7 @@ type GrantAck struct {
 
 func (x *GrantAck) Reset() {
 	*x = GrantAck{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[3]
+	mi := &file_srtm_v1_grant_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +477,7 @@ func (x *GrantAck) String() string {
 func (*GrantAck) ProtoMessage() {}
 
 func (x *GrantAck) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[3]
+	mi := &file_srtm_v1_grant_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +490,7 @@ func (x *GrantAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAck.ProtoReflect.Descriptor instead.
 func (*GrantAck) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GrantAck) GetTopic() string {
@@ -322,7 +530,7 @@ type NodeReport struct {
 
 func (x *NodeReport) Reset() {
 	*x = NodeReport{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[4]
+	mi := &file_srtm_v1_grant_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -334,7 +542,7 @@ func (x *NodeReport) String() string {
 func (*NodeReport) ProtoMessage() {}
 
 func (x *NodeReport) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[4]
+	mi := &file_srtm_v1_grant_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -347,7 +555,7 @@ func (x *NodeReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReport.ProtoReflect.Descriptor instead.
 func (*NodeReport) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NodeReport) GetTopics() []*TopicLoad {
@@ -374,7 +582,7 @@ type TopicLoad struct {
 
 func (x *TopicLoad) Reset() {
 	*x = TopicLoad{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[5]
+	mi := &file_srtm_v1_grant_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -386,7 +594,7 @@ func (x *TopicLoad) String() string {
 func (*TopicLoad) ProtoMessage() {}
 
 func (x *TopicLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[5]
+	mi := &file_srtm_v1_grant_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -399,7 +607,7 @@ func (x *TopicLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicLoad.ProtoReflect.Descriptor instead.
 func (*TopicLoad) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TopicLoad) GetTopic() string {
@@ -442,6 +650,7 @@ type GrantMessage struct {
 	// Types that are valid to be assigned to Message:
 	//
 	//	*GrantMessage_Grant
+	//	*GrantMessage_Lease
 	Message       isGrantMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -449,7 +658,7 @@ type GrantMessage struct {
 
 func (x *GrantMessage) Reset() {
 	*x = GrantMessage{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[6]
+	mi := &file_srtm_v1_grant_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -461,7 +670,7 @@ func (x *GrantMessage) String() string {
 func (*GrantMessage) ProtoMessage() {}
 
 func (x *GrantMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[6]
+	mi := &file_srtm_v1_grant_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -474,7 +683,7 @@ func (x *GrantMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantMessage.ProtoReflect.Descriptor instead.
 func (*GrantMessage) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GrantMessage) GetMessage() isGrantMessage_Message {
@@ -493,6 +702,15 @@ func (x *GrantMessage) GetGrant() *Grant {
 	return nil
 }
 
+func (x *GrantMessage) GetLease() *Lease {
+	if x != nil {
+		if x, ok := x.Message.(*GrantMessage_Lease); ok {
+			return x.Lease
+		}
+	}
+	return nil
+}
+
 type isGrantMessage_Message interface {
 	isGrantMessage_Message()
 }
@@ -501,7 +719,13 @@ type GrantMessage_Grant struct {
 	Grant *Grant `protobuf:"bytes,1,opt,name=grant,proto3,oneof"`
 }
 
+type GrantMessage_Lease struct {
+	Lease *Lease `protobuf:"bytes,2,opt,name=lease,proto3,oneof"`
+}
+
 func (*GrantMessage_Grant) isGrantMessage_Message() {}
+
+func (*GrantMessage_Lease) isGrantMessage_Message() {}
 
 // Grant replaces the share a broker holds for a topic.
 type Grant struct {
@@ -511,24 +735,23 @@ type Grant struct {
 	// is not greater than the one in force is ignored (and acknowledged with
 	// the epoch in force).
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// What the broker may use. It outlives the control plane, unless `lease`
-	// says otherwise.
+	// What the broker may use.
 	Share *Share `protobuf:"bytes,3,opt,name=share,proto3" json:"share,omitempty"`
 	// Tokens, in thousandths, that come with the share, beyond those the bucket
 	// already holds. A bucket otherwise keeps what it has, cut to the new burst,
 	// and a new one starts empty.
 	TokensMilli int64 `protobuf:"varint,4,opt,name=tokens_milli,json=tokensMilli,proto3" json:"tokens_milli,omitempty"`
-	// The part of `share` held on a lease only; empty in this version.
-	Flex *Share `protobuf:"bytes,5,opt,name=flex,proto3" json:"flex,omitempty"`
-	// How long `flex` lasts without a renewal; unset: nothing is on a lease.
-	Lease         *durationpb.Duration `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`
+	// The part of `share` that ends with the broker's lease. The rest is its base,
+	// which the broker keeps on its disk and outlives the control plane, as far as
+	// its LeasePolicy goes.
+	Flex          *Share `protobuf:"bytes,5,opt,name=flex,proto3" json:"flex,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[7]
+	mi := &file_srtm_v1_grant_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +763,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[7]
+	mi := &file_srtm_v1_grant_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +776,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Grant) GetTopic() string {
@@ -591,13 +814,6 @@ func (x *Grant) GetFlex() *Share {
 	return nil
 }
 
-func (x *Grant) GetLease() *durationpb.Duration {
-	if x != nil {
-		return x.Lease
-	}
-	return nil
-}
-
 type Member struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
@@ -612,7 +828,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[8]
+	mi := &file_srtm_v1_grant_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +840,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[8]
+	mi := &file_srtm_v1_grant_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +853,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Member) GetBrokerId() string {
@@ -666,7 +882,7 @@ type SetContractRequest struct {
 	Topic    string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	Contract *Contract              `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
 	Members  []*Member              `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
-	// "static" or "proportional"; empty means static.
+	// "static", "proportional", "robust" or "sqrt"; empty means the default.
 	ShareRule string `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	// Bring back a contract that members may be using already, because the
 	// adaptor has restarted: the call does not wait for acknowledgements, a
@@ -683,7 +899,7 @@ type SetContractRequest struct {
 
 func (x *SetContractRequest) Reset() {
 	*x = SetContractRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[9]
+	mi := &file_srtm_v1_grant_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +911,7 @@ func (x *SetContractRequest) String() string {
 func (*SetContractRequest) ProtoMessage() {}
 
 func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[9]
+	mi := &file_srtm_v1_grant_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +924,7 @@ func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractRequest.ProtoReflect.Descriptor instead.
 func (*SetContractRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetContractRequest) GetTopic() string {
@@ -761,7 +977,7 @@ type SetContractResponse struct {
 
 func (x *SetContractResponse) Reset() {
 	*x = SetContractResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[10]
+	mi := &file_srtm_v1_grant_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +989,7 @@ func (x *SetContractResponse) String() string {
 func (*SetContractResponse) ProtoMessage() {}
 
 func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[10]
+	mi := &file_srtm_v1_grant_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +1002,7 @@ func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractResponse.ProtoReflect.Descriptor instead.
 func (*SetContractResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{12}
 }
 
 type RemoveContractRequest struct {
@@ -798,7 +1014,7 @@ type RemoveContractRequest struct {
 
 func (x *RemoveContractRequest) Reset() {
 	*x = RemoveContractRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[11]
+	mi := &file_srtm_v1_grant_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +1026,7 @@ func (x *RemoveContractRequest) String() string {
 func (*RemoveContractRequest) ProtoMessage() {}
 
 func (x *RemoveContractRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[11]
+	mi := &file_srtm_v1_grant_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +1039,7 @@ func (x *RemoveContractRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContractRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContractRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RemoveContractRequest) GetTopic() string {
@@ -841,7 +1057,7 @@ type RemoveContractResponse struct {
 
 func (x *RemoveContractResponse) Reset() {
 	*x = RemoveContractResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[12]
+	mi := &file_srtm_v1_grant_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -853,7 +1069,7 @@ func (x *RemoveContractResponse) String() string {
 func (*RemoveContractResponse) ProtoMessage() {}
 
 func (x *RemoveContractResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[12]
+	mi := &file_srtm_v1_grant_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -866,20 +1082,22 @@ func (x *RemoveContractResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContractResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContractResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{14}
 }
 
 type ListSharesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: all topics.
-	Topic         string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// How many of the latest changes to add to each topic.
+	History       uint32 `protobuf:"varint,2,opt,name=history,proto3" json:"history,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListSharesRequest) Reset() {
 	*x = ListSharesRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[13]
+	mi := &file_srtm_v1_grant_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +1109,7 @@ func (x *ListSharesRequest) String() string {
 func (*ListSharesRequest) ProtoMessage() {}
 
 func (x *ListSharesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[13]
+	mi := &file_srtm_v1_grant_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +1122,7 @@ func (x *ListSharesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSharesRequest.ProtoReflect.Descriptor instead.
 func (*ListSharesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListSharesRequest) GetTopic() string {
@@ -912,6 +1130,93 @@ func (x *ListSharesRequest) GetTopic() string {
 		return x.Topic
 	}
 	return ""
+}
+
+func (x *ListSharesRequest) GetHistory() uint32 {
+	if x != nil {
+		return x.History
+	}
+	return 0
+}
+
+type ForgetBrokerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId      string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetBrokerRequest) Reset() {
+	*x = ForgetBrokerRequest{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetBrokerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetBrokerRequest) ProtoMessage() {}
+
+func (x *ForgetBrokerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetBrokerRequest.ProtoReflect.Descriptor instead.
+func (*ForgetBrokerRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ForgetBrokerRequest) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+type ForgetBrokerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetBrokerResponse) Reset() {
+	*x = ForgetBrokerResponse{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetBrokerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetBrokerResponse) ProtoMessage() {}
+
+func (x *ForgetBrokerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetBrokerResponse.ProtoReflect.Descriptor instead.
+func (*ForgetBrokerResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{17}
 }
 
 type ListSharesResponse struct {
@@ -923,7 +1228,7 @@ type ListSharesResponse struct {
 
 func (x *ListSharesResponse) Reset() {
 	*x = ListSharesResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[14]
+	mi := &file_srtm_v1_grant_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1240,7 @@ func (x *ListSharesResponse) String() string {
 func (*ListSharesResponse) ProtoMessage() {}
 
 func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[14]
+	mi := &file_srtm_v1_grant_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1253,7 @@ func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSharesResponse.ProtoReflect.Descriptor instead.
 func (*ListSharesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListSharesResponse) GetTopics() []*TopicShares {
@@ -959,17 +1264,20 @@ func (x *ListSharesResponse) GetTopics() []*TopicShares {
 }
 
 type TopicShares struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Contract      *Contract              `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
-	Members       []*MemberShare         `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Topic     string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Contract  *Contract              `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
+	Members   []*MemberShare         `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
+	ShareRule string                 `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
+	// The latest changes, oldest first.
+	History       []*ShareChange `protobuf:"bytes,5,rep,name=history,proto3" json:"history,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopicShares) Reset() {
 	*x = TopicShares{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[15]
+	mi := &file_srtm_v1_grant_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1289,7 @@ func (x *TopicShares) String() string {
 func (*TopicShares) ProtoMessage() {}
 
 func (x *TopicShares) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[15]
+	mi := &file_srtm_v1_grant_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1302,7 @@ func (x *TopicShares) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicShares.ProtoReflect.Descriptor instead.
 func (*TopicShares) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TopicShares) GetTopic() string {
@@ -1018,6 +1326,126 @@ func (x *TopicShares) GetMembers() []*MemberShare {
 	return nil
 }
 
+func (x *TopicShares) GetShareRule() string {
+	if x != nil {
+		return x.ShareRule
+	}
+	return ""
+}
+
+func (x *TopicShares) GetHistory() []*ShareChange {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+// ShareChange is one thing that happened to a broker's share.
+type ShareChange struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Time     *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	BrokerId string                 `protobuf:"bytes,2,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// What it was granted, or has now.
+	Share       *Share `protobuf:"bytes,3,opt,name=share,proto3" json:"share,omitempty"`
+	Flex        *Share `protobuf:"bytes,4,opt,name=flex,proto3" json:"flex,omitempty"`
+	Epoch       uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	TokensMilli int64  `protobuf:"varint,6,opt,name=tokens_milli,json=tokensMilli,proto3" json:"tokens_milli,omitempty"`
+	// "granted", "acknowledged", "lapsed" (what ended with its lease was
+	// freed) or "freed" (all it held).
+	Event string `protobuf:"bytes,7,opt,name=event,proto3" json:"event,omitempty"`
+	// Why it was granted: "contract", "rule", "rest" (what others gave up),
+	// "hello", "lease", "forgotten", "removed".
+	Reason        string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareChange) Reset() {
+	*x = ShareChange{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareChange) ProtoMessage() {}
+
+func (x *ShareChange) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
+func (*ShareChange) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ShareChange) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *ShareChange) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *ShareChange) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *ShareChange) GetFlex() *Share {
+	if x != nil {
+		return x.Flex
+	}
+	return nil
+}
+
+func (x *ShareChange) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ShareChange) GetTokensMilli() int64 {
+	if x != nil {
+		return x.TokensMilli
+	}
+	return 0
+}
+
+func (x *ShareChange) GetEvent() string {
+	if x != nil {
+		return x.Event
+	}
+	return ""
+}
+
+func (x *ShareChange) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type MemberShare struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
@@ -1027,13 +1455,21 @@ type MemberShare struct {
 	Acknowledged      *Share `protobuf:"bytes,4,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	AcknowledgedEpoch uint64 `protobuf:"varint,5,opt,name=acknowledged_epoch,json=acknowledgedEpoch,proto3" json:"acknowledged_epoch,omitempty"`
 	Connected         bool   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The part of `acknowledged` that does not end with the lease.
+	Base *Share `protobuf:"bytes,7,opt,name=base,proto3" json:"base,omitempty"`
+	// What it is meant to have in the end, and the most it may be using.
+	Target   *Share      `protobuf:"bytes,8,opt,name=target,proto3" json:"target,omitempty"`
+	Reserved *Share      `protobuf:"bytes,9,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	Policy   LeasePolicy `protobuf:"varint,10,opt,name=policy,proto3,enum=srtm.v1.LeasePolicy" json:"policy,omitempty"`
+	// Its lease is over.
+	Lapsed        bool `protobuf:"varint,11,opt,name=lapsed,proto3" json:"lapsed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MemberShare) Reset() {
 	*x = MemberShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[16]
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1481,7 @@ func (x *MemberShare) String() string {
 func (*MemberShare) ProtoMessage() {}
 
 func (x *MemberShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[16]
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1494,7 @@ func (x *MemberShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberShare.ProtoReflect.Descriptor instead.
 func (*MemberShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MemberShare) GetBrokerId() string {
@@ -1103,24 +1539,69 @@ func (x *MemberShare) GetConnected() bool {
 	return false
 }
 
+func (x *MemberShare) GetBase() *Share {
+	if x != nil {
+		return x.Base
+	}
+	return nil
+}
+
+func (x *MemberShare) GetTarget() *Share {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *MemberShare) GetReserved() *Share {
+	if x != nil {
+		return x.Reserved
+	}
+	return nil
+}
+
+func (x *MemberShare) GetPolicy() LeasePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return LeasePolicy_LEASE_POLICY_UNSPECIFIED
+}
+
+func (x *MemberShare) GetLapsed() bool {
+	if x != nil {
+		return x.Lapsed
+	}
+	return false
+}
+
 var File_srtm_v1_grant_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/grant.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\x9a\x01\n" +
+	"\x13srtm/v1/grant.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/types.proto\"\xc9\x01\n" +
 	"\vNodeMessage\x12*\n" +
 	"\x05hello\x18\x01 \x01(\v2\x12.srtm.v1.NodeHelloH\x00R\x05hello\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.srtm.v1.GrantAckH\x00R\x03ack\x12-\n" +
-	"\x06report\x18\x03 \x01(\v2\x13.srtm.v1.NodeReportH\x00R\x06reportB\t\n" +
-	"\amessage\"l\n" +
+	"\x06report\x18\x03 \x01(\v2\x13.srtm.v1.NodeReportH\x00R\x06report\x12-\n" +
+	"\x05renew\x18\x04 \x01(\v2\x15.srtm.v1.LeaseRequestH\x00R\x05renewB\t\n" +
+	"\amessage\"$\n" +
+	"\fLeaseRequest\x12\x14\n" +
+	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\"\x81\x01\n" +
+	"\x05Lease\x12\x14\n" +
+	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\x12-\n" +
+	"\x04flex\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04flex\x123\n" +
+	"\asession\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\asession\"\xb0\x01\n" +
 	"\tNodeHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12&\n" +
-	"\x04held\x18\x03 \x03(\v2\x12.srtm.v1.HeldShareR\x04held\"]\n" +
+	"\x04held\x18\x03 \x03(\v2\x12.srtm.v1.HeldShareR\x04held\x12,\n" +
+	"\x06policy\x18\x04 \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x12\x14\n" +
+	"\x05stamp\x18\x05 \x01(\x04R\x05stamp\"\x81\x01\n" +
 	"\tHeldShare\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\x90\x01\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\"\n" +
+	"\x04flex\x18\x04 \x01(\v2\x0e.srtm.v1.ShareR\x04flex\"\x90\x01\n" +
 	"\bGrantAck\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12$\n" +
@@ -1135,17 +1616,17 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\aoffered\x18\x03 \x01(\x04R\aoffered\x12\x1f\n" +
 	"\vmax_backlog\x18\x04 \x01(\x04R\n" +
 	"maxBacklog\x12\x18\n" +
-	"\abacklog\x18\x05 \x01(\x04R\abacklog\"A\n" +
+	"\abacklog\x18\x05 \x01(\x04R\abacklog\"i\n" +
 	"\fGrantMessage\x12&\n" +
-	"\x05grant\x18\x01 \x01(\v2\x0e.srtm.v1.GrantH\x00R\x05grantB\t\n" +
-	"\amessage\"\xd1\x01\n" +
+	"\x05grant\x18\x01 \x01(\v2\x0e.srtm.v1.GrantH\x00R\x05grant\x12&\n" +
+	"\x05lease\x18\x02 \x01(\v2\x0e.srtm.v1.LeaseH\x00R\x05leaseB\t\n" +
+	"\amessage\"\xa6\x01\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12$\n" +
 	"\x05share\x18\x03 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12!\n" +
 	"\ftokens_milli\x18\x04 \x01(\x03R\vtokensMilli\x12\"\n" +
-	"\x04flex\x18\x05 \x01(\v2\x0e.srtm.v1.ShareR\x04flex\x12/\n" +
-	"\x05lease\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05lease\"k\n" +
+	"\x04flex\x18\x05 \x01(\v2\x0e.srtm.v1.ShareR\x04flexJ\x04\b\x06\x10\a\"k\n" +
 	"\x06Member\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1e\n" +
@@ -1164,28 +1645,55 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x13SetContractResponse\"-\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x18\n" +
-	"\x16RemoveContractResponse\")\n" +
+	"\x16RemoveContractResponse\"C\n" +
 	"\x11ListSharesRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"B\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\ahistory\x18\x02 \x01(\rR\ahistory\"2\n" +
+	"\x13ForgetBrokerRequest\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\"\x16\n" +
+	"\x14ForgetBrokerResponse\"B\n" +
 	"\x12ListSharesResponse\x12,\n" +
-	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\"\x82\x01\n" +
+	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\"\xd1\x01\n" +
 	"\vTopicShares\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12.\n" +
-	"\amembers\x18\x03 \x03(\v2\x14.srtm.v1.MemberShareR\amembers\"\xfa\x01\n" +
+	"\amembers\x18\x03 \x03(\v2\x14.srtm.v1.MemberShareR\amembers\x12\x1d\n" +
+	"\n" +
+	"share_rule\x18\x04 \x01(\tR\tshareRule\x12.\n" +
+	"\ahistory\x18\x05 \x03(\v2\x14.srtm.v1.ShareChangeR\ahistory\"\x8b\x02\n" +
+	"\vShareChange\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
+	"\tbroker_id\x18\x02 \x01(\tR\bbrokerId\x12$\n" +
+	"\x05share\x18\x03 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\"\n" +
+	"\x04flex\x18\x04 \x01(\v2\x0e.srtm.v1.ShareR\x04flex\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12!\n" +
+	"\ftokens_milli\x18\x06 \x01(\x03R\vtokensMilli\x12\x14\n" +
+	"\x05event\x18\a \x01(\tR\x05event\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\"\xb8\x03\n" +
 	"\vMemberShare\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12(\n" +
 	"\agranted\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\agranted\x12#\n" +
 	"\rgranted_epoch\x18\x03 \x01(\x04R\fgrantedEpoch\x122\n" +
 	"\facknowledged\x18\x04 \x01(\v2\x0e.srtm.v1.ShareR\facknowledged\x12-\n" +
 	"\x12acknowledged_epoch\x18\x05 \x01(\x04R\x11acknowledgedEpoch\x12\x1c\n" +
-	"\tconnected\x18\x06 \x01(\bR\tconnected2\xae\x02\n" +
+	"\tconnected\x18\x06 \x01(\bR\tconnected\x12\"\n" +
+	"\x04base\x18\a \x01(\v2\x0e.srtm.v1.ShareR\x04base\x12&\n" +
+	"\x06target\x18\b \x01(\v2\x0e.srtm.v1.ShareR\x06target\x12*\n" +
+	"\breserved\x18\t \x01(\v2\x0e.srtm.v1.ShareR\breserved\x12,\n" +
+	"\x06policy\x18\n" +
+	" \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x12\x16\n" +
+	"\x06lapsed\x18\v \x01(\bR\x06lapsed*`\n" +
+	"\vLeasePolicy\x12\x1c\n" +
+	"\x18LEASE_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16LEASE_POLICY_AVAILABLE\x10\x01\x12\x17\n" +
+	"\x13LEASE_POLICY_STRICT\x10\x022\xfb\x02\n" +
 	"\fGrantService\x12:\n" +
 	"\aSession\x12\x14.srtm.v1.NodeMessage\x1a\x15.srtm.v1.GrantMessage(\x010\x01\x12H\n" +
 	"\vSetContract\x12\x1b.srtm.v1.SetContractRequest\x1a\x1c.srtm.v1.SetContractResponse\x12Q\n" +
 	"\x0eRemoveContract\x12\x1e.srtm.v1.RemoveContractRequest\x1a\x1f.srtm.v1.RemoveContractResponse\x12E\n" +
 	"\n" +
-	"ListShares\x12\x1a.srtm.v1.ListSharesRequest\x1a\x1b.srtm.v1.ListSharesResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"ListShares\x12\x1a.srtm.v1.ListSharesRequest\x1a\x1b.srtm.v1.ListSharesResponse\x12K\n" +
+	"\fForgetBroker\x12\x1c.srtm.v1.ForgetBrokerRequest\x1a\x1d.srtm.v1.ForgetBrokerResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_grant_proto_rawDescOnce sync.Once
@@ -1199,63 +1707,86 @@ func file_srtm_v1_grant_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_grant_proto_rawDescData
 }
 
-var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_srtm_v1_grant_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_srtm_v1_grant_proto_goTypes = []any{
-	(*NodeMessage)(nil),            // 0: srtm.v1.NodeMessage
-	(*NodeHello)(nil),              // 1: srtm.v1.NodeHello
-	(*HeldShare)(nil),              // 2: srtm.v1.HeldShare
-	(*GrantAck)(nil),               // 3: srtm.v1.GrantAck
-	(*NodeReport)(nil),             // 4: srtm.v1.NodeReport
-	(*TopicLoad)(nil),              // 5: srtm.v1.TopicLoad
-	(*GrantMessage)(nil),           // 6: srtm.v1.GrantMessage
-	(*Grant)(nil),                  // 7: srtm.v1.Grant
-	(*Member)(nil),                 // 8: srtm.v1.Member
-	(*SetContractRequest)(nil),     // 9: srtm.v1.SetContractRequest
-	(*SetContractResponse)(nil),    // 10: srtm.v1.SetContractResponse
-	(*RemoveContractRequest)(nil),  // 11: srtm.v1.RemoveContractRequest
-	(*RemoveContractResponse)(nil), // 12: srtm.v1.RemoveContractResponse
-	(*ListSharesRequest)(nil),      // 13: srtm.v1.ListSharesRequest
-	(*ListSharesResponse)(nil),     // 14: srtm.v1.ListSharesResponse
-	(*TopicShares)(nil),            // 15: srtm.v1.TopicShares
-	(*MemberShare)(nil),            // 16: srtm.v1.MemberShare
-	(*Share)(nil),                  // 17: srtm.v1.Share
-	(*durationpb.Duration)(nil),    // 18: google.protobuf.Duration
-	(*Contract)(nil),               // 19: srtm.v1.Contract
+	(LeasePolicy)(0),               // 0: srtm.v1.LeasePolicy
+	(*NodeMessage)(nil),            // 1: srtm.v1.NodeMessage
+	(*LeaseRequest)(nil),           // 2: srtm.v1.LeaseRequest
+	(*Lease)(nil),                  // 3: srtm.v1.Lease
+	(*NodeHello)(nil),              // 4: srtm.v1.NodeHello
+	(*HeldShare)(nil),              // 5: srtm.v1.HeldShare
+	(*GrantAck)(nil),               // 6: srtm.v1.GrantAck
+	(*NodeReport)(nil),             // 7: srtm.v1.NodeReport
+	(*TopicLoad)(nil),              // 8: srtm.v1.TopicLoad
+	(*GrantMessage)(nil),           // 9: srtm.v1.GrantMessage
+	(*Grant)(nil),                  // 10: srtm.v1.Grant
+	(*Member)(nil),                 // 11: srtm.v1.Member
+	(*SetContractRequest)(nil),     // 12: srtm.v1.SetContractRequest
+	(*SetContractResponse)(nil),    // 13: srtm.v1.SetContractResponse
+	(*RemoveContractRequest)(nil),  // 14: srtm.v1.RemoveContractRequest
+	(*RemoveContractResponse)(nil), // 15: srtm.v1.RemoveContractResponse
+	(*ListSharesRequest)(nil),      // 16: srtm.v1.ListSharesRequest
+	(*ForgetBrokerRequest)(nil),    // 17: srtm.v1.ForgetBrokerRequest
+	(*ForgetBrokerResponse)(nil),   // 18: srtm.v1.ForgetBrokerResponse
+	(*ListSharesResponse)(nil),     // 19: srtm.v1.ListSharesResponse
+	(*TopicShares)(nil),            // 20: srtm.v1.TopicShares
+	(*ShareChange)(nil),            // 21: srtm.v1.ShareChange
+	(*MemberShare)(nil),            // 22: srtm.v1.MemberShare
+	(*durationpb.Duration)(nil),    // 23: google.protobuf.Duration
+	(*Share)(nil),                  // 24: srtm.v1.Share
+	(*Contract)(nil),               // 25: srtm.v1.Contract
+	(*timestamppb.Timestamp)(nil),  // 26: google.protobuf.Timestamp
 }
 var file_srtm_v1_grant_proto_depIdxs = []int32{
-	1,  // 0: srtm.v1.NodeMessage.hello:type_name -> srtm.v1.NodeHello
-	3,  // 1: srtm.v1.NodeMessage.ack:type_name -> srtm.v1.GrantAck
-	4,  // 2: srtm.v1.NodeMessage.report:type_name -> srtm.v1.NodeReport
-	2,  // 3: srtm.v1.NodeHello.held:type_name -> srtm.v1.HeldShare
-	17, // 4: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
-	17, // 5: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
-	5,  // 6: srtm.v1.NodeReport.topics:type_name -> srtm.v1.TopicLoad
-	18, // 7: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
-	7,  // 8: srtm.v1.GrantMessage.grant:type_name -> srtm.v1.Grant
-	17, // 9: srtm.v1.Grant.share:type_name -> srtm.v1.Share
-	17, // 10: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
-	18, // 11: srtm.v1.Grant.lease:type_name -> google.protobuf.Duration
-	17, // 12: srtm.v1.Member.share:type_name -> srtm.v1.Share
-	19, // 13: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
-	8,  // 14: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
-	15, // 15: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
-	19, // 16: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
-	16, // 17: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
-	17, // 18: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
-	17, // 19: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
-	0,  // 20: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
-	9,  // 21: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
-	11, // 22: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
-	13, // 23: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
-	6,  // 24: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
-	10, // 25: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
-	12, // 26: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
-	14, // 27: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
-	24, // [24:28] is the sub-list for method output_type
-	20, // [20:24] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	4,  // 0: srtm.v1.NodeMessage.hello:type_name -> srtm.v1.NodeHello
+	6,  // 1: srtm.v1.NodeMessage.ack:type_name -> srtm.v1.GrantAck
+	7,  // 2: srtm.v1.NodeMessage.report:type_name -> srtm.v1.NodeReport
+	2,  // 3: srtm.v1.NodeMessage.renew:type_name -> srtm.v1.LeaseRequest
+	23, // 4: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
+	23, // 5: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
+	5,  // 6: srtm.v1.NodeHello.held:type_name -> srtm.v1.HeldShare
+	0,  // 7: srtm.v1.NodeHello.policy:type_name -> srtm.v1.LeasePolicy
+	24, // 8: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
+	24, // 9: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
+	24, // 10: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
+	8,  // 11: srtm.v1.NodeReport.topics:type_name -> srtm.v1.TopicLoad
+	23, // 12: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
+	10, // 13: srtm.v1.GrantMessage.grant:type_name -> srtm.v1.Grant
+	3,  // 14: srtm.v1.GrantMessage.lease:type_name -> srtm.v1.Lease
+	24, // 15: srtm.v1.Grant.share:type_name -> srtm.v1.Share
+	24, // 16: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
+	24, // 17: srtm.v1.Member.share:type_name -> srtm.v1.Share
+	25, // 18: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
+	11, // 19: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
+	20, // 20: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
+	25, // 21: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
+	22, // 22: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
+	21, // 23: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
+	26, // 24: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
+	24, // 25: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
+	24, // 26: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
+	24, // 27: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
+	24, // 28: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
+	24, // 29: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
+	24, // 30: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
+	24, // 31: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
+	0,  // 32: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
+	1,  // 33: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
+	12, // 34: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
+	14, // 35: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
+	16, // 36: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
+	17, // 37: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
+	9,  // 38: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
+	13, // 39: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
+	15, // 40: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
+	19, // 41: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
+	18, // 42: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
+	38, // [38:43] is the sub-list for method output_type
+	33, // [33:38] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_grant_proto_init() }
@@ -1268,22 +1799,25 @@ func file_srtm_v1_grant_proto_init() {
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Ack)(nil),
 		(*NodeMessage_Report)(nil),
+		(*NodeMessage_Renew)(nil),
 	}
-	file_srtm_v1_grant_proto_msgTypes[6].OneofWrappers = []any{
+	file_srtm_v1_grant_proto_msgTypes[8].OneofWrappers = []any{
 		(*GrantMessage_Grant)(nil),
+		(*GrantMessage_Lease)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_grant_proto_rawDesc), len(file_srtm_v1_grant_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   17,
+			NumEnums:      1,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_srtm_v1_grant_proto_goTypes,
 		DependencyIndexes: file_srtm_v1_grant_proto_depIdxs,
+		EnumInfos:         file_srtm_v1_grant_proto_enumTypes,
 		MessageInfos:      file_srtm_v1_grant_proto_msgTypes,
 	}.Build()
 	File_srtm_v1_grant_proto = out.File

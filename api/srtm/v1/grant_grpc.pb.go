@@ -23,6 +23,7 @@ const (
 	GrantService_SetContract_FullMethodName    = "/srtm.v1.GrantService/SetContract"
 	GrantService_RemoveContract_FullMethodName = "/srtm.v1.GrantService/RemoveContract"
 	GrantService_ListShares_FullMethodName     = "/srtm.v1.GrantService/ListShares"
+	GrantService_ForgetBroker_FullMethodName   = "/srtm.v1.GrantService/ForgetBroker"
 )
 
 // GrantServiceClient is the client API for GrantService service.
@@ -31,7 +32,8 @@ const (
 //
 // GrantService is the tbadaptor: it keeps the ledger of who holds which share
 // of which contract. The sum of what brokers may be using never exceeds the
-// contract: a share grows only out of acknowledged decreases.
+// contract: a share grows only out of acknowledged decreases and leases that are
+// over.
 type GrantServiceClient interface {
 	// Session is one broker's: reports and acknowledgements in, grants out. The
 	// first message is its NodeHello. A second session with the same id
@@ -45,6 +47,10 @@ type GrantServiceClient interface {
 	// RemoveContract forgets it; members get an empty share. Harmless if unknown.
 	RemoveContract(ctx context.Context, in *RemoveContractRequest, opts ...grpc.CallOption) (*RemoveContractResponse, error)
 	ListShares(ctx context.Context, in *ListSharesRequest, opts ...grpc.CallOption) (*ListSharesResponse, error)
+	// ForgetBroker takes the caller's word that the broker's process has ended and
+	// will not come back with what it held: its shares go to others. It fails with
+	// FAILED_PRECONDITION while the broker has a session. Harmless if unknown.
+	ForgetBroker(ctx context.Context, in *ForgetBrokerRequest, opts ...grpc.CallOption) (*ForgetBrokerResponse, error)
 }
 
 type grantServiceClient struct {
@@ -98,13 +104,24 @@ func (c *grantServiceClient) ListShares(ctx context.Context, in *ListSharesReque
 	return out, nil
 }
 
+func (c *grantServiceClient) ForgetBroker(ctx context.Context, in *ForgetBrokerRequest, opts ...grpc.CallOption) (*ForgetBrokerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetBrokerResponse)
+	err := c.cc.Invoke(ctx, GrantService_ForgetBroker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GrantServiceServer is the server API for GrantService service.
 // All implementations must embed UnimplementedGrantServiceServer
 // for forward compatibility.
 //
 // GrantService is the tbadaptor: it keeps the ledger of who holds which share
 // of which contract. The sum of what brokers may be using never exceeds the
-// contract: a share grows only out of acknowledged decreases.
+// contract: a share grows only out of acknowledged decreases and leases that are
+// over.
 type GrantServiceServer interface {
 	// Session is one broker's: reports and acknowledgements in, grants out. The
 	// first message is its NodeHello. A second session with the same id
@@ -118,6 +135,10 @@ type GrantServiceServer interface {
 	// RemoveContract forgets it; members get an empty share. Harmless if unknown.
 	RemoveContract(context.Context, *RemoveContractRequest) (*RemoveContractResponse, error)
 	ListShares(context.Context, *ListSharesRequest) (*ListSharesResponse, error)
+	// ForgetBroker takes the caller's word that the broker's process has ended and
+	// will not come back with what it held: its shares go to others. It fails with
+	// FAILED_PRECONDITION while the broker has a session. Harmless if unknown.
+	ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error)
 	mustEmbedUnimplementedGrantServiceServer()
 }
 
@@ -139,6 +160,9 @@ func (UnimplementedGrantServiceServer) RemoveContract(context.Context, *RemoveCo
 }
 func (UnimplementedGrantServiceServer) ListShares(context.Context, *ListSharesRequest) (*ListSharesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListShares not implemented")
+}
+func (UnimplementedGrantServiceServer) ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetBroker not implemented")
 }
 func (UnimplementedGrantServiceServer) mustEmbedUnimplementedGrantServiceServer() {}
 func (UnimplementedGrantServiceServer) testEmbeddedByValue()                      {}
@@ -222,6 +246,24 @@ func _GrantService_ListShares_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _GrantService_ForgetBroker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetBrokerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GrantServiceServer).ForgetBroker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: GrantService_ForgetBroker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GrantServiceServer).ForgetBroker(ctx, req.(*ForgetBrokerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // GrantService_ServiceDesc is the grpc.ServiceDesc for GrantService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -240,6 +282,10 @@ var GrantService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListShares",
 			Handler:    _GrantService_ListShares_Handler,
+		},
+		{
+			MethodName: "ForgetBroker",
+			Handler:    _GrantService_ForgetBroker_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -12,6 +12,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -23,6 +24,9 @@ type Topic struct {
 	Quantile  float64
 	OverLimit srtmv1.OverLimitPolicy
 	Share     tokenbucket.Share
+	// Base is what is left of it at FlexUntil; nothing is at Until.
+	Base             tokenbucket.Share
+	FlexUntil, Until stamp.Mono
 	// Given is how many tokens came with grants, less those given up; what the
 	// bucket has earned is not in it.
 	Given tokenbucket.Tokens
@@ -99,6 +103,7 @@ func (n *Node) Topic(name string) (Topic, bool) {
 	if !ok {
 		return Topic{}, false
 	}
+	t.lapse()
 	return t.Topic, true
 }
 
@@ -119,6 +124,7 @@ func (n *Node) Prepare(name string, channels []string, slo time.Duration, quanti
 	}
 	if !t.Limited {
 		t.bucket = tokenbucket.New(tokenbucket.Share{}, clock.Mono())
+		t.FlexUntil, t.Until = stamp.Never, stamp.Never
 	}
 	t.Limited, t.SLO, t.Quantile, t.OverLimit = true, slo, quantile, overLimit
 	t.Channels = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Channels), channels...))))
@@ -143,18 +149,54 @@ func (n *Node) Remove(name string) error {
 var ErrNotPrepared = errors.New("the topic is not prepared")
 
 // Grant implements agent.Node.
-func (n *Node) Grant(name string, share tokenbucket.Share, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+func (n *Node) Grant(name string, share, base tokenbucket.Share, flexUntil, until stamp.Mono, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t := n.mu.topics[name]
 	if t == nil || !t.Limited {
 		return 0, fmt.Errorf("topic %s: %w", name, ErrNotPrepared)
 	}
+	t.lapse()
 	released := t.bucket.Retune(clock.Mono(), share, granted)
-	t.Share = share
+	t.Share, t.Base, t.FlexUntil, t.Until = share, base, flexUntil, until
 	t.Given += granted - released
 	t.Grants++
+	t.lapse()
 	return released, nil
+}
+
+// Renew implements agent.Node.
+func (n *Node) Renew(name string, flexUntil, until stamp.Mono) (flex bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	if t == nil {
+		return false
+	}
+	t.lapse()
+	if t.FlexUntil != stamp.Never {
+		t.FlexUntil, flex = flexUntil, true
+	}
+	if !t.Share.IsZero() {
+		t.Until = until
+	}
+	return flex
+}
+
+// lapse ends what has ended.
+func (t *topic) lapse() {
+	now := clock.Mono()
+	end := func(s tokenbucket.Share) {
+		t.bucket.Retune(now, s, 0)
+		t.Share, t.FlexUntil = s, stamp.Never
+	}
+	if t.Limited && !now.Before(t.FlexUntil) {
+		end(t.Base)
+	}
+	if t.Limited && !now.Before(t.Until) {
+		end(tokenbucket.Share{})
+		t.Base, t.Until = tokenbucket.Share{}, stamp.Never
+	}
 }
 
 // Report implements agent.Node.

@@ -191,7 +191,7 @@ func name(i int) string   { return fmt.Sprintf("t%06d", i) }
 func Run(cfg Config, meter Meter) (Report, error) {
 	s := &study{
 		cfg: cfg, meter: meter, rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
-		cat: catalog.New(), led: ledger.New(1), report: Report{Size: cfg.Size},
+		cat: catalog.New(), led: ledger.New(1, ledger.Leases{}), report: Report{Size: cfg.Size},
 	}
 	s.rate = float64(cfg.Mcap) * float64(cfg.Brokers) * cfg.Load / margin / float64(cfg.Publishers)
 	sizes := cfg.sizes()
@@ -262,7 +262,7 @@ func (s *study) join(i int) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.led.Hello(broker(i), "1", nil)
+	_, err = s.led.Hello(ledger.Session{Broker: broker(i), Instance: "1"}, 0)
 	return err
 }
 
@@ -319,7 +319,7 @@ func (s *study) create(i, publishers int) error {
 	}
 	s.messages += 2 // SetContract and its answer
 	return s.timed(&s.grant, func() error {
-		grants, err := s.led.SetContract(demand.Topic, tokenbucket.Share{Rate: tokenbucket.Rate(milli), Burst: demand.Burst}, initial)
+		grants, err := s.led.SetContract(demand.Topic, ledger.Terms{Contract: tokenbucket.Share{Rate: tokenbucket.Rate(milli), Burst: demand.Burst}}, initial)
 		if err != nil {
 			return err
 		}
@@ -426,7 +426,7 @@ func (s *study) rejoins(id string) error {
 			return err
 		}
 		s.led.Disconnect(id)
-		if _, err := s.led.Hello(id, "1", held); err != nil {
+		if _, err := s.led.Hello(ledger.Session{Broker: id, Instance: "1", Held: held}, 0); err != nil {
 			return err
 		}
 		_, err := s.cat.Apply(catalog.BrokerJoined{ID: id, Instance: b.Instance, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress, Mcap: b.Mcap})

@@ -1,0 +1,191 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// What the owner does for the lease, and for the bases that outlive it.
+
+var policyProto = map[Policy]srtmv1.LeasePolicy{
+	Available: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE,
+	Strict:    srtmv1.LeasePolicy_LEASE_POLICY_STRICT,
+}
+
+// longestLease bounds what an adaptor may say.
+const longestLease = 24 * time.Hour
+
+// resume takes up the bases of the process before. A strict broker has none: it
+// cannot tell whether its lease is over.
+func (o *owner) resume() {
+	there := o.agent.node.Topics()
+	for _, b := range o.agent.bases {
+		o.disk[b.Topic] = b.Share
+		if o.lease.strict {
+			o.save(b.Topic)
+			continue
+		}
+		o.holdings.keep(grant{topic: b.Topic, epoch: b.Epoch, share: b.Share})
+		if slices.Contains(there, b.Topic) {
+			if g, due := o.holdings.prepared(b.Topic); due {
+				o.apply(g)
+			}
+		}
+		o.agent.cfg.Log.Info("goes on with the base of the process before", obs.KeyTopic, b.Topic,
+			obs.KeyRate, b.Share.Rate.PerSecond(), obs.KeyBurst, b.Share.Burst)
+	}
+}
+
+// setAlarm has keepLease called when there is something to do.
+func (o *owner) setAlarm() {
+	due := stamp.Never
+	if o.grants != nil {
+		due = o.lease.request()
+	}
+	flexUntil, until := o.lease.ends()
+	for _, in := range o.holdings.topics {
+		if in.flex != (tokenbucket.Share{}) {
+			due = min(due, flexUntil)
+		}
+		if !in.share.IsZero() {
+			due = min(due, until)
+		}
+	}
+	wait := time.Hour
+	if due != stamp.Never {
+		wait = min(wait, max(0, due.Sub(clock.Mono())))
+	}
+	o.alarm.Reset(wait)
+}
+
+// keepLease asks for the lease to be renewed, and ends what has ended.
+func (o *owner) keepLease(now stamp.Mono) {
+	if o.grants != nil && !now.Before(o.lease.request()) {
+		o.lease.asked = now
+		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{Stamp: uint64(now)}}})
+	}
+	o.lapse(now)
+}
+
+// renewed is the adaptor's answer to a request, or to the hello.
+func (o *owner) renewed(m *srtmv1.Lease, now stamp.Mono) {
+	at, flex, session := stamp.Mono(m.Stamp), m.Flex.AsDuration(), m.Session.AsDuration()
+	if at < 0 || at > now || flex <= 0 || session < flex || session > longestLease {
+		o.agent.cfg.Log.Error("lease refused: it makes no sense", "stamp", m.Stamp, "flex", flex, "session", session)
+		return
+	}
+	o.lapse(now) // before it is renewed: what is over does not come back
+	o.lease.renew(at, flex, session)
+	flexUntil, until := o.lease.ends()
+	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
+		in := o.holdings.topics[topic]
+		flexible := in.flex != (tokenbucket.Share{})
+		if !in.prepared || !flexible && !o.lease.strict {
+			continue
+		}
+		// The node may have seen the end of it before we did.
+		if left := o.agent.node.Renew(topic, flexUntil, until); flexible && !left && o.holdings.lapseOne(topic, true, false) {
+			o.lapsed(topic)
+		}
+	}
+}
+
+// lapse ends what the lease has ended by now.
+func (o *owner) lapse(now stamp.Mono) {
+	topics := o.holdings.lapse(o.lease.over(now))
+	if len(topics) == 0 {
+		return
+	}
+	o.agent.cfg.Log.Warn("lease over", "topics", len(topics), obs.KeyPolicy, o.agent.cfg.Policy)
+	flexUntil, until := o.lease.ends()
+	for _, topic := range topics {
+		if o.holdings.topics[topic].prepared {
+			o.agent.node.Renew(topic, flexUntil, until) // it looks at its clock
+		}
+		o.lapsed(topic)
+	}
+}
+
+// lapsed tells the adaptor what is left of a share.
+func (o *owner) lapsed(topic string) {
+	o.agent.metrics.lapses.Inc()
+	if _, waits := o.unsaved[topic]; !waits {
+		o.ackPresent(topic)
+	}
+}
+
+// held is what the hello says: of each topic what is in force, or would be after
+// a restart, if that is more.
+func (o *owner) held() []*srtmv1.HeldShare {
+	list := o.holdings.reconcile(o.agent.node.Topics())
+	for topic := range o.disk {
+		if _, holds := o.holdings.topics[topic]; !holds {
+			o.save(topic)
+		}
+	}
+	for _, h := range list {
+		share, base := o.holdings.topics[h.Topic].share, o.holdings.topics[h.Topic].base()
+		if disk := o.disk[h.Topic]; disk.Rate > base.Rate || disk.Burst > base.Burst {
+			base = larger(base, disk)
+			share = larger(share, base)
+			h.Share, h.Flex = shareProto(share), shareProto(less(share, base))
+		}
+	}
+	return list
+}
+
+func larger(a, b tokenbucket.Share) tokenbucket.Share {
+	return tokenbucket.Share{Rate: max(a.Rate, b.Rate), Burst: max(a.Burst, b.Burst)}
+}
+
+// save brings the store in line with what is held of the topic, and reports
+// whether it has no more than that. A base that cannot be written is at least
+// taken away: after a crash the topic then waits for a new grant.
+func (o *owner) save(topic string) bool {
+	store := o.agent.cfg.Store
+	in := o.holdings.topics[topic]
+	want := in.base()
+	if o.lease.strict {
+		want = tokenbucket.Share{}
+	}
+	had, there := o.disk[topic]
+	if store == nil || want == had {
+		return true
+	}
+	var err error
+	if !want.IsZero() {
+		if err = store.Save(Base{Topic: topic, Epoch: in.epoch, Share: want}); err == nil {
+			o.disk[topic] = want
+			return true
+		}
+	}
+	if there {
+		if gone := store.Remove(topic); gone != nil {
+			o.agent.cfg.Log.Error("the share on the disk is not up to date", obs.KeyTopic, topic, obs.KeyError, gone)
+			return had.Rate <= want.Rate && had.Burst <= want.Burst
+		}
+		delete(o.disk, topic)
+	}
+	if err != nil {
+		o.agent.cfg.Log.Error("the share is not on the disk: after a crash the topic waits for a new one", obs.KeyTopic, topic, obs.KeyError, err)
+	}
+	return true
+}
+
+// saveAgain tries what failed before, and acknowledges it then.
+func (o *owner) saveAgain() {
+	for topic, released := range o.unsaved {
+		if o.save(topic) {
+			delete(o.unsaved, topic)
+			in := o.holdings.topics[topic]
+			o.ack(topic, in.epoch, in.share, released)
+		}
+	}
+}

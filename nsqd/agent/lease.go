@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Policy is what the broker does when its lease is gone for good.
+type Policy string
+
+const (
+	// Available goes on with the bases of its shares.
+	Available Policy = "available"
+	// Strict stops.
+	Strict Policy = "strict"
+)
+
+// shortestRenewal bounds how often the adaptor is asked, whatever it says.
+const shortestRenewal = 5 * time.Millisecond
+
+// lease is until when this process may use what it was granted without a word
+// from the adaptor. It counts from when the word was asked for: the adaptor
+// counts from when it heard the question, so that its lease ends later. It is
+// pure. The zero value is one that never began.
+type lease struct {
+	strict bool
+	// asked is when the last request went out.
+	asked stamp.Mono
+	// The ends; flexUntil <= until.
+	flexUntil, until stamp.Mono
+	length           time.Duration // of flexible parts; 0: not known yet
+}
+
+// renew takes the answer to a request made at the time of at.
+func (l *lease) renew(at stamp.Mono, flex, session time.Duration) {
+	l.flexUntil = max(l.flexUntil, at.Add(flex))
+	l.until = max(l.until, at.Add(session))
+	l.length = flex
+}
+
+// ends are those of a grant: a base of a broker that goes on has none.
+func (l *lease) ends() (flexUntil, until stamp.Mono) {
+	if l.strict {
+		return l.flexUntil, l.until
+	}
+	return l.flexUntil, stamp.Never
+}
+
+// over says what has ended by now.
+func (l *lease) over(now stamp.Mono) (flex, all bool) {
+	flexUntil, until := l.ends()
+	return !now.Before(flexUntil), !now.Before(until)
+}
+
+// request is when the next request is due: four fit into a lease.
+func (l *lease) request() stamp.Mono {
+	if l.length == 0 {
+		return stamp.Never
+	}
+	return l.asked.Add(max(l.length/4, shortestRenewal))
+}

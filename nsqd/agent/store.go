@@ -1,0 +1,161 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Base is what a broker goes on with after a restart.
+type Base struct {
+	Topic string
+	Epoch uint64 // of the grant that gave it
+	Share tokenbucket.Share
+}
+
+// Store keeps bases. Save and Remove return when that is on stable storage. It is
+// used by one goroutine.
+type Store interface {
+	Load() ([]Base, error)
+	Save(Base) error
+	// Remove does nothing, and succeeds, when there is none.
+	Remove(topic string) error
+}
+
+// Files is a Store with a file for each topic:
+//
+//	{"version":1,"topic":"t","epoch":17,"rate_milli":4000000,"burst":20}
+//
+// A file is replaced as a whole.
+type Files struct{ dir string }
+
+const storeVersion = 1
+
+type record struct {
+	Version   int    `json:"version"`
+	Topic     string `json:"topic"`
+	Epoch     uint64 `json:"epoch"`
+	RateMilli int64  `json:"rate_milli"`
+	Burst     int64  `json:"burst"`
+}
+
+const (
+	suffix    = ".json"
+	temporary = ".new"
+)
+
+// OpenFiles returns the Files in a folder, which it creates if need be.
+func OpenFiles(dir string) (*Files, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("shares: %w", err)
+	}
+	return &Files{dir}, nil
+}
+
+// Load implements Store. A file that cannot be read for what it is is an error:
+// to pass over it would be safe, and to say nothing of it would not.
+func (f *Files) Load() ([]Base, error) {
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("shares: %w", err)
+	}
+	var bases []Base
+	var errs []error
+	for _, e := range entries {
+		path := filepath.Join(f.dir, e.Name())
+		switch {
+		case strings.HasSuffix(e.Name(), temporary): // of a process that was killed
+			errs = append(errs, os.Remove(path))
+		case strings.HasSuffix(e.Name(), suffix):
+			data, err := os.ReadFile(path)
+			if err == nil {
+				var b Base
+				if b, err = parseBase(data); err == nil && b.Topic+suffix != e.Name() {
+					err = fmt.Errorf("it is of topic %q", b.Topic)
+				}
+				bases = append(bases, b)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("shares: %s: %w; without the file the topic waits for a new grant", path, err))
+			}
+		}
+	}
+	return bases, errors.Join(errs...)
+}
+
+func parseBase(data []byte) (Base, error) {
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return Base{}, err
+	}
+	b := Base{Topic: r.Topic, Epoch: r.Epoch, Share: tokenbucket.Share{Rate: tokenbucket.Rate(r.RateMilli), Burst: r.Burst}}
+	if r.Version != storeVersion {
+		return Base{}, fmt.Errorf("version %d, this program knows %d", r.Version, storeVersion)
+	}
+	if err := b.Share.Validate(); err != nil {
+		return Base{}, err
+	}
+	if b.Topic == "" || b.Epoch == 0 || b.Share.IsZero() {
+		return Base{}, fmt.Errorf("topic %q, epoch %d, share %+v: none may be empty", b.Topic, b.Epoch, b.Share)
+	}
+	return b, nil
+}
+
+// Save implements Store.
+func (f *Files) Save(b Base) error {
+	data, err := json.Marshal(record{storeVersion, b.Topic, b.Epoch, int64(b.Share.Rate), b.Share.Burst})
+	if err != nil {
+		return fmt.Errorf("share of %s: %w", b.Topic, err)
+	}
+	path := filepath.Join(f.dir, b.Topic+suffix)
+	if err := write(path+temporary, append(data, '\n')); err != nil {
+		return fmt.Errorf("share of %s: %w", b.Topic, errors.Join(err, remove(path+temporary)))
+	}
+	if err := os.Rename(path+temporary, path); err != nil {
+		return fmt.Errorf("share of %s: %w", b.Topic, err)
+	}
+	return f.sync()
+}
+
+// write creates a file that is on stable storage.
+func write(path string, data []byte) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	return errors.Join(err, file.Sync(), file.Close())
+}
+
+// Remove implements Store.
+func (f *Files) Remove(topic string) error {
+	if err := remove(filepath.Join(f.dir, topic+suffix)); err != nil {
+		return fmt.Errorf("share of %s: %w", topic, err)
+	}
+	return f.sync()
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// sync puts the folder on stable storage.
+func (f *Files) sync() error {
+	dir, err := os.Open(f.dir)
+	if err != nil {
+		return fmt.Errorf("shares: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return fmt.Errorf("shares: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,40 @@
+package loop
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var (
+	descRate     = desc("share_rate", "Rate that the topic's contract has granted to the broker, in messages per second.", "topic", "broker")
+	descBurst    = desc("share_burst", "Burst that the topic's contract has granted to the broker, in messages.", "topic", "broker")
+	descReserved = desc("share_idle_rate", "Rate reserved for a broker whose lease is over, and which may be dead, in messages per second.", "topic", "broker")
+	descPool     = desc("pool_tokens", "Tokens that wait for a share to grow.", "topic")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("srtm_tbadaptor_"+name, help, labels, nil)
+}
+
+// collector shows the ledger at the time of a scrape.
+type collector struct{ s *Server }
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	c.s.mu.Lock()
+	views := c.s.mu.ledger.View()
+	c.s.mu.Unlock()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	for _, v := range views {
+		gauge(descPool, float64(v.Pool)/1000, v.Topic)
+		for _, m := range v.Members {
+			gauge(descRate, m.Acknowledged.Rate.PerSecond(), v.Topic, m.Broker)
+			gauge(descBurst, float64(m.Acknowledged.Burst), v.Topic, m.Broker)
+			if m.Lapsed {
+				gauge(descReserved, m.Reserved.Rate.PerSecond(), v.Topic, m.Broker)
+			}
+		}
+	}
+}

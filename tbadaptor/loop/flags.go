@@ -1,0 +1,31 @@
+package loop
+
+import (
+	"flag"
+
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
+)
+
+// LeaseFlags are the flags that every program with an adaptor in it has.
+type LeaseFlags struct {
+	leases  ledger.Leases
+	percent int64
+}
+
+// AddLeaseFlags defines them.
+func AddLeaseFlags(fs *flag.FlagSet) *LeaseFlags {
+	f := &LeaseFlags{}
+	d := DefaultLeases()
+	fs.DurationVar(&f.leases.Flex, "flex-lease", d.Flex, "how long the flexible parts of a broker's shares last without a renewal")
+	fs.DurationVar(&f.leases.Session, "session-lease", d.Session, "how long a broker with --policy=strict goes on with its bases without a renewal")
+	fs.DurationVar(&f.leases.ClockBound, "clock-bound", d.ClockBound, "by how much two hosts' clocks may come apart within --session-lease")
+	fs.DurationVar(&f.leases.PresumeDead, "presume-dead-after", d.PresumeDead, "after how long without a word the bases of a broker with --policy=available go to others, though it may be using them (default 0: never)")
+	fs.Int64Var(&f.percent, "flex-percent", DefaultFlex/10, "`part` of each share that is on a lease, in percent; of topics with the rule static nothing is")
+	return f
+}
+
+// Apply returns c with what the flags say.
+func (f *LeaseFlags) Apply(c Config) Config {
+	c.Leases, c.Flex = f.leases, ledger.Permille(10*f.percent)
+	return c
+}
