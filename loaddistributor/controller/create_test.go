@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -67,8 +68,10 @@ var _ = Describe("Creating a topic", func() {
 				Limited: true, Channels: []string{"main"}, SLO: 5 * time.Millisecond, Quantile: 0.99,
 				OverLimit: srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT,
 				Share:     tokenbucket.Share{Rate: 500_000, Burst: 20},
-				Given:     20 * tokenbucket.Token, // a contract nobody has used is full
-				Grants:    1,
+				Base:      tokenbucket.Share{Rate: 500_000, Burst: 20}, // the rule is static
+				FlexUntil: stamp.Never, Until: stamp.Never,
+				Given:  20 * tokenbucket.Token, // a contract nobody has used is full
+				Grants: 1,
 			}))
 			Expect(c.broker(b.id).Allocated).To(BeEquivalentTo(500))
 		}
