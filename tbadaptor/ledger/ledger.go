@@ -343,6 +343,7 @@ func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
 
 // clear says that a broker holds nothing.
 func (l *Ledger) clear(id string) {
+	// order: each topic is cleared by itself
 	for _, t := range l.topics {
 		if m := t.member(id); m != nil {
 			m.acked, m.pending = holding{}, Grant{}
