@@ -1,0 +1,5 @@
+// Package failover tests a whole cluster of real processes while publishers
+// move, and while loaddistributors and their store are killed: no message and
+// no acknowledged request is lost, and contracts hold. It knows the cluster as
+// its users do, by the client library, the API and the brokers' figures.
+package failover

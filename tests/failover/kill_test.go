@@ -1,0 +1,283 @@
+package failover
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// etcd is a real server of one member that can be stopped and comes back with
+// what it had.
+type etcd struct {
+	t   *testing.T
+	cfg *embed.Config
+	run *embed.Etcd
+	url string
+}
+
+func newEtcd(t *testing.T) *etcd {
+	t.Helper()
+	at, err := daemon.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	cfg.TickMs, cfg.ElectionMs = 50, 500
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	client, peer := url.URL{Scheme: "http", Host: at[0]}, url.URL{Scheme: "http", Host: at[1]}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	e := &etcd{t: t, cfg: cfg, url: client.String()}
+	e.start()
+	t.Cleanup(e.stop)
+	return e
+}
+
+func (e *etcd) start() {
+	e.t.Helper()
+	// Its ports may be in use a moment longer.
+	eventually(e.t, "etcd starts", func() bool {
+		run, err := embed.StartEtcd(e.cfg)
+		if err != nil {
+			return false
+		}
+		e.run = run
+		return true
+	})
+	select {
+	case <-e.run.Server.ReadyNotify():
+	case <-time.After(patience):
+		e.t.Fatal("etcd is not ready")
+	}
+}
+
+func (e *etcd) stop() {
+	if e.run != nil {
+		e.run.Close()
+		e.run = nil
+	}
+}
+
+// operator sends admin requests one after the other, and keeps the book of what
+// was acknowledged.
+type operator struct {
+	c     *cluster
+	there map[string]bool // topics whose creation was acknowledged
+	gone  map[string]bool // and whose deletion was
+	count atomic.Int64    // acknowledged requests
+}
+
+// work creates topics, and deletes every third of them, until ctx ends.
+func (o *operator) work(ctx context.Context) {
+	for n := 0; ctx.Err() == nil; n++ {
+		name := fmt.Sprintf("topic%d", n)
+		if !o.until(ctx, func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+			return create(ctx, admin, contract(name, 10, 10, 2))
+		}) {
+			return
+		}
+		o.there[name] = true
+		if n%3 != 0 {
+			continue
+		}
+		// From now on it may be gone, acknowledged or not.
+		delete(o.there, name)
+		if !o.until(ctx, func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+			_, err := admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: name})
+			if status.Code(err) == codes.NotFound {
+				return nil // by an earlier attempt whose answer was lost
+			}
+			return err
+		}) {
+			return
+		}
+		o.gone[name] = true
+	}
+}
+
+// until repeats a request until it is acknowledged; false: ctx has ended before.
+func (o *operator) until(ctx context.Context, do func(context.Context, srtmv1.AdminServiceClient) error) bool {
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		if o.c.ask(do) == nil {
+			o.count.Add(1)
+			return true
+		}
+		<-ticker.C
+	}
+	return false
+}
+
+// load publishes at twice the contract, without a stop, and counts what fails.
+type load struct {
+	topic      string
+	publishers int
+	sent       atomic.Int64
+	failed     atomic.Int64
+	longest    atomic.Int64 // wait for an OK, ns
+}
+
+// run begins, and returns what waits for its end, which is that of ctx.
+func (l *load) run(ctx context.Context, t *testing.T, c *cluster, every time.Duration) (wait func()) {
+	cl := newClient(t, c)
+	var working sync.WaitGroup
+	for i := range l.publishers {
+		p := publisher(t, cl, l.topic, i)
+		working.Go(func() {
+			ticker := time.NewTicker(every)
+			defer ticker.Stop()
+			for n := 0; ctx.Err() == nil; n++ {
+				at := time.Now()
+				if err := p.Publish(context.Background(), body(i, n)); err != nil {
+					t.Errorf("publisher %d, message %d: %v", i, n, err)
+					l.failed.Add(1)
+				}
+				l.sent.Add(1)
+				if took := int64(time.Since(at)); took > l.longest.Load() {
+					l.longest.Store(took) // among racing ones either is as good
+				}
+				<-ticker.C
+			}
+		})
+	}
+	return func() {
+		working.Wait()
+		end, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := cl.Close(end); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// pause waits for a random time.
+func pause(rng *rand.Rand, from, to time.Duration) {
+	timer := time.NewTimer(from + time.Duration(rng.Int64N(int64(to-from))))
+	<-timer.C
+}
+
+const (
+	loadRate, loadBurst = 500, 50 // of the contract; the load is twice the rate
+	loadPublishers      = 10
+)
+
+// underLoad runs kill, which ends in good time, while requests and messages go
+// on, and then looks at what is left.
+func underLoad(t *testing.T, c *cluster, kill func()) {
+	c.create(contract("load", loadRate, loadBurst, loadPublishers))
+	all := c.consume("load")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	l := &load{topic: "load", publishers: loadPublishers}
+	wait := l.run(ctx, t, c, loadPublishers*time.Second/(2*loadRate))
+	o := &operator{c: c, there: map[string]bool{}, gone: map[string]bool{}}
+	var operating sync.WaitGroup
+	operating.Go(func() { o.work(ctx) })
+
+	kill()
+	before := o.count.Load()
+	eventually(t, "requests are acknowledged afterwards", func() bool { return o.count.Load() >= before+3 })
+	cancel()
+	operating.Wait()
+	wait()
+
+	// No acknowledged request is forgotten.
+	eventually(t, "all topics are as acknowledged", func() bool {
+		seen := map[string]bool{}
+		err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+			// Only the leader may say so: a follower may be behind.
+			if _, err := admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true}); err != nil {
+				return err
+			}
+			r, err := admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: 1000})
+			for _, topic := range r.GetTopics() {
+				if topic.State == srtmv1.TopicState_TOPIC_STATE_ACTIVE {
+					seen[topic.Spec.Name] = true
+				}
+			}
+			return err
+		})
+		if err != nil || !seen["load"] {
+			return false
+		}
+		for name := range o.there {
+			if !seen[name] {
+				return false
+			}
+		}
+		for name := range o.gone {
+			if seen[name] {
+				t.Fatalf("topic %s was deleted, and is there", name)
+			}
+		}
+		return true
+	})
+	// The data path has noticed nothing.
+	sent := int(l.sent.Load())
+	eventually(t, "most of what the contract lets through is delivered", func() bool { return all.count() > 0 })
+	releases := c.envelope("load", loadRate, loadBurst)
+	if releases == 0 || l.failed.Load() > 0 {
+		t.Errorf("%d of %d publishes failed, %d messages were released", l.failed.Load(), sent, releases)
+	}
+	t.Logf("%d requests acknowledged, %d topics kept, %d deleted; %d publishes, none failed, longest wait %v; %d releases within the contract",
+		o.count.Load(), len(o.there), len(o.gone), sent, time.Duration(l.longest.Load()), releases)
+}
+
+func TestTheOnlyLoadDistributorIsKilled(t *testing.T) {
+	rng := rand.New(rand.NewPCG(seed(t), 1))
+	c := newCluster(t, 1, 2, "--store=bbolt")
+	underLoad(t, c, func() {
+		for range 4 {
+			pause(rng, 100*time.Millisecond, time.Second)
+			c.kill(0)
+			pause(rng, time.Millisecond, 300*time.Millisecond)
+			c.start(0)
+		}
+	})
+}
+
+func TestLeadersAndTheStoreAreKilled(t *testing.T) {
+	rng := rand.New(rand.NewPCG(seed(t), 2))
+	e := newEtcd(t)
+	c := newCluster(t, 2, 2, "--store=etcd", "--etcd-endpoint="+e.url, "--etcd-lease=1s")
+	underLoad(t, c, func() {
+		for round := range 3 {
+			pause(rng, 200*time.Millisecond, 1500*time.Millisecond)
+			switch round % 3 {
+			case 0: // one of them, which leads or not
+				i := rng.IntN(2)
+				c.kill(i)
+				pause(rng, 100*time.Millisecond, 3*time.Second)
+				c.start(i)
+			case 1:
+				e.stop()
+				pause(rng, 100*time.Millisecond, 2*time.Second)
+				e.start()
+			case 2: // everything but the brokers
+				e.stop()
+				c.kill(0)
+				c.kill(1)
+				pause(rng, 100*time.Millisecond, time.Second)
+				e.start()
+				c.start(0)
+				c.start(1)
+			}
+		}
+	})
+}

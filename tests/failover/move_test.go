@@ -1,0 +1,104 @@
+package failover
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Publishers move from broker to broker all the time: nothing is lost, nothing
+// is doubled, and each publisher's messages are accepted in their order.
+//
+// SRTM_MOVE_MESSAGES=1000000 SRTM_MOVE_EVERY=1s is the full size.
+func TestPublishersMove(t *testing.T) {
+	messages, every := 20_000, 50*time.Millisecond
+	var err error
+	if s := os.Getenv("SRTM_MOVE_MESSAGES"); s != "" {
+		if messages, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := os.Getenv("SRTM_MOVE_EVERY"); s != "" {
+		if every, err = time.ParseDuration(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const publishers, rate, burst = 40, 100_000, 20_000
+	each := messages / publishers
+	rng := rand.New(rand.NewPCG(seed(t), 0))
+	c := newCluster(t, 1, 3, "--store=bbolt")
+	c.create(contract("t", rate, burst, publishers))
+	all := c.consume("t")
+	cl := newClient(t, c)
+
+	began := time.Now()
+	var working sync.WaitGroup
+	for i := range publishers {
+		p := publisher(t, cl, "t", i)
+		working.Go(func() {
+			for n := range each {
+				if err := p.Publish(t.Context(), body(i, n)); err != nil {
+					t.Errorf("publisher %d, message %d: %v", i, n, err)
+					return
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { working.Wait(); close(done) }()
+	moves, moved, taken := 0, 0, time.Duration(0)
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+			continue
+		case <-ticker.C:
+		}
+		// A third of them, to any broker.
+		var ids []string
+		for i := range publishers {
+			if rng.IntN(3) == 0 {
+				ids = append(ids, fmt.Sprintf("g.%d", i))
+			}
+		}
+		if len(ids) == 0 {
+			continue
+		}
+		at := time.Now()
+		to := fmt.Sprintf("b%d", 1+rng.IntN(3))
+		if err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+			_, err := admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: ids, BrokerId: to})
+			return err
+		}); err != nil {
+			t.Errorf("move %v to %s: %v", ids, to, err)
+			continue
+		}
+		taken += time.Since(at)
+		moves++
+		moved += len(ids)
+	}
+	published := time.Since(began)
+	if moves == 0 {
+		t.Fatal("nothing moved while messages were published")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := cl.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	eventually(t, fmt.Sprintf("%d messages are delivered", publishers*each), func() bool { return all.count() >= publishers*each })
+	t.Logf("all delivered after %.1f s", time.Since(began).Seconds())
+	all.once(t, publishers, each)
+	t.Logf("%d messages in %.1f s, %d moves of %d publishers, %.1f ms each", publishers*each, published.Seconds(), moves, moved,
+		float64(taken.Milliseconds())/float64(moves))
+	t.Logf("%d releases within %d msg/s, burst %d", c.envelope("t", rate, burst), rate, burst)
+}
