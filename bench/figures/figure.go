@@ -13,6 +13,7 @@ var figures = []figure{
 	{"8", "impact of max-min", maxMin},
 	{"9", "impact of correlation-aware allocation", correlation},
 	{"11", "imprecise correlation", noise},
+	{"table1", "load distribution latency", convergence},
 	{"traces", "recorded traffic", traces},
 	{"scale", "the control plane's own cost", scaleStudy},
 	{"live6", "DRL penalty, live", livePenalty},

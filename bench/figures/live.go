@@ -76,10 +76,37 @@ func command(ctx context.Context, path string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// cluster runs srtm up: the topic over the k brokers that SRTM takes with the
-// mcap given, then blindly over all. Exit code 1 with a report is a load that was
-// not carried; the report says so.
-func (w *workshop) cluster(s schedule.Spec, all int, mcap, b int64) (*up.Report, error) {
+// A run in which the emulator itself was later than maxLateUs at p99 says more of
+// this machine than of the brokers: it is made again, liveAttempts times in all.
+const (
+	maxLateUs    = 5000
+	liveAttempts = 3
+)
+
+// cluster runs a topic over the k brokers that SRTM takes with the mcap given,
+// then blindly over all. Of several attempts the one that sent least late counts.
+func (w *workshop) cluster(s schedule.Spec, all int, mcap, b int64) (best *up.Report, err error) {
+	sentLate := func(r *up.Report) int64 {
+		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
+	}
+	for range liveAttempts {
+		r, err := w.up(s, all, mcap, b)
+		if err != nil {
+			return nil, err
+		}
+		if best == nil || sentLate(r) < sentLate(best) {
+			best = r
+		}
+		if sentLate(best) <= maxLateUs {
+			break
+		}
+	}
+	return best, nil
+}
+
+// up runs srtm up once. Exit code 1 with a report is a load that was not carried;
+// the report says so.
+func (w *workshop) up(s schedule.Spec, all int, mcap, b int64) (*up.Report, error) {
 	path, err := w.binary("srtm")
 	if err != nil {
 		return nil, err

@@ -57,7 +57,7 @@ func updateDoc(doc, folder string) error {
 		return fmt.Errorf("%s: no line %q followed by %q", doc, tableBegin, tableEnd)
 	}
 	var b strings.Builder
-	b.WriteString("| figure | quantity | paper | simulated, full size | live, part of it | note |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| figure | quantity | paper | simulated | live | note |\n|---|---|---|---|---|---|\n")
 	for _, f := range figures {
 		rows, err := readRows(filepath.Join(folder, "rows-"+f.name+".csv"))
 		if os.IsNotExist(err) {
