@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
+	"github.com/srtm-io/srtm/loaddistributor/relief"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
 
@@ -44,6 +45,8 @@ type options struct {
 	prepareTimeout           time.Duration
 	window                   time.Duration
 	evacuateAfter            time.Duration
+	relief                   string
+	reliefRules              relief.Config
 	leases                   *loop.LeaseFlags
 	sharePeriod              time.Duration
 	seed                     uint64
@@ -91,6 +94,10 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere")
+	fs.StringVar(&o.relief, "relief", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
+	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", relief.DefaultSustained, "how long that has to last")
+	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", relief.DefaultCooldown, "pause after each such move of a topic")
+	fs.Float64Var(&o.reliefRules.MaxPart, "relief-step", relief.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
@@ -123,6 +130,9 @@ func (o *options) validate() error {
 	}
 	errs = append(errs, o.controllerConfig(log, nil).Validate())
 	errs = append(errs, o.registryConfig().Validate())
+	if _, err := controller.ParseRelief(o.relief); err != nil {
+		errs = append(errs, fmt.Errorf("--relief: %w", err))
+	}
 	switch o.store {
 	case storeBolt, storeMemory:
 		if len(o.etcdEndpoints) > 0 {
@@ -149,10 +159,11 @@ func (o *options) validate() error {
 }
 
 func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
+	mode, _ := controller.ParseRelief(o.relief) // validate says what is wrong with it
 	return controller.Config{
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
-		EvacuateAfter: o.evacuateAfter,
-		GrantAddress:  o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,
+		EvacuateAfter: o.evacuateAfter, Relief: mode, ReliefRules: o.reliefRules,
+		GrantAddress: o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }
 

@@ -147,6 +147,7 @@ var pure = Purity{
 		"loaddistributor/catalog",
 		"loaddistributor/fitting",
 		"loaddistributor/placement",
+		"loaddistributor/relief",
 		"loaddistributor/registry",
 		"nsqd/queue",
 		"nsqd/session",

@@ -79,6 +79,17 @@ func (l *Latency) Quantile(q float64) time.Duration {
 	return min(time.Duration(l.h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency)
 }
 
+// CountAbove returns how many of the recorded latencies were above d, to the
+// resolution of the histogram: those in the same bucket as d are not counted.
+func (l *Latency) CountAbove(d time.Duration) (n int64) {
+	for _, bar := range l.h.Distribution() {
+		if bar.From > d.Microseconds() {
+			n += bar.Count
+		}
+	}
+	return n
+}
+
 // Merge adds the samples of other, which it does not modify.
 func (l *Latency) Merge(other *Latency) {
 	l.clamped += other.clamped

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/relief"
 )
 
 // Adaptor is the GrantService, embedded (tbadaptor/loop.Server is one) or
@@ -64,6 +66,10 @@ type Config struct {
 	// How long a broker may be away before its publishers are placed elsewhere;
 	// 0: DefaultEvacuateAfter.
 	EvacuateAfter time.Duration
+	// What becomes of moves that relieve overloaded brokers, and when they are
+	// due; the rules are checked unless it is off.
+	Relief      Relief
+	ReliefRules relief.Config
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
 	// Seed of the placement policies that draw publishers at random.
@@ -97,6 +103,9 @@ func (c Config) Validate() error {
 	if c.Window < c.ReportInterval {
 		errs = append(errs, fmt.Errorf("window %v is shorter than the report interval %v", c.Window, c.ReportInterval))
 	}
+	if c.Relief != ReliefOff {
+		errs = append(errs, c.ReliefRules.Validate())
+	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))
 	}
@@ -112,6 +121,11 @@ type Controller struct {
 	leader     func() string  // of a follower; nil: this one leads
 	wake       chan struct{}  // 1 deep: something is staged
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
+
+	// Owned by Run.
+	watches map[string]*relief.Watch // by topic
+	// Atomic: moves that relief proposed; counted by Run, read for display.
+	proposed atomic.Uint64
 
 	// placing is held from the snapshot to the commit of a plan, so that
 	// plans do not overtake each other; brokers may still come and go, which
@@ -145,7 +159,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
-	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1)}
+	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), watches: map[string]*relief.Watch{}}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
 		c.mu.cat = catalog.New()
@@ -202,6 +216,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.judge(c.now())
 			c.assignWork(c.now())
 			c.tend(c.now())
+			c.relieve(c.now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():

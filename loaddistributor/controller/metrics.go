@@ -19,6 +19,7 @@ var (
 	descTopics    = prometheus.NewDesc("srtm_topics", "Topics by state.", []string{"state"}, nil)
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
+	descRelief    = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
 
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
@@ -31,7 +32,7 @@ type collector struct{ c *Controller }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers,
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief,
 		descDelivered, descExceeded, descMet,
 	} {
 		out <- d
@@ -49,6 +50,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
+	all = append(all, prometheus.MustNewConstMetric(descRelief, prometheus.CounterValue, float64(c.proposed.Load())))
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	var connected, mcap, allocated int64

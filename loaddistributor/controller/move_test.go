@@ -11,7 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/relief"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
@@ -253,5 +255,48 @@ var _ = Describe("Moving publishers", func() {
 		Expect(second.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
 		Eventually(has(n2, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "100000/10"}))
+	})
+})
+
+var _ = Describe("An overloaded broker", func() {
+	// late has b1 deliver a topic late, for want of capacity or of tokens.
+	late := func(mode controller.Relief, bucket bool) (*cluster, func() map[string]int) {
+		c := newCluster(setup{config: func(cfg *controller.Config) {
+			cfg.Relief = mode
+			cfg.ReliefRules = relief.Config{Sustained: 50 * time.Millisecond, Cooldown: time.Hour, MaxPart: 0.05}
+		}})
+		n1, n2 := agenttest.New(), agenttest.New()
+		c.join("b1", 600, n1)
+		c.join("b2", 600, n2)
+		c.mustCreate(spec("t", 800, 10))
+		access := obs.NewLatency()
+		for range 1000 {
+			if bucket {
+				access.Record(time.Second)
+			} else {
+				access.Record(0)
+			}
+		}
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000, Exceeded: 900, Access: access.Proto()})
+		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000})
+		return c, func() map[string]int { return c.where("t", 800) }
+	}
+
+	It("is relieved of a twentieth of the publishers", func() {
+		_, where := late(controller.ReliefOn, false)
+		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
+		Consistently(where, "100ms").Should(Equal(map[string]int{"b1": 360, "b2": 440}), "in the cooldown")
+	})
+
+	It("is only reported in a dry run", func() {
+		c, where := late(controller.ReliefDryRun, false)
+		Eventually(c.control.Proposed).Should(BeEquivalentTo(1))
+		Expect(where()).To(Equal(map[string]int{"b1": 400, "b2": 400}))
+	})
+
+	It("is left alone when its bucket is to blame", func() {
+		c, where := late(controller.ReliefOn, true)
+		Eventually(c.state("t")).Should(HavePrefix("DEGRADED: the SLO is missed"))
+		Consistently(where, "200ms").Should(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})
 })

@@ -1,0 +1,251 @@
+package relief
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// Config is fixed at start.
+type Config struct {
+	// Sustained is how long an overload has to last before anything moves.
+	Sustained time.Duration
+	// Cooldown follows every move of a topic: what was measured before it says
+	// nothing of after. Where publishers came from, none goes for
+	// ReturnFactor of it.
+	Cooldown time.Duration
+	// MaxPart bounds one step, as a part of the topic's publishers; at least one
+	// may move. In (0, 1].
+	MaxPart float64
+}
+
+// Defaults of Config.
+const (
+	DefaultSustained = 20 * time.Second
+	DefaultCooldown  = 30 * time.Second
+	DefaultMaxPart   = 0.05
+)
+
+const (
+	// ReturnFactor keeps two brokers at their edge from passing publishers to
+	// and fro.
+	ReturnFactor = 10
+	// calm is the part of the SLO's budget below which a broker counts as well:
+	// it ends an overload, and may take publishers. Between calm and the budget
+	// nothing begins and nothing ends.
+	calm = 0.5
+	// step is the part of its rate that an overloaded broker gives up at a time,
+	// within MaxPart. How far it is beyond what it can carry nobody knows: delays
+	// say that it is, not by how much.
+	step = 0.10
+	// enough is how many deliveries make a fraction.
+	enough = 100
+)
+
+// Validate returns all problems at once.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Sustained <= 0 || c.Cooldown <= 0 {
+		errs = append(errs, fmt.Errorf("relief: sustained %v and cooldown %v must be positive", c.Sustained, c.Cooldown))
+	}
+	if !(c.MaxPart > 0 && c.MaxPart <= 1) {
+		errs = append(errs, fmt.Errorf("relief: a step of %v of the publishers is outside (0, 1]", c.MaxPart))
+	}
+	return errors.Join(errs...)
+}
+
+// Load is what one broker of the topic did in the window.
+type Load struct {
+	Broker string
+	// Deliveries; those later than the SLO; and messages that waited longer than
+	// that for a token alone, which no other broker would have delivered sooner.
+	Delivered, Exceeded, Waited uint64
+}
+
+// Topic is what Decide goes by.
+type Topic struct {
+	Quantile float64 // of the SLO
+	Plan     placement.Plan
+	Demand   placement.Demand
+	Loads    []Load // of the members
+	// Brokers that may be placed on; what the topic takes counts as allocated.
+	Brokers []placement.Broker
+}
+
+// Move is publishers that are to move, as indices into Demand.Expand(),
+// ascending, and where to.
+type Move struct {
+	From, To   string
+	Publishers []int
+}
+
+// Watch is the memory that one topic needs. The zero value is ready.
+type Watch struct {
+	since map[string]stamp.Mono // by broker: overloaded from then on
+	quiet stamp.Mono            // nothing moves before
+	from  map[string]stamp.Mono // by broker: nothing moves to it before
+}
+
+// Decide returns the move that is due now. ok is false when there is none.
+//
+// A broker is overloaded when more of its deliveries than the budget were late
+// and not for want of tokens. When it has been for Config.Sustained, without
+// having been well in between, the fewest publishers move that are a tenth of
+// its rate, the largest first and of each correlation group in turn, but at most
+// MaxPart of the topic's. They go to the member that is well and has most
+// capacity left, or where none has enough, to the broker outside the topic that
+// has most. The worst broker is relieved first.
+func (w *Watch) Decide(now stamp.Mono, cfg Config, t Topic) (m Move, ok bool) {
+	if w.since == nil {
+		w.since, w.from = map[string]stamp.Mono{}, map[string]stamp.Mono{}
+	}
+	budget := 1 - t.Quantile
+	well := map[string]bool{}
+	worst, most := "", 0.0
+	present := map[string]bool{}
+	for _, l := range t.Loads {
+		present[l.Broker] = true
+		fraction := l.blame()
+		switch {
+		case l.Delivered < enough:
+			well[l.Broker] = l.Exceeded == 0
+			delete(w.since, l.Broker)
+			continue
+		case fraction <= calm*budget:
+			well[l.Broker] = true
+			delete(w.since, l.Broker)
+			continue
+		case fraction <= budget:
+			if _, begun := w.since[l.Broker]; !begun {
+				continue
+			}
+		}
+		since, begun := w.since[l.Broker]
+		if !begun {
+			since = now
+			w.since[l.Broker] = now
+		}
+		if now.Sub(since) >= cfg.Sustained && fraction > most {
+			worst, most = l.Broker, fraction
+		}
+	}
+	// order: each entry on its own
+	for id := range w.since {
+		if !present[id] {
+			delete(w.since, id)
+		}
+	}
+	// order: each entry on its own
+	for id, until := range w.from {
+		if !now.Before(until) {
+			delete(w.from, id)
+		}
+	}
+	if worst == "" || now.Before(w.quiet) {
+		return Move{}, false
+	}
+	chosen, rate := choose(t, worst, cfg.MaxPart)
+	to := w.target(t, well, worst, rate)
+	if len(chosen) == 0 || to == "" {
+		return Move{}, false
+	}
+	w.quiet = now.Add(cfg.Cooldown)
+	w.from[worst] = now.Add(ReturnFactor * cfg.Cooldown)
+	clear(w.since)
+	return Move{From: worst, To: to, Publishers: chosen}, true
+}
+
+// blame is the fraction of deliveries that were late for the broker's load.
+func (l Load) blame() float64 {
+	if l.Delivered == 0 || l.Exceeded <= l.Waited {
+		return 0
+	}
+	return float64(l.Exceeded-l.Waited) / float64(l.Delivered)
+}
+
+// choose returns publishers of the broker and their rate.
+func choose(t Topic, broker string, maxPart float64) (chosen []int, rate float64) {
+	at := slices.IndexFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == broker })
+	if at < 0 {
+		return nil, 0
+	}
+	publishers := t.Demand.Expand()
+	own := t.Plan.Quotas[at].Publishers
+	total := 0.0
+	byKey := map[string][]int{}
+	var keys []string
+	for _, i := range own {
+		total += publishers[i].Rate
+		key := publishers[i].Key
+		if byKey[key] == nil {
+			keys = append(keys, key)
+		}
+		byKey[key] = append(byKey[key], i)
+	}
+	for _, key := range keys {
+		slices.SortStableFunc(byKey[key], func(a, b int) int { return cmp.Compare(publishers[b].Rate, publishers[a].Rate) })
+	}
+	most := max(1, int(math.Floor(maxPart*float64(len(publishers)))))
+	for rate < step*total && len(chosen) < most {
+		// The group that has given the smallest part of its own.
+		best, part := "", math.Inf(1)
+		for _, key := range keys {
+			if left := len(byKey[key]); left > 0 {
+				all := 0
+				for _, i := range own {
+					if publishers[i].Key == key {
+						all++
+					}
+				}
+				given := float64(all-left) / float64(all)
+				if given < part || given == part && publishers[byKey[key][0]].Rate > publishers[byKey[best][0]].Rate {
+					best, part = key, given
+				}
+			}
+		}
+		if math.IsInf(part, 1) {
+			break
+		}
+		i := byKey[best][0]
+		byKey[best] = byKey[best][1:]
+		chosen = append(chosen, i)
+		rate += publishers[i].Rate
+	}
+	slices.Sort(chosen)
+	return chosen, rate
+}
+
+// target returns where so much rate can go; "" if nowhere.
+func (w *Watch) target(t Topic, well map[string]bool, from string, rate float64) string {
+	member := func(id string) bool {
+		return slices.ContainsFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == id })
+	}
+	best := [2]string{}
+	room := [2]int64{}
+	for _, b := range t.Brokers {
+		free := b.Mcap - b.Allocated
+		if _, back := w.from[b.ID]; back || b.ID == from || float64(free) < rate || free < 1 {
+			continue
+		}
+		tier := 1 // outside
+		if member(b.ID) {
+			if !well[b.ID] {
+				continue
+			}
+			tier = 0
+		}
+		if best[tier] == "" || free > room[tier] {
+			best[tier], room[tier] = b.ID, free
+		}
+	}
+	if best[0] == "" && t.Demand.Burst > int64(len(t.Plan.Quotas)) {
+		return best[1] // one more broker, which needs a token of the burst
+	}
+	return best[0]
+}
