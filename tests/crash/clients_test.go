@@ -335,8 +335,9 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 		nc.Close()
 	}
 	eventually(t, "left by all", func() bool { return connections(t, d) == 0 })
-	// The question itself has a connection.
-	eventually(t, "without their descriptors", func() bool { return descriptors(d) <= idle+2 })
+	// What it has made for many connections, and keeps for the next, is no file for
+	// each.
+	eventually(t, "without their descriptors", func() bool { return descriptors(d) < idle+many/10 })
 }
 
 // Out of descriptors, a broker goes on with those it has, and takes more
