@@ -21,7 +21,13 @@ func file(path string) string { return filepath.Join(path, "metadata.json") }
 func crashed(path string) string {
 	GinkgoHelper()
 	to := GinkgoT().TempDir()
-	Expect(os.CopyFS(to, os.DirFS(path))).To(Succeed())
+	// Files that are replaced just then are copied in another round.
+	Eventually(func() error {
+		if err := os.RemoveAll(to); err != nil {
+			return err
+		}
+		return os.CopyFS(to, os.DirFS(path))
+	}).Should(Succeed())
 	return to
 }
 

@@ -28,7 +28,16 @@ func (sp *spiller) save() error {
 	}
 	sp.topic.mu.Lock()
 	end, any := sp.reading.doneUpTo()
+	line := sp.topic.mu.spillers[sp.topic.mu.core.Line()]
 	sp.topic.mu.Unlock()
+	keep := false
+	if sp.line.Through() && line != nil && line != sp {
+		// As long as the topic's line could come again, what the channel had of it
+		// must be known.
+		from := line.disk.Load()
+		keep = from != nil && !from.Checkpointed()
+		disk.KeepLast(keep)
+	}
 	if !any || sp.saved.any && sp.saved.upTo == end {
 		// Without Through, this is how it is recorded what was read.
 		if sp.rests == 0 {
@@ -37,7 +46,9 @@ func (sp *spiller) save() error {
 		if err := disk.Checkpoint(); err != nil {
 			return err
 		}
-		sp.rests--
+		if !keep {
+			sp.rests--
+		}
 		return nil
 	}
 	if sp.line.Channel() != nil {

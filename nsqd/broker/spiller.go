@@ -43,6 +43,7 @@ type spiller struct {
 	onDisk int              // messages there that were not read; not with Through
 	valid  queue.Epoch      // what is on disk is of this epoch
 	saved  saved            // with Through
+	replay replay           // with Through, of a topic's own line
 	batch  []*queue.Message // taken from the line, between two turns empty
 	taken  queue.Epoch      // epoch of batch
 	rests  int              // how often to checkpoint yet, before the queue rests
@@ -58,7 +59,7 @@ const (
 	// saveInterval is how often it is recorded which messages are done with, and
 	// files are deleted that have no other; after a crash those since then are
 	// delivered again.
-	saveInterval = 500 * time.Millisecond
+	saveInterval = 200 * time.Millisecond
 
 	// restAfter is how many checkpoints after the last change let go of all that
 	// an unused queue need not have.
@@ -352,6 +353,7 @@ func (sp *spiller) refill() (int, error) {
 		for i := range kept {
 			kept[i].Message.Ticket = sp.reading.issue(ends[i])
 		}
+		sp.replay.pass(t.mu.core, kept, ends)
 	}
 	if lost > 0 {
 		t.mu.core.Lost(now, sp.line, e, lost, &s.fx)

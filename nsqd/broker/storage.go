@@ -279,6 +279,11 @@ func (t *Topic) restoreLine(channel string) error {
 	}
 	stored, _ := disk.Unread()
 	sp := t.spiller(line)
+	if channel == "" && t.through && stored > 0 {
+		if sp.replay, err = t.replayed(disk); err != nil {
+			return errors.Join(err, disk.Close())
+		}
+	}
 	sp.disk.Store(disk)
 	sp.onDisk = int(stored)
 	t.mu.core.Restore(now, line, kept, int(stored), &s.fx)

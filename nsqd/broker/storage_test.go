@@ -407,3 +407,71 @@ var _ = Describe("a broker whose machine's clock was put", func() {
 		}
 	}
 })
+
+var _ = Describe("a broker that stores before it accepts, after a crash", func() {
+	// depth is that of a channel, all of it.
+	depth := func(b *broker.Broker, channel string) func() int {
+		return func() int {
+			for _, c := range topic(b, "t").Stats().Channels {
+				if c.Name == channel {
+					return c.Ready + c.InFlight + c.Deferred
+				}
+			}
+			return -1
+		}
+	}
+
+	It("does not give a channel again what that has stored", func() {
+		path := GinkgoT().TempDir()
+		b, _ := stored(path, true)
+		t := topic(b, "t")
+		for _, c := range []string{"a", "b"} {
+			Expect(t.CreateChannel(c)).To(Succeed())
+		}
+		for round := range 3 { // an earlier life's files, and then those of another
+			from := round * 100
+			publishAll(topic(b, "t"), from, from+100)
+			for _, c := range []string{"a", "b"} {
+				Eventually(depth(b, c)).Should(Equal(from + 100))
+				// All is on the channel's disk, but for what it has read ahead.
+				Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())
+			}
+			// What of it a file has, and that the topic's part was not done with, is
+			// chance; each message is somewhere.
+			path = crashed(path)
+			b, _ = stored(path, true)
+			Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())
+		}
+		for _, c := range []string{"a", "b"} {
+			r := read(topic(b, "t"), c, 50, true)
+			Eventually(r.count).WithTimeout(20 * time.Second).Should(BeNumerically(">=", 300))
+			Eventually(depth(b, c)).Should(BeZero())
+			Expect(bodies(r)).To(Equal(numbers(0, 300)))
+		}
+	})
+
+	It("does not deliver again what was finished, once that was recorded", func() {
+		path := GinkgoT().TempDir()
+		b, _ := stored(path, true)
+		t := topic(b, "t")
+		r := read(t, "c", 50, true)
+		Expect(t.CreateChannel("slow")).To(Succeed())
+		publishAll(t, 0, 200)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(200))
+		// The channel's file says so, whatever the topic's does.
+		cursor := func() string {
+			b, err := os.ReadFile(filepath.Join(path, "t#c.queue", "cursor"))
+			if err != nil {
+				return ""
+			}
+			return string(b)
+		}
+		Eventually(cursor).ShouldNot(BeEmpty())
+		last := ""
+		Eventually(func() bool { same := cursor() == last; last = cursor(); return same }).WithPolling(700 * time.Millisecond).WithTimeout(10 * time.Second).Should(BeTrue())
+		b, _ = stored(crashed(path), true)
+		Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())
+		Expect(depth(b, "c")()).To(BeZero())
+		Eventually(depth(b, "slow")).Should(Equal(200))
+	})
+})

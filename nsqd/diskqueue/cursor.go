@@ -86,7 +86,7 @@ func (q *Queue) rest() {
 		return
 	}
 	end := q.last()
-	if q.upTo(q.released) == q.total() {
+	if q.upTo(q.released) == q.total() && !q.keepLast {
 		q.shut() // for checkpoint to delete it
 		end = Position{}
 	}
@@ -109,7 +109,7 @@ func (q *Queue) checkpoint() error {
 	to := q.released
 	for _, s := range q.segments[q.find(to.segment):] {
 		to = maxPosition(to, start(s.number))
-		if s == q.active || to.offset < s.end {
+		if s == q.active || to.offset < s.end || q.keepLast && s == q.segments[len(q.segments)-1] {
 			break
 		}
 		to = start(s.number + 1)

@@ -109,6 +109,7 @@ type Queue struct {
 	resting  bool     // nothing was appended or read since
 	placed   bool     // the folder and the files in it that hold records would be found after a loss of power
 	closed   bool
+	keepLast bool // see KeepLast
 
 	syncing  bool      // an fsync is under way, by one of the callers of SyncTo
 	syncDone sync.Cond // it ended

@@ -73,6 +73,7 @@ type Channel struct {
 	order     uint64  // of the next item
 	turns     uint64  // deliveries so far
 	free      []*item // for reuse; at most maxFree
+	passed    Ticket  // what the topic releases with this ticket, or one before, it has had
 
 	counters ChannelCounters
 }

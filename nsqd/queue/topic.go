@@ -328,6 +328,9 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		t.line.done(m, fx)
 		fx.Released = append(fx.Released, Release{Arrival: m.Arrival.At, Eligible: m.Eligible})
 		for _, c := range t.channels {
+			if m.Ticket != 0 && m.Ticket <= c.passed {
+				continue
+			}
 			c.put(now, m, fx)
 			c.dispatch(now, fx)
 		}
@@ -412,6 +415,11 @@ func (t *Topic) Refill(now stamp.Mono, l *Line, e Epoch, msgs []Kept, fx *Effect
 	t.enter(now, l, msgs, fx)
 	return true
 }
+
+// Passed says that the channel has had, in an earlier life of the topic, what has
+// this ticket of the topic's line or one before: it does not get it again.
+// Requires: Config.Through; Refill did not take the message yet.
+func (t *Topic) Passed(c *Channel, upTo Ticket) { c.passed = max(c.passed, upTo) }
 
 // Lost says that n messages of those stored cannot be read back. It reports
 // false if the line was emptied since.

@@ -258,9 +258,107 @@ func TestKillLosesNothingThatWasStored(t *testing.T) {
 	for _, flag := range []string{"--durability=fsync", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
 			publishers, got := crash(t, (*daemon.Daemon).Kill, forever, flag)
-			accepted, lost, _, reordered, _ := account(t, publishers, got)
-			if accepted == 0 || lost > 0 || reordered > 0 {
-				t.Errorf("%d accepted, %d lost, %d out of order", accepted, lost, reordered)
+			accepted, lost, duplicated, reordered, _ := account(t, publishers, got)
+			if accepted == 0 || lost > 0 || duplicated > 0 || reordered > 0 {
+				t.Errorf("%d accepted, %d lost, %d twice, %d out of order", accepted, lost, duplicated, reordered)
+			}
+		})
+	}
+}
+
+// What was finished may come again only if that was not recorded yet, which
+// takes a fifth of a second.
+func TestKillWhileMessagesAreFinished(t *testing.T) {
+	const recorded = 3 * time.Second // generous: the machine may be busy
+	for _, flag := range []string{"--durability=fsync", "--mem-queue-size=0", "--durability=memory"} {
+		t.Run(flag, func(t *testing.T) {
+			dir := t.TempDir()
+			flags := []string{"--data-path=" + dir, "--mem-queue-size=100", flag}
+			d, err := daemon.NSQD(nsqd, dir, flags...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			finished := map[uint32]time.Time{}
+			sub := subscribe(t, d.TCP, 200)
+			defer sub.Close()
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				_ = take(sub, func(n uint32) error { finished[n] = time.Now(); return nil }) // until the kill
+			})
+			pub, err := dial(d.TCP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pub.Close()
+			var accepted uint32
+			r := bufio.NewReader(pub)
+			wg.Go(func() {
+				// Two thousand a second, so that the consumer keeps up.
+				_ = every(t.Context(), 5*time.Millisecond, func(i int) error {
+					var bodies [][]byte
+					for n := range uint32(10) {
+						bodies = append(bodies, body(0, accepted+n)[4:])
+					}
+					if _, err := pub.Write(wire.AppendMpub(nil, "t", bodies)); err != nil {
+						return err
+					}
+					if answer, err := reply(pub, r); err != nil || answer != "OK" {
+						return fmt.Errorf("%q %w", answer, err)
+					}
+					accepted += 10
+					return nil
+				})
+			})
+			timer := time.NewTimer(recorded + time.Second)
+			<-timer.C
+			if err := d.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			killed := time.Now()
+			wg.Wait()
+
+			again, err := daemon.NSQD(nsqd, dir, flags...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			twice, late, last := 0, 0, map[uint32]bool{}
+			count := func(n uint32) error {
+				at, before := finished[n]
+				if before || last[n] {
+					twice++
+				}
+				if before && killed.Sub(at) > recorded {
+					late++
+				}
+				last[n] = true
+				return nil
+			}
+			rest := subscribe(t, again.TCP, 500)
+			defer rest.Close()
+			wg.Go(func() { _ = take(rest, count) })
+			eventually(t, "all taken", func() bool {
+				s := channel(t, again)
+				return s.Clients == 1 && s.Depth == 0 && s.InFlight == 0
+			})
+			if err := again.Stop(); err != nil {
+				t.Error(err)
+			}
+			wg.Wait()
+			lost := 0
+			for n := range accepted {
+				if _, before := finished[n]; !before && !last[n] {
+					lost++
+				}
+			}
+			t.Logf("%d accepted, %d finished before: %d lost, %d twice", accepted, len(finished), lost, twice)
+			if accepted == 0 || len(finished) == 0 {
+				t.Error("nothing happened")
+			}
+			if late > 0 {
+				t.Errorf("%d that were finished %v before the kill came again", late, recorded)
+			}
+			if flag != "--durability=memory" && lost > 0 {
+				t.Errorf("%d lost", lost)
 			}
 		})
 	}
