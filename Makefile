@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest generate fuzz fuzz-short bench figures cover clean no-race-note soak hardship
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults generate fuzz fuzz-short bench figures cover clean no-race-note soak hardship
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ soak: ## load a broker for DURATION (10m), and look for what it does not give ba
 
 hardship: ## restart with a backlog of 1,000,000 messages, and 10,000 connections at once
 	SRTM_CRASH_BACKLOG=1000000 SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
+
+faults: ## a cluster under kills and partitions for DURATION (2m), its contract checked
+	SRTM_FAULTS=$(if $(DURATION),$(DURATION),2m) $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=Whatever ./tests/faults
 
 archtest: ## the import and purity rules
 	$(GO) test -count=1 ./internal/archtest

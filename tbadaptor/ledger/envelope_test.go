@@ -20,31 +20,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// conforms checks the contract on the releases of all brokers together, exactly
-// and for every interval: of messages i <= j in the order of their times,
-// j-i+1 <= b + r*(t_j - t_i). That is, j - r*t_j never rises b or more above
-// the lowest value it had. slack is how many messages more the tightest interval
-// could have held.
 func conforms(times []stamp.Mono, c tokenbucket.Share) (slack float64, err error) {
-	const grain = 1e12 // a token, where r milli-msg/s are r grains per nanosecond
-	times = slices.Sorted(slices.Values(times))
-	var lowest, highest int64
-	from, worst, since := 0, 0, 0
-	for j, e := range times {
-		level := int64(j)*grain - int64(c.Rate)*int64(e)
-		if j == 0 || level < lowest {
-			lowest, from = level, j
-		}
-		if level-lowest > highest {
-			highest, worst, since = level-lowest, j, from
-		}
-	}
-	slack = float64((c.Burst-1)*grain-highest) / grain
-	if highest > (c.Burst-1)*grain {
-		return slack, fmt.Errorf("%d messages in %v, the contract is %v msg/s, burst %d",
-			worst-since+1, times[worst].Sub(times[since]), c.Rate.PerSecond(), c.Burst)
-	}
-	return slack, nil
+	return testkit.Envelope(times, int64(c.Rate), c.Burst)
 }
 
 func TestConformsToTheContract(t *testing.T) {

@@ -125,7 +125,7 @@ type topic struct {
 
 type member struct {
 	publishers int
-	window     window
+	window     share.Window
 }
 
 type session struct {
@@ -421,9 +421,9 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now stamp.Mono) err
 		if t == nil || t.members[open.broker] == nil {
 			continue // held from before its contract; or no longer a member
 		}
-		t.members[open.broker].window.add(step{
-			at: now, length: l.Step.AsDuration(), offered: l.Offered,
-			maxBacklog: int64(l.MaxBacklog), backlog: int64(l.Backlog),
+		t.members[open.broker].window.Add(share.Step{
+			At: now, Length: l.Step.AsDuration(), Offered: l.Offered,
+			MaxBacklog: int64(l.MaxBacklog), Backlog: int64(l.Backlog),
 		}, s.from(now))
 	}
 	return nil

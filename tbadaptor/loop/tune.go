@@ -1,19 +1,12 @@
 package loop
 
 import (
-	"math"
-
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
-
-// deadBand: a proposal in which no part differs by more than this fraction
-// from what is aimed at already is not worth its grants; loads are noisy.
-const deadBand = 0.05
 
 // tune proposes shares for every topic whose rule is not static.
 func (s *Server) tune() {
@@ -81,7 +74,7 @@ func propose(t *topic, view ledger.TopicView, connected func(broker string) bool
 			continue
 		}
 		load := share.Load{Broker: broker, Share: m.Target, Publishers: placed.publishers}
-		load.Rate, load.MaxBacklog, load.Backlog = placed.window.load(from)
+		placed.window.Fill(&load, from)
 		loads = append(loads, load)
 	}
 	if len(loads) == 0 || left.Rate <= 0 || left.Burst <= 0 {
@@ -95,26 +88,11 @@ func propose(t *topic, view ledger.TopicView, connected func(broker string) bool
 }
 
 // worth reports whether target differs from what is aimed at by more than the
-// dead band in some part.
+// dead band.
 func worth(view ledger.TopicView, target []share.Assigned) bool {
-	aimed := make(map[string]tokenbucket.Share, len(view.Members))
-	for _, m := range view.Members {
-		aimed[m.Broker] = m.Target
+	aimed := make([]share.Assigned, len(view.Members))
+	for i, m := range view.Members {
+		aimed[i] = share.Assigned{Broker: m.Broker, Share: m.Target}
 	}
-	off := func(have, want int64) bool {
-		return math.Abs(float64(want-have)) > deadBand*float64(have)
-	}
-	for _, a := range target {
-		have := aimed[a.Broker]
-		delete(aimed, a.Broker)
-		if off(int64(have.Rate), int64(a.Share.Rate)) || off(have.Burst, a.Share.Burst) {
-			return true
-		}
-	}
-	for _, have := range aimed {
-		if !have.IsZero() {
-			return true
-		}
-	}
-	return false
+	return share.Differs(aimed, target)
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -18,6 +19,13 @@ type Load struct {
 	// Rate is its offered rate, conformant or not, in msg/s, the mean over the
 	// window; finite and >= 0.
 	Rate float64
+	// Recent is the mean of the offered rate since it last jumped, in msg/s; finite
+	// and >= 0.
+	Recent float64
+	// Dispersion is the variance of the messages offered in a step over their
+	// mean, since that jump: 1 for Poisson arrivals, more for bursts; finite and
+	// >= 0, 0 where it is not known.
+	Dispersion float64
 	// MaxBacklog is the largest number of messages that waited for tokens at
 	// any time in the window; Backlog is how many wait now. Both >= 0.
 	MaxBacklog, Backlog int64
@@ -46,7 +54,26 @@ const (
 	// silent for a window nothing, and its next message would wait for ever.
 	// It still lets an overloaded broker take nearly all of b.
 	Proportional = "proportional"
+	// Robust gives each broker r_l in proportion to what it needs: its rate since
+	// the last jump, and its backlog worked off within Drain. Half of b is even,
+	// half in proportion to the largest backlogs, none counted beyond b: near-equal
+	// buckets serve better than one that an overloaded broker has taken.
+	Robust = "robust"
+	// Sqrt gives each broker the rate it needs, as for Robust, and divides what r
+	// has beyond that, and b, in proportion to the square roots of rate times
+	// dispersion (the capacity assignment that minimises the mean delay of
+	// parallel queues; Kleinrock). Without anything beyond, r goes by need.
+	Sqrt = "sqrt"
 )
+
+// Drain is within what time Robust and Sqrt mean to work off a backlog. It must
+// be no less than the period of proposals: what is counted twice before it is
+// gone makes shares swing.
+const Drain = 2 * time.Second
+
+// needFloorPercent is how much of an even share of r a broker in use keeps at
+// least under Robust and Sqrt.
+const needFloorPercent = 5
 
 // Default is the rule of topics that name none.
 const Default = Static
@@ -57,7 +84,7 @@ const Default = Static
 const FloorPercent = 1
 
 // Rules returns the names of the rules, sorted.
-func Rules() []string { return []string{Proportional, Static} }
+func Rules() []string { return []string{Proportional, Robust, Sqrt, Static} }
 
 // weightBits is the resolution of weights made from floating-point numbers: a
 // rate below 2^-41 of the largest counts as zero. With maxBrokers it keeps the
@@ -65,6 +92,7 @@ func Rules() []string { return []string{Proportional, Static} }
 const (
 	weightBits = 42
 	maxBrokers = 1 << 20
+	maxMeasure = 1e100 // so that no product of two overflows
 )
 
 // Split divides total over the brokers of loads by the named rule. The result
@@ -94,6 +122,10 @@ func Split(rule string, total tokenbucket.Share, loads []Load) ([]Assigned, erro
 		shares, err = static(total, sorted)
 	case Proportional:
 		shares, err = proportional(total, sorted)
+	case Robust:
+		shares, err = robust(total, sorted)
+	case Sqrt:
+		shares, err = sqrt(total, sorted)
 	default:
 		return nil, fmt.Errorf("unknown share rule %q: the rules are %s", rule, strings.Join(Rules(), ", "))
 	}
@@ -123,13 +155,71 @@ func proportional(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, e
 	if sum(burst) == 0 {
 		burst = present(loads, in, burstOf)
 	}
-	n := int64(0)
+	return weigh(total, in, floor(total, in, FloorPercent), rate, burst)
+}
+
+// count returns how many brokers are in.
+func count(in []bool) (n int64) {
 	for _, used := range in {
 		if used {
 			n++
 		}
 	}
-	return weigh(total, in, max(1, int64(total.Rate)/n*FloorPercent/100), rate, burst)
+	return n
+}
+
+// floor is so many percent of an even share of r.
+func floor(total tokenbucket.Share, in []bool, percent int64) int64 {
+	return max(1, int64(total.Rate)/count(in)*percent/100)
+}
+
+// need is the rate, in msg/s, that serves l and works its backlog off.
+func need(l Load) float64 { return l.Recent + float64(l.Backlog)/Drain.Seconds() }
+
+// byNeed weighs brokers by need; by what they have where nobody needs anything.
+func byNeed(loads []Load, in []bool) []int64 {
+	weights := integers(loads, in, need)
+	if sum(weights) == 0 {
+		return present(loads, in, rateOf)
+	}
+	return weights
+}
+
+func robust(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
+	in := using(loads)
+	var backlogs float64
+	backlog := func(l Load) float64 { return float64(min(l.MaxBacklog, total.Burst)) }
+	for i, l := range loads {
+		if in[i] {
+			backlogs += backlog(l) // whole numbers: in any order the same
+		}
+	}
+	even := 1 / float64(count(in))
+	burst := integers(loads, in, func(l Load) float64 {
+		if backlogs == 0 {
+			return even
+		}
+		return even/2 + backlog(l)/backlogs/2
+	})
+	return weigh(total, in, floor(total, in, needFloorPercent), byNeed(loads, in), burst)
+}
+
+func sqrt(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
+	in := using(loads)
+	least := total.Rate.PerSecond() / float64(count(in)) / 100
+	root := func(l Load) float64 { return math.Sqrt(max(need(l), least) * max(1, l.Dispersion)) }
+	var needs, roots float64
+	for i, l := range loads { // sorted by broker: always in the same order
+		if in[i] {
+			needs += need(l)
+			roots += root(l)
+		}
+	}
+	rate := byNeed(loads, in)
+	if slack := total.Rate.PerSecond() - needs; slack > 0 {
+		rate = integers(loads, in, func(l Load) float64 { return need(l) + slack*root(l)/roots })
+	}
+	return weigh(total, in, floor(total, in, needFloorPercent), rate, integers(loads, in, root))
 }
 
 // weigh divides total by weights, with floors under the brokers that are in.
@@ -231,8 +321,13 @@ func checkLoads(loads []Load) error {
 		if i > 0 && loads[i-1].Broker == l.Broker {
 			return fmt.Errorf("broker %q appears twice", l.Broker)
 		}
-		if math.IsNaN(l.Rate) || math.IsInf(l.Rate, 0) || l.Rate < 0 {
-			return fmt.Errorf("broker %q: rate %v is not a finite number >= 0", l.Broker, l.Rate)
+		for _, m := range []struct {
+			name        string
+			value, most float64
+		}{{"rate", l.Rate, math.MaxFloat64}, {"recent rate", l.Recent, maxMeasure}, {"dispersion", l.Dispersion, maxMeasure}} {
+			if math.IsNaN(m.value) || m.value < 0 || m.value > m.most {
+				return fmt.Errorf("broker %q: %s %v is not a finite number >= 0", l.Broker, m.name, m.value)
+			}
 		}
 		if l.MaxBacklog < 0 || l.Backlog < 0 {
 			return fmt.Errorf("broker %q: negative backlog (max %d, now %d)", l.Broker, l.MaxBacklog, l.Backlog)

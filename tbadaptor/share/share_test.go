@@ -93,7 +93,7 @@ func TestSplitRefuses(t *testing.T) {
 		loads []load
 		want  string
 	}{
-		{"unknown rule", "best", total, one, `unknown share rule "best": the rules are proportional, static`},
+		{"unknown rule", "best", total, one, `unknown share rule "best": the rules are proportional, robust, sqrt, static`},
 		{"no rule", "", total, one, "unknown share rule"},
 		{"empty total", share.Static, token{}, one, "is empty"},
 		{"total out of range", share.Static, token{Rate: -1, Burst: 1}, one, "rate -1 is outside"},

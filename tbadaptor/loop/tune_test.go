@@ -13,46 +13,6 @@ import (
 
 func at(d time.Duration) stamp.Mono { return stamp.Mono(d) }
 
-func TestWindow(t *testing.T) {
-	var w window
-	if rate, most, backlog := w.load(0); rate != 0 || most != 0 || backlog != 0 {
-		t.Errorf("empty: %v, %d, %d", rate, most, backlog)
-	}
-	for i, s := range []step{
-		{length: time.Second, offered: 100, maxBacklog: 9, backlog: 1},
-		{length: time.Second, offered: 20, maxBacklog: 4, backlog: 4},
-		{length: 2 * time.Second, offered: 30, maxBacklog: 3, backlog: 2}, // a step that took longer counts for its length
-	} {
-		s.at = at(time.Duration(i+1) * time.Second)
-		w.add(s, at(0))
-	}
-	for _, test := range []struct {
-		from          time.Duration
-		rate          float64
-		most, backlog int64
-	}{
-		{0, 150.0 / 4, 9, 2},
-		{time.Second, 150.0 / 4, 9, 2}, // the first is exactly on the edge
-		{time.Second + 1, 50.0 / 3, 4, 2},
-		{3 * time.Second, 15, 3, 2},
-		{4 * time.Second, 0, 0, 0},
-	} {
-		if rate, most, backlog := w.load(at(test.from)); rate != test.rate || most != test.most || backlog != test.backlog {
-			t.Errorf("from %v: %v, %d, %d, want %v, %d, %d", test.from, rate, most, backlog, test.rate, test.most, test.backlog)
-		}
-	}
-}
-
-func TestWindowIsBounded(t *testing.T) {
-	var w window
-	for i := range 10 * maxSteps {
-		w.add(step{at: at(time.Duration(i)), length: time.Second, offered: uint64(i)}, at(0))
-	}
-	if len(w.steps) != maxSteps || w.steps[0].offered != 9*maxSteps {
-		t.Errorf("%d steps are kept, the oldest is %d", len(w.steps), w.steps[0].offered)
-	}
-}
-
 func TestWorth(t *testing.T) {
 	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 		return tokenbucket.Share{Rate: rate, Burst: burst}

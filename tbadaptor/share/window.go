@@ -1,0 +1,132 @@
+package share
+
+import (
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// maxSteps bounds the steps that a window keeps, whatever the pace of reports.
+const maxSteps = 256
+
+// Step is one interval of one broker's traffic of one topic.
+type Step struct {
+	At         stamp.Mono // when the report came
+	Length     time.Duration
+	Offered    uint64 // messages
+	MaxBacklog int64
+	Backlog    int64 // at its end
+}
+
+// Window is the traffic of one broker for one topic over the last while. The
+// zero value is empty.
+type Window struct{ steps []Step }
+
+// Add appends a step and drops those that lie before from.
+func (w *Window) Add(s Step, from stamp.Mono) {
+	w.prune(from)
+	if len(w.steps) == maxSteps {
+		w.steps = w.steps[1:]
+	}
+	w.steps = append(w.steps, s)
+}
+
+func (w *Window) prune(from stamp.Mono) {
+	old := 0
+	for old < len(w.steps) && w.steps[old].At.Before(from) {
+		old++
+	}
+	w.steps = w.steps[old:]
+}
+
+// Fill sets what the steps from then on say of a load: nothing, without any.
+func (w *Window) Fill(l *Load, from stamp.Mono) {
+	w.prune(from)
+	var all, recent sums
+	l.MaxBacklog, l.Backlog = 0, 0
+	for _, s := range w.steps {
+		all.add(s)
+		if recent.jumps(s) {
+			recent = sums{}
+		}
+		recent.add(s)
+		l.MaxBacklog = max(l.MaxBacklog, s.MaxBacklog)
+		l.Backlog = s.Backlog
+	}
+	l.Rate, l.Recent, l.Dispersion = all.rate(), recent.rate(), recent.dispersion()
+}
+
+// sums are of steps.
+type sums struct {
+	n                        int
+	seconds, offered, square float64 // square: of offered, over seconds
+}
+
+func (s *sums) add(one Step) {
+	n, seconds := float64(one.Offered), one.Length.Seconds()
+	s.n++
+	s.seconds += seconds
+	s.offered += n
+	s.square += n * n / seconds
+}
+
+func (s *sums) rate() float64 {
+	if s.seconds <= 0 {
+		return 0
+	}
+	return s.offered / s.seconds
+}
+
+// dispersion is the variance of what is offered in a step over its mean; 0 with
+// fewer than three steps.
+func (s *sums) dispersion() float64 {
+	if s.n < 3 || s.offered == 0 {
+		return 0
+	}
+	spread := s.square - s.offered*s.offered/s.seconds
+	return max(0, spread/float64(s.n-1)/s.rate())
+}
+
+// jumps reports whether a step cannot be of the traffic before: off by more than
+// a fifth, and by more than four standard deviations of what was seen, or of
+// Poisson arrivals if that is more. Before three steps nothing is known of them.
+func (s *sums) jumps(one Step) bool {
+	if s.n < 3 {
+		return false
+	}
+	expected := s.rate() * one.Length.Seconds()
+	off := math.Abs(float64(one.Offered) - expected)
+	return off > expected/5 && off > 4*math.Sqrt(max(1, expected)*max(1, s.dispersion()))
+}
+
+// deadBand: a proposal in which no part differs by more than this fraction from
+// what is aimed at already is not worth its grants; loads are noisy.
+const deadBand = 0.05
+
+// Differs reports whether some part of two assignments differs by more than the
+// dead band of what have has.
+func Differs(have, want []Assigned) bool {
+	aimed := make(map[string]tokenbucket.Share, len(have))
+	for _, a := range have {
+		aimed[a.Broker] = a.Share
+	}
+	off := func(have, want int64) bool {
+		return math.Abs(float64(want-have)) > deadBand*float64(have)
+	}
+	for _, a := range want {
+		was := aimed[a.Broker]
+		delete(aimed, a.Broker)
+		if off(int64(was.Rate), int64(a.Share.Rate)) || off(was.Burst, a.Share.Burst) {
+			return true
+		}
+	}
+	// order: any one of them decides
+	for _, was := range aimed {
+		if !was.IsZero() {
+			return true
+		}
+	}
+	return false
+}

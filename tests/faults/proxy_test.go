@@ -1,0 +1,131 @@
+package faults
+
+import (
+	"io"
+	"net"
+	"sync"
+)
+
+// proxy carries TCP to one address. While it is cut it swallows all that comes,
+// and accepts connections that lead nowhere: neither end can tell that from a
+// slow network.
+type proxy struct {
+	to  string
+	ln  net.Listener
+	all sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		cut   bool
+		conns map[net.Conn]struct{}
+		ended bool
+	}
+}
+
+func newProxy(to string) (*proxy, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p := &proxy{to: to, ln: ln}
+	p.mu.conns = map[net.Conn]struct{}{}
+	p.all.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			if p.keep(c) {
+				p.all.Go(func() { p.serve(c) })
+			}
+		}
+	})
+	return p, nil
+}
+
+func (p *proxy) address() string { return p.ln.Addr().String() }
+
+func (p *proxy) keep(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.ended {
+		c.Close()
+		return false
+	}
+	p.mu.conns[c] = struct{}{}
+	return true
+}
+
+func (p *proxy) drop(c net.Conn) {
+	p.mu.Lock()
+	delete(p.mu.conns, c)
+	p.mu.Unlock()
+	c.Close()
+}
+
+func (p *proxy) isCut() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.cut
+}
+
+func (p *proxy) serve(near net.Conn) {
+	defer p.drop(near)
+	if p.isCut() {
+		_, _ = io.Copy(io.Discard, near) // until it is mended
+		return
+	}
+	far, err := net.Dial("tcp", p.to)
+	if err != nil {
+		return
+	}
+	if !p.keep(far) {
+		return
+	}
+	defer p.drop(far)
+	var back sync.WaitGroup
+	back.Go(func() { p.carry(near, far) })
+	p.carry(far, near)
+	back.Wait()
+}
+
+func (p *proxy) carry(to, from net.Conn) {
+	defer to.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		if p.isCut() {
+			continue
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// set cuts or mends. What was swallowed does not come back, so mending ends the
+// connections of before.
+func (p *proxy) set(cut bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.cut = cut
+	if !cut {
+		for c := range p.mu.conns {
+			c.Close()
+		}
+	}
+}
+
+func (p *proxy) close() {
+	p.ln.Close()
+	p.mu.Lock()
+	p.mu.ended = true
+	for c := range p.mu.conns {
+		c.Close()
+	}
+	p.mu.Unlock()
+	p.all.Wait()
+}
