@@ -31,6 +31,9 @@ type admin struct {
 	srtmv1.UnimplementedAdminServiceServer
 	created *srtmv1.CreateTopicRequest
 	deleted string
+	updated *srtmv1.UpdateTopicRequest
+	moved   *srtmv1.MovePublishersRequest
+	drained *srtmv1.DrainBrokerRequest
 	refuse  error
 }
 
@@ -66,6 +69,22 @@ func (a *admin) ListTopics(_ context.Context, r *srtmv1.ListTopicsRequest) (*srt
 func (a *admin) DeleteTopic(_ context.Context, r *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
 	a.deleted = r.GetName()
 	return &srtmv1.DeleteTopicResponse{}, nil
+}
+
+func (a *admin) UpdateTopic(_ context.Context, r *srtmv1.UpdateTopicRequest) (*srtmv1.UpdateTopicResponse, error) {
+	a.updated = r
+	return &srtmv1.UpdateTopicResponse{Topic: topic()}, nil
+}
+
+func (a *admin) MovePublishers(_ context.Context, r *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {
+	a.moved = r
+	return &srtmv1.MovePublishersResponse{Topic: topic()}, nil
+}
+
+// DrainBroker says that there is a topic; ListBrokers, asked next, has none.
+func (a *admin) DrainBroker(_ context.Context, r *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
+	a.drained = r
+	return &srtmv1.DrainBrokerResponse{Broker: &srtmv1.Broker{Id: r.GetBrokerId(), Draining: !r.GetUndo(), Topics: []string{"sensors"}}}, nil
 }
 
 func (a *admin) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
@@ -276,5 +295,56 @@ func TestPlanAsksForItsExitCode(t *testing.T) {
 	var coded lifecycle.ExitError
 	if !errors.As(err, &coded) || coded.Code != 3 {
 		t.Errorf("%v: want exit code 3", err)
+	}
+}
+
+func TestChangesAreSent(t *testing.T) {
+	a := &admin{}
+	address := serve(t, a)
+	if _, _, err := srtm(t, address, "topic", "update", "sensors", "--rate", "5", "--burst", "7", "--group", "g:2:1"); err != nil {
+		t.Fatal(err)
+	}
+	if s := a.updated.GetSpec(); s.GetName() != "sensors" || s.GetContract().GetRateMilli() != 5000 || len(s.GetGroups()) != 1 {
+		t.Errorf("updated %v", a.updated)
+	}
+	if _, _, err := srtm(t, address, "topic", "move", "sensors", "--to", "b2", "--publisher-id", "g.0", "--publisher-id", "g.1"); err != nil {
+		t.Fatal(err)
+	}
+	if a.moved.GetBrokerId() != "b2" || len(a.moved.GetPublisherIds()) != 2 {
+		t.Errorf("moved %v", a.moved)
+	}
+	if out, _, err := srtm(t, address, "broker", "drain", "b1", "--wait"); err != nil || a.drained.GetBrokerId() != "b1" || !strings.Contains(out, "topics on it: 0") {
+		t.Errorf("drained %v: %v\n%s", a.drained, err, out)
+	}
+	if out, _, err := srtm(t, address, "broker", "drain", "b1", "--undo"); err != nil || !a.drained.GetUndo() || !strings.Contains(out, "draining false") {
+		t.Errorf("undone %v: %v\n%s", a.drained, err, out)
+	}
+	for _, args := range [][]string{
+		{"topic", "move", "sensors"}, {"topic", "update"}, {"broker", "drain"}, {"broker", "drain", "b1", "--undo", "--wait"},
+	} {
+		if _, _, err := srtm(t, address, args...); !errors.As(err, new(lifecycle.UsageError)) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
+
+// A command goes where the leader is, and to another where there is none yet.
+func TestACommandFindsTheLeader(t *testing.T) {
+	leader := &admin{}
+	to := serve(t, leader)
+	refusal := func(metadata map[string]string) error {
+		s, err := status.New(codes.Unavailable, "it does not lead").WithDetails(&errdetails.ErrorInfo{Reason: "NOT_LEADER", Metadata: metadata})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Err()
+	}
+	follower := &admin{refuse: refusal(map[string]string{"leader": to})}
+	if _, _, err := srtm(t, serve(t, follower), "topic", "create", "sensors", "--rate", "5", "--burst", "7"); err != nil || leader.created == nil {
+		t.Errorf("%v, the leader got %v", err, leader.created)
+	}
+	lost := &admin{refuse: refusal(nil)}
+	if _, _, err := srtm(t, serve(t, lost), "topic", "create", "sensors", "--rate", "5", "--burst", "7", "--timeout", "1s"); err == nil {
+		t.Error("created without a leader")
 	}
 }

@@ -27,7 +27,7 @@ func topicCommand() *cobra.Command {
 		Args:  noArguments,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicDeleteCommand())
+	cmd.AddCommand(topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicUpdateCommand(), topicMoveCommand(), topicDeleteCommand())
 	return cmd
 }
 
@@ -89,6 +89,87 @@ only --idempotency-key may be given besides.`,
 			})
 		},
 	}
+	n.flags(cmd)
+	cmd.Flags().StringVar(&n.idempotency, "idempotency-key", "", "`key` under which the same command may be repeated")
+	c.flags(cmd)
+	return cmd
+}
+
+func topicUpdateCommand() *cobra.Command {
+	var c cli
+	var n newTopic
+	cmd := &cobra.Command{
+		Use:   "update NAME",
+		Short: "Give a topic another specification",
+		Long: `update replaces the whole specification of a topic: contract, SLO, publishers,
+channels, given as to create. Publishers stay where they are as far as that fits;
+those that move finish on their old broker first. When it does not fit, the topic
+stays as it was.`,
+		Example: `  srtm topic update sensors --rate 22000 --burst 60 --group north:1000:10 --group south:1000:10`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if n.file != "" && len(args) == 0 {
+				return nil
+			}
+			return oneName(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := n.spec(cmd, args)
+			if err != nil {
+				return err
+			}
+			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+				r, err := srtmv1.NewAdminServiceClient(conn).UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: spec})
+				if err != nil {
+					return err
+				}
+				if c.output == formJSON {
+					return writeProto(cmd.OutOrStdout(), r.GetTopic())
+				}
+				return describe(cmd.OutOrStdout(), r.GetTopic())
+			})
+		},
+	}
+	n.flags(cmd)
+	c.flags(cmd)
+	return cmd
+}
+
+func topicMoveCommand() *cobra.Command {
+	var c cli
+	var to string
+	var ids []string
+	cmd := &cobra.Command{
+		Use:     "move NAME",
+		Short:   "Move publishers of a topic to a broker",
+		Long:    `move takes the publishers' part of the contract along. Nothing is lost or doubled.`,
+		Example: `  srtm topic move sensors --to b2 --publisher-id north.7 --publisher-id north.8`,
+		Args:    oneName,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if to == "" || len(ids) == 0 {
+				return usagef("--to and --publisher-id are required")
+			}
+			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+				r, err := srtmv1.NewAdminServiceClient(conn).MovePublishers(ctx, &srtmv1.MovePublishersRequest{
+					Topic: args[0], BrokerId: to, PublisherIds: ids,
+				})
+				if err != nil {
+					return err
+				}
+				if c.output == formJSON {
+					return writeProto(cmd.OutOrStdout(), r.GetTopic())
+				}
+				return describe(cmd.OutOrStdout(), r.GetTopic())
+			})
+		},
+	}
+	cmd.Flags().StringVar(&to, "to", "", "`broker` to move them to")
+	cmd.Flags().StringArrayVar(&ids, "publisher-id", nil, "`id` of a publisher; may be repeated")
+	c.flags(cmd)
+	return cmd
+}
+
+// flags adds those that make a specification.
+func (n *newTopic) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&n.file, "file", "", "JSON `file` with the specification; - for standard input")
 	f.Float64Var(&n.rate, "rate", 0, "contract rate r, in `msg/s`, up to three decimals")
@@ -101,9 +182,6 @@ only --idempotency-key may be given besides.`,
 	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `KEY:COUNT:RATE[:BATCH]`; may be repeated")
 	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `ID:KEY:RATE[:BATCH]`; may be repeated")
 	f.StringArrayVar(&n.channels, "channel", nil, "channel to create with the topic; may be repeated")
-	f.StringVar(&n.idempotency, "idempotency-key", "", "`key` under which the same command may be repeated")
-	c.flags(cmd)
-	return cmd
 }
 
 // spec builds the request. What the numbers mean is the loaddistributor's to
