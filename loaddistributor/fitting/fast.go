@@ -78,6 +78,7 @@ type Fast struct {
 	allowance float64 // of the budget, for access
 	test      *Sequential
 	late      []Slice // of the test under way, by broker
+	measured  Slice   // of the test under way, access, where there are no arrivals
 	tried     []trial
 	rounds    []Rounds
 	started   bool
@@ -131,7 +132,10 @@ func (f *Fast) Next(o Observation) Action {
 	}
 	if !f.started {
 		f.started = true
-		return f.try(f.guess())
+		if k := f.guess(); f.setup.Start.K < k {
+			return f.try(k)
+		}
+		return f.adopt(candidate{plan: f.setup.Start, where: f.setup.whereOf(f.setup.Start, len(f.publishers))})
 	}
 	f.observe(o)
 	switch f.test.Decision() {
@@ -140,21 +144,18 @@ func (f *Fast) Next(o Observation) Action {
 	case Within:
 		if access := f.access(); access <= f.allowance {
 			late, _ := f.test.Fraction()
-			return f.end(Outcome{Fitted: true, Reason: fmt.Sprintf("%.3g %% late by processing, tested with error %g; %.3g %% by access, replayed", late*100, f.config.Alpha, access*100)})
+			return f.end(Outcome{Fitted: true, Reason: fmt.Sprintf("%.3g %% late by processing, tested with error %g; %.3g %% by access", late*100, f.config.Alpha, access*100)})
 		}
 	}
-	if f.captured() < f.config.Capture {
+	if len(f.trace.arrivals) > 0 && f.captured() < f.config.Capture {
 		return f.measure(false)
 	}
 	return f.next()
 }
 
-// captured is how much of the arrivals there is.
+// captured is how much of the arrivals there is. Requires: there are some.
 func (f *Fast) captured() time.Duration {
 	n := len(f.trace.arrivals)
-	if n == 0 {
-		return 0
-	}
 	// Steps are whole: what is between the last arrival and now counts.
 	return f.trace.arrivals[n-1].At.Sub(f.trace.arrivals[0].At) + f.config.Step
 }
@@ -172,6 +173,8 @@ func (f *Fast) observe(o Observation) {
 	if o.Lone > 0 && (f.lone == 0 || o.Lone < f.lone) {
 		f.lone = o.Lone
 	}
+	f.measured.Delivered += o.Access.Delivered
+	f.measured.Late += o.Access.Late
 	n := 0
 	for _, slices := range o.Slices {
 		n = max(n, len(slices))
@@ -273,7 +276,7 @@ const (
 // than they did, messages to be late half as often again as forecast, and the test
 // is to be done some time before its cap.
 const (
-	discount = 0.8
+	discount = 0.75
 	caution  = 1.5
 	aim      = 0.85
 )
@@ -301,7 +304,7 @@ func (f *Fast) testOf(c candidate) (test *Sequential, allowance float64) {
 func (f *Fast) adopt(c candidate) Action {
 	f.plan, f.where = c.plan, c.where
 	f.test, f.allowance = f.testOf(c)
-	f.late = make([]Slice, len(f.setup.Brokers))
+	f.late, f.measured = make([]Slice, len(f.setup.Brokers)), Slice{}
 	f.rounds = append(f.rounds, Rounds{K: c.plan.K})
 	return f.measure(true)
 }
@@ -329,6 +332,9 @@ func (f *Fast) next() Action {
 				f.absorbed[l] = a
 			}
 		}
+	}
+	if len(f.trace.arrivals) == 0 && f.access() > most*f.setup.budget() {
+		return f.give() // splitting further delays no less
 	}
 	var best *candidate
 	for k := f.plan.K + 1; k <= len(f.setup.Brokers); k++ {
@@ -378,6 +384,9 @@ func (f *Fast) assumed() []Absorption {
 
 // access is the fraction that tokens made late so far, under the plan in force.
 func (f *Fast) access() float64 {
+	if len(f.trace.arrivals) == 0 {
+		return float64(f.measured.Late) / max(1, float64(f.measured.Delivered))
+	}
 	return f.trace.replay(f.setup, f.plan, f.where, make([]Absorption, len(f.absorbed)), f.lone).access
 }
 

@@ -26,6 +26,9 @@ type Setup struct {
 	// Quantile of the deliveries are to take no longer than Latency.
 	Quantile float64
 	Latency  time.Duration
+	// Start is the placement in force, where fast begins unless it knows that more
+	// brokers are needed; zero: there is none.
+	Start placement.Plan
 }
 
 // Search looks for a placement. The caller does what an Action says, tells what
@@ -60,9 +63,13 @@ type Observation struct {
 	// Slices are, for each broker of Setup, its deliveries in slices of time, the
 	// same for all brokers. Only fast asks for them.
 	Slices [][]Slice
-	// Arrivals are when which publisher's messages arrived, in order of time. Only
-	// fast asks for them.
+	// Arrivals are when which publisher's messages arrived, in order of time, and
+	// Access, where they are not known, how many messages were released and for
+	// how many the access delay alone left no time for a lone message's
+	// processing. Only fast asks for them; without arrivals it forecasts nothing,
+	// and tries one broker more at a time.
 	Arrivals []Arrival
+	Access   Slice
 	// Lone is the processing delay of a message that meets no other: a low
 	// quantile. 0: not known.
 	Lone time.Duration
