@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 	"github.com/srtm-io/srtm/loaddistributor/relief"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
@@ -48,10 +49,14 @@ type options struct {
 	relief                   string
 	reliefRules              relief.Config
 	leases                   *loop.LeaseFlags
+	fitting                  string
 	sharePeriod              time.Duration
 	seed                     uint64
 	logLevel, logFormat      string
 }
+
+// fittingOff is --fitting for topics that stay where their rate placed them.
+const fittingOff = "off"
 
 // list is a flag that may be repeated.
 type list []string
@@ -98,6 +103,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", relief.DefaultSustained, "how long that has to last")
 	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", relief.DefaultCooldown, "pause after each such move of a topic")
 	fs.Float64Var(&o.reliefRules.MaxPart, "relief-step", relief.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
+	fs.StringVar(&o.fitting, "fitting", fittingOff, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes) or off")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
@@ -133,6 +139,9 @@ func (o *options) validate() error {
 	if _, err := controller.ParseRelief(o.relief); err != nil {
 		errs = append(errs, fmt.Errorf("--relief: %w", err))
 	}
+	if o.fitting != fittingOff && o.fitting != fitting.ModeFast {
+		errs = append(errs, fmt.Errorf("--fitting %q is none of %s, %s", o.fitting, fitting.ModeFast, fittingOff))
+	}
 	switch o.store {
 	case storeBolt, storeMemory:
 		if len(o.etcdEndpoints) > 0 {
@@ -160,7 +169,12 @@ func (o *options) validate() error {
 
 func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
 	mode, _ := controller.ParseRelief(o.relief) // validate says what is wrong with it
+	measure := ""
+	if o.fitting == fitting.ModeFast {
+		measure = fitting.ModeFast
+	}
 	return controller.Config{
+		Fitting:        measure,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, Relief: mode, ReliefRules: o.reliefRules,
 		GrantAddress: o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,

@@ -17,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/relief"
 )
 
@@ -72,6 +73,9 @@ type Config struct {
 	ReliefRules relief.Config
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
+	// Fitting is how new topics are fitted: fitting.ModeFast, or empty for not at
+	// all.
+	Fitting string
 	// Seed of the placement policies that draw publishers at random.
 	Seed uint64
 	// Journal keeps what is committed, and Catalog is what it has from before;
@@ -105,6 +109,9 @@ func (c Config) Validate() error {
 	}
 	if c.Relief != ReliefOff {
 		errs = append(errs, c.ReliefRules.Validate())
+	}
+	if c.Fitting != "" && c.Fitting != fitting.ModeFast {
+		errs = append(errs, fmt.Errorf("fitting %q: want %q, or none", c.Fitting, fitting.ModeFast))
 	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))
@@ -147,6 +154,7 @@ type Controller struct {
 		watchers map[string]map[*watcher]struct{} // by topic
 		away     map[string]time.Time             // brokers that are, since when seen
 		retry    map[string]time.Time             // topics not to be moved before
+		fits     map[string]*fit                  // by topic
 		requests uint64                           // the last number given to a request
 		closing  bool
 		ending   chan struct{} // closed with closing
@@ -175,6 +183,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
 	c.mu.away = map[string]time.Time{}
 	c.mu.retry = map[string]time.Time{}
+	c.mu.fits = map[string]*fit{}
 	c.mu.ending = make(chan struct{})
 	if err := c.takeUp(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
@@ -217,6 +226,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.assignWork(c.now())
 			c.tend(c.now())
 			c.relieve(c.now())
+			c.fit(c.now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():

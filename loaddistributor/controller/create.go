@@ -232,6 +232,7 @@ func (c *Controller) activate(ctx context.Context, cr *creation) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cr.topic, _ = c.mu.cat.Topic(cr.spec.Name())
+	c.fitLocked(cr.topic)
 	return nil
 }
 

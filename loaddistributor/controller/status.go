@@ -73,6 +73,9 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	var pooled merge
 	pooled.sum.Topic = name
 	c.mu.RLock()
+	if f := c.mu.fits[name]; f != nil {
+		status.Fitting = f.step
+	}
 	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
 	for i, q := range topic.Plan.Quotas {
 		if f := c.figuresLocked(name, q.Broker); f != nil {

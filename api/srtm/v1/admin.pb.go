@@ -352,7 +352,10 @@ type TopicStatus struct {
 	ExceedFraction float64 `protobuf:"fixed64,4,opt,name=exceed_fraction,json=exceedFraction,proto3" json:"exceed_fraction,omitempty"`
 	// Whether the SLO is met: exceed_fraction <= 1 - quantile, and no broker
 	// above three times that budget. Unset without deliveries.
-	SloMet        *bool `protobuf:"varint,5,opt,name=slo_met,json=sloMet,proto3,oneof" json:"slo_met,omitempty"`
+	SloMet *bool `protobuf:"varint,5,opt,name=slo_met,json=sloMet,proto3,oneof" json:"slo_met,omitempty"`
+	// What fitting does, or how it ended, for people; empty: the topic has not been
+	// fitted by this loaddistributor.
+	Fitting       string `protobuf:"bytes,6,opt,name=fitting,proto3" json:"fitting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -420,6 +423,13 @@ func (x *TopicStatus) GetSloMet() bool {
 		return *x.SloMet
 	}
 	return false
+}
+
+func (x *TopicStatus) GetFitting() string {
+	if x != nil {
+		return x.Fitting
+	}
+	return ""
 }
 
 type Topic struct {
@@ -1492,13 +1502,14 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12'\n" +
 	"\x04last\x18\x04 \x01(\v2\x13.srtm.v1.TopicStatsR\x04last\x12+\n" +
-	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\"\xf6\x01\n" +
+	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\"\x90\x02\n" +
 	"\vTopicStatus\x121\n" +
 	"\x06window\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06window\x124\n" +
 	"\abrokers\x18\x02 \x03(\v2\x1a.srtm.v1.BrokerTopicStatusR\abrokers\x12+\n" +
 	"\x06pooled\x18\x03 \x01(\v2\x13.srtm.v1.TopicStatsR\x06pooled\x12'\n" +
 	"\x0fexceed_fraction\x18\x04 \x01(\x01R\x0eexceedFraction\x12\x1c\n" +
-	"\aslo_met\x18\x05 \x01(\bH\x00R\x06sloMet\x88\x01\x01B\n" +
+	"\aslo_met\x18\x05 \x01(\bH\x00R\x06sloMet\x88\x01\x01\x12\x18\n" +
+	"\afitting\x18\x06 \x01(\tR\afittingB\n" +
 	"\n" +
 	"\b_slo_met\"\xe4\x01\n" +
 	"\x05Topic\x12&\n" +
