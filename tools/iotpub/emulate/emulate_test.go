@@ -116,6 +116,24 @@ var _ = Describe("a run", func() {
 		Expect(r.Interrupted).To(BeFalse())
 	})
 
+	It("carries thousands of connections", func() {
+		cfg.Nsqd, cfg.Connect = a.Address(), 30*time.Second
+		cfg.Load.Spec.Publishers, cfg.Load.Spec.Rate, cfg.Duration = 2000, 1, 500*time.Millisecond
+		r, err := run(nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Fault()).To(BeEmpty())
+		Expect(r.Publishers).To(Equal(2000))
+		Expect(r.Account.Delivered).To(Equal(offered()))
+		Expect(r.Lost).To(BeZero())
+		at := map[string]bool{}
+		for _, e := range log.Events() {
+			if e.Kind == fake.Connect {
+				at[e.Client] = true
+			}
+		}
+		Expect(len(at)).To(BeNumerically(">=", 2000), "each publisher has a connection of its own")
+	})
+
 	It("works without a subscriber", func() {
 		cfg.Nsqd, cfg.Subscribe = a.Address(), false
 		r, err := run(nil)
