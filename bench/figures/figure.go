@@ -20,6 +20,7 @@ var figures = []figure{
 	{"live7", "concentration, live", liveConcentration},
 	{"live8", "max-min, live", liveMaxMin},
 	{"live9", "correlation, live", liveCorrelation},
+	{"livetraces", "recorded traffic, live", liveTraces},
 }
 
 func names() []string {

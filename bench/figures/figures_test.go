@@ -102,12 +102,26 @@ func TestDrawing(t *testing.T) {
 	}
 }
 
+// Both searches, with groups and without, end in rows and curves for every point.
+func TestSearchedFigures(t *testing.T) {
+	folder := makeFigures(t, "--only=7,9", "--seconds=0.1")
+	for file, rows := range map[string]int{"fig7a": 2 * len(sizes), "fig7d": 2 * len(sizes), "fig9a": 2 * len(groupSizes), "fig10b": 2 * len(groupSizes)} {
+		if got := strings.Count(read(t, filepath.Join(folder, file+".csv")), "\n") - 1; got != rows {
+			t.Errorf("%s has %d rows, want %d", file, got, rows)
+		}
+	}
+	if text := read(t, filepath.Join(folder, "rows-9.csv")); strings.Count(text, "9(") != 4 || !strings.Contains(text, "30→") {
+		t.Errorf("the rows are\n%s", text)
+	}
+}
+
 func TestWhatCannotBeMadeSaysWhy(t *testing.T) {
-	folder := makeFigures(t, "--only=traces,live6,live8")
+	folder := makeFigures(t, "--only=traces,livetraces,live6,live8")
 	for name, want := range map[string]string{
-		"traces": "not made: the recorded traffic is not there",
-		"live6":  "not made: there is no ",
-		"live8":  "not made: there is no ",
+		"traces":     "not made: the recorded traffic is not there",
+		"livetraces": "not made: the recorded traffic is not there",
+		"live6":      "not made: there is no ",
+		"live8":      "not made: there is no ",
 	} {
 		if text := read(t, filepath.Join(folder, "rows-"+name+".csv")); !strings.Contains(text, want) {
 			t.Errorf("%s: %s, want %q", name, text, want)
@@ -184,8 +198,8 @@ func TestSearch(t *testing.T) {
 
 // Whatever the rate, the mcap chosen for k brokers makes SRTM take k.
 func TestMcapForTakesSoManyBrokers(t *testing.T) {
-	s := fleet(schedule.Periodic, 10, 30)
-	rate, b, err := burst(s, 0.995)
+	w := newWorkshop(t.Context(), options{seed: 1}, "test", &bytes.Buffer{})
+	rate, b, err := burst(w.fleet(schedule.Periodic, 10, 30).Spec, 0.995)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/engine"
 	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/srtm/up"
@@ -40,8 +41,12 @@ const (
 )
 
 // fleet is a live topic's publishers.
-func fleet(process schedule.Process, batch, group int) schedule.Spec {
-	return schedule.Spec{Publishers: tenth, Rate: perPublisher, Batch: batch, Process: process, GroupSize: group, Sync: group > 1}
+func (w *workshop) fleet(process schedule.Process, batch, group int) load.Options {
+	o := load.Default()
+	o.Spec = schedule.Spec{
+		Publishers: tenth, Rate: perPublisher, Batch: batch, Process: process, GroupSize: group, Sync: group > 1, Size: 100, Seed: w.seed,
+	}
+	return o
 }
 
 // burst profiles b as the paper does: r is 1.1 times the mean rate, and the
@@ -85,12 +90,15 @@ const (
 
 // cluster runs a topic over the k brokers that SRTM takes with the mcap given,
 // then blindly over all. Of several attempts the one that sent least late counts.
-func (w *workshop) cluster(s schedule.Spec, all int, mcap, b int64) (best *up.Report, err error) {
+//
+// b is the contract's burst; 0 has it profiled, for the 99th percentile, and a
+// quarter added.
+func (w *workshop) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
 	sentLate := func(r *up.Report) int64 {
 		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
 	}
 	for range liveAttempts {
-		r, err := w.up(s, all, mcap, b)
+		r, err := w.up(o, all, mcap, b)
 		if err != nil {
 			return nil, err
 		}
@@ -106,18 +114,17 @@ func (w *workshop) cluster(s schedule.Spec, all int, mcap, b int64) (best *up.Re
 
 // up runs srtm up once. Exit code 1 with a report is a load that was not carried;
 // the report says so.
-func (w *workshop) up(s schedule.Spec, all int, mcap, b int64) (*up.Report, error) {
+func (w *workshop) up(o load.Options, all int, mcap, b int64) (*up.Report, error) {
 	path, err := w.binary("srtm")
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(w, liveLimit)
 	defer cancel()
-	cmd := command(ctx, path, "up", "--output=json", "--calibration=0s", "--brokers="+strconv.Itoa(all),
-		"--duration="+(2*livePhase).String(), "--mcap="+strconv.FormatInt(mcap, 10), "--burst="+strconv.FormatInt(b, 10),
-		"--publishers="+strconv.Itoa(s.Publishers), "--rate="+number(s.Rate), "--batch="+strconv.Itoa(s.Batch),
-		"--process="+string(s.Process), "--group-size="+strconv.Itoa(s.GroupSize), "--sync="+strconv.FormatBool(s.Sync),
-		"--seed="+strconv.FormatUint(s.Seed, 10))
+	cmd := command(ctx, path, append([]string{
+		"up", "--output=json", "--calibration=0s", "--brokers=" + strconv.Itoa(all), "--duration=" + (2 * livePhase).String(),
+		"--mcap=" + strconv.FormatInt(mcap, 10), "--burst=" + strconv.FormatInt(b, 10),
+	}, o.Args()...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
@@ -162,7 +169,7 @@ func (m measured) cells(sim *outcome) []string {
 // same simulates what was measured: the same schedule, to the nanosecond, under
 // the same contract on as many of the model's brokers. Blind placements differ
 // from run to run, here as there.
-func (w *workshop) same(s schedule.Spec, r *up.Report, policy string, k int) (*outcome, error) {
+func (w *workshop) same(o load.Options, r *up.Report, policy string, k int) (*outcome, error) {
 	calibration, err := scenario.ReadCalibration(scenario.Paper)
 	if err != nil {
 		return nil, err
@@ -171,13 +178,15 @@ func (w *workshop) same(s schedule.Spec, r *up.Report, policy string, k int) (*o
 	if err != nil {
 		return nil, err
 	}
-	demand := placement.Demand{Topic: "t", RateMilli: r.RateMilli, Rate: (r.RateMilli + 999) / 1000, Burst: r.Burst, AtLeast: k}
-	for _, g := range s.Groups() {
-		demand.Groups = append(demand.Groups, placement.Group{Key: g.Key, Count: g.Count, Rate: s.Rate, Batch: s.Batch})
+	l, err := o.Build()
+	if err != nil {
+		return nil, err
 	}
-	// The schedule's rate may come out above the contract of its mean.
-	for i := range demand.Groups {
-		demand.Groups[i].Rate = min(demand.Groups[i].Rate, float64(r.RateMilli)/1000/float64(s.Publishers))
+	demand := placement.Demand{Topic: "t", RateMilli: r.RateMilli, Rate: (r.RateMilli + 999) / 1000, Burst: r.Burst, AtLeast: k}
+	// The mean of a schedule may come out above the contract of its beginning.
+	scale := min(1, float64(r.RateMilli)/1000/l.Rate())
+	for _, s := range l.Sources {
+		demand.Publishers = append(demand.Publishers, placement.Publisher{ID: s.ID, Key: s.Key, Rate: s.Rate * scale, Batch: s.Batch})
 	}
 	var snapshot []placement.Broker
 	for i := range k {
@@ -189,10 +198,10 @@ func (w *workshop) same(s schedule.Spec, r *up.Report, policy string, k int) (*o
 		if err != nil {
 			return nil, err
 		}
-		where, shares := scenario.Layout(plan, snapshot, s.Publishers)
+		where, shares := scenario.Layout(plan, snapshot, len(l.Sources))
 		delivery, waits := obs.NewLatency(), obs.NewLatency()
 		cluster, err := engine.New(slices.Repeat([]engine.Model{model}, k), []engine.Topic{{
-			Stream: schedule.Until(s.Stream(), livePhase), Where: where, Limited: true, Shares: shares,
+			Stream: schedule.Until(l.Stream(), livePhase), Where: where, Limited: true, Shares: shares,
 		}}, w.seed+uint64(i), func(d engine.Delivery) {
 			delivery.Record(d.Latency())
 			waits.Record(d.Access())
@@ -214,9 +223,8 @@ func mcapFor(rate tokenbucket.Rate, k int) int64 {
 
 // livePenalty is figure 6(a): the topic split over k brokers.
 func livePenalty(w *workshop) (*work, error) {
-	s := fleet(schedule.Poisson, 1, 0)
-	s.Seed = w.seed
-	rate, b, err := burst(s, 0.99)
+	s := w.fleet(schedule.Poisson, 1, 0)
+	rate, b, err := burst(s.Spec, 0.99)
 	if err != nil {
 		return nil, err
 	}
@@ -260,9 +268,8 @@ func liveConcentration(w *workshop) (*work, error) {
 	p := panel{id: "live7", header: append([]string{"panel", "process", "batch", "policy"}, liveColumns...)}
 	for i, pr := range profiles {
 		w.stage("profiles", i+1, len(profiles))
-		s := fleet(pr.process, pr.batch, 0)
-		s.Seed = w.seed
-		rate, b, err := burst(s, 0.99)
+		s := w.fleet(pr.process, pr.batch, 0)
+		rate, b, err := burst(s.Spec, 0.99)
 		if err != nil {
 			return nil, err
 		}
@@ -302,9 +309,8 @@ func liveCorrelation(w *workshop) (*work, error) {
 	made := &work{}
 	for i, g := range groupSizes {
 		w.stage("group sizes", i+1, len(groupSizes))
-		s := fleet(schedule.Periodic, 10, g)
-		s.Seed = w.seed
-		rate, b, err := burst(s, marginQuantile)
+		s := w.fleet(schedule.Periodic, 10, g)
+		rate, b, err := burst(s.Spec, marginQuantile)
 		if err != nil {
 			return nil, err
 		}
@@ -339,6 +345,49 @@ func liveCorrelation(w *workshop) (*work, error) {
 		curves[j+1].labels = nil // all are SRTM's
 	}
 	p.series = curves
+	made.panels = []panel{p}
+	return made, nil
+}
+
+// liveTraces replays recorded traffic, a tenth of what is simulated, with SRTM's
+// placement over six brokers and blindly.
+func liveTraces(w *workshop) (*work, error) {
+	made := &work{}
+	p := panel{id: "livetraces", header: append([]string{"trace", "policy"}, liveColumns...)}
+	for i, t := range recorded {
+		w.stage("recordings", i+1, len(recorded))
+		o := load.Default()
+		o.Trace, o.Spec.Seed = filepath.Join(w.traces, t.file), w.seed
+		if _, err := os.Stat(o.Trace); err != nil {
+			return nil, impossible{"the recorded traffic is not there: " + t.file}
+		}
+		o.Replay.Compress, o.Replay.Copies = t.compress, max(1, t.copies/10)
+		o.Replay.From = time.Duration(t.from * float64(time.Second))
+		o.Replay.To = o.Replay.From + time.Duration(t.compress*float64(livePhase+2*time.Second))
+		l, err := o.Build()
+		if err != nil {
+			return nil, err
+		}
+		r, err := w.cluster(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), 0)
+		if err != nil {
+			return nil, err
+		}
+		srtm, blind := measure(&r.Phases[0]), measure(&r.Phases[1])
+		simSRTM, err := w.same(o, r, placement.SRTM, srtm.k)
+		if err != nil {
+			return nil, err
+		}
+		simBlind, err := w.same(o, r, placement.MaxMin, blind.k)
+		if err != nil {
+			return nil, err
+		}
+		p.rows = append(p.rows, append([]string{t.id, "srtm"}, srtm.cells(simSRTM)...), append([]string{t.id, "blind"}, blind.cells(simBlind)...))
+		made.rows = append(made.rows, row{
+			Figure: "recorded: " + t.id + ", 1/10", Quantity: fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.k, blind.k),
+			Simulated: ms(simSRTM.p99.mean) + ", " + ms(simBlind.p99.mean), Live: ms(srtm.p99) + ", " + ms(blind.p99),
+			Note: fmt.Sprintf("%.0f msg/s, b = %d, a quarter more than profiled", l.Rate(), r.Burst),
+		})
+	}
 	made.panels = []panel{p}
 	return made, nil
 }
