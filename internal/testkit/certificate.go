@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 )
@@ -61,10 +62,32 @@ type Certificate struct {
 // name as its common name and as a DNS name.
 func (a *Authority) Certificate(name string) Certificate {
 	a.t.Helper()
+	return a.certificate(name, time.Now().Add(24*time.Hour), net.IPv4(127, 0, 0, 1), net.IPv6loopback)
+}
+
+// Expired makes one that was valid until a minute ago.
+func (a *Authority) Expired(name string) Certificate {
+	a.t.Helper()
+	return a.certificate(name, time.Now().Add(-time.Minute), net.IPv4(127, 0, 0, 1), net.IPv6loopback)
+}
+
+// Elsewhere makes one for a server that is not on loopback.
+func (a *Authority) Elsewhere(name string) Certificate {
+	a.t.Helper()
+	return a.certificate(name, time.Now().Add(24*time.Hour), net.IPv4(192, 0, 2, 1))
+}
+
+func (a *Authority) certificate(name string, until time.Time, addresses ...net.IP) Certificate {
+	a.t.Helper()
+	names := []string{name}
+	if slices.ContainsFunc(addresses, net.IP.IsLoopback) {
+		names = append(names, "localhost")
+	}
 	der, key := a.sign(&x509.Certificate{
+		NotAfter:    until,
 		Subject:     pkix.Name{CommonName: name},
-		DNSNames:    []string{name, "localhost"},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		DNSNames:    names,
+		IPAddresses: addresses,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
@@ -94,7 +117,9 @@ func (a *Authority) sign(template *x509.Certificate) (der []byte, key *ecdsa.Pri
 		a.t.Fatalf("serial number: %v", err)
 	}
 	template.NotBefore = time.Now().Add(-time.Hour)
-	template.NotAfter = time.Now().Add(24 * time.Hour)
+	if template.NotAfter.IsZero() {
+		template.NotAfter = time.Now().Add(24 * time.Hour)
+	}
 	parent, signer := a.cert, a.key
 	if parent == nil {
 		parent, signer = template, key
