@@ -38,7 +38,7 @@ type Config struct {
 	// Address is the loaddistributor's gRPC host:port, or those of several, with
 	// commas: any of them can say where a publisher belongs.
 	Address string
-	// DialOptions replace the default, a connection without TLS.
+	// DialOptions are added to the default, a connection without TLS: credentials.
 	DialOptions []grpc.DialOption
 	// NSQ is the model for connections to brokers (TLS, timeouts, secrets);
 	// ClientID is overwritten with the publisher's id. Nil means
@@ -112,13 +112,11 @@ func New(cfg Config) (*Client, error) {
 	if err := cfg.NSQ.Validate(); err != nil {
 		return nil, fmt.Errorf("client: NSQ configuration: %w", err)
 	}
-	if cfg.DialOptions == nil {
-		params := grpc.ConnectParams{Backoff: grpcbackoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
-		params.Backoff.BaseDelay, params.Backoff.MaxDelay = 5*firstBackoff, lastBackoff
-		cfg.DialOptions = []grpc.DialOption{
-			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params),
-		}
-	}
+	params := grpc.ConnectParams{Backoff: grpcbackoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
+	params.Backoff.BaseDelay, params.Backoff.MaxDelay = 5*firstBackoff, lastBackoff
+	cfg.DialOptions = append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params),
+	}, cfg.DialOptions...)
 	c := &Client{cfg: cfg, log: cfg.Logger}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)

@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 // serve runs everything in one role, until ctx ends or the role does.
 func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err error) {
 	registry := obs.NewRegistry()
-	server := grpc.NewServer(duplex.ServerOptions()...)
+	server := grpc.NewServer(append(duplex.ServerOptions(), opts.guard.Options()...)...)
 
 	var adaptor controller.Adaptor
 	var embedded *loop.Server
@@ -73,7 +73,7 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 		srtmv1.RegisterGrantServiceServer(server, embedded)
 		adaptor = embedded
 	default:
-		conn, err := dial(opts.tbadaptorAddress)
+		conn, err := dial(opts.tbadaptorAddress, opts.adaptorOptions)
 		if err != nil {
 			return lifecycle.UsageError{Err: fmt.Errorf("--tbadaptor-address: %w", err)}
 		}
@@ -125,7 +125,7 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	// Stopped in reverse: health says so first, the controller rolls back while
 	// the brokers' sessions are still up, then streams end, then servers.
 	var group lifecycle.Group
-	group.Add("http", lifecycle.Serve(webListener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
+	group.Add("http", lifecycle.Serve(opts.guard.Listener(webListener), &http.Server{Handler: opts.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
 	if nodeListener != nil {
 		registrations := lookup.NewNodes(directory, nodes, log, registry)
 		group.Add("nodes", func(ctx context.Context) error { return registrations.Run(ctx, nodeListener) })

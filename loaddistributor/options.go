@@ -14,10 +14,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
@@ -34,6 +34,10 @@ type options struct {
 	inactiveProducer         time.Duration
 	tombstoneLifetime        time.Duration
 	hostname                 string // not configured
+	security                 secure.ServerConfig
+	guard                    *secure.Server      // of security, once it is read
+	adaptorSecurity          secure.ClientConfig // towards a tbadaptor
+	adaptorOptions           []grpc.DialOption   // of adaptorSecurity, once it is read
 	tbadaptorAddress         string
 	store, dataPath          string
 	advertise                string // what a leader tells others
@@ -57,6 +61,9 @@ type options struct {
 
 // fittingOff is --fitting for topics that stay where their rate placed them.
 const fittingOff = "off"
+
+// adaptorPrefix begins the flags of the credentials for a tbadaptor.
+const adaptorPrefix = "tbadaptor-"
 
 // list is a flag that may be repeated.
 type list []string
@@ -85,6 +92,8 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
 	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
+	o.security.Flags(fs)
+	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
 	fs.StringVar(&o.store, "store", storeBolt, "where topics and placements are kept: bbolt (a file), etcd (shared by several, one leads) or memory (lost at the end)")
 	fs.StringVar(&o.dataPath, "data-path", ".", "`folder` of --store=bbolt")
 	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` that followers send others to while this process leads (default --grpc-address)")
@@ -142,6 +151,14 @@ func (o *options) validate() error {
 	if o.fitting != fittingOff && o.fitting != fitting.ModeFast {
 		errs = append(errs, fmt.Errorf("--fitting %q is none of %s, %s", o.fitting, fitting.ModeFast, fittingOff))
 	}
+	if o.guard, err = o.security.Load(); err != nil {
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, o.guard.CheckGRPC("--grpc-address", o.grpcAddress), o.guard.CheckHTTP("--http-address", o.httpAddress),
+			o.guard.CheckPlain("--tcp-address", o.tcpAddress))
+	}
+	o.adaptorOptions, err = o.adaptorSecurity.Load(adaptorPrefix)
+	errs = append(errs, err)
 	switch o.store {
 	case storeBolt, storeMemory:
 		if len(o.etcdEndpoints) > 0 {
@@ -196,13 +213,12 @@ func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) lo
 }
 
 // dial makes a connection that comes back by itself. It does not wait.
-func dial(address string) (*grpc.ClientConn, error) {
-	return grpc.NewClient(address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
+	return grpc.NewClient(address, append([]grpc.DialOption{
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 2 * time.Second,
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
-	)
+	}, options...)...)
 }

@@ -236,6 +236,7 @@ func (o *options) agentConfig(n httpapi.Node, drain func(string, map[string]bool
 		Policy:          agent.Policy(o.Policy),
 		Version:         n.Release,
 		DrainPublishers: drain,
+		DialOptions:     o.controlOptions,
 		Log:             log,
 		Metrics:         metrics,
 	}

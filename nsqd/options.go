@@ -14,7 +14,10 @@ import (
 	"runtime"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/agent"
@@ -85,6 +88,8 @@ type options struct {
 
 	// The cluster of SRTM.
 	LoadDistributor string
+	Control         secure.ClientConfig // towards it and the tbadaptor
+	controlOptions  []grpc.DialOption   // of Control, once it is read
 	BrokerID        string
 	Mcap            int64
 	Policy          string
@@ -200,6 +205,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 10*time.Second, "how long to go on delivering after SIGTERM")
 
 	fs.StringVar(&o.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
+	o.Control.Flags(fs, controlPrefix, "the loaddistributor and the tbadaptor")
 	fs.StringVar(&o.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
 	fs.StringVar(&o.Policy, "policy", string(agent.Available), "what to do when the lease on shares is gone: available (go on with the bases) or strict (stop)")
 	fs.Int64Var(&o.Mcap, "mcap", 20_000, "greatest rate, in `msg/s`, that this broker carries within the SLO")
@@ -312,6 +318,9 @@ func (o *options) validate() error {
 	}
 
 	fault(o.Policy != string(agent.Available) && o.Policy != string(agent.Strict), "--policy %q is neither %s nor %s", o.Policy, agent.Available, agent.Strict)
+	var controlErr error
+	o.controlOptions, controlErr = o.Control.Load(controlPrefix)
+	errs = append(errs, controlErr)
 	if o.managed() {
 		fault(o.Mcap <= 0, "--mcap %d is not a positive rate", o.Mcap)
 		fault(len(o.TopicLimits) > 0, "--topic-limit is for standalone brokers: in a cluster the loaddistributor gives the contracts")
@@ -323,6 +332,10 @@ func (o *options) validate() error {
 
 // dataPath is the folder that --data-path means.
 func (o *options) dataPath() string { return cmp.Or(o.DataPath, ".") }
+
+// controlPrefix begins the flags of the control plane's credentials: those
+// without are NSQ's own.
+const controlPrefix = "control-"
 
 // managed reports whether a loaddistributor places this broker's topics.
 func (o *options) managed() bool { return o.LoadDistributor != "" }

@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(duplex.ServerOptions()...)
+	server := grpc.NewServer(append(duplex.ServerOptions(), opts.guard.Options()...)...)
 	srtmv1.RegisterGrantServiceServer(server, adaptor)
 	healthy := health.NewServer()
 	healthv1.RegisterHealthServer(server, healthy)
@@ -70,7 +70,7 @@ func run(ctx context.Context, args []string) error {
 
 	// Stopped in reverse: health says so first, then sessions end, then servers.
 	var group lifecycle.Group
-	group.Add("http", lifecycle.Serve(webListener, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
+	group.Add("http", lifecycle.Serve(opts.guard.Listener(webListener), &http.Server{Handler: opts.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
 	group.Add("grpc", lifecycle.ServeGRPC(rpcListener, server))
 	group.Add("adaptor", adaptor.Run)
 	group.Add("health", func(ctx context.Context) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
@@ -21,6 +22,8 @@ type options struct {
 	window                   time.Duration
 	ackTimeout               time.Duration
 	leases                   *loop.LeaseFlags
+	security                 secure.ServerConfig
+	guard                    *secure.Server // of security, once it is read
 	logLevel, logFormat      string
 }
 
@@ -30,6 +33,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs := flag.NewFlagSet("tbadaptor", flag.ContinueOnError)
 	fs.StringVar(&o.grpcAddress, "grpc-address", "127.0.0.1:4180", "`host:port` for gRPC: brokers and the loaddistributor")
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4181", "`host:port` for HTTP: metrics, profiles")
+	o.security.Flags(fs)
 	fs.DurationVar(&o.period, "period", loop.DefaultPeriod, "how often shares are proposed")
 	fs.DurationVar(&o.window, "window", loop.DefaultWindow, "how far back the loads reach that proposals go by")
 	fs.DurationVar(&o.ackTimeout, "ack-timeout", loop.DefaultAckTimeout, "how long brokers may take to acknowledge a new contract's shares")
@@ -47,7 +51,13 @@ func (o *options) validate() error {
 	if err != nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return errors.Join(err, o.loopConfig(log, nil).Validate())
+	errs := []error{err, o.loopConfig(log, nil).Validate()}
+	if o.guard, err = o.security.Load(); err != nil {
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, o.guard.CheckGRPC("--grpc-address", o.grpcAddress), o.guard.CheckHTTP("--http-address", o.httpAddress))
+	}
+	return errors.Join(errs...)
 }
 
 func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {

@@ -1,6 +1,8 @@
 package targets
 
 import (
+	"fmt"
+	"net"
 	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -22,7 +24,12 @@ func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	}
 	var state resolver.State
 	for _, address := range all {
-		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: address}}})
+		// Each has a certificate of its own host's.
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a host:port: %w", address, err)
+		}
+		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: address, ServerName: host}}})
 	}
 	m := manual.NewBuilderWithScheme("several")
 	m.InitialState(state)

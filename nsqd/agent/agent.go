@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/internal/targets"
 )
@@ -45,8 +46,11 @@ type Config struct {
 	DrainPublishers func(topic string, clientIDs map[string]bool) int
 	Policy          Policy // empty: Available
 	Store           Store  // of bases; nil: they end with the process
-	Log             *slog.Logger
-	Metrics         prometheus.Registerer // nil: not exported
+	// DialOptions are for connections to the loaddistributor and the tbadaptor:
+	// credentials. nil: in clear.
+	DialOptions []grpc.DialOption
+	Log         *slog.Logger
+	Metrics     prometheus.Registerer // nil: not exported
 }
 
 // Validate returns all problems at once.

@@ -65,6 +65,7 @@ func (l *link[Req]) report(m *Req) bool {
 type keeper[Req, Res any] struct {
 	name      string
 	addresses []string // any of them will do, or says which
+	options   []grpc.DialOption
 	log       *slog.Logger
 	rng       *rand.Rand // owned by keep
 	open      func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[Req, Res], error)
@@ -82,7 +83,7 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 	conns := make([]*grpc.ClientConn, len(k.addresses))
 	for i, address := range k.addresses {
 		var err error
-		if conns[i], err = dial(address); err != nil {
+		if conns[i], err = dial(address, k.options); err != nil {
 			// Only a target that does not parse; Config.Validate or the hello let it through.
 			k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err)
 			return
@@ -128,8 +129,8 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 }
 
 // dial makes a connection that comes back by itself. It does not wait.
-func dial(address string) (*grpc.ClientConn, error) {
-	return grpc.NewClient(address,
+func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
+	return grpc.NewClient(address, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
@@ -139,7 +140,7 @@ func dial(address string) (*grpc.ClientConn, error) {
 		// dead host comes from the reports: with keepalive set, gRPC gives up a
 		// connection whose bytes stay unacknowledged for Timeout.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
-	)
+	}, options...)...)
 }
 
 // next returns which address to try after a failure at one of them: the leader's

@@ -95,7 +95,7 @@ func (o *owner) run(ctx context.Context) {
 
 func (a *Agent) controlKeeper(ctx context.Context) keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
 	return keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
-		name: controlSession, addresses: a.cfg.loadDistributors(), log: a.cfg.Log, rng: a.rng(0),
+		name: controlSession, addresses: a.cfg.loadDistributors(), options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(0),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
 			return srtmv1.NewBrokerServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
 		},
@@ -218,7 +218,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 
 func (a *Agent) grantKeeper(ctx context.Context, address string, n uint64) keeper[srtmv1.NodeMessage, srtmv1.GrantMessage] {
 	return keeper[srtmv1.NodeMessage, srtmv1.GrantMessage]{
-		name: grantSession, addresses: []string{address}, log: a.cfg.Log, rng: a.rng(n),
+		name: grantSession, addresses: []string{address}, options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(n),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
 			return srtmv1.NewGrantServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
 		},

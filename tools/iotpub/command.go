@@ -115,6 +115,7 @@ each accepted message came exactly once.`,
 	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "topic to publish to")
 	fs.StringVar(&cfg.Nsqd, "nsqd-tcp-address", "", "`host:port` of the broker that all publishers connect to")
 	fs.StringVar(&cfg.Loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor that places the publishers instead")
+	cfg.Trust.Flags(fs, "", "the loaddistributor")
 	fs.BoolVar(&cfg.Subscribe, "subscribe", false, "receive the messages too, and check that each comes exactly once")
 	fs.StringVar(&cfg.Channel, "channel", cfg.Channel, "with --subscribe: channel to subscribe to")
 	fs.StringSliceVar(&cfg.Lookupd, "lookupd-http-address", nil, "with --subscribe: `host:port` that says where the topic is; may be repeated; without it the subscriber connects to --nsqd-tcp-address")

@@ -13,12 +13,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/tools/srtm/agent"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
@@ -37,6 +37,8 @@ const (
 // cli is what the commands that talk to a cluster share.
 type cli struct {
 	address string
+	trust   secure.ClientConfig
+	options []grpc.DialOption // of trust, once it is read
 	output  string
 	timeout time.Duration
 }
@@ -104,6 +106,7 @@ func (c *cli) flags(cmd *cobra.Command) {
 		address = "127.0.0.1:4170"
 	}
 	cmd.Flags().StringVar(&c.address, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")")
+	c.trust.Flags(cmd.Flags(), "", "the loaddistributor")
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 30*time.Second, "how long to wait for the loaddistributor")
 }
@@ -115,6 +118,10 @@ func (c *cli) call(cmd *cobra.Command, do func(context.Context, *grpc.ClientConn
 	}
 	if c.timeout <= 0 {
 		return usagef("--timeout %v is not positive", c.timeout)
+	}
+	var err error
+	if c.options, err = c.trust.Load(""); err != nil {
+		return lifecycle.UsageError{Err: err}
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
 	defer cancel()
@@ -152,7 +159,7 @@ const (
 )
 
 func (c *cli) once(ctx context.Context, address string, do func(context.Context, *grpc.ClientConn) error) (err error) {
-	conn, err := targets.Dial(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := targets.Dial(address, c.options...)
 	if err != nil {
 		return usagef("--loaddistributor-address %q: %v", address, err)
 	}

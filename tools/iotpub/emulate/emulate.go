@@ -16,12 +16,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/fleet"
@@ -40,6 +40,7 @@ type Config struct {
 	// Nsqd is the broker of all publishers; empty: Loaddistributor places them.
 	Nsqd            string
 	Loaddistributor string
+	Trust           secure.ClientConfig // towards the loaddistributor
 
 	// Subscribe receives on Channel what is sent, and keeps account. Lookupd
 	// say where the topic is; without any, the subscriber asks nobody and
@@ -85,6 +86,8 @@ func (c *Config) Validate() error {
 	fault(c.Subscribe && !wire.ValidChannelName(c.Channel), "channel: %q is no valid name", c.Channel)
 	fault(c.Duration <= 0, "duration: %v, want more than 0", c.Duration)
 	fault((c.Nsqd == "") == (c.Loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
+	_, err := c.Trust.Load("")
+	fault(err != nil, "%w", err)
 	fault(c.Subscribe && c.Nsqd == "" && len(c.Lookupd) == 0, "subscribing needs the address of a lookupd where the loaddistributor places the publishers")
 	for _, a := range slices.Concat([]string{c.Nsqd, c.Loaddistributor}, c.Lookupd) {
 		if a != "" {
@@ -275,7 +278,11 @@ func (r *run) latencies() []obs.TaggedLatency {
 
 // follow hands the loaddistributor's assignments to the fleet.
 func (r *run) follow(ctx context.Context) (err error) {
-	conn, err := grpc.NewClient(r.cfg.Loaddistributor, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	options, err := r.cfg.Trust.Load("")
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient(r.cfg.Loaddistributor, options...)
 	if err != nil {
 		return err
 	}

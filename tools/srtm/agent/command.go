@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 )
 
 // AddressEnv names the loaddistributor where the flag does not.
@@ -26,6 +27,8 @@ type settings struct {
 	tcpAddress, httpAddress string
 	resend                  string
 	producerOpts            []string
+	trust                   secure.ClientConfig
+	force                   bool
 	logLevel, logFormat     string
 	cfg                     Config
 }
@@ -61,6 +64,8 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4150", "`host:port` for producers, NSQ's protocol")
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4190", "`host:port` for metrics and profiles; empty for none")
 	fs.StringVar(&o.cfg.Loaddistributor, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
+	o.trust.Flags(fs, "", "the loaddistributor")
+	fs.BoolVar(&o.force, "allow-insecure-listen", false, "listen beyond loopback, where anybody may publish")
 	fs.StringVar(&o.cfg.PublisherID, "publisher-id", "", "`id` of all that is published here (default each producer's client_id)")
 	fs.DurationVar(&o.cfg.PublishTimeout, "publish-timeout", DefaultPublishTimeout, "how long a publish may wait for a broker and its answer")
 	fs.StringVar(&o.resend, "resend", "orderly", "`which` publishes without an answer are sent again: orderly (after an orderly end of the connection), always, never")
@@ -83,6 +88,14 @@ func (o *settings) validate() (Config, error) {
 	errs = append(errs, err)
 	cfg := o.cfg
 	cfg.Log = log
+	guard, err := secure.ServerConfig{Force: o.force}.Load()
+	if err != nil {
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, guard.CheckPlain("--tcp-address", o.tcpAddress), guard.CheckPlain("--http-address", o.httpAddress))
+	}
+	cfg.DialOptions, err = o.trust.Load("")
+	errs = append(errs, err)
 	resend, known := resends[o.resend]
 	if !known {
 		errs = append(errs, fmt.Errorf("--resend %q is none of orderly, always, never", o.resend))

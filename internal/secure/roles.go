@@ -1,0 +1,70 @@
+package secure
+
+import (
+	"fmt"
+	"strings"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Role is what a token's bearer may do. Each includes the ones before it.
+type Role uint8
+
+// The roles; the zero value is nobody's.
+const (
+	// Nobody may ask whether a server is healthy.
+	Nobody Role = iota
+	// ReadOnly may look at everything, and publishers need it.
+	ReadOnly
+	// Node may also be a broker or an adaptor's broker.
+	Node
+	// Admin may do everything.
+	Admin
+)
+
+var roleNames = [...]string{Nobody: "nobody", ReadOnly: "read-only", Node: "node", Admin: "admin"}
+
+// String returns the name, as in a token file.
+func (r Role) String() string {
+	if int(r) < len(roleNames) {
+		return roleNames[r]
+	}
+	return fmt.Sprintf("role %d", r)
+}
+
+// parseRole is the reverse of String; nobody has no tokens.
+func parseRole(name string) (Role, bool) {
+	for r := ReadOnly; r <= Admin; r++ {
+		if roleNames[r] == name {
+			return r, true
+		}
+	}
+	return Nobody, false
+}
+
+// methods that need less than Admin, which is what any other takes: a method is
+// not open because somebody forgot it here.
+var methods = map[string]Role{
+	srtmv1.AdminService_GetTopic_FullMethodName:    ReadOnly,
+	srtmv1.AdminService_ListTopics_FullMethodName:  ReadOnly,
+	srtmv1.AdminService_ListBrokers_FullMethodName: ReadOnly,
+	srtmv1.PlacementService_Resolve_FullMethodName: ReadOnly,
+	srtmv1.PlacementService_Watch_FullMethodName:   ReadOnly,
+	srtmv1.GrantService_ListShares_FullMethodName:  ReadOnly,
+	srtmv1.BrokerService_Session_FullMethodName:    Node,
+	srtmv1.GrantService_Session_FullMethodName:     Node,
+}
+
+// needs returns the role that a gRPC method takes.
+func needs(method string) Role {
+	if role, known := methods[method]; known {
+		return role
+	}
+	switch {
+	case strings.HasPrefix(method, "/grpc.health.v1.Health/"):
+		return Nobody
+	case strings.HasPrefix(method, "/grpc.reflection."):
+		return ReadOnly
+	}
+	return Admin
+}

@@ -1,0 +1,458 @@
+package secure
+
+import (
+	"context"
+	"crypto/tls"
+	"flag"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// Tokens of each role.
+const (
+	lookToken  = "look-0123456789abcdef"
+	nodeToken  = "node-0123456789abcdef"
+	adminToken = "admin-0123456789abcdef"
+)
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func tokenFile(t *testing.T) string {
+	return write(t, "# who may what\n\nread-only "+lookToken+"\nnode "+nodeToken+"\n  admin\t"+adminToken+"  \n")
+}
+
+// serve runs a gRPC server until t ends, and returns its address.
+func serve(t *testing.T, cfg ServerConfig) string {
+	t.Helper()
+	s, err := cfg.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(s.Options()...)
+	healthv1.RegisterHealthServer(server, health.NewServer())
+	srtmv1.RegisterAdminServiceServer(server, srtmv1.UnimplementedAdminServiceServer{})
+	srtmv1.RegisterPlacementServiceServer(server, srtmv1.UnimplementedPlacementServiceServer{})
+	srtmv1.RegisterBrokerServiceServer(server, srtmv1.UnimplementedBrokerServiceServer{})
+	srtmv1.RegisterGrantServiceServer(server, srtmv1.UnimplementedGrantServiceServer{})
+	ln := testkit.Listen(t)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(ln) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return ln.Addr().String()
+}
+
+// dial returns a connection that is closed when t ends.
+func dial(t *testing.T, address string, cfg ClientConfig) *grpc.ClientConn {
+	t.Helper()
+	options, err := cfg.Load("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(address, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// ask calls a method as if it took and gave nothing, and returns the error.
+func ask(t *testing.T, conn *grpc.ClientConn, method string) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(&srtmv1.ListBrokersRequest{}); err != nil && err != io.EOF {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	return stream.RecvMsg(&srtmv1.ListBrokersResponse{})
+}
+
+// all returns every method of the API.
+func all(t *testing.T) (methods []string) {
+	t.Helper()
+	for _, desc := range []grpc.ServiceDesc{
+		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc,
+	} {
+		for _, m := range desc.Methods {
+			methods = append(methods, "/"+desc.ServiceName+"/"+m.MethodName)
+		}
+		for _, s := range desc.Streams {
+			methods = append(methods, "/"+desc.ServiceName+"/"+s.StreamName)
+		}
+	}
+	return methods
+}
+
+// Each token opens what its role may do, and nothing else: every method of the
+// API, by every bearer.
+func TestRolesOfEveryMethod(t *testing.T) {
+	address := serve(t, ServerConfig{TokenFile: tokenFile(t)})
+	known := map[string]bool{}
+	for _, m := range all(t) {
+		known[m] = true
+	}
+	for method := range methods {
+		if !known[method] {
+			t.Errorf("%s is none of the API", method)
+		}
+	}
+	bearers := map[string]struct {
+		token string
+		role  Role
+	}{"nobody": {"", Nobody}, "read-only": {lookToken, ReadOnly}, "node": {nodeToken, Node}, "admin": {adminToken, Admin}}
+	for name, b := range bearers {
+		var cfg ClientConfig
+		if b.token != "" {
+			cfg.TokenFile = write(t, b.token+"\n")
+		}
+		conn := dial(t, address, cfg)
+		for method := range known {
+			want := codes.Unimplemented // it came through
+			switch {
+			case b.role == Nobody:
+				want = codes.Unauthenticated
+			case b.role < needs(method):
+				want = codes.PermissionDenied
+			}
+			if got := status.Code(ask(t, conn, method)); got != want {
+				t.Errorf("%s: %s: %v, want %v", name, method, got, want)
+			}
+		}
+		if _, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
+			t.Errorf("%s: health: %v", name, err)
+		}
+	}
+	conn := dial(t, address, ClientConfig{TokenFile: write(t, strings.Repeat("x", 40))})
+	err := ask(t, conn, srtmv1.AdminService_ListTopics_FullMethodName)
+	if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), badToken) {
+		t.Errorf("an unknown token: %v", err)
+	}
+}
+
+// What changes something takes Admin, whatever is added to the API.
+func TestWhoMayChange(t *testing.T) {
+	for method, want := range map[string]Role{
+		srtmv1.AdminService_CreateTopic_FullMethodName:    Admin,
+		srtmv1.AdminService_DeleteTopic_FullMethodName:    Admin,
+		srtmv1.GrantService_SetContract_FullMethodName:    Admin,
+		srtmv1.GrantService_RemoveContract_FullMethodName: Admin,
+		srtmv1.BrokerService_Session_FullMethodName:       Node,
+		srtmv1.GrantService_Session_FullMethodName:        Node,
+		srtmv1.PlacementService_Watch_FullMethodName:      ReadOnly,
+		"/srtm.v1.AdminService/NotWrittenYet":             Admin,
+		"/grpc.health.v1.Health/Check":                    Nobody,
+		"/grpc.reflection.v1.ServerReflection/Info":       ReadOnly,
+	} {
+		if got := needs(method); got != want {
+			t.Errorf("%s takes %v, want %v", method, got, want)
+		}
+	}
+}
+
+func TestTLS(t *testing.T) {
+	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	server, client := ours.Certificate("server"), ours.Certificate("client")
+	tlsOnly := serve(t, ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile})
+	mutual := serve(t, ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: ours.File})
+	old := ours.Expired("old")
+	expired := serve(t, ServerConfig{CertFile: old.CertFile, KeyFile: old.KeyFile})
+	away := ours.Elsewhere("away")
+	wrongHost := serve(t, ServerConfig{CertFile: away.CertFile, KeyFile: away.KeyFile})
+	clear := serve(t, ServerConfig{})
+	foreign, late := others.Certificate("client"), ours.Expired("late")
+
+	for name, c := range map[string]struct {
+		address string
+		cfg     ClientConfig
+		fault   string // in the error; "": it works
+	}{
+		"TLS":                               {tlsOnly, ClientConfig{CAFile: ours.File}, ""},
+		"in clear to a server with TLS":     {tlsOnly, ClientConfig{}, "error reading server preface"},
+		"TLS to a server without":           {clear, ClientConfig{CAFile: ours.File}, "first record does not look like a TLS handshake"},
+		"an authority of others":            {tlsOnly, ClientConfig{CAFile: others.File}, "certificate signed by unknown authority"},
+		"the system's authorities":          {tlsOnly, ClientConfig{CAFile: SystemCA}, "certificate signed by unknown authority"},
+		"a server with an old certificate":  {expired, ClientConfig{CAFile: ours.File}, "expired"},
+		"a server with another's":           {wrongHost, ClientConfig{CAFile: ours.File}, "certificate is valid for 192.0.2.1, not 127.0.0.1"},
+		"mutual":                            {mutual, ClientConfig{CAFile: ours.File, CertFile: client.CertFile, KeyFile: client.KeyFile}, ""},
+		"mutual, without our certificate":   {mutual, ClientConfig{CAFile: ours.File}, "certificate required"},
+		"mutual, with that of others":       {mutual, ClientConfig{CAFile: ours.File, CertFile: foreign.CertFile, KeyFile: foreign.KeyFile}, "certificate"},
+		"mutual, with an old certificate":   {mutual, ClientConfig{CAFile: ours.File, CertFile: late.CertFile, KeyFile: late.KeyFile}, "certificate"},
+		"mutual, in clear":                  {mutual, ClientConfig{}, "error reading server preface"},
+		"in clear, where nothing is needed": {clear, ClientConfig{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := ask(t, dial(t, c.address, c.cfg), srtmv1.AdminService_CreateTopic_FullMethodName)
+			if c.fault == "" {
+				if status.Code(err) != codes.Unimplemented {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("got %v, want no connection", err)
+			}
+			// What the server says of a client's certificate may be lost with
+			// the connection.
+			if strings.HasPrefix(name, "mutual") {
+				return
+			}
+			if !strings.Contains(err.Error(), c.fault) {
+				t.Errorf("got %v, want %q", err, c.fault)
+			}
+		})
+	}
+}
+
+func TestTLSAndTokens(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	server := a.Certificate("server")
+	address := serve(t, ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, TokenFile: tokenFile(t)})
+	for token, want := range map[string]codes.Code{adminToken: codes.Unimplemented, nodeToken: codes.PermissionDenied} {
+		conn := dial(t, address, ClientConfig{CAFile: a.File, TokenFile: write(t, token)})
+		if got := status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName)); got != want {
+			t.Errorf("%s: %v, want %v", token, got, want)
+		}
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	cert := a.Certificate("server")
+	s, err := ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile, TokenFile: tokenFile(t), HTTPTLS: true}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewUnstartedServer(s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	web.Listener = s.Listener(web.Listener)
+	web.Start()
+	defer web.Close()
+	client := web.Client()
+	client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: a.Pool}
+	url := "https://" + web.Listener.Addr().String()
+	for _, c := range []struct {
+		method, path, token string
+		want                int
+	}{
+		{"GET", "/ping", "", 200},
+		{"GET", "/healthz", "", 200},
+		{"GET", "/lookup?topic=t", "", 401},
+		{"GET", "/lookup?topic=t", strings.Repeat("x", 40), 401},
+		{"GET", "/lookup?topic=t", lookToken, 200},
+		{"GET", "/metrics", lookToken, 200},
+		{"GET", "/debug/state", lookToken, 403},
+		{"GET", "/debug/pprof/", nodeToken, 403},
+		{"GET", "/debug/state", adminToken, 200},
+		{"POST", "/topic/delete?topic=t", lookToken, 403},
+		{"POST", "/ping", lookToken, 403},
+		{"PUT", "/config/x", nodeToken, 403},
+		{"POST", "/topic/delete?topic=t", adminToken, 200},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), c.method, url+c.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.token != "" {
+			req.Header.Set("Authorization", "Bearer "+c.token)
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != c.want || (c.want == 401) != (res.Header.Get("WWW-Authenticate") == "Bearer") {
+			t.Errorf("%s %s with %q: %d, want %d", c.method, c.path, c.token, res.StatusCode, c.want)
+		}
+	}
+	if res, err := http.NewRequest("GET", "http://"+web.Listener.Addr().String()+"/ping", nil); err != nil {
+		t.Fatal(err)
+	} else if answer, err := client.Do(res); err == nil {
+		answer.Body.Close()
+		if answer.StatusCode == http.StatusOK {
+			t.Error("it answers in clear, too")
+		}
+	}
+
+	open, err := ServerConfig{}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	open.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })).
+		ServeHTTP(w, httptest.NewRequest("POST", "/debug/x", nil))
+	if ln := testkit.Listen(t); w.Code != http.StatusTeapot || open.Listener(ln) != ln {
+		t.Errorf("without configuration: %d, or another listener", w.Code)
+	}
+}
+
+func TestWhereToListen(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	cert, file := a.Certificate("server"), tokenFile(t)
+	onlyTLS := ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile}
+	with := func(change func(*ServerConfig)) ServerConfig {
+		c := onlyTLS
+		change(&c)
+		return c
+	}
+	const everywhere = "0.0.0.0:4170"
+	for name, c := range map[string]struct {
+		cfg               ServerConfig
+		address           string
+		rpc, http, others bool // allowed
+	}{
+		"loopback":           {ServerConfig{}, "127.0.0.1:1", true, true, true},
+		"loopback, IPv6":     {ServerConfig{}, "[::1]:1", true, true, true},
+		"loopback, by name":  {ServerConfig{}, "localhost:1", true, true, true},
+		"none":               {ServerConfig{}, "", true, true, true},
+		"everywhere":         {ServerConfig{}, everywhere, false, false, false},
+		"every interface":    {ServerConfig{}, ":4170", false, false, false},
+		"one beyond":         {ServerConfig{}, "192.0.2.1:4170", false, false, false},
+		"TLS alone":          {onlyTLS, everywhere, false, false, false},
+		"tokens in clear":    {ServerConfig{TokenFile: file}, everywhere, false, false, false},
+		"mutual":             {with(func(c *ServerConfig) { c.ClientCAFile = a.File }), everywhere, true, false, false},
+		"mutual, HTTP too":   {with(func(c *ServerConfig) { c.ClientCAFile, c.HTTPTLS = a.File, true }), everywhere, true, true, false},
+		"TLS and tokens":     {with(func(c *ServerConfig) { c.TokenFile = file }), everywhere, true, false, false},
+		"both, and for HTTP": {with(func(c *ServerConfig) { c.TokenFile, c.HTTPTLS = file, true }), everywhere, true, true, false},
+		"forced":             {ServerConfig{Force: true}, everywhere, true, true, true},
+	} {
+		s, err := c.cfg.Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, check := range []struct {
+			what string
+			err  error
+			want bool
+		}{
+			{"gRPC", s.CheckGRPC("--address", c.address), c.rpc},
+			{"HTTP", s.CheckHTTP("--address", c.address), c.http},
+			{"else", s.CheckPlain("--address", c.address), c.others},
+		} {
+			if (check.err == nil) != check.want {
+				t.Errorf("%s: %s: %v, want allowed: %v", name, check.what, check.err, check.want)
+			}
+			if check.err != nil && !strings.Contains(check.err.Error(), "--allow-insecure-listen") {
+				t.Errorf("%s: %v does not say how", name, check.err)
+			}
+		}
+	}
+}
+
+func TestFaultsAreNamedTogether(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	cert := a.Certificate("server")
+	empty := write(t, "")
+	for name, c := range map[string]struct {
+		cfg  ServerConfig
+		want []string
+	}{
+		"half a pair": {ServerConfig{CertFile: "x", ClientCAFile: empty, TokenFile: empty}, []string{"--tls-cert and --tls-key", "--tls-client-ca", "no certificate", "--token-file", "no token"}},
+		"no pair":     {ServerConfig{CertFile: "/nothing", KeyFile: "/nothing"}, []string{"--tls-cert, --tls-key", "/nothing"}},
+		"CA alone":    {ServerConfig{ClientCAFile: a.File}, []string{"--tls-client-ca needs --tls-cert"}},
+		"HTTP alone":  {ServerConfig{HTTPTLS: true}, []string{"--http-tls needs --tls-cert"}},
+		"tokens": {ServerConfig{TokenFile: write(t, "root "+adminToken+"\nadmin\nadmin short\nadmin "+adminToken+" x\nadmin "+adminToken+"\nnode "+adminToken+"\n")},
+			[]string{":1: want a role", ":2: 1 words", ":3: the token has 5 bytes", ":4: 3 words", ":6: the token is there already"}},
+		"no file": {ServerConfig{TokenFile: "/nothing"}, []string{"--token-file", "/nothing"}},
+	} {
+		_, err := c.cfg.Load()
+		for _, part := range c.want {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %v\ndoes not say %q", name, err, part)
+			}
+		}
+		if err != nil && strings.Contains(err.Error(), adminToken) {
+			t.Errorf("%s: %v tells the token", name, err)
+		}
+	}
+	for name, c := range map[string]struct {
+		cfg  ClientConfig
+		want []string
+	}{
+		"half a pair": {ClientConfig{CAFile: empty, CertFile: "x", TokenFile: empty}, []string{"--p-tls-ca", "--p-tls-cert and --p-tls-key", "--p-token-file", "want one token"}},
+		"no CA":       {ClientConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile}, []string{"--p-tls-cert needs --p-tls-ca"}},
+		"no pair":     {ClientConfig{CAFile: a.File, CertFile: "/nothing", KeyFile: "/nothing"}, []string{"--p-tls-cert, --p-tls-key"}},
+		"short":       {ClientConfig{TokenFile: write(t, "short")}, []string{"5 bytes"}},
+	} {
+		_, err := c.cfg.Load("p-")
+		for _, part := range c.want {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %v\ndoes not say %q", name, err, part)
+			}
+		}
+	}
+	if token, err := readToken(write(t, "admin "+adminToken+"\n")); token != adminToken || err != nil {
+		t.Errorf("a line of a server's file: %q, %v", token, err)
+	}
+}
+
+func TestFlags(t *testing.T) {
+	fs := flag.NewFlagSet("x", flag.ContinueOnError)
+	var s ServerConfig
+	var c ClientConfig
+	s.Flags(fs)
+	c.Flags(fs, "control-", "the loaddistributor")
+	err := fs.Parse([]string{"--tls-cert=a", "--tls-key=b", "--tls-client-ca=c", "--token-file=d", "--http-tls", "--allow-insecure-listen",
+		"--control-tls-ca=e", "--control-tls-cert=f", "--control-tls-key=g", "--control-token-file=h"})
+	if err != nil || s != (ServerConfig{"a", "b", "c", "d", true, true}) || c != (ClientConfig{"e", "f", "g", "h"}) {
+		t.Errorf("%+v, %+v, %v", s, c, err)
+	}
+}
+
+func FuzzTokenFile(f *testing.F) {
+	f.Add("admin " + adminToken + "\n# x\nread-only " + lookToken)
+	f.Add("admin\n")
+	path := filepath.Join(f.TempDir(), "tokens")
+	f.Fuzz(func(t *testing.T, text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		all, err := readTokens(path)
+		if err != nil {
+			return
+		}
+		for _, role := range all {
+			if role < ReadOnly || role > Admin {
+				t.Fatalf("role %v", role)
+			}
+		}
+		if _, known := all.role(""); known || len(all) == 0 {
+			t.Fatalf("%d tokens, the empty one is known: %v", len(all), known)
+		}
+	})
+}

@@ -1,0 +1,251 @@
+package secure
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// Flags is what a set of flags offers, of the standard library or of pflag.
+type Flags interface {
+	StringVar(p *string, name, value, usage string)
+	BoolVar(p *bool, name string, value bool, usage string)
+}
+
+// ServerConfig is how a server proves who it is, and whom it serves. The zero
+// value serves everybody, in clear.
+type ServerConfig struct {
+	CertFile, KeyFile string // PEM; both or neither
+	ClientCAFile      string // PEM: clients must show a certificate of these authorities
+	TokenFile         string // clients must show one of these tokens
+	HTTPTLS           bool   // HTTP with TLS, too
+	Force             bool   // listen anywhere all the same
+}
+
+// Flags adds the flags.
+func (c *ServerConfig) Flags(fs Flags) {
+	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: gRPC with TLS")
+	fs.StringVar(&c.KeyFile, "tls-key", "", "PEM `file` of its key")
+	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show")
+	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of the tokens that clients must show one of: lines of a role (read-only, node, admin) and a token")
+	fs.BoolVar(&c.HTTPTLS, "http-tls", false, "serve HTTP with the same TLS")
+	fs.BoolVar(&c.Force, "allow-insecure-listen", false, "listen beyond loopback without TLS, or without client certificates or tokens")
+}
+
+// Server is a ServerConfig that was read.
+type Server struct {
+	tls     *tls.Config // nil: in clear
+	mutual  bool        // clients show certificates
+	tokens  tokens      // nil: clients need none
+	httpTLS bool
+	force   bool
+}
+
+// Load reads the files, or returns everything that is wrong.
+func (c ServerConfig) Load() (*Server, error) {
+	s := &Server{httpTLS: c.HTTPTLS, force: c.Force}
+	var errs []error
+	switch {
+	case (c.CertFile == "") != (c.KeyFile == ""):
+		errs = append(errs, errors.New("--tls-cert and --tls-key: want both or neither"))
+	case c.CertFile != "":
+		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--tls-cert, --tls-key: %w", err))
+		}
+		s.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	case c.ClientCAFile != "":
+		errs = append(errs, errors.New("--tls-client-ca needs --tls-cert"))
+	case c.HTTPTLS:
+		errs = append(errs, errors.New("--http-tls needs --tls-cert"))
+	}
+	if c.ClientCAFile != "" {
+		pool, err := readPool(c.ClientCAFile)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--tls-client-ca: %w", err))
+		}
+		if s.tls != nil {
+			s.tls.ClientCAs, s.tls.ClientAuth = pool, tls.RequireAndVerifyClientCert
+		}
+		s.mutual = true
+	}
+	if c.TokenFile != "" {
+		var err error
+		if s.tokens, err = readTokens(c.TokenFile); err != nil {
+			errs = append(errs, fmt.Errorf("--token-file: %w", err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func readPool(path string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s: no certificate", path)
+	}
+	return pool, nil
+}
+
+// CheckGRPC refuses an address beyond loopback, of a flag, without TLS and
+// either client certificates or tokens.
+func (s *Server) CheckGRPC(flag, address string) error {
+	return s.check(flag, address, s.tls != nil && (s.mutual || s.tokens != nil),
+		"--tls-cert and --tls-key, and --tls-client-ca or --token-file")
+}
+
+// CheckHTTP is CheckGRPC for HTTP.
+func (s *Server) CheckHTTP(flag, address string) error {
+	return s.check(flag, address, s.httpTLS && (s.mutual || s.tokens != nil), "--http-tls, and --tls-client-ca or --token-file")
+}
+
+// CheckPlain refuses an address beyond loopback of a protocol that has neither.
+func (s *Server) CheckPlain(flag, address string) error {
+	return s.check(flag, address, false, "nothing that this protocol has")
+}
+
+// check: an address that does not parse is for the listener to refuse.
+func (s *Server) check(flag, address string, safe bool, want string) error {
+	tcp, err := net.ResolveTCPAddr("tcp", address)
+	if address == "" || err != nil || safe || s.force || tcp.IP.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("%s %s is beyond loopback, which takes %s; --allow-insecure-listen listens all the same", flag, address, want)
+}
+
+// Options returns what a gRPC server needs to serve only whom it should.
+func (s *Server) Options() []grpc.ServerOption {
+	var options []grpc.ServerOption
+	if s.tls != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(s.tls)))
+	}
+	if s.tokens != nil {
+		options = append(options,
+			grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+				if err := s.authorise(ctx, info.FullMethod); err != nil {
+					return nil, err
+				}
+				return next(ctx, req)
+			}),
+			grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+				if err := s.authorise(stream.Context(), info.FullMethod); err != nil {
+					return err
+				}
+				return next(srv, stream)
+			}))
+	}
+	return options
+}
+
+// authorise checks the token of a call.
+func (s *Server) authorise(ctx context.Context, method string) error {
+	md, _ := metadata.FromIncomingContext(ctx)
+	var header string
+	if values := md.Get("authorization"); len(values) > 0 {
+		header = values[0]
+	}
+	switch problem := s.refusal(header, needs(method)); problem {
+	case "":
+		return nil
+	case noToken, badToken:
+		return refused(codes.Unauthenticated, "UNAUTHENTICATED", problem)
+	default:
+		return refused(codes.PermissionDenied, "PERMISSION_DENIED", problem)
+	}
+}
+
+// What is wrong with a token.
+const (
+	noToken  = "a token is needed"
+	badToken = "the token is not known"
+)
+
+// refusal says why the bearer of an authorization header may not do what takes
+// the role, or "".
+func (s *Server) refusal(header string, need Role) string {
+	if s.tokens == nil || need == Nobody {
+		return ""
+	}
+	scheme, token, _ := strings.Cut(header, " ")
+	if !strings.EqualFold(scheme, "bearer") || token == "" {
+		return noToken
+	}
+	has, known := s.tokens.role(strings.TrimSpace(token))
+	switch {
+	case !known:
+		return badToken
+	case has < need:
+		return fmt.Sprintf("the token's role is %v, and this takes %v", has, need)
+	}
+	return ""
+}
+
+func refused(code codes.Code, reason, text string) error {
+	s := status.New(code, text)
+	with, err := s.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "srtm.io"})
+	if err != nil {
+		return s.Err() // the code and the text stand without them
+	}
+	return with.Err()
+}
+
+// Listener returns ln with TLS if HTTP has it.
+func (s *Server) Listener(ln net.Listener) net.Listener {
+	if !s.httpTLS {
+		return ln
+	}
+	cfg := s.tls.Clone()
+	cfg.NextProtos = []string{"h2", "http/1.1"}
+	return tls.NewListener(ln, cfg)
+}
+
+// Handler returns next behind the tokens: what changes something and what is
+// below /debug/ takes Admin, everything else ReadOnly, but for /ping and
+// /healthz, which anybody may ask.
+func (s *Server) Handler(next http.Handler) http.Handler {
+	if s.tokens == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		problem := s.refusal(r.Header.Get("Authorization"), needsHTTP(r))
+		if problem == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		code := http.StatusForbidden
+		if problem == noToken || problem == badToken {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			code = http.StatusUnauthorized
+		}
+		http.Error(w, problem, code)
+	})
+}
+
+func needsHTTP(r *http.Request) Role {
+	switch {
+	case r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions, strings.HasPrefix(r.URL.Path, "/debug/"):
+		return Admin
+	case r.URL.Path == "/ping", r.URL.Path == "/healthz":
+		return Nobody
+	}
+	return ReadOnly
+}

@@ -1,0 +1,291 @@
+package security
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// Set once, by TestMain: programs of ours.
+var loaddistributor, tbadaptor, nsqd, srtm string
+
+type suite struct{ m *testing.M }
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	testkit.Main(&suite{m})
+}
+
+func (s *suite) Run() int {
+	dir, err := os.MkdirTemp("", "security")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "security:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "tbadaptor": &tbadaptor, "nsqd": &nsqd, "tools/srtm": &srtm} {
+		*to = filepath.Join(dir, filepath.Base(pkg))
+		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
+			fmt.Fprintln(os.Stderr, "security:", err)
+			return 1
+		}
+	}
+	return s.m.Run()
+}
+
+// Tokens of each role.
+const (
+	lookToken  = "look-0123456789abcdef"
+	nodeToken  = "node-0123456789abcdef"
+	adminToken = "admin-0123456789abcdef"
+)
+
+// site is a loaddistributor and a tbadaptor that serve who has a certificate of
+// the authority and a token.
+type site struct {
+	t         *testing.T
+	authority *testkit.Authority
+	client    testkit.Certificate
+	rpc, web  string
+}
+
+func (s *site) file(text string) string {
+	s.t.Helper()
+	path := filepath.Join(s.t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+// proof returns the flags of a client, each with a prefix.
+func (s *site) proof(prefix string, cert testkit.Certificate, token string) []string {
+	return []string{
+		"--" + prefix + "tls-ca=" + s.authority.File, "--" + prefix + "tls-cert=" + cert.CertFile, "--" + prefix + "tls-key=" + cert.KeyFile,
+		"--" + prefix + "token-file=" + s.file(token),
+	}
+}
+
+func start(t *testing.T) *site {
+	t.Helper()
+	free, err := daemon.Ports(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{t: t, authority: testkit.NewAuthority(t), rpc: free[0], web: free[1]}
+	s.client = s.authority.Certificate("client")
+	server := s.authority.Certificate("server")
+	guard := []string{
+		"--tls-cert=" + server.CertFile, "--tls-key=" + server.KeyFile, "--tls-client-ca=" + s.authority.File,
+		"--token-file=" + s.file("read-only "+lookToken+"\nnode "+nodeToken+"\nadmin "+adminToken+"\n"),
+	}
+	run := func(program string, web string, flags ...string) {
+		d, err := daemon.Run(program, t.TempDir(), append(flags, guard...), daemon.Answers("http://"+web+"/ping"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		watch(t, d)
+	}
+	run(tbadaptor, free[3], "--grpc-address="+free[2], "--http-address="+free[3])
+	run(loaddistributor, s.web, append(s.proof("tbadaptor-", s.client, adminToken),
+		"--grpc-address="+s.rpc, "--http-address="+s.web, "--tcp-address=", "--store=memory", "--tbadaptor-address="+free[2])...)
+	return s
+}
+
+func watch(t *testing.T, d *daemon.Daemon) {
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
+		}
+	})
+}
+
+// broker starts an nsqd that joins with a token.
+func (s *site) broker(id, token string) *daemon.Daemon {
+	s.t.Helper()
+	flags := append(s.proof("control-", s.client, token), "--loaddistributor-address="+s.rpc, "--broker-id="+id, "--mcap=1000")
+	d, err := daemon.NSQD(nsqd, s.t.TempDir(), flags...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	watch(s.t, d)
+	return d
+}
+
+// srtm runs a command and returns what it prints, and its exit code.
+func (s *site) srtm(args ...string) (string, int) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	defer cancel()
+	output, err := exec.CommandContext(ctx, srtm, append(args, "--loaddistributor-address="+s.rpc, "--timeout=2s")...).CombinedOutput()
+	exit := new(exec.ExitError)
+	if err != nil && !errors.As(err, &exit) {
+		s.t.Fatalf("srtm %q: %v", args, err)
+	}
+	code := 0
+	if err != nil {
+		code = exit.ExitCode()
+	}
+	return string(output), code
+}
+
+func (s *site) waitFor(what string, there func() bool) {
+	s.t.Helper()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(daemon.Patience); !there(); <-ticker.C {
+		if time.Now().After(end) {
+			s.t.Fatalf("no %s", what)
+		}
+	}
+}
+
+func TestAClusterOfTrust(t *testing.T) {
+	s := start(t)
+	broker := s.broker("b1", nodeToken)
+	intruder := s.broker("b2", lookToken)
+	look, admin := s.proof("", s.client, lookToken), s.proof("", s.client, adminToken)
+	s.waitFor("broker b1", func() bool {
+		text, code := s.srtm(append([]string{"broker", "list"}, look...)...)
+		return code == 0 && strings.Contains(text, "b1")
+	})
+
+	create := []string{"topic", "create", "t", "--rate=500", "--burst=500", "--slo-latency=10s", "--publisher=p1::100"}
+	late, foreign := s.authority.Expired("late"), testkit.NewAuthority(t).Certificate("client")
+	for name, c := range map[string]struct {
+		proof []string
+		want  string
+	}{
+		"a token to look only":   {look, "the token's role is read-only, and this takes admin"},
+		"a broker's token":       {s.proof("", s.client, nodeToken), "the token's role is node, and this takes admin"},
+		"an unknown token":       {s.proof("", s.client, strings.Repeat("x", 30)), "the token is not known"},
+		"no token":               {look[:3], "a token is needed"},
+		"no certificate":         {append(look[:1:1], admin[3]), "loaddistributor"},
+		"an old certificate":     {s.proof("", late, adminToken), "loaddistributor"},
+		"a stranger's":           {s.proof("", foreign, adminToken), "loaddistributor"},
+		"no TLS":                 {admin[3:], "loaddistributor"},
+		"a pair without its key": {admin[:2], "--tls-cert and --tls-key: want both or neither"},
+	} {
+		if text, code := s.srtm(append(create, c.proof...)...); code == 0 || !strings.Contains(text, c.want) {
+			t.Errorf("%s: exit code %d, %q; want %q", name, code, text, c.want)
+		}
+	}
+	if text, code := s.srtm(append(create, admin...)...); code != 0 {
+		t.Fatalf("with everything: exit code %d, %s", code, text)
+	}
+	if text, code := s.srtm(append([]string{"topic", "list"}, look...)...); code != 0 || !strings.Contains(text, "t ") {
+		t.Errorf("list: exit code %d, %s", code, text)
+	}
+
+	// The shares came from the tbadaptor: what is published comes out.
+	s.publishes(broker)
+	s.waitFor("refusal of the intruder", func() bool { return strings.Contains(intruder.Output(), "PermissionDenied") })
+	if text, _ := s.srtm(append([]string{"broker", "list"}, look...)...); strings.Contains(text, "b2") {
+		t.Errorf("a broker without a broker's token has joined:\n%s", text)
+	}
+}
+
+// publishes sends a message through an agent and reads it at the broker.
+func (s *site) publishes(broker *daemon.Daemon) {
+	t := s.t
+	t.Helper()
+	free, err := daemon.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := append([]string{"agent", "--tcp-address=" + free[0], "--http-address=" + free[1], "--loaddistributor-address=" + s.rpc}, s.proof("", s.client, lookToken)...)
+	agent, err := daemon.Run(srtm, t.TempDir(), flags, daemon.Answers("http://"+free[1]+"/healthz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, agent)
+	consumer, err := nsq.NewConsumer("t", "c", nsq.NewConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer.SetLoggerLevel(nsq.LogLevelMax)
+	got := make(chan string, 1)
+	consumer.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
+		got <- string(m.Body)
+		return nil
+	}))
+	if err := consumer.ConnectToNSQD(broker.TCP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		consumer.Stop()
+		<-consumer.StopChan
+	}()
+	config := nsq.NewConfig()
+	config.ClientID = "p1"
+	p, err := nsq.NewProducer(free[0], config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.SetLoggerLevel(nsq.LogLevelMax)
+	defer p.Stop()
+	if err := p.Publish("t", []byte("trusted")); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case body := <-got:
+		if body != "trusted" {
+			t.Errorf("got %q", body)
+		}
+	case <-time.After(daemon.Patience):
+		t.Error("no message")
+	}
+}
+
+func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
+	for _, c := range []struct {
+		program string
+		args    []string
+		want    string
+	}{
+		{loaddistributor, []string{"--grpc-address=0.0.0.0:0"}, "--grpc-address 0.0.0.0:0 is beyond loopback"},
+		{loaddistributor, []string{"--http-address=:0"}, "--http-address :0 is beyond loopback"},
+		{loaddistributor, []string{"--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
+		{tbadaptor, []string{"--grpc-address=[::]:0"}, "--grpc-address [::]:0 is beyond loopback"},
+		{tbadaptor, []string{"--http-address=0.0.0.0:0"}, "--http-address 0.0.0.0:0 is beyond loopback"},
+		{srtm, []string{"agent", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+		cmd := exec.CommandContext(ctx, c.program, c.args...)
+		cmd.Dir = t.TempDir()
+		output, err := cmd.CombinedOutput()
+		cancel()
+		exit := new(exec.ExitError)
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(output), c.want) {
+			t.Errorf("%s %q: %v, %s; want exit code 2 and %q", filepath.Base(c.program), c.args, err, output, c.want)
+		}
+	}
+	free, err := daemon.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := strings.Cut(free[0], ":")
+	d, err := daemon.Run(tbadaptor, t.TempDir(), []string{"--grpc-address=0.0.0.0:" + port, "--http-address=" + free[1], "--allow-insecure-listen"},
+		daemon.Answers("http://"+free[1]+"/healthz"))
+	if err != nil {
+		t.Fatalf("forced: %v", err)
+	}
+	watch(t, d)
+}
