@@ -6,20 +6,20 @@
 //	go run ./bench/peer --list
 //	go run ./bench/peer --scenarios=poisson-1000 --nsq=upstream=/path/to/nsqd --json=out.json
 //
-// Each round starts every broker anew, one after the other, and gives it the same
-// work by the same schedule; figures are medians of the rounds (and the least p99, of the round that was
-// disturbed least). What is sent at a
-// rate is sent open loop: latency counts from the instant at which a message was
-// due, also if the sender was late. Latencies are of each delivery to each
-// subscriber, in HDR histograms of 1 us to 60 s with three digits. Processor time
-// is the broker's own, from /proc; allocations and collections are those of a Go
-// broker that serves /debug/pprof.
+// Each round starts every broker anew, one after the other, and gives it the
+// same work by the same schedule. Figures are medians of the rounds, and the least
+// p99, of the round that was disturbed least. What is sent at a rate is sent open
+// loop: latency counts from the instant at which a message was due, also if the
+// sender was late. Latencies are of each delivery to each subscriber, in HDR
+// histograms of 1 us to 60 s with three digits. Processor time is the broker's
+// own, from /proc; allocations and collections are those of a Go broker that
+// serves /debug/pprof.
 //
 // The load comes from this process, so all brokers share the machine with it
 // alike: hold figures as ratios. Its threads have priority, or waiting for a
-// processor would count as the broker's latency (prompt.go). It does not build on tools/iotpub, which nothing
-// may import and which speaks NSQ alone; a lean writer with one thread and a
-// table of protocols is less than either would need of the other.
+// processor would count as the broker's latency (prompt.go). It does not build on
+// tools/iotpub, which nothing may import and which speaks NSQ alone: a writer with
+// one thread and a table of protocols is less than either would need of the other.
 //
 // It knows brokers by their sockets only. Read scenario.go next.
 package main

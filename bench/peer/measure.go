@@ -100,6 +100,10 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	if err != nil {
 		return r, err
 	}
+	asking, _, err := b.heap(ctx)
+	if err != nil {
+		return r, err
+	}
 	used, known, err := b.heap(ctx)
 	if err != nil {
 		return r, err
@@ -185,7 +189,9 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	r.CPU = float64((cpuAfter - cpu).Microseconds()) / float64(r.Sent)
 	r.RSS = float64(after) / (1 << 20)
 	if known {
-		mallocs, collections := float64(usedAfter.mallocs-used.mallocs)/float64(r.Sent), float64(usedAfter.collections-used.collections)
+		// The answer costs thousands itself; the last one as many as the one before.
+		spent := usedAfter.mallocs - used.mallocs - (used.mallocs - asking.mallocs)
+		mallocs, collections := max(0, float64(spent)/float64(r.Sent)), float64(usedAfter.collections-used.collections)
 		r.Mallocs, r.Collections = &mallocs, &collections
 	}
 	return r, nil
