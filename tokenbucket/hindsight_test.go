@@ -337,8 +337,15 @@ func TestInOrderHindsightIsTheBucket(t *testing.T) {
 func TestAConformingStreamIsNotDelayedInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := tokenbucket.Share{Rate: tokenbucket.Rate(scaled(1e6, 1e9).Draw(t, "rate")), Burst: rapid.Int64Range(1, 40).Draw(t, "burst")}
+		if rapid.Bool().Draw(t, "large") {
+			s.Burst = rapid.Int64Range(256, 5000).Draw(t, "burst")
+		}
 		step := int64(1e12 / s.Rate)
-		shaper := tokenbucket.NewFull(s, 0)
+		kept := s
+		if s.Burst >= 256 {
+			kept.Burst -= 2 * (s.Burst/256 + 1)
+		}
+		shaper := tokenbucket.NewFull(kept, 0)
 		var h tokenbucket.Hindsight
 		h.Retune(0, s, tokenbucket.Tokens(s.Burst)*tokenbucket.Token)
 		type message struct{ at, read int64 }
@@ -347,8 +354,11 @@ func TestAConformingStreamIsNotDelayedInAnyOrder(t *testing.T) {
 		late := min(rapid.Int64Range(0, 200*step).Draw(t, "lateness"), int64(tokenbucket.Horizon))
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		load := rapid.Float64Range(0.5, 1.2).Draw(t, "load")
-		for range 400 {
-			now += int64(rng.ExpFloat64() * float64(step) / load)
+		together := int(1 + s.Burst/500)
+		for i := range 400 * together {
+			if i%together == 0 {
+				now += int64(rng.ExpFloat64() * float64(step) / load * float64(together))
+			}
 			at := int64(shaper.Take(stamp.Mono(now)))
 			ms = append(ms, message{at, at + rng.Int64N(late+1)})
 		}
@@ -364,8 +374,10 @@ func TestAConformingStreamIsNotDelayedInAnyOrder(t *testing.T) {
 // Far more messages than are remembered, over the horizon's end.
 func TestHindsightForgetsAndStillHolds(t *testing.T) {
 	for _, s := range []tokenbucket.Share{
-		{Rate: tokenbucket.PerSecond(100_000), Burst: 50}, // 8192 messages before the horizon
-		{Rate: tokenbucket.PerSecond(1000), Burst: 7},     // the horizon before
+		{Rate: tokenbucket.PerSecond(100_000), Burst: 50},  // 8192 messages before the horizon
+		{Rate: tokenbucket.PerSecond(1000), Burst: 7},      // the horizon before
+		{Rate: tokenbucket.PerSecond(100_000), Burst: 600}, // points that hold several messages
+		{Rate: tokenbucket.PerSecond(10e6), Burst: 5000},
 	} {
 		rng := rand.New(rand.NewPCG(3, 4))
 		var h tokenbucket.Hindsight
@@ -375,8 +387,14 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 		waited := 0
 		now := 0.0
 		for i := range 60_000 {
-			now += rng.ExpFloat64() * step / 0.95
-			at := stamp.Mono(now - rng.Float64()*3e9)
+			if together := int(s.Burst); i%(1+together/2) == 0 { // bursts, that use the bucket up
+				now += rng.ExpFloat64() * step / 0.95 * float64(1+together/2)
+			}
+			late := 3e9
+			if s.Burst >= 256 && i%3 > 0 {
+				late = 20 * float64(s.Burst) * step
+			}
+			at := stamp.Mono(now - rng.Float64()*late)
 			if i%50 == 0 {
 				at = stamp.Mono(now)
 			}
