@@ -517,8 +517,8 @@ func TestCapacity(t *testing.T) {
 			t.Errorf("batches of %d: %v msg/s, want %v", batch, got, want)
 		}
 	}
-	if m.Work(10) != 120*time.Microsecond || instant.Capacity(1) != 0 {
-		t.Errorf("work of 10: %v; capacity of an instant broker: %v", m.Work(10), instant.Capacity(1))
+	if c := instant.Capacity(1); c != 0 {
+		t.Errorf("capacity of an instant broker: %v", c)
 	}
 }
 

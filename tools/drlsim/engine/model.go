@@ -1,9 +1,6 @@
 package engine
 
-import (
-	"fmt"
-	"time"
-)
+import "fmt"
 
 // MaxServers bounds a model's servers.
 const MaxServers = 1024
@@ -42,9 +39,4 @@ func (m Model) Capacity(batch int) float64 {
 		return 0
 	}
 	return float64(m.Servers) / work
-}
-
-// Work is the mean work of a batch.
-func (m Model) Work(batch int) time.Duration {
-	return m.Wake.Mean() + time.Duration(batch)*m.Message.Mean()
 }
