@@ -253,3 +253,15 @@ func BenchmarkLatencyRecord(b *testing.B) {
 		l.Record(d[i%len(d)])
 	}
 }
+
+func TestCountAbove(t *testing.T) {
+	l := NewLatency()
+	for _, d := range []time.Duration{0, time.Millisecond, time.Millisecond, 20 * time.Millisecond, time.Second} {
+		l.Record(d)
+	}
+	for d, want := range map[time.Duration]int64{0: 4, time.Millisecond: 2, 10 * time.Millisecond: 2, 100 * time.Millisecond: 1, time.Minute: 0} {
+		if n := l.CountAbove(d); n != want {
+			t.Errorf("above %v: %d, want %d", d, n, want)
+		}
+	}
+}
