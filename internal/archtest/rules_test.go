@@ -157,6 +157,7 @@ var pure = Purity{
 		"tokenbucket",
 		"tools/drlsim/engine",
 		"tools/drlsim/scale",
+		"tools/drlsim/adapt",
 		"tools/iotpub/payload",
 		"tools/iotpub/schedule",
 		"tools/iotpub/verify",

@@ -76,7 +76,7 @@ be placed on the brokers there are.`,
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(agent.Command(), topicCommand(), brokerCommand(), plan.Command(), up.Command())
+	root.AddCommand(agent.Command(), topicCommand(), brokerCommand(), shareCommand(), plan.Command(), up.Command())
 	return root
 }
 

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -94,6 +95,39 @@ func (a *admin) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv
 	}}, nil
 }
 
+// grants is an adaptor with one topic, of which one broker is dead.
+type grants struct {
+	srtmv1.UnimplementedGrantServiceServer
+}
+
+func (grants) ListShares(_ context.Context, r *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
+	share := func(rate, burst int64) *srtmv1.Share { return &srtmv1.Share{RateMilli: rate, Burst: burst} }
+	t := &srtmv1.TopicShares{Topic: "sensors", ShareRule: "robust", Members: []*srtmv1.MemberShare{
+		{
+			BrokerId: "b1", Acknowledged: share(7_000_500, 20), AcknowledgedEpoch: 17, Base: share(5_600_400, 16),
+			Target: share(7_000_500, 20), Reserved: share(7_000_500, 20), Connected: true,
+			Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE,
+		},
+		{BrokerId: "b2", AcknowledgedEpoch: 9, Reserved: share(2_400_000, 7), Lapsed: true, Policy: srtmv1.LeasePolicy_LEASE_POLICY_STRICT},
+	}}
+	history := []*srtmv1.ShareChange{
+		{Time: &timestamppb.Timestamp{Seconds: 1_700_000_000}, BrokerId: "b1", Event: "granted", Reason: "contract", Share: share(6_000_000, 17), Epoch: 15, TokensMilli: 17_000},
+		{Time: &timestamppb.Timestamp{Seconds: 1_700_000_003, Nanos: 5e8}, BrokerId: "b2", Event: "lapsed", Reason: "lease", Share: share(2_400_000, 7), Epoch: 9},
+		{Time: &timestamppb.Timestamp{Seconds: 1_700_000_004}, BrokerId: "b1", Event: "granted", Reason: "rule", Share: share(7_000_500, 20), Flex: share(1_400_100, 4), Epoch: 17, TokensMilli: 1_500},
+	}
+	if r.Topic == t.Topic {
+		t.History = history[max(0, len(history)-int(r.History)):]
+	}
+	return &srtmv1.ListSharesResponse{Topics: []*srtmv1.TopicShares{t}}, nil
+}
+
+func (grants) ForgetBroker(_ context.Context, r *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
+	if r.BrokerId != "b2" {
+		return nil, status.Errorf(codes.FailedPrecondition, "forget broker %q: the broker is connected", r.BrokerId)
+	}
+	return &srtmv1.ForgetBrokerResponse{}, nil
+}
+
 func topic() *srtmv1.Topic {
 	l := obs.NewLatency()
 	for range 100 {
@@ -134,6 +168,7 @@ func serve(t *testing.T, a *admin) string {
 	ln := testkit.Listen(t)
 	s := grpc.NewServer()
 	srtmv1.RegisterAdminServiceServer(s, a)
+	srtmv1.RegisterGrantServiceServer(s, grants{})
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ln) }()
 	t.Cleanup(func() {
@@ -159,6 +194,9 @@ func TestOutputs(t *testing.T) {
 	address := serve(t, &admin{})
 	for name, args := range map[string][]string{
 		"broker-list":    {"broker", "list"},
+		"share-list":     {"share", "list"},
+		"share-history":  {"share", "history", "sensors", "--last=2"},
+		"share-forget":   {"share", "forget", "b2"},
 		"topic-list":     {"topic", "list"},
 		"topic-describe": {"topic", "describe", "sensors"},
 		"topic-delete":   {"topic", "delete", "sensors"},
