@@ -293,6 +293,46 @@ func (t *Topic) accept(now stamp.Mono, s *step, noWait bool) (err error) {
 	return err
 }
 
+// PublishRow accepts messages one by one, in order, under one hold of the lock,
+// and appends to errs what became of each: nil, or an error of Publish. It
+// leaves off after ErrBusy or ErrGone, and answers ErrBusy where Publish waits:
+// always, if the topic's messages go through the disk.
+func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, errs []error) []error {
+	if t.through {
+		return append(errs, ErrBusy)
+	}
+	s := t.steps.Get().(*step)
+	for _, p := range row {
+		s.msgs = append(s.msgs, t.message(wall, p))
+	}
+	dealt := len(errs)
+	t.mu.Lock()
+	for i, m := range s.msgs {
+		err := t.open()
+		// The spiller learns of what overflows here when the step ends.
+		if err == nil && !t.mu.core.Room(1) && (t.spilling() || len(s.fx.Overflowing) > 0) {
+			err = ErrBusy
+		}
+		if err == nil {
+			err = t.mu.core.Put(now, &s.fx, m)
+		}
+		errs = append(errs, err)
+		if err == nil {
+			t.figures.arrived(row[i].Arrival.Source, 1)
+			continue
+		}
+		s.fx.Free = append(s.fx.Free, m)
+		if err == ErrBusy || err == ErrGone {
+			break
+		}
+	}
+	s.fx.Free = append(s.fx.Free, s.msgs[len(errs)-dealt:]...)
+	clear(s.msgs)
+	s.msgs = s.msgs[:0]
+	t.end(s)
+	return errs
+}
+
 // spilling reports whether the topic's own line is being written to disk.
 // Requires: mu held.
 func (t *Topic) spilling() bool {

@@ -48,6 +48,7 @@ type client struct {
 	r, w      int
 	targets   []target // of publishes, each once; at most maxTargets, the last ones
 	unsettled []unsettled
+	row       *row // nil: no publishes wait to be handed over
 	sub       *broker.Subscription
 	cred      credentials // where clients need leave
 	seat      *seat       // on a loop; nil: not
@@ -361,6 +362,9 @@ func (c *client) consume() error {
 			break
 		}
 	}
+	if err := c.flushRow(now); err != nil {
+		return c.seat.hold(&task{}, err) // only on a loop
+	}
 	c.settle()
 	// A client that fills its buffer sends more than the buffer was made for.
 	if filled && c.r == c.w && len(c.buf) < maxIdle {
@@ -376,6 +380,16 @@ func (c *client) carryOut(t *task, now stamp.Mono) error {
 		if err := c.seat.admits(c, t, now); err != nil {
 			return err
 		}
+	}
+	joined, err := c.joins(t, now)
+	if joined {
+		return nil
+	}
+	if err == nil {
+		err = c.flushRow(now)
+	}
+	if err != nil {
+		return c.seat.hold(t, err) // only on a loop
 	}
 	op := &t.op
 	switch {
@@ -489,43 +503,25 @@ func (c *client) ready(n int) error {
 }
 
 // publish hands a message, or a batch, to its topic, which it returns.
-func (c *client) publish(task *task, now stamp.Mono) (*broker.Topic, error) {
-	op := &task.op
+func (c *client) publish(t *task, now stamp.Mono) (*broker.Topic, error) {
+	op := &t.op
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
-	if !task.stamped {
+	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, NoWait: c.hurries()}
+	if op.Kind == session.OpMpub {
+		return c.hand(op.Topic, p, &op.Batch, now)
+	}
+	return c.hand(op.Topic, p, nil, now)
+}
+
+// arrival returns when the command came, asking once. Requires: it is at buf[r].
+func (c *client) arrival(t *task) stamp.Arrival {
+	if !t.stamped {
 		start := c.in.Offset() - int64(c.w-c.r)
-		task.arrival, task.stamped = c.in.Arrival(start, start+int64(task.n)), true
+		t.arrival, t.stamped = c.in.Arrival(start, start+int64(t.n)), true
 	}
-	p := broker.Published{Arrival: task.arrival, Defer: op.Defer, NoWait: c.hurries()}
-	for {
-		to, err := c.publishTo(op.Topic)
-		if err != nil {
-			return nil, err
-		}
-		t := to.topic
-		if t.Durable() && p.NoWait {
-			return t, broker.ErrBusy
-		}
-		if op.Kind == session.OpMpub {
-			err = t.PublishBatch(now, c.wall, p, op.Batch)
-		} else {
-			p.Body = op.Body
-			err = t.Publish(now, c.wall, p)
-		}
-		if err == nil {
-			add(&to.count.count, op.Messages())
-			return t, nil
-		}
-		if errors.Is(err, broker.ErrBusy) {
-			return t, err
-		}
-		if !errors.Is(err, broker.ErrGone) {
-			return t, refusal(op.Topic, err)
-		}
-		c.leaveTopic(t) // deleted since it was looked up
-	}
+	return t.arrival
 }
 
 // publishTo finds the topic, at best without a look-up. What it returns holds

@@ -427,7 +427,11 @@ func (l *loop) sendAway(c *client) {
 	l.errand.Go(func() {
 		t := s.held
 		s.held = task{}
-		s.err = c.carryOut(&t, clock.Mono())
+		now := clock.Mono()
+		s.err = c.flushRow(now)
+		if s.err == nil && t.op.Kind != session.OpNone {
+			s.err = c.carryOut(&t, now)
+		}
 		if s.err == nil {
 			s.err = c.consume()
 		}

@@ -103,6 +103,7 @@ type Server struct {
 	refused  atomic.Uint64 // because of MaxConnections or descriptors
 	faults   atomic.Uint64 // connections closed for a fatal protocol error
 	turn     atomic.Uint32 // of the loops, to get a connection
+	rows     sync.Pool     // of *row, empty
 
 	mu struct {
 		sync.Mutex
@@ -122,6 +123,7 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	s := &Server{cfg: cfg, broker: b, stamps: stamps, log: log}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mu.clients = make(map[*client]struct{})
+	s.rows.New = func() any { return new(row) }
 	return s, nil
 }
 

@@ -1,0 +1,124 @@
+package conn
+
+import (
+	"errors"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// row is publishes to one topic that came together: they are handed over
+// together, since the topic's lock, and what a step costs apart from the
+// message, is a third of what a pipelined publish takes. A connection has one
+// only while it consumes, or waits for its errand.
+type row struct {
+	topic *broker.Topic
+	count *pubCount
+	kinds []session.OpKind
+	pubs  []broker.Published // their bodies are in the connection's buffer
+	errs  []error
+	next  int // the first that is not answered
+}
+
+// rowSize is how many publishes a row has at most.
+const rowSize = 64
+
+// joins puts a publish into the row, if it can be and more follows it or came
+// before; else it is to be published alone.
+func (c *client) joins(t *task, now stamp.Mono) (joined bool, err error) {
+	op := &t.op
+	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.srv.cfg.Auth != nil || len(c.unsettled) > 0 {
+		return false, nil
+	}
+	if c.row == nil && c.r+t.n == c.w {
+		return false, nil
+	}
+	to := c.target(op.Topic)
+	if to == nil || to.topic.Durable() {
+		return false, nil
+	}
+	if c.row != nil && (c.row.topic != to.topic || len(c.row.pubs) == rowSize) {
+		if err := c.flushRow(now); err != nil {
+			return false, err
+		}
+		if to = c.target(op.Topic); to == nil { // deleted meanwhile
+			return false, nil
+		}
+	}
+	if c.row == nil {
+		c.row = c.srv.rows.Get().(*row)
+		c.row.topic, c.row.count = to.topic, to.count
+	}
+	c.row.kinds = append(c.row.kinds, op.Kind)
+	c.row.pubs = append(c.row.pubs, broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer})
+	c.r += t.n
+	return true, nil
+}
+
+// flushRow publishes the row and answers it. errWaits: the rest of it has to
+// wait, and stays.
+func (c *client) flushRow(now stamp.Mono) error {
+	r := c.row
+	if r == nil {
+		return nil
+	}
+	for r.next < len(r.pubs) {
+		r.errs = r.topic.PublishRow(now, c.wall, r.pubs[r.next:], r.errs[:0])
+		for _, err := range r.errs {
+			kind, name := r.kinds[r.next], r.topic.Name()
+			switch {
+			case err == nil:
+				add(&r.count.count, 1)
+			case errors.Is(err, broker.ErrBusy), errors.Is(err, broker.ErrGone):
+				// Alone it can wait, or go to the topic's next life.
+				p := r.pubs[r.next]
+				p.NoWait = c.hurries()
+				if _, err = c.hand([]byte(name), p, nil, now); errors.Is(err, broker.ErrBusy) {
+					return errWaits
+				}
+			default:
+				err = refusal([]byte(name), err)
+			}
+			c.sess.Done(session.Op{Kind: kind}, err)
+			r.next++
+		}
+	}
+	clear(r.pubs)
+	*r = row{kinds: r.kinds[:0], pubs: r.pubs[:0], errs: r.errs[:0]}
+	c.row = nil
+	c.srv.rows.Put(r)
+	return nil
+}
+
+// hand gives a message, or with bodies a batch, to the topic of that name, which
+// it returns. ErrBusy only if p says NoWait.
+func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now stamp.Mono) (*broker.Topic, error) {
+	for {
+		to, err := c.publishTo(name)
+		if err != nil {
+			return nil, err
+		}
+		t, n := to.topic, 1
+		if t.Durable() && p.NoWait {
+			return t, broker.ErrBusy
+		}
+		if bodies != nil {
+			n = bodies.Len()
+			err = t.PublishBatch(now, c.wall, p, *bodies)
+		} else {
+			err = t.Publish(now, c.wall, p)
+		}
+		switch {
+		case err == nil:
+			add(&to.count.count, n)
+			return t, nil
+		case errors.Is(err, broker.ErrBusy):
+			return t, err
+		case !errors.Is(err, broker.ErrGone):
+			return t, refusal(name, err)
+		}
+		c.leaveTopic(t) // deleted since it was looked up
+	}
+}

@@ -1,0 +1,103 @@
+package conn_test
+
+import (
+	"log/slog"
+	"path/filepath"
+	"strconv"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+var _ = overBoth("publishes that come together", func() {
+	It("are answered in order, though topics take turns and one is full", func() {
+		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 100 })
+		p := n.dial()
+		topics := []string{"a", "b", "a#ephemeral"}
+		var in []byte
+		const total = 600
+		for i := range total {
+			in = wire.AppendPub(in, topics[i/7%3], []byte("x"))
+		}
+		in = wire.AppendMpub(in, "b", [][]byte{[]byte("x")})
+		p.send(in)
+		accepted := map[string]int{}
+		for i := range total {
+			topic := topics[i/7%3]
+			if accepted[topic] < 100 {
+				p.expect(wire.FrameResponse, "OK")
+				accepted[topic]++
+			} else {
+				p.expect(wire.FrameError, And(HavePrefix("E_QUEUE_FULL"), ContainSubstring(strconv.Quote(topic))))
+			}
+		}
+		p.expect(wire.FrameError, HavePrefix("E_QUEUE_FULL"))
+		Expect(accepted).To(Equal(map[string]int{"a": 100, "b": 100, "a#ephemeral": 100}))
+		for _, t := range n.broker.Topics() {
+			Expect(t.Stats().Counters.Accepted).To(BeEquivalentTo(100), t.Name())
+		}
+	})
+
+	DescribeTable("wait for the disk where they have to, each once and in order", func(through, fsync bool) {
+		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
+		path := GinkgoT().TempDir()
+		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, Through: through, Fsync: fsync, Log: log})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(st.Close)
+		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity, b.Storage = 20, st })
+		p := n.dial()
+		const total = 3000
+		sent := make(chan error, 1)
+		go func() {
+			var in []byte
+			for i := range total {
+				in = wire.AppendPub(in, "t", []byte(strconv.Itoa(i)))
+			}
+			_, err := p.nc.Write(in)
+			sent <- err
+		}()
+		for range total {
+			p.expect(wire.FrameResponse, "OK")
+		}
+		Expect(<-sent).To(Succeed())
+		sub := n.dial()
+		sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 10))
+		sub.expect(wire.FrameResponse, "OK")
+		for i := range total {
+			m := sub.message()
+			Expect(string(m.Body)).To(Equal(strconv.Itoa(i)))
+			sub.send(wire.AppendFin(nil, m.ID))
+		}
+	},
+		Entry("what memory does not hold", false, false),
+		Entry("everything", true, false),
+		Entry("everything, for good", true, true),
+	)
+
+	It("go to a topic's next life when it is deleted meanwhile", func() {
+		n := start(nil)
+		p := n.dial()
+		const rounds, each = 30, 100
+		var in []byte
+		for range each {
+			in = wire.AppendPub(in, "t", []byte("x"))
+		}
+		for range rounds {
+			sent := make(chan error, 1)
+			go func() {
+				_, err := p.nc.Write(in)
+				sent <- err
+			}()
+			p.expect(wire.FrameResponse, "OK")
+			Expect(n.broker.DeleteTopic("t")).To(Or(Succeed(), MatchError(broker.ErrUnknownTopic)))
+			for range each - 1 {
+				p.expect(wire.FrameResponse, "OK")
+			}
+			Expect(<-sent).To(Succeed())
+		}
+	})
+})
