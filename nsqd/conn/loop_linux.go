@@ -359,10 +359,12 @@ func (l *loop) consumed(c *client, err error) {
 // and nothing else.
 func (l *loop) keep(c *client) {
 	rest := c.buf[c.r:c.w]
+	read := c.buf[:c.w]
+	shared := len(c.buf) > 0 && &c.buf[0] == &l.buf[0]
 	switch {
 	case len(rest) == 0:
 		c.buf = nil
-	case &c.buf[0] == &l.buf[0]:
+	case shared:
 		var own []byte
 		if n := len(l.spare) - 1; n >= 0 && len(rest) <= minBuffer {
 			own, l.spare = l.spare[n], l.spare[:n]
@@ -373,6 +375,9 @@ func (l *loop) keep(c *client) {
 		c.buf = own
 	default:
 		return
+	}
+	if shared {
+		scribble(read) // the next connection's
 	}
 	c.r, c.w = 0, len(rest)
 }
@@ -558,6 +563,7 @@ func (l *loop) flush(c *client) error {
 			return nil // ready is still set
 		}
 		l.wrote(c, g)
+		scribble(g.Frames)
 	}
 	if cap(l.going.Frames) > 2*loopGather {
 		l.going.Frames = nil
