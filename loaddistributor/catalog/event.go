@@ -143,6 +143,8 @@ var (
 	ErrNotActive        = errors.New("the topic is not active")
 	ErrKeyReused        = errors.New("the idempotency key belongs to another request")
 	ErrBrokerUnknown    = errors.New("no such broker")
+	// ErrUnread: whoever was asked has not read yet what is committed.
+	ErrUnread = errors.New("what is committed has not been read yet")
 )
 
 // PlanError: the plan does not fit the brokers as they are now, because they

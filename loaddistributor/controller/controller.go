@@ -158,6 +158,7 @@ type Controller struct {
 		requests uint64                           // the last number given to a request
 		closing  bool
 		ending   chan struct{} // closed with closing
+		unread   bool          // a follower before its first Reset
 	}
 }
 

@@ -22,7 +22,24 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 	}
 	c.leader = leader
 	c.mu.halted = ErrClosing
+	c.mu.unread = true
 	return c, nil
+}
+
+// Ready returns catalog.ErrUnread for a follower that was not told anything yet:
+// its catalog is empty, and what is not in it may exist.
+func (c *Controller) Ready() error {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.readyLocked()
+}
+
+// readyLocked requires mu held.
+func (c *Controller) readyLocked() error {
+	if c.mu.unread {
+		return catalog.ErrUnread
+	}
+	return nil
 }
 
 // following says who leads if this is a follower.
@@ -38,7 +55,7 @@ func (c *Controller) following() error {
 func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.cat = cat
+	c.mu.cat, c.mu.unread = cat, false
 	close(c.mu.ending)
 	c.mu.ending = make(chan struct{})
 	c.cfg.Log.Info("following", obs.KeyVersion, cat.Version())

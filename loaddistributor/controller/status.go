@@ -18,10 +18,13 @@ import (
 // it says nothing of the shares.
 const sharesTimeout = time.Second
 
-// Topic returns the topic of that name, or catalog.ErrTopicUnknown.
+// Topic returns the topic of that name, or catalog.ErrTopicUnknown, ErrUnread.
 func (c *Controller) Topic(name string) (catalog.Topic, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
+	if err := c.readyLocked(); err != nil {
+		return catalog.Topic{}, err
+	}
 	topic, ok := c.mu.cat.Topic(name)
 	if !ok {
 		return catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)

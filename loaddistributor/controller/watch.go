@@ -35,10 +35,13 @@ func (c *Controller) wakeLocked(topic string) {
 }
 
 // Resolve says where a publisher belongs: catalog.ErrTopicUnknown,
-// ErrPublisherUnknown or ErrNotActive otherwise.
+// ErrPublisherUnknown, ErrNotActive or ErrUnread otherwise.
 func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
+	if err := c.readyLocked(); err != nil {
+		return catalog.Assignment{}, err
+	}
 	return c.mu.cat.Resolve(topic, publisher)
 }
 
@@ -50,6 +53,10 @@ func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error
 func (c *Controller) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
 	w := &watcher{wake: make(chan struct{}, 1)}
 	c.mu.Lock()
+	if err := c.readyLocked(); err != nil {
+		c.mu.Unlock()
+		return err
+	}
 	first, known := c.mu.cat.Topic(topic)
 	if !known || first.State == catalog.Preparing || first.State == catalog.Deleting {
 		c.mu.Unlock()

@@ -31,7 +31,7 @@ type assignment struct {
 //
 // Errors, besides Mount's: 404 TOPIC_NOT_FOUND, PUBLISHER_NOT_FOUND; 503
 // TOPIC_NOT_ACTIVE with Retry-After, while the topic is being created or
-// deleted.
+// deleted; 503 NOT_READ_YET likewise, from a loaddistributor that has just come.
 func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 	route(mux, http.MethodGet, "/publisher", func(w http.ResponseWriter, query url.Values) {
 		for _, arg := range []struct{ name, code string }{{"topic", "MISSING_ARG_TOPIC"}, {"id", "MISSING_ARG_ID"}} {
@@ -50,6 +50,9 @@ func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 		case errors.Is(err, catalog.ErrNotActive):
 			w.Header().Set("Retry-After", "1")
 			refuse(w, fault{http.StatusServiceUnavailable, "TOPIC_NOT_ACTIVE"})
+		case errors.Is(err, catalog.ErrUnread):
+			w.Header().Set("Retry-After", "1")
+			refuse(w, fault{http.StatusServiceUnavailable, "NOT_READ_YET"})
 		case err != nil:
 			refuse(w, fault{http.StatusInternalServerError, "INTERNAL_ERROR"})
 		default:

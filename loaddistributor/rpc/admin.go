@@ -67,6 +67,9 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	if err := bad.err(); err != nil {
 		return nil, toStatus(err)
 	}
+	if err := s.controller.Ready(); err != nil {
+		return nil, toStatus(err)
+	}
 	topics := s.controller.Topics(string(after), size+1)
 	response := &srtmv1.ListTopicsResponse{}
 	if len(topics) > size {
@@ -89,6 +92,9 @@ func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest
 
 // ListBrokers implements srtmv1.AdminServiceServer.
 func (s *Server) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	if err := s.controller.Ready(); err != nil {
+		return nil, toStatus(err)
+	}
 	response := &srtmv1.ListBrokersResponse{}
 	for _, b := range s.controller.Brokers() {
 		response.Brokers = append(response.Brokers, s.brokerProto(b))

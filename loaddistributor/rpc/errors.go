@@ -38,6 +38,7 @@ const (
 	ReasonBrokerUnknown    = "BROKER_UNKNOWN"
 	ReasonNotLeader        = "NOT_LEADER" // metadata "leader": its address, if known
 	ReasonNotCommitted     = "NOT_COMMITTED"
+	ReasonUnread           = "NOT_READ_YET"
 	ReasonSessionReplaced  = "SESSION_REPLACED"
 	ReasonNoHello          = "NO_HELLO"
 	ReasonSlowReader       = "SLOW_READER"
@@ -64,6 +65,7 @@ var table = []struct {
 	{is(controller.ErrClosing), codes.Unavailable, ReasonShuttingDown},
 	{as[*controller.NotLeaderError], codes.Unavailable, ReasonNotLeader},
 	{is(controller.ErrNotCommitted), codes.Unavailable, ReasonNotCommitted},
+	{is(catalog.ErrUnread), codes.Unavailable, ReasonUnread},
 	{is(controller.ErrReplaced), codes.Aborted, ReasonSessionReplaced},
 	{as[*controller.BrokerError], codes.Unavailable, ReasonBrokerFailed},
 	{as[*controller.RefusedError], codes.Unavailable, ReasonBrokerFailed},

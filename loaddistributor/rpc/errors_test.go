@@ -42,6 +42,7 @@ var domain = map[string]struct {
 	"catalog.NotReadyError":       {&catalog.NotReadyError{Topic: "t", Reason: "r"}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrClosing":       {controller.ErrClosing, codes.Unavailable, ReasonShuttingDown},
 	"controller.ErrNotCommitted":  {controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted},
+	"catalog.ErrUnread":           {catalog.ErrUnread, codes.Unavailable, ReasonUnread},
 	"controller.NotLeaderError":   {&controller.NotLeaderError{Leader: "h:1"}, codes.Unavailable, ReasonNotLeader},
 	"controller.ErrReplaced":      {controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced},
 	"controller.ErrBrokerGone":    {controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed},

@@ -1,0 +1,32 @@
+package controller_test
+
+import (
+	"context"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+)
+
+var _ = Describe("A follower", func() {
+	It("does not deny what it has not read yet", func() {
+		c, err := controller.NewFollower(controller.Config{
+			ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Second, Log: logger(),
+		}, nil, func() string { return "" })
+		Expect(err).NotTo(HaveOccurred())
+		asks := func() (errs []error) {
+			_, topic := c.Topic("t")
+			_, resolved := c.Resolve("t", "p")
+			watched := c.Watch(context.Background(), "t", nil, func(controller.Change) error { return nil })
+			return []error{topic, resolved, watched}
+		}
+		Expect(c.Ready()).To(MatchError(catalog.ErrUnread))
+		Expect(asks()).To(HaveEach(MatchError(catalog.ErrUnread)))
+		c.Reset(catalog.New())
+		Expect(c.Ready()).To(Succeed())
+		Expect(asks()).To(HaveEach(MatchError(catalog.ErrTopicUnknown)))
+	})
+})
