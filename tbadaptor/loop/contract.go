@@ -263,7 +263,7 @@ func (s *Server) adoptLocked(t *topic) []ledger.Grant {
 	}
 	initial := t.initial
 	if view, ok := s.mu.ledger.Topic(t.name); ok {
-		if held := whole(t, view); held != nil {
+		if held := kept(t, view); held != nil {
 			initial = held
 		}
 	}
@@ -278,23 +278,29 @@ func (s *Server) adoptLocked(t *topic) []ledger.Grant {
 	return grants
 }
 
-// whole returns what the members hold, if together it is the contract: then
-// nothing needs to change, and what was tuned stays as it is. Else nil.
-func whole(t *topic, v ledger.TopicView) []share.Assigned {
+// kept returns what the members hold, and what is missing to the contract in
+// proportion to it: flexible parts that have ended, or a share that was on its way
+// from one to another. So what was tuned stays as it is. nil: a member holds
+// nothing, or all hold more than the contract.
+func kept(t *topic, v ledger.TopicView) []share.Assigned {
 	left := t.total()
-	var held []share.Assigned
+	var held []share.Load
 	for _, m := range v.Members {
 		if t.members[m.Broker] == nil || m.Reserved != m.Acknowledged || m.Acknowledged.IsZero() {
 			return nil
 		}
 		left.Rate -= m.Acknowledged.Rate
 		left.Burst -= m.Acknowledged.Burst
-		held = append(held, share.Assigned{Broker: m.Broker, Share: m.Acknowledged})
+		held = append(held, share.Load{Broker: m.Broker, Share: m.Acknowledged})
 	}
-	if !left.IsZero() || len(held) != len(t.members) {
+	if left.Rate < 0 || left.Burst < 0 || len(held) != len(t.members) {
 		return nil
 	}
-	return held
+	shares, err := share.Split(share.Static, t.total(), held)
+	if err != nil {
+		return nil
+	}
+	return shares
 }
 
 // RemoveContract implements srtmv1.GrantServiceServer.

@@ -244,6 +244,15 @@ var _ = Describe("Adopting a contract", func() {
 		Expect(<-a.set(ctx, adopt(contract("t", 200_000, 10, members("b1", 200_000, 10))))).To(fails(codes.FailedPrecondition, loop.ReasonConflict))
 	})
 
+	It("gives what was on its way, or ended with a lease, to all by what they hold, and takes from nobody", func() {
+		a := newAdaptor(config())
+		b1 := a.join("b1", "i", held("t", 70, 60_000, 6)) // of 80 and 20
+		b2 := a.join("b2", "i", held("t", 71, 15_000, 2))
+		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Expect(b1.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(80_000)))
+		Expect(b2.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(20_000)))
+	})
+
 	It("gives a member that lost its share the first one again, out of acknowledged decreases", func() {
 		a := newAdaptor(config())
 		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
