@@ -1,6 +1,7 @@
-// Package faults runs a cluster of real processes, an adaptor of its own among
-// them, offers it twice its contract, and meanwhile kills processes and cuts the
-// network between brokers and the control plane, by a proxy that swallows what
-// passes. Then it merges the release traces of all brokers and checks the
-// contract on them, exactly and for every interval.
+// Package faults runs a cluster of real processes, its adaptor embedded or a
+// process of its own, offers it twice its contract, and meanwhile kills processes
+// and cuts the network between brokers and the control plane, by a proxy that
+// swallows what passes; or moves the adaptor from one place to the other. Then it
+// merges the release traces of all brokers and checks the contract on them, exactly
+// and for every interval.
 package faults

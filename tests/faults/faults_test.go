@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,9 +65,16 @@ type cluster struct {
 	dir     string
 	grpc    string // the loaddistributor's addresses
 	web     string
-	adaptor string // of a tbadaptor of its own; empty: embedded
+	leases  []string // flags of whoever is the adaptor
 	control *daemon.Daemon
 	brokers []*broker
+
+	// The adaptor is a process of its own, which brokers and the loaddistributor
+	// reach through the link; or else embedded, and none of this is used.
+	apart                   bool
+	adaptorGRPC, adaptorWeb string
+	link                    *proxy
+	adaptor                 *daemon.Daemon
 }
 
 type broker struct {
@@ -84,22 +93,33 @@ func (c *cluster) must(err error) {
 	}
 }
 
-var leases = []string{"--flex-lease=600ms", "--session-lease=2s", "--clock-bound=50ms", "--log-level=warn"}
+// shortLeases end within a run.
+var shortLeases = []string{"--flex-lease=600ms", "--session-lease=2s", "--clock-bound=50ms"}
 
 func (c *cluster) startControl() {
 	c.t.Helper()
 	flags := []string{
 		"--grpc-address=" + c.grpc, "--http-address=" + c.web, "--tcp-address=", "--data-path=" + c.dir,
-		"--report-interval=200ms",
+		"--report-interval=200ms", "--log-level=warn",
 	}
-	if c.adaptor == "" {
-		flags = append(append(flags, leases...), "--share-period=200ms")
+	if c.apart {
+		flags = append(flags, "--tbadaptor-address="+c.link.address())
 	} else {
-		flags = append(flags, "--tbadaptor-address="+c.adaptor)
+		flags = append(append(flags, c.leases...), "--share-period=200ms")
 	}
 	d, err := daemon.Run(filepath.Join(bin, "loaddistributor"), c.dir, flags, daemon.Answers("http://"+c.web+"/ping"))
 	c.must(err)
 	c.control = d
+}
+
+func (c *cluster) startAdaptor() {
+	c.t.Helper()
+	flags := append([]string{
+		"--grpc-address=" + c.adaptorGRPC, "--http-address=" + c.adaptorWeb, "--period=200ms", "--log-level=warn",
+	}, c.leases...)
+	d, err := daemon.Run(filepath.Join(bin, "tbadaptor"), c.dir, flags, daemon.Answers("http://"+c.adaptorWeb+"/ping"))
+	c.must(err)
+	c.adaptor = d
 }
 
 func (c *cluster) startBroker(b *broker) {
@@ -111,15 +131,22 @@ func (c *cluster) startBroker(b *broker) {
 	b.process = d
 }
 
-func newCluster(t *testing.T, policies ...string) *cluster {
+func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: t.TempDir()}
-	free, err := daemon.Ports(2 + 2*len(policies))
+	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart}
+	const own = 4
+	free, err := daemon.Ports(own + 2*len(policies))
 	c.must(err)
-	c.grpc, c.web = free[0], free[1]
+	c.grpc, c.web, c.adaptorGRPC, c.adaptorWeb = free[0], free[1], free[2], free[3]
+	c.link, err = newProxy(c.adaptorGRPC)
+	c.must(err)
+	t.Cleanup(c.link.close)
+	if apart {
+		c.startAdaptor()
+	}
 	c.startControl()
 	for i, policy := range policies {
-		b := &broker{name: fmt.Sprintf("b%d", i), dir: t.TempDir(), tcp: free[2+2*i], web: free[3+2*i], policy: policy}
+		b := &broker{name: fmt.Sprintf("b%d", i), dir: t.TempDir(), tcp: free[own+2*i], web: free[own+1+2*i], policy: policy}
 		b.proxy, err = newProxy(c.grpc)
 		c.must(err)
 		t.Cleanup(b.proxy.close)
@@ -134,6 +161,11 @@ func newCluster(t *testing.T, policies ...string) *cluster {
 		}
 		if err := c.control.Kill(); err != nil {
 			t.Error(err)
+		}
+		if c.adaptor != nil {
+			if err := c.adaptor.Kill(); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 	return c
@@ -177,8 +209,8 @@ func (c *cluster) create(ctx context.Context) {
 func wait(d time.Duration) { <-time.NewTimer(d).C }
 
 // publish offers perSecond messages to an address until ctx ends, over one
-// connection after the other.
-func publish(ctx context.Context, address string, perSecond int) {
+// connection after the other, and counts those that were accepted.
+func publish(ctx context.Context, address string, perSecond int, accepted *atomic.Int64) {
 	const tick = 10 * time.Millisecond
 	n := int(float64(perSecond) * tick.Seconds())
 	for ctx.Err() == nil {
@@ -199,8 +231,12 @@ func publish(ctx context.Context, address string, perSecond int) {
 					return err
 				}
 				for range n {
-					if _, _, err := frame(r); err != nil {
+					kind, data, err := frame(r)
+					if err != nil {
 						return err
+					}
+					if kind == wire.FrameResponse && string(data) == "OK" {
+						accepted.Add(1)
 					}
 				}
 			}
@@ -294,103 +330,116 @@ func (c *cluster) read() (all []release) {
 	return all
 }
 
-// trouble makes some, and mends it after a while.
-func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) (kills, cuts, losses int) {
-	down := map[*broker]time.Time{}
-	cut := map[*broker]time.Time{}
-	controlDown := time.Time{}
+// mishap is something that fails, and how it is mended.
+type mishap struct {
+	kind, who string
+	do, mend  func()
+	longest   time.Duration
+}
+
+func (c *cluster) kill(kind, who string, d **daemon.Daemon, again func(), longest time.Duration) mishap {
+	return mishap{kind, who, func() { c.must((*d).Kill()) }, again, longest}
+}
+
+func cut(kind, who string, p *proxy, longest time.Duration) mishap {
+	return mishap{kind, who, func() { p.set(true) }, func() { p.set(false) }, longest}
+}
+
+// mishap draws one: of five two kill a broker, two cut one off from the
+// loaddistributor, and one hits the control plane.
+func (c *cluster) mishap(rng *rand.Rand) mishap {
+	b := c.brokers[rng.IntN(len(c.brokers))]
+	switch n := rng.IntN(5); {
+	case n >= 3:
+		return cut("brokers cut off", b.name, b.proxy, 3*time.Second)
+	case n >= 1:
+		return c.kill("brokers killed", b.name, &b.process, func() { c.startBroker(b) }, 3*time.Second)
+	}
+	control := []mishap{c.kill("times no loaddistributor", "", &c.control, c.startControl, 2*time.Second)}
+	if c.apart {
+		control = append(control,
+			c.kill("times no tbadaptor", "", &c.adaptor, c.startAdaptor, 2*time.Second),
+			cut("times tbadaptor cut off", "", c.link, 2*time.Second))
+	}
+	return control[rng.IntN(len(control))]
+}
+
+// trouble makes some until ctx ends, mends all, and says what it was.
+func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
+	type open struct {
+		mishap
+		until time.Time
+	}
+	var now []open
+	counts := map[string]int{}
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	for next := time.Now().Add(2 * time.Second); ; {
 		over := ctx.Err() != nil
-		now := time.Now()
-		for _, b := range c.brokers {
-			if at, is := down[b]; is && (over || now.After(at)) {
-				c.startBroker(b)
-				delete(down, b)
+		now = slices.DeleteFunc(now, func(o open) bool {
+			is := over || time.Now().After(o.until)
+			if is {
+				o.mend()
 			}
-			if at, is := cut[b]; is && (over || now.After(at)) {
-				b.proxy.set(false)
-				delete(cut, b)
-			}
-		}
-		if !controlDown.IsZero() && (over || now.After(controlDown)) {
-			c.startControl()
-			controlDown = time.Time{}
-		}
+			return is
+		})
 		if over {
-			return kills, cuts, losses
+			break
 		}
-		if now.After(next) {
-			next = now.Add(time.Duration(rng.IntN(800)) * time.Millisecond)
-			b := c.brokers[rng.IntN(len(c.brokers))]
-			back := now.Add(time.Duration(rng.IntN(3000)) * time.Millisecond)
-			switch n := rng.IntN(5); {
-			case n == 0 && controlDown.IsZero():
-				c.must(c.control.Kill())
-				controlDown = now.Add(time.Duration(rng.IntN(2000)) * time.Millisecond)
-				losses++
-			case n <= 2 && down[b].IsZero():
-				c.must(b.process.Kill())
-				down[b] = back
-				kills++
-			case n >= 3 && cut[b].IsZero():
-				b.proxy.set(true)
-				cut[b] = back
-				cuts++
-			}
+		m := c.mishap(rng)
+		if time.Now().After(next) && !slices.ContainsFunc(now, func(o open) bool { return o.kind == m.kind && o.who == m.who }) {
+			m.do()
+			counts[m.kind]++
+			now = append(now, open{m, time.Now().Add(time.Duration(rng.Int64N(int64(m.longest))))})
+			next = time.Now().Add(time.Duration(rng.IntN(800)) * time.Millisecond)
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
 		}
 	}
+	var list []string
+	for _, kind := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, fmt.Sprintf("%d %s", counts[kind], kind))
+	}
+	return strings.Join(list, ", ")
 }
 
-func TestTheContractHoldsWhateverFails(t *testing.T) {
-	length := 12 * time.Second
-	if s := os.Getenv(longer); s != "" {
-		d, err := time.ParseDuration(s)
-		if err != nil {
-			t.Fatalf("%s: %v", longer, err)
-		}
-		length = d
-	}
-	c := newCluster(t, "available", "strict", "available")
-	create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
-	defer cancel()
-	c.create(create)
-
-	ctx, stop := context.WithCancel(t.Context())
+// load offers perSecond messages to each broker and takes what they deliver,
+// until stop, which returns how many were delivered. accepted counts.
+func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (delivered int64)) {
+	ctx, cancel := context.WithCancel(c.t.Context())
 	var clients sync.WaitGroup
-	var mu sync.Mutex
-	delivered := 0
-	for _, b := range c.brokers {
-		clients.Go(func() { publish(ctx, b.tcp, offered/len(c.brokers)) })
-		clients.Go(func() {
-			n := subscribe(ctx, b.tcp)
-			mu.Lock()
-			delivered += n
-			mu.Unlock()
-		})
+	var taken atomic.Int64
+	accepted = &atomic.Int64{}
+	for i, b := range c.brokers {
+		clients.Go(func() { publish(ctx, b.tcp, perSecond[i], accepted) })
+		clients.Go(func() { taken.Add(int64(subscribe(ctx, b.tcp))) })
 	}
-	defer clients.Wait()
-	defer stop()
-	failing, calm := context.WithTimeout(ctx, length)
-	defer calm()
-	began := time.Now()
-	kills, cuts, losses := c.trouble(failing, testkit.Rand(t))
-	took := time.Since(began)
+	stop = func() int64 {
+		cancel()
+		clients.Wait()
+		return taken.Load()
+	}
+	c.t.Cleanup(func() { stop() })
+	return accepted, stop
+}
 
-	// All is mended: topics flow again by themselves. Then it is over.
+// flows waits until so many more messages have left the topic.
+func (c *cluster) flows(messages int) {
+	c.t.Helper()
 	before := len(c.read())
-	for end := time.Now().Add(daemon.Patience); len(c.read()) < before+rate; wait(100 * time.Millisecond) {
+	for end := time.Now().Add(daemon.Patience); len(c.read()) < before+messages; wait(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d messages left in %v after all was mended", len(c.read())-before, daemon.Patience)
+			c.t.Fatalf("%d messages left in %v, want %d", len(c.read())-before, daemon.Patience, messages)
 		}
 	}
-	stop()
-	clients.Wait()
+}
+
+// verify ends the brokers and checks the contract on what they released.
+func (c *cluster) verify(delivered int64) {
+	t := c.t
+	t.Helper()
 	for _, b := range c.brokers {
 		if err := b.process.Kill(); err != nil {
 			t.Error(err)
@@ -414,8 +463,34 @@ func TestTheContractHoldsWhateverFails(t *testing.T) {
 		t.Errorf("by the times at which they left, up to %v late: %v", late, err)
 	}
 	n := float64(len(all))
-	t.Logf("%v of trouble: %d brokers killed, %d cut off, %d times no control plane", took, kills, cuts, losses)
 	t.Logf("%d messages released in %v, %d delivered; %.3g intervals, worst slack %.3f messages (eligible), %.3f (released, at most %v late)",
 		len(all), span, delivered, n*(n+1)/2, slack, lateSlack, late)
 	t.Logf("availability: %.1f %% of what the contract allows was released", 100*n/(rate*span.Seconds()))
+}
+
+func TestTheContractHoldsWhateverFails(t *testing.T) {
+	length := 10 * time.Second
+	if s := os.Getenv(longer); s != "" {
+		d, err := time.ParseDuration(s)
+		if err != nil {
+			t.Fatalf("%s: %v", longer, err)
+		}
+		length = d / 2 // for each deployment
+	}
+	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, apart, shortLeases, "available", "strict", "available")
+			create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+			defer cancel()
+			c.create(create)
+			_, stop := c.load(offered/3, offered/3, offered/3)
+			failing, calm := context.WithTimeout(t.Context(), length)
+			defer calm()
+			began := time.Now()
+			troubles := c.trouble(failing, testkit.Rand(t))
+			t.Logf("%v of trouble: %s", time.Since(began), troubles)
+			c.flows(rate) // again, by itself
+			c.verify(stop())
+		})
+	}
 }

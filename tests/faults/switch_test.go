@@ -1,0 +1,173 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// state is what the broker's agent says of itself.
+func (b *broker) state() (s agent.State, err error) {
+	res, err := http.Get("http://" + b.web + "/debug/state")
+	if err != nil {
+		return s, err
+	}
+	defer res.Body.Close()
+	var all struct{ Agent agent.State }
+	err = json.NewDecoder(res.Body).Decode(&all)
+	return all.Agent, err
+}
+
+// held is what the broker holds of the topic; nothing: a zero epoch.
+func held(s agent.State) agent.HoldingState {
+	for _, h := range s.Held {
+		if h.Topic == topic {
+			return h
+		}
+	}
+	return agent.HoldingState{}
+}
+
+func (c *cluster) eventually(what string, is func() bool) {
+	c.t.Helper()
+	for end := time.Now().Add(daemon.Patience); !is(); wait(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// watch follows what a broker holds until ctx ends: it always holds something,
+// epochs never fall, and what it holds changes by grants only, which have a
+// greater epoch. A lease that ended would show as the same epoch with less.
+func (c *cluster) watch(ctx context.Context, b *broker) {
+	var last agent.HoldingState
+	for ; ctx.Err() == nil; wait(20 * time.Millisecond) {
+		s, err := b.state()
+		if err != nil {
+			c.t.Errorf("%s: %v", b.name, err)
+			return
+		}
+		h := held(s)
+		if h.RateMilli <= 0 || h.Burst <= 0 || h.Epoch < last.Epoch || h.Epoch == last.Epoch && h != last {
+			c.t.Errorf("%s holds %+v, after %+v", b.name, h, last)
+		}
+		last = h
+	}
+}
+
+// shares asks whoever is the adaptor.
+func (c *cluster) shares() *srtmv1.TopicShares {
+	address := c.grpc
+	if c.apart {
+		address = c.link.address()
+	}
+	ctx, cancel := context.WithTimeout(c.t.Context(), daemon.Patience)
+	defer cancel()
+	conn := c.dial(address)
+	defer conn.Close() // one for each question: it does not wait to come back
+	r, err := srtmv1.NewGrantServiceClient(conn).ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic, History: 512})
+	if err != nil || len(r.Topics) != 1 {
+		return &srtmv1.TopicShares{}
+	}
+	return r.Topics[0]
+}
+
+// whole says that the adaptor has the contract, and that its brokers hold all of
+// it together.
+func whole(s *srtmv1.TopicShares, brokers int) bool {
+	var r, b int64
+	for _, m := range s.Members {
+		if !m.Connected {
+			return false
+		}
+		r += m.GetAcknowledged().GetRateMilli()
+		b += m.GetAcknowledged().GetBurst()
+	}
+	return len(s.Members) == brokers && s.Contract != nil && r == rate*1000 && b == burst
+}
+
+// redeploy ends the control plane in good order, and starts it with its adaptor
+// elsewhere. One ends before the other begins.
+func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agent.HoldingState) {
+	c.t.Helper()
+	c.must(c.control.Stop())
+	if c.apart {
+		c.must(c.adaptor.Stop())
+	}
+	before = map[string]agent.HoldingState{}
+	c.eventually("brokers see that the adaptor is away", func() bool {
+		for _, b := range c.brokers {
+			s, err := b.state()
+			if err != nil || s.Grants.Connected {
+				return false
+			}
+			before[b.name] = held(s)
+		}
+		return true
+	})
+	meanwhile()
+	if c.apart = apart; apart {
+		c.startAdaptor()
+	}
+	c.startControl()
+	return before
+}
+
+func TestTheAdaptorMovesOutAndBack(t *testing.T) {
+	// Leases outlast the switch, so that nothing ends that is not taken away.
+	c := newCluster(t, false, []string{"--flex-lease=30s", "--session-lease=1m", "--clock-bound=50ms"}, "available", "strict", "available")
+	create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+	defer cancel()
+	c.create(create)
+	initial := c.shares()
+	accepted, stop := c.load(offered*2/3, offered/6, offered/6)
+	c.eventually("shares follow the traffic", func() bool {
+		s := c.shares()
+		return whole(s, 3) && s.Members[0].Acknowledged.RateMilli > initial.Members[0].Acknowledged.RateMilli*5/4
+	})
+	c.eventually("brokers show what they hold", func() bool {
+		return !slices.ContainsFunc(c.brokers, func(b *broker) bool {
+			s, err := b.state()
+			return err != nil || held(s).Epoch == 0
+		})
+	})
+	watching, over := context.WithCancel(t.Context())
+	var watchers sync.WaitGroup
+	defer watchers.Wait()
+	defer over()
+	for _, b := range c.brokers {
+		watchers.Go(func() { c.watch(watching, b) })
+	}
+	for _, apart := range []bool{true, false} {
+		before := c.redeploy(apart, func() {
+			n := accepted.Load()
+			c.flows(rate / 3)
+			c.eventually("publishes go on", func() bool { return accepted.Load() > n+rate/3 })
+		})
+		c.eventually("the shares are the contract again", func() bool { return whole(c.shares(), 3) })
+		grown := map[string]bool{}
+		for _, h := range c.shares().History {
+			switch {
+			case h.Event == "acknowledged", h.Reason == "rule", h.Reason == "rest":
+			case h.Event != "granted", h.Share.RateMilli < before[h.BrokerId].RateMilli, h.Share.Burst < before[h.BrokerId].Burst:
+				t.Errorf("daemon %v: %s held %+v, and then: %v", apart, h.BrokerId, before[h.BrokerId], h)
+			default:
+				grown[h.BrokerId] = true // the stop came between a decrease and its increase
+			}
+		}
+		t.Logf("daemon %v: brokers went on with %+v; given what was on its way: %v", apart, before, grown)
+		c.flows(rate)
+	}
+	over()
+	watchers.Wait()
+	c.verify(stop())
+}
