@@ -243,7 +243,7 @@ func spec(name string, rate, burst int64) *srtmv1.TopicSpec {
 			Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(5 * time.Millisecond)},
 		},
 		Groups:   []*srtmv1.PublisherGroup{{Key: "g", Count: int32(rate), Rate: 1}},
-		Channels: []string{"main"},
+		Channels: []string{"main"}, ShareRule: "static",
 	}
 }
 

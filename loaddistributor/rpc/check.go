@@ -52,7 +52,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		spec.Policy = placement.SRTM
 	}
 	if spec.ShareRule == "" {
-		spec.ShareRule = share.Static
+		spec.ShareRule = share.Default
 	}
 	if !controller.ValidName(p.Name) {
 		bad.add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", p.Name)

@@ -67,7 +67,7 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Policy != "srtm" || got.ShareRule != "static" || got.OverLimit != catalog.Delay {
+	if got.Policy != "srtm" || got.ShareRule != "sqrt" || got.OverLimit != catalog.Delay {
 		t.Errorf("got %s, %s, %v", got.Policy, got.ShareRule, got.OverLimit)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
+	"github.com/srtm-io/srtm/tbadaptor/share"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -169,7 +170,7 @@ func members(shares ...any) []*srtmv1.Member {
 }
 
 func contract(topic string, rate, burst int64, members []*srtmv1.Member) *srtmv1.SetContractRequest {
-	return &srtmv1.SetContractRequest{Topic: topic, Contract: &srtmv1.Contract{RateMilli: rate, Burst: burst}, Members: members}
+	return &srtmv1.SetContractRequest{Topic: topic, Contract: &srtmv1.Contract{RateMilli: rate, Burst: burst}, Members: members, ShareRule: share.Static}
 }
 
 // set runs SetContract in the background.

@@ -17,6 +17,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -178,7 +179,7 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.DurationVar(&n.latency, "slo-latency", time.Millisecond, "delivery latency of the SLO")
 	f.StringVar(&n.overLimit, "over-limit", "delay", "what becomes of messages without a token: delay or reject")
 	f.StringVar(&n.policy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
-	f.StringVar(&n.shareRule, "share-rule", "static", "how shares are retuned: static, proportional, robust or sqrt")
+	f.StringVar(&n.shareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")
 	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `KEY:COUNT:RATE[:BATCH]`; may be repeated")
 	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `ID:KEY:RATE[:BATCH]`; may be repeated")
 	f.StringArrayVar(&n.channels, "channel", nil, "channel to create with the topic; may be repeated")
@@ -427,7 +428,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		policy = "srtm"
 	}
 	if rule == "" {
-		rule = "static"
+		rule = share.Default
 	}
 	fmt.Fprintf(w, "topic     %s\nstate     %s", spec.GetName(), stateName(t.GetState()))
 	if t.GetReason() != "" {

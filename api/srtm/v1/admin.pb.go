@@ -97,7 +97,8 @@ type TopicSpec struct {
 	PlacementPolicy string `protobuf:"bytes,5,opt,name=placement_policy,json=placementPolicy,proto3" json:"placement_policy,omitempty"`
 	// Channels to create on every broker of the topic before it is active.
 	Channels []string `protobuf:"bytes,6,rep,name=channels,proto3" json:"channels,omitempty"`
-	// How shares are retuned: "static" or "proportional"; empty means static.
+	// How shares are retuned: "static", "proportional", "robust" or "sqrt"; empty
+	// means sqrt.
 	ShareRule     string `protobuf:"bytes,7,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -882,7 +882,7 @@ type SetContractRequest struct {
 	Topic    string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	Contract *Contract              `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
 	Members  []*Member              `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
-	// "static", "proportional", "robust" or "sqrt"; empty means the default.
+	// "static", "proportional", "robust" or "sqrt"; empty means sqrt.
 	ShareRule string `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	// Bring back a contract that members may be using already, because the
 	// adaptor has restarted: the call does not wait for acknowledgements, a

@@ -20,6 +20,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -240,7 +241,7 @@ func (r *run) sloProto() *srtmv1.Slo {
 
 // topicSpec declares the load's publishers.
 func (r *run) topicSpec(name, policy string, contract *srtmv1.Contract) *srtmv1.TopicSpec {
-	spec := &srtmv1.TopicSpec{Name: name, Contract: contract, PlacementPolicy: policy, Channels: []string{channel}}
+	spec := &srtmv1.TopicSpec{Name: name, Contract: contract, PlacementPolicy: policy, ShareRule: share.Static, Channels: []string{channel}}
 	if r.load.Groups != nil {
 		for _, g := range r.load.Groups {
 			s := r.options.load.Spec
