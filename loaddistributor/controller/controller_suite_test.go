@@ -234,7 +234,7 @@ func (c *cluster) broker(id string) *srtmv1.Broker {
 }
 
 // spec is a contract of rate msg/s and burst messages, for as many publishers
-// of 1 msg/s.
+// of 1 msg/s. Shares stay as they were placed, so that they can be told.
 func spec(name string, rate, burst int64) *srtmv1.TopicSpec {
 	return &srtmv1.TopicSpec{
 		Name: name,

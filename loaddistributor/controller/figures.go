@@ -91,6 +91,15 @@ func checkStats(at string, t *srtmv1.TopicStats) error {
 			return &BadMessage{at + "." + h.field, err.Error()}
 		}
 	}
+	if n := len(t.DeliveryAccess); n > 0 && n != len(t.Delivery.GetCount()) {
+		return &BadMessage{at + ".delivery_access", fmt.Sprintf("%d sums for %d buckets", n, len(t.Delivery.GetCount()))}
+	}
+	for i, sum := range t.DeliveryAccess {
+		// Sums of many fractions may be off by their rounding.
+		if most := float64(t.Delivery.Count[i]); !(sum >= 0 && sum <= most*(1+1e-6)) {
+			return &BadMessage{fmt.Sprintf("%s.delivery_access[%d]", at, i), fmt.Sprintf("%v for %v deliveries", sum, most)}
+		}
+	}
 	return nil
 }
 
@@ -135,9 +144,42 @@ func (c *Controller) figuresLocked(topic, broker string) *figures {
 // merge is a TopicStats being summed up. Histograms are added bucket by
 // bucket; quantiles are left to whoever reads the sum.
 type merge struct {
-	sum                          srtmv1.TopicStats
-	interval                     time.Duration
-	access, processing, delivery []uint64 // by bucket
+	sum                srtmv1.TopicStats
+	interval           time.Duration
+	access, processing []uint64 // by bucket
+	tail               tail
+}
+
+// tail is what is needed to say what fraction of the p99 is access delay.
+type tail struct {
+	delivery []uint64  // by bucket
+	access   []float64 // by bucket of delivery; as long
+	unknown  bool      // for some of delivery
+}
+
+// add requires that t was checked.
+func (l *tail) add(t *srtmv1.TopicStats) {
+	l.delivery = addBuckets(l.delivery, t.Delivery)
+	l.access = append(l.access, make([]float64, len(l.delivery)-len(l.access))...)
+	if len(t.DeliveryAccess) == 0 && len(t.Delivery.GetIndex()) > 0 {
+		l.unknown = true
+		return
+	}
+	for i, sum := range t.DeliveryAccess {
+		l.access[t.Delivery.Index[i]] += sum
+	}
+}
+
+// fraction is TopicStatus.p99_access_fraction.
+func (l *tail) fraction() *float64 {
+	if l.unknown {
+		return nil
+	}
+	mean, ok := obs.MeanInTail(0.99, l.delivery, l.access)
+	if !ok {
+		return nil
+	}
+	return &mean
 }
 
 // inTime adds the next interval of one broker: levels are the newest.
@@ -171,7 +213,7 @@ func (m *merge) counts(t *srtmv1.TopicStats) {
 	m.sum.MaxBacklog = max(m.sum.MaxBacklog, t.MaxBacklog)
 	m.access = addBuckets(m.access, t.Access)
 	m.processing = addBuckets(m.processing, t.Processing)
-	m.delivery = addBuckets(m.delivery, t.Delivery)
+	m.tail.add(t)
 }
 
 // addBuckets requires that h was checked: its indices are those of the layout.
@@ -200,6 +242,12 @@ func buckets(sum []uint64) *srtmv1.Histogram {
 
 func (m *merge) stats() *srtmv1.TopicStats {
 	m.sum.Interval = durationpb.New(m.interval)
-	m.sum.Access, m.sum.Processing, m.sum.Delivery = buckets(m.access), buckets(m.processing), buckets(m.delivery)
+	m.sum.Access, m.sum.Processing, m.sum.Delivery = buckets(m.access), buckets(m.processing), buckets(m.tail.delivery)
+	if !m.tail.unknown {
+		m.sum.DeliveryAccess = m.sum.DeliveryAccess[:0]
+		for _, index := range m.sum.Delivery.Index {
+			m.sum.DeliveryAccess = append(m.sum.DeliveryAccess, m.tail.access[index])
+		}
+	}
 	return &m.sum
 }

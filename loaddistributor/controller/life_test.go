@@ -406,6 +406,42 @@ var _ = Describe("The figures of a topic", func() {
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 	})
 
+	It("say what fraction of the p99 is access delay, pooled over the deliveries", func() {
+		c := newCluster(setup{})
+		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+		c.mustCreate(spec("t", 100, 10))
+		// Of both brokers' some are slow, but b2's are slower: they are the pooled
+		// p99's, and what b1's are made of does not matter.
+		measure := func(slow time.Duration, n int, access float64) *srtmv1.TopicStats {
+			return &srtmv1.TopicStats{
+				Interval: durationpb.New(20 * time.Millisecond), Delivered: 200,
+				Delivery:       latencies(map[time.Duration]int{time.Millisecond: 200 - n, slow: n}),
+				DeliveryAccess: []float64{98, access},
+			}
+		}
+		b1.node.Measure("t", measure(10*time.Millisecond, 4, 4))
+		b2.node.Measure("t", measure(100*time.Millisecond, 8, 2))
+		fractions := func() (all []float64) {
+			s := c.topic("t").Status
+			for _, b := range s.Brokers {
+				if b.P99AccessFraction != nil {
+					all = append(all, *b.P99AccessFraction)
+				}
+			}
+			if s.P99AccessFraction != nil {
+				all = append(all, *s.P99AccessFraction)
+			}
+			return all
+		}
+		// b2's are a hundredth of all once it has a third as many reports as b1.
+		Eventually(fractions).Should(Equal([]float64{1, 0.25, 0.25}))
+
+		b1.node.Measure("t", &srtmv1.TopicStats{
+			Interval: durationpb.New(20 * time.Millisecond), Delivered: 1, Delivery: latencies(map[time.Duration]int{time.Second: 1}),
+		})
+		Eventually(fractions).Should(Equal([]float64{0.25}), "b1 does not say any more")
+	})
+
 	It("end a session that reports nonsense, and change nothing", func() {
 		c := newCluster(setup{})
 		b1 := c.join("b1", 60, agenttest.New())

@@ -25,6 +25,7 @@ var (
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
 	descExceeded  = prometheus.NewDesc("srtm_topic_window_exceeded_messages", "Those of them later than the SLO's latency.", []string{"topic"}, nil)
 	descMet       = prometheus.NewDesc("srtm_topic_slo_met", "1 when the SLO is met over the window; absent without deliveries.", []string{"topic"}, nil)
+	descAccess    = prometheus.NewDesc("srtm_topic_p99_access_ratio", "Mean of access delay / delivery latency over the deliveries of the window at or above the pooled p99; absent when not measured.", []string{"topic"}, nil)
 )
 
 // collector shows the controller at the moment it is asked.
@@ -33,7 +34,7 @@ type collector struct{ c *Controller }
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief,
-		descDelivered, descExceeded, descMet,
+		descDelivered, descExceeded, descMet, descAccess,
 	} {
 		out <- d
 	}
@@ -51,8 +52,12 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
 	all = append(all, prometheus.MustNewConstMetric(descRelief, prometheus.CounterValue, float64(c.proposed.Load())))
+	type listed struct {
+		topic   string
+		reports []received // immutable
+	}
+	var windows []listed
 	c.mu.RLock()
-	defer c.mu.RUnlock()
 	var connected, mcap, allocated int64
 	for _, b := range c.mu.cat.Brokers() {
 		if b.Connected {
@@ -75,14 +80,17 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 			continue
 		}
 		name := topic.Spec.Name()
+		window := listed{topic: name}
 		var delivered, exceeded uint64
 		for _, q := range topic.Plan.Quotas {
 			if f := c.figuresLocked(name, q.Broker); f != nil {
 				d, x := f.counts(now.Add(-c.cfg.Window))
 				delivered += d
 				exceeded += x
+				window.reports = append(window.reports, f.within(now.Add(-c.cfg.Window))...)
 			}
 		}
+		windows = append(windows, window)
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
 		if v := c.verdictLocked(topic, now); v.Judged {
@@ -91,6 +99,17 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 				met = 1
 			}
 			gauge(descMet, met, name)
+		}
+	}
+	c.mu.RUnlock()
+
+	for _, w := range windows { // without the lock, for it walks all their histograms
+		var sum tail
+		for _, r := range w.reports {
+			sum.add(r.stats)
+		}
+		if f := sum.fraction(); f != nil {
+			gauge(descAccess, *f, w.topic)
 		}
 	}
 	for _, s := range []catalog.State{catalog.Preparing, catalog.Active, catalog.Degraded, catalog.Deleting} {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
@@ -111,7 +112,11 @@ var _ = Describe("The metrics", func() {
 		b1 := c.join("b1", 60, agenttest.New())
 		c.join("b2", 60, agenttest.New())
 		c.mustCreate(spec("t", 50, 10))
-		b1.node.Measure("t", &srtmv1.TopicStats{Delivered: 10, Exceeded: 3})
+		h := obs.NewLatency()
+		for range 10 {
+			h.Record(2 * time.Millisecond)
+		}
+		b1.node.Measure("t", &srtmv1.TopicStats{Delivered: 10, Exceeded: 3, Delivery: h.Proto(), DeliveryAccess: []float64{2.5}})
 		read := func() map[string]float64 {
 			families, err := reg.Gather()
 			Expect(err).NotTo(HaveOccurred())
@@ -131,6 +136,7 @@ var _ = Describe("The metrics", func() {
 		values := read()
 		Expect(values["srtm_topic_window_exceeded_messages t"] / values["srtm_topic_window_delivered_messages t"]).To(Equal(0.3))
 		Expect(values).To(HaveKeyWithValue("srtm_topic_slo_met t", 0.0))
+		Expect(values).To(HaveKeyWithValue("srtm_topic_p99_access_ratio t", 0.25))
 		Expect(values).To(HaveKeyWithValue("srtm_brokers_connected", 2.0))
 		Expect(values).To(HaveKeyWithValue("srtm_brokers_mcap_messages_per_second", 120.0))
 		Expect(values).To(HaveKeyWithValue("srtm_brokers_allocated_messages_per_second", 50.0))

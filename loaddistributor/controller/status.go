@@ -95,12 +95,13 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 				sum.inTime(r.stats)
 			}
 			b.Last, b.Window = reports[i][n-1].stats, sum.stats()
+			b.P99AccessFraction = sum.tail.fraction()
 			pooled.beside(b.Window)
 			counts = append(counts, fitting.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
 		}
 		status.Brokers = append(status.Brokers, b)
 	}
-	status.Pooled = pooled.stats()
+	status.Pooled, status.P99AccessFraction = pooled.stats(), pooled.tail.fraction()
 	if v := fitting.Judge(topic.Spec.SLO.Quantile, counts); v.Judged {
 		status.ExceedFraction = v.Fraction
 		status.SloMet = &v.Met

@@ -203,6 +203,29 @@ var _ = Describe("a broker", func() {
 		Expect(t.Stats().Delivery.Count()).To(BeEquivalentTo(10), "the life's figures stay")
 	})
 
+	It("reports how much of each delivery is access delay", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		node := b.Node()
+		Expect(node.Prepare("t", []string{"c"}, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY)).To(Succeed())
+		r := read(t, "c", 100, true)
+		Expect(publish(t, "x")).To(Succeed())
+		_, err := grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(50), Burst: 1}, 0) // a token after 20 ms
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(r.count).Should(Equal(1))
+		Eventually(func() uint64 { return t.Stats().Delivered }).Should(BeEquivalentTo(1))
+		got := node.Report()[0]
+		Expect(got.Delivery.Index).To(HaveLen(1))
+		Expect(got.DeliveryAccess).To(HaveLen(1))
+		access, err := obs.LatencyFromProto(got.Access)
+		Expect(err).NotTo(HaveOccurred())
+		delivery, err := obs.LatencyFromProto(got.Delivery)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(access.Quantile(1)).To(BeNumerically(">=", 20*time.Millisecond))
+		Expect(got.DeliveryAccess[0]).To(BeNumerically("~", float64(access.Quantile(1))/float64(delivery.Quantile(1)), 0.02))
+		Expect(node.Report()[0].DeliveryAccess).To(BeEmpty())
+	})
+
 	It("counts publishers while they are there", func() {
 		b := start(nil)
 		t := topic(b, "t")

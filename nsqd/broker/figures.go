@@ -23,12 +23,14 @@ type figures struct {
 		// since is the interval's, reset by take; total is the life's. Each is
 		// complete after total.merge(since).
 		since, total latencies
-		reported     reported
+		// accessPart goes with since.delivery; nil until the first delivery.
+		accessPart *obs.Part
+		reported   reported
 	}
 }
 
-// latencies are made when the first is recorded: 60 KiB that a topic which is
-// only there need not have.
+// latencies are made when the first is recorded: 60 KiB, and 20 of accessPart, that
+// a topic which is only there need not have.
 type latencies struct {
 	access, processing, delivery *obs.Latency // all nil until init
 	delivered                    uint64       // first deliveries written to sockets
@@ -96,6 +98,9 @@ func (t *Topic) wrote(now stamp.Mono, deliveries []sent) {
 	defer f.mu.Unlock()
 	l := &f.mu.since
 	l.init()
+	if f.mu.accessPart == nil {
+		f.mu.accessPart = new(obs.Part)
+	}
 	for _, d := range deliveries {
 		if !d.first {
 			continue
@@ -104,6 +109,7 @@ func (t *Topic) wrote(now stamp.Mono, deliveries []sent) {
 		delivery := d.access + processing
 		l.processing.Record(processing)
 		l.delivery.Record(delivery)
+		f.mu.accessPart.Record(delivery, d.access)
 		l.delivered++
 		if slo > 0 && delivery > slo {
 			l.exceeded++

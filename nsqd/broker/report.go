@@ -191,6 +191,10 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	if l.access != nil {
 		r.Access, r.Processing, r.Delivery = l.access.Proto(), l.processing.Proto(), l.delivery.Proto()
 	}
+	if part := f.mu.accessPart; part != nil {
+		r.DeliveryAccess = part.Of(r.Delivery.GetIndex())
+		part.Reset()
+	}
 	f.mu.total.merge(l)
 	l.reset()
 	*last = reported{at: now, counters: counters}

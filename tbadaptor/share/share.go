@@ -216,10 +216,10 @@ func sqrt(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
 			roots += root(l)
 		}
 	}
-	rate := byNeed(loads, in)
 	if needs == 0 { // nothing to go by
 		return weigh(total, in, floor(total, in, needFloorPercent), present(loads, in, rateOf), present(loads, in, burstOf))
 	}
+	rate := byNeed(loads, in)
 	if slack := total.Rate.PerSecond() - needs; slack > 0 {
 		rate = integers(loads, in, func(l Load) float64 { return need(l) + slack*root(l)/roots })
 	}

@@ -137,7 +137,7 @@ func topic() *srtmv1.Topic {
 		Interval: durationpb.New(10 * time.Second), Offered: 99_000, Delivered: 100_000, Exceeded: 500,
 		Access: l.Proto(), Delivery: l.Proto(),
 	}
-	met := true
+	met, ofAll, ofB1 := true, 0.8125, 0.75
 	return &srtmv1.Topic{
 		Spec: &srtmv1.TopicSpec{
 			Name: "sensors",
@@ -155,9 +155,9 @@ func topic() *srtmv1.Topic {
 		Status: &srtmv1.TopicStatus{
 			Window: durationpb.New(10 * time.Second),
 			Brokers: []*srtmv1.BrokerTopicStatus{
-				{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 7_000_000, Burst: 18}, Window: stats},
+				{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 7_000_000, Burst: 18}, Window: stats, P99AccessFraction: &ofB1},
 			},
-			Pooled: stats, ExceedFraction: 0.005, SloMet: &met,
+			Pooled: stats, ExceedFraction: 0.005, SloMet: &met, P99AccessFraction: &ofAll,
 		},
 	}
 }
@@ -211,6 +211,19 @@ func TestOutputs(t *testing.T) {
 				testkit.Golden(t, filepath.Join("testdata", name+"."+form), []byte(out))
 			})
 		}
+	}
+}
+
+// What is just created has no status yet.
+func TestDescribeWithoutFigures(t *testing.T) {
+	bare := topic()
+	bare.Status = nil
+	var out bytes.Buffer
+	if err := describe(&out, bare); err != nil {
+		t.Fatal(err)
+	}
+	if s := out.String(); !strings.Contains(s, "b2      5000") || strings.Contains(s, "p99  ") {
+		t.Errorf("it shows\n%s", s)
 	}
 }
 

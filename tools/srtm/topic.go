@@ -444,6 +444,9 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were later than %v\n",
 			verdict, 100*status.GetExceedFraction(), pooled.GetDelivered(), status.GetWindow().AsDuration(), contract.GetSlo().GetLatency().AsDuration())
 	}
+	if status != nil && status.P99AccessFraction != nil {
+		fmt.Fprintf(w, "p99       %s of it is access delay (mean over the slowest 1 %%, all brokers)\n", percentText(status.GetP99AccessFraction()))
+	}
 	fmt.Fprintln(w)
 	figures := map[string]*srtmv1.BrokerTopicStatus{}
 	for _, b := range status.GetBrokers() {
@@ -457,14 +460,18 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 			share = b.GetShare()
 		}
 		window := b.GetWindow()
+		ofItAccess := "-"
+		if b != nil && b.P99AccessFraction != nil {
+			ofItAccess = percentText(b.GetP99AccessFraction())
+		}
 		rows = append(rows, []string{
 			q.GetBrokerId(), strconv.FormatInt(q.GetRate(), 10), strconv.FormatUint(uint64(q.GetPublishers()), 10),
 			rateText(share.GetRateMilli()), strconv.FormatInt(share.GetBurst(), 10),
 			perSecond(window.GetOffered(), window.GetInterval()), perSecond(window.GetDelivered(), window.GetInterval()),
-			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()),
+			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess,
 		})
 	}
-	return table(w, []string{"BROKER", "QUOTA", "PUBLISHERS", "R_L", "B_L", "IN/S", "OUT/S", "ACCESS P99", "PROCESSING P99", "DELIVERY P99"}, rows)
+	return table(w, []string{"BROKER", "QUOTA", "PUBLISHERS", "R_L", "B_L", "IN/S", "OUT/S", "ACCESS P99", "PROCESSING P99", "DELIVERY P99", "OF IT ACCESS"}, rows)
 }
 
 func stateName(s srtmv1.TopicState) string {
@@ -485,6 +492,10 @@ func perSecond(n uint64, interval *durationpb.Duration) string {
 		return "-"
 	}
 	return strconv.FormatFloat(float64(n)/d, 'f', 1, 64)
+}
+
+func percentText(fraction float64) string {
+	return strconv.FormatFloat(100*fraction, 'f', 1, 64) + " %"
 }
 
 func p99(h *srtmv1.Histogram) string {

@@ -272,9 +272,11 @@ type BrokerTopicStatus struct {
 	// The newest interval's figures.
 	Last *TopicStats `protobuf:"bytes,4,opt,name=last,proto3" json:"last,omitempty"`
 	// Figures over the sliding window (see TopicStatus.window), merged.
-	Window        *TopicStats `protobuf:"bytes,5,opt,name=window,proto3" json:"window,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Window *TopicStats `protobuf:"bytes,5,opt,name=window,proto3" json:"window,omitempty"`
+	// As in TopicStatus, of this broker's deliveries and its own p99.
+	P99AccessFraction *float64 `protobuf:"fixed64,6,opt,name=p99_access_fraction,json=p99AccessFraction,proto3,oneof" json:"p99_access_fraction,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *BrokerTopicStatus) Reset() {
@@ -342,6 +344,13 @@ func (x *BrokerTopicStatus) GetWindow() *TopicStats {
 	return nil
 }
 
+func (x *BrokerTopicStatus) GetP99AccessFraction() float64 {
+	if x != nil && x.P99AccessFraction != nil {
+		return *x.P99AccessFraction
+	}
+	return 0
+}
+
 type TopicStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Length of the sliding window that the merged figures cover.
@@ -356,9 +365,14 @@ type TopicStatus struct {
 	SloMet *bool `protobuf:"varint,5,opt,name=slo_met,json=sloMet,proto3,oneof" json:"slo_met,omitempty"`
 	// What fitting does, or how it ended, for people; empty: the topic has not been
 	// fitted by this loaddistributor.
-	Fitting       string `protobuf:"bytes,6,opt,name=fitting,proto3" json:"fitting,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Fitting string `protobuf:"bytes,6,opt,name=fitting,proto3" json:"fitting,omitempty"`
+	// What fraction of the topic's p99 is access delay: the mean of access delay /
+	// delivery latency over the deliveries in the window, of all brokers, that took
+	// the pooled p99 of delivery latency or longer (to within 1 %). 0 .. 1. Unset
+	// without deliveries, or when a broker with deliveries does not measure it.
+	P99AccessFraction *float64 `protobuf:"fixed64,7,opt,name=p99_access_fraction,json=p99AccessFraction,proto3,oneof" json:"p99_access_fraction,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *TopicStatus) Reset() {
@@ -431,6 +445,13 @@ func (x *TopicStatus) GetFitting() string {
 		return x.Fitting
 	}
 	return ""
+}
+
+func (x *TopicStatus) GetP99AccessFraction() float64 {
+	if x != nil && x.P99AccessFraction != nil {
+		return *x.P99AccessFraction
+	}
+	return 0
 }
 
 type Topic struct {
@@ -1497,22 +1518,26 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x05share\x18\x05 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x1a9\n" +
 	"\vGroupsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xc2\x01\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x8f\x02\n" +
 	"\x11BrokerTopicStatus\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12'\n" +
 	"\x04last\x18\x04 \x01(\v2\x13.srtm.v1.TopicStatsR\x04last\x12+\n" +
-	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\"\x90\x02\n" +
+	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\x123\n" +
+	"\x13p99_access_fraction\x18\x06 \x01(\x01H\x00R\x11p99AccessFraction\x88\x01\x01B\x16\n" +
+	"\x14_p99_access_fraction\"\xdd\x02\n" +
 	"\vTopicStatus\x121\n" +
 	"\x06window\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06window\x124\n" +
 	"\abrokers\x18\x02 \x03(\v2\x1a.srtm.v1.BrokerTopicStatusR\abrokers\x12+\n" +
 	"\x06pooled\x18\x03 \x01(\v2\x13.srtm.v1.TopicStatsR\x06pooled\x12'\n" +
 	"\x0fexceed_fraction\x18\x04 \x01(\x01R\x0eexceedFraction\x12\x1c\n" +
 	"\aslo_met\x18\x05 \x01(\bH\x00R\x06sloMet\x88\x01\x01\x12\x18\n" +
-	"\afitting\x18\x06 \x01(\tR\afittingB\n" +
+	"\afitting\x18\x06 \x01(\tR\afitting\x123\n" +
+	"\x13p99_access_fraction\x18\a \x01(\x01H\x01R\x11p99AccessFraction\x88\x01\x01B\n" +
 	"\n" +
-	"\b_slo_met\"\xe4\x01\n" +
+	"\b_slo_metB\x16\n" +
+	"\x14_p99_access_fraction\"\xe4\x01\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x16\n" +
@@ -1697,6 +1722,7 @@ func file_srtm_v1_admin_proto_init() {
 		return
 	}
 	file_srtm_v1_types_proto_init()
+	file_srtm_v1_admin_proto_msgTypes[2].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

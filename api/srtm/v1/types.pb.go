@@ -523,9 +523,13 @@ type TopicStats struct {
 	Processing  *Histogram `protobuf:"bytes,14,opt,name=processing,proto3" json:"processing,omitempty"`
 	Delivery    *Histogram `protobuf:"bytes,15,opt,name=delivery,proto3" json:"delivery,omitempty"`
 	// Names of the topic's channels at its end.
-	Channels      []string `protobuf:"bytes,16,rep,name=channels,proto3" json:"channels,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Channels []string `protobuf:"bytes,16,rep,name=channels,proto3" json:"channels,omitempty"`
+	// For each bucket of `delivery`, in its order: the sum, over the deliveries
+	// counted there, of access delay / delivery latency (each 0 .. 1). Empty from
+	// a broker that does not measure it.
+	DeliveryAccess []float64 `protobuf:"fixed64,17,rep,packed,name=delivery_access,json=deliveryAccess,proto3" json:"delivery_access,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *TopicStats) Reset() {
@@ -670,6 +674,13 @@ func (x *TopicStats) GetChannels() []string {
 	return nil
 }
 
+func (x *TopicStats) GetDeliveryAccess() []float64 {
+	if x != nil {
+		return x.DeliveryAccess
+	}
+	return nil
+}
+
 var File_srtm_v1_types_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_types_proto_rawDesc = "" +
@@ -705,7 +716,7 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"highest_us\x18\x02 \x01(\x03R\thighestUs\x12-\n" +
 	"\x12significant_digits\x18\x03 \x01(\x05R\x11significantDigits\x12\x14\n" +
 	"\x05index\x18\x04 \x03(\rR\x05index\x12\x14\n" +
-	"\x05count\x18\x05 \x03(\x04R\x05count\"\xa2\x04\n" +
+	"\x05count\x18\x05 \x03(\x04R\x05count\"\xcb\x04\n" +
 	"\n" +
 	"TopicStats\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x125\n" +
@@ -729,7 +740,8 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"processing\x18\x0e \x01(\v2\x12.srtm.v1.HistogramR\n" +
 	"processing\x12.\n" +
 	"\bdelivery\x18\x0f \x01(\v2\x12.srtm.v1.HistogramR\bdelivery\x12\x1a\n" +
-	"\bchannels\x18\x10 \x03(\tR\bchannels*o\n" +
+	"\bchannels\x18\x10 \x03(\tR\bchannels\x12'\n" +
+	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess*o\n" +
 	"\x0fOverLimitPolicy\x12!\n" +
 	"\x1dOVER_LIMIT_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17OVER_LIMIT_POLICY_DELAY\x10\x01\x12\x1c\n" +

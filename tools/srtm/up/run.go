@@ -239,7 +239,8 @@ func (r *run) sloProto() *srtmv1.Slo {
 	return &srtmv1.Slo{Quantile: r.quantile, Latency: durationpb.New(r.slo)}
 }
 
-// topicSpec declares the load's publishers.
+// topicSpec declares the load's publishers. Placements are compared by the shares
+// that they give; a rule that moves shares would make up for a bad placement.
 func (r *run) topicSpec(name, policy string, contract *srtmv1.Contract) *srtmv1.TopicSpec {
 	spec := &srtmv1.TopicSpec{Name: name, Contract: contract, PlacementPolicy: policy, ShareRule: share.Static, Channels: []string{channel}}
 	if r.load.Groups != nil {
