@@ -1,0 +1,17 @@
+//go:build linux
+
+// Command calibrate measures an nsqd on this machine and writes the calibration
+// with which the simulator's broker comes closest to it:
+//
+//	make build && go run ./bench/calibrate --out=calibration.json
+//	bin/drlsim run --scenario=FILE    # whose "calibration" names that file
+//
+// For each load it starts bin/nsqd afresh, has bin/iotpub send by a Poisson
+// schedule (open loop) and receive, and asks the broker itself for the processing
+// delay (/stats) and its processor time (/metrics). tools/drlsim/calibrate fits;
+// then every load is simulated as drlsim run does it, with another seed, and the
+// file says how far that is off. Publishers, subscriber and broker share the
+// processors, so the additional latency is that of a broker in such company.
+//
+// measure.go runs the programs, file.go makes the calibration.
+package main

@@ -1,0 +1,144 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/tools/drlsim/calibrate"
+)
+
+func main() {
+	os.Exit(lifecycle.Main("calibrate", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
+}
+
+// config is what the flags say.
+type config struct {
+	out, nsqd, iotpub, machine string
+	loads                      []calibrate.Load
+	slo                        time.Duration
+	messages                   int // of each simulation of the fit
+	args                       []string
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c, err := parse(args, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	var runs []measured
+	for _, l := range c.loads {
+		m, err := c.measure(ctx, l)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name(l), err)
+		}
+		fmt.Fprintf(stderr, "%s: p50 %v, p99 %v, %v of processor time for each message\n", name(l), m.P50, m.P99, m.CPU)
+		runs = append(runs, m)
+	}
+	made, err := fitted(c, runs)
+	if err != nil {
+		return err
+	}
+	made.Commit, made.Kernel, made.Machine = commit(ctx), kernel(), c.machine
+	if err := write(c.out, made); err != nil {
+		return err
+	}
+	table(stdout, made)
+	return nil
+}
+
+func name(l calibrate.Load) string {
+	return fmt.Sprintf("%g msg/s in batches of %d", l.Rate, l.Batch)
+}
+
+func parse(args []string, help io.Writer) (c config, err error) {
+	fs := flag.NewFlagSet("calibrate", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // lifecycle prints the error, once
+	bin := fs.String("bin-dir", "bin", "`folder` of nsqd and iotpub (make build)")
+	loads := fs.String("loads", "1000,2000,5000,10000,10000/10,20000/10", "comma-separated `msg/s` of all publishers, with /n in batches of n")
+	publishers := fs.Int("publishers", 200, "Poisson publishers, each with a connection")
+	duration := fs.Duration("duration", 6*time.Second, "how long each load is sent")
+	seed := fs.Uint64("seed", 1, "of the schedules")
+	fs.StringVar(&c.out, "out", "", "`file` for the calibration")
+	fs.DurationVar(&c.slo, "slo", time.Millisecond, "99th percentile within which the greatest rate of single messages is the broker's mcap")
+	fs.IntVar(&c.messages, "messages", 50_000, "`messages` that the fit simulates of each load, each time")
+	fs.StringVar(&c.machine, "machine", "", "`words` about this machine, for the file")
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fs.SetOutput(help)
+		fs.PrintDefaults()
+		return c, err
+	} else if err != nil {
+		return c, err
+	}
+	c.args = args
+	var faults []error
+	fault := func(is bool, format string, args ...any) {
+		if is {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	fault(fs.NArg() > 0, "unexpected argument %q", fs.Arg(0))
+	fault(c.out == "", "--out is needed: the file for the calibration")
+	fault(*publishers < 1 || *publishers > 10_000, "--publishers %d: want 1 to 10000", *publishers)
+	fault(*duration < 100*time.Millisecond || *duration > time.Minute, "--duration %v: want 100ms to 1m", *duration)
+	fault(c.messages < 1000 || c.messages > 10_000_000, "--messages %d: want 1000 to 10000000", c.messages)
+	fault(c.slo <= 0, "--slo %v is not above 0", c.slo)
+	if len(faults) > 0 {
+		return c, errors.Join(faults...)
+	}
+	single := false
+	for i, text := range strings.Split(*loads, ",") {
+		l, err := parseLoad(text)
+		l.Publishers, l.Duration, l.Seed = *publishers, *duration, *seed+uint64(i)
+		if err == nil {
+			err = l.Spec().Validate()
+		}
+		fault(err != nil, "--loads %q: %w", text, err)
+		single = single || l.Batch == 1
+		c.loads = append(c.loads, l)
+	}
+	fault(len(c.loads) < 2, "--loads: %d, want 2 or more", len(c.loads))
+	fault(!single, "--loads: want one of single messages, for the mcap")
+	if len(faults) > 0 {
+		return c, errors.Join(faults...)
+	}
+	for program, to := range map[string]*string{"iotpub": &c.iotpub, "nsqd": &c.nsqd} {
+		path, err := filepath.Abs(filepath.Join(*bin, program)) // nsqd runs in a folder of its own
+		if err == nil {
+			_, err = os.Stat(path)
+		}
+		if err != nil {
+			return c, fmt.Errorf("%w: run make build", err)
+		}
+		*to = path
+	}
+	return c, nil
+}
+
+// parseLoad reads rate or rate/batch.
+func parseLoad(text string) (l calibrate.Load, err error) {
+	rate, batch, batched := strings.Cut(text, "/")
+	l.Batch = 1
+	if l.Rate, err = strconv.ParseFloat(rate, 64); err != nil || !(l.Rate >= 1 && l.Rate <= 1e6) {
+		return l, errors.New("want a rate of 1 to 1000000 msg/s")
+	}
+	if batched {
+		if l.Batch, err = strconv.Atoi(batch); err != nil || l.Batch < 1 || l.Batch > 1000 {
+			return l, errors.New("want a batch of 1 to 1000 messages")
+		}
+	}
+	return l, nil
+}
