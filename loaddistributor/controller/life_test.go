@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -446,7 +447,7 @@ var _ = Describe("The figures of a topic", func() {
 		c := newCluster(setup{})
 		b1 := c.join("b1", 60, agenttest.New())
 		c.mustCreate(spec("t", 50, 10))
-		ended := func() error {
+		ended := func(nonsense *srtmv1.TopicStats) error {
 			// Seen by a session of our own, for the agent only comes back.
 			stream, err := srtmv1.NewBrokerServiceClient(dial(c.address)).Session(context.Background())
 			Expect(err).NotTo(HaveOccurred())
@@ -456,12 +457,23 @@ var _ = Describe("The figures of a topic", func() {
 			_, err = stream.Recv()
 			Expect(err).NotTo(HaveOccurred())
 			Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{Report: &srtmv1.BrokerReport{
-				Topics: []*srtmv1.TopicStats{{Topic: "t", Interval: durationpb.New(time.Second), Delivered: 1, Exceeded: 2}},
+				Topics: []*srtmv1.TopicStats{nonsense},
 			}}})).To(Succeed())
 			_, err = stream.Recv()
 			return err
 		}
-		Expect(ended()).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		one := latencies(map[time.Duration]int{time.Second: 1})
+		for _, nonsense := range []*srtmv1.TopicStats{
+			{Delivered: 1, Exceeded: 2},
+			{DeliveryAccess: []float64{0}},
+			{Delivery: one, DeliveryAccess: []float64{0, 0}},
+			{Delivery: one, DeliveryAccess: []float64{-0.1}},
+			{Delivery: one, DeliveryAccess: []float64{1.1}},
+			{Delivery: one, DeliveryAccess: []float64{math.NaN()}},
+		} {
+			nonsense.Topic, nonsense.Interval = "t", durationpb.New(time.Second)
+			Expect(ended(nonsense)).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest), "%v", nonsense)
+		}
 		Eventually(func() bool { return c.broker("b9").Connected }).Should(BeFalse())
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
 		Expect(b1.node.Topics()).To(Equal([]string{"t"}))
