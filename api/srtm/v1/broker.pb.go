@@ -29,6 +29,7 @@ type BrokerMessage struct {
 	//	*BrokerMessage_Hello
 	//	*BrokerMessage_PrepareResult
 	//	*BrokerMessage_Report
+	//	*BrokerMessage_Arrivals
 	Message       isBrokerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -98,6 +99,15 @@ func (x *BrokerMessage) GetReport() *BrokerReport {
 	return nil
 }
 
+func (x *BrokerMessage) GetArrivals() *Arrivals {
+	if x != nil {
+		if x, ok := x.Message.(*BrokerMessage_Arrivals); ok {
+			return x.Arrivals
+		}
+	}
+	return nil
+}
+
 type isBrokerMessage_Message interface {
 	isBrokerMessage_Message()
 }
@@ -114,11 +124,17 @@ type BrokerMessage_Report struct {
 	Report *BrokerReport `protobuf:"bytes,3,opt,name=report,proto3,oneof"`
 }
 
+type BrokerMessage_Arrivals struct {
+	Arrivals *Arrivals `protobuf:"bytes,4,opt,name=arrivals,proto3,oneof"`
+}
+
 func (*BrokerMessage_Hello) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_PrepareResult) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_Report) isBrokerMessage_Message() {}
+
+func (*BrokerMessage_Arrivals) isBrokerMessage_Message() {}
 
 type BrokerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -272,6 +288,115 @@ func (x *BrokerReport) GetTopics() []*TopicStats {
 	return nil
 }
 
+// Arrivals is a piece of the record that CaptureArrivals asked for: of the
+// messages that were accepted since the piece before, when they arrived and from
+// whom. Pieces come about four times a second, without messages too, so that the
+// silence of publishers is known. Their times may overlap: a connection that is
+// read late says late when its messages arrived.
+type Arrivals struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// client_ids of publishers that this capture has not named yet. They are
+	// numbered on from those named before, the first of all is 0. Publishers that
+	// are not known (without client_id, HTTP) are one, with the empty client_id.
+	Publishers []string `protobuf:"bytes,2,rep,name=publishers,proto3" json:"publishers,omitempty"`
+	// When the earliest message of this piece arrived: ns since the Unix epoch by
+	// the broker's clock (the kernel's stamp, put on the wall clock as that was when
+	// the capture began: a step of that clock does not tear the record). Without
+	// messages: 0.
+	StartNs int64 `protobuf:"varint,3,opt,name=start_ns,json=startNs,proto3" json:"start_ns,omitempty"`
+	// For each message, in order of arrival: ns since the one before (the first:
+	// 0), and the number of its publisher. Both are of the same length.
+	GapNs     []uint64 `protobuf:"varint,4,rep,packed,name=gap_ns,json=gapNs,proto3" json:"gap_ns,omitempty"`
+	Publisher []uint32 `protobuf:"varint,5,rep,packed,name=publisher,proto3" json:"publisher,omitempty"`
+	// Messages that were accepted since the piece before and are in none, because
+	// the record is bounded.
+	Lost uint64 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`
+	// The first piece of a capture: publishers are numbered from 0 anew.
+	First         bool `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Arrivals) Reset() {
+	*x = Arrivals{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Arrivals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Arrivals) ProtoMessage() {}
+
+func (x *Arrivals) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Arrivals.ProtoReflect.Descriptor instead.
+func (*Arrivals) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Arrivals) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Arrivals) GetPublishers() []string {
+	if x != nil {
+		return x.Publishers
+	}
+	return nil
+}
+
+func (x *Arrivals) GetStartNs() int64 {
+	if x != nil {
+		return x.StartNs
+	}
+	return 0
+}
+
+func (x *Arrivals) GetGapNs() []uint64 {
+	if x != nil {
+		return x.GapNs
+	}
+	return nil
+}
+
+func (x *Arrivals) GetPublisher() []uint32 {
+	if x != nil {
+		return x.Publisher
+	}
+	return nil
+}
+
+func (x *Arrivals) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *Arrivals) GetFirst() bool {
+	if x != nil {
+		return x.First
+	}
+	return false
+}
+
 // PrepareResult answers PrepareTopic and RemoveTopic.
 type PrepareResult struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -284,7 +409,7 @@ type PrepareResult struct {
 
 func (x *PrepareResult) Reset() {
 	*x = PrepareResult{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[3]
+	mi := &file_srtm_v1_broker_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +421,7 @@ func (x *PrepareResult) String() string {
 func (*PrepareResult) ProtoMessage() {}
 
 func (x *PrepareResult) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[3]
+	mi := &file_srtm_v1_broker_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +434,7 @@ func (x *PrepareResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareResult.ProtoReflect.Descriptor instead.
 func (*PrepareResult) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PrepareResult) GetRequest() uint64 {
@@ -334,6 +459,7 @@ type ControllerMessage struct {
 	//	*ControllerMessage_Prepare
 	//	*ControllerMessage_Remove
 	//	*ControllerMessage_Drain
+	//	*ControllerMessage_Capture
 	Message       isControllerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -341,7 +467,7 @@ type ControllerMessage struct {
 
 func (x *ControllerMessage) Reset() {
 	*x = ControllerMessage{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[4]
+	mi := &file_srtm_v1_broker_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -353,7 +479,7 @@ func (x *ControllerMessage) String() string {
 func (*ControllerMessage) ProtoMessage() {}
 
 func (x *ControllerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[4]
+	mi := &file_srtm_v1_broker_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -366,7 +492,7 @@ func (x *ControllerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerMessage.ProtoReflect.Descriptor instead.
 func (*ControllerMessage) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ControllerMessage) GetMessage() isControllerMessage_Message {
@@ -412,6 +538,15 @@ func (x *ControllerMessage) GetDrain() *DrainPublishers {
 	return nil
 }
 
+func (x *ControllerMessage) GetCapture() *CaptureArrivals {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_Capture); ok {
+			return x.Capture
+		}
+	}
+	return nil
+}
+
 type isControllerMessage_Message interface {
 	isControllerMessage_Message()
 }
@@ -432,6 +567,10 @@ type ControllerMessage_Drain struct {
 	Drain *DrainPublishers `protobuf:"bytes,8,opt,name=drain,proto3,oneof"`
 }
 
+type ControllerMessage_Capture struct {
+	Capture *CaptureArrivals `protobuf:"bytes,9,opt,name=capture,proto3,oneof"`
+}
+
 func (*ControllerMessage_Hello) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
@@ -439,6 +578,8 @@ func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
 func (*ControllerMessage_Remove) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Drain) isControllerMessage_Message() {}
+
+func (*ControllerMessage_Capture) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -453,7 +594,7 @@ type ControllerHello struct {
 
 func (x *ControllerHello) Reset() {
 	*x = ControllerHello{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[5]
+	mi := &file_srtm_v1_broker_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +606,7 @@ func (x *ControllerHello) String() string {
 func (*ControllerHello) ProtoMessage() {}
 
 func (x *ControllerHello) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[5]
+	mi := &file_srtm_v1_broker_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +619,7 @@ func (x *ControllerHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerHello.ProtoReflect.Descriptor instead.
 func (*ControllerHello) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ControllerHello) GetGrantAddress() string {
@@ -511,7 +652,7 @@ type PrepareTopic struct {
 
 func (x *PrepareTopic) Reset() {
 	*x = PrepareTopic{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[6]
+	mi := &file_srtm_v1_broker_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +664,7 @@ func (x *PrepareTopic) String() string {
 func (*PrepareTopic) ProtoMessage() {}
 
 func (x *PrepareTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[6]
+	mi := &file_srtm_v1_broker_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +677,7 @@ func (x *PrepareTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareTopic.ProtoReflect.Descriptor instead.
 func (*PrepareTopic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PrepareTopic) GetRequest() uint64 {
@@ -585,7 +726,7 @@ type RemoveTopic struct {
 
 func (x *RemoveTopic) Reset() {
 	*x = RemoveTopic{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[7]
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +738,7 @@ func (x *RemoveTopic) String() string {
 func (*RemoveTopic) ProtoMessage() {}
 
 func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[7]
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +751,7 @@ func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveTopic.ProtoReflect.Descriptor instead.
 func (*RemoveTopic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RemoveTopic) GetRequest() uint64 {
@@ -642,7 +783,7 @@ type DrainPublishers struct {
 
 func (x *DrainPublishers) Reset() {
 	*x = DrainPublishers{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +795,7 @@ func (x *DrainPublishers) String() string {
 func (*DrainPublishers) ProtoMessage() {}
 
 func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +808,7 @@ func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainPublishers.ProtoReflect.Descriptor instead.
 func (*DrainPublishers) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DrainPublishers) GetTopic() string {
@@ -684,15 +825,74 @@ func (x *DrainPublishers) GetClientIds() []string {
 	return nil
 }
 
+// CaptureArrivals: say of each message of the topic that is accepted from now on
+// when it arrived and from whom (Arrivals). It has no answer of its own; for a
+// topic that the broker does not have, nothing comes.
+type CaptureArrivals struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// How long, from its receipt; more than a minute is taken as a minute. Said
+	// again before it is over, it is counted from then and the capture goes on;
+	// 0 ends it, and so does the end of the session.
+	Lasts         *durationpb.Duration `protobuf:"bytes,2,opt,name=lasts,proto3" json:"lasts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureArrivals) Reset() {
+	*x = CaptureArrivals{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureArrivals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureArrivals) ProtoMessage() {}
+
+func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureArrivals.ProtoReflect.Descriptor instead.
+func (*CaptureArrivals) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CaptureArrivals) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *CaptureArrivals) GetLasts() *durationpb.Duration {
+	if x != nil {
+		return x.Lasts
+	}
+	return nil
+}
+
 var File_srtm_v1_broker_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
-	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\xba\x01\n" +
+	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\xeb\x01\n" +
 	"\rBrokerMessage\x12,\n" +
 	"\x05hello\x18\x01 \x01(\v2\x14.srtm.v1.BrokerHelloH\x00R\x05hello\x12?\n" +
 	"\x0eprepare_result\x18\x02 \x01(\v2\x16.srtm.v1.PrepareResultH\x00R\rprepareResult\x12/\n" +
-	"\x06report\x18\x03 \x01(\v2\x15.srtm.v1.BrokerReportH\x00R\x06reportB\t\n" +
+	"\x06report\x18\x03 \x01(\v2\x15.srtm.v1.BrokerReportH\x00R\x06report\x12/\n" +
+	"\barrivals\x18\x04 \x01(\v2\x11.srtm.v1.ArrivalsH\x00R\barrivalsB\t\n" +
 	"\amessage\"\xec\x01\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
@@ -705,15 +905,26 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06topics\x18\a \x03(\tR\x06topics\x12\x1a\n" +
 	"\bhostname\x18\b \x01(\tR\bhostname\";\n" +
 	"\fBrokerReport\x12+\n" +
-	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"?\n" +
+	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"\xba\x01\n" +
+	"\bArrivals\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
+	"\n" +
+	"publishers\x18\x02 \x03(\tR\n" +
+	"publishers\x12\x19\n" +
+	"\bstart_ns\x18\x03 \x01(\x03R\astartNs\x12\x15\n" +
+	"\x06gap_ns\x18\x04 \x03(\x04R\x05gapNs\x12\x1c\n" +
+	"\tpublisher\x18\x05 \x03(\rR\tpublisher\x12\x12\n" +
+	"\x04lost\x18\x06 \x01(\x04R\x04lost\x12\x14\n" +
+	"\x05first\x18\a \x01(\bR\x05first\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xe5\x01\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\x9b\x02\n" +
 	"\x11ControllerMessage\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.srtm.v1.ControllerHelloH\x00R\x05hello\x121\n" +
 	"\aprepare\x18\x02 \x01(\v2\x15.srtm.v1.PrepareTopicH\x00R\aprepare\x12.\n" +
 	"\x06remove\x18\x03 \x01(\v2\x14.srtm.v1.RemoveTopicH\x00R\x06remove\x120\n" +
-	"\x05drain\x18\b \x01(\v2\x18.srtm.v1.DrainPublishersH\x00R\x05drainB\t\n" +
+	"\x05drain\x18\b \x01(\v2\x18.srtm.v1.DrainPublishersH\x00R\x05drain\x124\n" +
+	"\acapture\x18\t \x01(\v2\x18.srtm.v1.CaptureArrivalsH\x00R\acaptureB\t\n" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
@@ -731,7 +942,10 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x0fDrainPublishers\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
 	"\n" +
-	"client_ids\x18\x02 \x03(\tR\tclientIds2R\n" +
+	"client_ids\x18\x02 \x03(\tR\tclientIds\"X\n" +
+	"\x0fCaptureArrivals\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12/\n" +
+	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts2R\n" +
 	"\rBrokerService\x12A\n" +
 	"\aSession\x12\x16.srtm.v1.BrokerMessage\x1a\x1a.srtm.v1.ControllerMessage(\x010\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
@@ -747,41 +961,46 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
 	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
 	(*BrokerReport)(nil),        // 2: srtm.v1.BrokerReport
-	(*PrepareResult)(nil),       // 3: srtm.v1.PrepareResult
-	(*ControllerMessage)(nil),   // 4: srtm.v1.ControllerMessage
-	(*ControllerHello)(nil),     // 5: srtm.v1.ControllerHello
-	(*PrepareTopic)(nil),        // 6: srtm.v1.PrepareTopic
-	(*RemoveTopic)(nil),         // 7: srtm.v1.RemoveTopic
-	(*DrainPublishers)(nil),     // 8: srtm.v1.DrainPublishers
-	(*TopicStats)(nil),          // 9: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
-	(*Slo)(nil),                 // 11: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 12: srtm.v1.OverLimitPolicy
+	(*Arrivals)(nil),            // 3: srtm.v1.Arrivals
+	(*PrepareResult)(nil),       // 4: srtm.v1.PrepareResult
+	(*ControllerMessage)(nil),   // 5: srtm.v1.ControllerMessage
+	(*ControllerHello)(nil),     // 6: srtm.v1.ControllerHello
+	(*PrepareTopic)(nil),        // 7: srtm.v1.PrepareTopic
+	(*RemoveTopic)(nil),         // 8: srtm.v1.RemoveTopic
+	(*DrainPublishers)(nil),     // 9: srtm.v1.DrainPublishers
+	(*CaptureArrivals)(nil),     // 10: srtm.v1.CaptureArrivals
+	(*TopicStats)(nil),          // 11: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
+	(*Slo)(nil),                 // 13: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 14: srtm.v1.OverLimitPolicy
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
-	3,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
+	4,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
 	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
-	9,  // 3: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
-	5,  // 4: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
-	6,  // 5: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
-	7,  // 6: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
-	8,  // 7: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
-	10, // 8: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	11, // 9: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	12, // 10: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	0,  // 11: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	4,  // 12: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	3,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
+	11, // 4: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	6,  // 5: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
+	7,  // 6: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
+	8,  // 7: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
+	9,  // 8: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
+	10, // 9: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
+	12, // 10: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	13, // 11: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	14, // 12: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	12, // 13: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	0,  // 14: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	5,  // 15: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	15, // [15:16] is the sub-list for method output_type
+	14, // [14:15] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -794,12 +1013,14 @@ func file_srtm_v1_broker_proto_init() {
 		(*BrokerMessage_Hello)(nil),
 		(*BrokerMessage_PrepareResult)(nil),
 		(*BrokerMessage_Report)(nil),
+		(*BrokerMessage_Arrivals)(nil),
 	}
-	file_srtm_v1_broker_proto_msgTypes[4].OneofWrappers = []any{
+	file_srtm_v1_broker_proto_msgTypes[5].OneofWrappers = []any{
 		(*ControllerMessage_Hello)(nil),
 		(*ControllerMessage_Prepare)(nil),
 		(*ControllerMessage_Remove)(nil),
 		(*ControllerMessage_Drain)(nil),
+		(*ControllerMessage_Capture)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -807,7 +1028,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
