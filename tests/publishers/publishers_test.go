@@ -54,8 +54,8 @@ func (s *suite) Run() int {
 
 const topic = "t"
 
-// cluster is a loaddistributor and three brokers, with a topic on two of them
-// whose publishers are p1 to p4.
+// cluster is a loaddistributor and three brokers, with a topic whose publishers
+// are p1 to p4.
 type cluster struct {
 	t        *testing.T
 	rpc, web string
@@ -63,6 +63,13 @@ type cluster struct {
 }
 
 func start(t *testing.T) *cluster {
+	t.Helper()
+	// Two brokers carry it: 1,500 msg/s do not fit one, and 2,000 do two.
+	return startSized(t, 1000, 1500)
+}
+
+// startSized starts brokers that carry mcap msg/s each, and a topic of so much.
+func startSized(t *testing.T, mcap, rate int) *cluster {
 	t.Helper()
 	free, err := daemon.Ports(2)
 	if err != nil {
@@ -76,7 +83,7 @@ func start(t *testing.T) *cluster {
 	}
 	watch(t, ld)
 	for _, id := range []string{"b1", "b2", "b3"} {
-		d, err := daemon.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+c.rpc, "--broker-id="+id, "--mcap=1000")
+		d, err := daemon.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+c.rpc, "--broker-id="+id, fmt.Sprintf("--mcap=%d", mcap))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,10 +91,9 @@ func start(t *testing.T) *cluster {
 		c.brokers = append(c.brokers, d)
 	}
 	c.waitFor("three brokers", func() bool { return strings.Count(c.get("/nodes"), "tcp_port") == 3 })
-	// Two brokers carry it: 1,500 msg/s do not fit one, and 2,000 do two.
-	args := []string{"topic", "create", topic, "--rate=1500", "--burst=1000", "--slo-latency=10s", "--loaddistributor-address=" + c.rpc}
+	args := []string{"topic", "create", topic, fmt.Sprintf("--rate=%d", rate), "--burst=1000", "--slo-latency=10s", "--loaddistributor-address=" + c.rpc}
 	for _, id := range []string{"p1", "p2", "p3", "p4"} {
-		args = append(args, "--publisher="+id+"::375")
+		args = append(args, fmt.Sprintf("--publisher=%s::%d", id, rate/4))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
 	defer cancel()
@@ -156,12 +162,33 @@ type assignment struct {
 	Epoch       uint64 `json:"epoch"`
 }
 
-func (c *cluster) where(id string) (a assignment) {
+func (c *cluster) where(id string) assignment {
 	c.t.Helper()
-	if err := json.Unmarshal([]byte(c.get("/publisher?topic="+topic+"&id="+id)), &a); err != nil {
+	a, err := c.ask(context.Background(), id)
+	if err != nil {
 		c.t.Fatal(err)
 	}
 	return a
+}
+
+// ask is where, for any goroutine.
+func (c *cluster) ask(ctx context.Context, id string) (a assignment, err error) {
+	ctx, cancel := context.WithTimeout(ctx, daemon.Patience)
+	defer cancel()
+	url := "http://" + c.web + "/publisher?topic=" + topic + "&id=" + id
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return a, err
+	}
+	res, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return a, err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return a, fmt.Errorf("GET %s: %s", url, res.Status)
+	}
+	return a, json.NewDecoder(res.Body).Decode(&a)
 }
 
 // reader collects what a stock consumer reads, found through lookup.
@@ -179,7 +206,7 @@ func (c *cluster) read() *reader {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	consumer.SetLoggerLevel(nsq.LogLevelMax)
+	consumer.SetLogger(nil, nsq.LogLevelMax)
 	r := &reader{t: c.t, got: make(chan string, 100_000)}
 	consumer.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
 		r.got <- string(m.Body)

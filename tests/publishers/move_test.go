@@ -1,0 +1,324 @@
+package publishers
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// moves is how many migrations each test below makes.
+const moves = 36
+
+var names = []string{"p1", "p2", "p3", "p4"}
+
+// receipt is where and when a message was accepted.
+type receipt struct {
+	times    int
+	accepted int64 // by the clock of the broker, which is that of all
+}
+
+// tally is what stock consumers of all brokers have read, by body.
+type tally struct {
+	mu  sync.Mutex
+	got map[string]receipt
+}
+
+func (y *tally) HandleMessage(m *nsq.Message) error {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	r := y.got[string(m.Body)]
+	if m.Attempts == 1 { // else it was delivered again, not published again
+		r.times++
+	}
+	r.accepted = m.Timestamp
+	y.got[string(m.Body)] = r
+	return nil
+}
+
+func (y *tally) has(bodies []string) bool {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return !slices.ContainsFunc(bodies, func(b string) bool { return y.got[b].times == 0 })
+}
+
+// tally reads the topic until the test ends.
+func (c *cluster) tally() *tally {
+	c.t.Helper()
+	config := nsq.NewConfig()
+	config.MaxInFlight = 1000
+	config.LookupdPollInterval, config.LookupdPollJitter = 100*time.Millisecond, 0
+	consumer, err := nsq.NewConsumer(topic, "reader", config)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	consumer.SetLogger(nil, nsq.LogLevelMax)
+	y := &tally{got: map[string]receipt{}}
+	consumer.AddHandler(y)
+	if err := consumer.ConnectToNSQLookupd("http://" + c.web); err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		consumer.Stop()
+		<-consumer.StopChan
+	})
+	return y
+}
+
+// source is what one publisher has published.
+type source struct {
+	acknowledged []string        // in order; read when it has ended
+	doubtful     map[string]bool // those of which an answer was lost
+	count        atomic.Int64    // of acknowledged
+	lost         int             // connections
+}
+
+// check waits for all that was acknowledged, and fails unless each publisher's
+// messages were accepted in their order, and none twice of which no answer was
+// lost. It returns how many were accepted twice.
+func (c *cluster) check(y *tally, sources map[string]*source) (twice int) {
+	c.t.Helper()
+	for id, s := range sources {
+		c.waitFor(fmt.Sprintf("%d messages of %s", len(s.acknowledged), id), func() bool { return y.has(s.acknowledged) })
+	}
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for id, s := range sources {
+		last := int64(0)
+		for _, body := range s.acknowledged {
+			r := y.got[body]
+			if r.times > 1 {
+				if twice++; !s.doubtful[body] {
+					c.t.Errorf("%s was accepted %d times, and answered the first time", body, r.times)
+				}
+			}
+			if r.accepted < last {
+				c.t.Errorf("%s of %s was accepted before the one before it", body, id)
+			}
+			last = r.accepted
+		}
+	}
+	return twice
+}
+
+// shuffle moves publishers from broker to broker. Before each move all of them
+// have published again since the last one.
+func (c *cluster) shuffle(sources map[string]*source) {
+	c.t.Helper()
+	conn, err := grpc.NewClient(c.rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer conn.Close()
+	admin := srtmv1.NewAdminServiceClient(conn)
+	seed := c.seed()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for range moves {
+		for id, s := range sources {
+			n := s.count.Load()
+			c.waitFor("more of "+id, func() bool { return s.count.Load() >= n+5 })
+		}
+		to := fmt.Sprintf("b%d", 1+rng.IntN(3))
+		ids := names[rng.IntN(2) : 2+rng.IntN(3)]
+		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+		_, err := admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: topic, PublisherIds: ids, BrokerId: to})
+		cancel()
+		if err != nil {
+			c.t.Fatalf("move %v to %s: %v", ids, to, err)
+		}
+	}
+}
+
+func (c *cluster) seed() uint64 {
+	seed := rand.Uint64()
+	if given := os.Getenv("SRTM_PUBLISHERS_SEED"); given != "" {
+		if _, err := fmt.Sscan(given, &seed); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	c.t.Logf("SRTM_PUBLISHERS_SEED=%d", seed)
+	return seed
+}
+
+// A producer of a stock library that does as the documentation says: it asks
+// where to publish, and asks again when its connection ends.
+func TestStockProducersAreMoved(t *testing.T) {
+	c := startSized(t, 20_000, 20_000)
+	y := c.tally()
+	sources := map[string]*source{}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var sending sync.WaitGroup
+	for _, id := range names {
+		s := &source{doubtful: map[string]bool{}}
+		sources[id] = s
+		sending.Go(func() {
+			var p *nsq.Producer
+			defer func() {
+				if p != nil {
+					p.Stop()
+				}
+			}()
+			for n := 0; ctx.Err() == nil; {
+				if p == nil {
+					a, err := c.ask(ctx, id)
+					if err == nil {
+						p, err = newProducer(a.TCPAddress, id)
+					}
+					if err != nil {
+						if ctx.Err() == nil {
+							t.Error(err)
+						}
+						return
+					}
+				}
+				body := fmt.Sprintf("%s/%d", id, n)
+				if p.Publish(topic, []byte(body)) != nil {
+					// Accepted or not: without an answer nobody can tell.
+					s.doubtful[body] = true
+					s.lost++
+					p.Stop()
+					p = nil
+					continue
+				}
+				s.acknowledged = append(s.acknowledged, body)
+				s.count.Add(1)
+				n++
+			}
+		})
+	}
+	c.shuffle(sources)
+	stop()
+	sending.Wait()
+	twice := c.check(y, sources)
+	total, lost := 0, 0
+	for _, s := range sources {
+		total += len(s.acknowledged)
+		lost += s.lost
+	}
+	t.Logf("%d messages, %d moves, %d connections ended, %d accepted twice", total, moves, lost, twice)
+	if lost < moves/2 {
+		t.Errorf("only %d connections were ended by %d moves", lost, moves)
+	}
+	// A drain is in order: what was not answered was not accepted.
+	if twice > 0 {
+		t.Errorf("%d messages were accepted twice", twice)
+	}
+}
+
+// The same through the agent: its producers notice nothing.
+func TestTheAgentsProducersAreMoved(t *testing.T) {
+	c := startSized(t, 20_000, 20_000)
+	y := c.tally()
+	d := c.agent()
+	sources := map[string]*source{}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	dials := &dials{}
+	var sending sync.WaitGroup
+	for _, id := range names {
+		s := &source{}
+		sources[id] = s
+		p := producer(t, d.TCP, id)
+		p.SetLogger(slog.NewLogLogger(slog.NewTextHandler(dials, nil), slog.LevelInfo), nsq.LogLevelInfo)
+		sending.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				body := fmt.Sprintf("%s/%d", id, n)
+				if err := p.Publish(topic, []byte(body)); err != nil {
+					t.Errorf("%s: %v", body, err)
+					return
+				}
+				s.acknowledged = append(s.acknowledged, body)
+				s.count.Add(1)
+			}
+		})
+	}
+	c.shuffle(sources)
+	stop()
+	sending.Wait()
+	if n := dials.made.Load(); n != int64(len(names)) {
+		t.Errorf("%d producers connected %d times", len(names), n)
+	}
+	if twice := c.check(y, sources); twice > 0 {
+		t.Errorf("%d messages were accepted twice", twice)
+	}
+	agent, _ := c.request(http.MethodGet, "http://"+d.HTTP+"/metrics", "")
+	for _, result := range []string{"refused", "unanswered", "unsent"} {
+		if want := fmt.Sprintf("srtm_publish_agent_publishes_total{result=%q} 0\n", result); !strings.Contains(agent, want) {
+			t.Errorf("the agent's metrics are without %s", want)
+		}
+	}
+}
+
+// dials counts the connections that go-nsq says it makes.
+type dials struct{ made atomic.Int64 }
+
+func (d *dials) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), "connecting to nsqd") {
+		d.made.Add(1)
+	}
+	return len(line), nil
+}
+
+// HTTP publishers go to any broker that lookup names, those that have just lost
+// the topic's publishers included, whoever is placed where.
+func TestPublishingOverHTTPWhilePublishersMove(t *testing.T) {
+	c := startSized(t, 20_000, 20_000)
+	y := c.tally()
+	sources := map[string]*source{}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var sending sync.WaitGroup
+	for _, d := range c.brokers {
+		s := &source{}
+		sources[d.HTTP] = s
+		sending.Go(func() {
+			client := &http.Client{}
+			defer client.CloseIdleConnections()
+			for n := 0; ctx.Err() == nil; {
+				body := fmt.Sprintf("%s/%d", d.HTTP, n)
+				res, err := client.Post("http://"+d.HTTP+"/pub?topic="+topic, "text/plain", strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				text, err := io.ReadAll(res.Body)
+				res.Body.Close()
+				switch {
+				case err != nil:
+					t.Error(err)
+					return
+				case res.StatusCode == http.StatusOK:
+					s.acknowledged = append(s.acknowledged, body)
+					n++
+				case res.StatusCode != http.StatusNotFound || !strings.Contains(string(text), "TOPIC_NOT_FOUND"):
+					t.Errorf("broker %s: %d %s", d.HTTP, res.StatusCode, text)
+					return
+				}
+				s.count.Add(1) // an answer, whatever it was
+			}
+		})
+	}
+	c.shuffle(sources)
+	stop()
+	sending.Wait()
+	if twice := c.check(y, sources); twice > 0 {
+		t.Errorf("%d messages were accepted twice", twice)
+	}
+}
