@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -34,6 +36,25 @@ type fit struct {
 	moving bool
 	done   bool
 	step   string
+
+	began, over time.Time       // of the search; zero: not yet
+	outcome     fitting.Outcome // once it is done; without rounds if it was broken off
+}
+
+// proto is TopicStatus.fit. Requires: Controller.mu held, for reading.
+func (f *fit) proto(now time.Time) *srtmv1.Fit {
+	ended := f.done && !f.moving // to what it ended with
+	p := &srtmv1.Fit{Ended: ended, Fitted: ended && f.outcome.Fitted}
+	for _, r := range f.outcome.Rounds {
+		p.Rounds = append(p.Rounds, &srtmv1.FitRounds{K: uint32(r.K), Rounds: uint32(r.Rounds)})
+	}
+	if f.done {
+		now = f.over
+	}
+	if !f.began.IsZero() {
+		p.Took = durationpb.New(now.Sub(f.began))
+	}
+	return p
 }
 
 // fitSettle is how long publishers may take to move before measurements count.
@@ -65,7 +86,7 @@ func (c *Controller) fit(now time.Time) {
 		case f.search == nil:
 			c.beginFitLocked(topic, f, now)
 		case topic.Placement.Epoch() != f.epoch:
-			f.end("another placement came between")
+			f.end("another placement came between", now)
 		default:
 			if o, ok := c.observeLocked(topic, f); ok {
 				c.followLocked(topic, f, f.search.Next(o), now)
@@ -74,7 +95,9 @@ func (c *Controller) fit(now time.Time) {
 	}
 }
 
-func (f *fit) end(step string) { f.done, f.search, f.step = true, nil, step }
+func (f *fit) end(step string, now time.Time) {
+	f.done, f.search, f.step, f.over = true, nil, step, now
+}
 
 // beginFitLocked begins the search once the topic's publishers send. Requires: mu
 // held.
@@ -99,10 +122,10 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 	rng := rand.New(rand.NewPCG(c.cfg.Seed, topic.Placement.Epoch()))
 	search, err := fitting.NewFast(f.setup, fitting.FastConfig{Step: c.cfg.ReportInterval}, rng)
 	if err != nil {
-		f.end(err.Error())
+		f.end(err.Error(), now)
 		return
 	}
-	f.search = search
+	f.search, f.began = search, now
 	c.followLocked(topic, f, search.Next(fitting.Observation{}), now)
 }
 
@@ -116,7 +139,8 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, a fitting.Action,
 	stays := samePlan(a.Plan, topic.Plan) || len(a.Plan.Quotas) == 0
 	if a.Final {
 		c.cfg.Log.Info("topic fitted", obs.KeyTopic, name, "kept", a.Outcome.Fitted, obs.KeyReason, a.Outcome.Reason, "brokers", a.Plan.K)
-		f.end(a.Outcome.Reason)
+		f.outcome = a.Outcome
+		f.end(a.Outcome.Reason, now)
 		if stays {
 			return
 		}
@@ -140,7 +164,8 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, a fitting.Action,
 		defer c.mu.Unlock()
 		f.moving = false
 		if err != nil {
-			f.end("not moved: " + err.Error())
+			f.outcome.Fitted = false
+			f.end("not moved: "+err.Error(), c.now())
 			return
 		}
 		now, _ := c.mu.cat.Topic(name)

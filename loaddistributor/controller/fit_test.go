@@ -46,6 +46,20 @@ func (c *cluster) fitting(name string) func() string {
 	}
 }
 
+// fit is the same for programs.
+func (c *cluster) fit(name string) *srtmv1.Fit {
+	r, err := c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: name})
+	Expect(err).NotTo(HaveOccurred())
+	return r.GetTopic().GetStatus().GetFit()
+}
+
+func (c *cluster) rounds(name string) (all [][2]uint32) {
+	for _, r := range c.fit(name).GetRounds() {
+		all = append(all, [2]uint32{r.K, r.Rounds})
+	}
+	return all
+}
+
 var _ = Describe("Fitting", func() {
 	// Groups of 10 that are declared to send together: some 3,000 messages settle
 	// a test where nothing is late.
@@ -66,8 +80,11 @@ var _ = Describe("Fitting", func() {
 		c.join("b2", 600, agenttest.New())
 		topic := c.mustCreate(order())
 		Eventually(c.fitting("t")).Should(Equal("waiting for publishers"))
+		Expect(c.fit("t").GetEnded() || c.fit("t").GetTook() != nil).To(BeFalse())
 		node.Measure("t", measured(200, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("0 % late by processing, tested with error 0.1"))
+		Expect(c.fit("t").GetEnded() && c.fit("t").GetFitted() && c.fit("t").GetTook().AsDuration() > 0).To(BeTrue())
+		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}}))
 		Expect(c.topic("t").Epoch).To(Equal(topic.Epoch))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
 	})
@@ -86,6 +103,7 @@ var _ = Describe("Fitting", func() {
 		n2.Measure("t", measured(100, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("tested with error"))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
+		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}, {2, 1}}))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "50000/10", "b2": "50000/10"}))
 	})
 
@@ -97,6 +115,8 @@ var _ = Describe("Fitting", func() {
 		c.mustCreate(order())
 		node.Measure("t", measured(200, 0, 40))
 		Eventually(c.fitting("t")).Should(ContainSubstring("token bucket"))
+		Expect(c.fit("t").GetEnded()).To(BeTrue())
+		Expect(c.fit("t").GetFitted()).To(BeFalse())
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
 	})
 

@@ -77,7 +77,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	pooled.sum.Topic = name
 	c.mu.RLock()
 	if f := c.mu.fits[name]; f != nil {
-		status.Fitting = f.step
+		status.Fitting, status.Fit = f.step, f.proto(c.now())
 	}
 	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
 	for i, q := range topic.Plan.Quotas {

@@ -371,8 +371,10 @@ type TopicStatus struct {
 	// the pooled p99 of delivery latency or longer (to within 1 %). 0 .. 1. Unset
 	// without deliveries, or when a broker with deliveries does not measure it.
 	P99AccessFraction *float64 `protobuf:"fixed64,7,opt,name=p99_access_fraction,json=p99AccessFraction,proto3,oneof" json:"p99_access_fraction,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The same as `fitting`, for programs. Unset where that is empty.
+	Fit           *Fit `protobuf:"bytes,8,opt,name=fit,proto3" json:"fit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopicStatus) Reset() {
@@ -454,6 +456,140 @@ func (x *TopicStatus) GetP99AccessFraction() float64 {
 	return 0
 }
 
+func (x *TopicStatus) GetFit() *Fit {
+	if x != nil {
+		return x.Fit
+	}
+	return nil
+}
+
+// Fit is how the search for a placement that keeps the SLO goes.
+type Fit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It is over: what follows is its outcome, and Topic.quotas the placement.
+	Ended bool `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`
+	// The placement was found to keep the SLO. False before the end.
+	Fitted bool `protobuf:"varint,2,opt,name=fitted,proto3" json:"fitted,omitempty"`
+	// The numbers of brokers that were tried, in this order. Empty before the end.
+	Rounds []*FitRounds `protobuf:"bytes,3,rep,name=rounds,proto3" json:"rounds,omitempty"`
+	// From the first measurement to the end, or to now. Unset while there is no
+	// traffic to measure.
+	Took          *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fit) Reset() {
+	*x = Fit{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fit) ProtoMessage() {}
+
+func (x *Fit) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fit.ProtoReflect.Descriptor instead.
+func (*Fit) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Fit) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *Fit) GetFitted() bool {
+	if x != nil {
+		return x.Fitted
+	}
+	return false
+}
+
+func (x *Fit) GetRounds() []*FitRounds {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+func (x *Fit) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+// FitRounds is how many measurements were made with k brokers.
+type FitRounds struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	K             uint32                 `protobuf:"varint,1,opt,name=k,proto3" json:"k,omitempty"`
+	Rounds        uint32                 `protobuf:"varint,2,opt,name=rounds,proto3" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FitRounds) Reset() {
+	*x = FitRounds{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FitRounds) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FitRounds) ProtoMessage() {}
+
+func (x *FitRounds) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
+func (*FitRounds) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *FitRounds) GetK() uint32 {
+	if x != nil {
+		return x.K
+	}
+	return 0
+}
+
+func (x *FitRounds) GetRounds() uint32 {
+	if x != nil {
+		return x.Rounds
+	}
+	return 0
+}
+
 type Topic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *TopicSpec             `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -470,7 +606,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +618,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +631,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -561,7 +697,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +709,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +722,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Broker) GetId() string {
@@ -667,7 +803,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +815,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +828,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -730,7 +866,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +878,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +891,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -785,7 +921,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +933,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +946,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -845,7 +981,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +993,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +1006,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -896,7 +1032,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1044,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1057,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -943,7 +1079,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1091,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1104,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -997,7 +1133,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1145,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1158,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -1048,7 +1184,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1196,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1209,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -1091,7 +1227,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1239,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1252,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 type ListBrokersRequest struct {
@@ -1127,7 +1263,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1275,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1288,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type ListBrokersResponse struct {
@@ -1165,7 +1301,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1313,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1326,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -1210,7 +1346,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1358,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1371,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -1254,7 +1390,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1402,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1415,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -1300,7 +1436,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1448,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1461,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -1351,7 +1487,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1499,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1512,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -1399,7 +1535,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1547,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1560,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -1457,7 +1593,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1605,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1618,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -1526,7 +1662,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x04last\x18\x04 \x01(\v2\x13.srtm.v1.TopicStatsR\x04last\x12+\n" +
 	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\x123\n" +
 	"\x13p99_access_fraction\x18\x06 \x01(\x01H\x00R\x11p99AccessFraction\x88\x01\x01B\x16\n" +
-	"\x14_p99_access_fraction\"\xdd\x02\n" +
+	"\x14_p99_access_fraction\"\xfd\x02\n" +
 	"\vTopicStatus\x121\n" +
 	"\x06window\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06window\x124\n" +
 	"\abrokers\x18\x02 \x03(\v2\x1a.srtm.v1.BrokerTopicStatusR\abrokers\x12+\n" +
@@ -1534,10 +1670,19 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x0fexceed_fraction\x18\x04 \x01(\x01R\x0eexceedFraction\x12\x1c\n" +
 	"\aslo_met\x18\x05 \x01(\bH\x00R\x06sloMet\x88\x01\x01\x12\x18\n" +
 	"\afitting\x18\x06 \x01(\tR\afitting\x123\n" +
-	"\x13p99_access_fraction\x18\a \x01(\x01H\x01R\x11p99AccessFraction\x88\x01\x01B\n" +
+	"\x13p99_access_fraction\x18\a \x01(\x01H\x01R\x11p99AccessFraction\x88\x01\x01\x12\x1e\n" +
+	"\x03fit\x18\b \x01(\v2\f.srtm.v1.FitR\x03fitB\n" +
 	"\n" +
 	"\b_slo_metB\x16\n" +
-	"\x14_p99_access_fraction\"\xe4\x01\n" +
+	"\x14_p99_access_fraction\"\x8e\x01\n" +
+	"\x03Fit\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\x12\x16\n" +
+	"\x06fitted\x18\x02 \x01(\bR\x06fitted\x12*\n" +
+	"\x06rounds\x18\x03 \x03(\v2\x12.srtm.v1.FitRoundsR\x06rounds\x12-\n" +
+	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\"1\n" +
+	"\tFitRounds\x12\f\n" +
+	"\x01k\x18\x01 \x01(\rR\x01k\x12\x16\n" +
+	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\xe4\x01\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x16\n" +
@@ -1633,87 +1778,92 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                // 0: srtm.v1.TopicState
 	(*TopicSpec)(nil),              // 1: srtm.v1.TopicSpec
 	(*BrokerQuota)(nil),            // 2: srtm.v1.BrokerQuota
 	(*BrokerTopicStatus)(nil),      // 3: srtm.v1.BrokerTopicStatus
 	(*TopicStatus)(nil),            // 4: srtm.v1.TopicStatus
-	(*Topic)(nil),                  // 5: srtm.v1.Topic
-	(*Broker)(nil),                 // 6: srtm.v1.Broker
-	(*Infeasible)(nil),             // 7: srtm.v1.Infeasible
-	(*CreateTopicRequest)(nil),     // 8: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),    // 9: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),        // 10: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),       // 11: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),      // 12: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),     // 13: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),     // 14: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),    // 15: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),     // 16: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),    // 17: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),     // 18: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),    // 19: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),     // 20: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),    // 21: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),  // 22: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil), // 23: srtm.v1.MovePublishersResponse
-	nil,                            // 24: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),               // 25: srtm.v1.Contract
-	(*Publisher)(nil),              // 26: srtm.v1.Publisher
-	(*PublisherGroup)(nil),         // 27: srtm.v1.PublisherGroup
-	(*Share)(nil),                  // 28: srtm.v1.Share
-	(*TopicStats)(nil),             // 29: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),    // 30: google.protobuf.Duration
+	(*Fit)(nil),                    // 5: srtm.v1.Fit
+	(*FitRounds)(nil),              // 6: srtm.v1.FitRounds
+	(*Topic)(nil),                  // 7: srtm.v1.Topic
+	(*Broker)(nil),                 // 8: srtm.v1.Broker
+	(*Infeasible)(nil),             // 9: srtm.v1.Infeasible
+	(*CreateTopicRequest)(nil),     // 10: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),    // 11: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),        // 12: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),       // 13: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),      // 14: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),     // 15: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),     // 16: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),    // 17: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),     // 18: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),    // 19: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),     // 20: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),    // 21: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),     // 22: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),    // 23: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),  // 24: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil), // 25: srtm.v1.MovePublishersResponse
+	nil,                            // 26: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),               // 27: srtm.v1.Contract
+	(*Publisher)(nil),              // 28: srtm.v1.Publisher
+	(*PublisherGroup)(nil),         // 29: srtm.v1.PublisherGroup
+	(*Share)(nil),                  // 30: srtm.v1.Share
+	(*TopicStats)(nil),             // 31: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),    // 32: google.protobuf.Duration
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	25, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	26, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	27, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	24, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	28, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	28, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	29, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	29, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	30, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	27, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	28, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	29, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	26, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	30, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	30, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	31, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	31, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	32, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	3,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	29, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	1,  // 11: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 12: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	2,  // 13: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	4,  // 14: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	1,  // 15: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 16: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	5,  // 17: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	5,  // 18: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	5,  // 19: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	6,  // 20: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	1,  // 21: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	5,  // 22: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	6,  // 23: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	5,  // 24: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 25: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	10, // 26: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	12, // 27: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	14, // 28: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	16, // 29: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	18, // 30: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	20, // 31: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	22, // 32: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	9,  // 33: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	11, // 34: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	13, // 35: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	15, // 36: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	17, // 37: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	19, // 38: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	21, // 39: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	23, // 40: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	33, // [33:41] is the sub-list for method output_type
-	25, // [25:33] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	31, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	5,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	6,  // 12: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	32, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	1,  // 14: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 15: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	2,  // 16: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	4,  // 17: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	1,  // 18: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 19: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	7,  // 20: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	7,  // 21: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	7,  // 22: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	8,  // 23: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	1,  // 24: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	7,  // 25: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 26: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	7,  // 27: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	10, // 28: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	12, // 29: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	14, // 30: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	16, // 31: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	18, // 32: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	20, // 33: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	22, // 34: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	24, // 35: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	11, // 36: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	13, // 37: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	15, // 38: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	17, // 39: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	19, // 40: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	21, // 41: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	23, // 42: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	25, // 43: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	36, // [36:44] is the sub-list for method output_type
+	28, // [28:36] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -1730,7 +1880,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
