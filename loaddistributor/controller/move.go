@@ -24,7 +24,8 @@ import (
 //	5. brokers are told which publishers moved away: they end those connections
 //	   at a message boundary, which brings publishers back that do not watch
 //	6. a broker that has no publisher left retires: once its consumers have had
-//	   what it holds, it is told to remove the topic
+//	   what it holds, it is told to remove the topic, which it does unless
+//	   something has come meanwhile
 //
 // Until 4 any failure leaves the topic as it was. A crash before 4 is taken back
 // by the next controller, one after 4 only means that 5 is not done: whoever

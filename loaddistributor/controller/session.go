@@ -39,6 +39,7 @@ type Session struct {
 type request struct {
 	topic  string
 	remove bool
+	unused bool // remove only if it is not used: a refusal is an answer like another
 	sent   time.Time
 	// For the procedure that waits; room for the one answer. nil: nobody does.
 	done chan error
@@ -150,6 +151,16 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	}
 	var failed, err error
 	switch {
+	case r.unused:
+		// Whoever asked decides what follows.
+		if p.Error != "" {
+			r.answer(&RefusedError{p.Error})
+		} else {
+			r.answer(nil)
+		}
+		delete(s.requests, p.Request)
+		c.mu.Unlock()
+		return nil
 	case p.Error != "":
 		failed = &RefusedError{p.Error}
 		r.answer(failed)
@@ -178,19 +189,28 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 // askLocked sends a PrepareTopic or RemoveTopic. done gets the answer, or
 // ErrBrokerGone; nil if nobody waits. Requires: mu held.
 func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, done chan error, now time.Time) {
-	c.mu.requests++
-	number := c.mu.requests
-	s.requests[number] = &request{topic: topic, remove: prepare == nil, sent: now, done: done}
 	if prepare == nil {
-		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-			Request: number, Topic: topic,
-		}}})
+		c.removeLocked(s, topic, false, done, now)
 		return
 	}
+	c.mu.requests++
+	number := c.mu.requests
+	s.requests[number] = &request{topic: topic, sent: now, done: done}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: &srtmv1.PrepareTopic{
 		Request: number, Topic: topic, Channels: prepare.Channels,
 		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
 		OverLimit: overLimit(prepare.OverLimit),
+	}}})
+}
+
+// removeLocked sends a RemoveTopic, as askLocked does; unused: only if the topic
+// is not used. Requires: mu held.
+func (c *Controller) removeLocked(s *Session, topic string, unused bool, done chan error, now time.Time) {
+	c.mu.requests++
+	number := c.mu.requests
+	s.requests[number] = &request{topic: topic, remove: true, unused: unused, sent: now, done: done}
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
+		Request: number, Topic: topic, IfUnused: unused,
 	}}})
 }
 

@@ -120,8 +120,16 @@ func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) 
 		now.Sub(last.at) <= c.cfg.Window
 }
 
-// retire has an emptied broker remove the topic. Requires: the name is held.
+// retire has an emptied broker remove the topic, unless something has come since
+// its report, over HTTP say: then it stays, to be asked again. Requires: the name
+// is held.
 func (c *Controller) retire(name, id string) {
+	if err := c.removeUnused(name, id); err != nil {
+		c.cfg.Log.Info("topic stays on a broker that it has moved away from", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
+		return
+	}
+	// After a crash here the broker does not list the topic any more, which is
+	// as good as a report of nothing.
 	err := must("retire "+id, c.commit(catalog.MemberRetired{Topic: name, Broker: id}))
 	if err != nil {
 		return // the next controller does it
@@ -138,6 +146,27 @@ func (c *Controller) retire(name, id string) {
 		c.cfg.Log.Warn("shares as before a broker retired, for now", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
 	}
 	c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, name, obs.KeyBroker, id)
+}
+
+// removeUnused has a broker remove a topic that it does not use.
+func (c *Controller) removeUnused(name, id string) error {
+	done := make(chan error, 1)
+	c.mu.Lock()
+	s := c.mu.sessions[id]
+	if s == nil {
+		c.mu.Unlock()
+		return ErrBrokerGone
+	}
+	c.removeLocked(s, name, true, done, time.Now())
+	c.mu.Unlock()
+	limit := time.NewTimer(c.cfg.PrepareTimeout)
+	defer limit.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-limit.C:
+		return ErrNoAnswer
+	}
 }
 
 // leave moves a topic to where it may be. Requires: the name is held.

@@ -24,6 +24,10 @@ type Node interface {
 	// does nothing, and succeeds, when there is no such topic.
 	Remove(topic string) error
 
+	// RemoveUnused is Remove of a topic that holds no message and that no
+	// connection publishes to. Any other stays, whole, and that is an error.
+	RemoveUnused(topic string) error
+
 	// Grant replaces the share of a prepared topic. The bucket keeps the tokens
 	// it has and adds granted, cut to the new burst (tokenbucket.Bucket.Retune);
 	// released is what did not fit. The zero Share stops the topic. From

@@ -135,7 +135,11 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	case *srtmv1.ControllerMessage_Prepare:
 		o.result(l, m.Prepare.Request, o.prepare(m.Prepare))
 	case *srtmv1.ControllerMessage_Remove:
-		err := o.agent.node.Remove(m.Remove.Topic)
+		remove := o.agent.node.Remove
+		if m.Remove.IfUnused {
+			remove = o.agent.node.RemoveUnused
+		}
+		err := remove(m.Remove.Topic)
 		if err == nil {
 			o.holdings.removed(m.Remove.Topic)
 			o.save(m.Remove.Topic)

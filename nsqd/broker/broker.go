@@ -26,6 +26,8 @@ var (
 	ErrUnknownChannel = queue.ErrUnknownChannel
 	// ErrDraining: the broker is shutting down and accepts nothing more.
 	ErrDraining = errors.New("broker is shutting down")
+	// ErrInUse: the topic holds messages, or connections publish to it.
+	ErrInUse = errors.New("in use")
 	// ErrBusy: the caller would have to wait, and said that it may not.
 	ErrBusy = errors.New("would have to wait")
 	// ErrBadName: a topic or channel name outside the protocol's rules.
@@ -248,6 +250,36 @@ func (b *Broker) DeleteTopic(name string) error {
 	t.close(true)
 	b.changed()
 	return nil
+}
+
+// DeleteUnused is DeleteTopic of a topic that holds no message and that no
+// connection publishes to; any other stays as it is. What is published meanwhile
+// is either held, so that the topic stays, or not accepted.
+// Errors: ErrUnknownTopic, ErrInUse.
+func (b *Broker) DeleteUnused(name string) error {
+	t, err := b.Topic([]byte(name))
+	if err != nil {
+		return err
+	}
+	if !b.forgetUnused(t) {
+		return fmt.Errorf("topic %q: %w", name, ErrInUse)
+	}
+	t.close(true)
+	b.changed()
+	return nil
+}
+
+// forgetUnused is forget for DeleteUnused.
+func (b *Broker) forgetUnused(t *Topic) bool {
+	t.storing.Lock() // else a message could be on its way to the disk
+	defer t.storing.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.topics[t.name] != t || !t.retireUnused() {
+		return false
+	}
+	delete(b.mu.topics, t.name)
+	return true
 }
 
 // forget removes t from the table if it can be retired, in one step, so that

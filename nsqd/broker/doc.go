@@ -6,7 +6,7 @@
 // It must not know frames, sockets or gRPC.
 //
 // Lock order: Broker.mu, then Topic.mu, then Topic.figures.mu; none is held
-// while a subscriber is notified or an alarm is set. Before Topic.mu comes
+// while a subscriber is notified or an alarm is set. Before both comes
 // Topic.storing, which only those wait for who publish to the same disk or
 // empty or end it, and which is held while it is written to. The keeper's and
 // the health's locks are taken alone, or under Topic.storing.

@@ -56,6 +56,15 @@ func (n Node) Remove(topic string) error {
 	return nil
 }
 
+// RemoveUnused is Remove of a topic that holds nothing and that nobody connected
+// publishes to. Error: ErrInUse.
+func (n Node) RemoveUnused(topic string) error {
+	if err := n.b.DeleteUnused(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
+		return err
+	}
+	return nil
+}
+
 // Grant replaces the share of a topic, of which base is left from flexUntil on and
 // nothing from until on, and returns the tokens given up.
 // Errors: ErrUnknownTopic, a share out of range.

@@ -570,6 +570,20 @@ func (t *Topic) retire() bool {
 	return true
 }
 
+// retireUnused closes the topic to everybody if it holds no message and no
+// connection publishes to it, and reports whether it did; then the caller calls
+// close. Requires: storing held.
+func (t *Topic) retireUnused() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	held, _ := t.heldLocked(0)
+	if t.mu.closed || held > 0 || t.mu.publishers > 0 {
+		return false
+	}
+	t.mu.closed = true
+	return true
+}
+
 // EmptyChannel discards a channel's messages. Error: ErrUnknownChannel.
 func (t *Topic) EmptyChannel(name string) error {
 	return t.onChannel(name, func(now stamp.Mono, c *queue.Channel, fx *queue.Effects) {
@@ -648,6 +662,11 @@ func (t *Topic) Unpause() {
 func (t *Topic) held(end stamp.Mono) (n int, moving bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.heldLocked(end)
+}
+
+// heldLocked requires mu held.
+func (t *Topic) heldLocked(end stamp.Mono) (n int, moving bool) {
 	core := t.mu.core
 	comes := func(at stamp.Mono) bool { return at != stamp.Never && at <= end }
 	n = core.Waiting()

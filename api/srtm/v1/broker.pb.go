@@ -717,9 +717,13 @@ func (x *PrepareTopic) GetOverLimit() OverLimitPolicy {
 
 // RemoveTopic: delete the topic with what it holds. Harmless if unknown.
 type RemoveTopic struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Request       uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
-	Topic         string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic   string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Only if it holds no message and no connection publishes to it; in one step,
+	// so that what is accepted until then is not lost. Otherwise it stays as it
+	// is, and the PrepareResult has an error.
+	IfUnused      bool `protobuf:"varint,3,opt,name=if_unused,json=ifUnused,proto3" json:"if_unused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -766,6 +770,13 @@ func (x *RemoveTopic) GetTopic() string {
 		return x.Topic
 	}
 	return ""
+}
+
+func (x *RemoveTopic) GetIfUnused() bool {
+	if x != nil {
+		return x.IfUnused
+	}
+	return false
 }
 
 // DrainPublishers: these publishers of the topic belong elsewhere now. The
@@ -935,10 +946,11 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\bchannels\x18\x03 \x03(\tR\bchannels\x12\x1e\n" +
 	"\x03slo\x18\x04 \x01(\v2\f.srtm.v1.SloR\x03slo\x127\n" +
 	"\n" +
-	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\"=\n" +
+	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\"Z\n" +
 	"\vRemoveTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05topic\x18\x02 \x01(\tR\x05topic\"F\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1b\n" +
+	"\tif_unused\x18\x03 \x01(\bR\bifUnused\"F\n" +
 	"\x0fDrainPublishers\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
 	"\n" +

@@ -41,6 +41,7 @@ type Node struct {
 		topics  map[string]*topic
 		prepare func(topic string) error
 		remove  func(topic string) error
+		used    map[string]bool
 	}
 }
 
@@ -54,6 +55,7 @@ type topic struct {
 func New() *Node {
 	n := &Node{}
 	n.mu.topics = map[string]*topic{}
+	n.mu.used = map[string]bool{}
 	n.Sabotage(nil, nil)
 	return n
 }
@@ -71,6 +73,14 @@ func (n *Node) Sabotage(prepare, remove func(topic string) error) {
 	if remove != nil {
 		n.mu.remove = remove
 	}
+}
+
+// Use says whether a topic has something since its last report that keeps
+// RemoveUnused from removing it.
+func (n *Node) Use(name string, used bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.used[name] = used
 }
 
 // Create makes an unlimited topic, as a publisher to a standalone broker does.
@@ -143,6 +153,20 @@ func (n *Node) Remove(name string) error {
 	defer n.mu.Unlock()
 	delete(n.mu.topics, name)
 	return nil
+}
+
+// ErrUsed is what RemoveUnused says of a topic that Use was called for.
+var ErrUsed = errors.New("the topic is in use")
+
+// RemoveUnused implements agent.Node.
+func (n *Node) RemoveUnused(name string) error {
+	n.mu.Lock()
+	used := n.mu.used[name]
+	n.mu.Unlock()
+	if used {
+		return fmt.Errorf("topic %s: %w", name, ErrUsed)
+	}
+	return n.Remove(name)
 }
 
 // ErrNotPrepared is what Grant says of a topic that is not there, or not limited.

@@ -1,0 +1,137 @@
+package broker_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+)
+
+var _ = Describe("removing a topic that is not used", func() {
+	It("leaves one that anything is held of, or that somebody publishes to", func() {
+		b := start(nil)
+		node := b.Node()
+		Expect(node.RemoveUnused("t")).To(Succeed(), "there is none")
+		t := topic(b, "t")
+		refused := func(why string) {
+			GinkgoHelper()
+			Expect(node.RemoveUnused("t")).To(MatchError(broker.ErrInUse), why)
+			Expect(node.Topics()).To(Equal([]string{"t"}))
+		}
+		Expect(publish(t, "x")).To(Succeed())
+		refused("a message without a channel")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		refused("a message of a channel")
+		r := read(t, "c", 1, false)
+		Eventually(r.count).Should(Equal(1))
+		refused("a message in flight")
+		Expect(r.sub.Finish(r.deliveries()[0].ID)).To(Succeed())
+		now := clock.Mono()
+		Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("y"), Arrival: stamp.Arrival{At: now}, Defer: time.Hour})).To(Succeed())
+		refused("a deferred message")
+		Expect(t.EmptyChannel("c")).To(Succeed())
+		leave := t.AddPublisher()
+		refused("a publisher")
+		leave()
+		Expect(node.RemoveUnused("t")).To(Succeed())
+		Expect(node.Topics()).To(BeEmpty())
+		Expect(publish(t, "z")).To(MatchError(broker.ErrGone))
+		Eventually(r.done).Should(BeClosed())
+	})
+
+	for _, through := range []bool{false, true} {
+		It(fmt.Sprintf("loses nothing that is accepted meanwhile, stored first: %v", through), func() {
+			b, _ := stored(GinkgoT().TempDir(), through)
+			var accepted, read atomic.Int64
+			over := make(chan struct{})
+			var publishing sync.WaitGroup
+			publishing.Go(func() {
+				defer GinkgoRecover()
+				for {
+					select {
+					case <-over:
+						return
+					default:
+					}
+					t, err := b.Topic([]byte("t"))
+					if err != nil {
+						continue // between two lives
+					}
+					switch err := publish(t, "x"); {
+					case err == nil:
+						accepted.Add(1)
+					case !errors.Is(err, broker.ErrGone) && !errors.Is(err, broker.ErrStorage): // the last life's is still going
+						Fail(err.Error())
+					}
+				}
+			})
+			finish := sync.OnceFunc(func() { close(over); publishing.Wait() })
+			DeferCleanup(finish)
+			removed := 0
+			for deadline := time.Now().Add(10 * time.Second); removed < 10 && time.Now().Before(deadline); {
+				t := topic(b, "t")
+				sub := consume(t, &read)
+				for b.Node().RemoveUnused("t") != nil && time.Now().Before(deadline) {
+				}
+				removed++
+				sub()
+			}
+			finish()
+			Expect(removed).To(Equal(10))
+			t := topic(b, "t")
+			sub := consume(t, &read)
+			defer sub()
+			Eventually(read.Load).WithTimeout(10 * time.Second).Should(Equal(accepted.Load()))
+			Expect(accepted.Load()).To(BeNumerically(">", 10))
+		})
+	}
+})
+
+// consume counts and finishes what a channel of the topic gets, until the
+// returned function is called or the topic is gone; that waits for it.
+func consume(t *broker.Topic, count *atomic.Int64) (stop func()) {
+	GinkgoHelper()
+	wake, done := make(chan struct{}, 1), make(chan struct{})
+	notify := func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	sub, err := t.Subscribe("c", broker.Subscriber{MsgTimeout: 30 * time.Second}, notify)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(sub.Ready(100)).To(Succeed())
+	go func() {
+		defer close(done)
+		for range wake {
+			for {
+				var out broker.Outgoing
+				if !sub.Take(&out, plenty) {
+					return
+				}
+				if out.Messages() == 0 {
+					break
+				}
+				sub.Wrote(&out)
+				for _, m := range messages(&out) {
+					if sub.Finish(m.ID) == nil {
+						count.Add(1)
+					}
+				}
+			}
+		}
+	}()
+	return func() {
+		sub.Close()
+		notify()
+		<-done
+	}
+}
