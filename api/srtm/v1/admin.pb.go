@@ -681,7 +681,8 @@ type Broker struct {
 	Id          string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	TcpAddress  string                 `protobuf:"bytes,2,opt,name=tcp_address,json=tcpAddress,proto3" json:"tcp_address,omitempty"`
 	HttpAddress string                 `protobuf:"bytes,3,opt,name=http_address,json=httpAddress,proto3" json:"http_address,omitempty"`
-	// Greatest rate within the SLO, msg/s, as configured or calibrated.
+	// Greatest rate within the SLO, msg/s: calibrated_mcap, or configured_mcap
+	// where that is 0.
 	Mcap int64 `protobuf:"varint,4,opt,name=mcap,proto3" json:"mcap,omitempty"`
 	// Rate already promised to topics, msg/s.
 	Allocated int64  `protobuf:"varint,5,opt,name=allocated,proto3" json:"allocated,omitempty"`
@@ -690,9 +691,13 @@ type Broker struct {
 	// Nothing new is placed on it, and what it has moves away.
 	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Topics that are placed on it, or have left messages on it.
-	Topics        []string `protobuf:"bytes,9,rep,name=topics,proto3" json:"topics,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Topics []string `protobuf:"bytes,9,rep,name=topics,proto3" json:"topics,omitempty"`
+	// What the broker said hello with.
+	ConfiguredMcap int64 `protobuf:"varint,10,opt,name=configured_mcap,json=configuredMcap,proto3" json:"configured_mcap,omitempty"`
+	// What SetBrokerCapacity said; 0: nothing.
+	CalibratedMcap int64 `protobuf:"varint,11,opt,name=calibrated_mcap,json=calibratedMcap,proto3" json:"calibrated_mcap,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Broker) Reset() {
@@ -788,15 +793,32 @@ func (x *Broker) GetTopics() []string {
 	return nil
 }
 
+func (x *Broker) GetConfiguredMcap() int64 {
+	if x != nil {
+		return x.ConfiguredMcap
+	}
+	return 0
+}
+
+func (x *Broker) GetCalibratedMcap() int64 {
+	if x != nil {
+		return x.CalibratedMcap
+	}
+	return 0
+}
+
 // Infeasible is the detail of RESOURCE_EXHAUSTED: what bound was hit.
 type Infeasible struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "rcap" (msg/s), "burst" (messages; the contract's b is less than the
 	// number of brokers needed), "publishers" (there are fewer than brokers
 	// needed) or "brokers" (none is connected).
-	Bound         string `protobuf:"bytes,1,opt,name=bound,proto3" json:"bound,omitempty"`
-	Need          int64  `protobuf:"varint,2,opt,name=need,proto3" json:"need,omitempty"`
-	Have          int64  `protobuf:"varint,3,opt,name=have,proto3" json:"have,omitempty"`
+	Bound string `protobuf:"bytes,1,opt,name=bound,proto3" json:"bound,omitempty"`
+	Need  int64  `protobuf:"varint,2,opt,name=need,proto3" json:"need,omitempty"`
+	Have  int64  `protobuf:"varint,3,opt,name=have,proto3" json:"have,omitempty"`
+	// What would fit on the brokers as they were; unset where that was not asked
+	// (a move of some publishers).
+	Fits          *Fits `protobuf:"bytes,4,opt,name=fits,proto3" json:"fits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -852,6 +874,96 @@ func (x *Infeasible) GetHave() int64 {
 	return 0
 }
 
+func (x *Infeasible) GetFits() *Fits {
+	if x != nil {
+		return x.Fits
+	}
+	return nil
+}
+
+// Fits is what could be asked instead of what fits nowhere. Each field is by
+// itself, with all else as it was asked; 0: no value of it helps by itself.
+type Fits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The greatest r, msg/s, with as many publishers that send so much less.
+	Rate int64 `protobuf:"varint,1,opt,name=rate,proto3" json:"rate,omitempty"`
+	// The least b, messages.
+	Burst int64 `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`
+	// The least number of publishers that send as much together.
+	Publishers int64 `protobuf:"varint,3,opt,name=publishers,proto3" json:"publishers,omitempty"`
+	// How many more brokers, empty ones of the capacity broker_mcap: the median of
+	// those there are (of an even number the lesser), msg/s.
+	MoreBrokers   int64 `protobuf:"varint,4,opt,name=more_brokers,json=moreBrokers,proto3" json:"more_brokers,omitempty"`
+	BrokerMcap    int64 `protobuf:"varint,5,opt,name=broker_mcap,json=brokerMcap,proto3" json:"broker_mcap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fits) Reset() {
+	*x = Fits{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fits) ProtoMessage() {}
+
+func (x *Fits) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fits.ProtoReflect.Descriptor instead.
+func (*Fits) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Fits) GetRate() int64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *Fits) GetBurst() int64 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
+func (x *Fits) GetPublishers() int64 {
+	if x != nil {
+		return x.Publishers
+	}
+	return 0
+}
+
+func (x *Fits) GetMoreBrokers() int64 {
+	if x != nil {
+		return x.MoreBrokers
+	}
+	return 0
+}
+
+func (x *Fits) GetBrokerMcap() int64 {
+	if x != nil {
+		return x.BrokerMcap
+	}
+	return 0
+}
+
 type CreateTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *TopicSpec             `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -866,7 +978,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +990,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1003,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -921,7 +1033,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1045,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1058,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -981,7 +1093,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1105,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1118,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -1032,7 +1144,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1156,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1169,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -1079,7 +1191,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1203,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1216,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -1133,7 +1245,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1257,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1270,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -1184,7 +1296,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1308,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1321,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -1227,7 +1339,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1351,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1364,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type ListBrokersRequest struct {
@@ -1263,7 +1375,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1387,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1400,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 type ListBrokersResponse struct {
@@ -1301,7 +1413,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1425,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1438,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -1346,7 +1458,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1470,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1483,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -1390,7 +1502,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1514,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1527,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -1436,7 +1548,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1560,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1573,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -1487,7 +1599,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1611,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1624,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -1535,7 +1647,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1659,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1672,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -1593,7 +1705,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1717,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,12 +1730,109 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
 	if x != nil {
 		return x.Topic
+	}
+	return nil
+}
+
+type SetBrokerCapacityRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// msg/s, 1 .. 10^9; 0: what the broker says hello with.
+	Mcap          int64 `protobuf:"varint,2,opt,name=mcap,proto3" json:"mcap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBrokerCapacityRequest) Reset() {
+	*x = SetBrokerCapacityRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBrokerCapacityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBrokerCapacityRequest) ProtoMessage() {}
+
+func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
+func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SetBrokerCapacityRequest) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *SetBrokerCapacityRequest) GetMcap() int64 {
+	if x != nil {
+		return x.Mcap
+	}
+	return 0
+}
+
+type SetBrokerCapacityResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        *Broker                `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBrokerCapacityResponse) Reset() {
+	*x = SetBrokerCapacityResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBrokerCapacityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBrokerCapacityResponse) ProtoMessage() {}
+
+func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
+func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
+	if x != nil {
+		return x.Broker
 	}
 	return nil
 }
@@ -1689,7 +1898,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12,\n" +
 	"\x06quotas\x18\x04 \x03(\v2\x14.srtm.v1.BrokerQuotaR\x06quotas\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12,\n" +
-	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\"\xfa\x01\n" +
+	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\"\xcc\x02\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtcp_address\x18\x02 \x01(\tR\n" +
@@ -1700,12 +1909,25 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\tconnected\x18\x06 \x01(\bR\tconnected\x12\x18\n" +
 	"\aversion\x18\a \x01(\tR\aversion\x12\x1a\n" +
 	"\bdraining\x18\b \x01(\bR\bdraining\x12\x16\n" +
-	"\x06topics\x18\t \x03(\tR\x06topics\"J\n" +
+	"\x06topics\x18\t \x03(\tR\x06topics\x12'\n" +
+	"\x0fconfigured_mcap\x18\n" +
+	" \x01(\x03R\x0econfiguredMcap\x12'\n" +
+	"\x0fcalibrated_mcap\x18\v \x01(\x03R\x0ecalibratedMcap\"m\n" +
 	"\n" +
 	"Infeasible\x12\x14\n" +
 	"\x05bound\x18\x01 \x01(\tR\x05bound\x12\x12\n" +
 	"\x04need\x18\x02 \x01(\x03R\x04need\x12\x12\n" +
-	"\x04have\x18\x03 \x01(\x03R\x04have\"e\n" +
+	"\x04have\x18\x03 \x01(\x03R\x04have\x12!\n" +
+	"\x04fits\x18\x04 \x01(\v2\r.srtm.v1.FitsR\x04fits\"\x94\x01\n" +
+	"\x04Fits\x12\x12\n" +
+	"\x04rate\x18\x01 \x01(\x03R\x04rate\x12\x14\n" +
+	"\x05burst\x18\x02 \x01(\x03R\x05burst\x12\x1e\n" +
+	"\n" +
+	"publishers\x18\x03 \x01(\x03R\n" +
+	"publishers\x12!\n" +
+	"\fmore_brokers\x18\x04 \x01(\x03R\vmoreBrokers\x12\x1f\n" +
+	"\vbroker_mcap\x18\x05 \x01(\x03R\n" +
+	"brokerMcap\"e\n" +
 	"\x12CreateTopicRequest\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x80\x01\n" +
@@ -1745,7 +1967,12 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\rpublisher_ids\x18\x02 \x03(\tR\fpublisherIds\x12\x1b\n" +
 	"\tbroker_id\x18\x03 \x01(\tR\bbrokerId\">\n" +
 	"\x16MovePublishersResponse\x12$\n" +
-	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic*\xa9\x01\n" +
+	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"K\n" +
+	"\x18SetBrokerCapacityRequest\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
+	"\x04mcap\x18\x02 \x01(\x03R\x04mcap\"D\n" +
+	"\x19SetBrokerCapacityResponse\x12'\n" +
+	"\x06broker\x18\x01 \x01(\v2\x0f.srtm.v1.BrokerR\x06broker*\xa9\x01\n" +
 	"\n" +
 	"TopicState\x12\x1b\n" +
 	"\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -1753,7 +1980,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\xdd\x04\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x052\xb9\x05\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -1763,7 +1990,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\vListBrokers\x12\x1b.srtm.v1.ListBrokersRequest\x1a\x1c.srtm.v1.ListBrokersResponse\x12H\n" +
 	"\vUpdateTopic\x12\x1b.srtm.v1.UpdateTopicRequest\x1a\x1c.srtm.v1.UpdateTopicResponse\x12H\n" +
 	"\vDrainBroker\x12\x1b.srtm.v1.DrainBrokerRequest\x1a\x1c.srtm.v1.DrainBrokerResponse\x12Q\n" +
-	"\x0eMovePublishers\x12\x1e.srtm.v1.MovePublishersRequest\x1a\x1f.srtm.v1.MovePublishersResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\x0eMovePublishers\x12\x1e.srtm.v1.MovePublishersRequest\x1a\x1f.srtm.v1.MovePublishersResponse\x12Z\n" +
+	"\x11SetBrokerCapacity\x12!.srtm.v1.SetBrokerCapacityRequest\x1a\".srtm.v1.SetBrokerCapacityResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admin_proto_rawDescOnce sync.Once
@@ -1778,92 +2006,99 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_srtm_v1_admin_proto_goTypes = []any{
-	(TopicState)(0),                // 0: srtm.v1.TopicState
-	(*TopicSpec)(nil),              // 1: srtm.v1.TopicSpec
-	(*BrokerQuota)(nil),            // 2: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),      // 3: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),            // 4: srtm.v1.TopicStatus
-	(*Fit)(nil),                    // 5: srtm.v1.Fit
-	(*FitRounds)(nil),              // 6: srtm.v1.FitRounds
-	(*Topic)(nil),                  // 7: srtm.v1.Topic
-	(*Broker)(nil),                 // 8: srtm.v1.Broker
-	(*Infeasible)(nil),             // 9: srtm.v1.Infeasible
-	(*CreateTopicRequest)(nil),     // 10: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),    // 11: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),        // 12: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),       // 13: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),      // 14: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),     // 15: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),     // 16: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),    // 17: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),     // 18: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),    // 19: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),     // 20: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),    // 21: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),     // 22: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),    // 23: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),  // 24: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil), // 25: srtm.v1.MovePublishersResponse
-	nil,                            // 26: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),               // 27: srtm.v1.Contract
-	(*Publisher)(nil),              // 28: srtm.v1.Publisher
-	(*PublisherGroup)(nil),         // 29: srtm.v1.PublisherGroup
-	(*Share)(nil),                  // 30: srtm.v1.Share
-	(*TopicStats)(nil),             // 31: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),    // 32: google.protobuf.Duration
+	(TopicState)(0),                   // 0: srtm.v1.TopicState
+	(*TopicSpec)(nil),                 // 1: srtm.v1.TopicSpec
+	(*BrokerQuota)(nil),               // 2: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),         // 3: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),               // 4: srtm.v1.TopicStatus
+	(*Fit)(nil),                       // 5: srtm.v1.Fit
+	(*FitRounds)(nil),                 // 6: srtm.v1.FitRounds
+	(*Topic)(nil),                     // 7: srtm.v1.Topic
+	(*Broker)(nil),                    // 8: srtm.v1.Broker
+	(*Infeasible)(nil),                // 9: srtm.v1.Infeasible
+	(*Fits)(nil),                      // 10: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),        // 11: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 12: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),           // 13: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),          // 14: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),         // 15: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 16: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),        // 17: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 18: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),        // 19: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),       // 20: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),        // 21: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),       // 22: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),        // 23: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),       // 24: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),     // 25: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),    // 26: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),  // 27: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil), // 28: srtm.v1.SetBrokerCapacityResponse
+	nil,                               // 29: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),                  // 30: srtm.v1.Contract
+	(*Publisher)(nil),                 // 31: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 32: srtm.v1.PublisherGroup
+	(*Share)(nil),                     // 33: srtm.v1.Share
+	(*TopicStats)(nil),                // 34: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),       // 35: google.protobuf.Duration
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	27, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	28, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	29, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	26, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	30, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	30, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	31, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	31, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	32, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	30, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	31, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	32, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	29, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	33, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	33, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	34, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	34, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	35, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	3,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	31, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	34, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	5,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
 	6,  // 12: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	32, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	35, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
 	1,  // 14: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 15: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	2,  // 16: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
 	4,  // 17: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	1,  // 18: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 19: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	7,  // 20: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	7,  // 21: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	7,  // 22: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	8,  // 23: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	1,  // 24: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	7,  // 25: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 26: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	7,  // 27: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	10, // 28: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	12, // 29: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	14, // 30: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	16, // 31: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	18, // 32: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	20, // 33: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	22, // 34: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	24, // 35: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	11, // 36: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	13, // 37: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	15, // 38: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	17, // 39: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	19, // 40: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	21, // 41: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	23, // 42: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	25, // 43: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	36, // [36:44] is the sub-list for method output_type
-	28, // [28:36] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	10, // 18: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	1,  // 19: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 20: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	7,  // 21: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	7,  // 22: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	7,  // 23: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	8,  // 24: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	1,  // 25: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	7,  // 26: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 27: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	7,  // 28: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 29: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	11, // 30: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	13, // 31: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	15, // 32: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	17, // 33: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	19, // 34: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	21, // 35: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	23, // 36: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	25, // 37: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	27, // 38: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	12, // 39: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	14, // 40: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	16, // 41: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	18, // 42: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	20, // 43: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	22, // 44: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	24, // 45: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	26, // 46: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	28, // 47: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	39, // [39:48] is the sub-list for method output_type
+	30, // [30:39] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -1880,7 +2115,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   26,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

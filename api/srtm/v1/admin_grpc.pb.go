@@ -19,14 +19,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_CreateTopic_FullMethodName    = "/srtm.v1.AdminService/CreateTopic"
-	AdminService_GetTopic_FullMethodName       = "/srtm.v1.AdminService/GetTopic"
-	AdminService_ListTopics_FullMethodName     = "/srtm.v1.AdminService/ListTopics"
-	AdminService_DeleteTopic_FullMethodName    = "/srtm.v1.AdminService/DeleteTopic"
-	AdminService_ListBrokers_FullMethodName    = "/srtm.v1.AdminService/ListBrokers"
-	AdminService_UpdateTopic_FullMethodName    = "/srtm.v1.AdminService/UpdateTopic"
-	AdminService_DrainBroker_FullMethodName    = "/srtm.v1.AdminService/DrainBroker"
-	AdminService_MovePublishers_FullMethodName = "/srtm.v1.AdminService/MovePublishers"
+	AdminService_CreateTopic_FullMethodName       = "/srtm.v1.AdminService/CreateTopic"
+	AdminService_GetTopic_FullMethodName          = "/srtm.v1.AdminService/GetTopic"
+	AdminService_ListTopics_FullMethodName        = "/srtm.v1.AdminService/ListTopics"
+	AdminService_DeleteTopic_FullMethodName       = "/srtm.v1.AdminService/DeleteTopic"
+	AdminService_ListBrokers_FullMethodName       = "/srtm.v1.AdminService/ListBrokers"
+	AdminService_UpdateTopic_FullMethodName       = "/srtm.v1.AdminService/UpdateTopic"
+	AdminService_DrainBroker_FullMethodName       = "/srtm.v1.AdminService/DrainBroker"
+	AdminService_MovePublishers_FullMethodName    = "/srtm.v1.AdminService/MovePublishers"
+	AdminService_SetBrokerCapacity_FullMethodName = "/srtm.v1.AdminService/SetBrokerCapacity"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -78,6 +79,11 @@ type AdminServiceClient interface {
 	// MovePublishers moves publishers of a topic to a broker, with their part of
 	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.
 	MovePublishers(ctx context.Context, in *MovePublishersRequest, opts ...grpc.CallOption) (*MovePublishersResponse, error)
+	// SetBrokerCapacity gives a broker an mcap that stands over the one it says
+	// hello with, until it is unset; it outlives both programs' restarts. Lower
+	// than what is promised already, it degrades the topics there and nothing new
+	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
+	SetBrokerCapacity(ctx context.Context, in *SetBrokerCapacityRequest, opts ...grpc.CallOption) (*SetBrokerCapacityResponse, error)
 }
 
 type adminServiceClient struct {
@@ -177,6 +183,16 @@ func (c *adminServiceClient) MovePublishers(ctx context.Context, in *MovePublish
 	return out, nil
 }
 
+func (c *adminServiceClient) SetBrokerCapacity(ctx context.Context, in *SetBrokerCapacityRequest, opts ...grpc.CallOption) (*SetBrokerCapacityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetBrokerCapacityResponse)
+	err := c.cc.Invoke(ctx, AdminService_SetBrokerCapacity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -226,6 +242,11 @@ type AdminServiceServer interface {
 	// MovePublishers moves publishers of a topic to a broker, with their part of
 	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.
 	MovePublishers(context.Context, *MovePublishersRequest) (*MovePublishersResponse, error)
+	// SetBrokerCapacity gives a broker an mcap that stands over the one it says
+	// hello with, until it is unset; it outlives both programs' restarts. Lower
+	// than what is promised already, it degrades the topics there and nothing new
+	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
+	SetBrokerCapacity(context.Context, *SetBrokerCapacityRequest) (*SetBrokerCapacityResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -259,6 +280,9 @@ func (UnimplementedAdminServiceServer) DrainBroker(context.Context, *DrainBroker
 }
 func (UnimplementedAdminServiceServer) MovePublishers(context.Context, *MovePublishersRequest) (*MovePublishersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MovePublishers not implemented")
+}
+func (UnimplementedAdminServiceServer) SetBrokerCapacity(context.Context, *SetBrokerCapacityRequest) (*SetBrokerCapacityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetBrokerCapacity not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -418,6 +442,24 @@ func _AdminService_MovePublishers_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_SetBrokerCapacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetBrokerCapacityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetBrokerCapacity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetBrokerCapacity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetBrokerCapacity(ctx, req.(*SetBrokerCapacityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -452,6 +494,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MovePublishers",
 			Handler:    _AdminService_MovePublishers_Handler,
+		},
+		{
+			MethodName: "SetBrokerCapacity",
+			Handler:    _AdminService_SetBrokerCapacity_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
