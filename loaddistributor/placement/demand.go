@@ -133,11 +133,7 @@ func (d Demand) rateMilli() int64 {
 // Expand returns the publishers, those of the groups after those declared one
 // by one, in the order given. Requires: d is valid.
 func (d Demand) Expand() []Publisher {
-	n := len(d.Publishers)
-	for _, g := range d.Groups {
-		n += g.Count
-	}
-	all := make([]Publisher, 0, n)
+	all := make([]Publisher, 0, d.count())
 	all = append(all, d.Publishers...)
 	for _, g := range d.Groups {
 		prefix := g.name() + "."
@@ -146,6 +142,15 @@ func (d Demand) Expand() []Publisher {
 		}
 	}
 	return all
+}
+
+// count is how many publishers there are.
+func (d Demand) count() int {
+	n := len(d.Publishers)
+	for _, g := range d.Groups {
+		n += g.Count
+	}
+	return n
 }
 
 // Validate returns all faults of d at once, as FieldErrors, or nil.

@@ -170,19 +170,19 @@ func TestInfeasible(t *testing.T) {
 		want    placement.Infeasible
 	}{
 		{"nobody", nil, "srtm", placement.Demand{Rate: 5, Burst: 1}, placement.Infeasible{Bound: "brokers", Need: 1, Have: 0}},
-		{"too little", two, "srtm", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100}},
-		{"too little, conc", two, "conc", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100}},
-		{"too little, loadbalance", two, "loadbalance", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100}},
-		{"all are full", []placement.Broker{{ID: "a", Mcap: 1, Allocated: 5}}, "srtm", placement.Demand{Rate: 1, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 1, Have: 0}},
-		{"b < k", two, "srtm", placement.Demand{Rate: 61, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1}},
-		{"b < k, conc", two, "conc", placement.Demand{Rate: 61, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1}},
-		{"b < n, loadbalance", two, "loadbalance", placement.Demand{Rate: 10, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1}},
+		{"too little", two, "srtm", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100, Fits: placement.Fits{Rate: 100, MoreBrokers: 1, Mcap: 50}}},
+		{"too little, conc", two, "conc", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100, Fits: placement.Fits{Rate: 100, MoreBrokers: 1, Mcap: 50}}},
+		{"too little, loadbalance", two, "loadbalance", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100, Fits: placement.Fits{Rate: 100, MoreBrokers: 1, Mcap: 50}}},
+		{"all are full", []placement.Broker{{ID: "a", Mcap: 1, Allocated: 5}}, "srtm", placement.Demand{Rate: 1, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 1, Have: 0, Fits: placement.Fits{MoreBrokers: 1, Mcap: 1}}},
+		{"b < k", two, "srtm", placement.Demand{Rate: 61, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Burst: 2}}},
+		{"b < k, conc", two, "conc", placement.Demand{Rate: 61, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Burst: 2}}},
+		{"b < n, loadbalance", two, "loadbalance", placement.Demand{Rate: 10, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1, Fits: placement.Fits{Rate: 1, Burst: 2}}},
 		{"fewer publishers than brokers needed", two, "srtm",
-			placement.Demand{Rate: 61, Burst: 9, Publishers: []placement.Publisher{{ID: "p", Rate: 61}}}, placement.Infeasible{Bound: "publishers", Need: 2, Have: 1}},
+			placement.Demand{Rate: 61, Burst: 9, Publishers: []placement.Publisher{{ID: "p", Rate: 61}}}, placement.Infeasible{Bound: "publishers", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Publishers: 2}}},
 		{"the same, loadbalance", two, "loadbalance",
-			placement.Demand{Rate: 61, Burst: 9, Publishers: []placement.Publisher{{ID: "p", Rate: 61}}}, placement.Infeasible{Bound: "publishers", Need: 2, Have: 1}},
+			placement.Demand{Rate: 61, Burst: 9, Publishers: []placement.Publisher{{ID: "p", Rate: 61}}}, placement.Infeasible{Bound: "publishers", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Publishers: 2}}},
 		{"capacity near the end of the range", []placement.Broker{{ID: "a", Mcap: 5}, {ID: "b", Mcap: math.MaxInt64, Allocated: math.MaxInt64 - 5}},
-			"srtm", placement.Demand{Rate: placement.MaxRate, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: placement.MaxRate, Have: 10}},
+			"srtm", placement.Demand{Rate: placement.MaxRate, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: placement.MaxRate, Have: 10, Fits: placement.Fits{Rate: 10}}},
 	} {
 		c.demand.Topic = "t"
 		plan, err := placement.Place(c.policy, c.brokers, c.demand, seeded(1))

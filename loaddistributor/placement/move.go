@@ -42,12 +42,17 @@ func Replace(policy string, brokers []Broker, at func(publisher string) string, 
 		for n, i := range chosen {
 			some[n] = brokers[i]
 		}
-		plan, err := Place(policy, some, d, rng)
+		plan, err := place(policy, some, d, rng)
 		if err == nil {
 			return keep(plan, publishers, at), nil
 		}
-		if len(others) == 0 || !errors.As(err, new(*Infeasible)) {
+		var bound *Infeasible
+		if !errors.As(err, &bound) {
 			return Plan{}, err
+		}
+		if len(others) == 0 {
+			bound.Fits = fitting(policy, some, d, len(publishers))
+			return Plan{}, bound
 		}
 		chosen, others = append(chosen, others[0]), others[1:]
 	}
@@ -198,7 +203,7 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 		rates[n] = q.Rate
 	}
 	if int64(shifted.K) > d.Burst {
-		return Plan{}, &Infeasible{Bound: "burst", Need: int64(shifted.K), Have: d.Burst}
+		return Plan{}, &Infeasible{Bound: "burst", Need: int64(shifted.K), Have: d.Burst, Fits: Fits{Burst: int64(shifted.K)}}
 	}
 	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, rates)
 	if err != nil {
@@ -223,7 +228,7 @@ func WithRetiring(plan Plan, retiring int) (quotas, rest []tokenbucket.Share, er
 		b += q.Share.Burst
 	}
 	if all := int64(len(quotas) + retiring); b < all {
-		return nil, nil, &Infeasible{Bound: "burst", Need: all, Have: b}
+		return nil, nil, &Infeasible{Bound: "burst", Need: all, Have: b, Fits: Fits{Burst: all}}
 	}
 	for range retiring {
 		// A twentieth of a fair part: what is left is little, or it would not have

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -69,19 +70,30 @@ type Infeasible struct {
 	//	              one would hold a part of the contract that nobody can use
 	Bound      string
 	Need, Have int64
+	// Fits is what there would be a placement for; zero where nothing helps by
+	// itself, or it was not asked (Shift, WithRetiring).
+	Fits Fits
 }
 
 func (e *Infeasible) Error() string {
+	text := "infeasible: " + e.bound()
+	if fits := e.Fits.String(); fits != "" {
+		text += "; what would fit: " + fits
+	}
+	return text
+}
+
+func (e *Infeasible) bound() string {
 	switch e.Bound {
 	case "brokers":
 		if e.Have == 0 {
-			return "infeasible: there are no brokers"
+			return "there are no brokers"
 		}
-		return fmt.Sprintf("infeasible: %d brokers are needed, and %d have capacity left", e.Need, e.Have)
+		return fmt.Sprintf("%d brokers are needed, and %d have capacity left", e.Need, e.Have)
 	case "rcap":
-		return fmt.Sprintf("infeasible: %d msg/s asked for, the brokers have %d left", e.Need, e.Have)
+		return fmt.Sprintf("%d msg/s asked for, the brokers have %d left", e.Need, e.Have)
 	default:
-		return fmt.Sprintf("infeasible: %d brokers are needed, and %s is %d", e.Need, e.Bound, e.Have)
+		return fmt.Sprintf("%d brokers are needed, and %s is %d", e.Need, e.Bound, e.Have)
 	}
 }
 
@@ -95,6 +107,16 @@ func (e *Infeasible) Error() string {
 // policy, the brokers and the demand) or *Infeasible; there is never a partial
 // plan.
 func Place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
+	plan, err := place(policy, brokers, d, rng)
+	var bound *Infeasible
+	if errors.As(err, &bound) {
+		bound.Fits = fitting(policy, brokers, d, d.count())
+	}
+	return plan, err
+}
+
+// place is Place without what would fit.
+func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
 	var faults FieldErrors
 	if !slices.Contains(Policies(), policy) {
 		faults.add("policy", "%q is not one of %s", policy, strings.Join(Policies(), ", "))

@@ -175,7 +175,7 @@ func TestAtLeast(t *testing.T) {
 	d := sensors(4000)
 	d.AtLeast = 5 // brokers 5 and 6 are full
 	_, err := placement.Place("srtm", paper(), d, nil)
-	if want := (&placement.Infeasible{Bound: "brokers", Need: 5, Have: 4}); !reflect.DeepEqual(err, want) {
+	if want := (&placement.Infeasible{Bound: "brokers", Need: 5, Have: 4, Fits: placement.Fits{MoreBrokers: 1, Mcap: 64_000}}); !reflect.DeepEqual(err, want) {
 		t.Errorf("over at least 5 of 4: %v, want %v", err, want)
 	}
 	d.AtLeast = -1

@@ -132,7 +132,7 @@ func coded(code codes.Code, reason string, err error) error {
 	case errors.As(err, &message):
 		details = append(details, faults{{message.Field, message.Problem}}.proto())
 	case errors.As(err, &infeasible):
-		details = append(details, &srtmv1.Infeasible{Bound: infeasible.Bound, Need: infeasible.Need, Have: infeasible.Have})
+		details = append(details, infeasibleProto(infeasible))
 	}
 	s := status.New(code, err.Error())
 	with, detailErr := s.WithDetails(details...)
@@ -140,6 +140,16 @@ func coded(code codes.Code, reason string, err error) error {
 		return s.Err() // the code and the text stand without them
 	}
 	return with.Err()
+}
+
+func infeasibleProto(i *placement.Infeasible) *srtmv1.Infeasible {
+	p := &srtmv1.Infeasible{Bound: i.Bound, Need: i.Need, Have: i.Have}
+	if f := i.Fits; f != (placement.Fits{}) {
+		p.Fits = &srtmv1.Fits{
+			Rate: f.Rate, Burst: f.Burst, Publishers: f.Publishers, MoreBrokers: f.MoreBrokers, BrokerMcap: f.Mcap,
+		}
+	}
+	return p
 }
 
 // fault is one thing wrong with a request. The field is a path in the request

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/duplex"
@@ -169,16 +170,27 @@ func TestOtherErrors(t *testing.T) {
 }
 
 func TestInfeasibleCarriesItsBound(t *testing.T) {
-	s := status.Convert(toStatus(&placement.Infeasible{Bound: "rcap", Need: 80, Have: 50}))
-	for _, d := range s.Details() {
-		if i, ok := d.(*srtmv1.Infeasible); ok {
-			if i.Bound != "rcap" || i.Need != 80 || i.Have != 50 {
-				t.Errorf("got %v", i)
+	details := func(i placement.Infeasible) *srtmv1.Infeasible {
+		for _, d := range status.Convert(toStatus(&i)).Details() {
+			if p, ok := d.(*srtmv1.Infeasible); ok {
+				return p
 			}
-			return
 		}
+		t.Fatal("no Infeasible among the details")
+		return nil
 	}
-	t.Error("no Infeasible among the details")
+	i := details(placement.Infeasible{
+		Bound: "rcap", Need: 80, Have: 50, Fits: placement.Fits{Rate: 1, Burst: 2, Publishers: 3, MoreBrokers: 4, Mcap: 5},
+	})
+	want := &srtmv1.Infeasible{
+		Bound: "rcap", Need: 80, Have: 50, Fits: &srtmv1.Fits{Rate: 1, Burst: 2, Publishers: 3, MoreBrokers: 4, BrokerMcap: 5},
+	}
+	if !proto.Equal(i, want) {
+		t.Errorf("got %v, want %v", i, want)
+	}
+	if i := details(placement.Infeasible{Bound: "brokers", Need: 1}); i.Fits != nil {
+		t.Errorf("got %v, where nothing fits", i)
+	}
 }
 
 func TestManyFaultsAreBounded(t *testing.T) {

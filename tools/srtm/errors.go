@@ -11,6 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
 // exitInfeasible is the exit code where a topic has no room on the brokers.
@@ -40,7 +41,7 @@ func explain(err error) error {
 		case *srtmv1.Infeasible:
 			return lifecycle.ExitError{
 				Code: exitInfeasible,
-				Err:  fmt.Errorf("infeasible: %s: need %d, have %d", d.GetBound(), d.GetNeed(), d.GetHave()),
+				Err:  fmt.Errorf("infeasible: %s: need %d, have %d%s", d.GetBound(), d.GetNeed(), d.GetHave(), wouldFit(d.GetFits())),
 			}
 		}
 	}
@@ -52,4 +53,15 @@ func explain(err error) error {
 		return fmt.Errorf("the request has %d faults:\n  %s", len(faults), strings.Join(faults, "\n  "))
 	}
 	return errors.New(s.Message())
+}
+
+// wouldFit continues what is infeasible.
+func wouldFit(f *srtmv1.Fits) string {
+	fits := placement.Fits{
+		Rate: f.GetRate(), Burst: f.GetBurst(), Publishers: f.GetPublishers(), MoreBrokers: f.GetMoreBrokers(), Mcap: f.GetBrokerMcap(),
+	}.String()
+	if fits == "" {
+		return ""
+	}
+	return "; what would fit: " + fits
 }

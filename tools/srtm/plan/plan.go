@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,6 +43,7 @@ type answer struct {
 	K          int         `json:"k"`
 	Quotas     []quota     `json:"quotas"`
 	Infeasible *infeasible `json:"infeasible"`
+	Fits       *fits       `json:"fits,omitempty"` // with infeasible: what would
 }
 
 type quota struct {
@@ -59,6 +61,15 @@ type infeasible struct {
 	Need  int64  `json:"need"`
 	Have  int64  `json:"have"`
 	Bound string `json:"bound"`
+}
+
+// fits is placement.Fits: each field by itself, 0 where it does not help.
+type fits struct {
+	Rate        int64 `json:"rate"`
+	Burst       int64 `json:"burst"`
+	Publishers  int64 `json:"publishers"`
+	MoreBrokers int64 `json:"more_brokers"`
+	BrokerMcap  int64 `json:"broker_mcap"`
 }
 
 // Command returns `srtm plan`. Its errors are *ExitError, except those of flags
@@ -81,7 +92,8 @@ A topic may also list "publishers": [{"id": "p1", "key": "g1", "rate": 10}], or
 have neither: then only quotas and shares are planned.
 
 Exit codes: 0 a plan was found, 1 the input is bad, 2 a flag is, 3 nothing fits
-(the output says which bound was met).`,
+(the output says which bound was met, and what would fit: of r, b, the number of
+publishers and that of brokers, each by itself).`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -151,7 +163,9 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 		a.Quotas = append(a.Quotas, out)
 	}
 	if bound != nil {
+		f := bound.Fits
 		a.Infeasible = &infeasible{Need: bound.Need, Have: bound.Have, Bound: bound.Bound}
+		a.Fits = &fits{f.Rate, f.Burst, f.Publishers, f.MoreBrokers, f.Mcap}
 	}
 	if output == "json" {
 		e := json.NewEncoder(w)
@@ -159,7 +173,7 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 		e.SetEscapeHTML(false)
 		err = e.Encode(a)
 	} else {
-		err = table(w, a, s.demand.Topic)
+		err = table(w, a, s.demand.Topic, bound)
 	}
 	if err != nil {
 		return &ExitError{Code: CodeBadInput, Err: fmt.Errorf("write the plan: %w", err)}
@@ -170,10 +184,10 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 	return nil
 }
 
-func table(w io.Writer, a answer, topic string) error {
-	if a.Infeasible != nil {
-		_, err := fmt.Fprintf(w, "topic %s, policy %s: nothing fits\nbound %s: need %d, have %d\n",
-			topic, a.Policy, a.Infeasible.Bound, a.Infeasible.Need, a.Infeasible.Have)
+func table(w io.Writer, a answer, topic string, bound *placement.Infeasible) error {
+	if bound != nil {
+		_, err := fmt.Fprintf(w, "topic %s, policy %s: nothing fits\nbound %s: need %d, have %d\nwhat would fit: %s\n",
+			topic, a.Policy, bound.Bound, bound.Need, bound.Have, cmp.Or(bound.Fits.String(), "nothing by itself"))
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -95,6 +95,13 @@ func TestTheJSONHasExactlyTheFieldsPromised(t *testing.T) {
 				Have  *int64  `json:"have"`
 				Bound *string `json:"bound"`
 			} `json:"infeasible"`
+			Fits *struct {
+				Rate        *int64 `json:"rate"`
+				Burst       *int64 `json:"burst"`
+				Publishers  *int64 `json:"publishers"`
+				MoreBrokers *int64 `json:"more_brokers"`
+				BrokerMcap  *int64 `json:"broker_mcap"`
+			} `json:"fits"`
 		}
 		if err := d.Decode(&got); err != nil {
 			t.Fatalf("%s: %v in\n%s", file, err, out)
@@ -110,6 +117,10 @@ func TestTheJSONHasExactlyTheFieldsPromised(t *testing.T) {
 		}
 		if i := got.Infeasible; i != nil && (i.Need == nil || i.Have == nil || i.Bound == nil) {
 			t.Errorf("%s: infeasible lacks a field in\n%s", file, out)
+		}
+		if f := got.Fits; (f != nil) != (got.Infeasible != nil) ||
+			f != nil && (f.Rate == nil || f.Burst == nil || f.Publishers == nil || f.MoreBrokers == nil || f.BrokerMcap == nil) {
+			t.Errorf("%s: fits lacks a field, or is there alone, in\n%s", file, out)
 		}
 	}
 }
