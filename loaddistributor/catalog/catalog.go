@@ -79,8 +79,10 @@ type Broker struct {
 	ID, Instance            string
 	TCPAddress, HTTPAddress string
 	Hostname, Version       string
-	Mcap, Allocated         int64 // msg/s
-	Connected               bool
+	// Mcap is Calibrated, or Configured where that is 0: what it said hello with.
+	Mcap, Configured, Calibrated int64 // msg/s
+	Allocated                    int64 // msg/s
+	Connected                    bool
 	// Draining: nothing new is placed on it, and what it has moves away.
 	Draining bool
 }
@@ -172,6 +174,8 @@ func (c *Catalog) Apply(e Event) ([]Effect, error) {
 		return c.leftoverRemoved(e)
 	case BrokerDraining:
 		return c.brokerDraining(e)
+	case BrokerCalibrated:
+		return c.brokerCalibrated(e)
 	case TopicMoving:
 		return c.topicMoving(e)
 	case TopicMoved:
@@ -204,8 +208,8 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 	moved := b.TCPAddress != e.TCPAddress || b.HTTPAddress != e.HTTPAddress
 	b.Broker = Broker{
 		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
-		Hostname: e.Hostname, Version: e.Version, Mcap: e.Mcap, Allocated: b.Allocated, Connected: true,
-		Draining: b.Draining,
+		Hostname: e.Hostname, Version: e.Version, Allocated: b.Allocated, Connected: true, Draining: b.Draining,
+		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated,
 	}
 	var effects []Effect
 	for _, name := range sorted(b.topics) {
@@ -219,6 +223,20 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 		}
 	}
 	return append(effects, c.changes(before)...), nil
+}
+
+func (c *Catalog) brokerCalibrated(e BrokerCalibrated) ([]Effect, error) {
+	b := c.brokers[e.ID]
+	if b == nil {
+		return nil, fmt.Errorf("capacity of broker %q: %w", e.ID, ErrBrokerUnknown)
+	}
+	if e.Mcap < 0 {
+		return nil, fmt.Errorf("capacity of broker %q: %d msg/s is negative", e.ID, e.Mcap)
+	}
+	c.version++
+	before := c.states(b.topics)
+	b.Calibrated, b.Mcap = e.Mcap, cmp.Or(e.Mcap, b.Configured)
+	return c.changes(before), nil
 }
 
 func (c *Catalog) brokerLeft(e BrokerLeft) ([]Effect, error) {

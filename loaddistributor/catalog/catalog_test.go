@@ -505,7 +505,7 @@ func TestAnyHistory(t *testing.T) {
 		names := rapid.SampledFrom([]string{"t1", "t2", "t3"})
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			broker, name := brokers.Draw(t, "broker"), names.Draw(t, "topic")
-			switch rapid.IntRange(0, 12).Draw(t, "kind") {
+			switch rapid.IntRange(0, 13).Draw(t, "kind") {
 			case 0, 1:
 				e := joined(broker, rapid.Int64Range(1, 80).Draw(t, "mcap"))
 				e.TCPAddress = rapid.SampledFrom([]string{"x:1", "y:1"}).Draw(t, "address")
@@ -532,6 +532,8 @@ func TestAnyHistory(t *testing.T) {
 						}
 					}
 				}
+			case 13:
+				_ = apply(BrokerCalibrated{broker, rapid.Int64Range(-1, 120).Draw(t, "calibrated")})
 			case 5, 6:
 				_ = apply(MemberPrepared{name, broker})
 			case 7:
@@ -623,4 +625,47 @@ func fingerprint(c *Catalog) string {
 		fmt.Fprintln(&b, x.Broker, x.topics, x.retiring, x.leftovers, x.leftAt)
 	}
 	return b.String()
+}
+
+// What was calibrated stands over what the broker says, until it is taken back,
+// and a topic that was promised more is degraded meanwhile.
+func TestACalibratedBroker(t *testing.T) {
+	w := newWorld(t)
+	w.must(joined("b1", 100))
+	w.active(spec("t", 8, 60))
+	mcap := func(want, configured, calibrated int64) {
+		t.Helper()
+		if b, _ := w.Broker("b1"); b.Mcap != want || b.Configured != configured || b.Calibrated != calibrated {
+			t.Errorf("%+v, want %d of %d and %d", b, want, configured, calibrated)
+		}
+		if s := w.Snapshot(); len(s) == 1 && s[0].Mcap != want {
+			t.Errorf("placed by %d, want %d", s[0].Mcap, want)
+		}
+	}
+	w.must(BrokerCalibrated{"b1", 50})
+	mcap(50, 100, 50)
+	if state, reason := w.state("t"); state != Degraded || !strings.Contains(reason, "carries 50 msg/s, less than the 60 promised") {
+		t.Errorf("%v: %s", state, reason)
+	}
+	w.must(BrokerLeft{"b1"})
+	w.must(joined("b1", 200))
+	mcap(50, 200, 50)
+	loaded, err := Load(w.Dump())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = world{t, loaded}
+	mcap(50, 200, 50)
+	w.must(BrokerCalibrated{ID: "b1"})
+	mcap(200, 200, 0)
+	w.must(MemberPrepared{"t", "b1"})
+	if state, reason := w.state("t"); state != Active {
+		t.Errorf("%v: %s", state, reason)
+	}
+	if _, err := w.Apply(BrokerCalibrated{"nobody", 5}); !errors.Is(err, ErrBrokerUnknown) {
+		t.Errorf("an unknown broker: %v", err)
+	}
+	if _, err := w.Apply(BrokerCalibrated{"b1", -1}); err == nil {
+		t.Error("a negative capacity")
+	}
 }

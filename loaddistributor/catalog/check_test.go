@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -63,6 +64,9 @@ func (c *Catalog) check() {
 	for id, b := range c.brokers {
 		if b.Allocated != allocated[id] || b.ID != id {
 			panic(fmt.Sprintf("broker %s: allocated %d, its quotas sum to %d", id, b.Allocated, allocated[id]))
+		}
+		if b.Mcap != cmp.Or(b.Calibrated, b.Configured) || b.Configured <= 0 || b.Calibrated < 0 {
+			panic(fmt.Sprintf("broker %s: mcap %d of %d configured, %d calibrated", id, b.Mcap, b.Configured, b.Calibrated))
 		}
 		for name := range b.topics {
 			if t := c.topics[name]; t == nil || !slices.Contains(c.view(t).Holders(), id) {

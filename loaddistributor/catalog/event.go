@@ -72,6 +72,14 @@ type BrokerDraining struct {
 	Draining bool
 }
 
+// BrokerCalibrated: an mcap, msg/s, that stands over the one the broker says hello
+// with; 0 ends that. It may be lower than what is promised already, as that of
+// BrokerJoined may. It is forgotten with the broker (MaxGone).
+type BrokerCalibrated struct {
+	ID   string
+	Mcap int64
+}
+
 // TopicMoving begins a move of an active topic to another plan, perhaps of
 // another specification under the same name: it reserves what the new plan
 // takes beside the old one. Make it with NewTopicMoving.
@@ -102,6 +110,7 @@ type Restarted struct{}
 
 func (BrokerJoined) event()            {}
 func (BrokerDraining) event()          {}
+func (BrokerCalibrated) event()        {}
 func (TopicMoving) event()             {}
 func (TopicMoved) event()              {}
 func (TopicMoveAborted) event()        {}

@@ -384,6 +384,16 @@ func infeasible(err error) []any {
 	return nil
 }
 
+// fits returns what an error says would fit.
+func fits(err error) *srtmv1.Fits {
+	for _, d := range status.Convert(err).Details() {
+		if i, ok := d.(*srtmv1.Infeasible); ok {
+			return i.Fits
+		}
+	}
+	return nil
+}
+
 // gate is an adaptor that fails SetContract when it is told to.
 type gate struct {
 	controller.Adaptor

@@ -194,6 +194,50 @@ var _ = Describe("A broker that drains", func() {
 	})
 })
 
+var _ = Describe("A broker's capacity", func() {
+	It("is what was calibrated, also after a restart of either side, until it is taken back", func() {
+		data := &store.Memory{}
+		c := newCluster(setup{data: data})
+		b1 := c.join("b1", 600, agenttest.New())
+		set := func(id string, mcap int64) (*srtmv1.Broker, error) {
+			r, err := c.admin.SetBrokerCapacity(context.Background(), &srtmv1.SetBrokerCapacityRequest{BrokerId: id, Mcap: mcap})
+			return r.GetBroker(), err
+		}
+		b, err := set("b1", 300)
+		Expect(err).NotTo(HaveOccurred())
+		Expect([]int64{b.Mcap, b.ConfiguredMcap, b.CalibratedMcap}).To(Equal([]int64{300, 600, 300}))
+
+		_, _, err = c.create(context.Background(), spec("t", 301, 10), "")
+		Expect(status.Code(err)).To(Equal(codes.ResourceExhausted))
+		Expect(fits(err).GetRate()).To(BeEquivalentTo(300))
+		c.mustCreate(spec("t", 300, 10))
+
+		b1.stop()
+		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeFalse())
+		c.join("b1", 700, agenttest.New())
+		Expect(c.broker("b1").Mcap).To(BeEquivalentTo(300))
+		c.stop()
+		c = newCluster(setup{data: data, address: c.address})
+		Expect(c.broker("b1").Mcap).To(BeEquivalentTo(300))
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+
+		_, err = set("b1", 200)
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(c.state("t")).Should(ContainSubstring("DEGRADED"))
+		b, err = set("b1", 0)
+		Expect(err).NotTo(HaveOccurred())
+		Expect([]int64{b.Mcap, b.ConfiguredMcap, b.CalibratedMcap}).To(Equal([]int64{700, 700, 0}))
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+
+		_, err = set("nobody", 1)
+		Expect(status.Code(err)).To(Equal(codes.NotFound))
+		for _, mcap := range []int64{-1, 1_000_000_001} {
+			_, err = set("b1", mcap)
+			Expect(status.Code(err)).To(Equal(codes.InvalidArgument))
+		}
+	})
+})
+
 var _ = Describe("A broker that is away for long", func() {
 	It("has its publishers placed elsewhere, and keeps its part until it is back", func() {
 		c := newCluster(setup{config: func(cfg *controller.Config) { cfg.EvacuateAfter = 50 * time.Millisecond }})

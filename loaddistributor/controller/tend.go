@@ -22,10 +22,21 @@ const moveRetry = 5 * time.Second
 // Drain has nothing new placed on a broker, and what it has moved away; undo
 // ends that. It returns at once. catalog.ErrBrokerUnknown if there is none.
 func (c *Controller) Drain(id string, undo bool) (catalog.Broker, error) {
+	return c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: !undo})
+}
+
+// Calibrate gives a broker an mcap, msg/s, that stands over the one it says hello
+// with; 0 ends that. catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
+	return c.setBroker(id, catalog.BrokerCalibrated{ID: id, Mcap: mcap})
+}
+
+// setBroker commits an event of a broker and returns the broker.
+func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, error) {
 	if err := c.following(); err != nil {
 		return catalog.Broker{}, err
 	}
-	if err := c.commit(catalog.BrokerDraining{ID: id, Draining: !undo}); err != nil {
+	if err := c.commit(e); err != nil {
 		return catalog.Broker{}, err
 	}
 	c.mu.RLock()

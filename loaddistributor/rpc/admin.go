@@ -132,6 +132,22 @@ func (s *Server) DrainBroker(_ context.Context, req *srtmv1.DrainBrokerRequest) 
 	return &srtmv1.DrainBrokerResponse{Broker: s.brokerProto(b)}, nil
 }
 
+// SetBrokerCapacity implements srtmv1.AdminServiceServer.
+func (s *Server) SetBrokerCapacity(_ context.Context, req *srtmv1.SetBrokerCapacityRequest) (*srtmv1.SetBrokerCapacityResponse, error) {
+	var bad faults
+	if req.Mcap < 0 || req.Mcap > MaxMcap {
+		bad.add("mcap", "%d msg/s is outside 0 to %d", req.Mcap, MaxMcap)
+	}
+	if err := bad.err(); err != nil {
+		return nil, toStatus(err)
+	}
+	b, err := s.controller.Calibrate(req.BrokerId, req.Mcap)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.SetBrokerCapacityResponse{Broker: s.brokerProto(b)}, nil
+}
+
 // maxMoved is how many publishers one MovePublishers may name.
 const maxMoved = 10_000
 
@@ -158,6 +174,7 @@ func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 	return &srtmv1.Broker{
 		Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress,
 		Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
+		ConfiguredMcap: b.Configured, CalibratedMcap: b.Calibrated,
 		Draining: b.Draining, Topics: s.controller.BrokerTopics(b.ID),
 	}
 }

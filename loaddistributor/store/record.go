@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -54,6 +55,7 @@ const (
 	kindBrokerJoined     = "broker_joined"
 	kindBrokerLeft       = "broker_left"
 	kindBrokerDraining   = "broker_draining"
+	kindBrokerCalibrated = "broker_calibrated"
 	kindTopicPlaced      = "topic_placed"
 	kindMemberPrepared   = "member_prepared"
 	kindTopicActivated   = "topic_activated"
@@ -78,6 +80,7 @@ type event struct {
 	Left         []string `json:"left,omitempty"`
 	ContractLeft bool     `json:"contract_left,omitempty"`
 	Draining     bool     `json:"draining,omitempty"`
+	Mcap         int64    `json:"mcap,omitempty"` // msg/s
 }
 
 type broker struct {
@@ -87,11 +90,13 @@ type broker struct {
 	HTTP      string   `json:"http,omitempty"`
 	Hostname  string   `json:"hostname,omitempty"`
 	Version   string   `json:"version,omitempty"`
-	Mcap      int64    `json:"mcap"` // msg/s
+	Mcap      int64    `json:"mcap"` // msg/s, as the broker says
 	Connected bool     `json:"connected,omitempty"`
 	Draining  bool     `json:"draining,omitempty"`
 	Leftovers []string `json:"leftovers,omitempty"`
 	LeftAt    uint64   `json:"left_at,omitempty"`
+	// What stands over mcap, msg/s; absent: nothing.
+	Calibrated int64 `json:"calibrated,omitempty"`
 }
 
 type order struct {
@@ -191,6 +196,8 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 		return encode(kindBrokerLeft, event{Broker: e.ID})
 	case catalog.BrokerDraining:
 		return encode(kindBrokerDraining, event{Broker: e.ID, Draining: e.Draining})
+	case catalog.BrokerCalibrated:
+		return encode(kindBrokerCalibrated, event{Broker: e.ID, Mcap: e.Mcap})
 	case catalog.TopicPlaced:
 		return encode(kindTopicPlaced, order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan), Key: e.Key})
 	case catalog.MemberPrepared:
@@ -298,6 +305,8 @@ func (r record) event() (catalog.Event, error) {
 		return catalog.BrokerLeft{ID: e.Broker}, nil
 	case kindBrokerDraining:
 		return catalog.BrokerDraining{ID: e.Broker, Draining: e.Draining}, nil
+	case kindBrokerCalibrated:
+		return catalog.BrokerCalibrated{ID: e.Broker, Mcap: e.Mcap}, nil
 	case kindMemberPrepared:
 		return catalog.MemberPrepared{Topic: e.Topic, Broker: e.Broker}, nil
 	case kindTopicActivated:
@@ -333,8 +342,8 @@ func encodeDump(d catalog.Dump) ([]byte, error) {
 		k := b.Broker
 		s.Brokers = append(s.Brokers, broker{
 			ID: k.ID, Instance: k.Instance, TCP: k.TCPAddress, HTTP: k.HTTPAddress, Hostname: k.Hostname,
-			Version: k.Version, Mcap: k.Mcap, Connected: k.Connected, Draining: k.Draining,
-			Leftovers: b.Leftovers, LeftAt: b.LeftAt,
+			Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining,
+			Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
 		})
 	}
 	for _, t := range d.Topics {
@@ -372,7 +381,8 @@ func decodeDump(b []byte) (catalog.Dump, error) {
 		d.Brokers = append(d.Brokers, catalog.BrokerDump{
 			Broker: catalog.Broker{
 				ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP, Hostname: b.Hostname,
-				Version: b.Version, Mcap: b.Mcap, Connected: b.Connected, Draining: b.Draining,
+				Version: b.Version, Connected: b.Connected, Draining: b.Draining,
+				Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
 			},
 			Leftovers: b.Leftovers, LeftAt: b.LeftAt,
 		})

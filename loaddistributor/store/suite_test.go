@@ -216,6 +216,7 @@ func (l *leader) every() {
 	l.append(placed(l.t, l.cat, "other", "", 0, 1), catalog.TopicRemoved{Topic: "other", ContractLeft: true},
 		catalog.LeftoverContractRemoved{Topic: "other"})
 	l.append(moving(l.t, l.cat, "t", 3, 1), catalog.BrokerLeft{ID: "b1"}, catalog.Restarted{})
+	l.append(catalog.BrokerCalibrated{ID: "b1", Mcap: 12_345})
 }
 
 func same(t *testing.T, got, want *catalog.Catalog) {

@@ -20,7 +20,7 @@ func brokerCommand() *cobra.Command {
 		Args:  noArguments,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(brokerListCommand(), brokerDrainCommand())
+	cmd.AddCommand(brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand())
 	return cmd
 }
 
@@ -36,12 +36,7 @@ func brokerDrainCommand() *cobra.Command {
 		Long: `drain has nothing new placed on the broker, and moves the publishers of its
 topics to others. A topic is gone from it once its consumers have had what it
 still holds. What fits nowhere else stays: list shows it.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("%s: want one broker, got %d arguments", cmd.CommandPath(), len(args))
-			}
-			return nil
-		},
+		Args: oneBroker,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if undo && wait {
 				return usagef("--undo and --wait exclude each other")
@@ -96,13 +91,67 @@ func emptied(ctx context.Context, conn *grpc.ClientConn, b *srtmv1.Broker) (*srt
 	}
 }
 
+// maxMcap is the greatest capacity the API takes, msg/s.
+const maxMcap = 1_000_000_000
+
+func brokerCapacityCommand() *cobra.Command {
+	var c cli
+	var mcap int64
+	var unset bool
+	cmd := &cobra.Command{
+		Use:   "capacity BROKER",
+		Short: "Say what a broker carries within the SLO",
+		Long: `capacity gives the broker an mcap that stands over the one it is configured with
+(nsqd --mcap), until it is unset. Topics that were promised more are degraded.`,
+		Args: oneBroker,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if unset == (mcap != 0) {
+				return usagef("want either --mcap or --unset")
+			}
+			if mcap < 0 || mcap > maxMcap {
+				return usagef("--mcap %d: want 1 to %d", mcap, int64(maxMcap))
+			}
+			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+				b, err := setCapacity(ctx, conn, args[0], mcap)
+				if err != nil {
+					return err
+				}
+				if c.output == formJSON {
+					return writeProto(cmd.OutOrStdout(), b)
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
+				return err
+			})
+		},
+	}
+	cmd.Flags().Int64Var(&mcap, "mcap", 0, "greatest rate within the SLO, in `msg/s`")
+	cmd.Flags().BoolVar(&unset, "unset", false, "go back to what the broker is configured with")
+	c.flags(cmd)
+	return cmd
+}
+
+func setCapacity(ctx context.Context, conn *grpc.ClientConn, id string, mcap int64) (*srtmv1.Broker, error) {
+	r, err := srtmv1.NewAdminServiceClient(conn).SetBrokerCapacity(ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: id, Mcap: mcap})
+	return r.GetBroker(), err
+}
+
+// oneBroker is cobra's check as a usage error.
+func oneBroker(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usagef("%s: want one broker, got %d arguments", cmd.CommandPath(), len(args))
+	}
+	return nil
+}
+
 func brokerListCommand() *cobra.Command {
 	var c cli
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the brokers, by id",
 		Long: `list shows every broker that has joined: its capacity mcap and what of it is
-promised to topics, both in msg/s, and whether its session is up.`,
+promised to topics, both in msg/s, and whether its session is up. "mcap set" says
+that its capacity was set (calibrate, capacity), and is not what it is configured
+with.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -121,6 +170,9 @@ promised to topics, both in msg/s, and whether its session is up.`,
 					}
 					if b.GetDraining() {
 						state += ", draining"
+					}
+					if b.GetCalibratedMcap() != 0 {
+						state += ", mcap set"
 					}
 					rows = append(rows, []string{
 						b.GetId(), b.GetTcpAddress(), b.GetHttpAddress(),

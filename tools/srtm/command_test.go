@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -35,6 +36,7 @@ type admin struct {
 	updated *srtmv1.UpdateTopicRequest
 	moved   *srtmv1.MovePublishersRequest
 	drained *srtmv1.DrainBrokerRequest
+	set     *srtmv1.SetBrokerCapacityRequest
 	refuse  error
 }
 
@@ -88,10 +90,17 @@ func (a *admin) DrainBroker(_ context.Context, r *srtmv1.DrainBrokerRequest) (*s
 	return &srtmv1.DrainBrokerResponse{Broker: &srtmv1.Broker{Id: r.GetBrokerId(), Draining: !r.GetUndo(), Topics: []string{"sensors"}}}, nil
 }
 
+func (a *admin) SetBrokerCapacity(_ context.Context, r *srtmv1.SetBrokerCapacityRequest) (*srtmv1.SetBrokerCapacityResponse, error) {
+	a.set = r
+	return &srtmv1.SetBrokerCapacityResponse{Broker: &srtmv1.Broker{
+		Id: r.GetBrokerId(), Mcap: cmp.Or(r.GetMcap(), 20_000), ConfiguredMcap: 20_000, CalibratedMcap: r.GetMcap(),
+	}}, nil
+}
+
 func (a *admin) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
 	return &srtmv1.ListBrokersResponse{Brokers: []*srtmv1.Broker{
 		{Id: "b1", TcpAddress: "h:4150", HttpAddress: "h:4151", Mcap: 20_000, Allocated: 11_000, Connected: true, Version: "0.1.0"},
-		{Id: "b2", TcpAddress: "h:4250", HttpAddress: "h:4251", Mcap: 20_000, Version: "0.1.0"},
+		{Id: "b2", TcpAddress: "h:4250", HttpAddress: "h:4251", Mcap: 18_500, ConfiguredMcap: 20_000, CalibratedMcap: 18_500, Version: "0.1.0"},
 	}}, nil
 }
 
@@ -292,6 +301,8 @@ func TestRefusalsAreExplained(t *testing.T) {
 			"the request has 2 faults:\n  spec.contract.burst: 0 is less than 1\n  spec.name: is empty", 1,
 		},
 		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5}), "infeasible: rcap: need 9, have 5", 3},
+		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5, Fits: &srtmv1.Fits{Rate: 5, MoreBrokers: 2, BrokerMcap: 3}}),
+			"infeasible: rcap: need 9, have 5; what would fit: r up to 5 msg/s, or 2 more brokers of 3 msg/s", 3},
 		{status.Error(codes.AlreadyExists, "topic pumps exists"), "topic pumps exists", 1},
 		{status.Error(codes.Unavailable, "broker b1 did not answer"), "the loaddistributor did not do it: broker b1 did not answer", 1},
 	} {
@@ -370,8 +381,17 @@ func TestChangesAreSent(t *testing.T) {
 	if out, _, err := srtm(t, address, "broker", "drain", "b1", "--undo"); err != nil || !a.drained.GetUndo() || !strings.Contains(out, "draining false") {
 		t.Errorf("undone %v: %v\n%s", a.drained, err, out)
 	}
+	if out, _, err := srtm(t, address, "broker", "capacity", "b1", "--mcap=5000"); err != nil || a.set.GetBrokerId() != "b1" || a.set.GetMcap() != 5000 ||
+		out != "broker b1: mcap 5000 msg/s, configured 20000\n" {
+		t.Errorf("set %v: %v\n%s", a.set, err, out)
+	}
+	if out, _, err := srtm(t, address, "broker", "capacity", "b1", "--unset", "--output=json"); err != nil || a.set.GetMcap() != 0 || !strings.Contains(out, `"calibrated_mcap": "0"`) {
+		t.Errorf("unset %v: %v\n%s", a.set, err, out)
+	}
 	for _, args := range [][]string{
 		{"topic", "move", "sensors"}, {"topic", "update"}, {"broker", "drain"}, {"broker", "drain", "b1", "--undo", "--wait"},
+		{"broker", "capacity"}, {"broker", "capacity", "b1"}, {"broker", "capacity", "b1", "--unset", "--mcap=5"},
+		{"broker", "capacity", "b1", "--mcap=-5"}, {"broker", "capacity", "b1", "--mcap=1000000001"},
 	} {
 		if _, _, err := srtm(t, address, args...); !errors.As(err, new(lifecycle.UsageError)) {
 			t.Errorf("%v: %v", args, err)
