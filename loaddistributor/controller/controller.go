@@ -144,21 +144,22 @@ type Controller struct {
 
 	mu struct {
 		sync.RWMutex
-		cat      *catalog.Catalog                 // durable: what is shown
-		next     *catalog.Catalog                 // decided: cat and what is staged
-		staged   []staged                         // for the committer, oldest first
-		halted   error                            // why nothing can be staged any more
-		sessions map[string]*Session              // by broker
-		creating map[string]*creation             // by topic
-		names    map[string]chan struct{}         // held by a procedure; closed when released
-		watchers map[string]map[*watcher]struct{} // by topic
-		away     map[string]time.Time             // brokers that are, since when seen
-		retry    map[string]time.Time             // topics not to be moved before
-		fits     map[string]*fit                  // by topic
-		requests uint64                           // the last number given to a request
-		closing  bool
-		ending   chan struct{} // closed with closing
-		unread   bool          // a follower before its first Reset
+		cat       *catalog.Catalog                 // durable: what is shown
+		next      *catalog.Catalog                 // decided: cat and what is staged
+		staged    []staged                         // for the committer, oldest first
+		halted    error                            // why nothing can be staged any more
+		sessions  map[string]*Session              // by broker
+		creating  map[string]*creation             // by topic
+		names     map[string]chan struct{}         // held by a procedure; closed when released
+		watchers  map[string]map[*watcher]struct{} // by topic
+		away      map[string]time.Time             // brokers that are, since when seen
+		retry     map[string]time.Time             // topics not to be moved before
+		fits      map[string]*fit                  // by topic
+		reminders map[string][]reminder            // by topic
+		requests  uint64                           // the last number given to a request
+		closing   bool
+		ending    chan struct{} // closed with closing
+		unread    bool          // a follower before its first Reset
 	}
 }
 
@@ -185,6 +186,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.away = map[string]time.Time{}
 	c.mu.retry = map[string]time.Time{}
 	c.mu.fits = map[string]*fit{}
+	c.mu.reminders = map[string][]reminder{}
 	c.mu.ending = make(chan struct{})
 	if err := c.takeUp(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
@@ -226,6 +228,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.judge(c.now())
 			c.assignWork(c.now())
 			c.tend(c.now())
+			c.remind(c.now())
 			c.relieve(c.now())
 			c.fit(c.now())
 		case err = <-failed:

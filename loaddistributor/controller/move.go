@@ -22,7 +22,8 @@ import (
 //	4. TopicMoved: from this epoch on, publishers resolve to the new brokers,
 //	   and those that watch are told
 //	5. brokers are told which publishers moved away: they end those connections
-//	   at a message boundary, which brings publishers back that do not watch
+//	   at a message boundary, which brings publishers back that do not watch;
+//	   and once more a moment later (dismiss.go)
 //	6. a broker that has no publisher left retires: once its consumers have had
 //	   what it holds, it is told to remove the topic, which it does unless
 //	   something has come meanwhile
@@ -44,9 +45,6 @@ const (
 	sharesPause = 20 * time.Millisecond
 	sharesWait  = time.Second
 )
-
-// drainPiece is how many publishers one DrainPublishers names.
-const drainPiece = 1000
 
 // Update gives an active topic another specification under its name.
 // Errors as Create; catalog.ErrTopicUnknown, ErrTopicState.
@@ -331,40 +329,4 @@ func (c *Controller) takeBack(ctx context.Context, name string, contracted bool)
 	}
 	req.Update = true
 	return c.contract(ctx, req) // else compareContracts does it
-}
-
-// dismiss tells brokers which publishers have moved away, and returns how many.
-func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
-	moved := map[string][]string{} // by the broker they come from
-	count := 0
-	for i := range now.Len() {
-		a := now.At(i)
-		if j, known := old.Index(a.Publisher); known {
-			if from := old.At(j).Broker; from != a.Broker {
-				moved[from] = append(moved[from], a.Publisher)
-				count++
-			}
-		}
-	}
-	// Those that are in the topic no more have no business with it either.
-	for i := range old.Len() {
-		a := old.At(i)
-		if _, still := now.Index(a.Publisher); !still {
-			moved[a.Broker] = append(moved[a.Broker], a.Publisher)
-		}
-	}
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	for broker, ids := range moved {
-		s := c.mu.sessions[broker]
-		if s == nil {
-			continue
-		}
-		for piece := range slices.Chunk(ids, drainPiece) {
-			s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Drain{
-				Drain: &srtmv1.DrainPublishers{Topic: name, ClientIds: piece},
-			}})
-		}
-	}
-	return count
 }

@@ -278,6 +278,34 @@ var _ = Describe("Moving publishers", func() {
 		Expect(status.Code(err)).To(Equal(codes.NotFound))
 	})
 
+	It("lets those go again who have come late, but not those who have come back", func() {
+		c := newCluster(setup{})
+		gone := make(chan []string, 10)
+		n1 := agenttest.New()
+		c.join("b1", 600, n1, dismissed(gone))
+		c.mustCreate(spec("t", 3, 10))
+		c.join("b2", 600, agenttest.New())
+		move := func(to string, ids ...string) {
+			GinkgoHelper()
+			_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: to, PublisherIds: ids})
+			Expect(err).NotTo(HaveOccurred())
+		}
+		move("b2", "g.0", "g.1")
+		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.1")))
+		move("b1", "g.1")
+		Eventually(gone).Should(Receive(ConsistOf("t/g.0")))
+		Consistently(gone, "100ms").ShouldNot(Receive())
+
+		// Of a broker that nobody belongs to any more, for as long as somebody is there.
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Publishers: 1})
+		move("b2", "g.1", "g.2")
+		Eventually(gone).Should(Receive(ConsistOf("t/g.1", "t/g.2")))
+		Eventually(gone).Should(Receive(ConsistOf("t/g.1", "t/g.2")))
+		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.1", "t/g.2")))
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
+		Eventually(has(n1, "t")).Should(BeFalse())
+	})
+
 	It("is taken back after a crash in the middle", func() {
 		data := &store.Memory{}
 		first := newCluster(setup{data: data})

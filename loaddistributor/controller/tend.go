@@ -79,6 +79,8 @@ func (c *Controller) tend(now time.Time) {
 			case slices.Contains(topic.Retiring, b.ID):
 				if c.emptyLocked(topic, b.ID, now) {
 					tasks = append(tasks, task{name, func() { c.retire(name, b.ID) }})
+				} else {
+					c.lingerLocked(topic, b.ID, now)
 				}
 			case leave && !now.Before(c.mu.retry[name]):
 				c.mu.retry[name] = now.Add(moveRetry)

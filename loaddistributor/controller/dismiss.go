@@ -1,0 +1,106 @@
+package controller
+
+import (
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// drainPiece is how many publishers one DrainPublishers names.
+const drainPiece = 1000
+
+// remindAfter is when a broker is told again. A stock publisher may have been
+// told of its old broker just before the move, and have come there just after
+// the broker has let the others go: nothing else would bring it back.
+const remindAfter = 2 * time.Second
+
+// reminder is publishers that a broker is to be told again to let go.
+type reminder struct {
+	broker string
+	ids    []string
+	at     time.Time
+}
+
+// dismiss tells brokers which publishers have moved away, and returns how many.
+func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
+	moved := map[string][]string{} // by the broker they come from
+	count := 0
+	for i := range now.Len() {
+		a := now.At(i)
+		if j, known := old.Index(a.Publisher); known {
+			if from := old.At(j).Broker; from != a.Broker {
+				moved[from] = append(moved[from], a.Publisher)
+				count++
+			}
+		}
+	}
+	// Those that are in the topic no more have no business with it either.
+	for i := range old.Len() {
+		a := old.At(i)
+		if _, still := now.Index(a.Publisher); !still {
+			moved[a.Broker] = append(moved[a.Broker], a.Publisher)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for broker, ids := range moved {
+		c.dismissLocked(name, broker, ids)
+		c.mu.reminders[name] = append(c.mu.reminders[name], reminder{broker, ids, c.now().Add(remindAfter)})
+	}
+	return count
+}
+
+// dismissLocked requires mu held.
+func (c *Controller) dismissLocked(name, broker string, ids []string) {
+	s := c.mu.sessions[broker]
+	if s == nil {
+		return // away; whoever lingers there is seen when it is back and retires
+	}
+	for piece := range slices.Chunk(ids, drainPiece) {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Drain{
+			Drain: &srtmv1.DrainPublishers{Topic: name, ClientIds: piece},
+		}})
+	}
+}
+
+// remind tells brokers again what is due, without those who have come back.
+func (c *Controller) remind(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name, all := range c.mu.reminders {
+		left := slices.DeleteFunc(all, func(r reminder) bool {
+			if now.Before(r.at) {
+				return false
+			}
+			ids := slices.DeleteFunc(slices.Clone(r.ids), func(id string) bool {
+				a, err := c.mu.cat.Resolve(name, id)
+				return err == nil && a.Broker == r.broker
+			})
+			c.dismissLocked(name, r.broker, ids)
+			return true
+		})
+		if len(left) == 0 {
+			delete(c.mu.reminders, name)
+		} else {
+			c.mu.reminders[name] = left
+		}
+	}
+}
+
+// lingerLocked has a broker that the topic moved away from told again if
+// publishers are still connected there. Requires: mu held.
+func (c *Controller) lingerLocked(topic catalog.Topic, id string, now time.Time) {
+	name := topic.Spec.Name()
+	f := c.figuresLocked(name, id)
+	if f == nil || f.reports[len(f.reports)-1].stats.Publishers == 0 ||
+		slices.ContainsFunc(c.mu.reminders[name], func(r reminder) bool { return r.broker == id }) {
+		return
+	}
+	ids := make([]string, topic.Placement.Len())
+	for i := range ids {
+		ids[i] = topic.Placement.At(i).Publisher
+	}
+	c.mu.reminders[name] = append(c.mu.reminders[name], reminder{id, ids, now.Add(remindAfter)})
+}
