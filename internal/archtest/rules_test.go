@@ -144,6 +144,7 @@ var arrows = []Arrow{
 var pure = Purity{
 	Packages: []string{
 		"kernel/stamp",
+		"loaddistributor/capture",
 		"loaddistributor/catalog",
 		"loaddistributor/fitting",
 		"loaddistributor/placement",
