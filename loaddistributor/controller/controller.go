@@ -128,6 +128,7 @@ type Controller struct {
 	leader     func() string  // of a follower; nil: this one leads
 	wake       chan struct{}  // 1 deep: something is staged
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
+	fitFigures fitFigures
 
 	// Owned by Run.
 	watches map[string]*relief.Watch // by topic
@@ -169,7 +170,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
-	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), watches: map[string]*relief.Watch{}}
+	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), watches: map[string]*relief.Watch{}, fitFigures: newFitFigures()}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
 		c.mu.cat = catalog.New()
@@ -192,7 +193,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(collector{c}); err != nil {
+		if err := errors.Join(cfg.Metrics.Register(collector{c}), c.fitFigures.register(cfg.Metrics)); err != nil {
 			return nil, fmt.Errorf("controller: %w", err)
 		}
 	}

@@ -1,10 +1,12 @@
 package controller
 
 import (
+	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/loaddistributor/capture"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -20,6 +22,7 @@ var (
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
 	descRelief    = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
+	descFits      = prometheus.NewDesc("srtm_fits_running", "Topics that are being fitted: their publishers send, and they are measured.", nil, nil)
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
 
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
@@ -28,12 +31,60 @@ var (
 	descAccess    = prometheus.NewDesc("srtm_topic_p99_access_ratio", "Mean of access delay / delivery latency over the deliveries of the window at or above the pooled p99; absent when not measured.", []string{"topic"}, nil)
 )
 
+// Outcomes of a fit.
+const (
+	fitKept   = "kept"   // the placement was found to keep the SLO
+	fitMissed = "missed" // none was
+	fitEnded  = "ended"  // something came between
+)
+
+// fitFigures are what fits have come to.
+type fitFigures struct {
+	ended    *prometheus.HistogramVec // by outcome
+	arrivals *prometheus.CounterVec   // by result
+	refused  prometheus.Counter
+}
+
+func newFitFigures() fitFigures {
+	f := fitFigures{
+		ended: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "srtm_fit_seconds", Help: "How long fits took, by outcome: kept (a placement was found to keep the SLO), missed (none was), ended (something came between).",
+			Buckets: []float64{1, 2, 5, 10, 20, 60, 300, 900, 3600},
+		}, []string{"outcome"}),
+		arrivals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_fit_arrivals_total", Help: "Messages of the arrivals recorded for fits: used, or left out since their publisher is unknown, they were lost by a broker, came late, or another broker's were missing (holed).",
+		}, []string{"result"}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "srtm_fit_pieces_refused_total", Help: "Pieces of brokers' records of arrivals that cannot be true.",
+		}),
+	}
+	for _, how := range []string{fitKept, fitMissed, fitEnded} {
+		f.ended.WithLabelValues(how)
+	}
+	f.count(capture.Counts{})
+	return f
+}
+
+func (f *fitFigures) count(c capture.Counts) {
+	for _, r := range []struct {
+		result string
+		n      uint64
+	}{{"used", c.Captured}, {"unknown", c.Unknown}, {"lost", c.Lost}, {"late", c.Late}, {"holed", c.Holed}} {
+		f.arrivals.WithLabelValues(r.result).Add(float64(r.n))
+	}
+	f.refused.Add(float64(c.Refused))
+}
+
+func (f *fitFigures) register(r prometheus.Registerer) error {
+	return errors.Join(r.Register(f.ended), r.Register(f.arrivals), r.Register(f.refused))
+}
+
 // collector shows the controller at the moment it is asked.
 type collector struct{ c *Controller }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief,
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descFits,
 		descDelivered, descExceeded, descMet, descAccess,
 	} {
 		out <- d
@@ -71,6 +122,13 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge(descAllocated, float64(allocated))
 	gauge(descCreating, float64(len(c.mu.creating)))
 	gauge(descWatchers, float64(len(c.mu.watchers)))
+	running := 0
+	for _, f := range c.mu.fits {
+		if f.search != nil && !f.done {
+			running++
+		}
+	}
+	gauge(descFits, float64(running))
 
 	states := map[catalog.State]int{}
 	topics := c.mu.cat.Topics("", c.mu.cat.Len())

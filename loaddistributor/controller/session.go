@@ -128,6 +128,8 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		return c.result(s, m.PrepareResult)
 	case *srtmv1.BrokerMessage_Report:
 		return c.report(s, m.Report, time.Now())
+	case *srtmv1.BrokerMessage_Arrivals:
+		return c.arrivals(s, m.Arrivals, time.Now())
 	case *srtmv1.BrokerMessage_Hello:
 		return &BadMessage{"hello", "a session has one hello"}
 	}
