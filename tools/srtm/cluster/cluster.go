@@ -22,8 +22,9 @@ type Config struct {
 	Mcap    int64 // greatest rate of each within the SLO, msg/s; > 0
 	BinDir  string
 	LogDir  string // also of the brokers' data, in folders of their own
-	// BrokerFlags are given to every broker besides its own.
-	BrokerFlags []string
+	// BrokerFlags are given to every broker besides its own, LoaddistributorFlags to
+	// the loaddistributor.
+	BrokerFlags, LoaddistributorFlags []string
 	// StartTimeout bounds the time until all have joined.
 	StartTimeout time.Duration
 }
@@ -82,8 +83,8 @@ func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 	if err := start("tbadaptor", "tbadaptor", "--grpc-address", adaptor, "--http-address", addresses[3]); err != nil {
 		return nil, err
 	}
-	if err := start("loaddistributor", "loaddistributor",
-		"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor); err != nil {
+	args := []string{"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor}
+	if err := start("loaddistributor", "loaddistributor", append(args, cfg.LoaddistributorFlags...)...); err != nil {
 		return nil, err
 	}
 	for i := 1; i <= cfg.Brokers; i++ {
