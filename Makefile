@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults generate fuzz fuzz-short bench calibrate figures cover clean no-race-note soak hardship
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults generate fuzz fuzz-short bench calibrate convergence figures cover clean no-race-note soak hardship
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -134,6 +134,11 @@ bench: build ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside othe
 calibrate: build ## measure nsqd here, and write the simulator's calibration of it into OUT (build/calibration.json)
 	@mkdir -p build
 	$(GO) run ./bench/calibrate --out=$(or $(OUT),build/calibration.json) $(ARGS)
+
+convergence: build ## the paper's Table 1 with real processes, into build/convergence.json: about 15 minutes (ARGS=)
+	@mkdir -p build
+	@$(GO) build -o build/convergence ./bench/convergence
+	@build/convergence --json=build/convergence.json $(ARGS)
 
 # ONLY names some figures (go run ./bench/figures --help lists them), SEED decides
 # everything random in those that are simulated, TRACES is the recorded traffic.

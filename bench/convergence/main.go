@@ -1,0 +1,173 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/tools/iotpub/load"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+// modeOff is the loaddistributor's: topics stay where their rate places them.
+const modeOff = "off"
+
+func main() {
+	os.Exit(lifecycle.Main("convergence", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
+}
+
+// config is what the flags say.
+type config struct {
+	rows    []int
+	modes   []string
+	load    load.Options // but for the groups
+	brokers int
+	pace    time.Duration
+	slo     time.Duration
+	margin  float64
+	round   time.Duration
+	check   time.Duration
+	limit   time.Duration // of one fit
+	json    string
+	bin     string
+	args    []string
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c, err := parse(args, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	if err := c.binaries(); err != nil {
+		return err
+	}
+	// The consumers' thread comes back from the kernel at an instant of its own
+	// choice, and must not wait for one of the runtime's processors.
+	runtime.GOMAXPROCS(runtime.NumCPU() + 2)
+	r := Report{Version: obs.Version(), CPUs: runtime.NumCPU(), Args: c.args}
+	for _, group := range c.rows {
+		for _, mode := range c.modes {
+			row, err := c.row(ctx, group, mode, func(format string, args ...any) {
+				fmt.Fprintf(stderr, "groups of %d, %s: %s\n", group, mode, fmt.Sprintf(format, args...))
+			})
+			if err != nil {
+				return fmt.Errorf("groups of %d, %s: %w", group, mode, err)
+			}
+			r.Rows = append(r.Rows, *row)
+			if err := c.write(&r); err != nil { // what there is, should the next row fail
+				return err
+			}
+		}
+	}
+	return r.WriteText(stdout)
+}
+
+// write writes the JSON form, where it is wanted.
+func (c *config) write(r *Report) error {
+	if c.json == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(c.json, append(text, '\n'), 0o644)
+}
+
+func parse(args []string, help io.Writer) (*config, error) {
+	c := &config{load: load.Default(), args: args}
+	fs := flag.NewFlagSet("convergence", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // lifecycle prints the error, once
+	rows := fs.String("rows", "5,10,15,20,25,30", "comma-separated `sizes` of the groups that send at the same instants")
+	modes := fs.String("modes", modeOff+","+fitting.ModeFast, "comma-separated `modes` of the loaddistributor's --fitting")
+	s := &c.load.Spec
+	fs.IntVar(&s.Publishers, "publishers", 300, "`number` of publishers, each with a connection")
+	fs.Float64Var(&s.Rate, "rate", 4, "`msg/s` of each")
+	fs.IntVar(&s.Batch, "batch", 10, "`messages` that each sends at once")
+	process := fs.String("process", string(schedule.Periodic), "spacing of a group's batches: `poisson or periodic`")
+	fs.Uint64Var(&s.Seed, "seed", 1, "of the schedule and of what the loaddistributor draws")
+	fs.IntVar(&c.brokers, "brokers", 6, "`number` of brokers")
+	fs.DurationVar(&c.pace, "pace", 100*time.Microsecond, "`time` in which a broker's consumer finishes a message")
+	fs.DurationVar(&c.slo, "slo", 10*time.Millisecond, "`latency` that 99 % of the messages are to keep")
+	fs.Float64Var(&c.margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")
+	fs.DurationVar(&c.round, "round", 10*time.Second, "length of a round of the mode paper")
+	fs.DurationVar(&c.check, "check", 30*time.Second, "how long what was found is run and measured afterwards")
+	fs.DurationVar(&c.limit, "limit", 4*time.Minute, "how long a fit may take")
+	fs.StringVar(&c.json, "json", "", "`file` for the results as JSON")
+	fs.StringVar(&c.bin, "bin-dir", "bin", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub (make build)")
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fs.SetOutput(help)
+		fs.PrintDefaults()
+		return nil, err
+	} else if err != nil {
+		return nil, err
+	}
+	s.Process, s.Sync = schedule.Process(*process), true
+	c.modes = strings.Split(*modes, ",")
+	var faults []error
+	fault := func(is bool, format string, args ...any) {
+		if is {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	fault(fs.NArg() > 0, "unexpected argument %q", fs.Arg(0))
+	for _, text := range strings.Split(*rows, ",") {
+		n, err := strconv.Atoi(text)
+		fault(err != nil || n < 2 || n > s.Publishers, "--rows %q: want numbers of 2 to all %d publishers", text, s.Publishers)
+		c.rows = append(c.rows, n)
+	}
+	for _, mode := range c.modes {
+		fault(!slices.Contains([]string{modeOff, fitting.ModeFast, fitting.ModePaper}, mode), "--modes %q is none of %s, %s, %s", mode, modeOff, fitting.ModeFast, fitting.ModePaper)
+	}
+	fault(c.brokers < 1 || c.brokers > 20, "--brokers %d: want 1 to 20", c.brokers)
+	fault(c.pace < 20*time.Microsecond || c.pace > time.Second, "--pace %v: want 20us to 1s", c.pace)
+	fault(c.slo <= 0, "--slo %v is not above 0", c.slo)
+	fault(!(c.margin >= 0 && c.margin <= 100), "--margin %v: want 0 to 100", c.margin)
+	fault(c.round < time.Second, "--round %v: want 1s or more", c.round)
+	fault(c.check < time.Second || c.check > 10*time.Minute, "--check %v: want 1s to 10m", c.check)
+	fault(c.limit < time.Second || c.limit > time.Hour, "--limit %v: want 1s to 1h", c.limit)
+	if len(faults) == 0 {
+		fault(c.spec(c.rows[0]).Validate() != nil, "%w", c.spec(c.rows[0]).Validate())
+	}
+	return c, errors.Join(faults...)
+}
+
+// spec is the load of a row.
+func (c *config) spec(group int) schedule.Spec {
+	s := c.load.Spec
+	s.GroupSize = group
+	return s
+}
+
+// binaries finds the programs.
+func (c *config) binaries() error {
+	dir, err := filepath.Abs(c.bin)
+	if err != nil {
+		return err
+	}
+	c.bin = dir
+	for _, program := range []string{"nsqd", "loaddistributor", "tbadaptor", "iotpub"} {
+		if _, err := os.Stat(filepath.Join(dir, program)); err != nil {
+			return fmt.Errorf("%w: run make build", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,343 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/srtm/cluster"
+)
+
+const (
+	topicName = "sensors"
+	channel   = "paced"
+	quantile  = 0.99
+
+	// rateMargin is r over the rate, the paper's; spareRate is mcap over r, so that
+	// by rate alone one broker is enough, as the paper's was for its topic.
+	rateMargin = 1.1
+	spareRate  = 2
+	// profiled is how much of the schedule the contract's burst is profiled on.
+	profiled = time.Minute
+
+	callTimeout  = 10 * time.Second
+	startTimeout = 30 * time.Second
+	// connecting bounds the time until all publishers send.
+	connecting = 30 * time.Second
+	// settle is between the end of a fit and the check: what the last move made late
+	// is no part of it.
+	settle = 2 * time.Second
+	poll   = 100 * time.Millisecond
+)
+
+// contract is r = 1.1 of the rate, and the burst that the schedule needs and the
+// margin.
+func contract(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contract, error) {
+	var arrivals []stamp.Mono
+	for _, at := range schedule.Arrivals(schedule.Until(s.Stream(), profiled)) {
+		arrivals = append(arrivals, stamp.Mono(at))
+	}
+	rate := tokenbucket.PerSecond(rateMargin * s.Rate * float64(s.Publishers))
+	burst, err := tokenbucket.Profile(arrivals, rate, quantile)
+	if err != nil {
+		return nil, fmt.Errorf("profile the schedule: %w", err)
+	}
+	return &srtmv1.Contract{
+		RateMilli: int64(rate), Burst: int64(math.Ceil(float64(burst) * (1 + margin))),
+		Slo: &srtmv1.Slo{Quantile: quantile, Latency: durationpb.New(slo)},
+	}, nil
+}
+
+// bench is the state of a row.
+type bench struct {
+	*config
+	say       func(format string, args ...any)
+	cluster   *cluster.Cluster
+	admin     srtmv1.AdminServiceClient
+	addresses map[string]string // of the brokers, by id
+	paced     *consumers
+	sending   *cluster.Process
+	sent      bytes.Buffer // what sending printed, once it is done
+}
+
+// row fits one topic on a cluster of its own and checks what was found.
+func (c *config) row(ctx context.Context, group int, mode string, say func(string, ...any)) (_ *Row, err error) {
+	spec := c.spec(group)
+	sold, err := contract(spec, c.slo, c.margin)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "srtm-convergence-")
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{config: c, say: say, addresses: map[string]string{}}
+	defer func() {
+		if err != nil {
+			say("the logs are in %s", dir)
+			return
+		}
+		err = os.RemoveAll(dir)
+	}()
+	flags := []string{
+		"--fitting=" + mode, "--window=" + c.check.String(), "--relief=off", "--log-level=debug",
+		"--seed=" + strconv.FormatUint(spec.Seed+1, 10), // 0 would draw one
+	}
+	if mode == fitting.ModePaper {
+		flags = append(flags, "--fitting-round="+c.round.String())
+	}
+	b.cluster, err = cluster.Start(ctx, cluster.Config{
+		Brokers: c.brokers, Mcap: spareRate * sold.RateMilli / 1000, BinDir: c.bin, LogDir: dir, StartTimeout: startTimeout,
+		BrokerFlags: []string{"--log-level=warn", "--mem-queue-size=1000000"}, LoaddistributorFlags: flags,
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.cluster.Stop()) }()
+	b.admin = srtmv1.NewAdminServiceClient(b.cluster.Conn)
+	return b.measure(ctx, spec, sold, mode, dir)
+}
+
+// measure creates the topic, has publishers send and consumers take, waits for the
+// fit, and checks.
+func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Contract, mode, dir string) (_ *Row, err error) {
+	called, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	listed, err := b.admin.ListBrokers(called, &srtmv1.ListBrokersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list brokers: %w", err)
+	}
+	for _, known := range listed.Brokers {
+		b.addresses[known.Id] = known.TcpAddress
+	}
+	if err := b.create(called, spec, sold); err != nil {
+		return nil, fmt.Errorf("create topic: %w", err)
+	}
+
+	if b.paced, err = newConsumers(topicName, channel, b.pace); err != nil {
+		return nil, err
+	}
+	running, stop := context.WithCancelCause(ctx)
+	over := make(chan error, 1)
+	go func() {
+		err := b.paced.Run(running)
+		stop(err)
+		over <- err
+	}()
+	defer func() {
+		stop(nil)
+		err = errors.Join(err, <-over, b.paced.close())
+	}()
+	if _, err := b.look(running); err != nil { // consumers first
+		return nil, err
+	}
+	if err := b.send(spec, dir); err != nil {
+		return nil, err
+	}
+	defer func() { // again, if all went well, which does no harm
+		if stopped := b.sending.Stop(); err != nil {
+			err = errors.Join(err, stopped)
+		}
+	}()
+
+	row := &Row{Group: spec.GroupSize, Mode: mode, Seed: spec.Seed, RateMilli: sold.RateMilli, Burst: sold.Burst}
+	if err := b.connected(running, spec); err != nil {
+		return nil, err
+	}
+	if mode != modeOff {
+		if err := b.fitted(running, row); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.checked(running, row); err != nil {
+		return nil, err
+	}
+	if err := b.reported(row); err != nil {
+		return nil, err
+	}
+	stop(nil)
+	err = <-over
+	over <- nil // for the end
+	row.Consumer = report.QuantilesOf(b.paced.late)
+	return row, err
+}
+
+// create creates the topic. Its shares are those of the placement: a rule that
+// moved them meanwhile would be measured as well.
+func (b *bench) create(ctx context.Context, s schedule.Spec, sold *srtmv1.Contract) error {
+	spec := &srtmv1.TopicSpec{Name: topicName, Contract: sold, PlacementPolicy: "srtm", ShareRule: share.Static, Channels: []string{channel}}
+	for _, g := range s.Groups() {
+		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: s.Rate, Batch: int32(s.Batch)})
+	}
+	stream, err := b.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec})
+	if err != nil {
+		return err
+	}
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return errors.New("the loaddistributor ended the call without the topic")
+		}
+		if err != nil || r.Topic != nil {
+			return err
+		}
+	}
+}
+
+// send starts the publishers. They are ended when all is measured.
+func (b *bench) send(s schedule.Spec, dir string) (err error) {
+	l := b.load
+	l.Spec = s
+	args := append([]string{
+		"run", "--topic=" + topicName, "--loaddistributor-address=" + b.cluster.GRPC, "--output=json", "--progress=0",
+		"--connect-timeout=" + connecting.String(), "--duration=" + (2*connecting + b.limit + 2*b.check).String(),
+	}, l.Args()...)
+	b.sending, err = cluster.StartProcess("iotpub", filepath.Join(b.bin, "iotpub"), filepath.Join(dir, "iotpub.log"), args, &b.sent)
+	return err
+}
+
+// look returns the topic, and connects consumers to where it is.
+func (b *bench) look(ctx context.Context) (*srtmv1.Topic, error) {
+	if cause := context.Cause(ctx); cause != nil {
+		return nil, cause
+	}
+	if err := b.cluster.Died(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	r, err := b.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: topicName, OmitPublishers: true})
+	if err != nil {
+		return nil, fmt.Errorf("get topic: %w", err)
+	}
+	for _, q := range r.Topic.Quotas {
+		if address := b.addresses[q.BrokerId]; !b.paced.Connected(address) {
+			if err := b.paced.Connect(ctx, address); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return r.Topic, nil
+}
+
+// until looks at the topic until done says so.
+func (b *bench) until(ctx context.Context, limit time.Duration, what string, done func(*srtmv1.Topic) bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: not within %v", what, limit))
+	defer cancel()
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		topic, err := b.look(ctx)
+		if err != nil {
+			return err
+		}
+		if done(topic) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-b.sending.Done():
+			return errors.Join(errors.New("iotpub ended early"), b.sending.Failure())
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// connected waits until everybody sends.
+func (b *bench) connected(ctx context.Context, s schedule.Spec) error {
+	return b.until(ctx, connecting, "all publishers connected", func(t *srtmv1.Topic) bool {
+		pooled := t.Status.GetPooled()
+		return int(pooled.GetPublishers()) == s.Publishers && pooled.GetOffered() > 0
+	})
+}
+
+// fitted waits for the end of the fit.
+func (b *bench) fitted(ctx context.Context, row *Row) error {
+	k, said := 0, ""
+	return b.until(ctx, b.limit, "the fit's end", func(t *srtmv1.Topic) bool {
+		f := t.Status.GetFit()
+		if k != 0 && k != len(t.Quotas) {
+			b.say("until %.0f s: %s", f.GetTook().AsDuration().Seconds(), said)
+		}
+		k, said = len(t.Quotas), t.Status.GetFitting()
+		if !f.GetEnded() {
+			return false
+		}
+		row.Fit = &Fit{Fitted: f.Fitted, Reason: t.Status.Fitting, Seconds: f.Took.AsDuration().Seconds()}
+		for _, r := range f.Rounds {
+			row.Fit.Rounds = append(row.Fit.Rounds, Rounds{K: int(r.K), Rounds: int(r.Rounds)})
+		}
+		b.say("ended after %.1f s on %d brokers: %s", row.Fit.Seconds, len(t.Quotas), row.Fit.Reason)
+		return true
+	})
+}
+
+// checked measures over the window that the loaddistributor keeps, which is as long
+// as the check.
+func (b *bench) checked(ctx context.Context, row *Row) error {
+	begins := time.Now().Add(settle)
+	var last *srtmv1.Topic
+	err := b.until(ctx, settle+b.check+connecting, "the check's end", func(t *srtmv1.Topic) bool {
+		last = t
+		return time.Since(begins) >= b.check
+	})
+	if err != nil {
+		return err
+	}
+	pooled := last.Status.GetPooled()
+	delivery, err := obs.LatencyFromProto(pooled.GetDelivery())
+	access, err2 := obs.LatencyFromProto(pooled.GetAccess())
+	processing, err3 := obs.LatencyFromProto(pooled.GetProcessing())
+	if err := errors.Join(err, err2, err3); err != nil {
+		return fmt.Errorf("the topic's histograms: %w", err)
+	}
+	row.K, row.State = len(last.Quotas), last.State.String()
+	row.Check = Check{
+		Seconds: pooled.GetInterval().AsDuration().Seconds(), Messages: pooled.GetDelivered(), Late: last.Status.ExceedFraction, Met: last.Status.GetSloMet(),
+		Delivery: report.QuantilesOf(delivery), Access: report.QuantilesOf(access), Processing: report.QuantilesOf(processing),
+	}
+	if pooled.GetDelivered() == 0 {
+		return errors.New("nothing was delivered while it was checked")
+	}
+	b.say("checked on %d brokers: p99 %v, %.2f %% late", row.K, delivery.Quantile(quantile), row.Check.Late*100)
+	return nil
+}
+
+// reported ends the publishers, who say how punctual they were and how often they
+// moved.
+func (b *bench) reported(row *Row) error {
+	if err := b.sending.Stop(); err != nil {
+		return err
+	}
+	lines := bytes.Split(bytes.TrimSpace(b.sent.Bytes()), []byte("\n"))
+	var r report.Report
+	if err := json.Unmarshal(lines[len(lines)-1], &r); err != nil {
+		return fmt.Errorf("iotpub's report: %w", err)
+	}
+	if fault := r.Fault(); fault != "" {
+		return errors.New("iotpub: " + fault)
+	}
+	row.Publishers = Publishers{Sent: r.Sent, Accepted: r.Accepted, Moved: r.Moved, Lost: r.Lost, Late: r.Lateness}
+	return nil
+}

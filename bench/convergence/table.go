@@ -1,0 +1,114 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+)
+
+// Report is all that was measured.
+type Report struct {
+	Version string   `json:"version"`
+	CPUs    int      `json:"cpus"`
+	Args    []string `json:"args"`
+	Rows    []Row    `json:"rows"`
+}
+
+// Row is one topic.
+type Row struct {
+	Group int    `json:"group"`
+	Mode  string `json:"mode"`
+	Seed  uint64 `json:"seed"`
+	// The contract.
+	RateMilli int64 `json:"rate_milli"`
+	Burst     int64 `json:"burst"`
+	// Fit is nil in the mode off.
+	Fit *Fit `json:"fit,omitempty"`
+	// K is how many brokers carry the topic in the end, State what the
+	// loaddistributor calls it then.
+	K     int    `json:"k"`
+	State string `json:"state"`
+	Check Check  `json:"check"`
+	// Consumer is how much later than due the paced consumers finished messages.
+	Consumer   report.Quantiles `json:"consumer_late"`
+	Publishers Publishers       `json:"publishers"`
+}
+
+// Fit is how the search went, from the first measurement to its end.
+type Fit struct {
+	Fitted  bool     `json:"fitted"`
+	Reason  string   `json:"reason"`
+	Seconds float64  `json:"seconds"`
+	Rounds  []Rounds `json:"rounds"`
+}
+
+// Rounds is how many measurements were made with K brokers.
+type Rounds struct {
+	K      int `json:"k"`
+	Rounds int `json:"rounds"`
+}
+
+// Check is what the brokers measured afterwards, all of them together.
+type Check struct {
+	Seconds    float64          `json:"seconds"`
+	Messages   uint64           `json:"messages"`
+	Late       float64          `json:"late_fraction"`
+	Met        bool             `json:"met"`
+	Delivery   report.Quantiles `json:"delivery"`
+	Access     report.Quantiles `json:"access"`
+	Processing report.Quantiles `json:"processing"`
+}
+
+// Publishers is what the emulated publishers say of the whole row.
+type Publishers struct {
+	Sent     uint64           `json:"sent"`
+	Accepted uint64           `json:"accepted"`
+	Moved    uint64           `json:"moved"`
+	Lost     uint64           `json:"connections_lost"`
+	Late     report.Quantiles `json:"sent_late"`
+}
+
+// WriteText prints the table for people.
+func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %d CPUs: %s\n\n", r.Version, r.CPUs, strings.Join(r.Args, " "))
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "groups of\tmode\tfitted\tseconds\trounds\tk\tchecked p99\taccess\tprocessing\tlate\tSLO\tsent late p99\tconsumer late p99\t")
+	for i := range r.Rows {
+		fmt.Fprintln(t, strings.Join(r.Rows[i].cells(), "\t")+"\t")
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Row) cells() []string {
+	fitted, seconds, rounds := "-", "-", "-"
+	if f := r.Fit; f != nil {
+		fitted, seconds = yes(f.Fitted, "yes", "no"), fmt.Sprintf("%.1f", f.Seconds)
+		var tried []string
+		for _, n := range f.Rounds {
+			tried = append(tried, fmt.Sprintf("%dx%d", n.K, n.Rounds))
+		}
+		rounds = strings.Join(tried, " ")
+	}
+	p99 := func(q report.Quantiles) string { return report.Micros(q.P99Us) }
+	return []string{
+		fmt.Sprint(r.Group), r.Mode, fitted, seconds, rounds, fmt.Sprint(r.K), p99(r.Check.Delivery), p99(r.Check.Access), p99(r.Check.Processing),
+		fmt.Sprintf("%.2f %%", r.Check.Late*100), yes(r.Check.Met, "met", "missed"), p99(r.Publishers.Late), p99(r.Consumer),
+	}
+}
+
+func yes(is bool, yes, no string) string {
+	if is {
+		return yes
+	}
+	return no
+}
