@@ -229,9 +229,9 @@ var _ = Describe("a broker", func() {
 	It("counts publishers while they are there", func() {
 		b := start(nil)
 		t := topic(b, "t")
-		leave := t.AddPublisher()
+		p := t.AddPublisher("p1")
 		Expect(b.Report()[0].Publishers).To(BeEquivalentTo(1))
-		leave()
+		p.Leave()
 		Expect(b.Report()[0].Publishers).To(BeZero())
 	})
 

@@ -135,7 +135,7 @@ var ErrStorage = errors.New("storage failed")
 
 // publishThrough stores messages at the end of the topic's line on disk. They
 // are accepted then, and durable after Sync.
-func (t *Topic) publishThrough(msgs []*queue.Message) error {
+func (t *Topic) publishThrough(msgs []*queue.Message, p Published) error {
 	t.storing.Lock()
 	defer t.storing.Unlock()
 	s := t.begin()
@@ -164,6 +164,7 @@ func (t *Topic) publishThrough(msgs []*queue.Message) error {
 		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
 	} else {
 		t.mu.core.Appended(len(msgs), bytes, &s.fx)
+		t.captureLocked(p.From, p.Arrival.At, len(msgs))
 	}
 	t.end(s)
 	return err

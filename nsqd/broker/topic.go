@@ -45,6 +45,8 @@ type Topic struct {
 		closed    bool
 		// publishers is the number of open connections that have published here.
 		publishers int
+		capture    *capture // nil: nobody wants one
+		captures   uint64   // ever begun
 		// endToEnd has the channels of which something was finished lately.
 		endToEnd map[*queue.Channel]*e2e.Window
 	}
@@ -203,6 +205,8 @@ type Published struct {
 	Body    []byte // copied
 	Arrival stamp.Arrival
 	Defer   time.Duration
+	// From is who published it, to this topic; nil: not known.
+	From *Publisher
 	// NoWait is for a caller who may not wait for the disk: it gets ErrBusy, and
 	// the same call without NoWait does what it was to do.
 	NoWait bool
@@ -249,7 +253,7 @@ func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 	var err error
 	if t.through {
 		if err = ErrBusy; !p.NoWait {
-			err = t.publishThrough(s.msgs)
+			err = t.publishThrough(s.msgs, p)
 		}
 		// The disk has them, or nobody.
 		for _, m := range s.msgs {
@@ -257,7 +261,7 @@ func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 		}
 		t.discard(s)
 	} else {
-		err = t.accept(now, s, p.NoWait)
+		err = t.accept(now, s, p)
 	}
 	if err == nil {
 		t.figures.arrived(p.Arrival.Source, n)
@@ -267,12 +271,12 @@ func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 
 // accept puts the step's messages at the end of the topic's line in memory, and
 // ends the step.
-func (t *Topic) accept(now stamp.Mono, s *step, noWait bool) (err error) {
+func (t *Topic) accept(now stamp.Mono, s *step, p Published) (err error) {
 	t.mu.Lock()
 	// With a disk, a full line is one that is being written: the publisher
 	// waits for that, unless writing fails.
 	for t.open() == nil && !t.mu.core.Room(len(s.msgs)) && t.spilling() {
-		if noWait {
+		if p.NoWait {
 			err = ErrBusy
 			break
 		}
@@ -284,7 +288,9 @@ func (t *Topic) accept(now stamp.Mono, s *step, noWait bool) (err error) {
 	if err == nil {
 		err = t.mu.core.Put(now, &s.fx, s.msgs...)
 	}
-	if err != nil { // they are still ours
+	if err == nil {
+		t.captureLocked(p.From, p.Arrival.At, len(s.msgs))
+	} else { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	}
 	clear(s.msgs)
@@ -319,6 +325,7 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 		errs = append(errs, err)
 		if err == nil {
 			t.figures.arrived(row[i].Arrival.Source, 1)
+			t.captureLocked(row[i].From, row[i].Arrival.At, 1)
 			continue
 		}
 		s.fx.Free = append(s.fx.Free, m)
@@ -360,19 +367,6 @@ func (t *Topic) open() error {
 		return ErrGone
 	}
 	return nil
-}
-
-// AddPublisher counts a connection that publishes here; the returned function
-// takes it off again and may be called once.
-func (t *Topic) AddPublisher() (remove func()) {
-	t.addPublisher(1)
-	return func() { t.addPublisher(-1) }
-}
-
-func (t *Topic) addPublisher(n int) {
-	t.mu.Lock()
-	t.mu.publishers += n
-	t.mu.Unlock()
 }
 
 // Limit puts the topic under a contract without a share: it accepts, but
@@ -694,6 +688,7 @@ func (t *Topic) close(remove bool) {
 	now := t.broker.now()
 	s := t.begin()
 	t.mu.closed = true
+	t.mu.capture = nil
 	t.mu.core.Stop()
 	if remove {
 		for _, c := range slices.Clone(t.mu.core.Channels()) {

@@ -13,8 +13,8 @@ import (
 )
 
 // From a publisher's socket to a subscriber's and back to FIN a message in
-// steady traffic takes no heap allocation, with rate limiting and with the best
-// stamps there are. One for a hundred messages is left to what comes with time:
+// steady traffic takes no heap allocation, with rate limiting, its arrival
+// captured, and with the best stamps there are. One for a hundred messages is left to what comes with time:
 // the runtime has goroutines and timers of its own.
 func TestAllocationsOverSockets(t *testing.T) {
 	for n := range 3 {
@@ -24,6 +24,10 @@ func TestAllocationsOverSockets(t *testing.T) {
 				defer b.close()
 				sub, pub := b.subscriber(), b.dial()
 				defer pub.Close()
+				// The record doubles a few times on its way to all messages.
+				if !b.broker.Node().Capture("t") {
+					t.Fatal("not captured")
+				}
 				if _, err := pub.Write(wire.AppendMagic(nil)); err != nil {
 					t.Fatal(err)
 				}
@@ -72,6 +76,9 @@ func TestAllocationsOverSockets(t *testing.T) {
 				runtime.ReadMemStats(&after)
 				if n := after.Mallocs - before.Mallocs; n > messages/100 {
 					t.Errorf("%d allocations for %d messages", n, messages)
+				}
+				if n := len(b.broker.Node().Arrivals("t").GetGapNs()); n != most+messages {
+					t.Errorf("%d messages captured, want %d", n, most+messages)
 				}
 			})
 		}

@@ -39,6 +39,7 @@ func BenchmarkPath(b *testing.B) {
 // benched is a broker behind a real listener, for benchmarks and the counting
 // of allocations.
 type benched struct {
+	broker  *broker.Broker
 	tb      testing.TB
 	address string
 	close   func()
@@ -74,7 +75,7 @@ func benchNode(tb testing.TB, loops int, limited bool) *benched {
 		check(err)
 		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e7), Burst: 1e6}, false)
 	}
-	return &benched{tb: tb, address: ln.Addr().String(), close: func() {
+	return &benched{tb: tb, broker: br, address: ln.Addr().String(), close: func() {
 		cancel()
 		wg.Wait()
 		br.Close()

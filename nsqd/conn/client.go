@@ -80,8 +80,8 @@ type client struct {
 // counts as one of the topic's publishers.
 type target struct {
 	topic *broker.Topic
-	leave func()    // takes the connection off the topic's publishers
-	count *pubCount // of the messages to it
+	as    *broker.Publisher // the connection, as one of the topic's publishers
+	count *pubCount         // of the messages to it
 }
 
 // maxTargets bounds the topics that a connection keeps alive, and the search
@@ -465,6 +465,9 @@ func (c *client) do(op *session.Op, now stamp.Mono) error {
 	case session.OpIdentify:
 		id := c.sess.Identity()
 		c.ledger.identity.Store(&id)
+		for _, to := range c.targets {
+			to.as.Rename(id.ClientID)
+		}
 		return nil
 	case session.OpAuth:
 		return c.authenticate(op)
@@ -544,7 +547,7 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	if len(c.targets) == maxTargets {
 		c.leaveTopic(c.targets[0].topic)
 	}
-	c.targets = append(c.targets, target{t, t.AddPublisher(), c.ledger.counter(t.Name())})
+	c.targets = append(c.targets, target{t, t.AddPublisher(c.sess.Identity().ClientID), c.ledger.counter(t.Name())})
 	return &c.targets[len(c.targets)-1], nil
 }
 
@@ -562,7 +565,7 @@ func (c *client) target(name []byte) *target {
 func (c *client) leaveTopic(t *broker.Topic) {
 	c.targets = slices.DeleteFunc(c.targets, func(is target) bool {
 		if is.topic == t {
-			is.leave()
+			is.as.Leave()
 		}
 		return is.topic == t
 	})
@@ -571,7 +574,7 @@ func (c *client) leaveTopic(t *broker.Topic) {
 // leaveTopics leaves all of them.
 func (c *client) leaveTopics() {
 	for _, is := range c.targets {
-		is.leave()
+		is.as.Leave()
 	}
 	c.targets = nil
 }

@@ -15,6 +15,7 @@ import (
 // only while it consumes, or waits for its errand.
 type row struct {
 	topic *broker.Topic
+	as    *broker.Publisher
 	count *pubCount
 	kinds []session.OpKind
 	pubs  []broker.Published // their bodies are in the connection's buffer
@@ -49,10 +50,10 @@ func (c *client) joins(t *task, now stamp.Mono) (joined bool, err error) {
 	}
 	if c.row == nil {
 		c.row = c.srv.rows.Get().(*row)
-		c.row.topic, c.row.count = to.topic, to.count
+		c.row.topic, c.row.as, c.row.count = to.topic, to.as, to.count
 	}
 	c.row.kinds = append(c.row.kinds, op.Kind)
-	c.row.pubs = append(c.row.pubs, broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer})
+	c.row.pubs = append(c.row.pubs, broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, From: c.row.as})
 	c.r += t.n
 	return true, nil
 }
@@ -101,6 +102,7 @@ func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now s
 			return nil, err
 		}
 		t, n := to.topic, 1
+		p.From = to.as
 		if t.Durable() && p.NoWait {
 			return t, broker.ErrBusy
 		}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -100,6 +101,21 @@ func (n *node) expect(method, path, body string, status int, part string) {
 	code, got := n.do(method, path, body)
 	if code != status || !strings.Contains(got, part) {
 		n.t.Errorf("%s %s: %d %s, want %d and %q in it", method, path, code, got, status, part)
+	}
+}
+
+func TestACaptureHasNoNameForHTTP(t *testing.T) {
+	n := start(t, false)
+	n.expect("POST", "/topic/create?topic=t", "", 200, "")
+	if !n.broker.Node().Capture("t") {
+		t.Fatal("not captured")
+	}
+	n.expect("POST", "/pub?topic=t", "x", 200, "OK")
+	n.expect("POST", "/mpub?topic=t", "x\ny\n", 200, "OK")
+	n.expect("POST", "/pub?topic=t", "x", 503, "")
+	a := n.broker.Node().Arrivals("t")
+	if !slices.Equal(a.Publishers, []string{""}) || !slices.Equal(a.Publisher, []uint32{0, 0, 0}) {
+		t.Errorf("publishers %q, messages of %v", a.Publishers, a.Publisher)
 	}
 }
 

@@ -1,0 +1,173 @@
+package broker
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Bounds of a capture. What is beyond is counted as lost.
+const (
+	// maxCaptured is how many messages a piece has at most.
+	maxCaptured = 1 << 16
+	// maxCapturedPublishers is how many publishers a capture tells apart.
+	maxCapturedPublishers = 1 << 16
+)
+
+// capture is the record of a topic's arrivals: every message that is accepted,
+// when it arrived and from whom, for the control plane to replay. What a limit
+// refused is not in it: it took no token.
+//
+// Messages come in the order in which they are accepted, which is not that of
+// their arrival, and leave in pieces that are in order of arrival.
+type capture struct {
+	// Set once.
+	id     uint64 // of the captures of this topic
+	toWall int64  // a stamp.Mono and this is a stamp.Wall
+
+	// Guarded by Topic.mu.
+	piece   []captured
+	numbers map[string]uint32 // of publishers, by client_id
+	named   []string          // those that no piece has named
+	lost    uint64            // since the last piece
+	taken   bool              // a piece was
+	unknown Publisher         // of messages without one
+
+	// spare is the memory of the piece before, for the next; owned by the one
+	// who takes them.
+	spare []captured
+}
+
+// captured is a message.
+type captured struct {
+	at        stamp.Mono
+	publisher uint32
+}
+
+// nobody is the number of publishers beyond maxCapturedPublishers.
+const nobody = math.MaxUint32
+
+// captureLocked records n messages that arrived together, if that is wanted.
+// Requires: mu held.
+func (t *Topic) captureLocked(from *Publisher, at stamp.Mono, n int) {
+	if c := t.mu.capture; c != nil {
+		c.add(from, at, n)
+	}
+}
+
+func (c *capture) add(from *Publisher, at stamp.Mono, n int) {
+	if from == nil {
+		from = &c.unknown
+	}
+	if from.named != c.id {
+		from.named, from.number = c.id, c.number(from.clientID)
+	}
+	room := maxCaptured - len(c.piece)
+	if from.number == nobody {
+		room = 0
+	}
+	if n > room {
+		c.lost += uint64(n - room)
+		n = room
+	}
+	for range n {
+		c.piece = append(c.piece, captured{at, from.number})
+	}
+}
+
+// number returns a publisher's number; connections of one client_id are one.
+func (c *capture) number(clientID string) uint32 {
+	n, known := c.numbers[clientID]
+	if known {
+		return n
+	}
+	n = uint32(len(c.numbers))
+	if n == maxCapturedPublishers {
+		return nobody
+	}
+	c.numbers[clientID] = n
+	c.named = append(c.named, clientID)
+	return n
+}
+
+// Capture begins to record arrivals, anew if they are recorded already.
+// Requires: mono and wall are the same moment.
+func (t *Topic) Capture(mono stamp.Mono, wall stamp.Wall) {
+	c := &capture{toWall: int64(wall) - int64(mono), numbers: map[string]uint32{}}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.captures++
+	c.id = t.mu.captures
+	t.mu.capture = c
+}
+
+// EndCapture drops what is recorded, and records no more.
+func (t *Topic) EndCapture() {
+	t.mu.Lock()
+	t.mu.capture = nil
+	t.mu.Unlock()
+}
+
+// Arrivals returns what was recorded since the last call; nil if nothing is being
+// recorded. There is one caller at a time.
+func (t *Topic) Arrivals() *srtmv1.Arrivals {
+	t.mu.Lock()
+	c := t.mu.capture
+	if c == nil {
+		t.mu.Unlock()
+		return nil
+	}
+	piece := c.piece
+	c.piece = c.spare[:0]
+	a := &srtmv1.Arrivals{Topic: t.name, Publishers: c.named, Lost: c.lost, First: !c.taken}
+	c.named, c.lost, c.taken = nil, 0, true
+	t.mu.Unlock()
+
+	c.spare = piece
+	if len(piece) == 0 {
+		return a
+	}
+	slices.SortFunc(piece, func(a, b captured) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.publisher, b.publisher))
+	})
+	a.StartNs = int64(piece[0].at) + c.toWall
+	a.GapNs = make([]uint64, len(piece))
+	a.Publisher = make([]uint32, len(piece))
+	last := piece[0].at
+	for i, m := range piece {
+		a.GapNs[i] = uint64(m.at.Sub(last))
+		a.Publisher[i] = m.publisher
+		last = m.at
+	}
+	return a
+}
+
+// Capture is Topic.Capture, from now on; false without such a topic.
+func (n Node) Capture(topic string) bool {
+	t, err := n.b.Topic([]byte(topic))
+	if err != nil {
+		return false
+	}
+	t.Capture(n.b.now(), clock.Wall())
+	return true
+}
+
+// EndCapture is Topic.EndCapture, if there is such a topic.
+func (n Node) EndCapture(topic string) {
+	if t, err := n.b.Topic([]byte(topic)); err == nil {
+		t.EndCapture()
+	}
+}
+
+// Arrivals is Topic.Arrivals; nil without such a topic.
+func (n Node) Arrivals(topic string) *srtmv1.Arrivals {
+	t, err := n.b.Topic([]byte(topic))
+	if err != nil {
+		return nil
+	}
+	return t.Arrivals()
+}

@@ -1,0 +1,288 @@
+package broker_test
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"pgregory.net/rapid"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// arrival is a message as the control plane sees it.
+type arrival struct {
+	at        stamp.Wall
+	publisher string
+}
+
+func inOrder(a []arrival) {
+	slices.SortStableFunc(a, func(a, b arrival) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.publisher, b.publisher))
+	})
+}
+
+// listener puts the pieces of one capture together, as the proto says.
+type listener struct {
+	publishers []string
+	lost       uint64
+	pieces     int
+}
+
+func (l *listener) take(a *srtmv1.Arrivals) ([]arrival, error) {
+	if a == nil {
+		return nil, fmt.Errorf("piece %d is missing", l.pieces)
+	}
+	if a.First != (l.pieces == 0) {
+		return nil, fmt.Errorf("piece %d: first is %v", l.pieces, a.First)
+	}
+	l.pieces++
+	l.publishers = append(l.publishers, a.Publishers...)
+	l.lost += a.Lost
+	if len(a.GapNs) != len(a.Publisher) {
+		return nil, fmt.Errorf("%d gaps, %d publishers", len(a.GapNs), len(a.Publisher))
+	}
+	if len(a.GapNs) == 0 {
+		if a.StartNs != 0 {
+			return nil, fmt.Errorf("a start without messages: %d", a.StartNs)
+		}
+		return nil, nil
+	}
+	if a.GapNs[0] != 0 {
+		return nil, fmt.Errorf("a gap before the first: %d", a.GapNs[0])
+	}
+	var all []arrival
+	at := stamp.Wall(a.StartNs)
+	for i, gap := range a.GapNs {
+		if int(a.Publisher[i]) >= len(l.publishers) {
+			return nil, fmt.Errorf("publisher %d of %d", a.Publisher[i], len(l.publishers))
+		}
+		at += stamp.Wall(gap)
+		all = append(all, arrival{at, l.publishers[a.Publisher[i]]})
+	}
+	return all, nil
+}
+
+// alike is a batch of so many messages.
+type alike int
+
+func (n alike) Len() int { return int(n) }
+
+func (n alike) Each(f func([]byte)) {
+	for range n {
+		f([]byte("x"))
+	}
+}
+
+// Whatever is published, in whatever order and by whichever call, each piece of
+// the capture is what was accepted since the piece before, in order of arrival.
+func TestACaptureIsWhatWasAccepted(t *testing.T) {
+	const offset = 1_700_000_000_000_000_000
+	rapid.Check(t, func(t *rapid.T) {
+		b, err := broker.New(broker.Config{Capacity: rapid.IntRange(1, 200).Draw(t, "capacity"), MaxMsgTimeout: time.Minute, Now: func() stamp.Mono { return 0 }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		top, err := b.CreateTopic("t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rapid.Bool().Draw(t, "rejects") {
+			top.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 20}, true)
+		}
+		type publisher struct {
+			name string
+			as   *broker.Publisher
+		}
+		publishers := []publisher{{"", nil}}
+		for range rapid.IntRange(0, 6).Draw(t, "connections") {
+			name := rapid.SampledFrom([]string{"", "p1", "p2", "p3"}).Draw(t, "client_id")
+			publishers = append(publishers, publisher{name, top.AddPublisher(name)})
+		}
+
+		var l *listener // nil: not captured
+		var want []arrival
+		accepted := func(p publisher, at stamp.Mono, n int) {
+			for range n {
+				if l != nil {
+					want = append(want, arrival{offset + stamp.Wall(at), p.name})
+				}
+			}
+		}
+		draw := func() (publisher, broker.Published) {
+			p := rapid.SampledFrom(publishers).Draw(t, "publisher")
+			at := stamp.Mono(rapid.Int64Range(0, 1_000_000_000).Draw(t, "at"))
+			return p, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: at}, From: p.as}
+		}
+		flush := func(*rapid.T) {
+			a := top.Arrivals()
+			if l == nil {
+				if a != nil {
+					t.Fatalf("nothing is captured, and there is %v", a)
+				}
+				return
+			}
+			got, err := l.take(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.IsSortedFunc(got, func(a, b arrival) int { return cmp.Compare(a.at, b.at) }) {
+				t.Fatalf("not in order of arrival: %v", got)
+			}
+			inOrder(got)
+			inOrder(want)
+			if !slices.Equal(got, want) || l.lost > 0 {
+				t.Fatalf("%d lost,\n got %v\nwant %v", l.lost, got, want)
+			}
+			want = nil
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"publish": func(*rapid.T) {
+				p, m := draw()
+				if top.Publish(1e9, 0, m) == nil {
+					accepted(p, m.Arrival.At, 1)
+				}
+			},
+			"batch": func(*rapid.T) {
+				p, m := draw()
+				n := rapid.IntRange(1, 50).Draw(t, "messages")
+				if top.PublishBatch(1e9, 0, m, alike(n)) == nil {
+					accepted(p, m.Arrival.At, n)
+				}
+			},
+			"row": func(*rapid.T) {
+				var from []publisher
+				var row []broker.Published
+				for range rapid.IntRange(1, 20).Draw(t, "messages") {
+					p, m := draw()
+					from, row = append(from, p), append(row, m)
+				}
+				for i, err := range top.PublishRow(1e9, 0, row, nil) {
+					if err == nil {
+						accepted(from[i], row[i].Arrival.At, 1)
+					}
+				}
+			},
+			"empty": func(*rapid.T) { top.Empty() },
+			"begin": func(*rapid.T) {
+				top.Capture(5, offset+5)
+				l, want = &listener{}, nil
+			},
+			"end": func(*rapid.T) {
+				top.EndCapture()
+				l, want = nil, nil
+			},
+			"flush": flush,
+			"":      func(*rapid.T) {},
+		})
+		flush(t)
+	})
+}
+
+var _ = Describe("A capture of arrivals", func() {
+	It("is of a topic there is, while it is there", func() {
+		b := start(nil)
+		node := b.Node()
+		Expect(node.Capture("t")).To(BeFalse())
+		Expect(node.Arrivals("t")).To(BeNil())
+		t := topic(b, "t")
+		Expect(node.Arrivals("t")).To(BeNil())
+		before := clock.Wall()
+		Expect(node.Capture("t")).To(BeTrue())
+		Expect(publish(t, "x")).To(Succeed())
+		got, err := (&listener{}).take(node.Arrivals("t"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(got).To(HaveLen(1))
+		const slack = stamp.Wall(time.Millisecond) // two clocks are read one after the other, and one is slewed
+		Expect(got[0].at).To(And(BeNumerically(">=", before-slack), BeNumerically("<=", clock.Wall()+slack)))
+
+		Expect(b.DeleteTopic("t")).To(Succeed())
+		Expect(node.Arrivals("t")).To(BeNil())
+		node.EndCapture("t")
+		topic(b, "t")
+		Expect(node.Arrivals("t")).To(BeNil())
+		Expect(node.Capture("t")).To(BeTrue())
+		node.EndCapture("t")
+		Expect(node.Arrivals("t")).To(BeNil())
+	})
+
+	It("is bounded, and says what it lost", func() {
+		t := topic(start(nil), "t")
+		one := func(p *broker.Publisher, n int) {
+			GinkgoHelper()
+			Expect(t.PublishBatch(0, 0, broker.Published{From: p}, alike(n))).To(Succeed())
+		}
+		t.Capture(0, 0)
+		l := &listener{}
+		one(nil, 1<<16-10)
+		one(nil, 30)
+		got, err := l.take(t.Arrivals())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(got).To(HaveLen(1 << 16))
+		Expect(l.lost).To(BeEquivalentTo(20))
+		one(nil, 7)
+		got, err = l.take(t.Arrivals())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(got).To(HaveLen(7))
+		Expect(l.lost).To(BeEquivalentTo(20))
+		Expect(l.publishers).To(Equal([]string{""}))
+	})
+
+	It("tells a bounded number of publishers apart", func() {
+		t := topic(start(func(c *broker.Config) { c.Capacity = 1 << 17 }), "t")
+		t.Capture(0, 0)
+		l := &listener{}
+		recorded := 0
+		for i := range 1<<16 + 5 {
+			p := t.AddPublisher(strconv.Itoa(i))
+			for range 2 {
+				Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
+			}
+			p.Leave()
+			if i%10_000 == 0 || i == 1<<16+4 {
+				got, err := l.take(t.Arrivals())
+				Expect(err).NotTo(HaveOccurred())
+				recorded += len(got)
+			}
+			t.Empty()
+		}
+		Expect(l.publishers).To(HaveLen(1 << 16))
+		Expect(recorded).To(Equal(2 << 16))
+		Expect(l.lost).To(BeEquivalentTo(10))
+	})
+
+	DescribeTable("has what goes to disk, too", func(through bool) {
+		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
+		path := GinkgoT().TempDir()
+		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 1000, Through: through, Log: log})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(st.Close)
+		t := topic(start(func(c *broker.Config) { c.Capacity, c.Storage = 10, st }), "t")
+		p := t.AddPublisher("p")
+		t.Capture(0, 0)
+		var want []arrival
+		for i := range 100 {
+			at := stamp.Arrival{At: stamp.Mono(i)}
+			want = append(want, arrival{stamp.Wall(i), "p"})
+			Expect(t.Publish(0, 0, broker.Published{Body: []byte("x"), Arrival: at, From: p})).To(Succeed())
+		}
+		read(t, "c", 10, true) // what comes back from the disk is not accepted again
+		Eventually(func() uint64 { return t.Stats().Delivered }).Should(BeEquivalentTo(100))
+		Expect((&listener{}).take(t.Arrivals())).To(Equal(want))
+	},
+		Entry("what memory does not hold", false),
+		Entry("everything", true),
+	)
+})
