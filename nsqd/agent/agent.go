@@ -138,6 +138,8 @@ type State struct {
 	// LeaseLeft is how much longer the flexible parts of shares last; 0: they
 	// are over.
 	LeaseLeft time.Duration `json:"lease_left_ns"`
+	// Capturing are the topics whose arrivals are being recorded.
+	Capturing []string `json:"capturing,omitempty"`
 }
 
 // SessionState describes one of the two sessions.
@@ -234,6 +236,8 @@ type metrics struct {
 	dropped   *prometheus.CounterVec // by session
 	grants    *prometheus.CounterVec // by result
 	lapses    prometheus.Counter
+	captures  prometheus.Gauge
+	captured  *prometheus.CounterVec // messages, by result
 }
 
 func newMetrics() *metrics {
@@ -250,9 +254,16 @@ func newMetrics() *metrics {
 		lapses: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "srtm_agent_lapses_total", Help: "Shares of which a part, or all, ended with the lease.",
 		}),
+		captures: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "srtm_agent_captures", Help: "Topics whose arrivals are recorded for the control plane.",
+		}),
+		captured: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_agent_captured_messages_total", Help: "Messages whose arrivals were to be recorded, by what became of the record: sent or lost.",
+		}, []string{"result"}),
 	}
 }
 
 func (m *metrics) register(reg prometheus.Registerer) error {
-	return errors.Join(reg.Register(m.connected), reg.Register(m.dropped), reg.Register(m.grants), reg.Register(m.lapses))
+	return errors.Join(reg.Register(m.connected), reg.Register(m.dropped), reg.Register(m.grants), reg.Register(m.lapses),
+		reg.Register(m.captures), reg.Register(m.captured))
 }

@@ -6,6 +6,7 @@
 // the shares it holds.
 //
 // holdings.go is pure: who holds what, which grant is stale. owner.go is the
-// one goroutine that calls the Node. link.go keeps a session open. The other
+// one goroutine that calls the Node; capture.go is what it does for those who want
+// to know when messages arrived. link.go keeps a session open. The other
 // ends are loaddistributor/rpc and tbadaptor/loop.
 package agent

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,19 +33,38 @@ const (
 	// other side would wait for it: after the next hello all is asked again.
 	linkQueue    = 1024
 	reportsQueue = linkQueue / 2
+
+	// arrivalsQueue bounds the messages in the pieces of captures in that queue,
+	// each of about ten bytes. Beyond it the pieces stay in the broker's record,
+	// which is bounded too.
+	arrivalsQueue = 1 << 18
 )
 
 var errSlow = errors.New("the other side does not read: too many replies wait")
 
 // link is one session's way out. The owner puts, a sender of keep writes.
 type link[Req any] struct {
+	// Set once.
 	address string // of the other side
-	out     chan *Req
+	out     chan queued[Req]
 	cut     context.CancelCauseFunc
+
+	// Atomic: the owner adds what it queues, the sender takes off what it wrote. A
+	// stale reading holds a piece back for a moment longer.
+	arrivals atomic.Int64 // messages in the pieces in out
+}
+
+// queued is a message on its way, and how many arrivals are in it.
+type queued[Req any] struct {
+	message  *Req
+	arrivals int64
 }
 
 // reply queues a message that must not be lost while the session lasts.
-func (l *link[Req]) reply(m *Req) {
+func (l *link[Req]) reply(m *Req) { l.put(queued[Req]{m, 0}) }
+
+func (l *link[Req]) put(m queued[Req]) {
+	l.arrivals.Add(m.arrivals)
 	select {
 	case l.out <- m:
 	default:
@@ -59,6 +79,11 @@ func (l *link[Req]) report(m *Req) bool {
 	}
 	l.reply(m)
 	return true
+}
+
+// behind reports whether there is no room for a piece of a capture.
+func (l *link[Req]) behind() bool {
+	return len(l.out) >= reportsQueue || l.arrivals.Load() >= arrivalsQueue
 }
 
 // keeper holds one session after the other open.
@@ -194,14 +219,15 @@ func (k keeper[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn, ad
 	if err != nil {
 		return fmt.Errorf("open session: %w", err)
 	}
-	l := &link[Req]{address: address, out: make(chan *Req, linkQueue), cut: cut}
+	l := &link[Req]{address: address, out: make(chan queued[Req], linkQueue), cut: cut}
 	sender.Go(func() {
 		for {
 			select {
 			case m := <-l.out:
-				if stream.Send(m) != nil {
+				if stream.Send(m.message) != nil {
 					return // Recv says why
 				}
+				l.arrivals.Add(-m.arrivals)
 			case <-ctx.Done():
 				return
 			}

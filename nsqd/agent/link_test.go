@@ -15,7 +15,7 @@ import (
 // no room for a reply.
 func TestALinkThatNobodyReads(t *testing.T) {
 	ctx, cut := context.WithCancelCause(t.Context())
-	l := &link[int]{out: make(chan *int, linkQueue), cut: cut}
+	l := &link[int]{out: make(chan queued[int], linkQueue), cut: cut}
 	sent := 0
 	for l.report(new(int)) {
 		sent++

@@ -46,6 +46,18 @@ type Node interface {
 	// not, with TopicStats.channels set. The caller owns the result.
 	Report() []*srtmv1.TopicStats
 
+	// Capture records from now on of every message that a topic accepts when it
+	// arrived and from whom, anew if it does already; false if there is no such
+	// topic. It ends with EndCapture, or with the topic. What nobody takes is
+	// bounded, and counted as lost.
+	Capture(topic string) bool
+	EndCapture(topic string)
+
+	// Arrivals returns what was recorded since the last call, as the control plane
+	// is to get it; nil if the topic, or its capture, is gone. The caller owns the
+	// result.
+	Arrivals(topic string) *srtmv1.Arrivals
+
 	// Topics returns the names of the topics that exist now, in any order.
 	Topics() []string
 }

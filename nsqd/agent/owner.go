@@ -44,8 +44,11 @@ type owner struct {
 	// grants that are not acknowledged, since their bases are not there yet.
 	disk     map[string]tokenbucket.Share
 	unsaved  map[string]tokenbucket.Tokens
-	control  *controlLink // nil while down
-	grants   *grantLink   // nil while down
+	captures map[string]stamp.Mono // topics whose arrivals are wanted, until when; empty while control is nil
+	flushed  stamp.Mono            // when pieces of them were last sent
+	flush    *time.Timer           // for the next
+	control  *controlLink          // nil while down
+	grants   *grantLink            // nil while down
 	ticker   *time.Ticker
 	interval time.Duration
 	last     time.Time // when the node was last asked for a report
@@ -62,7 +65,7 @@ func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
 		agent: a, ctx: ctx, sessions: sessions,
 		holdings: newHoldings(), lease: lease{strict: a.cfg.Policy == Strict},
 		disk: map[string]tokenbucket.Share{}, unsaved: map[string]tokenbucket.Tokens{},
-		interval: DefaultReportInterval, stopGrants: func() {},
+		captures: map[string]stamp.Mono{}, interval: DefaultReportInterval, stopGrants: func() {},
 	}
 }
 
@@ -72,6 +75,9 @@ func (o *owner) run(ctx context.Context) {
 	defer func() { o.stopGrants() }()
 	o.alarm = time.NewTimer(time.Hour)
 	defer o.alarm.Stop()
+	o.flush = time.NewTimer(time.Hour)
+	defer o.flush.Stop()
+	defer func() { o.endCaptures() }()
 	o.last = time.Now()
 	o.resume()
 	o.publish()
@@ -80,6 +86,8 @@ func (o *owner) run(ctx context.Context) {
 		select {
 		case <-o.alarm.C:
 			o.keepLease(clock.Mono())
+		case <-o.flush.C:
+			o.flushCaptures(clock.Mono())
 		case f := <-o.agent.events:
 			f(o)
 		case <-o.ticker.C:
@@ -122,6 +130,7 @@ func (o *owner) controlUp(l *controlLink) {
 func (o *owner) controlDown(l *controlLink, err error) {
 	if o.control == l {
 		o.control = nil
+		o.endCaptures()
 		o.controlError = err.Error()
 		o.agent.metrics.connected.WithLabelValues(controlSession).Set(0)
 		o.publish()
@@ -147,6 +156,8 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		o.result(l, m.Remove.Request, err)
 	case *srtmv1.ControllerMessage_Drain:
 		o.drain(m.Drain)
+	case *srtmv1.ControllerMessage_Capture:
+		o.capture(m.Capture, clock.Mono())
 	}
 	// Anything else is of a later version, which must not count on us.
 }
@@ -380,6 +391,7 @@ func (o *owner) publish() {
 		Policy:    o.agent.cfg.Policy,
 		LeaseLeft: max(0, o.lease.flexUntil.Sub(clock.Mono())),
 		Held:      []HoldingState{},
+		Capturing: slices.Sorted(maps.Keys(o.captures)),
 	}
 	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
 		in := o.holdings.topics[topic]

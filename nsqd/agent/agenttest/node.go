@@ -47,8 +47,9 @@ type Node struct {
 
 type topic struct {
 	Topic
-	bucket tokenbucket.Bucket
-	stats  *srtmv1.TopicStats
+	bucket  tokenbucket.Bucket
+	stats   *srtmv1.TopicStats
+	capture *capture // nil: nobody wants one
 }
 
 // New returns a Node without topics.

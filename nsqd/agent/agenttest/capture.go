@@ -1,0 +1,91 @@
+package agenttest
+
+import (
+	"cmp"
+	"slices"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Arrival is a message, by when it arrived and the client_id of its publisher.
+type Arrival struct {
+	At        stamp.Wall
+	Publisher string
+}
+
+// capture is what was recorded of a topic.
+type capture struct {
+	piece   []Arrival
+	numbers map[string]uint32 // of publishers
+	named   []string          // those that no piece has named
+	lost    uint64
+	taken   bool
+}
+
+// Arrive has messages accepted, in any order, and lost more that the record has
+// no room for. They are recorded if the topic is being captured; it reports
+// whether it is.
+func (n *Node) Arrive(name string, lost uint64, arrivals ...Arrival) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	if t == nil || t.capture == nil {
+		return false
+	}
+	c := t.capture
+	for _, a := range arrivals {
+		if _, known := c.numbers[a.Publisher]; !known {
+			c.numbers[a.Publisher] = uint32(len(c.numbers))
+			c.named = append(c.named, a.Publisher)
+		}
+	}
+	c.piece = append(c.piece, arrivals...)
+	c.lost += lost
+	return true
+}
+
+// Captured reports whether the topic is being captured.
+func (n *Node) Captured(name string) bool { return n.Arrive(name, 0) }
+
+// Capture implements agent.Node.
+func (n *Node) Capture(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	if t != nil {
+		t.capture = &capture{numbers: map[string]uint32{}}
+	}
+	return t != nil
+}
+
+// EndCapture implements agent.Node.
+func (n *Node) EndCapture(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.mu.topics[name]; t != nil {
+		t.capture = nil
+	}
+}
+
+// Arrivals implements agent.Node.
+func (n *Node) Arrivals(name string) *srtmv1.Arrivals {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	if t == nil || t.capture == nil {
+		return nil
+	}
+	c := t.capture
+	a := &srtmv1.Arrivals{Topic: name, Publishers: c.named, Lost: c.lost, First: !c.taken}
+	slices.SortStableFunc(c.piece, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
+	for i, m := range c.piece {
+		if i == 0 {
+			a.StartNs = int64(m.At)
+		}
+		a.GapNs = append(a.GapNs, uint64(m.At-c.piece[max(0, i-1)].At))
+		a.Publisher = append(a.Publisher, c.numbers[m.Publisher])
+	}
+	c.piece, c.named, c.lost, c.taken = nil, nil, 0, true
+	return a
+}

@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+const (
+	// flushEvery is how often the pieces of captures are sent.
+	flushEvery = 250 * time.Millisecond
+	// maxCapture is how long a capture lasts that nobody asks for again.
+	maxCapture = time.Minute
+)
+
+// capture begins a capture, moves its end, or ends it. The loaddistributor asks
+// again for as long as it wants one: if it forgets, that costs us little.
+func (o *owner) capture(c *srtmv1.CaptureArrivals, now stamp.Mono) {
+	if o.control == nil {
+		return
+	}
+	lasts := min(max(0, c.GetLasts().AsDuration()), maxCapture)
+	if _, running := o.captures[c.Topic]; !running {
+		if lasts == 0 {
+			return
+		}
+		if !o.agent.node.Capture(c.Topic) {
+			o.agent.cfg.Log.Warn("no topic to capture the arrivals of", obs.KeyTopic, c.Topic)
+			return
+		}
+		o.agent.cfg.Log.Info("arrivals are being captured", obs.KeyTopic, c.Topic, obs.KeyDuration, lasts)
+		if len(o.captures) == 0 {
+			o.flushed = now
+		}
+	}
+	o.captures[c.Topic] = now.Add(lasts)
+	o.setFlush(now)
+	o.capturing()
+}
+
+// flushCaptures sends what was recorded, and ends what is over.
+func (o *owner) flushCaptures(now stamp.Mono) {
+	o.flushed = now
+	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
+		o.flushCapture(topic, !now.Before(o.captures[topic]))
+	}
+	o.setFlush(now)
+}
+
+// flushCapture sends what was recorded of one; last: it is over.
+func (o *owner) flushCapture(topic string, last bool) {
+	behind := o.control.behind()
+	if behind && !last {
+		return // the record keeps it
+	}
+	piece := o.agent.node.Arrivals(topic)
+	if last || piece == nil { // or the topic is gone
+		o.agent.node.EndCapture(topic)
+		delete(o.captures, topic)
+		o.agent.cfg.Log.Info("arrivals are not captured any more", obs.KeyTopic, topic)
+		o.capturing()
+	}
+	if piece == nil {
+		return
+	}
+	n, lost := len(piece.GapNs), int(piece.Lost)
+	if behind {
+		n, lost = 0, lost+n // and there is no next piece to say so
+	} else {
+		o.control.put(queued[srtmv1.BrokerMessage]{
+			&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Arrivals{Arrivals: piece}}, int64(n),
+		})
+	}
+	o.agent.metrics.captured.WithLabelValues("sent").Add(float64(n))
+	o.agent.metrics.captured.WithLabelValues("lost").Add(float64(lost))
+}
+
+// endCaptures ends all of them: there is nobody left to tell.
+func (o *owner) endCaptures() {
+	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
+		o.agent.node.EndCapture(topic)
+		delete(o.captures, topic)
+	}
+	o.flush.Stop()
+	o.agent.metrics.captures.Set(0)
+}
+
+// capturing shows how many there are.
+func (o *owner) capturing() {
+	o.agent.metrics.captures.Set(float64(len(o.captures)))
+	o.publish()
+}
+
+// setFlush sets the timer for the next pieces, or for the first end.
+func (o *owner) setFlush(now stamp.Mono) {
+	o.flush.Stop()
+	if len(o.captures) == 0 {
+		return
+	}
+	at := o.flushed.Add(flushEvery)
+	for _, until := range o.captures {
+		at = min(at, until)
+	}
+	o.flush.Reset(max(0, at.Sub(now)))
+}
