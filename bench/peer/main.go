@@ -121,7 +121,7 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []run) {
 				if err != nil {
 					r.Error = err.Error()
 				}
-				fmt.Fprintf(progress, "%s, round %d, %s: %d sent, p99 %.3f ms, %.2f us/msg %s\n", s.name, r.Round, p.name, r.Sent, r.P99, r.CPU, r.Error)
+				fmt.Fprintf(progress, "%s, round %d, %s: %d sent, p99 %.3f ms, %.2f us/msg, load %.2f us/msg, others %.0f%% %s\n", s.name, r.Round, p.name, r.Sent, r.P99, r.CPU, r.Load, r.Others, r.Error)
 				runs = append(runs, r)
 			}
 		}

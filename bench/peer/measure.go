@@ -33,11 +33,14 @@ type run struct {
 	P999 float64 `json:"p999_ms"`
 	Max  float64 `json:"max_ms"`
 
-	InPerSecond  float64 `json:"in_per_s"`  // from the first to the last answer, or write
-	OutPerSecond float64 `json:"out_per_s"` // of one channel, from the first message sent or asked for
+	Late         float64 `json:"late_p99_ms"` // when this process sent, from when a message was due
+	InPerSecond  float64 `json:"in_per_s"`    // from the first to the last answer, or write
+	OutPerSecond float64 `json:"out_per_s"`   // of one channel, from the first message sent or asked for
 
-	CPU         float64  `json:"cpu_us_per_message"` // of the broker, per message sent
-	RSS         float64  `json:"rss_mb"`             // at the end
+	CPU         float64  `json:"cpu_us_per_message"`  // of the broker, per message sent
+	Load        float64  `json:"load_us_per_message"` // of this process, likewise
+	Others      float64  `json:"others_percent"`      // of all processor time there was: what neither used
+	RSS         float64  `json:"rss_mb"`              // at the end
 	PerConn     float64  `json:"bytes_per_connection"`
 	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
 	Collections *float64 `json:"gc_cycles,omitempty"`
@@ -63,7 +66,7 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 		}
 	}()
 	for i := range s.channels {
-		sub, err := subscribe(ctx, b, s, p.dialect, fmt.Sprintf("c%d", i), 0)
+		sub, err := subscribe(b, s, p.dialect, fmt.Sprintf("c%d", i), 0)
 		if err != nil {
 			return r, err
 		}
@@ -71,7 +74,7 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	}
 	measured := subs
 	if s.slow {
-		sub, err := subscribe(ctx, b, s, p.dialect, "slow", 10*time.Millisecond)
+		sub, err := subscribe(b, s, p.dialect, "slow", 10*time.Millisecond)
 		if err != nil {
 			return r, err
 		}
@@ -81,14 +84,11 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	if err != nil {
 		return r, err
 	}
-	pubs, err := connect(ctx, b, s, p.dialect)
+	pubs, err := connect(b, s, p.dialect)
 	if err != nil {
 		return r, err
 	}
 	defer pubs.close()
-	if err := pubs.read(); err != nil {
-		return r, err
-	}
 	time.Sleep(200 * time.Millisecond) // until the broker has seen them all
 	with, err := b.rss()
 	if err != nil {
@@ -96,15 +96,15 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	}
 	r.PerConn = float64(with-before) / float64(s.conns)
 
-	cpu, err := b.cpu()
-	if err != nil {
-		return r, err
-	}
 	asking, _, err := b.heap(ctx)
 	if err != nil {
 		return r, err
 	}
 	used, known, err := b.heap(ctx)
+	if err != nil {
+		return r, err
+	}
+	usedBefore, err := readUsage(b)
 	if err != nil {
 		return r, err
 	}
@@ -128,7 +128,7 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	}
 	sent := clock.Mono()
 	if p.answers != nil {
-		if err := until(ctx, sent.Add(patience), func() bool { return int(pubs.accepted.Load()) >= r.Sent }, pubs.failure); err != nil {
+		if err := pubs.settle(ctx, r.Sent); err != nil {
 			return r, fmt.Errorf("%d of %d messages were accepted: %w", pubs.accepted.Load(), r.Sent, err)
 		}
 		r.Accepted, sent = int(pubs.accepted.Load()), clock.Mono()
@@ -161,10 +161,11 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	if late != nil && !errors.Is(late, errLate) {
 		return r, late
 	}
-	cpuAfter, err := b.cpu()
+	spent, err := readUsage(b)
 	if err != nil {
 		return r, err
 	}
+	spent = spent.since(usedBefore)
 	usedAfter, _, err := b.heap(ctx)
 	if err != nil {
 		return r, err
@@ -185,13 +186,18 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 		return r, errors.New("nothing was delivered")
 	}
 	r.latencies(all)
+	if s.rate > 0 {
+		r.Late = float64(pubs.late.ValueAtQuantile(99)) / 1e6
+	}
 	r.OutPerSecond = float64(r.Delivered) / float64(s.channels) / last.Sub(asked).Seconds()
-	r.CPU = float64((cpuAfter - cpu).Microseconds()) / float64(r.Sent)
+	r.CPU = float64(spent.broker.Microseconds()) / float64(r.Sent)
+	r.Load = float64(spent.load.Microseconds()) / float64(r.Sent)
+	r.Others = spent.others()
 	r.RSS = float64(after) / (1 << 20)
 	if known {
 		// The answer costs thousands itself; the last one as many as the one before.
-		spent := usedAfter.mallocs - used.mallocs - (used.mallocs - asking.mallocs)
-		mallocs, collections := max(0, float64(spent)/float64(r.Sent)), float64(usedAfter.collections-used.collections)
+		objects := usedAfter.mallocs - used.mallocs - (used.mallocs - asking.mallocs)
+		mallocs, collections := max(0, float64(objects)/float64(r.Sent)), float64(usedAfter.collections-used.collections)
 		r.Mallocs, r.Collections = &mallocs, &collections
 	}
 	return r, nil

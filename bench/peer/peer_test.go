@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -16,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -227,6 +231,18 @@ func TestWhatTheSystemSays(t *testing.T) {
 	if _, err := parseRSS([]byte("Name:\tx\n")); err == nil {
 		t.Error("a status without VmRSS is no error")
 	}
+	busy, all, err := parseSystemStat([]byte("cpu  100 20 30 400 50 6 7 8 90 1\ncpu0 1 1 1 1 1 1 1 1 1 1\n"))
+	if busy != 1710*time.Millisecond || all != 6210*time.Millisecond || err != nil {
+		t.Errorf("stat of the machine: %v of %v, %v", busy, all, err)
+	}
+	for _, text := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6 7 8 9 10", "cpu 1 2 3 x 5 6 7 8"} {
+		if _, _, err := parseSystemStat([]byte(text)); err == nil {
+			t.Errorf("%q is no error", text)
+		}
+	}
+	if u := (usage{broker: 3, load: 2, busy: 10, all: 20}); u.others() != 25 || u.since(u).others() != 0 {
+		t.Errorf("others: %v, %v", u.others(), u.since(u).others())
+	}
 	h, ok, err := parseHeap(strings.NewReader("heap profile: 1: 2\n# runtime.MemStats\n# Mallocs = 42\n# Frees = 1\n# NumGC = 3\n"))
 	if h != (heap{42, 3}) || !ok || err != nil {
 		t.Errorf("heap: %+v, %v, %v", h, ok, err)
@@ -277,6 +293,123 @@ func TestScenariosAreSound(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		names[s.name] = true
+	}
+}
+
+// pair returns both ends of a connection during its handshake.
+func pair(t *testing.T) (near, far *socket) {
+	t.Helper()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far = &socket{fd: ends[0], patient: true}, &socket{fd: ends[1], patient: true}
+	if err := errors.Join(near.timeout(patience), far.timeout(patience)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = near.Close() })
+	return near, far
+}
+
+func TestSockets(t *testing.T) {
+	c, far := pair(t)
+	buf := make([]byte, 10)
+	for name, ready := range map[string]func() error{"wait": c.wait, "dontWait": c.dontWait} {
+		if err := ready(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Read(buf); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %d bytes, %v of nothing", name, n, err)
+		}
+		if _, err := far.Write([]byte("abc")); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Read(buf); string(buf[:n]) != "abc" || err != nil {
+			t.Errorf("%s: %q, %v", name, buf[:n], err)
+		}
+	}
+	// More than the other side takes at once is written all the same.
+	want := bytes.Repeat([]byte("0123456789"), 1<<17)
+	got := make(chan []byte)
+	go func() {
+		all, err := io.ReadAll(far)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- all
+	}()
+	if n, err := c.Write(want); n != len(want) || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	if err := unix.Shutdown(c.fd, unix.SHUT_WR); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(<-got, want) {
+		t.Error("what arrives is not what was sent")
+	}
+	if err := far.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(buf); err != io.EOF {
+		t.Errorf("at the end: %v", err)
+	}
+	if _, err := c.Write(buf); !errors.Is(err, unix.EPIPE) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// Answers wait in the sockets, a bounded number, and are all counted at the end.
+func TestAnswersAreReadLate(t *testing.T) {
+	c, far := pair(t)
+	if err := c.dontWait(); err != nil {
+		t.Fatal(err)
+	}
+	one := &publisher{c: c, raw: c}
+	p := &publishers{s: scenario{conns: 1, rate: 100_000, together: 1, size: timeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: newHistogram()}
+	done := make(chan int)
+	go func() {
+		defer close(done)
+		// Every message is answered, the first byte of an answer with the one before.
+		in, ok := make([]byte, len(wire.AppendPub(nil, topic, make([]byte, timeSize)))), wire.AppendResponse(nil, "OK")
+		said := 0
+		for n := 0; ; n++ {
+			if _, err := io.ReadFull(far, in); err != nil {
+				if _, err := far.Write(ok[said:]); n > 0 && err != nil {
+					t.Error(err)
+				}
+				done <- n
+				return
+			}
+			if n > 0 {
+				if _, err := far.Write(append(slices.Clone(ok[said:]), ok[0])); err != nil {
+					t.Error(err)
+				}
+				said = 1
+			}
+		}
+	}()
+	sent, err := p.send(t.Context(), clock.Mono(), 50*time.Millisecond, testkit.Seed(t))
+	if err != nil || sent < 100 {
+		t.Fatalf("%d sent, %v", sent, err)
+	}
+	if most := one.sent - one.answered; most > 2*unread+sent/2 {
+		t.Errorf("%d of %d answers were not read", most, sent)
+	}
+	if err := unix.Shutdown(c.fd, unix.SHUT_WR); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-done; n != sent {
+		t.Errorf("%d arrived of %d", n, sent)
+	}
+	if err := p.settle(t.Context(), sent); err != nil || int(p.accepted.Load()) != sent || one.answered != sent {
+		t.Errorf("%d of %d were accepted, %v", p.accepted.Load(), sent, err)
+	}
+	if err := far.Close(); err != nil {
+		t.Fatal(err)
+	}
+	one.sent++
+	if err := p.settle(t.Context(), sent+1); !errors.Is(err, io.EOF) {
+		t.Errorf("an answer that never comes: %v", err)
 	}
 }
 

@@ -5,11 +5,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"runtime"
-	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 // The load shares the processors with the broker that it measures. Its threads
@@ -30,31 +31,19 @@ func prompt() error {
 	return nil
 }
 
-// spare is how many threads of this process may run at once: one that wakes
-// must not wait for another to make room.
-const spare = 8
+// spare is how many threads of this process may run at once: as many as sleep in
+// system calls that the scheduler is not told of (a sender or a reader of answers,
+// and a subscriber for each channel), and some.
+const spare = 32
 
-// descriptor returns that of a connection on which bytes go as they are; -1
-// under TLS. The connection must stay open.
-func descriptor(c net.Conn) (int, error) {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return -1, nil
+// sleepUntil returns at an instant, or before.
+func sleepUntil(at stamp.Mono) error {
+	when := unix.NsecToTimespec(int64(at))
+	_, _, errno := unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&when)), 0, 0, 0)
+	if errno == unix.EINTR {
+		runtime.Gosched() // it may be the runtime that wants this thread
+	} else if errno != 0 {
+		return fmt.Errorf("sleep: %w", errno)
 	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	fd := -1
-	err = raw.Control(func(f uintptr) { fd = int(f) })
-	return fd, err
-}
-
-// await waits until a descriptor can be read, or written, or has ended.
-func await(fd int, events int16, longest time.Duration) (bool, error) {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(longest/time.Millisecond))
-	if errors.Is(err, unix.EINTR) {
-		return false, nil
-	}
-	return n > 0, err
+	return nil
 }

@@ -3,17 +3,15 @@
 package main
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"os"
 	"sync/atomic"
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -27,10 +25,16 @@ const (
 
 func newHistogram() *hdr.Histogram { return hdr.New(leastLatency, mostLatency, 3) }
 
+// record counts what is out of range at its end.
+func record(h *hdr.Histogram, d time.Duration) {
+	_ = h.RecordValue(min(max(int64(d), leastLatency), mostLatency)) // within range
+}
+
 // subscriber takes the messages of a channel.
 type subscriber struct {
 	// set once
 	c       net.Conn
+	raw     *socket // of c
 	d       dialect
 	channel string
 	slow    time.Duration // that a message takes
@@ -47,15 +51,15 @@ type subscriber struct {
 	err     error
 }
 
-func subscribe(ctx context.Context, b *process, s scenario, d dialect, channel string, slow time.Duration) (*subscriber, error) {
-	c, err := dial(ctx, b, s, d)
+func subscribe(b *process, s scenario, d dialect, channel string, slow time.Duration) (*subscriber, error) {
+	c, raw, err := dial(b, s, d)
 	if err != nil {
 		return nil, fmt.Errorf("subscriber of %s: %w", channel, err)
 	}
-	if err := errors.Join(d.subscribe(c, channel), c.SetDeadline(time.Time{})); err != nil {
-		return nil, errors.Join(fmt.Errorf("subscriber of %s: %w", channel, err), c.Close())
+	if err := errors.Join(d.subscribe(c, channel), raw.wait()); err != nil {
+		return nil, errors.Join(fmt.Errorf("subscriber of %s: %w", channel, err), raw.Close())
 	}
-	return &subscriber{c: c, d: d, channel: channel, slow: slow, latency: newHistogram()}, nil
+	return &subscriber{c: c, raw: raw, d: d, channel: channel, slow: slow, latency: newHistogram()}, nil
 }
 
 // start asks for messages and goes on until close.
@@ -68,8 +72,7 @@ func (s *subscriber) start(from stamp.Mono) {
 }
 
 func (s *subscriber) receive() error {
-	fd, err := descriptor(s.c)
-	if err := errors.Join(err, prompt()); err != nil {
+	if err := prompt(); err != nil {
 		return err
 	}
 	want := credit
@@ -81,11 +84,14 @@ func (s *subscriber) receive() error {
 		return err
 	}
 	in := make([]byte, 0, 1<<18)
-	for {
+	for !s.stopped.Load() {
 		if len(in) == cap(in) {
 			in = append(make([]byte, 0, 2*cap(in)), in...) // a message is larger
 		}
-		n, err := s.read(fd, in[len(in):cap(in)])
+		n, err := s.c.Read(in[len(in):cap(in)])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -95,8 +101,7 @@ func (s *subscriber) receive() error {
 			got++
 			due := stamp.Mono(binary.LittleEndian.Uint64(body))
 			if !due.Before(s.from) {
-				// Out of range is at its end.
-				_ = s.latency.RecordValue(min(max(int64(now.Sub(due)), leastLatency), mostLatency))
+				record(s.latency, now.Sub(due))
 			}
 		})
 		if err != nil {
@@ -114,31 +119,7 @@ func (s *subscriber) receive() error {
 		s.last.Store(int64(now))
 		s.delivered.Add(got)
 	}
-}
-
-// read waits in its own thread for a connection without TLS: the way over Go's
-// poller would count as the broker's.
-func (s *subscriber) read(fd int, p []byte) (int, error) {
-	if fd < 0 {
-		return s.c.Read(p)
-	}
-	for !s.stopped.Load() {
-		if ok, err := await(fd, unix.POLLIN, 50*time.Millisecond); err != nil {
-			return 0, err
-		} else if !ok {
-			continue
-		}
-		switch n, err := unix.Read(fd, p); {
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
-		case err != nil:
-			return 0, err
-		case n == 0:
-			return 0, io.EOF
-		default:
-			return n, nil
-		}
-	}
-	return 0, net.ErrClosed
+	return net.ErrClosed
 }
 
 // failure is why it has ended, if it has.
@@ -154,11 +135,8 @@ func (s *subscriber) failure() error {
 // close ends it and waits for that. It may have been started or not.
 func (s *subscriber) close() {
 	s.stopped.Store(true)
-	if _, raw := s.c.(*net.TCPConn); !raw {
-		_ = s.c.Close() // ends its read
-	}
 	if s.done != nil {
 		<-s.done
 	}
-	_ = s.c.Close()
+	_ = s.raw.Close()
 }

@@ -30,6 +30,9 @@ var columns = []column{
 	{"in/s", always(func(r run) float64 { return r.InPerSecond }), "%.0f", middle, true, false, true},
 	{"out/s", always(func(r run) float64 { return r.OutPerSecond }), "%.0f", middle, true, false, true},
 	{"CPU us/msg", always(func(r run) float64 { return r.CPU }), "%.2f", middle, true, true, true},
+	{"load us/msg", always(func(r run) float64 { return r.Load }), "%.2f", middle, true, true, false},
+	{"late p99", always(func(r run) float64 { return r.Late }), "%.3f", middle, false, true, false},
+	{"others %", always(func(r run) float64 { return r.Others }), "%.0f", most, true, true, false},
 	{"RSS MB", always(func(r run) float64 { return r.RSS }), "%.1f", middle, true, true, true},
 	{"bytes/conn", always(func(r run) float64 { return r.PerConn }), "%.0f", middle, false, true, true},
 	{"mallocs/msg", maybe(func(r run) *float64 { return r.Mallocs }), "%.2f", middle, true, true, false},
@@ -55,6 +58,8 @@ func middle(sorted []float64) float64 { return sorted[len(sorted)/2] }
 // least is of the round that was least disturbed: what else a machine does only
 // adds to a latency.
 func least(sorted []float64) float64 { return sorted[0] }
+
+func most(sorted []float64) float64 { return sorted[len(sorted)-1] }
 
 // figure is of a broker's runs of a scenario; false if there is none.
 func (c column) figure(runs []run) (float64, bool) {
