@@ -261,6 +261,7 @@ func TestBadFlags(t *testing.T) {
 		"--pace=1us":                    "--pace 1µs: want 20us to 1s",
 		"--slo=0s":                      "--slo 0s is not above 0",
 		"--margin=-1":                   "--margin -1: want 0 to 100",
+		"--mcap=-1":                     "--mcap -1: want 1 or more",
 		"--margin=NaN":                  "--margin NaN",
 		"--round=0s":                    "--round 0s: want 1s or more",
 		"--check=0s":                    "--check 0s: want 1s to 10m",

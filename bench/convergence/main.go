@@ -40,10 +40,12 @@ type config struct {
 	pace    time.Duration
 	slo     time.Duration
 	margin  float64
+	mcap    int64 // 0: spareRate
 	round   time.Duration
 	check   time.Duration
 	limit   time.Duration // of one fit
 	json    string
+	data    string // "": removed after success
 	bin     string
 	args    []string
 }
@@ -108,10 +110,12 @@ func parse(args []string, help io.Writer) (*config, error) {
 	fs.DurationVar(&c.pace, "pace", 100*time.Microsecond, "`time` in which a broker's consumer finishes a message")
 	fs.DurationVar(&c.slo, "slo", 10*time.Millisecond, "`latency` that 99 % of the messages are to keep")
 	fs.Float64Var(&c.margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")
+	fs.Int64Var(&c.mcap, "mcap", 0, "greatest rate of each broker within the SLO, in `msg/s`, which decides on how many a topic begins (default twice the contract's: one)")
 	fs.DurationVar(&c.round, "round", 10*time.Second, "length of a round of the mode paper")
 	fs.DurationVar(&c.check, "check", 30*time.Second, "how long what was found is run and measured afterwards")
 	fs.DurationVar(&c.limit, "limit", 4*time.Minute, "how long a fit may take")
 	fs.StringVar(&c.json, "json", "", "`file` for the results as JSON")
+	fs.StringVar(&c.data, "data-dir", "", "`folder` for the processes' logs and data, in one of its own for each row (default a new one, removed after success)")
 	fs.StringVar(&c.bin, "bin-dir", "bin", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub (make build)")
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
 		fs.SetOutput(help)
@@ -141,6 +145,7 @@ func parse(args []string, help io.Writer) (*config, error) {
 	fault(c.pace < 20*time.Microsecond || c.pace > time.Second, "--pace %v: want 20us to 1s", c.pace)
 	fault(c.slo <= 0, "--slo %v is not above 0", c.slo)
 	fault(!(c.margin >= 0 && c.margin <= 100), "--margin %v: want 0 to 100", c.margin)
+	fault(c.mcap < 0, "--mcap %d: want 1 or more, or 0 for the default", c.mcap)
 	fault(c.round < time.Second, "--round %v: want 1s or more", c.round)
 	fault(c.check < time.Second || c.check > 10*time.Minute, "--check %v: want 1s to 10m", c.check)
 	fault(c.limit < time.Second || c.limit > time.Hour, "--limit %v: want 1s to 1h", c.limit)

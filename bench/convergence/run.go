@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -87,13 +88,13 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "srtm-convergence-")
+	dir, err := os.MkdirTemp(c.data, fmt.Sprintf("srtm-convergence-%d-%s-", group, mode))
 	if err != nil {
 		return nil, err
 	}
 	b := &bench{config: c, say: say, addresses: map[string]string{}}
 	defer func() {
-		if err != nil {
+		if err != nil || c.data != "" {
 			say("the logs are in %s", dir)
 			return
 		}
@@ -107,7 +108,7 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 		flags = append(flags, "--fitting-round="+c.round.String())
 	}
 	b.cluster, err = cluster.Start(ctx, cluster.Config{
-		Brokers: c.brokers, Mcap: spareRate * sold.RateMilli / 1000, BinDir: c.bin, LogDir: dir, StartTimeout: startTimeout,
+		Brokers: c.brokers, Mcap: cmp.Or(c.mcap, spareRate*sold.RateMilli/1000), BinDir: c.bin, LogDir: dir, StartTimeout: startTimeout,
 		BrokerFlags: []string{"--log-level=warn", "--mem-queue-size=1000000"}, LoaddistributorFlags: flags,
 	})
 	if err != nil {
