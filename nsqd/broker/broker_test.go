@@ -300,28 +300,6 @@ var _ = Describe("a broker", func() {
 		Expect(b.Topics()).To(HaveLen(1))
 	})
 
-	It("times messages out without anybody asking", func() {
-		b := start(nil)
-		t := topic(b, "t")
-		wake := make(chan struct{}, 1)
-		sub, err := t.Subscribe("c", broker.Subscriber{MsgTimeout: 20 * time.Millisecond}, func() {
-			select {
-			case wake <- struct{}{}:
-			default:
-			}
-		})
-		Expect(err).NotTo(HaveOccurred())
-		Expect(sub.Ready(1)).To(Succeed())
-		Expect(publish(t, "x")).To(Succeed())
-		for attempt := uint16(1); attempt <= 3; attempt++ {
-			Eventually(wake).Should(Receive())
-			d := take(sub, plenty)
-			Expect(d).To(HaveLen(1))
-			Expect(d[0].Attempts).To(Equal(attempt))
-		}
-		sub.Close()
-	})
-
 	It("drains what subscribers can take, and says what nobody will", func() {
 		b := start(nil)
 		t := topic(b, "t")

@@ -1,0 +1,62 @@
+package broker_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// A message that its subscriber keeps for too long is delivered again, without
+// anybody asking, and not before its time.
+func TestMessagesTimeOutWithoutAnybodyAsking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		now := func() stamp.Mono { return stamp.Mono(time.Since(begin)) + 1 }
+		b, err := broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Now: now})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		top, err := b.CreateTopic("t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		const timeout = 20 * time.Millisecond
+		wake := make(chan struct{}, 1)
+		sub, err := top.Subscribe("c", broker.Subscriber{MsgTimeout: timeout}, func() {
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sub.Close()
+		if err := sub.Ready(1); err != nil {
+			t.Fatal(err)
+		}
+		p := broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: now(), Source: stamp.Read}}
+		if err := top.Publish(now(), stamp.Wall(now()), p); err != nil {
+			t.Fatal(err)
+		}
+		for attempt := 1; attempt <= 3; attempt++ {
+			<-wake
+			if at, want := time.Since(begin), time.Duration(attempt-1)*timeout; at != want {
+				t.Errorf("delivery %d after %v, want %v", attempt, at, want)
+			}
+			var out broker.Outgoing
+			if !sub.Take(&out, 1000) || out.Messages() != 1 {
+				t.Fatalf("delivery %d: %d messages", attempt, out.Messages())
+			}
+			m, err := wire.ParseMessage(out.Frames[wire.FrameOverhead:])
+			if err != nil || int(m.Attempts) != attempt {
+				t.Errorf("delivery %d: attempt %d, %v", attempt, m.Attempts, err)
+			}
+		}
+	})
+}
