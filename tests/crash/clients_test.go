@@ -335,9 +335,11 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 		nc.Close()
 	}
 	eventually(t, "left by all", func() bool { return connections(t, d) == 0 })
-	// What it has made for many connections, and keeps for the next, is no file for
-	// each.
-	eventually(t, "without their descriptors", func() bool { return descriptors(d) < idle+many/10 })
+	// The rings for arrival stamps stay, for the next connections. They lie in BPF
+	// maps of 1,024 each, and one more is made before half of a map, or of what is
+	// taken, is all that is left (kernel/hook).
+	maps := 2 + many*3/2/1024
+	eventually(t, "without their descriptors", func() bool { return descriptors(d) <= idle+maps })
 }
 
 // Out of descriptors, a broker goes on with those it has, and takes more
