@@ -48,9 +48,6 @@ func newAcceptor(s *Server, ln net.Listener) (_ *acceptor, err error) {
 	if err == nil {
 		a.conn, err = a.file.SyscallConn()
 	}
-	if _, tcp := ln.(*net.TCPListener); err == nil && tcp {
-		err = a.prepare()
-	}
 	if err != nil {
 		if a.file != nil {
 			a.file.Close()
@@ -64,10 +61,11 @@ func newAcceptor(s *Server, ln net.Listener) (_ *acceptor, err error) {
 	return a, nil
 }
 
-// prepare sets on the listening socket what its connections inherit.
-func (a *acceptor) prepare() error {
+// inherited sets on a socket, before it listens, what its connections inherit:
+// the first of them may be there before the acceptor is.
+func inherited(c syscall.RawConn) error {
 	var inner error
-	err := a.conn.Control(func(fd uintptr) {
+	err := c.Control(func(fd uintptr) {
 		for _, o := range []struct{ level, name, value int }{
 			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
 			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},

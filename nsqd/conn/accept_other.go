@@ -2,7 +2,10 @@
 
 package conn
 
-import "net"
+import (
+	"net"
+	"syscall"
+)
 
 // acceptor is Linux's alone, as the loops are.
 type acceptor struct{}
@@ -11,3 +14,5 @@ func newAcceptor(*Server, net.Listener) (*acceptor, error) { return nil, nil }
 
 func (*acceptor) accept() error { return errNoLoops }
 func (*acceptor) close()        {}
+
+func inherited(syscall.RawConn) error { return nil }

@@ -39,8 +39,9 @@ func BenchmarkPath(b *testing.B) {
 // benched is a broker behind a real listener, for benchmarks and the counting
 // of allocations.
 type benched struct {
-	broker  *broker.Broker
 	tb      testing.TB
+	srv     *conn.Server
+	broker  *broker.Broker
 	address string
 	close   func()
 }
@@ -75,7 +76,7 @@ func benchNode(tb testing.TB, loops int, limited bool) *benched {
 		check(err)
 		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e7), Burst: 1e6}, false)
 	}
-	return &benched{tb: tb, broker: br, address: ln.Addr().String(), close: func() {
+	return &benched{tb: tb, srv: srv, broker: br, address: ln.Addr().String(), close: func() {
 		cancel()
 		wg.Wait()
 		br.Close()
@@ -100,10 +101,10 @@ func (n *benched) dial() net.Conn {
 }
 
 // subscriber returns a connection that has subscribed, and read the answer.
-func (n *benched) subscriber() net.Conn {
+func (n *benched) subscriber(channel string) net.Conn {
 	n.tb.Helper()
 	sub := n.dial()
-	if _, err := sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 2500)); err != nil {
+	if _, err := sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", channel), 2500)); err != nil {
 		n.tb.Fatal(err)
 	}
 	if _, err := io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK))); err != nil {
@@ -115,7 +116,7 @@ func (n *benched) subscriber() net.Conn {
 
 func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) {
 	node := benchNode(b, loops, limited)
-	sub := node.subscriber()
+	sub := node.subscriber("c")
 	r := bufio.NewReaderSize(sub, 64<<10)
 	var wg sync.WaitGroup
 	rounds := max(1, b.N/(publishers*pipeline))

@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
@@ -131,12 +132,14 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 // stamps, or at the path of a Unix socket, whose bytes arrive when they are
 // read.
 func (s *Server) Listen(ctx context.Context, address string) (net.Listener, error) {
-	lc := net.ListenConfig{Control: s.stamps.Control}
+	lc := net.ListenConfig{Control: func(network, address string, c syscall.RawConn) error {
+		return errors.Join(s.stamps.Control(network, address, c), inherited(c))
+	}}
 	lc.SetMultipathTCP(false) // the kernel takes no socket filter on MPTCP
 	return endpoint.Listen(ctx, lc, address)
 }
 
-// Serve accepts from ln until ctx ends; then it closes ln and returns, while
+// Serve accepts from ln, which is Listen's, until ctx ends; then it closes ln and returns, while
 // the connections go on until Shutdown, which must follow.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer ln.Close()

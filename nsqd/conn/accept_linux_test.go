@@ -1,0 +1,47 @@
+package conn_test
+
+import (
+	"net"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Clients that have waited for a broker are there before it serves them. Without
+// TCP_NODELAY each of several replies in a row would wait for the peer's delayed
+// acknowledgement of the one before, 40 ms.
+func TestConnectionsAreReadyBeforeAnybodyAccepts(t *testing.T) {
+	n := benchNode(t, 1, false)
+	defer n.close()
+	ln, err := n.srv.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	client, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	f, err := ln.(*net.TCPListener).File() // Accept of package net would set the options
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.SetNonblock(int(f.Fd()), false); err != nil {
+		t.Fatal(err)
+	}
+	fd, _, err := unix.Accept4(int(f.Fd()), unix.SOCK_CLOEXEC)
+	if err != nil {
+		t.Fatal(os.NewSyscallError("accept", err))
+	}
+	defer unix.Close(fd)
+	for name, o := range map[string]struct{ level, name int }{
+		"TCP_NODELAY": {unix.IPPROTO_TCP, unix.TCP_NODELAY}, "SO_KEEPALIVE": {unix.SOL_SOCKET, unix.SO_KEEPALIVE},
+	} {
+		if on, err := unix.GetsockoptInt(fd, o.level, o.name); err != nil || on == 0 {
+			t.Errorf("%s: %d, %v", name, on, err)
+		}
+	}
+}
