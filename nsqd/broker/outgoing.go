@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -36,6 +37,7 @@ func (o *Outgoing) Reset() { o.Frames, o.sent = o.Frames[:0], o.sent[:0] }
 
 func (o *Outgoing) add(d *queue.Delivery) {
 	m := d.Message
+	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // once, not for each field
 	o.Frames = wire.AppendMessage(o.Frames, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
 	due := m.Eligible
 	if m.Defer > 0 {

@@ -91,7 +91,7 @@ func newTopic(b *Broker, name string) *Topic {
 	t.mu.spillers = make(map[*queue.Line]*spiller)
 	t.figures.mu.reported.at = b.now() // the first interval begins with the topic
 	t.room.L = &t.mu
-	t.steps.New = func() any { return new(step) }
+	t.steps.New = func() any { return t.newStep() }
 	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
 	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)
 	return t
@@ -101,12 +101,29 @@ func newTopic(b *Broker, name string) *Topic {
 type step struct {
 	fx     queue.Effects
 	msgs   []*queue.Message // scratch of a publisher
+	batch  batch
 	woken  []*Subscription
 	spill  []*spiller
 	coarse stamp.Mono
 	sharp  stamp.Mono
 	listed bool // a channel has come or gone
 	record bool // what is recorded of the topic has changed otherwise
+}
+
+// batch makes messages of the bodies of one PublishBatch.
+type batch struct {
+	gather func(body []byte) // made once, since a closure is allocated
+	like   Published
+	wall   stamp.Wall
+}
+
+func (t *Topic) newStep() *step {
+	s := new(step)
+	s.batch.gather = func(body []byte) {
+		s.batch.like.Body = body
+		s.msgs = append(s.msgs, t.message(s.batch.wall, s.batch.like))
+	}
+	return s
 }
 
 // begin takes the lock. Every begin is followed by end.
@@ -240,10 +257,9 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 		return t.mu.core.Refuse(queue.ErrFull, n)
 	}
 	s := t.steps.Get().(*step)
-	bodies.Each(func(body []byte) {
-		p.Body = body
-		s.msgs = append(s.msgs, t.message(wall, p))
-	})
+	s.batch.like, s.batch.wall = p, wall
+	bodies.Each(s.batch.gather)
+	s.batch.like = Published{}
 	return t.put(now, s, p)
 }
 

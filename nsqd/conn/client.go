@@ -50,6 +50,7 @@ type client struct {
 	unsettled []unsettled
 	row       *row // nil: no publishes wait to be handed over
 	sub       *broker.Subscription
+	batch     wire.Batch  // the MPUB in hand: broker.Bodies, without an allocation
 	cred      credentials // where clients need leave
 	seat      *seat       // on a loop; nil: not
 
@@ -159,7 +160,7 @@ func (c *client) linger() {
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
-	c.buf = nil
+	c.giveBack()
 	left := int64(math.MaxInt64)
 	if closing, _ := c.sess.Closing(); closing {
 		left = lingerBytes
@@ -307,7 +308,7 @@ func (c *client) makeRoom() {
 	if unread == 0 {
 		c.r, c.w = 0, 0
 		if len(c.buf) > maxIdle {
-			c.buf = nil
+			c.giveBack()
 		}
 	}
 	need := max(c.sess.Need(), unread+1)
@@ -323,10 +324,19 @@ func (c *client) makeRoom() {
 	}
 }
 
+// grow moves what is unread to a buffer of that size or more. Requires: the old
+// one is the connection's own, and nothing else refers to it.
 func (c *client) grow(size int) {
-	buf := make([]byte, max(size, minBuffer))
-	c.w = copy(buf, c.buf[c.r:c.w])
-	c.buf, c.r = buf, 0
+	buf := c.srv.buffers.get(size)
+	n := copy(buf, c.buf[c.r:c.w])
+	c.giveBack()
+	c.buf, c.w = buf, n
+}
+
+// giveBack empties the buffer, and gives it back. Requires as for grow.
+func (c *client) giveBack() {
+	c.srv.buffers.put(c.buf)
+	c.buf, c.r, c.w = nil, 0, 0
 }
 
 // What consume returns on a loop, with the operation in seat.held.
@@ -513,7 +523,10 @@ func (c *client) publish(t *task, now stamp.Mono) (*broker.Topic, error) {
 	}
 	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, NoWait: c.hurries()}
 	if op.Kind == session.OpMpub {
-		return c.hand(op.Topic, p, &op.Batch, now)
+		c.batch = op.Batch
+		t, err := c.hand(op.Topic, p, &c.batch, now)
+		c.batch = wire.Batch{}
+		return t, err
 	}
 	return c.hand(op.Topic, p, nil, now)
 }

@@ -42,7 +42,6 @@ type loop struct {
 
 	// Memory that all connections share while they have their turn.
 	buf    []byte          // read into
-	spare  [][]byte        // minBuffer bytes each, at most maxSpare
 	going  broker.Outgoing // written from
 	errand sync.WaitGroup
 
@@ -62,8 +61,6 @@ const (
 	// copied is how much of an unfinished command is moved in front of the next
 	// read; more than that stays in a buffer of the connection's own.
 	copied = 4 << 10
-	// maxSpare is how many buffers for unfinished commands are kept.
-	maxSpare = 256
 	// loopGather is what one write gathers, unless a message is larger.
 	loopGather = 64 << 10
 	// repliesOwed is how much a connection that takes nothing may let pile up
@@ -118,7 +115,7 @@ func newLoop(s *Server) (*loop, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &loop{srv: s, poller: p, buf: make([]byte, loopBuffer)}, nil
+	return &loop{srv: s, poller: p, buf: s.buffers.get(loopBuffer)}, nil
 }
 
 // post has the loop look at a connection. Any goroutine may call it, at any
@@ -304,10 +301,8 @@ func (l *loop) readable(c *client) {
 	}
 	if own := c.w - c.r; own <= copied {
 		n := copy(l.buf, c.buf[c.r:c.w])
-		if len(c.buf) == minBuffer && len(l.spare) < maxSpare {
-			l.spare = append(l.spare, c.buf)
-		}
-		c.buf, c.r, c.w = l.buf, 0, n
+		c.giveBack()
+		c.buf, c.w = l.buf, n
 	} else {
 		c.makeRoom()
 	}
@@ -359,27 +354,19 @@ func (l *loop) consumed(c *client, err error) {
 // and nothing else.
 func (l *loop) keep(c *client) {
 	rest := c.buf[c.r:c.w]
-	read := c.buf[:c.w]
-	shared := len(c.buf) > 0 && &c.buf[0] == &l.buf[0]
-	switch {
-	case len(rest) == 0:
-		c.buf = nil
-	case shared:
-		var own []byte
-		if n := len(l.spare) - 1; n >= 0 && len(rest) <= minBuffer {
-			own, l.spare = l.spare[n], l.spare[:n]
-		} else {
-			own = make([]byte, max(len(rest), minBuffer))
+	if len(c.buf) == 0 || &c.buf[0] != &l.buf[0] {
+		if len(rest) == 0 {
+			c.giveBack()
 		}
-		copy(own, rest)
-		c.buf = own
-	default:
 		return
 	}
-	if shared {
-		scribble(read) // the next connection's
+	read := c.buf[:c.w]
+	c.buf, c.r, c.w = nil, 0, len(rest)
+	if len(rest) > 0 {
+		c.buf = c.srv.buffers.get(len(rest))
+		copy(c.buf, rest)
 	}
-	c.r, c.w = 0, len(rest)
+	scribble(read) // the next connection's
 }
 
 // hold keeps an operation for an errand, or for a goroutine.
@@ -413,7 +400,7 @@ func (s *seat) admits(c *client, t *task, now stamp.Mono) error {
 // operation refers to it.
 func (l *loop) lend(c *client) {
 	if &c.buf[0] == &l.buf[0] {
-		l.buf = make([]byte, loopBuffer)
+		l.buf = l.srv.buffers.get(loopBuffer)
 	}
 }
 
@@ -628,7 +615,7 @@ func (l *loop) finish(c *client, err error, linger bool) {
 	}
 	l.letGo(c)
 	c.logEnd(err)
-	c.buf = nil
+	c.giveBack()
 	s.phase, s.linger = ending, linger
 	if err := l.flush(c); err != nil {
 		l.shut(c)

@@ -108,7 +108,7 @@ func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now s
 		}
 		if bodies != nil {
 			n = bodies.Len()
-			err = t.PublishBatch(now, c.wall, p, *bodies)
+			err = t.PublishBatch(now, c.wall, p, bodies)
 		} else {
 			err = t.Publish(now, c.wall, p)
 		}

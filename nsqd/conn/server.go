@@ -105,6 +105,7 @@ type Server struct {
 	faults   atomic.Uint64 // connections closed for a fatal protocol error
 	turn     atomic.Uint32 // of the loops, to get a connection
 	rows     sync.Pool     // of *row, empty
+	buffers  buffers
 
 	mu struct {
 		sync.Mutex
