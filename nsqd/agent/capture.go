@@ -24,7 +24,8 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now stamp.Mono) {
 		return
 	}
 	lasts := min(max(0, c.GetLasts().AsDuration()), maxCapture)
-	if _, running := o.captures[c.Topic]; !running {
+	_, running := o.captures[c.Topic]
+	if !running {
 		if lasts == 0 {
 			return
 		}
@@ -38,6 +39,9 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now stamp.Mono) {
 		}
 	}
 	o.captures[c.Topic] = now.Add(lasts)
+	if !running {
+		o.flushCapture(c.Topic, false) // says from when on the record is whole
+	}
 	o.setFlush(now)
 	o.capturing()
 }

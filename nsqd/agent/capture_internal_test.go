@@ -62,6 +62,9 @@ func TestACaptureThatNobodyReads(t *testing.T) {
 		}
 	}
 	ask(time.Second)
+	if first := <-o.control.out; !first.message.GetArrivals().GetFirst() {
+		t.Fatalf("not a first piece: %v", first.message)
+	}
 	for i := range 6 {
 		arrive()
 		o.flushCaptures(0)

@@ -290,9 +290,9 @@ func (x *BrokerReport) GetTopics() []*TopicStats {
 
 // Arrivals is a piece of the record that CaptureArrivals asked for: of the
 // messages that were accepted since the piece before, when they arrived and from
-// whom. Pieces come about four times a second, without messages too, so that the
-// silence of publishers is known. Their times may overlap: a connection that is
-// read late says late when its messages arrived.
+// whom. The first comes at once, the next about four times a second, without
+// messages too, so that the silence of publishers is known. Their times may
+// overlap: a connection that is read late says late when its messages arrived.
 type Arrivals struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
