@@ -297,11 +297,13 @@ var _ = Describe("Moving publishers", func() {
 		Consistently(gone, "100ms").ShouldNot(Receive())
 
 		// Of a broker that nobody belongs to any more, for as long as somebody is there.
+		n1.Use("t", true)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Publishers: 1})
 		move("b2", "g.1", "g.2")
 		Eventually(gone).Should(Receive(ConsistOf("t/g.1", "t/g.2")))
 		Eventually(gone).Should(Receive(ConsistOf("t/g.1", "t/g.2")))
 		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.1", "t/g.2")))
+		n1.Use("t", false)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
 		Eventually(has(n1, "t")).Should(BeFalse())
 	})
