@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -58,9 +57,6 @@ func (o *options) openStore() (store.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Client.TLS, err = o.etcdTLS(); err != nil {
-		return nil, err
-	}
 	e, err := store.NewEtcd(cfg)
 	if err != nil {
 		return nil, err
@@ -68,42 +64,39 @@ func (o *options) openStore() (store.Store, error) {
 	return e, nil
 }
 
+// etcdConfig reads the files of what etcd is shown, and returns everything that
+// is wrong.
 func (o *options) etcdConfig() (store.EtcdConfig, error) {
+	var errs []error
+	encrypted, err := o.etcdSecurity.TLS(etcdPrefix)
+	errs = append(errs, err)
+	password := ""
+	switch {
+	case (o.etcdUser == "") != (o.etcdPasswordFile == ""):
+		errs = append(errs, errors.New("--etcd-user and --etcd-password-file: want both or neither"))
+	case o.etcdUser != "":
+		text, err := os.ReadFile(o.etcdPasswordFile)
+		if password = strings.TrimRight(string(text), "\r\n"); err != nil {
+			errs = append(errs, fmt.Errorf("--etcd-password-file: %w", err))
+		} else if password == "" {
+			errs = append(errs, fmt.Errorf("--etcd-password-file %s: is empty", o.etcdPasswordFile))
+		}
+	}
+	for _, endpoint := range o.etcdEndpoints {
+		// The client would speak in clear, whatever else is configured.
+		if encrypted != nil && strings.HasPrefix(endpoint, "http://") {
+			errs = append(errs, fmt.Errorf("--etcd-endpoint %s: with --%stls-ca, want https", endpoint, etcdPrefix))
+		}
+	}
 	cfg := store.EtcdConfig{
 		Client: clientv3.Config{
-			Endpoints: o.etcdEndpoints, Username: o.etcdUser, Password: os.Getenv(etcdPasswordEnv),
+			Endpoints: o.etcdEndpoints, Username: o.etcdUser, Password: password, TLS: encrypted,
 			DialTimeout: 2 * time.Second, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 			Logger: zap.NewNop(), // what it would say, errors say
 		},
 		Prefix: o.etcdPrefix, Lease: o.etcdLease,
 	}
-	return cfg, cfg.Validate()
-}
-
-// etcdTLS returns nil when no certificate is configured.
-func (o *options) etcdTLS() (*tls.Config, error) {
-	if o.etcdCA == "" && o.etcdCert == "" {
-		return nil, nil
-	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
-	if o.etcdCA != "" {
-		pem, err := os.ReadFile(o.etcdCA)
-		if err != nil {
-			return nil, fmt.Errorf("--etcd-ca-file: %w", err)
-		}
-		cfg.RootCAs = x509.NewCertPool()
-		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--etcd-ca-file %s: no certificate in it", o.etcdCA)
-		}
-	}
-	if o.etcdCert != "" {
-		pair, err := tls.LoadX509KeyPair(o.etcdCert, o.etcdKey)
-		if err != nil {
-			return nil, fmt.Errorf("--etcd-cert-file, --etcd-key-file: %w", err)
-		}
-		cfg.Certificates = []tls.Certificate{pair}
-	}
-	return cfg, nil
+	return cfg, errors.Join(append(errs, cfg.Validate())...)
 }
 
 // alternate serves as a follower until this process leads, then as the leader,

@@ -66,6 +66,31 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 	}
 }
 
+func TestFaultsOfEtcdsFlags(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	authority := testkit.NewAuthority(t)
+	for name, c := range map[string]struct {
+		flags []string
+		want  string
+	}{
+		"a user without a password":  {[]string{"--etcd-user=u"}, "--etcd-user and --etcd-password-file"},
+		"a password without a user":  {[]string{"--etcd-password-file=" + empty}, "--etcd-user and --etcd-password-file"},
+		"a password that is none":    {[]string{"--etcd-user=u", "--etcd-password-file=" + empty}, "is empty"},
+		"a password that is nowhere": {[]string{"--etcd-user=u", "--etcd-password-file=" + empty + "r"}, "--etcd-password-file"},
+		"an authority that is none":  {[]string{"--etcd-tls-ca=" + empty}, "--etcd-tls-ca"},
+		"half a pair":                {[]string{"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + authority.File}, "--etcd-tls-cert and --etcd-tls-key"},
+		"certificates, but in clear": {[]string{"--etcd-tls-ca=" + authority.File, "--etcd-endpoint=http://127.0.0.1:1"}, "want https"},
+	} {
+		_, err := parse(append([]string{"--store=etcd", "--etcd-endpoint=127.0.0.1:2379"}, c.flags...), io.Discard)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
 // free returns an address that nobody listens on just now.
 func free(t *testing.T) string {
 	ln := testkit.Listen(t)

@@ -42,9 +42,10 @@ type options struct {
 	store, dataPath          string
 	advertise                string // what a leader tells others
 	etcdEndpoints            list
-	etcdPrefix, etcdUser     string
-	etcdCA, etcdCert         string
-	etcdKey                  string
+	etcdPrefix               string
+	etcdUser                 string
+	etcdPasswordFile         string
+	etcdSecurity             secure.ClientConfig // without a token
 	etcdLease                time.Duration
 	reportInterval           time.Duration
 	prepareTimeout           time.Duration
@@ -62,8 +63,12 @@ type options struct {
 // fittingOff is --fitting for topics that stay where their rate placed them.
 const fittingOff = "off"
 
-// adaptorPrefix begins the flags of the credentials for a tbadaptor.
-const adaptorPrefix = "tbadaptor-"
+// adaptorPrefix begins the flags of the credentials for a tbadaptor, etcdPrefix
+// those for etcd.
+const (
+	adaptorPrefix = "tbadaptor-"
+	etcdPrefix    = "etcd-"
+)
 
 // list is a flag that may be repeated.
 type list []string
@@ -77,9 +82,6 @@ func (l *list) Set(s string) error {
 	*l = append(*l, s)
 	return nil
 }
-
-// etcdPasswordEnv keeps the password out of process lists and files.
-const etcdPasswordEnv = "SRTM_ETCD_PASSWORD"
 
 // parse reads the flags and the file, and returns all that is wrong with them.
 func parse(args []string, out io.Writer) (*options, error) {
@@ -100,10 +102,9 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.Var(&o.etcdEndpoints, "etcd-endpoint", "`URL` of an etcd member, for --store=etcd; may be repeated")
 	fs.StringVar(&o.etcdPrefix, "etcd-prefix", "/srtm/loaddistributor/", "`prefix` of all keys in etcd")
 	fs.DurationVar(&o.etcdLease, "etcd-lease", 5*time.Second, "how long a leader that says nothing still leads; whole seconds")
-	fs.StringVar(&o.etcdUser, "etcd-user", "", "etcd `user`; the password is in the environment, "+etcdPasswordEnv)
-	fs.StringVar(&o.etcdCA, "etcd-ca-file", "", "PEM `file` of the authorities of etcd's certificate")
-	fs.StringVar(&o.etcdCert, "etcd-cert-file", "", "PEM `file` of our certificate for etcd")
-	fs.StringVar(&o.etcdKey, "etcd-key-file", "", "PEM `file` of its key")
+	fs.StringVar(&o.etcdUser, "etcd-user", "", "`user` of etcd's, with --etcd-password-file")
+	fs.StringVar(&o.etcdPasswordFile, "etcd-password-file", "", "`file` with the user's password")
+	o.etcdSecurity.TLSFlags(fs, etcdPrefix, "etcd")
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
@@ -167,9 +168,6 @@ func (o *options) validate() error {
 	case storeEtcd:
 		_, err := o.etcdConfig()
 		errs = append(errs, err)
-		if (o.etcdCert == "") != (o.etcdKey == "") {
-			errs = append(errs, errors.New("--etcd-cert-file and --etcd-key-file: want both or neither"))
-		}
 	default:
 		errs = append(errs, fmt.Errorf("--store %q is none of bbolt, etcd, memory", o.store))
 	}

@@ -24,39 +24,25 @@ type ClientConfig struct {
 
 // Flags adds the flags, each with a prefix, such as "control-".
 func (c *ClientConfig) Flags(fs Flags, prefix, whom string) {
+	c.TLSFlags(fs, prefix, whom)
+	fs.StringVar(&c.TokenFile, prefix+"token-file", "", "`file` with the token for "+whom)
+}
+
+// TLSFlags is Flags for a server that takes no tokens of ours.
+func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
 	fs.StringVar(&c.CAFile, prefix+"tls-ca", "", "PEM `file` of the authorities of the certificate of "+whom+", or \""+SystemCA+"\": gRPC with TLS")
 	fs.StringVar(&c.CertFile, prefix+"tls-cert", "", "PEM `file` of our certificate for "+whom)
 	fs.StringVar(&c.KeyFile, prefix+"tls-key", "", "PEM `file` of its key")
-	fs.StringVar(&c.TokenFile, prefix+"token-file", "", "`file` with the token for "+whom)
 }
 
 // Load reads the files and returns the options of a connection, or everything
 // that is wrong, in the flags' names with the prefix.
 func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
-	var errs []error
+	cfg, err := c.TLS(prefix)
+	errs := []error{err}
 	transport := insecure.NewCredentials()
-	if c.CAFile != "" {
-		cfg := &tls.Config{MinVersion: tls.VersionTLS12}
-		if c.CAFile != SystemCA {
-			pool, err := readPool(c.CAFile)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("--%stls-ca: %w", prefix, err))
-			}
-			cfg.RootCAs = pool
-		}
-		if c.CertFile != "" && c.KeyFile != "" {
-			pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("--%[1]stls-cert, --%[1]stls-key: %[2]w", prefix, err))
-			}
-			cfg.Certificates = []tls.Certificate{pair}
-		}
+	if cfg != nil {
 		transport = credentials.NewTLS(cfg)
-	} else if c.CertFile != "" {
-		errs = append(errs, fmt.Errorf("--%[1]stls-cert needs --%[1]stls-ca", prefix))
-	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		errs = append(errs, fmt.Errorf("--%[1]stls-cert and --%[1]stls-key: want both or neither", prefix))
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(transport)}
 	if c.TokenFile != "" {
@@ -67,6 +53,36 @@ func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
 		options = append(options, grpc.WithPerRPCCredentials(bearer(token)))
 	}
 	return options, errors.Join(errs...)
+}
+
+// TLS is Load without the token; nil: in clear.
+func (c ClientConfig) TLS(prefix string) (*tls.Config, error) {
+	var errs []error
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		errs = append(errs, fmt.Errorf("--%[1]stls-cert and --%[1]stls-key: want both or neither", prefix))
+	}
+	if c.CAFile == "" {
+		if c.CertFile != "" {
+			errs = append(errs, fmt.Errorf("--%[1]stls-cert needs --%[1]stls-ca", prefix))
+		}
+		return nil, errors.Join(errs...)
+	}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.CAFile != SystemCA {
+		pool, err := readPool(c.CAFile)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%stls-ca: %w", prefix, err))
+		}
+		cfg.RootCAs = pool
+	}
+	if c.CertFile != "" && c.KeyFile != "" {
+		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%[1]stls-cert, --%[1]stls-key: %[2]w", prefix, err))
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	return cfg, errors.Join(errs...)
 }
 
 // bearer shows a token with each call. In clear, too, where there is no TLS:

@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
@@ -33,9 +35,20 @@ import (
 // is the end of the log. So a leader that was stopped for longer than its lease
 // and goes on cannot write, whatever it believes.
 type Etcd struct {
-	client *clientv3.Client
+	// Set once.
+	cfg    clientv3.Config
 	prefix string
 	ttl    time.Duration
+
+	// link has one entry: whoever takes it, to dial or to look, puts it back.
+	link chan link
+}
+
+// link is the connection, once there is one. With a user there is none before
+// etcd has taken its password.
+type link struct {
+	client *clientv3.Client
+	closed bool
 }
 
 // Bounds of what goes into one transaction: etcd takes 1.5 MiB and 128
@@ -68,19 +81,59 @@ func (c EtcdConfig) Validate() error {
 	if c.Lease < time.Second || c.Lease > time.Hour || c.Lease%time.Second != 0 {
 		errs = append(errs, fmt.Errorf("etcd lease %v: want 1s to 1h, in whole seconds", c.Lease))
 	}
+	if c.Client.Username != "" && c.Client.DialTimeout <= 0 {
+		errs = append(errs, errors.New("etcd: a user's first connection needs a dial timeout"))
+	}
 	return errors.Join(errs...)
 }
 
-// NewEtcd returns a store; it connects when it is first needed.
+// NewEtcd returns a store; it connects when it is first needed. It fails when
+// etcd refuses the user, but not while etcd is away.
 func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	client, err := clientv3.New(cfg.Client)
-	if err != nil {
-		return nil, fmt.Errorf("etcd: %w", err)
+	e := &Etcd{cfg: cfg.Client, prefix: cfg.Prefix, ttl: cfg.Lease, link: make(chan link, 1)}
+	e.link <- link{}
+	if _, err := e.client(context.Background()); err != nil && !away(err) {
+		return nil, err
 	}
-	return &Etcd{client: client, prefix: cfg.Prefix, ttl: cfg.Lease}, nil
+	return e, nil
+}
+
+// client dials unless that has been done. It takes the dial timeout at most.
+func (e *Etcd) client(ctx context.Context) (*clientv3.Client, error) {
+	var l link
+	select {
+	case l = <-e.link:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("etcd: %w", context.Cause(ctx))
+	}
+	defer func() { e.link <- l }()
+	if l.closed {
+		return nil, errClosed
+	}
+	if l.client == nil {
+		client, err := clientv3.New(e.cfg)
+		if err != nil {
+			return nil, fmt.Errorf("etcd: %w", err)
+		}
+		l.client = client
+	}
+	return l.client, nil
+}
+
+// away reports whether err is of an etcd that does not answer.
+func away(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	var coded interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &coded) {
+		return false
+	}
+	code := coded.GRPCStatus().Code()
+	return code == codes.Unavailable || code == codes.DeadlineExceeded
 }
 
 func (e *Etcd) key(parts ...string) string { return e.prefix + strings.Join(parts, "/") }
@@ -90,11 +143,23 @@ func hex(v uint64) string                  { return fmt.Sprintf("%016x", v) }
 func (e *Etcd) election() string { return e.prefix + "leader" }
 
 // Close implements Store.
-func (e *Etcd) Close() error { return e.client.Close() }
+func (e *Etcd) Close() error {
+	l := <-e.link
+	client := l.client
+	e.link <- link{closed: true}
+	if client == nil {
+		return nil
+	}
+	return client.Close()
+}
 
 // Leader implements Store.
 func (e *Etcd) Leader(ctx context.Context) (string, error) {
-	r, err := e.client.Get(ctx, e.election()+"/", clientv3.WithFirstCreate()...)
+	client, err := e.client(ctx)
+	if err != nil {
+		return "", err
+	}
+	r, err := client.Get(ctx, e.election()+"/", clientv3.WithFirstCreate()...)
 	if err != nil {
 		return "", fmt.Errorf("etcd: leader: %w", err)
 	}
@@ -106,18 +171,22 @@ func (e *Etcd) Leader(ctx context.Context) (string, error) {
 
 // Lead implements Store.
 func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catalog, error) {
-	lease, err := e.client.Grant(ctx, int64(e.ttl/time.Second))
+	client, err := e.client(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	lease, err := client.Grant(ctx, int64(e.ttl/time.Second))
 	if err != nil {
 		return nil, nil, fmt.Errorf("etcd: lease: %w", err)
 	}
 	// The session outlives ctx: it is the term's.
 	own, cancel := context.WithCancel(context.Background())
-	session, err := concurrency.NewSession(e.client, concurrency.WithLease(lease.ID), concurrency.WithContext(own))
+	session, err := concurrency.NewSession(client, concurrency.WithLease(lease.ID), concurrency.WithContext(own))
 	if err != nil {
 		cancel()
 		return nil, nil, fmt.Errorf("etcd: session: %w", err)
 	}
-	t := &etcdTerm{store: e, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election())}
+	t := &etcdTerm{store: e, client: client, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election())}
 	fail := func(what string, err error) (Term, *catalog.Catalog, error) {
 		stop, done := context.WithTimeout(context.WithoutCancel(ctx), e.ttl)
 		defer done()
@@ -126,7 +195,7 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	if err := t.election.Campaign(ctx, advertise); err != nil {
 		return fail("campaign", err)
 	}
-	cat, _, err := e.load(ctx)
+	cat, _, err := e.load(ctx, client)
 	if err != nil {
 		return fail("load", err)
 	}
@@ -135,8 +204,8 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 }
 
 // load reads the log as it was at one revision, which it returns.
-func (e *Etcd) load(ctx context.Context) (*catalog.Catalog, int64, error) {
-	r, err := e.client.Get(ctx, e.key("snapshot"))
+func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Catalog, int64, error) {
+	r, err := client.Get(ctx, e.key("snapshot"))
 	if err != nil {
 		return nil, 0, err
 	}
@@ -147,7 +216,7 @@ func (e *Etcd) load(ctx context.Context) (*catalog.Catalog, int64, error) {
 		if err := json.Unmarshal(r.Kvs[0].Value, &of); err != nil {
 			return nil, 0, fmt.Errorf("snapshot: %w", err)
 		}
-		b, err := e.parts(ctx, "dump", of.Version, of.Parts, revision)
+		b, err := e.parts(ctx, client, "dump", of.Version, of.Parts, revision)
 		if err != nil {
 			return nil, 0, fmt.Errorf("snapshot: %w", err)
 		}
@@ -160,13 +229,13 @@ func (e *Etcd) load(ctx context.Context) (*catalog.Catalog, int64, error) {
 		}
 	}
 	for {
-		r, err := e.client.Get(ctx, e.key("log", hex(cat.Version()+1)),
+		r, err := client.Get(ctx, e.key("log", hex(cat.Version()+1)),
 			clientv3.WithRange(clientv3.GetPrefixRangeEnd(e.key("log", ""))), clientv3.WithLimit(page), clientv3.WithRev(revision))
 		if err != nil {
 			return nil, 0, err
 		}
 		for _, kv := range r.Kvs {
-			if err := e.take(ctx, string(kv.Key), kv.Value, cat.Version(), func(version uint64, record []byte) error {
+			if err := e.take(ctx, client, string(kv.Key), kv.Value, cat.Version(), func(version uint64, record []byte) error {
 				return replay(cat, version, record)
 			}); err != nil {
 				return nil, 0, err
@@ -184,7 +253,7 @@ type snapshotKey struct {
 }
 
 // take hands over the event of a log key, unless it is not after the version.
-func (e *Etcd) take(ctx context.Context, key string, value []byte, after uint64, f func(version uint64, record []byte) error) error {
+func (e *Etcd) take(ctx context.Context, client *clientv3.Client, key string, value []byte, after uint64, f func(version uint64, record []byte) error) error {
 	version, err := strconv.ParseUint(strings.TrimPrefix(key, e.key("log", "")), 16, 64)
 	if err != nil {
 		return fmt.Errorf("key %q is no event's: %w", key, err)
@@ -198,7 +267,7 @@ func (e *Etcd) take(ctx context.Context, key string, value []byte, after uint64,
 			return fmt.Errorf("event %d: %w", version, err)
 		}
 		// Parts do not change once the event is there.
-		if value, err = e.parts(ctx, "part", version, count, 0); err != nil {
+		if value, err = e.parts(ctx, client, "part", version, count, 0); err != nil {
 			return fmt.Errorf("event %d: %w", version, err)
 		}
 	}
@@ -208,13 +277,13 @@ func (e *Etcd) take(ctx context.Context, key string, value []byte, after uint64,
 // maxParts bounds what a damaged count could make us read, and an event.
 const maxParts = 1024
 
-func (e *Etcd) parts(ctx context.Context, kind string, version uint64, count int, revision int64) ([]byte, error) {
+func (e *Etcd) parts(ctx context.Context, client *clientv3.Client, kind string, version uint64, count int, revision int64) ([]byte, error) {
 	if count < 1 || count > maxParts {
 		return nil, fmt.Errorf("%d parts", count)
 	}
 	var all []byte
 	for i := range count {
-		r, err := e.client.Get(ctx, e.key(kind, hex(version), hex(uint64(i))), clientv3.WithRev(revision))
+		r, err := client.Get(ctx, e.key(kind, hex(version), hex(uint64(i))), clientv3.WithRev(revision))
 		if err != nil {
 			return nil, err
 		}
@@ -227,6 +296,7 @@ func (e *Etcd) parts(ctx context.Context, kind string, version uint64, count int
 }
 
 var (
+	errClosed  = errors.New("etcd: the store is closed")
 	errCut     = errors.New("the watch ended")
 	errMissing = errors.New("it is missing")
 )
@@ -257,20 +327,24 @@ func (e *Etcd) Follow(ctx context.Context, f Follower) error {
 func (e *Etcd) follow(ctx context.Context, f Follower) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	cat, revision, err := e.load(ctx)
+	client, err := e.client(ctx)
+	if err != nil {
+		return err
+	}
+	cat, revision, err := e.load(ctx, client)
 	if err != nil {
 		return err
 	}
 	version := cat.Version()
 	f.Reset(cat)
-	watch := e.client.Watch(clientv3.WithRequireLeader(ctx), e.key("log", ""),
+	watch := client.Watch(clientv3.WithRequireLeader(ctx), e.key("log", ""),
 		clientv3.WithPrefix(), clientv3.WithRev(revision+1), clientv3.WithFilterDelete())
 	for r := range watch {
 		if err := r.Err(); err != nil {
 			return err
 		}
 		for _, event := range r.Events {
-			err := e.take(ctx, string(event.Kv.Key), event.Kv.Value, version, func(v uint64, record []byte) error {
+			err := e.take(ctx, client, string(event.Kv.Key), event.Kv.Value, version, func(v uint64, record []byte) error {
 				if v != version+1 {
 					return ErrGap
 				}
@@ -291,6 +365,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 
 type etcdTerm struct {
 	store    *Etcd
+	client   *clientv3.Client
 	session  *concurrency.Session
 	election *concurrency.Election
 	cancel   context.CancelFunc
@@ -309,7 +384,7 @@ func (t *etcdTerm) Resign(ctx context.Context) error {
 	t.over = true
 	defer t.cancel() // ends the keep-alive
 	t.session.Orphan()
-	if _, err := t.store.client.Revoke(ctx, t.session.Lease()); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	if _, err := t.client.Revoke(ctx, t.session.Lease()); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("etcd: resign: %w", err) // the lease ends by itself
 	}
 	return nil
@@ -334,7 +409,7 @@ func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
 	// this term, which ends then.
 	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
 	defer cancel()
-	r, err := t.store.client.Txn(ctx).If(ours, at).Then(ops...).Else(clientv3.OpGet(t.election.Key())).Commit()
+	r, err := t.client.Txn(ctx).If(ours, at).Then(ops...).Else(clientv3.OpGet(t.election.Key())).Commit()
 	switch {
 	case err != nil:
 		return fmt.Errorf("etcd: %w", err)

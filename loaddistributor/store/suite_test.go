@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -14,9 +13,9 @@ import (
 
 	"go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
+	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -27,32 +26,6 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // patience is how long a test waits for what must happen; only a failure takes
 // so long.
 const patience = 30 * time.Second
-
-// startEtcd runs a real etcd server of one member until the test ends.
-func startEtcd(t *testing.T) string {
-	t.Helper()
-	cfg := embed.NewConfig()
-	cfg.Dir = t.TempDir()
-	cfg.UnsafeNoFsync = true // what the disk keeps is etcd's own test
-	cfg.TickMs, cfg.ElectionMs = 20, 200
-	cfg.LogLevel = "error"
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	client := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{client}, []url.URL{client}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	e, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	select {
-	case <-e.Server.ReadyNotify():
-	case <-time.After(patience):
-		t.Fatal("etcd is not ready")
-	}
-	return e.Clients[0].Addr().String()
-}
 
 func etcdStore(t *testing.T, address, prefix string) *Etcd {
 	t.Helper()
@@ -70,7 +43,8 @@ func etcdStore(t *testing.T, address, prefix string) *Etcd {
 // stores are the implementations under test. open returns a Store on the same
 // data at each call of what it returns.
 func stores(t *testing.T) map[string]func(*testing.T) func() Store {
-	address := startEtcd(t)
+	safe := newSafe(t)
+	address := etcdtest.Start(t, etcdtest.Config{})
 	return map[string]func(*testing.T) func() Store{
 		"memory": func(*testing.T) func() Store {
 			m := &Memory{}
@@ -89,6 +63,11 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 		"etcd": func(t *testing.T) func() Store {
 			prefix := "/" + strings.ReplaceAll(t.Name(), "/", "-") + "/"
 			return func() Store { return etcdStore(t, address, prefix) }
+		},
+		"etcd with certificates and a password": func(t *testing.T) func() Store {
+			cfg := safe.config()
+			cfg.Prefix += strings.ReplaceAll(t.Name(), "/", "-") + "/"
+			return func() Store { return safe.store(t, cfg) }
 		},
 	}
 }
@@ -386,7 +365,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 }
 
 func TestFollowersOfEtcd(t *testing.T) {
-	address := startEtcd(t)
+	address := etcdtest.Start(t, etcdtest.Config{})
 	open := func() *Etcd { return etcdStore(t, address, "/f/") }
 	l := lead(t, open())
 	if who, err := open().Leader(t.Context()); err != nil || who != "me:1" {
@@ -417,7 +396,7 @@ func TestFollowersOfEtcd(t *testing.T) {
 // The next in line leads once the first one is gone, and what the first one
 // still tries to write is refused, although it believes that it leads.
 func TestALeaderThatWasReplaced(t *testing.T) {
-	address := startEtcd(t)
+	address := etcdtest.Start(t, etcdtest.Config{})
 	first := lead(t, etcdStore(t, address, "/r/"))
 	first.append(joined("b1"))
 
@@ -434,8 +413,12 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	// As when the first hangs: its lease ends and it does not know.
 	old := first.term.(*etcdTerm)
 	revoked := clientv3.LeaseID(old.session.Lease())
-	blind := &etcdTerm{store: old.store, session: old.session, election: old.election, head: old.head, cancel: func() {}}
-	if _, err := second.client.Revoke(t.Context(), revoked); err != nil {
+	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, head: old.head, cancel: func() {}}
+	client, err := second.client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Revoke(t.Context(), revoked); err != nil {
 		t.Fatal(err)
 	}
 	l := <-next
