@@ -11,9 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -96,6 +98,10 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	healthy := health.NewServer()
 	healthv1.RegisterHealthServer(server, healthy)
 	reflection.Register(server)
+	names := append(slices.Collect(maps.Keys(server.GetServiceInfo())), "") // "": all of it
+	for _, name := range names {
+		healthy.SetServingStatus(name, healthv1.HealthCheckResponse_NOT_SERVING)
+	}
 
 	rpcListener, err := net.Listen("tcp", opts.grpcAddress)
 	if err != nil {
@@ -140,7 +146,13 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 		group.Add("store", func(ctx context.Context) error { return as.follow.Follow(ctx, control) })
 	}
 	group.Add("health", func(ctx context.Context) error {
-		for name := range server.GetServiceInfo() {
+		// A follower that has read nothing yet refuses what it is asked.
+		select {
+		case <-control.Informed():
+		case <-ctx.Done():
+			return nil
+		}
+		for _, name := range names {
 			if name == srtmv1.BrokerService_ServiceDesc.ServiceName && as.term == nil {
 				healthy.SetServingStatus(name, healthv1.HealthCheckResponse_NOT_SERVING)
 				continue

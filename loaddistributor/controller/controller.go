@@ -126,6 +126,7 @@ type Controller struct {
 	adaptor    Adaptor
 	unfinished []unfinished   // for Run
 	leader     func() string  // of a follower; nil: this one leads
+	informed   chan struct{}  // closed once there is a catalog to answer from
 	wake       chan struct{}  // 1 deep: something is staged
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitFigures fitFigures
@@ -189,6 +190,8 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.fits = map[string]*fit{}
 	c.mu.reminders = map[string][]reminder{}
 	c.mu.ending = make(chan struct{})
+	c.informed = make(chan struct{})
+	close(c.informed)
 	if err := c.takeUp(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}

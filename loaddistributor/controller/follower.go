@@ -21,10 +21,14 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 		return nil, err
 	}
 	c.leader = leader
+	c.informed = make(chan struct{})
 	c.mu.halted = ErrClosing
 	c.mu.unread = true
 	return c, nil
 }
+
+// Informed is closed once Ready has no error.
+func (c *Controller) Informed() <-chan struct{} { return c.informed }
 
 // Ready returns catalog.ErrUnread for a follower that was not told anything yet:
 // its catalog is empty, and what is not in it may exist.
@@ -55,7 +59,11 @@ func (c *Controller) following() error {
 func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.cat, c.mu.unread = cat, false
+	if c.mu.unread {
+		c.mu.unread = false
+		close(c.informed)
+	}
+	c.mu.cat = cat
 	close(c.mu.ending)
 	c.mu.ending = make(chan struct{})
 	c.cfg.Log.Info("following", obs.KeyVersion, cat.Version())

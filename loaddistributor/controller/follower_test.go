@@ -25,7 +25,10 @@ var _ = Describe("A follower", func() {
 		}
 		Expect(c.Ready()).To(MatchError(catalog.ErrUnread))
 		Expect(asks()).To(HaveEach(MatchError(catalog.ErrUnread)))
+		Expect(c.Informed()).NotTo(BeClosed())
 		c.Reset(catalog.New())
+		c.Reset(catalog.New()) // as after the store was away
+		Expect(c.Informed()).To(BeClosed())
 		Expect(c.Ready()).To(Succeed())
 		Expect(asks()).To(HaveEach(MatchError(catalog.ErrTopicUnknown)))
 	})

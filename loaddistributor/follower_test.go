@@ -1,0 +1,316 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/etcdtest"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+)
+
+// member is one of several loaddistributors, with the services of its address.
+type member struct {
+	rpc, web  string
+	conn      *grpc.ClientConn
+	admin     srtmv1.AdminServiceClient
+	placement srtmv1.PlacementServiceClient
+	brokers   srtmv1.BrokerServiceClient
+	grants    srtmv1.GrantServiceClient
+	health    healthv1.HealthClient
+}
+
+// startMember runs one until the test ends, and waits until it says that it
+// serves.
+func startMember(t *testing.T, flags ...string) *member {
+	t.Helper()
+	m := &member{rpc: free(t), web: free(t)}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, append([]string{"--grpc-address", m.rpc, "--http-address", m.web, "--tcp-address=", "--log-level=error", "--report-interval=50ms"}, flags...))
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	var err error
+	if m.conn, err = grpc.NewClient(m.rpc, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.conn.Close() })
+	m.admin, m.placement = srtmv1.NewAdminServiceClient(m.conn), srtmv1.NewPlacementServiceClient(m.conn)
+	m.brokers, m.grants = srtmv1.NewBrokerServiceClient(m.conn), srtmv1.NewGrantServiceClient(m.conn)
+	m.health = healthv1.NewHealthClient(m.conn)
+	return m
+}
+
+// says is the health of a service; "" stands for the whole process.
+func (m *member) says(ctx context.Context, service string) string {
+	r, err := m.health.Check(ctx, &healthv1.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
+	if err != nil {
+		return status.Code(err).String()
+	}
+	return r.Status.String()
+}
+
+func (m *member) until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(30 * time.Second); !is(); <-ticker.C {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// receive returns what ends a stream, or nil when something comes first.
+func receive[M any](stream interface{ Recv() (*M, error) }, err error) error {
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	return err
+}
+
+// Of two loaddistributors that share an etcd, which asks for certificates and
+// passwords, one leads. The other answers what can be read, sends everything
+// else to the leader, and says which is which.
+func TestWhatAFollowerSays(t *testing.T) {
+	const service = "srtm.v1."
+	authority := testkit.NewAuthority(t)
+	url := etcdtest.Start(t, etcdtest.Config{Authority: authority, User: "ld", Password: "open sesame", Prefix: "/ld/"})
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("open sesame\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cert := authority.Certificate("ld")
+	flags := []string{
+		"--store=etcd", "--etcd-endpoint=" + url, "--etcd-prefix=/ld/", "--etcd-lease=1s", "--etcd-user=ld", "--etcd-password-file=" + password,
+		"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + cert.CertFile, "--etcd-tls-key=" + cert.KeyFile,
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	leader := startMember(t, flags...)
+	leader.until(t, "it leads", func() bool { return leader.says(ctx, service+"BrokerService") == "SERVING" })
+	join(ctx, t, leader)
+	spec := &srtmv1.TopicSpec{
+		Name: "t", Contract: &srtmv1.Contract{RateMilli: 10_000, Burst: 10, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}},
+		Publishers: []*srtmv1.Publisher{{Id: "p", Rate: 1}},
+	}
+	create, err := leader.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec})
+	for err == nil {
+		_, err = create.Recv()
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+
+	follower := startMember(t, flags...)
+	follower.until(t, "the follower has read the topic", func() bool {
+		_, err := follower.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))
+		return err == nil
+	})
+	follower.until(t, "the follower knows who leads", func() bool {
+		_, err := follower.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "t"})
+		return leads(err) != ""
+	})
+
+	// Every method of every service.
+	answers := map[string]func() error{
+		"AdminService/GetTopic": func() error {
+			_, err := follower.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
+			return err
+		},
+		"AdminService/ListTopics": func() error {
+			r, err := follower.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{})
+			if err == nil && len(r.Topics) != 1 {
+				err = fmt.Errorf("%d topics", len(r.Topics))
+			}
+			return err
+		},
+		"AdminService/ListBrokers": func() error {
+			r, err := follower.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+			if err == nil && (len(r.Brokers) != 1 || !r.Brokers[0].Connected) {
+				err = fmt.Errorf("brokers %v", r.Brokers)
+			}
+			return err
+		},
+		"PlacementService/Resolve": func() error {
+			_, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "p"})
+			return err
+		},
+		"PlacementService/Watch": func() error {
+			return receive(follower.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t"}))
+		},
+	}
+	refusals := map[string]func() error{
+		"AdminService/CreateTopic": func() error {
+			return receive(follower.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec}))
+		},
+		"AdminService/DeleteTopic": func() error {
+			_, err := follower.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "t"})
+			return err
+		},
+		"AdminService/UpdateTopic": func() error {
+			_, err := follower.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: spec})
+			return err
+		},
+		"AdminService/DrainBroker": func() error {
+			_, err := follower.admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: "b1"})
+			return err
+		},
+		"AdminService/SetBrokerCapacity": func() error {
+			_, err := follower.admin.SetBrokerCapacity(ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: "b1", Mcap: 1})
+			return err
+		},
+		"AdminService/MovePublishers": func() error {
+			_, err := follower.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"p"}, BrokerId: "b1"})
+			return err
+		},
+		"BrokerService/Session": func() error {
+			session, err := follower.brokers.Session(ctx)
+			if err == nil {
+				err = session.Send(hello("b2"))
+			}
+			return receive(session, err)
+		},
+	}
+	for _, of := range []grpc.ServiceDesc{srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc} {
+		var methods []string
+		for _, m := range of.Methods {
+			methods = append(methods, m.MethodName)
+		}
+		for _, s := range of.Streams {
+			methods = append(methods, s.StreamName)
+		}
+		for _, method := range methods {
+			name := strings.TrimPrefix(of.ServiceName, service) + "/" + method
+			switch {
+			case answers[name] != nil:
+				if err := answers[name](); err != nil {
+					t.Errorf("%s of a follower: %v", name, err)
+				}
+			case refusals[name] != nil:
+				if err := refusals[name](); leads(err) != leader.rpc {
+					t.Errorf("%s of a follower: %v, which sends us to %q, not %q", name, err, leads(err), leader.rpc)
+				}
+			default:
+				t.Errorf("%s: nobody says what a follower does", name)
+			}
+		}
+	}
+	// The embedded adaptor is the leader's alone.
+	if _, err := follower.grants.ListShares(ctx, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("GrantService of a follower: %v", err)
+	}
+
+	for name, want := range map[string][2]string{
+		"":                           {"SERVING", "SERVING"},
+		service + "AdminService":     {"SERVING", "SERVING"},
+		service + "PlacementService": {"SERVING", "SERVING"},
+		service + "BrokerService":    {"SERVING", "NOT_SERVING"},
+		service + "GrantService":     {"SERVING", "NotFound"},
+	} {
+		leader.until(t, "the leader's health of "+name, func() bool { return leader.says(ctx, name) == want[0] })
+		if got := follower.says(ctx, name); got != want[1] {
+			t.Errorf("a follower's health of %q is %s, want %s", name, got, want[1])
+		}
+	}
+	for path, want := range map[string]string{
+		"/publisher?topic=t&id=p": `"broker_id":"b1"`, "/lookup?topic=t": `"tcp_port":4150`, "/topics": `["t"]`, "/nodes": `"hostname":"h"`, "/healthz": "ok", "/ping": "OK",
+	} {
+		if code, body := get(t, "http://"+follower.web+path); code != http.StatusOK || !strings.Contains(string(body), want) {
+			t.Errorf("%s of a follower: %d %s", path, code, body)
+		}
+	}
+	var shown struct{ Adaptor json.RawMessage }
+	if code, body := get(t, "http://"+follower.web+"/debug/state"); code != http.StatusOK || json.Unmarshal(body, &shown) != nil || shown.Adaptor != nil {
+		t.Errorf("/debug/state of a follower: %d %s", code, body)
+	}
+}
+
+// A process that has not found the store does not deny what may be in it, and says
+// that it is of no use yet.
+func TestAFollowerWithoutItsStore(t *testing.T) {
+	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+free(t))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := m.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has not been read") {
+		t.Errorf("a topic: %v", err)
+	}
+	for _, name := range []string{"", "srtm.v1.AdminService", "srtm.v1.PlacementService", "srtm.v1.BrokerService"} {
+		m.until(t, "health of "+name, func() bool { return m.says(ctx, name) == "NOT_SERVING" })
+	}
+	if code, body := get(t, "http://"+m.web+"/publisher?topic=t&id=p"); code != http.StatusServiceUnavailable || !strings.Contains(string(body), "NOT_READ_YET") {
+		t.Errorf("/publisher: %d %s", code, body)
+	}
+}
+
+// leads is the address that a refusal names; "" when it is another answer.
+func leads(err error) string {
+	s := status.Convert(err)
+	if s.Code() != codes.Unavailable {
+		return ""
+	}
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == "NOT_LEADER" {
+			return info.Metadata["leader"]
+		}
+	}
+	return ""
+}
+
+// join has a broker, b1, join the leader until the test ends.
+func join(ctx context.Context, t *testing.T, leader *member) {
+	t.Helper()
+	a, err := agent.New(agent.Config{
+		LoadDistributor: leader.rpc, BrokerID: "b1", TCPAddress: "h.example:4150", HTTPAddress: "h.example:4151", Mcap: 1000, Version: "1", Hostname: "h",
+		Log: slog.New(slog.DiscardHandler),
+	}, agenttest.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(own) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	leader.until(t, "a broker joins", func() bool {
+		r, err := leader.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+		return err == nil && len(r.Brokers) == 1 && r.Brokers[0].Connected
+	})
+}
+
+func hello(id string) *srtmv1.BrokerMessage {
+	return &srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
+		BrokerId: id, Instance: "1", TcpAddress: "h.example:4150", HttpAddress: "h.example:4151", Version: "1", Mcap: 1000, Hostname: "h",
+	}}}
+}
