@@ -199,6 +199,25 @@ type latencyJSON struct {
 	Access     quantilesJSON `json:"access_us"`
 	Processing quantilesJSON `json:"processing_us"`
 	Delivery   quantilesJSON `json:"delivery_us"`
+	// Counts of Delivery, if they were asked for.
+	Histogram *histogramJSON `json:"delivery_histogram,omitempty"`
+}
+
+// histogramJSON is srtm.v1.Histogram.
+type histogramJSON struct {
+	Lowest  int64    `json:"lowest_us"`
+	Highest int64    `json:"highest_us"`
+	Digits  int32    `json:"significant_digits"`
+	Index   []uint32 `json:"index"`
+	Count   []uint64 `json:"count"`
+}
+
+func histogram(l *obs.Latency) *histogramJSON {
+	if l == nil {
+		l = obs.NewLatency()
+	}
+	p := l.Proto()
+	return &histogramJSON{p.LowestUs, p.HighestUs, p.SignificantDigits, p.Index, p.Count}
 }
 
 type quantilesJSON struct {
@@ -236,7 +255,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			Delivered: s.Delivered,
 			Exceeded:  s.Exceeded,
 			SLO:       sloJSON{Quantile: s.SLO.Quantile, Micros: s.SLO.Latency.Microseconds()},
-			Latency:   latencyJSON{quantiles(s.Access), quantiles(s.Processing), quantiles(s.Delivery)},
+			Latency:   latencyJSON{Access: quantiles(s.Access), Processing: quantiles(s.Processing), Delivery: quantiles(s.Delivery)},
 			Stamps:    make(map[string]uint64, stamp.Sources),
 			Publisher: s.Publishers,
 		},
@@ -273,10 +292,11 @@ func wants(r *http.Request, name string) bool {
 }
 
 // stats serves format=json or, for anything else, text. Both can be filtered by
-// topic and channel, and can go without clients and memory.
+// topic and channel, and can go without clients and memory. JSON can have
+// histograms, too.
 func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	s := a.gather(q.Get("topic"), q.Get("channel"), wants(r, "include_clients"))
+	s := a.gather(q.Get("topic"), q.Get("channel"), wants(r, "include_clients"), q.Get("include_histograms") == "true")
 	if wants(r, "include_mem") {
 		m := memory.Read()
 		s.Memory = &m
@@ -289,7 +309,7 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 }
 
 // gather collects what there is of the topic and the channel; "" is any.
-func (a *API) gather(topic, channel string, clients bool) statsJSON {
+func (a *API) gather(topic, channel string, clients, histograms bool) statsJSON {
 	s := statsJSON{
 		Version:   a.cfg.Node.Version,
 		Health:    a.health(),
@@ -317,7 +337,11 @@ func (a *API) gather(topic, channel string, clients bool) statsJSON {
 		if topic != "" && t.Name() != topic {
 			continue
 		}
-		j := a.topicStats(t.Stats())
+		stats := t.Stats()
+		j := a.topicStats(stats)
+		if histograms {
+			j.SRTM.Latency.Histogram = histogram(stats.Delivery)
+		}
 		if channel != "" {
 			j.Channels = slices.DeleteFunc(j.Channels, func(c channelJSON) bool { return c.Name != channel })
 		}
@@ -357,7 +381,7 @@ func (a *API) state() any {
 	s := map[string]any{
 		"connections":    a.conns.Stats(),
 		"arrival_stamps": a.stamps.Info(),
-		"topics":         a.gather("", "", false).Topics,
+		"topics":         a.gather("", "", false, false).Topics,
 	}
 	if a.cfg.Lookupds != nil {
 		s["nsqlookupd"] = a.cfg.Lookupds()

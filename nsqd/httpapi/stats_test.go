@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -325,5 +327,40 @@ func TestStatsText(t *testing.T) {
 	_, none := start(t, false).do("GET", "/stats?include_mem=false", "")
 	if !strings.Contains(none, "\nTopics: None\n\nProducers: None\n") {
 		t.Errorf("%s", none)
+	}
+}
+
+// The counts of delivery latencies, for who asks: so many as were delivered, in
+// the form in which they are reported.
+func TestStatsWithHistograms(t *testing.T) {
+	n := start(t, false)
+	n.do("POST", "/topic/create?topic=t", "")
+	n.do("POST", "/channel/create?topic=t&channel=c", "")
+	sub := dial(t, n.serve(), wire.AppendSub(nil, "t", "c"), wire.AppendRdy(nil, 10))
+	sub.ok()
+	for range 3 {
+		n.do("POST", "/pub?topic=t", "body")
+		sub.send(wire.AppendFin(nil, sub.message().ID))
+	}
+	latency := func(path string) object {
+		return n.json(path)["topics"].([]any)[0].(object)["srtm"].(object)["latency"].(object)
+	}
+	eventually(t, func() string {
+		text, err := json.Marshal(latency("/stats?format=json&include_histograms=true")["delivery_histogram"])
+		if err != nil {
+			return err.Error()
+		}
+		var h srtmv1.Histogram
+		if err := json.Unmarshal(text, &h); err != nil {
+			return err.Error()
+		}
+		l, err := obs.LatencyFromProto(&h)
+		if err != nil || l.Count() != 3 {
+			return fmt.Sprintf("%s: %v", text, err)
+		}
+		return ""
+	})
+	if h, there := latency("/stats?format=json")["delivery_histogram"]; there {
+		t.Errorf("not asked for: %v", h)
 	}
 }
