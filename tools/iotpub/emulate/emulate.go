@@ -402,7 +402,7 @@ func (r *run) watch(ctx, parts context.Context, start stamp.Mono, sent <-chan st
 func (r *run) counts(s *fleet.Stats) report.Counts {
 	c := report.Counts{
 		Offered: s.Offered, Sent: s.Sent, Accepted: s.Accepted, Refused: s.Refused,
-		Unanswered: s.Unanswered, Skipped: s.Skipped,
+		Unanswered: s.Unanswered, Skipped: s.Skipped, Held: s.Held,
 	}
 	if r.sub != nil {
 		d := r.sub.Stats()

@@ -324,6 +324,7 @@ func behaviour(portable bool) {
 		Expect(s.Sent).To(BeNumerically("==", 4))
 		Expect(s.Unanswered).To(BeNumerically("==", 4))
 		Expect(s.Skipped).To(Equal(offered() - 4))
+		Expect(s.Held).To(Equal(offered() - 4))
 	})
 
 	It("answers heartbeats", func() {

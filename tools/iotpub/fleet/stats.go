@@ -34,6 +34,10 @@ type Stats struct {
 	// long, or its connection took no more.
 	Skipped uint64
 
+	// Held: put off because their publisher had no connection, or its connection
+	// took no more; they count in Sent or Skipped as well.
+	Held uint64
+
 	// Connected is how many publishers have a connection now.
 	Connected int
 	// Lost counts connections that ended before we closed them, and dials that
@@ -106,6 +110,7 @@ func (s *Stats) add(o *Stats) {
 	}
 	s.Unanswered += o.Unanswered
 	s.Skipped += o.Skipped
+	s.Held += o.Held
 	s.Connected += o.Connected
 	s.Lost += o.Lost
 	s.Moved += o.Moved

@@ -264,6 +264,7 @@ func (w *worker) sendDue(now stamp.Mono) stamp.Mono {
 
 // park keeps a batch until its publisher can send.
 func (w *worker) park(p *publisher, b batch) {
+	w.stats.Held += uint64(b.count)
 	if p.waitingMessages+int(b.count) > w.cfg.MaxWaiting {
 		w.stats.Skipped += uint64(b.count)
 		return

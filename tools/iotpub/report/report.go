@@ -51,6 +51,7 @@ type Counts struct {
 	Refused    map[string]uint64 `json:"refused,omitempty"`
 	Unanswered uint64            `json:"unanswered"`
 	Skipped    uint64            `json:"skipped"`
+	Held       uint64            `json:"held,omitempty"` // put off: no connection, or it took no more
 	Delivered  uint64            `json:"delivered"`
 	Duplicated uint64            `json:"duplicated"`
 }
