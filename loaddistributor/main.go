@@ -50,6 +50,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
+	opts.guard.Log(log)
 	data, err := opts.openStore()
 	if err != nil {
 		return lifecycle.UsageError{Err: err}

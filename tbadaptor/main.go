@@ -45,6 +45,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
+	opts.guard.Log(log)
 	registry := obs.NewRegistry()
 	adaptor, err := loop.New(opts.loopConfig(log, registry))
 	if err != nil {

@@ -5,6 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -36,26 +39,42 @@ func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
 }
 
 // Load reads the files and returns the options of a connection, or everything
-// that is wrong, in the flags' names with the prefix.
+// that is wrong, in the flags' names with the prefix. The files are read again when
+// they have changed, for the next handshake or call.
 func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
-	cfg, err := c.TLS(prefix)
-	errs := []error{err}
+	var errs []error
+	log := &atomic.Pointer[slog.Logger]{}
 	transport := insecure.NewCredentials()
-	if cfg != nil {
-		transport = credentials.NewTLS(cfg)
+	if c.CAFile != "" {
+		files := []string{c.CertFile, c.KeyFile}
+		if c.CAFile != SystemCA {
+			files = append(files, c.CAFile)
+		}
+		creds, err := newFresh(log, func() (credentials.TransportCredentials, error) {
+			cfg, err := c.TLS(prefix)
+			return credentials.NewTLS(cfg), err
+		}, files...)
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			transport = renewed(creds.get)
+		}
+	} else if _, err := c.TLS(prefix); err != nil {
+		errs = append(errs, err)
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(transport)}
 	if c.TokenFile != "" {
-		token, err := readToken(c.TokenFile)
+		token, err := newFresh(log, func() (string, error) { return readToken(c.TokenFile) }, c.TokenFile)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--%stoken-file: %w", prefix, err))
+		} else {
+			options = append(options, grpc.WithPerRPCCredentials(bearer{token}))
 		}
-		options = append(options, grpc.WithPerRPCCredentials(bearer(token)))
 	}
 	return options, errors.Join(errs...)
 }
 
-// TLS is Load without the token; nil: in clear.
+// TLS reads the files for it, once, without the token; nil: in clear.
 func (c ClientConfig) TLS(prefix string) (*tls.Config, error) {
 	var errs []error
 	if (c.CertFile == "") != (c.KeyFile == "") {
@@ -85,12 +104,33 @@ func (c ClientConfig) TLS(prefix string) (*tls.Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
+// renewed are the credentials that it returns at each handshake.
+type renewed func() credentials.TransportCredentials
+
+func (r renewed) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return r().ClientHandshake(ctx, authority, conn)
+}
+
+func (r renewed) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return r().ServerHandshake(conn)
+}
+
+func (r renewed) Info() credentials.ProtocolInfo { return r().Info() }
+
+func (r renewed) Clone() credentials.TransportCredentials { return r }
+
+// OverrideServerName is deprecated, and not called: the authority of a connection
+// is its own.
+func (r renewed) OverrideServerName(string) error {
+	return errors.New("the server's name is that of the connection")
+}
+
 // bearer shows a token with each call. In clear, too, where there is no TLS:
 // on loopback, or where an operator has forced it.
-type bearer string
+type bearer struct{ token *fresh[string] }
 
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+	return map[string]string{"authorization": "Bearer " + b.token.get()}, nil
 }
 
 func (bearer) RequireTransportSecurity() bool { return false }

@@ -4,6 +4,8 @@
 // (nsqd's agent, srtm, iotpub, the loaddistributor towards a tbadaptor) take
 // their flags, credentials and checks from here.
 //
+// What is read from files is read again when they have changed (fresh.go).
+//
 // It knows which methods of the API need which role (roles.go) and nothing of
 // what they do. NSQ's own ports are nsqd's affair: TLS and AUTH as in NSQ. What
 // an operator sets is in docs/operations.md.

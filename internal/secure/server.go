@@ -6,10 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -45,53 +47,97 @@ func (c *ServerConfig) Flags(fs Flags) {
 	fs.BoolVar(&c.Force, "allow-insecure-listen", false, "listen beyond loopback without TLS, or without client certificates or tokens")
 }
 
-// Server is a ServerConfig that was read.
+// Server is a ServerConfig that was read. Certificates, authorities and tokens are
+// read again when they have changed; who is connected stays so.
 type Server struct {
-	tls     *tls.Config // nil: in clear
-	mutual  bool        // clients show certificates
-	tokens  tokens      // nil: clients need none
+	// Set once.
+	tls     *fresh[serverTLS] // nil: in clear
+	mutual  bool              // clients show certificates
+	tokens  *fresh[tokens]    // nil: clients need none
 	httpTLS bool
 	force   bool
+	log     *atomic.Pointer[slog.Logger]
+}
+
+// serverTLS is the same for both protocols, which differ in what they negotiate.
+type serverTLS struct {
+	rpc  credentials.TransportCredentials
+	http *tls.Config
 }
 
 // Load reads the files, or returns everything that is wrong.
 func (c ServerConfig) Load() (*Server, error) {
-	s := &Server{httpTLS: c.HTTPTLS, force: c.Force}
+	s := &Server{httpTLS: c.HTTPTLS, force: c.Force, mutual: c.ClientCAFile != "", log: &atomic.Pointer[slog.Logger]{}}
 	var errs []error
+	fault := func(err error) { errs = append(errs, err) }
+	var err error
 	switch {
 	case (c.CertFile == "") != (c.KeyFile == ""):
-		errs = append(errs, errors.New("--tls-cert and --tls-key: want both or neither"))
+		fault(errors.New("--tls-cert and --tls-key: want both or neither"))
 	case c.CertFile != "":
-		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--tls-cert, --tls-key: %w", err))
+		if s.tls, err = newFresh(s.log, c.readTLS, c.CertFile, c.KeyFile, c.ClientCAFile); err != nil {
+			fault(err)
 		}
-		s.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	case c.ClientCAFile != "":
-		errs = append(errs, errors.New("--tls-client-ca needs --tls-cert"))
+		fault(errors.New("--tls-client-ca needs --tls-cert"))
 	case c.HTTPTLS:
-		errs = append(errs, errors.New("--http-tls needs --tls-cert"))
+		fault(errors.New("--http-tls needs --tls-cert"))
 	}
-	if c.ClientCAFile != "" {
-		pool, err := readPool(c.ClientCAFile)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--tls-client-ca: %w", err))
+	if c.ClientCAFile != "" && (c.CertFile == "" || c.KeyFile == "") { // else it was read
+		if _, err := c.readPool(); err != nil {
+			fault(err)
 		}
-		if s.tls != nil {
-			s.tls.ClientCAs, s.tls.ClientAuth = pool, tls.RequireAndVerifyClientCert
-		}
-		s.mutual = true
 	}
 	if c.TokenFile != "" {
-		var err error
-		if s.tokens, err = readTokens(c.TokenFile); err != nil {
-			errs = append(errs, fmt.Errorf("--token-file: %w", err))
+		read := func() (tokens, error) {
+			t, err := readTokens(c.TokenFile)
+			if err != nil {
+				return nil, fmt.Errorf("--token-file: %w", err)
+			}
+			return t, nil
+		}
+		if s.tokens, err = newFresh(s.log, read, c.TokenFile); err != nil {
+			fault(err)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// Log says who is told when files were read again, or could not be.
+func (s *Server) Log(log *slog.Logger) { s.log.Store(log) }
+
+// readTLS reads the certificate, its key, and the clients' authorities.
+func (c ServerConfig) readTLS() (serverTLS, error) {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	var errs []error
+	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("--tls-cert, --tls-key: %w", err))
+	}
+	cfg.Certificates = []tls.Certificate{pair}
+	if c.ClientCAFile != "" {
+		if cfg.ClientCAs, err = c.readPool(); err != nil {
+			errs = append(errs, err)
+		}
+		cfg.ClientAuth = tls.RequireAndVerifyClientCert
+	}
+	if err := errors.Join(errs...); err != nil {
+		return serverTLS{}, err
+	}
+	http := cfg.Clone()
+	http.NextProtos = []string{"h2", "http/1.1"}
+	return serverTLS{rpc: credentials.NewTLS(cfg), http: http}, nil
+}
+
+func (c ServerConfig) readPool() (*x509.CertPool, error) {
+	pool, err := readPool(c.ClientCAFile)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-client-ca: %w", err)
+	}
+	return pool, nil
 }
 
 func readPool(path string) (*x509.CertPool, error) {
@@ -136,7 +182,7 @@ func (s *Server) check(flag, address string, safe bool, want string) error {
 func (s *Server) Options() []grpc.ServerOption {
 	var options []grpc.ServerOption
 	if s.tls != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(s.tls)))
+		options = append(options, grpc.Creds(renewed(func() credentials.TransportCredentials { return s.tls.get().rpc })))
 	}
 	if s.tokens != nil {
 		options = append(options,
@@ -189,7 +235,7 @@ func (s *Server) refusal(header string, need Role) string {
 	if !strings.EqualFold(scheme, "bearer") || token == "" {
 		return noToken
 	}
-	has, known := s.tokens.role(strings.TrimSpace(token))
+	has, known := s.tokens.get().role(strings.TrimSpace(token))
 	switch {
 	case !known:
 		return badToken
@@ -213,9 +259,9 @@ func (s *Server) Listener(ln net.Listener) net.Listener {
 	if !s.httpTLS {
 		return ln
 	}
-	cfg := s.tls.Clone()
-	cfg.NextProtos = []string{"h2", "http/1.1"}
-	return tls.NewListener(ln, cfg)
+	return tls.NewListener(ln, &tls.Config{
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.tls.get().http, nil },
+	})
 }
 
 // Handler returns next behind the tokens: what changes something and what is

@@ -1,0 +1,112 @@
+package secure
+
+import (
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// checkEvery is how often files are looked at, at most: when they are used, so
+// that nothing runs where nothing is asked.
+const checkEvery = time.Second
+
+// fresh is what was read from files, and is read again when they have changed. A
+// file that cannot be read, or half a pair, leaves what there was: the next look
+// that finds another state tries again. Methods are for any goroutine.
+type fresh[T any] struct {
+	// Set once.
+	files []string
+	read  func() (T, error)
+	now   func() time.Time
+	log   *atomic.Pointer[slog.Logger] // nil inside: nobody is told
+
+	// Atomic: written by whoever looks. One that reads an older value meets a
+	// handshake or a call that came a moment earlier.
+	value atomic.Pointer[T]
+	// due is when to look again, in Unix nanoseconds; whoever moves it looks, but
+	// for while somebody still does: the last to look is the last to store.
+	due     atomic.Int64
+	looking atomic.Bool
+	// seen is the state of the files that was tried last. Written by whoever looks.
+	seen atomic.Pointer[[]state]
+}
+
+// state is what tells a file from the one it was.
+type state struct {
+	info fs.FileInfo
+	gone bool
+}
+
+func (s state) same(o state) bool {
+	if s.gone || o.gone {
+		return s.gone == o.gone
+	}
+	return os.SameFile(s.info, o.info) && s.info.ModTime().Equal(o.info.ModTime()) && s.info.Size() == o.info.Size()
+}
+
+// newFresh reads the files for the first time.
+func newFresh[T any](log *atomic.Pointer[slog.Logger], read func() (T, error), files ...string) (*fresh[T], error) {
+	f := &fresh[T]{read: read, now: time.Now, log: log}
+	for _, file := range files {
+		if file != "" {
+			f.files = append(f.files, file)
+		}
+	}
+	states := f.states() // before they are read: a change meanwhile is seen later
+	value, err := read()
+	if err != nil {
+		return nil, err
+	}
+	f.value.Store(&value)
+	f.seen.Store(&states)
+	f.due.Store(f.now().Add(checkEvery).UnixNano())
+	return f, nil
+}
+
+func (f *fresh[T]) states() []state {
+	all := make([]state, len(f.files))
+	for i, file := range f.files {
+		info, err := os.Stat(file)
+		all[i] = state{info, err != nil}
+	}
+	return all
+}
+
+// get returns what the files say, as of a second ago at the latest, if they were
+// asked then.
+func (f *fresh[T]) get() T {
+	now := f.now()
+	if due := f.due.Load(); now.UnixNano() >= due && f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) {
+		f.look()
+	}
+	return *f.value.Load()
+}
+
+func (f *fresh[T]) look() {
+	if !f.looking.CompareAndSwap(false, true) {
+		return
+	}
+	defer f.looking.Store(false)
+	states := f.states()
+	if slices.EqualFunc(states, *f.seen.Load(), state.same) {
+		return
+	}
+	f.seen.Store(&states)
+	value, err := f.read()
+	if err == nil {
+		f.value.Store(&value)
+	}
+	log := f.log.Load()
+	switch {
+	case log == nil:
+	case err != nil:
+		log.Warn("credentials have changed and are kept as they were", obs.KeyError, err)
+	default:
+		log.Info("credentials read again", "files", f.files)
+	}
+}

@@ -1,0 +1,255 @@
+package secure
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// replace puts the text of one file into another, as a new file.
+func replace(t *testing.T, path, by string) {
+	t.Helper()
+	text, err := os.ReadFile(by)
+	if err == nil {
+		err = os.WriteFile(path+".new", text, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFresh(t *testing.T) {
+	var lines bytes.Buffer
+	log := &atomic.Pointer[slog.Logger]{}
+	log.Store(slog.New(slog.NewTextHandler(&lines, nil)))
+	path := write(t, "one")
+	reads := 0
+	f, err := newFresh(log, func() (string, error) {
+		reads++
+		text, err := os.ReadFile(path)
+		if string(text) == "bad" {
+			err = errors.New("it is bad")
+		}
+		return string(text), err
+	}, path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Unix(0, f.due.Load())
+	f.now = func() time.Time { return at }
+	step := func(why, want string, wantReads int) {
+		t.Helper()
+		if got := f.get(); got != want || reads != wantReads {
+			t.Errorf("%s: %q after %d reads, want %q after %d", why, got, reads, want, wantReads)
+		}
+		at = at.Add(checkEvery)
+	}
+	step("nothing has changed", "one", 1)
+	replace(t, path, write(t, "two"))
+	step("it has", "two", 2)
+	step("nothing has changed since", "two", 2)
+	replace(t, path, write(t, "bad"))
+	step("it cannot be read", "two", 3)
+	step("and is not tried again as it is", "two", 3)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	step("it is gone", "two", 4)
+	replace(t, path, write(t, "two"))
+	step("it is back", "two", 5)
+	replace(t, path, write(t, "three"))
+	at = at.Add(-time.Nanosecond)
+	if got := f.get(); got != "two" {
+		t.Errorf("it is looked at too soon: %q", got)
+	}
+	at = at.Add(time.Nanosecond)
+	step("but then", "three", 6)
+	if all := lines.String(); strings.Count(all, "read again") != 3 || strings.Count(all, "kept as they were") != 2 || !strings.Contains(all, "it is bad") {
+		t.Errorf("logged\n%s", all)
+	}
+	if _, err := newFresh(log, func() (int, error) { return 0, io.EOF }); !errors.Is(err, io.EOF) {
+		t.Errorf("a first read that fails: %v", err)
+	}
+}
+
+// Certificates of another authority, and other tokens, take the place of those
+// there are: for who comes then; who is connected stays so.
+func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
+	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	server, client := ours.Certificate("server"), ours.Certificate("client")
+	cfg := ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: write(t, ""), TokenFile: tokenFile(t), HTTPTLS: true}
+	replace(t, cfg.ClientCAFile, ours.File)
+	s, err := cfg.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Log(slog.New(slog.DiscardHandler))
+	var late atomic.Int64 // how far the clock is ahead
+	now := func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
+	s.tls.now, s.tokens.now = now, now
+	later := func() { late.Add(int64(2 * checkEvery)) }
+
+	rpc := grpc.NewServer(s.Options()...)
+	healthy := health.NewServer()
+	healthv1.RegisterHealthServer(rpc, healthy)
+	srtmv1.RegisterAdminServiceServer(rpc, srtmv1.UnimplementedAdminServiceServer{})
+	ln, web := testkit.Listen(t), testkit.Listen(t)
+	done := make(chan error, 2)
+	go func() { done <- rpc.Serve(ln) }()
+	pages := &http.Server{Handler: s.Handler(http.NotFoundHandler()), ReadHeaderTimeout: time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	go func() { done <- pages.Serve(s.Listener(web)) }()
+	t.Cleanup(func() {
+		rpc.Stop()
+		pages.Close()
+		for range 2 {
+			if err := <-done; err != nil && !errors.Is(err, http.ErrServerClosed) {
+				t.Error(err)
+			}
+		}
+	})
+
+	ca, token := write(t, ""), write(t, adminToken)
+	replace(t, ca, ours.File)
+	trust := ClientConfig{CAFile: ca, CertFile: client.CertFile, KeyFile: client.KeyFile, TokenFile: token}
+	const method = srtmv1.AdminService_CreateTopic_FullMethodName
+	reaches := func(conn *grpc.ClientConn, want codes.Code, who string) {
+		t.Helper()
+		if err := ask(t, conn, method); status.Code(err) != want {
+			t.Errorf("%s: %v, want %v", who, err, want)
+		}
+	}
+	first := dial(t, ln.Addr().String(), trust)
+	reaches(first, codes.Unimplemented, "at first")
+	watch, err := healthv1.NewHealthClient(first).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func(want healthv1.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		if r, err := watch.Recv(); err != nil || r.Status != want {
+			t.Errorf("the stream of before says %v, %v, want %v", r, err, want)
+		}
+	}
+	state(healthv1.HealthCheckResponse_SERVING)
+	answers := func(a *testkit.Authority, pair testkit.Certificate) error {
+		t.Helper()
+		c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool, Certificates: []tls.Certificate{pair.TLS}}}}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+web.Addr().String()+"/ping", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := c.Do(req)
+		if err == nil {
+			err = res.Body.Close()
+		}
+		return err
+	}
+	if err := answers(ours, client); err != nil {
+		t.Errorf("HTTP at first: %v", err)
+	}
+
+	// Half a pair changes nothing.
+	newServer, newClient := others.Certificate("server"), others.Certificate("client")
+	replace(t, cfg.CertFile, newServer.CertFile)
+	later()
+	reaches(dial(t, ln.Addr().String(), trust), codes.Unimplemented, "with half of the new pair")
+	replace(t, cfg.KeyFile, newServer.KeyFile)
+	replace(t, cfg.ClientCAFile, others.File)
+	later()
+	reaches(dial(t, ln.Addr().String(), trust), codes.Unavailable, "who trusts the old authority")
+	newTrust := ClientConfig{CAFile: others.File, CertFile: newClient.CertFile, KeyFile: newClient.KeyFile, TokenFile: token}
+	second := dial(t, ln.Addr().String(), newTrust)
+	reaches(second, codes.Unimplemented, "who trusts the new one")
+	if err := errors.Join(answers(others, newClient)); err != nil {
+		t.Errorf("HTTP with the new certificate: %v", err)
+	}
+	if answers(ours, client) == nil {
+		t.Error("HTTP with the old certificate")
+	}
+	reaches(first, codes.Unimplemented, "who was connected before")
+	healthy.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
+	state(healthv1.HealthCheckResponse_NOT_SERVING)
+
+	// Tokens, of the server and then of the client.
+	const newToken = "admin-fedcba9876543210"
+	replace(t, cfg.TokenFile, write(t, "admin "+newToken+"\n"))
+	later()
+	reaches(second, codes.Unauthenticated, "with the old token")
+	replace(t, token, write(t, newToken))
+	until(t, func() bool { return status.Code(ask(t, second, method)) == codes.Unimplemented })
+}
+
+// A client's authorities and certificates are those of the moment of the handshake.
+func TestAClientReadsAgain(t *testing.T) {
+	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	of := func(servers, clients *testkit.Authority) string {
+		cert := servers.Certificate("server")
+		return serve(t, ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile, ClientCAFile: clients.File})
+	}
+	before, after := of(ours, ours), of(others, others)
+	cfg := ClientConfig{CAFile: write(t, ""), CertFile: write(t, ""), KeyFile: write(t, "")}
+	put := func(a *testkit.Authority) {
+		pair := a.Certificate("client")
+		replace(t, cfg.CAFile, a.File)
+		replace(t, cfg.CertFile, pair.CertFile)
+		replace(t, cfg.KeyFile, pair.KeyFile)
+	}
+	put(ours)
+	options, err := cfg.Load("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reaches := func(address string) codes.Code {
+		conn, err := grpc.NewClient(address, options...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		return status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName))
+	}
+	if got := reaches(before); got != codes.Unimplemented {
+		t.Errorf("at first: %v", got)
+	}
+	if got := reaches(after); got != codes.Unavailable {
+		t.Errorf("a server of another authority: %v", got)
+	}
+	put(others)
+	until(t, func() bool { return reaches(after) == codes.Unimplemented })
+	if got := reaches(before); got != codes.Unavailable {
+		t.Errorf("a server of the authority that was replaced: %v", got)
+	}
+}
+
+// until asks again and again, for the clock that says when to look is the real one.
+func until(t *testing.T, is func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(checkEvery / 10)
+	defer ticker.Stop()
+	for range 100 {
+		if is() {
+			return
+		}
+		<-ticker.C
+	}
+	t.Fatal("it does not come to pass")
+}
