@@ -163,6 +163,7 @@ var pure = Purity{
 		"tools/iotpub/payload",
 		"tools/iotpub/schedule",
 		"tools/iotpub/verify",
+		"tools/srtm/calibrate/search",
 	},
 	Std: map[string]string{
 		"bytes":           "computes",

@@ -20,7 +20,7 @@ func brokerCommand() *cobra.Command {
 		Args:  noArguments,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand())
+	cmd.AddCommand(brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand(), brokerCalibrateCommand())
 	return cmd
 }
 

@@ -37,6 +37,7 @@ type admin struct {
 	moved   *srtmv1.MovePublishersRequest
 	drained *srtmv1.DrainBrokerRequest
 	set     *srtmv1.SetBrokerCapacityRequest
+	brokers []*srtmv1.Broker // nil: those of the golden files
 	refuse  error
 }
 
@@ -98,6 +99,9 @@ func (a *admin) SetBrokerCapacity(_ context.Context, r *srtmv1.SetBrokerCapacity
 }
 
 func (a *admin) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	if a.brokers != nil {
+		return &srtmv1.ListBrokersResponse{Brokers: a.brokers}, nil
+	}
 	return &srtmv1.ListBrokersResponse{Brokers: []*srtmv1.Broker{
 		{Id: "b1", TcpAddress: "h:4150", HttpAddress: "h:4151", Mcap: 20_000, Allocated: 11_000, Connected: true, Version: "0.1.0"},
 		{Id: "b2", TcpAddress: "h:4250", HttpAddress: "h:4251", Mcap: 18_500, ConfiguredMcap: 20_000, CalibratedMcap: 18_500, Version: "0.1.0"},

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate"
+)
+
+// calibration is what `srtm broker calibrate` prints.
+type calibration struct {
+	Broker      string  `json:"broker,omitempty"` // its id, as far as it was asked
+	TCP         string  `json:"tcp_address"`
+	HTTP        string  `json:"http_address"`
+	Quantile    float64 `json:"slo_quantile"`
+	LatencyUs   int64   `json:"slo_latency_us"`
+	Connections int     `json:"connections"`
+	Size        int     `json:"size"` // bytes
+	Tolerance   float64 `json:"tolerance"`
+	Seed        uint64  `json:"seed"`
+	*calibrate.Result
+	// Applied: the loaddistributor places by Mcap now.
+	Applied bool `json:"applied"`
+	// Note is what to bear in mind, for people.
+	Note string `json:"note,omitempty"`
+}
+
+func brokerCalibrateCommand() *cobra.Command {
+	var c cli
+	var cfg calibrate.Config
+	var apply bool
+	cmd := &cobra.Command{
+		Use:   "calibrate [BROKER]",
+		Short: "Measure what a broker carries within an SLO",
+		Long: `calibrate sends a running broker messages of many Poisson publishers, at rates that
+double until the SLO is missed and then close in on the greatest rate that keeps
+it, which is asked once more: the broker's mcap. One subscriber finishes every
+message. BROKER is an id that the loaddistributor knows; without one, the broker is
+at --nsqd-tcp-address and --nsqd-http-address, and has neither TLS nor AUTH.
+
+A rate is judged by the broker's own delivery latencies, from the arrival in its
+kernel to the write to the subscriber. A rate that this program could not send in
+time (at the SLO's quantile, within half of its latency) counts as not offered, never
+as missed: then the mcap is at least what is printed. On the broker's own machine
+that is soon so; run it on another.
+
+The topics are ephemeral and gone afterwards. A broker that carries topics is
+refused, for they would be disturbed, and would disturb; --force measures what is
+left beside them. --apply tells the loaddistributor what was found, to place by,
+until srtm broker capacity says otherwise.
+
+Exit code: 0; 1 on failure, or if not even --least was kept; 2 if the command line is
+wrong.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("%s: want one broker, got %d arguments", cmd.CommandPath(), len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if c.output != formJSON && c.output != formTable {
+				return usagef("--output %q is neither json nor table", c.output)
+			}
+			cfg.Logger = slog.New(slog.DiscardHandler) // what go-nsq says of connections is in the outcome
+			id := ""
+			if len(args) == 1 {
+				if id = args[0]; cfg.TCP != "" || cfg.HTTP != "" {
+					return usagef("want a broker's id or its addresses, not both")
+				}
+				err := c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+					cfg.TCP, cfg.HTTP, err = addresses(ctx, conn, id)
+					return err
+				})
+				if err != nil {
+					return err
+				}
+			}
+			if err := cfg.Validate(); err != nil {
+				return lifecycle.UsageError{Err: err}
+			}
+			if id == "" && apply {
+				var err error
+				if id, err = calibrate.Identity(cmd.Context(), cfg.HTTP); err != nil {
+					return err
+				}
+				// Before the broker is troubled.
+				if err := c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+					_, _, err := addresses(ctx, conn, id)
+					return err
+				}); err != nil {
+					return err
+				}
+			}
+			return c.calibrate(cmd, cfg, id, apply)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.TCP, "nsqd-tcp-address", "", "`host:port` of the broker for NSQ clients")
+	f.StringVar(&cfg.HTTP, "nsqd-http-address", "", "`host:port` of its HTTP")
+	f.Float64Var(&cfg.SLO.Quantile, "slo-quantile", 0.99, "`fraction` of messages that the SLO's latency holds for")
+	f.DurationVar(&cfg.SLO.Latency, "slo-latency", 10*time.Millisecond, "latency within which they are delivered")
+	f.IntVar(&cfg.Connections, "connections", 100, "`number` of publishers, each with a connection")
+	f.IntVar(&cfg.Size, "size", 100, "size of a message in `bytes`")
+	f.Int64Var(&cfg.Search.First, "first", 1000, "rate to begin with, in `msg/s`")
+	f.Int64Var(&cfg.Search.Least, "least", 100, "least rate to try, in `msg/s`")
+	f.Int64Var(&cfg.Search.Most, "most", 1_000_000, "greatest rate to try, in `msg/s`")
+	f.Float64Var(&cfg.Search.Tolerance, "tolerance", 0.05, "how far below the least rate that is not kept the result may be, as a `part` of it")
+	f.IntVar(&cfg.Search.Steps, "steps", 60, "greatest `number` of tries")
+	f.IntVar(&cfg.Search.Again, "again", 2, "`times` that a rate which could not be sent in time is tried again")
+	f.DurationVar(&cfg.Settle, "settle", time.Second, "how long a rate is sent before it is measured")
+	f.DurationVar(&cfg.Step, "step", 3*time.Second, "how long it is measured, at least")
+	f.DurationVar(&cfg.Limit, "limit", 5*time.Minute, "how long all of it may take")
+	f.IntVar(&cfg.Workers, "workers", 1, "`number` of threads that send")
+	f.Uint64Var(&cfg.Seed, "seed", 1, "`seed` of the publishers' times")
+	f.BoolVar(&cfg.Force, "force", false, "measure a broker that carries topics, too")
+	f.BoolVar(&apply, "apply", false, "have the loaddistributor place by what is found")
+	c.flags(cmd)
+	return cmd
+}
+
+// addresses asks the loaddistributor where a connected broker is.
+func addresses(ctx context.Context, conn *grpc.ClientConn, id string) (tcp, http string, err error) {
+	r, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+	if err != nil {
+		return "", "", err
+	}
+	for _, b := range r.GetBrokers() {
+		if b.GetId() == id {
+			if !b.GetConnected() {
+				return "", "", fmt.Errorf("broker %s is gone", id)
+			}
+			return b.GetTcpAddress(), b.GetHttpAddress(), nil
+		}
+	}
+	return "", "", fmt.Errorf("the loaddistributor knows no broker %q", id)
+}
+
+func (c *cli) calibrate(cmd *cobra.Command, cfg calibrate.Config, id string, apply bool) error {
+	progress := cmd.ErrOrStderr()
+	result, err := calibrate.Run(cmd.Context(), cfg, func(s calibrate.Step) {
+		fmt.Fprintf(progress, "%d msg/s: %v%s\n", s.Rate, s.Outcome, because(s.Why))
+	})
+	if carries := (*calibrate.CarriesError)(nil); errors.As(err, &carries) {
+		return fmt.Errorf("%w; --force measures all the same", err)
+	}
+	if result == nil {
+		return err
+	}
+	out := calibration{
+		Broker: id, TCP: cfg.TCP, HTTP: cfg.HTTP, Quantile: cfg.SLO.Quantile, LatencyUs: cfg.SLO.Latency.Microseconds(),
+		Connections: cfg.Connections, Size: cfg.Size, Tolerance: cfg.Search.Tolerance, Seed: cfg.Seed, Result: result,
+	}
+	if host, _, e := net.SplitHostPort(cfg.TCP); e == nil && loopback(host) {
+		out.Note = "publishers, subscriber and broker shared this machine: alone, the broker carries more"
+	}
+	if apply && result.Known() {
+		e := c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+			_, err := setCapacity(ctx, conn, id, result.Mcap)
+			return err
+		})
+		out.Applied = e == nil
+		err = errors.Join(err, e)
+	}
+	if c.output == formJSON {
+		return errors.Join(err, writeJSON(cmd.OutOrStdout(), out))
+	}
+	return errors.Join(err, out.table(cmd.OutOrStdout(), apply))
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func because(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ": " + why
+}
+
+func (c *calibration) table(w io.Writer, apply bool) error {
+	var rows [][]string
+	for _, s := range c.Steps {
+		rows = append(rows, []string{
+			strconv.FormatInt(s.Rate, 10), strconv.FormatFloat(s.Offered, 'f', 0, 64), s.Outcome.String(), s.Delay.String(), s.Late.String(),
+			fmt.Sprintf("%d/%d", s.Exceeded, s.Delivered), s.Why,
+		})
+	}
+	q := fmt.Sprintf("p%g", c.Quantile*100)
+	if err := table(w, []string{"msg/s", "OFFERED", "OUTCOME", "DELAY " + q, "LATE " + q, "EXCEEDED", "WHY"}, rows); err != nil {
+		return err
+	}
+	who := "broker at " + c.TCP
+	if c.Broker != "" {
+		who = "broker " + c.Broker
+	}
+	slo := fmt.Sprintf("%s within %v", q, time.Duration(c.LatencyUs)*time.Microsecond)
+	var text string
+	switch c.Limit {
+	case calibrate.LimitBroker:
+		text = fmt.Sprintf("mcap %d msg/s, %d is too much", c.Mcap, c.Over)
+	case calibrate.LimitGenerator:
+		text = fmt.Sprintf("mcap at least %d msg/s: more could not be sent in time", c.Mcap)
+	case calibrate.LimitMost:
+		text = fmt.Sprintf("mcap at least %d msg/s: more was not to be tried", c.Mcap)
+	default:
+		text = fmt.Sprintf("no time or step was left to be sure of %d msg/s", c.Mcap)
+	}
+	if c.Mcap == 0 {
+		text = "no rate that was tried is kept"
+	}
+	if _, err := fmt.Fprintf(w, "%s, %s: %s\n", who, slo, text); err != nil {
+		return err
+	}
+	if c.Note != "" {
+		if _, err := fmt.Fprintln(w, c.Note); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.Applied:
+		text = "applied: the loaddistributor places by it"
+	case apply:
+		text = "not applied"
+	default:
+		return nil
+	}
+	_, err := fmt.Fprintln(w, text)
+	return err
+}

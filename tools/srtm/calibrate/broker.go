@@ -1,0 +1,253 @@
+package calibrate
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// broker is asked over its HTTP.
+type broker struct{ address string }
+
+// topicFigures are what is read of a topic in /stats.
+type topicFigures struct {
+	Name     string
+	Delivery *obs.Latency
+}
+
+const (
+	requestTimeout = 5 * time.Second
+	maxStats       = 64 << 20 // bytes
+	maxFrame       = 1 << 20
+)
+
+// Identity asks a broker for its id in its cluster.
+func Identity(ctx context.Context, httpAddress string) (id string, err error) {
+	text, err := broker{httpAddress}.ask(ctx, http.MethodGet, "/info")
+	if err != nil {
+		return "", err
+	}
+	var info struct {
+		BrokerID string `json:"broker_id"`
+	}
+	if err := json.Unmarshal(text, &info); err != nil {
+		return "", fmt.Errorf("/info of %s: %w", httpAddress, err)
+	}
+	if info.BrokerID == "" {
+		return "", fmt.Errorf("/info of %s names no broker_id: it is none of ours", httpAddress)
+	}
+	return info.BrokerID, nil
+}
+
+// statusError is an answer other than 200.
+type statusError struct {
+	path string
+	code int
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("%s: status %d", e.path, e.code) }
+
+func (b broker) ask(ctx context.Context, method, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+b.address+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close() // read: nothing can be lost
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxStats))
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode != http.StatusOK {
+		return nil, &statusError{path, res.StatusCode}
+	}
+	return text, nil
+}
+
+// topics returns the figures of all topics.
+func (b broker) topics(ctx context.Context) ([]topicFigures, error) {
+	text, err := b.ask(ctx, http.MethodGet, "/stats?format=json&include_clients=false&include_mem=false&include_histograms=true")
+	if err != nil {
+		return nil, err
+	}
+	return parseStats(text)
+}
+
+// parseStats reads what /stats answers.
+func parseStats(text []byte) ([]topicFigures, error) {
+	var s struct {
+		Topics []struct {
+			Name string `json:"topic_name"`
+			SRTM struct {
+				Latency struct {
+					Delivery *struct {
+						Lowest  int64    `json:"lowest_us"`
+						Highest int64    `json:"highest_us"`
+						Digits  int32    `json:"significant_digits"`
+						Index   []uint32 `json:"index"`
+						Count   []uint64 `json:"count"`
+					} `json:"delivery_histogram"`
+				} `json:"latency"`
+			} `json:"srtm"`
+		} `json:"topics"`
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return nil, fmt.Errorf("/stats: %w", err)
+	}
+	var all []topicFigures
+	for _, t := range s.Topics {
+		h := t.SRTM.Latency.Delivery
+		if h == nil {
+			return nil, errors.New("/stats has no delivery_histogram: is this an nsqd of SRTM, and as new as this program?")
+		}
+		l, err := obs.LatencyFromProto(&srtmv1.Histogram{LowestUs: h.Lowest, HighestUs: h.Highest, SignificantDigits: h.Digits, Index: h.Index, Count: h.Count})
+		if err != nil {
+			return nil, fmt.Errorf("/stats, topic %.80q: %w", t.Name, err)
+		}
+		all = append(all, topicFigures{t.Name, l})
+	}
+	return all, nil
+}
+
+// remove deletes a topic; one that is gone is fine.
+func (b broker) remove(ctx context.Context, topic string) error {
+	_, err := b.ask(ctx, http.MethodPost, "/topic/delete?topic="+url.QueryEscape(topic))
+	var answer *statusError
+	if errors.As(err, &answer) && answer.code == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", topic, err)
+	}
+	return nil
+}
+
+// since returns what was added to a histogram. It fails if something was taken
+// away, as by a restart of the broker.
+func since(before, after *obs.Latency) (*obs.Latency, error) {
+	was, is := before.Proto(), after.Proto()
+	less := map[uint32]uint64{}
+	for i, index := range was.Index {
+		less[index] = was.Count[i]
+	}
+	more := &srtmv1.Histogram{LowestUs: is.LowestUs, HighestUs: is.HighestUs, SignificantDigits: is.SignificantDigits}
+	for i, index := range is.Index {
+		n := is.Count[i]
+		if n < less[index] {
+			return nil, errors.New("the broker counts less than before: was it restarted?")
+		}
+		if n > less[index] {
+			more.Index, more.Count = append(more.Index, index), append(more.Count, n-less[index])
+		}
+		delete(less, index)
+	}
+	if len(less) > 0 {
+		return nil, errors.New("the broker counts less than before: was it restarted?")
+	}
+	return obs.LatencyFromProto(more)
+}
+
+// holder is a subscriber that takes no message. It keeps an ephemeral channel there
+// until it is closed.
+type holder struct {
+	nc   net.Conn
+	done chan error // gets why the connection has ended, once
+}
+
+// Close ends it, and reports whether it had ended before.
+func (h *holder) Close() error {
+	closed := h.nc.Close()
+	if err := <-h.done; !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("the connection that holds the topic ended: %w", err)
+	}
+	return closed
+}
+
+// answer answers heartbeats.
+func (h *holder) answer(r io.Reader) {
+	for {
+		text, err := readFrame(r)
+		if err == nil && text == wire.Heartbeat {
+			_, err = h.nc.Write(wire.AppendNop(nil))
+		}
+		if err != nil {
+			h.done <- err
+			return
+		}
+	}
+}
+
+func hold(ctx context.Context, address, topic, channel string) (_ *holder, err error) {
+	nc, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("subscribe to %s: %w", topic, err), nc.Close())
+		}
+	}()
+	if err := nc.SetDeadline(time.Now().Add(connectTimeout)); err != nil {
+		return nil, err
+	}
+	hello, err := json.Marshal(wire.IdentifyRequest{ClientID: "srtm-calibrate"})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := nc.Write(slices.Concat(wire.AppendMagic(nil), wire.AppendIdentify(nil, hello), wire.AppendSub(nil, topic, channel))); err != nil {
+		return nil, err
+	}
+	r := bufio.NewReader(nc)
+	for range 2 { // IDENTIFY and SUB
+		text, err := readFrame(r)
+		if err == nil && text != wire.OK {
+			err = errors.New(cmp.Or(text, "an empty answer"))
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := nc.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	h := &holder{nc: nc, done: make(chan error, 1)}
+	go h.answer(r)
+	return h, nil
+}
+
+// readFrame returns the data of the next frame, of whatever type.
+func readFrame(r io.Reader) (string, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(r, size[:]); err != nil {
+		return "", err
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n < 4 || n > maxFrame {
+		return "", fmt.Errorf("a frame of %d bytes", n)
+	}
+	frame := make([]byte, n)
+	if _, err := io.ReadFull(r, frame); err != nil {
+		return "", err
+	}
+	return string(frame[4:]), nil
+}

@@ -1,0 +1,276 @@
+package calibrate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate/search"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// nsqd starts a real broker, which ends with the test, and returns a calibration of
+// it that any machine can carry and that takes seconds.
+func nsqd(t *testing.T, flags ...string) Config {
+	t.Helper()
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "nsqd")
+	if err := daemon.Build(t.Context(), "github.com/srtm-io/srtm/nsqd", binary, false); err != nil {
+		t.Fatal(err)
+	}
+	at, err := daemon.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := daemon.NSQDAt(binary, dir, at[0], at[1], append(flags, "--broker-id=b1")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Errorf("%v\n%s", err, d.Output())
+		}
+	})
+	return Config{
+		TCP: at[0], HTTP: at[1], SLO: search.SLO{Quantile: 0.9, Latency: 10 * time.Second},
+		Search:      search.Config{First: 200, Least: 100, Most: 400, Tolerance: 0.1, Steps: 10, Again: 2},
+		Connections: 5, Size: 100, Settle: 100 * time.Millisecond, Step: 600 * time.Millisecond, Limit: time.Minute,
+		Workers: 1, Seed: 1, Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+// topics returns the names of the broker's topics.
+func topics(t *testing.T, cfg Config) []string {
+	t.Helper()
+	all, err := broker{cfg.HTTP}.topics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{}
+	for _, topic := range all {
+		names = append(names, topic.Name)
+	}
+	return names
+}
+
+func post(t *testing.T, cfg Config, path string) {
+	t.Helper()
+	if _, err := (broker{cfg.HTTP}).ask(t.Context(), http.MethodPost, path); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestABrokerThatCarriesMoreThanIsTried(t *testing.T) {
+	cfg := nsqd(t)
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	var told []Step
+	r, err := Run(t.Context(), cfg, func(s Step) { told = append(told, s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Mcap != 400 || r.Over != 0 || r.Limit != LimitMost || !r.Known() || !slices.Equal(told, r.Steps) {
+		t.Errorf("%+v", r)
+	}
+	for _, s := range r.Steps {
+		// A tenth of the messages of 0.6 s is more than ten standard deviations.
+		if s.Outcome == search.Kept && (s.Exceeded != 0 || s.Why != "" || s.Delay <= 0 ||
+			s.Offered < 0.5*float64(s.Rate) || s.Offered > 1.5*float64(s.Rate) || float64(s.Delivered) < 0.3*float64(s.Rate)) {
+			t.Errorf("%+v", s)
+		}
+	}
+	if left := topics(t, cfg); len(left) > 0 {
+		t.Errorf("it leaves %v", left)
+	}
+	if id, err := Identity(t.Context(), cfg.HTTP); id != "b1" || err != nil {
+		t.Errorf("its id is %q, %v", id, err)
+	}
+}
+
+// A broker that ends connections misses every rate: nothing is blamed on the
+// generator, and nothing is left.
+func TestABrokerThatKeepsNothing(t *testing.T) {
+	cfg := nsqd(t, "--max-msg-size=50")
+	r, err := Run(t.Context(), cfg, func(Step) {})
+	if !errors.Is(err, ErrNothingKept) || r.Mcap != 0 || r.Over != 100 || r.Limit != LimitBroker || r.Known() || len(r.Steps) != 2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	for _, s := range r.Steps {
+		if s.Outcome != search.Missed || !strings.Contains(s.Why, "connections were lost") {
+			t.Errorf("%+v", s)
+		}
+	}
+	if left := topics(t, cfg); len(left) > 0 {
+		t.Errorf("it leaves %v", left)
+	}
+}
+
+func TestABrokerThatCarriesTopics(t *testing.T) {
+	cfg := nsqd(t)
+	var steps []Step
+	keep := func(s Step) { steps = append(steps, s) }
+	// A topic that comes meanwhile ends it.
+	_, err := Run(t.Context(), cfg, func(s Step) {
+		keep(s)
+		post(t, cfg, "/topic/create?topic=theirs")
+	})
+	var carries *CarriesError
+	if !errors.As(err, &carries) || !slices.Equal(carries.Topics, []string{"theirs"}) || len(steps) != 1 {
+		t.Errorf("%v after %d steps", err, len(steps))
+	}
+	if left := topics(t, cfg); !slices.Equal(left, []string{"theirs"}) {
+		t.Errorf("it leaves %v", left)
+	}
+
+	steps = nil
+	if _, err := Run(t.Context(), cfg, keep); !errors.As(err, &carries) || len(steps) != 0 {
+		t.Errorf("%v after %d steps", err, len(steps))
+	}
+	cfg.Force, cfg.Search.First = true, 400
+	if r, err := Run(t.Context(), cfg, keep); err != nil || r.Mcap != 400 {
+		t.Errorf("forced: %+v, %v", r, err)
+	}
+	if left := topics(t, cfg); !slices.Equal(left, []string{"theirs"}) {
+		t.Errorf("it leaves %v", left)
+	}
+}
+
+// An interrupt leaves nothing, whenever it comes.
+func TestAnInterrupt(t *testing.T) {
+	cfg := nsqd(t)
+	cfg.Step, cfg.Limit = time.Minute, time.Hour
+	stop := errors.New("interrupted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	done := make(chan error, 1)
+	go func() {
+		_, err := Run(ctx, cfg, func(Step) {})
+		done <- err
+	}()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	for len(topics(t, cfg)) == 0 {
+		select {
+		case <-ticker.C:
+		case err := <-done:
+			t.Fatalf("it ended before: %v", err)
+		}
+	}
+	cancel(stop)
+	if err := <-done; !errors.Is(err, stop) {
+		t.Errorf("%v, want %v", err, stop)
+	}
+	if left := topics(t, cfg); len(left) > 0 {
+		t.Errorf("it leaves %v", left)
+	}
+}
+
+// A search that has no time left says so, and is not taken for an answer.
+func TestNoTimeLeft(t *testing.T) {
+	cfg := nsqd(t)
+	cfg.Limit = cfg.Settle + cfg.Step + drainTimeout + 500*time.Millisecond
+	r, err := Run(t.Context(), cfg, func(Step) {})
+	if err != nil || r.Limit != LimitTime || r.Known() || r.Mcap != 200 || len(r.Steps) != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func TestConfigFaults(t *testing.T) {
+	err := Config{TCP: "x", HTTP: ":", Search: search.Config{First: 1, Least: 1, Most: 1, Tolerance: 0.1, Steps: 1}}.Validate()
+	for _, part := range []string{`address "x"`, "quantile 0", "latency 0s", "settling for 0s", "steps of 0s", "0 workers"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%v does not say %q", err, part)
+		}
+	}
+	few := Config{
+		TCP: "h:1", HTTP: "h:2", SLO: search.SLO{Quantile: 0.999, Latency: time.Second}, Connections: 1, Size: 10,
+		Search: search.Config{First: 100, Least: 99, Most: 100, Tolerance: 0.1, Steps: 1}, Settle: time.Second, Step: 10 * time.Second, Limit: time.Minute, Workers: 1,
+	}
+	if err := few.Validate(); err == nil || !strings.Contains(err.Error(), "99 msg/s in 1m40s are too few messages for the SLO's quantile: want 100 msg/s or more") {
+		t.Error(err)
+	}
+	if few.Search.Least = 100; few.Validate() != nil {
+		t.Error(few.Validate())
+	}
+	if d := few.measured(100); d != 100*time.Second {
+		t.Errorf("100 msg/s are measured for %v", d)
+	}
+	if d := few.measured(100_000); d != 10*time.Second {
+		t.Errorf("100,000 msg/s are measured for %v", d)
+	}
+}
+
+func latency(samples ...time.Duration) *obs.Latency {
+	l := obs.NewLatency()
+	for _, s := range samples {
+		l.Record(s)
+	}
+	return l
+}
+
+func TestSince(t *testing.T) {
+	before := latency(time.Millisecond, time.Millisecond, time.Second)
+	after := latency(time.Millisecond, time.Millisecond, time.Second, time.Second, time.Minute)
+	l, err := since(before, after)
+	if err != nil || l.Count() != 2 || l.CountAbove(500*time.Millisecond) != 2 || l.CountAbove(30*time.Second) != 1 {
+		t.Errorf("%v, %v", l.Proto(), err)
+	}
+	for _, less := range []*obs.Latency{latency(), latency(time.Millisecond, time.Second, time.Minute)} {
+		if _, err := since(before, less); err == nil {
+			t.Error("counts went down")
+		}
+	}
+}
+
+func FuzzParseStats(f *testing.F) {
+	p := latency(time.Millisecond, time.Second).Proto()
+	index, _ := json.Marshal(p.Index)
+	f.Add(fmt.Appendf(nil, `{"topics":[{"topic_name":"t","srtm":{"latency":{"delivery_histogram":{"lowest_us":1,"highest_us":60000000,"significant_digits":2,"index":%s,"count":[1,1]}}}}]}`, index))
+	f.Add([]byte(`{"topics":[{"topic_name":"t"}]}`))
+	f.Add([]byte(`{`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		all, err := parseStats(text)
+		if err != nil && all != nil {
+			t.Fatal("figures and an error")
+		}
+		for _, topic := range all {
+			if l, err := since(topic.Delivery, topic.Delivery); err != nil || l.Count() != 0 {
+				t.Fatalf("%v, %v", l, err)
+			}
+		}
+	})
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte("\x00\x00\x00\x06\x00\x00\x00\x00OK"))
+	f.Add([]byte("\xff\xff\xff\xff"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		text, err := readFrame(r)
+		switch {
+		case err != nil && text != "":
+			t.Fatalf("%q and %v", text, err)
+		case err == nil:
+			if read := len(b) - r.Len(); read != 8+len(text) || string(b[8:read]) != text {
+				t.Fatalf("%q of %d bytes", text, read)
+			}
+		case errors.Is(err, io.EOF) && len(b) > 4:
+			t.Fatal(err)
+		}
+	})
+}

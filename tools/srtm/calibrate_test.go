@@ -1,0 +1,125 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate"
+)
+
+// A real broker, known to a loaddistributor under its id, is measured and what was
+// found is applied. Any machine carries what is tried.
+func TestCalibrate(t *testing.T) {
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "nsqd")
+	if err := daemon.Build(t.Context(), "github.com/srtm-io/srtm/nsqd", binary, false); err != nil {
+		t.Fatal(err)
+	}
+	at, err := daemon.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := daemon.NSQDAt(binary, dir, at[0], at[1], "--broker-id=b1", "--max-msg-size=500")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Errorf("%v\n%s", err, d.Output())
+		}
+	})
+	a := &admin{brokers: []*srtmv1.Broker{
+		{Id: "b1", TcpAddress: at[0], HttpAddress: at[1], Connected: true}, {Id: "b2", TcpAddress: at[0], HttpAddress: at[1]},
+	}}
+	address := serve(t, a)
+	run := func(args ...string) (stdout, stderr string, err error) {
+		t.Helper()
+		return srtm(t, address, append([]string{
+			"broker", "calibrate", "--first=200", "--least=100", "--most=400", "--slo-quantile=0.9", "--slo-latency=10s",
+			"--settle=100ms", "--step=600ms", "--connections=5",
+		}, args...)...)
+	}
+
+	out, progress, err := run("b1", "--apply", "--output=json")
+	var found struct {
+		Broker    string
+		Mcap      int64
+		Limit     calibrate.Limit
+		Applied   bool
+		Note      string
+		LatencyUs int64   `json:"slo_latency_us"`
+		Quantile  float64 `json:"slo_quantile"`
+		Steps     []struct {
+			Rate      int64
+			Outcome   string
+			Delivered int64
+			DelayUs   int64 `json:"delay_us"`
+		}
+	}
+	if err != nil || json.Unmarshal([]byte(out), &found) != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if found.Broker != "b1" || found.Mcap != 400 || found.Limit != calibrate.LimitMost || !found.Applied || found.Note == "" ||
+		found.LatencyUs != 10_000_000 || found.Quantile != 0.9 || len(found.Steps) < 3 {
+		t.Fatalf("%s", out)
+	}
+	if last := found.Steps[len(found.Steps)-1]; last.Rate != 400 || last.Outcome != "kept" || last.Delivered < 100 || last.DelayUs < 1 {
+		t.Errorf("%+v", last)
+	}
+	if a.set.GetBrokerId() != "b1" || a.set.GetMcap() != 400 {
+		t.Errorf("set %v", a.set)
+	}
+	if !strings.Contains(progress, "200 msg/s: kept\n") || !strings.Contains(progress, "400 msg/s: kept\n") {
+		t.Errorf("progress %q", progress)
+	}
+
+	a.set = nil
+	out, _, err = run("--nsqd-tcp-address="+at[0], "--nsqd-http-address="+at[1])
+	if err != nil || a.set != nil || !strings.Contains(out, "p90 within 10s: mcap at least 400 msg/s: more was not to be tried") || strings.Contains(out, "applied") {
+		t.Errorf("set %v, %v\n%s", a.set, err, out)
+	}
+	// By its addresses it is applied under the id that it says it has.
+	out, _, err = run("--nsqd-tcp-address="+at[0], "--nsqd-http-address="+at[1], "--first=400", "--apply")
+	if err != nil || a.set.GetBrokerId() != "b1" || a.set.GetMcap() != 400 || !strings.Contains(out, "broker b1") || !strings.Contains(out, "places by it") {
+		t.Errorf("set %v, %v\n%s", a.set, err, out)
+	}
+
+	// What keeps nothing is not applied.
+	a.set = nil
+	out, _, err = run("b1", "--size=1000", "--apply")
+	if !errors.Is(err, calibrate.ErrNothingKept) || a.set != nil || !strings.Contains(out, "not applied") || !strings.Contains(out, "connections were lost") {
+		t.Errorf("set %v, %v\n%s", a.set, err, out)
+	}
+
+	res, err := http.Post("http://"+at[1]+"/topic/create?topic=theirs", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	for want, args := range map[string][]string{
+		"carries theirs; --force measures all the same": {"b1"},
+		"broker b2 is gone":                             {"b2"},
+		`knows no broker "b3"`:                          {"b3"},
+	} {
+		if out, _, err := run(args...); err == nil || !strings.Contains(err.Error(), want) || out != "" {
+			t.Errorf("%v: %v, want %q\n%s", args, err, want, out)
+		}
+	}
+	for _, args := range [][]string{
+		{"b1", "b2"}, {}, {"b1", "--nsqd-tcp-address=h:1"}, {"b1", "--slo-latency=0s"}, {"b1", "--tolerance=0"}, {"b1", "--output=yaml"},
+	} {
+		if _, _, err := run(args...); !errors.As(err, new(lifecycle.UsageError)) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	if a.set != nil {
+		t.Errorf("set %v", a.set)
+	}
+}
