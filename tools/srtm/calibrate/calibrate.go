@@ -185,9 +185,6 @@ func Run(ctx context.Context, cfg Config, each func(Step)) (*Result, error) {
 			break
 		}
 		step, err := r.step(ctx, rate)
-		if err == nil {
-			err = context.Cause(ctx)
-		}
 		if err != nil {
 			return nil, fmt.Errorf("at %d msg/s: %w", rate, err)
 		}
@@ -306,10 +303,10 @@ func (r *runner) step(ctx context.Context, rate int64) (step Step, err error) {
 	switch {
 	case failed != nil:
 		return Step{}, failed
+	case ctx.Err() != nil: // however far it came
+		return Step{}, context.Cause(ctx)
 	case err != nil:
 		return Step{}, err
-	case rep.Interrupted:
-		return Step{}, context.Cause(inner)
 	case !settled:
 		return Step{}, errors.New("it was over before it had settled")
 	}
