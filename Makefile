@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults generate fuzz fuzz-short bench calibrate convergence figures cover clean no-race-note soak hardship
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults generate fuzz fuzz-short bench bench-full calibrate convergence figures cover clean no-race-note soak hardship
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,11 @@ bench: build ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside othe
 	@mkdir -p build
 	$(GO) run ./bench/peer --rounds=1 --duration=3s --json=build/peers.json $(PEERS)
 	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) ./...
+
+bench-full: build ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
+	@mkdir -p build
+	$(GO) build -o build/peer ./bench/peer
+	build/peer --set=full --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
 
 calibrate: build ## measure nsqd here, and write the simulator's calibration of it into OUT (build/calibration.json)
 	@mkdir -p build

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +35,9 @@ type config struct {
 	rounds    int
 	lasting   time.Duration
 	seed      uint64
+	within    time.Duration // after which no run begins; 0: any time
 	json      string
+	markdown  string
 	list      bool
 }
 
@@ -86,7 +89,7 @@ func start(ctx context.Context) error {
 		fmt.Println(s)
 	}
 	r.Runs = c.all(ctx, os.Stderr)
-	if err := writeTables(os.Stdout, c.scenarios, names, r.Runs); err != nil {
+	if err := errors.Join(writeTables(os.Stdout, c.scenarios, names, r.Runs), writeVerdicts(os.Stdout, c.scenarios, names, r.Runs)); err != nil {
 		return err
 	}
 	if c.json != "" {
@@ -98,6 +101,12 @@ func start(ctx context.Context) error {
 			return err
 		}
 	}
+	if c.markdown != "" {
+		var text bytes.Buffer
+		if err := errors.Join(r.writePage(&text, c), os.WriteFile(c.markdown, text.Bytes(), 0o644)); err != nil {
+			return err
+		}
+	}
 	for _, one := range r.Runs {
 		if one.Error != "" {
 			return fmt.Errorf("%s with %s: %s", one.Scenario, one.Peer, one.Error)
@@ -106,14 +115,20 @@ func start(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// all performs every scenario: in each round all brokers, in turns.
+// all performs every scenario with every broker, and that in each round: so the
+// rounds of a scenario lie apart, and what disturbs one spares another.
 func (c config) all(ctx context.Context, progress io.Writer) (runs []run) {
-	for _, s := range c.scenarios {
-		for round := range c.rounds {
+	began := time.Now()
+	for round := range c.rounds {
+		for _, s := range c.scenarios {
 			for i := range c.peers {
 				p := c.peers[(i+round)%len(c.peers)] // nobody is always first
 				if s.nsqOnly && !p.nsq || ctx.Err() != nil {
 					continue
+				}
+				if c.within > 0 && time.Since(began) > c.within {
+					fmt.Fprintf(progress, "%v are over, in round %d\n", c.within, round+1)
+					return runs
 				}
 				// The same schedule for all brokers of a round.
 				r, err := perform(ctx, p, s, c.lasting, c.seed+uint64(round))
@@ -144,6 +159,7 @@ func (p *paths) Set(s string) error {
 func parse(args []string) (c config, err error) {
 	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
+	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
 	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
 	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all that are there)")
 	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
@@ -155,7 +171,9 @@ func parse(args []string) (c config, err error) {
 	fs.IntVar(&c.rounds, "rounds", 3, "how often each scenario is performed with each broker")
 	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
+	fs.DurationVar(&c.within, "within", 0, "after this `time` no run begins, and what was measured is shown (default any time)")
 	fs.StringVar(&c.json, "json", "", "`file` for all figures")
+	fs.StringVar(&c.markdown, "markdown", "", "`file` for a page with all tables, and what of the project's targets is met")
 	fs.BoolVar(&c.list, "list", false, "list the scenarios, and exit")
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
 		fs.SetOutput(os.Stdout)
@@ -169,6 +187,24 @@ func parse(args []string) (c config, err error) {
 	}
 	if c.list {
 		return c, nil
+	}
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	switch *set {
+	case "short":
+	case "full":
+		for name, value := range map[string]string{"scenarios": "all", "rounds": "3", "duration": "2s", "within": "25m"} {
+			if !given[name] {
+				if err := fs.Set(name, value); err != nil {
+					return c, err
+				}
+			}
+		}
+	default:
+		return c, fmt.Errorf("--set: %q is neither short nor full", *set)
+	}
+	if c.within < 0 {
+		return c, fmt.Errorf("--within: %v is negative", c.within)
 	}
 	if c.rounds < 1 || c.rounds > 100 || c.lasting < 100*time.Millisecond || c.lasting > time.Minute {
 		return c, errors.New("want 1 to 100 --rounds, --duration of 100ms to 1m")

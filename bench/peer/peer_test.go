@@ -267,6 +267,46 @@ func TestTablesHoldMediansAndRatios(t *testing.T) {
 	testkit.Golden(t, filepath.Join("testdata", "tables.golden"), out.Bytes())
 }
 
+func TestThePageSaysWhatIsMetAndWhatIsNot(t *testing.T) {
+	list := scenarios()
+	list = slices.DeleteFunc(list, func(s scenario) bool { return s.name != "poisson-1000" && s.name != "mpub" && s.name != "idle" })
+	r := report{
+		Commit: "c", Kernel: "k", CPUs: 2, Go: "go", Seed: 1, Flags: []string{"--nsq=upstream=/some/where/nsqd", "--set=full", "--srtm=bin/nsqd"},
+		Brokers: []broker{{"srtm", "1"}, {"upstream", "2"}, {"upstream-unbuffered", "2"}, {"nats", "3"}, {"mosquitto", "4"}},
+		Runs: []run{
+			{Scenario: "poisson-1000", Peer: "srtm", P50: 0.1, P99: 0.31, CPU: 20, RSS: 20}, {Scenario: "poisson-1000", Peer: "srtm", P50: 0.1, P99: 0.9, CPU: 21, RSS: 20},
+			{Scenario: "poisson-1000", Peer: "upstream-unbuffered", P50: 0.2, P99: 1, CPU: 50, RSS: 40},
+			{Scenario: "poisson-1000", Peer: "nats", P50: 0.2, P99: 0.5, CPU: 50, RSS: 40}, {Scenario: "poisson-1000", Peer: "mosquitto", P50: 0.05, P99: 0.2, CPU: 30, RSS: 9},
+			{Scenario: "mpub", Peer: "srtm", InPerSecond: 150, OutPerSecond: 90}, {Scenario: "mpub", Peer: "upstream", InPerSecond: 100, OutPerSecond: 100},
+			{Scenario: "idle", Peer: "srtm", P99: 1, PerConn: 3000},
+		},
+	}
+	var out bytes.Buffer
+	if err := r.writePage(&out, config{scenarios: list, rounds: 2, lasting: 2 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Golden(t, filepath.Join("testdata", "page.golden"), out.Bytes())
+}
+
+func TestTargetsAreOfWhatThereIs(t *testing.T) {
+	for _, want := range targets {
+		c := columnOf(want.figure)
+		i := slices.IndexFunc(scenarios(), func(s scenario) bool { return s.name == want.scenario })
+		if i < 0 || !c.shows(scenarios()[i]) || c.compared == neither || want.bound <= 0 || len(want.others) == 0 {
+			t.Errorf("%+v", want)
+		}
+	}
+	columnOf("bytes/conn")
+}
+
+func TestNoRunBeginsWhenTimeIsUp(t *testing.T) {
+	var progress bytes.Buffer
+	c := config{scenarios: scenarios(), peers: []peer{ours("/not/there")}, rounds: 2, within: time.Nanosecond}
+	if runs := c.all(t.Context(), &progress); len(runs) != 0 || !strings.Contains(progress.String(), "over, in round 1") {
+		t.Errorf("%d runs; %q", len(runs), &progress)
+	}
+}
+
 func TestFlags(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -279,7 +319,11 @@ func TestFlags(t *testing.T) {
 	if c, err := parse([]string{"--srtm=" + self, "--scenarios=all"}); err != nil || len(c.scenarios) != len(scenarios()) {
 		t.Errorf("%d scenarios, %v", len(c.scenarios), err)
 	}
-	for _, args := range []string{"--scenarios=none", "--rounds=0", "--duration=1ns", "--nsq=x", "--only=nobody", "stray", "--srtm=/no --only=srtm"} {
+	c, err = parse([]string{"--srtm=" + self, "--set=full", "--rounds=2"})
+	if err != nil || len(c.scenarios) != len(scenarios()) || c.rounds != 2 || c.lasting != 2*time.Second || c.within != 25*time.Minute {
+		t.Errorf("the full set: %+v, %v", c, err)
+	}
+	for _, args := range []string{"--set=some", "--within=-1s", "--scenarios=none", "--rounds=0", "--duration=1ns", "--nsq=x", "--only=nobody", "stray", "--srtm=/no --only=srtm"} {
 		if c, err := parse(strings.Fields(args)); err == nil {
 			t.Errorf("%s: %+v, want an error", args, c)
 		}

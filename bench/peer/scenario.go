@@ -48,7 +48,7 @@ func scenarios() []scenario {
 		{name: "slow", what: "as poisson-1000, and a channel that takes 100 msg/s", conns: 1000, rate: 10_000, size: 100, slow: true},
 		{name: "idle", what: "10,000 connections, 1,000 msg/s in all", conns: 10_000, rate: 1000, size: 100},
 		{name: "overflow", what: "200 messages per command to disk, read when all are there", conns: 4, size: 100, together: 200, batch: true, limit: 500_000, late: true, memory: 100, nsqOnly: true},
-		{name: "fsync", what: "100 publishers, 1,000 msg/s in all, each on stable storage before it is accepted", conns: 100, rate: 1000, size: 100, fsync: true, nsqOnly: true},
+		{name: "fsync", what: "100 publishers, 1,000 msg/s in all, each on stable storage before it is accepted; upstream syncs each, too, but answers before it does", conns: 100, rate: 1000, size: 100, fsync: true, nsqOnly: true},
 		{name: "tls", what: "as poisson-100, encrypted", conns: 100, rate: 1000, size: 100, tls: true, nsqOnly: true},
 	}
 	for i := range all {

@@ -19,25 +19,34 @@ type column struct {
 	// flood and timed say for which scenarios it means something: those that
 	// send as fast as it goes in, and those that have a rate.
 	flood, timed bool
-	ratio        bool // is compared
+	compared     order
 }
 
+// order says which of two figures is the better one.
+type order int
+
+const (
+	neither order = iota // they are not compared
+	lower
+	higher
+)
+
 var columns = []column{
-	{"p50 ms", always(func(r run) float64 { return r.P50 }), "%.3f", middle, false, true, true},
-	{"p99 ms", always(func(r run) float64 { return r.P99 }), "%.3f", middle, false, true, true},
-	{"least p99", always(func(r run) float64 { return r.P99 }), "%.3f", least, false, true, true},
-	{"p99.9 ms", always(func(r run) float64 { return r.P999 }), "%.3f", middle, false, true, false},
-	{"in/s", always(func(r run) float64 { return r.InPerSecond }), "%.0f", middle, true, false, true},
-	{"out/s", always(func(r run) float64 { return r.OutPerSecond }), "%.0f", middle, true, false, true},
-	{"CPU us/msg", always(func(r run) float64 { return r.CPU }), "%.2f", middle, true, true, true},
-	{"load us/msg", always(func(r run) float64 { return r.Load }), "%.2f", middle, true, true, false},
-	{"late p99", always(func(r run) float64 { return r.Late }), "%.3f", middle, false, true, false},
-	{"others %", always(func(r run) float64 { return r.Others }), "%.0f", most, true, true, false},
-	{"RSS MB", always(func(r run) float64 { return r.RSS }), "%.1f", middle, true, true, true},
-	{"bytes/conn", always(func(r run) float64 { return r.PerConn }), "%.0f", middle, false, true, true},
-	{"mallocs/msg", maybe(func(r run) *float64 { return r.Mallocs }), "%.2f", middle, true, true, false},
-	{"GC cycles", maybe(func(r run) *float64 { return r.Collections }), "%.0f", middle, true, true, false},
-	{"missing", always(func(r run) float64 { return float64(r.Missing) }), "%.0f", middle, true, true, false},
+	{"p50 ms", always(func(r run) float64 { return r.P50 }), "%.3f", middle, false, true, lower},
+	{"p99 ms", always(func(r run) float64 { return r.P99 }), "%.3f", middle, false, true, lower},
+	{"least p99", always(func(r run) float64 { return r.P99 }), "%.3f", least, false, true, lower},
+	{"p99.9 ms", always(func(r run) float64 { return r.P999 }), "%.3f", middle, false, true, neither},
+	{"in/s", always(func(r run) float64 { return r.InPerSecond }), "%.0f", middle, true, false, higher},
+	{"out/s", always(func(r run) float64 { return r.OutPerSecond }), "%.0f", middle, true, false, higher},
+	{"CPU us/msg", always(func(r run) float64 { return r.CPU }), "%.2f", middle, true, true, lower},
+	{"load us/msg", always(func(r run) float64 { return r.Load }), "%.2f", middle, true, true, neither},
+	{"late p99", always(func(r run) float64 { return r.Late }), "%.3f", middle, false, true, neither},
+	{"others %", always(func(r run) float64 { return r.Others }), "%.0f", most, true, true, neither},
+	{"RSS MB", always(func(r run) float64 { return r.RSS }), "%.1f", middle, true, true, lower},
+	{"bytes/conn", always(func(r run) float64 { return r.PerConn }), "%.0f", middle, false, true, lower},
+	{"mallocs/msg", maybe(func(r run) *float64 { return r.Mallocs }), "%.2f", middle, true, true, neither},
+	{"GC cycles", maybe(func(r run) *float64 { return r.Collections }), "%.0f", middle, true, true, neither},
+	{"missing", always(func(r run) float64 { return float64(r.Missing) }), "%.0f", middle, true, true, neither},
 }
 
 func always(of func(run) float64) func(run) (float64, bool) {
@@ -76,56 +85,77 @@ func (c column) figure(runs []run) (float64, bool) {
 	return c.summary(vs), true
 }
 
-// writeTables writes two tables in Markdown for each scenario: the medians of
-// every broker's runs, and the first broker's as ratios to the others'.
+// shows says whether a column means something for a scenario.
+func (c column) shows(s scenario) bool { return s.rate > 0 && c.timed || s.rate == 0 && c.flood }
+
+// results are the runs by scenario and broker.
+type results map[[2]string][]run
+
+func group(runs []run) results {
+	by := results{}
+	for _, r := range runs {
+		key := [2]string{r.Scenario, r.Peer}
+		by[key] = append(by[key], r)
+	}
+	return by
+}
+
+// ratio is one broker's figure by another's; false if one of them is not known.
+func (by results) ratio(c column, scenario, one, other string) (float64, bool) {
+	v, ok1 := c.figure(by[[2]string{scenario, one}])
+	w, ok2 := c.figure(by[[2]string{scenario, other}])
+	if c.compared == neither || !ok1 || !ok2 || w <= 0 {
+		return 0, false
+	}
+	return v / w, true
+}
+
+// writeTables writes a table in Markdown for each scenario: the figures of every
+// broker's runs, and the first broker's as ratios to the others'.
 func writeTables(out io.Writer, list []scenario, names []string, runs []run) error {
 	var b strings.Builder
+	by := group(runs)
 	for _, s := range list {
-		by := map[string][]run{}
-		var faults []string
-		for _, r := range runs {
-			if r.Scenario == s.name {
-				by[r.Peer] = append(by[r.Peer], r)
-				if r.Error != "" {
-					faults = append(faults, fmt.Sprintf("%s, round %d: %s", r.Peer, r.Round, r.Error))
+		var there, faults []string
+		for _, name := range names {
+			if of := by[[2]string{s.name, name}]; len(of) > 0 {
+				there = append(there, name)
+				for _, r := range of {
+					if r.Error != "" {
+						faults = append(faults, fmt.Sprintf("%s, round %d: %s", name, r.Round, r.Error))
+					}
 				}
 			}
 		}
-		if len(by) == 0 {
+		if len(there) == 0 {
 			continue
 		}
 		var shown []column
 		for _, c := range columns {
-			if s.rate > 0 && c.timed || s.rate == 0 && c.flood {
+			if c.shows(s) {
 				shown = append(shown, c)
 			}
 		}
-		fmt.Fprintf(&b, "\n%s: %s; %d bytes\n\n", s.name, s.what, s.size)
+		fmt.Fprintf(&b, "\n### %s\n\n%s; %d bytes.\n\n", s.name, s.what, s.size)
 		row(&b, "broker", shown, func(c column) string { return c.title })
 		row(&b, "---", shown, func(column) string { return "---" })
-		for _, name := range names {
-			if len(by[name]) == 0 {
-				continue
-			}
+		for _, name := range there {
 			row(&b, name, shown, func(c column) string {
-				if v, ok := c.figure(by[name]); ok {
+				if v, ok := c.figure(by[[2]string{s.name, name}]); ok {
 					return fmt.Sprintf(c.format, v)
 				}
 				return "-"
 			})
 		}
-		first := by[names[0]]
-		for _, name := range names[1:] {
-			if len(by[name]) == 0 || len(first) == 0 {
+		for _, name := range there {
+			if there[0] != names[0] || name == names[0] {
 				continue
 			}
 			row(&b, names[0]+" / "+name, shown, func(c column) string {
-				v, ok1 := c.figure(first)
-				w, ok2 := c.figure(by[name])
-				if !c.ratio || !ok1 || !ok2 || w <= 0 {
-					return "-"
+				if v, ok := by.ratio(c, s.name, names[0], name); ok {
+					return fmt.Sprintf("%.3g", v)
 				}
-				return fmt.Sprintf("%.3g", v/w)
+				return "-"
 			})
 		}
 		for _, f := range faults {

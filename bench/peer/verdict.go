@@ -1,0 +1,164 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+)
+
+// target is a ratio of ours to others' that the project wants. It is told by the
+// figure of the round that was disturbed least where there is such a one.
+type target struct {
+	scenario, figure string
+	others           []string // the best of them that took part
+	bound            float64  // at most, or at least where more is better
+}
+
+// The targets of the hot path. Brokers by the name upstream are the project's that
+// nsqd is compatible with.
+var targets = []target{
+	{"poisson-1000", "least p99", []string{"mosquitto", "nats", "redis"}, 1},
+	{"poisson-1000", "least p99", []string{"upstream-unbuffered"}, 0.3},
+	{"poisson-1000", "CPU us/msg", []string{"upstream-unbuffered"}, 0.45},
+	{"poisson-1000", "CPU us/msg", []string{"mosquitto"}, 1},
+	{"poisson-2000", "least p99", []string{"upstream-unbuffered"}, 0.1},
+	{"poisson-4000", "least p99", []string{"upstream-unbuffered"}, 0.05},
+	{"pipelined", "in/s", []string{"upstream"}, 5},
+	{"pipelined", "out/s", []string{"upstream"}, 5},
+	{"mpub", "in/s", []string{"upstream"}, 1.5},
+	{"mpub", "out/s", []string{"upstream"}, 1.5},
+	{"overflow", "in/s", []string{"upstream"}, 1.5},
+	{"overflow", "out/s", []string{"upstream"}, 1.5},
+}
+
+// idleBytes is the target for what an idle connection takes.
+const idleBytes = 3 << 10
+
+func columnOf(title string) column {
+	for _, c := range columns {
+		if c.title == title {
+			return c
+		}
+	}
+	panic("there is no column " + title) // a test looks for them all
+}
+
+// writeVerdicts says of which targets the first broker is how far, and where it is
+// behind whom.
+func writeVerdicts(out io.Writer, list []scenario, names []string, runs []run) error {
+	var b strings.Builder
+	by, ours := group(runs), names[0]
+	for _, t := range targets {
+		c := columnOf(t.figure)
+		worst, beside := 0.0, ""
+		for _, other := range t.others {
+			if v, ok := by.ratio(c, t.scenario, ours, other); ok && (beside == "" || better(c.compared, worst, v)) {
+				worst, beside = v, other
+			}
+		}
+		if beside == "" {
+			continue
+		}
+		word := "at most"
+		if c.compared == higher {
+			word = "at least"
+		}
+		verdict(&b, t.scenario, fmt.Sprintf("%s / %s", t.figure, beside), fmt.Sprintf("%s %g", word, t.bound), fmt.Sprintf("%.3g", worst), !better(c.compared, t.bound, worst))
+	}
+	if v, ok := columnOf("bytes/conn").figure(by[[2]string{"idle", ours}]); ok {
+		verdict(&b, "idle", "bytes/conn", fmt.Sprintf("at most %d", idleBytes), fmt.Sprintf("%.0f", v), v <= idleBytes)
+	}
+	var text string
+	if b.Len() > 0 {
+		text = fmt.Sprintf("\n### Targets of %s\n\n| scenario | figure | wanted | measured | met |\n| --- | --- | --- | --- | --- |\n%s", ours, b.String())
+	}
+	if rows := behind(by, list, names); rows != "" {
+		text += fmt.Sprintf("\n### Where %s is behind\n\n| broker | ratios that are worse than 1 |\n| --- | --- |\n%s", ours, rows)
+	}
+	_, err := io.WriteString(out, text)
+	return err
+}
+
+func verdict(b *strings.Builder, scenario, figure, wanted, measured string, met bool) {
+	yes := "yes"
+	if !met {
+		yes = "**no**"
+	}
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", scenario, figure, wanted, measured, yes)
+}
+
+// better says whether v is better than w.
+func better(o order, v, w float64) bool { return o == lower && v < w || o == higher && v > w }
+
+// behind has a row for each broker that is better than the first in something. Its
+// least p99 stands for its latency: the medians have more of the machine in them.
+func behind(by results, list []scenario, names []string) string {
+	var b strings.Builder
+	for _, other := range names[1:] {
+		var all []string
+		for _, c := range columns {
+			var of []string
+			for _, s := range list {
+				if v, ok := by.ratio(c, s.name, names[0], other); ok && c.shows(s) && c.title != "p50 ms" && c.title != "p99 ms" && better(c.compared, 1, v) {
+					of = append(of, fmt.Sprintf("%s %.3g", s.name, v))
+				}
+			}
+			if len(of) > 0 {
+				all = append(all, fmt.Sprintf("%s: %s", c.title, strings.Join(of, ", ")))
+			}
+		}
+		if len(all) > 0 {
+			fmt.Fprintf(&b, "| %s | %s |\n", other, strings.Join(all, "; "))
+		}
+	}
+	return b.String()
+}
+
+// writePage writes the whole report as a page of Markdown.
+func (r report) writePage(out io.Writer, c config) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Brokers beside each other\n\nWritten by bench/peer: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
+	fmt.Fprintf(&b, "Commit %s, kernel %s, %d processors, %s, seed %d, %d rounds of %v.\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, c.rounds, c.lasting)
+	if fewest := fewestRounds(r.Runs); fewest < c.rounds {
+		fmt.Fprintf(&b, "Time was up before all rounds were: some figures are of %d.\n", fewest)
+	}
+	fmt.Fprintf(&b, "\n    %s\n\n", strings.Join(append([]string{"bench/peer"}, withoutFolders(r.Flags)...), " "))
+	var names []string
+	for _, one := range r.Brokers {
+		fmt.Fprintf(&b, "- %s: %s\n", one.Name, one.Version)
+		names = append(names, one.Name)
+	}
+	if _, err := io.WriteString(out, b.String()); err != nil {
+		return err
+	}
+	if err := writeVerdicts(out, c.scenarios, names, r.Runs); err != nil {
+		return err
+	}
+	return writeTables(out, c.scenarios, names, r.Runs)
+}
+
+// fewestRounds is of the broker and scenario that took part in the fewest.
+func fewestRounds(runs []run) int {
+	fewest := 0
+	for _, of := range group(runs) {
+		if fewest == 0 || len(of) < fewest {
+			fewest = len(of)
+		}
+	}
+	return fewest
+}
+
+// withoutFolders shortens paths in flags to what they end in: where something lies
+// on one machine is of no use on another.
+func withoutFolders(flags []string) (short []string) {
+	for _, f := range flags {
+		if i := strings.LastIndexByte(f, '='); i >= 0 && strings.ContainsRune(f[i:], filepath.Separator) {
+			f = f[:i+1] + filepath.Base(f[i+1:])
+		}
+		short = append(short, f)
+	}
+	return short
+}
