@@ -36,6 +36,7 @@ type config struct {
 	lasting   time.Duration
 	seed      uint64
 	within    time.Duration // after which no run begins; 0: any time
+	merge     []string      // files of other runs of this program, to be shown instead
 	json      string
 	markdown  string
 	list      bool
@@ -49,6 +50,7 @@ type report struct {
 	Go      string   `json:"go"`
 	Flags   []string `json:"flags"`
 	Seed    uint64   `json:"seed"`
+	Lasting string   `json:"duration"`
 	Brokers []broker `json:"brokers"`
 	Skipped []string `json:"skipped,omitempty"`
 	Runs    []run    `json:"runs"`
@@ -73,23 +75,16 @@ func start(ctx context.Context) error {
 		}
 		return nil
 	}
-	runtime.GOMAXPROCS(runtime.NumCPU() + spare)
-	debug.SetGCPercent(400) // the load's own collections are not what is measured
-	r := report{Commit: commit(ctx), Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:], Seed: c.seed, Skipped: c.skipped}
-	var names []string
-	for _, p := range c.peers {
-		names = append(names, p.name)
-		r.Brokers = append(r.Brokers, broker{p.name, version(ctx, p.path)})
+	var r report
+	if len(c.merge) > 0 {
+		r, err = merged(c.merge)
+	} else {
+		r = measure(ctx, c)
 	}
-	fmt.Printf("commit %s, kernel %s, %d processors, %s, seed %d\nflags: %s\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, strings.Join(r.Flags, " "))
-	for _, b := range r.Brokers {
-		fmt.Printf("%s: %s\n", b.Name, b.Version)
+	if err != nil {
+		return err
 	}
-	for _, s := range c.skipped {
-		fmt.Println(s)
-	}
-	r.Runs = c.all(ctx, os.Stderr)
-	if err := errors.Join(writeTables(os.Stdout, c.scenarios, names, r.Runs), writeVerdicts(os.Stdout, c.scenarios, names, r.Runs)); err != nil {
+	if err := errors.Join(writeTables(os.Stdout, c.scenarios, r.names(), r.Runs), writeVerdicts(os.Stdout, c.scenarios, r.names(), r.Runs)); err != nil {
 		return err
 	}
 	if c.json != "" {
@@ -103,7 +98,7 @@ func start(ctx context.Context) error {
 	}
 	if c.markdown != "" {
 		var text bytes.Buffer
-		if err := errors.Join(r.writePage(&text, c), os.WriteFile(c.markdown, text.Bytes(), 0o644)); err != nil {
+		if err := errors.Join(r.writePage(&text, c.scenarios), os.WriteFile(c.markdown, text.Bytes(), 0o644)); err != nil {
 			return err
 		}
 	}
@@ -113,6 +108,62 @@ func start(ctx context.Context) error {
 		}
 	}
 	return ctx.Err()
+}
+
+// measure performs all that the flags say.
+func measure(ctx context.Context, c config) report {
+	runtime.GOMAXPROCS(runtime.NumCPU() + spare)
+	debug.SetGCPercent(400) // the load's own collections are not what is measured
+	r := report{
+		Commit: commit(ctx), Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:],
+		Seed: c.seed, Lasting: c.lasting.String(), Skipped: c.skipped,
+	}
+	for _, p := range c.peers {
+		r.Brokers = append(r.Brokers, broker{p.name, version(ctx, p.path)})
+	}
+	fmt.Printf("commit %s, kernel %s, %d processors, %s, seed %d\nflags: %s\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, strings.Join(r.Flags, " "))
+	for _, b := range r.Brokers {
+		fmt.Printf("%s: %s\n", b.Name, b.Version)
+	}
+	for _, s := range c.skipped {
+		fmt.Println(s)
+	}
+	r.Runs = c.all(ctx, os.Stderr)
+	return r
+}
+
+// merged is one report of several, which must be of the same brokers, on the same
+// machine, for the same time.
+func merged(files []string) (all report, err error) {
+	for i, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return all, err
+		}
+		var r report
+		if err := json.Unmarshal(text, &r); err != nil {
+			return all, fmt.Errorf("%s: %w", file, err)
+		}
+		if len(r.Brokers) == 0 {
+			return all, fmt.Errorf("%s is no report", file)
+		}
+		if i == 0 {
+			all = r
+			continue
+		}
+		if r.Commit != all.Commit || r.Kernel != all.Kernel || r.CPUs != all.CPUs || r.Go != all.Go || r.Seed != all.Seed || r.Lasting != all.Lasting || !slices.Equal(r.Brokers, all.Brokers) {
+			return all, fmt.Errorf("%s is not of what %s is of: commit, kernel, processors, Go, seed, duration and brokers must be the same", file, files[0])
+		}
+		all.Runs = append(all.Runs, r.Runs...)
+	}
+	return all, nil
+}
+
+func (r report) names() (names []string) {
+	for _, b := range r.Brokers {
+		names = append(names, b.Name)
+	}
+	return names
 }
 
 // all performs every scenario with every broker, and that in each round: so the
@@ -172,6 +223,7 @@ func parse(args []string) (c config, err error) {
 	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
 	fs.DurationVar(&c.within, "within", 0, "after this `time` no run begins, and what was measured is shown (default any time)")
+	merge := fs.String("merge", "", "measure nothing, and show what earlier runs left in these `files` of --json, with commas, as one")
 	fs.StringVar(&c.json, "json", "", "`file` for all figures")
 	fs.StringVar(&c.markdown, "markdown", "", "`file` for a page with all tables, and what of the project's targets is met")
 	fs.BoolVar(&c.list, "list", false, "list the scenarios, and exit")
@@ -186,6 +238,10 @@ func parse(args []string) (c config, err error) {
 		return c, fmt.Errorf("unexpected %q", fs.Arg(0))
 	}
 	if c.list {
+		return c, nil
+	}
+	if *merge != "" {
+		c.merge, c.scenarios = strings.Split(*merge, ","), scenarios()
 		return c, nil
 	}
 	given := map[string]bool{}

@@ -271,7 +271,7 @@ func TestThePageSaysWhatIsMetAndWhatIsNot(t *testing.T) {
 	list := scenarios()
 	list = slices.DeleteFunc(list, func(s scenario) bool { return s.name != "poisson-1000" && s.name != "mpub" && s.name != "idle" })
 	r := report{
-		Commit: "c", Kernel: "k", CPUs: 2, Go: "go", Seed: 1, Flags: []string{"--nsq=upstream=/some/where/nsqd", "--set=full", "--srtm=bin/nsqd"},
+		Commit: "c", Kernel: "k", CPUs: 2, Go: "go", Seed: 1, Lasting: "2s", Flags: []string{"--nsq=upstream=/some/where/nsqd", "--set=full", "--srtm=bin/nsqd"},
 		Brokers: []broker{{"srtm", "1"}, {"upstream", "2"}, {"upstream-unbuffered", "2"}, {"nats", "3"}, {"mosquitto", "4"}},
 		Runs: []run{
 			{Scenario: "poisson-1000", Peer: "srtm", P50: 0.1, P99: 0.31, CPU: 20, RSS: 20}, {Scenario: "poisson-1000", Peer: "srtm", P50: 0.1, P99: 0.9, CPU: 21, RSS: 20},
@@ -282,10 +282,41 @@ func TestThePageSaysWhatIsMetAndWhatIsNot(t *testing.T) {
 		},
 	}
 	var out bytes.Buffer
-	if err := r.writePage(&out, config{scenarios: list, rounds: 2, lasting: 2 * time.Second}); err != nil {
+	if err := r.writePage(&out, list); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Golden(t, filepath.Join("testdata", "page.golden"), out.Bytes())
+
+	// Two files make the same page as one with the runs of both.
+	files := []string{filepath.Join(t.TempDir(), "a.json"), filepath.Join(t.TempDir(), "b.json")}
+	write := func(file string, r report) {
+		text, err := json.Marshal(r)
+		if err := errors.Join(err, os.WriteFile(file, text, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	part := r
+	part.Runs = r.Runs[:3]
+	write(files[0], part)
+	part.Runs = r.Runs[3:]
+	write(files[1], part)
+	both, err := merged(files)
+	if err != nil || len(both.Runs) != len(r.Runs) {
+		t.Fatalf("%d runs of %d, %v", len(both.Runs), len(r.Runs), err)
+	}
+	var again bytes.Buffer
+	if err := both.writePage(&again, list); err != nil || again.String() != out.String() {
+		t.Errorf("merged: %v\n%s", err, &again)
+	}
+	part.Commit = "another"
+	write(files[1], part)
+	if _, err := merged(files); err == nil || !strings.Contains(err.Error(), "must be the same") {
+		t.Errorf("reports of two commits: %v", err)
+	}
+	write(files[1], report{})
+	if _, err := merged(files); err == nil {
+		t.Error("an empty report is no error")
+	}
 }
 
 func TestTargetsAreOfWhatThereIs(t *testing.T) {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -118,37 +119,35 @@ func behind(by results, list []scenario, names []string) string {
 }
 
 // writePage writes the whole report as a page of Markdown.
-func (r report) writePage(out io.Writer, c config) error {
+func (r report) writePage(out io.Writer, list []scenario) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Brokers beside each other\n\nWritten by bench/peer: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
-	fmt.Fprintf(&b, "Commit %s, kernel %s, %d processors, %s, seed %d, %d rounds of %v.\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, c.rounds, c.lasting)
-	if fewest := fewestRounds(r.Runs); fewest < c.rounds {
-		fmt.Fprintf(&b, "Time was up before all rounds were: some figures are of %d.\n", fewest)
-	}
-	fmt.Fprintf(&b, "\n    %s\n\n", strings.Join(append([]string{"bench/peer"}, withoutFolders(r.Flags)...), " "))
-	var names []string
+	fmt.Fprintf(&b, "Commit %s, kernel %s, %d processors, %s, seed %d; rounds of %s: %s.\n\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, r.Lasting, rounds(r.Runs))
+	fmt.Fprintf(&b, "    bench/peer %s\n\n", strings.Join(withoutFolders(r.Flags), " "))
 	for _, one := range r.Brokers {
 		fmt.Fprintf(&b, "- %s: %s\n", one.Name, one.Version)
-		names = append(names, one.Name)
+	}
+	for _, s := range r.Skipped {
+		fmt.Fprintf(&b, "- %s\n", s)
 	}
 	if _, err := io.WriteString(out, b.String()); err != nil {
 		return err
 	}
-	if err := writeVerdicts(out, c.scenarios, names, r.Runs); err != nil {
-		return err
-	}
-	return writeTables(out, c.scenarios, names, r.Runs)
+	return errors.Join(writeVerdicts(out, list, r.names(), r.Runs), writeTables(out, list, r.names(), r.Runs))
 }
 
-// fewestRounds is of the broker and scenario that took part in the fewest.
-func fewestRounds(runs []run) int {
-	fewest := 0
+// rounds says how many there were of every scenario with every broker.
+func rounds(runs []run) string {
+	fewest, most := 0, 0
 	for _, of := range group(runs) {
-		if fewest == 0 || len(of) < fewest {
+		if most = max(most, len(of)); fewest == 0 || len(of) < fewest {
 			fewest = len(of)
 		}
 	}
-	return fewest
+	if fewest < most {
+		return fmt.Sprintf("%d to %d", fewest, most)
+	}
+	return fmt.Sprint(most)
 }
 
 // withoutFolders shortens paths in flags to what they end in: where something lies
