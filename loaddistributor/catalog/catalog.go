@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -85,6 +86,17 @@ type Broker struct {
 	Connected                    bool
 	// Draining: nothing new is placed on it, and what it has moves away.
 	Draining bool
+	// Absorbed is what the last fit learned of it, until it is another broker:
+	// with another host, version or mcap. Zero: nothing.
+	Absorbed Absorption
+}
+
+// Absorption is what a broker got through within Latency: Burst messages at once,
+// and Rate beside them; see fitting.Absorption.
+type Absorption struct {
+	Latency time.Duration
+	Rate    int64 // milli-msg/s
+	Burst   int64
 }
 
 // Catalog is the state. It is not safe for concurrent use: its owner, the
@@ -176,6 +188,8 @@ func (c *Catalog) Apply(e Event) ([]Effect, error) {
 		return c.brokerDraining(e)
 	case BrokerCalibrated:
 		return c.brokerCalibrated(e)
+	case BrokerAbsorbed:
+		return c.brokerAbsorbed(e)
 	case TopicMoving:
 		return c.topicMoving(e)
 	case TopicMoved:
@@ -205,11 +219,15 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 		c.brokers[e.ID] = b
 	}
 	before := c.states(b.topics)
+	known := b.Broker
 	moved := b.TCPAddress != e.TCPAddress || b.HTTPAddress != e.HTTPAddress
 	b.Broker = Broker{
 		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
 		Hostname: e.Hostname, Version: e.Version, Allocated: b.Allocated, Connected: true, Draining: b.Draining,
 		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated,
+	}
+	if known.Hostname == e.Hostname && known.Version == e.Version && known.Mcap == b.Mcap {
+		b.Absorbed = known.Absorbed
 	}
 	var effects []Effect
 	for _, name := range sorted(b.topics) {
@@ -235,8 +253,24 @@ func (c *Catalog) brokerCalibrated(e BrokerCalibrated) ([]Effect, error) {
 	}
 	c.version++
 	before := c.states(b.topics)
-	b.Calibrated, b.Mcap = e.Mcap, cmp.Or(e.Mcap, b.Configured)
+	was := b.Mcap
+	if b.Calibrated, b.Mcap = e.Mcap, cmp.Or(e.Mcap, b.Configured); b.Mcap != was {
+		b.Absorbed = Absorption{}
+	}
 	return c.changes(before), nil
+}
+
+func (c *Catalog) brokerAbsorbed(e BrokerAbsorbed) ([]Effect, error) {
+	b := c.brokers[e.ID]
+	if b == nil {
+		return nil, fmt.Errorf("what broker %q absorbs: %w", e.ID, ErrBrokerUnknown)
+	}
+	if a := e.Absorption; a.Latency <= 0 || a.Rate <= 0 || a.Burst <= 0 {
+		return nil, fmt.Errorf("what broker %q absorbs: %+v, want positive numbers", e.ID, a)
+	}
+	c.version++
+	b.Absorbed = e.Absorption
+	return nil, nil
 }
 
 func (c *Catalog) brokerLeft(e BrokerLeft) ([]Effect, error) {

@@ -534,6 +534,7 @@ func TestAnyHistory(t *testing.T) {
 				}
 			case 13:
 				_ = apply(BrokerCalibrated{broker, rapid.Int64Range(-1, 120).Draw(t, "calibrated")})
+				_ = apply(BrokerAbsorbed{broker, Absorption{time.Second, 1, rapid.Int64Range(0, 9).Draw(t, "absorbed")}})
 			case 5, 6:
 				_ = apply(MemberPrepared{name, broker})
 			case 7:
@@ -667,5 +668,49 @@ func TestACalibratedBroker(t *testing.T) {
 	}
 	if _, err := w.Apply(BrokerCalibrated{"b1", -1}); err == nil {
 		t.Error("a negative capacity")
+	}
+}
+
+// What was learned of a broker stands until it is another one.
+func TestWhatABrokerAbsorbs(t *testing.T) {
+	w := newWorld(t)
+	some := Absorption{Latency: 5 * time.Millisecond, Rate: 2000, Burst: 40}
+	learned := func(want Absorption) {
+		t.Helper()
+		if b, _ := w.Broker("b1"); b.Absorbed != want {
+			t.Errorf("%+v, want %+v", b.Absorbed, want)
+		}
+	}
+	first := joined("b1", 100)
+	w.must(first)
+	w.must(BrokerAbsorbed{"b1", some})
+	learned(some)
+	again := first
+	again.Instance, again.TCPAddress = "another", "moved:4150"
+	w.must(BrokerLeft{"b1"})
+	w.must(again)
+	learned(some)
+	for _, change := range []func(*BrokerJoined){
+		func(e *BrokerJoined) { e.Hostname += "x" },
+		func(e *BrokerJoined) { e.Version += "x" },
+		func(e *BrokerJoined) { e.Mcap++ },
+	} {
+		w.must(first)
+		w.must(BrokerAbsorbed{"b1", some})
+		other := first
+		change(&other)
+		w.must(other)
+		learned(Absorption{})
+	}
+	w.must(first)
+	w.must(BrokerAbsorbed{"b1", some})
+	w.must(BrokerCalibrated{"b1", 100}) // as it was
+	learned(some)
+	w.must(BrokerCalibrated{"b1", 101})
+	learned(Absorption{})
+	for _, bad := range []BrokerAbsorbed{{"nobody", some}, {"b1", Absorption{}}, {"b1", Absorption{1, 1, -1}}, {"b1", Absorption{-1, 1, 1}}, {"b1", Absorption{1, 0, 1}}} {
+		if _, err := w.Apply(bad); err == nil {
+			t.Errorf("%+v was accepted", bad)
+		}
 	}
 }

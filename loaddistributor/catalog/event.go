@@ -80,6 +80,12 @@ type BrokerCalibrated struct {
 	Mcap int64
 }
 
+// BrokerAbsorbed: a fit has learned what the broker gets through within a latency.
+type BrokerAbsorbed struct {
+	ID string
+	Absorption
+}
+
 // TopicMoving begins a move of an active topic to another plan, perhaps of
 // another specification under the same name: it reserves what the new plan
 // takes beside the old one. Make it with NewTopicMoving.
@@ -111,6 +117,7 @@ type Restarted struct{}
 func (BrokerJoined) event()            {}
 func (BrokerDraining) event()          {}
 func (BrokerCalibrated) event()        {}
+func (BrokerAbsorbed) event()          {}
 func (TopicMoving) event()             {}
 func (TopicMoved) event()              {}
 func (TopicMoveAborted) event()        {}

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Fitting a topic begins when it is active and its publishers send: until then
@@ -179,6 +181,13 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 	rng := rand.New(rand.NewPCG(c.cfg.Seed, topic.Placement.Epoch()))
 	cfg := fitting.FastConfig{Step: c.cfg.ReportInterval, Capture: time.Second}
 	cfg.Keep = min(30*time.Second, max(cfg.Capture, time.Duration(keptArrivals/expected*float64(time.Second))))
+	cfg.Absorbed = map[string]fitting.Absorption{}
+	for _, b := range f.setup.Brokers {
+		// Of another latency it says little.
+		if known, _ := c.mu.next.Broker(b.ID); known.Absorbed.Latency == f.setup.Latency {
+			cfg.Absorbed[b.ID] = fitting.Absorption{Rate: tokenbucket.Rate(known.Absorbed.Rate), Burst: known.Absorbed.Burst}
+		}
+	}
 	search, err := fitting.NewFast(f.setup, cfg, rng)
 	if err != nil {
 		c.endFitLocked(topic.Spec.Name(), f, fitEnded, err.Error(), now)
@@ -205,6 +214,7 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 		c.cfg.Log.Info("topic fitted", obs.KeyTopic, name, "kept", a.Outcome.Fitted, obs.KeyReason, a.Outcome.Reason,
 			"brokers", a.Plan.K, obs.KeyDuration, now.Sub(f.began))
 		f.outcome = a.Outcome
+		c.rememberLocked(f)
 		how := fitMissed
 		if a.Outcome.Fitted {
 			how = fitKept
@@ -243,6 +253,21 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 			c.recordLocked(moved, f, c.now()) // at once, on those that are new
 		}
 	}()
+}
+
+// rememberLocked keeps what was learned of brokers for the next fit. Requires: mu
+// held.
+func (c *Controller) rememberLocked(f *fit) {
+	for _, id := range slices.Sorted(maps.Keys(f.outcome.Absorbed)) {
+		a := f.outcome.Absorbed[id]
+		learned := catalog.Absorption{Latency: f.setup.Latency, Rate: int64(a.Rate), Burst: a.Burst}
+		if known, there := c.mu.next.Broker(id); there && known.Absorbed != learned {
+			_, err := c.stageLocked(catalog.BrokerAbsorbed{ID: id, Absorption: learned})
+			if must("remember what "+id+" absorbs", err) != nil {
+				return // the next fit learns it
+			}
+		}
+	}
 }
 
 func (f *fit) measureFrom(epoch uint64, from time.Time) {

@@ -56,6 +56,7 @@ const (
 	kindBrokerLeft       = "broker_left"
 	kindBrokerDraining   = "broker_draining"
 	kindBrokerCalibrated = "broker_calibrated"
+	kindBrokerAbsorbed   = "broker_absorbed"
 	kindTopicPlaced      = "topic_placed"
 	kindMemberPrepared   = "member_prepared"
 	kindTopicActivated   = "topic_activated"
@@ -96,7 +97,29 @@ type broker struct {
 	Leftovers []string `json:"leftovers,omitempty"`
 	LeftAt    uint64   `json:"left_at,omitempty"`
 	// What stands over mcap, msg/s; absent: nothing.
-	Calibrated int64 `json:"calibrated,omitempty"`
+	Calibrated int64     `json:"calibrated,omitempty"`
+	Absorbed   *absorbed `json:"absorbed,omitempty"`
+}
+
+type absorbed struct {
+	Broker    string `json:"broker,omitempty"` // absent in a snapshot
+	LatencyNS int64  `json:"latency_ns"`
+	RateMilli int64  `json:"rate_milli"`
+	Burst     int64  `json:"burst"`
+}
+
+func fromAbsorption(broker string, a catalog.Absorption) *absorbed {
+	if a == (catalog.Absorption{}) {
+		return nil
+	}
+	return &absorbed{broker, int64(a.Latency), a.Rate, a.Burst}
+}
+
+func (a *absorbed) absorption() catalog.Absorption {
+	if a == nil {
+		return catalog.Absorption{}
+	}
+	return catalog.Absorption{Latency: time.Duration(a.LatencyNS), Rate: a.RateMilli, Burst: a.Burst}
 }
 
 type order struct {
@@ -198,6 +221,8 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 		return encode(kindBrokerDraining, event{Broker: e.ID, Draining: e.Draining})
 	case catalog.BrokerCalibrated:
 		return encode(kindBrokerCalibrated, event{Broker: e.ID, Mcap: e.Mcap})
+	case catalog.BrokerAbsorbed:
+		return encode(kindBrokerAbsorbed, fromAbsorption(e.ID, e.Absorption))
 	case catalog.TopicPlaced:
 		return encode(kindTopicPlaced, order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan), Key: e.Key})
 	case catalog.MemberPrepared:
@@ -283,6 +308,12 @@ func (r record) event() (catalog.Event, error) {
 			ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP,
 			Hostname: b.Hostname, Version: b.Version, Mcap: b.Mcap,
 		}, nil
+	case kindBrokerAbsorbed:
+		var a absorbed
+		if err := strict(r.Data, &a); err != nil {
+			return nil, err
+		}
+		return catalog.BrokerAbsorbed{ID: a.Broker, Absorption: a.absorption()}, nil
 	case kindTopicPlaced, kindTopicMoving:
 		var o order
 		if err := strict(r.Data, &o); err != nil {
@@ -344,6 +375,7 @@ func encodeDump(d catalog.Dump) ([]byte, error) {
 			ID: k.ID, Instance: k.Instance, TCP: k.TCPAddress, HTTP: k.HTTPAddress, Hostname: k.Hostname,
 			Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining,
 			Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
+			Absorbed: fromAbsorption("", k.Absorbed),
 		})
 	}
 	for _, t := range d.Topics {
@@ -383,6 +415,7 @@ func decodeDump(b []byte) (catalog.Dump, error) {
 				ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP, Hostname: b.Hostname,
 				Version: b.Version, Connected: b.Connected, Draining: b.Draining,
 				Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
+				Absorbed: b.Absorbed.absorption(),
 			},
 			Leftovers: b.Leftovers, LeftAt: b.LeftAt,
 		})

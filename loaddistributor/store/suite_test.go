@@ -196,6 +196,7 @@ func (l *leader) every() {
 		catalog.LeftoverContractRemoved{Topic: "other"})
 	l.append(moving(l.t, l.cat, "t", 3, 1), catalog.BrokerLeft{ID: "b1"}, catalog.Restarted{})
 	l.append(catalog.BrokerCalibrated{ID: "b1", Mcap: 12_345})
+	l.append(catalog.BrokerAbsorbed{ID: "b2", Absorption: catalog.Absorption{Latency: 7 * time.Millisecond, Rate: 5_000_000, Burst: 34}})
 }
 
 func same(t *testing.T, got, want *catalog.Catalog) {
