@@ -26,7 +26,8 @@ const (
 	Preparing
 	// Active: publishers may connect.
 	Active
-	// Degraded: active, but a member is away or not ready, or the SLO is missed.
+	// Degraded: active, but a member is away or not ready, publishers are not
+	// placed, or the SLO is missed.
 	Degraded
 	// Deleting: its shares are being withdrawn.
 	Deleting
@@ -108,7 +109,8 @@ type Absorption struct {
 //   - a plan was committed only if, at that moment, every broker of it was
 //     connected and allocated, the plan included, was at most its mcap: so
 //     allocated <= mcap, as long as a broker does not come back with less;
-//   - every publisher of a topic is assigned to exactly one member;
+//   - every publisher of a topic is assigned to exactly one member, but for those
+//     that the plan leaves without one;
 //   - epochs of placements never repeat and grow with the version;
 //   - a refused event changes nothing.
 type Catalog struct {
@@ -482,6 +484,12 @@ func (c *Catalog) state(t *topic) (State, string) {
 		return t.phase, ""
 	}
 	reasons := c.unready(t.plan, t.prepared)
+	if n := t.placement.Unplaced(); n > 0 {
+		if reasons != "" {
+			reasons += "; "
+		}
+		reasons += fmt.Sprintf("%d publishers are not placed yet", n)
+	}
 	if t.missed != "" {
 		if reasons != "" {
 			reasons += "; "

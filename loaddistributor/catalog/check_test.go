@@ -53,6 +53,9 @@ func (c *Catalog) check() {
 				panic(fmt.Sprintf("topic %s: publisher %q is not placed exactly once", name, a.Publisher))
 			}
 			seen[a.Publisher] = true
+			if at := slices.Contains(t.plan.Unplaced, i); at != (a.Broker == "") {
+				panic(fmt.Sprintf("topic %s: publisher %q is at %q, left out: %v", name, a.Publisher, a.Broker, at))
+			}
 		}
 	}
 	if keys != len(c.keys) {

@@ -157,8 +157,11 @@ var (
 	ErrTopicState       = errors.New("the topic's state does not allow it")
 	ErrPublisherUnknown = errors.New("no such publisher in the topic")
 	ErrNotActive        = errors.New("the topic is not active")
-	ErrKeyReused        = errors.New("the idempotency key belongs to another request")
-	ErrBrokerUnknown    = errors.New("no such broker")
+	// ErrUnplaced: the publisher has no broker now, because a fit finds out how many
+	// each can take.
+	ErrUnplaced      = errors.New("the publisher is not placed yet: the topic is being fitted")
+	ErrKeyReused     = errors.New("the idempotency key belongs to another request")
+	ErrBrokerUnknown = errors.New("no such broker")
 	// ErrUnread: whoever was asked has not read yet what is committed.
 	ErrUnread = errors.New("what is committed has not been read yet")
 )
@@ -216,23 +219,30 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 		if _, taken := s.index[p.ID]; taken {
 			return nil, &PlanError{Problem: fmt.Sprintf("publisher %q appears twice", p.ID)}
 		}
-		s.ids[i], s.member[i], s.index[p.ID] = p.ID, -1, int32(i)
+		s.ids[i], s.member[i], s.index[p.ID] = p.ID, nobody, int32(i)
 	}
 	placed := 0
+	s.unplaced = len(plan.Unplaced)
+	for _, i := range plan.Unplaced {
+		if i < 0 || i >= len(publishers) || s.member[i] != nobody {
+			return nil, &PlanError{Problem: fmt.Sprintf("publisher %d of %d is left without a place, perhaps twice", i, len(publishers))}
+		}
+		s.member[i] = unplaced
+	}
 	for m, q := range plan.Quotas {
 		for _, i := range q.Publishers {
 			if i < 0 || i >= len(publishers) {
 				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %d of %d", i, len(publishers))}
 			}
-			if s.member[i] != -1 {
-				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %q is placed twice", s.ids[i])}
+			if s.member[i] != nobody {
+				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %q is placed twice, or left without a place", s.ids[i])}
 			}
 			s.member[i] = int32(m)
 			placed++
 		}
 	}
-	if placed != len(publishers) {
-		return nil, &PlanError{Problem: fmt.Sprintf("%d of %d publishers are placed", placed, len(publishers))}
+	if placed+s.unplaced != len(publishers) {
+		return nil, &PlanError{Problem: fmt.Sprintf("%d of %d publishers are placed, and %d left without a place", placed, len(publishers), s.unplaced)}
 	}
 	return s, nil
 }

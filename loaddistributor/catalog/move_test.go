@@ -146,3 +146,49 @@ func TestLoadRefusesWhatCannotBe(t *testing.T) {
 		}
 	}
 }
+
+// A fit may leave publishers without a place for a while.
+func TestAMoveThatLeavesPublishersOut(t *testing.T) {
+	w := newWorld(t)
+	w.must(joined("b1", 100))
+	w.active(spec("t", 8, 60))
+	old, _ := w.Topic("t")
+	plan := placement.Plan{Policy: old.Plan.Policy, K: 1, Quotas: slices.Clone(old.Plan.Quotas), Unplaced: []int{2, 5}}
+	plan.Quotas[0].Publishers = []int{0, 1, 3, 4, 6, 7}
+	move := func(p placement.Plan) []Effect {
+		t.Helper()
+		e, err := NewTopicMoving(old.Spec, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.must(e)
+		return w.must(TopicMoved{"t"})
+	}
+	effects := move(plan)
+	if want := []Effect{PlacementChanged{"t"}, StateChanged{"t", Active, Degraded, "2 publishers are not placed yet"}}; !reflect.DeepEqual(effects, want) {
+		t.Errorf("effects %+v, want %+v", effects, want)
+	}
+	now, _ := w.Topic("t")
+	for i := range 8 {
+		a := now.Placement.At(i)
+		_, err := w.Resolve("t", a.Publisher)
+		out := i == 2 || i == 5
+		if (a.Endpoint == Endpoint{}) != out || a.Epoch != now.Placement.Epoch() || errors.Is(err, ErrUnplaced) != out {
+			t.Errorf("publisher %d: %+v, %v", i, a, err)
+		}
+	}
+	if n := now.Placement.Unplaced(); n != 2 {
+		t.Errorf("%d unplaced", n)
+	}
+	for _, bad := range [][]int{{2}, {2, 5, 5}, {2, 5, 8}, {-1, 2, 5}, {1, 2, 5}} {
+		p := plan
+		p.Unplaced = bad
+		if _, err := NewTopicMoving(old.Spec, p); !errors.As(err, new(*PlanError)) {
+			t.Errorf("unplaced %v: %v", bad, err)
+		}
+	}
+	effects = move(old.Plan)
+	if want := []Effect{PlacementChanged{"t"}, StateChanged{"t", Degraded, Active, ""}}; !reflect.DeepEqual(effects, want) {
+		t.Errorf("effects %+v, want %+v", effects, want)
+	}
+}

@@ -158,8 +158,8 @@ func (c *Catalog) Brokers() []Broker {
 }
 
 // Resolve returns where the publisher belongs: ErrTopicUnknown,
-// ErrPublisherUnknown, or ErrNotActive when it is not to connect yet, or no
-// more.
+// ErrPublisherUnknown, ErrNotActive when it is not to connect yet, or no more, or
+// ErrUnplaced.
 func (c *Catalog) Resolve(topic, publisher string) (Assignment, error) {
 	t := c.topics[topic]
 	if t == nil {
@@ -172,7 +172,11 @@ func (c *Catalog) Resolve(topic, publisher string) (Assignment, error) {
 	if t.phase != Active {
 		return Assignment{}, fmt.Errorf("topic %s is %v: %w", topic, t.phase, ErrNotActive)
 	}
-	return t.placement.At(i), nil
+	a := t.placement.At(i)
+	if a.Broker == "" {
+		return Assignment{}, fmt.Errorf("topic %s, publisher %q: %w", topic, publisher, ErrUnplaced)
+	}
+	return a, nil
 }
 
 // Work returns what a connected broker is to be told for topics that are

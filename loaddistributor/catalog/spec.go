@@ -56,7 +56,7 @@ type Endpoint struct {
 // Assignment says where a publisher belongs.
 type Assignment struct {
 	Publisher string
-	Endpoint
+	Endpoint  // zero: nowhere, for now
 	// Epoch of the placement it is from.
 	Epoch uint64
 }
@@ -73,9 +73,18 @@ type Placement struct {
 // spread is the part of a Placement that outlives a change of addresses.
 type spread struct {
 	ids    []string         // by index into Demand.Expand()
-	member []int32          // member[i] of Placement.members has ids[i]
+	member []int32          // member[i] of Placement.members has ids[i], or unplaced
 	index  map[string]int32 // inverse of ids
+	// How many are unplaced.
+	unplaced int
 }
+
+// In spread.member: the publisher has no place, and while a spread is made, nothing
+// has been said of it.
+const (
+	unplaced int32 = -1
+	nobody   int32 = -2
+)
 
 // Epoch grows with every change of the placement, over a deletion and
 // re-creation of the topic too.
@@ -89,8 +98,15 @@ func (p *Placement) Len() int { return len(p.spread.ids) }
 
 // At returns the assignment of publisher i, 0 <= i < Len.
 func (p *Placement) At(i int) Assignment {
-	return Assignment{Publisher: p.spread.ids[i], Endpoint: p.members[p.spread.member[i]], Epoch: p.epoch}
+	a := Assignment{Publisher: p.spread.ids[i], Epoch: p.epoch}
+	if m := p.spread.member[i]; m != unplaced {
+		a.Endpoint = p.members[m]
+	}
+	return a
 }
+
+// Unplaced returns how many publishers have no broker.
+func (p *Placement) Unplaced() int { return p.spread.unplaced }
 
 // Index returns which publisher has the id.
 func (p *Placement) Index(id string) (int, bool) {

@@ -31,7 +31,9 @@ type assignment struct {
 //
 // Errors, besides Mount's: 404 TOPIC_NOT_FOUND, PUBLISHER_NOT_FOUND; 503
 // TOPIC_NOT_ACTIVE with Retry-After, while the topic is being created or
-// deleted; 503 NOT_READ_YET likewise, from a loaddistributor that has just come.
+// deleted; 503 PUBLISHER_NOT_PLACED likewise, while the topic is fitted in a way
+// that leaves it out; 503 NOT_READ_YET likewise, from a loaddistributor that has
+// just come.
 func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 	route(mux, http.MethodGet, "/publisher", func(w http.ResponseWriter, query url.Values) {
 		for _, arg := range []struct{ name, code string }{{"topic", "MISSING_ARG_TOPIC"}, {"id", "MISSING_ARG_ID"}} {
@@ -50,6 +52,9 @@ func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 		case errors.Is(err, catalog.ErrNotActive):
 			w.Header().Set("Retry-After", "1")
 			refuse(w, fault{http.StatusServiceUnavailable, "TOPIC_NOT_ACTIVE"})
+		case errors.Is(err, catalog.ErrUnplaced):
+			w.Header().Set("Retry-After", "1")
+			refuse(w, fault{http.StatusServiceUnavailable, "PUBLISHER_NOT_PLACED"})
 		case errors.Is(err, catalog.ErrUnread):
 			w.Header().Set("Retry-After", "1")
 			refuse(w, fault{http.StatusServiceUnavailable, "NOT_READ_YET"})

@@ -26,7 +26,7 @@ func (r resolver) Resolve(topic, publisher string) (catalog.Assignment, error) {
 func TestWhereAPublisherBelongs(t *testing.T) {
 	mux := http.NewServeMux()
 	lookup.MountPublisher(mux, resolver{
-		"none": catalog.ErrPublisherUnknown, "early": catalog.ErrNotActive, "gone": catalog.ErrTopicUnknown, "odd": errors.New("of nobody's making"),
+		"none": catalog.ErrPublisherUnknown, "early": catalog.ErrNotActive, "out": catalog.ErrUnplaced, "gone": catalog.ErrTopicUnknown, "odd": errors.New("of nobody's making"),
 	})
 	for _, c := range []struct {
 		method, query string
@@ -40,6 +40,7 @@ func TestWhereAPublisherBelongs(t *testing.T) {
 		{"GET", "?topic=t&id=gone", 404, `{"message":"TOPIC_NOT_FOUND"}`, ""},
 		{"GET", "?topic=t&id=none", 404, `{"message":"PUBLISHER_NOT_FOUND"}`, ""},
 		{"GET", "?topic=t&id=early", 503, `{"message":"TOPIC_NOT_ACTIVE"}`, "1"},
+		{"GET", "?topic=t&id=out", 503, `{"message":"PUBLISHER_NOT_PLACED"}`, "1"},
 		{"GET", "?topic=t&id=odd", 500, `{"message":"INTERNAL_ERROR"}`, ""},
 		{"POST", "?topic=t&id=p", 405, `{"message":"METHOD_NOT_ALLOWED"}`, ""},
 	} {

@@ -117,6 +117,9 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 	publishers := d.Expand()
 	moves := map[int]bool{}
 	var faults FieldErrors
+	if n := len(plan.Unplaced); n > 0 {
+		faults.add("plan", "%d publishers have no broker", n)
+	}
 	for n, i := range moved {
 		if i < 0 || i >= len(publishers) || moves[i] {
 			faults.add(fmt.Sprintf("moved[%d]", n), "publisher %d of %d, or named twice", i, len(publishers))

@@ -11,6 +11,19 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
+// Whoever has no broker has no part of one to take along.
+func TestShiftOfAPlanWithUnplacedPublishers(t *testing.T) {
+	d := Demand{Topic: "t", Rate: 10, Burst: 5, Publishers: []Publisher{{ID: "a", Rate: 5}, {ID: "b", Rate: 5}}}
+	plan, err := Place(SRTM, []Broker{{ID: "x", Mcap: 100}}, d, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan.Unplaced, plan.Quotas[0].Publishers = []int{1}, []int{0}
+	if _, err := Shift(plan, d, []int{0}, "y"); !errors.As(err, new(FieldErrors)) {
+		t.Errorf("%v", err)
+	}
+}
+
 // wherePlaced returns the broker of each publisher, or why the plan is none.
 func wherePlaced(p Plan, d Demand) (map[string]string, error) {
 	publishers := d.Expand()

@@ -42,6 +42,9 @@ type Plan struct {
 	K int
 	// Quotas are in the order of the brokers given.
 	Quotas []Quota
+	// Unplaced publishers, ascending, send nowhere, and their part of the contract
+	// is unused. Only a search of loaddistributor/fitting leaves any.
+	Unplaced []int
 }
 
 // Quota is what one broker of a plan gets.

@@ -29,6 +29,7 @@ const (
 	ReasonTopicBusy        = "TOPIC_BUSY"
 	ReasonTopicNotActive   = "TOPIC_NOT_ACTIVE"
 	ReasonPublisherUnknown = "PUBLISHER_UNKNOWN"
+	ReasonNotPlaced        = "PUBLISHER_NOT_PLACED"
 	ReasonKeyReused        = "IDEMPOTENCY_KEY_REUSED"
 	ReasonInfeasible       = "INFEASIBLE"
 	ReasonBrokerFailed     = "BROKER_FAILED"
@@ -60,6 +61,7 @@ var table = []struct {
 	{is(catalog.ErrTopicExists), codes.AlreadyExists, ReasonTopicExists},
 	{is(catalog.ErrTopicUnknown), codes.NotFound, ReasonTopicUnknown},
 	{is(catalog.ErrPublisherUnknown), codes.NotFound, ReasonPublisherUnknown},
+	{is(catalog.ErrUnplaced), codes.FailedPrecondition, ReasonNotPlaced},
 	{is(catalog.ErrNotActive), codes.FailedPrecondition, ReasonTopicNotActive},
 	{is(catalog.ErrTopicState), codes.FailedPrecondition, ReasonTopicBusy},
 	{is(controller.ErrClosing), codes.Unavailable, ReasonShuttingDown},

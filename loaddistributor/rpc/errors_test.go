@@ -37,6 +37,7 @@ var domain = map[string]struct {
 	"catalog.ErrTopicState":       {catalog.ErrTopicState, codes.FailedPrecondition, ReasonTopicBusy},
 	"catalog.ErrPublisherUnknown": {catalog.ErrPublisherUnknown, codes.NotFound, ReasonPublisherUnknown},
 	"catalog.ErrNotActive":        {catalog.ErrNotActive, codes.FailedPrecondition, ReasonTopicNotActive},
+	"catalog.ErrUnplaced":         {catalog.ErrUnplaced, codes.FailedPrecondition, ReasonNotPlaced},
 	"catalog.ErrKeyReused":        {catalog.ErrKeyReused, codes.FailedPrecondition, ReasonKeyReused},
 	"catalog.ErrBrokerUnknown":    {catalog.ErrBrokerUnknown, codes.NotFound, ReasonBrokerUnknown},
 	"catalog.PlanError":           {&catalog.PlanError{Broker: "b", Problem: "p"}, codes.Unavailable, ReasonBrokersUnsteady},

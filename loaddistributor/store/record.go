@@ -160,6 +160,8 @@ type group struct {
 type plan struct {
 	Policy string  `json:"policy"`
 	Quotas []quota `json:"quotas"`
+	// Publishers without a broker, as in a quota.
+	Unplaced []int `json:"unplaced,omitempty"`
 }
 
 type quota struct {
@@ -504,23 +506,19 @@ func (p *spec) spec() (*catalog.Spec, error) {
 }
 
 func fromPlan(p placement.Plan) plan {
-	r := plan{Policy: p.Policy}
+	r := plan{Policy: p.Policy, Unplaced: differences(p.Unplaced)}
 	for _, q := range p.Quotas {
 		one := quota{
 			Broker: q.Broker, Rate: q.Rate, Groups: q.Groups, RateMilli: int64(q.Share.Rate), Burst: q.Share.Burst,
 		}
-		last := 0
-		for _, i := range q.Publishers {
-			one.Publishers = append(one.Publishers, i-last)
-			last = i
-		}
+		one.Publishers = differences(q.Publishers)
 		r.Quotas = append(r.Quotas, one)
 	}
 	return r
 }
 
 func (p *plan) plan() placement.Plan {
-	r := placement.Plan{Policy: p.Policy, K: len(p.Quotas)}
+	r := placement.Plan{Policy: p.Policy, K: len(p.Quotas), Unplaced: sums(p.Unplaced)}
 	for _, q := range p.Quotas {
 		one := placement.Quota{
 			Broker: q.Broker, Rate: q.Rate, Groups: q.Groups,
@@ -529,12 +527,29 @@ func (p *plan) plan() placement.Plan {
 		if one.Groups == nil {
 			one.Groups = map[string]int{}
 		}
-		last := 0
-		for _, d := range q.Publishers {
-			last += d
-			one.Publishers = append(one.Publishers, last)
-		}
+		one.Publishers = sums(q.Publishers)
 		r.Quotas = append(r.Quotas, one)
 	}
 	return r
+}
+
+// differences of ascending indices: the first, and then what each is more than the
+// one before.
+func differences(indices []int) (d []int) {
+	last := 0
+	for _, i := range indices {
+		d = append(d, i-last)
+		last = i
+	}
+	return d
+}
+
+// sums is the inverse of differences.
+func sums(d []int) (indices []int) {
+	last := 0
+	for _, more := range d {
+		last += more
+		indices = append(indices, last)
+	}
+	return indices
 }

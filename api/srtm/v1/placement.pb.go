@@ -21,6 +21,10 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Assignment says where a publisher belongs. In a WatchResponse it may be without a
+// broker and addresses: then the publisher has no place for now. It ends its
+// connection after the last answer and holds what it has to say until its next
+// assignment.
 type Assignment struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	PublisherId string                 `protobuf:"bytes,1,opt,name=publisher_id,json=publisherId,proto3" json:"publisher_id,omitempty"`

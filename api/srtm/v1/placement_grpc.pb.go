@@ -30,7 +30,8 @@ const (
 // PlacementService tells publishers which broker is theirs.
 type PlacementServiceClient interface {
 	// NOT_FOUND when the topic or the publisher is unknown; FAILED_PRECONDITION
-	// while the topic is not active yet.
+	// while the topic is not active yet, or the publisher is not placed: it may be
+	// left out for a while when its topic is fitted.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
 	// Watch sends the present assignment of the named publishers at once, and
 	// then every change; a watcher that reads slowly is told how things stand,
@@ -83,7 +84,8 @@ type PlacementService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // PlacementService tells publishers which broker is theirs.
 type PlacementServiceServer interface {
 	// NOT_FOUND when the topic or the publisher is unknown; FAILED_PRECONDITION
-	// while the topic is not active yet.
+	// while the topic is not active yet, or the publisher is not placed: it may be
+	// left out for a while when its topic is fitted.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
 	// Watch sends the present assignment of the named publishers at once, and
 	// then every change; a watcher that reads slowly is told how things stand,
