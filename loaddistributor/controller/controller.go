@@ -73,9 +73,11 @@ type Config struct {
 	ReliefRules relief.Config
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
-	// Fitting is how new topics are fitted: fitting.ModeFast, or empty for not at
-	// all.
-	Fitting string
+	// Fitting is how new topics are fitted: fitting.ModeFast, fitting.ModePaper, or
+	// empty for not at all. FittingRound is how long a round of the paper's lasts;
+	// 0: fitting.DefaultRound.
+	Fitting      string
+	FittingRound time.Duration
 	// Seed of the placement policies that draw publishers at random.
 	Seed uint64
 	// Journal keeps what is committed, and Catalog is what it has from before;
@@ -110,8 +112,11 @@ func (c Config) Validate() error {
 	if c.Relief != ReliefOff {
 		errs = append(errs, c.ReliefRules.Validate())
 	}
-	if c.Fitting != "" && c.Fitting != fitting.ModeFast {
-		errs = append(errs, fmt.Errorf("fitting %q: want %q, or none", c.Fitting, fitting.ModeFast))
+	if c.Fitting != "" && c.Fitting != fitting.ModeFast && c.Fitting != fitting.ModePaper {
+		errs = append(errs, fmt.Errorf("fitting %q: want %q, %q, or none", c.Fitting, fitting.ModeFast, fitting.ModePaper))
+	}
+	if round := cmp.Or(c.FittingRound, fitting.DefaultRound); round < c.ReportInterval || round > time.Hour {
+		errs = append(errs, fmt.Errorf("fitting rounds of %v: want the report interval of %v to 1h", round, c.ReportInterval))
 	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))
@@ -171,6 +176,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
+	cfg.FittingRound = cmp.Or(cfg.FittingRound, fitting.DefaultRound)
 	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), watches: map[string]*relief.Watch{}, fitFigures: newFitFigures()}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
@@ -235,6 +241,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.remind(c.now())
 			c.relieve(c.now())
 			c.fit(c.now())
+			c.settle(c.now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():

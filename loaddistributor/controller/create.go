@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Progress is a step of a creation.
@@ -328,13 +329,17 @@ func (c *Controller) contract(ctx context.Context, req *srtmv1.SetContractReques
 }
 
 // contractRequest gives brokers that retire a little, to release what they
-// have.
+// have. What a plan leaves unused, for publishers without a place, is no part of
+// the contract meanwhile: the adaptor would give it to the others.
 func contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
 	shares, rest, err := placement.WithRetiring(plan, len(retiring))
 	if err != nil {
 		return nil, err
 	}
-	req := &srtmv1.SetContractRequest{Topic: spec.Name(), Contract: ContractProto(spec), ShareRule: spec.ShareRule}
+	contract := ContractProto(spec)
+	used := usedOf(plan)
+	contract.RateMilli, contract.Burst = int64(used.Rate), used.Burst
+	req := &srtmv1.SetContractRequest{Topic: spec.Name(), Contract: contract, ShareRule: spec.ShareRule}
 	for i, q := range plan.Quotas {
 		req.Members = append(req.Members, &srtmv1.Member{
 			BrokerId: q.Broker, Share: ShareProto(shares[i]), Publishers: uint32(len(q.Publishers)),
@@ -344,6 +349,16 @@ func contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string)
 		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: ShareProto(rest[i])})
 	}
 	return req, nil
+}
+
+// usedOf is the part of the contract that a plan divides: all of it, but for the
+// part of publishers without a place.
+func usedOf(plan placement.Plan) (sum tokenbucket.Share) {
+	for _, q := range plan.Quotas {
+		sum.Rate += q.Share.Rate
+		sum.Burst += q.Share.Burst
+	}
+	return sum
 }
 
 // tearDown removes a topic from the brokers, the adaptor and the catalog. It

@@ -30,7 +30,11 @@ func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
 	for i := range now.Len() {
 		a := now.At(i)
 		if j, known := old.Index(a.Publisher); known {
-			if from := old.At(j).Broker; from != a.Broker {
+			switch from := old.At(j).Broker; {
+			case from == a.Broker:
+			case from == "": // it had no place
+				count++
+			default:
 				moved[from] = append(moved[from], a.Publisher)
 				count++
 			}
@@ -39,7 +43,7 @@ func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
 	// Those that are in the topic no more have no business with it either.
 	for i := range old.Len() {
 		a := old.At(i)
-		if _, still := now.Index(a.Publisher); !still {
+		if _, still := now.Index(a.Publisher); !still && a.Broker != "" {
 			moved[a.Broker] = append(moved[a.Broker], a.Publisher)
 		}
 	}

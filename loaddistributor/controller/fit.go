@@ -28,8 +28,12 @@ import (
 // fit lasts (recording). A topic whose brokers do not say them is fitted all the
 // same, one broker more at a time.
 //
+// The paper's search keeps publishers silent while it finds out how many a broker
+// holds: they have no place then, and no part of the contract.
+//
 // A fit lives in memory. Whoever leads next, or an operator who moves the topic
-// meanwhile, ends it with the placement as it is.
+// meanwhile, ends it with the placement as it is; publishers without a place get
+// one (settle).
 
 // fit is a topic's search. Its fields are guarded by Controller.mu, but for the
 // search, which only the goroutine of Run uses, without the lock: a replay of many
@@ -40,6 +44,7 @@ type fit struct {
 	epoch  uint64               // of the placement under test
 	sum    observed             // of what was reported since the last look
 	from   time.Time            // intervals that began earlier do not count
+	round  time.Duration        // how long a measurement lasts; 0: until the next report
 	seen   map[string]time.Time // the newest report that counted, by broker
 	record *recording           // nil: none is wanted
 	next   *fitting.Action      // what the search wants, once nobody holds the topic
@@ -50,6 +55,9 @@ type fit struct {
 	began, over time.Time       // of the search; zero: not yet
 	outcome     fitting.Outcome // once it is done; without rounds if it was broken off
 }
+
+// running reports whether there is a search that is not over; nil has none.
+func (f *fit) running() bool { return f != nil && f.search != nil && (!f.done || f.moving) }
 
 // proto is TopicStatus.fit. Requires: Controller.mu held, for reading.
 func (f *fit) proto(now time.Time) *srtmv1.Fit {
@@ -112,7 +120,7 @@ func (c *Controller) fit(now time.Time) {
 			c.endFitLocked(name, f, fitEnded, "another placement came between", now)
 			continue
 		}
-		if f.record != nil || c.offeredLocked(topic) > 0 {
+		if c.cfg.Fitting == fitting.ModeFast && (f.record != nil || c.offeredLocked(topic) > 0) {
 			c.recordLocked(topic, f, now)
 		}
 		switch {
@@ -171,7 +179,7 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 	for _, p := range topic.Spec.Demand.Expand() {
 		expected += p.Rate
 	}
-	if c.offeredLocked(topic) < fitTraffic*expected || f.record.starting(topic, now) {
+	if c.offeredLocked(topic) < fitTraffic*expected || f.record != nil && f.record.starting(topic, now) {
 		return false
 	}
 	f.setup = fitting.Setup{
@@ -179,24 +187,37 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 		Quantile: topic.Spec.SLO.Quantile, Latency: topic.Spec.SLO.Latency, Start: topic.Plan,
 	}
 	rng := rand.New(rand.NewPCG(c.cfg.Seed, topic.Placement.Epoch()))
-	cfg := fitting.FastConfig{Step: c.cfg.ReportInterval, Capture: time.Second}
-	cfg.Keep = min(30*time.Second, max(cfg.Capture, time.Duration(keptArrivals/expected*float64(time.Second))))
-	cfg.Absorbed = map[string]fitting.Absorption{}
-	for _, b := range f.setup.Brokers {
-		// Of another latency it says little.
-		if known, _ := c.mu.next.Broker(b.ID); known.Absorbed.Latency == f.setup.Latency {
-			cfg.Absorbed[b.ID] = fitting.Absorption{Rate: tokenbucket.Rate(known.Absorbed.Rate), Burst: known.Absorbed.Burst}
-		}
+	var err error
+	if c.cfg.Fitting == fitting.ModePaper {
+		f.search, err = fitting.NewPaper(f.setup, c.cfg.FittingRound, rng)
+		f.round = c.cfg.FittingRound
+	} else {
+		f.search, err = fitting.NewFast(f.setup, c.fastConfigLocked(f.setup, expected), rng)
 	}
-	search, err := fitting.NewFast(f.setup, cfg, rng)
 	if err != nil {
+		f.search = nil
 		c.endFitLocked(topic.Spec.Name(), f, fitEnded, err.Error(), now)
 		return false
 	}
-	f.search, f.began = search, now
-	f.record.trace.Skip(wall(now)) // of while they connected
+	f.began = now
+	if f.record != nil {
+		f.record.trace.Skip(wall(now)) // of while they connected
+	}
 	f.measureFrom(topic.Placement.Epoch(), now)
 	return true
+}
+
+// fastConfigLocked is for a topic of so many msg/s. Requires: mu held.
+func (c *Controller) fastConfigLocked(setup fitting.Setup, rate float64) fitting.FastConfig {
+	cfg := fitting.FastConfig{Step: c.cfg.ReportInterval, Capture: time.Second, Absorbed: map[string]fitting.Absorption{}}
+	cfg.Keep = min(30*time.Second, max(cfg.Capture, time.Duration(keptArrivals/rate*float64(time.Second))))
+	for _, b := range setup.Brokers {
+		// Of another latency it says little.
+		if known, _ := c.mu.next.Broker(b.ID); known.Absorbed.Latency == setup.Latency {
+			cfg.Absorbed[b.ID] = fitting.Absorption{Rate: tokenbucket.Rate(known.Absorbed.Rate), Burst: known.Absorbed.Burst}
+		}
+	}
+	return cfg
 }
 
 // followLocked does what the search wants next. Requires: mu held; nobody holds the
@@ -205,6 +226,7 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 	name := topic.Spec.Name()
 	a := *f.next
 	f.next = nil
+	a.Plan.Unplaced = a.Unplaced
 	if a.Step != f.step {
 		f.step = a.Step
 		c.cfg.Log.Debug("fitting", obs.KeyTopic, name, "step", a.Step)
@@ -220,8 +242,8 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 			how = fitKept
 		}
 		c.endFitLocked(name, f, how, a.Outcome.Reason, now)
-		if stays {
-			return
+		if stays || len(a.Unplaced) > 0 {
+			return // who has no place gets one from settle
 		}
 	}
 	if stays {
@@ -270,6 +292,54 @@ func (c *Controller) rememberLocked(f *fit) {
 	}
 }
 
+// settle gives a place to publishers that a fit has left without one: at its end,
+// when something came between, or because another controller led. They go where
+// their rates fit, on the brokers that carry the topic if they can: better late
+// than silent for ever.
+func (c *Controller) settle(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for after := ""; ; {
+		page := c.mu.cat.Topics(after, 1000)
+		for _, topic := range page {
+			after = topic.Spec.Name()
+			if topic.Placement.Unplaced() > 0 {
+				c.settleLocked(topic, now)
+			}
+		}
+		if len(page) < 1000 {
+			return
+		}
+	}
+}
+
+// settleLocked requires mu held.
+func (c *Controller) settleLocked(topic catalog.Topic, now time.Time) {
+	name := topic.Spec.Name()
+	if !open(topic) || c.mu.names[name] != nil || c.mu.closing || c.mu.fits[name].running() || now.Before(c.mu.retry[name]) {
+		return
+	}
+	c.mu.retry[name] = now.Add(moveRetry)
+	release := c.holdLocked(name)
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		defer release()
+		_ = c.move(name, "publishers have no place", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+			if topic.Placement.Unplaced() == 0 {
+				return nil, placement.Plan{}, errSettled
+			}
+			wider := *topic.Spec // the fit has had its reasons for so many brokers
+			wider.Demand.AtLeast = topic.Plan.K
+			plan, err := c.replace(&wider, topic, brokers)
+			if errors.As(err, new(*placement.Infeasible)) {
+				plan, err = c.replace(topic.Spec, topic, brokers)
+			}
+			return topic.Spec, plan, err
+		}) // logged there
+	}()
+}
+
 func (f *fit) measureFrom(epoch uint64, from time.Time) {
 	f.epoch, f.from, f.seen = epoch, from, map[string]time.Time{}
 	f.sum = newObserved(len(f.setup.Brokers))
@@ -277,7 +347,7 @@ func (f *fit) measureFrom(epoch uint64, from time.Time) {
 
 // samePlan: the same publishers at the same brokers.
 func samePlan(a, b placement.Plan) bool {
-	return slices.EqualFunc(a.Quotas, b.Quotas, func(p, q placement.Quota) bool {
+	return slices.Equal(a.Unplaced, b.Unplaced) && slices.EqualFunc(a.Quotas, b.Quotas, func(p, q placement.Quota) bool {
 		return p.Broker == q.Broker && slices.Equal(p.Publishers, q.Publishers)
 	})
 }
@@ -288,21 +358,38 @@ type observed struct {
 	slices             [][]fitting.Slice // by broker of the setup
 	processing, access *obs.Latency
 	arrivals           []fitting.Arrival
+	parts              []part // by broker of the setup
+}
+
+// part is what one broker delivered.
+type part struct {
+	delivered, exceeded uint64
+	delivery            *obs.Latency
 }
 
 func newObserved(brokers int) observed {
-	return observed{slices: make([][]fitting.Slice, brokers), processing: obs.NewLatency(), access: obs.NewLatency()}
+	o := observed{slices: make([][]fitting.Slice, brokers), processing: obs.NewLatency(), access: obs.NewLatency(), parts: make([]part, brokers)}
+	for l := range o.parts {
+		o.parts[l].delivery = obs.NewLatency()
+	}
+	return o
 }
 
 // observeLocked gathers the reports since the last time, and reports whether it is
-// time to tell the search. Requires: mu held.
+// time to tell the search: after a round, or where there are none, with every
+// report. Requires: mu held.
 func (c *Controller) observeLocked(topic catalog.Topic, f *fit, now time.Time) bool {
 	name := topic.Spec.Name()
-	f.sum.arrivals = append(f.sum.arrivals, f.record.trace.Take(wall(now))...)
+	if f.record != nil {
+		f.sum.arrivals = append(f.sum.arrivals, f.record.trace.Take(wall(now))...)
+	}
+	over := f.from.Add(f.round)
+	all := true // brokers have reported all of the round
 	for _, q := range topic.Plan.Quotas {
 		l := slices.IndexFunc(f.setup.Brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		figures := c.figuresLocked(name, q.Broker)
 		if l < 0 || figures == nil {
+			all = false
 			continue
 		}
 		for _, r := range figures.reports {
@@ -310,36 +397,58 @@ func (c *Controller) observeLocked(topic catalog.Topic, f *fit, now time.Time) b
 				continue
 			}
 			f.seen[q.Broker] = r.at
-			if slice, err := f.sum.sliceOf(r.stats, f.setup.Latency); err == nil { // checkStats has refused others
-				f.sum.slices[l] = append(f.sum.slices[l], slice)
+			if f.sum.add(l, r.stats, f.setup.Latency) == nil { // checkStats has refused others
 				f.sum.any = true
 			}
 		}
+		all = all && !f.seen[q.Broker].Before(over)
+	}
+	if f.round > 0 {
+		return f.sum.any && (all || now.Sub(over) > roundGrace)
 	}
 	// A search that has no arrivals takes it that there are none.
-	return f.sum.any && (len(f.sum.arrivals) > 0 || f.record.told || f.record.dry(topic, now.Sub(f.began)))
+	return f.sum.any && (len(f.sum.arrivals) > 0 || f.record == nil || f.record.told || f.record.dry(topic, now.Sub(f.began)))
 }
+
+// roundGrace is how long after a round a broker's last report of it is waited for.
+const roundGrace = 5 * time.Second
 
 // take returns what was gathered, and begins anew.
 func (f *fit) take() fitting.Observation {
 	s := f.sum
 	f.sum = newObserved(len(f.setup.Brokers))
-	f.record.told = f.record.told || len(s.arrivals) > 0
 	o := fitting.Observation{Slices: s.slices, Arrivals: s.arrivals, Lone: s.processing.Quantile(0.1)}
 	o.Access = fitting.Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(max(0, f.setup.Latency-o.Lone)))}
+	for l, p := range s.parts {
+		o.Parts = append(o.Parts, fitting.Part{
+			Count:    fitting.Count{Part: f.setup.Brokers[l].ID, Delivered: p.delivered, Exceeded: p.exceeded},
+			Quantile: p.delivery.Quantile(f.setup.Quantile),
+		})
+	}
+	if f.record != nil {
+		f.record.told = f.record.told || len(s.arrivals) > 0
+	}
 	return o
 }
 
-// sliceOf counts a report's processing delays, and adds its histograms.
-func (o *observed) sliceOf(s *srtmv1.TopicStats, latency time.Duration) (fitting.Slice, error) {
-	p, err := obs.LatencyFromProto(s.Processing)
-	a, err2 := obs.LatencyFromProto(s.Access)
-	if err := errors.Join(err, err2); err != nil {
-		return fitting.Slice{}, err
+// add counts a report of broker l.
+func (o *observed) add(l int, s *srtmv1.TopicStats, latency time.Duration) error {
+	processing, err := obs.LatencyFromProto(s.Processing)
+	access, err2 := obs.LatencyFromProto(s.Access)
+	delivery, err3 := obs.LatencyFromProto(s.Delivery)
+	if err := errors.Join(err, err2, err3); err != nil {
+		return err
 	}
-	o.processing.Merge(p)
-	o.access.Merge(a)
-	return fitting.Slice{Delivered: uint64(p.Count()), Late: uint64(p.CountAbove(latency)), HalfLate: uint64(p.CountAbove(latency / 2))}, nil
+	o.processing.Merge(processing)
+	o.access.Merge(access)
+	o.slices[l] = append(o.slices[l], fitting.Slice{
+		Delivered: uint64(processing.Count()), Late: uint64(processing.CountAbove(latency)), HalfLate: uint64(processing.CountAbove(latency / 2)),
+	})
+	p := &o.parts[l]
+	p.delivered += s.Delivered
+	p.exceeded += s.Exceeded
+	p.delivery.Merge(delivery)
+	return nil
 }
 
 // wall is a time as brokers' stamps have it.

@@ -90,6 +90,9 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, ids []stri
 		if len(moved) == 0 {
 			return nil, placement.Plan{}, errSettled
 		}
+		if n := topic.Placement.Unplaced(); n > 0 {
+			return nil, placement.Plan{}, fmt.Errorf("topic %s is being fitted, and %d publishers have no place: %w", name, n, catalog.ErrTopicState)
+		}
 		plan, err := placement.Shift(topic.Plan, topic.Spec.Demand, moved, to)
 		if err != nil {
 			return nil, placement.Plan{}, err

@@ -195,7 +195,7 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
 	if !ok || topic.Next != nil || c.mu.names[name] != nil {
 		return true
 	}
-	if d := topic.Spec.Demand; has.Contract.RateMilli != d.RateMilli || has.Contract.Burst != d.Burst {
+	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
 		return false
 	}
 	members := map[string]bool{}

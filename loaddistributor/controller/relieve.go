@@ -56,7 +56,7 @@ func (c *Controller) relieve(now time.Time) {
 	for _, topic := range c.mu.cat.Topics("", c.mu.cat.Len()) {
 		name := topic.Spec.Name()
 		w := c.watches[name]
-		if !open(topic) || topic.Missed == "" && w == nil || c.mu.names[name] != nil {
+		if !open(topic) || topic.Missed == "" && w == nil || c.mu.names[name] != nil || c.mu.fits[name].running() {
 			seen[name] = w != nil
 			continue
 		}
