@@ -347,6 +347,40 @@ var _ = Describe("a publisher", func() {
 			Expect(p.Publish(ctx, []byte("20"))).To(Succeed())
 		})
 
+		It("holds what comes while it has no place", func() {
+			p := open("p")
+			a.Hold(true)
+			first := async(ctx, p, "1")
+			Eventually(a.Held).Should(Equal(1))
+			Eventually(func() int { _, open := placement.Watches(); return open }).Should(Equal(1))
+			placement.Displace(topic, "p")
+			// It is told so before what follows is taken.
+			Eventually(func() error {
+				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				defer cancel()
+				return p.Publish(short, []byte("probe"))
+			}).Should(And(MatchError(context.DeadlineExceeded), Not(MatchError(client.ErrUnanswered))))
+			probes := read()
+			second := async(ctx, p, "2")
+			a.Hold(false)
+			Eventually(first).Should(Receive(BeNil()))
+			Eventually(a.Clients).Should(BeEmpty()) // after its last answer
+			Consistently(second).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
+			place(b, "p")
+			Eventually(second).Should(Receive(BeNil()))
+			Expect(read()).To(Equal(append(probes, "b:2")))
+		})
+
+		It("is opened when it has a place", func() {
+			placement.Displace(topic, "p")
+			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			defer cancel()
+			_, err := c.Publisher(short, topic, "p")
+			Expect(err).To(MatchError(ContainSubstring("not placed yet")))
+			place(b, "p")
+			Expect(open("p").Broker()).To(Equal(b.Address()))
+		})
+
 		It("sends again what the old broker gave away unread", func() {
 			p := open("p")
 			place(b, "p")

@@ -20,15 +20,15 @@ type sender struct {
 	p *Publisher
 
 	epoch  uint64
-	target string // where the publisher belongs; "" before the first assignment
+	target string // where the publisher belongs; "" before the first assignment, and while it has no place
 	gone   error  // the topic does not exist now
 
 	// cur is in use, or nil. next is connected and takes over when cur has no
 	// open request; until then nothing is written.
 	cur, next *route
-	// retired: cur is of a topic that is gone. Nothing is written to it, since
-	// a publish would create the topic anew there, without its contract; it is
-	// closed after its last answer.
+	// retired: cur is of a topic that is gone, where a publish would create the
+	// topic anew without its contract, or of a publisher that has no place now.
+	// Nothing is written to it, and it is closed after its last answer.
 	retired  bool
 	dialling bool
 	wait     *backoff
@@ -141,23 +141,20 @@ func (s *sender) readInbox() {
 		}
 		s.queue = nil
 		// Where it comes back, and from which epoch on, is another matter.
-		s.target, s.epoch = "", 0
-		if s.next != nil {
-			s.next.close()
-			s.next = nil
-			s.drain.Stop()
-		}
-		if s.cur != nil {
-			s.retired = true
-			s.retire()
-		}
+		s.epoch = 0
+		s.leave()
 	}
 	s.gone = gone
-	if a == nil || a.Epoch < s.epoch || a.TcpAddress == "" {
+	if a == nil || a.Epoch < s.epoch {
 		return
 	}
 	s.epoch = a.Epoch
 	if a.TcpAddress == s.target {
+		return
+	}
+	if a.TcpAddress == "" {
+		p.log.Info("no place for now", "from", s.target, "epoch", a.Epoch)
+		s.leave()
 		return
 	}
 	if s.target != "" {
@@ -171,6 +168,21 @@ func (s *sender) readInbox() {
 	}
 	s.wait.reset()
 	s.connect()
+}
+
+// leave ends the connection after its last answer. What is to be sent waits for
+// another assignment.
+func (s *sender) leave() {
+	s.target = ""
+	if s.next != nil {
+		s.next.close()
+		s.next = nil
+		s.drain.Stop()
+	}
+	if s.cur != nil {
+		s.retired = true
+		s.retire()
+	}
 }
 
 // connect dials the target unless that is settled or under way.

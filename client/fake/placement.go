@@ -108,6 +108,15 @@ func (p *Placement) Place(topic, address string, publishers ...string) {
 	})
 }
 
+// Displace leaves publishers of a topic without a broker.
+func (p *Placement) Displace(topic string, publishers ...string) {
+	p.update(topic, func(t *placed) {
+		for _, id := range publishers {
+			t.at[id] = &srtmv1.Assignment{PublisherId: id, Epoch: t.epoch}
+		}
+	})
+}
+
 // Prepare creates a topic that is not active yet.
 func (p *Placement) Prepare(topic string) { p.update(topic, func(t *placed) { t.active = false }) }
 
@@ -176,6 +185,9 @@ func (p *Placement) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srt
 	found, _, _, err := p.lookup(req.Topic, []string{req.PublisherId})
 	if err != nil {
 		return nil, err
+	}
+	if found[0].BrokerId == "" {
+		return nil, status.Errorf(codes.FailedPrecondition, "publisher %q of topic %q is not placed yet", req.PublisherId, req.Topic)
 	}
 	return &srtmv1.ResolveResponse{Assignment: found[0]}, nil
 }

@@ -314,7 +314,9 @@ func (r *run) brokers() int {
 	defer r.mu.Unlock()
 	different := map[string]bool{}
 	for _, a := range r.mu.at {
-		different[a] = true
+		if a != "" {
+			different[a] = true
+		}
 	}
 	return len(different)
 }

@@ -72,7 +72,9 @@ func (c *Config) setDefaults() {
 type Assignment struct {
 	// Source is the publisher's index in Config.Sources.
 	Source int32
-	// Address is the broker's host:port.
+	// Address is the broker's host:port. Empty: the publisher has no place for now.
+	// It ends its connection after the last answer, and what becomes due until it
+	// has one is skipped: a sensor that is not connected says nothing.
 	Address string
 	// Epoch orders assignments: an older one than the last is ignored.
 	Epoch uint64

@@ -547,7 +547,7 @@ func behaviour(portable bool) {
 			assign(a, 5)
 			ready()
 			assign(b, 4)
-			f.Assign([]fleet.Assignment{{Source: 20, Address: b.Address(), Epoch: 9}, {Source: -1, Address: b.Address(), Epoch: 9}, {Source: 0, Epoch: 9}})
+			f.Assign([]fleet.Assignment{{Source: 20, Address: b.Address(), Epoch: 9}, {Source: -1, Address: b.Address(), Epoch: 9}})
 			f.Start(clock.Mono())
 			more()
 			f.Stop()
@@ -555,6 +555,41 @@ func behaviour(portable bool) {
 			for _, e := range log.Events() {
 				Expect(e.Broker).To(Equal("a"))
 			}
+		})
+
+		It("skips what is due while a publisher has no place", func() {
+			spec.Publishers, spec.Rate, length = 1, 1000, 200*time.Millisecond
+			start()
+			f.Assign([]fleet.Assignment{{Address: a.Address(), Epoch: 1}})
+			ready()
+			f.Assign([]fleet.Assignment{{Epoch: 2}, {Source: 7, Epoch: 2}})
+			Eventually(func() int { return f.Stats().Connected }).Should(BeZero())
+			f.Start(clock.Mono())
+			Eventually(func() uint64 { return f.Stats().Skipped }).Should(BeNumerically(">", 20))
+			f.Assign([]fleet.Assignment{{Address: b.Address(), Epoch: 1}}) // older
+			f.Assign([]fleet.Assignment{{Address: b.Address(), Epoch: 3}})
+			s := finish()
+			Expect(s.Accepted).To(BeNumerically("==", s.Offered-s.Skipped))
+			Expect(s.Lost).To(BeZero())
+			Eventually(a.Clients).Should(BeEmpty())
+			inOrder(false)
+		})
+
+		It("answers for what was under way when a publisher lost its place", func() {
+			spec.Publishers, spec.Rate, length = 1, 1000, 100*time.Millisecond
+			start()
+			f.Assign([]fleet.Assignment{{Address: a.Address(), Epoch: 1}})
+			ready()
+			a.Hold(true)
+			f.Start(clock.Mono())
+			Eventually(a.Held).Should(BeNumerically(">", 3))
+			f.Assign([]fleet.Assignment{{Epoch: 2}})
+			Eventually(func() uint64 { return f.Stats().Skipped }).Should(BeNumerically(">", 3))
+			a.Hold(false)
+			s := finish()
+			Expect(s.Accepted).To(Equal(s.Sent))
+			Expect(s.Unanswered).To(BeZero())
+			inOrder(false)
 		})
 
 		It("carries on after quick changes of mind", func() {

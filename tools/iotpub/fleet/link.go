@@ -80,10 +80,11 @@ type publisher struct {
 	hello  []byte // the magic and IDENTIFY
 	seq    uint32 // of its next message
 
-	// target is where it should be connected, "" while unknown; epoch is that
-	// of the assignment that said so.
-	target string
-	epoch  uint64
+	// target is where it should be connected, "" while unknown or while it has no
+	// place; epoch is that of the assignment that said so.
+	target    string
+	epoch     uint64
+	displaced bool // it has no place
 
 	// link is what it sends on, or nil. next is a link to the target while
 	// link leads elsewhere or does not exist yet. A next that is ready waits
@@ -103,7 +104,7 @@ type publisher struct {
 
 // canSend reports whether an event may be written now.
 func (p *publisher) canSend(maxOutstanding int) bool {
-	return p.link != nil && p.link.state == ready && !p.switching() &&
+	return p.link != nil && p.link.state == ready && !p.switching() && !p.displaced &&
 		len(p.link.out) < maxOut && p.link.open.len() < maxOutstanding
 }
 

@@ -252,6 +252,10 @@ func (w *worker) sendDue(now stamp.Mono) stamp.Mono {
 		w.stats.Offered += uint64(e.Count)
 		p := &w.publishers[int(e.Source)/w.cfg.Workers]
 		b := batch{intended: intended, count: e.Count, size: e.Size}
+		if p.displaced {
+			w.stats.Skipped += uint64(b.count)
+			continue
+		}
 		if p.waitingMessages == 0 && p.canSend(w.cfg.MaxOutstanding) {
 			w.send(p, b, now)
 			now = clock.Mono()
@@ -475,6 +479,8 @@ func (w *worker) answer(l *link, refusal *wire.Error, now stamp.Mono) error {
 	p := l.publisher
 	switch {
 	case l != p.link:
+	case p.displaced && l.open.len() == 0:
+		w.disconnect(p)
 	case p.switching() && l.open.len() == 0:
 		w.move(p)
 	default:
@@ -525,10 +531,10 @@ func (w *worker) move(p *publisher) {
 // assign gives a publisher a new target.
 func (w *worker) assign(a Assignment, now stamp.Mono) {
 	p := &w.publishers[int(a.Source)/w.cfg.Workers]
-	if a.Epoch < p.epoch || a.Address == "" {
+	if a.Epoch < p.epoch {
 		return
 	}
-	p.epoch, p.target = a.Epoch, a.Address
+	p.epoch, p.target, p.displaced = a.Epoch, a.Address, a.Address == ""
 	if p.next != nil && p.next.address != p.target {
 		w.drop(p.next)
 		p.next = nil
@@ -541,9 +547,24 @@ func (w *worker) assign(a Assignment, now stamp.Mono) {
 		w.unpark(p)
 		return
 	}
+	if p.displaced {
+		if p.link != nil && p.link.open.len() == 0 {
+			w.disconnect(p)
+		}
+		return
+	}
 	if p.next == nil {
 		w.queueDial(p, now)
 	}
+}
+
+// disconnect ends the connection of a publisher that has no place.
+//
+// Requires: it has a link without an open command.
+func (w *worker) disconnect(p *publisher) {
+	w.release(p.link)
+	p.link = nil
+	w.connected--
 }
 
 // drop gives up a link that never became the publisher's.
@@ -577,11 +598,14 @@ func (w *worker) abandon(l *link) {
 // lose is the end of a link that we did not want.
 func (w *worker) lose(l *link, cause error) {
 	p := l.publisher
-	// A refusal that closes the connection says more than the end that follows.
-	if !errors.Is(cause, io.EOF) || w.lost == nil {
-		w.lost = fmt.Errorf("%s: %w", l.address, cause)
+	// The broker may be the first to end what we would.
+	if !p.displaced || l.open.len() > 0 {
+		// A refusal that closes the connection says more than the end that follows.
+		if !errors.Is(cause, io.EOF) || w.lost == nil {
+			w.lost = fmt.Errorf("%s: %w", l.address, cause)
+		}
+		w.stats.Lost++
 	}
-	w.stats.Lost++
 	w.abandon(l)
 	if l.state != ready {
 		w.dials--
@@ -651,7 +675,7 @@ func (w *worker) dialMore(now stamp.Mono) {
 
 // dial begins the next link of a publisher; false: try again later.
 func (w *worker) dial(p *publisher, now stamp.Mono) bool {
-	if p.next != nil || p.link != nil && p.link.address == p.target {
+	if p.displaced || p.next != nil || p.link != nil && p.link.address == p.target {
 		return true // settled meanwhile
 	}
 	var slot int32
