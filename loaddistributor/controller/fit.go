@@ -75,7 +75,8 @@ func (f *fit) proto(now time.Time) *srtmv1.Fit {
 	return p
 }
 
-// fitSettle is how long publishers may take to move before measurements count.
+// fitSettle is how long publishers may take to move before measurements count, or
+// an interval of reports if that is less.
 const fitSettle = time.Second
 
 // fitTraffic is how much of its publishers' rates a topic has to offer before it is
@@ -120,7 +121,7 @@ func (c *Controller) fit(now time.Time) {
 			c.endFitLocked(name, f, fitEnded, "another placement came between", now)
 			continue
 		}
-		if c.cfg.Fitting == fitting.ModeFast && (f.record != nil || c.offeredLocked(topic) > 0) {
+		if f.record != nil || c.cfg.Fitting == fitting.ModeFast && c.offeredLocked(topic) > 0 {
 			c.recordLocked(topic, f, now)
 		}
 		switch {
@@ -270,8 +271,8 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 			return
 		}
 		moved, _ := c.mu.cat.Topic(name)
-		f.measureFrom(moved.Placement.Epoch(), c.now().Add(fitSettle))
-		if !f.done {
+		f.measureFrom(moved.Placement.Epoch(), c.now().Add(min(fitSettle, c.cfg.ReportInterval)))
+		if f.record != nil {
 			c.recordLocked(moved, f, c.now()) // at once, on those that are new
 		}
 	}()

@@ -2,16 +2,24 @@ package controller_test
 
 import (
 	"context"
+	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
@@ -58,6 +66,120 @@ func (c *cluster) rounds(name string) (all [][2]uint32) {
 		all = append(all, [2]uint32{r.K, r.Rounds})
 	}
 	return all
+}
+
+// unplaced returns a publisher without a broker.
+func (c *cluster) unplaced(name string) string {
+	GinkgoHelper()
+	topic, err := c.control.Topic(name)
+	Expect(err).NotTo(HaveOccurred())
+	for i := range topic.Placement.Len() {
+		if a := topic.Placement.At(i); a.Broker == "" {
+			return a.Publisher
+		}
+	}
+	Fail("all publishers of " + name + " are placed")
+	return ""
+}
+
+// world is the publishers of a topic and how its brokers bear them: groups send at
+// the same instants, and where more than some of a group are on one broker, the
+// others are late; or, where a broker has more publishers than it holds, some are.
+type world struct {
+	c        *cluster
+	topic    string
+	together int // of a group on one broker; 0: any number
+	holds    int // publishers of one broker; 0: any number
+	nodes    map[string]*agenttest.Node
+	stop     func()
+}
+
+func newWorld(c *cluster, topic string, together int) *world {
+	return &world{c: c, topic: topic, together: together, nodes: map[string]*agenttest.Node{}}
+}
+
+func (w *world) join(id string) {
+	w.nodes[id] = agenttest.New()
+	w.c.join(id, 600, w.nodes[id])
+}
+
+// run has publishers send from now on, a group every 20 ms.
+func (w *world) run() {
+	done, ended := make(chan struct{}), make(chan struct{})
+	w.stop = sync.OnceFunc(func() { close(done); <-ended })
+	DeferCleanup(w.stop)
+	go func() {
+		defer GinkgoRecover()
+		defer close(ended)
+		ticker := time.NewTicker(20 * time.Millisecond)
+		defer ticker.Stop()
+		for group := 1; ; group = group%10 + 1 {
+			select {
+			case <-ticker.C:
+				w.send(fmt.Sprint("g", group))
+			case <-done:
+				return
+			}
+		}
+	}()
+}
+
+func (w *world) send(group string) {
+	topic, err := w.c.control.Topic(w.topic)
+	Expect(err).NotTo(HaveOccurred())
+	now := stamp.Wall(time.Now().UnixNano())
+	publishers, of := map[string]int{}, map[string]int{} // by broker: all, of the group
+	for i := range topic.Placement.Len() {
+		a := topic.Placement.At(i)
+		publishers[a.Broker]++
+		if node := w.nodes[a.Broker]; node != nil && strings.HasPrefix(a.Publisher, group+".") {
+			of[a.Broker]++
+			node.Arrive(w.topic, 0, agenttest.Arrival{At: now, Publisher: a.Publisher})
+		}
+	}
+	for id, node := range w.nodes {
+		if _, there := node.Topic(w.topic); !there || publishers[id] == 0 {
+			continue
+		}
+		slow := 0
+		if w.together > 0 && of[id] > w.together {
+			slow = 200 * (of[id] - w.together) / of[id]
+		}
+		if w.holds > 0 && publishers[id] > w.holds {
+			slow = 20
+		}
+		node.Measure(w.topic, measured(200, slow, 0))
+	}
+}
+
+// figure is a metric without labels.
+func figure(reg prometheus.Gatherer, name string) float64 {
+	GinkgoHelper()
+	families, err := reg.Gather()
+	Expect(err).NotTo(HaveOccurred())
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.Metric[0].GetCounter().GetValue() + f.Metric[0].GetGauge().GetValue()
+		}
+	}
+	Fail("there is no " + name)
+	return 0
+}
+
+// fitsEnded is how many fits have ended, by outcome.
+func fitsEnded(reg prometheus.Gatherer) map[string]uint64 {
+	GinkgoHelper()
+	families, err := reg.Gather()
+	Expect(err).NotTo(HaveOccurred())
+	count := map[string]uint64{}
+	for _, f := range families {
+		if f.GetName() == "srtm_fit_seconds" {
+			for _, m := range f.Metric {
+				count[m.Label[0].GetValue()] = m.Histogram.GetSampleCount()
+			}
+		}
+	}
+	return count
 }
 
 var _ = Describe("Fitting", func() {
@@ -131,6 +253,143 @@ var _ = Describe("Fitting", func() {
 		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g1.0"}, BrokerId: "b2"})
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(c.fitting("t")).Should(Equal("another placement came between"))
+	})
+
+	It("forecasts by replaying what brokers record, and remembers what they absorb", func() {
+		c := newCluster(setup{config: fast})
+		w := newWorld(c, "t", 3)
+		for _, id := range []string{"b1", "b2", "b3", "b4", "b5", "b6"} {
+			w.join(id)
+		}
+		busy := order()
+		busy.Contract.RateMilli, busy.Contract.Burst = 600_000, 200
+		for _, g := range busy.Groups {
+			g.Rate = 5
+		}
+		c.mustCreate(busy)
+		w.run()
+		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
+		// Three at once fit on a broker, so groups of ten need four at the least; two
+		// and three were not even tried.
+		tried := c.rounds("t")
+		Expect(tried[0][0]).To(BeEquivalentTo(1))
+		for _, round := range tried[1:] {
+			Expect(round[0]).To(BeNumerically(">=", 4), "%v", tried)
+		}
+		Expect(len(c.where("t", 100))).To(BeNumerically(">=", 4))
+		for _, node := range w.nodes {
+			Eventually(func() bool { return node.Captured("t") }).Should(BeFalse(), "the recording has an end")
+		}
+		w.stop()
+
+		// The next topic begins where this one ended.
+		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		busy.Name, w.topic = "u", "u"
+		c.mustCreate(busy)
+		w.run()
+		Eventually(func() bool { return c.fit("u").GetFitted() }).Should(BeTrue(), c.fitting("u"))
+		Expect(c.rounds("u")[0][0]).To(BeNumerically(">=", 4))
+	})
+
+	It("goes on without a record that cannot be true", func() {
+		reg := prometheus.NewPedanticRegistry()
+		c := newCluster(setup{config: func(cfg *controller.Config) { fast(cfg); cfg.Metrics = reg }})
+		node := agenttest.New()
+		c.join("b1", 600, node)
+		c.mustCreate(order())
+		node.Measure("t", measured(100, 0, 0))
+		Eventually(func() bool {
+			return node.Arrive("t", 0, agenttest.Arrival{At: 5, Publisher: "g1.0"}) // in 1970
+		}).Should(BeTrue())
+		Eventually(func() bool { return node.Captured("t") }).Should(BeFalse())
+		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue())
+		Expect(node.Captured("t")).To(BeFalse(), "it is not asked again")
+		Expect(figure(reg, "srtm_fit_pieces_refused_total")).To(BeEquivalentTo(1))
+		Expect(figure(reg, "srtm_fits_running")).To(BeZero())
+		Expect(fitsEnded(reg)).To(Equal(map[string]uint64{"kept": 1, "missed": 0, "ended": 0}))
+	})
+
+	Describe("as in the paper", func() {
+		paper := func(cfg *controller.Config) {
+			cfg.Fitting, cfg.FittingRound = fitting.ModePaper, 60*time.Millisecond
+		}
+		// A broker holds 40 of the publishers.
+		world := func(c *cluster, brokers ...string) *world {
+			w := newWorld(c, "t", 0)
+			w.holds = 40
+			for _, id := range brokers {
+				w.join(id)
+			}
+			return w
+		}
+
+		It("keeps publishers silent while it finds out how many a broker holds", func() {
+			c := newCluster(setup{config: paper})
+			w := world(c, "b1", "b2", "b3")
+			topic := c.mustCreate(order())
+			watch, err := c.placement.Watch(context.Background(), &srtmv1.WatchRequest{Topic: "t"})
+			Expect(err).NotTo(HaveOccurred())
+			first, err := watch.Recv()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(first.Assignments).To(HaveLen(100))
+			w.run()
+			Eventually(c.state("t")).Should(HavePrefix("DEGRADED: 50 publishers are not placed yet"))
+			told, err := watch.Recv()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(told.Assignments).To(HaveLen(50))
+			for _, a := range told.Assignments {
+				Expect(a.BrokerId + a.TcpAddress + a.HttpAddress).To(BeEmpty())
+				Expect(a.Epoch).To(BeNumerically(">", topic.Epoch))
+			}
+			Eventually(func() bool { return c.fit("t").GetEnded() }).Should(BeTrue())
+			Expect(c.fit("t").GetFitted()).To(BeTrue(), c.fitting("t"))
+			Expect(c.where("t", 100)).To(And(HaveLen(3), Not(HaveKey(""))))
+			for _, n := range c.where("t", 100) {
+				Expect(n).To(BeNumerically("<=", 40))
+			}
+			Eventually(c.state("t")).Should(Equal("ACTIVE"))
+			// All of the contract is in use again.
+			Eventually(func() (sum [2]int64) {
+				r, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: "t"})
+				Expect(err).NotTo(HaveOccurred())
+				for _, m := range r.Topics[0].Members {
+					sum[0] += m.GetAcknowledged().GetRateMilli()
+					sum[1] += m.GetAcknowledged().GetBurst()
+				}
+				return sum
+			}).Should(Equal([2]int64{100_000, 20}))
+		})
+
+		It("places by their rates those that no broker holds", func() {
+			c := newCluster(setup{config: paper})
+			w := world(c, "b1", "b2")
+			c.mustCreate(order())
+			w.run()
+			Eventually(func() bool { return c.fit("t").GetEnded() }).Should(BeTrue())
+			Expect(c.fit("t").GetFitted()).To(BeFalse())
+			Expect(c.fitting("t")()).To(ContainSubstring("fit on no broker"))
+			Eventually(func() map[string]int { return c.where("t", 100) }).Should(And(HaveLen(2), Not(HaveKey(""))))
+		})
+
+		It("does not leave them silent when another loaddistributor leads", func() {
+			data := &store.Memory{}
+			first := newCluster(setup{config: paper, data: data})
+			w := world(first, "b1", "b2", "b3")
+			first.mustCreate(order())
+			w.run()
+			Eventually(first.state("t")).Should(ContainSubstring("are not placed yet"))
+			_, err := first.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: first.unplaced("t")})
+			Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
+			Expect(err).To(MatchError(ContainSubstring("is not placed yet")))
+			_, err = first.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{first.unplaced("t")}, BrokerId: "b2"})
+			Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
+			w.stop()
+			first.stop()
+			second := newCluster(setup{data: data, address: first.address})
+			Expect(second.where("t", 100)).To(HaveKey(""))
+			Eventually(func() map[string]int { return second.where("t", 100) }).Should(Not(HaveKey("")))
+		})
 	})
 
 	It("is off unless it is asked for", func() {

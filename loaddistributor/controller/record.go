@@ -19,9 +19,10 @@ import (
 type recording struct {
 	began time.Time
 	trace *capture.Trace
-	// When each session was asked last; far in the future for one that is not to be
-	// asked again, since it says what cannot be.
+	// When each session was asked last.
 	asked map[*Session]time.Time
+	// Sessions that said what cannot be: they are not asked again, nor listened to.
+	liars map[*Session]bool
 	told  bool // the search has had some of it
 }
 
@@ -41,14 +42,14 @@ const (
 // for arrivals. Requires: mu held.
 func (c *Controller) recordLocked(topic catalog.Topic, f *fit, now time.Time) {
 	if f.record == nil {
-		f.record = &recording{began: now, trace: capture.New(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}}
+		f.record = &recording{began: now, trace: capture.New(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}, liars: map[*Session]bool{}}
 	}
 	r := f.record
 	brokers := topic.Holders()
 	r.trace.Expect(brokers, wall(now))
 	for _, id := range brokers {
 		s := c.mu.sessions[id]
-		if s == nil {
+		if s == nil || r.liars[s] {
 			continue
 		}
 		again := recordAgain
@@ -107,14 +108,14 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 		return ErrReplaced
 	}
 	f := c.mu.fits[a.Topic]
-	if f == nil || f.record == nil || f.record.asked[s].IsZero() {
+	if f == nil || f.record == nil || f.record.asked[s].IsZero() || f.record.liars[s] {
 		return nil // it is over
 	}
 	err := f.record.trace.Add(s.broker, capture.Piece{
 		First: a.First, Publishers: a.Publishers, Start: stamp.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
 	}, wall(now))
-	if err != nil && f.record.asked[s].Before(now.Add(recordFor)) {
-		f.record.asked[s] = now.Add(24 * time.Hour)
+	if err != nil {
+		f.record.liars[s] = true
 		s.askArrivals(a.Topic, 0)
 		c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}
