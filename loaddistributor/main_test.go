@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -35,7 +37,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o.window != 20*time.Second || o.seed != 7 || o.tbadaptorAddress != "h:4180" || o.reportInterval != 500*time.Millisecond ||
-		o.grpcAddress != "127.0.0.1:4170" || o.httpAddress != "127.0.0.1:4161" {
+		o.grpcAddress != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != fitting.ModeFast || o.httpAddress != "127.0.0.1:4161" {
 		t.Errorf("got %+v", o)
 	}
 	first, err := parse(nil, io.Discard)
@@ -54,12 +56,12 @@ func TestParse(t *testing.T) {
 func TestFaultsAreNamedTogether(t *testing.T) {
 	err := run(t.Context(), []string{
 		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--store=tape", "--tbadaptor-address=nowhere",
-		"--inactive-producer-timeout=0",
+		"--inactive-producer-timeout=0", "--fitting=slow", "--fitting-round=2h",
 	})
 	if !errors.As(err, new(lifecycle.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
-	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address", "--inactive-producer-timeout", "--store"} {
+	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address", "--inactive-producer-timeout", "--store", "--fitting", "fitting rounds"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%v\ndoes not say %q", err, part)
 		}

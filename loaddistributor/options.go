@@ -55,6 +55,7 @@ type options struct {
 	reliefRules              relief.Config
 	leases                   *loop.LeaseFlags
 	fitting                  string
+	fittingRound             time.Duration
 	sharePeriod              time.Duration
 	seed                     uint64
 	logLevel, logFormat      string
@@ -113,7 +114,8 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", relief.DefaultSustained, "how long that has to last")
 	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", relief.DefaultCooldown, "pause after each such move of a topic")
 	fs.Float64Var(&o.reliefRules.MaxPart, "relief-step", relief.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
-	fs.StringVar(&o.fitting, "fitting", fittingOff, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes) or off")
+	fs.StringVar(&o.fitting, "fitting", fitting.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
+	fs.DurationVar(&o.fittingRound, "fitting-round", fitting.DefaultRound, "length of a round of --fitting=paper")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
@@ -149,8 +151,10 @@ func (o *options) validate() error {
 	if _, err := controller.ParseRelief(o.relief); err != nil {
 		errs = append(errs, fmt.Errorf("--relief: %w", err))
 	}
-	if o.fitting != fittingOff && o.fitting != fitting.ModeFast {
-		errs = append(errs, fmt.Errorf("--fitting %q is none of %s, %s", o.fitting, fitting.ModeFast, fittingOff))
+	switch o.fitting {
+	case fitting.ModeFast, fitting.ModePaper, fittingOff:
+	default:
+		errs = append(errs, fmt.Errorf("--fitting %q is none of %s, %s, %s", o.fitting, fitting.ModeFast, fitting.ModePaper, fittingOff))
 	}
 	if o.guard, err = o.security.Load(); err != nil {
 		errs = append(errs, err)
@@ -185,11 +189,11 @@ func (o *options) validate() error {
 func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
 	mode, _ := controller.ParseRelief(o.relief) // validate says what is wrong with it
 	measure := ""
-	if o.fitting == fitting.ModeFast {
-		measure = fitting.ModeFast
+	if o.fitting == fitting.ModeFast || o.fitting == fitting.ModePaper {
+		measure = o.fitting // validate says what is wrong with another
 	}
 	return controller.Config{
-		Fitting:        measure,
+		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, Relief: mode, ReliefRules: o.reliefRules,
 		GrantAddress: o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,

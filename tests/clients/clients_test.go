@@ -420,7 +420,7 @@ func looksUp(t *testing.T, l library, s *site) {
 		consumes(t, l, s, d, order{Lookup: web})
 		return
 	}
-	ld, err := daemon.Run(under.loaddistributor, t.TempDir(), []string{"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address="}, daemon.Answers("http://"+web+"/ping"))
+	ld, err := daemon.Run(under.loaddistributor, t.TempDir(), []string{"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--fitting=off"}, daemon.Answers("http://"+web+"/ping"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -79,7 +79,7 @@ func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 		c.grpc = append(c.grpc, at[0])
 		c.dirs = append(c.dirs, t.TempDir())
 		c.flags = append(c.flags, append([]string{
-			"--grpc-address=" + at[0], "--http-address=" + at[1], "--tcp-address=", "--report-interval=200ms", "--evacuate-after=1m",
+			"--grpc-address=" + at[0], "--http-address=" + at[1], "--tcp-address=", "--report-interval=200ms", "--evacuate-after=1m", "--fitting=off",
 		}, flags...))
 		c.control = append(c.control, nil)
 	}

@@ -100,7 +100,7 @@ func (c *cluster) startControl() {
 	c.t.Helper()
 	flags := []string{
 		"--grpc-address=" + c.grpc, "--http-address=" + c.web, "--tcp-address=", "--data-path=" + c.dir,
-		"--report-interval=200ms", "--log-level=warn",
+		"--report-interval=200ms", "--log-level=warn", "--fitting=off",
 	}
 	if c.apart {
 		flags = append(flags, "--tbadaptor-address="+c.link.address())

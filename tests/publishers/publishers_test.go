@@ -76,7 +76,7 @@ func startSized(t *testing.T, mcap, rate int) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t, rpc: free[0], web: free[1]}
-	ld, err := daemon.Run(loaddistributor, t.TempDir(), []string{"--grpc-address=" + c.rpc, "--http-address=" + c.web, "--tcp-address=", "--store=memory"},
+	ld, err := daemon.Run(loaddistributor, t.TempDir(), []string{"--grpc-address=" + c.rpc, "--http-address=" + c.web, "--tcp-address=", "--store=memory", "--fitting=off"},
 		daemon.Answers("http://"+c.web+"/ping"))
 	if err != nil {
 		t.Fatal(err)

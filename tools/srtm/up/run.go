@@ -72,7 +72,8 @@ func (r *run) all(ctx context.Context) error {
 	r.view.say("starting %s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"))
 	c, err := cluster.Start(ctx, cluster.Config{
 		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout,
-		BrokerFlags: []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},
+		LoaddistributorFlags: []string{"--fitting=off"}, // placements are compared as they are
+		BrokerFlags:          []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},
 	})
 	if err != nil {
 		if ctx.Err() != nil {
