@@ -330,12 +330,7 @@ func (c *Controller) settleLocked(topic catalog.Topic, now time.Time) {
 			if topic.Placement.Unplaced() == 0 {
 				return nil, placement.Plan{}, errSettled
 			}
-			wider := *topic.Spec // the fit has had its reasons for so many brokers
-			wider.Demand.AtLeast = topic.Plan.K
-			plan, err := c.replace(&wider, topic, brokers)
-			if errors.As(err, new(*placement.Infeasible)) {
-				plan, err = c.replace(topic.Spec, topic, brokers)
-			}
+			plan, err := c.replaceAsWide(topic, brokers)
 			return topic.Spec, plan, err
 		}) // logged there
 	}()

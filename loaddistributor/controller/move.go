@@ -68,6 +68,19 @@ func (c *Controller) replace(spec *catalog.Spec, topic catalog.Topic, brokers []
 	}, spec.Demand, c.placing.rng)
 }
 
+// replaceAsWide is replace for a topic that stays as it is: on as many brokers as
+// it has, where that can be, for a fit may have found that it needs them.
+// Requires: placing held.
+func (c *Controller) replaceAsWide(topic catalog.Topic, brokers []placement.Broker) (placement.Plan, error) {
+	wide := *topic.Spec
+	wide.Demand.AtLeast = min(topic.Plan.K, len(brokers))
+	plan, err := c.replace(&wide, topic, brokers)
+	if errors.As(err, new(*placement.Infeasible)) {
+		return c.replace(topic.Spec, topic, brokers)
+	}
+	return plan, err
+}
+
 // MovePublishers moves publishers of a topic to a broker, which may be new to
 // it. Errors: catalog.ErrTopicUnknown, ErrPublisherUnknown, ErrTopicState,
 // ErrBrokerUnknown; *placement.Infeasible, *BrokerError, *AdaptorError.
@@ -123,6 +136,7 @@ func (c *Controller) relocate(ctx context.Context, name, why string, decide deci
 		release()
 		return catalog.Topic{}, ErrClosing
 	}
+	before, _ := c.mu.next.Topic(name)
 	c.work.Add(1)
 	c.mu.Unlock()
 	type result struct {
@@ -134,9 +148,12 @@ func (c *Controller) relocate(ctx context.Context, name, why string, decide deci
 		defer c.work.Done()
 		defer release()
 		err := c.move(name, why, decide)
-		c.mu.RLock()
+		c.mu.Lock()
 		topic, _ := c.mu.cat.Topic(name)
-		c.mu.RUnlock()
+		if err == nil && topic.Spec != before.Spec {
+			c.fitLocked(topic) // what held of the old one is not known of this
+		}
+		c.mu.Unlock()
 		done <- result{topic, err}
 	}()
 	select {

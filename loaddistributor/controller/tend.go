@@ -190,7 +190,7 @@ func (c *Controller) leave(name string) {
 		}) {
 			return nil, placement.Plan{}, errSettled // it is back
 		}
-		plan, err := c.replace(topic.Spec, topic, brokers)
+		plan, err := c.replaceAsWide(topic, brokers)
 		return topic.Spec, plan, err
 	})
 	var infeasible *placement.Infeasible
