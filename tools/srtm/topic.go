@@ -444,6 +444,9 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were later than %v\n",
 			verdict, 100*status.GetExceedFraction(), pooled.GetDelivered(), status.GetWindow().AsDuration(), contract.GetSlo().GetLatency().AsDuration())
 	}
+	if status.GetFitting() != "" {
+		fmt.Fprintf(w, "fitting   %s\n", status.GetFitting())
+	}
 	if status != nil && status.P99AccessFraction != nil {
 		fmt.Fprintf(w, "p99       %s of it is access delay (mean over the slowest 1 %%, all brokers)\n", percentText(status.GetP99AccessFraction()))
 	}
