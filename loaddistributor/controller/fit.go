@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -44,6 +45,7 @@ type fit struct {
 	epoch  uint64               // of the placement under test
 	sum    observed             // of what was reported since the last look
 	from   time.Time            // intervals that began earlier do not count
+	deaf   time.Time            // since when a broker has no subscriber; zero: all have
 	round  time.Duration        // how long a measurement lasts; 0: until the next report
 	seen   map[string]time.Time // the newest report that counted, by broker
 	record *recording           // nil: none is wanted
@@ -78,6 +80,10 @@ func (f *fit) proto(now time.Time) *srtmv1.Fit {
 // fitSettle is how long publishers may take to move before measurements count, or
 // an interval of reports if that is less.
 const fitSettle = time.Second
+
+// fitDrain bounds how long a broker without subscribers has to drain what it has
+// gathered, once it has one: as long as it had none.
+const fitDrain = 10 * time.Second
 
 // fitTraffic is how much of its publishers' rates a topic has to offer before it is
 // measured: until they are connected, latencies are those of connecting.
@@ -132,6 +138,7 @@ func (c *Controller) fit(now time.Time) {
 			if c.beginFitLocked(topic, f, now) {
 				turns = append(turns, turn{name, f, fitting.Observation{}})
 			}
+		case c.deafLocked(topic, f, now):
 		case c.observeLocked(topic, f, now):
 			turns = append(turns, turn{name, f, f.take()})
 		}
@@ -162,6 +169,32 @@ func (c *Controller) endFitLocked(name string, f *fit, how, step string, now tim
 	c.stopRecordingLocked(name, f)
 }
 
+// deafLocked reports whether measurements would be of subscribers that have not
+// come: they look for a topic's brokers from time to time only. Requires: mu held.
+func (c *Controller) deafLocked(topic catalog.Topic, f *fit, now time.Time) bool {
+	var without []string
+	for _, q := range topic.Plan.Quotas {
+		figures := c.figuresLocked(topic.Spec.Name(), q.Broker)
+		if figures == nil || figures.reports[len(figures.reports)-1].stats.Subscribers == 0 {
+			without = append(without, q.Broker)
+		}
+	}
+	switch {
+	case len(without) == 0 && f.deaf.IsZero():
+		return false
+	case len(without) == 0:
+		f.measureFrom(f.epoch, now.Add(max(c.fitSettle(), min(now.Sub(f.deaf), fitDrain))))
+		f.deaf = time.Time{}
+		return false
+	case f.deaf.IsZero():
+		f.deaf = now
+	}
+	f.step = "waiting for subscribers on " + strings.Join(without, ", ")
+	return true
+}
+
+func (c *Controller) fitSettle() time.Duration { return min(fitSettle, c.cfg.ReportInterval) }
+
 // offeredLocked is the rate, in msg/s, of the newest reports. Requires: mu held.
 func (c *Controller) offeredLocked(topic catalog.Topic) (offered float64) {
 	for _, q := range topic.Plan.Quotas {
@@ -180,7 +213,7 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 	for _, p := range topic.Spec.Demand.Expand() {
 		expected += p.Rate
 	}
-	if c.offeredLocked(topic) < fitTraffic*expected || f.record != nil && f.record.starting(topic, now) {
+	if c.offeredLocked(topic) < fitTraffic*expected || f.record != nil && f.record.starting(topic, now) || c.deafLocked(topic, f, now) {
 		return false
 	}
 	f.setup = fitting.Setup{
@@ -271,7 +304,7 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 			return
 		}
 		moved, _ := c.mu.cat.Topic(name)
-		f.measureFrom(moved.Placement.Epoch(), c.now().Add(min(fitSettle, c.cfg.ReportInterval)))
+		f.measureFrom(moved.Placement.Epoch(), c.now().Add(c.fitSettle()))
 		if f.record != nil {
 			c.recordLocked(moved, f, c.now()) // at once, on those that are new
 		}

@@ -41,7 +41,7 @@ func measured(n, slow, waited int) *srtmv1.TopicStats {
 	late := uint64(max(slow, waited))
 	return &srtmv1.TopicStats{
 		Interval: durationpb.New(20 * time.Millisecond), Offered: uint64(n), Released: uint64(n), Delivered: uint64(n), Exceeded: late,
-		Processing: processing.Proto(), Access: access.Proto(), Delivery: processing.Proto(), Publishers: 1,
+		Processing: processing.Proto(), Access: access.Proto(), Delivery: processing.Proto(), Publishers: 1, Subscribers: 1,
 	}
 }
 
@@ -428,6 +428,26 @@ var _ = Describe("Fitting", func() {
 			Expect(second.where("t", 100)).To(HaveKey(""))
 			Eventually(func() map[string]int { return second.where("t", 100) }).Should(Not(HaveKey("")))
 		})
+	})
+
+	It("waits for subscribers, on the first broker and on the next", func() {
+		c := newCluster(setup{config: fast})
+		n1, n2 := agenttest.New(), agenttest.New()
+		c.join("b1", 600, n1)
+		c.join("b2", 600, n2)
+		c.mustCreate(order())
+		nobody := measured(200, 50, 0)
+		nobody.Subscribers = 0
+		n1.Measure("t", nobody)
+		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b1"))
+		n1.Measure("t", measured(200, 50, 0))
+		Eventually(func() bool { _, there := n2.Topic("t"); return there }).Should(BeTrue())
+		n1.Measure("t", measured(100, 0, 0))
+		n2.Measure("t", nobody)
+		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b2"))
+		n2.Measure("t", measured(100, 0, 0))
+		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
+		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
 	})
 
 	It("is off unless it is asked for", func() {
