@@ -249,6 +249,9 @@ func (b *bench) until(ctx context.Context, limit time.Duration, what string, don
 	defer tick.Stop()
 	for {
 		topic, err := b.look(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // not what a call makes of it
+		}
 		if err != nil {
 			return err
 		}
