@@ -1,0 +1,271 @@
+package fitting
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// Set once, by TestMain: programs of ours.
+var loaddistributor, nsqd string
+
+type suite struct{ m *testing.M }
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	testkit.Main(&suite{m})
+}
+
+func (s *suite) Run() int {
+	if testing.Short() {
+		return s.m.Run() // the tests skip
+	}
+	dir, err := os.MkdirTemp("", "fitting")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fitting:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd} {
+		*to = filepath.Join(dir, pkg)
+		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
+			fmt.Fprintln(os.Stderr, "fitting:", err)
+			return 1
+		}
+	}
+	return s.m.Run()
+}
+
+// The topic: groups whose publishers send a batch each at the same instants. Of a
+// broker's messages the consumer takes one at a time and holds it, so that a broker
+// absorbs less than 50 at once within the SLO, and 300 to 500 msg/s: the groups' 80 at
+// once are too many for one broker, on which the topic fits by its rate.
+const (
+	topic, channel = "t", "c"
+	groups, size   = 3, 10
+	batch          = 8
+	hold           = 2 * time.Millisecond
+	latency        = 100 * time.Millisecond
+	brokers        = 5
+)
+
+func TestATopicIsSpreadUntilItKeepsItsSLO(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: a fit takes tens of seconds")
+	}
+	free, err := daemon.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rpc, web := free[0], free[1]
+	ld, err := daemon.Run(loaddistributor, t.TempDir(), []string{
+		"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--store=memory", "--fitting=fast", "--report-interval=200ms", "--window=4s",
+	}, daemon.Answers("http://"+web+"/ping"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, ld)
+	tcp := map[string]string{}
+	for i := range brokers {
+		id := fmt.Sprint("b", i)
+		d, err := daemon.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+rpc, "--broker-id="+id, "--mcap=400")
+		if err != nil {
+			t.Fatal(err)
+		}
+		watch(t, d)
+		tcp[id] = d.TCP
+	}
+	conn, err := grpc.NewClient(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	admin := srtmv1.NewAdminServiceClient(conn)
+	waitFor(t, "brokers", func() bool {
+		r, err := admin.ListBrokers(t.Context(), &srtmv1.ListBrokersRequest{})
+		return err == nil && len(r.Brokers) == brokers
+	})
+	create(t, admin)
+
+	// Consumers come to the brokers that the topic comes to.
+	consumed := map[string]*nsq.Consumer{}
+	defer func() {
+		for _, c := range consumed {
+			c.Stop()
+			<-c.StopChan
+		}
+	}()
+	status := func() *srtmv1.Topic {
+		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, q := range r.Topic.Quotas {
+			if consumed[q.BrokerId] == nil {
+				consumed[q.BrokerId] = consume(t, tcp[q.BrokerId])
+			}
+		}
+		return r.Topic
+	}
+	if q := status().Quotas; len(q) != 1 {
+		t.Fatalf("by its rate the topic is placed on %d brokers", len(q))
+	}
+	publish(t, rpc)
+
+	var fitted *srtmv1.Topic
+	waitFor(t, "end of the fit", func() bool {
+		fitted = status()
+		return fitted.GetStatus().GetFit().GetEnded()
+	})
+	fit := fitted.Status.Fit
+	t.Logf("after %v on %d brokers: %s; tried %v", fit.Took.AsDuration(), len(fitted.Quotas), fitted.Status.Fitting, fit.Rounds)
+	if !fit.Fitted || len(fitted.Quotas) < 2 {
+		t.Fatalf("on %d brokers, %s", len(fitted.Quotas), fitted.Status.Fitting)
+	}
+	// When what was delivered before the last move has left the window, the SLO is
+	// kept, and the topic stays where it is.
+	waitFor(t, "topic that keeps its SLO", func() bool {
+		now := status()
+		return now.GetStatus().GetSloMet() && now.State == srtmv1.TopicState_TOPIC_STATE_ACTIVE
+	})
+	if now := status(); now.Epoch != fitted.Epoch {
+		t.Errorf("it has moved since it was fitted: epoch %d, then %d", fitted.Epoch, now.Epoch)
+	}
+}
+
+func create(t *testing.T, admin srtmv1.AdminServiceClient) {
+	t.Helper()
+	spec := &srtmv1.TopicSpec{
+		Name: topic, Channels: []string{channel}, ShareRule: "static",
+		Contract: &srtmv1.Contract{RateMilli: 300_000, Burst: 1000, Slo: &srtmv1.Slo{Quantile: 0.9, Latency: durationpb.New(latency)}},
+	}
+	for g := range groups {
+		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: fmt.Sprint("g", g), Count: size, Rate: batch, Batch: batch})
+	}
+	stream, err := admin.CreateTopic(t.Context(), &srtmv1.CreateTopicRequest{Spec: spec})
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if err != io.EOF {
+		t.Fatal(err)
+	}
+}
+
+// publish has every group send once a second, until the test ends.
+func publish(t *testing.T, rpc string) {
+	t.Helper()
+	c, err := client.New(client.Config{Address: rpc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var sending sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		sending.Wait()
+		over, done := context.WithTimeout(context.Background(), daemon.Patience)
+		defer done()
+		if err := c.Close(over); err != nil {
+			t.Error(err)
+		}
+	})
+	bodies := make([][]byte, batch)
+	for i := range bodies {
+		bodies[i] = make([]byte, 100)
+	}
+	all := make([][]*client.Publisher, groups)
+	for g := range groups {
+		for i := range size {
+			opening, done := context.WithTimeout(ctx, daemon.Patience)
+			p, err := c.Publisher(opening, topic, fmt.Sprintf("g%d.%d", g, i))
+			done()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[g] = append(all[g], p)
+		}
+	}
+	sending.Go(func() {
+		ticker := time.NewTicker(time.Second / groups)
+		defer ticker.Stop()
+		for g := 0; ; g = (g + 1) % groups {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			}
+			for _, p := range all[g] {
+				sending.Go(func() {
+					if err := p.MultiPublish(ctx, bodies); err != nil && ctx.Err() == nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+	})
+}
+
+// consume takes one message at a time from a broker and holds it.
+func consume(t *testing.T, address string) *nsq.Consumer {
+	t.Helper()
+	cfg := nsq.NewConfig()
+	cfg.MaxInFlight = 1
+	c, err := nsq.NewConsumer(topic, channel, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetLoggerLevel(nsq.LogLevelMax)
+	c.AddHandler(nsq.HandlerFunc(func(*nsq.Message) error {
+		timer := time.NewTimer(hold)
+		defer timer.Stop()
+		<-timer.C
+		return nil
+	}))
+	if err := c.ConnectToNSQD(address); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func watch(t *testing.T, d *daemon.Daemon) {
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
+		}
+	})
+}
+
+// patience is for a fit on a loaded machine; one takes ten to thirty seconds.
+const patience = 2 * time.Minute
+
+func waitFor(t *testing.T, what string, there func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(patience); !there(); <-ticker.C {
+		if time.Now().After(end) {
+			t.Fatalf("no %s", what)
+		}
+	}
+}
