@@ -359,12 +359,12 @@ func (c *client) consume() error {
 	now := clock.Mono()
 	c.wall = clock.Wall()
 	filled := c.w == len(c.buf)
+	var t task
 	for {
-		n, op := c.sess.Step(c.buf[c.r:c.w], now)
-		if n == 0 && op.Kind == session.OpNone {
+		t.n, t.stamped = c.sess.StepInto(c.buf[c.r:c.w], now, &t.op), false
+		if t.n == 0 && t.op.Kind == session.OpNone {
 			break
 		}
-		t := task{op: op, n: n}
 		if err := c.carryOut(&t, now); err != nil {
 			return err
 		}
@@ -408,17 +408,17 @@ func (c *client) carryOut(t *task, now stamp.Mono) error {
 		if err := c.reply(); err != nil {
 			return err
 		}
-		c.sess.Done(*op, c.upgrade(*op))
+		c.sess.Answer(op, c.upgrade(*op))
 	case op.Kind.Publishes():
 		topic, err := c.publish(t, now)
 		if errors.Is(err, broker.ErrBusy) { // only on a loop
 			return c.seat.hold(t, errWaits)
 		}
-		c.published(*op, topic, err)
+		c.published(op, topic, err)
 	case op.Kind != session.OpNone:
 		c.settle()
 		err := c.do(op, now)
-		c.sess.Done(*op, err)
+		c.sess.Answer(op, err)
 	}
 	c.r += t.n
 	if op.Kind == session.OpSub && c.sub != nil && c.seat == nil {
@@ -441,9 +441,9 @@ type unsettled struct {
 
 // published answers a publish: at once, unless the topic keeps its messages on
 // disk; then together with those behind it, so that they share one fsync.
-func (c *client) published(op session.Op, t *broker.Topic, err error) {
+func (c *client) published(op *session.Op, t *broker.Topic, err error) {
 	if len(c.unsettled) == 0 && (err != nil || !t.Durable()) {
-		c.sess.Done(op, err)
+		c.sess.Answer(op, err)
 		return
 	}
 	c.unsettled = append(c.unsettled, unsettled{kind: op.Kind, topic: t, err: err})

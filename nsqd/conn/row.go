@@ -65,6 +65,7 @@ func (c *client) flushRow(now stamp.Mono) error {
 	if r == nil {
 		return nil
 	}
+	var op session.Op // what Answer needs of them
 	for r.next < len(r.pubs) {
 		r.errs = r.topic.PublishRow(now, c.wall, r.pubs[r.next:], r.errs[:0])
 		for _, err := range r.errs {
@@ -82,7 +83,8 @@ func (c *client) flushRow(now stamp.Mono) error {
 			default:
 				err = refusal([]byte(name), err)
 			}
-			c.sess.Done(session.Op{Kind: kind}, err)
+			op.Kind = kind
+			c.sess.Answer(&op, err)
 			r.next++
 		}
 	}

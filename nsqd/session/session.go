@@ -84,36 +84,47 @@ func New(cfg *Config, now stamp.Mono) *Session {
 // Requires: every op before this one is Done, except that OpPub, OpMpub and
 // OpDpub may wait, to be Done later in the order they were given out.
 func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
+	n = s.StepInto(in, now, &op)
+	return n, op
+}
+
+// StepInto is Step for a driver that keeps the Op where it is: copies of it are
+// a good part of what a short command costs. What op was before is forgotten.
+func (s *Session) StepInto(in []byte, now stamp.Mono, op *Op) (n int) {
 	if s.barrier {
 		panic("session: Step while an operation that is not a publish waits for Done")
 	}
+	*op = Op{}
 	if s.closing || s.fault != nil {
-		return 0, Op{}
+		return 0
 	}
 	if s.state == awaitMagic {
-		return s.stepMagic(in, now), Op{}
+		return s.stepMagic(in, now)
 	}
 	if s.upgrades[0] != OpNone {
-		return 0, s.stepUpgrade(in)
+		*op = s.stepUpgrade(in)
+		return 0
 	}
 	if s.restricted() {
 		if fault := s.barred(wire.PeekVerb(in)); fault != nil {
 			s.refuse(fault)
-			return 0, Op{}
+			return 0
 		}
 	}
-	cmd, n, need, err := wire.ParseCommand(in, s.cfg.Limits)
+	var cmd wire.Command
+	n, need, err := cmd.Parse(in, &s.cfg.Limits)
 	if err != nil {
 		s.refuse(err)
-		return 0, Op{}
+		return 0
 	}
 	if n == 0 {
 		s.need = need
-		return 0, Op{}
+		return 0
 	}
-	if fault := s.admit(&cmd, now, &op); fault != nil {
+	if fault := s.admit(&cmd, now, op); fault != nil {
 		s.refuse(fault)
-		return 0, Op{}
+		*op = Op{}
+		return 0
 	}
 	s.heard = now
 	s.need = 1
@@ -125,7 +136,7 @@ func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
 		s.outstanding++
 		s.barrier = true
 	}
-	return n, op
+	return n
 }
 
 // stepUpgrade gives out the next upgrade. What the client sent before it was
@@ -285,7 +296,10 @@ func notNow(v wire.Verb, when string) *wire.Error {
 // as it is; any other error is sent as the operation's own failure code, with
 // err as the cause that stays here. After a failed upgrade only a *wire.Error
 // is sent: what the client could still read, only the driver knows.
-func (s *Session) Done(op Op, err error) {
+func (s *Session) Done(op Op, err error) { s.Answer(&op, err) }
+
+// Answer is Done for a driver that keeps the Op where it is.
+func (s *Session) Answer(op *Op, err error) {
 	if op.Kind == OpNone || s.outstanding == 0 {
 		panic(fmt.Sprintf("session: Done of %v with %d operations outstanding", op.Kind, s.outstanding))
 	}
@@ -305,7 +319,7 @@ func (s *Session) Done(op Op, err error) {
 	}
 }
 
-func (s *Session) reply(op Op) error {
+func (s *Session) reply(op *Op) error {
 	switch op.Kind {
 	case OpPub, OpMpub, OpDpub, OpSub:
 		s.out = wire.AppendResponse(s.out, wire.OK)
@@ -328,7 +342,7 @@ func (s *Session) reply(op Op) error {
 	return nil
 }
 
-func (s *Session) fail(op Op, err error) {
+func (s *Session) fail(op *Op, err error) {
 	e := wireError(err)
 	if e == nil {
 		text := op.Kind.String() + " failed"

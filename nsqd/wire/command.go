@@ -115,14 +115,24 @@ func ParseMagic(in []byte) (n int, err error) {
 // Arguments are separated by exactly one space; those past the last are passed
 // over. Numbers are decimal.
 func ParseCommand(in []byte, lim Limits) (cmd Command, n int, need int, err error) {
-	n, need, fault := cmd.parse(in, &lim)
+	n, need, err = cmd.Parse(in, &lim)
+	return cmd, n, need, err
+}
+
+// Parse is ParseCommand into c, whatever it was before. Without a whole command
+// it is empty.
+func (c *Command) Parse(in []byte, lim *Limits) (n, need int, err error) {
+	*c = Command{}
+	n, need, fault := c.parse(in, lim)
 	if fault != nil {
-		return Command{}, 0, 0, fault
+		*c = Command{}
+		return 0, 0, fault
 	}
 	if n == 0 {
-		return Command{}, 0, need, nil
+		*c = Command{}
+		return 0, need, nil
 	}
-	return cmd, n, 0, nil
+	return n, 0, nil
 }
 
 func (c *Command) parse(in []byte, lim *Limits) (n, need int, fault *Error) {
