@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -23,6 +24,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
+	"github.com/srtm-io/srtm/nsqd/memory"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/statsd"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -240,4 +242,16 @@ func (o *options) agentConfig(n httpapi.Node, drain func(string, map[string]bool
 		Log:             log,
 		Metrics:         metrics,
 	}
+}
+
+// memoryLimit is the soft limit to set; 0: none, since it is set already or
+// nobody knows how much memory there is.
+func (o *options) memoryLimit(env string, root fs.FS) int64 {
+	switch {
+	case env != "": // the runtime has read it
+		return 0
+	case o.MemoryLimit > 0:
+		return o.MemoryLimit
+	}
+	return memory.Default(root)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime/debug"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -28,6 +29,9 @@ func run(ctx context.Context, args []string) error {
 	all, err := obs.NewLogger(os.Stderr, "debug", opts.LogFormat)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
+	}
+	if limit := opts.memoryLimit(os.Getenv("GOMEMLIMIT"), os.DirFS("/")); limit > 0 {
+		debug.SetMemoryLimit(limit)
 	}
 	d, err := open(ctx, opts, all.Handler())
 	if err != nil {

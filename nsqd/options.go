@@ -85,6 +85,7 @@ type options struct {
 	TopicLimits         topicLimits
 	RejectAfter         time.Duration
 	DrainTimeout        time.Duration
+	MemoryLimit         int64
 
 	// The cluster of SRTM.
 	LoadDistributor string
@@ -204,6 +205,8 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 10*time.Second, "how long to go on delivering after SIGTERM")
 
+	fs.Int64Var(&o.MemoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often, and nothing is refused (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
+
 	fs.StringVar(&o.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
 	o.Control.Flags(fs, controlPrefix, "the loaddistributor and the tbadaptor")
 	fs.StringVar(&o.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
@@ -293,6 +296,7 @@ func (o *options) validate() error {
 	fault(o.OutputBuffering != "eager" && o.OutputBuffering != "strict", "--output-buffering %q is neither eager nor strict", o.OutputBuffering)
 	fault(o.Durability != durabilityMemory && o.Durability != durabilityFsync, "--durability %q is neither %s nor %s", o.Durability, durabilityMemory, durabilityFsync)
 	fault(o.TCPAddress == "", "--tcp-address is empty")
+	fault(o.MemoryLimit < 0, "--memory-limit %d is negative", o.MemoryLimit)
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)
 	fault(o.BroadcastHTTPPort < 0 || o.BroadcastHTTPPort > 65535, "--broadcast-http-port %d is outside [0, 65535]", o.BroadcastHTTPPort)

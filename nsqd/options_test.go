@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/settings"
@@ -84,7 +85,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--tls-client-auth-policy=require", []string{"--tls-client-auth-policy needs"}},
 		{"--max-deflate-level=0", []string{"deflate level 0"}},
 		{"--max-deflate-level=10 --max-defer-timeout=-1s", []string{"deflate level 10", "-1s"}},
-		{"--tcp-address=", []string{"--tcp-address"}},
+		{"--tcp-address= --memory-limit=-1", []string{"--tcp-address", "--memory-limit -1"}},
 		{"--https-address=/a/path", []string{"--https-address"}},
 		{"--loaddistributor-address=x:1 --tcp-address=/a/path --http-address=", []string{"--tcp-address", "--http-address"}},
 		{"--max-channel-consumers=-1", []string{"-1 consumers"}},
@@ -205,6 +206,22 @@ func TestEveryFlagOfNSQ(t *testing.T) {
 	for _, args := range []string{"--worker-id", "--worker-id=5", "--verbose", "--id=7", "--node-id=1023", "--log-prefix=x", "--log-level=FATAL"} {
 		if _, err := parse(strings.Fields(args), &bytes.Buffer{}); err != nil {
 			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
+func TestMemoryLimit(t *testing.T) {
+	root := fstest.MapFS{"proc/meminfo": &fstest.MapFile{Data: []byte("MemTotal: 4000 kB\n")}}
+	for _, c := range []struct {
+		flag int64
+		env  string
+		want int64
+	}{
+		{0, "", 3000 << 10}, {5000, "", 5000}, {5000, "1GiB", 0}, {0, "off", 0},
+	} {
+		o := options{MemoryLimit: c.flag}
+		if got := o.memoryLimit(c.env, root); got != c.want {
+			t.Errorf("--memory-limit=%d, GOMEMLIMIT=%q: %d, want %d", c.flag, c.env, got, c.want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 // Package memory has the figures of the Go runtime's memory that NSQ shows in
 // /stats and sends to statsd. Reading them stops the process for some tens of
-// microseconds: it is for people and for a push a minute.
+// microseconds: it is for people and for a push a minute. It also knows how
+// much memory a process may take by default.
 package memory
 
 import (

@@ -1,0 +1,87 @@
+package memory
+
+import (
+	"bufio"
+	"bytes"
+	"io/fs"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Default is the soft limit of a process that is given none: three quarters of
+// what the machine, or its cgroup, has. The rest is for what the Go runtime does
+// not count: kernel memory of sockets and arrival stamps, and the cache of the
+// files of messages. root is the file system's; 0: it does not tell.
+func Default(root fs.FS) int64 {
+	has := min(total(root), cgroups(root))
+	if has == math.MaxInt64 {
+		return 0
+	}
+	return has / 4 * 3
+}
+
+// total is the memory of the machine, in bytes; math.MaxInt64: unknown.
+func total(root fs.FS) int64 {
+	text, err := fs.ReadFile(root, "proc/meminfo")
+	if err != nil {
+		return math.MaxInt64
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), "MemTotal:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, " kB")), 10, 64)
+			if err == nil && kib > 0 && kib < math.MaxInt64>>10 {
+				return kib << 10
+			}
+		}
+	}
+	return math.MaxInt64
+}
+
+// cgroups is the least limit of the cgroup and all those that it is in;
+// math.MaxInt64: none.
+func cgroups(root fs.FS) int64 {
+	least := int64(math.MaxInt64)
+	text, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return least
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		// number:controllers:path; without controllers it is that of version 2.
+		parts := strings.SplitN(lines.Text(), ":", 3)
+		if len(parts) < 3 {
+			continue
+		}
+		mount, file := "sys/fs/cgroup", "memory.max"
+		switch parts[1] {
+		case "":
+		case "memory":
+			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		default:
+			continue
+		}
+		// In a container the path may be the host's: then the mount is its cgroup.
+		for at := path.Clean("/" + parts[2]); ; at = path.Dir(at) {
+			least = min(least, limitOf(root, path.Join(mount, at, file)))
+			if at == "/" {
+				break
+			}
+		}
+	}
+	return least
+}
+
+// limitOf reads one limit; math.MaxInt64 where there is none ("max", or in
+// version 1 a number near that).
+func limitOf(root fs.FS, name string) int64 {
+	text, err := fs.ReadFile(root, name)
+	if err != nil {
+		return math.MaxInt64
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || n <= 0 {
+		return math.MaxInt64
+	}
+	return n
+}

@@ -1,0 +1,44 @@
+package memory
+
+import (
+	"os"
+	"runtime"
+	"testing"
+	"testing/fstest"
+)
+
+func TestDefaultIsThreeQuartersOfWhatThereIs(t *testing.T) {
+	const meminfo = "MemTotal:        8000000 kB\nMemFree:          100 kB\n"
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  int64
+	}{
+		"nothing is known":       {nil, 0},
+		"a machine":              {map[string]string{"proc/meminfo": meminfo}, 8_000_000 << 10 / 4 * 3},
+		"nonsense":               {map[string]string{"proc/meminfo": "MemTotal: many kB\n", "proc/self/cgroup": "what\n0:memory\n"}, 0},
+		"a cgroup without limit": {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n"}, 8_000_000 << 10 / 4 * 3},
+		"a cgroup":               {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "400000\n"}, 300_000},
+		"the cgroup's parent":    {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "400000\n", "sys/fs/cgroup/a/memory.max": "4000\n"}, 3000},
+		"in a container":         {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/../host\n", "sys/fs/cgroup/memory.max": "4000\n"}, 3000},
+		"version 1":              {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "5:cpu:/c\n4:memory:/m\n", "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "4000\n"}, 3000},
+		"version 1, no limit":    {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "4:memory:/m\n", "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "9223372036854771712\n"}, 8_000_000 << 10 / 4 * 3},
+		"more than the machine":  {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "80000000000\n"}, 8_000_000 << 10 / 4 * 3},
+	} {
+		root := fstest.MapFS{}
+		for path, text := range c.files {
+			root[path] = &fstest.MapFile{Data: []byte(text)}
+		}
+		if got := Default(root); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+func TestDefaultOfThisMachine(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux tells by files how much memory there is")
+	}
+	if got := Default(os.DirFS("/")); got < 1<<20 {
+		t.Errorf("%d bytes", got)
+	}
+}
