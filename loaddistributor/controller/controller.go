@@ -161,6 +161,7 @@ type Controller struct {
 		watchers  map[string]map[*watcher]struct{} // by topic
 		away      map[string]time.Time             // brokers that are, since when seen
 		retry     map[string]time.Time             // topics not to be moved before
+		turns     map[string]string                // by topic with scarce tokens: what turn.go told the adaptor
 		fits      map[string]*fit                  // by topic
 		reminders map[string][]reminder            // by topic
 		requests  uint64                           // the last number given to a request
@@ -193,6 +194,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
 	c.mu.away = map[string]time.Time{}
 	c.mu.retry = map[string]time.Time{}
+	c.mu.turns = map[string]string{}
 	c.mu.fits = map[string]*fit{}
 	c.mu.reminders = map[string][]reminder{}
 	c.mu.ending = make(chan struct{})

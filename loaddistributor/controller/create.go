@@ -196,7 +196,7 @@ func (c *Controller) create(ctx context.Context, cr *creation) error {
 		}
 		c.step(cr, Progress{Message: "granting the shares"})
 		contracted = true
-		req, err := contractRequest(cr.spec, plan, nil)
+		req, err := c.contractRequest(cr.spec, plan, nil)
 		if err != nil {
 			return err
 		}
@@ -329,9 +329,18 @@ func (c *Controller) contract(ctx context.Context, req *srtmv1.SetContractReques
 }
 
 // contractRequest gives brokers that retire a little, to release what they
-// have. What a plan leaves unused, for publishers without a place, is no part of
-// the contract meanwhile: the adaptor would give it to the others.
-func contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
+// have; where tokens are scarce, see turn.go. What a plan leaves unused, for
+// publishers without a place, is no part of the contract meanwhile: the adaptor would
+// give it to the others.
+func (c *Controller) contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
+	waiting := retiring
+	if scarce(plan, retiring) {
+		c.mu.Lock()
+		retiring = c.unspentLocked(spec.Name(), retiring)
+		c.mu.turns[spec.Name()] = strings.Join(retiring, " ")
+		c.mu.Unlock()
+	}
+	waiting = slices.DeleteFunc(slices.Clone(waiting), func(id string) bool { return slices.Contains(retiring, id) })
 	shares, rest, err := placement.WithRetiring(plan, len(retiring))
 	if err != nil {
 		return nil, err
@@ -341,13 +350,22 @@ func contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string)
 	contract.RateMilli, contract.Burst = int64(used.Rate), used.Burst
 	req := &srtmv1.SetContractRequest{Topic: spec.Name(), Contract: contract, ShareRule: spec.ShareRule}
 	for i, q := range plan.Quotas {
+		if shares[i].IsZero() {
+			waiting = append(waiting, q.Broker)
+			continue
+		}
 		req.Members = append(req.Members, &srtmv1.Member{
 			BrokerId: q.Broker, Share: ShareProto(shares[i]), Publishers: uint32(len(q.Publishers)),
 		})
 	}
 	for i, id := range retiring {
+		if rest[i].IsZero() {
+			waiting = append(waiting, id)
+			continue
+		}
 		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: ShareProto(rest[i])})
 	}
+	req.Awaited = waiting
 	return req, nil
 }
 

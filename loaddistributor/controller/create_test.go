@@ -332,7 +332,7 @@ var _ = Describe("Creating a topic", func() {
 		for id, m := range mcap {
 			c.join(id, m, agenttest.New())
 		}
-		const topics = 40
+		const topics = 100
 		policies := []string{"srtm", "maxmin", "conc", "loadbalance"}
 		errs := make([]error, topics)
 		var all sync.WaitGroup

@@ -245,8 +245,8 @@ func (c *Controller) reserve(name string, decide decide) (old, next catalog.Topi
 	return old, next, ErrUnsteady
 }
 
-// enough says whether the burst has a token for every broker of the plan and
-// for every one that retires then.
+// enough says whether the contract can be shared out among the brokers of the plan
+// and those that retire then.
 func enough(plan placement.Plan, topic catalog.Topic) error {
 	_, _, err := placement.WithRetiring(plan, len(retiring(plan, topic)))
 	return err
@@ -279,7 +279,7 @@ func (c *Controller) unprepared(name string) []string {
 // those of brokers that had none.
 func (c *Controller) shift(ctx context.Context, topic catalog.Topic) error {
 	plan := topic.Next.Plan
-	req, err := contractRequest(topic.Next.Spec, plan, retiring(plan, topic))
+	req, err := c.contractRequest(topic.Next.Spec, plan, retiring(plan, topic))
 	if err != nil {
 		return err
 	}
@@ -289,7 +289,8 @@ func (c *Controller) shift(ctx context.Context, topic catalog.Topic) error {
 	}
 	fresh := map[string]bool{}
 	for _, q := range plan.Quotas {
-		if !slices.ContainsFunc(topic.Plan.Quotas, func(o placement.Quota) bool { return o.Broker == q.Broker }) {
+		if !slices.ContainsFunc(topic.Plan.Quotas, func(o placement.Quota) bool { return o.Broker == q.Broker }) &&
+			slices.ContainsFunc(req.Members, func(m *srtmv1.Member) bool { return m.BrokerId == q.Broker }) {
 			fresh[q.Broker] = true
 		}
 	}
@@ -343,10 +344,5 @@ func (c *Controller) takeBack(ctx context.Context, name string, contracted bool)
 	if !contracted {
 		return nil
 	}
-	req, err := contractRequest(topic.Spec, topic.Plan, topic.Retiring)
-	if err != nil {
-		return err
-	}
-	req.Update = true
-	return c.contract(ctx, req) // else compareContracts does it
+	return c.reshare(name) // else compareContracts does it
 }

@@ -183,6 +183,35 @@ var _ = Describe("A broker that drains", func() {
 		Expect(status.Code(err)).To(Equal(codes.NotFound))
 	})
 
+	// One token, two brokers: the old one keeps it while it has something to
+	// release, then the new one has it, and the contract is never exceeded.
+	It("gives up a topic with as many tokens as brokers, which take turns", func() {
+		c := newCluster(setup{})
+		n1, n2 := agenttest.New(), agenttest.New()
+		c.join("b1", 600, n1)
+		c.mustCreate(spec("t", 400, 1))
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Offered: 40, Publishers: 400})
+		Eventually(func() uint64 { return c.topic("t").GetStatus().GetPooled().GetOffered() }).Should(BeNumerically(">", 0))
+		c.join("b2", 600, n2)
+		old, moved := map[string]string{"b1": "400000/1"}, map[string]string{"b2": "400000/1"}
+		holders := func() map[string]string { return c.shares("t") }
+
+		c.drain("b1")
+		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+		Consistently(holders, "100ms").Should(Equal(old), "while publishers leave")
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 3, Depth: 5})
+		Consistently(holders, "100ms").Should(Equal(old), "while messages wait for tokens")
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 8})
+		Eventually(holders).Should(Equal(moved))
+		Consistently(has(n1, "t"), "50ms").Should(BeTrue(), "consumers have not had all")
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 1, Depth: 8})
+		Eventually(holders).Should(Equal(old), "something came all the same")
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
+		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(holders).Should(Equal(moved))
+		Eventually(func() []string { return c.broker("b1").Topics }).Should(BeEmpty())
+	})
+
 	It("keeps what fits nowhere else", func() {
 		c := newCluster(setup{})
 		c.join("b1", 600, agenttest.New())

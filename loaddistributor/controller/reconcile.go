@@ -203,8 +203,9 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
 		// One that is to have nothing may still have to say so.
 		members[m.BrokerId] = m.Granted.GetRateMilli() > 0 || m.Acknowledged.GetRateMilli() > 0
 	}
+	inTurn := scarce(topic.Plan, topic.Retiring)
 	for _, id := range topic.Holders() {
-		if _, is := members[id]; !is {
+		if _, is := members[id]; !is && !inTurn { // whose turn it is, tend sees to
 			return false
 		}
 		delete(members, id)
@@ -237,7 +238,7 @@ func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
 	if !ok || topic.State == catalog.Preparing || topic.State == catalog.Deleting {
 		return nil
 	}
-	req, err := contractRequest(topic.Spec, topic.Plan, topic.Retiring)
+	req, err := c.contractRequest(topic.Spec, topic.Plan, topic.Retiring)
 	if err != nil {
 		panic(fmt.Sprintf("controller: contract of topic %s, which was granted: %v", name, err))
 	}

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"time"
@@ -81,6 +80,9 @@ func (c *Controller) tend(now time.Time) {
 					tasks = append(tasks, task{name, func() { c.retire(name, b.ID) }})
 				} else {
 					c.lingerLocked(topic, b.ID, now)
+					if c.turnsLocked(topic) {
+						tasks = append(tasks, task{name, func() { c.turn(name) }})
+					}
 				}
 			case leave && !now.Before(c.mu.retry[name]):
 				c.mu.retry[name] = now.Add(moveRetry)
@@ -91,6 +93,11 @@ func (c *Controller) tend(now time.Time) {
 	for name, at := range c.mu.retry {
 		if now.After(at) {
 			delete(c.mu.retry, name)
+		}
+	}
+	for name := range c.mu.turns {
+		if _, ok := c.mu.cat.Topic(name); !ok {
+			delete(c.mu.turns, name)
 		}
 	}
 	if c.mu.closing {
@@ -147,15 +154,7 @@ func (c *Controller) retire(name, id string) {
 	if err != nil {
 		return // the next controller does it
 	}
-	c.mu.RLock()
-	topic, _ := c.mu.next.Topic(name)
-	c.mu.RUnlock()
-	req, err := contractRequest(topic.Spec, topic.Plan, topic.Retiring)
-	if err == nil {
-		req.Update = true
-		err = c.contract(context.Background(), req)
-	}
-	if err != nil {
+	if err := c.reshare(name); err != nil {
 		c.cfg.Log.Warn("shares as before a broker retired, for now", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
 	}
 	c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, name, obs.KeyBroker, id)

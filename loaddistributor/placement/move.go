@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -220,8 +221,14 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 
 // WithRetiring returns the shares of a plan's quotas, and of brokers that have
 // only messages left to release: those get little each, taken from the largest
-// shares; together they are the contract. *Infeasible where the burst has no
-// token for each.
+// shares; together they are the contract.
+//
+// Where the burst has no token for each of them, the brokers that retire come
+// first, with the rate of those that go without: whoever has none is empty, its
+// share zero, until they have released what they have. Quotas of the least rate go
+// without first, brokers that retire if there are more of them than tokens.
+//
+// *Infeasible where the rate does not divide.
 func WithRetiring(plan Plan, retiring int) (quotas, rest []tokenbucket.Share, err error) {
 	var r tokenbucket.Rate
 	var b int64
@@ -231,7 +238,7 @@ func WithRetiring(plan Plan, retiring int) (quotas, rest []tokenbucket.Share, er
 		b += q.Share.Burst
 	}
 	if all := int64(len(quotas) + retiring); b < all {
-		return nil, nil, &Infeasible{Bound: "burst", Need: all, Have: b, Fits: Fits{Burst: all}}
+		return inTurn(quotas, retiring, tokenbucket.Share{Rate: r, Burst: b})
 	}
 	for range retiring {
 		// A twentieth of a fair part: what is left is little, or it would not have
@@ -258,3 +265,38 @@ func WithRetiring(plan Plan, retiring int) (quotas, rest []tokenbucket.Share, er
 }
 
 const retiringPart = 20
+
+// inTurn divides a contract with fewer tokens than brokers.
+func inTurn(shares []tokenbucket.Share, retiring int, contract tokenbucket.Share) (quotas, rest []tokenbucket.Share, err error) {
+	first := int(min(int64(retiring), contract.Burst))
+	members := int(contract.Burst) - first // fewer than there are
+	order := make([]int, len(shares))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(shares[b].Rate, shares[a].Rate) })
+	weights := make([]int64, 0, contract.Burst)
+	var without tokenbucket.Rate
+	for _, i := range order[members:] {
+		without += shares[i].Rate
+	}
+	for range first {
+		weights = append(weights, max(1, int64(without)/int64(first)))
+	}
+	for _, i := range order[:members] {
+		weights = append(weights, int64(shares[i].Rate))
+	}
+	if int64(contract.Rate) < int64(len(weights)) {
+		return nil, nil, &Infeasible{Bound: "rate", Need: int64(len(weights)), Have: int64(contract.Rate)}
+	}
+	divided, err := share.Proportion(contract, weights)
+	if err != nil {
+		return nil, nil, fmt.Errorf("divide the contract: %w", err)
+	}
+	quotas, rest = make([]tokenbucket.Share, len(shares)), make([]tokenbucket.Share, retiring)
+	copy(rest, divided[:first])
+	for n, i := range order[:members] {
+		quotas[i] = divided[first+n]
+	}
+	return quotas, rest, nil
+}

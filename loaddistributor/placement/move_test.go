@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -236,18 +237,36 @@ func TestWithRetiring(t *testing.T) {
 		n := rapid.IntRange(0, 4).Draw(t, "retiring")
 		quotas, rest, err := WithRetiring(plan, n)
 		if err != nil {
-			if want.Burst >= int64(len(plan.Quotas)+n) && want.Rate > 1000 {
+			if want.Rate > 1000 {
 				t.Fatal(err)
 			}
 			return
 		}
 		var sum tokenbucket.Share
-		for _, s := range append(quotas, rest...) {
-			if s.Rate < 1 || s.Burst < 1 {
-				t.Fatalf("share %+v", s)
-			}
+		empty := 0
+		for i, s := range append(slices.Clone(rest), quotas...) {
 			sum.Rate += s.Rate
 			sum.Burst += s.Burst
+			switch {
+			case s.IsZero():
+				empty++
+				if i < n && int64(i) < want.Burst {
+					t.Fatalf("a broker that retires has nothing of %+v", want)
+				}
+			case s.Rate < 1 || s.Burst < 1:
+				t.Fatalf("share %+v", s)
+			}
+		}
+		// As many as there are tokens; those that go without have the least quotas.
+		if want := max(0, len(plan.Quotas)+n-int(want.Burst)); empty != want {
+			t.Fatalf("%d are empty, want %d", empty, want)
+		}
+		for i, s := range quotas {
+			for j, o := range quotas {
+				if s.IsZero() && !o.IsZero() && plan.Quotas[i].Share.Rate > plan.Quotas[j].Share.Rate {
+					t.Fatalf("quota %d of %+v is empty, and %d is not", i, plan.Quotas, j)
+				}
+			}
 		}
 		if sum != want || len(rest) != n || len(quotas) != len(plan.Quotas) {
 			t.Fatalf("%+v and %+v sum to %+v, want %+v", quotas, rest, sum, want)

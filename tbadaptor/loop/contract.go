@@ -90,6 +90,15 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 		t.members[m.BrokerId] = &member{publishers: int(max(1, min(m.Publishers, 1<<30)))}
 		t.initial = append(t.initial, share.Assigned{Broker: m.BrokerId, Share: one})
 	}
+	for i, broker := range req.Awaited {
+		at := fmt.Sprintf("awaited[%d]", i)
+		if !validName(broker) {
+			bad.add(at, "%q: want 1 to 64 of [.a-zA-Z0-9_-]", broker)
+		} else if t.members[broker] != nil || slices.Contains(req.Awaited[:i], broker) {
+			bad.add(at, "%q appears twice", broker)
+		}
+	}
+	t.awaited = req.Awaited
 	if len(bad) == 0 && !left.IsZero() {
 		bad.add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
 	}
@@ -152,9 +161,15 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 	}))
 }
 
-// update gives a topic another contract or other members. It does not wait.
+// update gives a topic another contract or other members. It does not wait. One that
+// is not known, and that brokers without a part of it may be using, is adopted: the
+// ledger does not know what it must keep for them.
 func (s *Server) update(t *topic) error {
 	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		if s.mu.topics[t.name] == nil && len(t.awaited) > 0 {
+			s.mu.adopting[t.name] = t
+			return s.adoptLocked(t), nil
+		}
 		grants, err := l.Change(t.name, s.terms(t, false), t.initial)
 		if err != nil {
 			return nil, err
@@ -257,6 +272,11 @@ func (s *Server) adopt(t *topic) error {
 // Requires: mu held.
 func (s *Server) adoptLocked(t *topic) []ledger.Grant {
 	for broker := range t.members {
+		if !s.mu.seen[broker] {
+			return nil
+		}
+	}
+	for _, broker := range t.awaited {
 		if !s.mu.seen[broker] {
 			return nil
 		}

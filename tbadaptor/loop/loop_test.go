@@ -274,6 +274,31 @@ var _ = Describe("Adopting a contract", func() {
 			Equal(map[string][2]int64{"b1": {50_000, 5}, "b2": {50_000, 5}}))
 	})
 
+	// There is one token, and the broker that has no part of it now may have it.
+	for how, with := range map[string]func(*srtmv1.SetContractRequest){
+		"adopted": func(req *srtmv1.SetContractRequest) { req.Adopt = true },
+		"updated": func(req *srtmv1.SetContractRequest) { req.Update = true },
+	} {
+		It("waits for brokers, too, that are to have nothing of it, when it is "+how, func() {
+			a := newAdaptor(config())
+			b1 := a.join("b1", "i")
+			req := contract("t", 100_000, 1, members("b1", 100_000, 1))
+			req.Awaited = []string{"b1", "b 2"}
+			with(req)
+			Expect(<-a.set(ctx, req)).To(fails(codes.InvalidArgument, loop.ReasonBadRequest))
+			req.Awaited = []string{"b2"}
+			Expect(<-a.set(ctx, req)).To(Succeed())
+			Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
+			Consistently(b1.grants, "20ms").ShouldNot(Receive())
+			b2 := a.join("b2", "i", held("t", 70, 100_000, 1))
+			less := b2.granted()
+			Expect(less.Share.GetRateMilli()).To(BeZero())
+			Consistently(b1.grants, "20ms").ShouldNot(Receive(), "before it is given up")
+			b2.ack(less, 0)
+			Expect(b1.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(100_000)))
+		})
+	}
+
 	It("is undone by a removal, and by a contract that is set", func() {
 		a := newAdaptor(config())
 		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 100_000, 10))))).To(Succeed())

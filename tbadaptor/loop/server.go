@@ -118,6 +118,7 @@ type topic struct {
 	rule     string
 	initial  []share.Assigned
 	members  map[string]*member // by broker; the keys do not change
+	awaited  []string           // no members, and to be heard before it is adopted
 	// Every member has had its first share: from then on the rule may move
 	// shares. Before, it would give away those of members on their way.
 	settled bool
@@ -290,7 +291,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 		s.mu.sessions[open.broker] = open
 		s.mu.seen[open.broker] = true
 		for _, name := range sortedNames(s.mu.adopting) {
-			if t := s.mu.adopting[name]; t.members[open.broker] != nil {
+			if t := s.mu.adopting[name]; t.members[open.broker] != nil || slices.Contains(t.awaited, open.broker) {
 				grants = append(grants, s.adoptLocked(t)...)
 			}
 		}

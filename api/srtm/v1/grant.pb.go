@@ -892,7 +892,12 @@ type SetContractRequest struct {
 	// The topic may have another contract or other members: what it has becomes
 	// this. The call does not wait for acknowledgements; shares grow as far as
 	// others have given up theirs. Not with adopt.
-	Update        bool `protobuf:"varint,10,opt,name=update,proto3" json:"update,omitempty"`
+	Update bool `protobuf:"varint,10,opt,name=update,proto3" json:"update,omitempty"`
+	// Brokers that may be using the contract and are to have nothing of it, as long
+	// as there are fewer tokens than brokers. An adaptor that has restarted gives
+	// nothing out before they, too, have said what they hold; with update as well, if
+	// there are any. Distinct, and none of the members.
+	Awaited       []string `protobuf:"bytes,11,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -967,6 +972,13 @@ func (x *SetContractRequest) GetUpdate() bool {
 		return x.Update
 	}
 	return false
+}
+
+func (x *SetContractRequest) GetAwaited() []string {
+	if x != nil {
+		return x.Awaited
+	}
+	return nil
 }
 
 type SetContractResponse struct {
@@ -1632,7 +1644,7 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1e\n" +
 	"\n" +
 	"publishers\x18\x03 \x01(\rR\n" +
-	"publishers\"\xd1\x01\n" +
+	"publishers\"\xeb\x01\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +
@@ -1641,7 +1653,8 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"share_rule\x18\x04 \x01(\tR\tshareRule\x12\x14\n" +
 	"\x05adopt\x18\x05 \x01(\bR\x05adopt\x12\x16\n" +
 	"\x06update\x18\n" +
-	" \x01(\bR\x06update\"\x15\n" +
+	" \x01(\bR\x06update\x12\x18\n" +
+	"\aawaited\x18\v \x03(\tR\aawaited\"\x15\n" +
 	"\x13SetContractResponse\"-\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x18\n" +

@@ -1,0 +1,87 @@
+package controller
+
+import (
+	"context"
+	"strings"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// A share has one token at least, and a contract has b. While a topic moves from k
+// brokers to others it is on more than k, so that one with b = k has no token for
+// each. Then they take turns, and the contract holds throughout: brokers that the
+// topic moved away from keep theirs, with the rate of those that have none yet, until
+// nothing comes there and nothing waits for a token; the brokers that it moved to hold
+// what they accept until then, which takes as long as publishers take to follow and
+// the reports to say so. If something comes to the former all the same, over HTTP say,
+// it is their turn again.
+//
+// The design that lost refused such a move: a broker with such a topic could not be
+// drained, nor the topic leave one that is overloaded.
+
+// scarce reports whether there are fewer tokens than brokers that may want one.
+func scarce(plan placement.Plan, retiring []string) bool {
+	return usedOf(plan).Burst < int64(len(plan.Quotas)+len(retiring))
+}
+
+// unspentLocked returns the brokers that need tokens, as far as their last report
+// tells: messages came, or wait for one. A connection that is only there needs none,
+// nor does a broker that is away: what it may be using is reserved in the ledger,
+// whatever is asked for. Requires: mu held.
+func (c *Controller) unspentLocked(name string, ids []string) []string {
+	var need []string
+	for _, id := range ids {
+		f := c.figuresLocked(name, id)
+		if f == nil {
+			continue
+		}
+		if r := f.reports[len(f.reports)-1].stats; r.Offered > 0 || r.Backlog > 0 {
+			need = append(need, id)
+		}
+	}
+	return need
+}
+
+// turnsLocked reports whether other brokers have their turn now than those that the
+// adaptor was told of. Requires: mu held.
+func (c *Controller) turnsLocked(topic catalog.Topic) bool {
+	name := topic.Spec.Name()
+	if !scarce(topic.Plan, topic.Retiring) {
+		delete(c.mu.turns, name)
+		return false
+	}
+	told, known := c.mu.turns[name]
+	return !known || told != strings.Join(c.unspentLocked(name, topic.Retiring), " ")
+}
+
+// turn shares the contract out among those that have their turn. Requires: the name
+// is held.
+func (c *Controller) turn(name string) {
+	if err := c.reshare(name); err != nil {
+		c.cfg.Log.Warn("shares as before, for now", obs.KeyTopic, name, obs.KeyError, err)
+	}
+}
+
+// reshare tells the adaptor how the contract of a topic is shared out now. Requires:
+// the name is held.
+func (c *Controller) reshare(name string) error {
+	c.mu.RLock()
+	topic, ok := c.mu.next.Topic(name)
+	c.mu.RUnlock()
+	if !ok {
+		return nil
+	}
+	req, err := c.contractRequest(topic.Spec, topic.Plan, topic.Retiring)
+	if err == nil {
+		req.Update = true
+		err = c.contract(context.Background(), req)
+	}
+	if err != nil {
+		c.mu.Lock()
+		delete(c.mu.turns, name) // to be told again
+		c.mu.Unlock()
+	}
+	return err
+}
