@@ -1,0 +1,163 @@
+package failover
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client"
+)
+
+// pace has each of some publishers of a topic send a message at every tick, until it
+// has sent each of them, and closes the channel that it returns.
+func pace(t *testing.T, cl *client.Client, topic string, publishers, each int, tick time.Duration) <-chan struct{} {
+	t.Helper()
+	var working sync.WaitGroup
+	for i := range publishers {
+		p := publisher(t, cl, topic, i)
+		working.Go(func() {
+			ticker := time.NewTicker(tick)
+			defer ticker.Stop()
+			for n := range each {
+				<-ticker.C
+				if err := p.Publish(t.Context(), body(i, n)); err != nil {
+					t.Errorf("publisher %d, message %d: %v", i, n, err)
+					return
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { working.Wait(); close(done) }()
+	return done
+}
+
+// finish closes the client and waits until all is delivered.
+func finish(t *testing.T, cl *client.Client, all *consumer, messages int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := cl.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	eventually(t, fmt.Sprintf("%d messages are delivered", messages), func() bool { return all.count() >= messages })
+}
+
+// A topic's r, b, SLO and the size of its group change all the time, up and down,
+// while messages flow: nothing is lost, doubled or out of order, no release goes
+// beyond the greatest contract there was, and the last one is what remains.
+func TestATopicIsUpdatedUnderLoad(t *testing.T) {
+	const publishers, each = 10, 200
+	c := newCluster(t, 1, 3, "--store=bbolt")
+	spec := func(rate, burst int64, count int32, latency time.Duration) *srtmv1.TopicSpec {
+		s := contract("t", rate, burst, count)
+		s.Groups[0].Rate = 10
+		s.Contract.Slo.Latency = durationpb.New(latency)
+		return s
+	}
+	const most, deepest = 4000, 400
+	specs := []*srtmv1.TopicSpec{
+		spec(most, 100, publishers, 10*time.Millisecond),
+		spec(1500, deepest, 3*publishers, 10*time.Millisecond),
+		spec(2000, 50, publishers, 50*time.Millisecond),
+		spec(most, 50, 2*publishers, 5*time.Millisecond),
+	}
+	c.create(specs[0])
+	all := c.consume("t")
+	cl := newClient(t, c)
+	done := pace(t, cl, "t", publishers, each, 10*time.Millisecond)
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	var last *srtmv1.TopicSpec
+	updates := 0
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		case <-ticker.C:
+			updates++
+			last = specs[updates%len(specs)]
+			if err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+				_, err := admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: last})
+				return err
+			}); err != nil {
+				t.Errorf("update %d: %v", updates, err)
+			}
+		}
+	}
+	if updates < len(specs) {
+		t.Fatalf("only %d updates while messages were published", updates)
+	}
+	finish(t, cl, all, publishers*each)
+	all.once(t, publishers, each)
+	var now *srtmv1.Topic
+	if err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+		r, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
+		now = r.GetTopic()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	is, want := now.GetSpec(), last
+	if is.GetContract().GetRateMilli() != want.Contract.RateMilli || is.GetContract().GetBurst() != want.Contract.Burst ||
+		is.GetContract().GetSlo().GetLatency().AsDuration() != want.Contract.Slo.Latency.AsDuration() || is.GetGroups()[0].GetCount() != want.Groups[0].Count {
+		t.Errorf("it is %v, want %v", is, want)
+	}
+	t.Logf("%d updates, %d releases within %d msg/s, burst %d", updates, c.envelope("t", most, deepest), most, deepest)
+}
+
+// A topic with one token moves from broker to broker: the token goes with it, once
+// what is left behind is released, and the contract is never exceeded; nor if the
+// loaddistributor is killed after each move and knows no more who has the token.
+func TestATopicWithOneTokenMoves(t *testing.T) {
+	for name, killed := range map[string]bool{"in peace": false, "and the loaddistributor is killed": true} {
+		t.Run(name, func(t *testing.T) {
+			const publishers, each, rate, burst = 4, 200, 1000, 1
+			c := newCluster(t, 1, 3, "--store=bbolt")
+			c.create(contract("t", rate, burst, publishers))
+			all := c.consume("t")
+			cl := newClient(t, c)
+			done := pace(t, cl, "t", publishers, each, 20*time.Millisecond)
+			var ids []string
+			for i := range publishers {
+				ids = append(ids, fmt.Sprintf("g.%d", i))
+			}
+			ticker := time.NewTicker(time.Second)
+			defer ticker.Stop()
+			moves := 0
+			for running := true; running; {
+				select {
+				case <-done:
+					running = false
+				case <-ticker.C:
+					to := fmt.Sprintf("b%d", 1+(moves+1)%3)
+					eventually(t, fmt.Sprintf("move %d to %s is done", moves, to), func() bool {
+						err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+							_, err := admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: ids, BrokerId: to})
+							return err
+						})
+						if err != nil {
+							t.Logf("move %d to %s: %v", moves, to, err)
+						}
+						return err == nil
+					})
+					if moves++; killed {
+						c.kill(0)
+						c.start(0)
+					}
+				}
+			}
+			if moves < 3 {
+				t.Fatalf("only %d moves while messages were published", moves)
+			}
+			finish(t, cl, all, publishers*each)
+			all.once(t, publishers, each)
+			t.Logf("%d moves, %d releases within %d msg/s, burst %d", moves, c.envelope("t", rate, burst), rate, burst)
+		})
+	}
+}
