@@ -298,6 +298,18 @@ func (s *Server) adoptLocked(t *topic) []ledger.Grant {
 	return grants
 }
 
+// heardLocked notes that it is known what a broker holds, and adopts what waited for
+// that. Requires: mu held; the ledger knows it.
+func (s *Server) heardLocked(broker string) (grants []ledger.Grant) {
+	s.mu.seen[broker] = true
+	for _, name := range sortedNames(s.mu.adopting) {
+		if t := s.mu.adopting[name]; t.members[broker] != nil || slices.Contains(t.awaited, broker) {
+			grants = append(grants, s.adoptLocked(t)...)
+		}
+	}
+	return grants
+}
+
 // kept returns what the members hold, and what is missing to the contract in
 // proportion to it: flexible parts that have ended, or a share that was on its way
 // from one to another. So what was tuned stays as it is. nil: a member holds
@@ -347,6 +359,8 @@ func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest
 		grants, err := l.Forget(req.BrokerId)
 		if err == nil {
 			s.noteLapseLocked(ledger.Lapse{Broker: req.BrokerId, Base: true})
+			// It has nothing to say any more.
+			grants = append(grants, s.heardLocked(req.BrokerId)...)
 		}
 		return grants, err
 	})

@@ -274,6 +274,21 @@ var _ = Describe("Adopting a contract", func() {
 			Equal(map[string][2]int64{"b1": {50_000, 5}, "b2": {50_000, 5}}))
 	})
 
+	It("takes an operator's word that a member is dead", func() {
+		a := newAdaptor(config())
+		b1 := a.join("b1", "i", held("t", 70, 50_000, 5))
+		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
+		_, err := a.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(a.server.State().Adopting).To(BeEmpty())
+		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "its part is kept for it, or moved by whoever sets contracts")
+		req := contract("t", 100_000, 10, members("b1", 100_000, 10))
+		req.Update = true
+		Expect(<-a.set(ctx, req)).To(Succeed())
+		Expect(b1.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(100_000)))
+	})
+
 	// There is one token, and the broker that has no part of it now may have it.
 	for how, with := range map[string]func(*srtmv1.SetContractRequest){
 		"adopted": func(req *srtmv1.SetContractRequest) { req.Adopt = true },

@@ -102,7 +102,7 @@ type Server struct {
 		sync.Mutex
 		ledger    *ledger.Ledger
 		sessions  map[string]*session // by broker
-		seen      map[string]bool     // brokers that have said hello since the start
+		seen      map[string]bool     // brokers that have said hello since the start, or are dead on an operator's word
 		topics    map[string]*topic   // contracts in the ledger
 		adopting  map[string]*topic   // contracts that wait for hellos of their members
 		histories map[string]*history // by topic
@@ -289,13 +289,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 			s.metrics.sessions.Inc()
 		}
 		s.mu.sessions[open.broker] = open
-		s.mu.seen[open.broker] = true
-		for _, name := range sortedNames(s.mu.adopting) {
-			if t := s.mu.adopting[name]; t.members[open.broker] != nil || slices.Contains(t.awaited, open.broker) {
-				grants = append(grants, s.adoptLocked(t)...)
-			}
-		}
-		return grants, nil
+		return append(grants, s.heardLocked(open.broker)...), nil
 	})
 	if err != nil {
 		return none, err
