@@ -160,12 +160,16 @@ func (e *CarriesError) Error() string {
 	return "the broker carries " + strings.Join(names, ", ") + more
 }
 
-// ErrNothingKept: not even the least rate kept the SLO.
-var ErrNothingKept = errors.New("not even the least rate keeps the SLO")
+var (
+	// ErrNothingKept: not even the least rate kept the SLO, or could be sent.
+	ErrNothingKept = errors.New("not even the least rate was kept")
+	// ErrNoTime: there was no time, or no step, left before a rate was kept.
+	ErrNoTime = errors.New("no rate was kept in the time, or the steps, that there were")
+)
 
-// Run measures. each is told every step, from this goroutine. With ErrNothingKept
-// the result says what was tried; with any other error, and when ctx ends, there
-// is none. Topics of its own are gone when it returns, if the broker is not.
+// Run measures. each is told every step, from this goroutine. With ErrNothingKept and
+// ErrNoTime the result says what was tried; with any other error, and when ctx ends,
+// there is none. Topics of its own are gone when it returns, if the broker is not.
 //
 // Requires: cfg is valid.
 func Run(ctx context.Context, cfg Config, each func(Step)) (*Result, error) {
@@ -209,10 +213,13 @@ func Run(ctx context.Context, cfg Config, each func(Step)) (*Result, error) {
 	default:
 		result.Limit = LimitBroker
 	}
-	if result.Mcap == 0 {
-		return result, ErrNothingKept
+	switch {
+	case result.Mcap > 0:
+		return result, nil
+	case result.Limit == LimitTime:
+		return result, ErrNoTime
 	}
-	return result, nil
+	return result, ErrNothingKept
 }
 
 type runner struct {

@@ -188,6 +188,10 @@ func TestNoTimeLeft(t *testing.T) {
 	if err != nil || r.Limit != LimitTime || r.Known() || r.Mcap != 200 || len(r.Steps) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
+	cfg.Limit = cfg.Settle + cfg.Step
+	if r, err := Run(t.Context(), cfg, func(Step) {}); !errors.Is(err, ErrNoTime) || r.Limit != LimitTime || len(r.Steps) != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
 }
 
 func TestConfigFaults(t *testing.T) {
