@@ -30,7 +30,7 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now stamp.Mono) {
 			return
 		}
 		if !o.agent.node.Capture(c.Topic) {
-			o.agent.cfg.Log.Warn("no topic to capture the arrivals of", obs.KeyTopic, c.Topic)
+			o.agent.cfg.Log.Debug("no topic to capture the arrivals of", obs.KeyTopic, c.Topic)
 			return
 		}
 		o.agent.cfg.Log.Info("arrivals are being captured", obs.KeyTopic, c.Topic, obs.KeyDuration, lasts)
