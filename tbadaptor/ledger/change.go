@@ -31,6 +31,6 @@ func (l *Ledger) Change(name string, terms Terms, target []share.Assigned) ([]Gr
 		return nil, fmt.Errorf("topic %q: %w", name, err)
 	}
 	t.contract, t.flex, t.initial = contract, terms.Flex, sorted
-	t.aim(sorted)
+	l.aim(t, sorted)
 	return l.advance(t), nil
 }

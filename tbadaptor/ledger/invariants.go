@@ -29,6 +29,7 @@ func (l *Ledger) checkInvariants() error {
 // checkForm is what holds even where brokers reported more than the contract,
 // after the ledger's memory was lost.
 func (l *Ledger) checkForm() error {
+	members := 0
 	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
 		t := l.topics[name]
 		if t.name != name {
@@ -46,6 +47,10 @@ func (l *Ledger) checkForm() error {
 		for _, m := range t.members {
 			target.Rate += m.target.Rate
 			target.Burst += m.target.Burst
+			members++
+			if l.memberships[m.broker][name] != t {
+				return fmt.Errorf("topic %q, broker %q: not among its memberships", name, m.broker)
+			}
 			if err := l.checkMember(t, m); err != nil {
 				return fmt.Errorf("topic %q, broker %q: %w", name, m.broker, err)
 			}
@@ -56,6 +61,16 @@ func (l *Ledger) checkForm() error {
 		if most := tokenbucket.Tokens(l.free(t).Burst) * tokenbucket.Token; t.pool < 0 || t.pool > most {
 			return fmt.Errorf("topic %q: %d thousandths of a token in the pool, outside 0 to %d", name, t.pool, most)
 		}
+	}
+	// order: they are counted
+	for id, of := range l.memberships {
+		members -= len(of)
+		if len(of) == 0 {
+			return fmt.Errorf("broker %q: an empty set of memberships", id)
+		}
+	}
+	if members != 0 {
+		return fmt.Errorf("%d memberships are of no member", -members)
 	}
 	return nil
 }

@@ -24,6 +24,11 @@ type Ledger struct {
 	epoch   uint64 // of the newest grant
 	brokers map[string]*broker
 	topics  map[string]*topic
+	// memberships are the topics, by name, that each broker is a member of, so that
+	// one of a thousand brokers is not looked for in every topic.
+	//
+	// Invariant: memberships[b][t.name] == t just if t.member(b) != nil.
+	memberships map[string]map[string]*topic
 }
 
 type broker struct {
@@ -108,7 +113,7 @@ func New(epoch uint64, leases Leases) *Ledger {
 	if err := leases.Validate(); err != nil {
 		panic("ledger: " + err.Error())
 	}
-	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}}
+	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: map[string]map[string]*topic{}}
 }
 
 // SetContract puts a contract under the ledger's care, with the shares its
@@ -156,7 +161,7 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 		return nil, nil
 	}
 	t.initial, t.flex = target, flex
-	t.aim(target)
+	l.aim(t, target)
 	return l.advance(t), nil
 }
 
@@ -176,7 +181,7 @@ func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) 
 	if err != nil {
 		return nil, fmt.Errorf("topic %q: %w", name, err)
 	}
-	t.aim(sorted)
+	l.aim(t, sorted)
 	return l.advance(t), nil
 }
 
@@ -189,7 +194,7 @@ func (l *Ledger) Remove(name string) []Grant {
 	}
 	t.removing = true
 	t.initial = nil
-	t.aim(nil)
+	l.aim(t, nil)
 	return l.advance(t)
 }
 
@@ -227,21 +232,19 @@ func (l *Ledger) Hello(s Session, now stamp.Mono) ([]Grant, error) {
 
 	for _, h := range s.Held {
 		l.epoch = max(l.epoch, h.Epoch)
-		if l.topics[h.Topic] == nil {
-			l.topics[h.Topic] = &topic{name: h.Topic}
+		t := l.topics[h.Topic]
+		if t == nil {
+			t = &topic{name: h.Topic}
+			l.topics[h.Topic] = t
+		}
+		if t.member(id) == nil {
+			l.insert(t, id)
 		}
 	}
 	var grants []Grant
-	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
-		t := l.topics[name]
-		h, holds := reported[name]
+	for _, t := range l.topicsOf(id) {
+		h, holds := reported[t.name]
 		m := t.member(id)
-		if m == nil {
-			if !holds {
-				continue
-			}
-			m = t.insert(id)
-		}
 		if p := m.pending; p.Epoch != 0 {
 			// Not applied, and never will be: its tokens still exist. Where the
 			// broker does not say, it may have applied the grant and dropped
@@ -344,21 +347,24 @@ func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
 // clear says that a broker holds nothing.
 func (l *Ledger) clear(id string) {
 	// order: each topic is cleared by itself
-	for _, t := range l.topics {
-		if m := t.member(id); m != nil {
-			m.acked, m.pending = holding{}, Grant{}
-		}
+	for _, t := range l.memberships[id] {
+		m := t.member(id)
+		m.acked, m.pending = holding{}, Grant{}
 	}
 }
 
 // advanceAll is advance for all topics of a broker.
 func (l *Ledger) advanceAll(id string) (grants []Grant) {
-	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
-		if t := l.topics[name]; t.member(id) != nil {
-			grants = append(grants, l.advance(t)...)
-		}
+	for _, t := range l.topicsOf(id) {
+		grants = append(grants, l.advance(t)...)
 	}
 	return grants
+}
+
+// topicsOf returns the topics that a broker is a member of, by name; they may
+// come and go while the caller goes through them.
+func (l *Ledger) topicsOf(id string) []*topic {
+	return slices.SortedFunc(maps.Values(l.memberships[id]), func(a, b *topic) int { return cmp.Compare(a.name, b.name) })
 }
 
 // Disconnect ends a broker's session. It keeps what it holds and what it was
@@ -438,8 +444,8 @@ func (l *Ledger) wanes(id string, does bool) {
 // Outstanding returns the grants that the broker has not acknowledged.
 func (l *Ledger) Outstanding(id string) []Grant {
 	var grants []Grant
-	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
-		if m := l.topics[name].member(id); m != nil && m.pending.Epoch != 0 {
+	for _, t := range l.topicsOf(id) {
+		if m := t.member(id); m.pending.Epoch != 0 {
 			grants = append(grants, m.pending)
 		}
 	}
@@ -496,7 +502,11 @@ func (l *Ledger) connected(id string) bool {
 // the topic, that hold nothing and are meant to hold nothing.
 func (l *Ledger) advance(t *topic) []Grant {
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
-		return m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
+		gone := m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
+		if gone {
+			l.leave(t, m.broker)
+		}
+		return gone
 	})
 	if len(t.members) == 0 && (t.removing || t.contract.IsZero()) {
 		delete(l.topics, t.name)
@@ -621,14 +631,14 @@ func (l *Ledger) free(t *topic) tokenbucket.Share {
 }
 
 // aim sets the members' targets. Requires: target sorted and checked.
-func (t *topic) aim(target []share.Assigned) {
+func (l *Ledger) aim(t *topic, target []share.Assigned) {
 	for _, m := range t.members {
 		m.target = tokenbucket.Share{}
 	}
 	for _, a := range target {
 		m := t.member(a.Broker)
 		if m == nil {
-			m = t.insert(a.Broker)
+			m = l.insert(t, a.Broker)
 		}
 		m.target = a.Share
 	}
@@ -645,11 +655,24 @@ func (t *topic) member(id string) *member {
 	return nil
 }
 
-func (t *topic) insert(id string) *member {
+// insert makes a broker a member. Requires: it is none.
+func (l *Ledger) insert(t *topic, id string) *member {
 	i, _ := t.find(id)
 	m := &member{broker: id}
 	t.members = slices.Insert(t.members, i, m)
+	if l.memberships[id] == nil {
+		l.memberships[id] = map[string]*topic{}
+	}
+	l.memberships[id][t.name] = t
 	return m
+}
+
+// leave is for a broker that is about to be a member no more.
+func (l *Ledger) leave(t *topic, id string) {
+	delete(l.memberships[id], t.name)
+	if len(l.memberships[id]) == 0 {
+		delete(l.memberships, id)
+	}
 }
 
 // holders returns the brokers that may be using something of t.
