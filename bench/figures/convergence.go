@@ -36,7 +36,6 @@ func convergence(w *workshop) (*work, error) {
 			}
 			r, err := fit.Run(built, fit.Options{
 				Mode: modes[i%2], Round: fitting.DefaultRound, Check: time.Duration(12 * w.seconds * float64(time.Second)),
-				Fast: fitting.FastConfig{Alpha: 0.1, Step: 100 * time.Millisecond, Settle: 100 * time.Millisecond, Cap: 10 * time.Second},
 			})
 			if err != nil {
 				return err

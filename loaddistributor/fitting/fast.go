@@ -25,11 +25,12 @@ type FastConfig struct {
 	// with less, whoever has not sent yet is not in it. Keep is how much is kept,
 	// the latest; 30 s.
 	Capture, Keep time.Duration
-	// Cap is how long one placement is tested at the most, unless that is less
-	// than half as much again as the test takes if nothing is late; 10 s. A
-	// placement nearer to the budget takes longer to be sure of: with more time,
-	// topics are fitted on fewer brokers.
-	Cap time.Duration
+	// Aim is how long a test may take by the forecast for its number of brokers to
+	// be tried; 8 s. Cap is how long one placement is tested at the most; 1 min.
+	// Where nothing is late and the test takes longer than that, they are as much
+	// longer. The nearer a placement is to the budget, the longer it takes to be
+	// sure of: with more time, topics are fitted on fewer brokers.
+	Aim, Cap time.Duration
 	// Absorbed is what earlier fits have learned, by broker: see Outcome.
 	Absorbed map[string]Absorption
 }
@@ -47,42 +48,56 @@ func (c *FastConfig) fill() {
 	or(&c.Settle, 100*time.Millisecond)
 	or(&c.Capture, time.Second)
 	or(&c.Keep, 30*time.Second)
-	or(&c.Cap, 10*time.Second)
+	or(&c.Cap, time.Minute)
+	or(&c.Aim, min(8*time.Second, c.Cap))
 }
 
-// Fast searches over the number of brokers. It places the topic on the fewest
-// that its rate, and what is known of the brokers, allows, captures arrivals, and
-// tests processing delays with Sequential, all brokers at once, while everybody
-// sends. If the test does not find the budget kept, what the brokers absorb is
-// learned from how much was late, every larger number of brokers is forecast by
-// replay of the captured arrivals, and the smallest promising one is next.
+// Fast searches over the number of brokers. It places the topic on the fewest that
+// its rate, and what is known of the brokers, allows, and captures arrivals, while
+// everybody sends. What the brokers absorb is learned from how much was late, and
+// every number of brokers is forecast by replay of the captured arrivals. The
+// smallest promising one is put in force and tested, all brokers at once; if the
+// test does not find the budget kept, it is learned and forecast anew for more.
 //
 // Access delay is not tested but replayed: it is a function of arrivals and
 // shares. Its part of the budget is set aside before the test, and checked with
-// all that was captured after it. So the promise of Sequential holds for
-// processing delays against what is left; access delays are as sure as the capture
-// is typical.
+// all that was captured after it. Processing delays are tested with Explained; with
+// Sequential where it is not known what became of each message. The promises of
+// both are for what is left of the budget, and for arrivals like the captured ones:
+// there have to be a few seconds of them, and where these differ, so many that the
+// mean is within the budget by some standard errors.
 type Fast struct {
 	setup      Setup
 	config     FastConfig
 	rng        *rand.Rand
 	publishers []placement.Publisher
-	declared   int // the most messages that send together, by the demand
+	rate       float64 // of them all, msg/s
+	declared   int     // the most messages that send together, by the demand
 
 	trace    recorded
 	absorbed []Absorption
 	lone     time.Duration
+	detailed bool // it is known what becomes of each message
 
+	// Of the placement in force.
 	plan      placement.Plan
 	where     []int
+	watched   time.Duration
+	counts    []Slice // by broker
+	measured  Slice   // access, where there are no arrivals
+	test      test    // nil: arrivals are captured
 	allowance float64 // of the budget, for access
-	test      *Sequential
-	late      []Slice // of the test under way, by broker
-	measured  Slice   // of the test under way, access, where there are no arrivals
-	tried     []trial
-	rounds    []Rounds
-	started   bool
-	outcome   *Outcome
+	queues    []queue // by broker, as the test's forecast has them
+
+	tried   []trial
+	rounds  []Rounds
+	outcome *Outcome
+}
+
+// test is a Sequential or an Explained.
+type test interface {
+	Decision() Decision
+	Fraction() (fraction, delivered float64)
 }
 
 // trial is a placement that was not found to keep the SLO.
@@ -98,7 +113,7 @@ func NewFast(setup Setup, config FastConfig, rng *rand.Rand) (*Fast, error) {
 		return nil, err
 	}
 	config.fill()
-	if !(config.Alpha > 0 && config.Alpha < 1) || config.Step < 0 || config.Settle < 0 || config.Capture < 0 || config.Keep < config.Capture || config.Cap < 0 {
+	if !(config.Alpha > 0 && config.Alpha < 1) || config.Step < 0 || config.Settle < 0 || config.Capture < 0 || config.Keep < config.Capture || config.Aim < 0 || config.Cap < config.Aim {
 		return nil, fmt.Errorf("fast: %+v", config)
 	}
 	f := &Fast{setup: setup, config: config, rng: rng, publishers: setup.Demand.Expand()}
@@ -107,6 +122,9 @@ func NewFast(setup Setup, config FastConfig, rng *rand.Rand) (*Fast, error) {
 		f.absorbed[l] = config.Absorbed[b.ID]
 	}
 	f.declared = together(f.publishers)
+	for _, p := range f.publishers {
+		f.rate += p.Rate
+	}
 	return f, nil
 }
 
@@ -127,84 +145,61 @@ func together(publishers []placement.Publisher) int {
 
 // Next implements Search.
 func (f *Fast) Next(o Observation) Action {
-	if f.outcome != nil {
+	switch {
+	case f.outcome != nil:
 		return f.final()
-	}
-	if !f.started {
-		f.started = true
-		if k := f.guess(); f.setup.Start.K < k {
-			return f.try(k)
-		}
-		return f.adopt(candidate{plan: f.setup.Start, where: f.setup.whereOf(f.setup.Start, len(f.publishers))})
+	case f.where == nil:
+		return f.start()
 	}
 	f.observe(o)
+	if f.test == nil {
+		if !f.captured() {
+			return f.measure(false)
+		}
+		f.learn()
+		return f.choose(max(1, f.setup.Demand.AtLeast))
+	}
 	switch f.test.Decision() {
 	case Undecided:
 		return f.measure(false)
 	case Within:
-		if access := f.access(); access <= f.allowance {
-			late, _ := f.test.Fraction()
+		late, _ := f.test.Fraction()
+		now := f.forecast(f.plan, f.where)
+		access := f.access(now)
+		if access > f.allowance || !f.parts() {
+			break
+		}
+		if f.typical(now, late+access) {
 			return f.end(Outcome{Fitted: true, Reason: fmt.Sprintf("%.3g %% late by processing, tested with error %g; %.3g %% by access", late*100, f.config.Alpha, access*100)})
 		}
-	}
-	if len(f.trace.arrivals) > 0 && f.captured() < f.config.Capture {
-		return f.measure(false)
-	}
-	return f.next()
-}
-
-// captured is how much of the arrivals there is. Requires: there are some.
-func (f *Fast) captured() time.Duration {
-	n := len(f.trace.arrivals)
-	// Steps are whole: what is between the last arrival and now counts.
-	return f.trace.arrivals[n-1].At.Sub(f.trace.arrivals[0].At) + f.config.Step
-}
-
-// observe takes what was measured.
-func (f *Fast) observe(o Observation) {
-	f.trace.arrivals = append(f.trace.arrivals, o.Arrivals...)
-	if n := len(f.trace.arrivals); n > 0 {
-		from := f.trace.arrivals[n-1].At.Add(-f.config.Keep)
-		old, _ := slices.BinarySearchFunc(f.trace.arrivals, from, func(a Arrival, at stamp.Mono) int { return cmp.Compare(a.At, at) })
-		if old > n/2 {
-			f.trace.arrivals = slices.Delete(f.trace.arrivals, 0, old)
+		if f.watched < f.config.Cap {
+			return f.measure(false)
 		}
 	}
-	if o.Lone > 0 && (f.lone == 0 || o.Lone < f.lone) {
-		f.lone = o.Lone
-	}
-	f.measured.Delivered += o.Access.Delivered
-	f.measured.Late += o.Access.Late
-	n := 0
-	for _, slices := range o.Slices {
-		n = max(n, len(slices))
-	}
-	for i := range n {
-		var sum Slice
-		for l, slices := range o.Slices {
-			if i < len(slices) {
-				sum.Delivered += slices[i].Delivered
-				sum.Late += slices[i].Late
-				f.late[l].Delivered += slices[i].Delivered
-				f.late[l].Late += slices[i].Late
-				f.late[l].HalfLate += slices[i].HalfLate
-			}
-		}
-		f.test.Add(float64(sum.Delivered), float64(sum.Late))
-	}
-	if f.test.Decision() == Within && !f.parts() {
-		f.test.decision = Unsettled
-	}
+	late, _ := f.test.Fraction()
+	f.tried = append(f.tried, trial{f.plan, late + f.access(f.forecast(f.plan, f.where)), f.test.Decision()})
+	f.learn()
+	return f.choose(f.plan.K + 1)
 }
 
-// parts reports whether no broker by itself is far beyond the budget; see Judge.
-func (f *Fast) parts() bool {
-	for _, s := range f.late {
-		if float64(s.Late) > PartFactor*f.setup.budget()*(1+tolerance)*float64(s.Delivered) {
-			return false
-		}
+// start puts the first placement in force, of which nothing is forecast.
+func (f *Fast) start() Action {
+	k := f.guess()
+	if f.setup.Start.K >= k {
+		return f.adopt(candidate{plan: f.setup.Start, where: f.setup.whereOf(f.setup.Start, len(f.publishers))})
 	}
-	return true
+	c, err := f.candidate(k)
+	if err != nil && k > 1 {
+		c, err = f.candidate(f.setup.Demand.AtLeast)
+	}
+	if err == nil {
+		return f.adopt(c)
+	}
+	var infeasible *placement.Infeasible
+	if errors.As(err, &infeasible) {
+		return f.end(Outcome{Infeasible: infeasible, Reason: infeasible.Error()})
+	}
+	return f.end(Outcome{Reason: err.Error()})
 }
 
 // guess is the number of brokers to begin with: as few as can, or what the largest
@@ -219,10 +214,99 @@ func (f *Fast) guess() int {
 	}
 	if len(known) > 0 {
 		slices.Sort(known)
-		typical := known[len(known)/2]
-		k = max(k, int((int64(f.declared)+typical-1)/typical))
+		typical := (1 - 2*soft) * float64(known[len(known)/2]) // groups meet at times
+		k = max(k, int(math.Ceil(float64(f.declared)/typical)))
 	}
 	return min(k, len(f.setup.Brokers))
+}
+
+// captured reports whether there are arrivals for a forecast, or none are to be
+// expected.
+func (f *Fast) captured() bool {
+	n := len(f.trace.arrivals)
+	if n == 0 {
+		return f.watched >= 2*f.config.Capture
+	}
+	// Steps are whole: what is between the last arrival and now counts.
+	return f.trace.arrivals[n-1].At.Sub(f.trace.arrivals[0].At)+f.config.Step >= f.config.Capture
+}
+
+// observe takes what was measured.
+func (f *Fast) observe(o Observation) {
+	f.watched += f.config.Step
+	f.trace.arrivals = append(f.trace.arrivals, o.Arrivals...)
+	if n := len(f.trace.arrivals); n > 0 {
+		from := f.trace.arrivals[n-1].At.Add(-f.config.Keep)
+		old, _ := slices.BinarySearchFunc(f.trace.arrivals, from, func(a Arrival, at stamp.Mono) int { return cmp.Compare(a.At, at) })
+		if old > n/2 {
+			f.trace.arrivals = slices.Delete(f.trace.arrivals, 0, old)
+		}
+	}
+	if o.Lone > 0 && (f.lone == 0 || o.Lone < f.lone) {
+		f.lone = o.Lone
+	}
+	f.detailed = o.Deliveries != nil
+	f.measured.Delivered += o.Access.Delivered
+	f.measured.Late += o.Access.Late
+	var all Slice
+	for l, slices := range o.Slices {
+		for _, s := range slices {
+			f.counts[l].add(s)
+			all.add(s)
+		}
+	}
+	switch t := f.test.(type) {
+	case *Sequential:
+		t.Add(float64(all.Delivered), float64(all.Late))
+	case *Explained:
+		for l, deliveries := range o.Deliveries {
+			q := &f.queues[l]
+			for _, d := range deliveries {
+				if _, ended := q.take(d.Released); ended.Messages > 0 {
+					t.Add(ended)
+				}
+				if d.Took > f.setup.Latency {
+					q.period.Late++
+				}
+			}
+		}
+	}
+}
+
+func (s *Slice) add(o Slice) {
+	s.Delivered += o.Delivered
+	s.Late += o.Late
+	s.HalfLate += o.HalfLate
+}
+
+// parts reports whether no broker by itself is far beyond the budget; see Judge.
+func (f *Fast) parts() bool {
+	for _, s := range f.counts {
+		if float64(s.Late) > PartFactor*f.setup.budget()*(1+tolerance)*float64(s.Delivered) {
+			return false
+		}
+	}
+	return true
+}
+
+// seen is the fraction that processing made late under the plan in force.
+func (f *Fast) seen() float64 {
+	var all Slice
+	for _, s := range f.counts {
+		all.add(s)
+	}
+	return float64(all.Late) / max(1, float64(all.Delivered))
+}
+
+// learn takes from what was late what brokers absorb.
+func (f *Fast) learn() {
+	for l, s := range f.counts {
+		if n := float64(s.Delivered); n > 0 {
+			if a := f.trace.learn(f.setup, f.where, l, float64(s.Late)/n, float64(s.HalfLate)/n); a.Burst > 0 {
+				f.absorbed[l] = a
+			}
+		}
+	}
 }
 
 // candidate is a placement that could be tried.
@@ -239,127 +323,16 @@ func (f *Fast) candidate(k int) (candidate, error) {
 	if err != nil {
 		return candidate{}, err
 	}
-	c := candidate{plan: plan, where: f.setup.whereOf(plan, len(f.publishers))}
-	c.forecast = f.trace.replay(f.setup, plan, c.where, f.assumed(), f.lone)
-	return c, nil
+	where := f.setup.whereOf(plan, len(f.publishers))
+	return candidate{plan, where, f.forecast(plan, where)}, nil
 }
 
-// try begins with at least k brokers, without a forecast.
-func (f *Fast) try(k int) Action {
-	c, err := f.candidate(k)
-	if err != nil && k > 1 {
-		c, err = f.candidate(f.setup.Demand.AtLeast)
-	}
-	if err != nil {
-		return f.refused(err)
-	}
-	return f.adopt(c)
+func (f *Fast) forecast(plan placement.Plan, where []int) forecast {
+	return f.trace.replay(f.setup, plan, where, f.assumed(), f.lone)
 }
 
-func (f *Fast) refused(err error) Action {
-	var infeasible *placement.Infeasible
-	if errors.As(err, &infeasible) {
-		return f.end(Outcome{Infeasible: infeasible, Reason: infeasible.Error()})
-	}
-	return f.end(Outcome{Reason: err.Error()})
-}
-
-// Parts of the budget: least is set aside for access delays in any case, most is
-// what they may take.
-const (
-	least = 0.03
-	most  = 0.5
-)
-
-// A forecast from a second of arrivals errs, and trying one placement too many
-// costs more than one broker too many: brokers are taken to absorb a part less
-// than they did, messages to be late half as often again as forecast, and the test
-// is to be done some time before its cap.
-const (
-	discount = 0.75
-	caution  = 1.5
-	aim      = 0.85
-)
-
-// testOf returns the test of a candidate and the part of the budget that it sets
-// aside for access.
-func (f *Fast) testOf(c candidate) (test *Sequential, allowance float64) {
-	budget := f.setup.budget()
-	allowance = min(most*budget, max(least*budget, 1.5*c.forecast.access))
-	burst := f.declared
-	if len(f.trace.arrivals) > 0 {
-		// Groups that are only labelled do not send together.
-		burst = min(burst, f.trace.together(f.setup.Latency))
-	}
-	test = NewSequential(budget-allowance, f.config.Alpha, burst, math.Inf(1))
-	rate := 0.0
-	for _, p := range f.publishers {
-		rate += p.Rate
-	}
-	test.most = max(rate*f.config.Cap.Seconds(), 1.5*test.Least())
-	return test, allowance
-}
-
-// adopt puts a candidate in force and begins its test.
-func (f *Fast) adopt(c candidate) Action {
-	f.plan, f.where = c.plan, c.where
-	f.test, f.allowance = f.testOf(c)
-	f.late, f.measured = make([]Slice, len(f.setup.Brokers)), Slice{}
-	f.rounds = append(f.rounds, Rounds{K: c.plan.K})
-	return f.measure(true)
-}
-
-func (f *Fast) measure(changed bool) Action {
-	a := Action{Plan: f.plan, Changed: changed, Measure: f.config.Step}
-	if changed {
-		a.Settle = f.config.Settle
-		f.rounds[len(f.rounds)-1].Rounds++
-	}
-	late, n := f.test.Fraction()
-	a.Step = fmt.Sprintf("%d brokers: %.3g %% of %.0f messages late by processing", f.plan.K, late*100, n)
-	return a
-}
-
-// next goes on after a placement that was not found to keep the SLO: to the
-// smallest larger number of brokers whose test would be done by its cap if the
-// forecast is right, or else to the one with the best forecast.
-func (f *Fast) next() Action {
-	late, _ := f.test.Fraction()
-	f.tried = append(f.tried, trial{f.plan, late + f.access(), f.test.Decision()})
-	for l, s := range f.late {
-		if n := float64(s.Delivered); n > 0 {
-			if a := f.trace.learn(f.setup, f.where, l, float64(s.Late)/n, float64(s.HalfLate)/n); a.Burst > 0 {
-				f.absorbed[l] = a
-			}
-		}
-	}
-	if len(f.trace.arrivals) == 0 && f.access() > most*f.setup.budget() {
-		return f.give() // splitting further delays no less
-	}
-	var best *candidate
-	for k := f.plan.K + 1; k <= len(f.setup.Brokers); k++ {
-		c, err := f.candidate(k)
-		if err != nil {
-			break
-		}
-		if c.forecast.access > most*f.setup.budget() {
-			continue
-		}
-		if test, _ := f.testOf(c); test.Needs(caution*c.forecast.processing) <= aim*test.most {
-			return f.adopt(c)
-		}
-		if best == nil || c.forecast.late() < best.forecast.late() {
-			best = &c
-		}
-	}
-	if best != nil {
-		return f.adopt(*best)
-	}
-	return f.give()
-}
-
-// assumed is what each broker absorbs, with caution, as far as is known; those of which nothing
-// is known are taken to absorb what the others do in the mean.
+// assumed is what each broker absorbs as far as is known; those of which nothing is
+// known are taken to absorb what the others do in the mean.
 func (f *Fast) assumed() []Absorption {
 	var sum Absorption
 	known := int64(0)
@@ -375,35 +348,169 @@ func (f *Fast) assumed() []Absorption {
 		if a.Burst == 0 && known > 0 {
 			all[l] = Absorption{max(1, sum.Rate/tokenbucket.Rate(known)), max(1, sum.Burst/known)}
 		}
-		if all[l].Burst > 0 {
-			all[l].Burst = max(1, int64(discount*float64(all[l].Burst)))
-		}
 	}
 	return all
 }
 
-// access is the fraction that tokens made late so far, under the plan in force.
-func (f *Fast) access() float64 {
+// Parts of the budget: least is set aside for access delays in any case, most is
+// what they may take.
+const (
+	least = 0.01
+	most  = 0.5
+)
+
+// A placement that is not in force is taken to have caution of the budget more late
+// than forecast; of one that is, lenience of what was seen counts: leaving it takes
+// more than a second of bad luck.
+const (
+	caution  = 0.1
+	lenience = 0.9
+)
+
+// testOf returns the test of a candidate, the part of the budget that it sets aside
+// for access, and whether it is promising: by the forecast it would be done in time.
+func (f *Fast) testOf(c candidate) (t test, allowance float64, promising bool) {
+	budget := f.setup.budget()
+	allowance = min(most*budget, max(least*budget, 1.5*c.forecast.access))
+	aim, late := f.config.Aim, c.forecast.processing+caution*budget
+	if c.plan.K == f.plan.K {
+		// It is in force: whatever can be shown, by what was seen of it.
+		aim, late = f.config.Cap, lenience*f.seen()
+	}
+	messages := func(d time.Duration, least float64) float64 { return max(f.rate*d.Seconds(), least) }
+	if f.detailed && len(f.trace.arrivals) > 0 {
+		e := NewExplained(budget-allowance, f.config.Alpha, c.forecast.periods, 0)
+		clear := e.Needs(-c.forecast.processing) // if nothing is late
+		e.most = messages(f.config.Cap, 4*clear)
+		return e, allowance, e.Needs(late-c.forecast.processing) <= messages(aim, 1.5*clear)
+	}
+	burst := f.declared
+	if len(f.trace.arrivals) > 0 {
+		burst = min(burst, f.trace.together(f.setup.Latency, c.where, len(f.setup.Brokers)))
+	}
+	s := NewSequential(budget-allowance, f.config.Alpha, burst, 0)
+	s.most = messages(f.config.Cap, 4*s.Needs(0))
+	return s, allowance, s.Needs(late) <= messages(aim, 1.5*s.Needs(0))
+}
+
+// adopt puts a candidate in force, to capture arrivals.
+func (f *Fast) adopt(c candidate) Action {
+	f.plan, f.where = c.plan, c.where
+	f.watched, f.counts, f.measured, f.test = 0, make([]Slice, len(f.setup.Brokers)), Slice{}, nil
+	f.rounds = append(f.rounds, Rounds{K: c.plan.K, Rounds: 1})
+	return f.measure(true)
+}
+
+// begin begins the test of a candidate, which it puts in force if it is not.
+func (f *Fast) begin(c candidate) Action {
+	t, allowance, _ := f.testOf(c)
+	stays := c.plan.K == f.plan.K
+	if s, ok := t.(*Sequential); ok && stays {
+		for _, n := range f.counts { // its promise holds for what was captured as well
+			s.Add(float64(n.Delivered), float64(n.Late))
+		}
+	}
+	var a Action
+	if stays {
+		a = f.measure(false)
+	} else {
+		a = f.adopt(c)
+	}
+	f.test, f.allowance = t, allowance
+	f.queues = make([]queue, len(f.setup.Brokers))
+	for l, absorbed := range f.assumed() {
+		b := f.setup.Brokers[l]
+		f.queues[l] = queueOf(absorbed, b.Mcap-b.Allocated)
+	}
+	return a
+}
+
+func (f *Fast) measure(changed bool) Action {
+	a := Action{Plan: f.plan, Changed: changed, Measure: f.config.Step}
+	if changed {
+		a.Settle = f.config.Settle
+	}
+	a.Step = fmt.Sprintf("%d brokers: capturing arrivals", f.plan.K)
+	if f.test != nil {
+		late, n := f.test.Fraction()
+		a.Step = fmt.Sprintf("%d brokers: %.3g %% of %.0f messages late by processing", f.plan.K, late*100, n)
+	}
+	return a
+}
+
+// choose begins to test the smallest promising number of brokers, which is least or
+// more, or else the one with the best forecast.
+func (f *Fast) choose(least int) Action {
+	if len(f.trace.arrivals) == 0 && len(f.tried) > 0 && f.access(forecast{}) > most*f.setup.budget() {
+		return f.give() // splitting further delays no less
+	}
+	var best *candidate
+	for k := least; k <= len(f.setup.Brokers); k++ {
+		c, err := f.candidate(k)
+		if err != nil {
+			break
+		}
+		if c.plan.K == f.plan.K {
+			c = candidate{f.plan, f.where, f.forecast(f.plan, f.where)}
+		}
+		if c.forecast.access > most*f.setup.budget() {
+			continue
+		}
+		if _, _, promising := f.testOf(c); promising {
+			return f.begin(c)
+		}
+		if best == nil || c.forecast.late() < best.forecast.late() {
+			best = &c
+		}
+	}
+	if best != nil {
+		return f.begin(*best)
+	}
+	return f.give()
+}
+
+// access is the fraction that tokens made late so far, under the plan in force and
+// its forecast.
+func (f *Fast) access(now forecast) float64 {
 	if len(f.trace.arrivals) == 0 {
 		return float64(f.measured.Late) / max(1, float64(f.measured.Delivered))
 	}
-	return f.trace.replay(f.setup, f.plan, f.where, make([]Absorption, len(f.absorbed)), f.lone).access
+	return now.access
+}
+
+// What arrivals have to be for those to come to be like them: so many seconds, and
+// so many standard errors, by how they differ, within the budget.
+const (
+	typicalSeconds = 3
+	typicalErrors  = 1.3
+)
+
+// typical reports whether arrivals are known for long enough to say that a fraction
+// late is within the budget.
+func (f *Fast) typical(now forecast, late float64) bool {
+	if len(f.trace.arrivals) == 0 {
+		return true
+	}
+	return now.seconds >= typicalSeconds && late+typicalErrors*now.deviation <= f.setup.budget()
 }
 
 // give ends without a placement that keeps the SLO: with the best that was tried.
 func (f *Fast) give() Action {
+	if len(f.tried) == 0 {
+		f.tried = append(f.tried, trial{plan: f.plan, late: f.forecast(f.plan, f.where).late()})
+	}
 	best := f.tried[0]
 	for _, t := range f.tried[1:] {
 		if t.late < best.late {
 			best = t
 		}
 	}
-	f.plan = best.plan
-	f.where = f.setup.whereOf(best.plan, len(f.publishers))
 	cause := "the brokers' processing"
-	if f.access() > most*f.setup.budget() {
+	if f.access(f.forecast(f.plan, f.where)) > most*f.setup.budget() {
 		cause = "the contract's token bucket"
 	}
+	f.plan = best.plan
+	f.where = f.setup.whereOf(best.plan, len(f.publishers))
 	return f.end(Outcome{Reason: fmt.Sprintf("no number of brokers was shown to keep the SLO; the best, %d, has %.3g %% late, mostly by %s (%s)", best.plan.K, best.late*100, cause, best.decision)})
 }
 

@@ -1,7 +1,7 @@
 package fitting
 
 import (
-	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -18,22 +18,69 @@ type forecast struct {
 	// arrivals. Messages that waited leave the bucket one by one, so that they
 	// are processed like lone ones.
 	access float64
-	// processing is the fraction that a broker would be late with, by what it
-	// absorbs. It is a guess, and only steers the search.
+	// processing is the fraction that brokers would be late with, by what they
+	// absorb. It is a guess: it steers the search, and whatever it is worth the
+	// test of what it leaves unexplained is valid.
 	processing float64
+	// periods are the brokers' busy periods, by the same guess.
+	periods []Period
+	// seconds is how many whole ones the trace has, and deviation the standard
+	// error of what is late, as far as these differ.
+	seconds   int
+	deviation float64
 }
 
 func (f forecast) late() float64 { return f.access + f.processing }
 
 // Absorption is what a broker gets through within the SLO's latency: an envelope,
 // like a contract, of a rate and so many messages at once. A message is late where
-// the work before it, draining at Rate, is more than Burst: it would have had to
-// wait in such a bucket. So the bucket that judges contracts forecasts brokers as
-// well, and tokenbucket.Profile finds what was absorbed. The zero Absorption:
-// nothing is known.
+// the work that it finds, with its own, is more than Burst, draining at Rate. The
+// zero Absorption: nothing is known.
 type Absorption struct {
 	Rate  tokenbucket.Rate
 	Burst int64
+}
+
+// soft is how far around Burst the chance of being late rises from 0 to 1, as a
+// fraction of Burst: what else delays messages differs from one to the next.
+const soft = 0.1
+
+// queue is a broker as a forecast sees it.
+type queue struct {
+	// Set once.
+	each    time.Duration // of work for a message
+	absorbs float64       // of work, ns; 0: whatever comes
+
+	free   stamp.Mono // when all work is done
+	period Period     // the busy period under way
+}
+
+// queueOf returns the queue of a broker that absorbs a, or of which is only known
+// that it gets through rcap msg/s.
+func queueOf(a Absorption, rcap int64) queue {
+	rate := a.Rate
+	if rate <= 0 {
+		rate = tokenbucket.PerSecond(float64(max(1, rcap)))
+	}
+	each := time.Duration(float64(time.Second) / rate.PerSecond())
+	return queue{each: each, absorbs: float64(a.Burst) * float64(each)}
+}
+
+// take adds a message that comes at the given time and returns the chance that it
+// is late. If the broker was idle, ended is the period before.
+func (q *queue) take(at stamp.Mono) (late float64, ended Period) {
+	if at >= q.free {
+		ended, q.period = q.period, Period{}
+		q.free = at
+	}
+	q.free = q.free.Add(q.each)
+	if q.absorbs > 0 {
+		over := float64(q.free.Sub(at))/q.absorbs - (1 - soft)
+		late = max(0, min(1, over/(2*soft)))
+	}
+	q.period.Messages++
+	q.period.Forecast += late
+	return late, ended
 }
 
 // recorded is a trace, and where its messages go.
@@ -42,42 +89,77 @@ type recorded struct {
 	scratch  []stamp.Mono
 }
 
-// replay forecasts plan: where has the broker of each publisher; absorbed what
-// each broker absorbs; where nothing is known, that counts as all.
-func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []Absorption, lone time.Duration) forecast {
+// replay forecasts plan: where has the broker of each publisher, absorbed what
+// each broker absorbs.
+func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []Absorption, lone time.Duration) (f forecast) {
 	if len(r.arrivals) == 0 {
 		return forecast{}
 	}
 	start := r.arrivals[0].At
-	contract, work := make([]tokenbucket.Bucket, len(s.Brokers)), make([]tokenbucket.Bucket, len(s.Brokers))
+	contract, work := make([]tokenbucket.Bucket, len(s.Brokers)), make([]queue, len(s.Brokers))
 	shares := make(map[string]tokenbucket.Share, len(plan.Quotas))
 	for _, q := range plan.Quotas {
 		shares[q.Broker] = q.Share
 	}
 	for l, b := range s.Brokers {
 		contract[l] = tokenbucket.NewFull(shares[b.ID], start)
-		if absorbed[l].Burst > 0 {
-			work[l] = tokenbucket.NewFull(tokenbucket.Share(absorbed[l]), start)
-		}
+		work[l] = queueOf(absorbed[l], b.Mcap-b.Allocated)
 	}
 	longest := s.Latency - lone
-	access, processing := 0, 0
+	var seconds []Period
 	for _, a := range r.arrivals {
+		second := int(a.At.Sub(start) / time.Second)
+		for len(seconds) <= second {
+			seconds = append(seconds, Period{})
+		}
+		seconds[second].Messages++
 		l := where[a.Publisher]
 		if l < 0 {
 			continue
 		}
 		e := contract[l].Take(a.At)
-		late := e == stamp.Never || e.Sub(a.At) > longest
-		if late {
-			access++
+		if e == stamp.Never || e.Sub(a.At) > longest {
+			f.access++
+			seconds[second].Late++
+			if e == stamp.Never {
+				continue
+			}
 		}
-		if absorbed[l].Burst > 0 && e != stamp.Never && work[l].Take(e) > e && !late {
-			processing++
+		late, ended := work[l].take(e)
+		if ended.Messages > 0 {
+			f.periods = append(f.periods, ended)
+		}
+		if e.Sub(a.At) <= longest {
+			f.processing += late
+			seconds[second].Late += late
+		}
+	}
+	for _, q := range work {
+		if q.period.Messages > 0 {
+			f.periods = append(f.periods, q.period)
 		}
 	}
 	n := float64(len(r.arrivals))
-	return forecast{float64(access) / n, float64(processing) / n}
+	f.access /= n
+	f.processing /= n
+	f.seconds, f.deviation = deviation(seconds[:len(seconds)-1])
+	return f
+}
+
+// deviation is the standard error of the late fraction over so many seconds,
+// infinite for fewer than two.
+func deviation(seconds []Period) (n int, err float64) {
+	n = len(seconds)
+	if n < 2 {
+		return n, math.Inf(1)
+	}
+	sum, square := 0.0, 0.0
+	for _, s := range seconds {
+		f := s.Late / max(1, s.Messages)
+		sum += f
+		square += f * f
+	}
+	return n, math.Sqrt(max(0, square-sum*sum/float64(n)) / float64(n) / float64(n-1))
 }
 
 // learn returns what broker l absorbed, if of its messages the fraction late took
@@ -87,47 +169,77 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 // rate. The zero Absorption where nothing can be said: nothing was late, or the
 // broker had no messages.
 func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Absorption {
-	r.scratch = r.scratch[:0]
-	for _, a := range r.arrivals {
-		if where[a.Publisher] == l {
-			r.scratch = append(r.scratch, a.At)
-		}
-	}
-	if len(r.scratch) == 0 || late <= 0 {
+	arrivals := r.at(where, l)
+	if len(arrivals) == 0 || late <= 0 {
 		return Absorption{}
 	}
 	b := s.Brokers[l]
 	least := tokenbucket.PerSecond(float64(max(1, b.Mcap-b.Allocated)))
 	a := Absorption{Rate: least}
 	for range 4 { // the rate settles in two or three
-		burst, err := tokenbucket.Profile(r.scratch, a.Rate, max(1e-9, 1-late))
+		burst, err := tokenbucket.Profile(arrivals, a.Rate, max(1e-9, 1-late))
 		if err != nil {
 			return Absorption{} // more than any burst: it absorbs whatever comes
 		}
 		a.Burst = burst
-		half, err := tokenbucket.Profile(r.scratch, a.Rate, max(1e-9, 1-halfLate))
+		half, err := tokenbucket.Profile(arrivals, a.Rate, max(1e-9, 1-halfLate))
 		if err != nil {
 			break
 		}
 		a.Rate = min(tokenbucket.MaxRate, max(least, tokenbucket.PerSecond(float64(burst-half)/(s.Latency.Seconds()/2))))
 	}
+	// So far a message was late or not. With chances in between, as many are late
+	// in the mean with a burst a little beside that.
+	low, high := a.Burst-a.Burst/4, a.Burst+a.Burst/4
+	for low < high {
+		a.Burst = (low + high) / 2
+		q := queueOf(a, 0)
+		sum := 0.0
+		for _, at := range arrivals {
+			chance, _ := q.take(at)
+			sum += chance
+		}
+		if sum > late*float64(len(arrivals)) {
+			low = a.Burst + 1
+		} else {
+			high = a.Burst
+		}
+	}
+	a.Burst = max(1, low)
 	return a
 }
 
-// together returns how many messages of the trace arrive together at most: within
-// a span of time, at a quantile of the messages that leaves chance meetings out.
-func (r *recorded) together(span time.Duration) int {
-	if len(r.arrivals) == 0 {
-		return 1
-	}
-	sizes := make([]int, 0, len(r.arrivals))
-	first := 0
-	for i, a := range r.arrivals {
-		for a.At.Sub(r.arrivals[first].At) > span {
-			first++
+// together returns how many messages of the trace arrive together at one broker at
+// most: within a span of time, at a quantile of the messages that leaves chance
+// meetings out.
+func (r *recorded) together(span time.Duration, where []int, brokers int) int {
+	most := 1
+	var sizes []int
+	for l := range brokers {
+		sizes = sizes[:0]
+		arrivals := r.at(where, l)
+		first := 0
+		for i, at := range arrivals {
+			for at.Sub(arrivals[first]) > span {
+				first++
+			}
+			sizes = append(sizes, i-first+1)
 		}
-		sizes = append(sizes, i-first+1)
+		if len(sizes) > 0 {
+			slices.Sort(sizes)
+			most = max(most, sizes[tokenbucket.Rank(len(sizes), 0.99)])
+		}
 	}
-	slices.SortFunc(sizes, cmp.Compare[int])
-	return sizes[tokenbucket.Rank(len(sizes), 0.99)]
+	return most
+}
+
+// at returns when messages arrive at broker l, until it is called again.
+func (r *recorded) at(where []int, l int) []stamp.Mono {
+	r.scratch = r.scratch[:0]
+	for _, a := range r.arrivals {
+		if where[a.Publisher] == l {
+			r.scratch = append(r.scratch, a.At)
+		}
+	}
+	return r.scratch
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/fit"
 	"github.com/srtm-io/srtm/tools/drlsim/scenario"
 )
@@ -21,28 +22,34 @@ type fitOptions struct {
 	round  time.Duration
 	check  time.Duration
 	alpha  float64
-	limits struct{ step, settle, cap time.Duration }
+	limits struct{ step, settle, aim, cap time.Duration }
+	counts bool
 }
+
+// modeWarm is fast once more, on brokers that are known from the first time.
+const modeWarm = "warm"
 
 func (o *fitOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&o.modes, "mode", []string{fitting.ModeFast}, "`search`: fast, paper, or both with a comma")
+	f.StringSliceVar(&o.modes, "mode", []string{fitting.ModeFast}, "`searches`, with commas: fast, paper, warm (fast, on brokers it has met)")
 	f.DurationVar(&o.round, "round", fitting.DefaultRound, "length of a round of the paper's search")
 	f.DurationVar(&o.check, "check", 5*time.Minute, "how long the placement found is run afterwards; 0: not at all")
 	f.Float64Var(&o.alpha, "alpha", 0.1, "fast: `chance` of an error of the test, between 0 and 1")
 	f.DurationVar(&o.limits.step, "step", 100*time.Millisecond, "fast: time between two looks")
 	f.DurationVar(&o.limits.settle, "settle", 100*time.Millisecond, "fast: time that a change takes to take hold")
-	f.DurationVar(&o.limits.cap, "cap", 10*time.Second, "fast: how long one placement is tested at the most")
+	f.DurationVar(&o.limits.aim, "aim", 8*time.Second, "fast: how long a test may take by the forecast for its k to be tried; at most --cap")
+	f.DurationVar(&o.limits.cap, "cap", time.Minute, "fast: how long one placement is tested at the most")
+	f.BoolVar(&o.counts, "counts", false, "fast: tell it only arrivals and counts, as live, and not what became of each message")
 }
 
 func (o *fitOptions) validate() error {
 	for _, mode := range o.modes {
-		if mode != fitting.ModeFast && mode != fitting.ModePaper {
-			return fmt.Errorf("unknown mode %q: there are fast, paper", mode)
+		if mode != fitting.ModeFast && mode != fitting.ModePaper && mode != modeWarm {
+			return fmt.Errorf("unknown mode %q: there are fast, paper, warm", mode)
 		}
 	}
-	if o.round <= 0 || o.check < 0 || o.limits.step <= 0 || o.limits.settle <= 0 || o.limits.cap <= 0 {
-		return fmt.Errorf("--round, --step, --settle and --cap are above 0, --check is 0 or more")
+	if o.round <= 0 || o.check < 0 || o.limits.step <= 0 || o.limits.settle <= 0 || o.limits.aim <= 0 || o.limits.cap <= 0 {
+		return fmt.Errorf("--round, --step, --settle, --aim and --cap are above 0, --check is 0 or more")
 	}
 	if !(o.alpha > 0 && o.alpha < 1) {
 		return fmt.Errorf("--alpha %v is not between 0 and 1", o.alpha)
@@ -52,19 +59,46 @@ func (o *fitOptions) validate() error {
 
 func (o *fitOptions) options(mode string) fit.Options {
 	return fit.Options{
-		Mode: mode, Round: o.round, Check: o.check,
-		Fast: fitting.FastConfig{Alpha: o.alpha, Step: o.limits.step, Settle: o.limits.settle, Cap: o.limits.cap},
+		Mode: mode, Round: o.round, Check: o.check, Counts: o.counts,
+		Fast: fitting.FastConfig{Alpha: o.alpha, Step: o.limits.step, Settle: o.limits.settle, Aim: min(o.limits.aim, o.limits.cap), Cap: o.limits.cap},
 	}
+}
+
+// run fits the first topic of s in a mode.
+func (o *fitOptions) run(s *scenario.Scenario, mode string) (*fit.Result, error) {
+	options := o.options(mode)
+	if mode == modeWarm {
+		options.Mode, options.Check = fitting.ModeFast, 0
+		cold, err := fitOnce(s, options)
+		if err != nil {
+			return nil, err
+		}
+		options.Check = o.check
+		options.Fast.Absorbed = make(map[string]fitting.Absorption, len(cold.Absorbed))
+		for broker, a := range cold.Absorbed {
+			options.Fast.Absorbed[broker] = fitting.Absorption{Rate: tokenbucket.Rate(a.RateMilli), Burst: a.Burst}
+		}
+	}
+	r, err := fitOnce(s, options)
+	if err != nil {
+		return nil, err
+	}
+	r.Mode = mode
+	return r, nil
+}
+
+func fitOnce(s *scenario.Scenario, o fit.Options) (*fit.Result, error) {
+	built, err := scenario.Build(s)
+	if err != nil {
+		return nil, err
+	}
+	return fit.Run(built, o)
 }
 
 // fitted runs the first topic of s through every mode.
 func (o *fitOptions) fitted(s *scenario.Scenario, results []*fit.Result) ([]*fit.Result, error) {
 	for _, mode := range o.modes {
-		built, err := scenario.Build(s)
-		if err != nil {
-			return nil, err
-		}
-		r, err := fit.Run(built, o.options(mode))
+		r, err := o.run(s, mode)
 		if err != nil {
 			return nil, err
 		}
@@ -90,10 +124,12 @@ and then runs what was found for long.
   paper  rounds of fixed length; brokers that violate the SLO search, by bisection,
          for how many publishers they hold; the rest goes to further brokers
   fast   a sequential test of processing delays, replay of the captured arrivals for
-         access delays, and a search over the number of brokers
+         access delays and for forecasts, and a search over the number of brokers
+  warm   fast once more, with what it learned of the brokers the first time
 
 Output: a JSON object on a line for each mode: whether a placement was found and
-why not, k, the rounds for each k, how many seconds it took, and the long run.`,
+why not, k, the rounds for each k, from which second on the topic was placed as it
+is in the end and after how many that was shown to keep the SLO, and the long run.`,
 		Example: `  drlsim fit --scenario topic.json --mode fast,paper --output table`,
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -139,7 +175,7 @@ why not, k, the rounds for each k, how many seconds it took, and the long run.`,
 // where nil.
 func fitTable(w io.Writer, results []*fit.Result, names []string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "topic\tmode\tfitted\tk\trounds\tseconds\tunplaced\tlong-run p99\tlate\tSLO\t")
+	fmt.Fprintln(tw, "topic\tmode\tfitted\tk\trounds\tplaced s\tseconds\tunplaced\tlong-run p99\tlate\tSLO\t")
 	for i, r := range results {
 		name := r.Topic
 		if names != nil {
@@ -160,7 +196,7 @@ func fitTable(w io.Writer, results []*fit.Result, names []string) error {
 		if r.Fitted {
 			fitted = "yes"
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%s\t%.1f\t%d\t%s\t%s\t%s\t\n", name, r.Mode, fitted, r.K, strings.Join(rounds, " "), r.Seconds, r.Unplaced, p99, late, met)
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%s\t%.1f\t%.1f\t%d\t%s\t%s\t%s\t\n", name, r.Mode, fitted, r.K, strings.Join(rounds, " "), r.Placed, r.Seconds, r.Unplaced, p99, late, met)
 	}
 	return flush(tw)
 }
@@ -170,6 +206,7 @@ func convergenceCommand() *cobra.Command {
 		form        string
 		groups      []int
 		seeds       int
+		first       uint64
 		process     string
 		calibration string
 		margin      float64
@@ -199,8 +236,8 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 			if err := o.validate(); err != nil {
 				return usageError{err}
 			}
-			if seeds < 1 {
-				return usagef("--seeds %d is less than 1", seeds)
+			if seeds < 1 || first < 1 {
+				return usagef("--seeds %d and --first-seed %d are 1 or more", seeds, first)
 			}
 			var results []*fit.Result
 			var names []string
@@ -208,7 +245,7 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 				for seed := range seeds {
 					text := fmt.Sprintf(`{"seed":%d,"duration_s":60,"calibration":%q,"brokers":[{"id":"b","count":6}],
 						"topics":[{"name":"groups of %d","publishers":1000,"rate":10,"batch":10,"group_size":%d,"sync":true,"process":%q,
-						"contract":{"margin":%v}}]}`, seed+1, calibration, size, size, process, margin)
+						"contract":{"margin":%v}}]}`, first+uint64(seed), calibration, size, size, process, margin)
 					s, err := scenario.Read(strings.NewReader(text))
 					if err != nil {
 						return usageError{err}
@@ -217,7 +254,7 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 						return err
 					}
 					for len(names) < len(results) {
-						names = append(names, fmt.Sprintf("groups of %d, seed %d", size, seed+1))
+						names = append(names, fmt.Sprintf("groups of %d, seed %d", size, first+uint64(seed)))
 					}
 				}
 			}
@@ -234,7 +271,8 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 	}
 	f := cmd.Flags()
 	f.IntSliceVar(&groups, "groups", []int{5, 10, 15, 20, 25, 30}, "`sizes` of the groups")
-	f.IntVar(&seeds, "seeds", 1, "`number` of seeds, 1 and on, for each size")
+	f.IntVar(&seeds, "seeds", 1, "`number` of seeds for each size")
+	f.Uint64Var(&first, "first-seed", 1, "the `seed` to begin with; 1 or more")
 	f.StringVar(&process, "process", "periodic", "spacing of a group's batches: `poisson or periodic`")
 	f.StringVar(&calibration, "calibration", scenario.Paper, "how fast brokers are: `name` or file")
 	f.Float64Var(&margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")

@@ -13,8 +13,9 @@ func TestFitGolden(t *testing.T) {
 		out := mustRun(t, topic, "fit", "--scenario", "-", "--mode", "fast,paper", "--round", "5s", "--check", "10s", "--output", form)
 		testkit.Golden(t, "testdata/fit."+form, []byte(out))
 	}
-	out := mustRun(t, "", "convergence", "--groups", "5", "--mode", "fast", "--check", "5s", "--output", "table")
-	if lines := strings.Count(out, "\n"); lines != 2 || !strings.Contains(out, "groups of 5, seed 1") {
+	out := mustRun(t, "", "convergence", "--groups", "10", "--first-seed", "2", "--mode", "fast,warm", "--cap", "5s", "--check", "5s", "--output", "table")
+	// The second time it begins where the first one ended.
+	if lines := strings.Count(out, "\n"); lines != 3 || strings.Count(out, "groups of 10, seed 2") != 2 || strings.Count(out, "1x1 2x1") != 1 || strings.Count(out, "2x1") != 2 {
 		t.Errorf("%s", out)
 	}
 }
@@ -26,6 +27,8 @@ func TestFitRefuses(t *testing.T) {
 		"--alpha 2":          {"convergence", "--alpha", "2"},
 		"--round":            {"convergence", "--round", "0s"},
 		"--seeds 0":          {"convergence", "--seeds", "0"},
+		"--first-seed 0":     {"convergence", "--first-seed", "0"},
+		"--aim":              {"convergence", "--aim", "0s"},
 		"unknown output":     {"convergence", "--output", "xml"},
 		"margin":             {"convergence", "--margin", "-1"},
 	} {

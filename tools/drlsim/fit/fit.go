@@ -24,6 +24,9 @@ type Options struct {
 	Round time.Duration
 	// Fast are the knobs of the fast search.
 	Fast fitting.FastConfig
+	// Counts has the search see what brokers tell live: arrivals and counts, and not
+	// what became of each message.
+	Counts bool
 	// Check is how long the placement found is run afterwards; 0: not at all.
 	Check time.Duration
 	// Progress is told of every change; nil: nobody is.
@@ -41,9 +44,11 @@ type Result struct {
 	// publishers had no place.
 	K        int `json:"k"`
 	Unplaced int `json:"unplaced"`
+	// Placed is the second from which on the topic is as it stands in the end.
+	Placed float64 `json:"placed_s"`
 	// Rounds are the placements tried, or the paper's rounds in each iteration.
 	Rounds []Rounds `json:"rounds"`
-	// Seconds is how long it took.
+	// Seconds is how long it took in all, until that was shown to keep the SLO.
 	Seconds float64 `json:"seconds"`
 	// Absorbed is what a fast search learned of brokers.
 	Absorbed map[string]scenario.Share `json:"absorbed,omitempty"`
@@ -80,6 +85,8 @@ type run struct {
 	setup   fitting.Setup
 	cluster *engine.Cluster
 	latency time.Duration
+	counts  bool
+	moved   stamp.Mono // when publishers moved last
 	// stream is the topic's schedule once more, as the brokers' stamps tell it.
 	stream schedule.Stream
 	next   schedule.Event
@@ -91,6 +98,7 @@ type run struct {
 	checking  bool // only the parts
 	parts     []part
 	slices    [][]fitting.Slice
+	delivered [][]fitting.Delivery // nil: only counts are told
 	lone      *obs.Latency
 	restarted bool
 }
@@ -113,7 +121,7 @@ func newParts(n int) []part {
 func Run(b *scenario.Built, o Options) (*Result, error) {
 	p := b.Topics[0]
 	seconds := func(s float64) time.Duration { return time.Duration(s * 1e9) }
-	r := &run{built: b, placed: p, latency: seconds(p.Spec.SLO.LatencyMs / 1000)}
+	r := &run{built: b, placed: p, latency: seconds(p.Spec.SLO.LatencyMs / 1000), counts: o.Counts}
 	r.setup = fitting.Setup{
 		Policy: p.Spec.Policy, Brokers: b.Brokers, Demand: p.Demand,
 		Quantile: p.Spec.SLO.Quantile, Latency: r.latency,
@@ -182,6 +190,9 @@ func (r *run) apply(plan placement.Plan) error {
 	if err := r.cluster.Move(0, where); err != nil {
 		return err
 	}
+	if !slices.Equal(where, r.placed.Where) {
+		r.moved = r.cluster.Now()
+	}
 	r.placed.Where = where
 	if r.restarted {
 		return r.cluster.Retune(0, shares)
@@ -199,6 +210,9 @@ func (r *run) forget() {
 	r.from = r.cluster.Now()
 	r.parts = newParts(len(r.built.Brokers))
 	r.slices = make([][]fitting.Slice, len(r.built.Brokers))
+	if !r.counts {
+		r.delivered = make([][]fitting.Delivery, len(r.built.Brokers))
+	}
 	r.lone = obs.NewLatency()
 }
 
@@ -219,6 +233,9 @@ func (r *run) observe(d engine.Delivery) {
 		return
 	}
 	r.lone.Record(d.Processing())
+	if r.delivered != nil {
+		r.delivered[d.Broker] = append(r.delivered[d.Broker], fitting.Delivery{Released: d.Eligible, Took: d.Processing()})
+	}
 	i := int(d.Eligible.Sub(r.from) / slice)
 	slices := &r.slices[d.Broker]
 	for len(*slices) <= i {
@@ -234,7 +251,7 @@ func (r *run) observe(d engine.Delivery) {
 }
 
 func (r *run) observation() fitting.Observation {
-	o := fitting.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
+	o := fitting.Observation{Slices: r.slices, Deliveries: r.delivered, Lone: r.lone.Quantile(0.1)}
 	for !r.over && stamp.Mono(r.next.At) < r.cluster.Now() {
 		for range r.next.Count {
 			o.Arrivals = append(o.Arrivals, fitting.Arrival{At: stamp.Mono(r.next.At), Publisher: r.next.Source})
@@ -253,7 +270,7 @@ func (r *run) observation() fitting.Observation {
 func (r *run) end(a fitting.Action, o Options) (*Result, error) {
 	out := &Result{
 		Topic: r.placed.Spec.Name, Mode: o.Mode, Seed: r.built.Scenario.Seed, Fitted: a.Outcome.Fitted, Reason: a.Outcome.Reason,
-		K: a.Plan.K, Unplaced: len(a.Unplaced), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]scenario.Share{},
+		K: a.Plan.K, Unplaced: len(a.Unplaced), Placed: time.Duration(r.moved).Seconds(), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]scenario.Share{},
 		Contract: scenario.Share{RateMilli: int64(r.placed.Contract.Rate), Burst: r.placed.Contract.Burst}, Rounds: []Rounds{},
 	}
 	for _, n := range a.Outcome.Rounds {
