@@ -114,6 +114,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", relief.DefaultSustained, "how long that has to last")
 	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", relief.DefaultCooldown, "pause after each such move of a topic")
 	fs.Float64Var(&o.reliefRules.MaxPart, "relief-step", relief.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
+	fs.DurationVar(&o.reliefRules.Capture, "relief-capture", relief.DefaultCapture, "how long arrivals are recorded then, to be replayed through the bucket; 0: the reported access delays decide")
 	fs.StringVar(&o.fitting, "fitting", fitting.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
 	fs.DurationVar(&o.fittingRound, "fitting-round", fitting.DefaultRound, "length of a round of --fitting=paper")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")

@@ -138,8 +138,9 @@ type Controller struct {
 
 	// Owned by Run.
 	watches map[string]*relief.Watch // by topic
-	// Atomic: moves that relief proposed; counted by Run, read for display.
-	proposed atomic.Uint64
+	// Atomic: moves that relief proposed, and brokers whose buckets it found to be
+	// to blame; counted by Run, read for display.
+	proposed, acquitted atomic.Uint64
 
 	// placing is held from the snapshot to the commit of a plan, so that
 	// plans do not overtake each other; brokers may still come and go, which
@@ -163,6 +164,7 @@ type Controller struct {
 		retry     map[string]time.Time             // topics not to be moved before
 		turns     map[string]string                // by topic with scarce tokens: what turn.go told the adaptor
 		fits      map[string]*fit                  // by topic
+		inquiries map[string]*inquiry              // by topic
 		reminders map[string][]reminder            // by topic
 		requests  uint64                           // the last number given to a request
 		closing   bool
@@ -197,6 +199,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.turns = map[string]string{}
 	c.mu.fits = map[string]*fit{}
 	c.mu.reminders = map[string][]reminder{}
+	c.mu.inquiries = map[string]*inquiry{}
 	c.mu.ending = make(chan struct{})
 	c.informed = make(chan struct{})
 	close(c.informed)

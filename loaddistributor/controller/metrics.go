@@ -22,6 +22,7 @@ var (
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
 	descRelief    = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
+	descAcquitted = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Brokers that missed a topic's SLO, and whose bucket was found to be to blame.", nil, nil)
 	descFits      = prometheus.NewDesc("srtm_fits_running", "Topics that are being fitted: their publishers send, and they are measured.", nil, nil)
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
 
@@ -84,7 +85,7 @@ type collector struct{ c *Controller }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descFits,
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descAcquitted, descFits,
 		descDelivered, descExceeded, descMet, descAccess,
 	} {
 		out <- d
@@ -103,6 +104,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
 	all = append(all, prometheus.MustNewConstMetric(descRelief, prometheus.CounterValue, float64(c.proposed.Load())))
+	all = append(all, prometheus.MustNewConstMetric(descAcquitted, prometheus.CounterValue, float64(c.acquitted.Load())))
 	type listed struct {
 		topic   string
 		reports []received // immutable

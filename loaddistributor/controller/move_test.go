@@ -3,6 +3,7 @@ package controller_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/relief"
@@ -368,10 +370,13 @@ var _ = Describe("Moving publishers", func() {
 
 var _ = Describe("An overloaded broker", func() {
 	// late has b1 deliver a topic late, for want of capacity or of tokens.
-	late := func(mode controller.Relief, bucket bool) (*cluster, func() map[string]int) {
+	late := func(mode controller.Relief, bucket bool, change ...func(*relief.Config)) (*cluster, func() map[string]int, *agenttest.Node) {
 		c := newCluster(setup{config: func(cfg *controller.Config) {
 			cfg.Relief = mode
 			cfg.ReliefRules = relief.Config{Sustained: 50 * time.Millisecond, Cooldown: time.Hour, MaxPart: 0.05}
+			for _, do := range change {
+				do(&cfg.ReliefRules)
+			}
 		}})
 		n1, n2 := agenttest.New(), agenttest.New()
 		c.join("b1", 600, n1)
@@ -387,23 +392,79 @@ var _ = Describe("An overloaded broker", func() {
 		}
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000, Exceeded: 900, Access: access.Proto()})
 		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000})
-		return c, func() map[string]int { return c.where("t", 800) }
+		return c, func() map[string]int { return c.where("t", 800) }, n1
+	}
+	recorded := func(r *relief.Config) { r.Capture = 1500 * time.Millisecond }
+	// send has bursts of so many publishers of b1 arrive in every so many
+	// milliseconds, while they are recorded, and at last not any more.
+	send := func(c *cluster, node *agenttest.Node, burst int, every time.Duration) {
+		topic, err := c.control.Topic("t")
+		Expect(err).NotTo(HaveOccurred())
+		var here []string
+		for i := range topic.Placement.Len() {
+			if a := topic.Placement.At(i); a.Broker == "b1" {
+				here = append(here, a.Publisher)
+			}
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		var sending sync.WaitGroup
+		DeferCleanup(func() { stop(); sending.Wait() })
+		sending.Go(func() {
+			ticker := time.NewTicker(every)
+			defer ticker.Stop()
+			for n := 0; ctx.Err() == nil; <-ticker.C {
+				at := clock.Wall()
+				for range burst {
+					node.Arrive("t", 0, agenttest.Arrival{At: at, Publisher: here[n%len(here)]})
+					n++
+				}
+			}
+		})
 	}
 
-	It("is relieved of a twentieth of the publishers", func() {
-		_, where := late(controller.ReliefOn, false)
+	It("is relieved when a replay of its arrivals does not blame its bucket", func() {
+		c, where, node := late(controller.ReliefOn, false, recorded)
+		send(c, node, 1, 5*time.Millisecond)
+		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
+		Expect(c.control.Proposed()).To(BeZero(), "while they are being recorded")
+		Eventually(c.control.Proposed).Should(BeEquivalentTo(1))
+		Eventually(func() int { return where()["b2"] }).Should(And(BeNumerically(">", 400), BeNumerically("<=", 440)))
+		Eventually(func() bool { return node.Captured("t") }).Should(BeFalse())
+		Expect(c.control.Acquitted()).To(BeZero())
+	})
+
+	It("is left alone when a replay blames its bucket, whatever it reports", func() {
+		c, where, node := late(controller.ReliefOn, false, recorded)
+		send(c, node, 100, 100*time.Millisecond) // for a share of 400 msg/s, burst 5
+		Eventually(c.control.Acquitted).Should(BeEquivalentTo(1))
+		Expect(c.control.Proposed()).To(BeZero())
+		Expect(where()).To(Equal(map[string]int{"b1": 400, "b2": 400}))
+	})
+
+	It("is judged by its reports when it records nothing", func() {
+		c, where, node := late(controller.ReliefOn, false, recorded)
+		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
 		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
+		Expect(c.control.Acquitted()).To(BeZero())
+	})
+
+	It("is relieved of a twentieth of the publishers", func() {
+		c, where, _ := late(controller.ReliefOn, false)
+		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
+		// Their part of the contract has gone with them, whole.
+		Eventually(func() map[string]string { return c.shares("t") }).Should(And(
+			HaveKeyWithValue("b1", HavePrefix("360000/")), HaveKeyWithValue("b2", HavePrefix("440000/"))))
 		Consistently(where, "100ms").Should(Equal(map[string]int{"b1": 360, "b2": 440}), "in the cooldown")
 	})
 
 	It("is only reported in a dry run", func() {
-		c, where := late(controller.ReliefDryRun, false)
+		c, where, _ := late(controller.ReliefDryRun, false)
 		Eventually(c.control.Proposed).Should(BeEquivalentTo(1))
 		Expect(where()).To(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})
 
 	It("is left alone when its bucket is to blame", func() {
-		c, where := late(controller.ReliefOn, true)
+		c, where, _ := late(controller.ReliefOn, true)
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED: the SLO is missed"))
 		Consistently(where, "200ms").Should(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})

@@ -14,7 +14,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// recording is what brokers say of a topic's arrivals while it is being fitted.
+// recording is what brokers say of a topic's arrivals while it is being fitted, or
+// while one of them is suspected of being overloaded.
 // Guarded by Controller.mu.
 type recording struct {
 	began time.Time
@@ -24,6 +25,10 @@ type recording struct {
 	// Sessions that said what cannot be: they are not asked again, nor listened to.
 	liars map[*Session]bool
 	told  bool // the search has had some of it
+}
+
+func newRecording(topic catalog.Topic, now time.Time) *recording {
+	return &recording{began: now, trace: capture.New(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}, liars: map[*Session]bool{}}
 }
 
 const (
@@ -42,10 +47,13 @@ const (
 // for arrivals. Requires: mu held.
 func (c *Controller) recordLocked(topic catalog.Topic, f *fit, now time.Time) {
 	if f.record == nil {
-		f.record = &recording{began: now, trace: capture.New(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}, liars: map[*Session]bool{}}
+		f.record = newRecording(topic, now)
 	}
-	r := f.record
-	brokers := topic.Holders()
+	c.askArrivalsLocked(f.record, topic.Spec.Name(), topic.Holders(), now)
+}
+
+// askArrivalsLocked asks brokers again whenever that is due. Requires: mu held.
+func (c *Controller) askArrivalsLocked(r *recording, topic string, brokers []string, now time.Time) {
 	r.trace.Expect(brokers, wall(now))
 	for _, id := range brokers {
 		s := c.mu.sessions[id]
@@ -58,23 +66,31 @@ func (c *Controller) recordLocked(topic catalog.Topic, f *fit, now time.Time) {
 		}
 		if asked, known := r.asked[s]; !known || now.Sub(asked) >= again {
 			r.asked[s] = now
-			s.askArrivals(topic.Spec.Name(), recordFor)
+			s.askArrivals(topic, recordFor)
 		}
 	}
 }
+
+// records reports whether arrivals are being recorded for the fit.
+func (f *fit) records() bool { return f != nil && f.record != nil }
 
 // stopRecordingLocked ends it on all brokers. Requires: mu held.
 func (c *Controller) stopRecordingLocked(name string, f *fit) {
 	if f.record == nil {
 		return
 	}
-	for s := range f.record.asked {
-		if c.mu.sessions[s.broker] == s {
-			s.askArrivals(name, 0)
-		}
-	}
+	c.endArrivalsLocked(f.record, name)
 	c.fitFigures.count(f.record.trace.Counts())
 	f.record = nil
+}
+
+// endArrivalsLocked requires mu held.
+func (c *Controller) endArrivalsLocked(r *recording, topic string) {
+	for s := range r.asked {
+		if c.mu.sessions[s.broker] == s {
+			s.askArrivals(topic, 0)
+		}
+	}
 }
 
 func (s *Session) askArrivals(topic string, lasts time.Duration) {
@@ -107,15 +123,20 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 	if c.mu.sessions[s.broker] != s {
 		return ErrReplaced
 	}
-	f := c.mu.fits[a.Topic]
-	if f == nil || f.record == nil || f.record.asked[s].IsZero() || f.record.liars[s] {
+	var r *recording
+	if f := c.mu.fits[a.Topic]; f != nil && f.record != nil {
+		r = f.record
+	} else if q := c.mu.inquiries[a.Topic]; q != nil {
+		r = q.record
+	}
+	if r == nil || r.asked[s].IsZero() || r.liars[s] {
 		return nil // it is over
 	}
-	err := f.record.trace.Add(s.broker, capture.Piece{
+	err := r.trace.Add(s.broker, capture.Piece{
 		First: a.First, Publishers: a.Publishers, Start: stamp.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
 	}, wall(now))
 	if err != nil {
-		f.record.liars[s] = true
+		r.liars[s] = true
 		s.askArrivals(a.Topic, 0)
 		c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}

@@ -39,25 +39,32 @@ func ParseRelief(s string) (Relief, error) {
 // carried out or not.
 func (c *Controller) Proposed() uint64 { return c.proposed.Load() }
 
+// Acquitted returns how often the bucket was found to be to blame instead.
+func (c *Controller) Acquitted() uint64 { return c.acquitted.Load() }
+
+// suspect is a topic that relieve looks at.
+type suspect struct {
+	topic catalog.Topic
+	watch *relief.Watch
+	of    relief.Topic
+}
+
 // relieve looks at every topic whose SLO is missed, and at those that were
-// looked at before.
+// looked at before. One that is being fitted is its fit's.
 func (c *Controller) relieve(now time.Time) {
 	if c.cfg.Relief == ReliefOff {
 		return
 	}
 	mono := clock.Mono()
-	type proposal struct {
-		topic catalog.Topic
-		move  relief.Move
-	}
-	var proposals []proposal
+	var suspects []suspect
 	c.mu.Lock()
 	seen := map[string]bool{}
 	for _, topic := range c.mu.cat.Topics("", c.mu.cat.Len()) {
 		name := topic.Spec.Name()
 		w := c.watches[name]
-		if !open(topic) || topic.Missed == "" && w == nil || c.mu.names[name] != nil || c.mu.fits[name].running() {
+		if !open(topic) || topic.Missed == "" && w == nil || c.mu.names[name] != nil || c.mu.fits[name].running() || c.mu.fits[name].records() {
 			seen[name] = w != nil
+			c.dropInquiryLocked(name)
 			continue
 		}
 		seen[name] = true
@@ -66,56 +73,82 @@ func (c *Controller) relieve(now time.Time) {
 			c.watches[name] = w
 		}
 		of := relief.Topic{
-			Quantile: topic.Spec.SLO.Quantile, Plan: topic.Plan, Demand: topic.Spec.Demand, Brokers: c.mu.next.Snapshot(),
+			Quantile: topic.Spec.SLO.Quantile, Latency: topic.Spec.SLO.Latency,
+			Plan: topic.Plan, Demand: topic.Spec.Demand, Brokers: c.mu.next.Snapshot(),
 		}
 		for _, q := range topic.Plan.Quotas {
-			of.Loads = append(of.Loads, c.loadLocked(topic, q.Broker, now))
+			of.Loads = append(of.Loads, c.loadLocked(topic, q.Broker, now.Add(-c.cfg.Window)))
 		}
-		if m, ok := w.Decide(mono, c.cfg.ReliefRules, of); ok {
-			proposals = append(proposals, proposal{topic, m})
+		if q := c.mu.inquiries[name]; q != nil {
+			c.inquireLocked(topic, q, now)
+			of.Asked, of.Evidence = q.broker, q.result
 		}
+		suspects = append(suspects, suspect{topic, w, of})
 	}
 	for name := range c.watches {
 		if !seen[name] {
 			delete(c.watches, name)
+			c.dropInquiryLocked(name)
 		}
-	}
-	if c.mu.closing {
-		proposals = nil
-	}
-	for _, p := range proposals {
-		name := p.topic.Spec.Name()
-		c.cfg.Log.Warn("a broker is overloaded", obs.KeyTopic, name, obs.KeyBroker, p.move.From, "to", p.move.To,
-			"publishers", len(p.move.Publishers), "dry_run", c.cfg.Relief == ReliefDryRun)
-		c.proposed.Add(1)
-		if c.cfg.Relief == ReliefDryRun || c.mu.names[name] != nil {
-			continue
-		}
-		release := c.holdLocked(name)
-		c.work.Add(1)
-		go func() {
-			defer c.work.Done()
-			defer release()
-			_ = c.move(name, "overload", func(topic catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-				if topic.Placement.Epoch() != p.topic.Placement.Epoch() {
-					return nil, placement.Plan{}, errSettled // it has moved since it was looked at
-				}
-				plan, err := placement.Shift(topic.Plan, topic.Spec.Demand, p.move.Publishers, p.move.To)
-				return topic.Spec, plan, err
-			}) // logged there
-		}()
 	}
 	c.mu.Unlock()
+	for _, s := range suspects {
+		m, verdict := s.watch.Decide(mono, c.cfg.ReliefRules, s.of) // a replay takes its time
+		c.mu.Lock()
+		if !c.mu.closing {
+			c.actLocked(s.topic, m, verdict, now)
+		}
+		c.mu.Unlock()
+	}
 }
 
-// loadLocked sums up a broker's window. Requires: mu held.
-func (c *Controller) loadLocked(topic catalog.Topic, broker string, now time.Time) relief.Load {
+// actLocked does what relief has decided. Requires: mu held.
+func (c *Controller) actLocked(topic catalog.Topic, m relief.Move, verdict relief.Verdict, now time.Time) {
+	name := topic.Spec.Name()
+	if verdict == relief.Suspected {
+		if q := c.mu.inquiries[name]; q == nil || q.broker != m.From {
+			c.dropInquiryLocked(name)
+			c.mu.inquiries[name] = c.newInquiryLocked(topic, m.From, now)
+		}
+		return
+	}
+	c.dropInquiryLocked(name)
+	log := c.cfg.Log.With(obs.KeyTopic, name, obs.KeyBroker, m.From, obs.KeyReason, m.Reason)
+	if verdict == relief.Acquitted {
+		c.acquitted.Add(1)
+		log.Warn("the SLO is missed, for want of tokens")
+	}
+	if verdict != relief.Overloaded {
+		return
+	}
+	log.Warn("a broker is overloaded", "to", m.To, "publishers", len(m.Publishers), "dry_run", c.cfg.Relief == ReliefDryRun)
+	c.proposed.Add(1)
+	if c.cfg.Relief == ReliefDryRun || c.mu.names[name] != nil {
+		return
+	}
+	release := c.holdLocked(name)
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		defer release()
+		_ = c.move(name, "overload, "+m.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+			if now.Placement.Epoch() != topic.Placement.Epoch() {
+				return nil, placement.Plan{}, errSettled // it has moved since it was looked at
+			}
+			plan, err := placement.Shift(now.Plan, now.Spec.Demand, m.Publishers, m.To)
+			return now.Spec, plan, err
+		}) // logged there
+	}()
+}
+
+// loadLocked sums up what a broker has reported since then. Requires: mu held.
+func (c *Controller) loadLocked(topic catalog.Topic, broker string, since time.Time) relief.Load {
 	l := relief.Load{Broker: broker}
 	f := c.figuresLocked(topic.Spec.Name(), broker)
 	if f == nil {
 		return l
 	}
-	for _, r := range f.within(now.Add(-c.cfg.Window)) {
+	for _, r := range f.within(since) {
 		l.Delivered += r.stats.Delivered
 		l.Exceeded += r.stats.Exceeded
 		if access, err := obs.LatencyFromProto(r.stats.Access); err == nil { // they were checked

@@ -23,6 +23,10 @@ type Config struct {
 	// MaxPart bounds one step, as a part of the topic's publishers; at least one
 	// may move. In (0, 1].
 	MaxPart float64
+	// Capture is how long the arrivals at an overloaded broker are recorded before
+	// anything moves, to be replayed through its bucket; 0: they are not, and the
+	// access delays that it reports decide.
+	Capture time.Duration
 }
 
 // Defaults of Config.
@@ -30,6 +34,7 @@ const (
 	DefaultSustained = 20 * time.Second
 	DefaultCooldown  = 30 * time.Second
 	DefaultMaxPart   = 0.05
+	DefaultCapture   = 4 * time.Second
 )
 
 const (
@@ -41,11 +46,13 @@ const (
 	// nothing begins and nothing ends.
 	calm = 0.5
 	// step is the part of its rate that an overloaded broker gives up at a time,
-	// within MaxPart. How far it is beyond what it can carry nobody knows: delays
-	// say that it is, not by how much.
+	// within MaxPart, where no replay says how much would do: delays say that it is
+	// beyond what it can carry, not by how much.
 	step = 0.10
-	// enough is how many deliveries make a fraction.
+	// enough is how many deliveries, or arrivals, make a fraction.
 	enough = 100
+	// maxCapture is as long as a broker records at a time.
+	maxCapture = 15 * time.Second
 )
 
 // Validate returns all problems at once.
@@ -53,6 +60,9 @@ func (c Config) Validate() error {
 	var errs []error
 	if c.Sustained <= 0 || c.Cooldown <= 0 {
 		errs = append(errs, fmt.Errorf("relief: sustained %v and cooldown %v must be positive", c.Sustained, c.Cooldown))
+	}
+	if c.Capture < 0 || c.Capture > maxCapture {
+		errs = append(errs, fmt.Errorf("relief: a capture of %v is outside [0, %v]", c.Capture, maxCapture))
 	}
 	if !(c.MaxPart > 0 && c.MaxPart <= 1) {
 		errs = append(errs, fmt.Errorf("relief: a step of %v of the publishers is outside (0, 1]", c.MaxPart))
@@ -70,19 +80,39 @@ type Load struct {
 
 // Topic is what Decide goes by.
 type Topic struct {
-	Quantile float64 // of the SLO
+	Quantile float64       // of the SLO
+	Latency  time.Duration // of the SLO
 	Plan     placement.Plan
 	Demand   placement.Demand
 	Loads    []Load // of the members
 	// Brokers that may be placed on; what the topic takes counts as allocated.
 	Brokers []placement.Broker
+	// Asked is the broker whose arrivals are being recorded, and Evidence what came
+	// of it; empty and nil: none.
+	Asked    string
+	Evidence *Evidence
 }
+
+// Verdict is what Decide found.
+type Verdict uint8
+
+const (
+	// Nothing is due.
+	Nothing Verdict = iota
+	// Suspected: the arrivals at Move.From are to be recorded.
+	Suspected
+	// Acquitted: the bucket of Move.From is to blame, so nothing moves.
+	Acquitted
+	// Overloaded: the Move is due.
+	Overloaded
+)
 
 // Move is publishers that are to move, as indices into Demand.Expand(),
 // ascending, and where to.
 type Move struct {
 	From, To   string
 	Publishers []int
+	Reason     string // for people: what the verdict stands on
 }
 
 // Watch is the memory that one topic needs. The zero value is ready.
@@ -92,22 +122,30 @@ type Watch struct {
 	from  map[string]stamp.Mono // by broker: nothing moves to it before
 }
 
-// Decide returns the move that is due now. ok is false when there is none.
+// Decide returns the move that is due now.
 //
-// A broker is overloaded when more of its deliveries than the budget were late
-// and not for want of tokens. When it has been for Config.Sustained, without
-// having been well in between, the fewest publishers move that are a tenth of
-// its rate, the largest first and of each correlation group in turn, but at most
-// MaxPart of the topic's. They go to the member that is well and has most
-// capacity left, or where none has enough, to the broker outside the topic that
-// has most. The worst broker is relieved first.
-func (w *Watch) Decide(now stamp.Mono, cfg Config, t Topic) (m Move, ok bool) {
+// A broker is suspected when more of its deliveries than the budget were late,
+// less those that its reports say waited for their tokens for longer than the SLO
+// allows, for Config.Sustained without having been well in between. Then its
+// arrivals are recorded for Config.Capture, and replayed through its bucket: if
+// what was late beyond those that the bucket makes late is within the budget, the
+// bucket is to blame, and the broker is left alone until it has been suspect for
+// Config.Sustained again. Otherwise it is overloaded.
+//
+// Then the fewest publishers move, the largest first and of each correlation group
+// in turn, without which the recorded arrivals would have kept the SLO on a broker
+// that absorbs what this one did; or, where nothing was recorded or that is not
+// enough, a tenth of its rate; in any case at most MaxPart of the topic's. They go
+// to the member that is well and has most capacity left, or where none has enough,
+// to the broker outside the topic that has most. The worst broker is relieved
+// first.
+func (w *Watch) Decide(now stamp.Mono, cfg Config, t Topic) (m Move, v Verdict) {
 	if w.since == nil {
 		w.since, w.from = map[string]stamp.Mono{}, map[string]stamp.Mono{}
 	}
 	budget := 1 - t.Quantile
 	well := map[string]bool{}
-	worst, most := "", 0.0
+	worst, most, asked := "", 0.0, false
 	present := map[string]bool{}
 	for _, l := range t.Loads {
 		present[l.Broker] = true
@@ -131,7 +169,15 @@ func (w *Watch) Decide(now stamp.Mono, cfg Config, t Topic) (m Move, ok bool) {
 			since = now
 			w.since[l.Broker] = now
 		}
-		if now.Sub(since) >= cfg.Sustained && fraction > most {
+		if now.Sub(since) < cfg.Sustained {
+			continue
+		}
+		// One whose arrivals are being recorded has its turn, lest two that are
+		// worse in turn have none.
+		if l.Broker == t.Asked {
+			asked = true
+		}
+		if fraction > most {
 			worst, most = l.Broker, fraction
 		}
 	}
@@ -147,18 +193,37 @@ func (w *Watch) Decide(now stamp.Mono, cfg Config, t Topic) (m Move, ok bool) {
 			delete(w.from, id)
 		}
 	}
-	if worst == "" || now.Before(w.quiet) {
-		return Move{}, false
+	if asked {
+		worst = t.Asked
 	}
-	chosen, rate := choose(t, worst, cfg.MaxPart)
+	if worst == "" || now.Before(w.quiet) {
+		return Move{}, Nothing
+	}
+	e := t.Evidence
+	if e != nil && e.Broker != worst {
+		e = nil
+	}
+	chosen, rate := choose(t, worst, cfg.MaxPart, e)
 	to := w.target(t, well, worst, rate)
 	if len(chosen) == 0 || to == "" {
-		return Move{}, false
+		return Move{}, Nothing
+	}
+	reason := "by the access delays that the broker reports"
+	if cfg.Capture > 0 {
+		if e == nil {
+			return Move{From: worst}, Suspected
+		}
+		blamed, why := e.judge(t, budget)
+		if blamed {
+			delete(w.since, worst)
+			return Move{From: worst, Reason: why}, Acquitted
+		}
+		reason = why
 	}
 	w.quiet = now.Add(cfg.Cooldown)
 	w.from[worst] = now.Add(ReturnFactor * cfg.Cooldown)
 	clear(w.since)
-	return Move{From: worst, To: to, Publishers: chosen}, true
+	return Move{From: worst, To: to, Publishers: chosen, Reason: reason}, Overloaded
 }
 
 // blame is the fraction of deliveries that were late for the broker's load.
@@ -170,7 +235,7 @@ func (l Load) blame() float64 {
 }
 
 // choose returns publishers of the broker and their rate.
-func choose(t Topic, broker string, maxPart float64) (chosen []int, rate float64) {
+func choose(t Topic, broker string, maxPart float64, e *Evidence) (chosen []int, rate float64) {
 	at := slices.IndexFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == broker })
 	if at < 0 {
 		return nil, 0
@@ -192,7 +257,13 @@ func choose(t Topic, broker string, maxPart float64) (chosen []int, rate float64
 		slices.SortStableFunc(byKey[key], func(a, b int) int { return cmp.Compare(publishers[b].Rate, publishers[a].Rate) })
 	}
 	most := max(1, int(math.Floor(maxPart*float64(len(publishers)))))
-	for rate < step*total && len(chosen) < most {
+	tenth := 0
+	for len(chosen) < most {
+		if rate < step*total {
+			tenth = len(chosen) + 1
+		} else if e == nil {
+			break
+		}
 		// The group that has given the smallest part of its own.
 		best, part := "", math.Inf(1)
 		for _, key := range keys {
@@ -215,6 +286,16 @@ func choose(t Topic, broker string, maxPart float64) (chosen []int, rate float64
 		i := byKey[best][0]
 		byKey[best] = byKey[best][1:]
 		chosen = append(chosen, i)
+		rate += publishers[i].Rate
+	}
+	n := min(tenth, len(chosen))
+	if e != nil {
+		if few, ok := e.fewest(t, chosen); ok {
+			n = few
+		}
+	}
+	chosen, rate = chosen[:n], 0
+	for _, i := range chosen {
 		rate += publishers[i].Rate
 	}
 	slices.Sort(chosen)

@@ -32,13 +32,16 @@ func topic(t testing.TB) Topic {
 	}
 }
 
+// after is so many seconds after the beginning.
+func after(seconds int) stamp.Mono { return stamp.Mono(seconds) * stamp.Mono(time.Second) }
+
 // run decides every second, from the second first on, and returns the moves.
 func (w *Watch) run(t *Topic, first, seconds int, change func(second int, t *Topic)) (at []int, moves []Move) {
 	for s := first; s < first+seconds; s++ {
 		if change != nil {
 			change(s, t)
 		}
-		if m, ok := w.Decide(stamp.Mono(s)*stamp.Mono(time.Second), config, *t); ok {
+		if m, v := w.Decide(after(s), config, *t); v == Overloaded {
 			at, moves = append(at, s), append(moves, m)
 		}
 	}
@@ -172,8 +175,8 @@ func TestAnyMove(t *testing.T) {
 				}
 				of.Loads = append(of.Loads, Load{Broker: q.Broker, Delivered: 1000, Exceeded: x, Waited: x / 3})
 			}
-			m, ok := w.Decide(stamp.Mono(s)*stamp.Mono(time.Second), config, of)
-			if !ok {
+			m, v := w.Decide(after(s), config, of)
+			if v != Overloaded {
 				continue
 			}
 			if s-last < 30 || m.From == m.To || len(m.Publishers) > max(1, len(publishers)/20) || len(m.Publishers) == 0 {
@@ -203,7 +206,7 @@ func TestValidate(t *testing.T) {
 	if err := config.Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, c := range []Config{{}, {Sustained: 1, Cooldown: 1, MaxPart: 1.1}, {Sustained: 1, Cooldown: -1, MaxPart: 0.1}} {
+	for _, c := range []Config{{}, {Sustained: 1, Cooldown: 1, MaxPart: 1.1}, {Sustained: 1, Cooldown: -1, MaxPart: 0.1}, {Sustained: 1, Cooldown: 1, MaxPart: 0.1, Capture: time.Hour}} {
 		if c.Validate() == nil {
 			t.Errorf("%+v was accepted", c)
 		}

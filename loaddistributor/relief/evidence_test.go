@@ -1,0 +1,156 @@
+package relief
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+var recording = Config{Sustained: 20 * time.Second, Cooldown: 30 * time.Second, MaxPart: DefaultMaxPart, Capture: DefaultCapture}
+
+// bursts is a topic of 400 publishers, half of them on b1, where 20 send at once,
+// all in turn, every 100 ms for 4 s. So many of each burst were late.
+func bursts(t *testing.T, late int) (Topic, *Evidence) {
+	t.Helper()
+	d := placement.Demand{Topic: "t", Rate: 400, Burst: 40, Groups: []placement.Group{{Key: "g", Count: 400, Rate: 1}}}
+	brokers := []placement.Broker{{ID: "b1", Mcap: 300}, {ID: "b2", Mcap: 300}}
+	p, err := placement.Place(placement.SRTM, brokers, d, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range brokers {
+		brokers[i].Allocated = 200
+	}
+	here := p.Quotas[0].Publishers
+	e := &Evidence{
+		Broker: "b1", Share: tokenbucket.Share{Rate: tokenbucket.PerSecond(250), Burst: 20},
+		Load: Load{Broker: "b1", Delivered: 800, Exceeded: uint64(40 * late)}, Lone: time.Millisecond,
+	}
+	for burst := range 40 {
+		for i := range 20 {
+			e.Arrivals = append(e.Arrivals, fitting.Arrival{At: stamp.Mono(burst) * stamp.Mono(100*time.Millisecond), Publisher: int32(here[(burst*20+i)%len(here)])})
+		}
+	}
+	return Topic{
+		Quantile: 0.99, Latency: 10 * time.Millisecond, Plan: p, Demand: d, Brokers: brokers,
+		Loads: []Load{{Broker: "b1", Delivered: 2000, Exceeded: uint64(100 * late)}, {Broker: "b2", Delivered: 2000}},
+	}, e
+}
+
+// suspect runs until the broker is suspected.
+func suspect(t *testing.T, w *Watch, of Topic, from int) (second int) {
+	t.Helper()
+	for s := from; s < from+100; s++ {
+		switch m, v := w.Decide(after(s), recording, of); v {
+		case Nothing:
+		case Suspected:
+			if m.From != "b1" || m.Publishers != nil {
+				t.Fatalf("suspected: %+v", m)
+			}
+			return s
+		default:
+			t.Fatalf("verdict %d at %d without evidence", v, s)
+		}
+	}
+	t.Fatal("nobody is suspected")
+	return 0
+}
+
+func TestTheReplayDecides(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Topic, *Evidence)
+		want   Verdict
+		reason string
+	}{
+		"the broker is too slow": {func(*Topic, *Evidence) {}, Overloaded, "0 % by a replay of 800 arrivals"},
+		// 6 of each 20 wait, 5 to 30 ms, and five of them for more than 9 ms.
+		"the bucket is too small": {func(_ *Topic, e *Evidence) { e.Share = tokenbucket.Share{Rate: tokenbucket.PerSecond(200), Burst: 14} }, Acquitted, "by a replay"},
+		"it held nothing":         {func(_ *Topic, e *Evidence) { e.Share = tokenbucket.Share{} }, Acquitted, "1e+02 % by a replay"},
+		"reports know better":     {func(_ *Topic, e *Evidence) { e.Load.Waited = e.Load.Exceeded }, Acquitted, "15 % by reports"},
+		"nothing was recorded":    {func(_ *Topic, e *Evidence) { e.Arrivals = nil }, Overloaded, "too few arrivals"},
+		"it is over":              {func(_ *Topic, e *Evidence) { e.Arrivals, e.Load.Exceeded = nil, 0 }, Acquitted, "too few arrivals"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var w Watch
+			of, e := bursts(t, 3)
+			s := suspect(t, &w, of, 0)
+			if s != 20 {
+				t.Errorf("suspected at %d", s)
+			}
+			c.change(&of, e)
+			of.Asked, of.Evidence = "b1", e
+			m, v := w.Decide(after(s+5), recording, of)
+			if v != c.want || m.From != "b1" || !strings.Contains(m.Reason, c.reason) || (v == Overloaded) != (m.To == "b2" && len(m.Publishers) > 0) {
+				t.Fatalf("verdict %d: %+v", v, m)
+			}
+			// Neither comes to the same at once.
+			of.Asked, of.Evidence = "", nil
+			again := 45
+			if c.want == Overloaded {
+				again = 55 // the cooldown, which is longer
+			}
+			if s := suspect(t, &w, of, s+6); s != again+1 && s != again {
+				t.Errorf("suspected again at %d, want %d", s, again)
+			}
+		})
+	}
+}
+
+// What is asked of one broker is of use to that one only, and it has its turn even
+// when another is worse by then.
+func TestOneAfterTheOther(t *testing.T) {
+	var w Watch
+	of, e := bursts(t, 3)
+	of.Loads[1].Exceeded = 200
+	of.Brokers = append(of.Brokers, placement.Broker{ID: "b3", Mcap: 1000})
+	s := suspect(t, &w, of, 0)
+	of.Loads[1].Exceeded = 1000
+	if m, v := w.Decide(after(s), recording, of); v != Suspected || m.From != "b2" {
+		t.Fatalf("the worst: %d, %+v", v, m)
+	}
+	of.Asked = "b1"
+	if m, v := w.Decide(after(s), recording, of); v != Suspected || m.From != "b1" {
+		t.Fatalf("the one that is being asked: %d, %+v", v, m)
+	}
+	of.Evidence = e
+	if m, v := w.Decide(after(s), recording, of); v != Overloaded || m.From != "b1" || m.To != "b3" {
+		t.Fatalf("with evidence: %d, %+v", v, m)
+	}
+}
+
+// A broker that absorbs 17 of bursts of 20 keeps the SLO with bursts of 17: without
+// three of each burst's publishers.
+func TestNoMoreThanItTakes(t *testing.T) {
+	of, e := bursts(t, 3)
+	for i := range e.Arrivals { // always the same 20
+		e.Arrivals[i].Publisher = int32(of.Plan.Quotas[0].Publishers[i%20])
+	}
+	all := of.Plan.Quotas[0].Publishers[:20]
+	if n, ok := e.fewest(of, all); !ok || n != 3 {
+		t.Errorf("%d, %v; want 3", n, ok)
+	}
+	if n, ok := e.fewest(of, all[:2]); ok {
+		t.Errorf("two are enough: %d", n)
+	}
+	var w Watch
+	s := suspect(t, &w, of, 0)
+	of.Asked, of.Evidence = "b1", e
+	m, v := w.Decide(after(s), recording, of)
+	if v != Overloaded || !slices.Equal(m.Publishers, all[:3]) {
+		t.Errorf("verdict %d: %+v", v, m)
+	}
+	// 5 % of 400 are not enough where all are late: then a tenth of its rate.
+	of, e = bursts(t, 20)
+	w = Watch{}
+	s = suspect(t, &w, of, 0)
+	of.Asked, of.Evidence = "b1", e
+	if m, v := w.Decide(after(s), recording, of); v != Overloaded || len(m.Publishers) != 20 {
+		t.Errorf("verdict %d: %d publishers", v, len(m.Publishers))
+	}
+}
