@@ -18,7 +18,9 @@
 // left this process, or because the broker ended the connection in order (a
 // half-close after everything it read was answered, as a broker does that
 // gives its publishers away). The latter duplicates only if the broker's
-// process died between accepting and answering. After a connection that broke
+// process died between accepting and answering, which a publisher cannot tell from
+// an end in order; no number goes with a message by which a broker could know it
+// again ("What may come twice" in docs/protocol.md). After a connection that broke
 // in any other way the publish fails with ErrUnanswered; Config.Resend changes
 // either.
 //
