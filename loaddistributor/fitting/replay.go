@@ -146,18 +146,20 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 	return f
 }
 
-// deviation is the standard error of the late fraction over so many seconds,
-// infinite for fewer than two.
+// deviation is the standard error of the late fraction over so many seconds with
+// messages, infinite for fewer than two.
 func deviation(seconds []Period) (n int, err float64) {
-	n = len(seconds)
-	if n < 2 {
-		return n, math.Inf(1)
-	}
 	sum, square := 0.0, 0.0
 	for _, s := range seconds {
-		f := s.Late / max(1, s.Messages)
-		sum += f
-		square += f * f
+		if s.Messages > 0 { // not a gap in what is known
+			f := s.Late / s.Messages
+			sum += f
+			square += f * f
+			n++
+		}
+	}
+	if n < 2 {
+		return n, math.Inf(1)
 	}
 	return n, math.Sqrt(max(0, square-sum*sum/float64(n)) / float64(n) / float64(n-1))
 }
