@@ -42,6 +42,8 @@ type loop struct {
 
 	// Memory that all connections share while they have their turn.
 	buf    []byte          // read into
+	took   int             // bytes read since the last flush of all
+	fed    []*client       // subscribers that were written messages in this turn
 	going  broker.Outgoing // written from
 	errand sync.WaitGroup
 
@@ -173,11 +175,38 @@ func (l *loop) run() {
 		}
 		for i := range events {
 			l.serve(&events[i])
+			if l.took >= loopBuffer {
+				l.breathe()
+			}
 		}
 		l.takeInbox()
 		l.flushAll()
+		l.forget()
 		l.expire(clock.Mono())
 	}
+}
+
+// breathe writes in the middle of a turn what it has brought so far, and reads
+// the subscribers that were written to before: publishers who fill their sockets
+// would else put in more for each turn than RDY lets out, and what piles up is
+// memory that is not used again but taken anew, and cold.
+func (l *loop) breathe() {
+	n := len(l.fed)
+	for i := range n {
+		if c := l.fed[i]; c.seat != nil && !c.seat.away && c.seat.phase == open && c.seat.events&unix.EPOLLIN != 0 {
+			l.readable(c)
+		}
+	}
+	l.fed = append(l.fed[:0], l.fed[n:]...)
+	l.takeInbox()
+	l.flushAll()
+	l.took = 0
+}
+
+// forget ends what is kept during a turn.
+func (l *loop) forget() {
+	clear(l.fed)
+	l.fed, l.took = l.fed[:0], 0
 }
 
 // close frees what the loop has. What nobody serves any more is closed.
@@ -308,6 +337,7 @@ func (l *loop) readable(c *client) {
 	}
 	n, err := c.in.Read(c.buf[c.w:])
 	c.w += n
+	l.took += n
 	switch {
 	case errors.Is(err, hook.ErrAgain):
 		l.keep(c)
@@ -564,6 +594,9 @@ func (l *loop) wrote(c *client, g *broker.Outgoing) {
 	if n := g.Messages(); n > 0 {
 		c.sub.Wrote(g)
 		add(&c.ledger.messages, n)
+		if k := len(l.fed); k == 0 || l.fed[k-1] != c {
+			l.fed = append(l.fed, c)
+		}
 	}
 }
 
