@@ -81,7 +81,7 @@ func TestCalibrate(t *testing.T) {
 	}
 
 	a.set = nil
-	out, _, err = run("--nsqd-tcp-address="+at[0], "--nsqd-http-address="+at[1])
+	out, _, err = run("--nsqd-tcp-address="+at[0], "--nsqd-http-address="+at[1], "--first=400")
 	if err != nil || a.set != nil || !strings.Contains(out, "p90 within 10s: mcap at least 400 msg/s: more was not to be tried") || strings.Contains(out, "applied") {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
@@ -93,7 +93,7 @@ func TestCalibrate(t *testing.T) {
 
 	// What keeps nothing is not applied.
 	a.set = nil
-	out, _, err = run("b1", "--size=1000", "--apply")
+	out, _, err = run("b1", "--size=1000", "--first=100", "--apply")
 	if !errors.Is(err, calibrate.ErrNothingKept) || a.set != nil || !strings.Contains(out, "not applied") || !strings.Contains(out, "connections were lost") {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
