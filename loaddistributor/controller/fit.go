@@ -237,7 +237,11 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 	if f.record != nil {
 		f.record.trace.Skip(wall(now)) // of while they connected
 	}
-	f.measureFrom(topic.Placement.Epoch(), now)
+	from := now
+	if f.from.After(now) { // subscribers have just come
+		from = f.from
+	}
+	f.measureFrom(topic.Placement.Epoch(), from)
 	return true
 }
 
@@ -281,7 +285,7 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 		}
 	}
 	if stays {
-		if a.Changed {
+		if a.Changed && f.from.Before(now) {
 			f.measureFrom(topic.Placement.Epoch(), now)
 		}
 		return
