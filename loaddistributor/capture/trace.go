@@ -120,6 +120,7 @@ func (t *Trace) Begun(brokers ...string) bool {
 func (t *Trace) Skip(now stamp.Wall) {
 	t.taken = max(t.taken, now)
 	t.pending = slices.DeleteFunc(t.pending, func(a arrival) bool { return a.at < t.taken })
+	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.taken })
 }
 
 // Counts returns what happened so far.

@@ -41,6 +41,7 @@ import (
 // arrivals takes its time.
 type fit struct {
 	search fitting.Search // nil: waiting for traffic
+	rate   float64        // of all publishers, msg/s
 	setup  fitting.Setup
 	epoch  uint64               // of the placement under test
 	sum    observed             // of what was reported since the last look
@@ -102,7 +103,11 @@ func (c *Controller) fitLocked(topic catalog.Topic) {
 	if old := c.mu.fits[name]; old != nil {
 		c.endFitLocked(name, old, fitEnded, "the topic is gone", c.now())
 	}
-	c.mu.fits[name] = &fit{step: "waiting for publishers"}
+	f := &fit{step: "waiting for publishers"}
+	for _, p := range d.Expand() {
+		f.rate += p.Rate
+	}
+	c.mu.fits[name] = f
 }
 
 // fit moves every fit under way on.
@@ -127,13 +132,15 @@ func (c *Controller) fit(now time.Time) {
 			c.endFitLocked(name, f, fitEnded, "another placement came between", now)
 			continue
 		}
-		if f.record != nil || c.cfg.Fitting == fitting.ModeFast && c.offeredLocked(topic) > 0 {
+		ready := f.search != nil || c.offeredLocked(topic) >= fitTraffic*f.rate && !c.deafLocked(topic, f, now)
+		if f.record != nil || c.cfg.Fitting == fitting.ModeFast && ready {
 			c.recordLocked(topic, f, now)
 		}
 		switch {
 		case f.moving || c.mu.names[name] != nil:
 		case f.next != nil:
 			c.followLocked(topic, f, now)
+		case !ready:
 		case f.search == nil:
 			if c.beginFitLocked(topic, f, now) {
 				turns = append(turns, turn{name, f, fitting.Observation{}})
@@ -195,25 +202,32 @@ func (c *Controller) deafLocked(topic catalog.Topic, f *fit, now time.Time) bool
 
 func (c *Controller) fitSettle() time.Duration { return min(fitSettle, c.cfg.ReportInterval) }
 
-// offeredLocked is the rate, in msg/s, of the newest reports. Requires: mu held.
-func (c *Controller) offeredLocked(topic catalog.Topic) (offered float64) {
+// offeredLocked is the rate, in msg/s, of the newest reports, or of the window where
+// that is more: publishers may send more rarely than brokers report. Requires: mu
+// held.
+func (c *Controller) offeredLocked(topic catalog.Topic) float64 {
+	newest, window := 0.0, 0.0
 	for _, q := range topic.Plan.Quotas {
-		if figures := c.figuresLocked(topic.Spec.Name(), q.Broker); figures != nil {
-			last := figures.reports[len(figures.reports)-1]
-			offered += float64(last.stats.Offered) / last.stats.Interval.AsDuration().Seconds()
+		figures := c.figuresLocked(topic.Spec.Name(), q.Broker)
+		if figures == nil {
+			continue
 		}
+		n, d := uint64(0), time.Duration(0)
+		for _, r := range figures.reports {
+			n += r.stats.Offered
+			d += r.stats.Interval.AsDuration()
+		}
+		window += float64(n) / d.Seconds()
+		last := figures.reports[len(figures.reports)-1].stats
+		newest += float64(last.Offered) / last.Interval.AsDuration().Seconds()
 	}
-	return offered
+	return max(newest, window)
 }
 
-// beginFitLocked makes the search once the topic's publishers send. Requires: mu
-// held.
+// beginFitLocked makes the search of a topic whose publishers send, once its brokers
+// record. Requires: mu held.
 func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) (begun bool) {
-	expected := 0.0
-	for _, p := range topic.Spec.Demand.Expand() {
-		expected += p.Rate
-	}
-	if c.offeredLocked(topic) < fitTraffic*expected || f.record != nil && f.record.starting(topic, now) || c.deafLocked(topic, f, now) {
+	if f.record != nil && f.record.starting(topic, now) {
 		return false
 	}
 	f.setup = fitting.Setup{
@@ -226,7 +240,7 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 		f.search, err = fitting.NewPaper(f.setup, c.cfg.FittingRound, rng)
 		f.round = c.cfg.FittingRound
 	} else {
-		f.search, err = fitting.NewFast(f.setup, c.fastConfigLocked(f.setup, expected), rng)
+		f.search, err = fitting.NewFast(f.setup, c.fastConfigLocked(f.setup, f.rate), rng)
 	}
 	if err != nil {
 		f.search = nil

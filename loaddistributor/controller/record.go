@@ -50,6 +50,9 @@ func (c *Controller) recordLocked(topic catalog.Topic, f *fit, now time.Time) {
 		f.record = newRecording(topic, now)
 	}
 	c.askArrivalsLocked(f.record, topic.Spec.Name(), topic.Holders(), now)
+	if f.search == nil {
+		f.record.trace.Skip(wall(now)) // nobody takes it yet
+	}
 }
 
 // askArrivalsLocked asks brokers again whenever that is due. Requires: mu held.
