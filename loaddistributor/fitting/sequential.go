@@ -40,7 +40,10 @@ func (d Decision) String() string {
 //	the true fraction is at or above the budget: Within comes with a chance of at most Alpha
 //	the true fraction is at or below the budget: Beyond comes with a chance of at most Alpha
 //
-// Unsettled makes no claim, and counts as the safe side.
+// Unsettled makes no claim, and counts as the safe side. Fast, where it has captured
+// arrivals, takes for Burst what comes to one broker: given the arrivals, brokers are
+// late independently of one another, and as the mean of a product is at most that of
+// equal factors, the promise is for the mean over the bursts tested.
 //
 // How: a burst counts as one trial, of which the fraction y was late, in [0, 1].
 // Two bettors start with 1 each. If the budget is p, then for any z in (0, 1)
