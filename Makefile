@@ -140,7 +140,7 @@ calibrate: build ## measure nsqd here, and write the simulator's calibration of 
 	@mkdir -p build
 	$(GO) run ./bench/calibrate --out=$(or $(OUT),build/calibration.json) $(ARGS)
 
-convergence: build ## the paper's Table 1 with real processes, into build/convergence.json: about 15 minutes (ARGS=)
+convergence: build ## the paper's Table 1 with real processes, into build/convergence.json: about 10 minutes (ARGS=)
 	@mkdir -p build
 	@$(GO) build -o build/convergence ./bench/convergence
 	@build/convergence --json=build/convergence.json $(ARGS)
