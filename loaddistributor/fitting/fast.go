@@ -76,6 +76,7 @@ type Fast struct {
 
 	trace    recorded
 	absorbed []Absorption
+	recalled []bool // absorbed is of an earlier fit, by broker
 	lone     time.Duration
 	detailed bool // it is known what becomes of each message
 
@@ -117,9 +118,10 @@ func NewFast(setup Setup, config FastConfig, rng *rand.Rand) (*Fast, error) {
 		return nil, fmt.Errorf("fast: %+v", config)
 	}
 	f := &Fast{setup: setup, config: config, rng: rng, publishers: setup.Demand.Expand()}
-	f.absorbed = make([]Absorption, len(setup.Brokers))
+	f.absorbed, f.recalled = make([]Absorption, len(setup.Brokers)), make([]bool, len(setup.Brokers))
 	for l, b := range setup.Brokers {
 		f.absorbed[l] = config.Absorbed[b.ID]
+		f.recalled[l] = f.absorbed[l].Burst > 0
 	}
 	f.declared = together(f.publishers)
 	for _, p := range f.publishers {
@@ -178,16 +180,21 @@ func (f *Fast) Next(o Observation) Action {
 	}
 	late, _ := f.test.Fraction()
 	f.tried = append(f.tried, trial{f.plan, late + f.access(f.forecast(f.plan, f.where)), f.test.Decision()})
-	f.learn()
-	return f.choose(f.plan.K + 1)
+	least := f.plan.K + 1
+	if f.learn() {
+		least-- // it was held up to a forecast that was wrong from the outset
+	}
+	return f.choose(least)
 }
 
-// start puts the first placement in force, of which nothing is forecast.
+// start puts the first placement in force, of which nothing is forecast. One that is
+// in force stays until it was measured, whatever is known of the brokers: that was
+// learned with other publishers and consumers.
 func (f *Fast) start() Action {
-	k := f.guess()
-	if f.setup.Start.K >= k {
+	if start := f.setup.Start; start.K > 0 && start.K >= f.setup.Demand.AtLeast {
 		return f.adopt(candidate{plan: f.setup.Start, where: f.setup.whereOf(f.setup.Start, len(f.publishers))})
 	}
+	k := f.guess()
 	c, err := f.candidate(k)
 	if err != nil && k > 1 {
 		c, err = f.candidate(f.setup.Demand.AtLeast)
@@ -298,15 +305,25 @@ func (f *Fast) seen() float64 {
 	return float64(all.Late) / max(1, float64(all.Delivered))
 }
 
-// learn takes from what was late what brokers absorb.
-func (f *Fast) learn() {
+// learn takes from what was late what brokers absorb, and reports whether one does
+// more than an earlier fit said.
+func (f *Fast) learn() (more bool) {
 	for l, s := range f.counts {
-		if n := float64(s.Delivered); n > 0 {
-			if a := f.trace.learn(f.setup, f.where, l, float64(s.Late)/n, float64(s.HalfLate)/n); a.Burst > 0 {
-				f.absorbed[l] = a
-			}
+		n := float64(s.Delivered)
+		if n == 0 {
+			continue
+		}
+		known := f.absorbed[l]
+		a := f.trace.learn(f.setup, f.where, l, float64(s.Late)/n, float64(s.HalfLate)/n)
+		if a.Burst == 0 && s.Late == 0 && f.recalled[l] {
+			a = f.trace.absorbed(known, f.where, l)
+		}
+		if a.Burst > 0 {
+			more = more || f.recalled[l] && a.Burst > known.Burst
+			f.absorbed[l], f.recalled[l] = a, false
 		}
 	}
+	return more
 }
 
 // candidate is a placement that could be tried.

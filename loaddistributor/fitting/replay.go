@@ -211,6 +211,20 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 	return a
 }
 
+// absorbed returns what broker l, of which nothing was late, absorbs at the least, if
+// that is more than was thought; else the zero Absorption.
+func (r *recorded) absorbed(thought Absorption, where []int, l int) Absorption {
+	arrivals := r.at(where, l)
+	if len(arrivals) == 0 {
+		return Absorption{}
+	}
+	burst, err := tokenbucket.Profile(arrivals, thought.Rate, 0.99) // it need not have met the worst
+	if err != nil || burst <= thought.Burst {
+		return Absorption{}
+	}
+	return Absorption{Rate: thought.Rate, Burst: burst}
+}
+
 // together returns how many messages of the trace arrive together at one broker at
 // most: within a span of time, at a quantile of the messages that leaves chance
 // meetings out.

@@ -26,8 +26,8 @@ type Setup struct {
 	// Quantile of the deliveries are to take no longer than Latency.
 	Quantile float64
 	Latency  time.Duration
-	// Start is the placement in force, where fast begins unless it knows that more
-	// brokers are needed; zero: there is none.
+	// Start is the placement in force, which fast measures before it tries another;
+	// zero: there is none.
 	Start placement.Plan
 }
 

@@ -364,6 +364,39 @@ func TestFastComesDownWhereTheForecastSaysSo(t *testing.T) {
 	}
 }
 
+// What is in force is measured before anything is moved, whatever was learned of the
+// brokers: consumers may be faster than those of an earlier topic, and publishers that
+// are declared as a group may send apart.
+func TestFastTestsWhatIsInForceFirst(t *testing.T) {
+	for _, c := range []struct {
+		size int
+		want func(rounds []fitting.Rounds) bool
+	}{
+		{5, func(r []fitting.Rounds) bool { return len(r) == 1 && r[0].K == 1 }},
+		{20, func(r []fitting.Rounds) bool { return len(r) > 1 && r[0].K == 1 && r[1].K > 2 }},
+	} {
+		for _, detailed := range []bool{false, true} {
+			s := setup(6, 50, c.size, 3000)
+			plan, err := placement.Place(s.Policy, s.Brokers, s.Demand, rng())
+			if err != nil || plan.K != 1 {
+				t.Fatal(plan.K, err)
+			}
+			s.Start = plan
+			all := map[string]fitting.Absorption{}
+			for _, b := range s.Brokers {
+				all[b.ID] = fitting.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 20}
+			}
+			w := newAbsorbing(s, 90, 5)
+			w.detailed = detailed
+			w.meet = func(int) int { return 0 } // groups do not
+			final := fast(t, w, fitting.FastConfig{Absorbed: all})
+			if r := final.Outcome.Rounds; !final.Outcome.Fitted || !c.want(r) {
+				t.Errorf("groups of %d, detailed %v: tried %v: %+v", c.size, detailed, r, final.Outcome)
+			}
+		}
+	}
+}
+
 // As much is late in the mean: where it is so in each second, that is believed; where
 // one second is far beyond the budget and the next three are not, those that were seen
 // do not say enough of those to come.
