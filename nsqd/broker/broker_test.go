@@ -281,6 +281,7 @@ var _ = Describe("a broker", func() {
 		Eventually(r.done).Should(BeClosed())
 		Expect(publish(t, "x")).To(MatchError(broker.ErrGone))
 		Expect(r.sub.Ready(2)).To(MatchError(broker.ErrGone))
+		Expect(r.sub.FinishRow(clock.Mono(), make([]wire.MessageID, 2), nil)).To(Equal([]error{broker.ErrGone, broker.ErrGone}))
 		_, err := t.Subscribe("c", broker.Subscriber{}, func() {})
 		Expect(err).To(MatchError(broker.ErrGone))
 		Expect(b.DeleteTopic("t")).To(MatchError(broker.ErrUnknownTopic))

@@ -130,16 +130,28 @@ func (s *Subscription) Ready(n int) error {
 
 // Finish ends a message. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Finish(id wire.MessageID) error {
-	return s.FinishAt(s.topic.broker.now(), id)
-}
-
-// FinishAt is Finish for a caller who knows the time, of many in a row.
-func (s *Subscription) FinishAt(now stamp.Mono, id wire.MessageID) error {
+	now := s.topic.broker.now()
 	return s.step(func(st *step) error {
 		err := s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
 		s.topic.finished(now, s.channel, st.fx.Finished)
 		return err
 	})
+}
+
+// FinishRow is Finish for messages in a row, under one hold of the lock: it
+// appends to errs what became of each.
+func (s *Subscription) FinishRow(now stamp.Mono, row []wire.MessageID, errs []error) []error {
+	st := s.topic.begin()
+	defer s.topic.end(st)
+	if s.closed {
+		for range row {
+			errs = append(errs, ErrGone)
+		}
+		return errs
+	}
+	errs = s.topic.mu.core.FinishRow(now, s.channel, s.id, row, &st.fx, errs)
+	s.topic.finished(now, s.channel, st.fx.Finished)
+	return errs
 }
 
 // Requeue gives a message back, to be delivered again after delay.

@@ -48,7 +48,8 @@ type client struct {
 	r, w      int
 	targets   []target // of publishes, each once; at most maxTargets, the last ones
 	unsettled []unsettled
-	row       *row // nil: no publishes wait to be handed over
+	row       *row    // nil: no publishes wait to be handed over
+	fins      *finRow // nil: no FINs do
 	sub       *broker.Subscription
 	batch     wire.Batch  // the MPUB in hand: broker.Bodies, without an allocation
 	cred      credentials // where clients need leave
@@ -375,6 +376,7 @@ func (c *client) consume() error {
 	if err := c.flushRow(now); err != nil {
 		return c.seat.hold(&task{}, err) // only on a loop
 	}
+	c.flushFins(now)
 	c.settle()
 	// A client that fills its buffer sends more than the buffer was made for.
 	if filled && c.r == c.w && len(c.buf) < maxIdle {
@@ -386,6 +388,9 @@ func (c *client) consume() error {
 // carryOut does what a command asks for, and consumes it. An error other than
 // those of consume ends the connection.
 func (c *client) carryOut(t *task, now stamp.Mono) error {
+	if t.op.Kind != session.OpFin {
+		c.flushFins(now)
+	}
 	if c.seat != nil {
 		if err := c.seat.admits(c, t, now); err != nil {
 			return err
@@ -415,6 +420,9 @@ func (c *client) carryOut(t *task, now stamp.Mono) error {
 			return c.seat.hold(t, errWaits)
 		}
 		c.published(op, topic, err)
+	case op.Kind == session.OpFin:
+		c.settle()
+		c.finish(op.ID, now)
 	case op.Kind != session.OpNone:
 		c.settle()
 		err := c.do(op, now)
@@ -485,12 +493,6 @@ func (c *client) do(op *session.Op, now stamp.Mono) error {
 		return c.subscribe(op, now)
 	case session.OpRdy:
 		return c.ready(op.Ready)
-	case session.OpFin:
-		err := c.sub.FinishAt(now, op.ID)
-		if err == nil {
-			add(&c.ledger.finished, 1)
-		}
-		return err
 	case session.OpReq:
 		err := c.sub.Requeue(op.ID, op.Timeout)
 		if err == nil {

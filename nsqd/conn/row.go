@@ -95,6 +95,47 @@ func (c *client) flushRow(now stamp.Mono) error {
 	return nil
 }
 
+// finRow is FINs that came together, handed over together for the same reason as
+// a row. A connection has one only while it consumes, and never beside a row.
+type finRow struct {
+	ids  []wire.MessageID
+	errs []error
+}
+
+// finish puts a FIN into the row. It takes effect by flushFins.
+func (c *client) finish(id wire.MessageID, now stamp.Mono) {
+	if c.fins == nil {
+		c.fins = c.srv.fins.Get().(*finRow)
+	}
+	c.fins.ids = append(c.fins.ids, id)
+	if len(c.fins.ids) == rowSize {
+		c.flushFins(now)
+	}
+}
+
+// flushFins finishes the row's messages and answers those that were refused.
+func (c *client) flushFins(now stamp.Mono) {
+	r := c.fins
+	if r == nil {
+		return
+	}
+	n := 0
+	r.errs = c.sub.FinishRow(now, r.ids, r.errs)
+	op := session.Op{Kind: session.OpFin}
+	for i, err := range r.errs {
+		if err == nil {
+			n++
+		}
+		op.ID = r.ids[i]
+		c.sess.Answer(&op, err)
+	}
+	add(&c.ledger.finished, n)
+	clear(r.errs)
+	*r = finRow{ids: r.ids[:0], errs: r.errs[:0]}
+	c.fins = nil
+	c.srv.fins.Put(r)
+}
+
 // hand gives a message, or with bodies a batch, to the topic of that name, which
 // it returns. ErrBusy only if p says NoWait.
 func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now stamp.Mono) (*broker.Topic, error) {

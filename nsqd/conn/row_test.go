@@ -101,3 +101,53 @@ var _ = overBoth("publishes that come together", func() {
 		}
 	})
 })
+
+var _ = overBoth("FINs that come together", func() {
+	It("end their messages in order, among other commands, and each is refused by itself", func() {
+		n := start(nil)
+		p := n.dial()
+		const total = 200 // more than a row
+		var in []byte
+		for range total {
+			in = wire.AppendPub(in, "t", []byte("x"))
+		}
+		p.send(in)
+		for range total {
+			p.expect(wire.FrameResponse, "OK")
+		}
+		sub := n.dial()
+		sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), total))
+		sub.expect(wire.FrameResponse, "OK")
+		var ids []wire.MessageID
+		for range total {
+			ids = append(ids, sub.message().ID)
+		}
+		in = wire.AppendRdy(nil, 0)
+		for i, id := range ids {
+			in = wire.AppendFin(in, id)
+			switch i {
+			case 10, 100:
+				in = wire.AppendFin(in, id) // twice
+			case 20, 120:
+				in = wire.AppendPub(in, "other", []byte("x"))
+			case 30:
+				in = wire.AppendTouch(in, id) // of what was finished just before
+			}
+		}
+		sub.send(wire.AppendCls(in))
+		refused := func(verb string, id wire.MessageID) {
+			sub.expect(wire.FrameError, Equal("E_"+verb+"_FAILED "+verb+" "+id.String()+" failed"))
+		}
+		refused("FIN", ids[10])
+		sub.expect(wire.FrameResponse, "OK")
+		refused("TOUCH", ids[30])
+		refused("FIN", ids[100])
+		sub.expect(wire.FrameResponse, "OK")
+		sub.expect(wire.FrameResponse, "CLOSE_WAIT")
+		t, err := n.broker.Topic([]byte("t"))
+		Expect(err).NotTo(HaveOccurred())
+		c := t.Stats().Channels[0]
+		Expect(c.Counters.Finished).To(BeEquivalentTo(total))
+		Expect(c.Ready + c.InFlight).To(BeZero())
+	})
+})

@@ -105,6 +105,7 @@ type Server struct {
 	faults   atomic.Uint64 // connections closed for a fatal protocol error
 	turn     atomic.Uint32 // of the loops, to get a connection
 	rows     sync.Pool     // of *row, empty
+	fins     sync.Pool     // of *finRow, empty
 	buffers  buffers
 
 	mu struct {
@@ -126,6 +127,7 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mu.clients = make(map[*client]struct{})
 	s.rows.New = func() any { return new(row) }
+	s.fins.New = func() any { return new(finRow) }
 	return s, nil
 }
 

@@ -591,6 +591,20 @@ func (t *Topic) Finish(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, f
 	return nil
 }
 
+// FinishRow is Finish for many in a row, in one step: it appends to errs what
+// became of each.
+func (t *Topic) FinishRow(now stamp.Mono, c *Channel, id ConsumerID, row []MessageID, fx *Effects, errs []error) []error {
+	for _, m := range row {
+		msg, err := c.finish(id, m, fx)
+		if err == nil {
+			fx.Finished = append(fx.Finished, msg)
+		}
+		errs = append(errs, err)
+	}
+	t.settle(now, c, fx)
+	return errs
+}
+
 // Requeue gives a message back, to be delivered again after delay.
 // Error: ErrNotInFlight.
 func (t *Topic) Requeue(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, delay time.Duration, fx *Effects) error {

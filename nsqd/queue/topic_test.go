@@ -737,12 +737,37 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 				if !ok {
 					rt.Skip()
 				}
-				if err := top.Finish(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, &fx); err != nil {
-					rt.Fatal(err)
+				ended := func(id int) {
+					key := holding{channel: h.channel, id: id}
+					if finished[key]++; finished[key] > 1 || !accepted[id] {
+						rt.Fatalf("%v finished %d times, accepted %v", key, finished[key], accepted[id])
+					}
 				}
-				key := holding{channel: h.channel, id: h.id}
-				if finished[key]++; finished[key] > 1 || !accepted[h.id] {
-					rt.Fatalf("%v finished %d times, accepted %v", key, finished[key], accepted[h.id])
+				if rapid.Bool().Draw(rt, "alone") {
+					if err := top.Finish(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, &fx); err != nil {
+						rt.Fatal(err)
+					}
+					ended(h.id)
+					return
+				}
+				ids := []int{h.id}
+				for range rapid.IntRange(0, 3).Draw(rt, "more") {
+					if o, _ := pickHeld(); o.channel == h.channel && o.consumer == h.consumer {
+						ids = append(ids, o.id) // some of them twice
+					}
+				}
+				var row []MessageID
+				for _, id := range ids {
+					row = append(row, message(id, 0).ID)
+				}
+				for i, err := range top.FinishRow(now, top.Channel(h.channel), h.consumer, row, &fx, nil) {
+					again := slices.Contains(ids[:i], ids[i])
+					if again != errors.Is(err, ErrNotInFlight) || !again && err != nil {
+						rt.Fatalf("%d of %v: %v", i, ids, err)
+					}
+					if !again {
+						ended(ids[i])
+					}
 				}
 			},
 			"requeue": func(rt *rapid.T) {

@@ -45,11 +45,11 @@ type Session struct {
 	encrypted  bool      // OpTLS was carried out
 	wrapped    bool      // an upgrade was carried out
 
-	// Operations given out and not yet Done. Publishes may pile up; anything
-	// else is the last, since the meaning of the next command depends on it.
-	// Invariant: barrier implies outstanding > 0.
+	// Operations given out and not yet Done. Publishes and FINs may pile up;
+	// anything else is the last, since the meaning of the next command depends on
+	// it. Invariant: barrier implies outstanding > 0.
 	outstanding int
-	barrier     bool // the last one is not a publish
+	barrier     bool // the last one is neither
 
 	need  int         // bytes the next Step needs
 	heard stamp.Mono  // when the last command came, moved by late ticks
@@ -81,8 +81,8 @@ func New(cfg *Config, now stamp.Mono) *Session {
 // closing, which Closing tells. A command that is refused is not consumed and
 // nothing of it is returned.
 //
-// Requires: every op before this one is Done, except that OpPub, OpMpub and
-// OpDpub may wait, to be Done later in the order they were given out.
+// Requires: every op before this one is Done, except that OpPub, OpMpub, OpDpub
+// and OpFin may wait, to be Done later in the order they were given out.
 func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
 	n = s.StepInto(in, now, &op)
 	return n, op
@@ -92,7 +92,7 @@ func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
 // a good part of what a short command costs. What op was before is forgotten.
 func (s *Session) StepInto(in []byte, now stamp.Mono, op *Op) (n int) {
 	if s.barrier {
-		panic("session: Step while an operation that is not a publish waits for Done")
+		panic("session: Step while an operation waits for Done that is neither a publish nor a FIN")
 	}
 	*op = Op{}
 	if s.closing || s.fault != nil {
@@ -130,7 +130,7 @@ func (s *Session) StepInto(in []byte, now stamp.Mono, op *Op) (n int) {
 	s.need = 1
 	switch op.Kind {
 	case OpNone:
-	case OpPub, OpMpub, OpDpub:
+	case OpPub, OpMpub, OpDpub, OpFin:
 		s.outstanding++
 	default:
 		s.outstanding++

@@ -558,7 +558,21 @@ var _ = Describe("Session", func() {
 	})
 
 	Describe("the driver's side of the contract", func() {
-		It("is to answer anything but a publish before the next Step", func() {
+		It("may answer FINs together, in order", func() {
+			p := connect(&cfg)
+			_, op := p.s.Step(sub(), 0)
+			p.s.Done(op, nil)
+			in := wire.AppendFin(wire.AppendFin(nil, wire.MessageID{'1'}), wire.MessageID{'2'})
+			n, first := p.s.Step(in, 0)
+			_, second := p.s.Step(in[n:], 0)
+			Expect(first.Kind).To(Equal(session.OpFin))
+			Expect(second.Kind).To(Equal(session.OpFin))
+			p.s.Done(first, errors.New("no"))
+			p.s.Done(second, nil)
+			Expect(p.heard()).To(Equal([]string{"response OK", fmt.Sprintf("error E_FIN_FAILED FIN %v failed", wire.MessageID{'1'})}))
+		})
+
+		It("is to answer anything but a publish or a FIN before the next Step", func() {
 			p := connect(&cfg)
 			in := append(sub(), wire.AppendNop(nil)...)
 			n, op := p.s.Step(in, 0)
