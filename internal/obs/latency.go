@@ -47,17 +47,20 @@ func NewLatency() *Latency {
 // Record adds d. It rounds up to a microsecond, so that no quantile flatters;
 // it takes a negative d as 0 and one above MaxLatency as MaxLatency, and
 // counts either in Clamped. It does not allocate.
-func (l *Latency) Record(d time.Duration) {
+func (l *Latency) Record(d time.Duration) { l.RecordMany(d, 1) }
+
+// RecordMany adds d, n times. Requires: n >= 0.
+func (l *Latency) RecordMany(d time.Duration, n int) {
 	switch {
 	case d < 0:
 		d = 0
-		l.clamped++
+		l.clamped += int64(n)
 	case d > MaxLatency:
 		d = MaxLatency
-		l.clamped++
+		l.clamped += int64(n)
 	}
 	micros := int64((d + time.Microsecond - 1) / time.Microsecond)
-	if err := l.h.RecordValue(micros); err != nil {
+	if err := l.h.RecordValues(micros, int64(n)); err != nil {
 		panic(fmt.Sprintf("latency of %d us, %d samples: %v", micros, l.h.TotalCount(), err))
 	}
 }

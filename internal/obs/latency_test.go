@@ -41,6 +41,30 @@ func TestLatencyRangeAndRounding(t *testing.T) {
 	}
 }
 
+func TestRecordingManyIsRecordingEachSoOften(t *testing.T) {
+	rng := testkit.Rand(t)
+	many, each := NewLatency(), NewLatency()
+	var manyParts, eachParts Part
+	for range 1000 {
+		d, n := time.Duration(rng.Int64N(int64(2*MaxLatency)))-time.Second, rng.IntN(5)
+		part := time.Duration(rng.Int64N(int64(MaxLatency)))
+		many.RecordMany(d, n)
+		manyParts.RecordMany(d, part, n)
+		for range n {
+			each.Record(d)
+			eachParts.Record(d, part)
+		}
+	}
+	if m, e := many.Proto(), each.Proto(); !slices.Equal(m.Index, e.Index) || !slices.Equal(m.Count, e.Count) || many.Clamped() != each.Clamped() || many.Clamped() == 0 {
+		t.Errorf("%v and %d clamped, want %v and %d", m, many.Clamped(), e, each.Clamped())
+	}
+	for i, sum := range eachParts.sums {
+		if math.Abs(manyParts.sums[i]-sum) > 1e-9 {
+			t.Errorf("bucket %d: parts of %v, want %v", i, manyParts.sums[i], sum)
+		}
+	}
+}
+
 func TestLatencyEmpty(t *testing.T) {
 	l := NewLatency()
 	if l.Quantile(0.99) != 0 || l.Count() != 0 {

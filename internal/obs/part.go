@@ -18,11 +18,14 @@ type Part struct {
 
 // Record adds a whole, as Latency.Record takes it, and the part of it, which is
 // taken as the whole where it is longer. It does not allocate.
-func (p *Part) Record(whole, part time.Duration) {
+func (p *Part) Record(whole, part time.Duration) { p.RecordMany(whole, part, 1) }
+
+// RecordMany is Record, n times. Requires: n >= 0.
+func (p *Part) RecordMany(whole, part time.Duration, n int) {
 	if part <= 0 || whole <= 0 {
 		return
 	}
-	p.sums[bucketOf(whole)] += min(float64(part)/float64(whole), 1)
+	p.sums[bucketOf(whole)] += float64(n) * min(float64(part)/float64(whole), 1)
 }
 
 // bucketOf is where a Latency counts d > 0: up to 255 us a bucket for each, and

@@ -3,6 +3,7 @@ package broker
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -368,14 +369,22 @@ func (b *Broker) Close() error {
 	return errors.Join(errs...)
 }
 
-const hexDigits = "0123456789abcdef"
+// hexOf returns the 8 hexadecimal digits of n, the first in the highest byte. It
+// works on all of them at once: a loop over them is most of what it takes to make a
+// message.
+func hexOf(n uint32) uint64 {
+	x := uint64(n)
+	x = (x | x<<16) & 0x0000ffff0000ffff
+	x = (x | x<<8) & 0x00ff00ff00ff00ff
+	x = (x | x<<4) & 0x0f0f0f0f0f0f0f0f
+	letters := (x + 0x0606060606060606) >> 4 & 0x0101010101010101 // of those above 9
+	return x + 0x3030303030303030 + letters*('a'-'0'-10)
+}
 
 // newID draws a message id: 16 hexadecimal digits, as clients expect to print.
 func (b *Broker) newID() (id wire.MessageID) {
 	n := b.lastID.Add(1)
-	for i := len(id) - 1; i >= 0; i-- {
-		id[i] = hexDigits[n&0xf]
-		n >>= 4
-	}
+	binary.BigEndian.PutUint64(id[:8], hexOf(uint32(n>>32)))
+	binary.BigEndian.PutUint64(id[8:], hexOf(uint32(n)))
 	return id
 }

@@ -5,6 +5,9 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
+// HexOf is hexOf.
+var HexOf = hexOf
+
 // Due returns from when on each message is late: its eligible time, unless it
 // is deferred.
 func (o *Outgoing) Due() (all []stamp.Mono) {

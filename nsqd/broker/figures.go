@@ -80,8 +80,12 @@ func (f *figures) released(releases []queue.Release) {
 	}
 	f.mu.Lock()
 	f.mu.since.init()
-	for _, r := range releases {
-		f.mu.since.access.Record(r.AccessDelay())
+	for i, n := 0, 1; i < len(releases); i, n = i+n, 1 {
+		d := releases[i].AccessDelay()
+		for i+n < len(releases) && releases[i+n].AccessDelay() == d {
+			n++ // of a batch, and of all that need not wait
+		}
+		f.mu.since.access.RecordMany(d, n)
 	}
 	f.mu.Unlock()
 }
@@ -101,18 +105,22 @@ func (t *Topic) wrote(now stamp.Mono, deliveries []sent) {
 	if f.mu.accessPart == nil {
 		f.mu.accessPart = new(obs.Part)
 	}
-	for _, d := range deliveries {
+	for i, n := 0, 1; i < len(deliveries); i, n = i+n, 1 {
+		d := deliveries[i]
+		for i+n < len(deliveries) && deliveries[i+n] == d {
+			n++ // of a batch
+		}
 		if !d.first {
 			continue
 		}
 		processing := max(0, now.Sub(d.due))
 		delivery := d.access + processing
-		l.processing.Record(processing)
-		l.delivery.Record(delivery)
-		f.mu.accessPart.Record(delivery, d.access)
-		l.delivered++
+		l.processing.RecordMany(processing, n)
+		l.delivery.RecordMany(delivery, n)
+		f.mu.accessPart.RecordMany(delivery, d.access, n)
+		l.delivered += uint64(n)
 		if slo > 0 && delivery > slo {
-			l.exceeded++
+			l.exceeded += uint64(n)
 		}
 	}
 }

@@ -143,8 +143,11 @@ func (t *Topic) discard(s *step) {
 // end hands deliveries to their subscriptions, releases the lock, and then
 // wakes writers and sets alarms.
 func (t *Topic) end(s *step) {
+	var sub *Subscription // of the delivery before: often it is the same
 	for _, d := range s.fx.Deliveries {
-		sub := t.mu.consumers[d.Consumer]
+		if sub == nil || sub.id != d.Consumer {
+			sub = t.mu.consumers[d.Consumer]
+		}
 		if sub == nil {
 			panic(fmt.Sprintf("broker: topic %s: delivery to consumer %d, which is gone", t.name, d.Consumer))
 		}
