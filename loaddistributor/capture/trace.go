@@ -55,7 +55,7 @@ type Trace struct {
 
 	feeds   map[string]*feed // by broker, those that are expected
 	pending []arrival
-	holes   []span     // not in order
+	holes   []span     // not in order; few, since one that goes on is one
 	taken   stamp.Wall // nothing before is given out any more
 	counts  Counts
 }
@@ -229,7 +229,13 @@ func away(at, now stamp.Wall) time.Duration {
 }
 
 func (t *Trace) hole(from, to stamp.Wall) {
-	if from < to && to > t.taken {
+	if from >= to || to <= t.taken {
+		return
+	}
+	i := slices.IndexFunc(t.holes, func(s span) bool { return from <= s.to && to >= s.from })
+	if i >= 0 {
+		t.holes[i] = span{min(t.holes[i].from, from), max(t.holes[i].to, to)}
+	} else {
 		t.holes = append(t.holes, span{from, to})
 	}
 }

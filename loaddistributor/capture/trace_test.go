@@ -154,6 +154,20 @@ func TestHoles(t *testing.T) {
 	})
 }
 
+// Nobody may take the trace for long, while brokers lose messages all the time.
+func TestHolesAreFew(t *testing.T) {
+	trace := begun(t, "b1", "b2")
+	now := origin
+	for range 1000 {
+		now += 250 * ms
+		add(t, trace, "b1", Piece{Lost: 1}, now)
+		add(t, trace, "b2", Piece{Lost: 1}, now+1)
+	}
+	if n := len(trace.holes); n > 2 {
+		t.Errorf("%d holes are kept for one that goes on", n)
+	}
+}
+
 func TestWhatComesTooLateIsLeftOut(t *testing.T) {
 	trace := begun(t, "a")
 	add(t, trace, "a", Piece{Publishers: []string{"1"}, Start: origin + 900*ms, Gaps: []uint64{0}, From: []uint32{0}}, origin+2*second)
