@@ -40,7 +40,7 @@ import (
 // search, which only the goroutine of Run uses, without the lock: a replay of many
 // arrivals takes its time.
 type fit struct {
-	search fitting.Search // nil: waiting for traffic
+	search fitting.Search // nil: waiting for traffic, or over
 	rate   float64        // of all publishers, msg/s
 	setup  fitting.Setup
 	epoch  uint64               // of the placement under test
@@ -52,6 +52,7 @@ type fit struct {
 	record *recording           // nil: none is wanted
 	next   *fitting.Action      // what the search wants, once nobody holds the topic
 	moving bool
+	again  int // how often a search was begun anew, since its plan could not be had
 	done   bool
 	step   string
 
@@ -60,7 +61,7 @@ type fit struct {
 }
 
 // running reports whether there is a search that is not over; nil has none.
-func (f *fit) running() bool { return f != nil && f.search != nil && (!f.done || f.moving) }
+func (f *fit) running() bool { return f != nil && (f.search != nil || f.moving) }
 
 // proto is TopicStatus.fit. Requires: Controller.mu held, for reading.
 func (f *fit) proto(now time.Time) *srtmv1.Fit {
@@ -90,6 +91,10 @@ const fitDrain = 10 * time.Second
 // measured: until they are connected, latencies are those of connecting.
 const fitTraffic = 0.8
 
+// fitAgain is how often a search is begun anew with the brokers as they are then,
+// because one that it chose was gone or had no room any more.
+const fitAgain = 5
+
 // keptArrivals bounds how many arrivals a search keeps: less of a large topic.
 const keptArrivals = 500_000
 
@@ -115,6 +120,7 @@ func (c *Controller) fit(now time.Time) {
 	type turn struct {
 		name     string
 		f        *fit
+		search   fitting.Search
 		observed fitting.Observation
 	}
 	var turns []turn
@@ -143,16 +149,19 @@ func (c *Controller) fit(now time.Time) {
 		case !ready:
 		case f.search == nil:
 			if c.beginFitLocked(topic, f, now) {
-				turns = append(turns, turn{name, f, fitting.Observation{}})
+				turns = append(turns, turn{name, f, f.search, fitting.Observation{}})
 			}
 		case c.deafLocked(topic, f, now):
+			if f.record != nil {
+				f.record.trace.Skip(wall(now)) // nobody takes it meanwhile, however long
+			}
 		case c.observeLocked(topic, f, now):
-			turns = append(turns, turn{name, f, f.take()})
+			turns = append(turns, turn{name, f, f.search, f.take()})
 		}
 	}
 	c.mu.Unlock()
 	for _, t := range turns {
-		a := t.f.search.Next(t.observed)
+		a := t.search.Next(t.observed)
 		c.mu.Lock()
 		t.f.next = &a
 		topic, ok := c.mu.cat.Topic(t.name)
@@ -164,16 +173,18 @@ func (c *Controller) fit(now time.Time) {
 	}
 }
 
-// endFitLocked ends a fit that is not over yet. Requires: mu held.
+// endFitLocked ends a fit that is not over yet, and keeps of it what is asked for
+// later: how it ended. Requires: mu held.
 func (c *Controller) endFitLocked(name string, f *fit, how, step string, now time.Time) {
 	if f.done {
 		return
 	}
 	f.done, f.step, f.over = true, step, now
-	if f.search != nil {
+	if !f.began.IsZero() {
 		c.fitFigures.ended.WithLabelValues(how).Observe(now.Sub(f.began).Seconds())
 	}
 	c.stopRecordingLocked(name, f)
+	f.search, f.next, f.setup, f.sum, f.seen = nil, nil, fitting.Setup{}, observed{}, nil
 }
 
 // deafLocked reports whether measurements would be of subscribers that have not
@@ -247,7 +258,9 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 		c.endFitLocked(topic.Spec.Name(), f, fitEnded, err.Error(), now)
 		return false
 	}
-	f.began = now
+	if f.began.IsZero() {
+		f.began = now
+	}
 	if f.record != nil {
 		f.record.trace.Skip(wall(now)) // of while they connected
 	}
@@ -316,9 +329,18 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		f.moving = false
+		if !f.done && f.again < fitAgain && (errors.Is(err, ErrUnsteady) || errors.As(err, new(*BrokerError))) {
+			f.again++
+			f.search, f.step = nil, "begins anew: "+err.Error()
+			c.cfg.Log.Info("fitting begins anew", obs.KeyTopic, name, obs.KeyError, err)
+			return
+		}
 		if err != nil {
 			f.outcome.Fitted, f.step = false, "not moved: "+err.Error()
 			c.endFitLocked(name, f, fitEnded, f.step, c.now())
+			return
+		}
+		if f.done {
 			return
 		}
 		moved, _ := c.mu.cat.Topic(name)

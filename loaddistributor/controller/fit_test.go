@@ -206,6 +206,7 @@ var _ = Describe("Fitting", func() {
 		node.Measure("t", measured(200, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("0 % late by processing, tested with error 0.1"))
 		Expect(c.fit("t").GetEnded() && c.fit("t").GetFitted() && c.fit("t").GetTook().AsDuration() > 0).To(BeTrue())
+		Expect(c.control.FitHolds("t")).To(BeFalse(), "what was captured is not kept with the topic")
 		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}}))
 		Expect(c.topic("t").Epoch).To(Equal(topic.Epoch))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
@@ -253,6 +254,23 @@ var _ = Describe("Fitting", func() {
 		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g1.0"}, BrokerId: "b2"})
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(c.fitting("t")).Should(Equal("another placement came between"))
+	})
+
+	It("begins anew where a broker that it would have taken is not to be had", func() {
+		c := newCluster(setup{config: fast})
+		n1, n2, n3 := agenttest.New(), agenttest.New(), agenttest.New()
+		c.join("b1", 600, n1)
+		c.join("b2", 600, n2)
+		c.join("b3", 600, n3)
+		c.mustCreate(order())
+		n1.Measure("t", measured(200, 50, 0))
+		Eventually(c.fitting("t")).Should(ContainSubstring("1 brokers: capturing"))
+		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b2"})
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(func() map[string]int { return c.where("t", 100) }).Should(Equal(map[string]int{"b1": 50, "b3": 50}))
+		n1.Measure("t", measured(100, 0, 0))
+		n3.Measure("t", measured(100, 0, 0))
+		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
 	})
 
 	It("forecasts by replaying what brokers record, and remembers what they absorb", func() {
