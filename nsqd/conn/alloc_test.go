@@ -58,7 +58,7 @@ func TestAllocationsOverSockets(t *testing.T) {
 				// many as the RDY of 2,500, while one batch more waits.
 				messages, most := 10_000, 2_800
 				if c.size > 1000 {
-					messages, most = 1_000, 100
+					messages, most = 1_000, 300
 				}
 				deliveries := messages * c.channels
 				allowed := 50 + deliveries/100
