@@ -412,6 +412,28 @@ var _ = Describe("a publisher", func() {
 				Expect(read()).To(Equal([]string{"a:1", "b:2"}))
 			})
 		})
+
+		Context("from a broker that does not answer, without a place at first", func() {
+			BeforeEach(func() { cfg.DrainTimeout = time.Second })
+			It("gives up waiting, too", func() {
+				p := open("p")
+				a.Hold(true)
+				first := async(ctx, p, "1")
+				Eventually(a.Held).Should(Equal(1))
+				Eventually(func() int { _, open := placement.Watches(); return open }).Should(Equal(1))
+				placement.Displace(topic, "p")
+				Eventually(func() error {
+					short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+					defer cancel()
+					return p.Publish(short, []byte("probe"))
+				}).Should(And(MatchError(context.DeadlineExceeded), Not(MatchError(client.ErrUnanswered))))
+				place(b, "p")
+				second := async(ctx, p, "2")
+				Eventually(second).Should(Receive(BeNil()))
+				Expect(p.Broker()).To(Equal(b.Address()))
+				Eventually(first).Should(Receive(MatchError(ContainSubstring("no last answer within 1s"))))
+			})
+		})
 	})
 
 	Describe("losing its connection", func() {

@@ -33,7 +33,7 @@ type sender struct {
 	dialling bool
 	wait     *backoff
 	retry    *time.Timer
-	drain    *time.Timer // runs while next waits for cur
+	drain    *time.Timer // runs while next, or another assignment, waits for cur
 	// queue is to be sent again, before anything new.
 	queue []*request
 }
@@ -67,7 +67,7 @@ func (p *Publisher) run() {
 		case <-s.retry.C:
 			s.connect()
 		case <-s.drain.C:
-			if s.next != nil && s.cur != nil {
+			if s.cur != nil && (s.next != nil || s.retired) {
 				s.lose(s.cur, fmt.Errorf("no last answer within %v", p.drain))
 			}
 		case <-closing:
@@ -180,6 +180,9 @@ func (s *sender) leave() {
 		s.drain.Stop()
 	}
 	if s.cur != nil {
+		if !s.retired {
+			s.drain.Reset(s.p.drain)
+		}
 		s.retired = true
 		s.retire()
 	}
@@ -290,6 +293,7 @@ func (s *sender) retire() {
 	if len(s.cur.open) == 0 {
 		s.cur.close()
 		s.cur, s.retired = nil, false
+		s.drain.Stop()
 		s.connect()
 	}
 }
@@ -321,6 +325,7 @@ func (s *sender) lose(r *route, cause error) {
 	}
 	s.queue = append(queue, s.queue...)
 	s.cur, s.retired = nil, false
+	s.drain.Stop()
 	if s.next != nil {
 		s.takeOver()
 		return
