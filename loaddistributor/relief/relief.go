@@ -253,7 +253,9 @@ func choose(t Topic, broker string, maxPart float64, e *Evidence) (chosen []int,
 		}
 		byKey[key] = append(byKey[key], i)
 	}
+	all := make(map[string]int, len(keys)) // of the group, on this broker
 	for _, key := range keys {
+		all[key] = len(byKey[key])
 		slices.SortStableFunc(byKey[key], func(a, b int) int { return cmp.Compare(publishers[b].Rate, publishers[a].Rate) })
 	}
 	most := max(1, int(math.Floor(maxPart*float64(len(publishers)))))
@@ -268,13 +270,7 @@ func choose(t Topic, broker string, maxPart float64, e *Evidence) (chosen []int,
 		best, part := "", math.Inf(1)
 		for _, key := range keys {
 			if left := len(byKey[key]); left > 0 {
-				all := 0
-				for _, i := range own {
-					if publishers[i].Key == key {
-						all++
-					}
-				}
-				given := float64(all-left) / float64(all)
+				given := float64(all[key]-left) / float64(all[key])
 				if given < part || given == part && publishers[byKey[key][0]].Rate > publishers[byKey[best][0]].Rate {
 					best, part = key, given
 				}
