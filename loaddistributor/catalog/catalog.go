@@ -49,7 +49,8 @@ type Topic struct {
 	Placement *Placement
 	// Next is what a move under way leads to; nil when there is none.
 	Next *Next
-	// Retiring brokers were members and may still hold messages; by id.
+	// Retiring brokers were members, or were to be, and may still hold messages;
+	// by id.
 	Retiring []string
 }
 

@@ -102,12 +102,13 @@ type TopicMoved struct{ Topic string }
 // TopicMoveAborted: the old plan stays.
 type TopicMoveAborted struct {
 	Topic string
-	// Brokers of the new plan alone that may hold the topic.
+	// Brokers of the new plan alone that may hold messages of the topic: they
+	// retire.
 	Left []string
 }
 
-// MemberRetired: nothing of the topic is left on a broker that it moved away
-// from, but for the empty topic.
+// MemberRetired: the topic is gone from a broker that it moved away from, or did
+// not move to.
 type MemberRetired struct{ Topic, Broker string }
 
 // Restarted: another controller has taken over; it has no session yet, and what

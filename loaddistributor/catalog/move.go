@@ -154,10 +154,8 @@ func (c *Catalog) topicMoveAborted(e TopicMoveAborted) ([]Effect, error) {
 		}
 	}
 	for _, id := range e.Left {
-		// One that retires is not emptied by a move that failed.
-		if !t.retiring[id] {
-			c.brokers[id].leftovers[e.Topic] = true
-		}
+		t.retiring[id] = true
+		c.brokers[id].retiring[e.Topic] = true
 	}
 	t.next = nil
 	c.forgetGone()
@@ -176,7 +174,7 @@ func (c *Catalog) memberRetired(e MemberRetired) ([]Effect, error) {
 	b := c.brokers[e.Broker]
 	delete(t.retiring, e.Broker)
 	delete(b.retiring, e.Topic)
-	b.leftovers[e.Topic] = true
+	c.forgetGone()
 	return nil, nil
 }
 

@@ -57,12 +57,11 @@ func TestAMoveToAnotherBroker(t *testing.T) {
 	if !slices.Equal(now.Retiring, []string{"b1"}) || !slices.Equal(w.Placed("b1"), []string{"t"}) || w.Empty("b1") {
 		t.Errorf("retiring %v, placed on b1 %v", now.Retiring, w.Placed("b1"))
 	}
+	// It has removed the topic: to ask again could hit what has come since.
 	w.must(MemberRetired{"t", "b1"})
-	remove, _ := w.Work("b1")
-	if !slices.Equal(remove, []string{"t"}) {
+	if remove, _ := w.Work("b1"); remove != nil {
 		t.Errorf("b1 is to remove %v", remove)
 	}
-	w.must(LeftoverRemoved{"t", "b1"})
 	if !w.Empty("b1") {
 		t.Error("b1 is not empty in the end")
 	}
@@ -85,8 +84,15 @@ func TestAMoveThatIsAborted(t *testing.T) {
 	if topic.Next != nil || topic.Spec.Demand.Rate != 60 || b1.Allocated != 60 || b2.Allocated != 0 {
 		t.Errorf("after the abort: %+v, %+v, %+v", topic, b1, b2)
 	}
-	if remove, _ := w.Work("b2"); !slices.Equal(remove, []string{"t"}) {
-		t.Errorf("b2 is to remove %v", remove)
+	if remove, _ := w.Work("b2"); remove != nil {
+		t.Errorf("b2 is to remove %v, whatever it holds", remove)
+	}
+	if !slices.Equal(topic.Retiring, []string{"b2"}) || !slices.Equal(w.Placed("b2"), []string{"t"}) || w.Empty("b2") {
+		t.Errorf("retiring %v, placed on b2 %v", topic.Retiring, w.Placed("b2"))
+	}
+	w.must(MemberRetired{"t", "b2"})
+	if !w.Empty("b2") {
+		t.Error("b2 is not empty in the end")
 	}
 }
 

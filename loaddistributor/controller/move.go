@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -28,9 +29,11 @@ import (
 //	   what it holds, it is told to remove the topic, which it does unless
 //	   something has come meanwhile
 //
-// Until 4 any failure leaves the topic as it was. A crash before 4 is taken back
-// by the next controller, one after 4 only means that 5 is not done: whoever
-// does not watch stays where it is, and is served there.
+// Until 4 any failure leaves the topic as it was; brokers that are new to it are
+// told to remove it, and one that does not, because something has come there or
+// because it is away, retires as in 6. A crash before 4 is taken back by the next
+// controller, one after 4 only means that 5 is not done: whoever does not watch
+// stays where it is, and is served there.
 
 // decide returns what a topic becomes. Requires: the brokers are those of the
 // catalog's SnapshotFor.
@@ -324,7 +327,8 @@ func (c *Controller) shift(ctx context.Context, topic catalog.Topic) error {
 	return nil
 }
 
-// takeBack leaves the topic where it was. Requires: the topic's name is held.
+// takeBack leaves the topic where it was. contracted: the adaptor has been told of
+// the move in this process. Requires: the topic's name is held.
 func (c *Controller) takeBack(ctx context.Context, name string, contracted bool) error {
 	c.mu.RLock()
 	topic, ok := c.mu.next.Topic(name)
@@ -332,17 +336,27 @@ func (c *Controller) takeBack(ctx context.Context, name string, contracted bool)
 	if !ok || topic.Next == nil {
 		return nil
 	}
-	var left []string
+	var fresh []string
 	for _, q := range topic.Next.Plan.Quotas {
-		if !slices.ContainsFunc(topic.Plan.Quotas, func(o placement.Quota) bool { return o.Broker == q.Broker }) {
-			left = append(left, q.Broker)
+		if !slices.Contains(topic.Retiring, q.Broker) &&
+			!slices.ContainsFunc(topic.Plan.Quotas, func(o placement.Quota) bool { return o.Broker == q.Broker }) {
+			fresh = append(fresh, q.Broker)
 		}
+	}
+	// Somebody may have published there already, over HTTP say.
+	used := c.removeUnused(name, fresh...)
+	left := slices.Sorted(maps.Keys(used))
+	for _, id := range left {
+		c.cfg.Log.Info("topic stays for now on a broker that it has not moved to", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, used[id])
 	}
 	if err := must("take back the move of "+name, c.commit(catalog.TopicMoveAborted{Topic: name, Left: left})); err != nil {
 		return err
 	}
-	if !contracted {
-		return nil
+	if contracted {
+		return c.reshare(name)
 	}
-	return c.reshare(name) // else compareContracts does it
+	c.mu.Lock()
+	c.mu.untold[name] = true // for compareContracts
+	c.mu.Unlock()
+	return nil
 }

@@ -345,6 +345,48 @@ var _ = Describe("Moving publishers", func() {
 		Eventually(has(n1, "t")).Should(BeFalse())
 	})
 
+	It("loses nothing that came to a broker of a move that fails", func() {
+		gate := &gate{}
+		c := newCluster(setup{wrap: gate.wrap})
+		n2 := agenttest.New()
+		c.join("b1", 600, agenttest.New())
+		c.mustCreate(spec("t", 100, 10))
+		c.join("b2", 600, n2)
+		fail := func() {
+			GinkgoHelper()
+			gate.set(status.Error(codes.InvalidArgument, "no"))
+			_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
+				Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0"},
+			})
+			Expect(err).To(HaveOccurred())
+			gate.set(nil)
+		}
+		producers := func() int {
+			nodes, _, _ := c.control.Producers("t")
+			return len(nodes)
+		}
+		n2.Use("t", true)
+		fail()
+		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+		// It is there to be read, and with tokens to be released by.
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "97500/9", "b2": "2500/1"}))
+		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 1})
+		Consistently(has(n2, "t"), "200ms").Should(BeTrue())
+		Expect(producers()).To(Equal(2))
+
+		n2.Measure("t", &srtmv1.TopicStats{Topic: "t"})
+		n2.Use("t", false)
+		Eventually(has(n2, "t")).Should(BeFalse())
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "100000/10"}))
+		Eventually(producers).Should(Equal(1))
+
+		// Nothing stays where nothing has come.
+		fail()
+		Expect(has(n2, "t")()).To(BeFalse())
+		Expect(producers()).To(Equal(1))
+		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "100000/10"}))
+	})
+
 	It("is taken back after a crash in the middle", func() {
 		data := &store.Memory{}
 		first := newCluster(setup{data: data})
@@ -366,9 +408,13 @@ var _ = Describe("Moving publishers", func() {
 		Eventually(moved).Should(Receive())
 		first.stop()
 
+		n2.Use("t", true) // something has come there
 		second := newCluster(setup{data: copied, address: first.address})
 		Eventually(second.state("t")).Should(Equal("ACTIVE"))
 		Expect(second.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "97500/9", "b2": "2500/1"}))
+		Consistently(has(n2, "t"), "100ms").Should(BeTrue())
+		n2.Use("t", false)
 		Eventually(has(n2, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "100000/10"}))
 	})

@@ -195,6 +195,9 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
 	if !ok || topic.Next != nil || c.mu.names[name] != nil {
 		return true
 	}
+	if c.mu.untold[name] {
+		return false
+	}
 	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
 		return false
 	}
@@ -254,6 +257,11 @@ func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
 		// same, and other topics must not wait for this one.
 		c.cfg.Log.Error("contract not taken back", obs.KeyTopic, name, obs.KeyError, err)
 		return nil
+	}
+	if known {
+		c.mu.Lock()
+		delete(c.mu.untold, name)
+		c.mu.Unlock()
 	}
 	c.cfg.Log.Info("contract brought back", obs.KeyTopic, name)
 	return nil

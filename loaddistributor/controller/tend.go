@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"time"
@@ -100,6 +101,11 @@ func (c *Controller) tend(now time.Time) {
 			delete(c.mu.turns, name)
 		}
 	}
+	for name := range c.mu.untold {
+		if _, ok := c.mu.cat.Topic(name); !ok {
+			delete(c.mu.untold, name)
+		}
+	}
 	if c.mu.closing {
 		tasks = nil
 	}
@@ -144,7 +150,7 @@ func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) 
 // its report, over HTTP say: then it stays, to be asked again. Requires: the name
 // is held.
 func (c *Controller) retire(name, id string) {
-	if err := c.removeUnused(name, id); err != nil {
+	if err := c.removeUnused(name, id)[id]; err != nil {
 		c.cfg.Log.Info("topic stays on a broker that it has moved away from", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
 		return
 	}
@@ -160,25 +166,37 @@ func (c *Controller) retire(name, id string) {
 	c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, name, obs.KeyBroker, id)
 }
 
-// removeUnused has a broker remove a topic that it does not use.
-func (c *Controller) removeUnused(name, id string) error {
-	done := make(chan error, 1)
+// removeUnused has brokers remove a topic that they do not use, within
+// PrepareTimeout, and returns why any of them is not known to have done so.
+func (c *Controller) removeUnused(name string, ids ...string) map[string]error {
+	answers := make(map[string]chan error, len(ids))
+	now := c.now()
 	c.mu.Lock()
-	s := c.mu.sessions[id]
-	if s == nil {
-		c.mu.Unlock()
-		return ErrBrokerGone
+	for _, id := range ids {
+		done := make(chan error, 1)
+		answers[id] = done
+		if s := c.mu.sessions[id]; s != nil {
+			c.removeLocked(s, name, true, done, now)
+		} else {
+			done <- ErrBrokerGone
+		}
 	}
-	c.removeLocked(s, name, true, done, time.Now())
 	c.mu.Unlock()
-	limit := time.NewTimer(c.cfg.PrepareTimeout)
-	defer limit.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-limit.C:
-		return ErrNoAnswer
+	ctx, cancel := context.WithTimeoutCause(context.Background(), c.cfg.PrepareTimeout, ErrNoAnswer)
+	defer cancel()
+	failed := map[string]error{}
+	for _, id := range ids {
+		var err error
+		select {
+		case err = <-answers[id]:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			failed[id] = err
+		}
 	}
+	return failed
 }
 
 // leave moves a topic to where it may be. Requires: the name is held.
