@@ -35,7 +35,7 @@ func (c *Controller) wakeLocked(topic string) {
 }
 
 // Resolve says where a publisher belongs: catalog.ErrTopicUnknown,
-// ErrPublisherUnknown, ErrNotActive or ErrUnread otherwise.
+// ErrPublisherUnknown, ErrUnplaced, ErrNotActive or ErrUnread otherwise.
 func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
