@@ -23,7 +23,7 @@ type row struct {
 	next  int // the first that is not answered
 }
 
-// rowSize is how many publishes a row has at most.
+// rowSize is how many publishes, or FINs, a row has at most.
 const rowSize = 64
 
 // joins puts a publish into the row, if it can be and more follows it or came
