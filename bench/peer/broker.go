@@ -126,8 +126,22 @@ type process struct {
 	web   bool
 }
 
-// start starts a peer for a scenario in an empty folder.
-func (p peer) start(ctx context.Context, s scenario) (*process, error) {
+// errEnded says that a broker did not live to listen.
+var errEnded = errors.New("the broker ends at once")
+
+// start starts a peer for a scenario. Somebody may take a port between the look
+// for a free one and the broker's own: one that ends at once is tried again.
+func (p peer) start(ctx context.Context, s scenario) (b *process, err error) {
+	for range 3 {
+		if b, err = p.startOnce(ctx, s); !errors.Is(err, errEnded) {
+			break
+		}
+	}
+	return b, err
+}
+
+// startOnce starts it in an empty folder.
+func (p peer) startOnce(ctx context.Context, s scenario) (*process, error) {
 	dir, err := os.MkdirTemp("", "srtm-peer-")
 	if err != nil {
 		return nil, err
@@ -135,7 +149,7 @@ func (p peer) start(ctx context.Context, s scenario) (*process, error) {
 	b := &process{at: place{dir: dir}, web: p.pprof}
 	fail := func(err error) (*process, error) { return nil, errors.Join(err, b.stop()) }
 	for _, to := range []*string{&b.at.tcp, &b.at.web} {
-		ln, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free, most likely still in a moment
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return fail(err)
 		}
@@ -190,7 +204,7 @@ func (b *process) waitFor(address string) error {
 		}
 		select {
 		case <-b.ended:
-			return errors.New("the broker ends at once")
+			return errEnded
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

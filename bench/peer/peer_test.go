@@ -525,3 +525,20 @@ func TestABrokerThatFails(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
+
+func TestABrokerThatEndsAtOnceIsTriedAgain(t *testing.T) {
+	dir := t.TempDir()
+	tries := filepath.Join(dir, "tries")
+	path := filepath.Join(dir, "broker")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\necho x >> "+tries+"\necho port taken\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := peer{path: path, args: func(place, scenario) ([]string, error) { return nil, nil }}
+	_, err := p.start(t.Context(), scenario{})
+	if !errors.Is(err, errEnded) || !strings.Contains(err.Error(), "port taken") {
+		t.Errorf("start: %v", err)
+	}
+	if b, _ := os.ReadFile(tries); string(b) != "x\nx\nx\n" {
+		t.Errorf("tries: %q", b)
+	}
+}
