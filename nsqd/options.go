@@ -154,7 +154,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.StringVar(&o.TopologyZone, "topology-zone", "", "`zone` of that region")
 
 	fs.IntVar(&o.MaxMsgSize, "max-msg-size", w.MaxMessageSize, "greatest size of a message, in `bytes`")
-	fs.IntVar(&o.MaxBodySize, "max-body-size", w.MaxBodySize, "greatest size of a command's body, in `bytes`")
+	fs.IntVar(&o.MaxBodySize, "max-body-size", w.MaxBodySize, "greatest size of an MPUB's body, in `bytes`; IDENTIFY and AUTH have at most 64 KiB of it")
 	fs.DurationVar(&o.MsgTimeout, "msg-timeout", d.MsgTimeout, "how long a subscriber may hold a message that it does not finish")
 	fs.DurationVar(&o.MaxMsgTimeout, "max-msg-timeout", d.MaxMsgTimeout, "greatest message timeout a client may ask for")
 	fs.DurationVar(&o.MaxReqTimeout, "max-req-timeout", w.MaxReqTimeout, "greatest delay of a requeue")

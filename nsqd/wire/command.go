@@ -193,7 +193,7 @@ func (c *Command) parse(in []byte, lim *Limits) (n, need int, fault *Error) {
 		if verb[0] == 'A' {
 			c.Verb = VerbAuth
 		}
-		c.Body, n, need, fault = parseBody(in, at, lim.MaxBodySize, c.Verb, CodeBadBody)
+		c.Body, n, need, fault = parseBody(in, at, min(lim.MaxBodySize, MaxIdentityBody), c.Verb, CodeBadBody)
 		return n, need, fault
 	case "CLS":
 		c.Verb = VerbCls

@@ -13,12 +13,17 @@ import (
 // MaxLine bytes without an end of line is refused.
 const MaxLine = 512
 
+// MaxIdentityBody is the greatest size of an IDENTIFY or AUTH body in bytes,
+// where Limits.MaxBodySize is not less: what a client says of itself is parsed at
+// once, while others wait.
+const MaxIdentityBody = 64 << 10
+
 const maxDuration = time.Duration(math.MaxInt64)
 
 // Limits bounds what a client may ask for. Every bound is inclusive.
 type Limits struct {
 	MaxMessageSize  int           // bytes of one message, at least 1
-	MaxBodySize     int           // bytes of an IDENTIFY, AUTH or MPUB body, at least 1
+	MaxBodySize     int           // bytes of an MPUB body, and of an IDENTIFY or AUTH body if that is less than MaxIdentityBody; at least 1
 	MaxReqTimeout   time.Duration // greatest delay of REQ; a longer one is cut to it
 	MaxDeferTimeout time.Duration // greatest delay of DPUB; a longer one is refused; 0 means MaxReqTimeout
 	MaxRdy          int           // greatest RDY count

@@ -109,6 +109,15 @@ func TestIdentify(t *testing.T) {
 			p.fatal("E_BAD_BODY")
 		})
 	}
+	check(t, "body of more than 64 KiB", func(t *testing.T) {
+		p := common(t).open(t)
+		p.raw(sized("IDENTIFY", `{"more":"`+strings.Repeat("x", 64<<10)+`"}`))
+		if unlike(t, "identity-size") {
+			p.fatal("E_BAD_BODY")
+		} else {
+			p.ok()
+		}
+	})
 	for name, size := range map[string]int32{"0": 0, "-1": -1, "min": -1 << 31, "max body size + 1": 5<<20 + 1, "max": 1<<31 - 1} {
 		check(t, "body size "+name, func(t *testing.T) {
 			p := common(t).open(t)

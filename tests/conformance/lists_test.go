@@ -64,6 +64,13 @@ var deliberate = []difference{
 		Page: "at most 256 bytes, as are `hostname` and `user_agent`",
 	},
 	{
+		Key:  "identity-size",
+		NSQ:  "takes an IDENTIFY or AUTH body of up to --max-body-size",
+		SRTM: "E_BAD_BODY above 64 KiB",
+		Why:  "it is parsed while other clients wait, and has nothing to say that takes more",
+		Page: "IDENTIFY and AUTH body",
+	},
+	{
 		Key:  "eager-flush",
 		NSQ:  "keeps a message until output_buffer_size is full or output_buffer_timeout is over",
 		SRTM: "writes when nothing more is ready; the timeout is an upper bound",

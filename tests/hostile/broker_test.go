@@ -1,0 +1,292 @@
+package hostile
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// broker is the one that is attacked.
+type broker struct{ *daemon.Daemon }
+
+// start runs an nsqd as long as t lasts.
+func start(t *testing.T, binary string, flags ...string) *broker {
+	t.Helper()
+	d, err := daemon.NSQD(binary, t.TempDir(), append([]string{"--drain-timeout=0s"}, flags...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &broker{d}
+}
+
+// dial opens a connection that has said what protocol it speaks.
+func (b *broker) dial() (net.Conn, error) {
+	nc, err := net.Dial("tcp", b.TCP)
+	if err != nil {
+		return nil, err
+	}
+	if err := nc.SetDeadline(time.Now().Add(daemon.Patience)); err != nil {
+		return nil, errors.Join(err, nc.Close())
+	}
+	if _, err := nc.Write(wire.AppendMagic(nil)); err != nil {
+		return nil, errors.Join(err, nc.Close())
+	}
+	return nc, nil
+}
+
+// post asks for something over HTTP.
+func (b *broker) post(path string, body io.Reader) error {
+	res, err := web.Post("http://"+b.HTTP+path, "", body)
+	if err != nil {
+		return err
+	}
+	answer, err := io.ReadAll(res.Body)
+	if err = errors.Join(err, res.Body.Close()); err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s %s", path, res.Status, answer)
+	}
+	return err
+}
+
+// metric returns a metric, or the sum of it over its labels.
+func (b *broker) metric(name string) (float64, error) {
+	res, err := web.Get("http://" + b.HTTP + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	text, err := io.ReadAll(res.Body)
+	if err := errors.Join(err, res.Body.Close()); err != nil {
+		return 0, err
+	}
+	sum, found := 0.0, false
+	for line := range strings.Lines(string(text)) {
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:len(rest)-1], 64)
+		if err != nil {
+			return 0, err
+		}
+		sum, found = sum+v, true
+	}
+	if !found {
+		return 0, fmt.Errorf("there is no metric %s", name)
+	}
+	return sum, nil
+}
+
+// web keeps no connections, which would be goroutines.
+var web = &http.Client{Timeout: daemon.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// descriptors is how many files the process has open.
+func (b *broker) descriptors() (int, error) {
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.Pid()))
+	return len(all), err
+}
+
+// resident is the most memory that the process ever had, in bytes.
+func (b *broker) resident() (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.Pid()))
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "VmHWM:" {
+			n, err := strconv.Atoi(fields[1])
+			return n << 10, err
+		}
+	}
+	return 0, errors.Join(err, errors.New("no VmHWM"))
+}
+
+// frame reads what the broker says next.
+func frame(r io.Reader) (kind wire.FrameType, data []byte, err error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	data = make([]byte, binary.BigEndian.Uint32(head[:])-4)
+	_, err = io.ReadFull(r, data)
+	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, err
+}
+
+// eventually waits until what is asked for is so.
+func eventually(t *testing.T, what string, so func() (bool, error)) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(daemon.Patience); ; <-tick.C {
+		ok, err := so()
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case ok:
+			return
+		case time.Now().After(end):
+			t.Fatalf("it is not so after %v: %s", daemon.Patience, what)
+		}
+	}
+}
+
+// others are the clients that do nothing wrong: pairs of a publisher and a
+// subscriber, each with a topic of its own. They publish by a schedule, and a
+// latency counts from when the message was to be sent until the subscriber has
+// it; so whatever keeps the publisher from sending counts, too.
+type others struct{ pairs []*pair }
+
+const (
+	pairs = 2
+	// every is how long after a message its publisher sends the next.
+	every = 2 * time.Millisecond
+)
+
+type pair struct {
+	topic     string
+	pub, sub  net.Conn
+	wg        sync.WaitGroup
+	closing   atomic.Bool
+	latencies chan time.Duration
+}
+
+// meet connects the others as long as t lasts.
+func meet(t *testing.T, b *broker) *others {
+	t.Helper()
+	o := new(others)
+	for i := range pairs {
+		p := &pair{topic: fmt.Sprintf("others-%d", i), latencies: make(chan time.Duration, 1<<10)}
+		o.pairs = append(o.pairs, p)
+		p.open(t, b)
+	}
+	return o
+}
+
+// connections is how many they have.
+func (o *others) connections() int { return 2 * len(o.pairs) }
+
+func (p *pair) open(t *testing.T, b *broker) {
+	t.Helper()
+	var err error
+	if p.sub, err = b.dial(); err == nil {
+		_, err = p.sub.Write(wire.AppendRdy(wire.AppendSub(nil, p.topic, "c"), 1000))
+	}
+	in := bufio.NewReader(p.sub)
+	if err == nil {
+		_, _, err = frame(in) // the OK of SUB: the channel is there
+	}
+	if err == nil {
+		p.pub, err = b.dial()
+	}
+	if err == nil {
+		err = errors.Join(p.sub.SetDeadline(time.Time{}), p.pub.SetDeadline(time.Time{}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.wg.Go(func() { p.fault(t, "subscriber", p.receive(in)) })
+	p.wg.Go(func() { p.fault(t, "publisher", p.answers()) })
+	t.Cleanup(func() {
+		p.closing.Store(true)
+		p.pub.Close()
+		p.sub.Close()
+		p.wg.Wait()
+	})
+}
+
+func (p *pair) fault(t *testing.T, who string, err error) {
+	if err != nil && !p.closing.Load() {
+		t.Errorf("%s of %s: %v", who, p.topic, err)
+	}
+}
+
+var began = time.Now() // what times in messages count from
+
+func (p *pair) receive(in io.Reader) error {
+	for {
+		kind, data, err := frame(in)
+		if err != nil {
+			return err
+		}
+		switch kind {
+		case wire.FrameMessage:
+			m, err := wire.ParseMessage(data)
+			if err != nil {
+				return err
+			}
+			p.latencies <- time.Since(began) - time.Duration(binary.BigEndian.Uint64(m.Body))
+			if _, err := p.sub.Write(wire.AppendFin(nil, m.ID)); err != nil {
+				return err
+			}
+		case wire.FrameError:
+			return errors.New(string(data))
+		}
+	}
+}
+
+func (p *pair) answers() error {
+	in := bufio.NewReader(p.pub)
+	for {
+		kind, data, err := frame(in)
+		if err != nil {
+			return err
+		}
+		if kind == wire.FrameError {
+			return errors.New(string(data))
+		}
+	}
+}
+
+// publish sends a message every so often, n in all.
+func (p *pair) publish(n int) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	start := time.Since(began)
+	for i := range n {
+		due := start + time.Duration(i)*every
+		timer.Reset(due - time.Since(began))
+		<-timer.C
+		if _, err := p.pub.Write(wire.AppendPub(nil, p.topic, binary.BigEndian.AppendUint64(nil, uint64(due)))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure publishes for so long, and returns all latencies.
+func (o *others) measure(t *testing.T, duration time.Duration) (all []time.Duration) {
+	t.Helper()
+	n := int(duration / every)
+	var wg sync.WaitGroup
+	for _, p := range o.pairs {
+		wg.Go(func() { p.fault(t, "publisher", p.publish(n)) })
+	}
+	patience := time.NewTimer(duration + daemon.Patience)
+	defer patience.Stop()
+	for _, p := range o.pairs {
+		for range n {
+			select {
+			case d := <-p.latencies:
+				all = append(all, d)
+			case <-patience.C:
+				t.Fatalf("a message of %s did not come within %v", p.topic, daemon.Patience)
+			}
+		}
+	}
+	wg.Wait()
+	return all
+}

@@ -1,0 +1,200 @@
+package hostile
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+const (
+	// slice is how long quiet and attack last in turn, alternations how often.
+	slice        = 250 * time.Millisecond
+	alternations = 5
+	// worst is how many times the quiet p99 the p99 under attack may be. A
+	// quiet p99 counts as floor at least: below it is the kernel's work, which
+	// shares the processors among the broker, the attacker and the others.
+	worst = 5
+	floor = time.Millisecond
+	// tries bounds how often a run is repeated that something else on the
+	// machine may have spoiled. What an attack does it does each time.
+	tries = 5
+)
+
+// The binaries under test; the second is empty without the race detector.
+var nsqd, nsqdRace string
+
+// suite is the package's tests with what comes before and after them.
+type suite struct{ m *testing.M }
+
+func TestMain(m *testing.M) { testkit.Main(&suite{m}) }
+
+// Run runs the tests and returns the exit code.
+func (s *suite) Run() int {
+	dir, err := os.MkdirTemp("", "hostile")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hostile:", err)
+		return 1
+	}
+	return s.m.Run()
+}
+
+func build(dir string) (err error) {
+	if given := os.Getenv("SRTM_HOSTILE_NSQD"); given != "" {
+		nsqd, err = filepath.Abs(given)
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	const pkg = "github.com/srtm-io/srtm/nsqd"
+	nsqd = filepath.Join(dir, "nsqd")
+	if err := daemon.Build(ctx, pkg, nsqd, false); err != nil || !raceDetector {
+		return err
+	}
+	nsqdRace = filepath.Join(dir, "nsqd-race")
+	return daemon.Build(ctx, pkg, nsqdRace, true)
+}
+
+// attack is what one client, or a few of them, do to a broker.
+type attack struct {
+	name  string
+	flags []string // of the nsqd
+
+	// prepare sets the stage; nil: there is nothing to prepare.
+	prepare func(b *broker) error
+	// strike is called again and again, at most once in every, as long as the
+	// attack lasts; it ends when ctx does, or before. That the broker refuses it,
+	// or cuts its connection, is no error.
+	strike func(ctx context.Context, b *broker) error
+	every  time.Duration
+	// check looks at the broker's counters when the attack is over, before it is
+	// stopped; nil: the others' latency says it all.
+	check func(b *broker) error
+}
+
+// Each attack for itself: the others do not feel it.
+func TestOthersAreNotHurt(t *testing.T) {
+	for _, a := range attacks {
+		t.Run(a.name, func(t *testing.T) {
+			b := start(t, nsqd, a.flags...)
+			o := meet(t, b)
+			if a.prepare != nil {
+				if err := a.prepare(b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for try := 1; ; try++ {
+				ratio, text := a.measure(t, b, o)
+				t.Log(text)
+				if ratio <= worst {
+					break
+				}
+				if try == tries {
+					t.Fatalf("the others' p99 is %.1f times the quiet one, and may be %d times", ratio, worst)
+				}
+			}
+			if a.check != nil {
+				if err := a.check(b); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// measure alternates quiet slices with slices of the attack. The ratio is of the
+// medians of their p99s.
+func (a *attack) measure(t *testing.T, b *broker, o *others) (ratio float64, text string) {
+	t.Helper()
+	var quiet, loud []time.Duration
+	for range alternations {
+		eventually(t, "the attacker's connections are gone", func() (bool, error) {
+			n, err := b.metric("srtm_nsqd_connections")
+			return int(n) <= o.connections(), err
+		})
+		quiet = append(quiet, p99(o.measure(t, slice)))
+		ctx, cancel := context.WithTimeout(t.Context(), slice)
+		var wg sync.WaitGroup
+		wg.Go(func() { a.run(ctx, t, b) })
+		loud = append(loud, p99(o.measure(t, slice)))
+		cancel()
+		wg.Wait()
+	}
+	q, l := median(quiet), median(loud)
+	ratio = float64(l) / float64(max(q, floor))
+	return ratio, fmt.Sprintf("p99 quiet %v, attacked %v (medians of %v and %v): %.1f times", q, l, quiet, loud, ratio)
+}
+
+// run strikes until ctx ends.
+func (a *attack) run(ctx context.Context, t *testing.T, b *broker) {
+	tick := time.NewTicker(a.every)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if err := a.strike(ctx, b); err != nil && ctx.Err() == nil {
+			t.Errorf("%s: %v", a.name, err)
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// All attacks at once, on a broker with the race detector, which shows in its
+// exit code. Attacks that need other flags have another broker.
+func TestNoDataRaces(t *testing.T) {
+	if nsqdRace == "" {
+		t.Skip("this is not the race detector's run, or the binary was given")
+	}
+	const duration = 1500 * time.Millisecond
+	alike := map[string][]attack{}
+	for _, a := range attacks {
+		key := strings.Join(a.flags, " ")
+		alike[key] = append(alike[key], a)
+	}
+	for key, some := range alike {
+		t.Run(key, func(t *testing.T) {
+			b := start(t, nsqdRace, some[0].flags...)
+			o := meet(t, b)
+			for _, a := range some {
+				if a.prepare != nil {
+					if err := a.prepare(b); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), duration)
+			defer cancel()
+			var wg sync.WaitGroup
+			for _, a := range some {
+				wg.Go(func() { a.run(ctx, t, b) })
+			}
+			o.measure(t, duration)
+			wg.Wait()
+		})
+	}
+}
+
+func p99(all []time.Duration) time.Duration {
+	slices.Sort(all)
+	return all[len(all)*99/100]
+}
+
+func median[T cmp.Ordered](all []T) T {
+	all = slices.Sorted(slices.Values(all))
+	return all[len(all)/2]
+}
