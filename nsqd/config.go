@@ -86,6 +86,7 @@ func (o *options) brokerConfig() broker.Config {
 		MaxMsgTimeout: o.MaxMsgTimeout,
 		RejectAfter:   o.RejectAfter,
 		AutoCreate:    !o.managed(),
+		Presets:       o.TopicLimits,
 		Seed:          uint64(time.Now().UnixNano()),
 
 		MaxChannelConsumers: o.MaxChannelConsumers,

@@ -22,7 +22,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/statsd"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // daemon is an nsqd that listens and does not serve yet.
@@ -88,14 +87,11 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.LookupdTCPAddresses); err != nil {
 		return nil, lifecycle.UsageError{Err: err}
 	}
-	for _, l := range opts.TopicLimits {
-		t, err := d.broker.CreateTopic(l.Topic)
-		if err != nil {
+	for topic := range config.Presets {
+		if _, err := d.broker.CreateTopic(topic); err != nil {
 			return nil, lifecycle.UsageError{Err: fmt.Errorf("--topic-limit: %w", err)}
 		}
-		t.Preset(tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}, l.Reject)
 	}
-	// After the contracts, or what waited for tokens would be released at once.
 	if err := d.broker.Restore(); err != nil {
 		return nil, err
 	}

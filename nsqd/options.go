@@ -201,7 +201,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", diskqueue.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
 	fs.StringVar(&o.Durability, "durability", durabilityMemory, "`promise` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage)")
 	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
-	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; may be repeated")
+	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 10*time.Second, "how long to go on delivering after SIGTERM")
 

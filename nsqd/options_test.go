@@ -161,7 +161,7 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	if o.E2EPercentiles.String() != "1,0.99" || o.brokerConfig().EndToEnd != 10*time.Minute {
 		t.Errorf("%v %v", o.E2EPercentiles, o.brokerConfig().EndToEnd)
 	}
-	if len(o.TopicLimits) != 2 || o.TopicLimits[1].Rate != 2500 || !o.TopicLimits[1].Reject {
+	if len(o.TopicLimits) != 2 || o.TopicLimits["b"].RateMilli != 2500 || !o.TopicLimits["b"].Reject {
 		t.Errorf("topic limits %+v", o.TopicLimits)
 	}
 	for text, want := range map[string]string{

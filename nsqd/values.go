@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -220,16 +221,9 @@ func (v *tlsVersion) Set(s string) error {
 	return nil
 }
 
-// topicLimit is a standalone broker's contract.
-type topicLimit struct {
-	Topic  string
-	Rate   tokenbucket.Rate
-	Burst  int64
-	Reject bool
-}
-
-// topicLimits is a repeatable flag.
-type topicLimits []topicLimit
+// topicLimits are the contracts of a standalone broker's topics, a flag that may be
+// repeated; for a topic that is named twice the last one counts.
+type topicLimits map[string]metadata.Contract
 
 func (t *topicLimits) String() string { return "" }
 
@@ -239,34 +233,36 @@ func (t *topicLimits) Set(s string) error {
 	if len(parts) != 3 && len(parts) != 4 {
 		return errors.New("want topic:rate:burst or topic:rate:burst:policy")
 	}
-	l := topicLimit{Topic: parts[0]}
-	if !wire.ValidTopicName(l.Topic) {
-		return fmt.Errorf("topic %q is not a valid name", l.Topic)
+	topic := parts[0]
+	if !wire.ValidTopicName(topic) {
+		return fmt.Errorf("topic %q is not a valid name", topic)
 	}
 	rate, err := strconv.ParseFloat(parts[1], 64)
 	if err != nil {
 		return fmt.Errorf("rate %q is not a number of messages per second", parts[1])
 	}
-	if l.Burst, err = strconv.ParseInt(parts[2], 10, 64); err != nil {
+	c := metadata.Contract{RateMilli: int64(tokenbucket.PerSecond(rate))}
+	if c.Burst, err = strconv.ParseInt(parts[2], 10, 64); err != nil {
 		return fmt.Errorf("burst %q is not a number of messages", parts[2])
 	}
-	l.Rate = tokenbucket.PerSecond(rate)
-	share := tokenbucket.Share{Rate: l.Rate, Burst: l.Burst}
-	if err := share.Validate(); err != nil {
+	if err := c.Share().Validate(); err != nil {
 		return err
 	}
-	if share.IsZero() {
+	if c.Share().IsZero() {
 		return errors.New("a rate and a burst of 0 would stop the topic")
 	}
 	if len(parts) == 4 {
 		switch parts[3] {
 		case "delay":
 		case "reject":
-			l.Reject = true
+			c.Reject = true
 		default:
 			return fmt.Errorf("policy %q is neither delay nor reject", parts[3])
 		}
 	}
-	*t = append(*t, l)
+	if *t == nil {
+		*t = topicLimits{}
+	}
+	(*t)[topic] = c
 	return nil
 }

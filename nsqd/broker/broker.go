@@ -13,6 +13,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -51,6 +52,10 @@ type Config struct {
 	// loaddistributor places topics: a publisher on the wrong broker would
 	// otherwise escape its contract.
 	AutoCreate bool
+	// Presets are contracts by topic, of a standalone broker. Such a topic is under
+	// its own from the moment it is made, again after it was deleted, and that goes
+	// before a recorded one. Its bucket begins empty.
+	Presets map[string]metadata.Contract
 	// MaxChannelConsumers bounds the subscribers of each channel; 0: it does not.
 	MaxChannelConsumers int
 	// Channels returns the channels that a topic has on other brokers, when it
@@ -244,6 +249,9 @@ func (b *Broker) DeleteTopic(name string) error {
 	b.mu.Lock()
 	t := b.mu.topics[name]
 	delete(b.mu.topics, name)
+	if t != nil {
+		t.stop() // before there can be another of its name, with a bucket of its own
+	}
 	b.mu.Unlock()
 	if t == nil {
 		return ErrUnknownTopic

@@ -180,7 +180,6 @@ func (t *Topic) metadata() metadata.Topic {
 }
 
 // restoreMetadata makes the topics and channels of the file, without messages.
-// A topic that has a contract already keeps that one.
 func (b *Broker) restoreMetadata() error {
 	if b.keeper == nil {
 		return nil

@@ -96,14 +96,17 @@ var _ = Describe("what a broker records besides messages", func() {
 
 	It("does not include a contract that is given anew at each start, and which stands", func() {
 		path := GinkgoT().TempDir()
-		b, stop := stored(path, false)
-		topic(b, "preset").Preset(share, false)
-		topic(b, "kept").Contract(share, false)
-		stop()
-		other := tokenbucket.Share{Rate: 7, Burst: 7}
-		b = storedWith(path, func(*broker.Config) {}, func(b *broker.Broker) { topic(b, "kept").Preset(other, false) })
+		first, end := opened(path, func(c *broker.Config) {
+			c.Presets = map[string]metadata.Contract{"preset": {RateMilli: 1, Burst: 1}}
+		})
+		Expect(first.Restore()).To(Succeed())
+		Expect(topic(first, "preset").Stats().Limited).To(BeTrue())
+		topic(first, "kept").Contract(share, false)
+		end()
+		other := metadata.Contract{RateMilli: 7, Burst: 7}
+		b := storedWith(path, func(c *broker.Config) { c.Presets = map[string]metadata.Contract{"kept": other} })
 		Expect(topic(b, "preset").Stats().Limited).To(BeFalse())
-		Expect(topic(b, "kept").Stats().Share).To(Equal(other))
+		Expect(topic(b, "kept").Stats().Share).To(Equal(other.Share()))
 	})
 
 	It("has no contract for a broker that a loaddistributor gives them", func() {

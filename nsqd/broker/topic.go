@@ -41,7 +41,7 @@ type Topic struct {
 		consumers map[queue.ConsumerID]*Subscription
 		spillers  map[*queue.Line]*spiller // of lines that have overflowed
 		slo       SLO
-		contract  *metadata.Contract // to be restored; not changed, but replaced
+		contract  *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
 		closed    bool
 		// publishers is the number of open connections that have published here.
 		publishers int
@@ -94,6 +94,11 @@ func newTopic(b *Broker, name string) *Topic {
 	t.steps.New = func() any { return t.newStep() }
 	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
 	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)
+	if c, ok := b.cfg.Presets[name]; ok {
+		s := t.begin() // nobody else has it yet
+		t.agree(b.now(), c, s)
+		t.end(s)
+	}
 	return t
 }
 
@@ -428,43 +433,35 @@ func (t *Topic) Renew(flexUntil, until stamp.Mono) (flex bool) {
 	return flex
 }
 
-// Contract puts the topic of a standalone broker under a contract that nobody
-// has used yet: its bucket is full. A topic that is limited already keeps the
-// tokens it has. After a restart the contract is the same, and its bucket empty.
+// Contract puts the topic of a standalone broker under a contract. A topic that is
+// limited already keeps the tokens it has, as far as they fit; any other begins with
+// an empty bucket: what a full one would let go may have been let go before, by the
+// same topic under the same contract before it was deleted or the broker restarted.
+// After a restart the contract is the same, but for that of Config.Presets.
 func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
-	t.agree(c, reject, &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject})
-}
-
-// Preset is Contract by somebody who gives it anew at each start.
-func (t *Topic) Preset(c tokenbucket.Share, reject bool) { t.agree(c, reject, nil) }
-
-func (t *Topic) agree(c tokenbucket.Share, reject bool, kept *metadata.Contract) {
 	now := t.broker.now()
 	s := t.begin()
-	fresh := tokenbucket.Tokens(0)
-	if !t.mu.core.Limited() {
-		full := tokenbucket.NewFull(c, now)
-		fresh = full.Tokens(now)
-	}
-	t.mu.core.Limit(queue.OverLimit{Reject: reject, MaxDelay: t.broker.cfg.RejectAfter})
-	t.mu.core.SetShare(now, c, fresh, &s.fx)
-	t.mu.contract = kept
+	t.mu.contract = &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
+	t.agree(now, *t.mu.contract, s)
 	s.record = true
 	t.end(s)
 }
 
-// restoreContract is Contract with an empty bucket: what was in it may have been
-// used. One that has been preset stands.
+// agree puts the topic under c. Requires: mu held.
+func (t *Topic) agree(now stamp.Mono, c metadata.Contract, s *step) {
+	t.mu.core.Limit(queue.OverLimit{Reject: c.Reject, MaxDelay: t.broker.cfg.RejectAfter})
+	t.mu.core.SetShare(now, c.Share(), 0, &s.fx)
+}
+
+// restoreContract is Contract of an earlier process. One that is preset stands.
 func (t *Topic) restoreContract(c *metadata.Contract) {
 	now := t.broker.now()
 	s := t.begin()
-	defer t.end(s)
-	if t.mu.core.Limited() {
-		return
+	if !t.mu.core.Limited() {
+		t.mu.contract = c
+		t.agree(now, *c, s)
 	}
-	t.mu.core.Limit(queue.OverLimit{Reject: c.Reject, MaxDelay: t.broker.cfg.RejectAfter})
-	t.mu.core.SetShare(now, c.Share(), 0, &s.fx)
-	t.mu.contract = c
+	t.end(s)
 }
 
 // CreateChannel creates the channel if need be. Error: ErrBadName, ErrGone.
@@ -692,6 +689,13 @@ func (t *Topic) heldLocked(end stamp.Mono) (n int, moving bool) {
 		}
 	}
 	return n, moving || subscribed && comes(core.ReleaseDeadline())
+}
+
+// stop ends the topic's releases and deliveries; close is to follow.
+func (t *Topic) stop() {
+	t.mu.Lock()
+	t.mu.core.Stop()
+	t.mu.Unlock()
 }
 
 // close ends the topic: its subscriptions are told, its alarms and spillers

@@ -26,6 +26,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -298,6 +299,12 @@ func TestAFullTopicRefuses(t *testing.T) {
 	n.expect("POST", "/topic/create?topic=u", "", 200, "")
 	n.expect("POST", "/channel/create?topic=u&channel=c", "", 200, "")
 	n.expect("POST", "/topic/limit?topic=u&rate=0.001&burst=1&policy=reject", "", 200, "")
+	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED") // its bucket begins empty
+	u, err := n.broker.Topic([]byte("u"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.SetShare(tokenbucket.Share{Rate: 1, Burst: 1}, tokenbucket.Token)
 	n.expect("POST", "/pub?topic=u", "x", 200, "OK")
 	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED")
 }

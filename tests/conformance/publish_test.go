@@ -405,7 +405,8 @@ func TestRefusals(t *testing.T) {
 			n.publish(t, n.topic(), numbered(1000)...)
 			return
 		}
-		n := start(t, "--topic-limit=t:0.001:1:reject")
+		n := start(t, "--topic-limit=t:1000000:1:reject")
+		n.does(t, "/topic/limit?topic=t&rate=0.001&burst=1&policy=reject") // it has its token by now
 		p := n.open(t)
 		p.pub("t", "takes the token")
 		for _, command := range [][]byte{sized("PUB t", "x"), sized("MPUB t", batch("x", "y")), sized("DPUB t 0", "x")} {
