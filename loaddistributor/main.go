@@ -46,7 +46,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	log, err := obs.NewLogger(os.Stderr, opts.logLevel, opts.logFormat)
+	log, err := obs.NewLogger(obs.Stderr, opts.logLevel, opts.logFormat)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}

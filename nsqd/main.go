@@ -26,7 +26,7 @@ func run(ctx context.Context, args []string) error {
 	if opts.PinArrivalStamps != "" {
 		return pin(opts)
 	}
-	all, err := obs.NewLogger(os.Stderr, "debug", opts.LogFormat)
+	all, err := obs.NewLogger(obs.Stderr, "debug", opts.LogFormat)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // Exit codes of a daemon.
@@ -21,6 +23,9 @@ const (
 
 // StopLimit is how long a daemon may take to stop after the first signal.
 const StopLimit = 30 * time.Second
+
+// FlushLimit is how long the last lines of a log may take at the end.
+const FlushLimit = time.Second
 
 // UsageError marks an error as the caller's: a bad flag, a bad configuration.
 type UsageError struct{ Err error }
@@ -51,13 +56,19 @@ func (e ExitError) Unwrap() error { return e.Err }
 // process at once, and so does the end of StopLimit, with exit code 1. An
 // error of run is printed on standard error as one line, "name: error"; the
 // code is 0 without an error, 2 for a UsageError, what an ExitError says, and
-// else 1.
+// else 1. Lines on obs.Stderr that nobody reads are waited for no longer than
+// FlushLimit.
 func Main(name string, run func(context.Context) error) int {
 	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer restore()
 	// Giving the signals back to the runtime makes the next one fatal.
 	context.AfterFunc(ctx, restore)
-	return supervise(ctx, name, run, os.Stderr, os.Exit)
+	code := supervise(ctx, name, run, obs.Stderr, func(code int) {
+		obs.Stderr.Flush(FlushLimit)
+		os.Exit(code)
+	})
+	obs.Stderr.Flush(FlushLimit)
+	return code
 }
 
 // supervise is Main after the signals. exit is called only when run outlives

@@ -15,8 +15,8 @@ import (
 )
 
 // NewRegistry returns a registry that holds the metrics of the Go runtime and
-// of the process, and srtm_build_info, a constant 1 labelled with the release,
-// the commit and the Go version.
+// of the process, srtm_build_info, a constant 1 labelled with the release, the
+// commit and the Go version, and srtm_log_lines_dropped_total, of Stderr.
 func NewRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	info, _ := debug.ReadBuildInfo()
@@ -28,7 +28,11 @@ func NewRegistry() *prometheus.Registry {
 		},
 	})
 	build.Set(1)
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), build)
+	dropped := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "srtm_log_lines_dropped_total",
+		Help: "Log lines that were not written: they came faster than standard error was read, or writing failed.",
+	}, func() float64 { return float64(Stderr.Dropped()) })
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), build, dropped)
 	return reg
 }
 

@@ -1,6 +1,7 @@
 package obs
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -38,18 +39,31 @@ var levels = map[string]slog.Level{
 
 // NewLogger returns a logger that writes to w. level is debug, info, warn or
 // error, the least severe that is written; format is text or json. Both are
-// matched without regard to case.
+// matched without regard to case. If w is a LogWriter, its lines on lines that
+// were dropped have that format, too.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	least, ok := levels[strings.ToLower(level)]
 	if !ok {
 		return nil, fmt.Errorf("log level %q: want debug, info, warn or error", level)
 	}
-	options := &slog.HandlerOptions{Level: least}
+	handler := func(w io.Writer) slog.Handler {
+		return slog.NewTextHandler(w, &slog.HandlerOptions{Level: least})
+	}
 	switch strings.ToLower(format) {
 	case "text":
-		return slog.New(slog.NewTextHandler(w, options)), nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, options)), nil
+		handler = func(w io.Writer) slog.Handler {
+			return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: least})
+		}
+	default:
+		return nil, fmt.Errorf("log format %q: want text or json", format)
 	}
-	return nil, fmt.Errorf("log format %q: want text or json", format)
+	if w, ok := w.(*LogWriter); ok {
+		w.setNotice(func(n uint64) []byte {
+			var line bytes.Buffer
+			slog.New(handler(&line)).Error("log lines were dropped: they came faster than they were read", KeyCount, n)
+			return line.Bytes()
+		})
+	}
+	return slog.New(handler(w)), nil
 }

@@ -35,7 +35,8 @@ const (
 type Nodes struct {
 	// set once
 	dir  *Directory
-	log  *slog.Logger
+	log  *slog.Logger // of what nodes do
+	done func()       // with it
 	idle time.Duration
 	all  sync.WaitGroup // the connections; Add under mu, while not closed
 
@@ -56,7 +57,8 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 	if inactive == 0 {
 		inactive = registry.DefaultInactiveAfter
 	}
-	n := &Nodes{dir: dir, log: log, idle: silence * inactive}
+	n := &Nodes{dir: dir, idle: silence * inactive}
+	n.log, n.done = obs.Sparse(log)
 	n.mu.conns = map[net.Conn]bool{}
 	if metrics != nil {
 		metrics.MustRegister(collector{n})
@@ -68,6 +70,7 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 // closes ln.
 func (n *Nodes) Run(ctx context.Context, ln net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { n.close(ln) })
+	defer n.done()
 	defer n.all.Wait()
 	defer n.close(ln)
 	defer stop()

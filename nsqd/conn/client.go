@@ -183,7 +183,7 @@ func (c *client) logEnd(err error) {
 	switch {
 	case errors.As(err, &fault):
 		c.srv.faults.Add(1)
-		c.srv.log.Warn("connection closed", obs.KeyRemote, c.remote, obs.KeyError, err)
+		c.srv.log.Warn("connection closed", obs.KeyRemote, c.remote, obs.KeyReason, fault.Code, obs.KeyError, err)
 	case err != nil:
 		c.srv.log.Debug("connection ended", obs.KeyRemote, c.remote, obs.KeyError, err)
 	}

@@ -95,7 +95,8 @@ type Server struct {
 	cfg    Config
 	broker *broker.Broker
 	stamps *hook.Stamper
-	log    *slog.Logger
+	log    *slog.Logger // of what clients do
+	endLog func()
 	ctx    context.Context // of what clients ask others; until Shutdown
 	cancel context.CancelFunc
 
@@ -123,7 +124,8 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("conn: %w", err)
 	}
-	s := &Server{cfg: cfg, broker: b, stamps: stamps, log: log}
+	s := &Server{cfg: cfg, broker: b, stamps: stamps}
+	s.log, s.endLog = obs.Sparse(log)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mu.clients = make(map[*client]struct{})
 	s.rows.New = func() any { return new(row) }
@@ -276,6 +278,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			l.stop()
 		}
 		s.looping.Wait()
+		s.endLog()
 	}()
 	select {
 	case <-done:

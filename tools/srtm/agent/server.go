@@ -124,7 +124,8 @@ type Agent struct {
 	client   *client.Client
 	links    *links
 	buffer   *semaphore.Weighted
-	log      *slog.Logger
+	log      *slog.Logger // of what producers do
+	endLog   func()
 	all      sync.WaitGroup // connections; Add under mu, while not closed
 
 	// Atomic: counted by connections, read for metrics.
@@ -150,7 +151,8 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	a := &Agent{cfg: cfg, protocol: protocol(), client: c, log: cfg.Log, buffer: semaphore.NewWeighted(cfg.MaxBuffer)}
+	a := &Agent{cfg: cfg, protocol: protocol(), client: c, buffer: semaphore.NewWeighted(cfg.MaxBuffer)}
+	a.log, a.endLog = obs.Sparse(cfg.Log)
 	a.links = newLinks(c, cfg)
 	a.mu.conns = map[*conn]bool{}
 	if cfg.Metrics != nil {
@@ -166,6 +168,7 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	// Publishes under way outlive ctx, by at most the drain timeout.
 	base, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
+	defer a.endLog()
 	var janitor sync.WaitGroup
 	janitor.Go(func() { a.links.clean(ctx) })
 	stop := context.AfterFunc(ctx, func() { a.stop(ln) })

@@ -1,0 +1,125 @@
+package obs
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Stderr is the process's standard error for those who must not wait for whoever
+// reads it: the loggers of daemons. lifecycle.Main flushes it at the end.
+var Stderr = NewLogWriter(os.Stderr, 1<<20)
+
+// LogWriter passes lines on to a writer that may be slow, or stuck, and never
+// waits for it: a goroutine, which there is only while there are lines, writes
+// them. Lines for which there is no room are dropped, counted, and said to be
+// missing by a line of their own where writing goes on. Safe for concurrent use.
+type LogWriter struct {
+	// Set once.
+	out  io.Writer
+	most int
+
+	dropped atomic.Uint64 // written under mu; read for display
+
+	mu struct {
+		sync.Mutex
+		lines  []byte // that the goroutine has not taken yet
+		untold uint64 // lines dropped since the last line that said so
+		notice func(n uint64) []byte
+		idle   chan struct{} // closed when the goroutine ends; nil: there is none
+	}
+}
+
+// NewLogWriter returns a writer to out that keeps most bytes of lines, and as much
+// again while they are being written.
+func NewLogWriter(out io.Writer, most int) *LogWriter {
+	return &LogWriter{out: out, most: most}
+}
+
+// Write takes a line, or drops it. It returns len(line) and nil in any case.
+func (w *LogWriter) Write(line []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.mu.lines)+len(line) > w.most {
+		w.dropLocked(1)
+	} else {
+		w.mu.lines = append(w.mu.lines, line...)
+	}
+	w.startLocked()
+	return len(line), nil
+}
+
+// Dropped returns how many lines were not written, for want of room or because
+// writing failed.
+func (w *LogWriter) Dropped() uint64 { return w.dropped.Load() }
+
+// Flush waits until all lines are written, at most for limit, and reports whether
+// they are.
+func (w *LogWriter) Flush(limit time.Duration) bool {
+	w.mu.Lock()
+	w.startLocked()
+	idle := w.mu.idle
+	w.mu.Unlock()
+	if idle == nil {
+		return true
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+func (w *LogWriter) dropLocked(n int) {
+	w.dropped.Add(uint64(n))
+	w.mu.untold += uint64(n)
+}
+
+func (w *LogWriter) startLocked() {
+	if w.mu.idle == nil && len(w.mu.lines) > 0 {
+		w.mu.idle = make(chan struct{})
+		go w.run()
+	}
+}
+
+// maxIdleLog bounds the memory that is kept for the next lines.
+const maxIdleLog = 64 << 10
+
+func (w *LogWriter) run() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var spare []byte
+	for len(w.mu.lines) > 0 {
+		chunk := w.mu.lines
+		w.mu.lines = spare[:0]
+		if w.mu.untold > 0 && w.mu.notice != nil {
+			chunk = append(chunk, w.mu.notice(w.mu.untold)...)
+			w.mu.untold = 0
+		}
+		w.mu.Unlock()
+		n, err := w.out.Write(chunk)
+		w.mu.Lock()
+		if err != nil {
+			w.dropLocked(bytes.Count(chunk[n:], []byte{'\n'}))
+		}
+		if spare = chunk; cap(spare) > maxIdleLog {
+			spare = nil
+		}
+	}
+	w.mu.lines = spare[:0]
+	close(w.mu.idle)
+	w.mu.idle = nil
+}
+
+// setNotice sets what says that n lines were dropped.
+func (w *LogWriter) setNotice(notice func(n uint64) []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.notice = notice
+}

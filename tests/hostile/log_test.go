@@ -1,0 +1,35 @@
+package hostile
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// An nsqd of which nobody reads the standard error, which is full, starts, tells
+// bad clients what is wrong, serves the others, and stops. It used to freeze with
+// the 446th bad client.
+func TestALogThatNobodyReads(t *testing.T) {
+	b := start(t, unread(t, nsqd), "--log-level=debug")
+	o := meet(t, b)
+	for range 500 {
+		if err := b.send(t.Context(), []byte("NONSENSE\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.measure(t, slice)
+}
+
+// unread returns a program that runs the binary with a full pipe, which is its
+// own, for a standard error.
+func unread(t *testing.T, binary string) string {
+	t.Helper()
+	dir := t.TempDir()
+	pipe, program := filepath.Join(dir, "stderr"), filepath.Join(dir, "nsqd")
+	script := fmt.Sprintf("#!/bin/sh\nmkfifo %[1]s && exec 3<>%[1]s && dd if=/dev/zero of=%[1]s bs=64k count=1 oflag=nonblock 2>/dev/null && exec %[2]s \"$@\" 2>&3\n", pipe, binary)
+	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
