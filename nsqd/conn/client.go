@@ -321,7 +321,8 @@ func (c *client) makeRoom() {
 		c.r, c.w = 0, unread
 	}
 	if c.w == len(c.buf) {
-		c.grow(min(2*len(c.buf), max(need, maxIdle)))
+		// By an eighth at least: an MPUB may need a message more, again and again.
+		c.grow(min(2*len(c.buf), max(need, maxIdle, len(c.buf)+len(c.buf)/8)))
 	}
 }
 

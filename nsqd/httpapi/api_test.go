@@ -219,13 +219,15 @@ func TestBinaryMultiPublish(t *testing.T) {
 		"":                                  "BAD_BODY",
 		"abc":                               "BAD_BODY",
 		"\x00\x00\x00\x00":                  "BAD_BODY",
-		"nonsense":                          "BAD_MESSAGE",
+		"nonsense":                          "BAD_BODY",
 		"\x00\x00\x00\x01\x00\x00\x00\x00":  "BAD_MESSAGE",
 		"\x00\x00\x00\x01\x00\x00\x00\x05a": "BAD_MESSAGE",
 	} {
 		n.expect("POST", "/mpub?topic=t&binary=true", body, 413, message)
 	}
 	n.expect("GET", "/stats?format=json", "", 200, `"message_count":2,"message_bytes":3`)
+	n.expect("POST", "/mpub?topic=u&binary=true", string(body)+"\n", 200, "OK")
+	n.expect("GET", "/stats?format=json&topic=u", "", 200, `"message_count":2,"message_bytes":3`)
 }
 
 func TestBadRequestsChangeNothing(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -73,7 +74,7 @@ func (a *API) mpub(r *http.Request) (string, error) {
 	var batch broker.Bodies
 	switch binary := q.Get("binary"); binary {
 	case "true", "1":
-		batch, err = binaryBatch(body, limits.MaxMessageSize)
+		batch, err = binaryBatch(body, limits)
 	case "", "false", "0":
 		batch, err = splitLines(body, limits.MaxMessageSize)
 	default:
@@ -127,17 +128,14 @@ func readBody(r *http.Request, limit int, tooBig string) ([]byte, error) {
 	return body, nil
 }
 
-// binaryBatch reads the body of an MPUB. Over HTTP a fault is that of a message
-// as soon as there is a count of them.
-func binaryBatch(body []byte, maxMessage int) (wire.Batch, error) {
-	batch, err := wire.ParseBatch(body, maxMessage)
-	switch {
-	case err == nil:
-		return batch, nil
-	case len(body) < 4 || [4]byte(body) == [4]byte{}:
-		return batch, tooLarge("BAD_BODY", "%v", err)
+// binaryBatch reads the body of an MPUB. The code of a refusal is that in TCP.
+func binaryBatch(body []byte, limits wire.Limits) (wire.Batch, error) {
+	batch, err := wire.ParseBatch(body, limits)
+	var fault *wire.Error
+	if errors.As(err, &fault) {
+		return batch, tooLarge(strings.TrimPrefix(string(fault.Code), "E_"), "%s", fault.Text)
 	}
-	return batch, tooLarge("BAD_MESSAGE", "%v", err)
+	return batch, nil
 }
 
 // lines are the messages of a text body: a view, since lines of one byte listed

@@ -87,6 +87,7 @@ func FuzzSession(f *testing.F) {
 	f.Add(stream("IDENTIFY", "PUB"), uint64(0), true)
 	f.Add(append(stream("PUB"), "PUB t\n\xff\xff\xff\xff"...), uint64(0), false)
 	f.Add(append(stream("PUB", "NOP"), bytes.Repeat([]byte("x"), wire.MaxLine)...), uint64(0), false)
+	f.Add([]byte("  V2MPUB t\n\x00\x00\x00\x02\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bcNOP\n"), uint64(0), false)
 	f.Add([]byte("GET / HTTP/1.1\r\n"), uint64(0), false)
 	f.Add(append(wire.AppendMagic(nil), "IDENTIFY\n\x00\x00\x00\x1b{\"heartbeat_interval\":5000}"...), uint64(0), false)
 	f.Add([]byte("  V2NOP\r\nPUB t\r\n\x00\x00\x00\x01bRDY 1\r\n"), uint64(0), false)

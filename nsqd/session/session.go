@@ -48,10 +48,11 @@ type Session struct {
 	// Operations given out and not yet Done. Publishes and FINs may pile up;
 	// anything else is the last, since the meaning of the next command depends on
 	// it. Invariant: barrier implies outstanding > 0.
-	outstanding int
+	outstanding int32
 	barrier     bool // the last one is neither
 
 	need  int         // bytes the next Step needs
+	seen  wire.Walk   // of the command that has not come whole
 	heard stamp.Mono  // when the last command came, moved by late ticks
 	beat  stamp.Mono  // when the next heartbeat is due, if there are any
 	fault *wire.Error // refused, and to be sent when outstanding is 0
@@ -112,7 +113,7 @@ func (s *Session) StepInto(in []byte, now stamp.Mono, op *Op) (n int) {
 		}
 	}
 	var cmd wire.Command
-	n, need, err := cmd.Parse(in, &s.cfg.Limits)
+	n, need, err := cmd.Parse(in, &s.cfg.Limits, &s.seen)
 	if err != nil {
 		s.refuse(err)
 		return 0

@@ -31,68 +31,91 @@ func (b Batch) Each(f func(body []byte)) {
 	}
 }
 
+// Walk is how far the messages of an MPUB that has not come whole were checked,
+// so that none is gone through twice however it comes. The zero Walk is that of a
+// command of which nothing was seen.
+type Walk struct {
+	n   uint32 // messages checked
+	end uint32 // bytes of the body up to the end of the last of them
+}
+
 // parseBatch takes the body of an MPUB:
 //
 //	[x][x][x][x] [x][x][x][x] [x][x][x][x] | ...      | [x][x][x][x] | ...
 //	|  (uint32) ||  (uint32) ||  (uint32)  || N1 bytes ||  (uint32)  || N2 bytes
 //	  body size    messages M    size N1      message 1   size N2       message 2
 //
-// Every count and size is checked, and that they add up, before one message of
-// it is used: MPUB is all or nothing.
-func (c *Command) parseBatch(in []byte, at int, lim *Limits) (n, need int, fault *Error) {
+// The body ends where its last message does: client libraries send body sizes
+// that do not count all of it, and NSQ looks at that size for no more than
+// whether it is in [1, MaxBodySize]. Unlike NSQ's, the messages with their count
+// and sizes are held to MaxBodySize too.
+//
+// Every count and size is checked before one message of it is used: MPUB is all
+// or nothing.
+func (c *Command) parseBatch(in []byte, at int, lim *Limits, seen *Walk) (n, need int, fault *Error) {
 	if fault = badTopic(c.Verb, c.Topic); fault != nil {
 		return 0, 0, fault
 	}
-	body, n, need, fault := parseBody(in, at, lim.MaxBodySize, c.Verb, CodeBadBody)
-	if fault != nil || n == 0 {
+	start := at + sizeLength
+	if _, need, fault = parseSize(in, at, lim.MaxBodySize, c.Verb, CodeBadBody); fault != nil || need > 0 {
 		return 0, need, fault
 	}
-	if c.Batch, fault = newBatch(body, lim.MaxMessageSize); fault != nil {
-		return 0, 0, fault
+	if c.Batch, need, fault = seen.batch(in[start:], lim); fault != nil || need > 0 {
+		return 0, start + need, fault
 	}
-	return n, 0, nil
+	return start + sizeLength + len(c.Batch.body), 0, nil
 }
 
 // ParseBatch reads the body of an MPUB, from its message count on, that came
-// by another way, such as HTTP. The Batch is a view into body; the error is an
-// *Error.
-func ParseBatch(body []byte, maxMessage int) (Batch, error) {
-	b, fault := newBatch(body, maxMessage)
-	if fault != nil {
+// by another way, such as HTTP. What follows its last message is passed over, as
+// NSQ does. The Batch is a view into body; the error is an *Error.
+func ParseBatch(body []byte, lim Limits) (Batch, error) {
+	var seen Walk
+	b, need, fault := seen.batch(body, &lim)
+	switch {
+	case fault != nil:
 		return Batch{}, fault
+	case len(body) < sizeLength:
+		return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB body of %d bytes has no message count", len(body)))
+	case need > 0:
+		return Batch{}, NewError(CodeBadMessage, fmt.Sprintf("MPUB body of %d bytes ends before its %d messages do", len(body), binary.BigEndian.Uint32(body)))
 	}
 	return b, nil
 }
 
-func newBatch(body []byte, maxMessage int) (Batch, *Error) {
+// batch goes on through the messages at the start of body, which begins with
+// their count. With less than all of them, need is how many bytes of it are
+// needed to get further.
+func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error) {
 	if len(body) < sizeLength {
-		return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB body of %d bytes has no message count", len(body)))
+		return Batch{}, sizeLength, nil
 	}
+	// A message takes 5 bytes or more, so the count is bounded before anyone
+	// could size something by it.
+	const least = sizeLength + 1
 	count := binary.BigEndian.Uint32(body)
-	body = body[sizeLength:]
-	// A message takes 4 bytes or more, so the count is bounded by the body
-	// before anyone could size something by it. (It takes 5: one of size 0 is
-	// refused below, for what it is.)
-	if most := len(body) / sizeLength; count == 0 || int64(count) > int64(most) {
-		return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB message count %d is outside [1, %d] for its body", count, most))
+	if most := (lim.MaxBodySize - sizeLength) / least; count == 0 || int64(count) > int64(most) {
+		return Batch{}, 0, NewError(CodeBadBody, fmt.Sprintf("MPUB message count %d is outside [1, %d]", count, most))
 	}
-	rest := body
-	for i := range count {
-		if len(rest) < sizeLength {
-			return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB body ends before message %d of %d", i+1, count))
+	left, end := int(count-w.n), max(int(w.end), sizeLength)
+	for ; left > 0; left-- {
+		// Only the sizes of those that are left: one of size 0 is refused for what it is.
+		if need = end + left*sizeLength; len(body) < need {
+			break
 		}
-		size := binary.BigEndian.Uint32(rest)
-		rest = rest[sizeLength:]
-		if size == 0 || int64(size) > int64(maxMessage) {
-			return Batch{}, NewError(CodeBadMessage, fmt.Sprintf("MPUB message %d of %d bytes is outside [1, %d]", i+1, size, maxMessage))
+		size := binary.BigEndian.Uint32(body[end:])
+		if size == 0 || int64(size) > int64(lim.MaxMessageSize) {
+			return Batch{}, 0, NewError(CodeBadMessage, fmt.Sprintf("MPUB message %d of %d bytes is outside [1, %d]", int(count)-left+1, size, lim.MaxMessageSize))
 		}
-		if int64(size) > int64(len(rest)) {
-			return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB message %d of %d bytes passes the end of the body", i+1, size))
+		// Invariant: end + left*least <= MaxBodySize. So this does not overflow.
+		if room := lim.MaxBodySize - end - left*least + 1; int64(size) > int64(room) {
+			return Batch{}, 0, NewError(CodeBadBody, fmt.Sprintf("MPUB of %d messages has more than %d bytes with message %d", count, lim.MaxBodySize, int(count)-left+1))
 		}
-		rest = rest[size:]
+		end += sizeLength + int(size)
 	}
-	if len(rest) > 0 {
-		return Batch{}, NewError(CodeBadBody, fmt.Sprintf("MPUB body has %d bytes after its last message", len(rest)))
+	w.n, w.end = count-uint32(left), uint32(end)
+	if need = end + left*sizeLength; len(body) < need {
+		return Batch{}, need, nil
 	}
-	return Batch{body: body, n: int(count)}, nil
+	return Batch{body: body[sizeLength:end:end], n: int(count)}, 0, nil
 }

@@ -115,27 +115,29 @@ func ParseMagic(in []byte) (n int, err error) {
 // Arguments are separated by exactly one space; those past the last are passed
 // over. Numbers are decimal.
 func ParseCommand(in []byte, lim Limits) (cmd Command, n int, need int, err error) {
-	n, need, err = cmd.Parse(in, &lim)
+	n, need, err = cmd.Parse(in, &lim, new(Walk))
 	return cmd, n, need, err
 }
 
 // Parse is ParseCommand into c, whatever it was before. Without a whole command
-// it is empty.
-func (c *Command) Parse(in []byte, lim *Limits) (n, need int, err error) {
+// it is empty, and seen has what was checked of it for the next call, whose in
+// has to begin with the same bytes; else seen is empty.
+func (c *Command) Parse(in []byte, lim *Limits, seen *Walk) (n, need int, err error) {
 	*c = Command{}
-	n, need, fault := c.parse(in, lim)
+	n, need, fault := c.parse(in, lim, seen)
 	if fault != nil {
-		*c = Command{}
+		*c, *seen = Command{}, Walk{}
 		return 0, 0, fault
 	}
 	if n == 0 {
 		*c = Command{}
 		return 0, need, nil
 	}
+	*seen = Walk{}
 	return n, 0, nil
 }
 
-func (c *Command) parse(in []byte, lim *Limits) (n, need int, fault *Error) {
+func (c *Command) parse(in []byte, lim *Limits, seen *Walk) (n, need int, fault *Error) {
 	eol := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
 	if eol < 0 {
 		if len(in) >= MaxLine {
@@ -172,7 +174,7 @@ func (c *Command) parse(in []byte, lim *Limits) (n, need int, fault *Error) {
 		if fault = args.done(c.Verb); fault != nil {
 			return 0, 0, fault
 		}
-		return c.parseBatch(in, at, lim)
+		return c.parseBatch(in, at, lim, seen)
 	case "NOP":
 		c.Verb = VerbNop
 		return at, 0, nil
@@ -346,19 +348,27 @@ func (c *Command) parseReady(args *arguments, limit int) *Error {
 // parseBody finds the sized body that starts at in[at:]. A size outside
 // [1, limit] is refused before any of the body is waited for.
 func parseBody(in []byte, at, limit int, v Verb, code ErrorCode) (body []byte, n, need int, fault *Error) {
+	size, need, fault := parseSize(in, at, limit, v, code)
+	if fault != nil || need > 0 {
+		return nil, 0, need, fault
+	}
 	start := at + sizeLength
-	if len(in) < start {
-		return nil, 0, start, nil
-	}
-	size := binary.BigEndian.Uint32(in[at:])
-	if size == 0 || int64(size) > int64(limit) {
-		return nil, 0, 0, NewError(code, fmt.Sprintf("%s body of %d bytes is outside [1, %d]", v, size, limit))
-	}
-	end := start + int(size)
+	end := start + size
 	if len(in) < end {
 		return nil, 0, end, nil
 	}
 	return in[start:end:end], end, 0, nil
+}
+
+func parseSize(in []byte, at, limit int, v Verb, code ErrorCode) (size, need int, fault *Error) {
+	if len(in) < at+sizeLength {
+		return 0, at + sizeLength, nil
+	}
+	n := binary.BigEndian.Uint32(in[at:])
+	if n == 0 || int64(n) > int64(limit) {
+		return 0, 0, NewError(code, fmt.Sprintf("%s body of %d bytes is outside [1, %d]", v, n, limit))
+	}
+	return int(n), 0, nil
 }
 
 func badTopic(v Verb, name []byte) *Error {

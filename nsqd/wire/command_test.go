@@ -20,6 +20,11 @@ func sized(body string) string {
 	return string(binary.BigEndian.AppendUint32(nil, uint32(len(body)))) + body
 }
 
+// mpub is an MPUB to t of n messages.
+func mpub(body string, n int) Command {
+	return Command{Verb: VerbMpub, Topic: []byte("t"), Batch: Batch{body: []byte(body), n: n}}
+}
+
 // u32 is a bare size or count prefix.
 func u32(v uint32) string { return string(binary.BigEndian.AppendUint32(nil, v)) }
 
@@ -64,7 +69,12 @@ func TestParseCommandTakesEveryVerb(t *testing.T) {
 		{"identify with more", "IDENTIFY more\n" + sized("{}"), Command{Verb: VerbIdentify, Body: []byte("{}")}},
 		{"auth with more", "AUTH a b\n" + sized("s"), Command{Verb: VerbAuth, Body: []byte("s")}},
 		{"pub with more", "PUB t u\n" + sized("b"), Command{Verb: VerbPub, Topic: []byte("t"), Body: []byte("b")}},
-		{"mpub with more", "MPUB t \n" + sized(u32(1)+sized("b")), Command{Verb: VerbMpub, Topic: []byte("t"), Batch: Batch{body: []byte(sized("b")), n: 1}}},
+		{"mpub with more", "MPUB t \n" + sized(u32(1)+sized("b")), mpub(sized("b"), 1)},
+		{"mpub of a size without the count", "MPUB t\n" + u32(5) + u32(1) + sized("b"), mpub(sized("b"), 1)},
+		{"mpub of a size without the sizes", "MPUB t\n" + u32(2) + u32(2) + sized("b") + sized("c"), mpub(sized("b")+sized("c"), 2)},
+		{"mpub of a size past its messages", "MPUB t\n" + u32(128) + u32(1) + sized("b"), mpub(sized("b"), 1)},
+		{"mpub of the largest body", "MPUB t\n" + u32(1) + u32(2) + sized(strings.Repeat("x", 64)) + sized(strings.Repeat("y", 52)), mpub(sized(strings.Repeat("x", 64))+sized(strings.Repeat("y", 52)), 2)},
+		{"mpub of the most messages", "MPUB t\n" + u32(1) + u32(24) + strings.Repeat(sized("z"), 24), mpub(strings.Repeat(sized("z"), 24), 24)},
 		{"dpub with more", "DPUB t 0 1\n" + sized("b"), Command{Verb: VerbDpub, Topic: []byte("t"), Body: []byte("b")}},
 		{"sub as it was once", "SUB t c short long\n", Command{Verb: VerbSub, Topic: []byte("t"), Channel: []byte("c")}},
 		{"rdy with more", "RDY 7 8\n", Command{Verb: VerbRdy, Ready: 7}},
@@ -148,18 +158,15 @@ func TestParseCommandRefusals(t *testing.T) {
 		{"mpub topic", "MPUB a/b\n", CodeBadTopic, whole},
 		{"mpub empty", "MPUB t\n" + u32(0), CodeBadBody, whole},
 		{"mpub too large", "MPUB t\n" + u32(129), CodeBadBody, whole},
-		{"mpub without a count", "MPUB t\n" + sized("abc"), CodeBadBody, whole},
 		{"mpub of no messages", "MPUB t\n" + sized(u32(0)), CodeBadBody, whole},
-		{"mpub of no messages but bytes", "MPUB t\n" + sized(u32(0)+sized("a")), CodeBadBody, whole},
-		{"mpub count past the body", "MPUB t\n" + sized(u32(2)+sized("abcd")), CodeBadBody, whole},
-		{"mpub count past the end", "MPUB t\n" + sized(u32(2)+sized("abcdefgh")), CodeBadBody, whole},
-		{"mpub count of a negative", "MPUB t\n" + sized(u32(math.MaxUint32)+sized("a")), CodeBadBody, whole},
+		{"mpub of no messages but bytes", "MPUB t\n" + sized(u32(0)+sized("a")), CodeBadBody, 15},
+		{"mpub of more than fit", "MPUB t\n" + u32(8) + u32(25), CodeBadBody, whole},
+		{"mpub count of a negative", "MPUB t\n" + sized(u32(math.MaxUint32)+sized("a")), CodeBadBody, 15},
 		{"mpub with an empty message", "MPUB t\n" + sized(u32(2)+sized("abc")+u32(0)), CodeBadMessage, whole},
-		{"mpub with a message too large", "MPUB t\n" + sized(u32(1)+sized(strings.Repeat("x", 65))), CodeBadMessage, whole},
-		{"mpub message of a negative size", "MPUB t\n" + sized(u32(1)+u32(math.MaxUint32)+"a"), CodeBadMessage, whole},
-		{"mpub message past the end", "MPUB t\n" + sized(u32(1)+u32(3)+"ab"), CodeBadBody, whole},
-		{"mpub ends inside a size", "MPUB t\n" + sized(u32(2)+sized("abcd")+"\x00\x00"), CodeBadBody, whole},
-		{"mpub with bytes after", "MPUB t\n" + sized(u32(1)+sized("a")+"b"), CodeBadBody, whole},
+		{"mpub with a message too large", "MPUB t\n" + u32(8) + u32(1) + u32(65), CodeBadMessage, whole},
+		{"mpub message of a negative size", "MPUB t\n" + u32(8) + u32(1) + u32(math.MaxUint32), CodeBadMessage, whole},
+		{"mpub past the largest body", "MPUB t\n" + u32(8) + u32(2) + sized(strings.Repeat("x", 64)) + u32(53), CodeBadBody, whole},
+		{"mpub past it with what has to follow", "MPUB t\n" + u32(8) + u32(3) + sized(strings.Repeat("x", 64)) + u32(48) + u32(1), CodeBadBody, whole},
 
 		{"sub without arguments", "SUB\n", CodeInvalid, whole},
 		{"sub without a channel", "SUB t\n", CodeInvalid, whole},
@@ -223,7 +230,10 @@ func TestParseCommandSaysHowMuchItNeeds(t *testing.T) {
 		{"PUB t\n\x00\x00\x00\x05", 15},
 		{"PUB t\n\x00\x00\x00\x05abcd", 15},
 		{"IDENTIFY\n", 13},
-		{"MPUB t\n\x00\x00\x00\x09", 20},
+		{"MPUB t\n\x00\x00\x00\x09", 15},
+		{"MPUB t\n\x00\x00\x00\x09" + u32(3), 27}, // the size of each
+		{"MPUB t\n\x00\x00\x00\x09" + u32(3) + u32(50) + "xxxxxxxx", 77}, // the first, and the sizes of the others
+		{"MPUB t\n\x00\x00\x00\x09" + u32(1) + sized("abc")[:6], 22},
 		{"DPUB t 1\n\x00\x00\x00\x40", 77},
 		{strings.Repeat("x", MaxLine-1), MaxLine},
 	} {
@@ -306,15 +316,22 @@ func TestBatchGivesItsMessagesInOrder(t *testing.T) {
 	}
 }
 
-// An HTTP body is the same bytes without the size that a command has.
+// An HTTP body is the same bytes without the size that a command has, and ends.
 func TestParseBatchIsMpubsOwnCheck(t *testing.T) {
 	for _, body := range []string{
 		u32(2) + sized("abc") + sized("d"),
 		"", "abc", u32(0), u32(2) + sized("abcdefgh"), u32(1) + sized("a") + "b",
-		u32(1) + u32(0) + "a", u32(1) + sized(strings.Repeat("x", 65)),
+		u32(1) + u32(0) + "a", u32(1) + sized(strings.Repeat("x", 65)), u32(2) + sized("abc") + u32(2) + "d", u32(26),
 	} {
-		want, _, wantCode := reference([]byte("MPUB t\n"+sized(body)), testLimits())
-		got, err := ParseBatch([]byte(body), testLimits().MaxMessageSize)
+		want, _, wantCode := reference([]byte("MPUB t\n"+u32(1)+body), testLimits())
+		switch {
+		case wantCode != "" || want.messages != nil:
+		case len(body) < 4:
+			wantCode = CodeBadBody
+		default:
+			wantCode = CodeBadMessage
+		}
+		got, err := ParseBatch([]byte(body), testLimits())
 		var e *Error
 		if errors.As(err, &e); (e == nil) != (wantCode == "") || e != nil && (e.Code != wantCode || got.Len() != 0) {
 			t.Errorf("%q: %v with %d messages, want code %q", body, err, got.Len(), wantCode)
@@ -322,6 +339,29 @@ func TestParseBatchIsMpubsOwnCheck(t *testing.T) {
 		if err == nil && got.Len() != len(want.messages) {
 			t.Errorf("%q: %d messages, want %d", body, got.Len(), len(want.messages))
 		}
+	}
+}
+
+// Every message of a batch that comes byte by byte is looked at once: a client
+// must not make the broker go through a million of them for every byte it sends.
+func TestMpubIsGoneThroughOnce(t *testing.T) {
+	const messages = 20
+	in := []byte("MPUB t\n" + u32(1) + u32(messages) + strings.Repeat(sized("b"), messages))
+	lim := testLimits()
+	var c Command
+	var seen Walk
+	for k := range in {
+		if n, _, err := c.Parse(in[:k:k], &lim, &seen); n != 0 || err != nil {
+			t.Fatalf("at %d bytes: n=%d, %v", k, n, err)
+		}
+	}
+	if want := (Walk{n: messages, end: 4 + 5*messages}); seen != want {
+		t.Fatalf("a byte before the end: %+v, want %+v", seen, want)
+	}
+	clear(in[15:]) // what was seen is not looked at again
+	n, _, err := c.Parse(in, &lim, &seen)
+	if n != len(in) || err != nil || c.Batch.Len() != messages || seen != (Walk{}) {
+		t.Fatalf("n=%d of %d, %v, %d messages, %+v", n, len(in), err, c.Batch.Len(), seen)
 	}
 }
 

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -35,6 +36,8 @@ func seedCommands(f *testing.F) {
 		[]byte("PUB t\r\n\x00\x00\x00\x01b"),
 		[]byte("PUB t\n\xff\xff\xff\xff"),
 		[]byte("MPUB t\n\x00\x00\x00\x09\x00\x00\x00\x02\x00\x00\x00\x01a"),
+		[]byte("MPUB t\n\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bcNOP\n"),
+		[]byte("MPUB t\n\x00\x00\x00\xff\x00\x00\x00\x01\x00\x00\x00\x01a\x00\x00\x00\x02bcNOP\n"),
 		[]byte("MPUB t\n\x00\x00\x00\x0a\x00\x00\x00\x01\x00\x00\x00\x01ab"),
 		bytes.Repeat([]byte("x"), MaxLine+1),
 		append(bytes.Repeat([]byte("x"), MaxLine), '\n'),
@@ -96,8 +99,14 @@ func checkPrefixes(t *testing.T, in []byte, lim Limits) {
 	t.Helper()
 	whole, wholeN, _, wholeErr := ParseCommand(in, lim)
 	asked := 0
+	var seen Walk // of all prefixes so far
 	for k := 0; k <= len(in); k++ {
 		cmd, n, need, err := ParseCommand(in[:k:k], lim)
+		var kept Command
+		keptN, keptNeed, keptErr := kept.Parse(in[:k:k], &lim, &seen)
+		if diff := commandDiff(kept, cmd); keptN != n || keptNeed != need || fmt.Sprint(keptErr) != fmt.Sprint(err) || diff != "" {
+			t.Fatalf("at %d bytes, gone on: n=%d need=%d err=%v, from the start: n=%d need=%d err=%v; %s", k, keptN, keptNeed, keptErr, n, need, err, diff)
+		}
 		if err == nil && n == 0 {
 			if need <= k || need < asked {
 				t.Fatalf("at %d bytes: need=%d after need=%d", k, need, asked)

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"reflect"
@@ -117,6 +116,14 @@ func reference(in []byte, lim Limits) (f commandFields, n int, code ErrorCode) {
 			return f, 0, CodeBadTopic
 		}
 	}
+	if f.verb == "MPUB" {
+		taken := 0
+		f.messages, taken, code = referenceBatch(rest, lim)
+		if taken == 0 {
+			return f, 0, code
+		}
+		return f, n + taken, ""
+	}
 	body, fits, whole := referenceSized(&rest, limit)
 	switch {
 	case !fits:
@@ -124,34 +131,48 @@ func reference(in []byte, lim Limits) (f commandFields, n int, code ErrorCode) {
 	case !whole:
 		return f, 0, ""
 	}
-	n += 4 + len(body)
-	if f.verb != "MPUB" {
-		f.body = body
-		return f, n, ""
+	f.body = body
+	return f, n + 4 + len(body), ""
+}
+
+// referenceBatch adds the messages up, whatever size is given for all of them.
+func referenceBatch(rest string, lim Limits) (messages []string, n int, code ErrorCode) {
+	number := func() int64 {
+		v := int64(binary.BigEndian.Uint32([]byte(rest)))
+		rest = rest[4:]
+		return v
 	}
-	var count uint32
-	r := bytes.NewReader([]byte(body))
-	if binary.Read(r, binary.BigEndian, &count) != nil || count == 0 || int64(count)*4 > int64(len(body)-4) {
-		return f, 0, CodeBadBody
+	if len(rest) < 4 {
+		return nil, 0, ""
 	}
-	rest = body[4:]
-	for range count {
-		if len(rest) < 4 {
-			return f, 0, CodeBadBody
+	if declared := number(); declared < 1 || declared > int64(lim.MaxBodySize) {
+		return nil, 0, CodeBadBody
+	}
+	if len(rest) < 4 {
+		return nil, 0, ""
+	}
+	count := number()
+	if count < 1 || 4+5*count > int64(lim.MaxBodySize) {
+		return nil, 0, CodeBadBody
+	}
+	body := int64(4)
+	for left := count; left > 0; left-- {
+		if int64(len(rest)) < 4*left {
+			return nil, 0, ""
 		}
-		message, fits, whole := referenceSized(&rest, lim.MaxMessageSize)
-		switch {
-		case !fits:
-			return f, 0, CodeBadMessage
-		case !whole:
-			return f, 0, CodeBadBody
+		size := number()
+		if size < 1 || size > int64(lim.MaxMessageSize) {
+			return nil, 0, CodeBadMessage
 		}
-		f.messages = append(f.messages, message)
+		if body += 4 + size; body+5*(left-1) > int64(lim.MaxBodySize) {
+			return nil, 0, CodeBadBody
+		}
+		if int64(len(rest)) < size {
+			return nil, 0, ""
+		}
+		messages, rest = append(messages, rest[:size]), rest[size:]
 	}
-	if rest != "" {
-		return f, 0, CodeBadBody
-	}
-	return f, n, ""
+	return messages, 4 + int(body), ""
 }
 
 func referenceSized(s *string, limit int) (body string, fits, whole bool) {

@@ -22,11 +22,11 @@ type difference struct {
 
 var deliberate = []difference{
 	{
-		Key:  "mpub-sizes",
-		NSQ:  "reads messages as their own sizes say: waits for more than the body's size, or takes its rest for a command",
-		SRTM: "E_BAD_BODY, at once",
-		Why:  "a body that contradicts itself is an error of its sender, who should learn of it before a timeout",
-		Page: "an MPUB body whose sizes disagree",
+		Key:  "mpub-total",
+		NSQ:  "holds the size that an MPUB gives for its body to --max-body-size, but not its messages",
+		SRTM: "E_BAD_BODY where the messages with their count and sizes are larger",
+		Why:  "a bound that the sender's word gets around is none",
+		Page: "an MPUB of more than `--max-body-size`",
 	},
 	{
 		Key:  "consumer-left",

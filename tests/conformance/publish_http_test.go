@@ -135,6 +135,10 @@ func TestHTTPMpub(t *testing.T) {
 	check(t, "binary=0", func(t *testing.T) { takes(t, "&binary=0", "a\nb", "a", "b") })
 	check(t, "binary=true", func(t *testing.T) { takes(t, "&binary=true", binaryBody("a\nb", "c"), "a\nb", "c") })
 	check(t, "binary=1", func(t *testing.T) { takes(t, "&binary=1", binaryBody("a", "b"), "a", "b") })
+	check(t, "binary=true, with more behind", func(t *testing.T) { takes(t, "&binary=true", binaryBody("a", "b")+"\n", "a", "b") })
+	check(t, "binary=true, fewer counted than sent", func(t *testing.T) {
+		takes(t, "&binary=true", "\x00\x00\x00\x01"+binaryBody("a", "b")[4:], "a")
+	})
 	check(t, "nothing", func(t *testing.T) {
 		n := common(t)
 		topic := n.topic()
@@ -189,6 +193,7 @@ func TestHTTPMpubBinaryFaults(t *testing.T) {
 		"nothing":                {"", "BAD_BODY"},
 		"3 bytes":                {"abc", "BAD_BODY"},
 		"no messages":            {number(0), "BAD_BODY"},
+		"more than fit":          {number(1 + (maxBody-4)/5), "BAD_BODY"},
 		"message of 0":           {number(1, 0), "BAD_MESSAGE"},
 		"fewer than counted":     {number(2, 1) + "x", "BAD_MESSAGE"},
 		"message cut":            {number(1, 5) + "ab", "BAD_MESSAGE"},

@@ -215,35 +215,88 @@ func TestMpub(t *testing.T) {
 			}
 		})
 	}
-	for name, body := range map[string]string{
-		"more messages than the body has": number(2, 1) + "x",
-		"message longer than the body":    number(1, 5) + "ab",
-		"body shorter than the count":     "abc",
-		"count of a million":              number(1_000_000, 1) + "x",
+	for name, c := range map[string]struct{ count, size int32 }{
+		"more messages than fit":                   {1 + (maxBody-4)/5, 1},
+		"message over the maximum, its size alone": {1, maxMessage + 1},
 	} {
 		check(t, name, func(t *testing.T) {
 			n := common(t)
 			p := n.open(t)
-			p.raw(sized("MPUB "+n.topic(), body))
-			if unlike(t, "mpub-sizes") {
-				p.fault("E_BAD_BODY")
-				p.closed()
+			p.raw(claimed("MPUB "+n.topic(), 8, number(c.count, c.size)))
+			if c.count == 1 {
+				p.fatal("E_BAD_MESSAGE")
 			} else {
-				p.quiet()
+				p.fatal("E_BAD_BODY")
 			}
 		})
 	}
-	check(t, "body longer than its messages", func(t *testing.T) {
+	for name, body := range map[string]string{
+		"more messages than came":      number(2, 1) + "x",
+		"message of which a part came": number(1, 5) + "ab",
+		"less than the count came":     "abc",
+		"count of a million":           number(1_000_000, 1) + "x",
+	} {
+		check(t, name, func(t *testing.T) {
+			n := common(t)
+			topic := n.topic()
+			p := n.open(t)
+			p.raw(sized("MPUB "+topic, body))
+			p.quiet()
+			if s, _ := n.lookup(t, topic); s.MessageCount != 0 {
+				t.Errorf("%d messages of it were accepted", s.MessageCount)
+			}
+		})
+	}
+	// Client libraries leave the count, or the sizes, out of the body's size.
+	body := batch("one", "two")
+	for name, size := range map[string]int{
+		"without the count":     len(body) - 4,
+		"without the sizes":     len(body) - 8,
+		"of the messages alone": len(body) - 12,
+		"of a byte less":        len(body) - 1,
+		"of 1":                  1,
+		"with its own 4 bytes":  len(body) + 4,
+		"of the maximum":        maxBody,
+	} {
+		check(t, "body size "+name, func(t *testing.T) {
+			n := common(t)
+			topic := n.topic()
+			c := n.consumer(t, topic, "ch").rdy(10)
+			p := n.open(t)
+			p.raw(claimed("MPUB "+topic, int32(size), body))
+			p.ok()
+			p.raw(append(claimed("MPUB "+topic, int32(size), body), sized("PUB "+topic, "three")...))
+			p.oks(2)
+			if got := c.bodies(5); !slices.Equal(got, []string{"one", "one", "three", "two", "two"}) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+	check(t, "rest of a body is commands", func(t *testing.T) {
 		n := common(t)
-		topic := n.topic()
 		p := n.open(t)
-		p.raw(sized("MPUB "+topic, number(1, 1)+"xyz"))
-		if unlike(t, "mpub-sizes") {
+		p.raw(sized("MPUB "+n.topic(), number(1, 1)+"xyz"))
+		p.ok()
+		p.send("NOP\n") // comes behind the rest of the body
+		p.fatal("E_INVALID")
+	})
+	check(t, "messages over the maximum together", func(t *testing.T) {
+		n := start(t, "--max-body-size=1000")
+		topic := n.topic()
+		all := slices.Repeat([]string{strings.Repeat("x", 79)}, 12) // 4 + 12 x 83 = 1000
+		p := n.open(t)
+		p.raw(claimed("MPUB "+topic, 1, batch(all...)))
+		p.ok()
+		p.raw(claimed("MPUB "+topic, 1, batch(append(all, "y")...)))
+		want := 12
+		if unlike(t, "mpub-total") {
 			p.fatal("E_BAD_BODY")
 		} else {
 			p.ok()
-			p.send("NOP\n") // comes behind the rest of the body
-			p.fatal("E_INVALID")
+			want += 13
+		}
+		if s, _ := n.lookup(t, topic); s.MessageCount != want {
+			t.Errorf("message_count %d, want %d", s.MessageCount, want)
 		}
 	})
 }
