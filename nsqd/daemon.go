@@ -37,12 +37,15 @@ type daemon struct {
 	announcer *lookupd.Announcer
 	trace     *os.File // nil: no release trace
 	group     lifecycle.Group
+	asking    context.Context // of what is asked of others before a topic is made; until the end begins
+	askNoMore context.CancelFunc
 }
 
 // open wires an nsqd and opens its sockets. The daemon must be run. What it logs
 // goes to handler, which must not have a level of its own.
 func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, err error) {
 	d := &daemon{opts: opts, at: new(listeners)}
+	d.asking, d.askNoMore = context.WithCancel(context.WithoutCancel(ctx))
 	d.level.Set(slog.Level(opts.LogLevel))
 	log := slog.New(levelled{handler, &d.level})
 	d.log = log
@@ -71,7 +74,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		}
 	}
 	if !opts.managed() { // there, the loaddistributor names the channels
-		config.Channels = func(topic string) []string { return d.announcer.Channels(context.Background(), topic) }
+		config.Channels = func(topic string) []string { return d.announcer.Channels(d.asking, topic) }
 	}
 	if d.broker, err = broker.New(config); err != nil {
 		return nil, err
@@ -104,9 +107,10 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	}
 	registry := obs.NewRegistry()
 
-	// The order of stopping is the reverse: the control plane and nsqlookupd let
-	// go first, then nothing new is accepted, what is held is drained, and last
-	// the figures stop being served.
+	// The order of stopping is the reverse. What was acknowledged is stored before
+	// anything is waited for but the disk: whoever stops nsqd may kill it soon. Then
+	// the control plane and nsqlookupd let go, nobody is accepted any more, clients
+	// are disconnected, and last the figures stop being served.
 	var control *agent.Agent
 	if opts.managed() {
 		bases, err := agent.OpenFiles(filepath.Join(opts.dataPath(), "shares"))
@@ -121,17 +125,21 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		api.Agent = func() any { return control.State() }
 	}
 	routes := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
+	var web []func(context.Context) error
 	if d.at.http != nil {
 		plain := routes
 		if opts.secure != nil && opts.tlsRequiredFor() == tlsForAll {
 			plain = httpapi.TLSRequired(port(d.at.https))
 		}
-		d.group.Add("http", lifecycle.Serve(d.at.http, d.web(plain)))
+		web = append(web, lifecycle.Serve(d.at.http, d.web(plain)))
 	}
 	if d.at.https != nil {
-		d.group.Add("https", lifecycle.Serve(d.at.https, d.web(routes)))
+		web = append(web, lifecycle.Serve(d.at.https, d.web(routes)))
 	}
-	d.group.Add("broker", d.drainAtEnd)
+	if len(web) > 0 {
+		d.group.Add("http", lifecycle.Together(web...))
+	}
+	d.group.Add("clients", d.disconnectAtEnd)
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
 	d.group.Add("nsqlookupd", d.announcer.Run)
 	if opts.StatsdAddress != "" {
@@ -145,6 +153,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	if control != nil {
 		d.group.Add("agent", control.Run)
 	}
+	d.group.Add("broker", d.storeAtEnd)
 	return d, nil
 }
 
@@ -240,6 +249,7 @@ func (d *daemon) run(ctx context.Context) error {
 // close gives back what open took and no part of the group owns. Listeners that
 // were served are closed already.
 func (d *daemon) close() error {
+	d.askNoMore()
 	d.at.close()
 	if d.opts.porters != nil {
 		d.opts.porters.Close()
@@ -268,24 +278,36 @@ func (d *daemon) close() error {
 	return errors.Join(errs...)
 }
 
-// drainAtEnd empties the broker: publishers end at a message boundary,
-// subscribers get what is left, and only then everything is closed.
-func (d *daemon) drainAtEnd(ctx context.Context) error {
+// storeAtEnd ends publishers at a message boundary and stores what is held.
+func (d *daemon) storeAtEnd(ctx context.Context) error {
 	<-ctx.Done()
-	limit, cancel := context.WithTimeout(context.Background(), d.opts.DrainTimeout)
-	defer cancel()
+	release := lifecycle.Hold(ctx) // a slow disk is no reason to lose anything
+	defer release()
+	d.askNoMore()
 	d.conns.StopReading()
-	if left := d.broker.Drain(limit); left > 0 {
-		d.log.Info("the drain has ended; what is left stays on disk, but for ephemeral topics and channels", "messages", left)
+	if d.opts.DrainTimeout > 0 {
+		limit, cancel := context.WithTimeout(context.Background(), d.opts.DrainTimeout)
+		defer cancel()
+		d.broker.Drain(limit)
 	}
-	lost := d.broker.Close()
-	if lost != nil {
-		lost = fmt.Errorf("messages could not be stored and are lost: %w", lost)
+	began := time.Now()
+	if err := d.broker.Close(); err != nil {
+		return fmt.Errorf("messages could not be stored and are lost: %w", err)
 	}
-	grace, cancel := context.WithTimeout(context.Background(), lifecycle.Grace)
+	d.log.Info("all that was held is stored", "took", time.Since(began))
+	return nil
+}
+
+// clientsGrace is how long clients have to take what is on its way to them.
+const clientsGrace = 500 * time.Millisecond
+
+// disconnectAtEnd ends all connections.
+func (d *daemon) disconnectAtEnd(ctx context.Context) error {
+	<-ctx.Done()
+	grace, cancel := context.WithTimeout(context.Background(), clientsGrace)
 	defer cancel()
 	if err := d.conns.Shutdown(grace); err != nil {
 		d.log.Warn("clients did not end in time", obs.KeyError, err) // their failure, not ours
 	}
-	return lost
+	return nil
 }

@@ -203,7 +203,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
-	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 10*time.Second, "how long to go on delivering after SIGTERM")
+	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, once all is stored")
 
 	fs.Int64Var(&o.MemoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often, and nothing is refused (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
 

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,11 +23,26 @@ const (
 	exitUsage = 2
 )
 
-// StopLimit is how long a daemon may take to stop after the first signal.
+// StopLimit is how long a daemon may take to stop after the first signal, unless
+// something holds it.
 const StopLimit = 30 * time.Second
 
 // FlushLimit is how long the last lines of a log may take at the end.
-const FlushLimit = time.Second
+const FlushLimit = 500 * time.Millisecond
+
+type heldKey struct{}
+
+// Hold keeps StopLimit from ending the daemon before release is called: for what
+// must not be given up, such as writing what would be lost. ctx is that of a run
+// function of Main, or one derived from it; any other does nothing.
+func Hold(ctx context.Context) (release func()) {
+	held, _ := ctx.Value(heldKey{}).(*atomic.Int32)
+	if held == nil {
+		return func() {}
+	}
+	held.Add(1)
+	return sync.OnceFunc(func() { held.Add(-1) })
+}
 
 // UsageError marks an error as the caller's: a bad flag, a bad configuration.
 type UsageError struct{ Err error }
@@ -53,7 +70,8 @@ func (e ExitError) Unwrap() error { return e.Err }
 //	func main() { os.Exit(lifecycle.Main("nsqd", run)) }
 //
 // The context ends at the first SIGINT or SIGTERM. The second one kills the
-// process at once, and so does the end of StopLimit, with exit code 1. An
+// process at once, and so does the end of StopLimit, with exit code 1, or the
+// first whole multiple of it at which nothing holds it (see Hold). An
 // error of run is printed on standard error as one line, "name: error"; the
 // code is 0 without an error, 2 for a UsageError, what an ExitError says, and
 // else 1. Lines on obs.Stderr that nobody reads are waited for no longer than
@@ -76,6 +94,7 @@ func Main(name string, run func(context.Context) error) int {
 func supervise(ctx context.Context, name string, run func(context.Context) error, stderr io.Writer, exit func(int)) int {
 	over := make(chan struct{})
 	watched := make(chan struct{})
+	var held atomic.Int32
 	go func() {
 		defer close(watched)
 		select {
@@ -83,16 +102,22 @@ func supervise(ctx context.Context, name string, run func(context.Context) error
 			return
 		case <-ctx.Done():
 		}
-		limit := time.NewTimer(StopLimit)
+		limit := time.NewTicker(StopLimit)
 		defer limit.Stop()
-		select {
-		case <-over:
-		case <-limit.C:
-			fmt.Fprintf(stderr, "%s: not stopped %v after the signal; giving up\n", name, StopLimit)
-			exit(exitError)
+		for took := StopLimit; ; took += StopLimit {
+			select {
+			case <-over:
+				return
+			case <-limit.C:
+			}
+			if held.Load() == 0 {
+				fmt.Fprintf(stderr, "%s: not stopped %v after the signal; giving up\n", name, took)
+				exit(exitError)
+				return
+			}
 		}
 	}()
-	err := run(ctx)
+	err := run(context.WithValue(ctx, heldKey{}, &held))
 	close(over)
 	<-watched
 

@@ -215,3 +215,41 @@ func TestStoppingIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// What must not be given up has as long as it takes.
+func TestTheLimitIsHeld(t *testing.T) {
+	const works = 70 * time.Second
+	for _, c := range []struct {
+		name    string
+		release bool
+		after   time.Duration // of the forced exit; 0: there is none
+	}{
+		{"ended in time", true, 0},
+		{"released, and then stuck", true, 3 * StopLimit},
+		{"never released", false, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				began, forced := time.Now(), time.Duration(0)
+				supervise(ctx, "tool", func(ctx context.Context) error {
+					release := Hold(ctx)
+					pass(works)
+					if c.release {
+						release()
+						release() // does no harm
+					}
+					if c.after > 0 || !c.release {
+						pass(works)
+					}
+					return nil
+				}, io.Discard, func(int) { forced = time.Since(began) })
+				if forced != c.after {
+					t.Errorf("forced to exit after %v, want %v", forced, c.after)
+				}
+			})
+		})
+	}
+	Hold(t.Context())() // elsewhere there is nothing to hold
+}

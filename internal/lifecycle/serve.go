@@ -6,14 +6,36 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 )
 
 // Grace is how long a server waits for requests under way when it is told to
-// stop. What still runs then is cut off.
-const Grace = 3 * time.Second
+// stop. What still runs then is cut off. Whoever stops a daemon kills it a few
+// seconds later.
+const Grace = time.Second
+
+// Together returns a part that is all of these parts, started and stopped at the
+// same time. When one ends with an error, the others are told to stop.
+func Together(parts ...func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		errs := make([]error, len(parts))
+		var wg sync.WaitGroup
+		for i, run := range parts {
+			wg.Go(func() {
+				if errs[i] = run(ctx); errs[i] != nil {
+					cancel()
+				}
+			})
+		}
+		wg.Wait()
+		return errors.Join(errs...)
+	}
+}
 
 // Serve returns a part that serves srv on ln. When its context ends it stops
 // accepting, waits up to Grace for requests under way, and cuts off the rest,

@@ -169,3 +169,24 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 		})
 	}
 }
+
+func TestPartsTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("broken")
+		ended := 0
+		err := Together(
+			func(ctx context.Context) error { <-ctx.Done(); pass(time.Second); ended++; return nil },
+			func(context.Context) error { pass(time.Minute); return broken },
+		)(t.Context())
+		if !errors.Is(err, broken) || ended != 1 {
+			t.Errorf("%v, %d parts were waited for", err, ended)
+		}
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		slow := func(ctx context.Context) error { <-ctx.Done(); pass(time.Second); return nil }
+		if err := Together(slow, slow, slow)(ctx); err != nil || time.Since(began) != time.Second {
+			t.Errorf("%v after %v; want all to stop at the same time", err, time.Since(began))
+		}
+	})
+}

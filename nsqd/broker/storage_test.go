@@ -211,6 +211,22 @@ func storing(fsync bool) {
 		Expect(filepath.Glob(filepath.Join(path, "*.queue"))).To(BeEmpty())
 	})
 
+	It("leaves to the next process what it is too late to delete", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path)
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		publishAll(t, 0, 50)
+		Expect(b.Close()).To(Succeed())
+		Expect(b.DeleteTopic("t")).To(MatchError(broker.ErrDraining))
+		Expect(b.DeleteUnused("t")).NotTo(Succeed())
+		Expect(t.DeleteChannel("c")).To(MatchError(broker.ErrDraining))
+		stop()
+		b, _ = stored(path)
+		r := read(topic(b, "t"), "c", 50, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(50))
+	})
+
 	It("keeps the eligible order and times of a limited topic over the disk", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path)

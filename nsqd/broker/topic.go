@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -511,6 +512,10 @@ func (t *Topic) DeleteChannel(name string) error {
 		t.end(s)
 		return fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
 	}
+	if t.mu.closed { // its channels are being left to the next process
+		defer t.end(s)
+		return t.open()
+	}
 	t.removeChannel(now, c, s)
 	empty := len(t.mu.core.Channels()) == 0
 	t.end(s)
@@ -737,7 +742,10 @@ func (t *Topic) close(remove bool) {
 // the next process may need the place.
 // Requires: the topic is closed and the broker's workers have ended.
 func (t *Topic) makeRoom() {
-	for _, sp := range t.mu.spillers {
+	t.mu.Lock()
+	spillers := slices.Collect(maps.Values(t.mu.spillers))
+	t.mu.Unlock()
+	for _, sp := range spillers {
 		if disk := sp.disk.Load(); disk != nil {
 			for range restAfter {
 				_ = disk.Checkpoint() // what fails because of it says so

@@ -429,38 +429,10 @@ func TestRestartWithABacklog(t *testing.T) {
 	for _, durability := range []string{"memory", "fsync"} {
 		t.Run(durability, func(t *testing.T) {
 			dir := t.TempDir()
-			flags := []string{"--data-path=" + dir, "--durability=" + durability, "--drain-timeout=0s"}
-			d, err := daemon.NSQD(nsqd, dir, flags...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ask(t, "http://"+d.HTTP+"/topic/create?topic=t", "x")
-			ask(t, "http://"+d.HTTP+"/channel/create?topic=t&channel=c", "x")
+			flags := []string{"--durability=" + durability}
+			d := withChannel(t, dir, flags...)
 			start := time.Now()
-			nc, err := dial(d.TCP)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer nc.Close()
-			r := bufio.NewReader(nc)
-			for sent := 0; sent < messages; {
-				if err := nc.SetDeadline(time.Now().Add(forever)); err != nil {
-					t.Fatal(err)
-				}
-				var bodies [][]byte
-				for len(bodies) < 500 && sent < messages {
-					b := make([]byte, 200)
-					binary.BigEndian.PutUint32(b, uint32(sent))
-					bodies = append(bodies, b)
-					sent++
-				}
-				if _, err := nc.Write(wire.AppendMpub(nil, "t", bodies)); err != nil {
-					t.Fatal(err)
-				}
-				if answer, err := frame(r); err != nil || answer != "OK" {
-					t.Fatalf("%q %v", answer, err)
-				}
-			}
+			fill(t, d, 0, messages)
 			published := time.Since(start)
 			start = time.Now()
 			_, most := resident(d)
@@ -469,10 +441,7 @@ func TestRestartWithABacklog(t *testing.T) {
 			}
 			stopped := time.Since(start)
 			start = time.Now()
-			d, err = daemon.NSQD(nsqd, dir, flags...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d = withChannel(t, dir, flags...)
 			defer func() {
 				if err := d.Stop(); err != nil {
 					t.Error(err)
@@ -486,7 +455,7 @@ func TestRestartWithABacklog(t *testing.T) {
 			defer sub.Close()
 			next := uint32(0)
 			done := errors.New("done")
-			err = take(sub, func(n uint32) error {
+			err := take(sub, func(n uint32) error {
 				if n != next {
 					return fmt.Errorf("got %d, want %d", n, next)
 				}

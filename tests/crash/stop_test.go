@@ -1,0 +1,128 @@
+package crash
+
+import (
+	"bufio"
+	"encoding/binary"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// fill publishes the numbers from one to before another to topic t, each in a
+// message of 200 bytes, and returns when all are acknowledged.
+func fill(t *testing.T, d *daemon.Daemon, from, to int) {
+	t.Helper()
+	nc, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	r := bufio.NewReader(nc)
+	for from < to {
+		if err := nc.SetDeadline(time.Now().Add(forever)); err != nil {
+			t.Fatal(err)
+		}
+		var bodies [][]byte
+		for len(bodies) < 500 && from < to {
+			b := make([]byte, 200)
+			binary.BigEndian.PutUint32(b, uint32(from))
+			bodies = append(bodies, b)
+			from++
+		}
+		if _, err := nc.Write(wire.AppendMpub(nil, "t", bodies)); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := frame(r); err != nil || answer != "OK" {
+			t.Fatalf("%q %v", answer, err)
+		}
+	}
+}
+
+// withChannel starts an nsqd that has the channel c of topic t.
+func withChannel(t *testing.T, dir string, flags ...string) *daemon.Daemon {
+	t.Helper()
+	d, err := daemon.NSQD(nsqd, dir, append([]string{"--data-path=" + dir}, flags...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask(t, "http://"+d.HTTP+"/topic/create?topic=t", "x")
+	ask(t, "http://"+d.HTTP+"/channel/create?topic=t&channel=c", "x")
+	return d
+}
+
+// obstruct opens whatever could hold a stop up: a subscriber that reads nothing, a
+// publisher in the middle of a message, another in the middle of a batch over
+// HTTP, a connection that says nothing.
+func obstruct(t *testing.T, d *daemon.Daemon) {
+	t.Helper()
+	for address, says := range map[string]string{
+		d.TCP:  "  V2PUB t\n\x00\x00\x10\x00half",
+		d.HTTP: "POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf",
+	} {
+		for _, what := range []string{says, ""} {
+			nc, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { nc.Close() })
+			if _, err := io.WriteString(nc, what); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	stuck := subscribe(t, d.TCP, 2500)
+	t.Cleanup(func() { stuck.Close() })
+	if err := stuck.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whoever stops a container kills it soon after SIGTERM. What was acknowledged is
+// stored before anything is waited for: a kill at the moment at which that is said
+// loses nothing, whoever is stuck.
+func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
+	messages := size(t, "SRTM_CRASH_STOP", 50_000)
+	silent := testkit.Listen(t).Addr().String() // takes connections, and that is all
+	for name, flag := range map[string]string{"": "--drain-timeout=0s", "lookupd": "--lookupd-tcp-address=" + silent} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			d := withChannel(t, dir, "--mem-queue-size=1000000", flag)
+			fill(t, d, 0, messages)
+			obstruct(t, d)
+			signal(t, d, syscall.SIGTERM)
+			eventually(t, "stored", func() bool {
+				select {
+				case <-d.Done():
+					return true // so fast
+				default:
+					return strings.Contains(d.Output(), "all that was held is stored")
+				}
+			})
+			kill(t, d)
+			d = withChannel(t, dir)
+			eventually(t, "all there", func() bool { return channel(t, d).Depth == messages })
+			kill(t, d)
+		})
+	}
+}
+
+func signal(t *testing.T, d *daemon.Daemon, s syscall.Signal) {
+	t.Helper()
+	if err := d.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func kill(t *testing.T, d *daemon.Daemon) {
+	t.Helper()
+	if err := d.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
