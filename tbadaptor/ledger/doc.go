@@ -83,11 +83,11 @@
 //
 // The memory is not durable. After its loss brokers report what they hold, which
 // counts as reserved, even where the sum exceeds the contract; then nothing grows
-// until decreases have brought it back. Whoever brings a contract back must say
-// that it is Used, and wait for the hellos of all who may hold a part of it
-// (tbadaptor/loop waits for the members). A broker (r_l, b_l) that was no member
-// any more, and had not acknowledged it, is not waited for: until it says hello,
-// at most b_l + r_l*dt messages more than the contract leave in any dt. So it is
+// until decreases have brought it back. A contract that is brought back, or changed
+// before that, grants nothing until all brokers that are named with it have said
+// what they hold (Adopt, Change). A broker (r_l, b_l) that was no member
+// any more, had not acknowledged it, and is not named, is not waited for: until it
+// says hello, at most b_l + r_l*dt messages more than the contract leave in any dt. So it is
 // with an Available broker that Forget or PresumeDead took for dead and that
 // lives: its base is its b_l, r_l.
 package ledger

@@ -234,7 +234,7 @@ func (c *cluster) hello(b *broker) {
 		}
 		c.lend(b, at)
 		c.broadcast(grants)
-		c.adopt()
+		c.begin()
 	})
 }
 
@@ -294,14 +294,33 @@ func (c *cluster) greet(b *broker) {
 	}
 }
 
-// adopt gives a ledger its contract once it has heard all brokers: one that it
-// has not heard may be using any part of it.
-func (c *cluster) adopt() {
+// begin gives the first ledger its contract once all brokers are there.
+func (c *cluster) begin() {
 	if c.set || slices.ContainsFunc(c.brokers, func(b *broker) bool { return b.heard == 0 }) {
 		return
 	}
 	c.set = true
-	grants, err := c.ledger.SetContract(topicName, ledger.Terms{Contract: c.contract, Flex: c.flex, Used: c.restarts > 0}, c.initial)
+	grants, err := c.ledger.SetContract(topicName, ledger.Terms{Contract: c.contract, Flex: c.flex}, c.initial)
+	if err != nil {
+		panic(err)
+	}
+	c.broadcast(grants)
+}
+
+// bringBack is the contract's owner, at any time after a restart of the adaptor: it
+// brings the contract back, or changes who has which share of it.
+func (c *cluster) bringBack() {
+	do, shares := c.ledger.Adopt, c.initial
+	if c.rng.IntN(2) == 0 {
+		do, shares = c.ledger.Change, slices.Clone(c.initial)
+		from, to := c.rng.IntN(len(shares)), c.rng.IntN(len(shares))
+		rate, burst := shares[from].Share.Rate/3, shares[from].Share.Burst/3
+		shares[from].Share.Rate -= rate
+		shares[from].Share.Burst -= burst
+		shares[to].Share.Rate += rate
+		shares[to].Share.Burst += burst
+	}
+	grants, err := do(topicName, ledger.Terms{Contract: c.contract, Flex: c.flex}, shares, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -350,8 +369,8 @@ func (c *cluster) retunes(every time.Duration) {
 		if err != nil {
 			panic(err)
 		}
-		if !c.set {
-			return
+		if v, _ := c.ledger.Topic(topicName); v.Contract.IsZero() {
+			return // not set, or not brought back
 		}
 		grants, err := c.ledger.Propose(topicName, target)
 		if err != nil {
@@ -410,7 +429,13 @@ func (c *cluster) trouble(every time.Duration) {
 			})
 		case 7:
 			c.restarts++
-			c.ledger, c.set = ledger.New(uint64(c.now)+1e12, c.leases), false
+			if !c.set {
+				break
+			}
+			c.ledger = ledger.New(uint64(c.now)+1e12, c.leases)
+			for range 1 + c.rng.IntN(3) {
+				c.after(c.soon(20*time.Millisecond), c.bringBack)
+			}
 			for _, b := range c.brokers {
 				b.heard, b.session = 0, b.session+1
 				c.after(c.soon(20*time.Millisecond), func() { c.greet(b) })

@@ -29,6 +29,9 @@ type Ledger struct {
 	//
 	// Invariant: memberships[b][t.name] == t just if t.member(b) != nil.
 	memberships map[string]map[string]*topic
+	// heard has the brokers that have said what they hold, or were forgotten,
+	// since New: what another one holds, an earlier ledger granted.
+	heard map[string]bool
 }
 
 type broker struct {
@@ -60,6 +63,12 @@ type topic struct {
 	initial  []share.Assigned // as given to SetContract last, sorted
 	pool     tokenbucket.Tokens
 	members  []*member // sorted by broker
+	// awaited are the brokers that may hold a part of an adopted contract and have
+	// not been heard, sorted. While there are any, nothing is granted, but taken back
+	// where the contract was removed. Then, with keep, what brokers hold stays theirs
+	// where it makes up the contract.
+	awaited []string
+	keep    bool
 }
 
 type member struct {
@@ -113,11 +122,11 @@ func New(epoch uint64, leases Leases) *Ledger {
 	if err := leases.Validate(); err != nil {
 		panic("ledger: " + err.Error())
 	}
-	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: map[string]map[string]*topic{}}
+	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: map[string]map[string]*topic{}, heard: map[string]bool{}}
 }
 
-// SetContract puts a contract under the ledger's care, with the shares its
-// brokers start with; these may not sum to more than the contract. Brokers need
+// SetContract puts a contract that is new under the ledger's care, with the shares
+// its brokers start with; these may not sum to more than the contract. Brokers need
 // not be connected: a grant follows when they say hello. View tells when the
 // topic is Settled.
 //
@@ -127,29 +136,14 @@ func New(epoch uint64, leases Leases) *Ledger {
 // contract, with *Busy if brokers still hold shares of a removed one.
 func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned) ([]Grant, error) {
 	contract, flex := terms.Contract, terms.Flex
-	if name == "" {
-		return nil, fmt.Errorf("a contract without a topic")
-	}
-	if err := contract.Validate(); err != nil {
-		return nil, fmt.Errorf("contract of topic %q: %w", name, err)
-	}
-	if contract.IsZero() {
-		return nil, fmt.Errorf("contract of topic %q is empty", name)
-	}
-	if flex < 0 || flex > 1000 {
-		return nil, fmt.Errorf("%d thousandths of the shares of topic %q are to be flexible: want 0 to 1000", flex, name)
-	}
-	target, err := checkTarget(contract, initial)
+	target, err := checkContract(name, terms, initial)
 	if err != nil {
-		return nil, fmt.Errorf("topic %q: %w", name, err)
+		return nil, err
 	}
 	t := l.topics[name]
 	switch {
 	case t == nil:
-		t = &topic{name: name, contract: contract}
-		if !terms.Used {
-			t.pool = tokenbucket.Tokens(contract.Burst) * tokenbucket.Token
-		}
+		t = &topic{name: name, contract: contract, pool: tokenbucket.Tokens(contract.Burst) * tokenbucket.Token}
 		l.topics[name] = t
 	case t.removing:
 		return nil, &Busy{Topic: name, Brokers: l.holders(t)}
@@ -160,9 +154,28 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 	case t.flex == flex && slices.Equal(t.initial, target):
 		return nil, nil
 	}
-	t.initial, t.flex = target, flex
-	l.aim(t, target)
-	return l.advance(t), nil
+	return l.replace(t, terms, target), nil
+}
+
+// checkContract returns initial, sorted by broker.
+func checkContract(name string, terms Terms, initial []share.Assigned) ([]share.Assigned, error) {
+	if name == "" {
+		return nil, fmt.Errorf("a contract without a topic")
+	}
+	if err := terms.Contract.Validate(); err != nil {
+		return nil, fmt.Errorf("contract of topic %q: %w", name, err)
+	}
+	if terms.Contract.IsZero() {
+		return nil, fmt.Errorf("contract of topic %q is empty", name)
+	}
+	if terms.Flex < 0 || terms.Flex > 1000 {
+		return nil, fmt.Errorf("%d thousandths of the shares of topic %q are to be flexible: want 0 to 1000", terms.Flex, name)
+	}
+	target, err := checkTarget(terms.Contract, initial)
+	if err != nil {
+		return nil, fmt.Errorf("topic %q: %w", name, err)
+	}
+	return target, nil
 }
 
 // Propose sets the shares that the topic's brokers are meant to have; a broker
@@ -171,7 +184,8 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 // acknowledged, the rest by and by as more of them are. While a broker is
 // disconnected its part stays reserved, and if that is more than its target,
 // others come short: whoever proposes can leave it what TopicView says is
-// Reserved. A new proposal replaces the one before.
+// Reserved. A new proposal replaces the one before. While the topic awaits a
+// broker it does nothing: what it holds is not known.
 func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) {
 	t := l.topics[name]
 	if t == nil || t.removing || t.contract.IsZero() {
@@ -180,6 +194,9 @@ func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) 
 	sorted, err := checkTarget(t.contract, target)
 	if err != nil {
 		return nil, fmt.Errorf("topic %q: %w", name, err)
+	}
+	if len(t.awaited) > 0 {
+		return nil, nil
 	}
 	l.aim(t, sorted)
 	return l.advance(t), nil
@@ -264,7 +281,7 @@ func (l *Ledger) Hello(s Session, now stamp.Mono) ([]Grant, error) {
 		}
 		grants = append(grants, l.advance(t)...)
 	}
-	return grants, nil
+	return append(grants, l.hear(id)...), nil
 }
 
 func checkSession(s Session) (map[string]Held, error) {
@@ -389,7 +406,7 @@ func (l *Ledger) Forget(id string) ([]Grant, error) {
 	}
 	delete(l.brokers, id)
 	l.clear(id)
-	return l.advanceAll(id), nil
+	return append(l.advanceAll(id), l.hear(id)...), nil
 }
 
 // Ack says that the grant of this epoch is in force at the broker, and that its
@@ -471,7 +488,7 @@ func (l *Ledger) Topic(name string) (TopicView, bool) {
 }
 
 func (l *Ledger) view(t *topic) TopicView {
-	v := TopicView{Topic: t.name, Contract: t.contract, Removing: t.removing, Settled: true, Pool: t.pool}
+	v := TopicView{Topic: t.name, Contract: t.contract, Removing: t.removing, Settled: len(t.awaited) == 0, Awaited: slices.Clone(t.awaited), Pool: t.pool}
 	for _, m := range t.members {
 		mv := MemberView{
 			Broker: m.broker, Target: m.target,
@@ -501,6 +518,9 @@ func (l *Ledger) connected(id string) bool {
 // advance grants what can be granted now, and forgets members, and in the end
 // the topic, that hold nothing and are meant to hold nothing.
 func (l *Ledger) advance(t *topic) []Grant {
+	if len(t.awaited) > 0 && !t.removing {
+		return nil
+	}
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
 		gone := m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
 		if gone {
@@ -508,7 +528,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 		}
 		return gone
 	})
-	if len(t.members) == 0 && (t.removing || t.contract.IsZero()) {
+	if len(t.members)+len(t.awaited) == 0 && (t.removing || t.contract.IsZero()) {
 		delete(l.topics, t.name)
 		return nil
 	}
@@ -675,15 +695,16 @@ func (l *Ledger) leave(t *topic, id string) {
 	}
 }
 
-// holders returns the brokers that may be using something of t.
+// holders returns the brokers that may be using something of t, sorted.
 func (l *Ledger) holders(t *topic) []string {
-	var ids []string
+	ids := slices.Clone(t.awaited)
 	for _, m := range t.members {
 		if !l.reserve(m).IsZero() {
 			ids = append(ids, m.broker)
 		}
 	}
-	return ids
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // checkTarget returns target sorted by broker.

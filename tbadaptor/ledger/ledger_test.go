@@ -82,7 +82,7 @@ var policies = map[string]ledger.Policy{"available": ledger.Available, "strict":
 
 func command(l *ledger.Ledger, now *stamp.Mono, words []string) (string, error) {
 	name, args := words[0], words[1:]
-	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "set": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "view": 0, "renew": 1, "clock": 1}
+	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "set": 3, "adopt": 3, "change": 3, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "view": 0, "renew": 1, "clock": 1}
 	if n, ok := need[name]; !ok || len(args) < n {
 		return "", fmt.Errorf("bad command %q", words)
 	}
@@ -141,25 +141,30 @@ func command(l *ledger.Ledger, now *stamp.Mono, words []string) (string, error) 
 			b.WriteByte('\n')
 		}
 		grants = granted
-	case "set":
-		flex, used := ledger.Permille(0), len(args) > 2 && args[2] == "used"
-		if used {
-			args = slices.Delete(args, 2, 3)
-		}
-		if len(args) < 3 {
-			return "", fmt.Errorf("bad command %q", words)
-		}
+	case "set", "adopt", "change":
+		flex, others := ledger.Permille(0), []string(nil)
 		if n, some := strings.CutPrefix(args[2], "flex="); some {
 			if _, bad := fmt.Sscan(n, &flex); bad != nil {
 				return "", bad
 			}
 			args = slices.Delete(args, 2, 3)
 		}
+		if ids, some := strings.CutPrefix(args[2], "others="); some {
+			others, args = strings.Split(ids, ","), slices.Delete(args, 2, 3)
+		}
 		contract, target, bad := shares(args[1], args[2:])
 		if bad != nil {
 			return "", bad
 		}
-		grants, err = l.SetContract(args[0], ledger.Terms{Contract: contract, Flex: flex, Used: used}, target)
+		terms := ledger.Terms{Contract: contract, Flex: flex}
+		switch name {
+		case "set":
+			grants, err = l.SetContract(args[0], terms, target)
+		case "adopt":
+			grants, err = l.Adopt(args[0], terms, target, others)
+		case "change":
+			grants, err = l.Change(args[0], terms, target, others)
+		}
 	case "propose":
 		_, target, bad := shares("0/0", args[1:])
 		if bad != nil {
@@ -226,6 +231,9 @@ func view(l *ledger.Ledger) string {
 		fmt.Fprintf(&b, "topic %s contract %d/%d pool=%d", t.Topic, t.Contract.Rate, t.Contract.Burst, t.Pool)
 		if t.Settled {
 			b.WriteString(" settled")
+		}
+		if len(t.Awaited) > 0 {
+			b.WriteString(" awaits " + strings.Join(t.Awaited, ","))
 		}
 		if t.Removing {
 			b.WriteString(" removing")

@@ -95,10 +95,6 @@ type Terms struct {
 	// Flex is the part of each share that ends with its broker's lease, as far
 	// as there are leases.
 	Flex Permille
-	// Used: somebody may have released messages under it, whether or not a
-	// broker still holds a share. Its buckets start empty; those of a contract
-	// that is new start full.
-	Used bool
 }
 
 // Permille is a fraction in thousandths, 0 to 1000.
@@ -123,6 +119,9 @@ type TopicView struct {
 	Removing bool
 	// Settled: every broker has acknowledged the share it is meant to have.
 	Settled bool
+	// Awaited are the brokers that must say what they hold of an adopted contract
+	// before anything of it is granted, sorted.
+	Awaited []string
 	// Pool is how many tokens wait for a share that grows.
 	Pool tokenbucket.Tokens
 	// Members are sorted by broker.

@@ -119,7 +119,7 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 		err := s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 			known := s.mu.topics[t.name]
 			before = known != nil
-			grants, err := l.SetContract(t.name, s.terms(t, false), t.initial)
+			grants, err := l.SetContract(t.name, s.terms(t), t.initial)
 			if err != nil {
 				changed = s.mu.changed
 				return nil, err
@@ -161,16 +161,10 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 	}))
 }
 
-// update gives a topic another contract or other members. It does not wait. One that
-// is not known, and that brokers without a part of it may be using, is adopted: the
-// ledger does not know what it must keep for them.
+// update gives a topic another contract or other members. It does not wait.
 func (s *Server) update(t *topic) error {
 	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		if s.mu.topics[t.name] == nil && len(t.awaited) > 0 {
-			s.mu.adopting[t.name] = t
-			return s.adoptLocked(t), nil
-		}
-		grants, err := l.Change(t.name, s.terms(t, false), t.initial)
+		grants, err := l.Change(t.name, s.terms(t), t.initial, t.awaited)
 		if err != nil {
 			return nil, err
 		}
@@ -183,13 +177,12 @@ func (s *Server) update(t *topic) error {
 // dropLocked forgets what the ledger does not know of a topic. Requires: mu held.
 func (s *Server) dropLocked(name string) {
 	delete(s.mu.topics, name)
-	delete(s.mu.adopting, name)
 	delete(s.mu.histories, name)
 }
 
-// terms are those of t's contract; used if somebody may have used it.
-func (s *Server) terms(t *topic, used bool) ledger.Terms {
-	terms := ledger.Terms{Contract: t.total(), Flex: s.cfg.Flex, Used: used}
+// terms are those of t's contract.
+func (s *Server) terms(t *topic) ledger.Terms {
+	terms := ledger.Terms{Contract: t.total(), Flex: s.cfg.Flex}
 	if t.rule == share.Static {
 		terms.Flex = 0 // nothing is to move
 	}
@@ -198,7 +191,6 @@ func (s *Server) terms(t *topic, used bool) ledger.Terms {
 
 // keepLocked makes t the topic's contract. Requires: mu held; the ledger has it.
 func (s *Server) keepLocked(t *topic) {
-	delete(s.mu.adopting, t.name)
 	if old := s.mu.topics[t.name]; old != nil {
 		for broker, m := range t.members {
 			if was := old.members[broker]; was != nil {
@@ -254,85 +246,16 @@ func lacking(v ledger.TopicView) []string {
 // adopt takes back a contract that may be in use. It does not wait.
 func (s *Server) adopt(t *topic) error {
 	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		if known := s.mu.topics[t.name]; known != nil {
-			if known.total() != t.total() {
-				return nil, &ledger.Conflict{Topic: t.name, Have: known.total(), Got: t.total()}
-			}
-			return nil, nil
+		grants, err := l.Adopt(t.name, s.terms(t), t.initial, t.awaited)
+		if err != nil {
+			return nil, err
 		}
-		if view, ok := l.Topic(t.name); ok && view.Removing {
-			return nil, &ledger.Busy{Topic: t.name, Brokers: lacking(view)}
+		if s.mu.topics[t.name] == nil {
+			t.settled = true // it was before the restart
+			s.keepLocked(t)
 		}
-		s.mu.adopting[t.name] = t
-		return s.adoptLocked(t), nil
+		return grants, nil
 	})
-}
-
-// adoptLocked hands t to the ledger once all its members have said hello.
-// Requires: mu held.
-func (s *Server) adoptLocked(t *topic) []ledger.Grant {
-	for broker := range t.members {
-		if !s.mu.seen[broker] {
-			return nil
-		}
-	}
-	for _, broker := range t.awaited {
-		if !s.mu.seen[broker] {
-			return nil
-		}
-	}
-	initial := t.initial
-	if view, ok := s.mu.ledger.Topic(t.name); ok {
-		if held := kept(t, view); held != nil {
-			initial = held
-		}
-	}
-	grants, err := s.mu.ledger.SetContract(t.name, s.terms(t, true), initial)
-	if err != nil {
-		// Not Busy and not Conflict: the ledger has no contract of it. Not bad
-		// input either: checkContract saw it.
-		panic(fmt.Sprintf("tbadaptor: adopt %s: %v", t.name, err))
-	}
-	s.keepLocked(t)
-	t.settled = true // it was before the restart
-	return grants
-}
-
-// heardLocked notes that it is known what a broker holds, and adopts what waited for
-// that. Requires: mu held; the ledger knows it.
-func (s *Server) heardLocked(broker string) (grants []ledger.Grant) {
-	s.mu.seen[broker] = true
-	for _, name := range sortedNames(s.mu.adopting) {
-		if t := s.mu.adopting[name]; t.members[broker] != nil || slices.Contains(t.awaited, broker) {
-			grants = append(grants, s.adoptLocked(t)...)
-		}
-	}
-	return grants
-}
-
-// kept returns what the members hold, and what is missing to the contract in
-// proportion to it: flexible parts that have ended, or a share that was on its way
-// from one to another. So what was tuned stays as it is. nil: a member holds
-// nothing, or all hold more than the contract.
-func kept(t *topic, v ledger.TopicView) []share.Assigned {
-	left := t.total()
-	var held []share.Load
-	for _, m := range v.Members {
-		if t.members[m.Broker] == nil || m.Reserved != m.Acknowledged || m.Acknowledged.IsZero() {
-			return nil
-		}
-		left.Rate -= m.Acknowledged.Rate
-		left.Burst -= m.Acknowledged.Burst
-		held = append(held, share.Load{Broker: m.Broker, Share: m.Acknowledged})
-	}
-	if left.Rate < 0 || left.Burst < 0 || len(held) != len(t.members) {
-		return nil
-	}
-	shares, err := share.Split(share.Static, t.total(), held)
-	if err != nil {
-		return nil
-	}
-	return shares
 }
 
 // RemoveContract implements srtmv1.GrantServiceServer.
@@ -359,8 +282,6 @@ func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest
 		grants, err := l.Forget(req.BrokerId)
 		if err == nil {
 			s.noteLapseLocked(ledger.Lapse{Broker: req.BrokerId, Base: true})
-			// It has nothing to say any more.
-			grants = append(grants, s.heardLocked(req.BrokerId)...)
 		}
 		return grants, err
 	})
@@ -382,29 +303,19 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 		views = append(views, v)
 	}
 	response := &srtmv1.ListSharesResponse{}
-	listed := map[string]bool{}
 	for _, v := range views {
-		if v.Removing {
-			continue
-		}
-		listed[v.Topic] = true
-		response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
-	}
-	for _, name := range sortedNames(s.mu.adopting) {
-		if !listed[name] && (req.Topic == "" || req.Topic == name) {
-			response.Topics = append(response.Topics, s.sharesLocked(ledger.TopicView{Topic: name}, 0))
+		if !v.Removing {
+			response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
 		}
 	}
 	return response, nil
 }
 
-// sharesLocked shows v, and members that are only waited for. A topic that
-// brokers hold and nobody set has no contract. Requires: mu held.
+// sharesLocked shows v. A topic that brokers hold and nobody set has no contract.
+// Requires: mu held.
 func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
 	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history)}
-	listed := map[string]bool{}
 	for _, m := range v.Members {
-		listed[m.Broker] = true
 		p.Members = append(p.Members, &srtmv1.MemberShare{
 			BrokerId: m.Broker,
 			Granted:  shareProto(m.Granted), GrantedEpoch: m.GrantedEpoch,
@@ -413,17 +324,8 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 			Connected: m.Connected, Policy: policyProto(m.Policy), Lapsed: m.Lapsed,
 		})
 	}
-	t := s.mu.topics[v.Topic]
-	if t == nil {
-		t = s.mu.adopting[v.Topic]
-	}
-	if t != nil {
+	if t := s.mu.topics[v.Topic]; t != nil {
 		p.Contract, p.ShareRule = t.contract, t.rule
-		for _, broker := range sortedNames(t.members) {
-			if !listed[broker] {
-				p.Members = append(p.Members, &srtmv1.MemberShare{BrokerId: broker, Connected: s.mu.sessions[broker] != nil})
-			}
-		}
 	}
 	return p
 }

@@ -314,17 +314,40 @@ var _ = Describe("Adopting a contract", func() {
 		})
 	}
 
-	It("is undone by a removal, and by a contract that is set", func() {
+	It("is undone by a removal, which waits for the same brokers", func() {
 		a := newAdaptor(config())
-		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 100_000, 10))))).To(Succeed())
+		req := func() *srtmv1.SetContractRequest {
+			return adopt(contract("t", 100_000, 10, members("b1", 100_000, 10)))
+		}
+		Expect(<-a.set(ctx, req())).To(Succeed())
 		_, err := a.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(names(a)).To(BeEmpty())
+		Expect(<-a.set(ctx, req())).To(fails(codes.Unavailable, loop.ReasonBusy))
+		b1 := a.join("b1", "i", held("t", 70, 100_000, 10))
+		nothing := b1.granted()
+		Expect(nothing.Share.GetRateMilli()).To(BeZero())
+		b1.ack(nothing, 0)
+		Eventually(func() error { return <-a.set(ctx, req()) }).Should(Succeed())
+	})
+
+	It("is not a new contract when it is set or updated meanwhile: no token comes with it", func() {
+		a := newAdaptor(config())
 		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
-		b1 := a.join("b1", "i")
-		b1.accept()
-		Expect(<-a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10)))).To(Succeed())
-		Expect(a.server.State().Adopting).To(BeEmpty())
+		update := contract("t", 120_000, 12, members("b1", 60_000, 6, "b2", 60_000, 6))
+		update.Update = true
+		Expect(<-a.set(ctx, update)).To(Succeed())
+		b1 := a.join("b1", "i", held("t", 70, 40_000, 4))
+		Consistently(b1.grants, "20ms").ShouldNot(Receive())
+		set := a.set(ctx, contract("t", 120_000, 12, members("b1", 60_000, 6, "b2", 60_000, 6)))
+		b2 := a.join("b2", "i", held("t", 71, 40_000, 4))
+		for _, b := range []*node{b1, b2} {
+			g := b.granted()
+			Expect(g.Share.GetRateMilli()).To(BeEquivalentTo(60_000))
+			Expect(g.TokensMilli).To(BeZero())
+			b.ack(g, 0)
+		}
+		Expect(<-set).To(Succeed())
 	})
 })
 

@@ -102,9 +102,7 @@ type Server struct {
 		sync.Mutex
 		ledger    *ledger.Ledger
 		sessions  map[string]*session // by broker
-		seen      map[string]bool     // brokers that have said hello since the start, or are dead on an operator's word
 		topics    map[string]*topic   // contracts in the ledger
-		adopting  map[string]*topic   // contracts that wait for hellos of their members
 		histories map[string]*history // by topic
 		// Closed and made anew with every change of the ledger.
 		changed chan struct{}
@@ -145,9 +143,7 @@ func New(cfg Config) (*Server, error) {
 	s.mu.ledger = ledger.New(uint64(clock.Wall()), cfg.Leases)
 	s.mu.histories = map[string]*history{}
 	s.mu.sessions = map[string]*session{}
-	s.mu.seen = map[string]bool{}
 	s.mu.topics = map[string]*topic{}
-	s.mu.adopting = map[string]*topic{}
 	s.mu.changed = make(chan struct{})
 	if cfg.Metrics != nil {
 		if err := errors.Join(s.metrics.register(cfg.Metrics), cfg.Metrics.Register(collector{s})); err != nil {
@@ -289,7 +285,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 			s.metrics.sessions.Inc()
 		}
 		s.mu.sessions[open.broker] = open
-		return append(grants, s.heardLocked(open.broker)...), nil
+		return grants, nil
 	})
 	if err != nil {
 		return none, err
@@ -509,5 +505,11 @@ type State struct {
 func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return State{Topics: s.mu.ledger.View(), Connected: sortedNames(s.mu.sessions), Adopting: sortedNames(s.mu.adopting)}
+	state := State{Topics: s.mu.ledger.View(), Connected: sortedNames(s.mu.sessions), Adopting: []string{}}
+	for _, v := range state.Topics {
+		if len(v.Awaited) > 0 {
+			state.Adopting = append(state.Adopting, v.Topic)
+		}
+	}
+	return state
 }

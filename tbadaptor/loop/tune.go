@@ -28,6 +28,10 @@ func (s *Server) tune() {
 				return nil, nil
 			}
 			view, _ := l.Topic(name)
+			if len(view.Awaited) > 0 {
+				result = "awaiting"
+				return nil, nil
+			}
 			target, err := propose(t, view, s.connectedLocked, s.from(now))
 			if err != nil {
 				result = "impossible"

@@ -891,12 +891,13 @@ type SetContractRequest struct {
 	Adopt bool `protobuf:"varint,5,opt,name=adopt,proto3" json:"adopt,omitempty"`
 	// The topic may have another contract or other members: what it has becomes
 	// this. The call does not wait for acknowledgements; shares grow as far as
-	// others have given up theirs. Not with adopt.
+	// others have given up theirs. A contract that the adaptor does not know, because
+	// it has restarted, it adopts. Not with adopt.
 	Update bool `protobuf:"varint,10,opt,name=update,proto3" json:"update,omitempty"`
 	// Brokers that may be using the contract and are to have nothing of it, as long
 	// as there are fewer tokens than brokers. An adaptor that has restarted gives
-	// nothing out before they, too, have said what they hold; with update as well, if
-	// there are any. Distinct, and none of the members.
+	// nothing out before they, too, have said what they hold. Distinct, and none of
+	// the members.
 	Awaited       []string `protobuf:"bytes,11,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

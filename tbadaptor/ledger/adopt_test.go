@@ -58,23 +58,23 @@ func TestChange(t *testing.T) {
 	hello("a")
 	hello("b")
 	settle(l.SetContract("t", Terms{Contract: tokenbucket.Share{Rate: 1000, Burst: 10}}, []share.Assigned{part("a", 1000, 10)}))
-	settle(l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 600, Burst: 4}}, []share.Assigned{part("a", 400, 2), part("b", 200, 2)}))
+	settle(l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 600, Burst: 4}}, []share.Assigned{part("a", 400, 2), part("b", 200, 2)}, nil))
 	if v, _ := l.Topic("t"); v.Contract != (tokenbucket.Share{Rate: 600, Burst: 4}) || len(v.Members) != 2 {
 		t.Errorf("after it shrank: %+v", v)
 	}
-	settle(l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 1000, Burst: 10}}, []share.Assigned{part("b", 1000, 10)}))
+	settle(l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 1000, Burst: 10}}, []share.Assigned{part("b", 1000, 10)}, nil))
 	if v, _ := l.Topic("t"); len(v.Members) != 1 || v.Members[0].Broker != "b" {
 		t.Errorf("after it grew and moved: %+v", v)
 	}
-	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 5, Burst: 1}}, []share.Assigned{part("b", 6, 1)}); err == nil {
+	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 5, Burst: 1}}, []share.Assigned{part("b", 6, 1)}, nil); err == nil {
 		t.Error("shares beyond the contract were taken")
 	}
-	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{}}, nil); err == nil {
+	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{}}, nil, nil); err == nil {
 		t.Error("an empty contract was taken")
 	}
 	l.Remove("t")
 	var busy *Busy
-	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 5, Burst: 1}}, []share.Assigned{part("b", 5, 1)}); !errors.As(err, &busy) {
+	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 5, Burst: 1}}, []share.Assigned{part("b", 5, 1)}, nil); !errors.As(err, &busy) {
 		t.Errorf("while it is being removed: %v", err)
 	}
 }
