@@ -27,7 +27,7 @@ const longestLease = 24 * time.Hour
 func (o *owner) resume() {
 	there := o.agent.node.Topics()
 	for _, b := range o.agent.bases {
-		o.disk[b.Topic] = b.Share
+		o.disk[b.Topic] = b
 		if o.lease.strict {
 			o.save(b.Topic)
 			continue
@@ -116,23 +116,22 @@ func (o *owner) lapse(now stamp.Mono) {
 // lapsed tells the adaptor what is left of a share.
 func (o *owner) lapsed(topic string) {
 	o.agent.metrics.lapses.Inc()
-	if _, waits := o.unsaved[topic]; !waits {
-		o.ackPresent(topic)
-	}
+	o.ackPresent(topic)
 }
 
 // held is what the hello says: of each topic what is in force, or would be after
 // a restart, if that is more.
 func (o *owner) held() []*srtmv1.HeldShare {
 	list := o.holdings.reconcile(o.agent.node.Topics())
-	for topic := range o.disk {
-		if _, holds := o.holdings.topics[topic]; !holds {
-			o.save(topic)
+	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
+		if _, holds := o.holdings.topics[topic]; !holds && !o.save(topic) {
+			left := o.disk[topic]
+			list = append(list, &srtmv1.HeldShare{Topic: topic, Share: shareProto(left.Share), Flex: &srtmv1.Share{}, Epoch: left.Epoch})
 		}
 	}
 	for _, h := range list {
 		share, base := o.holdings.topics[h.Topic].share, o.holdings.topics[h.Topic].base()
-		if disk := o.disk[h.Topic]; disk.Rate > base.Rate || disk.Burst > base.Burst {
+		if disk := o.disk[h.Topic].Share; disk.Rate > base.Rate || disk.Burst > base.Burst {
 			base = larger(base, disk)
 			share = larger(share, base)
 			h.Share, h.Flex = shareProto(share), shareProto(less(share, base))
@@ -155,14 +154,16 @@ func (o *owner) save(topic string) bool {
 	if o.lease.strict {
 		want = tokenbucket.Share{}
 	}
-	had, there := o.disk[topic]
+	last, there := o.disk[topic]
+	had := last.Share
 	if store == nil || want == had {
 		return true
 	}
 	var err error
 	if !want.IsZero() {
-		if err = store.Save(Base{Topic: topic, Epoch: in.epoch, Share: want}); err == nil {
-			o.disk[topic] = want
+		next := Base{Topic: topic, Epoch: in.epoch, Share: want}
+		if err = store.Save(next); err == nil {
+			o.disk[topic] = next
 			return true
 		}
 	}

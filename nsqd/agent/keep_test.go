@@ -235,6 +235,29 @@ var _ = Describe("The lease", func() {
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(2), int64(20), int64(2), int64(0)}))
 		Expect(files.Load()).To(BeEmpty())
 	})
+
+	It("says of a topic that it has not, too, what a crash would bring back", func() {
+		start(agent.Available, "i1")
+		control, grants, hello := join()
+		grants.send(lease(hello.Stamp, time.Minute, time.Hour))
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(grant("t", 7, 40, 3, 0))
+		ack(grants)
+		broken := errors.New("the disk is broken")
+		store.fail(broken, broken)
+		control.send(remove(2, "t"))
+		Expect(result(control).Error).To(BeEmpty())
+		grants.send(grant("t", 8, 0, 0, 0)) // not acknowledged
+		grants.end <- errors.New("the session ends")
+		grants = accept(p.grants)
+		again := next(grants, (*srtmv1.NodeMessage).GetHello)
+		Expect(again.Held).To(HaveLen(1))
+		Expect(again.Held[0].Share).To(HaveField("RateMilli", int64(40)))
+		Expect(again.Held[0].Epoch).To(BeEquivalentTo(7))
+		store.fail(nil, nil)
+		Expect(ack(grants)).To(Equal([]any{"t", uint64(0), int64(0), int64(0), int64(0)}))
+	})
 })
 
 func TestFilesRefuseWhatTheyDidNotWrite(t *testing.T) {

@@ -42,7 +42,7 @@ type owner struct {
 	alarm    *time.Timer // for the lease
 	// disk is the bases that the store has; unsaved are the tokens given up for
 	// grants that are not acknowledged, since their bases are not there yet.
-	disk     map[string]tokenbucket.Share
+	disk     map[string]Base
 	unsaved  map[string]tokenbucket.Tokens
 	captures map[string]stamp.Mono // topics whose arrivals are wanted, until when; empty while control is nil
 	flushed  stamp.Mono            // when pieces of them were last sent
@@ -64,7 +64,7 @@ func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
 	return &owner{
 		agent: a, ctx: ctx, sessions: sessions,
 		holdings: newHoldings(), lease: lease{strict: a.cfg.Policy == Strict},
-		disk: map[string]tokenbucket.Share{}, unsaved: map[string]tokenbucket.Tokens{},
+		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		captures: map[string]stamp.Mono{}, interval: DefaultReportInterval, stopGrants: func() {},
 	}
 }
@@ -340,8 +340,11 @@ func (o *owner) apply(g grant) (released tokenbucket.Tokens) {
 	return released
 }
 
-// ackPresent tells the adaptor what is held of the topic.
+// ackPresent tells the adaptor what is held of the topic, unless the disk has more.
 func (o *owner) ackPresent(topic string) {
+	if _, waits := o.unsaved[topic]; waits {
+		return
+	}
 	in := o.holdings.topics[topic]
 	o.ack(topic, in.epoch, in.share, 0)
 }
