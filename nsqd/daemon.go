@@ -100,7 +100,10 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	}
 	api := httpapi.Config{
 		Node: node, Session: sessions, Managed: opts.managed(), BodyTimeout: bodyTimeout,
-		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.E2EPercentiles,
+		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.E2EPercentiles, Tokens: opts.tokens,
+	}
+	if opts.tokens != nil {
+		opts.tokens.Log(log)
 	}
 	if opts.porters != nil {
 		api.Auth = opts.porters.Counts
@@ -124,8 +127,13 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		}
 		api.Agent = func() any { return control.State() }
 	}
-	routes := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
+	all := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
+	routes := http.Handler(all)
 	var web []func(context.Context) error
+	if d.at.admin != nil {
+		web = append(web, lifecycle.Serve(d.at.admin, d.web(all)))
+		routes = all.Public()
+	}
 	if d.at.http != nil {
 		plain := routes
 		if opts.secure != nil && opts.tlsRequiredFor() == tlsForAll {
@@ -239,7 +247,7 @@ func (d *daemon) web(h http.Handler) *http.Server {
 
 // run serves until ctx ends, then drains.
 func (d *daemon) run(ctx context.Context) error {
-	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.at.tcp), "http", name(d.at.http), "https", name(d.at.https), "managed", d.opts.managed())
+	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.at.tcp), "http", name(d.at.http), "https", name(d.at.https), "admin", name(d.at.admin), "managed", d.opts.managed())
 	err := d.group.Run(ctx)
 	err = errors.Join(err, d.close())
 	d.log.Info("nsqd is down")

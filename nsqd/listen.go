@@ -11,7 +11,7 @@ import (
 )
 
 // listeners are the sockets that nsqd listens at; those it does not are nil.
-type listeners struct{ tcp, http, https net.Listener }
+type listeners struct{ tcp, http, https, admin net.Listener }
 
 // open opens what opts names. After an error some are open.
 func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
@@ -33,12 +33,21 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 		}
 		at.https = tls.NewListener(ln, opts.secure)
 	}
+	if opts.AdminHTTPAddress != "" {
+		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.AdminHTTPAddress)
+		if err != nil {
+			return fmt.Errorf("--admin-http-address: %w", err)
+		}
+		if at.admin = ln; opts.secure != nil && opts.tlsRequiredFor() == tlsForAll {
+			at.admin = tls.NewListener(ln, opts.secure)
+		}
+	}
 	return nil
 }
 
 // close closes what is open; that some were closed before is no error.
 func (at *listeners) close() {
-	for _, ln := range []net.Listener{at.tcp, at.http, at.https} {
+	for _, ln := range []net.Listener{at.tcp, at.http, at.https, at.admin} {
 		if ln != nil {
 			_ = ln.Close()
 		}

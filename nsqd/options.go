@@ -36,6 +36,7 @@ import (
 type options struct {
 	// Where to listen, and what to say of it.
 	TCPAddress, HTTPAddress, HTTPSAddress string
+	AdminHTTPAddress, HTTPTokenFile       string
 	BroadcastAddress                      string
 	BroadcastTCPPort                      int
 	BroadcastHTTPPort                     int
@@ -128,6 +129,7 @@ type options struct {
 	secure  *tls.Config    // nil without TLS
 	roots   *x509.CertPool // nil: the system's
 	porters *auth.Servers  // nil where clients need no leave
+	tokens  *secure.Tokens // nil without --http-token-file
 }
 
 // defaultLoops is what measured best: see docs/decisions.
@@ -145,6 +147,8 @@ func flags(o *options) *flag.FlagSet {
 	fs.StringVar(&o.TCPAddress, "tcp-address", "0.0.0.0:4150", "`host:port`, or path of a Unix socket, for NSQ clients")
 	fs.StringVar(&o.HTTPAddress, "http-address", "0.0.0.0:4151", "`host:port`, or path of a Unix socket, for HTTP; empty: none")
 	fs.StringVar(&o.HTTPSAddress, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
+	fs.StringVar(&o.AdminHTTPAddress, "admin-http-address", "", "`host:port`, or path of a Unix socket, for HTTP with all routes; at the other addresses those that change something, other than by publishing, and /debug/ are then refused (default none: they serve all)")
+	fs.StringVar(&o.HTTPTokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: anybody may use NSQ's, and /topic/limit who is on this host)")
 	fs.StringVar(&o.BroadcastAddress, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&o.BroadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default that of --tcp-address)")
 	fs.IntVar(&o.BroadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default that of --http-address)")
@@ -281,6 +285,11 @@ func (o *options) validate() error {
 		if o.porters, err = auth.New(o.authConfig()); err != nil {
 			errs = append(errs, err)
 		}
+	}
+	if o.HTTPTokenFile != "" {
+		var err error
+		o.tokens, err = secure.LoadTokens("--http-token-file", o.HTTPTokenFile)
+		errs = append(errs, err)
 	}
 	sc := o.sessionConfig()
 	errs = append(errs, sc.Validate(), o.connConfig(sc).Validate(), o.brokerConfig().Validate())

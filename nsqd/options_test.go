@@ -63,6 +63,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--arrival-stamps=off --arrival-stamps-dir=/x", []string{"--arrival-stamps-dir is of no use with --arrival-stamps=off"}},
 		{"--arrival-stamps-connections=-1 --pin-arrival-stamps=me", []string{"connections -1", "--pin-arrival-stamps needs"}},
 		{"--arrival-stamps-connections=2000000", []string{"2000000", "1048576"}},
+		{"--http-token-file=/does/not/exist", []string{"--http-token-file: open /does/not/exist"}},
 		{"--max-msg-size=-1 --max-rdy-count=0", []string{"-1", "0"}},
 		{"--msg-timeout=1h --max-msg-timeout=1m", []string{"message timeout"}},
 		{"--write-timeout=0s --drain-timeout=-1s --max-connections=-1", []string{"write timeout", "drain-timeout", "connections"}},

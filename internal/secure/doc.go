@@ -7,6 +7,6 @@
 // What is read from files is read again when they have changed (fresh.go).
 //
 // It knows which methods of the API need which role (roles.go) and nothing of
-// what they do. NSQ's own ports are nsqd's affair: TLS and AUTH as in NSQ. What
-// an operator sets is in docs/operations.md.
+// what they do. NSQ's own ports are nsqd's affair: TLS and AUTH as in NSQ, and over
+// HTTP the tokens of this package. What an operator sets is in docs/operations.md.
 package secure

@@ -53,7 +53,7 @@ type Server struct {
 	// Set once.
 	tls     *fresh[serverTLS] // nil: in clear
 	mutual  bool              // clients show certificates
-	tokens  *fresh[tokens]    // nil: clients need none
+	tokens  *Tokens           // nil: clients need none
 	httpTLS bool
 	force   bool
 	log     *atomic.Pointer[slog.Logger]
@@ -89,14 +89,7 @@ func (c ServerConfig) Load() (*Server, error) {
 		}
 	}
 	if c.TokenFile != "" {
-		read := func() (tokens, error) {
-			t, err := readTokens(c.TokenFile)
-			if err != nil {
-				return nil, fmt.Errorf("--token-file: %w", err)
-			}
-			return t, nil
-		}
-		if s.tokens, err = newFresh(s.log, read, c.TokenFile); err != nil {
+		if s.tokens, err = loadTokens(s.log, "--token-file", c.TokenFile); err != nil {
 			fault(err)
 		}
 	}
@@ -209,40 +202,15 @@ func (s *Server) authorise(ctx context.Context, method string) error {
 	if values := md.Get("authorization"); len(values) > 0 {
 		header = values[0]
 	}
-	switch problem := s.refusal(header, needs(method)); problem {
-	case "":
+	problem, known := s.tokens.Check(header, needs(method))
+	switch {
+	case problem == "":
 		return nil
-	case noToken, badToken:
+	case !known:
 		return refused(codes.Unauthenticated, "UNAUTHENTICATED", problem)
 	default:
 		return refused(codes.PermissionDenied, "PERMISSION_DENIED", problem)
 	}
-}
-
-// What is wrong with a token.
-const (
-	noToken  = "a token is needed"
-	badToken = "the token is not known"
-)
-
-// refusal says why the bearer of an authorization header may not do what takes
-// the role, or "".
-func (s *Server) refusal(header string, need Role) string {
-	if s.tokens == nil || need == Nobody {
-		return ""
-	}
-	scheme, token, _ := strings.Cut(header, " ")
-	if !strings.EqualFold(scheme, "bearer") || token == "" {
-		return noToken
-	}
-	has, known := s.tokens.get().role(strings.TrimSpace(token))
-	switch {
-	case !known:
-		return badToken
-	case has < need:
-		return fmt.Sprintf("the token's role is %v, and this takes %v", has, need)
-	}
-	return ""
 }
 
 func refused(code codes.Code, reason, text string) error {
@@ -272,13 +240,13 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		problem := s.refusal(r.Header.Get("Authorization"), needsHTTP(r))
+		problem, known := s.tokens.Check(r.Header.Get("Authorization"), needsHTTP(r))
 		if problem == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
 		code := http.StatusForbidden
-		if problem == noToken || problem == badToken {
+		if !known {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			code = http.StatusUnauthorized
 		}
@@ -286,9 +254,15 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 	})
 }
 
+// Administrative reports whether a request changes something, or is for what is
+// below /debug/.
+func Administrative(r *http.Request) bool {
+	return r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions || strings.HasPrefix(r.URL.Path, "/debug/")
+}
+
 func needsHTTP(r *http.Request) Role {
 	switch {
-	case r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions, strings.HasPrefix(r.URL.Path, "/debug/"):
+	case Administrative(r):
 		return Admin
 	case r.URL.Path == "/ping", r.URL.Path == "/healthz":
 		return Nobody

@@ -6,8 +6,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
+	"sync/atomic"
 )
 
 // minToken is the least length of a token in bytes: 128 bits in hexadecimal are
@@ -26,6 +28,57 @@ func (t tokens) role(token string) (Role, bool) {
 	role, known := t[sha256.Sum256([]byte(token))]
 	return role, known
 }
+
+// Tokens are those of a server's file, which is read again when it has changed.
+type Tokens struct{ *fresh[tokens] }
+
+// LoadTokens reads the file that the flag names, or returns all its faults.
+func LoadTokens(flag, path string) (*Tokens, error) {
+	return loadTokens(&atomic.Pointer[slog.Logger]{}, flag, path)
+}
+
+func loadTokens(log *atomic.Pointer[slog.Logger], flag, path string) (*Tokens, error) {
+	f, err := newFresh(log, func() (tokens, error) {
+		t, err := readTokens(path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+		return t, nil
+	}, path)
+	if err != nil {
+		return nil, err
+	}
+	return &Tokens{f}, nil
+}
+
+// Log says who is told when the file was read again, or could not be.
+func (t *Tokens) Log(log *slog.Logger) { t.log.Store(log) }
+
+// Check says why the bearer of an Authorization header may not do what takes the
+// role, and whether there is a token that is known; "" if it may.
+func (t *Tokens) Check(header string, need Role) (problem string, known bool) {
+	if need == Nobody {
+		return "", false
+	}
+	scheme, token, _ := strings.Cut(header, " ")
+	if !strings.EqualFold(scheme, "bearer") || token == "" {
+		return noToken, false
+	}
+	has, known := t.get().role(strings.TrimSpace(token))
+	switch {
+	case !known:
+		return badToken, false
+	case has < need:
+		return fmt.Sprintf("the token's role is %v, and this takes %v", has, need), true
+	}
+	return "", true
+}
+
+// What is wrong with a token.
+const (
+	noToken  = "a token is needed"
+	badToken = "the token is not known"
+)
 
 // readTokens reads the tokens that a server accepts: a line for each, a role, a
 // space and the token; empty lines and those that begin with # are left out. It

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
@@ -54,6 +55,9 @@ type Config struct {
 	Node Node
 	// Session has the limits that requests and clients are held to.
 	Session *session.Config
+	// Tokens: callers of what is administrative must show one with the role Admin.
+	// Nil: nobody needs one, but what changes a contract takes a caller on this host.
+	Tokens *secure.Tokens
 	// Managed says that the topics' limits come from the control plane, so that
 	// nobody may set one here.
 	Managed bool
@@ -86,7 +90,7 @@ type API struct {
 type methods map[string]http.HandlerFunc
 
 // New returns the handler of everything nsqd serves over HTTP.
-func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) http.Handler {
+func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
 	reg.MustRegister(&collector{api: a})
 	obs.Mount(a.operator, reg, a.state, b.Health)
@@ -126,6 +130,13 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 // ServeHTTP implements http.Handler.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
+	if f := a.forbidden(r); f != nil {
+		if f.Status == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+		}
+		writeFault(w, f)
+		return
+	}
 	known, ok := a.routes[r.URL.Path]
 	if !ok && strings.HasPrefix(r.URL.Path, "/config/") {
 		known = methods{http.MethodGet: unknownOption, http.MethodPut: unknownOption}

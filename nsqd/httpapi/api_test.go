@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strconv"
@@ -35,13 +34,47 @@ type node struct {
 	t      *testing.T
 	broker *broker.Broker
 	conns  *conn.Server
-	http   http.Handler
+	http   *httpapi.API
 }
 
 func start(t *testing.T, managed bool) *node {
 	t.Helper()
+	return startWith(t, func(c *httpapi.Config) { c.Managed = managed })
+}
+
+func startWith(t *testing.T, set func(*httpapi.Config)) *node {
+	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !managed, EndToEnd: time.Hour})
+	sc := session.DefaultConfig()
+	web := sc // clients have NSQ's limits, HTTP has small ones
+	web.Limits.MaxMessageSize, web.Limits.MaxBodySize = 10, 40
+	var limit atomic.Int64
+	config := httpapi.Config{
+		Node:    httpapi.Node{Version: "test", Release: "SRTM test", BroadcastAddress: "b.example", Hostname: "h", BrokerID: "b1", TCPPort: 4150, HTTPPort: 4151, StartTime: time.Unix(1, 0)},
+		Session: &web,
+
+		BodyTimeout: 50 * time.Millisecond,
+		Percentiles: []float64{1, 0.5},
+		Settings: map[string]httpapi.Setting{
+			"limit": {
+				Get: func() any { return limit.Load() },
+				Set: func(value []byte) error {
+					n, err := strconv.ParseInt(string(value), 10, 64)
+					if err == nil {
+						limit.Store(n)
+					}
+					return err
+				},
+			},
+			"motto": {Get: func() any { return "plain text" }}, // cannot be set
+		},
+		Auth: func() map[string]uint64 { return map[string]uint64{"granted": 5} },
+		Lookupds: func() []lookupd.State {
+			return []lookupd.State{{Address: "l:4160", Connected: true, Registered: 3, Failures: 1}}
+		},
+	}
+	set(&config)
+	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !config.Managed, EndToEnd: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,46 +87,19 @@ func start(t *testing.T, managed bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sc := session.DefaultConfig()
 	conns, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	web := sc // clients have NSQ's limits, HTTP has small ones
-	web.Limits.MaxMessageSize, web.Limits.MaxBodySize = 10, 40
-	var limit atomic.Int64
-	settings := map[string]httpapi.Setting{
-		"limit": {
-			Get: func() any { return limit.Load() },
-			Set: func(value []byte) error {
-				n, err := strconv.ParseInt(string(value), 10, 64)
-				if err == nil {
-					limit.Store(n)
-				}
-				return err
-			},
-		},
-		"motto": {Get: func() any { return "plain text" }}, // cannot be set
-	}
-	return &node{t: t, broker: b, conns: conns, http: httpapi.New(httpapi.Config{
-		Node:    httpapi.Node{Version: "test", Release: "SRTM test", BroadcastAddress: "b.example", Hostname: "h", BrokerID: "b1", TCPPort: 4150, HTTPPort: 4151, StartTime: time.Unix(1, 0)},
-		Session: &web,
-		Managed: managed,
-
-		BodyTimeout: 50 * time.Millisecond,
-		Percentiles: []float64{1, 0.5},
-		Settings:    settings,
-		Auth:        func() map[string]uint64 { return map[string]uint64{"granted": 5} },
-		Lookupds: func() []lookupd.State {
-			return []lookupd.State{{Address: "l:4160", Connected: true, Registered: 3, Failures: 1}}
-		},
-	}, b, conns, stamps, prometheus.NewRegistry(), log)}
+	return &node{t: t, broker: b, conns: conns, http: httpapi.New(config, b, conns, stamps, prometheus.NewRegistry(), log)}
 }
 
 func (n *node) do(method, path, body string) (int, string) {
 	n.t.Helper()
 	w := httptest.NewRecorder()
-	n.http.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	r := httptest.NewRequest(method, "http://127.0.0.1:4151"+path, strings.NewReader(body))
+	r.RemoteAddr = "127.0.0.1:1234"
+	n.http.ServeHTTP(w, r)
 	return w.Code, w.Body.String()
 }
 

@@ -2,6 +2,6 @@
 // and what operators look at. Requests are checked here and carried out by the
 // broker; what NSQ's tools expect of an answer is known here and nowhere else.
 //
-// api.go has the routes, publish.go and manage.go what changes something,
+// api.go has the routes, access.go who may use them, publish.go and manage.go what changes something,
 // stats.go and text.go what is looked at.
 package httpapi

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// outside is an address of this host that is not loopback.
+func outside(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() && !n.IP.IsLinkLocalUnicast() {
+			return n.IP.String()
+		}
+	}
+	t.Skip("this host has no address beyond loopback; nsqd/httpapi goes through the rules")
+	return ""
+}
+
+// call asks over HTTP and returns the status and the body.
+func call(t *testing.T, c *http.Client, method, url, token string) (int, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	answer, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(body)
+}
+
+// Whoever reaches an nsqd on all interfaces can use it as NSQ's, and cannot change
+// what a contract is.
+func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
+	ip := outside(t)
+	d := start(t, "--http-address=0.0.0.0:0", "--topic-limit=t:1:2")
+	_, port, err := net.SplitHostPort(d.at.http.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := client(t, nil)
+	const limit = "/topic/limit?topic=t&rate=1000000&burst=1000"
+	if code, body := call(t, web, "POST", "http://"+ip+":"+port+limit, ""); code != 403 || !strings.Contains(body, "NOT_LOCAL") {
+		t.Errorf("from %s: %d %s", ip, code, body)
+	}
+	for _, path := range []string{"/topic/pause?topic=t", "/topic/delete?topic=t", "/topic/create?topic=t", "/pub?topic=t"} {
+		if code, body := call(t, web, "POST", "http://"+ip+":"+port+path, ""); code != 200 {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	topic, err := d.broker.Topic([]byte("t"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := topic.Stats(); s.Share.Rate != 1000 || s.Share.Burst != 2 {
+		t.Errorf("the contract of the flag is %+v now", s.Share)
+	}
+	if code, body := call(t, web, "POST", "http://127.0.0.1:"+port+limit, ""); code != 200 {
+		t.Errorf("from loopback: %d %s", code, body)
+	}
+}
+
+func TestAnAddressForAdministrators(t *testing.T) {
+	const token = "admin-0123456789abcdef"
+	dir := t.TempDir()
+	socket, tokens := filepath.Join(dir, "admin.http"), filepath.Join(dir, "tokens")
+	if err := os.WriteFile(tokens, []byte("admin "+token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unix := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	a := testkit.NewAuthority(t)
+	cert := a.Certificate("nsqd")
+	for name, c := range map[string]struct {
+		flags        []string
+		withoutToken int // status
+	}{
+		"alone":       {nil, 200},
+		"with tokens": {[]string{"--http-token-file=" + tokens}, 401},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := start(t, append(c.flags, "--admin-http-address="+socket, "--tls-cert="+cert.CertFile, "--tls-key="+cert.KeyFile)...)
+			public := map[string]*http.Client{
+				"http://" + d.at.http.Addr().String():   client(t, nil),
+				"https://" + d.at.https.Addr().String(): client(t, &tls.Config{RootCAs: a.Pool, ServerName: "localhost"}),
+			}
+			for _, path := range []string{"/topic/create?topic=t", "/topic/limit?topic=t&rate=1&burst=1", "/topic/delete?topic=t"} {
+				for at, by := range public {
+					if code, body := call(t, by, "POST", at+path, token); code != 403 || !strings.Contains(body, "ADMIN_ADDRESS") {
+						t.Errorf("%s%s: %d %s", at, path, code, body)
+					}
+				}
+				if code, body := call(t, unix, "POST", "http://nsqd"+path, ""); code != c.withoutToken {
+					t.Errorf("%s: %d %s", path, code, body)
+				}
+				if code, body := call(t, unix, "POST", "http://nsqd"+path, token); code != 200 && code != 404 {
+					t.Errorf("%s with a token: %d %s", path, code, body)
+				}
+			}
+			for at, by := range public {
+				for path, method := range map[string]string{"/pub?topic=t": "POST", "/mpub?topic=t": "POST", "/ping": "GET", "/info": "GET", "/stats": "GET", "/metrics": "GET"} {
+					if code, body := call(t, by, method, at+path, ""); code != 200 {
+						t.Errorf("%s%s: %d %s", at, path, code, body)
+					}
+				}
+			}
+		})
+	}
+}

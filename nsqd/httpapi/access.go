@@ -1,0 +1,84 @@
+package httpapi
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+// administrative reports whether a request takes an administrator, where there are
+// such: to change something, other than by publishing, and for what is below /debug/.
+func administrative(r *http.Request) bool {
+	return r.URL.Path != "/pub" && r.URL.Path != "/mpub" && secure.Administrative(r)
+}
+
+// Public is a without what is administrative: for the listeners beside one for that.
+func (a *API) Public() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if administrative(r) {
+			writeFault(w, &fault{http.StatusForbidden, "ADMIN_ADDRESS", fmt.Sprintf("%s %s is served at --admin-http-address", r.Method, r.URL.Path)})
+			return
+		}
+		a.ServeHTTP(w, r)
+	})
+}
+
+// forbidden says why the caller may not do this; nil if it may. What NSQ has too is
+// as open as there, unless there are tokens.
+func (a *API) forbidden(r *http.Request) *fault {
+	if a.cfg.Tokens != nil {
+		if !administrative(r) {
+			return nil
+		}
+		problem, known := a.cfg.Tokens.Check(r.Header.Get("Authorization"), secure.Admin)
+		switch {
+		case problem == "":
+			return nil
+		case !known:
+			return &fault{http.StatusUnauthorized, "UNAUTHENTICATED", problem}
+		}
+		return &fault{http.StatusForbidden, "PERMISSION_DENIED", problem}
+	}
+	if r.URL.Path != "/topic/limit" || !administrative(r) {
+		return nil
+	}
+	if why := foreign(r); why != "" {
+		return &fault{http.StatusForbidden, "NOT_LOCAL", "a contract is changed from the broker's host, through a loopback address or a Unix socket, or with a token of --http-token-file; " + why}
+	}
+	return nil
+}
+
+// foreign says by what the request may come from elsewhere than a program of this
+// host; "" if by nothing. No header makes a caller local, and some show that it is
+// not: a proxy on this host passes on what others ask, and a browser what a web page
+// asks, which may have given a name of its own to a loopback address.
+func foreign(r *http.Request) string {
+	for name := range r.Header {
+		switch {
+		case name == "Forwarded", name == "Via", name == "X-Real-Ip", strings.HasPrefix(name, "X-Forwarded-"):
+			return "this came through a proxy, which has added " + name
+		case name == "Origin", name == "Referer", strings.HasPrefix(name, "Sec-Fetch-"):
+			return "this came from a browser, which has added " + name
+		}
+	}
+	if at, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && at.Network() == "unix" {
+		return "" // its permissions say who may connect
+	}
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil || !peer.Addr().Unmap().IsLoopback() {
+		return "the caller is " + r.RemoteAddr
+	}
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	ip, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	if !strings.EqualFold(host, "localhost") && (err != nil || !ip.Unmap().IsLoopback()) {
+		return fmt.Sprintf("the host asked for is %.100q and not localhost", r.Host)
+	}
+	return ""
+}

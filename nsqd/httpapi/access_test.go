@@ -1,0 +1,154 @@
+package httpapi_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/nsqd/httpapi"
+)
+
+// A contract is changed by a program of this host: not by who says that it is one,
+// nor by whom a program of this host speaks for.
+func TestWhoMayChangeAContract(t *testing.T) {
+	n := start(t, false)
+	n.expect("POST", "/topic/create?topic=t", "", 200, "")
+	unix := &net.UnixAddr{Name: "/run/nsqd.http", Net: "unix"}
+	for _, c := range []struct {
+		peer, host string
+		at         net.Addr
+		header     [2]string
+		part       string // of the refusal; "": it is none
+	}{
+		{peer: "127.0.0.1:5", host: "127.0.0.1:4151"},
+		{peer: "127.9.9.9:5", host: "localhost"},
+		{peer: "[::1]:5", host: "[::1]:4151"},
+		{peer: "[::1]:5", host: "[::1]"},
+		{peer: "[::ffff:127.0.0.1]:5", host: "LocalHost:4151"},
+		{peer: "@", host: "anything", at: unix},
+		{peer: "", host: "", at: unix},
+		{peer: "10.0.0.7:5", host: "127.0.0.1:4151", part: "the caller is 10.0.0.7:5"},
+		{peer: "[fe80::1%eth0]:5", host: "localhost", part: "the caller is [fe80::1"},
+		{peer: "[::ffff:10.0.0.7]:5", host: "localhost", part: "the caller is"},
+		{peer: "", host: "localhost", part: "the caller is"},
+		{peer: "@", host: "localhost", part: "the caller is"},
+		{peer: "10.0.0.7:5", host: "localhost", header: [2]string{"X-Forwarded-For", "127.0.0.1"}, part: "X-Forwarded-For"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"X-Forwarded-For", "127.0.0.1"}, part: "X-Forwarded-For"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"x-forwarded-proto", "http"}, part: "a proxy"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"Forwarded", "for=127.0.0.1"}, part: "a proxy"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"X-Real-IP", "127.0.0.1"}, part: "a proxy"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"Via", "1.1 x"}, part: "a proxy"},
+		{peer: "@", host: "localhost", at: unix, header: [2]string{"Via", "1.1 x"}, part: "a proxy"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"Origin", "https://evil.example"}, part: "a browser"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"Origin", "null"}, part: "a browser"},
+		{peer: "127.0.0.1:5", host: "localhost", header: [2]string{"Sec-Fetch-Site", "same-origin"}, part: "a browser"},
+		{peer: "127.0.0.1:5", host: "evil.example:4151", part: `"evil.example:4151" and not localhost`},
+		{peer: "127.0.0.1:5", host: "10.0.0.7:4151", part: "and not localhost"},
+		{peer: "127.0.0.1:5", host: "127.0.0.1.evil.example", part: "and not localhost"},
+		{peer: "127.0.0.1:5", host: "", part: "and not localhost"},
+	} {
+		r := httptest.NewRequest("POST", "/topic/limit?topic=t&rate=1&burst=1", nil)
+		r.RemoteAddr, r.Host = c.peer, c.host
+		if c.header[0] != "" {
+			r.Header.Set(c.header[0], c.header[1])
+		}
+		if c.at != nil {
+			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, c.at))
+		}
+		w := httptest.NewRecorder()
+		n.http.ServeHTTP(w, r)
+		got := w.Body.String()
+		if c.part == "" && w.Code != 200 {
+			t.Errorf("%+v: %d %s", c, w.Code, got)
+		}
+		if c.part != "" && (w.Code != 403 || !strings.Contains(got, `"NOT_LOCAL"`) || !strings.Contains(strings.ReplaceAll(got, `\"`, `"`), c.part)) {
+			t.Errorf("%+v: %d %s", c, w.Code, got)
+		}
+	}
+}
+
+// every route, and whether it is administrative.
+var everyRoute = []struct {
+	method, path   string
+	administrative bool
+}{
+	{"GET", "/ping", false}, {"HEAD", "/ping", false}, {"GET", "/info", false}, {"GET", "/stats", false},
+	{"GET", "/metrics", false}, {"GET", "/healthz", false}, {"OPTIONS", "/topic/limit", false},
+	{"POST", "/pub?topic=t", false}, {"POST", "/mpub?topic=t", false},
+	{"GET", "/config/limit", false}, {"GET", "/nope", false},
+	{"PUT", "/config/limit", true}, {"PUT", "/config/nope", true},
+	{"POST", "/topic/create?topic=u", true}, {"POST", "/topic/delete?topic=u", true}, {"POST", "/topic/empty?topic=u", true},
+	{"POST", "/topic/pause?topic=u", true}, {"POST", "/topic/unpause?topic=u", true}, {"POST", "/topic/limit?topic=u", true},
+	{"POST", "/channel/create?topic=u&channel=c", true}, {"POST", "/channel/delete?topic=u&channel=c", true}, {"POST", "/channel/empty?topic=u&channel=c", true},
+	{"POST", "/channel/pause?topic=u&channel=c", true}, {"POST", "/channel/unpause?topic=u&channel=c", true},
+	{"POST", "/debug/freememory", true}, {"PUT", "/debug/setblockrate?rate=0", true},
+	{"GET", "/debug/state", true}, {"GET", "/debug/pprof/", true}, {"GET", "/debug/pprof/cmdline", true}, {"GET", "/%64ebug/state", true},
+}
+
+func TestTokens(t *testing.T) {
+	const admin, look = "admin-0123456789abcdef", "look-0123456789abcdef"
+	file := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(file, []byte("admin "+admin+"\nread-only "+look+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := secure.LoadTokens("--http-token-file", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := startWith(t, func(c *httpapi.Config) { c.Tokens = tokens })
+	for _, route := range everyRoute {
+		for _, c := range []struct {
+			header, message string
+			status          int
+		}{
+			{"", "UNAUTHENTICATED", 401},
+			{"Bearer guess-0123456789abcdef", "UNAUTHENTICATED", 401},
+			{"Basic " + admin, "UNAUTHENTICATED", 401},
+			{"Bearer " + look, "PERMISSION_DENIED", 403},
+			{"Bearer " + admin, "", 0},
+		} {
+			r := httptest.NewRequest(route.method, route.path, strings.NewReader("7"))
+			r.RemoteAddr, r.Host = "127.0.0.1:5", "localhost" // which is worth nothing here
+			r.Header.Set("Authorization", c.header)
+			w := httptest.NewRecorder()
+			n.http.ServeHTTP(w, r)
+			if refused := w.Code == 401 || w.Code == 403; refused != (route.administrative && c.status != 0) ||
+				refused && (w.Code != c.status || !strings.Contains(w.Body.String(), c.message) || (w.Code == 401) != (w.Header().Get("WWW-Authenticate") == "Bearer")) {
+				t.Errorf("%s %s with %q: %d %s", route.method, route.path, c.header, w.Code, w.Body)
+			}
+			if strings.Contains(w.Body.String(), "0123456789") {
+				t.Errorf("it tells a token: %s", w.Body)
+			}
+		}
+	}
+	// A token opens contracts from anywhere.
+	r := httptest.NewRequest("POST", "/topic/limit?topic=t&rate=1&burst=1", nil)
+	r.Header.Set("Authorization", "Bearer "+admin)
+	w := httptest.NewRecorder()
+	if n.http.ServeHTTP(w, r); w.Code != 200 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+func TestThePublicSideOfAnAdminAddress(t *testing.T) {
+	n := start(t, false)
+	for _, route := range everyRoute {
+		for side, h := range map[string]http.Handler{"public": n.http.Public(), "admin": n.http} {
+			r := httptest.NewRequest(route.method, route.path, strings.NewReader("7"))
+			r.RemoteAddr, r.Host = "127.0.0.1:5", "localhost"
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			refused := w.Code == 403 && strings.Contains(w.Body.String(), "ADMIN_ADDRESS")
+			if refused != (route.administrative && side == "public") {
+				t.Errorf("%s %s %s: %d %s", side, route.method, route.path, w.Code, fmt.Sprintf("%.200s", w.Body))
+			}
+		}
+	}
+}
