@@ -8,14 +8,20 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
+	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -32,12 +38,35 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
+// Every spec runs on virtual time, over a network in memory: how long something
+// takes is the system's own doing, not the machine's.
 func TestController(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(10 * time.Second) // a loaded machine, not a slow system
-	SetDefaultEventuallyPollingInterval(2 * time.Millisecond)
-	RunSpecs(t, "Controller")
+	SetDefaultEventuallyTimeout(10 * time.Second)
+	SetDefaultEventuallyPollingInterval(10 * time.Millisecond)
+	RunSpecs(t, "Controller", AroundNode(func(ctx context.Context, body func(context.Context)) {
+		today := time.Now()
+		synctest.Test(t, func(*testing.T) {
+			defer GinkgoRecover()
+			<-time.After(time.Until(today)) // virtual time begins in 2000, before clock.Mono's beginning
+			endings = nil
+			defer func() {
+				for _, f := range slices.Backward(endings) {
+					f()
+				}
+			}()
+			defer GinkgoRecover()
+			body(ctx)
+		})
+	}))
 }
+
+// endings are what atEnd was given.
+var endings []func()
+
+// atEnd has the spec end with f, the last one given first. It is DeferCleanup
+// on the spec's virtual time.
+func atEnd(f func()) { endings = append(endings, f) }
 
 // errInjected is what a spec has a part fail with.
 var errInjected = errors.New("injected")
@@ -56,7 +85,7 @@ func start(run func(context.Context) error) *part {
 			panic(err)
 		}
 	})}
-	DeferCleanup(func() { p.stop() })
+	atEnd(p.stop)
 	return p
 }
 
@@ -64,15 +93,63 @@ func logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
+// network is the listeners of a spec, by address.
+var network sync.Map
+
+// listener is one of them: a socket would keep the clock from moving.
+type listener struct {
+	*bufconn.Listener
+	address string
+}
+
+func (l *listener) Addr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(l.address))
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return peer{conn, l.Addr()}, nil
+}
+
+// peer is a connection that knows where it comes from.
+type peer struct {
+	net.Conn
+	from net.Addr
+}
+
+func (p peer) RemoteAddr() net.Addr { return p.from }
+
+func (l *listener) Close() error {
+	network.CompareAndDelete(l.address, l)
+	return l.Listener.Close()
+}
+
+// listen is net.Listen for the spec's network; port 0 is a free one.
 func listen(address string) net.Listener {
 	GinkgoHelper()
-	var ln net.Listener
-	// A port that was just given up may be in use a moment longer.
-	Eventually(func() (err error) {
-		ln, err = net.Listen("tcp", address)
-		return err
-	}).Should(Succeed())
-	return ln
+	l := &listener{Listener: bufconn.Listen(1 << 16), address: address}
+	for port := 1; strings.HasSuffix(address, ":0"); port++ {
+		l.address = fmt.Sprint("127.0.0.1:", port)
+		if _, taken := network.LoadOrStore(l.address, l); !taken {
+			return l
+		}
+	}
+	_, taken := network.LoadOrStore(address, l)
+	Expect(taken).To(BeFalse(), "%s is listened on", address)
+	return l
+}
+
+// overNetwork has gRPC dial in it.
+func overNetwork() grpc.DialOption {
+	return grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		if l, there := network.Load(address); there {
+			return l.(*listener).DialContext(ctx)
+		}
+		return nil, syscall.ECONNREFUSED
+	})
 }
 
 // startAdaptor serves a tbadaptor of its own at the address.
@@ -170,9 +247,9 @@ func newCluster(s setup) *cluster {
 
 func dial(address string) *grpc.ClientConn {
 	GinkgoHelper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), overNetwork())
 	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(conn.Close)
+	atEnd(func() { Expect(conn.Close()).To(Succeed()) })
 	return conn
 }
 
@@ -195,7 +272,7 @@ func (c *cluster) arrive(id string, mcap int64, node *agenttest.Node, options ..
 	GinkgoHelper()
 	cfg := agent.Config{
 		LoadDistributor: c.address, BrokerID: id, TCPAddress: id + ".example:4150", HTTPAddress: id + ".example:4151",
-		Mcap: mcap, Version: "1.2.3", Hostname: id + ".example", Log: logger().With("agent", id),
+		Mcap: mcap, Version: "1.2.3", DialOptions: []grpc.DialOption{overNetwork()}, Hostname: id + ".example", Log: logger().With("agent", id),
 	}
 	for _, option := range options {
 		option(&cfg)
@@ -211,7 +288,7 @@ func (b *broker) hang() (entered <-chan struct{}, release func()) {
 	in, out := make(chan struct{}), make(chan struct{})
 	enter := sync.OnceFunc(func() { close(in) })
 	release = sync.OnceFunc(func() { close(out) })
-	DeferCleanup(release)
+	atEnd(release)
 	b.node.Sabotage(func(string) error { enter(); <-out; return nil }, nil)
 	return in, release
 }

@@ -29,14 +29,15 @@ func instance(name string) func(*agent.Config) {
 var _ = Describe("A broker of a topic", func() {
 	var c *cluster
 	var b1, b2 *broker
-	BeforeEach(func() {
+	begin := func() {
 		c = newCluster(setup{})
 		b1 = c.join("b1", 60, agenttest.New(), instance("one"))
 		b2 = c.join("b2", 60, agenttest.New(), instance("two"))
 		c.mustCreate(spec("t", 100, 10))
-	})
+	}
 
 	It("that goes keeps its share, and what is promised on it", func() {
+		begin()
 		b2.stop()
 		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 is gone"))
 		Expect(c.broker("b2").Connected).To(BeFalse())
@@ -47,6 +48,7 @@ var _ = Describe("A broker of a topic", func() {
 	})
 
 	It("that is started anew is prepared again and gets its share again, without tokens", func() {
+		begin()
 		b2.stop()
 		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 is gone"))
 		node := agenttest.New()
@@ -62,6 +64,7 @@ var _ = Describe("A broker of a topic", func() {
 	})
 
 	It("that refuses to prepare again leaves the topic degraded until it does not", func() {
+		begin()
 		b2.stop()
 		node := agenttest.New()
 		refused := make(chan struct{}, 1000)
@@ -75,6 +78,7 @@ var _ = Describe("A broker of a topic", func() {
 	})
 
 	It("that comes back with less than was promised degrades the topic, and gets nothing new", func() {
+		begin()
 		b1.stop()
 		c.join("b1", 40, agenttest.New(), instance("one again"))
 		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b1 carries 40 msg/s, less than the 50 promised"))
@@ -83,6 +87,7 @@ var _ = Describe("A broker of a topic", func() {
 	})
 
 	It("is replaced by a newer session with its id, which is left in peace", func() {
+		begin()
 		node := agenttest.New()
 		c.join("b2", 70, node, instance("usurper"))
 		Eventually(func() int64 { return c.broker("b2").Mcap }).Should(BeEquivalentTo(70))
@@ -92,6 +97,7 @@ var _ = Describe("A broker of a topic", func() {
 	})
 
 	It("that moves is announced to watchers with its new address and a greater epoch", func() {
+		begin()
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		stream, err := c.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t"})

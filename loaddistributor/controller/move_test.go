@@ -460,7 +460,7 @@ var _ = Describe("An overloaded broker", func() {
 		}
 		ctx, stop := context.WithCancel(context.Background())
 		var sending sync.WaitGroup
-		DeferCleanup(func() { stop(); sending.Wait() })
+		atEnd(func() { stop(); sending.Wait() })
 		sending.Go(func() {
 			ticker := time.NewTicker(every)
 			defer ticker.Stop()

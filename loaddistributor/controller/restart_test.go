@@ -55,7 +55,7 @@ func (g *journalGate) shut() (open func()) {
 		g.closed = nil
 		close(closed)
 	})
-	DeferCleanup(open)
+	atEnd(open)
 	return open
 }
 
