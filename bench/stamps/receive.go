@@ -295,7 +295,7 @@ func writeTables(out io.Writer, rows []result) error {
 		return err
 	}
 
-	w = begin("Their sources, in percent.", "source\texact\tinterpolated\tupper bound\tread\trecords lost\trings refused\t")
+	w = begin("Their sources, in percent.", "source\texact\toverwritten\tupper bound\tread\trecords lost\trings refused\t")
 	for _, r := range rows {
 		n := 0
 		for _, k := range r.by {

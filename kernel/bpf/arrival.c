@@ -126,25 +126,21 @@ static __always_inline void count(enum counter c)
 		*n += 1;
 }
 
+static __always_inline __u32 rcv_nxt(void *tp)
+{
+	return *(volatile __u32 *)(tp + rcv_nxt_at);
+}
+
 // tell_base stores the sequence number of stream offset 0, which is what was
 // received so far before what is expected next. The filter does not hold the
 // socket lock: the value counts only if rcv_nxt did not move meanwhile. A FIN
 // adds one to both, so it does not disturb.
-static __always_inline void tell_base(struct __sk_buff *skb, __u32 *base, __u32 *base_ok)
+static __always_inline void tell_base(void *tp, __u32 *base, __u32 *base_ok)
 {
-	struct bpf_sock *sk = skb->sk;
-	void *tp;
-	__u32 next;
-	__u64 received;
+	__u32 next = rcv_nxt(tp);
+	__u64 received = *(volatile __u64 *)(tp + bytes_received_at);
 
-	if (!sk)
-		return;
-	tp = bpf_skc_to_tcp_sock(sk);
-	if (!tp)
-		return;
-	next = *(volatile __u32 *)(tp + rcv_nxt_at);
-	received = *(volatile __u64 *)(tp + bytes_received_at);
-	if (next != *(volatile __u32 *)(tp + rcv_nxt_at)) {
+	if (next != rcv_nxt(tp)) {
 		count(COUNT_NO_BASE);
 		return;
 	}
@@ -173,69 +169,112 @@ static __always_inline int past(__u32 *top, __u64 index, __u32 seq, __u32 len)
 	return 0;
 }
 
-static __always_inline void store(struct record *r, __u64 ts, __u32 seq, __u32 len, int first, __u64 index)
+// segment is what is noted of one.
+struct segment {
+	__u64 ts;
+	__u32 seq;
+	__u32 len;
+};
+
+// cut takes from a segment what was received in order before, which this is a
+// mere copy of, and reports whether anything is left. The kernel may have got
+// further meanwhile: then the copy is noted.
+static __always_inline int cut(struct segment *g, __u32 next)
 {
-	r->ts = ts;
-	// An exchange is ordered after the store above on every architecture.
-	__sync_lock_test_and_set(&r->meta,
-				 (__u64)seq << 32 | (__u64)first << 31 | (__u64)len << 12 | (index & 0xfff));
+	__s32 old = next - g->seq;
+
+	if (old <= 0)
+		return 1;
+	if ((__u32)old >= g->len)
+		return 0;
+	g->seq += old;
+	g->len -= old;
+	return 1;
 }
 
-// note is the whole program. With by_kernel the base comes from the kernel's
-// socket. Without, which needs no kernel type information and fewer
-// privileges, the lowest sequence number met is only a candidate, kept with
-// the early records for user space to verify.
+static __always_inline void store(struct record *r, struct segment *g, int first, __u64 index)
+{
+	r->ts = g->ts;
+	// An exchange is ordered after the store above on every architecture.
+	__sync_lock_test_and_set(&r->meta,
+				 (__u64)g->seq << 32 | (__u64)first << 31 | (__u64)g->len << 12 | (index & 0xfff));
+}
+
+// into_slot notes a segment of a connection that has a slot, and reports
+// whether the connection does. tp is NULL or tells the base.
+static __always_inline int into_slot(void *tp, __u64 cookie, struct segment *g)
+{
+	__u32 *slot_of = bpf_map_lookup_elem(&conns, &cookie);
+	__u32 at, chunk_at;
+	struct record *r;
+	struct slot *s;
+	void *chunk;
+	__u64 head;
+
+	if (!slot_of)
+		return 0;
+	at = *slot_of;
+	chunk_at = at >> chunk_bits;
+	chunk = bpf_map_lookup_elem(&chunks, &chunk_at);
+	if (!chunk)
+		return 1;
+	at &= (1U << chunk_bits) - 1;
+	s = bpf_map_lookup_elem(chunk, &at);
+	if (!s)
+		return 1;
+	if (s->cookie != cookie) {
+		count(COUNT_FOREIGN);
+		return 1;
+	}
+	if (tp && !s->base_ok)
+		tell_base(tp, &s->base, &s->base_ok);
+	head = __sync_fetch_and_add(&s->head, 1);
+	// The verifier wants to see the bound on the byte offset itself,
+	// and without CAP_PERFMON one path to the addition.
+	r = (void *)s + sizeof(*s) + (head & ring_mask) * sizeof(*r);
+	asm volatile("" : "+r"(r));
+	store(r, g, past(&s->top, head, g->seq, g->len), head);
+	return 1;
+}
+
+// note is the whole program. With by_kernel the base, and what was received,
+// come from the kernel's socket. Without, which needs no kernel type information
+// and fewer privileges, user space works the base out.
 static __always_inline int note(struct __sk_buff *skb, const int by_kernel)
 {
 	__u8 tcp[16];
-	__u32 header, len, seq, *slot_of, n;
-	__u64 ts, cookie, head;
+	__u32 header, n;
+	__u64 cookie;
+	struct segment g;
 	struct record *r;
+	void *tp = 0;
 
 	if (bpf_skb_load_bytes(skb, 0, tcp, sizeof(tcp)))
 		return KEEP;
 	header = (tcp[12] >> 4) * 4;
-	len = skb->len;
-	if (len <= header || tcp[13] & 0x02) // nothing but a header, or a SYN
+	if (skb->len <= header || tcp[13] & 0x02) // nothing but a header, or a SYN
 		return KEEP;
-	ts = bpf_ktime_get_ns();
-	len -= header;
-	if (len > 0x7ffff)
-		len = 0x7ffff;
-	seq = (__u32)tcp[4] << 24 | (__u32)tcp[5] << 16 | (__u32)tcp[6] << 8 | tcp[7];
+	g.ts = bpf_ktime_get_ns();
+	g.len = skb->len - header;
+	g.seq = (__u32)tcp[4] << 24 | (__u32)tcp[5] << 16 | (__u32)tcp[6] << 8 | tcp[7];
 
-	cookie = bpf_get_socket_cookie(skb);
-	slot_of = bpf_map_lookup_elem(&conns, &cookie);
-	if (slot_of) {
-		__u32 at = *slot_of, chunk_at = at >> chunk_bits;
-		void *chunk = bpf_map_lookup_elem(&chunks, &chunk_at);
-		struct slot *s;
-
-		if (!chunk)
-			return KEEP;
-		at &= (1U << chunk_bits) - 1;
-		s = bpf_map_lookup_elem(chunk, &at);
-		if (!s)
-			return KEEP;
-		if (s->cookie != cookie) {
-			count(COUNT_FOREIGN);
-			return KEEP;
-		}
-		if (by_kernel && !s->base_ok)
-			tell_base(skb, &s->base, &s->base_ok);
-		head = __sync_fetch_and_add(&s->head, 1);
-		// The verifier wants to see the bound on the byte offset itself,
-		// and without CAP_PERFMON one path to the addition.
-		r = (void *)s + sizeof(*s) + (head & ring_mask) * sizeof(*r);
-		asm volatile("" : "+r"(r));
-		store(r, ts, seq, len, past(&s->top, head, seq, len), head);
-		return KEEP;
-	}
-
-	if (!skb->sk || skb->sk->state == LISTEN) {
+	struct bpf_sock *sk = skb->sk;
+	if (!sk || sk->state == LISTEN) {
 		count(COUNT_LISTEN);
 		return KEEP;
 	}
+	if (by_kernel) {
+		tp = bpf_skc_to_tcp_sock(sk);
+		if (!tp || !cut(&g, rcv_nxt(tp)))
+			return KEEP;
+	}
+	if (g.len > 0x7ffff)
+		g.len = 0x7ffff;
+
+	cookie = bpf_get_socket_cookie(skb);
+	if (into_slot(tp, cookie, &g))
+		return KEEP;
+
 	count(COUNT_EARLY);
 	struct early *e = bpf_map_lookup_elem(&early, &cookie);
 	if (!e) {
@@ -252,13 +291,12 @@ static __always_inline int note(struct __sk_buff *skb, const int by_kernel)
 	n = __sync_fetch_and_add(&e->head, 1);
 	r = &e->ring[n & (EARLY_RECORDS - 1)];
 	asm volatile("" : "+r"(r));
-	if (by_kernel) {
-		if (!e->base_ok)
-			tell_base(skb, &e->base, &e->base_ok);
-	} else if (n == 0 || (__s32)(seq - e->base) < 0) {
-		e->base = seq;
-	}
-	store(r, ts, seq, len, past(&e->top, n, seq, len), n);
+	if (tp && !e->base_ok)
+		tell_base(tp, &e->base, &e->base_ok);
+	store(r, &g, past(&e->top, n, g.seq, g.len), n);
+	// The connection may have got its slot meanwhile, and user space have looked
+	// at the early records before this one was there.
+	into_slot(tp, cookie, &g);
 	return KEEP;
 }
 

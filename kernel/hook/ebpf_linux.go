@@ -269,12 +269,14 @@ type claim struct {
 	ring   ring
 	mapper stamp.Mapper
 	lost   uint64 // of mapper.Lost, what is counted already
-	// begun says that base is known, again that the early records were looked
-	// at a second time; tries is how often the base may still be worked out.
-	begun bool
-	again bool
-	base  uint32
-	tries int
+	// begun says that base is known, agreed that the program told the same one
+	// twice: it reads two numbers of the socket that change together, without its
+	// lock, so that a peer might have it read them between. tries is how often the
+	// base may still be worked out.
+	begun  bool
+	agreed bool
+	base   uint32
+	tries  int
 }
 
 const (
@@ -308,27 +310,31 @@ func (c *filterConn) arrival(start, end int64, _ stamp.Mono) (stamp.Arrival, boo
 	}
 	if !cl.begun && !c.f.begin(cl, c.rc, start) {
 		if cl.tries--; cl.tries == 0 {
-			c.f.noBase.Add(1)
-			c.release()
-			c.pause = math.MaxInt
+			c.giveUp()
 		}
 		return stamp.Arrival{}, false
 	}
-	a, ok := cl.mapper.Arrival(&cl.ring, start, end)
-	if !ok && !cl.again {
-		// A run of the program that began before the claim may have put its
-		// record with the early ones after begin had looked there.
-		cl.again = true
-		v, found := c.f.loadEarly(cl.cookie)
-		records, all := v.records(c.f.shift)
-		cl.mapper.Begin(cl.base, records, !found || !all, start)
-		a, ok = cl.mapper.Arrival(&cl.ring, start, end)
+	if !cl.agreed {
+		if base, known := cl.ring.base(); known && base != cl.base {
+			c.giveUp()
+			return stamp.Arrival{}, false
+		} else if known {
+			cl.agreed = true
+		}
 	}
+	a, ok := cl.mapper.Arrival(&cl.ring, start, end)
 	if lost := cl.mapper.Lost(); lost != cl.lost {
 		c.f.lost.Add(lost - cl.lost)
 		cl.lost = lost
 	}
 	return a, ok
+}
+
+// giveUp leaves the connection to the time after the read.
+func (c *filterConn) giveUp() {
+	c.f.noBase.Add(1)
+	c.release()
+	c.pause = math.MaxInt
 }
 
 func (c *filterConn) ignore() error { return setsockopt(c.rc, unix.SO_DETACH_BPF, 0) }
@@ -380,16 +386,17 @@ func (f *filter) release(cl *claim) {
 // before the ring. It reports false if the start is not known yet.
 func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
 	v, found := f.loadEarly(cl.cookie)
+	records, all := v.records(f.shift)
 	base, ok := v.Base, found && v.BaseSet != 0
 	if f.plain {
-		ok = found && f.verify(cl, &v, rc)
+		base, ok = cl.workOut(records, rc)
+		ok = ok && found && all
 	} else if !ok {
 		base, ok = cl.ring.base()
 	}
 	if !ok {
 		return false
 	}
-	records, all := v.records(f.shift)
 	cl.mapper.Begin(base, records, !found || !all, now)
 	cl.base, cl.begun = base, true
 	return true
@@ -429,43 +436,38 @@ func (v *earlyValue) records(shift stamp.Mono) (rs []stamp.Record, all bool) {
 	return rs, int(v.Head) == len(rs)
 }
 
-// verify reports whether the lowest sequence number that the program met,
-// v.Base, is the stream's first. The kernel knows how many bytes it received
-// in order; added to the base they must give the end of the furthest segment,
-// unless one is missing or just being received. A base that is off by a
-// segment which no filter saw (one that completed the handshake) fails, since
-// the same bytes are missing from the sum.
-func (f *filter) verify(cl *claim, v *earlyValue, rc syscall.RawConn) bool {
+// workOut returns the sequence number of stream offset 0, if the records, early
+// ones and then the ring's, are all there were since the connection began. Then
+// those of the segments that TCP took are among them, and it knows how many
+// bytes it received in order. So if the records reach over as many and not more,
+// they are those. They reach over more if a segment is missing, or being received,
+// or if the peer sent any that TCP dropped; over fewer if one came that no filter
+// saw, because it completed the handshake.
+func (cl *claim) workOut(early []stamp.Record, rc syscall.RawConn) (base uint32, ok bool) {
+	received, err := bytesReceived(rc)
 	head := cl.ring.Head()
-	if v.Head == 0 || head > cl.ring.Size() {
-		return false
-	}
-	records, _ := v.records(f.shift)
-	top := v.Base
-	for _, r := range records {
-		top = later(top, r.Seq+r.Size)
+	if err != nil || head > cl.ring.Size() {
+		return 0, false
 	}
 	for i := range head {
 		r, ok := cl.ring.Record(i)
 		if !ok {
-			return false
+			return 0, false
 		}
-		top = later(top, r.Seq+r.Size)
+		early = append(early, r)
 	}
-	received, err := bytesReceived(rc)
-	if err != nil || cl.ring.Head() != head {
-		return false
+	if len(early) == 0 {
+		return 0, false
 	}
-	again, found := f.loadEarly(cl.cookie)
-	return found && again == *v && top-v.Base == uint32(received)
-}
-
-// later returns the later of two sequence numbers.
-func later(a, b uint32) uint32 {
-	if int32(b-a) > 0 {
-		return b
+	// Distances from one of them, not rounds of ever earlier and later numbers:
+	// these would be the peer's to choose.
+	middle := early[0].Seq
+	var from, to int64
+	for _, r := range early {
+		off := int64(int32(r.Seq - middle))
+		from, to = min(from, off), max(to, off+int64(r.Size))
 	}
-	return a
+	return middle + uint32(from), uint64(to-from) == received
 }
 
 func bytesReceived(rc syscall.RawConn) (n uint64, err error) {

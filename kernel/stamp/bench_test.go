@@ -17,6 +17,34 @@ func BenchmarkMapper(b *testing.B) {
 	}
 }
 
+// Messages that wait, each in a segment, when the reader comes to them.
+func BenchmarkMapperLate(b *testing.B) {
+	const wait = 100
+	for _, bc := range []struct {
+		name  string
+		ahead uint32 // of a segment that was never taken; 0: none
+	}{{"in order", 0}, {"behind a forged segment", 1 << 20}} {
+		b.Run(bc.name, func(b *testing.B) {
+			r, m := newFakeRing(128), begin(0)
+			off := int64(0)
+			for i := 0; b.Loop(); i++ {
+				if i%wait == 0 {
+					if bc.ahead > 0 {
+						r.add(1, uint32(off)+bc.ahead, 200)
+					}
+					for j := range uint32(wait) {
+						r.add(1, uint32(off)+200*j, 200)
+					}
+				}
+				if _, ok := m.Arrival(r, off, off+200); !ok {
+					b.Fatal("not found")
+				}
+				off += 200
+			}
+		})
+	}
+}
+
 func TestMapperAllocatesNothing(t *testing.T) {
 	r, m := newFakeRing(128), begin(0)
 	var off int64

@@ -17,6 +17,8 @@ type fakeRing struct {
 	top  uint32
 	at   []stamp.Mono
 	meta []stamp.Meta
+	// looked, if set, runs before each look at a record: what comes meanwhile.
+	looked func()
 }
 
 func newFakeRing(size uint64) *fakeRing {
@@ -31,6 +33,9 @@ func (r *fakeRing) Head() uint64 { return r.head }
 func (r *fakeRing) Size() uint64 { return r.size }
 
 func (r *fakeRing) Record(i uint64) (stamp.Record, bool) {
+	if r.looked != nil {
+		r.looked()
+	}
 	m := r.meta[i%r.size]
 	if !m.Of(i) || r.head-i > r.size {
 		return stamp.Record{}, false
@@ -57,6 +62,7 @@ func begin(base uint32) *stamp.Mapper {
 }
 
 func exact(at stamp.Mono) stamp.Arrival { return stamp.Arrival{At: at, Source: stamp.Exact} }
+func bound(at stamp.Mono) stamp.Arrival { return stamp.Arrival{At: at, Source: stamp.UpperBound} }
 
 func TestMapperCases(t *testing.T) {
 	type ask struct {
@@ -69,6 +75,7 @@ func TestMapperCases(t *testing.T) {
 		off, size uint32
 	}
 	known := func(start, end int64, at stamp.Mono) ask { return ask{start: start, end: end, want: exact(at)} }
+	upTo := func(start, end int64, at stamp.Mono) ask { return ask{start: start, end: end, want: bound(at)} }
 	for _, tc := range []struct {
 		name string
 		base uint32
@@ -82,9 +89,17 @@ func TestMapperCases(t *testing.T) {
 			[]ask{known(0, 3, 10), known(3, 7, 11), known(7, 12, 12)}},
 		{"reordered: the hole completes the message", 0, []seg{{10, 10, 10}, {12, 0, 10}}, []ask{known(0, 20, 12)}},
 		{"reordered: behind the hole it was there before", 0, []seg{{10, 10, 10}, {12, 0, 10}}, []ask{known(0, 10, 12), known(10, 20, 10)}},
-		{"duplicate: the first copy counts", 0, []seg{{10, 0, 10}, {11, 0, 10}, {12, 10, 5}}, []ask{known(0, 10, 10), known(10, 15, 12)}},
-		{"duplicate of a reordered segment", 0, []seg{{10, 10, 10}, {11, 0, 10}, {12, 10, 10}}, []ask{known(0, 20, 11)}},
-		{"retransmitted with other boundaries", 0, []seg{{10, 0, 10}, {11, 20, 10}, {15, 5, 25}}, []ask{known(0, 8, 10), known(8, 22, 15), known(22, 30, 11)}},
+		{"duplicate: either may have been taken", 0, []seg{{10, 0, 10}, {11, 0, 10}, {12, 10, 5}}, []ask{upTo(0, 10, 11), known(10, 15, 12)}},
+		{"duplicate of a reordered segment", 0, []seg{{10, 10, 10}, {11, 0, 10}, {12, 10, 10}}, []ask{known(0, 10, 11), upTo(10, 20, 12)}},
+		{"duplicate of a message's first half", 0, []seg{{10, 0, 10}, {11, 10, 10}, {12, 0, 10}, {13, 20, 10}}, []ask{upTo(0, 20, 12), known(20, 30, 13)}},
+		{"retransmitted with other boundaries", 0, []seg{{10, 0, 10}, {11, 20, 10}, {15, 5, 25}},
+			[]ask{known(0, 5, 10), upTo(5, 8, 15), known(10, 15, 15), upTo(15, 22, 15), upTo(22, 30, 15)}},
+		{"forged: sent ahead, dropped, and sent later", 0, []seg{{10, 0, 10}, {11, 10, 90}, {50, 10, 10}, {60, 20, 80}},
+			[]ask{known(0, 10, 10), upTo(10, 20, 50), upTo(20, 100, 60)}},
+		{"forged: half of it ahead", 0, []seg{{10, 0, 10}, {11, 10, 90}, {50, 10, 45}, {60, 55, 45}}, []ask{known(0, 10, 10), upTo(10, 55, 50), upTo(55, 100, 60)}},
+		{"forged: round the circle and back", 0, []seg{{10, 0, 10}, {11, 10, 10}, {12, 1<<31 - 5, 10}, {50, 10, 10}},
+			[]ask{known(0, 10, 10), upTo(10, 20, 50)}},
+		{"forged: far ahead, and nothing else", 0, []seg{{10, 1 << 20, 100}, {11, 0, 10}, {12, 10, 10}}, []ask{known(0, 10, 11), known(10, 20, 12)}},
 		{"in reverse", 0, []seg{{10, 30, 10}, {11, 20, 10}, {12, 10, 10}, {13, 0, 10}}, []ask{known(0, 40, 13)}},
 		{"unknown and no record missing", 0, []seg{{10, 10, 10}}, []ask{{start: 0, end: 10, unknown: true}, known(10, 20, 10)}},
 		{"largest segment", 3, []seg{{10, 0, 524280}, {11, 524280, 5}}, []ask{known(0, 524280, 10), known(524280, 524285, 11)}},
@@ -199,13 +214,12 @@ func TestMapperAfterAnOverrun(t *testing.T) {
 		if !ok {
 			t.Fatalf("message %d: nothing", i)
 		}
-		want := stamp.Exact
-		if i < 200-size {
-			want = stamp.Interpolated
+		want := exact(at(i))
+		if i < 200-size { // the oldest record left stands in
+			want = stamp.Arrival{At: at(200 - size), Source: stamp.Overwritten}
 		}
-		// Segments came evenly, so interpolation must hit to a byte's worth.
-		if d := a.At.Sub(at(i)); a.Source != want || d < -1 || d > 1 {
-			t.Errorf("message %d: %+v, want %v at %d", i, a, want, at(i))
+		if a != want {
+			t.Errorf("message %d: %+v, want %+v", i, a, want)
 		}
 	}
 	if m.Lost() != lost {
@@ -243,26 +257,89 @@ func TestMapperDoubtsCopiesAfterAnOverrun(t *testing.T) {
 	}
 }
 
-// history is the slow obvious mapper: it keeps everything.
-type history []stamp.Record
+// An early record is older than one of the ring, so it must not stand in for
+// that when the ring was overwritten.
+func TestMapperDropsEarlyRecordsWithAnOverrun(t *testing.T) {
+	early := []stamp.Record{{At: 5, Seq: 0, Size: 10}, {At: 6, Seq: 10, Size: 90}} // the second was dropped
+	r := newFakeRing(64)
+	r.add(100, 10, 10) // taken
+	for i := range stamp.Mono(64) {
+		r.add(101+i, 5000, 10)
+	}
+	var m stamp.Mapper
+	m.Begin(0, early, false, 0)
+	if a, ok := m.Arrival(r, 10, 20); !ok || a != (stamp.Arrival{At: 101, Source: stamp.Overwritten}) {
+		t.Errorf("%+v, %v, want no earlier than the record that was lost", a, ok)
+	}
+}
 
-// arrival returns when the last byte of [start, end) came for the first time.
-func (h history) arrival(base uint32, start, end int64) (at stamp.Mono) {
-	for off := start; off < end; off++ {
-		for _, rec := range h {
-			if base+uint32(off)-rec.Seq < rec.Size {
-				at = max(at, rec.At)
-				break
+// Records may be overwritten while they are looked for: first the forged one is
+// seen, and then the one that was taken is not there any more.
+func TestMapperLooksAgainWhenOverwrittenMeanwhile(t *testing.T) {
+	r, m := newFakeRing(64), begin(0)
+	r.add(10, 0, 10) // dropped
+	for range 10 {
+		r.add(11, 5000, 10)
+	}
+	r.add(50, 0, 10) // taken
+	looks := 0
+	r.looked = func() {
+		if looks++; looks == 5 {
+			for range 64 {
+				r.add(51, 5000, 10)
 			}
 		}
 	}
-	return at
+	if a, ok := m.Arrival(r, 0, 10); !ok || a.At.Before(50) {
+		t.Errorf("%+v, %v, want no earlier than 50", a, ok)
+	}
+	r.looked = func() { r.add(52, 5000, 10) } // faster than anybody can look
+	if a, ok := m.Arrival(r, 10, 20); ok {
+		t.Errorf("%+v, want the time after the read", a)
+	}
 }
 
-// Whatever the network does, and however late the reader is: without overrun
-// every stamp is exact; with it, exact stamps still are, bounds are bounds,
-// and nothing lies after the newest record.
-func TestMapperAgreesWithAFullHistory(t *testing.T) {
+// tcp is the slow obvious receiver: it takes what is in its window and was not
+// dropped, and knows of each byte when it took it.
+type tcp struct {
+	window uint32
+	next   uint32 // offset of the next byte to deliver
+	taken  map[uint32]stamp.Mono
+	copies map[uint32]int // of a byte, among all segments that came
+}
+
+func (x *tcp) came(at stamp.Mono, off, size uint32, drop bool) {
+	for o := off; o != off+size; o++ {
+		x.copies[o]++
+		if _, have := x.taken[o]; !have && !drop && int32(o-x.next) >= 0 && o-x.next < x.window {
+			x.taken[o] = at
+		}
+	}
+	for {
+		if _, have := x.taken[x.next]; !have {
+			return
+		}
+		x.next++
+	}
+}
+
+// complete returns when TCP had taken the bytes [start, end), and whether each
+// came once.
+func (x *tcp) complete(start, end uint32) (at stamp.Mono, once bool) {
+	once = true
+	for o := start; o != end; o++ {
+		at = max(at, x.taken[o])
+		once = once && x.copies[o] == 1
+	}
+	return at, once
+}
+
+// Whatever the network does, whatever the peer forges, and however late the
+// reader is: no stamp is earlier than TCP took the last byte. Without an overrun
+// there is one, which is exact for bytes that came once; with it, what is called
+// exact still is unless somebody forges. And nothing lies after the newest
+// record.
+func TestMapperAgreesWithTCP(t *testing.T) {
 	rapid.Check(t, checkMapper)
 }
 
@@ -279,58 +356,74 @@ func checkMapper(t *rapid.T) {
 	first := base + uint32(offset)
 
 	r, m := newFakeRing(size), &stamp.Mapper{}
-	m.Begin(base, nil, false, offset)
-	var all history
+	peer := &tcp{window: 1000, taken: map[uint32]stamp.Mono{}, copies: map[uint32]int{}}
 	var now stamp.Mono
-	var sent, delivered, parsed uint32 // relative to offset
-	var pending []uint32               // offsets in flight out of order, one byte each
-	have := map[uint32]bool{}
+	var sent, parsed uint32 // relative to offset
+	var pending []uint32    // offsets in flight out of order, one byte each
 	type slow struct {
 		index     uint64
 		at        stamp.Mono
 		off, size uint32
 	}
 	var halfway []slow // records reserved by a CPU that has not come to publish them
-	publish := func(s slow) {
-		r.publish(s.index, s.at, first+s.off, s.size)
-		all[s.index] = stamp.Record{At: s.at, Seq: first + s.off, Size: s.size}
-		for i := range s.size {
-			have[s.off+i] = true
-		}
-		for have[delivered] {
-			delivered++
-		}
-	}
 	finish := func() {
 		for _, s := range halfway {
-			publish(s)
+			r.publish(s.index, s.at, first+s.off, s.size)
+			peer.came(s.at, s.off, s.size, false)
 		}
 		halfway = nil
 	}
-	reserve := func(off, size uint32) slow {
+	arrive := func(off, size uint32, drop bool) {
 		now += stamp.Mono(rapid.IntRange(0, 3).Draw(t, "pause"))
-		all = append(all, stamp.Record{})
-		return slow{r.reserve(), now, off, size}
+		r.add(now, first+off, size)
+		peer.came(now, off, size, drop)
 	}
-	arrive := func(off, size uint32) { publish(reserve(off, size)) }
-	overrun := false
+	// Segments from before the ring, of which the last few are left.
+	var early []stamp.Record
+	for range rapid.IntRange(0, 12).Draw(t, "early") {
+		off, n := rapid.Uint32Range(0, 20).Draw(t, "offset"), rapid.Uint32Range(1, 12).Draw(t, "size")
+		now++
+		early = append(early, stamp.Record{At: now, Seq: first + off, Size: n})
+		peer.came(now, off, n, rapid.Bool().Draw(t, "dropped"))
+		sent = max(sent, off+n)
+	}
+	lost, forged := len(early) > stamp.EarlyRecords, len(early) > 0
+	for off := range sent {
+		if _, have := peer.taken[off]; !have {
+			pending = append(pending, off)
+		}
+	}
+	m.Begin(base, early[max(0, len(early)-stamp.EarlyRecords):], lost, offset)
+	forge := func() {
+		forged = true
+		off := sent + rapid.SampledFrom([]uint32{0, 1, 5, 20, 1000, 1 << 20, 1<<31 - 20, 1 << 31, 1<<32 - 1<<20, 1<<32 - 20, 1<<32 - 5, 1<<32 - 1}).Draw(t, "distance")
+		arrive(off, rapid.Uint32Range(1, 60).Draw(t, "size"), true)
+	}
 	t.Repeat(map[string]func(*rapid.T){
 		"segment": func(t *rapid.T) {
 			n := rapid.Uint32Range(1, 12).Draw(t, "size")
-			arrive(sent, n)
+			arrive(sent, n, false)
 			sent += n
 		},
 		"segment on a slow CPU": func(t *rapid.T) {
 			n := rapid.Uint32Range(1, 12).Draw(t, "size")
-			halfway = append(halfway, reserve(sent, n))
+			now++
+			halfway = append(halfway, slow{r.reserve(), now, sent, n})
 			sent += n
 		},
 		"slow CPUs come to it": func(t *rapid.T) { finish() },
 		"burst": func(t *rapid.T) {
 			finish() // no CPU is slower than half a lap
 			for range rapid.IntRange(20, 40).Draw(t, "segments") {
-				arrive(sent, 2)
+				arrive(sent, 2, false)
 				sent += 2
+			}
+		},
+		"forged segment": func(t *rapid.T) { forge() },
+		"flood": func(t *rapid.T) {
+			finish()
+			for range rapid.IntRange(20, 100).Draw(t, "segments") {
+				forge()
 			}
 		},
 		"loss": func(t *rapid.T) {
@@ -345,47 +438,54 @@ func checkMapper(t *rapid.T) {
 				t.Skip("nothing sent")
 			}
 			finish() // two copies do not come within the same half microsecond
-			off := rapid.Uint32Range(delivered-min(delivered, 20), sent-1).Draw(t, "offset")
-			arrive(off, rapid.Uint32Range(1, sent-off).Draw(t, "size"))
+			off := rapid.Uint32Range(peer.next-min(peer.next, 20), sent-1).Draw(t, "offset")
+			arrive(off, rapid.Uint32Range(1, sent-off).Draw(t, "size"), false)
 		},
 		"recovery": func(t *rapid.T) {
-			if len(pending) == 0 {
-				t.Skip("nothing lost")
+			for i, off := range pending {
+				if _, have := peer.taken[off]; !have && off-peer.next < peer.window {
+					pending = pending[i+1:]
+					arrive(off, 1, false)
+					return
+				}
 			}
-			off := pending[0]
-			pending = pending[1:]
-			if !have[off] {
-				arrive(off, 1)
-			}
+			t.Skip("nothing lost")
 		},
 		"read": func(t *rapid.T) {
-			for delivered > parsed {
+			meanwhile := rapid.IntRange(0, 2000).Draw(t, "looks until a flood")
+			r.looked = func() {
+				if meanwhile--; meanwhile == 0 && len(halfway) == 0 {
+					for range 40 {
+						forge()
+					}
+				}
+			}
+			for peer.next > parsed {
 				n := rapid.Uint32Range(1, 15).Draw(t, "message")
-				if parsed+n > delivered || rapid.IntRange(0, 9).Draw(t, "stop") == 0 {
+				if parsed+n > peer.next || rapid.IntRange(0, 9).Draw(t, "stop") == 0 {
 					return
 				}
 				start, end := offset+int64(parsed), offset+int64(parsed+n)
-				lost := m.Lost()
+				want, once := peer.complete(parsed, parsed+n)
 				a, ok := m.Arrival(r, start, end)
-				overrun = overrun || m.Lost() > lost
+				lost = lost || m.Lost() > 0
 				parsed += n
-				want := all.arrival(base, start, end)
 				say := func(problem string) {
-					t.Fatalf("[%d, %d): %+v, %v, truth %d: %s", start, end, a, ok, want, problem)
+					t.Fatalf("[%d, %d): %+v, %v, taken %d: %s", start, end, a, ok, want, problem)
 				}
 				switch {
 				case !ok:
-					if !overrun {
+					if !lost {
 						say("unknown, but no record was overwritten")
 					}
+				case a.At.Before(want):
+					say("earlier than it was taken")
 				case a.Source == stamp.Exact:
-					if a.At != want {
+					if a.At != want && (!lost || !forged) {
 						say("not exact")
 					}
-				case !overrun:
-					say("not exact, but no record was overwritten")
-				case a.Source == stamp.UpperBound && a.At.Before(want):
-					say("not an upper bound")
+				case !lost && once:
+					say("not exact, but no record was overwritten, and each byte came once")
 				case now.Before(a.At):
 					say(fmt.Sprintf("after the newest record, %d", now))
 				}

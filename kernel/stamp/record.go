@@ -97,8 +97,16 @@ func MakeRecord(at Mono, m Meta) Record {
 // end is the sequence number after the record's last byte.
 func (r Record) end() uint32 { return r.Seq + r.Size }
 
-// covers reports whether the record carries the byte with that number.
-func (r Record) covers(seq uint32) bool { return seq-r.Seq < r.Size }
+// common returns how many of the size bytes from seq on the record carries.
+func (r Record) common(seq, size uint32) uint32 {
+	if into := seq - r.Seq; into < r.Size {
+		return min(r.Size-into, size)
+	}
+	if off := r.Seq - seq; off < size {
+		return min(r.Size, size-off)
+	}
+	return 0
+}
 
 // before reports whether a lies before b, in the ring of sequence numbers.
 //

@@ -37,9 +37,10 @@ type Source uint8
 const (
 	// Exact: the kernel stamped the segment that carried the last byte.
 	Exact Source = iota
-	// Interpolated: that record was lost, its neighbours bracket the time.
-	Interpolated
-	// UpperBound: the kernel stamped a later segment, the true time is earlier.
+	// Overwritten: that record was lost, and one that came after it stands in.
+	Overwritten
+	// UpperBound: several segments carried it, or one that came after is stamped;
+	// the true time is not later.
 	UpperBound
 	// Read: the time after the read call returned; late by scheduling delay.
 	Read
@@ -48,7 +49,7 @@ const (
 	Sources = int(Read) + 1
 )
 
-var sourceNames = [Sources]string{"exact", "interpolated", "upper_bound", "read"}
+var sourceNames = [Sources]string{"exact", "overwritten", "upper_bound", "read"}
 
 // String returns the source's name as it appears in metrics and in /info.
 func (s Source) String() string {

@@ -1,0 +1,125 @@
+package hook
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// A client with a raw socket sends segments that TCP drops, which the program
+// notes all the same, and later the same bytes so that TCP takes them. No
+// message may be older than that.
+func TestFilterIsNotForged(t *testing.T) {
+	const size = 200
+	type attack struct {
+		name string
+		// forge is what comes before the message, and after it.
+		forge, after func(f *testkit.Forger)
+		dial         net.Dialer
+		early        bool // before the connection has a ring
+	}
+	old := func(back, n int, flags byte) func(*testkit.Forger) {
+		return func(f *testkit.Forger) {
+			f.Send(testkit.Forgery{Seq: f.Next - uint32(back), Size: back + n, Flags: flags, Old: true})
+		}
+	}
+	flood := func(segments int) func(*testkit.Forger) {
+		return func(f *testkit.Forger) {
+			for range segments {
+				f.Send(testkit.Forgery{Seq: f.Next + 10*size, Size: size, Old: true})
+			}
+		}
+	}
+	programs(t, Config{RingRecords: stamp.MinRing}, func(t *testing.T, s *Stamper, f *filter) {
+		ln := listen(t, s, "tcp", "127.0.0.1:0")
+		for _, tc := range []attack{
+			{name: "old timestamp", forge: old(0, 2*size, 0)},
+			{name: "overlap with what was taken", forge: old(size/2, size, 0)},
+			{name: "end and urgency", forge: old(0, 2*size, testkit.FIN|testkit.URG|testkit.PSH)},
+			{name: "a byte at a time", forge: func(f *testkit.Forger) {
+				for i := range uint32(2 * size) {
+					f.Send(testkit.Forgery{Seq: f.Next + i, Size: 1, Old: true})
+				}
+			}},
+			{name: "wrong checksum", forge: func(f *testkit.Forger) {
+				f.Send(testkit.Forgery{Seq: f.Next, Size: 2 * size, BadSum: true})
+			}},
+			{name: "reset beside the next byte", forge: func(f *testkit.Forger) {
+				f.Send(testkit.Forgery{Seq: f.Next + 1, Size: 2 * size, Flags: testkit.RST})
+			}},
+			{name: "round the circle", forge: func(f *testkit.Forger) {
+				for _, ahead := range []uint32{0, 1<<31 - 10, 1<<32 - 20} {
+					f.Send(testkit.Forgery{Seq: f.Next + ahead, Size: 2 * size, Old: true})
+				}
+			}},
+			{name: "sequence numbers wrap within it", forge: old(0, 2*size, 0), dial: startAt(1<<32 - size - size/2)},
+			{name: "before there is a ring", forge: old(0, 2*size, 0), early: true},
+			{name: "what was taken is overwritten", forge: old(0, 2*size, 0), after: flood(2 * stamp.MinRing)},
+			{name: "early, and what was taken is overwritten", forge: old(0, 2*size, 0), after: flood(2 * stamp.MinRing), early: true},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				client := dial(t, ln, tc.dial)
+				c := s.Track(accept(t, ln))
+				defer c.Release()
+				client.send(message(size))
+				if !tc.early {
+					takeOwn(t, c, size) // takes a ring
+				}
+				forger := testkit.Forge(t, client.TCPConn)
+				before := noted(c, f)
+				tc.forge(forger)
+				if noted(c, f) == before {
+					t.Fatal("the program did not note what was forged, so this shows nothing")
+				}
+				// Further away than the clocks may differ.
+				for until := clock.Mono().Add(2 * clockSlack); clock.Mono().Before(until); {
+					runtime.Gosched()
+				}
+				from := clock.Mono()
+				client.send(message(size))
+				client.send(message(size))
+				if tc.after != nil {
+					tc.after(forger)
+				}
+				if tc.early {
+					takeOwn(t, c, size)
+				}
+				for i := range 2 {
+					start, got := c.Offset(), make([]byte, size)
+					if _, err := io.ReadFull(c, got); err != nil {
+						t.Fatal(err)
+					}
+					if !bytes.Equal(got, message(size)) {
+						t.Fatal("TCP took what was forged, so this shows nothing")
+					}
+					c.last = stamp.Arrival{}
+					if a := c.Arrival(start, c.Offset()); a.At.Before(from.Add(-clockSlack)) {
+						t.Errorf("message %d: %v, %v before it was written", i, a.Source, from.Sub(a.At))
+					}
+				}
+				if tc.after != nil || f.plain {
+					return // records are lost, or the forged ones stand in the way of the base
+				}
+				// An honest message behind all that is stamped well again.
+				client.send(message(2 * size))
+				takeOwn(t, c, 2*size)
+				sent := client.send(message(size))
+				within(t, "afterwards", takeOwn(t, c, size), stamp.Exact, sent)
+			})
+		}
+	})
+}
+
+// noted returns how many segments the program has noted of a connection.
+func noted(c *Conn, f *filter) uint64 {
+	if cl := c.tr.(*filterConn).claim; cl != nil {
+		return cl.ring.Head()
+	}
+	return f.sums()[countEarly]
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// A publisher with a raw socket sends 100 messages so that TCP drops them but
+// the filter notes them, lets the time pass in which its contract would have
+// released them, and then sends them at once.
+func TestForgedStampsReleaseNothingSooner(t *testing.T) {
+	s, err := hook.Open(hook.EBPF, hook.Config{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Skipf("no program can be loaded here; kernel/hook tests whether it should: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const messages, rate, burst, slack = 100, 2000, 5, stamp.Mono(200 * time.Microsecond)
+	trace := filepath.Join(t.TempDir(), "trace")
+	d := start(t, "--arrival-stamps=ebpf", "--release-trace="+trace, fmt.Sprintf("--topic-limit=t:%d:%d", rate, burst))
+	topic, err := d.broker.CreateTopic("t")
+	if err == nil {
+		err = topic.CreateChannel("c") // without one nothing leaves
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := net.Dial("tcp", d.at.tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if err := nc.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	var ok [10]byte // "OK" in its frame
+	publish := func(p []byte, n int) {
+		if _, err := nc.Write(p); err != nil {
+			t.Fatal(err)
+		}
+		for range n {
+			if _, err := io.ReadFull(nc, ok[:]); err != nil || string(ok[8:]) != "OK" {
+				t.Fatalf("%q, %v", ok, err)
+			}
+		}
+	}
+	one := wire.AppendPub(nil, "t", bytes.Repeat([]byte("m"), 100))
+	publish(append(wire.AppendMagic(nil), one...), 1) // takes a ring
+	forger := testkit.Forge(t, nc.(*net.TCPConn))
+	forger.Send(testkit.Forgery{Seq: forger.Next, Size: messages * len(one), Old: true})
+	for due := clock.Mono().Add(messages * time.Second / rate); clock.Mono().Before(due); {
+		runtime.Gosched()
+	}
+	from := clock.Mono()
+	publish(bytes.Repeat(one, messages), messages)
+
+	var lines []string
+	for give := time.Now().Add(20 * time.Second); len(lines) < messages+1; runtime.Gosched() {
+		text, err := os.ReadFile(trace)
+		if err != nil || time.Now().After(give) {
+			t.Fatalf("%d messages have left, %v", len(lines), err)
+		}
+		lines = strings.Fields(string(text))
+	}
+	for k, line := range lines[1:] {
+		var arrival, eligible, released stamp.Mono
+		if _, err := fmt.Sscanf(line, "t,%d,%d,%d", &arrival, &eligible, &released); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		due := from.Add(time.Duration(k-burst) * time.Second / rate)
+		if early := max(from-arrival, due-eligible, due-released); early > slack {
+			t.Fatalf("message %d of the burst: arrival %v, token %v, release %v after it began, where the token is due at %v",
+				k, arrival.Sub(from), eligible.Sub(from), released.Sub(from), due.Sub(from))
+		}
+	}
+}
