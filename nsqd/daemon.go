@@ -13,10 +13,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
@@ -107,6 +109,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	}
 	if opts.porters != nil {
 		api.Auth = opts.porters.Counts
+		api.Authorise = auth.NewCache(opts.porters.Ask, clock.Mono).Ask
 	}
 	registry := obs.NewRegistry()
 

@@ -194,7 +194,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.Var(&o.LookupdTCPAddresses, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
 	alias(fs, "lookupd-tcp-address", "nsqlookupd-tcp-addresses")
 
-	fs.Var(&o.AuthHTTPAddresses, "auth-http-address", "`host:port`, or URL, of an auth server that clients need leave of; may be repeated, then any of them will do")
+	fs.Var(&o.AuthHTTPAddresses, "auth-http-address", "`host:port`, or URL, of an auth server that clients need permission of, over HTTP too (Authorization: Bearer SECRET); may be repeated, then any of them will do")
 	alias(fs, "auth-http-address", "auth-http-addresses")
 	fs.StringVar(&o.AuthHTTPRequestMethod, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
 	fs.DurationVar(&o.HTTPClientConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")

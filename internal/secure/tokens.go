@@ -60,11 +60,11 @@ func (t *Tokens) Check(header string, need Role) (problem string, known bool) {
 	if need == Nobody {
 		return "", false
 	}
-	scheme, token, _ := strings.Cut(header, " ")
-	if !strings.EqualFold(scheme, "bearer") || token == "" {
+	token := Bearer(header)
+	if token == "" {
 		return noToken, false
 	}
-	has, known := t.get().role(strings.TrimSpace(token))
+	has, known := t.get().role(token)
 	switch {
 	case !known:
 		return badToken, false
@@ -72,6 +72,15 @@ func (t *Tokens) Check(header string, need Role) (problem string, known bool) {
 		return fmt.Sprintf("the token's role is %v, and this takes %v", has, need), true
 	}
 	return "", true
+}
+
+// Bearer returns the token of an Authorization header; "" without.
+func Bearer(header string) string {
+	scheme, token, _ := strings.Cut(header, " ")
+	if !strings.EqualFold(scheme, "bearer") {
+		return ""
+	}
+	return strings.TrimSpace(token)
 }
 
 // What is wrong with a token.

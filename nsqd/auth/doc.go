@@ -1,7 +1,7 @@
 // Package auth asks an HTTP auth server what a client may do, and answers
 // questions by what it said. It knows the auth server's protocol and nothing of
-// connections: who asks (nsqd/conn) also remembers the answer and asks again
-// when it has expired.
+// connections: who asks for one (nsqd/conn) also remembers the answer and asks again
+// when it has expired. For requests that belong to no connection Cache does.
 //
 // Source: the section AUTH of nsq.io/components/nsqd.html. Where it leaves a
 // choice, the decision is that of NSQ's nsqd as seen from the outside: an auth

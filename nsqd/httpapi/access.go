@@ -1,13 +1,16 @@
 package httpapi
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/nsqd/auth"
 )
 
 // administrative reports whether a request takes an administrator, where there are
@@ -81,4 +84,51 @@ func foreign(r *http.Request) string {
 		return fmt.Sprintf("the host asked for is %.100q and not localhost", r.Host)
 	}
 	return ""
+}
+
+// maxSecret bounds what a publisher may show, in bytes: it is kept while its grant
+// holds.
+const maxSecret = 4 << 10
+
+// permitted is h, which publishes, for those whom the auth servers let publish to
+// the topic. Others are refused before the body is read.
+func (a *API) permitted(h handler) handler {
+	if a.cfg.Authorise == nil {
+		return h
+	}
+	return func(r *http.Request) (string, error) {
+		if err := a.permit(r); err != nil {
+			return "", err
+		}
+		return h(r)
+	}
+}
+
+func (a *API) permit(r *http.Request) error {
+	secret := secure.Bearer(r.Header.Get("Authorization"))
+	if secret == "" || len(secret) > maxSecret {
+		return refuse(http.StatusUnauthorized, "AUTH_FIRST", "publishing takes a secret of 1 to %d bytes, as Authorization: Bearer SECRET", maxSecret)
+	}
+	q := auth.Query{Secret: secret}
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // else it is a Unix socket
+		q.RemoteIP = host
+	}
+	if r.TLS != nil {
+		q.TLS = true
+		if len(r.TLS.PeerCertificates) > 0 {
+			q.CommonName = r.TLS.PeerCertificates[0].Subject.CommonName
+		}
+	}
+	grant, err := a.cfg.Authorise(r.Context(), q)
+	switch {
+	case errors.Is(err, auth.ErrBusy):
+		return refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)
+	case err != nil:
+		a.log.Warn("publisher could not be authorised", obs.KeyRemote, r.RemoteAddr, obs.KeyError, err)
+		return refuse(http.StatusServiceUnavailable, "AUTH_FAILED", "no auth server gave a valid answer")
+	}
+	if topic := r.URL.Query().Get("topic"); !grant.Allows(auth.Publish, topic, "") {
+		return refuse(http.StatusForbidden, "UNAUTHORIZED", "not permitted to publish to topic %.100q", topic)
+	}
+	return nil
 }

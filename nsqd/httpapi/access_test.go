@@ -2,6 +2,10 @@ package httpapi_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -12,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 )
 
@@ -151,4 +156,58 @@ func TestThePublicSideOfAnAdminAddress(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Publishing over HTTP takes what it takes over TCP, and nothing is read or done
+// before that is known.
+func TestPublishingTakesAuthorisation(t *testing.T) {
+	var asked []auth.Query
+	failure := error(nil)
+	n := startWith(t, func(c *httpapi.Config) {
+		c.Authorise = func(_ context.Context, q auth.Query) (*auth.Grant, error) {
+			asked = append(asked, q)
+			if failure != nil {
+				return nil, failure
+			}
+			return auth.ParseAnswer([]byte(`{"ttl":1,"authorizations":[{"permissions":["publish"],"topic":"^t$","channels":[".*"]},{"permissions":["subscribe"],"topic":".*","channels":[".*"]}]}`))
+		}
+	})
+	publish := func(path, header string, status int, message string) {
+		t.Helper()
+		r := httptest.NewRequest("POST", path, strings.NewReader("x"))
+		r.RemoteAddr = "192.0.2.9:5"
+		r.Header.Set("Authorization", header)
+		r.Header.Set("X-Forwarded-For", "127.0.0.1")
+		r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Subject: pkix.Name{CommonName: "sensor7"}}}}
+		w := httptest.NewRecorder()
+		n.http.ServeHTTP(w, r)
+		if w.Code != status || !strings.Contains(w.Body.String(), message) || strings.Contains(w.Body.String(), "sesame") || strings.Contains(w.Body.String(), "porter") {
+			t.Errorf("%s with %.40q: %d %s", path, header, w.Code, w.Body)
+		}
+	}
+	for _, path := range []string{"/pub", "/mpub", "/mpub?binary=true"} {
+		for _, header := range []string{"", "Bearer", "Bearer  ", "Basic sesame", "Bearer " + strings.Repeat("x", 5000)} {
+			publish(path, header, 401, "AUTH_FIRST")
+		}
+	}
+	if len(asked) > 0 {
+		t.Errorf("asked %+v", asked)
+	}
+	for _, path := range []string{"/pub", "/mpub"} {
+		publish(path+"?topic=t", "Bearer sesame", 200, "OK")
+		publish(path+"?topic=other", "Bearer sesame", 403, "UNAUTHORIZED")
+		publish(path+"?topic=other&topic=t", "Bearer sesame", 403, "UNAUTHORIZED")
+		publish(path, "Bearer sesame", 403, "UNAUTHORIZED")
+	}
+	if want := (auth.Query{RemoteIP: "192.0.2.9", TLS: true, CommonName: "sensor7", Secret: "sesame"}); asked[0] != want {
+		t.Errorf("asked %+v, want %+v", asked[0], want)
+	}
+	failure = errors.New("porter.internal: connection refused")
+	publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_FAILED")
+	failure = auth.ErrBusy
+	publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_BUSY")
+	if topics := n.broker.Topics(); len(topics) != 1 {
+		t.Errorf("%d topics were created on the way", len(topics))
+	}
+	n.expect("POST", "/topic/create?topic=u", "", 200, "") // as NSQ's
 }

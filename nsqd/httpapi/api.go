@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
@@ -71,6 +73,8 @@ type Config struct {
 	Lookupds func() []lookupd.State
 	// Auth returns how questions to auth servers ended, by name; nil without any.
 	Auth func() map[string]uint64
+	// Authorise says what a publisher may do; nil: anybody may publish.
+	Authorise func(context.Context, auth.Query) (*auth.Grant, error)
 	// Settings by name.
 	Settings map[string]Setting
 }
@@ -102,8 +106,8 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 		"/info":  get(a.info),
 		"/stats": get(a.stats),
 
-		"/pub":  post(a.pub),
-		"/mpub": post(a.mpub),
+		"/pub":  post(a.permitted(a.pub)),
+		"/mpub": post(a.permitted(a.mpub)),
 
 		"/topic/create":  order(a.createTopic),
 		"/topic/delete":  order(a.deleteTopic),
@@ -131,9 +135,6 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
 	if f := a.forbidden(r); f != nil {
-		if f.Status == http.StatusUnauthorized {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-		}
 		writeFault(w, f)
 		return
 	}
@@ -247,6 +248,9 @@ func asFault(err error) *fault {
 
 func writeFault(w http.ResponseWriter, f *fault) {
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	if f.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
 	w.WriteHeader(f.Status)
 	writeJSONBody(w, f)
 }

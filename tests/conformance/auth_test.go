@@ -311,6 +311,38 @@ func TestAuth(t *testing.T) {
 		p.auth(secret)
 		p.alive(n)
 	})
+	check(t, "publishing over HTTP", func(t *testing.T) {
+		n, g := guarded(t, map[string]any{"s": allow("^mine$", ".*", "publish")})
+		ours := unlike(t, "http-auth")
+		for _, path := range []string{"/pub", "/mpub"} {
+			for _, c := range []struct {
+				topic, secret string
+				status        int // here
+			}{
+				{"mine", "", 401}, {"mine", "guess", 503}, {"other", "s", 403}, {"mine", "s", 200}, {"mine", "s", 200},
+			} {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+n.http+path+"?topic="+c.topic, strings.NewReader("x"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.secret != "" {
+					r.Header.Set("Authorization", "Bearer "+c.secret)
+				}
+				answer, err := http.DefaultClient.Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				answer.Body.Close()
+				if want := map[bool]int{true: c.status, false: 200}[ours]; answer.StatusCode != want {
+					t.Errorf("%s with %+v: %d, want %d", path, c, answer.StatusCode, want)
+				}
+			}
+		}
+		// The grant is remembered; secrets that are worth nothing are asked for again.
+		if asked := len(g.asked()); ours && asked != 3 || !ours && asked != 0 {
+			t.Errorf("asked %d times", asked)
+		}
+	})
 	check(t, "full URL with a path", func(t *testing.T) {
 		g := newGuard(t, map[string]any{"s": allow(".*", ".*", "publish")})
 		n := start(t, "--auth-http-address="+g.server.URL+"/some/path")

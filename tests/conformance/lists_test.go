@@ -71,6 +71,13 @@ var deliberate = []difference{
 		Page: "IDENTIFY and AUTH body",
 	},
 	{
+		Key:  "http-auth",
+		NSQ:  "lets anybody publish over HTTP, also with --auth-http-address",
+		SRTM: "asks the auth server for publishers over HTTP, too; 401 without a secret, 403 without permission",
+		Why:  "what takes permission over TCP must not be open beside it",
+		Page: "publishing over HTTP with `--auth-http-address`",
+	},
+	{
 		Key:  "eager-flush",
 		NSQ:  "keeps a message until output_buffer_size is full or output_buffer_timeout is over",
 		SRTM: "writes when nothing more is ready; the timeout is an upper bound",
