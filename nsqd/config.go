@@ -83,6 +83,7 @@ func (o *options) connConfig(sc *session.Config) conn.Config {
 func (o *options) brokerConfig() broker.Config {
 	c := broker.Config{
 		Capacity:      cmp.Or(o.MemQueueSize, readAhead),
+		MaxMemory:     o.MaxMemoryBytes,
 		MaxMsgTimeout: o.MaxMsgTimeout,
 		RejectAfter:   o.RejectAfter,
 		AutoCreate:    !o.managed(),

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"runtime/debug"
 
@@ -32,6 +33,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	if limit := opts.memoryLimit(os.Getenv("GOMEMLIMIT"), os.DirFS("/")); limit > 0 {
 		debug.SetMemoryLimit(limit)
+	}
+	if limit := debug.SetMemoryLimit(-1); opts.MaxMemoryBytes == 0 && limit < math.MaxInt64 {
+		opts.MaxMemoryBytes = limit / 2
 	}
 	d, err := open(ctx, opts, all.Handler())
 	if err != nil {

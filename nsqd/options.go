@@ -87,6 +87,7 @@ type options struct {
 	RejectAfter         time.Duration
 	DrainTimeout        time.Duration
 	MemoryLimit         int64
+	MaxMemoryBytes      int64 // 0: main sets it
 
 	// The cluster of SRTM.
 	LoadDistributor string
@@ -209,7 +210,9 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, once all is stored")
 
-	fs.Int64Var(&o.MemoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often, and nothing is refused (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
+	fs.Int64Var(&o.MemoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
+
+	fs.Int64Var(&o.MaxMemoryBytes, "max-memory-bytes", 0, "greatest size of all messages held in memory, in `bytes`, of each its body and 256; a topic that holds four times what is left goes on as one with --mem-queue-size messages (default half of the memory limit)")
 
 	fs.StringVar(&o.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
 	o.Control.Flags(fs, controlPrefix, "the loaddistributor and the tbadaptor")
@@ -306,6 +309,7 @@ func (o *options) validate() error {
 	fault(o.Durability != durabilityMemory && o.Durability != durabilityFsync, "--durability %q is neither %s nor %s", o.Durability, durabilityMemory, durabilityFsync)
 	fault(o.TCPAddress == "", "--tcp-address is empty")
 	fault(o.MemoryLimit < 0, "--memory-limit %d is negative", o.MemoryLimit)
+	fault(o.MaxMemoryBytes < 0, "--max-memory-bytes %d is negative", o.MaxMemoryBytes)
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)
 	fault(o.BroadcastHTTPPort < 0 || o.BroadcastHTTPPort > 65535, "--broadcast-http-port %d is outside [0, 65535]", o.BroadcastHTTPPort)

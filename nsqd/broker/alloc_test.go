@@ -30,7 +30,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 		{"captured", true, []string{"c"}, 100, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, err := broker.New(broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute, AutoCreate: true})
+			b, err := broker.New(broker.Config{Capacity: 1000, MaxMemory: 1 << 30, MaxMsgTimeout: time.Minute, AutoCreate: true})
 			if err != nil {
 				t.Fatal(err)
 			}

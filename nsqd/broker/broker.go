@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,6 +44,12 @@ type Config struct {
 	// Capacity is the greatest number of messages a topic may hold before
 	// release, and the greatest depth of a channel; >= 1.
 	Capacity int
+	// MaxMemory is how many bytes the messages that are held in memory may take,
+	// those of all topics together: bodies, and queue.Overhead for each; 0: they
+	// are not bounded. A topic that holds four times what is left, or would with
+	// what is published, goes on as one whose Capacity is used up: so one backlog
+	// gets four fifths at most, and others still find room.
+	MaxMemory int64
 	// MaxMsgTimeout is how long a subscriber may keep a message by touching it.
 	MaxMsgTimeout time.Duration
 	// RejectAfter is the access delay above which a topic with the policy
@@ -85,6 +92,9 @@ func (c Config) Validate() error {
 	if c.Capacity < 1 {
 		errs = append(errs, fmt.Errorf("capacity %d is less than 1 message", c.Capacity))
 	}
+	if c.MaxMemory < 0 {
+		errs = append(errs, fmt.Errorf("%d bytes of messages in memory", c.MaxMemory))
+	}
 	if c.MaxMsgTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("max message timeout %v is not positive", c.MaxMsgTimeout))
 	}
@@ -107,8 +117,12 @@ type Broker struct {
 	now    func() stamp.Mono
 	slab   slab
 	keeper *keeper // nil without a Storage
+	// large has room for those who make messages of a large batch: a processor
+	// is left to those who wait for events.
+	large chan struct{}
 
 	// Atomic.
+	held         atomic.Int64  // bytes of messages in memory; each step of a topic adds its part
 	lastID       atomic.Uint64 // of messages; any goroutine adds
 	lastConsumer atomic.Uint64 // likewise
 	draining     atomic.Bool   // set once, by Drain; a publish that misses it is drained too
@@ -128,7 +142,7 @@ func New(cfg Config) (*Broker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
-	b := &Broker{cfg: cfg, now: cfg.Now}
+	b := &Broker{cfg: cfg, now: cfg.Now, large: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))}
 	if b.now == nil {
 		b.now = clock.Mono
 	}
@@ -143,6 +157,10 @@ func New(cfg Config) (*Broker, error) {
 	b.mu.asked = make(map[string]chan struct{})
 	return b, nil
 }
+
+// Memory returns how many bytes the messages in memory take, and how many they
+// may; 0: there is no bound.
+func (b *Broker) Memory() (held, most int64) { return b.held.Load(), b.cfg.MaxMemory }
 
 // Now is the broker's clock, for the callers' arrival times.
 func (b *Broker) Now() stamp.Mono { return b.now() }

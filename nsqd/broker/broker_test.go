@@ -138,7 +138,8 @@ func (r *reader) count() int { return len(r.deliveries()) }
 // untouchable is a batch of so many messages that nobody may read.
 type untouchable int
 
-func (u untouchable) Len() int { return int(u) }
+func (u untouchable) Len() int   { return int(u) }
+func (u untouchable) Bytes() int { return int(u) }
 func (untouchable) Each(func([]byte)) {
 	defer GinkgoRecover()
 	Fail("the batch was read")

@@ -79,6 +79,8 @@ type alike int
 
 func (n alike) Len() int { return int(n) }
 
+func (n alike) Bytes() int { return int(n) }
+
 func (n alike) Each(f func([]byte)) {
 	for range n {
 		f([]byte("x"))

@@ -19,8 +19,9 @@ import (
 type Stats struct {
 	Name        string
 	Paused      bool
-	Waiting     int // for tokens, or for a channel
-	Beyond      int // of those, not in memory
+	Waiting     int   // for tokens, or for a channel
+	Beyond      int   // of those, not in memory
+	Memory      int64 // bytes that messages take in memory, here and in the channels
 	Counters    queue.Counters
 	Channels    []ChannelStats // by name
 	Publishers  int
@@ -96,6 +97,7 @@ func (t *Topic) Stats() Stats {
 		Paused:      core.Paused(),
 		Waiting:     core.Waiting(),
 		Beyond:      core.Beyond(),
+		Memory:      t.mu.held,
 		Counters:    core.Counters(),
 		Publishers:  t.mu.publishers,
 		Subscribers: len(t.mu.consumers),

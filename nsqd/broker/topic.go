@@ -44,6 +44,7 @@ type Topic struct {
 		slo       SLO
 		contract  *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
 		closed    bool
+		held      int64 // the topic's part of Broker.held
 		// publishers is the number of open connections that have published here.
 		publishers int
 		capture    *capture // nil: nobody wants one
@@ -136,7 +137,15 @@ func (t *Topic) newStep() *step {
 func (t *Topic) begin() *step {
 	s := t.steps.Get().(*step)
 	t.mu.Lock()
+	t.mu.core.SetTight(t.tight(0))
 	return s
+}
+
+// tight reports whether memory has no room for so many bytes more of the
+// topic's: see Config.MaxMemory. Requires: mu held.
+func (t *Topic) tight(more int) bool {
+	most := t.broker.cfg.MaxMemory
+	return most > 0 && t.mu.held+int64(more) > 4*(most-t.broker.held.Load()-int64(more))
 }
 
 // discard gives a step back that was not begun.
@@ -182,6 +191,10 @@ func (t *Topic) end(s *step) {
 	s.coarse, s.sharp = t.mu.core.ChannelDeadline(), t.mu.core.ReleaseDeadline()
 	if t.mu.closed {
 		s.coarse, s.sharp = stamp.Never, stamp.Never
+	}
+	if d := int64(s.fx.Held); d != 0 {
+		t.mu.held += d
+		t.broker.held.Add(d)
 	}
 	t.mu.Unlock()
 
@@ -249,8 +262,18 @@ func (t *Topic) Publish(now stamp.Mono, wall stamp.Wall, p Published) error {
 // Bodies is a sequence of message bodies, such as those of an MPUB.
 type Bodies interface {
 	Len() int
+	Bytes() int // of all together
 	Each(func(body []byte))
 }
+
+// A batch of more messages or bytes is large: who may not wait does not make
+// messages of it, and others get a turn at processor and topic after each
+// batchSlice of them.
+const (
+	largeBatch = 512
+	largeBytes = 256 << 10
+	batchSlice = 256
+)
 
 // PublishBatch accepts all the messages, or none. They are alike but for their
 // bodies; p has none. Errors as for Publish.
@@ -265,11 +288,80 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 		}
 		return t.mu.core.Refuse(queue.ErrFull, n)
 	}
+	if bodies.Len() > largeBatch || bodies.Bytes() > largeBytes {
+		return t.publishLarge(now, wall, p, bodies)
+	}
+	return t.publishBatch(now, wall, p, bodies)
+}
+
+func (t *Topic) publishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) error {
 	s := t.steps.Get().(*step)
 	s.batch.like, s.batch.wall = p, wall
 	bodies.Each(s.batch.gather)
 	s.batch.like = Published{}
 	return t.put(now, s, p)
+}
+
+// publishLarge makes nothing before it is known that there is room for it. What
+// has to be in memory as a whole, since there is no disk behind it or it is
+// stored by one write, counts as held from then on. Else the first slice is
+// accepted or refused for all of the batch, and each one after it waits until
+// the disk has taken those before; only the topic's end keeps it from coming.
+func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) (err error) {
+	if p.NoWait {
+		return ErrBusy
+	}
+	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*queue.Overhead
+	whole := t.through || t.most < math.MaxInt
+	s := t.begin()
+	if err = t.open(); err == nil {
+		err = t.mu.core.AdmitBatch(n, p.Arrival.At, p.Arrival.At)
+	}
+	if err == nil && whole {
+		if t.mu.core.Tick(now, &s.fx); t.tight(bytes) || !t.through && !t.mu.core.Room(n) {
+			err = t.mu.core.Refuse(queue.ErrFull, n)
+		}
+	}
+	t.end(s)
+	if err != nil {
+		return err
+	}
+	if whole {
+		t.broker.large <- struct{}{}
+		defer func() { <-t.broker.large }()
+		if t.through {
+			t.broker.held.Add(int64(bytes))
+			defer t.broker.held.Add(-int64(bytes))
+		}
+		return t.publishBatch(now, wall, p, bodies)
+	}
+	s = t.steps.Get().(*step)
+	rest := false
+	put := func() {
+		<-t.broker.large
+		n := len(s.msgs)
+		if err = t.accept(now, s, p, rest); err == nil {
+			t.figures.arrived(p.Arrival.Source, n)
+		}
+		s, rest = t.steps.Get().(*step), true
+	}
+	bodies.Each(func(body []byte) {
+		if err != nil {
+			return
+		}
+		if len(s.msgs) == 0 {
+			t.broker.large <- struct{}{}
+		}
+		p.Body = body
+		if s.msgs = append(s.msgs, t.message(wall, p)); len(s.msgs) == batchSlice {
+			put()
+		}
+	})
+	if len(s.msgs) > 0 {
+		put()
+	}
+	t.discard(s)
+	return err
 }
 
 // put accepts the step's messages, or none, and ends the step.
@@ -286,7 +378,7 @@ func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 		}
 		t.discard(s)
 	} else {
-		err = t.accept(now, s, p)
+		err = t.accept(now, s, p, false)
 	}
 	if err == nil {
 		t.figures.arrived(p.Arrival.Source, n)
@@ -295,12 +387,27 @@ func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 }
 
 // accept puts the step's messages at the end of the topic's line in memory, and
-// ends the step.
-func (t *Topic) accept(now stamp.Mono, s *step, p Published) (err error) {
+// ends the step. With rest they belong to a batch of which the first part was
+// accepted: then they are, unless the topic is gone.
+func (t *Topic) accept(now stamp.Mono, s *step, p Published, rest bool) (err error) {
+	bytes := 0
+	for _, m := range s.msgs {
+		bytes += m.Size()
+	}
+	open := func() error {
+		if rest && !t.mu.closed {
+			return nil
+		}
+		return t.open()
+	}
+	room := func() bool {
+		t.mu.core.SetTight(t.tight(bytes))
+		return t.mu.core.Room(len(s.msgs))
+	}
 	t.mu.Lock()
 	// With a disk, a full line is one that is being written: the publisher
 	// waits for that, unless writing fails.
-	for t.open() == nil && !t.mu.core.Room(len(s.msgs)) && t.spilling() {
+	for open() == nil && !room() && t.spilling() {
 		if p.NoWait {
 			err = ErrBusy
 			break
@@ -308,9 +415,13 @@ func (t *Topic) accept(now stamp.Mono, s *step, p Published) (err error) {
 		t.room.Wait()
 	}
 	if err == nil {
-		err = t.open()
+		err = open()
 	}
-	if err == nil {
+	switch {
+	case err != nil:
+	case rest:
+		t.mu.core.Enter(now, &s.fx, s.msgs...)
+	default:
 		err = t.mu.core.Put(now, &s.fx, s.msgs...)
 	}
 	if err == nil {
@@ -340,6 +451,7 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 	t.mu.Lock()
 	for i, m := range s.msgs {
 		err := t.open()
+		t.mu.core.SetTight(t.tight(s.fx.Held + m.Size()))
 		// The spiller learns of what overflows here when the step ends.
 		if err == nil && !t.mu.core.Room(1) && (t.spilling() || len(s.fx.Overflowing) > 0) {
 			err = ErrBusy

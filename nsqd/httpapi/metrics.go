@@ -25,6 +25,8 @@ var (
 	descAuth        = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
 	descStamps      = desc("arrivals_total", "Messages by the source of their arrival time.", "source")
 
+	descMemory       = desc("message_memory_bytes", "Bytes that messages take in memory.")
+	descMemoryMost   = desc("message_memory_limit_bytes", "Bytes that they may take; absent without a limit.")
 	descDisk         = desc("disk_healthy", "1 while the disk does what it should, 0 while it is full or fails.")
 	descFiles        = desc("topic_disk_files", "Files of messages, with those of the channels.", "topic")
 	descBytes        = desc("topic_disk_bytes", "Bytes of messages in them.", "topic")
@@ -37,6 +39,7 @@ var (
 	descRefusedMsgs  = desc("topic_messages_refused_total", "Messages refused: queue full or over the limit.", "topic")
 	descDelivered    = desc("topic_messages_delivered_total", "First deliveries written to subscribers.", "topic")
 	descExceeded     = desc("topic_messages_exceeded_total", "Of those, with a delivery latency above the SLO's.", "topic")
+	descTopicMemory  = desc("topic_memory_bytes", "Bytes that its messages take in memory, with those of its channels.", "topic")
 	descWaiting      = desc("topic_waiting_messages", "Messages that wait for tokens or for a channel.", "topic")
 	descPublishers   = desc("topic_publishers", "Open connections that have published.", "topic")
 	descRate         = desc("topic_share_rate", "Share of the contract's rate, msg/s; absent without a limit.", "topic")
@@ -92,6 +95,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		healthy = 0
 	}
 	gauge(descDisk, healthy)
+	held, most := c.api.broker.Memory()
+	gauge(descMemory, float64(held))
+	if most > 0 {
+		gauge(descMemoryMost, float64(most))
+	}
 	for _, t := range c.api.broker.Topics() {
 		s := t.Stats()
 		counter(descAcceptedMsgs, s.Counters.Accepted, s.Name)
@@ -100,6 +108,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		counter(descRefusedMsgs, s.Counters.Refused, s.Name)
 		counter(descDelivered, s.Delivered, s.Name)
 		counter(descExceeded, s.Exceeded, s.Name)
+		gauge(descTopicMemory, float64(s.Memory), s.Name)
 		gauge(descWaiting, float64(s.Waiting), s.Name)
 		gauge(descFiles, float64(s.Disk.Files), s.Name)
 		gauge(descBytes, float64(s.Disk.Bytes), s.Name)

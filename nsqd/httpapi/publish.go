@@ -141,11 +141,14 @@ func binaryBatch(body []byte, limits wire.Limits) (wire.Batch, error) {
 // lines are the messages of a text body: a view, since lines of one byte listed
 // apart would take many times the body.
 type lines struct {
-	body []byte
-	n    int // lines that are not empty
+	body  []byte
+	n     int // lines that are not empty
+	bytes int // of them
 }
 
 func (l lines) Len() int { return l.n }
+
+func (l lines) Bytes() int { return l.bytes }
 
 func (l lines) Each(f func(body []byte)) {
 	for rest := l.body; len(rest) > 0; {
@@ -165,6 +168,7 @@ func splitLines(body []byte, maxMessage int) (lines, error) {
 		var line []byte
 		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
 			l.n++
+			l.bytes += len(line)
 		}
 		if len(line) > maxMessage {
 			return lines{}, tooLarge("MSG_TOO_BIG", "message %d of %d bytes is longer than %d", l.n, len(line), maxMessage)

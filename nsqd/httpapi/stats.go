@@ -188,6 +188,7 @@ type limitJSON struct {
 	Latency   latencyJSON       `json:"latency"`
 	Stamps    map[string]uint64 `json:"stamps"` // messages by the source of their arrival time
 	Publisher int               `json:"publishers"`
+	Memory    int64             `json:"memory_bytes"` // that messages take in memory
 }
 
 type sloJSON struct {
@@ -258,6 +259,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			Latency:   latencyJSON{Access: quantiles(s.Access), Processing: quantiles(s.Processing), Delivery: quantiles(s.Delivery)},
 			Stamps:    make(map[string]uint64, stamp.Sources),
 			Publisher: s.Publishers,
+			Memory:    s.Memory,
 		},
 	}
 	for i, n := range s.Sources {

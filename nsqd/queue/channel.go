@@ -127,7 +127,7 @@ const maxFree = 8192
 // is on disk by time.
 const maxDeferred = 1_000_000
 
-func newChannel(name string, cfg Config) *Channel {
+func newChannel(name string, cfg Config, tight *bool) *Channel {
 	if wire.Ephemeral(name) {
 		cfg.Overflow, cfg.Through = 0, false
 	}
@@ -141,7 +141,9 @@ func newChannel(name string, cfg Config) *Channel {
 	if cfg.Overflow > 0 {
 		exempt = maxDeferred
 	}
-	c.line = newLine(cfg, c, func() int { return c.ready.len() + max(0, c.deferred-exempt) })
+	c.line = newLine(cfg, tight, c,
+		func() int { return c.ready.len() + max(0, c.deferred-exempt) },
+		func() bool { return c.ready.len()+len(c.due) == 0 && c.hasHungry() && !c.paused && !c.stopped })
 	return c
 }
 
@@ -290,6 +292,17 @@ func (c *Channel) nearest() *consumer {
 		}
 	}
 	return nil
+}
+
+// hasHungry reports whether any consumer is listed as hungry; it may have lost
+// its credit since.
+func (c *Channel) hasHungry() bool {
+	for d := range c.hungry {
+		if c.hungry[d].len() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // feed lists w as hungry if it has credit.

@@ -140,7 +140,7 @@ func (l *Line) checkInvariants() error {
 	if n := l.taken + l.overflow.len(); l.stored < 0 || l.taken < 0 || n > max(l.limit, btoi(l.limit > 0)*batch) {
 		return fmt.Errorf("stored %d, taken %d, overflow %d, limit %d", l.stored, l.taken, l.overflow.len(), l.limit)
 	}
-	if !l.through && l.stored+l.taken == 0 && l.overflow.len() > 0 && l.memory() < l.capacity {
+	if !l.through && l.stored+l.taken == 0 && l.overflow.len() > 0 && l.space() > 0 && !*l.tight {
 		return fmt.Errorf("%d messages are to be written and %d of %d are in memory", l.overflow.len(), l.memory(), l.capacity)
 	}
 	return nil

@@ -19,9 +19,11 @@ type Line struct {
 	capacity int      // of the memory part
 	limit    int      // of taken and overflow together
 	through  bool     // nothing enters memory but from disk
+	tight    *bool    // the topic's: memory is short of bytes
 
 	// State.
 	memory   func() int
+	passes   func() bool    // one message more would leave memory at once
 	stored   int            // on disk, as the owner said
 	taken    int            // the owner is writing them
 	overflow ring[*Message] // to be written
@@ -33,8 +35,8 @@ type Line struct {
 // one is void.
 type Epoch uint64
 
-func newLine(cfg Config, channel *Channel, memory func() int) Line {
-	return Line{channel: channel, capacity: cfg.Capacity, limit: cfg.Overflow, through: cfg.Through, memory: memory}
+func newLine(cfg Config, tight *bool, channel *Channel, memory func() int, passes func() bool) Line {
+	return Line{channel: channel, capacity: cfg.Capacity, limit: cfg.Overflow, through: cfg.Through, tight: tight, memory: memory, passes: passes}
 }
 
 // Channel returns the channel whose line it is; nil for the topic's own.
@@ -43,20 +45,33 @@ func (l *Line) Channel() *Channel { return l.channel }
 // beyond is the number of messages that are not in memory, or not for long.
 func (l *Line) beyond() int { return l.stored + l.taken + l.overflow.len() }
 
+// space is how many messages the memory part may still take. While memory is
+// tight that is one, if it does not stay.
+func (l *Line) space() int {
+	if !*l.tight {
+		return max(0, l.capacity-l.memory()) // what is given back may exceed the capacity
+	}
+	if l.passes() {
+		return 1
+	}
+	return 0
+}
+
 // free is how many messages may go into memory.
 func (l *Line) free() int {
-	if l.through || l.beyond() > 0 {
+	if l.through || l.beyond() > 0 || *l.tight && l.channel == nil {
 		return 0
 	}
-	return max(0, l.capacity-l.memory()) // what is given back may exceed the capacity
+	return l.space()
 }
 
 // room reports whether n more messages have a place, in memory or beyond. A
-// batch larger than what may be on its way to disk gets there alone.
+// batch larger than what may be on its way to disk gets there alone, and so does
+// whatever comes while memory is tight.
 func (l *Line) room(n int) bool {
 	n -= l.free()
 	underWay := l.taken + l.overflow.len()
-	return n <= 0 || underWay+n <= l.limit || l.limit > 0 && underWay == 0
+	return n <= 0 || !*l.tight && underWay+n <= l.limit || l.limit > 0 && underWay == 0
 }
 
 // spill puts a message behind what is beyond. Requires: room.
@@ -132,8 +147,8 @@ func (l *Line) done(m *Message, fx *Effects) {
 // half of its memory is free, so that they come in batches, unless all do. The owner reads
 // them and calls Topic.Refill with the epoch.
 func (l *Line) Wanted() (int, Epoch) {
-	free := l.capacity - l.memory()
-	if l.stored == 0 || free <= 0 || !l.through && 2*free < l.capacity {
+	free := l.space()
+	if l.stored == 0 || free == 0 || !l.through && !*l.tight && 2*free < l.capacity {
 		return 0, l.epoch
 	}
 	return min(free, l.stored), l.epoch
@@ -154,7 +169,7 @@ func (l *Line) refill(n int, e Epoch) bool {
 // recall takes the next message back that has not gone to disk yet, if memory
 // has room for it.
 func (l *Line) recall() (m *Message, ok bool) {
-	if l.through || l.overflow.len() == 0 || l.stored > 0 || l.taken > 0 || l.memory() >= l.capacity {
+	if l.through || l.overflow.len() == 0 || l.stored > 0 || l.taken > 0 || l.space() == 0 {
 		return nil, false
 	}
 	return l.overflow.pop(), true

@@ -33,6 +33,13 @@ type Message struct {
 
 func (m *Message) hold() { m.holders++ }
 
+// Overhead is what a message takes in memory beside its body, in bytes: about
+// what it does, with its place in one channel.
+const Overhead = 256
+
+// Size is what the message takes in memory, in bytes.
+func (m *Message) Size() int { return len(m.Body) + Overhead }
+
 // Ticket names a message's place on a line's disk. Tickets of one line grow.
 type Ticket uint64
 

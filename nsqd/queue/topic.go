@@ -56,9 +56,11 @@ type Effects struct {
 	Overflowing []*Line
 	// Done are messages that a line with Config.Through needs no longer.
 	Done []Done
-	// Free are messages that nobody needs any longer. Not all get here: a
-	// channel that is deleted lets its messages go without a word.
+	// Free are messages that nobody needs any longer.
 	Free []*Message
+	// Held is by how many bytes the step changed what messages take in memory:
+	// their bodies, and Overhead for each.
+	Held int
 }
 
 // letGo says that a holder of the message needs it no longer.
@@ -66,6 +68,7 @@ func (e *Effects) letGo(m *Message) {
 	m.holders--
 	if m.holders == 0 {
 		e.Free = append(e.Free, m)
+		e.Held -= m.Size()
 	}
 	if m.holders < 0 {
 		panic(fmt.Sprintf("queue: message %s is let go %d times too often", m.ID, -m.holders))
@@ -97,6 +100,7 @@ func (e *Effects) Reset() {
 	e.Done = e.Done[:0]
 	clear(e.Free)
 	e.Free = e.Free[:0]
+	e.Held = 0
 }
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
@@ -125,6 +129,7 @@ type Topic struct {
 	channels []*Channel // by name
 	paused   bool
 	stopped  bool
+	tight    bool // memory is short of bytes
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -146,9 +151,16 @@ func NewTopic(cfg Config) *Topic {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
 	t := &Topic{cfg: cfg}
-	t.line = newLine(cfg, nil, func() int { return t.waiting.len() })
+	t.line = newLine(cfg, &t.tight, nil, t.waiting.len, func() bool { return t.waiting.len() == 0 && t.open() })
 	return t
 }
+
+// SetTight says whether memory is short of bytes from the next step on. Then the
+// lines are full, whatever their capacity: what is put goes to disk, one message
+// or batch at a time, or is refused where there is none; and of what is there,
+// one message comes back to memory where it can leave it at once. What is in
+// memory stays.
+func (t *Topic) SetTight(tight bool) { t.tight = tight }
 
 // Line returns the topic's own line.
 func (t *Topic) Line() *Line { return &t.line }
@@ -188,7 +200,15 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 	if err := t.Admit(msgs...); err != nil {
 		return err
 	}
+	t.Enter(now, fx, msgs...)
+	return nil
+}
+
+// Enter accepts msgs, in order, whatever room there is: the rest of a batch of
+// which Put took the first. It takes ownership of them.
+func (t *Topic) Enter(now stamp.Mono, fx *Effects, msgs ...*Message) {
 	for _, m := range msgs {
+		fx.Held += m.Size()
 		if t.line.free() > 0 {
 			t.wait(m)
 		} else {
@@ -199,7 +219,6 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 	}
 	t.advance(now, fx)
 	t.maxWaiting = max(t.maxWaiting, t.Waiting())
-	return nil
 }
 
 // Room reports whether Put would have room for n messages now.
@@ -209,9 +228,18 @@ func (t *Topic) Room(n int) bool { return t.line.room(n) }
 // what Put refuses, and counts it. The owner then stores them and calls
 // Appended. Error: *OverLimitError.
 func (t *Topic) Admit(msgs ...*Message) error {
+	if len(msgs) == 0 {
+		return nil
+	}
+	return t.AdmitBatch(len(msgs), msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At)
+}
+
+// AdmitBatch is Admit of n messages that are not made yet, of which the first and
+// the last arrived then. Requires: n > 0.
+func (t *Topic) AdmitBatch(n int, first, last stamp.Mono) error {
 	if t.limited && t.over.Reject {
-		if d := t.expectedDelay(msgs); d > t.over.MaxDelay {
-			return t.Refuse(&OverLimitError{Delay: d, Limit: t.over.MaxDelay}, len(msgs))
+		if d := t.expectedDelay(n, first, last); d > t.over.MaxDelay {
+			return t.Refuse(&OverLimitError{Delay: d, Limit: t.over.MaxDelay}, n)
 		}
 	}
 	return nil
@@ -234,17 +262,13 @@ func (t *Topic) Appended(n, bytes int, fx *Effects) {
 	t.want(&t.line, fx)
 }
 
-// expectedDelay is the access delay that the last of msgs would have, with
+// expectedDelay is the access delay that the last of n messages would have, with
 // every message ahead of it counted.
-func (t *Topic) expectedDelay(msgs []*Message) time.Duration {
-	if len(msgs) == 0 {
-		return 0
-	}
-	first, last := msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At
+func (t *Topic) expectedDelay(n int, first, last stamp.Mono) time.Duration {
 	if t.waiting.len() > 0 {
 		first = min(first, t.waiting.front().Arrival.At)
 	}
-	n := t.Waiting() + len(msgs)
+	n += t.Waiting()
 	e := t.bucket.After(int64(n), first)
 	if n == 1 {
 		e = t.bucket.Eligible(first)
@@ -438,6 +462,9 @@ func (t *Topic) Lost(now stamp.Mono, l *Line, e Epoch, n int, fx *Effects) bool 
 
 // enter takes messages into the memory part of a line.
 func (t *Topic) enter(now stamp.Mono, l *Line, msgs []Kept, fx *Effects) {
+	for _, k := range msgs {
+		fx.Held += k.Message.Size()
+	}
 	if c := l.channel; c != nil {
 		for _, k := range msgs {
 			c.enter(now, k)
@@ -541,7 +568,7 @@ func (t *Topic) CreateChannel(now stamp.Mono, name string, fx *Effects) *Channel
 	if found {
 		return t.channels[i]
 	}
-	c := newChannel(name, t.cfg)
+	c := newChannel(name, t.cfg, &t.tight)
 	t.channels = slices.Insert(t.channels, i, c)
 	t.advance(now, fx)
 	return c
@@ -566,6 +593,7 @@ func (t *Topic) DeleteChannel(now stamp.Mono, name string, fx *Effects) error {
 		return ErrUnknownChannel
 	}
 	t.channels[i].stopped = true // somebody may still have it
+	t.channels[i].empty(fx)
 	t.channels = slices.Delete(t.channels, i, i+1)
 	t.advance(now, fx)
 	return nil

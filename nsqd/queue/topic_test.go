@@ -563,6 +563,8 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			MaxInFlight: time.Minute,
 			Rand:        rand.New(rand.NewPCG(1, 2)),
 		})
+		top.SetTight(rapid.Bool().Draw(rt, "tight"))
+		heldBytes := 0
 		disk := map[*Line][]Kept{}
 		voided := map[*Line]Epoch{}
 		now := stamp.Mono(0)
@@ -595,14 +597,20 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 				free[m] = true
 				m.ID, m.Body = MessageID{}, nil // whoever still uses it will notice
 			}
+			heldBytes += fx.Held
 			fx.Reset()
 			if err := top.checkInvariants(now); err != nil {
 				rt.Fatal(err)
 			}
+			sum := 0
 			for m, n := range top.held() {
 				if int(m.holders) != n {
 					rt.Fatalf("%d is in %d places and counts %d holders", number(m), n, m.holders)
 				}
+				sum += m.Size()
+			}
+			if sum != heldBytes {
+				rt.Fatalf("messages take %d bytes, counted %d", sum, heldBytes)
 			}
 		}
 		pickHeld := func() (holding, bool) {

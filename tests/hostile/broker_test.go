@@ -103,16 +103,19 @@ func (b *broker) descriptors() (int, error) {
 	return len(all), err
 }
 
-// resident is the most memory that the process ever had, in bytes.
-func (b *broker) resident() (int, error) {
+// residentBelow looks at the most memory that the process ever had.
+func (b *broker) residentBelow(most int) error {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.Pid()))
 	for line := range strings.Lines(string(text)) {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "VmHWM:" {
 			n, err := strconv.Atoi(fields[1])
-			return n << 10, err
+			if err == nil && n<<10 > most {
+				err = fmt.Errorf("the process had %d bytes, and may have %d", n<<10, most)
+			}
+			return err
 		}
 	}
-	return 0, errors.Join(err, errors.New("no VmHWM"))
+	return errors.Join(err, errors.New("no VmHWM"))
 }
 
 // frame reads what the broker says next.
