@@ -125,7 +125,7 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	}
 	directory := lookup.NewDirectory(control, nodes)
 	mux := http.NewServeMux()
-	lookup.Mount(mux, directory, obs.Release)
+	lookup.Mount(mux, directory, obs.NSQ)
 	lookup.MountPublisher(mux, control)
 	obs.Mount(mux, registry, func() any { return state(control, embedded) }, nil)
 
@@ -164,8 +164,16 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 		healthy.Shutdown()
 		return nil
 	})
+	// As NSQ's nsqlookupd says it.
+	log.Info(obs.Banner("nsqlookupd"))
+	log.Info("HTTP: listening on " + webListener.Addr().String())
+	tcp := "none"
+	if nodeListener != nil {
+		tcp = nodeListener.Addr().String()
+		log.Info("TCP: listening on " + tcp)
+	}
 	log.Info("loaddistributor is up", obs.KeyVersion, obs.Version(), "grpc", rpcListener.Addr().String(),
-		"http", webListener.Addr().String(), "tcp", opts.tcpAddress, "tbadaptor", opts.tbadaptorAddress, "seed", opts.seed, "leads", as.term != nil)
+		"http", webListener.Addr().String(), "tcp", tcp, "tbadaptor", opts.tbadaptorAddress, "seed", opts.seed, "leads", as.term != nil)
 	err = group.Run(ctx)
 	log.Info("loaddistributor is down")
 	return err

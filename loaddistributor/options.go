@@ -122,7 +122,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
 	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
 	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
-	err := settings.Parse(fs, args, "loaddistributor is SRTM's placement controller.", out)
+	err := settings.Parse(fs, args, "loaddistributor is SRTM's placement controller, and an nsqlookupd.", obs.Banner("nsqlookupd"), out)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +205,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 func (o *options) registryConfig() registry.Config {
 	return registry.Config{
 		InactiveAfter: o.inactiveProducer, TombstoneFor: o.tombstoneLifetime,
-		Self: registry.Self{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.Release},
+		Self: registry.Self{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.NSQ},
 	}
 }
 

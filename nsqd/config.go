@@ -54,7 +54,7 @@ func (o *options) sessionConfig() *session.Config {
 	c.Deflate = o.Deflate
 	c.MaxDeflateLevel = o.MaxDeflateLevel
 	c.AuthRequired = o.porters != nil
-	c.Version = compatible
+	c.Version = obs.NSQ
 	return &c
 }
 
@@ -180,15 +180,10 @@ func (o *options) authConfig() auth.Config {
 	return c
 }
 
-// compatible is the version of NSQ's nsqd that this one stands in for, and our
-// own behind it. Client libraries and tools go by it: nsq-j speaks no Snappy to
-// a version that begins with "0.", and nsqadmin wants a semantic one.
-const compatible = "1.3.0+srtm." + obs.Release
-
 // node is what this process says of itself, once it listens. web may be nil.
 func (o *options) node(tcp, web net.Addr) httpapi.Node {
 	n := httpapi.Node{
-		Version:           compatible,
+		Version:           obs.NSQ,
 		Release:           obs.Version(),
 		BroadcastAddress:  o.BroadcastAddress,
 		Hostname:          hostname(),

@@ -250,6 +250,8 @@ func (d *daemon) web(h http.Handler) *http.Server {
 
 // run serves until ctx ends, then drains.
 func (d *daemon) run(ctx context.Context) error {
+	d.log.Info(obs.Banner("nsqd"))
+	d.at.log(d.log)
 	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.at.tcp), "http", name(d.at.http), "https", name(d.at.https), "admin", name(d.at.admin), "managed", d.opts.managed())
 	err := d.group.Run(ctx)
 	err = errors.Join(err, d.close())

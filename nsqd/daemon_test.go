@@ -19,6 +19,7 @@ import (
 
 	nsq "github.com/nsqio/go-nsq"
 
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -432,7 +433,7 @@ func TestTopicsAreAnnounced(t *testing.T) {
 		HTTP    int `json:"http_port"`
 		Version string
 	}
-	if err := json.Unmarshal([]byte(body), &info); err != nil || info.TCP != port(d.at.tcp) || info.HTTP != port(d.at.http) || info.Version != compatible {
+	if err := json.Unmarshal([]byte(body), &info); err != nil || info.TCP != port(d.at.tcp) || info.HTTP != port(d.at.http) || info.Version != obs.NSQ {
 		t.Errorf("%s %v", body, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"net"
 
 	"github.com/srtm-io/srtm/nsqd/conn"
@@ -43,6 +44,19 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 		}
 	}
 	return nil
+}
+
+// log says where it listens, in the form of NSQ's nsqd: what starts one on port 0
+// reads the port there.
+func (at *listeners) log(log *slog.Logger) {
+	for _, l := range []struct {
+		protocol string
+		net.Listener
+	}{{"HTTP", at.http}, {"HTTPS", at.https}, {"ADMIN", at.admin}, {"TCP", at.tcp}} {
+		if l.Listener != nil {
+			log.Info(l.protocol + ": listening on " + name(l))
+		}
+	}
 }
 
 // close closes what is open; that some were closed before is no error.

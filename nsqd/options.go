@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/kernel/hook"
@@ -252,7 +253,7 @@ func flags(o *options) *flag.FlagSet {
 // and then returns settings.ErrDone.
 func parse(args []string, out io.Writer) (*options, error) {
 	o := &options{}
-	if err := settings.Parse(flags(o), args, "nsqd is SRTM's broker. It speaks the NSQ protocol and enforces rate contracts.", out); err != nil {
+	if err := settings.Parse(flags(o), args, "nsqd is SRTM's broker. It speaks the NSQ protocol and enforces rate contracts.", obs.Banner("nsqd"), out); err != nil {
 		return nil, err
 	}
 	return o, o.validate()

@@ -40,7 +40,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	o.leases = loop.AddLeaseFlags(fs)
 	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
 	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
-	if err := settings.Parse(fs, args, "tbadaptor is SRTM's share adaptor.", out); err != nil {
+	if err := settings.Parse(fs, args, "tbadaptor is SRTM's share adaptor.", "", out); err != nil {
 		return nil, err
 	}
 	return o, o.validate()

@@ -2,11 +2,23 @@ package obs
 
 import (
 	"fmt"
+	"runtime"
 	"runtime/debug"
 )
 
 // Release is the version that the next CHANGELOG entry will name.
 const Release = "0.1.0"
+
+// NSQ is the version of NSQ whose nsqd and nsqlookupd ours stand in for, and our
+// own behind it. Client libraries and tools go by it: nsq-j speaks no Snappy to a
+// version that begins with "0.", and nsqadmin wants a semantic one.
+const NSQ = "1.3.0+srtm." + Release
+
+// Banner is what NSQ's daemon of that name says for --version, and first in its
+// log, in the form that scripts and test harnesses parse.
+func Banner(daemon string) string {
+	return fmt.Sprintf("%s v%s (built w/%s)", daemon, NSQ, runtime.Version())
+}
 
 // Version returns "SRTM x.y.z (commit)": the release and the commit that the
 // binary was built from, with "+changes" where the tree had uncommitted ones.

@@ -19,9 +19,10 @@ var ErrDone = errors.New("done")
 
 // Parse adds --config and --version to fs, and reads args and the file they
 // name. In the file _ may stand for -, and a list repeats a flag; a flag on the
-// command line wins over the file. about is the first paragraph of --help.
+// command line wins over the file. about is the first paragraph of --help, and
+// --version prints banner, if it is not empty, on a line before our own version.
 // Requires: fs continues on errors.
-func Parse(fs *flag.FlagSet, args []string, about string, out io.Writer) error {
+func Parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer) error {
 	config := fs.String("config", "", "TOML `file` with any of these settings")
 	version := fs.Bool("version", false, "print the version and exit")
 	fs.SetOutput(io.Discard) // an error is the caller's to print, once
@@ -36,6 +37,9 @@ func Parse(fs *flag.FlagSet, args []string, about string, out io.Writer) error {
 	case fs.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	case *version:
+		if banner != "" {
+			fmt.Fprintln(out, banner)
+		}
 		fmt.Fprintln(out, obs.Version())
 		return ErrDone
 	case *config != "":

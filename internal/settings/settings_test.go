@@ -34,7 +34,7 @@ func parse(t *testing.T, args ...string) (options, string, error) {
 	fs.DurationVar(&o.interval, "interval", time.Second, "how often")
 	fs.IntVar(&o.count, "count", 3, "how many")
 	fs.Var(&o.names, "name", "a name; may be repeated")
-	err := settings.Parse(fs, args, "thing does it.", &out)
+	err := settings.Parse(fs, args, "thing does it.", "thing v1.2.3", &out)
 	return o, out.String(), err
 }
 
@@ -68,7 +68,7 @@ func TestHelpAndVersion(t *testing.T) {
 			t.Errorf("--help does not say %q:\n%s", part, out)
 		}
 	}
-	if _, out, err = parse(t, "--version"); !errors.Is(err, settings.ErrDone) || !strings.HasPrefix(out, "SRTM ") {
+	if _, out, err = parse(t, "--version"); !errors.Is(err, settings.ErrDone) || !strings.HasPrefix(out, "thing v1.2.3\nSRTM ") {
 		t.Errorf("--version: %q, %v", out, err)
 	}
 }

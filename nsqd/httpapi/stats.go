@@ -307,7 +307,7 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, s)
 		return
 	}
-	writeText(w, s.text(a.cfg.Node.Release, time.Now()))
+	writeText(w, s.text(time.Now()))
 }
 
 // gather collects what there is of the topic and the channel; "" is any.

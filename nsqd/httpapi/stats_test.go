@@ -312,6 +312,7 @@ func TestStatsText(t *testing.T) {
 	for pattern, with := range map[string]string{
 		`(?m)^(   \S+ +\t)\d+$`:            "${1}N",
 		`uptime \S+`:                       "uptime U",
+		`built w/\S+\)`:                    "built w/GO)",
 		`:\d{4,5} *\]`:                     ":PORT]",
 		`connected: \d+s`:                  "connected: Ns",
 		`(access|processing|delivery) \d+`: "$1 N",

@@ -2,16 +2,17 @@ package httpapi
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"time"
 )
 
 // text is /stats for people, in NSQ's columns, since scripts cut them out; what
 // is ours follows on lines of its own.
-func (s statsJSON) text(release string, now time.Time) string {
+func (s statsJSON) text(now time.Time) string {
 	var b strings.Builder
 	start := time.Unix(s.StartTime, 0)
-	fmt.Fprintf(&b, "nsqd v%s (%s)\nstart_time %s\nuptime %s\n\nHealth: %s\n", s.Version, release, start.UTC().Format(time.RFC3339), now.Sub(start), s.Health)
+	fmt.Fprintf(&b, "nsqd v%s (built w/%s)\nstart_time %s\nuptime %s\n\nHealth: %s\n", s.Version, runtime.Version(), start.UTC().Format(time.RFC3339), now.Sub(start), s.Health)
 	if m := s.Memory; m != nil {
 		b.WriteString("\nMemory:\n")
 		for _, line := range []struct {

@@ -3,6 +3,7 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -110,7 +112,7 @@ var documented = map[string]string{
 func TestFlags(t *testing.T) {
 	group(t)
 	check(t, "version", func(t *testing.T) {
-		if out, err := call(t, "--version"); err != nil || strings.TrimSpace(out) == "" {
+		if out, err := call(t, "--version"); err != nil || !regexp.MustCompile(`^nsqd v1\.\d+\.\d+\S* \(built w/go\S+\)\n`).MatchString(out) {
 			t.Errorf("got %q, %v", out, err)
 		}
 	})
@@ -163,6 +165,58 @@ func TestFlags(t *testing.T) {
 		start(t, "--config="+path)
 		a.hears(0, "IDENTIFY")
 		b.hears(0, "IDENTIFY")
+	})
+}
+
+// What starts an nsqd on ports of the system's choice reads them in its log.
+func TestPortsOfTheSystem(t *testing.T) {
+	group(t)
+	check(t, "in the log, and wherever they are told", func(t *testing.T) {
+		if under.binary == "" {
+			t.Skip("needs an nsqd to start; the one under test runs already")
+		}
+		r := newRegistry(t)
+		dir := t.TempDir()
+		cert, key, _ := newAuthority(t, dir, "ca").issue(t, dir, "nsqd")
+		log, err := os.Create(filepath.Join(dir, "log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer log.Close()
+		cmd := exec.Command(under.binary, "--data-path="+dir, "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
+			"--tls-cert="+cert, "--tls-key="+key, "--broadcast-address=127.0.0.1", r.flag())
+		cmd.Stderr = log
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = errors.Join(cmd.Process.Kill(), cmd.Wait()) }) // it has nothing to lose
+
+		at := map[string]string{}
+		eventually(t, func() string {
+			text, err := os.ReadFile(log.Name())
+			if err != nil {
+				return err.Error()
+			}
+			for _, found := range regexp.MustCompile(`\b([A-Z]+): listening on (127\.0\.0\.1:[1-9][0-9]*)`).FindAllStringSubmatch(string(text), -1) {
+				at[found[1]] = found[2]
+			}
+			if len(at) < 3 || !regexp.MustCompile(`\bnsqd v1\.\d+\.\d+\S* \(built w/go`).Match(text) {
+				return fmt.Sprintf("log: %s", text)
+			}
+			return ""
+		})
+		n := &node{tcp: at["TCP"], http: at["HTTP"]}
+		n.publish(t, "t", "x")
+		by := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+		if r, err := fetchBy(by, http.MethodGet, "https://"+at["HTTPS"]+"/ping", nil); err != nil || r.body != "OK" {
+			t.Errorf("HTTPS: %+v, %v", r, err)
+		}
+		r.hears(0, "REGISTER t")
+		for where, told := range map[string]map[string]any{"info": n.get(t, "/info").object(t), "registration": r.identity()} {
+			if got := fmt.Sprintf("127.0.0.1:%v 127.0.0.1:%v", told["tcp_port"], told["http_port"]); got != n.tcp+" "+n.http {
+				t.Errorf("%s: %s, want %s %s", where, got, n.tcp, n.http)
+			}
+		}
 	})
 }
 
