@@ -87,7 +87,7 @@ func (r replay) pass(core *queue.Topic, kept []queue.Kept, ends []diskqueue.Posi
 			n++
 		}
 		if n > 0 {
-			core.Passed(c, kept[n-1].Message.Ticket)
+			core.Passed(c, kept[n-1].Ticket)
 		}
 		if n < len(ends) {
 			delete(r, c) // what comes now is new to it

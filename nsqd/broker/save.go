@@ -22,6 +22,12 @@ type saved struct {
 
 // save records on disk which messages are done with, and lets go of files.
 func (sp *spiller) save() error {
+	sp.topic.mu.Lock()
+	sp.unsaved = false
+	sp.topic.mu.Unlock()
+	if err := sp.saveResume(); err != nil {
+		return err
+	}
 	disk := sp.disk.Load()
 	if disk == nil {
 		return nil
@@ -39,7 +45,6 @@ func (sp *spiller) save() error {
 		disk.KeepLast(keep)
 	}
 	if !any || sp.saved.any && sp.saved.upTo == end {
-		// Without Through, this is how it is recorded what was read.
 		if sp.rests == 0 {
 			return nil
 		}
@@ -51,10 +56,59 @@ func (sp *spiller) save() error {
 		}
 		return nil
 	}
-	if sp.line.Channel() != nil {
+	if sp.line.Channel() != nil || !sp.line.Through() {
 		return sp.record(disk, end)
 	}
 	return sp.saveTopic(disk, end)
+}
+
+// saveResume is save for what an earlier process had in memory. Its queue goes
+// when all of it is done with.
+func (sp *spiller) saveResume() error {
+	q := sp.resume.Load()
+	if q == nil {
+		return nil
+	}
+	t := sp.topic
+	t.mu.Lock()
+	end, any := sp.resumed.doneUpTo()
+	left := len(sp.resumed.open)
+	var disks []*diskqueue.Queue
+	if t.Durable() && sp.line.Channel() == nil { // channels have on disk what the topic is done with
+		for _, other := range t.mu.spillers {
+			if d := other.disk.Load(); d != nil && other != sp {
+				disks = append(disks, d)
+			}
+		}
+	}
+	t.mu.Unlock()
+	if !any || end == sp.past {
+		return nil
+	}
+	if err := syncAll(disks); err != nil {
+		return err
+	}
+	if left == 0 {
+		sp.resume.Store(nil)
+		return q.Remove()
+	}
+	q.Release(end)
+	if err := q.Checkpoint(); err != nil {
+		return err
+	}
+	sp.past = end
+	return nil
+}
+
+// syncAll makes durable what is in the queues of channels.
+func syncAll(disks []*diskqueue.Queue) error {
+	for _, d := range disks {
+		// A channel that is deleted just now needs nothing any more.
+		if err := d.Sync(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
+			return err
+		}
+	}
+	return nil
 }
 
 func (sp *spiller) record(disk *diskqueue.Queue, end diskqueue.Position) error {
@@ -104,11 +158,8 @@ func (sp *spiller) saveTopic(disk *diskqueue.Queue, end diskqueue.Position) erro
 	if !t.broker.cfg.Storage.cfg.Fsync {
 		disks = nil // the system has what was written, and that is what was promised
 	}
-	for _, d := range disks {
-		// A channel that is deleted just now needs nothing any more.
-		if err := d.Sync(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
-			return err
-		}
+	if err := syncAll(disks); err != nil {
+		return err
 	}
 	sp.saved.waiting = nil
 	return sp.record(disk, sp.saved.next)

@@ -25,6 +25,10 @@ type spiller struct {
 
 	// disk is nil until first used; set once, by ensure or Restore.
 	disk atomic.Pointer[diskqueue.Queue]
+	// resume is what an earlier process had in memory, for as long as not all of it
+	// is done with; nil if there is no such thing. Written by whoever may use what
+	// run owns.
+	resume atomic.Pointer[diskqueue.Queue]
 
 	// faults has the bit of each concern that was noted in Storage.health, so that
 	// nobody need look there who has nothing to tell. Whoever has such a concern
@@ -37,16 +41,20 @@ type spiller struct {
 	remove  bool // the channel or topic was deleted: remove the queue at the end
 	failing bool // the disk does not take messages now
 	reading tickets
+	resumed tickets // of resume
+	unsaved bool    // something is done with since save was last at it
 
 	// Owned by run; before it starts and after it has ended, by whoever holds
 	// the topic.
-	onDisk int              // messages there that were not read; not with Through
-	valid  queue.Epoch      // what is on disk is of this epoch
-	saved  saved            // with Through
-	replay replay           // with Through, of a topic's own line
-	batch  []*queue.Message // taken from the line, between two turns empty
-	taken  queue.Epoch      // epoch of batch
-	rests  int              // how often to checkpoint yet, before the queue rests
+	onDisk int                // messages there that were not read; not with Through
+	read   diskqueue.Position // up to where they were
+	valid  queue.Epoch        // what is on disk is of this epoch
+	saved  saved              // with Through
+	replay replay             // with Through, of a topic's own line
+	past   diskqueue.Position // up to where resume is released and checkpointed
+	batch  []*queue.Message   // taken from the line, between two turns empty
+	taken  queue.Epoch        // epoch of batch
+	rests  int                // how often to checkpoint yet, before the queue rests
 	enc    encoder
 	kept   []queue.Kept
 }
@@ -92,7 +100,7 @@ func (sp *spiller) endLocked(remove bool) {
 	}
 	sp.stopped, sp.remove = true, remove
 	close(sp.stop)
-	if remove && !sp.running && sp.disk.Load() != nil {
+	if remove && !sp.running && (sp.disk.Load() != nil || sp.resume.Load() != nil) {
 		sp.running = true // only to remove the queue, outside the lock
 		sp.topic.broker.workers.Go(sp.run)
 	}
@@ -125,6 +133,9 @@ func (sp *spiller) run() {
 			sp.noted(saving, err)
 			if err != nil {
 				sp.log("what is done with is not recorded on disk; after a crash it would come again", err)
+				sp.topic.mu.Lock()
+				sp.unsaved = true
+				sp.topic.mu.Unlock()
 			}
 		}
 		for sp.turn() {
@@ -136,13 +147,12 @@ func (sp *spiller) run() {
 			}
 		}
 		sp.topic.mu.Lock()
-		failing := sp.failing
+		failing, unsaved := sp.failing, sp.unsaved
 		sp.topic.mu.Unlock()
 		if failing {
 			retry.Reset(spillRetry)
 		}
-		// With Through, messages are done with without anybody telling.
-		if !saves && (sp.rests > 0 || sp.line.Through()) {
+		if !saves && (sp.rests > 0 || unsaved || sp.line.Through()) {
 			save.Reset(saveInterval)
 			saves = true
 		}
@@ -154,7 +164,10 @@ func (sp *spiller) end() {
 	sp.topic.mu.Lock()
 	remove := sp.remove
 	sp.topic.mu.Unlock()
-	if disk := sp.disk.Load(); remove && disk != nil {
+	for _, disk := range []*diskqueue.Queue{sp.disk.Load(), sp.resume.Load()} {
+		if !remove || disk == nil {
+			continue
+		}
 		if err := disk.Remove(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
 			sp.log("queue on disk not removed", err)
 		}
@@ -176,6 +189,9 @@ func (sp *spiller) turn() (more bool) {
 		if err := sp.discard(); err != nil {
 			return sp.fault("queue on disk not emptied", err)
 		}
+		t.mu.Lock()
+		sp.reading.void()
+		t.mu.Unlock()
 		sp.valid = now
 	}
 	wrote, failed := sp.write()
@@ -239,15 +255,9 @@ func (sp *spiller) ensure() (*diskqueue.Queue, error) {
 	if disk := sp.disk.Load(); disk != nil {
 		return disk, nil
 	}
-	disk, err := sp.storage().open(sp.name())
+	disk, err := sp.storage().openEmpty(sp.name())
 	if err != nil {
 		return nil, err
-	}
-	// What an earlier life of the topic left behind is not this one's.
-	if n, _ := disk.Unread(); n > 0 {
-		if err := disk.Empty(); err != nil {
-			return nil, errors.Join(err, disk.Close())
-		}
 	}
 	sp.disk.Store(disk)
 	return disk, nil
@@ -263,9 +273,6 @@ func (sp *spiller) discard() error {
 		return err
 	}
 	sp.onDisk = 0
-	sp.topic.mu.Lock()
-	sp.reading.void()
-	sp.topic.mu.Unlock()
 	return nil
 }
 
@@ -340,6 +347,9 @@ func (sp *spiller) refill() (int, error) {
 		kept = append(kept, k)
 		ends = append(ends, r.End)
 	}
+	if len(records) > 0 {
+		sp.read = records[len(records)-1].End
+	}
 	skipped, unlock := sp.skipped(disk, len(records))
 	lost += skipped
 	now := t.broker.now()
@@ -349,22 +359,47 @@ func (sp *spiller) refill() (int, error) {
 	if _, present := sp.line.TakeOverflow(nil, 0); present != e {
 		return 0, nil // emptied meanwhile
 	}
+	for i := range kept {
+		kept[i].Ticket = sp.reading.issue(ends[i])
+	}
 	if sp.line.Through() {
-		for i := range kept {
-			kept[i].Message.Ticket = sp.reading.issue(ends[i])
-		}
 		sp.replay.pass(t.mu.core, kept, ends)
+	} else {
+		// Held back, one message would keep on the disk all that was read after it.
+		sp.reading.forget(mostUnfinished(t.broker.cfg.Capacity))
+		sp.trackLocked()
 	}
 	if lost > 0 {
 		t.mu.core.Lost(now, sp.line, e, lost, &s.fx)
 	}
 	t.mu.core.Refill(now, sp.line, e, kept, &s.fx)
-	if len(records) > 0 && !sp.line.Through() {
-		// In memory only from here on: that is what this mode promises.
-		disk.Release(records[len(records)-1].End)
-		sp.rests = restAfter
-	}
 	return len(records) + lost, nil
+}
+
+// mostUnfinished is how many messages that were read are kept on the disk, without
+// Through, until they are finished: more than memory holds, so that some may be
+// finished before those in front of them.
+func mostUnfinished(capacity int) int { return 4*capacity + 1000 }
+
+// trackLocked has the topic tell the spiller of its own line what nobody needs any
+// longer. Requires: topic.mu held.
+func (sp *spiller) trackLocked() {
+	if sp.line.Channel() == nil {
+		sp.topic.mu.tracking = sp
+	}
+}
+
+// doneLocked notes that the message of a ticket is done with, and reports whether
+// run has to be told. Requires: topic.mu held.
+func (sp *spiller) doneLocked(k queue.Ticket) (tell bool) {
+	if k&inResume != 0 {
+		sp.resumed.done(k &^ inResume)
+	} else {
+		sp.reading.done(k)
+	}
+	tell = !sp.unsaved
+	sp.unsaved = true
+	return tell
 }
 
 // skipped returns how many messages the queue had to leave out since the last
@@ -405,10 +440,8 @@ func (sp *spiller) close() error {
 	if disk == nil {
 		return nil
 	}
-	if sp.line.Through() {
-		if end, any := sp.reading.doneUpTo(); any {
-			disk.Release(end)
-		}
+	if end, any := sp.reading.doneUpTo(); any {
+		disk.Release(end)
 	}
 	if n, _ := disk.Held(); n == 0 {
 		return disk.Remove()

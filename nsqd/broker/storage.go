@@ -96,6 +96,21 @@ func (s *Storage) open(name string) (*diskqueue.Queue, error) {
 	})
 }
 
+// openEmpty opens a queue of which nothing was restored: what is in it is an earlier
+// topic's of that name.
+func (s *Storage) openEmpty(name string) (*diskqueue.Queue, error) {
+	q, err := s.open(name)
+	if err != nil {
+		return nil, err
+	}
+	if n, _ := q.Unread(); n > 0 {
+		if err := q.Empty(); err != nil {
+			return nil, errors.Join(err, q.Close())
+		}
+	}
+	return q, nil
+}
+
 // append encodes messages and puts them at the end of a queue.
 func (s *Storage) append(q *diskqueue.Queue, kept []queue.Kept, released bool, scratch *encoder) error {
 	scratch.reset()
@@ -270,7 +285,8 @@ func (t *Topic) restoreLine(channel string) error {
 	if channel != "" {
 		line = t.mu.core.Channel(channel).Line()
 	}
-	kept, err := t.resume(line)
+	sp := t.spiller(line)
+	kept, err := sp.resumeLocked()
 	if err != nil {
 		return err
 	}
@@ -279,7 +295,6 @@ func (t *Topic) restoreLine(channel string) error {
 		return err
 	}
 	stored, _ := disk.Unread()
-	sp := t.spiller(line)
 	if channel == "" && t.through && stored > 0 {
 		if sp.replay, err = t.replayed(disk); err != nil {
 			return errors.Join(err, disk.Close())
@@ -291,10 +306,11 @@ func (t *Topic) restoreLine(channel string) error {
 	return nil
 }
 
-// resume reads and removes what the last process had in memory.
-func (t *Topic) resume(line *queue.Line) (kept []queue.Kept, err error) {
-	st := t.broker.cfg.Storage
-	q, err := st.open(resumeName(t.name, line.Channel()))
+// resumeLocked reads what the last process had in memory. It stays on the disk
+// until it is done with: it may be all there is of it. Requires: topic.mu held; run
+// was not started.
+func (sp *spiller) resumeLocked() (kept []queue.Kept, err error) {
+	q, err := sp.storage().open(resumeName(sp.topic.name, sp.line.Channel()))
 	if err != nil {
 		return nil, err
 	}
@@ -304,55 +320,103 @@ func (t *Topic) resume(line *queue.Line) (kept []queue.Kept, err error) {
 			return nil, errors.Join(err, q.Close())
 		}
 		if len(records) == 0 {
-			return kept, q.Remove()
+			break
 		}
 		for _, r := range records {
-			k, err := t.parse(r.Data)
+			k, err := sp.topic.parse(r.Data)
 			if err != nil {
-				st.cfg.Log.Error("a message cannot be restored", "queue", q.Name(), "error", err)
+				sp.log("a message cannot be restored", err)
 				continue
 			}
+			k.Ticket = inResume | sp.resumed.issue(r.End)
 			kept = append(kept, k)
 		}
 	}
+	if len(kept) == 0 {
+		return nil, q.Remove()
+	}
+	sp.resume.Store(q)
+	sp.trackLocked()
+	return kept, nil
 }
 
 // persist leaves a line for the next process to restore: what is in memory in
 // a queue of its own, since what is on disk comes after it.
 // Requires: the topic is closed and the line's spiller has ended.
 func (t *Topic) persist(line *queue.Line, sp *spiller) error {
-	st := t.broker.cfg.Storage
-	released := line.Channel() != nil
 	var errs []error
-	var enc encoder
-	write := func(q *diskqueue.Queue, kept []queue.Kept) error {
-		for len(kept) > 0 {
-			n := min(len(kept), 1000)
-			if err := st.append(q, kept[:n], released, &enc); err != nil {
-				return fmt.Errorf("%d messages of %s are lost: %w", len(kept), lineName(t.name, line.Channel()), err)
-			}
-			kept = kept[n:]
-		}
-		return nil
-	}
-	if kept := t.mu.core.Kept(line); len(kept) > 0 && !line.Through() {
-		q, err := st.open(resumeName(t.name, line.Channel()))
-		if err == nil {
-			err = errors.Join(write(q, kept), q.Close())
-		}
-		errs = append(errs, err)
+	if _, now := line.TakeOverflow(nil, 0); sp.valid != now { // emptied just before
+		errs = append(errs, sp.discard())
 	}
 	late := sp.pending()
 	if len(late) > 0 {
 		disk, err := sp.ensure()
 		if err == nil {
-			err = write(disk, late)
+			err = sp.leave(disk, late)
 		}
 		errs = append(errs, err)
+	}
+	if !line.Through() {
+		err := sp.leaveMemory()
+		if err == nil && sp.disk.Load() != nil {
+			sp.disk.Load().Release(sp.read) // what was read is in memory, or done with
+		}
+		errs = append(errs, err)
+	} else if q := sp.resume.Load(); q != nil {
+		if end, any := sp.resumed.doneUpTo(); any {
+			q.Release(end)
+		}
+		errs = append(errs, q.Close())
 	}
 	if err := errors.Join(errs...); err != nil && line.Through() {
 		return err // the topic's line keeps what this one did not get
 	}
 	errs = append(errs, sp.close())
 	return errors.Join(errs...)
+}
+
+// leaveMemory writes what is in memory behind what an earlier process had left of
+// it, which goes once that is done: whenever it ends, nothing is missing.
+func (sp *spiller) leaveMemory() error {
+	kept := sp.topic.mu.core.Kept(sp.line)
+	q := sp.resume.Load()
+	switch {
+	case q == nil && len(kept) == 0:
+		return nil
+	case q == nil:
+		var err error
+		if q, err = sp.storage().openEmpty(resumeName(sp.topic.name, sp.line.Channel())); err != nil {
+			return err
+		}
+	case len(kept) == 0:
+		return q.Remove()
+	}
+	before, err := q.Append()
+	if err == nil {
+		err = sp.leave(q, kept)
+	}
+	if err == nil {
+		q.Release(before)
+	} else if end, any := sp.resumed.doneUpTo(); any {
+		q.Release(end)
+	}
+	return errors.Join(err, q.Close())
+}
+
+// leave appends messages to one of the line's queues.
+func (sp *spiller) leave(q *diskqueue.Queue, kept []queue.Kept) error {
+	for rest := kept; len(rest) > 0; {
+		n := min(len(rest), 1000)
+		if err := sp.storage().append(q, rest[:n], sp.line.Channel() != nil, &sp.enc); err != nil {
+			lost := 0
+			for _, k := range rest {
+				if k.Ticket == 0 { // else it is on the disk still
+					lost++
+				}
+			}
+			return fmt.Errorf("%d messages of %s are lost: %w", lost, sp.name(), err)
+		}
+		rest = rest[n:]
+	}
+	return nil
 }

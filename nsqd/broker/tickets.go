@@ -5,6 +5,10 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
+// inResume marks the tickets of what an earlier process had in memory (see
+// Topic.resume), which are numbered apart from those of the line's queue.
+const inResume queue.Ticket = 1 << 63
+
 // tickets are the messages of a line that were read from disk and are not done
 // with. They end in any order; the disk is released in its own.
 //
@@ -42,6 +46,16 @@ func (t *tickets) done(k queue.Ticket) {
 		n++
 	}
 	if n > 0 {
+		t.upTo, t.any = t.open[n-1].end, true
+		t.base += queue.Ticket(n)
+		t.open = t.open[n:]
+	}
+}
+
+// forget gives up the oldest tickets where more than so many are open: their
+// messages are in memory alone.
+func (t *tickets) forget(most int) {
+	if n := len(t.open) - most; n > 0 {
 		t.upTo, t.any = t.open[n-1].end, true
 		t.base += queue.Ticket(n)
 		t.open = t.open[n:]

@@ -43,6 +43,7 @@ type Topic struct {
 		spillers  map[*queue.Line]*spiller // of lines that have overflowed
 		slo       SLO
 		contract  *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
+		tracking  *spiller           // of the topic's own line, if messages in Free may have tickets of it
 		closed    bool
 		held      int64 // the topic's part of Broker.held
 		// publishers is the number of open connections that have published here.
@@ -172,21 +173,25 @@ func (t *Topic) end(s *step) {
 		sub.outbox.push(d)
 	}
 	for _, d := range s.fx.Done {
-		if sp := t.mu.spillers[d.Line]; sp != nil {
-			sp.reading.done(d.Ticket)
+		if d.Line.Channel() == nil && d.Ticket&inResume != 0 {
+			continue // until it is in Free
+		}
+		if sp := t.mu.spillers[d.Line]; sp != nil && sp.doneLocked(d.Ticket) {
+			t.tell(sp, s)
+		}
+	}
+	if sp := t.mu.tracking; sp != nil {
+		for _, m := range s.fx.Free {
+			if k := m.Ticket; k != 0 && (k&inResume != 0 || !t.through) && sp.doneLocked(k) {
+				t.tell(sp, s)
+			}
 		}
 	}
 	for _, l := range s.fx.Overflowing {
 		if c := l.Channel(); c != nil && t.mu.core.Channel(c.Name()) != c {
 			continue // deleted meanwhile
 		}
-		if t.mu.closed {
-			continue // what is left is persist's
-		}
-		if sp := t.spiller(l); len(s.spill) == 0 || s.spill[len(s.spill)-1] != sp {
-			sp.startLocked()
-			s.spill = append(s.spill, sp)
-		}
+		t.tell(t.spiller(l), s)
 	}
 	s.coarse, s.sharp = t.mu.core.ChannelDeadline(), t.mu.core.ReleaseDeadline()
 	if t.mu.closed {
@@ -226,6 +231,15 @@ func (t *Topic) end(s *step) {
 	clear(s.spill)
 	s.spill = s.spill[:0]
 	t.steps.Put(s)
+}
+
+// tell has a spiller look, once the step is over. Requires: mu held.
+func (t *Topic) tell(sp *spiller, s *step) {
+	if t.mu.closed || len(s.spill) > 0 && s.spill[len(s.spill)-1] == sp {
+		return // what is left is persist's
+	}
+	sp.startLocked()
+	s.spill = append(s.spill, sp)
 }
 
 func (t *Topic) tick(now stamp.Mono) {
@@ -643,6 +657,9 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 			t.detach(sub)
 			s.woken = append(s.woken, sub)
 		}
+	}
+	if t.mu.tracking != nil { // else its messages would never be in Free
+		t.mu.core.EmptyChannel(now, c, &s.fx)
 	}
 	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
 		panic("broker: " + err.Error())

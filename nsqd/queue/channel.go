@@ -100,6 +100,7 @@ type item struct {
 	holder    *consumer  // nil: ready or deferred
 	place     int        // in due; -1 when not there
 	turn      uint64     // of the present delivery, never used twice; 0 without a holder
+	ticket    Ticket     // of its place on the line's disk; 0: none
 	attempts  uint16     // deliveries, those apart that came to nothing
 	handed    bool       // the present delivery was
 	chain     *item      // of flights
@@ -224,7 +225,7 @@ func (c *Channel) put(now stamp.Mono, m *Message, fx *Effects) {
 func (c *Channel) enter(now stamp.Mono, k Kept) {
 	m := k.Message
 	it := c.newItem(m)
-	it.attempts = k.Attempts
+	it.attempts, it.ticket = k.Attempts, k.Ticket
 	if m.Defer > 0 {
 		if until := m.Arrival.At.Add(m.Defer); now.Before(until) {
 			it.due = until
@@ -258,7 +259,7 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		c.recall(now)
 		if w.sample > 0 && c.cfg.Rand.IntN(100) >= w.sample {
 			c.counters.Sampled++
-			c.line.done(it.msg, fx)
+			c.line.done(it.ticket, fx)
 			c.recycle(it, fx)
 			c.feed(w)
 			continue
@@ -372,7 +373,7 @@ func (c *Channel) finish(id ConsumerID, m MessageID, fx *Effects) (*Message, err
 	}
 	c.counters.Finished++
 	msg := it.msg
-	c.line.done(msg, fx)
+	c.line.done(it.ticket, fx)
 	c.recycle(it, fx)
 	return msg, nil
 }
@@ -465,13 +466,16 @@ func (c *Channel) empty(fx *Effects) int {
 	c.counters.Emptied += uint64(n)
 	c.line.forget(fx)
 	for i := range c.ready.len() {
-		fx.letGo(c.ready.at(i).msg)
+		it := c.ready.at(i)
+		c.line.done(it.ticket, fx)
+		fx.letGo(it.msg)
 	}
 	c.ready.clear()
 	for _, it := range c.due {
 		if it.holder != nil {
 			c.letGo(it)
 		}
+		c.line.done(it.ticket, fx)
 		fx.letGo(it.msg)
 	}
 	c.due = nil
@@ -496,7 +500,7 @@ func (c *Channel) kept() []Kept {
 	slices.SortFunc(deferred, byOrder)
 	var all []Kept
 	for _, it := range held {
-		k := Kept{it.msg, it.attempts}
+		k := Kept{it.msg, it.attempts, it.ticket}
 		if !it.handed { // as in letGo
 			k.Attempts--
 		}
@@ -504,10 +508,10 @@ func (c *Channel) kept() []Kept {
 	}
 	for i := range c.ready.len() {
 		it := c.ready.at(i)
-		all = append(all, Kept{it.msg, it.attempts})
+		all = append(all, Kept{it.msg, it.attempts, it.ticket})
 	}
 	for _, it := range deferred {
-		all = append(all, Kept{it.msg, it.attempts})
+		all = append(all, Kept{it.msg, it.attempts, it.ticket})
 	}
 	return all
 }

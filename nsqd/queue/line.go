@@ -136,10 +136,10 @@ func (l *Line) Stored() int { return l.stored }
 // Through reports whether everything in the line goes over the disk.
 func (l *Line) Through() bool { return l.through }
 
-// done says that the line needs a message no longer.
-func (l *Line) done(m *Message, fx *Effects) {
-	if l.through && m.Ticket != 0 {
-		fx.Done = append(fx.Done, Done{l, m.Ticket})
+// done says that the line needs the message of a ticket no longer.
+func (l *Line) done(k Ticket, fx *Effects) {
+	if k != 0 {
+		fx.Done = append(fx.Done, Done{l, k})
 	}
 }
 

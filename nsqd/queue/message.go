@@ -20,7 +20,8 @@ type Message struct {
 	Arrival   stamp.Arrival
 	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
 
-	// Ticket is the owner's name for the message's place on disk; 0: none.
+	// Ticket is the owner's name for the message's place on the disk of the topic's
+	// own line; 0: none.
 	Ticket Ticket
 
 	// Set once, at release. Eligible - Arrival.At is the access delay.
@@ -47,6 +48,7 @@ type Ticket uint64
 type Kept struct {
 	Message  *Message
 	Attempts uint16 // deliveries so far
+	Ticket   Ticket // of its place on the line's disk; 0: none
 }
 
 // AccessDelay is how long the message had to wait for its token.

@@ -54,7 +54,9 @@ type Effects struct {
 	// Line.TakeOverflow), or want some back (Line.Wanted). A line may be listed
 	// more than once.
 	Overflowing []*Line
-	// Done are messages that a line with Config.Through needs no longer.
+	// Done are messages that came with a ticket and that their line needs no
+	// longer. The topic's own line tells so with Config.Through alone; without, its
+	// messages are in the channels' memory, and needed until they are in Free.
 	Done []Done
 	// Free are messages that nobody needs any longer.
 	Free []*Message
@@ -349,7 +351,9 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		m.Eligible = e
 		t.waiting.pop()
 		t.counters.Released++
-		t.line.done(m, fx)
+		if t.line.through {
+			t.line.done(m.Ticket, fx)
+		}
 		fx.Released = append(fx.Released, Release{Arrival: m.Arrival.At, Eligible: m.Eligible})
 		for _, c := range t.channels {
 			if m.Ticket != 0 && m.Ticket <= c.passed {
@@ -474,6 +478,7 @@ func (t *Topic) enter(now stamp.Mono, l *Line, msgs []Kept, fx *Effects) {
 		return
 	}
 	for _, k := range msgs {
+		k.Message.Ticket = k.Ticket
 		t.wait(k.Message)
 	}
 	t.recall()
@@ -505,7 +510,8 @@ func (t *Topic) Kept(l *Line) []Kept {
 	}
 	all := make([]Kept, t.waiting.len())
 	for i := range all {
-		all[i].Message = t.waiting.at(i)
+		m := t.waiting.at(i)
+		all[i] = Kept{Message: m, Ticket: m.Ticket}
 	}
 	return all
 }

@@ -1,0 +1,176 @@
+package broker_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+)
+
+// held is how many messages a channel of topic t has; -1 without the channel.
+func held(b *broker.Broker, channel string) int {
+	for _, c := range topic(b, "t").Stats().Channels {
+		if c.Name == channel {
+			return c.Ready + c.InFlight + c.Deferred
+		}
+	}
+	return -1
+}
+
+// restored opens a broker over a folder with room for so many messages in memory.
+func restored(path string, capacity int, fsync bool) (b *broker.Broker, stop func()) {
+	GinkgoHelper()
+	b, stop = opened(path, func(c *broker.Config) { c.Capacity = capacity }, func(c *broker.StorageConfig) { c.Fsync = fsync })
+	Expect(b.Restore()).To(Succeed())
+	return b, stop
+}
+
+var _ = Describe("what an earlier process has left", func() {
+	const total = 500
+	left := func(channels ...string) (path string) {
+		GinkgoHelper()
+		path = GinkgoT().TempDir()
+		b, stop := restored(path, 50, false)
+		for _, c := range channels {
+			Expect(topic(b, "t").CreateChannel(c)).To(Succeed())
+		}
+		publishAll(topic(b, "t"), 0, total)
+		if len(channels) > 0 {
+			Eventually(func() int { return topic(b, "t").Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+		}
+		stop()
+		return path
+	}
+	settled := func(b *broker.Broker) {
+		GinkgoHelper()
+		last := -1
+		Eventually(func() bool {
+			s := topic(b, "t").Stats()
+			now := s.Disk.Files + s.Beyond
+			for _, c := range s.Channels {
+				now += c.Beyond
+			}
+			same := now == last
+			last = now
+			return same
+		}).WithPolling(50 * time.Millisecond).Should(BeTrue())
+	}
+
+	for _, fsync := range []bool{false, true} {
+		It(fmt.Sprintf("outlives a crash of this one, however much of it was read, fsync %v", fsync), func() {
+			path := left("c", "d")
+			for _, capacity := range []int{50, 10_000, 10} {
+				b, _ := restored(path, capacity, fsync)
+				read(topic(b, "t"), "d", 30, false) // takes some, and finishes none
+				settled(b)
+				path = crashed(path)
+			}
+			b, _ := restored(path, 50, fsync)
+			for _, c := range []string{"c", "d"} {
+				r := read(topic(b, "t"), c, 50, true)
+				Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+				Expect(bodies(r)).To(Equal(numbers(0, total)))
+			}
+			Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*##*")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
+		})
+	}
+
+	It("outlives a crash while it waits for channels, until each of them has finished it", func() {
+		path := left()
+		b, _ := restored(path, 10_000, false)
+		t := topic(b, "t")
+		t.Pause() // until both are there
+		Expect(t.CreateChannel("slow")).To(Succeed())
+		r := read(t, "c", 100, true)
+		t.Unpause()
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		settled(b)
+		b, _ = restored(crashed(path), 10_000, false)
+		Eventually(func() int { return held(b, "slow") }).WithTimeout(10 * time.Second).Should(Equal(total))
+		// Where none is slow, nothing is left.
+		Expect(t.DeleteChannel("slow")).To(Succeed())
+		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
+	})
+
+	It("does not come again when it was finished, emptied or deleted, once that was recorded", func() {
+		path := left("c", "emptied", "deleted")
+		b, _ := restored(path, 200, false)
+		t := topic(b, "t")
+		Expect(t.EmptyChannel("emptied")).To(Succeed())
+		Expect(t.DeleteChannel("deleted")).To(Succeed())
+		sub, err := t.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(sub.Ready(total)).To(Succeed())
+		finished := 0
+		Eventually(func() int {
+			for _, m := range take(sub, plenty) {
+				if finished++; finished <= total/2 {
+					Expect(sub.Finish(m.ID)).To(Succeed())
+				}
+			}
+			return finished
+		}).Should(Equal(total))
+		Eventually(func() []int {
+			b, stop := restored(crashed(path), 200, false)
+			defer stop()
+			return []int{held(b, "c"), held(b, "emptied"), held(b, "deleted")}
+		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(Equal([]int{total / 2, 0, -1}))
+	})
+
+	It("is kept through any ends, good and bad, until it is finished", func() {
+		seed := uint64(GinkgoRandomSeed())
+		rng := rand.New(rand.NewPCG(seed, 18))
+		path := GinkgoT().TempDir()
+		stored := map[string]bool{} // by an orderly end, and not finished
+		next := 0
+		for round := range 12 {
+			b, stop := restored(path, []int{5, 50, 1000}[rng.IntN(3)], false)
+			t := topic(b, "t")
+			Expect(t.CreateChannel("c")).To(Succeed())
+			sub, err := t.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(sub.Ready(1 + rng.IntN(200))).To(Succeed())
+			n := rng.IntN(100)
+			publishAll(t, next, next+n)
+			fresh := numbers(next, next+n)
+			next += n
+			for range rng.IntN(20) {
+				for _, m := range take(sub, plenty) {
+					if rng.IntN(3) > 0 {
+						Expect(sub.Finish(m.ID)).To(Succeed())
+						delete(stored, string(m.Body))
+						fresh = slices.DeleteFunc(fresh, func(s string) bool { return s == string(m.Body) })
+					}
+				}
+			}
+			if rng.IntN(2) == 0 {
+				stop()
+				for _, name := range fresh {
+					stored[name] = true
+				}
+			} else {
+				path = crashed(path)
+			}
+			check, stopCheck := restored(crashed(path), 10_000, false)
+			r := read(topic(check, "t"), "c", 10_000, false)
+			there := func() (missing []string) {
+				got := bodies(r)
+				for name := range stored {
+					if !slices.Contains(got, name) {
+						missing = append(missing, name)
+					}
+				}
+				return missing
+			}
+			Eventually(there).WithTimeout(10*time.Second).Should(BeEmpty(), "round %d, seed %s", round, strconv.FormatUint(seed, 10))
+			stopCheck()
+		}
+	})
+})
