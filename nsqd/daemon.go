@@ -61,7 +61,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	}
 	config := opts.brokerConfig()
 	if opts.ReleaseTrace != "" {
-		if d.trace, err = os.OpenFile(opts.ReleaseTrace, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
+		if d.trace, err = os.OpenFile(opts.ReleaseTrace, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600); err != nil {
 			return nil, fmt.Errorf("--release-trace: %w", err)
 		}
 		config.Trace = broker.NewTrace(d.trace, log)

@@ -534,3 +534,29 @@ func TestARestartKeepsToTheContract(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Messages, contracts and traces are nobody else's on the machine.
+func TestWhatABrokerLeavesIsItsOwn(t *testing.T) {
+	dir := t.TempDir()
+	t.Cleanup(func() { // the broker has ended
+		left := testkit.Private(t, dir)
+		for _, kind := range []string{".json", ".seg", ".trace", ""} { // "": the lock
+			if left[kind] == 0 {
+				t.Errorf("files left by ending: %v, want one of %q", left, kind)
+			}
+		}
+	})
+	d := start(t, "--data-path="+dir, "--mem-queue-size=0", "--topic-limit=t:1000:5", "--release-trace="+filepath.Join(dir, "release.trace"))
+	c := client(t, nil)
+	web := "http://" + d.at.http.Addr().String()
+	for _, path := range []string{"/topic/create?topic=t", "/channel/create?topic=t&channel=c"} {
+		if r, err := c.Post(web+path, "", nil); err != nil || r.Body.Close() != nil || r.StatusCode != 200 {
+			t.Fatalf("%s: %v %v", path, r, err)
+		}
+	}
+	for range 10 {
+		if r, err := c.Post(web+"/pub?topic=t", "", strings.NewReader("secret")); err != nil || r.Body.Close() != nil || r.StatusCode != 200 {
+			t.Fatalf("publish: %v %v", r, err)
+		}
+	}
+}

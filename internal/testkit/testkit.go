@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/maphash"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -54,6 +55,34 @@ func Seed(t testing.TB) uint64 {
 func Rand(t testing.TB) *rand.Rand {
 	t.Helper()
 	return rand.New(rand.NewPCG(Seed(t), 0))
+}
+
+// Private fails unless everything in dir, which is not looked at itself, is its
+// owner's alone: files 0600 and folders 0700 at most. It returns how many files
+// there are, by the ends of their names.
+func Private(t testing.TB, dir string) map[string]int {
+	t.Helper()
+	kinds := map[string]int{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if mode := info.Mode().Perm(); mode&0o077 != 0 || !d.IsDir() && mode&0o100 != 0 {
+			t.Errorf("%s has mode %04o", path, mode)
+		}
+		if !d.IsDir() {
+			kinds[filepath.Ext(path)]++
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return kinds
 }
 
 // Golden compares got with the file at path, relative to the package, and

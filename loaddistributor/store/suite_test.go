@@ -53,6 +53,7 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 		},
 		"bolt": func(t *testing.T) func() Store {
 			dir := t.TempDir()
+			t.Cleanup(func() { testkit.Private(t, dir) })
 			return func() Store {
 				b, err := NewBolt(filepath.Join(dir, "new", "folder"))
 				if err != nil {

@@ -52,7 +52,7 @@ const (
 
 // OpenFiles returns the Files in a folder, which it creates if need be.
 func OpenFiles(dir string) (*Files, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("shares: %w", err)
 	}
 	return &Files{dir}, nil
@@ -125,7 +125,7 @@ func (f *Files) Save(b Base) error {
 
 // write creates a file that is on stable storage.
 func write(path string, data []byte) error {
-	file, err := os.Create(path)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func OS() Disk {
 		Open:   func(path string) (File, error) { return openFile(path, os.O_RDWR) },
 		Rename: os.Rename,
 		Remove: os.Remove,
-		Mkdir:  func(path string) error { return os.Mkdir(path, 0o777) },
+		Mkdir:  func(path string) error { return os.Mkdir(path, 0o700) },
 		List: func(path string) ([]string, error) {
 			d, err := os.Open(path)
 			if err != nil {
@@ -82,7 +82,7 @@ func OS() Disk {
 type osFile struct{ *os.File }
 
 func openFile(path string, flag int) (File, error) {
-	f, err := os.OpenFile(path, flag, 0o666)
+	f, err := os.OpenFile(path, flag, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (f osFile) Sync() error { return syncData(f.File) }
 // ends, however it ends. The file stays, since deleting it would let two
 // processes hold locks on two files of the same name.
 func lockFolder(path string) (func() error, error) {
-	f, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR|os.O_CREATE, 0o666)
+	f, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}

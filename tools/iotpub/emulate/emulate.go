@@ -246,7 +246,7 @@ func (o *output) create(path string) (err error) {
 	if path == "" {
 		return nil
 	}
-	if o.file, err = os.Create(path); err != nil {
+	if o.file, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
 		o.file = nil
 		return fmt.Errorf("%s: %w", o.name, err)
 	}

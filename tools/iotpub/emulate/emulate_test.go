@@ -232,6 +232,7 @@ var _ = Describe("a run", func() {
 		cfg.Nsqd, cfg.Capture = a.Address(), filepath.Join(GinkgoT().TempDir(), "times")
 		r, err := run(nil)
 		Expect(err).NotTo(HaveOccurred())
+		testkit.Private(GinkgoTB(), filepath.Dir(cfg.Capture))
 		text, err := os.ReadFile(cfg.Capture)
 		Expect(err).NotTo(HaveOccurred())
 		var times []float64

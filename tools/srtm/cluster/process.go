@@ -33,7 +33,7 @@ type Process struct {
 // the system can arrange that, and gets no signal from this one's terminal.
 // stdout is written to from another goroutine until Done is closed.
 func StartProcess(name, binary, log string, args []string, stdout io.Writer) (*Process, error) {
-	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("%s: log: %w", name, err)
 	}

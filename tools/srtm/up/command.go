@@ -63,7 +63,7 @@ and is no failure.`,
 			}
 			keep := o.dataDir != ""
 			if keep {
-				err = os.MkdirAll(o.dataDir, 0o755)
+				err = os.MkdirAll(o.dataDir, 0o700)
 			} else {
 				o.dataDir, err = os.MkdirTemp("", "srtm-up-")
 			}

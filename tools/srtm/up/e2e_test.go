@@ -110,10 +110,14 @@ func TestUp(t *testing.T) {
 
 	t.Run("ends with a report", func(t *testing.T) {
 		var stdout, stderr output
-		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=3",
+		dir := t.TempDir()
+		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+filepath.Join(dir, "new"), "--brokers=3",
 			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stderr.String())
+		}
+		if left := testkit.Private(t, dir); left[".log"] < 3 || left[""] == 0 {
+			t.Errorf("files left: %v; want logs, and what brokers keep", left)
 		}
 		var r Report
 		if err := json.Unmarshal([]byte(stdout.String()), &r); err != nil {
