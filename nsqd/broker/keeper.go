@@ -190,7 +190,8 @@ func (b *Broker) restoreMetadata() error {
 	}
 	for _, m := range s.Topics {
 		t := b.restoreTopic(m.Name)
-		if m.Paused {
+		// In a cluster neither is this broker's to say.
+		if m.Paused && b.cfg.AutoCreate {
 			t.Pause()
 		}
 		if m.Contract != nil && b.cfg.AutoCreate {

@@ -109,16 +109,18 @@ var _ = Describe("what a broker records besides messages", func() {
 		Expect(topic(b, "kept").Stats().Share).To(Equal(other.Share()))
 	})
 
-	It("has no contract for a broker that a loaddistributor gives them", func() {
+	It("has no contract for a broker that a loaddistributor gives them, and pauses no topic", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path, false)
 		topic(b, "t").Contract(share, false)
+		topic(b, "t").Pause()
 		stop()
 		b = storedWith(path, func(c *broker.Config) { c.AutoCreate = false })
 		t, err := b.Topic([]byte("t"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(t.Stats().Limited).To(BeTrue())
 		Expect(t.Stats().Share.IsZero()).To(BeTrue())
+		Expect(t.Stats().Paused).To(BeFalse(), "nobody could unpause it")
 	})
 
 	It("lets nothing leave a paused topic or channel while it is restored", func() {

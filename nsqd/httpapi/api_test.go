@@ -326,7 +326,20 @@ func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 	if _, err := n.broker.CreateTopic("t"); err != nil {
 		t.Fatal(err)
 	}
-	n.expect("POST", "/topic/limit?topic=t&rate=1&burst=1", "", 403, "MANAGED")
+	for path, instead := range map[string]string{
+		"/topic/limit?topic=t&rate=1&burst=1": "srtm topic update",
+		"/topic/create?topic=u":               "srtm topic create",
+		"/topic/delete?topic=t":               "srtm topic delete",
+		"/topic/pause?topic=t":                "pause its channels",
+		"/topic/unpause?topic=t":              "pause its channels",
+	} {
+		n.expect("POST", path, "", 403, `"MANAGED"`)
+		n.expect("POST", path, "", 403, instead)
+	}
+	n.expect("GET", "/stats?format=json", "", 200, `"paused":false`)
+	n.expect("POST", "/channel/create?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/channel/pause?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/topic/empty?topic=t", "", 200, "")
 }
 
 // A client that stops in the middle of a body must not keep a handler and what

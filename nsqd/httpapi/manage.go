@@ -40,6 +40,9 @@ func (a *API) existing(name string) (*broker.Topic, error) {
 	return t, nil
 }
 
+// pauseChannels is for who would pause a topic of a cluster.
+const pauseChannels = "it would be paused on this broker only, and go on where it moves; pause its channels on each of its brokers"
+
 // onTopic is a handler of one existing topic.
 func (a *API) onTopic(do func(*broker.Topic)) handler {
 	return func(r *http.Request) (string, error) {
@@ -79,17 +82,27 @@ func (a *API) onChannel(do func(*broker.Topic, string) error) handler {
 	}
 }
 
-// errManaged refuses what the control plane decides.
-func (a *API) errManaged(what string) error {
+// errManaged refuses what the control plane decides, and says what to do instead.
+func (a *API) errManaged(instead string) error {
 	if !a.cfg.Managed {
 		return nil
 	}
-	return refuse(http.StatusForbidden, "MANAGED", "%s by the loaddistributor", what)
+	return refuse(http.StatusForbidden, "MANAGED", "this broker's topics are the loaddistributor's: %s", instead)
+}
+
+// unmanaged is h on a standalone broker.
+func (a *API) unmanaged(instead string, h handler) handler {
+	return func(r *http.Request) (string, error) {
+		if err := a.errManaged(instead); err != nil {
+			return "", err
+		}
+		return h(r)
+	}
 }
 
 func (a *API) createTopic(r *http.Request) (string, error) {
 	name, err := topicArgument(r.URL.Query(), "INVALID_TOPIC")
-	if err = errors.Join(err, a.errManaged("topics of this broker are created")); err != nil {
+	if err = errors.Join(err, a.errManaged("use srtm topic create")); err != nil {
 		return "", err
 	}
 	_, err = a.broker.CreateTopic(name)
@@ -98,7 +111,7 @@ func (a *API) createTopic(r *http.Request) (string, error) {
 
 func (a *API) deleteTopic(r *http.Request) (string, error) {
 	name, err := argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
-	if err = errors.Join(err, a.errManaged("topics of this broker are deleted")); err != nil {
+	if err = errors.Join(err, a.errManaged("use srtm topic delete")); err != nil {
 		return "", err
 	}
 	if err := a.broker.DeleteTopic(name); err != nil {
@@ -129,7 +142,7 @@ func (a *API) limitTopic(r *http.Request) (string, error) {
 		return "", err
 	}
 	t, err := a.existing(name)
-	if err = errors.Join(err, a.errManaged("contracts of this broker are given")); err != nil {
+	if err = errors.Join(err, a.errManaged("use srtm topic update")); err != nil {
 		return "", err
 	}
 	rate, err := strconv.ParseFloat(q.Get("rate"), 64)
