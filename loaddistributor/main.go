@@ -167,6 +167,7 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	// As NSQ's nsqlookupd says it.
 	log.Info(obs.Banner("nsqlookupd"))
 	log.Info("HTTP: listening on " + webListener.Addr().String())
+	log.Info("GRPC: listening on " + rpcListener.Addr().String())
 	tcp := "none"
 	if nodeListener != nil {
 		tcp = nodeListener.Addr().String()

@@ -82,6 +82,7 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 		"a password without a user":  {[]string{"--etcd-password-file=" + empty}, "--etcd-user and --etcd-password-file"},
 		"a password that is none":    {[]string{"--etcd-user=u", "--etcd-password-file=" + empty}, "is empty"},
 		"a password that is nowhere": {[]string{"--etcd-user=u", "--etcd-password-file=" + empty + "r"}, "--etcd-password-file"},
+		"no port to be found at":     {[]string{"--grpc-address=127.0.0.1:0"}, "--advertise-address 127.0.0.1:0"},
 		"an authority that is none":  {[]string{"--etcd-tls-ca=" + empty}, "--etcd-tls-ca"},
 		"half a pair":                {[]string{"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + authority.File}, "--etcd-tls-cert and --etcd-tls-key"},
 		"certificates, but in clear": {[]string{"--etcd-tls-ca=" + authority.File, "--etcd-endpoint=http://127.0.0.1:1"}, "want https"},

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -173,6 +174,9 @@ func (o *options) validate() error {
 	case storeEtcd:
 		_, err := o.etcdConfig()
 		errs = append(errs, err)
+		if _, port, err := net.SplitHostPort(o.advertise); err == nil && port == "0" {
+			errs = append(errs, fmt.Errorf("--advertise-address %s, by default --grpc-address: followers cannot send anybody to port 0", o.advertise))
+		}
 	default:
 		errs = append(errs, fmt.Errorf("--store %q is none of bbolt, etcd, memory", o.store))
 	}

@@ -178,34 +178,22 @@ func TestPortsOfTheSystem(t *testing.T) {
 		r := newRegistry(t)
 		dir := t.TempDir()
 		cert, key, _ := newAuthority(t, dir, "ca").issue(t, dir, "nsqd")
-		log, err := os.Create(filepath.Join(dir, "log"))
+		d, at, err := daemon.Listening(under.binary, dir, []string{
+			"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
+			"--tls-cert=" + cert, "--tls-key=" + key, "--broadcast-address=127.0.0.1", r.flag(),
+		}, "TCP", "HTTP", "HTTPS")
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer log.Close()
-		cmd := exec.Command(under.binary, "--data-path="+dir, "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
-			"--tls-cert="+cert, "--tls-key="+key, "--broadcast-address=127.0.0.1", r.flag())
-		cmd.Stderr = log
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = errors.Join(cmd.Process.Kill(), cmd.Wait()) }) // it has nothing to lose
-
-		at := map[string]string{}
-		eventually(t, func() string {
-			text, err := os.ReadFile(log.Name())
-			if err != nil {
-				return err.Error()
+		n := &node{tcp: d.TCP, http: d.HTTP, process: d}
+		t.Cleanup(func() {
+			if err := n.end(); err != nil {
+				t.Error(err)
 			}
-			for _, found := range regexp.MustCompile(`\b([A-Z]+): listening on (127\.0\.0\.1:[1-9][0-9]*)`).FindAllStringSubmatch(string(text), -1) {
-				at[found[1]] = found[2]
-			}
-			if len(at) < 3 || !regexp.MustCompile(`\bnsqd v1\.\d+\.\d+\S* \(built w/go`).Match(text) {
-				return fmt.Sprintf("log: %s", text)
-			}
-			return ""
 		})
-		n := &node{tcp: at["TCP"], http: at["HTTP"]}
+		if !regexp.MustCompile(`\bnsqd v1\.\d+\.\d+\S* \(built w/go`).MatchString(d.Output()) {
+			t.Errorf("no version in %s", d.Output())
+		}
 		n.publish(t, "t", "x")
 		by := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 		if r, err := fetchBy(by, http.MethodGet, "https://"+at["HTTPS"]+"/ping", nil); err != nil || r.body != "OK" {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -136,6 +137,32 @@ func NSQDAt(binary, dir, tcp, web string, flags ...string) (*Daemon, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// listening is how a program of NSQ's, or one in its place, logs an address.
+var listening = regexp.MustCompile(`\b([A-Z]+): listening on (127\.0\.0\.1:[1-9][0-9]*)`)
+
+// Listening is Run for a program with port 0 in its flags, which is ready once its
+// log says where on 127.0.0.1 it listens for each of these protocols. It returns
+// their addresses, of an nsqd also in the Daemon.
+func Listening(binary, dir string, flags []string, protocols ...string) (*Daemon, map[string]string, error) {
+	d := &Daemon{Flags: flags, Dir: dir, done: make(chan struct{})}
+	at := map[string]string{}
+	err := d.start(binary, flags, func() error {
+		d.output.mu.Lock()
+		defer d.output.mu.Unlock()
+		for _, found := range listening.FindAllStringSubmatch(d.output.mu.String(), -1) {
+			at[found[1]] = found[2]
+		}
+		for _, protocol := range protocols {
+			if at[protocol] == "" {
+				return fmt.Errorf("does not say where it listens for %s", protocol)
+			}
+		}
+		return nil
+	})
+	d.TCP, d.HTTP = at["TCP"], at["HTTP"]
+	return d, at, err
 }
 
 // Answers returns a question that has no error once a server answers at url,

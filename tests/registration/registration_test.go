@@ -254,30 +254,70 @@ func TestAStockConsumerReadsFromANodeThatRegistered(t *testing.T) {
 		d := node(t, nsqd, s)
 		request(t, http.MethodPost, "http://"+d.HTTP+"/pub?topic=t")
 		s.produced(t, "t", d.TCP)
-		c, err := nsq.NewConsumer("t", "c", nsq.NewConfig())
+		s.consumes(t)
+	})
+}
+
+// consumes reads what /pub was sent, as a stock consumer that looks t up.
+func (s site) consumes(t *testing.T) {
+	t.Helper()
+	c, err := nsq.NewConsumer("t", "c", nsq.NewConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetLoggerLevel(nsq.LogLevelMax)
+	got := make(chan string, 1)
+	c.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
+		got <- string(m.Body)
+		return nil
+	}))
+	if err := c.ConnectToNSQLookupd("http://" + s.web); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		c.Stop()
+		<-c.StopChan
+	}()
+	select {
+	case body := <-got:
+		if body != "body" {
+			t.Errorf("got %q", body)
+		}
+	case <-time.After(daemon.Patience):
+		t.Error("no message")
+	}
+}
+
+// Whoever starts nodes on ports of the system's choice finds them everywhere.
+func TestPortsOfTheSystem(t *testing.T) {
+	d, at, err := daemon.Listening(loaddistributor, t.TempDir(),
+		[]string{"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--tcp-address=127.0.0.1:0", "--broadcast-address=127.0.0.1"}, "TCP", "HTTP", "GRPC")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, d)
+	s := site{Daemon: d, tcp: at["TCP"], web: at["HTTP"], rpc: at["GRPC"]}
+	var want []string
+	for _, joins := range []string{"--lookupd-tcp-address=" + s.tcp, "--loaddistributor-address=" + s.rpc} {
+		n, _, err := daemon.Listening(nsqd, t.TempDir(), []string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", joins}, "TCP", "HTTP")
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetLoggerLevel(nsq.LogLevelMax)
-		got := make(chan string, 1)
-		c.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
-			got <- string(m.Body)
-			return nil
-		}))
-		if err := c.ConnectToNSQLookupd("http://" + s.web); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			c.Stop()
-			<-c.StopChan
-		}()
-		select {
-		case body := <-got:
-			if body != "body" {
-				t.Errorf("got %q", body)
-			}
-		case <-time.After(daemon.Patience):
-			t.Error("no message")
-		}
-	})
+		watch(t, n)
+		want = append(want, n.TCP+" "+n.HTTP)
+	}
+	slices.Sort(want)
+	s.nodes(t, len(want))
+	var f found
+	if err := json.Unmarshal([]byte(request(t, http.MethodGet, "http://"+s.web+"/nodes")), &f); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range f.Producers {
+		got = append(got, fmt.Sprintf("127.0.0.1:%d 127.0.0.1:%d", p.TCPPort, p.HTTPPort))
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("/nodes: %q, want %q", got, want)
+	}
 }
