@@ -48,6 +48,10 @@ func TestParse(t *testing.T) {
 		t.Error("no seed was drawn")
 	}
 	var out bytes.Buffer
+	if _, err := parse([]string{"-version"}, &out); !errors.Is(err, settings.ErrDone) || !strings.HasPrefix(out.String(), "nsqlookupd v1.3.0+srtm.") {
+		t.Errorf("--version: %v\n%s", err, out.String())
+	}
+	out.Reset()
 	if _, err := parse([]string{"--help"}, &out); !errors.Is(err, settings.ErrDone) || !strings.Contains(out.String(), "-tbadaptor-address") {
 		t.Errorf("--help: %v\n%s", err, out.String())
 	}

@@ -121,7 +121,9 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
-	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
+	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn, error, or fatal (nothing)")
+	fs.String("log-prefix", "[nsqlookupd] ", "accepted for compatibility; ignored: log lines are structured and have no prefix")
+	fs.Bool("verbose", false, "accepted for compatibility; ignored, as by nsqlookupd: use --log-level")
 	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
 	err := settings.Parse(fs, args, "loaddistributor is SRTM's placement controller, and an nsqlookupd.", obs.Banner("nsqlookupd"), out)
 	if err != nil {

@@ -38,7 +38,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.window, "window", loop.DefaultWindow, "how far back the loads reach that proposals go by")
 	fs.DurationVar(&o.ackTimeout, "ack-timeout", loop.DefaultAckTimeout, "how long brokers may take to acknowledge a new contract's shares")
 	o.leases = loop.AddLeaseFlags(fs)
-	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
+	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn, error, or fatal (nothing)")
 	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
 	if err := settings.Parse(fs, args, "tbadaptor is SRTM's share adaptor.", "", out); err != nil {
 		return nil, err

@@ -35,16 +35,18 @@ var levels = map[string]slog.Level{
 	"info":  slog.LevelInfo,
 	"warn":  slog.LevelWarn,
 	"error": slog.LevelError,
+	"fatal": slog.LevelError + 4, // nothing: what ends a daemon is printed anyway
 }
 
 // NewLogger returns a logger that writes to w. level is debug, info, warn or
-// error, the least severe that is written; format is text or json. Both are
+// error, the least severe that is written, or fatal, at which nothing is, as NSQ
+// has it; format is text or json. Both are
 // matched without regard to case. If w is a LogWriter, its lines on lines that
 // were dropped have that format, too.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	least, ok := levels[strings.ToLower(level)]
 	if !ok {
-		return nil, fmt.Errorf("log level %q: want debug, info, warn or error", level)
+		return nil, fmt.Errorf("log level %q: want debug, info, warn, error or fatal", level)
 	}
 	handler := func(w io.Writer) slog.Handler {
 		return slog.NewTextHandler(w, &slog.HandlerOptions{Level: least})

@@ -49,7 +49,7 @@ var _ = Describe("NewLogger", func() {
 		Expect(err).To(MatchError(ContainSubstring(want)))
 		Expect(log).To(BeNil())
 	},
-		Entry("a level that is none", "loud", "text", `log level "loud": want debug, info, warn or error`),
+		Entry("a level that is none", "loud", "text", `log level "loud": want debug, info, warn, error or fatal`),
 		Entry("no level", "", "text", `log level ""`),
 		Entry("a format that is none", "info", "xml", `log format "xml": want text or json`),
 	)

@@ -321,3 +321,44 @@ func TestPortsOfTheSystem(t *testing.T) {
 		t.Errorf("/nodes: %q, want %q", got, want)
 	}
 }
+
+// nsqlookupdFile has every setting of an nsqlookupd.
+const nsqlookupdFile = `
+log_level = "fatal"
+log_prefix = "[lookup] "
+verbose = false
+
+tcp_address = "127.0.0.1:0"
+http_address = "127.0.0.1:1" # the flag wins
+broadcast_address = "127.0.0.1"
+
+inactive_producer_timeout = "300s"
+tombstone_lifetime = "45s"
+`
+
+// The flags and the file of an nsqlookupd start the loaddistributor in its place;
+// the one flag of ours only frees the port that gRPC would have.
+func TestInPlaceOfAnNsqlookupd(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "nsqlookupd.cfg"), []byte(nsqlookupdFile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, at, err := daemon.Listening(loaddistributor, dir,
+		[]string{"-config=nsqlookupd.cfg", "-http-address=127.0.0.1:0", "-log-level=INFO", "-verbose", "--grpc-address=127.0.0.1:0"}, "TCP", "HTTP")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, d)
+	if !strings.Contains(d.Output(), "nsqlookupd v1.") {
+		t.Errorf("no version in %s", d.Output())
+	}
+	s := site{Daemon: d, tcp: at["TCP"], web: at["HTTP"]}
+	each(t, func(t *testing.T, nsqd string) {
+		n := node(t, nsqd, s)
+		request(t, http.MethodPost, "http://"+n.HTTP+"/pub?topic=t")
+		s.produced(t, "t", n.TCP)
+		s.consumes(t)
+		request(t, http.MethodPost, "http://"+s.web+"/topic/tombstone?topic=t&node="+n.HTTP)
+		s.produced(t, "t")
+	})
+}
