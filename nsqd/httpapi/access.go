@@ -21,22 +21,19 @@ func administrative(r *http.Request) bool {
 
 // Public is a without what is administrative: for the listeners beside one for that.
 func (a *API) Public() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if administrative(r) {
-			writeFault(w, &fault{http.StatusForbidden, "ADMIN_ADDRESS", fmt.Sprintf("%s %s is served at --admin-http-address", r.Method, r.URL.Path)})
-			return
-		}
-		a.ServeHTTP(w, r)
-	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, true) })
 }
 
 // forbidden says why the caller may not do this; nil if it may. What NSQ has too is
 // as open as there, unless there are tokens.
-func (a *API) forbidden(r *http.Request) *fault {
+func (a *API) forbidden(r *http.Request, public bool) *fault {
+	if !administrative(r) {
+		return nil
+	}
+	if public {
+		return &fault{http.StatusForbidden, "ADMIN_ADDRESS", fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
+	}
 	if a.cfg.Tokens != nil {
-		if !administrative(r) {
-			return nil
-		}
 		problem, known := a.cfg.Tokens.Check(r.Header.Get("Authorization"), secure.Admin)
 		switch {
 		case problem == "":
@@ -46,7 +43,7 @@ func (a *API) forbidden(r *http.Request) *fault {
 		}
 		return &fault{http.StatusForbidden, "PERMISSION_DENIED", problem}
 	}
-	if r.URL.Path != "/topic/limit" || !administrative(r) {
+	if r.URL.Path != "/topic/limit" {
 		return nil
 	}
 	if why := foreign(r); why != "" {

@@ -132,9 +132,15 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 }
 
 // ServeHTTP implements http.Handler.
-func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.serve(w, r, false) }
+
+// serve answers at an address that is public, beside one for administrators, or not.
+func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
-	if f := a.forbidden(r); f != nil {
+	if r.ContentLength != 0 { // of a request that is refused, too: the server reads on
+		a.limitBody(w)
+	}
+	if f := a.forbidden(r, public); f != nil {
 		writeFault(w, f)
 		return
 	}
@@ -192,7 +198,6 @@ type handler func(*http.Request) (body string, err error)
 
 func (a *API) do(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		a.limitBody(w)
 		body, err := h(r)
 		if err != nil {
 			writeFault(w, asFault(err))
@@ -291,7 +296,6 @@ const maxSetting = 64 << 10
 
 func (a *API) putSetting(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		a.limitBody(w)
 		body, err := readBody(r, maxSetting, "INVALID_VALUE")
 		set := a.cfg.Settings[name].Set
 		if set == nil {
