@@ -5,13 +5,11 @@ import (
 	"math"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
 // The layout that all latencies share, so that any two can be merged: 1 us to
-// 60 s with 2 significant digits, 20 KiB.
+// 60 s with 2 significant digits.
 const (
 	lowestMicros  = 1
 	highestMicros = 60_000_000
@@ -21,6 +19,7 @@ const (
 	// the layout keeps the first 8 (228), so it stands 228-128 into the 128
 	// counts of the group 26-8+1.
 	lastIndex = (26-8+1)*128 + (highestMicros >> (26 - 8)) - 128
+	buckets   = lastIndex + 1
 
 	// MaxLatency is the greatest duration a Latency tells apart.
 	MaxLatency = highestMicros * time.Microsecond
@@ -34,19 +33,22 @@ const maxSamples = 1 << 45
 // Latency counts durations and answers quantiles, within 1 %, of all of them.
 // It is not safe for concurrent use: each writer owns one and they are merged.
 // Make it with NewLatency.
+//
+// The buckets are those of an HdrHistogram, whose log format they are written
+// in. That keeps all of them, 20 KiB; a broker has several for each topic, and
+// the latencies of one fall into few, so that these come in blocks as needed.
 type Latency struct {
-	h       *hdrhistogram.Histogram
+	counts  cells[int64]
+	count   int64
 	clamped int64
 }
 
 // NewLatency returns an empty Latency.
-func NewLatency() *Latency {
-	return &Latency{h: hdrhistogram.New(lowestMicros, highestMicros, digits)}
-}
+func NewLatency() *Latency { return new(Latency) }
 
 // Record adds d. It rounds up to a microsecond, so that no quantile flatters;
 // it takes a negative d as 0 and one above MaxLatency as MaxLatency, and
-// counts either in Clamped. It does not allocate.
+// counts either in Clamped. It allocates only for the first of similar latencies.
 func (l *Latency) Record(d time.Duration) { l.RecordMany(d, 1) }
 
 // RecordMany adds d, n times. Requires: n >= 0.
@@ -59,14 +61,12 @@ func (l *Latency) RecordMany(d time.Duration, n int) {
 		d = MaxLatency
 		l.clamped += int64(n)
 	}
-	micros := int64((d + time.Microsecond - 1) / time.Microsecond)
-	if err := l.h.RecordValues(micros, int64(n)); err != nil {
-		panic(fmt.Sprintf("latency of %d us, %d samples: %v", micros, l.h.TotalCount(), err))
-	}
+	*l.counts.at(bucketOf(d)) += int64(n)
+	l.count += int64(n)
 }
 
 // Count returns the number of samples.
-func (l *Latency) Count() int64 { return l.h.TotalCount() }
+func (l *Latency) Count() int64 { return l.count }
 
 // Clamped returns how many samples were out of range since the last Reset,
 // here and in what was merged; a histogram from the network brings none.
@@ -79,15 +79,28 @@ func (l *Latency) Quantile(q float64) time.Duration {
 	if math.IsNaN(q) {
 		q = 1
 	}
-	return min(time.Duration(l.h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency)
+	q = min(max(q, 0), 1)
+	rank := min(max(int64(q*float64(l.count)+0.5), 1), l.count) // as HdrHistogram has it
+	var below int64
+	for i, n := range l.counts.all() {
+		if below += n; below < rank {
+			continue
+		}
+		low, high := bucketRange(i)
+		if q == 0 {
+			high = low
+		}
+		return min(time.Duration(high)*time.Microsecond, MaxLatency)
+	}
+	return 0
 }
 
 // CountAbove returns how many of the recorded latencies were above d, to the
 // resolution of the histogram: those in the same bucket as d are not counted.
 func (l *Latency) CountAbove(d time.Duration) (n int64) {
-	for _, bar := range l.h.Distribution() {
-		if bar.From > d.Microseconds() {
-			n += bar.Count
+	for i, count := range l.counts.all() {
+		if low, _ := bucketRange(i); low > d.Microseconds() {
+			n += count
 		}
 	}
 	return n
@@ -96,15 +109,16 @@ func (l *Latency) CountAbove(d time.Duration) (n int64) {
 // Merge adds the samples of other, which it does not modify.
 func (l *Latency) Merge(other *Latency) {
 	l.clamped += other.clamped
-	if dropped := l.h.Merge(other.h); dropped != 0 {
-		panic(fmt.Sprintf("merging %d samples into %d of the same layout dropped %d", other.Count(), l.Count(), dropped))
+	l.count += other.count
+	for i, n := range other.counts.all() {
+		*l.counts.at(i) += n
 	}
 }
 
 // Reset forgets all samples.
 func (l *Latency) Reset() {
-	l.h.Reset()
-	l.clamped = 0
+	l.counts.reset()
+	l.count, l.clamped = 0, 0
 }
 
 // Proto returns the samples in the form that travels: only buckets in use.
@@ -112,11 +126,9 @@ func (l *Latency) Proto() *srtmv1.Histogram {
 	p := &srtmv1.Histogram{
 		LowestUs: lowestMicros, HighestUs: highestMicros, SignificantDigits: digits,
 	}
-	for i, n := range l.h.Export().Counts {
-		if n != 0 {
-			p.Index = append(p.Index, uint32(i))
-			p.Count = append(p.Count, uint64(n))
-		}
+	for i, n := range l.counts.all() {
+		p.Index = append(p.Index, uint32(i))
+		p.Count = append(p.Count, uint64(n))
 	}
 	return p
 }
@@ -137,9 +149,8 @@ func LatencyFromProto(p *srtmv1.Histogram) (*Latency, error) {
 	if len(p.Index) != len(p.Count) {
 		return nil, fmt.Errorf("histogram with %d indices and %d counts", len(p.Index), len(p.Count))
 	}
-	snapshot := l.h.Export()
-	if len(p.Index) > len(snapshot.Counts) {
-		return nil, fmt.Errorf("histogram with %d buckets: the layout has %d", len(p.Index), len(snapshot.Counts))
+	if len(p.Index) > buckets {
+		return nil, fmt.Errorf("histogram with %d buckets: the layout has %d", len(p.Index), buckets)
 	}
 	var total uint64
 	for i, index := range p.Index {
@@ -154,8 +165,8 @@ func LatencyFromProto(p *srtmv1.Histogram) (*Latency, error) {
 			return nil, fmt.Errorf("histogram of more than %d samples", int64(maxSamples))
 		}
 		total += p.Count[i]
-		snapshot.Counts[index] = int64(p.Count[i])
+		*l.counts.at(int(index)) = int64(p.Count[i])
 	}
-	l.h = hdrhistogram.Import(snapshot)
+	l.count = int64(total)
 	return l, nil
 }

@@ -21,18 +21,18 @@ var metricBounds = [...]time.Duration{
 func (l *Latency) Metric(desc *prometheus.Desc, labels ...string) prometheus.Metric {
 	buckets := make(map[float64]uint64, len(metricBounds))
 	var below uint64
-	next := 0
-	for _, bar := range l.h.Distribution() {
-		for next < len(metricBounds) && bar.From > metricBounds[next].Microseconds() {
+	next, micros := 0, 0.0
+	for i, n := range l.counts.all() {
+		low, high := bucketRange(i)
+		for next < len(metricBounds) && low > metricBounds[next].Microseconds() {
 			buckets[metricBounds[next].Seconds()] = below
 			next++
 		}
-		below += uint64(bar.Count)
+		below += uint64(n)
+		micros += float64(n) * float64((low+high+1)/2)
 	}
 	for ; next < len(metricBounds); next++ {
 		buckets[metricBounds[next].Seconds()] = below
 	}
-	count := l.Count()
-	sum := l.h.Mean() * float64(count) / 1e6
-	return prometheus.MustNewConstHistogram(desc, uint64(count), sum, buckets, labels...)
+	return prometheus.MustNewConstHistogram(desc, below, micros/1e6, buckets, labels...)
 }

@@ -8,7 +8,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
@@ -58,9 +62,9 @@ func TestRecordingManyIsRecordingEachSoOften(t *testing.T) {
 	if m, e := many.Proto(), each.Proto(); !slices.Equal(m.Index, e.Index) || !slices.Equal(m.Count, e.Count) || many.Clamped() != each.Clamped() || many.Clamped() == 0 {
 		t.Errorf("%v and %d clamped, want %v and %d", m, many.Clamped(), e, each.Clamped())
 	}
-	for i, sum := range eachParts.sums {
-		if math.Abs(manyParts.sums[i]-sum) > 1e-9 {
-			t.Errorf("bucket %d: parts of %v, want %v", i, manyParts.sums[i], sum)
+	for i, sum := range eachParts.sums.all() {
+		if got := manyParts.sums.get(i); math.Abs(got-sum) > 1e-9 {
+			t.Errorf("bucket %d: parts of %v, want %v", i, got, sum)
 		}
 	}
 }
@@ -141,9 +145,61 @@ func TestLatencyRecordDoesNotAllocate(t *testing.T) {
 	}
 }
 
+// The buckets, the quantiles and the mean are HdrHistogram's.
+func TestLatencyIsAnHdrHistogram(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l, h := NewLatency(), hdrhistogram.New(lowestMicros, highestMicros, digits)
+		for _, micros := range rapid.SliceOf(rapid.OneOf(rapid.Int64Range(0, highestMicros), rapid.Int64Range(0, 2000))).Draw(t, "micros") {
+			l.Record(time.Duration(micros) * time.Microsecond)
+			if err := h.RecordValue(micros); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, q := range []float64{0, 0.001, 0.5, 0.9, 0.99, 0.999, 1, rapid.Float64Range(0, 1).Draw(t, "q")} {
+			if got, want := l.Quantile(q), min(time.Duration(h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency); got != want {
+				t.Fatalf("quantile %v: %v, want %v", q, got, want)
+			}
+		}
+		for _, bar := range h.Distribution() {
+			if low, high := bucketRange(bucketOf(time.Duration(bar.From) * time.Microsecond)); low != bar.From || high != bar.To {
+				t.Fatalf("bucket of %d us: %d..%d, want %d..%d", bar.From, low, high, bar.From, bar.To)
+			}
+			if got := *l.counts.at(bucketOf(time.Duration(bar.From) * time.Microsecond)); got != bar.Count {
+				t.Fatalf("%d from %d us on, want %d", got, bar.From, bar.Count)
+			}
+		}
+		var m dto.Metric
+		if err := l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := m.GetHistogram().GetSampleSum(), h.Mean()*float64(h.TotalCount())/1e6; math.Abs(got-want) > 1e-9*(want+1) {
+			t.Fatalf("sum %v, want %v", got, want)
+		}
+	})
+}
+
 func TestLatencyIsSmall(t *testing.T) {
-	if n := len(NewLatency().h.Export().Counts) * 8; n > 20<<10 {
-		t.Errorf("%d bytes, want at most 20 KiB: every topic holds several", n)
+	size := func(l *Latency) uintptr {
+		n := unsafe.Sizeof(*l)
+		for _, b := range l.counts.blocks {
+			if b != nil {
+				n += unsafe.Sizeof(*b)
+			}
+		}
+		return n
+	}
+	l := NewLatency()
+	for d := time.Microsecond; d < 200*time.Microsecond; d += time.Microsecond {
+		l.Record(d)
+	}
+	if n := size(l); n > 3<<10 {
+		t.Errorf("%d bytes for latencies below 200 us, want at most 3 KiB: every topic holds several", n)
+	}
+	l.Reset() // its memory is wanted again
+	l.Record(time.Microsecond)
+	l.Reset()
+	if l.Reset(); size(l) != size(NewLatency()) {
+		t.Errorf("%d bytes while nothing is recorded, want %d", size(l), size(NewLatency()))
 	}
 }
 
@@ -173,7 +229,7 @@ func TestLatencyProtoRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !l.h.Equals(back.h) || back.Count() != l.Count() {
+		if !proto.Equal(back.Proto(), l.Proto()) || back.Count() != l.Count() {
 			t.Fatalf("%d samples came back as %d, or elsewhere", l.Count(), back.Count())
 		}
 		// What came back can be used on.

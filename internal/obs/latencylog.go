@@ -37,7 +37,13 @@ func WriteLatencyLog(w io.Writer, length time.Duration, all ...TaggedLatency) er
 		return err
 	}
 	for _, t := range all {
-		h := t.Latency.h.Clone()
+		h := hdrhistogram.New(lowestMicros, highestMicros, digits)
+		for i, n := range t.Latency.counts.all() {
+			low, _ := bucketRange(i)
+			if err := write(h.RecordValues(low, n)); err != nil {
+				return err
+			}
+		}
 		h.SetTag(t.Tag)
 		h.SetStartTimeMs(0)
 		h.SetEndTimeMs(length.Milliseconds())

@@ -1,9 +1,6 @@
 package obs
 
-import (
-	"math/bits"
-	"time"
-)
+import "time"
 
 // Part goes with a Latency that measures a whole, as delivery latency, of which
 // something is a part, as access delay: it has, for each bucket of the whole, the
@@ -13,11 +10,11 @@ import (
 //
 // The zero value is empty. It is not safe for concurrent use.
 type Part struct {
-	sums [lastIndex + 1]float64
+	sums cells[float64]
 }
 
 // Record adds a whole, as Latency.Record takes it, and the part of it, which is
-// taken as the whole where it is longer. It does not allocate.
+// taken as the whole where it is longer. It allocates as Latency.Record.
 func (p *Part) Record(whole, part time.Duration) { p.RecordMany(whole, part, 1) }
 
 // RecordMany is Record, n times. Requires: n >= 0.
@@ -25,15 +22,7 @@ func (p *Part) RecordMany(whole, part time.Duration, n int) {
 	if part <= 0 || whole <= 0 {
 		return
 	}
-	p.sums[bucketOf(whole)] += float64(n) * min(float64(part)/float64(whole), 1)
-}
-
-// bucketOf is where a Latency counts d > 0: up to 255 us a bucket for each, and
-// then 128 for each doubling.
-func bucketOf(d time.Duration) int {
-	micros := uint64((min(d, MaxLatency) + time.Microsecond - 1) / time.Microsecond)
-	shift := max(0, bits.Len64(micros)-8)
-	return shift*128 + int(micros>>shift)
+	*p.sums.at(bucketOf(whole)) += float64(n) * min(float64(part)/float64(whole), 1)
 }
 
 // Of returns the sums of the buckets with these indices, which a Latency's Proto
@@ -41,13 +30,13 @@ func bucketOf(d time.Duration) int {
 func (p *Part) Of(indices []uint32) []float64 {
 	sums := make([]float64, len(indices))
 	for i, index := range indices {
-		sums[i] = p.sums[index]
+		sums[i] = p.sums.get(int(index))
 	}
 	return sums
 }
 
 // Reset empties p.
-func (p *Part) Reset() { clear(p.sums[:]) }
+func (p *Part) Reset() { p.sums.reset() }
 
 // MeanInTail returns the mean of part / whole over the samples at or above the
 // quantile q of the whole, to the resolution of a Latency (1 %); ok is false

@@ -29,8 +29,7 @@ type figures struct {
 	}
 }
 
-// latencies are made when the first is recorded: 60 KiB, and 20 of accessPart, that
-// a topic which is only there need not have.
+// latencies are made when the first is recorded.
 type latencies struct {
 	access, processing, delivery *obs.Latency // all nil until init
 	delivered                    uint64       // first deliveries written to sockets
