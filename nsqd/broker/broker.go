@@ -116,7 +116,8 @@ type Broker struct {
 	cfg    Config
 	now    func() stamp.Mono
 	slab   slab
-	keeper *keeper // nil without a Storage
+	steps  sync.Pool // of *step, between two uses
+	keeper *keeper   // nil without a Storage
 	// large has room for those who make messages of a large batch: a processor
 	// is left to those who wait for events.
 	large chan struct{}
@@ -153,6 +154,7 @@ func New(cfg Config) (*Broker, error) {
 	if cfg.Storage != nil {
 		b.keeper = newKeeper(b, cfg.Storage.cfg.Metadata)
 	}
+	b.steps.New = func() any { return b.newStep() }
 	b.mu.topics = make(map[string]*Topic)
 	b.mu.asked = make(map[string]chan struct{})
 	return b, nil

@@ -20,17 +20,18 @@ type saved struct {
 	waiting map[*queue.Line]uint64 // messages that must have arrived; nil: nothing is noted
 }
 
-// save records on disk which messages are done with, and lets go of files.
-func (sp *spiller) save() error {
+// save records on disk which messages are done with, and lets go of files. It
+// reports whether it is to be called again though nothing changes meanwhile.
+func (sp *spiller) save() (again bool, err error) {
 	sp.topic.mu.Lock()
 	sp.unsaved = false
 	sp.topic.mu.Unlock()
 	if err := sp.saveResume(); err != nil {
-		return err
+		return true, err
 	}
 	disk := sp.disk.Load()
 	if disk == nil {
-		return nil
+		return false, nil
 	}
 	sp.topic.mu.Lock()
 	end, any := sp.reading.doneUpTo()
@@ -46,20 +47,37 @@ func (sp *spiller) save() error {
 	}
 	if !any || sp.saved.any && sp.saved.upTo == end {
 		if sp.rests == 0 {
-			return nil
+			return false, nil
 		}
 		if err := disk.Checkpoint(); err != nil {
-			return err
+			return true, err
 		}
-		if !keep {
-			sp.rests--
+		if keep { // until the topic's line tells
+			return false, nil
 		}
-		return nil
+		sp.rests--
+		return sp.rests > 0, nil
 	}
 	if sp.line.Channel() != nil || !sp.line.Through() {
-		return sp.record(disk, end)
+		return true, sp.record(disk, end)
 	}
-	return sp.saveTopic(disk, end)
+	return true, sp.saveTopic(disk, end)
+}
+
+// settled has the topic's channels look whether they still have to keep what they
+// had last: the topic's own line, which this is, is recorded anew.
+func (sp *spiller) settled() {
+	if disk := sp.disk.Load(); disk == nil || !disk.Checkpointed() {
+		return
+	}
+	s := sp.topic.begin()
+	for _, other := range sp.topic.mu.spillers {
+		if other != sp && other.line.Through() && !other.unsaved {
+			other.unsaved = true
+			sp.topic.tell(other, s)
+		}
+	}
+	sp.topic.end(s)
 }
 
 // saveResume is save for what an earlier process had in memory. Its queue goes
@@ -162,5 +180,9 @@ func (sp *spiller) saveTopic(disk *diskqueue.Queue, end diskqueue.Position) erro
 		return err
 	}
 	sp.saved.waiting = nil
-	return sp.record(disk, sp.saved.next)
+	if err := sp.record(disk, sp.saved.next); err != nil {
+		return err
+	}
+	sp.settled()
+	return nil
 }

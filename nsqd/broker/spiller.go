@@ -10,8 +10,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// spiller moves the messages of one line between memory and disk. Its
-// goroutine starts with the first message that overflows.
+// spiller moves the messages of one line between memory and disk. It has a
+// goroutine, timers and scratch only while there is something to do.
 //
 // Acceptance does not wait for it: what is on its way to disk is in memory
 // still, bounded by queue.Config.Overflow. When the disk is full the line fills
@@ -42,7 +42,7 @@ type spiller struct {
 	failing bool // the disk does not take messages now
 	reading tickets
 	resumed tickets // of resume
-	unsaved bool    // something is done with since save was last at it
+	unsaved bool    // save has something to do
 
 	// Owned by run; before it starts and after it has ended, by whoever holds
 	// the topic.
@@ -84,7 +84,7 @@ func (t *Topic) spiller(l *queue.Line) *spiller {
 	return sp
 }
 
-// start runs the spiller if it does not run yet. Requires: mu held, open.
+// startLocked runs the spiller if it does not run. Requires: mu held, open.
 func (sp *spiller) startLocked() {
 	if !sp.running && !sp.stopped {
 		sp.running = true
@@ -120,7 +120,7 @@ func (sp *spiller) run() {
 	save := time.NewTimer(saveInterval)
 	defer save.Stop()
 	saves := true // the timer is set
-	for {
+	for more := true; more; {
 		select {
 		case <-sp.stop:
 			sp.end()
@@ -128,14 +128,13 @@ func (sp *spiller) run() {
 		case <-sp.wake:
 		case <-retry.C:
 		case <-save.C:
-			saves = false
-			err := sp.save()
+			again, err := sp.save()
 			sp.noted(saving, err)
 			if err != nil {
 				sp.log("what is done with is not recorded on disk; after a crash it would come again", err)
-				sp.topic.mu.Lock()
-				sp.unsaved = true
-				sp.topic.mu.Unlock()
+			}
+			if saves = again || err != nil; saves {
+				save.Reset(saveInterval)
 			}
 		}
 		for sp.turn() {
@@ -147,14 +146,20 @@ func (sp *spiller) run() {
 			}
 		}
 		sp.topic.mu.Lock()
-		failing, unsaved := sp.failing, sp.unsaved
+		failing := sp.failing
+		if sp.unsaved && !saves {
+			save.Reset(saveInterval)
+			saves = true
+		}
+		want, epoch := sp.line.Wanted()
+		more = failing || saves || want > 0 || sp.line.Pending() || epoch != sp.valid
+		if !more {
+			sp.batch, sp.kept, sp.enc = nil, nil, encoder{}
+		}
+		sp.running = more // last: from now on there may be another
 		sp.topic.mu.Unlock()
 		if failing {
 			retry.Reset(spillRetry)
-		}
-		if !saves && (sp.rests > 0 || unsaved || sp.line.Through()) {
-			save.Reset(saveInterval)
-			saves = true
 		}
 	}
 }
@@ -294,6 +299,7 @@ func (sp *spiller) write() (wrote bool, err error) {
 		// Void if the line was emptied meanwhile; the next turn then discards.
 		t.mu.core.Stored(now, sp.line, sp.taken, len(sp.batch), &s.fx)
 		t.mu.core.LetGo(sp.batch, &s.fx)
+		sp.unsaved = true
 	}
 	t.end(s)
 	clear(sp.batch)

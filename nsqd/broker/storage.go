@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -41,7 +42,8 @@ type Storage struct {
 	dir   *diskqueue.Dir
 	epoch epoch
 
-	health health // has a lock of its own
+	encoders sync.Pool // of *encoder, of publishers
+	health   health    // has a lock of its own
 }
 
 // OpenStorage takes the folder for this process.
@@ -60,7 +62,9 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	if cfg.Clocks != nil {
 		mono, wall = cfg.Clocks()
 	}
-	return &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: mono, wall: wall}}, nil
+	s := &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: mono, wall: wall}}
+	s.encoders.New = func() any { return new(encoder) }
+	return s, nil
 }
 
 // Close gives the folder back. The broker that uses it must be closed.
@@ -164,14 +168,16 @@ func (t *Topic) publishThrough(msgs []*queue.Message, p Published) error {
 		return err
 	}
 	bytes := 0
-	t.enc.reset()
+	enc := t.broker.cfg.Storage.encoders.Get().(*encoder)
+	defer t.broker.cfg.Storage.encoders.Put(enc)
+	enc.reset()
 	for _, m := range msgs {
-		t.enc.add(t.broker.cfg.Storage.epoch, queue.Kept{Message: m}, false)
+		enc.add(t.broker.cfg.Storage.epoch, queue.Kept{Message: m}, false)
 		bytes += len(m.Body)
 	}
 	disk, err := sp.ensure()
 	if err == nil {
-		_, err = disk.Append(t.enc.records()...)
+		_, err = disk.Append(enc.records()...)
 	}
 	sp.noted(publishing, err)
 	s = t.begin()

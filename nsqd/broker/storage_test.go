@@ -171,9 +171,7 @@ func storing(fsync bool) {
 		r := read(t, "c", 100, true)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
 		Eventually(func() int { return t.Stats().Disk.Files }).WithTimeout(10 * time.Second).Should(BeZero())
-		files, err := filepath.Glob(filepath.Join(path, "*.queue", "*.seg"))
-		Expect(err).NotTo(HaveOccurred())
-		Expect(files).To(BeEmpty())
+		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*.queue", "*.seg")) }).Should(BeEmpty(), "they go just after they count no more")
 	})
 
 	It("goes on after a restart where it was, with attempts and order", func() {

@@ -59,12 +59,10 @@ type Topic struct {
 	// room is told when the topic's line may have room again, or never will.
 	room    sync.Cond // on mu
 	figures figures
-	steps   sync.Pool // of *step
 
 	// storing orders the publishers of a topic whose messages go through the
 	// disk: the order there is the topic's order. Taken before mu.
 	storing sync.Mutex
-	enc     encoder // guarded by storing
 }
 
 // SLO is what the topic's latencies are counted against.
@@ -94,7 +92,6 @@ func newTopic(b *Broker, name string) *Topic {
 	t.mu.spillers = make(map[*queue.Line]*spiller)
 	t.figures.mu.reported.at = b.now() // the first interval begins with the topic
 	t.room.L = &t.mu
-	t.steps.New = func() any { return t.newStep() }
 	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
 	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)
 	if c, ok := b.cfg.Presets[name]; ok {
@@ -125,18 +122,18 @@ type batch struct {
 	wall   stamp.Wall
 }
 
-func (t *Topic) newStep() *step {
+func (b *Broker) newStep() *step {
 	s := new(step)
 	s.batch.gather = func(body []byte) {
 		s.batch.like.Body = body
-		s.msgs = append(s.msgs, t.message(s.batch.wall, s.batch.like))
+		s.msgs = append(s.msgs, b.message(s.batch.wall, s.batch.like))
 	}
 	return s
 }
 
 // begin takes the lock. Every begin is followed by end.
 func (t *Topic) begin() *step {
-	s := t.steps.Get().(*step)
+	s := t.broker.steps.Get().(*step)
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	return s
@@ -153,7 +150,7 @@ func (t *Topic) tight(more int) bool {
 func (t *Topic) discard(s *step) {
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
-	t.steps.Put(s)
+	t.broker.steps.Put(s)
 }
 
 // end hands deliveries to their subscriptions, releases the lock, and then
@@ -230,7 +227,7 @@ func (t *Topic) end(s *step) {
 	s.woken = s.woken[:0]
 	clear(s.spill)
 	s.spill = s.spill[:0]
-	t.steps.Put(s)
+	t.broker.steps.Put(s)
 }
 
 // tell has a spiller look, once the step is over. Requires: mu held.
@@ -268,8 +265,8 @@ type Published struct {
 // Publish accepts one message.
 // Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining, ErrBusy.
 func (t *Topic) Publish(now stamp.Mono, wall stamp.Wall, p Published) error {
-	s := t.steps.Get().(*step)
-	s.msgs = append(s.msgs, t.message(wall, p))
+	s := t.broker.steps.Get().(*step)
+	s.msgs = append(s.msgs, t.broker.message(wall, p))
 	return t.put(now, s, p)
 }
 
@@ -309,7 +306,7 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 }
 
 func (t *Topic) publishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) error {
-	s := t.steps.Get().(*step)
+	s := t.broker.steps.Get().(*step)
 	s.batch.like, s.batch.wall = p, wall
 	bodies.Each(s.batch.gather)
 	s.batch.like = Published{}
@@ -349,7 +346,7 @@ func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodie
 		}
 		return t.publishBatch(now, wall, p, bodies)
 	}
-	s = t.steps.Get().(*step)
+	s = t.broker.steps.Get().(*step)
 	rest := false
 	put := func() {
 		<-t.broker.large
@@ -357,7 +354,7 @@ func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodie
 		if err = t.accept(now, s, p, rest); err == nil {
 			t.figures.arrived(p.Arrival.Source, n)
 		}
-		s, rest = t.steps.Get().(*step), true
+		s, rest = t.broker.steps.Get().(*step), true
 	}
 	bodies.Each(func(body []byte) {
 		if err != nil {
@@ -367,7 +364,7 @@ func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodie
 			t.broker.large <- struct{}{}
 		}
 		p.Body = body
-		if s.msgs = append(s.msgs, t.message(wall, p)); len(s.msgs) == batchSlice {
+		if s.msgs = append(s.msgs, t.broker.message(wall, p)); len(s.msgs) == batchSlice {
 			put()
 		}
 	})
@@ -457,9 +454,9 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 	if t.through {
 		return append(errs, ErrBusy)
 	}
-	s := t.steps.Get().(*step)
+	s := t.broker.steps.Get().(*step)
 	for _, p := range row {
-		s.msgs = append(s.msgs, t.message(wall, p))
+		s.msgs = append(s.msgs, t.broker.message(wall, p))
 	}
 	dealt := len(errs)
 	t.mu.Lock()
@@ -498,9 +495,9 @@ func (t *Topic) spilling() bool {
 	return sp != nil && sp.running && !sp.failing
 }
 
-func (t *Topic) message(wall stamp.Wall, p Published) *queue.Message {
-	m := t.broker.slab.get(len(p.Body))
-	m.ID = t.broker.newID()
+func (b *Broker) message(wall stamp.Wall, p Published) *queue.Message {
+	m := b.slab.get(len(p.Body))
+	m.ID = b.newID()
 	m.Body = append(m.Body, p.Body...)
 	m.Timestamp = wall
 	m.Arrival = p.Arrival
@@ -780,6 +777,7 @@ func (t *Topic) Empty() {
 		if err := disk.Empty(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
 			sp.log("topic not emptied on disk; after a restart its messages would come again", err)
 		}
+		sp.settled()
 	}
 }
 

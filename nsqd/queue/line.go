@@ -133,6 +133,9 @@ func (l *Line) Overflowed() (put, arrived uint64) { return l.put, l.out }
 // Stored is how many messages are on disk and were not read.
 func (l *Line) Stored() int { return l.stored }
 
+// Pending reports whether messages are on their way to disk.
+func (l *Line) Pending() bool { return l.taken+l.overflow.len() > 0 }
+
 // Through reports whether everything in the line goes over the disk.
 func (l *Line) Through() bool { return l.through }
 
