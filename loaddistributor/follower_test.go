@@ -108,7 +108,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 	cert := authority.Certificate("ld")
 	flags := []string{
-		"--store=etcd", "--etcd-endpoint=" + url, "--etcd-prefix=/ld/", "--etcd-lease=1s", "--etcd-user=ld", "--etcd-password-file=" + password,
+		"--store=etcd", "--etcd-endpoint=" + url, "--etcd-prefix=/ld/", "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-user=ld", "--etcd-password-file=" + password,
 		"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + cert.CertFile, "--etcd-tls-key=" + cert.KeyFile,
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

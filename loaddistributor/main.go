@@ -70,7 +70,9 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	case opts.tbadaptorAddress == "" && as.term == nil:
 		// The leader's adaptor has the ledger, and brokers go there.
 	case opts.tbadaptorAddress == "":
-		if embedded, err = loop.New(opts.loopConfig(log, registry)); err != nil {
+		cfg := opts.loopConfig(log, registry)
+		cfg.Term = as.term
+		if embedded, err = loop.New(cfg); err != nil {
 			return err
 		}
 		srtmv1.RegisterGrantServiceServer(server, embedded)

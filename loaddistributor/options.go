@@ -103,7 +103,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` that followers send others to while this process leads (default --grpc-address)")
 	fs.Var(&o.etcdEndpoints, "etcd-endpoint", "`URL` of an etcd member, for --store=etcd; may be repeated")
 	fs.StringVar(&o.etcdPrefix, "etcd-prefix", "/srtm/loaddistributor/", "`prefix` of all keys in etcd")
-	fs.DurationVar(&o.etcdLease, "etcd-lease", 5*time.Second, "how long a leader that says nothing still leads; whole seconds")
+	fs.DurationVar(&o.etcdLease, "etcd-lease", 5*time.Second, "how long a leader that says nothing still leads; whole seconds, more than --flex-lease and --clock-bound together")
 	fs.StringVar(&o.etcdUser, "etcd-user", "", "`user` of etcd's, with --etcd-password-file")
 	fs.StringVar(&o.etcdPasswordFile, "etcd-password-file", "", "`file` with the user's password")
 	o.etcdSecurity.TLSFlags(fs, etcdPrefix, "etcd")
@@ -178,6 +178,11 @@ func (o *options) validate() error {
 		errs = append(errs, err)
 		if _, port, err := net.SplitHostPort(o.advertise); err == nil && port == "0" {
 			errs = append(errs, fmt.Errorf("--advertise-address %s, by default --grpc-address: followers cannot send anybody to port 0", o.advertise))
+		}
+		// A leader that hangs is replaced before brokers' leases by it are over at
+		// its own clock, not after.
+		if leases := o.loopConfig(log, nil).Leases; o.tbadaptorAddress == "" && leases.Flex+leases.ClockBound >= o.etcdLease {
+			errs = append(errs, fmt.Errorf("--flex-lease %v and --clock-bound %v together must be shorter than --etcd-lease %v", leases.Flex, leases.ClockBound, o.etcdLease))
 		}
 	default:
 		errs = append(errs, fmt.Errorf("--store %q is none of bbolt, etcd, memory", o.store))

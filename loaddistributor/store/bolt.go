@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -23,11 +24,13 @@ const BoltFile = "loaddistributor.db"
 
 // Buckets of the file. events has a key for each event, its version in eight
 // bytes, most significant first; snapshot has one key, and events begin after
-// its version.
+// its version. term has one key, the number of the newest term.
 var (
 	bucketEvents   = []byte("events")
 	bucketSnapshot = []byte("snapshot")
 	keySnapshot    = []byte("dump")
+	bucketTerm     = []byte("term")
+	keyNumber      = []byte("number")
 )
 
 // lockPause is how long one attempt at the file's lock takes.
@@ -62,7 +65,11 @@ func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, erro
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
 	}
-	return &boltTerm{db: db, head: cat.Version(), lost: make(chan struct{})}, cat, nil
+	number, err := begin(db)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
+	}
+	return &boltTerm{db: db, number: number, head: cat.Version(), lost: make(chan struct{})}, cat, nil
 }
 
 // Follow implements Store.
@@ -106,11 +113,30 @@ func load(db *bbolt.DB) (*catalog.Catalog, error) {
 	return cat, err
 }
 
+// begin writes down the number of a new term, and returns it.
+func begin(db *bbolt.DB) (number uint64, err error) {
+	err = db.Update(func(tx *bbolt.Tx) error {
+		bucket, err := tx.CreateBucketIfNotExists(bucketTerm)
+		if err != nil {
+			return err
+		}
+		if last := bucket.Get(keyNumber); len(last) == 8 {
+			number = binary.BigEndian.Uint64(last)
+		} else if last != nil {
+			return fmt.Errorf("a term's number of %d bytes", len(last))
+		}
+		number = numberAfter(number)
+		return bucket.Put(keyNumber, versionKey(number))
+	})
+	return number, err
+}
+
 type boltTerm struct {
-	db   *bbolt.DB
-	head uint64
-	over bool
-	lost chan struct{} // never closed: nobody takes a locked file away
+	db     *bbolt.DB
+	number uint64
+	head   uint64
+	over   bool
+	lost   chan struct{} // never closed: nobody takes a locked file away
 }
 
 func versionKey(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
@@ -172,6 +198,12 @@ func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
 	}
 	return nil
 }
+
+// Number implements Term.
+func (t *boltTerm) Number() uint64 { return t.number }
+
+// Until implements Term.
+func (t *boltTerm) Until() stamp.Mono { return stamp.Never }
 
 // Lost implements Term.
 func (t *boltTerm) Lost() <-chan struct{} { return t.lost }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -15,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -25,6 +28,7 @@ import (
 //	leader/...           the election; the oldest key leads, its value is what
 //	                     the leader advertises
 //	head                 the version of the last event
+//	term                 the number of the newest term
 //	log/<version>        an event, or where it is large "parts <n>"
 //	part/<version>/<i>   the parts of a large event
 //	snapshot             the version of the dump, and its number of parts
@@ -175,6 +179,7 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	if err != nil {
 		return nil, nil, err
 	}
+	asked := clock.Mono()
 	lease, err := client.Grant(ctx, int64(e.ttl/time.Second))
 	if err != nil {
 		return nil, nil, fmt.Errorf("etcd: lease: %w", err)
@@ -186,7 +191,12 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 		cancel()
 		return nil, nil, fmt.Errorf("etcd: session: %w", err)
 	}
-	t := &etcdTerm{store: e, client: client, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election())}
+	t := &etcdTerm{
+		store: e, client: client, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election()),
+		lost: make(chan struct{}), kept: make(chan struct{}),
+	}
+	t.until.Store(int64(asked.Add(e.ttl)))
+	go t.keep(own)
 	fail := func(what string, err error) (Term, *catalog.Catalog, error) {
 		stop, done := context.WithTimeout(context.WithoutCancel(ctx), e.ttl)
 		defer done()
@@ -200,7 +210,23 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 		return fail("load", err)
 	}
 	t.head = cat.Version()
+	if t.number, err = e.lastTerm(ctx, client); err != nil {
+		return fail("term", err)
+	}
+	t.number = numberAfter(t.number)
+	if err := t.guarded(ctx, clientv3.OpPut(e.key("term"), hex(t.number))); err != nil {
+		return fail("term", err)
+	}
 	return t, cat, nil
+}
+
+// lastTerm returns the number of the newest term; 0: there was none.
+func (e *Etcd) lastTerm(ctx context.Context, client *clientv3.Client) (uint64, error) {
+	r, err := client.Get(ctx, e.key("term"))
+	if err != nil || len(r.Kvs) == 0 {
+		return 0, err
+	}
+	return strconv.ParseUint(string(r.Kvs[0].Value), 16, 64)
 }
 
 // load reads the log as it was at one revision, which it returns.
@@ -369,12 +395,57 @@ type etcdTerm struct {
 	session  *concurrency.Session
 	election *concurrency.Election
 	cancel   context.CancelFunc
+	number   uint64
 	head     uint64
 	over     bool
+	lost     chan struct{} // closed by keep
+	kept     chan struct{} // closed when keep has returned
+	// until is a stamp.Mono, written by keep; a stale one is earlier.
+	until atomic.Int64
 }
 
+// keep keeps the lease up until ctx ends or the term does, and knows from when on
+// etcd may let another one lead: the session's own keep-alive does not tell when its
+// requests were made, and notices seconds later.
+func (t *etcdTerm) keep(ctx context.Context) {
+	defer close(t.kept)
+	for ctx.Err() == nil {
+		left := t.Until().Sub(clock.Mono())
+		if left <= 0 {
+			close(t.lost)
+			return
+		}
+		asked := clock.Mono()
+		limit, cancel := context.WithTimeout(ctx, left)
+		r, err := t.client.KeepAliveOnce(limit, t.session.Lease())
+		cancel()
+		switch {
+		case err == nil && r.TTL > 0:
+			t.until.Store(int64(asked.Add(time.Duration(r.TTL) * time.Second)))
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			t.until.Store(int64(min(t.Until(), asked)))
+		}
+		wait := time.NewTimer(min(t.store.ttl/5, max(0, t.Until().Sub(clock.Mono()))))
+		select {
+		case <-wait.C:
+		case <-t.session.Done():
+			wait.Stop()
+			t.until.Store(int64(min(t.Until(), clock.Mono())))
+		case <-ctx.Done():
+			wait.Stop()
+			return
+		}
+	}
+}
+
+// Number implements Term.
+func (t *etcdTerm) Number() uint64 { return t.number }
+
+// Until implements Term.
+func (t *etcdTerm) Until() stamp.Mono { return stamp.Mono(t.until.Load()) }
+
 // Lost implements Term.
-func (t *etcdTerm) Lost() <-chan struct{} { return t.session.Done() }
+func (t *etcdTerm) Lost() <-chan struct{} { return t.lost }
 
 // Resign implements Term.
 func (t *etcdTerm) Resign(ctx context.Context) error {
@@ -382,7 +453,8 @@ func (t *etcdTerm) Resign(ctx context.Context) error {
 		return nil
 	}
 	t.over = true
-	defer t.cancel() // ends the keep-alive
+	t.cancel() // ends the keep-alives
+	<-t.kept
 	t.session.Orphan()
 	if _, err := t.client.Revoke(ctx, t.session.Lease()); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("etcd: resign: %w", err) // the lease ends by itself
@@ -392,13 +464,8 @@ func (t *etcdTerm) Resign(ctx context.Context) error {
 
 // guarded runs a transaction if this is the leader and head is what it was.
 func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
-	if t.over {
+	if t.over || !clock.Mono().Before(t.Until()) {
 		return ErrLost
-	}
-	select {
-	case <-t.session.Done():
-		return ErrLost
-	default:
 	}
 	at := clientv3.Compare(clientv3.Value(t.store.key("head")), "=", hex(t.head))
 	if t.head == 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -14,6 +15,7 @@ type Memory struct {
 	mu struct {
 		sync.Mutex
 		leads    bool
+		term     uint64 // number of the newest
 		head     uint64
 		snapshot []byte
 		records  [][]byte // after the snapshot
@@ -48,8 +50,8 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 			return nil, nil, err
 		}
 	}
-	m.mu.leads = true
-	return &memoryTerm{store: m, lost: make(chan struct{})}, cat, nil
+	m.mu.leads, m.mu.term = true, numberAfter(m.mu.term)
+	return &memoryTerm{store: m, number: m.mu.term, lost: make(chan struct{})}, cat, nil
 }
 
 // Clone returns a store with what is in m now and no leader: what a crash would
@@ -58,7 +60,7 @@ func (m *Memory) Clone() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &Memory{}
-	c.mu.head, c.mu.snapshot, c.mu.records = m.mu.head, m.mu.snapshot, slices.Clone(m.mu.records)
+	c.mu.term, c.mu.head, c.mu.snapshot, c.mu.records = m.mu.term, m.mu.head, m.mu.snapshot, slices.Clone(m.mu.records)
 	return c
 }
 
@@ -72,9 +74,10 @@ func (m *Memory) Leader(context.Context) (string, error) { return "", nil }
 func (m *Memory) Close() error { return nil }
 
 type memoryTerm struct {
-	store *Memory
-	over  bool
-	lost  chan struct{} // never closed
+	store  *Memory
+	number uint64
+	over   bool
+	lost   chan struct{} // never closed
 }
 
 func (t *memoryTerm) Append(_ context.Context, base uint64, events []catalog.Event) error {
@@ -113,6 +116,10 @@ func (t *memoryTerm) Compact(_ context.Context, dump catalog.Dump) error {
 	m.snapshot, m.records = b, m.records[dump.Version-first:]
 	return nil
 }
+
+func (t *memoryTerm) Number() uint64 { return t.number }
+
+func (t *memoryTerm) Until() stamp.Mono { return stamp.Never }
 
 func (t *memoryTerm) Lost() <-chan struct{} { return t.lost }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -39,7 +41,7 @@ type Follower interface {
 }
 
 // Term is one process' time as the leader. Its methods are for one goroutine,
-// Lost excepted.
+// but for those that may be called at any time, and Lost.
 type Term interface {
 	// Append makes events durable, in their order; base is the version of the
 	// catalog before the first. When it returns nil, no crash and no other leader
@@ -48,11 +50,22 @@ type Term interface {
 	Append(ctx context.Context, base uint64, events []catalog.Event) error
 	// Compact puts the dump in the place of all events up to its version.
 	Compact(ctx context.Context, dump catalog.Dump) error
+	// Number is greater than that of any term before it in this log, and counts
+	// milliseconds since 1970 where it can: so it is greater, too, than those of a log
+	// that this one was copied from or took the place of. At any time.
+	Number() uint64
+	// Until is when the term ends unless the store lets it go on meanwhile, by this
+	// process' clock; stamp.Never: nobody can take it away. No other term begins
+	// before. At any time.
+	Until() stamp.Mono
 	// Lost is closed when the term ends without Resign.
 	Lost() <-chan struct{}
 	// Resign ends the term, so that another may begin at once.
 	Resign(ctx context.Context) error
 }
+
+// numberAfter is the number of the term after one with the number last.
+func numberAfter(last uint64) uint64 { return max(last+1, uint64(time.Now().UnixMilli())) }
 
 // replay applies an event of the log.
 func replay(cat *catalog.Catalog, version uint64, record []byte) error {

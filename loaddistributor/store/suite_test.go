@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -422,6 +425,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	old := first.term.(*etcdTerm)
 	revoked := clientv3.LeaseID(old.session.Lease())
 	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, head: old.head, cancel: func() {}}
+	blind.until.Store(math.MaxInt64)
 	client, err := second.client(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -440,6 +444,48 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	<-first.term.Lost()
 	l.resign()
 	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
+}
+
+// Terms are numbered upwards, whatever the clock says, and a file of an earlier version
+// has none.
+func TestEachTermHasAGreaterNumber(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		var last uint64
+		for range 3 {
+			l := lead(t, open())
+			if number := l.term.Number(); number <= last || !clock.Mono().Before(l.term.Until()) {
+				t.Fatalf("term %d after %d, until %d", number, last, l.term.Until())
+			}
+			last = l.term.Number()
+			l.resign()
+		}
+	})
+	if n := numberAfter(math.MaxInt64); n != math.MaxInt64+1 {
+		t.Errorf("after a clock that was far ahead: %d", n)
+	}
+}
+
+// A leader that etcd has not heard of for the length of its lease knows that its term
+// is over before another one can begin.
+func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
+	address := etcdtest.Start(t, etcdtest.Config{})
+	first := lead(t, etcdStore(t, address, "/r/"))
+	old := first.term.(*etcdTerm)
+	before := old.Until()
+	for old.Until() == before { // it is kept up
+		runtime.Gosched()
+	}
+	old.cancel() // nothing more is heard of it
+	next := lead(t, etcdStore(t, address, "/r/"))
+	if now := clock.Mono(); now.Before(old.Until()) {
+		t.Errorf("another leads %v before the end of the first term", old.Until().Sub(now))
+	}
+	if next.term.Number() <= old.Number() {
+		t.Errorf("term %d after %d", next.term.Number(), old.Number())
+	}
+	if err := first.term.Append(t.Context(), 0, []catalog.Event{joined("evil")}); !errors.Is(err, ErrLost) {
+		t.Errorf("an append after the term: %v", err)
+	}
 }
 
 func TestAFileInUse(t *testing.T) {

@@ -151,6 +151,25 @@ var _ = Describe("The lease", func() {
 		Expect(share()).To(Equal(base))
 	})
 
+	It("ends the session of an adaptor whose term is over, and heeds nothing of it", func() {
+		start(agent.Available, "i1")
+		control, grants, hello := join()
+		Expect(hello.Term).To(BeZero())
+		control.send(prepare(1, "t"))
+		result(control)
+		later := lease(hello.Stamp, time.Minute, time.Hour)
+		later.GetLease().Term = 6
+		grants.send(later)
+		grants.send(flexible("t", 7)) // of a version without terms
+		ack(grants)
+		old := grant("t", 8, 90_000, 9, 0)
+		old.GetGrant().Term = 5
+		grants.send(old)
+		grants = accept(p.grants)
+		Expect(next(grants, (*srtmv1.NodeMessage).GetHello).Term).To(BeEquivalentTo(6))
+		Expect(share()).To(Equal(whole))
+	})
+
 	It("leaves nothing to a strict broker", func() {
 		start(agent.Strict, "i1")
 		control, grants, hello := join()

@@ -40,7 +40,10 @@ const (
 	arrivalsQueue = 1 << 18
 )
 
-var errSlow = errors.New("the other side does not read: too many replies wait")
+var (
+	errSlow    = errors.New("the other side does not read: too many replies wait")
+	errOldTerm = errors.New("an adaptor of a later term has led since")
+)
 
 // link is one session's way out. The owner puts, a sender of keep writes.
 type link[Req any] struct {

@@ -39,6 +39,7 @@ type owner struct {
 	// Owned by run.
 	holdings *holdings
 	lease    lease
+	term     uint64      // the greatest that an adaptor named
 	alarm    *time.Timer // for the lease
 	// disk is the bases that the store has; unsaved are the tokens given up for
 	// grants that are not acknowledged, since their bases are not there yet.
@@ -258,7 +259,7 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	o.lease.asked = now
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.agent.cfg.BrokerID, Instance: o.agent.cfg.Instance,
-		Held: o.held(), Policy: policyProto[o.agent.cfg.Policy], Stamp: uint64(now),
+		Held: o.held(), Policy: policyProto[o.agent.cfg.Policy], Stamp: uint64(now), Term: o.term,
 	}}})
 	o.publish()
 }
@@ -278,6 +279,15 @@ func (o *owner) grantsOver() {
 
 func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	if o.grants != l {
+		return
+	}
+	if term := max(m.GetLease().GetTerm(), m.GetGrant().GetTerm()); term >= o.term {
+		o.term = term
+	} else if term > 0 {
+		o.agent.cfg.Log.Error("the adaptor's term is over: refused", obs.KeyAddress, l.address, "term", term, "seen", o.term)
+		o.agent.metrics.grants.WithLabelValues("old_term").Inc()
+		l.cut(errOldTerm)
+		o.grantsOver()
 		return
 	}
 	if renewed := m.GetLease(); renewed != nil {

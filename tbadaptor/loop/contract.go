@@ -211,9 +211,11 @@ func (s *Server) settle(ctx context.Context, t *topic) error {
 		if ok && ours && view.Settled {
 			t.settled = true
 		}
-		settled := t.settled
+		settled, over := t.settled, s.mu.over
 		s.mu.Unlock()
 		switch {
+		case over:
+			return errNotLeading
 		case !ok || view.Removing || !ours:
 			return fmt.Errorf("topic %s: %w", t.name, errRemoved)
 		case settled:
@@ -296,6 +298,9 @@ func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest
 func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.leadsLocked(); err != nil {
+		return nil, toStatus(err)
+	}
 	var views []ledger.TopicView
 	if req.Topic == "" {
 		views = s.mu.ledger.View()

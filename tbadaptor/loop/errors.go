@@ -32,6 +32,8 @@ const (
 	ReasonConnected   = "BROKER_CONNECTED"
 	ReasonRemoved     = "CONTRACT_REMOVED"
 	ReasonBadSequence = "BAD_SEQUENCE"
+	ReasonNotLeading  = "NOT_LEADING"
+	ReasonOldTerm     = "OLD_TERM"
 )
 
 var (
@@ -39,6 +41,9 @@ var (
 	errReplaced = errors.New("a newer session has the broker's id")
 	errLapsed   = errors.New("the broker's lease is over: it was not renewed in time")
 	errRemoved  = errors.New("the contract was removed meanwhile")
+
+	errNotLeading = errors.New("this adaptor does not lead any more")
+	errOldTerm    = errors.New("the adaptor's term is over")
 )
 
 // badSequence: a peer said what it cannot say now, or what contradicts what
@@ -103,6 +108,10 @@ func toStatus(err error) error {
 		return coded(codes.InvalidArgument, ReasonBadRequest, err, &errdetails.BadRequest{FieldViolations: bad})
 	case errors.Is(err, errClosing):
 		return coded(codes.Unavailable, ReasonClosing, err)
+	case errors.Is(err, errNotLeading):
+		return coded(codes.Unavailable, ReasonNotLeading, err)
+	case errors.Is(err, errOldTerm):
+		return coded(codes.FailedPrecondition, ReasonOldTerm, err)
 	case errors.Is(err, errReplaced), errors.Is(err, ledger.ErrReplaced):
 		return coded(codes.Aborted, ReasonReplaced, err)
 	case errors.Is(err, errLapsed):

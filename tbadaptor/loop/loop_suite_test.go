@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,6 +84,7 @@ type node struct {
 	grants chan *srtmv1.Grant
 	ended  chan error
 	leave  func()
+	term   atomic.Uint64 // that it was told last
 }
 
 func (a *adaptor) open() *node {
@@ -100,6 +102,7 @@ func (a *adaptor) open() *node {
 				n.ended <- err
 				return
 			}
+			n.term.Store(max(m.GetGrant().GetTerm(), m.GetLease().GetTerm()))
 			n.grants <- m.GetGrant()
 		}
 	}()

@@ -3,6 +3,7 @@ package loop_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,6 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
 
@@ -480,3 +483,76 @@ func violations(err error) []string {
 	}
 	return fields
 }
+
+// term is one that the spec ends.
+type term struct {
+	number uint64
+	until  atomic.Int64
+}
+
+func newTerm(number uint64) *term {
+	t := &term{number: number}
+	t.until.Store(int64(stamp.Never))
+	return t
+}
+
+func (t *term) Number() uint64    { return t.number }
+func (t *term) Until() stamp.Mono { return stamp.Mono(t.until.Load()) }
+
+var _ = Describe("Two adaptors at once", func() {
+	// The first hangs, its leadership is over, and it has not noticed.
+	var first, second *adaptor
+	var over *term
+	var b1, b2 *node
+	hello := func(id string, of uint64) *srtmv1.NodeMessage {
+		return &srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
+			BrokerId: id, Instance: "i", Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE, Term: of,
+		}}}
+	}
+	BeforeEach(func() {
+		cfg := config()
+		over = newTerm(5)
+		cfg.Term = over
+		first = newAdaptor(cfg)
+		cfg.Term = newTerm(6)
+		second = newAdaptor(cfg)
+		req := contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))
+		b1, b2 = first.join("b1", "i"), first.join("b2", "i")
+		b1.accept()
+		b2.accept()
+		Expect(<-first.set(ctx, req)).To(Succeed())
+		Expect(b2.term.Load()).To(BeEquivalentTo(5))
+		b1.leave()
+		req.Adopt = true
+		Expect(<-second.set(ctx, req)).To(Succeed())
+		b1 = second.join("b1", "i", held("t", 70, 50_000, 5))
+	})
+
+	It("do not grant a share twice: the first ends its sessions with its term, and refuses everything", func() {
+		over.until.Store(int64(clock.Mono()))
+		_, err := first.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b1"})
+		Expect(err).To(fails(codes.Unavailable, loop.ReasonNotLeading), "b2 would be granted what b1 has of the second")
+		Eventually(b2.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
+		Expect(<-first.set(ctx, contract("u", 100_000, 10, members("b1", 100_000, 10)))).To(fails(codes.Unavailable, loop.ReasonNotLeading))
+		_, err = first.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
+		Expect(err).To(fails(codes.Unavailable, loop.ReasonNotLeading))
+		_, err = first.client.ListShares(ctx, &srtmv1.ListSharesRequest{})
+		Expect(err).To(fails(codes.Unavailable, loop.ReasonNotLeading))
+		again := first.open()
+		again.say(hello("b2", 5))
+		Eventually(again.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
+		Expect(first.server.State().Connected).To(BeEmpty())
+		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "the second has not heard b2")
+	})
+
+	It("end by themselves, without anybody asking", func() {
+		over.until.Store(int64(clock.Mono()))
+		Eventually(b2.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
+	})
+
+	It("are told apart by their terms: a broker that has followed the second is none of the first's", func() {
+		back := first.open()
+		back.say(hello("b1", 6))
+		Eventually(back.ended).Should(Receive(fails(codes.FailedPrecondition, loop.ReasonOldTerm)))
+	})
+})

@@ -53,11 +53,30 @@ type Config struct {
 	AckTimeout time.Duration
 	// Leases of the brokers. Flex is the part of shares that ends with them, in
 	// thousandths; of topics whose rule is static nothing does.
-	Leases  ledger.Leases
-	Flex    ledger.Permille
+	Leases ledger.Leases
+	Flex   ledger.Permille
+	// Term is this adaptor's time as the leader; nil: it leads alone, for as long as
+	// the process lives.
+	Term    Term
 	Log     *slog.Logger
 	Metrics prometheus.Registerer // nil: not exported
 }
+
+// Term is a time of leadership, in which an adaptor may act. Its methods may be
+// called at any time.
+type Term interface {
+	// Number is greater than that of any term before it.
+	Number() uint64
+	// Until is when the term is over unless it is kept up meanwhile, by this process'
+	// clock: no other begins before. Once over, it stays over.
+	Until() stamp.Mono
+}
+
+// alone is the term of an adaptor that nobody else can replace.
+type alone struct{ number uint64 }
+
+func (a alone) Number() uint64  { return a.number }
+func (alone) Until() stamp.Mono { return stamp.Never }
 
 // Validate returns all problems at once.
 func (c Config) Validate() error {
@@ -100,6 +119,7 @@ type Server struct {
 
 	mu struct {
 		sync.Mutex
+		over      bool // the leadership is: nothing is done any more
 		ledger    *ledger.Ledger
 		sessions  map[string]*session // by broker
 		topics    map[string]*topic   // contracts in the ledger
@@ -139,6 +159,9 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("adaptor: %w", err)
 	}
+	if cfg.Term == nil {
+		cfg.Term = alone{uint64(time.Now().UnixMilli())}
+	}
 	s := &Server{cfg: cfg, metrics: newMetrics(), streams: duplex.NewServer(), closed: make(chan struct{})}
 	s.mu.ledger = ledger.New(uint64(clock.Wall()), cfg.Leases)
 	s.mu.histories = map[string]*history{}
@@ -154,11 +177,13 @@ func New(cfg Config) (*Server, error) {
 }
 
 // Run proposes shares until ctx ends. Then it ends the sessions and the calls
-// that wait, and returns when they have; what brokers hold they keep.
+// that wait, and returns when they have; what brokers hold they keep. When the
+// leadership is over it ends the sessions at once, and refuses everything.
 func (s *Server) Run(ctx context.Context) error {
 	ticker := time.NewTicker(s.cfg.Period)
 	defer ticker.Stop()
-	// How late the end of a lease is noticed; nothing breaks meanwhile.
+	led := true
+	// How late the end of a lease, or of the term, is noticed; nothing breaks meanwhile.
 	expiry := time.NewTicker(max(s.cfg.Leases.Flex/20, 10*time.Millisecond))
 	defer expiry.Stop()
 	for {
@@ -167,7 +192,10 @@ func (s *Server) Run(ctx context.Context) error {
 			s.tune()
 			continue
 		case <-expiry.C:
-			s.expire(clock.Mono())
+			if led && !s.expire(clock.Mono()) {
+				led = false
+				s.cfg.Log.Error("lost leadership: the sessions of all brokers are over", "term", s.cfg.Term.Number())
+			}
 			continue
 		case <-ctx.Done():
 		}
@@ -178,11 +206,37 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
+// leadsLocked returns errNotLeading, and has ended all sessions, once the leadership
+// is over: another adaptor may grant shares from then on, out of what this one takes
+// for its own. It looks at the clock each time, for this process may just have been
+// stopped for long. Requires: mu held.
+func (s *Server) leadsLocked() error {
+	if !s.mu.over && clock.Mono().Before(s.cfg.Term.Until()) {
+		return nil
+	}
+	if !s.mu.over {
+		s.mu.over = true
+		for _, open := range s.mu.sessions {
+			open.out.End(errNotLeading)
+		}
+		s.metrics.sessions.Sub(float64(len(s.mu.sessions)))
+		clear(s.mu.sessions)
+		close(s.mu.changed)
+		s.mu.changed = make(chan struct{})
+	}
+	return errNotLeading
+}
+
 // change runs one step of the ledger, sends what follows from it, and wakes
 // whoever waits for a change. f runs with mu held. The reason is why grants that
 // follow were made.
 func (s *Server) change(reason string, f func(*ledger.Ledger) ([]ledger.Grant, error)) error {
 	s.mu.Lock()
+	err := s.leadsLocked()
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
 	grants, err := f(s.mu.ledger)
 	s.sendLocked(reason, grants)
 	if err == nil {
@@ -204,6 +258,7 @@ func (s *Server) sendLocked(reason string, grants []ledger.Grant) {
 		if open := s.mu.sessions[g.Broker]; open != nil {
 			open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
 				Topic: g.Topic, Epoch: g.Epoch, Share: shareProto(g.Share), Flex: shareProto(g.Flex), TokensMilli: int64(g.Tokens),
+				Term: s.cfg.Term.Number(),
 			}}})
 		}
 	}
@@ -219,9 +274,13 @@ func (s *Server) logGrants(reason string, grants []ledger.Grant) {
 	}
 }
 
-// expire ends the leases that are over.
-func (s *Server) expire(now stamp.Mono) {
+// expire ends the leases that are over, and reports whether this adaptor leads.
+func (s *Server) expire(now stamp.Mono) bool {
 	s.mu.Lock()
+	if s.leadsLocked() != nil {
+		s.mu.Unlock()
+		return false
+	}
 	lapses, grants := s.mu.ledger.Expire(now)
 	for _, lapse := range lapses {
 		if open := s.mu.sessions[lapse.Broker]; open != nil && lapse.Session {
@@ -242,12 +301,14 @@ func (s *Server) expire(now stamp.Mono) {
 		s.cfg.Log.Warn("lease over", obs.KeyBroker, lapse.Broker, "session_ended", lapse.Session, "flex_freed", lapse.Flex, "base_freed", lapse.Base)
 	}
 	s.logGrants(reasonLease, grants)
+	return true
 }
 
 // lendLocked tells a broker that its lease was renewed. Requires: mu held.
 func (s *Server) lendLocked(open *session, at uint64) {
 	open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Lease{Lease: &srtmv1.Lease{
 		Stamp: at, Flex: durationpb.New(s.cfg.Leases.Flex), Session: durationpb.New(s.cfg.Leases.Session),
+		Term: s.cfg.Term.Number(),
 	}}})
 }
 
@@ -267,6 +328,10 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 	held, err := checkHello(hello)
 	if err != nil {
 		return none, err
+	}
+	if term := s.cfg.Term.Number(); hello.Term > term {
+		s.cfg.Log.Error("broker refused: it has followed an adaptor that leads later", obs.KeyBroker, hello.BrokerId, "term", hello.Term, "own", term)
+		return none, fmt.Errorf("%w: broker %q has followed an adaptor of term %d, this one has %d", errOldTerm, hello.BrokerId, hello.Term, term)
 	}
 	open := &session{broker: hello.BrokerId, out: duplex.NewQueue[*srtmv1.GrantMessage](grantQueue)}
 	err = s.change(reasonHello, func(l *ledger.Ledger) ([]ledger.Grant, error) {

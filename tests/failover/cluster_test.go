@@ -72,32 +72,52 @@ func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 	t.Helper()
 	c := &cluster{t: t}
 	for range n {
-		at, err := daemon.Ports(2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.grpc = append(c.grpc, at[0])
-		c.dirs = append(c.dirs, t.TempDir())
-		c.flags = append(c.flags, append([]string{
-			"--grpc-address=" + at[0], "--http-address=" + at[1], "--tcp-address=", "--report-interval=200ms", "--evacuate-after=1m", "--fitting=off",
-		}, flags...))
-		c.control = append(c.control, nil)
+		c.add(flags...)
 	}
 	for i := range n {
 		c.start(i)
 	}
-	for i := range brokers {
-		dir := t.TempDir()
-		trace := filepath.Join(dir, "released")
-		d, err := daemon.NSQD(binaries.nsqd, dir, "--loaddistributor-address="+strings.Join(c.grpc, ","),
-			fmt.Sprintf("--broker-id=b%d", i+1), "--mcap=1000000", "--release-trace="+trace, "--msg-timeout=5m", "--mem-queue-size=100000")
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.brokers = append(c.brokers, d)
-		c.traces = append(c.traces, trace)
-		t.Cleanup(func() { c.stop(d) })
+	for range brokers {
+		c.join(c.grpc...)
 	}
+	c.connect(brokers)
+	return c
+}
+
+// add makes a place for a loaddistributor, with its flags.
+func (c *cluster) add(flags ...string) {
+	c.t.Helper()
+	at, err := daemon.Ports(2)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.grpc = append(c.grpc, at[0])
+	c.dirs = append(c.dirs, c.t.TempDir())
+	c.flags = append(c.flags, append([]string{
+		"--grpc-address=" + at[0], "--http-address=" + at[1], "--tcp-address=", "--report-interval=200ms", "--evacuate-after=1m", "--fitting=off",
+	}, flags...))
+	c.control = append(c.control, nil)
+}
+
+// join starts a broker of the loaddistributors at these addresses.
+func (c *cluster) join(addresses ...string) {
+	c.t.Helper()
+	dir := c.t.TempDir()
+	trace := filepath.Join(dir, "released")
+	d, err := daemon.NSQD(binaries.nsqd, dir, "--loaddistributor-address="+strings.Join(addresses, ","),
+		fmt.Sprintf("--broker-id=b%d", len(c.brokers)+1), "--mcap=1000000", "--release-trace="+trace, "--msg-timeout=5m", "--mem-queue-size=100000")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.brokers = append(c.brokers, d)
+	c.traces = append(c.traces, trace)
+	c.t.Cleanup(func() { c.stop(d) })
+}
+
+// connect dials, and waits for that many brokers.
+func (c *cluster) connect(brokers int) {
+	c.t.Helper()
+	t := c.t
 	var err error
 	if c.conn, err = targets.Dial(c.grpc[0], grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 		t.Fatal(err)
@@ -116,7 +136,6 @@ func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 		})
 		return joined == brokers
 	})
-	return c
 }
 
 func (c *cluster) stop(d *daemon.Daemon) {

@@ -258,7 +258,7 @@ func TestTheOnlyLoadDistributorIsKilled(t *testing.T) {
 func TestLeadersAndTheStoreAreKilled(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed(t), 2))
 	e := newEtcd(t)
-	c := newCluster(t, 2, 2, "--store=etcd", "--etcd-endpoint="+e.url, "--etcd-lease=1s")
+	c := newCluster(t, 2, 2, "--store=etcd", "--etcd-endpoint="+e.url, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms")
 	underLoad(t, c, func() {
 		for round := range 3 {
 			pause(rng, 200*time.Millisecond, 1500*time.Millisecond)

@@ -73,14 +73,14 @@ type cluster struct {
 	// reach through the link; or else embedded, and none of this is used.
 	apart                   bool
 	adaptorGRPC, adaptorWeb string
-	link                    *proxy
+	link                    *daemon.Proxy
 	adaptor                 *daemon.Daemon
 }
 
 type broker struct {
 	name, dir, tcp, web string
 	policy              string
-	proxy               *proxy // to the loaddistributor
+	proxy               *daemon.Proxy // to the loaddistributor
 	process             *daemon.Daemon
 }
 
@@ -103,7 +103,7 @@ func (c *cluster) startControl() {
 		"--report-interval=200ms", "--log-level=warn", "--fitting=off",
 	}
 	if c.apart {
-		flags = append(flags, "--tbadaptor-address="+c.link.address())
+		flags = append(flags, "--tbadaptor-address="+c.link.Address())
 	} else {
 		flags = append(append(flags, c.leases...), "--share-period=200ms")
 	}
@@ -125,7 +125,7 @@ func (c *cluster) startAdaptor() {
 func (c *cluster) startBroker(b *broker) {
 	c.t.Helper()
 	d, err := daemon.NSQDAt(filepath.Join(bin, "nsqd"), b.dir, b.tcp, b.web,
-		"--broker-id="+b.name, "--loaddistributor-address="+b.proxy.address(), "--mcap=1100", "--policy="+b.policy,
+		"--broker-id="+b.name, "--loaddistributor-address="+b.proxy.Address(), "--mcap=1100", "--policy="+b.policy,
 		"--data-path="+b.dir, "--release-trace="+b.trace(), "--log-level=warn", "--drain-timeout=0s")
 	c.must(err)
 	b.process = d
@@ -138,18 +138,18 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 	free, err := daemon.Ports(own + 2*len(policies))
 	c.must(err)
 	c.grpc, c.web, c.adaptorGRPC, c.adaptorWeb = free[0], free[1], free[2], free[3]
-	c.link, err = newProxy(c.adaptorGRPC)
+	c.link, err = daemon.NewProxy(c.adaptorGRPC)
 	c.must(err)
-	t.Cleanup(c.link.close)
+	t.Cleanup(c.link.Close)
 	if apart {
 		c.startAdaptor()
 	}
 	c.startControl()
 	for i, policy := range policies {
 		b := &broker{name: fmt.Sprintf("b%d", i), dir: t.TempDir(), tcp: free[own+2*i], web: free[own+1+2*i], policy: policy}
-		b.proxy, err = newProxy(c.grpc)
+		b.proxy, err = daemon.NewProxy(c.grpc)
 		c.must(err)
-		t.Cleanup(b.proxy.close)
+		t.Cleanup(b.proxy.Close)
 		c.brokers = append(c.brokers, b)
 		c.startBroker(b)
 	}
@@ -341,8 +341,8 @@ func (c *cluster) kill(kind, who string, d **daemon.Daemon, again func(), longes
 	return mishap{kind, who, func() { c.must((*d).Kill()) }, again, longest}
 }
 
-func cut(kind, who string, p *proxy, longest time.Duration) mishap {
-	return mishap{kind, who, func() { p.set(true) }, func() { p.set(false) }, longest}
+func cut(kind, who string, p *daemon.Proxy, longest time.Duration) mishap {
+	return mishap{kind, who, func() { p.Cut(true) }, func() { p.Cut(false) }, longest}
 }
 
 // mishap draws one: of five two kill a broker, two cut one off from the

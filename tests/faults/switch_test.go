@@ -68,7 +68,7 @@ func (c *cluster) watch(ctx context.Context, b *broker) {
 func (c *cluster) shares() *srtmv1.TopicShares {
 	address := c.grpc
 	if c.apart {
-		address = c.link.address()
+		address = c.link.Address()
 	}
 	ctx, cancel := context.WithTimeout(c.t.Context(), daemon.Patience)
 	defer cancel()

@@ -244,7 +244,9 @@ type Lease struct {
 	// How long the flexible parts of its shares last from then on.
 	Flex *durationpb.Duration `protobuf:"bytes,2,opt,name=flex,proto3" json:"flex,omitempty"`
 	// How long the bases of a STRICT broker last.
-	Session       *durationpb.Duration `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	Session *durationpb.Duration `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	// As of a Grant.
+	Term          uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -300,6 +302,13 @@ func (x *Lease) GetSession() *durationpb.Duration {
 	return nil
 }
 
+func (x *Lease) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
 type NodeHello struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
@@ -309,7 +318,10 @@ type NodeHello struct {
 	Held   []*HeldShare `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`
 	Policy LeasePolicy  `protobuf:"varint,4,opt,name=policy,proto3,enum=srtm.v1.LeasePolicy" json:"policy,omitempty"`
 	// As of a LeaseRequest, which the hello is as well.
-	Stamp         uint64 `protobuf:"varint,5,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	Stamp uint64 `protobuf:"varint,5,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	// The greatest term that it was told; an adaptor of an older one refuses the
+	// session with FAILED_PRECONDITION.
+	Term          uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,6 +387,13 @@ func (x *NodeHello) GetPolicy() LeasePolicy {
 func (x *NodeHello) GetStamp() uint64 {
 	if x != nil {
 		return x.Stamp
+	}
+	return 0
+}
+
+func (x *NodeHello) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
 	}
 	return 0
 }
@@ -744,7 +763,11 @@ type Grant struct {
 	// The part of `share` that ends with the broker's lease. The rest is its base,
 	// which the broker keeps on its disk and outlives the control plane, as far as
 	// its LeasePolicy goes.
-	Flex          *Share `protobuf:"bytes,5,opt,name=flex,proto3" json:"flex,omitempty"`
+	Flex *Share `protobuf:"bytes,5,opt,name=flex,proto3" json:"flex,omitempty"`
+	// The adaptor's term of leadership, greater than that of every adaptor that led
+	// before it. A broker ends a session in which it is told a smaller one than it
+	// knows, and heeds nothing of it. 0: of a version that knows no terms.
+	Term          uint64 `protobuf:"varint,7,opt,name=term,proto3" json:"term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -812,6 +835,13 @@ func (x *Grant) GetFlex() *Share {
 		return x.Flex
 	}
 	return nil
+}
+
+func (x *Grant) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
 }
 
 type Member struct {
@@ -1599,17 +1629,19 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05renew\x18\x04 \x01(\v2\x15.srtm.v1.LeaseRequestH\x00R\x05renewB\t\n" +
 	"\amessage\"$\n" +
 	"\fLeaseRequest\x12\x14\n" +
-	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\"\x81\x01\n" +
+	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\"\x95\x01\n" +
 	"\x05Lease\x12\x14\n" +
 	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\x12-\n" +
 	"\x04flex\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04flex\x123\n" +
-	"\asession\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\asession\"\xb0\x01\n" +
+	"\asession\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\asession\x12\x12\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xc4\x01\n" +
 	"\tNodeHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12&\n" +
 	"\x04held\x18\x03 \x03(\v2\x12.srtm.v1.HeldShareR\x04held\x12,\n" +
 	"\x06policy\x18\x04 \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x12\x14\n" +
-	"\x05stamp\x18\x05 \x01(\x04R\x05stamp\"\x81\x01\n" +
+	"\x05stamp\x18\x05 \x01(\x04R\x05stamp\x12\x12\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\"\x81\x01\n" +
 	"\tHeldShare\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x14\n" +
@@ -1633,13 +1665,14 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\fGrantMessage\x12&\n" +
 	"\x05grant\x18\x01 \x01(\v2\x0e.srtm.v1.GrantH\x00R\x05grant\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x0e.srtm.v1.LeaseH\x00R\x05leaseB\t\n" +
-	"\amessage\"\xa6\x01\n" +
+	"\amessage\"\xba\x01\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12$\n" +
 	"\x05share\x18\x03 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12!\n" +
 	"\ftokens_milli\x18\x04 \x01(\x03R\vtokensMilli\x12\"\n" +
-	"\x04flex\x18\x05 \x01(\v2\x0e.srtm.v1.ShareR\x04flexJ\x04\b\x06\x10\a\"k\n" +
+	"\x04flex\x18\x05 \x01(\v2\x0e.srtm.v1.ShareR\x04flex\x12\x12\n" +
+	"\x04term\x18\a \x01(\x04R\x04termJ\x04\b\x06\x10\a\"k\n" +
 	"\x06Member\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1e\n" +

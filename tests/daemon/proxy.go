@@ -1,4 +1,4 @@
-package faults
+package daemon
 
 import (
 	"io"
@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// proxy carries TCP to one address. While it is cut it swallows all that comes,
+// Proxy carries TCP to one address. While it is cut it swallows all that comes,
 // and accepts connections that lead nowhere: neither end can tell that from a
 // slow network.
-type proxy struct {
+type Proxy struct {
 	to  string
 	ln  net.Listener
 	all sync.WaitGroup
@@ -22,12 +22,13 @@ type proxy struct {
 	}
 }
 
-func newProxy(to string) (*proxy, error) {
+// NewProxy starts one, on a port of its own.
+func NewProxy(to string) (*Proxy, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{to: to, ln: ln}
+	p := &Proxy{to: to, ln: ln}
 	p.mu.conns = map[net.Conn]struct{}{}
 	p.all.Go(func() {
 		for {
@@ -43,9 +44,10 @@ func newProxy(to string) (*proxy, error) {
 	return p, nil
 }
 
-func (p *proxy) address() string { return p.ln.Addr().String() }
+// Address is where it listens.
+func (p *Proxy) Address() string { return p.ln.Addr().String() }
 
-func (p *proxy) keep(c net.Conn) bool {
+func (p *Proxy) keep(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.ended {
@@ -56,20 +58,20 @@ func (p *proxy) keep(c net.Conn) bool {
 	return true
 }
 
-func (p *proxy) drop(c net.Conn) {
+func (p *Proxy) drop(c net.Conn) {
 	p.mu.Lock()
 	delete(p.mu.conns, c)
 	p.mu.Unlock()
 	c.Close()
 }
 
-func (p *proxy) isCut() bool {
+func (p *Proxy) isCut() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.cut
 }
 
-func (p *proxy) serve(near net.Conn) {
+func (p *Proxy) serve(near net.Conn) {
 	defer p.drop(near)
 	if p.isCut() {
 		_, _ = io.Copy(io.Discard, near) // until it is mended
@@ -89,7 +91,7 @@ func (p *proxy) serve(near net.Conn) {
 	back.Wait()
 }
 
-func (p *proxy) carry(to, from net.Conn) {
+func (p *Proxy) carry(to, from net.Conn) {
 	defer to.Close()
 	buf := make([]byte, 32<<10)
 	for {
@@ -106,9 +108,9 @@ func (p *proxy) carry(to, from net.Conn) {
 	}
 }
 
-// set cuts or mends. What was swallowed does not come back, so mending ends the
+// Cut cuts or mends. What was swallowed does not come back, so mending ends the
 // connections of before.
-func (p *proxy) set(cut bool) {
+func (p *Proxy) Cut(cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.cut = cut
@@ -119,7 +121,8 @@ func (p *proxy) set(cut bool) {
 	}
 }
 
-func (p *proxy) close() {
+// Close ends it with all its connections.
+func (p *Proxy) Close() {
 	p.ln.Close()
 	p.mu.Lock()
 	p.mu.ended = true

@@ -1,0 +1,103 @@
+package failover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// Two leaders on purpose: the first hangs, and one of its two brokers goes over to the
+// next leader while the other waits for the first. All of a share is on a lease, so
+// that a first leader that goes on where it was takes what the broker that left has for
+// free, and gives it to the one that stayed.
+func TestTwoLeadersAtOnce(t *testing.T) {
+	e := newEtcd(t)
+	store, err := daemon.NewProxy(e.cfg.ListenClientUrls[0].Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(store.Close)
+	c := &cluster{t: t}
+	for _, endpoint := range []string{"http://" + store.Address(), e.url} {
+		c.add("--store=etcd", "--etcd-endpoint="+endpoint, "--etcd-lease=2s", "--flex-lease=1s", "--clock-bound=100ms",
+			"--flex-percent=100", "--share-period=100ms", "--window=1s")
+	}
+	c.start(0)
+	// The first leads before there is a second.
+	way, err := daemon.NewProxy(c.grpc[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(way.Close)
+	c.join(way.Address(), c.grpc[1])
+	c.join(c.grpc[0], c.grpc[1])
+	c.connect(2)
+	c.start(1)
+
+	spec := contract("load", loadRate, loadBurst, loadPublishers)
+	spec.PlacementPolicy = "loadbalance"
+	c.create(spec)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c.consume("load")
+	l := &load{topic: "load", publishers: loadPublishers}
+	wait := l.run(ctx, t, c, loadEvery)
+	grants := func(broker int) (address string, connected bool) {
+		r, err := http.Get("http://" + c.brokers[broker].HTTP + "/debug/state")
+		if err != nil {
+			return "", false
+		}
+		defer r.Body.Close()
+		var state struct {
+			Agent struct {
+				Grants struct {
+					Address   string
+					Connected bool
+				}
+			}
+		}
+		_ = json.NewDecoder(r.Body).Decode(&state)
+		return state.Agent.Grants.Address, state.Agent.Grants.Connected
+	}
+	store.Cut(true)
+	if err := c.control[0].Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the next one leads", func() bool {
+		conn, err := grpc.NewClient(c.grpc[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, err = srtmv1.NewGrantServiceClient(conn).ListShares(t.Context(), &srtmv1.ListSharesRequest{})
+		return err == nil
+	})
+	way.Close()
+	follows := func(broker int) {
+		eventually(t, fmt.Sprintf("broker %d follows the next leader", broker+1), func() bool {
+			address, connected := grants(broker)
+			return connected && address == c.grpc[1]
+		})
+	}
+	follows(0)
+	if err := c.control[0].Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	follows(1)
+	sent := l.sent.Load()
+	eventually(t, "messages go on", func() bool { return l.sent.Load() > sent+1000 })
+	store.Cut(false)
+	cancel()
+	wait()
+	releases := c.envelope("load", loadRate, loadBurst)
+	t.Logf("%d of %d messages were released, within the contract", releases, l.sent.Load())
+}
