@@ -23,6 +23,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
 
@@ -56,6 +57,10 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 			err = errors.Join(err, d.close())
 		}
 	}()
+	stored := opts.storageConfig(log)
+	if err := metadata.Foreign(opts.dataPath(), stored.Metadata); err != nil {
+		return nil, fmt.Errorf("--data-path %s: %w", opts.dataPath(), err)
+	}
 	if d.stamps, err = hook.Open(hook.Mode(opts.ArrivalStamps), opts.hookConfig(), log); err != nil {
 		return nil, err
 	}
@@ -66,7 +71,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		}
 		config.Trace = broker.NewTrace(d.trace, log)
 	}
-	if d.storage, err = broker.OpenStorage(opts.storageConfig(log)); err != nil {
+	if d.storage, err = broker.OpenStorage(stored); err != nil {
 		return nil, fmt.Errorf("--data-path: %w", err)
 	}
 	config.Storage = d.storage

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -558,5 +560,24 @@ func TestWhatABrokerLeavesIsItsOwn(t *testing.T) {
 		if r, err := c.Post(web+"/pub?topic=t", "", strings.NewReader("secret")); err != nil || r.Body.Close() != nil || r.StatusCode != 200 {
 			t.Fatalf("publish: %v %v", r, err)
 		}
+	}
+}
+
+func TestAFolderOfNSQIsNotTouched(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"nsqd.dat":                 `{"topics":[{"name":"t","paused":false,"channels":[{"name":"c","paused":false}]}],"version":"1.3.0"}`,
+		"t:c.diskqueue.000000.dat": "\x00\x00\x00\x1b",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := run(t.Context(), []string{"--data-path=" + dir, "--tcp-address=127.0.0.1:0", "--http-address=", "--arrival-stamps=off"})
+	if !errors.Is(err, metadata.ErrForeign) || !strings.Contains(err.Error(), "--data-path "+dir) {
+		t.Errorf("got %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
+		t.Errorf("%v, %v", left, err)
 	}
 }
