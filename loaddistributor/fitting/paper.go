@@ -224,6 +224,9 @@ func (p *Paper) iterate(step string) Action {
 		}
 	}
 	if int64(len(used)) > p.setup.Demand.Burst {
+		for _, i := range index {
+			p.where[i] = -1
+		}
 		return p.end(Outcome{Infeasible: &placement.Infeasible{Bound: "burst", Need: int64(len(used)), Have: p.setup.Demand.Burst}, Reason: "each broker needs a token"})
 	}
 	p.rounds = append(p.rounds, Rounds{K: len(used)})

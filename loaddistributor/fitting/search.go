@@ -162,12 +162,21 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan place
 	if s.Demand.RateMilli == 0 {
 		contract.Rate = tokenbucket.Rate(s.Demand.Rate * 1000)
 	}
+	brokers := int64(0)
+	for _, w := range weights[:len(s.Brokers)] {
+		if w > 0 {
+			brokers++
+		}
+	}
+	if len(unplaced) > 0 && contract.Burst == brokers {
+		contract.Burst++ // who is not placed needs no token, only a part of the rate
+	}
 	shares, err := share.Proportion(contract, weights)
 	if err != nil {
 		// The burst is less than the number of brokers, which placement refuses.
 		panic(fmt.Sprintf("fitting: contract %+v over weights %v: %v", contract, weights, err))
 	}
-	quotas, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(s.Demand.Rate), Burst: s.Demand.Burst}, weights)
+	quotas, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(s.Demand.Rate), Burst: contract.Burst}, weights)
 	if err != nil {
 		panic(fmt.Sprintf("fitting: rate %d over weights %v: %v", s.Demand.Rate, weights, err))
 	}
