@@ -86,6 +86,7 @@ func (o *options) brokerConfig() broker.Config {
 		MaxMemory:     o.MaxMemoryBytes,
 		MaxMsgTimeout: o.MaxMsgTimeout,
 		RejectAfter:   o.RejectAfter,
+		MaxBackdating: o.MaxBackdating,
 		AutoCreate:    !o.managed(),
 		Presets:       o.TopicLimits,
 		Seed:          uint64(time.Now().UnixNano()),

@@ -86,6 +86,7 @@ type options struct {
 	MaxChannelConsumers int
 	TopicLimits         topicLimits
 	RejectAfter         time.Duration
+	MaxBackdating       time.Duration
 	DrainTimeout        time.Duration
 	MemoryLimit         int64
 	MaxMemoryBytes      int64 // 0: main sets it
@@ -208,6 +209,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.StringVar(&o.Durability, "durability", durabilityMemory, "`promise` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage)")
 	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated")
+	fs.DurationVar(&o.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, once all is stored")
 

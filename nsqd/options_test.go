@@ -67,6 +67,8 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--max-msg-size=-1 --max-rdy-count=0", []string{"-1", "0"}},
 		{"--msg-timeout=1h --max-msg-timeout=1m", []string{"message timeout"}},
 		{"--write-timeout=0s --drain-timeout=-1s --max-connections=-1", []string{"write timeout", "drain-timeout", "connections"}},
+		{"--max-backdating=-1s", []string{"max backdating -1s", "1s"}},
+		{"--max-backdating=1001ms", []string{"max backdating 1.001s is outside [0, 1s]"}},
 		{"--drain-timeout=30s", []string{"--drain-timeout 30s", "27s"}},
 		{"--broadcast-tcp-port=70000", []string{"70000"}},
 		{"--loaddistributor-address=x:1 --mcap=0 --topic-limit=t:1:1", []string{"--mcap 0", "--topic-limit"}},

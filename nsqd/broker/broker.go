@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Refusals beyond those of nsqd/queue.
@@ -55,6 +56,9 @@ type Config struct {
 	// RejectAfter is the access delay above which a topic with the policy
 	// "reject" refuses a message.
 	RejectAfter time.Duration
+	// MaxBackdating is how far before its release a message of a topic with a
+	// contract may have its token; in [0, tokenbucket.Horizon].
+	MaxBackdating time.Duration
 	// AutoCreate lets PUB and SUB create topics, as in NSQ. Off where a
 	// loaddistributor places topics: a publisher on the wrong broker would
 	// otherwise escape its contract.
@@ -100,6 +104,9 @@ func (c Config) Validate() error {
 	}
 	if c.RejectAfter < 0 {
 		errs = append(errs, fmt.Errorf("reject-after %v is negative", c.RejectAfter))
+	}
+	if c.MaxBackdating < 0 || c.MaxBackdating > tokenbucket.Horizon {
+		errs = append(errs, fmt.Errorf("max backdating %v is outside [0, %v]", c.MaxBackdating, tokenbucket.Horizon))
 	}
 	if c.MaxChannelConsumers < 0 {
 		errs = append(errs, fmt.Errorf("%d consumers at most of a channel", c.MaxChannelConsumers))

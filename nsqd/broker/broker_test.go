@@ -1,10 +1,13 @@
 package broker_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -52,12 +56,6 @@ func publish(t *broker.Topic, body string) error {
 	})
 }
 
-// delivery is what a reader was to be written, and from when on.
-type delivery struct {
-	wire.Message
-	due stamp.Mono
-}
-
 // reader takes deliveries as a connection's writer does.
 type reader struct {
 	sub  *broker.Subscription
@@ -65,7 +63,7 @@ type reader struct {
 	done chan struct{} // closed when the subscription has ended
 
 	mu     sync.Mutex
-	got    []delivery
+	got    []wire.Message
 	finish bool
 }
 
@@ -112,9 +110,7 @@ func (r *reader) run() {
 			r.sub.Wrote(&out)
 			taken := messages(&out)
 			r.mu.Lock()
-			for i, due := range out.Due() {
-				r.got = append(r.got, delivery{taken[i], due})
-			}
+			r.got = append(r.got, taken...)
 			r.mu.Unlock()
 			if r.finish {
 				for _, m := range taken {
@@ -127,7 +123,7 @@ func (r *reader) run() {
 	}
 }
 
-func (r *reader) deliveries() []delivery {
+func (r *reader) deliveries() []wire.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.got)
@@ -146,8 +142,12 @@ func (untouchable) Each(func([]byte)) {
 }
 
 var _ = Describe("a broker", func() {
-	It("releases a limited topic within its envelope, in eligible times exactly", func() {
-		b := start(nil)
+	It("releases a limited topic within its envelope, by eligible times and by those of release", func() {
+		var trace bytes.Buffer
+		const backdating = 20 * time.Millisecond
+		b := start(func(c *broker.Config) {
+			c.Trace, c.MaxBackdating = broker.NewTrace(&trace, slog.New(slog.DiscardHandler)), backdating
+		})
 		t := topic(b, "t")
 		const rate, burst, total = 2000, 5, 400
 		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}, false)
@@ -156,15 +156,39 @@ var _ = Describe("a broker", func() {
 			Expect(publish(t, "x")).To(Succeed())
 		}
 		Eventually(r.count).WithTimeout(10 * time.Second).Should(Equal(total))
-		got := r.deliveries()
-		for i := range got {
-			for j := i + 1; j < len(got); j++ {
-				// j-i+1 <= b + r (e_j - e_i), in integers
-				span := int64(got[j].due.Sub(got[i].due))
-				if lhs, rhs := int64(j-i+1-burst)*1e9, rate*span; lhs > rhs {
-					Fail("the envelope is broken")
-				}
-			}
+		var eligible, released []stamp.Mono
+		for line := range strings.Lines(trace.String()) {
+			var arrival, e, left stamp.Mono
+			_, err := fmt.Sscanf(line, "t,%d,%d,%d", &arrival, &e, &left)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(slices.IsSorted([]stamp.Mono{arrival, e, left, e.Add(backdating)})).To(BeTrue(), line)
+			eligible, released = append(eligible, e), append(released, left)
+		}
+		Expect(released).To(HaveLen(total))
+		_, err := testkit.Envelope(eligible, rate*1000, burst)
+		Expect(err).NotTo(HaveOccurred())
+		_, err = testkit.Envelope(released, rate*1000, burst+rate*backdating.Milliseconds()/1000)
+		Expect(err).NotTo(HaveOccurred())
+	})
+
+	It("releases by the time at which it has the lock, not by that of the call", func() {
+		var trace bytes.Buffer
+		b := start(func(c *broker.Config) { c.Trace = broker.NewTrace(&trace, slog.New(slog.DiscardHandler)) })
+		t := topic(b, "t")
+		t.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 10}, 10*tokenbucket.Token)
+		Expect(t.CreateChannel("c")).To(Succeed())
+		called := clock.Mono()
+		p := broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: called, Source: stamp.Read}}
+		waited := clock.Mono() // for the lock, say, from the call until now
+		Expect(t.Publish(called, clock.Wall(), p)).To(Succeed())
+		Expect(t.PublishRow(called, clock.Wall(), []broker.Published{p}, nil)).To(Equal([]error{nil}))
+		Expect(strings.Count(trace.String(), "\n")).To(Equal(2))
+		for line := range strings.Lines(trace.String()) {
+			var arrival, e, left stamp.Mono
+			_, err := fmt.Sscanf(line, "t,%d,%d,%d", &arrival, &e, &left)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(left).To(BeNumerically(">=", waited))
+			Expect(e).To(Equal(left), "nothing is backdated here")
 		}
 	})
 

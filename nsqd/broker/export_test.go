@@ -1,21 +1,9 @@
 package broker
 
-import (
-	"github.com/srtm-io/srtm/kernel/stamp"
-	"github.com/srtm-io/srtm/nsqd/queue"
-)
+import "github.com/srtm-io/srtm/nsqd/queue"
 
 // HexOf is hexOf.
 var HexOf = hexOf
-
-// Due returns from when on each message is late: its eligible time, unless it
-// is deferred.
-func (o *Outgoing) Due() (all []stamp.Mono) {
-	for _, s := range o.sent {
-		all = append(all, s.due)
-	}
-	return all
-}
 
 // Held returns a message that the channel holds.
 func (t *Topic) Held(channel string) *queue.Message {

@@ -80,8 +80,8 @@ func (f *figures) released(releases []queue.Release) {
 	f.mu.Lock()
 	f.mu.since.init()
 	for i, n := 0, 1; i < len(releases); i, n = i+n, 1 {
-		d := releases[i].AccessDelay()
-		for i+n < len(releases) && releases[i+n].AccessDelay() == d {
+		d := releases[i].Access
+		for i+n < len(releases) && releases[i+n].Access == d {
 			n++ // of a batch, and of all that need not wait
 		}
 		f.mu.since.access.RecordMany(d, n)

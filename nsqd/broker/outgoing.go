@@ -39,9 +39,7 @@ func (o *Outgoing) add(d *queue.Delivery) {
 	m := d.Message
 	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // once, not for each field
 	o.Frames = wire.AppendMessage(o.Frames, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
-	due := m.Eligible
-	if m.Defer > 0 {
-		due = max(due, m.Arrival.At.Add(m.Defer))
-	}
-	o.sent = append(o.sent, sent{due: due, access: m.AccessDelay(), first: d.Attempts == 1})
+	// What held it up besides, a pause or a late broker, is no excuse.
+	due := m.Arrival.At.Add(max(m.Access, m.Defer))
+	o.sent = append(o.sent, sent{due: due, access: m.Access, first: d.Attempts == 1})
 }

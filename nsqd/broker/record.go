@@ -52,7 +52,7 @@ func appendRecord(dst []byte, e epoch, k queue.Kept, released bool) []byte {
 	dst = binary.BigEndian.AppendUint64(dst, uint64(e.wallOf(m.Arrival.At)))
 	access := int64(unreleased)
 	if released {
-		access = int64(m.AccessDelay())
+		access = int64(m.Access)
 	}
 	dst = binary.BigEndian.AppendUint64(dst, uint64(access))
 	dst = binary.BigEndian.AppendUint64(dst, uint64(m.Defer))
@@ -70,9 +70,6 @@ func (t *Topic) parse(b []byte) (queue.Kept, error) {
 	m := k.Message
 	if early := m.Arrival.At.Sub(t.broker.now()); early > 0 {
 		m.Arrival.At = m.Arrival.At.Add(-early)
-		if m.Eligible != 0 { // it was released, and has its access delay
-			m.Eligible = m.Eligible.Add(-early)
-		}
 	}
 	return k, nil
 }
@@ -98,10 +95,7 @@ func parseRecord(e epoch, b []byte, from *slab) (queue.Kept, error) {
 	m.Defer = time.Duration(binary.BigEndian.Uint64(b[48:]))
 	m.Ticket = 0
 	copy(m.ID[:], b[8:24])
-	m.Eligible = 0
-	if access := int64(binary.BigEndian.Uint64(b[40:])); access >= 0 {
-		m.Eligible = m.Arrival.At.Add(time.Duration(access))
-	}
+	m.Access = max(0, time.Duration(binary.BigEndian.Uint64(b[40:])))
 	if m.Defer < 0 {
 		return queue.Kept{}, fmt.Errorf("message record with a deferral of %d ns", m.Defer)
 	}

@@ -291,8 +291,8 @@ func (sp *spiller) write() (wrote bool, err error) {
 		return false, nil
 	}
 	err = sp.append(sp.batch)
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	if err != nil {
 		t.mu.core.Unstored(now, sp.line, sp.taken, sp.batch, &s.fx)
 	} else {
@@ -358,10 +358,10 @@ func (sp *spiller) refill() (int, error) {
 	}
 	skipped, unlock := sp.skipped(disk, len(records))
 	lost += skipped
-	now := t.broker.now()
 	s := t.begin()
 	defer unlock()
 	defer t.end(s)
+	now := t.broker.now()
 	if _, present := sp.line.TakeOverflow(nil, 0); present != e {
 		return 0, nil // emptied meanwhile
 	}

@@ -160,7 +160,7 @@ func (t *Topic) publishThrough(msgs []*queue.Message, p Published) error {
 	s := t.begin()
 	err := t.open()
 	if err == nil {
-		err = t.mu.core.Admit(msgs...)
+		err = t.mu.core.Admit(t.broker.now(), msgs...)
 	}
 	sp := t.spiller(t.mu.core.Line())
 	t.end(s)
@@ -284,7 +284,6 @@ func (b *Broker) restoreTopic(name string) *Topic {
 // restoreLine brings back one line: what was in memory, and what is on disk.
 func (t *Topic) restoreLine(channel string) error {
 	st := t.broker.cfg.Storage
-	now := t.broker.now()
 	s := t.begin()
 	defer t.end(s)
 	line := t.mu.core.Line()
@@ -308,7 +307,7 @@ func (t *Topic) restoreLine(channel string) error {
 	}
 	sp.disk.Store(disk)
 	sp.onDisk = int(stored)
-	t.mu.core.Restore(now, line, kept, int(stored), &s.fx)
+	t.mu.core.Restore(t.broker.now(), line, kept, int(stored), &s.fx)
 	return nil
 }
 

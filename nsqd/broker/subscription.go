@@ -54,9 +54,9 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 	if !wire.ValidChannelName(channel) {
 		return nil, false, fmt.Errorf("channel %q: %w", channel, ErrBadName)
 	}
-	now := t.broker.now()
 	s := t.begin()
 	defer t.end(s)
+	now := t.broker.now()
 	switch {
 	case t.mu.closed && t.broker.draining.Load():
 		return nil, false, ErrDraining
@@ -85,12 +85,12 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 // still time out and go to another. None taken into an empty out means that none
 // is left; then notify will tell.
 func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
-	now := s.topic.broker.now()
 	st := s.topic.begin()
 	defer s.topic.end(st)
 	if s.closed {
 		return false
 	}
+	now := s.topic.broker.now()
 	for s.outbox.len() > 0 && len(out.Frames) < most {
 		if d := s.outbox.pop(); s.channel.Hand(d) {
 			out.add(&d)
@@ -130,8 +130,8 @@ func (s *Subscription) Ready(n int) error {
 
 // Finish ends a message. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Finish(id wire.MessageID) error {
-	now := s.topic.broker.now()
 	return s.step(func(st *step) error {
+		now := s.topic.broker.now()
 		err := s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
 		s.topic.finished(now, s.channel, st.fx.Finished)
 		return err
@@ -149,6 +149,7 @@ func (s *Subscription) FinishRow(now stamp.Mono, row []wire.MessageID, errs []er
 		}
 		return errs
 	}
+	now = s.topic.instant(now)
 	errs = s.topic.mu.core.FinishRow(now, s.channel, s.id, row, &st.fx, errs)
 	s.topic.finished(now, s.channel, st.fx.Finished)
 	return errs
@@ -157,16 +158,16 @@ func (s *Subscription) FinishRow(now stamp.Mono, row []wire.MessageID, errs []er
 // Requeue gives a message back, to be delivered again after delay.
 // Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) error {
-	now := s.topic.broker.now()
 	return s.step(func(st *step) error {
+		now := s.topic.broker.now()
 		return s.topic.mu.core.Requeue(now, s.channel, s.id, id, delay, &st.fx)
 	})
 }
 
 // Touch restarts a message's timeout. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Touch(id wire.MessageID) error {
-	now := s.topic.broker.now()
 	return s.step(func(*step) error {
+		now := s.topic.broker.now()
 		return s.topic.mu.core.Touch(now, s.channel, s.id, id)
 	})
 }
@@ -174,12 +175,12 @@ func (s *Subscription) Touch(id wire.MessageID) error {
 // Close gives back what the subscriber holds. It may be called more than once.
 func (s *Subscription) Close() {
 	t := s.topic
-	now := t.broker.now()
 	st := t.begin()
 	if s.closed {
 		t.end(st)
 		return
 	}
+	now := t.broker.now()
 	t.mu.core.RemoveConsumer(now, s.channel, s.id, &st.fx)
 	t.detach(s)
 	empty := false

@@ -87,6 +87,8 @@ func newTopic(b *Broker, name string) *Topic {
 		Through:     t.through,
 		MaxInFlight: b.cfg.MaxMsgTimeout,
 		Rand:        rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
+
+		MaxBackdating: b.cfg.MaxBackdating,
 	})
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
 	t.mu.spillers = make(map[*queue.Line]*spiller)
@@ -96,7 +98,7 @@ func newTopic(b *Broker, name string) *Topic {
 	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)
 	if c, ok := b.cfg.Presets[name]; ok {
 		s := t.begin() // nobody else has it yet
-		t.agree(b.now(), c, s)
+		t.agree(c, s)
 		t.end(s)
 	}
 	return t
@@ -131,12 +133,23 @@ func (b *Broker) newStep() *step {
 	return s
 }
 
-// begin takes the lock. Every begin is followed by end.
+// begin takes the lock. Every begin is followed by end. What is done then is done
+// at a time that is read under the lock: a contract is kept by the times at which
+// messages leave, and whoever has waited for the lock has an old one.
 func (t *Topic) begin() *step {
 	s := t.broker.steps.Get().(*step)
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	return s
+}
+
+// instant is now for a step that comes with a time: that, which is cheaper, where
+// no contract is kept. Requires: mu held.
+func (t *Topic) instant(now stamp.Mono) stamp.Mono {
+	if t.mu.core.Limited() {
+		return t.broker.now()
+	}
+	return now
 }
 
 // tight reports whether memory has no room for so many bytes more of the
@@ -202,7 +215,7 @@ func (t *Topic) end(s *step) {
 
 	t.figures.released(s.fx.Released)
 	if trace := t.broker.cfg.Trace; trace != nil && len(s.fx.Released) > 0 {
-		trace.write(t.name, t.broker.now(), s.fx.Released)
+		trace.write(t.name, s.fx.Released)
 	}
 	for _, sub := range s.woken {
 		sub.notify()
@@ -242,7 +255,7 @@ func (t *Topic) tell(sp *spiller, s *step) {
 func (t *Topic) tick(now stamp.Mono) {
 	s := t.begin()
 	if !t.mu.closed {
-		t.mu.core.Tick(now, &s.fx)
+		t.mu.core.Tick(t.instant(now), &s.fx)
 	}
 	t.end(s)
 }
@@ -326,10 +339,10 @@ func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodie
 	whole := t.through || t.most < math.MaxInt
 	s := t.begin()
 	if err = t.open(); err == nil {
-		err = t.mu.core.AdmitBatch(n, p.Arrival.At, p.Arrival.At)
+		err = t.mu.core.AdmitBatch(t.instant(now), n, p.Arrival.At, p.Arrival.At)
 	}
 	if err == nil && whole {
-		if t.mu.core.Tick(now, &s.fx); t.tight(bytes) || !t.through && !t.mu.core.Room(n) {
+		if t.mu.core.Tick(t.instant(now), &s.fx); t.tight(bytes) || !t.through && !t.mu.core.Room(n) {
 			err = t.mu.core.Refuse(queue.ErrFull, n)
 		}
 	}
@@ -428,7 +441,7 @@ func (t *Topic) accept(now stamp.Mono, s *step, p Published, rest bool) (err err
 	if err == nil {
 		err = open()
 	}
-	switch {
+	switch now = t.instant(now); {
 	case err != nil:
 	case rest:
 		t.mu.core.Enter(now, &s.fx, s.msgs...)
@@ -460,6 +473,7 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 	}
 	dealt := len(errs)
 	t.mu.Lock()
+	now = t.instant(now)
 	for i, m := range s.msgs {
 		err := t.open()
 		t.mu.core.SetTight(t.tight(s.fx.Held + m.Size()))
@@ -535,8 +549,8 @@ func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) to
 
 // SetLeased is SetShare for as long as the lease says.
 func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) tokenbucket.Tokens {
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	if !t.mu.core.Limited() {
 		t.mu.core.Limit(queue.OverLimit{MaxDelay: t.broker.cfg.RejectAfter})
 	}
@@ -548,8 +562,8 @@ func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted to
 // Renew moves the ends of the share's lease, and reports whether it has a
 // flexible part that has not lapsed.
 func (t *Topic) Renew(flexUntil, until stamp.Mono) (flex bool) {
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	if t.mu.core.Limited() {
 		flex = t.mu.core.Renew(now, flexUntil, until, &s.fx)
 	}
@@ -563,27 +577,25 @@ func (t *Topic) Renew(flexUntil, until stamp.Mono) (flex bool) {
 // same topic under the same contract before it was deleted or the broker restarted.
 // After a restart the contract is the same, but for that of Config.Presets.
 func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
-	now := t.broker.now()
 	s := t.begin()
 	t.mu.contract = &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
-	t.agree(now, *t.mu.contract, s)
+	t.agree(*t.mu.contract, s)
 	s.record = true
 	t.end(s)
 }
 
 // agree puts the topic under c. Requires: mu held.
-func (t *Topic) agree(now stamp.Mono, c metadata.Contract, s *step) {
+func (t *Topic) agree(c metadata.Contract, s *step) {
 	t.mu.core.Limit(queue.OverLimit{Reject: c.Reject, MaxDelay: t.broker.cfg.RejectAfter})
-	t.mu.core.SetShare(now, c.Share(), 0, &s.fx)
+	t.mu.core.SetShare(t.broker.now(), c.Share(), 0, &s.fx)
 }
 
 // restoreContract is Contract of an earlier process. One that is preset stands.
 func (t *Topic) restoreContract(c *metadata.Contract) {
-	now := t.broker.now()
 	s := t.begin()
 	if !t.mu.core.Limited() {
 		t.mu.contract = c
-		t.agree(now, *c, s)
+		t.agree(*c, s)
 	}
 	t.end(s)
 }
@@ -593,8 +605,8 @@ func (t *Topic) CreateChannel(name string) error {
 	if !wire.ValidChannelName(name) {
 		return fmt.Errorf("channel %q: %w", name, ErrBadName)
 	}
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	defer t.end(s)
 	if t.mu.closed {
 		return ErrGone
@@ -628,8 +640,8 @@ func (t *Topic) ChannelNames() []string {
 // DeleteChannel removes a channel with all it holds and ends its
 // subscriptions. Error: ErrUnknownChannel.
 func (t *Topic) DeleteChannel(name string) error {
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	c := t.mu.core.Channel(name)
 	if c == nil {
 		t.end(s)
@@ -745,8 +757,8 @@ func (t *Topic) UnpauseChannel(name string) error {
 }
 
 func (t *Topic) onChannel(name string, do func(stamp.Mono, *queue.Channel, *queue.Effects)) error {
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	defer t.end(s)
 	c := t.mu.core.Channel(name)
 	if c == nil {
@@ -791,8 +803,8 @@ func (t *Topic) Pause() {
 
 // Unpause resumes them.
 func (t *Topic) Unpause() {
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	s.record = true
 	t.mu.core.Unpause(now, &s.fx)
 	t.end(s)
@@ -840,8 +852,8 @@ func (t *Topic) close(remove bool) {
 	// queue that it would open after that is nobody's, in the way of the topic's
 	// next life, and comes back at the next start.
 	t.storing.Lock()
-	now := t.broker.now()
 	s := t.begin()
+	now := t.broker.now()
 	t.mu.closed = true
 	t.mu.capture = nil
 	t.mu.core.Stop()

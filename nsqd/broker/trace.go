@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -17,8 +16,9 @@ import (
 //
 // the times in nanoseconds of CLOCK_MONOTONIC, so that the lines of all brokers
 // of one machine can be merged: when it arrived, when it had its token, and when
-// it was let go. The lines of a step go out in one write before anybody is woken
-// for them, so that a broker that is killed has written what it released.
+// it was let go: the time it was judged by, read under the topic's lock. The lines
+// of a step go out in one write before anybody is woken for them, so that a broker
+// that is killed has written what it released.
 type Trace struct {
 	// Set once.
 	out io.Writer
@@ -35,7 +35,7 @@ type Trace struct {
 // ends the trace: one with holes would prove nothing.
 func NewTrace(out io.Writer, log *slog.Logger) *Trace { return &Trace{out: out, log: log} }
 
-func (t *Trace) write(topic string, now stamp.Mono, releases []queue.Release) {
+func (t *Trace) write(topic string, releases []queue.Release) {
 	t.mu.Lock()
 	if t.mu.failed {
 		t.mu.Unlock()
@@ -46,7 +46,7 @@ func (t *Trace) write(topic string, now stamp.Mono, releases []queue.Release) {
 		b = append(append(b, topic...), ',')
 		b = append(strconv.AppendInt(b, int64(r.Arrival), 10), ',')
 		b = append(strconv.AppendInt(b, int64(r.Eligible), 10), ',')
-		b = append(strconv.AppendInt(b, int64(now), 10), '\n')
+		b = append(strconv.AppendInt(b, int64(r.Released), 10), '\n')
 	}
 	t.mu.buf = b
 	// Under the lock: lines of two topics must not mix. Nobody else waits for it.

@@ -72,10 +72,10 @@ func (t *Topic) Renew(now, flexUntil, until stamp.Mono, fx *Effects) (flex bool)
 	return flex
 }
 
-// lapse ends what has ended by now.
+// lapse ends what has ended by now. Requires: limited.
 func (t *Topic) lapse(now stamp.Mono) {
 	l := &t.lease
-	if !t.limited || now.Before(l.lapses) {
+	if now.Before(l.lapses) {
 		return
 	}
 	to := l.Lease

@@ -24,8 +24,10 @@ type Message struct {
 	// own line; 0: none.
 	Ticket Ticket
 
-	// Set once, at release. Eligible - Arrival.At is the access delay.
-	Eligible stamp.Mono
+	// Access is the access delay: how long the message had to wait for its token,
+	// counted from when the line was no longer held up otherwise, and without the
+	// time for which it had one that was not used. Set once, at release.
+	Access time.Duration
 
 	// holders is how many need the message: the line or the channels that it is
 	// in, and whoever took it by TakeOverflow. The machine counts.
@@ -50,9 +52,6 @@ type Kept struct {
 	Attempts uint16 // deliveries so far
 	Ticket   Ticket // of its place on the line's disk; 0: none
 }
-
-// AccessDelay is how long the message had to wait for its token.
-func (m *Message) AccessDelay() time.Duration { return m.Eligible.Sub(m.Arrival.At) }
 
 // Refusals. They are values of the protocol's everyday life, not accidents.
 var (

@@ -29,6 +29,9 @@ type Config struct {
 	Through bool
 	// MaxInFlight is how long a consumer may keep a message by touching it.
 	MaxInFlight time.Duration
+	// MaxBackdating is how far before its release a message may have its token:
+	// one that arrived earlier than that is judged as if it had arrived then.
+	MaxBackdating time.Duration
 	// Rand draws which messages a sampling consumer gets.
 	Rand *rand.Rand
 }
@@ -77,11 +80,11 @@ func (e *Effects) letGo(m *Message) {
 	}
 }
 
-// Release is when a message arrived, and when it had its token.
-type Release struct{ Arrival, Eligible stamp.Mono }
-
-// AccessDelay is how long the message had to wait for its token.
-func (r Release) AccessDelay() time.Duration { return r.Eligible.Sub(r.Arrival) }
+// Release is when a message arrived, when it had its token, and when it left.
+type Release struct {
+	Arrival, Eligible, Released stamp.Mono
+	Access                      time.Duration // see Message
+}
 
 // Done is a message that may leave its line's disk.
 type Done struct {
@@ -115,6 +118,18 @@ func (e *Effects) Reset() {
 //     arrival, so that nobody behind the head has a token before it;
 //   - if the head of the line is eligible and every channel has room, it is
 //     released before the step returns.
+//
+// Two envelopes. By the times at which messages have their tokens, a contract
+// (r, b) is the bucket's: b + r*dt in any interval, exactly. By the times at which
+// they leave there is none in that alone: a line that was paused for an hour would
+// let go at once of all that had tokens meanwhile. So a message counts as having
+// arrived no earlier than the line was last held up by anything but tokens (opened),
+// and if it had its token more than Config.MaxBackdating ago, then it counts as
+// having arrived so long ago, and may have to wait again. Hence every message leaves
+// within MaxBackdating of its token, and in any interval dt at most
+// b + r*(dt + MaxBackdating). What waits for the disk is not held up: with
+// Config.Through everything does, and a conforming topic must not be judged by the
+// disk's turns.
 type Topic struct {
 	// Set once.
 	cfg Config
@@ -124,6 +139,9 @@ type Topic struct {
 	bucket  tokenbucket.Hindsight
 	lease   lease
 	over    OverLimit
+	opened  stamp.Mono // see above; never falls
+	heldUp  bool       // by something else than tokens, since the step before
+	floor   stamp.Mono // MaxBackdating before the last step; never falls
 
 	// State.
 	waiting  ring[*Message] // the part of the line that is in memory
@@ -152,7 +170,7 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{cfg: cfg}
+	t := &Topic{cfg: cfg, opened: math.MinInt64, floor: math.MinInt64}
 	t.line = newLine(cfg, &t.tight, nil, t.waiting.len, func() bool { return t.waiting.len() == 0 && t.open() })
 	return t
 }
@@ -199,7 +217,7 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 			return ErrFull
 		}
 	}
-	if err := t.Admit(msgs...); err != nil {
+	if err := t.Admit(now, msgs...); err != nil {
 		return err
 	}
 	t.Enter(now, fx, msgs...)
@@ -229,17 +247,18 @@ func (t *Topic) Room(n int) bool { return t.line.room(n) }
 // Admit asks whether a topic with Config.Through would take msgs: it refuses
 // what Put refuses, and counts it. The owner then stores them and calls
 // Appended. Error: *OverLimitError.
-func (t *Topic) Admit(msgs ...*Message) error {
+func (t *Topic) Admit(now stamp.Mono, msgs ...*Message) error {
 	if len(msgs) == 0 {
 		return nil
 	}
-	return t.AdmitBatch(len(msgs), msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At)
+	return t.AdmitBatch(now, len(msgs), msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At)
 }
 
 // AdmitBatch is Admit of n messages that are not made yet, of which the first and
 // the last arrived then. Requires: n > 0.
-func (t *Topic) AdmitBatch(n int, first, last stamp.Mono) error {
+func (t *Topic) AdmitBatch(now stamp.Mono, n int, first, last stamp.Mono) error {
 	if t.limited && t.over.Reject {
+		t.look(now)
 		if d := t.expectedDelay(n, first, last); d > t.over.MaxDelay {
 			return t.Refuse(&OverLimitError{Delay: d, Limit: t.over.MaxDelay}, n)
 		}
@@ -265,11 +284,13 @@ func (t *Topic) Appended(n, bytes int, fx *Effects) {
 }
 
 // expectedDelay is the access delay that the last of n messages would have, with
-// every message ahead of it counted.
+// every message ahead of it counted, if nothing but tokens held the line up from
+// now on.
 func (t *Topic) expectedDelay(n int, first, last stamp.Mono) time.Duration {
 	if t.waiting.len() > 0 {
 		first = min(first, t.waiting.front().Arrival.At)
 	}
+	first, last = max(first, t.opened, t.floor), max(last, t.opened, t.floor)
 	n += t.Waiting()
 	e := t.bucket.After(int64(n), first)
 	if n == 1 {
@@ -327,7 +348,28 @@ func (t *Topic) eligible(m *Message) stamp.Mono {
 	if !t.limited {
 		return m.Arrival.At
 	}
-	return t.bucket.Eligible(m.Arrival.At)
+	at, _ := t.judgedAt(m)
+	return t.bucket.Eligible(at)
+}
+
+// judgedAt is when a message counts as having arrived, and for how long it then has
+// had a token that does not count, since it was not released in time.
+func (t *Topic) judgedAt(m *Message) (at stamp.Mono, late time.Duration) {
+	at = max(m.Arrival.At, t.opened)
+	if at < t.floor {
+		if e := t.bucket.Eligible(at); e < t.floor {
+			return t.floor, t.floor.Sub(e)
+		}
+	}
+	return at, 0
+}
+
+// look brings the bounds of judgedAt up to now.
+func (t *Topic) look(now stamp.Mono) {
+	t.floor = max(t.floor, now.Add(-t.cfg.MaxBackdating))
+	if t.heldUp {
+		t.opened = max(t.opened, now)
+	}
 }
 
 // advance releases from the head of the line while it is eligible, and has the
@@ -338,23 +380,29 @@ func (t *Topic) advance(now stamp.Mono, fx *Effects) {
 }
 
 func (t *Topic) release(now stamp.Mono, fx *Effects) {
-	t.lapse(now)
+	if t.limited {
+		t.lapse(now)
+		t.look(now)
+	}
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
 		e, ok := m.Arrival.At, !now.Before(m.Arrival.At)
+		access := time.Duration(0)
 		if t.limited {
-			e, ok = t.bucket.Take(m.Arrival.At, now)
+			at, late := t.judgedAt(m)
+			e, ok = t.bucket.Take(at, now)
+			access = e.Sub(max(m.Arrival.At, t.opened)) - late
 		}
 		if !ok {
-			return
+			break
 		}
-		m.Eligible = e
+		m.Access = access
 		t.waiting.pop()
 		t.counters.Released++
 		if t.line.through {
 			t.line.done(m.Ticket, fx)
 		}
-		fx.Released = append(fx.Released, Release{Arrival: m.Arrival.At, Eligible: m.Eligible})
+		fx.Released = append(fx.Released, Release{Arrival: m.Arrival.At, Eligible: e, Released: now, Access: m.Access})
 		for _, c := range t.channels {
 			if m.Ticket != 0 && m.Ticket <= c.passed {
 				continue
@@ -365,6 +413,7 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		fx.letGo(m)
 		t.recall()
 	}
+	t.heldUp = t.limited && !t.open()
 }
 
 // wait takes hold of a message and puts it into the memory part of the line.
@@ -517,7 +566,7 @@ func (t *Topic) Kept(l *Line) []Kept {
 }
 
 // Pause stops releases; messages are still accepted.
-func (t *Topic) Pause() { t.paused = true }
+func (t *Topic) Pause() { t.paused, t.heldUp = true, true }
 
 // Stop ends releases and deliveries for good, whatever step comes after it:
 // what is held stays as it is, for Kept.

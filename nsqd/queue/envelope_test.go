@@ -1,0 +1,336 @@
+package queue
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// within checks that of messages i <= j in the order of their times
+// j-i+1 <= b + r*(t_j - t_i + late), for every pair and in integers.
+func within(times []stamp.Mono, s tokenbucket.Share, late time.Duration) error {
+	times = slices.Sorted(slices.Values(times))
+	const grain = 1_000_000_000_000 // a token, where r milli-msg/s are r grains per nanosecond
+	for i := range times {
+		for j := i; j < len(times); j++ {
+			n, dt := int64(j-i+1), times[j].Sub(times[i])
+			if (n-s.Burst)*grain > int64(s.Rate)*int64(dt+late) {
+				return fmt.Errorf("%d messages in %v with %v of backdating, the contract is %v msg/s, burst %d",
+					n, dt, late, s.Rate.PerSecond(), s.Burst)
+			}
+		}
+	}
+	return nil
+}
+
+// trial is a topic under a contract, with what its releases must keep to.
+type trial struct {
+	rt     *rapid.T
+	top    *Topic
+	now    stamp.Mono
+	fx     Effects
+	most   tokenbucket.Share // of the shares that there were
+	late   time.Duration     // Config.MaxBackdating
+	shut   bool              // something else than tokens stood in the way, after the step before
+	opened stamp.Mono        // when that was last so
+
+	names    []string // of channels, each with a consumer of that number
+	n        int
+	disk     map[*Line][]Kept
+	eligible []stamp.Mono
+	released []stamp.Mono
+}
+
+// step takes one step at now, and checks what it released.
+func (tr *trial) step(do func()) {
+	if tr.shut {
+		tr.opened = tr.now
+	}
+	do()
+	for _, r := range tr.fx.Released {
+		switch {
+		case r.Released != tr.now:
+			tr.rt.Fatalf("released at %d, it says %d", tr.now, r.Released)
+		case r.Eligible < r.Arrival || r.Eligible > tr.now:
+			tr.rt.Fatalf("arrived at %d, eligible at %d, released at %d", r.Arrival, r.Eligible, tr.now)
+		case r.Eligible < tr.now.Add(-tr.late):
+			tr.rt.Fatalf("eligible at %d, released at %d, more than %v later", r.Eligible, tr.now, tr.late)
+		case r.Eligible < tr.opened:
+			tr.rt.Fatalf("eligible at %d, and held up until %d", r.Eligible, tr.opened)
+		case r.Access < 0 || r.Access > r.Eligible.Sub(r.Arrival):
+			tr.rt.Fatalf("access delay %v, arrived at %d, eligible at %d", r.Access, r.Arrival, r.Eligible)
+		}
+		tr.eligible = append(tr.eligible, r.Eligible)
+		tr.released = append(tr.released, tr.now)
+	}
+	for _, d := range tr.fx.Deliveries {
+		if !tr.top.Channel(tr.names[d.Consumer]).Hand(d) {
+			tr.rt.Fatal("a delivery came to nothing")
+		}
+	}
+	tr.fx.Reset()
+	tr.shut = tr.top.paused || len(tr.top.channels) == 0
+	for _, c := range tr.top.channels {
+		tr.shut = tr.shut || !c.line.room(1)
+	}
+	if err := tr.top.checkInvariants(tr.now); err != nil {
+		tr.rt.Fatal(err)
+	}
+}
+
+// onTime passes some time with an owner that is there when the head is eligible.
+func (tr *trial) onTime(until stamp.Mono) {
+	for {
+		tr.step(func() { tr.top.Tick(tr.now, &tr.fx) })
+		d := tr.top.ReleaseDeadline()
+		if d <= tr.now {
+			tr.rt.Fatalf("a deadline at %d, after a tick at %d: its owner would never rest", d, tr.now)
+		}
+		if d > until {
+			break
+		}
+		tr.now = d
+	}
+	tr.now = until
+}
+
+// A publisher that keeps its contract of 100 msg/s and a burst of 5, and a topic
+// that releases nothing for a while.
+func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
+	const gap = 10 * time.Millisecond
+	nothing := func(*bench) {}
+	pause := func(b *bench) { b.top.Pause() }
+	unpause := func(b *bench) { b.top.Unpause(b.now, &b.fx) }
+	forget := func(b *bench) {
+		if err := b.top.DeleteChannel(b.now, "c", &b.fx); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	create := func(b *bench) { b.channel("c") }
+	fill := func(b *bench) {
+		for range 1000 {
+			b.put(nil)
+		}
+	}
+	empty := func(b *bench) { b.top.EmptyChannel(b.now, b.top.Channel("c"), &b.fx) }
+	for _, c := range []struct {
+		name       string
+		begin, end func(*bench) // of what holds it up
+		lasts      time.Duration
+		late       bool // the owner reads them at the end, all at once
+		over       OverLimit
+		accepted   int
+		atOnce     int // released at the end
+	}{
+		{"paused", pause, unpause, 5 * time.Second, false, OverLimit{}, 500, 5},
+		{"no channel", forget, create, 5 * time.Second, false, OverLimit{}, 500, 5},
+		{"full channel", fill, empty, 5 * time.Second, false, OverLimit{}, 500, 5},
+		{"paused for a moment", pause, unpause, gap, false, OverLimit{}, 1, 1},
+		{"paused, reject", pause, unpause, 5 * time.Second, false, OverLimit{Reject: true}, 5, 5},
+		{"paused, reject later", pause, unpause, 5 * time.Second, false, OverLimit{Reject: true, MaxDelay: time.Second}, 105, 5},
+		{"no channel, reject", forget, create, 5 * time.Second, false, OverLimit{Reject: true}, 5, 5},
+		{"full channel, reject", fill, empty, 5 * time.Second, false, OverLimit{Reject: true}, 5, 5},
+		{"a stall as long as backdating", nothing, nothing, backdating, true, OverLimit{}, 25, 25},
+		{"a longer stall", nothing, nothing, 400 * time.Millisecond, true, OverLimit{}, 40, 5 + 25},
+		{"a longer stall, reject", nothing, nothing, 400 * time.Millisecond, true, OverLimit{Reject: true}, 5 + 25, 5 + 25},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := &bench{t: t, top: newTest(1000), now: stamp.Mono(time.Second)}
+			b.channel("c")
+			c.begin(b)
+			b.top.Limit(c.over)
+			b.top.SetShare(b.now, tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 5}, 5*tokenbucket.Token, &b.fx)
+			b.fx.Reset()
+
+			accepted := 0
+			end := b.now.Add(c.lasts)
+			for at := b.now.Add(gap); at <= end; at = at.Add(gap) {
+				if b.now = at; c.late {
+					b.now = end
+				}
+				b.n++
+				if b.top.Put(b.now, &b.fx, message(b.n, at)) == nil {
+					accepted++
+				}
+			}
+			if accepted != c.accepted {
+				t.Errorf("%d accepted, want %d", accepted, c.accepted)
+			}
+			c.end(b)
+			b.check()
+			if n := len(b.fx.Released); n != c.atOnce {
+				t.Errorf("%d of %d released at once, want %d", n, accepted, c.atOnce)
+			}
+			for _, r := range b.fx.Released {
+				if r.Access != 0 && c.accepted == c.atOnce {
+					t.Errorf("%+v waited for no token", r)
+				}
+			}
+			for range accepted - c.atOnce { // the rest, each with a token of its own
+				before := len(b.fx.Released)
+				b.now = b.top.ReleaseDeadline()
+				b.top.Tick(b.now, &b.fx)
+				b.check()
+				if n := len(b.fx.Released) - before; n != 1 {
+					t.Fatalf("%d released at %v", n, b.now)
+				}
+			}
+			last, wait := b.fx.Released[len(b.fx.Released)-1], time.Duration(accepted-c.atOnce)*gap
+			if last.Released != end.Add(wait) || last.Access != wait {
+				t.Errorf("the last left at %d, with an access delay of %v, want %d, %v", last.Released, last.Access, end.Add(wait), wait)
+			}
+		})
+	}
+}
+
+// Whatever holds a topic up, and however late its owner comes: it keeps its
+// contract by the times at which messages have their tokens, and by those at which
+// they leave, with backdating.
+func TestBothEnvelopesHold(t *testing.T) {
+	messages, late := 0, 0
+	rapid.Check(t, func(rt *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
+		between := func(lo, hi time.Duration) time.Duration { return lo + time.Duration(rng.Int64N(int64(hi-lo)+1)) }
+		share := func() tokenbucket.Share {
+			return tokenbucket.Share{Rate: tokenbucket.Rate(2_000 + rng.Int64N(5_000_000)), Burst: 1 + rng.Int64N(20)}
+		}
+		tr := &trial{rt: rt, names: []string{"a", "b"}, disk: map[*Line][]Kept{}}
+		tr.late = time.Duration(rapid.SampledFrom([]int{0, 1, 20, 250, 1000}).Draw(rt, "backdating")) * time.Millisecond
+		overflow := rapid.SampledFrom([]int{0, 5, 1000}).Draw(rt, "overflow")
+		tr.top = NewTopic(Config{
+			Capacity:      rapid.SampledFrom([]int{1, 10, 1000}).Draw(rt, "capacity"),
+			Overflow:      overflow,
+			Through:       overflow > 0 && rapid.Bool().Draw(rt, "through"),
+			MaxInFlight:   time.Minute,
+			MaxBackdating: tr.late,
+			Rand:          rng,
+		})
+		tr.top.SetTight(overflow > 0 && rapid.IntRange(0, 3).Draw(rt, "tight") == 3)
+		tr.top.Limit(OverLimit{Reject: rapid.Bool().Draw(rt, "reject"), MaxDelay: between(0, 100*time.Millisecond)})
+		tr.now = stamp.Mono(rng.Int64N(1e18))
+		tr.most = share()
+		tr.step(func() {
+			tr.top.SetShare(tr.now, tr.most, tokenbucket.Tokens(tr.most.Burst)*tokenbucket.Token, &tr.fx)
+		})
+		stalled := tr.now // since when the owner did nothing
+		line := func() *Line {
+			if i := rng.IntN(len(tr.top.channels) + 1); i > 0 {
+				return tr.top.channels[i-1].Line()
+			}
+			return tr.top.Line()
+		}
+		steps := map[string]func(){
+			"run": func() {
+				tr.onTime(tr.now.Add(between(0, 30*time.Millisecond)))
+				stalled = tr.now
+			},
+			"tick": func() { tr.step(func() { tr.top.Tick(tr.now, &tr.fx) }) },
+			"stall": func() {
+				stalled = tr.now
+				tr.now = tr.now.Add(time.Duration([]int{1, 10, 100, 249, 251, 400, 3000}[rng.IntN(7)]) * time.Millisecond)
+			},
+			"publish": func() {
+				from := min(stalled, tr.now.Add(-between(0, 2*time.Millisecond))) // when the first arrived
+				for range 1 + rng.IntN(60) {
+					tr.n++
+					m := message(tr.n, tr.now.Add(-between(0, tr.now.Sub(from))))
+					tr.step(func() {
+						if !tr.top.cfg.Through && tr.top.Put(tr.now, &tr.fx, m) == nil {
+							return
+						}
+						if tr.top.cfg.Through && tr.top.Admit(tr.now, m) == nil {
+							line := tr.top.Line()
+							tr.disk[line] = append(tr.disk[line], Kept{Message: m})
+							tr.top.Appended(1, 1, &tr.fx)
+						}
+						tr.top.Tick(tr.now, &tr.fx) // none of these releases
+					})
+				}
+			},
+			"pause":   func() { tr.step(func() { tr.top.Pause() }) },
+			"unpause": func() { tr.step(func() { tr.top.Unpause(tr.now, &tr.fx) }) },
+			"channel": func() {
+				if i := rng.IntN(len(tr.names)); tr.top.Channel(tr.names[i]) == nil {
+					tr.step(func() {
+						tr.top.CreateChannel(tr.now, tr.names[i], &tr.fx).AddConsumer(ConsumerID(i), time.Minute, 0, Near)
+					})
+				}
+			},
+			"no channel": func() {
+				for len(tr.top.channels) > 0 {
+					tr.step(func() { _ = tr.top.DeleteChannel(tr.now, tr.top.channels[0].name, &tr.fx) })
+				}
+			},
+			"drain": func() {
+				for _, c := range slices.Clone(tr.top.channels) {
+					if rng.IntN(2) == 0 {
+						tr.step(func() { tr.top.EmptyChannel(tr.now, c, &tr.fx) })
+						delete(tr.disk, c.Line())
+						continue
+					}
+					id := ConsumerID(slices.Index(tr.names, c.name))
+					tr.step(func() { _ = tr.top.SetReady(tr.now, c, id, rng.IntN(100), &tr.fx) })
+					var row []MessageID
+					for _, it := range c.due {
+						row = append(row, it.msg.ID)
+					}
+					tr.step(func() { tr.top.FinishRow(tr.now, c, id, row, &tr.fx, nil) })
+				}
+			},
+			"disk": func() {
+				l := line()
+				msgs, e := l.TakeOverflow(nil, rng.IntN(100))
+				if rng.IntN(4) == 0 { // full
+					tr.step(func() { tr.top.Unstored(tr.now, l, e, msgs, &tr.fx) })
+					return
+				}
+				tr.step(func() { tr.top.Stored(tr.now, l, e, len(msgs), &tr.fx) })
+				for _, m := range msgs {
+					tr.disk[l] = append(tr.disk[l], Kept{Message: copyOf(m)})
+				}
+				n, e := l.Wanted()
+				back := tr.disk[l][:n]
+				tr.disk[l] = tr.disk[l][n:]
+				tr.step(func() { tr.top.Refill(tr.now, l, e, back, &tr.fx) })
+			},
+			"share": func() {
+				s := share()
+				tr.most.Rate, tr.most.Burst = max(tr.most.Rate, s.Rate), max(tr.most.Burst, s.Burst)
+				l := Lease{Base: tokenbucket.Share{Rate: 1000, Burst: 1}, FlexUntil: tr.now.Add(between(0, time.Second)), Until: stamp.Never}
+				if rng.IntN(2) == 0 {
+					l.Until = tr.now.Add(between(0, time.Second))
+				}
+				tr.step(func() { tr.top.SetLeased(tr.now, s, l, 0, &tr.fx) })
+			},
+		}
+		mix := []string{
+			"run", "run", "tick", "stall", "publish", "publish", "publish", "drain", "drain", "drain", "disk", "disk", "disk", "disk",
+			"pause", "unpause", "unpause", "unpause", "channel", "channel", "no channel", "share",
+		}
+		steps["channel"]()
+		for range 100 {
+			steps[mix[rng.IntN(len(mix))]]()
+		}
+		if err := within(tr.eligible, tr.most, 0); err != nil {
+			rt.Fatalf("eligible: %v", err)
+		}
+		if err := within(tr.released, tr.most, tr.late); err != nil {
+			rt.Fatalf("released: %v", err)
+		}
+		messages += len(tr.released)
+		if within(tr.released, tr.most, 0) != nil {
+			late++
+		}
+	})
+	t.Logf("%d messages, %d runs that needed backdating", messages, late)
+	if late == 0 {
+		t.Error("no run needed backdating")
+	}
+}
