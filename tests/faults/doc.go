@@ -3,5 +3,6 @@
 // and cuts the network between brokers and the control plane, by a proxy that
 // swallows what passes; or moves the adaptor from one place to the other. Then it
 // merges the release traces of all brokers and checks the contract on them, exactly
-// and for every interval.
+// and for every interval. A broker by itself is paused, stopped, filled and restarted,
+// and held to the same.
 package faults

@@ -1,0 +1,330 @@
+package faults
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// What a broker without a cluster is held to, and a backlog of each topic that has all
+// its tokens while it is held up, if it is judged by its arrival alone.
+const (
+	loneRate, loneBurst = 5000, 5
+	loneBackdating      = 100 * time.Millisecond
+	backlog             = 1500
+	heldFor             = 400 * time.Millisecond
+)
+
+// lone is such a broker, with a topic for each policy.
+type lone struct {
+	t          *testing.T
+	topics     []*standalone
+	data, home string
+	flags      []string
+	process    *daemon.Daemon
+
+	opened stamp.Mono // when it was held up no longer, unless by its own lateness
+}
+
+type standalone struct {
+	name, policy string
+	unlimited    int // messages that left before there was a contract
+	accepted     int // with those
+}
+
+// start starts it, or again.
+func (l *lone) start(flags ...string) {
+	l.t.Helper()
+	l.flags = append(l.flags, flags...)
+	d, err := daemon.NSQD(filepath.Join(bin, "nsqd"), l.home, append([]string{
+		"--data-path=" + l.data, "--release-trace=" + l.trace(), "--log-level=warn",
+		"--reject-after=10s", "--max-backdating=" + loneBackdating.String(),
+	}, l.flags...)...)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.process = d
+	l.t.Cleanup(func() {
+		if err := d.Kill(); err != nil {
+			l.t.Error(err)
+		}
+	})
+}
+
+func (l *lone) trace() string { return filepath.Join(l.home, "releases.csv") }
+
+// post gives an order for a topic, /topic/pause say, and returns the status.
+func (l *lone) post(topic *standalone, route, query, body string) int {
+	l.t.Helper()
+	c := http.Client{Timeout: daemon.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := c.Post("http://"+l.process.HTTP+route+"?topic="+url.QueryEscape(topic.name)+query, "", strings.NewReader(body))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(io.Discard, res.Body); err != nil {
+		l.t.Fatal(err)
+	}
+	return res.StatusCode
+}
+
+// order is post for all topics.
+func (l *lone) order(route, query string) {
+	l.t.Helper()
+	for _, topic := range l.topics {
+		if code := l.post(topic, route, query, ""); code != http.StatusOK {
+			l.t.Fatalf("%s, topic %s%s: %d", route, topic.name, query, code)
+		}
+	}
+}
+
+func (l *lone) limit() {
+	l.t.Helper()
+	for _, topic := range l.topics {
+		topic.unlimited = topic.accepted
+		contract := fmt.Sprintf("&rate=%d&burst=%d&policy=%s", loneRate, loneBurst, topic.policy)
+		if code := l.post(topic, "/topic/limit", contract, ""); code != http.StatusOK {
+			l.t.Fatalf("limit %s: %d", topic.name, code)
+		}
+	}
+}
+
+// publish reports whether n messages to each topic were accepted.
+func (l *lone) publish(n int, body string) (all bool) {
+	l.t.Helper()
+	all = true
+	for _, topic := range l.topics {
+		if l.post(topic, "/mpub", "", strings.Repeat(body+"\n", n)) == http.StatusOK {
+			topic.accepted += n
+		} else {
+			all = false
+		}
+	}
+	return all
+}
+
+// backlog publishes it.
+func (l *lone) backlog() {
+	l.t.Helper()
+	if !l.publish(backlog, "x") {
+		l.t.Fatal("the backlog is not accepted")
+	}
+}
+
+// held lets time pass in which nothing leaves.
+func (l *lone) held() {
+	wait(heldFor)
+	l.opened = clock.Mono()
+}
+
+// left waits until all that was accepted has left its topic, and checks the contracts.
+func (l *lone) left(meanwhile func()) {
+	l.t.Helper()
+	for _, topic := range l.topics {
+		var all []release
+		for end := time.Now().Add(daemon.Patience); len(all) < topic.accepted; wait(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				l.t.Fatalf("%s: %d of %d messages left in %v", topic.name, len(all), topic.accepted, daemon.Patience)
+			}
+			meanwhile()
+			all = readTrace(l.t, l.trace(), topic.name)
+		}
+		l.verify(topic.name, all[topic.unlimited:])
+	}
+}
+
+func (l *lone) verify(topic string, all []release) {
+	l.t.Helper()
+	// Clocks of two processes may come apart, by microseconds on an idle machine.
+	const unsure = loneBackdating / 2
+	var eligible, released []stamp.Mono
+	for _, r := range all {
+		if late := r.released.Sub(r.eligible); late < 0 || late > loneBackdating {
+			l.t.Fatalf("%s: released %v after its token, %v is the most", topic, late, loneBackdating)
+		}
+		if r.arrival < l.opened && r.eligible < l.opened.Add(-unsure) {
+			l.t.Fatalf("%s: had its token %v before it was held up no longer", topic, l.opened.Sub(r.eligible))
+		}
+		eligible, released = append(eligible, r.eligible), append(released, r.released)
+	}
+	if _, err := testkit.Envelope(eligible, loneRate*1000, loneBurst); err != nil {
+		l.t.Errorf("%s: by the times at which messages had their tokens: %v", topic, err)
+	}
+	allowed := loneBurst + loneRate*loneBackdating.Milliseconds()/1000
+	slack, err := testkit.Envelope(released, loneRate*1000, allowed)
+	if err != nil {
+		l.t.Errorf("%s: by the times at which they left: %v", topic, err)
+	}
+	l.t.Logf("%s: %d messages under a contract, by the times at which they left they took a burst of %.0f, and %d are allowed", topic, len(released), float64(allowed)-slack, allowed)
+}
+
+// stop sends SIGSTOP, and returns when the process has stopped.
+func (l *lone) stop() {
+	l.t.Helper()
+	if err := l.process.Signal(syscall.SIGSTOP); err != nil {
+		l.t.Fatal(err)
+	}
+	for end := time.Now().Add(daemon.Patience); ; wait(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", l.process.Pid()))
+		if err != nil {
+			l.t.Skipf("whether a process has stopped is not known here: %v", err)
+		}
+		if bytes.Contains(stat, []byte(") T ")) {
+			return
+		}
+		if time.Now().After(end) {
+			l.t.Fatalf("not stopped: %s", stat)
+		}
+	}
+}
+
+// mpub sends n messages to each topic over a connection, and returns a function that
+// waits for the answers.
+func (l *lone) mpub(nc net.Conn, n int) (answered func()) {
+	l.t.Helper()
+	var out []byte
+	bodies := slices.Repeat([][]byte{[]byte("x")}, n)
+	for _, topic := range l.topics {
+		out = wire.AppendMpub(out, topic.name, bodies)
+	}
+	if _, err := nc.Write(out); err != nil {
+		l.t.Fatal(err)
+	}
+	return func() {
+		l.t.Helper()
+		for _, topic := range l.topics {
+			if kind, data, err := frame(nc); kind != wire.FrameResponse || string(data) != "OK" || err != nil {
+				l.t.Fatalf("MPUB to %s: %q, %v", topic.name, data, err)
+			}
+			topic.accepted += n
+		}
+	}
+}
+
+// restarted has the backlog wait for a second process, and there for a channel.
+func (l *lone) restarted(flags ...string) {
+	l.t.Helper()
+	l.start(flags...)
+	l.order("/topic/create", "")
+	l.limit()
+	l.backlog()
+	if err := l.process.Stop(); err != nil {
+		l.t.Fatal(err)
+	}
+	l.start()
+	l.held()
+	l.order("/channel/create", "&channel=c")
+	l.left(func() {})
+}
+
+// Whatever else than tokens holds a broker up, what leaves it afterwards keeps to the
+// contract, by either envelope and under every policy. What is measured is in its
+// release trace; what this test waits for in real time only has to be long enough to
+// break a contract that is kept by arrival alone.
+func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
+	for name, run := range map[string]func(l *lone){
+		"paused": func(l *lone) {
+			l.start()
+			l.order("/topic/create", "")
+			l.order("/channel/create", "&channel=c")
+			l.limit()
+			l.order("/topic/pause", "")
+			l.backlog()
+			l.held()
+			l.order("/topic/unpause", "")
+			l.left(func() {})
+		},
+		"no channel": func(l *lone) {
+			l.start()
+			l.order("/topic/create", "")
+			l.limit()
+			l.backlog()
+			l.held()
+			l.order("/channel/create", "&channel=c")
+			l.left(func() {})
+		},
+		"full channel": func(l *lone) {
+			for _, topic := range l.topics {
+				topic.name += "#ephemeral" // so that the disk does not take what the channel cannot
+			}
+			l.start(fmt.Sprintf("--mem-queue-size=%d", backlog))
+			l.order("/topic/create", "")
+			l.order("/channel/create", "&channel=c")
+			l.backlog()
+			l.limit()
+			l.backlog()
+			l.held()
+			l.order("/channel/empty", "&channel=c")
+			l.left(func() {})
+		},
+		"stalled disk": func(l *lone) {
+			l.data = testkit.SmallDisk(l.t, 4<<20)
+			ballast := filepath.Join(l.data, "ballast")
+			if err := os.WriteFile(ballast, make([]byte, 2<<20), 0o600); err != nil {
+				l.t.Fatal(err)
+			}
+			l.start("--mem-queue-size=1000", "--max-bytes-per-file=100000")
+			l.order("/topic/create", "")
+			l.order("/channel/create", "&channel=c")
+			l.limit()
+			for end := time.Now().Add(daemon.Patience); l.publish(10, strings.Repeat("x", 1000)); {
+				if time.Now().After(end) {
+					l.t.Fatal("the disk does not become full")
+				}
+			}
+			wait(heldFor)
+			if err := os.Remove(ballast); err != nil {
+				l.t.Fatal(err)
+			}
+			l.left(func() { l.order("/channel/empty", "&channel=c") })
+		},
+		"stopped process": func(l *lone) {
+			l.start()
+			l.order("/topic/create", "")
+			l.order("/channel/create", "&channel=c")
+			l.limit()
+			nc, err := net.Dial("tcp", l.process.TCP)
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			defer nc.Close()
+			if _, err := nc.Write(wire.AppendMagic(nil)); err != nil {
+				l.t.Fatal(err)
+			}
+			l.mpub(nc, 1)() // from here on arrival times are exact, if they can be
+			l.stop()
+			answered := l.mpub(nc, backlog)
+			wait(heldFor)
+			if err := l.process.Signal(syscall.SIGCONT); err != nil {
+				l.t.Fatal(err)
+			}
+			answered()
+			l.left(func() {})
+		},
+		"slow start":           func(l *lone) { l.restarted() },
+		"slow start from disk": func(l *lone) { l.restarted("--durability=fsync") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(&lone{t: t, data: t.TempDir(), home: t.TempDir(), topics: []*standalone{
+				{name: "d", policy: "delay"}, {name: "r", policy: "reject"},
+			}})
+		})
+	}
+}
