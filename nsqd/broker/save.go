@@ -108,7 +108,7 @@ func (sp *spiller) saveResume() error {
 	}
 	if left == 0 {
 		sp.resume.Store(nil)
-		return q.Remove()
+		return q.Retire()
 	}
 	q.Release(end)
 	if err := q.Checkpoint(); err != nil {

@@ -342,17 +342,21 @@ func (sp *spiller) refill() (int, error) {
 	}
 	kept := make([]queue.Kept, 0, len(records))
 	ends := make([]diskqueue.Position, 0, len(records))
-	lost := 0
+	var faulty []fault
 	for _, r := range records {
 		k, err := t.parse(r.Data)
 		if err != nil {
-			sp.log("a message on disk is not readable", err)
-			lost++
+			faulty = append(faulty, fault{r, err, len(kept)})
 			continue
 		}
 		kept = append(kept, k)
 		ends = append(ends, r.End)
 	}
+	failed := sp.storage().putAside(sp.name(), faulty)
+	if failed != nil {
+		sp.log("messages on disk that are not readable stay where they are", failed)
+	}
+	lost := len(faulty)
 	if len(records) > 0 {
 		sp.read = records[len(records)-1].End
 	}
@@ -365,8 +369,16 @@ func (sp *spiller) refill() (int, error) {
 	if _, present := sp.line.TakeOverflow(nil, 0); present != e {
 		return 0, nil // emptied meanwhile
 	}
-	for i := range kept {
-		kept[i].Ticket = sp.reading.issue(ends[i])
+	rest := faulty
+	for i := range len(kept) + 1 {
+		for ; len(rest) > 0 && rest[0].before == i; rest = rest[1:] {
+			if k := sp.reading.issue(rest[0].record.End); failed == nil {
+				sp.reading.done(k)
+			}
+		}
+		if i < len(kept) {
+			kept[i].Ticket = sp.reading.issue(ends[i])
+		}
 	}
 	if sp.line.Through() {
 		sp.replay.pass(t.mu.core, kept, ends)
@@ -450,7 +462,7 @@ func (sp *spiller) close() error {
 		disk.Release(end)
 	}
 	if n, _ := disk.Held(); n == 0 {
-		return disk.Remove()
+		return disk.Retire()
 	}
 	return disk.Close()
 }

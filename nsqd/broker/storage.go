@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -44,6 +47,9 @@ type Storage struct {
 
 	encoders sync.Pool // of *encoder, of publishers
 	health   health    // has a lock of its own
+
+	// Atomic; any goroutine adds: messages in queues of sepUnreadable.
+	unreadable atomic.Int64
 }
 
 // OpenStorage takes the folder for this process.
@@ -74,9 +80,13 @@ func (s *Storage) Close() error { return s.dir.Close() }
 // channel's. With a second #, it is what the last process had in memory when it
 // ended, which comes before. Names of topics and channels have no # but in
 // "#ephemeral", and those never go to disk.
+//
+// A queue's name with sepUnreadable behind it is that of one with the records of
+// the first that could not be parsed. Nobody reads it.
 const (
-	sepLine   = "#"
-	sepResume = "##"
+	sepLine       = "#"
+	sepResume     = "##"
+	sepUnreadable = "##unreadable"
 )
 
 func lineName(topic string, c *queue.Channel) string {
@@ -113,6 +123,55 @@ func (s *Storage) openEmpty(name string) (*diskqueue.Queue, error) {
 		}
 	}
 	return q, nil
+}
+
+// fault is a record that cannot be parsed.
+type fault struct {
+	record diskqueue.Record
+	err    error
+	before int // of how many of those that can be, it was read
+}
+
+// putAside keeps records that cannot be parsed, in a queue of their own: they may
+// be of a later version.
+func (s *Storage) putAside(name string, faulty []fault) error {
+	if len(faulty) == 0 {
+		return nil
+	}
+	q, err := s.open(name + sepUnreadable)
+	if err != nil {
+		return err
+	}
+	records := make([][]byte, len(faulty))
+	for i, f := range faulty {
+		records[i] = f.record.Data
+	}
+	_, err = q.Append(records...)
+	if err = errors.Join(err, q.Close()); err != nil {
+		return err
+	}
+	s.unreadable.Add(int64(len(faulty)))
+	s.cfg.Log.Error("messages on disk are not readable; they are kept", "queue", name, "in", q.Name(), obs.KeyCount, len(faulty), obs.KeyError, faulty[0].err)
+	return nil
+}
+
+// Unreadable is how many messages were found on the disk that could not be read,
+// by this process and those before it, and are kept in queues of their own.
+func (b *Broker) Unreadable() int64 {
+	if b.cfg.Storage == nil {
+		return 0
+	}
+	return b.cfg.Storage.unreadable.Load()
+}
+
+// count opens a queue and returns how many records it has.
+func (s *Storage) count(name string) (int64, error) {
+	q, err := s.open(name)
+	if err != nil {
+		return 0, err
+	}
+	n, _ := q.Held()
+	return n, q.Close()
 }
 
 // append encodes messages and puts them at the end of a queue.
@@ -233,6 +292,15 @@ func (b *Broker) Restore() error {
 	seen := map[parts]bool{}
 	var topics, channels []parts
 	for _, name := range names {
+		if strings.HasSuffix(name, sepUnreadable) {
+			n, err := st.count(name)
+			if err != nil {
+				return fmt.Errorf("restore: %w", err)
+			}
+			st.unreadable.Add(n)
+			st.cfg.Log.Warn("messages that were not readable are kept", "in", name, obs.KeyCount, n)
+			continue
+		}
 		topic, rest, found := strings.Cut(name, sepLine)
 		p := parts{topic, strings.TrimPrefix(rest, sepLine)}
 		if !found || !wire.ValidTopicName(p.topic) || p.channel != "" && !wire.ValidChannelName(p.channel) {
@@ -241,6 +309,13 @@ func (b *Broker) Restore() error {
 		}
 		if seen[p] {
 			continue
+		}
+		if !b.has(p.topic, p.channel) { // is there more than files with damage?
+			if n, err := st.count(name); err != nil {
+				return fmt.Errorf("restore: %w", err)
+			} else if n == 0 {
+				continue
+			}
 		}
 		seen[p] = true
 		if p.channel == "" {
@@ -262,6 +337,12 @@ func (b *Broker) Restore() error {
 	}
 	b.keeper.begin()
 	return nil
+}
+
+// has reports whether there is the topic, with that channel if it is not empty.
+func (b *Broker) has(topic, channel string) bool {
+	t, err := b.Topic([]byte(topic))
+	return err == nil && (channel == "" || slices.Contains(t.ChannelNames(), channel))
 }
 
 // restoreTopic is CreateTopic without asking anybody for the topic's channels.
@@ -319,6 +400,7 @@ func (sp *spiller) resumeLocked() (kept []queue.Kept, err error) {
 	if err != nil {
 		return nil, err
 	}
+	var faulty []fault
 	for {
 		records, err := q.Read(1000, 1<<20, nil)
 		if err != nil {
@@ -329,16 +411,21 @@ func (sp *spiller) resumeLocked() (kept []queue.Kept, err error) {
 		}
 		for _, r := range records {
 			k, err := sp.topic.parse(r.Data)
+			ticket := sp.resumed.issue(r.End)
 			if err != nil {
-				sp.log("a message cannot be restored", err)
+				faulty = append(faulty, fault{record: r, err: err})
+				sp.resumed.done(ticket)
 				continue
 			}
-			k.Ticket = inResume | sp.resumed.issue(r.End)
+			k.Ticket = inResume | ticket
 			kept = append(kept, k)
 		}
 	}
+	if err := sp.storage().putAside(q.Name(), faulty); err != nil {
+		return nil, errors.Join(fmt.Errorf("keep messages that are not readable: %w", err), q.Close())
+	}
 	if len(kept) == 0 {
-		return nil, q.Remove()
+		return nil, q.Retire()
 	}
 	sp.resume.Store(q)
 	sp.trackLocked()
@@ -394,7 +481,7 @@ func (sp *spiller) leaveMemory() error {
 			return err
 		}
 	case len(kept) == 0:
-		return q.Remove()
+		return q.Retire()
 	}
 	before, err := q.Append()
 	if err == nil {

@@ -3,6 +3,7 @@ package diskqueue
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"sync"
@@ -396,6 +397,25 @@ func (q *Queue) Remove() error {
 		return fmt.Errorf("remove queue %s: %w", q.name, err)
 	}
 	return nil
+}
+
+// Retire is Remove of a queue in which everything is done with, but leaves it, empty,
+// if there are files with damage: they are kept.
+func (q *Queue) Retire() error {
+	q.mu.Lock()
+	end := q.last()
+	q.mu.Unlock()
+	q.Release(end)
+	names, err := q.disk.List(q.folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(fmt.Errorf("remove queue %s: %w", q.name, err), q.Close())
+	}
+	for _, name := range names {
+		if _, bad, ok := parseSegmentName(name); ok && bad {
+			return q.Close()
+		}
+	}
+	return q.Remove()
 }
 
 // shut ends appending to the active segment, which it returns, or nil.

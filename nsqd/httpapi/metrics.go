@@ -28,6 +28,7 @@ var (
 	descMemory       = desc("message_memory_bytes", "Bytes that messages take in memory.")
 	descMemoryMost   = desc("message_memory_limit_bytes", "Bytes that they may take; absent without a limit.")
 	descDisk         = desc("disk_healthy", "1 while the disk does what it should, 0 while it is full or fails.")
+	descUnreadable   = desc("disk_unreadable_messages", "Messages on disk that could not be read, and are kept in queues of their own.")
 	descFiles        = desc("topic_disk_files", "Files of messages, with those of the channels.", "topic")
 	descBytes        = desc("topic_disk_bytes", "Bytes of messages in them.", "topic")
 	descDiskFaults   = desc("topic_disk_faults_total", "What went wrong with them: no_space, error, torn, quarantined, missing.", "topic", "kind")
@@ -95,6 +96,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		healthy = 0
 	}
 	gauge(descDisk, healthy)
+	gauge(descUnreadable, float64(c.api.broker.Unreadable()))
 	held, most := c.api.broker.Memory()
 	gauge(descMemory, float64(held))
 	if most > 0 {

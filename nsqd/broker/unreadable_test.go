@@ -1,0 +1,111 @@
+package broker_test
+
+import (
+	"os"
+	"path/filepath"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
+)
+
+// rewrite replaces what is in a queue on disk, which nobody has open.
+func rewrite(path, name string, change func(records [][]byte) [][]byte) {
+	GinkgoHelper()
+	dir, err := diskqueue.OpenDir(path, diskqueue.OS())
+	Expect(err).NotTo(HaveOccurred())
+	q, err := diskqueue.Open(diskqueue.Config{Dir: dir, Name: name})
+	Expect(err).NotTo(HaveOccurred())
+	var records [][]byte
+	for held, _ := q.Held(); len(records) < int(held); {
+		read, err := q.Read(1<<20, 1<<30, nil)
+		Expect(err).NotTo(HaveOccurred())
+		for _, r := range read {
+			records = append(records, r.Data)
+		}
+	}
+	records = change(records)
+	Expect(q.Empty()).To(Succeed())
+	_, err = q.Append(records...)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(q.Close()).To(Succeed())
+	Expect(dir.Close()).To(Succeed())
+}
+
+var _ = Describe("a message on disk that cannot be read", func() {
+	const total = 300
+	var path string
+	BeforeEach(func() {
+		path = GinkgoT().TempDir()
+		b, stop := restored(path, 100, false)
+		Expect(topic(b, "t").CreateChannel("c")).To(Succeed())
+		publishAll(topic(b, "t"), 0, total)
+		Eventually(func() int { return topic(b, "t").Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+		stop()
+	})
+	takeAll := func(b *broker.Broker, want int) []string {
+		GinkgoHelper()
+		r := read(topic(b, "t"), "c", 100, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(want))
+		Eventually(func() int { return held(b, "c") }).Should(BeZero())
+		return bodies(r)
+	}
+
+	It("is kept, counted and said, and the others go on", func() {
+		var later [][]byte
+		for _, name := range []string{"t##c", "t#c"} { // what memory held, and what was on disk
+			rewrite(path, name, func(records [][]byte) [][]byte {
+				Expect(len(records)).To(BeNumerically(">", 3))
+				for _, i := range []int{0, 2, len(records) - 1} {
+					records[i][0] = 9 // a version that does not exist yet
+					later = append(later, records[i])
+				}
+				return records
+			})
+		}
+		for range 2 { // the second time it finds what the first has put aside
+			b, stop := restored(path, 50, false)
+			if b.Unreadable() < int64(len(later)) { // those on disk are found as they are read
+				Expect(takeAll(b, total-len(later))).To(HaveLen(total - len(later)))
+			}
+			Expect(b.Unreadable()).To(BeEquivalentTo(len(later)))
+			stop()
+		}
+		var found [][]byte
+		for _, name := range []string{"t##c##unreadable", "t#c##unreadable"} {
+			rewrite(path, name, func(records [][]byte) [][]byte { found = append(found, records...); return records })
+		}
+		Expect(found).To(Equal(later))
+		Expect(filepath.Glob(filepath.Join(path, "t#*c.queue"))).To(BeEmpty())
+	})
+
+	It("is kept in its damaged file when all others are done with, and that brings no topic back", func() {
+		var damaged []string
+		for _, name := range []string{"t##c", "t#c"} {
+			files, err := filepath.Glob(filepath.Join(path, name+".queue", "*.seg"))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(files).NotTo(BeEmpty())
+			b, err := os.ReadFile(files[0])
+			Expect(err).NotTo(HaveOccurred())
+			b[60]++ // in the first record
+			Expect(os.WriteFile(files[0], b, 0o600)).To(Succeed())
+			damaged = append(damaged, files[0]+".bad")
+		}
+		for range 2 {
+			b, stop := restored(path, 50, false)
+			if held(b, "c") > 0 {
+				takeAll(b, total-2)
+			}
+			stop()
+			for _, file := range damaged {
+				Expect(file).To(BeARegularFile())
+			}
+		}
+		Expect(os.Remove(filepath.Join(path, "metadata.json"))).To(Succeed())
+		b, _ := restored(path, 50, false)
+		Expect(b.Topics()).To(BeEmpty())
+	})
+})
