@@ -27,6 +27,18 @@ func (c *Controller) Nodes() []Node {
 	return nodes
 }
 
+// Connected is Nodes without their topics.
+func (c *Controller) Connected() []Node {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	ids := c.connectedLocked()
+	nodes := make([]Node, len(ids))
+	for i, id := range ids {
+		nodes[i] = c.nodeLocked(id)
+	}
+	return nodes
+}
+
 // connectedLocked returns the brokers with a session, by id; on a follower,
 // those with a session at the leader. Requires: mu held.
 func (c *Controller) connectedLocked() []string {

@@ -17,6 +17,7 @@ import (
 // *controller.Controller is one.
 type Cluster interface {
 	Nodes() []controller.Node
+	Connected() []controller.Node // Nodes without their topics
 	TopicNames() []string
 	Producers(topic string) (nodes []controller.Node, channels []string, found bool)
 }
@@ -145,17 +146,18 @@ func (d *Directory) lookup(topic string) (producers []producer, channels []strin
 // producers is lookup with those that a tombstone hides.
 func (d *Directory) producers(topic string) (all []producer, channels []string, found bool) {
 	members, channels, found := d.cluster.Producers(topic)
-	brokers := map[place]bool{}
-	for _, n := range d.cluster.Nodes() {
-		brokers[ofCluster(n).place()] = true
-	}
 	for _, n := range members {
 		all = append(all, ofCluster(n))
 	}
-	now := clock.Mono()
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	others, names, has := d.mu.registry.Producers(now, topic)
+	others, names, has := d.mu.registry.Producers(clock.Mono(), topic)
+	d.mu.Unlock()
+	brokers := map[place]bool{}
+	if len(others) > 0 {
+		for _, n := range d.cluster.Connected() {
+			brokers[ofCluster(n).place()] = true
+		}
+	}
 	for _, n := range others {
 		if p := registered(n); !brokers[p.place()] {
 			all = append(all, p)

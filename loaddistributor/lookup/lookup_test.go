@@ -30,7 +30,8 @@ type directory struct {
 	channels map[string][]string // by topic, also those nobody produces now
 }
 
-func (d directory) Nodes() []controller.Node { return d.nodes }
+func (d directory) Nodes() []controller.Node     { return d.nodes }
+func (d directory) Connected() []controller.Node { return d.nodes }
 
 func (d directory) TopicNames() (names []string) {
 	for _, n := range d.nodes {
@@ -96,6 +97,38 @@ func TestAnswers(t *testing.T) {
 		all.WriteString("\n\n")
 	}
 	testkit.Golden(t, "testdata/answers.txt", all.Bytes())
+}
+
+// listless fails a test that lists all there is.
+type listless struct {
+	directory
+	t *testing.T
+}
+
+func (l listless) Nodes() []controller.Node {
+	l.t.Error("all topics of all brokers are listed")
+	return nil
+}
+
+func (l listless) TopicNames() []string {
+	l.t.Error("all topics are listed")
+	return nil
+}
+
+// A lookup is asked for one topic, some times a second by each consumer.
+func TestALookupDoesNotListTheCluster(t *testing.T) {
+	d := directory{nodes: []controller.Node{node("b1", "b1.example:4150", "b1.example:4151", "host1", "orders")}}
+	mux := http.NewServeMux()
+	lookup.Mount(mux, lookup.NewDirectory(listless{d, t}, registry.Config{}), "0.1.0")
+	for target, code := range map[string]int{
+		"/lookup?topic=orders": 200, "/lookup?topic=nobody": 404, "/channels?topic=orders": 200, "/channels?topic=nobody": 200,
+	} {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+		if w.Code != code {
+			t.Errorf("GET %s: %d", target, w.Code)
+		}
+	}
 }
 
 // An unmodified consumer finds both brokers of its topic, and only those.

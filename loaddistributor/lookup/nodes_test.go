@@ -28,7 +28,8 @@ type members struct {
 	channels map[string][]string
 }
 
-func (m members) Nodes() []controller.Node { return m.nodes }
+func (m members) Nodes() []controller.Node     { return m.nodes }
+func (m members) Connected() []controller.Node { return m.nodes }
 
 func (m members) TopicNames() (names []string) {
 	for _, n := range m.nodes {
