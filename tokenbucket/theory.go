@@ -16,8 +16,9 @@ import (
 // this to compare with the paper.
 //
 // Infinite if lambda >= rate: there is no stationary delay. NaN unless
-// lambda >= 0, rate > 0 and burst >= 1, here and below.
-func ExpectedDelayEq1(lambda, rate float64, burst int) float64 {
+// lambda >= 0, rate > 0 and burst >= 1, here and below. A burst need not be
+// whole: equal shares of one are not.
+func ExpectedDelayEq1(lambda, rate, burst float64) float64 {
 	rho, ok := load(lambda, rate, burst)
 	if !ok {
 		return math.NaN()
@@ -25,20 +26,20 @@ func ExpectedDelayEq1(lambda, rate float64, burst int) float64 {
 	if rho >= 1 {
 		return math.Inf(1)
 	}
-	return TailMD1(rho, float64(burst-1)) / (2 * rate * (1 - rho))
+	return TailMD1(rho, burst-1) / (2 * rate * (1 - rho))
 }
 
 // ExpectedDelayExact returns the mean access delay in seconds of Poisson
 // arrivals of lambda messages per second in an (r, b) bucket,
 //
-//	E[(U - (b-1))+] / r = 1/(rho r) * sum over n >= b of P(U > n)
+//	E[(U - (b-1))+] / r = 1/(rho r) * sum over y = b, b+1, .. of P(U > y)
 //
 // The first: a message that finds U waits until U+1 has drained to b. The
 // second: U crosses a level y downwards, at rate f(y), as often as upwards, by
 // arrivals that find it less than 1 below, f(y) = rho P(y-1 < U <= y); so
 // P(U > y) is rho times the integral of P(U > z) over [y-1, y], and for
 // y = b, b+1, .. those intervals tile [b-1, inf).
-func ExpectedDelayExact(lambda, rate float64, burst int) float64 {
+func ExpectedDelayExact(lambda, rate, burst float64) float64 {
 	rho, ok := load(lambda, rate, burst)
 	switch {
 	case !ok:
@@ -49,24 +50,24 @@ func ExpectedDelayExact(lambda, rate float64, burst int) float64 {
 		return 0
 	}
 	q := newMD1(rho)
-	n, sum := burst, 0.0
-	for ; n < len(q.tails); n++ {
-		sum += q.tails[n]
+	y, sum := burst, 0.0
+	for ; y < float64(len(q.tails)); y++ {
+		sum += q.tail(y)
 	}
-	sum += q.asymptote(float64(n)) / -math.Expm1(-q.theta)
+	sum += q.asymptote(y) / -math.Expm1(-q.theta)
 	return sum / rho / rate
 }
 
 // PDelayed returns the share of messages that wait for a token, P(U > b-1).
-func PDelayed(lambda, rate float64, burst int) float64 {
+func PDelayed(lambda, rate, burst float64) float64 {
 	rho, ok := load(lambda, rate, burst)
 	if !ok {
 		return math.NaN()
 	}
-	return TailMD1(rho, float64(burst-1))
+	return TailMD1(rho, burst-1)
 }
 
-func load(lambda, rate float64, burst int) (rho float64, ok bool) {
+func load(lambda, rate, burst float64) (rho float64, ok bool) {
 	if !(lambda >= 0 && rate > 0 && burst >= 1) || math.IsInf(lambda, 1) || math.IsInf(rate, 1) {
 		return 0, false
 	}

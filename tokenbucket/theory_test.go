@@ -161,18 +161,18 @@ func TestTailMD1IsATail(t *testing.T) {
 func TestExpectedDelaysAtTheEdges(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	for _, c := range []struct {
-		lambda, rate float64
-		burst        int
-		delay, p     float64
+		lambda, rate, burst float64
+		delay, p            float64
 	}{
 		{0, 10, 1, 0, 0}, {10, 10, 5, inf, 1}, {11, 10, 5, inf, 1}, {1e-320, 1e300, 2, 0, 0},
-		{1, 10, math.MaxInt, 0, 0},
+		{1, 10, math.MaxInt, 0, 0}, {1, 10, math.MaxFloat64, 0, 0}, {1, 10, inf, 0, 0},
+		{1, 10, math.Nextafter(1, 0), nan, nan}, {1, 10, nan, nan, nan},
 		{-1, 10, 1, nan, nan}, {1, 0, 1, nan, nan}, {1, -3, 1, nan, nan}, {1, 10, 0, nan, nan},
 		{nan, 10, 1, nan, nan}, {1, nan, 1, nan, nan}, {inf, inf, 1, nan, nan}, {inf, 10, 1, nan, nan}, {1, inf, 1, nan, nan},
 	} {
 		same := func(what string, got, want float64) {
 			if got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
-				t.Errorf("%s(%v, %v, %d) is %v, want %v", what, c.lambda, c.rate, c.burst, got, want)
+				t.Errorf("%s(%v, %v, %v) is %v, want %v", what, c.lambda, c.rate, c.burst, got, want)
 			}
 		}
 		same("Eq1", tokenbucket.ExpectedDelayEq1(c.lambda, c.rate, c.burst), c.delay)
@@ -195,7 +195,7 @@ func TestExpectedDelayExactAgainstTheSeriesInBigNumbers(t *testing.T) {
 			if n > 0 { // left is the sum over m >= n
 				const rate = 250.0
 				want := new(big.Float).Quo(left, new(big.Float).Mul(s.rho, flt(rate)))
-				got := tokenbucket.ExpectedDelayExact(rho*rate, rate, n)
+				got := tokenbucket.ExpectedDelayExact(rho*rate, rate, float64(n))
 				if d := math.Abs(relative(got, want)); !(d < 1e-12) {
 					t.Errorf("rho %v, burst %d: %v, relative error %.3g", rho, n, got, d)
 				}
@@ -207,7 +207,7 @@ func TestExpectedDelayExactAgainstTheSeriesInBigNumbers(t *testing.T) {
 
 // What the paper and our design say of Eq. (1).
 func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
-	ratio := func(lambda, rate float64, burst int) float64 {
+	ratio := func(lambda, rate, burst float64) float64 {
 		return tokenbucket.ExpectedDelayEq1(lambda, rate, burst) / tokenbucket.ExpectedDelayExact(lambda, rate, burst)
 	}
 	for _, rho := range []float64{0.01, 0.1, 0.5, 0.9, 0.99} {
@@ -215,10 +215,10 @@ func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
 			t.Errorf("rho %v, burst 1: Eq. (1) is %v of the exact mean, want 1", rho, got)
 		}
 		last := 1.0
-		for burst := 2; burst < 40; burst++ {
+		for burst := 1.25; burst < 40; burst += 0.25 {
 			got := ratio(rho, 1, burst)
 			if got <= 1 {
-				t.Errorf("rho %v, burst %d: Eq. (1) is %v of the exact mean, want more", rho, burst, got)
+				t.Errorf("rho %v, burst %v: Eq. (1) is %v of the exact mean, want more", rho, burst, got)
 			}
 			last = got
 		}
@@ -229,12 +229,11 @@ func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		lambda, rate float64
-		burst        int
-		want         float64
+		lambda, rate, burst float64
+		want                float64
 	}{{10_000, 11_000, 26, 1.0323}, {1, 10, 26, 2.0083}, {1, 10, 2, 1.4185}} {
 		if got := ratio(c.lambda, c.rate, c.burst); math.Abs(got-c.want) > 1e-4 {
-			t.Errorf("lambda %v, rate %v, burst %d: Eq. (1) is %v of the exact mean, want %v", c.lambda, c.rate, c.burst, got, c.want)
+			t.Errorf("lambda %v, rate %v, burst %v: Eq. (1) is %v of the exact mean, want %v", c.lambda, c.rate, c.burst, got, c.want)
 		}
 	}
 }
@@ -242,10 +241,9 @@ func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
 // The theory and the bucket, which share no code, have to agree.
 func TestTheoryAgainstSimulatedPoissonArrivals(t *testing.T) {
 	for i, c := range []struct {
-		lambda, rate float64
-		burst        int
+		lambda, rate, burst float64
 	}{{10_000, 11_000, 1}, {10_000, 11_000, 10}, {10_000, 20_000, 3}, {1_000, 10_000, 1}, {1_000, 10_000, 2}} {
-		t.Run(fmt.Sprintf("lambda %v rate %v burst %d", c.lambda, c.rate, c.burst), func(t *testing.T) {
+		t.Run(fmt.Sprintf("lambda %v rate %v burst %v", c.lambda, c.rate, c.burst), func(t *testing.T) {
 			const batches, perBatch = 100, 20_000
 			rng := rand.New(rand.NewPCG(1, uint64(i)))
 			b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(c.rate), Burst: int64(c.burst)}, 0)
@@ -274,6 +272,40 @@ func TestTheoryAgainstSimulatedPoissonArrivals(t *testing.T) {
 				t.Errorf("%v of messages are delayed, %.1f standard errors from theory's %v", mean, (mean-p)/se, p)
 			}
 		})
+	}
+}
+
+// Buckets of ours hold whole tokens, so one that need not is simulated by its
+// debt: a message that finds U waits until U+1 has drained to b.
+func TestTheoryOfAFractionalBurst(t *testing.T) {
+	for i, c := range []struct{ lambda, rate, burst float64 }{
+		{5_000, 10_000, 1.25}, {5_000, 10_000, 26.0 / 12}, {8_000, 10_000, 2.5}, {1_000, 10_000, 1.75}, {10_000, 11_000, 1.01},
+	} {
+		const batches, perBatch = 100, 20_000
+		rng := rand.New(rand.NewPCG(2, uint64(i)))
+		var delays, delayed [batches]float64
+		debt := 0.0
+		for n := range batches * perBatch {
+			debt = max(0, debt-rng.ExpFloat64()*c.rate/c.lambda)
+			if wait := debt - (c.burst - 1); wait > 0 {
+				delays[n/perBatch] += wait / c.rate / perBatch
+				delayed[n/perBatch] += 1.0 / perBatch
+			}
+			debt++
+		}
+		for _, q := range []struct {
+			what    string
+			batches []float64
+			theory  float64
+		}{
+			{"mean delay", delays[:], tokenbucket.ExpectedDelayExact(c.lambda, c.rate, c.burst)},
+			{"part delayed", delayed[:], tokenbucket.PDelayed(c.lambda, c.rate, c.burst)},
+		} {
+			mean, se := meanAndError(q.batches)
+			if math.Abs(mean-q.theory) > 4*se || se > q.theory/10 {
+				t.Errorf("%+v: %s %v with a standard error of %v, theory has %v", c, q.what, mean, se, q.theory)
+			}
+		}
 	}
 }
 

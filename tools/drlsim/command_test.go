@@ -113,6 +113,8 @@ func TestTheory(t *testing.T) {
 			"expected_delay_eq1_s": 4.305612242610737e-06, "expected_delay_exact_s": 4.171007588668626e-06, "p_delayed": 0.008611224485221477}},
 		{"--lambda 1 --rate 2 --burst 1 --output json", map[string]float64{
 			"expected_delay_eq1_s": 0.25, "expected_delay_exact_s": 0.25, "p_delayed": 0.5}},
+		{"--lambda 833 --rate 917 --burst 2.1667", map[string]float64{
+			"expected_delay_eq1_s": 0.004474909385666823, "expected_delay_exact_s": 0.004340812843852046, "p_delayed": 0.7517847767920266}},
 		{"--lambda 0 --rate 2 --burst 1", map[string]float64{
 			"expected_delay_eq1_s": 0, "expected_delay_exact_s": 0, "p_delayed": 0}},
 		{"--rho 0.9 --tail 4", map[string]float64{"tail": 0.4075454099135263}},
@@ -165,6 +167,8 @@ func TestMistakes(t *testing.T) {
 		{2, "theory --rho 1 --tail 1", "", "rho 1 is not from 0 to below 1"},
 		{2, "theory --rho NaN --tail inf", "", "rho NaN is not from 0 to below 1; tail +Inf is not a finite number"},
 		{2, "theory --lambda 11 --rate 11 --burst 1", "", "lambda 11 is not below rate 11"},
+		{2, "theory --lambda 1 --rate 2 --burst 0.99", "", "burst 0.99 is outside 1 to 1000000000"},
+		{2, "theory --lambda 1 --rate 2 --burst nan", "", "burst NaN is outside 1 to 1000000000"},
 		{2, "theory --lambda -1 --rate 0 --burst 0", "", "lambda -1 is not 0 or more; rate 0 is not more than 0; burst 0 is outside 1 to 1000000000"},
 		{2, "theory --lambda nan --rate inf --burst 1", "", "lambda NaN is not 0 or more; rate +Inf is not more than 0"},
 		{2, "theory --rho 0.5 --tail 1 --output xml", "", `unknown output "xml": there are json, table`},

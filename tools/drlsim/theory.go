@@ -27,15 +27,15 @@ type tail struct {
 
 func theoryCommand() *cobra.Command {
 	var (
-		lambda, rate, rho, x float64
-		burst                int64
-		form                 string
+		lambda, rate, burst, rho, x float64
+		form                        string
 	)
 	cmd := &cobra.Command{
 		Use:   "theory (--lambda L --rate R --burst B | --rho RHO --tail X)",
 		Short: "Expected access delay of Poisson arrivals; tail of the M/D/1 queue",
 		Long: `theory computes the mean access delay of Poisson arrivals, L messages per second,
-in a bucket of R tokens per second and B tokens, and prints
+in a bucket of R tokens per second and B tokens, which need not be whole (a share
+of 26 tokens over 12 brokers is --burst 2.1667), and prints
 
   {"expected_delay_eq1_s":S,"expected_delay_exact_s":S,"p_delayed":P}
 
@@ -80,7 +80,7 @@ The load, L/R or RHO, must be below 1: above there is no expected delay.`,
 	}
 	cmd.Flags().Float64Var(&lambda, "lambda", 0, "arrival `rate`, messages per second, 0 or more")
 	cmd.Flags().Float64Var(&rate, "rate", 0, "token `rate`, tokens per second, more than lambda")
-	cmd.Flags().Int64Var(&burst, "burst", 0, fmt.Sprintf("bucket `size` in tokens, %d to %d", tokenbucket.MinBurst, tokenbucket.MaxBurst))
+	cmd.Flags().Float64Var(&burst, "burst", 0, fmt.Sprintf("bucket `size` in tokens, whole or not, %d to %d", tokenbucket.MinBurst, tokenbucket.MaxBurst))
 	cmd.Flags().Float64Var(&rho, "rho", 0, "`load` of an M/D/1 queue, from 0 to below 1")
 	cmd.Flags().Float64Var(&x, "tail", 0, "`work` to exceed, in service times")
 	outputFlag(cmd, &form)
@@ -104,7 +104,7 @@ func theoryMode(cmd *cobra.Command) (wantsTail bool, err error) {
 	return false, errors.New("missing --lambda, --rate, --burst, or --rho, --tail")
 }
 
-func delaysOf(lambda, rate float64, burst int64) (delays, error) {
+func delaysOf(lambda, rate, burst float64) (delays, error) {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	if !(lambda >= 0) || math.IsInf(lambda, 1) {
@@ -113,8 +113,8 @@ func delaysOf(lambda, rate float64, burst int64) (delays, error) {
 	if !(rate > 0) || math.IsInf(rate, 1) {
 		fault("rate %v is not more than 0", rate)
 	}
-	if burst < tokenbucket.MinBurst || burst > tokenbucket.MaxBurst {
-		fault("burst %d is outside %d to %d", burst, tokenbucket.MinBurst, tokenbucket.MaxBurst)
+	if !(burst >= float64(tokenbucket.MinBurst) && burst <= float64(tokenbucket.MaxBurst)) {
+		fault("burst %v is outside %d to %d", burst, tokenbucket.MinBurst, tokenbucket.MaxBurst)
 	}
 	if len(faults) == 0 && lambda >= rate {
 		fault("lambda %v is not below rate %v: the debt grows for ever and no delay is to be expected", lambda, rate)
@@ -122,11 +122,10 @@ func delaysOf(lambda, rate float64, burst int64) (delays, error) {
 	if len(faults) > 0 {
 		return delays{}, errors.Join(faults...)
 	}
-	b := int(burst)
 	return delays{
-		Eq1:      tokenbucket.ExpectedDelayEq1(lambda, rate, b),
-		Exact:    tokenbucket.ExpectedDelayExact(lambda, rate, b),
-		PDelayed: tokenbucket.PDelayed(lambda, rate, b),
+		Eq1:      tokenbucket.ExpectedDelayEq1(lambda, rate, burst),
+		Exact:    tokenbucket.ExpectedDelayExact(lambda, rate, burst),
+		PDelayed: tokenbucket.PDelayed(lambda, rate, burst),
 	}, nil
 }
 

@@ -130,8 +130,8 @@ func TestAccessDelayOfPoissonArrivalsIsEq1(t *testing.T) {
 		})
 		c.Advance(stamp.Mono(40 * time.Second))
 		k := float64(test.k)
-		want := tokenbucket.ExpectedDelayExact(test.lambda/k, test.rate/k, test.burst/test.k)
-		wantDelayed := tokenbucket.PDelayed(test.lambda/k, test.rate/k, test.burst/test.k)
+		want := tokenbucket.ExpectedDelayExact(test.lambda/k, test.rate/k, float64(test.burst)/k)
+		wantDelayed := tokenbucket.PDelayed(test.lambda/k, test.rate/k, float64(test.burst)/k)
 		got, gotDelayed := sum.Seconds()/float64(n), float64(delayed)/float64(n)
 		if math.Abs(got-want) > 0.1*want || math.Abs(gotDelayed-wantDelayed) > 0.1*wantDelayed {
 			t.Errorf("%+v: mean %v s, delayed %v; theory has %v s, %v", test, got, gotDelayed, want, wantDelayed)
