@@ -72,8 +72,7 @@ func (e ExitError) Unwrap() error { return e.Err }
 // The context ends at the first SIGINT or SIGTERM. The second one kills the
 // process at once, and so does the end of StopLimit, with exit code 1, or the
 // first whole multiple of it at which nothing holds it (see Hold). An
-// error of run is printed on standard error as one line, "name: error"; the
-// code is 0 without an error, 2 for a UsageError, what an ExitError says, and
+// error of run is printed on standard error by PrintError; the code is 0 without an error, 2 for a UsageError, what an ExitError says, and
 // else 1. Lines on obs.Stderr that nobody reads are waited for no longer than
 // FlushLimit.
 func Main(name string, run func(context.Context) error) int {
@@ -138,7 +137,13 @@ func supervise(ctx context.Context, name string, run func(context.Context) error
 	case errors.As(err, &usage):
 		code = exitUsage
 	}
-	// Joined errors come on lines of their own; a log wants one.
-	fmt.Fprintf(stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
+	PrintError(stderr, name, err)
 	return code
+}
+
+// PrintError writes "name: error", and of several errors, joined, each on a line
+// of its own, in one write.
+func PrintError(w io.Writer, name string, err error) {
+	prefix := name + ": "
+	fmt.Fprintln(w, prefix+strings.ReplaceAll(err.Error(), "\n", "\n"+prefix))
 }

@@ -154,7 +154,7 @@ func TestExitCodes(t *testing.T) {
 		{"usage", UsageError{plain}, 2, "tool: no such disk\n"},
 		{"wrapped usage", fmt.Errorf("config: %w", UsageError{plain}), 2, "tool: config: no such disk\n"},
 		{"exit code", fmt.Errorf("plan: %w", ExitError{3, plain}), 3, "tool: plan: no such disk\n"},
-		{"several at once", errors.Join(plain, errors.New("no such port")), 1, "tool: no such disk; no such port\n"},
+		{"several at once", errors.Join(plain, errors.New("no such port")), 1, "tool: no such disk\ntool: no such port\n"},
 		{"silent exit code", ExitError{Code: 3}, 3, ""},
 		{"canceled by itself", context.Canceled, 1, "tool: context canceled\n"},
 	} {

@@ -94,11 +94,14 @@ type FieldErrors []FieldError
 // shown is how many faults an error's text names.
 const shown = 10
 
-func (e FieldErrors) Error() string {
+func (e FieldErrors) Error() string { return e.Text("; ") }
+
+// Text is the error's, with that between two faults.
+func (e FieldErrors) Text(between string) string {
 	var b strings.Builder
 	for i, f := range e {
 		if i > 0 {
-			b.WriteString("; ")
+			b.WriteString(between)
 		}
 		if i == shown {
 			fmt.Fprintf(&b, "and %d more", len(e)-shown)

@@ -13,10 +13,10 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// usageError is a mistake on the command line, exit code 2. It is one line.
+// usageError is a mistake on the command line, exit code 2.
 type usageError struct{ err error }
 
-func (e usageError) Error() string { return strings.ReplaceAll(e.err.Error(), "\n", "; ") }
+func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }

@@ -145,7 +145,7 @@ func TestTheory(t *testing.T) {
 	}
 }
 
-// One clear line, nothing on standard output, and an exit code that says whose
+// One clear line for each, nothing on standard output, and an exit code that says whose
 // mistake it was.
 func TestMistakes(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "none.csv")
@@ -165,12 +165,12 @@ func TestMistakes(t *testing.T) {
 		{2, "theory --rho 0.5", "", "missing --tail"},
 		{2, "theory --rho 0.5 --tail 1 --burst 3", "", "give one set"},
 		{2, "theory --rho 1 --tail 1", "", "rho 1 is not from 0 to below 1"},
-		{2, "theory --rho NaN --tail inf", "", "rho NaN is not from 0 to below 1; tail +Inf is not a finite number"},
+		{2, "theory --rho NaN --tail inf", "", "rho NaN is not from 0 to below 1\ndrlsim: tail +Inf is not a finite number"},
 		{2, "theory --lambda 11 --rate 11 --burst 1", "", "lambda 11 is not below rate 11"},
 		{2, "theory --lambda 1 --rate 2 --burst 0.99", "", "burst 0.99 is outside 1 to 1000000000"},
 		{2, "theory --lambda 1 --rate 2 --burst nan", "", "burst NaN is outside 1 to 1000000000"},
-		{2, "theory --lambda -1 --rate 0 --burst 0", "", "lambda -1 is not 0 or more; rate 0 is not more than 0; burst 0 is outside 1 to 1000000000"},
-		{2, "theory --lambda nan --rate inf --burst 1", "", "lambda NaN is not 0 or more; rate +Inf is not more than 0"},
+		{2, "theory --lambda -1 --rate 0 --burst 0", "", "lambda -1 is not 0 or more\ndrlsim: rate 0 is not more than 0\ndrlsim: burst 0 is outside 1 to 1000000000"},
+		{2, "theory --lambda nan --rate inf --burst 1", "", "lambda NaN is not 0 or more\ndrlsim: rate +Inf is not more than 0"},
 		{2, "theory --rho 0.5 --tail 1 --output xml", "", `unknown output "xml": there are json, table`},
 		{2, "bucket", "", "missing --arrivals, --rate, --burst"},
 		{2, "bucket --arrivals - --rate 1", "", "missing --burst"},
@@ -186,15 +186,15 @@ func TestMistakes(t *testing.T) {
 		{2, "bucket --arrivals - --rate 1 --burst 3 --output xml", "1", `unknown output "xml"`},
 		{2, "scale nonsense", "", `scale takes no argument, only flags: "nonsense"`},
 		{2, "scale --steps 7", "", "steps: 7, want 1 .. 6"},
-		{2, "scale --brokers 0 --policy any --steps 1", "", `brokers: 0, want 1 .. 10000; policy: "any", want one of`},
+		{2, "scale --brokers 0 --policy any --steps 1", "", "brokers: 0, want 1 .. 10000\ndrlsim: policy: \"any\", want one of"},
 		{2, "scale --output xml", "", `unknown output "xml"`},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "", "standard input: no arrivals in it"},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "1\nx\n", `standard input:2: "x" is not a time in seconds`},
 		{1, "bucket --arrivals " + missing + " --rate 1 --burst 3", "", "none.csv: no such file or directory"},
 	} {
 		code, stdout, stderr := drlsim(c.stdin, strings.Fields(c.args)...)
-		if code != c.code || stdout != "" || !strings.HasPrefix(stderr, "drlsim: ") || !strings.Contains(stderr, c.want) || strings.Count(stderr, "\n") != 1 {
-			t.Errorf("drlsim %s: exit code %d, stdout %q, stderr %q; want code %d and one line with %q", c.args, code, stdout, stderr, c.code, c.want)
+		if code != c.code || stdout != "" || !strings.HasPrefix(stderr, "drlsim: ") || !strings.Contains(stderr, c.want) || strings.Count(stderr, "\n") != 1+strings.Count(c.want, "\n") {
+			t.Errorf("drlsim %s: exit code %d, stdout %q, stderr %q; want code %d and %q, a line each", c.args, code, stdout, stderr, c.code, c.want)
 		}
 	}
 }

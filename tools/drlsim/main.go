@@ -7,9 +7,10 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"os"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
@@ -23,7 +24,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	err := root.Execute()
 	if err != nil {
-		fmt.Fprintf(stderr, "drlsim: %v\n", err)
+		lifecycle.PrintError(stderr, "drlsim", err)
 	}
 	return exitCode(err)
 }

@@ -302,7 +302,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 			with(status.New(codes.InvalidArgument, "2 faults"), &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
 				{Field: "spec.contract.burst", Description: "0 is less than 1"}, {Field: "spec.name", Description: "is empty"},
 			}}),
-			"the request has 2 faults:\n  spec.contract.burst: 0 is less than 1\n  spec.name: is empty", 1,
+			"spec.contract.burst: 0 is less than 1\nspec.name: is empty", 1,
 		},
 		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5}), "infeasible: rcap: need 9, have 5", 3},
 		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5, Fits: &srtmv1.Fits{Rate: 5, MoreBrokers: 2, BrokerMcap: 3}}),

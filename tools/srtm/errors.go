@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -18,7 +17,7 @@ import (
 const exitInfeasible = 3
 
 // explain turns a gRPC error into what an operator wants to read: the message,
-// and every fault of the request.
+// or every fault of the request.
 func explain(err error) error {
 	var remote interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &remote) {
@@ -31,12 +30,12 @@ func explain(err error) error {
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("the loaddistributor did not answer in time (see --timeout): %s", s.Message())
 	}
-	var faults []string
+	var faults []error
 	for _, d := range s.Details() {
 		switch d := d.(type) {
 		case *errdetails.BadRequest:
 			for _, v := range d.GetFieldViolations() {
-				faults = append(faults, v.GetField()+": "+v.GetDescription())
+				faults = append(faults, fmt.Errorf("%s: %s", v.GetField(), v.GetDescription()))
 			}
 		case *srtmv1.Infeasible:
 			return lifecycle.ExitError{
@@ -45,12 +44,8 @@ func explain(err error) error {
 			}
 		}
 	}
-	switch len(faults) {
-	case 0:
-	case 1:
-		return errors.New(faults[0])
-	default:
-		return fmt.Errorf("the request has %d faults:\n  %s", len(faults), strings.Join(faults, "\n  "))
+	if len(faults) > 0 {
+		return errors.Join(faults...)
 	}
 	return errors.New(s.Message())
 }

@@ -151,7 +151,7 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 	var found placement.FieldErrors
 	var bound *placement.Infeasible
 	if errors.As(err, &found) || len(s.faults) > 0 {
-		return &ExitError{Code: CodeBadInput, Err: fmt.Errorf("%s: %w", file, s.with(found))}
+		return &ExitError{Code: CodeBadInput, Err: errors.New(file + ": " + s.with(found).Text("\n"+file+": "))}
 	}
 	if err != nil && !errors.As(err, &bound) {
 		return &ExitError{Code: CodeBadInput, Err: err}

@@ -101,7 +101,7 @@ func (r *run) all(ctx context.Context) error {
 		return fmt.Errorf("print the report: %w", err)
 	}
 	if faults := r.report.Faults(); len(faults) > 0 {
-		return errors.New(strings.Join(faults, "; "))
+		return errors.New(strings.Join(faults, "\n"))
 	}
 	return nil
 }
