@@ -321,8 +321,11 @@ func (c *client) makeRoom() {
 		c.r, c.w = 0, unread
 	}
 	if c.w == len(c.buf) {
-		// By an eighth at least: an MPUB may need a message more, again and again.
-		c.grow(min(2*len(c.buf), max(need, maxIdle, len(c.buf)+len(c.buf)/8)))
+		most := max(need, maxIdle)
+		if wire.PeekVerb(c.buf[:c.w]) == wire.VerbMpub { // which says message by message what it needs
+			most = max(most, c.srv.cfg.Session.Limits.MaxCommandSize())
+		}
+		c.grow(min(2*len(c.buf), most))
 	}
 }
 

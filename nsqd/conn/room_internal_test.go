@@ -1,0 +1,51 @@
+package conn
+
+import (
+	"testing"
+
+	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// A large command costs a copy for each doubling, though an MPUB says only message
+// by message how much more of it there is; and a size that is announced costs
+// nothing before it comes.
+func TestTheBufferGrowsByDoubling(t *testing.T) {
+	cfg := session.DefaultConfig()
+	body := make([]byte, 1000)
+	bodies := make([][]byte, 5000)
+	for i := range bodies {
+		bodies[i] = body
+	}
+	for name, in := range map[string][]byte{
+		"PUB":  wire.AppendPub(wire.AppendMagic(nil), "t", make([]byte, cfg.Limits.MaxMessageSize)),
+		"MPUB": wire.AppendMpub(wire.AppendMagic(nil), "t", bodies),
+	} {
+		c := newClient(&Server{cfg: Config{Session: &cfg}}, "")
+		copied, whole := 0, false
+		for rest := in; len(rest) > 0; {
+			before := len(c.buf)
+			c.makeRoom()
+			if grown := len(c.buf); grown != before {
+				copied += c.w
+				if grown > max(2*before, maxIdle) {
+					t.Fatalf("%s: from %d to %d bytes", name, before, grown)
+				}
+			}
+			n := copy(c.buf[c.w:], rest[:min(len(rest), 64<<10)])
+			c.w, rest = c.w+n, rest[n:]
+			for {
+				n, op := c.sess.Step(c.buf[c.r:c.w], 0)
+				if c.r += n; op.Kind.Publishes() {
+					whole = true
+				}
+				if n == 0 {
+					break
+				}
+			}
+		}
+		if !whole || copied > 2*len(in) {
+			t.Errorf("%s of %d bytes: whole: %v, %d bytes copied", name, len(in), whole, copied)
+		}
+	}
+}
