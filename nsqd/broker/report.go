@@ -70,21 +70,15 @@ func (d *DiskStats) add(s diskqueue.Stats) {
 
 // ChannelStats is a channel as operators see it.
 type ChannelStats struct {
-	Name     string
-	Paused   bool
-	Ready    int
-	Beyond   int // of those, not in memory
-	InFlight int
-	Deferred int
-	Counters queue.ChannelCounters
-	Clients  []ClientStats // by age
-	EndToEnd e2e.Summary   // arrival to FIN, lately; empty where not measured
-}
-
-// ClientStats is a subscriber as operators see it.
-type ClientStats struct {
-	Subscriber
-	Ready, InFlight int
+	Name      string
+	Paused    bool
+	Ready     int
+	Beyond    int // of those, not in memory
+	InFlight  int
+	Deferred  int
+	Counters  queue.ChannelCounters
+	Consumers int
+	EndToEnd  e2e.Summary // arrival to FIN, lately; empty where not measured
 }
 
 // Stats returns the topic's present state. The histograms are copies.
@@ -113,26 +107,19 @@ func (t *Topic) Stats() Stats {
 			s.Disk.add(disk.Stats())
 		}
 	}
-	subs := t.subscriptions()
 	for _, c := range core.Channels() {
 		cs := ChannelStats{
-			Name:     c.Name(),
-			Paused:   c.Paused(),
-			Ready:    c.Ready(),
-			Beyond:   c.Beyond(),
-			InFlight: c.InFlight(),
-			Deferred: c.Deferred(),
-			Counters: c.Counters(),
+			Name:      c.Name(),
+			Paused:    c.Paused(),
+			Ready:     c.Ready(),
+			Beyond:    c.Beyond(),
+			InFlight:  c.InFlight(),
+			Deferred:  c.Deferred(),
+			Counters:  c.Counters(),
+			Consumers: c.Consumers(),
 		}
 		if w := t.mu.endToEnd[c]; w != nil {
 			cs.EndToEnd = w.Summary(now, t.broker.cfg.EndToEnd)
-		}
-		for _, sub := range subs {
-			if sub.channel == c {
-				client := ClientStats{Subscriber: sub.about}
-				client.Ready, client.InFlight = c.Holds(sub.id)
-				cs.Clients = append(cs.Clients, client)
-			}
 		}
 		s.Channels = append(s.Channels, cs)
 	}

@@ -442,6 +442,7 @@ var _ = Describe("a broker that stores before it accepts, after a crash", func()
 		for _, c := range []string{"a", "b"} {
 			Expect(t.CreateChannel(c)).To(Succeed())
 		}
+		b.Recorded()
 		for round := range 3 { // an earlier life's files, and then those of another
 			from := round * 100
 			publishAll(topic(b, "t"), from, from+100)

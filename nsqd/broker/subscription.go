@@ -19,7 +19,6 @@ type Subscription struct {
 	// notify says that deliveries are there or that the subscription is
 	// closed. It must not block, and is called without any lock held.
 	notify func()
-	about  Subscriber
 
 	// Guarded by topic.mu.
 	outbox outbox
@@ -34,8 +33,6 @@ type Subscriber struct {
 	SampleRate int
 	// Distance decides who gets a message that several could have.
 	Distance queue.Distance
-	// ClientID, Hostname, UserAgent and Remote are for operators.
-	ClientID, Hostname, UserAgent, Remote string
 }
 
 // Subscribe adds a consumer to the channel, which is created if need be. While
@@ -72,7 +69,6 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 		topic:   t,
 		channel: c,
 		notify:  notify,
-		about:   about,
 	}
 	sub.channel.AddConsumer(sub.id, about.MsgTimeout, about.SampleRate, about.Distance)
 	t.mu.consumers[sub.id] = sub

@@ -661,11 +661,10 @@ func (t *Topic) DeleteChannel(name string) error {
 // removeChannel ends the channel's subscriptions and deletes it.
 // Requires: mu held.
 func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
-	for _, sub := range t.subscriptions() {
-		if sub.channel == c {
-			t.detach(sub)
-			s.woken = append(s.woken, sub)
-		}
+	for _, id := range c.ConsumerIDs() {
+		sub := t.mu.consumers[id]
+		t.detach(sub)
+		s.woken = append(s.woken, sub)
 	}
 	if t.mu.tracking != nil { // else its messages would never be in Free
 		t.mu.core.EmptyChannel(now, c, &s.fx)

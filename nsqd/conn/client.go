@@ -1,7 +1,6 @@
 package conn
 
 import (
-	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -626,15 +625,10 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 		return err
 	}
 	id := c.sess.Identity()
-	host, _, _ := net.SplitHostPort(c.remote) // none: a unix socket
 	about := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
 		SampleRate: id.SampleRate,
 		Distance:   c.srv.cfg.distance(id.Region, id.Zone),
-		ClientID:   cmp.Or(id.ClientID, host),
-		Hostname:   cmp.Or(id.Hostname, host),
-		UserAgent:  id.UserAgent,
-		Remote:     c.remote,
 	}
 	notify := c.notify
 	if c.seat != nil {

@@ -266,10 +266,8 @@ var _ = overBoth("a connection", func() {
 			p.expect(wire.FrameResponse, "OK")
 			consumers[name] = p
 		}
-		topic, err := n.broker.Topic([]byte("t"))
-		Expect(err).NotTo(HaveOccurred())
 		Eventually(func() (ready int) {
-			for _, c := range topic.Stats().Channels[0].Clients {
+			for _, c := range n.server.Clients() {
 				ready += c.Ready
 			}
 			return ready

@@ -141,7 +141,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			counter(descTimedOut, ch.Counters.TimedOut, s.Name, ch.Name)
 			counter(descLostCopies, ch.Counters.Lost, s.Name, ch.Name)
 			counter(descDropped, ch.Counters.Dropped, s.Name, ch.Name)
-			gauge(descConsumers, float64(len(ch.Clients)), s.Name, ch.Name)
+			gauge(descConsumers, float64(ch.Consumers), s.Name, ch.Name)
 		}
 	}
 }

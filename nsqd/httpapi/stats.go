@@ -278,7 +278,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			MessageCount: c.Counters.Messages,
 			RequeueCount: c.Counters.Requeued,
 			TimeoutCount: c.Counters.TimedOut,
-			ClientCount:  len(c.Clients),
+			ClientCount:  c.Consumers,
 			Paused:       c.Paused,
 			EndToEnd:     endToEnd(c.EndToEnd, a.cfg.Percentiles),
 		})

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -179,6 +180,9 @@ func (c *Channel) Paused() bool { return c.paused }
 
 // Consumers is the number of consumers.
 func (c *Channel) Consumers() int { return len(c.consumers) }
+
+// ConsumerIDs are the consumers, the oldest first.
+func (c *Channel) ConsumerIDs() []ConsumerID { return slices.Sorted(maps.Keys(c.consumers)) }
 
 // Counters returns the channel's counters.
 func (c *Channel) Counters() ChannelCounters { return c.counters }

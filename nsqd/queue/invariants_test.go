@@ -31,6 +31,9 @@ func (t *Topic) checkInvariants(now stamp.Mono) error {
 		if err := ch.checkInvariants(); err != nil {
 			return fmt.Errorf("channel %s: %w", ch.name, err)
 		}
+		if due := ch.Deadline(); due < t.ChannelDeadline() {
+			return fmt.Errorf("channel %s is due at %d, the topic at %d", ch.name, due, t.ChannelDeadline())
+		}
 	}
 	for m, n := range t.held() {
 		if int(m.holders) < n {

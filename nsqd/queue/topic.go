@@ -149,7 +149,8 @@ type Topic struct {
 	channels []*Channel // by name
 	paused   bool
 	stopped  bool
-	tight    bool // memory is short of bytes
+	due      stamp.Mono // no later than the deadline of any channel
+	tight    bool       // memory is short of bytes
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -170,7 +171,7 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{cfg: cfg, opened: math.MinInt64, floor: math.MinInt64}
+	t := &Topic{cfg: cfg, due: stamp.Never, opened: math.MinInt64, floor: math.MinInt64}
 	t.line = newLine(cfg, &t.tight, nil, t.waiting.len, func() bool { return t.waiting.len() == 0 && t.open() })
 	return t
 }
@@ -310,6 +311,10 @@ func (t *Topic) Tick(now stamp.Mono, fx *Effects) {
 		t.want(&c.line, fx)
 	}
 	t.advance(now, fx) // last: the channels have room now
+	t.due = stamp.Never
+	for _, c := range t.channels {
+		t.due = min(t.due, c.Deadline())
+	}
 }
 
 // ReleaseDeadline is when the head of the line gets its token; stamp.Never if
@@ -321,15 +326,10 @@ func (t *Topic) ReleaseDeadline() stamp.Mono {
 	return t.eligible(t.waiting.front())
 }
 
-// ChannelDeadline is when the next message times out or ends its deferral;
-// stamp.Never if there is none. Tick must be called then.
-func (t *Topic) ChannelDeadline() stamp.Mono {
-	d := stamp.Never
-	for _, c := range t.channels {
-		d = min(d, c.Deadline())
-	}
-	return d
-}
+// ChannelDeadline is when the next message times out or ends its deferral, or
+// before: it may be of one that is done with since the last Tick, lest every step
+// have to ask all channels. stamp.Never if there is none. Tick must be called then.
+func (t *Topic) ChannelDeadline() stamp.Mono { return t.due }
 
 // open reports whether a message may leave the topic, tokens apart.
 func (t *Topic) open() bool {
@@ -409,6 +409,7 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 			}
 			c.put(now, m, fx)
 			c.dispatch(now, fx)
+			t.due = min(t.due, c.Deadline())
 		}
 		fx.letGo(m)
 		t.recall()
@@ -701,7 +702,9 @@ func (t *Topic) Requeue(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, 
 // Touch restarts a message's timeout, up to Config.MaxInFlight after its
 // delivery. Error: ErrNotInFlight.
 func (t *Topic) Touch(now stamp.Mono, c *Channel, id ConsumerID, m MessageID) error {
-	return c.touch(now, id, m)
+	err := c.touch(now, id, m)
+	t.due = min(t.due, c.Deadline())
+	return err
 }
 
 // SetReady sets how many messages the consumer may hold at once.
@@ -748,6 +751,7 @@ func (t *Topic) EmptyChannel(now stamp.Mono, c *Channel, fx *Effects) int {
 
 func (t *Topic) settle(now stamp.Mono, c *Channel, fx *Effects) {
 	c.dispatch(now, fx)
+	t.due = min(t.due, c.Deadline())
 	t.want(&c.line, fx)
 	t.advance(now, fx)
 }

@@ -98,7 +98,7 @@ func (l *lines) channel(path string, c broker.ChannelStats) {
 	l.gauge(path+"deferred_count", c.Deferred)
 	l.counter(path+"requeue_count", c.Counters.Requeued)
 	l.counter(path+"timeout_count", c.Counters.TimedOut)
-	l.gauge(path+"clients", len(c.Clients))
+	l.gauge(path+"clients", c.Consumers)
 	l.latencies(path, c.EndToEnd)
 }
 

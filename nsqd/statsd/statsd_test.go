@@ -49,7 +49,7 @@ func figures() []broker.Stats {
 			Name: "t", Waiting: 4, Counters: queue.Counters{Accepted: 10, AcceptedBytes: 100},
 			Channels: []broker.ChannelStats{
 				{
-					Name: "c", Ready: 1, InFlight: 2, Deferred: 3, Clients: make([]broker.ClientStats, 5),
+					Name: "c", Ready: 1, InFlight: 2, Deferred: 3, Consumers: 5,
 					Counters: queue.ChannelCounters{Messages: 20, Requeued: 6, TimedOut: 7},
 				},
 				{Name: "d#ephemeral"},
