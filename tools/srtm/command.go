@@ -51,9 +51,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
-	var coded interface{ ExitCode() int }
+	var coded *plan.ExitError // and not of a process that srtm up has run
 	if errors.As(err, &coded) {
-		return lifecycle.ExitError{Code: coded.ExitCode(), Err: err}
+		return lifecycle.ExitError{Code: coded.Code, Err: err}
 	}
 	return explain(err)
 }

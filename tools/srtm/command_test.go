@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -348,6 +349,26 @@ func TestTheEnvironmentNamesTheLoadDistributor(t *testing.T) {
 	t.Setenv(addressEnv, serve(t, a))
 	if _, _, err := srtm(t, "", "topic", "delete", "valves"); err != nil || a.deleted != "valves" {
 		t.Errorf("%v, deleted %q", err, a.deleted)
+	}
+}
+
+// The exit code of a process that srtm up has run is not its own: 2 would say that
+// the command line is wrong.
+func TestUpFailsWithItsOwnExitCode(t *testing.T) {
+	bin := t.TempDir()
+	for _, name := range []string{"tbadaptor", "loaddistributor", "nsqd"} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\nexit 2\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, _, err := srtm(t, "", "up", "--bin-dir", bin, "--data-dir", t.TempDir())
+	var child *exec.ExitError
+	if !errors.As(err, &child) || child.ExitCode() != 2 {
+		t.Errorf("%v, want a process that ended with 2", err)
+	}
+	var coded lifecycle.ExitError
+	if errors.As(err, &coded) {
+		t.Errorf("exit code %d: %v", coded.Code, err)
 	}
 }
 

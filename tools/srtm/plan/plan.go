@@ -27,15 +27,12 @@ const (
 
 // ExitError is an error that asks for an exit code.
 type ExitError struct {
-	Code int
+	Code int // that the process should end with
 	Err  error
 }
 
 func (e *ExitError) Error() string { return e.Err.Error() }
 func (e *ExitError) Unwrap() error { return e.Err }
-
-// ExitCode returns the exit code that the process should end with.
-func (e *ExitError) ExitCode() int { return e.Code }
 
 // answer is the JSON form of the output.
 type answer struct {

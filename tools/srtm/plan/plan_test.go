@@ -23,11 +23,11 @@ func execute(t *testing.T, stdin string, args ...string) (out string, code int, 
 	cmd.SetOut(&w)
 	cmd.SetErr(&w)
 	if err = cmd.Execute(); err != nil {
-		var coded interface{ ExitCode() int }
+		var coded *plan.ExitError
 		if !errors.As(err, &coded) {
 			t.Fatalf("%v: error without an exit code: %v", args, err)
 		}
-		code = coded.ExitCode()
+		code = coded.Code
 	}
 	return w.String(), code, err
 }
