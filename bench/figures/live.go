@@ -91,8 +91,8 @@ const (
 // cluster runs a topic over the k brokers that SRTM takes with the mcap given,
 // then blindly over all. Of several attempts the one that sent least late counts.
 //
-// b is the contract's burst; 0 has it profiled, for the 99th percentile, and a
-// quarter added.
+// b is the contract's burst; 0 has srtm up choose it: more than the load needs on
+// one broker, less than it needs on all.
 func (w *workshop) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
 	sentLate := func(r *up.Report) int64 {
 		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
@@ -122,7 +122,7 @@ func (w *workshop) up(o load.Options, all int, mcap, b int64) (*up.Report, error
 	ctx, cancel := context.WithTimeout(w, liveLimit)
 	defer cancel()
 	cmd := command(ctx, path, append([]string{
-		"up", "--output=json", "--calibration=0s", "--brokers=" + strconv.Itoa(all), "--duration=" + (2 * livePhase).String(),
+		"up", "--output=json", "--calibration=0s", "--slo=" + time.Duration(sloMs*float64(time.Millisecond)).String(), "--brokers=" + strconv.Itoa(all), "--duration=" + (2 * livePhase).String(),
 		"--mcap=" + strconv.FormatInt(mcap, 10), "--burst=" + strconv.FormatInt(b, 10),
 	}, o.Args()...)...)
 	var out, errs bytes.Buffer

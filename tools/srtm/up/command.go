@@ -22,18 +22,21 @@ on free ports of 127.0.0.1), creates a topic, connects one emulated sensor for
 each publisher and a subscriber that uses go-nsq, and shows what happens.
 
 First it calibrates: it measures whether this machine carries the load, says so
-with its figures if it does not and takes fewer publishers, and profiles the
-burst of the contract (r = 1.1 x the offered rate; b = what the load needs for a
-p99 access delay of 0, and a quarter more). Then it sends for half of --duration
-with SRTM's placement and for the other half with the topic split over all
-brokers. It ends with a report: whether every accepted message was delivered
-exactly once, and the p99 of both.
+with its figures if it does not and takes fewer publishers, and derives the
+contract. r is 1.1 x the offered rate. b is more than the load needs for a p99
+access delay of 0 on one broker, and by the same factor less than it needs on
+all of them (n on each). The SLO lies between what this machine takes without
+tokens and what a blind split waits for them. Then it sends for half of
+--duration with SRTM's placement and for the other half with the topic split
+over all brokers. It ends with a report: whether every accepted message was
+delivered exactly once, the p99 of both, and what tokens alone would have done,
+which no other work on this machine can change.
 
 Ctrl-C drains and reports what there is; a second one ends at once.
 
-Exit code: 0 if nothing was lost or duplicated and the load was carried; 1 if
-not, or on failure; 2 if the command line is wrong. Missing the SLO is reported
-and is no failure.`,
+Exit code: 0 if nothing was lost or duplicated; 1 if something was, or on
+failure; 2 if the command line is wrong. A missed SLO and a load that this
+machine does not carry are reported and are no failure.`,
 		Example: `  srtm up
   srtm up --duration 20s --publishers 500 --group-size 50 --sync
   srtm up --trace detectors.csv.gz --compress 10 --copies 20`,

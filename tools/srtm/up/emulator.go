@@ -21,7 +21,6 @@ type job struct {
 	name, topic string
 	load        load.Options
 	duration    time.Duration
-	capture     string
 }
 
 // drain is what iotpub may take to get the answers, and then between two
@@ -49,9 +48,6 @@ func startEmulator(c *cluster.Cluster, binDir, dataDir string, j job) (*emulator
 		"--topic=" + j.topic, "--duration=" + j.duration.String(), "--drain-timeout=" + drain.String(),
 		"--loaddistributor-address=" + c.GRPC, "--lookupd-http-address=" + c.Lookup,
 	}, j.load.Args()...)
-	if j.capture != "" {
-		args = append(args, "--capture="+j.capture)
-	}
 	e := &emulator{}
 	var err error
 	e.process, err = cluster.StartProcess("iotpub", filepath.Join(binDir, "iotpub"), filepath.Join(dataDir, "iotpub-"+j.name+".log"), args, e)

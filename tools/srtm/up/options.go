@@ -32,10 +32,13 @@ type options struct {
 func defaults() options {
 	o := options{
 		load: load.Default(), brokers: 6, mcap: 20_000, duration: time.Minute,
-		quantile: 0.99, slo: time.Millisecond,
+		quantile:    0.99,
 		calibration: 3 * time.Second, maxLateness: 5 * time.Millisecond,
 		memQueue: 100_000, output: "table", logLevel: "warn",
 	}
+	// Few messages, so that a token is worth milliseconds: what a machine stalls
+	// for is then little beside what a blind split waits.
+	o.load.Spec.Publishers, o.load.Spec.Rate = 200, 2
 	o.load.Spec.GroupSize = 25 // the paper's groups
 	return o
 }
@@ -46,10 +49,10 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.Int64Var(&o.mcap, "mcap", o.mcap, "greatest rate of each broker within the SLO, in `msg/s`; the default load fits one")
 	fs.DurationVar(&o.duration, "duration", o.duration, "how long to send, half with SRTM's placement and half split blindly")
 	fs.Float64Var(&o.quantile, "slo-quantile", o.quantile, "`fraction` of messages to be delivered within --slo")
-	fs.DurationVar(&o.slo, "slo", o.slo, "delivery latency of the SLO")
-	fs.Int64Var(&o.burst, "burst", 0, "contract burst b, in `messages`; 0: profiled from the load")
+	fs.DurationVar(&o.slo, "slo", 0, "delivery latency of the SLO; 0: between what this machine needs without waits for tokens and what a blind split waits for them")
+	fs.Int64Var(&o.burst, "burst", 0, "contract burst b, in `messages`; 0: more than the load needs on one broker, less than it needs split")
 	fs.DurationVar(&o.calibration, "calibration", o.calibration, "how long one calibration of the load takes; 0: none, trust the machine")
-	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the load counts as too much")
+	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its figures the machine's")
 	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub (default that of srtm)")
 	fs.StringVar(&o.dataDir, "data-dir", "", "`folder` for the processes' logs and data (default a new one, removed after success)")
 	fs.IntVar(&o.memQueue, "mem-queue-size", o.memQueue, "`messages` a broker holds per topic and channel")
@@ -70,7 +73,7 @@ func (o *options) validate() error {
 	fault(o.mcap < 1, "--mcap %d msg/s: want at least 1", o.mcap)
 	fault(o.duration < 2*time.Second, "--duration %v: want at least 2s", o.duration)
 	fault(!(o.quantile > 0 && o.quantile < 1), "--slo-quantile %v: want more than 0 and less than 1", o.quantile)
-	fault(o.slo <= 0, "--slo %v: want more than 0", o.slo)
+	fault(o.slo < 0 || o.slo > 0 && o.slo < time.Microsecond, "--slo %v: want 0, or at least 1us", o.slo)
 	fault(o.burst < 0, "--burst %d messages: want 0 or more", o.burst)
 	fault(o.burst > 0 && o.burst < int64(o.brokers), "--burst %d messages: want at least one for each of %d brokers", o.burst, o.brokers)
 	fault(o.calibration < 0 || o.calibration > 0 && o.calibration < time.Second, "--calibration %v: want 0, or at least 1s", o.calibration)

@@ -30,15 +30,24 @@ type Report struct {
 
 	RateMilli     int64   `json:"rate_milli"`
 	Burst         int64   `json:"burst"`
-	ProfiledBurst int64   `json:"profiled_burst,omitempty"`
+	ProfiledBurst int64   `json:"profiled_burst,omitempty"` // what the load needs on one broker
 	Quantile      float64 `json:"slo_quantile"`
 	SLOUs         int64   `json:"slo_us"`
-	// MaxLatenessUs is the p99 of sending late from which on figures say more
-	// of this machine than of the placement.
+	SLODerived    bool    `json:"slo_derived,omitempty"`
+	// MachineUs is the end-to-end latency at the SLO's quantile without waits for
+	// tokens, when calibrating; SplitUs what an even split over SplitOver brokers
+	// waits for tokens.
+	MachineUs int64 `json:"machine_us,omitempty"`
+	SplitOver int   `json:"split_over,omitempty"`
+	SplitUs   int64 `json:"split_us,omitempty"`
+	// MaxLatenessUs is the p99 of sending late from which on figures are as much
+	// this machine's as the placement's.
 	MaxLatenessUs int64 `json:"max_lateness_us"`
 
 	Phases      []Phase `json:"phases"`
 	Interrupted bool    `json:"interrupted,omitempty"`
+	// Failure is what ended the run early, or was wrong with its end.
+	Failure string `json:"failure,omitempty"`
 }
 
 // Attempt is one calibration.
@@ -52,6 +61,8 @@ type Attempt struct {
 	Carried      bool             `json:"carried"`
 	// Why it was not carried.
 	Why string `json:"why,omitempty"`
+	// Fault is what was lost or came twice.
+	Fault string `json:"fault,omitempty"`
 }
 
 func (a *Attempt) text() string {
@@ -83,6 +94,19 @@ type Phase struct {
 	// Broker is what the brokers measured in the last window of sending; nil
 	// when none was reported.
 	Broker *BrokerSide `json:"broker,omitempty"`
+	// OnTime is what tokens alone would have done, had every message been sent
+	// when it was due; nil in a calibration.
+	OnTime *OnTime `json:"on_time,omitempty"`
+	// Pressure is the part of the time in which some process of the machine
+	// waited for a processor; nil where the kernel does not say.
+	Pressure *float64 `json:"cpu_pressure,omitempty"`
+}
+
+// OnTime is computed from the schedule and the shares.
+type OnTime struct {
+	Access report.Quantiles `json:"access"`
+	// Late is how many messages wait for longer than the SLO.
+	Late int64 `json:"late"`
 }
 
 // BrokerSide are the brokers' figures, merged over all of them.
@@ -119,22 +143,22 @@ func quantiles(h *srtmv1.Histogram) report.Quantiles {
 	return report.QuantilesOf(l)
 }
 
-// Faults says why the run failed: what was lost or came twice, and a load that
-// was not carried. Missing the SLO is no fault.
+// Faults says why the run failed: what was lost or came twice. A load that was
+// not carried and a missed SLO are no faults; notes are for them.
 func (r *Report) Faults() []string {
 	var faults []string
+	for i := range r.Calibration {
+		if f := r.Calibration[i].Fault; f != "" {
+			faults = append(faults, "calibration: "+f)
+		}
+	}
 	for i := range r.Phases {
 		p := &r.Phases[i]
-		e := &p.Emulator
-		if f := e.Fault(); f != "" {
+		if f := p.Emulator.Fault(); f != "" {
 			faults = append(faults, p.Name+": "+f)
 		}
-		if e.Account == nil {
+		if p.Emulator.Account == nil {
 			faults = append(faults, p.Name+": nobody checked what was delivered")
-		}
-		if !e.Interrupted && e.AchievedFraction() < carriedFraction {
-			faults = append(faults, fmt.Sprintf("%s: the load was not carried: %.1f msg/s of %.1f offered were achieved (%.1f %%)",
-				p.Name, e.AchievedRate, e.OfferedRate, 100*e.AchievedFraction()))
 		}
 	}
 	if len(r.Phases) == 0 && !r.Interrupted {
@@ -143,15 +167,56 @@ func (r *Report) Faults() []string {
 	return faults
 }
 
+// notes says what has to be known to read a phase's figures.
+func (r *Report) notes(p *Phase) (notes []string) {
+	e, b := &p.Emulator, p.Broker
+	if f := e.AchievedFraction(); !e.Interrupted && f < carriedFraction {
+		notes = append(notes, fmt.Sprintf("this machine did not carry the load: %.1f msg/s of %.1f offered were achieved (%.1f %%)",
+			e.AchievedRate, e.OfferedRate, 100*f))
+	}
+	how := fmt.Sprintf("at p99, messages were sent %s late", report.Micros(e.Lateness.P99Us))
+	if b != nil {
+		how += fmt.Sprintf(" and took %s to process", report.Micros(b.Processing.P99Us))
+	}
+	if p.Pressure != nil {
+		how += fmt.Sprintf("; something waited for a processor %.0f %% of the time", 100**p.Pressure)
+	}
+	switch {
+	case b != nil && !b.SLOMet && p.OnTime != nil && float64(p.OnTime.Late) <= (1-r.Quantile)*float64(b.Delivered):
+		late := "none"
+		if p.OnTime.Late > 0 {
+			late = strconv.FormatInt(p.OnTime.Late, 10)
+		}
+		notes = append(notes, fmt.Sprintf("this machine missed the SLO, not the tokens: sent on time, %s of the messages would wait longer than %v for one.\nHere, %s",
+			late, r.slo(), how))
+	case r.MaxLatenessUs > 0 && e.Lateness.P99Us > r.MaxLatenessUs:
+		notes = append(notes, "these figures are as much this machine's: "+how)
+	}
+	return notes
+}
+
 func (r *Report) slo() time.Duration { return time.Duration(r.SLOUs) * time.Microsecond }
 
 func (r *Report) contractText() string {
 	burst := "as asked for"
 	if r.ProfiledBurst > 0 {
-		burst = fmt.Sprintf("the load needs %d, and a quarter more", r.ProfiledBurst)
+		burst = fmt.Sprintf("the load needs %d on one broker", r.ProfiledBurst)
+		if r.SplitOver > 1 {
+			burst += fmt.Sprintf(", and about as many on each of %d", r.SplitOver)
+		}
 	}
-	return fmt.Sprintf("r %s msg/s (%g x offered), b %d messages (%s), SLO %g %% within %v",
-		rateText(r.RateMilli), rateMargin, r.Burst, burst, 100*r.Quantile, r.slo())
+	slo := "as asked for"
+	if r.SLODerived {
+		slo = "not calibrated"
+		if r.MachineUs > 0 {
+			slo = fmt.Sprintf("calibrating, %g %% took up to %s end to end", 100*r.Quantile, report.Micros(r.MachineUs))
+		}
+		if r.SplitUs > 0 {
+			slo += fmt.Sprintf("; an even split waits %s for tokens", report.Micros(r.SplitUs))
+		}
+	}
+	return fmt.Sprintf("r %s msg/s (%g x offered), b %d messages (%s)\n%13sSLO %g %% within %v (%s)",
+		rateText(r.RateMilli), rateMargin, r.Burst, burst, "", 100*r.Quantile, r.slo(), slo)
 }
 
 func rateText(milli int64) string {
@@ -181,6 +246,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	if r.Interrupted {
 		line("", "INTERRUPTED: what follows is what there was")
+	}
+	if r.Failure != "" {
+		line("", "IT FAILED; what follows is what there was")
 	}
 	if len(r.Phases) > 0 {
 		b.WriteString("\n")
@@ -272,6 +340,12 @@ func (r *Report) compare(w io.Writer) error {
 	row("broker: access p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Access }), p99))
 	row("broker: processing p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Processing }), p99))
 	row("broker: delivery p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Delivery }), p99))
+	row("tokens alone: access p99", func(p *Phase) string {
+		if p.OnTime == nil {
+			return "-"
+		}
+		return report.Micros(p.OnTime.Access.P99Us)
+	})
 	row(fmt.Sprintf("broker: later than %v", r.slo()), func(p *Phase) string {
 		if p.Broker == nil {
 			return "-"
@@ -316,6 +390,10 @@ func (r *Report) verdict() string {
 	}
 	if len(r.Phases) == 2 && r.Phases[0].Emulator.EndToEnd != nil && r.Phases[1].Emulator.EndToEnd != nil {
 		ours, blind := &r.Phases[0], &r.Phases[1]
+		if ours.OnTime != nil && blind.OnTime != nil {
+			fmt.Fprintf(&b, "Access delay p99, were every message sent on time: %s as SRTM placed the topic, %s split blindly.\n",
+				report.Micros(ours.OnTime.Access.P99Us), report.Micros(blind.OnTime.Access.P99Us))
+		}
 		fmt.Fprintf(&b, "End to end p99: %s as SRTM placed the topic, %s split blindly over %s.\n",
 			report.Micros(ours.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), plural(len(blind.Placement), "broker"))
 		if ours.Broker != nil && blind.Broker != nil {
@@ -325,9 +403,8 @@ func (r *Report) verdict() string {
 		}
 	}
 	for i := range r.Phases {
-		if late := r.Phases[i].Emulator.Lateness.P99Us; r.MaxLatenessUs > 0 && late > r.MaxLatenessUs {
-			fmt.Fprintf(&b, "NOTE: %s: 1 %% of the messages were sent more than %s late, and then in bursts that cost tokens. This machine\n"+
-				"was busy with something else; the latencies of that phase are as much its as the placement's.\n", r.Phases[i].Name, report.Micros(late))
+		for _, note := range r.notes(&r.Phases[i]) {
+			fmt.Fprintf(&b, "NOTE: %s: %s.\n", r.Phases[i].Name, note)
 		}
 	}
 	for _, f := range r.Faults() {

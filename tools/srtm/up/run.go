@@ -1,7 +1,7 @@
 package up
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,12 +9,13 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -32,16 +33,8 @@ const (
 	// carriedFraction is how much of the offered rate must be achieved for a
 	// load to count as carried.
 	carriedFraction = 0.97
-	// rateMargin and burstMargin are what the contract has above what the load
-	// was seen to need. A burst sits on the 1 % edge of one recording and
-	// differs from one to the next by some percent; a quarter covers that.
-	rateMargin  = 1.1
-	burstMargin = 1.25
 	// maxAttempts bounds the search for a load that this machine carries.
 	maxAttempts = 6
-	// lateAttempts is after how many attempts a load that was achieved in full,
-	// but late, is taken all the same.
-	lateAttempts = 4
 	// generous is the burst of the calibration's contract.
 	generous = 100_000
 	// callTimeout bounds a call of the API, startTimeout the cluster's start.
@@ -59,6 +52,7 @@ type run struct {
 	cluster *cluster.Cluster
 	admin   srtmv1.AdminServiceClient
 	report  Report
+	machine time.Duration // the end-to-end latency that calibrating has shown, without waits for tokens
 }
 
 // all does everything. When ctx ends early, what was done is reported. The
@@ -66,7 +60,7 @@ type run struct {
 func (r *run) all(ctx context.Context) error {
 	r.report = Report{
 		Version: obs.Version(), CPUs: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
-		Brokers: r.brokers, Mcap: r.mcap, Seed: r.options.load.Spec.Seed, SLOUs: r.slo.Microseconds(), Quantile: r.quantile,
+		Brokers: r.brokers, Mcap: r.mcap, Seed: r.options.load.Spec.Seed, Quantile: r.quantile,
 		MaxLatenessUs: r.maxLateness.Microseconds(),
 	}
 	r.view.say("starting %s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"))
@@ -77,7 +71,7 @@ func (r *run) all(ctx context.Context) error {
 	})
 	if err != nil {
 		if ctx.Err() != nil {
-			return errors.Join(errors.New("interrupted before the cluster was up"), err)
+			return errors.New("interrupted before the cluster was up") // err is what that cut short
 		}
 		return fmt.Errorf("start the cluster: %w", err)
 	}
@@ -86,19 +80,26 @@ func (r *run) all(ctx context.Context) error {
 	if stopped := c.Stop(); stopped != nil {
 		err = errors.Join(err, fmt.Errorf("stop the cluster: %w", stopped))
 	}
-	if err != nil {
+	if err != nil && len(r.report.Phases) == 0 {
 		return err
 	}
 	r.report.Interrupted = ctx.Err() != nil
+	if err != nil {
+		r.report.Failure = err.Error()
+	}
+	var printing error
 	if r.output == "json" {
 		encoder := json.NewEncoder(r.stdout)
 		encoder.SetIndent("", "  ")
-		err = encoder.Encode(&r.report)
+		printing = encoder.Encode(&r.report)
 	} else {
-		err = r.report.WriteText(r.stdout)
+		printing = r.report.WriteText(r.stdout)
+	}
+	if printing != nil {
+		return errors.Join(err, fmt.Errorf("print the report: %w", printing))
 	}
 	if err != nil {
-		return fmt.Errorf("print the report: %w", err)
+		return err
 	}
 	if faults := r.report.Faults(); len(faults) > 0 {
 		return errors.New(strings.Join(faults, "\n"))
@@ -108,13 +109,12 @@ func (r *run) all(ctx context.Context) error {
 
 // measure calibrates and goes through the phases.
 func (r *run) measure(ctx context.Context) error {
-	captured, err := r.calibrate(ctx)
-	if err != nil || ctx.Err() != nil {
+	if err := r.calibrate(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
 	r.report.Load = r.load.Text
 	phase := r.duration / 2
-	contract, err := r.contract(phase, captured)
+	contract, err := r.contract(phase)
 	if err != nil {
 		return err
 	}
@@ -133,111 +133,115 @@ func (r *run) measure(ctx context.Context) error {
 		if result != nil {
 			r.report.Phases = append(r.report.Phases, *result)
 		}
-		if err != nil {
+		if err != nil && !interrupted(ctx, err) {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	return nil
 }
 
+// interrupted reports whether err is only that ctx has ended.
+func interrupted(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled)
+}
+
 // calibrate finds a load that this machine carries, with the topic split over
 // all brokers, which costs more than any other layout: each broker's share of
-// the work comes in smaller pieces. It returns when the messages were written.
-func (r *run) calibrate(ctx context.Context) (captured []stamp.Mono, err error) {
+// the work comes in smaller pieces. What no load is small enough for is taken all
+// the same, and the report says so.
+func (r *run) calibrate(ctx context.Context) error {
 	if r.calibration == 0 {
-		return nil, nil
+		return nil
 	}
 	repeated := false
 	for attempt := 1; attempt <= maxAttempts; attempt++ {
-		file := filepath.Join(r.dataDir, fmt.Sprintf("calibration-%d.txt", attempt))
 		contract := &srtmv1.Contract{
 			RateMilli: int64(math.Ceil(1000 * math.Min(float64(r.mcap)*float64(r.brokers), math.Max(4*r.load.Rate(), 1)))),
-			Burst:     generous, Slo: r.sloProto(),
+			Burst:     generous, Slo: r.sloProto(cmp.Or(r.slo, time.Second)),
 		}
 		result, err := r.phase(ctx, phaseSpec{
-			name: "calibration", title: "calibration", capture: file,
+			name: "calibration", title: "calibration",
 			spec:     r.topicSpec("calibration", "loadbalance", contract),
 			duration: r.calibration, file: fmt.Sprintf("calibration-%d", attempt),
 		})
-		if err != nil {
-			return nil, fmt.Errorf("calibration: %w", err)
+		if err != nil && !interrupted(ctx, err) {
+			return fmt.Errorf("calibration: %w", err)
 		}
 		if ctx.Err() != nil {
-			return nil, nil
+			return nil
 		}
-		a := judge(&result.Emulator, r.maxLateness)
+		a := judge(&result.Emulator)
 		r.report.Calibration = append(r.report.Calibration, a)
 		r.view.say("calibration: %s", a.text())
-		if a.Carried {
-			return readTimes(file)
-		}
-		if a.AchievedRate >= carriedFraction*a.OfferedRate && !repeated {
-			// Late, but carried: the machine may have been busy with something
-			// else for a moment.
-			repeated = true
+		r.machine = atQuantile(a.EndToEnd, r.quantile)
+		if !a.Carried && !repeated {
+			repeated = true // the machine may have been busy with something else for a moment
 			continue
 		}
-		if attempt >= lateAttempts && a.AchievedRate >= carriedFraction*a.OfferedRate && a.NotAccepted == 0 {
-			// It is not the load: the machine is busy with something else.
-			r.view.say("this machine carries the rate but sends late whatever the load; the report says how late")
-			return readTimes(file)
+		if a.Carried || attempt == maxAttempts {
+			return nil
 		}
-		repeated = false
 		smaller := shorten(r.options.load, r.load, a.fraction())
 		l, err := smaller.Build()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if len(l.Sources) == len(r.load.Sources) {
-			break
+			return nil
 		}
+		repeated = false
 		r.options.load, r.load = smaller, l
 		r.report.Reduced = true
 		r.view.say("this machine does not carry that; trying %s", plural(len(l.Sources), "publisher"))
 	}
-	return nil, fmt.Errorf("this machine does not carry even %s: %s",
-		plural(r.report.Calibration[len(r.report.Calibration)-1].Publishers, "publisher"),
-		r.report.Calibration[len(r.report.Calibration)-1].text())
+	return nil
 }
 
-// contract profiles the load. b is the smallest burst with which 99 % of the
-// phase's messages find a token, of those intended and of those captured, and a
-// quarter more.
-func (r *run) contract(phase time.Duration, captured []stamp.Mono) (*srtmv1.Contract, error) {
-	offsets := schedule.Arrivals(schedule.Until(r.load.Stream(), phase))
+// contract profiles the load: b is such that one broker has tokens to spare and
+// a blind split too few, and the SLO such that the difference shows.
+func (r *run) contract(phase time.Duration) (*srtmv1.Contract, error) {
+	scheduled := func() schedule.Stream { return schedule.Until(r.load.Stream(), phase) }
+	offsets := schedule.Arrivals(scheduled())
 	if len(offsets) == 0 {
 		return nil, fmt.Errorf("the load has no message within %v", phase)
 	}
+	sending := phase
 	if r.load.Span > 0 {
-		phase = min(phase, r.load.Span)
+		sending = min(phase, r.load.Span)
 	}
 	// The declared mean is that of a whole recording; the phase may be busier.
-	offered := max(float64(len(offsets))/phase.Seconds(), r.load.Rate())
+	offered := max(float64(len(offsets))/sending.Seconds(), r.load.Rate())
 	rate := tokenbucket.PerSecond(math.Ceil(offered * rateMargin))
+	split := min(r.brokers, len(r.load.Sources)) // over how many a blind split can be
 	burst := r.burst
 	if burst == 0 {
 		intended := make([]stamp.Mono, len(offsets))
 		for i, at := range offsets {
 			intended[i] = stamp.Mono(at)
 		}
-		for _, arrivals := range [][]stamp.Mono{intended, captured} {
-			if len(arrivals) == 0 {
-				continue
-			}
-			need, err := tokenbucket.Profile(arrivals, rate, r.quantile)
-			if err != nil {
-				return nil, fmt.Errorf("profile the load: %w", err)
-			}
-			r.report.ProfiledBurst = max(r.report.ProfiledBurst, need)
+		need, err := tokenbucket.Profile(intended, rate, r.quantile)
+		if err != nil {
+			return nil, fmt.Errorf("profile the load: %w", err)
 		}
-		burst = max(int64(r.brokers), int64(math.Ceil(float64(r.report.ProfiledBurst)*burstMargin)))
+		r.report.ProfiledBurst = need
+		burst = max(burstFor(need, split), int64(r.brokers))
 	}
-	r.report.RateMilli, r.report.Burst = int64(rate), burst
-	return &srtmv1.Contract{RateMilli: int64(rate), Burst: burst, Slo: r.sloProto()}, nil
+	var wait time.Duration
+	if split > 1 {
+		wait = splitWait(scheduled(), rate, burst, split, r.quantile)
+	}
+	slo := r.slo
+	if slo == 0 {
+		slo = sloFor(r.machine, wait)
+		r.report.SLODerived = true
+	}
+	r.report.RateMilli, r.report.Burst, r.report.SLOUs = int64(rate), burst, slo.Microseconds()
+	r.report.SplitOver, r.report.MachineUs, r.report.SplitUs = split, r.machine.Microseconds(), wait.Microseconds()
+	return &srtmv1.Contract{RateMilli: int64(rate), Burst: burst, Slo: r.sloProto(slo)}, nil
 }
 
-func (r *run) sloProto() *srtmv1.Slo {
-	return &srtmv1.Slo{Quantile: r.quantile, Latency: durationpb.New(r.slo)}
+func (r *run) sloProto(latency time.Duration) *srtmv1.Slo {
+	return &srtmv1.Slo{Quantile: r.quantile, Latency: durationpb.New(latency)}
 }
 
 // topicSpec declares the load's publishers. Placements are compared by the shares
@@ -259,11 +263,11 @@ func (r *run) topicSpec(name, policy string, contract *srtmv1.Contract) *srtmv1.
 
 // phaseSpec is what to do in a phase.
 type phaseSpec struct {
-	name, title   string
-	spec          *srtmv1.TopicSpec
-	duration      time.Duration
-	file, capture string
-	live          bool // show the table
+	name, title string
+	spec        *srtmv1.TopicSpec
+	duration    time.Duration
+	file        string
+	live        bool // show the table
 }
 
 // phase creates a topic, sends, and deletes the topic. A result comes with an
@@ -288,8 +292,15 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 		}
 	}()
 
+	if p.live {
+		if result.OnTime, err = r.onTime(ctx, topic, p.duration); err != nil {
+			return nil, fmt.Errorf("placement of topic %s: %w", p.spec.Name, err)
+		}
+	}
+	pressed := pressure()
+	began := time.Now()
 	e, err := startEmulator(r.cluster, r.binDir, r.dataDir, job{
-		name: p.file, topic: p.spec.Name, load: r.options.load, duration: p.duration, capture: p.capture,
+		name: p.file, topic: p.spec.Name, load: r.options.load, duration: p.duration,
 	})
 	if err != nil {
 		return nil, err
@@ -311,7 +322,64 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 		return nil, err
 	}
 	result.Emulator = *rep
+	if after := pressure(); pressed >= 0 && after >= pressed {
+		waited := min(1, float64(after-pressed)/float64(time.Since(began)))
+		result.Pressure = &waited
+	}
 	return result, nil
+}
+
+// onTime is how long the messages of a phase would wait for tokens, as they are
+// placed, if each were sent on time.
+func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Duration) (*OnTime, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	stream, err := srtmv1.NewPlacementServiceClient(r.cluster.Conn).Watch(ctx, &srtmv1.WatchRequest{Topic: topic.Spec.Name})
+	if err != nil {
+		return nil, err
+	}
+	of := map[string]string{} // brokers of publishers
+	for more := true; more; {
+		m, err := stream.Recv()
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range m.Assignments {
+			of[a.PublisherId] = a.BrokerId
+		}
+		more = m.More
+	}
+	share := map[string]int{}
+	var shares []tokenbucket.Share
+	for i, q := range topic.Quotas {
+		share[q.BrokerId] = i
+		shares = append(shares, tokenbucket.Share{Rate: tokenbucket.Rate(q.GetShare().GetRateMilli()), Burst: q.GetShare().GetBurst()})
+	}
+	where := make([]int, len(r.load.Sources))
+	for i, source := range r.load.Sources {
+		at, placed := share[of[source.ID]]
+		if !placed {
+			return nil, fmt.Errorf("publisher %s has no broker", source.ID)
+		}
+		where[i] = at
+	}
+	waits := access(schedule.Until(r.load.Stream(), phase), shares, func(source int32) int { return where[source] })
+	return &OnTime{Access: report.QuantilesOf(waits), Late: waits.CountAbove(r.report.slo())}, nil
+}
+
+// pressure is for how long, since the system's start, something has waited for a
+// processor; less than 0 where the kernel does not say.
+func pressure() time.Duration {
+	text, err := os.ReadFile("/proc/pressure/cpu")
+	if err != nil {
+		return -1
+	}
+	var us int64
+	_, total, _ := strings.Cut(string(text), "total=")
+	if _, err := fmt.Sscan(total, &us); err != nil {
+		return -1
+	}
+	return time.Duration(us) * time.Microsecond
 }
 
 // create follows a creation to its end.
@@ -347,33 +415,12 @@ func (r *run) status(ctx context.Context, name string) *srtmv1.Topic {
 	return resp.Topic
 }
 
-// readTimes reads what iotpub --capture wrote.
-func readTimes(path string) ([]stamp.Mono, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("captured times: %w", err)
-	}
-	defer f.Close() // only read
-	var times []stamp.Mono
-	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
-		seconds, err := strconv.ParseFloat(lines.Text(), 64)
-		if err != nil {
-			return nil, fmt.Errorf("captured times: %s:%d: %w", path, n, err)
-		}
-		times = append(times, stamp.Mono(math.Round(seconds*1e9)))
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("captured times: %w", err)
-	}
-	return times, nil
-}
-
-// judge says whether a calibration's load was carried.
-func judge(rep *report.Report, maxLateness time.Duration) Attempt {
+// judge says whether a calibration's load was carried. How late it was sent does
+// not count: that is seldom the load's doing, and the report says it.
+func judge(rep *report.Report) Attempt {
 	a := Attempt{
 		Publishers: rep.Publishers, OfferedRate: rep.OfferedRate, AchievedRate: rep.AchievedRate,
-		NotAccepted: rep.Skipped + rep.Unanswered + rep.RefusedTotal(), Lateness: rep.Lateness,
+		NotAccepted: rep.Skipped + rep.Unanswered + rep.RefusedTotal(), Lateness: rep.Lateness, Fault: rep.Fault(),
 	}
 	if rep.EndToEnd != nil {
 		a.EndToEnd = *rep.EndToEnd
@@ -383,10 +430,6 @@ func judge(rep *report.Report, maxLateness time.Duration) Attempt {
 		a.Why = fmt.Sprintf("only %.1f %% of the offered rate was achieved", 100*rep.AchievedFraction())
 	case a.NotAccepted > 0:
 		a.Why = plural(int(a.NotAccepted), "message") + " not accepted"
-	case rep.Lateness.P99() > maxLateness:
-		a.Why = fmt.Sprintf("1 %% of the messages were sent more than %v late", rep.Lateness.P99())
-	case rep.Fault() != "":
-		a.Why = rep.Fault()
 	default:
 		a.Carried = true
 	}

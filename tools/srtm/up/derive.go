@@ -1,0 +1,94 @@
+package up
+
+import (
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+const (
+	// rateMargin is r over the offered rate, the paper's choice.
+	rateMargin = 1.1
+	// burstMargin is the least of b over what the load needs. A burst sits on the
+	// 1 % edge of one recording and differs from one to the next by some percent.
+	burstMargin = 1.25
+	// quickest is the least latency that an SLO is derived from: what a machine
+	// does better than that, it does not do every second.
+	quickest = time.Millisecond
+)
+
+// burstFor returns the b with which one broker has more tokens than the load
+// needs by the same factor as each of k brokers has fewer: a load that needs n
+// on one broker needs about n on each of k, so this is n * sqrt(k).
+func burstFor(need int64, brokers int) int64 {
+	b := float64(need) * max(math.Sqrt(float64(brokers)), burstMargin)
+	return int64(math.Ceil(b))
+}
+
+// sloFor returns an SLO as far above what the machine was seen to need as below
+// what a blind split waits for tokens (0: nothing), by ratio, but at most a
+// quarter of the latter; rounded to 1, 2 or 5 times a power of ten.
+func sloFor(machine, split time.Duration) time.Duration {
+	m, s := float64(max(machine, quickest)), float64(split)
+	slo := min(math.Sqrt(m*s), s/4)
+	if split == 0 {
+		slo = 4 * m
+	}
+	slo = max(slo, float64(quickest))
+	digit := math.Pow(10, math.Floor(math.Log10(slo)))
+	nearest := digit
+	for _, c := range []float64{2 * digit, 5 * digit, 10 * digit} {
+		if math.Abs(math.Log(c/slo)) < math.Abs(math.Log(nearest/slo)) {
+			nearest = c
+		}
+	}
+	return time.Duration(nearest)
+}
+
+// access returns how long the messages of a schedule wait for tokens when each is
+// sent on time: what the shares do, and no machine. at is the share of a source.
+func access(s schedule.Stream, shares []tokenbucket.Share, at func(source int32) int) *obs.Latency {
+	buckets := make([]tokenbucket.Bucket, len(shares))
+	for i, share := range shares {
+		buckets[i] = tokenbucket.NewFull(share, 0)
+	}
+	waits := obs.NewLatency()
+	for e, ok := s.Next(); ok; e, ok = s.Next() {
+		b := &buckets[at(e.Source)]
+		for range e.Count {
+			waits.Record(b.Take(stamp.Mono(e.At)).Sub(stamp.Mono(e.At)))
+		}
+	}
+	return waits
+}
+
+// splitWait is the quantile of access where the contract and the sources are
+// dealt out evenly over the brokers.
+func splitWait(s schedule.Stream, rate tokenbucket.Rate, burst int64, brokers int, quantile float64) time.Duration {
+	shares := make([]tokenbucket.Share, brokers)
+	for i := range shares {
+		shares[i] = tokenbucket.Share{Rate: rate / tokenbucket.Rate(brokers), Burst: burst / int64(brokers)}
+	}
+	return access(s, shares, func(source int32) int { return int(source) % brokers }).Quantile(quantile)
+}
+
+// atQuantile is the nearest quantile that q has, from above.
+func atQuantile(q report.Quantiles, quantile float64) time.Duration {
+	us := q.MaxUs
+	switch {
+	case quantile <= 0.5:
+		us = q.P50Us
+	case quantile <= 0.9:
+		us = q.P90Us
+	case quantile <= 0.99:
+		us = q.P99Us
+	case quantile <= 0.999:
+		us = q.P999Us
+	}
+	return time.Duration(us) * time.Microsecond
+}

@@ -1,0 +1,131 @@
+package up
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+)
+
+// Poisson loads of any size, as srtm up derives their contract: what one broker
+// has is more than theory says that the load needs, and a split has so much less
+// that 1 % of its messages wait until a token has been earned, or longer.
+func TestOneBrokerHasRoomAndASplitWaits(t *testing.T) {
+	for seed := range uint64(4) {
+		for _, c := range []struct {
+			brokers, publishers int
+			rate                float64
+		}{{4, 100, 0.5}, {3, 50, 20}, {6, 200, 2}, {12, 400, 5}} {
+			// As many messages, whatever the rate: 99 % of few says little.
+			phase := time.Duration(6000 / (float64(c.publishers) * c.rate) * float64(time.Second))
+			spec := schedule.Spec{Publishers: c.publishers, Rate: c.rate, Batch: 1, Process: schedule.Poisson, Size: 100, Seed: seed}
+			scheduled := func() schedule.Stream { return schedule.Until(spec.Stream(), phase) }
+			var arrivals []stamp.Mono
+			for _, at := range schedule.Arrivals(scheduled()) {
+				arrivals = append(arrivals, stamp.Mono(at))
+			}
+			offered := max(float64(len(arrivals))/phase.Seconds(), c.rate*float64(c.publishers))
+			r := tokenbucket.PerSecond(rateMargin * offered)
+			need, err := tokenbucket.Profile(arrivals, r, 0.99)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := burstFor(need, c.brokers)
+			if p := tokenbucket.PDelayed(offered, r.PerSecond(), float64(b)); p > 0.01 {
+				t.Errorf("%+v, seed %d: b = %d for a need of %d: %v of the messages wait on one broker", c, seed, b, need, p)
+			}
+			whole := access(scheduled(), []tokenbucket.Share{{Rate: r, Burst: b}}, func(int32) int { return 0 })
+			if late := whole.Quantile(0.99); late != 0 {
+				t.Errorf("%+v, seed %d: b = %d for a need of %d: one broker waits %v", c, seed, b, need, late)
+			}
+			split := splitWait(scheduled(), r, b, c.brokers, 0.99)
+			if tokens := split.Seconds() * r.PerSecond() / float64(c.brokers); tokens < 1 {
+				t.Errorf("%+v, seed %d: b = %d for a need of %d: a split waits %v, for %.1f tokens", c, seed, b, need, split, tokens)
+			}
+		}
+	}
+}
+
+// The default load is what README shows: its split waits for tens of milliseconds.
+func TestTheDefaultLoadShowsWhatSplittingCosts(t *testing.T) {
+	for _, duration := range []time.Duration{20 * time.Second, time.Minute} {
+		r := &run{options: defaults()}
+		var err error
+		if r.load, err = r.options.load.Build(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.contract(duration / 2); err != nil {
+			t.Fatal(err)
+		}
+		if slo := r.report.slo(); r.report.SplitUs < 50_000 || slo < 5*time.Millisecond || r.report.SplitUs < 4*slo.Microseconds() {
+			t.Errorf("%v: SLO %v, a split waits %d us", duration, slo, r.report.SplitUs)
+		}
+		// Room for a machine that sends nothing for so long, and then all at once.
+		stall := time.Duration(float64(r.report.Burst-r.report.ProfiledBurst) / r.load.Rate() * float64(time.Second))
+		if stall < 50*time.Millisecond {
+			t.Errorf("%v: b = %d bears a stall of %v", duration, r.report.Burst, stall)
+		}
+	}
+}
+
+func TestBurstFor(t *testing.T) {
+	for _, c := range []struct {
+		need    int64
+		brokers int
+		want    int64
+	}{
+		{25, 6, 62},         // 25 * sqrt(6)
+		{25, 1, 32},         // nothing to split
+		{25, 2, 36},         // hardly anything to choose from
+		{1000, 100, 10_000}, //
+	} {
+		if got := burstFor(c.need, c.brokers); got != c.want {
+			t.Errorf("burstFor(%d, %d) = %d, want %d", c.need, c.brokers, got, c.want)
+		}
+	}
+}
+
+func TestSLOFor(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct{ machine, split, want time.Duration }{
+		{0, 100 * ms, 10 * ms},
+		{200 * time.Microsecond, 100 * ms, 10 * ms},
+		{4 * ms, 100 * ms, 20 * ms},
+		{20 * ms, 100 * ms, 20 * ms}, // not nearer to the split
+		{time.Minute, 100 * ms, 20 * ms},
+		{0, 300 * ms, 20 * ms},
+		{300 * time.Microsecond, 0, 5 * ms}, // nothing to tell apart
+		{30 * ms, 0, 100 * ms},
+		{30 * ms, 1, ms},
+		{0, time.Hour, 2 * time.Second},
+	} {
+		if got := sloFor(c.machine, c.split); got != c.want {
+			t.Errorf("sloFor(%v, %v) = %v, want %v", c.machine, c.split, got, c.want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		slo := sloFor(time.Duration(rapid.Int64Range(0, math.MaxInt64/8).Draw(t, "machine")), time.Duration(rapid.Int64Range(0, math.MaxInt64/8).Draw(t, "split")))
+		digits := slo
+		for digits%10 == 0 && digits > 0 {
+			digits /= 10
+		}
+		if slo < quickest || digits != 1 && digits != 2 && digits != 5 {
+			t.Errorf("%v is nothing that people write", slo)
+		}
+	})
+}
+
+func TestAtQuantile(t *testing.T) {
+	q := report.Quantiles{P50Us: 1, P90Us: 2, P99Us: 3, P999Us: 4, MaxUs: 5}
+	for quantile, want := range map[float64]time.Duration{0.01: 1, 0.5: 1, 0.51: 2, 0.9: 2, 0.95: 3, 0.99: 3, 0.995: 4, 0.9999: 5} {
+		if got := atQuantile(q, quantile); got != want*time.Microsecond {
+			t.Errorf("%v: %v, want %v us", quantile, got, int64(want))
+		}
+	}
+}
