@@ -47,8 +47,9 @@
 // are at most the burst reserved for it, and with (2) and (3) all tokens that
 // exist at s are at most b. From s on buckets earn at most the rates reserved,
 // by (1) at most r together; neither a grant nor a retune creates a token. So
-// at most b + r*dt messages leave all brokers in any interval of length dt:
-// the contract, as one bucket would keep it.
+// at most b + r*dt messages get tokens at all brokers in any interval of length
+// dt: the contract, as one bucket would keep it. They leave later than that, by as
+// much as a broker may backdate (nsqd --max-backdating).
 //
 // # The first burst
 //

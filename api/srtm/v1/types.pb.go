@@ -80,8 +80,9 @@ func (OverLimitPolicy) EnumDescriptor() ([]byte, []int) {
 	return file_srtm_v1_types_proto_rawDescGZIP(), []int{0}
 }
 
-// Contract is what a topic was sold: at most burst + rate x dt messages leave
-// its rate limiter in any interval of length dt (SRTM paper, section 2).
+// Contract is what a topic was sold: at most burst + rate x dt messages get
+// their tokens in any interval of length dt (SRTM paper, section 2), and at most
+// burst + rate x (dt + nsqd's --max-backdating) leave its rate limiter.
 type Contract struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// r, in milli-messages per second; 1 .. 10^12.
