@@ -21,12 +21,17 @@ import (
 // slewing: stamps from before it mean nothing after it.
 const clockStep = stamp.Mono(time.Millisecond)
 
+// trustedAge is how old a timestamp may be at the read and still be believed of a
+// connection whose segments came out of order. What lies ahead of a hole keeps
+// its time while the hole is open, which a peer can leave open on purpose.
+const trustedAge = time.Millisecond
+
 // timestamping is the source that asks the socket. With each recvmsg the
 // kernel tells when the segment came that carried the last byte returned. If
 // segments were waiting, it has merged them, and only the latest time is left:
 // hence the stamps are upper bounds. It needs no privilege.
 type timestamping struct {
-	// atomic: reads whose stamp was missing or meant nothing
+	// atomic: reads whose stamp was missing or not to be believed
 	missing atomic.Uint64
 }
 
@@ -59,7 +64,7 @@ func (t *timestamping) track(_ readable, rc syscall.RawConn, attach bool) (track
 	c.msg.Iov = &c.iov
 	c.msg.Iovlen = 1
 	c.msg.Control = &c.oob[0]
-	c.recv = c.recvmsg
+	c.recv, c.ask = c.recvmsg, c.tcpInfo
 	return c, nil
 }
 
@@ -75,6 +80,7 @@ type cmsgConn struct {
 	// set once
 	t    *timestamping
 	recv func(fd uintptr) bool // recvmsg, made once since a closure is allocated
+	ask  func(fd uintptr)      // tcpInfo, likewise
 
 	// owned by the reader; the kernel writes to it within recvmsg only
 	rc    syscall.RawConn
@@ -83,6 +89,8 @@ type cmsgConn struct {
 	oob   [(cmsgLen + 15) &^ 7]byte
 	n     int
 	errno syscall.Errno
+	// reordered says that a segment came out of order; it stays so.
+	reordered bool
 	// stamps are the kernel's times by the end of the read they came with; a
 	// read without one has the time 0.
 	stamps stamp.Reads[stamp.Mono]
@@ -101,6 +109,22 @@ func (c *cmsgConn) recvmsg(fd uintptr) bool {
 		c.n, c.errno = int(n), errno
 		return errno != unix.EAGAIN
 	}
+}
+
+func (c *cmsgConn) tcpInfo(fd uintptr) {
+	var info unix.TCPInfo
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	c.reordered = errno != 0 || info.Rcv_ooopack > 0
+}
+
+// believed reports whether a timestamp of that age is of the segment that came
+// last of those read, and not of one that came ahead of a hole.
+func (c *cmsgConn) believed(age time.Duration) bool {
+	if age > trustedAge && !c.reordered && c.rc.Control(c.ask) != nil {
+		return false
+	}
+	return age <= trustedAge || !c.reordered
 }
 
 func (c *cmsgConn) move(_ readable, rc syscall.RawConn) { c.rc = rc }
@@ -125,8 +149,8 @@ func (c *cmsgConn) read(p []byte, end int64) (int, error) {
 	return c.n, nil
 }
 
-// kernelTime returns the time that came with the last recvmsg, 0 if none did
-// or the clock it was read from has stepped.
+// kernelTime returns the time that came with the last recvmsg, 0 if none did,
+// the clock it was read from has stepped, or it may be of another segment.
 func (c *cmsgConn) kernelTime() stamp.Mono {
 	wall, ok := c.wallTime()
 	now := clock.Mono()
@@ -135,7 +159,7 @@ func (c *cmsgConn) kernelTime() stamp.Mono {
 	stepped := c.ahead != 0 && (step > clockStep || step < -clockStep)
 	c.ahead = ahead
 	at := stamp.Mono(wall) - ahead
-	if !ok || stepped || at <= 0 || now.Add(clockSlack).Before(at) {
+	if !ok || stepped || at <= 0 || now.Add(clockSlack).Before(at) || !c.believed(now.Sub(at)) {
 		c.t.missing.Add(1)
 		return 0
 	}

@@ -123,3 +123,34 @@ func noted(c *Conn, f *filter) uint64 {
 	}
 	return f.sums()[countEarly]
 }
+
+// TCP takes what lies ahead of a hole, too, but the message has come when the
+// hole is filled.
+func TestAHoleCounts(t *testing.T) {
+	const size = 200
+	src, err := openTimestamping(Config{})
+	told := stamper(t, src, err)
+	whole, _ := loaded(t, false, Config{})
+	for _, s := range []*Stamper{whole, told} {
+		for range 5 { // a first segment may lack its timestamp
+			ln := listen(t, s, "tcp", "127.0.0.1:0")
+			client := dial(t, ln, net.Dialer{})
+			c := s.Track(accept(t, ln))
+			client.send(message(size))
+			takeOwn(t, c, size)
+			forger := testkit.Forge(t, client.TCPConn)
+			forger.Send(testkit.Forgery{Seq: forger.Next + 1, Size: size - 1})
+			for until := clock.Mono().Add(2 * trustedAge); clock.Mono().Before(until); {
+				runtime.Gosched()
+			}
+			from := clock.Mono()
+			if _, err := client.Write(message(1)); err != nil {
+				t.Fatal(err)
+			}
+			if a := takeOwn(t, c, size); a.At.Before(from.Add(-clockSlack)) {
+				t.Errorf("%s: %v, %v before the hole was filled", s.src.name(), a.Source, from.Sub(a.At))
+			}
+			c.Release()
+		}
+	}
+}

@@ -311,7 +311,8 @@ type Counters struct {
 	SegmentsNoBase uint64 `json:"segments_no_base"`
 	ConnsNoBase    uint64 `json:"conns_no_base"`
 	// StampsMissing counts reads that came without a socket timestamp, or with
-	// one that meant nothing because the wall clock had been set.
+	// one that meant nothing because the wall clock had been set, or because
+	// segments had come out of order.
 	StampsMissing uint64 `json:"stamps_missing"`
 	// SegmentsForeign counts segments that met a ring already given to another
 	// connection; they were not recorded.
