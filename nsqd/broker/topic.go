@@ -666,9 +666,6 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 		t.detach(sub)
 		s.woken = append(s.woken, sub)
 	}
-	if t.mu.tracking != nil { // else its messages would never be in Free
-		t.mu.core.EmptyChannel(now, c, &s.fx)
-	}
 	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
 		panic("broker: " + err.Error())
 	}

@@ -53,8 +53,8 @@ type Delivery struct {
 //     stalled, and has no credit until it takes one: deliveries that nobody
 //     takes do not pile up, they are at most twice the greatest ready;
 //   - a consumer with credit is in the hungry ring of its distance, once; it may
-//     also list consumers that lost their credit since, which are skipped, but
-//     none that is gone.
+//     also list consumers that lost their credit since, or are gone, which are
+//     skipped.
 type Channel struct {
 	// Set once.
 	name      string
@@ -94,17 +94,18 @@ type ChannelCounters struct {
 
 // item is a message's life in one channel.
 type item struct {
-	msg       *Message
-	order     uint64 // of release, to give back in a fixed order
-	due       stamp.Mono
-	delivered stamp.Mono // of the present delivery
-	holder    *consumer  // nil: ready or deferred
-	place     int        // in due; -1 when not there
-	turn      uint64     // of the present delivery, never used twice; 0 without a holder
-	ticket    Ticket     // of its place on the line's disk; 0: none
-	attempts  uint16     // deliveries, those apart that came to nothing
-	handed    bool       // the present delivery was
-	chain     *item      // of flights
+	msg        *Message
+	order      uint64 // of release, to give back in a fixed order
+	due        stamp.Mono
+	delivered  stamp.Mono // of the present delivery
+	holder     *consumer  // nil: ready or deferred
+	prev, next *item      // of those that holder holds
+	place      int        // in due; -1 when not there
+	turn       uint64     // of the present delivery, never used twice; 0 without a holder
+	ticket     Ticket     // of its place on the line's disk; 0: none
+	attempts   uint16     // deliveries, those apart that came to nothing
+	handed     bool       // the present delivery was
+	chain      *item      // of flights
 }
 
 type consumer struct {
@@ -113,9 +114,33 @@ type consumer struct {
 	sample   int // percent of messages to deliver; 0: all
 	ready    int
 	inFlight int
+	held     *item // the list of what it holds; nil: nothing
 	distance Distance
 	hungry   bool // is in Channel.hungry
 	stalled  bool // see Channel
+}
+
+// take gives an item to the consumer, and release takes it away.
+func (c *consumer) take(it *item) {
+	it.holder, it.next = c, c.held
+	if c.held != nil {
+		c.held.prev = it
+	}
+	c.held = it
+	c.inFlight++
+}
+
+func (c *consumer) release(it *item) {
+	if it.prev != nil {
+		it.prev.next = it.next
+	} else {
+		c.held = it.next
+	}
+	if it.next != nil {
+		it.next.prev = it.prev
+	}
+	it.holder, it.prev, it.next = nil, nil, nil
+	c.inFlight--
 }
 
 func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
@@ -272,11 +297,10 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 			it.attempts++
 		}
 		c.turns++
-		it.holder = w
+		w.take(it)
 		it.turn = c.turns
 		it.delivered = now
 		it.due = now.Add(w.timeout)
-		w.inFlight++
 		c.inFlight.add(it)
 		c.due.push(it)
 		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, it: it, turn: it.turn})
@@ -343,8 +367,8 @@ func (c *Channel) letGo(it *item) {
 		it.attempts--
 		w.stalled = true
 	}
-	it.holder, it.turn, it.handed = nil, 0, false
-	w.inFlight--
+	w.release(it)
+	it.turn, it.handed = 0, false
 	c.feed(w)
 }
 
@@ -443,20 +467,20 @@ func (c *Channel) removeConsumer(id ConsumerID) {
 	}
 	delete(c.consumers, id)
 	w.ready = 0
-	if w.hungry { // else subscribers that come and go would pile up there
-		ring := &c.hungry[w.distance]
+	// Subscribers that come and go must not pile up there, nor each of them look
+	// through all.
+	if ring := &c.hungry[w.distance]; w.hungry && ring.len() > 2*len(c.consumers) {
 		for range ring.len() {
-			if h := ring.pop(); h != w {
+			if h := ring.pop(); c.consumers[h.id] == h {
 				ring.push(h)
+			} else {
+				h.hungry = false
 			}
 		}
-		w.hungry = false
 	}
 	var back []*item
-	for _, it := range c.due {
-		if it.holder == w {
-			back = append(back, it)
-		}
+	for it := w.held; it != nil; it = it.next {
+		back = append(back, it)
 	}
 	slices.SortFunc(back, func(a, b *item) int { return cmp.Compare(a.order, b.order) })
 	for _, it := range back {

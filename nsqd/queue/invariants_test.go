@@ -111,12 +111,25 @@ func (c *Channel) checkInvariants() error {
 		for i := range ring.n {
 			w := ring.buf[(ring.head+i)&(len(ring.buf)-1)]
 			hungry[w]++
-			if c.consumers[w.id] != w {
-				return fmt.Errorf("consumer %d is gone and hungry", w.id)
-			}
 			if w.distance != Distance(d) {
 				return fmt.Errorf("consumer %d at distance %d is listed at %d", w.id, w.distance, d)
 			}
+		}
+	}
+	for d := range c.hungry {
+		if n := c.hungry[d].len(); n > max(1, 2*(len(c.consumers)+1)) {
+			return fmt.Errorf("%d are listed as hungry of %d consumers", n, len(c.consumers))
+		}
+	}
+	for id, w := range c.consumers {
+		n := 0
+		for it := w.held; it != nil; it = it.next {
+			if n++; it.holder != w || it.next != nil && it.next.prev != it {
+				return fmt.Errorf("the list of what consumer %d holds is broken at %d", id, n)
+			}
+		}
+		if n != w.inFlight {
+			return fmt.Errorf("consumer %d counts %d, lists %d", id, w.inFlight, n)
 		}
 	}
 	credit := false

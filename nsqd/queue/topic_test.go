@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -1047,6 +1048,37 @@ func TestWhoArrivedFirstGetsATokenFirst(t *testing.T) {
 	b.expect("5@1:1")
 	b.at(1000 * time.Millisecond)
 	b.expect("4@1:1", "7@1:1", "3@1:1", "6@1:1")
+}
+
+// What a consumer leaves behind is found without a look at what others hold or at
+// what is deferred.
+func TestAConsumerLeavesInTheTimeOfItsOwn(t *testing.T) {
+	leaving := func(deferred int) time.Duration {
+		top := NewTopic(Config{Capacity: 1 << 20, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})
+		var fx Effects
+		c := top.CreateChannel(0, "c", &fx)
+		for i := range deferred {
+			m := message(i, 0)
+			m.Defer = time.Hour
+			if err := top.Put(0, &fx, m); err != nil {
+				t.Fatal(err)
+			}
+			fx.Reset()
+		}
+		best := time.Duration(math.MaxInt64)
+		for range 20 {
+			began := time.Now()
+			for id := range ConsumerID(50) {
+				c.AddConsumer(id, time.Second, 0, Near)
+				top.RemoveConsumer(0, c, id, &fx)
+			}
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	if few, many := leaving(10), leaving(100_000); many > 100*few {
+		t.Errorf("it takes %v beside 100,000 deferred messages, %v beside 10", many, few)
+	}
 }
 
 func TestAStepAllocatesNothing(t *testing.T) {

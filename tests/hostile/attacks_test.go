@@ -27,6 +27,38 @@ var attacks = []attack{
 		every: 50 * time.Millisecond,
 	},
 	{
+		// p99 2.5 -> 50 ms: each end of a subscription looked through all that is
+		// deferred.
+		name: "SUB and close, beside deferred messages",
+		prepare: func(b *broker) error {
+			const batches, n = 4, 100_000
+			body := append(binary.BigEndian.AppendUint32(nil, n), bytes.Repeat([]byte("\x00\x00\x00\x01m"), n)...)
+			for range batches {
+				if err := b.post("/mpub?topic=deferred&binary=true&defer=3600000", bytes.NewReader(body)); err != nil {
+					return err
+				}
+				if err := b.post("/channel/create?topic=deferred&channel=c", nil); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		strike: func(ctx context.Context, b *broker) error {
+			for range 20 { // they end together
+				nc, err := b.dial()
+				if err != nil {
+					return err
+				}
+				defer nc.Close()
+				if err := write(nc, wire.AppendSub(nil, "deferred", "c")); err != nil {
+					return ended(err)
+				}
+			}
+			return nil
+		},
+		every: 20 * time.Millisecond,
+	},
+	{
 		// p99 1.6 -> 278 ms, and 1.2 GB resident for 60 MB.
 		name: "MPUBs of a million messages of one byte",
 		strike: func(ctx context.Context, b *broker) error {

@@ -97,12 +97,6 @@ func (b *broker) metric(name string) (float64, error) {
 // web keeps no connections, which would be goroutines.
 var web = &http.Client{Timeout: daemon.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// descriptors is how many files the process has open.
-func (b *broker) descriptors() (int, error) {
-	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.Pid()))
-	return len(all), err
-}
-
 // residentBelow looks at the most memory that the process ever had.
 func (b *broker) residentBelow(most int) error {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.Pid()))
