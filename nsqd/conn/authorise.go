@@ -59,7 +59,14 @@ func (c *client) ask() error {
 			q.CommonName = state.PeerCertificates[0].Subject.CommonName
 		}
 	}
-	g, err := c.srv.cfg.Auth.Ask(c.srv.ctx, q)
+	ctx, stop := context.WithCancel(c.srv.ctx)
+	defer stop()
+	c.asking.Store(&stop)
+	defer c.asking.Store(nil)
+	if c.severed.Load() {
+		stop()
+	}
+	g, err := c.srv.cfg.Auth.Ask(ctx, q)
 	if err != nil {
 		c.srv.log.Warn("client could not be authorised", obs.KeyRemote, c.remote, obs.KeyError, err)
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)

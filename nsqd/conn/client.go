@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -69,10 +70,11 @@ type client struct {
 
 	// Atomic: set once by Server or the writer, read by the reader at message
 	// boundaries.
-	stopping atomic.Bool // end, unless subscribed
-	quitting atomic.Bool // end
-	queued   atomic.Bool // in the inbox of a loop
-	severed  atomic.Bool // to be cut by its loop
+	stopping atomic.Bool                        // end, unless subscribed
+	quitting atomic.Bool                        // end
+	queued   atomic.Bool                        // in the inbox of a loop
+	severed  atomic.Bool                        // to be cut by its loop
+	asking   atomic.Pointer[context.CancelFunc] // ends what is asked for it; nil: nothing is
 
 	ledger ledger // for display
 }
@@ -538,9 +540,16 @@ func (c *client) publish(t *task, now stamp.Mono) (*broker.Topic, error) {
 
 // arrival returns when the command came, asking once. Requires: it is at buf[r].
 func (c *client) arrival(t *task) stamp.Arrival {
-	if !t.stamped {
-		start := c.in.Offset() - int64(c.w-c.r)
-		t.arrival, t.stamped = c.in.Arrival(start, start+int64(t.n)), true
+	if t.stamped {
+		return t.arrival
+	}
+	if c.seat != nil && !c.seat.lock() {
+		return stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
+	}
+	start := c.in.Offset() - int64(c.w-c.r)
+	t.arrival, t.stamped = c.in.Arrival(start, start+int64(t.n)), true
+	if c.seat != nil {
+		c.seat.unlock()
 	}
 	return t.arrival
 }

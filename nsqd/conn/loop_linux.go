@@ -88,17 +88,42 @@ type seat struct {
 	owed    broker.Outgoing // recorded when pending is written; its Frames are not used
 	writeBy stamp.Mono      // when WriteTimeout is over
 
-	until stamp.Mono // of lingering
+	until stamp.Mono // of lingering, or of waiting for the errand after parted
 	left  int64      // bytes to discard then
 
 	held    task // what the loop may not carry out
 	err     error
 	away    bool        // on an errand, with the connection
+	parted  bool        // the peer ended its side meanwhile
 	patient bool        // in an errand
 	ready   bool        // messages may be there for the subscriber
 	listed  bool        // in loop.dirty
 	linger  bool        // once pending is written
 	back    atomic.Bool // the errand is done; it sets it last
+
+	// closing orders the descriptor's end and its use by an errand.
+	closing sync.Mutex
+	lost    bool // the descriptor is closed; written by the loop, with closing held
+}
+
+// lock reports whether the connection has its descriptor; then it keeps it until
+// unlock.
+func (s *seat) lock() bool {
+	if !s.patient {
+		return true // the loop is who would close it
+	}
+	s.closing.Lock()
+	lost := s.lost
+	if lost {
+		s.closing.Unlock()
+	}
+	return !lost
+}
+
+func (s *seat) unlock() {
+	if s.patient {
+		s.closing.Unlock()
+	}
 }
 
 // phase is how far a connection is.
@@ -225,8 +250,12 @@ func (l *loop) serve(e *unix.EpollEvent) {
 		return
 	}
 	c := l.seats[e.Fd]
-	if c == nil || c.seat.turn != uint32(e.Pad) || c.seat.away {
+	if c == nil || c.seat.turn != uint32(e.Pad) {
 		return // of a connection that ended earlier in this turn
+	}
+	if c.seat.away {
+		l.leaves(c, e.Events)
+		return
 	}
 	if e.Events&unix.EPOLLOUT != 0 {
 		l.writable(c)
@@ -254,6 +283,8 @@ func (l *loop) takeInbox() {
 			l.open(c)
 		case s.away && s.back.Load():
 			l.returned(c)
+		case s.away && c.severed.Load():
+			l.abandon(c)
 		case s.away:
 		case c.severed.Load():
 			l.fail(c, net.ErrClosed)
@@ -291,7 +322,12 @@ func (l *loop) open(c *client) {
 func (l *loop) watch(c *client) error {
 	s := c.seat
 	want := uint32(0)
-	if !s.away {
+	switch {
+	case s.lost:
+		return nil
+	case s.away && !s.parted:
+		want = unix.EPOLLRDHUP
+	case !s.away:
 		if s.phase != ending && len(s.pending) < repliesOwed {
 			want |= unix.EPOLLIN
 		}
@@ -439,7 +475,7 @@ func (l *loop) lend(c *client) {
 func (l *loop) sendAway(c *client) {
 	s := c.seat
 	l.lend(c)
-	s.away, s.patient = true, true
+	s.away, s.patient, s.parted = true, true, false
 	s.back.Store(false)
 	if err := l.watch(c); err != nil {
 		s.away, s.patient = false, false
@@ -461,6 +497,56 @@ func (l *loop) sendAway(c *client) {
 		s.back.Store(true)
 		l.post(c)
 	})
+}
+
+// leaves looks at the end of a peer whose connection is away. One that has only
+// ended its own side may wait for what it is answered, as long as one that is
+// told goodbye; after that, or if nothing can be written, the descriptor is closed
+// and what the errand does is for nobody.
+func (l *loop) leaves(c *client, events uint32) {
+	s := c.seat
+	switch {
+	case s.lost:
+	case events&(unix.EPOLLHUP|unix.EPOLLERR) != 0:
+		l.abandon(c)
+	case events&unix.EPOLLRDHUP != 0 && !s.parted:
+		s.parted = true
+		s.until = clock.Mono().Add(lingerTime)
+		if s.place < 0 {
+			s.at = s.until
+			heap.Push(&l.due, c)
+		} else if s.until.Before(s.at) {
+			s.at = s.until
+			heap.Fix(&l.due, s.place)
+		}
+		if l.watch(c) != nil {
+			l.abandon(c)
+		}
+	}
+}
+
+// abandon closes the descriptor of a connection that is away. All else of it
+// ends when the errand is back, which need not ask anybody any more.
+func (l *loop) abandon(c *client) {
+	s := c.seat
+	if s.lost {
+		return
+	}
+	if s.events != 0 {
+		_ = l.poller.watch(s.fd, s.number, s.turn, s.events, 0)
+		s.events = 0
+	}
+	s.closing.Lock()
+	s.lost = true
+	err := unix.Close(s.fd)
+	s.closing.Unlock()
+	if err != nil {
+		c.logEnd(fmt.Errorf("close: %w", err))
+	}
+	c.severed.Store(true)
+	if stop := c.asking.Load(); stop != nil {
+		(*stop)()
+	}
 }
 
 // returned goes on where the errand left off.
@@ -721,8 +807,10 @@ func (l *loop) shut(c *client) {
 	s := c.seat
 	c.in.Release()
 	l.leaveSeat(c)
-	if err := unix.Close(s.fd); err != nil {
-		c.logEnd(fmt.Errorf("close: %w", err))
+	if !s.lost {
+		if err := unix.Close(s.fd); err != nil {
+			c.logEnd(fmt.Errorf("close: %w", err))
+		}
 	}
 	l.srv.left(c)
 }
@@ -781,12 +869,15 @@ func (l *loop) expire(now stamp.Mono) {
 	for len(l.due) > 0 && !now.Before(l.due[0].seat.at) {
 		c := l.due[0]
 		s := c.seat
-		switch at := s.deadline(c); {
-		case s.away:
-			// Heartbeats wait for the errand, as all else does.
+		if s.away { // the session is the errand's: heartbeats wait, as all else does
+			if s.parted && !s.lost && !now.Before(s.until) {
+				l.abandon(c)
+			}
 			s.at = now.Add(lingerTime)
 			heap.Fix(&l.due, s.place)
 			continue
+		}
+		switch at := s.deadline(c); {
 		case now.Before(at):
 		case s.phase == lingering:
 			l.shut(c)

@@ -1,0 +1,117 @@
+package conn_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/auth"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// slow is an auth server that answers when it is told to.
+type slow struct {
+	asked, gone chan struct{} // a question came; its context ended
+	answer      chan struct{} // closed: answer everybody
+	delay       time.Duration // 0: not before; else answer after it
+}
+
+// Ask implements conn.Authoriser.
+func (s *slow) Ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {
+	s.asked <- struct{}{}
+	var after <-chan time.Time
+	if s.delay > 0 {
+		timer := time.NewTimer(s.delay)
+		defer timer.Stop()
+		after = timer.C
+	}
+	grant := func() (*auth.Grant, error) {
+		return auth.ParseAnswer([]byte(`{"ttl":3600,"authorizations":[{"permissions":["publish"],"topic":".*","channels":[".*"]}]}`))
+	}
+	select {
+	case <-s.answer:
+		return grant()
+	case <-after:
+		return grant()
+	case <-ctx.Done():
+		s.gone <- struct{}{}
+		return nil, context.Cause(ctx)
+	}
+}
+
+// On an event loop, while its operation waits apart.
+var _ = Describe("a connection that is away", func() {
+	var (
+		s *slow
+		n *node
+
+		heartbeat = time.Minute
+	)
+	JustBeforeEach(func() {
+		s = &slow{make(chan struct{}, 10), make(chan struct{}, 10), make(chan struct{}), 0}
+		n = start(func(_ *broker.Config, c *conn.Config) {
+			c.Loops, c.Auth, c.Session.AuthRequired = 1, s, true
+			c.Session.HeartbeatInterval = heartbeat
+		})
+	})
+	pub := wire.AppendPub(nil, "t", []byte("x"))
+	// away returns a connection whose AUTH is being asked.
+	away := func(more []byte) *peer {
+		GinkgoHelper()
+		p := n.dial()
+		p.send(append(wire.AppendAuth(nil, []byte("secret")), more...))
+		Eventually(s.asked).Should(Receive())
+		return p
+	}
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		Expect(err).NotTo(HaveOccurred())
+		return len(all)
+	}
+
+	Context("with short heartbeats", func() {
+		BeforeEach(func() {
+			was := heartbeat
+			heartbeat = 20 * time.Millisecond
+			DeferCleanup(func() { heartbeat = was })
+		})
+		// The race detector sees what is not left alone, if nothing orders the
+		// loop's turn and the answer but time.
+		It("is left alone when a heartbeat is due", func() {
+			s.delay = 4 * heartbeat
+			p := away(wire.AppendNop(nil))
+			p.expect(wire.FrameResponse, ContainSubstring("permission_count"))
+		})
+	})
+
+	It("gives its descriptor back when the peer has gone", func() {
+		before := descriptors()
+		for i := range 4 {
+			p := away(nil)
+			if i%2 == 0 {
+				Expect(p.nc.(*net.TCPConn).SetLinger(0)).To(Succeed()) // a reset
+			}
+			Expect(p.nc.Close()).To(Succeed())
+		}
+		Eventually(descriptors).WithTimeout(20 * time.Second).Should(BeNumerically("<=", before))
+		for range 4 {
+			Eventually(s.gone).Should(Receive(), "the question is taken back")
+		}
+		Eventually(func() int { return n.server.Stats().Connections }).Should(BeZero())
+	})
+
+	It("answers a peer that has only ended its own side", func() {
+		p := away(pub)
+		Expect(p.nc.(*net.TCPConn).CloseWrite()).To(Succeed())
+		close(s.answer)
+		p.expect(wire.FrameResponse, ContainSubstring("permission_count"))
+		p.expect(wire.FrameResponse, "OK")
+		p.expectEOF()
+	})
+})
