@@ -64,8 +64,8 @@ var _ = Describe("the memory of messages", func() {
 		Expect(t.DeleteChannel("c")).To(Succeed())
 		Expect(held(b)).To(BeEquivalentTo(5*each), "the other channel has them")
 		r := read(t, "d", 10, true)
-		Eventually(r.count).Should(Equal(5))
-		Eventually(func() int64 { return held(b) }).Should(BeZero())
+		Eventually(r.count).WithTimeout(patience).Should(Equal(5))
+		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
 		t.Pause()
 		Expect(publish(t, body)).To(Succeed())
 		t.Empty()
@@ -97,7 +97,7 @@ var _ = Describe("the memory of messages", func() {
 		Expect(modest.Stats().Counters.Refused).To(BeEquivalentTo(600))
 		By("a reader that makes room")
 		read(greedy, "c", 10, true)
-		Eventually(func() int { return greedy.Stats().Waiting }).Should(BeZero())
+		Eventually(func() int { return greedy.Stats().Waiting }).WithTimeout(patience).Should(BeZero())
 		Expect(publish(greedy, body)).To(Succeed())
 	})
 
@@ -119,14 +119,14 @@ var _ = Describe("the memory of messages", func() {
 		for range 100 {
 			Expect(publish(other, body)).To(Succeed())
 		}
-		Eventually(quick.count).Should(Equal(100))
+		Eventually(quick.count).WithTimeout(patience).Should(Equal(100))
 		By("being read")
 		r := read(t, "c", 10, true)
 		Eventually(r.count).WithTimeout(patience).Should(Equal(messages))
 		for i, d := range r.deliveries() {
 			Expect(bytes.HasPrefix(d.Body, fmt.Appendf(nil, "%08d", i))).To(BeTrue(), "message %d is %s", i, d.Body[:8])
 		}
-		Eventually(func() int64 { return held(b) }).Should(BeZero())
+		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
 	})
 
 	It("takes large batches by slices, where there is a disk", func() {
@@ -145,7 +145,7 @@ var _ = Describe("the memory of messages", func() {
 		}
 		slices.Sort(got)
 		Expect(slices.Compact(got)).To(HaveLen(w.n))
-		Eventually(func() int64 { return held(b) }).Should(BeZero())
+		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
 	})
 })
 

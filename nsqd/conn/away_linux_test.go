@@ -66,7 +66,7 @@ var _ = Describe("a connection that is away", func() {
 		GinkgoHelper()
 		p := n.dial()
 		p.send(append(wire.AppendAuth(nil, []byte("secret")), more...))
-		Eventually(s.asked).Should(Receive())
+		Eventually(s.asked).WithTimeout(20 * time.Second).Should(Receive())
 		return p
 	}
 	descriptors := func() int {
@@ -101,9 +101,9 @@ var _ = Describe("a connection that is away", func() {
 		}
 		Eventually(descriptors).WithTimeout(20 * time.Second).Should(BeNumerically("<=", before))
 		for range 4 {
-			Eventually(s.gone).Should(Receive(), "the question is taken back")
+			Eventually(s.gone).WithTimeout(20*time.Second).Should(Receive(), "the question is taken back")
 		}
-		Eventually(func() int { return n.server.Stats().Connections }).Should(BeZero())
+		Eventually(func() int { return n.server.Stats().Connections }).WithTimeout(20 * time.Second).Should(BeZero())
 	})
 
 	It("answers a peer that has only ended its own side", func() {
