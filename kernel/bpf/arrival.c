@@ -46,7 +46,7 @@ struct record {
 struct slot {
 	__u64 head;    // indices reserved so far
 	__u64 cookie;  // the connection's; written by user space, 0 when free
-	__u32 base;    // sequence number of stream offset 0
+	__u32 base;    // sequence number of stream offset 0; arrival_plain: segments
 	__u32 base_ok; // set after base
 	__u32 top;     // the furthest end of a segment so far
 	__u32 unused[9];
@@ -174,6 +174,7 @@ struct segment {
 	__u64 ts;
 	__u32 seq;
 	__u32 len;
+	__u32 parts; // segments that it was merged from, as TCP counts them
 };
 
 // cut takes from a segment what was received in order before, which this is a
@@ -201,7 +202,8 @@ static __always_inline void store(struct record *r, struct segment *g, int first
 }
 
 // into_slot notes a segment of a connection that has a slot, and reports
-// whether the connection does. tp is NULL or tells the base.
+// whether the connection does. tp tells the base; without it the parts are
+// counted in its place.
 static __always_inline int into_slot(void *tp, __u64 cookie, struct segment *g)
 {
 	__u32 *slot_of = bpf_map_lookup_elem(&conns, &cookie);
@@ -226,7 +228,9 @@ static __always_inline int into_slot(void *tp, __u64 cookie, struct segment *g)
 		count(COUNT_FOREIGN);
 		return 1;
 	}
-	if (tp && !s->base_ok)
+	if (!tp)
+		__sync_fetch_and_add(&s->base, g->parts);
+	else if (!s->base_ok)
 		tell_base(tp, &s->base, &s->base_ok);
 	head = __sync_fetch_and_add(&s->head, 1);
 	// The verifier wants to see the bound on the byte offset itself,
@@ -256,6 +260,7 @@ static __always_inline int note(struct __sk_buff *skb, const int by_kernel)
 		return KEEP;
 	g.ts = bpf_ktime_get_ns();
 	g.len = skb->len - header;
+	g.parts = skb->gso_segs ? skb->gso_segs : 1;
 	g.seq = (__u32)tcp[4] << 24 | (__u32)tcp[5] << 16 | (__u32)tcp[6] << 8 | tcp[7];
 
 	struct bpf_sock *sk = skb->sk;
@@ -291,7 +296,9 @@ static __always_inline int note(struct __sk_buff *skb, const int by_kernel)
 	n = __sync_fetch_and_add(&e->head, 1);
 	r = &e->ring[n & (EARLY_RECORDS - 1)];
 	asm volatile("" : "+r"(r));
-	if (tp && !e->base_ok)
+	if (!tp)
+		__sync_fetch_and_add(&e->base, g.parts);
+	else if (!e->base_ok)
 		tell_base(tp, &e->base, &e->base_ok);
 	store(r, &g, past(&e->top, n, g.seq, g.len), n);
 	// The connection may have got its slot meanwhile, and user space have looked

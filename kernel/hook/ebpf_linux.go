@@ -389,7 +389,7 @@ func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
 	records, all := v.records(f.shift)
 	base, ok := v.Base, found && v.BaseSet != 0
 	if f.plain {
-		base, ok = cl.workOut(records, rc)
+		base, ok = cl.workOut(records, v.Base, rc)
 		ok = ok && found && all
 	} else if !ok {
 		base, ok = cl.ring.base()
@@ -437,16 +437,17 @@ func (v *earlyValue) records(shift stamp.Mono) (rs []stamp.Record, all bool) {
 }
 
 // workOut returns the sequence number of stream offset 0, if the records, early
-// ones and then the ring's, are all there were since the connection began. Then
-// those of the segments that TCP took are among them, and it knows how many
-// bytes it received in order. So if the records reach over as many and not more,
-// they are those. They reach over more if a segment is missing, or being received,
-// or if the peer sent any that TCP dropped; over fewer if one came that no filter
-// saw, because it completed the handshake.
-func (cl *claim) workOut(early []stamp.Record, rc syscall.RawConn) (base uint32, ok bool) {
-	received, err := bytesReceived(rc)
+// ones (of segments segments) and then the ring's, are all there were since the
+// connection began: TCP counts as many segments, while one that completed the
+// handshake no filter saw. Then those of the segments that TCP took are among
+// them, and it knows how many bytes it received in order. So if the records reach
+// over as many and not more, they are those. They reach over more if a segment is
+// missing, or being received, or if the peer sent any that TCP dropped.
+func (cl *claim) workOut(early []stamp.Record, segments uint32, rc syscall.RawConn) (base uint32, ok bool) {
+	info, err := tcpInfo(rc)
 	head := cl.ring.Head()
-	if err != nil || head > cl.ring.Size() {
+	inRing, _ := cl.ring.base()
+	if err != nil || head > cl.ring.Size() || segments+inRing != info.Data_segs_in {
 		return 0, false
 	}
 	for i := range head {
@@ -467,16 +468,13 @@ func (cl *claim) workOut(early []stamp.Record, rc syscall.RawConn) (base uint32,
 		off := int64(int32(r.Seq - middle))
 		from, to = min(from, off), max(to, off+int64(r.Size))
 	}
-	return middle + uint32(from), uint64(to-from) == received
+	return middle + uint32(from), uint64(to-from) == info.Bytes_received
 }
 
-func bytesReceived(rc syscall.RawConn) (n uint64, err error) {
+func tcpInfo(rc syscall.RawConn) (info *unix.TCPInfo, err error) {
 	var inner error
 	err = rc.Control(func(fd uintptr) {
-		var info *unix.TCPInfo
-		if info, inner = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); inner == nil {
-			n = info.Bytes_received
-		}
+		info, inner = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 	})
-	return n, errors.Join(err, inner)
+	return info, errors.Join(err, inner)
 }

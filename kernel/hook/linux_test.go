@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -629,7 +630,15 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 		client.send(message(10))
 		c := s.Track(accept(t, ln))
 		defer c.Release()
-		if a := take(t, c, 10); a.Source == stamp.Exact {
+		if f.plain && os.Geteuid() == 0 {
+			// As many bytes beyond, which TCP drops, do not make up for it.
+			forger := testkit.Forge(t, client.TCPConn)
+			client.send(message(10))
+			forger.Send(testkit.Forgery{Seq: forger.Next + 10, Size: 10, Old: true})
+			if a := take(t, c, 20); a.Source != stamp.Read {
+				t.Errorf("the listener's message: %+v, but the base cannot be known", a)
+			}
+		} else if a := take(t, c, 10); a.Source == stamp.Exact {
 			t.Errorf("the listener's message: %+v", a)
 		}
 		for i := range 5 {

@@ -7,7 +7,8 @@ package stamp
 //	offset  size
 //	     0     8  head: record indices reserved so far
 //	     8     8  cookie of the owner, 0 when free
-//	    16     4  base: TCP sequence number of stream offset 0
+//	    16     4  base: TCP sequence number of stream offset 0; of the program
+//	              that does not know it, the segments so far, as TCP counts them
 //	    20     4  base known: 0 or 1, set after base
 //	    24     4  top: the furthest end of a segment so far
 //	    28    36  unused
@@ -31,7 +32,7 @@ package stamp
 //
 // What the kernel keeps of a connection without a slot is EarlySize bytes:
 //
-//	 0     4  base
+//	 0     4  base, likewise
 //	 4     4  base known
 //	 8     4  head
 //	12     4  unused
