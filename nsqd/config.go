@@ -92,6 +92,9 @@ func (o *options) brokerConfig() broker.Config {
 		Seed:          uint64(time.Now().UnixNano()),
 
 		MaxChannelConsumers: o.MaxChannelConsumers,
+		MaxTopics:           o.MaxTopics,
+		MaxTopicChannels:    o.MaxTopicChannels,
+		MaxChannels:         o.MaxChannels,
 	}
 	if len(o.E2EPercentiles) > 0 {
 		c.EndToEnd = o.E2EWindow

@@ -581,3 +581,43 @@ func TestAFolderOfNSQIsNotTouched(t *testing.T) {
 		t.Errorf("%v, %v", left, err)
 	}
 }
+
+func TestTopicsAndChannelsAreBounded(t *testing.T) {
+	d := start(t, "--max-topics=1", "--max-topic-channels=1")
+	c, base := client(t, nil), "http://"+d.at.http.Addr().String()
+	post := func(path string) (int, string) {
+		t.Helper()
+		r, err := c.Post(base+path, "", strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(body)
+	}
+	for _, want := range []struct {
+		path string
+		code int
+		text string
+	}{
+		{"/pub?topic=t", 200, "OK"},
+		{"/channel/create?topic=t&channel=c", 200, ""},
+		{"/pub?topic=u", 503, "TOO_MANY_TOPICS"},
+		{"/topic/create?topic=u", 503, "TOO_MANY_TOPICS"},
+		{"/channel/create?topic=t&channel=d", 503, "TOO_MANY_CHANNELS"},
+		{"/pub?topic=t", 200, "OK"},
+	} {
+		if code, body := post(want.path); code != want.code || !strings.Contains(body, want.text) {
+			t.Errorf("%s: %d %s, want %d %s", want.path, code, body, want.code, want.text)
+		}
+	}
+	_, metrics := get(t, c, base+"/metrics")
+	for _, want := range []string{`srtm_nsqd_names_refused_total{kind="topic"} 2`, `srtm_nsqd_names_refused_total{kind="channel"} 1`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+}

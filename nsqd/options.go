@@ -84,6 +84,9 @@ type options struct {
 	// Queues.
 	MemQueueSize        int
 	MaxChannelConsumers int
+	MaxTopics           int
+	MaxTopicChannels    int
+	MaxChannels         int
 	TopicLimits         topicLimits
 	RejectAfter         time.Duration
 	MaxBackdating       time.Duration
@@ -208,6 +211,9 @@ func flags(o *options) *flag.FlagSet {
 	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", diskqueue.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
 	fs.StringVar(&o.Durability, "durability", durabilityMemory, "`promise` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage)")
 	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
+	fs.IntVar(&o.MaxTopics, "max-topics", 50_000, "greatest number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
+	fs.IntVar(&o.MaxTopicChannels, "max-topic-channels", 10_000, "greatest number of `channels` of a topic, 0: no limit; likewise")
+	fs.IntVar(&o.MaxChannels, "max-channels", 100_000, "greatest number of `channels` of all topics, 0: no limit; likewise")
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated")
 	fs.DurationVar(&o.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")

@@ -38,6 +38,10 @@ var (
 	ErrBadName = errors.New("not a valid name")
 	// ErrTooManyConsumers: the channel has as many subscribers as it may.
 	ErrTooManyConsumers = errors.New("channel has as many consumers as it may")
+	// ErrTooManyTopics: the broker has as many topics as it may.
+	ErrTooManyTopics = errors.New("broker has as many topics as it may")
+	// ErrTooManyChannels: the topic has as many channels as it may, or all topics have.
+	ErrTooManyChannels = errors.New("as many channels as there may be")
 )
 
 // Config of a broker. Immutable.
@@ -69,6 +73,10 @@ type Config struct {
 	Presets map[string]metadata.Contract
 	// MaxChannelConsumers bounds the subscribers of each channel; 0: it does not.
 	MaxChannelConsumers int
+	// MaxTopics, MaxTopicChannels and MaxChannels bound the topics, the channels of
+	// each, and those of all; 0: they do not. What an earlier process left is restored
+	// in any case.
+	MaxTopics, MaxTopicChannels, MaxChannels int
 	// Channels returns the channels that a topic has on other brokers, when it
 	// is about to be created here: they exist from its first message on. May
 	// take its time, no lock is held. Names that are not valid are passed over.
@@ -111,6 +119,9 @@ func (c Config) Validate() error {
 	if c.MaxChannelConsumers < 0 {
 		errs = append(errs, fmt.Errorf("%d consumers at most of a channel", c.MaxChannelConsumers))
 	}
+	if c.MaxTopics < 0 || c.MaxTopicChannels < 0 || c.MaxChannels < 0 {
+		errs = append(errs, fmt.Errorf("%d topics, %d channels of each and %d of all at most", c.MaxTopics, c.MaxTopicChannels, c.MaxChannels))
+	}
 	if c.EndToEnd < 0 {
 		errs = append(errs, fmt.Errorf("end-to-end latencies over a window of %v", c.EndToEnd))
 	}
@@ -134,6 +145,8 @@ type Broker struct {
 	lastID       atomic.Uint64 // of messages; any goroutine adds
 	lastConsumer atomic.Uint64 // likewise
 	draining     atomic.Bool   // set once, by Drain; a publish that misses it is drained too
+	channels     atomic.Int64  // of all topics; written under their mu
+	refused      struct{ topics, channels atomic.Uint64 }
 
 	mu struct {
 		sync.RWMutex
@@ -187,7 +200,7 @@ func (b *Broker) Topic(name []byte) (*Topic, error) {
 }
 
 // TopicForClient is Topic for a PUB or SUB: it creates the topic if that is
-// allowed here. Errors: ErrUnknownTopic, ErrBadName, ErrDraining.
+// allowed here. Errors: ErrUnknownTopic, ErrBadName, ErrDraining, ErrTooManyTopics.
 func (b *Broker) TopicForClient(name []byte) (*Topic, error) {
 	t, err := b.Topic(name)
 	if err != nil && b.cfg.AutoCreate {
@@ -197,7 +210,7 @@ func (b *Broker) TopicForClient(name []byte) (*Topic, error) {
 }
 
 // CreateTopic returns the topic, creating it if need be.
-// Errors: ErrBadName, ErrDraining.
+// Errors: ErrBadName, ErrDraining, ErrTooManyTopics.
 func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	if !wire.ValidTopicName(name) {
 		return nil, fmt.Errorf("topic %q: %w", name, ErrBadName)
@@ -237,6 +250,10 @@ func (b *Broker) askFor(name string) (t *Topic, asked <-chan struct{}, err error
 	if asked := b.mu.asked[name]; asked != nil {
 		return nil, asked, nil
 	}
+	if most := b.cfg.MaxTopics; most > 0 && len(b.mu.topics)+len(b.mu.asked) >= most {
+		b.refused.topics.Add(1)
+		return nil, nil, ErrTooManyTopics
+	}
 	b.mu.asked[name] = make(chan struct{})
 	return nil, nil, nil
 }
@@ -254,12 +271,19 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 	s := t.begin() // nobody else has it yet
 	for _, c := range channels {
 		if wire.ValidChannelName(c) {
-			t.mu.core.CreateChannel(b.now(), c, &s.fx)
+			_, _ = t.channel(b.now(), c, s, false) // one too many comes with its first subscriber, or not
 		}
 	}
+	s.listed = false // the caller says so, without b.mu
 	t.end(s)
 	b.mu.topics[name] = t
 	return t, nil
+}
+
+// Refused returns how many topics and channels were not created, since there were
+// as many as there may be.
+func (b *Broker) Refused() (topics, channels uint64) {
+	return b.refused.topics.Load(), b.refused.channels.Load()
 }
 
 // changed says that topics or channels have come or gone.

@@ -198,7 +198,7 @@ func (b *Broker) restoreMetadata() error {
 			t.restoreContract(m.Contract)
 		}
 		for _, c := range m.Channels {
-			if err := t.CreateChannel(c.Name); err != nil {
+			if err := t.createChannel(c.Name, true); err != nil {
 				return fmt.Errorf("restore channel %s of topic %s: %w", c.Name, m.Name, err)
 			}
 			if c.Paused {

@@ -155,6 +155,52 @@ var _ = Describe("What a broker has", func() {
 		Expect(err).NotTo(HaveOccurred())
 	})
 
+	It("has only so many topics and channels, and others in the place of those that are gone", func() {
+		b, err := broker.New(broker.Config{Capacity: 1, MaxMsgTimeout: time.Minute, AutoCreate: true, MaxTopics: 2, MaxTopicChannels: 2, MaxChannels: 3, Channels: func(topic string) []string {
+			return map[string][]string{"big": {"a", "b", "c"}}[topic]
+		}})
+		Expect(err).NotTo(HaveOccurred())
+		defer b.Close()
+		big, t := topic(b, "big"), topic(b, "t")
+		Expect(big.ChannelNames()).To(Equal([]string{"a", "b"}))
+		_, err = b.TopicForClient([]byte("u"))
+		Expect(err).To(MatchError(broker.ErrTooManyTopics))
+		Expect(topic(b, "t")).To(BeIdenticalTo(t))
+		Expect(big.CreateChannel("c")).To(MatchError(broker.ErrTooManyChannels))
+		Expect(big.CreateChannel("a")).To(Succeed())
+		sub, err := t.Subscribe("e#ephemeral", about, quiet)
+		Expect(err).NotTo(HaveOccurred())
+		_, err = t.Subscribe("f", about, quiet)
+		Expect(err).To(MatchError(broker.ErrTooManyChannels))
+		Expect(err).To(MatchError(HavePrefix(`channel "f" of topic "t", 1 channels, 3 in all`)))
+		sub.Close() // and its channel goes
+		Expect(t.CreateChannel("f")).To(Succeed())
+		topics, channels := b.Refused()
+		Expect([]uint64{topics, channels}).To(Equal([]uint64{1, 3}))
+		Expect(b.DeleteTopic("big")).To(Succeed())
+		u := topic(b, "u")
+		Expect(u.CreateChannel("a")).To(Succeed())
+		Expect(u.CreateChannel("b")).To(Succeed())
+	})
+
+	It("restores more topics and channels than there may be", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		for _, name := range []string{"t", "u"} {
+			t := topic(b, name)
+			for _, c := range []string{"a", "b"} {
+				Expect(t.CreateChannel(c)).To(Succeed())
+			}
+			publishAll(t, 0, 50)
+		}
+		stop()
+		b = storedWith(path, func(c *broker.Config) { c.MaxTopics, c.MaxTopicChannels, c.MaxChannels = 1, 1, 1 })
+		for _, name := range []string{"t", "u"} {
+			Expect(topic(b, name).ChannelNames()).To(Equal([]string{"a", "b"}))
+			Expect(topic(b, name).CreateChannel("c")).To(MatchError(broker.ErrTooManyChannels))
+		}
+	})
+
 	It("cannot have fewer than no subscribers", func() {
 		Expect(broker.Config{Capacity: 1, MaxMsgTimeout: 1, MaxChannelConsumers: -1}.Validate()).To(MatchError(ContainSubstring("-1 consumers")))
 	})

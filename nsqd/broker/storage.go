@@ -327,7 +327,7 @@ func (b *Broker) Restore() error {
 	for _, p := range append(channels, topics...) {
 		t := b.restoreTopic(p.topic)
 		if p.channel != "" {
-			if err := t.CreateChannel(p.channel); err != nil {
+			if err := t.createChannel(p.channel, true); err != nil {
 				return fmt.Errorf("restore channel %s of topic %s: %w", p.channel, p.topic, err)
 			}
 		}

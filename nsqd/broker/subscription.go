@@ -37,8 +37,8 @@ type Subscriber struct {
 
 // Subscribe adds a consumer to the channel, which is created if need be. While
 // the broker drains it still does: what is held may yet be taken.
-// Errors: ErrBadName, ErrGone, ErrTooManyConsumers, ErrDraining once the broker
-// is closed.
+// Errors: ErrBadName, ErrGone, ErrTooManyChannels, ErrTooManyConsumers, ErrDraining
+// once the broker is closed.
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
 	sub, created, err := t.subscribe(channel, about, notify)
 	if created && t.Durable() {
@@ -60,7 +60,10 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 	case t.mu.closed:
 		return nil, false, ErrGone
 	}
-	c := t.channel(now, channel, s)
+	c, err := t.channel(now, channel, s, false)
+	if err != nil {
+		return nil, false, err
+	}
 	if most := t.broker.cfg.MaxChannelConsumers; most > 0 && c.Consumers() >= most {
 		return nil, s.listed, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
 	}

@@ -600,8 +600,12 @@ func (t *Topic) restoreContract(c *metadata.Contract) {
 	t.end(s)
 }
 
-// CreateChannel creates the channel if need be. Error: ErrBadName, ErrGone.
-func (t *Topic) CreateChannel(name string) error {
+// CreateChannel creates the channel if need be.
+// Errors: ErrBadName, ErrGone, ErrTooManyChannels.
+func (t *Topic) CreateChannel(name string) error { return t.createChannel(name, false) }
+
+// createChannel creates more than there may be of those that are restored.
+func (t *Topic) createChannel(name string, restored bool) error {
 	if !wire.ValidChannelName(name) {
 		return fmt.Errorf("channel %q: %w", name, ErrBadName)
 	}
@@ -611,18 +615,26 @@ func (t *Topic) CreateChannel(name string) error {
 	if t.mu.closed {
 		return ErrGone
 	}
-	t.channel(now, name, s)
-	return nil
+	_, err := t.channel(now, name, s, restored)
+	return err
 }
 
-// channel returns the channel, creating it if need be. Requires: mu held.
-func (t *Topic) channel(now stamp.Mono, name string, s *step) *queue.Channel {
+// channel returns the channel, creating it if need be.
+// Error: ErrTooManyChannels. Requires: mu held.
+func (t *Topic) channel(now stamp.Mono, name string, s *step, restored bool) (*queue.Channel, error) {
 	c := t.mu.core.Channel(name)
 	if c == nil {
+		b := t.broker
+		all, own := int(b.channels.Add(1)), len(t.mu.core.Channels())+1
+		if !restored && (b.cfg.MaxChannels > 0 && all > b.cfg.MaxChannels || b.cfg.MaxTopicChannels > 0 && own > b.cfg.MaxTopicChannels) {
+			b.channels.Add(-1)
+			b.refused.channels.Add(1)
+			return nil, fmt.Errorf("channel %q of topic %q, %d channels, %d in all: %w", name, t.name, own-1, all-1, ErrTooManyChannels)
+		}
 		c = t.mu.core.CreateChannel(now, name, &s.fx)
 		s.listed = true
 	}
-	return c
+	return c, nil
 }
 
 // ChannelNames returns the names of the channels, sorted.
@@ -669,6 +681,7 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
 		panic("broker: " + err.Error())
 	}
+	t.broker.channels.Add(-1)
 	delete(t.mu.endToEnd, c)
 	s.listed = true
 	if sp := t.mu.spillers[c.Line()]; sp != nil {

@@ -623,6 +623,10 @@ func refusal(topic []byte, err error) error {
 		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: ask the loaddistributor where it is", topic), err)
 	case errors.Is(err, broker.ErrTooManyConsumers):
 		return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel has as many consumers as it may", err)
+	case errors.Is(err, broker.ErrTooManyChannels):
+		return wire.Wrap(wire.CodeSubFailed, "SUB failed, there are as many channels as there may be", err)
+	case errors.Is(err, broker.ErrTooManyTopics):
+		return wire.Wrap(wire.CodePubFailed, "PUB failed, there are as many topics as there may be", err)
 	case errors.Is(err, broker.ErrBadName):
 		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not a valid name", topic), err)
 	}
@@ -648,6 +652,9 @@ func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
 	var sub *broker.Subscription
 	for sub == nil {
 		t, err := c.srv.broker.TopicForClient(op.Topic)
+		if errors.Is(err, broker.ErrTooManyTopics) {
+			return wire.Wrap(wire.CodeSubFailed, "SUB failed, there are as many topics as there may be", err)
+		}
 		if err != nil {
 			return refusal(op.Topic, err)
 		}

@@ -293,6 +293,26 @@ var _ = overBoth("a connection", func() {
 		p.expectEOF()
 	})
 
+	It("refuses topics and channels too many, and serves those there are", func() {
+		n := start(func(b *broker.Config, _ *conn.Config) { b.MaxTopics, b.MaxTopicChannels = 1, 1 })
+		sub, pub := n.dial(), n.dial()
+		sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1))
+		sub.expect(wire.FrameResponse, "OK")
+		for in, want := range map[string]string{
+			string(wire.AppendPub(nil, "u", []byte("x"))): "E_PUB_FAILED PUB failed, ",
+			string(wire.AppendSub(nil, "u", "c")):         "E_SUB_FAILED SUB failed, ",
+			string(wire.AppendSub(nil, "t", "d")):         "E_SUB_FAILED SUB failed, ",
+		} {
+			p := n.dial()
+			p.send([]byte(in))
+			p.expect(wire.FrameError, HavePrefix(want))
+			p.expectEOF()
+		}
+		pub.send(wire.AppendPub(nil, "t", []byte("x")))
+		pub.expect(wire.FrameResponse, "OK")
+		Expect(string(sub.message().Body)).To(Equal("x"))
+	})
+
 	It("refuses a publish to a full topic without closing, and loses nothing", func() {
 		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 2 })
 		p := n.dial()

@@ -241,6 +241,10 @@ func asFault(err error) *fault {
 		return &fault{http.StatusNotFound, "CHANNEL_NOT_FOUND", err.Error()}
 	case errors.As(err, &over):
 		return &fault{http.StatusTooManyRequests, "RATE_LIMITED", err.Error()}
+	case errors.Is(err, broker.ErrTooManyTopics):
+		return &fault{http.StatusServiceUnavailable, "TOO_MANY_TOPICS", err.Error()}
+	case errors.Is(err, broker.ErrTooManyChannels):
+		return &fault{http.StatusServiceUnavailable, "TOO_MANY_CHANNELS", err.Error()}
 	case errors.Is(err, broker.ErrStorage):
 		return &fault{http.StatusServiceUnavailable, "STORAGE_FAILED", err.Error()}
 	case errors.Is(err, queue.ErrFull):

@@ -20,6 +20,7 @@ var (
 	descAccepted    = desc("connections_accepted_total", "Client connections accepted.")
 	descRefused     = desc("connections_refused_total", "Client connections refused: over the limit, or accept failed.")
 	descFaults      = desc("connections_faulted_total", "Client connections closed for a fatal protocol error.")
+	descNames       = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
 	descLookupd     = desc("nsqlookupd_connected", "1 while the nsqlookupd is kept informed.", "address")
 	descLookupdLost = desc("nsqlookupd_failures_total", "Connections to the nsqlookupd that ended, or did not come about.", "address")
 	descAuth        = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
@@ -73,6 +74,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descAccepted, conns.Accepted)
 	counter(descRefused, conns.Refused)
 	counter(descFaults, conns.Faults)
+	topics, channels := c.api.broker.Refused()
+	counter(descNames, topics, "topic")
+	counter(descNames, channels, "channel")
 	if c.api.cfg.Lookupds != nil {
 		for _, l := range c.api.cfg.Lookupds() {
 			connected := 0.0
