@@ -199,7 +199,7 @@ func TestSearch(t *testing.T) {
 // Whatever the rate, the mcap chosen for k brokers makes SRTM take k.
 func TestMcapForTakesSoManyBrokers(t *testing.T) {
 	w := newWorkshop(t.Context(), options{seed: 1}, "test", &bytes.Buffer{})
-	rate, b, err := burst(w.fleet(schedule.Periodic, 10, 30).Spec, 0.995)
+	rate, b, err := burst(w.fleet(schedule.Periodic, 10, 30).Spec.Stream(), 0.995)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,9 +51,9 @@ func (w *workshop) fleet(process schedule.Process, batch, group int) load.Option
 
 // burst profiles b as the paper does: r is 1.1 times the mean rate, and the
 // SLO's quantile of the access delay is 0 on the schedule that will be sent.
-func burst(s schedule.Spec, quantile float64) (rate tokenbucket.Rate, b int64, err error) {
+func burst(s schedule.Stream, quantile float64) (rate tokenbucket.Rate, b int64, err error) {
 	var arrivals []stamp.Mono
-	for _, at := range schedule.Arrivals(schedule.Until(s.Stream(), livePhase)) {
+	for _, at := range schedule.Arrivals(schedule.Until(s, livePhase)) {
 		arrivals = append(arrivals, stamp.Mono(at))
 	}
 	rate = tokenbucket.PerSecond(1.1 * float64(len(arrivals)) / livePhase.Seconds())
@@ -90,9 +90,7 @@ const (
 
 // cluster runs a topic over the k brokers that SRTM takes with the mcap given,
 // then blindly over all. Of several attempts the one that sent least late counts.
-//
-// b is the contract's burst; 0 has srtm up choose it: more than the load needs on
-// one broker, less than it needs on all.
+// b is the contract's burst.
 func (w *workshop) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
 	sentLate := func(r *up.Report) int64 {
 		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
@@ -224,7 +222,7 @@ func mcapFor(rate tokenbucket.Rate, k int) int64 {
 // livePenalty is figure 6(a): the topic split over k brokers.
 func livePenalty(w *workshop) (*work, error) {
 	s := w.fleet(schedule.Poisson, 1, 0)
-	rate, b, err := burst(s.Spec, 0.99)
+	rate, b, err := burst(s.Spec.Stream(), 0.99)
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +267,7 @@ func liveConcentration(w *workshop) (*work, error) {
 	for i, pr := range profiles {
 		w.stage("profiles", i+1, len(profiles))
 		s := w.fleet(pr.process, pr.batch, 0)
-		rate, b, err := burst(s.Spec, 0.99)
+		rate, b, err := burst(s.Spec.Stream(), 0.99)
 		if err != nil {
 			return nil, err
 		}
@@ -310,7 +308,7 @@ func liveCorrelation(w *workshop) (*work, error) {
 	for i, g := range groupSizes {
 		w.stage("group sizes", i+1, len(groupSizes))
 		s := w.fleet(schedule.Periodic, 10, g)
-		rate, b, err := burst(s.Spec, marginQuantile)
+		rate, b, err := burst(s.Spec.Stream(), marginQuantile)
 		if err != nil {
 			return nil, err
 		}
@@ -368,7 +366,12 @@ func liveTraces(w *workshop) (*work, error) {
 		if err != nil {
 			return nil, err
 		}
-		r, err := w.cluster(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), 0)
+		_, b, err := burst(l.Stream(), 0.99)
+		if err != nil {
+			return nil, err
+		}
+		b = max(brokers, (5*b+3)/4) // the next recording differs: a quarter more
+		r, err := w.cluster(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), b)
 		if err != nil {
 			return nil, err
 		}
