@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestClient(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(10 * time.Second)
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	RunSpecs(t, "client")
 }
 
@@ -56,7 +56,7 @@ var _ = Describe("a publisher", func() {
 		placement.Place(topic, a.Address(), "p", "q")
 		cfg = client.Config{Address: placement.Address()}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel = context.WithTimeout(context.Background(), testkit.Hang)
 		DeferCleanup(cancel)
 	})
 	JustBeforeEach(func() {

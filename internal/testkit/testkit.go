@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -20,6 +21,11 @@ import (
 const SeedEnv = "SRTM_TEST_SEED"
 
 var rewrite = flag.Bool("rewrite", false, "write golden files instead of comparing with them")
+
+// Hang is how long a test waits for what has to come. It is there for what hangs,
+// and says nothing of how fast something is: a busy machine takes any processor
+// away for seconds.
+const Hang = 2 * time.Minute
 
 // Main is the body of a TestMain: it runs the tests and fails when they leave
 // a goroutine behind.

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestAgent(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(10 * time.Second) // a loaded machine, not a slow system
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	SetDefaultEventuallyPollingInterval(2 * time.Millisecond)
 	RunSpecs(t, "Agent")
 }

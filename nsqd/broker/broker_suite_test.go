@@ -13,5 +13,6 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestBroker(t *testing.T) {
 	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	RunSpecs(t, "nsqd/broker")
 }

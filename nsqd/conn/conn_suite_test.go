@@ -14,6 +14,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestConn(t *testing.T) {
 	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	RunSpecs(t, "nsqd/conn")
 }
 

@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 
 func TestDiskqueue(t *testing.T) {
 	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	RunSpecs(t, "nsqd/diskqueue")
 }
 

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestLookupd(t *testing.T) {
 	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	RunSpecs(t, "nsqd/lookupd")
 }
 

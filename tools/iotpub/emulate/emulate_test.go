@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestEmulate(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(10 * time.Second)
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	RunSpecs(t, "emulate")
 }
 
@@ -72,7 +72,7 @@ var _ = Describe("a run", func() {
 		DeferCleanup(lookup.Close)
 		cfg = valid()
 		cfg.Subscribe = true
-		ctx, cancel = context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel = context.WithTimeout(context.Background(), testkit.Hang)
 		DeferCleanup(func() { cancel() })
 	})
 	build := func() *load.Load {

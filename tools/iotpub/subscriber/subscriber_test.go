@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestSubscriber(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(10 * time.Second)
+	SetDefaultEventuallyTimeout(testkit.Hang)
 	RunSpecs(t, "subscriber")
 }
 
