@@ -41,10 +41,14 @@ func (s *Spec) Name() string { return s.Demand.Topic }
 // Equal reports whether both order the same. The order of publishers matters:
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
+	return s.PlacedAs(o) && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule &&
+		slices.Equal(s.Channels, o.Channels)
+}
+
+// PlacedAs reports whether all is the same in both that decides a placement.
+func (s *Spec) PlacedAs(o *Spec) bool {
 	a, b := &s.Demand, &o.Demand
-	return a.Topic == b.Topic && a.Rate == b.Rate && a.RateMilli == b.RateMilli && a.Burst == b.Burst &&
-		s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.Policy == o.Policy && s.ShareRule == o.ShareRule &&
-		slices.Equal(s.Channels, o.Channels) &&
+	return a.Topic == b.Topic && a.Rate == b.Rate && a.RateMilli == b.RateMilli && a.Burst == b.Burst && s.Policy == o.Policy &&
 		slices.Equal(a.Publishers, b.Publishers) && slices.Equal(a.Groups, b.Groups)
 }
 

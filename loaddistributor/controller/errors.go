@@ -36,6 +36,16 @@ func (e *NotLeaderError) Error() string {
 	return "this loaddistributor does not lead: " + e.Leader + " does"
 }
 
+// EpochError: a topic's placement is not of the epoch that a request expects.
+type EpochError struct {
+	Topic             string
+	Expected, Present uint64
+}
+
+func (e *EpochError) Error() string {
+	return fmt.Sprintf("topic %s has epoch %d, not %d: it has changed since it was read", e.Topic, e.Present, e.Expected)
+}
+
 // BrokerError: a broker did not do what a topic's creation needs.
 type BrokerError struct {
 	Broker string

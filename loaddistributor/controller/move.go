@@ -49,21 +49,44 @@ const (
 	sharesWait  = time.Second
 )
 
-// Update gives an active topic another specification under its name.
-// Errors as Create; catalog.ErrTopicUnknown, ErrTopicState.
-func (c *Controller) Update(ctx context.Context, spec *catalog.Spec) (catalog.Topic, error) {
-	return c.relocate(ctx, spec.Name(), "update", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-		if topic.Spec.Equal(spec) {
+// Update gives an active topic another specification under its name: what change
+// makes of the one it has, which it does not modify and may be asked for repeatedly.
+// expected is the epoch that the topic's placement must have, 0: any. Where neither
+// the demand nor the policy changes, nobody moves whose broker is there.
+// Errors as Create, and those of change; catalog.ErrTopicUnknown, ErrTopicState,
+// *EpochError.
+func (c *Controller) Update(ctx context.Context, name string, expected uint64, change func(present *catalog.Spec) (*catalog.Spec, error)) (catalog.Topic, error) {
+	return c.relocate(ctx, name, "update", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		if epoch := topic.Placement.Epoch(); expected != 0 && epoch != expected {
+			return nil, placement.Plan{}, &EpochError{Topic: name, Expected: expected, Present: epoch}
+		}
+		spec, err := change(topic.Spec)
+		switch {
+		case err != nil:
+			return nil, placement.Plan{}, err
+		case topic.Spec.Equal(spec):
 			return nil, placement.Plan{}, errSettled
+		case topic.Spec.PlacedAs(spec) && c.connected(topic.Plan):
+			return spec, topic.Plan, nil
 		}
 		plan, err := c.replace(spec, topic, brokers)
 		return spec, plan, err
 	})
 }
 
+// connected reports whether all brokers of a plan are.
+func (c *Controller) connected(plan placement.Plan) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return !slices.ContainsFunc(plan.Quotas, func(q placement.Quota) bool {
+		b, _ := c.mu.next.Broker(q.Broker)
+		return !b.Connected
+	})
+}
+
 // replace plans the topic anew with little movement. Requires: placing held.
 func (c *Controller) replace(spec *catalog.Spec, topic catalog.Topic, brokers []placement.Broker) (placement.Plan, error) {
-	return placement.Replace(spec.Policy, brokers, func(publisher string) string {
+	return placement.Replace(spec.Policy, brokers, topic.Plan, func(publisher string) string {
 		if i, ok := topic.Placement.Index(publisher); ok {
 			return topic.Placement.At(i).Broker
 		}
@@ -153,7 +176,9 @@ func (c *Controller) relocate(ctx context.Context, name, why string, decide deci
 		err := c.move(name, why, decide)
 		c.mu.Lock()
 		topic, _ := c.mu.cat.Topic(name)
-		if err == nil && topic.Spec != before.Spec {
+		f := c.mu.fits[name]
+		if err == nil && topic.Spec != before.Spec &&
+			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || f != nil && !f.done) {
 			c.fitLocked(topic) // what held of the old one is not known of this
 		}
 		c.mu.Unlock()

@@ -3,6 +3,7 @@ package controller_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
@@ -10,6 +11,9 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -51,6 +55,10 @@ func (c *cluster) where(name string, publishers int) map[string]int {
 func (c *cluster) update(s *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
 	r, err := c.admin.UpdateTopic(context.Background(), &srtmv1.UpdateTopicRequest{Spec: s})
 	return r.GetTopic(), err
+}
+
+func masked(epoch uint64, s *srtmv1.TopicSpec, paths ...string) *srtmv1.UpdateTopicRequest {
+	return &srtmv1.UpdateTopicRequest{Spec: s, UpdateMask: &fieldmaskpb.FieldMask{Paths: paths}, ExpectedEpoch: epoch}
 }
 
 func (c *cluster) drain(id string) {
@@ -102,6 +110,142 @@ var _ = Describe("Updating a topic", func() {
 		topic, _ := node.Topic("t")
 		Expect(topic.Channels).To(Equal([]string{"main", "more"}))
 		Expect(topic.Quantile).To(Equal(0.9))
+	})
+
+	// Of 200 + 200 publishers a channel moved 400, 102 after a move by hand, and 42
+	// under the policy loadbalance.
+	for name, placed := range map[string]struct {
+		policy string
+		hand   int
+		want   map[string]int
+	}{
+		"as they were placed":        {"srtm", 0, map[string]int{"b1": 200, "b2": 200}},
+		"as they were moved by hand": {"srtm", 51, map[string]int{"b1": 149, "b2": 251}},
+		"as chance has it":           {"loadbalance", 0, map[string]int{"b1": 200, "b2": 200}},
+	} {
+		It("leaves publishers where they are, "+name+", when nothing changes that places them", func() {
+			c := newCluster(setup{})
+			n1 := agenttest.New()
+			gone := make(chan []string, 10)
+			c.join("b1", 300, n1, dismissed(gone))
+			c.join("b2", 300, agenttest.New(), dismissed(gone))
+			s := spec("t", 400, 10)
+			s.Groups = []*srtmv1.PublisherGroup{{Key: "a", Count: 200, Rate: 1}, {Key: "b", Count: 200, Rate: 1}}
+			s.PlacementPolicy = placed.policy
+			c.mustCreate(s)
+			if placed.hand > 0 {
+				topic, err := c.control.Topic("t")
+				Expect(err).NotTo(HaveOccurred())
+				var ids []string
+				for i := 0; len(ids) < placed.hand; i++ {
+					if at := topic.Placement.At(i); at.Broker == "b1" {
+						ids = append(ids, at.Publisher)
+					}
+				}
+				_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: ids})
+				Expect(err).NotTo(HaveOccurred())
+				Eventually(gone).Should(Receive(HaveLen(placed.hand)))
+				Eventually(gone).Should(Receive(HaveLen(placed.hand)), "who came late")
+			}
+			c.join("b3", 9000, agenttest.New(), dismissed(gone))
+			before, err := c.control.Topic("t")
+			Expect(err).NotTo(HaveOccurred())
+			s.Channels = append(s.Channels, "more")
+			s.Contract.Slo.Latency = durationpb.New(7 * time.Millisecond)
+			s.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
+			s.ShareRule = "sqrt"
+			_, err = c.update(s)
+			Expect(err).NotTo(HaveOccurred())
+			after, err := c.control.Topic("t")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(after.Plan).To(Equal(before.Plan))
+			topic, _ := n1.Topic("t")
+			Expect(topic.Channels).To(Equal([]string{"main", "more"}))
+
+			// And a little more rate moves nobody either.
+			s.Contract.RateMilli += 20_000
+			_, err = c.update(s)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(c.where("t", 400)).To(Equal(placed.want))
+			Consistently(gone, "3s").ShouldNot(Receive())
+		})
+	}
+
+	It("adds a channel while a broker drains that has nowhere to go", func() {
+		c := newCluster(setup{})
+		n1 := agenttest.New()
+		c.join("b1", 600, n1)
+		c.mustCreate(spec("t", 400, 10))
+		c.drain("b1")
+		_, err := c.admin.UpdateTopic(context.Background(), masked(0, &srtmv1.TopicSpec{Name: "t", Channels: []string{"other"}}, "channels"))
+		Expect(err).NotTo(HaveOccurred())
+		topic, _ := n1.Topic("t")
+		Expect(topic.Channels).To(ContainElement("other"))
+	})
+
+	It("changes what the mask names, and nothing else", func() {
+		c := newCluster(setup{})
+		n1 := agenttest.New()
+		c.join("b1", 600, n1)
+		s := spec("t", 400, 10)
+		s.Publishers = []*srtmv1.Publisher{{Id: "p", CorrelationKey: "k", Rate: 2, Batch: 3}}
+		s.Groups[0].Count = 300
+		s.Contract.OverLimit, s.PlacementPolicy = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, "maxmin"
+		created := c.mustCreate(s)
+		update := func(r *srtmv1.UpdateTopicRequest) *srtmv1.TopicSpec {
+			GinkgoHelper()
+			_, err := c.admin.UpdateTopic(context.Background(), r)
+			Expect(err).NotTo(HaveOccurred())
+			return c.topic("t").Spec
+		}
+		got := update(masked(created.Epoch, &srtmv1.TopicSpec{
+			Name: "t", Contract: &srtmv1.Contract{RateMilli: 450_000, Burst: 20, Slo: &srtmv1.Slo{Quantile: 0.5}}, ShareRule: "sqrt",
+		}, "contract.rate_milli", "contract.burst"))
+		s.Contract.RateMilli, s.Contract.Burst = 450_000, 20
+		Expect(proto.Equal(got, s)).To(BeTrue(), "%v", got)
+
+		got = update(masked(0, &srtmv1.TopicSpec{
+			Name: "t", Channels: []string{"x", "y"}, Contract: &srtmv1.Contract{Slo: &srtmv1.Slo{Latency: durationpb.New(time.Second)}},
+		}, "publishers", "channels", "contract.slo.latency", "contract.over_limit", "placement_policy"))
+		s.Publishers, s.Channels, s.PlacementPolicy = nil, []string{"x", "y"}, "srtm"
+		s.Contract.Slo.Latency, s.Contract.OverLimit = durationpb.New(time.Second), srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
+		Expect(proto.Equal(got, s)).To(BeTrue(), "%v", got)
+
+		// What the topic is, whole, is no change.
+		epoch := c.topic("t").Epoch
+		got = update(masked(epoch, s, "contract", "publishers", "groups", "placement_policy", "channels", "share_rule"))
+		Expect(proto.Equal(got, s)).To(BeTrue(), "%v", got)
+		Expect(c.topic("t").Epoch).To(Equal(epoch))
+
+		// Without a mask as before there was one: all of it, but for the rules' names.
+		bare := &srtmv1.TopicSpec{Name: "t", Contract: s.Contract}
+		got = update(&srtmv1.UpdateTopicRequest{Spec: bare})
+		bare.PlacementPolicy, bare.ShareRule = "srtm", "static"
+		Expect(proto.Equal(got, bare)).To(BeTrue(), "%v", got)
+	})
+
+	It("refuses a mask that names nothing, what there is not, or a fault, and an epoch that is over", func() {
+		c := newCluster(setup{})
+		c.join("b1", 600, agenttest.New())
+		before := c.mustCreate(spec("t", 400, 10))
+		named := &srtmv1.TopicSpec{Name: "t"}
+		for _, paths := range [][]string{
+			{}, {"name"}, {"contract.rate"}, {"contract", "quotas"}, {""}, {"groups.count"}, {"contract."}, {"*"},
+			{"contract"}, {"contract.burst"}, {"contract.slo"}, {"contract.slo.quantile"}, make([]string, 101),
+		} {
+			_, err := c.admin.UpdateTopic(context.Background(), masked(0, named, paths...))
+			Expect(status.Code(err)).To(Equal(codes.InvalidArgument), "%q: %v", paths, err)
+		}
+		_, err := c.admin.UpdateTopic(context.Background(), &srtmv1.UpdateTopicRequest{})
+		Expect(status.Code(err)).To(Equal(codes.InvalidArgument))
+		_, err = c.admin.UpdateTopic(context.Background(), masked(before.Epoch, &srtmv1.TopicSpec{Name: "t", Channels: []string{"x"}}, "channels"))
+		Expect(err).NotTo(HaveOccurred())
+		_, err = c.admin.UpdateTopic(context.Background(), masked(before.Epoch, named, "channels"))
+		Expect(status.Code(err)).To(Equal(codes.Aborted))
+		Expect(status.Convert(err).Details()).To(ContainElement(HaveField("Metadata", map[string]string{
+			"epoch": strconv.FormatUint(c.topic("t").Epoch, 10),
+		})))
+		Expect(c.topic("t").Spec.Channels).To(Equal([]string{"x"}))
 	})
 
 	It("leaves everything as it was when it does not fit, or a broker fails", func() {

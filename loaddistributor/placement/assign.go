@@ -53,17 +53,26 @@ func (a *assignment) blind(rng *rand.Rand) {
 // Postcondition, for a group of n: a broker with quota q of a rate R got
 // floor(n*q/R) or ceil(n*q/R) of it.
 func (a *assignment) correlated() {
-	groups := map[string][]int{}
-	for i, p := range a.publishers {
-		groups[p.Key] = append(groups[p.Key], i)
-	}
-	pool := groups[""]
-	delete(groups, "")
-	for _, key := range slices.Sorted(maps.Keys(groups)) {
-		a.split(groups[key])
+	groups, pool := a.groups()
+	for _, group := range groups {
+		a.split(group)
 	}
 	a.expect(pool)
 	a.deal(pool, nil)
+}
+
+// groups returns the publishers of each correlation group, by key, and the pool.
+func (a *assignment) groups() (groups [][]int, pool []int) {
+	byKey := map[string][]int{}
+	for i, p := range a.publishers {
+		byKey[p.Key] = append(byKey[p.Key], i)
+	}
+	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+		if key != "" {
+			groups = append(groups, byKey[key])
+		}
+	}
+	return groups, byKey[""]
 }
 
 // split places one correlation group.
@@ -136,4 +145,67 @@ func (a *assignment) deal(publishers []int, counts []int64) {
 			counts[most]--
 		}
 	}
+}
+
+// join places those of a group, highest rates first, who are nowhere: where is -1.
+// room is what each broker can carry beside those it has, msg/s. Of the brokers that
+// lack a publisher's rate it gets one that has too little of the group, if this is one
+// of correlation (see split), and of these the one that lacks most. Where none does,
+// it gets one with room; and where none has that, the one with most, home if that is
+// one of them: there it is over by less than the publisher's rate, as after Place.
+func (a *assignment) join(group []int, correlated bool, home []int, room []float64) {
+	n, have := int64(len(group)), make([]int64, len(a.quotas))
+	var free []int
+	for _, i := range group {
+		if a.where[i] < 0 {
+			free = append(free, i)
+		} else {
+			have[a.where[i]]++
+		}
+	}
+	slices.SortStableFunc(free, func(x, y int) int { return cmp.Compare(a.publishers[y].Rate, a.publishers[x].Rate) })
+	// owed is 1 where l has fewer of the group than its proportion rounded down, 0
+	// where it may have one more, else -1.
+	owed := func(l int) int {
+		if !correlated {
+			return 0
+		}
+		part := n * a.quotas[l]
+		if part/a.rate == have[l] && part%a.rate == 0 {
+			return -1
+		}
+		return cmp.Compare(part/a.rate, have[l])
+	}
+	for _, i := range free {
+		rate := a.publishers[i].Rate
+		fit := func(l int) int { return bit(rate <= a.deficit[l]) + bit(rate <= room[l]) }
+		better := func(l, m int) bool {
+			switch c := cmp.Compare(fit(l), fit(m)); {
+			case c != 0:
+				return c > 0
+			case fit(l) == 0:
+				return room[l] > room[m]
+			case fit(l) == 2 && owed(l) != owed(m):
+				return owed(l) > owed(m)
+			}
+			return a.deficit[l] > a.deficit[m]
+		}
+		best := home[i]
+		for l := range a.quotas {
+			if best < 0 || better(l, best) {
+				best = l
+			}
+		}
+		a.where[i] = best
+		a.deficit[best] -= rate
+		room[best] -= rate
+		have[best]++
+	}
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -12,51 +11,179 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Replace plans where a topic goes that is placed already, so that little
-// moves: on the brokers that carry it now, as long as they can; else on those
-// and as few others as needed, those of largest rcap first. Publishers stay
-// where they are as far as the plan has room for them there. at returns the
-// broker of a publisher, "" for one that is new. The rcap of the brokers counts
-// what the topic takes now as free.
+// Replace plans where a topic goes that is placed already, as old says. The rcap of
+// the brokers counts what the topic takes now as free; at returns the broker of a
+// publisher, "" for one that is new. Nobody moves whose broker is among those given
+// and still carries him: proportions, and brokers fewer than it has, are no reason.
+//
+//   - A broker whose publishers' rates have grown beyond its rcap gives up as few as
+//     make the rest fit, those of the highest rates. Where rates are too coarse for
+//     that, the rest may be over by less than one publisher's.
+//   - The topic stays on the brokers of those that stay, and takes as few others as
+//     its rate (or AtLeast) needs, those of largest rcap first. Where that would be
+//     more brokers than the burst has tokens, or than there are publishers, those
+//     with the fewest publishers are given up, as few as will do.
+//   - Who is new or has to move goes where his group, and then the rate, is furthest
+//     behind the proportions of the quotas. These are in proportion to the rates of
+//     the publishers that stay, and what is left makes them as equal as the policy has
+//     them. A broker that is needed for the rate alone may have no publisher.
+//
+// So at most as many move as have to by the first two rules. Under another policy than
+// old's, or where all that has no answer, the topic is placed anew, with publishers of
+// a kind exchanged so that as many as possible stay.
 //
 // Arguments, result and errors are otherwise those of Place.
-func Replace(policy string, brokers []Broker, at func(publisher string) string, d Demand, rng *rand.Rand) (Plan, error) {
+func Replace(policy string, brokers []Broker, old Plan, at func(publisher string) string, d Demand, rng *rand.Rand) (Plan, error) {
 	if faults := append(brokerFaults(brokers), d.faults()...); len(faults) > 0 {
 		return Plan{}, faults
 	}
 	publishers := d.Expand()
-	carries := map[string]bool{}
-	for _, p := range publishers {
-		carries[at(p.ID)] = true
-	}
-	var chosen, others []int
-	for _, i := range byRcap(brokers) {
-		if carries[brokers[i].ID] {
-			chosen = append(chosen, i)
-		} else {
-			others = append(others, i)
+	if policy == old.Policy && slices.Contains(Policies(), policy) && (rng != nil || policy == SRTM) {
+		if plan, ok := stay(policy, brokers, old, at, d, publishers, rng); ok {
+			return plan, nil
 		}
 	}
-	for {
-		slices.Sort(chosen) // the order given
-		some := make([]Broker, len(chosen))
-		for n, i := range chosen {
-			some[n] = brokers[i]
-		}
-		plan, err := place(policy, some, d, rng)
-		if err == nil {
-			return keep(plan, publishers, at), nil
-		}
-		var bound *Infeasible
-		if !errors.As(err, &bound) {
-			return Plan{}, err
-		}
-		if len(others) == 0 {
-			bound.Fits = fitting(policy, some, d, len(publishers))
-			return Plan{}, bound
-		}
-		chosen, others = append(chosen, others[0]), others[1:]
+	plan, err := Place(policy, brokers, d, rng)
+	if err != nil {
+		return Plan{}, err
 	}
+	return keep(plan, publishers, at), nil
+}
+
+// stay is Replace under the same policy, if that has an answer. Requires: the
+// arguments are valid.
+func stay(policy string, brokers []Broker, old Plan, at func(publisher string) string, d Demand, publishers []Publisher, rng *rand.Rand) (Plan, bool) {
+	index := map[string]int{}
+	for l, b := range brokers {
+		if b.rcap() > 0 {
+			index[b.ID] = l
+		}
+	}
+	home := make([]int, len(publishers)) // index into brokers, or -1
+	by := make([][]int, len(brokers))    // publishers
+	weight := make([]float64, len(brokers))
+	total := 0.0
+	for i, p := range publishers {
+		total += p.Rate
+		l, ok := index[at(p.ID)]
+		if home[i] = l; !ok {
+			home[i] = -1
+			continue
+		}
+		by[l] = append(by[l], i)
+		weight[l] += p.Rate
+	}
+	// Without publishers it is the quotas that stay.
+	for _, q := range old.Quotas {
+		if len(publishers) == 0 {
+			total += float64(q.Rate)
+			if l, ok := index[q.Broker]; ok {
+				weight[l] = float64(q.Rate)
+			}
+		}
+	}
+	room := func(l int) float64 { return float64(brokers[l].rcap())*(1+1e-9) - weight[l] } // sums of fractions are rounded
+	var carriers []int
+	for l := range brokers {
+		if room(l) < 0 && len(publishers) > 0 {
+			slices.SortStableFunc(by[l], func(i, j int) int { return cmp.Compare(publishers[i].Rate, publishers[j].Rate) })
+			for n := len(by[l]) - 1; room(l) < 0 && n >= 0; n-- {
+				weight[l] -= publishers[by[l][n]].Rate
+				by[l] = by[l][:n]
+			}
+		}
+		if len(by[l]) > 0 || len(publishers) == 0 && weight[l] > 0 {
+			carriers = append(carriers, l)
+		}
+	}
+	slices.SortStableFunc(carriers, func(l, m int) int {
+		return cmp.Or(cmp.Compare(len(by[l]), len(by[m])), cmp.Compare(weight[l], weight[m]))
+	})
+	chosen := enlarge(brokers, carriers, d, len(publishers))
+	if chosen == nil {
+		return Plan{}, false
+	}
+
+	// Within chosen from here on.
+	slices.Sort(chosen)
+	n := len(chosen)
+	loads, floors, caps := make([]int64, n), make([]int64, n), make([]int64, n)
+	rooms := make([]float64, n)
+	position := make([]int, len(brokers))
+	for l := range position {
+		position[l] = -1
+	}
+	for c, l := range chosen {
+		position[l] = c
+		caps[c], rooms[c] = min(brokers[l].rcap(), d.Rate), room(l)
+		floors[c] = min(caps[c], int64(weight[l]*float64(d.Rate)/total))
+		if policy == Conc {
+			loads[c] = brokers[l].Allocated
+		}
+	}
+	quotas := equalLoad(loads, floors, caps, d.Rate)
+	for c := range quotas { // at least 1 each; d.Rate is no less than n
+		if quotas[c] == 0 {
+			quotas[c] = 1
+			quotas[slices.Index(quotas, slices.Max(quotas))]--
+		}
+	}
+	a := newAssignment(publishers, quotas)
+	all := make([]int, len(publishers))
+	for i := range publishers {
+		all[i], a.where[i] = i, -1
+		if home[i] >= 0 {
+			home[i] = position[home[i]]
+		}
+	}
+	a.expect(all)
+	for c, l := range chosen {
+		for _, i := range by[l] {
+			a.where[i] = c
+		}
+		a.deficit[c] -= weight[l]
+	}
+	if policy == SRTM {
+		groups, pool := a.groups()
+		for _, group := range groups {
+			a.join(group, true, home, rooms)
+		}
+		all = pool
+	} else {
+		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	}
+	a.join(all, false, home, rooms)
+	return compose(policy, brokers, chosen, quotas, d, publishers, a.where), true
+}
+
+// enlarge chooses the brokers of Replace: carriers, which come in the order in which
+// they are given up, and as few others as needed; nil if that cannot be.
+func enlarge(brokers []Broker, carriers []int, d Demand, publishers int) []int {
+	limit := min(d.Burst, d.Rate)
+	if publishers > 0 {
+		limit = min(limit, int64(publishers))
+	}
+	order := byRcap(brokers)
+	for left := range carriers {
+		chosen := slices.Clone(carriers[left:])
+		var have int64
+		for _, l := range chosen {
+			have += min(brokers[l].rcap(), d.Rate) // no overflow: a rate is at most MaxRate
+		}
+		for _, l := range order {
+			if have >= d.Rate && len(chosen) >= d.AtLeast || brokers[l].rcap() == 0 {
+				break
+			}
+			if !slices.Contains(chosen, l) {
+				chosen = append(chosen, l)
+				have += min(brokers[l].rcap(), d.Rate)
+			}
+		}
+		if have >= d.Rate && len(chosen) >= d.AtLeast && int64(len(chosen)) <= limit {
+			return chosen
+		}
+	}
+	return nil
 }
 
 // keep exchanges publishers of the same kind, which the plan does not tell

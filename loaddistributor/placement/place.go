@@ -138,30 +138,36 @@ func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, err
 	if err != nil {
 		return Plan{}, err
 	}
-	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, quotas)
-	if err != nil {
-		// Cannot be: the contract was validated and has room for every broker.
-		panic(fmt.Sprintf("placement: contract %d milli-msg/s, burst %d over quotas %v: %v", d.rateMilli(), d.Burst, quotas, err))
-	}
-
-	plan := Plan{Policy: policy, K: len(chosen), Quotas: make([]Quota, len(chosen))}
-	for i, l := range chosen {
-		plan.Quotas[i] = Quota{Broker: brokers[l].ID, Rate: quotas[i], Groups: map[string]int{}, Share: shares[i]}
-	}
 	a := newAssignment(publishers, quotas)
 	if policy == SRTM {
 		a.correlated()
 	} else {
 		a.blind(rng)
 	}
+	return compose(policy, brokers, chosen, quotas, d, publishers, a.where), nil
+}
+
+// compose is the plan in which brokers[chosen[i]] has quotas[i] and the publishers
+// that are where i. Requires: chosen is ascending, the quotas are above 0 and sum to
+// d.Rate, and the burst has a token for each.
+func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d Demand, publishers []Publisher, where []int) Plan {
+	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, quotas)
+	if err != nil {
+		// Cannot be: the contract was validated and has room for every broker.
+		panic(fmt.Sprintf("placement: contract %d milli-msg/s, burst %d over quotas %v: %v", d.rateMilli(), d.Burst, quotas, err))
+	}
+	plan := Plan{Policy: policy, K: len(chosen), Quotas: make([]Quota, len(chosen))}
+	for i, l := range chosen {
+		plan.Quotas[i] = Quota{Broker: brokers[l].ID, Rate: quotas[i], Groups: map[string]int{}, Share: shares[i]}
+	}
 	for i, p := range publishers {
-		q := &plan.Quotas[a.where[i]]
+		q := &plan.Quotas[where[i]]
 		q.Publishers = append(q.Publishers, i)
 		if p.Key != "" {
 			q.Groups[p.Key]++
 		}
 	}
-	return plan, nil
+	return plan
 }
 
 // divide chooses brokers, as ascending indices, and their quotas, all > 0.
@@ -193,7 +199,7 @@ func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen [
 		caps[i], loads[i] = brokers[l].rcap(), brokers[l].Allocated
 	}
 	if policy == Conc {
-		quotas = equalLoad(loads, caps, d.Rate)
+		quotas = equalLoad(loads, make([]int64, n), caps, d.Rate)
 	} else {
 		quotas = maxmin(caps, d.Rate)
 	}

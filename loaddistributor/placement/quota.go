@@ -75,11 +75,12 @@ func maxmin(caps []int64, rate int64) []int64 {
 
 // equalLoad gives each broker what lifts its total load to a common level, as
 // far as its cap allows; a broker that carries more than the level already
-// gets nothing. What does not divide goes to the lowest indices.
+// gets its floor. What does not divide goes to the lowest indices.
 //
 // Requires: the caps sum to at least rate, the sum fits; so does load plus cap.
-func equalLoad(loads, caps []int64, rate int64) []int64 {
-	quota := func(l int, level int64) int64 { return min(max(0, level-loads[l]), caps[l]) }
+// The floors, each at most its cap, sum to at most rate.
+func equalLoad(loads, floors, caps []int64, rate int64) []int64 {
+	quota := func(l int, level int64) int64 { return min(max(floors[l], level-loads[l]), caps[l]) }
 	given := func(level int64) (sum int64) {
 		for l := range loads {
 			sum += quota(l, level)

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -104,23 +106,46 @@ func (s *Server) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtm
 
 // UpdateTopic implements srtmv1.AdminServiceServer.
 func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest) (*srtmv1.UpdateTopicResponse, error) {
-	wanted := req.Spec
-	if wanted != nil && (wanted.PlacementPolicy == "" || wanted.ShareRule == "") {
-		if present, err := s.controller.Topic(wanted.Name); err == nil {
-			wanted = proto.CloneOf(wanted)
-			wanted.PlacementPolicy = cmp.Or(wanted.PlacementPolicy, present.Spec.Policy)
-			wanted.ShareRule = cmp.Or(wanted.ShareRule, present.Spec.ShareRule)
-		}
-	}
-	spec, err := checkCreate(&srtmv1.CreateTopicRequest{Spec: wanted})
-	if err != nil {
+	if err := checkUpdate(req); err != nil {
 		return nil, toStatus(err)
 	}
-	topic, err := s.controller.Update(ctx, spec)
+	topic, err := s.controller.Update(ctx, req.Spec.Name, req.ExpectedEpoch, func(present *catalog.Spec) (*catalog.Spec, error) {
+		return checkCreate(&srtmv1.CreateTopicRequest{Spec: updated(present, req)})
+	})
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	return &srtmv1.UpdateTopicResponse{Topic: topicProto(topic, false)}, nil
+}
+
+// updated is the specification that a request makes of the present one. Requires:
+// checkUpdate has passed it.
+func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.TopicSpec {
+	if req.UpdateMask == nil {
+		wanted := proto.CloneOf(req.Spec)
+		wanted.PlacementPolicy = cmp.Or(wanted.PlacementPolicy, present.Policy)
+		wanted.ShareRule = cmp.Or(wanted.ShareRule, present.ShareRule)
+		return wanted
+	}
+	wanted := specProto(present, true)
+	for _, path := range req.UpdateMask.Paths {
+		copyField(wanted.ProtoReflect(), req.Spec.ProtoReflect(), strings.Split(path, "."))
+	}
+	return wanted
+}
+
+// copyField makes a field of a message what it is in another, of the same type. It
+// shares what it copies. Requires: the path is of messages, but for its last element.
+func copyField(to, from protoreflect.Message, path []string) {
+	field := to.Descriptor().Fields().ByName(protoreflect.Name(path[0]))
+	switch {
+	case len(path) > 1:
+		copyField(to.Mutable(field).Message(), from.Get(field).Message(), path[1:])
+	case from.Has(field):
+		to.Set(field, from.Get(field))
+	default:
+		to.Clear(field)
+	}
 }
 
 // DrainBroker implements srtmv1.AdminServiceServer.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -27,6 +29,8 @@ const (
 	MaxMcap = 1_000_000_000
 	// maxWatched is how many publishers one Watch may name.
 	maxWatched = 100_000
+	// maxPaths is how many fields an update may name: more than there are.
+	maxPaths = 100
 )
 
 // checkCreate converts a request, or returns all its faults.
@@ -115,6 +119,29 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		bad.add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
 	}
 	return spec, bad.err()
+}
+
+// checkUpdate returns all faults of a request but those of the specification that it
+// makes, which checkCreate finds.
+func checkUpdate(req *srtmv1.UpdateTopicRequest) error {
+	var bad faults
+	if req.Spec == nil {
+		bad.add("spec", "is missing")
+	} else if !controller.ValidName(req.Spec.Name) {
+		bad.add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.Spec.Name)
+	}
+	switch paths := req.UpdateMask.GetPaths(); {
+	case req.UpdateMask == nil:
+	case len(paths) == 0 || len(paths) > maxPaths:
+		bad.add("update_mask", "has %d paths, want 1 to %d; without a mask the whole specification is replaced", len(paths), maxPaths)
+	default:
+		for i, path := range paths {
+			if one := (&fieldmaskpb.FieldMask{Paths: []string{path}}); path == "name" || !one.IsValid(req.Spec) {
+				bad.add(fmt.Sprintf("update_mask.paths[%d]", i), "%.80q is no field of a specification that can be changed", path)
+			}
+		}
+	}
+	return bad.err()
 }
 
 // checkContract fills in the contract, and reports whether r and b are sound.

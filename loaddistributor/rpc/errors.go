@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -28,6 +29,7 @@ const (
 	ReasonTopicUnknown     = "TOPIC_UNKNOWN"
 	ReasonTopicBusy        = "TOPIC_BUSY"
 	ReasonTopicNotActive   = "TOPIC_NOT_ACTIVE"
+	ReasonTopicChanged     = "TOPIC_CHANGED" // metadata "epoch": the present one
 	ReasonPublisherUnknown = "PUBLISHER_UNKNOWN"
 	ReasonNotPlaced        = "PUBLISHER_NOT_PLACED"
 	ReasonKeyReused        = "IDEMPOTENCY_KEY_REUSED"
@@ -63,6 +65,7 @@ var table = []struct {
 	{is(catalog.ErrPublisherUnknown), codes.NotFound, ReasonPublisherUnknown},
 	{is(catalog.ErrUnplaced), codes.FailedPrecondition, ReasonNotPlaced},
 	{is(catalog.ErrNotActive), codes.FailedPrecondition, ReasonTopicNotActive},
+	{as[*controller.EpochError], codes.Aborted, ReasonTopicChanged},
 	{is(catalog.ErrTopicState), codes.FailedPrecondition, ReasonTopicBusy},
 	{is(controller.ErrClosing), codes.Unavailable, ReasonShuttingDown},
 	{as[*controller.NotLeaderError], codes.Unavailable, ReasonNotLeader},
@@ -118,6 +121,7 @@ func coded(code codes.Code, reason string, err error) error {
 	details := []protoadapt.MessageV1{info}
 	var (
 		elsewhere  *controller.NotLeaderError
+		epoch      *controller.EpochError
 		bad        faults
 		fields     placement.FieldErrors
 		message    *controller.BadMessage
@@ -125,6 +129,9 @@ func coded(code codes.Code, reason string, err error) error {
 	)
 	if errors.As(err, &elsewhere) && elsewhere.Leader != "" {
 		info.Metadata = map[string]string{"leader": elsewhere.Leader}
+	}
+	if errors.As(err, &epoch) {
+		info.Metadata = map[string]string{"epoch": strconv.FormatUint(epoch.Present, 10)}
 	}
 	switch {
 	case errors.As(err, &bad):

@@ -46,6 +46,7 @@ var domain = map[string]struct {
 	"controller.ErrNotCommitted":  {controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted},
 	"catalog.ErrUnread":           {catalog.ErrUnread, codes.Unavailable, ReasonUnread},
 	"controller.NotLeaderError":   {&controller.NotLeaderError{Leader: "h:1"}, codes.Unavailable, ReasonNotLeader},
+	"controller.EpochError":       {&controller.EpochError{Topic: "t", Expected: 1, Present: 2}, codes.Aborted, ReasonTopicChanged},
 	"controller.ErrReplaced":      {controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced},
 	"controller.ErrBrokerGone":    {controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrNoAnswer":      {controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed},

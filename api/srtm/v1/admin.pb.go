@@ -10,6 +10,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	fieldmaskpb "google.golang.org/protobuf/types/known/fieldmaskpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -597,7 +598,7 @@ type Topic struct {
 	// Why it is in that state, for people; empty when active.
 	Reason string         `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Quotas []*BrokerQuota `protobuf:"bytes,4,rep,name=quotas,proto3" json:"quotas,omitempty"`
-	// Grows with every change of placement.
+	// Grows with every change of placement or specification.
 	Epoch         uint64       `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Status        *TopicStatus `protobuf:"bytes,6,opt,name=status,proto3" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1450,8 +1451,21 @@ func (x *ListBrokersResponse) GetBrokers() []*Broker {
 
 type UpdateTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// All of it; an empty policy or share rule means the present one.
-	Spec          *TopicSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	// The topic's name, and what is to change.
+	Spec *TopicSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	// The fields of spec that are to change, such as "contract.burst", "contract.slo"
+	// or "channels"; all others stay as they are, whatever spec says of them. A list is
+	// replaced as a whole, by none where spec has none; a policy or share rule that is
+	// named and empty becomes the default. The name cannot change. At least 1 path.
+	//
+	// Unset, as by programs from before there was a mask, spec replaces the whole
+	// specification: publishers, groups and channels that it does not list are removed,
+	// an over_limit that it leaves out becomes the default, a contract or SLO must be
+	// there, and only an empty policy or share rule means the present one.
+	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
+	// Topic.epoch of the topic that the change was made from; 0: whatever it is. An
+	// update that changes anything makes the epoch grow, and so does a move.
+	ExpectedEpoch uint64 `protobuf:"varint,3,opt,name=expected_epoch,json=expectedEpoch,proto3" json:"expected_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1491,6 +1505,20 @@ func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
 		return x.Spec
 	}
 	return nil
+}
+
+func (x *UpdateTopicRequest) GetUpdateMask() *fieldmaskpb.FieldMask {
+	if x != nil {
+		return x.UpdateMask
+	}
+	return nil
+}
+
+func (x *UpdateTopicRequest) GetExpectedEpoch() uint64 {
+	if x != nil {
+		return x.ExpectedEpoch
+	}
+	return 0
 }
 
 type UpdateTopicResponse struct {
@@ -1841,7 +1869,7 @@ var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\x99\x02\n" +
+	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x13srtm/v1/types.proto\"\x99\x02\n" +
 	"\tTopicSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x122\n" +
@@ -1952,9 +1980,12 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x13DeleteTopicResponse\"\x14\n" +
 	"\x12ListBrokersRequest\"@\n" +
 	"\x13ListBrokersResponse\x12)\n" +
-	"\abrokers\x18\x01 \x03(\v2\x0f.srtm.v1.BrokerR\abrokers\"<\n" +
+	"\abrokers\x18\x01 \x03(\v2\x0f.srtm.v1.BrokerR\abrokers\"\xa0\x01\n" +
 	"\x12UpdateTopicRequest\x12&\n" +
-	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\";\n" +
+	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12;\n" +
+	"\vupdate_mask\x18\x02 \x01(\v2\x1a.google.protobuf.FieldMaskR\n" +
+	"updateMask\x12%\n" +
+	"\x0eexpected_epoch\x18\x03 \x01(\x04R\rexpectedEpoch\";\n" +
 	"\x13UpdateTopicResponse\x12$\n" +
 	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"E\n" +
 	"\x12DrainBrokerRequest\x12\x1b\n" +
@@ -2044,6 +2075,7 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*Share)(nil),                     // 33: srtm.v1.Share
 	(*TopicStats)(nil),                // 34: srtm.v1.TopicStats
 	(*durationpb.Duration)(nil),       // 35: google.protobuf.Duration
+	(*fieldmaskpb.FieldMask)(nil),     // 36: google.protobuf.FieldMask
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	30, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
@@ -2072,33 +2104,34 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	7,  // 23: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
 	8,  // 24: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
 	1,  // 25: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	7,  // 26: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 27: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	7,  // 28: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 29: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	11, // 30: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	13, // 31: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	15, // 32: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	17, // 33: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	19, // 34: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	21, // 35: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	23, // 36: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	25, // 37: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	27, // 38: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	12, // 39: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	14, // 40: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	16, // 41: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	18, // 42: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	20, // 43: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	22, // 44: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	24, // 45: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	26, // 46: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	28, // 47: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	39, // [39:48] is the sub-list for method output_type
-	30, // [30:39] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	36, // 26: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	7,  // 27: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 28: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	7,  // 29: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 30: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	11, // 31: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	13, // 32: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	15, // 33: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	17, // 34: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	19, // 35: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	21, // 36: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	23, // 37: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	25, // 38: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	27, // 39: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	12, // 40: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	14, // 41: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	16, // 42: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	18, // 43: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	20, // 44: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	22, // 45: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	24, // 46: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	26, // 47: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	28, // 48: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	40, // [40:49] is the sub-list for method output_type
+	31, // [31:40] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }

@@ -63,13 +63,28 @@ type AdminServiceClient interface {
 	// leaves. NOT_FOUND when there is no such topic.
 	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
 	ListBrokers(ctx context.Context, in *ListBrokersRequest, opts ...grpc.CallOption) (*ListBrokersResponse, error)
-	// UpdateTopic gives an active topic another specification: contract, SLO,
-	// publishers, groups, channels. It stays on its brokers and its publishers
-	// stay where they are as far as that fits. Publishers move make before break.
+	// UpdateTopic changes an active topic's specification: of contract, SLO,
+	// publishers, groups, channels, policy and share rule those that the mask names,
+	// or without a mask all.
+	//
+	// Only whom it must it moves, make before break. Where r, b, publishers, groups and
+	// policy stay as they are, nobody moves whose broker is there. Else the publishers
+	// stay on brokers that carry them still: a broker gives up as few as make the rates
+	// of the others fit its capacity, the topic takes as few more brokers as its rate
+	// needs, and gives up brokers, those with the fewest publishers, only where b or the
+	// number of publishers does not suffice for as many. New publishers go where the
+	// proportions of their group and of the rates want them. Another policy, though,
+	// places the topic anew. Where the new specification does not keep the SLO, a fit
+	// may move publishers later.
+	//
 	// Repeating it is harmless.
 	//
+	//	INVALID_ARGUMENT     the mask is empty or names what is no field, or what the
+	//	                     update makes is no specification
 	//	NOT_FOUND            there is no such topic
 	//	FAILED_PRECONDITION  it is not active
+	//	ABORTED              its epoch is not the expected one: ErrorInfo TOPIC_CHANGED,
+	//	                     with the present one in the metadata "epoch"
 	//
 	// and as CreateTopic; then the topic stays as it was.
 	UpdateTopic(ctx context.Context, in *UpdateTopicRequest, opts ...grpc.CallOption) (*UpdateTopicResponse, error)
@@ -226,13 +241,28 @@ type AdminServiceServer interface {
 	// leaves. NOT_FOUND when there is no such topic.
 	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
 	ListBrokers(context.Context, *ListBrokersRequest) (*ListBrokersResponse, error)
-	// UpdateTopic gives an active topic another specification: contract, SLO,
-	// publishers, groups, channels. It stays on its brokers and its publishers
-	// stay where they are as far as that fits. Publishers move make before break.
+	// UpdateTopic changes an active topic's specification: of contract, SLO,
+	// publishers, groups, channels, policy and share rule those that the mask names,
+	// or without a mask all.
+	//
+	// Only whom it must it moves, make before break. Where r, b, publishers, groups and
+	// policy stay as they are, nobody moves whose broker is there. Else the publishers
+	// stay on brokers that carry them still: a broker gives up as few as make the rates
+	// of the others fit its capacity, the topic takes as few more brokers as its rate
+	// needs, and gives up brokers, those with the fewest publishers, only where b or the
+	// number of publishers does not suffice for as many. New publishers go where the
+	// proportions of their group and of the rates want them. Another policy, though,
+	// places the topic anew. Where the new specification does not keep the SLO, a fit
+	// may move publishers later.
+	//
 	// Repeating it is harmless.
 	//
+	//	INVALID_ARGUMENT     the mask is empty or names what is no field, or what the
+	//	                     update makes is no specification
 	//	NOT_FOUND            there is no such topic
 	//	FAILED_PRECONDITION  it is not active
+	//	ABORTED              its epoch is not the expected one: ErrorInfo TOPIC_CHANGED,
+	//	                     with the present one in the metadata "epoch"
 	//
 	// and as CreateTopic; then the topic stays as it was.
 	UpdateTopic(context.Context, *UpdateTopicRequest) (*UpdateTopicResponse, error)
