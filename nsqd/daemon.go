@@ -108,6 +108,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	api := httpapi.Config{
 		Node: node, Session: sessions, Managed: opts.managed(), BodyTimeout: bodyTimeout,
 		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.E2EPercentiles, Tokens: opts.tokens,
+		MaxBodies: opts.MaxMemoryBytes / 4, Connections: d.at.connections,
 	}
 	if opts.tokens != nil {
 		opts.tokens.Log(log)
@@ -258,6 +259,8 @@ func (d *daemon) run(ctx context.Context) error {
 	d.log.Info(obs.Banner("nsqd"))
 	d.at.log(d.log)
 	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.at.tcp), "http", name(d.at.http), "https", name(d.at.https), "admin", name(d.at.admin), "managed", d.opts.managed())
+	d.log.Info("greatest numbers", "connections", d.opts.MaxConnections, "http_connections", d.opts.MaxHTTPConnections, "topics", d.opts.MaxTopics,
+		"topic_channels", d.opts.MaxTopicChannels, "channels", d.opts.MaxChannels, "message_bytes", d.opts.MaxMemoryBytes)
 	err := d.group.Run(ctx)
 	err = errors.Join(err, d.close())
 	d.log.Info("nsqd is down")

@@ -12,10 +12,15 @@ import (
 )
 
 // listeners are the sockets that nsqd listens at; those it does not are nil.
-type listeners struct{ tcp, http, https, admin net.Listener }
+type listeners struct {
+	tcp, http, https, admin net.Listener
+
+	web, operators slots // of http and https, of admin
+}
 
 // open opens what opts names. After an error some are open.
 func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
+	at.web.most, at.operators.most = opts.MaxHTTPConnections, opts.MaxHTTPConnections
 	var err error
 	if at.tcp, err = conns.Listen(ctx, opts.TCPAddress); err != nil {
 		at.tcp = nil // no typed nil
@@ -26,24 +31,32 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 			at.http = nil
 			return fmt.Errorf("--http-address: %w", err)
 		}
+		at.http = &bounded{at.http, &at.web, true}
 	}
 	if opts.HTTPSAddress != "" && opts.secure != nil {
 		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.HTTPSAddress)
 		if err != nil {
 			return fmt.Errorf("--https-address: %w", err)
 		}
-		at.https = tls.NewListener(ln, opts.secure)
+		at.https = tls.NewListener(&bounded{ln, &at.web, false}, opts.secure)
 	}
 	if opts.AdminHTTPAddress != "" {
 		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.AdminHTTPAddress)
 		if err != nil {
 			return fmt.Errorf("--admin-http-address: %w", err)
 		}
-		if at.admin = ln; opts.secure != nil && opts.tlsRequiredFor() == tlsForAll {
-			at.admin = tls.NewListener(ln, opts.secure)
+		encrypted := opts.secure != nil && opts.tlsRequiredFor() == tlsForAll
+		at.admin = &bounded{ln, &at.operators, !encrypted}
+		if encrypted {
+			at.admin = tls.NewListener(at.admin, opts.secure)
 		}
 	}
 	return nil
+}
+
+// connections are those for HTTP.
+func (at *listeners) connections() (open int64, refused uint64) {
+	return at.web.open.Load() + at.operators.open.Load(), at.web.refused.Load() + at.operators.refused.Load()
 }
 
 // log says where it listens, in the form of NSQ's nsqd: what starts one on port 0

@@ -34,9 +34,11 @@ func run(ctx context.Context, args []string) error {
 	if limit := opts.memoryLimit(os.Getenv("GOMEMLIMIT"), os.DirFS("/")); limit > 0 {
 		debug.SetMemoryLimit(limit)
 	}
-	if limit := debug.SetMemoryLimit(-1); opts.MaxMemoryBytes == 0 && limit < math.MaxInt64 {
+	limit := debug.SetMemoryLimit(-1)
+	if opts.MaxMemoryBytes == 0 && limit < math.MaxInt64 {
 		opts.MaxMemoryBytes = limit / 2
 	}
+	opts.fit(descriptors(), limit)
 	d, err := open(ctx, opts, all.Handler())
 	if err != nil {
 		return err

@@ -56,7 +56,8 @@ type options struct {
 	MinOutputBufferTimeout              time.Duration
 	MaxOutputBufferTimeout              time.Duration
 	MaxOutputBufferSize                 int
-	MaxConnections                      int
+	MaxConnections                      int // 0: main sets it, and the next
+	MaxHTTPConnections                  int
 	WriteTimeout                        time.Duration
 	IOLoops                             int
 	ArrivalStamps, ArrivalStampsDir     string
@@ -177,7 +178,8 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.MinOutputBufferTimeout, "min-output-buffer-timeout", d.MinOutputBufferTimeout, "least output buffer timeout a client may ask for")
 	fs.DurationVar(&o.MaxOutputBufferTimeout, "max-output-buffer-timeout", d.MaxOutputBufferTimeout, "greatest output buffer timeout a client may ask for")
 	fs.IntVar(&o.MaxOutputBufferSize, "max-output-buffer-size", d.MaxOutputBufferSize, "greatest output buffer a client may ask for, in `bytes`")
-	fs.IntVar(&o.MaxConnections, "max-connections", 0, "greatest number of client `connections` (default no limit)")
+	fs.IntVar(&o.MaxConnections, "max-connections", 0, "greatest number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
+	fs.IntVar(&o.MaxHTTPConnections, "max-http-connections", 0, "greatest number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
 	fs.DurationVar(&o.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
 	fs.IntVar(&o.IOLoops, "io-loops", defaultLoops(), "`number` of event loops that serve plain connections, on Linux; 0: a goroutine for each connection")
 	fs.StringVar(&o.ArrivalStamps, "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
@@ -318,6 +320,7 @@ func (o *options) validate() error {
 	fault(o.Durability != durabilityMemory && o.Durability != durabilityFsync, "--durability %q is neither %s nor %s", o.Durability, durabilityMemory, durabilityFsync)
 	fault(o.TCPAddress == "", "--tcp-address is empty")
 	fault(o.MemoryLimit < 0, "--memory-limit %d is negative", o.MemoryLimit)
+	fault(o.MaxHTTPConnections < 0, "--max-http-connections %d is negative", o.MaxHTTPConnections)
 	fault(o.MaxMemoryBytes < 0, "--max-memory-bytes %d is negative", o.MaxMemoryBytes)
 	fault(endpoint.IsPath(o.HTTPSAddress), "--https-address %q is not a host:port", o.HTTPSAddress)
 	fault(o.BroadcastTCPPort < 0 || o.BroadcastTCPPort > 65535, "--broadcast-tcp-port %d is outside [0, 65535]", o.BroadcastTCPPort)

@@ -91,6 +91,7 @@ func (a *acceptor) accept() error {
 	c.seat = &seat{fd: a.fd}
 	c.on.Store(a.s.nextLoop())
 	if !a.s.enter(c) {
+		a.s.turnedAway(c)
 		unix.Close(a.fd)
 		return nil
 	}

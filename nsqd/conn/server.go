@@ -201,6 +201,7 @@ func (s *Server) accept(ln net.Listener) error {
 	c := newClient(s, nc.RemoteAddr().String())
 	c.nc = nc
 	if !s.enter(c) {
+		s.turnedAway(c)
 		nc.Close()
 		return nil
 	}
@@ -223,6 +224,11 @@ func (s *Server) enter(c *client) bool {
 	s.wg.Add(1)
 	s.accepted.Add(1)
 	return true
+}
+
+// turnedAway tells of a client that was refused.
+func (s *Server) turnedAway(c *client) {
+	s.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, s.cfg.MaxConnections)
 }
 
 // left takes a client off the list that has ended.

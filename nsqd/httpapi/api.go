@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -77,6 +78,11 @@ type Config struct {
 	Authorise func(context.Context, auth.Query) (*auth.Grant, error)
 	// Settings by name.
 	Settings map[string]Setting
+	// MaxBodies is how many bytes the bodies of all requests may take in memory; 0:
+	// there is no bound.
+	MaxBodies int64
+	// Connections returns how many there are for HTTP, and how many were refused.
+	Connections func() (open int64, refused uint64)
 }
 
 // API serves HTTP. Make it with New.
@@ -89,6 +95,10 @@ type API struct {
 	log      *slog.Logger
 	routes   map[string]methods // by path
 	operator *http.ServeMux     // what every daemon of ours serves
+
+	// Atomic.
+	bodies  atomic.Int64  // bytes, of requests under way
+	refused atomic.Uint64 // requests, for want of room for them
 }
 
 type methods map[string]http.HandlerFunc
@@ -198,6 +208,9 @@ type handler func(*http.Request) (body string, err error)
 
 func (a *API) do(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		counted := &body{ReadCloser: r.Body, a: a}
+		defer counted.release()
+		r.Body = counted
 		body, err := h(r)
 		if err != nil {
 			writeFault(w, asFault(err))
@@ -206,6 +219,27 @@ func (a *API) do(h handler) http.HandlerFunc {
 		writeText(w, body)
 	}
 }
+
+// body counts what is read of a request's body as held, until it is released.
+type body struct {
+	io.ReadCloser
+	a    *API
+	held int64
+}
+
+var errBodies = refuse(http.StatusServiceUnavailable, "TOO_MANY_REQUESTS", "the bodies of requests take as much memory as they may")
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.held += int64(n)
+	if all := b.a.bodies.Add(int64(n)); b.a.cfg.MaxBodies > 0 && all > b.a.cfg.MaxBodies {
+		b.a.refused.Add(1)
+		return n, errBodies
+	}
+	return n, err
+}
+
+func (b *body) release() { b.a.bodies.Add(-b.held) }
 
 // recorded is h, answered when what it did will stand after a crash.
 func (a *API) recorded(h handler) handler {

@@ -410,3 +410,29 @@ func TestAnIdleTopicHasNoLatencySeries(t *testing.T) {
 	}
 	n.expect("GET", "/stats?format=json&topic=idle", "", 200, `"access_us":{"count":0,"p50":0`)
 }
+
+func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
+	n := startWith(t, func(c *httpapi.Config) { c.MaxBodies = 8 })
+	slow, in := io.Pipe()
+	answer := httptest.NewRecorder()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.http.ServeHTTP(answer, httptest.NewRequest("POST", "/pub?topic=t", slow))
+	}()
+	for _, part := range []string{"12345", "6"} { // when the second is read, the first counts
+		if _, err := io.WriteString(in, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.expect("POST", "/pub?topic=t", "1234", 503, "TOO_MANY_REQUESTS")
+	n.expect("POST", "/mpub?topic=t", "1\n23", 503, "TOO_MANY_REQUESTS")
+	_ = in.Close()
+	<-done
+	if answer.Code != 200 {
+		t.Errorf("the first: %d %s", answer.Code, answer.Body)
+	}
+	n.expect("POST", "/pub?topic=t", "12345678", 200, "OK")
+	n.expect("POST", "/pub?topic=t", "123456789", 503, "TOO_MANY_REQUESTS")
+	n.expect("GET", "/metrics", "", 200, "srtm_nsqd_http_bodies_refused_total 3")
+}

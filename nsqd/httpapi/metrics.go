@@ -20,6 +20,9 @@ var (
 	descAccepted    = desc("connections_accepted_total", "Client connections accepted.")
 	descRefused     = desc("connections_refused_total", "Client connections refused: over the limit, or accept failed.")
 	descFaults      = desc("connections_faulted_total", "Client connections closed for a fatal protocol error.")
+	descWeb         = desc("http_connections", "Open connections for HTTP.")
+	descWebRefused  = desc("http_connections_refused_total", "Connections for HTTP refused: there are as many as there may be.")
+	descBodies      = desc("http_bodies_refused_total", "Requests refused: the bodies of all take as much memory as they may.")
 	descNames       = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
 	descLookupd     = desc("nsqlookupd_connected", "1 while the nsqlookupd is kept informed.", "address")
 	descLookupdLost = desc("nsqlookupd_failures_total", "Connections to the nsqlookupd that ended, or did not come about.", "address")
@@ -74,6 +77,12 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descAccepted, conns.Accepted)
 	counter(descRefused, conns.Refused)
 	counter(descFaults, conns.Faults)
+	counter(descBodies, c.api.refused.Load())
+	if c.api.cfg.Connections != nil {
+		open, refused := c.api.cfg.Connections()
+		gauge(descWeb, float64(open))
+		counter(descWebRefused, refused)
+	}
 	topics, channels := c.api.broker.Refused()
 	counter(descNames, topics, "topic")
 	counter(descNames, channels, "channel")

@@ -119,6 +119,9 @@ func readBody(r *http.Request, limit int, tooBig string) ([]byte, error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, refuse(http.StatusRequestTimeout, "BODY_TIMEOUT", "%d bytes came in time", len(body))
 	}
+	if errors.Is(err, errBodies) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, badRequest("BODY_UNREADABLE", "%v", err)
 	}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestConnectionsFitTheDescriptorsAndTheMemory(t *testing.T) {
+	for _, c := range []struct {
+		descriptors, memory int64
+		given               options
+		clients, web        int
+	}{
+		{1024, math.MaxInt64, options{}, 768, 128},
+		{65536, math.MaxInt64, options{}, 55536, 5000},
+		{1 << 20, math.MaxInt64, options{}, 1<<20 - 10_000, 5000},
+		{1 << 20, 6 << 30, options{}, 393216, 5000},
+		{1 << 20, 384 << 20, options{}, 24576, 5000},
+		{math.MaxInt64, math.MaxInt64, options{}, math.MaxInt32, 5000},
+		{1, 1, options{}, 1, 1},
+		{1024, 1 << 30, options{MaxConnections: 2000, MaxHTTPConnections: 7}, 2000, 7},
+	} {
+		c.given.fit(c.descriptors, c.memory)
+		if c.given.MaxConnections != c.clients || c.given.MaxHTTPConnections != c.web {
+			t.Errorf("%d descriptors, %d bytes: %d and %d connections, want %d and %d", c.descriptors, c.memory, c.given.MaxConnections, c.given.MaxHTTPConnections, c.clients, c.web)
+		}
+	}
+	if n := descriptors(); n < 3 {
+		t.Errorf("%d descriptors", n)
+	}
+}
+
+// A request keeps its connection until it is closed; then another has its turn.
+func TestHTTPConnectionsAreBounded(t *testing.T) {
+	d := start(t, "--max-http-connections=1", "--admin-http-address=127.0.0.1:0")
+	ask := func(ln net.Listener) (net.Conn, int, string) {
+		t.Helper()
+		nc, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { nc.Close() })
+		if err := nc.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		// The broker may have closed it by now, and have said so before.
+		_, _ = io.WriteString(nc, "GET /metrics HTTP/1.1\r\nHost: nsqd\r\n\r\n")
+		r, err := http.ReadResponse(bufio.NewReader(nc), nil)
+		if err != nil {
+			return nc, 0, err.Error() // reset, if the request was faster than the answer
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return nc, r.StatusCode, string(body)
+	}
+	first, code, body := ask(d.at.http)
+	if code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	const others = 5
+	for range others {
+		if _, code, body := ask(d.at.http); code != 0 && (code != 503 || !strings.Contains(body, "TOO_MANY_CONNECTIONS")) {
+			t.Errorf("%d %s", code, body)
+		}
+	}
+	operator, code, metrics := ask(d.at.admin) // has room of its own
+	for _, want := range []string{"srtm_nsqd_http_connections 2", fmt.Sprintf("srtm_nsqd_http_connections_refused_total %d", others)} {
+		if code != 200 || !strings.Contains(metrics, want+"\n") {
+			t.Errorf("%d, no %s", code, want)
+		}
+	}
+	first.Close()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(10 * time.Second); ; <-tick.C {
+		if _, code, _ := ask(d.at.http); code == 200 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no room after the first connection was closed")
+		}
+	}
+	operator.Close()
+}
