@@ -40,6 +40,26 @@ const handshakeTimeout = 10 * time.Second
 // connection keeps so much.
 const unpackBuffer = 2 << 10
 
+// What one connection may have decompressed. A megabyte of "NOP" comes in one
+// kilobyte, and whoever sends it would have a processor for itself, and the
+// event loops would wait for it. What unpackRatio explains is a publisher's, and
+// costs him the network as anybody else.
+const (
+	unpackRatio = 8        // bytes for each that came
+	unpackRate  = 16 << 20 // bytes a second beside those
+	unpackBurst = 64 << 10 // of them at once, and the rest of a read
+)
+
+// pace spreads what a connection has decompressed. The zero value is ready.
+type pace struct{ free stamp.Mono } // when all that was taken will have been paid
+
+// take says how long to wait after out bytes were made of so many in.
+func (p *pace) take(now stamp.Mono, out, in int) time.Duration {
+	p.free = max(p.free, now.Add(-unpackBurst*time.Second/unpackRate))
+	p.free = p.free.Add(time.Duration(out-unpackRatio*in) * time.Second / unpackRate)
+	return max(0, p.free.Sub(now))
+}
+
 // upgrade wraps the stream as op says. Requires: the output is written, the
 // buffer is empty.
 func (c *client) upgrade(op session.Op) error {
@@ -109,12 +129,15 @@ var errEnded = errors.New("connection is to end")
 type patient struct {
 	c     *client
 	under stream
+	came  int // bytes since they were last paid for
+	pace  pace
 	err   error // that ended it, nil while it goes on
 }
 
 func (p *patient) Read(b []byte) (int, error) {
 	for {
 		n, err := p.under.Read(b)
+		p.came += n
 		if n > 0 {
 			return n, nil // an error that came with it comes again
 		}

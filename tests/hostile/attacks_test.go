@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/nsqd/pack"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -59,6 +61,21 @@ var attacks = []attack{
 		every: 20 * time.Millisecond,
 	},
 	{
+		// p50 0.1 -> 19 ms by 3 MB/s: a processor was busy with it.
+		name: "bombs of DEFLATE",
+		strike: func(ctx context.Context, b *broker) error {
+			return b.bombs(ctx, `"deflate":true`, deflated())
+		},
+		every: 50 * time.Millisecond,
+	},
+	{
+		name: "bombs of Snappy",
+		strike: func(ctx context.Context, b *broker) error {
+			return b.bombs(ctx, `"snappy":true`, snappied())
+		},
+		every: 50 * time.Millisecond,
+	},
+	{
 		// p99 1.6 -> 278 ms, and 1.2 GB resident for 60 MB.
 		name: "MPUBs of a million messages of one byte",
 		strike: func(ctx context.Context, b *broker) error {
@@ -101,6 +118,58 @@ var million = sync.OnceValue(func() []byte {
 	const n = 1_000_000
 	return sized("MPUB million\n", string(binary.BigEndian.AppendUint32(nil, n))+strings.Repeat("\x00\x00\x00\x01m", n))
 })
+
+// bombs sends what decompresses to very much, over a few connections, as fast as
+// it is taken.
+func (b *broker) bombs(ctx context.Context, compression string, bomb []byte) error {
+	const connections = 3
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for range connections {
+		nc, err := b.dial()
+		if err != nil {
+			return err
+		}
+		stop := context.AfterFunc(ctx, func() { nc.Close() })
+		wg.Go(func() {
+			defer nc.Close()
+			defer stop()
+			if write(nc, wire.AppendIdentify(nil, []byte(`{"feature_negotiation":true,`+compression+`}`))) != nil {
+				return
+			}
+			for {
+				if _, err := nc.Write(bomb); err != nil {
+					return
+				}
+			}
+		})
+	}
+	return nil
+}
+
+// nops are a megabyte of commands that do nothing, of which one in so many is
+// different: what lies in a socket when the attacker has gone is still
+// decompressed, and at DEFLATE's thousand to one that would take minutes.
+func nops(different int) (all []byte) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for len(all) < 1<<20 {
+		all = append(all, "NOP\n"...)
+		if rng.IntN(different) == 0 {
+			all = append(all, "NOP\r\n"...)
+		}
+	}
+	return all
+}
+
+// deflated is a megabyte, and refers to nothing before it.
+var deflated = sync.OnceValue(func() []byte {
+	d := pack.NewDeflate(9)
+	d.Remember()
+	return d.Append(nil, nops(64))
+})
+
+// snappied begins with the stream's identifier, which may come again.
+var snappied = sync.OnceValue(func() []byte { return new(pack.Snappy).Append(nil, nops(1<<20)) })
 
 var hugeIdentify = sized("IDENTIFY\n", `{"more":[`+strings.Repeat("{},", 1_600_000)+`{}]}`)
 
