@@ -260,12 +260,27 @@ func (sp *spiller) ensure() (*diskqueue.Queue, error) {
 	if disk := sp.disk.Load(); disk != nil {
 		return disk, nil
 	}
-	disk, err := sp.storage().openEmpty(sp.name())
-	if err != nil {
-		return nil, err
+	for {
+		closes := sp.storage().dir.Closes()
+		disk, err := sp.storage().openEmpty(sp.name())
+		switch {
+		case err == nil:
+			sp.disk.Store(disk)
+			return disk, nil
+		case !errors.Is(err, diskqueue.ErrInUse):
+			return nil, err
+		}
+		// An earlier life of the topic or channel is removing its files; or a later
+		// one has its own already.
+		if now, _ := sp.topic.broker.Topic([]byte(sp.topic.name)); now != sp.topic {
+			return nil, ErrGone
+		}
+		select {
+		case <-sp.stop:
+			return nil, ErrGone
+		case <-closes:
+		}
 	}
-	sp.disk.Store(disk)
-	return disk, nil
 }
 
 // discard empties the queue after the line was emptied.

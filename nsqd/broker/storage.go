@@ -33,6 +33,8 @@ type StorageConfig struct {
 	// too. It implies Through.
 	Fsync bool
 	Log   *slog.Logger
+	// Disk is where files are; nil means the operating system's.
+	Disk *diskqueue.Disk
 	// Clocks reads both clocks, at one moment; nil means those of internal/clock.
 	Clocks func() (stamp.Mono, stamp.Wall)
 }
@@ -57,7 +59,11 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	if cfg.Overflow < 1 || cfg.Log == nil || cfg.Metadata == "" {
 		return nil, fmt.Errorf("storage: %d messages on their way to disk, want at least 1, and a logger, and a file for metadata", cfg.Overflow)
 	}
-	dir, err := diskqueue.OpenDir(cfg.Path, diskqueue.OS())
+	disk := diskqueue.OS()
+	if cfg.Disk != nil {
+		disk = *cfg.Disk
+	}
+	dir, err := diskqueue.OpenDir(cfg.Path, disk)
 	if errors.Is(err, diskqueue.ErrInUse) {
 		return nil, fmt.Errorf("storage: another nsqd uses %s: %w", filepath.Dir(cfg.Path), err)
 	}
@@ -235,10 +241,16 @@ func (t *Topic) publishThrough(msgs []*queue.Message, p Published) error {
 		bytes += len(m.Body)
 	}
 	disk, err := sp.ensure()
+	var end diskqueue.Position
 	if err == nil {
-		_, err = disk.Append(enc.records()...)
+		end, err = disk.Append(enc.records()...)
 	}
-	sp.noted(publishing, err)
+	if p.Stored != nil {
+		*p.Stored = Stored{end}
+	}
+	if !errors.Is(err, ErrGone) {
+		sp.noted(publishing, err)
+	}
 	s = t.begin()
 	if err != nil {
 		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
@@ -254,9 +266,13 @@ func (t *Topic) publishThrough(msgs []*queue.Message, p Published) error {
 // it may be called accepted.
 func (t *Topic) Durable() bool { return t.through && t.broker.cfg.Storage.cfg.Fsync }
 
-// Sync returns when everything published before is on stable storage. Many
-// callers share one fsync. Error: ErrStorage, after which nobody knows.
-func (t *Topic) Sync() error {
+// Stored is where messages are on the topic's disk.
+type Stored struct{ end diskqueue.Position }
+
+// Sync returns when messages that were published before are on stable storage.
+// Many callers share one fsync. Errors: ErrStorage, after which nobody knows, and
+// which says nothing of what others publish; ErrDraining, likewise.
+func (t *Topic) Sync(upTo Stored) error {
 	if !t.Durable() {
 		return nil
 	}
@@ -264,10 +280,15 @@ func (t *Topic) Sync() error {
 	sp := t.spiller(t.mu.core.Line())
 	t.mu.Unlock()
 	if disk := sp.disk.Load(); disk != nil {
-		if err := disk.Sync(); err != nil {
+		err := disk.SyncTo(upTo.end)
+		switch {
+		case err == nil:
+		case !errors.Is(err, diskqueue.ErrClosed):
 			sp.noted(publishing, err)
 			return fmt.Errorf("%w: %w", ErrStorage, err)
-		}
+		case t.broker.draining.Load():
+			return ErrDraining
+		} // else the topic was deleted, with what it had accepted
 	}
 	return nil
 }

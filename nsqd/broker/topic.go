@@ -270,6 +270,8 @@ type Published struct {
 	Defer   time.Duration
 	// From is who published it, to this topic; nil: not known.
 	From *Publisher
+	// Stored is set to where the messages are, for Sync; nil: nobody wants to know.
+	Stored *Stored
 	// NoWait is for a caller who may not wait for the disk: it gets ErrBusy, and
 	// the same call without NoWait does what it was to do.
 	NoWait bool

@@ -48,8 +48,9 @@ type client struct {
 	r, w      int
 	targets   []target // of publishes, each once; at most maxTargets, the last ones
 	unsettled []unsettled
-	row       *row    // nil: no publishes wait to be handed over
-	fins      *finRow // nil: no FINs do
+	stored    broker.Stored // of the last publish that its topic stored
+	row       *row          // nil: no publishes wait to be handed over
+	fins      *finRow       // nil: no FINs do
 	sub       *broker.Subscription
 	batch     wire.Batch  // the MPUB in hand: broker.Bodies, without an allocation
 	cred      credentials // where clients need leave
@@ -454,6 +455,7 @@ func (c *client) carryOut(t *task, now stamp.Mono) error {
 type unsettled struct {
 	kind  session.OpKind
 	topic *broker.Topic // where err is nil
+	at    broker.Stored // likewise
 	err   error
 }
 
@@ -464,7 +466,7 @@ func (c *client) published(op *session.Op, t *broker.Topic, err error) {
 		c.sess.Answer(op, err)
 		return
 	}
-	c.unsettled = append(c.unsettled, unsettled{kind: op.Kind, topic: t, err: err})
+	c.unsettled = append(c.unsettled, unsettled{kind: op.Kind, topic: t, at: c.stored, err: err})
 }
 
 // settle makes the publishes durable that wait for it, and answers them.
@@ -472,14 +474,9 @@ func (c *client) settle() {
 	if len(c.unsettled) == 0 {
 		return
 	}
-	var synced *broker.Topic
-	var failed error
 	for _, u := range c.unsettled {
 		if u.err == nil && u.topic.Durable() {
-			if u.topic != synced {
-				synced, failed = u.topic, refusal([]byte(u.topic.Name()), u.topic.Sync())
-			}
-			u.err = failed
+			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.at)) // the first has the others' fsync done, too
 		}
 		c.sess.Done(session.Op{Kind: u.kind}, u.err)
 	}
@@ -533,7 +530,7 @@ func (c *client) publish(t *task, now stamp.Mono) (*broker.Topic, error) {
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
-	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, NoWait: c.hurries()}
+	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, Stored: &c.stored, NoWait: c.hurries()}
 	if op.Kind == session.OpMpub {
 		c.batch = op.Batch
 		t, err := c.hand(op.Topic, p, &c.batch, now)

@@ -37,6 +37,7 @@ type Dir struct {
 		sync.Mutex
 		closed bool
 		open   map[string]struct{} // names of queues
+		closes chan struct{}       // closed and replaced when one is closed
 	}
 }
 
@@ -55,6 +56,7 @@ func OpenDir(path string, disk Disk) (*Dir, error) {
 	d := &Dir{path: path, disk: disk, unlock: unlock, salt: rand.Uint64}
 	d.buffers.New = func() any { return new([]byte) }
 	d.mu.open = make(map[string]struct{})
+	d.mu.closes = make(chan struct{})
 	if err := d.finishRemovals(); err != nil {
 		return nil, errors.Join(fmt.Errorf("finish removal of a queue: %w", err), unlock())
 	}
@@ -135,6 +137,14 @@ func (d *Dir) Close() error {
 	return d.unlock()
 }
 
+// Closes returns a channel that is closed when the next queue is closed or removed:
+// then it may be time to try again what was ErrInUse.
+func (d *Dir) Closes() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mu.closes
+}
+
 // claim reserves a queue's name for one Queue.
 func (d *Dir) claim(name string) error {
 	d.mu.Lock()
@@ -153,6 +163,8 @@ func (d *Dir) unclaim(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.mu.open, name)
+	close(d.mu.closes)
+	d.mu.closes = make(chan struct{})
 }
 
 func (d *Dir) folder(name string) string { return filepath.Join(d.path, name+queueSuffix) }

@@ -50,8 +50,8 @@ func (a *API) pub(r *http.Request) (string, error) {
 		return "", err
 	}
 	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
-	return a.publish(name, func(t *broker.Topic) error {
-		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: wait})
+	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {
+		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: wait, Stored: at})
 	})
 }
 
@@ -87,22 +87,23 @@ func (a *API) mpub(r *http.Request) (string, error) {
 		return "OK", nil
 	}
 	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
-	return a.publish(name, func(t *broker.Topic) error {
-		return t.PublishBatch(arrival.At, clock.Wall(), broker.Published{Arrival: arrival, Defer: wait}, batch)
+	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {
+		return t.PublishBatch(arrival.At, clock.Wall(), broker.Published{Arrival: arrival, Defer: wait, Stored: at}, batch)
 	})
 }
 
 // publish finds or creates the topic and puts something into it, looking again
 // if the topic was deleted in between.
-func (a *API) publish(name string, put func(*broker.Topic) error) (string, error) {
+func (a *API) publish(name string, put func(*broker.Topic, *broker.Stored) error) (string, error) {
+	var at broker.Stored
 	for {
 		t, err := a.broker.TopicForClient([]byte(name))
 		if err != nil {
 			return "", fmt.Errorf("topic %q: %w", name, err)
 		}
-		err = put(t)
+		err = put(t, &at)
 		if err == nil {
-			err = t.Sync()
+			err = t.Sync(at)
 		}
 		if !errors.Is(err, broker.ErrGone) {
 			return "OK", err

@@ -1,0 +1,141 @@
+package broker_test
+
+import (
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
+)
+
+// sent publishes, and returns where it is stored.
+func sent(t *broker.Topic, body string) (at broker.Stored) {
+	GinkgoHelper()
+	now := clock.Mono()
+	Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte(body), Arrival: stamp.Arrival{At: now}, Stored: &at})).To(Succeed())
+	return at
+}
+
+// durably publishes and waits until that is on stable storage.
+func durably(t *broker.Topic, body string) error {
+	GinkgoHelper()
+	return t.Sync(sent(t, body))
+}
+
+// faulty is the system's disk, of which an fsync can be made to fail.
+type faulty struct {
+	diskqueue.Disk
+	failing atomic.Bool
+}
+
+type faultyFile struct {
+	diskqueue.File
+	disk *faulty
+}
+
+func (f faultyFile) Sync() error {
+	if f.disk.failing.Load() {
+		return syscall.EIO
+	}
+	return f.File.Sync()
+}
+
+func newFaulty() *faulty {
+	d := &faulty{Disk: diskqueue.OS()}
+	wrapped := func(open func(string) (diskqueue.File, error)) func(string) (diskqueue.File, error) {
+		return func(path string) (diskqueue.File, error) {
+			f, err := open(path)
+			if err != nil {
+				return nil, err
+			}
+			return faultyFile{f, d}, nil
+		}
+	}
+	d.Create, d.Open = wrapped(d.Create), wrapped(d.Open)
+	return d
+}
+
+func on(disk *diskqueue.Disk, path string) *broker.Broker {
+	GinkgoHelper()
+	b, _ := opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) { c.Fsync, c.Disk = true, disk })
+	Expect(b.Restore()).To(Succeed())
+	return b
+}
+
+var _ = Describe("a failed fsync", func() {
+	It("is told to those whose messages it was for, at any time, and to nobody after them", func() {
+		disk := newFaulty()
+		b := on(&disk.Disk, GinkgoT().TempDir())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		t.Pause() // nothing is released meanwhile
+		Expect(durably(t, "0")).To(Succeed())
+		slow := sent(t, "1")
+		disk.failing.Store(true)
+		for i := 2; i < 5; i++ {
+			Expect(durably(t, strconv.Itoa(i))).To(MatchError(broker.ErrStorage))
+		}
+		Expect(b.Health()).To(MatchError(syscall.EIO))
+		disk.failing.Store(false)
+		for i := 5; i < 10; i++ {
+			Expect(durably(t, strconv.Itoa(i))).To(Succeed())
+		}
+		Expect(t.Sync(slow)).To(MatchError(broker.ErrStorage), "nobody knows what became of it")
+		Expect(durably(t, "10")).To(Succeed())
+		Eventually(b.Health).WithTimeout(10 * time.Second).Should(Succeed())
+		t.Unpause()
+		r := read(t, "c", 100, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(11))
+		Expect(bodies(r)).To(Equal(numbers(0, 11)))
+	})
+})
+
+var _ = Describe("a topic that is deleted and published to again", func() {
+	It("waits until the files of the first are gone", func() {
+		disk := diskqueue.OS()
+		removing, remove := make(chan struct{}), make(chan struct{})
+		rename := disk.Rename
+		disk.Rename = func(from, to string) error {
+			if filepath.Ext(to) == ".removed" {
+				select {
+				case removing <- struct{}{}:
+				case <-remove:
+				}
+				<-remove
+			}
+			return rename(from, to)
+		}
+		b := on(&disk, GinkgoT().TempDir())
+		Expect(durably(topic(b, "t"), "old")).To(Succeed())
+		deleted, published := make(chan error, 1), make(chan error, 1)
+		go func() { deleted <- b.DeleteTopic("t") }()
+		<-removing
+		Expect(<-deleted).To(Succeed())
+		go func() {
+			defer GinkgoRecover()
+			published <- durably(topic(b, "t"), "new")
+		}()
+		Consistently(published, "50ms").ShouldNot(Receive())
+		close(remove)
+		Expect(<-published).To(Succeed())
+		r := read(topic(b, "t"), "c", 1, true)
+		Eventually(r.count).Should(Equal(1))
+		Expect(bodies(r)).To(Equal([]string{"new"}))
+	})
+
+	It("refuses nothing", func() {
+		b := on(nil, GinkgoT().TempDir())
+		for range 100 {
+			Expect(durably(topic(b, "t"), "x")).To(Succeed())
+			Expect(b.DeleteTopic("t")).To(Succeed())
+		}
+	})
+})
