@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,16 +66,11 @@ correlation key of publishers that tend to send together (empty: none) and RATE
 is each publisher's in msg/s; or one by one, ID:KEY:RATE[:BATCH]. A group's
 publishers have the ids KEY.0, KEY.1, ... (pool.0, ... without a key).
 
---file reads the whole specification as JSON, the TopicSpec of the API; then
-only --idempotency-key may be given besides.`,
+--file reads the whole specification as JSON, the TopicSpec of the API or what srtm
+topic describe --output json prints; then only --idempotency-key may be given besides.`,
 		Example: `  srtm topic create sensors --rate 11000 --burst 30 --group north:500:10 --group south:500:10
   srtm topic create sensors --file sensors.json`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if n.file != "" && len(args) == 0 {
-				return nil
-			}
-			return oneName(cmd, args)
-		},
+		Args: n.nameOrFile,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := n.spec(cmd, args)
 			if err != nil {
@@ -92,45 +90,6 @@ only --idempotency-key may be given besides.`,
 	}
 	n.flags(cmd)
 	cmd.Flags().StringVar(&n.idempotency, "idempotency-key", "", "`key` under which the same command may be repeated")
-	c.flags(cmd)
-	return cmd
-}
-
-func topicUpdateCommand() *cobra.Command {
-	var c cli
-	var n newTopic
-	cmd := &cobra.Command{
-		Use:   "update NAME",
-		Short: "Give a topic another specification",
-		Long: `update replaces the whole specification of a topic: contract, SLO, publishers,
-channels, given as to create. Publishers stay where they are as far as that fits;
-those that move finish on their old broker first. When it does not fit, the topic
-stays as it was.`,
-		Example: `  srtm topic update sensors --rate 22000 --burst 60 --group north:1000:10 --group south:1000:10`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if n.file != "" && len(args) == 0 {
-				return nil
-			}
-			return oneName(cmd, args)
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			spec, err := n.spec(cmd, args)
-			if err != nil {
-				return err
-			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewAdminServiceClient(conn).UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: spec})
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), r.GetTopic())
-				}
-				return describe(cmd.OutOrStdout(), r.GetTopic())
-			})
-		},
-	}
-	n.flags(cmd)
 	c.flags(cmd)
 	return cmd
 }
@@ -185,16 +144,20 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringArrayVar(&n.channels, "channel", nil, "channel to create with the topic; may be repeated")
 }
 
+// nameOrFile checks arguments: one, which a file may have instead.
+func (n *newTopic) nameOrFile(cmd *cobra.Command, args []string) error {
+	if n.file != "" && len(args) == 0 {
+		return nil
+	}
+	return oneName(cmd, args)
+}
+
 // spec builds the request. What the numbers mean is the loaddistributor's to
 // judge; here only what cannot be sent is refused.
 func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, error) {
 	if n.file != "" {
-		for _, name := range []string{"rate", "burst", "slo-quantile", "slo-latency", "over-limit", "policy", "share-rule", "group", "publisher", "channel"} {
-			if cmd.Flags().Changed(name) {
-				return nil, usagef("--%s and --file exclude each other", name)
-			}
-		}
-		return readSpec(n.file, args, cmd.InOrStdin())
+		spec, _, _, err := n.read(cmd, args)
+		return spec, err
 	}
 	spec := &srtmv1.TopicSpec{
 		Name: args[0],
@@ -236,28 +199,44 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 	return spec, nil
 }
 
-func readSpec(file string, args []string, stdin io.Reader) (*srtmv1.TopicSpec, error) {
-	var text []byte
-	var err error
-	if file == "-" {
-		text, err = io.ReadAll(stdin)
+// read reads --file: a specification, or a topic as describe shows it, of which text
+// is the part that is one, and epoch the topic's.
+func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSpec, text json.RawMessage, epoch uint64, err error) {
+	for _, name := range slices.Sorted(maps.Keys(fieldOf)) {
+		if cmd.Flags().Changed(name) {
+			return nil, nil, 0, usagef("--%s and --file exclude each other", name)
+		}
+	}
+	if n.file == "-" {
+		text, err = io.ReadAll(cmd.InOrStdin())
 	} else {
-		text, err = os.ReadFile(file)
+		text, err = os.ReadFile(n.file)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, 0, err
 	}
-	var spec srtmv1.TopicSpec
-	if err := protojson.Unmarshal(text, &spec); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+	var topic srtmv1.Topic
+	var whole struct{ Spec json.RawMessage }
+	if json.Unmarshal(text, &whole) == nil && whole.Spec != nil {
+		err, text = protojson.Unmarshal(text, &topic), whole.Spec
+	} else {
+		topic.Spec = &srtmv1.TopicSpec{}
+		err = protojson.Unmarshal(text, topic.Spec)
 	}
+	if err == nil && topic.Spec == nil {
+		err = errors.New("the spec is null")
+	}
+	if err != nil {
+		return nil, nil, 0, fmt.Errorf("%s: %w", n.file, err)
+	}
+	spec = topic.Spec
 	if len(args) == 1 {
 		if spec.Name != "" && spec.Name != args[0] {
-			return nil, usagef("the topic is %q on the command line and %q in %s", args[0], spec.Name, file)
+			return nil, nil, 0, usagef("the topic is %q on the command line and %q in %s", args[0], spec.Name, n.file)
 		}
 		spec.Name = args[0]
 	}
-	return &spec, nil
+	return spec, text, topic.Epoch, nil
 }
 
 func parseGroup(s string) (*srtmv1.PublisherGroup, error) {

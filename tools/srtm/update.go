@@ -1,0 +1,218 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// fieldOf is what of a specification each flag says.
+var fieldOf = map[string]string{
+	"rate": "contract.rate_milli", "burst": "contract.burst", "over-limit": "contract.over_limit",
+	"slo-quantile": "contract.slo.quantile", "slo-latency": "contract.slo.latency",
+	"policy": "placement_policy", "share-rule": "share_rule",
+	"group": "groups", "publisher": "publishers", "channel": "channels",
+}
+
+func topicUpdateCommand() *cobra.Command {
+	var c cli
+	var n newTopic
+	var whole bool
+	var epoch uint64
+	cmd := &cobra.Command{
+		Use:   "update NAME",
+		Short: "Change a topic's contract, SLO, publishers or channels",
+		Long: `update changes what the flags say, and nothing else; the flags are those of create,
+and their defaults hold with --replace only. A list is given as a whole: with --group
+all groups are those that are given.
+
+--file reads JSON and changes the fields that are in it: a specification, or what
+srtm topic describe --output json prints, which is refused if the topic has changed
+since (see --epoch). [] removes all of a list.
+
+--replace gives the whole specification, as to create: what is left out is removed, or
+becomes the default. It says first what that is.
+
+Publishers stay where they are as long as their brokers carry them; those that move
+finish on their old broker first. When it does not fit, the topic stays as it was.`,
+		Example: `  srtm topic update sensors --rate 22000 --burst 60
+  srtm topic describe sensors --output json | srtm topic update sensors --file -`,
+		Args: n.nameOrFile,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var r *srtmv1.UpdateTopicRequest
+			var err error
+			if whole {
+				r = &srtmv1.UpdateTopicRequest{}
+				r.Spec, err = n.spec(cmd, args)
+			} else {
+				r, err = n.change(cmd, args)
+			}
+			if err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("epoch") {
+				r.ExpectedEpoch = epoch
+			}
+			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+				api := srtmv1.NewAdminServiceClient(conn)
+				removed := ""
+				if whole {
+					present, err := api.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: r.Spec.GetName()})
+					if err != nil {
+						return err
+					}
+					// What is said is what is done, or nothing is.
+					r.ExpectedEpoch = cmp.Or(r.ExpectedEpoch, present.GetTopic().GetEpoch())
+					removed = lost(present.GetTopic().GetSpec(), r.Spec)
+					fmt.Fprintf(cmd.ErrOrStderr(), "--replace removes from topic %s:%s", r.Spec.GetName(), removed)
+				}
+				updated, err := api.UpdateTopic(ctx, r)
+				if err != nil {
+					return err
+				}
+				if whole {
+					fmt.Fprintf(cmd.ErrOrStderr(), "replaced; removed:%s", removed)
+				}
+				if c.output == formJSON {
+					return writeProto(cmd.OutOrStdout(), updated.GetTopic())
+				}
+				return describe(cmd.OutOrStdout(), updated.GetTopic())
+			})
+		},
+	}
+	n.flags(cmd)
+	cmd.Flags().BoolVar(&whole, "replace", false, "replace the whole specification")
+	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "`epoch` that the topic must have, as describe shows it; 0: any. Without it that of --file, or with --replace the present one")
+	c.flags(cmd)
+	return cmd
+}
+
+// change is the request for what the flags or the file say.
+func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopicRequest, error) {
+	r := &srtmv1.UpdateTopicRequest{UpdateMask: &fieldmaskpb.FieldMask{}}
+	paths := &r.UpdateMask.Paths
+	var err error
+	if n.file != "" {
+		var text json.RawMessage
+		if r.Spec, text, r.ExpectedEpoch, err = n.read(cmd, args); err != nil {
+			return nil, err
+		}
+		*paths = fields("", text, r.Spec.ProtoReflect().Descriptor())
+	} else {
+		if r.Spec, err = n.spec(cmd, args); err != nil {
+			return nil, err
+		}
+		for _, flag := range slices.Sorted(maps.Keys(fieldOf)) {
+			if cmd.Flags().Changed(flag) {
+				*paths = append(*paths, fieldOf[flag])
+			}
+		}
+	}
+	if len(*paths) == 0 {
+		return nil, usagef("nothing is to be changed")
+	}
+	// A loaddistributor that knows no masks would replace the whole specification: it
+	// is to refuse. One that does looks at no other fields than those of the mask.
+	const refuse = "a loaddistributor that knows no update_mask is to refuse this"
+	if !slices.Contains(*paths, fieldOf["policy"]) {
+		r.Spec.PlacementPolicy = refuse
+	} else if !slices.Contains(*paths, fieldOf["share-rule"]) {
+		r.Spec.ShareRule = refuse
+	}
+	return r, nil
+}
+
+// fields returns the paths of a specification's fields that its JSON has, the name
+// left out.
+func fields(prefix string, text json.RawMessage, of protoreflect.MessageDescriptor) (paths []string) {
+	var object map[string]json.RawMessage
+	if json.Unmarshal(text, &object) != nil {
+		return nil // null: left out
+	}
+	for _, key := range slices.Sorted(maps.Keys(object)) {
+		field := of.Fields().ByTextName(key)
+		if field == nil {
+			field = of.Fields().ByJSONName(key)
+		}
+		path := prefix + string(field.Name()) // protojson has refused all others
+		message := field.Message()
+		switch {
+		case path == "name" || string(object[key]) == "null":
+		case message != nil && !field.IsList() && message.ParentFile().Package() == "srtm.v1":
+			paths = append(paths, fields(path+".", object[key], message)...)
+		default:
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// shownIDs is how many ids of publishers a list of what is removed names.
+const shownIDs = 5
+
+// lost says in lines what of one specification is not in another, and what becomes
+// something else without being a number that was given.
+func lost(from, to *srtmv1.TopicSpec) string {
+	var lines []string
+	keep := map[string]bool{}
+	for _, p := range to.GetPublishers() {
+		keep[p.GetId()] = true
+	}
+	var gone []string
+	for _, p := range from.GetPublishers() {
+		if !keep[p.GetId()] {
+			gone = append(gone, p.GetId())
+		}
+	}
+	if n := len(gone); n > 0 {
+		text := fmt.Sprintf("publishers: %d of %d: %s", n, len(from.GetPublishers()), strings.Join(gone[:min(n, shownIDs)], ", "))
+		if n > shownIDs {
+			text += ", ..."
+		}
+		lines = append(lines, text)
+	}
+	counts := map[string]int32{}
+	for _, g := range to.GetGroups() {
+		counts[g.GetKey()] = g.GetCount()
+	}
+	for _, g := range from.GetGroups() {
+		if less := g.GetCount() - counts[g.GetKey()]; less > 0 {
+			lines = append(lines, fmt.Sprintf("publishers of group %q: %d of %d", g.GetKey(), less, g.GetCount()))
+		}
+	}
+	for _, channel := range from.GetChannels() {
+		if !slices.Contains(to.GetChannels(), channel) {
+			lines = append(lines, "channel "+channel+" (it stays on brokers that have it)")
+		}
+	}
+	becomes := func(what, was, is string) {
+		if was != is {
+			lines = append(lines, fmt.Sprintf("%s %s: becomes %s", what, was, is))
+		}
+	}
+	becomes("SLO", sloText(from.GetContract().GetSlo()), sloText(to.GetContract().GetSlo()))
+	overLimit := func(s *srtmv1.TopicSpec) string {
+		if s.GetContract().GetOverLimit() == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT {
+			return "reject"
+		}
+		return "delay"
+	}
+	becomes("over limit", overLimit(from), overLimit(to))
+	becomes("policy", from.GetPlacementPolicy(), cmp.Or(to.GetPlacementPolicy(), from.GetPlacementPolicy()))
+	becomes("share rule", from.GetShareRule(), cmp.Or(to.GetShareRule(), from.GetShareRule()))
+	if len(lines) == 0 {
+		return " nothing\n"
+	}
+	return "\n  " + strings.Join(lines, "\n  ") + "\n"
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/tools/srtm/cluster"
+)
+
+// `topic update --rate --burst` removed 20 publishers and a channel, and made an SLO of
+// 10 ms one of 1 ms.
+func TestAnUpdateNamesWhatItChanges(t *testing.T) {
+	a := &admin{}
+	address := serve(t, a)
+	file := filepath.Join(t.TempDir(), "part.json")
+	if err := os.WriteFile(file, []byte(`{"name":"sensors","contract":{"rateMilli":"5000","slo":{"latency":"1s"},"over_limit":null},"channels":[]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for flags, want := range map[string][]string{
+		"--rate=5 --burst=7":                                   {"contract.burst", "contract.rate_milli"},
+		"--slo-latency=10ms":                                   {"contract.slo.latency"},
+		"--slo-quantile=0.9 --group=a:1:1":                     {"contract.slo.quantile", "groups"},
+		"--publisher=a:b:1 --channel=x":                        {"channels", "publishers"},
+		"--over-limit=delay --policy=conc --share-rule=static": {"contract.over_limit", "placement_policy", "share_rule"},
+		"--file=" + file:                                       {"channels", "contract.rate_milli", "contract.slo.latency"},
+	} {
+		if _, _, err := srtm(t, address, append([]string{"topic", "update", "sensors", "--epoch=9"}, strings.Fields(flags)...)...); err != nil {
+			t.Fatalf("%s: %v", flags, err)
+		}
+		got := slices.Sorted(slices.Values(a.updated.GetUpdateMask().GetPaths()))
+		if !slices.Equal(got, want) || a.updated.ExpectedEpoch != 9 || a.updated.Spec.Name != "sensors" {
+			t.Errorf("%s: sent %v, want %v", flags, a.updated, want)
+		}
+		// One that knows no mask refuses it, but where all that it could refuse was given.
+		refused := strings.Contains(a.updated.Spec.PlacementPolicy+a.updated.Spec.ShareRule, "update_mask")
+		if refused == strings.Contains(flags, "--policy") {
+			t.Errorf("%s: sent %v", flags, a.updated.Spec)
+		}
+	}
+	a.updated = nil
+	for _, args := range [][]string{
+		{"topic", "update", "sensors"}, {"topic", "update", "sensors", "--epoch=3"}, {"topic", "update", "sensors", "--file", file, "--rate=1"},
+	} {
+		if _, _, err := srtm(t, address, args...); !errors.As(err, new(lifecycle.UsageError)) || a.updated != nil {
+			t.Errorf("%v: %v, sent %v", args, err, a.updated)
+		}
+	}
+}
+
+func TestAReplacementSaysWhatItRemoves(t *testing.T) {
+	contract := func(latency time.Duration) *srtmv1.Contract {
+		return &srtmv1.Contract{RateMilli: 5000, Burst: 7, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(latency)}}
+	}
+	before := &srtmv1.TopicSpec{
+		Name: "sensors", Contract: contract(10 * time.Millisecond), PlacementPolicy: "conc", ShareRule: "sqrt", Channels: []string{"a", "b"},
+		Groups: []*srtmv1.PublisherGroup{{Key: "g", Count: 5}, {Key: "h", Count: 5}},
+	}
+	for _, id := range strings.Fields("p1 p2 p3 p4 p5 p6 p7") {
+		before.Publishers = append(before.Publishers, &srtmv1.Publisher{Id: id})
+	}
+	before.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
+	after := &srtmv1.TopicSpec{
+		Name: "sensors", Contract: contract(time.Millisecond), PlacementPolicy: "srtm", Channels: []string{"b", "c"},
+		Publishers: []*srtmv1.Publisher{{Id: "p1"}}, Groups: []*srtmv1.PublisherGroup{{Key: "g", Count: 4}},
+	}
+	want := `
+  publishers: 6 of 7: p2, p3, p4, p5, p6, ...
+  publishers of group "g": 1 of 5
+  publishers of group "h": 5 of 5
+  channel a (it stays on brokers that have it)
+  SLO 99 % within 10ms: becomes 99 % within 1ms
+  over limit reject: becomes delay
+  policy conc: becomes srtm
+`
+	if got := lost(before, after); got != want {
+		t.Errorf("it says%s", got)
+	}
+	if got := lost(before, before); got != " nothing\n" {
+		t.Errorf("it says %q", got)
+	}
+
+	a := &admin{}
+	_, said, err := srtm(t, serve(t, a), "topic", "update", "sensors", "--replace", "--rate=5", "--burst=7", "--slo-latency=2ms")
+	if err != nil || a.updated.UpdateMask != nil || a.updated.ExpectedEpoch != 3 || a.updated.Spec.GetContract().GetBurst() != 7 || a.updated.Spec.PlacementPolicy != "srtm" {
+		t.Errorf("%v, sent %v", err, a.updated)
+	}
+	for _, line := range []string{"--replace removes from topic sensors:\n", "replaced; removed:\n", "SLO 99 % within 1ms: becomes 99 % within 2ms"} {
+		if !strings.Contains(said, line) {
+			t.Errorf("it says %q", said)
+		}
+	}
+}
+
+// What describe prints is a specification for update, and the one that the topic has.
+func TestDescribeAndUpdateInACluster(t *testing.T) {
+	c := realCluster(t)
+	out := func(stdin string, args ...string) string {
+		t.Helper()
+		var stdout, stderr bytes.Buffer
+		if err := run(t.Context(), append(args, "--loaddistributor-address", c.GRPC), strings.NewReader(stdin), &stdout, &stderr); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, stderr.String())
+		}
+		return stdout.String()
+	}
+	out("", "topic", "create", "sensors", "--rate=250.5", "--burst=9", "--slo-latency=10ms", "--slo-quantile=0.9", "--over-limit=reject",
+		"--policy=maxmin", "--group=north:10:0.1:4", "--group=:2:1", "--publisher=p1:south:0.3", "--channel=a", "--channel=b")
+	described := out("", "topic", "describe", "sensors", "--output=json")
+	describe := func() string { return out("", "topic", "describe", "sensors", "--output=json") }
+	specOf := func(text string) string { return text[:strings.Index(text, `"status"`)] }
+
+	out(described, "topic", "update", "sensors", "--file=-")
+	if now := describe(); specOf(now) != specOf(described) {
+		t.Errorf("it was\n%s\nand is\n%s", described, now)
+	}
+
+	out("", "topic", "update", "sensors", "--rate=300", "--burst=12")
+	want := strings.NewReplacer(`"250500"`, `"300000"`, `"burst": "9"`, `"burst": "12"`).Replace(described)
+	only := func(text string) string { return text[:strings.Index(text, `"state"`)] }
+	if now := describe(); only(now) != only(want) {
+		t.Errorf("it is\n%s\nwant\n%s", now, want)
+	}
+
+	// What was described before is out of date.
+	var stdout, stderr bytes.Buffer
+	err := run(t.Context(), []string{"topic", "update", "sensors", "--file=-", "--loaddistributor-address", c.GRPC}, strings.NewReader(described), &stdout, &stderr)
+	if err == nil || !strings.Contains(err.Error(), "it has changed since it was read") {
+		t.Errorf("%v", err)
+	}
+	out(described, "topic", "update", "sensors", "--file=-", "--epoch=0")
+	if now := describe(); only(now) != only(described) {
+		t.Errorf("it is\n%s\nwant\n%s", now, described)
+	}
+}
+
+// realCluster runs the daemons, with one broker, "broker1".
+func realCluster(t *testing.T) *cluster.Cluster {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
+		if err := daemon.Build(t.Context(), "github.com/srtm-io/srtm/"+name, filepath.Join(dir, name), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := cluster.Start(t.Context(), cluster.Config{Brokers: 1, Mcap: 1000, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
