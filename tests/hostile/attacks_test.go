@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/nsqd/pack"
@@ -112,6 +113,52 @@ var attacks = []attack{
 			return err
 		},
 	},
+	{
+		// Without end: each topic took memory and a place in every listing.
+		name:  "topics without end",
+		flags: few,
+		strike: func(ctx context.Context, b *broker) error {
+			var in []byte
+			for range 50 {
+				in = wire.AppendPub(in, fmt.Sprintf("made-up-%d", made.Add(1)), []byte("x"))
+			}
+			return ended(b.send(ctx, in))
+		},
+		every: 20 * time.Millisecond,
+		check: func(b *broker) error { return b.refused("srtm_nsqd_names_refused_total") },
+	},
+	{
+		// All descriptors: nothing could be stored any more.
+		name:  "connections without end",
+		flags: few,
+		strike: func(ctx context.Context, b *broker) error {
+			for range 60 {
+				nc, err := b.dial()
+				if err != nil {
+					return ended(err)
+				}
+				defer nc.Close()
+			}
+			<-ctx.Done()
+			return nil
+		},
+		every: 50 * time.Millisecond,
+		check: func(b *broker) error { return b.refused("srtm_nsqd_connections_refused_total") },
+	},
+}
+
+// few are bounds that are reached at once.
+var few = []string{"--max-topics=200", "--max-connections=50"}
+
+var made atomic.Uint64 // names that nobody else uses
+
+// refused is an error unless the metric, of what the broker refused, counts.
+func (b *broker) refused(metric string) error {
+	n, err := b.metric(metric)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%s is 0: nothing was refused", metric)
+	}
+	return err
 }
 
 var million = sync.OnceValue(func() []byte {
