@@ -299,7 +299,8 @@ func (d *daemon) close() error {
 	return errors.Join(errs...)
 }
 
-// storeAtEnd ends publishers at a message boundary and stores what is held.
+// storeAtEnd ends publishers at a message boundary and stores what is held; if a
+// drain is asked for, what that leaves.
 func (d *daemon) storeAtEnd(ctx context.Context) error {
 	<-ctx.Done()
 	release := lifecycle.Hold(ctx) // a slow disk is no reason to lose anything

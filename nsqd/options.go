@@ -219,7 +219,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.Var(&o.TopicLimits, "topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated")
 	fs.DurationVar(&o.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
 	fs.DurationVar(&o.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
-	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, once all is stored")
+	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM before what is left is stored; whoever kills nsqd within that loses what memory holds")
 
 	fs.Int64Var(&o.MemoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
 
