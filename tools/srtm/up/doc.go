@@ -6,7 +6,7 @@
 // cluster goes through the public API.
 //
 // A run (run.go) is: start the cluster; calibrate, which finds out what load
-// this machine carries and how large a burst it has; one phase with SRTM's
-// placement and one with a split over all brokers, with the same publishers,
-// contract and seed; report.
+// this machine carries and how late it is; derive the contract (derive.go); one
+// phase with SRTM's placement and one with a split over all brokers, with the
+// same publishers, contract and seed; report.
 package up
