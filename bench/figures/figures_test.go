@@ -43,7 +43,7 @@ func read(t *testing.T, path string) string {
 }
 
 func TestTheSameSeedGivesTheSameFiles(t *testing.T) {
-	a, b := makeFigures(t, "--only=6", "--seed=5"), makeFigures(t, "--only=6", "--seed=5")
+	a, b := makeFigures(t, "--only=6", "--seed=5", "--seconds=0.1"), makeFigures(t, "--only=6", "--seed=5", "--seconds=0.1")
 	files := 0
 	err := fs.WalkDir(os.DirFS(a), ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -61,7 +61,7 @@ func TestTheSameSeedGivesTheSameFiles(t *testing.T) {
 	if files != 5 {
 		t.Errorf("%d files, want two plots with their tables, and the rows", files)
 	}
-	other := makeFigures(t, "--only=6", "--seed=6")
+	other := makeFigures(t, "--only=6", "--seed=6", "--seconds=0.1")
 	if read(t, filepath.Join(a, "fig6a.csv")) == read(t, filepath.Join(other, "fig6a.csv")) {
 		t.Error("seeds 5 and 6 gave the same")
 	}
