@@ -198,16 +198,24 @@ func (l *loop) run() {
 			l.inbox.asleep = false
 			l.inbox.Unlock()
 		}
+		began := clock.Mono()
 		for i := range events {
 			l.serve(&events[i])
 			if l.took >= loopBuffer {
 				l.breathe()
 			}
 		}
+		carriedOut := clock.Mono()
 		l.takeInbox()
 		l.flushAll()
 		l.forget()
-		l.expire(clock.Mono())
+		now := clock.Mono()
+		l.srv.slow.note(CauseCommands, began, carriedOut)
+		l.srv.slow.note(CauseOutput, carriedOut, now)
+		if !now.Before(l.due.next()) {
+			l.expire(now)
+			l.srv.slow.note(CauseTimers, now, clock.Mono())
+		}
 	}
 }
 

@@ -103,6 +103,7 @@ type Server struct {
 	// Atomic: written by clients, read for display.
 	accepted atomic.Uint64
 	refused  atomic.Uint64 // because of MaxConnections or descriptors
+	slow     slowTurns     // of the loops
 	faults   atomic.Uint64 // connections closed for a fatal protocol error
 	turn     atomic.Uint32 // of the loops, to get a connection
 	rows     sync.Pool     // of *row, empty
@@ -314,6 +315,9 @@ type Stats struct {
 	Accepted    uint64 // since the start
 	Refused     uint64 // over the limit, or accept failed
 	Faults      uint64 // closed for a fatal protocol error
+	// SlowTurns counts the parts of event loops' turns that took longer than 5 ms,
+	// by Cause.
+	SlowTurns [causes]uint64
 }
 
 // Stats returns the server's figures.
@@ -321,5 +325,9 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	n := len(s.mu.clients)
 	s.mu.Unlock()
-	return Stats{Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Faults: s.faults.Load()}
+	st := Stats{Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Faults: s.faults.Load()}
+	for c := range s.slow {
+		st.SlowTurns[c] = s.slow[c].Load()
+	}
+	return st
 }

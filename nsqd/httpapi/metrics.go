@@ -5,6 +5,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
 // collector turns the broker's figures into metrics when they are asked for.
@@ -24,6 +25,7 @@ var (
 	descWebRefused  = desc("http_connections_refused_total", "Connections for HTTP refused: there are as many as there may be.")
 	descBodies      = desc("http_bodies_refused_total", "Requests refused: the bodies of all take as much memory as they may.")
 	descNames       = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
+	descSlowTurns   = desc("loop_slow_turns_total", "Parts of event loops' turns that took longer than 5 ms: commands, output, timers.", "cause")
 	descLookupd     = desc("nsqlookupd_connected", "1 while the nsqlookupd is kept informed.", "address")
 	descLookupdLost = desc("nsqlookupd_failures_total", "Connections to the nsqlookupd that ended, or did not come about.", "address")
 	descAuth        = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
@@ -77,6 +79,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descAccepted, conns.Accepted)
 	counter(descRefused, conns.Refused)
 	counter(descFaults, conns.Faults)
+	for c, n := range conns.SlowTurns {
+		counter(descSlowTurns, n, conn.Cause(c).String())
+	}
 	counter(descBodies, c.api.refused.Load())
 	if c.api.cfg.Connections != nil {
 		open, refused := c.api.cfg.Connections()

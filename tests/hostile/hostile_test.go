@@ -108,6 +108,8 @@ func TestOthersAreNotHurt(t *testing.T) {
 					t.Fatalf("the others' p99 is %.1f times the quiet one, and may be %d times", ratio, worst)
 				}
 			}
+			slow, err := b.metric("srtm_nsqd_loop_slow_turns_total")
+			t.Logf("parts of turns longer than 5 ms, the machine's own included: %.0f %v", slow, err)
 			if a.check != nil {
 				if err := a.check(b); err != nil {
 					t.Error(err)

@@ -1,0 +1,26 @@
+package conn
+
+import (
+	"testing"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+func TestSlowTurnsAreCountedByTheirCause(t *testing.T) {
+	var s Server
+	const at = stamp.Mono(1e9)
+	s.slow.note(CauseCommands, at, at.Add(slowTurn))
+	s.slow.note(CauseCommands, at, at.Add(slowTurn+1))
+	s.slow.note(CauseTimers, at, at.Add(2*slowTurn))
+	got := s.Stats().SlowTurns
+	if want := [causes]uint64{CauseCommands: 1, CauseTimers: 1}; got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+	seen := map[string]bool{}
+	for c := range got {
+		seen[Cause(c).String()] = true
+	}
+	if len(seen) != int(causes) || seen[""] {
+		t.Errorf("causes are called %v", seen)
+	}
+}
