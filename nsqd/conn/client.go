@@ -239,7 +239,7 @@ func (c *client) read() error {
 		n, err := c.in.Read(c.buf[c.w:])
 		c.w += n
 		if p := c.unpacking; p != nil {
-			// Less than what a read has at 16 MB/s: nobody has to end it.
+			// Less than what a read has at 8 MB/s: nobody has to end it.
 			time.Sleep(p.pace.take(clock.Mono(), n, p.came))
 			p.came = 0
 		}
