@@ -46,7 +46,7 @@ const unpackBuffer = 2 << 10
 // costs him the network as anybody else.
 const (
 	unpackRatio = 8        // bytes for each that came
-	unpackRate  = 16 << 20 // bytes a second beside those
+	unpackRate  = 8 << 20  // bytes a second beside those
 	unpackBurst = 64 << 10 // of them at once, and the rest of a read
 )
 
