@@ -91,19 +91,25 @@ var _ = Describe("a connection that is away", func() {
 	})
 
 	It("gives its descriptor back when the peer has gone", func() {
-		before := descriptors()
-		for i := range 4 {
-			p := away(nil)
-			if i%2 == 0 {
-				Expect(p.nc.(*net.TCPConn).SetLinger(0)).To(Succeed()) // a reset
+		leave := func() {
+			for i := range 4 {
+				p := away(nil)
+				if i%2 == 0 {
+					Expect(p.nc.(*net.TCPConn).SetLinger(0)).To(Succeed()) // a reset
+				}
+				Expect(p.nc.Close()).To(Succeed())
 			}
-			Expect(p.nc.Close()).To(Succeed())
+			for range 4 {
+				Eventually(s.gone).WithTimeout(20*time.Second).Should(Receive(), "the question is taken back")
+			}
+			Eventually(func() int { return n.server.Stats().Connections }).WithTimeout(20 * time.Second).Should(BeZero())
+		}
+		leave() // the loops have opened what they need; one may not have closed the last ones yet
+		before := descriptors()
+		for range 3 {
+			leave()
 		}
 		Eventually(descriptors).WithTimeout(20 * time.Second).Should(BeNumerically("<=", before))
-		for range 4 {
-			Eventually(s.gone).WithTimeout(20*time.Second).Should(Receive(), "the question is taken back")
-		}
-		Eventually(func() int { return n.server.Stats().Connections }).WithTimeout(20 * time.Second).Should(BeZero())
 	})
 
 	It("answers a peer that has only ended its own side", func() {

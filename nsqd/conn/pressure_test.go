@@ -59,7 +59,7 @@ var _ = overBoth("a peer that is slow", func() {
 	})
 
 	It("loses its messages to others when it takes nothing for the write timeout", func() {
-		n := start(func(_ *broker.Config, c *conn.Config) { c.WriteTimeout = 100 * time.Millisecond })
+		n := start(func(_ *broker.Config, c *conn.Config) { c.WriteTimeout = time.Second })
 		dead := n.dialNarrow()
 		dead.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 2500))
 		dead.expect(wire.FrameResponse, "OK")
