@@ -26,11 +26,12 @@ type Progress struct {
 	Message string // for people
 }
 
-// creation is a topic on its way. All but the first three are guarded by
+// creation is a topic on its way. All but the first four are guarded by
 // Controller.mu.
 type creation struct {
 	spec   *catalog.Spec
 	key    string
+	on     string // the broker that is to be measured; empty: as placed
 	cancel context.CancelCauseFunc
 
 	waiters int
@@ -54,15 +55,17 @@ const placeAttempts = 8
 // context ends, it is rolled back. tell is called with each step; its error
 // counts as the end of the context.
 //
+// With a broker, it is on that one alone and takes nothing of its capacity.
+//
 // Errors: ErrNotCommitted (it may have been created all the same: repeat it with
 // its key); catalog.ErrTopicExists, ErrKeyReused; placement.FieldErrors,
-// *placement.Infeasible; *BrokerError, *AdaptorError, ErrUnsteady, ErrClosing;
+// *placement.Infeasible; catalog.ErrBrokerUnknown; *BrokerError, *AdaptorError, ErrUnsteady, ErrClosing;
 // the context's.
-func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key string, tell func(Progress) error) (catalog.Topic, error) {
+func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on string, tell func(Progress) error) (catalog.Topic, error) {
 	if err := c.following(); err != nil {
 		return catalog.Topic{}, err
 	}
-	cr, topic, err := c.begin(spec, key)
+	cr, topic, err := c.begin(spec, key, on)
 	if cr == nil {
 		return topic, err
 	}
@@ -91,7 +94,7 @@ func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key string,
 
 // begin starts a creation or joins the one that the key names; a nil creation
 // with a nil error is a topic that is there already.
-func (c *Controller) begin(spec *catalog.Spec, key string) (*creation, catalog.Topic, error) {
+func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catalog.Topic, error) {
 	name := spec.Name()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +128,7 @@ func (c *Controller) begin(spec *catalog.Spec, key string) (*creation, catalog.T
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	cr := &creation{spec: spec, key: key, cancel: cancel, waiters: 1, changed: make(chan struct{})}
+	cr := &creation{spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.mu.creating[name] = cr
 	c.work.Add(1)
 	go func() {
@@ -247,9 +250,19 @@ func (c *Controller) place(ctx context.Context, cr *creation) (placement.Plan, e
 		}
 		c.mu.RLock()
 		snapshot := c.mu.next.Snapshot()
+		measured, _ := c.mu.next.Broker(cr.on)
 		c.mu.RUnlock()
 		c.step(cr, Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s on %d brokers", cr.spec.Demand.Rate, len(snapshot))})
-		plan, err := placement.Place(cr.spec.Policy, snapshot, cr.spec.Demand, c.placing.rng)
+		var plan placement.Plan
+		var err error
+		switch {
+		case cr.on == "":
+			plan, err = placement.Place(cr.spec.Policy, snapshot, cr.spec.Demand, c.placing.rng)
+		case measured.Connected:
+			plan = placement.Unreserved(cr.spec.Policy, cr.on, cr.spec.Demand)
+		default:
+			err = fmt.Errorf("broker %q is away or unknown: %w", cr.on, catalog.ErrBrokerUnknown)
+		}
 		if err != nil {
 			return placement.Plan{}, err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -36,6 +38,44 @@ func fails(code codes.Code, reason string) OmegaMatcher {
 		return s.Code().String() + " without a reason: " + s.Message()
 	}, Equal(code.String()+" "+reason))
 }
+
+var _ = Describe("Measuring a broker", func() {
+	It("has a topic on it alone, beside its capacity, drained or full", func() {
+		data := &store.Memory{}
+		c := newCluster(setup{data: data})
+		c.join("b1", 600, agenttest.New())
+		b2 := c.join("b2", 400, agenttest.New())
+		c.mustCreate(spec("full", 1000, 10))
+		c.drain("b2")
+		measure := func(id string, s *srtmv1.TopicSpec, key string) error {
+			stream, err := c.admin.CreateTopic(context.Background(), &srtmv1.CreateTopicRequest{Spec: s, MeasuredBrokerId: id, IdempotencyKey: key})
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		s := spec("m", 1_000_000, 1_000_000)
+		Expect(status.Code(measure("b2", s, ""))).To(Equal(codes.InvalidArgument), "with publishers")
+		s.Groups = nil
+		Expect(status.Code(measure("b2", s, "key"))).To(Equal(codes.InvalidArgument))
+		Expect(status.Code(measure("b3", s, ""))).To(Equal(codes.NotFound))
+		Expect(measure("b2", s, "")).To(Succeed())
+		Expect(c.broker("b2").Allocated).To(BeEquivalentTo(400))
+		Expect(c.shares("m")).To(Equal(map[string]string{"b2": "1000000000/1000000"}))
+
+		// It stays there, also for another leader.
+		c.stop()
+		c = newCluster(setup{data: data, address: c.address})
+		Eventually(c.state("m")).Should(Equal("ACTIVE"))
+		Consistently(func() int { return len(c.topic("m").Quotas) }, "2s").Should(Equal(1))
+		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "m"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(has(b2.node, "m")()).To(BeFalse())
+	})
+})
 
 var _ = Describe("Creating a topic", func() {
 	It("places it, prepares the brokers, grants the shares, and then it is active", func() {
@@ -291,7 +331,7 @@ var _ = Describe("Creating a topic", func() {
 				_, err := c.control.Create(ctx, &catalog.Spec{
 					Demand: placement.Demand{Topic: "t", Rate: 50, RateMilli: 50_000, Burst: 5},
 					SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Millisecond}, Policy: "srtm", ShareRule: "static",
-				}, "", func(controller.Progress) error { return nil })
+				}, "", "", func(controller.Progress) error { return nil })
 				done <- err
 			}()
 			Eventually(entered).Should(BeClosed())

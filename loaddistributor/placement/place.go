@@ -50,7 +50,7 @@ type Plan struct {
 // Quota is what one broker of a plan gets.
 type Quota struct {
 	Broker string
-	// Rate is its part of the demand's rate, msg/s; 1 to its rcap.
+	// Rate is its part of the demand's rate, msg/s; 1 to its rcap, or 0 if Unreserved.
 	Rate int64
 	// Publishers are indices into Demand.Expand(), ascending. Empty where the
 	// demand has none, and possibly where the quota's proportion of them is
@@ -168,6 +168,14 @@ func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d De
 		}
 	}
 	return plan
+}
+
+// Unreserved puts all of a demand without publishers on one broker, beside what that
+// has promised: its quota is 0. Requires: d is valid.
+func Unreserved(policy, broker string, d Demand) Plan {
+	return Plan{Policy: policy, K: 1, Quotas: []Quota{{
+		Broker: broker, Groups: map[string]int{}, Share: tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst},
+	}}}
 }
 
 // divide chooses brokers, as ascending indices, and their quotas, all > 0.

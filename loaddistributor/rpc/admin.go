@@ -28,7 +28,7 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 	if err != nil {
 		return toStatus(err)
 	}
-	topic, err := s.controller.Create(stream.Context(), spec, req.IdempotencyKey, func(p controller.Progress) error {
+	topic, err := s.controller.Create(stream.Context(), spec, req.IdempotencyKey, req.MeasuredBrokerId, func(p controller.Progress) error {
 		state := srtmv1.TopicState_TOPIC_STATE_PREPARING
 		if p.Placing {
 			state = srtmv1.TopicState_TOPIC_STATE_PLACING

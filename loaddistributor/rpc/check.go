@@ -44,6 +44,9 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		bad.add("spec", "is missing")
 		return nil, bad
 	}
+	if req.MeasuredBrokerId != "" && (len(p.Publishers)+len(p.Groups) > 0 || req.IdempotencyKey != "") {
+		bad.add("measured_broker_id", "goes with neither publishers nor an idempotency_key")
+	}
 	spec := &catalog.Spec{
 		Demand: placement.Demand{
 			Topic:     p.Name,

@@ -12,10 +12,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate/search"
 )
 
 // calibration is what `srtm broker calibrate` prints.
@@ -46,8 +51,10 @@ func brokerCalibrateCommand() *cobra.Command {
 		Long: `calibrate sends a running broker messages of many Poisson publishers, at rates that
 double until the SLO is missed and then close in on the greatest rate that keeps
 it, which is asked once more: the broker's mcap. One subscriber finishes every
-message. BROKER is an id that the loaddistributor knows; without one, the broker is
-at --nsqd-tcp-address and --nsqd-http-address, and has neither TLS nor AUTH.
+message. BROKER is the id of a broker in a cluster; the loaddistributor creates the
+topics on it, and on it alone. Without one, the broker is in no cluster, and is at
+--nsqd-tcp-address and --nsqd-http-address; with --apply it says its id itself. All of
+it is in clear: a broker that requires TLS or AUTH cannot be measured while it does.
 
 A rate is judged by the broker's own delivery latencies, from the arrival in its
 kernel to the write to the subscriber. A rate that this program could not send in
@@ -55,7 +62,8 @@ time (at the SLO's quantile, within half of its latency) counts as not offered, 
 as missed: then the mcap is at least what is printed. On the broker's own machine
 that is soon so; run it on another.
 
-The topics are ephemeral and gone afterwards. A broker that carries topics is
+The topics are gone afterwards; those in a cluster (srtm-calibrate-...) only if this
+program is not killed, and srtm topic delete removes them then. A broker that carries topics is
 refused, for they would be disturbed, and would disturb; --force measures what is
 left beside them. --apply tells the loaddistributor what was found, to place by,
 until srtm broker capacity says otherwise.
@@ -102,6 +110,9 @@ wrong.`,
 					return err
 				}
 			}
+			if id != "" {
+				cfg.Create, cfg.Remove = c.measured(id, cfg.SLO)
+			}
 			return c.calibrate(cmd, cfg, id, apply)
 		},
 	}
@@ -144,6 +155,42 @@ func addresses(ctx context.Context, conn *grpc.ClientConn, id string) (tcp, http
 		}
 	}
 	return "", "", fmt.Errorf("the loaddistributor knows no broker %q", id)
+}
+
+// measured returns what creates and deletes topics on a broker of a cluster, where only
+// the loaddistributor does.
+func (c *cli) measured(id string, slo search.SLO) (create, remove func(context.Context, string) error) {
+	create = func(ctx context.Context, topic string) error {
+		return c.callWithin(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
+			stream, err := srtmv1.NewAdminServiceClient(conn).CreateTopic(ctx, &srtmv1.CreateTopicRequest{
+				MeasuredBrokerId: id,
+				Spec: &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{
+					RateMilli: int64(tokenbucket.MaxRate), Burst: tokenbucket.MaxBurst,
+					Slo: &srtmv1.Slo{Quantile: slo.Quantile, Latency: durationpb.New(slo.Latency)},
+				}},
+			})
+			if err != nil {
+				return err
+			}
+			for {
+				if _, err := stream.Recv(); errors.Is(err, io.EOF) {
+					return nil
+				} else if err != nil {
+					return err
+				}
+			}
+		})
+	}
+	remove = func(ctx context.Context, topic string) error {
+		return c.callWithin(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
+			_, err := srtmv1.NewAdminServiceClient(conn).DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: topic})
+			if status.Code(err) == codes.NotFound {
+				return nil
+			}
+			return err
+		})
+	}
+	return create, remove
 }
 
 func (c *cli) calibrate(cmd *cobra.Command, cfg calibrate.Config, id string, apply bool) error {

@@ -14,6 +14,51 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
+// In a cluster no client creates a topic: the loaddistributor does, on the broker alone,
+// however much has been promised there, and deletes it.
+func TestCalibrateInACluster(t *testing.T) {
+	c := realCluster(t, 300)
+	run := func(args ...string) (stdout string, err error) {
+		t.Helper()
+		stdout, _, err = srtm(t, c.GRPC, args...)
+		return stdout, err
+	}
+	calibrate := func(args ...string) (stdout string, err error) {
+		t.Helper()
+		return run(append([]string{
+			"broker", "calibrate", "--first=400", "--least=100", "--most=400", "--slo-quantile=0.9", "--slo-latency=10s",
+			"--settle=100ms", "--step=600ms", "--connections=5",
+		}, args...)...)
+	}
+	mcap := func() string {
+		t.Helper()
+		out, err := run("broker", "list", "--output=json")
+		var all []struct {
+			Allocated string
+			Mcap      string `json:"calibrated_mcap"`
+			Topics    []string
+		}
+		if err != nil || json.Unmarshal([]byte(out), &all) != nil || len(all) != 1 {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return strings.Join(append(all[0].Topics, all[0].Allocated, all[0].Mcap), " ")
+	}
+	out, err := calibrate("broker1", "--apply")
+	if err != nil || !strings.Contains(out, "broker broker1, p90 within 10s: mcap at least 400 msg/s") || mcap() != "0 400" {
+		t.Errorf("%v, %s\n%s", err, mcap(), out)
+	}
+
+	if out, err := run("topic", "create", "theirs", "--rate=400", "--burst=1"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if out, err := calibrate("broker1"); err == nil || !strings.Contains(err.Error(), "carries theirs; --force measures all the same") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, err := calibrate("broker1", "--force"); err != nil || mcap() != "theirs 400 400" {
+		t.Errorf("%v, %s\n%s", err, mcap(), out)
+	}
+}
+
 // A real broker, known to a loaddistributor under its id, is measured and what was
 // found is applied. Any machine carries what is tried.
 func TestCalibrate(t *testing.T) {
@@ -38,6 +83,7 @@ func TestCalibrate(t *testing.T) {
 	a := &admin{brokers: []*srtmv1.Broker{
 		{Id: "b1", TcpAddress: at[0], HttpAddress: at[1], Connected: true}, {Id: "b2", TcpAddress: at[0], HttpAddress: at[1]},
 	}}
+	a.delete = func(topic string) { post(t, "http://"+at[1]+"/topic/delete?topic="+topic) }
 	address := serve(t, a)
 	run := func(args ...string) (stdout, stderr string, err error) {
 		t.Helper()
@@ -98,11 +144,10 @@ func TestCalibrate(t *testing.T) {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
 
-	res, err := http.Post("http://"+at[1]+"/topic/create?topic=theirs", "", nil)
-	if err != nil {
-		t.Fatal(err)
+	if a.created.GetMeasuredBrokerId() != "b1" {
+		t.Errorf("created %v", a.created)
 	}
-	res.Body.Close()
+	post(t, "http://"+at[1]+"/topic/create?topic=theirs")
 	for want, args := range map[string][]string{
 		"carries theirs; --force measures all the same": {"b1"},
 		"broker b2 is gone":                             {"b2"},
@@ -122,4 +167,14 @@ func TestCalibrate(t *testing.T) {
 	if a.set != nil {
 		t.Errorf("set %v", a.set)
 	}
+}
+
+func post(t *testing.T, url string) {
+	t.Helper()
+	res, err := http.Post(url, "", nil)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	res.Body.Close()
 }

@@ -113,6 +113,11 @@ func (c *cli) flags(cmd *cobra.Command) {
 
 // call runs do with a connection to the loaddistributor.
 func (c *cli) call(cmd *cobra.Command, do func(context.Context, *grpc.ClientConn) error) error {
+	return c.callWithin(cmd.Context(), do)
+}
+
+// callWithin is call, until ctx ends.
+func (c *cli) callWithin(ctx context.Context, do func(context.Context, *grpc.ClientConn) error) error {
 	if c.output != formJSON && c.output != formTable {
 		return usagef("--output %q is neither json nor table", c.output)
 	}
@@ -123,7 +128,7 @@ func (c *cli) call(cmd *cobra.Command, do func(context.Context, *grpc.ClientConn
 	if c.options, err = c.trust.Load(""); err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	to := c.address
 	for attempt := 0; ; attempt++ {

@@ -34,6 +34,7 @@ type admin struct {
 	srtmv1.UnimplementedAdminServiceServer
 	created *srtmv1.CreateTopicRequest
 	deleted string
+	delete  func(topic string) // nil: nothing else is done
 	updated *srtmv1.UpdateTopicRequest
 	moved   *srtmv1.MovePublishersRequest
 	drained *srtmv1.DrainBrokerRequest
@@ -73,6 +74,9 @@ func (a *admin) ListTopics(_ context.Context, r *srtmv1.ListTopicsRequest) (*srt
 
 func (a *admin) DeleteTopic(_ context.Context, r *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
 	a.deleted = r.GetName()
+	if a.delete != nil {
+		a.delete(a.deleted)
+	}
 	return &srtmv1.DeleteTopicResponse{}, nil
 }
 

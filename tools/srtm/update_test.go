@@ -104,7 +104,7 @@ func TestAReplacementSaysWhatItRemoves(t *testing.T) {
 
 // What describe prints is a specification for update, and the one that the topic has.
 func TestDescribeAndUpdateInACluster(t *testing.T) {
-	c := realCluster(t)
+	c := realCluster(t, 1000)
 	out := func(stdin string, args ...string) string {
 		t.Helper()
 		var stdout, stderr bytes.Buffer
@@ -144,7 +144,7 @@ func TestDescribeAndUpdateInACluster(t *testing.T) {
 }
 
 // realCluster runs the daemons, with one broker, "broker1".
-func realCluster(t *testing.T) *cluster.Cluster {
+func realCluster(t *testing.T, mcap int64) *cluster.Cluster {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
@@ -152,7 +152,7 @@ func realCluster(t *testing.T) *cluster.Cluster {
 			t.Fatal(err)
 		}
 	}
-	c, err := cluster.Start(t.Context(), cluster.Config{Brokers: 1, Mcap: 1000, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
+	c, err := cluster.Start(t.Context(), cluster.Config{Brokers: 1, Mcap: mcap, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -973,8 +973,13 @@ type CreateTopicRequest struct {
 	// specification is FAILED_PRECONDITION. A key lives as long as its topic. Up
 	// to 128 bytes; empty: not idempotent.
 	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Put it on this broker alone, which is connected but may be draining, and take
+	// nothing of its capacity, whatever the contract: to measure what the broker carries,
+	// as srtm broker calibrate does. Without publishers and key; delete it afterwards.
+	// Empty: as placed. NOT_FOUND when there is no such broker.
+	MeasuredBrokerId string `protobuf:"bytes,3,opt,name=measured_broker_id,json=measuredBrokerId,proto3" json:"measured_broker_id,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *CreateTopicRequest) Reset() {
@@ -1017,6 +1022,13 @@ func (x *CreateTopicRequest) GetSpec() *TopicSpec {
 func (x *CreateTopicRequest) GetIdempotencyKey() string {
 	if x != nil {
 		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *CreateTopicRequest) GetMeasuredBrokerId() string {
+	if x != nil {
+		return x.MeasuredBrokerId
 	}
 	return ""
 }
@@ -1955,10 +1967,11 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"publishers\x12!\n" +
 	"\fmore_brokers\x18\x04 \x01(\x03R\vmoreBrokers\x12\x1f\n" +
 	"\vbroker_mcap\x18\x05 \x01(\x03R\n" +
-	"brokerMcap\"e\n" +
+	"brokerMcap\"\x93\x01\n" +
 	"\x12CreateTopicRequest\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12'\n" +
-	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x80\x01\n" +
+	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12,\n" +
+	"\x12measured_broker_id\x18\x03 \x01(\tR\x10measuredBrokerId\"\x80\x01\n" +
 	"\x13CreateTopicResponse\x12)\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12$\n" +

@@ -39,6 +39,10 @@ type Config struct {
 	Workers int
 	Seed    uint64
 	Logger  *slog.Logger
+	// Create makes a topic on the broker that lets everything through, and Remove
+	// deletes it, where clients cannot: in a cluster. nil: the broker creates topics,
+	// ephemeral ones.
+	Create, Remove func(ctx context.Context, topic string) error
 }
 
 // maxStretch is how much longer than Config.Step a step may take.
@@ -270,23 +274,34 @@ func (r *runner) figures(ctx context.Context, topic string) (topicFigures, error
 // step tries a rate.
 func (r *runner) step(ctx context.Context, rate int64) (step Step, err error) {
 	r.steps++
-	topic := fmt.Sprintf("%s%08x-%d#ephemeral", prefix, r.id, r.steps)
+	topic := fmt.Sprintf("%s%08x-%d", prefix, r.id, r.steps)
+	remove := r.cfg.Remove
+	if r.cfg.Create == nil {
+		topic, remove = topic+"#ephemeral", r.broker.remove
+	}
 	spec := r.cfg.spec(rate)
 	spec.Seed += uint64(r.steps)
 	l, err := load.Options{Spec: spec}.Build()
 	if err != nil {
 		return Step{}, err
 	}
-	// It is there until the holder is closed, also if this process is killed.
+	defer func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+		defer cancel()
+		err = errors.Join(err, remove(clean, topic))
+	}()
+	if r.cfg.Create != nil {
+		if err := r.cfg.Create(ctx, topic); err != nil {
+			return Step{}, fmt.Errorf("create %s: %w", topic, err)
+		}
+	}
+	// An ephemeral one is there until the holder is closed, also if this process is
+	// killed.
 	holder, err := hold(ctx, r.cfg.TCP, topic, channel)
 	if err != nil {
 		return Step{}, err
 	}
-	defer func() {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
-		defer cancel()
-		err = errors.Join(err, holder.Close(), r.broker.remove(clean, topic))
-	}()
+	defer func() { err = errors.Join(err, holder.Close()) }()
 
 	measured := r.cfg.measured(rate)
 	var before topicFigures
