@@ -18,6 +18,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate/search"
@@ -44,6 +45,7 @@ type calibration struct {
 func brokerCalibrateCommand() *cobra.Command {
 	var c cli
 	var cfg calibrate.Config
+	var trust secure.ClientConfig
 	var apply bool
 	cmd := &cobra.Command{
 		Use:   "calibrate [BROKER]",
@@ -53,8 +55,11 @@ double until the SLO is missed and then close in on the greatest rate that keeps
 it, which is asked once more: the broker's mcap. One subscriber finishes every
 message. BROKER is the id of a broker in a cluster; the loaddistributor creates the
 topics on it, and on it alone. Without one, the broker is in no cluster, and is at
---nsqd-tcp-address and --nsqd-http-address; with --apply it says its id itself. All of
-it is in clear: a broker that requires TLS or AUTH cannot be measured while it does.
+--nsqd-tcp-address and --nsqd-http-address; with --apply it says its id itself.
+
+With --nsqd-tls-ca publishers, subscriber and HTTP use TLS, by the broker's HTTPS where it
+has no other. That takes more of this machine. A broker that requires AUTH cannot be
+measured while it does.
 
 A rate is judged by the broker's own delivery latencies, from the arrival in its
 kernel to the write to the subscriber. A rate that this program could not send in
@@ -81,6 +86,10 @@ wrong.`,
 				return usagef("--output %q is neither json nor table", c.output)
 			}
 			cfg.Logger = slog.New(slog.DiscardHandler) // what go-nsq says of connections is in the outcome
+			var err error
+			if cfg.TLS, err = trust.TLS("nsqd-"); err != nil {
+				return lifecycle.UsageError{Err: err}
+			}
 			id := ""
 			if len(args) == 1 {
 				if id = args[0]; cfg.TCP != "" || cfg.HTTP != "" {
@@ -99,7 +108,7 @@ wrong.`,
 			}
 			if id == "" && apply {
 				var err error
-				if id, err = calibrate.Identity(cmd.Context(), cfg.HTTP); err != nil {
+				if id, err = calibrate.Identity(cmd.Context(), cfg.HTTP, cfg.TLS); err != nil {
 					return err
 				}
 				// Before the broker is troubled.
@@ -119,6 +128,8 @@ wrong.`,
 	f := cmd.Flags()
 	f.StringVar(&cfg.TCP, "nsqd-tcp-address", "", "`host:port` of the broker for NSQ clients")
 	f.StringVar(&cfg.HTTP, "nsqd-http-address", "", "`host:port` of its HTTP")
+	trust.TLSFlags(f, "nsqd-", "the broker")
+	f.Lookup("nsqd-tls-ca").Usage = "PEM `file` of the authorities of the broker's certificate, or \"" + secure.SystemCA + "\": measure it with TLS"
 	f.Float64Var(&cfg.SLO.Quantile, "slo-quantile", 0.99, "`fraction` of messages that the SLO's latency holds for")
 	f.DurationVar(&cfg.SLO.Latency, "slo-latency", 10*time.Millisecond, "latency within which they are delivered")
 	f.IntVar(&cfg.Connections, "connections", 100, "`number` of publishers, each with a connection")

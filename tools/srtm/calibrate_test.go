@@ -10,14 +10,18 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tests/daemon"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
 // In a cluster no client creates a topic: the loaddistributor does, on the broker alone,
 // however much has been promised there, and deletes it.
+// Its brokers require TLS, over HTTP too.
 func TestCalibrateInACluster(t *testing.T) {
-	c := realCluster(t, 300)
+	authority := testkit.NewAuthority(t)
+	certificate := authority.Certificate("broker")
+	c := realCluster(t, 300, "--tls-required=true", "--tls-cert="+certificate.CertFile, "--tls-key="+certificate.KeyFile, "--https-address=127.0.0.1:0")
 	run := func(args ...string) (stdout string, err error) {
 		t.Helper()
 		stdout, _, err = srtm(t, c.GRPC, args...)
@@ -30,6 +34,10 @@ func TestCalibrateInACluster(t *testing.T) {
 			"--settle=100ms", "--step=600ms", "--connections=5",
 		}, args...)...)
 	}
+	if out, err := calibrate("broker1"); err == nil || !strings.Contains(err.Error(), "--nsqd-tls-ca") {
+		t.Errorf("in clear: %v\n%s", err, out)
+	}
+	trust := "--nsqd-tls-ca=" + authority.File
 	mcap := func() string {
 		t.Helper()
 		out, err := run("broker", "list", "--output=json")
@@ -43,7 +51,7 @@ func TestCalibrateInACluster(t *testing.T) {
 		}
 		return strings.Join(append(all[0].Topics, all[0].Allocated, all[0].Mcap), " ")
 	}
-	out, err := calibrate("broker1", "--apply")
+	out, err := calibrate("broker1", "--apply", trust)
 	if err != nil || !strings.Contains(out, "broker broker1, p90 within 10s: mcap at least 400 msg/s") || mcap() != "0 400" {
 		t.Errorf("%v, %s\n%s", err, mcap(), out)
 	}
@@ -51,10 +59,10 @@ func TestCalibrateInACluster(t *testing.T) {
 	if out, err := run("topic", "create", "theirs", "--rate=400", "--burst=1"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if out, err := calibrate("broker1"); err == nil || !strings.Contains(err.Error(), "carries theirs; --force measures all the same") {
+	if out, err := calibrate("broker1", trust); err == nil || !strings.Contains(err.Error(), "carries theirs; --force measures all the same") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if out, err := calibrate("broker1", "--force"); err != nil || mcap() != "theirs 400 400" {
+	if out, err := calibrate("broker1", "--force", trust); err != nil || mcap() != "theirs 400 400" {
 		t.Errorf("%v, %s\n%s", err, mcap(), out)
 	}
 }

@@ -143,8 +143,8 @@ func TestDescribeAndUpdateInACluster(t *testing.T) {
 	}
 }
 
-// realCluster runs the daemons, with one broker, "broker1".
-func realCluster(t *testing.T, mcap int64) *cluster.Cluster {
+// realCluster runs the daemons, with one broker of these flags, "broker1".
+func realCluster(t *testing.T, mcap int64, flags ...string) *cluster.Cluster {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
@@ -152,7 +152,7 @@ func realCluster(t *testing.T, mcap int64) *cluster.Cluster {
 			t.Fatal(err)
 		}
 	}
-	c, err := cluster.Start(t.Context(), cluster.Config{Brokers: 1, Mcap: mcap, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
+	c, err := cluster.Start(t.Context(), cluster.Config{Brokers: 1, Mcap: mcap, BrokerFlags: flags, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

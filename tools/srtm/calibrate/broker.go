@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -20,8 +22,11 @@ import (
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
-// broker is asked over its HTTP.
-type broker struct{ address string }
+// broker is asked over its HTTP, or where that is refused its HTTPS.
+type broker struct {
+	address string
+	secure  *tls.Config // nil: without TLS
+}
 
 // topicFigures are what is read of a topic in /stats.
 type topicFigures struct {
@@ -36,8 +41,8 @@ const (
 )
 
 // Identity asks a broker for its id in its cluster.
-func Identity(ctx context.Context, httpAddress string) (id string, err error) {
-	text, err := broker{httpAddress}.ask(ctx, http.MethodGet, "/info")
+func Identity(ctx context.Context, httpAddress string, secure *tls.Config) (id string, err error) {
+	text, err := broker{httpAddress, secure}.ask(ctx, http.MethodGet, "/info")
 	if err != nil {
 		return "", err
 	}
@@ -62,13 +67,36 @@ type statusError struct {
 func (e *statusError) Error() string { return fmt.Sprintf("%s: status %d", e.path, e.code) }
 
 func (b broker) ask(ctx context.Context, method, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+b.address+path, nil)
+	text, err := b.request(ctx, method, "http://"+b.address, path)
+	var answer *statusError
+	if !errors.As(err, &answer) || answer.code != http.StatusForbidden {
+		return text, err
+	}
+	var required struct {
+		Port int `json:"https_port"`
+	}
+	if json.Unmarshal(text, &required) != nil || required.Port == 0 {
+		return nil, err
+	}
+	if b.secure == nil {
+		return nil, errors.New("the broker requires TLS: say whom it is trusted by, with --nsqd-tls-ca")
+	}
+	host, _, err := net.SplitHostPort(b.address)
 	if err != nil {
 		return nil, err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	return b.request(ctx, method, "https://"+net.JoinHostPort(host, strconv.Itoa(required.Port)), path)
+}
+
+// request returns the body with a *statusError, too.
+func (b broker) request(ctx context.Context, method, to, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, to+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: b.secure}}
 	res, err := client.Do(req)
 	if err != nil {
 		return nil, err
@@ -79,9 +107,9 @@ func (b broker) ask(ctx context.Context, method, path string) ([]byte, error) {
 		return nil, err
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, &statusError{path, res.StatusCode}
+		err = &statusError{path, res.StatusCode}
 	}
-	return text, nil
+	return text, err
 }
 
 // topics returns the figures of all topics.

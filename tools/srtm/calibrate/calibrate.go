@@ -2,6 +2,7 @@ package calibrate
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -23,8 +24,10 @@ import (
 type Config struct {
 	// TCP and HTTP are the broker's addresses, host:port.
 	TCP, HTTP string
-	SLO       search.SLO
-	Search    search.Config
+	// TLS is what it is spoken to with; nil: in clear.
+	TLS    *tls.Config
+	SLO    search.SLO
+	Search search.Config
 	// Connections is how many publishers there are, each with its own; Size that
 	// of a message in bytes.
 	Connections, Size int
@@ -177,7 +180,15 @@ var (
 //
 // Requires: cfg is valid.
 func Run(ctx context.Context, cfg Config, each func(Step)) (*Result, error) {
-	r := &runner{cfg: cfg, id: new(maphash.Hash).Sum64() >> 32, broker: broker{cfg.HTTP}} // each Hash has a seed of its own
+	if cfg.TLS != nil {
+		t, err := newTunnel(cfg.TCP, cfg.TLS)
+		if err != nil {
+			return nil, err
+		}
+		defer t.Close() // what is said of it is over
+		cfg.TCP = t.ln.Addr().String()
+	}
+	r := &runner{cfg: cfg, id: new(maphash.Hash).Sum64() >> 32, broker: broker{cfg.HTTP, cfg.TLS}} // each Hash has a seed of its own
 	if _, err := r.others(ctx); err != nil {
 		return nil, err
 	}

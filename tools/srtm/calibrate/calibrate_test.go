@@ -72,7 +72,7 @@ func nsqd(t *testing.T, flags ...string) Config {
 // topics returns the names of the broker's topics.
 func topics(t *testing.T, cfg Config) []string {
 	t.Helper()
-	all, err := broker{cfg.HTTP}.topics(t.Context())
+	all, err := broker{address: cfg.HTTP}.topics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func topics(t *testing.T, cfg Config) []string {
 
 func post(t *testing.T, cfg Config, path string) {
 	t.Helper()
-	if _, err := (broker{cfg.HTTP}).ask(t.Context(), http.MethodPost, path); err != nil {
+	if _, err := (broker{address: cfg.HTTP}).ask(t.Context(), http.MethodPost, path); err != nil {
 		t.Error(err)
 	}
 }
@@ -113,7 +113,7 @@ func TestABrokerThatCarriesMoreThanIsTried(t *testing.T) {
 	if left := topics(t, cfg); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
-	if id, err := Identity(t.Context(), cfg.HTTP); id != "b1" || err != nil {
+	if id, err := Identity(t.Context(), cfg.HTTP, nil); id != "b1" || err != nil {
 		t.Errorf("its id is %q, %v", id, err)
 	}
 }
