@@ -345,13 +345,23 @@ func (sp *spiller) append(batch []*queue.Message) error {
 func (sp *spiller) refill() (int, error) {
 	t := sp.topic
 	t.mu.Lock()
+	t.mu.core.SetTight(t.tight(0))
 	want, e := sp.line.Wanted()
+	bytes := refillBytes
+	if t.broker.cfg.MaxMemory > 0 && want > 1 {
+		// Half of what is left for bodies, half for what messages take beside them.
+		half := max(0, int(t.fiveTimesLeft()/10))
+		bytes, want = min(bytes, half), min(want, max(1, half/queue.Overhead))
+		ahead := int64(bytes + want*queue.Overhead) // other topics read at the same time
+		t.broker.held.Add(ahead)
+		defer t.broker.held.Add(-ahead)
+	}
 	t.mu.Unlock()
 	disk := sp.disk.Load()
 	if want == 0 || e != sp.valid || disk == nil {
 		return 0, nil
 	}
-	records, err := disk.Read(want, refillBytes, nil)
+	records, err := disk.Read(want, bytes, nil)
 	if err != nil {
 		return 0, err
 	}

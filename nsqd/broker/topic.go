@@ -155,8 +155,14 @@ func (t *Topic) instant(now stamp.Mono) stamp.Mono {
 // tight reports whether memory has no room for so many bytes more of the
 // topic's: see Config.MaxMemory. Requires: mu held.
 func (t *Topic) tight(more int) bool {
-	most := t.broker.cfg.MaxMemory
-	return most > 0 && t.mu.held+int64(more) > 4*(most-t.broker.held.Load()-int64(more))
+	return t.broker.cfg.MaxMemory > 0 && 5*int64(more) > t.fiveTimesLeft()
+}
+
+// fiveTimesLeft is five times as many bytes as the topic may take more: with x more
+// it has held+x, and four times what is left is then 4*(most-all-x). Requires: mu
+// held, a bound.
+func (t *Topic) fiveTimesLeft() int64 {
+	return 4*(t.broker.cfg.MaxMemory-t.broker.held.Load()) - t.mu.held
 }
 
 // discard gives a step back that was not begun.
