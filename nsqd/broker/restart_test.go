@@ -3,15 +3,18 @@ package broker_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
 )
 
 // held is how many messages a channel of topic t has; -1 without the channel.
@@ -122,6 +125,31 @@ var _ = Describe("what an earlier process has left", func() {
 			defer stop()
 			return []int{held(b, "c"), held(b, "emptied"), held(b, "deleted")}
 		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(Equal([]int{total / 2, 0, -1}))
+	})
+
+	It("is left as it is by a start that fails", func() {
+		for _, channels := range [][]string{{"c"}, nil} {
+			path := left(channels...)
+			for _, queue := range []string{"t##c", "t#c", "t##", "t#"} {
+				disk := diskqueue.OS()
+				list := disk.List
+				disk.List = func(folder string) ([]string, error) {
+					if filepath.Base(folder) == queue+".queue" {
+						return nil, syscall.EIO
+					}
+					return list(folder)
+				}
+				b, end := opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) { c.Disk = &disk })
+				if _, err := os.Stat(filepath.Join(path, queue+".queue")); err == nil {
+					Expect(b.Restore()).To(MatchError(syscall.EIO), queue)
+				}
+				end()
+			}
+			b, _ := restored(path, 50, false)
+			r := read(topic(b, "t"), "c", 100, true)
+			Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+			Expect(bodies(r)).To(Equal(numbers(0, total)))
+		}
 	})
 
 	It("is kept through any ends, good and bad, until it is finished", func() {

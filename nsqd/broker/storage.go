@@ -399,12 +399,12 @@ func (t *Topic) restoreLine(channel string) error {
 	}
 	disk, err := st.open(lineName(t.name, line.Channel()))
 	if err != nil {
-		return err
+		return errors.Join(err, sp.abandonLocked())
 	}
 	stored, _ := disk.Unread()
 	if channel == "" && t.through && stored > 0 {
 		if sp.replay, err = t.replayed(disk); err != nil {
-			return errors.Join(err, disk.Close())
+			return errors.Join(err, disk.Close(), sp.abandonLocked())
 		}
 	}
 	sp.disk.Store(disk)
@@ -451,6 +451,15 @@ func (sp *spiller) resumeLocked() (kept []queue.Kept, err error) {
 	sp.resume.Store(q)
 	sp.trackLocked()
 	return kept, nil
+}
+
+// abandonLocked leaves what resumeLocked read to the next start, since this one has
+// failed. Requires: as for resumeLocked.
+func (sp *spiller) abandonLocked() error {
+	if q := sp.resume.Swap(nil); q != nil {
+		return q.Close()
+	}
+	return nil
 }
 
 // persist leaves a line for the next process to restore: what is in memory in
