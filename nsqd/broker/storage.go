@@ -313,7 +313,8 @@ func (b *Broker) Restore() error {
 	seen := map[parts]bool{}
 	var topics, channels []parts
 	for _, name := range names {
-		if strings.HasSuffix(name, sepUnreadable) {
+		// "t##unreadable" is what memory held of a channel called unreadable.
+		if of, aside := strings.CutSuffix(name, sepUnreadable); aside && strings.Contains(of, sepLine) {
 			n, err := st.count(name)
 			if err != nil {
 				return fmt.Errorf("restore: %w", err)

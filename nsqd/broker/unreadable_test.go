@@ -82,6 +82,27 @@ var _ = Describe("a message on disk that cannot be read", func() {
 		Expect(filepath.Glob(filepath.Join(path, "t#*c.queue"))).To(BeEmpty())
 	})
 
+	It("is not taken for one of a channel that is called unreadable", func() {
+		path := GinkgoT().TempDir()
+		for _, capacity := range []int{total + 1, 50} { // all in memory; and some of it
+			b, stop := restored(path, capacity, false)
+			Expect(topic(b, "t").CreateChannel("unreadable")).To(Succeed())
+			publishAll(topic(b, "t"), 0, total)
+			Eventually(func() int { return held(b, "unreadable") }).WithTimeout(20 * time.Second).Should(BeNumerically(">=", total))
+			stop()
+			for range 2 {
+				b, stop = restored(path, 50, false)
+				Expect(b.Unreadable()).To(BeZero())
+				stop()
+			}
+			b, stop = restored(path, 50, false)
+			r := read(topic(b, "t"), "unreadable", 100, true)
+			Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+			Eventually(func() int { return held(b, "unreadable") }).Should(BeZero())
+			stop()
+		}
+	})
+
 	It("is kept in its damaged file when all others are done with, and that brings no topic back", func() {
 		var damaged []string
 		for _, name := range []string{"t##c", "t#c"} {
