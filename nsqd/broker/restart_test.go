@@ -2,11 +2,13 @@ package broker_test
 
 import (
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -150,6 +152,43 @@ var _ = Describe("what an earlier process has left", func() {
 			Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
 			Expect(bodies(r)).To(Equal(numbers(0, total)))
 		}
+	})
+
+	It("is kept where it is when the channel that has it cannot store it at the end", func() {
+		path := left() // no channel had it
+		disk := diskqueue.OS()
+		create := disk.Create
+		var full atomic.Bool
+		disk.Create = func(file string) (diskqueue.File, error) {
+			if full.Load() {
+				return nil, syscall.ENOSPC
+			}
+			return create(file)
+		}
+		opens := func() (*broker.Broker, *broker.Storage) {
+			st, err := broker.OpenStorage(broker.StorageConfig{
+				Path: path, Metadata: filepath.Join(path, "metadata.json"), MaxRecord: 1 << 20, Overflow: 100,
+				Disk: &disk, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
+			})
+			Expect(err).NotTo(HaveOccurred())
+			b, err := broker.New(broker.Config{Capacity: 10_000, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(b.Restore()).To(Succeed())
+			return b, st
+		}
+		for range 2 {
+			b, st := opens()
+			Expect(topic(b, "t").CreateChannel("c")).To(Succeed())
+			Eventually(func() int { return held(b, "c") }).WithTimeout(20 * time.Second).Should(Equal(total))
+			full.Store(true)
+			Expect(b.Close()).To(MatchError(SatisfyAll(MatchRegexp("no space"), MatchRegexp("^0 messages of t#c are lost"))))
+			full.Store(false)
+			Expect(st.Close()).To(Succeed())
+		}
+		b, _ := restored(path, 50, false)
+		r := read(topic(b, "t"), "c", 100, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Expect(bodies(r)).To(Equal(numbers(0, total)))
 	})
 
 	It("is kept through any ends, good and bad, until it is finished", func() {

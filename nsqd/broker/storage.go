@@ -464,9 +464,10 @@ func (sp *spiller) abandonLocked() error {
 }
 
 // persist leaves a line for the next process to restore: what is in memory in
-// a queue of its own, since what is on disk comes after it.
+// a queue of its own, since what is on disk comes after it. With needed nothing of
+// the line that is on disk goes but what is done with.
 // Requires: the topic is closed and the line's spiller has ended.
-func (t *Topic) persist(line *queue.Line, sp *spiller) error {
+func (t *Topic) persist(line *queue.Line, sp *spiller, needed bool) error {
 	var errs []error
 	if _, now := line.TakeOverflow(nil, 0); sp.valid != now { // emptied just before
 		errs = append(errs, sp.discard())
@@ -480,8 +481,8 @@ func (t *Topic) persist(line *queue.Line, sp *spiller) error {
 		errs = append(errs, err)
 	}
 	if !line.Through() {
-		err := sp.leaveMemory()
-		if err == nil && sp.disk.Load() != nil {
+		err := sp.leaveMemory(needed)
+		if err == nil && !needed && sp.disk.Load() != nil {
 			sp.disk.Load().Release(sp.read) // what was read is in memory, or done with
 		}
 		errs = append(errs, err)
@@ -499,8 +500,9 @@ func (t *Topic) persist(line *queue.Line, sp *spiller) error {
 }
 
 // leaveMemory writes what is in memory behind what an earlier process had left of
-// it, which goes once that is done: whenever it ends, nothing is missing.
-func (sp *spiller) leaveMemory() error {
+// it, which goes once that is done, unless it is needed: whenever it ends, nothing
+// is missing.
+func (sp *spiller) leaveMemory(needed bool) error {
 	kept := sp.topic.mu.core.Kept(sp.line)
 	q := sp.resume.Load()
 	switch {
@@ -511,14 +513,14 @@ func (sp *spiller) leaveMemory() error {
 		if q, err = sp.storage().openEmpty(resumeName(sp.topic.name, sp.line.Channel())); err != nil {
 			return err
 		}
-	case len(kept) == 0:
+	case len(kept) == 0 && !needed:
 		return q.Retire()
 	}
 	before, err := q.Append()
 	if err == nil {
 		err = sp.leave(q, kept)
 	}
-	if err == nil {
+	if err == nil && !needed {
 		q.Release(before)
 	} else if end, any := sp.resumed.doneUpTo(); any {
 		q.Release(end)
@@ -533,7 +535,7 @@ func (sp *spiller) leave(q *diskqueue.Queue, kept []queue.Kept) error {
 		if err := sp.storage().append(q, rest[:n], sp.line.Channel() != nil, &sp.enc); err != nil {
 			lost := 0
 			for _, k := range rest {
-				if k.Ticket == 0 { // else it is on the disk still
+				if k.Ticket == 0 && k.Message.Ticket == 0 { // else it is on the disk still, of this line or its topic's
 					lost++
 				}
 			}

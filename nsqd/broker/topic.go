@@ -921,14 +921,15 @@ func (t *Topic) persistAll() error {
 	var errs []error
 	for _, c := range t.mu.core.Channels() {
 		if !wire.Ephemeral(c.Name()) {
-			errs = append(errs, t.persist(c.Line(), t.spiller(c.Line())))
+			errs = append(errs, t.persist(c.Line(), t.spiller(c.Line()), false))
 		}
 	}
-	if err := errors.Join(errs...); err != nil && t.through {
+	err := errors.Join(errs...)
+	if err != nil && t.through {
 		return err // what a channel did not get, the topic's line still has
 	}
 	l := t.mu.core.Line()
-	return errors.Join(append(errs, t.persist(l, t.spiller(l)))...)
+	return errors.Join(err, t.persist(l, t.spiller(l), err != nil)) // likewise, what it had on disk
 }
 
 // subscriptions returns the consumers by age. Requires: mu held.
