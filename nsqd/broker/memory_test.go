@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -12,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -129,6 +132,36 @@ var _ = Describe("the memory of messages", func() {
 		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
 	})
 
+	It("is not needed twice to write it, now or at the end", func() {
+		const size, messages = 400 << 10, 60
+		disk, largest := diskqueue.OS(), new(atomic.Int64)
+		create := disk.Create
+		disk.Create = func(path string) (diskqueue.File, error) {
+			f, err := create(path)
+			return measuredFile{f, largest}, err
+		}
+		path := GinkgoT().TempDir()
+		for _, capacity := range []int{messages, 1} {
+			b, end := opened(path, func(c *broker.Config) { c.Capacity = capacity }, func(c *broker.StorageConfig) { c.Disk = &disk })
+			Expect(b.Restore()).To(Succeed())
+			t := topic(b, "t"+strconv.Itoa(capacity))
+			for i := range messages {
+				Expect(publish(t, string(numbered(i, size)))).To(Succeed())
+			}
+			end()
+			Expect(largest.Load()).To(BeNumerically("<", 6<<20))
+		}
+		b, _ := opened(path, func(c *broker.Config) { c.Capacity = messages })
+		Expect(b.Restore()).To(Succeed())
+		for _, name := range []string{"t60", "t1"} {
+			r := read(topic(b, name), "c", 10, true)
+			Eventually(r.count).WithTimeout(patience).Should(Equal(messages))
+			for i, d := range r.deliveries() {
+				Expect(bytes.HasPrefix(d.Body, fmt.Appendf(nil, "%08d", i))).To(BeTrue(), "message %d is %s", i, d.Body[:8])
+			}
+		}
+	})
+
 	It("takes large batches by slices, where there is a disk", func() {
 		b := storedWith(GinkgoT().TempDir(), func(c *broker.Config) { c.Capacity = 10 })
 		t := topic(b, "t")
@@ -148,6 +181,20 @@ var _ = Describe("the memory of messages", func() {
 		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
 	})
 })
+
+// measuredFile notes the largest write.
+type measuredFile struct {
+	diskqueue.File
+	largest *atomic.Int64
+}
+
+func (f measuredFile) WriteAt(b []byte, at int64) (int, error) {
+	for n := int64(len(b)); ; {
+		if was := f.largest.Load(); n <= was || f.largest.CompareAndSwap(was, n) {
+			return f.File.WriteAt(b, at)
+		}
+	}
+}
 
 type untouchableBytes struct {
 	untouchable

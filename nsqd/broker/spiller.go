@@ -61,6 +61,7 @@ type spiller struct {
 
 const (
 	spillBatch  = 256     // messages in one write
+	spillBytes  = 4 << 20 // of messages in one write, without the last: each is copied twice on its way
 	refillBytes = 4 << 20 // of records in one read
 	spillRetry  = 250 * time.Millisecond
 
@@ -300,7 +301,13 @@ func (sp *spiller) discard() error {
 func (sp *spiller) write() (wrote bool, err error) {
 	t := sp.topic
 	t.mu.Lock()
-	sp.batch, sp.taken = sp.line.TakeOverflow(sp.batch[:0], spillBatch)
+	sp.batch = sp.batch[:0]
+	for n, size := 0, 0; n < spillBatch && size < spillBytes; n++ {
+		if sp.batch, sp.taken = sp.line.TakeOverflow(sp.batch, 1); len(sp.batch) == n {
+			break
+		}
+		size += sp.batch[n].Size()
+	}
 	t.mu.Unlock()
 	if len(sp.batch) == 0 {
 		return false, nil

@@ -531,7 +531,10 @@ func (sp *spiller) leaveMemory(needed bool) error {
 // leave appends messages to one of the line's queues.
 func (sp *spiller) leave(q *diskqueue.Queue, kept []queue.Kept) error {
 	for rest := kept; len(rest) > 0; {
-		n := min(len(rest), 1000)
+		n := 0
+		for size := 0; n < min(len(rest), 1000) && size < spillBytes; n++ {
+			size += rest[n].Message.Size()
+		}
 		if err := sp.storage().append(q, rest[:n], sp.line.Channel() != nil, &sp.enc); err != nil {
 			lost := 0
 			for _, k := range rest {
