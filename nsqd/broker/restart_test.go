@@ -191,6 +191,23 @@ var _ = Describe("what an earlier process has left", func() {
 		Expect(bodies(r)).To(Equal(numbers(0, total)))
 	})
 
+	It("is there once, though an end that was killed had left some of it twice", func() {
+		path := left("c")
+		for _, twice := range []int{30, 50, 1} {
+			rewrite(path, "t##c", func(records [][]byte) [][]byte { return append(records, records[:twice]...) })
+			for range 2 {
+				b, stop := restored(path, 50, false)
+				Expect(held(b, "c")).To(Equal(total))
+				stop()
+			}
+		}
+		b, _ := restored(path, 50, false)
+		r := read(topic(b, "t"), "c", 50, true)
+		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Expect(bodies(r)).To(Equal(numbers(0, total)))
+		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*##*")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
+	})
+
 	It("is kept through any ends, good and bad, until it is finished", func() {
 		seed := uint64(GinkgoRandomSeed())
 		rng := rand.New(rand.NewPCG(seed, 18))

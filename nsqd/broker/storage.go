@@ -423,6 +423,7 @@ func (sp *spiller) resumeLocked() (kept []queue.Kept, err error) {
 		return nil, err
 	}
 	var faulty []fault
+	at := make(map[wire.MessageID]int) // in kept
 	for {
 		records, err := q.Read(1000, 1<<20, nil)
 		if err != nil {
@@ -440,6 +441,14 @@ func (sp *spiller) resumeLocked() (kept []queue.Kept, err error) {
 				continue
 			}
 			k.Ticket = inResume | ticket
+			// A process that was killed while it left what was in memory has left some of
+			// it twice: without this, each such end would leave more.
+			if i, twice := at[k.Message.ID]; twice && kept[i].Message.Timestamp == k.Message.Timestamp {
+				sp.resumed.done(kept[i].Ticket &^ inResume)
+				kept[i] = k
+				continue
+			}
+			at[k.Message.ID] = len(kept)
 			kept = append(kept, k)
 		}
 	}
