@@ -70,6 +70,7 @@ func (o *options) connConfig(sc *session.Config) conn.Config {
 		WriteTimeout:    o.WriteTimeout,
 		Loops:           o.IOLoops,
 		MaxConnections:  o.MaxConnections,
+		MaxBodies:       o.MaxMemoryBytes / 4,
 	}
 	if o.Experiments.topology {
 		c.Region, c.Zone = o.TopologyRegion, o.TopologyZone

@@ -47,6 +47,7 @@ type client struct {
 	buf       []byte     // buf[r:w] is read and not yet consumed
 	r, w      int
 	targets   []target // of publishes, each once; at most maxTargets, the last ones
+	charge    charge   // of buf, in Server.room
 	unsettled []unsettled
 	stored    broker.Stored // of the last publish that its topic stored
 	row       *row          // nil: no publishes wait to be handed over
@@ -73,6 +74,7 @@ type client struct {
 	// boundaries.
 	stopping atomic.Bool                        // end, unless subscribed
 	quitting atomic.Bool                        // end
+	crowded  atomic.Bool                        // end for want of room; then quitting is set, too
 	queued   atomic.Bool                        // in the inbox of a loop
 	severed  atomic.Bool                        // to be cut by its loop
 	asking   atomic.Pointer[context.CancelFunc] // ends what is asked for it; nil: nothing is
@@ -146,6 +148,7 @@ func (c *client) end(err error) {
 		c.writers.Wait()
 	}
 	c.leaveTopics()
+	c.giveBack()
 	c.logEnd(err)
 	c.goodbye()
 	if c.ended() {
@@ -163,7 +166,6 @@ func (c *client) linger() {
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
-	c.giveBack()
 	left := int64(math.MaxInt64)
 	if closing, _ := c.sess.Closing(); closing {
 		left = lingerBytes
@@ -229,13 +231,18 @@ func (c *client) read() error {
 			return err
 		}
 		if c.ended() {
-			_, cause := c.sess.Closing()
+			cause := c.cause()
+			if err := c.reply(); err != nil {
+				return err
+			}
 			return cause
 		}
 		if err := c.setDeadline(); err != nil {
 			return err
 		}
-		c.makeRoom()
+		if !c.makeRoom() {
+			continue
+		}
 		n, err := c.in.Read(c.buf[c.w:])
 		c.w += n
 		if p := c.unpacking; p != nil {
@@ -310,8 +317,9 @@ func (c *client) setDeadline() error {
 }
 
 // makeRoom makes space behind w. The buffer grows by doubling as bytes come,
-// never ahead of them: a size that a client only announces costs no memory.
-func (c *client) makeRoom() {
+// never ahead of them: a size that a client only announces costs no memory. It
+// reports false if there may be none; then the connection is to end.
+func (c *client) makeRoom() bool {
 	unread := c.w - c.r
 	if unread == 0 {
 		c.r, c.w = 0, 0
@@ -321,7 +329,7 @@ func (c *client) makeRoom() {
 	}
 	need := max(c.sess.Need(), unread+1)
 	if c.r+need <= len(c.buf) {
-		return
+		return true
 	}
 	if c.r > 0 {
 		copy(c.buf, c.buf[c.r:c.w])
@@ -332,23 +340,31 @@ func (c *client) makeRoom() {
 		if wire.PeekVerb(c.buf[:c.w]) == wire.VerbMpub { // which says message by message what it needs
 			most = max(most, c.srv.cfg.Session.Limits.MaxCommandSize())
 		}
-		c.grow(min(2*len(c.buf), most))
+		return c.grow(min(2*len(c.buf), most))
 	}
+	return true
 }
 
 // grow moves what is unread to a buffer of that size or more. Requires: the old
-// one is the connection's own, and nothing else refers to it.
-func (c *client) grow(size int) {
+// one is the connection's own, and nothing else refers to it. It reports false, and
+// does nothing, if there may be none.
+func (c *client) grow(size int) bool {
 	buf := c.srv.buffers.get(size)
+	if !c.holds(len(buf)) {
+		c.srv.buffers.put(buf)
+		return false
+	}
 	n := copy(buf, c.buf[c.r:c.w])
-	c.giveBack()
-	c.buf, c.w = buf, n
+	c.srv.buffers.put(c.buf)
+	c.buf, c.r, c.w = buf, 0, n
+	return true
 }
 
 // giveBack empties the buffer, and gives it back. Requires as for grow.
 func (c *client) giveBack() {
 	c.srv.buffers.put(c.buf)
 	c.buf, c.r, c.w = nil, 0, 0
+	c.holds(0)
 }
 
 // What consume returns on a loop, with the operation in seat.held.

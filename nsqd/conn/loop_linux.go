@@ -376,8 +376,9 @@ func (l *loop) readable(c *client) {
 		n := copy(l.buf, c.buf[c.r:c.w])
 		c.giveBack()
 		c.buf, c.w = l.buf, n
-	} else {
-		c.makeRoom()
+	} else if !c.makeRoom() {
+		l.touch(c)
+		return
 	}
 	n, err := c.in.Read(c.buf[c.w:])
 	c.w += n
@@ -432,6 +433,9 @@ func (l *loop) keep(c *client) {
 		if len(rest) == 0 {
 			c.giveBack()
 		}
+		if !c.holds(len(c.buf)) {
+			c.giveBack()
+		}
 		return
 	}
 	read := c.buf[:c.w]
@@ -439,6 +443,9 @@ func (l *loop) keep(c *client) {
 	if len(rest) > 0 {
 		c.buf = c.srv.buffers.get(len(rest))
 		copy(c.buf, rest)
+		if !c.holds(len(c.buf)) {
+			c.giveBack()
+		}
 	}
 	scribble(read) // the next connection's
 }
@@ -589,6 +596,7 @@ func (l *loop) dismiss(c *client) {
 	f.Close()
 	if err != nil {
 		c.in.Release()
+		c.giveBack()
 		c.leaveTopics()
 		c.logEnd(fmt.Errorf("hand over to a goroutine: %w", err))
 		l.srv.left(c)
@@ -620,8 +628,7 @@ func (l *loop) flushAll() {
 		if err := l.flush(c); err != nil {
 			l.fail(c, err)
 		} else if c.ended() {
-			_, cause := c.sess.Closing()
-			l.finish(c, cause, true)
+			l.finish(c, c.cause(), true)
 		}
 	}
 	clear(l.dirty)
@@ -814,6 +821,7 @@ func (l *loop) fail(c *client, err error) {
 func (l *loop) shut(c *client) {
 	s := c.seat
 	c.in.Release()
+	c.giveBack()
 	l.leaveSeat(c)
 	if !s.lost {
 		if err := unix.Close(s.fd); err != nil {

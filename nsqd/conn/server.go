@@ -48,6 +48,10 @@ type Config struct {
 	// MaxConnections refuses further connections; 0 means no limit but the
 	// system's.
 	MaxConnections int
+	// MaxBodies is how many bytes commands that have not come whole may take, of
+	// all connections together, before the one ends that is at it for longest; 0
+	// means no limit.
+	MaxBodies int64
 }
 
 // Validate reports all problems at once.
@@ -71,6 +75,9 @@ func (c Config) Validate() error {
 	}
 	if c.Loops < 0 {
 		errs = append(errs, fmt.Errorf("%d event loops", c.Loops))
+	}
+	if c.MaxBodies < 0 {
+		errs = append(errs, fmt.Errorf("%d bytes of commands at most", c.MaxBodies))
 	}
 	if c.MaxConnections < 0 {
 		errs = append(errs, fmt.Errorf("%d connections at most", c.MaxConnections))
@@ -109,6 +116,7 @@ type Server struct {
 	rows     sync.Pool     // of *row, empty
 	fins     sync.Pool     // of *finRow, empty
 	buffers  buffers
+	room     room
 
 	mu struct {
 		sync.Mutex
@@ -127,6 +135,7 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	}
 	s := &Server{cfg: cfg, broker: b, stamps: stamps}
 	s.log, s.endLog = obs.Sparse(log)
+	s.room.most = cfg.MaxBodies
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mu.clients = make(map[*client]struct{})
 	s.rows.New = func() any { return new(row) }
@@ -315,6 +324,7 @@ type Stats struct {
 	Accepted    uint64 // since the start
 	Refused     uint64 // over the limit, or accept failed
 	Faults      uint64 // closed for a fatal protocol error
+	Crowded     uint64 // of those, over MaxBodies
 	// SlowTurns counts the parts of event loops' turns that took longer than 5 ms,
 	// by Cause.
 	SlowTurns [causes]uint64
@@ -325,7 +335,7 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	n := len(s.mu.clients)
 	s.mu.Unlock()
-	st := Stats{Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Faults: s.faults.Load()}
+	st := Stats{Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Faults: s.faults.Load(), Crowded: s.room.refused.Load()}
 	for c := range s.slow {
 		st.SlowTurns[c] = s.slow[c].Load()
 	}

@@ -23,6 +23,7 @@ var (
 	descFaults      = desc("connections_faulted_total", "Client connections closed for a fatal protocol error.")
 	descWeb         = desc("http_connections", "Open connections for HTTP.")
 	descWebRefused  = desc("http_connections_refused_total", "Connections for HTTP refused: there are as many as there may be.")
+	descCrowded     = desc("connections_bodies_refused_total", "Client connections closed: the messages that all are sending take as much memory as they may.")
 	descBodies      = desc("http_bodies_refused_total", "Requests refused: the bodies of all take as much memory as they may.")
 	descNames       = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
 	descSlowTurns   = desc("loop_slow_turns_total", "Parts of event loops' turns that took longer than 5 ms: commands, output, timers.", "cause")
@@ -83,6 +84,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		counter(descSlowTurns, n, conn.Cause(c).String())
 	}
 	counter(descBodies, c.api.refused.Load())
+	counter(descCrowded, conns.Crowded)
 	if c.api.cfg.Connections != nil {
 		open, refused := c.api.cfg.Connections()
 		gauge(descWeb, float64(open))

@@ -366,6 +366,13 @@ func (s *Session) fail(op *Op, err error) {
 	}
 }
 
+// Refuse ends the conversation with e, for a driver that can go on no longer.
+func (s *Session) Refuse(e *wire.Error) {
+	if !s.closing {
+		s.refuse(e)
+	}
+}
+
 // refuse ends the conversation with err, after the replies that come before.
 func (s *Session) refuse(err error) {
 	e := wireError(err)

@@ -1,0 +1,56 @@
+package conn_test
+
+import (
+	"net"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Who sends half a message and stops costs its buffer, as long as it likes.
+var _ = overBoth("messages that do not come whole", func() {
+	const most, size = 1 << 20, 100_000
+
+	It("take so much memory, and then the one ends that was begun first", func() {
+		n := start(func(_ *broker.Config, c *conn.Config) { c.MaxBodies = most })
+		whole := wire.AppendPub(nil, "t", make([]byte, size))
+		half := wire.AppendPub(nil, "t", make([]byte, 9*size))[:size]
+		good := n.dial()
+		var halves []*peer
+		for range 40 {
+			p := n.dial()
+			p.send(half)
+			halves = append(halves, p)
+			good.send(whole)
+			good.expect(wire.FrameResponse, "OK")
+			Expect(n.server.Bodies()).To(BeNumerically("<=", 2*most))
+		}
+		halves[0].expect(wire.FrameError, HavePrefix("E_PUB_FAILED"))
+		Eventually(func() uint64 { return n.server.Stats().Crowded }).Should(BeNumerically(">=", 40-most/size))
+		Eventually(n.server.Bodies).Should(BeNumerically("<=", most))
+		last := halves[len(halves)-1] // has all the time it wants
+		last.send(wire.AppendPub(nil, "t", make([]byte, 9*size))[size:])
+		last.expect(wire.FrameResponse, "OK")
+		for _, p := range append(halves, good) {
+			Expect(p.nc.Close()).To(Succeed())
+		}
+		Eventually(n.server.Bodies).Should(BeZero())
+	})
+
+	It("may be larger than that if there is no other", func() {
+		n := start(func(_ *broker.Config, c *conn.Config) { c.MaxBodies = size })
+		p := n.dial()
+		for range 3 {
+			p.send(wire.AppendPub(nil, "t", make([]byte, 9*size)))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		Expect(p.nc.(*net.TCPConn).SetLinger(0)).To(Succeed())
+		p.send(wire.AppendPub(nil, "t", make([]byte, 9*size))[:size])
+		Expect(p.nc.Close()).To(Succeed())
+		Eventually(n.server.Bodies).Should(BeZero())
+	})
+})
