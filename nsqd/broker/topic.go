@@ -476,15 +476,22 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 		return append(errs, ErrBusy)
 	}
 	s := t.broker.steps.Get().(*step)
+	bytes := 0
 	for _, p := range row {
-		s.msgs = append(s.msgs, t.broker.message(wall, p))
+		m := t.broker.message(wall, p)
+		s.msgs = append(s.msgs, m)
+		bytes += m.Size()
 	}
 	dealt := len(errs)
 	t.mu.Lock()
 	now = t.instant(now)
+	short := t.tight(bytes) // for some of the row; which ones is looked at one by one
+	t.mu.core.SetTight(short)
 	for i, m := range s.msgs {
 		err := t.open()
-		t.mu.core.SetTight(t.tight(s.fx.Held + m.Size()))
+		if short {
+			t.mu.core.SetTight(t.tight(s.fx.Held + m.Size()))
+		}
 		// The spiller learns of what overflows here when the step ends.
 		if err == nil && !t.mu.core.Room(1) && (t.spilling() || len(s.fx.Overflowing) > 0) {
 			err = ErrBusy

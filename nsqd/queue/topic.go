@@ -142,6 +142,7 @@ type Topic struct {
 	opened  stamp.Mono // see above; never falls
 	heldUp  bool       // by something else than tokens, since the step before
 	floor   stamp.Mono // MaxBackdating before the last step; never falls
+	waited  stamp.Mono // what arrived later had its token at once; never falls
 
 	// State.
 	waiting  ring[*Message] // the part of the line that is in memory
@@ -171,7 +172,7 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{cfg: cfg, due: stamp.Never, opened: math.MinInt64, floor: math.MinInt64}
+	t := &Topic{cfg: cfg, due: stamp.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
 	t.line = newLine(cfg, &t.tight, nil, t.waiting.len, func() bool { return t.waiting.len() == 0 && t.open() })
 	return t
 }
@@ -356,10 +357,14 @@ func (t *Topic) eligible(m *Message) stamp.Mono {
 // had a token that does not count, since it was not released in time.
 func (t *Topic) judgedAt(m *Message) (at stamp.Mono, late time.Duration) {
 	at = max(m.Arrival.At, t.opened)
-	if at < t.floor {
-		if e := t.bucket.Eligible(at); e < t.floor {
-			return t.floor, t.floor.Sub(e)
-		}
+	switch {
+	case at >= t.floor:
+		return at, 0
+	case at > t.waited: // spares a broker that is behind the search, below
+		return t.floor, t.floor.Sub(at)
+	}
+	if e := t.bucket.Eligible(at); e < t.floor {
+		return t.floor, t.floor.Sub(e)
 	}
 	return at, 0
 }
@@ -391,7 +396,13 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		if t.limited {
 			at, late := t.judgedAt(m)
 			e, ok = t.bucket.Take(at, now)
-			access = e.Sub(max(m.Arrival.At, t.opened)) - late
+			arrived := max(m.Arrival.At, t.opened)
+			access = e.Sub(arrived) - late
+			if !ok {
+				t.waited = max(t.waited, arrived)
+			} else if e > at {
+				t.waited = max(t.waited, e)
+			}
 		}
 		if !ok {
 			break
