@@ -139,6 +139,9 @@ type Broker struct {
 	// large has room for those who make messages of a large batch: a processor
 	// is left to those who wait for events.
 	large chan struct{}
+	// batches is held by those who hand over a batch in slices; Close waits for them,
+	// since what is accepted in part would be there after a restart.
+	batches sync.RWMutex
 
 	// Atomic.
 	held         atomic.Int64  // bytes of messages in memory; each step of a topic adds its part
@@ -406,10 +409,12 @@ func (b *Broker) Drain(ctx context.Context) (left int) {
 // recorded; the error names the lines for which that failed.
 func (b *Broker) Close() error {
 	b.draining.Store(true)
+	b.batches.Lock() // from now on none begins
 	b.mu.Lock()
 	closed := b.mu.closed
 	b.mu.closed = true
 	b.mu.Unlock()
+	b.batches.Unlock()
 	if closed {
 		return nil
 	}

@@ -11,6 +11,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -50,6 +52,53 @@ var _ = Describe("a topic that is deleted while somebody still has it", func() {
 			return gone
 		}).WithTimeout(5 * time.Second).Should(BeClosed())
 		Expect(publish(t, "from a publisher that has not noticed")).To(MatchError(broker.ErrGone))
+	})
+})
+
+// slowly is a batch that waits when it has given out so many messages.
+type slowly struct {
+	alike
+	after       int
+	there, goOn chan struct{}
+}
+
+func (s slowly) Each(f func([]byte)) {
+	i := 0
+	s.alike.Each(func(body []byte) {
+		if i++; i == s.after {
+			close(s.there)
+			<-s.goOn
+		}
+		f(body)
+	})
+}
+
+var _ = Describe("a large batch under way when the broker ends", func() {
+	It("is kept as a whole, and answered so", func() {
+		path := GinkgoT().TempDir()
+		b, end := opened(path, func(*broker.Config) {})
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		bodies := slowly{alike(1000), 300, make(chan struct{}), make(chan struct{})}
+		answer, ended := make(chan error, 1), make(chan struct{})
+		go func() {
+			now := clock.Mono()
+			answer <- t.PublishBatch(now, clock.Wall(), broker.Published{Arrival: stamp.Arrival{At: now}}, bodies)
+		}()
+		<-bodies.there // the first slice was accepted
+		go func() {
+			defer GinkgoRecover()
+			defer close(ended)
+			end()
+		}()
+		Eventually(func() error { return publish(t, "x") }).Should(MatchError(broker.ErrDraining))
+		Consistently(ended, "50ms").ShouldNot(BeClosed())
+		close(bodies.goOn)
+		Eventually(answer).Should(Receive(BeNil()))
+		Eventually(ended).Should(BeClosed())
+		next := storedWith(path, func(*broker.Config) {})
+		// What was published before it was draining is there, too.
+		Expect(topic(next, "t").Stats().Waiting).To(BeNumerically(">=", 1000))
 	})
 })
 

@@ -338,7 +338,8 @@ func (t *Topic) publishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 // has to be in memory as a whole, since there is no disk behind it or it is
 // stored by one write, counts as held from then on. Else the first slice is
 // accepted or refused for all of the batch, and each one after it waits until
-// the disk has taken those before; only the topic's end keeps it from coming.
+// the disk has taken those before; only the topic's deletion keeps it from coming,
+// for Close waits.
 func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) (err error) {
 	if p.NoWait {
 		return ErrBusy
@@ -367,6 +368,8 @@ func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodie
 		}
 		return t.publishBatch(now, wall, p, bodies)
 	}
+	t.broker.batches.RLock()
+	defer t.broker.batches.RUnlock()
 	s = t.broker.steps.Get().(*step)
 	rest := false
 	put := func() {
