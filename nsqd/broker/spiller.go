@@ -48,6 +48,7 @@ type spiller struct {
 	// the topic.
 	onDisk int                // messages there that were not read; not with Through
 	read   diskqueue.Position // up to where they were
+	stays  bool               // something of that could be neither read nor put aside
 	valid  queue.Epoch        // what is on disk is of this epoch
 	saved  saved              // with Through
 	replay replay             // with Through, of a topic's own line
@@ -386,6 +387,7 @@ func (sp *spiller) refill() (int, error) {
 	}
 	failed := sp.storage().putAside(sp.name(), faulty)
 	if failed != nil {
+		sp.stays = true
 		sp.log("messages on disk that are not readable stay where they are", failed)
 	}
 	lost := len(faulty)

@@ -491,7 +491,7 @@ func (t *Topic) persist(line *queue.Line, sp *spiller, needed bool) error {
 	}
 	if !line.Through() {
 		err := sp.leaveMemory(needed)
-		if err == nil && !needed && sp.disk.Load() != nil {
+		if err == nil && !needed && !sp.stays && sp.disk.Load() != nil {
 			sp.disk.Load().Release(sp.read) // what was read is in memory, or done with
 		}
 		errs = append(errs, err)

@@ -3,6 +3,7 @@ package broker_test
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -80,6 +81,25 @@ var _ = Describe("a message on disk that cannot be read", func() {
 		}
 		Expect(found).To(Equal(later))
 		Expect(filepath.Glob(filepath.Join(path, "t#*c.queue"))).To(BeEmpty())
+	})
+
+	It("stays where it is when it cannot be put aside, to be found by the next process", func() {
+		rewrite(path, "t#c", func(records [][]byte) [][]byte { records[len(records)-1][0] = 9; return records })
+		disk := diskqueue.OS()
+		mkdir := disk.Mkdir
+		disk.Mkdir = func(folder string) error {
+			if filepath.Base(folder) == "t#c##unreadable.queue" {
+				return syscall.ENOSPC
+			}
+			return mkdir(folder)
+		}
+		b, stop := opened(path, func(c *broker.Config) { c.Capacity = 50 }, func(c *broker.StorageConfig) { c.Disk = &disk })
+		Expect(b.Restore()).To(Succeed())
+		takeAll(b, total-1)
+		Expect(b.Unreadable()).To(BeZero())
+		stop()
+		b, _ = restored(path, 50, false)
+		Eventually(b.Unreadable).WithTimeout(20 * time.Second).Should(BeEquivalentTo(1))
 	})
 
 	It("is not taken for one of a channel that is called unreadable", func() {
