@@ -314,7 +314,7 @@ func (d *daemon) storeAtEnd(ctx context.Context) error {
 	}
 	began := time.Now()
 	if err := d.broker.Close(); err != nil {
-		return fmt.Errorf("messages could not be stored and are lost: %w", err)
+		return fmt.Errorf("not all is stored: %w", err)
 	}
 	d.log.Info("all that was held is stored", "took", time.Since(began))
 	return nil
