@@ -102,6 +102,21 @@ var _ = Describe("a large batch under way when the broker ends", func() {
 	})
 })
 
+var _ = Describe("a broker that has ended", func() {
+	It("takes no order that the next process would not know of", func() {
+		b, end := opened(GinkgoT().TempDir(), func(*broker.Config) {})
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		Expect(publish(t, "x")).To(Succeed())
+		end()
+		for _, order := range []func(string) error{t.EmptyChannel, t.PauseChannel, t.UnpauseChannel, t.DeleteChannel} {
+			Expect(order("c")).To(MatchError(broker.ErrDraining))
+		}
+		Expect(t.CreateChannel("d")).To(MatchError(broker.ErrDraining))
+	})
+})
+
 var _ = Describe("an ephemeral topic", func() {
 	It("stays while somebody subscribes, whoever else leaves at that moment", func() {
 		b := start(nil)

@@ -619,7 +619,7 @@ func (t *Topic) restoreContract(c *metadata.Contract) {
 }
 
 // CreateChannel creates the channel if need be.
-// Errors: ErrBadName, ErrGone, ErrTooManyChannels.
+// Errors: ErrBadName, ErrGone, ErrDraining, ErrTooManyChannels.
 func (t *Topic) CreateChannel(name string) error { return t.createChannel(name, false) }
 
 // createChannel creates more than there may be of those that are restored.
@@ -631,7 +631,7 @@ func (t *Topic) createChannel(name string, restored bool) error {
 	now := t.broker.now()
 	defer t.end(s)
 	if t.mu.closed {
-		return ErrGone
+		return t.open()
 	}
 	_, err := t.channel(now, name, s, restored)
 	return err
@@ -764,21 +764,21 @@ func (t *Topic) retireUnused() bool {
 	return true
 }
 
-// EmptyChannel discards a channel's messages. Error: ErrUnknownChannel.
+// EmptyChannel discards a channel's messages. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) EmptyChannel(name string) error {
 	return t.onChannel(name, func(now stamp.Mono, c *queue.Channel, fx *queue.Effects) {
 		t.mu.core.EmptyChannel(now, c, fx)
 	})
 }
 
-// PauseChannel stops the channel's deliveries. Error: ErrUnknownChannel.
+// PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) PauseChannel(name string) error {
 	return t.onChannel(name, func(_ stamp.Mono, c *queue.Channel, _ *queue.Effects) {
 		t.mu.core.PauseChannel(c)
 	})
 }
 
-// UnpauseChannel resumes them. Error: ErrUnknownChannel.
+// UnpauseChannel resumes them. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) UnpauseChannel(name string) error {
 	return t.onChannel(name, t.mu.core.UnpauseChannel)
 }
@@ -790,6 +790,9 @@ func (t *Topic) onChannel(name string, do func(stamp.Mono, *queue.Channel, *queu
 	c := t.mu.core.Channel(name)
 	if c == nil {
 		return fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
+	}
+	if t.mu.closed { // the next process would not know
+		return t.open()
 	}
 	s.record = true // it may have been paused or unpaused
 	do(now, c, &s.fx)
