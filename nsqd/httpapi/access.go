@@ -121,7 +121,7 @@ func (a *API) permit(r *http.Request) error {
 	case errors.Is(err, auth.ErrBusy):
 		return refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)
 	case err != nil:
-		a.log.Warn("publisher could not be authorised", obs.KeyRemote, r.RemoteAddr, obs.KeyError, err)
+		a.faults.Warn("publisher could not be authorised", obs.KeyRemote, r.RemoteAddr, obs.KeyError, err)
 		return refuse(http.StatusServiceUnavailable, "AUTH_FAILED", "no auth server gave a valid answer")
 	}
 	if topic := r.URL.Query().Get("topic"); !grant.Allows(auth.Publish, topic, "") {

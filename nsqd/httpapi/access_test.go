@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
@@ -203,7 +204,13 @@ func TestPublishingTakesAuthorisation(t *testing.T) {
 		t.Errorf("asked %+v, want %+v", asked[0], want)
 	}
 	failure = errors.New("porter.internal: connection refused")
-	publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_FAILED")
+	before := n.lines.Load()
+	for range 10 * obs.LinesPerSecond {
+		publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_FAILED")
+	}
+	if lines := n.lines.Load() - before; lines == 0 || lines > 5*obs.LinesPerSecond {
+		t.Errorf("%d lines were logged of %d failures", lines, 10*obs.LinesPerSecond)
+	}
 	failure = auth.ErrBusy
 	publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_BUSY")
 	if topics := n.broker.Topics(); len(topics) != 1 {

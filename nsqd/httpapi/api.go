@@ -93,6 +93,7 @@ type API struct {
 	conns    *conn.Server
 	stamps   *hook.Stamper
 	log      *slog.Logger
+	faults   *slog.Logger       // log, of what anybody can cause
 	routes   map[string]methods // by path
 	operator *http.ServeMux     // what every daemon of ours serves
 
@@ -106,6 +107,7 @@ type methods map[string]http.HandlerFunc
 // New returns the handler of everything nsqd serves over HTTP.
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
+	a.faults, _ = obs.Sparse(log)
 	reg.MustRegister(&collector{api: a})
 	obs.Mount(a.operator, reg, a.state, b.Health)
 	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
@@ -232,7 +234,7 @@ var errBodies = refuse(http.StatusServiceUnavailable, "TOO_MANY_REQUESTS", "the 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.held += int64(n)
-	if all := b.a.bodies.Add(int64(n)); b.a.cfg.MaxBodies > 0 && all > b.a.cfg.MaxBodies {
+	if all := b.a.bodies.Add(int64(n)); n > 0 && b.a.cfg.MaxBodies > 0 && all > b.a.cfg.MaxBodies {
 		b.a.refused.Add(1)
 		return n, errBodies
 	}
