@@ -520,7 +520,7 @@ func (sp *spiller) leaveMemory(needed bool) error {
 	case q == nil:
 		var err error
 		if q, err = sp.storage().openEmpty(resumeName(sp.topic.name, sp.line.Channel())); err != nil {
-			return err
+			return sp.lost(kept, err)
 		}
 	case len(kept) == 0 && !needed:
 		return q.Retire()
@@ -545,15 +545,20 @@ func (sp *spiller) leave(q *diskqueue.Queue, kept []queue.Kept) error {
 			size += rest[n].Message.Size()
 		}
 		if err := sp.storage().append(q, rest[:n], sp.line.Channel() != nil, &sp.enc); err != nil {
-			lost := 0
-			for _, k := range rest {
-				if k.Ticket == 0 && k.Message.Ticket == 0 { // else it is on the disk still, of this line or its topic's
-					lost++
-				}
-			}
-			return fmt.Errorf("%d messages of %s are lost: %w", lost, sp.name(), err)
+			return sp.lost(rest, err)
 		}
 		rest = rest[n:]
 	}
 	return nil
+}
+
+// lost says that messages cannot be stored, and how many of them were nowhere else.
+func (sp *spiller) lost(messages []queue.Kept, err error) error {
+	n := 0
+	for _, k := range messages {
+		if k.Ticket == 0 && k.Message.Ticket == 0 { // else it is on the disk still, of this line or its topic's
+			n++
+		}
+	}
+	return fmt.Errorf("%d messages of %s are lost: %w", n, sp.name(), err)
 }
