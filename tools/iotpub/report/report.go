@@ -31,6 +31,22 @@ type Quantiles struct {
 	Clamped int64 `json:"clamped,omitempty"`
 }
 
+// At returns the quantile, or the next greater one that there is.
+func (q Quantiles) At(quantile float64) time.Duration {
+	us := q.MaxUs
+	switch {
+	case quantile <= 0.5:
+		us = q.P50Us
+	case quantile <= 0.9:
+		us = q.P90Us
+	case quantile <= 0.99:
+		us = q.P99Us
+	case quantile <= 0.999:
+		us = q.P999Us
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
 // QuantilesOf reads l.
 func QuantilesOf(l *obs.Latency) Quantiles {
 	us := func(q float64) int64 { return l.Quantile(q).Microseconds() }

@@ -351,7 +351,7 @@ func (r *runner) step(ctx context.Context, rate int64) (step Step, err error) {
 	if err != nil {
 		return Step{}, err
 	}
-	late := lateness(rep.Lateness, r.cfg.SLO.Quantile)
+	late := rep.Lateness.At(r.cfg.SLO.Quantile)
 	e := search.Evidence{
 		Skipped: rep.Skipped, Held: rep.Held, Unanswered: rep.Unanswered, Refused: rep.RefusedTotal(), Lost: rep.Lost,
 		Late: late, Delivered: delays.Count(), Exceeded: delays.CountAbove(r.cfg.SLO.Latency),
@@ -374,19 +374,3 @@ const (
 	// one that takes no more.
 	maxOutstanding = 4096
 )
-
-// lateness returns the quantile, or the next greater one that a report has.
-func lateness(q report.Quantiles, quantile float64) time.Duration {
-	us := q.MaxUs
-	switch {
-	case quantile <= 0.5:
-		us = q.P50Us
-	case quantile <= 0.9:
-		us = q.P90Us
-	case quantile <= 0.99:
-		us = q.P99Us
-	case quantile <= 0.999:
-		us = q.P999Us
-	}
-	return time.Duration(us) * time.Microsecond
-}

@@ -7,7 +7,6 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
@@ -75,20 +74,4 @@ func splitWait(s schedule.Stream, rate tokenbucket.Rate, burst int64, brokers in
 		shares[i] = tokenbucket.Share{Rate: rate / tokenbucket.Rate(brokers), Burst: burst / int64(brokers)}
 	}
 	return access(s, shares, func(source int32) int { return int(source) % brokers }).Quantile(quantile)
-}
-
-// atQuantile is the nearest quantile that q has, from above.
-func atQuantile(q report.Quantiles, quantile float64) time.Duration {
-	us := q.MaxUs
-	switch {
-	case quantile <= 0.5:
-		us = q.P50Us
-	case quantile <= 0.9:
-		us = q.P90Us
-	case quantile <= 0.99:
-		us = q.P99Us
-	case quantile <= 0.999:
-		us = q.P999Us
-	}
-	return time.Duration(us) * time.Microsecond
 }

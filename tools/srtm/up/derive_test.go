@@ -124,7 +124,7 @@ func TestSLOFor(t *testing.T) {
 func TestAtQuantile(t *testing.T) {
 	q := report.Quantiles{P50Us: 1, P90Us: 2, P99Us: 3, P999Us: 4, MaxUs: 5}
 	for quantile, want := range map[float64]time.Duration{0.01: 1, 0.5: 1, 0.51: 2, 0.9: 2, 0.95: 3, 0.99: 3, 0.995: 4, 0.9999: 5} {
-		if got := atQuantile(q, quantile); got != want*time.Microsecond {
+		if got := q.At(quantile); got != want*time.Microsecond {
 			t.Errorf("%v: %v, want %v us", quantile, got, int64(want))
 		}
 	}

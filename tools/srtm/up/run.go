@@ -173,7 +173,7 @@ func (r *run) calibrate(ctx context.Context) error {
 		a := judge(&result.Emulator)
 		r.report.Calibration = append(r.report.Calibration, a)
 		r.view.say("calibration: %s", a.text())
-		r.machine = atQuantile(a.EndToEnd, r.quantile)
+		r.machine = a.EndToEnd.At(r.quantile)
 		if !a.Carried && !repeated {
 			repeated = true // the machine may have been busy with something else for a moment
 			continue
