@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/nsqio/go-nsq"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/targets"
@@ -144,11 +143,11 @@ func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, e
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	p := newPublisher(c, topic, id)
+	p.assigned(a) // first: what the watch says is newer
 	if err := c.join(p); err != nil {
 		return nil, err
 	}
 	p.start()
-	p.assigned(a)
 	if err := p.ready(ctx); err != nil {
 		p.abandon()
 		return nil, err
@@ -246,7 +245,7 @@ func (c *Client) watch(m *membership) {
 		case errors.Is(err, errMembership), c.ctx.Err() != nil:
 			continue
 		case errors.Is(err, ErrUnknown):
-			c.recheck(m, err)
+			c.dismiss(m, err)
 		}
 		c.log.Warn("watching a topic failed", "topic", m.topic, "error", err)
 		// It may be created again.
@@ -262,51 +261,24 @@ func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 		c.mu.Lock()
 		p := m.publishers[a.PublisherId]
 		c.mu.Unlock()
-		if p != nil {
+		switch {
+		case p == nil:
+		case a.Unknown:
+			p.vanished(fmt.Errorf("%w: topic %s has no publisher %q", ErrUnknown, p.topic, p.id))
+		default:
 			p.assigned(a)
 		}
 	}
 }
 
-// recheck finds out for whom a stream ended with err: for all publishers of a
-// topic that is gone, or for one that is not in the topic any more, which must
-// not take the others with it.
-func (c *Client) recheck(m *membership, err error) {
+// dismiss tells the publishers of a topic that it is gone.
+func (c *Client) dismiss(m *membership, err error) {
 	c.mu.Lock()
-	var all []*Publisher
-	for _, p := range m.publishers {
-		all = append(all, p)
-	}
+	all := slices.Collect(maps.Values(m.publishers))
 	c.mu.Unlock()
 	for _, p := range all {
-		resp, one := srtmv1.NewPlacementServiceClient(c.conn).Resolve(c.ctx, &srtmv1.ResolveRequest{Topic: p.topic, PublisherId: p.id})
-		switch {
-		case one == nil:
-			p.assigned(resp.Assignment)
-		case status.Code(one) == codes.NotFound && reason(one) == publisherUnknown:
-			p.vanished(fmt.Errorf("%w: %s", ErrUnknown, status.Convert(one).Message()))
-		case status.Code(one) == codes.NotFound:
-			for _, p := range all {
-				p.vanished(err)
-			}
-			return
-		default:
-			return // nothing is known; the next stream will tell
-		}
+		p.vanished(err)
 	}
-}
-
-// publisherUnknown is the reason, in a NOT_FOUND's ErrorInfo, that tells a
-// missing publisher from a missing topic.
-const publisherUnknown = "PUBLISHER_UNKNOWN"
-
-func reason(err error) string {
-	for _, d := range status.Convert(err).Details() {
-		if info, ok := d.(*errdetails.ErrorInfo); ok {
-			return info.Reason
-		}
-	}
-	return ""
 }
 
 // Close closes all publishers as their Close does, then the connection to the

@@ -595,6 +595,22 @@ var _ = Describe("a publisher", func() {
 			place(b, "p")
 			Eventually(func() error { return p.Publish(ctx, []byte("4")) }).Should(Succeed())
 		})
+		It("is watched for the others in the same stream while one is not declared", func() {
+			p, q := open("p"), open("q")
+			place(b, "q")
+			Eventually(q.Broker).Should(Equal(b.Address()), "the stream is of both")
+			opened, _ := placement.Watches()
+			placement.Remove(topic, "p")
+			Eventually(func() error { return p.Publish(ctx, []byte("1")) }).Should(MatchError(client.ErrUnknown))
+			for _, at := range []*fake.Broker{a, b} {
+				place(at, "q")
+				Eventually(q.Broker).Should(Equal(at.Address()))
+			}
+			Expect(p.Publish(ctx, []byte("2"))).To(MatchError(client.ErrUnknown))
+			still, open := placement.Watches()
+			Expect(still).To(Equal(opened), "no stream ended")
+			Expect(open).To(Equal(1))
+		})
 		It("ends what is published to a deleted topic, until there is one again", func() {
 			p := open("p")
 			placement.Delete(topic)

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -19,7 +20,8 @@ import (
 // every change, until ctx ends. No ids means every publisher of the topic.
 // report is called from this goroutine, with an assignment of each publisher
 // that is new or has changed; a repetition is possible after a reconnect, an
-// older epoch is not filtered out.
+// older epoch is not filtered out. An id that the topic does not have gets an
+// assignment that is Unknown, and the others theirs.
 //
 // While the loaddistributor cannot be reached, or the topic is not active yet,
 // Follow tries again, and what was reported stands. It returns ErrUnknown when
@@ -36,7 +38,9 @@ func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, id
 		}
 		switch status.Code(err) {
 		case codes.NotFound:
-			return fmt.Errorf("%w: %s", ErrUnknown, status.Convert(err).Message())
+			if !ofPublisher(err) {
+				return fmt.Errorf("%w: %s", ErrUnknown, status.Convert(err).Message())
+			}
 		case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented:
 			return fmt.Errorf("watch topic %q: %w", topic, err)
 		}
@@ -44,6 +48,17 @@ func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, id
 			return err
 		}
 	}
+}
+
+// ofPublisher reports whether a NOT_FOUND is of one publisher, not the topic: a
+// loaddistributor of 0.1.0 ends the stream of all for it. They stay where they are.
+func ofPublisher(err error) bool {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == "PUBLISHER_UNKNOWN" {
+			return true
+		}
+	}
+	return false
 }
 
 // followOnce reads one stream to its end, which always has a reason.

@@ -173,10 +173,10 @@ func (p *Publisher) assigned(a *srtmv1.Assignment) {
 	p.wake()
 }
 
-// vanished takes the news that the topic is gone.
+// vanished takes the news that the topic, or the publisher in it, is gone.
 func (p *Publisher) vanished(err error) {
 	p.inbox.Lock()
-	p.inbox.gone = err
+	p.inbox.assignment, p.inbox.gone = nil, err
 	p.inbox.Unlock()
 	p.wake()
 }

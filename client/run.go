@@ -135,7 +135,7 @@ func (s *sender) readInbox() {
 	p.inbox.assignment = nil
 	p.inbox.Unlock()
 	if gone != nil && s.gone == nil {
-		p.log.Warn("the topic is gone", "error", gone)
+		p.log.Warn("topic or publisher is gone", "error", gone)
 		for _, r := range s.queue {
 			r.done <- gone
 		}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -147,7 +146,8 @@ func (p *Placement) update(topic string, f func(*placed)) {
 	t.change = make(chan struct{})
 }
 
-// lookup returns the wanted assignments and what tells of the next change.
+// lookup returns the wanted assignments, of which some may be unknown, and what
+// tells of the next change.
 func (p *Placement) lookup(topic string, ids []string) ([]*srtmv1.Assignment, uint64, <-chan struct{}, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,12 +168,7 @@ func (p *Placement) lookup(topic string, ids []string) ([]*srtmv1.Assignment, ui
 	for _, id := range ids {
 		a := t.at[id]
 		if a == nil {
-			s, err := status.Newf(codes.NotFound, "publisher %q of topic %q is unknown", id, topic).
-				WithDetails(&errdetails.ErrorInfo{Reason: "PUBLISHER_UNKNOWN", Domain: "srtm.io"})
-			if err != nil {
-				panic(err) // a message of ours
-			}
-			return nil, 0, nil, s.Err()
+			a = &srtmv1.Assignment{PublisherId: id, Epoch: t.epoch, Unknown: true}
 		}
 		found = append(found, a)
 	}
@@ -185,6 +180,9 @@ func (p *Placement) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srt
 	found, _, _, err := p.lookup(req.Topic, []string{req.PublisherId})
 	if err != nil {
 		return nil, err
+	}
+	if found[0].Unknown {
+		return nil, status.Errorf(codes.NotFound, "publisher %q of topic %q is unknown", req.PublisherId, req.Topic)
 	}
 	if found[0].BrokerId == "" {
 		return nil, status.Errorf(codes.FailedPrecondition, "publisher %q of topic %q is not placed yet", req.PublisherId, req.Topic)
@@ -203,7 +201,7 @@ func (p *Placement) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingS
 		p.mu.watching--
 		p.mu.Unlock()
 	}()
-	sent := map[string]uint64{}
+	sent := map[string]*srtmv1.Assignment{}
 	for {
 		found, epoch, change, err := p.lookup(req.Topic, req.PublisherIds)
 		if err != nil {
@@ -212,8 +210,8 @@ func (p *Placement) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingS
 		first := len(sent) == 0
 		resp := &srtmv1.WatchResponse{Epoch: epoch}
 		for _, a := range found {
-			if last, known := sent[a.PublisherId]; !known || last != a.Epoch {
-				sent[a.PublisherId] = a.Epoch
+			if last := sent[a.PublisherId]; last == nil || last.Unknown != a.Unknown || last.Epoch != a.Epoch && !a.Unknown {
+				sent[a.PublisherId] = a
 				resp.Assignments = append(resp.Assignments, a)
 			}
 		}

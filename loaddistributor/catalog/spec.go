@@ -63,6 +63,8 @@ type Assignment struct {
 	Endpoint  // zero: nowhere, for now
 	// Epoch of the placement it is from.
 	Epoch uint64
+	// Unknown: the topic does not have the publisher. Only of Placement.Of.
+	Unknown bool
 }
 
 // Placement is where the publishers of a topic go. It is immutable: a change
@@ -107,6 +109,15 @@ func (p *Placement) At(i int) Assignment {
 		a.Endpoint = p.members[m]
 	}
 	return a
+}
+
+// Of returns the assignment of the publisher with the id, which may be unknown.
+func (p *Placement) Of(id string) Assignment {
+	i, known := p.Index(id)
+	if !known {
+		return Assignment{Publisher: id, Epoch: p.epoch, Unknown: true}
+	}
+	return p.At(i)
 }
 
 // Unplaced returns how many publishers have no broker.

@@ -304,9 +304,41 @@ var _ = Describe("Watching", func() {
 		Expect(watch("t")).To(fails(codes.FailedPrecondition, rpc.ReasonTopicNotActive))
 		release()
 		Eventually(created).Should(Receive(BeNil()))
-		Expect(watch("t", "g.0", "nobody")).To(fails(codes.NotFound, rpc.ReasonPublisherUnknown))
 		Expect(watch("t", "g.0", "g.0")).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
 		Expect(watch("t", "g.0")).To(Succeed())
+	})
+
+	It("answers for each publisher, whether it is declared or not", func() {
+		c := newCluster(setup{})
+		c.join("b1", 1000, agenttest.New())
+		wanted := spec("t", 100, 10)
+		wanted.Groups[0].Count = 50
+		c.mustCreate(wanted)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		stream, err := c.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t", PublisherIds: []string{"g.0", "nobody", "g.49", "later"}})
+		Expect(err).NotTo(HaveOccurred())
+		next := func() string {
+			response, err := stream.Recv()
+			Expect(err).NotTo(HaveOccurred())
+			text := ""
+			for _, a := range response.Assignments {
+				Expect(a.Epoch).To(Equal(response.Epoch))
+				text += fmt.Sprintf("%s %s%v; ", a.PublisherId, a.BrokerId, a.Unknown)
+			}
+			return text
+		}
+		Expect(next()).To(Equal("g.0 b1false; nobody true; g.49 b1false; later true; "))
+		wanted.Publishers = []*srtmv1.Publisher{{Id: "later", Rate: 1}}
+		update := func(publishers int32) {
+			wanted.Groups[0].Count = publishers
+			_, err := c.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: wanted})
+			Expect(err).NotTo(HaveOccurred())
+		}
+		update(49)
+		Expect(next()).To(Equal("g.49 true; later b1false; "))
+		update(50)
+		Expect(next()).To(Equal("g.49 b1false; "))
 	})
 
 	It("never holds up the controller, and tells a slow one only how it stands", func() {

@@ -83,15 +83,7 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 	var told *catalog.Placement
 	for now := first; ; {
 		if now.Placement != told {
-			indices := make([]int, 0, len(publishers))
-			for _, id := range publishers {
-				i, ok := now.Placement.Index(id)
-				if !ok {
-					return fmt.Errorf("topic %s, publisher %q: %w", topic, id, catalog.ErrPublisherUnknown)
-				}
-				indices = append(indices, i)
-			}
-			if err := difference(told, now.Placement, indices, send); err != nil {
+			if err := difference(told, now.Placement, publishers, send); err != nil {
 				return err
 			}
 			told = now.Placement
@@ -113,9 +105,9 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 }
 
 // difference sends the assignments that are not in old as they are in now. A
-// nil old has none. No indices: all publishers.
-func difference(old, now *catalog.Placement, indices []int, send func(Change) error) error {
-	count := len(indices)
+// nil old has none. No publishers: all of now's.
+func difference(old, now *catalog.Placement, publishers []string, send func(Change) error) error {
+	count := len(publishers)
 	if count == 0 {
 		count = now.Len()
 	}
@@ -128,13 +120,14 @@ func difference(old, now *catalog.Placement, indices []int, send func(Change) er
 		return err
 	}
 	for n := range count {
-		i := n
-		if len(indices) > 0 {
-			i = indices[n]
+		var a catalog.Assignment
+		if len(publishers) > 0 {
+			a = now.Of(publishers[n])
+		} else {
+			a = now.At(n)
 		}
-		a := now.At(i)
 		if old != nil {
-			if j, known := old.Index(a.Publisher); known && old.At(j).Endpoint == a.Endpoint {
+			if was := old.Of(a.Publisher); was.Unknown == a.Unknown && was.Endpoint == a.Endpoint {
 				continue
 			}
 		}

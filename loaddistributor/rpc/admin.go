@@ -287,6 +287,6 @@ func (s *Server) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServ
 
 func assignmentProto(a catalog.Assignment) *srtmv1.Assignment {
 	return &srtmv1.Assignment{
-		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, Epoch: a.Epoch,
+		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, Epoch: a.Epoch, Unknown: a.Unknown,
 	}
 }

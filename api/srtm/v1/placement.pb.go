@@ -32,7 +32,11 @@ type Assignment struct {
 	TcpAddress  string                 `protobuf:"bytes,3,opt,name=tcp_address,json=tcpAddress,proto3" json:"tcp_address,omitempty"`
 	HttpAddress string                 `protobuf:"bytes,4,opt,name=http_address,json=httpAddress,proto3" json:"http_address,omitempty"`
 	// Placement epoch of the topic; an assignment of an older epoch is stale.
-	Epoch         uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The topic does not have this publisher, or has it no more; it may be declared
+	// again. Only in a WatchResponse for a publisher that was named, without a broker:
+	// whoever does not know this field takes it for a publisher without a place.
+	Unknown       bool `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -100,6 +104,13 @@ func (x *Assignment) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *Assignment) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
 }
 
 type ResolveRequest struct {
@@ -318,7 +329,7 @@ var File_srtm_v1_placement_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\n" +
-	"\x17srtm/v1/placement.proto\x12\asrtm.v1\"\xa6\x01\n" +
+	"\x17srtm/v1/placement.proto\x12\asrtm.v1\"\xc0\x01\n" +
 	"\n" +
 	"Assignment\x12!\n" +
 	"\fpublisher_id\x18\x01 \x01(\tR\vpublisherId\x12\x1b\n" +
@@ -326,7 +337,8 @@ const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\vtcp_address\x18\x03 \x01(\tR\n" +
 	"tcpAddress\x12!\n" +
 	"\fhttp_address\x18\x04 \x01(\tR\vhttpAddress\x12\x14\n" +
-	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\"I\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aunknown\x18\x06 \x01(\bR\aunknown\"I\n" +
 	"\x0eResolveRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12!\n" +
 	"\fpublisher_id\x18\x02 \x01(\tR\vpublisherId\"F\n" +

@@ -36,7 +36,8 @@ type PlacementServiceClient interface {
 	// Watch sends the present assignment of the named publishers at once, and
 	// then every change; a watcher that reads slowly is told how things stand,
 	// not every step. The stream ends with NOT_FOUND when the topic is deleted.
-	// Errors at the start are those of Resolve.
+	// Errors at the start are those of Resolve, but for publishers: one that the
+	// topic does not have gets an assignment that says so, and the others theirs.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
 
@@ -90,7 +91,8 @@ type PlacementServiceServer interface {
 	// Watch sends the present assignment of the named publishers at once, and
 	// then every change; a watcher that reads slowly is told how things stand,
 	// not every step. The stream ends with NOT_FOUND when the topic is deleted.
-	// Errors at the start are those of Resolve.
+	// Errors at the start are those of Resolve, but for publishers: one that the
+	// topic does not have gets an assignment that says so, and the others theirs.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedPlacementServiceServer()
 }
