@@ -7,7 +7,7 @@ import (
 )
 
 // Release is the version that the next CHANGELOG entry will name.
-const Release = "0.1.0"
+const Release = "0.2.0"
 
 // NSQ is the version of NSQ whose nsqd and nsqlookupd ours stand in for, and our
 // own behind it. Client libraries and tools go by it: nsq-j speaks no Snappy to a

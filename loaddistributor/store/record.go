@@ -1,11 +1,11 @@
 package store
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
+	"reflect"
+	"strconv"
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -13,10 +13,23 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Version of the records that this package writes, and the only one it reads.
-// A field may be added without a new one if its zero value means what its
-// absence meant; anything else needs one, and a way to read the old.
-const Version = 1
+// Version is the greatest of the records that this package reads and writes; it
+// reads all before it, too. A record says the version that whoever reads it has to
+// know, and is written with the least that will do: so a release before this one
+// reads what has nothing new in it, and refuses the rest by its version.
+//
+// What this program has no place for in a record of a version that it knows is
+// left out. So a field that a reader may overlook, since its zero value means what
+// its absence meant, is added as it is; one that must not be overlooked, and a new
+// kind, take a new Version: the field with the tag `since:"3"`, the kind in
+// kindSince.
+//
+// Version 1 is of 0.1.0, which takes any field that it does not know for damage:
+// every field that 0.1.0 has not is tagged since:"2" at least (testdata/v1.fields).
+const Version = 2
+
+// kindSince has the kinds that not every version knows.
+var kindSince = map[string]int{}
 
 // A record is JSON:
 //
@@ -42,8 +55,8 @@ func (e *FormatError) Error() string {
 	switch {
 	case e.Cause != nil:
 		return fmt.Sprintf("record %q is damaged: %v", e.Kind, e.Cause)
-	case e.Version != Version:
-		return fmt.Sprintf("record %q has version %d, this program knows %d: it was written by another release", e.Kind, e.Version, Version)
+	case e.Version < 1 || e.Version > Version:
+		return fmt.Sprintf("record %q has version %d, this program knows 1 to %d: it was written by another release", e.Kind, e.Version, Version)
 	}
 	return fmt.Sprintf("record %q is of no kind that this program knows: it was written by a later release", e.Kind)
 }
@@ -202,11 +215,36 @@ func encode(kind string, data any) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", kind, err)
 	}
-	b, err = json.Marshal(record{V: Version, Kind: kind, Data: b})
+	b, err = json.Marshal(record{V: max(1, kindSince[kind], since(reflect.ValueOf(data))), Kind: kind, Data: b})
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", kind, err)
 	}
 	return b, nil
+}
+
+// since is the version that the fields of v need which are not zero; 0: any.
+func since(v reflect.Value) (version int) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			return since(v.Elem())
+		}
+	case reflect.Slice:
+		if e := v.Type().Elem().Kind(); e == reflect.Struct || e == reflect.Pointer {
+			for i := range v.Len() {
+				version = max(version, since(v.Index(i)))
+			}
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).IsZero() {
+				continue
+			}
+			of, _ := strconv.Atoi(v.Type().Field(i).Tag.Get("since"))
+			version = max(version, of, since(v.Field(i)))
+		}
+	}
+	return version
 }
 
 // encodeEvent writes an event down.
@@ -258,27 +296,13 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 // open reads a record's frame.
 func open(b []byte) (record, error) {
 	var r record
-	if err := strict(b, &r); err != nil {
+	if err := json.Unmarshal(b, &r); err != nil {
 		return record{}, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
 	}
-	if r.V != Version {
+	if r.V < 1 || r.V > Version {
 		return record{}, &FormatError{Kind: r.Kind, Version: r.V}
 	}
 	return r, nil
-}
-
-// strict decodes all of b into v, and refuses what v has no place for: a field
-// that is dropped could be one that matters.
-func strict(b []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return err
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return fmt.Errorf("something follows the end")
-	}
-	return nil
 }
 
 // decodeEvent reads what encodeEvent wrote; the error is a *FormatError.
@@ -303,7 +327,7 @@ func (r record) event() (catalog.Event, error) {
 	switch r.Kind {
 	case kindBrokerJoined:
 		var b broker
-		if err := strict(r.Data, &b); err != nil {
+		if err := json.Unmarshal(r.Data, &b); err != nil {
 			return nil, err
 		}
 		return catalog.BrokerJoined{
@@ -312,13 +336,13 @@ func (r record) event() (catalog.Event, error) {
 		}, nil
 	case kindBrokerAbsorbed:
 		var a absorbed
-		if err := strict(r.Data, &a); err != nil {
+		if err := json.Unmarshal(r.Data, &a); err != nil {
 			return nil, err
 		}
 		return catalog.BrokerAbsorbed{ID: a.Broker, Absorption: a.absorption()}, nil
 	case kindTopicPlaced, kindTopicMoving:
 		var o order
-		if err := strict(r.Data, &o); err != nil {
+		if err := json.Unmarshal(r.Data, &o); err != nil {
 			return nil, err
 		}
 		s, err := o.Spec.spec()
@@ -330,7 +354,7 @@ func (r record) event() (catalog.Event, error) {
 		}
 		return catalog.NewTopicPlaced(s, o.Plan.plan(), o.Key)
 	}
-	if err := strict(r.Data, &e); err != nil {
+	if err := json.Unmarshal(r.Data, &e); err != nil {
 		return nil, err
 	}
 	switch r.Kind {
@@ -407,7 +431,7 @@ func decodeDump(b []byte) (catalog.Dump, error) {
 		return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V}
 	}
 	var s snapshot
-	if err := strict(r.Data, &s); err != nil {
+	if err := json.Unmarshal(r.Data, &s); err != nil {
 		return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
 	}
 	d := catalog.Dump{Version: s.Version, Contracts: s.Contracts}

@@ -97,11 +97,11 @@ func TestEveryEventHasARecord(t *testing.T) {
 
 func TestRecordsThatAreRefused(t *testing.T) {
 	for text, part := range map[string]string{
-		`{"v":2,"kind":"restarted","data":{}}`:                        "version 2, this program knows 1",
+		`{"v":3,"kind":"restarted","data":{}}`:                        "version 3, this program knows 1 to 2",
+		`{"kind":"restarted","data":{}}`:                              "version 0",
 		`{"v":1,"kind":"invented","data":{}}`:                         "later release",
 		`{"v":1,"kind":"snapshot","data":{}}`:                         "later release",
-		`{"v":1,"kind":"topic_moved","data":{"topic":"t","speed":3}}`: "speed",
-		`{"v":1,"kind":"topic_moved","data":{"topic":"t"}} {}`:        "follows the end",
+		`{"v":1,"kind":"topic_moved","data":{"topic":"t"}} {}`:        "damaged",
 		`{"v":1,"kind":"topic_placed","data":{"plan":{"quotas":[]}}}`: "no specification",
 		`{"v":1,"kind":"topic_placed","data":{"spec":{"name":"t","rate":1,"rate_milli":1000,"burst":1,"groups":[{"count":2000000000,"rate":1}]},"plan":{}}}`: "outside",
 		`{"v":1,"kind":"topic_`: "damaged",
@@ -110,6 +110,81 @@ func TestRecordsThatAreRefused(t *testing.T) {
 		_, err := decodeEvent([]byte(text))
 		if !errors.As(err, new(*FormatError)) || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: %v, want %q", text, err, part)
+		}
+	}
+}
+
+// A field that a later release has added, and that may be overlooked, is.
+func TestUnknownFieldsAreLeftOut(t *testing.T) {
+	for text, want := range map[string]catalog.Event{
+		`{"v":1,"kind":"topic_moved","by":"me","data":{"topic":"t","speed":3}}`:      catalog.TopicMoved{Topic: "t"},
+		`{"v":2,"kind":"broker_left","data":{"broker":"b1","left":[],"of":{"x":1}}}`: catalog.BrokerLeft{ID: "b1"},
+	} {
+		if e, err := decodeEvent([]byte(text)); err != nil || !reflect.DeepEqual(e, want) {
+			t.Errorf("%s: %+v, %v", text, e, err)
+		}
+	}
+	if _, err := decodeDump([]byte(`{"v":2,"kind":"snapshot","data":{"version":3,"colour":"red","brokers":[{"id":"b1","mcap":3,"shoe":9}]}}`)); err != nil {
+		t.Error(err)
+	}
+}
+
+// 0.1.0 refuses what it does not know: a field or kind that it has not makes a record
+// one of a later version, which it refuses as such, and no other does.
+func TestWhat010CanRead(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "v1.fields"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, line := range strings.Fields(string(text)) {
+		known[line] = true
+	}
+	seen := map[reflect.Type]bool{}
+	var walk func(reflect.Type)
+	walk = func(of reflect.Type) {
+		switch of.Kind() {
+		case reflect.Pointer, reflect.Slice:
+			walk(of.Elem())
+		case reflect.Struct:
+			for i := 0; !seen[of] && i < of.NumField(); i++ {
+				f := of.Field(i)
+				name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+				if at := of.Name() + "." + name; known[at] == (f.Tag.Get("since") != "") {
+					t.Errorf("%s: known to 0.1.0: %v, since version %q", at, known[at], f.Tag.Get("since"))
+				}
+				if f.Tag.Get("since") != "" && !strings.Contains(f.Tag.Get("json"), "omit") {
+					t.Errorf("%s.%s is written where it is zero", of.Name(), name)
+				}
+				walk(f.Type)
+			}
+			seen[of] = true
+		}
+	}
+	for _, root := range []any{record{}, event{}, broker{}, absorbed{}, order{}, snapshot{}} {
+		walk(reflect.TypeOf(root))
+	}
+	_, records := history(t)
+	for _, r := range records {
+		var frame record
+		if err := json.Unmarshal(r, &frame); err != nil {
+			t.Fatal(err)
+		}
+		if frame.V == 1 && !known["kind:"+frame.Kind] {
+			t.Errorf("a record of a kind that 0.1.0 does not know has version 1: %s", r)
+		}
+	}
+	// Among others, deep down and where it is a list.
+	type inner struct {
+		New int `since:"7"`
+	}
+	type outer struct {
+		A    *inner
+		List []inner
+	}
+	for want, v := range map[int]any{0: outer{A: &inner{}, List: make([]inner, 2)}, 7: outer{List: []inner{{}, {New: 1}}}} {
+		if got := since(reflect.ValueOf(v)); got != want {
+			t.Errorf("%+v is of version %d, want %d", v, got, want)
 		}
 	}
 }

@@ -517,7 +517,7 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":2,"kind":"restarted","data":{}}`))
+		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":3,"kind":"restarted","data":{}}`))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -526,7 +526,7 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 	}
 	_, _, err = b.Lead(t.Context(), "")
 	var format *FormatError
-	if !errors.As(err, &format) || format.Version != 2 || !strings.Contains(err.Error(), "version 2") {
+	if !errors.As(err, &format) || format.Version != 3 || !strings.Contains(err.Error(), "version 3") {
 		t.Errorf("got %v", err)
 	}
 }
