@@ -163,6 +163,7 @@ type Controller struct {
 		away      map[string]time.Time             // brokers that are, since when seen
 		retry     map[string]time.Time             // topics not to be moved before
 		turns     map[string]string                // by topic with scarce tokens: what turn.go told the adaptor
+		reserved  map[string]string                // by topic: what shares it lacks because of brokers that are gone
 		untold    map[string]bool                  // topics of which the adaptor may have the shares of a move that was taken back
 		fits      map[string]*fit                  // by topic
 		inquiries map[string]*inquiry              // by topic
@@ -200,6 +201,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.turns = map[string]string{}
 	c.mu.fits = map[string]*fit{}
 	c.mu.reminders = map[string][]reminder{}
+	c.mu.reserved = map[string]string{}
 	c.mu.untold = map[string]bool{}
 	c.mu.inquiries = map[string]*inquiry{}
 	c.mu.ending = make(chan struct{})

@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -45,6 +46,41 @@ var _ = Describe("A broker of a topic", func() {
 		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}), "it may be using it")
 		before, _ := b2.node.Topic("t")
 		Expect(before.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "the data path outlives the control plane")
+	})
+
+	It("that does not come back is said to keep its share, which is freed on an operator's word, and nobody else is blamed", func() {
+		begin()
+		b2.stop()
+		late := obs.NewLatency()
+		late.Record(time.Second)
+		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 1000, Delivered: 1000, Exceeded: 1000, Delivery: late.Proto()})
+		Eventually(c.state("t")).Should(MatchRegexp(
+			"^DEGRADED: broker b2 is gone; the SLO is missed; 50 msg/s are reserved for b2, gone since 20.*:.* UTC; restart it, or `srtm share forget b2`$"))
+		r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Freed).To(HaveLen(1))
+		Expect(r.Freed[0].Topic).To(Equal("t"))
+		Expect(r.Freed[0].Share.RateMilli).To(BeEquivalentTo(50_000))
+		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 is gone; the SLO is missed, most on broker b1"))
+	})
+
+	It("that has not come back after a restart of the control plane is said to hold up its topics' shares", func() {
+		data := &store.Memory{}
+		c = newCluster(setup{data: data})
+		b1 = c.join("b1", 60, agenttest.New(), instance("one"))
+		b2 = c.join("b2", 60, agenttest.New(), instance("two"))
+		c.mustCreate(spec("t", 100, 10))
+		b2.stop()
+		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 is gone"))
+		address := c.address
+		c.stop()
+		c = newCluster(setup{data: data, address: address, config: func(cfg *controller.Config) { cfg.EvacuateAfter = 20 * time.Second }})
+		Eventually(c.state("t"), "30s").Should(MatchRegexp(
+			"^DEGRADED: broker b2 is gone; no share changes before b2, gone since 20.* or earlier, says what it holds; restart it, or `srtm share forget b2`$"))
+		r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Freed[0].Share).To(BeNil())
+		Eventually(c.state("t")).Should(Equal("DEGRADED: broker b2 is gone"))
 	})
 
 	It("that is started anew is prepared again and gets its share again, without tokens", func() {

@@ -3,6 +3,8 @@ package controller
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -64,7 +66,7 @@ func (c *Controller) judge(now time.Time) {
 			if topic.State != catalog.Active && topic.State != catalog.Degraded {
 				continue
 			}
-			missed := complaint(c.verdictLocked(topic, now))
+			missed := complaint(c.verdictLocked(topic, now), c.mu.reserved[after])
 			if missed == topic.Missed {
 				continue
 			}
@@ -90,12 +92,15 @@ func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.V
 	return fitting.Judge(topic.Spec.SLO.Quantile, counts)
 }
 
-// complaint has no figures in it: it is part of the state, which should not
-// change with every report.
-func complaint(v fitting.Verdict) string {
+// complaint has no figures in it that change with every report: it is part of the
+// state. Where shares are reserved for brokers that are gone, the others are not to
+// blame for what those lack.
+func complaint(v fitting.Verdict, reserved string) string {
 	switch {
-	case !v.Judged || v.Met:
-		return ""
+	case reserved != "" && v.Judged && !v.Met:
+		return "the SLO is missed; " + reserved
+	case reserved != "" || !v.Judged || v.Met:
+		return reserved
 	case v.WorstFraction > fitting.PartFactor*v.Budget:
 		return "the SLO is missed, most on broker " + v.Worst
 	default:
@@ -170,6 +175,7 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 			has[t.Topic] = t
 		}
 	}
+	c.noteReserved(has)
 	for _, name := range wanted {
 		if has[name] != nil && c.agrees(name, has[name]) {
 			continue
@@ -184,6 +190,35 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// noteReserved notes, for people, which topics lack shares because of brokers that
+// are gone, and what helps.
+func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
+	since := func(at time.Time) string { return at.UTC().Format("2006-01-02 15:04 UTC") }
+	const remedy = "; restart it, or `srtm share forget %s`"
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.mu.reserved)
+	for name, t := range has {
+		var list []string
+		for _, m := range t.Members {
+			// While a lease runs it may be back before anybody has read this.
+			ended := m.Lapsed || m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
+			if rate := m.Reserved.GetRateMilli(); !m.Connected && ended && rate > 0 {
+				list = append(list, fmt.Sprintf("%s msg/s are reserved for %s, gone since %s"+remedy,
+					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, since(m.AwaySince.AsTime()), m.BrokerId))
+			}
+		}
+		for _, id := range t.Awaited {
+			if at, away := c.mu.away[id]; away && c.now().Sub(at) >= c.cfg.EvacuateAfter {
+				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, since(at), id))
+			}
+		}
+		if list != nil {
+			c.mu.reserved[name] = strings.Join(list, "; ")
+		}
+	}
 }
 
 // agrees reports whether the adaptor has the topic's contract and members. One

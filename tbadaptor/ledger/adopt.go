@@ -90,6 +90,18 @@ func (l *Ledger) await(t *topic, brokers []string) {
 	}
 }
 
+// allAwaited returns the brokers that any topic awaits, by id.
+func (l *Ledger) allAwaited() []string {
+	set := map[string]bool{}
+	// order: into a set
+	for _, t := range l.topics {
+		for _, id := range t.awaited {
+			set[id] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(set))
+}
+
 // hear notes that it is known what a broker holds, and resumes what waited for it.
 func (l *Ledger) hear(id string) (grants []Grant) {
 	if l.heard[id] {

@@ -3,7 +3,9 @@ package ledger
 import (
 	"errors"
 	"testing"
+	"time"
 
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -76,5 +78,39 @@ func TestChange(t *testing.T) {
 	var busy *Busy
 	if _, err := l.Change("t", Terms{Contract: tokenbucket.Share{Rate: 5, Burst: 1}}, []share.Assigned{part("b", 5, 1)}, nil); !errors.As(err, &busy) {
 		t.Errorf("while it is being removed: %v", err)
+	}
+}
+
+// After a restart of the adaptor a topic does not wait for ever for a broker that is
+// dead, where the operator chose so.
+func TestABrokerThatWasNotHeardIsPresumedDead(t *testing.T) {
+	contract := tokenbucket.Share{Rate: 100_000, Burst: 10}
+	half := tokenbucket.Share{Rate: 50_000, Burst: 5}
+	for _, after := range []time.Duration{0, time.Minute} {
+		l := New(100, Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: time.Second, PresumeDead: after})
+		expire := func(now stamp.Mono) []Lapse {
+			l.Renew("a", now)
+			lapses, _ := l.Expire(now)
+			return lapses
+		}
+		start := stamp.Mono(0).Add(time.Hour)
+		expire(start)
+		if _, err := l.Hello(Session{Broker: "a", Instance: "a1", Policy: Available, Held: []Held{{Topic: "t", Share: half, Epoch: 7}}}, start); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Adopt("t", Terms{Contract: contract}, []share.Assigned{{Broker: "a", Share: half}, {Broker: "b", Share: half}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if lapses := expire(start.Add(61 * time.Second)); len(lapses) > 0 {
+			t.Fatalf("after %v: %v", after, lapses)
+		}
+		lapses := expire(start.Add(62 * time.Second))
+		v, _ := l.Topic("t")
+		if dead := after > 0; dead != (len(v.Awaited) == 0) || dead != (len(lapses) == 1 && lapses[0].Base && lapses[0].Broker == "b") {
+			t.Errorf("presumed dead after %v: awaits %v, ended %v", after, v.Awaited, lapses)
+		}
+		if again := expire(start.Add(63 * time.Second)); len(again) > 0 {
+			t.Errorf("again: %v", again)
+		}
 	}
 }

@@ -32,6 +32,8 @@ type Ledger struct {
 	// heard has the brokers that have said what they hold, or were forgotten,
 	// since New: what another one holds, an earlier ledger granted.
 	heard map[string]bool
+	// began is when Expire was first called; 0: not yet.
+	began stamp.Mono
 }
 
 type broker struct {
@@ -331,8 +333,12 @@ func (l *Ledger) Renew(id string, now stamp.Mono) (renewed bool, grants []Grant)
 }
 
 // Expire ends the leases that are over at now, and says whose. What they had
-// reserved goes to others.
+// reserved goes to others. A broker that is awaited has been silent at least since
+// the first call.
 func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
+	if l.began == 0 {
+		l.began = now
+	}
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
 		past := func(lease time.Duration) bool {
@@ -355,8 +361,16 @@ func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
 			lapses = append(lapses, lapse)
 		}
 	}
+	if p := l.leases.PresumeDead; p > 0 && now.Sub(l.began) > p+l.leases.ClockBound {
+		for _, id := range l.allAwaited() {
+			lapses = append(lapses, Lapse{Broker: id, Flex: true, Base: true})
+		}
+	}
 	for _, lapse := range lapses { // not before: one of them must not get what another had
 		grants = append(grants, l.advanceAll(lapse.Broker)...)
+		if lapse.Base {
+			grants = append(grants, l.hear(lapse.Broker)...)
+		}
 	}
 	return lapses, grants
 }
@@ -397,16 +411,34 @@ func (l *Ledger) Disconnect(id string) []Grant {
 }
 
 // Forget takes the word of somebody who knows that the broker's process has
-// ended and will not come back as the same instance: what it held is free
-// again. It fails with ErrConnected while the broker has a session.
-func (l *Ledger) Forget(id string) ([]Grant, error) {
+// ended and will not come back as the same instance: what it held, which it
+// returns by topic, is free again. It fails with ErrConnected while the broker has a
+// session, with ErrUnknownBroker if it is nobody's member and not awaited.
+func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 	b := l.brokers[id]
 	if b != nil && b.connected {
-		return nil, fmt.Errorf("forget broker %q: %w", id, ErrConnected)
+		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrConnected)
+	}
+	var freed []Freed
+	known := b != nil || l.heard[id]
+	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
+		t := l.topics[name]
+		m := t.member(id)
+		_, awaited := slices.BinarySearch(t.awaited, id)
+		known = known || m != nil || awaited
+		switch {
+		case awaited:
+			freed = append(freed, Freed{Topic: name, Unknown: true})
+		case m != nil && !l.reserve(m).IsZero():
+			freed = append(freed, Freed{Topic: name, Share: l.reserve(m)})
+		}
+	}
+	if !known {
+		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrUnknownBroker)
 	}
 	delete(l.brokers, id)
 	l.clear(id)
-	return append(l.advanceAll(id), l.hear(id)...), nil
+	return freed, append(l.advanceAll(id), l.hear(id)...), nil
 }
 
 // Ack says that the grant of this epoch is in force at the broker, and that its

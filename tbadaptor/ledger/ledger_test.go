@@ -115,7 +115,11 @@ func command(l *ledger.Ledger, now *stamp.Mono, words []string) (string, error) 
 	case "bye":
 		grants = l.Disconnect(args[0])
 	case "forget":
-		grants, err = l.Forget(args[0])
+		var freed []ledger.Freed
+		freed, grants, err = l.Forget(args[0])
+		for _, f := range freed {
+			fmt.Fprintf(&b, "freed %s %d/%d unknown=%v\n", f.Topic, f.Share.Rate, f.Share.Burst, f.Unknown)
+		}
 	case "renew":
 		var renewed bool
 		if renewed, grants = l.Renew(args[0], *now); !renewed {
@@ -273,7 +277,7 @@ func TestErrorsCanBeTold(t *testing.T) {
 	if _, err := l.Propose("u", nil); !errors.Is(err, ledger.ErrUnknownTopic) {
 		t.Errorf("unknown topic: %v", err)
 	}
-	if _, err := l.Forget("a"); !errors.Is(err, ledger.ErrConnected) {
+	if _, _, err := l.Forget("a"); !errors.Is(err, ledger.ErrConnected) {
 		t.Errorf("forget a connected broker: %v", err)
 	}
 	l.Remove("t")

@@ -156,7 +156,17 @@ var (
 	ErrReplaced = errors.New("the instance was replaced by a later one")
 	// ErrConnected: the broker is connected, so it cannot be forgotten.
 	ErrConnected = errors.New("the broker is connected")
+	// ErrUnknownBroker: no topic has the broker, or waits for it.
+	ErrUnknownBroker = errors.New("no share is known of such a broker")
 )
+
+// Freed is what a broker that is forgotten had reserved of a topic.
+type Freed struct {
+	Topic string
+	Share tokenbucket.Share
+	// Unknown: the topic was waiting for the broker to say what it holds.
+	Unknown bool
+}
 
 // Conflict reports that the topic has another contract already.
 type Conflict struct {

@@ -2,12 +2,15 @@ package loop
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 var (
 	descRate     = desc("share_rate", "Rate that the topic's contract has granted to the broker, in messages per second.", "topic", "broker")
 	descBurst    = desc("share_burst", "Burst that the topic's contract has granted to the broker, in messages.", "topic", "broker")
 	descReserved = desc("share_idle_rate", "Rate reserved for a broker whose lease is over, and which may be dead, in messages per second.", "topic", "broker")
+	descParts    = desc("contract_rate", "Rate of the topic's contract, in messages per second: held by brokers that are connected (part live), reserved for brokers that are not (away), and free, or on its way from one to another.", "topic", "part")
 	descPool     = desc("pool_tokens", "Tokens that wait for a share to grow.", "topic")
 )
 
@@ -29,12 +32,21 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, v := range views {
 		gauge(descPool, float64(v.Pool)/1000, v.Topic)
+		var live, away tokenbucket.Rate
 		for _, m := range v.Members {
 			gauge(descRate, m.Acknowledged.Rate.PerSecond(), v.Topic, m.Broker)
 			gauge(descBurst, float64(m.Acknowledged.Burst), v.Topic, m.Broker)
+			if m.Connected {
+				live += m.Acknowledged.Rate
+			} else {
+				away += m.Reserved.Rate
+			}
 			if m.Lapsed {
 				gauge(descReserved, m.Reserved.Rate.PerSecond(), v.Topic, m.Broker)
 			}
 		}
+		gauge(descParts, live.PerSecond(), v.Topic, "live")
+		gauge(descParts, away.PerSecond(), v.Topic, "away")
+		gauge(descParts, max(0, v.Contract.Rate-live-away).PerSecond(), v.Topic, "free")
 	}
 }

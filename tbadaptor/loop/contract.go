@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
@@ -280,8 +282,9 @@ func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest
 		bad.add("broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
 		return nil, toStatus(bad)
 	}
-	err := s.change(reasonForgotten, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		grants, err := l.Forget(req.BrokerId)
+	var freed []ledger.Freed
+	err := s.change(reasonForgotten, func(l *ledger.Ledger) (grants []ledger.Grant, err error) {
+		freed, grants, err = l.Forget(req.BrokerId)
 		if err == nil {
 			s.noteLapseLocked(ledger.Lapse{Broker: req.BrokerId, Base: true})
 		}
@@ -290,8 +293,16 @@ func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	s.cfg.Log.Warn("broker forgotten, on an operator's word", obs.KeyBroker, req.BrokerId)
-	return &srtmv1.ForgetBrokerResponse{}, nil
+	s.cfg.Log.Warn("broker forgotten, on an operator's word", obs.KeyBroker, req.BrokerId, "topics", len(freed))
+	response := &srtmv1.ForgetBrokerResponse{}
+	for _, f := range freed {
+		one := &srtmv1.FreedShare{Topic: f.Topic}
+		if !f.Unknown {
+			one.Share = shareProto(f.Share)
+		}
+		response.Freed = append(response.Freed, one)
+	}
+	return response, nil
 }
 
 // ListShares implements srtmv1.GrantServiceServer.
@@ -319,15 +330,23 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 // sharesLocked shows v. A topic that brokers hold and nobody set has no contract.
 // Requires: mu held.
 func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
-	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history)}
+	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited}
 	for _, m := range v.Members {
-		p.Members = append(p.Members, &srtmv1.MemberShare{
+		one := &srtmv1.MemberShare{
 			BrokerId: m.Broker,
 			Granted:  shareProto(m.Granted), GrantedEpoch: m.GrantedEpoch,
 			Acknowledged: shareProto(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
 			Base: shareProto(m.Base), Target: shareProto(m.Target), Reserved: shareProto(m.Reserved),
 			Connected: m.Connected, Policy: policyProto(m.Policy), Lapsed: m.Lapsed,
-		})
+		}
+		if !m.Connected {
+			since, known := s.mu.away[m.Broker]
+			if !known {
+				since = s.began
+			}
+			one.AwaySince = timestamppb.New(since)
+		}
+		p.Members = append(p.Members, one)
 	}
 	if t := s.mu.topics[v.Topic]; t != nil {
 		p.Contract, p.ShareRule = t.contract, t.rule

@@ -30,6 +30,7 @@ const (
 	ReasonUnsettled   = "SHARES_NOT_ACKNOWLEDGED"
 	ReasonLapsed      = "LEASE_OVER"
 	ReasonConnected   = "BROKER_CONNECTED"
+	ReasonUnknown     = "BROKER_UNKNOWN"
 	ReasonRemoved     = "CONTRACT_REMOVED"
 	ReasonBadSequence = "BAD_SEQUENCE"
 	ReasonNotLeading  = "NOT_LEADING"
@@ -118,6 +119,8 @@ func toStatus(err error) error {
 		return coded(codes.Unavailable, ReasonLapsed, err)
 	case errors.Is(err, ledger.ErrConnected):
 		return coded(codes.FailedPrecondition, ReasonConnected, err)
+	case errors.Is(err, ledger.ErrUnknownBroker):
+		return coded(codes.NotFound, ReasonUnknown, err)
 	case errors.Is(err, errRemoved):
 		return coded(codes.Aborted, ReasonRemoved, err)
 	case errors.Is(err, duplex.ErrNoHello):

@@ -282,8 +282,17 @@ var _ = Describe("Adopting a contract", func() {
 		b1 := a.join("b1", "i", held("t", 70, 50_000, 5))
 		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
 		Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
-		_, err := a.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
+		_, err := a.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b3"})
+		Expect(err).To(fails(codes.NotFound, loop.ReasonUnknown))
+		_, err = a.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b1"})
+		Expect(err).To(fails(codes.FailedPrecondition, loop.ReasonConnected))
+		r, err := a.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
 		Expect(err).NotTo(HaveOccurred())
+		Expect(r.Freed).To(HaveLen(1))
+		Expect(r.Freed[0].Share).To(BeNil(), "it was waited for")
+		r, err = a.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
+		Expect(err).NotTo(HaveOccurred(), "said twice")
+		Expect(r.Freed).To(BeEmpty())
 		Expect(a.server.State().Adopting).To(BeEmpty())
 		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "its part is kept for it, or moved by whoever sets contracts")
 		req := contract("t", 100_000, 10, members("b1", 100_000, 10))
@@ -448,14 +457,26 @@ var _ = Describe("A configuration", func() {
 		cfg.Metrics = reg
 		a := newAdaptor(cfg)
 		a.join("b1", "i")
+		b2 := a.join("b2", "i", held("t", 70, 40_000, 3))
+		req := contract("t", 100_000, 10, members("b1", 60_000, 7, "b2", 40_000, 3))
+		req.Adopt = true
+		Expect(<-a.set(ctx, req)).To(Succeed())
+		b2.leave()
+		Eventually(func() []string { return a.server.State().Connected }).Should(Equal([]string{"b1"}))
 		families, err := reg.Gather()
 		Expect(err).NotTo(HaveOccurred())
-		values := map[string]string{}
+		values, parts := map[string]string{}, map[string]float64{}
 		for _, f := range families {
+			for _, m := range f.Metric {
+				if f.GetName() == "srtm_tbadaptor_contract_rate" {
+					parts[m.Label[0].GetValue()] = m.GetGauge().GetValue()
+				}
+			}
 			values[f.GetName()] = fmt.Sprint(f.Metric[0].GetGauge().GetValue(), f.Metric[0].GetCounter().GetValue())
 		}
 		Expect(values).To(HaveKeyWithValue("srtm_tbadaptor_sessions", "1 0"))
-		Expect(values).To(HaveKeyWithValue("srtm_tbadaptor_grants_total", "0 0"))
+		Expect(values).To(HaveKey("srtm_tbadaptor_grants_total"))
+		Expect(parts).To(Equal(map[string]float64{"live": 0, "away": 40, "free": 60}))
 		_, err = loop.New(cfg)
 		Expect(err).To(HaveOccurred())
 	})

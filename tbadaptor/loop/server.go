@@ -113,6 +113,7 @@ type Server struct {
 	// Set once.
 	cfg     Config
 	metrics *metrics
+	began   time.Time     // New
 	closed  chan struct{} // closed by Run when it ends
 
 	streams *duplex.Server
@@ -121,9 +122,10 @@ type Server struct {
 		sync.Mutex
 		over      bool // the leadership is: nothing is done any more
 		ledger    *ledger.Ledger
-		sessions  map[string]*session // by broker
-		topics    map[string]*topic   // contracts in the ledger
-		histories map[string]*history // by topic
+		sessions  map[string]*session  // by broker
+		away      map[string]time.Time // by broker that has had a session, since when
+		topics    map[string]*topic    // contracts in the ledger
+		histories map[string]*history  // by topic
 		// Closed and made anew with every change of the ledger.
 		changed chan struct{}
 	}
@@ -162,10 +164,11 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Term == nil {
 		cfg.Term = alone{uint64(time.Now().UnixMilli())}
 	}
-	s := &Server{cfg: cfg, metrics: newMetrics(), streams: duplex.NewServer(), closed: make(chan struct{})}
+	s := &Server{cfg: cfg, metrics: newMetrics(), began: time.Now(), streams: duplex.NewServer(), closed: make(chan struct{})}
 	s.mu.ledger = ledger.New(uint64(clock.Wall()), cfg.Leases)
 	s.mu.histories = map[string]*history{}
 	s.mu.sessions = map[string]*session{}
+	s.mu.away = map[string]time.Time{}
 	s.mu.topics = map[string]*topic{}
 	s.mu.changed = make(chan struct{})
 	if cfg.Metrics != nil {
@@ -285,8 +288,7 @@ func (s *Server) expire(now stamp.Mono) bool {
 	for _, lapse := range lapses {
 		if open := s.mu.sessions[lapse.Broker]; open != nil && lapse.Session {
 			open.out.End(errLapsed)
-			delete(s.mu.sessions, lapse.Broker)
-			s.metrics.sessions.Dec()
+			s.awayLocked(lapse.Broker)
 		}
 		s.noteLapseLocked(lapse)
 	}
@@ -350,6 +352,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 			s.metrics.sessions.Inc()
 		}
 		s.mu.sessions[open.broker] = open
+		delete(s.mu.away, open.broker)
 		return grants, nil
 	})
 	if err != nil {
@@ -445,13 +448,19 @@ func (s *Server) over(open *session) {
 		if s.mu.sessions[open.broker] != open {
 			return nil, errReplaced
 		}
-		delete(s.mu.sessions, open.broker)
-		s.metrics.sessions.Dec()
+		s.awayLocked(open.broker)
 		return l.Disconnect(open.broker), nil
 	})
 	if err == nil {
 		s.cfg.Log.Info("broker left", obs.KeyBroker, open.broker)
 	}
+}
+
+// awayLocked notes that a broker's session has ended. Requires: mu held.
+func (s *Server) awayLocked(broker string) {
+	delete(s.mu.sessions, broker)
+	s.metrics.sessions.Dec()
+	s.mu.away[broker] = time.Now()
 }
 
 func (s *Server) report(open *session, r *srtmv1.NodeReport, now stamp.Mono) error {

@@ -143,7 +143,9 @@ func (grants) ForgetBroker(_ context.Context, r *srtmv1.ForgetBrokerRequest) (*s
 	if r.BrokerId != "b2" {
 		return nil, status.Errorf(codes.FailedPrecondition, "forget broker %q: the broker is connected", r.BrokerId)
 	}
-	return &srtmv1.ForgetBrokerResponse{}, nil
+	return &srtmv1.ForgetBrokerResponse{Freed: []*srtmv1.FreedShare{
+		{Topic: "sensors", Share: &srtmv1.Share{RateMilli: 440_000, Burst: 12}}, {Topic: "valves"},
+	}}, nil
 }
 
 func topic() *srtmv1.Topic {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strconv"
 	"time"
 
@@ -86,13 +87,17 @@ func policyText(p srtmv1.LeasePolicy) string {
 }
 
 func memberState(m *srtmv1.MemberShare) string {
+	state := "away"
 	switch {
 	case m.GetConnected():
 		return "connected"
 	case m.GetLapsed():
-		return "lease over"
+		state = "lease over"
 	}
-	return "away"
+	if m.GetAwaySince() != nil {
+		state += ", away since " + m.GetAwaySince().AsTime().UTC().Format(time.RFC3339)
+	}
+	return state
 }
 
 func shareHistoryCommand() *cobra.Command {
@@ -146,8 +151,9 @@ func shareForgetCommand() *cobra.Command {
 		Short: "Give to others what a dead broker held",
 		Long: `forget tells the adaptor that a broker's process has ended and will not come back
 with what it holds on its disk: its shares go to others. If that is not true, the
-contract is exceeded by the broker's base until it is back. A broker that is
-connected is refused.`,
+contract is exceeded by the broker's base until it is back. It shows what it
+freed. A broker that is connected is refused, and so is one of which no topic has
+heard.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usagef("%s: want one broker id, got %d arguments", cmd.CommandPath(), len(args))
@@ -156,11 +162,34 @@ connected is refused.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				_, err := srtmv1.NewGrantServiceClient(conn).ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: args[0]})
-				return err
+				r, err := srtmv1.NewGrantServiceClient(conn).ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: args[0]})
+				if err != nil {
+					return err
+				}
+				return writeFreed(cmd.OutOrStdout(), c.output, args[0], r.GetFreed())
 			})
 		},
 	}
 	c.flags(cmd)
 	return cmd
+}
+
+// writeFreed shows what was reserved for a broker.
+func writeFreed(w io.Writer, form, broker string, freed []*srtmv1.FreedShare) error {
+	if form == formJSON {
+		return writeProtos(w, freed)
+	}
+	if len(freed) == 0 {
+		_, err := fmt.Fprintf(w, "nothing was reserved for %s\n", broker)
+		return err
+	}
+	var rows [][]string
+	for _, f := range freed {
+		share := "unknown: it waited for the broker"
+		if f.GetShare() != nil {
+			share = shareText(f.GetShare())
+		}
+		rows = append(rows, []string{f.GetTopic(), share})
+	}
+	return table(w, []string{"TOPIC", "FREED"}, rows)
 }

@@ -1227,7 +1227,9 @@ func (x *ForgetBrokerRequest) GetBrokerId() string {
 }
 
 type ForgetBrokerResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was reserved for it, by topic.
+	Freed         []*FreedShare `protobuf:"bytes,1,rep,name=freed,proto3" json:"freed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1262,6 +1264,67 @@ func (*ForgetBrokerResponse) Descriptor() ([]byte, []int) {
 	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{17}
 }
 
+func (x *ForgetBrokerResponse) GetFreed() []*FreedShare {
+	if x != nil {
+		return x.Freed
+	}
+	return nil
+}
+
+type FreedShare struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Unset: it had not said since the adaptor's start what it holds, and nothing of
+	// the topic was granted because of that.
+	Share         *Share `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreedShare) Reset() {
+	*x = FreedShare{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreedShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreedShare) ProtoMessage() {}
+
+func (x *FreedShare) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreedShare.ProtoReflect.Descriptor instead.
+func (*FreedShare) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *FreedShare) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *FreedShare) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
 type ListSharesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topics        []*TopicShares         `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
@@ -1271,7 +1334,7 @@ type ListSharesResponse struct {
 
 func (x *ListSharesResponse) Reset() {
 	*x = ListSharesResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[18]
+	mi := &file_srtm_v1_grant_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1346,7 @@ func (x *ListSharesResponse) String() string {
 func (*ListSharesResponse) ProtoMessage() {}
 
 func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[18]
+	mi := &file_srtm_v1_grant_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1359,7 @@ func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSharesResponse.ProtoReflect.Descriptor instead.
 func (*ListSharesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListSharesResponse) GetTopics() []*TopicShares {
@@ -1313,14 +1376,17 @@ type TopicShares struct {
 	Members   []*MemberShare         `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
 	ShareRule string                 `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	// The latest changes, oldest first.
-	History       []*ShareChange `protobuf:"bytes,5,rep,name=history,proto3" json:"history,omitempty"`
+	History []*ShareChange `protobuf:"bytes,5,rep,name=history,proto3" json:"history,omitempty"`
+	// Brokers that must say what they hold, since the adaptor has restarted, before
+	// anything of the topic is granted; by id.
+	Awaited       []string `protobuf:"bytes,6,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopicShares) Reset() {
 	*x = TopicShares{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[19]
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1398,7 @@ func (x *TopicShares) String() string {
 func (*TopicShares) ProtoMessage() {}
 
 func (x *TopicShares) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[19]
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1411,7 @@ func (x *TopicShares) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicShares.ProtoReflect.Descriptor instead.
 func (*TopicShares) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TopicShares) GetTopic() string {
@@ -1383,6 +1449,13 @@ func (x *TopicShares) GetHistory() []*ShareChange {
 	return nil
 }
 
+func (x *TopicShares) GetAwaited() []string {
+	if x != nil {
+		return x.Awaited
+	}
+	return nil
+}
+
 // ShareChange is one thing that happened to a broker's share.
 type ShareChange struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1405,7 +1478,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1490,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1503,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ShareChange) GetTime() *timestamppb.Timestamp {
@@ -1505,14 +1578,17 @@ type MemberShare struct {
 	Reserved *Share      `protobuf:"bytes,9,opt,name=reserved,proto3" json:"reserved,omitempty"`
 	Policy   LeasePolicy `protobuf:"varint,10,opt,name=policy,proto3,enum=srtm.v1.LeasePolicy" json:"policy,omitempty"`
 	// Its lease is over.
-	Lapsed        bool `protobuf:"varint,11,opt,name=lapsed,proto3" json:"lapsed,omitempty"`
+	Lapsed bool `protobuf:"varint,11,opt,name=lapsed,proto3" json:"lapsed,omitempty"`
+	// Since when it has no session; unset while it has one. One that has had none
+	// since the adaptor's start: since then.
+	AwaySince     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=away_since,json=awaySince,proto3" json:"away_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MemberShare) Reset() {
 	*x = MemberShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	mi := &file_srtm_v1_grant_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1600,7 @@ func (x *MemberShare) String() string {
 func (*MemberShare) ProtoMessage() {}
 
 func (x *MemberShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	mi := &file_srtm_v1_grant_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1613,7 @@ func (x *MemberShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberShare.ProtoReflect.Descriptor instead.
 func (*MemberShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MemberShare) GetBrokerId() string {
@@ -1615,6 +1691,13 @@ func (x *MemberShare) GetLapsed() bool {
 		return x.Lapsed
 	}
 	return false
+}
+
+func (x *MemberShare) GetAwaySince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AwaySince
+	}
+	return nil
 }
 
 var File_srtm_v1_grant_proto protoreflect.FileDescriptor
@@ -1697,17 +1780,23 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
 	"\ahistory\x18\x02 \x01(\rR\ahistory\"2\n" +
 	"\x13ForgetBrokerRequest\x12\x1b\n" +
-	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\"\x16\n" +
-	"\x14ForgetBrokerResponse\"B\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\"A\n" +
+	"\x14ForgetBrokerResponse\x12)\n" +
+	"\x05freed\x18\x01 \x03(\v2\x13.srtm.v1.FreedShareR\x05freed\"H\n" +
+	"\n" +
+	"FreedShare\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
+	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"B\n" +
 	"\x12ListSharesResponse\x12,\n" +
-	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\"\xd1\x01\n" +
+	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\"\xeb\x01\n" +
 	"\vTopicShares\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12.\n" +
 	"\amembers\x18\x03 \x03(\v2\x14.srtm.v1.MemberShareR\amembers\x12\x1d\n" +
 	"\n" +
 	"share_rule\x18\x04 \x01(\tR\tshareRule\x12.\n" +
-	"\ahistory\x18\x05 \x03(\v2\x14.srtm.v1.ShareChangeR\ahistory\"\x8b\x02\n" +
+	"\ahistory\x18\x05 \x03(\v2\x14.srtm.v1.ShareChangeR\ahistory\x12\x18\n" +
+	"\aawaited\x18\x06 \x03(\tR\aawaited\"\x8b\x02\n" +
 	"\vShareChange\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
 	"\tbroker_id\x18\x02 \x01(\tR\bbrokerId\x12$\n" +
@@ -1716,7 +1805,7 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12!\n" +
 	"\ftokens_milli\x18\x06 \x01(\x03R\vtokensMilli\x12\x14\n" +
 	"\x05event\x18\a \x01(\tR\x05event\x12\x16\n" +
-	"\x06reason\x18\b \x01(\tR\x06reason\"\xb8\x03\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\"\xf3\x03\n" +
 	"\vMemberShare\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12(\n" +
 	"\agranted\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\agranted\x12#\n" +
@@ -1729,7 +1818,9 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\breserved\x18\t \x01(\v2\x0e.srtm.v1.ShareR\breserved\x12,\n" +
 	"\x06policy\x18\n" +
 	" \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x12\x16\n" +
-	"\x06lapsed\x18\v \x01(\bR\x06lapsed*`\n" +
+	"\x06lapsed\x18\v \x01(\bR\x06lapsed\x129\n" +
+	"\n" +
+	"away_since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tawaySince*`\n" +
 	"\vLeasePolicy\x12\x1c\n" +
 	"\x18LEASE_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16LEASE_POLICY_AVAILABLE\x10\x01\x12\x17\n" +
@@ -1755,7 +1846,7 @@ func file_srtm_v1_grant_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_grant_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_srtm_v1_grant_proto_goTypes = []any{
 	(LeasePolicy)(0),               // 0: srtm.v1.LeasePolicy
 	(*NodeMessage)(nil),            // 1: srtm.v1.NodeMessage
@@ -1776,64 +1867,68 @@ var file_srtm_v1_grant_proto_goTypes = []any{
 	(*ListSharesRequest)(nil),      // 16: srtm.v1.ListSharesRequest
 	(*ForgetBrokerRequest)(nil),    // 17: srtm.v1.ForgetBrokerRequest
 	(*ForgetBrokerResponse)(nil),   // 18: srtm.v1.ForgetBrokerResponse
-	(*ListSharesResponse)(nil),     // 19: srtm.v1.ListSharesResponse
-	(*TopicShares)(nil),            // 20: srtm.v1.TopicShares
-	(*ShareChange)(nil),            // 21: srtm.v1.ShareChange
-	(*MemberShare)(nil),            // 22: srtm.v1.MemberShare
-	(*durationpb.Duration)(nil),    // 23: google.protobuf.Duration
-	(*Share)(nil),                  // 24: srtm.v1.Share
-	(*Contract)(nil),               // 25: srtm.v1.Contract
-	(*timestamppb.Timestamp)(nil),  // 26: google.protobuf.Timestamp
+	(*FreedShare)(nil),             // 19: srtm.v1.FreedShare
+	(*ListSharesResponse)(nil),     // 20: srtm.v1.ListSharesResponse
+	(*TopicShares)(nil),            // 21: srtm.v1.TopicShares
+	(*ShareChange)(nil),            // 22: srtm.v1.ShareChange
+	(*MemberShare)(nil),            // 23: srtm.v1.MemberShare
+	(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
+	(*Share)(nil),                  // 25: srtm.v1.Share
+	(*Contract)(nil),               // 26: srtm.v1.Contract
+	(*timestamppb.Timestamp)(nil),  // 27: google.protobuf.Timestamp
 }
 var file_srtm_v1_grant_proto_depIdxs = []int32{
 	4,  // 0: srtm.v1.NodeMessage.hello:type_name -> srtm.v1.NodeHello
 	6,  // 1: srtm.v1.NodeMessage.ack:type_name -> srtm.v1.GrantAck
 	7,  // 2: srtm.v1.NodeMessage.report:type_name -> srtm.v1.NodeReport
 	2,  // 3: srtm.v1.NodeMessage.renew:type_name -> srtm.v1.LeaseRequest
-	23, // 4: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
-	23, // 5: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
+	24, // 4: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
+	24, // 5: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
 	5,  // 6: srtm.v1.NodeHello.held:type_name -> srtm.v1.HeldShare
 	0,  // 7: srtm.v1.NodeHello.policy:type_name -> srtm.v1.LeasePolicy
-	24, // 8: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
-	24, // 9: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
-	24, // 10: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
+	25, // 8: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
+	25, // 9: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
+	25, // 10: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
 	8,  // 11: srtm.v1.NodeReport.topics:type_name -> srtm.v1.TopicLoad
-	23, // 12: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
+	24, // 12: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
 	10, // 13: srtm.v1.GrantMessage.grant:type_name -> srtm.v1.Grant
 	3,  // 14: srtm.v1.GrantMessage.lease:type_name -> srtm.v1.Lease
-	24, // 15: srtm.v1.Grant.share:type_name -> srtm.v1.Share
-	24, // 16: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
-	24, // 17: srtm.v1.Member.share:type_name -> srtm.v1.Share
-	25, // 18: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
+	25, // 15: srtm.v1.Grant.share:type_name -> srtm.v1.Share
+	25, // 16: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
+	25, // 17: srtm.v1.Member.share:type_name -> srtm.v1.Share
+	26, // 18: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
 	11, // 19: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
-	20, // 20: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
-	25, // 21: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
-	22, // 22: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
-	21, // 23: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
-	26, // 24: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
-	24, // 25: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
-	24, // 26: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
-	24, // 27: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
-	24, // 28: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
-	24, // 29: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
-	24, // 30: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
-	24, // 31: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
-	0,  // 32: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
-	1,  // 33: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
-	12, // 34: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
-	14, // 35: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
-	16, // 36: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
-	17, // 37: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
-	9,  // 38: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
-	13, // 39: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
-	15, // 40: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
-	19, // 41: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
-	18, // 42: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
-	38, // [38:43] is the sub-list for method output_type
-	33, // [33:38] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	19, // 20: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	25, // 21: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
+	21, // 22: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
+	26, // 23: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
+	23, // 24: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
+	22, // 25: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
+	27, // 26: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
+	25, // 27: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
+	25, // 28: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
+	25, // 29: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
+	25, // 30: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
+	25, // 31: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
+	25, // 32: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
+	25, // 33: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
+	0,  // 34: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
+	27, // 35: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
+	1,  // 36: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
+	12, // 37: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
+	14, // 38: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
+	16, // 39: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
+	17, // 40: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
+	9,  // 41: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
+	13, // 42: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
+	15, // 43: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
+	20, // 44: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
+	18, // 45: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
+	41, // [41:46] is the sub-list for method output_type
+	36, // [36:41] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_grant_proto_init() }
@@ -1858,7 +1953,7 @@ func file_srtm_v1_grant_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_grant_proto_rawDesc), len(file_srtm_v1_grant_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -49,7 +49,8 @@ type GrantServiceClient interface {
 	ListShares(ctx context.Context, in *ListSharesRequest, opts ...grpc.CallOption) (*ListSharesResponse, error)
 	// ForgetBroker takes the caller's word that the broker's process has ended and
 	// will not come back with what it held: its shares go to others. It fails with
-	// FAILED_PRECONDITION while the broker has a session. Harmless if unknown.
+	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
+	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(ctx context.Context, in *ForgetBrokerRequest, opts ...grpc.CallOption) (*ForgetBrokerResponse, error)
 }
 
@@ -137,7 +138,8 @@ type GrantServiceServer interface {
 	ListShares(context.Context, *ListSharesRequest) (*ListSharesResponse, error)
 	// ForgetBroker takes the caller's word that the broker's process has ended and
 	// will not come back with what it held: its shares go to others. It fails with
-	// FAILED_PRECONDITION while the broker has a session. Harmless if unknown.
+	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
+	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error)
 	mustEmbedUnimplementedGrantServiceServer()
 }
