@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults generate fuzz fuzz-short bench bench-full calibrate convergence figures cover clean no-race-note soak hardship
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full calibrate convergence figures cover clean no-race-note soak hardship
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,16 @@ hardship: ## restart with a backlog of 1,000,000 messages, and 10,000 connection
 
 faults: ## a cluster under kills and partitions for DURATION (2m, half for each place of the adaptor), its contract checked
 	SRTM_FAULTS=$(if $(DURATION),$(DURATION),2m) $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=Whatever ./tests/faults
+
+# 0.1.0, whose data this release reads, and which reads this one's.
+RELEASE_010 = a3fd342cc3b330c07d9422a91982dc7953987c66
+
+upgrade: ## from 0.1.0 to this release and back, with real processes on bbolt and etcd (needs the repository's history)
+	rm -rf build/0.1.0 && mkdir -p build/0.1.0/src build/0.1.0/bin
+	git archive $(RELEASE_010) | tar -x -C build/0.1.0/src
+	cd build/0.1.0/src && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -o ../bin/ ./nsqd ./loaddistributor
+	rm -rf build/0.1.0/src
+	SRTM_010_BIN=$(CURDIR)/build/0.1.0/bin $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^TestUpgradeAndRollback$$' ./tests/failover
 
 archtest: ## the import and purity rules
 	$(GO) test -count=1 ./internal/archtest

@@ -2,9 +2,11 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -529,4 +531,33 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 	if !errors.As(err, &format) || format.Version != 3 || !strings.Contains(err.Error(), "version 3") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A journal in etcd as 0.1.0 wrote it; tests/failover/testdata/0.1.0/README.md says how
+// it was made.
+func TestTheJournalOf010(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "0.1.0-etcd.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys map[string]string
+	if err := json.Unmarshal(text, &keys); err != nil {
+		t.Fatal(err)
+	}
+	e := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}), "/r/")
+	client, err := e.client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range keys {
+		if _, err := client.Put(t.Context(), k, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := lead(t, e)
+	topic, _ := l.cat.Topic("t")
+	if topic.State != catalog.Active || len(topic.Plan.Quotas) != 2 || len(topic.Spec.Demand.Expand()) != 11 || l.cat.Len() != 2 {
+		t.Errorf("topic t of %d is %+v", l.cat.Len(), topic)
+	}
+	l.append(catalog.Restarted{})
 }

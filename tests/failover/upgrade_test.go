@@ -1,0 +1,304 @@
+package failover
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// What 0.1.0 left on disk, and how to record it anew, is in testdata/0.1.0/README.md.
+var (
+	record010 = flag.Bool("record-0.1.0", false, "with SRTM_010_BIN: rewrite testdata/0.1.0 and the journals beside loaddistributor/store")
+	data010   = filepath.Join("testdata", "0.1.0")
+	etcd010   = filepath.Join("..", "..", "loaddistributor", "store", "testdata", "0.1.0-etcd.json")
+)
+
+// release is a pair of binaries.
+type release struct{ nsqd, loaddistributor string }
+
+// fleet is a cluster of two brokers whose processes are replaced one after the other,
+// in their folders and at their addresses.
+type fleet struct {
+	*cluster
+	brokerDirs []string
+	published  int
+	topics     []string
+	spec       *srtmv1.TopicSpec // of topic t, as the cluster must have it
+}
+
+func newFleet(t *testing.T, controls int, flags ...string) *fleet {
+	f := &fleet{cluster: &cluster{t: t}, brokerDirs: []string{t.TempDir(), t.TempDir()}}
+	for range controls {
+		f.add(flags...)
+	}
+	return f
+}
+
+// begin starts everything, as that release has it.
+func (f *fleet) begin(r release) {
+	f.t.Helper()
+	for i := range f.control {
+		f.startControl(i, r)
+	}
+	f.brokers = make([]*daemon.Daemon, len(f.brokerDirs))
+	for i := range f.brokers {
+		f.startBroker(i, r)
+	}
+	f.connect(len(f.brokers))
+}
+
+func (f *fleet) startControl(i int, r release) {
+	f.t.Helper()
+	d, err := daemon.Run(r.loaddistributor, f.dirs[i], f.flags[i], daemon.Answers("http://"+f.web(i)+"/ping"))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.control[i] = d
+	f.t.Cleanup(func() { _ = d.Kill() })
+}
+
+func (f *fleet) startBroker(i int, r release) {
+	f.t.Helper()
+	flags := []string{
+		"--loaddistributor-address=" + f.grpc[0], fmt.Sprintf("--broker-id=b%d", i+1), "--mcap=1000000",
+		"--data-path=" + f.brokerDirs[i],
+	}
+	if len(f.grpc) > 1 {
+		flags[0] += "," + f.grpc[1]
+	}
+	var err error
+	if old := f.brokers[i]; old != nil {
+		f.brokers[i], err = daemon.NSQDAt(r.nsqd, f.brokerDirs[i], old.TCP, old.HTTP, flags...)
+	} else {
+		f.brokers[i], err = daemon.NSQD(r.nsqd, f.brokerDirs[i], flags...)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	d := f.brokers[i]
+	f.t.Cleanup(func() { _ = d.Kill() })
+}
+
+// replaceControl stops a loaddistributor and starts that of a release in its place.
+func (f *fleet) replaceControl(i int, r release) {
+	f.t.Helper()
+	f.stop(f.control[i])
+	f.startControl(i, r)
+}
+
+func (f *fleet) replaceBroker(i int, r release) {
+	f.t.Helper()
+	f.stop(f.brokers[i])
+	f.startBroker(i, r)
+}
+
+// works fails unless topic t is as it was and active with both its brokers, a topic
+// can be created, and t takes five messages at each broker.
+func (f *fleet) works(step string) {
+	f.t.Helper()
+	var last *srtmv1.Topic
+	var failed error
+	defer func() {
+		if f.t.Failed() {
+			f.t.Logf("%s: topic t was last: %v, %v", step, last, failed)
+		}
+	}()
+	eventually(f.t, step+": topic t is active on two brokers", func() bool {
+		failed = f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+			r, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
+			last = r.GetTopic()
+			return err
+		})
+		return last.GetState() == srtmv1.TopicState_TOPIC_STATE_ACTIVE && len(last.GetQuotas()) == 2
+	})
+	if !proto.Equal(last.Spec, f.spec) {
+		f.t.Fatalf("%s: topic t is\n%v\nwas\n%v", step, last.Spec, f.spec)
+	}
+	name := fmt.Sprintf("n%d", len(f.topics))
+	f.create(contract(name, 10, 10, 2))
+	f.topics = append(f.topics, name)
+	for _, b := range f.brokers {
+		for range 5 {
+			r, err := http.Post("http://"+b.HTTP+"/pub?topic=t", "", bytes.NewReader(body(0, f.published)))
+			if err != nil {
+				f.t.Fatal(err)
+			}
+			_ = r.Body.Close()
+			if r.StatusCode != http.StatusOK {
+				f.t.Fatalf("%s: published: %s", step, r.Status)
+			}
+			f.published++
+		}
+	}
+}
+
+// ends fails unless all topics are there, and all messages come, each once.
+func (f *fleet) ends() {
+	f.t.Helper()
+	for _, name := range f.topics {
+		if err := f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+			_, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name})
+			return err
+		}); err != nil {
+			f.t.Error(err)
+		}
+	}
+	all := f.consume("t")
+	eventually(f.t, "all messages come", func() bool { return all.count() >= f.published })
+	seen := map[uint32]bool{}
+	for _, r := range all.receipts {
+		seen[r.number] = true
+	}
+	if len(seen) != f.published || all.count() != f.published {
+		f.t.Errorf("%d messages were published, %d came, %d different ones", f.published, all.count(), len(seen))
+	}
+}
+
+func wide() *srtmv1.TopicSpec {
+	spec := contract("t", 1000, 100, 10)
+	spec.PlacementPolicy, spec.ShareRule = "loadbalance", "sqrt"
+	spec.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
+	spec.Publishers = []*srtmv1.Publisher{{Id: "alone", Rate: 3}}
+	return spec
+}
+
+// The data of a cluster of 0.1.0 on bbolt, with messages on the disks of its brokers,
+// is taken over as it is.
+func TestDataOf010(t *testing.T) {
+	f := newFleet(t, 1, "--store=bbolt")
+	if err := os.CopyFS(f.dirs[0], os.DirFS(filepath.Join(data010, "loaddistributor"))); err != nil {
+		t.Fatal(err)
+	}
+	for i, dir := range f.brokerDirs {
+		if err := os.CopyFS(dir, os.DirFS(filepath.Join(data010, fmt.Sprintf("b%d", i+1)))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.spec, f.published, f.topics = wide(), 10, []string{"n0"}
+	f.begin(release(binaries))
+	f.works("0.1.0's data")
+	f.ends()
+}
+
+// From 0.1.0 to this release and back, one process after the other, each step with
+// traffic, a new topic and all the old ones. It needs the binaries of 0.1.0 in the
+// folder SRTM_010_BIN, which `make upgrade` builds where git has that commit; what is
+// promised of records alone, loaddistributor/store and TestDataOf010 test always.
+func TestUpgradeAndRollback(t *testing.T) {
+	dir := os.Getenv("SRTM_010_BIN")
+	if dir == "" {
+		t.Skip("SRTM_010_BIN is not set: make upgrade does it")
+	}
+	old := release{filepath.Join(dir, "nsqd"), filepath.Join(dir, "loaddistributor")}
+	t.Run("bbolt", func(t *testing.T) {
+		f := newFleet(t, 1, "--store=bbolt")
+		f.upgradeAndRollBack(old, "")
+	})
+	t.Run("etcd", func(t *testing.T) {
+		e := newEtcd(t)
+		f := newFleet(t, 2, "--store=etcd", "--etcd-endpoint="+e.url, "--etcd-prefix=/r/")
+		f.upgradeAndRollBack(old, e.url)
+	})
+}
+
+func (f *fleet) upgradeAndRollBack(old release, etcd string) {
+	t := f.t
+	t.Helper()
+	now := release(binaries)
+	f.begin(old)
+	f.spec = wide()
+	f.create(f.spec)
+	f.works("0.1.0")
+	if *record010 {
+		f.record(etcd)
+		return
+	}
+	for i := range f.control {
+		f.replaceControl(i, now)
+		f.works(fmt.Sprintf("loaddistributor %d is new", i))
+	}
+	f.replaceBroker(0, now)
+	f.works("a broker is new, too")
+	f.replaceBroker(1, now)
+	f.works("all are new")
+	if err := f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+		f.spec.Contract.Burst = 200
+		_, err := admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: f.spec})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+		_, err := admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: f.topics[0]})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	f.topics = f.topics[1:]
+	f.replaceBroker(0, old)
+	f.works("a broker is old again")
+	for i := range f.control {
+		f.replaceControl(i, old)
+		f.works(fmt.Sprintf("loaddistributor %d is old again", i))
+	}
+	f.replaceBroker(1, old)
+	f.works("all are old again")
+	f.replaceControl(0, now)
+	f.works("and new again")
+	f.ends()
+}
+
+// record keeps what the cluster has left.
+func (f *fleet) record(etcd string) {
+	t := f.t
+	t.Helper()
+	for i := range f.control {
+		f.stop(f.control[i])
+	}
+	for _, b := range f.brokers {
+		f.stop(b)
+	}
+	if etcd == "" {
+		for from, to := range map[string]string{f.dirs[0]: "loaddistributor", f.brokerDirs[0]: "b1", f.brokerDirs[1]: "b2"} {
+			if err := os.RemoveAll(filepath.Join(data010, to)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.CopyFS(filepath.Join(data010, to), os.DirFS(from)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	r, err := client.Get(t.Context(), "/r/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := map[string]string{}
+	for _, kv := range r.Kvs {
+		keys[string(kv.Key)] = string(kv.Value)
+	}
+	text, err := json.MarshalIndent(keys, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(etcd010, append(text, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
