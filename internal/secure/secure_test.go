@@ -3,13 +3,18 @@ package secure
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"flag"
 	"io"
+	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,6 +168,175 @@ func TestRolesOfEveryMethod(t *testing.T) {
 	if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), badToken) {
 		t.Errorf("an unknown token: %v", err)
 	}
+}
+
+// raw sends bytes as they are.
+type raw struct{}
+
+func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+func (raw) Unmarshal([]byte, any) error   { return nil }
+func (raw) Name() string                  { return "raw" }
+
+// Nobody has a request read, or decoded, that they may not make.
+func TestNothingIsDecodedForStrangers(t *testing.T) {
+	conn := dial(t, serve(t, ServerConfig{TokenFile: tokenFile(t)}), ClientConfig{})
+	for name, body := range map[string][]byte{"no message": {0xff, 0xff}, "5 MiB": make([]byte, 5<<20)} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		err := conn.Invoke(ctx, srtmv1.AdminService_DeleteTopic_FullMethodName, body, nil, grpc.ForceCodec(raw{}))
+		cancel()
+		if status.Code(err) != codes.Unauthenticated || len(status.Convert(err).Details()) != 1 {
+			t.Errorf("%s: %v, want that a token is needed", name, err)
+		}
+	}
+}
+
+// brokers takes the first message of a session and ends it.
+type brokers struct {
+	srtmv1.UnimplementedBrokerServiceServer
+}
+
+func (brokers) Session(stream srtmv1.BrokerService_SessionServer) error {
+	_, err := stream.Recv()
+	return err
+}
+
+type grants struct {
+	srtmv1.UnimplementedGrantServiceServer
+}
+
+func (grants) Session(stream srtmv1.GrantService_SessionServer) error {
+	_, err := stream.Recv()
+	return err
+}
+
+// A client certificate has the role that the file gives its name, and a node's token
+// or certificate may be bound to one broker.
+func TestCertificatesAndBrokers(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	server := a.Certificate("server")
+	file := write(t, "admin cert:ops\nread-only cert:dash\nnode cert:b1 b1\nnode "+nodeToken+" b2\nnode any-0123456789abcdef\n")
+	s, err := ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: a.File, TokenFile: file, HTTPTLS: true}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rpc := grpc.NewServer(s.Options()...)
+	srtmv1.RegisterAdminServiceServer(rpc, srtmv1.UnimplementedAdminServiceServer{})
+	srtmv1.RegisterBrokerServiceServer(rpc, brokers{})
+	srtmv1.RegisterGrantServiceServer(rpc, grants{})
+	ln := testkit.Listen(t)
+	done := make(chan error, 1)
+	go func() { done <- rpc.Serve(ln) }()
+	t.Cleanup(func() {
+		rpc.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	web := httptest.NewUnstartedServer(s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	web.Listener = s.Listener(web.Listener)
+	web.Start()
+	defer web.Close()
+
+	for name, c := range map[string]struct {
+		cert, token  string
+		create, list codes.Code // what comes of it; Unimplemented: allowed
+		b1, b2       codes.Code // of a session as that broker; OK: allowed
+		post, get    int
+		problem      string // of the first that is refused
+	}{
+		"an operator":            {"ops", "", codes.Unimplemented, codes.Unimplemented, codes.OK, codes.OK, 200, 200, ""},
+		"a dashboard":            {"dash", "", codes.PermissionDenied, codes.Unimplemented, codes.PermissionDenied, codes.PermissionDenied, 403, 200, "the certificate's role is read-only, and this takes admin"},
+		"a broker's certificate": {"b1", "", codes.PermissionDenied, codes.Unimplemented, codes.OK, codes.PermissionDenied, 403, 200, "the certificate's role is node, and this takes admin"},
+		"a broker's token":       {"other", nodeToken, codes.PermissionDenied, codes.Unimplemented, codes.PermissionDenied, codes.OK, 403, 200, "the token's role is node, and this takes admin"},
+		"any broker's token":     {"other", "any-0123456789abcdef", codes.PermissionDenied, codes.Unimplemented, codes.OK, codes.OK, 403, 200, "the token's role is node, and this takes admin"},
+		"neither":                {"other", "", codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated, 401, 401, noToken},
+		"a token counts first":   {"ops", nodeToken, codes.PermissionDenied, codes.Unimplemented, codes.PermissionDenied, codes.OK, 403, 200, "the token's role is node, and this takes admin"},
+		"an unknown token":       {"ops", strings.Repeat("x", 40), codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated, 401, 401, badToken},
+		"a name as a token":      {"other", "cert:ops", codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated, 401, 401, badToken},
+	} {
+		cert := a.Certificate(c.cert)
+		cfg := ClientConfig{CAFile: a.File, CertFile: cert.CertFile, KeyFile: cert.KeyFile}
+		options, err := cfg.Load("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.token != "" { // as a stranger's client would, which reads no file of ours
+			options = append(options, grpc.WithPerRPCCredentials(bearer{constant(t, c.token)}))
+		}
+		conn, err := grpc.NewClient(ln.Addr().String(), options...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		err = ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName)
+		if status.Code(err) != c.create || !strings.Contains(err.Error(), c.problem) {
+			t.Errorf("%s: create: %v, want %v, %q", name, err, c.create, c.problem)
+		}
+		if err := ask(t, conn, srtmv1.AdminService_ListTopics_FullMethodName); status.Code(err) != c.list {
+			t.Errorf("%s: list: %v, want %v", name, err, c.list)
+		}
+		for id, want := range map[string]codes.Code{"b1": c.b1, "b2": c.b2} {
+			if err := joins(t, conn, id); status.Code(err) != want {
+				t.Errorf("%s: as %s: %v, want %v", name, id, err, want)
+			}
+		}
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool, Certificates: []tls.Certificate{cert.TLS}}}}
+		for method, want := range map[string]int{http.MethodPost: c.post, http.MethodGet: c.get} {
+			req, err := http.NewRequestWithContext(t.Context(), method, "https://"+web.Listener.Addr().String()+"/topics", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.token != "" {
+				req.Header.Set("Authorization", "Bearer "+c.token)
+			}
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			if res.StatusCode != want {
+				t.Errorf("%s: %s: %d, want %d", name, method, res.StatusCode, want)
+			}
+		}
+	}
+}
+
+func constant(t *testing.T, token string) *fresh[string] {
+	t.Helper()
+	f, err := newFresh(&atomic.Pointer[slog.Logger]{}, func() (string, error) { return token, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// joins says hello as a broker to both services, and returns the one error that they
+// end with; nil: both were served.
+func joins(t *testing.T, conn *grpc.ClientConn, id string) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var errs [2]error
+	for i, method := range []string{srtmv1.BrokerService_Session_FullMethodName, srtmv1.GrantService_Session_FullMethodName} {
+		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var hello any = &srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{BrokerId: id}}}
+		if i == 1 {
+			hello = &srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: id}}}
+		}
+		if err := stream.SendMsg(hello); err != nil && err != io.EOF {
+			t.Fatal(err)
+		}
+		if errs[i] = stream.RecvMsg(&srtmv1.ListBrokersResponse{}); errs[i] == io.EOF {
+			errs[i] = nil
+		}
+	}
+	if status.Code(errs[0]) != status.Code(errs[1]) {
+		t.Errorf("as %s: %v, but %v", id, errs[0], errs[1])
+	}
+	return errs[0]
 }
 
 // What changes something takes Admin, whatever is added to the API.
@@ -386,8 +560,9 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		"no pair":     {ServerConfig{CertFile: "/nothing", KeyFile: "/nothing"}, []string{"--tls-cert, --tls-key", "/nothing"}},
 		"CA alone":    {ServerConfig{ClientCAFile: a.File}, []string{"--tls-client-ca needs --tls-cert"}},
 		"HTTP alone":  {ServerConfig{HTTPTLS: true}, []string{"--http-tls needs --tls-cert"}},
-		"tokens": {ServerConfig{TokenFile: write(t, "root "+adminToken+"\nadmin\nadmin short\nadmin "+adminToken+" x\nadmin "+adminToken+"\nnode "+adminToken+"\n")},
-			[]string{":1: want a role", ":2: 1 words", ":3: the token has 5 bytes", ":4: 3 words", ":6: the token is there already"}},
+		"tokens": {ServerConfig{TokenFile: write(t, "root "+adminToken+"\nadmin\nadmin short\nnode "+adminToken+" x y\nadmin "+adminToken+"\nnode "+adminToken+"\nadmin "+adminToken+" b1\nnode cert:b1\nadmin cert:b1\nnode cert:\n")},
+			[]string{":1: want a role", ":2: 1 words", ":3: the token has 5 bytes", ":4: 4 words", ":6: the token is there already",
+				":7: only a node is bound", ":9: cert:b1 is there already", ":10: want the name of a certificate"}},
 		"no file": {ServerConfig{TokenFile: "/nothing"}, []string{"--token-file", "/nothing"}},
 	} {
 		_, err := c.cfg.Load()
@@ -437,6 +612,7 @@ func TestFlags(t *testing.T) {
 func FuzzTokenFile(f *testing.F) {
 	f.Add("admin " + adminToken + "\n# x\nread-only " + lookToken)
 	f.Add("admin\n")
+	f.Add("node " + nodeToken + " b1\nnode cert:b2 b2\nadmin cert:ops")
 	path := filepath.Join(f.TempDir(), "tokens")
 	f.Fuzz(func(t *testing.T, text string) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -446,13 +622,16 @@ func FuzzTokenFile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, role := range all {
-			if role < ReadOnly || role > Admin {
-				t.Fatalf("role %v", role)
+		grants := append(slices.Collect(maps.Values(all.byDigest)), slices.Collect(maps.Values(all.byName))...)
+		for _, may := range grants {
+			if may.role < ReadOnly || may.role > Admin || may.broker != "" && may.role != Node {
+				t.Fatalf("%+v", may)
 			}
 		}
-		if _, known := all.role(""); known || len(all) == 0 {
-			t.Fatalf("%d tokens, the empty one is known: %v", len(all), known)
+		_, known := all.token("")
+		_, named := all.certificate(&x509.Certificate{})
+		if known || named || len(grants) == 0 {
+			t.Fatalf("%d lines, the empty token is known: %v, the empty name: %v", len(grants), known, named)
 		}
 	})
 }

@@ -17,8 +17,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
 // Flags is what a set of flags offers, of the standard library or of pflag.
@@ -32,7 +35,7 @@ type Flags interface {
 type ServerConfig struct {
 	CertFile, KeyFile string // PEM; both or neither
 	ClientCAFile      string // PEM: clients must show a certificate of these authorities
-	TokenFile         string // clients must show one of these tokens
+	TokenFile         string // clients must show one of these tokens, or certificates
 	HTTPTLS           bool   // HTTP with TLS, too
 	Force             bool   // listen anywhere all the same
 }
@@ -42,7 +45,7 @@ func (c *ServerConfig) Flags(fs Flags) {
 	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: gRPC with TLS")
 	fs.StringVar(&c.KeyFile, "tls-key", "", "PEM `file` of its key")
 	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show")
-	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of the tokens that clients must show one of: lines of a role (read-only, node, admin) and a token")
+	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of who may do what: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any)")
 	fs.BoolVar(&c.HTTPTLS, "http-tls", false, "serve HTTP with the same TLS")
 	fs.BoolVar(&c.Force, "allow-insecure-listen", false, "listen beyond loopback without TLS, or without client certificates or tokens")
 }
@@ -178,39 +181,72 @@ func (s *Server) Options() []grpc.ServerOption {
 		options = append(options, grpc.Creds(renewed(func() credentials.TransportCredentials { return s.tls.get().rpc })))
 	}
 	if s.tokens != nil {
-		options = append(options,
-			grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-				if err := s.authorise(ctx, info.FullMethod); err != nil {
-					return nil, err
-				}
-				return next(ctx, req)
-			}),
-			grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-				if err := s.authorise(stream.Context(), info.FullMethod); err != nil {
-					return err
-				}
-				return next(srv, stream)
-			}))
+		options = append(options, grpc.InTapHandle(s.authorise), grpc.ChainStreamInterceptor(bind))
 	}
 	return options
 }
 
-// authorise checks the token of a call.
-func (s *Server) authorise(ctx context.Context, method string) error {
-	md, _ := metadata.FromIncomingContext(ctx)
+// authorise checks who calls. It runs when the headers of a call have come: an
+// interceptor would run after a request of many megabytes was read and decoded.
+func (s *Server) authorise(ctx context.Context, call *tap.Info) (context.Context, error) {
 	var header string
-	if values := md.Get("authorization"); len(values) > 0 {
+	if values := call.Header.Get("authorization"); len(values) > 0 {
 		header = values[0]
 	}
-	problem, known := s.tokens.Check(header, needs(method))
-	switch {
-	case problem == "":
-		return nil
-	case !known:
-		return refused(codes.Unauthenticated, "UNAUTHENTICATED", problem)
-	default:
-		return refused(codes.PermissionDenied, "PERMISSION_DENIED", problem)
+	var state *tls.ConnectionState
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			state = &info.State
+		}
 	}
+	may, problem, known := s.tokens.check(header, state, needs(call.FullMethodName))
+	switch {
+	case problem == "" && may.broker != "":
+		return context.WithValue(ctx, boundKey{}, may.broker), nil
+	case problem == "":
+		return ctx, nil
+	case !known:
+		return ctx, refused(codes.Unauthenticated, "UNAUTHENTICATED", problem)
+	default:
+		return ctx, refused(codes.PermissionDenied, "PERMISSION_DENIED", problem)
+	}
+}
+
+// boundKey is that of the one broker that a caller may be, in a call's context.
+type boundKey struct{}
+
+// bind refuses a hello of another broker than the caller may be.
+func bind(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if broker, bound := stream.Context().Value(boundKey{}).(string); bound {
+		stream = &boundStream{stream, broker}
+	}
+	return next(srv, stream)
+}
+
+type boundStream struct {
+	grpc.ServerStream
+	broker string
+}
+
+func (s *boundStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	id := s.broker
+	switch m := m.(type) {
+	case *srtmv1.BrokerMessage:
+		if m.GetHello() != nil {
+			id = m.GetHello().BrokerId
+		}
+	case *srtmv1.NodeMessage:
+		if m.GetHello() != nil {
+			id = m.GetHello().BrokerId
+		}
+	}
+	if id != s.broker {
+		return refused(codes.PermissionDenied, "PERMISSION_DENIED", fmt.Sprintf("this is broker %s's token or certificate, not %.80q's", s.broker, id))
+	}
+	return nil
 }
 
 func refused(code codes.Code, reason, text string) error {
@@ -240,7 +276,7 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		problem, known := s.tokens.Check(r.Header.Get("Authorization"), needsHTTP(r))
+		problem, known := s.tokens.Check(r, needsHTTP(r))
 		if problem == "" {
 			next.ServeHTTP(w, r)
 			return

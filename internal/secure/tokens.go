@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -20,13 +23,41 @@ const minToken = 16
 const maxTokens = 1000
 
 // tokens are the accepted ones, by digest: comparing digests tells nobody who
-// measures the time how much of a guess was right.
-type tokens map[[sha256.Size]byte]Role
+// measures the time how much of a guess was right. Names of certificates, with
+// their prefix, are in a map of their own, so that no token is taken for one.
+type tokens struct {
+	byDigest map[[sha256.Size]byte]grant
+	byName   map[string]grant
+}
 
-// role returns the role of a token; false: nobody's.
-func (t tokens) role(token string) (Role, bool) {
-	role, known := t[sha256.Sum256([]byte(token))]
-	return role, known
+// grant is what one line of a file allows.
+type grant struct {
+	role   Role
+	broker string // of a node: the only one that it may be; "": any
+}
+
+// certPrefix begins the name of a certificate, where a token could be.
+const certPrefix = "cert:"
+
+// token returns what a token allows; false: it is nobody's.
+func (t tokens) token(token string) (grant, bool) {
+	may, known := t.byDigest[sha256.Sum256([]byte(token))]
+	return may, known
+}
+
+// certificate returns what the first name of a certificate allows that is known:
+// its subject's common name, its DNS names, its URIs.
+func (t tokens) certificate(c *x509.Certificate) (grant, bool) {
+	names := append([]string{c.Subject.CommonName}, c.DNSNames...)
+	for _, uri := range c.URIs {
+		names = append(names, uri.String())
+	}
+	for _, name := range names {
+		if may, known := t.byName[certPrefix+name]; known {
+			return may, true
+		}
+	}
+	return grant{}, false
 }
 
 // Tokens are those of a server's file, which is read again when it has changed.
@@ -41,7 +72,7 @@ func loadTokens(log *atomic.Pointer[slog.Logger], flag, path string) (*Tokens, e
 	f, err := newFresh(log, func() (tokens, error) {
 		t, err := readTokens(path)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", flag, err)
+			return t, fmt.Errorf("%s: %w", flag, err)
 		}
 		return t, nil
 	}, path)
@@ -54,24 +85,38 @@ func loadTokens(log *atomic.Pointer[slog.Logger], flag, path string) (*Tokens, e
 // Log says who is told when the file was read again, or could not be.
 func (t *Tokens) Log(log *slog.Logger) { t.log.Store(log) }
 
-// Check says why the bearer of an Authorization header may not do what takes the
-// role, and whether there is a token that is known; "" if it may.
-func (t *Tokens) Check(header string, need Role) (problem string, known bool) {
+// Check says why the caller may not do what takes the role, and whether it is
+// known; "" if it may.
+func (t *Tokens) Check(r *http.Request, need Role) (problem string, known bool) {
+	_, problem, known = t.check(r.Header.Get("Authorization"), r.TLS, need)
+	return problem, known
+}
+
+// check is Check for the bearer of an Authorization header on a connection; nil: one
+// in clear. A token that is shown counts, and the connection's certificate, if it was
+// verified, without one.
+func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (may grant, problem string, known bool) {
 	if need == Nobody {
-		return "", false
+		return grant{}, "", false
 	}
-	token := Bearer(header)
-	if token == "" {
-		return noToken, false
+	what := "token"
+	if token := Bearer(header); token != "" {
+		if may, known = t.get().token(token); !known {
+			return grant{}, badToken, false
+		}
+	} else {
+		if state != nil && len(state.VerifiedChains) > 0 {
+			what = "certificate"
+			may, known = t.get().certificate(state.VerifiedChains[0][0])
+		}
+		if !known {
+			return grant{}, noToken, false
+		}
 	}
-	has, known := t.get().role(token)
-	switch {
-	case !known:
-		return badToken, false
-	case has < need:
-		return fmt.Sprintf("the token's role is %v, and this takes %v", has, need), true
+	if may.role < need {
+		return grant{}, fmt.Sprintf("the %s's role is %v, and this takes %v", what, may.role, need), true
 	}
-	return "", true
+	return may, "", true
 }
 
 // Bearer returns the token of an Authorization header; "" without.
@@ -89,15 +134,16 @@ const (
 	badToken = "the token is not known"
 )
 
-// readTokens reads the tokens that a server accepts: a line for each, a role, a
-// space and the token; empty lines and those that begin with # are left out. It
-// returns all faults, and repeats no token in them.
+// readTokens reads whom a server serves: a line for each token or name of a
+// certificate, first its role, last the one broker that a node may be, if any; empty
+// lines and those that begin with # are left out. It returns all faults, and repeats
+// no token in them.
 func readTokens(path string) (tokens, error) {
+	all := tokens{map[[sha256.Size]byte]grant{}, map[string]grant{}}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return all, err
 	}
-	all := tokens{}
 	var errs []error
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	for n := 1; lines.Scan(); n++ {
@@ -109,43 +155,62 @@ func readTokens(path string) (tokens, error) {
 			errs = append(errs, fmt.Errorf("%s:%d: %s", path, n, fmt.Sprintf(format, args...)))
 		}
 		role, known := parseRole(fields[0])
+		may := grant{role: role}
+		if len(fields) == 3 {
+			may.broker = fields[2]
+		}
 		switch {
 		case !known:
-			fault("want a role (read-only, node or admin) and a token")
-		case len(fields) != 2:
-			fault("%d words, want a role and a token", len(fields))
-		case len(fields[1]) < minToken:
+			fault("want a role (read-only, node or admin) and a token or %sNAME", certPrefix)
+			continue
+		case len(fields) < 2 || len(fields) > 3:
+			fault("%d words, want a role, a token or %sNAME, and for a node its broker id", len(fields), certPrefix)
+			continue
+		case may.broker != "" && role != Node:
+			fault("only a node is bound to a broker id")
+			continue
+		case len(all.byDigest)+len(all.byName) == maxTokens:
+			return all, errors.Join(append(errs, fmt.Errorf("%s: more than %d tokens", path, maxTokens))...)
+		}
+		name, isName := strings.CutPrefix(fields[1], certPrefix)
+		digest := sha256.Sum256([]byte(fields[1]))
+		_, twice := all.byDigest[digest]
+		_, same := all.byName[fields[1]]
+		switch {
+		case isName && name == "":
+			fault("want the name of a certificate after %s", certPrefix)
+		case !isName && len(fields[1]) < minToken:
 			fault("the token has %d bytes, want at least %d", len(fields[1]), minToken)
-		case len(all) == maxTokens:
-			return nil, errors.Join(append(errs, fmt.Errorf("%s: more than %d tokens", path, maxTokens))...)
+		case twice:
+			fault("the token is there already")
+		case same:
+			fault("%s is there already", fields[1])
+		case isName:
+			all.byName[fields[1]] = may
 		default:
-			digest := sha256.Sum256([]byte(fields[1]))
-			if _, twice := all[digest]; twice {
-				fault("the token is there already")
-			}
-			all[digest] = role
+			all.byDigest[digest] = may
 		}
 	}
 	if err := lines.Err(); err != nil {
 		errs = append(errs, fmt.Errorf("%s: %w", path, err))
 	}
-	if len(all) == 0 && len(errs) == 0 {
+	if len(all.byDigest)+len(all.byName) == 0 && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%s: no token", path))
 	}
 	return all, errors.Join(errs...)
 }
 
-// readToken reads the one token that a client shows: the file's first word, or
-// with a role before it as in a server's file.
+// readToken reads the one token that a client shows: the file's only word, or as a
+// line of a server's file.
 func readToken(path string) (string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return "", err
 	}
 	fields := strings.Fields(string(text))
-	if len(fields) == 2 {
+	if len(fields) == 2 || len(fields) == 3 {
 		if _, known := parseRole(fields[0]); known {
-			fields = fields[1:]
+			fields = fields[1:2]
 		}
 	}
 	if len(fields) != 1 {

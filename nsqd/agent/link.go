@@ -136,8 +136,8 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 		}
 		level := slog.LevelWarn
 		switch status.Code(err) {
-		case codes.Aborted, codes.InvalidArgument, codes.FailedPrecondition:
-			// Another process has our id, or our hello is wrong: hurrying does not help.
+		case codes.Aborted, codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
+			// Another process has our id, or our hello or token is wrong: hurrying does not help.
 			level, delay = slog.LevelError, maxBackoff
 		}
 		var known bool

@@ -34,7 +34,7 @@ func (a *API) forbidden(r *http.Request, public bool) *fault {
 		return &fault{http.StatusForbidden, "ADMIN_ADDRESS", fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
 	}
 	if a.cfg.Tokens != nil {
-		problem, known := a.cfg.Tokens.Check(r.Header.Get("Authorization"), secure.Admin)
+		problem, known := a.cfg.Tokens.Check(r, secure.Admin)
 		switch {
 		case problem == "":
 			return nil
