@@ -300,7 +300,7 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		w.take(it)
 		it.turn = c.turns
 		it.delivered = now
-		it.due = now.Add(w.timeout)
+		it.due = timeoutAt(now.Add(w.timeout))
 		c.inFlight.add(it)
 		c.due.push(it)
 		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, it: it, turn: it.turn})
@@ -447,17 +447,37 @@ func (c *Channel) expire(now stamp.Mono) {
 	if c.stopped {
 		return
 	}
+	type due struct {
+		*item
+		turn uint64 // that it had
+	}
+	var again []due
 	for len(c.due) > 0 && !now.Before(c.due[0].due) {
-		it := c.due[0]
+		it := due{c.due[0], c.due[0].turn}
 		if it.holder != nil {
 			c.counters.TimedOut++
-			c.drop(it)
+			c.drop(it.item)
 		} else {
-			c.due.remove(it)
+			c.due.remove(it.item)
 			c.deferred--
 		}
-		c.ready.push(it)
+		again = append(again, it)
 	}
+	slices.SortStableFunc(again, func(a, b due) int {
+		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.turn, b.turn))
+	})
+	for _, it := range again {
+		c.ready.push(it.item)
+	}
+}
+
+// timeoutAt is the millisecond that ends at t or contains it, by its end. A timeout
+// needs no more, and to take one of many messages that time out together from the
+// heap costs nothing.
+func timeoutAt(t stamp.Mono) stamp.Mono {
+	const ms = stamp.Mono(time.Millisecond)
+	t += ms - 1
+	return t - t%ms
 }
 
 func (c *Channel) removeConsumer(id ConsumerID) {
