@@ -243,6 +243,12 @@ func (t *Topic) Enter(now stamp.Mono, fx *Effects, msgs ...*Message) {
 	t.maxWaiting = max(t.maxWaiting, t.Waiting())
 }
 
+// Takes reports whether Put, n times, would accept each of n messages and none of
+// them has to wait for room.
+func (t *Topic) Takes(n int) bool {
+	return !(t.limited && t.over.Reject) && t.line.free() >= n
+}
+
 // Room reports whether Put would have room for n messages now.
 func (t *Topic) Room(n int) bool { return t.line.room(n) }
 
