@@ -86,8 +86,9 @@ type Broker struct {
 	Mcap, Configured, Calibrated int64 // msg/s
 	Allocated                    int64 // msg/s
 	Connected                    bool
-	// Draining: nothing new is placed on it, and what it has moves away.
-	Draining bool
+	// Draining: nothing new is placed on it, and what it has moves away. Forced:
+	// beyond the capacity of the others, too, and what consumers do not take is lost.
+	Draining, Forced bool
 	// Absorbed is what the last fit learned of it, until it is another broker:
 	// with another host, version or mcap. Zero: nothing.
 	Absorbed Absorption
@@ -109,7 +110,8 @@ type Absorption struct {
 //     topic that moves the greater of the old and the new one;
 //   - a plan was committed only if, at that moment, every broker of it was
 //     connected and allocated, the plan included, was at most its mcap: so
-//     allocated <= mcap, as long as a broker does not come back with less;
+//     allocated <= mcap, as long as a broker does not come back with less, and
+//     none is drained by force;
 //   - every publisher of a topic is assigned to exactly one member, but for those
 //     that the plan leaves without one;
 //   - epochs of placements never repeat and grow with the version;
@@ -226,7 +228,7 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 	moved := b.TCPAddress != e.TCPAddress || b.HTTPAddress != e.HTTPAddress
 	b.Broker = Broker{
 		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
-		Hostname: e.Hostname, Version: e.Version, Allocated: b.Allocated, Connected: true, Draining: b.Draining,
+		Hostname: e.Hostname, Version: e.Version, Allocated: b.Allocated, Connected: true, Draining: b.Draining, Forced: b.Forced,
 		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated,
 	}
 	if known.Hostname == e.Hostname && known.Version == e.Version && known.Mcap == b.Mcap {

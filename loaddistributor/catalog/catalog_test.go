@@ -570,7 +570,7 @@ func TestAnyHistory(t *testing.T) {
 				case 3:
 					_ = apply(TopicMoveAborted{name, []string{broker}})
 				case 4:
-					_ = apply(BrokerDraining{broker, rapid.Bool().Draw(t, "draining")})
+					_ = apply(BrokerDraining{broker, rapid.Bool().Draw(t, "draining"), rapid.Bool().Draw(t, "forced")})
 				case 5:
 					_ = apply(MemberRetired{name, broker})
 				case 6:

@@ -66,10 +66,11 @@ type LeftoverRemoved struct{ Topic, Broker string }
 // LeftoverContractRemoved: the adaptor has forgotten the contract.
 type LeftoverContractRemoved struct{ Topic string }
 
-// BrokerDraining says whether the broker is to give up what it has.
+// BrokerDraining says whether the broker is to give up what it has; Forced, at the
+// cost of the other brokers' capacity and of what consumers do not take.
 type BrokerDraining struct {
-	ID       string
-	Draining bool
+	ID               string
+	Draining, Forced bool
 }
 
 // BrokerCalibrated: an mcap, msg/s, that stands over the one the broker says hello

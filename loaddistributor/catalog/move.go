@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -17,13 +18,17 @@ func (c *Catalog) brokerDraining(e BrokerDraining) ([]Effect, error) {
 		return nil, fmt.Errorf("drain broker %q: %w", e.ID, ErrBrokerUnknown)
 	}
 	c.version++
-	b.Draining = e.Draining
+	b.Draining, b.Forced = e.Draining, e.Draining && e.Forced
 	return nil, nil
 }
 
 // fits says why the plan does not fit the brokers; what the old plan takes is
-// the topic's already.
+// the topic's already. A plan that leaves a broker which is drained by force may
+// take more than there is.
 func (c *Catalog) fits(plan, old placement.Plan) error {
+	forced := slices.ContainsFunc(old.Quotas, func(q placement.Quota) bool {
+		return c.brokers[q.Broker].Forced && quotaOn(plan, q.Broker) < 0
+	})
 	seen := map[string]bool{}
 	for _, q := range plan.Quotas {
 		b := c.brokers[q.Broker]
@@ -38,7 +43,7 @@ func (c *Catalog) fits(plan, old placement.Plan) error {
 		case more <= 0:
 		case b.Draining:
 			return &PlanError{q.Broker, "it is draining"}
-		case more > b.Mcap-b.Allocated: // no overflow: all are >= 0
+		case more > b.Mcap-b.Allocated && !forced: // no overflow: all are >= 0
 			return &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", more, b.Allocated, b.Mcap)}
 		}
 		seen[q.Broker] = true

@@ -27,7 +27,7 @@ func TestAMoveToAnotherBroker(t *testing.T) {
 	w.must(joined("b1", 100))
 	w.active(spec("t", 8, 60))
 	w.must(joined("b2", 100))
-	w.must(BrokerDraining{"b1", true})
+	w.must(BrokerDraining{ID: "b1", Draining: true})
 	old, _ := w.Topic("t")
 
 	e := w.moving(old.Spec)

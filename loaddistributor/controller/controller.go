@@ -162,6 +162,8 @@ type Controller struct {
 		watchers  map[string]map[*watcher]struct{} // by topic
 		away      map[string]time.Time             // brokers that are, since when seen
 		retry     map[string]time.Time             // topics not to be moved before
+		stays     map[string]error                 // topics that could not leave a broker, and why
+		retires   map[string]int                   // by broker: topics that are being retired from it
 		turns     map[string]string                // by topic with scarce tokens: what turn.go told the adaptor
 		reserved  map[string]string                // by topic: what shares it lacks because of brokers that are gone
 		untold    map[string]bool                  // topics of which the adaptor may have the shares of a move that was taken back
@@ -198,6 +200,8 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
 	c.mu.away = map[string]time.Time{}
 	c.mu.retry = map[string]time.Time{}
+	c.mu.stays = map[string]error{}
+	c.mu.retires = map[string]int{}
 	c.mu.turns = map[string]string{}
 	c.mu.fits = map[string]*fit{}
 	c.mu.reminders = map[string][]reminder{}

@@ -22,6 +22,7 @@ const maxChannels = 10_000
 type figures struct {
 	reports  []received
 	channels []string
+	used     bool // by its last report something is connected to it or held
 }
 
 type received struct {
@@ -61,6 +62,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			s.topics[t.Topic] = f
 		}
 		f.channels = t.Channels
+		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
 		if c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
 			f.add(received{now, t}, from)
 		}

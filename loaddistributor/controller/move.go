@@ -369,7 +369,7 @@ func (c *Controller) takeBack(ctx context.Context, name string, contracted bool)
 		}
 	}
 	// Somebody may have published there already, over HTTP say.
-	used := c.removeUnused(name, fresh...)
+	used := c.remove(name, true, fresh...)
 	left := slices.Sorted(maps.Keys(used))
 	for _, id := range left {
 		c.cfg.Log.Info("topic stays for now on a broker that it has not moved to", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, used[id])

@@ -364,8 +364,113 @@ var _ = Describe("A broker that drains", func() {
 		c.mustCreate(spec("t", 400, 10))
 		c.drain("b1")
 		Consistently(func() map[string]int { return c.where("t", 400) }, "100ms").Should(Equal(map[string]int{"b1": 400}))
+		Expect(c.waits("b1")).To(Equal([]string{"t: its publishers fit nowhere else: infeasible: there are no brokers"}))
 		c.join("b2", 600, agenttest.New())
 		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+	})
+})
+
+// waits returns what a drain waits for, and "safe" at its end.
+func (c *cluster) waits(id string) (all []string) {
+	GinkgoHelper()
+	b := c.broker(id)
+	for _, w := range b.Waits {
+		all = append(all, w.Topic+": "+w.Reason)
+	}
+	if b.SafeToStop {
+		all = append(all, "safe")
+	}
+	return all
+}
+
+var _ = Describe("What a drain waits for", func() {
+	var c *cluster
+	var n1 *agenttest.Node
+	waits := func() []string { return c.waits("b1") }
+	force := func() {
+		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true})
+		Expect(err).NotTo(HaveOccurred())
+	}
+	// retired has b1 drained but for what it is measured to have of the topic t.
+	retired := func(s setup, left *srtmv1.TopicStats) {
+		GinkgoHelper()
+		c, n1 = newCluster(s), agenttest.New()
+		c.join("b1", 600, n1)
+		c.mustCreate(spec("t", 400, 10))
+		c.join("b2", 600, agenttest.New())
+		n1.Measure("t", left)
+		c.drain("b1")
+		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+	}
+
+	It("is consumers, who are told to come, and then it is safe to stop", func() {
+		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Backlog: 4})
+		Expect(c.broker("b2").SafeToStop).To(BeFalse(), "it does not drain")
+		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 7 messages; 0 consumers are connected"}))
+		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("connect consumers to its channels (main), or empty these; --force to lose what nobody takes"))
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Publishers: 1, Subscribers: 2})
+		Eventually(waits).Should(Equal([]string{"t: 1 connections still publish to it, and 0 messages have come in its last report"}))
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
+		Eventually(waits).Should(Equal([]string{"safe"}))
+	})
+
+	It("is a topic that somebody else placed there, as long as it is used", func() {
+		retired(setup{}, &srtmv1.TopicStats{Topic: "t"})
+		n1.Create("own")
+		Eventually(waits).Should(Equal([]string{"safe"}))
+		n1.Measure("own", &srtmv1.TopicStats{Topic: "own", Subscribers: 1})
+		Eventually(waits).Should(Equal([]string{"own: the loaddistributor did not place it here, and it is in use"}))
+	})
+
+	It("is lost by force once nobody takes it", func() {
+		retired(setup{data: &store.Memory{}}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1, Delivered: 1})
+		force()
+		Expect(c.broker("b1").Forced).To(BeTrue())
+		Consistently(has(n1, "t"), "3s").Should(BeTrue(), "a consumer takes it")
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3, Offered: 1})
+		Consistently(has(n1, "t"), "3s").Should(BeTrue(), "somebody publishes there")
+		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1})
+		Consistently(has(n1, "t"), "500ms").Should(BeTrue(), "not for a window yet")
+		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(waits).Should(Equal([]string{"safe"}))
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b2": "400000/10"}))
+	})
+
+	It("is beyond the others' capacity by force, also after a restart", func() {
+		data := &store.Memory{}
+		c, n1 = newCluster(setup{data: data}), agenttest.New()
+		n2 := agenttest.New()
+		b1 := c.join("b1", 600, n1)
+		c.mustCreate(spec("t", 400, 10))
+		c.join("b2", 100, n2)
+		c.join("b3", 200, agenttest.New())
+		c.drain("b1")
+		Eventually(waits).Should(ContainElement(ContainSubstring("t: its publishers fit nowhere else: infeasible: 400 msg/s asked for")))
+		force()
+		c.drain("b1") // which is no forced one any more
+		Consistently(func() map[string]int { return c.where("t", 400) }, "6s").Should(Equal(map[string]int{"b1": 400}))
+		b1.stop()
+		force()
+		Expect(c.broker("b1").Forced).To(BeTrue())
+		for range 2 { // from events, and from a dump
+			c.stop()
+			c = newCluster(setup{data: data, address: c.address})
+			Expect(c.broker("b1").Forced).To(BeTrue())
+		}
+		c.join("b1", 600, n1)
+		Eventually(func() int { return c.where("t", 400)["b1"] }).Should(BeZero())
+		where := c.where("t", 400)
+		Expect(where["b2"]).To(BeNumerically(">", 100), "%v", where)
+		Expect(where["b3"]).To(BeNumerically(">", 200), "%v", where)
+		Eventually(c.state("t")).Should(MatchRegexp("DEGRADED: broker b2 carries 100 msg/s, less than the 1.. promised"))
+		Eventually(waits).Should(Equal([]string{"safe"}))
+		Expect(c.shares("t")).NotTo(HaveKey("b1"))
+	})
+
+	It("is nothing that is both ended and forced", func() {
+		c = newCluster(setup{})
+		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true, Undo: true})
+		Expect(status.Code(err)).To(Equal(codes.InvalidArgument))
 	})
 })
 

@@ -19,12 +19,6 @@ const DefaultEvacuateAfter = 10 * time.Second
 // left alone.
 const moveRetry = 5 * time.Second
 
-// Drain has nothing new placed on a broker, and what it has moved away; undo
-// ends that. It returns at once. catalog.ErrBrokerUnknown if there is none.
-func (c *Controller) Drain(id string, undo bool) (catalog.Broker, error) {
-	return c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: !undo})
-}
-
 // Calibrate gives a broker an mcap, msg/s, that stands over the one it says hello
 // with; 0 ends that. catalog.ErrBrokerUnknown if there is none.
 func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
@@ -77,9 +71,12 @@ func (c *Controller) tend(now time.Time) {
 			switch {
 			case !open(topic) || c.mu.names[name] != nil:
 			case slices.Contains(topic.Retiring, b.ID):
-				if c.emptyLocked(topic, b.ID, now) {
-					tasks = append(tasks, task{name, func() { c.retire(name, b.ID) }})
-				} else {
+				switch {
+				case c.emptyLocked(topic, b.ID, now):
+					tasks = append(tasks, task{name, func() { c.retire(name, b.ID, true) }})
+				case c.untakenLocked(topic, b, now):
+					tasks = append(tasks, task{name, func() { c.retire(name, b.ID, false) }})
+				default:
 					c.lingerLocked(topic, b.ID, now)
 					if c.turnsLocked(topic) {
 						tasks = append(tasks, task{name, func() { c.turn(name) }})
@@ -94,6 +91,11 @@ func (c *Controller) tend(now time.Time) {
 	for name, at := range c.mu.retry {
 		if now.After(at) {
 			delete(c.mu.retry, name)
+		}
+	}
+	for name := range c.mu.stays {
+		if _, again := c.mu.retry[name]; !again {
+			delete(c.mu.stays, name) // it need not leave any more
 		}
 	}
 	for name := range c.mu.turns {
@@ -147,10 +149,28 @@ func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) 
 }
 
 // retire has an emptied broker remove the topic, unless something has come since
-// its report, over HTTP say: then it stays, to be asked again. Requires: the name
-// is held.
-func (c *Controller) retire(name, id string) {
-	if err := c.removeUnused(name, id)[id]; err != nil {
+// its report, over HTTP say: then it stays, to be asked again; not unused, whatever
+// it holds. Requires: the name is held.
+func (c *Controller) retire(name, id string, unused bool) {
+	var left uint64
+	c.mu.Lock()
+	c.mu.retires[id]++
+	if f := c.figuresLocked(name, id); f != nil {
+		last := f.reports[len(f.reports)-1].stats
+		left = last.Depth + last.Backlog
+	}
+	c.mu.Unlock()
+	if !unused {
+		c.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, left)
+	}
+	defer func() {
+		c.mu.Lock()
+		if c.mu.retires[id]--; c.mu.retires[id] == 0 {
+			delete(c.mu.retires, id)
+		}
+		c.mu.Unlock()
+	}()
+	if err := c.remove(name, unused, id)[id]; err != nil {
 		c.cfg.Log.Info("topic stays on a broker that it has moved away from", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
 		return
 	}
@@ -166,9 +186,9 @@ func (c *Controller) retire(name, id string) {
 	c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, name, obs.KeyBroker, id)
 }
 
-// removeUnused has brokers remove a topic that they do not use, within
+// remove has brokers remove a topic, unused: if they do not use it, within
 // PrepareTimeout, and returns why any of them is not known to have done so.
-func (c *Controller) removeUnused(name string, ids ...string) map[string]error {
+func (c *Controller) remove(name string, unused bool, ids ...string) map[string]error {
 	answers := make(map[string]chan error, len(ids))
 	now := c.now()
 	c.mu.Lock()
@@ -176,7 +196,7 @@ func (c *Controller) removeUnused(name string, ids ...string) map[string]error {
 		done := make(chan error, 1)
 		answers[id] = done
 		if s := c.mu.sessions[id]; s != nil {
-			c.removeLocked(s, name, true, done, now)
+			c.removeLocked(s, name, unused, done, now)
 		} else {
 			done <- ErrBrokerGone
 		}
@@ -208,10 +228,27 @@ func (c *Controller) leave(name string) {
 			return nil, placement.Plan{}, errSettled // it is back
 		}
 		plan, err := c.replaceAsWide(topic, brokers)
+		if errors.As(err, new(*placement.Infeasible)) && c.forced(topic) {
+			plan, err = overcommitted(brokers, func(more []placement.Broker) (placement.Plan, error) { return c.replaceAsWide(topic, more) })
+		}
 		return topic.Spec, plan, err
 	})
-	var infeasible *placement.Infeasible
-	if errors.As(err, &infeasible) {
+	c.mu.Lock()
+	if c.mu.stays[name] = err; err == nil {
+		delete(c.mu.stays, name)
+	}
+	c.mu.Unlock()
+	if errors.As(err, new(*placement.Infeasible)) {
 		c.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
 	}
+}
+
+// forced reports whether a broker of the topic is drained by force.
+func (c *Controller) forced(topic catalog.Topic) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
+		b, _ := c.mu.next.Broker(q.Broker)
+		return b.Forced
+	})
 }

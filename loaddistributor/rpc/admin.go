@@ -150,7 +150,14 @@ func copyField(to, from protoreflect.Message, path []string) {
 
 // DrainBroker implements srtmv1.AdminServiceServer.
 func (s *Server) DrainBroker(_ context.Context, req *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
-	b, err := s.controller.Drain(req.BrokerId, req.Undo)
+	var bad faults
+	if req.Undo && req.Force {
+		bad.add("force", "a drain that is undone cannot be forced")
+	}
+	if err := bad.err(); err != nil {
+		return nil, toStatus(err)
+	}
+	b, err := s.controller.Drain(req.BrokerId, !req.Undo, req.Force)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -196,11 +203,12 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 }
 
 func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
+	waits, safe := s.controller.DrainWaits(b.ID)
 	return &srtmv1.Broker{
 		Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress,
 		Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
 		ConfiguredMcap: b.Configured, CalibratedMcap: b.Calibrated,
-		Draining: b.Draining, Topics: s.controller.BrokerTopics(b.ID),
+		Draining: b.Draining, Forced: b.Forced, Topics: s.controller.BrokerTopics(b.ID), Waits: waits, SafeToStop: safe,
 	}
 }
 

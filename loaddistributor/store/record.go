@@ -94,6 +94,7 @@ type event struct {
 	Left         []string `json:"left,omitempty"`
 	ContractLeft bool     `json:"contract_left,omitempty"`
 	Draining     bool     `json:"draining,omitempty"`
+	Forced       bool     `json:"forced,omitempty"`
 	Mcap         int64    `json:"mcap,omitempty"` // msg/s
 }
 
@@ -107,6 +108,7 @@ type broker struct {
 	Mcap      int64    `json:"mcap"` // msg/s, as the broker says
 	Connected bool     `json:"connected,omitempty"`
 	Draining  bool     `json:"draining,omitempty"`
+	Forced    bool     `json:"forced,omitempty"`
 	Leftovers []string `json:"leftovers,omitempty"`
 	LeftAt    uint64   `json:"left_at,omitempty"`
 	// What stands over mcap, msg/s; absent: nothing.
@@ -258,7 +260,7 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 	case catalog.BrokerLeft:
 		return encode(kindBrokerLeft, event{Broker: e.ID})
 	case catalog.BrokerDraining:
-		return encode(kindBrokerDraining, event{Broker: e.ID, Draining: e.Draining})
+		return encode(kindBrokerDraining, event{Broker: e.ID, Draining: e.Draining, Forced: e.Forced})
 	case catalog.BrokerCalibrated:
 		return encode(kindBrokerCalibrated, event{Broker: e.ID, Mcap: e.Mcap})
 	case catalog.BrokerAbsorbed:
@@ -361,7 +363,7 @@ func (r record) event() (catalog.Event, error) {
 	case kindBrokerLeft:
 		return catalog.BrokerLeft{ID: e.Broker}, nil
 	case kindBrokerDraining:
-		return catalog.BrokerDraining{ID: e.Broker, Draining: e.Draining}, nil
+		return catalog.BrokerDraining{ID: e.Broker, Draining: e.Draining, Forced: e.Forced}, nil
 	case kindBrokerCalibrated:
 		return catalog.BrokerCalibrated{ID: e.Broker, Mcap: e.Mcap}, nil
 	case kindMemberPrepared:
@@ -399,7 +401,7 @@ func encodeDump(d catalog.Dump) ([]byte, error) {
 		k := b.Broker
 		s.Brokers = append(s.Brokers, broker{
 			ID: k.ID, Instance: k.Instance, TCP: k.TCPAddress, HTTP: k.HTTPAddress, Hostname: k.Hostname,
-			Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining,
+			Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
 			Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
 			Absorbed: fromAbsorption("", k.Absorbed),
 		})
@@ -439,7 +441,7 @@ func decodeDump(b []byte) (catalog.Dump, error) {
 		d.Brokers = append(d.Brokers, catalog.BrokerDump{
 			Broker: catalog.Broker{
 				ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP, Hostname: b.Hostname,
-				Version: b.Version, Connected: b.Connected, Draining: b.Draining,
+				Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
 				Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
 				Absorbed: b.Absorbed.absorption(),
 			},

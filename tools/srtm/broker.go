@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -29,55 +31,87 @@ const drainPause = 200 * time.Millisecond
 
 func brokerDrainCommand() *cobra.Command {
 	var c cli
-	var undo, wait bool
+	var undo, wait, force bool
 	cmd := &cobra.Command{
 		Use:   "drain BROKER",
 		Short: "Move everything away from a broker",
 		Long: `drain has nothing new placed on the broker, and moves the publishers of its
 topics to others. A topic is gone from it once its consumers have had what it
-still holds. What fits nowhere else stays: list shows it.`,
+still holds. What fits nowhere else stays. It says what it waits for and what would
+let it go on, and "safe to stop" once nothing is on the broker any more.
+
+--force has it end, whatever it costs: topics that fit nowhere else go beyond the
+capacity of the other brokers, which degrades them, and messages that are left on
+the broker are lost once nobody has published there and no consumer has been given
+one for 10 s (the loaddistributor's --window).`,
 		Args: oneBroker,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if undo && wait {
-				return usagef("--undo and --wait exclude each other")
+			if undo && (wait || force) {
+				return usagef("--undo excludes --wait and --force")
 			}
 			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewAdminServiceClient(conn).DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: args[0], Undo: undo})
+				r, err := srtmv1.NewAdminServiceClient(conn).DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: args[0], Undo: undo, Force: force})
 				if err != nil {
 					return err
 				}
 				b := r.GetBroker()
 				if wait {
-					if b, err = emptied(ctx, conn, b); err != nil {
+					if b, err = emptied(ctx, conn, b, cmd.ErrOrStderr()); err != nil {
 						return err
 					}
 				}
 				if c.output == formJSON {
 					return writeProto(cmd.OutOrStdout(), b)
 				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "broker %s: draining %v, topics on it: %d\n", b.GetId(), b.GetDraining(), len(b.GetTopics()))
+				out := cmd.OutOrStdout()
+				if _, err = fmt.Fprintf(out, "broker %s: draining %v, topics on it: %d\n%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b)); err != nil {
+					return err
+				}
+				if b.GetSafeToStop() {
+					_, err = fmt.Fprintln(out, "safe to stop", b.GetId())
+				}
 				return err
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&undo, "undo", false, "end a drain: place on the broker again")
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait until no topic is on it, within --timeout")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is safe to stop, within --timeout")
+	cmd.Flags().BoolVar(&force, "force", false, "overload the other brokers and lose messages rather than wait")
 	c.flags(cmd)
 	return cmd
 }
 
-// emptied waits until no topic is on the broker.
-func emptied(ctx context.Context, conn *grpc.ClientConn, b *srtmv1.Broker) (*srtmv1.Broker, error) {
+// waits is what a drain waits for, a line for each topic.
+func waits(b *srtmv1.Broker) string {
+	var s strings.Builder
+	for _, w := range b.GetWaits() {
+		fmt.Fprintf(&s, "  waits for %s: %s\n", cmp.Or(w.GetTopic(), "the broker"), w.GetReason())
+		if w.GetRemedy() != "" {
+			fmt.Fprintf(&s, "    what helps: %s\n", w.GetRemedy())
+		}
+	}
+	return s.String()
+}
+
+// emptied waits until nothing is on the broker, and writes to log what it waits for
+// when that changes.
+func emptied(ctx context.Context, conn *grpc.ClientConn, b *srtmv1.Broker, log io.Writer) (*srtmv1.Broker, error) {
 	ticker := time.NewTicker(drainPause)
 	defer ticker.Stop()
-	for {
-		if len(b.GetTopics()) == 0 {
+	for said := ""; ; {
+		if len(b.GetTopics())+len(b.GetWaits()) == 0 {
 			return b, nil
+		}
+		if now := waits(b); now != said {
+			said = now
+			if _, err := fmt.Fprint(log, said); err != nil {
+				return nil, err
+			}
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("topics still on broker %s: %s", b.GetId(), strings.Join(b.GetTopics(), ", "))
+			return nil, fmt.Errorf("topics still on broker %s: %s\n%s", b.GetId(), strings.Join(b.GetTopics(), ", "), waits(b))
 		}
 		r, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
 		if err != nil {
@@ -168,7 +202,12 @@ with.`,
 					if !b.GetConnected() {
 						state = "gone"
 					}
-					if b.GetDraining() {
+					switch {
+					case b.GetSafeToStop():
+						state += ", safe to stop"
+					case b.GetForced():
+						state += ", draining by force"
+					case b.GetDraining():
 						state += ", draining"
 					}
 					if b.GetCalibratedMcap() != 0 {

@@ -93,7 +93,11 @@ func (a *admin) MovePublishers(_ context.Context, r *srtmv1.MovePublishersReques
 // DrainBroker says that there is a topic; ListBrokers, asked next, has none.
 func (a *admin) DrainBroker(_ context.Context, r *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
 	a.drained = r
-	return &srtmv1.DrainBrokerResponse{Broker: &srtmv1.Broker{Id: r.GetBrokerId(), Draining: !r.GetUndo(), Topics: []string{"sensors"}}}, nil
+	b := &srtmv1.Broker{Id: r.GetBrokerId(), Draining: !r.GetUndo(), Topics: []string{"sensors"}}
+	if r.GetForce() {
+		b.Waits = []*srtmv1.DrainWait{{Topic: "sensors", Reason: "consumers", Remedy: "connect some"}}
+	}
+	return &srtmv1.DrainBrokerResponse{Broker: b}, nil
 }
 
 func (a *admin) SetBrokerCapacity(_ context.Context, r *srtmv1.SetBrokerCapacityRequest) (*srtmv1.SetBrokerCapacityResponse, error) {
@@ -409,6 +413,17 @@ func TestChangesAreSent(t *testing.T) {
 	if out, _, err := srtm(t, address, "broker", "drain", "b1", "--wait"); err != nil || a.drained.GetBrokerId() != "b1" || !strings.Contains(out, "topics on it: 0") {
 		t.Errorf("drained %v: %v\n%s", a.drained, err, out)
 	}
+	a.brokers = []*srtmv1.Broker{{Id: "b1", Draining: true, SafeToStop: true}}
+	out, log, err := srtm(t, address, "broker", "drain", "b1", "--force", "--wait")
+	if err != nil || !a.drained.GetForce() || out != "broker b1: draining true, topics on it: 0\nsafe to stop b1\n" ||
+		log != "  waits for sensors: consumers\n    what helps: connect some\n" {
+		t.Errorf("drained %v: %v\n%s%s", a.drained, err, out, log)
+	}
+	a.brokers = []*srtmv1.Broker{{Id: "b1", Draining: true, Topics: []string{"sensors"}, Waits: []*srtmv1.DrainWait{{Topic: "sensors", Reason: "more"}}}}
+	_, _, err = srtm(t, address, "broker", "drain", "b1", "--wait", "--timeout=300ms")
+	if err == nil || !strings.Contains(err.Error(), "waits for sensors: more") {
+		t.Errorf("a drain that does not end: %v", err)
+	}
 	if out, _, err := srtm(t, address, "broker", "drain", "b1", "--undo"); err != nil || !a.drained.GetUndo() || !strings.Contains(out, "draining false") {
 		t.Errorf("undone %v: %v\n%s", a.drained, err, out)
 	}
@@ -420,7 +435,7 @@ func TestChangesAreSent(t *testing.T) {
 		t.Errorf("unset %v: %v\n%s", a.set, err, out)
 	}
 	for _, args := range [][]string{
-		{"topic", "move", "sensors"}, {"topic", "update"}, {"broker", "drain"}, {"broker", "drain", "b1", "--undo", "--wait"},
+		{"topic", "move", "sensors"}, {"topic", "update"}, {"broker", "drain"}, {"broker", "drain", "b1", "--undo", "--wait"}, {"broker", "drain", "b1", "--undo", "--force"},
 		{"broker", "capacity"}, {"broker", "capacity", "b1"}, {"broker", "capacity", "b1", "--unset", "--mcap=5"},
 		{"broker", "capacity", "b1", "--mcap=-5"}, {"broker", "capacity", "b1", "--mcap=1000000001"},
 	} {

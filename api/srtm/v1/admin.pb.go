@@ -697,8 +697,16 @@ type Broker struct {
 	ConfiguredMcap int64 `protobuf:"varint,10,opt,name=configured_mcap,json=configuredMcap,proto3" json:"configured_mcap,omitempty"`
 	// What SetBrokerCapacity said; 0: nothing.
 	CalibratedMcap int64 `protobuf:"varint,11,opt,name=calibrated_mcap,json=calibratedMcap,proto3" json:"calibrated_mcap,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// It drains by force (DrainBrokerRequest).
+	Forced bool `protobuf:"varint,12,opt,name=forced,proto3" json:"forced,omitempty"`
+	// Of a broker that drains: what it waits for, by topic, at most 100; the leader
+	// knows.
+	Waits []*DrainWait `protobuf:"bytes,13,rep,name=waits,proto3" json:"waits,omitempty"`
+	// It drains and nothing is on it any more: its process can be ended for good
+	// without a message, a publisher or a consumer being lost.
+	SafeToStop    bool `protobuf:"varint,14,opt,name=safe_to_stop,json=safeToStop,proto3" json:"safe_to_stop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Broker) Reset() {
@@ -808,6 +816,90 @@ func (x *Broker) GetCalibratedMcap() int64 {
 	return 0
 }
 
+func (x *Broker) GetForced() bool {
+	if x != nil {
+		return x.Forced
+	}
+	return false
+}
+
+func (x *Broker) GetWaits() []*DrainWait {
+	if x != nil {
+		return x.Waits
+	}
+	return nil
+}
+
+func (x *Broker) GetSafeToStop() bool {
+	if x != nil {
+		return x.SafeToStop
+	}
+	return false
+}
+
+// DrainWait is why a draining broker still has a topic.
+type DrainWait struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// For people: what is waited for, and what would let the drain go on; empty:
+	// nothing is to be done.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Remedy        string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainWait) Reset() {
+	*x = DrainWait{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainWait) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainWait) ProtoMessage() {}
+
+func (x *DrainWait) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
+func (*DrainWait) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DrainWait) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *DrainWait) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainWait) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
 // Infeasible is the detail of RESOURCE_EXHAUSTED: what bound was hit.
 type Infeasible struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -826,7 +918,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +930,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +943,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -902,7 +994,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -914,7 +1006,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -927,7 +1019,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -984,7 +1076,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1088,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1101,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -1046,7 +1138,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1150,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1163,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -1106,7 +1198,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1210,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1223,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -1157,7 +1249,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1261,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1274,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -1204,7 +1296,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1308,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1321,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -1258,7 +1350,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1362,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1375,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -1309,7 +1401,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1413,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1426,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -1352,7 +1444,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1456,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1469,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 type ListBrokersRequest struct {
@@ -1388,7 +1480,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1492,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1505,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 type ListBrokersResponse struct {
@@ -1426,7 +1518,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1530,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1543,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -1484,7 +1576,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1588,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1601,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -1542,7 +1634,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1646,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1659,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -1581,14 +1673,20 @@ type DrainBrokerRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
 	// End a drain: the broker is placed on again.
-	Undo          bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	Undo bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	// Have the drain end, whatever it costs: topics that fit nowhere else are moved
+	// beyond the capacity of the other brokers, which degrades them; and the messages
+	// of a topic that has moved away are lost once nobody has published there and no
+	// consumer has been given one for a window of statistics (10 s). Without it,
+	// repeating a drain makes it an ordinary one. Not with undo.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1698,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1711,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -1630,6 +1728,13 @@ func (x *DrainBrokerRequest) GetUndo() bool {
 	return false
 }
 
+func (x *DrainBrokerRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
 type DrainBrokerResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Broker        *Broker                `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
@@ -1639,7 +1744,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1756,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1769,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -1687,7 +1792,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1804,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1817,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -1745,7 +1850,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1862,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1875,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -1791,7 +1896,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1908,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1921,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -1842,7 +1947,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +1959,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +1972,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -1938,7 +2043,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12,\n" +
 	"\x06quotas\x18\x04 \x03(\v2\x14.srtm.v1.BrokerQuotaR\x06quotas\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12,\n" +
-	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\"\xcc\x02\n" +
+	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\"\xb0\x03\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtcp_address\x18\x02 \x01(\tR\n" +
@@ -1952,7 +2057,15 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x06topics\x18\t \x03(\tR\x06topics\x12'\n" +
 	"\x0fconfigured_mcap\x18\n" +
 	" \x01(\x03R\x0econfiguredMcap\x12'\n" +
-	"\x0fcalibrated_mcap\x18\v \x01(\x03R\x0ecalibratedMcap\"m\n" +
+	"\x0fcalibrated_mcap\x18\v \x01(\x03R\x0ecalibratedMcap\x12\x16\n" +
+	"\x06forced\x18\f \x01(\bR\x06forced\x12(\n" +
+	"\x05waits\x18\r \x03(\v2\x12.srtm.v1.DrainWaitR\x05waits\x12 \n" +
+	"\fsafe_to_stop\x18\x0e \x01(\bR\n" +
+	"safeToStop\"Q\n" +
+	"\tDrainWait\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\"m\n" +
 	"\n" +
 	"Infeasible\x12\x14\n" +
 	"\x05bound\x18\x01 \x01(\tR\x05bound\x12\x12\n" +
@@ -2000,10 +2113,11 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"updateMask\x12%\n" +
 	"\x0eexpected_epoch\x18\x03 \x01(\x04R\rexpectedEpoch\";\n" +
 	"\x13UpdateTopicResponse\x12$\n" +
-	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"E\n" +
+	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"[\n" +
 	"\x12DrainBrokerRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
-	"\x04undo\x18\x02 \x01(\bR\x04undo\">\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\">\n" +
 	"\x13DrainBrokerResponse\x12'\n" +
 	"\x06broker\x18\x01 \x01(\v2\x0f.srtm.v1.BrokerR\x06broker\"o\n" +
 	"\x15MovePublishersRequest\x12\x14\n" +
@@ -2050,7 +2164,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                   // 0: srtm.v1.TopicState
 	(*TopicSpec)(nil),                 // 1: srtm.v1.TopicSpec
@@ -2061,90 +2175,92 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*FitRounds)(nil),                 // 6: srtm.v1.FitRounds
 	(*Topic)(nil),                     // 7: srtm.v1.Topic
 	(*Broker)(nil),                    // 8: srtm.v1.Broker
-	(*Infeasible)(nil),                // 9: srtm.v1.Infeasible
-	(*Fits)(nil),                      // 10: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),        // 11: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 12: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),           // 13: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),          // 14: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),         // 15: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 16: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),        // 17: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 18: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),        // 19: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),       // 20: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),        // 21: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),       // 22: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),        // 23: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),       // 24: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),     // 25: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),    // 26: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),  // 27: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil), // 28: srtm.v1.SetBrokerCapacityResponse
-	nil,                               // 29: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),                  // 30: srtm.v1.Contract
-	(*Publisher)(nil),                 // 31: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 32: srtm.v1.PublisherGroup
-	(*Share)(nil),                     // 33: srtm.v1.Share
-	(*TopicStats)(nil),                // 34: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),       // 35: google.protobuf.Duration
-	(*fieldmaskpb.FieldMask)(nil),     // 36: google.protobuf.FieldMask
+	(*DrainWait)(nil),                 // 9: srtm.v1.DrainWait
+	(*Infeasible)(nil),                // 10: srtm.v1.Infeasible
+	(*Fits)(nil),                      // 11: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),        // 12: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 13: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),           // 14: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),          // 15: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),         // 16: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 17: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),        // 18: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 19: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),        // 20: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),       // 21: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),        // 22: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),       // 23: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),        // 24: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),       // 25: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),     // 26: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),    // 27: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),  // 28: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil), // 29: srtm.v1.SetBrokerCapacityResponse
+	nil,                               // 30: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),                  // 31: srtm.v1.Contract
+	(*Publisher)(nil),                 // 32: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 33: srtm.v1.PublisherGroup
+	(*Share)(nil),                     // 34: srtm.v1.Share
+	(*TopicStats)(nil),                // 35: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),       // 36: google.protobuf.Duration
+	(*fieldmaskpb.FieldMask)(nil),     // 37: google.protobuf.FieldMask
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	30, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	31, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	32, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	29, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	33, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	33, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	34, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	34, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	35, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	31, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	32, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	33, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	30, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	34, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	34, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	35, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	35, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	36, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	3,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	34, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	35, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	5,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
 	6,  // 12: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	35, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	36, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
 	1,  // 14: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 15: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	2,  // 16: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
 	4,  // 17: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	10, // 18: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	1,  // 19: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 20: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	7,  // 21: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	7,  // 22: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	7,  // 23: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	8,  // 24: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	1,  // 25: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	36, // 26: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	7,  // 27: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 28: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	7,  // 29: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 30: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	11, // 31: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	13, // 32: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	15, // 33: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	17, // 34: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	19, // 35: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	21, // 36: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	23, // 37: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	25, // 38: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	27, // 39: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	12, // 40: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	14, // 41: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	16, // 42: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	18, // 43: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	20, // 44: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	22, // 45: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	24, // 46: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	26, // 47: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	28, // 48: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	40, // [40:49] is the sub-list for method output_type
-	31, // [31:40] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	9,  // 18: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	11, // 19: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	1,  // 20: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 21: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	7,  // 22: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	7,  // 23: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	7,  // 24: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	8,  // 25: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	1,  // 26: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	37, // 27: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	7,  // 28: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 29: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	7,  // 30: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	8,  // 31: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	12, // 32: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	14, // 33: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	16, // 34: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	18, // 35: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	20, // 36: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	22, // 37: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	24, // 38: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	26, // 39: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	28, // 40: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	13, // 41: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	15, // 42: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	17, // 43: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	19, // 44: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	21, // 45: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	23, // 46: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	25, // 47: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	27, // 48: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	29, // 49: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	41, // [41:50] is the sub-list for method output_type
+	32, // [32:41] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -2161,7 +2277,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -89,7 +89,8 @@ type AdminServiceClient interface {
 	// and as CreateTopic; then the topic stays as it was.
 	UpdateTopic(ctx context.Context, in *UpdateTopicRequest, opts ...grpc.CallOption) (*UpdateTopicResponse, error)
 	// DrainBroker has nothing new placed on a broker, and what it has moved to
-	// others; ListBrokers shows what is left. What fits nowhere stays.
+	// others; ListBrokers shows what is left and why. What fits nowhere stays, unless
+	// it is forced.
 	DrainBroker(ctx context.Context, in *DrainBrokerRequest, opts ...grpc.CallOption) (*DrainBrokerResponse, error)
 	// MovePublishers moves publishers of a topic to a broker, with their part of
 	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.
@@ -267,7 +268,8 @@ type AdminServiceServer interface {
 	// and as CreateTopic; then the topic stays as it was.
 	UpdateTopic(context.Context, *UpdateTopicRequest) (*UpdateTopicResponse, error)
 	// DrainBroker has nothing new placed on a broker, and what it has moved to
-	// others; ListBrokers shows what is left. What fits nowhere stays.
+	// others; ListBrokers shows what is left and why. What fits nowhere stays, unless
+	// it is forced.
 	DrainBroker(context.Context, *DrainBrokerRequest) (*DrainBrokerResponse, error)
 	// MovePublishers moves publishers of a topic to a broker, with their part of
 	// the contract. NOT_FOUND, FAILED_PRECONDITION and UNAVAILABLE as UpdateTopic.

@@ -1,0 +1,166 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// Drain has nothing new placed on a broker, and what it has moved away, forced at
+// any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
+// catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Drain(id string, on, forced bool) (catalog.Broker, error) {
+	return c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
+}
+
+// maxWaits bounds the topics that DrainWaits names.
+const maxWaits = 100
+
+// DrainWaits returns what the drain of a broker waits for, by topic, and whether
+// there is nothing any more; of one that does not drain, and on a follower, neither.
+func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
+	now := time.Now()
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	b, _ := c.mu.cat.Broker(id)
+	if !b.Draining || c.leader != nil {
+		return nil, false
+	}
+	wait := func(topic, reason, remedy string) {
+		waits = append(waits, &srtmv1.DrainWait{Topic: topic, Reason: reason, Remedy: remedy})
+	}
+	for _, name := range c.mu.cat.Placed(id) {
+		if len(waits) == maxWaits {
+			return waits, false
+		}
+		topic, _ := c.mu.cat.Topic(name)
+		if slices.Contains(topic.Retiring, id) {
+			reason, remedy := c.leftLocked(topic, b, now)
+			wait(name, reason, remedy)
+			continue
+		}
+		switch why := c.mu.stays[name]; {
+		case !open(topic):
+			wait(name, "the topic is "+topic.State.String(), "")
+		case c.mu.names[name] != nil || why == nil:
+			wait(name, "its publishers are being moved", "")
+		case errors.As(why, new(*placement.Infeasible)) && !b.Forced:
+			wait(name, "its publishers fit nowhere else: "+why.Error(), "add a broker, give one more capacity (srtm broker capacity), lower the topic's rate, or --force")
+		case errors.As(why, new(*placement.Infeasible)):
+			wait(name, "its publishers fit nowhere else: "+why.Error(), "add a broker, or update the topic")
+		default:
+			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, why), "")
+		}
+	}
+	for _, name := range c.alienLocked(id) {
+		if len(waits) == maxWaits {
+			return waits, false
+		}
+		wait(name, "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker")
+	}
+	switch s := c.mu.sessions[id]; {
+	case len(waits) > 0:
+	case !c.mu.cat.Empty(id):
+		wait("", "deleted topics are being removed from it", "")
+	case c.mu.retires[id] > 0:
+		wait("", "its shares are being given to others", "")
+	case s != nil && s.reports == 0:
+		wait("", "its first report is due", "")
+	}
+	return waits, len(waits) == 0
+}
+
+// leftLocked says what is left of a topic on a broker that it has moved away from,
+// and what would end that. Requires: mu held, for reading.
+func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
+	name := topic.Spec.Name()
+	if !b.Connected {
+		return "the broker is away, and may have messages that no consumer has had", "start it again"
+	}
+	f := c.figuresLocked(name, b.ID)
+	if f == nil {
+		return "it is being removed", ""
+	}
+	r := f.reports[len(f.reports)-1].stats
+	held := r.Depth + r.Backlog
+	var parts, remedies []string
+	if r.Publishers > 0 || r.Offered > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", r.Publishers, r.Offered))
+		remedies = append(remedies, "end publishers that the topic does not have, or add them to it")
+	}
+	if held > 0 {
+		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, r.Subscribers))
+		if r.Subscribers == 0 {
+			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(firstFew(f.channels), ", ")))
+		}
+		switch {
+		case !b.Forced:
+			remedies = append(remedies, "--force to lose what nobody takes")
+		case !c.untakenLocked(topic, b, now):
+			parts = append(parts, fmt.Sprintf("they are lost after %v in which nobody publishes and no consumer is given one", c.cfg.Window))
+		}
+	}
+	if len(parts) == 0 {
+		return "it is empty, and is being removed", ""
+	}
+	return strings.Join(parts, "; "), strings.Join(remedies, "; ")
+}
+
+// firstFew keeps a list short enough to be read.
+func firstFew(names []string) []string {
+	const few = 5
+	if len(names) > few {
+		names = append(slices.Clone(names[:few]), "...")
+	}
+	return names
+}
+
+// untakenLocked reports whether what is left of a topic on a broker that is drained
+// by force is to be given up. Requires: mu held, for reading.
+func (c *Controller) untakenLocked(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
+	f := c.figuresLocked(topic.Spec.Name(), b.ID)
+	if !b.Forced || f == nil {
+		return false
+	}
+	seen := f.within(now.Add(-c.cfg.Window))
+	return len(seen) > 0 && now.Sub(seen[0].at) >= c.cfg.Window-2*c.cfg.ReportInterval &&
+		!slices.ContainsFunc(seen, func(r received) bool { return r.stats.Offered+r.stats.Delivered > 0 })
+}
+
+// alienLocked returns the topics in use on a broker that are not placed by us, by
+// name. Requires: mu held, for reading.
+func (c *Controller) alienLocked(id string) []string {
+	var names []string
+	for name, f := range c.reportedLocked(id) {
+		if _, ours := c.mu.cat.Topic(name); !ours && f.used {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// overcommitted has plan work with more and more capacity beyond what the brokers
+// have, all by the same factor, until there is a plan. Requires: an *Infeasible for
+// what they have.
+func overcommitted(brokers []placement.Broker, plan func([]placement.Broker) (placement.Plan, error)) (placement.Plan, error) {
+	more := slices.Clone(brokers)
+	for {
+		most := int64(0)
+		for i := range more {
+			more[i].Mcap += more[i].Mcap/4 + 1
+			most = max(most, more[i].Mcap)
+		}
+		p, err := plan(more)
+		var infeasible *placement.Infeasible
+		if !errors.As(err, &infeasible) || infeasible.Bound != "rcap" && infeasible.Bound != "brokers" || most == 0 || most > 1<<40 {
+			return p, err
+		}
+	}
+}
