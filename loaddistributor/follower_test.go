@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -108,12 +110,12 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 	cert := authority.Certificate("ld")
 	flags := []string{
-		"--store=etcd", "--etcd-endpoint=" + url, "--etcd-prefix=/ld/", "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-user=ld", "--etcd-password-file=" + password,
+		"--store=etcd", "--etcd-prefix=/ld/", "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-user=ld", "--etcd-password-file=" + password,
 		"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + cert.CertFile, "--etcd-tls-key=" + cert.KeyFile,
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	leader := startMember(t, flags...)
+	leader := startMember(t, append(flags, "--etcd-endpoint="+url)...)
 	leader.until(t, "it leads", func() bool { return leader.says(ctx, service+"BrokerService") == "SERVING" })
 	join(ctx, t, leader)
 	spec := &srtmv1.TopicSpec{
@@ -128,9 +130,10 @@ func TestWhatAFollowerSays(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	follower := startMember(t, flags...)
+	way := newWay(t, strings.TrimPrefix(url, "https://"))
+	follower := startMember(t, append(flags, "--etcd-endpoint=https://"+way.at)...)
 	follower.until(t, "the follower has read the topic", func() bool {
-		_, err := follower.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))
+		_, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "p"}, grpc.WaitForReady(true))
 		return err == nil
 	})
 	follower.until(t, "the follower knows who leads", func() bool {
@@ -140,10 +143,6 @@ func TestWhatAFollowerSays(t *testing.T) {
 
 	// Every method of every service.
 	answers := map[string]func() error{
-		"AdminService/GetTopic": func() error {
-			_, err := follower.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
-			return err
-		},
 		"AdminService/ListTopics": func() error {
 			r, err := follower.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{})
 			if err == nil && len(r.Topics) != 1 {
@@ -167,6 +166,27 @@ func TestWhatAFollowerSays(t *testing.T) {
 		},
 	}
 	refusals := map[string]func() error{
+		"AdminService/GetTopic": func() error {
+			_, err := follower.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
+			return err
+		},
+		"GrantService/SetContract": func() error {
+			_, err := follower.grants.SetContract(ctx, &srtmv1.SetContractRequest{Topic: "t"})
+			return err
+		},
+		"GrantService/RemoveContract": func() error {
+			_, err := follower.grants.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
+			return err
+		},
+		"GrantService/ListShares": func() error {
+			_, err := follower.grants.ListShares(ctx, &srtmv1.ListSharesRequest{})
+			return err
+		},
+		"GrantService/ForgetBroker": func() error {
+			_, err := follower.grants.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b1"})
+			return err
+		},
+		"GrantService/Session": func() error { return receive(follower.grants.Session(ctx)) },
 		"AdminService/CreateTopic": func() error {
 			return receive(follower.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec}))
 		},
@@ -198,7 +218,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 			return receive(session, err)
 		},
 	}
-	for _, of := range []grpc.ServiceDesc{srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc} {
+	for _, of := range []grpc.ServiceDesc{srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc} {
 		var methods []string
 		for _, m := range of.Methods {
 			methods = append(methods, m.MethodName)
@@ -222,9 +242,8 @@ func TestWhatAFollowerSays(t *testing.T) {
 			}
 		}
 	}
-	// The embedded adaptor is the leader's alone.
-	if _, err := follower.grants.ListShares(ctx, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("GrantService of a follower: %v", err)
+	if err := follower.conn.Invoke(ctx, "/srtm.v1.NoService/Do", &srtmv1.GetTopicRequest{}, &srtmv1.GetTopicResponse{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("a service that nobody has: %v", err)
 	}
 
 	for name, want := range map[string][2]string{
@@ -232,7 +251,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		service + "AdminService":     {"SERVING", "SERVING"},
 		service + "PlacementService": {"SERVING", "SERVING"},
 		service + "BrokerService":    {"SERVING", "NOT_SERVING"},
-		service + "GrantService":     {"SERVING", "NotFound"},
+		service + "GrantService":     {"SERVING", "NOT_SERVING"},
 	} {
 		leader.until(t, "the leader's health of "+name, func() bool { return leader.says(ctx, name) == want[0] })
 		if got := follower.says(ctx, name); got != want[1] {
@@ -250,6 +269,109 @@ func TestWhatAFollowerSays(t *testing.T) {
 	if code, body := get(t, "http://"+follower.web+"/debug/state"); code != http.StatusOK || json.Unmarshal(body, &shown) != nil || shown.Adaptor != nil {
 		t.Errorf("/debug/state of a follower: %d %s", code, body)
 	}
+
+	// Cut off from its store it does not serve; it says what it knows, and denies nothing.
+	way.close()
+	for _, name := range []string{"", service + "AdminService", service + "PlacementService"} {
+		follower.until(t, "without its store, health of "+name, func() bool { return follower.says(ctx, name) == "NOT_SERVING" })
+	}
+	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "p"}); err != nil {
+		t.Errorf("what it knows: %v", err)
+	}
+	for _, r := range []*srtmv1.ResolveRequest{{Topic: "new", PublisherId: "p"}, {Topic: "t", PublisherId: "new"}} {
+		_, resolve := follower.placement.Resolve(ctx, r)
+		watch := receive(follower.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: r.Topic, PublisherIds: []string{r.PublisherId}}))
+		for _, err := range []error{resolve, watch} {
+			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has not been read") {
+				t.Errorf("%v, which may be there by now: %v", r, err)
+			}
+		}
+	}
+	both, err := follower.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t", PublisherIds: []string{"new", "p"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := both.Recv(); err != nil || len(r.Assignments) != 1 || r.Assignments[0].PublisherId != "p" {
+		t.Errorf("one that it knows beside one that it does not: %v, %v", r, err)
+	}
+	way.open(t)
+	follower.until(t, "it serves again", func() bool { return follower.says(ctx, "") == "SERVING" })
+	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "new", PublisherId: "p"}); status.Code(err) != codes.NotFound {
+		t.Errorf("a topic that is not there: %v", err)
+	}
+}
+
+// way is a way to a server that can be closed, on an address of its own.
+type way struct {
+	at, to string
+	ln     net.Listener
+	all    sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		conns  []net.Conn
+	}
+}
+
+func newWay(t *testing.T, to string) *way {
+	t.Helper()
+	w := &way{at: free(t), to: to}
+	w.open(t)
+	t.Cleanup(w.close)
+	return w
+}
+
+func (w *way) open(t *testing.T) {
+	t.Helper()
+	ln, err := net.Listen("tcp", w.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.ln = ln
+	w.mu.Lock()
+	w.mu.closed = false
+	w.mu.Unlock()
+	w.all.Go(func() {
+		for {
+			in, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", w.to)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			w.mu.Lock()
+			closed := w.mu.closed
+			w.mu.conns = append(w.mu.conns, in, out)
+			w.mu.Unlock()
+			if closed {
+				in.Close()
+				out.Close()
+			}
+			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
+				w.all.Go(func() {
+					_, _ = io.Copy(pair[0], pair[1]) // until close
+					in.Close()
+					out.Close()
+				})
+			}
+		}
+	})
+}
+
+// close ends it, as a network that is cut does, but at once.
+func (w *way) close() {
+	w.ln.Close()
+	w.mu.Lock()
+	for _, c := range w.mu.conns {
+		c.Close()
+	}
+	w.mu.conns, w.mu.closed = nil, true
+	w.mu.Unlock()
+	w.all.Wait()
 }
 
 // A process that has not found the store does not deny what may be in it, and says

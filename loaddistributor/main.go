@@ -62,13 +62,17 @@ func run(ctx context.Context, args []string) error {
 // serve runs everything in one role, until ctx ends or the role does.
 func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err error) {
 	registry := obs.NewRegistry()
-	server := grpc.NewServer(append(duplex.ServerOptions(), opts.guard.Options()...)...)
+	options := append(duplex.ServerOptions(), opts.guard.Options()...)
+	noLedger := opts.tbadaptorAddress == "" && as.term == nil // the leader's adaptor has it, and brokers go there
+	if noLedger {
+		options = append(options, rpc.Elsewhere(srtmv1.GrantService_ServiceDesc.ServiceName, as.leader))
+	}
+	server := grpc.NewServer(options...)
 
 	var adaptor controller.Adaptor
 	var embedded *loop.Server
 	switch {
-	case opts.tbadaptorAddress == "" && as.term == nil:
-		// The leader's adaptor has the ledger, and brokers go there.
+	case noLedger:
 	case opts.tbadaptorAddress == "":
 		cfg := opts.loopConfig(log, registry)
 		cfg.Term = as.term
@@ -102,7 +106,11 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	healthv1.RegisterHealthServer(server, healthy)
 	reflection.Register(server)
 	names := append(slices.Collect(maps.Keys(server.GetServiceInfo())), "") // "": all of it
-	for _, name := range names {
+	leaders := []string{srtmv1.BrokerService_ServiceDesc.ServiceName}       // what only the leader serves
+	if noLedger {
+		leaders = append(leaders, srtmv1.GrantService_ServiceDesc.ServiceName)
+	}
+	for _, name := range append(names, leaders...) {
 		healthy.SetServingStatus(name, healthv1.HealthCheckResponse_NOT_SERVING)
 	}
 
@@ -149,22 +157,23 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 		group.Add("store", func(ctx context.Context) error { return as.follow.Follow(ctx, control) })
 	}
 	group.Add("health", func(ctx context.Context) error {
-		// A follower that has read nothing yet refuses what it is asked.
-		select {
-		case <-control.Informed():
-		case <-ctx.Done():
-			return nil
-		}
-		for _, name := range names {
-			if name == srtmv1.BrokerService_ServiceDesc.ServiceName && as.term == nil {
-				healthy.SetServingStatus(name, healthv1.HealthCheckResponse_NOT_SERVING)
-				continue
+		for {
+			// A follower that has read nothing yet refuses what it is asked.
+			informed, changed := control.Informed()
+			for _, name := range names {
+				is := healthv1.HealthCheckResponse_NOT_SERVING
+				if informed && (as.term != nil || !slices.Contains(leaders, name)) {
+					is = healthv1.HealthCheckResponse_SERVING
+				}
+				healthy.SetServingStatus(name, is)
 			}
-			healthy.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				healthy.Shutdown()
+				return nil
+			}
 		}
-		<-ctx.Done()
-		healthy.Shutdown()
-		return nil
 	})
 	// As NSQ's nsqlookupd says it.
 	log.Info(obs.Banner("nsqlookupd"))

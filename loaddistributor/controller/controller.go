@@ -131,7 +131,6 @@ type Controller struct {
 	adaptor    Adaptor
 	unfinished []unfinished   // for Run
 	leader     func() string  // of a follower; nil: this one leads
-	informed   chan struct{}  // closed once there is a catalog to answer from
 	wake       chan struct{}  // 1 deep: something is staged
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitFigures fitFigures
@@ -174,6 +173,8 @@ type Controller struct {
 		closing   bool
 		ending    chan struct{} // closed with closing
 		unread    bool          // a follower before its first Reset
+		cut       bool          // a follower that cannot read the store any more
+		informed  chan struct{} // closed and replaced when either changes
 	}
 }
 
@@ -209,8 +210,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.untold = map[string]bool{}
 	c.mu.inquiries = map[string]*inquiry{}
 	c.mu.ending = make(chan struct{})
-	c.informed = make(chan struct{})
-	close(c.informed)
+	c.mu.informed = make(chan struct{})
 	if err := c.takeUp(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}

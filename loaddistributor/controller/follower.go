@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/srtm-io/srtm/internal/obs"
@@ -11,7 +12,8 @@ import (
 // answers what can be answered from the catalog: topics, brokers, where a
 // publisher belongs, who has a topic. It has no sessions, so no figures, and
 // refuses everything else with *NotLeaderError. What it says is as old as its
-// connection to the store, normally milliseconds.
+// connection to the store, normally milliseconds. Cut off from the store it says
+// what it knows, and denies nothing: what it does not know may have been created.
 
 // NewFollower returns a follower that knows nothing yet. leader says who leads,
 // for whoever has to be sent there; it must not wait.
@@ -21,14 +23,25 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 		return nil, err
 	}
 	c.leader = leader
-	c.informed = make(chan struct{})
 	c.mu.halted = ErrClosing
 	c.mu.unread = true
 	return c, nil
 }
 
-// Informed is closed once Ready has no error.
-func (c *Controller) Informed() <-chan struct{} { return c.informed }
+// Informed reports whether there is a catalog to answer from that is up to date;
+// changed is closed when that changes.
+func (c *Controller) Informed() (now bool, changed <-chan struct{}) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return !c.mu.unread && !c.mu.cut, c.mu.informed
+}
+
+// informLocked requires mu held.
+func (c *Controller) informLocked(unread, cut bool) {
+	c.mu.unread, c.mu.cut = unread, cut
+	close(c.mu.informed)
+	c.mu.informed = make(chan struct{})
+}
 
 // Ready returns catalog.ErrUnread for a follower that was not told anything yet:
 // its catalog is empty, and what is not in it may exist.
@@ -46,6 +59,24 @@ func (c *Controller) readyLocked() error {
 	return nil
 }
 
+// denyLocked returns err, or catalog.ErrUnread if it says that something is unknown
+// and that is not known for sure. Requires: mu held.
+func (c *Controller) denyLocked(err error) error {
+	if c.mu.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
+		return catalog.ErrUnread
+	}
+	return err
+}
+
+// Elsewhere returns *NotLeaderError if this is a follower that knows who leads: for
+// what it could answer in part only.
+func (c *Controller) Elsewhere() error {
+	if c.leader == nil || c.leader() == "" {
+		return nil
+	}
+	return c.following()
+}
+
 // following says who leads if this is a follower.
 func (c *Controller) following() error {
 	if c.leader == nil {
@@ -59,14 +90,24 @@ func (c *Controller) following() error {
 func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.mu.unread {
-		c.mu.unread = false
-		close(c.informed)
-	}
+	c.informLocked(false, false)
 	c.mu.cat = cat
 	close(c.mu.ending)
 	c.mu.ending = make(chan struct{})
 	c.cfg.Log.Info("following", obs.KeyVersion, cat.Version())
+}
+
+// Cut takes the news that the store cannot be read, until the next Reset.
+func (c *Controller) Cut(err error) {
+	c.mu.Lock()
+	first := !c.mu.cut
+	if first {
+		c.informLocked(c.mu.unread, true)
+	}
+	c.mu.Unlock()
+	if first {
+		c.cfg.Log.Warn("the store cannot be read; not serving until it can", obs.KeyError, err)
+	}
 }
 
 // Apply takes an event that the leader has committed.

@@ -2,6 +2,7 @@ package controller_test
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -25,11 +26,24 @@ var _ = Describe("A follower", func() {
 		}
 		Expect(c.Ready()).To(MatchError(catalog.ErrUnread))
 		Expect(asks()).To(HaveEach(MatchError(catalog.ErrUnread)))
-		Expect(c.Informed()).NotTo(BeClosed())
+		informed, changed := c.Informed()
+		Expect(informed).To(BeFalse())
+		c.Cut(errors.New("of no news to it"))
 		c.Reset(catalog.New())
 		c.Reset(catalog.New()) // as after the store was away
-		Expect(c.Informed()).To(BeClosed())
+		Expect(changed).To(BeClosed())
+		informed, changed = c.Informed()
+		Expect(informed).To(BeTrue())
 		Expect(c.Ready()).To(Succeed())
 		Expect(asks()).To(HaveEach(MatchError(catalog.ErrTopicUnknown)))
+		// What it cannot read any more may have something new in it.
+		c.Cut(errors.New("the store is away"))
+		Expect(changed).To(BeClosed())
+		informed, _ = c.Informed()
+		Expect(informed).To(BeFalse())
+		Expect(asks()).To(HaveEach(MatchError(catalog.ErrUnread)))
+		c.Reset(catalog.New())
+		informed, _ = c.Informed()
+		Expect(informed).To(BeTrue())
 	})
 })

@@ -27,7 +27,7 @@ func (c *Controller) Topic(name string) (catalog.Topic, error) {
 	}
 	topic, ok := c.mu.cat.Topic(name)
 	if !ok {
-		return catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
+		return catalog.Topic{}, c.denyLocked(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
 	}
 	return topic, nil
 }

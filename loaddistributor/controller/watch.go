@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
@@ -42,7 +43,8 @@ func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error
 	if err := c.readyLocked(); err != nil {
 		return catalog.Assignment{}, err
 	}
-	return c.mu.cat.Resolve(topic, publisher)
+	a, err := c.mu.cat.Resolve(topic, publisher)
+	return a, c.denyLocked(err)
 }
 
 // Watch calls send with the present assignments of the named publishers, all
@@ -58,12 +60,21 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 		return err
 	}
 	first, known := c.mu.cat.Topic(topic)
-	if !known || first.State == catalog.Preparing || first.State == catalog.Deleting {
-		c.mu.Unlock()
-		if !known {
-			return fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)
+	var err error
+	switch {
+	case !known:
+		err = c.denyLocked(fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown))
+	case first.State == catalog.Preparing || first.State == catalog.Deleting:
+		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
+	case c.mu.cut && len(publishers) > 0: // only the next stream can tell who is unknown
+		publishers = slices.DeleteFunc(slices.Clone(publishers), func(id string) bool { return first.Placement.Of(id).Unknown })
+		if len(publishers) == 0 {
+			err = catalog.ErrUnread
 		}
-		return fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
+	}
+	if err != nil {
+		c.mu.Unlock()
+		return err
 	}
 	if c.mu.watchers[topic] == nil {
 		c.mu.watchers[topic] = map[*watcher]struct{}{}

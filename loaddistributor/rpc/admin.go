@@ -44,6 +44,9 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 
 // GetTopic implements srtmv1.AdminServiceServer.
 func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
+	if err := s.controller.Elsewhere(); err != nil { // where the topic is measured
+		return nil, toStatus(err)
+	}
 	topic, err := s.controller.Topic(req.Name)
 	if err != nil {
 		return nil, toStatus(err)

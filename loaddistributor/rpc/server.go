@@ -2,9 +2,12 @@ package rpc
 
 import (
 	"context"
+	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/duplex"
@@ -41,6 +44,18 @@ func (s *Server) Run(ctx context.Context) error {
 	<-ctx.Done()
 	s.sessions.Close(controller.ErrClosing)
 	return nil
+}
+
+// Elsewhere answers the calls of a service that only the leader has: on a follower
+// nothing takes them, and as gRPC's own handler of the unknown it says who leads.
+func Elsewhere(service string, leader func() string) grpc.ServerOption {
+	return grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		method, _ := grpc.MethodFromServerStream(stream)
+		if strings.HasPrefix(method, "/"+service+"/") {
+			return toStatus(&controller.NotLeaderError{Leader: leader()})
+		}
+		return status.Errorf(codes.Unimplemented, "unknown method %s", method)
+	})
 }
 
 // Session implements srtmv1.BrokerServiceServer.

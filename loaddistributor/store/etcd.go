@@ -341,6 +341,7 @@ func (e *Etcd) Follow(ctx context.Context, f Follower) error {
 		if errors.As(err, new(*FormatError)) {
 			return fmt.Errorf("etcd: follow: %w", err)
 		}
+		f.Cut(err)
 		pause := time.NewTimer(followPause)
 		select {
 		case <-pause.C:
@@ -365,7 +366,26 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 	f.Reset(cat)
 	watch := client.Watch(clientv3.WithRequireLeader(ctx), e.key("log", ""),
 		clientv3.WithPrefix(), clientv3.WithRev(revision+1), clientv3.WithFilterDelete())
-	for r := range watch {
+	// A watch says nothing when etcd has gone, or has no leader: ask.
+	ticker := time.NewTicker(e.ttl / 5)
+	defer ticker.Stop()
+	for {
+		var r clientv3.WatchResponse
+		select {
+		case next, open := <-watch:
+			if !open {
+				return errCut
+			}
+			r = next
+		case <-ticker.C:
+			limit, cancel := context.WithTimeout(ctx, e.ttl/2)
+			_, err := client.Get(limit, e.key("log", ""))
+			cancel()
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		if err := r.Err(); err != nil {
 			return err
 		}
@@ -386,7 +406,6 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 			}
 		}
 	}
-	return errCut
 }
 
 type etcdTerm struct {

@@ -26,7 +26,8 @@ type Store interface {
 	Lead(ctx context.Context, advertise string) (Term, *catalog.Catalog, error)
 	// Follow hands over the state of the log, and then every event that is
 	// appended, in order, until ctx ends (nil) or the log cannot be read. When it
-	// has fallen behind a compaction it hands over the state again.
+	// has fallen behind a compaction, or could not read the log for a while (Cut),
+	// it hands over the state again.
 	Follow(ctx context.Context, f Follower) error
 	// Leader returns what the present leader advertises; empty: nobody leads.
 	Leader(ctx context.Context) (string, error)
@@ -38,6 +39,7 @@ type Store interface {
 type Follower interface {
 	Reset(*catalog.Catalog)
 	Apply(catalog.Event) error
+	Cut(error) // the log cannot be read, until the next Reset
 }
 
 // Term is one process' time as the leader. Its methods are for one goroutine,

@@ -327,6 +327,7 @@ type follower struct {
 	mu     sync.Mutex
 	cat    *catalog.Catalog
 	resets int
+	cuts   int
 }
 
 func (f *follower) Reset(c *catalog.Catalog) {
@@ -334,6 +335,12 @@ func (f *follower) Reset(c *catalog.Catalog) {
 	defer f.mu.Unlock()
 	f.cat = c
 	f.resets++
+}
+
+func (f *follower) Cut(error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cuts++
 }
 
 func (f *follower) Apply(e catalog.Event) error {
