@@ -39,12 +39,15 @@ func (s State) String() string { return stateNames[s] }
 
 // Topic is a reader's view of a topic. What it points to is immutable.
 type Topic struct {
-	Spec      *Spec
-	Ordered   *Spec // as it was created: what Key stands for
-	Key       string
-	State     State
-	Reason    string // why it is in that state, for people; empty when active
-	Missed    string // what the last SLOJudged said
+	Spec    *Spec
+	Ordered *Spec // as it was created: what Key stands for
+	Key     string
+	State   State
+	Reason  string // why it is in that state, for people; empty when active
+	Missed  string // what the last SLOJudged said
+	// Created is the version that the topic came with, so it tells topics of one name
+	// apart; 0: not known, since 0.1.0 did not keep it.
+	Created   uint64
 	Plan      placement.Plan
 	Placement *Placement
 	// Next is what a move under way leads to; nil when there is none.
@@ -118,6 +121,7 @@ type Absorption struct {
 //   - a refused event changes nothing.
 type Catalog struct {
 	version uint64            // grows by one with every accepted event
+	log     uint64            // see Log
 	topics  map[string]*topic // by name
 	names   []string          // of topics, sorted
 	brokers map[string]*broker
@@ -132,6 +136,7 @@ type topic struct {
 	key       string
 	phase     State // Preparing, Active or Deleting; Degraded is derived
 	missed    string
+	created   uint64
 	plan      placement.Plan
 	placement *Placement
 	prepared  []bool // by member
@@ -166,6 +171,14 @@ func New() *Catalog {
 
 // Version grows with every accepted event.
 func (c *Catalog) Version() uint64 { return c.version }
+
+// Log tells this sequence of versions from all others, those of another store or of
+// before a backup was taken back; 0: it has no name yet.
+func (c *Catalog) Log() uint64 { return c.log }
+
+// Name gives the log that number, which is no event: it is kept with the next dump, and
+// one that was lost in a crash is replaced.
+func (c *Catalog) Name(log uint64) { c.log = log }
 
 // Apply makes the event so and returns what follows, in a fixed order, or
 // refuses it and changes nothing.
@@ -334,6 +347,7 @@ func (c *Catalog) topicPlaced(e TopicPlaced) ([]Effect, error) {
 	}
 
 	c.version++
+	t.created = c.version
 	t.prepared = make([]bool, len(members))
 	t.placement = &Placement{epoch: c.version, members: members, spread: e.spread}
 	for _, q := range e.Plan.Quotas {
@@ -362,6 +376,7 @@ func (c *Catalog) memberPrepared(e MemberPrepared) ([]Effect, error) {
 	c.version++
 	before := c.states(map[string]bool{e.Topic: true})
 	t.setPrepared(e.Broker, true)
+	delete(c.brokers[e.Broker].leftovers, e.Topic) // it has been told with this one
 	return c.changes(before), nil
 }
 

@@ -12,6 +12,7 @@ import (
 // It shares specifications and plans with the catalog, which are immutable.
 type Dump struct {
 	Version   uint64
+	Log       uint64
 	Brokers   []BrokerDump // by id
 	Topics    []TopicDump  // by name
 	Contracts []string     // that the adaptor may still hold; sorted
@@ -30,6 +31,7 @@ type TopicDump struct {
 	Key           string
 	Phase         State // Preparing, Active or Deleting
 	Missed        string
+	Created       uint64 // 0: not known
 	Plan          placement.Plan
 	Epoch         uint64
 	Prepared      []bool // by quota
@@ -40,7 +42,7 @@ type TopicDump struct {
 
 // Dump returns the state.
 func (c *Catalog) Dump() Dump {
-	d := Dump{Version: c.version, Contracts: sorted(c.contracts)}
+	d := Dump{Version: c.version, Log: c.log, Contracts: sorted(c.contracts)}
 	for _, b := range c.Brokers() {
 		known := c.brokers[b.ID]
 		b.Allocated = 0
@@ -49,7 +51,7 @@ func (c *Catalog) Dump() Dump {
 	for _, name := range c.names {
 		t := c.topics[name]
 		one := TopicDump{
-			Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Missed: t.missed, Plan: t.plan,
+			Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Missed: t.missed, Created: t.created, Plan: t.plan,
 			Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring),
 		}
 		if t.next != nil {
@@ -64,7 +66,7 @@ func (c *Catalog) Dump() Dump {
 // have been like that.
 func Load(d Dump) (*Catalog, error) {
 	c := New()
-	c.version = d.Version
+	c.version, c.log = d.Version, d.Log
 	for _, b := range d.Brokers {
 		if b.Broker.ID == "" || c.brokers[b.Broker.ID] != nil {
 			return nil, fmt.Errorf("load: broker %q is without a name or appears twice", b.Broker.ID)
@@ -103,6 +105,8 @@ func (c *Catalog) load(d TopicDump) error {
 		return wrong("state %d", d.Phase)
 	case d.Epoch == 0 || d.Epoch > c.version:
 		return wrong("epoch %d at version %d", d.Epoch, c.version)
+	case d.Created > d.Epoch:
+		return wrong("created at %d, epoch %d", d.Created, d.Epoch)
 	case len(d.Prepared) != len(d.Plan.Quotas):
 		return wrong("%d members, %d prepared", len(d.Plan.Quotas), len(d.Prepared))
 	case d.Key != "" && c.keys[d.Key] != "":
@@ -113,7 +117,7 @@ func (c *Catalog) load(d TopicDump) error {
 		return fmt.Errorf("load topic %s: %w", name, err)
 	}
 	t := &topic{
-		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, missed: d.Missed, plan: d.Plan,
+		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, missed: d.Missed, created: d.Created, plan: d.Plan,
 		prepared: slices.Clone(d.Prepared), retiring: map[string]bool{},
 	}
 	if d.Next != nil {

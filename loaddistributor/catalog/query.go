@@ -42,7 +42,7 @@ func (c *Catalog) Topic(name string) (Topic, bool) {
 func (c *Catalog) view(t *topic) *Topic {
 	state, reason := c.state(t)
 	v := &Topic{
-		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Missed: t.missed,
+		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Missed: t.missed, Created: t.created,
 		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring),
 	}
 	if t.next != nil {
@@ -131,6 +131,12 @@ func (c *Catalog) NextUnprepared(topic string) []string {
 func (c *Catalog) Holds(topic, id string) bool {
 	b := c.brokers[id]
 	return b != nil && (b.topics[topic] || b.retiring[topic])
+}
+
+// LeftOn reports whether the broker may hold a removed topic of that name.
+func (c *Catalog) LeftOn(topic, id string) bool {
+	b := c.brokers[id]
+	return b != nil && b.leftovers[topic]
 }
 
 // Shows reports whether consumers may find the topic on the broker, as Placed

@@ -191,6 +191,9 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		c.mu.cat = catalog.New()
 	}
 	c.cfg.Catalog = nil
+	if c.mu.cat.Log() == 0 {
+		c.mu.cat.Name(rand.Uint64() | 1)
+	}
 	var err error
 	if c.mu.next, err = catalog.Load(c.mu.cat.Dump()); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)

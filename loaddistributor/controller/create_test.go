@@ -104,8 +104,10 @@ var _ = Describe("Creating a topic", func() {
 			Expect(q.Groups).To(Equal(map[string]uint32{"g": 500}))
 			t, there := b.node.Topic("t")
 			Expect(there).To(BeTrue())
+			Expect(t.Identity).NotTo(BeNil())
 			Expect(t).To(Equal(agenttest.Topic{
-				Limited: true, Channels: []string{"main"}, SLO: 5 * time.Millisecond, Quantile: 0.99,
+				Identity: t.Identity,
+				Limited:  true, Channels: []string{"main"}, SLO: 5 * time.Millisecond, Quantile: 0.99,
 				OverLimit: srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT,
 				Share:     tokenbucket.Share{Rate: 500_000, Burst: 20},
 				Base:      tokenbucket.Share{Rate: 500_000, Burst: 20}, // the rule is static

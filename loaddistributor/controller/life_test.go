@@ -302,6 +302,43 @@ var _ = Describe("Deleting a topic", func() {
 		c.nothingLeft("t", b1, b2)
 	})
 
+	It("does not bring it back under its name, from a broker that could not be told", func() {
+		c := newCluster(setup{})
+		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
+		old := spec("t", 100, 10)
+		old.Channels = []string{"old"}
+		c.mustCreate(old)
+		b2.node.Sabotage(nil, func(string) error { return errInjected })
+		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		b2.node.Sabotage(nil, nil)
+		for range 2 { // the second time b2 is back before it is told anything
+			c.mustCreate(spec("t", 100, 10))
+			for _, b := range []*broker{b1, b2} {
+				left, _ := b.node.Topic("t")
+				Expect(left.Channels).To(Equal([]string{"main"}), "%s", b.id)
+			}
+			Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
+			b2.stop()
+			Eventually(c.state("t")).Should(HavePrefix("DEGRADED"))
+			_, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
+			Expect(err).NotTo(HaveOccurred())
+			_, err = c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+			Expect(err).NotTo(HaveOccurred())
+			small := spec("t", 40, 4)
+			small.Channels = []string{"old"}
+			c.mustCreate(small)
+			b2 = c.join("b2", 60, b2.node)
+			_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g.0"}, BrokerId: "b2"})
+			Expect(err).NotTo(HaveOccurred())
+			moved, _ := b2.node.Topic("t")
+			Expect(moved.Channels).To(Equal([]string{"old"}))
+			_, err = c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+			Expect(err).NotTo(HaveOccurred())
+			c.nothingLeft("t", b1, b2)
+		}
+	})
+
 	It("ends the watches", func() {
 		c := newCluster(setup{})
 		c.join("b1", 60, agenttest.New())

@@ -85,6 +85,8 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(err).NotTo(HaveOccurred())
 		was, err := first.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.7"})
 		Expect(err).NotTo(HaveOccurred())
+		prepared, _ := node.Topic("t")
+		Expect(prepared.Identity.GetLog()).NotTo(BeZero())
 		first.stop()
 
 		// The broker's agent comes back by itself: it knows only the address.
@@ -95,6 +97,8 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(now.Assignment.Epoch).To(Equal(was.Assignment.Epoch))
 		Eventually(second.state("t")).Should(Equal("ACTIVE"))
 		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10"}))
+		same, _ := node.Topic("t")
+		Expect(same.Identity).To(Equal(prepared.Identity), "or it would be taken for another topic")
 
 		again, _, err := second.create(context.Background(), spec("t", 400, 10), "key")
 		Expect(err).NotTo(HaveOccurred())

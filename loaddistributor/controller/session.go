@@ -198,11 +198,16 @@ func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, 
 	c.mu.requests++
 	number := c.mu.requests
 	s.requests[number] = &request{topic: topic, sent: now, done: done}
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: &srtmv1.PrepareTopic{
+	order := &srtmv1.PrepareTopic{
 		Request: number, Topic: topic, Channels: prepare.Channels,
 		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
 		OverLimit: overLimit(prepare.OverLimit),
-	}}})
+	}
+	if is, _ := c.mu.next.Topic(topic); is.Created > 0 {
+		order.Identity = &srtmv1.TopicIdentity{Log: c.mu.next.Log(), Created: is.Created}
+		order.DeletedBefore = c.mu.next.LeftOn(topic, s.broker)
+	}
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
 }
 
 // removeLocked sends a RemoveTopic, as askLocked does; unused: only if the topic

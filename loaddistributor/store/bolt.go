@@ -23,12 +23,13 @@ type Bolt struct{ path string }
 const BoltFile = "loaddistributor.db"
 
 // Buckets of the file. events has a key for each event, its version in eight
-// bytes, most significant first; snapshot has one key, and events begin after
-// its version. term has one key, the number of the newest term.
+// bytes, most significant first; snapshot has two keys, the dump and its additions,
+// and events begin after its version. term has one key, the number of the newest term.
 var (
 	bucketEvents   = []byte("events")
 	bucketSnapshot = []byte("snapshot")
 	keySnapshot    = []byte("dump")
+	keyAdditions   = []byte("additions")
 	bucketTerm     = []byte("term")
 	keyNumber      = []byte("number")
 )
@@ -95,7 +96,7 @@ func load(db *bbolt.DB) (*catalog.Catalog, error) {
 	cat := catalog.New()
 	err = db.View(func(tx *bbolt.Tx) error {
 		if b := tx.Bucket(bucketSnapshot).Get(keySnapshot); b != nil {
-			dump, err := decodeDump(b)
+			dump, err := decodeDump(b, tx.Bucket(bucketSnapshot).Get(keyAdditions))
 			if err != nil {
 				return fmt.Errorf("snapshot: %w", err)
 			}
@@ -171,7 +172,7 @@ func (t *boltTerm) Append(_ context.Context, base uint64, events []catalog.Event
 
 // Compact implements Term.
 func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
-	b, err := encodeDump(dump)
+	b, added, err := encodeDump(dump)
 	switch {
 	case err != nil:
 		return err
@@ -182,6 +183,9 @@ func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
 	}
 	err = t.db.Update(func(tx *bbolt.Tx) error {
 		if err := tx.Bucket(bucketSnapshot).Put(keySnapshot, b); err != nil {
+			return err
+		}
+		if err := tx.Bucket(bucketSnapshot).Put(keyAdditions, added); err != nil {
 			return err
 		}
 		cursor := tx.Bucket(bucketEvents).Cursor()

@@ -33,6 +33,7 @@ import (
 //	part/<version>/<i>   the parts of a large event
 //	snapshot             the version of the dump, and its number of parts
 //	dump/<version>/<i>   the parts of a dump
+//	added/<version>/<i>  the parts of its additions
 //
 // Versions and parts are sixteen hexadecimal digits. Every transaction of a
 // leader has two guards: its election key exists, and head is what it was told
@@ -246,7 +247,13 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 		if err != nil {
 			return nil, 0, fmt.Errorf("snapshot: %w", err)
 		}
-		dump, err := decodeDump(b)
+		var added []byte
+		if of.Added > 0 {
+			if added, err = e.parts(ctx, client, "added", of.Version, of.Added, revision); err != nil {
+				return nil, 0, fmt.Errorf("snapshot: %w", err)
+			}
+		}
+		dump, err := decodeDump(b, added)
 		if err != nil {
 			return nil, 0, fmt.Errorf("snapshot: %w", err)
 		}
@@ -276,6 +283,7 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 type snapshotKey struct {
 	Version uint64 `json:"version"`
 	Parts   int    `json:"parts"`
+	Added   int    `json:"added,omitempty"` // parts of the additions
 }
 
 // take hands over the event of a log key, unless it is not after the version.
@@ -570,7 +578,7 @@ func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
 	if dump.Version > t.head {
 		return fmt.Errorf("compact up to %d, the log ends at %d: %w", dump.Version, t.head, ErrGap)
 	}
-	b, err := encodeDump(dump)
+	b, added, err := encodeDump(dump)
 	if err != nil {
 		return err
 	}
@@ -578,7 +586,11 @@ func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
 	if err != nil {
 		return err
 	}
-	at, err := json.Marshal(snapshotKey{Version: dump.Version, Parts: n})
+	more, err := t.putParts(ctx, "added", dump.Version, added)
+	if err != nil {
+		return err
+	}
+	at, err := json.Marshal(snapshotKey{Version: dump.Version, Parts: n, Added: more})
 	if err != nil {
 		return err
 	}
@@ -590,5 +602,6 @@ func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
 		clientv3.OpDelete(t.store.key("log", hex(0)), clientv3.WithRange(t.store.key("log", next))),
 		clientv3.OpDelete(t.store.key("part", hex(0)), clientv3.WithRange(t.store.key("part", next))),
 		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(dump.Version)))),
+		clientv3.OpDelete(t.store.key("added", hex(0)), clientv3.WithRange(t.store.key("added", hex(dump.Version)))),
 	)
 }

@@ -18,6 +18,7 @@ type Memory struct {
 		term     uint64 // number of the newest
 		head     uint64
 		snapshot []byte
+		added    []byte   // to the snapshot
 		records  [][]byte // after the snapshot
 	}
 }
@@ -37,7 +38,7 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	}
 	cat := catalog.New()
 	if m.mu.snapshot != nil {
-		dump, err := decodeDump(m.mu.snapshot)
+		dump, err := decodeDump(m.mu.snapshot, m.mu.added)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -60,7 +61,7 @@ func (m *Memory) Clone() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &Memory{}
-	c.mu.term, c.mu.head, c.mu.snapshot, c.mu.records = m.mu.term, m.mu.head, m.mu.snapshot, slices.Clone(m.mu.records)
+	c.mu.term, c.mu.head, c.mu.snapshot, c.mu.added, c.mu.records = m.mu.term, m.mu.head, m.mu.snapshot, m.mu.added, slices.Clone(m.mu.records)
 	return c
 }
 
@@ -99,7 +100,7 @@ func (t *memoryTerm) Append(_ context.Context, base uint64, events []catalog.Eve
 }
 
 func (t *memoryTerm) Compact(_ context.Context, dump catalog.Dump) error {
-	b, err := encodeDump(dump)
+	b, added, err := encodeDump(dump)
 	if err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func (t *memoryTerm) Compact(_ context.Context, dump catalog.Dump) error {
 	case dump.Version < first || dump.Version > m.head:
 		return ErrGap
 	}
-	m.snapshot, m.records = b, m.records[dump.Version-first:]
+	m.snapshot, m.added, m.records = b, added, m.records[dump.Version-first:]
 	return nil
 }
 

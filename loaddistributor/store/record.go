@@ -29,7 +29,7 @@ import (
 const Version = 2
 
 // kindSince has the kinds that not every version knows.
-var kindSince = map[string]int{}
+var kindSince = map[string]int{kindAdditions: 2}
 
 // A record is JSON:
 //
@@ -84,6 +84,7 @@ const (
 	kindMemberRetired    = "member_retired"
 	kindRestarted        = "restarted"
 	kindSnapshot         = "snapshot"
+	kindAdditions        = "additions"
 )
 
 // event is the data of every kind that names things and orders nothing.
@@ -195,6 +196,15 @@ type snapshot struct {
 	Brokers   []broker `json:"brokers,omitempty"`
 	Topics    []topic  `json:"topics,omitempty"`
 	Contracts []string `json:"contracts,omitempty"`
+}
+
+// additions are of a snapshot what 0.1.0 does not know. They stand beside it, so that
+// 0.1.0 reads it; those that are not of its version are left from an earlier one, before
+// 0.1.0 replaced the snapshot alone.
+type additions struct {
+	Version uint64            `json:"version"`
+	Log     uint64            `json:"log"`
+	Created map[string]uint64 `json:"created,omitempty"` // by topic
 }
 
 type topic struct {
@@ -394,9 +404,10 @@ func (r record) event() (catalog.Event, error) {
 
 var phases = map[catalog.State]string{catalog.Preparing: "preparing", catalog.Active: "active", catalog.Deleting: "deleting"}
 
-// encodeDump writes a catalog down.
-func encodeDump(d catalog.Dump) ([]byte, error) {
+// encodeDump writes a catalog down, in two parts.
+func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
 	s := snapshot{Version: d.Version, Contracts: d.Contracts}
+	more := additions{Version: d.Version, Log: d.Log, Created: map[string]uint64{}}
 	for _, b := range d.Brokers {
 		k := b.Broker
 		s.Brokers = append(s.Brokers, broker{
@@ -419,24 +430,47 @@ func encodeDump(d catalog.Dump) ([]byte, error) {
 			one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), &p, t.NextPrepared
 		}
 		s.Topics = append(s.Topics, one)
+		if t.Created > 0 {
+			more.Created[t.Spec.Name()] = t.Created
+		}
 	}
-	return encode(kindSnapshot, s)
+	if dump, err = encode(kindSnapshot, s); err == nil {
+		added, err = encode(kindAdditions, more)
+	}
+	return dump, added, err
 }
 
-// decodeDump reads what encodeDump wrote.
-func decodeDump(b []byte) (catalog.Dump, error) {
+// decode reads a record of one kind.
+func decode(b []byte, kind string, data any) error {
 	r, err := open(b)
-	if err != nil {
+	switch {
+	case err != nil:
+		return err
+	case r.Kind != kind:
+		return &FormatError{Kind: r.Kind, Version: r.V}
+	}
+	if err := json.Unmarshal(r.Data, data); err != nil {
+		return &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
+	}
+	return nil
+}
+
+// decodeDump reads what encodeDump wrote; added may be nil.
+func decodeDump(b, added []byte) (catalog.Dump, error) {
+	var s snapshot
+	if err := decode(b, kindSnapshot, &s); err != nil {
 		return catalog.Dump{}, err
 	}
-	if r.Kind != kindSnapshot {
-		return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V}
+	var more additions
+	if added != nil {
+		if err := decode(added, kindAdditions, &more); err != nil {
+			return catalog.Dump{}, err
+		}
+		if more.Version != s.Version {
+			more = additions{}
+		}
 	}
-	var s snapshot
-	if err := json.Unmarshal(r.Data, &s); err != nil {
-		return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
-	}
-	d := catalog.Dump{Version: s.Version, Contracts: s.Contracts}
+	d := catalog.Dump{Version: s.Version, Log: more.Log, Contracts: s.Contracts}
 	for _, b := range s.Brokers {
 		d.Brokers = append(d.Brokers, catalog.BrokerDump{
 			Broker: catalog.Broker{
@@ -451,8 +485,9 @@ func decodeDump(b []byte) (catalog.Dump, error) {
 	for _, t := range s.Topics {
 		one, err := t.dump()
 		if err != nil {
-			return catalog.Dump{}, &FormatError{Kind: r.Kind, Version: r.V, Cause: err}
+			return catalog.Dump{}, &FormatError{Kind: kindSnapshot, Version: Version, Cause: err}
 		}
+		one.Created = more.Created[one.Spec.Name()]
 		d.Topics = append(d.Topics, one)
 	}
 	return d, nil

@@ -280,6 +280,36 @@ var _ = Describe("The agent", func() {
 		Expect(result(control)).To(HaveField("Error", ""))
 	})
 
+	It("deletes what it has of a topic of the same name that was deleted, once", func() {
+		control, _ := joined()
+		defer stop()
+		order := func(log, created uint64, deletedBefore bool) (channels []string) {
+			GinkgoHelper()
+			m := prepare(1, "t")
+			m.GetPrepare().Identity = &srtmv1.TopicIdentity{Log: log, Created: created}
+			m.GetPrepare().DeletedBefore = deletedBefore
+			control.send(m)
+			Expect(result(control).Error).To(BeEmpty())
+			t, _ := node.Topic("t")
+			Expect(t.Identity).To(HaveField("Created", created))
+			return t.Channels
+		}
+		old := []string{"c", "old"}
+		node.Create("t", "old")
+		Expect(order(1, 5, false)).To(Equal(old), "it had no identity")
+		Expect(order(1, 5, true)).To(Equal(old), "it is that one")
+		Expect(order(2, 7, false)).To(Equal(old), "of another log")
+		Expect(order(2, 6, false)).To(Equal(old), "of that log as it was before")
+		Expect(order(2, 9, false)).To(Equal([]string{"c"}), "of an earlier topic")
+		node.Create("t", "old")
+		Expect(order(2, 9, true)).To(Equal([]string{"c"}), "what had no identity is of the one that was deleted")
+		node.Create("t", "old")
+		control.send(prepare(1, "t"))
+		Expect(result(control).Error).To(BeEmpty())
+		t, _ := node.Topic("t")
+		Expect(t.Channels).To(Equal(old), "a loaddistributor of 0.1.0 says nothing of it")
+	})
+
 	It("puts grants in force in the order of their epochs", func() {
 		control, grants := joined()
 		control.send(prepare(1, "t"))

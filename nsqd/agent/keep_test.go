@@ -196,7 +196,7 @@ var _ = Describe("The lease", func() {
 		stop()
 
 		next := agenttest.New()
-		Expect(next.Prepare("t", nil, time.Second, 0.5, 0)).To(Succeed())
+		Expect(next.Prepare("t", nil, time.Second, 0.5, 0, nil)).To(Succeed())
 		node = next
 		p.stop()
 		stop = start(agent.Available, "i2")

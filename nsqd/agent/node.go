@@ -17,11 +17,17 @@ type Node interface {
 	// already gets the missing channels, the SLO and the policy, and keeps its
 	// messages and, if it is limited, its share; one that was not limited
 	// becomes limited, with an empty share. quantile lies in (0, 1), slo is
-	// positive. The error goes to the operator who creates the topic.
-	Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy) error
+	// positive. identity, unless it is nil, is kept with the topic. The error goes to
+	// the operator who creates the topic.
+	Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error
+
+	// Identity returns what the topic was last prepared with; nil: it has none, or
+	// there is no such topic.
+	Identity(topic string) *srtmv1.TopicIdentity
 
 	// Remove deletes a topic with its channels and the messages they hold. It
-	// does nothing, and succeeds, when there is no such topic.
+	// does nothing, and succeeds, when there is no such topic. After a crash it is
+	// deleted still, unless the disk fails.
 	Remove(topic string) error
 
 	// RemoveUnused is Remove of a topic that holds no message and that no

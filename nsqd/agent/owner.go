@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -214,15 +215,31 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	o.publish()
 }
 
+// outlived reports whether what the node has under the name is of a topic that has
+// been deleted.
+func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
+	is, has := p.GetIdentity(), o.agent.node.Identity(p.Topic)
+	if is == nil || proto.Equal(is, has) || !slices.Contains(o.agent.node.Topics(), p.Topic) {
+		return false
+	}
+	return p.DeletedBefore || has.GetLog() == is.Log && has.GetCreated() < is.Created
+}
+
 func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	q, latency := p.GetSlo().GetQuantile(), p.GetSlo().GetLatency().AsDuration()
 	if !(q > 0 && q < 1) || latency <= 0 {
 		return fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
 	}
+	if o.outlived(p) {
+		o.agent.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)
+		if err := o.agent.node.Remove(p.Topic); err != nil {
+			return err
+		}
+	}
 	if !slices.Contains(o.agent.node.Topics(), p.Topic) {
 		o.holdings.missing(p.Topic)
 	}
-	if err := o.agent.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit); err != nil {
+	if err := o.agent.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {
 		return err
 	}
 	if g, due := o.holdings.prepared(p.Topic); due {

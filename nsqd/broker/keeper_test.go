@@ -8,7 +8,9 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"google.golang.org/protobuf/proto"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -121,6 +123,22 @@ var _ = Describe("what a broker records besides messages", func() {
 		Expect(t.Stats().Limited).To(BeTrue())
 		Expect(t.Stats().Share.IsZero()).To(BeTrue())
 		Expect(t.Stats().Paused).To(BeFalse(), "nobody could unpause it")
+	})
+
+	It("is which topic of its name it is, and has a deletion before the order is carried out", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		is := &srtmv1.TopicIdentity{Log: 1 << 63, Created: 7}
+		Expect(b.Node().Prepare("t", []string{"c"}, time.Second, 0.9, 0, is)).To(Succeed())
+		Expect(b.Node().Prepare("t", nil, time.Second, 0.9, 0, nil)).To(Succeed())
+		Expect(publish(topic(b, "t"), "old")).To(Succeed())
+		stop()
+		b = storedWith(path, func(c *broker.Config) { c.AutoCreate = false })
+		Expect(proto.Equal(b.Node().Identity("t"), is)).To(BeTrue())
+		Expect(b.Node().Remove("t")).To(Succeed())
+		Expect(b.Node().Identity("t")).To(BeNil())
+		after := storedWith(crashed(path), func(*broker.Config) {})
+		Expect(after.Node().Topics()).To(BeEmpty())
 	})
 
 	It("lets nothing leave a paused topic or channel while it is restored", func() {

@@ -7,6 +7,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -31,15 +32,18 @@ func (n Node) Topics() []string {
 func (n Node) Report() []*srtmv1.TopicStats { return n.b.Report() }
 
 // Prepare creates a topic and its channels, limited and without a share. A
-// topic that is there keeps its messages and its share.
+// topic that is there keeps its messages and its share. identity: nil for as it is.
 // Errors: ErrBadName, ErrDraining, ErrGone.
-func (n Node) Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy) error {
+func (n Node) Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
 	t, err := n.b.CreateTopic(topic)
 	if err != nil {
 		return err
 	}
 	// The limit comes first: with a channel but no limit, messages would leave.
 	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
+	if identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created}) {
+		n.b.recorded()
+	}
 	for _, c := range channels {
 		if err := t.CreateChannel(c); err != nil {
 			return err
@@ -48,11 +52,37 @@ func (n Node) Prepare(topic string, channels []string, slo time.Duration, quanti
 	return nil
 }
 
-// Remove deletes a topic with all it holds; it succeeds if there is none.
+// Identity returns what Prepare was last given for a topic; nil: nothing, or there is
+// no topic.
+func (n Node) Identity(topic string) *srtmv1.TopicIdentity {
+	t, err := n.b.Topic([]byte(topic))
+	if err != nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.identity == (metadata.Identity{}) {
+		return nil
+	}
+	return &srtmv1.TopicIdentity{Log: t.mu.identity.Log, Created: t.mu.identity.Created}
+}
+
+// identify reports whether that is something new.
+func (t *Topic) identify(as metadata.Identity) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was := t.mu.identity
+	t.mu.identity = as
+	return was != as
+}
+
+// Remove deletes a topic with all it holds, and waits until that is recorded; it
+// succeeds if there is none.
 func (n Node) Remove(topic string) error {
 	if err := n.b.DeleteTopic(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
 		return err
 	}
+	n.b.Recorded()
 	return nil
 }
 

@@ -43,6 +43,7 @@ type Topic struct {
 		spillers  map[*queue.Line]*spiller // of lines that have overflowed
 		slo       SLO
 		contract  *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
+		identity  metadata.Identity  // of the topic, as the control plane says; zero: not known
 		tracking  *spiller           // of the topic's own line, if messages in Free may have tickets of it
 		closed    bool
 		held      int64 // the topic's part of Broker.held

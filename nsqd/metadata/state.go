@@ -22,6 +22,13 @@ type Topic struct {
 	Paused   bool      `json:"paused,omitempty"`
 	Contract *Contract `json:"contract,omitempty"` // nil: without, or given anew at each start
 	Channels []Channel `json:"channels,omitempty"` // by name
+	Identity Identity  `json:"identity,omitzero"`  // zero: not known
+}
+
+// Identity is which topic of its name a topic is, as the control plane says.
+type Identity struct {
+	Log     uint64 `json:"log"`
+	Created uint64 `json:"created"`
 }
 
 // Contract is a standalone topic's.

@@ -641,11 +641,19 @@ func (x *ControllerHello) GetReportInterval() *durationpb.Duration {
 type PrepareTopic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Echoed in the PrepareResult.
-	Request       uint64          `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
-	Topic         string          `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
-	Channels      []string        `protobuf:"bytes,3,rep,name=channels,proto3" json:"channels,omitempty"`
-	Slo           *Slo            `protobuf:"bytes,4,opt,name=slo,proto3" json:"slo,omitempty"`
-	OverLimit     OverLimitPolicy `protobuf:"varint,5,opt,name=over_limit,json=overLimit,proto3,enum=srtm.v1.OverLimitPolicy" json:"over_limit,omitempty"`
+	Request   uint64          `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic     string          `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channels  []string        `protobuf:"bytes,3,rep,name=channels,proto3" json:"channels,omitempty"`
+	Slo       *Slo            `protobuf:"bytes,4,opt,name=slo,proto3" json:"slo,omitempty"`
+	OverLimit OverLimitPolicy `protobuf:"varint,5,opt,name=over_limit,json=overLimit,proto3,enum=srtm.v1.OverLimitPolicy" json:"over_limit,omitempty"`
+	// Which topic of that name this is; unset: not known. The broker keeps it with the
+	// topic. What it has of an earlier one of the same log, it deletes before it creates
+	// this one: that was deleted while the broker could not be told. What it has without
+	// an identity, or of another log, becomes this one's.
+	Identity *TopicIdentity `protobuf:"bytes,6,opt,name=identity,proto3" json:"identity,omitempty"`
+	// The broker may hold a topic of that name that was deleted: what is not of this
+	// identity is deleted, whatever it is.
+	DeletedBefore bool `protobuf:"varint,7,opt,name=deleted_before,json=deletedBefore,proto3" json:"deleted_before,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -715,6 +723,75 @@ func (x *PrepareTopic) GetOverLimit() OverLimitPolicy {
 	return OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED
 }
 
+func (x *PrepareTopic) GetIdentity() *TopicIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *PrepareTopic) GetDeletedBefore() bool {
+	if x != nil {
+		return x.DeletedBefore
+	}
+	return false
+}
+
+// TopicIdentity tells topics of one name apart.
+type TopicIdentity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The control plane's log, another number for each; > 0.
+	Log uint64 `protobuf:"varint,1,opt,name=log,proto3" json:"log,omitempty"`
+	// Grows with each topic that is created in that log; > 0.
+	Created       uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicIdentity) Reset() {
+	*x = TopicIdentity{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicIdentity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicIdentity) ProtoMessage() {}
+
+func (x *TopicIdentity) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicIdentity.ProtoReflect.Descriptor instead.
+func (*TopicIdentity) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TopicIdentity) GetLog() uint64 {
+	if x != nil {
+		return x.Log
+	}
+	return 0
+}
+
+func (x *TopicIdentity) GetCreated() uint64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
 // RemoveTopic: delete the topic with what it holds. Harmless if unknown.
 type RemoveTopic struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -730,7 +807,7 @@ type RemoveTopic struct {
 
 func (x *RemoveTopic) Reset() {
 	*x = RemoveTopic{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +819,7 @@ func (x *RemoveTopic) String() string {
 func (*RemoveTopic) ProtoMessage() {}
 
 func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +832,7 @@ func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveTopic.ProtoReflect.Descriptor instead.
 func (*RemoveTopic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RemoveTopic) GetRequest() uint64 {
@@ -794,7 +871,7 @@ type DrainPublishers struct {
 
 func (x *DrainPublishers) Reset() {
 	*x = DrainPublishers{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +883,7 @@ func (x *DrainPublishers) String() string {
 func (*DrainPublishers) ProtoMessage() {}
 
 func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +896,7 @@ func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainPublishers.ProtoReflect.Descriptor instead.
 func (*DrainPublishers) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DrainPublishers) GetTopic() string {
@@ -852,7 +929,7 @@ type CaptureArrivals struct {
 
 func (x *CaptureArrivals) Reset() {
 	*x = CaptureArrivals{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +941,7 @@ func (x *CaptureArrivals) String() string {
 func (*CaptureArrivals) ProtoMessage() {}
 
 func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +954,7 @@ func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureArrivals.ProtoReflect.Descriptor instead.
 func (*CaptureArrivals) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CaptureArrivals) GetTopic() string {
@@ -939,14 +1016,19 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
-	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\xb3\x01\n" +
+	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\x8e\x02\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1a\n" +
 	"\bchannels\x18\x03 \x03(\tR\bchannels\x12\x1e\n" +
 	"\x03slo\x18\x04 \x01(\v2\f.srtm.v1.SloR\x03slo\x127\n" +
 	"\n" +
-	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\"Z\n" +
+	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\x122\n" +
+	"\bidentity\x18\x06 \x01(\v2\x16.srtm.v1.TopicIdentityR\bidentity\x12%\n" +
+	"\x0edeleted_before\x18\a \x01(\bR\rdeletedBefore\";\n" +
+	"\rTopicIdentity\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\x04R\x03log\x12\x18\n" +
+	"\acreated\x18\x02 \x01(\x04R\acreated\"Z\n" +
 	"\vRemoveTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1b\n" +
@@ -973,7 +1055,7 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
 	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
@@ -983,36 +1065,38 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*ControllerMessage)(nil),   // 5: srtm.v1.ControllerMessage
 	(*ControllerHello)(nil),     // 6: srtm.v1.ControllerHello
 	(*PrepareTopic)(nil),        // 7: srtm.v1.PrepareTopic
-	(*RemoveTopic)(nil),         // 8: srtm.v1.RemoveTopic
-	(*DrainPublishers)(nil),     // 9: srtm.v1.DrainPublishers
-	(*CaptureArrivals)(nil),     // 10: srtm.v1.CaptureArrivals
-	(*TopicStats)(nil),          // 11: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
-	(*Slo)(nil),                 // 13: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 14: srtm.v1.OverLimitPolicy
+	(*TopicIdentity)(nil),       // 8: srtm.v1.TopicIdentity
+	(*RemoveTopic)(nil),         // 9: srtm.v1.RemoveTopic
+	(*DrainPublishers)(nil),     // 10: srtm.v1.DrainPublishers
+	(*CaptureArrivals)(nil),     // 11: srtm.v1.CaptureArrivals
+	(*TopicStats)(nil),          // 12: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil), // 13: google.protobuf.Duration
+	(*Slo)(nil),                 // 14: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 15: srtm.v1.OverLimitPolicy
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
 	4,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
 	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
 	3,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
-	11, // 4: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	12, // 4: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
 	6,  // 5: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
 	7,  // 6: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
-	8,  // 7: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
-	9,  // 8: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
-	10, // 9: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
-	12, // 10: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	13, // 11: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	14, // 12: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	12, // 13: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	0,  // 14: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	5,  // 15: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	9,  // 7: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
+	10, // 8: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
+	11, // 9: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
+	13, // 10: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	14, // 11: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	15, // 12: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	8,  // 13: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
+	13, // 14: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	0,  // 15: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	5,  // 16: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -1040,7 +1124,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

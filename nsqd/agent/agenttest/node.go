@@ -24,6 +24,7 @@ type Topic struct {
 	Quantile  float64
 	OverLimit srtmv1.OverLimitPolicy
 	Share     tokenbucket.Share
+	Identity  *srtmv1.TopicIdentity
 	// Base is what is left of it at FlexUntil; nothing is at Until.
 	Base             tokenbucket.Share
 	FlexUntil, Until stamp.Mono
@@ -119,7 +120,7 @@ func (n *Node) Topic(name string) (Topic, bool) {
 }
 
 // Prepare implements agent.Node.
-func (n *Node) Prepare(name string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy) error {
+func (n *Node) Prepare(name string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
 	n.mu.Lock()
 	first := n.mu.prepare
 	n.mu.Unlock()
@@ -138,7 +139,20 @@ func (n *Node) Prepare(name string, channels []string, slo time.Duration, quanti
 		t.FlexUntil, t.Until = stamp.Never, stamp.Never
 	}
 	t.Limited, t.SLO, t.Quantile, t.OverLimit = true, slo, quantile, overLimit
+	if identity != nil {
+		t.Identity = identity
+	}
 	t.Channels = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Channels), channels...))))
+	return nil
+}
+
+// Identity implements agent.Node.
+func (n *Node) Identity(name string) *srtmv1.TopicIdentity {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.mu.topics[name]; t != nil {
+		return t.Identity
+	}
 	return nil
 }
 
