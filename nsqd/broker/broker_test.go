@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -249,6 +250,52 @@ var _ = Describe("a broker", func() {
 		Expect(access.Quantile(1)).To(BeNumerically(">=", 20*time.Millisecond))
 		Expect(got.DeliveryAccess[0]).To(BeNumerically("~", float64(access.Quantile(1))/float64(delivery.Quantile(1)), 0.02))
 		Expect(node.Report()[0].DeliveryAccess).To(BeEmpty())
+	})
+
+	It("does not count what waits for consumers against the SLO", func() {
+		var now atomic.Int64
+		now.Store(int64(time.Hour))
+		b := start(func(c *broker.Config) { c.Now = func() stamp.Mono { return stamp.Mono(now.Load()) } })
+		t := topic(b, "t")
+		t.Limit(broker.SLO{Quantile: 0.99, Latency: 10 * time.Millisecond}, false)
+		t.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 100}, 100*tokenbucket.Token)
+		put := func() {
+			GinkgoHelper()
+			at := stamp.Mono(now.Load())
+			Expect(t.Publish(at, 0, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: at}})).To(Succeed())
+		}
+		var sub *broker.Subscription
+		var err error
+		write := func() {
+			var out broker.Outgoing
+			sub.Take(&out, 1<<20)
+			sub.Wrote(&out)
+		}
+		for range 3 { // before there is anybody
+			put()
+		}
+		now.Add(int64(2 * time.Second))
+		sub, err = t.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {})
+		Expect(err).NotTo(HaveOccurred())
+		now.Add(int64(time.Second))
+		Expect(sub.Ready(4)).To(Succeed())
+		put()
+		write()
+		put() // RDY is used up
+		now.Add(int64(time.Second))
+		Expect(sub.Ready(5)).To(Succeed())
+		now.Add(int64(20 * time.Millisecond)) // ours
+		write()
+
+		s := t.Stats()
+		Expect(s.Delivered).To(BeEquivalentTo(5))
+		Expect(s.Exceeded).To(BeEquivalentTo(1))
+		Expect(s.Processing.CountAbove(0)).To(BeEquivalentTo(1))
+		Expect(s.Delivery.Quantile(1)).To(BeNumerically("~", 20*time.Millisecond, time.Millisecond))
+		Expect(s.Consumer.CountAbove(2 * time.Second)).To(BeEquivalentTo(3))
+		Expect(s.Consumer.CountAbove(900 * time.Millisecond)).To(BeEquivalentTo(4))
+		report := b.Report()[0]
+		Expect(report.Consumer.Count).NotTo(BeEmpty())
 	})
 
 	It("counts publishers while they are there", func() {

@@ -31,9 +31,10 @@ type figures struct {
 
 // latencies are made when the first is recorded.
 type latencies struct {
-	access, processing, delivery *obs.Latency // all nil until init
-	delivered                    uint64       // first deliveries written to sockets
-	exceeded                     uint64       // of those, later than the SLO's latency
+	access, processing, delivery, consumer *obs.Latency // all nil until init
+
+	delivered uint64 // first deliveries written to sockets
+	exceeded  uint64 // of those, later than the SLO's latency
 }
 
 // reported is what the last report had, to give differences.
@@ -45,7 +46,7 @@ type reported struct {
 // init must be called before anything is recorded; it may be called again.
 func (l *latencies) init() {
 	if l.access == nil {
-		l.access, l.processing, l.delivery = obs.NewLatency(), obs.NewLatency(), obs.NewLatency()
+		l.access, l.processing, l.delivery, l.consumer = obs.NewLatency(), obs.NewLatency(), obs.NewLatency(), obs.NewLatency()
 	}
 }
 
@@ -55,6 +56,7 @@ func (l *latencies) merge(o *latencies) {
 		l.access.Merge(o.access)
 		l.processing.Merge(o.processing)
 		l.delivery.Merge(o.delivery)
+		l.consumer.Merge(o.consumer)
 	}
 	l.delivered += o.delivered
 	l.exceeded += o.exceeded
@@ -65,6 +67,7 @@ func (l *latencies) reset() {
 		l.access.Reset()
 		l.processing.Reset()
 		l.delivery.Reset()
+		l.consumer.Reset()
 	}
 	l.delivered, l.exceeded = 0, 0
 }
@@ -93,7 +96,8 @@ func (f *figures) released(releases []queue.Release) {
 // left out: their latency is the subscriber's doing.
 //
 // Delivery latency = access delay + processing delay (design, section 2). What
-// a deferred message was asked to wait is neither.
+// a deferred message was asked to wait is neither, nor for how long there was no
+// consumer with credit: that is counted beside it, and no SLO is owed for it.
 func (t *Topic) wrote(now stamp.Mono, deliveries []sent) {
 	slo := time.Duration(t.latency.Load())
 	f := &t.figures
@@ -112,10 +116,11 @@ func (t *Topic) wrote(now stamp.Mono, deliveries []sent) {
 		if !d.first {
 			continue
 		}
-		processing := max(0, now.Sub(d.due))
+		processing := max(0, now.Sub(d.due)-d.consumer)
 		delivery := d.access + processing
 		l.processing.RecordMany(processing, n)
 		l.delivery.RecordMany(delivery, n)
+		l.consumer.RecordMany(d.consumer, n)
 		f.mu.accessPart.RecordMany(delivery, d.access, n)
 		l.delivered += uint64(n)
 		if slo > 0 && delivery > slo {

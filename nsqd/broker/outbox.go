@@ -12,7 +12,7 @@ type outbox struct {
 	head int
 }
 
-// outboxKept is how many slots an empty outbox keeps, 160 KiB: those of the
+// outboxKept is how many slots an empty outbox keeps, 192 KiB: those of the
 // greatest RDY by default, and to spare. With less, a subscriber that is fed as
 // fast as it goes would take them anew each time it is.
 const outboxKept = 4096

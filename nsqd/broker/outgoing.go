@@ -24,9 +24,10 @@ type Outgoing struct {
 
 // sent is a delivery, without the message.
 type sent struct {
-	due    stamp.Mono    // from when on it is late
-	access time.Duration // its access delay
-	first  bool          // of several deliveries of the message
+	due      stamp.Mono    // from when on it is late
+	access   time.Duration // its access delay
+	consumer time.Duration // of what came after due, for how long it waited for consumers
+	first    bool          // of several deliveries of the message
 }
 
 // Messages is how many are in Frames.
@@ -39,7 +40,8 @@ func (o *Outgoing) add(d *queue.Delivery) {
 	m := d.Message
 	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // once, not for each field
 	o.Frames = wire.AppendMessage(o.Frames, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
-	// What held it up besides, a pause or a late broker, is no excuse.
+	// That the broker was late besides is no excuse; that consumers were is its own delay.
 	due := m.Arrival.At.Add(max(m.Access, m.Defer))
-	o.sent = append(o.sent, sent{due: due, access: m.Access, first: d.Attempts == 1})
+	held := max(0, m.Held-max(0, m.Defer-m.Access))
+	o.sent = append(o.sent, sent{due: due, access: m.Access, consumer: held + d.Waited, first: d.Attempts == 1})
 }

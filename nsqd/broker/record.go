@@ -3,6 +3,7 @@ package broker
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -14,7 +15,7 @@ import (
 //	 0  1  version, 1
 //	 1  1  source of the arrival time (stamp.Source)
 //	 2  2  attempts so far
-//	 4  4  reserved, 0
+//	 4  4  ms for which no channel took it, before it was released; see queue.Message.Held
 //	 8 16  message id
 //	24  8  timestamp, ns since the Unix epoch
 //	32  8  arrival, ns since the Unix epoch
@@ -46,14 +47,14 @@ func appendRecord(dst []byte, e epoch, k queue.Kept, released bool) []byte {
 	m := k.Message
 	dst = append(dst, recordVersion, byte(m.Arrival.Source))
 	dst = binary.BigEndian.AppendUint16(dst, k.Attempts)
-	dst = binary.BigEndian.AppendUint32(dst, 0)
+	access, held := int64(unreleased), int64(0)
+	if released {
+		access, held = int64(m.Access), m.Held.Milliseconds()
+	}
+	dst = binary.BigEndian.AppendUint32(dst, uint32(min(held, math.MaxUint32)))
 	dst = append(dst, m.ID[:]...)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(m.Timestamp))
 	dst = binary.BigEndian.AppendUint64(dst, uint64(e.wallOf(m.Arrival.At)))
-	access := int64(unreleased)
-	if released {
-		access = int64(m.Access)
-	}
 	dst = binary.BigEndian.AppendUint64(dst, uint64(access))
 	dst = binary.BigEndian.AppendUint64(dst, uint64(m.Defer))
 	return append(dst, m.Body...)
@@ -96,6 +97,8 @@ func parseRecord(e epoch, b []byte, from *slab) (queue.Kept, error) {
 	m.Ticket = 0
 	copy(m.ID[:], b[8:24])
 	m.Access = max(0, time.Duration(binary.BigEndian.Uint64(b[40:])))
+	m.Held = time.Duration(binary.BigEndian.Uint32(b[4:])) * time.Millisecond
+	m.Released = m.Arrival.At.Add(m.Access + m.Held)
 	if m.Defer < 0 {
 		return queue.Kept{}, fmt.Errorf("message record with a deferral of %d ns", m.Defer)
 	}

@@ -37,7 +37,7 @@ type Stats struct {
 	// The histograms are nil until the first message is released.
 	Delivered, Exceeded uint64 // first deliveries; those later than the SLO
 	Access, Processing  *obs.Latency
-	Delivery            *obs.Latency
+	Delivery, Consumer  *obs.Latency
 	Sources             [stamp.Sources]uint64
 }
 
@@ -135,7 +135,7 @@ func (t *Topic) Stats() Stats {
 	all.merge(&f.mu.since)
 	f.mu.Unlock()
 	s.Delivered, s.Exceeded = all.delivered, all.exceeded
-	s.Access, s.Processing, s.Delivery = all.access, all.processing, all.delivery
+	s.Access, s.Processing, s.Delivery, s.Consumer = all.access, all.processing, all.delivery, all.consumer
 	return s
 }
 
@@ -179,6 +179,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	r.Delivered, r.Exceeded = l.delivered, l.exceeded
 	if l.access != nil {
 		r.Access, r.Processing, r.Delivery = l.access.Proto(), l.processing.Proto(), l.delivery.Proto()
+		r.Consumer = l.consumer.Proto()
 	}
 	if part := f.mu.accessPart; part != nil {
 		r.DeliveryAccess = part.Of(r.Delivery.GetIndex())

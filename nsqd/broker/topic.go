@@ -90,6 +90,7 @@ func newTopic(b *Broker, name string) *Topic {
 		Rand:        rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
 
 		MaxBackdating: b.cfg.MaxBackdating,
+		Begin:         b.now(),
 	})
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
 	t.mu.spillers = make(map[*queue.Line]*spiller)

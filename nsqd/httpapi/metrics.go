@@ -52,7 +52,7 @@ var (
 	descPublishers   = desc("topic_publishers", "Open connections that have published.", "topic")
 	descRate         = desc("topic_share_rate", "Share of the contract's rate, msg/s; absent without a limit.", "topic")
 	descBurst        = desc("topic_share_burst_messages", "Share of the contract's burst.", "topic")
-	descLatency      = desc("topic_latency_seconds", "Latency of first deliveries, by part: access, processing, delivery.", "topic", "part")
+	descLatency      = desc("topic_latency_seconds", "Latency of first deliveries, by part: access (waiting for tokens), processing (the broker), delivery (both: what the SLO is about), and consumer (waiting for one with credit).", "topic", "part")
 
 	descReady      = desc("channel_ready_messages", "Messages that wait for a subscriber with credit.", "topic", "channel")
 	descInFlight   = desc("channel_in_flight_messages", "Messages that subscribers hold.", "topic", "channel")
@@ -147,7 +147,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			gauge(descRate, s.Share.Rate.PerSecond(), s.Name)
 			gauge(descBurst, float64(s.Share.Burst), s.Name)
 		}
-		for part, l := range map[string]*obs.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery} {
+		for part, l := range map[string]*obs.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery, "consumer": s.Consumer} {
 			if l != nil {
 				out <- l.Metric(descLatency, s.Name, part)
 			}

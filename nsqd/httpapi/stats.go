@@ -200,6 +200,7 @@ type latencyJSON struct {
 	Access     quantilesJSON `json:"access_us"`
 	Processing quantilesJSON `json:"processing_us"`
 	Delivery   quantilesJSON `json:"delivery_us"`
+	Consumer   quantilesJSON `json:"consumer_us"`
 	// Counts of Delivery, if they were asked for.
 	Histogram *histogramJSON `json:"delivery_histogram,omitempty"`
 }
@@ -256,7 +257,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			Delivered: s.Delivered,
 			Exceeded:  s.Exceeded,
 			SLO:       sloJSON{Quantile: s.SLO.Quantile, Micros: s.SLO.Latency.Microseconds()},
-			Latency:   latencyJSON{Access: quantiles(s.Access), Processing: quantiles(s.Processing), Delivery: quantiles(s.Delivery)},
+			Latency:   latencyJSON{Access: quantiles(s.Access), Processing: quantiles(s.Processing), Delivery: quantiles(s.Delivery), Consumer: quantiles(s.Consumer)},
 			Stamps:    make(map[string]uint64, stamp.Sources),
 			Publisher: s.Publishers,
 			Memory:    s.Memory,

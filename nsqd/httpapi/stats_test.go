@@ -310,13 +310,13 @@ func TestStatsText(t *testing.T) {
 		return ""
 	})
 	for pattern, with := range map[string]string{
-		`(?m)^(   \S+ +\t)\d+$`:            "${1}N",
-		`uptime \S+`:                       "uptime U",
-		`built w/\S+\)`:                    "built w/GO)",
-		`:\d{4,5} *\]`:                     ":PORT]",
-		`connected: \d+s`:                  "connected: Ns",
-		`(access|processing|delivery) \d+`: "$1 N",
-		`tokens: \S+`:                      "tokens: N",
+		`(?m)^(   \S+ +\t)\d+$`: "${1}N",
+		`uptime \S+`:            "uptime U",
+		`built w/\S+\)`:         "built w/GO)",
+		`:\d{4,5} *\]`:          ":PORT]",
+		`connected: \d+s`:       "connected: Ns",
+		`(access|processing|delivery|consumer) \d+`: "$1 N",
+		`tokens: \S+`: "tokens: N",
 	} {
 		text = regexp.MustCompile(pattern).ReplaceAllString(text, with)
 	}

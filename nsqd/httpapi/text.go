@@ -66,7 +66,7 @@ func (t topicJSON) text(b *strings.Builder, now time.Time) {
 		fmt.Fprintf(b, "      srtm: %g msg/s burst: %d tokens: %.3f refused: %d exceeded: %d of %d\n", l.Rate, l.Burst, l.Tokens, l.Refused, l.Exceeded, l.Delivered)
 	}
 	if l := t.SRTM.Latency; l.Delivery.Count > 0 {
-		fmt.Fprintf(b, "      srtm: p99 us: access %d processing %d delivery %d\n", l.Access.P99, l.Processing.P99, l.Delivery.P99)
+		fmt.Fprintf(b, "      srtm: p99 us: access %d processing %d delivery %d, consumer %d\n", l.Access.P99, l.Processing.P99, l.Delivery.P99, l.Consumer.P99)
 	}
 	for _, c := range t.Channels {
 		fmt.Fprintf(b, "%s[%-25s] depth: %-5d be-depth: %-5d inflt: %-4d def: %-4d re-q: %-5d timeout: %-5d msgs: %-8d e2e%%: %s\n",

@@ -36,6 +36,9 @@ type Delivery struct {
 	Consumer ConsumerID
 	Message  *Message
 	Attempts uint16 // of this delivery: 1 for the first
+	// Waited is for how long the message waited for a consumer, in the channel; of
+	// the first delivery.
+	Waited time.Duration
 
 	it   *item
 	turn uint64 // the item's at the time
@@ -60,6 +63,7 @@ type Channel struct {
 	name      string
 	cfg       Config
 	ephemeral bool
+	begin     stamp.Mono
 
 	// State.
 	ready     ring[*item] // the part of the line that is in memory, and what was given back
@@ -70,11 +74,13 @@ type Channel struct {
 	consumers map[ConsumerID]*consumer
 	hungry    [Distances]ring[*consumer] // FIFOs, so that consumers take turns
 	paused    bool
-	stopped   bool    // with the topic, or deleted
-	order     uint64  // of the next item
-	turns     uint64  // deliveries so far
-	free      []*item // for reuse; at most maxFree
-	passed    Ticket  // what the topic releases with this ticket, or one before, it has had
+	stopped   bool       // with the topic, or deleted
+	starved   bool       // since the step before, messages wait for a consumer
+	opened    stamp.Mono // until when they last did
+	order     uint64     // of the next item
+	turns     uint64     // deliveries so far
+	free      []*item    // for reuse; at most maxFree
+	passed    Ticket     // what the topic releases with this ticket, or one before, it has had
 
 	counters ChannelCounters
 }
@@ -154,7 +160,7 @@ const maxFree = 8192
 // is on disk by time.
 const maxDeferred = 1_000_000
 
-func newChannel(name string, cfg Config, tight *bool) *Channel {
+func newChannel(now stamp.Mono, name string, cfg Config, tight *bool) *Channel {
 	if wire.Ephemeral(name) {
 		cfg.Overflow, cfg.Through = 0, false
 	}
@@ -162,6 +168,8 @@ func newChannel(name string, cfg Config, tight *bool) *Channel {
 		name:      name,
 		cfg:       cfg,
 		ephemeral: wire.Ephemeral(name),
+		begin:     now,
+		opened:    now,
 		consumers: make(map[ConsumerID]*consumer),
 	}
 	exempt := 0
@@ -276,12 +284,17 @@ func (c *Channel) recall(now stamp.Mono) {
 
 // dispatch hands ready messages to consumers with credit, in turn.
 func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
+	if c.starved {
+		c.opened, c.starved = now, false
+	}
 	if c.paused || c.stopped {
+		c.starved = c.Ready() > 0
 		return
 	}
 	for c.ready.len() > 0 {
 		w := c.nearest()
 		if w == nil {
+			c.starved = true
 			return
 		}
 		it := c.ready.pop()
@@ -296,6 +309,7 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		if it.attempts < ^uint16(0) {
 			it.attempts++
 		}
+		waited := c.waited(it, now)
 		c.turns++
 		w.take(it)
 		it.turn = c.turns
@@ -303,9 +317,28 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		it.due = timeoutAt(now.Add(w.timeout))
 		c.inFlight.add(it)
 		c.due.push(it)
-		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, it: it, turn: it.turn})
+		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, Waited: waited, it: it, turn: it.turn})
 		c.feed(w)
 	}
+	c.starved = c.line.beyond() > 0 && !c.hasHungry()
+}
+
+// waited is for how long a message that is handed over now waited for that.
+func (c *Channel) waited(it *item, now stamp.Mono) time.Duration {
+	m := it.msg
+	from := max(m.Released, c.begin)
+	if m.Defer > 0 {
+		from = max(from, m.Arrival.At.Add(m.Defer))
+	}
+	switch {
+	case it.delivered != 0: // to one that did not take it
+		return max(0, now.Sub(from))
+	case from >= c.opened:
+		return 0
+	case !c.line.through:
+		c.opened = now // also for what is behind it
+	}
+	return c.opened.Sub(from)
 }
 
 // nearest takes the nearest consumer with credit off the list of the hungry, of
@@ -323,12 +356,14 @@ func (c *Channel) nearest() *consumer {
 	return nil
 }
 
-// hasHungry reports whether any consumer is listed as hungry; it may have lost
-// its credit since.
+// hasHungry reports whether any consumer has credit.
 func (c *Channel) hasHungry() bool {
 	for d := range c.hungry {
-		if c.hungry[d].len() > 0 {
-			return true
+		for ring := &c.hungry[d]; ring.len() > 0; {
+			if ring.front().credit() {
+				return true
+			}
+			ring.pop().hungry = false
 		}
 	}
 	return false

@@ -8,5 +8,22 @@
 // touches all of them: the alternative, a lock per channel, needs two locks
 // for every fan-out and lets a message be half released.
 //
+// Why a message was late has three answers: it waited for its token
+// (Message.Access), for consumers, or for the broker, whose is all the rest.
+// It waits for consumers
+//   - in the topic, while that is paused, has no channel, or has one that is full
+//     (Message.Held);
+//   - in a channel, from when it could be handed over until a consumer has credit:
+//     while the channel is paused, has no consumer, or each holds as many as its RDY
+//     (Delivery.Waited). From then on the broker is late, except that what waits
+//     behind such messages on the disk waits for consumers too; not with
+//     Config.Through, where everything is on the disk for the broker's sake. What
+//     was handed over to a consumer that did not take it waited for that one.
+//
+// Both are cut at the instant from which the line was last open, so they cost an
+// assignment where nobody waits. What was before the topic's or channel's life (a
+// restart of the broker) is the broker's. Credit that a FIN gives counts from when
+// the broker reads it.
+//
 // It must not know connections or frames. Read nsqd/broker next.
 package queue

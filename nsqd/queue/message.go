@@ -29,6 +29,12 @@ type Message struct {
 	// time for which it had one that was not used. Set once, at release.
 	Access time.Duration
 
+	// Held is for how long before that no channel took it: see the package comment.
+	// Released is when it left the topic; of a message that comes back from disk,
+	// when it had its token. Set once, at release.
+	Held     time.Duration
+	Released stamp.Mono
+
 	// holders is how many need the message: the line or the channels that it is
 	// in, and whoever took it by TakeOverflow. The machine counts.
 	holders int32

@@ -32,6 +32,8 @@ type Config struct {
 	// MaxBackdating is how far before its release a message may have its token:
 	// one that arrived earlier than that is judged as if it had arrived then.
 	MaxBackdating time.Duration
+	// Begin is when the topic begins.
+	Begin stamp.Mono
 	// Rand draws which messages a sampling consumer gets.
 	Rand *rand.Rand
 }
@@ -393,8 +395,8 @@ func (t *Topic) advance(now stamp.Mono, fx *Effects) {
 func (t *Topic) release(now stamp.Mono, fx *Effects) {
 	if t.limited {
 		t.lapse(now)
-		t.look(now)
 	}
+	t.look(now)
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
 		e, ok := m.Arrival.At, !now.Before(m.Arrival.At)
@@ -413,7 +415,10 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		if !ok {
 			break
 		}
-		m.Access = access
+		m.Access, m.Held, m.Released = access, 0, now
+		if from := max(m.Arrival.At, t.cfg.Begin); from < t.opened {
+			m.Held = t.opened.Sub(from)
+		}
 		t.waiting.pop()
 		t.counters.Released++
 		if t.line.through {
@@ -431,7 +436,7 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		fx.letGo(m)
 		t.recall()
 	}
-	t.heldUp = t.limited && !t.open()
+	t.heldUp = (t.limited || t.Waiting() > 0) && !t.open()
 }
 
 // wait takes hold of a message and puts it into the memory part of the line.
@@ -641,7 +646,7 @@ func (t *Topic) CreateChannel(now stamp.Mono, name string, fx *Effects) *Channel
 	if found {
 		return t.channels[i]
 	}
-	c := newChannel(name, t.cfg, &t.tight)
+	c := newChannel(now, name, t.cfg, &t.tight)
 	t.channels = slices.Insert(t.channels, i, c)
 	t.advance(now, fx)
 	return c

@@ -591,6 +591,10 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		const mostReady = 4
 		settle := func() {
 			for _, d := range fx.Deliveries {
+				// In memory, nothing else keeps what was released from being delivered.
+				if wait := now.Sub(d.Message.Released); d.Waited < 0 || d.Waited > wait || d.Attempts == 1 && d.Message.Defer == 0 && top.cfg.Overflow == 0 && d.Waited != wait {
+					rt.Fatalf("%d waited for a consumer for %v of %v", number(d.Message), d.Waited, wait)
+				}
 				outbox[d.Consumer] = append(outbox[d.Consumer], d)
 				if n := len(outbox[d.Consumer]); n > 2*mostReady {
 					rt.Fatalf("%d deliveries pile up for consumer %d", n, d.Consumer)

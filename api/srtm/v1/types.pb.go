@@ -519,18 +519,24 @@ type TopicStats struct {
 	// Publisher connections that used the topic and are open at its end.
 	Publishers uint32 `protobuf:"varint,11,opt,name=publishers,proto3" json:"publishers,omitempty"`
 	// Subscriber connections at its end.
-	Subscribers uint32     `protobuf:"varint,12,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
-	Access      *Histogram `protobuf:"bytes,13,opt,name=access,proto3" json:"access,omitempty"`
-	Processing  *Histogram `protobuf:"bytes,14,opt,name=processing,proto3" json:"processing,omitempty"`
-	Delivery    *Histogram `protobuf:"bytes,15,opt,name=delivery,proto3" json:"delivery,omitempty"`
+	Subscribers uint32 `protobuf:"varint,12,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
+	// Waiting for a token.
+	Access *Histogram `protobuf:"bytes,13,opt,name=access,proto3" json:"access,omitempty"`
+	// The broker's: neither for a token nor for a consumer.
+	Processing *Histogram `protobuf:"bytes,14,opt,name=processing,proto3" json:"processing,omitempty"`
+	// Access + processing, what the SLO is about.
+	Delivery *Histogram `protobuf:"bytes,15,opt,name=delivery,proto3" json:"delivery,omitempty"`
 	// Names of the topic's channels at its end.
 	Channels []string `protobuf:"bytes,16,rep,name=channels,proto3" json:"channels,omitempty"`
 	// For each bucket of `delivery`, in its order: the sum, over the deliveries
 	// counted there, of access delay / delivery latency (each 0 .. 1). Empty from
 	// a broker that does not measure it.
 	DeliveryAccess []float64 `protobuf:"fixed64,17,rep,packed,name=delivery_access,json=deliveryAccess,proto3" json:"delivery_access,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Waiting for a consumer with credit; not in `delivery`. Absent from a broker that
+	// does not measure it, and then in `processing`.
+	Consumer      *Histogram `protobuf:"bytes,18,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopicStats) Reset() {
@@ -682,6 +688,13 @@ func (x *TopicStats) GetDeliveryAccess() []float64 {
 	return nil
 }
 
+func (x *TopicStats) GetConsumer() *Histogram {
+	if x != nil {
+		return x.Consumer
+	}
+	return nil
+}
+
 var File_srtm_v1_types_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_types_proto_rawDesc = "" +
@@ -717,7 +730,7 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"highest_us\x18\x02 \x01(\x03R\thighestUs\x12-\n" +
 	"\x12significant_digits\x18\x03 \x01(\x05R\x11significantDigits\x12\x14\n" +
 	"\x05index\x18\x04 \x03(\rR\x05index\x12\x14\n" +
-	"\x05count\x18\x05 \x03(\x04R\x05count\"\xcb\x04\n" +
+	"\x05count\x18\x05 \x03(\x04R\x05count\"\xfb\x04\n" +
 	"\n" +
 	"TopicStats\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x125\n" +
@@ -742,7 +755,8 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"processing\x12.\n" +
 	"\bdelivery\x18\x0f \x01(\v2\x12.srtm.v1.HistogramR\bdelivery\x12\x1a\n" +
 	"\bchannels\x18\x10 \x03(\tR\bchannels\x12'\n" +
-	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess*o\n" +
+	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess\x12.\n" +
+	"\bconsumer\x18\x12 \x01(\v2\x12.srtm.v1.HistogramR\bconsumer*o\n" +
 	"\x0fOverLimitPolicy\x12!\n" +
 	"\x1dOVER_LIMIT_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17OVER_LIMIT_POLICY_DELAY\x10\x01\x12\x1c\n" +
@@ -781,11 +795,12 @@ var file_srtm_v1_types_proto_depIdxs = []int32{
 	6, // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
 	6, // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
 	6, // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	6, // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
+	8, // [8:8] is the sub-list for method output_type
+	8, // [8:8] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_types_proto_init() }

@@ -1,0 +1,222 @@
+package queue
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// take hands over what is delivered.
+func (b *bench) take(c *Channel) {
+	for _, d := range b.fx.Deliveries {
+		c.Hand(d)
+	}
+}
+
+// waits returns for how long each delivery since the last call waited for
+// consumers, in the topic and in its channel.
+func (b *bench) waits() string {
+	b.t.Helper()
+	var got []string
+	for _, d := range b.deliveries() {
+		got = append(got, fmt.Sprintf("%d: %v+%v", number(d.Message), d.Message.Held, d.Waited))
+	}
+	return fmt.Sprint(got)
+}
+
+func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
+	const ms = time.Millisecond
+	for name, c := range map[string]struct {
+		limited bool
+		do      func(b *bench)
+		want    string
+	}{
+		"credit is there": {do: func(b *bench) {
+			b.consumer(b.channel("c"), 1, time.Minute, 10)
+			b.at(5 * ms)
+			b.put(nil)
+		}, want: "[1: 0s+0s]"},
+		"no channel": {do: func(b *bench) {
+			b.put(nil)
+			b.at(40 * ms)
+			b.consumer(b.channel("c"), 1, time.Minute, 10)
+		}, want: "[1: 40ms+0s]"},
+		"no channel, limited": {limited: true, do: func(b *bench) {
+			b.put(nil)
+			b.put(nil)
+			b.at(40 * ms)
+			b.consumer(b.channel("c"), 1, time.Minute, 10)
+			b.at(41 * ms)
+			b.put(nil)
+		}, want: "[1: 40ms+0s 2: 40ms+0s 3: 0s+0s]"},
+		"paused topic": {limited: true, do: func(b *bench) {
+			b.consumer(b.channel("c"), 1, time.Minute, 10)
+			b.at(10 * ms)
+			b.top.Pause()
+			b.at(15 * ms)
+			b.put(nil)
+			b.at(40 * ms)
+			b.top.Unpause(b.now, &b.fx)
+		}, want: "[1: 25ms+0s]"},
+		"nobody subscribed": {do: func(b *bench) {
+			ch := b.channel("c")
+			b.put(nil)
+			b.at(10 * ms)
+			b.put(nil)
+			b.at(40 * ms)
+			b.consumer(ch, 1, time.Minute, 10)
+			b.put(nil)
+		}, want: "[1: 0s+40ms 2: 0s+30ms 3: 0s+0s]"},
+		"RDY used up": {do: func(b *bench) {
+			ch := b.channel("c")
+			b.consumer(ch, 1, time.Minute, 1)
+			b.put(nil)
+			b.put(nil)
+			b.put(nil)
+			b.take(ch)
+			b.at(20 * ms)
+			b.finish(ch, 1, 1, nil)
+			b.take(ch)
+			b.at(30 * ms)
+			b.finish(ch, 1, 2, nil)
+		}, want: "[1: 0s+0s 2: 0s+20ms 3: 0s+30ms]"},
+		"paused channel": {do: func(b *bench) {
+			ch := b.channel("c")
+			b.consumer(ch, 1, time.Minute, 10)
+			b.top.PauseChannel(ch)
+			b.at(10 * ms)
+			b.put(nil)
+			b.at(20 * ms)
+			b.top.UnpauseChannel(b.now, ch, &b.fx)
+		}, want: "[1: 0s+10ms]"},
+		"full channel": {do: func(b *bench) {
+			ch := b.channel("c")
+			b.put(nil)
+			b.put(nil)
+			b.put(nil) // no room
+			b.at(20 * ms)
+			b.consumer(ch, 1, time.Minute, 10)
+		}, want: "[1: 0s+20ms 2: 0s+20ms 3: 20ms+0s]"},
+		"a consumer that does not take it": {do: func(b *bench) {
+			ch := b.channel("c")
+			b.consumer(ch, 1, 10*ms, 1)
+			b.at(5 * ms)
+			b.put(nil)
+			b.deliveries()
+			b.consumer(ch, 2, time.Minute, 1)
+			b.at(15 * ms)
+		}, want: "[1: 0s+10ms]"},
+		"deferred": {do: func(b *bench) {
+			ch := b.channel("c")
+			b.n++
+			m := message(b.n, b.now)
+			m.Defer = 30 * ms
+			if err := b.top.Put(b.now, &b.fx, m); err != nil {
+				b.t.Fatal(err)
+			}
+			b.at(35 * ms)
+			b.consumer(ch, 1, time.Minute, 1)
+		}, want: "[1: 0s+5ms]"},
+		// The broker was late, and all that it then releases at once is more than RDY.
+		"a stall of the broker's": {limited: true, do: func(b *bench) {
+			ch := b.channel("c")
+			b.consumer(ch, 1, time.Minute, 1)
+			late := []*Message{message(1, 0), message(2, 0)}
+			b.now = b.now.Add(100 * ms)
+			if err := b.top.Put(b.now, &b.fx, late...); err != nil {
+				b.t.Fatal(err)
+			}
+			b.take(ch)
+			b.at(103 * ms)
+			b.finish(ch, 1, 1, nil)
+		}, want: "[1: 0s+0s 2: 0s+3ms]"},
+		"tokens, and no consumer is needed yet": {limited: true, do: func(b *bench) {
+			ch := b.channel("c")
+			for range 5 {
+				b.put(nil)
+			}
+			b.consumer(ch, 1, time.Minute, 10)
+			b.at(100 * ms)
+			b.at(200 * ms)
+		}, want: "[1: 0s+0s 2: 0s+0s 3: 0s+0s 4: 0s+0s 5: 0s+0s]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			capacity := 10
+			if name == "full channel" {
+				capacity = 2
+			}
+			b := &bench{t: t, top: newTest(capacity)}
+			if c.limited {
+				b.top.Limit(OverLimit{})
+				b.top.SetShare(b.now, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 3}, 3000, &b.fx)
+			}
+			c.do(b)
+			if got := b.waits(); got != c.want {
+				t.Errorf("waited %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// What has been on the disk waited for consumers only while there was none, and
+// behind what did, but where everything goes over the disk.
+func TestWhatComesBackFromDiskWaitedForConsumersWhileTheyLackedCredit(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		through bool
+		want    string
+	}{
+		{false, "[1: 0s+20ms 2: 0s+25ms 3: 0s+25ms]"}, // the third was put at 0, too
+		{true, "[1: 0s+20ms 2: 0s+20ms 3: 0s+20ms]"},
+	} {
+		top := NewTopic(Config{
+			Capacity: 1, Overflow: 10, Through: c.through,
+			MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2)),
+		})
+		b := &bench{t: t, top: top}
+		ch := b.channel("c")
+		var all []*Message
+		for n := range 3 {
+			m := message(n+1, 0)
+			all = append(all, copyOf(m))
+			if c.through {
+				top.Appended(1, 1, &b.fx)
+				_, e := top.Line().Wanted()
+				top.Refill(b.now, top.Line(), e, kept([]*Message{m}), &b.fx)
+			} else if err := top.Put(b.now, &b.fx, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		line := ch.Line()
+		msgs, e := line.TakeOverflow(nil, 10)
+		top.Stored(b.now, line, e, len(msgs), &b.fx)
+		refill := func() {
+			for {
+				n, e := line.Wanted()
+				if n == 0 {
+					return
+				}
+				next := kept(all[3-line.Stored():][:n])
+				top.Refill(b.now, line, e, next, &b.fx)
+			}
+		}
+		if !c.through { // the first is in memory
+			b.at(20 * ms)
+			b.consumer(ch, 1, time.Minute, 10)
+			b.at(25 * ms)
+			refill()
+		} else {
+			refill() // one has room
+			b.at(20 * ms)
+			b.consumer(ch, 1, time.Minute, 10)
+			b.at(25 * ms)
+			refill()
+		}
+		if got := b.waits(); got != c.want {
+			t.Errorf("through %v: waited %s, want %s", c.through, got, c.want)
+		}
+	}
+}
