@@ -1,6 +1,11 @@
 package tokenbucket
 
-import "github.com/srtm-io/srtm/kernel/stamp"
+import (
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
 
 const (
 	grain     = 1_000_000_000_000 // grains in a token
@@ -111,6 +116,32 @@ func (b *Bucket) Take(at stamp.Mono) stamp.Mono {
 		b.zero = zero
 	}
 	return e
+}
+
+// Admit takes n tokens if the bucket holds them at now, for a caller who cannot
+// wait, and otherwise nothing; then retry is how long until it would hold them,
+// if nobody else took any. It is math.MaxInt64 where it never will: without a
+// share, and for n above the burst. Requires: n >= 0, and that now does not go
+// back between calls.
+//
+// Envelope, by the same invariants as Take's: the admitted between i and j,
+// both included, have at most b + r*(now_j - now_i) tokens.
+func (b *Bucket) Admit(n int64, now stamp.Mono) (ok bool, retry time.Duration) {
+	rate := int64(b.share.Rate)
+	if rate == 0 || n > b.share.Burst {
+		return false, math.MaxInt64
+	}
+	here := mul(int64(now), rate)
+	zero := b.zero
+	if full := here.sub(b.cap); zero.less(full) {
+		zero = full
+	}
+	zero = zero.add(mul(n, grain))
+	if !here.less(zero) && now >= b.since {
+		b.zero = zero
+		return true, 0
+	}
+	return false, max(stamp.Mono(zero.ceilDiv(rate)), b.since).Sub(now)
 }
 
 // judge returns the eligible time of a message that arrived at at, and what

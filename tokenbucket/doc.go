@@ -8,6 +8,6 @@
 // and its proof; hindsight.go is the limiter for messages that are read out of
 // order, with the stronger promise that a broker needs; theory.go is what to
 // expect under Poisson arrivals; profile.go finds the burst a recorded trace
-// needs. Read nsqd/broker next for
-// how a message waits until it is eligible, tbadaptor/ledger for who may Retune.
+// needs. Read nsqd/broker next for how a message waits until it is eligible,
+// tbadaptor/ledger for who may Retune, admission/table for who cannot wait.
 package tokenbucket

@@ -17,6 +17,17 @@ var arrows = []Arrow{
 		Why:  "the API is what all others agree on, so it leans on none of them",
 	},
 	{
+		From: []string{"admission/..."},
+		Only: []string{"api/...", "admission/...", "internal/...", "kernel/stamp", "tbadaptor/ledger", "tbadaptor/loop", "tbadaptor/share", "tokenbucket"},
+		Why:  "admission serves any program, with brokers or without",
+	},
+	{
+		From:   []string{"..."},
+		Except: []string{"admission/..."},
+		Never:  []string{"admission/rule", "admission/table", "admission/wire"},
+		Why:    "others ask by admission/client",
+	},
+	{
 		From: []string{"kernel/..."},
 		Only: []string{"kernel/...", "internal/..."},
 		Why:  "arrival stamps serve any server, and know nothing of brokers",
@@ -143,6 +154,9 @@ var arrows = []Arrow{
 
 var pure = Purity{
 	Packages: []string{
+		"admission/rule",
+		"admission/table",
+		"admission/wire",
 		"kernel/stamp",
 		"loaddistributor/capture",
 		"loaddistributor/catalog",
@@ -169,10 +183,14 @@ var pure = Purity{
 		"bytes":           "computes",
 		"cmp":             "computes",
 		"container/heap":  "computes",
+		"crypto/hmac":     "computes",
+		"crypto/sha256":   "computes",
 		"encoding/binary": "computes; its Read and Write need an io.Reader or Writer, which nothing pure has",
 		"encoding/json":   "computes; the same",
 		"errors":          "computes",
 		"fmt":             "what prints is banned below",
+		"hash":            "computes",
+		"hash/crc32":      "computes",
 		"iter":            "computes",
 		"maps":            "iterators over maps must be sorted at once",
 		"math":            "computes",
@@ -180,6 +198,7 @@ var pure = Purity{
 		"math/bits":       "computes",
 		"math/cmplx":      "computes",
 		"math/rand/v2":    "generators that are arguments; the global ones are banned below",
+		"net/netip":       "computes",
 		"slices":          "computes",
 		"sort":            "computes",
 		"strconv":         "computes",

@@ -1,0 +1,171 @@
+package rule_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func TestValidate(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		r    rule.Rule
+		want string // "" for none
+	}{
+		{"plain", rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 100_000, Burst: 10}}, ""},
+		{"denies", rule.Rule{Key: "user/1"}, ""},
+		{"default", rule.Rule{Key: "ip/*", Share: tokenbucket.Share{Rate: 1, Burst: 1}}, ""},
+		{"longest key", rule.Rule{Key: strings.Repeat("é", 128)}, ""},
+		{"no key", rule.Rule{}, "key of 0 bytes"},
+		{"long key", rule.Rule{Key: strings.Repeat("x", 257)}, "key of 257 bytes"},
+		{"not UTF-8", rule.Rule{Key: "\xff"}, "not UTF-8"},
+		{"control", rule.Rule{Key: "a\nb"}, "control character"},
+		{"no refill", rule.Rule{Key: "k", Share: tokenbucket.Share{Burst: 5}}, "refill 0"},
+		{"no capacity", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 5}}, "burst 0 is outside"},
+		{"too fast", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1e13, Burst: 1}}, "rate"},
+		{"mode", rule.Rule{Key: "k", Mode: 7}, "mode 7"},
+	} {
+		err := test.r.Validate()
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", test.name, err, test.want)
+		}
+	}
+	var share *tokenbucket.ShareError
+	if err := (&rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: -1, Burst: 1}}).Validate(); !errors.As(err, &share) {
+		t.Errorf("%v is no ShareError", err)
+	}
+	for _, m := range []rule.Mode{rule.Central, rule.Lease} {
+		if got, err := rule.ParseMode(m.String()); got != m || err != nil {
+			t.Errorf("mode %v: %v, %v", m, got, err)
+		}
+	}
+	if _, err := rule.ParseMode("other"); err == nil {
+		t.Error("mode other was accepted")
+	}
+}
+
+// Defaults against a look at all of them.
+func TestDefaults(t *testing.T) {
+	word := rapid.StringMatching(`[ab/]{0,4}`)
+	rapid.Check(t, func(t *rapid.T) {
+		var d rule.Defaults
+		all := map[string]rule.Rule{}
+		for i := range rapid.IntRange(0, 12).Draw(t, "edits") {
+			key := word.Draw(t, "prefix") + "*"
+			if rapid.IntRange(0, 3).Draw(t, "delete") == 0 {
+				d.Delete(key)
+				delete(all, key)
+				continue
+			}
+			r := rule.Rule{Key: key, Change: uint64(i)}
+			d.Set(r)
+			all[key] = r
+		}
+		key := word.Draw(t, "key")
+		var want rule.Rule
+		for _, r := range all {
+			if p, _ := strings.CutSuffix(r.Key, "*"); strings.HasPrefix(key, p) && len(r.Key) > len(want.Key) {
+				want = r
+			}
+		}
+		if got := d.For(key); got != want {
+			t.Fatalf("key %q: %+v, want %+v", key, got, want)
+		}
+	})
+}
+
+func TestPartition(t *testing.T) {
+	// The check value of CRC-32/IEEE is 0xcbf43926.
+	if got := rule.Partition("123456789", 4096); got != 0xcbf43926%4096 {
+		t.Errorf("partition %d", got)
+	}
+	if got := rule.Partition([]byte("123456789"), 7); got != rule.PaperServer("123456789", 7) {
+		t.Errorf("partition %d of 7, by the paper %d", got, rule.PaperServer("123456789", 7))
+	}
+	if n := testing.AllocsPerRun(100, func() { rule.Partition(keyBytes, 4096) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+var keyBytes = []byte("tenant/acme/http")
+
+func TestSpread(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 64).Draw(t, "partitions")
+		owners := rapid.SliceOfN(rapid.IntRange(rule.Nobody, 9), n, n).Draw(t, "owners")
+		servers := rapid.SliceOfDistinct(rapid.IntRange(0, 9), rapid.ID[int]).Draw(t, "servers")
+		next := rule.Spread(owners, servers)
+		count := map[int]int{}
+		for _, s := range next {
+			count[s]++
+		}
+		if len(servers) == 0 {
+			if count[rule.Nobody] != n {
+				t.Fatalf("without servers: %v", next)
+			}
+			return
+		}
+		least, most, had := n, 0, map[int]int{}
+		for _, s := range owners {
+			had[s]++
+		}
+		keep := []int{}
+		for _, s := range servers {
+			least, most = min(least, count[s]), max(most, count[s])
+			keep = append(keep, had[s])
+		}
+		if most-least > 1 || count[rule.Nobody] != 0 {
+			t.Fatalf("%v has %v", next, count)
+		}
+		// The fewest moves: the servers with most keep the larger quotas.
+		slices.SortFunc(keep, func(a, b int) int { return b - a })
+		want := n
+		for i, k := range keep {
+			quota := n / len(servers)
+			if i < n%len(servers) {
+				quota++
+			}
+			want -= min(k, quota)
+		}
+		moved := 0
+		for p := range next {
+			if next[p] != owners[p] {
+				moved++
+			}
+		}
+		if moved != want {
+			t.Fatalf("%d moved from %v to %v for %v, want %d", moved, owners, next, servers, want)
+		}
+	})
+}
+
+// What the paper's bucket admits against the bound that the rule names.
+func TestPaperBucketGoesAboveItsRule(t *testing.T) {
+	paper := rule.PaperBucket{Refill: 10, Capacity: 1, Credit: 1}
+	exact := tokenbucket.NewFull(tokenbucket.Share{Rate: 10_000, Burst: 1}, 0)
+	var byPaper, byRule int
+	const step = 10 * time.Millisecond // a tenth of what a credit takes
+	for i := range 96 {
+		if i > 0 {
+			paper.Tick(step)
+		}
+		if paper.Take() {
+			byPaper++
+		}
+		if ok, _ := exact.Admit(1, stamp.Mono(i)*stamp.Mono(step)); ok {
+			byRule++
+		}
+	}
+	if fmt.Sprint(byPaper, byRule) != "11 10" { // C + A*t = 1 + 9.5
+		t.Errorf("in 950 ms the paper's bucket admits %d, the rule %d", byPaper, byRule)
+	}
+}

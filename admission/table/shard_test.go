@@ -1,0 +1,273 @@
+package table_test
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"runtime"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func at(d time.Duration) table.Now {
+	return table.Now{Mono: stamp.Mono(d), Wall: 1_700_000_000*time.Second + d}
+}
+
+func TestAsk(t *testing.T) {
+	s := table.New(10)
+	key := []byte("user/1")
+	if v := s.Ask(key, 1, 0, false); v.Known {
+		t.Fatalf("%+v of a key that nobody taught it", v)
+	}
+	r := &rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 1000, Burst: 3}}
+	if !s.Learn("user/1", r, table.Held(nil, r, at(0)), 0) {
+		t.Fatal("no room")
+	}
+	for i, test := range []struct {
+		cost  int64
+		after time.Duration
+		peek  bool
+		admit bool
+		left  int64
+		retry time.Duration
+	}{
+		{1, 0, false, true, 2, 0},
+		{2, 0, true, true, 0, 0},
+		{2, 0, false, true, 0, 0},
+		{1, 400 * time.Millisecond, false, false, 0, 600 * time.Millisecond},
+		{1, 600 * time.Millisecond, false, true, 0, 0},
+		{3, 0, false, false, 0, 3 * time.Second},
+		{4, time.Hour, false, false, 3, math.MaxInt64},
+		{3, 0, false, true, 0, 0},
+	} {
+		now += stamp.Mono(test.after)
+		v := s.Ask(key, test.cost, now, test.peek)
+		if !v.Known || v.Admit != test.admit || v.Denied == test.admit || v.Left != test.left || v.Retry != test.retry {
+			t.Errorf("question %d: %+v, want %+v", i, v, test)
+		}
+	}
+	v := table.Verdict{Retry: time.Millisecond + 1}
+	if got := v.RetryMillis(); got != 2 {
+		t.Errorf("retry after %d ms", got)
+	}
+	if v.Retry = math.MaxInt64; v.RetryMillis() != math.MaxUint32 {
+		t.Errorf("never is %d ms", v.RetryMillis())
+	}
+}
+
+var now stamp.Mono
+
+func TestWhatARuleSays(t *testing.T) {
+	s := table.New(10)
+	deny := &rule.Rule{}
+	s.Learn("nobody's", deny, 0, 0)
+	if v := s.Ask([]byte("nobody's"), 1, 0, false); v.Admit || !v.Default || v.Retry != math.MaxInt64 {
+		t.Errorf("without any rule: %+v", v)
+	}
+	s.Learn("shadow", &rule.Rule{Key: "shadow", Shadow: true, Strict: true, FailOpen: true, Mode: rule.Lease}, 0, 0)
+	if v := s.Ask([]byte("shadow"), 1, 0, false); !v.Admit || !v.Denied || !v.Shadow || v.Default || !v.Strict || !v.FailOpen || !v.Leased {
+		t.Errorf("shadow: %+v", v)
+	}
+	// A rule comes, an older version of it late, and it goes.
+	own := &rule.Rule{Key: "nobody's", Share: tokenbucket.Share{Rate: 1000, Burst: 5}, Change: 7}
+	if !s.Follow("nobody's", own, 0) || s.Follow("unknown", own, 0) {
+		t.Error("Follow does not say which key it has")
+	}
+	if v := s.Ask([]byte("nobody's"), 1, 0, false); v.Admit || v.Default || v.Retry != time.Second {
+		t.Errorf("a rule that came brought credits: %+v", v)
+	}
+	s.Follow("nobody's", &rule.Rule{Key: "nobody's", Change: 6}, 0)
+	if v := s.Ask([]byte("nobody's"), 1, stamp.Mono(time.Second), false); !v.Admit {
+		t.Errorf("an older version of a rule took its place: %+v", v)
+	}
+	var d rule.Defaults
+	gone := d.For("nobody's")
+	gone.Change = 8
+	s.Follow("nobody's", &gone, 0)
+	if v := s.Ask([]byte("nobody's"), 1, stamp.Mono(time.Hour), false); v.Admit || !v.Default {
+		t.Errorf("a rule was deleted: %+v", v)
+	}
+}
+
+func TestDefaultsChange(t *testing.T) {
+	s := table.New(3000)
+	var d rule.Defaults
+	d.Set(rule.Rule{Key: "ip/*", Share: tokenbucket.Share{Rate: 1000, Burst: 1}, Change: 1})
+	for i := range 2000 {
+		key := fmt.Sprint("ip/", i)
+		r := d.For(key)
+		s.Learn(key, &r, tokenbucket.Token, 0)
+	}
+	own := &rule.Rule{Key: "ip/own", Share: tokenbucket.Share{Rate: 1, Burst: 1}, Change: 2}
+	s.Learn("ip/own", own, 0, 0)
+	undefault := func(change uint64) (turns int) {
+		for next := s.Undefault(&d, change, 0, 300, 0); next != 0; turns++ {
+			next = s.Undefault(&d, change, next, 300, 0)
+		}
+		return turns
+	}
+	d.Set(rule.Rule{Key: "ip/1*", Share: tokenbucket.Share{Rate: 2000, Burst: 9}, Change: 3})
+	if turns := undefault(3); turns != 6 {
+		t.Errorf("%d turns", turns)
+	}
+	d.Delete("ip/1*") // and back to one with an older change
+	undefault(4)
+	d.Delete("ip/*")
+	undefault(5)
+	if v := s.Ask([]byte("ip/7"), 1, 0, false); v.Admit {
+		t.Errorf("the default was deleted: %+v", v)
+	}
+	if v := s.Ask([]byte("ip/own"), 1, stamp.Mono(1000*time.Second), false); !v.Admit || v.Default {
+		t.Errorf("a key with a rule of its own: %+v", v)
+	}
+	d.Set(rule.Rule{Key: "ip/1*", Share: tokenbucket.Share{Rate: 2000, Burst: 9}, Change: 6})
+	undefault(6)
+	if v := s.Ask([]byte("ip/11"), 9, stamp.Mono(5*time.Second), false); !v.Admit || !v.Default {
+		t.Errorf("a longer default came: %+v", v)
+	}
+}
+
+// The promise: through evictions, restarts, moves to another shard and back, whatever
+// the order, each key is admitted at most C + A*t in any interval t, and what a shard
+// says without any of these is exact.
+func TestEnvelope(t *testing.T) {
+	type admission struct {
+		cost int64
+		at   time.Duration
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		const partitions = 2
+		share := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 5).Draw(t, "C")}
+		rules := func(key string) *rule.Rule { return &rule.Rule{Key: key, Share: share} }
+		shards := []*table.Shard{table.New(3), table.New(3)}
+		store := map[string]table.Credit{}
+		admitted := map[string][]admission{}
+		var now time.Duration
+		save := func(s *table.Shard, n int) {
+			for _, c := range s.Changed(nil, n, at(now)) {
+				store[c.Key] = c
+			}
+		}
+		owner := [partitions]int{}
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			now += time.Duration(rapid.Int64Range(0, 2e9).Draw(t, "ns"))
+			key := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"}).Draw(t, "key")
+			p := rule.Partition(key, partitions)
+			s := shards[owner[p]]
+			switch rapid.IntRange(0, 9).Draw(t, "what") {
+			case 0:
+				save(s, rapid.IntRange(0, 3).Draw(t, "n"))
+			case 1: // could not be written
+				s.Unchanged(s.Changed(nil, 2, at(now)))
+			case 2: // the partition moves: frozen, exported, imported
+				for _, c := range s.Leave(nil, p, partitions, at(now)) {
+					store[c.Key] = c
+				}
+				owner[p] = 1 - owner[p]
+			case 3:
+				save(s, 10)
+				s.Forget(key)
+			default:
+				cost := rapid.Int64Range(0, 6).Draw(t, "cost")
+				v := s.Ask([]byte(key), cost, stamp.Mono(now), false)
+				if !v.Known {
+					var held *table.Credit
+					if c, ok := store[key]; ok {
+						held = &c
+					}
+					if !s.Learn(key, rules(key), table.Held(held, rules(key), at(now)), stamp.Mono(now)) {
+						continue // full of others
+					}
+					if v = s.Ask([]byte(key), cost, stamp.Mono(now), false); !v.Known {
+						t.Fatalf("key %s is not known after it was learned", key)
+					}
+				}
+				if v.Admit {
+					admitted[key] = append(admitted[key], admission{cost, now})
+				}
+			}
+			for _, s := range shards {
+				if s.Len() > 3 {
+					t.Fatalf("%d keys", s.Len())
+				}
+			}
+		}
+		for key, all := range admitted {
+			for i := range all {
+				sum := int64(0)
+				for j := i; j < len(all); j++ {
+					sum += all[j].cost
+					most := big.NewRat(int64(share.Rate)*int64(all[j].at-all[i].at), 1e12)
+					if most.Add(most, big.NewRat(share.Burst, 1)); big.NewRat(sum, 1).Cmp(most) > 0 {
+						t.Fatalf("key %s, %v: %d admitted from %v to %v", key, share, sum, all[i].at, all[j].at)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAClockThatIsSetBackBringsNothing(t *testing.T) {
+	r := &rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1000, Burst: 10}}
+	c := &table.Credit{Key: "k", Credits: 2500, At: at(0).Wall}
+	for _, test := range []struct {
+		after time.Duration
+		want  tokenbucket.Tokens
+	}{{-time.Hour, 2500}, {0, 2500}, {time.Second, 3500}, {time.Hour, 10_000}, {math.MaxInt64 - at(0).Wall, 10_000}} {
+		if got := table.Held(c, r, table.Now{Mono: 5, Wall: at(0).Wall + test.after}); got != test.want {
+			t.Errorf("after %v: %d, want %d", test.after, got, test.want)
+		}
+	}
+}
+
+// What a key takes, of 20 bytes, and that to decide takes no memory.
+func TestMemory(t *testing.T) {
+	const keys = 1 << 18
+	r := &rule.Rule{Key: "*", Share: tokenbucket.Share{Rate: 1000, Burst: 10}}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	shards := make([]*table.Shard, 64)
+	for i := range shards {
+		shards[i] = table.New(keys)
+	}
+	for i := range keys {
+		shards[i%64].Learn(fmt.Sprintf("tenant/%013d", i), r, 0, 0)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if per := (after.HeapAlloc - before.HeapAlloc) / keys; per > 200 {
+		t.Errorf("%d bytes per key", per)
+	} else {
+		t.Logf("%d bytes per key", per)
+	}
+	key, now := []byte(fmt.Sprintf("tenant/%013d", 5)), stamp.Mono(0)
+	var changed []table.Credit
+	if n := testing.AllocsPerRun(1000, func() {
+		now += stamp.Mono(time.Second)
+		if v := shards[5].Ask(key, 1, now, false); !v.Admit {
+			t.Fatalf("%+v", v)
+		}
+		changed = shards[5].Changed(changed[:0], 1, table.Now{Mono: now})
+	}); n != 0 {
+		t.Errorf("%v allocations a decision", n)
+	}
+}
+
+func BenchmarkAsk(b *testing.B) {
+	s := table.New(1)
+	s.Learn("tenant/acme/http", &rule.Rule{Key: "*", Share: tokenbucket.Share{Rate: 1e9, Burst: 1000}}, 0, 0)
+	key, now := []byte("tenant/acme/http"), stamp.Mono(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		now += 1000
+		s.Ask(key, 1, now, false)
+	}
+}

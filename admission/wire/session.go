@@ -1,0 +1,55 @@
+package wire
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"hash"
+	"net/netip"
+	"time"
+)
+
+// SessionLife is how long a session is good for at least, and half of how long at
+// most.
+const SessionLife = time.Hour
+
+// Sessions issues sessions and checks them, keeping nothing, like the cookies of
+// RFC 9018: a session is an HMAC of the asker's address and the hour, by a secret of
+// this start. So it is good for an address alone, ends by itself, and none outlives a
+// restart. It is one goroutine's.
+type Sessions struct {
+	hmac hash.Hash
+	msg  [16 + 2 + 8]byte
+	sum  [sha256.Size]byte
+}
+
+// NewSessions takes a secret that is drawn anew at each start; it is the same for
+// all goroutines of a server.
+func NewSessions(secret []byte) *Sessions {
+	return &Sessions{hmac: hmac.New(sha256.New, secret)}
+}
+
+// Issue returns the session of the address. now is the wall clock's, by which only
+// the hour is told.
+func (s *Sessions) Issue(from netip.AddrPort, now time.Duration) uint64 {
+	return s.of(from, hour(now))
+}
+
+// Good reports whether the session was issued to the address in this hour or the
+// one before.
+func (s *Sessions) Good(session uint64, from netip.AddrPort, now time.Duration) bool {
+	h := hour(now)
+	return session == s.of(from, h) || session == s.of(from, h-1)
+}
+
+func hour(now time.Duration) uint64 { return uint64(now / SessionLife) }
+
+func (s *Sessions) of(from netip.AddrPort, hour uint64) uint64 {
+	a := from.Addr().As16()
+	copy(s.msg[:], a[:])
+	binary.BigEndian.PutUint16(s.msg[16:], from.Port())
+	binary.BigEndian.PutUint64(s.msg[18:], hour)
+	s.hmac.Reset()
+	s.hmac.Write(s.msg[:])
+	return binary.BigEndian.Uint64(s.hmac.Sum(s.sum[:0]))
+}
