@@ -139,10 +139,15 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	lookup.MountPublisher(mux, control)
 	obs.Mount(mux, registry, func() any { return state(control, embedded) }, nil)
 
+	var open []string
+	if opts.openLookup {
+		open = lookup.Paths
+	}
+
 	// Stopped in reverse: health says so first, the controller rolls back while
 	// the brokers' sessions are still up, then streams end, then servers.
 	var group lifecycle.Group
-	group.Add("http", lifecycle.Serve(opts.guard.Listener(webListener), &http.Server{Handler: opts.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
+	group.Add("http", lifecycle.Serve(opts.guard.Listener(webListener), &http.Server{Handler: opts.guard.Handler(mux, open...), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
 	if nodeListener != nil {
 		registrations := lookup.NewNodes(directory, nodes, log, registry)
 		group.Add("nodes", func(ctx context.Context) error { return registrations.Run(ctx, nodeListener) })

@@ -36,7 +36,8 @@ type options struct {
 	tombstoneLifetime        time.Duration
 	hostname                 string // not configured
 	security                 secure.ServerConfig
-	guard                    *secure.Server      // of security, once it is read
+	guard                    *secure.Server // of security, once it is read
+	openLookup               bool
 	adaptorSecurity          secure.ClientConfig // towards a tbadaptor
 	adaptorOptions           []grpc.DialOption   // of adaptorSecurity, once it is read
 	tbadaptorAddress         string
@@ -96,7 +97,8 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
 	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
-	o.security.Flags(fs)
+	o.security.Flags(fs, "grpc-address", "http-address", "tcp-address")
+	fs.BoolVar(&o.openLookup, "open-lookup", false, "with --token-file, answer what NSQ clients look up (GET /lookup, /topics, /channels, /nodes, /info) without a token")
 	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
 	fs.StringVar(&o.store, "store", storeBolt, "where topics and placements are kept: bbolt (a file), etcd (shared by several, one leads) or memory (lost at the end)")
 	fs.StringVar(&o.dataPath, "data-path", ".", "`folder` of --store=bbolt")

@@ -33,7 +33,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs := flag.NewFlagSet("tbadaptor", flag.ContinueOnError)
 	fs.StringVar(&o.grpcAddress, "grpc-address", "127.0.0.1:4180", "`host:port` for gRPC: brokers and the loaddistributor")
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4181", "`host:port` for HTTP: metrics, profiles")
-	o.security.Flags(fs)
+	o.security.Flags(fs, "grpc-address", "http-address")
 	fs.DurationVar(&o.period, "period", loop.DefaultPeriod, "how often shares are proposed")
 	fs.DurationVar(&o.window, "window", loop.DefaultWindow, "how far back the loads reach that proposals go by")
 	fs.DurationVar(&o.ackTimeout, "ack-timeout", loop.DefaultAckTimeout, "how long brokers may take to acknowledge a new contract's shares")

@@ -433,7 +433,7 @@ func TestHTTP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	web := httptest.NewUnstartedServer(s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	web := httptest.NewUnstartedServer(s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), "/open", "/debug/open"))
 	web.Listener = s.Listener(web.Listener)
 	web.Start()
 	defer web.Close()
@@ -447,6 +447,10 @@ func TestHTTP(t *testing.T) {
 		{"GET", "/ping", "", 200},
 		{"GET", "/healthz", "", 200},
 		{"GET", "/lookup?topic=t", "", 401},
+		{"GET", "/open?topic=t", "", 200},
+		{"GET", "/open?topic=t", strings.Repeat("x", 40), 200},
+		{"POST", "/open?topic=t", "", 401},
+		{"GET", "/debug/open", "", 401},
 		{"GET", "/lookup?topic=t", strings.Repeat("x", 40), 401},
 		{"GET", "/lookup?topic=t", lookToken, 200},
 		{"GET", "/metrics", lookToken, 200},
@@ -523,7 +527,8 @@ func TestWhereToListen(t *testing.T) {
 		"mutual, HTTP too":   {with(func(c *ServerConfig) { c.ClientCAFile, c.HTTPTLS = a.File, true }), everywhere, true, true, false},
 		"TLS and tokens":     {with(func(c *ServerConfig) { c.TokenFile = file }), everywhere, true, false, false},
 		"both, and for HTTP": {with(func(c *ServerConfig) { c.TokenFile, c.HTTPTLS = file, true }), everywhere, true, true, false},
-		"forced":             {ServerConfig{Force: true}, everywhere, true, true, true},
+		"forced":             {ServerConfig{Force: "true"}, everywhere, true, true, true},
+		"some are forced":    {ServerConfig{Force: ",tcp-address,grpc-address"}, everywhere, true, false, true},
 	} {
 		s, err := c.cfg.Load()
 		if err != nil {
@@ -534,14 +539,14 @@ func TestWhereToListen(t *testing.T) {
 			err  error
 			want bool
 		}{
-			{"gRPC", s.CheckGRPC("--address", c.address), c.rpc},
-			{"HTTP", s.CheckHTTP("--address", c.address), c.http},
-			{"else", s.CheckPlain("--address", c.address), c.others},
+			{"gRPC", s.CheckGRPC("--grpc-address", c.address), c.rpc},
+			{"HTTP", s.CheckHTTP("--http-address", c.address), c.http},
+			{"else", s.CheckPlain("--tcp-address", c.address), c.others},
 		} {
 			if (check.err == nil) != check.want {
 				t.Errorf("%s: %s: %v, want allowed: %v", name, check.what, check.err, check.want)
 			}
-			if check.err != nil && !strings.Contains(check.err.Error(), "--allow-insecure-listen") {
+			if check.err != nil && !strings.Contains(check.err.Error(), "--allow-insecure-listen=") {
 				t.Errorf("%s: %v does not say how", name, check.err)
 			}
 		}
@@ -600,12 +605,33 @@ func TestFlags(t *testing.T) {
 	fs := flag.NewFlagSet("x", flag.ContinueOnError)
 	var s ServerConfig
 	var c ClientConfig
-	s.Flags(fs)
+	s.Flags(fs, "grpc-address", "http-address")
 	c.Flags(fs, "control-", "the loaddistributor")
 	err := fs.Parse([]string{"--tls-cert=a", "--tls-key=b", "--tls-client-ca=c", "--token-file=d", "--http-tls", "--allow-insecure-listen",
 		"--control-tls-ca=e", "--control-tls-cert=f", "--control-tls-key=g", "--control-token-file=h"})
-	if err != nil || s != (ServerConfig{"a", "b", "c", "d", true, true}) || c != (ClientConfig{"e", "f", "g", "h"}) {
+	if err != nil || s != (ServerConfig{"a", "b", "c", "d", true, "true"}) || c != (ClientConfig{"e", "f", "g", "h"}) {
 		t.Errorf("%+v, %+v, %v", s, c, err)
+	}
+}
+
+func TestWhichListenersAreForced(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                    "",
+		"--allow-insecure-listen":             "true",
+		"--allow-insecure-listen=tcp-address": ",tcp-address",
+		"--allow-insecure-listen=tcp-address --allow-insecure-listen=http-address":       ",tcp-address,http-address",
+		"--allow-insecure-listen=tcp-address,http-address --allow-insecure-listen=false": "",
+		"--allow-insecure-listen=tcp-address,grpc-address":                               `"grpc-address" is none of tcp-address, http-address`,
+		"--allow-insecure-listen=": `"" is none of`,
+	} {
+		fs := flag.NewFlagSet("x", flag.ContinueOnError)
+		fs.SetOutput(io.Discard)
+		var c ServerConfig
+		c.Flags(fs, "tcp-address", "http-address")
+		err := fs.Parse(strings.Fields(args))
+		if err == nil && c.Force != want || err != nil && (want == "" || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %q, %v; want %q", args, c.Force, err, want)
+		}
 	}
 }
 

@@ -5,11 +5,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -37,17 +39,37 @@ type ServerConfig struct {
 	ClientCAFile      string // PEM: clients must show a certificate of these authorities
 	TokenFile         string // clients must show one of these tokens, or certificates
 	HTTPTLS           bool   // HTTP with TLS, too
-	Force             bool   // listen anywhere all the same
+	Force             string // Insecure's: what listens beyond loopback all the same
 }
 
-// Flags adds the flags.
-func (c *ServerConfig) Flags(fs Flags) {
+// Insecure adds to what --allow-insecure-listen has said so far: "true" for all of a
+// program's listeners, "false" for none, or the names of their flags, with commas.
+func Insecure(soFar, value string, listeners ...string) (string, error) {
+	switch value {
+	case "true":
+		return value, nil
+	case "false":
+		return "", nil
+	}
+	for name := range strings.SplitSeq(value, ",") {
+		if !slices.Contains(listeners, name) {
+			return "", fmt.Errorf("%q is none of %s", name, strings.Join(listeners, ", "))
+		}
+	}
+	return soFar + "," + value, nil
+}
+
+// Flags adds the flags of a server with these listeners.
+func (c *ServerConfig) Flags(fs *flag.FlagSet, listeners ...string) {
 	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: gRPC with TLS")
 	fs.StringVar(&c.KeyFile, "tls-key", "", "PEM `file` of its key")
 	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show")
 	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of who may do what: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any)")
 	fs.BoolVar(&c.HTTPTLS, "http-tls", false, "serve HTTP with the same TLS")
-	fs.BoolVar(&c.Force, "allow-insecure-listen", false, "listen beyond loopback without TLS, or without client certificates or tokens")
+	fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS, or without client certificates or tokens: `which` of "+strings.Join(listeners, ",")+" (without a value all)", func(value string) (err error) {
+		c.Force, err = Insecure(c.Force, value, listeners...)
+		return err
+	})
 }
 
 // Server is a ServerConfig that was read. Certificates, authorities and tokens are
@@ -58,7 +80,7 @@ type Server struct {
 	mutual  bool              // clients show certificates
 	tokens  *Tokens           // nil: clients need none
 	httpTLS bool
-	force   bool
+	force   string
 	log     *atomic.Pointer[slog.Logger]
 }
 
@@ -168,10 +190,12 @@ func (s *Server) CheckPlain(flag, address string) error {
 // check: an address that does not parse is for the listener to refuse.
 func (s *Server) check(flag, address string, safe bool, want string) error {
 	tcp, err := net.ResolveTCPAddr("tcp", address)
-	if address == "" || err != nil || safe || s.force || tcp.IP.IsLoopback() {
+	name := strings.TrimPrefix(flag, "--")
+	forced := strings.Split(s.force, ",")
+	if address == "" || err != nil || safe || tcp.IP.IsLoopback() || slices.Contains(forced, "true") || slices.Contains(forced, name) {
 		return nil
 	}
-	return fmt.Errorf("%s %s is beyond loopback, which takes %s; --allow-insecure-listen listens all the same", flag, address, want)
+	return fmt.Errorf("%s %s is beyond loopback, which takes %s; --allow-insecure-listen=%s listens all the same", flag, address, want, name)
 }
 
 // Options returns what a gRPC server needs to serve only whom it should.
@@ -269,14 +293,18 @@ func (s *Server) Listener(ln net.Listener) net.Listener {
 }
 
 // Handler returns next behind the tokens: what changes something and what is
-// below /debug/ takes Admin, everything else ReadOnly, but for /ping and
-// /healthz, which anybody may ask.
-func (s *Server) Handler(next http.Handler) http.Handler {
+// below /debug/ takes Admin, everything else ReadOnly, but for /ping, /healthz and
+// the open paths, which anybody may ask.
+func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 	if s.tokens == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		problem, known := s.tokens.Check(r, needsHTTP(r))
+		need := needsHTTP(r)
+		if need == ReadOnly && slices.Contains(open, r.URL.Path) {
+			need = Nobody
+		}
+		problem, known := s.tokens.Check(r, need)
 		if problem == "" {
 			next.ServeHTTP(w, r)
 			return

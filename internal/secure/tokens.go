@@ -130,7 +130,7 @@ func Bearer(header string) string {
 
 // What is wrong with a token.
 const (
-	noToken  = "a token is needed"
+	noToken  = "a token is needed (Authorization: Bearer TOKEN)"
 	badToken = "the token is not known"
 )
 

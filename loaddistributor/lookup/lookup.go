@@ -21,6 +21,9 @@ type fault struct {
 	code   string
 }
 
+// Paths are those that NSQ's clients read.
+var Paths = []string{"/lookup", "/topics", "/channels", "/nodes", "/info"}
+
 // Mount adds nsqlookupd's routes to mux. version is what /info says.
 //
 //	GET  /ping                                OK

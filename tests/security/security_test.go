@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,7 +103,7 @@ func start(t *testing.T) *site {
 	}
 	run(tbadaptor, free[3], "--grpc-address="+free[2], "--http-address="+free[3])
 	run(loaddistributor, s.web, append(s.proof("tbadaptor-", s.client, adminToken),
-		"--grpc-address="+s.rpc, "--http-address="+s.web, "--tcp-address=", "--store=memory", "--tbadaptor-address="+free[2])...)
+		"--grpc-address="+s.rpc, "--http-address="+s.web, "--tcp-address=", "--store=memory", "--open-lookup", "--tbadaptor-address="+free[2])...)
 	return s
 }
 
@@ -194,6 +195,18 @@ func TestAClusterOfTrust(t *testing.T) {
 		t.Errorf("list: exit code %d, %s", code, text)
 	}
 
+	// Stock consumers find the brokers, and nothing else.
+	for path, want := range map[string]int{"/lookup?topic=t": 200, "/nodes": 200, "/metrics": 401, "/publisher?topic=t&id=p1": 401, "/debug/state": 401} {
+		res, err := http.Get("http://" + s.web + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != want {
+			t.Errorf("%s without a token: %d, want %d", path, res.StatusCode, want)
+		}
+	}
+
 	// The shares came from the tbadaptor: what is published comes out.
 	s.publishes(broker)
 	s.waitFor("refusal of the intruder", func() bool { return strings.Contains(intruder.Output(), "PermissionDenied") })
@@ -268,6 +281,9 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 		{loaddistributor, []string{"--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 		{tbadaptor, []string{"--grpc-address=[::]:0"}, "--grpc-address [::]:0 is beyond loopback"},
 		{tbadaptor, []string{"--http-address=0.0.0.0:0"}, "--http-address 0.0.0.0:0 is beyond loopback"},
+		{loaddistributor, []string{"--tcp-address=0.0.0.0:0", "--http-address=:0", "--allow-insecure-listen=tcp-address"}, "--http-address :0 is beyond loopback"},
+		{loaddistributor, []string{"--allow-insecure-listen=statsd-address"}, "is none of grpc-address, http-address, tcp-address"},
+		{srtm, []string{"agent", "--allow-insecure-listen=http-address", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 		{srtm, []string{"agent", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
@@ -285,7 +301,7 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, port, _ := strings.Cut(free[0], ":")
-	d, err := daemon.Run(tbadaptor, t.TempDir(), []string{"--grpc-address=0.0.0.0:" + port, "--http-address=" + free[1], "--allow-insecure-listen"},
+	d, err := daemon.Run(tbadaptor, t.TempDir(), []string{"--grpc-address=0.0.0.0:" + port, "--http-address=" + free[1], "--allow-insecure-listen=grpc-address"},
 		daemon.Answers("http://"+free[1]+"/healthz"))
 	if err != nil {
 		t.Fatalf("forced: %v", err)

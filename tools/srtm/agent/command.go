@@ -28,7 +28,7 @@ type settings struct {
 	resend                  string
 	producerOpts            []string
 	trust                   secure.ClientConfig
-	force                   bool
+	force                   string
 	logLevel, logFormat     string
 	cfg                     Config
 }
@@ -65,7 +65,8 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4190", "`host:port` for metrics and profiles; empty for none")
 	fs.StringVar(&o.cfg.Loaddistributor, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
 	o.trust.Flags(fs, "", "the loaddistributor")
-	fs.BoolVar(&o.force, "allow-insecure-listen", false, "listen beyond loopback, where anybody may publish")
+	fs.StringVar(&o.force, "allow-insecure-listen", "", "listen beyond loopback, where anybody may publish: `which` of tcp-address,http-address (without a value all)")
+	fs.Lookup("allow-insecure-listen").NoOptDefVal = "true"
 	fs.StringVar(&o.cfg.PublisherID, "publisher-id", "", "`id` of all that is published here (default each producer's client_id)")
 	fs.DurationVar(&o.cfg.PublishTimeout, "publish-timeout", DefaultPublishTimeout, "how long a publish may wait for a broker and its answer")
 	fs.StringVar(&o.resend, "resend", "orderly", "`which` publishes without an answer are sent again: orderly (after an orderly end of the connection), always, never")
@@ -88,6 +89,11 @@ func (o *settings) validate() (Config, error) {
 	errs = append(errs, err)
 	cfg := o.cfg
 	cfg.Log = log
+	if o.force != "" {
+		if o.force, err = secure.Insecure("", o.force, "tcp-address", "http-address"); err != nil {
+			errs = append(errs, fmt.Errorf("--allow-insecure-listen: %w", err))
+		}
+	}
 	guard, err := secure.ServerConfig{Force: o.force}.Load()
 	if err != nil {
 		errs = append(errs, err)
