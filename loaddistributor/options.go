@@ -210,7 +210,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, Relief: mode, ReliefRules: o.reliefRules,
-		GrantAddress: o.tbadaptorAddress, Seed: o.seed, Log: log, Metrics: metrics,
+		GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }
 

@@ -85,8 +85,11 @@ type Config struct {
 	// controller's from New on.
 	Journal Journal
 	Catalog *catalog.Catalog
-	Log     *slog.Logger
-	Metrics prometheus.Registerer // nil: not exported
+	// Others follow this one, and who watches there is not known here: all
+	// publishers are taken to be watched.
+	Followed bool
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer // nil: not exported
 }
 
 // Validate returns all problems at once.

@@ -16,14 +16,22 @@ const drainPiece = 1000
 // the broker has let the others go: nothing else would bring it back.
 const remindAfter = 2 * time.Second
 
-// reminder is publishers that a broker is to be told again to let go.
+// followGrace is how long publishers that somebody watches have to follow a move
+// before their old broker is told to end their connections, which it is when the
+// controller next looks (Config.ReportInterval). They know where to go: to end them
+// at once would have them send again what is on its way. All others learn of the
+// move by the end of their connection.
+const followGrace = time.Second
+
+// reminder is publishers that a broker is to be told to let go, or told again.
 type reminder struct {
 	broker string
 	ids    []string
 	at     time.Time
 }
 
-// dismiss tells brokers which publishers have moved away, and returns how many.
+// dismiss tells brokers which publishers have moved away, those that are watched
+// after a grace, and returns how many.
 func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
 	moved := map[string][]string{} // by the broker they come from
 	count := 0
@@ -49,9 +57,22 @@ func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	watched := c.watchedLocked(name)
 	for broker, ids := range moved {
-		c.dismissLocked(name, broker, ids)
-		c.mu.reminders[name] = append(c.mu.reminders[name], reminder{broker, ids, c.now().Add(remindAfter)})
+		var follow, stock []string
+		for _, id := range ids {
+			if c.cfg.Followed || watched(id) {
+				follow = append(follow, id)
+			} else {
+				stock = append(stock, id)
+			}
+		}
+		c.dismissLocked(name, broker, stock)
+		for _, r := range []reminder{{broker, stock, c.now().Add(remindAfter)}, {broker, follow, c.now().Add(followGrace)}} {
+			if len(r.ids) > 0 {
+				c.mu.reminders[name] = append(c.mu.reminders[name], r)
+			}
+		}
 	}
 	return count
 }

@@ -24,7 +24,8 @@ import (
 //	   and those that watch are told
 //	5. brokers are told which publishers moved away: they end those connections
 //	   at a message boundary, which brings publishers back that do not watch;
-//	   and once more a moment later (dismiss.go)
+//	   and once more a moment later. Those that watch have a grace to follow
+//	   before (dismiss.go)
 //	6. a broker that has no publisher left retires: once its consumers have had
 //	   what it holds, it is told to remove the topic, which it does unless
 //	   something has come meanwhile

@@ -290,6 +290,56 @@ var _ = Describe("Updating a topic", func() {
 	})
 })
 
+var _ = Describe("Publishers that move", func() {
+	ids := func(numbers ...int) (all []string) {
+		for _, n := range numbers {
+			all = append(all, "t/g."+strconv.Itoa(n))
+		}
+		return all
+	}
+	for name, s := range map[string]struct {
+		watches  [][]string
+		followed bool
+		now      []int // who is let go at once
+		later    []int
+	}{
+		"nobody watches":                            {nil, false, []int{0, 1, 2, 3}, nil},
+		"two of four are watched":                   {[][]string{{"g.1"}, {"g.3", "g.1", "x"}}, false, []int{0, 2}, []int{1, 3}},
+		"all are watched":                           {[][]string{{"g.2"}, nil}, false, nil, []int{0, 1, 2, 3}},
+		"who watches a follower is not known there": {nil, true, nil, []int{0, 1, 2, 3}},
+	} {
+		It("are let go after a grace if they are watched: "+name, func() {
+			c := newCluster(setup{config: func(cfg *controller.Config) { cfg.Followed = s.followed }})
+			gone := make(chan []string, 10)
+			c.join("b1", 600, agenttest.New(), dismissed(gone))
+			c.mustCreate(spec("t", 4, 10))
+			c.join("b2", 600, agenttest.New())
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			for _, publishers := range s.watches {
+				watch, err := c.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t", PublisherIds: publishers})
+				Expect(err).NotTo(HaveOccurred())
+				_, err = watch.Recv()
+				Expect(err).NotTo(HaveOccurred())
+			}
+			// Those of the first who have moved there and back again stay.
+			for _, to := range []string{"b2", "b1", "b2"} {
+				_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
+					Topic: "t", BrokerId: to, PublisherIds: []string{"g.0", "g.1", "g.2", "g.3"},
+				})
+				Expect(err).NotTo(HaveOccurred())
+			}
+			for range 2 * min(len(s.now), 1) {
+				Eventually(gone, "500ms").Should(Receive(ConsistOf(ids(s.now...))))
+			}
+			Consistently(gone, "900ms").ShouldNot(Receive())
+			if len(s.later) > 0 {
+				Eventually(gone, "200ms").Should(Receive(ConsistOf(ids(s.later...))))
+			}
+		})
+	}
+})
+
 var _ = Describe("A broker that drains", func() {
 	It("gives up its topics once they are empty, and gets no new ones", func() {
 		c := newCluster(setup{})

@@ -22,7 +22,23 @@ type Change struct {
 // looked yet adds nothing, so a slow one costs nothing and misses only what is
 // out of date.
 type watcher struct {
-	wake chan struct{} // room for one
+	publishers []string      // set once; none: all of the topic
+	wake       chan struct{} // room for one
+}
+
+// watchedLocked says which publishers of a topic somebody watches here. Requires:
+// mu held.
+func (c *Controller) watchedLocked(topic string) func(publisher string) bool {
+	ids := map[string]bool{}
+	for w := range c.mu.watchers[topic] {
+		if len(w.publishers) == 0 {
+			return func(string) bool { return true }
+		}
+		for _, id := range w.publishers {
+			ids[id] = true
+		}
+	}
+	return func(id string) bool { return ids[id] }
 }
 
 // wakeLocked requires mu held.
@@ -53,7 +69,7 @@ func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error
 // nobody; it is then told what has become of it, not every step.
 // Requires: the names are distinct.
 func (c *Controller) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
-	w := &watcher{wake: make(chan struct{}, 1)}
+	w := &watcher{publishers: publishers, wake: make(chan struct{}, 1)}
 	c.mu.Lock()
 	if err := c.readyLocked(); err != nil {
 		c.mu.Unlock()

@@ -2,6 +2,7 @@ package failover
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -237,9 +239,28 @@ func publisher(t *testing.T, c *client.Client, topic string, i int) *client.Publ
 	return p
 }
 
+// clientLog is a test's log that counts the connections that a client says it lost.
+type clientLog struct {
+	t    *testing.T
+	lost atomic.Int64
+}
+
+func (l *clientLog) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte(`"connection lost"`)) {
+		l.lost.Add(1)
+	}
+	return l.t.Output().Write(line)
+}
+
 func newClient(t *testing.T, c *cluster) *client.Client {
 	t.Helper()
-	cl, err := client.New(client.Config{Address: strings.Join(c.grpc, ","), Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	return newLoggedClient(c, &clientLog{t: t})
+}
+
+func newLoggedClient(c *cluster, log *clientLog) *client.Client {
+	t := log.t
+	t.Helper()
+	cl, err := client.New(client.Config{Address: strings.Join(c.grpc, ","), Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,8 @@ func TestPublishersMove(t *testing.T) {
 	c := newCluster(t, 1, 3, "--store=bbolt")
 	c.create(contract("t", rate, burst, publishers))
 	all := c.consume("t")
-	cl := newClient(t, c)
+	log := &clientLog{t: t}
+	cl := newLoggedClient(c, log)
 
 	began := time.Now()
 	var working sync.WaitGroup
@@ -98,6 +99,10 @@ func TestPublishersMove(t *testing.T) {
 	eventually(t, fmt.Sprintf("%d messages are delivered", publishers*each), func() bool { return all.count() >= publishers*each })
 	t.Logf("all delivered after %.1f s", time.Since(began).Seconds())
 	all.once(t, publishers, each)
+	// They follow; their old broker ends only who has not within a second.
+	if n := int(log.lost.Load()); n > moved/10 {
+		t.Errorf("%d connections were cut in %d moves of %d publishers", n, moves, moved)
+	}
 	t.Logf("%d messages in %.1f s, %d moves of %d publishers, %.1f ms each", publishers*each, published.Seconds(), moves, moved,
 		float64(taken.Milliseconds())/float64(moves))
 	t.Logf("%d releases within %d msg/s, burst %d", c.envelope("t", rate, burst), rate, burst)
