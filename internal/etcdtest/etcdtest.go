@@ -27,6 +27,8 @@ type Config struct {
 	User, Password, Prefix string
 	// Address is where it listens; empty: on any port of loopback.
 	Address string
+	// MaxRequestBytes bounds a request; 0: etcd's default.
+	MaxRequestBytes uint
 }
 
 // Start runs a server until the test ends, and returns its URL.
@@ -37,6 +39,7 @@ func Start(t testing.TB, cfg Config) string {
 	e.UnsafeNoFsync = true // what the disk keeps is etcd's own test
 	e.TickMs, e.ElectionMs = 20, 200
 	e.BcryptCost = 4 // the least there is
+	e.MaxRequestBytes = cmp.Or(cfg.MaxRequestBytes, e.MaxRequestBytes)
 	e.LogLevel = "error"
 	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	client, peer := url.URL{Scheme: "http", Host: cmp.Or(cfg.Address, "127.0.0.1:0")}, url.URL{Scheme: "http", Host: "127.0.0.1:0"}

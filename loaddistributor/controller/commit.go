@@ -24,6 +24,9 @@ type Journal interface {
 // compactAfter is how many events are appended between two dumps.
 const compactAfter = 10_000
 
+// dumpAgain is after how many events a dump that failed is tried again.
+const dumpAgain = 1000
+
 // maxBatch bounds the events of one Append; those that wait go together, so
 // that they share what makes them durable.
 const maxBatch = 1000
@@ -128,10 +131,14 @@ func (c *Controller) committer(stop <-chan struct{}) error {
 		}
 		c.show(batch)
 		if sinceDump += len(batch); sinceDump >= compactAfter {
-			if err := c.compact(); err != nil {
-				return c.halt(fmt.Errorf("%w: %w", ErrNotCommitted, err), nil)
-			}
 			sinceDump = 0
+			if err := c.compact(); err != nil {
+				// Nothing is lost by it but room. A term that is over shows at the next
+				// event; to end this one, for the next to try the same, would help nobody.
+				c.cfg.Log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
+				c.undumped.Add(1)
+				sinceDump = compactAfter - dumpAgain
+			}
 		}
 	}
 }

@@ -143,6 +143,8 @@ type Controller struct {
 	// Atomic: moves that relief proposed, and brokers whose buckets it found to be
 	// to blame; counted by Run, read for display.
 	proposed, acquitted atomic.Uint64
+	// Atomic: dumps that the journal did not take; counted by the committer.
+	undumped atomic.Uint64
 
 	// placing is held from the snapshot to the commit of a plan, so that
 	// plans do not overtake each other; brokers may still come and go, which

@@ -24,6 +24,7 @@ var (
 	descRelief    = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
 	descAcquitted = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Brokers that missed a topic's SLO, and whose bucket was found to be to blame.", nil, nil)
 	descFits      = prometheus.NewDesc("srtm_fits_running", "Topics that are being fitted: their publishers send, and they are measured.", nil, nil)
+	descUndumped  = prometheus.NewDesc("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then.", nil, nil)
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
 
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
@@ -85,7 +86,7 @@ type collector struct{ c *Controller }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descAcquitted, descFits,
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descAcquitted, descUndumped, descFits,
 		descDelivered, descExceeded, descMet, descAccess,
 	} {
 		out <- d
@@ -105,6 +106,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	}
 	all = append(all, prometheus.MustNewConstMetric(descRelief, prometheus.CounterValue, float64(c.proposed.Load())))
 	all = append(all, prometheus.MustNewConstMetric(descAcquitted, prometheus.CounterValue, float64(c.acquitted.Load())))
+	all = append(all, prometheus.MustNewConstMetric(descUndumped, prometheus.CounterValue, float64(c.undumped.Load())))
 	type listed struct {
 		topic   string
 		reports []received // immutable

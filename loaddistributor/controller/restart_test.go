@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -24,6 +25,16 @@ type journalGate struct {
 	closed chan struct{} // Append waits for it; nil: it does not
 	fault  error
 	waits  chan struct{} // 1 deep: an Append has come to the journalGate
+	full   bool          // it takes no dump
+	dumps  atomic.Int64  // asked of it
+}
+
+func (g *journalGate) Compact(ctx context.Context, dump catalog.Dump) error {
+	g.dumps.Add(1)
+	if g.full {
+		return errInjected
+	}
+	return g.Journal.Compact(ctx, dump)
 }
 
 func (g *journalGate) Append(ctx context.Context, base uint64, events []catalog.Event) error {
@@ -186,6 +197,20 @@ var _ = Describe("What is not durable", func() {
 		Consistently(created, "50ms").ShouldNot(Receive())
 		open()
 		Eventually(created).Should(Receive(BeNil()))
+	})
+
+	It("goes on where the journal takes no dump, and tries again", func() {
+		gate := &journalGate{full: true}
+		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(gate)})
+		c.join("b1", 600, agenttest.New())
+		c.mustCreate(spec("t", 100, 10))
+		Expect(gate.dumps.Load()).To(BeEquivalentTo(1))
+		for range 1000 {
+			_, err := c.control.Calibrate("b1", 600)
+			Expect(err).NotTo(HaveOccurred())
+		}
+		Eventually(gate.dumps.Load).Should(BeEquivalentTo(2))
+		Expect(c.state("t")()).To(Equal("ACTIVE"))
 	})
 
 	It("is answered with an error when the journal fails, and the controller ends", func() {

@@ -57,13 +57,17 @@ type link struct {
 }
 
 // Bounds of what goes into one transaction: etcd takes 1.5 MiB and 128
-// operations by default.
+// operations by default, and may be told to take less.
 const (
-	maxPart     = 1 << 20
-	maxTxnBytes = 1 << 20
+	maxPart     = 1 << 18
+	maxTxnBytes = 1 << 18
 	maxTxnOps   = 100
 	page        = 500 // keys of a read
 )
+
+// historyAfter is how many events have to lie between two dumps for etcd to be told to
+// forget what was before the first of them: others may use it, too.
+const historyAfter = 1000
 
 // EtcdConfig is fixed at start.
 type EtcdConfig struct {
@@ -232,17 +236,12 @@ func (e *Etcd) lastTerm(ctx context.Context, client *clientv3.Client) (uint64, e
 
 // load reads the log as it was at one revision, which it returns.
 func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Catalog, int64, error) {
-	r, err := client.Get(ctx, e.key("snapshot"))
+	revision, of, err := e.snapshot(ctx, client)
 	if err != nil {
 		return nil, 0, err
 	}
-	revision := r.Header.Revision
 	cat := catalog.New()
-	if len(r.Kvs) > 0 {
-		var of snapshotKey
-		if err := json.Unmarshal(r.Kvs[0].Value, &of); err != nil {
-			return nil, 0, fmt.Errorf("snapshot: %w", err)
-		}
+	if of.Parts > 0 {
 		b, err := e.parts(ctx, client, "dump", of.Version, of.Parts, revision)
 		if err != nil {
 			return nil, 0, fmt.Errorf("snapshot: %w", err)
@@ -280,10 +279,29 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 	}
 }
 
+// snapshot reads which dump there is, at a revision; the zero snapshotKey: none.
+func (e *Etcd) snapshot(ctx context.Context, client *clientv3.Client) (revision int64, of snapshotKey, err error) {
+	r, err := client.Get(ctx, e.key("snapshot"))
+	if err != nil {
+		return 0, of, err
+	}
+	if len(r.Kvs) > 0 {
+		if err := json.Unmarshal(r.Kvs[0].Value, &of); err != nil {
+			return 0, of, fmt.Errorf("snapshot: %w", err)
+		}
+		if of.Parts < 1 {
+			return 0, of, fmt.Errorf("snapshot: %d parts", of.Parts)
+		}
+		of.since = r.Kvs[0].ModRevision
+	}
+	return r.Header.Revision, of, nil
+}
+
 type snapshotKey struct {
 	Version uint64 `json:"version"`
 	Parts   int    `json:"parts"`
 	Added   int    `json:"added,omitempty"` // parts of the additions
+	since   int64  // the revision that it came with
 }
 
 // take hands over the event of a log key, unless it is not after the version.
@@ -309,7 +327,7 @@ func (e *Etcd) take(ctx context.Context, client *clientv3.Client, key string, va
 }
 
 // maxParts bounds what a damaged count could make us read, and an event.
-const maxParts = 1024
+const maxParts = 4096
 
 func (e *Etcd) parts(ctx context.Context, client *clientv3.Client, kind string, version uint64, count int, revision int64) ([]byte, error) {
 	if count < 1 || count > maxParts {
@@ -597,11 +615,24 @@ func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
 	// In one transaction, so that whoever reads at one revision finds a dump and
 	// all events after it. What precedes it goes with it.
 	next := hex(dump.Version + 1)
-	return t.guarded(ctx,
+	_, last, err := t.store.snapshot(ctx, t.client)
+	if err != nil {
+		return err
+	}
+	err = t.guarded(ctx,
 		clientv3.OpPut(t.store.key("snapshot"), string(at)),
 		clientv3.OpDelete(t.store.key("log", hex(0)), clientv3.WithRange(t.store.key("log", next))),
 		clientv3.OpDelete(t.store.key("part", hex(0)), clientv3.WithRange(t.store.key("part", next))),
 		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(dump.Version)))),
 		clientv3.OpDelete(t.store.key("added", hex(0)), clientv3.WithRange(t.store.key("added", hex(dump.Version)))),
 	)
+	if err != nil || last.since == 0 || dump.Version < last.Version+historyAfter {
+		return err
+	}
+	// What is deleted takes room until etcd forgets it. A follower that still reads
+	// before that begins anew.
+	if _, err := t.client.Compact(ctx, last.since); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+		return fmt.Errorf("etcd: forget what was before the last dump: %w", err)
+	}
+	return nil
 }

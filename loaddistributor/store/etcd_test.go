@@ -7,11 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
 // safe is an etcd server that serves one user, who may do nothing but what is
@@ -122,4 +124,53 @@ func TestEtcdComesLate(t *testing.T) {
 	if _, err := e.Leader(t.Context()); !errors.Is(err, errClosed) {
 		t.Errorf("after the end: %v", err)
 	}
+}
+
+// Topics and a catalog larger than what etcd takes at once are kept, and what has been
+// deleted does not take room for ever.
+func TestEtcdOfLittleRoom(t *testing.T) {
+	address := etcdtest.Start(t, etcdtest.Config{MaxRequestBytes: 1 << 19})
+	s := etcdStore(t, address, "/r/")
+	l := lead(t, s)
+	l.append(joined("b1"), joined("b2"))
+	l.append(placed(t, l.cat, "t", "", 20_000, 10))
+	client, err := s.client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dump := func() (revision int64) {
+		t.Helper()
+		if err := l.term.Compact(t.Context(), l.cat.Dump()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := client.Get(t.Context(), "/r/snapshot")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Kvs[0].ModRevision
+	}
+	forgotten := func(revision int64) bool {
+		_, err := client.Get(t.Context(), "/r/head", clientv3.WithRev(revision))
+		if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+			t.Fatal(err)
+		}
+		return err != nil
+	}
+	first := dump()
+	l.append(joined("b3"))
+	second := dump()
+	if forgotten(first - 1) {
+		t.Error("etcd forgets after a few events")
+	}
+	var events []catalog.Event
+	for range historyAfter {
+		events = append(events, joined("b3"))
+	}
+	l.append(events...)
+	dump()
+	if !forgotten(second-1) || forgotten(second) {
+		t.Errorf("etcd has forgotten what was before the last dump: %v; the last dump: %v", forgotten(second-1), forgotten(second))
+	}
+	l.resign()
+	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
 }

@@ -50,7 +50,8 @@ type Term interface {
 	// loses them. After an error some of the first ones may have been kept, and
 	// the term is of no more use: ErrLost, ErrGap, or what the medium said.
 	Append(ctx context.Context, base uint64, events []catalog.Event) error
-	// Compact puts the dump in the place of all events up to its version.
+	// Compact puts the dump in the place of all events up to its version. After an
+	// error the term goes on, with the events where they were.
 	Compact(ctx context.Context, dump catalog.Dump) error
 	// Number is greater than that of any term before it in this log, and counts
 	// milliseconds since 1970 where it can: so it is greater, too, than those of a log
