@@ -206,6 +206,10 @@ func TestWhatAFollowerSays(t *testing.T) {
 			_, err := follower.admin.SetBrokerCapacity(ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: "b1", Mcap: 1})
 			return err
 		},
+		"AdminService/RemoveBroker": func() error {
+			_, err := follower.admin.RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: "b1"})
+			return err
+		},
 		"AdminService/MovePublishers": func() error {
 			_, err := follower.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"p"}, BrokerId: "b1"})
 			return err

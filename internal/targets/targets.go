@@ -46,10 +46,20 @@ const (
 // Leader reports whether err is the answer of a server that does not lead, and
 // who does, if it knows.
 func Leader(err error) (address string, elsewhere bool) {
-	for _, d := range status.Convert(err).Details() {
-		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == notLeader {
-			return info.Metadata[leaderKey], true
-		}
+	if info := info(err); info.GetReason() == notLeader {
+		return info.Metadata[leaderKey], true
 	}
 	return "", false
+}
+
+// Reason returns that of an error's ErrorInfo, or nothing.
+func Reason(err error) string { return info(err).GetReason() }
+
+func info(err error) *errdetails.ErrorInfo {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			return info
+		}
+	}
+	return nil
 }

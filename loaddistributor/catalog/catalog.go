@@ -89,6 +89,8 @@ type Broker struct {
 	Mcap, Configured, Calibrated int64 // msg/s
 	Allocated                    int64 // msg/s
 	Connected                    bool
+	// Forgotten, Strict: as BrokerNoted says.
+	Forgotten, Strict bool
 	// Draining: nothing new is placed on it, and what it has moves away. Forced:
 	// beyond the capacity of the others, too, and what consumers do not take is lost.
 	Draining, Forced bool
@@ -128,6 +130,9 @@ type Catalog struct {
 	keys    map[string]string // idempotency key -> topic
 	// Contracts of removed topics that the adaptor may still hold.
 	contracts map[string]bool
+	// removed brokers that have not joined anew, with the version of the removal; of
+	// more than MaxGone the first are not known any more.
+	removed map[string]uint64
 }
 
 type topic struct {
@@ -166,6 +171,7 @@ func New() *Catalog {
 		brokers:   map[string]*broker{},
 		keys:      map[string]string{},
 		contracts: map[string]bool{},
+		removed:   map[string]uint64{},
 	}
 }
 
@@ -208,6 +214,10 @@ func (c *Catalog) Apply(e Event) ([]Effect, error) {
 		return c.brokerCalibrated(e)
 	case BrokerAbsorbed:
 		return c.brokerAbsorbed(e)
+	case BrokerNoted:
+		return c.brokerNoted(e)
+	case BrokerRemoved:
+		return c.brokerRemoved(e)
 	case TopicMoving:
 		return c.topicMoving(e)
 	case TopicMoved:
@@ -231,6 +241,7 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 		return nil, fmt.Errorf("broker %q with mcap %d: want a name and a positive mcap", e.ID, e.Mcap)
 	}
 	c.version++
+	delete(c.removed, e.ID)
 	b := c.brokers[e.ID]
 	if b == nil {
 		b = newBroker()
@@ -242,7 +253,7 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 	b.Broker = Broker{
 		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
 		Hostname: e.Hostname, Version: e.Version, Allocated: b.Allocated, Connected: true, Draining: b.Draining, Forced: b.Forced,
-		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated,
+		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated, Strict: b.Strict,
 	}
 	if known.Hostname == e.Hostname && known.Version == e.Version && known.Mcap == b.Mcap {
 		b.Absorbed = known.Absorbed
@@ -288,6 +299,35 @@ func (c *Catalog) brokerAbsorbed(e BrokerAbsorbed) ([]Effect, error) {
 	}
 	c.version++
 	b.Absorbed = e.Absorption
+	return nil, nil
+}
+
+func (c *Catalog) brokerNoted(e BrokerNoted) ([]Effect, error) {
+	b := c.brokers[e.ID]
+	if b == nil {
+		return nil, fmt.Errorf("note on broker %q: %w", e.ID, ErrBrokerUnknown)
+	}
+	c.version++
+	b.Forgotten, b.Strict = e.Forgotten, e.Strict
+	return nil, nil
+}
+
+func (c *Catalog) brokerRemoved(e BrokerRemoved) ([]Effect, error) {
+	b := c.brokers[e.ID]
+	switch {
+	case b == nil:
+		return nil, fmt.Errorf("remove broker %q: %w", e.ID, ErrBrokerUnknown)
+	case b.Connected:
+		return nil, fmt.Errorf("remove broker %q: %w", e.ID, ErrBrokerConnected)
+	case len(b.topics)+len(b.retiring) > 0:
+		return nil, fmt.Errorf("remove broker %q: %w: %s", e.ID, ErrBrokerInUse, strings.Join(append(sorted(b.topics), sorted(b.retiring)...), ", "))
+	}
+	c.version++
+	delete(c.brokers, e.ID)
+	c.removed[e.ID] = c.version
+	if len(c.removed) > MaxGone {
+		delete(c.removed, slices.MinFunc(sorted(c.removed), func(a, b string) int { return cmp.Compare(c.removed[a], c.removed[b]) }))
+	}
 	return nil, nil
 }
 
@@ -549,4 +589,4 @@ func (b *broker) endpoint() Endpoint {
 	return Endpoint{Broker: b.ID, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress}
 }
 
-func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }
+func sorted[V any](set map[string]V) []string { return slices.Sorted(maps.Keys(set)) }

@@ -505,7 +505,7 @@ func TestAnyHistory(t *testing.T) {
 		names := rapid.SampledFrom([]string{"t1", "t2", "t3"})
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			broker, name := brokers.Draw(t, "broker"), names.Draw(t, "topic")
-			switch rapid.IntRange(0, 13).Draw(t, "kind") {
+			switch rapid.IntRange(0, 14).Draw(t, "kind") {
 			case 0, 1:
 				e := joined(broker, rapid.Int64Range(1, 80).Draw(t, "mcap"))
 				e.TCPAddress = rapid.SampledFrom([]string{"x:1", "y:1"}).Draw(t, "address")
@@ -531,6 +531,11 @@ func TestAnyHistory(t *testing.T) {
 							t.Fatalf("%s was given %d, its mcap is %d", b.ID, b.Allocated, b.Mcap)
 						}
 					}
+				}
+			case 14:
+				_ = apply(BrokerNoted{broker, rapid.Bool().Draw(t, "forgotten"), rapid.Bool().Draw(t, "strict")})
+				if apply(BrokerRemoved{broker}) == nil && !c.Removed(broker) {
+					t.Fatalf("%s was removed", broker)
 				}
 			case 13:
 				_ = apply(BrokerCalibrated{broker, rapid.Int64Range(-1, 120).Draw(t, "calibrated")})

@@ -3,6 +3,7 @@ package catalog
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -13,9 +14,10 @@ import (
 type Dump struct {
 	Version   uint64
 	Log       uint64
-	Brokers   []BrokerDump // by id
-	Topics    []TopicDump  // by name
-	Contracts []string     // that the adaptor may still hold; sorted
+	Brokers   []BrokerDump      // by id
+	Topics    []TopicDump       // by name
+	Contracts []string          // that the adaptor may still hold; sorted
+	Removed   map[string]uint64 // brokers, with the version at which they were
 }
 
 // BrokerDump is a broker of a Dump. What it carries follows from the topics.
@@ -42,7 +44,8 @@ type TopicDump struct {
 
 // Dump returns the state.
 func (c *Catalog) Dump() Dump {
-	d := Dump{Version: c.version, Log: c.log, Contracts: sorted(c.contracts)}
+	d := Dump{Version: c.version, Log: c.log, Contracts: sorted(c.contracts), Removed: map[string]uint64{}}
+	maps.Copy(d.Removed, c.removed)
 	for _, b := range c.Brokers() {
 		known := c.brokers[b.ID]
 		b.Allocated = 0
@@ -84,6 +87,7 @@ func Load(d Dump) (*Catalog, error) {
 			return nil, err
 		}
 	}
+	maps.Copy(c.removed, d.Removed)
 	for _, name := range d.Contracts {
 		c.contracts[name] = true
 	}

@@ -87,6 +87,18 @@ type BrokerAbsorbed struct {
 	Absorption
 }
 
+// BrokerNoted: what is to be known of a broker's shares when the adaptor has
+// forgotten it. Forgotten: it holds nothing, until it joins. Strict: nothing it holds
+// outlives its lease.
+type BrokerNoted struct {
+	ID                string
+	Forgotten, Strict bool
+}
+
+// BrokerRemoved: a broker that is away, and on which no topic is placed, is none of
+// the cluster any more, until it joins anew.
+type BrokerRemoved struct{ ID string }
+
 // TopicMoving begins a move of an active topic to another plan, perhaps of
 // another specification under the same name: it reserves what the new plan
 // takes beside the old one. Make it with NewTopicMoving.
@@ -120,6 +132,8 @@ func (BrokerJoined) event()            {}
 func (BrokerDraining) event()          {}
 func (BrokerCalibrated) event()        {}
 func (BrokerAbsorbed) event()          {}
+func (BrokerNoted) event()             {}
+func (BrokerRemoved) event()           {}
 func (TopicMoving) event()             {}
 func (TopicMoved) event()              {}
 func (TopicMoveAborted) event()        {}
@@ -164,6 +178,10 @@ var (
 	ErrUnplaced      = errors.New("the publisher is not placed yet: the topic is being fitted")
 	ErrKeyReused     = errors.New("the idempotency key belongs to another request")
 	ErrBrokerUnknown = errors.New("no such broker")
+	// ErrBrokerConnected: it cannot be removed.
+	ErrBrokerConnected = errors.New("the broker is connected")
+	// ErrBrokerInUse: it cannot be removed.
+	ErrBrokerInUse = errors.New("topics are placed on the broker, which fit on no other or have not been moved yet")
 	// ErrUnread: whoever was asked has not read yet what is committed.
 	ErrUnread = errors.New("what is committed has not been read yet")
 )

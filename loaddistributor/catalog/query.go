@@ -88,6 +88,9 @@ func (c *Catalog) Broker(id string) (Broker, bool) {
 	return b.Broker, true
 }
 
+// Removed reports whether the broker was removed, and has not joined anew.
+func (c *Catalog) Removed(id string) bool { return c.removed[id] > 0 }
+
 // Placed returns the topics that consumers may find on the broker, by name:
 // those placed on it, and those that moved away and may have left messages.
 func (c *Catalog) Placed(id string) []string {

@@ -27,6 +27,7 @@ type Adaptor interface {
 	SetContract(context.Context, *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error)
 	RemoveContract(context.Context, *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error)
 	ListShares(context.Context, *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error)
+	ForgetBroker(context.Context, *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error)
 }
 
 // Remote is an adaptor in another process. While it is away, calls wait for it
@@ -46,6 +47,11 @@ func (r Remote) RemoveContract(ctx context.Context, in *srtmv1.RemoveContractReq
 // ListShares implements Adaptor.
 func (r Remote) ListShares(ctx context.Context, in *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
 	return r.Client.ListShares(ctx, in, grpc.WaitForReady(true))
+}
+
+// ForgetBroker implements Adaptor.
+func (r Remote) ForgetBroker(ctx context.Context, in *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
+	return r.Client.ForgetBroker(ctx, in, grpc.WaitForReady(true))
 }
 
 // Defaults of Config.

@@ -379,6 +379,11 @@ func (c *Controller) contractRequest(spec *catalog.Spec, plan placement.Plan, re
 		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: ShareProto(rest[i])})
 	}
 	req.Awaited = waiting
+	ids := waiting
+	for _, m := range req.Members {
+		ids = append(ids[:len(ids):len(ids)], m.BrokerId)
+	}
+	req.Strict = c.strictOf(ids)
 	return req, nil
 }
 

@@ -13,6 +13,8 @@ var (
 	ErrNotCommitted = errors.New("not known to be committed")
 	// ErrReplaced: a newer session has the broker's id.
 	ErrReplaced = errors.New("a newer session has the broker's id")
+	// ErrRemoved: the broker is none of the cluster any more.
+	ErrRemoved = errors.New("the broker was removed from the cluster, and what it held is others': it may join anew once it holds nothing")
 	// ErrBrokerGone: the broker's session ended before it answered.
 	ErrBrokerGone = errors.New("the broker is gone")
 	// ErrNoAnswer: the broker did not answer in time.

@@ -176,6 +176,7 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 		}
 	}
 	c.noteReserved(has)
+	c.noteBrokers(ctx, shares)
 	for _, name := range wanted {
 		if has[name] != nil && c.agrees(name, has[name]) {
 			continue

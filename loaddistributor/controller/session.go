@@ -48,7 +48,7 @@ type request struct {
 // Out is what is to be sent to the broker; when it ends, so does the session.
 func (s *Session) Out() *duplex.Queue[*srtmv1.ControllerMessage] { return s.out }
 
-// Join begins a session. One that the broker has already ends with ErrReplaced.
+// Join begins a session, ErrRemoved: not before it has given up what it holds. One that the broker has already ends with ErrReplaced.
 // remote is the address that the broker calls from.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
 	if err := c.following(); err != nil {
@@ -71,6 +71,10 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	if c.mu.closing {
 		c.mu.Unlock()
 		return nil, ErrClosing
+	}
+	if c.mu.next.Removed(h.BrokerId) && !h.Anew {
+		c.mu.Unlock()
+		return nil, ErrRemoved
 	}
 	_, err := c.stageLocked(catalog.BrokerJoined{
 		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,

@@ -183,6 +183,15 @@ func (s *Server) SetBrokerCapacity(_ context.Context, req *srtmv1.SetBrokerCapac
 	return &srtmv1.SetBrokerCapacityResponse{Broker: s.brokerProto(b)}, nil
 }
 
+// RemoveBroker implements srtmv1.AdminServiceServer.
+func (s *Server) RemoveBroker(ctx context.Context, req *srtmv1.RemoveBrokerRequest) (*srtmv1.RemoveBrokerResponse, error) {
+	freed, left, err := s.controller.RemoveBroker(ctx, req.BrokerId)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.RemoveBrokerResponse{Freed: freed, Left: left}, nil
+}
+
 // maxMoved is how many publishers one MovePublishers may name.
 const maxMoved = 10_000
 

@@ -39,6 +39,9 @@ const (
 	ReasonBrokersUnsteady  = "BROKERS_UNSTEADY"
 	ReasonShuttingDown     = "SHUTTING_DOWN"
 	ReasonBrokerUnknown    = "BROKER_UNKNOWN"
+	ReasonBrokerConnected  = "BROKER_CONNECTED"
+	ReasonBrokerInUse      = "BROKER_IN_USE"
+	ReasonBrokerRemoved    = "BROKER_REMOVED"
 	ReasonNotLeader        = "NOT_LEADER" // metadata "leader": its address, if known
 	ReasonNotCommitted     = "NOT_COMMITTED"
 	ReasonUnread           = "NOT_READ_YET"
@@ -76,6 +79,9 @@ var table = []struct {
 	{as[*controller.RefusedError], codes.Unavailable, ReasonBrokerFailed},
 	{is(controller.ErrBrokerGone), codes.Unavailable, ReasonBrokerFailed},
 	{is(controller.ErrNoAnswer), codes.Unavailable, ReasonBrokerFailed},
+	{is(catalog.ErrBrokerConnected), codes.FailedPrecondition, ReasonBrokerConnected},
+	{is(catalog.ErrBrokerInUse), codes.FailedPrecondition, ReasonBrokerInUse},
+	{is(controller.ErrRemoved), codes.FailedPrecondition, ReasonBrokerRemoved},
 	{is(catalog.ErrBrokerUnknown), codes.NotFound, ReasonBrokerUnknown},
 	{as[*catalog.NotReadyError], codes.Unavailable, ReasonBrokerFailed},
 	{as[*controller.AdaptorError], codes.Unavailable, ReasonAdaptorFailed},

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
@@ -29,7 +31,7 @@ import (
 const Version = 2
 
 // kindSince has the kinds that not every version knows.
-var kindSince = map[string]int{kindAdditions: 2}
+var kindSince = map[string]int{kindAdditions: 2, kindBrokerNoted: 2, kindBrokerRemoved: 2}
 
 // A record is JSON:
 //
@@ -70,6 +72,8 @@ const (
 	kindBrokerDraining   = "broker_draining"
 	kindBrokerCalibrated = "broker_calibrated"
 	kindBrokerAbsorbed   = "broker_absorbed"
+	kindBrokerNoted      = "broker_noted"
+	kindBrokerRemoved    = "broker_removed"
 	kindTopicPlaced      = "topic_placed"
 	kindMemberPrepared   = "member_prepared"
 	kindTopicActivated   = "topic_activated"
@@ -95,8 +99,10 @@ type event struct {
 	Left         []string `json:"left,omitempty"`
 	ContractLeft bool     `json:"contract_left,omitempty"`
 	Draining     bool     `json:"draining,omitempty"`
-	Forced       bool     `json:"forced,omitempty"`
+	Forced       bool     `json:"forced,omitempty" since:"2"`
 	Mcap         int64    `json:"mcap,omitempty"` // msg/s
+	Forgotten    bool     `json:"forgotten,omitempty" since:"2"`
+	Strict       bool     `json:"strict,omitempty" since:"2"`
 }
 
 type broker struct {
@@ -109,7 +115,7 @@ type broker struct {
 	Mcap      int64    `json:"mcap"` // msg/s, as the broker says
 	Connected bool     `json:"connected,omitempty"`
 	Draining  bool     `json:"draining,omitempty"`
-	Forced    bool     `json:"forced,omitempty"`
+	Forced    bool     `json:"forced,omitempty" since:"2"`
 	Leftovers []string `json:"leftovers,omitempty"`
 	LeftAt    uint64   `json:"left_at,omitempty"`
 	// What stands over mcap, msg/s; absent: nothing.
@@ -205,6 +211,10 @@ type additions struct {
 	Version uint64            `json:"version"`
 	Log     uint64            `json:"log"`
 	Created map[string]uint64 `json:"created,omitempty"` // by topic
+	// Brokers: as BrokerNoted says, and with the version at which they were removed.
+	Forgotten []string          `json:"forgotten,omitempty"`
+	Strict    []string          `json:"strict,omitempty"`
+	Removed   map[string]uint64 `json:"removed,omitempty"`
 }
 
 type topic struct {
@@ -275,6 +285,10 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 		return encode(kindBrokerCalibrated, event{Broker: e.ID, Mcap: e.Mcap})
 	case catalog.BrokerAbsorbed:
 		return encode(kindBrokerAbsorbed, fromAbsorption(e.ID, e.Absorption))
+	case catalog.BrokerNoted:
+		return encode(kindBrokerNoted, event{Broker: e.ID, Forgotten: e.Forgotten, Strict: e.Strict})
+	case catalog.BrokerRemoved:
+		return encode(kindBrokerRemoved, event{Broker: e.ID})
 	case catalog.TopicPlaced:
 		return encode(kindTopicPlaced, order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan), Key: e.Key})
 	case catalog.MemberPrepared:
@@ -376,6 +390,10 @@ func (r record) event() (catalog.Event, error) {
 		return catalog.BrokerDraining{ID: e.Broker, Draining: e.Draining, Forced: e.Forced}, nil
 	case kindBrokerCalibrated:
 		return catalog.BrokerCalibrated{ID: e.Broker, Mcap: e.Mcap}, nil
+	case kindBrokerNoted:
+		return catalog.BrokerNoted{ID: e.Broker, Forgotten: e.Forgotten, Strict: e.Strict}, nil
+	case kindBrokerRemoved:
+		return catalog.BrokerRemoved{ID: e.Broker}, nil
 	case kindMemberPrepared:
 		return catalog.MemberPrepared{Topic: e.Topic, Broker: e.Broker}, nil
 	case kindTopicActivated:
@@ -407,9 +425,15 @@ var phases = map[catalog.State]string{catalog.Preparing: "preparing", catalog.Ac
 // encodeDump writes a catalog down, in two parts.
 func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
 	s := snapshot{Version: d.Version, Contracts: d.Contracts}
-	more := additions{Version: d.Version, Log: d.Log, Created: map[string]uint64{}}
+	more := additions{Version: d.Version, Log: d.Log, Created: map[string]uint64{}, Removed: d.Removed}
 	for _, b := range d.Brokers {
 		k := b.Broker
+		if k.Forgotten {
+			more.Forgotten = append(more.Forgotten, k.ID)
+		}
+		if k.Strict {
+			more.Strict = append(more.Strict, k.ID)
+		}
 		s.Brokers = append(s.Brokers, broker{
 			ID: k.ID, Instance: k.Instance, TCP: k.TCPAddress, HTTP: k.HTTPAddress, Hostname: k.Hostname,
 			Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
@@ -470,14 +494,15 @@ func decodeDump(b, added []byte) (catalog.Dump, error) {
 			more = additions{}
 		}
 	}
-	d := catalog.Dump{Version: s.Version, Log: more.Log, Contracts: s.Contracts}
+	d := catalog.Dump{Version: s.Version, Log: more.Log, Contracts: s.Contracts, Removed: map[string]uint64{}}
+	maps.Copy(d.Removed, more.Removed)
 	for _, b := range s.Brokers {
 		d.Brokers = append(d.Brokers, catalog.BrokerDump{
 			Broker: catalog.Broker{
 				ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP, Hostname: b.Hostname,
 				Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
 				Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
-				Absorbed: b.Absorbed.absorption(),
+				Absorbed: b.Absorbed.absorption(), Forgotten: slices.Contains(more.Forgotten, b.ID), Strict: slices.Contains(more.Strict, b.ID),
 			},
 			Leftovers: b.Leftovers, LeftAt: b.LeftAt,
 		})

@@ -208,6 +208,8 @@ func (l *leader) every() {
 		catalog.LeftoverContractRemoved{Topic: "other"})
 	l.append(moving(l.t, l.cat, "t", 3, 1), catalog.BrokerLeft{ID: "b1"}, catalog.Restarted{})
 	l.append(catalog.BrokerCalibrated{ID: "b1", Mcap: 12_345})
+	l.append(catalog.BrokerNoted{ID: "b2", Forgotten: true, Strict: true})
+	l.append(joined("b8"), catalog.BrokerLeft{ID: "b8"}, catalog.BrokerRemoved{ID: "b8"})
 	l.append(catalog.BrokerAbsorbed{ID: "b2", Absorption: catalog.Absorption{Latency: 7 * time.Millisecond, Rate: 5_000_000, Burst: 34}})
 }
 

@@ -43,6 +43,7 @@ const (
 var (
 	errSlow    = errors.New("the other side does not read: too many replies wait")
 	errOldTerm = errors.New("an adaptor of a later term has led since")
+	errRemoved = errors.New("the broker was removed from the cluster")
 )
 
 // link is one session's way out. The owner puts, a sender of keep writes.

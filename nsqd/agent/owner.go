@@ -15,6 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -40,6 +41,7 @@ type owner struct {
 	// Owned by run.
 	holdings *holdings
 	lease    lease
+	anew     bool        // it was removed from the cluster, and holds nothing since
 	term     uint64      // the greatest that an adaptor named
 	alarm    *time.Timer // for the lease
 	// disk is the bases that the store has; unsaved are the tokens given up for
@@ -125,7 +127,7 @@ func (o *owner) controlUp(l *controlLink) {
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
-		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname,
+		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew,
 	}}})
 }
 
@@ -134,8 +136,37 @@ func (o *owner) controlDown(l *controlLink, err error) {
 		o.control = nil
 		o.endCaptures()
 		o.controlError = err.Error()
+		if targets.Reason(err) == brokerRemoved {
+			o.giveUp()
+		}
 		o.agent.metrics.connected.WithLabelValues(controlSession).Set(0)
 		o.publish()
+	}
+}
+
+// brokerRemoved is the reason of a loaddistributor that refuses this broker because
+// an operator has removed it.
+const brokerRemoved = "BROKER_REMOVED"
+
+// giveUp ends every share, here and on the disk: they are others' now. Then the broker
+// may join anew.
+func (o *owner) giveUp() {
+	o.agent.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.topics))
+	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
+		if o.holdings.topics[topic].prepared {
+			// An unknown topic has no share.
+			_, _ = o.agent.node.Grant(topic, tokenbucket.Share{}, tokenbucket.Share{}, stamp.Never, stamp.Never, 0)
+		}
+		o.holdings.removed(topic)
+	}
+	o.anew = true
+	for topic := range maps.Clone(o.disk) {
+		o.anew = o.save(topic) && o.anew
+	}
+	clear(o.unsaved)
+	if o.grants != nil { // its hello said what is over now
+		o.grants.cut(errRemoved)
+		o.grantsOver()
 	}
 }
 
@@ -188,6 +219,7 @@ func (o *owner) result(l *controlLink, request uint64, err error) {
 // grants come from.
 func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	log := o.agent.cfg.Log
+	o.anew = false
 	o.agent.metrics.connected.WithLabelValues(controlSession).Set(1)
 	if d := h.GetReportInterval().AsDuration(); d >= minReportInterval && d <= maxReportInterval {
 		if d != o.interval {

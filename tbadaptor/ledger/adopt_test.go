@@ -94,13 +94,16 @@ func TestABrokerThatWasNotHeardIsPresumedDead(t *testing.T) {
 			return lapses
 		}
 		start := stamp.Mono(0).Add(time.Hour)
-		expire(start)
 		if _, err := l.Hello(Session{Broker: "a", Instance: "a1", Policy: Available, Held: []Held{{Topic: "t", Share: half, Epoch: 7}}}, start); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := l.Adopt("t", Terms{Contract: contract}, []share.Assigned{{Broker: "a", Share: half}, {Broker: "b", Share: half}}, nil); err != nil {
 			t.Fatal(err)
 		}
+		if first := expire(start); len(first) > 0 {
+			t.Fatalf("at once: %v", first)
+		}
+		expire(start.Add(30 * time.Second)) // leases
 		if lapses := expire(start.Add(61 * time.Second)); len(lapses) > 0 {
 			t.Fatalf("after %v: %v", after, lapses)
 		}

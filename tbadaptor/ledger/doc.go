@@ -82,7 +82,7 @@
 // for Flex + ClockBound and its base for Session + ClockBound; of an Available one
 // its base until it is back.
 //
-// The memory is not durable. After its loss brokers report what they hold, which
+// The memory is not durable: who keeps contracts keeps, too, who is Freed or Strict. After its loss brokers report what they hold, which
 // counts as reserved, even where the sum exceeds the contract; then nothing grows
 // until decreases have brought it back. A contract that is brought back, or changed
 // before that, grants nothing until all brokers that are named with it have said

@@ -32,8 +32,6 @@ type Ledger struct {
 	// heard has the brokers that have said what they hold, or were forgotten,
 	// since New: what another one holds, an earlier ledger granted.
 	heard map[string]bool
-	// began is when Expire was first called; 0: not yet.
-	began stamp.Mono
 }
 
 type broker struct {
@@ -336,8 +334,12 @@ func (l *Ledger) Renew(id string, now stamp.Mono) (renewed bool, grants []Grant)
 // reserved goes to others. A broker that is awaited has been silent at least since
 // the first call.
 func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
-	if l.began == 0 {
-		l.began = now
+	for _, id := range l.allAwaited() {
+		if b := l.brokers[id]; b == nil {
+			l.brokers[id] = &broker{policy: Available, renewed: now}
+		} else if b.instance == "" && b.renewed == 0 {
+			b.renewed = now
+		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
@@ -359,11 +361,6 @@ func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
 		}
 		if lapse.Flex || lapse.Base {
 			lapses = append(lapses, lapse)
-		}
-	}
-	if p := l.leases.PresumeDead; p > 0 && now.Sub(l.began) > p+l.leases.ClockBound {
-		for _, id := range l.allAwaited() {
-			lapses = append(lapses, Lapse{Broker: id, Flex: true, Base: true})
 		}
 	}
 	for _, lapse := range lapses { // not before: one of them must not get what another had
@@ -439,6 +436,32 @@ func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 	delete(l.brokers, id)
 	l.clear(id)
 	return freed, append(l.advanceAll(id), l.hear(id)...), nil
+}
+
+// Strict says that these brokers were Strict when they were heard last, by an earlier
+// ledger: nothing that one of them holds outlives its lease.
+func (l *Ledger) Strict(ids []string) {
+	for _, id := range ids {
+		switch b := l.brokers[id]; {
+		case l.heard[id]:
+		case b == nil:
+			l.brokers[id] = &broker{policy: Strict}
+		case b.instance == "":
+			b.policy = Strict
+		}
+	}
+}
+
+// Freed returns the brokers that have no session and hold nothing, because their
+// leases are over or they were forgotten, by id.
+func (l *Ledger) Freed() []string {
+	var ids []string
+	for _, id := range slices.Sorted(maps.Keys(l.heard)) {
+		if b := l.brokers[id]; b == nil || b.baseOver {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // Ack says that the grant of this epoch is in force at the broker, and that its

@@ -100,7 +100,7 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 			bad.add(at, "%q appears twice", broker)
 		}
 	}
-	t.awaited = req.Awaited
+	t.awaited, t.strict = req.Awaited, req.Strict
 	if len(bad) == 0 && !left.IsZero() {
 		bad.add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
 	}
@@ -166,6 +166,7 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 // update gives a topic another contract or other members. It does not wait.
 func (s *Server) update(t *topic) error {
 	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		l.Strict(t.strict)
 		grants, err := l.Change(t.name, s.terms(t), t.initial, t.awaited)
 		if err != nil {
 			return nil, err
@@ -250,6 +251,7 @@ func lacking(v ledger.TopicView) []string {
 // adopt takes back a contract that may be in use. It does not wait.
 func (s *Server) adopt(t *topic) error {
 	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		l.Strict(t.strict)
 		grants, err := l.Adopt(t.name, s.terms(t), t.initial, t.awaited)
 		if err != nil {
 			return nil, err
@@ -318,7 +320,7 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 	} else if v, ok := s.mu.ledger.Topic(req.Topic); ok {
 		views = append(views, v)
 	}
-	response := &srtmv1.ListSharesResponse{}
+	response := &srtmv1.ListSharesResponse{Freed: s.mu.ledger.Freed()}
 	for _, v := range views {
 		if !v.Removing {
 			response.Topics = append(response.Topics, s.sharesLocked(v, req.History))

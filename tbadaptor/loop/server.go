@@ -139,6 +139,7 @@ type topic struct {
 	initial  []share.Assigned
 	members  map[string]*member // by broker; the keys do not change
 	awaited  []string           // no members, and to be heard before it is adopted
+	strict   []string           // of both
 	// Every member has had its first share: from then on the rule may move
 	// shares. Before, it would give away those of members on their way.
 	settled bool

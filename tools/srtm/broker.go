@@ -22,7 +22,7 @@ func brokerCommand() *cobra.Command {
 		Args:  noArguments,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand(), brokerCalibrateCommand())
+	cmd.AddCommand(brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand(), brokerCalibrateCommand(), brokerRemoveCommand())
 	return cmd
 }
 
@@ -167,6 +167,44 @@ func brokerCapacityCommand() *cobra.Command {
 func setCapacity(ctx context.Context, conn *grpc.ClientConn, id string, mcap int64) (*srtmv1.Broker, error) {
 	r, err := srtmv1.NewAdminServiceClient(conn).SetBrokerCapacity(ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: id, Mcap: mcap})
 	return r.GetBroker(), err
+}
+
+func brokerRemoveCommand() *cobra.Command {
+	var c cli
+	cmd := &cobra.Command{
+		Use:   "remove BROKER",
+		Short: "Strike a dead broker off",
+		Long: `remove says that a broker is dead and will not come back with what it holds: its
+shares go to others, as with "share forget", and what it may still have of topics
+that have moved away from it is given up. It shows both. A broker that is connected
+is refused (stop it first), and so is one that topics are placed on: they move away
+by themselves as far as others have room, after --evacuate-after of the
+loaddistributor.
+
+Should the broker come back, it is told so, gives up what it holds, and joins as a
+new one. If it was alive and only cut off, contracts were exceeded by its bases until
+then.`,
+		Args: oneBroker,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+				r, err := srtmv1.NewAdminServiceClient(conn).RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: args[0]})
+				if err != nil {
+					return err
+				}
+				out := cmd.OutOrStdout()
+				if c.output == formJSON {
+					return writeProto(out, r)
+				}
+				if err := writeFreed(out, c.output, args[0], r.GetFreed()); err != nil || len(r.GetLeft()) == 0 {
+					return err
+				}
+				_, err = fmt.Fprintf(out, "given up with what it may have had of them: %s\n", strings.Join(r.GetLeft(), ", "))
+				return err
+			})
+		},
+	}
+	c.flags(cmd)
+	return cmd
 }
 
 // oneBroker is cobra's check as a usage error.

@@ -90,6 +90,12 @@ func (a *admin) MovePublishers(_ context.Context, r *srtmv1.MovePublishersReques
 	return &srtmv1.MovePublishersResponse{Topic: topic()}, nil
 }
 
+func (*admin) RemoveBroker(context.Context, *srtmv1.RemoveBrokerRequest) (*srtmv1.RemoveBrokerResponse, error) {
+	return &srtmv1.RemoveBrokerResponse{
+		Freed: []*srtmv1.FreedShare{{Topic: "sensors", Share: &srtmv1.Share{RateMilli: 440_000, Burst: 12}}}, Left: []string{"pumps", "valves"},
+	}, nil
+}
+
 // DrainBroker says that there is a topic; ListBrokers, asked next, has none.
 func (a *admin) DrainBroker(_ context.Context, r *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
 	a.drained = r
@@ -218,6 +224,7 @@ func TestOutputs(t *testing.T) {
 	address := serve(t, &admin{})
 	for name, args := range map[string][]string{
 		"broker-list":    {"broker", "list"},
+		"broker-remove":  {"broker", "remove", "b2"},
 		"share-list":     {"share", "list"},
 		"share-history":  {"share", "history", "sensors", "--last=2"},
 		"share-forget":   {"share", "forget", "b2"},

@@ -1982,11 +1982,109 @@ func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
 	return nil
 }
 
+type RemoveBrokerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId      string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveBrokerRequest) Reset() {
+	*x = RemoveBrokerRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveBrokerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveBrokerRequest) ProtoMessage() {}
+
+func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
+func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RemoveBrokerRequest) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+type RemoveBrokerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was reserved for it, by topic.
+	Freed []*FreedShare `protobuf:"bytes,1,rep,name=freed,proto3" json:"freed,omitempty"`
+	// Topics of which it may have had messages, by name.
+	Left          []string `protobuf:"bytes,2,rep,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveBrokerResponse) Reset() {
+	*x = RemoveBrokerResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveBrokerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveBrokerResponse) ProtoMessage() {}
+
+func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
+func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
+	if x != nil {
+		return x.Freed
+	}
+	return nil
+}
+
+func (x *RemoveBrokerResponse) GetLeft() []string {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
 var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x13srtm/v1/types.proto\"\x99\x02\n" +
+	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\x99\x02\n" +
 	"\tTopicSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x122\n" +
@@ -2130,7 +2228,12 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
 	"\x04mcap\x18\x02 \x01(\x03R\x04mcap\"D\n" +
 	"\x19SetBrokerCapacityResponse\x12'\n" +
-	"\x06broker\x18\x01 \x01(\v2\x0f.srtm.v1.BrokerR\x06broker*\xa9\x01\n" +
+	"\x06broker\x18\x01 \x01(\v2\x0f.srtm.v1.BrokerR\x06broker\"2\n" +
+	"\x13RemoveBrokerRequest\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\"U\n" +
+	"\x14RemoveBrokerResponse\x12)\n" +
+	"\x05freed\x18\x01 \x03(\v2\x13.srtm.v1.FreedShareR\x05freed\x12\x12\n" +
+	"\x04left\x18\x02 \x03(\tR\x04left*\xa9\x01\n" +
 	"\n" +
 	"TopicState\x12\x1b\n" +
 	"\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -2138,7 +2241,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\xb9\x05\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x052\x86\x06\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -2149,7 +2252,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\vUpdateTopic\x12\x1b.srtm.v1.UpdateTopicRequest\x1a\x1c.srtm.v1.UpdateTopicResponse\x12H\n" +
 	"\vDrainBroker\x12\x1b.srtm.v1.DrainBrokerRequest\x1a\x1c.srtm.v1.DrainBrokerResponse\x12Q\n" +
 	"\x0eMovePublishers\x12\x1e.srtm.v1.MovePublishersRequest\x1a\x1f.srtm.v1.MovePublishersResponse\x12Z\n" +
-	"\x11SetBrokerCapacity\x12!.srtm.v1.SetBrokerCapacityRequest\x1a\".srtm.v1.SetBrokerCapacityResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\x11SetBrokerCapacity\x12!.srtm.v1.SetBrokerCapacityRequest\x1a\".srtm.v1.SetBrokerCapacityResponse\x12K\n" +
+	"\fRemoveBroker\x12\x1c.srtm.v1.RemoveBrokerRequest\x1a\x1d.srtm.v1.RemoveBrokerResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admin_proto_rawDescOnce sync.Once
@@ -2164,7 +2268,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                   // 0: srtm.v1.TopicState
 	(*TopicSpec)(nil),                 // 1: srtm.v1.TopicSpec
@@ -2196,30 +2300,33 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*MovePublishersResponse)(nil),    // 27: srtm.v1.MovePublishersResponse
 	(*SetBrokerCapacityRequest)(nil),  // 28: srtm.v1.SetBrokerCapacityRequest
 	(*SetBrokerCapacityResponse)(nil), // 29: srtm.v1.SetBrokerCapacityResponse
-	nil,                               // 30: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),                  // 31: srtm.v1.Contract
-	(*Publisher)(nil),                 // 32: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 33: srtm.v1.PublisherGroup
-	(*Share)(nil),                     // 34: srtm.v1.Share
-	(*TopicStats)(nil),                // 35: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),       // 36: google.protobuf.Duration
-	(*fieldmaskpb.FieldMask)(nil),     // 37: google.protobuf.FieldMask
+	(*RemoveBrokerRequest)(nil),       // 30: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),      // 31: srtm.v1.RemoveBrokerResponse
+	nil,                               // 32: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),                  // 33: srtm.v1.Contract
+	(*Publisher)(nil),                 // 34: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 35: srtm.v1.PublisherGroup
+	(*Share)(nil),                     // 36: srtm.v1.Share
+	(*TopicStats)(nil),                // 37: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),       // 38: google.protobuf.Duration
+	(*fieldmaskpb.FieldMask)(nil),     // 39: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 40: srtm.v1.FreedShare
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	31, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	32, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	33, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	30, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	34, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	34, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	35, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	35, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	36, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	33, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	34, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	35, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	32, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	36, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	36, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	37, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	37, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	38, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	3,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	35, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	37, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	5,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
 	6,  // 12: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	36, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	38, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
 	1,  // 14: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 15: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	2,  // 16: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
@@ -2233,34 +2340,37 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	7,  // 24: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
 	8,  // 25: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
 	1,  // 26: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	37, // 27: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	39, // 27: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
 	7,  // 28: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
 	8,  // 29: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
 	7,  // 30: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
 	8,  // 31: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	12, // 32: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	14, // 33: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	16, // 34: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	18, // 35: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	20, // 36: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	22, // 37: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	24, // 38: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	26, // 39: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	28, // 40: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	13, // 41: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	15, // 42: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	17, // 43: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	19, // 44: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	21, // 45: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	23, // 46: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	25, // 47: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	27, // 48: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	29, // 49: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	41, // [41:50] is the sub-list for method output_type
-	32, // [32:41] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	40, // 32: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	12, // 33: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	14, // 34: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	16, // 35: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	18, // 36: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	20, // 37: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	22, // 38: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	24, // 39: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	26, // 40: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	28, // 41: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	30, // 42: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	13, // 43: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	15, // 44: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	17, // 45: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	19, // 46: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	21, // 47: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	23, // 48: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	25, // 49: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	27, // 50: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	29, // 51: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	31, // 52: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	43, // [43:53] is the sub-list for method output_type
+	33, // [33:43] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -2268,6 +2378,7 @@ func file_srtm_v1_admin_proto_init() {
 	if File_srtm_v1_admin_proto != nil {
 		return
 	}
+	file_srtm_v1_grant_proto_init()
 	file_srtm_v1_types_proto_init()
 	file_srtm_v1_admin_proto_msgTypes[2].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[3].OneofWrappers = []any{}
@@ -2277,7 +2388,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

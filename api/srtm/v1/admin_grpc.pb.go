@@ -28,6 +28,7 @@ const (
 	AdminService_DrainBroker_FullMethodName       = "/srtm.v1.AdminService/DrainBroker"
 	AdminService_MovePublishers_FullMethodName    = "/srtm.v1.AdminService/MovePublishers"
 	AdminService_SetBrokerCapacity_FullMethodName = "/srtm.v1.AdminService/SetBrokerCapacity"
+	AdminService_RemoveBroker_FullMethodName      = "/srtm.v1.AdminService/RemoveBroker"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -100,6 +101,17 @@ type AdminServiceClient interface {
 	// than what is promised already, it degrades the topics there and nothing new
 	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
 	SetBrokerCapacity(ctx context.Context, in *SetBrokerCapacityRequest, opts ...grpc.CallOption) (*SetBrokerCapacityResponse, error)
+	// RemoveBroker takes the caller's word that a broker is dead: its shares go to
+	// others (as with ForgetBroker), and what it still has of topics that have moved
+	// away is given up. Should it come back, it is refused once with
+	// FAILED_PRECONDITION, BROKER_REMOVED, and joins as a new one once it holds nothing.
+	//
+	//	NOT_FOUND            there is no such broker
+	//	FAILED_PRECONDITION  it is connected (BROKER_CONNECTED), or topics are placed on
+	//	                     it (BROKER_IN_USE): they move away by themselves, as far as
+	//	                     they fit elsewhere
+	//	UNAVAILABLE          the adaptor does not answer
+	RemoveBroker(ctx context.Context, in *RemoveBrokerRequest, opts ...grpc.CallOption) (*RemoveBrokerResponse, error)
 }
 
 type adminServiceClient struct {
@@ -209,6 +221,16 @@ func (c *adminServiceClient) SetBrokerCapacity(ctx context.Context, in *SetBroke
 	return out, nil
 }
 
+func (c *adminServiceClient) RemoveBroker(ctx context.Context, in *RemoveBrokerRequest, opts ...grpc.CallOption) (*RemoveBrokerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveBrokerResponse)
+	err := c.cc.Invoke(ctx, AdminService_RemoveBroker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -279,6 +301,17 @@ type AdminServiceServer interface {
 	// than what is promised already, it degrades the topics there and nothing new
 	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
 	SetBrokerCapacity(context.Context, *SetBrokerCapacityRequest) (*SetBrokerCapacityResponse, error)
+	// RemoveBroker takes the caller's word that a broker is dead: its shares go to
+	// others (as with ForgetBroker), and what it still has of topics that have moved
+	// away is given up. Should it come back, it is refused once with
+	// FAILED_PRECONDITION, BROKER_REMOVED, and joins as a new one once it holds nothing.
+	//
+	//	NOT_FOUND            there is no such broker
+	//	FAILED_PRECONDITION  it is connected (BROKER_CONNECTED), or topics are placed on
+	//	                     it (BROKER_IN_USE): they move away by themselves, as far as
+	//	                     they fit elsewhere
+	//	UNAVAILABLE          the adaptor does not answer
+	RemoveBroker(context.Context, *RemoveBrokerRequest) (*RemoveBrokerResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -315,6 +348,9 @@ func (UnimplementedAdminServiceServer) MovePublishers(context.Context, *MovePubl
 }
 func (UnimplementedAdminServiceServer) SetBrokerCapacity(context.Context, *SetBrokerCapacityRequest) (*SetBrokerCapacityResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetBrokerCapacity not implemented")
+}
+func (UnimplementedAdminServiceServer) RemoveBroker(context.Context, *RemoveBrokerRequest) (*RemoveBrokerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveBroker not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -492,6 +528,24 @@ func _AdminService_SetBrokerCapacity_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_RemoveBroker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveBrokerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).RemoveBroker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_RemoveBroker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).RemoveBroker(ctx, req.(*RemoveBrokerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -530,6 +584,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetBrokerCapacity",
 			Handler:    _AdminService_SetBrokerCapacity_Handler,
+		},
+		{
+			MethodName: "RemoveBroker",
+			Handler:    _AdminService_RemoveBroker_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -151,7 +151,10 @@ type BrokerHello struct {
 	// Topics the broker holds from before; empty after a fresh start.
 	Topics []string `protobuf:"bytes,7,rep,name=topics,proto3" json:"topics,omitempty"`
 	// The machine's name, for people; may be empty.
-	Hostname      string `protobuf:"bytes,8,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Hostname string `protobuf:"bytes,8,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	// It was told that it is removed (FAILED_PRECONDITION, BROKER_REMOVED), has given
+	// up every share since, those on its disk too, and joins as a new one.
+	Anew          bool `protobuf:"varint,9,opt,name=anew,proto3" json:"anew,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -240,6 +243,13 @@ func (x *BrokerHello) GetHostname() string {
 		return x.Hostname
 	}
 	return ""
+}
+
+func (x *BrokerHello) GetAnew() bool {
+	if x != nil {
+		return x.Anew
+	}
+	return false
 }
 
 // BrokerReport lists every topic of the broker, idle ones too: a topic that is
@@ -981,7 +991,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x0eprepare_result\x18\x02 \x01(\v2\x16.srtm.v1.PrepareResultH\x00R\rprepareResult\x12/\n" +
 	"\x06report\x18\x03 \x01(\v2\x15.srtm.v1.BrokerReportH\x00R\x06report\x12/\n" +
 	"\barrivals\x18\x04 \x01(\v2\x11.srtm.v1.ArrivalsH\x00R\barrivalsB\t\n" +
-	"\amessage\"\xec\x01\n" +
+	"\amessage\"\x80\x02\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -991,7 +1001,8 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x12\x12\n" +
 	"\x04mcap\x18\x06 \x01(\x03R\x04mcap\x12\x16\n" +
 	"\x06topics\x18\a \x03(\tR\x06topics\x12\x1a\n" +
-	"\bhostname\x18\b \x01(\tR\bhostname\";\n" +
+	"\bhostname\x18\b \x01(\tR\bhostname\x12\x12\n" +
+	"\x04anew\x18\t \x01(\bR\x04anew\";\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"\xba\x01\n" +
 	"\bArrivals\x12\x14\n" +

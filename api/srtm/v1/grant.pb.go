@@ -928,7 +928,11 @@ type SetContractRequest struct {
 	// as there are fewer tokens than brokers. An adaptor that has restarted gives
 	// nothing out before they, too, have said what they hold. Distinct, and none of
 	// the members.
-	Awaited       []string `protobuf:"bytes,11,rep,name=awaited,proto3" json:"awaited,omitempty"`
+	Awaited []string `protobuf:"bytes,11,rep,name=awaited,proto3" json:"awaited,omitempty"`
+	// Those of the members and of the awaited that are known to be STRICT: what one of
+	// them holds is over when the adaptor has not heard it for as long as its lease
+	// lasts.
+	Strict        []string `protobuf:"bytes,12,rep,name=strict,proto3" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1008,6 +1012,13 @@ func (x *SetContractRequest) GetUpdate() bool {
 func (x *SetContractRequest) GetAwaited() []string {
 	if x != nil {
 		return x.Awaited
+	}
+	return nil
+}
+
+func (x *SetContractRequest) GetStrict() []string {
+	if x != nil {
+		return x.Strict
 	}
 	return nil
 }
@@ -1326,8 +1337,11 @@ func (x *FreedShare) GetShare() *Share {
 }
 
 type ListSharesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topics        []*TopicShares         `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Topics []*TopicShares         `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	// Brokers without a session that hold nothing, because their leases are over or
+	// somebody said that they are dead; by id. Whatever topic was asked for.
+	Freed         []string `protobuf:"bytes,2,rep,name=freed,proto3" json:"freed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1365,6 +1379,13 @@ func (*ListSharesResponse) Descriptor() ([]byte, []int) {
 func (x *ListSharesResponse) GetTopics() []*TopicShares {
 	if x != nil {
 		return x.Topics
+	}
+	return nil
+}
+
+func (x *ListSharesResponse) GetFreed() []string {
+	if x != nil {
+		return x.Freed
 	}
 	return nil
 }
@@ -1761,7 +1782,7 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1e\n" +
 	"\n" +
 	"publishers\x18\x03 \x01(\rR\n" +
-	"publishers\"\xeb\x01\n" +
+	"publishers\"\x83\x02\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +
@@ -1771,7 +1792,8 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05adopt\x18\x05 \x01(\bR\x05adopt\x12\x16\n" +
 	"\x06update\x18\n" +
 	" \x01(\bR\x06update\x12\x18\n" +
-	"\aawaited\x18\v \x03(\tR\aawaited\"\x15\n" +
+	"\aawaited\x18\v \x03(\tR\aawaited\x12\x16\n" +
+	"\x06strict\x18\f \x03(\tR\x06strict\"\x15\n" +
 	"\x13SetContractResponse\"-\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x18\n" +
@@ -1786,9 +1808,10 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\n" +
 	"FreedShare\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
-	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"B\n" +
+	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"X\n" +
 	"\x12ListSharesResponse\x12,\n" +
-	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\"\xeb\x01\n" +
+	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\x12\x14\n" +
+	"\x05freed\x18\x02 \x03(\tR\x05freed\"\xeb\x01\n" +
 	"\vTopicShares\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12.\n" +

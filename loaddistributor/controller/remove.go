@@ -1,0 +1,149 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
+// that are gone, and tells it when it has forgotten. Not at once after a start: one
+// that lives calls by then, and whoever has a session is not forgotten.
+func (c *Controller) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
+	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, t := range shares.Topics {
+		for _, id := range t.Awaited {
+			awaited[id] = true
+		}
+		for _, m := range t.Members {
+			if m.Connected {
+				holds[m.BrokerId], strict[m.BrokerId] = true, m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT
+			}
+		}
+	}
+	now := c.now()
+	var forget []string
+	c.mu.Lock()
+	for _, b := range c.mu.next.Brokers() {
+		note := catalog.BrokerNoted{ID: b.ID, Forgotten: b.Forgotten || !b.Connected && slices.Contains(shares.Freed, b.ID), Strict: b.Strict}
+		if holds[b.ID] {
+			note.Forgotten, note.Strict = false, strict[b.ID]
+		}
+		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
+			_, err := c.stageLocked(note)
+			_ = must("note on broker "+b.ID, err) // the next comparison finds it again
+		}
+		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
+			forget = append(forget, b.ID)
+		}
+	}
+	c.mu.Unlock()
+	for _, id := range forget {
+		if _, err := c.adaptor.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: id}); err != nil {
+			c.cfg.Log.Warn("the adaptor waits for a broker that was forgotten", obs.KeyBroker, id, obs.KeyError, err)
+		}
+	}
+}
+
+// strictOf returns those of the brokers that are known to be strict.
+func (c *Controller) strictOf(ids []string) (strict []string) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, id := range ids {
+		if b, _ := c.mu.next.Broker(id); b.Strict {
+			strict = append(strict, id)
+		}
+	}
+	return strict
+}
+
+// RemoveBroker takes the caller's word that a broker is dead: it is none of the
+// cluster any more, until it joins anew. It returns what was reserved for it, and the
+// topics of which it may have had messages. Errors: catalog.ErrBrokerUnknown,
+// ErrBrokerConnected, ErrBrokerInUse; *AdaptorError.
+func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, left []string, err error) {
+	if err := c.following(); err != nil {
+		return nil, nil, err
+	}
+	c.mu.Lock()
+	if c.mu.closing {
+		c.mu.Unlock()
+		return nil, nil, ErrClosing
+	}
+	c.work.Add(1)
+	defer c.work.Done()
+	b, known := c.mu.next.Broker(id)
+	var placed []string
+	for _, name := range c.mu.next.Placed(id) {
+		if topic, _ := c.mu.next.Topic(name); slices.Contains(topic.Retiring, id) {
+			left = append(left, name)
+		} else {
+			placed = append(placed, name)
+		}
+	}
+	c.mu.Unlock()
+	switch {
+	case !known:
+		err = catalog.ErrBrokerUnknown
+	case b.Connected:
+		err = catalog.ErrBrokerConnected
+	case placed != nil:
+		err = fmt.Errorf("%w: %s", catalog.ErrBrokerInUse, strings.Join(placed, ", "))
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("remove broker %q: %w", id, err)
+	}
+	limit, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
+	defer cancel()
+	r, err := c.adaptor.ForgetBroker(limit, &srtmv1.ForgetBrokerRequest{BrokerId: id})
+	switch status.Code(err) {
+	case codes.OK, codes.NotFound:
+	case codes.FailedPrecondition:
+		return nil, nil, fmt.Errorf("remove broker %q: %w to the adaptor", id, catalog.ErrBrokerConnected)
+	default:
+		return nil, nil, &AdaptorError{err}
+	}
+	for _, name := range left {
+		if err := c.giveUp(ctx, name, id); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := c.commit(catalog.BrokerRemoved{ID: id}); err != nil {
+		return nil, nil, err
+	}
+	c.mu.Lock()
+	delete(c.mu.away, id)
+	c.mu.Unlock()
+	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
+	return r.GetFreed(), left, nil
+}
+
+// giveUp gives up what a dead broker has of a topic that has moved away from it.
+func (c *Controller) giveUp(ctx context.Context, name, id string) error {
+	release, err := c.hold(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	c.mu.RLock()
+	topic, _ := c.mu.next.Topic(name)
+	c.mu.RUnlock()
+	if !slices.Contains(topic.Retiring, id) {
+		return nil // deleted meanwhile, or it is back
+	}
+	if err := c.commit(catalog.MemberRetired{Topic: name, Broker: id}); err != nil {
+		return err
+	}
+	if err := c.reshare(name); err != nil {
+		c.cfg.Log.Warn("shares as before a broker was removed, for now", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
+	}
+	return nil
+}
