@@ -13,9 +13,9 @@ import (
 	"github.com/nsqio/go-nsq"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
@@ -114,7 +114,7 @@ func New(cfg Config) (*Client, error) {
 	params := grpc.ConnectParams{Backoff: grpcbackoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
 	params.Backoff.BaseDelay, params.Backoff.MaxDelay = 5*firstBackoff, lastBackoff
 	cfg.DialOptions = append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params),
+		grpc.WithTransportCredentials(secure.Plain()), grpc.WithConnectParams(params),
 	}, cfg.DialOptions...)
 	c := &Client{cfg: cfg, log: cfg.Logger}
 	if c.log == nil {

@@ -44,7 +44,7 @@ func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
 func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
 	var errs []error
 	log := &atomic.Pointer[slog.Logger]{}
-	transport := insecure.NewCredentials()
+	transport := Plain()
 	if c.CAFile != "" {
 		files := []string{c.CertFile, c.KeyFile}
 		if c.CAFile != SystemCA {
@@ -102,6 +102,40 @@ func (c ClientConfig) TLS(prefix string) (*tls.Config, error) {
 		cfg.Certificates = []tls.Certificate{pair}
 	}
 	return cfg, errors.Join(errs...)
+}
+
+// Plain returns the credentials of a connection in clear. Where the server ends it
+// at the first bytes, as one with TLS does, the error says what that may mean.
+func Plain() credentials.TransportCredentials { return plain{insecure.NewCredentials()} }
+
+type plain struct {
+	credentials.TransportCredentials
+}
+
+func (p plain) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := p.TransportCredentials.ClientHandshake(ctx, authority, conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &plainConn{Conn: conn}, info, nil
+}
+
+func (p plain) Clone() credentials.TransportCredentials {
+	return plain{p.TransportCredentials.Clone()}
+}
+
+type plainConn struct {
+	net.Conn
+	heard bool // owned by the reader
+}
+
+func (c *plainConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n == 0 && err != nil && !c.heard && !errors.Is(err, net.ErrClosed) {
+		return 0, fmt.Errorf("%w: spoken to in clear, the server ended the connection: it may take TLS", err)
+	}
+	c.heard = true
+	return n, err
 }
 
 // renewed are the credentials that it returns at each handshake.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -377,7 +378,7 @@ func TestTLS(t *testing.T) {
 		fault   string // in the error; "": it works
 	}{
 		"TLS":                               {tlsOnly, ClientConfig{CAFile: ours.File}, ""},
-		"in clear to a server with TLS":     {tlsOnly, ClientConfig{}, "error reading server preface"},
+		"in clear to a server with TLS":     {tlsOnly, ClientConfig{}, "spoken to in clear, the server ended the connection: it may take TLS"},
 		"TLS to a server without":           {clear, ClientConfig{CAFile: ours.File}, "first record does not look like a TLS handshake"},
 		"an authority of others":            {tlsOnly, ClientConfig{CAFile: others.File}, "certificate signed by unknown authority"},
 		"the system's authorities":          {tlsOnly, ClientConfig{CAFile: SystemCA}, "certificate signed by unknown authority"},
@@ -412,6 +413,56 @@ func TestTLS(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A server says whose handshake has failed and why, not more often than once a second.
+func TestFailedHandshakesAreLogged(t *testing.T) {
+	cert := testkit.NewAuthority(t).Certificate("server")
+	s, err := ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := make(chan string, 100)
+	s.Log(slog.New(slog.NewTextHandler(each(lines), nil)))
+	server := grpc.NewServer(s.Options()...)
+	ln := testkit.Listen(t)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(ln) }()
+	begun := time.Now()
+	err = ask(t, dial(t, ln.Addr().String(), ClientConfig{}), srtmv1.AdminService_ListTopics_FullMethodName)
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("in clear: %v", err)
+	}
+	for range 20 {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, c) // until it is refused
+		c.Close()
+	}
+	server.Stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	most := int(time.Since(begun)/time.Second) + 2
+	if line := <-lines; !strings.Contains(line, "the client speaks in clear, and this port takes TLS") || !strings.Contains(line, "remote=127.0.0.1:") {
+		t.Errorf("logged %q", line)
+	}
+	if len(lines) >= most {
+		t.Errorf("and %d lines more", len(lines))
+	}
+}
+
+// each sends what is written, a line at a time.
+type each chan<- string
+
+func (e each) Write(b []byte) (int, error) {
+	e <- string(b)
+	return len(b), nil
 }
 
 func TestTLSAndTokens(t *testing.T) {
@@ -481,9 +532,16 @@ func TestHTTP(t *testing.T) {
 	if res, err := http.NewRequest("GET", "http://"+web.Listener.Addr().String()+"/ping", nil); err != nil {
 		t.Fatal(err)
 	} else if answer, err := client.Do(res); err == nil {
+		body, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if answer.StatusCode == http.StatusOK {
 			t.Error("it answers in clear, too")
+		}
+		if text := string(body); !strings.Contains(text, "HTTP request to an HTTPS server") {
+			t.Errorf("a client in clear is told %q", text)
 		}
 	}
 

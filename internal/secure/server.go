@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -24,6 +26,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // Flags is what a set of flags offers, of the standard library or of pflag.
@@ -82,6 +85,8 @@ type Server struct {
 	httpTLS bool
 	force   string
 	log     *atomic.Pointer[slog.Logger]
+
+	told atomic.Int64 // when a failed handshake was logged last, in Unix seconds
 }
 
 // serverTLS is the same for both protocols, which differ in what they negotiate.
@@ -202,12 +207,33 @@ func (s *Server) check(flag, address string, safe bool, want string) error {
 func (s *Server) Options() []grpc.ServerOption {
 	var options []grpc.ServerOption
 	if s.tls != nil {
-		options = append(options, grpc.Creds(renewed(func() credentials.TransportCredentials { return s.tls.get().rpc })))
+		options = append(options, grpc.Creds(telling{renewed(func() credentials.TransportCredentials { return s.tls.get().rpc }), s}))
 	}
 	if s.tokens != nil {
 		options = append(options, grpc.InTapHandle(s.authorise), grpc.ChainStreamInterceptor(bind))
 	}
 	return options
+}
+
+// telling logs handshakes that failed, which gRPC keeps to itself: one in a second at
+// most, since anybody can cause them.
+type telling struct {
+	credentials.TransportCredentials
+	s *Server
+}
+
+func (t telling) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := t.TransportCredentials.ServerHandshake(conn)
+	log, last, now := t.s.log.Load(), t.s.told.Load(), time.Now().Unix()
+	if err == nil || errors.Is(err, io.EOF) || log == nil || last == now || !t.s.told.CompareAndSwap(last, now) {
+		return secured, info, err
+	}
+	why := err
+	if errors.As(err, new(tls.RecordHeaderError)) {
+		why = fmt.Errorf("the client speaks in clear, and this port takes TLS: %w", err)
+	}
+	log.Warn("TLS handshake failed", obs.KeyRemote, conn.RemoteAddr().String(), obs.KeyError, why)
+	return secured, info, err
 }
 
 // authorise checks who calls. It runs when the headers of a call have come: an

@@ -182,7 +182,7 @@ func (s *Session) barred(v wire.Verb) *wire.Error {
 		return nil
 	}
 	if s.cfg.TLSRequired && !s.encrypted {
-		return notNow(v, "before TLS, which is required")
+		return notNow(v, "before TLS, which is required: IDENTIFY with tls_v1")
 	}
 	switch v {
 	case wire.VerbPub, wire.VerbMpub, wire.VerbDpub, wire.VerbSub:

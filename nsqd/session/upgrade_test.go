@@ -209,7 +209,7 @@ var _ = Describe("An upgrade", func() {
 					p.heard()
 					p.did()
 					p.send(command(verb))
-					Expect(p.heard()).To(Equal([]string{"error E_INVALID " + verb + " before TLS, which is required"}))
+					Expect(p.heard()).To(Equal([]string{"error E_INVALID " + verb + " before TLS, which is required: IDENTIFY with tls_v1"}))
 					Expect(p.ended()).To(Equal("E_INVALID"))
 					Expect(p.did()).To(BeEmpty())
 				}
@@ -218,7 +218,7 @@ var _ = Describe("An upgrade", func() {
 
 		It("is asked for before a body is waited for", func() {
 			p := connect(&cfg).send([]byte("PUB t\n"))
-			Expect(p.heard()).To(Equal([]string{"error E_INVALID PUB before TLS, which is required"}))
+			Expect(p.heard()).To(Equal([]string{"error E_INVALID PUB before TLS, which is required: IDENTIFY with tls_v1"}))
 			cfg.TLSRequired, cfg.AuthRequired = false, true
 			p = connect(&cfg).send([]byte("MPUB t\n"))
 			Expect(p.heard()).To(Equal([]string{"error E_AUTH_FIRST MPUB needs AUTH first"}))
