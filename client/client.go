@@ -37,7 +37,8 @@ type Config struct {
 	// Address is the loaddistributor's gRPC host:port, or those of several, with
 	// commas: any of them can say where a publisher belongs.
 	Address string
-	// DialOptions are added to the default, a connection without TLS: credentials.
+	// DialOptions are added to the default, a connection without TLS: credentials, by
+	// grpc.WithTransportCredentials, and a token, by Token or TokenFile.
 	DialOptions []grpc.DialOption
 	// NSQ is the model for connections to brokers (TLS, timeouts, secrets);
 	// ClientID is overwritten with the publisher's id. Nil means

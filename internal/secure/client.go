@@ -64,11 +64,11 @@ func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(transport)}
 	if c.TokenFile != "" {
-		token, err := newFresh(log, func() (string, error) { return readToken(c.TokenFile) }, c.TokenFile)
+		token, err := TokenFile(c.TokenFile)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--%stoken-file: %w", prefix, err))
 		} else {
-			options = append(options, grpc.WithPerRPCCredentials(bearer{token}))
+			options = append(options, grpc.WithPerRPCCredentials(token))
 		}
 	}
 	return options, errors.Join(errs...)
@@ -159,12 +159,24 @@ func (r renewed) OverrideServerName(string) error {
 	return errors.New("the server's name is that of the connection")
 }
 
-// bearer shows a token with each call. In clear, too, where there is no TLS:
-// on loopback, or where an operator has forced it.
-type bearer struct{ token *fresh[string] }
+// Bearer shows the token that it returns with each call. In clear, too, where there
+// is no TLS: on loopback, or where an operator has forced it.
+type Bearer func() string
 
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{"authorization": "Bearer " + b.token.get()}, nil
+// TokenFile returns a Bearer of the file's token, which is read again when it has
+// changed.
+func TokenFile(path string) (Bearer, error) {
+	token, err := newFresh(&atomic.Pointer[slog.Logger]{}, func() (string, error) { return readToken(path) }, path)
+	if err != nil {
+		return nil, err
+	}
+	return token.get, nil
 }
 
-func (bearer) RequireTransportSecurity() bool { return false }
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (b Bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + b()}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials.
+func (Bearer) RequireTransportSecurity() bool { return false }

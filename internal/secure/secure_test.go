@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -262,7 +261,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.token != "" { // as a stranger's client would, which reads no file of ours
-			options = append(options, grpc.WithPerRPCCredentials(bearer{constant(t, c.token)}))
+			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
 		}
 		conn, err := grpc.NewClient(ln.Addr().String(), options...)
 		if err != nil {
@@ -300,15 +299,6 @@ func TestCertificatesAndBrokers(t *testing.T) {
 			}
 		}
 	}
-}
-
-func constant(t *testing.T, token string) *fresh[string] {
-	t.Helper()
-	f, err := newFresh(&atomic.Pointer[slog.Logger]{}, func() (string, error) { return token, nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
 }
 
 // joins says hello as a broker to both services, and returns the one error that they

@@ -100,7 +100,7 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 		return grant{}, "", false
 	}
 	what := "token"
-	if token := Bearer(header); token != "" {
+	if token := TokenOf(header); token != "" {
 		if may, known = t.get().token(token); !known {
 			return grant{}, badToken, false
 		}
@@ -119,8 +119,8 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 	return may, "", true
 }
 
-// Bearer returns the token of an Authorization header; "" without.
-func Bearer(header string) string {
+// TokenOf returns the token of an Authorization header; "" without.
+func TokenOf(header string) string {
 	scheme, token, _ := strings.Cut(header, " ")
 	if !strings.EqualFold(scheme, "bearer") {
 		return ""

@@ -102,7 +102,7 @@ func (a *API) permitted(h handler) handler {
 }
 
 func (a *API) permit(r *http.Request) error {
-	secret := secure.Bearer(r.Header.Get("Authorization"))
+	secret := secure.TokenOf(r.Header.Get("Authorization"))
 	if secret == "" || len(secret) > maxSecret {
 		return refuse(http.StatusUnauthorized, "AUTH_FIRST", "publishing takes a secret of 1 to %d bytes, as Authorization: Bearer SECRET", maxSecret)
 	}

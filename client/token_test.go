@@ -1,0 +1,70 @@
+package client_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// A loaddistributor with tokens answers whom it knows.
+func TestTokens(t *testing.T) {
+	const token = "look-0123456789abcdef"
+	file := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(file, []byte("read-only "+token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	guard, err := secure.ServerConfig{TokenFile: file}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	placement, err := fake.NewPlacement()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer placement.Close()
+	server := grpc.NewServer(guard.Options()...)
+	srtmv1.RegisterPlacementServiceServer(server, placement)
+	ln := testkit.Listen(t)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(ln) }()
+	defer func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	fromFile, err := client.TokenFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.TokenFile(file + "x"); err == nil {
+		t.Error("a file that is not there is no fault")
+	}
+	for name, c := range map[string]struct {
+		options []grpc.DialOption
+		want    string
+	}{
+		"none":      {nil, "a token is needed"},
+		"another":   {[]grpc.DialOption{client.Token("no-0123456789abcdef")}, "the token is not known"},
+		"a token":   {[]grpc.DialOption{client.Token(token)}, client.ErrUnknown.Error()},
+		"of a file": {[]grpc.DialOption{fromFile}, client.ErrUnknown.Error()},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		_, err := client.NewPublisher(ctx, client.Config{Address: ln.Addr().String(), DialOptions: c.options}, "t", "p")
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
