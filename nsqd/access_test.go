@@ -131,3 +131,37 @@ func TestAnAddressForAdministrators(t *testing.T) {
 		})
 	}
 }
+
+// Where TLS is required, whoever watches over the broker needs none at the address for
+// administrators, and everybody else does.
+func TestMetricsInClear(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	cert, sensor := a.Certificate("nsqd"), a.Certificate("sensor7")
+	for _, policy := range []string{"--tls-required", "--tls-client-auth-policy=require-verify"} {
+		d := start(t, policy, "--tls-root-ca-file="+a.File, "--admin-http-address=127.0.0.1:0", "--tls-cert="+cert.CertFile, "--tls-key="+cert.KeyFile)
+		plain := client(t, nil)
+		encrypted := client(t, &tls.Config{RootCAs: a.Pool, ServerName: "localhost", Certificates: []tls.Certificate{sensor.TLS}})
+		admin := d.at.admin.Addr().String()
+		for request, want := range map[string][3]int{ // in clear at the address of all, at that of administrators, there with TLS
+			"GET /metrics":                {403, 200, 200},
+			"GET /healthz":                {403, 200, 200},
+			"POST /metrics":               {403, 403, 404},
+			"GET /stats":                  {403, 403, 200},
+			"GET /debug/state":            {403, 403, 200},
+			"POST /pub?topic=t":           {403, 403, 200},
+			"POST /topic/create?topic=t":  {403, 403, 200},
+			"GET /metrics/../debug/state": {403, 403, 200},
+		} {
+			method, path, _ := strings.Cut(request, " ")
+			for i, got := range [3]func() (int, string){
+				func() (int, string) { return call(t, plain, method, "http://"+d.at.http.Addr().String()+path, "") },
+				func() (int, string) { return call(t, plain, method, "http://"+admin+path, "") },
+				func() (int, string) { return call(t, encrypted, method, "https://"+admin+path, "") },
+			} {
+				if code, body := got(); code != want[i] || code == 403 && !strings.Contains(body, "TLS_REQUIRED") {
+					t.Errorf("%s: %s, %d: %d %.100s, want %d", policy, request, i, code, body, want[i])
+				}
+			}
+		}
+	}
+}

@@ -140,7 +140,11 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	routes := http.Handler(all)
 	var web []func(context.Context) error
 	if d.at.admin != nil {
-		web = append(web, lifecycle.Serve(d.at.admin, d.web(all)))
+		admin := d.web(all)
+		if _, mixed := d.at.admin.(either); mixed {
+			admin = serveEither(admin, port(d.at.admin))
+		}
+		web = append(web, lifecycle.Serve(d.at.admin, admin))
 		routes = all.Public()
 	}
 	if d.at.http != nil {

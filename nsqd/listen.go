@@ -48,7 +48,7 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 		encrypted := opts.secure != nil && opts.tlsRequiredFor() == tlsForAll
 		at.admin = &bounded{ln, &at.operators, !encrypted}
 		if encrypted {
-			at.admin = tls.NewListener(at.admin, opts.secure)
+			at.admin = either{at.admin, opts.secure}
 		}
 	}
 	return nil
