@@ -73,6 +73,10 @@ const (
 	etcdPrefix    = "etcd-"
 )
 
+// grace is how long brokers may take to come back to a loaddistributor that has lost
+// what it knew: longer than any of the pauses between their attempts.
+const grace = 15 * time.Second
+
 // list is a flag that may be repeated.
 type list []string
 
@@ -210,7 +214,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, Relief: mode, ReliefRules: o.reliefRules,
-		GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, Seed: o.seed, Log: log, Metrics: metrics,
+		Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }
 

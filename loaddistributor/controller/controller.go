@@ -77,6 +77,9 @@ type Config struct {
 	// due; the rules are checked unless it is off.
 	Relief      Relief
 	ReliefRules relief.Config
+	// For how long after the first broker has joined a catalog that was empty at the
+	// start denies no topic: others may hold it. 0: it does so at once.
+	Grace time.Duration
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
 	// Fitting is how new topics are fitted: fitting.ModeFast, fitting.ModePaper, or
@@ -183,6 +186,8 @@ type Controller struct {
 		requests  uint64                           // the last number given to a request
 		closing   bool
 		ending    chan struct{} // closed with closing
+		empty     bool          // the catalog was at the start, and nobody has created a topic since
+		settled   time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
 		unread    bool          // a follower before its first Reset
 		cut       bool          // a follower that cannot read the store any more
 		informed  chan struct{} // closed and replaced when either changes
@@ -202,6 +207,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		c.mu.cat = catalog.New()
 	}
 	c.cfg.Catalog = nil
+	c.mu.empty = c.mu.cat.Version() == 0 && cfg.Grace > 0
 	if c.mu.cat.Log() == 0 {
 		c.mu.cat.Name(rand.Uint64() | 1)
 	}

@@ -128,6 +128,7 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
+	c.mu.empty = false // it is a new cluster, or somebody sees to it
 	cr := &creation{spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.mu.creating[name] = cr
 	c.work.Add(1)
@@ -452,6 +453,9 @@ func (c *Controller) tearDown(name string, contracted bool) error {
 		if s := c.mu.sessions[broker]; s != nil && !slices.Contains(left, broker) {
 			delete(s.topics, name)
 		}
+	}
+	for _, s := range c.mu.sessions {
+		delete(s.unknown, name) // what it may hold of that name has been deleted, too
 	}
 	c.mu.Unlock()
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -14,6 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -120,6 +122,41 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		// Epochs go on from where they were.
 		other := second.mustCreate(spec("u", 100, 10))
 		Expect(other.Epoch).To(BeNumerically(">", before.Epoch))
+	})
+
+	It("that has lost its store leaves publishers where they are, and denies what nobody holds", func() {
+		first := newCluster(setup{data: &store.Memory{}})
+		node := agenttest.New()
+		first.join("b1", 600, node)
+		first.mustCreate(spec("t", 400, 10))
+		first.stop()
+		second := newCluster(setup{data: &store.Memory{}, address: first.address, config: func(cfg *controller.Config) { cfg.Grace = 15 * time.Second }})
+		resolved := func(topic string) error {
+			_, err := second.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: "g.7"})
+			return err
+		}
+		watched := func(topic string) error {
+			stream, err := second.placement.Watch(context.Background(), &srtmv1.WatchRequest{Topic: topic, PublisherIds: []string{"g.7"}})
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			return err
+		}
+		for _, asked := range []func(string) error{resolved, watched} {
+			Expect(asked("t")).To(fails(codes.Unavailable, rpc.ReasonUnread))
+			Expect(asked("never was")).To(fails(codes.Unavailable, rpc.ReasonUnread), "no broker has come yet")
+		}
+		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
+		<-time.After(15 * time.Second)
+		for _, asked := range []func(string) error{resolved, watched} {
+			Expect(asked("t")).To(fails(codes.Unavailable, rpc.ReasonUnread))
+			Expect(asked("never was")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		}
+		second.mustCreate(spec("t", 400, 10))
+		Expect(resolved("t")).To(Succeed())
+		_, err := second.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resolved("t")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 
 	It("rolls back a creation that nobody was told of", func() {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -31,6 +32,8 @@ type Session struct {
 	// Its topics, ours or not: those of its newest report, or before the first
 	// one of its hello.
 	topics map[string]*figures
+	// Those of its hello that the catalog did not know, nor knows of as deleted.
+	unknown map[string]bool
 	// How many reports have come.
 	reports uint64
 }
@@ -59,6 +62,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		out:      duplex.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests: map[uint64]*request{},
 		topics:   map[string]*figures{},
+		unknown:  map[string]bool{},
 	}
 	for _, name := range h.Topics {
 		s.topics[name] = &figures{}
@@ -84,14 +88,49 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		c.mu.Unlock()
 		return nil, err
 	}
+	if c.mu.settled.IsZero() {
+		c.mu.settled = c.now().Add(c.cfg.Grace)
+	}
+	for _, name := range h.Topics {
+		if _, known := c.mu.next.Topic(name); !known && !c.mu.next.LeftOn(name, h.BrokerId) {
+			s.unknown[name] = true
+		}
+	}
 	if old := c.mu.sessions[s.broker]; old != nil {
 		c.endLocked(old, ErrReplaced)
 	}
+	unknown := slices.Sorted(maps.Keys(s.unknown))
 	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
 	c.mu.Unlock()
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
 		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
+	if len(unknown) > 0 {
+		c.cfg.Log.Warn("a broker holds topics that this loaddistributor does not know: they are not of this cluster, or the store was lost or is not the one it was",
+			obs.KeyBroker, s.broker, obs.KeyCount, len(unknown), "first", unknown[0])
+	}
 	return s, nil
+}
+
+// missingLocked returns err, or catalog.ErrUnread, by which publishers stay where they
+// are, if it says that a topic is unknown that may be there all the same: a broker has
+// joined with it, or the catalog was empty and brokers have not had the time to.
+// Requires: mu held.
+func (c *Controller) missingLocked(topic string, err error) error {
+	if !errors.Is(err, catalog.ErrTopicUnknown) {
+		return err
+	}
+	if elsewhere := c.Elsewhere(); elsewhere != nil && c.mu.cat.Len() == 0 {
+		return elsewhere // the leader knows whether that is all there is
+	}
+	if c.mu.empty && (c.mu.settled.IsZero() || c.now().Before(c.mu.settled)) {
+		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
+	}
+	for _, s := range c.mu.sessions {
+		if s.unknown[topic] {
+			return fmt.Errorf("topic %s: broker %s holds it, and the store of this loaddistributor does not have it: %w", topic, s.broker, catalog.ErrUnread)
+		}
+	}
+	return err
 }
 
 // Leave ends a session; harmless for one that was replaced.

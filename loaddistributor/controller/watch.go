@@ -60,7 +60,7 @@ func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error
 		return catalog.Assignment{}, err
 	}
 	a, err := c.mu.cat.Resolve(topic, publisher)
-	return a, c.denyLocked(err)
+	return a, c.denyLocked(c.missingLocked(topic, err))
 }
 
 // Watch calls send with the present assignments of the named publishers, all
@@ -79,7 +79,7 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 	var err error
 	switch {
 	case !known:
-		err = c.denyLocked(fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown))
+		err = c.denyLocked(c.missingLocked(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
 	case c.mu.cut && len(publishers) > 0: // only the next stream can tell who is unknown
