@@ -1,0 +1,171 @@
+package security
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+const page = "../../docs/security.md"
+
+// blocks are the commands of the page.
+var blocks = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
+
+// machines are the two of the page: network namespaces where this process may make
+// them, and otherwise addresses of loopback, at which nothing counts as beyond it.
+type machines struct {
+	t    *testing.T
+	home string
+	// spaces are by machine; nil without.
+	spaces map[string]string
+}
+
+// The page's commands do what it says, one block after the other.
+func TestThePageOfTwoMachines(t *testing.T) {
+	for _, program := range []string{"bash", "openssl", "curl"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("the page needs %s: %v", program, err)
+		}
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := blocks.FindAllStringSubmatch(string(text), -1)
+	if n := strings.Count(string(text), "\n```") / 2; len(all) != n || n < 5 {
+		t.Fatalf("%d blocks of sh, of %d", len(all), n)
+	}
+	m := &machines{t: t, home: t.TempDir()}
+	m.separate()
+	for _, name := range []string{"A", "B"} {
+		if err := os.MkdirAll(filepath.Join(m.home, name, "srtm"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.write("scp", "#!/bin/bash\nfor last; do :; done\ncp \"${@:1:$#-1}\" \"$OTHER/${last#*:}\"\n")
+	for _, program := range []string{loaddistributor, nsqd, srtm} {
+		if err := os.Symlink(program, filepath.Join(m.home, filepath.Base(program))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, block := range all {
+		first, _, _ := strings.Cut(block[1], "\n")
+		machine := strings.TrimPrefix(first, "# on ")
+		if machine != "A" && machine != "B" {
+			t.Fatalf("block %d begins with %q", i+1, first)
+		}
+		if !m.run(machine, block[1]) {
+			logs, _ := filepath.Glob(filepath.Join(m.home, "*", "srtm", "*.log"))
+			for _, name := range logs {
+				text, _ := os.ReadFile(name)
+				t.Logf("%s:\n%s", filepath.Base(name), text)
+			}
+			t.Fatalf("block %d has failed:\n%s", i+1, block[1])
+		}
+	}
+}
+
+func (m *machines) write(name, text string) {
+	m.t.Helper()
+	if err := os.WriteFile(filepath.Join(m.home, name), []byte(text), 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// separate makes the namespaces, which end with the test.
+func (m *machines) separate() {
+	t := m.t
+	ip := func(args ...string) error {
+		out, err := exec.Command("ip", args...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return nil
+	}
+	spaces := map[string]string{"A": fmt.Sprintf("srtm-a-%d", os.Getpid()), "B": fmt.Sprintf("srtm-b-%d", os.Getpid())}
+	for _, name := range spaces {
+		if err := ip("netns", "add", name); err != nil {
+			t.Logf("on loopback: %v", err)
+			return
+		}
+		t.Cleanup(func() {
+			if err := ip("netns", "del", name); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	a, b := spaces["A"], spaces["B"]
+	steps := [][]string{
+		{"-n", a, "link", "add", "near", "type", "veth", "peer", "name", "near", "netns", b},
+		{"-n", a, "addr", "add", "10.0.0.1/24", "dev", "near"}, {"-n", b, "addr", "add", "10.0.0.2/24", "dev", "near"},
+	}
+	for _, name := range spaces {
+		steps = append(steps, []string{"-n", name, "link", "set", "near", "up"}, []string{"-n", name, "link", "set", "lo", "up"})
+	}
+	for _, step := range steps {
+		if err := ip(step...); err != nil {
+			t.Logf("on loopback: %v", err)
+			return
+		}
+	}
+	m.spaces = spaces
+}
+
+// run has bash run a block on a machine, and reports whether every command of it went
+// well. What it leaves running ends with the test.
+func (m *machines) run(machine, block string) bool {
+	t := m.t
+	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	defer cancel()
+	args := []string{"bash", "-e", "-o", "pipefail", "-c", block}
+	if m.spaces != nil {
+		args = append([]string{"ip", "netns", "exec", m.spaces[machine]}, args...)
+	} else {
+		args[len(args)-1] = strings.NewReplacer("10.0.0.1", "127.0.0.2", "10.0.0.2", "127.0.0.3", "127.0.0.1:4153", map[string]string{"A": "127.0.0.2:4153", "B": "127.0.0.3:4153"}[machine]).Replace(block)
+	}
+	home := filepath.Join(m.home, machine)
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir = filepath.Join(home, "srtm")
+	cmd.Env = append(os.Environ(), "HOME="+home, "OTHER="+filepath.Join(m.home, "B"), "PATH="+m.home+":"+os.Getenv("PATH"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	log, err := os.Create(filepath.Join(home, "log")) // no pipe: what is left running may keep it open
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	ended, running, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{running}
+	err = errors.Join(cmd.Start(), running.Close())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		defer ended.Close()
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // most blocks leave nothing
+		_ = ended.SetReadDeadline(time.Now().Add(daemon.Patience))
+		if _, err := io.Copy(io.Discard, ended); err != nil {
+			t.Errorf("what a block of machine %s started has not ended: %v", machine, err)
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		}
+	})
+	err = cmd.Wait()
+	if err != nil {
+		text, _ := os.ReadFile(log.Name()) // for people
+		t.Errorf("%v: %s", err, text)
+	}
+	return err == nil
+}
