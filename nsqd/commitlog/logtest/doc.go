@@ -1,0 +1,3 @@
+// Package logtest has a Log in memory, and the tests that each Log must pass. No
+// binary contains it.
+package logtest
