@@ -53,6 +53,11 @@ var arrows = []Arrow{
 		Why:  "they serve the broker and know nothing of it",
 	},
 	{
+		From: []string{"nsqd/commitlog"},
+		Only: []string{"internal/obs", "kernel/stamp", "nsqd/wire"},
+		Why:  "a log keeps records, whatever is done with them",
+	},
+	{
 		From: []string{"nsqd/metadata"},
 		Only: []string{"nsqd/wire", "tokenbucket"},
 		Why:  "it keeps names and contracts, and knows nothing of what they name",
@@ -133,10 +138,10 @@ var arrows = []Arrow{
 	},
 	{
 		From:  []string{"..."},
-		Never: []string{"internal/etcdtest", "internal/testkit", "std:testing"},
+		Never: []string{"internal/etcdtest", "internal/testkit", "nsqd/commitlog/logtest", "std:testing"},
 		Why:   "test helpers stay out of binaries",
 		Except: []string{
-			"internal/etcdtest", "internal/testkit", // are some
+			"internal/etcdtest", "internal/testkit", "nsqd/commitlog/logtest", // are some
 		},
 	},
 	{

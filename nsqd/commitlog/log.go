@@ -10,9 +10,10 @@ import (
 )
 
 // Offset is the place of a record in its topic's log. Offsets grow by one from
-// record to record, except where records were never written or are lost; one that
-// was given to a record is never given to another, not after a Trim of everything,
-// a restart, or a crash that lost the record.
+// record to record, except where records were never written or are lost. One that
+// was given to a record is never given to another, not after a Trim of everything or
+// a restart; only after a crash that lost the record, and only if no snapshot of
+// cursors was saved since it was appended.
 type Offset uint64
 
 // Log is one topic's. All methods may be called at the same time.
@@ -23,9 +24,9 @@ type Offset uint64
 //   - An error of Append changes nothing but, perhaps, the offset that is next.
 //   - Record n of a log never changes: Read gives it as it was appended, byte for
 //     byte, until it is trimmed; what cannot be read is left out, counted and logged.
-//   - The next offset is greater than that of each record there was, and not less
-//     than it was when SaveCursors was called, if that snapshot can be loaded: no
-//     offset in a snapshot is ever another record's.
+//   - The next offset is greater than that of each record that can be read or was
+//     trimmed, and not less than it was when SaveCursors was called, if that snapshot
+//     can be loaded: no offset in a snapshot is ever another record's.
 type Log interface {
 	// Append puts the records at the end, in the order of the batch, and sets their
 	// Offset. A record gets the next offset, or the one that it names if that is
@@ -39,13 +40,14 @@ type Log interface {
 	// ErrClosed; that of the disk. Nothing was appended.
 	Append(batch []Record) (first Offset, err error)
 
-	// Sync returns nil when all records before upTo are on stable storage, but for
-	// those that were in an error of Sync before; at once if they are already, or are
-	// trimmed. Callers at the same time share one fsync.
+	// Sync returns nil when the record before upTo, with the others of its Append, is
+	// on stable storage, and all before it but for those of which a sync has failed: who
+	// appended those is told when he asks for them. At once if that is so already, or
+	// they are trimmed. Callers at the same time share one fsync.
 	//
-	// Errors: a *SyncError says that records before upTo may be durable or not, and
-	// that this cannot be found out. They stay in the log. It concerns no record that
-	// is appended later.
+	// Errors: a *SyncError says that the record before upTo may be durable or not, and
+	// that this cannot be found out. It stays in the log. It concerns no record that is
+	// appended later. Any other error may be tried again.
 	Sync(upTo Offset) error
 
 	// Read puts into the batch the records from an offset on: at most max.Records,
@@ -164,5 +166,3 @@ type place struct {
 	segment *segment
 	at      int64
 }
-
-type segment struct{}

@@ -129,7 +129,7 @@ func (m *Memory) SaveCursors(b []byte) error {
 	if err := m.fail("SaveCursors"); err != nil {
 		return err
 	}
-	m.cursors, m.saved = bytes.Clone(b), m.next
+	m.cursors, m.saved = append([]byte{}, b...), m.next
 	return nil
 }
 

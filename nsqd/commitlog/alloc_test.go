@@ -1,0 +1,44 @@
+//go:build !race
+
+package commitlog
+
+import "testing"
+
+func TestNoAllocationForEachRecord(t *testing.T) {
+	dir, err := OpenDir(t.TempDir(), OS())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := Open(Config{Dir: dir, Name: "q"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := make([]Record, 200)
+	for i := range batch {
+		batch[i].Body = make([]byte, 100)
+	}
+	var into Batch
+	run := func() {
+		for i := range batch {
+			batch[i].Offset = 0
+		}
+		if _, err := l.Append(batch); err != nil {
+			t.Fatal(err)
+		}
+		for read := 0; read < len(batch); read += len(into.Records) {
+			if err := l.Read(into.Next, Limit{Records: len(batch) - read, Bytes: 1 << 20}, &into); err != nil || len(into.Records) == 0 {
+				t.Fatal(len(into.Records), err)
+			}
+		}
+	}
+	run()
+	if n := testing.AllocsPerRun(100, run); n > 3 {
+		t.Errorf("%v allocations for 200 records", n)
+	}
+	if err := l.Remove(); err != nil {
+		t.Error(err)
+	}
+	if err := dir.Close(); err != nil {
+		t.Error(err)
+	}
+}

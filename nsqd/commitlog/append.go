@@ -1,0 +1,327 @@
+package commitlog
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"slices"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// noSpace adds ErrNoSpace to an error that means it.
+func noSpace(err error) error {
+	if isNoSpace(err) {
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	}
+	return err
+}
+
+const (
+	// maxUnsynced bounds the segments that are full and were never fsynced, and
+	// are kept open because of it: when nobody calls Sync, the oldest is fsynced
+	// before the next is begun. The system has long written it by then.
+	maxUnsynced = 4
+
+	// maxBuffer is the largest buffer that is kept for the next Append.
+	maxBuffer = 8 << 20
+)
+
+// Append is of Log. The records of one are in one write. Only if the machine stops
+// just then might some of the first of them be found in the log.
+func (l *Files) Append(batch []Record) (Offset, error) {
+	size, free := int64(0), len(batch) > 0
+	for i := range batch {
+		r := &batch[i]
+		if len(r.Body) > l.cfg.MaxBody || len(r.Channel) > MaxChannel || int(r.Source) >= stamp.Sources {
+			return 0, fmt.Errorf("append to log %s: %w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; source %d",
+				l.name, ErrRecord, len(r.Body), l.cfg.MaxBody, len(r.Channel), MaxChannel, r.Source)
+		}
+		free = free && len(r.Channel) > 0
+		size += sizeOf(r)
+	}
+	l.appending.Lock()
+	defer l.appending.Unlock()
+
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return 0, ErrClosed
+	}
+	next := l.next
+	if len(batch) == 0 {
+		l.mu.Unlock()
+		return next, nil
+	}
+	full := !free && l.fullLocked(size)
+	l.mu.Unlock()
+	if full {
+		if full = l.makeRoom(size); full {
+			return 0, fmt.Errorf("append to log %s: %w", l.name, ErrFull)
+		}
+	}
+	for i := range batch {
+		if o := &batch[i].Offset; *o < next {
+			*o = next
+		}
+		if next = batch[i].Offset + 1; next == 0 {
+			return 0, fmt.Errorf("append to log %s: %w: no offset after it", l.name, ErrRecord)
+		}
+	}
+	first := batch[0].Offset
+	if next-first > math.MaxUint32 {
+		return 0, fmt.Errorf("append to log %s: %w: offsets from %d to %d in one batch", l.name, ErrRecord, first, next-1)
+	}
+
+	l.mu.Lock()
+	s := l.active
+	if s != nil && (s.shut || s.end+size > l.cfg.SegmentBytes && s.records > 0 || next-s.base > math.MaxUint32) {
+		s = nil
+	}
+	l.resting = false
+	from := int64(0)
+	if s != nil {
+		from = s.end
+	}
+	l.mu.Unlock()
+
+	buf := l.dir.buffers.Get().(*[]byte)
+	defer func() {
+		if cap(*buf) <= maxBuffer {
+			l.dir.buffers.Put(buf)
+		}
+	}()
+	var err error
+	var e extent
+	if s != nil {
+		*buf, e = l.encode(s, slices.Grow((*buf)[:0], int(size)), batch, from)
+		err = l.write(s, *buf, from)
+	} else {
+		*buf = slices.Grow((*buf)[:0], headerSize+int(size))
+		s, e, err = l.begin(buf, batch)
+	}
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		if err = noSpace(err); errors.Is(err, ErrNoSpace) {
+			l.stats.NoSpace++
+		} else {
+			l.stats.AppendErrors++
+		}
+		return 0, fmt.Errorf("append to log %s: %w", l.name, err)
+	}
+	s.end = from + int64(len(*buf))
+	if s.records == 0 {
+		s.first, s.last = e.first, e.last
+	}
+	s.first, s.last = min(s.first, e.first), max(s.last, e.last)
+	s.records += e.records
+	s.next, l.next = next, next
+	if n := len(l.scratch); n > 0 {
+		s.marks = append(s.marks, l.scratch...)
+		s.marked = l.scratch[n-1].at
+	}
+	l.bytes += int64(len(*buf))
+	l.stats.Appended += uint64(len(batch))
+	l.stats.AppendedBytes += uint64(size)
+	return first, nil
+}
+
+// encode appends the records, of which the first begins at off of the segment's
+// file. Of the extent, next is not set.
+// Requires: appending held; dst has room.
+func (l *Files) encode(s *segment, dst []byte, batch []Record, off int64) ([]byte, extent) {
+	e := extent{records: int64(len(batch)), first: batch[0].Timestamp, last: batch[0].Timestamp}
+	l.scratch = l.scratch[:0]
+	marked := max(s.from, s.marked)
+	off -= int64(len(dst))
+	for i := range batch {
+		r := &batch[i]
+		at := off + int64(len(dst))
+		if at-marked >= markEvery {
+			l.scratch = append(l.scratch, mark{r.Offset, at})
+			marked = at
+		}
+		e.first, e.last = min(e.first, r.Timestamp), max(e.last, r.Timestamp)
+		dst = s.appendRecord(dst, r, s.base, at)
+	}
+	return dst, e
+}
+
+// write writes b at the end of a segment, or leaves the segment as it was.
+// Requires: appending held.
+func (l *Files) write(s *segment, b []byte, off int64) error {
+	file, err := l.use(s)
+	if err != nil {
+		return err
+	}
+	defer l.done(s)
+	if err = writeAll(file, b, off); err == nil {
+		return nil
+	}
+	if cut := file.Truncate(off); cut != nil {
+		// Readers do not look behind the end that they know, but the next record
+		// has to go elsewhere.
+		s.ragged = true
+		l.mu.Lock()
+		s.shut = true
+		l.mu.Unlock()
+		err = errors.Join(err, cut)
+	}
+	return err
+}
+
+func writeAll(file File, b []byte, off int64) error {
+	n, err := file.WriteAt(b, off)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	return err
+}
+
+// begin starts a new active segment with the records, which *buf has after it.
+//
+// The file gets its name when it has its records: one that could be neither
+// written nor deleted would bring back records of an Append that failed.
+// Requires: appending held; *buf has room.
+func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
+	l.mu.Lock()
+	found := l.found
+	id := identity{base: batch[0].Offset, before: noSegment, salt: l.dir.salt(), maxRecord: uint32(maxData(l.cfg.MaxBody))}
+	if n := len(l.segments); n > 0 {
+		id.before = uint64(l.segments[n-1].base)
+	}
+	l.mu.Unlock()
+	if err := l.ensureFolder(found); err != nil {
+		return nil, extent{}, err
+	}
+	path := filepath.Join(l.folder, segmentName(id.base))
+	file, err := l.create(path + newSuffix)
+	if err != nil {
+		return nil, extent{}, err
+	}
+	s := &segment{identity: id, layout: id.layout(), file: file, end: headerSize, durable: id.base}
+	buf2, e := l.encode(s, appendHeader((*buf)[:0], id), batch, headerSize)
+	*buf = buf2
+	if err = writeAll(file, *buf, 0); err == nil {
+		err = l.disk.Rename(path+newSuffix, path)
+	}
+	if err != nil {
+		l.close(file)
+		return nil, e, errors.Join(err, l.disk.Remove(path+newSuffix))
+	}
+	// If this fails, Sync tries again before it promises anything.
+	unplaced := l.place(found)
+
+	l.mu.Lock()
+	old := l.shut()
+	s.next = id.base
+	l.segments = append(l.segments, s)
+	l.active = s
+	l.found = unplaced == nil
+	if unplaced != nil {
+		l.stats.KeepErrors++
+	}
+	l.mu.Unlock()
+	if unplaced != nil {
+		l.cfg.Log.Warn("folder of a log could not be synced", keyLog, l.name, obs.KeyError, unplaced)
+	}
+
+	l.seal(old)
+	l.bound()
+	return s, e, nil
+}
+
+// ensureFolder makes the log's folder, if it is not known to be there.
+func (l *Files) ensureFolder(found bool) error {
+	if found {
+		return nil
+	}
+	if err := l.disk.Mkdir(l.folder); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// create makes a file, in place of one that was left over.
+func (l *Files) create(path string) (File, error) {
+	file, err := l.disk.Create(path)
+	if errors.Is(err, fs.ErrExist) {
+		if err = l.disk.Remove(path); err == nil {
+			file, err = l.disk.Create(path)
+		}
+	}
+	return file, err
+}
+
+// place makes it durable which files the log has, and, unless that is known
+// already, its folder.
+func (l *Files) place(found bool) error {
+	if !found {
+		if err := l.disk.SyncDir(l.dir.path); err != nil {
+			return err
+		}
+	}
+	return l.disk.SyncDir(l.folder)
+}
+
+// seal writes the footer of a segment that is shut. Without it, the segment is
+// read when the log is opened; so a failure is no more than logged.
+// Requires: appending held.
+func (l *Files) seal(s *segment) {
+	if s == nil {
+		return
+	}
+	l.mu.Lock()
+	id, end, e := s.identity, s.end, s.extent
+	trusted := s.fault == nil && !s.damaged && s.records > 0
+	l.mu.Unlock()
+	if !trusted && !s.ragged {
+		return
+	}
+	file, err := l.use(s)
+	if err == nil {
+		defer l.done(s)
+		if s.ragged {
+			err = file.Truncate(end)
+		}
+		if err == nil && trusted {
+			err = finish(file, id, e, end)
+		}
+	}
+	if err != nil {
+		l.mu.Lock()
+		l.stats.KeepErrors++
+		l.mu.Unlock()
+		l.cfg.Log.Warn("segment stays without a footer", keyLog, l.name, keyFile, segmentName(s.base), obs.KeyError, err)
+	}
+}
+
+// finish writes a footer, or nothing.
+func finish(file File, id identity, e extent, end int64) error {
+	err := writeAll(file, appendFooter(nil, id, e, end), end)
+	if err != nil {
+		err = errors.Join(err, file.Truncate(end))
+	}
+	return err
+}
+
+// bound keeps the number of segments that were never fsynced in bounds. An
+// error is kept for those whose records it concerns, and was logged.
+// Requires: appending held.
+func (l *Files) bound() {
+	l.mu.Lock()
+	i := len(l.segments) - 2 - maxUnsynced
+	if i < 0 || !l.segments[i].dirty() {
+		l.mu.Unlock()
+		return
+	}
+	base, next := l.segments[i].base, l.segments[i].next
+	l.mu.Unlock()
+	_ = l.syncTo(next, base)
+}

@@ -1,0 +1,141 @@
+package commitlog
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+)
+
+func openFor(b *testing.B) (*Files, func()) {
+	b.Helper()
+	dir, err := OpenDir(b.TempDir(), OS())
+	if err != nil {
+		b.Fatal(err)
+	}
+	l, err := Open(Config{Dir: dir, Name: "q"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return l, func() {
+		if err := l.Remove(); err != nil {
+			b.Error(err)
+		}
+		if err := dir.Close(); err != nil {
+			b.Error(err)
+		}
+	}
+}
+
+func batchOf(n, size int) []Record {
+	batch := make([]Record, n)
+	for i := range batch {
+		batch[i].Body = make([]byte, size)
+		for j := range batch[i].Body {
+			batch[i].Body[j] = byte(i * j)
+		}
+	}
+	return batch
+}
+
+// again makes the batch one to be appended at the end.
+func again(batch []Record) []Record {
+	for i := range batch {
+		batch[i].Offset = 0
+	}
+	return batch
+}
+
+func rate(b *testing.B, records int) {
+	b.ReportMetric(float64(records)/b.Elapsed().Seconds(), "records/s")
+}
+
+// Records of 100 B in batches of 200, as from MPUB, without fsync.
+func BenchmarkAppend(b *testing.B) {
+	l, end := openFor(b)
+	defer end()
+	batch := batchOf(200, 100)
+	b.ReportAllocs()
+	b.SetBytes(200 * 148)
+	n := 0
+	for b.Loop() {
+		at, err := l.Append(again(batch))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if n += 200; n%1_000_000 == 0 { // a backlog that does not fill the disk
+			b.StopTimer()
+			if err := l.Trim(at); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+		}
+	}
+	rate(b, n)
+}
+
+// The same, read and trimmed as well, behind a backlog.
+func BenchmarkAppendAndRead(b *testing.B) {
+	for _, backlog := range []int{0, 1_000_000} {
+		b.Run(fmt.Sprintf("backlog=%d", backlog), func(b *testing.B) {
+			l, end := openFor(b)
+			defer end()
+			batch := batchOf(200, 100)
+			for range backlog / len(batch) {
+				if _, err := l.Append(again(batch)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			b.SetBytes(200 * 148)
+			n := 0
+			var into Batch
+			for b.Loop() {
+				if _, err := l.Append(again(batch)); err != nil {
+					b.Fatal(err)
+				}
+				for read := 0; read < len(batch); read += len(into.Records) {
+					if err := l.Read(into.Next, Limit{len(batch) - read, 1 << 20}, &into); err != nil || len(into.Records) == 0 {
+						b.Fatal(len(into.Records), err)
+					}
+				}
+				if n += 200; n%200_000 == 0 {
+					if err := l.Trim(into.Next); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			rate(b, n)
+		})
+	}
+}
+
+// One record each, appended and durable before the next, by several at a time.
+func BenchmarkAppendAndSync(b *testing.B) {
+	for _, callers := range []int{1, 10, 100} {
+		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+			l, end := openFor(b)
+			defer end()
+			var wg sync.WaitGroup
+			each := max(1, b.N/callers)
+			b.ResetTimer()
+			for range callers {
+				wg.Go(func() {
+					record := batchOf(1, 100)
+					for range each {
+						at, err := l.Append(again(record))
+						if err == nil {
+							err = l.Sync(at + 1)
+						}
+						if err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			rate(b, each*callers)
+			b.ReportMetric(float64(l.Stats().Fsyncs)/float64(each*callers), "fsyncs/record")
+		})
+	}
+}

@@ -1,0 +1,403 @@
+package commitlog
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Defaults of Config.
+const (
+	DefaultSegmentBytes = 100 << 20
+	DefaultMaxBody      = 64 << 20
+)
+
+// Keys of log attributes, besides those of obs.
+const (
+	keyLog     = "log"
+	keyFile    = "file"
+	keyBytes   = "bytes"
+	keyRecords = "records"
+	keyOffset  = "offset"
+)
+
+// Config is what a log is opened with.
+type Config struct {
+	// Dir is the folder it is in, Name its name there: see ErrName.
+	Dir  *Dir
+	Name string
+	// SegmentBytes is the size at which a segment file is full. A file is larger
+	// only when the records of one Append are. At least 1 KiB; 0 means
+	// DefaultSegmentBytes.
+	SegmentBytes int64
+	// MaxBody is the greatest length of a record's body in bytes, less than 1 GiB; 0
+	// means DefaultMaxBody. It may change from one opening to the next: longer
+	// records that are there already can still be read.
+	MaxBody int
+	// MaxBytes is how large the log may be on disk: see ErrFull. 0: no bound. A
+	// record for one channel alone is taken beyond it, since carrying one forward is
+	// what lets older ones go.
+	MaxBytes int64
+	// Durable has snapshots of cursors survive the loss of power, too.
+	Durable bool
+	// Retain is which records stay after Trim.
+	Retain Retain
+	// Now reads the clock, for Retain; nil means that of the system.
+	Now func() stamp.Wall
+	// Log gets a line for each thing that is wrong with a file; nil means none.
+	Log *slog.Logger
+}
+
+// Retain keeps records that nobody needs any more, by whole segments: those that
+// are not older than Age, or, of them all, the newest of so many Bytes on disk. If
+// both are set, a segment has to meet both; if neither is, none is kept. What is
+// kept goes before ErrFull is returned.
+type Retain struct {
+	Age   time.Duration
+	Bytes int64
+}
+
+func (c *Config) check() error {
+	var faults []error
+	if c.Dir == nil {
+		faults = append(faults, errors.New("no Dir"))
+	}
+	if !validName(c.Name) {
+		faults = append(faults, fmt.Errorf("%w %q", ErrName, c.Name))
+	}
+	if c.SegmentBytes == 0 {
+		c.SegmentBytes = DefaultSegmentBytes
+	} else if c.SegmentBytes < 1<<10 {
+		faults = append(faults, fmt.Errorf("SegmentBytes is %d, at least %d is needed", c.SegmentBytes, 1<<10))
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = DefaultMaxBody
+	} else if c.MaxBody < 0 || maxData(c.MaxBody) > maxRecordLimit {
+		faults = append(faults, fmt.Errorf("MaxBody is %d, allowed are 1 to %d", c.MaxBody, maxRecordLimit-maxData(0)))
+	}
+	if c.MaxBytes < 0 || c.Retain.Age < 0 || c.Retain.Bytes < 0 {
+		faults = append(faults, fmt.Errorf("MaxBytes is %d, Retain %v and %d B: less than nothing", c.MaxBytes, c.Retain.Age, c.Retain.Bytes))
+	}
+	if c.Now == nil {
+		c.Now = func() stamp.Wall { return stamp.Wall(time.Now().UnixNano()) }
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return errors.Join(faults...)
+}
+
+// Files is a Log in segment files. It has no goroutine and, while nothing is
+// appended or read, next to no memory and after Rest no open file; its files are
+// created by the first Append or SaveCursors.
+//
+// Beside what Log promises: a record that is returned is one that was appended,
+// byte for byte. What cannot be read is skipped, counted and logged, its file is
+// kept under another name, and everything else in the log is still read. Nothing
+// intact is destroyed by recovery: a file is cut only after its last intact record.
+//
+// Appending, reading and keeping (what is trimmed and saved) are three turns, each
+// a lock that is held while files are read or written, because that is what it puts
+// in order. What they share is guarded by mu, which is never held during I/O, so
+// that Stats never waits for a disk, and a slow fsync, which needs no turn, does not
+// hold up Append or Read.
+//
+// Lock order: appending, reading, keeping, mu.
+type Files struct {
+	// Set once.
+	dir    *Dir
+	disk   Disk
+	name   string
+	folder string
+	cfg    Config
+
+	appending sync.Mutex // one Append at a time; also held to shut the active segment
+	reading   sync.Mutex // one Read at a time
+	keeping   sync.Mutex // one Trim or SaveCursors at a time
+
+	scratch []mark // guarded by appending
+
+	// Guarded by keeping.
+	saved  uint64 // number of the last snapshot of cursors
+	slot   int    // the file of the cursors that is overwritten next
+	firm   bool   // in a durable log: what is in the other one is durable
+	placed [2]bool
+
+	mu sync.Mutex
+
+	// Guarded by mu.
+
+	// Invariant: bases ascend, and each segment's next is not above the base after
+	// it; all but active are shut; next, or what it may be told from after a crash, is
+	// in the last one or in the snapshot of the cursors.
+	segments  []*segment
+	active    *segment // the last of segments, if it may be appended to
+	bytes     int64    // of segments
+	next      Offset
+	savedNext Offset // next, when cursors were saved
+	trimmed   Offset // nobody needs what is before it
+	retain    Retain
+	resting   bool // nothing was appended or read since
+	found     bool // the folder and the files in it that hold records would be found after a loss of power
+	closed    bool
+	read      [maxWarm]*segment // that were read last, the latest first
+
+	syncing  bool      // an fsync is under way, by one of the callers of Sync
+	syncDone sync.Cond // it ended
+	unsynced Offset    // no segment with a lower base is dirty
+
+	stats Stats
+}
+
+var _ Log = (*Files)(nil)
+
+// Stats are a log's figures. Counters start at 0 when it is opened.
+type Stats struct {
+	// Now.
+	First, Next Offset // of the oldest record that there may be, and the next
+	Segments    int    // files that hold records
+	Bytes       int64  // of those files
+	Records     int64  // in them that can be read, as far as is known; trimmed ones are still in it
+	OpenFiles   int
+
+	// Counters of records, and of what they took on disk.
+	Appended, AppendedBytes uint64
+	Read, ReadBytes         uint64 // a record that is read again counts again
+
+	// Counters of operations.
+	Syncs      uint64 // calls of Sync that had to wait
+	Fsyncs     uint64 // of segments, for them
+	Saves      uint64 // of cursors
+	SavedBytes uint64
+	Trimmed    uint64 // segments that were deleted
+
+	// Counters of faults. All but NoSpace, Full and the errors that callers get are
+	// logged.
+	NoSpace      uint64 // appends refused since the disk was full
+	Full         uint64 // and those since the log was
+	AppendErrors uint64 // and those that failed for another reason
+	ReadErrors   uint64
+	SyncErrors   uint64 // fsyncs that failed
+	KeepErrors   uint64 // of SaveCursors, and files that could not be deleted or finished
+	Torn         uint64 // ends of segments that were cut, without a record in them
+	TornBytes    uint64
+	Quarantined  uint64 // segments with damage, now named .bad
+	LostBytes    uint64 // of those, that were skipped
+	Unreadable   uint64 // places in them, each of at least one record; one for each file that an earlier process has set aside
+	Missing      uint64 // segments that should be there and are not
+}
+
+// Open opens a log, after what a loss of power left of it if need be. It creates
+// no file. The error is ErrInUse when the log is open already, and ErrClosed when
+// cfg.Dir is closed; an error about reading a file means that nothing was changed
+// for it, and opening again may help.
+func Open(cfg Config) (*Files, error) {
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	if err := cfg.Dir.claim(cfg.Name); err != nil {
+		return nil, fmt.Errorf("open log %s: %w", cfg.Name, err)
+	}
+	l := &Files{
+		dir:    cfg.Dir,
+		disk:   cfg.Dir.disk,
+		name:   cfg.Name,
+		folder: cfg.Dir.folder(cfg.Name),
+		cfg:    cfg,
+		retain: cfg.Retain,
+	}
+	l.syncDone.L = &l.mu
+	if err := l.recover(); err != nil {
+		cfg.Dir.unclaim(cfg.Name)
+		return nil, fmt.Errorf("open log %s: %w", cfg.Name, err)
+	}
+	return l, nil
+}
+
+// Name returns the log's name.
+func (l *Files) Name() string { return l.name }
+
+// Stats returns the log's figures.
+func (l *Files) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.stats
+	s.Next, s.First, s.Bytes = l.next, l.next, l.bytes
+	s.Segments = len(l.segments)
+	for i, seg := range l.segments {
+		if i == 0 {
+			s.First = seg.base
+		}
+		s.Records += seg.records
+		if seg.file != nil {
+			s.OpenFiles++
+		}
+	}
+	return s
+}
+
+// SetRetain changes Config.Retain, from the next Trim on.
+func (l *Files) SetRetain(r Retain) {
+	l.mu.Lock()
+	l.retain = r
+	l.mu.Unlock()
+}
+
+// at returns the index of the first segment with an offset that is o or a later
+// one: where to look for it.
+// Requires: mu held.
+func (l *Files) at(o Offset) int {
+	lo, hi := 0, len(l.segments)
+	for lo < hi {
+		if m := (lo + hi) / 2; l.segments[m].next <= o {
+			lo = m + 1
+		} else {
+			hi = m
+		}
+	}
+	return lo
+}
+
+// drop takes the first n segments out of the log, and returns their files to be
+// closed.
+// Requires: mu held.
+func (l *Files) drop(n int) []File {
+	var files []File
+	for _, s := range l.segments[:n] {
+		s.dropped = true
+		l.bytes -= s.size()
+		if s == l.active {
+			l.active = nil
+		}
+		for i, other := range l.read {
+			if other == s {
+				l.read[i] = nil
+			}
+		}
+		if file := l.surplus(s); file != nil {
+			files = append(files, file)
+		}
+	}
+	l.segments = slices.Delete(l.segments, 0, n)
+	return files
+}
+
+// Rest gives back what a log that is not in use need not hold: its files, after it
+// has made durable what is in them. Any use ends it.
+func (l *Files) Rest() error {
+	l.appending.Lock()
+	defer l.appending.Unlock()
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	next := l.next
+	l.mu.Unlock()
+	_ = l.Sync(next) // a file is not closed before; an error concerns those who ask for it, and was logged
+
+	l.mu.Lock()
+	l.resting = true
+	clear(l.read[:])
+	var files []File
+	for _, s := range l.segments {
+		if file := l.surplus(s); file != nil {
+			files = append(files, file)
+		}
+	}
+	l.mu.Unlock()
+	l.close(files...)
+	return nil
+}
+
+// Close makes the log durable, and closes it even if there is an error.
+func (l *Files) Close() error {
+	l.appending.Lock()
+	defer l.appending.Unlock()
+	l.reading.Lock()
+	defer l.reading.Unlock()
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	active, next := l.shut(), l.next
+	l.mu.Unlock()
+
+	// With a footer there is nothing to recover when the log is opened again.
+	l.seal(active)
+	synced := l.syncTo(next, noSegment)
+	l.mu.Lock()
+	for _, s := range l.segments {
+		if synced == nil && s.fault != nil && s.next > l.trimmed {
+			synced = &SyncError{Log: l.name, First: s.base, Err: s.fault}
+		}
+	}
+	l.mu.Unlock()
+	l.end()
+	l.dir.unclaim(l.name)
+	if synced != nil {
+		return fmt.Errorf("close log %s: %w", l.name, synced)
+	}
+	return nil
+}
+
+// Remove closes the log and deletes it, with its quarantined files. If the
+// process ends before it is done, the next OpenDir completes it or the log is there
+// as it was.
+func (l *Files) Remove() error {
+	l.appending.Lock()
+	defer l.appending.Unlock()
+	l.reading.Lock()
+	defer l.reading.Unlock()
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.shut()
+	l.mu.Unlock()
+	l.end()
+	err := l.dir.remove(l.name)
+	l.dir.unclaim(l.name)
+	if err != nil {
+		return fmt.Errorf("remove log %s: %w", l.name, err)
+	}
+	return nil
+}
+
+// shut ends appending to the active segment, which it returns, or nil.
+// Requires: appending and mu held.
+func (l *Files) shut() *segment {
+	s := l.active
+	if s != nil {
+		s.shut = true
+		l.active = nil
+	}
+	return s
+}
+
+// end marks the log as closed and closes its files.
+// Requires: all turns held.
+func (l *Files) end() {
+	l.mu.Lock()
+	l.closed = true
+	for l.syncing {
+		l.syncDone.Wait()
+	}
+	files := l.drop(len(l.segments))
+	l.mu.Unlock()
+	l.syncDone.Broadcast() // others who wait for a sync
+	l.close(files...)
+}

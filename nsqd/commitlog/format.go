@@ -1,0 +1,382 @@
+package commitlog
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// All numbers are unsigned and big-endian; crc is CRC-32C (Castagnoli).
+//
+// A segment file, <offset of its first record, 20 digits>.seg:
+//
+//	offset  bytes
+//	     0      8  magic "SRTMSEG\n"                           header
+//	     8      4  version, 2
+//	    12      8  base: the first record's offset, as in its name
+//	    20      8  base of the segment before; all ones: there was none
+//	    28      8  salt, drawn at random for each segment
+//	    36      4  greatest length of a record's data
+//	    40      4  crc of bytes 0-39
+//	    44         records, one after the other
+//	   end     76  footer, once the segment is sealed
+//
+// A record that begins at o, with n bytes of data, 1 <= n <= the greatest length:
+//
+//	0      4  crc of bytes 4 to 8+n, continued from that of the segment's
+//	          base and salt, XOR the low 32 bits of o
+//	4      4  n
+//	8      n  data
+//
+// Its data:
+//
+//	 0      1  which of the fields in brackets there are: 1 due, 2 access, 4 channel
+//	 1      1  source of the arrival time (stamp.Source)
+//	 2      2  attempts so far
+//	 4      4  its offset, less the segment's base
+//	 8     16  message id
+//	24      8  timestamp, ns since the Unix epoch
+//	32      8  arrival, ns since the Unix epoch: the monotonic clock starts again
+//	          with the machine
+//	40     [8] due, ns since the Unix epoch
+//	       [8] access delay in ns, plus 1
+//	     [1+c] length and name of a channel
+//	           body
+//
+// The base, the salt and the place are in the checksum so that bytes which are a
+// record elsewhere are none here: a file system may show, after a loss of power,
+// blocks of deleted files in a file that was being written. An empty record is not
+// allowed, so that zeros, which it may show as well, are none.
+//
+// The footer that begins at o, and is the end of the file:
+//
+//	 0      4  crc of bytes 4-75, XOR the low 32 bits of o
+//	 4      4  0xffffffff, which is no record's length
+//	 8      8  base     ┐
+//	16      8  before   ├ as in the header, to read the segment without it
+//	24      8  salt     │
+//	32      4  greatest ┘
+//	36      8  number of records
+//	44      8  offset after that of the last record
+//	52      8  least timestamp of a record
+//	60      8  greatest
+//	68      8  magic "SRTMEND\n"
+//
+// The snapshot of the cursors is in two files that are overwritten in turn,
+// cursors.0 and cursors.1; the intact one with the higher number holds.
+//
+//	 0      8  magic "SRTMCUR\n"
+//	 8      4  version, 2
+//	12      8  number of the snapshot
+//	20      8  the log's next offset
+//	28      4  n
+//	32      n  what the log's user saves
+//	32+n    4  crc of all before; what comes after it is of an older snapshot
+//
+// Version 1 is that of the disk queues before there was a log: see old.go.
+const (
+	segmentMagic = "SRTMSEG\n"
+	footerMagic  = "SRTMEND\n"
+	cursorMagic  = "SRTMCUR\n"
+	version      = 2
+
+	headerSize  = 44
+	recordExtra = 8  // bytes of a record that are not its data
+	dataHeader  = 40 // bytes of the data that each record has
+	footerSize  = 76
+	cursorExtra = 36
+	footerMark  = 0xffffffff
+	noSegment   = math.MaxUint64 // before the first
+)
+
+const (
+	hasDue = 1 << iota
+	hasAccess
+	hasChannel
+)
+
+// maxRecordLimit bounds the data of a record: lengths stay far from footerMark,
+// and sums of a few of them within 32 bits.
+const maxRecordLimit = 1 << 30
+
+// maxData is the greatest length of a record with a body of so many bytes.
+func maxData(body int) int { return dataHeader + 8 + 8 + 1 + MaxChannel + body }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// identity is what the header and the footer of a segment have in common.
+type identity struct {
+	base      Offset
+	before    uint64 // base of the segment before, or noSegment
+	salt      uint64
+	maxRecord uint32
+}
+
+// layout is what it takes to tell a segment's records from other bytes.
+type layout struct {
+	seed uint32 // the checksum of base and salt
+	max  uint32 // greatest length of a record
+	from int64  // where the records begin
+}
+
+func newLayout(base, salt uint64, maxRecord uint32, from int64) layout {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[0:], base)
+	binary.BigEndian.PutUint64(b[8:], salt)
+	return layout{seed: crc32.Checksum(b[:], castagnoli), max: maxRecord, from: from}
+}
+
+func (id identity) layout() layout {
+	return newLayout(uint64(id.base), id.salt, id.maxRecord, headerSize)
+}
+
+func (id identity) append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint64(dst, uint64(id.base))
+	dst = binary.BigEndian.AppendUint64(dst, id.before)
+	dst = binary.BigEndian.AppendUint64(dst, id.salt)
+	return binary.BigEndian.AppendUint32(dst, id.maxRecord)
+}
+
+func parseIdentity(b []byte) identity {
+	return identity{
+		base:      Offset(binary.BigEndian.Uint64(b[0:])),
+		before:    binary.BigEndian.Uint64(b[8:]),
+		salt:      binary.BigEndian.Uint64(b[16:]),
+		maxRecord: binary.BigEndian.Uint32(b[24:]),
+	}
+}
+
+func appendHeader(dst []byte, id identity) []byte {
+	from := len(dst)
+	dst = append(dst, segmentMagic...)
+	dst = binary.BigEndian.AppendUint32(dst, version)
+	dst = id.append(dst)
+	return binary.BigEndian.AppendUint32(dst, crc32.Checksum(dst[from:], castagnoli))
+}
+
+// parseHeader reports false for anything but an intact header. The error is a
+// *VersionError, for an intact header of a version that is not ours.
+// Requires: len(b) == headerSize.
+func parseHeader(b []byte) (id identity, ok bool, err error) {
+	if string(b[:8]) != segmentMagic || binary.BigEndian.Uint32(b[40:]) != crc32.Checksum(b[:40], castagnoli) {
+		return identity{}, false, nil
+	}
+	if v := binary.BigEndian.Uint32(b[8:]); v != version {
+		return identity{}, false, &VersionError{Version: v}
+	}
+	id = parseIdentity(b[12:])
+	return id, id.maxRecord <= maxRecordLimit, nil
+}
+
+// extent is what is known of the records of a segment without reading them.
+type extent struct {
+	records     int64      // that can be read, as far as is known
+	next        Offset     // after the last that there ever was
+	first, last stamp.Wall // least and greatest timestamp
+}
+
+// add counts a record.
+func (e *extent) add(o Offset, t stamp.Wall) {
+	if e.records == 0 {
+		e.first, e.last = t, t
+	}
+	e.first, e.last = min(e.first, t), max(e.last, t)
+	e.records++
+	e.next = max(e.next, o+1)
+}
+
+// appendFooter appends the footer that begins at off of its file.
+func appendFooter(dst []byte, id identity, e extent, off int64) []byte {
+	from := len(dst)
+	dst = append(dst, 0, 0, 0, 0)
+	dst = binary.BigEndian.AppendUint32(dst, footerMark)
+	dst = id.append(dst)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(e.records))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(e.next))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(e.first))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(e.last))
+	dst = append(dst, footerMagic...)
+	binary.BigEndian.PutUint32(dst[from:], crc32.Checksum(dst[from+4:], castagnoli)^uint32(off))
+	return dst
+}
+
+// parseFooter reports false for anything but an intact footer of a segment
+// whose records could be that many.
+// Requires: len(b) == footerSize.
+func parseFooter(b []byte, off int64) (id identity, e extent, ok bool) {
+	if binary.BigEndian.Uint32(b) != crc32.Checksum(b[4:], castagnoli)^uint32(off) ||
+		binary.BigEndian.Uint32(b[4:]) != footerMark || string(b[68:]) != footerMagic {
+		return identity{}, extent{}, false
+	}
+	id = parseIdentity(b[8:])
+	count := binary.BigEndian.Uint64(b[36:])
+	e = extent{
+		records: int64(count),
+		next:    Offset(binary.BigEndian.Uint64(b[44:])),
+		first:   stamp.Wall(binary.BigEndian.Uint64(b[52:])),
+		last:    stamp.Wall(binary.BigEndian.Uint64(b[60:])),
+	}
+	if id.maxRecord > maxRecordLimit || off < headerSize || count > uint64(off-headerSize)/(recordExtra+dataHeader) ||
+		e.next < id.base || uint64(e.next-id.base) < count {
+		return identity{}, extent{}, false
+	}
+	return id, e, true
+}
+
+// sizeOf is how many bytes a record takes in a file.
+func sizeOf(r *Record) int64 {
+	n := recordExtra + dataHeader + len(r.Body)
+	if r.Due != 0 {
+		n += 8
+	}
+	if r.Access != 0 {
+		n += 8
+	}
+	if len(r.Channel) > 0 {
+		n += 1 + len(r.Channel)
+	}
+	return int64(n)
+}
+
+// appendRecord appends the record that begins at off of the segment's file.
+// Requires: dst has room for it.
+func (l layout) appendRecord(dst []byte, r *Record, base Offset, off int64) []byte {
+	from := len(dst)
+	flags := byte(0)
+	dst = append(dst, 0, 0, 0, 0, 0, 0, 0, 0, 0, byte(r.Source))
+	dst = binary.BigEndian.AppendUint16(dst, r.Attempts)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(r.Offset-base))
+	dst = append(dst, r.ID[:]...)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(r.Timestamp))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(r.Arrival))
+	if r.Due != 0 {
+		flags |= hasDue
+		dst = binary.BigEndian.AppendUint64(dst, uint64(r.Due))
+	}
+	if r.Access != 0 {
+		flags |= hasAccess
+		dst = binary.BigEndian.AppendUint64(dst, uint64(r.Access))
+	}
+	if len(r.Channel) > 0 {
+		flags |= hasChannel
+		dst = append(append(dst, byte(len(r.Channel))), r.Channel...)
+	}
+	dst = append(dst, r.Body...)
+	dst[from+recordExtra] = flags
+	binary.BigEndian.PutUint32(dst[from+4:], uint32(len(dst)-from-recordExtra))
+	binary.BigEndian.PutUint32(dst[from:], l.check(dst[from+4:], off))
+	return dst
+}
+
+// parseRecord is the inverse of appendRecord, for the data alone. Channel and Body
+// are parts of b. It reports false for what appendRecord has not written.
+func parseRecord(b []byte, base Offset, r *Record) bool {
+	if len(b) < dataHeader || b[0] >= hasChannel<<1 || int(b[1]) >= stamp.Sources {
+		return false
+	}
+	r.Source = stamp.Source(b[1])
+	r.Attempts = binary.BigEndian.Uint16(b[2:])
+	r.Offset = base + Offset(binary.BigEndian.Uint32(b[4:]))
+	r.ID = [16]byte(b[8:24])
+	r.Timestamp = stamp.Wall(binary.BigEndian.Uint64(b[24:]))
+	r.Arrival = stamp.Wall(binary.BigEndian.Uint64(b[32:]))
+	r.Due, r.Access, r.Channel = 0, 0, nil
+	flags, b := b[0], b[dataHeader:]
+	if flags&hasDue != 0 {
+		if len(b) < 8 {
+			return false
+		}
+		r.Due, b = stamp.Wall(binary.BigEndian.Uint64(b)), b[8:]
+	}
+	if flags&hasAccess != 0 {
+		if len(b) < 8 {
+			return false
+		}
+		r.Access, b = time.Duration(binary.BigEndian.Uint64(b)), b[8:]
+	}
+	if flags&hasChannel != 0 {
+		if len(b) < 1 || len(b) < 1+int(b[0]) {
+			return false
+		}
+		n := 1 + int(b[0])
+		r.Channel, b = b[1:n:n], b[n:]
+	}
+	r.Body = b
+	return r.Offset >= base
+}
+
+// check is a record's checksum; b is its length and data, off its place.
+func (l layout) check(b []byte, off int64) uint32 {
+	return crc32.Update(l.seed, castagnoli, b) ^ uint32(off)
+}
+
+// size returns the size of the record that begins at off with the bytes in b,
+// as far as its length can be believed: not if it is more than the segment
+// allows, or than there is up to end.
+// Requires: len(b) >= recordExtra.
+func (l layout) size(b []byte, off, end int64) (int64, bool) {
+	n := binary.BigEndian.Uint32(b[4:])
+	size := recordExtra + int64(n)
+	return size, n > 0 && n <= l.max && size <= end-off
+}
+
+// intact reports whether b is, whole, a record that begins at off.
+func (l layout) intact(b []byte, off int64) bool {
+	return binary.BigEndian.Uint32(b) == l.check(b[4:], off)
+}
+
+// snapshot is what one of the files of the cursors says.
+type snapshot struct {
+	number uint64
+	next   Offset
+	data   []byte
+}
+
+func appendSnapshot(dst []byte, s snapshot) []byte {
+	from := len(dst)
+	dst = append(dst, cursorMagic...)
+	dst = binary.BigEndian.AppendUint32(dst, version)
+	dst = binary.BigEndian.AppendUint64(dst, s.number)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(s.next))
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(s.data)))
+	dst = append(dst, s.data...)
+	return binary.BigEndian.AppendUint32(dst, crc32.Checksum(dst[from:], castagnoli))
+}
+
+// parseSnapshot is to a file of cursors what parseHeader is to a header. The data
+// is a part of b.
+func parseSnapshot(b []byte) (s snapshot, ok bool, err error) {
+	if len(b) < cursorExtra || string(b[:8]) != cursorMagic {
+		return snapshot{}, false, nil
+	}
+	n := int64(binary.BigEndian.Uint32(b[28:]))
+	if n > int64(len(b))-cursorExtra {
+		return snapshot{}, false, nil
+	}
+	sum := b[32+n:]
+	if binary.BigEndian.Uint32(sum) != crc32.Checksum(b[:32+n], castagnoli) {
+		return snapshot{}, false, nil
+	}
+	if v := binary.BigEndian.Uint32(b[8:]); v != version {
+		return snapshot{}, false, &VersionError{Version: v}
+	}
+	return snapshot{
+		number: binary.BigEndian.Uint64(b[12:]),
+		next:   Offset(binary.BigEndian.Uint64(b[20:])),
+		data:   b[32 : 32+n : 32+n],
+	}, true, nil
+}
+
+// VersionError says that a file is intact, and of a format version that this
+// program does not know: it was written by a later one.
+type VersionError struct {
+	Version uint32
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("file format version %d, this program knows versions up to %d only", e.Version, version)
+}

@@ -1,0 +1,324 @@
+package commitlog
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// The tests in this file use the operating system's disk, and processes of
+// their own: this binary again, with childEnv saying what it is to be.
+const childEnv = "SRTM_COMMITLOG_CHILD"
+
+// child is main of such a process. role is a name and arguments, separated by
+// spaces.
+func child(role string) int {
+	args := strings.Fields(role)
+	var err error
+	switch args[0] {
+	case "holder":
+		err = holder(args[1])
+	case "writer":
+		err = writer(args[1], args[2])
+	case "filler":
+		err = filler(args[1])
+	default:
+		err = errors.New("no such role")
+	}
+	if err != nil {
+		fmt.Printf("%s: %v\n", args[0], err)
+		return 1
+	}
+	return 0
+}
+
+// start starts a child, which is killed at the end of the test at the latest.
+func startChild(t *testing.T, cmd *exec.Cmd, role string) *bufio.Reader {
+	t.Helper()
+	cmd.Env = append(os.Environ(), childEnv+"="+role)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it has ended, in most tests
+		_ = cmd.Wait()
+	})
+	return bufio.NewReader(out)
+}
+
+func self(t *testing.T) *exec.Cmd {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exec.Command(path)
+}
+
+// holder opens a folder and keeps it until it is killed.
+func holder(path string) error {
+	if _, err := OpenDir(path, OS()); err != nil {
+		return err
+	}
+	fmt.Println("holding")
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func TestFolderBelongsToOneProcess(t *testing.T) {
+	path := t.TempDir() + "/made/on/the/way"
+	cmd := self(t)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := startChild(t, cmd, "holder "+path)
+	if line, err := out.ReadString('\n'); line != "holding\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	_, err = OpenDir(path, OS())
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", cmd.Process.Pid)) {
+		t.Errorf("open a folder that process %d has: %v", cmd.Process.Pid, err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	_ = stdin.Close()
+	dir, err := OpenDir(path, OS())
+	if err != nil {
+		t.Fatalf("after its end: %v", err)
+	}
+	if err := dir.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// writer appends records with numbers from first on, in several goroutines, saves
+// and trims, and prints each number when it is durable, until it is killed.
+func writer(path, first string) error {
+	from, err := strconv.ParseUint(first, 10, 64)
+	if err != nil {
+		return err
+	}
+	dir, err := OpenDir(path, OS())
+	if err != nil {
+		return err
+	}
+	l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 8 << 10, MaxBody: 1 << 12, Durable: true})
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	errs := make([]error, 9)
+	for w := range errs[1:] {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				id := from
+				from += 2
+				at, err := l.Append([]Record{numbered(id), numbered(id + 1)})
+				mu.Unlock()
+				if err == nil {
+					err = l.Sync(at + 2)
+				}
+				if err != nil {
+					errs[w] = err
+					return
+				}
+				os.Stdout.WriteString(fmt.Sprintf("%d %d\n%d %d\n", at, id, at+1, id+1)) // one write
+			}
+		})
+	}
+	wg.Go(func() {
+		for n := uint64(0); errs[8] == nil; n++ {
+			errs[8] = l.SaveCursors(binary.BigEndian.AppendUint64(nil, n))
+		}
+	})
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// A process is killed while it writes, again and again. What it said is
+// durable is there, at the offset that it had, and a snapshot of cursors.
+func TestKilledWhileWriting(t *testing.T) {
+	rng := testkit.Rand(t)
+	path := t.TempDir()
+	promised := map[Offset]uint64{}
+	first := uint64(1)
+	for range 5 {
+		cmd := self(t)
+		out := startChild(t, cmd, fmt.Sprintf("writer %s %d", path, first))
+		more := true
+		for lines := 1 + rng.IntN(600); more; lines-- {
+			if lines == 0 {
+				if err := cmd.Process.Kill(); err != nil { // what it has said before is read still
+					t.Fatal(err)
+				}
+			}
+			var at Offset
+			var id uint64
+			line, err := out.ReadString('\n')
+			if more = err == nil; !more {
+				break
+			}
+			if _, err := fmt.Sscan(line, &at, &id); err != nil {
+				t.Fatalf("the writer says %q", line)
+			}
+			promised[at] = id
+		}
+		_ = cmd.Wait() // killed
+
+		dir, err := OpenDir(path, OS())
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 8 << 10, MaxBody: 1 << 12})
+		if err != nil {
+			t.Fatal(err)
+		}
+		there := 0
+		var b Batch
+		for {
+			if err := l.Read(b.Next, Limit{100, 1 << 20}, &b); err != nil {
+				t.Fatal(err)
+			}
+			if len(b.Records) == 0 {
+				break
+			}
+			for _, r := range b.Records {
+				id, err := numberOf(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				first = max(first, id+1000)
+				if was, ok := promised[r.Offset]; ok {
+					if there++; was != id {
+						t.Fatalf("offset %d has record %d, and had %d", r.Offset, id, was)
+					}
+				}
+			}
+		}
+		if there != len(promised) {
+			t.Fatalf("%d of %d records are there", there, len(promised))
+		}
+		if s, err := l.LoadCursors(); err != nil || len(s) != 8 && len(promised) > 100 {
+			t.Errorf("cursors %x, %v", s, err)
+		}
+		if s := l.Stats(); s.Quarantined+s.Missing > 0 {
+			t.Errorf("damage by a kill: %+v", s)
+		}
+		if err := errors.Join(l.Close(), dir.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The operations of the real disk, one by one.
+func TestOSDisk(t *testing.T) {
+	d := OS()
+	path := t.TempDir()
+	if _, err := d.Open(path + "/a"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("open what is not there: %v", err)
+	}
+	f, err := d.Create(path + "/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Create(path + "/a"); !errors.Is(err, os.ErrExist) {
+		t.Errorf("create what is there: %v", err)
+	}
+	if _, err := f.WriteAt([]byte("hello"), 3); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(f.Sync(), f.Truncate(6)); err != nil {
+		t.Error(err)
+	}
+	if n, err := f.Size(); n != 6 || err != nil {
+		t.Errorf("size %d, %v", n, err)
+	}
+	b := make([]byte, 8)
+	if n, err := f.ReadAt(b, 0); n != 6 || string(b[:n]) != "\x00\x00\x00hel" || !errors.Is(err, io.EOF) {
+		t.Errorf("read %q, %v", b[:n], err)
+	}
+	if err := errors.Join(d.Mkdir(path+"/sub"), d.Rename(path+"/a", path+"/sub/b"), d.SyncDir(path), f.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := f.Sync(); err == nil {
+		t.Error("sync of a closed file: no error")
+	}
+	if err := d.Remove(path + "/sub"); err == nil {
+		t.Error("remove a folder with a file: no error")
+	}
+	if names, err := d.List(path + "/sub"); len(names) != 1 || names[0] != "b" || err != nil {
+		t.Errorf("list %q, %v", names, err)
+	}
+	if err := errors.Join(d.Remove(path+"/sub/b"), d.Remove(path+"/sub")); err != nil {
+		t.Error(err)
+	}
+	if err := d.Mkdir(path + "/x/y"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("mkdir in what is not there: %v", err)
+	}
+}
+
+// filler fills the disk that path is on, in the process's own view of it.
+func filler(path string) error {
+	dir, err := OpenDir(path, OS())
+	if err != nil {
+		return err
+	}
+	cfg := Config{Dir: dir, Name: "q", SegmentBytes: 128 << 10, MaxBody: 1 << 16}
+	l, err := Open(cfg)
+	if err != nil {
+		return err
+	}
+	for round := range 5 {
+		n := 0
+		for err = nil; err == nil; n++ {
+			if _, err = l.Append([]Record{{Body: make([]byte, 1000)}, {Body: make([]byte, 1000)}}); n > 100_000 {
+				return errors.New("the disk does not fill")
+			}
+		}
+		if !errors.Is(err, ErrNoSpace) || n < 100 {
+			return fmt.Errorf("round %d: %d batches fit: %w", round, n, err)
+		}
+		s := l.Stats()
+		if s.Records != int64(s.Next-s.First) {
+			return fmt.Errorf("%d records from %d to %d", s.Records, s.First, s.Next)
+		}
+		if err := l.Trim(s.First + (s.Next-s.First)/2); err != nil {
+			return fmt.Errorf("make room: %w", err)
+		}
+		if err := l.SaveCursors(make([]byte, 10_000)); err != nil {
+			return err
+		}
+		if round%2 == 1 {
+			if err := l.Close(); err != nil {
+				return err
+			}
+			if l, err = Open(cfg); err != nil {
+				return err
+			}
+			if s := l.Stats(); s.Torn+s.Quarantined+s.Missing > 0 {
+				return fmt.Errorf("after reopening: %+v", s)
+			}
+		}
+	}
+	return errors.Join(l.Remove(), dir.Close())
+}

@@ -1,0 +1,269 @@
+package commitlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"path/filepath"
+	"slices"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// What one call of the system reads, at most unless a single record needs more, and
+// at least.
+const (
+	readWindow = 1 << 20
+	leastRead  = 16 << 10
+)
+
+// Read is of Log. Damaged records are no error, but are skipped: see Files.
+func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
+	l.reading.Lock()
+	defer l.reading.Unlock()
+	hint := into.hint
+	if into.Next != from {
+		hint = place{}
+	}
+	into.Records, into.Next, into.hint = into.Records[:0], from, place{}
+	limit.Records, limit.Bytes = max(1, limit.Records), max(1, limit.Bytes)
+	for {
+		l.mu.Lock()
+		if l.closed {
+			l.mu.Unlock()
+			return ErrClosed
+		}
+		s := (*segment)(nil)
+		for i := l.at(from); i < len(l.segments); i++ {
+			if l.segments[i].end > headerSize && l.segments[i].records > 0 {
+				s = l.segments[i]
+				break
+			}
+		}
+		if s == nil {
+			l.mu.Unlock()
+			return nil
+		}
+		c := cut{layout: s.layout, base: s.base, from: from, at: s.placeBefore(from), end: s.end, limit: limit}
+		if hint.segment == s && hint.at > c.at {
+			c.at = hint.at
+		}
+		c.window = s.window(limit)
+		next := s.next
+		s.users++
+		l.resting = false
+		left := l.warm(s)
+		l.mu.Unlock()
+		l.close(left)
+
+		err := l.readSegment(s, &c, into)
+		l.done(s)
+
+		l.mu.Lock()
+		if err != nil {
+			l.stats.ReadErrors++
+		} else if c.reached > 0 && !s.dropped {
+			s.noted(mark{c.reached, c.at})
+		}
+		for i := range into.Records {
+			l.stats.ReadBytes += uint64(len(into.Records[i].Body))
+		}
+		l.stats.Read += uint64(len(into.Records))
+		l.mu.Unlock()
+		switch {
+		case err != nil:
+			into.Records = into.Records[:0]
+			return fmt.Errorf("read log %s: %w", l.name, err)
+		case len(into.Records) > 0:
+			into.Next = into.Records[len(into.Records)-1].Offset + 1
+			into.hint = place{s, c.at}
+			return nil
+		}
+		// All that was left of the segment cannot be read.
+		from = max(from, next)
+	}
+}
+
+// window is how much to read at a time for so many records.
+func (s *segment) window(limit Limit) int {
+	average := (s.end-headerSize)/max(1, s.records) + 1
+	want := int64(math.MaxInt64)
+	if int64(limit.Records) < want/average {
+		want = average * int64(limit.Records)
+	}
+	if int64(limit.Bytes) < math.MaxInt64/2 {
+		want = min(want, int64(limit.Bytes)+int64(limit.Bytes)/max(1, average-recordExtra-dataHeader)*(recordExtra+dataHeader))
+	}
+	return int(min(max(want, leastRead), readWindow))
+}
+
+// cut is what one Read wants of a segment.
+type cut struct {
+	layout
+	base   Offset
+	from   Offset
+	end    int64
+	limit  Limit
+	window int
+
+	// Where it is.
+	at      int64  // place of the next record
+	reached Offset // which has this offset or a later one
+}
+
+// readSegment reads records of s, stepping over damage only at the beginning, so
+// that what is intact is handed on first.
+func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
+	file, err := l.use(s)
+	if err != nil {
+		return err
+	}
+	defer l.done(s)
+	w := walker{layout: c.layout, r: file, off: c.at, at: c.at, end: c.end, window: c.window, batch: into}
+	for size := 0; len(into.Records) < c.limit.Records; {
+		before := w.off
+		data, err := w.next()
+		n := len(into.Records)
+		switch {
+		case err == nil:
+		case n > 0 || errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(err, errDamaged):
+			at, found, err := c.search(file, w.off, c.end)
+			if err != nil {
+				return err
+			}
+			if found != certain {
+				l.giveUp(s, w.off, c.end)
+				return nil
+			}
+			l.quarantine(s, w.off, at-w.off)
+			w.off, c.at = at, at
+			continue
+		default:
+			return err
+		}
+		if n == cap(into.Records) {
+			into.Records = append(into.Records, Record{})
+		}
+		into.Records = into.Records[:n+1]
+		r := &into.Records[n]
+		if !parseRecord(data, c.base, r) {
+			into.Records = into.Records[:n]
+			if n > 0 {
+				w.off = before
+				return nil
+			}
+			l.quarantine(s, before, w.off-before) // it is what was written, and yet none of ours
+			c.at = w.off
+			continue
+		}
+		if r.Offset < c.from {
+			into.Records = into.Records[:n]
+			c.at, c.reached = w.off, r.Offset+1
+			continue
+		}
+		if size += len(r.Body); n > 0 && size > c.limit.Bytes {
+			into.Records = into.Records[:n]
+			return nil
+		}
+		w.fixed = true
+		c.at, c.reached = w.off, r.Offset+1
+	}
+	return nil
+}
+
+// giveUp ends a segment at a place after which nothing can be read. It does nothing
+// if there is more after end now: that may be readable.
+func (l *Files) giveUp(s *segment, at, end int64) {
+	l.mu.Lock()
+	s.shut = true
+	if s.end != end || s.dropped {
+		l.mu.Unlock()
+		return
+	}
+	l.bytes -= s.end - at
+	s.end = at
+	l.mu.Unlock()
+	l.quarantine(s, at, end-at)
+}
+
+// At returns the offset of the first record that is not older than a time, by its
+// Timestamp, in the log's order; the next offset if there is none.
+func (l *Files) At(t stamp.Wall) (Offset, error) {
+	l.mu.Lock()
+	from, next, closed := l.next, l.next, l.closed
+	for _, s := range l.segments {
+		if s.records > 0 && s.last >= t {
+			from = s.base
+			break
+		}
+	}
+	l.mu.Unlock()
+	if closed {
+		return 0, ErrClosed
+	}
+	var b Batch
+	for b.Next = from; b.Next < next; {
+		if err := l.Read(b.Next, Limit{Records: 1 << 10, Bytes: readWindow}, &b); err != nil {
+			return 0, err
+		}
+		if len(b.Records) == 0 {
+			break
+		}
+		for i := range b.Records {
+			if b.Records[i].Timestamp >= t {
+				return b.Records[i].Offset, nil
+			}
+		}
+	}
+	return next, nil
+}
+
+// quarantine counts and logs damage to a segment, ends appending to it, and
+// renames its file, which is not deleted when its records are trimmed.
+func (l *Files) quarantine(s *segment, off, bytes int64) {
+	l.mu.Lock()
+	s.shut = true
+	first := !s.damaged
+	s.damaged = true
+	if first {
+		l.stats.Quarantined++
+	}
+	if !s.surveyed && !slices.Contains(s.gaps, off) { // others come by
+		s.gaps = append(s.gaps, off)
+		l.stats.LostBytes += uint64(bytes)
+		l.stats.Unreadable++
+	}
+	if !s.old && s.durable < s.next && s.fault == nil {
+		s.fault = errDamaged // it was never durable: Sync has to say so
+	}
+	rename := !s.bad && !s.dropped
+	from := segmentName(s.base)
+	l.mu.Unlock()
+
+	level := slog.LevelError
+	if !first {
+		level = slog.LevelDebug // one line for each segment, however many gaps it has
+	}
+	l.cfg.Log.Log(context.Background(), level, "records of a segment are damaged and are skipped; its file is kept", keyLog, l.name,
+		keyFile, from+badSuffix, keyOffset, off, keyBytes, bytes)
+	if !rename {
+		return
+	}
+	err := l.disk.Rename(filepath.Join(l.folder, from), filepath.Join(l.folder, from+badSuffix))
+	l.mu.Lock()
+	if err == nil {
+		s.bad = true
+	} else {
+		l.stats.KeepErrors++
+	}
+	l.mu.Unlock()
+	if err != nil {
+		l.cfg.Log.Error("damaged segment could not be renamed", keyLog, l.name, keyFile, from, obs.KeyError, err)
+	}
+}

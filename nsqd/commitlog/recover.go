@@ -1,0 +1,306 @@
+package commitlog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// recover finds what is in the log's folder. The rules:
+//
+//   - A segment with a header and a footer is complete. Nothing else of it is
+//     read.
+//   - A segment without a footer is read to its end. If no intact record comes
+//     after the first that is not, that is where a write was interrupted: the
+//     file is cut there. Else it is damaged.
+//   - A damaged segment is renamed .bad and left as it is. What can be read of
+//     it is in the log; when that is trimmed, it is renamed .kept and left alone.
+//   - None is appended to again, so that places in it keep their meaning.
+//   - The next offset is after that of each record which can be read or, in a segment
+//     with damage at its end, could have been written there; and not before that in
+//     the snapshot of the cursors.
+//
+// Requires: nobody else knows l.
+func (l *Files) recover() error {
+	names, err := l.disk.List(l.folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := l.recoverCursors(); err != nil {
+		return err
+	}
+	bad := make(map[Offset]bool)
+	var leftover []string
+	for _, name := range names {
+		base, isBad, ok := parseSegmentName(name)
+		switch {
+		case strings.HasSuffix(name, newSuffix):
+			leftover = append(leftover, name)
+		case strings.HasSuffix(name, keptSuffix):
+			l.stats.Unreadable++
+		case ok:
+			was, twice := bad[base]
+			bad[base] = isBad && (was || !twice)
+		}
+	}
+	if err := l.delete(leftover); err != nil {
+		return err
+	}
+	if err := l.loadAll(slices.Sorted(maps.Keys(bad)), bad); err != nil {
+		return err
+	}
+	for i, s := range l.segments {
+		l.bytes += s.size()
+		// What the last process did not fsync is among the last of them.
+		if s.durable = s.next; i >= len(l.segments)-maxUnsynced-2 {
+			s.durable = s.base
+		}
+	}
+	return nil
+}
+
+// loadAll loads the segments of these bases, which ascend.
+func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
+	for i, base := range bases {
+		end := Offset(noSegment)
+		if i+1 < len(bases) {
+			end = bases[i+1]
+		}
+		s, err := l.load(base, end, bad[base])
+		if err != nil {
+			return fmt.Errorf("segment %d: %w", base, err)
+		}
+		if i > 0 && s.before != noSegment && s.before > uint64(bases[i-1]) {
+			l.stats.Missing++
+			l.cfg.Log.Warn("segments are missing: their deletion was not finished, or they are lost", keyLog, l.name,
+				keyFile, segmentName(Offset(s.before)))
+		}
+		s.next = min(s.next, end) // it may be an estimate
+		l.segments = append(l.segments, s)
+		l.next = max(l.next, s.next)
+	}
+	// Those that others come after stay, so that none is missing next time.
+	var empty []string
+	for n := len(l.segments); n > 0 && l.segments[n-1].records == 0 && !l.segments[n-1].damaged; n-- {
+		empty = append(empty, l.segments[n-1].name())
+		l.segments = l.segments[:n-1]
+	}
+	return l.delete(empty)
+}
+
+// load looks at a segment's file. The segment after it begins at the offset end.
+func (l *Files) load(base, end Offset, bad bool) (*segment, error) {
+	s := &segment{
+		identity: identity{base: base, before: noSegment}, extent: extent{next: base}, end: headerSize,
+		old: true, shut: true, bad: bad, damaged: bad,
+	}
+	file, err := l.disk.Open(filepath.Join(l.folder, s.name()))
+	if err != nil {
+		return nil, err
+	}
+	err = l.inspect(s, end, file)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// inspect fills s from its file; what is not worth keeping is cut off.
+func (l *Files) inspect(s *segment, end Offset, file File) error {
+	size, err := file.Size()
+	if err != nil {
+		return err
+	}
+	k, err := identify(s.base, file, size)
+	if err != nil {
+		return err
+	}
+	if !k.header && !k.footer {
+		empty, err := zeros(file, size)
+		switch {
+		case err != nil:
+			return err
+		case size == 0 && !s.bad:
+		case !s.bad && (size < headerSize || empty): // a segment that was just begun
+			if err := file.Truncate(0); err != nil {
+				return err
+			}
+			l.torn(s, 0, size)
+		default:
+			s.next += Offset(max(size, recordExtra+dataHeader) / (recordExtra + dataHeader))
+			l.quarantine(s, 0, size)
+			s.surveyed = true
+		}
+		return nil
+	}
+	s.identity, s.layout, s.end, s.extent = k.identity, k.layout(), k.end, k.extent
+	if k.header && k.footer && !s.bad {
+		return nil
+	}
+
+	f, err := s.survey(file, s.base, end, k.end)
+	if err != nil {
+		return err
+	}
+	s.end, s.extent = f.end, f.extent
+	s.next = max(s.next, s.base)
+	if k.footer {
+		s.next = max(s.next, k.next)
+	}
+	known := s.bad
+	if known || !k.header || len(f.gaps) > 0 || f.rest != nothing {
+		if !k.header {
+			l.quarantine(s, 0, headerSize)
+		}
+		for i, at := range f.gaps {
+			l.quarantine(s, at, f.sizes[i])
+		}
+		if f.rest != nothing || f.end < k.end {
+			l.quarantine(s, f.end, k.end-f.end)
+			s.next += Offset((k.end - f.end) / (recordExtra + dataHeader))
+		}
+		if known && s.records > 0 {
+			l.cfg.Log.Warn("segment with damage is still to be read", keyLog, l.name, keyFile, s.name(), keyRecords, s.records)
+		}
+		s.surveyed = true
+		return nil
+	}
+	cut := f.end
+	if s.records == 0 {
+		cut = headerSize
+	}
+	if cut < size {
+		if err := file.Truncate(cut); err != nil {
+			return err
+		}
+		l.torn(s, cut, size-cut)
+	}
+	if s.records > 0 {
+		// Only spares the next opening what this one had to do.
+		_ = finish(file, s.identity, s.extent, s.end)
+	}
+	return nil
+}
+
+// known is what a segment's header and footer tell.
+type known struct {
+	header, footer bool // which of them is intact; else that of the other holds
+	identity
+	extent       // if there is a footer
+	end    int64 // where the records end, or at least the file
+}
+
+// identify reads the header and the footer of the segment of that base.
+func identify(base Offset, file File, size int64) (known, error) {
+	k := known{end: size}
+	if size < headerSize {
+		return k, nil
+	}
+	head := make([]byte, headerSize)
+	if _, err := readFull(file, head, 0); err != nil {
+		return k, err
+	}
+	id, ok, err := parseHeader(head)
+	if err != nil {
+		return k, err
+	}
+	if ok && id.base == base {
+		k.header, k.identity = true, id
+	}
+	at := size - footerSize
+	if at < headerSize {
+		return k, nil
+	}
+	foot := make([]byte, footerSize)
+	if _, err := readFull(file, foot, at); err != nil {
+		return k, err
+	}
+	id, e, ok := parseFooter(foot, at)
+	if ok && id.base == base && (!k.header || k.identity == id) {
+		k.footer, k.identity, k.end, k.extent = true, id, at, e
+	}
+	return k, nil
+}
+
+// torn notes that a segment's file was cut at off.
+func (l *Files) torn(s *segment, off, bytes int64) {
+	l.stats.Torn++
+	l.stats.TornBytes += uint64(bytes)
+	l.cfg.Log.Warn("end of a segment was not written whole, and is cut", keyLog, l.name, keyFile, s.name(), keyOffset, off, keyBytes, bytes)
+}
+
+// found is what a walk over all records of a segment found.
+type found struct {
+	extent
+	end         int64    // of the last intact record
+	gaps, sizes []int64  // before end, of bytes that are no records
+	rest        evidence // of records after end
+}
+
+// survey reads the records from the first to size, the end of the file or its
+// footer. What has the offset end or a later one is of an Append that failed: others
+// were given it.
+func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, error) {
+	f := found{end: l.from}
+	w := walker{layout: l, r: r, off: l.from, end: size, window: 256 << 10}
+	var record Record
+	for {
+		at := w.off
+		data, err := w.next()
+		switch {
+		case err == nil && parseRecord(data, base, &record):
+			if record.Offset >= end {
+				return f, nil
+			}
+			f.add(record.Offset, record.Timestamp)
+			f.end = w.off
+		case err == nil: // what was written, and yet none of ours
+			f.gaps, f.sizes = append(f.gaps, at), append(f.sizes, w.off-at)
+			f.end = w.off
+		case errors.Is(err, io.EOF):
+			return f, nil
+		case errors.Is(err, errDamaged):
+			at, rest, err := l.search(r, w.off, size)
+			if err != nil {
+				return f, err
+			}
+			if rest != certain {
+				f.rest = rest
+				return f, nil
+			}
+			f.gaps, f.sizes = append(f.gaps, w.off), append(f.sizes, at-w.off)
+			w.off = at
+		default:
+			return f, err
+		}
+	}
+}
+
+// zeros reports whether the file holds nothing else.
+func zeros(file File, size int64) (bool, error) {
+	b := make([]byte, 64<<10)
+	zero := make([]byte, len(b))
+	for off := int64(0); off < size; {
+		n, err := file.ReadAt(b[:min(size-off, int64(len(b)))], off)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, err
+		}
+		if n == 0 {
+			break
+		}
+		if !bytes.Equal(b[:n], zero[:n]) {
+			return false, nil
+		}
+		off += int64(n)
+	}
+	return true, nil
+}
