@@ -182,6 +182,10 @@ func TestWhatAFollowerSays(t *testing.T) {
 			_, err := follower.grants.ListShares(ctx, &srtmv1.ListSharesRequest{})
 			return err
 		},
+		"GrantService/Lead": func() error {
+			_, err := follower.grants.Lead(ctx, &srtmv1.LeadRequest{})
+			return err
+		},
 		"GrantService/ForgetBroker": func() error {
 			_, err := follower.grants.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b1"})
 			return err

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/duplex"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -71,6 +72,7 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 
 	var adaptor controller.Adaptor
 	var embedded *loop.Server
+	var remote srtmv1.GrantServiceClient
 	switch {
 	case noLedger:
 	case opts.tbadaptorAddress == "":
@@ -87,7 +89,8 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 			return lifecycle.UsageError{Err: fmt.Errorf("--tbadaptor-address: %w", err)}
 		}
 		defer conn.Close()
-		adaptor = controller.Remote{Client: srtmv1.NewGrantServiceClient(conn)}
+		remote = srtmv1.NewGrantServiceClient(conn)
+		adaptor = controller.Remote{Client: remote}
 	}
 	cfg := opts.controllerConfig(log, registry)
 	var control *controller.Controller
@@ -156,6 +159,10 @@ func serve(ctx context.Context, opts *options, log *slog.Logger, as role) (err e
 	group.Add("sessions", services.Run)
 	if embedded != nil {
 		group.Add("adaptor", embedded.Run)
+	}
+	if remote != nil && as.term != nil {
+		m := opts.mandate(as, clock.Mono())
+		group.Add("mandate", func(ctx context.Context) error { return m.lend(ctx, log, as.term, remote) })
 	}
 	group.Add("controller", control.Run)
 	if as.follow != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/settings"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
@@ -41,6 +42,7 @@ type options struct {
 	adaptorSecurity          secure.ClientConfig // towards a tbadaptor
 	adaptorOptions           []grpc.DialOption   // of adaptorSecurity, once it is read
 	tbadaptorAddress         string
+	tbadaptorLease           time.Duration
 	store, dataPath          string
 	advertise                string // what a leader tells others
 	etcdEndpoints            list
@@ -103,6 +105,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
 	o.security.Flags(fs, "grpc-address", "http-address", "tcp-address")
 	fs.BoolVar(&o.openLookup, "open-lookup", false, "with --token-file, answer what NSQ clients look up (GET /lookup, /topics, /channels, /nodes, /info) without a token")
+	fs.DurationVar(&o.tbadaptorLease, "tbadaptor-lease", 3*time.Second, "how long the tbadaptor of --tbadaptor-address acts without a word from here, and another one in its place has to wait; the same for all loaddistributors of a store")
 	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
 	fs.StringVar(&o.store, "store", storeBolt, "where topics and placements are kept: bbolt (a file), etcd (shared by several, one leads) or memory (lost at the end)")
 	fs.StringVar(&o.dataPath, "data-path", ".", "`folder` of --store=bbolt")
@@ -201,6 +204,9 @@ func (o *options) validate() error {
 	} else if _, _, err := controller.HostPort(o.tbadaptorAddress); err != nil {
 		errs = append(errs, fmt.Errorf("--tbadaptor-address: %w", err))
 	}
+	if o.tbadaptorLease < 100*time.Millisecond || o.tbadaptorLease > time.Hour {
+		errs = append(errs, fmt.Errorf("--tbadaptor-lease %v: want 100ms to 1h", o.tbadaptorLease))
+	}
 	return errors.Join(errs...)
 }
 
@@ -230,6 +236,16 @@ func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) lo
 	return o.leases.Apply(loop.Config{
 		Period: o.sharePeriod, Window: o.window, AckTimeout: o.prepareTimeout, Log: log, Metrics: metrics,
 	})
+}
+
+// mandate is for a leader that begins at now. Where the store is new, nobody has lent
+// anything before.
+func (o *options) mandate(as role, now stamp.Mono) *mandate {
+	m := &mandate{lease: o.tbadaptorLease, bound: o.loopConfig(nil, nil).Leases.ClockBound, term: as.term.Number()}
+	if as.cat.Version() > 0 {
+		m.until = now.Add(m.lease + m.bound)
+	}
+	return m
 }
 
 // dial makes a connection that comes back by itself. It does not wait.

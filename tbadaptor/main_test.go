@@ -10,7 +10,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -55,7 +58,18 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	defer conn.Close()
 	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if _, err := srtmv1.NewGrantServiceClient(conn).ListShares(limit, &srtmv1.ListSharesRequest{}, grpc.WaitForReady(true)); err != nil {
+	grants := srtmv1.NewGrantServiceClient(conn)
+	asked, err := grants.Lead(limit, &srtmv1.LeadRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("nobody has asked it to act: %v", err)
+	}
+	if _, err := grants.Lead(limit, &srtmv1.LeadRequest{Instance: asked.Instance, Stamp: asked.Stamp, Lease: durationpb.New(time.Hour), Term: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}

@@ -61,5 +61,5 @@ func (o *options) validate() error {
 }
 
 func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {
-	return o.leases.Apply(loop.Config{Period: o.period, Window: o.window, AckTimeout: o.ackTimeout, Log: log, Metrics: metrics})
+	return o.leases.Apply(loop.Config{Period: o.period, Window: o.window, AckTimeout: o.ackTimeout, Lent: true, Log: log, Metrics: metrics})
 }

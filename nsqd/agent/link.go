@@ -105,6 +105,9 @@ type keeper[Req, Res any] struct {
 	down func(*link[Req], error)
 }
 
+// notLeading is the reason of an adaptor that does not lead, or no more.
+const notLeading = "NOT_LEADING"
+
 // keep runs sessions until ctx ends. Between two it waits: longer and longer
 // up to maxBackoff while sessions fail at once, with jitter so that brokers do
 // not return all together.
@@ -117,7 +120,7 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 			k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err)
 			return
 		}
-		defer conns[i].Close()
+		defer func() { conns[i].Close() }()
 	}
 
 	at := 0
@@ -131,6 +134,11 @@ func (k keeper[Req, Res]) keep(ctx context.Context) {
 		}
 		if ctx.Err() != nil {
 			return
+		}
+		if targets.Reason(err) == notLeading {
+			// Behind one address there may be several, of which another leads.
+			conns[at].Close()
+			conns[at], _ = dial(address, k.options) // it has parsed before
 		}
 		if time.Since(began) > maxBackoff {
 			delay = firstBackoff

@@ -344,7 +344,7 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 		if !m.Connected {
 			since, known := s.mu.away[m.Broker]
 			if !known {
-				since = s.began
+				since = s.mu.began
 			}
 			one.AwaySince = timestamppb.New(since)
 		}

@@ -44,6 +44,7 @@ var (
 	errRemoved  = errors.New("the contract was removed meanwhile")
 
 	errNotLeading = errors.New("this adaptor does not lead any more")
+	errOwnTerm    = errors.New("this adaptor is a part of its loaddistributor, and leads with it")
 	errOldTerm    = errors.New("the adaptor's term is over")
 )
 
@@ -111,7 +112,7 @@ func toStatus(err error) error {
 		return coded(codes.Unavailable, ReasonClosing, err)
 	case errors.Is(err, errNotLeading):
 		return coded(codes.Unavailable, ReasonNotLeading, err)
-	case errors.Is(err, errOldTerm):
+	case errors.Is(err, errOldTerm), errors.Is(err, errOwnTerm):
 		return coded(codes.FailedPrecondition, ReasonOldTerm, err)
 	case errors.Is(err, errReplaced), errors.Is(err, ledger.ErrReplaced):
 		return coded(codes.Aborted, ReasonReplaced, err)

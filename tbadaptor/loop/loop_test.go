@@ -16,6 +16,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
@@ -575,5 +576,69 @@ var _ = Describe("Two adaptors at once", func() {
 		back := first.open()
 		back.say(hello("b1", 6))
 		Eventually(back.ended).Should(Receive(fails(codes.FailedPrecondition, loop.ReasonOldTerm)))
+	})
+})
+
+var _ = Describe("An adaptor whose term is lent", func() {
+	var a *adaptor
+	lead := func(r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
+		GinkgoHelper()
+		answer, err := a.client.Lead(ctx, r)
+		Expect(err).NotTo(HaveOccurred())
+		return answer
+	}
+	lend := func(heard *srtmv1.LeadResponse, lease time.Duration, term uint64) *srtmv1.LeadRequest {
+		return &srtmv1.LeadRequest{Instance: heard.Instance, Stamp: heard.Stamp, Lease: durationpb.New(lease), Term: term}
+	}
+	set := func() error { return <-a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10))) }
+	BeforeEach(func() {
+		cfg := config()
+		cfg.Lent = true
+		a = newAdaptor(cfg)
+	})
+
+	It("does nothing without, and nothing after, and begins again with an empty memory", func() {
+		asked := lead(&srtmv1.LeadRequest{})
+		Expect(asked.Leads).To(BeFalse())
+		Expect(set()).To(fails(codes.Unavailable, loop.ReasonNotLeading))
+		refused := a.open()
+		refused.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: "b1", Instance: "i", Term: 9}}})
+		Eventually(refused.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)), "its term is not known yet")
+
+		Expect(lead(&srtmv1.LeadRequest{Instance: "another", Stamp: asked.Stamp, Lease: durationpb.New(time.Hour), Term: 7}).Leads).To(BeFalse())
+		now := lead(lend(asked, time.Hour, 7))
+		Expect(now.Leads).To(BeTrue())
+		Expect(now.Term).To(BeEquivalentTo(7))
+		b1 := a.join("b1", "i")
+		b1.accept()
+		Expect(set()).To(Succeed())
+		Expect(b1.term.Load()).To(BeEquivalentTo(7))
+		// It goes on in its term, and for no less than it was lent already.
+		Expect(lead(lend(now, time.Millisecond, 8)).Term).To(BeEquivalentTo(7))
+		Expect(a.server.State().Topics).To(HaveLen(1))
+	})
+
+	It("ends its sessions when it is over, and takes no term twice", func() {
+		now := lead(lend(lead(&srtmv1.LeadRequest{}), time.Minute, 7))
+		Expect(now.Leads).To(BeTrue())
+		short := newAdaptor(func() loop.Config { c := config(); c.Lent = true; return c }())
+		a = short
+		asked := lead(&srtmv1.LeadRequest{})
+		Expect(lead(lend(asked, testkit.Hang/100, 7)).Leads).To(BeTrue())
+		Eventually(func() bool { now = lead(&srtmv1.LeadRequest{}); return now.Leads }).Should(BeFalse())
+		Expect(set()).To(fails(codes.Unavailable, loop.ReasonNotLeading))
+		_, err := a.client.Lead(ctx, lend(now, time.Hour, 7))
+		Expect(err).To(fails(codes.FailedPrecondition, loop.ReasonOldTerm))
+		_, err = a.client.Lead(ctx, &srtmv1.LeadRequest{Instance: now.Instance, Stamp: now.Stamp + uint64(time.Hour), Lease: durationpb.New(time.Hour), Term: 9})
+		Expect(err).To(fails(codes.InvalidArgument, loop.ReasonBadRequest))
+		Expect(lead(lend(asked, time.Nanosecond, 8)).Leads).To(BeFalse(), "it is over already")
+		Expect(lead(lend(now, time.Hour, 8)).Leads).To(BeTrue())
+		Expect(a.server.State().Topics).To(BeEmpty())
+	})
+
+	It("has none when it leads with its loaddistributor", func() {
+		a = newAdaptor(config())
+		_, err := a.client.Lead(ctx, &srtmv1.LeadRequest{})
+		Expect(err).To(fails(codes.FailedPrecondition, loop.ReasonOldTerm))
 	})
 })

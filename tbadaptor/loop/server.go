@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,8 +57,9 @@ type Config struct {
 	Leases ledger.Leases
 	Flex   ledger.Permille
 	// Term is this adaptor's time as the leader; nil: it leads alone, for as long as
-	// the process lives.
+	// the process lives. Lent: it has none but what Lead lends it, one after the other.
 	Term    Term
+	Lent    bool
 	Log     *slog.Logger
 	Metrics prometheus.Registerer // nil: not exported
 }
@@ -113,7 +115,7 @@ type Server struct {
 	// Set once.
 	cfg     Config
 	metrics *metrics
-	began   time.Time     // New
+	mandate *mandate      // nil: its term is not lent
 	closed  chan struct{} // closed by Run when it ends
 
 	streams *duplex.Server
@@ -128,6 +130,7 @@ type Server struct {
 		histories map[string]*history  // by topic
 		// Closed and made anew with every change of the ledger.
 		changed chan struct{}
+		began   time.Time // the ledger's time
 	}
 }
 
@@ -162,16 +165,17 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("adaptor: %w", err)
 	}
-	if cfg.Term == nil {
-		cfg.Term = alone{uint64(time.Now().UnixMilli())}
+	s := &Server{cfg: cfg, metrics: newMetrics(), streams: duplex.NewServer(), closed: make(chan struct{})}
+	switch {
+	case cfg.Lent:
+		s.mandate = &mandate{instance: rand.Text()}
+		s.cfg.Term = s.mandate
+	case cfg.Term == nil:
+		s.cfg.Term = alone{uint64(time.Now().UnixMilli())}
 	}
-	s := &Server{cfg: cfg, metrics: newMetrics(), began: time.Now(), streams: duplex.NewServer(), closed: make(chan struct{})}
-	s.mu.ledger = ledger.New(uint64(clock.Wall()), cfg.Leases)
-	s.mu.histories = map[string]*history{}
 	s.mu.sessions = map[string]*session{}
-	s.mu.away = map[string]time.Time{}
-	s.mu.topics = map[string]*topic{}
 	s.mu.changed = make(chan struct{})
+	s.emptyLocked()
 	if cfg.Metrics != nil {
 		if err := errors.Join(s.metrics.register(cfg.Metrics), cfg.Metrics.Register(collector{s})); err != nil {
 			return nil, fmt.Errorf("adaptor: %w", err)
@@ -180,13 +184,23 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
+// emptyLocked begins without memory, in which no broker has been heard. Requires: mu
+// held, and no sessions.
+func (s *Server) emptyLocked() {
+	s.mu.began = time.Now()
+	s.mu.ledger = ledger.New(uint64(clock.Wall()), s.cfg.Leases)
+	s.mu.histories = map[string]*history{}
+	s.mu.away = map[string]time.Time{}
+	s.mu.topics = map[string]*topic{}
+}
+
 // Run proposes shares until ctx ends. Then it ends the sessions and the calls
 // that wait, and returns when they have; what brokers hold they keep. When the
 // leadership is over it ends the sessions at once, and refuses everything.
 func (s *Server) Run(ctx context.Context) error {
 	ticker := time.NewTicker(s.cfg.Period)
 	defer ticker.Stop()
-	led := true
+	led := s.mandate == nil
 	// How late the end of a lease, or of the term, is noticed; nothing breaks meanwhile.
 	expiry := time.NewTicker(max(s.cfg.Leases.Flex/20, 10*time.Millisecond))
 	defer expiry.Stop()
@@ -196,10 +210,11 @@ func (s *Server) Run(ctx context.Context) error {
 			s.tune()
 			continue
 		case <-expiry.C:
-			if led && !s.expire(clock.Mono()) {
-				led = false
+			leads := s.expire(clock.Mono())
+			if led && !leads {
 				s.cfg.Log.Error("lost leadership: the sessions of all brokers are over", "term", s.cfg.Term.Number())
 			}
+			led = leads
 			continue
 		case <-ctx.Done():
 		}
@@ -225,6 +240,7 @@ func (s *Server) leadsLocked() error {
 		}
 		s.metrics.sessions.Sub(float64(len(s.mu.sessions)))
 		clear(s.mu.sessions)
+		s.emptyLocked() // what it knew is another's business now
 		close(s.mu.changed)
 		s.mu.changed = make(chan struct{})
 	}
@@ -331,6 +347,12 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 	held, err := checkHello(hello)
 	if err != nil {
 		return none, err
+	}
+	s.mu.Lock()
+	err = s.leadsLocked()
+	s.mu.Unlock()
+	if err != nil {
+		return none, err // whatever term it has followed
 	}
 	if term := s.cfg.Term.Number(); hello.Term > term {
 		s.cfg.Log.Error("broker refused: it has followed an adaptor that leads later", obs.KeyBroker, hello.BrokerId, "term", hello.Term, "own", term)

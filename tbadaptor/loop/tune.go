@@ -1,6 +1,8 @@
 package loop
 
 import (
+	"errors"
+
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -48,6 +50,9 @@ func (s *Server) tune() {
 			return l.Propose(name, target)
 		})
 		s.metrics.proposals.WithLabelValues(result).Inc()
+		if errors.Is(err, errNotLeading) {
+			return
+		}
 		if err != nil {
 			s.cfg.Log.Warn("no proposal", obs.KeyTopic, name, obs.KeyError, err)
 		}

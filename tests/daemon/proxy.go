@@ -10,12 +10,12 @@ import (
 // and accepts connections that lead nowhere: neither end can tell that from a
 // slow network.
 type Proxy struct {
-	to  string
 	ln  net.Listener
 	all sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
+		to    string
 		cut   bool
 		conns map[net.Conn]struct{}
 		ended bool
@@ -28,7 +28,8 @@ func NewProxy(to string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{to: to, ln: ln}
+	p := &Proxy{ln: ln}
+	p.mu.to = to
 	p.mu.conns = map[net.Conn]struct{}{}
 	p.all.Go(func() {
 		for {
@@ -77,7 +78,10 @@ func (p *Proxy) serve(near net.Conn) {
 		_, _ = io.Copy(io.Discard, near) // until it is mended
 		return
 	}
-	far, err := net.Dial("tcp", p.to)
+	p.mu.Lock()
+	to := p.mu.to
+	p.mu.Unlock()
+	far, err := net.Dial("tcp", to)
 	if err != nil {
 		return
 	}
@@ -116,6 +120,24 @@ func (p *Proxy) Cut(cut bool) {
 	p.mu.cut = cut
 	if !cut {
 		for c := range p.mu.conns {
+			c.Close()
+		}
+	}
+}
+
+// Retarget has connections from now on lead elsewhere. Those there are go on.
+func (p *Proxy) Retarget(to string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.to = to
+}
+
+// Drop ends connections, by the ports that they come from.
+func (p *Proxy) Drop(from func(port int) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.mu.conns {
+		if near := c.LocalAddr().String() == p.ln.Addr().String(); near && from(c.RemoteAddr().(*net.TCPAddr).Port) {
 			c.Close()
 		}
 	}

@@ -76,6 +76,7 @@ type cluster struct {
 	adaptorGRPC, adaptorWeb string
 	link                    *daemon.Proxy
 	adaptor                 *daemon.Daemon
+	second                  *daemon.Daemon // beside it, on purpose; nil: there is none
 }
 
 type broker struct {
@@ -104,7 +105,7 @@ func (c *cluster) startControl() {
 		"--report-interval=200ms", "--log-level=warn", "--fitting=off",
 	}
 	if c.apart {
-		flags = append(flags, "--tbadaptor-address="+c.link.Address())
+		flags = append(flags, "--tbadaptor-address="+c.link.Address(), "--tbadaptor-lease=1s", "--clock-bound=50ms")
 	} else {
 		flags = append(append(flags, c.leases...), "--share-period=200ms")
 	}
@@ -115,12 +116,17 @@ func (c *cluster) startControl() {
 
 func (c *cluster) startAdaptor() {
 	c.t.Helper()
+	c.adaptor = c.startAdaptorAt(c.adaptorGRPC, c.adaptorWeb)
+}
+
+func (c *cluster) startAdaptorAt(rpc, web string) *daemon.Daemon {
+	c.t.Helper()
 	flags := append([]string{
-		"--grpc-address=" + c.adaptorGRPC, "--http-address=" + c.adaptorWeb, "--period=200ms", "--log-level=warn",
+		"--grpc-address=" + rpc, "--http-address=" + web, "--period=200ms", "--log-level=warn",
 	}, c.leases...)
-	d, err := daemon.Run(filepath.Join(bin, "tbadaptor"), c.dir, flags, daemon.Answers("http://"+c.adaptorWeb+"/ping"))
+	d, err := daemon.Run(filepath.Join(bin, "tbadaptor"), c.dir, flags, daemon.Answers("http://"+web+"/ping"))
 	c.must(err)
-	c.adaptor = d
+	return d
 }
 
 func (c *cluster) startBroker(b *broker) {
@@ -163,9 +169,11 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 		if err := c.control.Kill(); err != nil {
 			t.Error(err)
 		}
-		if c.adaptor != nil {
-			if err := c.adaptor.Kill(); err != nil {
-				t.Error(err)
+		for _, d := range []*daemon.Daemon{c.adaptor, c.second} {
+			if d != nil {
+				if err := d.Kill(); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 	})

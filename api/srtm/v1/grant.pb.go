@@ -76,6 +76,149 @@ func (LeasePolicy) EnumDescriptor() ([]byte, []int) {
 	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{0}
 }
 
+type LeadRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the newest LeadResponse of the same instance: it may act until `lease` after
+	// the time when it made that response. Unset, or another instance's: the request
+	// only asks.
+	Instance string               `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	Stamp    uint64               `protobuf:"varint,2,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	Lease    *durationpb.Duration `protobuf:"bytes,3,opt,name=lease,proto3" json:"lease,omitempty"`
+	// The term that begins, if the instance does not act. As of a Grant.
+	Term          uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeadRequest) Reset() {
+	*x = LeadRequest{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeadRequest) ProtoMessage() {}
+
+func (x *LeadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeadRequest.ProtoReflect.Descriptor instead.
+func (*LeadRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *LeadRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *LeadRequest) GetStamp() uint64 {
+	if x != nil {
+		return x.Stamp
+	}
+	return 0
+}
+
+func (x *LeadRequest) GetLease() *durationpb.Duration {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *LeadRequest) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+type LeadResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// New at every start of the process.
+	Instance string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Its time, by a clock that only it reads.
+	Stamp uint64 `protobuf:"varint,2,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	// Whether it acts, and its latest term.
+	Leads         bool   `protobuf:"varint,3,opt,name=leads,proto3" json:"leads,omitempty"`
+	Term          uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeadResponse) Reset() {
+	*x = LeadResponse{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeadResponse) ProtoMessage() {}
+
+func (x *LeadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeadResponse.ProtoReflect.Descriptor instead.
+func (*LeadResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LeadResponse) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *LeadResponse) GetStamp() uint64 {
+	if x != nil {
+		return x.Stamp
+	}
+	return 0
+}
+
+func (x *LeadResponse) GetLeads() bool {
+	if x != nil {
+		return x.Leads
+	}
+	return false
+}
+
+func (x *LeadResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
 type NodeMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -91,7 +234,7 @@ type NodeMessage struct {
 
 func (x *NodeMessage) Reset() {
 	*x = NodeMessage{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[0]
+	mi := &file_srtm_v1_grant_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -103,7 +246,7 @@ func (x *NodeMessage) String() string {
 func (*NodeMessage) ProtoMessage() {}
 
 func (x *NodeMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[0]
+	mi := &file_srtm_v1_grant_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -116,7 +259,7 @@ func (x *NodeMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeMessage.ProtoReflect.Descriptor instead.
 func (*NodeMessage) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{0}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *NodeMessage) GetMessage() isNodeMessage_Message {
@@ -201,7 +344,7 @@ type LeaseRequest struct {
 
 func (x *LeaseRequest) Reset() {
 	*x = LeaseRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	mi := &file_srtm_v1_grant_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -213,7 +356,7 @@ func (x *LeaseRequest) String() string {
 func (*LeaseRequest) ProtoMessage() {}
 
 func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[1]
+	mi := &file_srtm_v1_grant_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -226,7 +369,7 @@ func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
 func (*LeaseRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LeaseRequest) GetStamp() uint64 {
@@ -253,7 +396,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[2]
+	mi := &file_srtm_v1_grant_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -265,7 +408,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[2]
+	mi := &file_srtm_v1_grant_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -278,7 +421,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Lease) GetStamp() uint64 {
@@ -328,7 +471,7 @@ type NodeHello struct {
 
 func (x *NodeHello) Reset() {
 	*x = NodeHello{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[3]
+	mi := &file_srtm_v1_grant_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -340,7 +483,7 @@ func (x *NodeHello) String() string {
 func (*NodeHello) ProtoMessage() {}
 
 func (x *NodeHello) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[3]
+	mi := &file_srtm_v1_grant_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -353,7 +496,7 @@ func (x *NodeHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeHello.ProtoReflect.Descriptor instead.
 func (*NodeHello) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *NodeHello) GetBrokerId() string {
@@ -411,7 +554,7 @@ type HeldShare struct {
 
 func (x *HeldShare) Reset() {
 	*x = HeldShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[4]
+	mi := &file_srtm_v1_grant_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -423,7 +566,7 @@ func (x *HeldShare) String() string {
 func (*HeldShare) ProtoMessage() {}
 
 func (x *HeldShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[4]
+	mi := &file_srtm_v1_grant_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -436,7 +579,7 @@ func (x *HeldShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldShare.ProtoReflect.Descriptor instead.
 func (*HeldShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HeldShare) GetTopic() string {
@@ -484,7 +627,7 @@ type GrantAck struct {
 
 func (x *GrantAck) Reset() {
 	*x = GrantAck{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[5]
+	mi := &file_srtm_v1_grant_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -496,7 +639,7 @@ func (x *GrantAck) String() string {
 func (*GrantAck) ProtoMessage() {}
 
 func (x *GrantAck) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[5]
+	mi := &file_srtm_v1_grant_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -509,7 +652,7 @@ func (x *GrantAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAck.ProtoReflect.Descriptor instead.
 func (*GrantAck) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GrantAck) GetTopic() string {
@@ -549,7 +692,7 @@ type NodeReport struct {
 
 func (x *NodeReport) Reset() {
 	*x = NodeReport{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[6]
+	mi := &file_srtm_v1_grant_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +704,7 @@ func (x *NodeReport) String() string {
 func (*NodeReport) ProtoMessage() {}
 
 func (x *NodeReport) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[6]
+	mi := &file_srtm_v1_grant_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +717,7 @@ func (x *NodeReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReport.ProtoReflect.Descriptor instead.
 func (*NodeReport) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NodeReport) GetTopics() []*TopicLoad {
@@ -601,7 +744,7 @@ type TopicLoad struct {
 
 func (x *TopicLoad) Reset() {
 	*x = TopicLoad{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[7]
+	mi := &file_srtm_v1_grant_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -613,7 +756,7 @@ func (x *TopicLoad) String() string {
 func (*TopicLoad) ProtoMessage() {}
 
 func (x *TopicLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[7]
+	mi := &file_srtm_v1_grant_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -626,7 +769,7 @@ func (x *TopicLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicLoad.ProtoReflect.Descriptor instead.
 func (*TopicLoad) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TopicLoad) GetTopic() string {
@@ -677,7 +820,7 @@ type GrantMessage struct {
 
 func (x *GrantMessage) Reset() {
 	*x = GrantMessage{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[8]
+	mi := &file_srtm_v1_grant_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +832,7 @@ func (x *GrantMessage) String() string {
 func (*GrantMessage) ProtoMessage() {}
 
 func (x *GrantMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[8]
+	mi := &file_srtm_v1_grant_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +845,7 @@ func (x *GrantMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantMessage.ProtoReflect.Descriptor instead.
 func (*GrantMessage) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GrantMessage) GetMessage() isGrantMessage_Message {
@@ -774,7 +917,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[9]
+	mi := &file_srtm_v1_grant_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -786,7 +929,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[9]
+	mi := &file_srtm_v1_grant_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -799,7 +942,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Grant) GetTopic() string {
@@ -858,7 +1001,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[10]
+	mi := &file_srtm_v1_grant_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +1013,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[10]
+	mi := &file_srtm_v1_grant_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1026,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Member) GetBrokerId() string {
@@ -939,7 +1082,7 @@ type SetContractRequest struct {
 
 func (x *SetContractRequest) Reset() {
 	*x = SetContractRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[11]
+	mi := &file_srtm_v1_grant_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1094,7 @@ func (x *SetContractRequest) String() string {
 func (*SetContractRequest) ProtoMessage() {}
 
 func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[11]
+	mi := &file_srtm_v1_grant_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1107,7 @@ func (x *SetContractRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractRequest.ProtoReflect.Descriptor instead.
 func (*SetContractRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetContractRequest) GetTopic() string {
@@ -1031,7 +1174,7 @@ type SetContractResponse struct {
 
 func (x *SetContractResponse) Reset() {
 	*x = SetContractResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[12]
+	mi := &file_srtm_v1_grant_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1186,7 @@ func (x *SetContractResponse) String() string {
 func (*SetContractResponse) ProtoMessage() {}
 
 func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[12]
+	mi := &file_srtm_v1_grant_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1199,7 @@ func (x *SetContractResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetContractResponse.ProtoReflect.Descriptor instead.
 func (*SetContractResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{14}
 }
 
 type RemoveContractRequest struct {
@@ -1068,7 +1211,7 @@ type RemoveContractRequest struct {
 
 func (x *RemoveContractRequest) Reset() {
 	*x = RemoveContractRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[13]
+	mi := &file_srtm_v1_grant_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1223,7 @@ func (x *RemoveContractRequest) String() string {
 func (*RemoveContractRequest) ProtoMessage() {}
 
 func (x *RemoveContractRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[13]
+	mi := &file_srtm_v1_grant_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1236,7 @@ func (x *RemoveContractRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContractRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContractRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemoveContractRequest) GetTopic() string {
@@ -1111,7 +1254,7 @@ type RemoveContractResponse struct {
 
 func (x *RemoveContractResponse) Reset() {
 	*x = RemoveContractResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[14]
+	mi := &file_srtm_v1_grant_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1266,7 @@ func (x *RemoveContractResponse) String() string {
 func (*RemoveContractResponse) ProtoMessage() {}
 
 func (x *RemoveContractResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[14]
+	mi := &file_srtm_v1_grant_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1279,7 @@ func (x *RemoveContractResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContractResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContractResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{16}
 }
 
 type ListSharesRequest struct {
@@ -1151,7 +1294,7 @@ type ListSharesRequest struct {
 
 func (x *ListSharesRequest) Reset() {
 	*x = ListSharesRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[15]
+	mi := &file_srtm_v1_grant_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1306,7 @@ func (x *ListSharesRequest) String() string {
 func (*ListSharesRequest) ProtoMessage() {}
 
 func (x *ListSharesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[15]
+	mi := &file_srtm_v1_grant_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1319,7 @@ func (x *ListSharesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSharesRequest.ProtoReflect.Descriptor instead.
 func (*ListSharesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListSharesRequest) GetTopic() string {
@@ -1202,7 +1345,7 @@ type ForgetBrokerRequest struct {
 
 func (x *ForgetBrokerRequest) Reset() {
 	*x = ForgetBrokerRequest{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[16]
+	mi := &file_srtm_v1_grant_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1357,7 @@ func (x *ForgetBrokerRequest) String() string {
 func (*ForgetBrokerRequest) ProtoMessage() {}
 
 func (x *ForgetBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[16]
+	mi := &file_srtm_v1_grant_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1370,7 @@ func (x *ForgetBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBrokerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ForgetBrokerRequest) GetBrokerId() string {
@@ -1247,7 +1390,7 @@ type ForgetBrokerResponse struct {
 
 func (x *ForgetBrokerResponse) Reset() {
 	*x = ForgetBrokerResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[17]
+	mi := &file_srtm_v1_grant_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1402,7 @@ func (x *ForgetBrokerResponse) String() string {
 func (*ForgetBrokerResponse) ProtoMessage() {}
 
 func (x *ForgetBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[17]
+	mi := &file_srtm_v1_grant_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1415,7 @@ func (x *ForgetBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetBrokerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ForgetBrokerResponse) GetFreed() []*FreedShare {
@@ -1294,7 +1437,7 @@ type FreedShare struct {
 
 func (x *FreedShare) Reset() {
 	*x = FreedShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[18]
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1449,7 @@ func (x *FreedShare) String() string {
 func (*FreedShare) ProtoMessage() {}
 
 func (x *FreedShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[18]
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1462,7 @@ func (x *FreedShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreedShare.ProtoReflect.Descriptor instead.
 func (*FreedShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FreedShare) GetTopic() string {
@@ -1348,7 +1491,7 @@ type ListSharesResponse struct {
 
 func (x *ListSharesResponse) Reset() {
 	*x = ListSharesResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[19]
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1503,7 @@ func (x *ListSharesResponse) String() string {
 func (*ListSharesResponse) ProtoMessage() {}
 
 func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[19]
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1516,7 @@ func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSharesResponse.ProtoReflect.Descriptor instead.
 func (*ListSharesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListSharesResponse) GetTopics() []*TopicShares {
@@ -1407,7 +1550,7 @@ type TopicShares struct {
 
 func (x *TopicShares) Reset() {
 	*x = TopicShares{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	mi := &file_srtm_v1_grant_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1562,7 @@ func (x *TopicShares) String() string {
 func (*TopicShares) ProtoMessage() {}
 
 func (x *TopicShares) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	mi := &file_srtm_v1_grant_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1575,7 @@ func (x *TopicShares) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicShares.ProtoReflect.Descriptor instead.
 func (*TopicShares) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TopicShares) GetTopic() string {
@@ -1499,7 +1642,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	mi := &file_srtm_v1_grant_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1654,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	mi := &file_srtm_v1_grant_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1667,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ShareChange) GetTime() *timestamppb.Timestamp {
@@ -1609,7 +1752,7 @@ type MemberShare struct {
 
 func (x *MemberShare) Reset() {
 	*x = MemberShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[22]
+	mi := &file_srtm_v1_grant_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1764,7 @@ func (x *MemberShare) String() string {
 func (*MemberShare) ProtoMessage() {}
 
 func (x *MemberShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[22]
+	mi := &file_srtm_v1_grant_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1777,7 @@ func (x *MemberShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberShare.ProtoReflect.Descriptor instead.
 func (*MemberShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MemberShare) GetBrokerId() string {
@@ -1725,7 +1868,17 @@ var File_srtm_v1_grant_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/grant.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/types.proto\"\xc9\x01\n" +
+	"\x13srtm/v1/grant.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/types.proto\"\x84\x01\n" +
+	"\vLeadRequest\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x14\n" +
+	"\x05stamp\x18\x02 \x01(\x04R\x05stamp\x12/\n" +
+	"\x05lease\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x12\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"j\n" +
+	"\fLeadResponse\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x14\n" +
+	"\x05stamp\x18\x02 \x01(\x04R\x05stamp\x12\x14\n" +
+	"\x05leads\x18\x03 \x01(\bR\x05leads\x12\x12\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xc9\x01\n" +
 	"\vNodeMessage\x12*\n" +
 	"\x05hello\x18\x01 \x01(\v2\x12.srtm.v1.NodeHelloH\x00R\x05hello\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.srtm.v1.GrantAckH\x00R\x03ack\x12-\n" +
@@ -1847,14 +2000,15 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\vLeasePolicy\x12\x1c\n" +
 	"\x18LEASE_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16LEASE_POLICY_AVAILABLE\x10\x01\x12\x17\n" +
-	"\x13LEASE_POLICY_STRICT\x10\x022\xfb\x02\n" +
+	"\x13LEASE_POLICY_STRICT\x10\x022\xb0\x03\n" +
 	"\fGrantService\x12:\n" +
 	"\aSession\x12\x14.srtm.v1.NodeMessage\x1a\x15.srtm.v1.GrantMessage(\x010\x01\x12H\n" +
 	"\vSetContract\x12\x1b.srtm.v1.SetContractRequest\x1a\x1c.srtm.v1.SetContractResponse\x12Q\n" +
 	"\x0eRemoveContract\x12\x1e.srtm.v1.RemoveContractRequest\x1a\x1f.srtm.v1.RemoveContractResponse\x12E\n" +
 	"\n" +
 	"ListShares\x12\x1a.srtm.v1.ListSharesRequest\x1a\x1b.srtm.v1.ListSharesResponse\x12K\n" +
-	"\fForgetBroker\x12\x1c.srtm.v1.ForgetBrokerRequest\x1a\x1d.srtm.v1.ForgetBrokerResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\fForgetBroker\x12\x1c.srtm.v1.ForgetBrokerRequest\x1a\x1d.srtm.v1.ForgetBrokerResponse\x123\n" +
+	"\x04Lead\x12\x14.srtm.v1.LeadRequest\x1a\x15.srtm.v1.LeadResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_grant_proto_rawDescOnce sync.Once
@@ -1869,89 +2023,94 @@ func file_srtm_v1_grant_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_grant_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_srtm_v1_grant_proto_goTypes = []any{
 	(LeasePolicy)(0),               // 0: srtm.v1.LeasePolicy
-	(*NodeMessage)(nil),            // 1: srtm.v1.NodeMessage
-	(*LeaseRequest)(nil),           // 2: srtm.v1.LeaseRequest
-	(*Lease)(nil),                  // 3: srtm.v1.Lease
-	(*NodeHello)(nil),              // 4: srtm.v1.NodeHello
-	(*HeldShare)(nil),              // 5: srtm.v1.HeldShare
-	(*GrantAck)(nil),               // 6: srtm.v1.GrantAck
-	(*NodeReport)(nil),             // 7: srtm.v1.NodeReport
-	(*TopicLoad)(nil),              // 8: srtm.v1.TopicLoad
-	(*GrantMessage)(nil),           // 9: srtm.v1.GrantMessage
-	(*Grant)(nil),                  // 10: srtm.v1.Grant
-	(*Member)(nil),                 // 11: srtm.v1.Member
-	(*SetContractRequest)(nil),     // 12: srtm.v1.SetContractRequest
-	(*SetContractResponse)(nil),    // 13: srtm.v1.SetContractResponse
-	(*RemoveContractRequest)(nil),  // 14: srtm.v1.RemoveContractRequest
-	(*RemoveContractResponse)(nil), // 15: srtm.v1.RemoveContractResponse
-	(*ListSharesRequest)(nil),      // 16: srtm.v1.ListSharesRequest
-	(*ForgetBrokerRequest)(nil),    // 17: srtm.v1.ForgetBrokerRequest
-	(*ForgetBrokerResponse)(nil),   // 18: srtm.v1.ForgetBrokerResponse
-	(*FreedShare)(nil),             // 19: srtm.v1.FreedShare
-	(*ListSharesResponse)(nil),     // 20: srtm.v1.ListSharesResponse
-	(*TopicShares)(nil),            // 21: srtm.v1.TopicShares
-	(*ShareChange)(nil),            // 22: srtm.v1.ShareChange
-	(*MemberShare)(nil),            // 23: srtm.v1.MemberShare
-	(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
-	(*Share)(nil),                  // 25: srtm.v1.Share
-	(*Contract)(nil),               // 26: srtm.v1.Contract
-	(*timestamppb.Timestamp)(nil),  // 27: google.protobuf.Timestamp
+	(*LeadRequest)(nil),            // 1: srtm.v1.LeadRequest
+	(*LeadResponse)(nil),           // 2: srtm.v1.LeadResponse
+	(*NodeMessage)(nil),            // 3: srtm.v1.NodeMessage
+	(*LeaseRequest)(nil),           // 4: srtm.v1.LeaseRequest
+	(*Lease)(nil),                  // 5: srtm.v1.Lease
+	(*NodeHello)(nil),              // 6: srtm.v1.NodeHello
+	(*HeldShare)(nil),              // 7: srtm.v1.HeldShare
+	(*GrantAck)(nil),               // 8: srtm.v1.GrantAck
+	(*NodeReport)(nil),             // 9: srtm.v1.NodeReport
+	(*TopicLoad)(nil),              // 10: srtm.v1.TopicLoad
+	(*GrantMessage)(nil),           // 11: srtm.v1.GrantMessage
+	(*Grant)(nil),                  // 12: srtm.v1.Grant
+	(*Member)(nil),                 // 13: srtm.v1.Member
+	(*SetContractRequest)(nil),     // 14: srtm.v1.SetContractRequest
+	(*SetContractResponse)(nil),    // 15: srtm.v1.SetContractResponse
+	(*RemoveContractRequest)(nil),  // 16: srtm.v1.RemoveContractRequest
+	(*RemoveContractResponse)(nil), // 17: srtm.v1.RemoveContractResponse
+	(*ListSharesRequest)(nil),      // 18: srtm.v1.ListSharesRequest
+	(*ForgetBrokerRequest)(nil),    // 19: srtm.v1.ForgetBrokerRequest
+	(*ForgetBrokerResponse)(nil),   // 20: srtm.v1.ForgetBrokerResponse
+	(*FreedShare)(nil),             // 21: srtm.v1.FreedShare
+	(*ListSharesResponse)(nil),     // 22: srtm.v1.ListSharesResponse
+	(*TopicShares)(nil),            // 23: srtm.v1.TopicShares
+	(*ShareChange)(nil),            // 24: srtm.v1.ShareChange
+	(*MemberShare)(nil),            // 25: srtm.v1.MemberShare
+	(*durationpb.Duration)(nil),    // 26: google.protobuf.Duration
+	(*Share)(nil),                  // 27: srtm.v1.Share
+	(*Contract)(nil),               // 28: srtm.v1.Contract
+	(*timestamppb.Timestamp)(nil),  // 29: google.protobuf.Timestamp
 }
 var file_srtm_v1_grant_proto_depIdxs = []int32{
-	4,  // 0: srtm.v1.NodeMessage.hello:type_name -> srtm.v1.NodeHello
-	6,  // 1: srtm.v1.NodeMessage.ack:type_name -> srtm.v1.GrantAck
-	7,  // 2: srtm.v1.NodeMessage.report:type_name -> srtm.v1.NodeReport
-	2,  // 3: srtm.v1.NodeMessage.renew:type_name -> srtm.v1.LeaseRequest
-	24, // 4: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
-	24, // 5: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
-	5,  // 6: srtm.v1.NodeHello.held:type_name -> srtm.v1.HeldShare
-	0,  // 7: srtm.v1.NodeHello.policy:type_name -> srtm.v1.LeasePolicy
-	25, // 8: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
-	25, // 9: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
-	25, // 10: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
-	8,  // 11: srtm.v1.NodeReport.topics:type_name -> srtm.v1.TopicLoad
-	24, // 12: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
-	10, // 13: srtm.v1.GrantMessage.grant:type_name -> srtm.v1.Grant
-	3,  // 14: srtm.v1.GrantMessage.lease:type_name -> srtm.v1.Lease
-	25, // 15: srtm.v1.Grant.share:type_name -> srtm.v1.Share
-	25, // 16: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
-	25, // 17: srtm.v1.Member.share:type_name -> srtm.v1.Share
-	26, // 18: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
-	11, // 19: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
-	19, // 20: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	25, // 21: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
-	21, // 22: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
-	26, // 23: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
-	23, // 24: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
-	22, // 25: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
-	27, // 26: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
-	25, // 27: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
-	25, // 28: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
-	25, // 29: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
-	25, // 30: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
-	25, // 31: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
-	25, // 32: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
-	25, // 33: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
-	0,  // 34: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
-	27, // 35: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
-	1,  // 36: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
-	12, // 37: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
-	14, // 38: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
-	16, // 39: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
-	17, // 40: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
-	9,  // 41: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
-	13, // 42: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
-	15, // 43: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
-	20, // 44: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
-	18, // 45: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
-	41, // [41:46] is the sub-list for method output_type
-	36, // [36:41] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	26, // 0: srtm.v1.LeadRequest.lease:type_name -> google.protobuf.Duration
+	6,  // 1: srtm.v1.NodeMessage.hello:type_name -> srtm.v1.NodeHello
+	8,  // 2: srtm.v1.NodeMessage.ack:type_name -> srtm.v1.GrantAck
+	9,  // 3: srtm.v1.NodeMessage.report:type_name -> srtm.v1.NodeReport
+	4,  // 4: srtm.v1.NodeMessage.renew:type_name -> srtm.v1.LeaseRequest
+	26, // 5: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
+	26, // 6: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
+	7,  // 7: srtm.v1.NodeHello.held:type_name -> srtm.v1.HeldShare
+	0,  // 8: srtm.v1.NodeHello.policy:type_name -> srtm.v1.LeasePolicy
+	27, // 9: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
+	27, // 10: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
+	27, // 11: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
+	10, // 12: srtm.v1.NodeReport.topics:type_name -> srtm.v1.TopicLoad
+	26, // 13: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
+	12, // 14: srtm.v1.GrantMessage.grant:type_name -> srtm.v1.Grant
+	5,  // 15: srtm.v1.GrantMessage.lease:type_name -> srtm.v1.Lease
+	27, // 16: srtm.v1.Grant.share:type_name -> srtm.v1.Share
+	27, // 17: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
+	27, // 18: srtm.v1.Member.share:type_name -> srtm.v1.Share
+	28, // 19: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
+	13, // 20: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
+	21, // 21: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	27, // 22: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
+	23, // 23: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
+	28, // 24: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
+	25, // 25: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
+	24, // 26: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
+	29, // 27: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
+	27, // 28: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
+	27, // 29: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
+	27, // 30: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
+	27, // 31: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
+	27, // 32: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
+	27, // 33: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
+	27, // 34: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
+	0,  // 35: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
+	29, // 36: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
+	3,  // 37: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
+	14, // 38: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
+	16, // 39: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
+	18, // 40: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
+	19, // 41: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
+	1,  // 42: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
+	11, // 43: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
+	15, // 44: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
+	17, // 45: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
+	22, // 46: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
+	20, // 47: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
+	2,  // 48: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
+	43, // [43:49] is the sub-list for method output_type
+	37, // [37:43] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_grant_proto_init() }
@@ -1960,13 +2119,13 @@ func file_srtm_v1_grant_proto_init() {
 		return
 	}
 	file_srtm_v1_types_proto_init()
-	file_srtm_v1_grant_proto_msgTypes[0].OneofWrappers = []any{
+	file_srtm_v1_grant_proto_msgTypes[2].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Ack)(nil),
 		(*NodeMessage_Report)(nil),
 		(*NodeMessage_Renew)(nil),
 	}
-	file_srtm_v1_grant_proto_msgTypes[8].OneofWrappers = []any{
+	file_srtm_v1_grant_proto_msgTypes[10].OneofWrappers = []any{
 		(*GrantMessage_Grant)(nil),
 		(*GrantMessage_Lease)(nil),
 	}
@@ -1976,7 +2135,7 @@ func file_srtm_v1_grant_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_grant_proto_rawDesc), len(file_srtm_v1_grant_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	GrantService_RemoveContract_FullMethodName = "/srtm.v1.GrantService/RemoveContract"
 	GrantService_ListShares_FullMethodName     = "/srtm.v1.GrantService/ListShares"
 	GrantService_ForgetBroker_FullMethodName   = "/srtm.v1.GrantService/ForgetBroker"
+	GrantService_Lead_FullMethodName           = "/srtm.v1.GrantService/Lead"
 )
 
 // GrantServiceClient is the client API for GrantService service.
@@ -52,6 +53,12 @@ type GrantServiceClient interface {
 	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
 	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(ctx context.Context, in *ForgetBrokerRequest, opts ...grpc.CallOption) (*ForgetBrokerResponse, error)
+	// Lead lends a tbadaptor that is a process of its own the right to act, which
+	// nothing else gives it: without it all other calls fail with UNAVAILABLE,
+	// NOT_LEADING. The loaddistributor repeats it, and waits until what it has lent to
+	// one instance is over before it lends to another. FAILED_PRECONDITION, OLD_TERM: the
+	// instance has acted in a later term.
+	Lead(ctx context.Context, in *LeadRequest, opts ...grpc.CallOption) (*LeadResponse, error)
 }
 
 type grantServiceClient struct {
@@ -115,6 +122,16 @@ func (c *grantServiceClient) ForgetBroker(ctx context.Context, in *ForgetBrokerR
 	return out, nil
 }
 
+func (c *grantServiceClient) Lead(ctx context.Context, in *LeadRequest, opts ...grpc.CallOption) (*LeadResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LeadResponse)
+	err := c.cc.Invoke(ctx, GrantService_Lead_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GrantServiceServer is the server API for GrantService service.
 // All implementations must embed UnimplementedGrantServiceServer
 // for forward compatibility.
@@ -141,6 +158,12 @@ type GrantServiceServer interface {
 	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
 	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error)
+	// Lead lends a tbadaptor that is a process of its own the right to act, which
+	// nothing else gives it: without it all other calls fail with UNAVAILABLE,
+	// NOT_LEADING. The loaddistributor repeats it, and waits until what it has lent to
+	// one instance is over before it lends to another. FAILED_PRECONDITION, OLD_TERM: the
+	// instance has acted in a later term.
+	Lead(context.Context, *LeadRequest) (*LeadResponse, error)
 	mustEmbedUnimplementedGrantServiceServer()
 }
 
@@ -165,6 +188,9 @@ func (UnimplementedGrantServiceServer) ListShares(context.Context, *ListSharesRe
 }
 func (UnimplementedGrantServiceServer) ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetBroker not implemented")
+}
+func (UnimplementedGrantServiceServer) Lead(context.Context, *LeadRequest) (*LeadResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Lead not implemented")
 }
 func (UnimplementedGrantServiceServer) mustEmbedUnimplementedGrantServiceServer() {}
 func (UnimplementedGrantServiceServer) testEmbeddedByValue()                      {}
@@ -266,6 +292,24 @@ func _GrantService_ForgetBroker_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _GrantService_Lead_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LeadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GrantServiceServer).Lead(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: GrantService_Lead_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GrantServiceServer).Lead(ctx, req.(*LeadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // GrantService_ServiceDesc is the grpc.ServiceDesc for GrantService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -288,6 +332,10 @@ var GrantService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForgetBroker",
 			Handler:    _GrantService_ForgetBroker_Handler,
+		},
+		{
+			MethodName: "Lead",
+			Handler:    _GrantService_Lead_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

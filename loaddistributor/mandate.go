@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/loaddistributor/store"
+)
+
+// mandate lends the right to act to one instance of a tbadaptor at a time. It is pure:
+// lend runs it.
+//
+// An instance counts what it is lent from a time of its own, which this side had heard
+// of before it lent: so it is over here lease and bound after that answer came. Whatever
+// an earlier leader of this log has lent is over lease and bound after this one's
+// beginning, for the earlier one's term was over by then; and only one instance may act
+// at a time, so one that says it does may go on.
+type mandate struct {
+	lease, bound time.Duration // set once
+	term         uint64        // at least that of the newest mandate; above all before it
+	holder       string        // the instance that may act
+	until        stamp.Mono    // when none but the holder does
+	heard        *srtmv1.LeadResponse
+	at           stamp.Mono // when heard came
+}
+
+// next returns what to ask or to lend at now.
+func (m *mandate) next(now stamp.Mono) *srtmv1.LeadRequest {
+	h := m.heard
+	if h == nil || h.Instance != m.holder && now.Before(m.until) {
+		return &srtmv1.LeadRequest{}
+	}
+	m.holder = h.Instance
+	m.until = max(m.until, m.at.Add(m.lease+m.bound))
+	m.term = max(m.term, h.Term) + 1 // in case that it does not act any more when this comes
+	return &srtmv1.LeadRequest{Instance: h.Instance, Stamp: h.Stamp, Lease: durationpb.New(m.lease), Term: m.term}
+}
+
+// answer takes the answer to the last request, which came at now.
+func (m *mandate) answer(r *srtmv1.LeadResponse, now stamp.Mono) {
+	if r.Leads {
+		m.holder = r.Instance
+	}
+	m.heard, m.at = r, now
+}
+
+// lend keeps an adaptor acting until ctx ends, or this process' own term does.
+func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, client srtmv1.GrantServiceClient) error {
+	ticker := time.NewTicker(m.lease / 4)
+	defer ticker.Stop()
+	leads := true
+	for clock.Mono().Before(own.Until()) {
+		limit, cancel := context.WithTimeout(ctx, m.lease/2)
+		r, err := client.Lead(limit, m.next(clock.Mono()), grpc.WaitForReady(true))
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			m.answer(r, clock.Mono())
+		case status.Code(err) == codes.Unimplemented:
+			log.Warn("the tbadaptor is of a release that acts without being asked to: never run two")
+			return nil
+		default:
+			m.heard = nil // it may be another one by now
+		}
+		if now := err == nil && r.Leads; now != leads {
+			leads = now
+			log.Warn("the tbadaptor", "acts", leads, obs.KeyError, err, "wait", max(0, m.until.Sub(clock.Mono())))
+		}
+		if err == nil && !r.Leads && (m.holder == r.Instance || !m.at.Before(m.until)) {
+			continue // it may be lent at once
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}

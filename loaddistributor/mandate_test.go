@@ -1,0 +1,90 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// An adaptor that is lent to as loop.Server is, by a clock of its own.
+type lent struct {
+	name  string
+	skew  time.Duration // of its clock
+	until stamp.Mono    // by its clock
+	term  uint64
+}
+
+func (a *lent) lead(now stamp.Mono, r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
+	now = now.Add(a.skew)
+	if until := stamp.Mono(r.Stamp).Add(r.Lease.AsDuration()); r.Instance == a.name && now.Before(until) {
+		if !now.Before(a.until) {
+			if r.Term <= a.term {
+				panic("an old term")
+			}
+			a.term = r.Term
+		}
+		a.until = max(a.until, until)
+	}
+	return &srtmv1.LeadResponse{Instance: a.name, Stamp: uint64(now), Leads: now.Before(a.until), Term: a.term}
+}
+
+// Whatever answers, and whenever: never do two instances act at once, and in the end
+// the one that answers does.
+func TestOneInstanceActsAtATime(t *testing.T) {
+	const lease, bound, step = time.Second, 50 * time.Millisecond, 10 * time.Millisecond
+	for _, fresh := range []bool{true, false} {
+		first, second := &lent{name: "a", skew: time.Hour}, &lent{name: "b", skew: 2 * time.Hour}
+		now := stamp.Mono(0).Add(time.Hour)
+		begin := func(term uint64, before bool) *mandate {
+			m := &mandate{lease: lease, bound: bound, term: term}
+			if before {
+				m.until = now.Add(lease + bound)
+			}
+			return m
+		}
+		m := begin(100, !fresh)
+		// run has an instance answer for so long, every answer so late.
+		run := func(d time.Duration, to *lent, late time.Duration, lost bool) (acted time.Duration) {
+			for end := now.Add(d); now.Before(end); now = now.Add(lease / 4) {
+				r := m.next(now)
+				now = now.Add(late / 2)
+				answer := to.lead(now, r)
+				now = now.Add(late / 2)
+				if lost {
+					m.heard = nil
+				} else {
+					m.answer(answer, now)
+				}
+				a, b := now.Add(first.skew).Before(first.until), now.Add(second.skew).Before(second.until)
+				if a && b {
+					t.Fatal("both act")
+				}
+				if answer.Leads {
+					acted += lease / 4
+				}
+			}
+			return acted
+		}
+		if acted := run(5*lease, first, step, false); fresh && acted < 4*lease || acted < 2*lease || !fresh && acted > 4*lease {
+			t.Errorf("new %v: the first acts for %v", fresh, acted)
+		}
+		run(lease/2, second, lease/4, true)
+		if acted := run(5*lease, second, lease/8, false); acted < lease || first.term >= second.term {
+			t.Errorf("the second acts for %v, in term %d after %d", acted, second.term, first.term)
+		}
+		// Another loaddistributor: who acts goes on.
+		m = begin(200, true)
+		was := second.term
+		if acted := run(2*lease, second, step, false); acted < 2*lease || second.term != was {
+			t.Errorf("the second goes on for %v, in term %d after %d", acted, second.term, was)
+		}
+		// And one that has to wait for it.
+		m = begin(300, true)
+		run(3*lease, first, step, false)
+		if first.term <= 300 {
+			t.Errorf("the first acts again in term %d", first.term)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package loop
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// mandate is a Term that Lead lends: several terms, one after the other, and between
+// two of them none.
+type mandate struct {
+	instance string // set once
+	// Atomic: Lead writes with Server.mu held, anybody reads. A stale end is an earlier
+	// one; the number changes only while the term is over.
+	number atomic.Uint64
+	until  atomic.Int64 // stamp.Mono
+}
+
+// Number implements Term.
+func (m *mandate) Number() uint64 { return m.number.Load() }
+
+// Until implements Term.
+func (m *mandate) Until() stamp.Mono { return stamp.Mono(m.until.Load()) }
+
+// maxMandate bounds what may be lent.
+const maxMandate = time.Hour
+
+// Lead implements srtmv1.GrantServiceServer.
+func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadResponse, error) {
+	m := s.mandate
+	if m == nil {
+		return nil, toStatus(errOwnTerm)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	leads := s.leadsLocked() == nil // what is over does not go on
+	now := clock.Mono()
+	at, lease := stamp.Mono(req.Stamp), req.Lease.AsDuration()
+	if req.Instance == m.instance {
+		if at <= 0 || at > now || lease <= 0 || lease > maxMandate {
+			var bad badRequest
+			bad.add("lease", "%v from %d on, it is %d now: want up to %v from a time that it has said", lease, req.Stamp, now, maxMandate)
+			return nil, toStatus(bad)
+		}
+		until := at.Add(lease)
+		switch {
+		case leads:
+			m.until.Store(int64(max(m.Until(), until)))
+		case !now.Before(until):
+			// Too late: it only asks.
+		case req.Term <= m.Number():
+			return nil, toStatus(fmt.Errorf("%w: it has acted in term %d, and term %d is to begin", errOldTerm, m.Number(), req.Term))
+		default:
+			m.number.Store(req.Term)
+			m.until.Store(int64(until))
+			s.mu.over, leads = false, true
+			s.emptyLocked()
+			s.cfg.Log.Info("leading", "term", req.Term)
+		}
+	}
+	return &srtmv1.LeadResponse{Instance: m.instance, Stamp: uint64(now), Leads: leads, Term: m.Number()}, nil
+}

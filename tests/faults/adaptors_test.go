@@ -1,0 +1,86 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// Two adaptors on purpose, each a process of its own: the first is stopped, the
+// loaddistributor and two of three brokers go over to a second one in its place, and
+// the first goes on, with the third broker still in its session. The two that left are
+// strict: what they hold is over when the first has not heard them for so long, and
+// without a fence it gives that to the third, while the second lets them keep it.
+func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
+	c := newCluster(t, true, []string{"--flex-lease=3s", "--session-lease=4s", "--clock-bound=50ms"}, "strict", "strict", "available")
+	create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+	defer cancel()
+	c.create(create)
+	_, stop := c.load(offered/3, offered/3, offered/3)
+	c.eventually("brokers have their shares", func() bool { return whole(c.shares(), 3) })
+
+	rateOf := func(b *broker) int64 {
+		s, err := b.state()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return held(s).RateMilli
+	}
+	free, err := daemon.Ports(2)
+	c.must(err)
+	c.second = c.startAdaptorAt(free[0], free[1])
+	staying := ports(t, c.brokers[2].process.Pid())
+	c.must(c.adaptor.Signal(syscall.SIGSTOP))
+	c.link.Retarget(free[0])
+	c.link.Drop(func(port int) bool { return !staying[port] })
+	c.eventually("two brokers follow the second", func() bool {
+		for _, b := range c.brokers[:2] {
+			if s, err := b.state(); err != nil || !s.Grants.Connected {
+				return false
+			}
+		}
+		return true
+	})
+	c.must(c.adaptor.Signal(syscall.SIGCONT))
+	c.eventually("the third follows, or is given what the two have", func() bool {
+		return whole(c.shares(), 3) || rateOf(c.brokers[2]) > rate*1000*2/3
+	})
+	t.Logf("brokers hold %d, %d and %d of %d thousandths of a message per second", rateOf(c.brokers[0]), rateOf(c.brokers[1]), rateOf(c.brokers[2]), rate*1000)
+	c.flows(3 * rate)
+	c.verify(stop())
+}
+
+// ports are the local ones of a process' TCP connections.
+func ports(t *testing.T, pid int) map[int]bool {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil || len(files) == 0 {
+		t.Skipf("whose connection is which is not known here: %d files, %v", len(files), err)
+	}
+	own := map[string]bool{}
+	for _, f := range files {
+		if link, err := os.Readlink(f); err == nil {
+			own[strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")] = true
+		}
+	}
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Skip(err)
+	}
+	set := map[int]bool{}
+	for line := range strings.Lines(string(table)) {
+		var port int
+		if f := strings.Fields(line); len(f) > 9 && own[f[9]] {
+			if _, err := fmt.Sscanf(f[1][strings.IndexByte(f[1], ':')+1:], "%X", &port); err == nil {
+				set[port] = true
+			}
+		}
+	}
+	return set
+}
