@@ -105,7 +105,7 @@ soak: ## load a broker for DURATION (10m), and look for what it does not give ba
 hardship: ## restart with a backlog of 1,000,000 messages, and 10,000 connections at once
 	SRTM_CRASH_BACKLOG=1000000 SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
 
-faults: ## a cluster under kills and partitions for DURATION (2m, half for each place of the adaptor), its contract checked
+faults: ## a cluster under kills, stops, partitions, updates and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked
 	SRTM_FAULTS=$(if $(DURATION),$(DURATION),2m) $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=Whatever ./tests/faults
 
 # 0.1.0, whose data this release reads, and which reads this one's.

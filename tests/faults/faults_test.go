@@ -17,12 +17,16 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -37,6 +41,7 @@ const longer = "SRTM_FAULTS"
 const (
 	rate, burst = 3000, 60 // the contract, msg/s and messages
 	offered     = 2 * rate
+	lowestRate  = 2400                   // of updates: all three brokers are needed for it
 	backdating  = 250 * time.Millisecond // nsqd's default
 	topic       = "t"
 )
@@ -76,7 +81,8 @@ type cluster struct {
 	adaptorGRPC, adaptorWeb string
 	link                    *daemon.Proxy
 	adaptor                 *daemon.Daemon
-	second                  *daemon.Daemon // beside it, on purpose; nil: there is none
+	spare                   [2]string      // addresses of the next one
+	second                  *daemon.Daemon // beside it, on purpose: it was one before; nil: there is none
 }
 
 type broker struct {
@@ -141,10 +147,11 @@ func (c *cluster) startBroker(b *broker) {
 func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart}
-	const own = 4
+	const own = 6
 	free, err := daemon.Ports(own + 2*len(policies))
 	c.must(err)
 	c.grpc, c.web, c.adaptorGRPC, c.adaptorWeb = free[0], free[1], free[2], free[3]
+	c.spare = [2]string{free[4], free[5]}
 	c.link, err = daemon.NewProxy(c.adaptorGRPC)
 	c.must(err)
 	t.Cleanup(c.link.Close)
@@ -196,8 +203,8 @@ func (c *cluster) create(ctx context.Context) {
 	for {
 		stream, err := admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
 			Name:      topic,
-			Contract:  &srtmv1.Contract{RateMilli: rate * 1000, Burst: burst, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}},
-			Groups:    []*srtmv1.PublisherGroup{{Count: 300, Rate: 10}},
+			Contract:  &srtmv1.Contract{RateMilli: rate * 1000, Burst: burst, Slo: slo},
+			Groups:    []*srtmv1.PublisherGroup{{Count: 300, Rate: lowestRate / 300}},
 			Channels:  []string{"c"},
 			ShareRule: "robust",
 		}}, grpc.WaitForReady(true))
@@ -351,39 +358,106 @@ func readTrace(t *testing.T, file, topic string) (all []release) {
 	return all
 }
 
-// mishap is something that fails, and how it is mended.
+// mishap is something that fails, and how it is mended. One part fails in one way at a
+// time.
 type mishap struct {
-	kind, who string
-	do, mend  func()
-	longest   time.Duration
+	kind, part string
+	do, mend   func()
+	longest    time.Duration
 }
 
-func (c *cluster) kill(kind, who string, d **daemon.Daemon, again func(), longest time.Duration) mishap {
-	return mishap{kind, who, func() { c.must((*d).Kill()) }, again, longest}
+func (c *cluster) kill(kind, part string, d **daemon.Daemon, again func(), longest time.Duration) mishap {
+	return mishap{kind, part, func() { c.must((*d).Kill()) }, again, longest}
 }
 
-func cut(kind, who string, p *daemon.Proxy, longest time.Duration) mishap {
-	return mishap{kind, who, func() { p.Cut(true) }, func() { p.Cut(false) }, longest}
+func (c *cluster) freeze(kind, part string, d **daemon.Daemon, longest time.Duration) mishap {
+	return mishap{
+		kind, part,
+		func() { c.must((*d).Signal(syscall.SIGSTOP)) }, func() { c.must((*d).Signal(syscall.SIGCONT)) }, longest,
+	}
 }
 
-// mishap draws one: of five two kill a broker, two cut one off from the
-// loaddistributor, and one hits the control plane.
+func cut(kind, part string, p *daemon.Proxy, longest time.Duration) mishap {
+	return mishap{kind, part, func() { p.Cut(true) }, func() { p.Cut(false) }, longest}
+}
+
+// twoAdaptors has another tbadaptor take the place of a stopped one, for the
+// loaddistributor and some of the brokers. When that goes on, there are two.
+func (c *cluster) twoAdaptors(rng *rand.Rand) mishap {
+	return mishap{"times two tbadaptors", "tbadaptor", func() {
+		staying := map[int]bool{}
+		for _, b := range c.brokers {
+			if rng.IntN(2) == 0 {
+				maps.Copy(staying, ports(c.t, b.process.Pid()))
+			}
+		}
+		if c.second != nil {
+			c.must(c.second.Kill())
+		}
+		c.must(c.adaptor.Signal(syscall.SIGSTOP))
+		c.second, c.spare, c.adaptorGRPC, c.adaptorWeb = c.adaptor, [2]string{c.adaptorGRPC, c.adaptorWeb}, c.spare[0], c.spare[1]
+		c.startAdaptor()
+		c.link.Retarget(c.adaptorGRPC)
+		c.link.Drop(func(port int) bool { return !staying[port] })
+	}, func() { c.must(c.second.Signal(syscall.SIGCONT)) }, 4 * time.Second}
+}
+
+// mishap draws one: of eight two kill a broker, one stops one for a while, two cut one
+// off from the loaddistributor, and three hit the control plane.
 func (c *cluster) mishap(rng *rand.Rand) mishap {
 	b := c.brokers[rng.IntN(len(c.brokers))]
-	switch n := rng.IntN(5); {
-	case n >= 3:
-		return cut("brokers cut off", b.name, b.proxy, 3*time.Second)
-	case n >= 1:
+	switch rng.IntN(8) {
+	case 0, 1:
+		return cut("brokers cut off", b.name+"'s way", b.proxy, 3*time.Second)
+	case 2, 3:
 		return c.kill("brokers killed", b.name, &b.process, func() { c.startBroker(b) }, 3*time.Second)
+	case 4:
+		return c.freeze("brokers stopped", b.name, &b.process, 2*time.Second)
 	}
-	control := []mishap{c.kill("times no loaddistributor", "", &c.control, c.startControl, 2*time.Second)}
+	control := []mishap{
+		c.kill("times no loaddistributor", "loaddistributor", &c.control, c.startControl, 2*time.Second),
+		c.freeze("times the loaddistributor stopped", "loaddistributor", &c.control, 2*time.Second),
+	}
 	if c.apart {
-		control = append(control,
-			c.kill("times no tbadaptor", "", &c.adaptor, c.startAdaptor, 2*time.Second),
-			cut("times tbadaptor cut off", "", c.link, 2*time.Second))
+		control = append(control, c.twoAdaptors(rng),
+			c.kill("times no tbadaptor", "tbadaptor", &c.adaptor, c.startAdaptor, 2*time.Second),
+			cut("times tbadaptor cut off", "tbadaptor's way", c.link, 2*time.Second))
 	}
 	return control[rng.IntN(len(control))]
 }
+
+// update changes the contract up and down until ctx ends, and then back to what it was
+// at first, which is the greatest. It returns how many updates were made.
+func (c *cluster) update(ctx context.Context, rng *rand.Rand) (done int) {
+	admin := srtmv1.NewAdminServiceClient(c.dial(c.grpc))
+	to := func(rate, burst int64) bool {
+		limit, cancel := context.WithTimeout(c.t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := admin.UpdateTopic(limit, &srtmv1.UpdateTopicRequest{
+			Spec:       &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{RateMilli: rate * 1000, Burst: burst, Slo: slo}},
+			UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"contract.rate_milli", "contract.burst"}},
+		}, grpc.WaitForReady(true))
+		if err != nil && status.Code(err) == codes.InvalidArgument {
+			c.t.Error(err) // whatever else fails it may
+		}
+		return err == nil
+	}
+	for ctx.Err() == nil {
+		if to(lowestRate+rng.Int64N(rate-lowestRate+1), burst/3+rng.Int64N(burst*2/3+1)) {
+			done++
+		}
+		wait(time.Duration(200+rng.IntN(1000)) * time.Millisecond)
+	}
+	for end := time.Now().Add(daemon.Patience); !to(rate, burst); wait(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.t.Error("the contract does not become what it was")
+			break
+		}
+	}
+	return done
+}
+
+var slo = &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}
 
 // trouble makes some until ctx ends, mends all, and says what it was.
 func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
@@ -408,7 +482,10 @@ func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
 			break
 		}
 		m := c.mishap(rng)
-		if time.Now().After(next) && !slices.ContainsFunc(now, func(o open) bool { return o.kind == m.kind && o.who == m.who }) {
+		if c.apart && len(counts) == 0 {
+			m = c.twoAdaptors(rng) // in every run
+		}
+		if time.Now().After(next) && !slices.ContainsFunc(now, func(o open) bool { return o.part == m.part }) {
 			m.do()
 			counts[m.kind]++
 			now = append(now, open{m, time.Now().Add(time.Duration(rng.Int64N(int64(m.longest))))})
@@ -510,8 +587,16 @@ func TestTheContractHoldsWhateverFails(t *testing.T) {
 			failing, calm := context.WithTimeout(t.Context(), length)
 			defer calm()
 			began := time.Now()
-			troubles := c.trouble(failing, testkit.Rand(t))
-			t.Logf("%v of trouble: %s", time.Since(began), troubles)
+			rng := testkit.Rand(t)
+			updates := make(chan int, 1)
+			others := rand.New(rand.NewPCG(rng.Uint64(), 0))
+			go func() {
+				n := 0
+				defer func() { updates <- n }()
+				n = c.update(failing, others)
+			}()
+			troubles := c.trouble(failing, rng)
+			t.Logf("%v of trouble: %s; %d updates", time.Since(began), troubles, <-updates)
 			c.flows(rate) // again, by itself
 			c.verify(stop())
 		})
