@@ -55,6 +55,7 @@ type options struct {
 	prepareTimeout           time.Duration
 	window                   time.Duration
 	evacuateAfter            time.Duration
+	consumerWait             time.Duration
 	relief                   string
 	reliefRules              relief.Config
 	leases                   *loop.LeaseFlags
@@ -119,6 +120,7 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
+	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere")
 	fs.StringVar(&o.relief, "relief", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
 	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", relief.DefaultSustained, "how long that has to last")
@@ -219,7 +221,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 	return controller.Config{
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
-		EvacuateAfter: o.evacuateAfter, Relief: mode, ReliefRules: o.reliefRules,
+		EvacuateAfter: o.evacuateAfter, ConsumerWait: o.consumerWait, Relief: mode, ReliefRules: o.reliefRules,
 		Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }

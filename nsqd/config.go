@@ -70,6 +70,7 @@ func (o *options) connConfig(sc *session.Config) conn.Config {
 		WriteTimeout:    o.WriteTimeout,
 		Loops:           o.IOLoops,
 		MaxConnections:  o.MaxConnections,
+		NudgeAfter:      o.NudgeAfter,
 		MaxBodies:       o.MaxMemoryBytes / 4,
 	}
 	if o.Experiments.topology {
@@ -230,7 +231,7 @@ func (o *options) statsdConfig(host string, topics func() []broker.Stats, log *s
 	}
 }
 
-func (o *options) agentConfig(n httpapi.Node, drain func(string, map[string]bool) int, log *slog.Logger, metrics prometheus.Registerer) agent.Config {
+func (o *options) agentConfig(n httpapi.Node, conns *conn.Server, log *slog.Logger, metrics prometheus.Registerer) agent.Config {
 	return agent.Config{
 		LoadDistributor: o.LoadDistributor,
 		BrokerID:        n.BrokerID,
@@ -239,7 +240,8 @@ func (o *options) agentConfig(n httpapi.Node, drain func(string, map[string]bool
 		Mcap:            o.Mcap,
 		Policy:          agent.Policy(o.Policy),
 		Version:         n.Release,
-		DrainPublishers: drain,
+		DrainPublishers: conns.DrainPublishers,
+		NudgeConsumers:  conns.NudgeConsumers,
 		DialOptions:     o.controlOptions,
 		Log:             log,
 		Metrics:         metrics,

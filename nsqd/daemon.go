@@ -129,7 +129,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		if err != nil {
 			return nil, fmt.Errorf("--data-path: %w", err)
 		}
-		membership := opts.agentConfig(node, d.conns.DrainPublishers, log, registry)
+		membership := opts.agentConfig(node, d.conns, log, registry)
 		membership.Store = bases
 		if control, err = agent.New(membership, d.broker.Node()); err != nil {
 			return nil, lifecycle.UsageError{Err: err}

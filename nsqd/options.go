@@ -56,6 +56,7 @@ type options struct {
 	MinOutputBufferTimeout              time.Duration
 	MaxOutputBufferTimeout              time.Duration
 	MaxOutputBufferSize                 int
+	NudgeAfter                          time.Duration
 	MaxConnections                      int // 0: main sets it, and the next
 	MaxHTTPConnections                  int
 	WriteTimeout                        time.Duration
@@ -178,6 +179,7 @@ func flags(o *options) *flag.FlagSet {
 	fs.DurationVar(&o.MinOutputBufferTimeout, "min-output-buffer-timeout", d.MinOutputBufferTimeout, "least output buffer timeout a client may ask for")
 	fs.DurationVar(&o.MaxOutputBufferTimeout, "max-output-buffer-timeout", d.MaxOutputBufferTimeout, "greatest output buffer timeout a client may ask for")
 	fs.IntVar(&o.MaxOutputBufferSize, "max-output-buffer-size", d.MaxOutputBufferSize, "greatest output buffer a client may ask for, in `bytes`")
+	fs.DurationVar(&o.NudgeAfter, "nudge-consumers-after", 20*time.Second, "how long a consumer must have been connected before its connection may be ended for it to ask nsqlookupd again, when its topic moves; at least its LookupdPollInterval x LookupdPollJitter, for go-nsq does not ask before")
 	fs.IntVar(&o.MaxConnections, "max-connections", 0, "greatest number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
 	fs.IntVar(&o.MaxHTTPConnections, "max-http-connections", 0, "greatest number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
 	fs.DurationVar(&o.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
@@ -336,6 +338,7 @@ func (o *options) validate() error {
 	fault(o.SyncTimeout <= 0, "--sync-timeout %v is not positive", o.SyncTimeout)
 	fault(o.NodeID < 0 || o.NodeID >= nodeIDs, "--node-id %d is outside [0, %d)", o.NodeID, nodeIDs)
 	fault(o.E2EWindow <= 0, "--e2e-processing-latency-window-time %v is not positive", o.E2EWindow)
+	fault(o.NudgeAfter < 0, "--nudge-consumers-after %v is negative", o.NudgeAfter)
 	fault(o.DrainTimeout < 0 || o.DrainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.DrainTimeout, maxDrain, lifecycle.StopLimit)
 
 	fault(o.TLSRequired != tlsOptional && !o.tlsOffered(), "--tls-required needs --tls-cert and --tls-key")

@@ -143,10 +143,19 @@ func (c *Catalog) LeftOn(topic, id string) bool {
 }
 
 // Shows reports whether consumers may find the topic on the broker, as Placed
-// does.
+// does, or are to find it there before publishers do.
 func (c *Catalog) Shows(topic, id string) bool {
 	t, b := c.topics[topic], c.brokers[id]
-	return t != nil && b != nil && (t.member(id) >= 0 || b.retiring[topic])
+	return t != nil && b != nil && (t.member(id) >= 0 || b.retiring[topic] || t.awaits(id))
+}
+
+// awaits reports whether the topic moves to the broker, which has prepared it.
+func (t *topic) awaits(id string) bool {
+	if t.next == nil {
+		return false
+	}
+	i := quotaOn(t.next.Plan, id)
+	return i >= 0 && t.next.prepared[i]
 }
 
 // Empty reports whether nothing is on the broker that is known of.

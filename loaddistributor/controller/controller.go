@@ -73,6 +73,9 @@ type Config struct {
 	// How long a broker may be away before its publishers are placed elsewhere;
 	// 0: DefaultEvacuateAfter.
 	EvacuateAfter time.Duration
+	// How long a move waits for consumers to come to the brokers that are new to the
+	// topic; 0: DefaultConsumerWait.
+	ConsumerWait time.Duration
 	// What becomes of moves that relieve overloaded brokers, and when they are
 	// due; the rules are checked unless it is off.
 	Relief      Relief
@@ -112,6 +115,7 @@ func (c Config) Validate() error {
 		{"report interval", c.ReportInterval, 10 * time.Millisecond, time.Minute},
 		{"prepare timeout", c.PrepareTimeout, time.Millisecond, time.Hour},
 		{"window", c.Window, 10 * time.Millisecond, time.Hour},
+		{"wait for consumers", cmp.Or(c.ConsumerWait, DefaultConsumerWait), time.Millisecond, time.Hour},
 		{"evacuation", cmp.Or(c.EvacuateAfter, DefaultEvacuateAfter), 10 * time.Millisecond, 24 * time.Hour},
 	} {
 		if d.value < d.min || d.value > d.max {
@@ -176,6 +180,7 @@ type Controller struct {
 		away      map[string]time.Time             // brokers that are, since when seen
 		retry     map[string]time.Time             // topics not to be moved before
 		stays     map[string]error                 // topics that could not leave a broker, and why
+		moving    map[string]string                // by topic: what its move waits for
 		retires   map[string]int                   // by broker: topics that are being retired from it
 		turns     map[string]string                // by topic with scarce tokens: what turn.go told the adaptor
 		reserved  map[string]string                // by topic: what shares it lacks because of brokers that are gone
@@ -200,6 +205,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
+	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, fitting.DefaultRound)
 	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), watches: map[string]*relief.Watch{}, fitFigures: newFitFigures()}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
@@ -222,6 +228,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.away = map[string]time.Time{}
 	c.mu.retry = map[string]time.Time{}
 	c.mu.stays = map[string]error{}
+	c.mu.moving = map[string]string{}
 	c.mu.retires = map[string]int{}
 	c.mu.turns = map[string]string{}
 	c.mu.fits = map[string]*fit{}

@@ -48,6 +48,8 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 		switch why := c.mu.stays[name]; {
 		case !open(topic):
 			wait(name, "the topic is "+topic.State.String(), "")
+		case c.mu.moving[name] != "":
+			wait(name, c.mu.moving[name], "")
 		case c.mu.names[name] != nil || why == nil:
 			wait(name, "its publishers are being moved", "")
 		case errors.As(why, new(*placement.Infeasible)) && !b.Forced:

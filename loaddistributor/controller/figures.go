@@ -22,7 +22,8 @@ const maxChannels = 10_000
 type figures struct {
 	reports  []received
 	channels []string
-	used     bool // by its last report something is connected to it or held
+	read     []string // those of them with subscribers
+	used     bool     // by its last report something is connected to it or held
 }
 
 type received struct {
@@ -61,7 +62,12 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			f = &figures{}
 			s.topics[t.Topic] = f
 		}
-		f.channels = t.Channels
+		f.channels, f.read = t.Channels, nil
+		for i, n := range t.ChannelSubscribers {
+			if n > 0 {
+				f.read = append(f.read, t.Channels[i])
+			}
+		}
 		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
 		if c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
 			f.add(received{now, t}, from)
@@ -84,6 +90,9 @@ func checkStats(at string, t *srtmv1.TopicStats) error {
 	}
 	if len(t.Channels) > maxChannels {
 		return &BadMessage{at + ".channels", fmt.Sprintf("%d, at most %d", len(t.Channels), maxChannels)}
+	}
+	if n := len(t.ChannelSubscribers); n > 0 && n != len(t.Channels) {
+		return &BadMessage{at + ".channel_subscribers", fmt.Sprintf("%d for %d channels", n, len(t.Channels))}
 	}
 	for _, h := range []struct {
 		field string

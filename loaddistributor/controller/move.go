@@ -17,7 +17,9 @@ import (
 // A move, make before break:
 //
 //	1. TopicMoving reserves what the new plan takes beside the old one
-//	2. brokers that are new to the topic create it with its channels
+//	2. brokers that are new to the topic create it with its channels, and
+//	   consumers find them; those there are are made to look again, and until each
+//	   channel that is read is read there the move waits (consumers.go)
 //	3. the adaptor gets the new shares; those of the new brokers are granted as
 //	   far as the old ones have given up theirs
 //	4. TopicMoved: from this epoch on, publishers resolve to the new brokers,
@@ -79,6 +81,11 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 func (c *Controller) connected(plan placement.Plan) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
+	return c.plannedLocked(plan)
+}
+
+// plannedLocked is connected. Requires: mu held, for reading.
+func (c *Controller) plannedLocked(plan placement.Plan) bool {
 	return !slices.ContainsFunc(plan.Quotas, func(q placement.Quota) bool {
 		b, _ := c.mu.next.Broker(q.Broker)
 		return !b.Connected
@@ -210,6 +217,7 @@ func (c *Controller) move(name, why string, decide decide) error {
 		if err := c.prepare(ctx, next.Next.Spec, c.unprepared(name)); err != nil {
 			return err
 		}
+		c.consumersFirst(name, next)
 		contracted = true
 		if err := c.shift(ctx, next); err != nil {
 			return err

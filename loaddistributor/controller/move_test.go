@@ -3,6 +3,8 @@ package controller_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -338,6 +340,96 @@ var _ = Describe("Publishers that move", func() {
 			}
 		})
 	}
+})
+
+var _ = Describe("Consumers of a topic that moves", func() {
+	nudged := func(to chan []string) func(*agent.Config) {
+		return func(cfg *agent.Config) {
+			cfg.NudgeConsumers = func(topic string, channels map[string]bool) int {
+				to <- append(slices.Sorted(maps.Keys(channels)), topic, cfg.BrokerID)
+				return len(channels)
+			}
+		}
+	}
+	read := func(node *agenttest.Node, by ...uint32) {
+		node.Measure("t", &srtmv1.TopicStats{Topic: "t", Subscribers: 9, ChannelSubscribers: by})
+	}
+	var c *cluster
+	var n1, n2 *agenttest.Node
+	var nudges chan []string
+	begin := func() {
+		GinkgoHelper()
+		c, n1, n2, nudges = newCluster(setup{}), agenttest.New(), agenttest.New(), make(chan []string, 10)
+		c.join("b1", 600, n1, nudged(nudges))
+		s := spec("t", 4, 10)
+		s.Channels = []string{"a", "b", "c"}
+		c.mustCreate(s)
+		read(n1, 0, 2, 1)
+		c.join("b2", 600, n2, nudged(nudges))
+		Eventually(func() uint32 { return c.topic("t").GetStatus().GetPooled().GetSubscribers() }).Should(BeEquivalentTo(9))
+	}
+	where := func() map[string]int { return c.where("t", 4) }
+
+	It("are told to look again, and publishers wait for them", func() {
+		begin()
+		c.drain("b1")
+		Eventually(nudges).Should(Receive(Equal([]string{"b", "c", "t", "b1"})))
+		nodes, _, _ := c.control.Producers("t")
+		Expect(nodes).To(HaveLen(2), "they find the new broker")
+		read(n2, 0, 1, 0)
+		Eventually(func() string { return c.topic("t").GetStatus().GetMoving() }).Should(
+			MatchRegexp(`^before its publishers move, until ..:..:..: for consumers of c on b2, which have to ask nsqlookupd again$`))
+		Expect(c.waits("b1")).To(Equal([]string{"t: " + c.topic("t").GetStatus().GetMoving()}))
+		Eventually(nudges, "3s").Should(Receive(Equal([]string{"c", "t", "b1"})), "once more, halfway")
+		Expect(where()).To(Equal(map[string]int{"b1": 4}))
+		read(n2, 0, 1, 3)
+		Eventually(where).Should(Equal(map[string]int{"b2": 4}))
+		Expect(c.topic("t").GetStatus().GetMoving()).To(BeEmpty())
+		Expect(nudges).To(BeEmpty())
+	})
+
+	It("are not waited for longer than was said", func() {
+		begin()
+		c.drain("b1")
+		Consistently(where, "4900ms").Should(Equal(map[string]int{"b1": 4}))
+		Eventually(where, "300ms").Should(Equal(map[string]int{"b2": 4}))
+	})
+
+	It("are not waited for where they are, or where nobody moves to a new broker", func() {
+		begin()
+		read(n1, 0, 0, 0)
+		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).Should(BeZero())
+		began := time.Now()
+		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0"}})
+		Expect(err).NotTo(HaveOccurred())
+		read(n1, 1, 1, 1)
+		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).ShouldNot(BeZero())
+		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.1"}})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(time.Since(began)).To(BeNumerically("<", time.Second))
+		Expect(nudges).To(BeEmpty())
+	})
+
+	It("are nudged and not waited for when publishers have no broker", func() {
+		begin()
+		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.1"}})
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(nudges).Should(Receive())
+		Eventually(nudges).Should(Receive())
+		read(n2, 0, 1, 0)
+		b4 := c.join("b4", 600, agenttest.New(), nudged(nudges))
+		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b4", PublisherIds: []string{"g.2"}})
+		Expect(err).NotTo(HaveOccurred())
+		b4.stop()
+		c.join("b3", 600, agenttest.New())
+		for len(nudges) > 0 {
+			<-nudges
+		}
+		began := time.Now()
+		c.drain("b4")
+		Eventually(func() int { return where()["b4"] }).Should(BeZero())
+		Expect(time.Since(began)).To(BeNumerically("<", 2*time.Second))
+	})
 })
 
 var _ = Describe("A broker that drains", func() {

@@ -44,8 +44,11 @@ type Config struct {
 	// DrainPublishers ends the connections of publishers that belong elsewhere
 	// now, and does not wait for it; it returns how many. nil: there are none.
 	DrainPublishers func(topic string, clientIDs map[string]bool) int
-	Policy          Policy // empty: Available
-	Store           Store  // of bases; nil: they end with the process
+	// NudgeConsumers has consumers of these channels ask again where the topic is,
+	// and does not wait for it; it returns how many. nil: there are none.
+	NudgeConsumers func(topic string, channels map[string]bool) int
+	Policy         Policy // empty: Available
+	Store          Store  // of bases; nil: they end with the process
 	// DialOptions are for connections to the loaddistributor and the tbadaptor:
 	// credentials. nil: in clear.
 	DialOptions []grpc.DialOption

@@ -189,6 +189,8 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		o.result(l, m.Remove.Request, err)
 	case *srtmv1.ControllerMessage_Drain:
 		o.drain(m.Drain)
+	case *srtmv1.ControllerMessage_Nudge:
+		o.nudge(m.Nudge)
 	case *srtmv1.ControllerMessage_Capture:
 		o.capture(m.Capture, clock.Mono())
 	}
@@ -199,12 +201,24 @@ func (o *owner) drain(d *srtmv1.DrainPublishers) {
 	if o.agent.cfg.DrainPublishers == nil {
 		return
 	}
-	ids := make(map[string]bool, len(d.ClientIds))
-	for _, id := range d.ClientIds {
-		ids[id] = true
+	n := o.agent.cfg.DrainPublishers(d.Topic, setOf(d.ClientIds))
+	o.agent.cfg.Log.Info("publishers move", obs.KeyTopic, d.Topic, obs.KeyCount, len(d.ClientIds), "connections", n)
+}
+
+func (o *owner) nudge(d *srtmv1.NudgeConsumers) {
+	if o.agent.cfg.NudgeConsumers == nil {
+		return
 	}
-	n := o.agent.cfg.DrainPublishers(d.Topic, ids)
-	o.agent.cfg.Log.Info("publishers move", obs.KeyTopic, d.Topic, obs.KeyCount, len(ids), "connections", n)
+	n := o.agent.cfg.NudgeConsumers(d.Topic, setOf(d.Channels))
+	o.agent.cfg.Log.Info("consumers are to look for another broker", obs.KeyTopic, d.Topic, "channels", len(d.Channels), "connections", n)
+}
+
+func setOf(names []string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
 }
 
 func (o *owner) result(l *controlLink, request uint64, err error) {

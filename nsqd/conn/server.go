@@ -52,6 +52,10 @@ type Config struct {
 	// all connections together, before the one ends that is at it for longest; 0
 	// means no limit.
 	MaxBodies int64
+	// NudgeAfter is how long a consumer must have been connected for NudgeConsumers to
+	// end its connection. go-nsq does not look again in its first
+	// LookupdPollInterval x LookupdPollJitter, up to 18 s by default.
+	NudgeAfter time.Duration
 }
 
 // Validate reports all problems at once.
@@ -72,6 +76,9 @@ func (c Config) Validate() error {
 	}
 	if c.WriteTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("write timeout %v is not positive", c.WriteTimeout))
+	}
+	if c.NudgeAfter < 0 {
+		errs = append(errs, fmt.Errorf("consumers are nudged after %v", c.NudgeAfter))
 	}
 	if c.Loops < 0 {
 		errs = append(errs, fmt.Errorf("%d event loops", c.Loops))

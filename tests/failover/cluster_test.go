@@ -107,7 +107,7 @@ func (c *cluster) join(addresses ...string) {
 	dir := c.t.TempDir()
 	trace := filepath.Join(dir, "released")
 	d, err := daemon.NSQD(binaries.nsqd, dir, "--loaddistributor-address="+strings.Join(addresses, ","),
-		fmt.Sprintf("--broker-id=b%d", len(c.brokers)+1), "--mcap=1000000", "--release-trace="+trace, "--msg-timeout=5m", "--mem-queue-size=100000")
+		fmt.Sprintf("--broker-id=b%d", len(c.brokers)+1), "--mcap=1000000", "--release-trace="+trace, "--msg-timeout=5m", "--mem-queue-size=100000", "--nudge-consumers-after=0s")
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -423,6 +423,9 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were later than %v\n",
 			verdict, 100*status.GetExceedFraction(), pooled.GetDelivered(), status.GetWindow().AsDuration(), contract.GetSlo().GetLatency().AsDuration())
 	}
+	if status.GetMoving() != "" {
+		fmt.Fprintf(w, "moving    waits, %s\n", status.GetMoving())
+	}
 	if status.GetFitting() != "" {
 		fmt.Fprintf(w, "fitting   %s\n", status.GetFitting())
 	}

@@ -373,7 +373,9 @@ type TopicStatus struct {
 	// without deliveries, or when a broker with deliveries does not measure it.
 	P99AccessFraction *float64 `protobuf:"fixed64,7,opt,name=p99_access_fraction,json=p99AccessFraction,proto3,oneof" json:"p99_access_fraction,omitempty"`
 	// The same as `fitting`, for programs. Unset where that is empty.
-	Fit           *Fit `protobuf:"bytes,8,opt,name=fit,proto3" json:"fit,omitempty"`
+	Fit *Fit `protobuf:"bytes,8,opt,name=fit,proto3" json:"fit,omitempty"`
+	// What a move under way waits for, for people; empty: nothing, or none is.
+	Moving        string `protobuf:"bytes,14,opt,name=moving,proto3" json:"moving,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -462,6 +464,13 @@ func (x *TopicStatus) GetFit() *Fit {
 		return x.Fit
 	}
 	return nil
+}
+
+func (x *TopicStatus) GetMoving() string {
+	if x != nil {
+		return x.Moving
+	}
+	return ""
 }
 
 // Fit is how the search for a placement that keeps the SLO goes.
@@ -2114,7 +2123,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x04last\x18\x04 \x01(\v2\x13.srtm.v1.TopicStatsR\x04last\x12+\n" +
 	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\x123\n" +
 	"\x13p99_access_fraction\x18\x06 \x01(\x01H\x00R\x11p99AccessFraction\x88\x01\x01B\x16\n" +
-	"\x14_p99_access_fraction\"\xfd\x02\n" +
+	"\x14_p99_access_fraction\"\x95\x03\n" +
 	"\vTopicStatus\x121\n" +
 	"\x06window\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06window\x124\n" +
 	"\abrokers\x18\x02 \x03(\v2\x1a.srtm.v1.BrokerTopicStatusR\abrokers\x12+\n" +
@@ -2123,7 +2132,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\aslo_met\x18\x05 \x01(\bH\x00R\x06sloMet\x88\x01\x01\x12\x18\n" +
 	"\afitting\x18\x06 \x01(\tR\afitting\x123\n" +
 	"\x13p99_access_fraction\x18\a \x01(\x01H\x01R\x11p99AccessFraction\x88\x01\x01\x12\x1e\n" +
-	"\x03fit\x18\b \x01(\v2\f.srtm.v1.FitR\x03fitB\n" +
+	"\x03fit\x18\b \x01(\v2\f.srtm.v1.FitR\x03fit\x12\x16\n" +
+	"\x06moving\x18\x0e \x01(\tR\x06movingB\n" +
 	"\n" +
 	"\b_slo_metB\x16\n" +
 	"\x14_p99_access_fraction\"\x8e\x01\n" +

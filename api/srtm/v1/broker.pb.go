@@ -470,6 +470,7 @@ type ControllerMessage struct {
 	//	*ControllerMessage_Remove
 	//	*ControllerMessage_Drain
 	//	*ControllerMessage_Capture
+	//	*ControllerMessage_Nudge
 	Message       isControllerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -557,6 +558,15 @@ func (x *ControllerMessage) GetCapture() *CaptureArrivals {
 	return nil
 }
 
+func (x *ControllerMessage) GetNudge() *NudgeConsumers {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_Nudge); ok {
+			return x.Nudge
+		}
+	}
+	return nil
+}
+
 type isControllerMessage_Message interface {
 	isControllerMessage_Message()
 }
@@ -581,6 +591,10 @@ type ControllerMessage_Capture struct {
 	Capture *CaptureArrivals `protobuf:"bytes,9,opt,name=capture,proto3,oneof"`
 }
 
+type ControllerMessage_Nudge struct {
+	Nudge *NudgeConsumers `protobuf:"bytes,10,opt,name=nudge,proto3,oneof"`
+}
+
 func (*ControllerMessage_Hello) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
@@ -590,6 +604,8 @@ func (*ControllerMessage_Remove) isControllerMessage_Message() {}
 func (*ControllerMessage_Drain) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Capture) isControllerMessage_Message() {}
+
+func (*ControllerMessage_Nudge) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -923,6 +939,64 @@ func (x *DrainPublishers) GetClientIds() []string {
 	return nil
 }
 
+// NudgeConsumers: end connections of consumers so that they ask again where the
+// topic is, because another broker has it, too. The broker ends only those of
+// libraries that ask at once when a connection ends, by the user_agent of their
+// IDENTIFY ("go-nsq/"), and only while they hold no message: half of a channel's
+// first, then the others, each within a second. An ephemeral channel outlives that by
+// a few seconds. It has no answer.
+type NudgeConsumers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channels      []string               `protobuf:"bytes,2,rep,name=channels,proto3" json:"channels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NudgeConsumers) Reset() {
+	*x = NudgeConsumers{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NudgeConsumers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NudgeConsumers) ProtoMessage() {}
+
+func (x *NudgeConsumers) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NudgeConsumers.ProtoReflect.Descriptor instead.
+func (*NudgeConsumers) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *NudgeConsumers) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *NudgeConsumers) GetChannels() []string {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
 // CaptureArrivals: say of each message of the topic that is accepted from now on
 // when it arrived and from whom (Arrivals). It has no answer of its own; for a
 // topic that the broker does not have, nothing comes.
@@ -939,7 +1013,7 @@ type CaptureArrivals struct {
 
 func (x *CaptureArrivals) Reset() {
 	*x = CaptureArrivals{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	mi := &file_srtm_v1_broker_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1025,7 @@ func (x *CaptureArrivals) String() string {
 func (*CaptureArrivals) ProtoMessage() {}
 
 func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	mi := &file_srtm_v1_broker_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1038,7 @@ func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureArrivals.ProtoReflect.Descriptor instead.
 func (*CaptureArrivals) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CaptureArrivals) GetTopic() string {
@@ -1017,13 +1091,15 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05first\x18\a \x01(\bR\x05first\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\x9b\x02\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xcc\x02\n" +
 	"\x11ControllerMessage\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.srtm.v1.ControllerHelloH\x00R\x05hello\x121\n" +
 	"\aprepare\x18\x02 \x01(\v2\x15.srtm.v1.PrepareTopicH\x00R\aprepare\x12.\n" +
 	"\x06remove\x18\x03 \x01(\v2\x14.srtm.v1.RemoveTopicH\x00R\x06remove\x120\n" +
 	"\x05drain\x18\b \x01(\v2\x18.srtm.v1.DrainPublishersH\x00R\x05drain\x124\n" +
-	"\acapture\x18\t \x01(\v2\x18.srtm.v1.CaptureArrivalsH\x00R\acaptureB\t\n" +
+	"\acapture\x18\t \x01(\v2\x18.srtm.v1.CaptureArrivalsH\x00R\acapture\x12/\n" +
+	"\x05nudge\x18\n" +
+	" \x01(\v2\x17.srtm.v1.NudgeConsumersH\x00R\x05nudgeB\t\n" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
@@ -1047,7 +1123,10 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x0fDrainPublishers\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
 	"\n" +
-	"client_ids\x18\x02 \x03(\tR\tclientIds\"X\n" +
+	"client_ids\x18\x02 \x03(\tR\tclientIds\"B\n" +
+	"\x0eNudgeConsumers\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1a\n" +
+	"\bchannels\x18\x02 \x03(\tR\bchannels\"X\n" +
 	"\x0fCaptureArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12/\n" +
 	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts2R\n" +
@@ -1066,7 +1145,7 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
 	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
@@ -1079,35 +1158,37 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*TopicIdentity)(nil),       // 8: srtm.v1.TopicIdentity
 	(*RemoveTopic)(nil),         // 9: srtm.v1.RemoveTopic
 	(*DrainPublishers)(nil),     // 10: srtm.v1.DrainPublishers
-	(*CaptureArrivals)(nil),     // 11: srtm.v1.CaptureArrivals
-	(*TopicStats)(nil),          // 12: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 13: google.protobuf.Duration
-	(*Slo)(nil),                 // 14: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 15: srtm.v1.OverLimitPolicy
+	(*NudgeConsumers)(nil),      // 11: srtm.v1.NudgeConsumers
+	(*CaptureArrivals)(nil),     // 12: srtm.v1.CaptureArrivals
+	(*TopicStats)(nil),          // 13: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil), // 14: google.protobuf.Duration
+	(*Slo)(nil),                 // 15: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 16: srtm.v1.OverLimitPolicy
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
 	4,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
 	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
 	3,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
-	12, // 4: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	13, // 4: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
 	6,  // 5: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
 	7,  // 6: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
 	9,  // 7: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
 	10, // 8: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
-	11, // 9: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
-	13, // 10: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	14, // 11: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	15, // 12: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	8,  // 13: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
-	13, // 14: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	0,  // 15: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	5,  // 16: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	12, // 9: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
+	11, // 10: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
+	14, // 11: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	15, // 12: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	16, // 13: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	8,  // 14: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
+	14, // 15: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	0,  // 16: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	5,  // 17: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	17, // [17:18] is the sub-list for method output_type
+	16, // [16:17] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -1128,6 +1209,7 @@ func file_srtm_v1_broker_proto_init() {
 		(*ControllerMessage_Remove)(nil),
 		(*ControllerMessage_Drain)(nil),
 		(*ControllerMessage_Capture)(nil),
+		(*ControllerMessage_Nudge)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1135,7 +1217,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

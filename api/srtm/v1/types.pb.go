@@ -532,6 +532,9 @@ type TopicStats struct {
 	// counted there, of access delay / delivery latency (each 0 .. 1). Empty from
 	// a broker that does not measure it.
 	DeliveryAccess []float64 `protobuf:"fixed64,17,rep,packed,name=delivery_access,json=deliveryAccess,proto3" json:"delivery_access,omitempty"`
+	// Subscriber connections of each of `channels` at its end, in their order. Empty
+	// from a broker that does not count them.
+	ChannelSubscribers []uint32 `protobuf:"varint,20,rep,packed,name=channel_subscribers,json=channelSubscribers,proto3" json:"channel_subscribers,omitempty"`
 	// Waiting for a consumer with credit; not in `delivery`. Absent from a broker that
 	// does not measure it, and then in `processing`.
 	Consumer      *Histogram `protobuf:"bytes,18,opt,name=consumer,proto3" json:"consumer,omitempty"`
@@ -688,6 +691,13 @@ func (x *TopicStats) GetDeliveryAccess() []float64 {
 	return nil
 }
 
+func (x *TopicStats) GetChannelSubscribers() []uint32 {
+	if x != nil {
+		return x.ChannelSubscribers
+	}
+	return nil
+}
+
 func (x *TopicStats) GetConsumer() *Histogram {
 	if x != nil {
 		return x.Consumer
@@ -730,7 +740,7 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"highest_us\x18\x02 \x01(\x03R\thighestUs\x12-\n" +
 	"\x12significant_digits\x18\x03 \x01(\x05R\x11significantDigits\x12\x14\n" +
 	"\x05index\x18\x04 \x03(\rR\x05index\x12\x14\n" +
-	"\x05count\x18\x05 \x03(\x04R\x05count\"\xfb\x04\n" +
+	"\x05count\x18\x05 \x03(\x04R\x05count\"\xac\x05\n" +
 	"\n" +
 	"TopicStats\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x125\n" +
@@ -755,7 +765,8 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"processing\x12.\n" +
 	"\bdelivery\x18\x0f \x01(\v2\x12.srtm.v1.HistogramR\bdelivery\x12\x1a\n" +
 	"\bchannels\x18\x10 \x03(\tR\bchannels\x12'\n" +
-	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess\x12.\n" +
+	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess\x12/\n" +
+	"\x13channel_subscribers\x18\x14 \x03(\rR\x12channelSubscribers\x12.\n" +
 	"\bconsumer\x18\x12 \x01(\v2\x12.srtm.v1.HistogramR\bconsumer*o\n" +
 	"\x0fOverLimitPolicy\x12!\n" +
 	"\x1dOVER_LIMIT_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n" +
