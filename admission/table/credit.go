@@ -21,6 +21,9 @@ type Now struct {
 	Wall time.Duration // since the Unix epoch
 }
 
+// Dirty is how many keys Changed has to return, or more.
+func (s *Shard) Dirty() int { return len(s.dirty) }
+
 // Changed appends what up to n keys hold that changed since they were last returned.
 func (s *Shard) Changed(to []Credit, n int, now Now) []Credit {
 	taken := 0

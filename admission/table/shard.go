@@ -1,7 +1,9 @@
 package table
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +19,8 @@ import (
 //   - dirty has each slot whose bucket changed since Changed returned it, and slots
 //     that have been dropped since;
 //   - a bucket leaves only when it is full, since then it is what a new one would be,
-//     or by Forget, or with its partition.
+//     or by Forget, or with its partition. One with a strict rule stays, for a new one
+//     might have to begin empty.
 type Shard struct {
 	max   int // keys
 	index map[string]int32
@@ -34,6 +37,7 @@ type slot struct {
 	key    string
 	bucket tokenbucket.Bucket
 	change uint64 // of the rule
+	denied uint32 // requests, since the key was learned; stops at its maximum
 	flags  flags
 }
 
@@ -88,9 +92,13 @@ func (s *Shard) Ask(key []byte, cost int64, now stamp.Mono, peek bool) Verdict {
 		Strict: e.flags&strict != 0, FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0,
 		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
 	}
-	if admit && !peek {
+	switch {
+	case peek:
+	case admit:
 		e.bucket = b
 		s.touch(i, e)
+	case e.denied < math.MaxUint32:
+		e.denied++
 	}
 	return v
 }
@@ -152,7 +160,7 @@ func (s *Shard) evict(now stamp.Mono) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
 		s.hand = (s.hand + 1) % s.used
-		if e := s.slot(i); e.flags&inUse != 0 && e.flags&isDirty == 0 && e.full(now) {
+		if e := s.slot(i); e.flags&(inUse|isDirty|strict) == inUse && e.full(now) {
 			s.drop(i)
 			return true
 		}
@@ -218,6 +226,26 @@ func (s *Shard) Forget(key string) {
 	if i, ok := s.index[key]; ok {
 		s.drop(i)
 	}
+}
+
+// Denied is a key and how often it was denied.
+type Denied struct {
+	Key   string
+	Times uint32
+}
+
+// MostDenied adds the shard's keys to the n that were denied most, which are in order.
+func (s *Shard) MostDenied(most []Denied, n int) []Denied {
+	for i := range s.used {
+		e := s.slot(i)
+		if e.denied == 0 || len(most) == n && e.denied <= most[n-1].Times {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(most, e.denied, func(d Denied, times uint32) int { return cmp.Compare(times, d.Times) })
+		most = slices.Insert(most, at, Denied{e.key, e.denied})
+		most = most[:min(n, len(most))]
+	}
+	return most
 }
 
 // RetryMillis is Retry in milliseconds, rounded up; math.MaxUint32 for what does not

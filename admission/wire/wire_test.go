@@ -142,8 +142,8 @@ func TestSessions(t *testing.T) {
 		{"mapped address", s, "[::ffff:192.0.2.1]:4000", now, true},
 		{"after a restart", restarted, "192.0.2.1:4000", now, false},
 	} {
-		if got := test.s.Good(id, at(test.from), test.now); got != test.want {
-			t.Errorf("%s: %v", test.name, got)
+		if hour, got := test.s.Good(id, at(test.from), test.now); got != test.want || got && hour != 480_000 {
+			t.Errorf("%s: %v, %d", test.name, got, hour)
 		}
 	}
 }
@@ -155,7 +155,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	q := wire.Question{Kind: wire.Ask, Key: []byte("tenant/acme/http")}
 	if n := testing.AllocsPerRun(100, func() {
 		got, id, err := s.ParseQuestion(s.AppendQuestion(buf, q))
-		if err != nil || !sessions.Good(sessions.Issue(from, 0), from, 0) {
+		if _, ok := sessions.Good(sessions.Issue(from, 0), from, 0); err != nil || !ok {
 			t.Fatal(err)
 		}
 		if _, err := s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id)); err != nil {

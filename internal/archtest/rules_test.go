@@ -18,13 +18,13 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"admission/..."},
-		Only: []string{"api/...", "admission/...", "internal/...", "kernel/stamp", "tbadaptor/ledger", "tbadaptor/loop", "tbadaptor/share", "tokenbucket"},
+		Only: []string{"api/...", "admission/...", "internal/...", "kernel/stamp", "tokenbucket"},
 		Why:  "admission serves any program, with brokers or without",
 	},
 	{
 		From:   []string{"..."},
 		Except: []string{"admission/..."},
-		Never:  []string{"admission/rule", "admission/table", "admission/wire"},
+		Never:  []string{"admission/router", "admission/rule", "admission/server", "admission/store", "admission/table", "admission/wire"},
 		Why:    "others ask by admission/client",
 	},
 	{

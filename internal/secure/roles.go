@@ -45,6 +45,9 @@ func parseRole(name string) (Role, bool) {
 // methods that need less than Admin, which is what any other takes: a method is
 // not open because somebody forgot it here.
 var methods = map[string]Role{
+	srtmv1.AdmissionAdmin_GetRule_FullMethodName:   ReadOnly,
+	srtmv1.AdmissionAdmin_ListRules_FullMethodName: ReadOnly,
+	srtmv1.AdmissionAdmin_Ask_FullMethodName:       ReadOnly,
 	srtmv1.AdminService_GetTopic_FullMethodName:    ReadOnly,
 	srtmv1.AdminService_ListTopics_FullMethodName:  ReadOnly,
 	srtmv1.AdminService_ListBrokers_FullMethodName: ReadOnly,

@@ -178,22 +178,23 @@ func readPool(path string) (*x509.CertPool, error) {
 // CheckGRPC refuses an address beyond loopback, of a flag, without TLS and
 // either client certificates or tokens.
 func (s *Server) CheckGRPC(flag, address string) error {
-	return s.check(flag, address, s.tls != nil && (s.mutual || s.tokens != nil),
+	return s.Check(flag, address, s.tls != nil && (s.mutual || s.tokens != nil),
 		"--tls-cert and --tls-key, and --tls-client-ca or --token-file")
 }
 
 // CheckHTTP is CheckGRPC for HTTP.
 func (s *Server) CheckHTTP(flag, address string) error {
-	return s.check(flag, address, s.httpTLS && (s.mutual || s.tokens != nil), "--http-tls, and --tls-client-ca or --token-file")
+	return s.Check(flag, address, s.httpTLS && (s.mutual || s.tokens != nil), "--http-tls, and --tls-client-ca or --token-file")
 }
 
 // CheckPlain refuses an address beyond loopback of a protocol that has neither.
 func (s *Server) CheckPlain(flag, address string) error {
-	return s.check(flag, address, false, "nothing that this protocol has")
+	return s.Check(flag, address, false, "nothing that this protocol has")
 }
 
-// check: an address that does not parse is for the listener to refuse.
-func (s *Server) check(flag, address string, safe bool, want string) error {
+// Check refuses an address beyond loopback, of a flag, that is not safe for what it
+// wants. One that does not parse is for the listener to refuse.
+func (s *Server) Check(flag, address string, safe bool, want string) error {
 	tcp, err := net.ResolveTCPAddr("tcp", address)
 	name := strings.TrimPrefix(flag, "--")
 	forced := strings.Split(s.force, ",")
@@ -352,6 +353,8 @@ func Administrative(r *http.Request) bool {
 
 func needsHTTP(r *http.Request) Role {
 	switch {
+	case r.Method == http.MethodPost && r.URL.Path == "/v1/check": // of admission: a question
+		return ReadOnly
 	case Administrative(r):
 		return Admin
 	case r.URL.Path == "/ping", r.URL.Path == "/healthz":

@@ -36,11 +36,12 @@ const (
 
 // cli is what the commands that talk to a cluster share.
 type cli struct {
-	address string
-	trust   secure.ClientConfig
-	options []grpc.DialOption // of trust, once it is read
-	output  string
-	timeout time.Duration
+	address     string
+	addressFlag string
+	trust       secure.ClientConfig
+	options     []grpc.DialOption // of trust, once it is read
+	output      string
+	timeout     time.Duration
 }
 
 // run executes a command line.
@@ -63,7 +64,8 @@ func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "srtm",
 		Short: "Operate an SRTM cluster",
-		Long: `srtm operates an SRTM cluster through the loaddistributor's gRPC API.
+		Long: `srtm operates an SRTM cluster through the loaddistributor's gRPC API, and the
+admission service through its own.
 
 Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
 be placed on the brokers there are.`,
@@ -76,7 +78,7 @@ be placed on the brokers there are.`,
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(agent.Command(), topicCommand(), brokerCommand(), shareCommand(), plan.Command(), up.Command())
+	root.AddCommand(admissionCommand(), agent.Command(), topicCommand(), brokerCommand(), shareCommand(), plan.Command(), up.Command())
 	return root
 }
 
@@ -105,10 +107,16 @@ func (c *cli) flags(cmd *cobra.Command) {
 	if address == "" {
 		address = "127.0.0.1:4170"
 	}
-	cmd.Flags().StringVar(&c.address, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")")
-	c.trust.Flags(cmd.Flags(), "", "the loaddistributor")
+	c.flagsTo(cmd, "loaddistributor", address, ", or of several with commas (environment: "+addressEnv+")")
+}
+
+// flagsTo is flags for another server than the loaddistributor.
+func (c *cli) flagsTo(cmd *cobra.Command, server, address, more string) {
+	c.addressFlag = server + "-address"
+	cmd.Flags().StringVar(&c.address, c.addressFlag, address, "gRPC `host:port` of the "+server+more)
+	c.trust.Flags(cmd.Flags(), "", "the "+server)
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
-	cmd.Flags().DurationVar(&c.timeout, "timeout", 30*time.Second, "how long to wait for the loaddistributor")
+	cmd.Flags().DurationVar(&c.timeout, "timeout", 30*time.Second, "how long to wait for the "+server)
 }
 
 // call runs do with a connection to the loaddistributor.
@@ -166,7 +174,7 @@ const (
 func (c *cli) once(ctx context.Context, address string, do func(context.Context, *grpc.ClientConn) error) (err error) {
 	conn, err := targets.Dial(address, c.options...)
 	if err != nil {
-		return usagef("--loaddistributor-address %q: %v", address, err)
+		return usagef("--%s %q: %v", c.addressFlag, address, err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	return do(ctx, conn)

@@ -326,7 +326,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5, Fits: &srtmv1.Fits{Rate: 5, MoreBrokers: 2, BrokerMcap: 3}}),
 			"infeasible: rcap: need 9, have 5; what would fit: r up to 5 msg/s, or 2 more brokers of 3 msg/s", 3},
 		{status.Error(codes.AlreadyExists, "topic pumps exists"), "topic pumps exists", 1},
-		{status.Error(codes.Unavailable, "broker b1 did not answer"), "the loaddistributor did not do it: broker b1 did not answer", 1},
+		{status.Error(codes.Unavailable, "broker b1 did not answer"), "the server did not do it: broker b1 did not answer", 1},
 	} {
 		_, _, err := srtm(t, serve(t, &admin{refuse: c.refuse}), "topic", "create", "pumps", "--rate=1", "--burst=1")
 		if err == nil || err.Error() != c.want {

@@ -26,9 +26,9 @@ func explain(err error) error {
 	s := remote.GRPCStatus()
 	switch s.Code() {
 	case codes.Unavailable:
-		return fmt.Errorf("the loaddistributor did not do it: %s", s.Message())
+		return fmt.Errorf("the server did not do it: %s", s.Message())
 	case codes.DeadlineExceeded:
-		return fmt.Errorf("the loaddistributor did not answer in time (see --timeout): %s", s.Message())
+		return fmt.Errorf("the server did not answer in time (see --timeout): %s", s.Message())
 	}
 	var faults []error
 	for _, d := range s.Details() {

@@ -1,0 +1,41 @@
+package client
+
+import "time"
+
+// DefaultAttempts is how often a question is sent at most.
+const DefaultAttempts = 5
+
+// A question is sent again first after what an answer takes by RFC 6298, then after
+// twice as long each time, 5 ms at most. The paper's client waits 100 us each time
+// (Janus, section III.B).
+const (
+	shortest   = 100 * time.Microsecond
+	longest    = 5 * time.Millisecond
+	firstGuess = time.Millisecond // before the first answer
+)
+
+// roundTrip estimates how long an answer takes (RFC 6298, section 2).
+type roundTrip struct{ smoothed, variation time.Duration }
+
+// saw takes the time of a question that was sent once: of others nobody knows which
+// one was answered.
+func (r *roundTrip) saw(d time.Duration) {
+	if r.smoothed == 0 {
+		r.smoothed, r.variation = d, d/2
+		return
+	}
+	r.variation += ((r.smoothed - d).Abs() - r.variation) / 4
+	r.smoothed += (d - r.smoothed) / 8
+}
+
+// wait is how long to wait for an answer to the question when it was sent so often.
+func (r *roundTrip) wait(sent int, paper bool) time.Duration {
+	if paper {
+		return shortest
+	}
+	first := firstGuess
+	if r.smoothed != 0 {
+		first = max(shortest, r.smoothed+4*r.variation)
+	}
+	return min(longest, first<<min(sent-1, 10))
+}

@@ -1,0 +1,215 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/server"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// serve runs a server with these rules.
+func serve(t *testing.T, rules ...rule.Rule) netip.AddrPort {
+	t.Helper()
+	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.SetRules(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	srv, err := server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-ended, s.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return srv.Addr()
+}
+
+func dial(t *testing.T, cfg client.Config) *client.Client {
+	t.Helper()
+	c, err := client.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// lossy passes datagrams between one asker and a server, and loses, repeats and
+// reorders them.
+func lossy(t *testing.T, to netip.AddrPort) string {
+	t.Helper()
+	front, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	t.Cleanup(func() { front.Close(); back.Close(); running.Wait() })
+	var asker atomic.Pointer[netip.AddrPort]
+	seed := testkit.Seed(t)
+	pass := func(stream uint64, read func([]byte) (int, error), write func([]byte)) {
+		rng := rand.New(rand.NewPCG(seed, stream))
+		var held []byte
+		for {
+			buf := make([]byte, 1000)
+			n, err := read(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			switch d := buf[:n]; rng.IntN(6) {
+			case 0: // lost
+			case 1: // twice
+				write(d)
+				write(d)
+			case 2: // after the next
+				held, d = d, held
+				if d != nil {
+					write(d)
+				}
+			default:
+				write(d)
+				if held != nil {
+					write(held)
+					held = nil
+				}
+			}
+		}
+	}
+	running.Go(func() {
+		pass(1, func(b []byte) (int, error) {
+			n, from, err := front.ReadFromUDPAddrPort(b)
+			if err == nil {
+				asker.Store(&from)
+			}
+			return n, err
+		}, func(b []byte) { back.Write(b) })
+	})
+	running.Go(func() {
+		pass(2, back.Read, func(b []byte) {
+			if to := asker.Load(); to != nil {
+				front.WriteToUDPAddrPort(b, *to)
+			}
+		})
+	})
+	return front.LocalAddr().String()
+}
+
+// On a network that loses a sixth of all datagrams, and repeats and reorders others,
+// each question is decided, and charged once.
+func TestEachQuestionIsChargedOnce(t *testing.T) {
+	const questions = 400
+	to := serve(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
+	c := dial(t, client.Config{Servers: []string{lossy(t, to)}, Attempts: 10_000})
+	var asking sync.WaitGroup
+	for range 8 {
+		asking.Go(func() {
+			for range questions / 8 {
+				if d := c.Ask(t.Context(), "key", 1); d.Unanswered || !d.Admit {
+					t.Errorf("%+v", d)
+				}
+			}
+		})
+	}
+	asking.Wait()
+	sure := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
+	if d := sure.Peek(t.Context(), "key", 0); d.Left != 1000-questions {
+		t.Errorf("%d credits left of 1000 after %d questions", d.Left, questions)
+	}
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	deaf, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	refused, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused.Close()
+	for _, server := range []string{deaf.LocalAddr().String(), refused.LocalAddr().String()} {
+		c := dial(t, client.Config{Servers: []string{server}, DefaultFor: map[string]bool{"open/": true, "open/not/": false}})
+		for key, admit := range map[string]bool{"key": false, "open/1": true, "open/not/1": false} {
+			if d := c.Ask(t.Context(), key, 1); d != (client.Decision{Admit: admit, Unanswered: true}) {
+				t.Errorf("%s: %+v", key, d)
+			}
+		}
+	}
+	// However long it would ask, it ends with the context and with Close.
+	c := dial(t, client.Config{Servers: []string{deaf.LocalAddr().String()}, DefaultAdmit: true, Attempts: 1 << 30})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if d := c.Ask(ctx, "key", 1); !d.Admit || !d.Unanswered {
+		t.Errorf("%+v", d)
+	}
+	closed, err := client.New(client.Config{Servers: []string{deaf.LocalAddr().String()}, Attempts: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan client.Decision)
+	go func() { done <- closed.Ask(t.Context(), "key", 1) }()
+	closed.Close() // before it asks, or while
+	if d := <-done; !d.Unanswered {
+		t.Errorf("%+v after Close", d)
+	}
+}
+
+func TestLimit(t *testing.T) {
+	to := serve(t, rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 100, Burst: 1}})
+	c := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
+	h := c.Limit(func(r *http.Request) string { return r.Header.Get("User") }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	for i, want := range []struct {
+		user  string
+		code  int
+		after string
+	}{{"user/1", http.StatusTeapot, ""}, {"user/1", http.StatusTooManyRequests, "10"}, {"", http.StatusTeapot, ""}, {"user/2", http.StatusTooManyRequests, ""}} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header.Set("User", want.user)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code != want.code || w.Header().Get("Retry-After") != want.after {
+			t.Errorf("request %d: %d, Retry-After %q, want %+v", i, w.Code, w.Header().Get("Retry-After"), want)
+		}
+	}
+}
+
+func TestConfigs(t *testing.T) {
+	for _, cfg := range []client.Config{{}, {Servers: []string{"nowhere"}}, {Servers: make([]string, 5000)}} {
+		if c, err := client.New(cfg); err == nil {
+			c.Close()
+			t.Errorf("%d servers were taken", len(cfg.Servers))
+		}
+	}
+}

@@ -1,0 +1,31 @@
+package client
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+)
+
+// Limit asks for each request before next gets it, and answers 429 Too Many Requests
+// with Retry-After where it is denied. key returns whom a request is charged to; one
+// for which that is "" passes.
+func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if k := key(r); k != "" {
+			if d := c.Ask(r.Context(), k, 1); !d.Admit {
+				RetryAfter(w.Header(), d)
+				http.Error(w, "too many requests", http.StatusTooManyRequests)
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// RetryAfter sets Retry-After (RFC 9110, section 10.2.3), in whole seconds, at least
+// 1, of a decision that denied, unless the credits never come.
+func RetryAfter(h http.Header, d Decision) {
+	if d.RetryAfter >= 0 {
+		h.Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(d.RetryAfter.Seconds())))))
+	}
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFaultsAreNamedTogether(t *testing.T) {
+	err := run(t.Context(), []string{
+		"--role=both", "--udp-loops=0", "--max-keys=-1", "--checkpoint=1h", "--poll=0", "--default-reply=maybe", "--full-reply=never",
+		"--database=mysql://x", "--mac-key-file=/nowhere", "--udp-address=192.0.2.1:4193", "--http-address=192.0.2.1:80", "--attempts=0", "--log-format=xml",
+	})
+	if !errors.As(err, new(lifecycle.UsageError)) {
+		t.Fatalf("got %v", err)
+	}
+	for _, part := range []string{"--role", "--udp-loops", "--max-keys", "--checkpoint", "--poll", "--default-reply", "--full-reply", "--database", "--mac-key-file", "--http-address 192.0.2.1:80 is beyond loopback", "--attempts", "xml"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%v\ndoes not say %q", err, part)
+		}
+	}
+	good := file(t, "7 30313233343536373839616263646566 # new\n\n6 30313233343536373839616263646566\n")
+	for _, test := range []struct {
+		args []string
+		want string // "": fine
+	}{
+		{nil, ""},
+		{[]string{"--role=router"}, "needs --server"},
+		{[]string{"--server=127.0.0.1:1"}, "--server is for"},
+		{[]string{"--role=router", "--server=127.0.0.1:1", "--default-reply-for=open/=admit"}, ""},
+		{[]string{"--default-reply-for=open/"}, "want deny or admit"},
+		{[]string{"--udp-address=192.0.2.1:4193"}, "--udp-address 192.0.2.1:4193 is beyond loopback, which takes --mac-key-file"},
+		{[]string{"--udp-address=192.0.2.1:4193", "--mac-key-file=" + good}, ""},
+		{[]string{"--mac-key-file=" + file(t, "# none\n")}, "has no key"},
+		{[]string{"--mac-key-file=" + file(t, "7 00")}, "16"},
+		{[]string{"--mac-key-file=" + file(t, "\n70000 30313233343536373839616263646566")}, "line 2"},
+		{[]string{"--mac-key-file=" + file(t, "7 xy")}, "not hex"},
+		{[]string{"--mac-key-file=" + file(t, "7")}, "line 1"},
+	} {
+		_, err := parse(test.args, io.Discard)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v: %v, want %q", test.args, err, test.want)
+		}
+	}
+}
+
+func free(t *testing.T) string {
+	ln := testkit.Listen(t)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// start runs a daemon until the test ends, and returns its HTTP and gRPC addresses.
+func start(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdminClient) {
+	t.Helper()
+	web, rpc := free(t), free(t)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, append([]string{"--http-address", web, "--grpc-address", rpc, "--attempts=10000", "--log-level=error"}, args...))
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	conn, err := grpc.NewClient(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	limit, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	admin = srtmv1.NewAdmissionAdminClient(conn)
+	if _, err := admin.ListRules(limit, &srtmv1.ListRulesRequest{}, grpc.WaitForReady(true)); err != nil && status.Code(err) != codes.Unimplemented {
+		t.Fatal(err)
+	}
+	return web, admin
+}
+
+var web = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// get returns code, body, and the headers that a caller acts on.
+func get(t *testing.T, url, post string) string {
+	t.Helper()
+	r, err := http.NewRequest("GET", "http://"+url, nil)
+	if post != "" {
+		r, err = http.NewRequest("POST", "http://"+url, strings.NewReader(post))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, err := web.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	body, err := io.ReadAll(reply.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(fmt.Sprintf("%d %s %s %s", reply.StatusCode, strings.TrimSpace(string(body)), reply.Header.Get("RateLimit"), reply.Header.Get("Retry-After")))
+}
+
+func TestTheDaemon(t *testing.T) {
+	at, admin := start(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
+	set := func(rules ...*srtmv1.AdmissionRule) error {
+		_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: rules})
+		return err
+	}
+	// Refills that a test does not live to see.
+	if err := set(
+		&srtmv1.AdmissionRule{Key: "user/1", RefillMilli: 1, Capacity: 2},
+		&srtmv1.AdmissionRule{Key: "user/2", RefillMilli: 1, Capacity: 5},
+		&srtmv1.AdmissionRule{Key: "ip/*", RefillMilli: 1, Capacity: 1, Shadow: true, Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE},
+	); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("k", 257)
+	for _, test := range []struct{ path, post, want string }{
+		{"/qos?key=user/1", "", `200 TRUE "default";r=1`},
+		{"/qos?key=user/1&cost=2", "", `200 FALSE "default";r=0;t=1000 1000`},
+		{"/auth?key=user/1", "", `204  "default";r=0`},
+		{"/auth?key=user/1", "", `403 denied "default";r=0;t=1000 1000`},
+		{"/qos?key=nobody", "", `200 FALSE "default";r=0`},
+		{"/qos", "", `400 key: key of 0 bytes: want 1 to 256`},
+		{"/auth?key=" + long, "", `400 key: key of 257 bytes: want 1 to 256`},
+		{"/qos?key=a&cost=-1", "", `400 cost "-1": want 0 to 4294967295 credits`},
+		{"/v1/check", `{"checks":[{"key":"user/2","cost":3},{"key":"ip/1"}]}`, `200 {"admit":true,"results":[{"key":"user/2","admit":true,"left":2,"retry_after_ms":0},{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"default":true}]}`},
+		{"/v1/check", `{"checks":[{"key":"ip/1","cost":1},{"key":"nobody","cost":1}]}`, `200 {"admit":false,"results":[{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"default":true,"shadow":true},{"key":"nobody","admit":false,"left":0,"retry_after_ms":-1,"default":true}]}`},
+		{"/v1/check", `{"checks":[]}`, `400 0 checks: want 1 to 100`},
+		{"/v1/check", `{"checks":[{"key":"user/2"},{"key":""}]}`, `400 checks[1].key: key of 0 bytes: want 1 to 256`},
+		{"/v1/check", `{"checks":[{"key":"user/2"}]}{}`, `400 more than one JSON value`},
+		{"/v1/check", `{"checks":[{"key":"user/2"}],"more":1}`, `400 json: unknown field "more"`},
+		{"/v1/check", `{"checks":[` + strings.Repeat(`{"key":"user/2"},`, 100) + `{"key":"user/2"}]}`, `400 101 checks: want 1 to 100`},
+		{"/v1/check", `{"checks":[{"key":"` + strings.Repeat("k", 70_000) + `"}]}`, `413 http: request body too large`},
+		{"/qos?key=user/2&cost=2", "", `200 TRUE "default";r=0`}, // what was refused took nothing
+		{"/healthz", "", "200 ok"},
+	} {
+		if got := get(t, at+test.path, test.post); got != test.want {
+			t.Errorf("%.60s %.60s: %.300s, want %s", test.path, test.post, got, test.want)
+		}
+	}
+	for _, want := range []string{`srtm_admission_decisions_total{reason="rule",verdict="admit"} 4`, `srtm_admission_router_replies_total{by="server",verdict="deny"}`} {
+		if got := get(t, at+"/metrics", ""); !strings.Contains(got, want) {
+			t.Errorf("no %s in the metrics", want)
+		}
+	}
+
+	// The rules' API.
+	for i, test := range []struct {
+		err  error
+		code codes.Code
+	}{
+		{set(), codes.InvalidArgument},
+		{set(&srtmv1.AdmissionRule{Key: "k", Capacity: 1}), codes.InvalidArgument},
+		{set(&srtmv1.AdmissionRule{Key: "k", Mode: 9}), codes.InvalidArgument},
+		{second(admin.GetRule(t.Context(), &srtmv1.GetRuleRequest{Key: "k"})), codes.NotFound},
+		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "k"})), codes.NotFound},
+		{second(admin.ListRules(t.Context(), &srtmv1.ListRulesRequest{PageSize: 1001})), codes.InvalidArgument},
+		{second(admin.Ask(t.Context(), &srtmv1.AskRequest{})), codes.InvalidArgument},
+		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "user/2"})), codes.OK},
+	} {
+		if status.Code(test.err) != test.code {
+			t.Errorf("call %d: %v, want %v", i, test.err, test.code)
+		}
+	}
+	var keys []string
+	for request := (&srtmv1.ListRulesRequest{PageSize: 1}); ; {
+		page, err := admin.ListRules(t.Context(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range page.GetRules() {
+			keys = append(keys, fmt.Sprintf("%s,%v,%v,%d", r.GetKey(), r.GetShadow(), r.GetMode(), r.GetChange()))
+		}
+		if request.PageToken = page.GetNextPageToken(); request.PageToken == "" {
+			break
+		}
+	}
+	if got := strings.Join(keys, " "); got != "ip/*,true,ADMISSION_MODE_LEASE,3 user/1,false,ADMISSION_MODE_CENTRAL,1" {
+		t.Errorf("rules: %s", got)
+	}
+	if r, err := admin.Ask(t.Context(), &srtmv1.AskRequest{Key: "ip/2", Cost: 1, Peek: true}); err != nil || !r.GetAdmit() || !r.GetByDefault() || r.GetShadow() {
+		t.Errorf("%v, %v", r, err)
+	}
+}
+
+func second[A any](_ A, err error) error { return err }
+
+// A router of its own asks a server of its own, both with a MAC key, and one of
+// another key is not heard.
+func TestRoles(t *testing.T) {
+	data, key, other := t.TempDir(), file(t, "7 30313233343536373839616263646566"), file(t, "7 40313233343536373839616263646566")
+	udp := free(t) // of TCP; the port is as good for UDP
+	serverWeb, _ := start(t, "--role=server", "--data-path", data, "--udp-address", udp, "--mac-key-file", key)
+	if got := get(t, serverWeb+"/qos?key=k", ""); got != "404 404 page not found" {
+		t.Errorf("a server routes: %s", got)
+	}
+	routerWeb, admin := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", key)
+	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 2}}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := get(t, routerWeb+"/qos?key=k", ""); got != `200 TRUE "default";r=1` {
+		t.Error(got)
+	}
+	strangerWeb, _ := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", other, "--attempts=2", "--default-reply-for=k=admit")
+	if got := get(t, strangerWeb+"/qos?key=k", ""); got != "200 TRUE" { // by the default reply, which knows no limit
+		t.Errorf("with another key: %s", got)
+	}
+	if got := get(t, serverWeb+"/metrics", ""); !strings.Contains(got, `{reason="rule",verdict="admit"} 1`) || strings.Contains(got, `datagrams_total{reason="mac"} 0`) {
+		t.Error("the server decided more than one question, or did not see the other key")
+	}
+}

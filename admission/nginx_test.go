@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// nginx asks as docs/admission.md says, with the very lines that are there.
+func TestNginx(t *testing.T) {
+	program, err := exec.LookPath("nginx")
+	if err != nil {
+		t.Skip("nginx is not installed")
+	}
+	docs, err := os.ReadFile(filepath.Join(testkit.Root(t), "docs", "admission.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, lines, _ := strings.Cut(string(docs), "```nginx\n")
+	lines, _, _ = strings.Cut(lines, "```")
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
+	defer backend.Close()
+	at, admin := start(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
+	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "ip/127.0.0.1", RefillMilli: 1, Capacity: 2}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, replace := range [][2]string{{"127.0.0.1:4191", at}, {"http://backend", backend.URL}} {
+		if !strings.Contains(lines, replace[0]) {
+			t.Fatalf("%s is not in docs/admission.md", replace[0])
+		}
+		lines = strings.ReplaceAll(lines, replace[0], replace[1])
+	}
+	dir, front := t.TempDir(), free(t)
+	config := filepath.Join(dir, "nginx.conf")
+	text := fmt.Sprintf("daemon off; pid %[1]s/pid; error_log stderr warn; events {}\nhttp { access_log off; client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;\nserver { listen %[2]s; location = /ping { return 200; }\n%[3]s}}", dir, front, lines)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := daemon.Run(program, dir, []string{"-p", dir, "-c", config}, daemon.Answers("http://"+front+"/ping"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Stop()
+	for i, want := range []string{"200 hello", "200 hello", "403"} {
+		if got := get(t, front+"/api/x", ""); !strings.HasPrefix(got, want) {
+			t.Errorf("request %d: %s, want %s", i, got, want)
+		}
+	}
+}

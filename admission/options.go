@@ -1,0 +1,192 @@
+package main
+
+import (
+	"encoding/hex"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/server"
+	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/settings"
+)
+
+// options are everything that can be configured, by flag or by file.
+type options struct {
+	role                                 string
+	dataPath, database                   string
+	httpAddress, grpcAddress, udpAddress string
+	loops, maxKeys, maxSessions          int
+	macKeyFile, defaultReply, fullReply  string
+	checkpoint, poll                     time.Duration
+	asks                                 client.Config
+	security                             secure.ServerConfig
+	guard                                *secure.Server // of security, once it is read
+	logLevel, logFormat                  string
+}
+
+func (o *options) serves() bool { return o.role != "router" }
+func (o *options) routes() bool { return o.role != "server" }
+
+// parse reads the flags and the file, and returns all that is wrong with them.
+func parse(args []string, out io.Writer) (*options, error) {
+	o := &options{asks: client.Config{DefaultFor: map[string]bool{}}}
+	fs := flag.NewFlagSet("admission", flag.ContinueOnError)
+	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (asks servers, for HTTP and gRPC), or all")
+	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
+	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
+	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4191", "`host:port` for HTTP: /qos, /auth, /v1/check, metrics, profiles")
+	fs.StringVar(&o.grpcAddress, "grpc-address", "127.0.0.1:4192", "`host:port` for gRPC: rules (srtm admission)")
+	fs.StringVar(&o.udpAddress, "udp-address", "127.0.0.1:4193", "`host:port` for UDP: questions; beyond loopback with --mac-key-file only")
+	fs.IntVar(&o.loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
+	fs.Func("server", "UDP `host:port` of a server to ask, for --role=router; repeat it for several, in the same order everywhere", func(s string) error {
+		o.asks.Servers = append(o.asks.Servers, s)
+		return nil
+	})
+	fs.StringVar(&o.macKeyFile, "mac-key-file", "", "`file` of keys that authenticate datagrams: lines of a number (0 to 65535) and a secret in hex (16 bytes or more); the first one signs, all are accepted")
+	fs.IntVar(&o.maxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 190 bytes")
+	fs.IntVar(&o.maxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 200 KB")
+	fs.StringVar(&o.fullReply, "full-reply", "deny", "`reply` to keys for which there is no room: deny or admit")
+	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
+	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {
+		prefix, reply, _ := strings.Cut(s, "=")
+		admit, err := admits(reply)
+		o.asks.DefaultFor[prefix] = admit
+		return err
+	})
+	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how `often` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
+	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
+	fs.DurationVar(&o.checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, it may be admitted again after a crash, unless its rule is strict")
+	fs.DurationVar(&o.poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
+	o.security.Flags(fs, "http-address", "grpc-address", "udp-address")
+	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn, error, or fatal (nothing)")
+	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
+	if err := settings.Parse(fs, args, "admission answers whether a key may go on, from exact token buckets.", "", out); err != nil {
+		return nil, err
+	}
+	return o, o.validate()
+}
+
+func admits(reply string) (bool, error) {
+	switch reply {
+	case "admit":
+		return true, nil
+	case "deny":
+		return false, nil
+	}
+	return false, fmt.Errorf("%q: want deny or admit", reply)
+}
+
+func (o *options) validate() error {
+	_, err := obs.NewLogger(io.Discard, o.logLevel, o.logFormat)
+	errs := []error{err}
+	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	switch o.role {
+	case "all", "server":
+		if len(o.asks.Servers) > 0 {
+			fault("--server is for --role=router")
+		}
+	case "router":
+		if len(o.asks.Servers) == 0 {
+			fault("--role=router needs --server")
+		}
+	default:
+		fault("--role %q: want all, server or router", o.role)
+	}
+	if o.asks.DefaultAdmit, err = admits(o.defaultReply); err != nil {
+		fault("--default-reply %w", err)
+	}
+	if _, err := admits(o.fullReply); err != nil {
+		fault("--full-reply %w", err)
+	}
+	if o.database != "" && !strings.HasPrefix(o.database, "postgres://") && !strings.HasPrefix(o.database, "postgresql://") {
+		fault("--database: want postgres://..., or --data-path for SQLite")
+	}
+	if o.database == "" {
+		o.database = filepath.Join(o.dataPath, "admission.db")
+	}
+	for _, n := range []struct {
+		flag string
+		n    int
+	}{{"udp-loops", o.loops}, {"max-keys", o.maxKeys}, {"max-sessions", o.maxSessions}, {"attempts", o.asks.Attempts}} {
+		if n.n < 1 {
+			fault("--%s %d: want 1 or more", n.flag, n.n)
+		}
+	}
+	for _, d := range []struct {
+		flag string
+		d    time.Duration
+	}{{"checkpoint", o.checkpoint}, {"poll", o.poll}} {
+		if d.d < 10*time.Millisecond || d.d > time.Minute {
+			fault("--%s %v: want 10ms to 1m", d.flag, d.d)
+		}
+	}
+	if o.macKeyFile != "" {
+		if o.asks.Keys, err = readMACKeys(o.macKeyFile); err != nil {
+			fault("--mac-key-file: %w", err)
+		}
+	}
+	if o.guard, err = o.security.Load(); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, o.guard.CheckGRPC("--grpc-address", o.grpcAddress), o.guard.CheckHTTP("--http-address", o.httpAddress))
+	if o.serves() {
+		errs = append(errs, o.guard.Check("--udp-address", o.udpAddress, o.macKeyFile != "", "--mac-key-file"))
+	}
+	return errors.Join(errs...)
+}
+
+// readMACKeys reads lines of a number and a secret; "#" begins a comment.
+func readMACKeys(path string) ([]wire.Key, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var keys []wire.Key
+	for i, line := range strings.Split(string(text), "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		fault := func(what string) error { return fmt.Errorf("%s, line %d: %s", path, i+1, what) }
+		if len(fields) != 2 {
+			return nil, fault("want a number and a secret in hex")
+		}
+		id, err := strconv.ParseUint(fields[0], 10, 16)
+		if err != nil {
+			return nil, fault("the number is not 0 to 65535")
+		}
+		secret, err := hex.DecodeString(fields[1])
+		if err != nil {
+			return nil, fault("the secret is not hex")
+		}
+		keys = append(keys, wire.Key{ID: uint16(id), Secret: secret})
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("%s has no key", path)
+	}
+	_, err = wire.NewSealer(keys)
+	return keys, err
+}
+
+func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer) server.Config {
+	full, _ := admits(o.fullReply) // as validated
+	return server.Config{
+		Address: o.udpAddress, Loops: o.loops, Keys: o.asks.Keys, MaxKeys: o.maxKeys, MaxSessions: o.maxSessions,
+		AdmitFull: full, Checkpoint: o.checkpoint, Poll: o.poll, Store: s, Log: log, Metrics: metrics,
+	}
+}

@@ -1,0 +1,155 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+const (
+	maxRules  = 1000
+	someRules = 100
+)
+
+// Rules is what Admin needs of store.Store.
+type Rules interface {
+	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
+	DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error)
+	Rule(ctx context.Context, key string) (rule.Rule, error)
+	Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error)
+}
+
+// Admin serves AdmissionAdmin.
+type Admin struct {
+	srtmv1.UnimplementedAdmissionAdminServer
+	rules Rules
+	asker *client.Client
+}
+
+// NewAdmin returns the service.
+func NewAdmin(rules Rules, asker *client.Client) *Admin { return &Admin{rules: rules, asker: asker} }
+
+// SetRules implements the service.
+func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv1.SetRulesResponse, error) {
+	if n := len(r.GetRules()); n < 1 || n > maxRules {
+		return nil, invalid("rules", fmt.Sprintf("%d rules: want 1 to %d", n, maxRules))
+	}
+	rules := make([]rule.Rule, len(r.GetRules()))
+	for i, p := range r.GetRules() {
+		rules[i] = rule.Rule{
+			Key: p.GetKey(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRefillMilli()), Burst: p.GetCapacity()},
+			Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
+		}
+		switch p.GetMode() {
+		case srtmv1.AdmissionMode_ADMISSION_MODE_UNSPECIFIED, srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL:
+		case srtmv1.AdmissionMode_ADMISSION_MODE_LEASE:
+			rules[i].Mode = rule.Lease
+		default:
+			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
+		}
+		if err := rules[i].Validate(); err != nil {
+			return nil, invalid(fmt.Sprintf("rules[%d]", i), err.Error())
+		}
+	}
+	change, err := a.rules.SetRules(ctx, rules)
+	return &srtmv1.SetRulesResponse{Change: change}, failed(err)
+}
+
+// GetRule implements the service.
+func (a *Admin) GetRule(ctx context.Context, r *srtmv1.GetRuleRequest) (*srtmv1.AdmissionRule, error) {
+	got, err := a.rules.Rule(ctx, r.GetKey())
+	return proto(got), failed(err)
+}
+
+// DeleteRule implements the service.
+func (a *Admin) DeleteRule(ctx context.Context, r *srtmv1.DeleteRuleRequest) (*srtmv1.DeleteRuleResponse, error) {
+	change, err := a.rules.DeleteRule(ctx, r.GetKey(), time.Now())
+	return &srtmv1.DeleteRuleResponse{Change: change}, failed(err)
+}
+
+// ListRules implements the service. A page token is the last key of the page before.
+func (a *Admin) ListRules(ctx context.Context, r *srtmv1.ListRulesRequest) (*srtmv1.ListRulesResponse, error) {
+	n := int(r.GetPageSize())
+	switch {
+	case n == 0:
+		n = someRules
+	case n < 1 || n > maxRules:
+		return nil, invalid("page_size", fmt.Sprintf("%d: want 1 to %d", n, maxRules))
+	}
+	rules, err := a.rules.Rules(ctx, r.GetPrefix(), r.GetPageToken(), n+1)
+	if err != nil {
+		return nil, failed(err)
+	}
+	reply := &srtmv1.ListRulesResponse{}
+	if len(rules) > n {
+		rules = rules[:n]
+		reply.NextPageToken = rules[n-1].Key
+	}
+	for _, got := range rules {
+		reply.Rules = append(reply.Rules, proto(got))
+	}
+	return reply, nil
+}
+
+// Ask implements the service.
+func (a *Admin) Ask(ctx context.Context, r *srtmv1.AskRequest) (*srtmv1.AskResponse, error) {
+	if err := rule.ValidKey(r.GetKey()); err != nil {
+		return nil, invalid("key", err.Error())
+	}
+	ask := a.asker.Ask
+	if r.GetPeek() {
+		ask = a.asker.Peek
+	}
+	d := ask(ctx, r.GetKey(), r.GetCost())
+	return &srtmv1.AskResponse{
+		Admit: d.Admit, ByDefault: d.ByDefault, Shadow: d.Shadow, Unanswered: d.Unanswered,
+		Left: d.Left, RetryAfterMs: millis(d.RetryAfter),
+	}, nil
+}
+
+func proto(r rule.Rule) *srtmv1.AdmissionRule {
+	mode := srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL
+	if r.Mode == rule.Lease {
+		mode = srtmv1.AdmissionMode_ADMISSION_MODE_LEASE
+	}
+	return &srtmv1.AdmissionRule{
+		Key: r.Key, RefillMilli: int64(r.Share.Rate), Capacity: r.Share.Burst, Mode: mode,
+		Strict: r.Strict, Shadow: r.Shadow, FailOpen: r.FailOpen, Change: r.Change,
+	}
+}
+
+func invalid(field, text string) error {
+	s, err := status.New(codes.InvalidArgument, field+": "+text).WithDetails(&errdetails.BadRequest{
+		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: text}},
+	})
+	if err != nil {
+		return status.Error(codes.InvalidArgument, field+": "+text)
+	}
+	return s.Err()
+}
+
+// failed gives an error of the store its code.
+func failed(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, store.ErrNoRule):
+		return status.Error(codes.NotFound, err.Error())
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, err.Error())
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Error(codes.DeadlineExceeded, err.Error())
+	}
+	return status.Error(codes.Unavailable, fmt.Sprintf("the admission store: %v", err))
+}

@@ -1,0 +1,206 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/admission/wire"
+)
+
+const (
+	lookupWorkers  = 4
+	maxLookups     = 4096 // keys being looked up
+	maxPending     = 64   // questions that wait for one of them
+	lookupDeadline = time.Second
+)
+
+// pending is a question that waits for its key.
+type pending struct {
+	loop   *loop
+	asker  *session
+	from   netip.AddrPort
+	keyID  uint16
+	number uint64
+	cost   uint32
+	peek   bool
+}
+
+// lookups are the keys that the store is asked for, each once.
+type lookups struct {
+	mu      sync.Mutex
+	waiting map[string][]pending
+	queue   chan string // keys of waiting that no worker has yet
+}
+
+func (l *lookups) init() {
+	l.waiting = make(map[string][]pending)
+	l.queue = make(chan string, maxLookups)
+}
+
+// add has a question wait for its key; false if there is no room.
+func (l *lookups) add(key string, p pending) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	questions, known := l.waiting[key]
+	if !known && len(l.waiting) >= maxLookups || len(questions) >= maxPending {
+		return false
+	}
+	l.waiting[key] = append(questions, p)
+	if !known {
+		l.queue <- key // has room: no more keys wait than it holds
+	}
+	return true
+}
+
+func (l *lookups) take(key string) []pending {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	questions := l.waiting[key]
+	delete(l.waiting, key)
+	return questions
+}
+
+// lookUp is a worker.
+func (s *Server) lookUp(ctx context.Context) {
+	sealers := make(map[*loop]*wire.Sealer, len(s.loops))
+	for _, l := range s.loops {
+		sealers[l], _ = wire.NewSealer(s.cfg.Keys) // which were good at the start
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case key := <-s.lookups.queue:
+			limited, cancel := context.WithTimeout(ctx, lookupDeadline)
+			full, err := s.learn(limited, key)
+			cancel()
+			if err != nil {
+				s.metrics.lookupErrors.Inc()
+				s.cfg.Log.Warn("a key could not be looked up", "err", err)
+			}
+			for _, p := range s.lookups.take(key) {
+				s.conclude(key, p, full, err, sealers[p.loop])
+			}
+		}
+	}
+}
+
+// conclude answers a question whose key was looked up.
+func (s *Server) conclude(key string, p pending, full bool, err error, sealer *wire.Sealer) {
+	v := table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull}
+	if !full && err == nil {
+		v = s.decide([]byte(key), p.cost, s.cfg.Now().Mono, p.peek)
+	}
+	a := wire.Answer{Kind: wire.Busy, Session: p.asker.id, Number: p.number}
+	if err != nil || !v.Known { // or evicted at once
+		p.asker.mu.Lock()
+		p.asker.answers.Cancel(p.number)
+		p.asker.mu.Unlock()
+		s.metrics.busy.Inc()
+	} else {
+		if full {
+			s.metrics.full.Inc()
+		}
+		a = s.answer(&v, p.asker, p.number)
+	}
+	var buf [wire.AnswerSize]byte
+	p.loop.conn.WriteToUDPAddrPort(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
+}
+
+// learn brings a key from the store. full: there is no room for it.
+//
+// An edit of its rule that is followed between the store's answer and Learn finds no
+// such key, and would be missed: if any was followed meanwhile, the store is asked
+// again.
+func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
+	s.metrics.lookups.Inc()
+	seen := s.change.Load()
+	own, err := s.ownRule(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	if own == nil { // an edit of the defaults counts at once for keys that are new
+		last, err := s.cfg.Store.LastChange(ctx)
+		if err == nil && last != seen {
+			err = s.poll(ctx)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	credit, err := s.cfg.Store.Credit(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	if !s.place(key, own, credit) {
+		return true, nil
+	}
+	for seen != s.change.Load() {
+		seen = s.change.Load()
+		if own, err = s.ownRule(ctx, key); err != nil {
+			s.forget(key) // with a rule that may be an old one
+			return false, err
+		}
+		s.followKey(key, own, seen)
+	}
+	return false, nil
+}
+
+// ownRule returns a key's rule, nil if it has none.
+func (s *Server) ownRule(ctx context.Context, key string) (*rule.Rule, error) {
+	r, err := s.cfg.Store.Rule(ctx, key)
+	if errors.Is(err, store.ErrNoRule) {
+		return nil, nil
+	}
+	return &r, err
+}
+
+// place puts a key into its shard; false if that is full. The defaults are held from
+// the choice of one until the key is where their next change looks for it.
+func (s *Server) place(key string, own *rule.Rule, credit *table.Credit) bool {
+	s.defaults.RLock()
+	defer s.defaults.RUnlock()
+	r := own
+	if r == nil {
+		d := s.defaults.rules.For(key)
+		d.Change = s.defaults.change
+		r = &d
+	}
+	now := s.cfg.Now()
+	if r.Strict && s.unknown != 0 && (credit == nil || credit.At < s.unknown) {
+		credit = &table.Credit{Key: key, At: s.unknown}
+	}
+	sh := s.shard([]byte(key))
+	sh.Lock()
+	defer sh.Unlock()
+	return sh.keys.Learn(key, r, table.Held(credit, r, now), now.Mono)
+}
+
+// followKey brings a key to its own rule, or if that is nil to the default.
+func (s *Server) followKey(key string, own *rule.Rule, change uint64) {
+	s.defaults.RLock()
+	defer s.defaults.RUnlock()
+	r := own
+	if r == nil {
+		d := s.defaults.rules.For(key)
+		d.Change = max(change, s.defaults.change)
+		r = &d
+	}
+	sh := s.shard([]byte(key))
+	sh.Lock()
+	defer sh.Unlock()
+	sh.keys.Follow(key, r, s.cfg.Now().Mono)
+}
+
+func (s *Server) forget(key string) {
+	sh := s.shard([]byte(key))
+	sh.Lock()
+	defer sh.Unlock()
+	sh.keys.Forget(key)
+}

@@ -1,0 +1,73 @@
+package server
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/admission/table"
+)
+
+// metrics are resolved once, so that to count takes no look at labels.
+type metrics struct {
+	admitted, denied, admittedDefault, deniedDefault, shadow, full prometheus.Counter
+
+	malformed, badMAC, hellos, again, old, busy   prometheus.Counter
+	lookups, lookupErrors, pollErrors, saveErrors prometheus.Counter
+	savedCredits                                  prometheus.Counter
+}
+
+func (m *metrics) init(s *Server, reg prometheus.Registerer) {
+	decisions := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "srtm_admission_decisions_total",
+		Help: "Requests decided, by verdict (admit, deny) and reason: rule, default (a default rule, or none), shadow (admitted though the rule would deny), full (no room for the key; counted beside default).",
+	}, []string{"verdict", "reason"})
+	m.admitted = decisions.WithLabelValues("admit", "rule")
+	m.denied = decisions.WithLabelValues("deny", "rule")
+	m.admittedDefault = decisions.WithLabelValues("admit", "default")
+	m.deniedDefault = decisions.WithLabelValues("deny", "default")
+	m.shadow = decisions.WithLabelValues("admit", "shadow")
+	datagrams := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "srtm_admission_datagrams_total",
+		Help: "Datagrams that were not decided, by reason: malformed, mac (wrong, or by an unknown key), hello (a session was issued), again (answered or being decided already), old (no longer remembered), busy (no room, or no store).",
+	}, []string{"reason"})
+	m.malformed, m.badMAC = datagrams.WithLabelValues("malformed"), datagrams.WithLabelValues("mac")
+	m.hellos, m.again = datagrams.WithLabelValues("hello"), datagrams.WithLabelValues("again")
+	m.old, m.busy = datagrams.WithLabelValues("old"), datagrams.WithLabelValues("busy")
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "srtm_admission_" + name, Help: help})
+	}
+	m.full = counter("keys_without_room_total", "Requests answered by --full-reply, since there was no room for their key.")
+	m.lookups = counter("lookups_total", "Keys looked up in the store.")
+	m.lookupErrors = counter("lookup_errors_total", "Keys that could not be looked up; their askers were told busy.")
+	m.pollErrors = counter("poll_errors_total", "Looks for edited rules that failed.")
+	m.saveErrors = counter("checkpoint_errors_total", "Check-points that failed.")
+	m.savedCredits = counter("checkpoint_keys_total", "Keys whose credits were saved by check-points.")
+	if reg == nil {
+		return
+	}
+	age := func(name, help string, at func() int64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_" + name, Help: help}, func() float64 {
+			return (time.Duration(s.cfg.Now().Mono) - time.Duration(at())).Seconds()
+		})
+	}
+	reg.MustRegister(decisions, datagrams, m.full, m.lookups, m.lookupErrors, m.pollErrors, m.saveErrors, m.savedCredits,
+		age("rules_age_seconds", "Time since edited rules were last looked for with success.", s.polled.Load),
+		age("checkpoint_age_seconds", "Time since the last check-point.", s.saved.Load),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_keys", Help: "Keys in memory."}, func() float64 { return float64(s.keys()) }))
+}
+
+func (m *metrics) decided(v *table.Verdict) {
+	switch {
+	case v.Admit && v.Denied:
+		m.shadow.Inc()
+	case v.Admit && v.Default:
+		m.admittedDefault.Inc()
+	case v.Admit:
+		m.admitted.Inc()
+	case v.Default:
+		m.deniedDefault.Inc()
+	default:
+		m.denied.Inc()
+	}
+}

@@ -1,0 +1,245 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Store is what the server needs of store.Store.
+type Store interface {
+	Rule(ctx context.Context, key string) (rule.Rule, error)
+	Credit(ctx context.Context, key string) (*table.Credit, error)
+	Defaults(ctx context.Context) ([]rule.Rule, error)
+	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
+	LastChange(ctx context.Context) (uint64, error)
+	SaveCredits(ctx context.Context, credits []table.Credit) error
+	Begin(ctx context.Context, now time.Time) (unknown time.Time, err error)
+	End(ctx context.Context) error
+}
+
+// Config is how a server is set up. Zero values are replaced by the defaults named.
+type Config struct {
+	Address     string        // UDP host:port
+	Loops       int           // sockets and goroutines; 1
+	Keys        []wire.Key    // of MACs; none: nothing is authenticated
+	MaxKeys     int           // DefaultMaxKeys
+	MaxSessions int           // of all loops; DefaultMaxSessions
+	AdmitFull   bool          // what a key gets for which there is no room
+	Checkpoint  time.Duration // between check-points; DefaultCheckpoint
+	Poll        time.Duration // between looks for edited rules; DefaultPoll
+	Store       Store
+	Log         *slog.Logger
+	Metrics     prometheus.Registerer // nil: none
+
+	// Times for tests; nil: the clocks.
+	Now func() table.Now
+}
+
+// Defaults of Config.
+const (
+	DefaultMaxKeys     = 10_000_000
+	DefaultMaxSessions = 4096
+	DefaultCheckpoint  = time.Second
+	DefaultPoll        = time.Second
+)
+
+const shards = 64
+
+// Server decides. Make one with New, and Run it.
+type Server struct {
+	cfg     Config
+	loops   []*loop
+	unknown time.Duration // wall clock; of what is older, see Store.Begin
+
+	shards [shards]struct {
+		sync.Mutex
+		keys *table.Shard
+	}
+	defaults struct {
+		sync.RWMutex
+		rules  rule.Defaults
+		change uint64 // when they last changed
+	}
+	polling sync.Mutex    // taken before defaults
+	change  atomic.Uint64 // the last edit that is followed, or is being followed
+	polled  atomic.Int64  // when edits were last looked for with success, stamp.Mono
+	saved   atomic.Int64  // the same for check-points
+	lookups lookups
+	metrics metrics
+}
+
+// New opens the sockets and reads the defaults. Run must follow, or Close.
+func New(ctx context.Context, cfg Config) (*Server, error) {
+	if cfg.Loops == 0 {
+		cfg.Loops = 1
+	}
+	if cfg.MaxKeys == 0 {
+		cfg.MaxKeys = DefaultMaxKeys
+	}
+	if cfg.MaxSessions == 0 {
+		cfg.MaxSessions = DefaultMaxSessions
+	}
+	if cfg.Checkpoint == 0 {
+		cfg.Checkpoint = DefaultCheckpoint
+	}
+	if cfg.Poll == 0 {
+		cfg.Poll = DefaultPoll
+	}
+	if cfg.Now == nil {
+		cfg.Now = func() table.Now { return table.Now{Mono: clock.Mono(), Wall: time.Duration(clock.Wall())} }
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{cfg: cfg}
+	for i := range s.shards {
+		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
+	}
+	now := cfg.Now()
+	unknown, err := cfg.Store.Begin(ctx, time.Unix(0, int64(now.Wall)))
+	if err != nil {
+		return nil, fmt.Errorf("admission store: %w", err)
+	}
+	if !unknown.IsZero() {
+		s.unknown = time.Duration(unknown.UnixNano())
+		cfg.Log.Info("credits before a crash are not known exactly; strict keys began empty then", "crash", unknown)
+	}
+	if err := s.readDefaults(ctx); err != nil {
+		return nil, fmt.Errorf("admission store: %w", err)
+	}
+	s.polled.Store(int64(now.Mono))
+	s.saved.Store(int64(now.Mono))
+	secret := make([]byte, 32)
+	rand.Read(secret)
+	if err := s.listen(secret); err != nil {
+		return nil, err
+	}
+	s.lookups.init()
+	s.metrics.init(s, cfg.Metrics)
+	return s, nil
+}
+
+// listen opens a socket for each loop before any is read, since the kernel spreads
+// askers over those that are open.
+func (s *Server) listen(secret []byte) error {
+	config := net.ListenConfig{Control: reusePort}
+	address := s.cfg.Address
+	for range s.cfg.Loops {
+		sealer, err := wire.NewSealer(s.cfg.Keys)
+		if err != nil {
+			s.Close()
+			return err
+		}
+		conn, err := config.ListenPacket(context.Background(), "udp", address)
+		if err != nil {
+			s.Close()
+			return err
+		}
+		address = conn.LocalAddr().String() // so that port 0 is the same for all
+		s.loops = append(s.loops, &loop{
+			server: s, conn: conn.(*net.UDPConn), sealer: sealer, cookies: wire.NewSessions(secret),
+			sessions: make(map[netip.AddrPort]*session),
+		})
+	}
+	return nil
+}
+
+// Addr is where the server listens.
+func (s *Server) Addr() netip.AddrPort {
+	return s.loops[0].conn.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// Close frees what New took. Run does so itself.
+func (s *Server) Close() {
+	for _, l := range s.loops {
+		l.conn.Close()
+	}
+}
+
+// Run answers until ctx ends, and then makes a last check-point.
+func (s *Server) Run(ctx context.Context) error {
+	var reading, working sync.WaitGroup
+	for _, l := range s.loops {
+		reading.Go(l.run)
+	}
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	for range lookupWorkers {
+		working.Go(func() { s.lookUp(work) })
+	}
+	working.Go(func() { s.follow(work) })
+	working.Go(func() { s.checkpoints(work) })
+	<-ctx.Done()
+	s.Close()
+	reading.Wait()
+	stop()
+	working.Wait()
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err := s.checkpoint(last)
+	if err == nil {
+		err = s.cfg.Store.End(last)
+	}
+	if err != nil {
+		return fmt.Errorf("the last check-point: %w", err)
+	}
+	return nil
+}
+
+// Healthy says why the server should not be asked: it has heard nothing of its store
+// for a while, so that it may miss edits.
+func (s *Server) Healthy() error {
+	now := int64(s.cfg.Now().Mono)
+	if age := time.Duration(now - s.polled.Load()); age > 10*s.cfg.Poll+5*time.Second {
+		return fmt.Errorf("rules were last read %v ago", age.Round(time.Second))
+	}
+	if age := time.Duration(now - s.saved.Load()); age > 10*s.cfg.Checkpoint+5*time.Second {
+		return fmt.Errorf("the last check-point was %v ago", age.Round(time.Second))
+	}
+	return nil
+}
+
+func (s *Server) shard(key []byte) *struct {
+	sync.Mutex
+	keys *table.Shard
+} {
+	return &s.shards[rule.Partition(key, rule.Partitions)%shards]
+}
+
+// decide is the whole of a decision that needs no store.
+func (s *Server) decide(key []byte, cost uint32, now stamp.Mono, peek bool) table.Verdict {
+	sh := s.shard(key)
+	sh.Lock()
+	v := sh.keys.Ask(key, int64(cost), now, peek)
+	sh.Unlock()
+	return v
+}
+
+// answerOf is what an asker is told of a verdict.
+func answerOf(v *table.Verdict) (flags uint8, value uint32) {
+	if v.Default {
+		flags |= wire.ByDefault
+	}
+	if v.Shadow && v.Denied {
+		flags |= wire.Shadow
+	}
+	if v.Admit {
+		return flags | wire.Admit, uint32(max(0, v.Left))
+	}
+	return flags, v.RetryMillis()
+}

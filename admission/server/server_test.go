@@ -1,0 +1,411 @@
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/server"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// clock is a server's time, which moves when a test says so.
+type clock struct {
+	mu  sync.Mutex
+	now time.Duration
+}
+
+func (c *clock) Now() table.Now {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return table.Now{Mono: stamp.Mono(c.now), Wall: 1_700_000_000*time.Second + c.now}
+}
+
+func (c *clock) pass(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now += d
+}
+
+// bench is a store, servers on it one after the other, and their time.
+type bench struct {
+	t     *testing.T
+	store *store.Store
+	clock clock
+	cfg   server.Config
+}
+
+func newBench(t *testing.T, rules ...rule.Rule) *bench {
+	t.Helper()
+	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	b := &bench{t: t, store: s}
+	b.set(rules...)
+	b.cfg = server.Config{Address: "127.0.0.1:0", Loops: 2, Store: s, Now: b.clock.Now, Checkpoint: time.Hour, Poll: time.Hour}
+	return b
+}
+
+func (b *bench) set(rules ...rule.Rule) {
+	b.t.Helper()
+	if _, err := b.store.SetRules(b.t.Context(), rules); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// start runs a server until stop is called, or the test ends.
+func (b *bench) start() (s *server.Server, stop func()) {
+	b.t.Helper()
+	s, err := server.New(b.t.Context(), b.cfg)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			b.t.Error(err)
+		}
+	})
+	b.t.Cleanup(stop)
+	return s, stop
+}
+
+func (b *bench) client(s *server.Server, keys ...wire.Key) *client.Client {
+	b.t.Helper()
+	c, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Keys: keys, Attempts: 10_000})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(c.Close)
+	return c
+}
+
+// sure asks, however busy the machine is.
+func sure(t *testing.T, c *client.Client, key string, cost uint32) client.Decision {
+	t.Helper()
+	d := c.Ask(t.Context(), key, cost)
+	if d.Unanswered {
+		t.Fatal("no answer")
+	}
+	return d
+}
+
+func share(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
+	return tokenbucket.Share{Rate: rate * 1000, Burst: burst}
+}
+
+func TestDecisions(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "user/1", Share: share(1, 2)}, rule.Rule{Key: "ip/*", Share: share(10, 1)}, rule.Rule{Key: "new", Share: share(1, 1), Shadow: true})
+	s, _ := b.start()
+	c := b.client(s)
+	for i, test := range []struct {
+		key  string
+		cost uint32
+		want client.Decision
+	}{
+		{"user/1", 1, client.Decision{Admit: true, Left: 1}},
+		{"user/1", 1, client.Decision{Admit: true}},
+		{"user/1", 1, client.Decision{RetryAfter: time.Second}},
+		{"user/1", 3, client.Decision{RetryAfter: -1}},
+		{"ip/1", 1, client.Decision{Admit: true, ByDefault: true}},
+		{"ip/2", 1, client.Decision{Admit: true, ByDefault: true}},
+		{"ip/1", 1, client.Decision{ByDefault: true, RetryAfter: 100 * time.Millisecond}},
+		{"stranger", 1, client.Decision{ByDefault: true, RetryAfter: -1}},
+		{"new", 1, client.Decision{Admit: true}},
+		{"new", 1, client.Decision{Admit: true, Shadow: true}},
+		{"", 1, client.Decision{}},
+	} {
+		d := client.Decision{}
+		if test.key != "" {
+			d = sure(t, c, test.key, test.cost)
+		} else {
+			d = c.Ask(t.Context(), test.key, test.cost)
+		}
+		if d != test.want {
+			t.Errorf("question %d: %+v, want %+v", i, d, test.want)
+		}
+	}
+	b.clock.pass(time.Second)
+	if d := sure(t, c, "user/1", 1); !d.Admit {
+		t.Errorf("a second later: %+v", d)
+	}
+	if state := s.State(); state.Keys != 5 || len(state.MostDenied) != 4 || state.MostDenied[0].Key != "user/1" {
+		t.Errorf("%+v", state)
+	}
+}
+
+// An edit counts at once for keys that are new, and with the next poll for others.
+func TestEdits(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "old", Share: share(1, 1)}, rule.Rule{Key: "d/*", Share: share(1, 1)})
+	s, _ := b.start()
+	c := b.client(s)
+	for _, key := range []string{"old", "d/old"} {
+		if d := sure(t, c, key, 1); !d.Admit {
+			t.Fatalf("%s: %+v", key, d)
+		}
+	}
+	b.set(rule.Rule{Key: "old", Share: share(1, 5)}, rule.Rule{Key: "d/*", Share: share(1, 5)}, rule.Rule{Key: "new", Share: share(1, 5)}, rule.Rule{Key: "e/*", Share: share(1, 7)})
+	for key, left := range map[string]int64{"new": 4, "e/new": 6, "d/new": 4} {
+		if d := sure(t, c, key, 1); !d.Admit || d.Left != left {
+			t.Errorf("%s, not asked for before: %+v", key, d)
+		}
+	}
+	// The lookup of e/new has followed them all. What was held is kept: nothing.
+	b.clock.pass(5 * time.Second)
+	for _, key := range []string{"old", "d/old"} {
+		if d := sure(t, c, key, 5); !d.Admit {
+			t.Errorf("%s after the edit: %+v", key, d)
+		}
+	}
+	if _, err := b.store.DeleteRule(t.Context(), "old", time.Unix(0, int64(b.clock.Now().Wall))); err != nil {
+		t.Fatal(err)
+	}
+	sure(t, c, "another", 1)
+	if d := sure(t, c, "old", 1); d.Admit || !d.ByDefault || d.RetryAfter != -1 {
+		t.Errorf("after its rule was deleted: %+v", d)
+	}
+}
+
+// What a restart may grant: nothing if the server stopped; after kill -9 what was
+// admitted since the last check-point, and of a strict key nothing.
+func TestRestarts(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
+	admitted := func(c *client.Client, key string) (n int) {
+		t.Helper()
+		for sure(t, c, key, 1).Admit {
+			if n++; n > 100 {
+				t.Fatal("no end")
+			}
+		}
+		return n
+	}
+	s, stop := b.start()
+	c := b.client(s)
+	if n := admitted(c, "key") + admitted(c, "strict"); n != 20 {
+		t.Fatalf("%d admitted of 20", n)
+	}
+	stop()
+	s, _ = b.start() // this one is not stopped, but left: killed
+	c = b.client(s)
+	if n := admitted(c, "key") + admitted(c, "strict"); n != 0 {
+		t.Errorf("%d admitted after a stop", n)
+	}
+	b.clock.pass(4 * time.Second)
+	if n := admitted(c, "key") + admitted(c, "strict"); n != 8 { // 4 each, and not saved
+		t.Errorf("%d admitted in 4 s", n)
+	}
+	s, _ = b.start()
+	c = b.client(s)
+	if n := admitted(c, "key"); n != 4 {
+		t.Errorf("%d admitted again after kill -9, want the 4 that were not saved", n)
+	}
+	if n := admitted(c, "strict"); n != 0 {
+		t.Errorf("%d of a strict key admitted again after kill -9", n)
+	}
+	b.clock.pass(2 * time.Second)
+	if n := admitted(c, "strict"); n != 2 {
+		t.Errorf("%d of a strict key admitted 2 s after kill -9", n)
+	}
+}
+
+func TestNoRoom(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "*", Share: share(1, 5)})
+	b.cfg.MaxKeys, b.cfg.AdmitFull = 64, true // one a shard
+	s, _ := b.start()
+	c := b.client(s)
+	byRule, full := 0, 0
+	for i := range 200 {
+		switch d := sure(t, c, fmt.Sprint("k", i), 1); {
+		case d.Admit && d.Left == 4:
+			byRule++
+		case d.Admit && d.ByDefault:
+			full++
+		}
+	}
+	if byRule > 64 || byRule < 40 || byRule+full != 200 {
+		t.Errorf("%d by the rule and %d by --full-reply, of 200", byRule, full)
+	}
+	if n := s.State().Keys; n != byRule {
+		t.Errorf("%d keys in memory, %d have been there", n, byRule)
+	}
+}
+
+// raw is a socket that sends what it likes.
+type raw struct {
+	t      *testing.T
+	conn   net.Conn
+	sealer *wire.Sealer
+}
+
+func newRaw(t *testing.T, s *server.Server, keys ...wire.Key) *raw {
+	t.Helper()
+	conn, err := net.Dial("udp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	sealer, err := wire.NewSealer(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &raw{t, conn, sealer}
+}
+
+// send sends each datagram and then a hello, and returns all answers up to its own:
+// the server answers in order what it answers at once.
+func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
+	r.t.Helper()
+	const last = 1<<64 - 1
+	for _, d := range append(slices.Clip(datagrams), r.sealer.AppendQuestion(nil, wire.Question{Kind: wire.Hello, Number: last})) {
+		if _, err := r.conn.Write(d); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	var in [100]byte
+	for {
+		r.conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // against a hang
+		n, err := r.conn.Read(in[:])
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if n > wire.MinQuestion {
+			r.t.Fatalf("an answer of %d bytes", n)
+		}
+		a, err := r.sealer.ParseAnswer(in[:n])
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		answers = append(answers, a)
+		if a.Number == last {
+			return answers
+		}
+	}
+}
+
+func (r *raw) ask(session, number uint64, key string) []byte {
+	return r.sealer.AppendQuestion(nil, wire.Question{Kind: wire.Ask, Session: session, Number: number, Cost: 1, Key: []byte(key)})
+}
+
+// What is sent again is answered as before and charged once; what is replayed after
+// an hour, from elsewhere, or after a restart is charged to nobody.
+func TestNothingIsChargedTwice(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
+	s, stop := b.start()
+	sure(t, b.client(s), "key", 1) // it is in memory from now on, and has 999
+	left := func(want int64) {
+		t.Helper()
+		if d := b.client(s).Peek(t.Context(), "key", 0); d.Left != want {
+			t.Errorf("%d credits left, want %d", d.Left, want)
+		}
+	}
+	r := newRaw(t, s)
+	session := r.send()[0].Session
+	first := r.ask(session, 100, "key")
+	answers := r.send(first, first, r.ask(session, 101, "key"), first)
+	if len(answers) != 5 || answers[0] != answers[1] || answers[0] != answers[3] || answers[0].Value != 998 || answers[2].Value != 997 {
+		t.Fatalf("%+v", answers)
+	}
+	left(997)
+	// A window further, the first is old.
+	if answers = r.send(r.ask(session, 100+table.WindowSize, "key"), first); len(answers) != 2 {
+		t.Errorf("%+v", answers)
+	}
+	left(996)
+	// An hour later the asker has another session; the old one is good for another hour,
+	// for who has not shown the new one yet.
+	b.clock.pass(time.Hour)
+	second := r.send()[0].Session
+	if answers = r.send(r.ask(session, 5000, "key"), r.ask(second, 1, "key"), r.ask(session, 5001, "key"), first); session == second || len(answers) != 3 {
+		t.Errorf("%+v", answers)
+	}
+	left(997) // an hour at 0.001/s, less two
+	other := newRaw(t, s)
+	if answers = other.send(r.ask(second, 2, "key")); len(answers) != 2 || answers[0].Kind != wire.Issued || answers[0].Session == second {
+		t.Errorf("from another address: %+v", answers)
+	}
+	left(997)
+	stop()
+	b.cfg.Address = s.Addr().String()
+	s, _ = b.start()
+	if answers = r.send(r.ask(second, 3, "key")); len(answers) != 2 || answers[0].Kind != wire.Issued {
+		t.Errorf("after a restart: %+v", answers)
+	}
+	left(997)
+}
+
+// Garbage, wrong MACs and questions without a session change nothing, and are
+// answered by nothing, or by what is not longer.
+func TestHostileDatagrams(t *testing.T) {
+	key := wire.Key{ID: 3, Secret: []byte("0123456789abcdef")}
+	b := newBench(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
+	b.cfg.Keys = []wire.Key{key}
+	s, _ := b.start()
+	c := b.client(s, key)
+	sure(t, c, "key", 1)
+	r := newRaw(t, s, key)
+	session := r.send()[0].Session
+	good := r.ask(session, 1, "key")
+	var hostile [][]byte
+	for i := range good {
+		hostile = append(hostile, good[:i])
+		changed := append([]byte(nil), good...)
+		changed[i] ^= 0x40
+		hostile = append(hostile, changed)
+	}
+	unsigned, err := wire.NewSealer(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hostile = append(hostile, unsigned.AppendQuestion(nil, wire.Question{Kind: wire.Ask, Session: session, Number: 2, Cost: 1, Key: []byte("key")}), make([]byte, 9000))
+	for len(hostile) > 0 { // a few at a time: a socket's buffer is finite
+		n := min(8, len(hostile))
+		if answers := r.send(hostile[:n]...); len(answers) != 1 {
+			t.Fatalf("answered: %+v", answers)
+		}
+		hostile = hostile[n:]
+	}
+	if answers := r.send(good); len(answers) != 2 || answers[0].Kind != wire.Reply || answers[0].Value != 998 {
+		t.Errorf("%+v", answers)
+	}
+}
+
+func TestSessionsAreBounded(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 1000)})
+	b.cfg.Loops, b.cfg.MaxSessions = 1, 3
+	s, _ := b.start()
+	sure(t, b.client(s), "key", 1)
+	decided := func(r *raw) bool { return r.send(r.ask(r.send()[0].Session, 1, "key"))[0].Kind == wire.Reply }
+	two := []*raw{newRaw(t, s), newRaw(t, s)}
+	for i, r := range two {
+		if !decided(r) {
+			t.Errorf("asker %d of those that there is room for was refused", i)
+		}
+	}
+	late := newRaw(t, s)
+	if decided(late) {
+		t.Error("there is room for 3 askers, and 4 were known")
+	}
+	b.clock.pass(3 * time.Hour) // the others' sessions are over
+	if !decided(late) {
+		t.Error("no room after the others' sessions were over")
+	}
+}

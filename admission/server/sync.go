@@ -1,0 +1,187 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+const (
+	changesAtOnce = 1000
+	slotsAtOnce   = 4096 // that defaults are applied to under a shard's lock
+	creditsAtOnce = 5000
+)
+
+// every calls f each period, until ctx ends.
+func every(ctx context.Context, period time.Duration, f func(context.Context)) {
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			f(ctx)
+		}
+	}
+}
+
+func (s *Server) readDefaults(ctx context.Context) error {
+	// The number first: an edit that comes between is read, and read again.
+	change, err := s.cfg.Store.LastChange(ctx)
+	if err != nil {
+		return err
+	}
+	rules, err := s.cfg.Store.Defaults(ctx)
+	if err != nil {
+		return err
+	}
+	s.defaults.Lock()
+	defer s.defaults.Unlock()
+	for _, r := range rules {
+		s.defaults.rules.Set(r)
+	}
+	s.change.Store(change)
+	return nil
+}
+
+// follow brings edits of rules to the keys that are here.
+func (s *Server) follow(ctx context.Context) {
+	every(ctx, s.cfg.Poll, func(ctx context.Context) {
+		if err := s.poll(ctx); err != nil && ctx.Err() == nil {
+			s.metrics.pollErrors.Inc()
+			s.cfg.Log.Warn("rules could not be read; keeping those that are known", "err", err)
+		}
+	})
+}
+
+// poll is done by one at a time: the follower, and lookups that see that an edit is not
+// followed yet.
+func (s *Server) poll(ctx context.Context) error {
+	s.polling.Lock()
+	defer s.polling.Unlock()
+	for {
+		changes, err := s.cfg.Store.Changes(ctx, s.change.Load(), changesAtOnce)
+		if err != nil {
+			return err
+		}
+		if len(changes) > 0 {
+			last := changes[len(changes)-1].Rule.Change
+			s.change.Store(last) // before any is followed, see learn
+			defaults := false
+			for i := range changes {
+				c := &changes[i]
+				switch r := &c.Rule; {
+				case r.Default():
+					defaults = true
+					s.defaults.Lock()
+					if c.Deleted {
+						s.defaults.rules.Delete(r.Key)
+					} else {
+						s.defaults.rules.Set(*r)
+					}
+					s.defaults.change = r.Change
+					s.defaults.Unlock()
+				case c.Deleted:
+					s.followKey(r.Key, nil, r.Change)
+				default:
+					s.followKey(r.Key, r, r.Change)
+				}
+			}
+			if defaults {
+				s.applyDefaults()
+			}
+		}
+		if len(changes) < changesAtOnce {
+			s.polled.Store(int64(s.cfg.Now().Mono))
+			return nil
+		}
+	}
+}
+
+// applyDefaults brings all keys without a rule of their own to the defaults. Only
+// the follower changes those, so that they stand meanwhile.
+func (s *Server) applyDefaults() {
+	for i := range s.shards {
+		for next := int32(0); ; {
+			s.defaults.RLock()
+			s.shards[i].Lock()
+			next = s.shards[i].keys.Undefault(&s.defaults.rules, s.defaults.change, next, slotsAtOnce, s.cfg.Now().Mono)
+			s.shards[i].Unlock()
+			s.defaults.RUnlock()
+			if next == 0 {
+				break
+			}
+		}
+	}
+}
+
+// checkpoints saves what keys hold.
+func (s *Server) checkpoints(ctx context.Context) {
+	every(ctx, s.cfg.Checkpoint, func(ctx context.Context) {
+		if err := s.checkpoint(ctx); err != nil && ctx.Err() == nil {
+			s.metrics.saveErrors.Inc()
+			s.cfg.Log.Warn("a check-point failed; trying again with the next", "err", err)
+		}
+	})
+}
+
+// checkpoint saves all that changed since the last one. What could not be saved counts
+// as changed again.
+func (s *Server) checkpoint(ctx context.Context) error {
+	var credits []table.Credit
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.Lock()
+		left := sh.keys.Dirty()
+		sh.Unlock()
+		for ; left > 0; left -= creditsAtOnce {
+			sh.Lock()
+			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.cfg.Now())
+			sh.Unlock()
+			if err := s.cfg.Store.SaveCredits(ctx, credits); err != nil {
+				sh.Lock()
+				sh.keys.Unchanged(credits)
+				sh.Unlock()
+				return err
+			}
+			s.metrics.savedCredits.Add(float64(len(credits)))
+		}
+	}
+	s.saved.Store(int64(s.cfg.Now().Mono))
+	return nil
+}
+
+// State is what /debug/state shows.
+type State struct {
+	Keys       int            `json:"keys"`
+	Change     uint64         `json:"change"`     // the last edit of a rule that is followed
+	Polled     string         `json:"polled"`     // how long ago edits were looked for
+	Saved      string         `json:"checkpoint"` // how long ago
+	MostDenied []table.Denied `json:"most_denied"`
+}
+
+// State looks at each key, shard by shard.
+func (s *Server) State() State {
+	now := s.cfg.Now().Mono
+	ago := func(at int64) string { return now.Sub(stamp.Mono(at)).Round(time.Millisecond).String() }
+	state := State{Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
+	for i := range s.shards {
+		s.shards[i].Lock()
+		state.Keys += s.shards[i].keys.Len()
+		state.MostDenied = s.shards[i].keys.MostDenied(state.MostDenied, 20)
+		s.shards[i].Unlock()
+	}
+	return state
+}
+
+func (s *Server) keys() (n int) {
+	for i := range s.shards {
+		s.shards[i].Lock()
+		n += s.shards[i].keys.Len()
+		s.shards[i].Unlock()
+	}
+	return n
+}

@@ -1,0 +1,142 @@
+package server
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/admission/wire"
+)
+
+// loop reads a socket and answers.
+type loop struct {
+	server   *Server
+	conn     *net.UDPConn
+	sealer   *wire.Sealer
+	cookies  *wire.Sessions
+	sessions map[netip.AddrPort]*session
+	in, out  [wire.MaxQuestion]byte
+}
+
+// session is an asker that has proved its address.
+type session struct {
+	id   uint64
+	hour uint64        // in which it was issued
+	last time.Duration // when it last asked, wall clock; the loop's
+
+	mu      sync.Mutex // lookups end questions, too
+	answers table.Window[wire.Answer]
+}
+
+func (l *loop) run() {
+	for {
+		n, from, err := l.conn.ReadFromUDPAddrPort(l.in[:])
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // such as a full table of neighbours; the next read waits
+			continue
+		}
+		if a, keyID, ok := l.handle(l.in[:n], from); ok {
+			l.conn.WriteToUDPAddrPort(l.sealer.AppendAnswer(l.out[:0], a, keyID), from)
+		}
+	}
+}
+
+// handle returns the answer to a datagram, if there is one now.
+func (l *loop) handle(d []byte, from netip.AddrPort) (a wire.Answer, keyID uint16, answer bool) {
+	s := l.server
+	q, keyID, err := l.sealer.ParseQuestion(d)
+	if err != nil {
+		if errors.Is(err, wire.ErrMAC) {
+			s.metrics.badMAC.Inc()
+		} else {
+			s.metrics.malformed.Inc()
+		}
+		return a, 0, false
+	}
+	now := s.cfg.Now()
+	a = wire.Answer{Session: q.Session, Number: q.Number}
+	asker := l.sessions[from]
+	if q.Kind == wire.Hello || asker == nil || asker.id != q.Session {
+		hour, good := l.cookies.Good(q.Session, from, now.Wall)
+		switch {
+		case q.Kind == wire.Hello || !good:
+			s.metrics.hellos.Inc()
+			a.Kind, a.Session = wire.Issued, l.cookies.Issue(from, now.Wall)
+			return a, keyID, true
+		case asker != nil && hour <= asker.hour:
+			s.metrics.old.Inc()
+			return a, 0, false
+		}
+		if asker = l.admit(from, now.Wall); asker == nil {
+			s.metrics.busy.Inc()
+			a.Kind = wire.Busy
+			return a, keyID, true
+		}
+		asker.id, asker.hour = q.Session, hour
+	}
+	asker.last = now.Wall
+
+	asker.mu.Lock()
+	standing, before := asker.answers.Begin(q.Number)
+	asker.mu.Unlock()
+	switch standing {
+	case table.Answered:
+		s.metrics.again.Inc()
+		return before, keyID, true
+	case table.Pending:
+		s.metrics.again.Inc()
+		return a, 0, false
+	case table.Old:
+		s.metrics.old.Inc()
+		return a, 0, false
+	}
+	v := s.decide(q.Key, q.Cost, now.Mono, q.Flags&wire.Peek != 0)
+	if !v.Known {
+		if s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: q.Flags&wire.Peek != 0}) {
+			return a, 0, false
+		}
+		asker.mu.Lock()
+		asker.answers.Cancel(q.Number)
+		asker.mu.Unlock()
+		s.metrics.busy.Inc()
+		a.Kind = wire.Busy
+		return a, keyID, true
+	}
+	a = s.answer(&v, asker, q.Number)
+	return a, keyID, true
+}
+
+// answer makes the answer to a question that is decided, and keeps it.
+func (s *Server) answer(v *table.Verdict, asker *session, number uint64) wire.Answer {
+	a := wire.Answer{Kind: wire.Reply, Session: asker.id, Number: number}
+	a.Flags, a.Value = answerOf(v)
+	s.metrics.decided(v)
+	asker.mu.Lock()
+	asker.answers.End(number, a)
+	asker.mu.Unlock()
+	return a
+}
+
+// admit takes an asker in, nil if there is no room: there is that of those that have
+// asked nothing for so long that their sessions are over.
+func (l *loop) admit(from netip.AddrPort, now time.Duration) *session {
+	limit := max(1, l.server.cfg.MaxSessions/l.server.cfg.Loops)
+	if len(l.sessions) >= limit && l.sessions[from] == nil {
+		for other, asker := range l.sessions {
+			if now-asker.last > 2*wire.SessionLife {
+				delete(l.sessions, other)
+			}
+		}
+		if len(l.sessions) >= limit {
+			return nil
+		}
+	}
+	asker := new(session)
+	l.sessions[from] = asker
+	return asker
+}

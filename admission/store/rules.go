@@ -1,0 +1,156 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// ErrNoRule says that a key has no rule of its own.
+var ErrNoRule = errors.New("no such rule")
+
+// Remembered is how long a deleted rule is kept, so that servers hear of it. One that
+// did not reach its store for longer must start again.
+const Remembered = 30 * 24 * time.Hour
+
+const columns = `key, rate_milli, capacity, mode, strict, shadow, fail_open, change`
+
+func scan(row interface{ Scan(...any) error }, more ...any) (r rule.Rule, err error) {
+	var rate, burst, change int64
+	var mode string
+	err = row.Scan(append([]any{&r.Key, &rate, &burst, &mode, &r.Strict, &r.Shadow, &r.FailOpen, &change}, more...)...)
+	if err != nil {
+		return rule.Rule{}, err
+	}
+	r.Share, r.Change = tokenbucket.Share{Rate: tokenbucket.Rate(rate), Burst: burst}, uint64(change)
+	r.Mode, err = rule.ParseMode(mode)
+	return r, err
+}
+
+// SetRules adds or replaces rules, all or none, and returns the number of the last
+// change. The rules' own Change is not looked at. Error: of rule.Rule.Validate.
+func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error) {
+	for i := range rules {
+		if err := rules[i].Validate(); err != nil {
+			return 0, err
+		}
+	}
+	err = s.transact(ctx, func(tx *sql.Tx) error {
+		for i := range rules {
+			if change, err = next(ctx, tx); err != nil {
+				return err
+			}
+			r := &rules[i]
+			if _, err := tx.ExecContext(ctx, `INSERT INTO rules (`+columns+`, deleted_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL)
+				ON CONFLICT (key) DO UPDATE SET rate_milli = excluded.rate_milli, capacity = excluded.capacity, mode = excluded.mode,
+				strict = excluded.strict, shadow = excluded.shadow, fail_open = excluded.fail_open, change = excluded.change, deleted_ms = NULL`,
+				r.Key, int64(r.Share.Rate), r.Share.Burst, r.Mode.String(), r.Strict, r.Shadow, r.FailOpen, int64(change)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return change, err
+}
+
+// DeleteRule deletes a rule. Its key falls back to the defaults; what it holds stays,
+// as far as it fits. Error: ErrNoRule.
+func (s *Store) DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error) {
+	err = s.transact(ctx, func(tx *sql.Tx) error {
+		if change, err = next(ctx, tx); err != nil {
+			return err
+		}
+		done, err := tx.ExecContext(ctx, `UPDATE rules SET change = $1, deleted_ms = $2 WHERE key = $3 AND deleted_ms IS NULL`, int64(change), now.UnixMilli(), key)
+		if err != nil {
+			return err
+		}
+		if n, err := done.RowsAffected(); err != nil || n == 0 {
+			return errors.Join(err, ErrNoRule)
+		}
+		_, err = tx.ExecContext(ctx, `DELETE FROM rules WHERE deleted_ms < $1`, now.Add(-Remembered).UnixMilli())
+		return err
+	})
+	return change, err
+}
+
+func next(ctx context.Context, tx *sql.Tx) (uint64, error) {
+	var n int64
+	err := tx.QueryRowContext(ctx, `UPDATE admission SET change = change + 1 RETURNING change`).Scan(&n)
+	return uint64(n), err
+}
+
+// Rule returns a key's own rule. Error: ErrNoRule.
+func (s *Store) Rule(ctx context.Context, key string) (rule.Rule, error) {
+	r, err := scan(s.db.QueryRowContext(ctx, `SELECT `+columns+` FROM rules WHERE key = $1 AND deleted_ms IS NULL`, key))
+	if errors.Is(err, sql.ErrNoRows) {
+		err = ErrNoRule
+	}
+	return r, err
+}
+
+// Rules returns up to n rules in the order of their keys: those that begin with
+// prefix and come after the key after.
+func (s *Store) Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error) {
+	query := `SELECT ` + columns + ` FROM rules WHERE key > $1 AND substr(key, 1, length($2)) = $2 AND deleted_ms IS NULL ORDER BY key LIMIT $3`
+	if s.postgres { // by bytes there, too
+		query = `SELECT ` + columns + ` FROM rules WHERE key COLLATE "C" > $1 AND starts_with(key, $2) AND deleted_ms IS NULL ORDER BY key COLLATE "C" LIMIT $3`
+	}
+	return s.list(ctx, nil, query, after, prefix, n)
+}
+
+// Defaults returns all default rules.
+func (s *Store) Defaults(ctx context.Context) ([]rule.Rule, error) {
+	return s.list(ctx, nil, `SELECT `+columns+` FROM rules WHERE key LIKE '%*' AND deleted_ms IS NULL`)
+}
+
+// Change is an edit of a rule.
+type Change struct {
+	Rule    rule.Rule
+	Deleted bool
+}
+
+// Changes returns up to n edits after the one of that number, in order. Of the edits
+// of one rule it has the last.
+func (s *Store) Changes(ctx context.Context, after uint64, n int) ([]Change, error) {
+	var changes []Change
+	_, err := s.list(ctx, func(row *sql.Rows) error {
+		var deleted sql.NullInt64
+		r, err := scan(row, &deleted)
+		changes = append(changes, Change{r, deleted.Valid})
+		return err
+	}, `SELECT `+columns+`, deleted_ms FROM rules WHERE change > $1 ORDER BY change LIMIT $2`, int64(after), n)
+	return changes, err
+}
+
+// LastChange returns the number of the last edit.
+func (s *Store) LastChange(ctx context.Context) (uint64, error) {
+	var n int64
+	err := s.db.QueryRowContext(ctx, `SELECT change FROM admission`).Scan(&n)
+	return uint64(n), err
+}
+
+// list calls each for each row; without each it returns rules.
+func (s *Store) list(ctx context.Context, each func(*sql.Rows) error, query string, args ...any) (rules []rule.Rule, err error) {
+	if each == nil {
+		each = func(row *sql.Rows) error {
+			r, err := scan(row)
+			rules = append(rules, r)
+			return err
+		}
+	}
+	rows, err := s.db.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := each(rows); err != nil {
+			return nil, err
+		}
+	}
+	return rules, rows.Err()
+}

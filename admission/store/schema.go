@@ -1,0 +1,98 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net/url"
+	"strings"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
+	_ "modernc.org/sqlite"             // the driver "sqlite"
+)
+
+// version is of the tables. A store of another one is refused.
+const version = 1
+
+var schema = []string{
+	`CREATE TABLE IF NOT EXISTS admission (version BIGINT NOT NULL, change BIGINT NOT NULL,
+		running BOOLEAN NOT NULL, crashed_ms BIGINT NOT NULL)`,
+	`CREATE TABLE IF NOT EXISTS rules (
+		key TEXT PRIMARY KEY, rate_milli BIGINT NOT NULL, capacity BIGINT NOT NULL, mode TEXT NOT NULL,
+		strict BOOLEAN NOT NULL, shadow BOOLEAN NOT NULL, fail_open BOOLEAN NOT NULL,
+		change BIGINT NOT NULL, deleted_ms BIGINT)`,
+	`CREATE INDEX IF NOT EXISTS rules_by_change ON rules (change)`,
+	`CREATE TABLE IF NOT EXISTS credits (
+		key TEXT PRIMARY KEY, credit_milli BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
+}
+
+// Store is safe for concurrent use.
+type Store struct {
+	db       *sql.DB
+	postgres bool
+}
+
+// Open opens the store and makes its tables if need be. database is the URL of a
+// PostgreSQL database (postgres://...), or the path of a SQLite file.
+func Open(ctx context.Context, database string) (*Store, error) {
+	s := &Store{postgres: strings.HasPrefix(database, "postgres://") || strings.HasPrefix(database, "postgresql://")}
+	var err error
+	if s.postgres {
+		s.db, err = sql.Open("pgx", database)
+	} else {
+		// One connection: SQLite has one writer, and readers here are few.
+		if s.db, err = sql.Open("sqlite", "file:"+(&url.URL{Path: database}).EscapedPath()+"?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=busy_timeout(5000)&_txlock=immediate"); err == nil {
+			s.db.SetMaxOpenConns(1)
+		}
+	}
+	if err == nil {
+		if err = s.prepare(ctx); err != nil {
+			s.db.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the admission store: %w", err)
+	}
+	return s, nil
+}
+
+// Close closes the store.
+func (s *Store) Close() error { return s.db.Close() }
+
+func (s *Store) prepare(ctx context.Context) error {
+	return s.transact(ctx, func(tx *sql.Tx) error {
+		if s.postgres { // two servers that start at once
+			if _, err := tx.ExecContext(ctx, `SELECT pg_advisory_xact_lock(4193)`); err != nil {
+				return err
+			}
+		}
+		for _, statement := range schema {
+			if _, err := tx.ExecContext(ctx, statement); err != nil {
+				return err
+			}
+		}
+		var is int
+		switch err := tx.QueryRowContext(ctx, `SELECT version FROM admission`).Scan(&is); {
+		case err == sql.ErrNoRows:
+			_, err = tx.ExecContext(ctx, `INSERT INTO admission (version, change, running, crashed_ms) VALUES ($1, 0, FALSE, 0)`, version)
+			return err
+		case err != nil:
+			return err
+		case is != version:
+			return fmt.Errorf("its tables have version %d, this program knows %d", is, version)
+		}
+		return nil
+	})
+}
+
+func (s *Store) transact(ctx context.Context, f func(tx *sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := f(tx); err != nil {
+		tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}

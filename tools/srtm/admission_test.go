@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// rules keeps rules as an admission service would.
+type rules struct {
+	srtmv1.UnimplementedAdmissionAdminServer
+	all   []*srtmv1.AdmissionRule
+	calls int
+	reply *srtmv1.AskResponse
+	asked *srtmv1.AskRequest
+}
+
+func (r *rules) SetRules(_ context.Context, q *srtmv1.SetRulesRequest) (*srtmv1.SetRulesResponse, error) {
+	r.calls++
+	r.all = append(r.all, q.GetRules()...)
+	return &srtmv1.SetRulesResponse{}, nil
+}
+
+func (r *rules) GetRule(_ context.Context, q *srtmv1.GetRuleRequest) (*srtmv1.AdmissionRule, error) {
+	for _, got := range r.all {
+		if got.GetKey() == q.GetKey() {
+			return got, nil
+		}
+	}
+	return nil, status.Error(codes.NotFound, "no such rule")
+}
+
+func (r *rules) ListRules(_ context.Context, q *srtmv1.ListRulesRequest) (*srtmv1.ListRulesResponse, error) {
+	if q.GetPageToken() == "" && len(r.all) > 1 {
+		return &srtmv1.ListRulesResponse{Rules: r.all[:1], NextPageToken: "rest"}, nil
+	}
+	return &srtmv1.ListRulesResponse{Rules: r.all[1:]}, nil
+}
+
+func (r *rules) DeleteRule(_ context.Context, q *srtmv1.DeleteRuleRequest) (*srtmv1.DeleteRuleResponse, error) {
+	r.all = r.all[1:]
+	return &srtmv1.DeleteRuleResponse{}, nil
+}
+
+func (r *rules) Ask(_ context.Context, q *srtmv1.AskRequest) (*srtmv1.AskResponse, error) {
+	r.asked = q
+	return r.reply, nil
+}
+
+func TestAdmissionCommands(t *testing.T) {
+	service := &rules{}
+	server := grpc.NewServer()
+	srtmv1.RegisterAdmissionAdminServer(server, service)
+	ln := testkit.Listen(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ln) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	do := func(want string, args ...string) {
+		t.Helper()
+		var out bytes.Buffer
+		err := run(t.Context(), append(args, "--admission-address", ln.Addr().String()), strings.NewReader(out.String()), &out, &out)
+		got := out.String()
+		if err != nil {
+			got += "error: " + err.Error()
+		}
+		if strings.TrimSpace(got) != want {
+			t.Errorf("srtm %s:\n%s\nwant\n%s", strings.Join(args, " "), got, want)
+		}
+	}
+	set := []string{"admission", "rule", "set"}
+	do("", append(set, "user/1", "--refill", "0.5", "--capacity", "10", "--strict", "--fail-open", "--mode", "lease")...)
+	do("", append(set, "--default", "ip/", "--refill", "100", "--capacity", "20", "--shadow")...)
+	do("", append(set, "denied")...)
+	do(`error: --mode "other": want central or lease`, append(set, "k", "--mode", "other")...)
+	do("error: srtm admission rule set: want one key, got 0 arguments", set...)
+	const list = `KEY     REFILL/S  CAPACITY  OPTIONS
+user/1  0.5       10        lease,strict,fail-open
+ip/*    100       20        shadow
+denied  0         0`
+	do(list, "admission", "rule", "list")
+	do("KEY     REFILL/S  CAPACITY  OPTIONS\ndenied  0         0", "admission", "rule", "get", "denied")
+	do("error: no such rule", "admission", "rule", "get", "other")
+
+	// What list writes, import reads.
+	var exported bytes.Buffer
+	if err := run(t.Context(), []string{"admission", "rule", "list", "--output", "json", "--admission-address", ln.Addr().String()}, nil, &exported, &exported); err != nil {
+		t.Fatal(err)
+	}
+	service.all = nil
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", ln.Addr().String()}, &exported, &out, &out); err != nil || out.String() != "3 rules set\n" {
+		t.Errorf("%s, %v", &out, err)
+	}
+	do(list, "admission", "rule", "list")
+	do("", "admission", "rule", "delete", "user/1")
+	service.calls = 0
+	many := "[" + strings.Repeat(`{"key":"k"},`, 2500) + `{"key":"k"}]`
+	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", ln.Addr().String()}, strings.NewReader(many), &out, &out); err != nil || service.calls != 3 {
+		t.Errorf("2501 rules in %d calls, %v", service.calls, err)
+	}
+
+	for want, reply := range map[string]*srtmv1.AskResponse{
+		"admitted, 7 credits left":                      {Admit: true, Left: 7},
+		"admitted, though the rule would deny (shadow)": {Admit: true, Shadow: true},
+		"denied, retry after 20 ms":                     {RetryAfterMs: 20},
+		"denied; at this cost it never is admitted (by default: the key has no rule of its own)": {RetryAfterMs: -1, ByDefault: true},
+		"denied by --default-reply: no server answered":                                          {Unanswered: true},
+		"admitted by --default-reply: no server answered":                                        {Unanswered: true, Admit: true},
+	} {
+		service.reply = reply
+		do(want, "admission", "ask", "k", "--cost", "3", "--peek")
+	}
+	if service.asked.GetCost() != 3 || !service.asked.GetPeek() || service.asked.GetKey() != "k" {
+		t.Errorf("asked %v", service.asked)
+	}
+}
