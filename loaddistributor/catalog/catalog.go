@@ -26,8 +26,8 @@ const (
 	Preparing
 	// Active: publishers may connect.
 	Active
-	// Degraded: active, but a member is away or not ready, publishers are not
-	// placed, or the SLO is missed.
+	// Degraded: active, but a member is away or not ready, or publishers are not
+	// placed.
 	Degraded
 	// Deleting: its shares are being withdrawn.
 	Deleting
@@ -44,7 +44,6 @@ type Topic struct {
 	Key     string
 	State   State
 	Reason  string // why it is in that state, for people; empty when active
-	Missed  string // what the last SLOJudged said
 	// Created is the version that the topic came with, so it tells topics of one name
 	// apart; 0: not known, since 0.1.0 did not keep it.
 	Created   uint64
@@ -140,7 +139,6 @@ type topic struct {
 	ordered   *Spec // first
 	key       string
 	phase     State // Preparing, Active or Deleting; Degraded is derived
-	missed    string
 	created   uint64
 	plan      placement.Plan
 	placement *Placement
@@ -437,15 +435,13 @@ func (c *Catalog) topicActivated(e TopicActivated) ([]Effect, error) {
 	return c.changes(before), nil
 }
 
+// sloJudged changes nothing: verdicts are not state any more, and journals have them.
 func (c *Catalog) sloJudged(e SLOJudged) ([]Effect, error) {
-	t := c.topics[e.Topic]
-	if t == nil {
+	if c.topics[e.Topic] == nil {
 		return nil, fmt.Errorf("judge topic %s: %w", e.Topic, ErrTopicUnknown)
 	}
 	c.version++
-	before := c.states(map[string]bool{e.Topic: true})
-	t.missed = e.Missed
-	return c.changes(before), nil
+	return nil, nil
 }
 
 func (c *Catalog) topicDeleting(e TopicDeleting) ([]Effect, error) {
@@ -547,12 +543,6 @@ func (c *Catalog) state(t *topic) (State, string) {
 			reasons += "; "
 		}
 		reasons += fmt.Sprintf("%d publishers are not placed yet", n)
-	}
-	if t.missed != "" {
-		if reasons != "" {
-			reasons += "; "
-		}
-		reasons += t.missed
 	}
 	if reasons != "" {
 		return Degraded, reasons

@@ -215,9 +215,8 @@ func TestAReasonNamesAllThatIsWrong(t *testing.T) {
 	w.must(BrokerLeft{"b1"})
 	w.must(joined("b2", 10))
 	w.must(MemberPrepared{"t", "b2"})
-	w.must(SLOJudged{"t", "2 % exceed"})
 	s, reason := w.state("t")
-	want := "broker b1 is gone; broker b2 carries 10 msg/s, less than the 37 promised; 2 % exceed"
+	want := "broker b1 is gone; broker b2 carries 10 msg/s, less than the 37 promised"
 	if s != Degraded || reason != want {
 		t.Errorf("the topic is %v: %q\nwant degraded: %q", s, reason, want)
 	}
@@ -226,11 +225,9 @@ func TestAReasonNamesAllThatIsWrong(t *testing.T) {
 			t.Error("a broker that is away is offered to the placement")
 		}
 	}
-	if got := w.must(SLOJudged{"t", ""}); len(got) != 1 {
-		t.Errorf("effects %+v of the SLO being met again, want one", got)
-	}
-	if got := w.must(SLOJudged{"t", ""}); got != nil {
-		t.Errorf("effects %+v of the same verdict again, want none", got)
+	// As journals of before 0.2.0 have it.
+	if got := w.must(SLOJudged{"t", "late"}); got != nil {
+		t.Errorf("effects %+v of a verdict, want none", got)
 	}
 }
 
@@ -627,7 +624,7 @@ func fingerprint(c *Catalog) string {
 	fmt.Fprintln(&b, c.version, c.names, c.keys, c.contracts)
 	for _, name := range c.names {
 		t := c.topics[name]
-		fmt.Fprintln(&b, name, t.key, t.phase, t.missed, t.plan, *t.placement, t.prepared, t.next, t.retiring)
+		fmt.Fprintln(&b, name, t.key, t.phase, t.plan, *t.placement, t.prepared, t.next, t.retiring)
 	}
 	for _, broker := range c.Brokers() {
 		x := c.brokers[broker.ID]

@@ -31,8 +31,7 @@ type BrokerDump struct {
 type TopicDump struct {
 	Spec, Ordered *Spec
 	Key           string
-	Phase         State // Preparing, Active or Deleting
-	Missed        string
+	Phase         State  // Preparing, Active or Deleting
 	Created       uint64 // 0: not known
 	Plan          placement.Plan
 	Epoch         uint64
@@ -54,7 +53,7 @@ func (c *Catalog) Dump() Dump {
 	for _, name := range c.names {
 		t := c.topics[name]
 		one := TopicDump{
-			Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Missed: t.missed, Created: t.created, Plan: t.plan,
+			Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Created: t.created, Plan: t.plan,
 			Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring),
 		}
 		if t.next != nil {
@@ -121,7 +120,7 @@ func (c *Catalog) load(d TopicDump) error {
 		return fmt.Errorf("load topic %s: %w", name, err)
 	}
 	t := &topic{
-		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, missed: d.Missed, created: d.Created, plan: d.Plan,
+		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, created: d.Created, plan: d.Plan,
 		prepared: slices.Clone(d.Prepared), retiring: map[string]bool{},
 	}
 	if d.Next != nil {

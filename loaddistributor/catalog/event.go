@@ -44,8 +44,8 @@ type MemberPrepared struct{ Topic, Broker string }
 // TopicActivated: all members are prepared and hold their shares.
 type TopicActivated struct{ Topic string }
 
-// SLOJudged: a verdict over the last window. Missed says what is wrong, for
-// people; empty means that nothing is.
+// SLOJudged is a verdict over a window, as releases before 0.2.0 kept it. It changes
+// nothing: verdicts are the leader's, and not kept.
 type SLOJudged struct{ Topic, Missed string }
 
 // TopicDeleting: its shares are being withdrawn; nothing resolves any more.

@@ -42,7 +42,7 @@ func (c *Catalog) Topic(name string) (Topic, bool) {
 func (c *Catalog) view(t *topic) *Topic {
 	state, reason := c.state(t)
 	v := &Topic{
-		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Missed: t.missed, Created: t.created,
+		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Created: t.created,
 		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring),
 	}
 	if t.next != nil {

@@ -196,6 +196,8 @@ type Controller struct {
 		unread    bool          // a follower before its first Reset
 		cut       bool          // a follower that cannot read the store any more
 		informed  chan struct{} // closed and replaced when either changes
+
+		conditions map[string]*condition // of active topics, by name
 	}
 }
 
@@ -234,6 +236,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.fits = map[string]*fit{}
 	c.mu.reminders = map[string][]reminder{}
 	c.mu.reserved = map[string]string{}
+	c.mu.conditions = map[string]*condition{}
 	c.mu.untold = map[string]bool{}
 	c.mu.inquiries = map[string]*inquiry{}
 	c.mu.ending = make(chan struct{})

@@ -97,7 +97,7 @@ func checkStats(at string, t *srtmv1.TopicStats) error {
 	for _, h := range []struct {
 		field string
 		value *srtmv1.Histogram
-	}{{"access", t.Access}, {"processing", t.Processing}, {"delivery", t.Delivery}} {
+	}{{"access", t.Access}, {"processing", t.Processing}, {"delivery", t.Delivery}, {"consumer", t.Consumer}} {
 		if _, err := obs.LatencyFromProto(h.value); err != nil {
 			return &BadMessage{at + "." + h.field, err.Error()}
 		}
@@ -155,10 +155,10 @@ func (c *Controller) figuresLocked(topic, broker string) *figures {
 // merge is a TopicStats being summed up. Histograms are added bucket by
 // bucket; quantiles are left to whoever reads the sum.
 type merge struct {
-	sum                srtmv1.TopicStats
-	interval           time.Duration
-	access, processing []uint64 // by bucket
-	tail               tail
+	sum                          srtmv1.TopicStats
+	interval                     time.Duration
+	access, processing, consumer []uint64 // by bucket
+	tail                         tail
 }
 
 // tail is what is needed to say what fraction of the p99 is access delay.
@@ -224,6 +224,7 @@ func (m *merge) counts(t *srtmv1.TopicStats) {
 	m.sum.MaxBacklog = max(m.sum.MaxBacklog, t.MaxBacklog)
 	m.access = addBuckets(m.access, t.Access)
 	m.processing = addBuckets(m.processing, t.Processing)
+	m.consumer = addBuckets(m.consumer, t.Consumer)
 	m.tail.add(t)
 }
 
@@ -254,6 +255,7 @@ func buckets(sum []uint64) *srtmv1.Histogram {
 func (m *merge) stats() *srtmv1.TopicStats {
 	m.sum.Interval = durationpb.New(m.interval)
 	m.sum.Access, m.sum.Processing, m.sum.Delivery = buckets(m.access), buckets(m.processing), buckets(m.tail.delivery)
+	m.sum.Consumer = buckets(m.consumer)
 	if !m.tail.unknown {
 		m.sum.DeliveryAccess = m.sum.DeliveryAccess[:0]
 		for _, index := range m.sum.Delivery.Index {

@@ -138,7 +138,10 @@ func (c *Controller) fit(now time.Time) {
 			c.endFitLocked(name, f, fitEnded, "another placement came between", now)
 			continue
 		}
-		ready := f.search != nil || c.offeredLocked(topic) >= fitTraffic*f.rate && !c.deafLocked(topic, f, now)
+		ready := f.search != nil || !c.overLocked(name) && c.offeredLocked(topic) >= fitTraffic*f.rate && !c.deafLocked(topic, f, now)
+		if f.search == nil && c.overLocked(name) {
+			f.step = "waiting until the topic keeps to its contract"
+		}
 		if f.record != nil || c.cfg.Fitting == fitting.ModeFast && ready {
 			c.recordLocked(topic, f, now)
 		}

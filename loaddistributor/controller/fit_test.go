@@ -23,7 +23,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// measured is a report of n messages, of which so many took longer than the 5 ms
+// measured is a report of n messages, of which every hundredth is said to have been
+// offered (200 are the 100 msg/s of order, below), of which so many took longer than the 5 ms
 // of spec's SLO to process, and so many had to wait for longer for a token.
 func measured(n, slow, waited int) *srtmv1.TopicStats {
 	processing, access := obs.NewLatency(), obs.NewLatency()
@@ -40,7 +41,7 @@ func measured(n, slow, waited int) *srtmv1.TopicStats {
 	}
 	late := uint64(max(slow, waited))
 	return &srtmv1.TopicStats{
-		Interval: durationpb.New(20 * time.Millisecond), Offered: uint64(n), Released: uint64(n), Delivered: uint64(n), Exceeded: late,
+		Interval: durationpb.New(20 * time.Millisecond), Offered: uint64(n / 100), Released: uint64(n), Delivered: uint64(n), Exceeded: late,
 		Processing: processing.Proto(), Access: access.Proto(), Delivery: processing.Proto(), Publishers: 1, Subscribers: 1,
 	}
 }
@@ -91,11 +92,12 @@ type world struct {
 	together int // of a group on one broker; 0: any number
 	holds    int // publishers of one broker; 0: any number
 	nodes    map[string]*agenttest.Node
+	owed     map[string]float64 // of what was offered to a broker, less than a message
 	stop     func()
 }
 
 func newWorld(c *cluster, topic string, together int) *world {
-	return &world{c: c, topic: topic, together: together, nodes: map[string]*agenttest.Node{}}
+	return &world{c: c, topic: topic, together: together, nodes: map[string]*agenttest.Node{}, owed: map[string]float64{}}
 }
 
 func (w *world) join(id string) {
@@ -137,6 +139,10 @@ func (w *world) send(group string) {
 			node.Arrive(w.topic, 0, agenttest.Arrival{At: now, Publisher: a.Publisher})
 		}
 	}
+	rate := 0.0
+	for _, p := range topic.Spec.Demand.Expand() {
+		rate += p.Rate
+	}
 	for id, node := range w.nodes {
 		if _, there := node.Topic(w.topic); !there || publishers[id] == 0 {
 			continue
@@ -148,7 +154,11 @@ func (w *world) send(group string) {
 		if w.holds > 0 && publishers[id] > w.holds {
 			slow = 20
 		}
-		node.Measure(w.topic, measured(200, slow, 0))
+		m := measured(200, slow, 0)
+		w.owed[id] += float64(publishers[id]) / float64(topic.Placement.Len()) * rate * 0.02
+		m.Offered = uint64(w.owed[id])
+		w.owed[id] -= float64(m.Offered)
+		node.Measure(w.topic, m)
 	}
 }
 
@@ -243,13 +253,26 @@ var _ = Describe("Fitting", func() {
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
 	})
 
+	It("waits until a topic keeps to its contract", func() {
+		c := newCluster(setup{config: fast})
+		node := agenttest.New()
+		c.join("b1", 600, node)
+		c.mustCreate(order())
+		beyond := measured(200, 200, 0)
+		beyond.Offered = 100
+		node.Measure("t", beyond)
+		Eventually(c.fitting("t")).Should(Equal("waiting until the topic keeps to its contract"))
+		Consistently(c.state("t")).Should(HavePrefix("DEGRADED: over contract since"))
+		Expect(c.fit("t").GetTook()).To(BeNil())
+	})
+
 	It("gives up what an operator has moved meanwhile", func() {
 		c := newCluster(setup{config: fast})
 		node := agenttest.New()
 		c.join("b1", 600, node)
 		c.join("b2", 600, agenttest.New())
 		c.mustCreate(order())
-		node.Measure("t", measured(100, 0, 0))
+		node.Measure("t", measured(200, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("1 brokers"))
 		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g1.0"}, BrokerId: "b2"})
 		Expect(err).NotTo(HaveOccurred())
@@ -360,7 +383,7 @@ var _ = Describe("Fitting", func() {
 		node := agenttest.New()
 		c.join("b1", 600, node)
 		c.mustCreate(order())
-		node.Measure("t", measured(100, 0, 0))
+		node.Measure("t", measured(200, 0, 0))
 		Eventually(func() bool {
 			return node.Arrive("t", 0, agenttest.Arrival{At: 5, Publisher: "g1.0"}) // in 1970
 		}).Should(BeTrue())

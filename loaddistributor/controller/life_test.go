@@ -53,7 +53,7 @@ var _ = Describe("A broker of a topic", func() {
 		b2.stop()
 		late := obs.NewLatency()
 		late.Record(time.Second)
-		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 1000, Delivered: 1000, Exceeded: 1000, Delivery: late.Proto()})
+		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 1, Delivered: 1000, Exceeded: 1000, Delivery: late.Proto()})
 		Eventually(c.state("t")).Should(MatchRegexp(
 			"^DEGRADED: broker b2 is gone; the SLO is missed; 50 msg/s are reserved for b2, gone since 20.*:.* UTC; restart it, or `srtm share forget b2`$"))
 		r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
@@ -477,26 +477,26 @@ var _ = Describe("The figures of a topic", func() {
 		Expect(c.topic("t").Status.SloMet).To(BeNil(), "nothing was delivered")
 
 		good := &srtmv1.TopicStats{
-			Interval: durationpb.New(20 * time.Millisecond), Offered: 100, Released: 100, Delivered: 100, Exceeded: 1,
+			Interval: durationpb.New(20 * time.Millisecond), Offered: 1, Released: 1, Delivered: 1000, Exceeded: 2,
 			MaxBacklog: 4, Backlog: 1, Depth: 2, Publishers: 50, Subscribers: 1,
-			Delivery: latencies(map[time.Duration]int{time.Millisecond: 99, 100 * time.Millisecond: 1}),
+			Delivery: latencies(map[time.Duration]int{time.Millisecond: 998, 100 * time.Millisecond: 2}),
 		}
 		b1.node.Measure("t", good)
 		b2.node.Measure("t", good)
 		Eventually(func() bool {
 			s := c.topic("t").Status
-			return len(s.Brokers) == 2 && s.Brokers[0].Window.GetDelivered() >= 300 && s.Brokers[1].Window.GetDelivered() >= 300
+			return len(s.Brokers) == 2 && s.Brokers[0].Window.GetDelivered() >= 3000 && s.Brokers[1].Window.GetDelivered() >= 3000
 		}).Should(BeTrue())
 		status := c.topic("t").Status
 		Expect(status.Window.AsDuration()).To(Equal(time.Second))
 		Expect(status.SloMet).To(HaveValue(BeTrue()))
-		Expect(status.ExceedFraction).To(Equal(0.01))
+		Expect(status.ExceedFraction).To(Equal(0.002))
 		for i, b := range status.Brokers {
 			Expect(b.BrokerId).To(Equal([]string{"b1", "b2"}[i]))
 			Expect(b.Share).NotTo(BeNil())
 			Expect(b.Share.RateMilli).To(BeEquivalentTo(50_000))
 			Expect(b.Epoch).NotTo(BeZero())
-			Expect(b.Last.Delivered).To(BeEquivalentTo(100))
+			Expect(b.Last.Delivered).To(BeEquivalentTo(1000))
 			Expect(b.Window.Publishers).To(BeEquivalentTo(50), "a level, not a sum")
 			Expect(b.Window.MaxBacklog).To(BeEquivalentTo(4))
 		}
@@ -511,11 +511,36 @@ var _ = Describe("The figures of a topic", func() {
 		Expect(l.Quantile(1)).To(BeNumerically("~", 100*time.Millisecond, 2*time.Millisecond))
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
 
+		// Too few to tell, however late.
+		b1.node.Measure("t", &srtmv1.TopicStats{})
+		b2.node.Measure("t", &srtmv1.TopicStats{})
+		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).Should(BeZero())
+		version := c.control.State().Version
+		b2.node.Measure("t", &srtmv1.TopicStats{Delivered: 3, Exceeded: 1})
+		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).Should(BeNumerically(">=", 3))
+		b2.node.Measure("t", &srtmv1.TopicStats{})
+		Consistently(func() *bool { return c.topic("t").Status.SloMet }).Should(BeNil())
+		Expect(c.state("t")()).To(Equal("ACTIVE"))
+		b1.node.Measure("t", good)
+
 		// One broker above three budgets hides behind the other, but not from us.
 		b2.node.Measure("t", &srtmv1.TopicStats{Interval: durationpb.New(20 * time.Millisecond), Delivered: 10, Exceeded: 1})
 		Eventually(c.state("t")).Should(Equal("DEGRADED: the SLO is missed, most on broker b2"))
 		b2.node.Measure("t", good)
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+
+		// No SLO is owed to a topic that offers more than its contract of 100 msg/s.
+		b1.node.Measure("t", &srtmv1.TopicStats{Interval: durationpb.New(20 * time.Millisecond), Offered: 6, Delivered: 1000, Exceeded: 900, Backlog: 100})
+		Eventually(c.state("t")).Should(MatchRegexp(`^DEGRADED: over contract since 20.*:.. UTC, by \d{2,3} msg/s$`))
+		Eventually(func() float64 { return c.topic("t").Status.ExceedFraction }).Should(BeNumerically(">", 0.3))
+		Consistently(c.state("t")).ShouldNot(ContainSubstring("SLO"))
+		Expect(c.topic("t").Status.SloMet).To(BeNil())
+		good.Offered = 0
+		b1.node.Measure("t", good)
+		b2.node.Measure("t", good)
+		Eventually(c.state("t")).Should(MatchRegexp("over contract since .*; what was too much is still being caught up with$"))
+		Eventually(c.state("t")).WithTimeout(10 * time.Minute).Should(Equal("ACTIVE"))
+		Expect(c.control.State().Version).To(Equal(version), "no verdict is kept")
 	})
 
 	It("say what fraction of the p99 is access delay, pooled over the deliveries", func() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/srtm-io/srtm/loaddistributor/capture"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
 // maxListed bounds the topics, by name, that get series of their own; each has
@@ -29,7 +30,8 @@ var (
 
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
 	descExceeded  = prometheus.NewDesc("srtm_topic_window_exceeded_messages", "Those of them later than the SLO's latency.", []string{"topic"}, nil)
-	descMet       = prometheus.NewDesc("srtm_topic_slo_met", "1 when the SLO is met over the window; absent without deliveries.", []string{"topic"}, nil)
+	descMet       = prometheus.NewDesc("srtm_topic_slo_met", "1: the SLO is met over the window; 0: it is missed; absent: too few deliveries to tell, or the topic is over its contract.", []string{"topic"}, nil)
+	descOver      = prometheus.NewDesc("srtm_topic_over_contract_messages_per_second", "By how much the topic offers more than its contract; 0: it does not, or no longer. While it does, no SLO is owed.", []string{"topic"}, nil)
 	descAccess    = prometheus.NewDesc("srtm_topic_p99_access_ratio", "Mean of access delay / delivery latency over the deliveries of the window at or above the pooled p99; absent when not measured.", []string{"topic"}, nil)
 )
 
@@ -87,7 +89,7 @@ type collector struct{ c *Controller }
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descAcquitted, descUndumped, descFits,
-		descDelivered, descExceeded, descMet, descAccess,
+		descDelivered, descExceeded, descMet, descOver, descAccess,
 	} {
 		out <- d
 	}
@@ -135,7 +137,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge(descFits, float64(running))
 
 	states := map[catalog.State]int{}
-	topics := c.mu.cat.Topics("", c.mu.cat.Len())
+	topics := c.shownLocked(c.mu.cat.Topics("", c.mu.cat.Len()))
 	for i, topic := range topics {
 		states[topic.State]++
 		if i >= maxListed {
@@ -155,12 +157,16 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		windows = append(windows, window)
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
-		if v := c.verdictLocked(topic, now); v.Judged {
-			met := 0.0
-			if v.Met {
-				met = 1
-			}
-			gauge(descMet, met, name)
+		over := 0.0
+		if c.overLocked(name) {
+			over = c.mu.conditions[name].by
+		}
+		gauge(descOver, over, name)
+		switch c.verdictLocked(topic, now).Decision {
+		case fitting.Within:
+			gauge(descMet, 1, name)
+		case fitting.Beyond:
+			gauge(descMet, 0, name)
 		}
 	}
 	c.mu.RUnlock()

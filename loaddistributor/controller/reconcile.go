@@ -13,7 +13,6 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
 // assignWork asks every broker for what it should have done and is not known
@@ -52,59 +51,6 @@ func (c *Controller) assignLocked(s *Session, now time.Time) {
 		if topic, _ := c.mu.cat.Topic(name); !asked[work{name, false}] {
 			c.askLocked(s, name, topic.Spec, nil, now)
 		}
-	}
-}
-
-// judge gives every active topic the verdict over its window.
-func (c *Controller) judge(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for after := ""; ; {
-		page := c.mu.next.Topics(after, 1000)
-		for _, topic := range page {
-			after = topic.Spec.Name()
-			if topic.State != catalog.Active && topic.State != catalog.Degraded {
-				continue
-			}
-			missed := complaint(c.verdictLocked(topic, now), c.mu.reserved[after])
-			if missed == topic.Missed {
-				continue
-			}
-			_, err := c.stageLocked(catalog.SLOJudged{Topic: after, Missed: missed})
-			if must("judge "+after, err) != nil {
-				return
-			}
-		}
-		if len(page) < 1000 {
-			break
-		}
-	}
-}
-
-func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.Verdict {
-	var counts []fitting.Count
-	for _, q := range topic.Plan.Quotas {
-		if f := c.figuresLocked(topic.Spec.Name(), q.Broker); f != nil {
-			delivered, exceeded := f.counts(now.Add(-c.cfg.Window))
-			counts = append(counts, fitting.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
-		}
-	}
-	return fitting.Judge(topic.Spec.SLO.Quantile, counts)
-}
-
-// complaint has no figures in it that change with every report: it is part of the
-// state. Where shares are reserved for brokers that are gone, the others are not to
-// blame for what those lack.
-func complaint(v fitting.Verdict, reserved string) string {
-	switch {
-	case reserved != "" && v.Judged && !v.Met:
-		return "the SLO is missed; " + reserved
-	case reserved != "" || !v.Judged || v.Met:
-		return reserved
-	case v.WorstFraction > fitting.PartFactor*v.Budget:
-		return "the SLO is missed, most on broker " + v.Worst
-	default:
-		return "the SLO is missed"
 	}
 }
 
@@ -196,7 +142,6 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 // noteReserved notes, for people, which topics lack shares because of brokers that
 // are gone, and what helps.
 func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
-	since := func(at time.Time) string { return at.UTC().Format("2006-01-02 15:04 UTC") }
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,12 +153,12 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 			ended := m.Lapsed || m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
 			if rate := m.Reserved.GetRateMilli(); !m.Connected && ended && rate > 0 {
 				list = append(list, fmt.Sprintf("%s msg/s are reserved for %s, gone since %s"+remedy,
-					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, since(m.AwaySince.AsTime()), m.BrokerId))
+					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, moment(m.AwaySince.AsTime()), m.BrokerId))
 			}
 		}
 		for _, id := range t.Awaited {
 			if at, away := c.mu.away[id]; away && c.now().Sub(at) >= c.cfg.EvacuateAfter {
-				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, since(at), id))
+				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, moment(at), id))
 			}
 		}
 		if list != nil {

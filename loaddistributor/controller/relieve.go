@@ -62,7 +62,11 @@ func (c *Controller) relieve(now time.Time) {
 	for _, topic := range c.mu.cat.Topics("", c.mu.cat.Len()) {
 		name := topic.Spec.Name()
 		w := c.watches[name]
-		if !open(topic) || topic.Missed == "" && w == nil || c.mu.names[name] != nil || c.mu.fits[name].running() || c.mu.fits[name].records() {
+		if c.overLocked(name) { // whoever is late, it is not for the broker's load alone
+			c.dropInquiryLocked(name)
+			continue
+		}
+		if !open(topic) || !c.missedLocked(name) && w == nil || c.mu.names[name] != nil || c.mu.fits[name].running() || c.mu.fits[name].records() {
 			seen[name] = w != nil
 			c.dropInquiryLocked(name)
 			continue

@@ -29,14 +29,14 @@ func (c *Controller) Topic(name string) (catalog.Topic, error) {
 	if !ok {
 		return catalog.Topic{}, c.denyLocked(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
 	}
-	return topic, nil
+	return c.mu.conditions[name].show(topic), nil
 }
 
 // Topics returns up to limit topics with names after the given one, by name.
 func (c *Controller) Topics(after string, limit int) []catalog.Topic {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.mu.cat.Topics(after, limit)
+	return c.shownLocked(c.mu.cat.Topics(after, limit))
 }
 
 // Brokers returns all known brokers, by id.
@@ -103,9 +103,14 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 		status.Brokers = append(status.Brokers, b)
 	}
 	status.Pooled, status.P99AccessFraction = pooled.stats(), pooled.tail.fraction()
-	if v := fitting.Judge(topic.Spec.SLO.Quantile, counts); v.Judged {
+	c.mu.RLock()
+	v := c.judgedLocked(topic, counts)
+	c.mu.RUnlock()
+	if v.Judged {
 		status.ExceedFraction = v.Fraction
-		status.SloMet = &v.Met
+		if met := v.Decision == fitting.Within; met || v.Decision == fitting.Beyond {
+			status.SloMet = &met
+		}
 	}
 	return status
 }
@@ -147,7 +152,7 @@ func (c *Controller) State() State {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	s.Version = c.mu.cat.Version()
-	for _, topic := range c.mu.cat.Topics("", c.mu.cat.Len()) {
+	for _, topic := range c.shownLocked(c.mu.cat.Topics("", c.mu.cat.Len())) {
 		shown := TopicState{
 			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
 			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(),

@@ -1,9 +1,14 @@
 package fitting
 
+import "math"
+
 // PartFactor is how many times the topic's budget one part of it may exceed
 // while the pooled fraction keeps the SLO: beyond that the topic would hide a
 // broker that fails behind others that do well.
 const PartFactor = 3
+
+// Alpha is the error of a verdict; see Judge.
+const Alpha = 0.001
 
 // tolerance absorbs the rounding of 1-quantile, which is not a binary
 // fraction: 1 of 10 must pass at quantile 0.9. It is far below one message in
@@ -24,7 +29,14 @@ type Verdict struct {
 	// Judged: something was delivered. Without it the rest is zero, and
 	// nothing can be said.
 	Judged bool
-	// Met: Fraction is within Budget, and no part is above PartFactor budgets.
+	// Decision: the SLO is met (Within), missed (Beyond), or there are too few
+	// messages to tell (Undecided).
+	Decision Decision
+	// Blamed is the worst of the parts that were shown to be above PartFactor
+	// budgets; empty: none was.
+	Blamed string
+	// Met is what was counted, without regard to chance: Fraction is within Budget,
+	// and no part is above PartFactor budgets.
 	Met bool
 	// Fraction of all deliveries that exceeded the SLO's latency, pooled.
 	Fraction float64
@@ -39,14 +51,28 @@ type Verdict struct {
 // exceed counts over the sum of their deliveries. Percentiles of parts are
 // never averaged: the mean of p99s is no p99 of anything. quantile lies in
 // (0, 1).
+//
+// The decision is by exact binomial bounds (Clopper and Pearson, 1934). Where each
+// message exceeds with its own chance, independently of the others,
+//
+//	a mean chance at or below the budget, in each part below PartFactor budgets, is found missed
+//	a mean chance at or above the budget is found met
+//
+// with a probability of at most Alpha each. Half of the error of a miss is the pooled
+// count's, and the parts share the other half (Bonferroni), so that it does not grow
+// with the number of brokers. It is the error of one window: who asks again and again
+// must not keep a miss when the window that it was found in has passed. Stalls, in
+// which many messages are late together, are part of what happened in a window;
+// what they say of the time after it is for Sequential.
 func Judge(quantile float64, parts []Count) Verdict {
-	var delivered, exceeded float64
+	var delivered, exceeded, n float64
 	v := Verdict{Budget: 1 - quantile, WorstFraction: -1}
 	for _, p := range parts {
 		if p.Delivered == 0 {
 			continue
 		}
 		d, x := float64(p.Delivered), float64(min(p.Exceeded, p.Delivered))
+		n++
 		delivered += d
 		exceeded += x
 		if f := x / d; f > v.WorstFraction {
@@ -59,5 +85,37 @@ func Judge(quantile float64, parts []Count) Verdict {
 	v.Judged = true
 	v.Fraction = exceeded / delivered
 	v.Met = v.Fraction <= v.Budget*(1+tolerance) && v.WorstFraction <= PartFactor*v.Budget*(1+tolerance)
+	blamed := 0.0
+	for _, p := range parts {
+		d, x := float64(p.Delivered), float64(min(p.Exceeded, p.Delivered))
+		if d > 0 && x/d > blamed && above(d, x, PartFactor*v.Budget, Alpha/2/n) {
+			v.Blamed, blamed = p.Part, x/d
+		}
+	}
+	switch {
+	case v.Blamed != "" || above(delivered, exceeded, v.Budget, Alpha/2):
+		v.Decision = Beyond
+	case above(delivered, delivered-exceeded, 1-v.Budget, Alpha):
+		v.Decision = Within
+	}
 	return v
+}
+
+// above reports whether x of n show a chance above p with error alpha: x or more are
+// as likely as that, at most, if the chance is p or less.
+func above(n, x, p, alpha float64) bool {
+	if p >= 1 || x <= n*p {
+		return false
+	}
+	lgamma := func(x float64) float64 { l, _ := math.Lgamma(x); return l }
+	term := math.Exp(lgamma(n+1) - lgamma(x+1) - lgamma(n-x+1) + x*math.Log(p) + (n-x)*math.Log1p(-p))
+	// From there on terms fall, and soon geometrically.
+	sum := 0.0
+	for ; term > alpha*1e-9; x++ {
+		if sum += term; sum > alpha {
+			return false
+		}
+		term *= (n - x) / (x + 1) * p / (1 - p)
+	}
+	return true
 }

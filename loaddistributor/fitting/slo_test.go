@@ -1,11 +1,14 @@
 package fitting_test
 
 import (
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
@@ -44,7 +47,7 @@ func TestJudge(t *testing.T) {
 			if got.Judged && math.Abs(got.Budget-(1-test.quantile)) > 1e-12 {
 				t.Errorf("budget %v for quantile %v", got.Budget, test.quantile)
 			}
-			got.Budget = 0
+			got.Budget, got.Decision, got.Blamed = 0, 0, "" // see below
 			if got != test.want {
 				t.Errorf("got  %+v\nwant %+v", got, test.want)
 			}
@@ -78,4 +81,85 @@ func TestJudgePooledFractionIsIndependentOfTheSplit(t *testing.T) {
 			t.Fatalf("the worst part %v is better than the whole %v", split.WorstFraction, split.Fraction)
 		}
 	})
+}
+
+func TestAVerdictNeedsEvidence(t *testing.T) {
+	type counts = []fitting.Count
+	for _, test := range []struct {
+		name     string
+		quantile float64
+		parts    counts
+		want     fitting.Decision
+		blamed   string
+	}{
+		{"nothing", 0.99, nil, fitting.Undecided, ""},
+		{"three late before anybody listened", 0.99, counts{{"b1", 3, 3}}, fitting.Beyond, "b1"}, // 3 % thrice in a row is no chance
+		{"one of three", 0.99, counts{{"b1", 3, 1}}, fitting.Undecided, ""},
+		{"two of fifty, though four budgets", 0.99, counts{{"b1", 50, 2}}, fitting.Undecided, ""},
+		{"on the budget, however long", 0.99, counts{{"b1", 1e9, 1e7}}, fitting.Undecided, ""},
+		{"just below what shows it", 0.99, counts{{"b1", 687, 0}}, fitting.Undecided, ""},
+		{"enough in time", 0.99, counts{{"b1", 688, 0}}, fitting.Within, ""},
+		{"pooled over brokers", 0.99, counts{{"b1", 344, 0}, {"b2", 344, 0}}, fitting.Within, ""},
+		{"two budgets", 0.99, counts{{"b1", 10_000, 200}}, fitting.Beyond, ""},
+		{"one of many brokers", 0.99, counts{{"b1", 100_000, 0}, {"b2", 1000, 80}}, fitting.Beyond, "b2"},
+		{"the worst of two", 0.99, counts{{"b1", 1000, 80}, {"b2", 1000, 90}}, fitting.Beyond, "b2"},
+		{"a fraction by chance worse is not blamed", 0.99, counts{{"b1", 10_000, 900}, {"b2", 2, 1}}, fitting.Beyond, "b1"},
+		{"everything may be late", 0.5, counts{{"b1", 1000, 1000}}, fitting.Beyond, ""},
+		{"many", 0.999, counts{{"b1", 1e12, 1.001e9}}, fitting.Beyond, ""},
+	} {
+		v := fitting.Judge(test.quantile, test.parts)
+		if v.Decision != test.want || v.Blamed != test.blamed {
+			t.Errorf("%s: %v, blamed %q, want %v, %q", test.name, v.Decision, v.Blamed, test.want, test.blamed)
+		}
+	}
+}
+
+// The promise of Judge, over many windows: the error of its verdicts is within Alpha,
+// whatever the number of messages and brokers, and a topic that is ten times better
+// than its SLO is never said to miss it. The allowance is as in
+// TestVerdictsErrWithinAlpha.
+func TestJudgeErrsWithinAlpha(t *testing.T) {
+	n := runs(t, 4000)
+	allowed := fitting.Alpha*float64(n) + 3*math.Sqrt(fitting.Alpha*float64(n))
+	const budget = 0.01
+	for _, better := range []float64{1, 10} {
+		for _, brokers := range []int{1, 5} {
+			for _, messages := range []int{3, 10, 50, 100, 1000, 10_000} {
+				rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(messages)))
+				missed, met := 0, 0
+				for range n {
+					parts := make([]fitting.Count, brokers)
+					for i := range parts {
+						parts[i] = fitting.Count{Part: fmt.Sprint(i), Delivered: uint64(messages), Exceeded: draw(rng, messages, budget/better)}
+					}
+					switch fitting.Judge(1-budget, parts).Decision {
+					case fitting.Beyond:
+						missed++
+					case fitting.Within:
+						met++
+					}
+				}
+				t.Logf("%v of the budget, %d messages by each of %d: %d of %d found missed, %d met", 1/better, messages, brokers, missed, n, met)
+				if float64(missed) > allowed || better == 10 && float64(missed) > allowed/10 {
+					t.Errorf("%v of the budget, %d messages by each of %d: %d of %d found missed, allowed %.0f", 1/better, messages, brokers, missed, n, allowed)
+				}
+				if better == 1 && float64(met) > allowed {
+					t.Errorf("on the budget, %d messages by each of %d: %d of %d found met, allowed %.0f", messages, brokers, met, n, allowed)
+				}
+				if better == 10 && messages == 10_000 && met < n*9/10 {
+					t.Errorf("ten times better, %d messages by each of %d: only %d of %d found met", messages, brokers, met, n)
+				}
+			}
+		}
+	}
+}
+
+// draw is how many of n are late, each with chance p.
+func draw(rng *rand.Rand, n int, p float64) (late uint64) {
+	for i := 0.0; ; late++ {
+		// Geometric steps from one to the next.
+		if i += 1 + math.Floor(math.Log(1-rng.Float64())/math.Log1p(-p)); i > float64(n) {
+			return late
+		}
+	}
 }

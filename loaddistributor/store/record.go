@@ -222,7 +222,6 @@ type topic struct {
 	Ordered      *spec    `json:"ordered,omitempty"` // absent: spec
 	Key          string   `json:"key,omitempty"`
 	Phase        string   `json:"phase"`
-	Missed       string   `json:"missed,omitempty"`
 	Plan         plan     `json:"plan"`
 	Epoch        uint64   `json:"epoch"`
 	Prepared     []bool   `json:"prepared"`
@@ -443,7 +442,7 @@ func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
 	}
 	for _, t := range d.Topics {
 		one := topic{
-			Spec: fromSpec(t.Spec), Key: t.Key, Phase: phases[t.Phase], Missed: t.Missed, Plan: fromPlan(t.Plan),
+			Spec: fromSpec(t.Spec), Key: t.Key, Phase: phases[t.Phase], Plan: fromPlan(t.Plan),
 			Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
 		}
 		if t.Ordered != t.Spec {
@@ -520,7 +519,7 @@ func decodeDump(b, added []byte) (catalog.Dump, error) {
 
 func (t *topic) dump() (catalog.TopicDump, error) {
 	d := catalog.TopicDump{
-		Key: t.Key, Missed: t.Missed, Plan: t.Plan.plan(), Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
+		Key: t.Key, Plan: t.Plan.plan(), Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
 	}
 	for state, name := range phases {
 		if name == t.Phase {

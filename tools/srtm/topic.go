@@ -416,9 +416,9 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	fmt.Fprintf(w, "\ncontract  r %s msg/s, b %d, SLO %s\nplacement %s, epoch %d, shares %s\n",
 		rateText(contract.GetRateMilli()), contract.GetBurst(), sloText(contract.GetSlo()), policy, t.GetEpoch(), rule)
 	if pooled := status.GetPooled(); pooled.GetDelivered() > 0 {
-		verdict := "not met"
-		if status.GetSloMet() {
-			verdict = "met"
+		verdict := "undecided, too few messages or beyond the contract"
+		if status.SloMet != nil {
+			verdict = map[bool]string{true: "met", false: "missed"}[status.GetSloMet()]
 		}
 		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were later than %v\n",
 			verdict, 100*status.GetExceedFraction(), pooled.GetDelivered(), status.GetWindow().AsDuration(), contract.GetSlo().GetLatency().AsDuration())
@@ -453,10 +453,10 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 			q.GetBrokerId(), strconv.FormatInt(q.GetRate(), 10), strconv.FormatUint(uint64(q.GetPublishers()), 10),
 			rateText(share.GetRateMilli()), strconv.FormatInt(share.GetBurst(), 10),
 			perSecond(window.GetOffered(), window.GetInterval()), perSecond(window.GetDelivered(), window.GetInterval()),
-			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess,
+			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess, p99(window.GetConsumer()),
 		})
 	}
-	return table(w, []string{"BROKER", "QUOTA", "PUBLISHERS", "R_L", "B_L", "IN/S", "OUT/S", "ACCESS P99", "PROCESSING P99", "DELIVERY P99", "OF IT ACCESS"}, rows)
+	return table(w, []string{"BROKER", "QUOTA", "PUBLISHERS", "R_L", "B_L", "IN/S", "OUT/S", "ACCESS P99", "PROCESSING P99", "DELIVERY P99", "OF IT ACCESS", "CONSUMER P99"}, rows)
 }
 
 func stateName(s srtmv1.TopicState) string {

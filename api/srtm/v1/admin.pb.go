@@ -361,8 +361,9 @@ type TopicStatus struct {
 	Pooled *TopicStats `protobuf:"bytes,3,opt,name=pooled,proto3" json:"pooled,omitempty"`
 	// pooled.exceeded / pooled.delivered; 0 without deliveries.
 	ExceedFraction float64 `protobuf:"fixed64,4,opt,name=exceed_fraction,json=exceedFraction,proto3" json:"exceed_fraction,omitempty"`
-	// Whether the SLO is met: exceed_fraction <= 1 - quantile, and no broker
-	// above three times that budget. Unset without deliveries.
+	// Whether the SLO is met. It is missed where exceed_fraction is shown to be above
+	// 1 - quantile, or a broker's above three times that; exact binomial bounds, with an
+	// error of 0.1 % for the window. Unset: there are too few deliveries to tell.
 	SloMet *bool `protobuf:"varint,5,opt,name=slo_met,json=sloMet,proto3,oneof" json:"slo_met,omitempty"`
 	// What fitting does, or how it ended, for people; empty: the topic has not been
 	// fitted by this loaddistributor.

@@ -117,7 +117,7 @@ type BrokerSide struct {
 	Processing     report.Quantiles `json:"processing"`
 	Delivery       report.Quantiles `json:"delivery"`
 	ExceedFraction float64          `json:"exceed_fraction"`
-	SLOMet         bool             `json:"slo_met"`
+	SLOMet         *bool            `json:"slo_met,omitempty"` // nil: undecided
 }
 
 // observe keeps the newest figures.
@@ -129,7 +129,7 @@ func (p *Phase) observe(s *srtmv1.TopicStatus) {
 	p.Broker = &BrokerSide{
 		WindowSeconds: pooled.GetInterval().AsDuration().Seconds(), Delivered: pooled.GetDelivered(),
 		Access: quantiles(pooled.GetAccess()), Processing: quantiles(pooled.GetProcessing()), Delivery: quantiles(pooled.GetDelivery()),
-		ExceedFraction: s.GetExceedFraction(), SLOMet: s.GetSloMet(),
+		ExceedFraction: s.GetExceedFraction(), SLOMet: s.SloMet,
 	}
 }
 
@@ -182,7 +182,7 @@ func (r *Report) notes(p *Phase) (notes []string) {
 		how += fmt.Sprintf("; something waited for a processor %.0f %% of the time", 100**p.Pressure)
 	}
 	switch {
-	case b != nil && !b.SLOMet && p.OnTime != nil && float64(p.OnTime.Late) <= (1-r.Quantile)*float64(b.Delivered):
+	case b != nil && b.SLOMet != nil && !*b.SLOMet && p.OnTime != nil && float64(p.OnTime.Late) <= (1-r.Quantile)*float64(b.Delivered):
 		late := "none"
 		if p.OnTime.Late > 0 {
 			late = strconv.FormatInt(p.OnTime.Late, 10)
@@ -356,7 +356,9 @@ func (r *Report) compare(w io.Writer) error {
 		switch {
 		case p.Broker == nil:
 			return "not measured"
-		case p.Broker.SLOMet:
+		case p.Broker.SLOMet == nil:
+			return "undecided"
+		case *p.Broker.SLOMet:
 			return "met"
 		}
 		return "not met"

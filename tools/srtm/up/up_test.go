@@ -296,7 +296,7 @@ func shownReport() *Report {
 				Account: &verify.Result{Accepted: 300_000, Delivered: 300_000},
 			},
 			OnTime: &OnTime{Access: q}, Pressure: &waited,
-			Broker: &BrokerSide{WindowSeconds: 10, Delivered: 100_000, Access: q, Processing: fast, Delivery: q, ExceedFraction: 0.001, SLOMet: met},
+			Broker: &BrokerSide{WindowSeconds: 10, Delivered: 100_000, Access: q, Processing: fast, Delivery: q, ExceedFraction: 0.001, SLOMet: &met},
 		}
 		if !met {
 			p.OnTime.Late = 200_000
@@ -362,10 +362,10 @@ func TestNotes(t *testing.T) {
 	}{
 		"all is well":      {func(*Report, *Phase) {}, nil},
 		"a busy machine":   {func(_ *Report, p *Phase) { p.Emulator.Lateness = late }, []string{"these figures are as much this machine's"}},
-		"it missed":        {func(_ *Report, p *Phase) { p.Broker.SLOMet = false }, []string{"this machine missed the SLO, not the tokens: sent on time, none"}},
-		"a few are late":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late = false, 999 }, []string{"this machine missed the SLO, not the tokens: sent on time, 999 of"}},
-		"too few tokens":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late = false, 1001 }, nil},
-		"it may be both":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late, p.Emulator.Lateness = false, 1001, late }, []string{"these figures are"}},
+		"it missed":        {func(_ *Report, p *Phase) { p.Broker.SLOMet = new(bool) }, []string{"this machine missed the SLO, not the tokens: sent on time, none"}},
+		"a few are late":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late = new(bool), 999 }, []string{"this machine missed the SLO, not the tokens: sent on time, 999 of"}},
+		"too few tokens":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late = new(bool), 1001 }, nil},
+		"it may be both":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late, p.Emulator.Lateness = new(bool), 1001, late }, []string{"these figures are"}},
 		"nothing measured": {func(_ *Report, p *Phase) { p.Broker, p.OnTime, p.Pressure = nil, nil, nil }, nil},
 		"not carried":      {func(_ *Report, p *Phase) { p.Emulator.AchievedRate = 9_600 }, []string{"this machine did not carry the load: 9600.0 msg/s of 10000.0"}},
 		"interrupted":      {func(_ *Report, p *Phase) { p.Emulator.AchievedRate, p.Emulator.Interrupted = 9_600, true }, nil},
@@ -392,7 +392,7 @@ func TestFaults(t *testing.T) {
 		want   []string
 	}{
 		"none":            {func(*Report) {}, nil},
-		"missing the SLO": {func(r *Report) { r.Phases[0].Broker.SLOMet = false }, nil},
+		"missing the SLO": {func(r *Report) { r.Phases[0].Broker.SLOMet = new(bool) }, nil},
 		"lost":            {func(r *Report) { r.Phases[1].Emulator.Account.Lost = 2 }, []string{"blind split: 2 accepted messages were lost"}},
 		"not carried":     {func(r *Report) { r.Phases[0].Emulator.AchievedRate = 9_600 }, nil},
 		"lost at first":   {func(r *Report) { r.Calibration[0].Fault = "1 accepted messages were lost" }, []string{"calibration: 1 accepted messages were lost"}},
@@ -422,7 +422,7 @@ func TestObserveKeepsTheNewestFigures(t *testing.T) {
 		t.Errorf("%+v without a delivery", p.Broker)
 	}
 	p.observe(shownTopic().Status)
-	if p.Broker == nil || p.Broker.Delivered != 100_000 || p.Broker.WindowSeconds != 2 || p.Broker.ExceedFraction != 0.0123 || p.Broker.SLOMet || p.Broker.Delivery.Count != 1000 {
+	if p.Broker == nil || p.Broker.Delivered != 100_000 || p.Broker.WindowSeconds != 2 || p.Broker.ExceedFraction != 0.0123 || *p.Broker.SLOMet || p.Broker.Delivery.Count != 1000 {
 		t.Errorf("%+v", p.Broker)
 	}
 }

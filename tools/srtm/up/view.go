@@ -117,9 +117,9 @@ func (f *frame) slo() string {
 	if status.GetPooled().GetDelivered() == 0 {
 		return "no delivery yet"
 	}
-	verdict := "not met"
-	if status.GetSloMet() {
-		verdict = "met"
+	verdict := "undecided"
+	if status.SloMet != nil {
+		verdict = map[bool]string{true: "met", false: "not met"}[status.GetSloMet()]
 	}
 	return fmt.Sprintf("%s later than %v (SLO %s: %s)", percent(status.GetExceedFraction()), slo.GetLatency().AsDuration(), percent(1-slo.GetQuantile()), verdict)
 }

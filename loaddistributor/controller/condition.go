@@ -1,0 +1,197 @@
+package controller
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+)
+
+// condition is what the leader finds, of a topic that is active, in what brokers
+// report. It is shown with the catalog's state and is not kept: it is of the last
+// window, and whoever leads next measures again.
+type condition struct {
+	missed string // why the SLO is missed, or will be, for people; empty: it is not known to be
+	// over says since when the topic has offered more than its contract, by so many
+	// msg/s at present; zero: it does not. Then no SLO is owed, and none is judged.
+	over   time.Time
+	by     float64
+	excess fitting.Excess
+	seen   map[string]time.Time // the newest report that excess knows, by broker
+}
+
+// judge gives every active topic the verdict over its window.
+func (c *Controller) judge(now time.Time) {
+	var changes []catalog.StateChanged
+	c.mu.Lock()
+	known := c.mu.conditions
+	c.mu.conditions = make(map[string]*condition, len(known))
+	for after := ""; ; {
+		page := c.mu.cat.Topics(after, 1000)
+		for _, topic := range page {
+			after = topic.Spec.Name()
+			if !open(topic) {
+				continue
+			}
+			d := known[after]
+			if d == nil {
+				d = &condition{seen: map[string]time.Time{}}
+			}
+			c.mu.conditions[after] = d
+			before := *d
+			c.offeredBeyondLocked(topic, d, now)
+			d.missed = complaint(c.verdictLocked(topic, now), c.mu.reserved[after])
+			if before.missed != d.missed || before.over != d.over {
+				was, is := before.show(topic), d.show(topic)
+				changes = append(changes, catalog.StateChanged{Topic: after, From: was.State, To: is.State, Reason: is.Reason})
+			}
+		}
+		if len(page) < 1000 {
+			break
+		}
+	}
+	c.mu.Unlock()
+	c.logChanges(changes)
+}
+
+// offeredBeyondLocked looks whether the topic keeps to its contract. Requires: mu
+// held.
+func (c *Controller) offeredBeyondLocked(topic catalog.Topic, d *condition, now time.Time) {
+	var n, mean, waiting float64 // since the last look; msg/s in the window; when first seen
+	var took time.Duration
+	rate, burst := float64(topic.Spec.Demand.RateMilli)/1000, float64(topic.Spec.Demand.Burst)
+	k, first := 0, len(d.seen) == 0
+	for _, q := range topic.Plan.Quotas {
+		f := c.figuresLocked(topic.Spec.Name(), q.Broker)
+		if f == nil {
+			continue
+		}
+		var offered float64
+		var span time.Duration
+		for _, r := range f.within(now.Add(-c.cfg.Window)) {
+			offered += float64(r.stats.Offered + r.stats.Refused)
+			span += r.stats.Interval.AsDuration()
+			if r.at.After(d.seen[q.Broker]) {
+				n += float64(r.stats.Offered) // what was refused waits for nothing
+				took += r.stats.Interval.AsDuration()
+				d.seen[q.Broker] = r.at
+			}
+		}
+		if last := f.reports[len(f.reports)-1].stats; first {
+			waiting += float64(last.Backlog)
+		}
+		if span > 0 {
+			mean += offered / span.Seconds()
+			k++
+		}
+	}
+	d.excess.Backlog(waiting, burst)
+	if k == 0 {
+		d.over = time.Time{}
+		return
+	}
+	switch over := d.excess.Offer(n, took/time.Duration(k), mean, rate, burst, c.cfg.Window); {
+	case !over:
+		d.over = time.Time{}
+	case d.over.IsZero():
+		d.over = now
+	}
+	d.by = max(0, mean-rate)
+}
+
+// show adds the condition to what the catalog says; nil adds nothing.
+func (d *condition) show(topic catalog.Topic) catalog.Topic {
+	if d == nil || !open(topic) {
+		return topic
+	}
+	reasons := []string{topic.Reason}
+	if !d.over.IsZero() {
+		over := "over contract since " + moment(d.over)
+		if d.by >= 1 {
+			over += ", by " + thousands(d.by) + " msg/s"
+		} else {
+			over += "; what was too much is still being caught up with"
+		}
+		reasons = append(reasons, over)
+	}
+	reasons = slices.DeleteFunc(append(reasons, d.missed), func(s string) bool { return s == "" })
+	if topic.Reason = strings.Join(reasons, "; "); topic.Reason != "" {
+		topic.State = catalog.Degraded
+	}
+	return topic
+}
+
+// moment is a time for people.
+func moment(at time.Time) string { return at.UTC().Format("2006-01-02 15:04 UTC") }
+
+// thousands is a number for people, rounded: 1,475.
+func thousands(x float64) string {
+	s := strconv.FormatFloat(x, 'f', 0, 64)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// missedLocked reports whether the topic's SLO is known to be missed, or to be about
+// to be. Requires: mu held, for reading.
+func (c *Controller) missedLocked(name string) bool {
+	d := c.mu.conditions[name]
+	return d != nil && d.missed != ""
+}
+
+// shownLocked returns topics of the catalog as readers see them. Requires: mu held,
+// for reading.
+func (c *Controller) shownLocked(topics []catalog.Topic) []catalog.Topic {
+	for i, topic := range topics {
+		topics[i] = c.mu.conditions[topic.Spec.Name()].show(topic)
+	}
+	return topics
+}
+
+func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.Verdict {
+	var counts []fitting.Count
+	for _, q := range topic.Plan.Quotas {
+		if f := c.figuresLocked(topic.Spec.Name(), q.Broker); f != nil {
+			delivered, exceeded := f.counts(now.Add(-c.cfg.Window))
+			counts = append(counts, fitting.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
+		}
+	}
+	return c.judgedLocked(topic, counts)
+}
+
+// judgedLocked is the verdict on counts, undecided where no SLO is owed. Requires: mu
+// held, for reading.
+func (c *Controller) judgedLocked(topic catalog.Topic, counts []fitting.Count) fitting.Verdict {
+	v := fitting.Judge(topic.Spec.SLO.Quantile, counts)
+	if c.overLocked(topic.Spec.Name()) {
+		v.Decision, v.Blamed = fitting.Undecided, ""
+	}
+	return v
+}
+
+// overLocked reports whether the topic offers more than its contract. Requires: mu
+// held, for reading.
+func (c *Controller) overLocked(name string) bool {
+	d := c.mu.conditions[name]
+	return d != nil && !d.over.IsZero()
+}
+
+// complaint has no figures in it that change with every report: a change of it is
+// logged. Where shares are reserved for brokers that are gone, the others are not to
+// blame for what those lack.
+func complaint(v fitting.Verdict, reserved string) string {
+	switch {
+	case reserved != "" && v.Decision == fitting.Beyond:
+		return "the SLO is missed; " + reserved
+	case reserved != "" || v.Decision != fitting.Beyond:
+		return reserved
+	case v.Blamed != "":
+		return "the SLO is missed, most on broker " + v.Blamed
+	default:
+		return "the SLO is missed"
+	}
+}

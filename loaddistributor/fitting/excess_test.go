@@ -1,0 +1,82 @@
+package fitting_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+)
+
+// What is offered in seconds, beside the contract of 100 msg/s and a burst of 50.
+func TestExcess(t *testing.T) {
+	var e fitting.Excess
+	var history []float64
+	offer := func(n float64) bool {
+		history = append(history, n)
+		last := history[max(0, len(history)-10):]
+		mean := 0.0
+		for _, x := range last {
+			mean += x / float64(len(last))
+		}
+		return e.Offer(n, time.Second, mean, 100, 50, 10*time.Second)
+	}
+	steps := []struct {
+		seconds int
+		n       float64
+		over    bool // at the end
+	}{
+		{60, 100, false}, // all of it
+		{1, 150, false},  // and the burst
+		{1, 50, false},
+		{60, 95, false},
+		{20, 101, false},
+		{40, 101, true}, // a little, for as long as it takes
+		{1, 0, true},    // it has still to be made up for
+		{10, 99, false},
+		{1, 159, true}, // 59 % over
+		{10, 159, true},
+		{5, 0, true}, // 590 too many
+		{4, 0, true}, // still measured
+		{6, 0, false},
+	}
+	for i, s := range steps {
+		over := false
+		for range s.seconds {
+			over = offer(s.n)
+		}
+		if over != s.over {
+			t.Errorf("step %d: over %v, want %v", i, over, s.over)
+		}
+	}
+	// A controller that comes while it goes on.
+	e = fitting.Excess{}
+	if e.Backlog(400, 50); !e.Offer(159, time.Second, 159, 100, 50, 10*time.Second) {
+		t.Error("400 wait, more than the contract is offered, and it is within it")
+	}
+	e = fitting.Excess{}
+	if e.Backlog(400, 50); e.Offer(90, time.Second, 90, 100, 50, 10*time.Second) {
+		t.Error("400 wait since tokens lack, and it is said to be over its contract")
+	}
+}
+
+// A topic within its rate is not over its contract for its bursts, however small the
+// burst that it has.
+func TestBurstsAreNotExcess(t *testing.T) {
+	rng := rand.New(rand.NewPCG(testkit.Seed(t), 1))
+	var e fitting.Excess
+	var window []float64
+	for range 3600 {
+		n := float64(draw(rng, 100_000, 0.0085)) // 850 +- 29
+		window = append(window, n)
+		window = window[max(0, len(window)-10):]
+		mean := 0.0
+		for _, x := range window {
+			mean += x / float64(len(window))
+		}
+		if e.Offer(n, time.Second, mean, 1000, 1, 10*time.Second) {
+			t.Fatal("over")
+		}
+	}
+}
