@@ -168,7 +168,7 @@ func TestShareValidate(t *testing.T) {
 	if got, want := (&tokenbucket.ShareError{Field: "burst", Value: 0, Min: 1, Max: 9}).Error(), "burst 0 is outside 1 to 9 messages"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got, want := (&tokenbucket.ShareError{Field: "rate", Value: -1, Min: 1, Max: 9}).Error(), "rate -1 is outside 1 to 9 milli-messages per second"; got != want {
+	if got, want := (&tokenbucket.ShareError{Field: "rate", Value: -1, Min: 1, Max: 9}).Error(), "rate -0.001 is outside 0.001 to 0.009 messages per second"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

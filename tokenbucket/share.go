@@ -3,6 +3,7 @@ package tokenbucket
 import (
 	"fmt"
 	"math"
+	"strconv"
 )
 
 // Rate is a token rate in milli-messages per second.
@@ -43,6 +44,9 @@ func PerSecond(msgs float64) Rate {
 // PerSecond returns r in messages per second.
 func (r Rate) PerSecond() float64 { return float64(r) / 1000 }
 
+// Text returns r in messages per second, without an exponent or a unit.
+func (r Rate) Text() string { return strconv.FormatFloat(r.PerSecond(), 'f', -1, 64) }
+
 // Share is a contract (r, b), or the part of one that a broker holds. The zero
 // Share holds nothing and admits nothing.
 type Share struct {
@@ -76,9 +80,8 @@ type ShareError struct {
 }
 
 func (e *ShareError) Error() string {
-	unit := "messages"
-	if e.Field == "rate" {
-		unit = "milli-messages per second"
+	if e.Field == "rate" { // people say it in messages per second
+		return fmt.Sprintf("rate %s is outside %s to %s messages per second", Rate(e.Value).Text(), Rate(e.Min).Text(), Rate(e.Max).Text())
 	}
-	return fmt.Sprintf("%s %d is outside %d to %d %s", e.Field, e.Value, e.Min, e.Max, unit)
+	return fmt.Sprintf("%s %d is outside %d to %d messages", e.Field, e.Value, e.Min, e.Max)
 }

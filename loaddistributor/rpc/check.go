@@ -155,7 +155,8 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 	}
 	sound = true
 	if r := p.RateMilli; r < int64(tokenbucket.MinRate) || r > int64(tokenbucket.MaxRate) {
-		bad.add("spec.contract.rate_milli", "%d milli-msg/s is outside %d to %d", r, tokenbucket.MinRate, tokenbucket.MaxRate)
+		bad.add("spec.contract.rate_milli", "%d, which is %s msg/s, is outside %d to %d, which is %s to %s msg/s",
+			r, tokenbucket.Rate(r).Text(), tokenbucket.MinRate, tokenbucket.MaxRate, tokenbucket.MinRate.Text(), tokenbucket.MaxRate.Text())
 		sound = false
 	}
 	if b := p.Burst; b < tokenbucket.MinBurst || b > tokenbucket.MaxBurst {

@@ -72,13 +72,17 @@ var _ = Describe("what a broker records besides messages", func() {
 		limited.Contract(share, true)
 		limited.Pause()
 		limited.Unpause()
+		free := topic(b, "free")
+		free.Contract(share, true)
+		free.RemoveContract()
 		topic(b, "deleted")
 		Expect(b.DeleteTopic("deleted")).To(Succeed())
 		b.Recorded()
-		want := []string{"empty:", "limited:", "paused!:", "t: a b!"}
+		want := []string{"empty:", "free:", "limited:", "paused!:", "t: a b!"}
 		check := func(b *broker.Broker) {
 			GinkgoHelper()
 			Expect(names(b)).To(Equal(want))
+			Expect(topic(b, "free").Stats().Limited).To(BeFalse())
 			s := topic(b, "limited").Stats()
 			Expect(s.Limited).To(BeTrue())
 			Expect(s.Share).To(Equal(share))
@@ -93,7 +97,7 @@ var _ = Describe("what a broker records besides messages", func() {
 		topic(b, "paused").Unpause()
 		stop()
 		b, _ = stored(path, false)
-		Expect(names(b)).To(Equal([]string{"empty:", "limited:", "paused:", "t: a b"}))
+		Expect(names(b)).To(Equal([]string{"empty:", "free:", "limited:", "paused:", "t: a b"}))
 	})
 
 	It("does not include a contract that is given anew at each start, and which stands", func() {

@@ -616,6 +616,16 @@ func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
 	t.end(s)
 }
 
+// RemoveContract ends what Contract began; what waited for tokens is released. After a
+// restart there is no contract, but for that of Config.Presets.
+func (t *Topic) RemoveContract() {
+	s := t.begin()
+	t.mu.contract = nil
+	t.mu.core.Unlimit(t.broker.now(), &s.fx)
+	s.record = true
+	t.end(s)
+}
+
 // agree puts the topic under c. Requires: mu held.
 func (t *Topic) agree(c metadata.Contract, s *step) {
 	t.mu.core.Limit(queue.OverLimit{Reject: c.Reject, MaxDelay: t.broker.cfg.RejectAfter})

@@ -126,7 +126,7 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 		"/topic/empty":   post(a.emptyTopic),
 		"/topic/pause":   order(a.unmanaged(pauseChannels, a.onTopic((*broker.Topic).Pause))),
 		"/topic/unpause": order(a.unmanaged(pauseChannels, a.onTopic((*broker.Topic).Unpause))),
-		"/topic/limit":   order(a.limitTopic),
+		"/topic/limit":   {http.MethodPost: a.do(a.recorded(a.limitTopic)), http.MethodDelete: a.do(a.recorded(a.unlimitTopic))},
 
 		"/channel/create":  order(a.onChannel((*broker.Topic).CreateChannel)),
 		"/channel/delete":  order(a.onChannel((*broker.Topic).DeleteChannel)),

@@ -133,16 +133,31 @@ func (a *API) emptyTopic(r *http.Request) (string, error) {
 	return "", nil
 }
 
+// limited is the topic of a request on a standalone broker's contract.
+func (a *API) limited(q url.Values) (*broker.Topic, error) {
+	name, err := topicArgument(q, "INVALID_TOPIC")
+	if err != nil {
+		return nil, err
+	}
+	t, err := a.existing(name)
+	return t, errors.Join(err, a.errManaged("use srtm topic update"))
+}
+
+// unlimitTopic removes the contract, if there is one; what waits is released.
+func (a *API) unlimitTopic(r *http.Request) (string, error) {
+	t, err := a.limited(r.URL.Query())
+	if err == nil {
+		t.RemoveContract()
+	}
+	return "", err
+}
+
 // limitTopic sets a standalone broker's contract for a topic: rate (msg/s, up
 // to three decimals), burst (messages), policy (delay or reject, default delay).
 func (a *API) limitTopic(r *http.Request) (string, error) {
 	q := r.URL.Query()
-	name, err := topicArgument(q, "INVALID_TOPIC")
+	t, err := a.limited(q)
 	if err != nil {
-		return "", err
-	}
-	t, err := a.existing(name)
-	if err = errors.Join(err, a.errManaged("use srtm topic update")); err != nil {
 		return "", err
 	}
 	rate, err := strconv.ParseFloat(q.Get("rate"), 64)

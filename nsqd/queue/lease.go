@@ -53,6 +53,19 @@ func (t *Topic) SetLeased(now stamp.Mono, s tokenbucket.Share, of Lease, granted
 	return released
 }
 
+// Unlimit ends the topic's contract. What waits for tokens has them now; that it
+// waited for them until now is its access delay.
+func (t *Topic) Unlimit(now stamp.Mono, fx *Effects) {
+	if !t.limited {
+		return
+	}
+	most := tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: tokenbucket.MaxBurst}
+	t.SetShare(now, most, tokenbucket.Tokens(tokenbucket.MaxBurst)*tokenbucket.Token, fx)
+	t.limited, t.over, t.bucket = false, OverLimit{}, tokenbucket.Hindsight{}
+	t.lease.set(Forever(tokenbucket.Share{}))
+	t.advance(now, fx)
+}
+
 // Renew moves the ends of the lease, and reports whether there is a flexible
 // part: what has lapsed it does not bring back. Requires: Limited.
 func (t *Topic) Renew(now, flexUntil, until stamp.Mono, fx *Effects) (flex bool) {

@@ -137,6 +137,53 @@ func TestMessagesWaitForTheFirstChannelAndAreCopiedToAll(t *testing.T) {
 	b.expect("3@1:1", "3@2:1")
 }
 
+func TestALimitThatIsRemoved(t *testing.T) {
+	b := &bench{t: t, top: newTest(1000)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Minute, 1000)
+	b.top.Limit(OverLimit{})
+	b.top.SetShare(b.now, tokenbucket.Share{Rate: 1000, Burst: 2}, 2*tokenbucket.Token, &b.fx)
+	for range 500 {
+		b.put(nil)
+	}
+	b.expect("1@1:1", "2@1:1")
+	b.at(1500 * time.Millisecond)
+	b.expect("3@1:1")
+	b.top.Unlimit(b.now, &b.fx)
+	b.check()
+	if n := len(b.fx.Released); n != 497 || b.top.Waiting() != 0 || b.top.Limited() || !b.top.Share().IsZero() || b.top.ReleaseDeadline() != stamp.Never {
+		t.Fatalf("%d released, %d wait, limited: %v, share %v, next at %v", n, b.top.Waiting(), b.top.Limited(), b.top.Share(), b.top.ReleaseDeadline())
+	}
+	for _, r := range b.fx.Released {
+		if r.Access != 1500*time.Millisecond {
+			t.Fatalf("released after %v of want of tokens", r.Access)
+		}
+	}
+	b.fx.Reset()
+	b.put(nil)
+	if n := len(b.fx.Released); n != 1 || b.fx.Released[0].Access != 0 {
+		t.Errorf("without a limit: %+v", b.fx.Released)
+	}
+	b.fx.Reset()
+	// A contract anew begins with an empty bucket; one on what waits for a channel, too.
+	b.top.Limit(OverLimit{})
+	b.top.SetShare(b.now, tokenbucket.Share{Rate: 1000, Burst: 2}, 0, &b.fx)
+	b.put(nil)
+	if b.top.Waiting() != 1 {
+		t.Errorf("%d wait for their token", b.top.Waiting())
+	}
+	b.top.Pause()
+	b.top.Unlimit(b.now, &b.fx)
+	b.check()
+	if b.top.Waiting() != 1 || len(b.fx.Released) != 0 {
+		t.Errorf("a paused topic has released %d", len(b.fx.Released))
+	}
+	b.top.Unpause(b.now, &b.fx)
+	if b.top.Waiting() != 0 {
+		t.Errorf("%d wait", b.top.Waiting())
+	}
+}
+
 func TestCreditBoundsWhatAConsumerHoldsAndConsumersTakeTurns(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")

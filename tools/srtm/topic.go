@@ -464,7 +464,7 @@ func stateName(s srtmv1.TopicState) string {
 }
 
 func rateText(milli int64) string {
-	return strconv.FormatFloat(tokenbucket.Rate(milli).PerSecond(), 'f', -1, 64)
+	return tokenbucket.Rate(milli).Text()
 }
 
 func sloText(s *srtmv1.Slo) string {

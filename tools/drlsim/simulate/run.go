@@ -41,7 +41,7 @@ func (o Options) Validate() error {
 	case o.Contract.Burst > 0 && int64(o.Split) > o.Contract.Burst:
 		fault("split %d is more than burst %d: every bucket needs a token", o.Split, o.Contract.Burst)
 	case o.Contract.Rate > 0 && tokenbucket.Rate(o.Split) > o.Contract.Rate:
-		fault("split %d is more than the rate, %d milli-messages per second: every bucket needs one", o.Split, o.Contract.Rate)
+		fault("split %d is more than the thousandths of the rate, %s messages per second: every bucket needs one", o.Split, o.Contract.Rate.Text())
 	}
 	if !slices.Contains(Rules(), o.Assign) {
 		_, err := assign(o.Assign, 1, nil, nil)
