@@ -403,6 +403,34 @@ func (h *Hindsight) insert(p place) {
 	h.forget(h.latest)
 }
 
+// Used returns the most tokens that the messages it remembers have used at once,
+// rounded up: the burst that they would have needed of a bucket that was full when
+// the memory begins. 0 without messages, or where a burst is too large to count
+// here. short: the tokens ran out, and messages may have waited that would have
+// needed more.
+func (h *Hindsight) Used() (tokens int64, short bool) {
+	var work, most int64 // grains
+	for i := range h.nEras {
+		e := &h.eras[i]
+		if e.rate == 0 {
+			work = 0
+			continue
+		}
+		at := e.from
+		work = min(work, e.room)
+		for k := e.first; k < h.end(i); k++ {
+			p := h.points.at(k)
+			work = max(0, work-earned(e.rate, at, p.from)) + p.before - p.held
+			most, short = max(most, work), short || p.held < grain
+			at = p.to
+		}
+		if i+1 < h.nEras {
+			work = max(0, work-earned(e.rate, at, h.eras[i+1].from))
+		}
+	}
+	return (most + grain - 1) / grain, short
+}
+
 // earned returns the grains that come at a rate in a time; beyond any room, not
 // exactly. Requires: from <= to.
 func earned(rate int64, from, to stamp.Mono) int64 {

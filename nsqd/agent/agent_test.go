@@ -442,7 +442,7 @@ var _ = Describe("The agent", func() {
 		control, grants := joined()
 		control.send(prepare(1, "t"))
 		result(control)
-		node.Measure("t", &srtmv1.TopicStats{Offered: 12, MaxBacklog: 5, Backlog: 3, Delivered: 4})
+		node.Measure("t", &srtmv1.TopicStats{Offered: 12, MaxBacklog: 5, Backlog: 3, BurstNeeded: 7, Delivered: 4})
 		control.send(welcome("", 10*time.Millisecond))
 		report := next(control, (*srtmv1.BrokerMessage).GetReport)
 		Expect(report.Topics).To(HaveLen(2))
@@ -457,6 +457,7 @@ var _ = Describe("The agent", func() {
 		Expect(loads[0].Offered).To(BeEquivalentTo(12))
 		Expect(loads[0].MaxBacklog).To(BeEquivalentTo(5))
 		Expect(loads[0].Backlog).To(BeEquivalentTo(3))
+		Expect(loads[0].BurstNeeded).To(BeEquivalentTo(7))
 		Expect(loads[0].Step.AsDuration()).To(BeNumerically(">", 0))
 
 		control.send(welcome("", -time.Second)) // nonsense: the interval stays

@@ -444,6 +444,7 @@ func (o *owner) report(now time.Time) {
 		if o.holdings.topics[s.Topic].prepared {
 			loads = append(loads, &srtmv1.TopicLoad{
 				Topic: s.Topic, Step: s.Interval, Offered: s.Offered, MaxBacklog: s.MaxBacklog, Backlog: s.Backlog,
+				BurstNeeded: s.BurstNeeded,
 			})
 		}
 	}

@@ -157,6 +157,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	counters := core.Counters()
 	r := &srtmv1.TopicStats{
 		Topic:       t.name,
+		BurstNeeded: uint64(core.BurstNeeded()), // before the greatest backlog is taken
 		MaxBacklog:  uint64(core.TakeMaxWaiting()),
 		Backlog:     uint64(core.Waiting()),
 		Publishers:  uint32(t.mu.publishers),

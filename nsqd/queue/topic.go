@@ -636,6 +636,17 @@ func (t *Topic) TakeMaxWaiting() int {
 	return m
 }
 
+// BurstNeeded is the burst with which no message of the last second would have
+// waited for a token, as far as is known since the last TakeMaxWaiting; 0 without
+// messages or without a limit.
+func (t *Topic) BurstNeeded() int64 {
+	used, short := t.bucket.Used()
+	if short {
+		used += int64(max(t.maxWaiting, t.Waiting()))
+	}
+	return used
+}
+
 // Counters returns the topic's counters.
 func (t *Topic) Counters() Counters { return t.counters }
 

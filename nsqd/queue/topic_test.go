@@ -1219,3 +1219,26 @@ func TestRingInsertsAndSorts(t *testing.T) {
 		}
 	}
 }
+
+func TestTheBurstNeededCountsWhatWaited(t *testing.T) {
+	b := &bench{t: t, top: newTest(100)}
+	c := b.channel("c")
+	b.consumer(c, 1, time.Minute, 100)
+	if n := b.top.BurstNeeded(); n != 0 {
+		t.Errorf("of a topic without a limit: %d", n)
+	}
+	b.top.Limit(OverLimit{})
+	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 5}, 5*tokenbucket.Token, &b.fx)
+	for range 3 {
+		b.put(nil)
+	}
+	if n := b.top.BurstNeeded(); n != 3 {
+		t.Errorf("3 at once: %d", n)
+	}
+	for range 6 { // two that have their token, four that wait
+		b.put(nil)
+	}
+	if n := b.top.BurstNeeded(); n != 9 {
+		t.Errorf("9 at once: %d", n)
+	}
+}

@@ -737,7 +737,9 @@ type TopicLoad struct {
 	// Largest number of messages waiting for tokens in the step.
 	MaxBacklog uint64 `protobuf:"varint,4,opt,name=max_backlog,json=maxBacklog,proto3" json:"max_backlog,omitempty"`
 	// Messages waiting at its end.
-	Backlog       uint64 `protobuf:"varint,5,opt,name=backlog,proto3" json:"backlog,omitempty"`
+	Backlog uint64 `protobuf:"varint,5,opt,name=backlog,proto3" json:"backlog,omitempty"`
+	// As of TopicStats.
+	BurstNeeded   uint64 `protobuf:"varint,6,opt,name=burst_needed,json=burstNeeded,proto3" json:"burst_needed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -803,6 +805,13 @@ func (x *TopicLoad) GetMaxBacklog() uint64 {
 func (x *TopicLoad) GetBacklog() uint64 {
 	if x != nil {
 		return x.Backlog
+	}
+	return 0
+}
+
+func (x *TopicLoad) GetBurstNeeded() uint64 {
+	if x != nil {
+		return x.BurstNeeded
 	}
 	return 0
 }
@@ -994,7 +1003,10 @@ type Member struct {
 	Share *Share `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
 	// Publishers placed on it. While there are any, it keeps a share, however
 	// silent they are.
-	Publishers    uint32 `protobuf:"varint,3,opt,name=publishers,proto3" json:"publishers,omitempty"`
+	Publishers uint32 `protobuf:"varint,3,opt,name=publishers,proto3" json:"publishers,omitempty"`
+	// The topic has moved away from it: it gets what its backlog needs, and nothing
+	// of what is left over.
+	Retiring      bool `protobuf:"varint,4,opt,name=retiring,proto3" json:"retiring,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1048,6 +1060,13 @@ func (x *Member) GetPublishers() uint32 {
 		return x.Publishers
 	}
 	return 0
+}
+
+func (x *Member) GetRetiring() bool {
+	if x != nil {
+		return x.Retiring
+	}
+	return false
 }
 
 type SetContractRequest struct {
@@ -1911,14 +1930,15 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x15released_tokens_milli\x18\x04 \x01(\x03R\x13releasedTokensMilli\"8\n" +
 	"\n" +
 	"NodeReport\x12*\n" +
-	"\x06topics\x18\x01 \x03(\v2\x12.srtm.v1.TopicLoadR\x06topics\"\xa5\x01\n" +
+	"\x06topics\x18\x01 \x03(\v2\x12.srtm.v1.TopicLoadR\x06topics\"\xc8\x01\n" +
 	"\tTopicLoad\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\x04step\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04step\x12\x18\n" +
 	"\aoffered\x18\x03 \x01(\x04R\aoffered\x12\x1f\n" +
 	"\vmax_backlog\x18\x04 \x01(\x04R\n" +
 	"maxBacklog\x12\x18\n" +
-	"\abacklog\x18\x05 \x01(\x04R\abacklog\"i\n" +
+	"\abacklog\x18\x05 \x01(\x04R\abacklog\x12!\n" +
+	"\fburst_needed\x18\x06 \x01(\x04R\vburstNeeded\"i\n" +
 	"\fGrantMessage\x12&\n" +
 	"\x05grant\x18\x01 \x01(\v2\x0e.srtm.v1.GrantH\x00R\x05grant\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x0e.srtm.v1.LeaseH\x00R\x05leaseB\t\n" +
@@ -1929,13 +1949,14 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x05share\x18\x03 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12!\n" +
 	"\ftokens_milli\x18\x04 \x01(\x03R\vtokensMilli\x12\"\n" +
 	"\x04flex\x18\x05 \x01(\v2\x0e.srtm.v1.ShareR\x04flex\x12\x12\n" +
-	"\x04term\x18\a \x01(\x04R\x04termJ\x04\b\x06\x10\a\"k\n" +
+	"\x04term\x18\a \x01(\x04R\x04termJ\x04\b\x06\x10\a\"\x87\x01\n" +
 	"\x06Member\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1e\n" +
 	"\n" +
 	"publishers\x18\x03 \x01(\rR\n" +
-	"publishers\"\x83\x02\n" +
+	"publishers\x12\x1a\n" +
+	"\bretiring\x18\x04 \x01(\bR\bretiring\"\x83\x02\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +

@@ -537,7 +537,10 @@ type TopicStats struct {
 	ChannelSubscribers []uint32 `protobuf:"varint,20,rep,packed,name=channel_subscribers,json=channelSubscribers,proto3" json:"channel_subscribers,omitempty"`
 	// Waiting for a consumer with credit; not in `delivery`. Absent from a broker that
 	// does not measure it, and then in `processing`.
-	Consumer      *Histogram `protobuf:"bytes,18,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	Consumer *Histogram `protobuf:"bytes,18,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	// The burst, in messages, with which none of those that arrived in it would have
+	// waited for a token, at the rate of the share; 0: not known.
+	BurstNeeded   uint64 `protobuf:"varint,19,opt,name=burst_needed,json=burstNeeded,proto3" json:"burst_needed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -705,6 +708,13 @@ func (x *TopicStats) GetConsumer() *Histogram {
 	return nil
 }
 
+func (x *TopicStats) GetBurstNeeded() uint64 {
+	if x != nil {
+		return x.BurstNeeded
+	}
+	return 0
+}
+
 var File_srtm_v1_types_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_types_proto_rawDesc = "" +
@@ -740,7 +750,7 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"highest_us\x18\x02 \x01(\x03R\thighestUs\x12-\n" +
 	"\x12significant_digits\x18\x03 \x01(\x05R\x11significantDigits\x12\x14\n" +
 	"\x05index\x18\x04 \x03(\rR\x05index\x12\x14\n" +
-	"\x05count\x18\x05 \x03(\x04R\x05count\"\xac\x05\n" +
+	"\x05count\x18\x05 \x03(\x04R\x05count\"\xcf\x05\n" +
 	"\n" +
 	"TopicStats\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x125\n" +
@@ -767,7 +777,8 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\bchannels\x18\x10 \x03(\tR\bchannels\x12'\n" +
 	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess\x12/\n" +
 	"\x13channel_subscribers\x18\x14 \x03(\rR\x12channelSubscribers\x12.\n" +
-	"\bconsumer\x18\x12 \x01(\v2\x12.srtm.v1.HistogramR\bconsumer*o\n" +
+	"\bconsumer\x18\x12 \x01(\v2\x12.srtm.v1.HistogramR\bconsumer\x12!\n" +
+	"\fburst_needed\x18\x13 \x01(\x04R\vburstNeeded*o\n" +
 	"\x0fOverLimitPolicy\x12!\n" +
 	"\x1dOVER_LIMIT_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17OVER_LIMIT_POLICY_DELAY\x10\x01\x12\x1c\n" +

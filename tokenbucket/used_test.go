@@ -1,0 +1,91 @@
+package tokenbucket_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Of messages that do not wait, in whatever order they are judged, Used is what
+// Profile finds that none of them would.
+func TestUsedIsWhatProfileFinds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 10_000_000).Draw(t, "rate")), Burst: 200}
+		var arrivals []stamp.Mono
+		for range rapid.IntRange(1, 200).Draw(t, "messages") {
+			arrivals = append(arrivals, stamp.Mono(rapid.Int64Range(0, 900_000_000).Draw(t, "at")))
+		}
+		slices.Sort(arrivals)
+		var h tokenbucket.Hindsight
+		h.Retune(0, s, 200*tokenbucket.Token)
+		shuffled := slices.Clone(arrivals)
+		rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		for _, at := range shuffled {
+			if e, ok := h.Take(at, 1e9); !ok || e != at {
+				t.Fatalf("a message of %v was to have its token at %v", at, e)
+			}
+		}
+		want, err := tokenbucket.Profile(arrivals, s.Rate, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, short := h.Used()
+		if got != want && !(want == 2 && got == 1) { // Profile's bucket of one loses part of a nanosecond
+			t.Fatalf("%d tokens were used at once, Profile finds %d", got, want)
+		}
+		if short && got < s.Burst-1 {
+			t.Fatalf("short of tokens with %d of %d used", got, s.Burst)
+		}
+	})
+}
+
+func TestUsed(t *testing.T) {
+	var h tokenbucket.Hindsight
+	if n, short := h.Used(); n != 0 || short {
+		t.Errorf("without a share: %d, %v", n, short)
+	}
+	h.Retune(0, tokenbucket.Share{Rate: 1000, Burst: 10}, 10*tokenbucket.Token)
+	for range 4 {
+		h.Take(1e6, 1e6)
+	}
+	if n, short := h.Used(); n != 4 || short {
+		t.Errorf("4 of 10: %d, %v", n, short)
+	}
+	for range 7 {
+		h.Take(2e6, 2e6)
+	}
+	if n, short := h.Used(); n != 10 || !short {
+		t.Errorf("11 and a burst of 10: %d, %v", n, short)
+	}
+	// What a share begins without was used by nobody.
+	var empty tokenbucket.Hindsight
+	empty.Retune(0, tokenbucket.Share{Rate: 1_000_000, Burst: 10}, 0)
+	empty.Take(2e6, 2e6)
+	if n, _ := empty.Used(); n != 1 {
+		t.Errorf("one message, of a bucket that began empty: %d", n)
+	}
+	var large tokenbucket.Hindsight
+	large.Retune(0, tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: tokenbucket.MaxBurst}, tokenbucket.Tokens(tokenbucket.MaxBurst)*tokenbucket.Token)
+	for i := range 100 {
+		large.Take(stamp.Mono(i), stamp.Mono(i))
+	}
+	if n, short := large.Used(); n != 0 || short {
+		t.Errorf("a burst too large to count: %d, %v", n, short)
+	}
+}
+
+func BenchmarkUsed(b *testing.B) {
+	var h tokenbucket.Hindsight
+	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 200}, 200*tokenbucket.Token)
+	for i := range 10_000 {
+		h.Take(stamp.Mono(i*100_000), stamp.Mono(i*100_000))
+	}
+	for b.Loop() {
+		h.Used()
+	}
+}
