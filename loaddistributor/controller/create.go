@@ -377,7 +377,7 @@ func (c *Controller) contractRequest(spec *catalog.Spec, plan placement.Plan, re
 			waiting = append(waiting, id)
 			continue
 		}
-		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: ShareProto(rest[i])})
+		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: ShareProto(rest[i]), Retiring: true})
 	}
 	req.Awaited = waiting
 	ids := waiting

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -48,6 +49,8 @@ type world struct {
 	newest uint64
 	// tokens existed of each topic at the last check. Only time may make more.
 	tokens map[string]tokenbucket.Tokens
+	// tuners are the rules that follow topics.
+	tuners map[string]*share.Tuner
 }
 
 // node is a broker's process, or the place where one was.
@@ -132,6 +135,7 @@ func newWorld(t *rapid.T) *world {
 		process:   map[string]int{},
 		contracts: map[string]tokenbucket.Share{}, tokens: map[string]tokenbucket.Tokens{},
 		lost: map[string]bool{}, changing: map[string]bool{}, over: map[string]int{}, newest: 1000,
+		tuners: map[string]*share.Tuner{},
 	}
 	w.ledger, w.twin = ledger.New(w.newest, w.leases), ledger.New(w.newest, w.leases)
 	for i := range rapid.IntRange(1, 4).Draw(t, "brokers") {
@@ -514,6 +518,63 @@ func (w *world) change(t *rapid.T) {
 	w.changing[name] = true
 }
 
+// follow has a rule propose, as the loop does, after publishers have moved, come, or
+// fallen silent, brokers retire, or have more waiting than they can release.
+func (w *world) follow(t *rapid.T) {
+	name := rapid.SampledFrom(topicNames).Draw(t, "topic")
+	v, known := w.ledger.Topic(name)
+	if !known || v.Removing || v.Contract.IsZero() {
+		t.Skip("not set")
+	}
+	if tuner := w.tuners[name]; tuner == nil || rapid.IntRange(0, 3).Draw(t, "publishers move") == 0 {
+		var placed []share.Placed
+		for _, n := range w.brokers {
+			if publishers := rapid.IntRange(-1, 3).Draw(t, "publishers"); publishers >= 0 && int64(len(placed)) < min(v.Contract.Burst, int64(v.Contract.Rate)) {
+				placed = append(placed, share.Placed{Broker: n.id, Publishers: max(1, publishers), Retiring: publishers == 0})
+			}
+		}
+		quotas, err := share.Proportion(v.Contract, slices.Repeat([]int64{1}, len(placed)))
+		if err != nil {
+			t.Skip("nowhere to go")
+		}
+		for i, s := range quotas {
+			placed[i].Quota = s
+		}
+		rule := rapid.SampledFrom([]string{share.Proportional, share.Robust, share.Sqrt}).Draw(t, "rule")
+		w.tuners[name] = tuner.Place(w.now, rule, 50, placed)
+	}
+	for _, n := range w.brokers {
+		w.tuners[name].Join(w.now, n.id, fmt.Sprint(n.starts))
+		if rapid.Bool().Draw(t, "reports") {
+			w.tuners[name].Report(n.id, share.Step{
+				At: w.now, Length: time.Duration(rapid.IntRange(1, 20).Draw(t, "step")),
+				Offered: rapid.Uint64Range(0, 100).Draw(t, "offered"), Backlog: rapid.Int64Range(0, 1000).Draw(t, "backlog"),
+				Peak: rapid.Int64Range(0, 30).Draw(t, "peak"),
+			})
+		}
+	}
+	target, err := w.tuners[name].Propose(w.now, v.Contract, func(id string) share.Holding {
+		h := share.Holding{Away: true}
+		for _, m := range v.Members {
+			if m.Broker == id {
+				h = share.Holding{Away: !m.Connected, Target: m.Target, Reserved: m.Reserved}
+			}
+		}
+		return h
+	})
+	if errors.As(err, new(*share.TooSmall)) {
+		t.Skip("there is not enough for all that are there")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if target != nil {
+		if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Propose(name, target) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
@@ -543,6 +604,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"change":          w.change,
 			"is brought back": w.bringBack,
+			"a rule follows":  w.follow,
 			"the adaptor restarts": func(t *rapid.T) {
 				if rapid.IntRange(0, 2).Draw(t, "seldom") > 0 {
 					t.Skip("not now")

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -42,13 +43,13 @@ func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest
 		s.cfg.Log.Warn("contract not set", obs.KeyTopic, t.name, "adopt", req.Adopt, obs.KeyError, err)
 		return nil, toStatus(err)
 	}
-	s.cfg.Log.Info("contract set", obs.KeyTopic, t.name, "adopt", req.Adopt, "rule", t.rule, "members", len(t.members))
+	s.cfg.Log.Info("contract set", obs.KeyTopic, t.name, "adopt", req.Adopt, "rule", t.rule, "members", len(t.placed))
 	return &srtmv1.SetContractResponse{}, nil
 }
 
 func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 	var bad badRequest
-	t := &topic{name: req.Topic, contract: req.Contract, rule: req.ShareRule, members: map[string]*member{}}
+	t := &topic{name: req.Topic, contract: req.Contract, rule: req.ShareRule}
 	if !validName(t.name) {
 		bad.add("topic", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", t.name)
 	}
@@ -71,12 +72,13 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 		bad.add("members", "there are none")
 	}
 	left := total
+	members := map[string]bool{}
 	for i, m := range req.Members {
 		at := func(field string) string { return fmt.Sprintf("members[%d].%s", i, field) }
 		one := shareFrom(m.Share)
 		if !validName(m.BrokerId) {
 			bad.add(at("broker_id"), "%q: want 1 to 64 of [.a-zA-Z0-9_-]", m.BrokerId)
-		} else if t.members[m.BrokerId] != nil {
+		} else if members[m.BrokerId] {
 			bad.add(at("broker_id"), "%q appears twice", m.BrokerId)
 		}
 		if err := one.Validate(); err != nil {
@@ -89,14 +91,17 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 		}
 		// A member without declared publishers is one all the same: its
 		// publishers are not known, not absent.
-		t.members[m.BrokerId] = &member{publishers: int(max(1, min(m.Publishers, 1<<30)))}
+		members[m.BrokerId] = true
+		t.placed = append(t.placed, share.Placed{
+			Broker: m.BrokerId, Publishers: int(max(1, min(m.Publishers, 1<<30))), Quota: one, Retiring: m.Retiring,
+		})
 		t.initial = append(t.initial, share.Assigned{Broker: m.BrokerId, Share: one})
 	}
 	for i, broker := range req.Awaited {
 		at := fmt.Sprintf("awaited[%d]", i)
 		if !validName(broker) {
 			bad.add(at, "%q: want 1 to 64 of [.a-zA-Z0-9_-]", broker)
-		} else if t.members[broker] != nil || slices.Contains(req.Awaited[:i], broker) {
+		} else if members[broker] || slices.Contains(req.Awaited[:i], broker) {
 			bad.add(at, "%q appears twice", broker)
 		}
 	}
@@ -167,12 +172,20 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 func (s *Server) update(t *topic) error {
 	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		l.Strict(t.strict)
-		grants, err := l.Change(t.name, s.terms(t), t.initial, t.awaited)
+		s.placeLocked(t)
+		first := t.initial
+		// What is known of its publishers holds where they go, too.
+		if view, known := l.Topic(t.name); known && t.rule != share.Static {
+			if target, err := s.proposeLocked(t, view); err == nil && target != nil {
+				first = target
+			}
+		}
+		grants, err := l.Change(t.name, s.terms(t), first, t.awaited)
 		if err != nil {
 			return nil, err
 		}
 		t.settled = true // its members may be tuned: what they lack is on its way
-		s.keepLocked(t)
+		s.mu.topics[t.name] = t
 		return grants, nil
 	})
 }
@@ -192,15 +205,19 @@ func (s *Server) terms(t *topic) ledger.Terms {
 	return terms
 }
 
+// placeLocked has t go on with what is known of the topic's traffic. Requires: mu
+// held.
+func (s *Server) placeLocked(t *topic) {
+	var old *share.Tuner
+	if known := s.mu.topics[t.name]; known != nil {
+		old = known.tuner
+	}
+	t.tuner = old.Place(clock.Mono(), t.rule, s.cfg.Window, t.placed)
+}
+
 // keepLocked makes t the topic's contract. Requires: mu held; the ledger has it.
 func (s *Server) keepLocked(t *topic) {
-	if old := s.mu.topics[t.name]; old != nil {
-		for broker, m := range t.members {
-			if was := old.members[broker]; was != nil {
-				m.window = was.window
-			}
-		}
-	}
+	s.placeLocked(t)
 	s.mu.topics[t.name] = t
 }
 

@@ -92,7 +92,7 @@ func (s *Server) noteLocked(topic string, c change) {
 // its own. Requires: mu held.
 func (s *Server) noteLapseLocked(lapse ledger.Lapse) {
 	for _, name := range sortedNames(s.mu.topics) {
-		if s.mu.topics[name].members[lapse.Broker] == nil {
+		if !s.mu.topics[name].tuner.Has(lapse.Broker) {
 			continue
 		}
 		c := change{at: time.Now(), broker: lapse.Broker, event: eventLapsed, reason: reasonLease}

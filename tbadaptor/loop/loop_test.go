@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
+	"github.com/srtm-io/srtm/tbadaptor/share"
 )
 
 var ctx = context.Background()
@@ -364,10 +365,10 @@ var _ = Describe("Adopting a contract", func() {
 	})
 })
 
-var _ = Describe("The rule proportional", func() {
+var _ = Describe("A rule", func() {
 	report := func(n *node, topic string, offered, maxBacklog uint64) {
 		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{Topics: []*srtmv1.TopicLoad{
-			{Topic: topic, Step: durationpb.New(time.Second), Offered: offered, MaxBacklog: maxBacklog},
+			{Topic: topic, Step: durationpb.New(time.Millisecond), Offered: offered, MaxBacklog: maxBacklog},
 		}}}})
 	}
 	proportional := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest {
@@ -409,6 +410,34 @@ var _ = Describe("The rule proportional", func() {
 			report(b2, "t", 10, 1)
 			return a.acknowledged("t")
 		}).Should(Equal(map[string][2]int64{"b1": {50_000, 4}, "b2": {10_000, 2}, "b3": {30_000, 3}}))
+	})
+
+	It("leaves a broker that publishers have moved to what they need, and the one before what it has left", func() {
+		a := newAdaptor(config())
+		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
+		b1.accept()
+		b2.accept()
+		first := contract("t", 5_000_000, 100, members("b1", 5_000_000, 100))
+		first.ShareRule = share.Sqrt
+		Expect(<-a.set(ctx, first)).To(Succeed())
+		for range 5 {
+			report(b1, "t", 4, 0) // 4,000 msg/s
+		}
+		moved := contract("t", 5_000_000, 100, members("b1", 125_000, 1, "b2", 4_875_000, 99))
+		moved.ShareRule, moved.Update = share.Sqrt, true
+		moved.Members[0].Publishers, moved.Members[0].Retiring = 0, true
+		Expect(<-a.set(ctx, moved)).To(Succeed())
+		enough := HaveKeyWithValue("b2", ContainElement(BeNumerically(">=", 4_200_000)))
+		Eventually(func() map[string][2]int64 { return a.acknowledged("t") }).Should(enough)
+		report(b1, "t", 4, 0) // before they have followed
+		Consistently(func() map[string][2]int64 { return a.acknowledged("t") }, "50ms").Should(enough)
+		for range 3 {
+			report(b2, "t", 4, 0)
+			report(b1, "t", 0, 0)
+		}
+		Eventually(func() map[string][2]int64 { return a.acknowledged("t") }).Should(
+			HaveKeyWithValue("b1", Not(ContainElement(BeNumerically(">", 125_000)))), "nothing but the floor")
+		Expect(a.acknowledged("t")).To(enough)
 	})
 
 	It("leaves alone what has not been granted yet", func() {

@@ -140,17 +140,13 @@ type topic struct {
 	contract *srtmv1.Contract
 	rule     string
 	initial  []share.Assigned
-	members  map[string]*member // by broker; the keys do not change
-	awaited  []string           // no members, and to be heard before it is adopted
-	strict   []string           // of both
+	placed   []share.Placed // its members
+	tuner    *share.Tuner
+	awaited  []string // no members, and to be heard before it is adopted
+	strict   []string // of both
 	// Every member has had its first share: from then on the rule may move
 	// shares. Before, it would give away those of members on their way.
 	settled bool
-}
-
-type member struct {
-	publishers int
-	window     share.Window
 }
 
 type session struct {
@@ -376,6 +372,9 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 		}
 		s.mu.sessions[open.broker] = open
 		delete(s.mu.away, open.broker)
+		for _, t := range s.mu.topics { // order: each by itself
+			t.tuner.Join(clock.Mono(), open.broker, hello.Instance)
+		}
 		return grants, nil
 	})
 	if err != nil {
@@ -492,7 +491,7 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now stamp.Mono) err
 		if d := t.Step.AsDuration(); d <= 0 || d > time.Hour {
 			bad.add(fmt.Sprintf("report.topics[%d].step", i), "%v: want above 0, up to 1h", d)
 		}
-		if most := uint64(1) << 62; t.Offered > most || t.MaxBacklog > most || t.Backlog > most {
+		if most := uint64(1) << 62; t.Offered > most || t.MaxBacklog > most || t.Backlog > most || t.BurstNeeded > most {
 			bad.add(fmt.Sprintf("report.topics[%d]", i), "counts above 2^62")
 		}
 	}
@@ -506,19 +505,16 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now stamp.Mono) err
 	}
 	for _, l := range r.Topics {
 		t := s.mu.topics[l.Topic]
-		if t == nil || t.members[open.broker] == nil {
-			continue // held from before its contract; or no longer a member
+		if t == nil {
+			continue // held from before its contract
 		}
-		t.members[open.broker].window.Add(share.Step{
+		t.tuner.Report(open.broker, share.Step{
 			At: now, Length: l.Step.AsDuration(), Offered: l.Offered,
-			MaxBacklog: int64(l.MaxBacklog), Backlog: int64(l.Backlog),
-		}, s.from(now))
+			MaxBacklog: int64(l.MaxBacklog), Backlog: int64(l.Backlog), Peak: int64(l.BurstNeeded),
+		})
 	}
 	return nil
 }
-
-// from is where the window that ends now begins.
-func (s *Server) from(now stamp.Mono) stamp.Mono { return now.Add(-s.cfg.Window) }
 
 var policies = map[srtmv1.LeasePolicy]ledger.Policy{
 	srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED: ledger.Leaseless,

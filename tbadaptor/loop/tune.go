@@ -5,14 +5,12 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
 
 // tune proposes shares for every topic whose rule is not static.
 func (s *Server) tune() {
-	now := clock.Mono()
 	s.mu.Lock()
 	var names []string
 	for _, name := range sortedNames(s.mu.topics) {
@@ -34,7 +32,7 @@ func (s *Server) tune() {
 				result = "awaiting"
 				return nil, nil
 			}
-			target, err := propose(t, view, s.connectedLocked, s.from(now))
+			target, err := s.proposeLocked(t, view)
 			if err != nil {
 				result = "impossible"
 				return nil, err
@@ -59,41 +57,16 @@ func (s *Server) tune() {
 	}
 }
 
-// connectedLocked requires mu held.
-func (s *Server) connectedLocked(broker string) bool { return s.mu.sessions[broker] != nil }
-
-// propose asks the topic's rule. Members that are away keep what is reserved
-// for them, for they may be using it; the rule divides the rest among the
-// others, by the loads from then on. nil: there is nothing to divide, or
-// nobody to divide among.
-func propose(t *topic, view ledger.TopicView, connected func(broker string) bool, from stamp.Mono) ([]share.Assigned, error) {
+// proposeLocked asks the topic's rule. nil: nothing is to change. Requires: mu held.
+func (s *Server) proposeLocked(t *topic, view ledger.TopicView) ([]share.Assigned, error) {
 	known := make(map[string]ledger.MemberView, len(view.Members))
 	for _, m := range view.Members {
 		known[m.Broker] = m
 	}
-	left := t.total()
-	var target []share.Assigned
-	var loads []share.Load
-	for _, broker := range sortedNames(t.members) {
-		m, placed := known[broker], t.members[broker]
-		if !connected(broker) {
-			left.Rate -= m.Reserved.Rate
-			left.Burst -= m.Reserved.Burst
-			target = append(target, share.Assigned{Broker: broker, Share: m.Reserved})
-			continue
-		}
-		load := share.Load{Broker: broker, Share: m.Target, Publishers: placed.publishers}
-		placed.window.Fill(&load, from)
-		loads = append(loads, load)
-	}
-	if len(loads) == 0 || left.Rate <= 0 || left.Burst <= 0 {
-		return nil, nil
-	}
-	rest, err := share.Split(t.rule, left, loads)
-	if err != nil {
-		return nil, err
-	}
-	return append(target, rest...), nil
+	return t.tuner.Propose(clock.Mono(), t.total(), func(broker string) share.Holding {
+		m := known[broker]
+		return share.Holding{Away: s.mu.sessions[broker] == nil, Target: m.Target, Reserved: m.Reserved}
+	})
 }
 
 // worth reports whether target differs from what is aimed at by more than the

@@ -43,35 +43,36 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 		return tokenbucket.Share{Rate: rate, Burst: burst}
 	}
-	req := &topic{name: "t", rule: share.Proportional, members: map[string]*member{"b1": {publishers: 1}, "b2": {publishers: 1}}}
-	req.contract = &srtmv1.Contract{RateMilli: 1000, Burst: 10}
+	follow := (*share.Tuner)(nil).Place(0, share.Proportional, time.Second, []share.Placed{{Broker: "b1", Publishers: 1}, {Broker: "b2", Publishers: 1}})
+	for _, broker := range []string{"b1", "b2"} {
+		follow.Report(broker, share.Step{At: at(time.Second), Length: time.Second})
+	}
+	req := &topic{name: "t", rule: share.Proportional, tuner: follow, contract: &srtmv1.Contract{RateMilli: 1000, Burst: 10}}
 	view := func(reserved tokenbucket.Share) ledger.TopicView {
 		return ledger.TopicView{Members: []ledger.MemberView{
 			{Broker: "b1", Target: s(500, 5), Reserved: s(500, 5)}, {Broker: "b2", Target: s(500, 5), Reserved: reserved},
 		}}
 	}
-	only := func(ids ...string) func(string) bool {
-		return func(id string) bool {
-			for _, one := range ids {
-				if one == id {
-					return true
-				}
-			}
-			return false
+	propose := func(view ledger.TopicView, connected ...string) ([]share.Assigned, error) {
+		server := &Server{}
+		server.mu.sessions = map[string]*session{}
+		for _, id := range connected {
+			server.mu.sessions[id] = &session{}
 		}
+		return server.proposeLocked(req, view)
 	}
 	for _, test := range []struct {
 		name      string
 		reserved  tokenbucket.Share
-		connected func(string) bool
+		connected []string
 		want      map[string]tokenbucket.Share // nil: no proposal
 	}{
-		{"one is away and holds its share", s(500, 5), only("b1"), map[string]tokenbucket.Share{"b1": s(500, 5), "b2": s(500, 5)}},
-		{"one is away and holds nothing", s(0, 0), only("b1"), map[string]tokenbucket.Share{"b1": s(1000, 10), "b2": {}}},
-		{"one is away and holds all", s(1000, 10), only("b1"), nil},
-		{"all are away", s(500, 5), only(), nil},
+		{"one is away and holds its share", s(500, 5), []string{"b1"}, map[string]tokenbucket.Share{"b1": s(500, 5), "b2": s(500, 5)}},
+		{"one is away and holds nothing", s(0, 0), []string{"b1"}, map[string]tokenbucket.Share{"b1": s(1000, 10), "b2": {}}},
+		{"one is away and holds all", s(1000, 10), []string{"b1"}, nil},
+		{"all are away", s(500, 5), []string{}, nil},
 	} {
-		got, err := propose(req, view(test.reserved), test.connected, at(0))
+		got, err := propose(view(test.reserved), test.connected...)
 		if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 			continue
@@ -88,7 +89,7 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 	// A member that restarted and was forgotten by the ledger gets a share again.
 	forgotten := view(s(0, 0))
 	forgotten.Members = forgotten.Members[:1]
-	got, err := propose(req, forgotten, only("b1", "b2"), at(0))
+	got, err := propose(forgotten, "b1", "b2")
 	if err != nil || len(got) != 2 || got[1].Share.IsZero() {
 		t.Errorf("a member the ledger does not list: %+v, %v", got, err)
 	}

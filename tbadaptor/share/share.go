@@ -32,10 +32,23 @@ type Load struct {
 	// Publishers is how many use the broker for this topic; >= 0. Where only
 	// the placement is known, it is the placement's number.
 	Publishers int
+	// Quota is the part of the contract that the placement gave the broker for its
+	// publishers; zero: not known, as much as any other's.
+	Quota tokenbucket.Share
+	// Peak is the burst, in messages, with which nothing would have waited in the
+	// last minute; >= 0, 0: not known.
+	Peak int64
+	// Unseen: its publishers have just been placed there, or it has just started.
+	// Recent is what they are expected to send.
+	Unseen bool
+	// Retiring: the topic has moved away from it; what is left is to be released.
+	Retiring bool
 }
 
 // inUse: the broker has, or will have, messages that need tokens.
-func (l Load) inUse() bool { return l.Publishers > 0 || l.Backlog > 0 || l.Rate > 0 }
+func (l Load) inUse() bool {
+	return l.Publishers > 0 || l.Backlog > 0 || l.Rate > 0 || l.Unseen || l.Retiring
+}
 
 // Assigned is the share that a rule gives to a broker.
 type Assigned struct {
@@ -54,15 +67,13 @@ const (
 	// silent for a window nothing, and its next message would wait for ever.
 	// It still lets an overloaded broker take nearly all of b.
 	Proportional = "proportional"
-	// Robust gives each broker r_l in proportion to what it needs: its rate since
-	// the last jump, and its backlog worked off within Drain. Half of b is even,
-	// half in proportion to the largest backlogs, none counted beyond b: near-equal
-	// buckets serve better than one that an overloaded broker has taken.
+	// Robust meets demands first (package comment). What is left of r it divides in
+	// proportion to demand; of b half evenly, half in proportion to the largest
+	// backlogs, none counted beyond b.
 	Robust = "robust"
-	// Sqrt gives each broker the rate it needs, as for Robust, and divides what r
-	// has beyond that, and b, in proportion to the square roots of rate times
-	// dispersion (the capacity assignment that minimises the mean delay of
-	// parallel queues; Kleinrock). Without anything beyond, r goes by need.
+	// Sqrt meets demands first (package comment). What is left of r and b it divides
+	// in proportion to the square roots of rate times dispersion (the capacity
+	// assignment that minimises the mean delay of parallel queues; Kleinrock).
 	Sqrt = "sqrt"
 )
 
@@ -71,9 +82,18 @@ const (
 // gone makes shares swing.
 const Drain = 2 * time.Second
 
-// needFloorPercent is how much of an even share of r a broker in use keeps at
-// least under Robust and Sqrt.
-const needFloorPercent = 5
+// retire is Drain for a broker that the topic has moved away from: its backlog does
+// not come again.
+const retire = 200 * time.Millisecond
+
+const (
+	// headroom, percent of the arrival rate, is part of a broker's demand: a queue
+	// that is served just as fast as it is fed grows without bound.
+	headroom = 5
+	// needFloorPercent is how much of an even share of r a broker in use demands at
+	// least under Robust and Sqrt: one that is silent may speak.
+	needFloorPercent = 5
+)
 
 // Default is the rule of topics that name none: of all it serves moving traffic
 // best (`drlsim shares`; docs/operations.md has the figures).
@@ -174,18 +194,6 @@ func floor(total tokenbucket.Share, in []bool, percent int64) int64 {
 	return max(1, int64(total.Rate)/count(in)*percent/100)
 }
 
-// need is the rate, in msg/s, that serves l and works its backlog off.
-func need(l Load) float64 { return l.Recent + float64(l.Backlog)/Drain.Seconds() }
-
-// byNeed weighs brokers by need; by what they have where nobody needs anything.
-func byNeed(loads []Load, in []bool) []int64 {
-	weights := integers(loads, in, need)
-	if sum(weights) == 0 {
-		return present(loads, in, rateOf)
-	}
-	return weights
-}
-
 func robust(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
 	in := using(loads)
 	var backlogs float64
@@ -202,28 +210,14 @@ func robust(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) 
 		}
 		return even/2 + backlog(l)/backlogs/2
 	})
-	return weigh(total, in, floor(total, in, needFloorPercent), byNeed(loads, in), burst)
+	return demandFirst(total, loads, in, integers(loads, in, func(l Load) float64 { return l.Recent + l.spread() }), burst)
 }
 
 func sqrt(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
 	in := using(loads)
 	least := total.Rate.PerSecond() / float64(count(in)) / 100
-	root := func(l Load) float64 { return math.Sqrt(max(need(l), least) * max(1, l.Dispersion)) }
-	var needs, roots float64
-	for i, l := range loads { // sorted by broker: always in the same order
-		if in[i] {
-			needs += need(l)
-			roots += root(l)
-		}
-	}
-	if needs == 0 { // nothing to go by
-		return weigh(total, in, floor(total, in, needFloorPercent), present(loads, in, rateOf), present(loads, in, burstOf))
-	}
-	rate := byNeed(loads, in)
-	if slack := total.Rate.PerSecond() - needs; slack > 0 {
-		rate = integers(loads, in, func(l Load) float64 { return need(l) + slack*root(l)/roots })
-	}
-	return weigh(total, in, floor(total, in, needFloorPercent), rate, integers(loads, in, root))
+	roots := integers(loads, in, func(l Load) float64 { return math.Sqrt(max(l.Recent, least) * max(1, l.Dispersion)) })
+	return demandFirst(total, loads, in, roots, roots)
 }
 
 // weigh divides total by weights, with floors under the brokers that are in.
@@ -335,6 +329,12 @@ func checkLoads(loads []Load) error {
 		}
 		if l.MaxBacklog < 0 || l.Backlog < 0 {
 			return fmt.Errorf("broker %q: negative backlog (max %d, now %d)", l.Broker, l.MaxBacklog, l.Backlog)
+		}
+		if l.Peak < 0 {
+			return fmt.Errorf("broker %q: negative peak %d", l.Broker, l.Peak)
+		}
+		if err := l.Quota.Validate(); err != nil {
+			return fmt.Errorf("broker %q: quota: %w", l.Broker, err)
 		}
 		if l.Publishers < 0 {
 			return fmt.Errorf("broker %q: negative number of publishers %d", l.Broker, l.Publishers)

@@ -18,15 +18,20 @@ type Step struct {
 	Offered    uint64 // messages
 	MaxBacklog int64
 	Backlog    int64 // at its end
+	// Peak is the burst with which none of them would have waited; 0: not known.
+	Peak int64
 }
 
-// Window is the traffic of one broker for one topic over the last while. The
+// profiled is how far back a window says what burst arrivals need.
+const profiled = time.Minute
+
+// Window is the traffic of one broker for one topic over the last minute. The
 // zero value is empty.
 type Window struct{ steps []Step }
 
-// Add appends a step and drops those that lie before from.
-func (w *Window) Add(s Step, from stamp.Mono) {
-	w.prune(from)
+// Add appends a step.
+func (w *Window) Add(s Step) {
+	w.prune(s.At.Add(-profiled))
 	if len(w.steps) == maxSteps {
 		w.steps = w.steps[1:]
 	}
@@ -41,12 +46,21 @@ func (w *Window) prune(from stamp.Mono) {
 	w.steps = w.steps[old:]
 }
 
-// Fill sets what the steps from then on say of a load: nothing, without any.
+// Fill sets what the steps from then on say of a load: nothing, without any. Its
+// Peak is of all steps, but for those that began or ended with a backlog: what is
+// used then is not what arrivals need, but what the share lacked.
 func (w *Window) Fill(l *Load, from stamp.Mono) {
-	w.prune(from)
 	var all, recent sums
-	l.MaxBacklog, l.Backlog = 0, 0
+	l.MaxBacklog, l.Backlog, l.Peak = 0, 0, 0
+	waiting := false
 	for _, s := range w.steps {
+		if !waiting && s.Backlog == 0 {
+			l.Peak = max(l.Peak, s.Peak)
+		}
+		waiting = s.Backlog > 0
+		if s.At.Before(from) {
+			continue
+		}
 		all.add(s)
 		if recent.jumps(s) {
 			recent = sums{}

@@ -26,7 +26,7 @@ func TestWindow(t *testing.T) {
 		{Length: 2 * time.Second, Offered: 30, MaxBacklog: 3, Backlog: 2}, // a step that took longer counts for its length
 	} {
 		s.At = at(time.Duration(i+1) * time.Second)
-		w.Add(s, at(0))
+		w.Add(s)
 	}
 	for _, test := range []struct {
 		from          time.Duration
@@ -48,7 +48,7 @@ func TestWindow(t *testing.T) {
 func TestWindowIsBounded(t *testing.T) {
 	var w Window
 	for i := range 10 * maxSteps {
-		w.Add(Step{At: at(time.Duration(i)), Length: time.Second, Offered: uint64(i)}, at(0))
+		w.Add(Step{At: at(time.Duration(i)), Length: time.Second, Offered: uint64(i)})
 	}
 	if len(w.steps) != maxSteps || w.steps[0].Offered != 9*maxSteps {
 		t.Errorf("%d steps are kept, the oldest is %d", len(w.steps), w.steps[0].Offered)
@@ -59,7 +59,7 @@ func TestWindowIsBounded(t *testing.T) {
 func fill(offered ...uint64) (l Load) {
 	var w Window
 	for i, n := range offered {
-		w.Add(Step{At: at(time.Duration(i)), Length: time.Second, Offered: n}, 0)
+		w.Add(Step{At: at(time.Duration(i)), Length: time.Second, Offered: n})
 	}
 	w.Fill(&l, 0)
 	return l

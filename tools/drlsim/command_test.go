@@ -67,7 +67,7 @@ func TestBucketGolden(t *testing.T) {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "scale"} {
+	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "scale", "shares"} {
 		testkit.Golden(t, filepath.Join("testdata", command+".help"), []byte(mustRun(t, "", command, "--help")))
 	}
 }
@@ -184,6 +184,11 @@ func TestMistakes(t *testing.T) {
 		{2, "bucket --arrivals - --rate 1 --burst 3 --assign any", "1", `unknown assignment "any": there are keyed, random, roundrobin`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --seed -1", "1", `invalid argument "-1" for "--seed"`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --output xml", "1", `unknown output "xml"`},
+		{2, "shares --seeds 0", "", "--seeds 0: want 1 to 1000"},
+		{2, "shares --load 2", "", "--load 2: want 0.1 to 1"},
+		{2, "shares --flex-percent 101", "", "--flex-percent 101: want 0 to 100"},
+		{2, "shares --rule best", "", `unknown rule "best": there are proportional`},
+		{2, "shares --scenario none", "", `unknown scenario "none": there are drain, move`},
 		{2, "scale nonsense", "", `scale takes no argument, only flags: "nonsense"`},
 		{2, "scale --steps 7", "", "steps: 7, want 1 .. 6"},
 		{2, "scale --brokers 0 --policy any --steps 1", "", "brokers: 0, want 1 .. 10000\ndrlsim: policy: \"any\", want one of"},

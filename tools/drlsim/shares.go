@@ -1,98 +1,220 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/adapt"
 	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
 )
 
+// defaultFlex is the adaptor's, percent.
+const defaultFlex = 20
+
 func sharesCommand() *cobra.Command {
 	var (
-		seed   uint64
-		file   string
-		faster float64
-		split  int
-		form   string
+		seed, seeds uint64
+		load        float64
+		flex        int64
+		only        []string
+		rules       []string
+		file        string
+		faster      float64
+		split       int
+		form        string
 	)
 	cmd := &cobra.Command{
 		Use:   "shares",
 		Short: "Access delays while shares follow the traffic, by rule",
-		Long: `shares has every rule follow changing traffic and prints the 99th percentile of
-access delays, pooled and of each broker, by phase: two brokers whose traffic
-shifts from 50/50 to 90/10 and 95/5, and one of two that falls silent and comes
-back (10,000 msg/s, Poisson, contract 11,000/60), with the adaptor's defaults.
+		Long: `shares has every rule follow a topic through trouble: its publishers move, a broker
+dies, comes back, is frozen, the traffic shifts. 200 Poisson publishers at 20 msg/s
+are --load of the contract's rate, its burst is 100, the SLO 99 % within 20 ms; the
+rules, the ledger and the buckets are the production's own, with the adaptor's
+defaults. Of each scenario, the median and the worst of --seeds seeds:
+
+  p99          99th percentile of access delays in the worst ten seconds after the
+               trouble began, of publishers that keep to their part and have not
+               lost their broker
+  all p99      of all publishers
+  no broker    how long a publisher was without one
+  unaccepted   messages that found no broker when they were made; they are sent
+               when there is one
+  healed       when the last second ended in which more than 1 % were late
 
 With --arrivals the traffic is that of a file (as for drlsim bucket, its lines
 sorted), --faster times as fast, spread over --split brokers by publisher; the
 contract is 1.1 times its mean rate and, per broker, 30 messages more than one
-of 1.1 times would have in 100 ms; the phases are its thirds.`,
+of 1.1 times would have in 100 ms. It prints the 99th percentiles of its thirds.`,
+		Example: `  drlsim shares --output table
+  drlsim shares --scenario drain,crash --rule sqrt --seeds 1`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkForm(form); err != nil {
 				return usageError{err}
 			}
-			if faster <= 0 || split < 1 || split > 100 {
+			switch {
+			case faster <= 0 || split < 1 || split > 100:
 				return usagef("--faster %v and --split %d: want more than 0, and 1 to 100", faster, split)
+			case seeds < 1 || seeds > 1000:
+				return usagef("--seeds %d: want 1 to 1000", seeds)
+			case !(load >= 0.1 && load <= 1):
+				return usagef("--load %v: want 0.1 to 1", load)
+			case flex < 0 || flex > 100:
+				return usagef("--flex-percent %d: want 0 to 100", flex)
 			}
-			scenarios := adapt.Scenarios(seed)
+			for _, rule := range rules {
+				if !slices.Contains(share.Rules(), rule) {
+					return usagef("unknown rule %q: there are %s", rule, strings.Join(share.Rules(), ", "))
+				}
+			}
 			if file != "" {
-				trace, err := arrivals.ReadFile(file, cmd.InOrStdin())
-				if err != nil {
-					return err
-				}
-				sc, err := recorded(file, trace, faster, split)
-				if err != nil {
-					return err
-				}
-				scenarios = []adapt.Scenario{sc}
+				return sharesRecorded(cmd, file, faster, split, rules, ledger.Permille(10*flex), form)
 			}
-			type result struct {
-				Scenario string          `json:"scenario"`
-				Rule     string          `json:"rule"`
-				Phases   []adapt.Figures `json:"phases"`
-			}
-			var results []result
-			for _, sc := range scenarios {
-				for _, rule := range share.Rules() {
-					f, err := adapt.Run(sc, rule)
-					if err != nil {
-						return fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
-					}
-					results = append(results, result{sc.Name, rule, f})
+			for _, name := range only {
+				if !slices.Contains(adapt.Names(), name) {
+					return usagef("unknown scenario %q: there are %s", name, strings.Join(adapt.Names(), ", "))
 				}
 			}
-			if form == formJSON {
-				return writeJSON(cmd.OutOrStdout(), results)
-			}
-			tw := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(tw, "scenario\tphase\trule\tpooled p99\tp99 by broker")
-			for _, r := range results {
-				for _, f := range r.Phases {
-					fmt.Fprintf(tw, "%s\t%s\t%s\t%v\t", r.Scenario, f.Phase, r.Rule, f.Pooled.Round(time.Microsecond))
-					for _, d := range f.Brokers {
-						fmt.Fprintf(tw, "%v ", d.Round(time.Microsecond))
-					}
-					fmt.Fprintln(tw)
-				}
-			}
-			return flush(tw)
+			return sharesTrouble(cmd.OutOrStdout(), trouble{seed, seeds, load, ledger.Permille(10 * flex), only, rules}, form)
 		},
 	}
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that the Poisson arrivals are drawn by")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that the Poisson arrivals are drawn by, of the first run")
+	cmd.Flags().Uint64Var(&seeds, "seeds", 20, "`runs`, each with the next seed")
+	cmd.Flags().Float64Var(&load, "load", 0.8, "`part` of the contract's rate that is sent")
+	cmd.Flags().Int64Var(&flex, "flex-percent", defaultFlex, "`part` of each share that is on a lease, in percent")
+	cmd.Flags().StringSliceVar(&only, "scenario", nil, "`names` of the scenarios; default: all")
+	cmd.Flags().StringSliceVar(&rules, "rule", share.Rules(), "`names` of the rules")
 	cmd.Flags().StringVar(&file, "arrivals", "", "`file` of arrival times, or - for standard input")
 	cmd.Flags().Float64Var(&faster, "faster", 1, "`factor` by which the file's time is compressed")
 	cmd.Flags().IntVar(&split, "split", 2, "`brokers` that the file's publishers are spread over")
 	outputFlag(cmd, &form)
 	return cmd
+}
+
+// trouble is what is to be simulated.
+type trouble struct {
+	seed, seeds uint64
+	load        float64
+	flex        ledger.Permille
+	only, rules []string
+}
+
+// spread is a figure over the seeds.
+type spread[T cmp.Ordered] struct {
+	Median T `json:"median"`
+	Worst  T `json:"worst"`
+}
+
+func spreadOf[T cmp.Ordered](all []adapt.Outcome, of func(adapt.Outcome) T) spread[T] {
+	values := make([]T, len(all))
+	for i, o := range all {
+		values[i] = of(o)
+	}
+	slices.Sort(values)
+	return spread[T]{values[(len(values)-1)/2], values[len(values)-1]}
+}
+
+func sharesTrouble(w io.Writer, t trouble, form string) error {
+	type result struct {
+		Scenario   string                `json:"scenario"`
+		Rule       string                `json:"rule"`
+		P99        spread[time.Duration] `json:"p99_ns"`
+		All        spread[time.Duration] `json:"all_p99_ns"`
+		NoBroker   spread[time.Duration] `json:"no_broker_ns"`
+		Unaccepted spread[float64]       `json:"unaccepted"`
+		Healed     spread[time.Duration] `json:"healed_ns"`
+	}
+	type key struct{ scenario, rule string }
+	outcomes := map[key][]adapt.Outcome{}
+	var order []key
+	for seed := range t.seeds {
+		for _, sc := range adapt.Scenarios(t.seed+seed, t.load, t.only...) {
+			for _, rule := range t.rules {
+				delays, err := adapt.Run(sc, rule, t.flex)
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
+				}
+				k := key{sc.Name, rule}
+				if seed == 0 {
+					order = append(order, k)
+				}
+				outcomes[k] = append(outcomes[k], sc.Outcome(delays))
+			}
+		}
+	}
+	var results []result
+	for _, k := range order {
+		all := outcomes[k]
+		results = append(results, result{
+			Scenario: k.scenario, Rule: k.rule,
+			P99:        spreadOf(all, func(o adapt.Outcome) time.Duration { return o.P99 }),
+			All:        spreadOf(all, func(o adapt.Outcome) time.Duration { return o.All }),
+			NoBroker:   spreadOf(all, func(o adapt.Outcome) time.Duration { return o.NoBroker }),
+			Unaccepted: spreadOf(all, func(o adapt.Outcome) float64 { return o.Unaccepted }),
+			Healed:     spreadOf(all, func(o adapt.Outcome) time.Duration { return o.Healed }),
+		})
+	}
+	if form == formJSON {
+		return writeJSON(w, results)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "scenario\trule\tp99, ms\tworst\tall p99, ms\tworst\tno broker, s\tunaccepted\thealed, s\tworst")
+	ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
+	for _, r := range results {
+		fmt.Fprintf(tw, "%s\t%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f %%\t%.0f\t%.0f\n", r.Scenario, r.Rule, ms(r.P99.Median), ms(r.P99.Worst),
+			ms(r.All.Median), ms(r.All.Worst), r.NoBroker.Worst.Seconds(), 100*r.Unaccepted.Worst, r.Healed.Median.Seconds(), r.Healed.Worst.Seconds())
+	}
+	return flush(tw)
+}
+
+func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, rules []string, flex ledger.Permille, form string) error {
+	trace, err := arrivals.ReadFile(file, cmd.InOrStdin())
+	if err != nil {
+		return err
+	}
+	sc, err := recorded(file, trace, faster, split)
+	if err != nil {
+		return err
+	}
+	type result struct {
+		Scenario string          `json:"scenario"`
+		Rule     string          `json:"rule"`
+		Phases   []adapt.Figures `json:"phases"`
+	}
+	var results []result
+	for _, rule := range rules {
+		delays, err := adapt.Run(sc, rule, flex)
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
+		}
+		results = append(results, result{sc.Name, rule, sc.Figures(delays)})
+	}
+	if form == formJSON {
+		return writeJSON(cmd.OutOrStdout(), results)
+	}
+	tw := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "scenario\tphase\trule\tpooled p99\tp99 by broker")
+	for _, r := range results {
+		for _, f := range r.Phases {
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%v\t", r.Scenario, f.Phase, r.Rule, f.Pooled.Round(time.Microsecond))
+			for _, d := range f.Brokers {
+				fmt.Fprintf(tw, "%v ", d.Round(time.Microsecond))
+			}
+			fmt.Fprintln(tw)
+		}
+	}
+	return flush(tw)
 }
 
 // recorded makes a scenario of a trace.
@@ -106,9 +228,10 @@ func recorded(name string, trace []arrivals.Arrival, faster float64, split int) 
 		return adapt.Scenario{}, fmt.Errorf("%s: lasts %v, want 30s for rules to follow it", name, span)
 	}
 	rate := 1.1 * float64(len(trace)) / span.Seconds()
-	sc := adapt.Scenario{Name: name, Brokers: split, Contract: tokenbucket.Share{
+	sc := adapt.Scenario{Name: name, Contract: tokenbucket.Share{
 		Rate: tokenbucket.PerSecond(rate), Burst: int64(rate/10) + 30*int64(split),
 	}}
+	sc.Start = adapt.Evenly(sc.Contract, split)
 	placed := map[string]int{}
 	for i, a := range trace {
 		to, known := placed[a.Publisher]

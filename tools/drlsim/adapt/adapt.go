@@ -2,7 +2,6 @@ package adapt
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -12,27 +11,6 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Arrival is a message that arrives at a broker.
-type Arrival struct {
-	At     stamp.Mono
-	Broker int
-}
-
-// Phase is a part of a scenario of which figures are wanted.
-type Phase struct {
-	Name     string
-	From, To stamp.Mono
-}
-
-// Scenario is a topic's traffic over its brokers.
-type Scenario struct {
-	Name     string
-	Brokers  int
-	Contract tokenbucket.Share
-	Arrivals []Arrival // by time
-	Phases   []Phase
-}
-
 // Figures are the 99th percentiles of access delays in a phase; 0 without
 // messages.
 type Figures struct {
@@ -41,175 +19,379 @@ type Figures struct {
 	Brokers []time.Duration `json:"broker_p99_ns"`
 }
 
-// Poisson returns arrivals at rate msg/s in all from one instant to another,
-// spread by weights.
-func Poisson(rng *rand.Rand, from, to stamp.Mono, rate float64, weights ...float64) (all []Arrival) {
-	var sum float64
-	for _, w := range weights {
-		sum += w
-	}
-	for at := from; ; {
-		at = at.Add(time.Duration(rng.ExpFloat64() / rate * 1e9))
-		if at >= to {
-			return all
-		}
-		x, broker := rng.Float64()*sum, 0
-		for x >= weights[broker] && broker < len(weights)-1 {
-			x -= weights[broker]
-			broker++
-		}
-		all = append(all, Arrival{at, broker})
-	}
+// Outcome is how a scenario of trouble went.
+type Outcome struct {
+	// P99 is the 99th percentile of access delays of publishers that keep to their
+	// part, in the worst ten seconds; All of all publishers.
+	P99 time.Duration `json:"p99_ns"`
+	All time.Duration `json:"all_p99_ns"`
+	// NoBroker is the longest that a publisher had none; Unaccepted the fraction of
+	// messages that had none when they were made.
+	NoBroker   time.Duration `json:"no_broker_ns"`
+	Unaccepted float64       `json:"unaccepted"`
+	// Healed is when, after the trouble began, the last second ended in which more
+	// than 1 % of all messages waited for longer than the SLO; 0: there was none.
+	Healed time.Duration `json:"healed_ns"`
 }
 
-// Scenarios are those of the design: a topic of 10,000 msg/s, contract 1.1 times
-// that and a burst of 60, over two brokers, Poisson; 20 s to settle in front.
-func Scenarios(seed uint64) []Scenario {
-	s := func(seconds float64) stamp.Mono { return stamp.Mono(seconds * 1e9) }
-	contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(11_000), Burst: 60}
-	rng := rand.New(rand.NewPCG(seed, 0))
-	shift := Scenario{Name: "50/50, 90/10, 95/5", Brokers: 2, Contract: contract}
-	shift.Arrivals = slices.Concat(
-		Poisson(rng, 0, s(40), 10_000, 50, 50), Poisson(rng, s(40), s(80), 10_000, 90, 10), Poisson(rng, s(80), s(120), 10_000, 95, 5))
-	shift.Phases = []Phase{
-		{"50/50", s(20), s(40)}, {"90/10: first 5 s", s(40), s(45)}, {"90/10: after", s(55), s(80)},
-		{"95/5: first 5 s", s(80), s(85)}, {"95/5: after", s(95), s(120)},
-	}
-	silent := Scenario{Name: "silent and back", Brokers: 2, Contract: contract}
-	silent.Arrivals = slices.Concat(
-		Poisson(rng, 0, s(40), 10_000, 50, 50), Poisson(rng, s(40), s(80), 5_000, 100, 0), Poisson(rng, s(80), s(120), 10_000, 50, 50))
-	silent.Phases = []Phase{
-		{"both", s(20), s(40)}, {"one silent", s(55), s(80)}, {"back: first 5 s", s(80), s(85)}, {"back: after", s(95), s(120)},
-	}
-	return []Scenario{shift, silent}
-}
-
-// Step and Window are those of the adaptor by default.
+// Step and Window are those of the adaptor by default, beat how often leases are
+// renewed and looked after.
 const (
 	Step   = time.Second
 	Window = 10 * time.Second
+	beat   = 250 * time.Millisecond
 )
 
-type broker struct {
-	bucket  tokenbucket.Bucket
+var leases = ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: 200 * time.Millisecond}
+
+// node is a broker.
+type node struct {
+	id      string
+	bucket  tokenbucket.Hindsight
 	queue   []int // arrivals that wait
-	window  share.Window
 	offered uint64
 	most    int64
+
+	starts    int
+	up, cut   bool
+	share     ledger.Held
+	flexUntil stamp.Mono
 }
 
-// Run has the rule follow the scenario and returns the figures of its phases.
-func Run(sc Scenario, rule string) ([]Figures, error) {
-	led := ledger.New(0, ledger.Leases{})
-	brokers := make([]*broker, sc.Brokers)
-	index := map[string]int{}
-	even := make([]int64, sc.Brokers)
+func (n *node) heard() bool { return n.up && !n.cut }
+
+type world struct {
+	sc     Scenario
+	rule   string
+	flex   ledger.Permille
+	ledger *ledger.Ledger
+	tuner  *share.Tuner
+	nodes  []*node
+	delays []time.Duration // by arrival; -1: lost
+}
+
+const topic = "t"
+
+// Run has the rule follow the scenario and returns the access delays of its
+// arrivals, -1 of those that were lost with a broker. flex is the part of shares that
+// is on a lease.
+func Run(sc Scenario, rule string, flex ledger.Permille) ([]time.Duration, error) {
+	w := &world{sc: sc, rule: rule, flex: flex, ledger: ledger.New(0, leases), delays: make([]time.Duration, len(sc.Arrivals))}
+	brokers := len(sc.Start)
+	for _, e := range sc.Events {
+		for _, p := range e.Place {
+			brokers = max(brokers, number(p.Broker)+1)
+		}
+	}
 	for i := range brokers {
-		brokers[i], even[i] = &broker{}, 1
-		index[name(i)] = i
-		if _, err := led.Hello(ledger.Session{Broker: name(i), Instance: "1"}, 0); err != nil {
+		w.nodes = append(w.nodes, &node{id: broker(i)})
+		if err := w.start(0, w.nodes[i]); err != nil {
 			return nil, err
 		}
 	}
-	shares, err := share.Proportion(sc.Contract, even)
-	if err != nil {
+	var have []share.Assigned
+	for _, p := range sc.Start {
+		have = append(have, share.Assigned{Broker: p.Broker, Share: p.Quota})
+	}
+	w.tuner = w.tuner.Place(0, rule, Window, sc.Start)
+	grants, err := w.ledger.SetContract(topic, w.terms(), have)
+	if err := w.apply(0, grants, err); err != nil {
 		return nil, err
 	}
-	have := make([]share.Assigned, sc.Brokers)
-	for i, s := range shares {
-		have[i] = share.Assigned{Broker: name(i), Share: s}
-	}
-	delays := make([]time.Duration, len(sc.Arrivals))
-	drain := func(b *broker, now stamp.Mono) {
-		for len(b.queue) > 0 {
-			i := b.queue[0]
-			at := sc.Arrivals[i].At
-			if b.bucket.Eligible(at) > now {
-				return
+	events, next := sc.Events, stamp.Mono(beat)
+	until := func(at stamp.Mono) error {
+		for {
+			switch {
+			case len(events) > 0 && events[0].At <= min(next, at):
+				if err := w.happen(events[0]); err != nil {
+					return err
+				}
+				events = events[1:]
+			case next <= at:
+				if err := w.tick(next); err != nil {
+					return err
+				}
+				next = next.Add(beat)
+			default:
+				return nil
 			}
-			delays[i] = b.bucket.Take(at).Sub(at)
-			b.queue = b.queue[1:]
 		}
 	}
-	// A grant takes milliseconds, and this is about seconds: it is applied at once.
-	apply := func(now stamp.Mono, grants []ledger.Grant) error {
-		for len(grants) > 0 {
-			g := grants[0]
-			b := brokers[index[g.Broker]]
-			drain(b, now)
-			more, err := led.Ack(g.Broker, g.Topic, g.Epoch, g.Share, b.bucket.Retune(now, g.Share, g.Tokens))
-			if err != nil {
-				return err
-			}
-			grants = append(grants[1:], more...)
+	for i, a := range sc.Arrivals {
+		if err := until(a.At); err != nil {
+			return nil, err
 		}
-		return nil
+		n := w.nodes[a.Broker]
+		n.offered++
+		n.queue = append(n.queue, i)
+		w.release(n, a.At)
+		n.most = max(n.most, int64(len(n.queue)))
 	}
-	grants, err := led.SetContract("t", ledger.Terms{Contract: sc.Contract}, have)
-	if err == nil {
-		err = apply(0, grants)
+	for range 3600 * int(time.Second/beat) { // what still waits
+		if !slices.ContainsFunc(w.nodes, func(n *node) bool { return len(n.queue) > 0 }) {
+			break
+		}
+		if err := until(next); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
+	return w.delays, nil
+}
 
-	tick := func(now stamp.Mono) error {
-		loads := make([]share.Load, sc.Brokers)
-		for i, b := range brokers {
-			drain(b, now)
-			b.window.Add(share.Step{At: now, Length: Step, Offered: b.offered, MaxBacklog: b.most, Backlog: int64(len(b.queue))}, now.Add(-Window))
-			b.offered, b.most = 0, int64(len(b.queue))
-			loads[i] = share.Load{Broker: name(i), Share: have[i].Share, Publishers: 1}
-			b.window.Fill(&loads[i], now.Add(-Window))
+func (w *world) terms() ledger.Terms {
+	if w.rule == share.Static {
+		return ledger.Terms{Contract: w.sc.Contract}
+	}
+	return ledger.Terms{Contract: w.sc.Contract, Flex: w.flex}
+}
+
+// start begins a process, which has what its predecessor left on the disk.
+func (w *world) start(now stamp.Mono, n *node) error {
+	n.up, n.starts = true, n.starts+1
+	return w.hello(now, n)
+}
+
+func (w *world) hello(now stamp.Mono, n *node) error {
+	s := ledger.Session{Broker: n.id, Instance: fmt.Sprint(n.starts), Policy: ledger.Available}
+	if !n.share.Share.IsZero() {
+		s.Held = []ledger.Held{n.share}
+	}
+	n.flexUntil = now.Add(leases.Flex)
+	grants, err := w.ledger.Hello(s, now)
+	if w.tuner != nil {
+		w.tuner.Join(now, n.id, s.Instance)
+	}
+	return w.apply(now, grants, err)
+}
+
+// retune puts a share in force.
+func (n *node) retune(now stamp.Mono, h ledger.Held, tokens tokenbucket.Tokens) tokenbucket.Tokens {
+	n.share = h
+	return n.bucket.Retune(now, h.Share, tokens)
+}
+
+// lapse ends the flexible part of n's share.
+func (n *node) lapse(now stamp.Mono) {
+	h := n.share
+	h.Share.Rate -= h.Flex.Rate
+	h.Share.Burst -= h.Flex.Burst
+	h.Flex = tokenbucket.Share{}
+	n.retune(now, h, 0)
+}
+
+// apply has grants in force at once: they take milliseconds, and this is about
+// seconds.
+func (w *world) apply(now stamp.Mono, grants []ledger.Grant, err error) error {
+	for len(grants) > 0 && err == nil {
+		g := grants[0]
+		grants = grants[1:]
+		n := w.nodes[number(g.Broker)]
+		if !n.heard() {
+			continue
 		}
-		want, err := share.Split(rule, sc.Contract, loads)
-		if err != nil || !share.Differs(have, want) {
+		w.release(n, now)
+		released := n.retune(now, ledger.Held{Topic: topic, Share: g.Share, Flex: g.Flex, Epoch: g.Epoch}, g.Tokens)
+		var more []ledger.Grant
+		more, err = w.ledger.Ack(g.Broker, g.Topic, g.Epoch, g.Share, released)
+		grants = append(grants, more...)
+	}
+	return err
+}
+
+// release lets go what has its token.
+func (w *world) release(n *node, now stamp.Mono) {
+	for n.up && len(n.queue) > 0 {
+		i := n.queue[0]
+		at := w.sc.Arrivals[i].At
+		e, ok := n.bucket.Take(at, now)
+		if !ok {
+			return
+		}
+		w.delays[i] = e.Sub(at)
+		n.queue = n.queue[1:]
+	}
+}
+
+func (w *world) happen(e Event) error {
+	for _, i := range e.Down {
+		n := w.nodes[i]
+		for _, lost := range n.queue {
+			w.delays[lost] = -1
+		}
+		n.queue, n.up, n.offered, n.most = nil, false, 0, 0
+		n.lapse(e.At)
+		n.bucket = tokenbucket.Hindsight{}
+		if err := w.apply(e.At, w.ledger.Disconnect(n.id), nil); err != nil {
 			return err
 		}
-		have = want
-		grants, err := led.Propose("t", want)
+	}
+	for _, i := range e.Dead {
+		_, grants, err := w.ledger.Forget(w.nodes[i].id)
+		if err := w.apply(e.At, grants, err); err != nil {
+			return err
+		}
+	}
+	for _, i := range e.Cut {
+		w.nodes[i].cut = true
+	}
+	for _, i := range e.Frozen {
+		w.nodes[i].cut, w.nodes[i].up = true, false
+	}
+	for _, i := range e.Whole {
+		if w.nodes[i].cut, w.nodes[i].up = false, true; e.At >= w.nodes[i].flexUntil {
+			w.nodes[i].lapse(e.At)
+		}
+		if err := w.hello(e.At, w.nodes[i]); err != nil {
+			return err
+		}
+	}
+	for _, i := range e.Up {
+		n := w.nodes[i]
+		n.retune(e.At, n.share, 0)
+		if err := w.start(e.At, n); err != nil {
+			return err
+		}
+	}
+	if e.Place == nil {
+		return nil
+	}
+	var target []share.Assigned
+	for _, p := range e.Place {
+		target = append(target, share.Assigned{Broker: p.Broker, Share: p.Quota})
+	}
+	w.tuner = w.tuner.Place(e.At, w.rule, Window, e.Place)
+	if w.rule != share.Static {
+		first, err := w.propose(e.At)
 		if err != nil {
 			return err
 		}
-		return apply(now, grants)
-	}
-	next := stamp.Mono(Step)
-	for i, a := range sc.Arrivals {
-		for a.At >= next {
-			if err := tick(next); err != nil {
-				return nil, err
-			}
-			next = next.Add(Step)
-		}
-		b := brokers[a.Broker]
-		b.offered++
-		b.queue = append(b.queue, i)
-		drain(b, a.At)
-		b.most = max(b.most, int64(len(b.queue)))
-	}
-	for range 3600 { // what still waits
-		if err := tick(next); err != nil {
-			return nil, err
-		}
-		next = next.Add(Step)
-		if !slices.ContainsFunc(brokers, func(b *broker) bool { return len(b.queue) > 0 }) {
-			break
+		if first != nil {
+			target = first
 		}
 	}
-	return figures(sc, delays), nil
+	grants, err := w.ledger.Change(topic, w.terms(), target, nil)
+	return w.apply(e.At, grants, err)
 }
 
-func name(i int) string { return fmt.Sprintf("b%03d", i) }
+// propose is what the loop does.
+func (w *world) propose(now stamp.Mono) ([]share.Assigned, error) {
+	view, _ := w.ledger.Topic(topic)
+	known := map[string]ledger.MemberView{}
+	for _, m := range view.Members {
+		known[m.Broker] = m
+	}
+	return w.tuner.Propose(now, w.sc.Contract, func(id string) share.Holding {
+		m := known[id]
+		return share.Holding{Away: !w.nodes[number(id)].heard(), Target: m.Target, Reserved: m.Reserved}
+	})
+}
 
-func figures(sc Scenario, delays []time.Duration) (all []Figures) {
-	for _, p := range sc.Phases {
-		per := make([][]time.Duration, sc.Brokers)
-		var pooled []time.Duration
-		for i, a := range sc.Arrivals {
-			if a.At >= p.From && a.At < p.To {
-				per[a.Broker] = append(per[a.Broker], delays[i])
-				pooled = append(pooled, delays[i])
+func (w *world) tick(now stamp.Mono) error {
+	for _, n := range w.nodes {
+		if n.heard() {
+			renewed, grants := w.ledger.Renew(n.id, now)
+			if renewed {
+				n.flexUntil = now.Add(leases.Flex)
 			}
+			if err := w.apply(now, grants, nil); err != nil {
+				return err
+			}
+		} else if n.up && now >= n.flexUntil && n.share.Flex != (tokenbucket.Share{}) {
+			w.release(n, now)
+			n.lapse(now)
+		}
+		w.release(n, now)
+	}
+	_, grants := w.ledger.Expire(now)
+	if err := w.apply(now, grants, nil); err != nil {
+		return err
+	}
+	if now%stamp.Mono(Step) != 0 {
+		return nil
+	}
+	for _, n := range w.nodes {
+		if n.heard() {
+			peak, short := n.bucket.Used()
+			if short {
+				peak += n.most
+			}
+			w.tuner.Report(n.id, share.Step{
+				At: now, Length: Step, Offered: n.offered, MaxBacklog: n.most, Backlog: int64(len(n.queue)), Peak: peak,
+			})
+		}
+		n.offered, n.most = 0, int64(len(n.queue))
+	}
+	if w.rule == share.Static {
+		return nil
+	}
+	target, err := w.propose(now)
+	if err != nil || target == nil {
+		return err
+	}
+	var aimed []share.Assigned
+	view, _ := w.ledger.Topic(topic)
+	for _, m := range view.Members {
+		aimed = append(aimed, share.Assigned{Broker: m.Broker, Share: m.Target})
+	}
+	if !share.Differs(aimed, target) {
+		return nil
+	}
+	grants, err = w.ledger.Propose(topic, target)
+	return w.apply(now, grants, err)
+}
+
+// Outcome judges the delays that Run returned.
+func (sc Scenario) Outcome(delays []time.Duration) Outcome {
+	o := Outcome{NoBroker: sc.NoBroker, Unaccepted: float64(sc.Unaccepted) / float64(max(1, sc.Made))}
+	last := sc.Arrivals[len(sc.Arrivals)-1].At
+	worst := func(keep bool) (most time.Duration) {
+		for from := sc.Trouble; from.Add(Window) <= last; from = from.Add(Step) {
+			var in []time.Duration
+			for i := sc.first(from); i < sc.first(from.Add(Window)); i++ {
+				if delays[i] >= 0 && !(keep && sc.Arrivals[i].Excess) {
+					in = append(in, delays[i])
+				}
+			}
+			most = max(most, p99(in))
+		}
+		return most
+	}
+	o.P99, o.All = worst(true), worst(false)
+	for from := sc.Trouble; from < last; from = from.Add(Step) {
+		all, late := 0, 0
+		for i := sc.first(from); i < sc.first(from.Add(Step)); i++ {
+			all++
+			if delays[i] > SLO {
+				late++
+			}
+		}
+		if late*100 > all {
+			o.Healed = from.Add(Step).Sub(sc.Trouble)
+		}
+	}
+	return o
+}
+
+// first returns the first arrival from then on.
+func (sc Scenario) first(from stamp.Mono) int {
+	i, _ := slices.BinarySearchFunc(sc.Arrivals, from, func(a Arrival, t stamp.Mono) int {
+		if a.At < t {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// Figures returns those of the scenario's phases.
+func (sc Scenario) Figures(delays []time.Duration) (all []Figures) {
+	for _, p := range sc.Phases {
+		per := make([][]time.Duration, len(sc.Start))
+		var pooled []time.Duration
+		for i := sc.first(p.From); i < sc.first(p.To); i++ {
+			b := sc.Arrivals[i].Broker
+			per[b] = append(per[b], delays[i])
+			pooled = append(pooled, delays[i])
 		}
 		f := Figures{Phase: p.Name, Pooled: p99(pooled)}
 		for _, d := range per {

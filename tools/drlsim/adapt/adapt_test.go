@@ -1,37 +1,47 @@
 package adapt
 
 import (
-	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/share"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
+
+// What a seller of contracts expects of the default rule: publishers that keep to
+// their part do not notice what happens to others, and a move is noticed by nobody.
+func TestTheSLOHoldsThroughTrouble(t *testing.T) {
+	all := map[string]bool{"move": true}
+	for _, sc := range Scenarios(1, 0.8, "move", "return") {
+		delays, err := Run(sc, share.Default, 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := sc.Outcome(delays)
+		if o.P99 > 2*SLO || all[sc.Name] && (o.All > 2*SLO || o.Unaccepted > 0.001) {
+			t.Errorf("%s: %+v", sc.Name, o)
+		}
+		if sc.Name == "move" {
+			again, err := Run(sc, share.Default, 200)
+			if err != nil || !reflect.DeepEqual(delays, again) {
+				t.Errorf("a second run differs: %v", err)
+			}
+		}
+	}
+}
 
 // After a shift of the traffic, rules that follow it serve again within its
 // contract, and shares that do not move never do.
 func TestSharesFollowAShift(t *testing.T) {
-	s := func(seconds float64) stamp.Mono { return stamp.Mono(seconds * 1e9) }
-	rng := rand.New(rand.NewPCG(7, 0))
-	sc := Scenario{
-		Brokers: 2, Contract: tokenbucket.Share{Rate: tokenbucket.PerSecond(1100), Burst: 40},
-		Arrivals: append(Poisson(rng, 0, s(20), 1000, 1, 1), Poisson(rng, s(20), s(50), 1000, 9, 1)...),
-		Phases:   []Phase{{"before", s(10), s(20)}, {"after", s(35), s(50)}},
-	}
-	for rule, follows := range map[string]bool{share.Static: false, share.Robust: true, share.Sqrt: true} {
-		got, err := Run(sc, rule)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if p := got[1].Pooled; (p < 100*time.Millisecond) != follows {
-			t.Errorf("%s: p99 %v after the shift", rule, p)
-		}
-		again, err := Run(sc, rule)
-		if err != nil || !reflect.DeepEqual(got, again) {
-			t.Errorf("%s: a second run differs: %v, %v", rule, again, err)
+	for _, sc := range Scenarios(7, 0.8, "90/10") {
+		for rule, follows := range map[string]bool{share.Static: false, share.Sqrt: true} {
+			delays, err := Run(sc, rule, 200)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if o := sc.Outcome(delays); (o.Healed < 10*time.Second) != follows {
+				t.Errorf("%s: %+v", rule, o)
+			}
 		}
 	}
 }

@@ -1,0 +1,188 @@
+package share
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// demandFirst divides total over the brokers that are in, in the order of the
+// package comment, and what is then left by weights.
+func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst []int64) ([]tokenbucket.Share, error) {
+	known, moving := false, false
+	for _, l := range loads {
+		known = known || l.Recent > 0 || l.Backlog > 0
+		moving = moving || l.Unseen || l.Retiring
+	}
+	if !known && !moving { // nothing to go by
+		return weigh(total, in, floor(total, in, needFloorPercent), present(loads, in, rateOf), present(loads, in, burstOf))
+	}
+	n := count(in)
+	if n > total.Burst {
+		return nil, &TooSmall{Bound: "burst", Need: n, Have: total.Burst}
+	}
+	if n > int64(total.Rate) {
+		return nil, &TooSmall{Bound: "rate", Need: n, Have: int64(total.Rate)}
+	}
+	r := newFilling(int64(total.Rate), in)
+	b := newFilling(total.Burst, in)
+	atLeast := floor(total, in, needFloorPercent)
+	r.fill(quotas(loads, in, rateOf), func(i int) int64 {
+		return max(atLeast, milli(loads[i].Recent*(1+headroom/100.)))
+	})
+	served := slices.Clone(r.has)
+	r.fill(evenly(in), func(i int) int64 {
+		return served[i] + milli(loads[i].spread())
+	})
+	r.fill(quotas(loads, in, rateOf), func(i int) int64 {
+		if !loads[i].Unseen {
+			return 0
+		}
+		return int64(loads[i].Quota.Rate)
+	})
+	b.fill(quotas(loads, in, burstOf), func(i int) int64 {
+		l := loads[i]
+		switch {
+		case l.Retiring:
+			return 0
+		case l.Unseen || l.Peak == 0:
+			return l.Quota.Burst
+		}
+		return l.Peak
+	})
+	staying := slices.Clone(in)
+	for i, l := range loads {
+		staying[i] = in[i] && !l.Retiring
+	}
+	r.rest(rate, staying)
+	b.rest(burst, staying)
+	out := make([]tokenbucket.Share, len(loads))
+	for i := range out {
+		out[i] = tokenbucket.Share{Rate: tokenbucket.Rate(r.has[i]), Burst: b.has[i]}
+	}
+	return out, nil
+}
+
+// spread is the rate, in msg/s, that works l's backlog off in time.
+func (l Load) spread() float64 {
+	if l.Retiring {
+		return float64(l.Backlog) / retire.Seconds()
+	}
+	return float64(l.Backlog) / Drain.Seconds()
+}
+
+// filling is a total on its way to brokers.
+//
+// Invariant: left and what they have sum to the total.
+type filling struct {
+	has  []int64
+	left int64
+}
+
+// newFilling gives one unit to each that is in, so that nobody in use has nothing.
+func newFilling(total int64, in []bool) *filling {
+	f := &filling{has: make([]int64, len(in)), left: total}
+	for i := range in {
+		if in[i] {
+			f.has[i], f.left = 1, f.left-1
+		}
+	}
+	return f
+}
+
+// fill divides what is left max-min fairly by weights: nobody gets beyond what he
+// is to have in the end, upTo, and nobody could get more except at the expense of
+// one that has got no more, for his weight. Only those of positive weight take
+// part. What rounding leaves, less than one unit for each, goes to those that still
+// want, the largest weight first.
+func (f *filling) fill(weights []int64, upTo func(i int) int64) {
+	want := make([]int64, len(weights))
+	open := make([]int, 0, len(weights))
+	var sum int64
+	for i, w := range weights {
+		if want[i] = upTo(i) - f.has[i]; w > 0 && want[i] > 0 {
+			open = append(open, i)
+			sum += w
+		}
+	}
+	for again := true; again && len(open) > 0; {
+		again = false
+		rest, before := f.left, sum
+		open = slices.DeleteFunc(open, func(i int) bool {
+			if want[i] > mulDiv(rest, weights[i], before) {
+				return false
+			}
+			f.has[i] += want[i]
+			f.left -= want[i]
+			sum -= weights[i]
+			again = true
+			return true
+		})
+	}
+	rest := f.left
+	slices.SortStableFunc(open, func(i, j int) int { return cmp.Compare(weights[j], weights[i]) })
+	for _, i := range open {
+		part := mulDiv(rest, weights[i], sum)
+		f.has[i] += part
+		f.left -= part
+	}
+	for _, i := range open[:min(f.left, int64(len(open)))] {
+		f.has[i]++
+		f.left--
+	}
+}
+
+// rest divides all that is left by weights over those that stay; where nobody
+// does, over all.
+func (f *filling) rest(weights []int64, staying []bool) {
+	if f.left == 0 {
+		return
+	}
+	among := slices.Clone(weights)
+	for i := range among {
+		if !staying[i] {
+			among[i] = 0
+		}
+	}
+	if sum(among) == 0 {
+		for i, has := range f.has {
+			among[i] = min(has, 1)
+		}
+	}
+	for i, part := range apportion(f.left, among, make([]int64, len(among))) {
+		f.has[i] += part
+	}
+	f.left = 0
+}
+
+// quotas weighs the brokers that are in by their quotas; evenly where one has none.
+func quotas(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int64 {
+	weights := make([]int64, len(loads))
+	for i, l := range loads {
+		if !in[i] {
+			continue
+		}
+		if l.Quota.IsZero() {
+			return evenly(in)
+		}
+		weights[i] = max(1, part(l.Quota))
+	}
+	return weights
+}
+
+func evenly(in []bool) []int64 {
+	weights := make([]int64, len(in))
+	for i := range in {
+		if in[i] {
+			weights[i] = 1
+		}
+	}
+	return weights
+}
+
+// milli is a rate in milli-msg/s, at most what a sum of two holds.
+func milli(perSecond float64) int64 {
+	return int64(min(math.Ceil(perSecond*1000), math.MaxInt64/4))
+}

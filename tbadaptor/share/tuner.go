@@ -1,0 +1,234 @@
+package share
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Placed is what a placement says of a broker.
+type Placed struct {
+	Broker     string
+	Publishers int
+	// Quota is the part of the contract that comes with them.
+	Quota tokenbucket.Share
+	// Retiring: they have moved away.
+	Retiring bool
+}
+
+// Holding is what a broker has now.
+type Holding struct {
+	// Away: it cannot be told anything, and may be using Reserved.
+	Away             bool
+	Target, Reserved tokenbucket.Share
+}
+
+const (
+	// handover is for how long publishers go on sending to a broker that they move
+	// away from, as far as can be told beforehand.
+	handover = 100 * time.Millisecond
+	// seenAfter is how many steps of a broker's own must have been seen, with half of
+	// what is expected in them, before it is judged by them; or a window without.
+	seenAfter = 3
+)
+
+// Tuner follows the loads of a topic's brokers and finds the shares they should
+// have. Windows belong to a placement epoch: what was seen of a broker before its
+// publishers changed says nothing of it, but what those who moved have sent is known
+// to have gone with them. It is a plain value with one owner.
+type Tuner struct {
+	rule    string
+	window  time.Duration
+	members []*tuned // sorted by broker
+}
+
+type tuned struct {
+	Placed
+	instance string
+	since    stamp.Mono // of the placement, or of its process
+	expected float64    // msg/s, until it has been seen
+	seen     bool
+	backlog  int64 // as of its last report
+	// coming is what those that move away are expected to leave there yet.
+	coming int64
+	window Window
+}
+
+// Place begins a placement epoch of a topic: it returns the tuner of that, and leaves
+// t, which followed the topic before, as it is; t may be nil. A broker whose
+// publishers do not change keeps its window; the others are expected to get what was
+// sent where they come from, and their quotas where that is not known. Loads are of
+// the last window. Requires: no broker appears twice.
+func (t *Tuner) Place(now stamp.Mono, rule string, window time.Duration, placed []Placed) *Tuner {
+	next := &Tuner{rule: rule, window: window}
+	if t == nil {
+		t = &Tuner{}
+	}
+	var fresh []*tuned
+	var quotas float64 // of them
+	left := map[string]bool{}
+	for _, old := range t.members {
+		left[old.Broker] = true
+	}
+	for _, p := range placed {
+		m := &tuned{Placed: p, since: now}
+		switch old := t.find(p.Broker); {
+		case old == nil:
+		case old.Publishers == p.Publishers && old.Retiring == p.Retiring:
+			*m = *old
+			m.Quota = p.Quota
+			delete(left, p.Broker)
+		default:
+			m.instance, m.backlog = old.instance, old.backlog
+			if p.Retiring {
+				m.coming = int64(t.recent(old, now) * handover.Seconds())
+			}
+		}
+		if m.since == now && !p.Retiring {
+			fresh = append(fresh, m)
+			quotas += p.Quota.Rate.PerSecond()
+		}
+		next.members = append(next.members, m)
+	}
+	known, moving := len(t.members) > 0, 0.
+	for _, old := range t.members { // in order, for the sum's sake
+		if left[old.Broker] {
+			known, moving = known && (old.seen || old.Retiring), moving+t.recent(old, now)
+		}
+	}
+	for _, m := range fresh {
+		m.expected = m.Quota.Rate.PerSecond()
+		if known {
+			m.expected *= moving / quotas
+		}
+	}
+	slices.SortFunc(next.members, func(a, b *tuned) int { return cmp.Compare(a.Broker, b.Broker) })
+	return next
+}
+
+func (t *Tuner) find(broker string) *tuned {
+	i, found := slices.BinarySearchFunc(t.members, broker, func(m *tuned, id string) int { return cmp.Compare(m.Broker, id) })
+	if !found {
+		return nil
+	}
+	return t.members[i]
+}
+
+// recent is what m sends, in msg/s, as far as is known.
+func (t *Tuner) recent(m *tuned, now stamp.Mono) float64 {
+	if !m.seen {
+		return m.expected
+	}
+	var l Load
+	m.window.Fill(&l, now.Add(-t.window))
+	return l.Recent
+}
+
+// Has reports whether the broker is placed.
+func (t *Tuner) Has(broker string) bool { return t.find(broker) != nil }
+
+// Join says that a broker is there, and which process. What was seen of another
+// process of its id does not tell what this one will have.
+func (t *Tuner) Join(now stamp.Mono, broker, instance string) {
+	m := t.find(broker)
+	if m == nil {
+		return
+	}
+	if m.instance != "" && m.instance != instance {
+		m.window, m.since, m.seen, m.backlog = Window{}, now, false, 0
+		m.expected = m.Quota.Rate.PerSecond()
+	}
+	m.instance = instance
+}
+
+// Report takes a step of a broker's traffic. One that began in an earlier epoch
+// counts for its backlog only.
+func (t *Tuner) Report(broker string, s Step) {
+	m := t.find(broker)
+	if m == nil {
+		return
+	}
+	m.backlog = s.Backlog
+	if s.At.Add(-s.Length).Before(m.since) {
+		return
+	}
+	m.coming = 0
+	m.window.Add(s)
+	if m.seen {
+		return
+	}
+	var l Load
+	m.window.Fill(&l, m.since)
+	m.seen = len(m.window.steps) >= seenAfter && l.Recent >= m.expected/2 || s.At.Sub(m.since) >= t.window
+}
+
+// Propose asks the rule for the shares that sum to total. Brokers that are away
+// keep what is reserved for them, for they may be using it. nil: there is nothing to
+// divide, or nobody to divide among, or nothing to go by. Errors: as of Split.
+func (t *Tuner) Propose(now stamp.Mono, total tokenbucket.Share, holding func(broker string) Holding) ([]Assigned, error) {
+	var target []Assigned
+	var loads []Load
+	var since []stamp.Mono
+	stays := true
+	for _, m := range t.members {
+		h := holding(m.Broker)
+		if h.Away {
+			stays = false
+			total.Rate -= h.Reserved.Rate
+			total.Burst -= h.Reserved.Burst
+			target = append(target, Assigned{Broker: m.Broker, Share: h.Reserved})
+			continue
+		}
+		l := Load{Broker: m.Broker, Share: h.Target, Publishers: m.Publishers, Quota: m.Quota, Retiring: m.Retiring}
+		m.window.Fill(&l, now.Add(-t.window))
+		l.Backlog = m.backlog + m.coming
+		l.MaxBacklog = max(l.MaxBacklog, l.Backlog)
+		if !m.seen && !m.Retiring {
+			l.Unseen = true
+			l.Rate, l.Recent = m.expected, max(m.expected, l.Recent)
+		}
+		stays = stays && l.Unseen
+		loads, since = append(loads, l), append(since, m.since)
+	}
+	if len(loads) == 0 || stays || total.Rate <= 0 || total.Burst <= 0 {
+		return nil, nil
+	}
+	lessQuota(loads, since, int64(total.Rate), func(s *tokenbucket.Share) *int64 { return (*int64)(&s.Rate) })
+	lessQuota(loads, since, total.Burst, func(s *tokenbucket.Share) *int64 { return &s.Burst })
+	shares, err := Split(t.rule, total, loads)
+	if err != nil {
+		return nil, err
+	}
+	return append(target, shares...), nil
+}
+
+// lessQuota takes what the quotas are more than there is, as long as brokers that are
+// away hold on to theirs, from those that were placed last: these have the publishers
+// that moved away from there, and those that stayed are not to pay for it.
+func lessQuota(loads []Load, since []stamp.Mono, there int64, part func(*tokenbucket.Share) *int64) {
+	short := -there
+	for i := range loads {
+		short += *part(&loads[i].Quota)
+	}
+	for _, epoch := range slices.Backward(slices.Compact(slices.Sorted(slices.Values(since)))) {
+		var sum int64 // beyond the one that each keeps
+		for i := range loads {
+			if since[i] == epoch {
+				sum += max(0, *part(&loads[i].Quota)-1)
+			}
+		}
+		take := min(short, sum)
+		if take <= 0 {
+			continue
+		}
+		for i := range loads {
+			if q := part(&loads[i].Quota); since[i] == epoch && *q > 1 {
+				*q -= mulDiv(take, *q-1, sum)
+			}
+		}
+		short -= take
+	}
+}

@@ -1,0 +1,149 @@
+package share
+
+import (
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// steady has a broker report so many seconds of so many messages.
+func steady(t *Tuner, broker string, from, seconds int, offered uint64, backlog int64) {
+	for i := range seconds {
+		t.Report(broker, Step{At: stamp.Mono(from+i+1) * 1e9, Length: time.Second, Offered: offered, MaxBacklog: backlog, Backlog: backlog, Peak: 20})
+	}
+}
+
+func quota(rate, burst int64) tokenbucket.Share {
+	return tokenbucket.Share{Rate: tokenbucket.Rate(rate * 1000), Burst: burst}
+}
+
+// proposed asks for the shares of a contract of 5,000 msg/s and 100.
+func proposed(t *testing.T, tuner *Tuner, second int) map[string]tokenbucket.Share {
+	t.Helper()
+	shares, err := tuner.Propose(stamp.Mono(second)*1e9, quota(5000, 100), func(string) Holding { return Holding{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]tokenbucket.Share{}
+	for _, a := range shares {
+		by[a.Broker] = a.Share
+	}
+	return by
+}
+
+func TestDemandMovesWithPublishers(t *testing.T) {
+	const window = 10 * time.Second
+	tuner := (*Tuner)(nil).Place(0, Sqrt, window, []Placed{
+		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
+	if by := proposed(t, tuner, 1); len(by) != 0 {
+		t.Errorf("before anything was seen: %v", by)
+	}
+	steady(tuner, "a", 0, 10, 2000, 0)
+	steady(tuner, "b", 0, 10, 2000, 0)
+
+	// All of a's go to c. What a had in the window is not looked at any more.
+	moved := tuner.Place(10e9, Sqrt, window, []Placed{
+		{Broker: "a", Publishers: 1, Quota: quota(80, 1), Retiring: true},
+		{Broker: "b", Publishers: 100, Quota: quota(2460, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2460, 49)}})
+	by := proposed(t, moved, 10)
+	if by["b"].Rate < 2100_000 || by["c"].Rate < 2100_000 || by["a"].Rate < 500_000 {
+		t.Errorf("b and c need 2,000 msg/s each, a the rest for what still comes there: %v", by)
+	}
+	// The old tuner is as it was: a move may fail.
+	if by := proposed(t, tuner, 10); by["a"].Rate != 2_500_000 {
+		t.Errorf("the placement before: %v", by)
+	}
+	steady(moved, "b", 10, 1, 2000, 0)
+	moved.Report("a", Step{At: 10.5e9, Length: time.Second, Offered: 1500}) // most of it in the epoch before
+	if by = proposed(t, moved, 11); by["c"].Rate < 2100_000 || by["b"].Rate < 2100_000 {
+		t.Errorf("c has not been seen, and none of its publishers: %v", by)
+	}
+	steady(moved, "a", 11, 1, 0, 0)
+	if by = proposed(t, moved, 12); by["a"].Rate > 90_000 || by["a"].Burst != 1 || by["c"].Rate < 2_400_000 {
+		t.Errorf("a has nothing left, c keeps its quota: %v", by)
+	}
+	steady(moved, "a", 12, 1, 0, 40)
+	if by = proposed(t, moved, 13); by["a"].Rate < 200_000 || by["c"].Rate < 2_300_000 {
+		t.Errorf("a has 40 messages left, to be released in 0.2 s: %v", by)
+	}
+	// Once it has been seen, it has what it needs.
+	steady(moved, "a", 13, 3, 0, 0)
+	steady(moved, "b", 11, 5, 2000, 0)
+	steady(moved, "c", 13, 3, 1100, 0)
+	if by = proposed(t, moved, 16); by["c"].Rate >= by["b"].Rate || by["c"].Rate < 1_155_000 {
+		t.Errorf("c turned out to have 1,100 msg/s: %v", by)
+	}
+}
+
+func TestABrokerThatIsNotSeenInAWindowHasNothing(t *testing.T) {
+	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 9, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 9, Quota: quota(2500, 50)}})
+	steady(tuner, "a", 0, 9, 3000, 0)
+	steady(tuner, "b", 0, 9, 100, 0)
+	if by := proposed(t, tuner, 9); by["b"].Rate < 1_600_000 {
+		t.Errorf("less than half of b's publishers' rate has come: %v", by)
+	}
+	steady(tuner, "a", 9, 2, 3000, 0)
+	steady(tuner, "b", 9, 2, 100, 0)
+	if by := proposed(t, tuner, 11); by["b"].Rate > 1_000_000 {
+		t.Errorf("it has been waited for long enough: %v", by)
+	}
+}
+
+// As long as a broker that is away holds on to its part, those that its publishers
+// have moved to have what is free, and the others what they need.
+func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
+	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
+	steady(tuner, "a", 0, 10, 2000, 0)
+	steady(tuner, "b", 0, 10, 2000, 0)
+	tuner = tuner.Place(10e9, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 1, Quota: quota(40, 1), Retiring: true},
+		{Broker: "b", Publishers: 100, Quota: quota(2480, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2480, 49)}})
+	for second := 10; second < 20; second++ {
+		shares, err := tuner.Propose(stamp.Mono(second)*1e9, quota(5000, 100), func(broker string) Holding {
+			return Holding{Away: broker == "a", Reserved: quota(2000, 40)}
+		})
+		if err != nil || len(shares) != 3 {
+			t.Fatalf("%v, %v", shares, err)
+		}
+		var sum tokenbucket.Share
+		for _, a := range shares {
+			sum.Rate += a.Share.Rate
+			sum.Burst += a.Share.Burst
+			if a.Broker == "b" && (a.Share.Rate < 2100_000 || a.Share.Burst < 20) || a.Broker == "c" && a.Share.Rate < 800_000 {
+				t.Errorf("second %d: %+v", second, shares)
+			}
+		}
+		if sum != quota(5000, 100) {
+			t.Errorf("second %d: they sum to %+v", second, sum)
+		}
+		steady(tuner, "b", second, 1, 2000, 0)
+		steady(tuner, "c", second, 1, 2000, 1000)
+	}
+}
+
+// A process that starts anew is not judged by what the one before had, and what it
+// brings along takes nothing from the other.
+func TestABrokerThatComesBackStartsWithItsQuota(t *testing.T) {
+	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
+	tuner.Join(0, "a", "1")
+	tuner.Join(0, "b", "1")
+	steady(tuner, "a", 0, 10, 2000, 0)
+	steady(tuner, "b", 0, 18, 2000, 0)
+	tuner.Join(18e9, "a", "2")
+	tuner.Join(18e9, "b", "1")
+	if by := proposed(t, tuner, 18); by["a"].Rate < 2_500_000 || by["b"].Rate < 2_100_000 {
+		t.Errorf("before anything is seen of it: %v", by)
+	}
+	for i := range 5 {
+		steady(tuner, "a", 18+i, 1, 2000, 16_000)
+		steady(tuner, "b", 18+i, 1, 2000, 0)
+		if by := proposed(t, tuner, 19+i); by["b"].Rate < 2_100_000 || by["b"].Burst < 20 {
+			t.Errorf("%d s after its return: %v", i, by)
+		}
+	}
+}
