@@ -123,6 +123,7 @@ type Absorption struct {
 type Catalog struct {
 	version uint64            // grows by one with every accepted event
 	log     uint64            // see Log
+	ahead   uint64            // epochs are versions and this
 	topics  map[string]*topic // by name
 	names   []string          // of topics, sorted
 	brokers map[string]*broker
@@ -184,6 +185,9 @@ func (c *Catalog) Log() uint64 { return c.log }
 // one that was lost in a crash is replaced.
 func (c *Catalog) Name(log uint64) { c.log = log }
 
+// epoch is that of a placement which is made now.
+func (c *Catalog) epoch() uint64 { return c.version + c.ahead }
+
 // Apply makes the event so and returns what follows, in a fixed order, or
 // refuses it and changes nothing.
 func (c *Catalog) Apply(e Event) ([]Effect, error) {
@@ -226,6 +230,10 @@ func (c *Catalog) Apply(e Event) ([]Effect, error) {
 		return c.memberRetired(e)
 	case Restarted:
 		return c.restarted()
+	case TopicRestored:
+		return c.topicRestored(e)
+	case BrokerRestored:
+		return c.brokerRestored(e)
 	case LeftoverContractRemoved:
 		c.version++
 		delete(c.contracts, e.Topic)
@@ -263,7 +271,7 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 		if i := t.member(e.ID); moved && i >= 0 {
 			members := slices.Clone(t.placement.members)
 			members[i] = b.endpoint()
-			t.placement = &Placement{epoch: c.version, members: members, spread: t.placement.spread}
+			t.placement = &Placement{epoch: c.epoch(), members: members, spread: t.placement.spread}
 			effects = append(effects, PlacementChanged{name})
 		}
 	}
@@ -387,7 +395,7 @@ func (c *Catalog) topicPlaced(e TopicPlaced) ([]Effect, error) {
 	c.version++
 	t.created = c.version
 	t.prepared = make([]bool, len(members))
-	t.placement = &Placement{epoch: c.version, members: members, spread: e.spread}
+	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread}
 	for _, q := range e.Plan.Quotas {
 		b := c.brokers[q.Broker]
 		b.Allocated += q.Rate

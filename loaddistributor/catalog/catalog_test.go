@@ -579,7 +579,22 @@ func TestAnyHistory(t *testing.T) {
 					_ = apply(Restarted{})
 				}
 			case 9:
-				switch rapid.IntRange(0, 3).Draw(t, "end") {
+				before := c.Dump()
+				switch rapid.IntRange(0, 4).Draw(t, "end") {
+				case 4: // removed, and back from a dump of before
+					_ = apply(TopicRemoved{Topic: name, Left: []string{broker}})
+					for _, one := range before.Brokers {
+						if one.Broker.ID == broker {
+							_ = apply(BrokerRestored{one})
+						}
+					}
+					for _, one := range before.Topics {
+						if one.Spec.Name() == name && apply(TopicRestored{one}) == nil {
+							if now, _ := c.Topic(name); now.Placement.Epoch() <= one.Epoch || now.Created != c.version || now.Next != nil {
+								t.Fatalf("%+v was restored as %+v", one, now)
+							}
+						}
+					}
 				case 0:
 					_ = apply(TopicDeleting{name})
 				case 1:
@@ -621,7 +636,7 @@ func TestAnyHistory(t *testing.T) {
 // fingerprint shows all of c that an event could change.
 func fingerprint(c *Catalog) string {
 	var b strings.Builder
-	fmt.Fprintln(&b, c.version, c.names, c.keys, c.contracts)
+	fmt.Fprintln(&b, c.version, c.ahead, c.names, c.keys, c.contracts)
 	for _, name := range c.names {
 		t := c.topics[name]
 		fmt.Fprintln(&b, name, t.key, t.phase, t.plan, *t.placement, t.prepared, t.next, t.retiring)

@@ -11,7 +11,7 @@ func (c *Catalog) check() {
 	allocated := map[string]int64{}
 	keys := 0
 	for name, t := range c.topics {
-		if t.spec.Name() != name || t.placement.epoch > c.version || t.placement.epoch == 0 {
+		if t.spec.Name() != name || t.placement.epoch > c.epoch() || t.placement.epoch == 0 {
 			panic(fmt.Sprintf("topic %s: spec of %s, epoch %d at version %d", name, t.spec.Name(), t.placement.epoch, c.version))
 		}
 		if t.key != "" {

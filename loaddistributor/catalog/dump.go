@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,7 @@ import (
 type Dump struct {
 	Version   uint64
 	Log       uint64
+	Ahead     uint64            // what epochs are ahead of versions
 	Brokers   []BrokerDump      // by id
 	Topics    []TopicDump       // by name
 	Contracts []string          // that the adaptor may still hold; sorted
@@ -43,7 +45,7 @@ type TopicDump struct {
 
 // Dump returns the state.
 func (c *Catalog) Dump() Dump {
-	d := Dump{Version: c.version, Log: c.log, Contracts: sorted(c.contracts), Removed: map[string]uint64{}}
+	d := Dump{Version: c.version, Log: c.log, Ahead: c.ahead, Contracts: sorted(c.contracts), Removed: map[string]uint64{}}
 	maps.Copy(d.Removed, c.removed)
 	for _, b := range c.Brokers() {
 		known := c.brokers[b.ID]
@@ -68,7 +70,7 @@ func (c *Catalog) Dump() Dump {
 // have been like that.
 func Load(d Dump) (*Catalog, error) {
 	c := New()
-	c.version, c.log = d.Version, d.Log
+	c.version, c.log, c.ahead = d.Version, d.Log, d.Ahead
 	for _, b := range d.Brokers {
 		if b.Broker.ID == "" || c.brokers[b.Broker.ID] != nil {
 			return nil, fmt.Errorf("load: broker %q is without a name or appears twice", b.Broker.ID)
@@ -106,7 +108,7 @@ func (c *Catalog) load(d TopicDump) error {
 		return wrong("it appears twice")
 	case d.Phase != Preparing && d.Phase != Active && d.Phase != Deleting:
 		return wrong("state %d", d.Phase)
-	case d.Epoch == 0 || d.Epoch > c.version:
+	case d.Epoch == 0 || d.Epoch > c.epoch():
 		return wrong("epoch %d at version %d", d.Epoch, c.version)
 	case d.Created > d.Epoch:
 		return wrong("created at %d, epoch %d", d.Created, d.Epoch)
@@ -160,4 +162,72 @@ func (c *Catalog) load(d TopicDump) error {
 		c.keys[d.Key] = name
 	}
 	return nil
+}
+
+// epochGap is how far the epochs of a topic that is restored are ahead of those that
+// were kept of it: more than its placement can have changed after that.
+const epochGap = 1 << 20
+
+func (c *Catalog) topicRestored(e TopicRestored) ([]Effect, error) {
+	d := e.TopicDump
+	if d.Spec == nil || d.Ordered == nil {
+		return nil, errors.New("restore: a topic without a specification")
+	}
+	name := d.Spec.Name()
+	if c.topics[name] != nil {
+		return nil, fmt.Errorf("restore topic %s: %w", name, ErrTopicExists)
+	}
+	if d.Next != nil {
+		for _, q := range d.Next.Plan.Quotas {
+			if quotaOn(d.Plan, q.Broker) < 0 {
+				d.Retiring = append(d.Retiring, q.Broker)
+			}
+		}
+		d.Next, d.NextPrepared = nil, nil
+	}
+	d.Retiring = slices.Compact(slices.Sorted(slices.Values(slices.DeleteFunc(slices.Clone(d.Retiring), func(id string) bool { return quotaOn(d.Plan, id) >= 0 }))))
+	if d.Epoch > 1<<62 {
+		return nil, fmt.Errorf("restore topic %s: epoch %d", name, d.Epoch)
+	}
+	ahead := c.ahead
+	c.version++
+	c.ahead = max(c.ahead, d.Epoch+epochGap)
+	if c.keys[d.Key] != "" {
+		d.Key = ""
+	}
+	d.Phase, d.Created, d.Epoch, d.Prepared = Active, c.version, c.epoch(), make([]bool, len(d.Plan.Quotas))
+	if err := c.load(d); err != nil {
+		c.version--
+		c.ahead = ahead
+		return nil, err
+	}
+	delete(c.contracts, name)
+	state, reason := c.state(c.topics[name])
+	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, state, reason}}, nil
+}
+
+func (c *Catalog) brokerRestored(e BrokerRestored) ([]Effect, error) {
+	from := e.Broker
+	if from.ID == "" || from.Configured <= 0 || from.Calibrated < 0 {
+		return nil, fmt.Errorf("restore broker %q of %d msg/s, calibrated %d", from.ID, from.Configured, from.Calibrated)
+	}
+	c.version++
+	delete(c.removed, from.ID)
+	b := c.brokers[from.ID]
+	if b == nil {
+		b = newBroker()
+		b.Broker, b.leftAt = from, c.version
+		b.Connected, b.Allocated, b.Forgotten, b.Strict = false, 0, false, false // of the other log's adaptor
+		c.brokers[from.ID] = b
+	}
+	before := c.states(b.topics)
+	b.Calibrated, b.Draining, b.Forced = cmp.Or(b.Calibrated, from.Calibrated), b.Draining || from.Draining, b.Forced || from.Forced
+	b.Mcap = cmp.Or(b.Calibrated, b.Configured)
+	for _, name := range e.Leftovers {
+		if c.topics[name] == nil {
+			b.leftovers[name] = true
+		}
+	}
+	c.forgetGone()
+	return c.changes(before), nil
 }

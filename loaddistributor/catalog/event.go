@@ -128,6 +128,18 @@ type MemberRetired struct{ Topic, Broker string }
 // brokers did in those before has to be said again.
 type Restarted struct{}
 
+// TopicRestored brings a topic back that another log had, as active and as it was then:
+// its name must be free and its brokers known. One that moved stays where it was, and
+// brokers that it moved to retire. Its epochs go on from the one that it had, and
+// beyond any that were given out after that. Its key is gone if another topic has it.
+type TopicRestored struct{ TopicDump }
+
+// BrokerRestored is a broker that another log knew, as being away: what it may hold, and
+// what operators have said of it. One that is known already gets what of that it lacks.
+type BrokerRestored struct{ BrokerDump }
+
+func (TopicRestored) event()           {}
+func (BrokerRestored) event()          {}
 func (BrokerJoined) event()            {}
 func (BrokerDraining) event()          {}
 func (BrokerCalibrated) event()        {}

@@ -133,7 +133,7 @@ func (c *Catalog) topicMoved(e TopicMoved) ([]Effect, error) {
 		b.retiring[e.Topic] = true
 	}
 	t.spec, t.plan, t.prepared, t.next = n.Spec, n.Plan, n.prepared, nil
-	t.placement = &Placement{epoch: c.version, members: c.endpoints(n.Plan), spread: n.spread}
+	t.placement = &Placement{epoch: c.epoch(), members: c.endpoints(n.Plan), spread: n.spread}
 	return append([]Effect{PlacementChanged(e)}, c.changes(before)...), nil
 }
 

@@ -3,6 +3,8 @@ package controller_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +21,17 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
+
+// places says at which broker each of a group's publishers belongs.
+func places(c *cluster, topic string, publishers int) (all []string) {
+	GinkgoHelper()
+	for i := range publishers {
+		r, err := c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: fmt.Sprintf("g.%d", i)})
+		Expect(err).NotTo(HaveOccurred())
+		all = append(all, r.Assignment.BrokerId)
+	}
+	return all
+}
 
 // journalGate is a journal that can be held up, or fail.
 type journalGate struct {
@@ -157,6 +170,67 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		_, err := second.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(resolved("t")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+	})
+
+	It("that has lost its store gets it back from an export, with everybody where they were", func() {
+		first := newCluster(setup{data: &store.Memory{}})
+		b1, b2 := agenttest.New(), agenttest.New()
+		first.join("b1", 60, b1)
+		first.join("b2", 60, b2)
+		_, _, err := first.create(context.Background(), spec("t", 100, 10), "key")
+		Expect(err).NotTo(HaveOccurred())
+		first.mustCreate(spec("later", 4, 4))
+		_, err = first.control.Calibrate("b2", 77)
+		Expect(err).NotTo(HaveOccurred())
+		was, epoch := places(first, "t", 100), first.topic("t").Epoch
+		stream, err := first.admin.ExportCluster(context.Background(), &srtmv1.ExportClusterRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		var text []byte
+		for m, err := stream.Recv(); !errors.Is(err, io.EOF); m, err = stream.Recv() {
+			Expect(err).NotTo(HaveOccurred())
+			text = append(text, m.Text...)
+		}
+		_, err = first.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "later"})
+		Expect(err).NotTo(HaveOccurred())
+		first.stop()
+
+		data := &store.Memory{}
+		second := newCluster(setup{data: data, address: first.address})
+		importing := func(text []byte) (*srtmv1.ImportClusterResponse, error) {
+			stream, err := second.admin.ImportCluster(context.Background())
+			Expect(err).NotTo(HaveOccurred())
+			for len(text) > 0 {
+				n := min(len(text), 100)
+				if stream.Send(&srtmv1.ImportClusterRequest{Text: text[:n]}) != nil {
+					break
+				}
+				text = text[n:]
+			}
+			return stream.CloseAndRecv()
+		}
+		_, err = importing(text[:len(text)-1])
+		Expect(err).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		done, err := importing(text)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(done.Topics).To(BeEquivalentTo(2))
+		again, err := importing(text)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(again.Topics).To(BeZero())
+		Expect(again.LeftOut).To(HaveLen(2))
+		Expect(places(second, "t", 100)).To(Equal(was))
+		Expect(second.topic("t").Epoch).To(BeNumerically(">", epoch), "or publishers would take it for something old")
+		Eventually(second.state("t")).Should(Equal("ACTIVE"))
+		Expect(second.broker("b2").CalibratedMcap).To(BeEquivalentTo(77))
+		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
+		same, _, err := second.create(context.Background(), spec("t", 100, 10), "key")
+		Expect(err).NotTo(HaveOccurred())
+		epoch = second.topic("t").Epoch
+		Expect(same.Epoch).To(Equal(epoch))
+		second.stop()
+		third := newCluster(setup{data: crash(data), address: first.address})
+		Expect(places(third, "t", 100)).To(Equal(was))
+		Eventually(third.state("later")).Should(Equal("ACTIVE"))
+		Expect(third.topic("t").Epoch).To(Equal(epoch))
 	})
 
 	It("rolls back a creation that nobody was told of", func() {

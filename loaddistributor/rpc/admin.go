@@ -4,6 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -309,4 +313,47 @@ func assignmentProto(a catalog.Assignment) *srtmv1.Assignment {
 	return &srtmv1.Assignment{
 		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, Epoch: a.Epoch, Unknown: a.Unknown,
 	}
+}
+
+// piece is how much of an export goes into one message, and maxImport how much is
+// taken in all.
+const (
+	piece     = 1 << 18
+	maxImport = 1 << 28
+)
+
+// ExportCluster implements srtmv1.AdminServiceServer.
+func (s *Server) ExportCluster(_ *srtmv1.ExportClusterRequest, stream grpc.ServerStreamingServer[srtmv1.ExportClusterResponse]) error {
+	text, err := s.controller.Export()
+	if err != nil {
+		return toStatus(err)
+	}
+	for part := range slices.Chunk(text, piece) {
+		if err := stream.Send(&srtmv1.ExportClusterResponse{Text: part}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ImportCluster implements srtmv1.AdminServiceServer.
+func (s *Server) ImportCluster(stream grpc.ClientStreamingServer[srtmv1.ImportClusterRequest, srtmv1.ImportClusterResponse]) error {
+	var text []byte
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if text = append(text, m.Text...); len(text) > maxImport {
+			return toStatus(&controller.BadMessage{Field: "text", Problem: fmt.Sprintf("has more than %d bytes", maxImport)})
+		}
+	}
+	done, err := s.controller.Import(text)
+	if err != nil {
+		return toStatus(err)
+	}
+	return stream.SendAndClose(&srtmv1.ImportClusterResponse{Topics: uint32(done.Topics), Brokers: uint32(done.Brokers), LeftOut: done.LeftOut})
 }

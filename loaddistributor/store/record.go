@@ -1,8 +1,10 @@
 package store
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -31,7 +33,9 @@ import (
 const Version = 2
 
 // kindSince has the kinds that not every version knows.
-var kindSince = map[string]int{kindAdditions: 2, kindBrokerNoted: 2, kindBrokerRemoved: 2}
+var kindSince = map[string]int{
+	kindAdditions: 2, kindTopic: 2, kindTopicRestored: 2, kindBrokerRestored: 2, kindBrokerNoted: 2, kindBrokerRemoved: 2,
+}
 
 // A record is JSON:
 //
@@ -89,6 +93,9 @@ const (
 	kindRestarted        = "restarted"
 	kindSnapshot         = "snapshot"
 	kindAdditions        = "additions"
+	kindTopic            = "topic"
+	kindTopicRestored    = "topic_restored"
+	kindBrokerRestored   = "broker_restored"
 )
 
 // event is the data of every kind that names things and orders nothing.
@@ -210,11 +217,19 @@ type snapshot struct {
 type additions struct {
 	Version uint64            `json:"version"`
 	Log     uint64            `json:"log"`
+	Ahead   uint64            `json:"ahead,omitempty"`   // of epochs
 	Created map[string]uint64 `json:"created,omitempty"` // by topic
 	// Brokers: as BrokerNoted says, and with the version at which they were removed.
 	Forgotten []string          `json:"forgotten,omitempty"`
 	Strict    []string          `json:"strict,omitempty"`
 	Removed   map[string]uint64 `json:"removed,omitempty"`
+}
+
+// kept is a topic that is kept elsewhere.
+type kept struct {
+	Log     uint64 `json:"log"`
+	Created uint64 `json:"created,omitempty"`
+	Topic   topic  `json:"topic"`
 }
 
 type topic struct {
@@ -312,6 +327,10 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 		return encode(kindTopicMoveAborted, event{Topic: e.Topic, Left: e.Left})
 	case catalog.MemberRetired:
 		return encode(kindMemberRetired, event{Topic: e.Topic, Broker: e.Broker})
+	case catalog.TopicRestored:
+		return encode(kindTopicRestored, fromTopic(e.TopicDump))
+	case catalog.BrokerRestored:
+		return encode(kindBrokerRestored, fromBroker(e.BrokerDump))
 	case catalog.Restarted:
 		return encode(kindRestarted, struct{}{})
 	}
@@ -359,6 +378,19 @@ func (r record) event() (catalog.Event, error) {
 			ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP,
 			Hostname: b.Hostname, Version: b.Version, Mcap: b.Mcap,
 		}, nil
+	case kindTopicRestored:
+		var t topic
+		if err := json.Unmarshal(r.Data, &t); err != nil {
+			return nil, err
+		}
+		d, err := t.dump()
+		return catalog.TopicRestored{TopicDump: d}, err
+	case kindBrokerRestored:
+		var b broker
+		if err := json.Unmarshal(r.Data, &b); err != nil {
+			return nil, err
+		}
+		return catalog.BrokerRestored{BrokerDump: b.dump()}, nil
 	case kindBrokerAbsorbed:
 		var a absorbed
 		if err := json.Unmarshal(r.Data, &a); err != nil {
@@ -424,7 +456,7 @@ var phases = map[catalog.State]string{catalog.Preparing: "preparing", catalog.Ac
 // encodeDump writes a catalog down, in two parts.
 func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
 	s := snapshot{Version: d.Version, Contracts: d.Contracts}
-	more := additions{Version: d.Version, Log: d.Log, Created: map[string]uint64{}, Removed: d.Removed}
+	more := additions{Version: d.Version, Log: d.Log, Ahead: d.Ahead, Created: map[string]uint64{}, Removed: d.Removed}
 	for _, b := range d.Brokers {
 		k := b.Broker
 		if k.Forgotten {
@@ -433,26 +465,10 @@ func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
 		if k.Strict {
 			more.Strict = append(more.Strict, k.ID)
 		}
-		s.Brokers = append(s.Brokers, broker{
-			ID: k.ID, Instance: k.Instance, TCP: k.TCPAddress, HTTP: k.HTTPAddress, Hostname: k.Hostname,
-			Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
-			Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
-			Absorbed: fromAbsorption("", k.Absorbed),
-		})
+		s.Brokers = append(s.Brokers, fromBroker(b))
 	}
 	for _, t := range d.Topics {
-		one := topic{
-			Spec: fromSpec(t.Spec), Key: t.Key, Phase: phases[t.Phase], Plan: fromPlan(t.Plan),
-			Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
-		}
-		if t.Ordered != t.Spec {
-			one.Ordered = fromSpec(t.Ordered)
-		}
-		if t.Next != nil {
-			p := fromPlan(t.Next.Plan)
-			one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), &p, t.NextPrepared
-		}
-		s.Topics = append(s.Topics, one)
+		s.Topics = append(s.Topics, fromTopic(t))
 		if t.Created > 0 {
 			more.Created[t.Spec.Name()] = t.Created
 		}
@@ -461,6 +477,65 @@ func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
 		added, err = encode(kindAdditions, more)
 	}
 	return dump, added, err
+}
+
+func fromBroker(b catalog.BrokerDump) broker {
+	k := b.Broker
+	return broker{
+		ID: k.ID, Instance: k.Instance, TCP: k.TCPAddress, HTTP: k.HTTPAddress, Hostname: k.Hostname,
+		Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
+		Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
+		Absorbed: fromAbsorption("", k.Absorbed),
+	}
+}
+
+func fromTopic(t catalog.TopicDump) topic {
+	one := topic{
+		Spec: fromSpec(t.Spec), Key: t.Key, Phase: phases[t.Phase], Plan: fromPlan(t.Plan),
+		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
+	}
+	if t.Ordered != t.Spec {
+		one.Ordered = fromSpec(t.Ordered)
+	}
+	if t.Next != nil {
+		p := fromPlan(t.Next.Plan)
+		one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), &p, t.NextPrepared
+	}
+	return one
+}
+
+// EncodeTopic writes one topic of a log down, to be kept elsewhere.
+func EncodeTopic(log uint64, t catalog.TopicDump) ([]byte, error) {
+	return encode(kindTopic, kept{Log: log, Created: t.Created, Topic: fromTopic(t)})
+}
+
+// DecodeTopic reads what EncodeTopic wrote; the error is a *FormatError.
+func DecodeTopic(b []byte) (log uint64, t catalog.TopicDump, err error) {
+	var k kept
+	if err := decode(b, kindTopic, &k); err != nil {
+		return 0, t, err
+	}
+	if t, err = k.Topic.dump(); err != nil {
+		return 0, t, &FormatError{Kind: kindTopic, Version: Version, Cause: err}
+	}
+	t.Created = k.Created
+	return k.Log, t, nil
+}
+
+// Export writes a catalog down as text, for Import of this release or a later one.
+func Export(d catalog.Dump) ([]byte, error) {
+	dump, added, err := encodeDump(d)
+	return slices.Concat(dump, []byte("\n"), added, []byte("\n")), err
+}
+
+// Import reads what Export wrote; the error is a *FormatError.
+func Import(text []byte) (catalog.Dump, error) {
+	dump, rest, _ := bytes.Cut(text, []byte("\n"))
+	added, rest, whole := bytes.Cut(rest, []byte("\n"))
+	if !whole || len(rest) > 0 {
+		return catalog.Dump{}, &FormatError{Kind: kindSnapshot, Version: Version, Cause: errors.New("two lines are wanted: it is cut off, or no export")}
+	}
+	return decodeDump(dump, added)
 }
 
 // decode reads a record of one kind.
@@ -493,18 +568,12 @@ func decodeDump(b, added []byte) (catalog.Dump, error) {
 			more = additions{}
 		}
 	}
-	d := catalog.Dump{Version: s.Version, Log: more.Log, Contracts: s.Contracts, Removed: map[string]uint64{}}
+	d := catalog.Dump{Version: s.Version, Log: more.Log, Ahead: more.Ahead, Contracts: s.Contracts, Removed: map[string]uint64{}}
 	maps.Copy(d.Removed, more.Removed)
 	for _, b := range s.Brokers {
-		d.Brokers = append(d.Brokers, catalog.BrokerDump{
-			Broker: catalog.Broker{
-				ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP, Hostname: b.Hostname,
-				Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
-				Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
-				Absorbed: b.Absorbed.absorption(), Forgotten: slices.Contains(more.Forgotten, b.ID), Strict: slices.Contains(more.Strict, b.ID),
-			},
-			Leftovers: b.Leftovers, LeftAt: b.LeftAt,
-		})
+		one := b.dump()
+		one.Broker.Forgotten, one.Broker.Strict = slices.Contains(more.Forgotten, b.ID), slices.Contains(more.Strict, b.ID)
+		d.Brokers = append(d.Brokers, one)
 	}
 	for _, t := range s.Topics {
 		one, err := t.dump()
@@ -515,6 +584,18 @@ func decodeDump(b, added []byte) (catalog.Dump, error) {
 		d.Topics = append(d.Topics, one)
 	}
 	return d, nil
+}
+
+func (b *broker) dump() catalog.BrokerDump {
+	return catalog.BrokerDump{
+		Broker: catalog.Broker{
+			ID: b.ID, Instance: b.Instance, TCPAddress: b.TCP, HTTPAddress: b.HTTP, Hostname: b.Hostname,
+			Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
+			Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
+			Absorbed: b.Absorbed.absorption(),
+		},
+		Leftovers: b.Leftovers, LeftAt: b.LeftAt,
+	}
 }
 
 func (t *topic) dump() (catalog.TopicDump, error) {

@@ -210,6 +210,12 @@ func (l *leader) every() {
 	l.append(catalog.BrokerCalibrated{ID: "b1", Mcap: 12_345})
 	l.append(catalog.BrokerNoted{ID: "b2", Forgotten: true, Strict: true})
 	l.append(joined("b8"), catalog.BrokerLeft{ID: "b8"}, catalog.BrokerRemoved{ID: "b8"})
+	from := l.cat.Dump().Topics[0]
+	spec := *from.Spec
+	spec.Demand.Topic = "back"
+	from.Spec, from.Ordered, from.Epoch, from.Key = &spec, &spec, 5000, "other key"
+	away := catalog.BrokerDump{Broker: catalog.Broker{ID: "b7", Mcap: 5, Configured: 5, Draining: true}, Leftovers: []string{"gone"}}
+	l.append(catalog.TopicRestored{TopicDump: from}, catalog.BrokerRestored{BrokerDump: away})
 	l.append(catalog.BrokerAbsorbed{ID: "b2", Absorption: catalog.Absorption{Latency: 7 * time.Millisecond, Rate: 5_000_000, Burst: 34}})
 }
 

@@ -1,11 +1,88 @@
 package failover
 
 import (
+	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tests/daemon"
 )
+
+// page returns the commands of a page of docs/.
+func page(t *testing.T, name string) (blocks []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, part := range strings.Split(string(text), "```") {
+		if commands, is := strings.CutPrefix(part, "sh\n"); is && i%2 == 1 {
+			blocks = append(blocks, commands)
+		}
+	}
+	return blocks
+}
+
+// What docs/backup.md says to do, while publishers publish: everybody is where they
+// were, and a publisher that comes then finds its place.
+func TestBackupAndRestore(t *testing.T) {
+	const publishers, each = 4, 100
+	commands := page(t, "backup.md")
+	if len(commands) != 2 {
+		t.Fatalf("the page has %d commands", len(commands))
+	}
+	bin, dir := t.TempDir(), t.TempDir()
+	if err := daemon.Build(t.Context(), "../../tools/srtm", filepath.Join(bin, "srtm"), false); err != nil {
+		t.Fatal(err)
+	}
+	c := newCluster(t, 1, 2, "--store=bbolt")
+	do := func(commands string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "sh", "-eu", "-c", commands)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "SRTM_LOADDISTRIBUTOR_ADDRESS="+c.grpc[0])
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", commands, err, out)
+		}
+	}
+	spec := contract("t", 10_000, 1000, publishers+1)
+	spec.PlacementPolicy = "loadbalance"
+	c.create(spec)
+	all := c.consume("t")
+	cl := newClient(t, c)
+	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond)
+	eventually(t, "they publish", func() bool { return all.count() > publishers*each/10 })
+	topic := func() (now *srtmv1.Topic) {
+		_ = c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+			r, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
+			now = r.GetTopic()
+			return err
+		})
+		return now
+	}
+	before := topic()
+	do(commands[0])
+	c.kill(0)
+	if err := os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")); err != nil {
+		t.Fatal(err)
+	}
+	c.start(0)
+	do(commands[1])
+	eventually(t, "the topic is active again", func() bool { return topic().GetState() == srtmv1.TopicState_TOPIC_STATE_ACTIVE })
+	if after := topic(); after.Epoch <= before.Epoch || len(after.Quotas) != len(before.Quotas) {
+		t.Errorf("it was\n%v\nis\n%v", before, after)
+	}
+	late := publisher(t, cl, "t", publishers)
+	if err := late.Publish(t.Context(), body(publishers, 0)); err != nil {
+		t.Error(err)
+	}
+	<-done
+	finish(t, cl, all, publishers*each+1)
+}
 
 // The store is lost, and the loaddistributor starts with an empty one: publishers go on
 // where they are, for brokers hold the topic and its shares.

@@ -85,6 +85,195 @@ func (TopicState) EnumDescriptor() ([]byte, []int) {
 	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+type ExportClusterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportClusterRequest) Reset() {
+	*x = ExportClusterRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportClusterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportClusterRequest) ProtoMessage() {}
+
+func (x *ExportClusterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportClusterRequest.ProtoReflect.Descriptor instead.
+func (*ExportClusterRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+type ExportClusterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next piece of the text.
+	Text          []byte `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportClusterResponse) Reset() {
+	*x = ExportClusterResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportClusterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportClusterResponse) ProtoMessage() {}
+
+func (x *ExportClusterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportClusterResponse.ProtoReflect.Descriptor instead.
+func (*ExportClusterResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ExportClusterResponse) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
+type ImportClusterRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next piece of the text; 256 MiB in all.
+	Text          []byte `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportClusterRequest) Reset() {
+	*x = ImportClusterRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportClusterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportClusterRequest) ProtoMessage() {}
+
+func (x *ImportClusterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportClusterRequest.ProtoReflect.Descriptor instead.
+func (*ImportClusterRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ImportClusterRequest) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
+type ImportClusterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many topics and brokers were brought back.
+	Topics  uint32 `protobuf:"varint,1,opt,name=topics,proto3" json:"topics,omitempty"`
+	Brokers uint32 `protobuf:"varint,2,opt,name=brokers,proto3" json:"brokers,omitempty"`
+	// Topics that were not, and why; those that were being created or deleted when the
+	// export was made are not mentioned.
+	LeftOut       []string `protobuf:"bytes,3,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportClusterResponse) Reset() {
+	*x = ImportClusterResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportClusterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportClusterResponse) ProtoMessage() {}
+
+func (x *ImportClusterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportClusterResponse.ProtoReflect.Descriptor instead.
+func (*ImportClusterResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ImportClusterResponse) GetTopics() uint32 {
+	if x != nil {
+		return x.Topics
+	}
+	return 0
+}
+
+func (x *ImportClusterResponse) GetBrokers() uint32 {
+	if x != nil {
+		return x.Brokers
+	}
+	return 0
+}
+
+func (x *ImportClusterResponse) GetLeftOut() []string {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
+}
+
 type TopicSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 .. 64 of [.a-zA-Z0-9_-], as in NSQ.
@@ -107,7 +296,7 @@ type TopicSpec struct {
 
 func (x *TopicSpec) Reset() {
 	*x = TopicSpec{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -119,7 +308,7 @@ func (x *TopicSpec) String() string {
 func (*TopicSpec) ProtoMessage() {}
 
 func (x *TopicSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -132,7 +321,7 @@ func (x *TopicSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicSpec.ProtoReflect.Descriptor instead.
 func (*TopicSpec) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *TopicSpec) GetName() string {
@@ -201,7 +390,7 @@ type BrokerQuota struct {
 
 func (x *BrokerQuota) Reset() {
 	*x = BrokerQuota{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -213,7 +402,7 @@ func (x *BrokerQuota) String() string {
 func (*BrokerQuota) ProtoMessage() {}
 
 func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -226,7 +415,7 @@ func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerQuota.ProtoReflect.Descriptor instead.
 func (*BrokerQuota) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *BrokerQuota) GetBrokerId() string {
@@ -282,7 +471,7 @@ type BrokerTopicStatus struct {
 
 func (x *BrokerTopicStatus) Reset() {
 	*x = BrokerTopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -294,7 +483,7 @@ func (x *BrokerTopicStatus) String() string {
 func (*BrokerTopicStatus) ProtoMessage() {}
 
 func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -307,7 +496,7 @@ func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerTopicStatus.ProtoReflect.Descriptor instead.
 func (*BrokerTopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BrokerTopicStatus) GetBrokerId() string {
@@ -383,7 +572,7 @@ type TopicStatus struct {
 
 func (x *TopicStatus) Reset() {
 	*x = TopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +584,7 @@ func (x *TopicStatus) String() string {
 func (*TopicStatus) ProtoMessage() {}
 
 func (x *TopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +597,7 @@ func (x *TopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicStatus.ProtoReflect.Descriptor instead.
 func (*TopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TopicStatus) GetWindow() *durationpb.Duration {
@@ -492,7 +681,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -504,7 +693,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -517,7 +706,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Fit) GetEnded() bool {
@@ -559,7 +748,7 @@ type FitRounds struct {
 
 func (x *FitRounds) Reset() {
 	*x = FitRounds{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +760,7 @@ func (x *FitRounds) String() string {
 func (*FitRounds) ProtoMessage() {}
 
 func (x *FitRounds) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +773,7 @@ func (x *FitRounds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
 func (*FitRounds) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FitRounds) GetK() uint32 {
@@ -617,7 +806,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +818,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +831,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -721,7 +910,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +922,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +935,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Broker) GetId() string {
@@ -861,7 +1050,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +1062,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1075,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -928,7 +1117,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1129,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1142,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -1004,7 +1193,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +1205,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +1218,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -1086,7 +1275,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1287,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1300,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -1148,7 +1337,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1349,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1362,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -1208,7 +1397,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1409,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1422,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -1259,7 +1448,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +1460,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +1473,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -1306,7 +1495,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1507,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1520,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -1360,7 +1549,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1561,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1574,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -1411,7 +1600,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1612,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1625,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -1454,7 +1643,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1655,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1668,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 type ListBrokersRequest struct {
@@ -1490,7 +1679,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1691,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1704,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 type ListBrokersResponse struct {
@@ -1528,7 +1717,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1729,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1742,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -1586,7 +1775,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1787,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1800,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -1644,7 +1833,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +1845,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +1858,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -1696,7 +1885,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1897,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1910,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -1754,7 +1943,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +1955,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +1968,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -1802,7 +1991,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +2003,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +2016,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -1860,7 +2049,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +2061,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +2074,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -1906,7 +2095,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2107,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2120,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -1957,7 +2146,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2158,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2171,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -2001,7 +2190,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +2202,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +2215,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -2048,7 +2237,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2249,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2262,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -2094,7 +2283,16 @@ var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\x99\x02\n" +
+	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\x16\n" +
+	"\x14ExportClusterRequest\"+\n" +
+	"\x15ExportClusterResponse\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\fR\x04text\"*\n" +
+	"\x14ImportClusterRequest\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\fR\x04text\"d\n" +
+	"\x15ImportClusterResponse\x12\x16\n" +
+	"\x06topics\x18\x01 \x01(\rR\x06topics\x12\x18\n" +
+	"\abrokers\x18\x02 \x01(\rR\abrokers\x12\x19\n" +
+	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\x99\x02\n" +
 	"\tTopicSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x122\n" +
@@ -2252,7 +2450,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\x86\x06\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x052\xaa\a\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -2264,7 +2462,9 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\vDrainBroker\x12\x1b.srtm.v1.DrainBrokerRequest\x1a\x1c.srtm.v1.DrainBrokerResponse\x12Q\n" +
 	"\x0eMovePublishers\x12\x1e.srtm.v1.MovePublishersRequest\x1a\x1f.srtm.v1.MovePublishersResponse\x12Z\n" +
 	"\x11SetBrokerCapacity\x12!.srtm.v1.SetBrokerCapacityRequest\x1a\".srtm.v1.SetBrokerCapacityResponse\x12K\n" +
-	"\fRemoveBroker\x12\x1c.srtm.v1.RemoveBrokerRequest\x1a\x1d.srtm.v1.RemoveBrokerResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\fRemoveBroker\x12\x1c.srtm.v1.RemoveBrokerRequest\x1a\x1d.srtm.v1.RemoveBrokerResponse\x12P\n" +
+	"\rExportCluster\x12\x1d.srtm.v1.ExportClusterRequest\x1a\x1e.srtm.v1.ExportClusterResponse0\x01\x12P\n" +
+	"\rImportCluster\x12\x1d.srtm.v1.ImportClusterRequest\x1a\x1e.srtm.v1.ImportClusterResponse(\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admin_proto_rawDescOnce sync.Once
@@ -2279,106 +2479,114 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                   // 0: srtm.v1.TopicState
-	(*TopicSpec)(nil),                 // 1: srtm.v1.TopicSpec
-	(*BrokerQuota)(nil),               // 2: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),         // 3: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),               // 4: srtm.v1.TopicStatus
-	(*Fit)(nil),                       // 5: srtm.v1.Fit
-	(*FitRounds)(nil),                 // 6: srtm.v1.FitRounds
-	(*Topic)(nil),                     // 7: srtm.v1.Topic
-	(*Broker)(nil),                    // 8: srtm.v1.Broker
-	(*DrainWait)(nil),                 // 9: srtm.v1.DrainWait
-	(*Infeasible)(nil),                // 10: srtm.v1.Infeasible
-	(*Fits)(nil),                      // 11: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),        // 12: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 13: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),           // 14: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),          // 15: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),         // 16: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 17: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),        // 18: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 19: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),        // 20: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),       // 21: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),        // 22: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),       // 23: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),        // 24: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),       // 25: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),     // 26: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),    // 27: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),  // 28: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil), // 29: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),       // 30: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),      // 31: srtm.v1.RemoveBrokerResponse
-	nil,                               // 32: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),                  // 33: srtm.v1.Contract
-	(*Publisher)(nil),                 // 34: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 35: srtm.v1.PublisherGroup
-	(*Share)(nil),                     // 36: srtm.v1.Share
-	(*TopicStats)(nil),                // 37: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),       // 38: google.protobuf.Duration
-	(*fieldmaskpb.FieldMask)(nil),     // 39: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 40: srtm.v1.FreedShare
+	(*ExportClusterRequest)(nil),      // 1: srtm.v1.ExportClusterRequest
+	(*ExportClusterResponse)(nil),     // 2: srtm.v1.ExportClusterResponse
+	(*ImportClusterRequest)(nil),      // 3: srtm.v1.ImportClusterRequest
+	(*ImportClusterResponse)(nil),     // 4: srtm.v1.ImportClusterResponse
+	(*TopicSpec)(nil),                 // 5: srtm.v1.TopicSpec
+	(*BrokerQuota)(nil),               // 6: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),         // 7: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),               // 8: srtm.v1.TopicStatus
+	(*Fit)(nil),                       // 9: srtm.v1.Fit
+	(*FitRounds)(nil),                 // 10: srtm.v1.FitRounds
+	(*Topic)(nil),                     // 11: srtm.v1.Topic
+	(*Broker)(nil),                    // 12: srtm.v1.Broker
+	(*DrainWait)(nil),                 // 13: srtm.v1.DrainWait
+	(*Infeasible)(nil),                // 14: srtm.v1.Infeasible
+	(*Fits)(nil),                      // 15: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),        // 16: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 17: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),           // 18: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),          // 19: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),         // 20: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 21: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),        // 22: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 23: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),        // 24: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),       // 25: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),        // 26: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),       // 27: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),        // 28: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),       // 29: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),     // 30: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),    // 31: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),  // 32: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil), // 33: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),       // 34: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),      // 35: srtm.v1.RemoveBrokerResponse
+	nil,                               // 36: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),                  // 37: srtm.v1.Contract
+	(*Publisher)(nil),                 // 38: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 39: srtm.v1.PublisherGroup
+	(*Share)(nil),                     // 40: srtm.v1.Share
+	(*TopicStats)(nil),                // 41: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),       // 42: google.protobuf.Duration
+	(*fieldmaskpb.FieldMask)(nil),     // 43: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 44: srtm.v1.FreedShare
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	33, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	34, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	35, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	32, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	36, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	36, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	37, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	37, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	38, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	3,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	37, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	5,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	6,  // 12: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	38, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	1,  // 14: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	37, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	38, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	39, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	36, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	40, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	40, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	41, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	41, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	42, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	7,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	41, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	9,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	10, // 12: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	42, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	5,  // 14: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 15: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	2,  // 16: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	4,  // 17: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	9,  // 18: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	11, // 19: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	1,  // 20: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	6,  // 16: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	8,  // 17: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	13, // 18: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	15, // 19: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	5,  // 20: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 21: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	7,  // 22: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	7,  // 23: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	7,  // 24: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	8,  // 25: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	1,  // 26: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	39, // 27: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	7,  // 28: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 29: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	7,  // 30: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	8,  // 31: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	40, // 32: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	12, // 33: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	14, // 34: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	16, // 35: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	18, // 36: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	20, // 37: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	22, // 38: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	24, // 39: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	26, // 40: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	28, // 41: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	30, // 42: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	13, // 43: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	15, // 44: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	17, // 45: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	19, // 46: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	21, // 47: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	23, // 48: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	25, // 49: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	27, // 50: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	29, // 51: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	31, // 52: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	43, // [43:53] is the sub-list for method output_type
-	33, // [33:43] is the sub-list for method input_type
+	11, // 22: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 23: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 24: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	12, // 25: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	5,  // 26: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	43, // 27: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	11, // 28: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	12, // 29: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	11, // 30: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	12, // 31: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	44, // 32: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	16, // 33: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	18, // 34: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	20, // 35: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	22, // 36: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	24, // 37: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	26, // 38: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	28, // 39: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	30, // 40: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	32, // 41: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	34, // 42: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	1,  // 43: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	3,  // 44: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	17, // 45: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	19, // 46: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	21, // 47: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	23, // 48: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	25, // 49: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	27, // 50: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	29, // 51: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	31, // 52: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	33, // 53: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	35, // 54: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	2,  // 55: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	4,  // 56: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	45, // [45:57] is the sub-list for method output_type
+	33, // [33:45] is the sub-list for method input_type
 	33, // [33:33] is the sub-list for extension type_name
 	33, // [33:33] is the sub-list for extension extendee
 	0,  // [0:33] is the sub-list for field type_name
@@ -2391,15 +2599,15 @@ func file_srtm_v1_admin_proto_init() {
 	}
 	file_srtm_v1_grant_proto_init()
 	file_srtm_v1_types_proto_init()
-	file_srtm_v1_admin_proto_msgTypes[2].OneofWrappers = []any{}
-	file_srtm_v1_admin_proto_msgTypes[3].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[6].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   32,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,8 @@ const (
 	AdminService_MovePublishers_FullMethodName    = "/srtm.v1.AdminService/MovePublishers"
 	AdminService_SetBrokerCapacity_FullMethodName = "/srtm.v1.AdminService/SetBrokerCapacity"
 	AdminService_RemoveBroker_FullMethodName      = "/srtm.v1.AdminService/RemoveBroker"
+	AdminService_ExportCluster_FullMethodName     = "/srtm.v1.AdminService/ExportCluster"
+	AdminService_ImportCluster_FullMethodName     = "/srtm.v1.AdminService/ImportCluster"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -112,6 +114,16 @@ type AdminServiceClient interface {
 	//	                     they fit elsewhere
 	//	UNAVAILABLE          the adaptor does not answer
 	RemoveBroker(ctx context.Context, in *RemoveBrokerRequest, opts ...grpc.CallOption) (*RemoveBrokerResponse, error)
+	// ExportCluster returns all that the store has, topics with their publishers and
+	// placements, brokers with what was said of them, as text for ImportCluster of the
+	// same or a later release. It has no messages and no shares: brokers have those.
+	ExportCluster(ctx context.Context, in *ExportClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportClusterResponse], error)
+	// ImportCluster brings back what an export has and the loaddistributor has not:
+	// topics as they were, on brokers that need not be there yet. What is there already
+	// stays as it is. Repeating it is harmless.
+	//
+	//	INVALID_ARGUMENT     it is damaged, cut off, or of a later release
+	ImportCluster(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportClusterRequest, ImportClusterResponse], error)
 }
 
 type adminServiceClient struct {
@@ -231,6 +243,38 @@ func (c *adminServiceClient) RemoveBroker(ctx context.Context, in *RemoveBrokerR
 	return out, nil
 }
 
+func (c *adminServiceClient) ExportCluster(ctx context.Context, in *ExportClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportClusterResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[1], AdminService_ExportCluster_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportClusterRequest, ExportClusterResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ExportClusterClient = grpc.ServerStreamingClient[ExportClusterResponse]
+
+func (c *adminServiceClient) ImportCluster(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportClusterRequest, ImportClusterResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[2], AdminService_ImportCluster_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportClusterRequest, ImportClusterResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ImportClusterClient = grpc.ClientStreamingClient[ImportClusterRequest, ImportClusterResponse]
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -312,6 +356,16 @@ type AdminServiceServer interface {
 	//	                     they fit elsewhere
 	//	UNAVAILABLE          the adaptor does not answer
 	RemoveBroker(context.Context, *RemoveBrokerRequest) (*RemoveBrokerResponse, error)
+	// ExportCluster returns all that the store has, topics with their publishers and
+	// placements, brokers with what was said of them, as text for ImportCluster of the
+	// same or a later release. It has no messages and no shares: brokers have those.
+	ExportCluster(*ExportClusterRequest, grpc.ServerStreamingServer[ExportClusterResponse]) error
+	// ImportCluster brings back what an export has and the loaddistributor has not:
+	// topics as they were, on brokers that need not be there yet. What is there already
+	// stays as it is. Repeating it is harmless.
+	//
+	//	INVALID_ARGUMENT     it is damaged, cut off, or of a later release
+	ImportCluster(grpc.ClientStreamingServer[ImportClusterRequest, ImportClusterResponse]) error
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -351,6 +405,12 @@ func (UnimplementedAdminServiceServer) SetBrokerCapacity(context.Context, *SetBr
 }
 func (UnimplementedAdminServiceServer) RemoveBroker(context.Context, *RemoveBrokerRequest) (*RemoveBrokerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveBroker not implemented")
+}
+func (UnimplementedAdminServiceServer) ExportCluster(*ExportClusterRequest, grpc.ServerStreamingServer[ExportClusterResponse]) error {
+	return status.Error(codes.Unimplemented, "method ExportCluster not implemented")
+}
+func (UnimplementedAdminServiceServer) ImportCluster(grpc.ClientStreamingServer[ImportClusterRequest, ImportClusterResponse]) error {
+	return status.Error(codes.Unimplemented, "method ImportCluster not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -546,6 +606,24 @@ func _AdminService_RemoveBroker_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ExportCluster_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportClusterRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).ExportCluster(m, &grpc.GenericServerStream[ExportClusterRequest, ExportClusterResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ExportClusterServer = grpc.ServerStreamingServer[ExportClusterResponse]
+
+func _AdminService_ImportCluster_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AdminServiceServer).ImportCluster(&grpc.GenericServerStream[ImportClusterRequest, ImportClusterResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ImportClusterServer = grpc.ClientStreamingServer[ImportClusterRequest, ImportClusterResponse]
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -595,6 +673,16 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "CreateTopic",
 			Handler:       _AdminService_CreateTopic_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "ExportCluster",
+			Handler:       _AdminService_ExportCluster_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ImportCluster",
+			Handler:       _AdminService_ImportCluster_Handler,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "srtm/v1/admin.proto",

@@ -30,6 +30,7 @@ type BrokerMessage struct {
 	//	*BrokerMessage_PrepareResult
 	//	*BrokerMessage_Report
 	//	*BrokerMessage_Arrivals
+	//	*BrokerMessage_Records
 	Message       isBrokerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -108,6 +109,15 @@ func (x *BrokerMessage) GetArrivals() *Arrivals {
 	return nil
 }
 
+func (x *BrokerMessage) GetRecords() *TopicRecords {
+	if x != nil {
+		if x, ok := x.Message.(*BrokerMessage_Records); ok {
+			return x.Records
+		}
+	}
+	return nil
+}
+
 type isBrokerMessage_Message interface {
 	isBrokerMessage_Message()
 }
@@ -128,6 +138,10 @@ type BrokerMessage_Arrivals struct {
 	Arrivals *Arrivals `protobuf:"bytes,4,opt,name=arrivals,proto3,oneof"`
 }
 
+type BrokerMessage_Records struct {
+	Records *TopicRecords `protobuf:"bytes,5,opt,name=records,proto3,oneof"`
+}
+
 func (*BrokerMessage_Hello) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_PrepareResult) isBrokerMessage_Message() {}
@@ -135,6 +149,8 @@ func (*BrokerMessage_PrepareResult) isBrokerMessage_Message() {}
 func (*BrokerMessage_Report) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_Arrivals) isBrokerMessage_Message() {}
+
+func (*BrokerMessage_Records) isBrokerMessage_Message() {}
 
 type BrokerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -471,6 +487,8 @@ type ControllerMessage struct {
 	//	*ControllerMessage_Drain
 	//	*ControllerMessage_Capture
 	//	*ControllerMessage_Nudge
+	//	*ControllerMessage_Keep
+	//	*ControllerMessage_Recall
 	Message       isControllerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -567,6 +585,24 @@ func (x *ControllerMessage) GetNudge() *NudgeConsumers {
 	return nil
 }
 
+func (x *ControllerMessage) GetKeep() *KeepRecord {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_Keep); ok {
+			return x.Keep
+		}
+	}
+	return nil
+}
+
+func (x *ControllerMessage) GetRecall() *RecallTopics {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_Recall); ok {
+			return x.Recall
+		}
+	}
+	return nil
+}
+
 type isControllerMessage_Message interface {
 	isControllerMessage_Message()
 }
@@ -595,6 +631,14 @@ type ControllerMessage_Nudge struct {
 	Nudge *NudgeConsumers `protobuf:"bytes,10,opt,name=nudge,proto3,oneof"`
 }
 
+type ControllerMessage_Keep struct {
+	Keep *KeepRecord `protobuf:"bytes,11,opt,name=keep,proto3,oneof"`
+}
+
+type ControllerMessage_Recall struct {
+	Recall *RecallTopics `protobuf:"bytes,12,opt,name=recall,proto3,oneof"`
+}
+
 func (*ControllerMessage_Hello) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
@@ -606,6 +650,10 @@ func (*ControllerMessage_Drain) isControllerMessage_Message() {}
 func (*ControllerMessage_Capture) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Nudge) isControllerMessage_Message() {}
+
+func (*ControllerMessage_Keep) isControllerMessage_Message() {}
+
+func (*ControllerMessage_Recall) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -680,6 +728,8 @@ type PrepareTopic struct {
 	// The broker may hold a topic of that name that was deleted: what is not of this
 	// identity is deleted, whatever it is.
 	DeletedBefore bool `protobuf:"varint,7,opt,name=deleted_before,json=deletedBefore,proto3" json:"deleted_before,omitempty"`
+	// As KeepRecord; empty: nothing new.
+	Record        []byte `protobuf:"bytes,8,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -763,6 +813,213 @@ func (x *PrepareTopic) GetDeletedBefore() bool {
 	return false
 }
 
+func (x *PrepareTopic) GetRecord() []byte {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+// KeepRecord: what the loaddistributor knows of a topic, to be kept with it for as long
+// as it is there, after a restart too, and given back with TopicRecords. It is not for
+// the broker to read. It may be lost in a crash of the machine. It has no answer.
+type KeepRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// At most 1 MiB.
+	Record        []byte `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepRecord) Reset() {
+	*x = KeepRecord{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepRecord) ProtoMessage() {}
+
+func (x *KeepRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepRecord.ProtoReflect.Descriptor instead.
+func (*KeepRecord) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *KeepRecord) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *KeepRecord) GetRecord() []byte {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+// RecallTopics: say what is kept of these topics; the answer is one TopicRecords.
+type RecallTopics struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topics        []string               `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecallTopics) Reset() {
+	*x = RecallTopics{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecallTopics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecallTopics) ProtoMessage() {}
+
+func (x *RecallTopics) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecallTopics.ProtoReflect.Descriptor instead.
+func (*RecallTopics) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RecallTopics) GetTopics() []string {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+// TopicRecords answers RecallTopics, for as many of its topics, from the first on, as
+// fit into 1 MiB, at least one: the rest is to be asked again.
+type TopicRecords struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Records       []*TopicRecord         `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicRecords) Reset() {
+	*x = TopicRecords{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicRecords) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicRecords) ProtoMessage() {}
+
+func (x *TopicRecords) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicRecords.ProtoReflect.Descriptor instead.
+func (*TopicRecords) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TopicRecords) GetRecords() []*TopicRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+type TopicRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Empty: there is none.
+	Record        []byte `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicRecord) Reset() {
+	*x = TopicRecord{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicRecord) ProtoMessage() {}
+
+func (x *TopicRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicRecord.ProtoReflect.Descriptor instead.
+func (*TopicRecord) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *TopicRecord) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *TopicRecord) GetRecord() []byte {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
 // TopicIdentity tells topics of one name apart.
 type TopicIdentity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -776,7 +1033,7 @@ type TopicIdentity struct {
 
 func (x *TopicIdentity) Reset() {
 	*x = TopicIdentity{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +1045,7 @@ func (x *TopicIdentity) String() string {
 func (*TopicIdentity) ProtoMessage() {}
 
 func (x *TopicIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +1058,7 @@ func (x *TopicIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicIdentity.ProtoReflect.Descriptor instead.
 func (*TopicIdentity) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TopicIdentity) GetLog() uint64 {
@@ -833,7 +1090,7 @@ type RemoveTopic struct {
 
 func (x *RemoveTopic) Reset() {
 	*x = RemoveTopic{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	mi := &file_srtm_v1_broker_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +1102,7 @@ func (x *RemoveTopic) String() string {
 func (*RemoveTopic) ProtoMessage() {}
 
 func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	mi := &file_srtm_v1_broker_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +1115,7 @@ func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveTopic.ProtoReflect.Descriptor instead.
 func (*RemoveTopic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RemoveTopic) GetRequest() uint64 {
@@ -897,7 +1154,7 @@ type DrainPublishers struct {
 
 func (x *DrainPublishers) Reset() {
 	*x = DrainPublishers{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	mi := &file_srtm_v1_broker_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +1166,7 @@ func (x *DrainPublishers) String() string {
 func (*DrainPublishers) ProtoMessage() {}
 
 func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	mi := &file_srtm_v1_broker_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1179,7 @@ func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainPublishers.ProtoReflect.Descriptor instead.
 func (*DrainPublishers) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DrainPublishers) GetTopic() string {
@@ -955,7 +1212,7 @@ type NudgeConsumers struct {
 
 func (x *NudgeConsumers) Reset() {
 	*x = NudgeConsumers{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	mi := &file_srtm_v1_broker_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1224,7 @@ func (x *NudgeConsumers) String() string {
 func (*NudgeConsumers) ProtoMessage() {}
 
 func (x *NudgeConsumers) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	mi := &file_srtm_v1_broker_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1237,7 @@ func (x *NudgeConsumers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NudgeConsumers.ProtoReflect.Descriptor instead.
 func (*NudgeConsumers) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NudgeConsumers) GetTopic() string {
@@ -1013,7 +1270,7 @@ type CaptureArrivals struct {
 
 func (x *CaptureArrivals) Reset() {
 	*x = CaptureArrivals{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[12]
+	mi := &file_srtm_v1_broker_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1282,7 @@ func (x *CaptureArrivals) String() string {
 func (*CaptureArrivals) ProtoMessage() {}
 
 func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[12]
+	mi := &file_srtm_v1_broker_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1295,7 @@ func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureArrivals.ProtoReflect.Descriptor instead.
 func (*CaptureArrivals) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CaptureArrivals) GetTopic() string {
@@ -1059,12 +1316,13 @@ var File_srtm_v1_broker_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
-	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\xeb\x01\n" +
+	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\x9e\x02\n" +
 	"\rBrokerMessage\x12,\n" +
 	"\x05hello\x18\x01 \x01(\v2\x14.srtm.v1.BrokerHelloH\x00R\x05hello\x12?\n" +
 	"\x0eprepare_result\x18\x02 \x01(\v2\x16.srtm.v1.PrepareResultH\x00R\rprepareResult\x12/\n" +
 	"\x06report\x18\x03 \x01(\v2\x15.srtm.v1.BrokerReportH\x00R\x06report\x12/\n" +
-	"\barrivals\x18\x04 \x01(\v2\x11.srtm.v1.ArrivalsH\x00R\barrivalsB\t\n" +
+	"\barrivals\x18\x04 \x01(\v2\x11.srtm.v1.ArrivalsH\x00R\barrivals\x121\n" +
+	"\arecords\x18\x05 \x01(\v2\x15.srtm.v1.TopicRecordsH\x00R\arecordsB\t\n" +
 	"\amessage\"\x80\x02\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
@@ -1091,7 +1349,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05first\x18\a \x01(\bR\x05first\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xcc\x02\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xa8\x03\n" +
 	"\x11ControllerMessage\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.srtm.v1.ControllerHelloH\x00R\x05hello\x121\n" +
 	"\aprepare\x18\x02 \x01(\v2\x15.srtm.v1.PrepareTopicH\x00R\aprepare\x12.\n" +
@@ -1099,11 +1357,13 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05drain\x18\b \x01(\v2\x18.srtm.v1.DrainPublishersH\x00R\x05drain\x124\n" +
 	"\acapture\x18\t \x01(\v2\x18.srtm.v1.CaptureArrivalsH\x00R\acapture\x12/\n" +
 	"\x05nudge\x18\n" +
-	" \x01(\v2\x17.srtm.v1.NudgeConsumersH\x00R\x05nudgeB\t\n" +
+	" \x01(\v2\x17.srtm.v1.NudgeConsumersH\x00R\x05nudge\x12)\n" +
+	"\x04keep\x18\v \x01(\v2\x13.srtm.v1.KeepRecordH\x00R\x04keep\x12/\n" +
+	"\x06recall\x18\f \x01(\v2\x15.srtm.v1.RecallTopicsH\x00R\x06recallB\t\n" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
-	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\x8e\x02\n" +
+	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\xa6\x02\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1a\n" +
@@ -1112,7 +1372,19 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
 	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\x122\n" +
 	"\bidentity\x18\x06 \x01(\v2\x16.srtm.v1.TopicIdentityR\bidentity\x12%\n" +
-	"\x0edeleted_before\x18\a \x01(\bR\rdeletedBefore\";\n" +
+	"\x0edeleted_before\x18\a \x01(\bR\rdeletedBefore\x12\x16\n" +
+	"\x06record\x18\b \x01(\fR\x06record\":\n" +
+	"\n" +
+	"KeepRecord\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
+	"\x06record\x18\x02 \x01(\fR\x06record\"&\n" +
+	"\fRecallTopics\x12\x16\n" +
+	"\x06topics\x18\x01 \x03(\tR\x06topics\">\n" +
+	"\fTopicRecords\x12.\n" +
+	"\arecords\x18\x01 \x03(\v2\x14.srtm.v1.TopicRecordR\arecords\";\n" +
+	"\vTopicRecord\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
+	"\x06record\x18\x02 \x01(\fR\x06record\";\n" +
 	"\rTopicIdentity\x12\x10\n" +
 	"\x03log\x18\x01 \x01(\x04R\x03log\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\x04R\acreated\"Z\n" +
@@ -1145,7 +1417,7 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
 	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
@@ -1155,40 +1427,48 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*ControllerMessage)(nil),   // 5: srtm.v1.ControllerMessage
 	(*ControllerHello)(nil),     // 6: srtm.v1.ControllerHello
 	(*PrepareTopic)(nil),        // 7: srtm.v1.PrepareTopic
-	(*TopicIdentity)(nil),       // 8: srtm.v1.TopicIdentity
-	(*RemoveTopic)(nil),         // 9: srtm.v1.RemoveTopic
-	(*DrainPublishers)(nil),     // 10: srtm.v1.DrainPublishers
-	(*NudgeConsumers)(nil),      // 11: srtm.v1.NudgeConsumers
-	(*CaptureArrivals)(nil),     // 12: srtm.v1.CaptureArrivals
-	(*TopicStats)(nil),          // 13: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 14: google.protobuf.Duration
-	(*Slo)(nil),                 // 15: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 16: srtm.v1.OverLimitPolicy
+	(*KeepRecord)(nil),          // 8: srtm.v1.KeepRecord
+	(*RecallTopics)(nil),        // 9: srtm.v1.RecallTopics
+	(*TopicRecords)(nil),        // 10: srtm.v1.TopicRecords
+	(*TopicRecord)(nil),         // 11: srtm.v1.TopicRecord
+	(*TopicIdentity)(nil),       // 12: srtm.v1.TopicIdentity
+	(*RemoveTopic)(nil),         // 13: srtm.v1.RemoveTopic
+	(*DrainPublishers)(nil),     // 14: srtm.v1.DrainPublishers
+	(*NudgeConsumers)(nil),      // 15: srtm.v1.NudgeConsumers
+	(*CaptureArrivals)(nil),     // 16: srtm.v1.CaptureArrivals
+	(*TopicStats)(nil),          // 17: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
+	(*Slo)(nil),                 // 19: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 20: srtm.v1.OverLimitPolicy
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
 	4,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
 	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
 	3,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
-	13, // 4: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
-	6,  // 5: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
-	7,  // 6: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
-	9,  // 7: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
-	10, // 8: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
-	12, // 9: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
-	11, // 10: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
-	14, // 11: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	15, // 12: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	16, // 13: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	8,  // 14: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
-	14, // 15: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	0,  // 16: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	5,  // 17: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	17, // [17:18] is the sub-list for method output_type
-	16, // [16:17] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	10, // 4: srtm.v1.BrokerMessage.records:type_name -> srtm.v1.TopicRecords
+	17, // 5: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	6,  // 6: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
+	7,  // 7: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
+	13, // 8: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
+	14, // 9: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
+	16, // 10: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
+	15, // 11: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
+	8,  // 12: srtm.v1.ControllerMessage.keep:type_name -> srtm.v1.KeepRecord
+	9,  // 13: srtm.v1.ControllerMessage.recall:type_name -> srtm.v1.RecallTopics
+	18, // 14: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	19, // 15: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	20, // 16: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	12, // 17: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
+	11, // 18: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
+	18, // 19: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	0,  // 20: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	5,  // 21: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	21, // [21:22] is the sub-list for method output_type
+	20, // [20:21] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -1202,6 +1482,7 @@ func file_srtm_v1_broker_proto_init() {
 		(*BrokerMessage_PrepareResult)(nil),
 		(*BrokerMessage_Report)(nil),
 		(*BrokerMessage_Arrivals)(nil),
+		(*BrokerMessage_Records)(nil),
 	}
 	file_srtm_v1_broker_proto_msgTypes[5].OneofWrappers = []any{
 		(*ControllerMessage_Hello)(nil),
@@ -1210,6 +1491,8 @@ func file_srtm_v1_broker_proto_init() {
 		(*ControllerMessage_Drain)(nil),
 		(*ControllerMessage_Capture)(nil),
 		(*ControllerMessage_Nudge)(nil),
+		(*ControllerMessage_Keep)(nil),
+		(*ControllerMessage_Recall)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1217,7 +1500,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
