@@ -145,8 +145,12 @@ func suite(t *testing.T, database string) {
 }
 
 func TestBeginAndEnd(t *testing.T) {
+	beginAndEnd(t, filepath.Join(t.TempDir(), "admission.db"))
+}
+
+func beginAndEnd(t *testing.T, database string) {
 	ctx := context.Background()
-	s, err := store.Open(ctx, filepath.Join(t.TempDir(), "admission.db"))
+	s, err := store.Open(ctx, database)
 	if err != nil {
 		t.Fatal(err)
 	}
