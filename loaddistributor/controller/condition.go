@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,12 +22,29 @@ type condition struct {
 	by     float64
 	excess fitting.Excess
 	seen   map[string]time.Time // the newest report that excess knows, by broker
+	// stranded publishers have no broker since then: theirs is gone, or they are not
+	// placed. unaccepted is what they would have sent meanwhile, if all send alike, at
+	// the rate that was declared, in the window.
+	stranded   int
+	since      time.Time
+	counted    time.Time // the last look
+	unaccepted []unaccepted
+}
+
+type unaccepted struct {
+	at       time.Time
+	messages float64
 }
 
 // judge gives every active topic the verdict over its window.
 func (c *Controller) judge(now time.Time) {
 	var changes []catalog.StateChanged
 	c.mu.Lock()
+	for id := range c.mu.left {
+		if _, known := c.mu.cat.Broker(id); !known {
+			delete(c.mu.left, id)
+		}
+	}
 	known := c.mu.conditions
 	c.mu.conditions = make(map[string]*condition, len(known))
 	for after := ""; ; {
@@ -43,8 +61,9 @@ func (c *Controller) judge(now time.Time) {
 			c.mu.conditions[after] = d
 			before := *d
 			c.offeredBeyondLocked(topic, d, now)
+			c.strandedLocked(topic, d, now)
 			d.missed = complaint(c.verdictLocked(topic, now), c.mu.reserved[after])
-			if before.missed != d.missed || before.over != d.over {
+			if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
 				was, is := before.show(topic), d.show(topic)
 				changes = append(changes, catalog.StateChanged{Topic: after, From: was.State, To: is.State, Reason: is.Reason})
 			}
@@ -102,12 +121,68 @@ func (c *Controller) offeredBeyondLocked(topic catalog.Topic, d *condition, now 
 	d.by = max(0, mean-rate)
 }
 
+// strandedLocked looks who has no broker. Requires: mu held.
+func (c *Controller) strandedLocked(topic catalog.Topic, d *condition, now time.Time) {
+	n := topic.Placement.Unplaced()
+	for _, q := range topic.Plan.Quotas {
+		if c.goneLocked(q.Broker, now) {
+			n += len(q.Publishers)
+		}
+	}
+	d.unaccepted = slices.DeleteFunc(d.unaccepted, func(u unaccepted) bool { return u.at.Before(now.Add(-c.cfg.Window)) })
+	switch {
+	case n == 0:
+		d.since = time.Time{}
+	case d.stranded == 0:
+		if d.since = now; d.counted.IsZero() {
+			d.counted = now
+		}
+		fallthrough
+	default:
+		rate := 0.0 // of all
+		for _, p := range topic.Spec.Demand.Publishers {
+			rate += p.Rate
+		}
+		for _, g := range topic.Spec.Demand.Groups {
+			rate += float64(g.Count) * g.Rate
+		}
+		part := float64(n) / float64(topic.Placement.Len())
+		d.unaccepted = append(d.unaccepted, unaccepted{now, rate * part * now.Sub(d.counted).Seconds()})
+	}
+	d.stranded, d.counted = n, now
+}
+
+// goneLocked reports whether a broker is known to be away: it has left this process,
+// or has not come to it within the time after which its publishers are placed
+// elsewhere, for all brokers have to come back to a controller that has just begun.
+// Requires: mu held.
+func (c *Controller) goneLocked(id string, now time.Time) bool {
+	b, _ := c.mu.cat.Broker(id)
+	since, away := c.mu.away[id]
+	return !b.Connected && (c.mu.left[id] || away && now.Sub(since) >= c.cfg.EvacuateAfter)
+}
+
+// refused is how many messages could not be accepted in the window; nil knows none.
+func (d *condition) refused() uint64 {
+	sum := 0.0
+	if d != nil {
+		for _, u := range d.unaccepted {
+			sum += u.messages
+		}
+	}
+	return uint64(sum)
+}
+
 // show adds the condition to what the catalog says; nil adds nothing.
 func (d *condition) show(topic catalog.Topic) catalog.Topic {
 	if d == nil || !open(topic) {
 		return topic
 	}
 	reasons := []string{topic.Reason}
+	if d.stranded > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d of %d publishers have no broker, since %s",
+			d.stranded, topic.Placement.Len(), d.since.UTC().Format("2006-01-02 15:04:05 UTC")))
+	}
 	if !d.over.IsZero() {
 		over := "over contract since " + moment(d.over)
 		if d.by >= 1 {
@@ -163,9 +238,13 @@ func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.V
 	return c.judgedLocked(topic, counts)
 }
 
-// judgedLocked is the verdict on counts, undecided where no SLO is owed. Requires: mu
+// judgedLocked is the verdict on counts and on what could not be accepted, which is
+// not in time; undecided where no SLO is owed. Requires: mu
 // held, for reading.
 func (c *Controller) judgedLocked(topic catalog.Topic, counts []fitting.Count) fitting.Verdict {
+	if n := c.mu.conditions[topic.Spec.Name()].refused(); n > 0 {
+		counts = append(counts, fitting.Count{Delivered: n, Exceeded: n}) // of no broker, which none is blamed for
+	}
 	v := fitting.Judge(topic.Spec.SLO.Quantile, counts)
 	if c.overLocked(topic.Spec.Name()) {
 		v.Decision, v.Blamed = fitting.Undecided, ""

@@ -177,6 +177,7 @@ type Controller struct {
 		creating  map[string]*creation             // by topic
 		names     map[string]chan struct{}         // held by a procedure; closed when released
 		watchers  map[string]map[*watcher]struct{} // by topic
+		left      map[string]bool                  // brokers that had a session here and have none
 		away      map[string]time.Time             // brokers that are, since when seen
 		retry     map[string]time.Time             // topics not to be moved before
 		stays     map[string]error                 // topics that could not leave a broker, and why
@@ -227,6 +228,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.creating = map[string]*creation{}
 	c.mu.names = map[string]chan struct{}{}
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
+	c.mu.left = map[string]bool{}
 	c.mu.away = map[string]time.Time{}
 	c.mu.retry = map[string]time.Time{}
 	c.mu.stays = map[string]error{}

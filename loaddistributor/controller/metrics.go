@@ -32,6 +32,8 @@ var (
 	descExceeded  = prometheus.NewDesc("srtm_topic_window_exceeded_messages", "Those of them later than the SLO's latency.", []string{"topic"}, nil)
 	descMet       = prometheus.NewDesc("srtm_topic_slo_met", "1: the SLO is met over the window; 0: it is missed; absent: too few deliveries to tell, or the topic is over its contract.", []string{"topic"}, nil)
 	descOver      = prometheus.NewDesc("srtm_topic_over_contract_messages_per_second", "By how much the topic offers more than its contract; 0: it does not, or no longer. While it does, no SLO is owed.", []string{"topic"}, nil)
+	descStranded  = prometheus.NewDesc("srtm_topic_publishers_without_broker", "Publishers whose broker has no session with the loaddistributor, or that are not placed.", []string{"topic"}, nil)
+	descRefused   = prometheus.NewDesc("srtm_topic_window_unaccepted_messages", "Messages that could not be accepted in the sliding window since publishers had no broker, by the rate that was declared.", []string{"topic"}, nil)
 	descAccess    = prometheus.NewDesc("srtm_topic_p99_access_ratio", "Mean of access delay / delivery latency over the deliveries of the window at or above the pooled p99; absent when not measured.", []string{"topic"}, nil)
 )
 
@@ -89,7 +91,7 @@ type collector struct{ c *Controller }
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descAcquitted, descUndumped, descFits,
-		descDelivered, descExceeded, descMet, descOver, descAccess,
+		descDelivered, descExceeded, descMet, descOver, descStranded, descRefused, descAccess,
 	} {
 		out <- d
 	}
@@ -162,6 +164,10 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 			over = c.mu.conditions[name].by
 		}
 		gauge(descOver, over, name)
+		if d := c.mu.conditions[name]; d != nil {
+			gauge(descStranded, float64(d.stranded), name)
+			gauge(descRefused, float64(d.refused()), name)
+		}
 		switch c.verdictLocked(topic, now).Decision {
 		case fitting.Within:
 			gauge(descMet, 1, name)

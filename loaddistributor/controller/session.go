@@ -100,6 +100,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		c.endLocked(old, ErrReplaced)
 	}
 	unknown := slices.Sorted(maps.Keys(s.unknown))
+	delete(c.mu.left, s.broker)
 	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
 	c.mu.Unlock()
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
@@ -141,6 +142,7 @@ func (c *Controller) Leave(s *Session) {
 		return
 	}
 	delete(c.mu.sessions, s.broker)
+	c.mu.left[s.broker] = true
 	c.endLocked(s, ErrBrokerGone)
 	_, err := c.stageLocked(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -105,6 +106,12 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	status.Pooled, status.P99AccessFraction = pooled.stats(), pooled.tail.fraction()
 	c.mu.RLock()
 	v := c.judgedLocked(topic, counts)
+	if d := c.mu.conditions[name]; d != nil && d.refused()+uint64(d.stranded) > 0 {
+		status.Unaccepted, status.PublishersWithoutBroker = d.refused(), uint32(d.stranded)
+		if d.stranded > 0 {
+			status.WithoutBrokerSince = timestamppb.New(d.since)
+		}
+	}
 	c.mu.RUnlock()
 	if v.Judged {
 		status.ExceedFraction = v.Fraction

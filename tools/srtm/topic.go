@@ -415,13 +415,16 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	}
 	fmt.Fprintf(w, "\ncontract  r %s msg/s, b %d, SLO %s\nplacement %s, epoch %d, shares %s\n",
 		rateText(contract.GetRateMilli()), contract.GetBurst(), sloText(contract.GetSlo()), policy, t.GetEpoch(), rule)
-	if pooled := status.GetPooled(); pooled.GetDelivered() > 0 {
+	if n := status.GetPooled().GetDelivered() + status.GetUnaccepted(); n > 0 {
 		verdict := "undecided, too few messages or beyond the contract"
 		if status.SloMet != nil {
 			verdict = map[bool]string{true: "met", false: "missed"}[status.GetSloMet()]
 		}
-		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were later than %v\n",
-			verdict, 100*status.GetExceedFraction(), pooled.GetDelivered(), status.GetWindow().AsDuration(), contract.GetSlo().GetLatency().AsDuration())
+		late := fmt.Sprintf("later than %v", contract.GetSlo().GetLatency().AsDuration())
+		if lost := status.GetUnaccepted(); lost > 0 {
+			late += fmt.Sprintf(", or not accepted (%d)", lost)
+		}
+		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were %s\n", verdict, 100*status.GetExceedFraction(), n, status.GetWindow().AsDuration(), late)
 	}
 	if status.GetMoving() != "" {
 		fmt.Fprintf(w, "moving    waits, %s\n", status.GetMoving())

@@ -11,6 +11,7 @@ import (
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	fieldmaskpb "google.golang.org/protobuf/types/known/fieldmaskpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -548,7 +549,8 @@ type TopicStatus struct {
 	Brokers []*BrokerTopicStatus `protobuf:"bytes,2,rep,name=brokers,proto3" json:"brokers,omitempty"`
 	// All brokers' windows merged.
 	Pooled *TopicStats `protobuf:"bytes,3,opt,name=pooled,proto3" json:"pooled,omitempty"`
-	// pooled.exceeded / pooled.delivered; 0 without deliveries.
+	// (pooled.exceeded + unaccepted) / (pooled.delivered + unaccepted); 0 without
+	// either.
 	ExceedFraction float64 `protobuf:"fixed64,4,opt,name=exceed_fraction,json=exceedFraction,proto3" json:"exceed_fraction,omitempty"`
 	// Whether the SLO is met. It is missed where exceed_fraction is shown to be above
 	// 1 - quantile, or a broker's above three times that; exact binomial bounds, with an
@@ -564,6 +566,14 @@ type TopicStatus struct {
 	P99AccessFraction *float64 `protobuf:"fixed64,7,opt,name=p99_access_fraction,json=p99AccessFraction,proto3,oneof" json:"p99_access_fraction,omitempty"`
 	// The same as `fitting`, for programs. Unset where that is empty.
 	Fit *Fit `protobuf:"bytes,8,opt,name=fit,proto3" json:"fit,omitempty"`
+	// Messages that could not be accepted in the window, since publishers had no
+	// broker: as many as these would have sent, if all send alike, at the rate that was
+	// declared.
+	Unaccepted uint64 `protobuf:"varint,15,opt,name=unaccepted,proto3" json:"unaccepted,omitempty"`
+	// Publishers that have no broker now: theirs has no session, or they are not placed.
+	PublishersWithoutBroker uint32 `protobuf:"varint,16,opt,name=publishers_without_broker,json=publishersWithoutBroker,proto3" json:"publishers_without_broker,omitempty"`
+	// Since when the first of them; unset: all have one.
+	WithoutBrokerSince *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=without_broker_since,json=withoutBrokerSince,proto3" json:"without_broker_since,omitempty"`
 	// What a move under way waits for, for people; empty: nothing, or none is.
 	Moving        string `protobuf:"bytes,14,opt,name=moving,proto3" json:"moving,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -652,6 +662,27 @@ func (x *TopicStatus) GetP99AccessFraction() float64 {
 func (x *TopicStatus) GetFit() *Fit {
 	if x != nil {
 		return x.Fit
+	}
+	return nil
+}
+
+func (x *TopicStatus) GetUnaccepted() uint64 {
+	if x != nil {
+		return x.Unaccepted
+	}
+	return 0
+}
+
+func (x *TopicStatus) GetPublishersWithoutBroker() uint32 {
+	if x != nil {
+		return x.PublishersWithoutBroker
+	}
+	return 0
+}
+
+func (x *TopicStatus) GetWithoutBrokerSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WithoutBrokerSince
 	}
 	return nil
 }
@@ -2283,7 +2314,7 @@ var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\x16\n" +
+	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\x16\n" +
 	"\x14ExportClusterRequest\"+\n" +
 	"\x15ExportClusterResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\"*\n" +
@@ -2322,7 +2353,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x04last\x18\x04 \x01(\v2\x13.srtm.v1.TopicStatsR\x04last\x12+\n" +
 	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\x123\n" +
 	"\x13p99_access_fraction\x18\x06 \x01(\x01H\x00R\x11p99AccessFraction\x88\x01\x01B\x16\n" +
-	"\x14_p99_access_fraction\"\x95\x03\n" +
+	"\x14_p99_access_fraction\"\xbf\x04\n" +
 	"\vTopicStatus\x121\n" +
 	"\x06window\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06window\x124\n" +
 	"\abrokers\x18\x02 \x03(\v2\x1a.srtm.v1.BrokerTopicStatusR\abrokers\x12+\n" +
@@ -2331,7 +2362,12 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\aslo_met\x18\x05 \x01(\bH\x00R\x06sloMet\x88\x01\x01\x12\x18\n" +
 	"\afitting\x18\x06 \x01(\tR\afitting\x123\n" +
 	"\x13p99_access_fraction\x18\a \x01(\x01H\x01R\x11p99AccessFraction\x88\x01\x01\x12\x1e\n" +
-	"\x03fit\x18\b \x01(\v2\f.srtm.v1.FitR\x03fit\x12\x16\n" +
+	"\x03fit\x18\b \x01(\v2\f.srtm.v1.FitR\x03fit\x12\x1e\n" +
+	"\n" +
+	"unaccepted\x18\x0f \x01(\x04R\n" +
+	"unaccepted\x12:\n" +
+	"\x19publishers_without_broker\x18\x10 \x01(\rR\x17publishersWithoutBroker\x12L\n" +
+	"\x14without_broker_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\x12withoutBrokerSince\x12\x16\n" +
 	"\x06moving\x18\x0e \x01(\tR\x06movingB\n" +
 	"\n" +
 	"\b_slo_metB\x16\n" +
@@ -2524,8 +2560,9 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*Share)(nil),                     // 40: srtm.v1.Share
 	(*TopicStats)(nil),                // 41: srtm.v1.TopicStats
 	(*durationpb.Duration)(nil),       // 42: google.protobuf.Duration
-	(*fieldmaskpb.FieldMask)(nil),     // 43: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 44: srtm.v1.FreedShare
+	(*timestamppb.Timestamp)(nil),     // 43: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 44: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 45: srtm.v1.FreedShare
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	37, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
@@ -2540,56 +2577,57 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	7,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
 	41, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	9,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	10, // 12: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	42, // 13: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	5,  // 14: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 15: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	6,  // 16: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	8,  // 17: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	13, // 18: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	15, // 19: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	5,  // 20: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 21: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	11, // 22: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 23: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 24: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	12, // 25: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	5,  // 26: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	43, // 27: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	11, // 28: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	12, // 29: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	11, // 30: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	12, // 31: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	44, // 32: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	16, // 33: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	18, // 34: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	20, // 35: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	22, // 36: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	24, // 37: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	26, // 38: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	28, // 39: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	30, // 40: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	32, // 41: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	34, // 42: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	1,  // 43: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	3,  // 44: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	17, // 45: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	19, // 46: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	21, // 47: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	23, // 48: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	25, // 49: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	27, // 50: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	29, // 51: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	31, // 52: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	33, // 53: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	35, // 54: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	2,  // 55: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	4,  // 56: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	45, // [45:57] is the sub-list for method output_type
-	33, // [33:45] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	43, // 12: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	10, // 13: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	42, // 14: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	5,  // 15: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 16: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	6,  // 17: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	8,  // 18: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	13, // 19: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	15, // 20: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	5,  // 21: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 22: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	11, // 23: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 24: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 25: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	12, // 26: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	5,  // 27: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	44, // 28: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	11, // 29: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	12, // 30: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	11, // 31: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	12, // 32: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	45, // 33: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	16, // 34: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	18, // 35: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	20, // 36: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	22, // 37: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	24, // 38: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	26, // 39: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	28, // 40: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	30, // 41: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	32, // 42: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	34, // 43: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	1,  // 44: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	3,  // 45: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	17, // 46: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	19, // 47: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	21, // 48: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	23, // 49: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	25, // 50: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	27, // 51: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	29, // 52: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	31, // 53: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	33, // 54: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	35, // 55: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	2,  // 56: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	4,  // 57: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	46, // [46:58] is the sub-list for method output_type
+	34, // [34:46] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
