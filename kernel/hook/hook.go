@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -287,8 +288,8 @@ type Info struct {
 
 // Counters are counts since Open, but for those that say "now".
 type Counters struct {
-	// Arrivals counts messages by the source of their stamp, indexed by
-	// stamp.Source.
+	// Arrivals counts messages by the source of their stamp, a batch once, indexed
+	// by stamp.Source.
 	Arrivals [stamp.Sources]uint64 `json:"arrivals"`
 	// ConnsRefused counts connections that Track could not stamp by kernel.
 	ConnsRefused uint64 `json:"conns_refused"`
@@ -320,6 +321,13 @@ type Counters struct {
 	// SegmentsListen counts data segments that arrived on a listening socket,
 	// before their connection existed (TCP Fast Open, TCP_DEFER_ACCEPT).
 	SegmentsListen uint64 `json:"segments_listen"`
+}
+
+// Now is the arrival of a message that did not come by a connection that is tracked,
+// as over HTTP: the time after its read. It is counted as others are.
+func (s *Stamper) Now() stamp.Arrival {
+	s.arrivals[0].by[stamp.Read].Add(1)
+	return stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
 }
 
 // Info returns the source in use and its counts.

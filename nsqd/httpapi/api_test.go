@@ -170,6 +170,7 @@ func TestManagementAndPublishing(t *testing.T) {
 	}
 	n.expect("GET", "/stats", "", 200, "\n*P [t              ] depth: 0     be-depth: 0     msgs: 3 ")
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_channel_deferred_messages{channel="c",topic="t"} 1`)
+	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_arrivals_total{source="read"} 3`)
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_nsqlookupd_connected{address="l:4160"} 1`)
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_nsqlookupd_failures_total{address="l:4160"} 1`)
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_auth_requests_total{result="granted"} 5`)

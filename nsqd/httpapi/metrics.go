@@ -30,7 +30,7 @@ var (
 	descLookupd     = desc("nsqlookupd_connected", "1 while the nsqlookupd is kept informed.", "address")
 	descLookupdLost = desc("nsqlookupd_failures_total", "Connections to the nsqlookupd that ended, or did not come about.", "address")
 	descAuth        = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
-	descStamps      = desc("arrivals_total", "Messages by the source of their arrival time.", "source")
+	descStamps      = desc("arrivals_total", "Publishes, over TCP and HTTP, by the source of their arrival time; a batch counts once.", "source")
 
 	descMemory       = desc("message_memory_bytes", "Bytes that messages take in memory.")
 	descMemoryMost   = desc("message_memory_limit_bytes", "Bytes that they may take; absent without a limit.")

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -49,7 +48,7 @@ func (a *API) pub(r *http.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
+	arrival := a.stamps.Now()
 	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {
 		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: wait, Stored: at})
 	})
@@ -86,7 +85,7 @@ func (a *API) mpub(r *http.Request) (string, error) {
 	if batch.Len() == 0 {
 		return "OK", nil
 	}
-	arrival := stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
+	arrival := a.stamps.Now()
 	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {
 		return t.PublishBatch(arrival.At, clock.Wall(), broker.Published{Arrival: arrival, Defer: wait, Stored: at}, batch)
 	})
