@@ -29,7 +29,7 @@ var (
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
 
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
-	descExceeded  = prometheus.NewDesc("srtm_topic_window_exceeded_messages", "Those of them later than the SLO's latency.", []string{"topic"}, nil)
+	descExceeded  = prometheus.NewDesc("srtm_topic_window_exceeded_messages", "Messages delivered in the sliding window later than the SLO's latency.", []string{"topic"}, nil)
 	descMet       = prometheus.NewDesc("srtm_topic_slo_met", "1: the SLO is met over the window; 0: it is missed; absent: too few deliveries to tell, or the topic is over its contract.", []string{"topic"}, nil)
 	descOver      = prometheus.NewDesc("srtm_topic_over_contract_messages_per_second", "By how much the topic offers more than its contract; 0: it does not, or no longer. While it does, no SLO is owed.", []string{"topic"}, nil)
 	descStranded  = prometheus.NewDesc("srtm_topic_publishers_without_broker", "Publishers whose broker has no session with the loaddistributor, or that are not placed.", []string{"topic"}, nil)

@@ -575,7 +575,7 @@ func newMetrics() *metrics {
 			Name: "srtm_tbadaptor_leases_lapsed_total", Help: "Leases of brokers that ended without a renewal.",
 		}),
 		grants: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "srtm_tbadaptor_grants_total", Help: "Grants sent.",
+			Name: "srtm_tbadaptor_grants_total", Help: "Grants sent to brokers.",
 		}),
 		proposals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "srtm_tbadaptor_proposals_total", Help: "Runs of a share rule over a topic, by what became of them.",

@@ -3,7 +3,7 @@ package agent
 import "github.com/prometheus/client_golang/prometheus"
 
 var (
-	descConns      = prometheus.NewDesc("srtm_publish_agent_connections", "Producers connected.", nil, nil)
+	descConns      = prometheus.NewDesc("srtm_publish_agent_connections", "Producers that are connected.", nil, nil)
 	descPublishers = prometheus.NewDesc("srtm_publish_agent_publishers", "Publishers in use: topics and ids.", nil, nil)
 	descTurnedAway = prometheus.NewDesc("srtm_publish_agent_connections_refused_total", "Producers refused since there were too many.", nil, nil)
 	descPublishes  = prometheus.NewDesc("srtm_publish_agent_publishes_total",
