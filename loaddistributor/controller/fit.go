@@ -490,7 +490,7 @@ func (f *fit) take() fitting.Observation {
 	s := f.sum
 	f.sum = newObserved(len(f.setup.Brokers))
 	o := fitting.Observation{Slices: s.slices, Arrivals: s.arrivals, Lone: s.processing.Quantile(0.1)}
-	o.Access = fitting.Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(max(0, f.setup.Latency-o.Lone)))}
+	o.Access = fitting.Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(fitting.LongestWait(f.setup.Latency, o.Lone)))}
 	for l, p := range s.parts {
 		o.Parts = append(o.Parts, fitting.Part{
 			Count:    fitting.Count{Part: f.setup.Brokers[l].ID, Delivered: p.delivered, Exceeded: p.exceeded},

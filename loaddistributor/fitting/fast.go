@@ -172,7 +172,7 @@ func (f *Fast) Next(o Observation) Action {
 			break
 		}
 		if f.typical(now, late+access) {
-			return f.end(Outcome{Fitted: true, Reason: fmt.Sprintf("%.3g %% late by processing, tested with error %g; %.3g %% by access", late*100, f.config.Alpha, access*100)})
+			return f.end(Outcome{Fitted: true, Reason: fmt.Sprintf("%s late by processing, tested with error %g; %s by access", Percent(late), f.config.Alpha, Percent(access))})
 		}
 		if f.watched < f.config.Cap {
 			return f.measure(false)
@@ -450,7 +450,7 @@ func (f *Fast) measure(changed bool) Action {
 	a.Step = fmt.Sprintf("%d brokers: capturing arrivals", f.plan.K)
 	if f.test != nil {
 		late, n := f.test.Fraction()
-		a.Step = fmt.Sprintf("%d brokers: %.3g %% of %.0f messages late by processing", f.plan.K, late*100, n)
+		a.Step = fmt.Sprintf("%d brokers: %s of %.0f messages late by processing", f.plan.K, Percent(late), n)
 	}
 	return a
 }
@@ -528,7 +528,7 @@ func (f *Fast) give() Action {
 	}
 	f.plan = best.plan
 	f.where = f.setup.whereOf(best.plan, len(f.publishers))
-	return f.end(Outcome{Reason: fmt.Sprintf("no number of brokers was shown to keep the SLO; the best, %d, has %.3g %% late, mostly by %s (%s)", best.plan.K, best.late*100, cause, best.decision)})
+	return f.end(Outcome{Reason: fmt.Sprintf("no number of brokers was shown to keep the SLO; the best, %d, has %s late, mostly by %s (%s)", best.plan.K, Percent(best.late), cause, best.decision)})
 }
 
 func (f *Fast) end(o Outcome) Action {

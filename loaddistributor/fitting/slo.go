@@ -1,6 +1,9 @@
 package fitting
 
-import "math"
+import (
+	"math"
+	"strconv"
+)
 
 // PartFactor is how many times the topic's budget one part of it may exceed
 // while the pooled fraction keeps the SLO: beyond that the topic would hide a
@@ -118,4 +121,16 @@ func above(n, x, p, alpha float64) bool {
 		term *= (n - x) / (x + 1) * p / (1 - p)
 	}
 	return true
+}
+
+// Percent is a fraction for people, to three digits and never with an exponent: 0.42 %.
+func Percent(fraction float64) string {
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(100*fraction, 'g', 3, 64), 64)
+	switch {
+	case rounded > 0 && rounded < 1e-4:
+		return "under 0.0001 %"
+	case rounded == 100 && fraction < 1:
+		return "over 99.9 %"
+	}
+	return strconv.FormatFloat(rounded, 'f', -1, 64) + " %"
 }

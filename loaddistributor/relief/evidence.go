@@ -34,10 +34,11 @@ func (e *Evidence) known() bool { return len(e.Arrivals) >= enough }
 // waited is the fraction of arrivals that the bucket alone makes late: a message's
 // token comes so late that a lone message's processing no longer fits.
 func (e *Evidence) waited(latency time.Duration) float64 {
+	most := fitting.LongestWait(latency, e.Lone)
 	b := tokenbucket.NewFull(e.Share, e.Arrivals[0].At)
 	late := 0
 	for _, a := range e.Arrivals {
-		if eligible := b.Take(a.At); eligible == stamp.Never || eligible.Sub(a.At) > latency-e.Lone {
+		if eligible := b.Take(a.At); eligible == stamp.Never || eligible.Sub(a.At) > most {
 			late++
 		}
 	}
@@ -59,8 +60,8 @@ func (e *Evidence) judge(t Topic, budget float64) (blamed bool, why string) {
 		late, reported = float64(e.Load.Exceeded)/n, float64(e.Load.Waited)/n
 	}
 	return late-max(waited, reported) <= budget,
-		fmt.Sprintf("%.2g %% late, of which tokens explain %.2g %% by a replay of %d arrivals and %.2g %% by reports",
-			late*100, waited*100, len(e.Arrivals), reported*100)
+		fmt.Sprintf("%s late, of which tokens explain %s by a replay of %d arrivals and %s by reports",
+			fitting.Percent(late), fitting.Percent(waited), len(e.Arrivals), fitting.Percent(reported))
 }
 
 // fewest returns how many of the publishers, from the first on, have to go until

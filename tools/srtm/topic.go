@@ -471,7 +471,7 @@ func rateText(milli int64) string {
 }
 
 func sloText(s *srtmv1.Slo) string {
-	return fmt.Sprintf("%g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
+	return fmt.Sprintf("%.6g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
 }
 
 func perSecond(n uint64, interval *durationpb.Duration) string {

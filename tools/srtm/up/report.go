@@ -10,6 +10,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
@@ -209,13 +210,13 @@ func (r *Report) contractText() string {
 	if r.SLODerived {
 		slo = "not calibrated"
 		if r.MachineUs > 0 {
-			slo = fmt.Sprintf("calibrating, %g %% took up to %s end to end", 100*r.Quantile, report.Micros(r.MachineUs))
+			slo = fmt.Sprintf("calibrating, %.6g %% took up to %s end to end", 100*r.Quantile, report.Micros(r.MachineUs))
 		}
 		if r.SplitUs > 0 {
 			slo += fmt.Sprintf("; an even split waits %s for tokens", report.Micros(r.SplitUs))
 		}
 	}
-	return fmt.Sprintf("r %s msg/s (%g x offered), b %d messages (%s)\n%13sSLO %g %% within %v (%s)",
+	return fmt.Sprintf("r %s msg/s (%g x offered), b %d messages (%s)\n%13sSLO %.6g %% within %v (%s)",
 		rateText(r.RateMilli), rateMargin, r.Burst, burst, "", 100*r.Quantile, r.slo(), slo)
 }
 
@@ -366,7 +367,7 @@ func (r *Report) compare(w io.Writer) error {
 	return t.Flush()
 }
 
-func percent(fraction float64) string { return fmt.Sprintf("%.3g %%", 100*fraction) }
+func percent(fraction float64) string { return fitting.Percent(fraction) }
 
 // verdict is the last lines.
 func (r *Report) verdict() string {
