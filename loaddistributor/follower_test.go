@@ -186,6 +186,10 @@ func TestWhatAFollowerSays(t *testing.T) {
 			_, err := follower.grants.Lead(ctx, &srtmv1.LeadRequest{})
 			return err
 		},
+		"GrantService/ReportEnd": func() error {
+			_, err := follower.grants.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: "b1"})
+			return err
+		},
 		"GrantService/ForgetBroker": func() error {
 			_, err := follower.grants.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b1"})
 			return err

@@ -56,6 +56,7 @@ type options struct {
 	window                   time.Duration
 	evacuateAfter            time.Duration
 	consumerWait             time.Duration
+	deathEvidence            bool
 	relief                   string
 	reliefRules              relief.Config
 	leases                   *loop.LeaseFlags
@@ -121,7 +122,8 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
 	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
-	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere")
+	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere; 8 s after a start of the loaddistributor if that is more, and at once if its process is seen to have ended")
+	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "take it for proof that a broker's process has ended if its session ends and both its ports, which had accepted, refuse connections: its shares go to others at once. Set it to false where something else than the broker's own host may answer for its address")
 	fs.StringVar(&o.relief, "relief", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
 	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", relief.DefaultSustained, "how long that has to last")
 	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", relief.DefaultCooldown, "pause after each such move of a topic")
@@ -218,7 +220,12 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 	if o.fitting == fitting.ModeFast || o.fitting == fitting.ModePaper {
 		measure = o.fitting // validate says what is wrong with another
 	}
+	var probe controller.Probe
+	if o.deathEvidence {
+		probe = controller.Dial
+	}
 	return controller.Config{
+		Probe:   probe,
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, ConsumerWait: o.consumerWait, Relief: mode, ReliefRules: o.reliefRules,

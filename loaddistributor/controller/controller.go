@@ -28,6 +28,7 @@ type Adaptor interface {
 	RemoveContract(context.Context, *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error)
 	ListShares(context.Context, *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error)
 	ForgetBroker(context.Context, *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error)
+	ReportEnd(context.Context, *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error)
 }
 
 // Remote is an adaptor in another process. While it is away, calls wait for it
@@ -54,6 +55,11 @@ func (r Remote) ForgetBroker(ctx context.Context, in *srtmv1.ForgetBrokerRequest
 	return r.Client.ForgetBroker(ctx, in, grpc.WaitForReady(true))
 }
 
+// ReportEnd implements Adaptor.
+func (r Remote) ReportEnd(ctx context.Context, in *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
+	return r.Client.ReportEnd(ctx, in, grpc.WaitForReady(true))
+}
+
 // Defaults of Config.
 const (
 	DefaultReportInterval = time.Second
@@ -76,6 +82,8 @@ type Config struct {
 	// How long a move waits for consumers to come to the brokers that are new to the
 	// topic; 0: DefaultConsumerWait.
 	ConsumerWait time.Duration
+	// Probe finds out whether a broker's process has ended; nil: nobody does.
+	Probe Probe
 	// What becomes of moves that relieve overloaded brokers, and when they are
 	// due; the rules are checked unless it is off.
 	Relief      Relief
@@ -148,6 +156,7 @@ type Controller struct {
 	unfinished []unfinished   // for Run
 	leader     func() string  // of a follower; nil: this one leads
 	wake       chan struct{}  // 1 deep: something is staged
+	hurry      chan struct{}  // 1 deep: tend is not to wait
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitFigures fitFigures
 
@@ -210,7 +219,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, fitting.DefaultRound)
-	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), watches: map[string]*relief.Watch{}, fitFigures: newFitFigures()}
+	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), watches: map[string]*relief.Watch{}, fitFigures: newFitFigures()}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
 		c.mu.cat = catalog.New()
@@ -230,6 +239,10 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
 	c.mu.left = map[string]bool{}
 	c.mu.away = map[string]time.Time{}
+	for _, b := range c.mu.cat.Brokers() {
+		// Whoever was without a loaddistributor for long calls no sooner.
+		c.mu.away[b.ID] = c.now().Add(max(0, returnWithin-cfg.EvacuateAfter))
+	}
 	c.mu.retry = map[string]time.Time{}
 	c.mu.stays = map[string]error{}
 	c.mu.moving = map[string]string{}
@@ -287,6 +300,8 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.relieve(c.now())
 			c.fit(c.now())
 			c.settle(c.now())
+		case <-c.hurry:
+			c.tend(c.now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():

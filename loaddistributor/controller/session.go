@@ -36,6 +36,8 @@ type Session struct {
 	unknown map[string]bool
 	// How many reports have come.
 	reports uint64
+	// Its ports have accepted connections from here.
+	vouched bool
 }
 
 // request is a PrepareTopic or RemoveTopic that is not answered yet.
@@ -101,6 +103,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}
 	unknown := slices.Sorted(maps.Keys(s.unknown))
 	delete(c.mu.left, s.broker)
+	c.vouchLocked(s, h.TcpAddress, h.HttpAddress)
 	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
 	c.mu.Unlock()
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
@@ -144,6 +147,7 @@ func (c *Controller) Leave(s *Session) {
 	delete(c.mu.sessions, s.broker)
 	c.mu.left[s.broker] = true
 	c.endLocked(s, ErrBrokerGone)
+	c.examineLocked(s)
 	_, err := c.stageLocked(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
 	_ = must("a session without a broker in the catalog", err) // the next controller finds it gone

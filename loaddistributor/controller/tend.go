@@ -13,7 +13,11 @@ import (
 
 // DefaultEvacuateAfter is how long a broker may be away before its publishers
 // are placed elsewhere.
-const DefaultEvacuateAfter = 10 * time.Second
+const DefaultEvacuateAfter = 3 * time.Second
+
+// returnWithin is how long brokers may take to call a loaddistributor that has started:
+// the longest pause between two attempts of an agent.
+const returnWithin = 8 * time.Second
 
 // moveRetry is how long a topic that could not be moved away from a broker is
 // left alone.

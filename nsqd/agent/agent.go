@@ -119,6 +119,7 @@ type Agent struct {
 	metrics *metrics
 	seed    uint64
 	bases   []Base      // of the process before
+	alone   bool        // the process before ended without the adaptor
 	started atomic.Bool // by Run, which runs once
 	// Work for the owner, from the sessions. It has no buffer: a session reads
 	// no further while the owner is busy, which pushes back on the sender.
@@ -189,7 +190,10 @@ func New(cfg Config, node Node) (*Agent, error) {
 	}
 	if cfg.Store != nil {
 		var err error
-		if a.bases, err = cfg.Store.Load(); err != nil {
+		if a.bases, err = cfg.Store.Load(); err == nil {
+			a.alone, err = cfg.Store.Alone()
+		}
+		if err != nil {
 			return nil, fmt.Errorf("agent: %w", err)
 		}
 	}

@@ -22,13 +22,16 @@ var policyProto = map[Policy]srtmv1.LeasePolicy{
 // longestLease bounds what an adaptor may say.
 const longestLease = 24 * time.Hour
 
-// resume takes up the bases of the process before. A strict broker has none: it
-// cannot tell whether its lease is over.
+// resume takes up the bases of the process before, if that one was without the adaptor
+// when it ended. If it was not, the adaptor may have seen its end, and what it held may
+// be another's. A strict broker has none: it cannot tell whether its lease is over.
 func (o *owner) resume() {
 	there := o.agent.node.Topics()
+	o.lease.noted = o.agent.alone
 	for _, b := range o.agent.bases {
 		o.disk[b.Topic] = b
-		if o.lease.strict {
+		if o.lease.strict || !o.agent.alone {
+			o.agent.cfg.Log.Info("holds nothing of the process before until it is granted again", obs.KeyTopic, b.Topic)
 			o.save(b.Topic)
 			continue
 		}
@@ -48,6 +51,9 @@ func (o *owner) setAlarm() {
 	due := stamp.Never
 	if o.grants != nil {
 		due = o.lease.request()
+	}
+	if !o.lease.noted {
+		due = min(due, max(o.lease.alone(), o.retry))
 	}
 	flexUntil, until := o.lease.ends()
 	for _, in := range o.holdings.topics {
@@ -69,9 +75,28 @@ func (o *owner) setAlarm() {
 func (o *owner) keepLease(now stamp.Mono) {
 	if o.grants != nil && !now.Before(o.lease.request()) {
 		o.lease.asked = now
-		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{Stamp: uint64(now)}}})
+		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{
+			Stamp: uint64(now), Heard: o.lease.sent,
+		}}})
+	}
+	if !o.lease.noted && !now.Before(max(o.lease.alone(), o.retry)) {
+		o.note(true, now)
 	}
 	o.lapse(now)
+}
+
+// note keeps on the disk whether this process is without the adaptor.
+func (o *owner) note(alone bool, now stamp.Mono) {
+	if o.agent.cfg.Store == nil || o.lease.strict {
+		o.lease.noted = alone
+		return
+	}
+	if err := o.agent.cfg.Store.SetAlone(alone); err != nil {
+		o.agent.cfg.Log.Error("whether this broker is without the adaptor is not on the disk", "alone", alone, obs.KeyError, err)
+		o.retry = now.Add(time.Second)
+		return
+	}
+	o.lease.noted = alone
 }
 
 // renewed is the adaptor's answer to a request, or to the hello.
@@ -83,6 +108,14 @@ func (o *owner) renewed(m *srtmv1.Lease, now stamp.Mono) {
 	}
 	o.lapse(now) // before it is renewed: what is over does not come back
 	o.lease.renew(at, flex, session)
+	o.lease.heard = now
+	// An adaptor that does not say when it sent its word goes by no evidence.
+	if takes := m.Sent != 0; takes == o.lease.noted {
+		o.note(!takes, now)
+	}
+	if o.lease.sent = m.Sent; o.lease.noted {
+		o.lease.sent = 0 // one after this might go on with its bases
+	}
 	flexUntil, until := o.lease.ends()
 	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
 		in := o.holdings.topics[topic]

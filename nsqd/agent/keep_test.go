@@ -212,6 +212,63 @@ var _ = Describe("The lease", func() {
 		Expect(hello.Held[0].Flex.GetRateMilli()).To(BeZero())
 	})
 
+	// word is a lease of an adaptor that goes by evidence.
+	word := func(at uint64, flex time.Duration, sent uint64) *srtmv1.GrantMessage {
+		m := lease(at, flex, time.Hour)
+		m.GetLease().Sent = sent
+		return m
+	}
+
+	It("takes nothing over a restart that the adaptor may have seen", func() {
+		stop := start(agent.Available, "i1")
+		control, grants, hello := join()
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(word(hello.Stamp, 2*time.Second, 17))
+		grants.send(flexible("t", 7))
+		ack(grants)
+		Expect(next(grants, (*srtmv1.NodeMessage).GetRenew).Heard).To(BeEquivalentTo(17), "so that it counts on that")
+		Expect(files.Alone()).To(BeFalse())
+		Expect(files.Load()).To(HaveLen(1))
+		stop()
+
+		p.stop()
+		p = newPlane()
+		start(agent.Available, "i2")
+		_, grants, hello = join()
+		Expect(hello.Held).To(BeEmpty())
+		Expect(files.Load()).To(BeEmpty())
+		grants.send(word(hello.Stamp, 2*time.Second, 18))
+		Expect(next(grants, (*srtmv1.NodeMessage).GetRenew).Heard).To(BeEquivalentTo(18))
+	})
+
+	It("keeps the base over a restart when the adaptor has been away for twice a lease, until it is back", func() {
+		stop := start(agent.Available, "i1")
+		control, grants, hello := join()
+		control.send(prepare(1, "t"))
+		result(control)
+		grants.send(word(hello.Stamp, 200*time.Millisecond, 17))
+		grants.send(flexible("t", 7))
+		ack(grants)
+		Eventually(files.Alone).Should(BeTrue())
+		p.stop()
+		stop()
+
+		node = agenttest.New()
+		Expect(node.Prepare("t", nil, time.Second, 0.5, 0, nil)).To(Succeed())
+		p = newPlane()
+		stop = start(agent.Available, "i2")
+		Eventually(share).Should(Equal(base))
+		_, grants, hello = join()
+		Expect(hello.Held).To(HaveLen(1))
+		Expect(files.Alone()).To(BeTrue(), "nobody has counted on it")
+		grants.send(word(hello.Stamp, time.Minute, 18))
+		Eventually(files.Alone).Should(BeFalse())
+		stop()
+		start(agent.Available, "i3")
+		Eventually(func() int { b, _ := files.Load(); return len(b) }).Should(BeZero())
+	})
+
 	It("forgets the base with the topic, and with the share", func() {
 		start(agent.Available, "i1")
 		control, grants, hello := join()

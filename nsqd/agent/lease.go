@@ -30,6 +30,22 @@ type lease struct {
 	// The ends; flexUntil <= until.
 	flexUntil, until stamp.Mono
 	length           time.Duration // of flexible parts; 0: not known yet
+	// heard is when the newest word came, and sent what it said of its sending; 0: none
+	// that the adaptor may count on.
+	heard stamp.Mono
+	sent  uint64
+	// noted is what the store says of the process being alone.
+	noted bool
+}
+
+// alone is when a process after this one may go on with its bases, if it ends without
+// another word. The adaptor, which takes those of one that is proven to have ended, does
+// so for half of that time.
+func (l *lease) alone() stamp.Mono {
+	if l.length == 0 || l.strict {
+		return stamp.Never
+	}
+	return l.heard.Add(2 * l.length)
 }
 
 // renew takes the answer to a request made at the time of at.

@@ -44,6 +44,7 @@ type owner struct {
 	anew     bool        // it was removed from the cluster, and holds nothing since
 	term     uint64      // the greatest that an adaptor named
 	alarm    *time.Timer // for the lease
+	retry    stamp.Mono  // when the store is to be asked again to note what it could not
 	// disk is the bases that the store has; unsaved are the tokens given up for
 	// grants that are not acknowledged, since their bases are not there yet.
 	disk     map[string]Base
@@ -319,7 +320,7 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	o.agent.metrics.connected.WithLabelValues(grantSession).Set(1)
 	now := clock.Mono()
 	o.lapse(now)
-	o.lease.asked = now
+	o.lease.asked, o.lease.sent = now, 0
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.agent.cfg.BrokerID, Instance: o.agent.cfg.Instance,
 		Held: o.held(), Policy: policyProto[o.agent.cfg.Policy], Stamp: uint64(now), Term: o.term,

@@ -26,6 +26,12 @@ type Store interface {
 	Save(Base) error
 	// Remove does nothing, and succeeds, when there is none.
 	Remove(topic string) error
+	// Alone reports whether the process before ended after SetAlone(true).
+	Alone() (bool, error)
+	// SetAlone notes, or notes no more, that this process has had no word of the adaptor
+	// for so long that one after it may go on with the bases. It returns when that is on
+	// stable storage.
+	SetAlone(is bool) error
 }
 
 // Files is a Store with a file for each topic:
@@ -119,6 +125,34 @@ func (f *Files) Save(b Base) error {
 	}
 	if err := os.Rename(path+temporary, path); err != nil {
 		return fmt.Errorf("share of %s: %w", b.Topic, err)
+	}
+	return f.sync()
+}
+
+// aloneFile is there while SetAlone(true) holds.
+const aloneFile = "alone"
+
+// Alone implements Store.
+func (f *Files) Alone() (bool, error) {
+	_, err := os.Stat(filepath.Join(f.dir, aloneFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("shares: %w", err)
+	}
+	return true, nil
+}
+
+// SetAlone implements Store.
+func (f *Files) SetAlone(is bool) error {
+	path := filepath.Join(f.dir, aloneFile)
+	err := remove(path)
+	if is {
+		err = write(path, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("shares: %w", err)
 	}
 	return f.sync()
 }

@@ -22,6 +22,12 @@
 // broker goes on, and so its base stays its own until a new process says hello
 // under its id, somebody who knows says Forget, or it is presumed dead.
 //
+// Where it is proven that a process has Ended, all it held is free at once, base and
+// all. For that a process must not go on with the bases of the one before, unless that
+// one had been without a renewal for 2 * Flex, and has left word of it: what it notes no
+// sooner than that after a renewal came to it, the ledger takes no later than Flex after
+// it sent that renewal.
+//
 // # Invariant
 //
 // A broker may be using what it acknowledged last, or what was granted to it
@@ -67,7 +73,7 @@
 // is not above the one in force not at all. A broker's id belongs to one process
 // at a time (a lock on its data path), so a new instance means that the old one
 // holds nothing any more; the new one starts with the old one's bases, if it is
-// Available, and with empty buckets. A base that shrinks is on the disk before it
+// Available and the old one was alone, and with empty buckets. A base that shrinks is on the disk before it
 // is acknowledged. A broker ends its old session before it says hello in a new
 // one: a grant of an old session that it had not applied at its hello, it never
 // will. Two monotonic clocks come apart by at most ClockBound in Session; a host
@@ -75,7 +81,7 @@
 //
 // # The worst case
 //
-// None, as long as the ledger keeps its memory, nobody lies to Forget, and
+// None, as long as the ledger keeps its memory, nobody lies to Forget or Ended, and
 // PresumeDead is 0: partitions, crashes, restarts, loss, delay, duplicates and
 // reordering in any number cost rate, never the contract. What they cost is what
 // is reserved for brokers that cannot use it: of a Strict broker its flexible part

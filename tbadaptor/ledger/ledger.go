@@ -41,6 +41,9 @@ type broker struct {
 	policy    Policy
 	// renewed is when its lease was last renewed.
 	renewed stamp.Mono
+	// heard is when the newest renewal was sent that this instance is known to have got;
+	// 0: none.
+	heard stamp.Mono
 	// waning: it said that its lease ended there. It is granted nothing before
 	// the next renewal: it would say so again, and again.
 	waning bool
@@ -246,6 +249,9 @@ func (l *Ledger) Hello(s Session, now stamp.Mono) ([]Grant, error) {
 	flexOver, allOver := same && b.flexOver, same && b.baseOver && b.policy == Strict
 	b.instance, b.connected, b.policy = instance, true, s.Policy
 	b.renewed, b.waning, b.flexOver, b.baseOver = now, false, false, false
+	if !same {
+		b.heard = 0
+	}
 
 	for _, h := range s.Held {
 		l.epoch = max(l.epoch, h.Epoch)
@@ -416,8 +422,17 @@ func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 	if b != nil && b.connected {
 		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrConnected)
 	}
-	var freed []Freed
-	known := b != nil || l.heard[id]
+	freed, known := l.freeing(id)
+	if b == nil && !l.heard[id] && !known {
+		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrUnknownBroker)
+	}
+	delete(l.brokers, id)
+	l.clear(id)
+	return freed, append(l.advanceAll(id), l.hear(id)...), nil
+}
+
+// freeing returns what is reserved for a broker, by topic, and whether a topic knows it.
+func (l *Ledger) freeing(id string) (freed []Freed, known bool) {
 	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
 		t := l.topics[name]
 		m := t.member(id)
@@ -430,12 +445,43 @@ func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 			freed = append(freed, Freed{Topic: name, Share: l.reserve(m)})
 		}
 	}
-	if !known {
-		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrUnknownBroker)
+	return freed, known
+}
+
+// Heard says that the broker has got the renewal that was sent then, and that a process
+// after this one would not go on with its bases if it ended just after that.
+func (l *Ledger) Heard(id string, sent stamp.Mono) {
+	if b := l.brokers[id]; b != nil && b.connected {
+		b.heard = max(b.heard, sent)
 	}
-	delete(l.brokers, id)
+}
+
+// Ended takes the evidence that the broker's process of this instance has ended: what it
+// held, which it returns by topic, is free. A process after it must not use that. It
+// does not before it has been granted it anew, unless the one that ended had been
+// without a renewal for 2 * Leases.Flex, and noted that on its disk: so the evidence
+// counts only for half that time since one that it has got. It fails with
+// ErrUnknownBroker if this is not the broker's latest instance, with ErrConnected while
+// it has a session, with ErrMayGoOn.
+func (l *Ledger) Ended(id, instance string, now stamp.Mono) ([]Freed, []Grant, error) {
+	b := l.brokers[id]
+	var err error
+	switch {
+	case b == nil || b.instance != instance:
+		err = ErrUnknownBroker
+	case b.connected:
+		err = ErrConnected
+	case b.policy == Strict:
+	case b.policy == Leaseless || b.heard == 0 || now.Sub(b.heard) >= l.leases.Flex:
+		err = ErrMayGoOn
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("end of broker %q, instance %q: %w", id, instance, err)
+	}
+	freed, _ := l.freeing(id)
+	b.flexOver, b.baseOver = true, true
 	l.clear(id)
-	return freed, append(l.advanceAll(id), l.hear(id)...), nil
+	return freed, l.advanceAll(id), nil
 }
 
 // Strict says that these brokers were Strict when they were heard last, by an earlier

@@ -64,6 +64,10 @@ type node struct {
 	topics   map[string]*holding
 	// Ends of its lease, by a clock that is late by up to the clock bound.
 	flexUntil, until stamp.Mono
+	// renewed is when its newest lease came, sent when that was sent; 0: none. alone is
+	// on its disk: a process after it goes on with the bases.
+	renewed, sent stamp.Mono
+	alone         bool
 }
 
 // holding is a topic at a broker. tokens stands for the bucket's level: it may
@@ -114,6 +118,7 @@ type leaseMsg struct {
 	broker  string
 	session int
 	at      stamp.Mono
+	sent    stamp.Mono // of the lease; in a request: of the one that came last
 }
 
 type grantMsg struct {
@@ -190,7 +195,7 @@ func (w *world) connected(g ledger.Grant) bool {
 // with it is not read any more.
 func (w *world) hello(n *node) {
 	n.session++
-	n.attached = true
+	n.attached, n.sent = true, 0
 	var held []ledger.Held
 	for _, name := range slices.Sorted(maps.Keys(n.topics)) {
 		h := n.topics[name]
@@ -214,7 +219,7 @@ func (w *world) hear(t *rapid.T, h helloMsg) {
 	if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) }); err != nil {
 		t.Fatalf("hello: %v", err)
 	}
-	w.lent = append(w.lent, leaseMsg{h.Broker, h.session, h.at})
+	w.lent = append(w.lent, leaseMsg{h.Broker, h.session, h.at, w.now})
 }
 
 // renew is a request for a lease arriving; the loop heeds those of the session
@@ -223,10 +228,14 @@ func (w *world) renew(t *rapid.T, r leaseMsg) {
 	if w.heard[r.broker] == r.session {
 		renewed := false
 		_ = w.call(t, func(l *ledger.Ledger) (grants []ledger.Grant, _ error) {
+			if r.sent > 0 {
+				l.Heard(r.broker, r.sent)
+			}
 			renewed, grants = l.Renew(r.broker, w.now)
 			return grants, nil
 		})
 		if renewed {
+			r.sent = w.now
 			w.lent = append(w.lent, r)
 		}
 	}
@@ -241,6 +250,7 @@ func (w *world) lend(t *rapid.T, r leaseMsg) {
 	for _, h := range n.topics {
 		w.lapse(n, h)
 	}
+	n.renewed, n.sent, n.alone = w.now, r.sent, false
 	late := time.Duration(rapid.Int64Range(0, int64(w.leases.ClockBound)).Draw(t, "late clock"))
 	n.flexUntil = max(n.flexUntil, r.at.Add(w.leases.Flex+late))
 	n.until = max(n.until, r.at.Add(w.leases.Session+late))
@@ -650,7 +660,29 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				if !n.up || !n.attached {
 					t.Skip("no session")
 				}
-				w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now})
+				w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now, n.sent})
+			},
+			"the broker is alone": func(t *rapid.T) {
+				// Its clock may be fast.
+				if n := broker(t); n.up && n.renewed > 0 && w.now >= n.renewed.Add(2*w.leases.Flex-w.leases.ClockBound) {
+					n.alone = true
+				}
+			},
+			"it is proven that a process has ended": func(t *rapid.T) {
+				n := broker(t)
+				last := n.starts
+				if n.up {
+					last--
+				}
+				if last == 0 {
+					t.Skip("none has")
+				}
+				instance := fmt.Sprintf("%s.%d", n.id, rapid.IntRange(1, last).Draw(t, "process"))
+				w.hellos = slices.DeleteFunc(w.hellos, func(h helloMsg) bool { return h.Instance == instance })
+				_ = w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+					_, grants, err := l.Ended(n.id, instance, w.now)
+					return grants, err
+				})
 			},
 			"a request for the lease arrives": func(t *rapid.T) {
 				i := pick(t, len(w.asked))
@@ -683,10 +715,10 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"crash": func(t *rapid.T) {
 				n := broker(t)
-				n.up, n.attached, n.flexUntil, n.until = false, false, 0, 0
+				n.up, n.attached, n.flexUntil, n.until, n.renewed, n.sent = false, false, 0, 0, 0, 0
 				for _, h := range n.topics {
 					h.share, h.tokens = h.base, 0 // the base is on its disk
-					if n.policy != ledger.Available {
+					if n.policy != ledger.Available || w.leases.Flex > 0 && !n.alone {
 						h.share, h.base = tokenbucket.Share{}, tokenbucket.Share{}
 					}
 				}
@@ -802,7 +834,7 @@ func (w *world) settle(t *rapid.T) {
 	}
 	w.exchange(t)
 	for _, n := range w.brokers {
-		w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now})
+		w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now, n.sent})
 	}
 	w.exchange(t)
 	for _, v := range w.ledger.View() {

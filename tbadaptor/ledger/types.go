@@ -156,6 +156,8 @@ var (
 	ErrReplaced = errors.New("the instance was replaced by a later one")
 	// ErrConnected: the broker is connected, so it cannot be forgotten.
 	ErrConnected = errors.New("the broker is connected")
+	// ErrMayGoOn: a process after the one that has ended might use its bases.
+	ErrMayGoOn = errors.New("a process after it may go on with its bases")
 	// ErrUnknownBroker: no topic has the broker, or waits for it.
 	ErrUnknownBroker = errors.New("no share is known of such a broker")
 )

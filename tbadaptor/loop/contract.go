@@ -313,15 +313,35 @@ func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest
 		return nil, toStatus(err)
 	}
 	s.cfg.Log.Warn("broker forgotten, on an operator's word", obs.KeyBroker, req.BrokerId, "topics", len(freed))
-	response := &srtmv1.ForgetBrokerResponse{}
+	return &srtmv1.ForgetBrokerResponse{Freed: freedProto(freed)}, nil
+}
+
+func freedProto(freed []ledger.Freed) (list []*srtmv1.FreedShare) {
 	for _, f := range freed {
 		one := &srtmv1.FreedShare{Topic: f.Topic}
 		if !f.Unknown {
 			one.Share = shareProto(f.Share)
 		}
-		response.Freed = append(response.Freed, one)
+		list = append(list, one)
 	}
-	return response, nil
+	return list
+}
+
+// ReportEnd implements srtmv1.GrantServiceServer.
+func (s *Server) ReportEnd(_ context.Context, req *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
+	var freed []ledger.Freed
+	err := s.change(reasonEnded, func(l *ledger.Ledger) (grants []ledger.Grant, err error) {
+		freed, grants, err = l.Ended(req.BrokerId, req.Instance, clock.Mono())
+		if err == nil {
+			s.noteLapseLocked(ledger.Lapse{Broker: req.BrokerId, Base: true})
+		}
+		return grants, err
+	})
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	s.cfg.Log.Warn("a broker's process has ended: what it held is free", obs.KeyBroker, req.BrokerId, "topics", len(freed))
+	return &srtmv1.ReportEndResponse{Freed: freedProto(freed)}, nil
 }
 
 // ListShares implements srtmv1.GrantServiceServer.

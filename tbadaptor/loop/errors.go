@@ -31,6 +31,7 @@ const (
 	ReasonLapsed      = "LEASE_OVER"
 	ReasonConnected   = "BROKER_CONNECTED"
 	ReasonUnknown     = "BROKER_UNKNOWN"
+	ReasonMayGoOn     = "BROKER_MAY_GO_ON"
 	ReasonRemoved     = "CONTRACT_REMOVED"
 	ReasonBadSequence = "BAD_SEQUENCE"
 	ReasonNotLeading  = "NOT_LEADING"
@@ -120,6 +121,8 @@ func toStatus(err error) error {
 		return coded(codes.Unavailable, ReasonLapsed, err)
 	case errors.Is(err, ledger.ErrConnected):
 		return coded(codes.FailedPrecondition, ReasonConnected, err)
+	case errors.Is(err, ledger.ErrMayGoOn):
+		return coded(codes.FailedPrecondition, ReasonMayGoOn, err)
 	case errors.Is(err, ledger.ErrUnknownBroker):
 		return coded(codes.NotFound, ReasonUnknown, err)
 	case errors.Is(err, errRemoved):

@@ -31,6 +31,7 @@ const (
 	reasonLease     = "lease"
 	reasonForgotten = "forgotten"
 	reasonRemoved   = "removed"
+	reasonEnded     = "ended"
 )
 
 // change is one thing that happened to a share.

@@ -323,7 +323,7 @@ func (s *Server) expire(now stamp.Mono) bool {
 func (s *Server) lendLocked(open *session, at uint64) {
 	open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Lease{Lease: &srtmv1.Lease{
 		Stamp: at, Flex: durationpb.New(s.cfg.Leases.Flex), Session: durationpb.New(s.cfg.Leases.Session),
-		Term: s.cfg.Term.Number(),
+		Term: s.cfg.Term.Number(), Sent: uint64(clock.Mono()),
 	}}})
 }
 
@@ -447,7 +447,11 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			if s.mu.sessions[open.broker] != open {
 				return nil, errReplaced
 			}
-			renewed, grants := l.Renew(open.broker, clock.Mono())
+			now := clock.Mono()
+			if sent := stamp.Mono(m.Renew.Heard); sent > 0 && sent <= now {
+				l.Heard(open.broker, sent)
+			}
+			renewed, grants := l.Renew(open.broker, now)
 			if !renewed {
 				return nil, errLapsed
 			}

@@ -337,7 +337,10 @@ func (*NodeMessage_Renew) isNodeMessage_Message() {}
 type LeaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By a clock of the broker's that only it reads; echoed in the Lease.
-	Stamp         uint64 `protobuf:"varint,1,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	Stamp uint64 `protobuf:"varint,1,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	// `sent` of the newest Lease of this session, unless the broker might go on with its
+	// bases after a restart. 0: none.
+	Heard         uint64 `protobuf:"varint,2,opt,name=heard,proto3" json:"heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -379,6 +382,13 @@ func (x *LeaseRequest) GetStamp() uint64 {
 	return 0
 }
 
+func (x *LeaseRequest) GetHeard() uint64 {
+	if x != nil {
+		return x.Heard
+	}
+	return 0
+}
+
 // Lease renews the broker's lease, counted from when it asked.
 type Lease struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -389,7 +399,9 @@ type Lease struct {
 	// How long the bases of a STRICT broker last.
 	Session *durationpb.Duration `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
 	// As of a Grant.
-	Term          uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	Term uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	// By a clock of the adaptor's that only it reads; echoed in the LeaseRequest.
+	Sent          uint64 `protobuf:"varint,5,opt,name=sent,proto3" json:"sent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -448,6 +460,13 @@ func (x *Lease) GetSession() *durationpb.Duration {
 func (x *Lease) GetTerm() uint64 {
 	if x != nil {
 		return x.Term
+	}
+	return 0
+}
+
+func (x *Lease) GetSent() uint64 {
+	if x != nil {
+		return x.Sent
 	}
 	return 0
 }
@@ -1444,6 +1463,103 @@ func (x *ForgetBrokerResponse) GetFreed() []*FreedShare {
 	return nil
 }
 
+type ReportEndRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId      string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	Instance      string                 `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportEndRequest) Reset() {
+	*x = ReportEndRequest{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportEndRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportEndRequest) ProtoMessage() {}
+
+func (x *ReportEndRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportEndRequest.ProtoReflect.Descriptor instead.
+func (*ReportEndRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ReportEndRequest) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *ReportEndRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+type ReportEndResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was reserved for it, by topic.
+	Freed         []*FreedShare `protobuf:"bytes,1,rep,name=freed,proto3" json:"freed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportEndResponse) Reset() {
+	*x = ReportEndResponse{}
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportEndResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportEndResponse) ProtoMessage() {}
+
+func (x *ReportEndResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportEndResponse.ProtoReflect.Descriptor instead.
+func (*ReportEndResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReportEndResponse) GetFreed() []*FreedShare {
+	if x != nil {
+		return x.Freed
+	}
+	return nil
+}
+
 type FreedShare struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -1456,7 +1572,7 @@ type FreedShare struct {
 
 func (x *FreedShare) Reset() {
 	*x = FreedShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	mi := &file_srtm_v1_grant_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1584,7 @@ func (x *FreedShare) String() string {
 func (*FreedShare) ProtoMessage() {}
 
 func (x *FreedShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[20]
+	mi := &file_srtm_v1_grant_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1597,7 @@ func (x *FreedShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreedShare.ProtoReflect.Descriptor instead.
 func (*FreedShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FreedShare) GetTopic() string {
@@ -1510,7 +1626,7 @@ type ListSharesResponse struct {
 
 func (x *ListSharesResponse) Reset() {
 	*x = ListSharesResponse{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	mi := &file_srtm_v1_grant_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1522,7 +1638,7 @@ func (x *ListSharesResponse) String() string {
 func (*ListSharesResponse) ProtoMessage() {}
 
 func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[21]
+	mi := &file_srtm_v1_grant_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1535,7 +1651,7 @@ func (x *ListSharesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSharesResponse.ProtoReflect.Descriptor instead.
 func (*ListSharesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListSharesResponse) GetTopics() []*TopicShares {
@@ -1569,7 +1685,7 @@ type TopicShares struct {
 
 func (x *TopicShares) Reset() {
 	*x = TopicShares{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[22]
+	mi := &file_srtm_v1_grant_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1697,7 @@ func (x *TopicShares) String() string {
 func (*TopicShares) ProtoMessage() {}
 
 func (x *TopicShares) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[22]
+	mi := &file_srtm_v1_grant_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1710,7 @@ func (x *TopicShares) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicShares.ProtoReflect.Descriptor instead.
 func (*TopicShares) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TopicShares) GetTopic() string {
@@ -1653,7 +1769,7 @@ type ShareChange struct {
 	// freed) or "freed" (all it held).
 	Event string `protobuf:"bytes,7,opt,name=event,proto3" json:"event,omitempty"`
 	// Why it was granted: "contract", "rule", "rest" (what others gave up),
-	// "hello", "lease", "forgotten", "removed".
+	// "hello", "lease", "forgotten", "ended" (proven to be), "removed".
 	Reason        string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1661,7 +1777,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[23]
+	mi := &file_srtm_v1_grant_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1789,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[23]
+	mi := &file_srtm_v1_grant_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1802,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ShareChange) GetTime() *timestamppb.Timestamp {
@@ -1771,7 +1887,7 @@ type MemberShare struct {
 
 func (x *MemberShare) Reset() {
 	*x = MemberShare{}
-	mi := &file_srtm_v1_grant_proto_msgTypes[24]
+	mi := &file_srtm_v1_grant_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1899,7 @@ func (x *MemberShare) String() string {
 func (*MemberShare) ProtoMessage() {}
 
 func (x *MemberShare) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_grant_proto_msgTypes[24]
+	mi := &file_srtm_v1_grant_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1912,7 @@ func (x *MemberShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberShare.ProtoReflect.Descriptor instead.
 func (*MemberShare) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MemberShare) GetBrokerId() string {
@@ -1903,14 +2019,16 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x03ack\x18\x02 \x01(\v2\x11.srtm.v1.GrantAckH\x00R\x03ack\x12-\n" +
 	"\x06report\x18\x03 \x01(\v2\x13.srtm.v1.NodeReportH\x00R\x06report\x12-\n" +
 	"\x05renew\x18\x04 \x01(\v2\x15.srtm.v1.LeaseRequestH\x00R\x05renewB\t\n" +
-	"\amessage\"$\n" +
+	"\amessage\":\n" +
 	"\fLeaseRequest\x12\x14\n" +
-	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\"\x95\x01\n" +
+	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\x12\x14\n" +
+	"\x05heard\x18\x02 \x01(\x04R\x05heard\"\xa9\x01\n" +
 	"\x05Lease\x12\x14\n" +
 	"\x05stamp\x18\x01 \x01(\x04R\x05stamp\x12-\n" +
 	"\x04flex\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04flex\x123\n" +
 	"\asession\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\asession\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xc4\x01\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\x12\x12\n" +
+	"\x04sent\x18\x05 \x01(\x04R\x04sent\"\xc4\x01\n" +
 	"\tNodeHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12&\n" +
@@ -1978,6 +2096,11 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x13ForgetBrokerRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\"A\n" +
 	"\x14ForgetBrokerResponse\x12)\n" +
+	"\x05freed\x18\x01 \x03(\v2\x13.srtm.v1.FreedShareR\x05freed\"K\n" +
+	"\x10ReportEndRequest\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
+	"\binstance\x18\x02 \x01(\tR\binstance\">\n" +
+	"\x11ReportEndResponse\x12)\n" +
 	"\x05freed\x18\x01 \x03(\v2\x13.srtm.v1.FreedShareR\x05freed\"H\n" +
 	"\n" +
 	"FreedShare\x12\x14\n" +
@@ -2021,14 +2144,15 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\vLeasePolicy\x12\x1c\n" +
 	"\x18LEASE_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16LEASE_POLICY_AVAILABLE\x10\x01\x12\x17\n" +
-	"\x13LEASE_POLICY_STRICT\x10\x022\xb0\x03\n" +
+	"\x13LEASE_POLICY_STRICT\x10\x022\xf4\x03\n" +
 	"\fGrantService\x12:\n" +
 	"\aSession\x12\x14.srtm.v1.NodeMessage\x1a\x15.srtm.v1.GrantMessage(\x010\x01\x12H\n" +
 	"\vSetContract\x12\x1b.srtm.v1.SetContractRequest\x1a\x1c.srtm.v1.SetContractResponse\x12Q\n" +
 	"\x0eRemoveContract\x12\x1e.srtm.v1.RemoveContractRequest\x1a\x1f.srtm.v1.RemoveContractResponse\x12E\n" +
 	"\n" +
 	"ListShares\x12\x1a.srtm.v1.ListSharesRequest\x1a\x1b.srtm.v1.ListSharesResponse\x12K\n" +
-	"\fForgetBroker\x12\x1c.srtm.v1.ForgetBrokerRequest\x1a\x1d.srtm.v1.ForgetBrokerResponse\x123\n" +
+	"\fForgetBroker\x12\x1c.srtm.v1.ForgetBrokerRequest\x1a\x1d.srtm.v1.ForgetBrokerResponse\x12B\n" +
+	"\tReportEnd\x12\x19.srtm.v1.ReportEndRequest\x1a\x1a.srtm.v1.ReportEndResponse\x123\n" +
 	"\x04Lead\x12\x14.srtm.v1.LeadRequest\x1a\x15.srtm.v1.LeadResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
@@ -2044,7 +2168,7 @@ func file_srtm_v1_grant_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_grant_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_srtm_v1_grant_proto_goTypes = []any{
 	(LeasePolicy)(0),               // 0: srtm.v1.LeasePolicy
 	(*LeadRequest)(nil),            // 1: srtm.v1.LeadRequest
@@ -2067,71 +2191,76 @@ var file_srtm_v1_grant_proto_goTypes = []any{
 	(*ListSharesRequest)(nil),      // 18: srtm.v1.ListSharesRequest
 	(*ForgetBrokerRequest)(nil),    // 19: srtm.v1.ForgetBrokerRequest
 	(*ForgetBrokerResponse)(nil),   // 20: srtm.v1.ForgetBrokerResponse
-	(*FreedShare)(nil),             // 21: srtm.v1.FreedShare
-	(*ListSharesResponse)(nil),     // 22: srtm.v1.ListSharesResponse
-	(*TopicShares)(nil),            // 23: srtm.v1.TopicShares
-	(*ShareChange)(nil),            // 24: srtm.v1.ShareChange
-	(*MemberShare)(nil),            // 25: srtm.v1.MemberShare
-	(*durationpb.Duration)(nil),    // 26: google.protobuf.Duration
-	(*Share)(nil),                  // 27: srtm.v1.Share
-	(*Contract)(nil),               // 28: srtm.v1.Contract
-	(*timestamppb.Timestamp)(nil),  // 29: google.protobuf.Timestamp
+	(*ReportEndRequest)(nil),       // 21: srtm.v1.ReportEndRequest
+	(*ReportEndResponse)(nil),      // 22: srtm.v1.ReportEndResponse
+	(*FreedShare)(nil),             // 23: srtm.v1.FreedShare
+	(*ListSharesResponse)(nil),     // 24: srtm.v1.ListSharesResponse
+	(*TopicShares)(nil),            // 25: srtm.v1.TopicShares
+	(*ShareChange)(nil),            // 26: srtm.v1.ShareChange
+	(*MemberShare)(nil),            // 27: srtm.v1.MemberShare
+	(*durationpb.Duration)(nil),    // 28: google.protobuf.Duration
+	(*Share)(nil),                  // 29: srtm.v1.Share
+	(*Contract)(nil),               // 30: srtm.v1.Contract
+	(*timestamppb.Timestamp)(nil),  // 31: google.protobuf.Timestamp
 }
 var file_srtm_v1_grant_proto_depIdxs = []int32{
-	26, // 0: srtm.v1.LeadRequest.lease:type_name -> google.protobuf.Duration
+	28, // 0: srtm.v1.LeadRequest.lease:type_name -> google.protobuf.Duration
 	6,  // 1: srtm.v1.NodeMessage.hello:type_name -> srtm.v1.NodeHello
 	8,  // 2: srtm.v1.NodeMessage.ack:type_name -> srtm.v1.GrantAck
 	9,  // 3: srtm.v1.NodeMessage.report:type_name -> srtm.v1.NodeReport
 	4,  // 4: srtm.v1.NodeMessage.renew:type_name -> srtm.v1.LeaseRequest
-	26, // 5: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
-	26, // 6: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
+	28, // 5: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
+	28, // 6: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
 	7,  // 7: srtm.v1.NodeHello.held:type_name -> srtm.v1.HeldShare
 	0,  // 8: srtm.v1.NodeHello.policy:type_name -> srtm.v1.LeasePolicy
-	27, // 9: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
-	27, // 10: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
-	27, // 11: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
+	29, // 9: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
+	29, // 10: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
+	29, // 11: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
 	10, // 12: srtm.v1.NodeReport.topics:type_name -> srtm.v1.TopicLoad
-	26, // 13: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
+	28, // 13: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
 	12, // 14: srtm.v1.GrantMessage.grant:type_name -> srtm.v1.Grant
 	5,  // 15: srtm.v1.GrantMessage.lease:type_name -> srtm.v1.Lease
-	27, // 16: srtm.v1.Grant.share:type_name -> srtm.v1.Share
-	27, // 17: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
-	27, // 18: srtm.v1.Member.share:type_name -> srtm.v1.Share
-	28, // 19: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
+	29, // 16: srtm.v1.Grant.share:type_name -> srtm.v1.Share
+	29, // 17: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
+	29, // 18: srtm.v1.Member.share:type_name -> srtm.v1.Share
+	30, // 19: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
 	13, // 20: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
-	21, // 21: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	27, // 22: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
-	23, // 23: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
-	28, // 24: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
-	25, // 25: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
-	24, // 26: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
-	29, // 27: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
-	27, // 28: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
-	27, // 29: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
-	27, // 30: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
-	27, // 31: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
-	27, // 32: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
-	27, // 33: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
-	27, // 34: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
-	0,  // 35: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
-	29, // 36: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
-	3,  // 37: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
-	14, // 38: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
-	16, // 39: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
-	18, // 40: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
-	19, // 41: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
-	1,  // 42: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
-	11, // 43: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
-	15, // 44: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
-	17, // 45: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
-	22, // 46: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
-	20, // 47: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
-	2,  // 48: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
-	43, // [43:49] is the sub-list for method output_type
-	37, // [37:43] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	23, // 21: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	23, // 22: srtm.v1.ReportEndResponse.freed:type_name -> srtm.v1.FreedShare
+	29, // 23: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
+	25, // 24: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
+	30, // 25: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
+	27, // 26: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
+	26, // 27: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
+	31, // 28: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
+	29, // 29: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
+	29, // 30: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
+	29, // 31: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
+	29, // 32: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
+	29, // 33: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
+	29, // 34: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
+	29, // 35: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
+	0,  // 36: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
+	31, // 37: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
+	3,  // 38: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
+	14, // 39: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
+	16, // 40: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
+	18, // 41: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
+	19, // 42: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
+	21, // 43: srtm.v1.GrantService.ReportEnd:input_type -> srtm.v1.ReportEndRequest
+	1,  // 44: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
+	11, // 45: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
+	15, // 46: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
+	17, // 47: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
+	24, // 48: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
+	20, // 49: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
+	22, // 50: srtm.v1.GrantService.ReportEnd:output_type -> srtm.v1.ReportEndResponse
+	2,  // 51: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
+	45, // [45:52] is the sub-list for method output_type
+	38, // [38:45] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_grant_proto_init() }
@@ -2156,7 +2285,7 @@ func file_srtm_v1_grant_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_grant_proto_rawDesc), len(file_srtm_v1_grant_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

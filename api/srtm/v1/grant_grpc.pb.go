@@ -24,6 +24,7 @@ const (
 	GrantService_RemoveContract_FullMethodName = "/srtm.v1.GrantService/RemoveContract"
 	GrantService_ListShares_FullMethodName     = "/srtm.v1.GrantService/ListShares"
 	GrantService_ForgetBroker_FullMethodName   = "/srtm.v1.GrantService/ForgetBroker"
+	GrantService_ReportEnd_FullMethodName      = "/srtm.v1.GrantService/ReportEnd"
 	GrantService_Lead_FullMethodName           = "/srtm.v1.GrantService/Lead"
 )
 
@@ -53,6 +54,11 @@ type GrantServiceClient interface {
 	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
 	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(ctx context.Context, in *ForgetBrokerRequest, opts ...grpc.CallOption) (*ForgetBrokerResponse, error)
+	// ReportEnd says that it is proven that a broker's process has ended: its shares go to
+	// others at once. FAILED_PRECONDITION while the broker has a session, and where a
+	// process after it might go on with what this one held; NOT_FOUND if it is not the
+	// latest instance.
+	ReportEnd(ctx context.Context, in *ReportEndRequest, opts ...grpc.CallOption) (*ReportEndResponse, error)
 	// Lead lends a tbadaptor that is a process of its own the right to act, which
 	// nothing else gives it: without it all other calls fail with UNAVAILABLE,
 	// NOT_LEADING. The loaddistributor repeats it, and waits until what it has lent to
@@ -122,6 +128,16 @@ func (c *grantServiceClient) ForgetBroker(ctx context.Context, in *ForgetBrokerR
 	return out, nil
 }
 
+func (c *grantServiceClient) ReportEnd(ctx context.Context, in *ReportEndRequest, opts ...grpc.CallOption) (*ReportEndResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportEndResponse)
+	err := c.cc.Invoke(ctx, GrantService_ReportEnd_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *grantServiceClient) Lead(ctx context.Context, in *LeadRequest, opts ...grpc.CallOption) (*LeadResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LeadResponse)
@@ -158,6 +174,11 @@ type GrantServiceServer interface {
 	// FAILED_PRECONDITION while the broker has a session, with NOT_FOUND if no topic
 	// has it, holds it or waits for it. Repeating it is harmless.
 	ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error)
+	// ReportEnd says that it is proven that a broker's process has ended: its shares go to
+	// others at once. FAILED_PRECONDITION while the broker has a session, and where a
+	// process after it might go on with what this one held; NOT_FOUND if it is not the
+	// latest instance.
+	ReportEnd(context.Context, *ReportEndRequest) (*ReportEndResponse, error)
 	// Lead lends a tbadaptor that is a process of its own the right to act, which
 	// nothing else gives it: without it all other calls fail with UNAVAILABLE,
 	// NOT_LEADING. The loaddistributor repeats it, and waits until what it has lent to
@@ -188,6 +209,9 @@ func (UnimplementedGrantServiceServer) ListShares(context.Context, *ListSharesRe
 }
 func (UnimplementedGrantServiceServer) ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetBroker not implemented")
+}
+func (UnimplementedGrantServiceServer) ReportEnd(context.Context, *ReportEndRequest) (*ReportEndResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportEnd not implemented")
 }
 func (UnimplementedGrantServiceServer) Lead(context.Context, *LeadRequest) (*LeadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Lead not implemented")
@@ -292,6 +316,24 @@ func _GrantService_ForgetBroker_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _GrantService_ReportEnd_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportEndRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GrantServiceServer).ReportEnd(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: GrantService_ReportEnd_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GrantServiceServer).ReportEnd(ctx, req.(*ReportEndRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _GrantService_Lead_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LeadRequest)
 	if err := dec(in); err != nil {
@@ -332,6 +374,10 @@ var GrantService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForgetBroker",
 			Handler:    _GrantService_ForgetBroker_Handler,
+		},
+		{
+			MethodName: "ReportEnd",
+			Handler:    _GrantService_ReportEnd_Handler,
 		},
 		{
 			MethodName: "Lead",

@@ -1,0 +1,154 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// A broker's session that ends says little: its process may have ended, or the network.
+// It has ended if its own address then refuses connections at both its ports, which had
+// accepted them in the same session: a host that is cut off, frozen, or gone is silent,
+// and a frozen process' ports accept. What can be mistaken for it is in
+// docs/operations.md.
+
+// Probe says whether an address takes connections now, or refuses them; neither: it is
+// silent.
+type Probe func(ctx context.Context, address string) (accepts, refuses bool)
+
+// How often, and for how long, the ports of a broker are probed: until they have
+// accepted, and until they have refused twice in a row.
+const (
+	vouchPause, vouchTries = time.Second, 10
+	endPause, endTries     = 100 * time.Millisecond, 30
+	probeTimeout           = 300 * time.Millisecond
+)
+
+// Dial is a Probe that dials. A name is refused when all its addresses refuse.
+func Dial(ctx context.Context, address string) (accepts, refuses bool) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false, false
+	}
+	ips, _ := net.DefaultResolver.LookupHost(ctx, host) // none: neither
+	for _, ip := range ips {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
+		if err == nil {
+			conn.Close()
+			return true, false
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return false, false
+		}
+	}
+	return false, len(ips) > 0
+}
+
+// vouchLocked finds out whether the broker's ports can be reached from here at all.
+// Requires: mu held, and not closing.
+func (c *Controller) vouchLocked(s *Session, tcp, web string) {
+	if c.cfg.Probe == nil {
+		return
+	}
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		for range vouchTries {
+			a, _ := c.cfg.Probe(context.Background(), tcp)
+			b, _ := c.cfg.Probe(context.Background(), web)
+			c.mu.Lock()
+			over := c.mu.sessions[s.broker] != s
+			s.vouched = a && b && !over
+			c.mu.Unlock()
+			if a && b || over || !c.pause(vouchPause) {
+				return
+			}
+		}
+	}()
+}
+
+// pause reports whether the controller goes on after it.
+func (c *Controller) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-c.mu.ending:
+		return false
+	}
+}
+
+// examineLocked looks for evidence that the process of a session that is over has ended,
+// and if there is has its shares and publishers go to others at once. Requires: mu held.
+func (c *Controller) examineLocked(s *Session) {
+	b, _ := c.mu.next.Broker(s.broker)
+	if !s.vouched || c.mu.closing || b.Instance != s.instance {
+		return
+	}
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		refused := 0
+		for range endTries {
+			gone := true
+			for _, address := range []string{b.TCPAddress, b.HTTPAddress} {
+				accepts, refuses := c.cfg.Probe(context.Background(), address)
+				if !accepts && !refuses {
+					return
+				}
+				gone = gone && refuses
+			}
+			if refused++; !gone {
+				refused = 0 // it may be ending, or another one has begun
+			}
+			if refused == 2 {
+				c.ended(s)
+				return
+			}
+			c.mu.Lock()
+			back := c.mu.sessions[s.broker] != nil
+			c.mu.Unlock()
+			if back || !c.pause(endPause) {
+				return
+			}
+		}
+	}()
+}
+
+// ended is for a session whose process has ended.
+func (c *Controller) ended(s *Session) {
+	c.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for {
+		_, err := c.adaptor.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: s.broker, Instance: s.instance})
+		if err == nil {
+			break
+		}
+		// The adaptor may see the end of its own session later.
+		if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable || ctx.Err() != nil || !c.pause(endPause) {
+			c.cfg.Log.Warn("its shares stay reserved for it", obs.KeyBroker, s.broker, obs.KeyError, err)
+			break
+		}
+	}
+	c.mu.Lock()
+	if c.mu.sessions[s.broker] == nil {
+		c.mu.away[s.broker] = c.now().Add(-c.cfg.EvacuateAfter)
+	}
+	c.mu.Unlock()
+	select {
+	case c.hurry <- struct{}{}:
+	default: // it is about to look
+	}
+}
