@@ -1,0 +1,88 @@
+package faults
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/tests/daemon"
+)
+
+// A broker that is killed is found dead by its ports: its publishers and its share are
+// others' at once. When it starts again it has nothing of its disk; but one that is
+// killed after the control plane has been lost for long goes on with its base.
+func TestDeathIsNoticedByEvidence(t *testing.T) {
+	c := newCluster(t, false, shortLeases, "available", "available", "available", "available")
+	create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+	defer cancel()
+	c.create(create)
+	_, stop := c.load(offered/4, offered/4, offered/4, offered/4)
+	c.eventually("brokers have their shares", func() bool { return whole(c.shares(), 3) })
+	admin := srtmv1.NewAdminServiceClient(c.dial(c.grpc))
+	placed := func() (on map[string]bool) {
+		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic})
+		if err != nil {
+			t.Fatal(err)
+		}
+		on = map[string]bool{}
+		for _, q := range r.Topic.Quotas {
+			on[q.BrokerId] = true
+		}
+		return on
+	}
+	dead := c.brokers[0]
+	if !placed()[dead.name] {
+		t.Fatalf("the topic is on %v", placed())
+	}
+	wait(2 * time.Second) // its ports have been tried, and it has renewed its lease
+	c.must(dead.process.Kill())
+	began := time.Now()
+	c.eventually("its publishers are elsewhere", func() bool { return !placed()[dead.name] })
+	moved := time.Since(began)
+	c.eventually("others hold what it held", func() bool {
+		var sum int64
+		for _, m := range c.shares().Members {
+			if m.BrokerId != dead.name {
+				sum += m.GetAcknowledged().GetRateMilli()
+			}
+		}
+		return sum >= rate*980
+	})
+	t.Logf("publishers had another broker after %v, its share was others' after %v", moved, time.Since(began))
+
+	// The control plane is away, and it starts: nobody can tell it that it may.
+	c.must(c.control.Kill())
+	c.startBroker(dead)
+	c.eventually("its base is not on the disk any more", func() bool {
+		files, err := filepath.Glob(filepath.Join(dead.dir, "shares", "*.json"))
+		s, gone := dead.state()
+		return err == nil && gone == nil && len(files) == 0 && held(s).RateMilli == 0
+	})
+	// Another one notes that it is alone, and is killed then.
+	alone := c.brokers[1]
+	c.eventually("it notes that it is alone", func() bool {
+		_, err := os.Stat(filepath.Join(alone.dir, "shares", "alone"))
+		return err == nil
+	})
+	c.must(alone.process.Kill())
+	c.startBroker(alone)
+	c.eventually("it goes on with its base", func() bool {
+		s, err := alone.state()
+		return err == nil && held(s).RateMilli > 0
+	})
+	c.flows(rate / 3)
+	c.startControl()
+	c.eventually("all of the contract is held again", func() bool {
+		s := c.shares()
+		var sum int64
+		for _, m := range s.Members {
+			sum += m.GetAcknowledged().GetRateMilli()
+		}
+		return s.Contract != nil && sum == rate*1000
+	})
+	c.flows(rate)
+	c.verify(stop())
+}
