@@ -170,6 +170,16 @@ func TestWhatAFollowerSays(t *testing.T) {
 			_, err := follower.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
 			return err
 		},
+		"AdminService/ExportCluster": func() error {
+			return receive(follower.admin.ExportCluster(ctx, &srtmv1.ExportClusterRequest{}))
+		},
+		"AdminService/ImportCluster": func() error {
+			stream, err := follower.admin.ImportCluster(ctx)
+			if err == nil {
+				_, err = stream.CloseAndRecv()
+			}
+			return err
+		},
 		"GrantService/SetContract": func() error {
 			_, err := follower.grants.SetContract(ctx, &srtmv1.SetContractRequest{Topic: "t"})
 			return err
@@ -308,8 +318,8 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 	way.open(t)
 	follower.until(t, "it serves again", func() bool { return follower.says(ctx, "") == "SERVING" })
-	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "new", PublisherId: "p"}); status.Code(err) != codes.NotFound {
-		t.Errorf("a topic that is not there: %v", err)
+	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "new"}); status.Code(err) != codes.NotFound {
+		t.Errorf("a publisher that is not there: %v", err)
 	}
 }
 
