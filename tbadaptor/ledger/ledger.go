@@ -689,7 +689,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 
 // base returns the part of m's next share that is not to end with its lease. To
 // change it costs the broker a write to its disk, so that one which is near
-// enough stays.
+// enough stays: what a broker loses with its lease is twice the flexible part at most.
 func (l *Ledger) base(t *topic, m *member, next tokenbucket.Share) tokenbucket.Share {
 	b := l.brokers[m.broker]
 	if next.IsZero() || t.flex == 0 || l.leases.Flex == 0 || b == nil || b.policy == Leaseless {
@@ -698,7 +698,7 @@ func (l *Ledger) base(t *topic, m *member, next tokenbucket.Share) tokenbucket.S
 	part := func(n int64) int64 { return max(1, n-mulDiv(n, int64(t.flex), 1000)) }
 	want := tokenbucket.Share{Rate: tokenbucket.Rate(part(int64(next.Rate))), Burst: part(next.Burst)}
 	near := func(have, want, most int64) bool {
-		return have <= most && have >= want-want/5 && have <= want+want/5
+		return have <= most && have >= want-mulDiv(want, int64(t.flex), 1000) && have <= want+want/5
 	}
 	if have := m.acked.base; near(int64(have.Rate), int64(want.Rate), int64(next.Rate)) && near(have.Burst, want.Burst, next.Burst) {
 		return have

@@ -30,9 +30,10 @@ const (
 	DefaultWindow     = 10 * time.Second
 	DefaultAckTimeout = 5 * time.Second
 	// DefaultFlex is the part of an adaptive topic's shares that is on a lease, in
-	// thousandths. It is what moves on within seconds of a broker's loss, and what
-	// all brokers lose while the adaptor is away.
-	DefaultFlex = 200
+	// thousandths. It is what moves on within seconds of a broker's silence, and what
+	// all brokers lose while the adaptor is away: with the paper's contract of 1.1 times
+	// the load that must be less than a tenth (docs/evaluation.md has the figures).
+	DefaultFlex = 50
 )
 
 // DefaultLeases returns the leases by default.

@@ -99,7 +99,7 @@ func TestSplitRefuses(t *testing.T) {
 		{"unknown rule", "best", total, one, `unknown share rule "best": the rules are proportional, robust, sqrt, static`},
 		{"no rule", "", total, one, "unknown share rule"},
 		{"empty total", share.Static, token{}, one, "is empty"},
-		{"total out of range", share.Static, token{Rate: -1, Burst: 1}, one, "rate -1 is outside"},
+		{"total out of range", share.Static, token{Rate: -1, Burst: 1}, one, "rate -0.001 is outside"},
 		{"nobody", share.Static, total, nil, "no brokers"},
 		{"no id", share.Static, total, []load{{}}, "without a broker's id"},
 		{"a broker twice", share.Static, total, []load{{Broker: "a"}, {Broker: "b"}, {Broker: "a"}}, `"a" appears twice`},

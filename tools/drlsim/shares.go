@@ -20,7 +20,7 @@ import (
 )
 
 // defaultFlex is the adaptor's, percent.
-const defaultFlex = 20
+const defaultFlex = 5
 
 func sharesCommand() *cobra.Command {
 	var (
