@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full calibrate convergence figures cover clean no-race-note soak hardship
+.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ test-clients: ## install NSQ client libraries into build/clients and drive them 
 
 soak: ## load a broker for DURATION (10m), and look for what it does not give back
 	SRTM_SOAK=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestSoak$$' ./tests/crash
+
+trouble: ## what PUBLISHERS (200) notice of a drain, a move, a crash and a return (BIN= the folder of other daemons)
+	SRTM_TROUBLE=$(or $(PUBLISHERS),200) SRTM_FAILOVER_BIN=$(abspath $(BIN)) $(GO) test -count=1 -timeout=10m -v -run='^TestTrouble$$' ./tests/failover
 
 hardship: ## restart with a backlog of 1,000,000 messages, and 10,000 connections at once
 	SRTM_CRASH_BACKLOG=1000000 SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash

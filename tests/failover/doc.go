@@ -2,4 +2,6 @@
 // move, and while loaddistributors and their store are killed: no message and
 // no acknowledged request is lost, and contracts hold. It knows the cluster as
 // its users do, by the client library, the API and the brokers' figures.
+//
+// TestTrouble (make trouble) measures what publishers notice of it, and asserts nothing.
 package failover
