@@ -53,17 +53,26 @@ func (c *Catalog) Dump() Dump {
 		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(known.leftovers), LeftAt: known.leftAt})
 	}
 	for _, name := range c.names {
-		t := c.topics[name]
-		one := TopicDump{
-			Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Created: t.created, Plan: t.plan,
-			Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring),
-		}
-		if t.next != nil {
-			one.Next, one.NextPrepared = &t.next.Next, slices.Clone(t.next.prepared)
-		}
+		one, _ := c.DumpTopic(name)
 		d.Topics = append(d.Topics, one)
 	}
 	return d
+}
+
+// DumpTopic returns one topic, if there is one.
+func (c *Catalog) DumpTopic(name string) (d TopicDump, ok bool) {
+	t := c.topics[name]
+	if t == nil {
+		return d, false
+	}
+	d = TopicDump{
+		Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Created: t.created, Plan: t.plan,
+		Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring),
+	}
+	if t.next != nil {
+		d.Next, d.NextPrepared = &t.next.Next, slices.Clone(t.next.prepared)
+	}
+	return d, true
 }
 
 // Load returns the catalog that d was taken from, or says why no catalog can

@@ -197,6 +197,7 @@ func (c *Controller) applyLocked(e catalog.Event) (changes []catalog.StateChange
 		switch effect := effect.(type) {
 		case catalog.PlacementChanged:
 			c.wakeLocked(effect.Topic)
+			c.entrustLocked(effect.Topic)
 		case catalog.StateChanged:
 			c.wakeLocked(effect.Topic)
 			changes = append(changes, effect)

@@ -200,12 +200,14 @@ type Controller struct {
 		reminders map[string][]reminder            // by topic
 		requests  uint64                           // the last number given to a request
 		closing   bool
-		ending    chan struct{} // closed with closing
-		empty     bool          // the catalog was at the start, and nobody has created a topic since
-		settled   time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
-		unread    bool          // a follower before its first Reset
-		cut       bool          // a follower that cannot read the store any more
-		informed  chan struct{} // closed and replaced when either changes
+		ending    chan struct{}        // closed with closing
+		records   map[string]entrusted // by topic: what brokers keep
+		waiting   map[string]string    // topics that are not rebuilt yet, why
+		empty     bool                 // the catalog was at the start, and nobody has created a topic since
+		settled   time.Time            // of an empty one: until when it denies nothing; zero: no broker has joined
+		unread    bool                 // a follower before its first Reset
+		cut       bool                 // a follower that cannot read the store any more
+		informed  chan struct{}        // closed and replaced when either changes
 
 		conditions map[string]*condition // of active topics, by name
 	}
@@ -234,6 +236,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	c.mu.sessions = map[string]*Session{}
+	c.mu.records, c.mu.waiting = map[string]entrusted{}, map[string]string{}
 	c.mu.creating = map[string]*creation{}
 	c.mu.names = map[string]chan struct{}{}
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
@@ -300,6 +303,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.relieve(c.now())
 			c.fit(c.now())
 			c.settle(c.now())
+			c.rebuild()
 		case <-c.hurry:
 			c.tend(c.now())
 		case err = <-failed:

@@ -455,6 +455,7 @@ func (c *Controller) tearDown(name string, contracted bool) error {
 		}
 	}
 	for _, s := range c.mu.sessions {
+		delete(s.kept, name)
 		delete(s.unknown, name) // what it may hold of that name has been deleted, too
 	}
 	c.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
@@ -139,10 +140,11 @@ var _ = Describe("A restart of the loaddistributor", func() {
 
 	It("that has lost its store leaves publishers where they are, and denies what nobody holds", func() {
 		first := newCluster(setup{data: &store.Memory{}})
-		node := agenttest.New()
-		first.join("b1", 600, node)
-		first.mustCreate(spec("t", 400, 10))
+		first.join("b1", 60, agenttest.New())
+		away := first.join("b2", 60, agenttest.New())
+		first.mustCreate(spec("t", 100, 10))
 		first.stop()
+		away.stop()
 		second := newCluster(setup{data: &store.Memory{}, address: first.address, config: func(cfg *controller.Config) { cfg.Grace = 15 * time.Second }})
 		resolved := func(topic string) error {
 			_, err := second.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: "g.7"})
@@ -165,11 +167,59 @@ var _ = Describe("A restart of the loaddistributor", func() {
 			Expect(asked("t")).To(fails(codes.Unavailable, rpc.ReasonUnread))
 			Expect(asked("never was")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 		}
-		second.mustCreate(spec("t", 400, 10))
+		second.mustCreate(spec("t", 40, 10))
 		Expect(resolved("t")).To(Succeed())
 		_, err := second.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(resolved("t")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+	})
+
+	It("that has lost its store rebuilds it from what brokers keep, once all of a topic's are there", func() {
+		first := newCluster(setup{data: &store.Memory{}})
+		b1, b2, b3 := agenttest.New(), agenttest.New(), agenttest.New()
+		first.join("b1", 60, b1)
+		files, err := agent.OpenFiles(GinkgoT().TempDir())
+		Expect(err).NotTo(HaveOccurred())
+		disk := func(cfg *agent.Config) { cfg.Store = files }
+		second := first.join("b2", 60, b2, instance("one"), disk)
+		_, _, err = first.create(context.Background(), spec("t", 100, 10), "key")
+		Expect(err).NotTo(HaveOccurred())
+		first.join("b3", 60, b3)
+		_, err = first.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g.0"}, BrokerId: "b3"})
+		Expect(err).NotTo(HaveOccurred())
+		first.mustCreate(spec("small", 4, 4))
+		first.mustCreate(spec("gone", 4, 4))
+		_, err = first.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "gone"})
+		Expect(err).NotTo(HaveOccurred())
+		was, epoch, shares := places(first, "t", 100), first.topic("t").Epoch, first.shares("t")
+		first.stop()
+		second.stop()
+
+		data := &store.Memory{}
+		again := newCluster(setup{data: data, address: first.address})
+		resolves := func(topic string) func() error {
+			return func() error {
+				_, err := again.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: "g.0"})
+				return err
+			}
+		}
+		Eventually(resolves("small")).Should(Succeed())
+		Eventually(func() bool { return again.broker("b3").GetConnected() }).Should(BeTrue())
+		<-time.After(time.Minute)
+		Expect(resolves("t")()).To(fails(codes.Unavailable, rpc.ReasonUnread), "b2 may know better")
+		again.join("b2", 60, b2, instance("two"), disk)
+		Eventually(resolves("t")).Should(Succeed())
+		Eventually(again.state("t")).Should(Equal("ACTIVE"))
+		Expect(places(again, "t", 100)).To(Equal(was))
+		Expect(again.topic("t").Epoch).To(BeNumerically(">", epoch))
+		Eventually(func() map[string]string { return again.shares("t") }).Should(Equal(shares))
+		same, _, err := again.create(context.Background(), spec("t", 100, 10), "key")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(same.Epoch).To(Equal(again.topic("t").Epoch))
+		Expect(resolves("gone")()).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		again.stop()
+		third := newCluster(setup{data: crash(data), address: first.address})
+		Expect(places(third, "t", 100)).To(Equal(was))
 	})
 
 	It("that has lost its store gets it back from an export, with everybody where they were", func() {

@@ -34,6 +34,9 @@ type Session struct {
 	topics map[string]*figures
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
+	// Of those, what the broker keeps of them, once it has said so; without a topic:
+	// nothing.
+	kept map[string]kept
 	// How many reports have come.
 	reports uint64
 	// Its ports have accepted connections from here.
@@ -65,6 +68,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		requests: map[uint64]*request{},
 		topics:   map[string]*figures{},
 		unknown:  map[string]bool{},
+		kept:     map[string]kept{},
 	}
 	for _, name := range h.Topics {
 		s.topics[name] = &figures{}
@@ -104,6 +108,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	unknown := slices.Sorted(maps.Keys(s.unknown))
 	delete(c.mu.left, s.broker)
 	c.vouchLocked(s, h.TcpAddress, h.HttpAddress)
+	s.recallLocked()
 	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
 	c.mu.Unlock()
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
@@ -179,6 +184,8 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		return c.report(s, m.Report, time.Now())
 	case *srtmv1.BrokerMessage_Arrivals:
 		return c.arrivals(s, m.Arrivals, time.Now())
+	case *srtmv1.BrokerMessage_Records:
+		return c.records(s, m.Records)
 	case *srtmv1.BrokerMessage_Hello:
 		return &BadMessage{"hello", "a session has one hello"}
 	}
@@ -256,6 +263,7 @@ func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, 
 		order.Identity = &srtmv1.TopicIdentity{Log: c.mu.next.Log(), Created: is.Created}
 		order.DeletedBefore = c.mu.next.LeftOn(topic, s.broker)
 	}
+	order.Record = c.textLocked(c.mu.next, topic)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -308,6 +309,39 @@ var _ = Describe("The agent", func() {
 		Expect(result(control).Error).To(BeEmpty())
 		t, _ := node.Topic("t")
 		Expect(t.Channels).To(Equal(old), "a loaddistributor of 0.1.0 says nothing of it")
+	})
+
+	It("keeps what it is told of its topics, and gives it back", func() {
+		control, _ := joined()
+		defer stop()
+		recalled := func(topics ...string) (all []string) {
+			GinkgoHelper()
+			control.send(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Recall{Recall: &srtmv1.RecallTopics{Topics: topics}}})
+			for _, r := range next(control, (*srtmv1.BrokerMessage).GetRecords).Records {
+				all = append(all, fmt.Sprintf("%s:%.3s", r.Topic, r.Record))
+			}
+			return all
+		}
+		keep := func(topic, record string) *srtmv1.ControllerMessage {
+			return &srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Keep{Keep: &srtmv1.KeepRecord{Topic: topic, Record: []byte(record)}}}
+		}
+		for _, topic := range []string{"t", "u"} {
+			m := prepare(1, topic)
+			m.GetPrepare().Record = []byte("old")
+			control.send(m)
+			Expect(result(control).Error).To(BeEmpty())
+		}
+		control.send(keep("t", "new"))
+		control.send(keep("nowhere", "new"))
+		Expect(recalled("nowhere", "u", "t")).To(Equal([]string{"nowhere:", "u:old", "t:new"}))
+		control.send(keep("t", strings.Repeat("x", 1<<20)))
+		Expect(recalled("t", "u")).To(Equal([]string{"t:xxx"}), "what fits; one at least")
+		Expect(recalled("u", "t")).To(Equal([]string{"u:old"}))
+		control.send(prepare(1, "u"))
+		Expect(result(control).Error).To(BeEmpty())
+		control.send(remove(1, "t"))
+		Expect(result(control).Error).To(BeEmpty())
+		Expect(recalled("t", "u")).To(Equal([]string{"t:", "u:old"}))
 	})
 
 	It("puts grants in force in the order of their epochs", func() {

@@ -49,6 +49,7 @@ type owner struct {
 	// grants that are not acknowledged, since their bases are not there yet.
 	disk     map[string]Base
 	unsaved  map[string]tokenbucket.Tokens
+	kept     map[string][]byte     // what the loaddistributor says of topics, without a store
 	captures map[string]stamp.Mono // topics whose arrivals are wanted, until when; empty while control is nil
 	flushed  stamp.Mono            // when pieces of them were last sent
 	flush    *time.Timer           // for the next
@@ -70,6 +71,7 @@ func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
 		agent: a, ctx: ctx, sessions: sessions,
 		holdings: newHoldings(), lease: lease{strict: a.cfg.Policy == Strict},
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
+		kept:     map[string][]byte{},
 		captures: map[string]stamp.Mono{}, interval: DefaultReportInterval, stopGrants: func() {},
 	}
 }
@@ -186,8 +188,15 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		if err == nil {
 			o.holdings.removed(m.Remove.Topic)
 			o.save(m.Remove.Topic)
+			o.keep(m.Remove.Topic, nil)
 		}
 		o.result(l, m.Remove.Request, err)
+	case *srtmv1.ControllerMessage_Keep:
+		if slices.Contains(o.agent.node.Topics(), m.Keep.Topic) {
+			o.keep(m.Keep.Topic, m.Keep.Record)
+		}
+	case *srtmv1.ControllerMessage_Recall:
+		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Records{Records: o.recall(m.Recall.Topics)}})
 	case *srtmv1.ControllerMessage_Drain:
 		o.drain(m.Drain)
 	case *srtmv1.ControllerMessage_Nudge:
@@ -196,6 +205,39 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		o.capture(m.Capture, clock.Mono())
 	}
 	// Anything else is of a later version, which must not count on us.
+}
+
+// keep keeps what the loaddistributor says of a topic, as long as the process lives if
+// there is no store.
+func (o *owner) keep(topic string, record []byte) {
+	if store := o.agent.cfg.Store; store != nil {
+		if err := store.Keep(topic, record); err != nil {
+			o.agent.cfg.Log.Error("what the loaddistributor says of the topic is not kept", obs.KeyTopic, topic, obs.KeyError, err)
+		}
+	} else if len(record) > 0 {
+		o.kept[topic] = record
+	} else {
+		delete(o.kept, topic)
+	}
+}
+
+// maxRecords bounds an answer to RecallTopics, but for its first record.
+const maxRecords = 1 << 20
+
+func (o *owner) recall(topics []string) *srtmv1.TopicRecords {
+	answer := &srtmv1.TopicRecords{}
+	size := 0
+	for _, topic := range topics {
+		record := o.kept[topic]
+		if store := o.agent.cfg.Store; store != nil {
+			record = store.Kept(topic)
+		}
+		if size += len(topic) + len(record); size > maxRecords && len(answer.Records) > 0 {
+			break
+		}
+		answer.Records = append(answer.Records, &srtmv1.TopicRecord{Topic: topic, Record: record})
+	}
+	return answer
 }
 
 func (o *owner) drain(d *srtmv1.DrainPublishers) {
@@ -288,6 +330,9 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	}
 	if err := o.agent.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {
 		return err
+	}
+	if len(p.Record) > 0 {
+		o.keep(p.Topic, p.Record)
 	}
 	if g, due := o.holdings.prepared(p.Topic); due {
 		o.apply(g)

@@ -32,13 +32,18 @@ type Store interface {
 	// for so long that one after it may go on with the bases. It returns when that is on
 	// stable storage.
 	SetAlone(is bool) error
+	// Keep keeps what the loaddistributor says of a topic, for Kept; nothing: forget
+	// it. A crash of the machine may lose it.
+	Keep(topic string, record []byte) error
+	// Kept returns nothing where there is nothing, or it cannot be read.
+	Kept(topic string) []byte
 }
 
 // Files is a Store with a file for each topic:
 //
 //	{"version":1,"topic":"t","epoch":17,"rate_milli":4000000,"burst":20}
 //
-// A file is replaced as a whole.
+// and one with what is kept for the loaddistributor. A file is replaced as a whole.
 type Files struct{ dir string }
 
 const storeVersion = 1
@@ -53,6 +58,7 @@ type record struct {
 
 const (
 	suffix    = ".json"
+	kepts     = ".kept"
 	temporary = ".new"
 )
 
@@ -192,4 +198,29 @@ func (f *Files) sync() error {
 		return fmt.Errorf("shares: %w", err)
 	}
 	return nil
+}
+
+// Keep implements Store. It is not synced, as there may be thousands of them at once.
+func (f *Files) Keep(topic string, record []byte) error {
+	path := filepath.Join(f.dir, topic+kepts)
+	if len(record) == 0 {
+		return remove(path)
+	}
+	err := os.WriteFile(path+temporary, record, 0o600)
+	if err == nil {
+		err = os.Rename(path+temporary, path)
+	}
+	if err != nil {
+		return fmt.Errorf("record of %s: %w", topic, errors.Join(err, remove(path+temporary)))
+	}
+	return nil
+}
+
+// Kept implements Store.
+func (f *Files) Kept(topic string) []byte {
+	record, err := os.ReadFile(filepath.Join(f.dir, topic+kepts))
+	if err != nil {
+		return nil
+	}
+	return record
 }
