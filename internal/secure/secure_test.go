@@ -63,6 +63,7 @@ func serve(t *testing.T, cfg ServerConfig) string {
 	srtmv1.RegisterPlacementServiceServer(server, srtmv1.UnimplementedPlacementServiceServer{})
 	srtmv1.RegisterBrokerServiceServer(server, srtmv1.UnimplementedBrokerServiceServer{})
 	srtmv1.RegisterGrantServiceServer(server, srtmv1.UnimplementedGrantServiceServer{})
+	srtmv1.RegisterAdmissionAdminServer(server, srtmv1.UnimplementedAdmissionAdminServer{})
 	ln := testkit.Listen(t)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(ln) }()
@@ -112,7 +113,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, method string) error {
 func all(t *testing.T) (methods []string) {
 	t.Helper()
 	for _, desc := range []grpc.ServiceDesc{
-		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc,
+		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc, srtmv1.AdmissionAdmin_ServiceDesc,
 	} {
 		for _, m := range desc.Methods {
 			methods = append(methods, "/"+desc.ServiceName+"/"+m.MethodName)
