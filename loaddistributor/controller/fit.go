@@ -55,6 +55,8 @@ type fit struct {
 	again  int // how often a search was begun anew, since its plan could not be had
 	done   bool
 	step   string
+	there  time.Time // when the search had all it needs last
+	retry  time.Time // of one that is done: when the topic is fitted anew; zero: it is not
 
 	began, over time.Time       // of the search; zero: not yet
 	outcome     fitting.Outcome // once it is done; without rounds if it was broken off
@@ -90,6 +92,17 @@ const fitDrain = 10 * time.Second
 // fitTraffic is how much of its publishers' rates a topic has to offer before it is
 // measured: until they are connected, latencies are those of connecting.
 const fitTraffic = 0.8
+
+// fitStall is how long a broker's host may stall without a fit taking its lateness for
+// independent messages'.
+const fitStall = 100 * time.Millisecond
+
+// In intervals of reports: for how long a fit goes on without the traffic or the
+// subscribers that it began with, and when one that found no placement is made again.
+const (
+	fitGone  = 30
+	fitRetry = 600
+)
 
 // fitAgain is how often a search is begun anew with the brokers as they are then,
 // because one that it chose was gone or had no room any more.
@@ -132,6 +145,9 @@ func (c *Controller) fit(now time.Time) {
 			c.endFitLocked(name, f, fitEnded, "the topic is gone", now)
 			delete(c.mu.fits, name)
 			continue
+		case f.done && !f.moving && !f.retry.IsZero() && !now.Before(f.retry) && c.mu.names[name] == nil && !c.mu.closing:
+			c.fitLocked(topic)
+			continue
 		case f.done || c.mu.closing:
 			continue
 		case f.search != nil && !f.moving && c.mu.names[name] == nil && topic.Placement.Epoch() != f.epoch:
@@ -139,6 +155,13 @@ func (c *Controller) fit(now time.Time) {
 			continue
 		}
 		ready := f.search != nil || !c.overLocked(name) && c.offeredLocked(topic) >= fitTraffic*f.rate && !c.deafLocked(topic, f, now)
+		if f.search != nil && !f.moving && c.mu.names[name] == nil {
+			if why := c.brokenOffLocked(topic, f, now); why != "" {
+				c.endFitLocked(name, f, fitEnded, why, now)
+				f.retry = now
+				continue
+			}
+		}
 		if f.search == nil && c.overLocked(name) {
 			f.step = "waiting until the topic keeps to its contract"
 		}
@@ -188,6 +211,31 @@ func (c *Controller) endFitLocked(name string, f *fit, how, step string, now tim
 	}
 	c.stopRecordingLocked(name, f)
 	f.search, f.next, f.setup, f.sum, f.seen = nil, nil, fitting.Setup{}, observed{}, nil
+}
+
+// brokenOffLocked says what the search lacks, if that has lasted: nothing is measured then,
+// or what will not be so. Requires: mu held; there is a search.
+func (c *Controller) brokenOffLocked(topic catalog.Topic, f *fit, now time.Time) string {
+	// In the paper's way publishers are silenced.
+	least := fitTraffic * f.rate
+	if c.cfg.Fitting == fitting.ModePaper {
+		least = 0
+	}
+	over, offered := c.overLocked(topic.Spec.Name()), c.offeredLocked(topic)
+	quiet := offered < least || offered == 0
+	if !over && !quiet && f.deaf.IsZero() {
+		f.there = now
+	}
+	switch {
+	case over:
+		return "the topic offers more than its contract"
+	case now.Sub(f.there) < fitGone*c.cfg.ReportInterval:
+		return ""
+	case quiet:
+		return "the publishers have gone"
+	default:
+		return "the subscribers have gone"
+	}
 }
 
 // deafLocked reports whether measurements would be of subscribers that have not
@@ -264,6 +312,7 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 	if f.began.IsZero() {
 		f.began = now
 	}
+	f.there = now
 	if f.record != nil {
 		f.record.trace.Skip(wall(now)) // of while they connected
 	}
@@ -277,7 +326,7 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 
 // fastConfigLocked is for a topic of so many msg/s. Requires: mu held.
 func (c *Controller) fastConfigLocked(setup fitting.Setup, rate float64) fitting.FastConfig {
-	cfg := fitting.FastConfig{Step: c.cfg.ReportInterval, Capture: time.Second, Absorbed: map[string]fitting.Absorption{}}
+	cfg := fitting.FastConfig{Stall: fitStall, Step: c.cfg.ReportInterval, Capture: time.Second, Absorbed: map[string]fitting.Absorption{}}
 	cfg.Keep = min(30*time.Second, max(cfg.Capture, time.Duration(keptArrivals/rate*float64(time.Second))))
 	for _, b := range setup.Brokers {
 		// Of another latency it says little.
@@ -310,6 +359,9 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 			how = fitKept
 		}
 		c.endFitLocked(name, f, how, a.Outcome.Reason, now)
+		if !a.Outcome.Fitted {
+			f.retry = now.Add(fitRetry * c.cfg.ReportInterval)
+		}
 		if stays || len(a.Unplaced) > 0 {
 			return // who has no place gets one from settle
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -251,6 +252,42 @@ var _ = Describe("Fitting", func() {
 		Expect(c.fit("t").GetEnded()).To(BeTrue())
 		Expect(c.fit("t").GetFitted()).To(BeFalse())
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+	})
+
+	It("ends when its publishers or subscribers go, and begins again when they come", func() {
+		c := newCluster(setup{config: fast})
+		node := agenttest.New()
+		c.join("b1", 600, node)
+		c.join("b2", 600, agenttest.New())
+		c.mustCreate(order())
+		for _, gone := range []func(*srtmv1.TopicStats){
+			func(s *srtmv1.TopicStats) { s.Offered = 0 },
+			func(s *srtmv1.TopicStats) { s.Subscribers = 0 },
+		} {
+			few := measured(200, 0, 0) // of which it takes long to be sure
+			few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
+			node.Measure("t", few)
+			Eventually(func() bool { return c.fit("t").GetTook() != nil }).Should(BeTrue())
+			without := proto.Clone(few).(*srtmv1.TopicStats)
+			gone(without)
+			node.Measure("t", without)
+			Eventually(func() bool { return c.fit("t").GetTook() == nil }).Should(BeTrue())
+			Expect(c.fitting("t")()).To(HavePrefix("waiting for"))
+		}
+		node.Measure("t", measured(200, 0, 0))
+		Eventually(func() bool { return c.fit("t").GetFitted() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
+	})
+
+	It("is tried again, later, where it found no placement", func() {
+		c := newCluster(setup{config: fast})
+		node := agenttest.New()
+		c.join("b1", 600, node)
+		c.mustCreate(order())
+		node.Measure("t", measured(200, 50, 0))
+		Eventually(func() bool { return c.fit("t").GetEnded() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
+		Expect(c.fit("t").GetFitted()).To(BeFalse())
+		node.Measure("t", measured(200, 0, 0)) // whatever it was
+		Eventually(func() bool { return c.fit("t").GetFitted() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 	})
 
 	It("waits until a topic keeps to its contract", func() {

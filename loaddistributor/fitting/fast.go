@@ -16,8 +16,12 @@ import (
 
 // FastConfig are the knobs of Fast; zeros mean the defaults.
 type FastConfig struct {
-	// Alpha is the error of the test of processing delays; 0.1.
+	// Alpha is the error of the tests of processing delays, all placements together;
+	// 0.1.
 	Alpha float64
+	// Stall is how long a host may stall, in which what arrives is late together; 0:
+	// it does not. No test can tell sooner than after ln(1/Alpha)/budget times that.
+	Stall time.Duration
 	// Step is how long to observe between two looks; 100 ms. Settle is how long to
 	// wait after a change; 100 ms.
 	Step, Settle time.Duration
@@ -63,7 +67,8 @@ func (c *FastConfig) fill() {
 // shares. Its part of the budget is set aside before the test, and checked with
 // all that was captured after it. Processing delays are tested with Explained; with
 // Sequential where it is not known what became of each message. The promises of
-// both are for what is left of the budget, and for arrivals like the captured ones:
+// both, with an error of Alpha over all placements that are tried, are for what is left of
+// the budget, and for arrivals like the captured ones:
 // there have to be a few seconds of them, and where these differ, so many that the
 // mean is within the budget by some standard errors.
 type Fast struct {
@@ -114,7 +119,7 @@ func NewFast(setup Setup, config FastConfig, rng *rand.Rand) (*Fast, error) {
 		return nil, err
 	}
 	config.fill()
-	if !(config.Alpha > 0 && config.Alpha < 1) || config.Step < 0 || config.Settle < 0 || config.Capture < 0 || config.Keep < config.Capture || config.Aim < 0 || config.Cap < config.Aim {
+	if !(config.Alpha > 0 && config.Alpha < 1) || config.Stall < 0 || config.Step < 0 || config.Settle < 0 || config.Capture < 0 || config.Keep < config.Capture || config.Aim < 0 || config.Cap < config.Aim {
 		return nil, fmt.Errorf("fast: %+v", config)
 	}
 	f := &Fast{setup: setup, config: config, rng: rng, publishers: setup.Demand.Expand()}
@@ -394,9 +399,12 @@ func (f *Fast) testOf(c candidate) (t test, allowance float64, promising bool) {
 		// It is in force: whatever can be shown, by what was seen of it.
 		aim, late = f.config.Cap, lenience*f.seen()
 	}
+	// The search ends with the first that is found kept: half of what is left of its
+	// error goes to each test.
+	alpha := f.config.Alpha / math.Exp2(float64(len(f.tried)+1))
 	messages := func(d time.Duration, least float64) float64 { return max(f.rate*d.Seconds(), least) }
-	if f.detailed && len(f.trace.arrivals) > 0 {
-		e := NewExplained(budget-allowance, f.config.Alpha, c.forecast.periods, 0)
+	if f.detailed && f.config.Stall == 0 && len(f.trace.arrivals) > 0 {
+		e := NewExplained(budget-allowance, alpha, c.forecast.periods, 0)
 		clear := e.Needs(-c.forecast.processing) // if nothing is late
 		e.most = messages(f.config.Cap, 4*clear)
 		return e, allowance, e.Needs(late-c.forecast.processing) <= messages(aim, 1.5*clear)
@@ -405,7 +413,9 @@ func (f *Fast) testOf(c candidate) (t test, allowance float64, promising bool) {
 	if len(f.trace.arrivals) > 0 {
 		burst = min(burst, f.trace.together(f.setup.Latency, c.where, len(f.setup.Brokers)))
 	}
-	s := NewSequential(budget-allowance, f.config.Alpha, burst, 0)
+	// Brokers may share a host, and then stall together.
+	burst = max(burst, int(math.Ceil(f.rate*f.config.Stall.Seconds())))
+	s := NewSequential(budget-allowance, alpha, burst, 0)
 	s.most = messages(f.config.Cap, 4*s.Needs(0))
 	return s, allowance, s.Needs(late) <= messages(aim, 1.5*s.Needs(0))
 }

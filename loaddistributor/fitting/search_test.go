@@ -407,7 +407,7 @@ func TestFastWantsTypicalArrivals(t *testing.T) {
 	}{{func(int) int { return 2 }, 1}, {func(second int) int { return second % 4 / 3 * 8 }, 2}} {
 		w := newAbsorbing(setup(6, 50, 5, 3000), 90, 5)
 		w.detailed, w.meet = true, c.meet
-		final := fast(t, w, fitting.FastConfig{})
+		final := fast(t, w, fitting.FastConfig{Alpha: 0.2}) // half of it for the first
 		if !final.Outcome.Fitted || final.Plan.K != c.k {
 			t.Errorf("k %d after %v, want %d: %+v", final.Plan.K, w.spent, c.k, final.Outcome)
 		}

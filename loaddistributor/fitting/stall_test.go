@@ -1,0 +1,108 @@
+package fitting_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/fitting"
+)
+
+// lateness says how many of the messages of the next 10 ms are late, of ten.
+type lateness func(rng *rand.Rand) func() uint64
+
+// alone: each message by itself, with chance p.
+func alone(p float64) lateness {
+	return func(rng *rand.Rand) func() uint64 {
+		return func() uint64 { return draw(rng, 10, p) }
+	}
+}
+
+// stalls of 100 ms, in which everything is late, and a fraction p altogether: after
+// times that are drawn, or always as long.
+func stalls(p float64, regular bool) lateness {
+	return func(rng *rand.Rand) func() uint64 {
+		mean := 10 * (1 - p) / p // of what is between them, in 10 ms
+		next := func() int {
+			if regular {
+				return int(math.Round(mean))
+			}
+			return int(math.Round(mean * rng.ExpFloat64()))
+		}
+		left := int(rng.Float64() * float64(next()))
+		return func() uint64 {
+			if left--; left >= 0 {
+				return 0
+			}
+			if left <= -10 {
+				left = next()
+			}
+			return 10
+		}
+	}
+}
+
+// kept counts of how many fits, on up to so many brokers that all are late alike, it is
+// found that the SLO of 99 % is kept.
+func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (kept int) {
+	t.Helper()
+	for run := range runs {
+		rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(run)))
+		late := of(rng)
+		search, err := fitting.NewFast(setup(brokers, 100, 1, 3000), fitting.FastConfig{Stall: stall}, rng)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := fitting.Observation{}
+		for a := search.Next(o); ; a = search.Next(o) {
+			if a.Final {
+				if a.Outcome.Fitted {
+					kept++
+				}
+				break
+			}
+			o = fitting.Observation{Slices: make([][]fitting.Slice, brokers)}
+			for range a.Measure / (10 * time.Millisecond) {
+				n := late()
+				o.Slices[0] = append(o.Slices[0], fitting.Slice{Delivered: 10, Late: n, HalfLate: n})
+			}
+		}
+	}
+	return kept
+}
+
+// The promise of a fit, of all placements that it tries together, where messages are late
+// each by itself and where they are in stalls.
+func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
+	const alpha = 0.1
+	n := runs(t, 30)
+	allowed := alpha*float64(n) + 3*math.Sqrt(alpha*(1-alpha)*float64(n))
+	const stall = 100 * time.Millisecond
+	for name, c := range map[string]struct {
+		brokers int
+		late    lateness
+	}{
+		"2 % in stalls every 5 s":          {1, stalls(0.02, true)},
+		"2 % in stalls":                    {1, stalls(0.02, false)},
+		"1 % in stalls":                    {1, stalls(0.01, false)},
+		"1 % in stalls, six placements":    {6, stalls(0.01, false)},
+		"2 % each by itself":               {1, alone(0.02)},
+		"1 % each by itself":               {1, alone(0.01)},
+		"1 % by itself, six placements":    {6, alone(0.01)},
+		"2 % in stalls, of six placements": {6, stalls(0.02, false)},
+	} {
+		got := kept(t, n, c.brokers, c.late, stall)
+		if t.Logf("%s: found kept in %d of %d", name, got, n); n >= 200 {
+			t.Logf("%s: and in %d where stalls are not known of", name, kept(t, n, c.brokers, c.late, 0))
+		}
+		if float64(got) > allowed {
+			t.Errorf("%s: found kept in %d of %d runs, allowed %.0f", name, got, n, allowed)
+		}
+	}
+	// What keeps the SLO is found to, all the same.
+	if got := kept(t, n, 1, alone(0.0005), stall); got < n*9/10 {
+		t.Errorf("found kept in %d of %d runs, and it is", got, n)
+	}
+}
