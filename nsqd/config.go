@@ -109,12 +109,16 @@ func (o *options) storageConfig(log *slog.Logger) broker.StorageConfig {
 	return broker.StorageConfig{
 		Path:         filepath.Join(o.dataPath(), "messages"),
 		Metadata:     filepath.Join(o.dataPath(), "metadata.json"),
+		Data:         o.dataPath(),
 		SegmentBytes: o.MaxBytesPerFile,
 		MaxRecord:    o.MaxMsgSize,
 		Overflow:     min(max(o.MemQueueSize, minOverflow), maxOverflow),
 		Through:      o.MemQueueSize == 0,
-		Fsync:        o.Durability == durabilityFsync,
-		Log:          log,
+
+		MaxUnfinished: o.MaxUnfinished,
+		MaxLogBytes:   o.MaxLogBytes,
+		Fsync:         o.Durability == durabilityFsync,
+		Log:           log,
 	}
 }
 

@@ -23,7 +23,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
-	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
 
@@ -58,9 +57,6 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		}
 	}()
 	stored := opts.storageConfig(log)
-	if err := metadata.Foreign(opts.dataPath(), stored.Metadata); err != nil {
-		return nil, fmt.Errorf("--data-path %s: %w", opts.dataPath(), err)
-	}
 	if d.stamps, err = hook.Open(hook.Mode(opts.ArrivalStamps), opts.hookConfig(), log); err != nil {
 		return nil, err
 	}

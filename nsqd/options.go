@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/session"
@@ -118,6 +118,8 @@ type options struct {
 	// Files of messages.
 	DataPath        string
 	MaxBytesPerFile int64
+	MaxUnfinished   int
+	MaxLogBytes     int64
 	Durability      string
 	SyncEvery       int64
 	SyncTimeout     time.Duration
@@ -212,7 +214,9 @@ func flags(o *options) *flag.FlagSet {
 
 	fs.IntVar(&o.MemQueueSize, "mem-queue-size", 10_000, "greatest number of `messages` held in memory per topic and per channel, those beyond go to disk; 0: every message is written before it is accepted")
 	fs.StringVar(&o.DataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size and those held when it ends (default the working folder)")
-	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", diskqueue.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
+	fs.IntVar(&o.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel goes on past the oldest message that it has not finished, in `messages`; 0: without end")
+	fs.Int64Var(&o.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk from which on publishers are refused (E_QUEUE_FULL, HTTP 503), in `bytes`; 0: no limit")
+	fs.Int64Var(&o.MaxBytesPerFile, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
 	fs.StringVar(&o.Durability, "durability", durabilityMemory, "`promise` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage)")
 	fs.IntVar(&o.MaxChannelConsumers, "max-channel-consumers", 0, "greatest number of `consumers` of a channel (default no limit)")
 	fs.IntVar(&o.MaxTopics, "max-topics", 50_000, "greatest number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
@@ -334,6 +338,8 @@ func (o *options) validate() error {
 	fault(err != nil, "--data-path: %w", err)
 	fault(err == nil && !info.IsDir(), "--data-path %q is not a folder", o.DataPath)
 	fault(o.MaxBytesPerFile < 1<<10, "--max-bytes-per-file %d is less than 1 KiB", o.MaxBytesPerFile)
+	fault(o.MaxUnfinished < 0, "--max-unfinished %d is negative", o.MaxUnfinished)
+	fault(o.MaxLogBytes < 0, "--max-log-bytes %d is negative", o.MaxLogBytes)
 	fault(o.SyncEvery < 1, "--sync-every %d is less than 1 message", o.SyncEvery)
 	fault(o.SyncTimeout <= 0, "--sync-timeout %v is not positive", o.SyncTimeout)
 	fault(o.NodeID < 0 || o.NodeID >= nodeIDs, "--node-id %d is outside [0, %d)", o.NodeID, nodeIDs)

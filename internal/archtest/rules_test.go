@@ -58,6 +58,11 @@ var arrows = []Arrow{
 		Why:  "a log keeps records, whatever is done with them",
 	},
 	{
+		From: []string{"nsqd/migrate"},
+		Only: []string{"internal/obs", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsqd/wire"},
+		Why:  "what another broker has left becomes logs before there is a broker",
+	},
+	{
 		From: []string{"nsqd/metadata"},
 		Only: []string{"nsqd/wire", "tokenbucket"},
 		Why:  "it keeps names and contracts, and knows nothing of what they name",

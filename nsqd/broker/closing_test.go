@@ -42,8 +42,8 @@ var _ = Describe("a topic that is deleted while somebody still has it", func() {
 			Expect(sub.Ready(1)).To(Succeed())
 			Expect(publish(t, "x")).To(Succeed())
 			Expect(take(sub, plenty)).To(HaveLen(1))
-			runtime.AddCleanup(t.Held("c"), func(done chan struct{}) { close(done) }, gone)
 			sub.Close() // the channel has it again
+			runtime.AddCleanup(t.Held("c"), func(done chan struct{}) { close(done) }, gone)
 		}()
 		Expect(t.Stats().Channels[0].Ready).To(Equal(1))
 		Expect(b.DeleteTopic("t")).To(Succeed())

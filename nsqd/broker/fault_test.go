@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
 // sent publishes, and returns where it is stored.
@@ -32,12 +32,12 @@ func durably(t *broker.Topic, body string) error {
 
 // faulty is the system's disk, of which an fsync can be made to fail.
 type faulty struct {
-	diskqueue.Disk
+	commitlog.Disk
 	failing atomic.Bool
 }
 
 type faultyFile struct {
-	diskqueue.File
+	commitlog.File
 	disk *faulty
 }
 
@@ -49,9 +49,9 @@ func (f faultyFile) Sync() error {
 }
 
 func newFaulty() *faulty {
-	d := &faulty{Disk: diskqueue.OS()}
-	wrapped := func(open func(string) (diskqueue.File, error)) func(string) (diskqueue.File, error) {
-		return func(path string) (diskqueue.File, error) {
+	d := &faulty{Disk: commitlog.OS()}
+	wrapped := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
+		return func(path string) (commitlog.File, error) {
 			f, err := open(path)
 			if err != nil {
 				return nil, err
@@ -63,7 +63,7 @@ func newFaulty() *faulty {
 	return d
 }
 
-func on(disk *diskqueue.Disk, path string) *broker.Broker {
+func on(disk *commitlog.Disk, path string) *broker.Broker {
 	GinkgoHelper()
 	b, _ := opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) { c.Fsync, c.Disk = true, disk })
 	Expect(b.Restore()).To(Succeed())
@@ -100,7 +100,7 @@ var _ = Describe("a failed fsync", func() {
 
 var _ = Describe("a topic that is deleted and published to again", func() {
 	It("waits until the files of the first are gone", func() {
-		disk := diskqueue.OS()
+		disk := commitlog.OS()
 		removing, remove := make(chan struct{}), make(chan struct{})
 		rename := disk.Rename
 		disk.Rename = func(from, to string) error {

@@ -14,13 +14,13 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
 // full is the system's disk, which at times takes nothing.
 type full struct {
-	diskqueue.File
+	commitlog.File
 	is *atomic.Bool
 }
 
@@ -37,9 +37,9 @@ var _ = Describe("the memory of messages, whatever is done to them", func() {
 		It(fmt.Sprintf("is none when they are gone, stored first: %v", through), func() {
 			for seed := range uint64(3) {
 				var isFull atomic.Bool
-				disk := diskqueue.OS()
-				wrap := func(open func(string) (diskqueue.File, error)) func(string) (diskqueue.File, error) {
-					return func(path string) (diskqueue.File, error) {
+				disk := commitlog.OS()
+				wrap := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
+					return func(path string) (commitlog.File, error) {
 						f, err := open(path)
 						if err != nil {
 							return nil, err

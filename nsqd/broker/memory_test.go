@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -134,9 +134,9 @@ var _ = Describe("the memory of messages", func() {
 
 	It("is not needed twice to write it, now or at the end", func() {
 		const size, messages = 400 << 10, 60
-		disk, largest := diskqueue.OS(), new(atomic.Int64)
+		disk, largest := commitlog.OS(), new(atomic.Int64)
 		create := disk.Create
-		disk.Create = func(path string) (diskqueue.File, error) {
+		disk.Create = func(path string) (commitlog.File, error) {
 			f, err := create(path)
 			return measuredFile{f, largest}, err
 		}
@@ -184,7 +184,7 @@ var _ = Describe("the memory of messages", func() {
 
 // measuredFile notes the largest write.
 type measuredFile struct {
-	diskqueue.File
+	commitlog.File
 	largest *atomic.Int64
 }
 

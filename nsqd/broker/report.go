@@ -8,7 +8,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
-	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -57,7 +57,7 @@ type DiskStats struct {
 	Missing     uint64 // files that should be there
 }
 
-func (d *DiskStats) add(s diskqueue.Stats) {
+func (d *DiskStats) add(s commitlog.Stats) {
 	d.Files += s.Segments
 	d.Bytes += s.Bytes
 	d.NoSpace += s.NoSpace
@@ -102,9 +102,9 @@ func (t *Topic) Stats() Stats {
 	if s.Limited {
 		s.Tokens = core.Tokens(now)
 	}
-	for _, sp := range t.mu.spillers {
-		if disk := sp.disk.Load(); disk != nil {
-			s.Disk.add(disk.Stats())
+	if t.store != nil {
+		if log := t.store.log.Load(); log != nil {
+			s.Disk.add(log.Stats())
 		}
 	}
 	for _, c := range core.Channels() {

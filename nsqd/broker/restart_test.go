@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,8 +14,10 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/diskqueue"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
 // held is how many messages a channel of topic t has; -1 without the channel.
@@ -83,7 +84,7 @@ var _ = Describe("what an earlier process has left", func() {
 				Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
 				Expect(bodies(r)).To(Equal(numbers(0, total)))
 			}
-			Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*##*")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
+			Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
 		})
 	}
 
@@ -132,22 +133,18 @@ var _ = Describe("what an earlier process has left", func() {
 	It("is left as it is by a start that fails", func() {
 		for _, channels := range [][]string{{"c"}, nil} {
 			path := left(channels...)
-			for _, queue := range []string{"t##c", "t#c", "t##", "t#"} {
-				disk := diskqueue.OS()
-				list := disk.List
-				disk.List = func(folder string) ([]string, error) {
-					if filepath.Base(folder) == queue+".queue" {
-						return nil, syscall.EIO
-					}
-					return list(folder)
+			disk := commitlog.OS()
+			list := disk.List
+			disk.List = func(folder string) ([]string, error) {
+				if filepath.Base(folder) == "t.log" {
+					return nil, syscall.EIO
 				}
-				b, end := opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) { c.Disk = &disk })
-				if _, err := os.Stat(filepath.Join(path, queue+".queue")); err == nil {
-					Expect(b.Restore()).To(MatchError(syscall.EIO), queue)
-				}
-				end()
+				return list(folder)
 			}
-			b, _ := restored(path, 50, false)
+			b, end := opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) { c.Disk = &disk })
+			Expect(b.Restore()).To(MatchError(syscall.EIO))
+			end()
+			b, _ = restored(path, 50, false)
 			r := read(topic(b, "t"), "c", 100, true)
 			Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
 			Expect(bodies(r)).To(Equal(numbers(0, total)))
@@ -156,10 +153,10 @@ var _ = Describe("what an earlier process has left", func() {
 
 	It("is kept where it is when the channel that has it cannot store it at the end", func() {
 		path := left() // no channel had it
-		disk := diskqueue.OS()
+		disk := commitlog.OS()
 		create := disk.Create
 		var full atomic.Bool
-		disk.Create = func(file string) (diskqueue.File, error) {
+		disk.Create = func(file string) (commitlog.File, error) {
 			if full.Load() {
 				return nil, syscall.ENOSPC
 			}
@@ -181,7 +178,7 @@ var _ = Describe("what an earlier process has left", func() {
 			Expect(topic(b, "t").CreateChannel("c")).To(Succeed())
 			Eventually(func() int { return held(b, "c") }).WithTimeout(20 * time.Second).Should(Equal(total))
 			full.Store(true)
-			Expect(b.Close()).To(MatchError(SatisfyAll(MatchRegexp("no space"), MatchRegexp("^0 messages of t#c are lost"))))
+			Expect(b.Close()).To(MatchError(commitlog.ErrNoSpace))
 			full.Store(false)
 			Expect(st.Close()).To(Succeed())
 		}
@@ -189,23 +186,6 @@ var _ = Describe("what an earlier process has left", func() {
 		r := read(topic(b, "t"), "c", 100, true)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
 		Expect(bodies(r)).To(Equal(numbers(0, total)))
-	})
-
-	It("is there once, though an end that was killed had left some of it twice", func() {
-		path := left("c")
-		for _, twice := range []int{30, 50, 1} {
-			rewrite(path, "t##c", func(records [][]byte) [][]byte { return append(records, records[:twice]...) })
-			for range 2 {
-				b, stop := restored(path, 50, false)
-				Expect(held(b, "c")).To(Equal(total))
-				stop()
-			}
-		}
-		b, _ := restored(path, 50, false)
-		r := read(topic(b, "t"), "c", 50, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
-		Expect(bodies(r)).To(Equal(numbers(0, total)))
-		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*##*")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
 	})
 
 	It("is kept through any ends, good and bad, until it is finished", func() {
@@ -257,4 +237,47 @@ var _ = Describe("what an earlier process has left", func() {
 			stopCheck()
 		}
 	})
+})
+
+var _ = Describe("a message that nobody gets done with", func() {
+	for _, through := range []bool{false, true} {
+		It(fmt.Sprintf("keeps neither the log nor what was finished behind it, stored first %v", through), func() {
+			path := GinkgoT().TempDir()
+			open := func() (*broker.Broker, func()) {
+				b, stop := opened(path, func(c *broker.Config) { c.Capacity = 100 }, func(c *broker.StorageConfig) { c.Through = through })
+				Expect(b.Restore()).To(Succeed())
+				return b, stop
+			}
+			b, _ := open()
+			t := topic(b, "t")
+			Expect(t.CreateChannel("c")).To(Succeed())
+			now := clock.Mono()
+			Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("later"), Arrival: stamp.Arrival{At: now}, Defer: time.Hour})).To(Succeed())
+			t.Pause()
+			publishAll(t, 0, 3000) // most of it goes to disk
+			t.Unpause()
+			r := read(t, "c", 100, true)
+			for range 4 {
+				Eventually(r.count).WithTimeout(20 * time.Second).Should(BeNumerically(">=", 3000))
+				t.Pause()
+				from := r.count()
+				publishAll(t, from, from+3000)
+				t.Unpause()
+				Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(from + 3000))
+			}
+			Eventually(func() int { return t.Stats().Disk.Files }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", 3))
+			Expect(held(b, "c")).To(Equal(1))
+			By("a crash")
+			Eventually(t.Spilling).WithTimeout(10 * time.Second).Should(BeZero())
+			path = crashed(path)
+			b, stop := open()
+			Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).WithTimeout(10 * time.Second).Should(Equal(1))
+			Expect(held(b, "c")).To(Equal(1))
+			By("an orderly end")
+			stop()
+			b, _ = open()
+			Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).WithTimeout(10 * time.Second).Should(Equal(1))
+			Expect(held(b, "c")).To(Equal(1))
+		})
+	}
 })

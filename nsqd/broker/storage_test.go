@@ -126,7 +126,7 @@ var _ = Describe("a broker that stores before it accepts", func() {
 		files, err := os.ReadDir(path)
 		Expect(err).NotTo(HaveOccurred())
 		for _, f := range files {
-			Expect(f.Name()).NotTo(ContainSubstring("t#"))
+			Expect(f.Name()).NotTo(HavePrefix("t."))
 		}
 	})
 
@@ -171,7 +171,7 @@ func storing(fsync bool) {
 		r := read(t, "c", 100, true)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
 		Eventually(func() int { return t.Stats().Disk.Files }).WithTimeout(10 * time.Second).Should(BeZero())
-		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*.queue", "*.seg")) }).Should(BeEmpty(), "they go just after they count no more")
+		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*.log", "*.seg")) }).Should(BeEmpty(), "they go just after they count no more")
 	})
 
 	It("goes on after a restart where it was, with attempts and order", func() {
@@ -191,9 +191,7 @@ func storing(fsync bool) {
 		r := read(t, "c", 50, true)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
 		Expect(bodies(r)).To(Equal(numbers(0, total)))
-		if !fsync { // attempts are not stored with every delivery
-			Expect(r.deliveries()[0].Attempts).To(BeEquivalentTo(2), "it was delivered once before the restart")
-		}
+		Expect(r.deliveries()[0].Attempts).To(BeEquivalentTo(2), "it was delivered once before the restart")
 		Expect(r.deliveries()[5].Attempts).To(BeEquivalentTo(1))
 		w := read(topic(b, "waits"), "c", 50, true)
 		Eventually(w.count).WithTimeout(20 * time.Second).Should(Equal(300))
@@ -206,7 +204,7 @@ func storing(fsync bool) {
 			s := t.Stats()
 			Expect(s.Waiting+s.Channels[0].Ready+s.Channels[0].Deferred).To(BeZero(), "nothing was left")
 		}
-		Expect(filepath.Glob(filepath.Join(path, "*.queue"))).To(BeEmpty())
+		Expect(filepath.Glob(filepath.Join(path, "*.log"))).To(BeEmpty())
 	})
 
 	It("leaves to the next process what it is too late to delete", func() {
@@ -473,13 +471,14 @@ var _ = Describe("a broker that stores before it accepts, after a crash", func()
 		Expect(t.CreateChannel("slow")).To(Succeed())
 		publishAll(t, 0, 200)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(200))
-		// The channel's file says so, whatever the topic's does.
-		cursor := func() string {
-			b, err := os.ReadFile(filepath.Join(path, "t#c.queue", "cursor"))
-			if err != nil {
-				return ""
+		cursor := func() (all string) {
+			files, err := filepath.Glob(filepath.Join(path, "t.log", "cursors*"))
+			Expect(err).NotTo(HaveOccurred())
+			for _, name := range files {
+				b, _ := os.ReadFile(name)
+				all += string(b)
 			}
-			return string(b)
+			return all
 		}
 		Eventually(cursor).ShouldNot(BeEmpty())
 		last := ""
@@ -489,4 +488,36 @@ var _ = Describe("a broker that stores before it accepts, after a crash", func()
 		Expect(depth(b, "c")()).To(BeZero())
 		Eventually(depth(b, "slow")).Should(Equal(200))
 	})
+})
+
+var _ = Describe("a log with a bound", func() {
+	DescribeTable("refuses what is published beyond it until channels are done with some, and keeps what it took",
+		func(through bool) {
+			path := GinkgoT().TempDir()
+			bounded := func(c *broker.StorageConfig) { c.MaxLogBytes, c.SegmentBytes, c.Through = 8<<10, 1<<10, through }
+			b, end := opened(path, func(*broker.Config) {}, bounded)
+			Expect(b.Restore()).To(Succeed())
+			t := topic(b, "t")
+			Expect(t.CreateChannel("c")).To(Succeed())
+			n := 0
+			for ; n < 1000; n++ {
+				if err := publish(t, fmt.Sprintf("%0100d", n)); errors.Is(err, queue.ErrFull) {
+					break
+				} else {
+					Expect(err).NotTo(HaveOccurred())
+				}
+			}
+			Expect(n).To(BeNumerically("<", 300))
+			Expect(b.Health()).To(Succeed(), "nothing is wrong with the disk")
+			end()
+
+			b, _ = opened(path, func(*broker.Config) {}, bounded)
+			Expect(b.Restore()).To(Succeed())
+			t = topic(b, "t")
+			Expect(t.Stats().Channels[0].Ready).To(Equal(n))
+			Expect(publish(t, "more")).To(MatchError(queue.ErrFull))
+			Expect(t.EmptyChannel("c")).To(Succeed())
+			Eventually(func() error { return publish(t, "more") }).Should(Succeed())
+		},
+		Entry("in memory", false), Entry("through the disk", true))
 })

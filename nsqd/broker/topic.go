@@ -2,10 +2,8 @@ package broker
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -14,7 +12,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/kernel/stamp"
-	"github.com/srtm-io/srtm/nsqd/diskqueue"
 	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -28,8 +25,9 @@ type Topic struct {
 	// Set once.
 	name    string
 	broker  *Broker
-	through bool // everything published is stored first
-	most    int  // messages that one batch may have
+	store   *store // nil: it has no disk
+	through bool   // everything published is stored first
+	most    int    // messages that one batch may have
 
 	// Timeouts and deferrals need milliseconds; releases need the microseconds
 	// that a token takes. Only limited topics wait for a release, so only they
@@ -40,11 +38,9 @@ type Topic struct {
 		sync.Mutex
 		core      *queue.Topic
 		consumers map[queue.ConsumerID]*Subscription
-		spillers  map[*queue.Line]*spiller // of lines that have overflowed
 		slo       SLO
 		contract  *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
 		identity  metadata.Identity  // of the topic, as the control plane says; zero: not known
-		tracking  *spiller           // of the topic's own line, if messages in Free may have tickets of it
 		closed    bool
 		held      int64 // the topic's part of Broker.held
 		// publishers is the number of open connections that have published here.
@@ -74,9 +70,10 @@ type SLO struct {
 
 func newTopic(b *Broker, name string) *Topic {
 	t := &Topic{name: name, broker: b}
-	overflow := 0
+	overflow, unfinished, first := 0, 0, queue.Offset(0)
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
-		overflow, t.through = st.cfg.Overflow, st.cfg.Through || st.cfg.Fsync
+		overflow, unfinished, t.through = st.cfg.Overflow, st.cfg.MaxUnfinished, st.cfg.Through || st.cfg.Fsync
+		t.store, first = newStore(t), st.kept[name]
 	}
 	t.most = b.cfg.Capacity
 	if overflow > 0 {
@@ -90,10 +87,11 @@ func newTopic(b *Broker, name string) *Topic {
 		Rand:        rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
 
 		MaxBackdating: b.cfg.MaxBackdating,
+		MaxUnfinished: unfinished,
+		First:         first,
 		Begin:         b.now(),
 	})
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
-	t.mu.spillers = make(map[*queue.Line]*spiller)
 	t.figures.mu.reported.at = b.now() // the first interval begins with the topic
 	t.room.L = &t.mu
 	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
@@ -112,9 +110,9 @@ type step struct {
 	msgs   []*queue.Message // scratch of a publisher
 	batch  batch
 	woken  []*Subscription
-	spill  []*spiller
 	coarse stamp.Mono
 	sharp  stamp.Mono
+	tell   bool // the store has something to do
 	listed bool // a channel has come or gone
 	record bool // what is recorded of the topic has changed otherwise
 }
@@ -190,26 +188,10 @@ func (t *Topic) end(s *step) {
 		}
 		sub.outbox.push(d)
 	}
-	for _, d := range s.fx.Done {
-		if d.Line.Channel() == nil && d.Ticket&inResume != 0 {
-			continue // until it is in Free
-		}
-		if sp := t.mu.spillers[d.Line]; sp != nil && sp.doneLocked(d.Ticket) {
-			t.tell(sp, s)
-		}
-	}
-	if sp := t.mu.tracking; sp != nil {
-		for _, m := range s.fx.Free {
-			if k := m.Ticket; k != 0 && (k&inResume != 0 || !t.through) && sp.doneLocked(k) {
-				t.tell(sp, s)
-			}
-		}
-	}
-	for _, l := range s.fx.Overflowing {
-		if c := l.Channel(); c != nil && t.mu.core.Channel(c.Name()) != c {
-			continue // deleted meanwhile
-		}
-		t.tell(t.spiller(l), s)
+	// What is left at the end is persist's.
+	if st := t.store; st != nil && !t.mu.closed && (s.fx.Disk || st.unsaved()) {
+		s.tell = s.fx.Disk || !st.running
+		st.startLocked()
 	}
 	s.coarse, s.sharp = t.mu.core.ChannelDeadline(), t.mu.core.ReleaseDeadline()
 	if t.mu.closed {
@@ -228,8 +210,8 @@ func (t *Topic) end(s *step) {
 	for _, sub := range s.woken {
 		sub.notify()
 	}
-	for _, sp := range s.spill {
-		sp.notify()
+	if s.tell {
+		t.store.notify()
 	}
 	t.coarse.noLater(s.coarse)
 	t.sharp.noLater(s.sharp)
@@ -242,22 +224,11 @@ func (t *Topic) end(s *step) {
 	for _, m := range s.fx.Free {
 		t.broker.slab.put(m)
 	}
-	s.listed, s.record = false, false
+	s.listed, s.record, s.tell = false, false, false
 	s.fx.Reset()
 	clear(s.woken)
 	s.woken = s.woken[:0]
-	clear(s.spill)
-	s.spill = s.spill[:0]
 	t.broker.steps.Put(s)
-}
-
-// tell has a spiller look, once the step is over. Requires: mu held.
-func (t *Topic) tell(sp *spiller, s *step) {
-	if t.mu.closed || len(s.spill) > 0 && s.spill[len(s.spill)-1] == sp {
-		return // what is left is persist's
-	}
-	sp.startLocked()
-	s.spill = append(s.spill, sp)
 }
 
 func (t *Topic) tick(now stamp.Mono) {
@@ -349,7 +320,7 @@ func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodie
 	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*queue.Overhead
 	whole := t.through || t.most < math.MaxInt
 	s := t.begin()
-	if err = t.open(); err == nil {
+	if err = t.takes(n); err == nil {
 		err = t.mu.core.AdmitBatch(t.instant(now), n, p.Arrival.At, p.Arrival.At)
 	}
 	if err == nil && whole {
@@ -406,14 +377,14 @@ func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 	n := len(s.msgs)
 	var err error
 	if t.through {
-		if err = ErrBusy; !p.NoWait {
-			err = t.publishThrough(s.msgs, p)
+		if p.NoWait {
+			for _, m := range s.msgs {
+				t.broker.slab.put(m)
+			}
+			t.discard(s)
+			return ErrBusy
 		}
-		// The disk has them, or nobody.
-		for _, m := range s.msgs {
-			t.broker.slab.put(m)
-		}
-		t.discard(s)
+		err = t.publishThrough(s, p)
 	} else {
 		err = t.accept(now, s, p, false)
 	}
@@ -421,6 +392,26 @@ func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
 		t.figures.arrived(p.Arrival.Source, n)
 	}
 	return err
+}
+
+// takes is open for n messages that are published, which a log that is full refuses.
+// Requires: mu held.
+func (t *Topic) takes(n int) error {
+	err := t.open()
+	if err == nil && t.fullLog() {
+		err = t.mu.core.Refuse(queue.ErrFull, n)
+	}
+	return err
+}
+
+// fullLog reports whether nothing more may be published since the topic's log is larger
+// than it may be. What was accepted is written to it all the same.
+func (t *Topic) fullLog() bool {
+	if t.store == nil || t.broker.cfg.Storage.cfg.MaxLogBytes == 0 {
+		return false
+	}
+	log := t.store.log.Load()
+	return log != nil && log.Size() >= t.broker.cfg.Storage.cfg.MaxLogBytes
 }
 
 // accept puts the step's messages at the end of the topic's line in memory, and
@@ -437,6 +428,7 @@ func (t *Topic) accept(now stamp.Mono, s *step, p Published, rest bool) (err err
 		}
 		return t.open()
 	}
+	full := !rest && t.fullLog()
 	room := func() bool {
 		t.mu.core.SetTight(t.tight(bytes))
 		return t.mu.core.Room(len(s.msgs))
@@ -444,7 +436,7 @@ func (t *Topic) accept(now stamp.Mono, s *step, p Published, rest bool) (err err
 	t.mu.Lock()
 	// With a disk, a full line is one that is being written: the publisher
 	// waits for that, unless writing fails.
-	for open() == nil && !room() && t.spilling() {
+	for !full && open() == nil && !room() && t.spilling() {
 		if p.NoWait {
 			err = ErrBusy
 			break
@@ -456,6 +448,8 @@ func (t *Topic) accept(now stamp.Mono, s *step, p Published, rest bool) (err err
 	}
 	switch now = t.instant(now); {
 	case err != nil:
+	case full:
+		err = t.mu.core.Refuse(queue.ErrFull, len(s.msgs))
 	case rest:
 		t.mu.core.Enter(now, &s.fx, s.msgs...)
 	default:
@@ -492,7 +486,7 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 	now = t.instant(now)
 	short := t.tight(bytes) // for some of the row; which ones is looked at one by one
 	t.mu.core.SetTight(short)
-	if t.open() == nil && t.mu.core.Takes(len(s.msgs)) { // one step for all is cheaper
+	if t.open() == nil && !t.fullLog() && t.mu.core.Takes(len(s.msgs)) { // one step for all is cheaper
 		t.mu.core.Enter(now, &s.fx, s.msgs...)
 		for i := range s.msgs {
 			errs = append(errs, nil)
@@ -505,12 +499,12 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 		return errs
 	}
 	for i, m := range s.msgs {
-		err := t.open()
+		err := t.takes(1)
 		if short {
 			t.mu.core.SetTight(t.tight(s.fx.Held + m.Size()))
 		}
-		// The spiller learns of what overflows here when the step ends.
-		if err == nil && !t.mu.core.Room(1) && (t.spilling() || len(s.fx.Overflowing) > 0) {
+		// The store learns of what overflows here when the step ends.
+		if err == nil && !t.mu.core.Room(1) && (t.spilling() || s.fx.Disk) {
 			err = ErrBusy
 		}
 		if err == nil {
@@ -534,12 +528,9 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 	return errs
 }
 
-// spilling reports whether the topic's own line is being written to disk.
+// spilling reports whether the topic's messages are being written to disk.
 // Requires: mu held.
-func (t *Topic) spilling() bool {
-	sp := t.mu.spillers[t.mu.core.Line()]
-	return sp != nil && sp.running && !sp.failing
-}
+func (t *Topic) spilling() bool { return t.store != nil && t.store.running && !t.store.failing }
 
 func (b *Broker) message(wall stamp.Wall, p Published) *queue.Message {
 	m := b.slab.get(len(p.Body))
@@ -548,7 +539,7 @@ func (b *Broker) message(wall stamp.Wall, p Published) *queue.Message {
 	m.Timestamp = wall
 	m.Arrival = p.Arrival
 	m.Defer = p.Defer
-	m.Ticket = 0
+	m.Only, m.Attempts, m.Access = "", 0, 0
 	return m
 }
 
@@ -726,10 +717,6 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 	t.broker.channels.Add(-1)
 	delete(t.mu.endToEnd, c)
 	s.listed = true
-	if sp := t.mu.spillers[c.Line()]; sp != nil {
-		sp.endLocked(true)
-		delete(t.mu.spillers, c.Line())
-	}
 }
 
 // finished notes how long finished messages took from end to end, if that is
@@ -825,26 +812,9 @@ func (t *Topic) onChannel(name string, do func(stamp.Mono, *queue.Channel, *queu
 
 // Empty discards the messages that wait in the topic itself.
 func (t *Topic) Empty() {
-	// With Through, publishers append to the disk: nothing that is published
-	// from now on may be emptied with the rest.
-	t.storing.Lock()
-	defer t.storing.Unlock()
 	s := t.begin()
 	t.mu.core.Empty(&s.fx)
-	sp := t.mu.spillers[t.mu.core.Line()]
-	if t.through && sp != nil {
-		sp.reading.void()
-	}
 	t.end(s)
-	if !t.through || sp == nil {
-		return
-	}
-	if disk := sp.disk.Load(); disk != nil {
-		if err := disk.Empty(); err != nil && !errors.Is(err, diskqueue.ErrClosed) {
-			sp.log("topic not emptied on disk; after a restart its messages would come again", err)
-		}
-		sp.settled()
-	}
 }
 
 // Pause stops releases.
@@ -916,13 +886,14 @@ func (t *Topic) close(remove bool) {
 			t.removeChannel(now, c, s)
 		}
 		t.mu.core.Empty(&s.fx)
+		t.mu.core.Discard(&s.fx)
 	}
 	for _, sub := range t.subscriptions() {
 		t.detach(sub)
 		s.woken = append(s.woken, sub)
 	}
-	for _, sp := range t.mu.spillers {
-		sp.endLocked(remove)
+	if t.store != nil {
+		t.store.endLocked(remove)
 	}
 	t.room.Broadcast()
 	t.storing.Unlock()
@@ -931,42 +902,23 @@ func (t *Topic) close(remove bool) {
 	t.sharp.close()
 }
 
-// makeRoom deletes what the topic's lines need no more on disk: what is left to
-// the next process may need the place.
+// makeRoom deletes what is needed no more on disk: what is left to the next process
+// may need the place.
 // Requires: the topic is closed and the broker's workers have ended.
 func (t *Topic) makeRoom() {
-	t.mu.Lock()
-	spillers := slices.Collect(maps.Values(t.mu.spillers))
-	t.mu.Unlock()
-	for _, sp := range spillers {
-		if disk := sp.disk.Load(); disk != nil {
-			for range restAfter {
-				_ = disk.Checkpoint() // what fails because of it says so
-			}
-		}
+	if t.store != nil {
+		t.store.scratch = new(scratch)
+		_ = t.store.tryToSave() // what fails because of it says so
 	}
 }
 
-// persistAll leaves all the topic's lines to the next process.
+// persistAll leaves all that the topic has to the next process.
 // Requires: the topic is closed and the broker's workers have ended.
 func (t *Topic) persistAll() error {
-	if wire.Ephemeral(t.name) {
+	if t.store == nil {
 		return nil
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var errs []error
-	for _, c := range t.mu.core.Channels() {
-		if !wire.Ephemeral(c.Name()) {
-			errs = append(errs, t.persist(c.Line(), t.spiller(c.Line()), false))
-		}
-	}
-	err := errors.Join(errs...)
-	if err != nil && t.through {
-		return err // what a channel did not get, the topic's line still has
-	}
-	l := t.mu.core.Line()
-	return errors.Join(err, t.persist(l, t.spiller(l), err != nil)) // likewise, what it had on disk
+	return t.store.persist()
 }
 
 // subscriptions returns the consumers by age. Requires: mu held.

@@ -34,14 +34,13 @@ const (
 // Append is of Log. The records of one are in one write. Only if the machine stops
 // just then might some of the first of them be found in the log.
 func (l *Files) Append(batch []Record) (Offset, error) {
-	size, free := int64(0), len(batch) > 0
+	size := int64(0)
 	for i := range batch {
 		r := &batch[i]
 		if len(r.Body) > l.cfg.MaxBody || len(r.Channel) > MaxChannel || int(r.Source) >= stamp.Sources {
 			return 0, fmt.Errorf("append to log %s: %w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; source %d",
 				l.name, ErrRecord, len(r.Body), l.cfg.MaxBody, len(r.Channel), MaxChannel, r.Source)
 		}
-		free = free && len(r.Channel) > 0
 		size += sizeOf(r)
 	}
 	l.appending.Lock()
@@ -57,13 +56,7 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 		l.mu.Unlock()
 		return next, nil
 	}
-	full := !free && l.fullLocked(size)
 	l.mu.Unlock()
-	if full {
-		if full = l.makeRoom(size); full {
-			return 0, fmt.Errorf("append to log %s: %w", l.name, ErrFull)
-		}
-	}
 	for i := range batch {
 		if o := &batch[i].Offset; *o < next {
 			*o = next

@@ -39,10 +39,6 @@ type Config struct {
 	// means DefaultMaxBody. It may change from one opening to the next: longer
 	// records that are there already can still be read.
 	MaxBody int
-	// MaxBytes is how large the log may be on disk: see ErrFull. 0: no bound. A
-	// record for one channel alone is taken beyond it, since carrying one forward is
-	// what lets older ones go.
-	MaxBytes int64
 	// Durable has snapshots of cursors survive the loss of power, too.
 	Durable bool
 	// Retain is which records stay after Trim.
@@ -55,8 +51,7 @@ type Config struct {
 
 // Retain keeps records that nobody needs any more, by whole segments: those that
 // are not older than Age, or, of them all, the newest of so many Bytes on disk. If
-// both are set, a segment has to meet both; if neither is, none is kept. What is
-// kept goes before ErrFull is returned.
+// both are set, a segment has to meet both; if neither is, none is kept.
 type Retain struct {
 	Age   time.Duration
 	Bytes int64
@@ -80,8 +75,8 @@ func (c *Config) check() error {
 	} else if c.MaxBody < 0 || maxData(c.MaxBody) > maxRecordLimit {
 		faults = append(faults, fmt.Errorf("MaxBody is %d, allowed are 1 to %d", c.MaxBody, maxRecordLimit-maxData(0)))
 	}
-	if c.MaxBytes < 0 || c.Retain.Age < 0 || c.Retain.Bytes < 0 {
-		faults = append(faults, fmt.Errorf("MaxBytes is %d, Retain %v and %d B: less than nothing", c.MaxBytes, c.Retain.Age, c.Retain.Bytes))
+	if c.Retain.Age < 0 || c.Retain.Bytes < 0 {
+		faults = append(faults, fmt.Errorf("Retain is %v and %d B: less than nothing", c.Retain.Age, c.Retain.Bytes))
 	}
 	if c.Now == nil {
 		c.Now = func() stamp.Wall { return stamp.Wall(time.Now().UnixNano()) }
@@ -176,10 +171,9 @@ type Stats struct {
 	SavedBytes uint64
 	Trimmed    uint64 // segments that were deleted
 
-	// Counters of faults. All but NoSpace, Full and the errors that callers get are
+	// Counters of faults. All but NoSpace and the errors that callers get are
 	// logged.
 	NoSpace      uint64 // appends refused since the disk was full
-	Full         uint64 // and those since the log was
 	AppendErrors uint64 // and those that failed for another reason
 	ReadErrors   uint64
 	SyncErrors   uint64 // fsyncs that failed
@@ -239,6 +233,13 @@ func (l *Files) Stats() Stats {
 		}
 	}
 	return s
+}
+
+// Size is what the log takes on disk, in bytes, but for the cursors.
+func (l *Files) Size() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes
 }
 
 // SetRetain changes Config.Retain, from the next Trim on.

@@ -319,47 +319,6 @@ var _ = Describe("a log in files", func() {
 		})
 	})
 
-	Describe("with a bound", func() {
-		BeforeEach(func() {
-			b.cfg.MaxBytes = 5 << 10
-			b.reopen()
-		})
-
-		It("refuses what would make it larger, but for a record of one channel, until it is trimmed", func() {
-			var err error
-			n := Offset(0)
-			for ; err == nil; n++ {
-				_, err = b.l.Append([]Record{of(n)})
-			}
-			n--
-			Expect(err).To(MatchError(ErrFull))
-			Expect(b.l.Stats().Bytes).To(And(BeNumerically("<=", 5<<10), BeNumerically(">", 4<<10)))
-			carried := of(n)
-			carried.Channel = []byte("c")
-			_, err = b.l.Append([]Record{carried})
-			Expect(err).NotTo(HaveOccurred())
-			_, err = b.l.Append([]Record{carried, of(n)})
-			Expect(err).To(MatchError(ErrFull))
-			Expect(b.l.Trim(20)).To(Succeed())
-			b.fill(n+1, n+1)
-			Expect(b.l.Stats().Full).To(Equal(uint64(2)))
-			b.kill()
-			bytes := b.l.Stats().Bytes
-			Expect(bytes).To(BeNumerically("<=", 5<<10))
-			b.reopen()
-			Expect(b.l.Stats().Bytes).To(BeNumerically("~", bytes, footerSize))
-		})
-
-		It("lets go of what is only retained first", func() {
-			b.l.SetRetain(Retain{Age: time.Hour})
-			for n := range Offset(10) {
-				b.fill(n*20, n*20+19)
-				Expect(b.l.Trim((n + 1) * 20)).To(Succeed())
-			}
-			Expect(len(b.from(0))).To(BeNumerically(">", 30))
-		})
-	})
-
 	Describe("trimming", func() {
 		It("deletes whole segments", func() {
 			b.fill(0, 29)
@@ -367,6 +326,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.files()).To(ConsistOf(seg3, seg4))
 			Expect(b.from(0)).To(Equal(upTo(18, 29)))
 			Expect(b.l.Stats().First).To(Equal(Offset(18)))
+			Expect(b.l.Size()).To(And(Equal(b.l.Stats().Bytes), BeNumerically("~", 12*size, 2*headerSize)))
 			b.reopen()
 			Expect(b.from(0)).To(Equal(upTo(18, 29)))
 		})
@@ -817,8 +777,8 @@ var _ = Describe("a folder of logs", func() {
 	)
 
 	It("refuses other nonsense, all at once", func() {
-		_, err := Open(Config{Name: "/", SegmentBytes: 1, MaxBody: -1, MaxBytes: -1})
-		Expect(err).To(MatchError(And(ContainSubstring("Dir"), ContainSubstring("name"), ContainSubstring("SegmentBytes"), ContainSubstring("MaxBody"), ContainSubstring("MaxBytes"))))
+		_, err := Open(Config{Name: "/", SegmentBytes: 1, MaxBody: -1, Retain: Retain{Bytes: -1}})
+		Expect(err).To(MatchError(And(ContainSubstring("Dir"), ContainSubstring("name"), ContainSubstring("SegmentBytes"), ContainSubstring("MaxBody"), ContainSubstring("Retain"))))
 	})
 
 	It("has each log open once, and itself", func() {

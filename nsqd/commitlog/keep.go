@@ -36,7 +36,7 @@ func (l *Files) Trim(before Offset) error {
 	if closed {
 		return ErrClosed
 	}
-	if err := l.free(0, all); err != nil {
+	if err := l.free(all); err != nil {
 		return fmt.Errorf("trim log %s: %w", l.name, err)
 	}
 	return nil
@@ -48,34 +48,11 @@ func (l *Files) spentLocked() bool {
 	return len(l.segments) > 0 && l.trimmed >= l.next && l.savedNext >= l.next
 }
 
-// fullLocked reports whether the log would be larger than it may with so many bytes more.
-// Requires: mu held.
-func (l *Files) fullLocked(size int64) bool {
-	return l.cfg.MaxBytes > 0 && l.bytes+size > l.cfg.MaxBytes
-}
-
-// makeRoom deletes what is retained only, and reports whether the log is full for
-// so many bytes all the same.
-// Requires: appending held.
-func (l *Files) makeRoom(size int64) (full bool) {
-	l.keeping.Lock()
-	defer l.keeping.Unlock()
-	_ = l.free(size, true) // what could not be deleted is counted, and was logged
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	full = l.fullLocked(size)
-	if full {
-		l.stats.Full++
-	}
-	return full
-}
-
-// free deletes the segments that are trimmed and need not be retained, or have to
-// make room for so many bytes; with all, the last one as well if it is not needed
+// free deletes the segments that are trimmed and need not be retained; with all, the last one as well if it is not needed
 // either. A file that cannot be deleted is found when the log is opened again, and
 // deleted when it is trimmed again.
 // Requires: keeping held; with all, appending, too.
-func (l *Files) free(room int64, all bool) error {
+func (l *Files) free(all bool) error {
 	l.mu.Lock()
 	all = all && l.spentLocked()
 	end := len(l.segments)
@@ -98,7 +75,7 @@ func (l *Files) free(room int64, all bool) error {
 		s := l.segments[n]
 		stays := (retain.Age > 0 || retain.Bytes > 0) &&
 			(retain.Age == 0 || time.Duration(now-s.last) <= retain.Age) && (retain.Bytes == 0 || left <= retain.Bytes)
-		if s.next > l.trimmed || stays && (room == 0 || left+room <= l.cfg.MaxBytes) {
+		if s.next > l.trimmed || stays {
 			break
 		}
 		left -= s.size()

@@ -36,7 +36,7 @@ type Log interface {
 	// The records survive the end of the process when it returns, and the loss of
 	// power after Sync. They are the caller's again.
 	//
-	// Errors: ErrNoSpace and ErrFull, after which a later call may succeed; ErrRecord;
+	// Errors: ErrNoSpace, after which a later call may succeed; ErrRecord;
 	// ErrClosed; that of the disk. Nothing was appended.
 	Append(batch []Record) (first Offset, err error)
 
@@ -137,8 +137,6 @@ var (
 	ErrClosed = errors.New("closed")
 	// ErrNoSpace says that the disk, or the quota on it, is full.
 	ErrNoSpace = errors.New("no space on disk")
-	// ErrFull says that the log is as large as it may be.
-	ErrFull = errors.New("log is full")
 	// ErrRecord says that a record is not one that the log takes: its body is too
 	// long, or the channel's name is, or a number is out of range.
 	ErrRecord = errors.New("invalid record")

@@ -61,14 +61,19 @@ type Delivery struct {
 type Channel struct {
 	// Set once.
 	name      string
-	cfg       Config
+	topic     *Topic
 	ephemeral bool
+	tracked   bool // its place in the log is kept: it is a cursor
 	begin     stamp.Mono
 
 	// State.
-	ready     ring[*item] // the part of the line that is in memory, and what was given back
-	line      Line
-	due       dueHeap // in flight: by timeout; deferred: by end of deferral
+	window    window[*item]    // by offset
+	absent    ring[*item]      // what an earlier process had in memory and was not read yet: its places
+	ahead     map[Offset]*item // what is beyond the window's end, see carry.go; nil: done
+	behind    bool
+	late      int         // released messages from the window's end on
+	ready     ring[*item] // what is in memory and may be delivered
+	due       dueHeap     // in flight: by timeout; deferred: by end of deferral
 	inFlight  flights
 	deferred  int
 	consumers map[ConsumerID]*consumer
@@ -80,7 +85,6 @@ type Channel struct {
 	order     uint64     // of the next item
 	turns     uint64     // deliveries so far
 	free      []*item    // for reuse; at most maxFree
-	passed    Ticket     // what the topic releases with this ticket, or one before, it has had
 
 	counters ChannelCounters
 }
@@ -100,15 +104,15 @@ type ChannelCounters struct {
 
 // item is a message's life in one channel.
 type item struct {
-	msg        *Message
-	order      uint64 // of release, to give back in a fixed order
+	msg        *Message // nil: absent
+	offset     Offset   // of msg
+	order      uint64   // of release, to give back in a fixed order
 	due        stamp.Mono
 	delivered  stamp.Mono // of the present delivery
 	holder     *consumer  // nil: ready or deferred
 	prev, next *item      // of those that holder holds
 	place      int        // in due; -1 when not there
 	turn       uint64     // of the present delivery, never used twice; 0 without a holder
-	ticket     Ticket     // of its place on the line's disk; 0: none
 	attempts   uint16     // deliveries, those apart that came to nothing
 	handed     bool       // the present delivery was
 	chain      *item      // of flights
@@ -154,49 +158,61 @@ func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
 // maxFree items are a megabyte, of a channel that has had so many messages.
 const maxFree = 8192
 
-// maxDeferred is how many deferred messages a channel whose line goes over the
-// disk holds in memory beside its capacity: whoever waits for an hour must not
-// keep those behind it on the disk. More than that do; there is no index of what
-// is on disk by time.
+// maxDeferred is how many deferred messages a channel with a disk holds in memory
+// beside its capacity: whoever waits for an hour must not keep those behind it from
+// their readers. There is no index of what is on disk by time.
 const maxDeferred = 1_000_000
 
-func newChannel(now stamp.Mono, name string, cfg Config, tight *bool) *Channel {
-	if wire.Ephemeral(name) {
-		cfg.Overflow, cfg.Through = 0, false
-	}
+func newChannel(now stamp.Mono, name string, t *Topic) *Channel {
 	c := &Channel{
 		name:      name,
-		cfg:       cfg,
+		topic:     t,
 		ephemeral: wire.Ephemeral(name),
 		begin:     now,
 		opened:    now,
 		consumers: make(map[ConsumerID]*consumer),
 	}
+	c.tracked = t.logged() && !c.ephemeral
+	return c
+}
+
+// memory is how many messages more it may hold there.
+func (c *Channel) memory() int {
+	if c.topic.tight {
+		if c.ready.len()+len(c.due) == 0 && c.hasHungry() && !c.paused && !c.stopped {
+			return 1 // it does not stay
+		}
+		return 0
+	}
 	exempt := 0
-	if cfg.Overflow > 0 {
+	if c.tracked {
 		exempt = maxDeferred
 	}
-	c.line = newLine(cfg, tight, c,
-		func() int { return c.ready.len() + max(0, c.deferred-exempt) },
-		func() bool { return c.ready.len()+len(c.due) == 0 && c.hasHungry() && !c.paused && !c.stopped })
-	return c
+	// What is given back may exceed the capacity.
+	return max(0, c.topic.cfg.Capacity-c.ready.len()-max(0, c.deferred-exempt))
+}
+
+// space is how many messages it may take that it has not had.
+func (c *Channel) space() int {
+	n := c.memory()
+	if c.tracked && c.topic.cfg.MaxUnfinished > 0 {
+		n = min(n, max(0, c.topic.cfg.MaxUnfinished-c.window.slots.len()))
+	}
+	return n
 }
 
 // Name returns the channel's name.
 func (c *Channel) Name() string { return c.name }
-
-// Line returns the channel's line.
-func (c *Channel) Line() *Line { return &c.line }
 
 // Depth is the number of messages it holds, ready, in flight or deferred.
 func (c *Channel) Depth() int { return c.Ready() + len(c.due) }
 
 // Ready is the number of messages that wait for a consumer with credit, in
 // memory or beyond.
-func (c *Channel) Ready() int { return c.ready.len() + c.line.beyond() }
+func (c *Channel) Ready() int { return c.ready.len() + c.Beyond() }
 
-// Beyond is how many of them are not in memory.
-func (c *Channel) Beyond() int { return c.line.beyond() }
+// Beyond is how many of them it has not in memory.
+func (c *Channel) Beyond() int { return c.late + c.absent.len() }
 
 // InFlight is the number of messages that consumers hold.
 func (c *Channel) InFlight() int { return c.inFlight.n }
@@ -243,43 +259,29 @@ func (c *Channel) Holds(id ConsumerID) (ready, inFlight int) {
 
 // open reports whether the channel lets the topic release. An ephemeral one
 // always does: it would rather drop messages than hold others back.
-func (c *Channel) open() bool { return c.ephemeral || c.line.room(1) }
-
-// put takes a message that the topic releases. Requires: open.
-func (c *Channel) put(now stamp.Mono, m *Message, fx *Effects) {
-	c.counters.Messages++
-	switch {
-	case c.line.free() > 0:
-		c.enter(now, Kept{Message: m})
-	case c.ephemeral:
-		c.counters.Dropped++
-	default:
-		c.line.spill(m, fx)
-	}
+func (c *Channel) open() bool {
+	return c.ephemeral || !c.behind && c.space() > 0 || c.topic.diskRoom(1)
 }
 
 // enter takes a message into memory.
-func (c *Channel) enter(now stamp.Mono, k Kept) {
-	m := k.Message
+func (c *Channel) enter(now stamp.Mono, m *Message) *item {
 	it := c.newItem(m)
-	it.attempts, it.ticket = k.Attempts, k.Ticket
+	it.attempts = m.Attempts
 	if m.Defer > 0 {
-		if until := m.Arrival.At.Add(m.Defer); now.Before(until) {
-			it.due = until
-			c.due.push(it)
-			c.deferred++
-			return
-		}
+		it.due = m.Arrival.At.Add(m.Defer)
 	}
-	c.ready.push(it)
+	c.place(now, it)
+	return it
 }
 
-// recall fills the memory part of the line.
-func (c *Channel) recall(now stamp.Mono) {
-	for m, ok := c.line.recall(); ok; m, ok = c.line.recall() {
-		c.enter(now, Kept{Message: m})
-		m.holders-- // the line's
+// place makes an item deferred, if it is due later, or ready.
+func (c *Channel) place(now stamp.Mono, it *item) {
+	if it.due > 0 && now.Before(it.due) {
+		c.due.push(it)
+		c.deferred++
+		return
 	}
+	c.ready.push(it)
 }
 
 // dispatch hands ready messages to consumers with credit, in turn.
@@ -291,6 +293,9 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		c.starved = c.Ready() > 0
 		return
 	}
+	if c.behind {
+		c.catchUp(now)
+	}
 	for c.ready.len() > 0 {
 		w := c.nearest()
 		if w == nil {
@@ -298,10 +303,11 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 			return
 		}
 		it := c.ready.pop()
-		c.recall(now)
-		if w.sample > 0 && c.cfg.Rand.IntN(100) >= w.sample {
+		if c.behind {
+			c.catchUp(now)
+		}
+		if w.sample > 0 && c.topic.cfg.Rand.IntN(100) >= w.sample {
 			c.counters.Sampled++
-			c.line.done(it.ticket, fx)
 			c.recycle(it, fx)
 			c.feed(w)
 			continue
@@ -320,7 +326,7 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, Waited: waited, it: it, turn: it.turn})
 		c.feed(w)
 	}
-	c.starved = c.line.beyond() > 0 && !c.hasHungry()
+	c.starved = c.Beyond() > 0 && !c.hasHungry()
 }
 
 // waited is for how long a message that is handed over now waited for that.
@@ -335,9 +341,8 @@ func (c *Channel) waited(it *item, now stamp.Mono) time.Duration {
 		return max(0, now.Sub(from))
 	case from >= c.opened:
 		return 0
-	case !c.line.through:
-		c.opened = now // also for what is behind it
 	}
+	c.opened = now // also for what is behind it
 	return c.opened.Sub(from)
 }
 
@@ -436,7 +441,6 @@ func (c *Channel) finish(id ConsumerID, m MessageID, fx *Effects) (*Message, err
 	}
 	c.counters.Finished++
 	msg := it.msg
-	c.line.done(it.ticket, fx)
 	c.recycle(it, fx)
 	return msg, nil
 }
@@ -447,6 +451,7 @@ func (c *Channel) requeue(now stamp.Mono, id ConsumerID, m MessageID, delay time
 		return err
 	}
 	c.counters.Requeued++
+	c.topic.changes++
 	if delay > 0 {
 		it.due = now.Add(delay)
 		c.due.push(it)
@@ -462,7 +467,7 @@ func (c *Channel) touch(now stamp.Mono, id ConsumerID, m MessageID) error {
 	if it == nil || it.holder.id != id {
 		return ErrNotInFlight
 	}
-	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.cfg.MaxInFlight))
+	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.topic.cfg.MaxInFlight))
 	c.due.fix(it.place)
 	return nil
 }
@@ -545,58 +550,29 @@ func (c *Channel) removeConsumer(id ConsumerID) {
 }
 
 func (c *Channel) empty(fx *Effects) int {
-	n := c.Depth()
+	t, n := c.topic, c.Depth()
 	c.counters.Emptied += uint64(n)
-	c.line.forget(fx)
 	for i := range c.ready.len() {
-		it := c.ready.at(i)
-		c.line.done(it.ticket, fx)
-		fx.letGo(it.msg)
+		t.letGo(c.ready.at(i).msg, fx)
 	}
 	c.ready.clear()
 	for _, it := range c.due {
 		if it.holder != nil {
 			c.letGo(it)
 		}
-		c.line.done(it.ticket, fx)
-		fx.letGo(it.msg)
+		t.letGo(it.msg, fx)
 	}
 	c.due = nil
 	c.inFlight.clear()
-	c.deferred = 0
+	c.absent.clear()
+	// order: all alike
+	for o := range c.ahead {
+		c.ahead[o] = nil
+	}
+	c.deferred, c.late, c.behind = 0, 0, false
+	c.start()
+	t.changes++
 	return n
-}
-
-// kept returns what is in memory: what consumers hold, then what is ready, then
-// what is deferred.
-func (c *Channel) kept() []Kept {
-	var held, deferred []*item
-	for _, it := range c.due {
-		if it.holder != nil {
-			held = append(held, it)
-		} else {
-			deferred = append(deferred, it)
-		}
-	}
-	byOrder := func(a, b *item) int { return cmp.Compare(a.order, b.order) }
-	slices.SortFunc(held, byOrder)
-	slices.SortFunc(deferred, byOrder)
-	var all []Kept
-	for _, it := range held {
-		k := Kept{it.msg, it.attempts, it.ticket}
-		if !it.handed { // as in letGo
-			k.Attempts--
-		}
-		all = append(all, k)
-	}
-	for i := range c.ready.len() {
-		it := c.ready.at(i)
-		all = append(all, Kept{it.msg, it.attempts, it.ticket})
-	}
-	for _, it := range deferred {
-		all = append(all, Kept{it.msg, it.attempts, it.ticket})
-	}
-	return all
 }
 
 func (c *Channel) newItem(m *Message) *item {
@@ -608,7 +584,7 @@ func (c *Channel) newItem(m *Message) *item {
 	} else {
 		it = new(item)
 	}
-	*it = item{msg: m, order: c.order, place: -1}
+	*it = item{msg: m, offset: m.Offset, order: c.order, place: -1}
 	m.hold()
 	c.order++
 	return it
@@ -617,7 +593,9 @@ func (c *Channel) newItem(m *Message) *item {
 // recycle keeps the item for reuse, and lets its message go.
 // Requires: nothing refers to the item any more.
 func (c *Channel) recycle(it *item, fx *Effects) {
-	fx.letGo(it.msg)
+	c.topic.changes++
+	c.close(it.offset)
+	c.topic.letGo(it.msg, fx)
 	*it = item{place: -1}
 	if len(c.free) < maxFree {
 		c.free = append(c.free, it)

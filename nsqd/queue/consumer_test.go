@@ -161,62 +161,33 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 	}
 }
 
-// What has been on the disk waited for consumers only while there was none, and
-// behind what did, but where everything goes over the disk.
+// What has been on the disk waited for consumers while there was none, and behind
+// what did.
 func TestWhatComesBackFromDiskWaitedForConsumersWhileTheyLackedCredit(t *testing.T) {
 	const ms = time.Millisecond
-	for _, c := range []struct {
-		through bool
-		want    string
-	}{
-		{false, "[1: 0s+20ms 2: 0s+25ms 3: 0s+25ms]"}, // the third was put at 0, too
-		{true, "[1: 0s+20ms 2: 0s+20ms 3: 0s+20ms]"},
-	} {
+	for _, through := range []bool{false, true} {
 		top := NewTopic(Config{
-			Capacity: 1, Overflow: 10, Through: c.through,
+			Capacity: 1, Overflow: 10, Through: through,
 			MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2)),
 		})
-		b := &bench{t: t, top: top}
+		b, d := &bench{t: t, top: top}, disk{}
 		ch := b.channel("c")
-		var all []*Message
 		for n := range 3 {
-			m := message(n+1, 0)
-			all = append(all, copyOf(m))
-			if c.through {
-				top.Appended(1, 1, &b.fx)
-				_, e := top.Line().Wanted()
-				top.Refill(b.now, top.Line(), e, kept([]*Message{m}), &b.fx)
+			if m := message(n+1, 0); through {
+				top.Appended(b.now, d.append(top.End(), m), &b.fx, m)
 			} else if err := top.Put(b.now, &b.fx, m); err != nil {
 				t.Fatal(err)
 			}
 		}
-		line := ch.Line()
-		msgs, e := line.TakeOverflow(nil, 10)
-		top.Stored(b.now, line, e, len(msgs), &b.fx)
-		refill := func() {
-			for {
-				n, e := line.Wanted()
-				if n == 0 {
-					return
-				}
-				next := kept(all[3-line.Stored():][:n])
-				top.Refill(b.now, line, e, next, &b.fx)
-			}
+		d.write(top, b.now, 10, true, &b.fx)
+		b.at(20 * ms) // the first is in memory
+		b.consumer(ch, 1, time.Minute, 10)
+		b.at(25 * ms)
+		for d.read(top, b.now, &b.fx) > 0 {
+			b.check()
 		}
-		if !c.through { // the first is in memory
-			b.at(20 * ms)
-			b.consumer(ch, 1, time.Minute, 10)
-			b.at(25 * ms)
-			refill()
-		} else {
-			refill() // one has room
-			b.at(20 * ms)
-			b.consumer(ch, 1, time.Minute, 10)
-			b.at(25 * ms)
-			refill()
-		}
-		if got := b.waits(); got != c.want {
-			t.Errorf("through %v: waited %s, want %s", c.through, got, c.want)
+		if got, want := b.waits(), "[1: 0s+20ms 2: 0s+25ms 3: 0s+25ms]"; got != want {
+			t.Errorf("through %v: waited %s, want %s", through, got, want)
 		}
 	}
 }

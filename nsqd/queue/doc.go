@@ -16,9 +16,8 @@
 //   - in a channel, from when it could be handed over until a consumer has credit:
 //     while the channel is paused, has no consumer, or each holds as many as its RDY
 //     (Delivery.Waited). From then on the broker is late, except that what waits
-//     behind such messages on the disk waits for consumers too; not with
-//     Config.Through, where everything is on the disk for the broker's sake. What
-//     was handed over to a consumer that did not take it waited for that one.
+//     behind such messages on the disk waits for consumers too. What was handed
+//     over to a consumer that did not take it waited for that one.
 //
 // Both are cut at the instant from which the line was last open, so they cost an
 // assignment where nobody waits. What was before the topic's or channel's life (a

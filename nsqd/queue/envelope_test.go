@@ -43,7 +43,7 @@ type trial struct {
 
 	names    []string // of channels, each with a consumer of that number
 	n        int
-	disk     map[*Line][]Kept
+	disk     disk
 	eligible []stamp.Mono
 	released []stamp.Mono
 }
@@ -78,7 +78,7 @@ func (tr *trial) step(do func()) {
 	tr.fx.Reset()
 	tr.shut = tr.top.paused || len(tr.top.channels) == 0
 	for _, c := range tr.top.channels {
-		tr.shut = tr.shut || !c.line.room(1)
+		tr.shut = tr.shut || !c.open()
 	}
 	if err := tr.top.checkInvariants(tr.now); err != nil {
 		tr.rt.Fatal(err)
@@ -201,7 +201,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 		share := func() tokenbucket.Share {
 			return tokenbucket.Share{Rate: tokenbucket.Rate(2_000 + rng.Int64N(5_000_000)), Burst: 1 + rng.Int64N(20)}
 		}
-		tr := &trial{rt: rt, names: []string{"a", "b"}, disk: map[*Line][]Kept{}}
+		tr := &trial{rt: rt, names: []string{"a", "b"}}
 		tr.late = time.Duration(rapid.SampledFrom([]int{0, 1, 20, 250, 1000}).Draw(rt, "backdating")) * time.Millisecond
 		overflow := rapid.SampledFrom([]int{0, 5, 1000}).Draw(rt, "overflow")
 		tr.top = NewTopic(Config{
@@ -220,12 +220,6 @@ func TestBothEnvelopesHold(t *testing.T) {
 			tr.top.SetShare(tr.now, tr.most, tokenbucket.Tokens(tr.most.Burst)*tokenbucket.Token, &tr.fx)
 		})
 		stalled := tr.now // since when the owner did nothing
-		line := func() *Line {
-			if i := rng.IntN(len(tr.top.channels) + 1); i > 0 {
-				return tr.top.channels[i-1].Line()
-			}
-			return tr.top.Line()
-		}
 		steps := map[string]func(){
 			"run": func() {
 				tr.onTime(tr.now.Add(between(0, 30*time.Millisecond)))
@@ -246,9 +240,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 							return
 						}
 						if tr.top.cfg.Through && tr.top.Admit(tr.now, m) == nil {
-							line := tr.top.Line()
-							tr.disk[line] = append(tr.disk[line], Kept{Message: m})
-							tr.top.Appended(1, 1, &tr.fx)
+							tr.top.Appended(tr.now, tr.disk.append(tr.top.End(), m), &tr.fx, m)
 						}
 						tr.top.Tick(tr.now, &tr.fx) // none of these releases
 					})
@@ -272,7 +264,6 @@ func TestBothEnvelopesHold(t *testing.T) {
 				for _, c := range slices.Clone(tr.top.channels) {
 					if rng.IntN(2) == 0 {
 						tr.step(func() { tr.top.EmptyChannel(tr.now, c, &tr.fx) })
-						delete(tr.disk, c.Line())
 						continue
 					}
 					id := ConsumerID(slices.Index(tr.names, c.name))
@@ -285,20 +276,11 @@ func TestBothEnvelopesHold(t *testing.T) {
 				}
 			},
 			"disk": func() {
-				l := line()
-				msgs, e := l.TakeOverflow(nil, rng.IntN(100))
-				if rng.IntN(4) == 0 { // full
-					tr.step(func() { tr.top.Unstored(tr.now, l, e, msgs, &tr.fx) })
-					return
-				}
-				tr.step(func() { tr.top.Stored(tr.now, l, e, len(msgs), &tr.fx) })
-				for _, m := range msgs {
-					tr.disk[l] = append(tr.disk[l], Kept{Message: copyOf(m)})
-				}
-				n, e := l.Wanted()
-				back := tr.disk[l][:n]
-				tr.disk[l] = tr.disk[l][n:]
-				tr.step(func() { tr.top.Refill(tr.now, l, e, back, &tr.fx) })
+				tr.step(func() {
+					tr.disk.write(tr.top, tr.now, rng.IntN(100), rng.IntN(4) > 0, &tr.fx)
+					tr.top.Tick(tr.now, &tr.fx) // the owner's own, if there was nothing
+				})
+				tr.step(func() { tr.disk.read(tr.top, tr.now, &tr.fx) })
 			},
 			"share": func() {
 				s := share()

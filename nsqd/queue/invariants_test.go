@@ -24,8 +24,8 @@ func (t *Topic) checkInvariants(now stamp.Mono) error {
 	if t.waiting.len() > 0 && t.open() && !now.Before(t.eligible(t.waiting.front())) {
 		return fmt.Errorf("the head of the line is eligible at %d and still waits at %d", t.eligible(t.waiting.front()), now)
 	}
-	if err := t.line.checkInvariants(); err != nil {
-		return fmt.Errorf("the topic's line: %w", err)
+	if err := t.checkLog(); err != nil {
+		return err
 	}
 	for _, ch := range t.channels {
 		if err := ch.checkInvariants(); err != nil {
@@ -46,12 +46,10 @@ func (t *Topic) checkInvariants(now stamp.Mono) error {
 // held returns in how many places each message is.
 func (t *Topic) held() map[*Message]int {
 	places := map[*Message]int{}
-	lines := []*Line{&t.line}
 	for i := range t.waiting.len() {
 		places[t.waiting.at(i)]++
 	}
 	for _, c := range t.channels {
-		lines = append(lines, &c.line)
 		for i := range c.ready.len() {
 			places[c.ready.at(i).msg]++
 		}
@@ -59,18 +57,123 @@ func (t *Topic) held() map[*Message]int {
 			places[it.msg]++
 		}
 	}
-	for _, l := range lines {
-		for i := range l.overflow.len() {
-			places[l.overflow.at(i)]++
+	for o := t.tail.next; o < t.writeTo; o++ {
+		if m := t.tail.get(o); m != nil {
+			places[m]++
 		}
 	}
 	return places
 }
 
-func (c *Channel) checkInvariants() error {
-	if err := c.line.checkInvariants(); err != nil {
+// checkLog returns what is broken of the invariants of the cursors.
+func (t *Topic) checkLog() error {
+	if !t.logged() {
+		if t.tail.slots.len() > 0 || t.line.window.slots.len() > 0 || t.line.behind {
+			return fmt.Errorf("a topic without a disk has a tail")
+		}
+		return nil
+	}
+	if err := checkWindow("tail", &t.tail); err != nil {
 		return err
 	}
+	if t.tail.end() > t.end || t.writeTo > t.end || t.front > t.end {
+		return fmt.Errorf("the tail ends at %d, is to be written up to %d, the front is %d, and the end %d", t.tail.end(), t.writeTo, t.front, t.end)
+	}
+	held, under := t.held(), 0
+	for o := t.tail.next; o < t.tail.end(); o++ {
+		m := t.tail.get(o)
+		if m == nil {
+			continue
+		}
+		if m.Offset != o || held[m] == 0 {
+			return fmt.Errorf("at %d of the tail is the message of %d, in %d places", o, m.Offset, held[m])
+		}
+		if m.spilled {
+			under++
+		}
+	}
+	if under != t.underWay {
+		return fmt.Errorf("%d on their way to disk, counted %d", under, t.underWay)
+	}
+	const batch = 3 // the largest that the tests put
+	if n := t.underWay; !t.cfg.Through && n > max(t.cfg.Overflow, batch)+len(t.channels) {
+		return fmt.Errorf("%d on their way to disk, at most %d", n, t.cfg.Overflow)
+	}
+
+	l := &t.line
+	if err := checkWindow("line", &l.window); err != nil {
+		return err
+	}
+	n := 0
+	for i := range l.window.slots.len() {
+		if m := l.window.slots.at(i); m != nil && m != t.unread {
+			n++
+			if o := l.window.next + Offset(i); m.Offset != o {
+				return fmt.Errorf("%d waits at %d", m.Offset, o)
+			}
+		}
+	}
+	if n != t.waiting.len() {
+		return fmt.Errorf("%d wait in the window, %d in memory", n, t.waiting.len())
+	}
+	if l.late < 0 || l.late > 0 && !l.behind {
+		return fmt.Errorf("the line is late by %d, behind %v", l.late, l.behind)
+	}
+	for _, c := range t.channels {
+		if !c.tracked {
+			continue
+		}
+		if err := checkWindow(c.name, &c.window); err != nil {
+			return err
+		}
+		open := 0
+		for i := range c.window.slots.len() {
+			it, o := c.window.slots.at(i), c.window.next+Offset(i)
+			waits := l.window.get(o) != nil
+			switch {
+			case it == nil && waits && o < t.front:
+				return fmt.Errorf("channel %s will not take %d, which waits", c.name, o)
+			case it == nil:
+			case it == t.pending:
+				if !waits {
+					return fmt.Errorf("channel %s waits for %d, which does not come", c.name, o)
+				}
+			case it.offset != o || it.msg != nil && it.msg.Offset != o:
+				return fmt.Errorf("channel %s has %d at %d", c.name, it.offset, o)
+			default:
+				open++
+			}
+		}
+		for o, it := range c.ahead {
+			if o < c.window.end() {
+				return fmt.Errorf("channel %s has reached %d and has it ahead", c.name, o)
+			}
+			if it != nil {
+				open++
+				if it.offset != o {
+					return fmt.Errorf("channel %s has %d at %d", c.name, it.offset, o)
+				}
+			}
+		}
+		if n := c.ready.len() + len(c.due) + c.absent.len(); n != open {
+			return fmt.Errorf("channel %s has %d messages and %d in its window", c.name, n, open)
+		}
+		if c.late < 0 || c.late > 0 && !c.behind {
+			return fmt.Errorf("channel %s is late by %d, behind %v", c.name, c.late, c.behind)
+		}
+	}
+	return nil
+}
+
+func checkWindow[T comparable](name string, w *window[T]) error {
+	var none T
+	if w.slots.len() > 0 && w.slots.front() == none {
+		return fmt.Errorf("%s: the window begins with what is done", name)
+	}
+	return nil
+}
+
+func (c *Channel) checkInvariants() error {
 	n := c.counters
 	if out := n.Finished + n.Emptied + n.Sampled + n.Dropped + n.Lost; n.Messages != out+uint64(c.Depth()) {
 		return fmt.Errorf("%d messages != %d out + %d in", n.Messages, out, c.Depth())
@@ -147,17 +250,6 @@ func (c *Channel) checkInvariants() error {
 	}
 	if credit && !c.paused && c.ready.len() > 0 {
 		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.ready.len())
-	}
-	return nil
-}
-
-func (l *Line) checkInvariants() error {
-	const batch = 3 // the largest that the tests put
-	if n := l.taken + l.overflow.len(); l.stored < 0 || l.taken < 0 || n > max(l.limit, btoi(l.limit > 0)*batch) {
-		return fmt.Errorf("stored %d, taken %d, overflow %d, limit %d", l.stored, l.taken, l.overflow.len(), l.limit)
-	}
-	if !l.through && l.stored+l.taken == 0 && l.overflow.len() > 0 && l.space() > 0 && !*l.tight {
-		return fmt.Errorf("%d messages are to be written and %d of %d are in memory", l.overflow.len(), l.memory(), l.capacity)
 	}
 	return nil
 }

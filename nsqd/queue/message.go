@@ -20,9 +20,12 @@ type Message struct {
 	Arrival   stamp.Arrival
 	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
 
-	// Ticket is the owner's name for the message's place on the disk of the topic's
-	// own line; 0: none.
-	Ticket Ticket
+	// Offset is its place in the topic's log. The machine sets it, but for Refill.
+	Offset Offset
+	// Only names the one channel that it is for, if it was carried forward in the log
+	// or imported; empty: all. Attempts are then the deliveries so far.
+	Only     string
+	Attempts uint16
 
 	// Access is the access delay: how long the message had to wait for its token,
 	// counted from when the line was no longer held up otherwise, and without the
@@ -36,8 +39,9 @@ type Message struct {
 	Released stamp.Mono
 
 	// holders is how many need the message: the line or the channels that it is
-	// in, and whoever took it by TakeOverflow. The machine counts.
+	// in, the tail, and whoever took it by TakeUnwritten. The machine counts.
 	holders int32
+	spilled bool // in the tail, and counted as on its way to disk
 }
 
 func (m *Message) hold() { m.holders++ }
@@ -48,16 +52,6 @@ const Overhead = 256
 
 // Size is what the message takes in memory, in bytes.
 func (m *Message) Size() int { return len(m.Body) + Overhead }
-
-// Ticket names a message's place on a line's disk. Tickets of one line grow.
-type Ticket uint64
-
-// Kept is a message that was somewhere else meanwhile, with its history.
-type Kept struct {
-	Message  *Message
-	Attempts uint16 // deliveries so far
-	Ticket   Ticket // of its place on the line's disk; 0: none
-}
 
 // Refusals. They are values of the protocol's everyday life, not accidents.
 var (

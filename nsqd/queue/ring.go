@@ -23,21 +23,14 @@ func (r *ring[T]) front() T { return r.buf[r.head] }
 // at returns the element i places behind the oldest. Requires: 0 <= i < len().
 func (r *ring[T]) at(i int) T { return r.buf[(r.head+i)&(len(r.buf)-1)] }
 
+// set replaces that element. Requires: 0 <= i < len().
+func (r *ring[T]) set(i int, v T) { r.buf[(r.head+i)&(len(r.buf)-1)] = v }
+
 func (r *ring[T]) push(v T) {
 	if r.n == len(r.buf) {
 		r.resize(max(ringMin, 2*len(r.buf)))
 	}
 	r.buf[(r.head+r.n)&(len(r.buf)-1)] = v
-	r.n++
-}
-
-// unpop puts an element back before the oldest.
-func (r *ring[T]) unpop(v T) {
-	if r.n == len(r.buf) {
-		r.resize(max(ringMin, 2*len(r.buf)))
-	}
-	r.head = (r.head - 1) & (len(r.buf) - 1)
-	r.buf[r.head] = v
 	r.n++
 }
 

@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -17,16 +16,19 @@ type Config struct {
 	// Capacity is the greatest number of messages that may wait in the topic's
 	// line, and in each channel, in memory. Must be >= 1.
 	Capacity int
-	// Overflow is how many messages more each of them may have on the way to
-	// disk; 0 where there is no disk. A channel that has no room, here or
-	// there, keeps the topic from releasing; a topic that has none refuses.
-	// Nothing is ever dropped.
+	// Overflow is how many messages more may be on their way to disk, since the line
+	// or a channel had no room for them; 0 where there is no disk. A channel that has
+	// no room, here or there, keeps the topic from releasing; a topic that has none
+	// refuses. Nothing is ever dropped.
 	Overflow int
-	// Through sends every message over the disk: it is stored before it is
-	// accepted (Topic.Appended), comes back for its turn, and leaves the disk
-	// when its line is done with it (Effects.Done). Ephemeral channels keep to
-	// memory all the same.
+	// Through says that every message is in the log before it is accepted, by
+	// Topic.Appended. Requires: Overflow > 0.
 	Through bool
+	// MaxUnfinished is how far a channel may be ahead of the oldest message that it
+	// has not finished, in messages; it is behind then. 0: it is not bounded.
+	MaxUnfinished int
+	// First is the offset of the first message.
+	First Offset
 	// MaxInFlight is how long a consumer may keep a message by touching it.
 	MaxInFlight time.Duration
 	// MaxBackdating is how far before its release a message may have its token:
@@ -55,14 +57,8 @@ type Effects struct {
 	Released []Release
 	// Finished holds the messages that consumers finished.
 	Finished []*Message
-	// Overflowing are the lines that have messages to be written to disk (see
-	// Line.TakeOverflow), or want some back (Line.Wanted). A line may be listed
-	// more than once.
-	Overflowing []*Line
-	// Done are messages that came with a ticket and that their line needs no
-	// longer. The topic's own line tells so with Config.Through alone; without, its
-	// messages are in the channels' memory, and needed until they are in Free.
-	Done []Done
+	// Disk says that there is something for TakeUnwritten, or Want.
+	Disk bool
 	// Free are messages that nobody needs any longer.
 	Free []*Message
 	// Held is by how many bytes the step changed what messages take in memory:
@@ -70,28 +66,10 @@ type Effects struct {
 	Held int
 }
 
-// letGo says that a holder of the message needs it no longer.
-func (e *Effects) letGo(m *Message) {
-	m.holders--
-	if m.holders == 0 {
-		e.Free = append(e.Free, m)
-		e.Held -= m.Size()
-	}
-	if m.holders < 0 {
-		panic(fmt.Sprintf("queue: message %s is let go %d times too often", m.ID, -m.holders))
-	}
-}
-
 // Release is when a message arrived, when it had its token, and when it left.
 type Release struct {
 	Arrival, Eligible, Released stamp.Mono
 	Access                      time.Duration // see Message
-}
-
-// Done is a message that may leave its line's disk.
-type Done struct {
-	Line   *Line
-	Ticket Ticket
 }
 
 // Reset empties e and keeps its memory. References to messages are dropped.
@@ -101,13 +79,9 @@ func (e *Effects) Reset() {
 	e.Released = e.Released[:0]
 	clear(e.Finished)
 	e.Finished = e.Finished[:0]
-	clear(e.Overflowing)
-	e.Overflowing = e.Overflowing[:0]
-	clear(e.Done)
-	e.Done = e.Done[:0]
 	clear(e.Free)
 	e.Free = e.Free[:0]
-	e.Held = 0
+	e.Held, e.Disk = 0, false
 }
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
@@ -148,12 +122,29 @@ type Topic struct {
 
 	// State.
 	waiting  ring[*Message] // the part of the line that is in memory
-	line     Line
-	channels []*Channel // by name
-	paused   bool
-	stopped  bool
-	due      stamp.Mono // no later than the deadline of any channel
-	tight    bool       // memory is short of bytes
+	line     line
+	channels []*Channel       // by name
+	end      Offset           // of the next message
+	front    Offset           // beyond all that were released
+	tail     window[*Message] // what the log has not, or not yet
+	writeTo  Offset           // up to where the tail is to be written
+	underWay int              // messages of the tail that somebody is behind at
+	carried  Offset           // up to where the tail is to be written before a snapshot
+	void     []span
+	turn     int // of Want
+	// In windows: of what was in memory in an earlier process and is not read yet, and,
+	// in a channel's, of what is not released yet.
+	unread  *Message // nil until Restore
+	pending *item    // nil until there is one
+	passed  bool     // the line, something that is for one channel only
+	written Offset   // by an earlier process; of Restore, as found
+	found   map[Offset]bool
+	orphans Offset // likewise: what is for one channel from there on is in the log twice
+	changes uint64
+	paused  bool
+	stopped bool
+	due     stamp.Mono // no later than the deadline of any channel
+	tight   bool       // memory is short of bytes
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -175,7 +166,8 @@ func NewTopic(cfg Config) *Topic {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
 	t := &Topic{cfg: cfg, due: stamp.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
-	t.line = newLine(cfg, &t.tight, nil, t.waiting.len, func() bool { return t.waiting.len() == 0 && t.open() })
+	t.jump(cfg.First)
+	t.front, t.writeTo, t.line.window.next = t.end, t.end, t.end
 	return t
 }
 
@@ -185,9 +177,6 @@ func NewTopic(cfg Config) *Topic {
 // one message comes back to memory where it can leave it at once. What is in
 // memory stays.
 func (t *Topic) SetTight(tight bool) { t.tight = tight }
-
-// Line returns the topic's own line.
-func (t *Topic) Line() *Line { return &t.line }
 
 // Limit puts the topic under a contract, with no share yet: until SetShare
 // nothing is released. If it is limited already, only the policy changes.
@@ -213,10 +202,10 @@ func (t *Topic) Tokens(now stamp.Mono) tokenbucket.Tokens { return t.bucket.Toke
 // Put accepts all of msgs, in order, or none of them.
 // Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
 func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
-	if t.line.free() < len(msgs) {
+	if t.free() < len(msgs) {
 		// What is eligible may not have been released yet: time passed.
 		t.advance(now, fx)
-		if !t.line.room(len(msgs)) {
+		if !t.Room(len(msgs)) {
 			t.counters.Refused += uint64(len(msgs))
 			return ErrFull
 		}
@@ -233,10 +222,13 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 func (t *Topic) Enter(now stamp.Mono, fx *Effects, msgs ...*Message) {
 	for _, m := range msgs {
 		fx.Held += m.Size()
-		if t.line.free() > 0 {
+		t.accept(m)
+		if t.free() > 0 {
 			t.wait(m)
 		} else {
-			t.line.spill(m, fx)
+			t.line.behind = true
+			t.line.late++
+			t.spill(m, fx)
 		}
 		t.counters.Accepted++
 		t.counters.AcceptedBytes += uint64(len(m.Body))
@@ -248,11 +240,14 @@ func (t *Topic) Enter(now stamp.Mono, fx *Effects, msgs ...*Message) {
 // Takes reports whether Put, n times, would accept each of n messages and none of
 // them has to wait for room.
 func (t *Topic) Takes(n int) bool {
-	return !(t.limited && t.over.Reject) && t.line.free() >= n
+	return !(t.limited && t.over.Reject) && t.free() >= n
 }
 
 // Room reports whether Put would have room for n messages now.
-func (t *Topic) Room(n int) bool { return t.line.room(n) }
+func (t *Topic) Room(n int) bool {
+	n -= t.free()
+	return n <= 0 || t.diskRoom(n)
+}
 
 // Admit asks whether a topic with Config.Through would take msgs: it refuses
 // what Put refuses, and counts it. The owner then stores them and calls
@@ -283,16 +278,6 @@ func (t *Topic) Refuse(err error, n int) error {
 	return err
 }
 
-// Appended says that n messages, of so many bytes in sum, are at the end of
-// the topic's line on disk. Requires: Config.Through.
-func (t *Topic) Appended(n, bytes int, fx *Effects) {
-	t.line.stored += n
-	t.counters.Accepted += uint64(n)
-	t.counters.AcceptedBytes += uint64(bytes)
-	t.maxWaiting = max(t.maxWaiting, t.Waiting())
-	t.want(&t.line, fx)
-}
-
 // expectedDelay is the access delay that the last of n messages would have, with
 // every message ahead of it counted, if nothing but tokens held the line up from
 // now on.
@@ -317,7 +302,7 @@ func (t *Topic) Tick(now stamp.Mono, fx *Effects) {
 	for _, c := range t.channels {
 		c.expire(now)
 		c.dispatch(now, fx)
-		t.want(&c.line, fx)
+		c.want(fx)
 	}
 	t.advance(now, fx) // last: the channels have room now
 	t.due = stamp.Never
@@ -389,7 +374,7 @@ func (t *Topic) look(now stamp.Mono) {
 // line filled up from behind.
 func (t *Topic) advance(now stamp.Mono, fx *Effects) {
 	t.release(now, fx)
-	t.want(&t.line, fx)
+	t.lack(fx)
 }
 
 func (t *Topic) release(now stamp.Mono, fx *Effects) {
@@ -397,6 +382,9 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 		t.lapse(now)
 	}
 	t.look(now)
+	if t.line.behind {
+		t.catchUp()
+	}
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
 		e, ok := m.Arrival.At, !now.Before(m.Arrival.At)
@@ -420,29 +408,40 @@ func (t *Topic) release(now stamp.Mono, fx *Effects) {
 			m.Held = t.opened.Sub(from)
 		}
 		t.waiting.pop()
+		t.line.window.done(m.Offset)
 		t.counters.Released++
-		if t.line.through {
-			t.line.done(m.Ticket, fx)
-		}
+		t.changes++
 		fx.Released = append(fx.Released, Release{Arrival: m.Arrival.At, Eligible: e, Released: now, Access: m.Access})
+		t.front = max(t.front, m.Offset+1)
 		for _, c := range t.channels {
-			if m.Ticket != 0 && m.Ticket <= c.passed {
-				continue
-			}
-			c.put(now, m, fx)
+			c.release(now, m, fx)
 			c.dispatch(now, fx)
 			t.due = min(t.due, c.Deadline())
 		}
-		fx.letGo(m)
-		t.recall()
+		t.letGo(m, fx)
+		if t.line.behind {
+			t.catchUp()
+		}
+	}
+	if t.passed && !t.line.behind {
+		t.settleOnly(fx)
 	}
 	t.heldUp = (t.limited || t.Waiting() > 0) && !t.open()
 }
 
-// wait takes hold of a message and puts it into the memory part of the line.
+// wait takes a message into the memory part of the line.
 func (t *Topic) wait(m *Message) {
 	m.hold()
 	t.place(m)
+	if !t.logged() {
+		return
+	}
+	if w := &t.line.window; m.Offset < w.end() {
+		w.set(m.Offset, m) // it was unread
+	} else {
+		w.reach(m.Offset)
+		w.push(m)
+	}
 }
 
 // place puts a message into the memory part of the line: at its end, or where it
@@ -457,136 +456,6 @@ func (t *Topic) place(m *Message) {
 }
 
 func laterArrival(a, b *Message) bool { return b.Arrival.At.Before(a.Arrival.At) }
-
-// recall fills the memory part of the line.
-func (t *Topic) recall() {
-	for m, ok := t.line.recall(); ok; m, ok = t.line.recall() {
-		t.place(m)
-	}
-}
-
-// want lists a line that has something to get from disk.
-func (t *Topic) want(l *Line, fx *Effects) {
-	if n, _ := l.Wanted(); n > 0 {
-		fx.Overflowing = append(fx.Overflowing, l)
-	}
-}
-
-// Stored says that the n oldest of the messages taken from the line are on
-// disk. It reports false if the line was emptied since: the owner must discard
-// them.
-func (t *Topic) Stored(now stamp.Mono, l *Line, e Epoch, n int, fx *Effects) bool {
-	if !l.settled(n, e) {
-		return false
-	}
-	// There is room on the way to disk again.
-	if l.channel != nil {
-		t.want(l, fx)
-	}
-	t.advance(now, fx)
-	return true
-}
-
-// Unstored gives back all that was taken from the line, since it could not be
-// written: it goes to memory as soon as there is room and nothing is before it on
-// disk. If the line was emptied since, it is let go.
-func (t *Topic) Unstored(now stamp.Mono, l *Line, e Epoch, msgs []*Message, fx *Effects) {
-	if !l.giveBack(msgs, e) {
-		t.LetGo(msgs, fx)
-		return
-	}
-	t.enter(now, l, nil, fx)
-}
-
-// LetGo says that the owner needs messages no longer that it got by
-// TakeOverflow, stored or not.
-func (t *Topic) LetGo(msgs []*Message, fx *Effects) {
-	for _, m := range msgs {
-		fx.letGo(m)
-	}
-}
-
-// Refill takes messages back from disk, those that Line.Wanted asked for, in
-// order. It reports false, and takes nothing, if the line was emptied since.
-func (t *Topic) Refill(now stamp.Mono, l *Line, e Epoch, msgs []Kept, fx *Effects) bool {
-	if !l.refill(len(msgs), e) {
-		return false
-	}
-	t.enter(now, l, msgs, fx)
-	return true
-}
-
-// Passed says that the channel has had, in an earlier life of the topic, what has
-// this ticket of the topic's line or one before: it does not get it again.
-// Requires: Config.Through; Refill did not take the message yet.
-func (t *Topic) Passed(c *Channel, upTo Ticket) { c.passed = max(c.passed, upTo) }
-
-// Lost says that n messages of those stored cannot be read back. It reports
-// false if the line was emptied since.
-func (t *Topic) Lost(now stamp.Mono, l *Line, e Epoch, n int, fx *Effects) bool {
-	if !l.refill(n, e) {
-		return false
-	}
-	if l.channel == nil {
-		t.counters.Lost += uint64(n)
-	} else {
-		l.channel.counters.Lost += uint64(n)
-	}
-	t.enter(now, l, nil, fx)
-	return true
-}
-
-// enter takes messages into the memory part of a line.
-func (t *Topic) enter(now stamp.Mono, l *Line, msgs []Kept, fx *Effects) {
-	for _, k := range msgs {
-		fx.Held += k.Message.Size()
-	}
-	if c := l.channel; c != nil {
-		for _, k := range msgs {
-			c.enter(now, k)
-		}
-		c.recall(now)
-		t.settle(now, c, fx)
-		return
-	}
-	for _, k := range msgs {
-		k.Message.Ticket = k.Ticket
-		t.wait(k.Message)
-	}
-	t.recall()
-	t.advance(now, fx)
-}
-
-// Restore puts a line into the state in which an earlier process left it: msgs
-// in memory, in order, and stored messages more on disk.
-// Requires: nothing was put into the line before.
-func (t *Topic) Restore(now stamp.Mono, l *Line, msgs []Kept, stored int, fx *Effects) {
-	if l.channel == nil {
-		t.counters.Accepted += uint64(len(msgs) + stored)
-		for _, k := range msgs {
-			t.counters.AcceptedBytes += uint64(len(k.Message.Body))
-		}
-	} else {
-		l.channel.counters.Messages += uint64(len(msgs) + stored)
-	}
-	l.stored = stored
-	t.enter(now, l, msgs, fx)
-	t.want(l, fx)
-}
-
-// Kept returns what the line has in memory, in order, for the next process to
-// Restore. What it has beyond is the owner's already, but for TakeOverflow.
-func (t *Topic) Kept(l *Line) []Kept {
-	if l.channel != nil {
-		return l.channel.kept()
-	}
-	all := make([]Kept, t.waiting.len())
-	for i := range all {
-		m := t.waiting.at(i)
-		all[i] = Kept{Message: m, Ticket: m.Ticket}
-	}
-	return all
-}
 
 // Pause stops releases; messages are still accepted.
 func (t *Topic) Pause() { t.paused, t.heldUp = true, true }
@@ -613,21 +482,44 @@ func (t *Topic) Paused() bool { return t.paused }
 // Its channels keep theirs.
 func (t *Topic) Empty(fx *Effects) int {
 	n := t.Waiting()
-	t.line.forget(fx)
+	l := &t.line
+	for o := l.window.next; o < l.window.end(); o++ { // offset by offset: void is in order
+		if l.window.get(o) != nil {
+			t.avoid(o, o+1)
+		}
+	}
+	t.avoid(l.window.end(), t.end)
 	for i := range t.waiting.len() {
-		fx.letGo(t.waiting.at(i))
+		t.letGo(t.waiting.at(i), fx)
 	}
 	t.waiting.clear()
+	l.absent.clear()
+	*l = line{window: window[*Message]{next: t.end}}
+	t.front = t.end
+	for _, c := range t.channels {
+		if !c.tracked {
+			continue
+		}
+		for o := c.window.next; o < c.window.end(); o++ {
+			if t.isPending(c.window.get(o)) {
+				c.window.done(o)
+			}
+		}
+		if !c.behind {
+			c.reach(t.end)
+		}
+	}
+	t.changes++
 	t.counters.Emptied += uint64(n)
 	return n
 }
 
 // Waiting is the number of messages that wait for tokens or for a channel, in
 // memory or beyond.
-func (t *Topic) Waiting() int { return t.waiting.len() + t.line.beyond() }
+func (t *Topic) Waiting() int { return t.waiting.len() + t.Beyond() }
 
 // Beyond is how many of them are not in memory.
-func (t *Topic) Beyond() int { return t.line.beyond() }
+func (t *Topic) Beyond() int { return t.line.late + t.line.absent.len() }
 
 // TakeMaxWaiting returns the greatest Waiting since the last call.
 func (t *Topic) TakeMaxWaiting() int {
@@ -657,8 +549,10 @@ func (t *Topic) CreateChannel(now stamp.Mono, name string, fx *Effects) *Channel
 	if found {
 		return t.channels[i]
 	}
-	c := newChannel(now, name, t.cfg, &t.tight)
+	c := newChannel(now, name, t)
+	c.start()
 	t.channels = slices.Insert(t.channels, i, c)
+	t.changes++
 	t.advance(now, fx)
 	return c
 }
@@ -684,6 +578,7 @@ func (t *Topic) DeleteChannel(now stamp.Mono, name string, fx *Effects) error {
 	t.channels[i].stopped = true // somebody may still have it
 	t.channels[i].empty(fx)
 	t.channels = slices.Delete(t.channels, i, i+1)
+	t.changes++
 	t.advance(now, fx)
 	return nil
 }
@@ -785,6 +680,6 @@ func (t *Topic) EmptyChannel(now stamp.Mono, c *Channel, fx *Effects) int {
 func (t *Topic) settle(now stamp.Mono, c *Channel, fx *Effects) {
 	c.dispatch(now, fx)
 	t.due = min(t.due, c.Deadline())
-	t.want(&c.line, fx)
+	c.want(fx)
 	t.advance(now, fx)
 }

@@ -483,20 +483,20 @@ func TestADeliveryThatWasNotHandedOverIsNoAttempt(t *testing.T) {
 }
 
 func TestWhatWasNotHandedOverIsKeptWithoutTheAttempt(t *testing.T) {
-	b := &bench{t: t, top: newTest(20)}
+	b, d := &bench{t: t, top: withDisk(20, 10)}, disk{}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 2)
 	b.put(nil)
 	b.put(nil)
 	b.hand(b.deliveries()[0], true)
 	b.top.Stop()
-	var got []string
-	for _, k := range b.top.Kept(c.Line()) {
-		got = append(got, fmt.Sprintf("%d:%d", number(k.Message), k.Attempts))
-	}
-	if want := "[1:1 2:0]"; fmt.Sprint(got) != want {
-		t.Errorf("kept %v, want %v", got, want)
-	}
+	b.top.Leave(&b.fx)
+	d.write(b.top, b.now, 100, true, &b.fx)
+	next := &bench{t: t}
+	next.top, next.fx = restart(t, b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
+	d.read(next.top, 0, &next.fx)
+	next.consumer(next.top.Channel("c"), 1, time.Second, 10)
+	next.expect("1@1:2", "2@1:1")
 }
 
 func TestWhatIsFinishedOrEmptiedIsNotHandedOver(t *testing.T) {
@@ -618,8 +618,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		})
 		top.SetTight(rapid.Bool().Draw(rt, "tight"))
 		heldBytes := 0
-		disk := map[*Line][]Kept{}
-		voided := map[*Line]Epoch{}
+		var log disk
 		now := stamp.Mono(0)
 		var fx Effects
 		next := 0
@@ -709,32 +708,8 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 				}
 			},
 			"disk": func(rt *rapid.T) {
-				lines := []*Line{top.Line()}
-				for _, ch := range top.Channels() {
-					lines = append(lines, ch.Line())
-				}
-				l := rapid.SampledFrom(lines).Draw(rt, "line")
-				if _, e := l.TakeOverflow(nil, 0); e != voided[l] {
-					disk[l], voided[l] = nil, e
-				}
-				msgs, e := l.TakeOverflow(nil, rapid.IntRange(0, 4).Draw(rt, "write"))
-				if rapid.IntRange(0, 3).Draw(rt, "full") == 0 {
-					top.Unstored(now, l, e, msgs, &fx)
-					return
-				}
-				if !top.Stored(now, l, e, len(msgs), &fx) {
-					rt.Fatal("stored in vain")
-				}
-				for _, m := range msgs {
-					disk[l] = append(disk[l], Kept{Message: copyOf(m)})
-				}
-				top.LetGo(msgs, &fx)
-				n, e := l.Wanted()
-				back := disk[l][:n]
-				disk[l] = disk[l][n:]
-				if !top.Refill(now, l, e, back, &fx) {
-					rt.Fatal("refilled in vain")
-				}
+				log.write(top, now, rapid.IntRange(0, 4).Draw(rt, "write"), rapid.IntRange(0, 3).Draw(rt, "full") > 0, &fx)
+				log.read(top, now, &fx)
 			},
 			"empty": func(rt *rapid.T) {
 				if len(top.Channels()) == 0 || rapid.IntRange(0, 4).Draw(rt, "often") > 0 {
@@ -872,39 +847,82 @@ func copyOf(m *Message) *Message {
 	return &c
 }
 
-func kept(msgs []*Message) (all []Kept) {
-	for _, m := range msgs {
-		all = append(all, Kept{Message: m})
+// disk is a log on one.
+type disk struct{ messages []*Message }
+
+func (d *disk) append(first Offset, msgs ...*Message) Offset {
+	for i, m := range msgs {
+		c := copyOf(m)
+		c.Offset = first + Offset(i)
+		d.messages = append(d.messages, c)
 	}
-	return all
+	return first
+}
+
+// write writes at most so many messages, or fails to.
+func (d *disk) write(top *Topic, now stamp.Mono, most int, works bool, fx *Effects) {
+	msgs, upTo := top.TakeUnwritten(now, nil, most, 1<<30, fx)
+	if works && len(msgs) > 0 {
+		for _, m := range msgs {
+			d.append(m.Offset, m)
+		}
+		top.Written(now, upTo, fx)
+	}
+	top.LetGo(msgs, fx)
+}
+
+// read reads what is wanted, and returns how many messages that is.
+func (d *disk) read(top *Topic, now stamp.Mono, fx *Effects) int {
+	from, n, end := top.Want()
+	if n == 0 {
+		return 0
+	}
+	var msgs []*Message
+	upTo := end
+	for _, m := range d.messages {
+		if m.Offset < from {
+			continue
+		}
+		if len(msgs) == n {
+			upTo = m.Offset
+			break
+		}
+		msgs = append(msgs, copyOf(m))
+	}
+	top.Refill(now, from, upTo, msgs, fx)
+	return len(msgs)
+}
+
+func withDisk(capacity, overflow int) *Topic {
+	return NewTopic(Config{Capacity: capacity, Overflow: overflow, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})
 }
 
 func TestALineGoesOverTheDiskInOrder(t *testing.T) {
-	b := &bench{t: t, top: NewTopic(Config{Capacity: 2, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
-	line := b.top.Line()
+	b, d := &bench{t: t, top: withDisk(2, 3)}, disk{}
 	for range 5 {
 		b.put(nil)
 	}
 	b.put(ErrFull) // two in memory, three on the way to disk
-	msgs, e := line.TakeOverflow(nil, 2)
+	msgs, upTo := b.top.TakeUnwritten(b.now, nil, 4, 1000000, &b.fx)
 	b.put(ErrFull) // taken is not stored yet
-	if !b.top.Stored(b.now, line, e, 2, &b.fx) {
-		t.Fatal("not stored")
+	if len(msgs) != 4 {
+		t.Fatalf("%d to be written", len(msgs)) // the two in memory come before
 	}
+	for _, m := range msgs {
+		d.append(m.Offset, m)
+	}
+	b.top.Written(b.now, upTo, &b.fx)
+	b.top.LetGo(msgs, &b.fx)
 	b.put(nil)
 	b.put(nil)
-	if n, _ := line.Wanted(); n != 0 || b.top.Waiting() != 7 || b.top.Beyond() != 5 {
+	if _, n, _ := b.top.Want(); n != 0 || b.top.Waiting() != 7 || b.top.Beyond() != 5 {
 		t.Fatalf("wanted %d, waiting %d, beyond %d", n, b.top.Waiting(), b.top.Beyond())
 	}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 10)
 	b.expect("1@1:1", "2@1:1")
-	n, e := line.Wanted()
-	if n != 2 {
+	if n := d.read(b.top, b.now, &b.fx); n != 2 {
 		t.Fatalf("wanted %d", n)
-	}
-	if !b.top.Refill(b.now, line, e, kept(msgs), &b.fx) {
-		t.Fatal("not refilled")
 	}
 	b.check()
 	b.expect("3@1:1", "4@1:1", "5@1:1", "8@1:1", "9@1:1") // the rest never was on disk
@@ -914,15 +932,12 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 }
 
 func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
-	b := &bench{t: t, top: NewTopic(Config{Capacity: 2, Overflow: 6, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
-	line := b.top.Line()
+	b, d := &bench{t: t, top: withDisk(2, 6)}, disk{}
 	for range 7 { // two in memory
 		b.put(nil)
 	}
-	stored, e := line.TakeOverflow(nil, 1)
-	b.top.Stored(b.now, line, e, 1, &b.fx)
-	msgs, e := line.TakeOverflow(nil, 3) // one is left behind them
-	b.top.Unstored(b.now, line, e, msgs, &b.fx)
+	d.write(b.top, b.now, 3, true, &b.fx)
+	d.write(b.top, b.now, 3, false, &b.fx)
 	b.check()
 	if b.top.Waiting() != 7 || b.top.Beyond() != 5 {
 		t.Fatalf("waiting %d, beyond %d", b.top.Waiting(), b.top.Beyond())
@@ -930,9 +945,7 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 10)
 	b.expect("1@1:1", "2@1:1") // what is stored comes before the rest
-	if !b.top.Refill(b.now, line, e, kept(stored), &b.fx) {
-		t.Fatal("not refilled")
-	}
+	d.read(b.top, b.now, &b.fx)
 	b.expect("3@1:1", "4@1:1", "5@1:1", "6@1:1", "7@1:1")
 
 	// Emptied while the disk was at it.
@@ -940,9 +953,9 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	for range 4 {
 		b.put(nil)
 	}
-	msgs, e = c.Line().TakeOverflow(nil, 2)
+	msgs, _ := b.top.TakeUnwritten(b.now, nil, 2, 1000000, &b.fx)
 	b.top.EmptyChannel(b.now, c, &b.fx)
-	b.top.Unstored(b.now, c.Line(), e, msgs, &b.fx)
+	b.top.LetGo(msgs, &b.fx)
 	b.check()
 	if c.Depth() != 0 {
 		t.Fatalf("depth %d", c.Depth())
@@ -950,23 +963,17 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 }
 
 func TestWhatCannotBeReadBackIsCountedAndHoldsNothingUp(t *testing.T) {
-	b := &bench{t: t, top: NewTopic(Config{Capacity: 1, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
-	line := b.top.Line()
+	b, d := &bench{t: t, top: withDisk(1, 3)}, disk{}
 	for range 4 {
 		b.put(nil)
 	}
-	msgs, e := line.TakeOverflow(nil, 3)
-	b.top.Stored(b.now, line, e, 3, &b.fx)
+	d.write(b.top, b.now, 10, true, &b.fx)
+	d.messages = slices.Delete(d.messages, 1, 3)
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 10)
 	b.expect("1@1:1")
-	if !b.top.Lost(b.now, line, e, 2, &b.fx) {
-		t.Fatal("void")
-	}
+	d.read(b.top, b.now, &b.fx)
 	b.check()
-	if !b.top.Refill(b.now, line, e, kept(msgs[2:]), &b.fx) {
-		t.Fatal("void")
-	}
 	b.expect("4@1:1")
 	if got := b.top.Counters().Lost; got != 2 {
 		t.Fatalf("%d lost", got)
@@ -987,8 +994,39 @@ func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
 	}
 }
 
+// restart is what the next process makes of it.
+func restart(t interface {
+	Helper()
+	Fatal(...any)
+}, cfg Config, snapshot []byte, now stamp.Mono, log *disk, channels ...string) (*Topic, Effects) {
+	t.Helper()
+	var fx Effects
+	top := NewTopic(cfg)
+	for _, c := range channels {
+		top.CreateChannel(now, c, &fx)
+	}
+	mono := func(w stamp.Wall) stamp.Mono { return stamp.Mono(w) }
+	from, err := top.Restore(now, snapshot, mono, func(string) bool { return false }, &fx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := Offset(0)
+	for _, m := range log.messages {
+		if next = m.Offset + 1; m.Offset >= from {
+			top.Found(m.Offset, m.Only)
+		}
+	}
+	top.Restored(now, next, &fx)
+	if err := top.checkInvariants(now); err != nil {
+		t.Fatal(err)
+	}
+	return top, fx
+}
+
+func wallOf(m stamp.Mono) stamp.Wall { return stamp.Wall(m) }
+
 func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
-	b := &bench{t: t, top: NewTopic(Config{Capacity: 3, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
+	b, d := &bench{t: t, top: withDisk(3, 3)}, disk{}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 1)
 	for range 3 {
@@ -1001,30 +1039,39 @@ func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
 	b.expect("2@1:1")
 	b.top.Pause()
 	b.put(nil)
+	b.top.Leave(&b.fx)
+	d.write(b.top, b.now, 100, true, &b.fx)
 
-	next := &bench{t: t, top: newTest(3)}
-	d := next.channel("c")
-	next.top.Restore(0, d.Line(), b.top.Kept(c.Line()), 0, &next.fx)
-	next.check()
-	next.top.Restore(0, next.top.Line(), b.top.Kept(b.top.Line()), 0, &next.fx)
-	next.check()
-	next.consumer(d, 1, time.Second, 10)
-	next.expect("2@1:2", "3@1:1", "1@1:2", "4@1:1")
+	next := &bench{t: t}
+	next.top, next.fx = restart(t, b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
+	e := next.top.Channel("c")
+	if e.Depth() != 3 || next.top.Waiting() != 1 {
+		t.Fatalf("depth %d, %d wait", e.Depth(), next.top.Waiting())
+	}
+	next.consumer(e, 1, time.Second, 10)
+	for d.read(next.top, 0, &next.fx) > 0 {
+		next.check()
+	}
+	next.expect("1@1:2", "2@1:2", "3@1:1", "4@1:1")
 }
 
 func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
-	b := &bench{t: t, top: NewTopic(Config{Capacity: 1, Overflow: 3, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})}
-	line := b.top.Line()
+	b, d := &bench{t: t, top: withDisk(1, 3)}, disk{}
 	for range 4 {
 		b.put(nil)
 	}
-	msgs, e := line.TakeOverflow(nil, 3)
+	d.write(b.top, b.now, 2, true, &b.fx)
+	from, _, _ := b.top.Want()
+	msgs, upTo := b.top.TakeUnwritten(b.now, nil, 3, 1000000, &b.fx)
 	if n := b.top.Empty(&b.fx); n != 4 {
 		t.Fatalf("emptied %d", n)
 	}
-	if b.top.Stored(b.now, line, e, 3, &b.fx) || b.top.Refill(b.now, line, e, kept(msgs), &b.fx) {
-		t.Fatal("what was emptied came back")
+	for _, m := range msgs {
+		d.append(m.Offset, m)
 	}
+	b.top.Written(b.now, upTo, &b.fx)
+	b.top.LetGo(msgs, &b.fx)
+	b.top.Refill(b.now, from, 4, []*Message{copyOf(d.messages[0]), copyOf(d.messages[1])}, &b.fx)
 	b.check()
 	b.put(nil)
 	if b.top.Waiting() != 1 {
@@ -1218,6 +1265,32 @@ func TestRingInsertsAndSorts(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestAFirstSnapshotIsOfALogThatNobodyHasRead(t *testing.T) {
+	var d disk
+	for n := range 5 {
+		m := message(n+1, 0)
+		if n == 1 {
+			m.Only, m.Attempts = "b", 3
+		}
+		d.append(Offset(n), m)
+	}
+	b := &bench{t: t}
+	b.top, b.fx = restart(t, withDisk(10, 10).cfg, FirstSnapshot(3, 5, []string{"a", "b"}), 0, &d, "a", "b")
+	x, y := b.top.Channel("a"), b.top.Channel("b")
+	b.top.Pause()
+	if x.Depth() != 2 || y.Depth() != 3 {
+		t.Fatalf("a has %d, b %d", x.Depth(), y.Depth())
+	}
+	for d.read(b.top, 0, &b.fx) > 0 {
+		b.check()
+	}
+	b.top.Unpause(0, &b.fx)
+	b.consumer(x, 1, time.Second, 10)
+	b.expect("1@1:1", "3@1:1", "4@1:1", "5@1:1")
+	b.consumer(y, 2, time.Second, 10)
+	b.expect("1@2:1", "2@2:4", "3@2:1", "4@2:1", "5@2:1")
 }
 
 func TestTheBurstNeededCountsWhatWaited(t *testing.T) {

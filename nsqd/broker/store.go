@@ -1,0 +1,578 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// store is a topic's way to its log and back: it writes what memory does not hold,
+// reads what a cursor is behind with, and saves the cursors. It has a goroutine,
+// timers and scratch only while there is something to do.
+//
+// Acceptance does not wait for it: what is on its way to disk is in memory still,
+// bounded by queue.Config.Overflow. When the disk is full the topic fills up behind it
+// and refuses, until writing works again; it tries for ever.
+//
+// Invariants:
+//   - with Through, publishers append under Topic.storing; else run alone does, each
+//     message at its offset, in order;
+//   - cursors are saved at a moment at which all that they say was open is in the log,
+//     or in memory alone;
+//   - what is deleted from the log is done for all.
+type store struct {
+	// Set once.
+	topic *Topic
+	wake  chan struct{} // 1 deep: there is something to write, to get or to save
+	stop  chan struct{} // closed under topic.mu, once
+
+	// log is nil until first used; set once, by ensure or Restore.
+	log atomic.Pointer[commitlog.Files]
+	// faults has the bit of each concern that was noted in Storage.health, so that
+	// nobody need look there who has nothing to tell. Whoever has such a concern
+	// writes its bit.
+	faults atomic.Uint32
+
+	// Guarded by topic.mu.
+	running bool
+	stopped bool
+	remove  bool   // the topic was deleted: remove the log at the end
+	failing bool   // the disk does not take messages now
+	used    bool   // there is something in the log, so that cursors are to be saved
+	saved   uint64 // queue.Topic.Changes of the last snapshot
+
+	// Owned by run; before it starts and after it has ended, by whoever holds
+	// the topic.
+	scratch *scratch
+	carried bool // something was carried forward since the last snapshot
+}
+
+// scratch is what a store needs while it runs.
+type scratch struct {
+	batch    []*queue.Message
+	records  []commitlog.Record
+	read     commitlog.Batch
+	msgs     []*queue.Message
+	snapshot []byte
+	carried  []queue.Carried
+}
+
+const (
+	spillBatch  = 256     // messages in one write
+	spillBytes  = 4 << 20 // of messages in one write, without the last: each is copied on its way
+	refillBytes = 4 << 20 // of bodies in one read
+	spillRetry  = 250 * time.Millisecond
+
+	// saveInterval is how often it is recorded which messages are done with, at most,
+	// and files are deleted; after a crash those since then are delivered again. A
+	// snapshot of more than savePace bytes a second waits for longer.
+	saveInterval = 200 * time.Millisecond
+	savePace     = 8 << 20
+
+	// What keeps more than carryAfter files is carried forward, if it is at most one in
+	// carryRatio of the messages since.
+	carryAfter = 2
+	carryRatio = 100
+)
+
+func newStore(t *Topic) *store {
+	return &store{topic: t, wake: make(chan struct{}, 1), stop: make(chan struct{})}
+}
+
+// startLocked runs the store if it does not run. Requires: mu held, open.
+func (st *store) startLocked() {
+	if !st.running && !st.stopped {
+		st.running = true
+		st.topic.broker.workers.Go(st.run)
+	}
+}
+
+// unsaved reports whether the snapshot is out of date. Requires: mu held.
+func (st *store) unsaved() bool { return st.used && st.saved != st.topic.mu.core.Changes() }
+
+// endLocked stops the store; with remove its log is deleted. Requires: mu held.
+func (st *store) endLocked(remove bool) {
+	if st.stopped {
+		return
+	}
+	st.stopped, st.remove = true, remove
+	close(st.stop)
+	if remove && !st.running && st.log.Load() != nil {
+		st.running = true // only to remove the log, outside the lock
+		st.topic.broker.workers.Go(st.run)
+	}
+}
+
+func (st *store) notify() {
+	select {
+	case st.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (st *store) run() {
+	st.scratch = new(scratch)
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	retry.Stop()
+	save := time.NewTimer(saveInterval)
+	defer save.Stop()
+	saves := true // the timer is set
+	for more := true; more; {
+		select {
+		case <-st.stop:
+			st.end()
+			return
+		case <-st.wake:
+		case <-retry.C:
+		case <-save.C:
+			saves = false
+			if err := st.save(); err != nil {
+				saves = true
+				save.Reset(saveInterval)
+			}
+		}
+		for st.turn() {
+			select {
+			case <-st.stop:
+				st.end()
+				return
+			default:
+			}
+		}
+		st.topic.mu.Lock()
+		failing := st.failing
+		if st.unsaved() && !saves {
+			save.Reset(max(saveInterval, time.Duration(len(st.scratch.snapshot))*time.Second/savePace))
+			saves = true
+		}
+		_, want, _ := st.topic.mu.core.Want()
+		more = failing || saves || want > 0 || st.topic.mu.core.Unwritten()
+		if !more {
+			st.scratch = nil
+		}
+		st.running = more // last: from now on there may be another
+		st.topic.mu.Unlock()
+		if log := st.log.Load(); !more && log != nil {
+			_ = log.Rest() // it is closed, or says so itself
+		}
+		if failing {
+			retry.Reset(spillRetry)
+		}
+	}
+}
+
+// end removes the log if that is wanted; otherwise it is left to persist.
+func (st *store) end() {
+	st.topic.mu.Lock()
+	remove := st.remove
+	st.topic.mu.Unlock()
+	if !remove {
+		return
+	}
+	if log := st.log.Load(); log != nil {
+		if err := log.Remove(); err != nil && !errors.Is(err, commitlog.ErrClosed) {
+			st.report("log on disk not removed", err)
+		}
+	}
+	st.storage().health.forget(st.topic.name)
+}
+
+// turn writes one batch and gets one back. It reports whether there may be
+// more to do. That nothing can be written does not keep it from reading: it may
+// be what makes room.
+func (st *store) turn() (more bool) {
+	wrote, failed := st.write()
+	n, err := st.refill()
+	switch {
+	case err != nil:
+		return st.fault("messages not read from disk; trying again", err)
+	case failed != nil:
+		return st.fault("messages not written to disk; trying again", failed)
+	}
+	if st.setFailing(false) {
+		st.noted(spilling, nil)
+	}
+	return wrote || n > 0
+}
+
+// setFailing returns what it was before.
+func (st *store) setFailing(is bool) (was bool) {
+	t := st.topic
+	t.mu.Lock()
+	was, st.failing = st.failing, is
+	t.mu.Unlock()
+	t.room.Broadcast()
+	return was
+}
+
+// fault logs the first of a row of failures, and asks for a retry.
+func (st *store) fault(what string, err error) (more bool) {
+	st.noted(spilling, err)
+	if !st.setFailing(true) {
+		st.report(what, err)
+	}
+	return false
+}
+
+func (st *store) report(what string, err error) {
+	st.storage().cfg.Log.Error(what, obs.KeyTopic, st.topic.name, obs.KeyError, err)
+}
+
+// noted says how the topic's last attempt at something ended.
+func (st *store) noted(what concern, err error) {
+	bit := uint32(1) << what
+	if err == nil && st.faults.Load()&bit == 0 {
+		return
+	}
+	st.storage().health.note(place{st.topic.name, what}, err)
+	if err == nil {
+		st.faults.And(^bit)
+	} else {
+		st.faults.Or(bit)
+	}
+}
+
+func (st *store) storage() *Storage { return st.topic.broker.cfg.Storage }
+
+// ensure opens the log. One caller at a time.
+func (st *store) ensure() (*commitlog.Files, error) {
+	if log := st.log.Load(); log != nil {
+		return log, nil
+	}
+	for {
+		closes := st.storage().dir.Closes()
+		log, err := st.storage().open(st.topic.name)
+		switch {
+		case err == nil:
+			next, err := log.Append(nil)
+			if err == nil && queue.Offset(next) == st.storage().kept[st.topic.name] {
+				st.log.Store(log)
+				return log, nil
+			}
+			// Nothing of it was restored: what is in it is an earlier topic's of that name.
+			if err := errors.Join(err, log.Remove()); err != nil {
+				return nil, err
+			}
+			continue
+		case !errors.Is(err, commitlog.ErrInUse):
+			return nil, err
+		}
+		// An earlier life of the topic is removing its files; or a later one has its own
+		// already.
+		if now, _ := st.topic.broker.Topic([]byte(st.topic.name)); now != st.topic {
+			return nil, ErrGone
+		}
+		select {
+		case <-st.stop:
+			return nil, ErrGone
+		case <-closes:
+		}
+	}
+}
+
+// write writes a batch, if there is any.
+func (st *store) write() (wrote bool, err error) {
+	t, x := st.topic, st.scratch
+	s := t.begin()
+	var upTo queue.Offset
+	x.batch, upTo = t.mu.core.TakeUnwritten(t.broker.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
+	x.records = x.records[:0]
+	for _, m := range x.batch {
+		x.records = append(x.records, t.record(m, !t.mu.core.Waits(m)))
+	}
+	t.end(s)
+	if len(x.batch) == 0 {
+		return false, nil
+	}
+	log, err := st.ensure()
+	if err == nil {
+		_, err = log.Append(x.records)
+	}
+	s = t.begin()
+	if err == nil {
+		st.used = true
+		t.mu.core.Written(t.broker.now(), upTo, &s.fx)
+	}
+	t.mu.core.LetGo(x.batch, &s.fx)
+	t.end(s)
+	clear(x.batch)
+	clear(x.records)
+	t.room.Broadcast()
+	return err == nil, err
+}
+
+// refill gets back what is wanted, and returns how many messages that were.
+func (st *store) refill() (int, error) {
+	t, x := st.topic, st.scratch
+	log := st.log.Load()
+	if log == nil {
+		return 0, nil
+	}
+	t.mu.Lock()
+	t.mu.core.SetTight(t.tight(0))
+	from, want, end := t.mu.core.Want()
+	bytes := refillBytes
+	if t.broker.cfg.MaxMemory > 0 && want > 1 {
+		// Half of what is left for bodies, half for what messages take beside them.
+		half := max(0, int(t.fiveTimesLeft()/10))
+		bytes, want = min(bytes, half), min(want, max(1, half/queue.Overhead))
+		ahead := int64(bytes + want*queue.Overhead) // other topics read at the same time
+		t.broker.held.Add(ahead)
+		defer t.broker.held.Add(-ahead)
+	}
+	t.mu.Unlock()
+	if want == 0 {
+		return 0, nil
+	}
+	if err := log.Read(commitlog.Offset(from), commitlog.Limit{Records: want, Bytes: bytes}, &x.read); err != nil {
+		return 0, err
+	}
+	upTo := queue.Offset(x.read.Next)
+	if upTo == from {
+		upTo = end // there is nothing
+	}
+	x.msgs = x.msgs[:0]
+	for i := range x.read.Records {
+		x.msgs = append(x.msgs, t.message(&x.read.Records[i]))
+	}
+	s := t.begin()
+	t.mu.core.Refill(t.broker.now(), from, upTo, x.msgs, &s.fx)
+	t.end(s)
+	clear(x.msgs)
+	return max(1, len(x.msgs)), nil
+}
+
+// save records on disk which messages are done with, and lets go of files.
+func (st *store) save() error {
+	err := st.tryToSave()
+	st.noted(saving, err)
+	if err != nil {
+		st.report("what is done with is not recorded on disk; after a crash it would come again", err)
+	}
+	return err
+}
+
+func (st *store) tryToSave() error {
+	t, x := st.topic, st.scratch
+	log := st.log.Load()
+	t.mu.Lock()
+	if log == nil || !st.unsaved() {
+		t.mu.Unlock()
+		return nil
+	}
+	t.mu.Unlock()
+	if err := st.carry(log); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	changes, low, end := t.mu.core.Changes(), t.mu.core.Low(), t.mu.core.End()
+	x.snapshot = t.mu.core.Snapshot(x.snapshot[:0], st.storage().epoch.wallOf)
+	t.mu.Unlock()
+	err := log.SaveCursors(x.snapshot)
+	if err != nil && st.carried {
+		return err // an older snapshot needs what was carried forward where it was
+	}
+	// Also where the disk is full, which this may end. What an older snapshot names and
+	// is gone, is done.
+	if err := errors.Join(err, log.Trim(commitlog.Offset(low))); err != nil {
+		return err
+	}
+	st.carried = false
+	t.mu.Lock()
+	st.saved = changes
+	t.mu.Unlock()
+	t.mu.Lock()
+	if low == end && t.mu.core.Changes() == changes {
+		st.used = false // until the next message is written
+	}
+	t.mu.Unlock()
+	return nil
+}
+
+// carry carries forward what keeps much of the log, if it is little.
+func (st *store) carry(log *commitlog.Files) error {
+	t, x := st.topic, st.scratch
+	if t.through { // nobody else appends meanwhile
+		t.storing.Lock()
+		defer t.storing.Unlock()
+	}
+	files := log.Stats().Segments
+	s := t.begin()
+	if files > carryAfter || t.mu.core.FarAhead() {
+		x.carried = t.mu.core.Stuck(x.carried[:0], carryRatio)
+	}
+	var records []commitlog.Record
+	if st.carried = st.carried || len(x.carried) > 0; t.through {
+		for _, k := range x.carried {
+			records = append(records, t.record(k.Message, true))
+		}
+	} else {
+		t.mu.core.Carry(t.broker.now(), x.carried, &s.fx)
+	}
+	t.end(s)
+	defer func() { clear(x.carried); x.carried = x.carried[:0] }()
+	if len(records) > 0 {
+		first, err := log.Append(records)
+		if err != nil {
+			return err
+		}
+		s := t.begin()
+		t.mu.core.CarriedTo(t.broker.now(), queue.Offset(first), x.carried, &s.fx)
+		t.end(s)
+	}
+	for {
+		t.mu.Lock()
+		more := t.mu.core.Carrying()
+		t.mu.Unlock()
+		if !more {
+			return nil
+		}
+		if _, err := st.write(); err != nil {
+			return err
+		}
+	}
+}
+
+// record is how a message is kept. Requires: topic.mu held.
+func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
+	at := t.broker.cfg.Storage.epoch.wallOf(m.Arrival.At)
+	r := commitlog.Record{
+		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Arrival.Source,
+		Attempts: m.Attempts, Body: m.Body,
+	}
+	if m.Defer > 0 {
+		r.Due = at + stamp.Wall(m.Defer)
+	}
+	if released {
+		r.Access = m.Access + 1
+	}
+	if m.Only != "" {
+		r.Channel = []byte(m.Only)
+	}
+	return r
+}
+
+// message is what was kept; the body is copied. It arrived now, at the latest: if the
+// wall clock was put back since it was written, it would seem to come from the future,
+// and would wait for it.
+func (t *Topic) message(r *commitlog.Record) *queue.Message {
+	e, now := t.broker.cfg.Storage.epoch, t.broker.now()
+	m := t.broker.slab.get(len(r.Body))
+	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
+	m.Timestamp = r.Timestamp
+	m.Arrival = stamp.Arrival{At: e.monoOf(r.Arrival), Source: r.Source}
+	m.Defer = 0
+	if r.Due > 0 {
+		m.Defer = max(0, e.monoOf(r.Due).Sub(m.Arrival.At))
+	}
+	if early := m.Arrival.At.Sub(now); early > 0 {
+		m.Arrival.At = m.Arrival.At.Add(-early)
+	}
+	m.Offset, m.Only, m.Attempts = queue.Offset(r.Offset), string(r.Channel), r.Attempts
+	m.Access, m.Held = max(0, r.Access-1), 0
+	m.Released = m.Arrival.At.Add(m.Access)
+	return m
+}
+
+// epoch is one moment on both clocks. Wall-clock steps while the process runs
+// do not matter: it is the same moment for writing and for reading.
+type epoch struct {
+	mono stamp.Mono
+	wall stamp.Wall
+}
+
+func (e epoch) wallOf(m stamp.Mono) stamp.Wall { return e.wall + stamp.Wall(m-e.mono) }
+func (e epoch) monoOf(w stamp.Wall) stamp.Mono { return e.mono + stamp.Mono(w-e.wall) }
+
+// restore brings back what an earlier process left in the log.
+func (st *store) restore(wanted func(channel string) bool) error {
+	t := st.topic
+	log, err := st.storage().open(t.name)
+	if err != nil {
+		return err
+	}
+	snapshot, err := log.LoadCursors()
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	s := t.begin()
+	defer t.end(s)
+	now, core := t.broker.now(), t.mu.core
+	from, err := core.Restore(now, snapshot, st.storage().epoch.monoOf, wanted, &s.fx)
+	if err != nil {
+		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)
+	}
+	var batch commitlog.Batch
+	for at := commitlog.Offset(from); ; at = batch.Next {
+		if err := log.Read(at, commitlog.Limit{Records: 1000, Bytes: refillBytes}, &batch); err != nil {
+			return errors.Join(err, log.Close())
+		}
+		if batch.Next == at {
+			break
+		}
+		for i := range batch.Records {
+			core.Found(queue.Offset(batch.Records[i].Offset), string(batch.Records[i].Channel))
+		}
+	}
+	next, err := log.Append(nil)
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	core.Restored(now, queue.Offset(next), &s.fx)
+	st.log.Store(log)
+	st.used, st.saved = true, core.Changes()
+	return nil
+}
+
+// persist leaves to the next process what is in memory, and where the cursors are.
+// Requires: the topic is closed, and run has ended.
+func (st *store) persist() error {
+	t := st.topic
+	st.scratch = new(scratch)
+	s := t.begin()
+	t.mu.core.Leave(&s.fx)
+	held, _ := t.heldLocked(0)
+	t.end(s)
+	if log := st.log.Load(); held == 0 {
+		if log == nil {
+			return nil
+		}
+		if log.Stats().Unreadable == 0 {
+			return log.Remove()
+		}
+	}
+	for more := true; more; {
+		var err error
+		if more, err = st.write(); err != nil {
+			return st.lost(err)
+		}
+	}
+	log, err := st.ensure()
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	st.used, st.saved = true, t.mu.core.Changes()-1
+	t.mu.Unlock()
+	return errors.Join(st.tryToSave(), log.Close())
+}
+
+// lost says that messages cannot be stored, and how many of them are nowhere else.
+func (st *store) lost(err error) error {
+	t := st.topic
+	t.mu.Lock()
+	n := t.mu.core.Unstored()
+	t.mu.Unlock()
+	err = fmt.Errorf("%d messages of %s are lost: %w", n, t.name, err)
+	if log := st.log.Load(); log != nil {
+		err = errors.Join(err, st.tryToSave(), log.Close())
+	}
+	return err
+}

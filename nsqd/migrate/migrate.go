@@ -1,0 +1,454 @@
+package migrate
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/nsqd/wire"
+)
+
+// Config says where everything is.
+type Config struct {
+	Data     string         // the folder that NSQ's nsqd would have its files in
+	Messages string         // the folder of Dir
+	Metadata string         // our file of topics and channels
+	Dir      *commitlog.Dir // held by this process, with no log open
+	// Log is what a topic's log is opened with, without Dir and Name.
+	Log commitlog.Config
+	// Cursors encodes the first snapshot of a topic's log.
+	Cursors func(Topic) []byte
+	Logger  *slog.Logger
+}
+
+// Topic is one that was brought in. Each of its channels begins at the beginning of
+// the log, with nothing done: what a channel does not need is there for others alone.
+type Topic struct {
+	Name     string
+	Channels []string         // sorted
+	Released commitlog.Offset // what is before it had its token
+	Next     commitlog.Offset
+}
+
+// Report is what was done.
+type Report struct {
+	Topics   []Topic
+	Messages int // records that were written
+	// Unreadable is how many places could not be read; each is logged, and the file or
+	// folder that has it is kept, with unreadSuffix.
+	Unreadable int
+}
+
+// What becomes of files that were brought in: folders of ours are deleted, files of
+// NSQ's stay under another name, so that one can go back; and what has something that
+// could not be read stays.
+const (
+	doneSuffix   = ".imported"
+	unreadSuffix = ".unreadable"
+
+	// workName is what a log is called until it is complete; no topic is. listName is a
+	// file in it: what to do when it has its name, one line each, a suffix (or deleted)
+	// and a path.
+	workName = "##import"
+	listName = "imported"
+	deleted  = "-"
+)
+
+// source is what one line, a topic's own or a channel's, left in one place.
+type source struct {
+	records iter.Seq2[commitlog.Record, error] // ErrUnreadable: of a place that is stepped over
+	paths   []string
+	keep    bool // the paths, under another name, though all was read
+	bad     bool // there is something in them that could not be read before
+}
+
+// lines is what there is of one topic: its own line under "", and channels.
+type lines map[string][]source
+
+type topics map[string]lines
+
+func (t topics) of(name string) lines {
+	if t[name] == nil {
+		t[name] = lines{}
+	}
+	return t[name]
+}
+
+// Import brings in what there is. It is called at each start, before logs are opened,
+// and does nothing when there is nothing. When it fails, or the process ends, it goes
+// on at the next start: a topic is brought in wholly or not at all, and once. Lines that
+// were left in order come over exactly; of those of a process that was killed, channels
+// may get messages again.
+func Import(cfg Config) (Report, error) {
+	im := importer{Config: cfg}
+	err := im.run()
+	if im.locked != nil {
+		_ = im.locked.Close() // it was only locked
+	}
+	if err != nil {
+		return im.report, fmt.Errorf("import what another nsqd has left: %w", err)
+	}
+	return im.report, nil
+}
+
+type importer struct {
+	Config
+	report Report
+	locked *os.File // Data, if there is something of NSQ's nsqd
+}
+
+func (im *importer) run() error {
+	if err := im.finish(); err != nil {
+		return err
+	}
+	topics := topics{}
+	if err := im.findOurs(topics); err != nil {
+		return err
+	}
+	state, err := metadata.Read(im.Metadata)
+	if err != nil {
+		return err
+	}
+	merged, nsq, err := im.findNSQ(topics, state)
+	if err != nil {
+		return err
+	}
+	if nsq != nil {
+		if err := metadata.Write(im.Metadata, merged); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(topics)) {
+		channels := slices.DeleteFunc(slices.Collect(maps.Keys(topics[name])), func(c string) bool { return c == "" })
+		for _, t := range merged.Topics {
+			if t.Name == name {
+				for _, c := range t.Channels {
+					channels = append(channels, c.Name)
+				}
+			}
+		}
+		slices.Sort(channels)
+		if err := im.topic(Topic{Name: name, Channels: slices.Compact(channels)}, topics[name]); err != nil {
+			return fmt.Errorf("topic %s: %w", name, err)
+		}
+	}
+	return im.dispose(nsq)
+}
+
+// finish ends what an earlier start has begun.
+func (im *importer) finish() error {
+	names, err := im.Dir.Logs()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, workName) { // it was not complete
+			if err := os.RemoveAll(im.folder(name)); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := im.finishTopic(name); err != nil {
+			return fmt.Errorf("finish topic %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// finishTopic disposes of what a topic's log was made of.
+func (im *importer) finishTopic(name string) error {
+	list := filepath.Join(im.folder(name), listName)
+	text, err := os.ReadFile(list)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = im.dispose(strings.Split(strings.TrimSuffix(string(text), "\n"), "\n"))
+	}
+	if err == nil {
+		err = os.Remove(list)
+	}
+	return err
+}
+
+// maxBody allows for messages of a time when larger ones were allowed.
+func (im *importer) maxBody() int { return max(im.Log.MaxBody, commitlog.DefaultMaxBody) }
+
+func (im *importer) folder(log string) string { return filepath.Join(im.Messages, log+".log") }
+
+// dispose does what a list says. What is not there any more was done before.
+func (im *importer) dispose(list []string) error {
+	for _, line := range list {
+		suffix, path, ok := strings.Cut(line, " ")
+		var err error
+		switch {
+		case !ok:
+		case suffix == deleted:
+			err = os.RemoveAll(path)
+		default:
+			err = os.Rename(path, path+suffix)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// topic writes a topic's log, and takes it and what it was made of into effect.
+func (im *importer) topic(t Topic, lines lines) error {
+	if _, err := os.Stat(im.folder(t.Name)); !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			err = fmt.Errorf("it has a log, and beside it what an earlier release or NSQ's nsqd has written since; let that one deliver it, or move one of them away")
+		}
+		return err
+	}
+	cfg := im.Log
+	cfg.Dir, cfg.Name, cfg.MaxBody = im.Dir, t.Name+workName, im.maxBody()
+	log, err := commitlog.Open(cfg)
+	if err != nil {
+		return err
+	}
+	w := writer{log: log, topic: t.Name, Logger: im.Logger}
+	err = w.write(&t, lines)
+	if err == nil {
+		err = log.SaveCursors(im.Cursors(t))
+	}
+	if err = errors.Join(err, log.Close()); err != nil {
+		return err
+	}
+	var list []string
+	for _, sources := range lines {
+		for _, s := range sources {
+			for _, path := range s.paths {
+				switch {
+				case w.unread[path] || s.bad:
+					list = append(list, unreadSuffix+" "+path)
+				case s.keep:
+					list = append(list, doneSuffix+" "+path)
+				default:
+					list = append(list, deleted+" "+path)
+				}
+			}
+		}
+	}
+	im.report.Unreadable += w.lost
+	if w.written == 0 {
+		return errors.Join(os.RemoveAll(im.folder(cfg.Name)), im.dispose(list))
+	}
+	if err := writeDurable(filepath.Join(im.folder(cfg.Name), listName), strings.Join(list, "\n")+"\n"); err != nil {
+		return err
+	}
+	if err := os.Rename(im.folder(cfg.Name), im.folder(t.Name)); err != nil {
+		return err
+	}
+	if err := syncFolder(im.Messages); err != nil {
+		return err
+	}
+	im.report.Topics = append(im.report.Topics, t)
+	im.report.Messages += w.written
+	im.Logger.Info("messages of another nsqd are in the topic's log now", obs.KeyTopic, t.Name, obs.KeyCount, w.written, "unreadable", w.lost)
+	return im.finishTopic(t.Name)
+}
+
+func writeDurable(path, text string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Sync(), f.Close(), syncFolder(filepath.Dir(path)))
+}
+
+func syncFolder(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// writer puts records into a log, in batches.
+type writer struct {
+	log    *commitlog.Files
+	topic  string
+	Logger *slog.Logger
+
+	batch   []commitlog.Record
+	bytes   int
+	next    commitlog.Offset
+	written int
+	lost    int
+	unread  map[string]bool // paths
+}
+
+const (
+	batchRecords = 1000
+	batchBytes   = 4 << 20
+)
+
+// write writes what the channels have, in their order, and what waits for its token. A
+// record that the head of each channel's line agrees in is written once, any other for
+// one channel alone: a queue for each of them had lost what they have in common, and
+// records of a subset are few where channels read at about the same pace.
+func (w *writer) write(t *Topic, lines lines) error {
+	w.unread = map[string]bool{}
+	heads := make([]*line, 0, len(t.Channels))
+	defer func() {
+		for _, h := range heads {
+			h.stop()
+		}
+	}()
+	for _, c := range t.Channels {
+		h := newLine(c, lines[c])
+		heads = append(heads, h)
+		if err := w.advance(h); err != nil {
+			return err
+		}
+	}
+	for {
+		first, all := (*line)(nil), true
+		for _, h := range heads {
+			if !h.any {
+				all = false
+				continue
+			}
+			if first == nil || h.head.Timestamp < first.head.Timestamp ||
+				h.head.Timestamp == first.head.Timestamp && bytes.Compare(h.head.ID[:], first.head.ID[:]) < 0 {
+				first = h
+			}
+		}
+		if first == nil {
+			break
+		}
+		for _, h := range heads {
+			all = all && h.any && same(h.head, first.head)
+		}
+		r := first.head
+		if !all {
+			r.Channel = []byte(first.channel)
+		}
+		if err := w.add(r); err != nil {
+			return err
+		}
+		for _, h := range heads {
+			if h == first || all {
+				if err := w.advance(h); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	t.Released = w.next
+	own := newLine("", lines[""])
+	defer own.stop()
+	for {
+		if err := w.advance(own); err != nil {
+			return err
+		}
+		if !own.any {
+			err := w.flush()
+			t.Next = w.next
+			return err
+		}
+		r := own.head
+		r.Attempts = 0
+		if err := w.add(r); err != nil {
+			return err
+		}
+	}
+}
+
+func same(a, b commitlog.Record) bool {
+	return a.ID == b.ID && a.Timestamp == b.Timestamp && a.Attempts == b.Attempts && a.Due == b.Due && bytes.Equal(a.Body, b.Body)
+}
+
+// add appends a record, whose body it copies.
+func (w *writer) add(r commitlog.Record) error {
+	r.Body = bytes.Clone(r.Body)
+	w.batch = append(w.batch, r)
+	w.bytes += len(r.Body)
+	if len(w.batch) < batchRecords && w.bytes < batchBytes {
+		return nil
+	}
+	return w.flush()
+}
+
+func (w *writer) flush() error {
+	first, err := w.log.Append(w.batch)
+	if err != nil {
+		return err
+	}
+	w.next = first + commitlog.Offset(len(w.batch))
+	w.written += len(w.batch)
+	w.batch, w.bytes = w.batch[:0], 0
+	return nil
+}
+
+// line is a channel's sources, one after the other.
+type line struct {
+	channel string
+	rest    []source
+	now     source
+	pull    func() (commitlog.Record, error, bool)
+	stop    func()
+	head    commitlog.Record
+	any     bool
+}
+
+func newLine(channel string, sources []source) *line {
+	return &line{channel: channel, rest: sources, stop: func() {}}
+}
+
+// advance gets the line's next record. What cannot be read is counted and logged.
+func (w *writer) advance(l *line) error {
+	for {
+		if l.pull == nil {
+			if l.any = len(l.rest) > 0; !l.any {
+				return nil
+			}
+			l.now, l.rest = l.rest[0], l.rest[1:]
+			l.pull, l.stop = iter.Pull2(l.now.records)
+		}
+		var err error
+		var more bool
+		l.head, err, more = l.pull()
+		switch {
+		case !more:
+			l.stop()
+			l.pull, l.stop = nil, func() {}
+		case err == nil:
+			l.any = true
+			return nil
+		case errors.Is(err, commitlog.ErrUnreadable):
+			w.lost++
+			for _, path := range l.now.paths {
+				w.unread[path] = true
+			}
+			w.Logger.Error("messages that another nsqd has left are not readable; the file is kept", obs.KeyTopic, w.topic, obs.KeyChannel, l.channel,
+				"suffix", unreadSuffix, obs.KeyError, err)
+		default:
+			return err
+		}
+	}
+}
+
+// valid reports whether a topic, and a channel if there is one, may have these names and
+// is kept on a disk.
+func valid(topic, channel string) bool {
+	return wire.ValidTopicName(topic) && !wire.Ephemeral(topic) && (channel == "" || wire.ValidChannelName(channel) && !wire.Ephemeral(channel))
+}

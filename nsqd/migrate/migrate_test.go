@@ -1,0 +1,467 @@
+package migrate_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/nsqd/migrate"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// The archives of testdata are folders that other brokers have left. To each, eleven
+// messages were published to topic t with channels a, b (paused since) and, from the
+// seventh on, late: "body 1" to "body 10", and one that is deferred; three of them were
+// consumed from a. Five were to topic u, which has no channel.
+//
+//	memory   SRTM's nsqd of commit c069ec0, two messages in memory, stopped
+//	through  the same, none in memory
+//	killed   the same, killed, and nothing was consumed
+//	nsq      NSQ's nsqd 1.3.0, two messages in memory, stopped
+func unpack(t *testing.T, name string) *place {
+	t.Helper()
+	p := newPlace(t)
+	text, err := os.ReadFile(filepath.Join("testdata", name+".tgz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	zip, err := gzip.NewReader(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return p
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(p.data, filepath.FromSlash(h.Name))
+		if h.Typeflag == tar.TypeDir {
+			err = os.MkdirAll(path, 0o700)
+		} else {
+			b, _ := io.ReadAll(r)
+			err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, b, 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// place is a broker's folder.
+type place struct {
+	t    *testing.T
+	data string
+	logs bytes.Buffer
+}
+
+func newPlace(t *testing.T) *place {
+	p := &place{t: t, data: t.TempDir()}
+	if err := os.MkdirAll(p.path("messages"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (p *place) path(name string) string { return filepath.Join(p.data, name) }
+
+// imports imports, and returns what is in the logs.
+func (p *place) imports() (migrate.Report, error) {
+	p.t.Helper()
+	dir, err := commitlog.OpenDir(p.path("messages"), commitlog.OS())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer dir.Close()
+	return migrate.Import(migrate.Config{
+		Data: p.data, Messages: p.path("messages"), Metadata: p.path("metadata.json"), Dir: dir,
+		Log:     commitlog.Config{SegmentBytes: 1 << 10, MaxBody: 1000, Durable: true},
+		Cursors: func(t migrate.Topic) []byte { return fmt.Append(nil, t.Name, t.Channels, t.Released, t.Next) },
+		Logger:  slog.New(slog.NewTextHandler(&p.logs, nil)),
+	})
+}
+
+// logged is what one log has.
+type logged struct {
+	cursors string
+	records []commitlog.Record
+}
+
+// all is what is in all logs.
+func (p *place) all() map[string]logged {
+	p.t.Helper()
+	dir, err := commitlog.OpenDir(p.path("messages"), commitlog.OS())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer dir.Close()
+	names, err := dir.Logs()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	all := map[string]logged{}
+	for _, name := range names {
+		l, err := commitlog.Open(commitlog.Config{Dir: dir, Name: name})
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		cursors, err := l.LoadCursors()
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		in := logged{cursors: string(cursors)}
+		for next := commitlog.Offset(0); ; {
+			var b commitlog.Batch
+			if err := l.Read(next, commitlog.Limit{Records: 100, Bytes: 1 << 20}, &b); err != nil {
+				p.t.Fatal(err)
+			}
+			if len(b.Records) == 0 {
+				break
+			}
+			in.records, next = append(in.records, b.Records...), b.Next
+		}
+		all[name] = in
+		if err := l.Close(); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// bodies is what a channel gets.
+func (l logged) bodies(channel string) string {
+	var texts []string
+	for _, r := range l.records {
+		if len(r.Channel) == 0 || string(r.Channel) == channel {
+			texts = append(texts, strings.TrimPrefix(string(r.Body), "body "))
+		}
+	}
+	return strings.Join(texts, " ")
+}
+
+func (p *place) files() []string {
+	p.t.Helper()
+	var names []string
+	err := filepath.WalkDir(p.data, func(path string, d fs.DirEntry, err error) error {
+		if !d.IsDir() && d.Name() != "lock" {
+			rel, _ := filepath.Rel(p.data, path)
+			names = append(names, filepath.ToSlash(rel))
+		}
+		return err
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return names
+}
+
+func TestWhatIsLeftComesOver(t *testing.T) {
+	for name, c := range map[string]struct {
+		a       string // what channel a gets
+		inOrder bool   // else what was in memory comes where that broker would have put it
+		whole   bool   // due times and access delays are known
+	}{
+		"memory":  {"3 4 5 6 7 8 9 10 deferred", false, true},
+		"through": {"3 4 5 6 7 8 9 10 deferred", true, true},
+		"killed":  {"1 2 3 4 5 6 7 8 9 10 deferred", true, true},
+		"nsq":     {"3 4 5 6 7 8 9 10 deferred", false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := unpack(t, name)
+			before := p.files()
+			report, err := p.imports()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := p.all()
+			tl, ul := all["t"], all["u"]
+			if len(all) != 2 {
+				t.Fatalf("logs %v", all)
+			}
+			for _, want := range []struct{ got, want string }{
+				{tl.bodies("a"), c.a}, {tl.bodies("b"), "1 2 3 4 5 6 7 8 9 10 deferred"}, {tl.bodies("late"), "7 8 9 10 deferred"},
+				{ul.bodies(""), "ubody 1 ubody 2 ubody 3 ubody 4 ubody 5"},
+			} {
+				if want.got != want.want && (c.inOrder || sorted(want.got) != sorted(want.want)) {
+					t.Errorf("%q, want %q", want.got, want.want)
+				}
+			}
+			shared := 0
+			for _, r := range tl.records {
+				if len(r.Channel) == 0 {
+					shared++
+				}
+				if deferred := string(r.Body) == "deferred"; c.whole && (deferred != (r.Due == r.Arrival+600e9) || r.Access == 0) || r.Timestamp == 0 || r.ID[0] == 0 {
+					t.Errorf("%+v", r)
+				}
+			}
+			if shared < 3 {
+				t.Errorf("%d records are for all channels", shared)
+			}
+			n := len(tl.records)
+			if want := fmt.Sprint("t", []string{"a", "b", "late"}, n, n); tl.cursors != want || ul.cursors != fmt.Sprint("u", []string{}, 0, 5) {
+				t.Errorf("cursors %q, want %q, and %q", tl.cursors, want, ul.cursors)
+			}
+			if report.Unreadable != 0 || report.Messages != n+5 || len(report.Topics) != 2 {
+				t.Errorf("%+v", report)
+			}
+			state, err := metadata.Read(p.path("metadata.json"))
+			if err != nil || len(state.Topics) != 2 || len(state.Topics[0].Channels) != 3 || !state.Topics[0].Channels[1].Paused || state.Topics[0].Channels[0].Paused {
+				t.Errorf("metadata %+v, %v", state, err)
+			}
+			for _, file := range p.files() {
+				old := strings.Contains(file, ".queue/") || strings.HasSuffix(file, ".dat")
+				if old {
+					t.Errorf("%s is still there", file)
+				}
+			}
+			if name == "nsq" {
+				for _, file := range before {
+					if _, err := os.Stat(p.path(file + ".imported")); err != nil {
+						t.Errorf("%s: %v", file, err)
+					}
+				}
+			}
+			// And once.
+			files := p.files()
+			if report, err := p.imports(); err != nil || report.Messages+len(report.Topics) > 0 {
+				t.Errorf("again: %+v, %v", report, err)
+			}
+			if again := p.files(); !slices.Equal(again, files) {
+				t.Errorf("%v, then %v", files, again)
+			}
+		})
+	}
+}
+
+func sorted(s string) string {
+	words := strings.Fields(s)
+	slices.Sort(words)
+	return strings.Join(words, " ")
+}
+
+// The process ends at any place: before a topic's log has its name, or before what it was
+// made of is gone.
+func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
+	for _, fixture := range []string{"memory", "nsq"} {
+		whole := unpack(t, fixture)
+		if _, err := whole.imports(); err != nil {
+			t.Fatal(err)
+		}
+		want := whole.all()
+
+		p := unpack(t, fixture)
+		// A log under work, and one that has its name and a list of which half was done.
+		if err := os.CopyFS(p.path("messages/t##import.log"), os.DirFS(whole.path("messages/t.log"))); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(p.path("messages/u.log"), os.DirFS(whole.path("messages/u.log"))); err != nil {
+			t.Fatal(err)
+		}
+		var list []string
+		for _, file := range p.files() {
+			base := filepath.Base(file)
+			switch {
+			case strings.HasPrefix(base, "u.diskqueue"):
+				list = append(list, ".imported "+p.path(file))
+			case strings.HasPrefix(file, "messages/u#"):
+				list = append(list, "- "+filepath.Dir(p.path(file)))
+			}
+		}
+		if err := os.WriteFile(p.path("messages/u.log/imported"), []byte(strings.Join(list, "\n")+"\n- "+p.path("was/done/before")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.imports(); err != nil {
+			t.Fatal(err)
+		}
+		got := p.all()
+		for _, topic := range []string{"t", "u"} {
+			if got[topic].cursors != want[topic].cursors || got[topic].bodies("a") != want[topic].bodies("a") {
+				t.Errorf("%s: %s has %+v, want %+v", fixture, topic, got[topic], want[topic])
+			}
+		}
+		if a, b := whole.files(), p.files(); !slices.Equal(a, b) {
+			t.Errorf("%s: files %v, want %v", fixture, b, a)
+		}
+	}
+}
+
+func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
+	flip := func(t *testing.T, path string, at int) {
+		t.Helper()
+		b, err := os.ReadFile(path)
+		if err == nil {
+			b[at] ^= 0x40
+			err = os.WriteFile(path, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("ours", func(t *testing.T) {
+		p := unpack(t, "through")
+		flip(t, p.path("messages/t#b.queue/00000000000000000001.seg"), 36+8+56+2) // in the first one
+		if err := os.Rename(p.path("messages/u#.queue"), p.path("messages/u###unreadable.queue")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(p.path("messages/no topic.queue"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		report, err := p.imports()
+		if err != nil || report.Unreadable != 6 {
+			t.Fatalf("%+v, %v", report, err)
+		}
+		if got := p.all()["t"]; got.bodies("b") != "2 3 4 5 6 7 8 9 10 deferred" || got.bodies("a") != "3 4 5 6 7 8 9 10 deferred" {
+			t.Errorf("%q, %q", got.bodies("b"), got.bodies("a"))
+		}
+		for _, kept := range []string{"messages/t#b.queue.unreadable", "messages/u###unreadable.queue.unreadable", "messages/no topic.queue"} {
+			if _, err := os.Stat(p.path(kept)); err != nil {
+				t.Error(err)
+			}
+		}
+		if text := p.logs.String(); strings.Count(text, "level=ERROR") != 3 || !strings.Contains(text, "t#b.queue") {
+			t.Error(text)
+		}
+	})
+	t.Run("of NSQ", func(t *testing.T) {
+		p := unpack(t, "nsq")
+		flip(t, p.path("t:b.diskqueue.000000.dat"), 1) // a length
+		if err := os.WriteFile(p.path("t:late.diskqueue.meta.dat"), []byte("what"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p.path("a b.diskqueue.000000.dat"), []byte("m"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		report, err := p.imports()
+		if err != nil || report.Unreadable != 2 {
+			t.Fatalf("%+v, %v", report, err)
+		}
+		got := p.all()["t"]
+		if n := len(strings.Fields(got.bodies("b"))); n != 6 || len(strings.Fields(got.bodies("late"))) != 5 {
+			t.Errorf("%q, %q", got.bodies("b"), got.bodies("late"))
+		}
+		for _, kept := range []string{"t:b.diskqueue.000000.dat.unreadable", "t:late.diskqueue.meta.dat.unreadable", "a b.diskqueue.000000.dat"} {
+			if _, err := os.Stat(p.path(kept)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("topics of NSQ", func(t *testing.T) {
+		p := unpack(t, "nsq")
+		if err := os.WriteFile(p.path("nsqd.dat"), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		before := p.files()
+		if _, err := p.imports(); err == nil || !strings.Contains(err.Error(), "nsqd.dat") {
+			t.Errorf("%v", err)
+		}
+		if after := p.files(); !slices.Equal(after, before) {
+			t.Errorf("%v became %v", before, after)
+		}
+	})
+}
+
+// A folder that was used by an earlier release after it had been brought over is refused:
+// which of both comes first nobody can tell.
+func TestALogBesideQueuesIsRefused(t *testing.T) {
+	p := unpack(t, "memory")
+	if _, err := p.imports(); err != nil {
+		t.Fatal(err)
+	}
+	again := unpack(t, "memory")
+	if err := os.CopyFS(p.path("messages/t#a.queue"), os.DirFS(again.path("messages/t#a.queue"))); err != nil {
+		t.Fatal(err)
+	}
+	before := p.files()
+	if _, err := p.imports(); err == nil || !strings.Contains(err.Error(), "topic t") {
+		t.Errorf("%v", err)
+	}
+	if after := p.files(); !slices.Equal(after, before) {
+		t.Errorf("%v became %v", before, after)
+	}
+}
+
+func TestAFolderThatNSQUsesIsRefused(t *testing.T) {
+	p := unpack(t, "nsq")
+	folder, err := os.Open(p.data)
+	if err == nil {
+		err = syscall.Flock(int(folder.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := p.files()
+	if _, err := p.imports(); !errors.Is(err, syscall.EWOULDBLOCK) {
+		t.Errorf("%v", err)
+	}
+	if after := p.files(); !slices.Equal(after, before) {
+		t.Errorf("%v became %v", before, after)
+	}
+	if err := folder.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.imports(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNothingIsNothing(t *testing.T) {
+	p := newPlace(t)
+	if err := os.WriteFile(p.path("nsqd.dat"), []byte(`{"topics":[{"name":"e","channels":[{"name":"c","paused":true},{"name":"x#ephemeral"}]},{"name":"y#ephemeral"}],"version":"1.3.0"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	report, err := p.imports()
+	if err != nil || len(report.Topics) != 0 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	state, err := metadata.Read(p.path("metadata.json"))
+	if err != nil || len(state.Topics) != 1 || len(state.Topics[0].Channels) != 1 || !state.Topics[0].Channels[0].Paused {
+		t.Errorf("%+v, %v", state, err)
+	}
+}
+
+// A file of messages may hold anything.
+func FuzzNSQ(f *testing.F) {
+	message := func(body string) []byte {
+		b := binary.BigEndian.AppendUint32(nil, uint32(26+len(body)))
+		b = append(b, make([]byte, 10)...)
+		return append(append(b, "0123456789abcdef"...), body...)
+	}
+	f.Add(slices.Concat(message("a"), message("b")), 1)
+	f.Add(message("a")[:20], 0)
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, 0)
+	f.Fuzz(func(t *testing.T, b []byte, place int) {
+		p := newPlace(t)
+		for name, text := range map[string]string{"t:c.diskqueue.000000.dat": string(b), "t:c.diskqueue.meta.dat": fmt.Sprintf("1\n0,%d\n0,9\n", place),
+			"t:c.diskqueue.000001.dat": string(message("last"))} {
+			if err := os.WriteFile(p.path(name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := p.imports(); err != nil {
+			t.Fatal(err)
+		}
+		l := p.all()["t"]
+		if n := len(l.records); n == 0 || string(l.records[n-1].Body) != "last" && !slices.ContainsFunc(l.records, func(r commitlog.Record) bool { return string(r.Body) == "last" }) {
+			t.Errorf("%+v", l)
+		}
+	})
+}

@@ -1,0 +1,249 @@
+package migrate
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+)
+
+// NSQ's nsqd has its topics and channels in nsqd.dat, in JSON; and of each queue, called
+// topic or topic:channel, what was not delivered, in files of messages that are numbered,
+// and in a third one how far it is, which may be seconds old after a crash:
+//
+//	NAME.diskqueue.NNNNNN.dat   one after the other: 4 bytes length of the rest, 8 timestamp in
+//	                            ns, 2 attempts, 16 id, body; integers big-endian
+//	NAME.diskqueue.meta.dat     depth \n number,place to read from \n number,place to write to \n
+//
+// That a message was deferred is not in it.
+const nsqTopics = "nsqd.dat"
+
+var nsqFile = regexp.MustCompile(`^(.+)\.diskqueue\.([0-9]+|meta)\.dat$`)
+
+// nsqHeader is what a message has before its body.
+const nsqHeader = 8 + 2 + 16
+
+// nsqQueue is what there is of one queue.
+type nsqQueue struct {
+	topic, channel string
+	meta           bool
+	files          []uint64
+}
+
+// findNSQ finds what NSQ's nsqd has left, and adds its topics and channels to those that
+// are known. The list is of what is done with when all topics are brought in; nil if
+// there is nothing of it.
+func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadata.State, list []string, err error) {
+	entries, err := os.ReadDir(im.Data)
+	if err != nil {
+		return known, nil, err
+	}
+	queues := map[string]*nsqQueue{}
+	for _, e := range entries {
+		m := nsqFile.FindStringSubmatch(e.Name())
+		if m == nil || !e.Type().IsRegular() {
+			continue
+		}
+		topic, channel, both := strings.Cut(m[1], ":")
+		if !valid(topic, channel) || both && channel == "" {
+			im.Logger.Error("there is a file of messages that is no topic's or channel's of NSQ's nsqd; it is left alone", "file", e.Name())
+			continue
+		}
+		q := queues[m[1]]
+		if q == nil {
+			q = &nsqQueue{topic: topic, channel: channel}
+			queues[m[1]] = q
+		}
+		if m[2] == "meta" {
+			q.meta = true
+		} else if n, err := strconv.ParseUint(m[2], 10, 64); err == nil {
+			q.files = append(q.files, n)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(im.Data, nsqTopics)); len(queues) > 0 || err == nil {
+		if err := im.lock(); err != nil {
+			return known, nil, err
+		}
+	}
+	for name, q := range queues {
+		lines := topics.of(q.topic)
+		lines[q.channel] = append(lines[q.channel], im.nsq(name, q))
+	}
+	merged, there, err := im.nsqTopics(known)
+	if err != nil || !there {
+		return merged, nil, err
+	}
+	return merged, []string{doneSuffix + " " + filepath.Join(im.Data, nsqTopics)}, nil
+}
+
+// lock makes sure, until the import ends, that no NSQ's nsqd uses the folder: that one
+// holds a lock on the folder itself.
+func (im *importer) lock() error {
+	folder, err := os.Open(im.Data)
+	if err != nil {
+		return err
+	}
+	im.locked = folder
+	if err := syscall.Flock(int(folder.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("another process, NSQ's nsqd perhaps, uses %s: %w", im.Data, os.NewSyscallError("flock", err))
+	}
+	return nil
+}
+
+// nsqTopics adds the topics and channels of nsqd.dat to those that are known. What is
+// known is as it is.
+func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, there bool, err error) {
+	text, err := os.ReadFile(filepath.Join(im.Data, nsqTopics))
+	if errors.Is(err, fs.ErrNotExist) {
+		return known, false, nil
+	}
+	var state struct {
+		Topics []struct {
+			Name     string
+			Paused   bool
+			Channels []struct {
+				Name   string
+				Paused bool
+			}
+		}
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &state)
+	}
+	if err != nil { // its channels would not get what they should
+		return known, false, fmt.Errorf("%s cannot be read; mend it, or move it away: %w", filepath.Join(im.Data, nsqTopics), err)
+	}
+	merged.Topics = slices.Clone(known.Topics)
+	for _, t := range state.Topics {
+		if !valid(t.Name, "") {
+			im.Logger.Error("nsqd.dat has a topic with a name that no topic can have; it is left out", "topic", t.Name)
+			continue
+		}
+		i := slices.IndexFunc(merged.Topics, func(k metadata.Topic) bool { return k.Name == t.Name })
+		if i < 0 {
+			i = len(merged.Topics)
+			merged.Topics = append(merged.Topics, metadata.Topic{Name: t.Name, Paused: t.Paused})
+		}
+		into := &merged.Topics[i]
+		into.Channels = slices.Clone(into.Channels)
+		for _, c := range t.Channels {
+			if !valid(t.Name, c.Name) || c.Name == "" {
+				im.Logger.Error("nsqd.dat has a channel with a name that no channel can have; it is left out", "topic", t.Name, "channel", c.Name)
+				continue
+			}
+			if !slices.ContainsFunc(into.Channels, func(k metadata.Channel) bool { return k.Name == c.Name }) {
+				into.Channels = append(into.Channels, metadata.Channel{Name: c.Name, Paused: c.Paused})
+			}
+		}
+		slices.SortFunc(into.Channels, func(a, b metadata.Channel) int { return strings.Compare(a.Name, b.Name) })
+	}
+	slices.SortFunc(merged.Topics, func(a, b metadata.Topic) int { return strings.Compare(a.Name, b.Name) })
+	return merged, true, nil
+}
+
+// nsq is the source of one queue.
+func (im *importer) nsq(name string, q *nsqQueue) source {
+	path := func(part string) string { return filepath.Join(im.Data, name+".diskqueue."+part+".dat") }
+	s := source{keep: true}
+	if q.meta {
+		s.paths = append(s.paths, path("meta"))
+	}
+	slices.Sort(q.files)
+	for _, n := range q.files {
+		s.paths = append(s.paths, path(fmt.Sprintf("%06d", n)))
+	}
+	s.records = func(yield func(commitlog.Record, error) bool) {
+		number, place := uint64(0), int64(0)
+		if q.meta {
+			var err error
+			if number, place, err = readNSQMeta(path("meta")); err != nil && !yield(commitlog.Record{}, err) {
+				return
+			}
+		}
+		for _, n := range q.files {
+			from := int64(0)
+			if n == number {
+				from = place
+			}
+			if n >= number && !readNSQ(path(fmt.Sprintf("%06d", n)), from, im.maxBody(), yield) {
+				return
+			}
+		}
+	}
+	return s
+}
+
+// readNSQMeta returns from where a queue is to be read.
+func readNSQMeta(path string) (number uint64, place int64, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	var depth int64
+	if n, err := fmt.Sscanf(string(text), "%d\n%d,%d\n", &depth, &number, &place); n != 3 || err != nil || place < 0 {
+		return 0, 0, fmt.Errorf("%s: %w: all messages that are there come again", path, commitlog.ErrUnreadable)
+	}
+	return number, place, nil
+}
+
+// readNSQ goes through the messages of a file, and reports whether to go on with the
+// next one. It goes beyond the place that the third file says is the end: a process that
+// was killed had accepted what it wrote there.
+func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, error) bool) (more bool) {
+	file, err := os.Open(path)
+	if err != nil {
+		return yield(commitlog.Record{}, err) && false
+	}
+	defer file.Close() // it was only read
+	if _, err := file.Seek(from, io.SeekStart); err != nil {
+		return yield(commitlog.Record{}, err) && false
+	}
+	r := bufio.NewReaderSize(file, 1<<20)
+	var head [4 + nsqHeader]byte
+	var body []byte
+	for at := from; ; {
+		n, err := io.ReadFull(r, head[:])
+		if n == 0 && errors.Is(err, io.EOF) {
+			return true
+		}
+		size := int64(binary.BigEndian.Uint32(head[:]))
+		lost := err != nil || size < nsqHeader || size-nsqHeader > int64(maxBody)
+		if !lost {
+			body = slices.Grow(body[:0], int(size-nsqHeader))[:size-nsqHeader]
+			_, err = io.ReadFull(r, body)
+			lost = err != nil
+		}
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return yield(commitlog.Record{}, err) && false
+		}
+		if lost {
+			return yield(commitlog.Record{}, fmt.Errorf("%s: %w: from %d on", path, commitlog.ErrUnreadable, at))
+		}
+		at += 4 + size
+		timestamp := stamp.Wall(binary.BigEndian.Uint64(head[4:]))
+		if !yield(commitlog.Record{
+			ID:        [16]byte(head[14:]),
+			Timestamp: timestamp,
+			Arrival:   timestamp,
+			Source:    stamp.Read,
+			Attempts:  binary.BigEndian.Uint16(head[12:]),
+			Body:      body,
+		}, nil) {
+			return false
+		}
+	}
+}

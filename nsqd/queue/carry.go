@@ -1,0 +1,174 @@
+package queue
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// A message that a channel does not get done with, since it is deferred for an hour or
+// in flight for days, would keep all of the log that came after it. So it is carried
+// forward: appended again, for that channel alone, and done at its old place. Its new
+// place may be one that the channel has not reached: then it is in Channel.ahead until
+// it has.
+
+// Carried is such a message.
+type Carried struct {
+	Message *Message // as it is to be appended; a copy
+
+	channel *Channel
+	it      *item
+	from    Offset
+}
+
+// Stuck appends what is to be carried forward, for the oldest part of the log to
+// become free; nothing if that would not free ratio times as many places at least, or
+// cannot be.
+func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
+	low, cut := t.Low(), t.end
+	if l := &t.line; l.absent.len() > 0 {
+		return into
+	} else if l.window.slots.len() > 0 {
+		cut = l.window.next
+	} else if l.behind {
+		cut = l.window.end()
+	}
+	for _, c := range t.channels {
+		if c.absent.len() > 0 {
+			return into
+		}
+		if c.tracked && c.behind {
+			cut = min(cut, c.window.end())
+		}
+	}
+	most := 0
+	if cut > low {
+		most = int(cut-low) / ratio
+	}
+	begin := len(into)
+	for _, c := range t.channels {
+		if !c.tracked {
+			continue
+		}
+		for o := c.window.next; o < min(cut, c.window.end()); o++ {
+			it := c.window.get(o)
+			if it == nil || t.isPending(it) {
+				continue
+			}
+			if o >= t.tail.next { // or a crash could come between the two
+				t.writeUpTo(o + 1)
+				return into[:begin]
+			}
+			deferred := it.holder == nil && it.place >= 0
+			switch {
+			case len(into)-begin >= most:
+				return into[:begin]
+			case it.holder != nil && !it.handed:
+				return into[:begin] // somebody is about to take it
+			case it.holder == nil && it.attempts == 0 && !deferred:
+				return into[:begin] // its turn comes, and the order stays
+			}
+			m := *it.msg
+			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), c.name, it.attempts
+			if deferred {
+				m.Defer = max(0, it.due.Sub(m.Arrival.At))
+			}
+			m.holders, m.spilled = 0, false
+			into = append(into, Carried{&m, c, it, o})
+		}
+	}
+	return into
+}
+
+// Carry puts at the end of the tail what Stuck returned, in the same step. Until it is
+// written a snapshot would not hold: see Carrying.
+func (t *Topic) Carry(now stamp.Mono, carried []Carried, fx *Effects) {
+	if len(carried) == 0 {
+		return
+	}
+	for _, k := range carried {
+		t.accept(k.Message)
+		t.move(k, fx)
+	}
+	t.carried = t.end
+	t.writeUpTo(t.end)
+	fx.Disk = true
+	t.goOn(now, fx)
+}
+
+// goOn does what channels may do now that were too far ahead.
+func (t *Topic) goOn(now stamp.Mono, fx *Effects) {
+	for _, c := range t.channels {
+		c.dispatch(now, fx)
+		c.want(fx)
+		t.due = min(t.due, c.Deadline())
+	}
+	t.advance(now, fx)
+}
+
+// CarriedTo says that what Stuck returned is in the log, from that offset on.
+// Requires: Config.Through; nothing was appended by others since.
+func (t *Topic) CarriedTo(now stamp.Mono, first Offset, carried []Carried, fx *Effects) {
+	t.jump(first)
+	for _, k := range carried {
+		k.Message.Offset = t.end
+		t.jump(t.end + 1)
+		switch {
+		case t.Channel(k.channel.name) != k.channel: // deleted
+		case k.channel.window.get(k.from) == k.it:
+			t.move(k, fx)
+		default: // done
+			k.channel.lead(k.Message.Offset, nil)
+		}
+	}
+	t.goOn(now, fx)
+}
+
+// move puts an item to its message's new place.
+func (t *Topic) move(k Carried, fx *Effects) {
+	c, it := k.channel, k.it
+	c.window.done(k.from)
+	t.letGo(it.msg, fx)
+	it.msg, it.offset = k.Message, k.Message.Offset
+	it.msg.hold()
+	fx.Held += it.msg.Size()
+	c.lead(it.offset, it)
+	t.changes++
+}
+
+// lead notes what is at an offset that the channel has not reached.
+func (c *Channel) lead(o Offset, it *item) {
+	if c.ahead == nil {
+		c.ahead = make(map[Offset]*item)
+	}
+	c.ahead[o] = it
+}
+
+// close says that the channel is done with the message at an offset.
+func (c *Channel) close(o Offset) {
+	if o < c.window.end() {
+		c.window.done(o)
+	} else if c.tracked {
+		c.lead(o, nil)
+	}
+}
+
+// Carrying reports whether something that was carried forward is not written yet.
+func (t *Topic) Carrying() bool { return t.tail.next < t.carried }
+
+// Unfinished is how far the channel is ahead of the oldest message that it has not
+// finished, in messages: see Config.MaxUnfinished.
+func (c *Channel) Unfinished() int { return c.window.slots.len() }
+
+// FarAhead reports whether a channel is half as far ahead as it may be.
+func (t *Topic) FarAhead() bool {
+	for _, c := range t.channels {
+		if most := t.cfg.MaxUnfinished; most > 0 && 2*c.Unfinished() > most {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Channel) aheadOffsets() []Offset { return slices.Sorted(maps.Keys(c.ahead)) }

@@ -1,0 +1,374 @@
+package queue
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// channelModel is what a channel must and must not do, by the messages' numbers.
+type channelModel struct {
+	since int          // the number of the last message before it was made
+	owed  map[int]bool // it must get and has not finished
+	done  map[int]bool // it must not get again
+	saved bool         // the snapshot has it
+	last  int          // delivered first in this life, where order is kept
+}
+
+// crashes is a topic over a log, the processes that have it one after another, and
+// the slow model.
+type crashes struct {
+	rt  *rapid.T
+	rng *rand.Rand
+	cfg Config
+
+	top      *Topic
+	now      stamp.Mono
+	fx       Effects
+	log      disk
+	snapshot []byte
+	ordered  bool // nothing is put in another order than that of acceptance
+	consumer ConsumerID
+	n        int // messages accepted
+
+	channels map[string]*channelModel
+	kept     map[string]map[int]bool // done, when the snapshot was saved
+	released map[int]bool            // some channel had it
+	gone     map[int]bool            // those, when the snapshot was saved
+}
+
+// settle does what an owner does after a step.
+func (c *crashes) settle() {
+	for {
+		deliveries := slices.Clone(c.fx.Deliveries)
+		c.fx.Reset()
+		if err := c.top.checkInvariants(c.now); err != nil {
+			c.rt.Fatal(err)
+		}
+		if len(deliveries) == 0 {
+			return
+		}
+		for _, d := range deliveries {
+			c.delivered(d)
+		}
+	}
+}
+
+func (c *crashes) delivered(d Delivery) {
+	for _, ch := range c.top.channels {
+		if ch.consumers[d.Consumer] == nil {
+			continue
+		}
+		m, n := c.channels[ch.name], number(d.Message)
+		if !ch.Hand(d) {
+			return
+		}
+		c.released[n] = true
+		switch {
+		case m.done[n]:
+			c.rt.Fatalf("channel %s gets %d again, which was done", ch.name, n)
+		case d.Message.Only != "" && d.Message.Only != ch.name:
+			c.rt.Fatalf("channel %s gets %d, which is for %s", ch.name, n, d.Message.Only)
+		case c.ordered && d.Attempts == 1 && d.Message.Defer == 0:
+			if n < m.last {
+				c.rt.Fatalf("channel %s gets %d after %d", ch.name, n, m.last)
+			}
+			m.last = n
+		}
+		// What it does with it.
+		switch c.rng.IntN(4) {
+		case 0: // keeps it
+		case 1:
+			delay := time.Duration(c.rng.IntN(3)) * time.Millisecond
+			if err := c.top.Requeue(c.now, ch, d.Consumer, d.Message.ID, delay, &c.fx); err != nil {
+				c.rt.Fatal(err)
+			}
+		default:
+			c.finish(ch, d.Consumer, d.Message.ID, n)
+		}
+	}
+}
+
+func (c *crashes) finish(ch *Channel, consumer ConsumerID, id MessageID, n int) {
+	if err := c.top.Finish(c.now, ch, consumer, id, &c.fx); err != nil {
+		c.rt.Fatal(err)
+	}
+	m := c.channels[ch.name]
+	m.done[n] = true
+	delete(m.owed, n)
+}
+
+// made notes a channel, and gives it a consumer.
+func (c *crashes) make(name string) {
+	ch := c.top.CreateChannel(c.now, name, &c.fx)
+	if c.channels[name] == nil {
+		c.channels[name] = &channelModel{since: c.n, owed: map[int]bool{}, done: map[int]bool{}}
+		if len(c.channels) > 1 {
+			for n := range c.released {
+				c.channels[name].done[n] = true // before its time
+			}
+		}
+	}
+	c.consumer++
+	ch.AddConsumer(c.consumer, 2*time.Millisecond, 0, Near)
+	_ = c.top.SetReady(c.now, ch, c.consumer, c.rng.IntN(4), &c.fx)
+}
+
+func (c *crashes) publish() {
+	var row []*Message
+	for range 1 + c.rng.IntN(3) {
+		m := message(c.n+len(row)+1, c.now.Add(-time.Duration(c.rng.IntN(300))*time.Microsecond))
+		if c.rng.IntN(6) == 0 {
+			m.Defer = time.Duration(1+c.rng.IntN(3)) * time.Millisecond
+		}
+		row = append(row, m)
+	}
+	if c.cfg.Through {
+		if c.top.Admit(c.now, row...) != nil {
+			return
+		}
+		c.top.Appended(c.now, c.log.append(c.top.End(), row...), &c.fx, row...)
+	} else if c.top.Put(c.now, &c.fx, row...) != nil {
+		return
+	}
+	for range row {
+		c.n++
+		for _, m := range c.channels {
+			m.owed[c.n] = true
+		}
+	}
+}
+
+func (c *crashes) save() {
+	for c.top.Carrying() {
+		c.log.write(c.top, c.now, 100, true, &c.fx)
+	}
+	c.snapshot = c.top.Snapshot(nil, wallOf)
+	low := c.top.Low()
+	c.log.messages = slices.DeleteFunc(c.log.messages, func(m *Message) bool { return m.Offset < low })
+	c.kept, c.gone = map[string]map[int]bool{}, maps.Clone(c.released)
+	for name, m := range c.channels {
+		c.kept[name] = maps.Clone(m.done)
+		m.saved = true
+	}
+}
+
+// begin is the next process.
+func (c *crashes) begin() {
+	top, fx := restart(c.rt, c.cfg, c.snapshot, c.now, &c.log, slices.Sorted(maps.Keys(c.channels))...)
+	c.top, c.fx = top, fx
+	for name := range c.channels {
+		c.make(name)
+	}
+	c.limit()
+}
+
+func (c *crashes) limit() {
+	if !c.ordered {
+		c.top.Limit(OverLimit{})
+		c.top.SetShare(c.now, tokenbucket.Share{Rate: tokenbucket.PerSecond(5000), Burst: 5}, 0, &c.fx)
+	}
+}
+
+// crash ends the process: what was in memory alone is gone.
+func (c *crashes) crash() {
+	there := map[int]bool{}
+	for _, m := range c.log.messages {
+		there[number(m)] = true
+	}
+	for name, m := range c.channels {
+		for n := range m.owed {
+			if !there[n] {
+				delete(m.owed, n)
+			}
+		}
+		for n := range m.done { // since the snapshot nobody knows
+			if !c.kept[name][n] {
+				delete(m.done, n)
+				if n > m.since && there[n] {
+					m.owed[n] = false // it may come again
+				}
+			}
+		}
+		m.last = 0
+	}
+	c.released = maps.Clone(c.gone)
+	c.begin()
+}
+
+// Whatever is done to a topic, and however often its process ends: each channel gets
+// each message that it has not finished and that was in the log, and none that it had
+// finished before the last snapshot, in order.
+func TestThroughAnyCrash(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
+		c := &crashes{rt: rt, rng: rng, now: stamp.Mono(time.Hour), channels: map[string]*channelModel{}, released: map[int]bool{}}
+		c.ordered = rapid.Bool().Draw(rt, "ordered")
+		c.cfg = Config{
+			Capacity:      rapid.IntRange(1, 12).Draw(rt, "capacity"),
+			Overflow:      rapid.SampledFrom([]int{5, 1000}).Draw(rt, "overflow"),
+			Through:       rapid.Bool().Draw(rt, "through"),
+			MaxUnfinished: rapid.SampledFrom([]int{0, 3, 20}).Draw(rt, "unfinished"),
+			MaxInFlight:   time.Minute,
+			MaxBackdating: 20 * time.Millisecond,
+			Rand:          rng,
+		}
+		c.top = NewTopic(c.cfg)
+		c.limit()
+		c.make("a")
+		c.make("b")
+		c.settle()
+		c.save()
+		var steps map[string]func()
+		steps = map[string]func(){
+			"publish": c.publish,
+			"advance": func() {
+				c.now = c.now.Add(time.Duration(rng.IntN(4000)) * time.Microsecond)
+				c.top.Tick(c.now, &c.fx)
+			},
+			"write": func() { c.log.write(c.top, c.now, rng.IntN(6), rng.IntN(5) > 0, &c.fx) },
+			"read":  func() { c.log.read(c.top, c.now, &c.fx) },
+			"ready": func() {
+				for _, ch := range c.top.channels {
+					for id := range ch.consumers {
+						_ = c.top.SetReady(c.now, ch, id, rng.IntN(4), &c.fx)
+					}
+				}
+			},
+			"leave": func() {
+				ch := c.top.channels[rng.IntN(len(c.top.channels))]
+				for _, id := range ch.ConsumerIDs() {
+					c.top.RemoveConsumer(c.now, ch, id, &c.fx)
+				}
+				c.make(ch.name)
+			},
+			"finish": func() {
+				for _, ch := range c.top.channels {
+					for _, it := range slices.Clone(ch.due) {
+						if it.holder != nil && it.handed && rng.IntN(2) == 0 {
+							c.finish(ch, it.holder.id, it.msg.ID, number(it.msg))
+						}
+					}
+				}
+			},
+			"pause": func() {
+				if rng.IntN(2) == 0 {
+					c.top.Pause()
+				} else {
+					c.top.Unpause(c.now, &c.fx)
+				}
+			},
+			"tight": func() {
+				c.top.SetTight(rng.IntN(3) == 0)
+				c.top.Tick(c.now, &c.fx)
+			},
+			"channel": func() {
+				if rng.IntN(5) == 0 {
+					c.make(fmt.Sprint("c", rng.IntN(2)))
+				}
+			},
+			"empty": func() {
+				if rng.IntN(5) > 0 {
+					return
+				}
+				if rng.IntN(2) == 0 {
+					c.top.Empty(&c.fx)
+					for _, m := range c.channels {
+						clear(m.owed)
+					}
+					return
+				}
+				ch := c.top.channels[rng.IntN(len(c.top.channels))]
+				c.top.EmptyChannel(c.now, ch, &c.fx)
+				m := c.channels[ch.name]
+				clear(m.owed)
+			},
+			"delete": func() {
+				if ch := c.top.channels[rng.IntN(len(c.top.channels))]; len(c.channels) > 2 && rng.IntN(3) == 0 {
+					_ = c.top.DeleteChannel(c.now, ch.name, &c.fx)
+					delete(c.channels, ch.name)
+					c.save() // as with a channel that is new, see Restore
+				}
+			},
+			"carry": func() {
+				carried := c.top.Stuck(nil, 1)
+				if !c.cfg.Through {
+					c.top.Carry(c.now, carried, &c.fx)
+					return
+				}
+				var msgs []*Message
+				for _, k := range carried {
+					msgs = append(msgs, k.Message)
+				}
+				first := c.log.append(c.top.End(), msgs...)
+				if rng.IntN(2) == 0 {
+					steps["finish"]()
+				}
+				c.top.CarriedTo(c.now, first, carried, &c.fx)
+			},
+			"save": c.save,
+			"stop": func() {
+				c.top.Stop()
+				c.top.Leave(&c.fx)
+				for c.top.Unwritten() {
+					c.log.write(c.top, c.now, 100, true, &c.fx)
+				}
+				c.save()
+				c.begin()
+			},
+			"crash": c.crash,
+		}
+		mix := []string{
+			"publish", "publish", "publish", "publish", "advance", "advance", "advance", "write", "write", "read", "read", "ready", "leave",
+			"finish", "finish", "pause", "tight", "channel", "empty", "delete", "save", "save", "stop", "crash", "carry", "carry",
+		}
+		for range rapid.IntRange(1, 150).Draw(rt, "steps") {
+			steps[mix[rng.IntN(len(mix))]]()
+			c.settle()
+		}
+
+		// All of it comes in the end.
+		c.top.SetTight(false)
+		c.top.Unpause(c.now, &c.fx)
+		for range 2000 {
+			steps["finish"]()
+			steps["ready"]()
+			c.settle()
+			c.log.write(c.top, c.now, 10, true, &c.fx)
+			c.log.read(c.top, c.now, &c.fx)
+			c.now = c.now.Add(time.Millisecond)
+			c.top.Tick(c.now, &c.fx)
+			c.settle()
+		}
+		if c.top.Waiting() > 0 || c.top.Low() != c.top.End() || c.top.underWay > 0 {
+			state := fmt.Sprintf("line %d+%d behind %v late %d", c.top.line.window.next, c.top.line.window.slots.len(), c.top.line.behind, c.top.line.late)
+			for _, ch := range c.top.channels {
+				from, n := ch.wants()
+				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.name, ch.window.next, ch.window.slots.len(), ch.behind, ch.late, ch.absent.len(), ch.ready.len(), len(ch.due), n, from)
+			}
+			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.Waiting(), c.top.Low(), c.top.End(), c.top.front, c.top.tail.next, c.top.writeTo, c.top.underWay, state)
+		}
+		for name, m := range c.channels {
+			ch := c.top.Channel(name)
+			if ch.Depth() > 0 || ch.Counters().Lost > 0 {
+				rt.Fatalf("channel %s still has %d, lost %d", name, ch.Depth(), ch.Counters().Lost)
+			}
+			for n, must := range m.owed {
+				if must {
+					rt.Fatalf("channel %s did not get %d", name, n)
+				}
+			}
+		}
+		if lost := c.top.Counters().Lost; lost > 0 {
+			rt.Fatalf("%d lost", lost)
+		}
+	})
+}

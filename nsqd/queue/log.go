@@ -1,0 +1,749 @@
+package queue
+
+import (
+	"slices"
+	"sort"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// Offset is a message's place in its topic's log: how many were accepted before it.
+type Offset uint64
+
+// window is what is open of a run of offsets: a slot is the zero value once that
+// offset is done.
+//
+// Invariant: if there are slots, the first is open.
+type window[T comparable] struct {
+	next  Offset // all before are done
+	slots ring[T]
+}
+
+// end is the first offset beyond the run.
+func (w *window[T]) end() Offset { return w.next + Offset(w.slots.len()) }
+
+// get returns what is open at an offset; the zero value if nothing is.
+func (w *window[T]) get(o Offset) (v T) {
+	if o >= w.next && o < w.end() {
+		v = w.slots.at(int(o - w.next))
+	}
+	return v
+}
+
+// push makes the run longer by one.
+func (w *window[T]) push(v T) {
+	var none T
+	if v == none && w.slots.len() == 0 {
+		w.next++
+		return
+	}
+	w.slots.push(v)
+}
+
+// set replaces what is open. Requires: o is in the run.
+func (w *window[T]) set(o Offset, v T) { w.slots.set(int(o-w.next), v) }
+
+// done closes an offset; one beside the run is closed already.
+func (w *window[T]) done(o Offset) {
+	if o < w.next || o >= w.end() {
+		return
+	}
+	var none T
+	w.set(o, none)
+	w.trim()
+}
+
+// trim restores the invariant.
+func (w *window[T]) trim() {
+	var none T
+	for w.slots.len() > 0 && w.slots.front() == none {
+		w.slots.pop()
+		w.next++
+	}
+}
+
+// reach makes the run end at o, or further on, by slots that are done.
+func (w *window[T]) reach(o Offset) {
+	if w.slots.len() == 0 {
+		w.next = max(w.next, o)
+		return
+	}
+	var none T
+	for w.end() < o {
+		w.slots.push(none)
+	}
+}
+
+// The topic's messages are one log. The topic's line, which waits for tokens, and
+// each channel are cursors into it: a position up to which messages were taken, and
+// what of those is open. What is before the position and not open is done, for good.
+//
+// A message is in memory while somebody has it: the line, a channel that has not
+// finished it, or the tail. What a cursor has no memory for it leaves in the log: it
+// is behind, and takes it later, in order.
+//
+// The log is written in order. The tail is what of it is in memory alone; as soon
+// as something of it is needed by somebody who is behind, all of it up to there is
+// to be written, but what nobody needs any more.
+//
+// Invariants, checked by checkInvariants in tests:
+//   - front is beyond all that was ever released; what waits has an offset below the
+//     line's end;
+//   - a channel that is not behind has had all before front but what still waits, for
+//     which it has a slot that is pending if the offset is below its end;
+//   - late is how many messages a cursor that is behind has not taken;
+//   - in the tail each message up to writeTo is held by the tail, each one after that
+//     is held by somebody else.
+
+// line is the topic's own cursor, behind which messages wait.
+type line struct {
+	window window[*Message] // what waits in memory, by offset
+	absent ring[Offset]     // what waited there in an earlier process and was not read yet
+	behind bool
+	late   int // messages from the window's end on
+}
+
+// free is how many messages may go into the line's memory past nobody.
+func (t *Topic) free() int {
+	if t.line.behind || t.tight || t.line.absent.len() > 0 {
+		return 0
+	}
+	return t.space()
+}
+
+// space is how many messages the line's memory may still take. While memory is tight
+// that is one, if it does not stay.
+func (t *Topic) space() int {
+	if !t.tight {
+		return max(0, t.cfg.Capacity-t.waiting.len())
+	}
+	if t.waiting.len() == 0 && t.open() {
+		return 1
+	}
+	return 0
+}
+
+// diskRoom reports whether n messages more may be on their way to disk. A batch
+// larger than what may be gets there alone, and so does whatever comes while memory
+// is tight.
+func (t *Topic) diskRoom(n int) bool {
+	return t.cfg.Through || !t.tight && t.underWay+n <= t.cfg.Overflow || t.cfg.Overflow > 0 && t.underWay == 0
+}
+
+// logged reports whether places in the log are kept.
+func (t *Topic) logged() bool { return t.cfg.Overflow > 0 }
+
+// accept gives a message its offset.
+func (t *Topic) accept(m *Message) {
+	m.Offset, m.spilled = t.end, false
+	t.end++
+	if t.logged() {
+		t.tail.push(m)
+	}
+}
+
+// spill has a message written that somebody is behind at.
+func (t *Topic) spill(m *Message, fx *Effects) {
+	fx.Disk = true
+	if m.Offset < t.tail.next {
+		return
+	}
+	t.writeUpTo(m.Offset + 1)
+	if !m.spilled {
+		m.spilled = true
+		t.underWay++
+	}
+}
+
+// writeUpTo has the tail written up to an offset.
+func (t *Topic) writeUpTo(o Offset) {
+	for at := max(t.writeTo, t.tail.next); at < o; at++ {
+		if m := t.tail.get(at); m != nil {
+			m.hold()
+		}
+	}
+	t.writeTo = max(t.writeTo, o)
+}
+
+// letGo says that a holder of the message needs it no longer.
+func (t *Topic) letGo(m *Message, fx *Effects) {
+	m.holders--
+	switch {
+	case m.holders == 0:
+		if t.logged() && t.tail.get(m.Offset) == m {
+			t.tail.done(m.Offset)
+		}
+		fx.Free = append(fx.Free, m)
+		fx.Held -= m.Size()
+	case m.holders < 0:
+		panic("queue: message " + string(m.ID[:]) + " is let go too often")
+	}
+}
+
+// unspill ends the tail's hold on a message.
+func (t *Topic) unspill(m *Message, fx *Effects) {
+	if m.spilled {
+		m.spilled = false
+		t.underWay--
+	}
+	t.letGo(m, fx)
+}
+
+// needed is the offset from which on somebody is behind.
+func (t *Topic) needed() Offset {
+	from := t.end
+	if t.line.behind {
+		from = t.line.window.end()
+	}
+	for _, c := range t.channels {
+		if c.behind {
+			from = min(from, c.window.end())
+		}
+	}
+	return from
+}
+
+// TakeUnwritten appends to into what is to be written next, in order: at most so many
+// messages, and of so many bytes but for the last. The owner appends them to the log
+// at their offsets, then calls Written up to the offset returned, or nothing if that
+// failed, and LetGo in either case. One caller at a time.
+func (t *Topic) TakeUnwritten(now stamp.Mono, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
+	upTo, from, size, under := t.tail.next, t.needed(), 0, t.underWay
+	for o := upTo; o < t.writeTo && len(into) < most && size < bytes; o++ {
+		if m := t.tail.get(o); m == nil {
+			// done already
+		} else if m.holders == 1 && o < from && m.Only == "" {
+			t.unspill(m, fx)
+		} else {
+			m.hold()
+			into = append(into, m)
+			size += m.Size()
+		}
+		upTo = o + 1
+	}
+	if len(into) == 0 {
+		t.pastTail(upTo, fx)
+	}
+	if t.underWay < under { // there is room on the way to disk again
+		t.advance(now, fx)
+	}
+	return into, upTo
+}
+
+// Unwritten reports whether there is anything for TakeUnwritten.
+func (t *Topic) Unwritten() bool { return t.tail.next < t.writeTo }
+
+// Waits reports whether a message has no token yet: what is known of its release
+// is to be written only after that. Requires: it is the machine's.
+func (t *Topic) Waits(m *Message) bool { return t.line.window.get(m.Offset) == m }
+
+// Written says that all before an offset that is needed is in the log.
+func (t *Topic) Written(now stamp.Mono, upTo Offset, fx *Effects) {
+	t.pastTail(upTo, fx)
+	for _, c := range t.channels {
+		c.want(fx)
+	}
+	t.advance(now, fx) // there is room on the way to disk again
+}
+
+// pastTail moves the tail's beginning.
+func (t *Topic) pastTail(upTo Offset, fx *Effects) {
+	for t.tail.next < upTo && t.tail.slots.len() > 0 {
+		m, o := t.tail.slots.pop(), t.tail.next
+		if t.tail.next++; m != nil && o < t.writeTo {
+			t.unspill(m, fx)
+		}
+	}
+	if t.tail.slots.len() == 0 {
+		t.tail.reach(upTo)
+	} else {
+		t.tail.trim()
+	}
+}
+
+// LetGo says that the owner needs messages no longer that it got by TakeUnwritten.
+func (t *Topic) LetGo(msgs []*Message, fx *Effects) {
+	for _, m := range msgs {
+		t.letGo(m, fx)
+	}
+}
+
+// Appended says that messages are in the log, from that offset on, and so accepted.
+// It takes ownership of them. Requires: Config.Through.
+func (t *Topic) Appended(now stamp.Mono, first Offset, fx *Effects, msgs ...*Message) {
+	t.jump(first)
+	for _, m := range msgs {
+		t.counters.Accepted++
+		t.counters.AcceptedBytes += uint64(len(m.Body))
+		m.Offset, m.spilled = t.end, false
+		t.jump(t.end + 1)
+		if t.free() > 0 {
+			fx.Held += m.Size()
+			t.wait(m)
+			continue
+		}
+		t.line.behind = true
+		t.line.late++
+		fx.Free = append(fx.Free, m)
+	}
+	t.changes++
+	t.advance(now, fx)
+	t.maxWaiting = max(t.maxWaiting, t.Waiting())
+}
+
+// jump leaves out the offsets before one. Requires: there is no tail.
+func (t *Topic) jump(to Offset) {
+	if to > t.end {
+		t.end = to
+		t.tail.reach(to)
+	}
+}
+
+// Want is what the log is to be read for next: from that offset on, so many
+// messages, of those before end; none if n is 0. The owner then calls Refill. All
+// that want something have a turn.
+func (t *Topic) Want() (from Offset, n int, end Offset) {
+	for range len(t.channels) + 1 {
+		if t.turn++; t.turn > len(t.channels) {
+			t.turn = 0
+		}
+		if t.turn == 0 {
+			from, n = t.wants()
+		} else {
+			from, n = t.channels[t.turn-1].wants()
+		}
+		if n > 0 {
+			break
+		}
+	}
+	return from, n, t.tail.next
+}
+
+// Refill takes what was read from the log: all the messages that there are from one
+// offset up to another. Those that nobody wants any more it lets go at once. It takes
+// ownership of them.
+func (t *Topic) Refill(now stamp.Mono, from, upTo Offset, msgs []*Message, fx *Effects) {
+	upTo = min(upTo, t.tail.next)
+	for _, m := range msgs {
+		m.spilled = false
+		m.hold()
+		fx.Held += m.Size()
+	}
+	t.refill(from, upTo, msgs)
+	for _, c := range t.channels {
+		if c.refill(now, from, upTo, msgs); c.behind || c.absent.len() > 0 || c.ready.len() > 0 {
+			c.dispatch(now, fx)
+			c.want(fx)
+		}
+		t.due = min(t.due, c.Deadline())
+	}
+	for _, m := range msgs {
+		t.letGo(m, fx)
+	}
+	t.changes++
+	t.advance(now, fx)
+}
+
+// at returns the message of that offset, and where to look for the next.
+func at(msgs []*Message, i int, o Offset) (*Message, int) {
+	for i < len(msgs) && msgs[i].Offset < o {
+		i++
+	}
+	if i < len(msgs) && msgs[i].Offset == o {
+		return msgs[i], i
+	}
+	return nil, i
+}
+
+// The line as a cursor.
+
+// wants returns what the line has to get from the log, and from where: nothing until
+// half of its memory is free, so that it comes in batches.
+func (t *Topic) wants() (from Offset, n int) {
+	l := &t.line
+	if t.stopped || l.absent.len() == 0 && (!l.behind || l.window.end() >= t.tail.next) {
+		return 0, 0
+	}
+	if n = t.space(); !t.tight && 2*n < t.cfg.Capacity {
+		return 0, 0
+	}
+	if l.absent.len() > 0 {
+		return l.absent.front(), n
+	}
+	return l.window.end(), n
+}
+
+// lack has the owner read what the line wants.
+func (t *Topic) lack(fx *Effects) {
+	if t.line.behind || t.line.absent.len() > 0 {
+		if _, n := t.wants(); n > 0 {
+			fx.Disk = true
+		}
+	}
+}
+
+func (t *Topic) refill(from, upTo Offset, msgs []*Message) {
+	l := &t.line
+	var m *Message
+	for i := 0; l.absent.len() > 0; {
+		o := l.absent.front()
+		if o < from || o >= upTo {
+			return
+		}
+		if m, i = at(msgs, i, o); m == nil {
+			l.absent.pop()
+			t.counters.Lost++
+			t.gone(o)
+			continue
+		}
+		if t.space() <= 0 {
+			return
+		}
+		l.absent.pop()
+		t.wait(m)
+	}
+	if !l.behind || l.window.end() < from {
+		return
+	}
+	for _, m := range msgs {
+		if m.Offset < l.window.end() || m.Offset >= upTo {
+			continue
+		}
+		if m.Only != "" {
+			t.passed = true
+			continue
+		}
+		if t.space() <= 0 {
+			return
+		}
+		l.late--
+		t.wait(m)
+	}
+	l.window.reach(upTo)
+	t.catchUp()
+}
+
+// catchUp takes what the line is behind with from the tail, as far as there is space.
+func (t *Topic) catchUp() {
+	l := &t.line
+	for l.behind && l.absent.len() == 0 {
+		o := l.window.end()
+		if o >= t.end {
+			l.behind = false
+			t.counters.Lost += uint64(max(0, l.late))
+			t.counters.Accepted += uint64(max(0, -l.late)) // more than an earlier process knew of
+			l.late = 0
+			return
+		}
+		if o < t.tail.next {
+			return
+		}
+		m := t.tail.get(o)
+		if m == nil || m.Only != "" {
+			l.window.reach(o + 1)
+			continue
+		}
+		if t.space() <= 0 {
+			return
+		}
+		l.late--
+		t.wait(m)
+	}
+}
+
+// settleOnly lets channels have what is for them alone at the end of the log.
+func (t *Topic) settleOnly(fx *Effects) {
+	if !t.passed || t.line.window.slots.len() > 0 {
+		return
+	}
+	t.passed, t.front = false, t.end
+	for _, c := range t.channels {
+		c.behind = c.behind || c.tracked
+		c.want(fx)
+	}
+}
+
+// gone says that what waited at an offset will not be released.
+func (t *Topic) gone(o Offset) {
+	t.line.window.done(o)
+	for _, c := range t.channels {
+		if c.tracked && t.isPending(c.window.get(o)) {
+			c.window.done(o)
+		}
+	}
+}
+
+// Low is the offset before which nobody needs anything in the log.
+func (t *Topic) Low() Offset {
+	low := t.end
+	if l := &t.line; l.behind || l.window.slots.len() > 0 {
+		low = l.window.next
+	}
+	for _, c := range t.channels {
+		if c.tracked && (c.behind || c.window.slots.len() > 0) {
+			low = min(low, c.window.next)
+		}
+		// order: the least of all
+		for o, it := range c.ahead {
+			if it != nil {
+				low = min(low, o)
+			}
+		}
+	}
+	for len(t.void) > 0 && t.void[0].to <= low {
+		t.void = t.void[1:]
+	}
+	return low
+}
+
+// End is the offset of the next message.
+func (t *Topic) End() Offset { return t.end }
+
+// Changes is how often it changed so far what Snapshot says.
+func (t *Topic) Changes() uint64 { return t.changes }
+
+// span is a run of offsets that were emptied out of the line: who is behind finds
+// messages there that were never released.
+type span struct{ from, to Offset }
+
+// avoid notes such offsets. Requires: in order.
+func (t *Topic) avoid(from, to Offset) {
+	if n := len(t.void); n > 0 && t.void[n-1].to >= from {
+		t.void[n-1].to = max(t.void[n-1].to, to)
+	} else if from < to {
+		t.void = append(t.void, span{from, to})
+	}
+}
+
+func (t *Topic) avoided(o Offset) bool {
+	if len(t.void) == 0 {
+		return false
+	}
+	i := sort.Search(len(t.void), func(i int) bool { return t.void[i].to > o })
+	return i < len(t.void) && t.void[i].from <= o
+}
+
+// A channel as a cursor.
+
+// pends is in channels' windows where the message is not released yet.
+func (t *Topic) pends() *item {
+	if t.pending == nil {
+		t.pending = new(item)
+	}
+	return t.pending
+}
+
+func (t *Topic) isPending(it *item) bool { return it != nil && it == t.pending }
+
+// release takes a message that the topic releases.
+func (c *Channel) release(now stamp.Mono, m *Message, fx *Effects) {
+	t := c.topic
+	switch {
+	case !c.tracked:
+		c.counters.Messages++
+		if c.ephemeral && c.space() <= 0 {
+			c.counters.Dropped++
+			return
+		}
+		c.enter(now, m)
+	case m.Offset < c.window.end():
+		if t.isPending(c.window.get(m.Offset)) { // else it has had it
+			c.counters.Messages++
+			c.window.set(m.Offset, c.enter(now, m))
+		}
+	case c.behind || c.space() <= 0:
+		c.counters.Messages++
+		c.behind = true
+		c.late++
+		t.spill(m, fx)
+	default:
+		c.counters.Messages++
+		c.reach(m.Offset)
+		c.window.push(c.enter(now, m))
+	}
+}
+
+// reach makes the channel's run end at an offset: of those before it only what waits
+// still comes.
+func (c *Channel) reach(o Offset) {
+	l := &c.topic.line.window
+	if l.slots.len() == 0 && len(c.ahead) == 0 {
+		c.window.reach(o)
+		return
+	}
+	for c.window.end() < o {
+		at := c.window.end()
+		if it, is := c.ahead[at]; is {
+			delete(c.ahead, at)
+			c.window.push(it)
+		} else if l.get(at) != nil {
+			c.window.push(c.topic.pends())
+		} else {
+			c.window.push(nil)
+		}
+	}
+}
+
+// start puts the cursor of a channel that has had nothing where the topic's releases
+// are.
+func (c *Channel) start() {
+	if !c.tracked {
+		return
+	}
+	t := c.topic
+	c.window.slots.clear()
+	if c.window.next = t.front; t.line.window.slots.len() > 0 {
+		c.window.next = min(t.front, t.line.window.next)
+	}
+	// order: all alike
+	for o := range c.ahead {
+		if o < c.window.next {
+			delete(c.ahead, o)
+		}
+	}
+	c.reach(t.front)
+}
+
+// wants is as of the line.
+func (c *Channel) wants() (from Offset, n int) {
+	t := c.topic
+	if c.stopped {
+		return 0, 0
+	}
+	n = c.memory()
+	switch {
+	case !t.tight && 2*n < t.cfg.Capacity:
+		return 0, 0
+	case c.absent.len() > 0:
+		return c.absent.front().offset, n
+	case c.behind && c.window.end() < t.tail.next:
+		return c.window.end(), c.space()
+	}
+	return 0, 0
+}
+
+func (c *Channel) want(fx *Effects) {
+	if c.behind || c.absent.len() > 0 {
+		if _, n := c.wants(); n > 0 {
+			fx.Disk = true
+		}
+	}
+}
+
+// takes reports whether a message that is in the log is the channel's.
+func (c *Channel) takes(m *Message) bool {
+	return (m.Only == "" || m.Only == c.name) && !c.topic.avoided(m.Offset)
+}
+
+func (c *Channel) refill(now stamp.Mono, from, upTo Offset, msgs []*Message) {
+	t := c.topic
+	var m *Message
+	for i := 0; c.absent.len() > 0; {
+		it := c.absent.front()
+		if it.offset < from || it.offset >= upTo {
+			return
+		}
+		if m, i = at(msgs, i, it.offset); m == nil {
+			c.absent.pop()
+			c.counters.Lost++
+			c.close(it.offset)
+			continue
+		}
+		if c.memory() <= 0 {
+			return
+		}
+		c.absent.pop()
+		m.hold()
+		it.msg = m
+		c.place(now, it)
+	}
+	upTo = min(upTo, t.front)
+	if !c.behind || c.window.end() < from {
+		return
+	}
+	for _, m := range msgs {
+		if m.Offset < c.window.end() || m.Offset >= upTo || !c.takes(m) {
+			continue
+		}
+		if !c.next(now, m) {
+			return
+		}
+	}
+	c.reach(upTo)
+	c.catchUp(now)
+}
+
+// next takes a message that the channel is behind with; false if there is no space.
+func (c *Channel) next(now stamp.Mono, m *Message) bool {
+	c.reach(m.Offset)
+	if _, is := c.ahead[m.Offset]; is || c.topic.line.window.get(m.Offset) != nil {
+		c.reach(m.Offset + 1)
+		return true
+	}
+	if c.space() <= 0 {
+		return false
+	}
+	if c.late--; c.late < 0 { // more than an earlier process knew of
+		c.late = 0
+		c.counters.Messages++
+	}
+	c.window.push(c.enter(now, m))
+	return true
+}
+
+// catchUp takes what the channel is behind with from the tail, as far as there is
+// space.
+func (c *Channel) catchUp(now stamp.Mono) {
+	t := c.topic
+	for c.behind && c.absent.len() == 0 {
+		o := c.window.end()
+		if o >= t.front {
+			c.behind = false
+			c.counters.Lost += uint64(c.late)
+			c.late = 0
+			return
+		}
+		if o < t.tail.next {
+			return
+		}
+		if m := t.tail.get(o); m == nil || !c.takes(m) {
+			c.reach(o + 1)
+		} else if !c.next(now, m) {
+			return
+		}
+	}
+}
+
+// Discard forgets what is to be written. Requires: Stop, nobody needs a message.
+func (t *Topic) Discard(fx *Effects) { t.pastTail(t.end, fx) }
+
+// Leave forgets what is ephemeral, and has all of the tail written for the next
+// process. Requires: Stop.
+func (t *Topic) Leave(fx *Effects) {
+	for _, c := range slices.Clone(t.channels) {
+		if c.ephemeral {
+			c.empty(fx)
+		}
+	}
+	t.writeUpTo(t.end)
+}
+
+// Unstored is how many messages are nowhere but in memory.
+func (t *Topic) Unstored() (n int) {
+	for i := range t.tail.slots.len() {
+		if t.tail.slots.at(i) != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// Peek returns up to n of the messages that the channel would deliver next, as far as
+// they are in memory. They are the machine's.
+func (c *Channel) Peek(n int) []*Message {
+	msgs := make([]*Message, min(n, c.ready.len()))
+	for i := range msgs {
+		msgs[i] = c.ready.at(i).msg
+	}
+	return msgs
+}

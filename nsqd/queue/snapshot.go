@@ -1,0 +1,446 @@
+package queue
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+
+	"github.com/srtm-io/srtm/kernel/stamp"
+)
+
+// A snapshot is what a topic's cursors are. In varints, but for names and the
+// version:
+//
+//	version 1
+//	end, the offset from which on nothing was written, front
+//	line: its position, messages behind that are written, runs of what waited
+//	spans of offsets that were emptied: number, and of each gap and length
+//	channels: number, and of each length of the name and name, position, messages
+//	behind that are written, runs of what is open; what it has at or beyond its
+//	position: number, and of each the gap, 0 if it is done, or 1, the attempts and the
+//	time as below
+//
+// Runs are of offsets before the position: number, and of each the gap to the one
+// before, and twice its length; or, of a message that has been delivered or is
+// deferred, the gap, 1, the attempts, and the time from when on it may be delivered,
+// in ns since the Unix epoch, or 0.
+const snapshotVersion = 1
+
+// ErrSnapshot says that it is damaged or of another version.
+var ErrSnapshot = errors.New("not a snapshot of cursors")
+
+// Snapshot appends what Restore needs, with times as wall has them. Deliveries that
+// were not handed over are none.
+func (t *Topic) Snapshot(b []byte, wall func(stamp.Mono) stamp.Wall) []byte {
+	t.Low() // forgets spans
+	b = append(b, snapshotVersion)
+	b = binary.AppendUvarint(b, uint64(t.end))
+	b = binary.AppendUvarint(b, uint64(t.tail.next))
+	b = binary.AppendUvarint(b, uint64(t.front))
+
+	l := &t.line
+	if !l.behind {
+		l.window.reach(t.end)
+	}
+	e := runs{last: l.window.next}
+	for i := range l.window.slots.len() {
+		if l.window.slots.at(i) != nil {
+			e.add(l.window.next + Offset(i))
+		}
+	}
+	onDisk := l.late
+	if l.behind {
+		for o := max(l.window.end(), t.tail.next); o < t.end; o++ {
+			if m := t.tail.get(o); m != nil && m.Only == "" {
+				onDisk--
+			}
+		}
+	}
+	b = cursorHead(b, l.window.next, l.window.end(), onDisk)
+	b = e.append(b)
+
+	b = binary.AppendUvarint(b, uint64(len(t.void)))
+	last := Offset(0)
+	for _, v := range t.void {
+		b = binary.AppendUvarint(b, uint64(v.from-last))
+		b = binary.AppendUvarint(b, uint64(v.to-v.from))
+		last = v.to
+	}
+
+	n := 0
+	for _, c := range t.channels {
+		if c.tracked {
+			n++
+		}
+	}
+	b = binary.AppendUvarint(b, uint64(n))
+	for _, c := range t.channels {
+		if c.tracked {
+			b = c.snapshot(b, wall)
+		}
+	}
+	return b
+}
+
+func cursorHead(b []byte, next, end Offset, late int) []byte {
+	b = binary.AppendUvarint(b, uint64(next))
+	b = binary.AppendUvarint(b, uint64(end-next))
+	return binary.AppendUvarint(b, uint64(max(0, late)))
+}
+
+func (c *Channel) snapshot(b []byte, wall func(stamp.Mono) stamp.Wall) []byte {
+	t := c.topic
+	b = binary.AppendUvarint(b, uint64(len(c.name)))
+	b = append(b, c.name...)
+	onDisk := c.late
+	if !c.behind {
+		c.reach(t.front)
+	} else {
+		for o := max(c.window.end(), t.tail.next); o < t.front; o++ {
+			if m := t.tail.get(o); m != nil && c.takes(m) && t.line.window.get(o) == nil {
+				onDisk--
+			}
+		}
+	}
+	b = cursorHead(b, c.window.next, c.window.end(), onDisk)
+	e := runs{last: c.window.next}
+	for i := range c.window.slots.len() {
+		it := c.window.slots.at(i)
+		if it == nil {
+			continue
+		}
+		o := c.window.next + Offset(i)
+		attempts, at := it.state(wall)
+		if attempts == 0 && at == 0 {
+			e.add(o)
+			continue
+		}
+		e.one(o, attempts, at)
+	}
+	b = e.append(b)
+	b = binary.AppendUvarint(b, uint64(len(c.ahead)))
+	last := c.window.end()
+	for _, o := range c.aheadOffsets() {
+		b = binary.AppendUvarint(b, uint64(o-last))
+		if last = o; c.ahead[o] == nil {
+			b = append(b, 0)
+			continue
+		}
+		attempts, at := c.ahead[o].state(wall)
+		b = binary.AppendUvarint(append(b, 1), uint64(attempts))
+		b = binary.AppendUvarint(b, uint64(at))
+	}
+	return b
+}
+
+// state is what the next process is to know: the deliveries, and from when on it may
+// be delivered if that is later than at once.
+func (it *item) state(wall func(stamp.Mono) stamp.Wall) (attempts uint16, at stamp.Wall) {
+	attempts = it.attempts
+	switch {
+	case it.holder != nil: // the next process gives it to somebody at once
+		if !it.handed { // as in letGo
+			attempts--
+		}
+	case it.due > 0 && (it.place >= 0 || it.msg == nil): // deferred, or absent
+		at = wall(it.due)
+	}
+	return attempts, at
+}
+
+// runs encodes offsets in ascending order.
+type runs struct {
+	b     []byte
+	n     int
+	last  Offset // beyond the last run
+	first Offset // of the run not encoded yet
+	len   uint64
+}
+
+func (r *runs) add(o Offset) {
+	if r.len > 0 && r.first+Offset(r.len) == o {
+		r.len++
+		return
+	}
+	r.flush()
+	r.first, r.len = o, 1
+}
+
+func (r *runs) flush() {
+	if r.len == 0 {
+		return
+	}
+	r.b = binary.AppendUvarint(r.b, uint64(r.first-r.last))
+	r.b = binary.AppendUvarint(r.b, 2*r.len)
+	r.n++
+	r.last, r.len = r.first+Offset(r.len), 0
+}
+
+func (r *runs) one(o Offset, attempts uint16, due stamp.Wall) {
+	r.flush()
+	r.b = binary.AppendUvarint(r.b, uint64(o-r.last))
+	r.b = binary.AppendUvarint(r.b, 1)
+	r.b = binary.AppendUvarint(r.b, uint64(attempts))
+	r.b = binary.AppendUvarint(r.b, uint64(due))
+	r.n++
+	r.last = o + 1
+}
+
+func (r *runs) append(b []byte) []byte {
+	r.flush()
+	b = binary.AppendUvarint(b, uint64(r.n))
+	return append(b, r.b...)
+}
+
+// decoder reads a snapshot; after a fault it reads zeros.
+type decoder struct {
+	b      []byte
+	faulty bool
+}
+
+func (d *decoder) num() uint64 {
+	v, n := binary.Uvarint(d.b)
+	if n <= 0 {
+		d.faulty, d.b = true, nil
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) name() string {
+	n := d.num()
+	if n > uint64(len(d.b)) {
+		d.faulty, d.b = true, nil
+		return ""
+	}
+	s := string(d.b[:n])
+	d.b = d.b[n:]
+	return s
+}
+
+// head reads where a cursor is. What is between may take as much memory as a window
+// ever does.
+func (d *decoder) head() (next, end Offset, late int) {
+	next = Offset(d.num())
+	length := d.num()
+	late = int(d.num())
+	if length > 1<<28 || late < 0 {
+		d.faulty, d.b = true, nil
+		length = 0
+	}
+	return next, next + Offset(length), late
+}
+
+// open calls f with each offset that is open, in ascending order, all before end.
+func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due stamp.Wall)) {
+	at := next
+	for n := d.num(); n > 0 && !d.faulty; n-- {
+		at += Offset(d.num())
+		kind, attempts, due := d.num(), uint64(0), uint64(0)
+		length := kind / 2
+		if kind%2 == 1 {
+			length, attempts, due = 1, d.num(), d.num()
+		}
+		if at < next || at > end || length > uint64(end-at) || attempts > 1<<16-1 || int64(due) < 0 {
+			d.faulty, d.b = true, nil
+			return
+		}
+		for ; length > 0; length-- {
+			f(at, uint16(attempts), stamp.Wall(due))
+			at++
+		}
+	}
+}
+
+// Restore puts the topic where an earlier process left it; without a snapshot it has
+// had nothing of its log. The owner then calls Found with what is in the log from the
+// returned offset on, and then Restored. Channels that the snapshot has and the topic
+// has not are made if wanted says so; those that it has not begin where the releases
+// were. Error: ErrSnapshot, and it is as if there were none.
+// Requires: nothing was put; the topic has a disk.
+func (t *Topic) Restore(now stamp.Mono, b []byte, mono func(stamp.Wall) stamp.Mono, wanted func(channel string) bool, fx *Effects) (from Offset, err error) {
+	t.line.behind, t.orphans = true, math.MaxUint64
+	if len(b) == 0 {
+		return 0, nil
+	}
+	if b[0] != snapshotVersion {
+		return 0, ErrSnapshot
+	}
+	t.unread = new(Message)
+	d := decoder{b: b[1:]}
+	end, written, front := Offset(d.num()), Offset(d.num()), Offset(d.num())
+	var l line
+	next, pos, late := d.head()
+	l.window.next = next
+	d.open(next, pos, func(o Offset, _ uint16, _ stamp.Wall) {
+		l.window.reach(o)
+		l.window.push(t.unread)
+		l.absent.push(o)
+	})
+	l.window.reach(pos)
+	l.behind, l.late = true, late
+	var void []span
+	at := Offset(0)
+	for n := d.num(); n > 0 && !d.faulty; n-- {
+		at += Offset(d.num())
+		to := at + Offset(d.num())
+		void = append(void, span{at, to})
+		at = to
+	}
+	type cursor struct {
+		name   string
+		window window[*item]
+		absent ring[*item]
+		ahead  map[Offset]*item
+		late   int
+	}
+	var cursors []cursor
+	for n := d.num(); n > 0 && !d.faulty; n-- {
+		c := cursor{name: d.name()}
+		next, pos, late := d.head()
+		c.window.next, c.late = next, late
+		d.open(next, pos, func(o Offset, attempts uint16, due stamp.Wall) {
+			c.window.reach(o)
+			if l.window.get(o) != nil {
+				c.window.push(t.pends())
+				return
+			}
+			it := &item{offset: o, place: -1, attempts: attempts}
+			if due > 0 {
+				it.due = mono(due)
+			}
+			c.window.push(it)
+			c.absent.push(it)
+		})
+		c.window.reach(pos)
+		at := pos
+		for n := d.num(); n > 0 && !d.faulty; n-- {
+			at += Offset(d.num())
+			var it *item
+			if d.num() > 0 {
+				it = &item{offset: at, place: -1, attempts: uint16(d.num())}
+				if due := stamp.Wall(d.num()); due > 0 {
+					it.due = mono(due)
+				}
+				c.absent.push(it)
+			}
+			if c.ahead == nil {
+				c.ahead = make(map[Offset]*item)
+			}
+			c.ahead[at] = it
+		}
+		cursors = append(cursors, c)
+	}
+	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
+		return 0, ErrSnapshot
+	}
+	t.end, t.front, t.line, t.void = end, front, l, void
+	t.written, t.orphans = written, end
+	for _, from := range cursors {
+		c := t.Channel(from.name)
+		if c == nil {
+			if !wanted(from.name) {
+				continue
+			}
+			c = t.CreateChannel(now, from.name, fx)
+		}
+		c.window, c.absent, c.ahead, c.late, c.behind = from.window, from.absent, from.ahead, from.late, true
+	}
+	for _, c := range t.channels {
+		if !c.behind {
+			c.start()
+		}
+	}
+	return written, nil
+}
+
+// Found says that the log has a message at an offset, for all channels or for that
+// one. Offsets ascend.
+func (t *Topic) Found(o Offset, only string) {
+	l := &t.line
+	if t.found == nil {
+		t.found = make(map[Offset]bool)
+	}
+	if only != "" || o < max(t.front, l.window.end()) { // nobody had anything of what comes after
+		t.found[o] = true
+	}
+	if c := t.Channel(only); c != nil && c.tracked && o >= t.orphans {
+		c.lead(o, nil) // carried forward, and nobody knows: it is at its old place still
+	}
+	if t.end = max(t.end, o+1); o >= l.window.end() {
+		switch {
+		case only == "":
+			l.late++
+			return
+		case l.late == 0 && l.absent.len() == 0: // so it is as if it were released
+			l.window.reach(o + 1)
+			t.front = o + 1
+		default:
+			return // until the line has passed it
+		}
+	}
+	if l.window.get(o) != nil || t.avoided(o) {
+		return
+	}
+	for _, c := range t.channels {
+		if _, is := c.ahead[o]; !is && c.tracked && o >= c.window.end() && (only == "" || only == c.name) {
+			c.behind = true
+			c.late++
+		}
+	}
+}
+
+// Restored ends what Restore began. next is the log's next offset.
+func (t *Topic) Restored(now stamp.Mono, next Offset, fx *Effects) {
+	// What was in memory alone went with it.
+	lost := func(o Offset) bool { return o >= t.written && !t.found[o] }
+	l := &t.line
+	for range l.absent.len() {
+		if o := l.absent.pop(); lost(o) {
+			t.gone(o)
+		} else {
+			l.absent.push(o)
+		}
+	}
+	t.end = max(t.end, next)
+	t.tail.next, t.writeTo = t.end, t.end
+	t.counters.Accepted += uint64(t.Waiting())
+	for _, c := range t.channels {
+		for range c.absent.len() {
+			it := c.absent.pop()
+			if lost(it.offset) {
+				c.close(it.offset)
+				continue
+			}
+			it.order = c.order
+			c.order++
+			c.absent.push(it)
+		}
+		c.counters.Messages += uint64(c.Depth())
+		c.catchUp(now)
+		c.want(fx)
+	}
+	t.found = nil
+	t.advance(now, fx)
+}
+
+// FirstSnapshot is that of a log which somebody else has filled: channels have had
+// nothing of it; what is before released needs no token any more, and next is the
+// offset of the next message.
+func FirstSnapshot(released, next Offset, channels []string) []byte {
+	b := []byte{snapshotVersion}
+	b = binary.AppendUvarint(b, uint64(next))
+	b = binary.AppendUvarint(b, 0)
+	b = binary.AppendUvarint(b, uint64(released))
+	b = cursorHead(b, released, released, 0)
+	b = append(b, 0, 0) // nothing waits in memory, or was emptied
+	b = binary.AppendUvarint(b, uint64(len(channels)))
+	for _, c := range channels {
+		b = binary.AppendUvarint(b, uint64(len(c)))
+		b = append(b, c...)
+		b = cursorHead(b, 0, 0, 0)
+		b = append(b, 0, 0) // nothing is open before its position, or ahead
+	}
+	return b
+}
