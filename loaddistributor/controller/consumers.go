@@ -15,9 +15,10 @@ import (
 
 // DefaultConsumerWait is how long a move waits for consumers. A library that asks
 // where a topic is when a connection ends needs milliseconds, and the report that
-// tells of it up to a second; one that asks at an interval only, which is a minute
-// with most, is not waited for to the end.
-const DefaultConsumerWait = 5 * time.Second
+// tells of it up to a second; but go-nsq may give a connection that is new to it no RDY
+// for 5 s, until its others have less. One that asks at an interval only, which is a
+// minute with most, is not waited for to the end.
+const DefaultConsumerWait = 8 * time.Second
 
 // consumersFirst waits until each channel that is read on a broker of the topic is
 // read on those that are new to it, at most ConsumerWait. Their brokers are told to

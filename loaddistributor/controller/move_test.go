@@ -380,7 +380,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		Eventually(func() string { return c.topic("t").GetStatus().GetMoving() }).Should(
 			MatchRegexp(`^before its publishers move, until ..:..:..: for consumers of c on b2, which have to ask nsqlookupd again$`))
 		Expect(c.waits("b1")).To(Equal([]string{"t: " + c.topic("t").GetStatus().GetMoving()}))
-		Eventually(nudges, "3s").Should(Receive(Equal([]string{"c", "t", "b1"})), "once more, halfway")
+		Eventually(nudges, "5s").Should(Receive(Equal([]string{"c", "t", "b1"})), "once more, halfway")
 		Expect(where()).To(Equal(map[string]int{"b1": 4}))
 		read(n2, 0, 1, 3)
 		Eventually(where).Should(Equal(map[string]int{"b2": 4}))
@@ -391,7 +391,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 	It("are not waited for longer than was said", func() {
 		begin()
 		c.drain("b1")
-		Consistently(where, "4900ms").Should(Equal(map[string]int{"b1": 4}))
+		Consistently(where, "7900ms").Should(Equal(map[string]int{"b1": 4}))
 		Eventually(where, "300ms").Should(Equal(map[string]int{"b2": 4}))
 	})
 

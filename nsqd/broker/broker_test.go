@@ -223,7 +223,15 @@ var _ = Describe("a broker", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(l.Count()).To(BeEquivalentTo(10))
 
+		// One that takes nothing is there, and does not read.
+		sub, err := t.Subscribe("c", broker.Subscriber{}, func() {})
+		Expect(err).NotTo(HaveOccurred())
 		got = node.Report()[1]
+		Expect(got.Subscribers).To(BeEquivalentTo(2))
+		Expect(got.ChannelSubscribers).To(Equal([]uint32{1}))
+		Expect(sub.Ready(1)).To(Succeed())
+		got = node.Report()[1]
+		Expect(got.ChannelSubscribers).To(Equal([]uint32{2}))
 		Expect(got.Offered).To(BeZero())
 		Expect(got.Delivered).To(BeZero())
 		Expect(t.Stats().Delivery.Count()).To(BeEquivalentTo(10), "the life's figures stay")

@@ -166,7 +166,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	for _, c := range core.Channels() {
 		r.Depth += uint64(c.Depth())
 		r.Channels = append(r.Channels, c.Name())
-		r.ChannelSubscribers = append(r.ChannelSubscribers, uint32(c.Consumers()))
+		r.ChannelSubscribers = append(r.ChannelSubscribers, uint32(c.Readers()))
 	}
 	t.mu.Unlock()
 

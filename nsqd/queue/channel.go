@@ -230,6 +230,17 @@ func (c *Channel) Paused() bool { return c.paused }
 // Consumers is the number of consumers.
 func (c *Channel) Consumers() int { return len(c.consumers) }
 
+// Readers is how many of them may hold a message: their RDY is not 0.
+func (c *Channel) Readers() (n int) {
+	// order: a sum
+	for _, w := range c.consumers {
+		if w.ready > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // ConsumerIDs are the consumers, the oldest first.
 func (c *Channel) ConsumerIDs() []ConsumerID { return slices.Sorted(maps.Keys(c.consumers)) }
 

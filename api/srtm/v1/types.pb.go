@@ -532,8 +532,8 @@ type TopicStats struct {
 	// counted there, of access delay / delivery latency (each 0 .. 1). Empty from
 	// a broker that does not measure it.
 	DeliveryAccess []float64 `protobuf:"fixed64,17,rep,packed,name=delivery_access,json=deliveryAccess,proto3" json:"delivery_access,omitempty"`
-	// Subscriber connections of each of `channels` at its end, in their order. Empty
-	// from a broker that does not count them.
+	// Subscriber connections of each of `channels` at its end, in their order, that may
+	// hold a message: their RDY is not 0. Empty from a broker that does not count them.
 	ChannelSubscribers []uint32 `protobuf:"varint,20,rep,packed,name=channel_subscribers,json=channelSubscribers,proto3" json:"channel_subscribers,omitempty"`
 	// Waiting for a consumer with credit; not in `delivery`. Absent from a broker that
 	// does not measure it, and then in `processing`.
