@@ -43,9 +43,10 @@ func (c *Controller) consumersFirst(name string, topic catalog.Topic) {
 	}()
 	due := c.now()
 	until := due.Add(c.cfg.ConsumerWait)
+	read := map[string]bool{}
 	for {
 		c.mu.Lock()
-		missing := c.unreadLocked(topic, fresh)
+		missing := c.unreadLocked(topic, fresh, read)
 		shown := !slices.ContainsFunc(fresh, func(id string) bool { return !c.mu.cat.Shows(name, id) })
 		if len(missing) > 0 && shown && !c.now().Before(due) {
 			c.nudgeLocked(topic, missing, fresh)
@@ -81,11 +82,11 @@ func quotaBrokers(plan placement.Plan) []string {
 }
 
 // unreadLocked returns the channels that have consumers on brokers of the topic, or
-// those it has left, and none on some of the fresh ones, which they are. Requires: mu
-// held, for reading.
-func (c *Controller) unreadLocked(topic catalog.Topic, fresh []string) map[string][]string {
+// those it has left, and none on some of the fresh ones, which they are. Those that
+// had consumers when it looked before are in read: a consumer that looks again is
+// nowhere for a moment. Requires: mu held, for reading.
+func (c *Controller) unreadLocked(topic catalog.Topic, fresh []string, read map[string]bool) map[string][]string {
 	missing := map[string][]string{}
-	read := map[string]bool{}
 	for _, id := range append(quotaBrokers(topic.Plan), topic.Retiring...) {
 		if f := c.reportedLocked(id)[topic.Spec.Name()]; f != nil && !slices.Contains(fresh, id) {
 			for _, channel := range f.read {

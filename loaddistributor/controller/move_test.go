@@ -388,6 +388,17 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		Expect(nudges).To(BeEmpty())
 	})
 
+	It("are waited for while they look again, and are nowhere", func() {
+		begin()
+		c.drain("b1")
+		Eventually(nudges).Should(Receive(Equal([]string{"b", "c", "t", "b1"})))
+		read(n1, 0, 0, 0)
+		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).Should(BeZero())
+		Consistently(where, "2s").Should(Equal(map[string]int{"b1": 4}))
+		read(n2, 0, 1, 1)
+		Eventually(where).Should(Equal(map[string]int{"b2": 4}))
+	})
+
 	It("are not waited for longer than was said", func() {
 		begin()
 		c.drain("b1")
