@@ -50,6 +50,7 @@ type tuned struct {
 	instance string
 	since    stamp.Mono // of the placement, or of its process
 	expected float64    // msg/s, until it has been seen
+	first    bool       // nothing is known of what was before: what it holds was found right
 	seen     bool
 	backlog  int64 // as of its last report
 	// coming is what those that move away are expected to leave there yet.
@@ -100,7 +101,7 @@ func (t *Tuner) Place(now stamp.Mono, rule string, window time.Duration, placed 
 		}
 	}
 	for _, m := range fresh {
-		m.expected = m.Quota.Rate.PerSecond()
+		m.expected, m.first = m.Quota.Rate.PerSecond(), len(t.members) == 0
 		if known {
 			m.expected *= moving / quotas
 		}
@@ -138,7 +139,7 @@ func (t *Tuner) Join(now stamp.Mono, broker, instance string) {
 		return
 	}
 	if m.instance != "" && m.instance != instance {
-		m.window, m.since, m.seen, m.backlog = Window{}, now, false, 0
+		m.window, m.since, m.seen, m.first, m.backlog = Window{}, now, false, false, 0
 		m.expected = m.Quota.Rate.PerSecond()
 	}
 	m.instance = instance
@@ -181,6 +182,9 @@ func (t *Tuner) Propose(now stamp.Mono, total tokenbucket.Share, holding func(br
 			total.Burst -= h.Reserved.Burst
 			target = append(target, Assigned{Broker: m.Broker, Share: h.Reserved})
 			continue
+		}
+		if m.first && !m.seen && h.Target.Rate > 0 {
+			m.expected = h.Target.Rate.PerSecond()
 		}
 		l := Load{Broker: m.Broker, Share: h.Target, Publishers: m.Publishers, Quota: m.Quota, Retiring: m.Retiring}
 		m.window.Fill(&l, now.Add(-t.window))

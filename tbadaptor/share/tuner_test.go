@@ -147,3 +147,29 @@ func TestABrokerThatComesBackStartsWithItsQuota(t *testing.T) {
 		}
 	}
 }
+
+// After its own restart an adaptor knows nothing but what brokers hold, which was found
+// right: who is heard first is not cut to its quota for those that are not heard yet.
+func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
+	third := quota(1667, 33)
+	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 1, Quota: third}, {Broker: "b", Publishers: 1, Quota: third}, {Broker: "c", Publishers: 1, Quota: third}})
+	holds := func(broker string) Holding {
+		if broker == "a" {
+			return Holding{Target: quota(4000, 60)}
+		}
+		return Holding{Target: quota(500, 20)}
+	}
+	steady(tuner, "a", 0, 3, 3500, 0)
+	shares, err := tuner.Propose(3e9, quota(5000, 100), holds)
+	if err != nil || len(shares) != 3 || shares[0].Share.Rate < 3_675_000 {
+		t.Errorf("a sends 3,500 msg/s and has %v, %v", shares, err)
+	}
+	// A process that is new holds nothing, whatever the one before held.
+	tuner.Join(3e9, "b", "one")
+	tuner.Join(3e9, "b", "two")
+	steady(tuner, "c", 0, 3, 400, 0)
+	if shares, err = tuner.Propose(4e9, quota(5000, 100), holds); err != nil || shares[1].Share.Rate < 1_000_000 {
+		t.Errorf("b is new, and has %v, %v", shares, err)
+	}
+}
