@@ -456,7 +456,7 @@ func TestNewRefuses(t *testing.T) {
 		"source 0 is at broker 1 of 1":      build2(fine, []engine.Topic{{Stream: stream(), Where: []int{1}}}),
 		"1 shares for 1 brokers":            build2(fine, []engine.Topic{{Stream: stream(), Shares: make([]tokenbucket.Share, 1)}}),
 		"0 shares for 1 brokers":            build2(fine, []engine.Topic{{Stream: stream(), Limited: true}}),
-		"topic 0, broker 0: rate -1":        build2(fine, []engine.Topic{{Stream: stream(), Limited: true, Shares: []tokenbucket.Share{{Rate: -1, Burst: 1}}}}),
+		"topic 0, broker 0: rate -0.001 is": build2(fine, []engine.Topic{{Stream: stream(), Limited: true, Shares: []tokenbucket.Share{{Rate: -1, Burst: 1}}}}),
 		"topic 1: source 0 is at broker -2": build2(fine, []engine.Topic{{Stream: stream()}, {Stream: stream(), Where: []int{-2}}}),
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
