@@ -4,9 +4,8 @@
 // histograms are its caller's, loaddistributor/controller live and tools/drlsim
 // in simulation.
 //
-// slo.go is the statistic of a topic over several brokers, sequential.go and
-// explained.go the tests that decide as early as they can with a stated error,
-// search.go what a search asks and is told. There are two: paper.go searches over
+// slo.go is the statistic of a topic over several brokers, sequential.go the test
+// that decides as early as it can with a stated error, search.go what a search asks and is told. There are two: paper.go searches over
 // publishers in rounds of fixed length, as the paper does; fast.go searches over the
 // number of brokers, by replay.go for what needs no traffic.
 package fitting

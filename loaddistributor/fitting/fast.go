@@ -65,9 +65,8 @@ func (c *FastConfig) fill() {
 //
 // Access delay is not tested but replayed: it is a function of arrivals and
 // shares. Its part of the budget is set aside before the test, and checked with
-// all that was captured after it. Processing delays are tested with Explained; with
-// Sequential where it is not known what became of each message. The promises of
-// both, with an error of Alpha over all placements that are tried, are for what is left of
+// all that was captured after it. Processing delays are tested with Sequential, with an
+// error of Alpha over all placements that are tried. Its promise is for what is left of
 // the budget, and for arrivals like the captured ones:
 // there have to be a few seconds of them, and where these differ, so many that the
 // mean is within the budget by some standard errors.
@@ -83,27 +82,19 @@ type Fast struct {
 	absorbed []Absorption
 	recalled []bool // absorbed is of an earlier fit, by broker
 	lone     time.Duration
-	detailed bool // it is known what becomes of each message
 
 	// Of the placement in force.
 	plan      placement.Plan
 	where     []int
 	watched   time.Duration
-	counts    []Slice // by broker
-	measured  Slice   // access, where there are no arrivals
-	test      test    // nil: arrivals are captured
-	allowance float64 // of the budget, for access
-	queues    []queue // by broker, as the test's forecast has them
+	counts    []Slice     // by broker
+	measured  Slice       // access, where there are no arrivals
+	test      *Sequential // nil: arrivals are captured
+	allowance float64     // of the budget, for access
 
 	tried   []trial
 	rounds  []Rounds
 	outcome *Outcome
-}
-
-// test is a Sequential or an Explained.
-type test interface {
-	Decision() Decision
-	Fraction() (fraction, delivered float64)
 }
 
 // trial is a placement that was not found to keep the SLO.
@@ -257,7 +248,6 @@ func (f *Fast) observe(o Observation) {
 	if o.Lone > 0 && (f.lone == 0 || o.Lone < f.lone) {
 		f.lone = o.Lone
 	}
-	f.detailed = o.Deliveries != nil
 	f.measured.Delivered += o.Access.Delivered
 	f.measured.Late += o.Access.Late
 	var all Slice
@@ -267,21 +257,8 @@ func (f *Fast) observe(o Observation) {
 			all.add(s)
 		}
 	}
-	switch t := f.test.(type) {
-	case *Sequential:
-		t.Add(float64(all.Delivered), float64(all.Late))
-	case *Explained:
-		for l, deliveries := range o.Deliveries {
-			q := &f.queues[l]
-			for _, d := range deliveries {
-				if _, ended := q.take(d.Released); ended.Messages > 0 {
-					t.Add(ended)
-				}
-				if d.Took > f.setup.Latency {
-					q.period.Late++
-				}
-			}
-		}
+	if f.test != nil {
+		f.test.Add(float64(all.Delivered), float64(all.Late))
 	}
 }
 
@@ -391,7 +368,7 @@ const (
 
 // testOf returns the test of a candidate, the part of the budget that it sets aside
 // for access, and whether it is promising: by the forecast it would be done in time.
-func (f *Fast) testOf(c candidate) (t test, allowance float64, promising bool) {
+func (f *Fast) testOf(c candidate) (t *Sequential, allowance float64, promising bool) {
 	budget := f.setup.budget()
 	allowance = min(most*budget, max(least*budget, 1.5*c.forecast.access))
 	aim, late := f.config.Aim, c.forecast.processing+caution*budget
@@ -403,12 +380,6 @@ func (f *Fast) testOf(c candidate) (t test, allowance float64, promising bool) {
 	// error goes to each test.
 	alpha := f.config.Alpha / math.Exp2(float64(len(f.tried)+1))
 	messages := func(d time.Duration, least float64) float64 { return max(f.rate*d.Seconds(), least) }
-	if f.detailed && f.config.Stall == 0 && len(f.trace.arrivals) > 0 {
-		e := NewExplained(budget-allowance, alpha, c.forecast.periods, 0)
-		clear := e.Needs(-c.forecast.processing) // if nothing is late
-		e.most = messages(f.config.Cap, 4*clear)
-		return e, allowance, e.Needs(late-c.forecast.processing) <= messages(aim, 1.5*clear)
-	}
 	burst := f.declared
 	if len(f.trace.arrivals) > 0 {
 		burst = min(burst, f.trace.together(f.setup.Latency, c.where, len(f.setup.Brokers)))
@@ -432,9 +403,9 @@ func (f *Fast) adopt(c candidate) Action {
 func (f *Fast) begin(c candidate) Action {
 	t, allowance, _ := f.testOf(c)
 	stays := c.plan.K == f.plan.K
-	if s, ok := t.(*Sequential); ok && stays {
+	if stays {
 		for _, n := range f.counts { // its promise holds for what was captured as well
-			s.Add(float64(n.Delivered), float64(n.Late))
+			t.Add(float64(n.Delivered), float64(n.Late))
 		}
 	}
 	var a Action
@@ -444,11 +415,6 @@ func (f *Fast) begin(c candidate) Action {
 		a = f.adopt(c)
 	}
 	f.test, f.allowance = t, allowance
-	f.queues = make([]queue, len(f.setup.Brokers))
-	for l, absorbed := range f.assumed() {
-		b := f.setup.Brokers[l]
-		f.queues[l] = queueOf(absorbed, b.Mcap-b.Allocated)
-	}
 	return a
 }
 

@@ -20,10 +20,8 @@ type forecast struct {
 	access float64
 	// processing is the fraction that brokers would be late with, by what they
 	// absorb. It is a guess: it steers the search, and whatever it is worth the
-	// test of what it leaves unexplained is valid.
+	// test is valid.
 	processing float64
-	// periods are the brokers' busy periods, by the same guess.
-	periods []Period
 	// seconds is how many whole ones the trace has, and deviation the standard
 	// error of what is late, as far as these differ.
 	seconds   int
@@ -51,8 +49,7 @@ type queue struct {
 	each    time.Duration // of work for a message
 	absorbs float64       // of work, ns; 0: whatever comes
 
-	free   stamp.Mono // when all work is done
-	period Period     // the busy period under way
+	free stamp.Mono // when all work is done
 }
 
 // queueOf returns the queue of a broker that absorbs a, or of which is only known
@@ -67,21 +64,18 @@ func queueOf(a Absorption, rcap int64) queue {
 }
 
 // take adds a message that comes at the given time and returns the chance that it
-// is late. If the broker was idle, ended is the period before.
-func (q *queue) take(at stamp.Mono) (late float64, ended Period) {
-	if at >= q.free {
-		ended, q.period = q.period, Period{}
-		q.free = at
-	}
-	q.free = q.free.Add(q.each)
+// is late.
+func (q *queue) take(at stamp.Mono) (late float64) {
+	q.free = max(q.free, at).Add(q.each)
 	if q.absorbs > 0 {
 		over := float64(q.free.Sub(at))/q.absorbs - (1 - soft)
 		late = max(0, min(1, over/(2*soft)))
 	}
-	q.period.Messages++
-	q.period.Forecast += late
-	return late, ended
+	return late
 }
+
+// tally is how many messages of some time were late.
+type tally struct{ messages, late float64 }
 
 // recorded is a trace, and where its messages go.
 type recorded struct {
@@ -106,13 +100,13 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 		work[l] = queueOf(absorbed[l], b.Mcap-b.Allocated)
 	}
 	longest := LongestWait(s.Latency, lone)
-	var seconds []Period
+	var seconds []tally
 	for _, a := range r.arrivals {
 		second := int(a.At.Sub(start) / time.Second)
 		for len(seconds) <= second {
-			seconds = append(seconds, Period{})
+			seconds = append(seconds, tally{})
 		}
-		seconds[second].Messages++
+		seconds[second].messages++
 		l := where[a.Publisher]
 		if l < 0 {
 			continue
@@ -120,23 +114,15 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 		e := contract[l].Take(a.At)
 		if e == stamp.Never || e.Sub(a.At) > longest {
 			f.access++
-			seconds[second].Late++
+			seconds[second].late++
 			if e == stamp.Never {
 				continue
 			}
 		}
-		late, ended := work[l].take(e)
-		if ended.Messages > 0 {
-			f.periods = append(f.periods, ended)
-		}
+		late := work[l].take(e)
 		if e.Sub(a.At) <= longest {
 			f.processing += late
-			seconds[second].Late += late
-		}
-	}
-	for _, q := range work {
-		if q.period.Messages > 0 {
-			f.periods = append(f.periods, q.period)
+			seconds[second].late += late
 		}
 	}
 	n := float64(len(r.arrivals))
@@ -148,11 +134,11 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 
 // deviation is the standard error of the late fraction over so many seconds with
 // messages, infinite for fewer than two.
-func deviation(seconds []Period) (n int, err float64) {
+func deviation(seconds []tally) (n int, err float64) {
 	sum, square := 0.0, 0.0
 	for _, s := range seconds {
-		if s.Messages > 0 { // not a gap in what is known
-			f := s.Late / s.Messages
+		if s.messages > 0 { // not a gap in what is known
+			f := s.late / s.messages
 			sum += f
 			square += f * f
 			n++
@@ -198,8 +184,7 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 		q := queueOf(a, 0)
 		sum := 0.0
 		for _, at := range arrivals {
-			chance, _ := q.take(at)
-			sum += chance
+			sum += q.take(at)
 		}
 		if sum > late*float64(len(arrivals)) {
 			low = a.Burst + 1

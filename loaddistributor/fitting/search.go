@@ -70,10 +70,6 @@ type Observation struct {
 	// and tries one broker more at a time.
 	Arrivals []Arrival
 	Access   Slice
-	// Deliveries are, for each broker of Setup, what became of each message, in the
-	// order in which they had their tokens; nil where only counts are known. Only
-	// fast asks for them; with them and arrivals it is sure sooner.
-	Deliveries [][]Delivery
 	// Lone is the processing delay of a message that meets no other: a low
 	// quantile. 0: not known.
 	Lone time.Duration
@@ -93,12 +89,6 @@ type Slice struct{ Delivered, Late, HalfLate uint64 }
 type Arrival struct {
 	At        stamp.Mono
 	Publisher int32
-}
-
-// Delivery is one message that a broker delivered.
-type Delivery struct {
-	Released stamp.Mono    // it had its token
-	Took     time.Duration // its processing delay
 }
 
 // Outcome is how a search ended.

@@ -23,7 +23,7 @@ type fitOptions struct {
 	check  time.Duration
 	alpha  float64
 	limits struct{ step, settle, aim, cap time.Duration }
-	counts bool
+	stall  time.Duration
 }
 
 // modeWarm is fast once more, on brokers that are known from the first time.
@@ -39,7 +39,9 @@ func (o *fitOptions) flags(cmd *cobra.Command) {
 	f.DurationVar(&o.limits.settle, "settle", 100*time.Millisecond, "fast: time that a change takes to take hold")
 	f.DurationVar(&o.limits.aim, "aim", 8*time.Second, "fast: how long a test may take by the forecast for its k to be tried; at most --cap")
 	f.DurationVar(&o.limits.cap, "cap", time.Minute, "fast: how long one placement is tested at the most")
-	f.BoolVar(&o.counts, "counts", false, "fast: tell it only arrivals and counts, as live, and not what became of each message")
+	f.DurationVar(&o.stall, "stall", 0, "fast: how long it takes a host to stall at the most, with what it has to catch up with; live it is 100ms, and simulated hosts do not stall")
+	f.Bool("counts", false, "")
+	_ = f.MarkDeprecated("counts", "fast never knows more than arrivals and counts") // fails for unknown flags only
 }
 
 func (o *fitOptions) validate() error {
@@ -48,8 +50,8 @@ func (o *fitOptions) validate() error {
 			return fmt.Errorf("unknown mode %q: there are fast, paper, warm", mode)
 		}
 	}
-	if o.round <= 0 || o.check < 0 || o.limits.step <= 0 || o.limits.settle <= 0 || o.limits.aim <= 0 || o.limits.cap <= 0 {
-		return fmt.Errorf("--round, --step, --settle, --aim and --cap are above 0, --check is 0 or more")
+	if o.round <= 0 || o.check < 0 || o.stall < 0 || o.limits.step <= 0 || o.limits.settle <= 0 || o.limits.aim <= 0 || o.limits.cap <= 0 {
+		return fmt.Errorf("--round, --step, --settle, --aim and --cap are above 0, --check and --stall are 0 or more")
 	}
 	if !(o.alpha > 0 && o.alpha < 1) {
 		return fmt.Errorf("--alpha %v is not between 0 and 1", o.alpha)
@@ -59,8 +61,8 @@ func (o *fitOptions) validate() error {
 
 func (o *fitOptions) options(mode string) fit.Options {
 	return fit.Options{
-		Mode: mode, Round: o.round, Check: o.check, Counts: o.counts,
-		Fast: fitting.FastConfig{Alpha: o.alpha, Step: o.limits.step, Settle: o.limits.settle, Aim: min(o.limits.aim, o.limits.cap), Cap: o.limits.cap},
+		Mode: mode, Round: o.round, Check: o.check,
+		Fast: fitting.FastConfig{Alpha: o.alpha, Stall: o.stall, Step: o.limits.step, Settle: o.limits.settle, Aim: min(o.limits.aim, o.limits.cap), Cap: o.limits.cap},
 	}
 }
 

@@ -24,9 +24,6 @@ type Options struct {
 	Round time.Duration
 	// Fast are the knobs of the fast search.
 	Fast fitting.FastConfig
-	// Counts has the search see what brokers tell live: arrivals and counts, and not
-	// what became of each message.
-	Counts bool
 	// Check is how long the placement found is run afterwards; 0: not at all.
 	Check time.Duration
 	// Progress is told of every change; nil: nobody is.
@@ -85,7 +82,6 @@ type run struct {
 	setup   fitting.Setup
 	cluster *engine.Cluster
 	latency time.Duration
-	counts  bool
 	moved   stamp.Mono // when publishers moved last
 	// stream is the topic's schedule once more, as the brokers' stamps tell it.
 	stream schedule.Stream
@@ -98,7 +94,6 @@ type run struct {
 	checking  bool // only the parts
 	parts     []part
 	slices    [][]fitting.Slice
-	delivered [][]fitting.Delivery // nil: only counts are told
 	lone      *obs.Latency
 	restarted bool
 }
@@ -121,7 +116,7 @@ func newParts(n int) []part {
 func Run(b *scenario.Built, o Options) (*Result, error) {
 	p := b.Topics[0]
 	seconds := func(s float64) time.Duration { return time.Duration(s * 1e9) }
-	r := &run{built: b, placed: p, latency: seconds(p.Spec.SLO.LatencyMs / 1000), counts: o.Counts}
+	r := &run{built: b, placed: p, latency: seconds(p.Spec.SLO.LatencyMs / 1000)}
 	r.setup = fitting.Setup{
 		Policy: p.Spec.Policy, Brokers: b.Brokers, Demand: p.Demand,
 		Quantile: p.Spec.SLO.Quantile, Latency: r.latency,
@@ -210,9 +205,6 @@ func (r *run) forget() {
 	r.from = r.cluster.Now()
 	r.parts = newParts(len(r.built.Brokers))
 	r.slices = make([][]fitting.Slice, len(r.built.Brokers))
-	if !r.counts {
-		r.delivered = make([][]fitting.Delivery, len(r.built.Brokers))
-	}
 	r.lone = obs.NewLatency()
 }
 
@@ -233,9 +225,6 @@ func (r *run) observe(d engine.Delivery) {
 		return
 	}
 	r.lone.Record(d.Processing())
-	if r.delivered != nil {
-		r.delivered[d.Broker] = append(r.delivered[d.Broker], fitting.Delivery{Released: d.Eligible, Took: d.Processing()})
-	}
 	i := int(d.Eligible.Sub(r.from) / slice)
 	slices := &r.slices[d.Broker]
 	for len(*slices) <= i {
@@ -251,7 +240,7 @@ func (r *run) observe(d engine.Delivery) {
 }
 
 func (r *run) observation() fitting.Observation {
-	o := fitting.Observation{Slices: r.slices, Deliveries: r.delivered, Lone: r.lone.Quantile(0.1)}
+	o := fitting.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
 	for !r.over && stamp.Mono(r.next.At) < r.cluster.Now() {
 		for range r.next.Count {
 			o.Arrivals = append(o.Arrivals, fitting.Arrival{At: stamp.Mono(r.next.At), Publisher: r.next.Source})

@@ -37,8 +37,7 @@ func TestARowOfTable1(t *testing.T) {
 	const topic = `"publishers":1000,"rate":10,"batch":10,"group_size":15,"sync":true,"process":"periodic","contract":{"margin":0.5}`
 	paper := run(t, topic, fit.Options{Mode: fitting.ModePaper, Round: time.Minute, Check: 10 * time.Second})
 	fast := run(t, topic, fit.Options{Mode: fitting.ModeFast, Check: 10 * time.Second})
-	counts := run(t, topic, fit.Options{Mode: fitting.ModeFast, Counts: true, Check: 10 * time.Second})
-	for _, r := range []*fit.Result{paper, fast, counts} {
+	for _, r := range []*fit.Result{paper, fast} {
 		if !r.Fitted || r.Unplaced != 0 || r.K < 2 || r.K > 4 || r.Rounds[0].K != 1 || r.Check == nil || !r.Check.Met || r.Check.Messages != 100_000 {
 			t.Errorf("%s: %+v, check %+v", r.Mode, r, r.Check)
 		}
@@ -50,10 +49,8 @@ func TestARowOfTable1(t *testing.T) {
 	if paper.Seconds != float64(60*rounds) || rounds < 4 {
 		t.Errorf("paper: %d rounds in %v s", rounds, paper.Seconds)
 	}
-	for _, r := range []*fit.Result{fast, counts} {
-		if r.Seconds > 10 || r.K > paper.K || r.Placed <= 0 || r.Placed > 2 {
-			t.Errorf("fast was placed after %v s and done after %v s, on %d brokers; paper takes %d", r.Placed, r.Seconds, r.K, paper.K)
-		}
+	if fast.Seconds > 10 || fast.K > paper.K || fast.Placed <= 0 || fast.Placed > 2 {
+		t.Errorf("fast was placed after %v s and done after %v s, on %d brokers; paper takes %d", fast.Placed, fast.Seconds, fast.K, paper.K)
 	}
 }
 
