@@ -140,7 +140,7 @@ func TestTheDaemon(t *testing.T) {
 	if err := set(
 		&srtmv1.AdmissionRule{Key: "user/1", RefillMilli: 1, Capacity: 2},
 		&srtmv1.AdmissionRule{Key: "user/2", RefillMilli: 1, Capacity: 5},
-		&srtmv1.AdmissionRule{Key: "ip/*", RefillMilli: 1, Capacity: 1, Shadow: true, Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE},
+		&srtmv1.AdmissionRule{Key: "ip/*", RefillMilli: 1, Capacity: 1, Shadow: true},
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -183,6 +183,8 @@ func TestTheDaemon(t *testing.T) {
 		{set(), codes.InvalidArgument},
 		{set(&srtmv1.AdmissionRule{Key: "k", Capacity: 1}), codes.InvalidArgument},
 		{set(&srtmv1.AdmissionRule{Key: "k", Mode: 9}), codes.InvalidArgument},
+		{set(&srtmv1.AdmissionRule{Key: "k", Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE}), codes.InvalidArgument},
+		{set(&srtmv1.AdmissionRule{Key: "k", FailOpen: true}), codes.InvalidArgument},
 		{second(admin.GetRule(t.Context(), &srtmv1.GetRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.ListRules(t.Context(), &srtmv1.ListRulesRequest{PageSize: 1001})), codes.InvalidArgument},
@@ -206,7 +208,7 @@ func TestTheDaemon(t *testing.T) {
 			break
 		}
 	}
-	if got := strings.Join(keys, " "); got != "ip/*,true,ADMISSION_MODE_LEASE,3 user/1,false,ADMISSION_MODE_CENTRAL,1" {
+	if got := strings.Join(keys, " "); got != "ip/*,true,ADMISSION_MODE_CENTRAL,3 user/1,false,ADMISSION_MODE_CENTRAL,1" {
 		t.Errorf("rules: %s", got)
 	}
 	if r, err := admin.Ask(t.Context(), &srtmv1.AskRequest{Key: "ip/2", Cost: 1, Peek: true}); err != nil || !r.GetAdmit() || !r.GetByDefault() || r.GetShadow() {

@@ -49,14 +49,17 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 	for i, p := range r.GetRules() {
 		rules[i] = rule.Rule{
 			Key: p.GetKey(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRefillMilli()), Burst: p.GetCapacity()},
-			Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
+			Strict: p.GetStrict(), Shadow: p.GetShadow(),
 		}
 		switch p.GetMode() {
 		case srtmv1.AdmissionMode_ADMISSION_MODE_UNSPECIFIED, srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL:
 		case srtmv1.AdmissionMode_ADMISSION_MODE_LEASE:
-			rules[i].Mode = rule.Lease
+			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), "leases are not built yet: want central")
 		default:
 			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
+		}
+		if p.GetFailOpen() {
+			return nil, invalid(fmt.Sprintf("rules[%d].fail_open", i), "not built yet: use --default-reply-for of the router")
 		}
 		if err := rules[i].Validate(); err != nil {
 			return nil, invalid(fmt.Sprintf("rules[%d]", i), err.Error())

@@ -62,7 +62,7 @@ func ruleSetCommand() *cobra.Command {
 	var c cli
 	var refill float64
 	var r srtmv1.AdmissionRule
-	var mode, prefix string
+	var prefix string
 	cmd := &cobra.Command{
 		Use:   "set KEY --refill CREDITS/S --capacity CREDITS",
 		Short: "Add or replace a rule",
@@ -80,14 +80,6 @@ func ruleSetCommand() *cobra.Command {
 				r.Key = args[0]
 			}
 			r.RefillMilli = int64(tokenbucket.PerSecond(refill))
-			switch mode {
-			case "central":
-				r.Mode = srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL
-			case "lease":
-				r.Mode = srtmv1.AdmissionMode_ADMISSION_MODE_LEASE
-			default:
-				return usagef("--mode %q: want central or lease", mode)
-			}
 			return c.admission(cmd, func(ctx context.Context, a srtmv1.AdmissionAdminClient) error {
 				_, err := a.SetRules(ctx, &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{&r}})
 				return err
@@ -98,8 +90,6 @@ func ruleSetCommand() *cobra.Command {
 	cmd.Flags().Int64Var(&r.Capacity, "capacity", 0, "`credits` that the bucket holds, 1 to 1e9")
 	cmd.Flags().BoolVar(&r.Strict, "strict", false, "never above the rule, through any failure: rather deny")
 	cmd.Flags().BoolVar(&r.Shadow, "shadow", false, "decide and count, and admit all the same")
-	cmd.Flags().BoolVar(&r.FailOpen, "fail-open", false, "who cannot reach a server admits")
-	cmd.Flags().StringVar(&mode, "mode", "central", "`who` decides: central (a server, each request) or lease (holders, by shares)")
 	cmd.Flags().StringVar(&prefix, "default", "", "in place of KEY: a default for all keys with this `prefix`")
 	c.admissionFlags(cmd)
 	return cmd

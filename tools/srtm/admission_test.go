@@ -76,13 +76,12 @@ func TestAdmissionCommands(t *testing.T) {
 		}
 	}
 	set := []string{"admission", "rule", "set"}
-	do("", append(set, "user/1", "--refill", "0.5", "--capacity", "10", "--strict", "--fail-open", "--mode", "lease")...)
+	do("", append(set, "user/1", "--refill", "0.5", "--capacity", "10", "--strict")...)
 	do("", append(set, "--default", "ip/", "--refill", "100", "--capacity", "20", "--shadow")...)
 	do("", append(set, "denied")...)
-	do(`error: --mode "other": want central or lease`, append(set, "k", "--mode", "other")...)
 	do("error: srtm admission rule set: want one key, got 0 arguments", set...)
 	const list = `KEY     REFILL/S  CAPACITY  OPTIONS
-user/1  0.5       10        lease,strict,fail-open
+user/1  0.5       10        strict
 ip/*    100       20        shadow
 denied  0         0`
 	do(list, "admission", "rule", "list")

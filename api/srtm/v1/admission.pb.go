@@ -27,7 +27,7 @@ const (
 	AdmissionMode_ADMISSION_MODE_UNSPECIFIED AdmissionMode = 0
 	// A server decides each request.
 	AdmissionMode_ADMISSION_MODE_CENTRAL AdmissionMode = 1
-	// Holders decide by the shares that they are leased.
+	// Holders decide by the shares that they are leased. Refused so far.
 	AdmissionMode_ADMISSION_MODE_LEASE AdmissionMode = 2
 )
 
@@ -89,7 +89,7 @@ type AdmissionRule struct {
 	Strict bool `protobuf:"varint,5,opt,name=strict,proto3" json:"strict,omitempty"`
 	// Decides and counts, and admits all the same.
 	Shadow bool `protobuf:"varint,6,opt,name=shadow,proto3" json:"shadow,omitempty"`
-	// Who cannot reach a server admits.
+	// Who cannot reach a server admits. Refused so far.
 	FailOpen bool `protobuf:"varint,7,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
 	// Of its last edit; ignored by SetRules.
 	Change        uint64 `protobuf:"varint,8,opt,name=change,proto3" json:"change,omitempty"`
