@@ -12,8 +12,8 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
@@ -29,13 +29,13 @@ type mandate struct {
 	lease, bound time.Duration // set once
 	term         uint64        // at least that of the newest mandate; above all before it
 	holder       string        // the instance that may act
-	until        stamp.Mono    // when none but the holder does
+	until        mono.Time     // when none but the holder does
 	heard        *srtmv1.LeadResponse
-	at           stamp.Mono // when heard came
+	at           mono.Time // when heard came
 }
 
 // next returns what to ask or to lend at now.
-func (m *mandate) next(now stamp.Mono) *srtmv1.LeadRequest {
+func (m *mandate) next(now mono.Time) *srtmv1.LeadRequest {
 	h := m.heard
 	if h == nil || h.Instance != m.holder && now.Before(m.until) {
 		return &srtmv1.LeadRequest{}
@@ -47,7 +47,7 @@ func (m *mandate) next(now stamp.Mono) *srtmv1.LeadRequest {
 }
 
 // answer takes the answer to the last request, which came at now.
-func (m *mandate) answer(r *srtmv1.LeadResponse, now stamp.Mono) {
+func (m *mandate) answer(r *srtmv1.LeadResponse, now mono.Time) {
 	if r.Leads {
 		m.holder = r.Instance
 	}

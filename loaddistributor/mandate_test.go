@@ -5,20 +5,20 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // An adaptor that is lent to as loop.Server is, by a clock of its own.
 type lent struct {
 	name  string
 	skew  time.Duration // of its clock
-	until stamp.Mono    // by its clock
+	until mono.Time     // by its clock
 	term  uint64
 }
 
-func (a *lent) lead(now stamp.Mono, r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
+func (a *lent) lead(now mono.Time, r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
 	now = now.Add(a.skew)
-	if until := stamp.Mono(r.Stamp).Add(r.Lease.AsDuration()); r.Instance == a.name && now.Before(until) {
+	if until := mono.Time(r.Stamp).Add(r.Lease.AsDuration()); r.Instance == a.name && now.Before(until) {
 		if !now.Before(a.until) {
 			if r.Term <= a.term {
 				panic("an old term")
@@ -36,7 +36,7 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 	const lease, bound, step = time.Second, 50 * time.Millisecond, 10 * time.Millisecond
 	for _, fresh := range []bool{true, false} {
 		first, second := &lent{name: "a", skew: time.Hour}, &lent{name: "b", skew: 2 * time.Hour}
-		now := stamp.Mono(0).Add(time.Hour)
+		now := mono.Time(0).Add(time.Hour)
 		begin := func(term uint64, before bool) *mandate {
 			m := &mandate{lease: lease, bound: bound, term: term}
 			if before {

@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/settings"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
@@ -249,7 +249,7 @@ func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) lo
 
 // mandate is for a leader that begins at now. Where the store is new, nobody has lent
 // anything before.
-func (o *options) mandate(as role, now stamp.Mono) *mandate {
+func (o *options) mandate(as role, now mono.Time) *mandate {
 	m := &mandate{lease: o.tbadaptorLease, bound: o.loopConfig(nil, nil).Leases.ClockBound, term: as.term.Number()}
 	if as.cat.Version() > 0 {
 		m.until = now.Add(m.lease + m.bound)

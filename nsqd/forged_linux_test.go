@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -31,7 +31,7 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	const messages, rate, burst, slack = 100, 2000, 5, stamp.Mono(200 * time.Microsecond)
+	const messages, rate, burst, slack = 100, 2000, 5, mono.Time(200 * time.Microsecond)
 	trace := filepath.Join(t.TempDir(), "trace")
 	d := start(t, "--arrival-stamps=ebpf", "--release-trace="+trace, fmt.Sprintf("--topic-limit=t:%d:%d", rate, burst))
 	topic, err := d.broker.CreateTopic("t")
@@ -79,7 +79,7 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 		lines = strings.Fields(string(text))
 	}
 	for k, line := range lines[1:] {
-		var arrival, eligible, released stamp.Mono
+		var arrival, eligible, released mono.Time
 		if _, err := fmt.Sscanf(line, "t,%d,%d,%d", &arrival, &eligible, &released); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}

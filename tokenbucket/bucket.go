@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 const (
@@ -17,7 +17,7 @@ const (
 var deepest = int128{hi: 1 << 62}
 
 // Bucket is the (r, b) envelope by virtual scheduling. The zero value has no
-// share: it admits nothing (Eligible is stamp.Never) until it is retuned. It is
+// share: it admits nothing (Eligible is mono.Never) until it is retuned. It is
 // a plain value, not safe for concurrent use; copying it forks it.
 //
 // A message that arrives at a is eligible at
@@ -72,9 +72,9 @@ var deepest = int128{hi: 1 << 62}
 type Bucket struct {
 	// Set by New and Retune only.
 	share   Share
-	cap     int128     // share.Burst in grains
-	granted int128     // grains that exist from since on and no earlier
-	since   stamp.Mono // when they were granted; no later than the last retune
+	cap     int128    // share.Burst in grains
+	granted int128    // grains that exist from since on and no earlier
+	since   mono.Time // when they were granted; no later than the last retune
 
 	zero int128 // see above
 }
@@ -82,7 +82,7 @@ type Bucket struct {
 // New returns a bucket that starts empty at now: a share that is new to its
 // holder brings no tokens. A share that Validate refuses is held as the zero
 // Share and admits nothing.
-func New(s Share, now stamp.Mono) Bucket {
+func New(s Share, now mono.Time) Bucket {
 	var b Bucket
 	b.Retune(now, s, 0)
 	return b
@@ -90,7 +90,7 @@ func New(s Share, now stamp.Mono) Bucket {
 
 // NewFull returns a bucket that is full at now, and was before: a contract that
 // nobody has used yet. A share that Validate refuses is held as the zero Share.
-func NewFull(s Share, now stamp.Mono) Bucket {
+func NewFull(s Share, now mono.Time) Bucket {
 	b := New(s, now)
 	b.zero = b.zero.sub(b.cap)
 	return b
@@ -100,19 +100,19 @@ func NewFull(s Share, now stamp.Mono) Bucket {
 func (b *Bucket) Share() Share { return b.share }
 
 // Eligible returns when a message that arrived at at could be released if its
-// token were taken now; never before at, and stamp.Never if that lies beyond
+// token were taken now; never before at, and mono.Never if that lies beyond
 // the clock's range or there is no share. It changes nothing.
-func (b *Bucket) Eligible(at stamp.Mono) stamp.Mono {
+func (b *Bucket) Eligible(at mono.Time) mono.Time {
 	e, _ := b.judge(at)
 	return e
 }
 
-// Take is Eligible, and takes the token. Where it returns stamp.Never it took
+// Take is Eligible, and takes the token. Where it returns mono.Never it took
 // nothing. It takes tokens that are still to come: a caller that releases
 // messages waits for Eligible first, so that a retune in between is honoured.
-func (b *Bucket) Take(at stamp.Mono) stamp.Mono {
+func (b *Bucket) Take(at mono.Time) mono.Time {
 	e, zero := b.judge(at)
-	if e != stamp.Never {
+	if e != mono.Never {
 		b.zero = zero
 	}
 	return e
@@ -126,7 +126,7 @@ func (b *Bucket) Take(at stamp.Mono) stamp.Mono {
 //
 // Envelope, by the same invariants as Take's: the admitted between i and j,
 // both included, have at most b + r*(now_j - now_i) tokens.
-func (b *Bucket) Admit(n int64, now stamp.Mono) (ok bool, retry time.Duration) {
+func (b *Bucket) Admit(n int64, now mono.Time) (ok bool, retry time.Duration) {
 	rate := int64(b.share.Rate)
 	if rate == 0 || n > b.share.Burst {
 		return false, math.MaxInt64
@@ -141,15 +141,15 @@ func (b *Bucket) Admit(n int64, now stamp.Mono) (ok bool, retry time.Duration) {
 		b.zero = zero
 		return true, 0
 	}
-	return false, max(stamp.Mono(zero.ceilDiv(rate)), b.since).Sub(now)
+	return false, max(mono.Time(zero.ceilDiv(rate)), b.since).Sub(now)
 }
 
 // judge returns the eligible time of a message that arrived at at, and what
 // zero is once its token is taken.
-func (b *Bucket) judge(at stamp.Mono) (e stamp.Mono, zero int128) {
+func (b *Bucket) judge(at mono.Time) (e mono.Time, zero int128) {
 	rate := int64(b.share.Rate)
 	if rate == 0 {
-		return stamp.Never, b.zero
+		return mono.Never, b.zero
 	}
 	here := mul(int64(at), rate)
 	zero = b.zero
@@ -159,7 +159,7 @@ func (b *Bucket) judge(at stamp.Mono) (e stamp.Mono, zero int128) {
 	zero = zero.add(from64(grain))
 	e = at
 	if here.less(zero) {
-		e = stamp.Mono(zero.ceilDiv(rate))
+		e = mono.Time(zero.ceilDiv(rate))
 		if b.share.Burst == 1 {
 			zero = mul(int64(e), rate) // invariant (A)
 		}
@@ -175,13 +175,13 @@ func (b *Bucket) judge(at stamp.Mono) (e stamp.Mono, zero int128) {
 // would have had to wait without the grant has waited for it. Postcondition:
 // e <= result <= since. (A) still holds: since the last retune, no earlier than
 // since, zero was never below r*since - b, and a token was just taken.
-func (b *Bucket) ungranted(at, e stamp.Mono, zero int128) stamp.Mono {
-	own := stamp.Mono(zero.add(b.granted).ceilDiv(int64(b.share.Rate)))
+func (b *Bucket) ungranted(at, e mono.Time, zero int128) mono.Time {
+	own := mono.Time(zero.add(b.granted).ceilDiv(int64(b.share.Rate)))
 	return min(max(at, own), b.since)
 }
 
 // grains returns what the bucket holds at now; below zero it is a debt.
-func (b *Bucket) grains(now stamp.Mono) int128 {
+func (b *Bucket) grains(now mono.Time) int128 {
 	held := mul(int64(now), int64(b.share.Rate)).sub(b.zero)
 	if b.cap.less(held) {
 		return b.cap
@@ -192,7 +192,7 @@ func (b *Bucket) grains(now stamp.Mono) int128 {
 // Tokens returns what the bucket holds at now, rounded down: at most its burst,
 // and less than zero if messages were taken whose eligible time is still to
 // come.
-func (b *Bucket) Tokens(now stamp.Mono) Tokens {
+func (b *Bucket) Tokens(now mono.Time) Tokens {
 	return Tokens(b.grains(now).floorDiv(grainsPer))
 }
 
@@ -205,7 +205,7 @@ func (b *Bucket) Tokens(now stamp.Mono) Tokens {
 //
 // and granted tokens are usable from now on, not for the past. A share that
 // Validate refuses is held as the zero Share.
-func (b *Bucket) Retune(now stamp.Mono, s Share, granted Tokens) (released Tokens) {
+func (b *Bucket) Retune(now mono.Time, s Share, granted Tokens) (released Tokens) {
 	if s.Validate() != nil {
 		s = Share{}
 	}

@@ -5,16 +5,16 @@ import (
 	"math"
 	"testing"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-const second = stamp.Mono(1e9)
+const second = mono.Time(1e9)
 
 func TestABurstPassesAndTheRestIsPaced(t *testing.T) {
 	// 1000 msg/s, so a token each millisecond.
 	b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}, 0)
-	for i, want := range []stamp.Mono{0, 0, 0, 1e6, 2e6, 3e6} {
+	for i, want := range []mono.Time{0, 0, 0, 1e6, 2e6, 3e6} {
 		if got := b.Eligible(0); got != want {
 			t.Fatalf("message %d would be eligible at %d, want %d", i, got, want)
 		}
@@ -45,10 +45,10 @@ func TestANewBucketIsEmpty(t *testing.T) {
 
 func TestTheZeroBucketAdmitsNothing(t *testing.T) {
 	var b tokenbucket.Bucket
-	if got := b.Eligible(7); got != stamp.Never {
+	if got := b.Eligible(7); got != mono.Never {
 		t.Errorf("eligible at %d, want Never", got)
 	}
-	if got := b.Take(7); got != stamp.Never {
+	if got := b.Take(7); got != mono.Never {
 		t.Errorf("taken at %d, want Never", got)
 	}
 	if got := b.Tokens(second); got != 0 {
@@ -75,7 +75,7 @@ func TestRetuneKeepsWhatFitsAndReturnsTheRest(t *testing.T) {
 	if got := b.Retune(500_000, tokenbucket.Share{}, 0); got != 6000 {
 		t.Errorf("gave up %d on losing the share, want 6000", got)
 	}
-	if got := b.Eligible(second); got != stamp.Never {
+	if got := b.Eligible(second); got != mono.Never {
 		t.Errorf("eligible at %d without a share, want Never", got)
 	}
 }
@@ -102,11 +102,11 @@ func TestTheSameShareAgainChangesNothing(t *testing.T) {
 func TestMessagesThatWaitedForTheFirstGrant(t *testing.T) {
 	var b tokenbucket.Bucket
 	arrived, granted := second, 3*second
-	if got := b.Eligible(arrived); got != stamp.Never {
+	if got := b.Eligible(arrived); got != mono.Never {
 		t.Fatalf("eligible at %d without a share", got)
 	}
 	b.Retune(granted, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 10}, 2*tokenbucket.Token)
-	for i, want := range []stamp.Mono{granted, granted, granted + 1e6, granted + 2e6} {
+	for i, want := range []mono.Time{granted, granted, granted + 1e6, granted + 2e6} {
 		if got := b.Take(arrived); got != want {
 			t.Errorf("message %d is eligible at %d, want %d", i, got, want)
 		}
@@ -157,11 +157,11 @@ func TestShareValidate(t *testing.T) {
 		}
 		// Held as nothing, and what a good share held is given up.
 		bad := tokenbucket.NewFull(s, 0)
-		if got := bad.Eligible(0); got != stamp.Never || !bad.Share().IsZero() {
+		if got := bad.Eligible(0); got != mono.Never || !bad.Share().IsZero() {
 			t.Errorf("%v admits a message at %d", s, got)
 		}
 		good := tokenbucket.NewFull(tokenbucket.Share{Rate: 1000, Burst: 7}, 0)
-		if released := good.Retune(0, s, 0); released != 7*tokenbucket.Token || good.Eligible(0) != stamp.Never {
+		if released := good.Retune(0, s, 0); released != 7*tokenbucket.Token || good.Eligible(0) != mono.Never {
 			t.Errorf("retuned to %v it released %d and admits at %d", s, released, good.Eligible(0))
 		}
 	}
@@ -200,21 +200,21 @@ func TestExtremes(t *testing.T) {
 	if got := b.Take(math.MinInt64); got != math.MinInt64 {
 		t.Errorf("a message of the first instant is eligible at %d", got)
 	}
-	if got := b.Take(stamp.Never); got != stamp.Never {
+	if got := b.Take(mono.Never); got != mono.Never {
 		t.Errorf("a message of never is eligible at %d", got)
 	}
 	if got, want := b.Tokens(0), tokenbucket.Tokens(tokenbucket.MaxBurst-1)*tokenbucket.Token; got != want {
 		t.Errorf("holds %d after one message, want %d", got, want)
 	}
-	empty := tokenbucket.New(tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: 1}, stamp.Never-1)
-	if got := empty.Take(0); got != stamp.Never {
+	empty := tokenbucket.New(tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: 1}, mono.Never-1)
+	if got := empty.Take(0); got != mono.Never {
 		t.Errorf("eligible at %d, beyond the end of the clock", got)
 	}
 	if got := empty.Tokens(math.MinInt64); got >= 0 {
 		t.Errorf("holds %d long before it was made", got)
 	}
 	fast := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: 1}, math.MaxInt64-3)
-	for i, want := range []stamp.Mono{math.MaxInt64 - 3, math.MaxInt64 - 2, math.MaxInt64 - 1, stamp.Never, stamp.Never} {
+	for i, want := range []mono.Time{math.MaxInt64 - 3, math.MaxInt64 - 2, math.MaxInt64 - 1, mono.Never, mono.Never} {
 		if got := fast.Take(math.MaxInt64 - 3); got != want {
 			t.Errorf("message %d is eligible at %d, want %d", i, got, want)
 		}
@@ -226,7 +226,7 @@ func TestExtremes(t *testing.T) {
 
 func TestNothingIsAllocated(t *testing.T) {
 	b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 2}, 0)
-	at := stamp.Mono(0)
+	at := mono.Time(0)
 	if n := testing.AllocsPerRun(1000, func() {
 		at += 70_000
 		b.Eligible(at)
@@ -238,17 +238,17 @@ func TestNothingIsAllocated(t *testing.T) {
 }
 
 // sink keeps the compiler from dropping what is measured.
-var sink stamp.Mono
+var sink mono.Time
 
 // A message costs the broker one Eligible and one Take.
 func BenchmarkMessage(b *testing.B) {
 	for _, bench := range []struct {
 		name string
-		gap  stamp.Mono
+		gap  mono.Time
 	}{{"conforming", 130_000}, {"waiting", 70_000}} {
 		b.Run(bench.name, func(b *testing.B) {
 			bkt := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(9_999), Burst: 26}, 0)
-			var at stamp.Mono
+			var at mono.Time
 			b.ReportAllocs()
 			for b.Loop() {
 				at += bench.gap
@@ -262,7 +262,7 @@ func BenchmarkMessage(b *testing.B) {
 // A retune with an older clock after a grant with a newer one: however late the
 // eligible times come out, no instant may get more than the burst.
 func TestARetuneWithAnOlderClock(t *testing.T) {
-	const ms = stamp.Mono(1e6)
+	const ms = mono.Time(1e6)
 	slow := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}
 	b := tokenbucket.New(slow, 100*ms)
 	for range 50 {
@@ -270,7 +270,7 @@ func TestARetuneWithAnOlderClock(t *testing.T) {
 	}
 	b.Retune(100*ms, slow, 53*tokenbucket.Token)
 	b.Retune(50*ms, tokenbucket.Share{Rate: tokenbucket.PerSecond(4000), Burst: 3}, 0)
-	at := map[stamp.Mono]int{}
+	at := map[mono.Time]int{}
 	for range 500 {
 		e := b.Take(20 * ms)
 		if at[e]++; at[e] > 3 {

@@ -2,7 +2,7 @@
 // that releases by it, the ledger that moves parts of it, the fitting that
 // replays traces through it and the simulator. It is pure: it reads no clock,
 // draws no random number and knows nothing of topics, messages or brokers; a
-// time comes in as a stamp.Mono and goes out as one.
+// time comes in as a mono.Time and goes out as one.
 //
 // bucket.go is the limiter itself, exact in integers, with the promise it keeps
 // and its proof; hindsight.go is the limiter for messages that are read out of

@@ -5,7 +5,7 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Horizon is how far back Hindsight remembers, if no more than maxPoints
@@ -92,7 +92,7 @@ type Hindsight struct {
 	// bucket judges what arrives after latest.
 	bucket Bucket
 	// latest is when the last point was taken or the share last changed.
-	latest stamp.Mono
+	latest mono.Time
 
 	// The history. Invariant: points are in order and do not overlap; eras[i].first
 	// never falls; points [eras[i].first, eras[i+1].first) were taken in era i,
@@ -104,19 +104,19 @@ type Hindsight struct {
 	// closed is a time in which no message has its token, whatever was judged
 	// since: taking one only lowers L and what is lost. It spares a line of
 	// messages that wait the same search for each.
-	closed struct{ from, to stamp.Mono }
+	closed struct{ from, to mono.Time }
 }
 
 // point is a message taken, or several that were eligible at about the same time.
 type point struct {
-	from, to stamp.Mono // the first, the last
-	before   int64      // grains held when the first was taken, before that
-	held     int64      // least that was left after one of them
+	from, to mono.Time // the first, the last
+	before   int64     // grains held when the first was taken, before that
+	held     int64     // least that was left after one of them
 }
 
 // era is the time under one share, from the beginning of the memory or a retune.
 type era struct {
-	from   stamp.Mono
+	from   mono.Time
 	rate   int64 // grains per nanosecond
 	room   int64 // grains, the burst
 	before int64 // grains held when the era began, before the retune
@@ -130,10 +130,10 @@ func (h *Hindsight) Share() Share { return h.bucket.Share() }
 
 // Tokens returns what the bucket holds at now, or held when the last message was
 // taken, if that is later; rounded down.
-func (h *Hindsight) Tokens(now stamp.Mono) Tokens { return h.bucket.Tokens(h.notBefore(now)) }
+func (h *Hindsight) Tokens(now mono.Time) Tokens { return h.bucket.Tokens(h.notBefore(now)) }
 
 // notBefore returns at, or latest if that is later.
-func (h *Hindsight) notBefore(at stamp.Mono) stamp.Mono {
+func (h *Hindsight) notBefore(at mono.Time) mono.Time {
 	if h.nEras == 0 {
 		return at
 	}
@@ -141,9 +141,9 @@ func (h *Hindsight) notBefore(at stamp.Mono) stamp.Mono {
 }
 
 // Eligible returns when a message that arrived at at could be released if its
-// token were taken now, never before at; stamp.Never as for Bucket. Of two
+// token were taken now, never before at; mono.Never as for Bucket. Of two
 // messages the one that arrived earlier is never eligible later.
-func (h *Hindsight) Eligible(at stamp.Mono) stamp.Mono {
+func (h *Hindsight) Eligible(at mono.Time) mono.Time {
 	if e, _, ok := h.search(at); ok {
 		return e
 	}
@@ -152,7 +152,7 @@ func (h *Hindsight) Eligible(at stamp.Mono) stamp.Mono {
 
 // Take is Eligible, and takes the token if it is there by now. Otherwise ok is
 // false and nothing is changed.
-func (h *Hindsight) Take(at, now stamp.Mono) (e stamp.Mono, ok bool) {
+func (h *Hindsight) Take(at, now mono.Time) (e mono.Time, ok bool) {
 	if e, p, found := h.search(at); found {
 		if now.Before(e) {
 			return e, false
@@ -161,7 +161,7 @@ func (h *Hindsight) Take(at, now stamp.Mono) (e stamp.Mono, ok bool) {
 		return e, true
 	}
 	e, zero := h.bucket.judge(h.notBefore(at))
-	if e == stamp.Never || now.Before(e) {
+	if e == mono.Never || now.Before(e) {
 		return e, false
 	}
 	h.bucket.zero = zero
@@ -173,7 +173,7 @@ func (h *Hindsight) Take(at, now stamp.Mono) (e stamp.Mono, ok bool) {
 
 // record notes a message taken at e in an era, before the point next, with so
 // many grains held before. What it costs those after it is charged already.
-func (h *Hindsight) record(era, next int, e stamp.Mono, held int64) {
+func (h *Hindsight) record(era, next int, e mono.Time, held int64) {
 	if next > h.eras[era].first {
 		last := h.points.at(next - 1)
 		if e <= last.to {
@@ -196,23 +196,23 @@ func (h *Hindsight) record(era, next int, e stamp.Mono, held int64) {
 // After returns when the last of n more messages of which the first arrived at
 // at would have its token, if no other were taken and all tokens lost so far
 // stayed lost; at, if all are there. Requires: n >= 1.
-func (h *Hindsight) After(n int64, at stamp.Mono) stamp.Mono {
+func (h *Hindsight) After(n int64, at mono.Time) mono.Time {
 	rate := int64(h.bucket.share.Rate)
 	if rate == 0 {
-		return stamp.Never
+		return mono.Never
 	}
 	from := h.notBefore(at)
 	missing := mul(n, grain).sub(h.bucket.grains(from))
 	if missing.sign() <= 0 {
 		return at
 	}
-	return stamp.Mono(mul(int64(from), rate).add(missing).ceilDiv(rate))
+	return mono.Time(mul(int64(from), rate).add(missing).ceilDiv(rate))
 }
 
 // Retune is Bucket's. It acts at now, or when the last message was taken, if
 // that is later: of two callers who read the clock before they waited for a
 // lock, the first may hold the later time.
-func (h *Hindsight) Retune(now stamp.Mono, s Share, granted Tokens) (released Tokens) {
+func (h *Hindsight) Retune(now mono.Time, s Share, granted Tokens) (released Tokens) {
 	now = h.notBefore(now)
 	was, held := h.bucket, h.bucket.grains(now)
 	released = h.bucket.Retune(now, s, granted)
@@ -245,17 +245,17 @@ func (h *Hindsight) Retune(now stamp.Mono, s Share, granted Tokens) (released To
 // place is where in the history a message is taken: at in an era, before the
 // point next, with so many grains held.
 type place struct {
-	at        stamp.Mono
+	at        mono.Time
 	era, next int
 	// held is as of at, or of the end of the point that at lies in.
 	held int64
-	end  stamp.Mono // at, or that
+	end  mono.Time // at, or that
 }
 
 // search looks for the first time from at on, and before latest, at which a
 // message more can be taken. What it learns of times at which none can, it
 // keeps.
-func (h *Hindsight) search(at stamp.Mono) (e stamp.Mono, p place, ok bool) {
+func (h *Hindsight) search(at mono.Time) (e mono.Time, p place, ok bool) {
 	if h.nEras == 0 || !at.Before(h.latest) {
 		return 0, p, false
 	}
@@ -319,7 +319,7 @@ func (h *Hindsight) end(i int) int {
 // try looks for a time from p.at on and before whatever happened next, at which
 // a message can be taken. If there is none, it returns when to go on: at what
 // happened next, or at what stood in the way later.
-func (h *Hindsight) try(p *place) (end stamp.Mono, ok bool) {
+func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
 	e := &h.eras[p.era]
 	prev := point{to: e.from, held: e.after}
 	if p.next > e.first {
@@ -342,7 +342,7 @@ func (h *Hindsight) try(p *place) (end stamp.Mono, ok bool) {
 		if uint64(wait) >= uint64(end)-uint64(p.end) {
 			return end, false
 		}
-		p.end += stamp.Mono(wait)
+		p.end += mono.Time(wait)
 		p.at = p.end
 		p.held = level()
 	}
@@ -352,7 +352,7 @@ func (h *Hindsight) try(p *place) (end stamp.Mono, ok bool) {
 // charge finds out whether everything after p can do with a token less, until
 // one was lost anyhow; if not, obstacle is the time of what cannot. With apply
 // it takes the token, which then must be possible.
-func (h *Hindsight) charge(p place, apply bool) (obstacle stamp.Mono, ok bool) {
+func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
 	less := int64(grain)
 	prev := point{to: p.end, held: p.held}
 	for i, k := p.era, p.next; ; {
@@ -433,7 +433,7 @@ func (h *Hindsight) Used() (tokens int64, short bool) {
 
 // earned returns the grains that come at a rate in a time; beyond any room, not
 // exactly. Requires: from <= to.
-func earned(rate int64, from, to stamp.Mono) int64 {
+func earned(rate int64, from, to mono.Time) int64 {
 	const beyond = 1 << 62
 	hi, lo := bits.Mul64(uint64(rate), uint64(to)-uint64(from))
 	if hi > 0 || lo > beyond {
@@ -443,8 +443,8 @@ func earned(rate int64, from, to stamp.Mono) int64 {
 }
 
 // forget drops what is older than the horizon at now, or too much.
-func (h *Hindsight) forget(now stamp.Mono) {
-	oldest := stamp.Mono(math.MinInt64)
+func (h *Hindsight) forget(now mono.Time) {
+	oldest := mono.Time(math.MinInt64)
 	if int64(now) >= math.MinInt64+int64(Horizon) {
 		oldest = now.Add(-Horizon)
 	}
@@ -528,7 +528,7 @@ func (p *points) pop() point {
 }
 
 // after returns the index of the first point that begins later than at.
-func (p *points) after(at stamp.Mono) int {
+func (p *points) after(at mono.Time) int {
 	lo, hi := 0, p.n
 	for lo < hi {
 		if mid := int(uint(lo+hi) / 2); p.at(mid).from <= at {

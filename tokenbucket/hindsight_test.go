@@ -11,13 +11,13 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // happening is a message taken, or a retune.
 type happening struct {
-	at      stamp.Mono
+	at      mono.Time
 	retune  bool
 	share   tokenbucket.Share  // of a retune
 	granted tokenbucket.Tokens // by it
@@ -27,14 +27,14 @@ type happening struct {
 // account is an obvious bucket, in exact fractions, that starts without a share.
 type account struct {
 	rate, room, held *big.Rat
-	at               stamp.Mono
+	at               mono.Time
 }
 
 func newAccount() *account {
 	return &account{rate: new(big.Rat), room: new(big.Rat), held: new(big.Rat)}
 }
 
-func (a *account) advance(to stamp.Mono) {
+func (a *account) advance(to mono.Time) {
 	a.held = add(a.held, mul(a.rate, sub(rat(int64(to)), rat(int64(a.at)))))
 	if a.room.Cmp(a.held) < 0 {
 		a.held = a.room
@@ -69,10 +69,10 @@ func replay(hs []happening) int {
 // slow is Hindsight as it is defined: it tries every time that may be the first.
 type slow struct {
 	happened []happening // by time
-	latest   stamp.Mono
+	latest   mono.Time
 }
 
-func (s *slow) with(e stamp.Mono) []happening {
+func (s *slow) with(e mono.Time) []happening {
 	i := len(s.happened)
 	for i > 0 && e.Before(s.happened[i-1].at) {
 		i--
@@ -80,9 +80,9 @@ func (s *slow) with(e stamp.Mono) []happening {
 	return slices.Insert(slices.Clone(s.happened), i, happening{at: e})
 }
 
-func (s *slow) eligible(at stamp.Mono) stamp.Mono {
+func (s *slow) eligible(at mono.Time) mono.Time {
 	at = max(at, s.happened[0].at)
-	for at != stamp.Never && replay(s.with(at)) >= 0 {
+	for at != mono.Never && replay(s.with(at)) >= 0 {
 		at = s.step(at)
 	}
 	return at
@@ -90,8 +90,8 @@ func (s *slow) eligible(at stamp.Mono) stamp.Mono {
 
 // step returns the next time after at worth trying: when another token is
 // there, counted from everything that happened, or when something happens.
-func (s *slow) step(at stamp.Mono) stamp.Mono {
-	best := stamp.Never
+func (s *slow) step(at mono.Time) mono.Time {
+	best := mono.Never
 	for _, h := range s.happened {
 		if at.Before(h.at) {
 			best = min(best, h.at)
@@ -105,7 +105,7 @@ func (s *slow) step(at stamp.Mono) stamp.Mono {
 		a.pay(h)
 	}
 	if a.rate.Sign() > 0 {
-		if full := mono(add(rat(int64(a.at)), quo(sub(rat(1), a.held), a.rate))); at.Before(full) {
+		if full := exact(add(rat(int64(a.at)), quo(sub(rat(1), a.held), a.rate))); at.Before(full) {
 			best = min(best, full)
 		}
 	}
@@ -124,11 +124,11 @@ func drawSmall(t *rapid.T) tokenbucket.Share {
 type world struct {
 	h   tokenbucket.Hindsight
 	s   slow
-	now stamp.Mono
+	now mono.Time
 }
 
 func newWorld(t *rapid.T) *world {
-	w := &world{now: stamp.Mono(rapid.Int64Range(-1e6, 1e6).Draw(t, "start"))}
+	w := &world{now: mono.Time(rapid.Int64Range(-1e6, 1e6).Draw(t, "start"))}
 	share := drawSmall(t)
 	w.retune(t, share, tokenbucket.Tokens(rapid.Int64Range(0, share.Burst).Draw(t, "initial"))*tokenbucket.Token)
 	return w
@@ -158,12 +158,12 @@ func (w *world) retune(t *rapid.T, share tokenbucket.Share, granted tokenbucket.
 }
 
 // take lets a message of at through, as soon as it may.
-func (w *world) take(t *rapid.T, at stamp.Mono) stamp.Mono {
+func (w *world) take(t *rapid.T, at mono.Time) mono.Time {
 	want := w.h.Eligible(at)
 	if want < at {
 		t.Fatalf("a message of %d is eligible at %d", at, want)
 	}
-	if want == stamp.Never {
+	if want == mono.Never {
 		return want
 	}
 	if e, ok := w.h.Take(at, want-1); ok || e != want {
@@ -180,13 +180,13 @@ func (w *world) take(t *rapid.T, at stamp.Mono) stamp.Mono {
 }
 
 // drawLate draws a stamp: now, or some tokens' time ago.
-func (w *world) drawLate(t *rapid.T) stamp.Mono {
+func (w *world) drawLate(t *rapid.T) mono.Time {
 	r := max(w.h.Share().Rate, 1000)
-	w.now += stamp.Mono(min(gap(t, r), 2e9))
+	w.now += mono.Time(min(gap(t, r), 2e9))
 	if rapid.IntRange(0, 2).Draw(t, "in order") == 0 {
 		return w.now
 	}
-	return w.now - stamp.Mono(min(gap(t, r)*3, 2e9))
+	return w.now - mono.Time(min(gap(t, r)*3, 2e9))
 }
 
 func (w *world) drawRetune(t *rapid.T) {
@@ -270,7 +270,7 @@ func TestHindsightIsTheFirstTimePossible(t *testing.T) {
 				return
 			}
 			at := w.drawLate(t)
-			want := stamp.Never
+			want := mono.Never
 			if !w.h.Share().IsZero() || at < w.s.latest {
 				want = w.s.eligible(at)
 			}
@@ -285,7 +285,7 @@ func TestHindsightIsTheFirstTimePossible(t *testing.T) {
 // In order there is nothing to look back to: it is the bucket.
 func TestInOrderHindsightIsTheBucket(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		now := stamp.Mono(rapid.Int64Range(-1e15, 1e15).Draw(t, "start"))
+		now := mono.Time(rapid.Int64Range(-1e15, 1e15).Draw(t, "start"))
 		var b tokenbucket.Bucket
 		var h tokenbucket.Hindsight
 		retune := func(s tokenbucket.Share, granted tokenbucket.Tokens) {
@@ -297,18 +297,18 @@ func TestInOrderHindsightIsTheBucket(t *testing.T) {
 		retune(first, tokenbucket.Tokens(rapid.Int64Range(0, first.Burst).Draw(t, "initial"))*tokenbucket.Token)
 		at := now
 		for range rapid.IntRange(1, 60).Draw(t, "messages") {
-			at = max(at, now) + stamp.Mono(min(gap(t, max(b.Share().Rate, 1)), 1e15))
+			at = max(at, now) + mono.Time(min(gap(t, max(b.Share().Rate, 1)), 1e15))
 			for {
 				want := b.Eligible(at)
 				if got := h.Eligible(at); got != want {
 					t.Fatalf("a message of %d is eligible at %d, want %d", at, got, want)
 				}
 				// While it waits, the share may change.
-				if want == stamp.Never || rapid.IntRange(0, 4).Draw(t, "retune") == 0 {
+				if want == mono.Never || rapid.IntRange(0, 4).Draw(t, "retune") == 0 {
 					now = max(now, at)
-					if want != stamp.Never && now < want {
-						now += stamp.Mono(rapid.Int64Range(0, int64(want-now)-1).Draw(t, "meanwhile"))
-					} else if want != stamp.Never {
+					if want != mono.Never && now < want {
+						now += mono.Time(rapid.Int64Range(0, int64(want-now)-1).Draw(t, "meanwhile"))
+					} else if want != mono.Never {
 						b.Take(at)
 						if e, ok := h.Take(at, now); !ok || e != want {
 							t.Fatalf("taken at %d, %v, want %d", e, ok, want)
@@ -359,12 +359,12 @@ func TestAConformingStreamIsNotDelayedInAnyOrder(t *testing.T) {
 			if i%together == 0 {
 				now += int64(rng.ExpFloat64() * float64(step) / load * float64(together))
 			}
-			at := int64(shaper.Take(stamp.Mono(now)))
+			at := int64(shaper.Take(mono.Time(now)))
 			ms = append(ms, message{at, at + rng.Int64N(late+1)})
 		}
 		slices.SortStableFunc(ms, func(a, b message) int { return cmp.Compare(a.read, b.read) })
 		for i, m := range ms {
-			if e, ok := h.Take(stamp.Mono(m.at), stamp.Mono(m.read)); !ok || e != stamp.Mono(m.at) {
+			if e, ok := h.Take(mono.Time(m.at), mono.Time(m.read)); !ok || e != mono.Time(m.at) {
 				t.Fatalf("message %d of %d, read at %d, waits until %d under %v", i, m.at, m.read, e, s)
 			}
 		}
@@ -383,7 +383,7 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 		var h tokenbucket.Hindsight
 		h.Retune(0, s, 0)
 		step := 1e9 / s.Rate.PerSecond()
-		var es []stamp.Mono
+		var es []mono.Time
 		waited := 0
 		now := 0.0
 		for i := range 60_000 {
@@ -394,11 +394,11 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 			if s.Burst >= 256 && i%3 > 0 {
 				late = 20 * float64(s.Burst) * step
 			}
-			at := stamp.Mono(now - rng.Float64()*late)
+			at := mono.Time(now - rng.Float64()*late)
 			if i%50 == 0 {
-				at = stamp.Mono(now)
+				at = mono.Time(now)
 			}
-			e, ok := h.Take(at, stamp.Never-1)
+			e, ok := h.Take(at, mono.Never-1)
 			if !ok || e < at {
 				t.Fatalf("%d, %v", e, ok)
 			}
@@ -426,9 +426,9 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 }
 
 func TestHindsightAcrossRetunes(t *testing.T) {
-	const ms = stamp.Mono(1e6)
+	const ms = mono.Time(1e6)
 	var h tokenbucket.Hindsight
-	take := func(at, want stamp.Mono) {
+	take := func(at, want mono.Time) {
 		t.Helper()
 		if e, ok := h.Take(at, 1000*ms); !ok || e != want {
 			t.Errorf("a message of %d is eligible at %d, %v, want %d", at, e, ok, want)
@@ -451,12 +451,12 @@ func TestHindsightAcrossRetunes(t *testing.T) {
 }
 
 func TestAGrantIsNotForThePastInHindsight(t *testing.T) {
-	const ms = stamp.Mono(1e6)
+	const ms = mono.Time(1e6)
 	var h tokenbucket.Hindsight
 	s := tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 10}
 	h.Retune(0, s, 0)
 	h.Retune(25*ms, s, 3*tokenbucket.Token)
-	for _, want := range []stamp.Mono{10 * ms, 20 * ms, 25 * ms, 25 * ms, 25 * ms, 30 * ms} {
+	for _, want := range []mono.Time{10 * ms, 20 * ms, 25 * ms, 25 * ms, 25 * ms, 30 * ms} {
 		if e, ok := h.Take(5*ms, 30*ms); !ok || e != want {
 			t.Errorf("eligible at %d, %v, want %d", e, ok, want)
 		}
@@ -468,16 +468,16 @@ func TestHindsightOfTheLargest(t *testing.T) {
 	var h tokenbucket.Hindsight
 	large := tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: tokenbucket.MaxBurst}
 	h.Retune(0, large, tokenbucket.Tokens(large.Burst)*tokenbucket.Token)
-	for _, c := range [][2]stamp.Mono{{100, 100}, {50, 100}, {200, 200}, {math.MinInt64, 200}} {
+	for _, c := range [][2]mono.Time{{100, 100}, {50, 100}, {200, 200}, {math.MinInt64, 200}} {
 		if e, ok := h.Take(c[0], 200); !ok || e != c[1] {
 			t.Errorf("a message of %d is eligible at %d, %v, want %d", c[0], e, ok, c[1])
 		}
 	}
-	if e, ok := h.Take(stamp.Never, stamp.Never); ok || e != stamp.Never {
+	if e, ok := h.Take(mono.Never, mono.Never); ok || e != mono.Never {
 		t.Errorf("a message of never is eligible at %d, %v", e, ok)
 	}
 	h.Retune(300, tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: 1}, 0)
-	for at, want := range map[stamp.Mono]stamp.Mono{100: 300, 400: 400} {
+	for at, want := range map[mono.Time]mono.Time{100: 300, 400: 400} {
 		if e := h.Eligible(at); e != want {
 			t.Errorf("a message of %d is eligible at %d, want %d", at, e, want)
 		}
@@ -485,19 +485,19 @@ func TestHindsightOfTheLargest(t *testing.T) {
 }
 
 func TestAfter(t *testing.T) {
-	const ms = stamp.Mono(1e6)
+	const ms = mono.Time(1e6)
 	var h tokenbucket.Hindsight
-	if e := h.After(1, 0); e != stamp.Never {
+	if e := h.After(1, 0); e != mono.Never {
 		t.Errorf("without a share: %d", e)
 	}
 	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}, 3*tokenbucket.Token)
-	for n, want := range map[int64]stamp.Mono{1: 0, 3: 0, 4: ms, 10: 7 * ms} {
+	for n, want := range map[int64]mono.Time{1: 0, 3: 0, 4: ms, 10: 7 * ms} {
 		if e := h.After(n, 0); e != want {
 			t.Errorf("the last of %d has its token at %d, want %d", n, e, want)
 		}
 	}
 	h.Take(5*ms, 5*ms)
-	for n, want := range map[int64]stamp.Mono{2: 4 * ms, 3: 6 * ms} {
+	for n, want := range map[int64]mono.Time{2: 4 * ms, 3: 6 * ms} {
 		if e := h.After(n, 4*ms); e != want {
 			t.Errorf("the last of %d that are late has its token at %d, want %d", n, e, want)
 		}
@@ -507,7 +507,7 @@ func TestAfter(t *testing.T) {
 func TestHindsightAllocatesNothing(t *testing.T) {
 	var h tokenbucket.Hindsight
 	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 5}, 0)
-	at := stamp.Mono(0)
+	at := mono.Time(0)
 	for range 3 { // as many as are remembered
 		for range 10_000 {
 			at += 110_000
@@ -533,23 +533,23 @@ func BenchmarkHindsight(b *testing.B) {
 			b.Run(fmt.Sprintf("load=%v/late=%gms", load, late/1e6), func(b *testing.B) {
 				const rate = 10_000
 				rng := rand.New(rand.NewPCG(1, 2))
-				type message struct{ at, read stamp.Mono }
+				type message struct{ at, read mono.Time }
 				ms := make([]message, 1<<16)
 				now := 0.0
 				for i := range ms {
 					now += rng.ExpFloat64() * 1e9 / rate / load
-					ms[i] = message{stamp.Mono(now), stamp.Mono(now + rng.Float64()*late)}
+					ms[i] = message{mono.Time(now), mono.Time(now + rng.Float64()*late)}
 				}
 				slices.SortFunc(ms, func(a, b message) int { return cmp.Compare(a.read, b.read) })
-				span := stamp.Mono(now + late)
+				span := mono.Time(now + late)
 				var h tokenbucket.Hindsight
 				h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: 50}, 0)
 				b.ReportAllocs()
-				i, round := 0, stamp.Mono(0)
+				i, round := 0, mono.Time(0)
 				for b.Loop() {
 					at := ms[i].at + round
 					sink = h.Eligible(at)
-					sink, _ = h.Take(at, stamp.Never-1)
+					sink, _ = h.Take(at, mono.Never-1)
 					if i++; i == len(ms) {
 						i, round = 0, max(round+span, sink)
 					}

@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 func (a int128) big() *big.Int {
@@ -91,7 +91,7 @@ func TestADebtCannotWrapAround(t *testing.T) {
 		if b.zero.sign() < 0 || deepest.less(b.zero) {
 			t.Fatalf("retune %d left zero at %v", i, b.zero.big())
 		}
-		if got := b.Eligible(0); got != stamp.Never {
+		if got := b.Eligible(0); got != mono.Never {
 			t.Fatalf("retune %d made a message eligible at %d", i, got)
 		}
 	}

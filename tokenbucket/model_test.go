@@ -3,7 +3,7 @@ package tokenbucket_test
 import (
 	"math/big"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -36,13 +36,13 @@ func ceil(x *big.Rat) *big.Int {
 	return q
 }
 
-// mono is an exact time as a bucket answers it: rounded up, Never past the end.
-func mono(x *big.Rat) stamp.Mono {
+// exact is an exact time as a bucket answers it: rounded up, Never past the end.
+func exact(x *big.Rat) mono.Time {
 	c := ceil(x)
 	if !c.IsInt64() {
-		return stamp.Never
+		return mono.Never
 	}
-	return stamp.Mono(c.Int64())
+	return mono.Time(c.Int64())
 }
 
 // work is the definition (Appendix A of the paper): unfinished work that drains
@@ -54,19 +54,19 @@ type work struct {
 	at    int64
 }
 
-func newWork(s tokenbucket.Share, now stamp.Mono) *work {
+func newWork(s tokenbucket.Share, now mono.Time) *work {
 	return &work{rate: perNano(s.Rate), burst: rat(s.Burst), u: new(big.Rat), at: int64(now)}
 }
 
 // take is for arrivals in order. The only liberty it takes is the bucket's own:
 // a release is at a whole nanosecond, and a bucket of one token cannot start to
 // earn the next token before that.
-func (w *work) take(at stamp.Mono) stamp.Mono {
+func (w *work) take(at mono.Time) mono.Time {
 	drained := mul(w.rate, sub(rat(int64(at)), rat(w.at)))
 	w.u = add(most(new(big.Rat), sub(w.u, drained)), rat(1))
 	w.at = int64(at)
 	delay := quo(most(new(big.Rat), sub(w.u, w.burst)), w.rate)
-	e := mono(add(rat(int64(at)), delay))
+	e := exact(add(rat(int64(at)), delay))
 	if delay.Sign() > 0 && w.burst.Cmp(rat(1)) == 0 {
 		w.u = add(rat(1), mul(w.rate, sub(rat(int64(e)), rat(int64(at)))))
 	}
@@ -79,16 +79,16 @@ type tat struct {
 	one              bool
 }
 
-func newTAT(s tokenbucket.Share, now stamp.Mono) *tat {
+func newTAT(s tokenbucket.Share, now mono.Time) *tat {
 	step := quo(rat(1), perNano(s.Rate))
 	return &tat{step: step, burst: mul(step, rat(s.Burst)), tat: rat(int64(now)), one: s.Burst == 1}
 }
 
-func (v *tat) take(at stamp.Mono) stamp.Mono {
+func (v *tat) take(at mono.Time) mono.Time {
 	a := rat(int64(at))
 	next := add(most(v.tat, a), v.step)
-	e := mono(most(a, sub(next, v.burst)))
-	if e == stamp.Never {
+	e := exact(most(a, sub(next, v.burst)))
+	if e == mono.Never {
 		return e
 	}
 	v.tat = next

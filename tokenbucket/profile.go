@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // ErrNoArrivals is returned where a trace has nothing in it.
@@ -15,7 +15,7 @@ var ErrNoArrivals = errors.New("no arrivals")
 
 // Replay takes a token from b for each arrival, in the order given, and returns
 // the access delays. A message that is never admitted has the longest delay.
-func Replay(arrivals []stamp.Mono, b *Bucket) []time.Duration {
+func Replay(arrivals []mono.Time, b *Bucket) []time.Duration {
 	delays := make([]time.Duration, len(arrivals))
 	for i, at := range arrivals {
 		delays[i] = accessDelay(at, b.Take(at))
@@ -23,9 +23,9 @@ func Replay(arrivals []stamp.Mono, b *Bucket) []time.Duration {
 	return delays
 }
 
-func accessDelay(at, e stamp.Mono) time.Duration {
+func accessDelay(at, e mono.Time) time.Duration {
 	d := e.Sub(at) // never below 0, but may pass the end of the range
-	if e == stamp.Never || d < 0 {
+	if e == mono.Never || d < 0 {
 		return math.MaxInt64
 	}
 	return d
@@ -44,7 +44,7 @@ func accessDelay(at, e stamp.Mono) time.Duration {
 //
 // Errors: ErrNoArrivals, a *ShareError for the rate, or for the burst if the
 // trace needs more than MaxBurst.
-func Profile(arrivals []stamp.Mono, rate Rate, quantile float64) (burst int64, err error) {
+func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, err error) {
 	if err := (Share{Rate: rate, Burst: MinBurst}).Validate(); err != nil {
 		return 0, err
 	}

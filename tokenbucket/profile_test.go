@@ -9,11 +9,11 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func quantileOf(arrivals []stamp.Mono, rate tokenbucket.Rate, burst int64, q float64) time.Duration {
+func quantileOf(arrivals []mono.Time, rate tokenbucket.Rate, burst int64, q float64) time.Duration {
 	b := tokenbucket.NewFull(tokenbucket.Share{Rate: rate, Burst: burst}, slices.Min(arrivals))
 	delays := tokenbucket.Replay(arrivals, &b)
 	slices.Sort(delays)
@@ -23,7 +23,7 @@ func quantileOf(arrivals []stamp.Mono, rate tokenbucket.Rate, burst int64, q flo
 func TestProfileIsTheSmallestBurst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rate := tokenbucket.Rate(scaled(1, 1e12).Draw(t, "rate"))
-		var arrivals []stamp.Mono
+		var arrivals []mono.Time
 		c := clock{now: rapid.Int64Range(-1e6, 1e6).Draw(t, "start")}
 		for range rapid.IntRange(1, 120).Draw(t, "arrivals") {
 			c.now += min(gap(t, rate), 1e15)
@@ -31,7 +31,7 @@ func TestProfileIsTheSmallestBurst(t *testing.T) {
 			if rapid.IntRange(0, 4).Draw(t, "late") == 0 {
 				late = rapid.Int64Range(0, 20e12/int64(rate)).Draw(t, "ns")
 			}
-			arrivals = append(arrivals, stamp.Mono(c.now-late))
+			arrivals = append(arrivals, mono.Time(c.now-late))
 		}
 		q := rapid.SampledFrom([]float64{0.5, 0.9, 0.99, 1}).Draw(t, "quantile")
 		burst, err := tokenbucket.Profile(arrivals, rate, q)
@@ -51,9 +51,9 @@ func TestProfileIsTheSmallestBurst(t *testing.T) {
 
 func TestProfileOfABurst(t *testing.T) {
 	// 100 messages: 97 well apart, then 3 at once.
-	var arrivals []stamp.Mono
+	var arrivals []mono.Time
 	for i := range 97 {
-		arrivals = append(arrivals, stamp.Mono(i)*second)
+		arrivals = append(arrivals, mono.Time(i)*second)
 	}
 	for range 3 {
 		arrivals = append(arrivals, 97*second)
@@ -68,7 +68,7 @@ func TestProfileOfABurst(t *testing.T) {
 // With a token every 1.5 ns a bucket of one token rounds 1.5 up to 2 and is late
 // for the third message, which by the definition does not wait.
 func TestProfileCountsWhatABucketOfOneTokenLoses(t *testing.T) {
-	arrivals, rate := []stamp.Mono{0, 1, 3}, tokenbucket.Rate(666_666_666_667)
+	arrivals, rate := []mono.Time{0, 1, 3}, tokenbucket.Rate(666_666_666_667)
 	if got, err := tokenbucket.Profile(arrivals, rate, 0.6); err != nil || got != 2 {
 		t.Errorf("burst %d (%v), want 2", got, err)
 	}
@@ -78,7 +78,7 @@ func TestProfileCountsWhatABucketOfOneTokenLoses(t *testing.T) {
 }
 
 func TestProfileRefuses(t *testing.T) {
-	some := []stamp.Mono{1, 2, 3}
+	some := []mono.Time{1, 2, 3}
 	for _, q := range []float64{0, -1, 1.01, math.NaN()} {
 		if _, err := tokenbucket.Profile(some, 1000, q); err == nil {
 			t.Errorf("a quantile of %v was accepted", q)
@@ -94,27 +94,27 @@ func TestProfileRefuses(t *testing.T) {
 		t.Errorf("an empty trace gave %v", err)
 	}
 	// The clock's whole range between two stamps out of order, at the top rate.
-	if _, err := tokenbucket.Profile([]stamp.Mono{math.MaxInt64, math.MinInt64}, tokenbucket.MaxRate, 1); !errors.As(err, &se) || se.Field != "burst" {
+	if _, err := tokenbucket.Profile([]mono.Time{math.MaxInt64, math.MinInt64}, tokenbucket.MaxRate, 1); !errors.As(err, &se) || se.Field != "burst" {
 		t.Errorf("a burst beyond the range gave %v", err)
 	}
 }
 
 func TestReplay(t *testing.T) {
 	b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 2}, 0)
-	got := tokenbucket.Replay([]stamp.Mono{0, 0, 0, 500_000, 1e9}, &b)
+	got := tokenbucket.Replay([]mono.Time{0, 0, 0, 500_000, 1e9}, &b)
 	want := []time.Duration{0, 0, time.Millisecond, 1500 * time.Microsecond, 0}
 	if !slices.Equal(got, want) {
 		t.Errorf("delays %v, want %v", got, want)
 	}
 	var none tokenbucket.Bucket
-	for i, d := range tokenbucket.Replay([]stamp.Mono{math.MinInt64, -5, 5}, &none) {
+	for i, d := range tokenbucket.Replay([]mono.Time{math.MinInt64, -5, 5}, &none) {
 		if d != math.MaxInt64 {
 			t.Errorf("message %d waits %v for a token that never comes", i, d)
 		}
 	}
 	// A wait of nearly the whole range.
 	far := tokenbucket.New(tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: 1}, math.MaxInt64-10)
-	if got := tokenbucket.Replay([]stamp.Mono{math.MinInt64}, &far)[0]; got != math.MaxInt64 {
+	if got := tokenbucket.Replay([]mono.Time{math.MinInt64}, &far)[0]; got != math.MaxInt64 {
 		t.Errorf("delay %d, want the longest", got)
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -58,7 +58,7 @@ func gap(t *rapid.T, r tokenbucket.Rate) int64 {
 // now and then from anywhere in the range.
 type clock struct{ now int64 }
 
-func (c *clock) draw(t *rapid.T, r tokenbucket.Rate) stamp.Mono {
+func (c *clock) draw(t *rapid.T, r tokenbucket.Rate) mono.Time {
 	if d := gap(t, r); c.now > math.MaxInt64-d {
 		c.now = math.MaxInt64
 	} else {
@@ -73,7 +73,7 @@ func (c *clock) draw(t *rapid.T, r tokenbucket.Rate) stamp.Mono {
 	case 3:
 		at = rapid.Int64().Draw(t, "anywhere")
 	}
-	return stamp.Mono(at)
+	return mono.Time(at)
 }
 
 func startClock(t *rapid.T) clock {
@@ -83,19 +83,19 @@ func startClock(t *rapid.T) clock {
 // taken is a message that went through: the eligible time, and how many retunes
 // came before it.
 type taken struct {
-	at, e stamp.Mono
+	at, e mono.Time
 	era   int
 }
 
 // era is the time from one retune to the next.
 type era struct {
 	share             tokenbucket.Share
-	from              stamp.Mono
+	from              mono.Time
 	granted, released tokenbucket.Tokens
 }
 
 // grains are 1e-12 of a token, what a milli-message per second earns in 1 ns.
-func grains(r tokenbucket.Rate, from, to stamp.Mono) *big.Int {
+func grains(r tokenbucket.Rate, from, to mono.Time) *big.Int {
 	d := new(big.Int).Sub(big.NewInt(int64(to)), big.NewInt(int64(from)))
 	return d.Mul(d, big.NewInt(int64(r)))
 }
@@ -128,7 +128,7 @@ func checkEnvelope(t *rapid.T, eras []era, msgs []taken) {
 
 func envelopeHolds(t *rapid.T) {
 	c := startClock(t)
-	first := era{share: drawShare(t), from: stamp.Mono(c.now)}
+	first := era{share: drawShare(t), from: mono.Time(c.now)}
 	b := tokenbucket.NewFull(first.share, first.from)
 	eras, msgs := []era{first}, []taken(nil)
 	retunes := rapid.Bool().Draw(t, "retunes")
@@ -155,7 +155,7 @@ func envelopeHolds(t *rapid.T) {
 		if e < at {
 			t.Fatalf("a message of %d is eligible at %d", at, e)
 		}
-		if e != stamp.Never {
+		if e != mono.Never {
 			msgs = append(msgs, taken{at: at, e: e, era: len(eras) - 1})
 		}
 	}
@@ -189,7 +189,7 @@ func TestEnvelopeHoldsOverLongRuns(t *testing.T) {
 		late := rapid.SliceOfN(rapid.Int64Range(0, 4*step), 300, 300).Draw(t, "late")
 		least := new(big.Int) // min over i of i - r*e_i, i counted in grains
 		for i, d := range late {
-			e := b.Take(stamp.Mono(int64(i)*step*3/4 - d))
+			e := b.Take(mono.Time(int64(i)*step*3/4 - d))
 			// i - r*e_i; the envelope says it never grows by more than b - 1.
 			x := new(big.Int).Mul(big.NewInt(int64(i)), big.NewInt(1e12))
 			x.Sub(x, grains(s.Rate, 0, e))
@@ -208,10 +208,10 @@ func TestInOrderItIsTheDefinitionByUnfinishedWork(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawShare(t)
 		now := rapid.Int64Range(-1e15, 1e15).Draw(t, "start")
-		b, w := tokenbucket.NewFull(s, stamp.Mono(now)), newWork(s, stamp.Mono(now))
+		b, w := tokenbucket.NewFull(s, mono.Time(now)), newWork(s, mono.Time(now))
 		for i := range rapid.IntRange(1, 60).Draw(t, "messages") {
 			now += min(gap(t, s.Rate), 1e15)
-			at := stamp.Mono(now)
+			at := mono.Time(now)
 			want := w.take(at)
 			if got := b.Take(at); got != want {
 				t.Fatalf("message %d at %d under %v is eligible at %d, want %d", i, at, s, got, want)
@@ -230,7 +230,7 @@ func TestInAnyOrderItIsVirtualScheduling(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := startClock(t)
 		s := drawShare(t)
-		b, v := tokenbucket.NewFull(s, stamp.Mono(c.now)), newTAT(s, stamp.Mono(c.now))
+		b, v := tokenbucket.NewFull(s, mono.Time(c.now)), newTAT(s, mono.Time(c.now))
 		for i := range rapid.IntRange(1, 60).Draw(t, "messages") {
 			at := c.draw(t, s.Rate)
 			want := v.take(at)
@@ -246,9 +246,9 @@ func TestRetuneConservesTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := startClock(t)
 		s := drawShare(t)
-		b := tokenbucket.New(s, stamp.Mono(c.now))
+		b := tokenbucket.New(s, mono.Time(c.now))
 		if rapid.Bool().Draw(t, "full") {
-			b = tokenbucket.NewFull(s, stamp.Mono(c.now))
+			b = tokenbucket.NewFull(s, mono.Time(c.now))
 		}
 		for range rapid.IntRange(0, 8).Draw(t, "messages") {
 			b.Take(c.draw(t, s.Rate))
@@ -296,7 +296,7 @@ func TestRetuneThereAndBackChangesNothing(t *testing.T) {
 		if b.Tokens(0) < 0 && rapid.Bool().Draw(t, "via nothing") {
 			via = tokenbucket.Share{}
 		}
-		now := stamp.Mono(rapid.Int64Range(0, 1e12).Draw(t, "now"))
+		now := mono.Time(rapid.Int64Range(0, 1e12).Draw(t, "now"))
 		if b.Tokens(now) > 0 && via.IsZero() {
 			now = 0
 		}
@@ -319,11 +319,11 @@ func TestAGrantIsNotForThePast(t *testing.T) {
 			granting = tokenbucket.NewFull(s, 0)
 		}
 		plain := granting
-		now := stamp.Mono(min(gap(t, s.Rate), 1e15))
+		now := mono.Time(min(gap(t, s.Rate), 1e15))
 		plain.Retune(now, next, 0)
 		granting.Retune(now, next, tokenbucket.Tokens(scaled(1, 1e13).Draw(t, "granted")))
 		for range rapid.IntRange(1, 12).Draw(t, "messages") {
-			at := now - stamp.Mono(min(gap(t, next.Rate), 1e15))
+			at := now - mono.Time(min(gap(t, next.Rate), 1e15))
 			with, without := granting.Take(at), plain.Take(at)
 			if with > without {
 				t.Fatalf("a grant made a message of %d wait from %d to %d", at, without, with)
@@ -356,12 +356,12 @@ func TestASplitNeverHelps(t *testing.T) {
 		step := 1e12 / int64(whole.Rate)
 		var at int64
 		var alone, split []taken
-		var times []stamp.Mono
+		var times []mono.Time
 		for range rapid.IntRange(1, 60).Draw(t, "messages") {
 			if rapid.IntRange(0, 2).Draw(t, "in a burst") > 0 {
 				at += rapid.Int64Range(0, 3*step).Draw(t, "gap")
 			}
-			a := stamp.Mono(at)
+			a := mono.Time(at)
 			e := one.Take(a)
 			f := parts[rapid.IntRange(0, len(parts)-1).Draw(t, "part")].Take(a)
 			alone, split = append(alone, taken{at: a, e: e}), append(split, taken{at: a, e: f})
@@ -377,7 +377,7 @@ func TestASplitNeverHelps(t *testing.T) {
 }
 
 // accrued sums the delays so far at now.
-func accrued(msgs []taken, now stamp.Mono) (sum int64) {
+func accrued(msgs []taken, now mono.Time) (sum int64) {
 	for _, m := range msgs {
 		if m.at < now {
 			sum += int64(min(m.e, now) - m.at)
@@ -393,7 +393,7 @@ func TestASplitCanHelpOneMessage(t *testing.T) {
 	one := tokenbucket.NewFull(tokenbucket.Share{Rate: 2000, Burst: 2}, 0)
 	a := tokenbucket.NewFull(tokenbucket.Share{Rate: 1000, Burst: 1}, 0)
 	b := a
-	var alone, split []stamp.Mono
+	var alone, split []mono.Time
 	for range 4 {
 		alone, split = append(alone, one.Take(0)), append(split, a.Take(0))
 	}

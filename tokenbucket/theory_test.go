@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -251,7 +251,7 @@ func TestTheoryAgainstSimulatedPoissonArrivals(t *testing.T) {
 			now := 0.0
 			for n := range batches * perBatch {
 				now += rng.ExpFloat64() * 1e9 / c.lambda
-				at := stamp.Mono(now)
+				at := mono.Time(now)
 				if d := b.Take(at).Sub(at); d > 0 {
 					delays[n/perBatch] += d.Seconds() / perBatch
 					delayed[n/perBatch] += 1.0 / perBatch

@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -16,9 +16,9 @@ import (
 func TestUsedIsWhatProfileFinds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 10_000_000).Draw(t, "rate")), Burst: 200}
-		var arrivals []stamp.Mono
+		var arrivals []mono.Time
 		for range rapid.IntRange(1, 200).Draw(t, "messages") {
-			arrivals = append(arrivals, stamp.Mono(rapid.Int64Range(0, 900_000_000).Draw(t, "at")))
+			arrivals = append(arrivals, mono.Time(rapid.Int64Range(0, 900_000_000).Draw(t, "at")))
 		}
 		slices.Sort(arrivals)
 		var h tokenbucket.Hindsight
@@ -72,7 +72,7 @@ func TestUsed(t *testing.T) {
 	var large tokenbucket.Hindsight
 	large.Retune(0, tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: tokenbucket.MaxBurst}, tokenbucket.Tokens(tokenbucket.MaxBurst)*tokenbucket.Token)
 	for i := range 100 {
-		large.Take(stamp.Mono(i), stamp.Mono(i))
+		large.Take(mono.Time(i), mono.Time(i))
 	}
 	if n, short := large.Used(); n != 0 || short {
 		t.Errorf("a burst too large to count: %d, %v", n, short)
@@ -83,7 +83,7 @@ func BenchmarkUsed(b *testing.B) {
 	var h tokenbucket.Hindsight
 	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 200}, 200*tokenbucket.Token)
 	for i := range 10_000 {
-		h.Take(stamp.Mono(i*100_000), stamp.Mono(i*100_000))
+		h.Take(mono.Time(i*100_000), mono.Time(i*100_000))
 	}
 	for b.Loop() {
 		h.Used()

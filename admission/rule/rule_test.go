@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/admission/rule"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -161,7 +161,7 @@ func TestPaperBucketGoesAboveItsRule(t *testing.T) {
 		if paper.Take() {
 			byPaper++
 		}
-		if ok, _ := exact.Admit(1, stamp.Mono(i)*stamp.Mono(step)); ok {
+		if ok, _ := exact.Admit(1, mono.Time(i)*mono.Time(step)); ok {
 			byRule++
 		}
 	}

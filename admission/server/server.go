@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Store is what the server needs of store.Store.
@@ -78,7 +78,7 @@ type Server struct {
 	}
 	polling sync.Mutex    // taken before defaults
 	change  atomic.Uint64 // the last edit that is followed, or is being followed
-	polled  atomic.Int64  // when edits were last looked for with success, stamp.Mono
+	polled  atomic.Int64  // when edits were last looked for with success, mono.Time
 	saved   atomic.Int64  // the same for check-points
 	lookups lookups
 	metrics metrics
@@ -222,7 +222,7 @@ func (s *Server) shard(key []byte) *struct {
 }
 
 // decide is the whole of a decision that needs no store.
-func (s *Server) decide(key []byte, cost uint32, now stamp.Mono, peek bool) table.Verdict {
+func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) table.Verdict {
 	sh := s.shard(key)
 	sh.Lock()
 	v := sh.keys.Ask(key, int64(cost), now, peek)

@@ -16,8 +16,8 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -32,7 +32,7 @@ type clock struct {
 func (c *clock) Now() table.Now {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return table.Now{Mono: stamp.Mono(c.now), Wall: 1_700_000_000*time.Second + c.now}
+	return table.Now{Mono: mono.Time(c.now), Wall: 1_700_000_000*time.Second + c.now}
 }
 
 func (c *clock) pass(d time.Duration) {

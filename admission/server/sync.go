@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/table"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 const (
@@ -166,7 +166,7 @@ type State struct {
 // State looks at each key, shard by shard.
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
-	ago := func(at int64) string { return now.Sub(stamp.Mono(at)).Round(time.Millisecond).String() }
+	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
 	state := State{Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
 	for i := range s.shards {
 		s.shards[i].Lock()

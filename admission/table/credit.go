@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -17,7 +17,7 @@ type Credit struct {
 
 // Now is one instant by both clocks.
 type Now struct {
-	Mono stamp.Mono
+	Mono mono.Time
 	Wall time.Duration // since the Unix epoch
 }
 

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -78,7 +78,7 @@ type Verdict struct {
 }
 
 // Ask decides a request. With peek it takes nothing.
-func (s *Shard) Ask(key []byte, cost int64, now stamp.Mono, peek bool) Verdict {
+func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	i, ok := s.index[string(key)]
 	if !ok {
 		return Verdict{}
@@ -114,7 +114,7 @@ func (s *Shard) touch(i int32, e *slot) {
 // that it has at now, of which those above the capacity are lost. It changes nothing
 // for a key that the shard has. It reports false, and adds nothing, if the shard is
 // full of keys of which none can be evicted.
-func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now stamp.Mono) bool {
+func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now mono.Time) bool {
 	if _, ok := s.index[key]; ok {
 		return true
 	}
@@ -156,7 +156,7 @@ func (e *slot) follow(r *rule.Rule) {
 }
 
 // evict makes room of one key. It looks at a bounded number of them.
-func (s *Shard) evict(now stamp.Mono) bool {
+func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
 		s.hand = (s.hand + 1) % s.used
@@ -168,7 +168,7 @@ func (s *Shard) evict(now stamp.Mono) bool {
 	return false
 }
 
-func (e *slot) full(now stamp.Mono) bool {
+func (e *slot) full(now mono.Time) bool {
 	return e.bucket.Tokens(now) >= tokenbucket.Tokens(e.bucket.Share().Burst)*tokenbucket.Token
 }
 
@@ -182,7 +182,7 @@ func (s *Shard) drop(i int32) {
 // Follow brings a key that the shard has to a new version of its rule; an older one
 // changes nothing. What the bucket holds stays, as far as it fits: an edit brings no
 // credits. It reports whether the shard has the key.
-func (s *Shard) Follow(key string, r *rule.Rule, now stamp.Mono) bool {
+func (s *Shard) Follow(key string, r *rule.Rule, now mono.Time) bool {
 	i, ok := s.index[key]
 	if !ok {
 		return false
@@ -191,7 +191,7 @@ func (s *Shard) Follow(key string, r *rule.Rule, now stamp.Mono) bool {
 	return true
 }
 
-func (s *Shard) apply(i int32, r *rule.Rule, now stamp.Mono) {
+func (s *Shard) apply(i int32, r *rule.Rule, now mono.Time) {
 	e := s.slot(i)
 	if r.Change < e.change {
 		return
@@ -206,7 +206,7 @@ func (s *Shard) apply(i int32, r *rule.Rule, now stamp.Mono) {
 // Undefault goes on from slot from with bringing those keys that have no rule of their
 // own to the defaults, after these changed, and looks at up to n slots. It returns
 // where to go on, and 0 at the end. The caller gives the lock to others in between.
-func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now stamp.Mono) (next int32) {
+func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now mono.Time) (next int32) {
 	end := min(s.used, from+n)
 	for i := from; i < end; i++ {
 		if e := s.slot(i); e.flags&(inUse|byDefault) == inUse|byDefault {

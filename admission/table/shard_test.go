@@ -12,12 +12,12 @@ import (
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 func at(d time.Duration) table.Now {
-	return table.Now{Mono: stamp.Mono(d), Wall: 1_700_000_000*time.Second + d}
+	return table.Now{Mono: mono.Time(d), Wall: 1_700_000_000*time.Second + d}
 }
 
 func TestAsk(t *testing.T) {
@@ -47,7 +47,7 @@ func TestAsk(t *testing.T) {
 		{4, time.Hour, false, false, 3, math.MaxInt64},
 		{3, 0, false, true, 0, 0},
 	} {
-		now += stamp.Mono(test.after)
+		now += mono.Time(test.after)
 		v := s.Ask(key, test.cost, now, test.peek)
 		if !v.Known || v.Admit != test.admit || v.Denied == test.admit || v.Left != test.left || v.Retry != test.retry {
 			t.Errorf("question %d: %+v, want %+v", i, v, test)
@@ -62,7 +62,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-var now stamp.Mono
+var now mono.Time
 
 func TestWhatARuleSays(t *testing.T) {
 	s := table.New(10)
@@ -84,14 +84,14 @@ func TestWhatARuleSays(t *testing.T) {
 		t.Errorf("a rule that came brought credits: %+v", v)
 	}
 	s.Follow("nobody's", &rule.Rule{Key: "nobody's", Change: 6}, 0)
-	if v := s.Ask([]byte("nobody's"), 1, stamp.Mono(time.Second), false); !v.Admit {
+	if v := s.Ask([]byte("nobody's"), 1, mono.Time(time.Second), false); !v.Admit {
 		t.Errorf("an older version of a rule took its place: %+v", v)
 	}
 	var d rule.Defaults
 	gone := d.For("nobody's")
 	gone.Change = 8
 	s.Follow("nobody's", &gone, 0)
-	if v := s.Ask([]byte("nobody's"), 1, stamp.Mono(time.Hour), false); v.Admit || !v.Default {
+	if v := s.Ask([]byte("nobody's"), 1, mono.Time(time.Hour), false); v.Admit || !v.Default {
 		t.Errorf("a rule was deleted: %+v", v)
 	}
 }
@@ -124,12 +124,12 @@ func TestDefaultsChange(t *testing.T) {
 	if v := s.Ask([]byte("ip/7"), 1, 0, false); v.Admit {
 		t.Errorf("the default was deleted: %+v", v)
 	}
-	if v := s.Ask([]byte("ip/own"), 1, stamp.Mono(1000*time.Second), false); !v.Admit || v.Default {
+	if v := s.Ask([]byte("ip/own"), 1, mono.Time(1000*time.Second), false); !v.Admit || v.Default {
 		t.Errorf("a key with a rule of its own: %+v", v)
 	}
 	d.Set(rule.Rule{Key: "ip/1*", Share: tokenbucket.Share{Rate: 2000, Burst: 9}, Change: 6})
 	undefault(6)
-	if v := s.Ask([]byte("ip/11"), 9, stamp.Mono(5*time.Second), false); !v.Admit || !v.Default {
+	if v := s.Ask([]byte("ip/11"), 9, mono.Time(5*time.Second), false); !v.Admit || !v.Default {
 		t.Errorf("a longer default came: %+v", v)
 	}
 }
@@ -176,16 +176,16 @@ func TestEnvelope(t *testing.T) {
 				s.Forget(key)
 			default:
 				cost := rapid.Int64Range(0, 6).Draw(t, "cost")
-				v := s.Ask([]byte(key), cost, stamp.Mono(now), false)
+				v := s.Ask([]byte(key), cost, mono.Time(now), false)
 				if !v.Known {
 					var held *table.Credit
 					if c, ok := store[key]; ok {
 						held = &c
 					}
-					if !s.Learn(key, rules(key), table.Held(held, rules(key), at(now)), stamp.Mono(now)) {
+					if !s.Learn(key, rules(key), table.Held(held, rules(key), at(now)), mono.Time(now)) {
 						continue // full of others
 					}
-					if v = s.Ask([]byte(key), cost, stamp.Mono(now), false); !v.Known {
+					if v = s.Ask([]byte(key), cost, mono.Time(now), false); !v.Known {
 						t.Fatalf("key %s is not known after it was learned", key)
 					}
 				}
@@ -248,10 +248,10 @@ func TestMemory(t *testing.T) {
 	} else {
 		t.Logf("%d bytes per key", per)
 	}
-	key, now := []byte(fmt.Sprintf("tenant/%013d", 5)), stamp.Mono(0)
+	key, now := []byte(fmt.Sprintf("tenant/%013d", 5)), mono.Time(0)
 	var changed []table.Credit
 	if n := testing.AllocsPerRun(1000, func() {
-		now += stamp.Mono(time.Second)
+		now += mono.Time(time.Second)
 		if v := shards[5].Ask(key, 1, now, false); !v.Admit {
 			t.Fatalf("%+v", v)
 		}
@@ -264,7 +264,7 @@ func TestMemory(t *testing.T) {
 func BenchmarkAsk(b *testing.B) {
 	s := table.New(1)
 	s.Learn("tenant/acme/http", &rule.Rule{Key: "*", Share: tokenbucket.Share{Rate: 1e9, Burst: 1000}}, 0, 0)
-	key, now := []byte("tenant/acme/http"), stamp.Mono(0)
+	key, now := []byte("tenant/acme/http"), mono.Time(0)
 	b.ReportAllocs()
 	for b.Loop() {
 		now += 1000

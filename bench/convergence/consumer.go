@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -34,11 +34,11 @@ const frameLimit = 1 << 20
 // pacer is a consumer's work: one message after the other, each takes the pace.
 type pacer struct {
 	pace time.Duration
-	free stamp.Mono // when what came so far is done
+	free mono.Time // when what came so far is done
 }
 
 // take says when a message that comes now is done.
-func (p *pacer) take(now stamp.Mono) stamp.Mono {
+func (p *pacer) take(now mono.Time) mono.Time {
 	if p.free.Before(now) {
 		p.free = now
 	}
@@ -76,7 +76,7 @@ type consumer struct {
 
 type held struct {
 	id  wire.MessageID
-	due stamp.Mono
+	due mono.Time
 }
 
 func newConsumers(topic, channel string, pace time.Duration) (*consumers, error) {
@@ -191,7 +191,7 @@ func (c *consumers) Run(ctx context.Context) (err error) {
 		}
 	}()
 	for ctx.Err() == nil {
-		next := stamp.Mono(math.MaxInt64)
+		next := mono.Time(math.MaxInt64)
 		for _, s := range c.all {
 			if err := s.finish(clock.Mono(), c.late); err != nil {
 				return fmt.Errorf("consumer of %s: %w", s.address, err)
@@ -236,7 +236,7 @@ func (c *consumers) take() {
 }
 
 // wait returns when there is something to read, or it is time.
-func (c *consumers) wait(until stamp.Mono) error {
+func (c *consumers) wait(until mono.Time) error {
 	fds := []unix.PollFd{{Fd: int32(c.wake), Events: unix.POLLIN}}
 	for _, s := range c.all {
 		fds = append(fds, unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN})
@@ -259,7 +259,7 @@ func (c *consumers) wait(until stamp.Mono) error {
 func (c *consumers) close() error { return unix.Close(c.wake) }
 
 // finish answers what is done by now.
-func (s *consumer) finish(now stamp.Mono, late *obs.Latency) error {
+func (s *consumer) finish(now mono.Time, late *obs.Latency) error {
 	var out []byte
 	n := 0
 	for n < len(s.held) && !now.Before(s.held[n].due) {

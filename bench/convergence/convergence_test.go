@@ -19,8 +19,8 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // Who is idle takes the pace for a message; what comes meanwhile waits its turn.
 func TestAPaceIsThatOfOneServer(t *testing.T) {
 	p := pacer{pace: 100}
-	for _, c := range []struct{ at, done stamp.Mono }{{1000, 1100}, {1000, 1200}, {1150, 1300}, {1300, 1400}, {5000, 5100}} {
+	for _, c := range []struct{ at, done mono.Time }{{1000, 1100}, {1000, 1200}, {1150, 1300}, {1300, 1400}, {5000, 5100}} {
 		if got := p.take(c.at); got != c.done {
 			t.Errorf("a message at %d is done at %d, want %d", c.at, got, c.done)
 		}

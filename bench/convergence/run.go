@@ -19,8 +19,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -54,9 +54,9 @@ const (
 // contract is r = 1.1 of the rate, and the burst that the schedule needs and the
 // margin.
 func contract(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contract, error) {
-	var arrivals []stamp.Mono
+	var arrivals []mono.Time
 	for _, at := range schedule.Arrivals(schedule.Until(s.Stream(), profiled)) {
-		arrivals = append(arrivals, stamp.Mono(at))
+		arrivals = append(arrivals, mono.Time(at))
 	}
 	rate := tokenbucket.PerSecond(rateMargin * s.Rate * float64(s.Publishers))
 	burst, err := tokenbucket.Profile(arrivals, rate, quantile)

@@ -19,8 +19,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/engine"
@@ -52,9 +52,9 @@ func (w *workshop) fleet(process schedule.Process, batch, group int) load.Option
 // burst profiles b as the paper does: r is 1.1 times the mean rate, and the
 // SLO's quantile of the access delay is 0 on the schedule that will be sent.
 func burst(s schedule.Stream, quantile float64) (rate tokenbucket.Rate, b int64, err error) {
-	var arrivals []stamp.Mono
+	var arrivals []mono.Time
 	for _, at := range schedule.Arrivals(schedule.Until(s, livePhase)) {
-		arrivals = append(arrivals, stamp.Mono(at))
+		arrivals = append(arrivals, mono.Time(at))
 	}
 	rate = tokenbucket.PerSecond(1.1 * float64(len(arrivals)) / livePhase.Seconds())
 	b, err = tokenbucket.Profile(arrivals, rate, quantile)
@@ -207,7 +207,7 @@ func (w *workshop) same(o load.Options, r *up.Report, policy string, k int) (*ou
 		if err != nil {
 			return nil, err
 		}
-		cluster.Advance(stamp.Mono(10 * livePhase)) // what waits for tokens at the end, too
+		cluster.Advance(mono.Time(10 * livePhase)) // what waits for tokens at the end, too
 		ms := func(l *obs.Latency, q float64) float64 { return float64(l.Quantile(q)) / 1e6 }
 		p50, p99, access = append(p50, ms(delivery, 0.5)), append(p99, ms(delivery, 0.99)), append(access, ms(waits, 0.99))
 	}

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tools/drlsim/scale"
@@ -26,7 +26,7 @@ func scaleStudy(w *workshop) (*work, error) {
 		r, err := scale.Run(scale.Config{
 			Size: size, Policy: placement.SRTM, Rule: share.Proportional, Mcap: 64_000, Load: 0.7, GroupSize: 25, Ticks: 5, Seed: w.seed,
 		}, scale.Meter{
-			Now: func() stamp.Mono { return stamp.Mono(time.Since(began)) },
+			Now: func() mono.Time { return mono.Time(time.Since(began)) },
 			Heap: func() uint64 {
 				var m runtime.MemStats
 				runtime.GC()

@@ -11,7 +11,7 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // run is what one run of a scenario with a broker gave. What is not known is nil.
@@ -138,7 +138,7 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	if s.late {
 		asked = clock.Mono()
 		for _, sub := range subs {
-			sub.start(stamp.Mono(0))
+			sub.start(mono.Time(0))
 		}
 	}
 	want := int64(r.Sent)
@@ -179,7 +179,7 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	for _, sub := range measured {
 		sub.close()
 		r.Delivered += int(sub.delivered.Load())
-		last = max(last, stamp.Mono(sub.last.Load()))
+		last = max(last, mono.Time(sub.last.Load()))
 		all.Merge(sub.latency)
 	}
 	if r.Missing = r.Sent*s.channels - r.Delivered; r.Delivered == 0 {
@@ -212,7 +212,7 @@ func (r *run) latencies(h *hdr.Histogram) {
 var errLate = errors.New("it takes too long")
 
 // until waits for a condition, and for no longer than until give.
-func until(ctx context.Context, give stamp.Mono, is func() bool, failed func() error) error {
+func until(ctx context.Context, give mono.Time, is func() bool, failed func() error) error {
 	for !is() {
 		if err := errors.Join(ctx.Err(), failed()); err != nil {
 			return err

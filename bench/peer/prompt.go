@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // The load shares the processors with the broker that it measures. Its threads
@@ -37,7 +37,7 @@ func prompt() error {
 const spare = 32
 
 // sleepUntil returns at an instant, or before.
-func sleepUntil(at stamp.Mono) error {
+func sleepUntil(at mono.Time) error {
 	when := unix.NsecToTimespec(int64(at))
 	_, _, errno := unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&when)), 0, 0, 0)
 	if errno == unix.EINTR {

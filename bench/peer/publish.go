@@ -17,7 +17,7 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // publishers are the connections that messages go in by.
@@ -166,7 +166,7 @@ func (p *publishers) prepare(one *publisher) {
 }
 
 // publish writes the messages that were due at an instant.
-func (p *publishers) publish(one *publisher, due stamp.Mono) error {
+func (p *publishers) publish(one *publisher, due mono.Time) error {
 	for _, at := range one.bodies {
 		binary.LittleEndian.PutUint64(one.frame[at:], uint64(due))
 	}
@@ -183,14 +183,14 @@ func (p *publishers) publish(one *publisher, due stamp.Mono) error {
 // so that each connection's are at random times. It returns how many it sent.
 // The frames of connections are small and many: they share one, but where the
 // broker numbers them.
-func (p *publishers) send(ctx context.Context, start stamp.Mono, lasting time.Duration, seed uint64) (sent int, err error) {
+func (p *publishers) send(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	var sender sync.WaitGroup
 	sender.Go(func() { sent, err = p.sendNow(ctx, start, lasting, seed) })
 	sender.Wait()
 	return sent, err
 }
 
-func (p *publishers) sendNow(ctx context.Context, start stamp.Mono, lasting time.Duration, seed uint64) (sent int, err error) {
+func (p *publishers) sendNow(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	if err := prompt(); err != nil {
 		return 0, err
 	}

@@ -14,7 +14,7 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // The range of latencies.
@@ -38,7 +38,7 @@ type subscriber struct {
 	d       dialect
 	channel string
 	slow    time.Duration // that a message takes
-	from    stamp.Mono    // messages that were due before are not measured; set before receive
+	from    mono.Time     // messages that were due before are not measured; set before receive
 	done    chan struct{} // closed when receive has ended; nil before start
 
 	// atomic
@@ -63,7 +63,7 @@ func subscribe(b *process, s scenario, d dialect, channel string, slow time.Dura
 }
 
 // start asks for messages and goes on until close.
-func (s *subscriber) start(from stamp.Mono) {
+func (s *subscriber) start(from mono.Time) {
 	s.from, s.done = from, make(chan struct{})
 	go func() {
 		defer close(s.done)
@@ -99,7 +99,7 @@ func (s *subscriber) receive() error {
 		now, got := clock.Mono(), int64(0)
 		used, reply, err := s.d.deliveries(in, out[:0], s.channel, func(body []byte) {
 			got++
-			due := stamp.Mono(binary.LittleEndian.Uint64(body))
+			due := mono.Time(binary.LittleEndian.Uint64(body))
 			if !due.Before(s.from) {
 				record(s.latency, now.Sub(due))
 			}

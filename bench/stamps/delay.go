@@ -16,8 +16,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/hook"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -113,11 +113,11 @@ func readTrace(path string, want int, warm time.Duration) (access, whole quantil
 		return access, whole, err
 	}
 	defer f.Close()
-	type release struct{ arrival, eligible, left stamp.Mono }
+	type release struct{ arrival, eligible, left mono.Time }
 	var all []release
-	first := stamp.Never
+	first := mono.Never
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var at [3]stamp.Mono
+		var at [3]mono.Time
 		fields := strings.Split(lines.Text(), ",")
 		for i := range at {
 			if len(fields) != 1+len(at) {
@@ -127,7 +127,7 @@ func readTrace(path string, want int, warm time.Duration) (access, whole quantil
 			if err != nil {
 				return access, whole, fmt.Errorf("release trace: %w", err)
 			}
-			at[i] = stamp.Mono(ns)
+			at[i] = mono.Time(ns)
 		}
 		all = append(all, release{at[0], at[1], at[2]})
 		first = min(first, at[0])

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -23,10 +24,10 @@ import (
 
 // sample is what is known of one message.
 type sample struct {
-	before  stamp.Mono // its write began
-	after   stamp.Mono // its write had returned; 0: not known
+	before  mono.Time // its write began
+	after   mono.Time // its write had returned; 0: not known
 	arrival stamp.Arrival
-	read    stamp.Mono // its read had returned
+	read    mono.Time // its read had returned
 }
 
 // receiver takes messages and keeps samples, in the order it comes to them.
@@ -65,16 +66,16 @@ func (r *receiver) serve(c *hook.Conn) {
 }
 
 // take keeps samples of the whole messages in b.
-func (r *receiver) take(c *hook.Conn, b []byte, read stamp.Mono, last int) int {
+func (r *receiver) take(c *hook.Conn, b []byte, read mono.Time, last int) int {
 	at := c.Offset() - int64(len(b))
 	counted := false
 	for ; len(b) >= r.size; b = b[r.size:] {
 		s := sample{
-			before:  stamp.Mono(binary.LittleEndian.Uint64(b[timesBefore:])),
+			before:  mono.Time(binary.LittleEndian.Uint64(b[timesBefore:])),
 			arrival: c.Arrival(at, at+int64(r.size)),
 			read:    read,
 		}
-		after := stamp.Mono(binary.LittleEndian.Uint64(b[timesAfter:]))
+		after := mono.Time(binary.LittleEndian.Uint64(b[timesAfter:]))
 		at += int64(r.size)
 		r.mu.Lock()
 		if last >= 0 {
@@ -214,7 +215,7 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 	if len(r.samples) == 0 {
 		return res
 	}
-	first, last := stamp.Never, stamp.Mono(0)
+	first, last := mono.Never, mono.Time(0)
 	for _, s := range r.samples {
 		first, last = min(first, s.before), max(last, s.before)
 	}
@@ -244,7 +245,7 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 	// What the way adds, some microseconds, can make a message early by a token
 	// that the sender's own bucket had just earned.
 	contract := contractOf(rate, burst+1)
-	judge := func(by func(sample) stamp.Mono, take func(at stamp.Mono) stamp.Mono) verdict {
+	judge := func(by func(sample) mono.Time, take func(at mono.Time) mono.Time) verdict {
 		var access, held []time.Duration
 		for _, s := range r.samples {
 			e := take(by(s))
@@ -256,17 +257,17 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 		return verdict{quantilesOf(access), quantilesOf(held)}
 	}
 	// With hindsight is how nsqd does it.
-	hindsight := func(by func(sample) stamp.Mono) verdict {
+	hindsight := func(by func(sample) mono.Time) verdict {
 		start := by(slices.MinFunc(r.samples, func(a, b sample) int { return cmp.Compare(by(a), by(b)) }))
 		var b tokenbucket.Hindsight
 		b.Retune(start, contract, tokenbucket.Tokens(contract.Burst)*tokenbucket.Token)
-		return judge(by, func(at stamp.Mono) stamp.Mono {
-			e, _ := b.Take(at, stamp.Never)
+		return judge(by, func(at mono.Time) mono.Time {
+			e, _ := b.Take(at, mono.Never)
 			return e
 		})
 	}
-	byStamp := func(s sample) stamp.Mono { return s.arrival.At }
-	res.byRead = hindsight(func(s sample) stamp.Mono { return s.read })
+	byStamp := func(s sample) mono.Time { return s.arrival.At }
+	res.byRead = hindsight(func(s sample) mono.Time { return s.read })
 	res.byStamp = hindsight(byStamp)
 	forgetful := tokenbucket.NewFull(contract, byStamp(r.samples[0]))
 	res.forgetful = judge(byStamp, forgetful.Take)

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -116,7 +116,7 @@ func send(ctx context.Context, o order, conns []net.Conn) (sent int, err error) 
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	rng := rand.New(rand.NewPCG(o.Seed, 0))
-	after := make([]stamp.Mono, len(conns))
+	after := make([]mono.Time, len(conns))
 	var contract tokenbucket.Bucket
 	start := clock.Mono()
 	if o.Burst > 0 {
@@ -125,7 +125,7 @@ func send(ctx context.Context, o order, conns []net.Conn) (sent int, err error) 
 	end := start.Add(o.Duration)
 	due := start
 	for due.Before(end) && ctx.Err() == nil {
-		due += stamp.Mono(rng.ExpFloat64() / float64(o.Rate) * 1e9)
+		due += mono.Time(rng.ExpFloat64() / float64(o.Rate) * 1e9)
 		at := due
 		if o.Burst > 0 {
 			at = max(at, contract.Eligible(clock.Mono()))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -67,7 +68,7 @@ func TestJudgingOutOfOrder(t *testing.T) {
 	const rate, burst = 1000, 5
 	r := &receiver{reads: 1}
 	for i := range 500 {
-		at := stamp.Mono(1e9 + i*1e6)
+		at := mono.Time(1e9 + i*1e6)
 		r.samples = append(r.samples, sample{
 			before: at - 1000, after: at + 1000, read: 2e9,
 			arrival: stamp.Arrival{At: at, Source: stamp.Exact},

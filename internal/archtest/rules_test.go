@@ -18,7 +18,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"admission/..."},
-		Only: []string{"api/...", "admission/...", "internal/...", "kernel/stamp", "tokenbucket"},
+		Only: []string{"api/...", "admission/...", "internal/...", "tokenbucket"},
 		Why:  "admission serves any program, with brokers or without",
 	},
 	{
@@ -49,17 +49,17 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/auth", "nsqd/e2e", "nsqd/endpoint", "nsqd/lookupd", "nsqd/memory", "nsqd/pack"},
-		Only: []string{"internal/...", "kernel/stamp"},
+		Only: []string{"internal/..."},
 		Why:  "they serve the broker and know nothing of it",
 	},
 	{
 		From: []string{"nsqd/commitlog"},
-		Only: []string{"internal/obs", "kernel/stamp", "nsqd/wire"},
+		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/wire"},
 		Why:  "a log keeps records, whatever is done with them",
 	},
 	{
 		From: []string{"nsqd/migrate"},
-		Only: []string{"internal/obs", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsqd/wire"},
+		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsqd/wire"},
 		Why:  "what another broker has left becomes logs before there is a broker",
 	},
 	{
@@ -69,7 +69,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/agent"},
-		Only: []string{"api/...", "internal/...", "kernel/stamp", "tokenbucket"},
+		Only: []string{"api/...", "internal/...", "tokenbucket"},
 		Why:  "the control plane acts on a broker through the agent's own interface, Node",
 	},
 	{
@@ -79,7 +79,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"loaddistributor/registry"},
-		Only: []string{"kernel/stamp"},
+		Only: []string{"internal/mono"},
 		Why:  "who registered is known without a cluster; lookup puts both together",
 	},
 	{
@@ -106,14 +106,14 @@ var arrows = []Arrow{
 	{
 		From: []string{"tools/..."},
 		Only: []string{
-			"api/...", "client/...", "internal/...", "kernel/stamp", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement",
+			"api/...", "client/...", "internal/...", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement",
 			"nsqd/session", "nsqd/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim/..."},
-		Only: []string{"internal/lifecycle", "internal/obs", "kernel/stamp", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/drlsim/...", "tools/iotpub/schedule", "tools/iotpub/trace"},
+		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/drlsim/...", "tools/iotpub/schedule", "tools/iotpub/trace"},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -137,8 +137,8 @@ var arrows = []Arrow{
 		Why:    "measurements stand on top: what others need of one belongs in a package below",
 	},
 	{
-		From: []string{"internal/clock", "internal/lifecycle", "internal/obs", "internal/testkit"},
-		Only: []string{"api/...", "kernel/stamp", "internal/..."},
+		From: []string{"internal/clock", "internal/lifecycle", "internal/mono", "internal/obs", "internal/testkit"},
+		Only: []string{"api/...", "internal/..."},
 		Why:  "what everything uses must not use anything of the system",
 	},
 	{
@@ -167,6 +167,7 @@ var pure = Purity{
 		"admission/rule",
 		"admission/table",
 		"admission/wire",
+		"internal/mono",
 		"kernel/stamp",
 		"loaddistributor/capture",
 		"loaddistributor/catalog",
@@ -237,7 +238,7 @@ var pure = Purity{
 	Why: "a core without clock, goroutine, I/O or chance runs the same in a broker, a test and the simulator",
 }
 
-const whyClock = "time is an argument (stamp.Mono), read once at the edge from internal/clock"
+const whyClock = "time is an argument (mono.Time), read once at the edge from internal/clock"
 
 var shuns = []Shun{
 	{

@@ -1,11 +1,11 @@
 // Package clock reads the clocks. Nothing pure may import it: a time is read
-// here once, at the edge, and handed on as a stamp.Mono or stamp.Wall.
+// here once, at the edge, and handed on as a mono.Time or mono.Wall.
 package clock
 
 import (
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // anchor pairs Go's monotonic reading with CLOCK_MONOTONIC, both set once.
@@ -13,7 +13,7 @@ import (
 // between processes; CLOCK_MONOTONIC can, but costs a system call here.
 var anchor = func() (a struct {
 	go0  time.Time
-	mono stamp.Mono
+	mono mono.Time
 }) {
 	best := time.Duration(1<<63 - 1)
 	for range 64 {
@@ -30,7 +30,7 @@ var anchor = func() (a struct {
 
 // Mono returns CLOCK_MONOTONIC, exact to the calibration made at start (well
 // under a microsecond on an idle machine).
-func Mono() stamp.Mono { return anchor.mono.Add(time.Since(anchor.go0)) }
+func Mono() mono.Time { return anchor.mono.Add(time.Since(anchor.go0)) }
 
 // Wall returns CLOCK_REALTIME.
-func Wall() stamp.Wall { return stamp.Wall(time.Now().UnixNano()) }
+func Wall() mono.Wall { return mono.Wall(time.Now().UnixNano()) }

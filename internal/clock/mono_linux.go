@@ -3,14 +3,14 @@ package clock
 import (
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
-func sysMono() stamp.Mono {
+func sysMono() mono.Time {
 	var ts unix.Timespec
 	// CLOCK_MONOTONIC cannot fail on Linux: the id is valid and the pointer ours.
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
 		panic("clock_gettime(CLOCK_MONOTONIC): " + err.Error())
 	}
-	return stamp.Mono(ts.Nano())
+	return mono.Time(ts.Nano())
 }

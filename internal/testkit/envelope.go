@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Envelope checks a contract (r, b) on releases, exactly and for every interval:
@@ -14,7 +14,7 @@ import (
 //
 // rateMilli times the span of times, in nanoseconds, must fit an int64, and so
 // must the number of messages times 1e12.
-func Envelope(times []stamp.Mono, rateMilli, burst int64) (slack float64, err error) {
+func Envelope(times []mono.Time, rateMilli, burst int64) (slack float64, err error) {
 	const grain = 1e12 // a token, where r milli-msg/s are r grains per nanosecond
 	times = slices.Sorted(slices.Values(times))
 	var lowest, highest int64

@@ -14,12 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 // clockStep is a jump of CLOCK_REALTIME against CLOCK_MONOTONIC that is no
 // slewing: stamps from before it mean nothing after it.
-const clockStep = stamp.Mono(time.Millisecond)
+const clockStep = mono.Time(time.Millisecond)
 
 // trustedAge is how old a timestamp may be at the read and still be believed of a
 // connection whose segments came out of order. What lies ahead of a hole keeps
@@ -93,10 +94,10 @@ type cmsgConn struct {
 	reordered bool
 	// stamps are the kernel's times by the end of the read they came with; a
 	// read without one has the time 0.
-	stamps stamp.Reads[stamp.Mono]
+	stamps stamp.Reads[mono.Time]
 	// ahead is how far CLOCK_REALTIME was ahead of CLOCK_MONOTONIC at the last
 	// read.
-	ahead stamp.Mono
+	ahead mono.Time
 }
 
 func (c *cmsgConn) recvmsg(fd uintptr) bool {
@@ -151,14 +152,14 @@ func (c *cmsgConn) read(p []byte, end int64) (int, error) {
 
 // kernelTime returns the time that came with the last recvmsg, 0 if none did,
 // the clock it was read from has stepped, or it may be of another segment.
-func (c *cmsgConn) kernelTime() stamp.Mono {
+func (c *cmsgConn) kernelTime() mono.Time {
 	wall, ok := c.wallTime()
 	now := clock.Mono()
-	ahead := stamp.Mono(clock.Wall()) - now
+	ahead := mono.Time(clock.Wall()) - now
 	step := ahead - c.ahead
 	stepped := c.ahead != 0 && (step > clockStep || step < -clockStep)
 	c.ahead = ahead
-	at := stamp.Mono(wall) - ahead
+	at := mono.Time(wall) - ahead
 	if !ok || stepped || at <= 0 || now.Add(clockSlack).Before(at) || !c.believed(now.Sub(at)) {
 		c.t.missing.Add(1)
 		return 0
@@ -167,7 +168,7 @@ func (c *cmsgConn) kernelTime() stamp.Mono {
 }
 
 // wallTime unpacks the first control message.
-func (c *cmsgConn) wallTime() (stamp.Wall, bool) {
+func (c *cmsgConn) wallTime() (mono.Wall, bool) {
 	if int(c.msg.Controllen) < cmsgLen {
 		return 0, false
 	}
@@ -181,10 +182,10 @@ func (c *cmsgConn) wallTime() (stamp.Wall, bool) {
 	} else {
 		sec, nsec = int64(int32(binary.NativeEndian.Uint32(d))), int64(int32(binary.NativeEndian.Uint32(d[4:])))
 	}
-	return stamp.Wall(sec*1e9 + nsec), sec != 0
+	return mono.Wall(sec*1e9 + nsec), sec != 0
 }
 
-func (c *cmsgConn) arrival(_, end int64, read stamp.Mono) (stamp.Arrival, bool) {
+func (c *cmsgConn) arrival(_, end int64, read mono.Time) (stamp.Arrival, bool) {
 	at, ok := c.stamps.At(end - 1)
 	if !ok || at == 0 {
 		return stamp.Arrival{}, false

@@ -4,6 +4,7 @@ import (
 	"net"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -16,9 +17,9 @@ type Conn struct {
 
 	// owned by the reader
 	conn  readable
-	tr    tracker                 // nil: the time after the read
-	reads stamp.Reads[stamp.Mono] // when each returned
-	last  stamp.Arrival           // answered
+	tr    tracker                // nil: the time after the read
+	reads stamp.Reads[mono.Time] // when each returned
+	last  stamp.Arrival          // answered
 }
 
 // Read reads from the connection like net.Conn.Read, and notes how far and

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/bpf"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -35,7 +36,7 @@ type filter struct {
 	lock     *dirLock  // of the pin directory; nil without
 	plain    bool      // the program does not tell the base
 	why      string    // it is plain
-	shift    stamp.Mono
+	shift    mono.Time
 	slots    slots
 	baseline [counterCount]uint64
 
@@ -292,7 +293,7 @@ func (c *filterConn) read(p []byte, _ int64) (int, error) { return c.conn.Read(p
 
 func (c *filterConn) move(l readable, rc syscall.RawConn) { c.conn, c.rc = l, rc }
 
-func (c *filterConn) arrival(start, end int64, _ stamp.Mono) (stamp.Arrival, bool) {
+func (c *filterConn) arrival(start, end int64, _ mono.Time) (stamp.Arrival, bool) {
 	cl := c.claim
 	if cl == nil {
 		if c.pause > 0 {
@@ -422,7 +423,7 @@ func (f *filter) loadEarly(cookie uint64) (v earlyValue, found bool) {
 
 // records returns what is left, oldest first, and whether that is all there
 // was.
-func (v *earlyValue) records(shift stamp.Mono) (rs []stamp.Record, all bool) {
+func (v *earlyValue) records(shift mono.Time) (rs []stamp.Record, all bool) {
 	first := uint32(0)
 	if v.Head > stamp.EarlyRecords {
 		first = v.Head - stamp.EarlyRecords
@@ -430,7 +431,7 @@ func (v *earlyValue) records(shift stamp.Mono) (rs []stamp.Record, all bool) {
 	for i := first; i != v.Head; i++ {
 		r := v.Ring[i%stamp.EarlyRecords]
 		if m := stamp.Meta(r.Meta); m.Of(uint64(i)) {
-			rs = append(rs, stamp.MakeRecord(stamp.Mono(r.Time)+shift, m))
+			rs = append(rs, stamp.MakeRecord(mono.Time(r.Time)+shift, m))
 		}
 	}
 	return rs, int(v.Head) == len(rs)

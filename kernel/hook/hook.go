@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -113,7 +114,7 @@ type tracker interface {
 	// arrival returns when the bytes [start, end) were complete, or ok false
 	// if this message's record does not exist. read is when the last of them
 	// was read.
-	arrival(start, end int64, read stamp.Mono) (a stamp.Arrival, ok bool)
+	arrival(start, end int64, read mono.Time) (a stamp.Arrival, ok bool)
 	// ignore stops the stamping; only release may be called after it.
 	ignore() error
 	release()

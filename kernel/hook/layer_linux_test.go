@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -124,7 +125,7 @@ func TestCompressedStreamsGetBounds(t *testing.T) {
 		}
 		return w
 	}
-	check := func(what string, l *Layer, acked func() stamp.Mono, w *flate.Writer) {
+	check := func(what string, l *Layer, acked func() mono.Time, w *flate.Writer) {
 		t.Helper()
 		for i := range 5 {
 			from := clock.Mono()

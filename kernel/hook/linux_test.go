@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -146,7 +147,7 @@ func dial(t testing.TB, ln net.Listener, d net.Dialer) *sender {
 }
 
 // span is when a message must have come: at or after from, at or before to.
-type span struct{ from, to stamp.Mono }
+type span struct{ from, to mono.Time }
 
 // send writes p, and returns when it was acknowledged, between which it came.
 func (s *sender) send(p []byte) span {
@@ -159,7 +160,7 @@ func (s *sender) send(p []byte) span {
 }
 
 // acked waits until the peer's kernel has acknowledged everything.
-func (s *sender) acked() stamp.Mono {
+func (s *sender) acked() mono.Time {
 	s.t.Helper()
 	for give := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
 		var left int
@@ -341,7 +342,7 @@ func keepsEarly(t *testing.T, s *Stamper, f *filter, ln net.Listener, early int)
 		a := takeOwn(t, c, 10+i)
 		what := fmt.Sprintf("message %d of %d before accept", i, early)
 		if f.plain && early > stamp.EarlyRecords {
-			within(t, what, a, stamp.Read, span{in.from, stamp.Never}) // records are missing, so the base is not certain
+			within(t, what, a, stamp.Read, span{in.from, mono.Never}) // records are missing, so the base is not certain
 		} else if i >= early-stamp.EarlyRecords {
 			within(t, what, a, stamp.Exact, in)
 		} else if a.Source == stamp.Exact || a.At.Before(in.from.Add(-clockSlack)) {
@@ -484,7 +485,7 @@ func TestFilterRefusesRingsBeyondTheLimit(t *testing.T) {
 	ln := listen(t, s, "tcp", "127.0.0.1:0")
 	first, second := dial(t, ln, net.Dialer{}), dial(t, ln, net.Dialer{})
 	c1, c2 := s.Track(accept(t, ln)), s.Track(accept(t, ln))
-	within(t, "the first", withSend(t, first, c1), stamp.Exact, span{0, stamp.Never})
+	within(t, "the first", withSend(t, first, c1), stamp.Exact, span{0, mono.Never})
 	for range 3 {
 		if a := withSend(t, second, c2); a.Source != stamp.Read {
 			t.Errorf("the second: %+v, want the time after the read", a)
@@ -780,7 +781,7 @@ func TestTimestampingNoticesClockSteps(t *testing.T) {
 	client := dial(t, ln, net.Dialer{})
 	c := s.Track(accept(t, ln))
 	withSend(t, client, c)
-	c.tr.(*cmsgConn).ahead += stamp.Mono(time.Second) // as if it had been set back since
+	c.tr.(*cmsgConn).ahead += mono.Time(time.Second) // as if it had been set back since
 	if a := withSend(t, client, c); a.Source != stamp.Read {
 		t.Errorf("after a step: %+v", a)
 	}
@@ -835,13 +836,13 @@ func TestCloseWithRingsInUseSaysSo(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 	// The memory is still there, and the socket keeps the program.
-	within(t, "after close", withSend(t, client, c), stamp.Exact, span{0, stamp.Never})
+	within(t, "after close", withSend(t, client, c), stamp.Exact, span{0, mono.Never})
 }
 
 func TestClockShift(t *testing.T) {
 	for _, tc := range []struct {
 		text string
-		want stamp.Mono
+		want mono.Time
 		bad  bool
 	}{
 		{"monotonic           0         0\nboottime            0         0\n", 0, false},
@@ -867,7 +868,7 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 	stamper(t, f, err)
 	f.slots.rest = restTime
 	var taken []uint32
-	now := stamp.Mono(1)
+	now := mono.Time(1)
 	for len(taken) < 2500 {
 		slot, mem, err := f.slots.take(now)
 		if err == errSlotSoon {
@@ -894,7 +895,7 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 		t.Errorf("%d different slots up to %d", len(different), different[len(different)-1])
 	}
 	for i, slot := range taken {
-		f.slots.give(slot, now+stamp.Mono(i))
+		f.slots.give(slot, now+mono.Time(i))
 	}
 	if _, _, err := f.slots.take(now + restTime - 1); err != errNoSlot {
 		t.Errorf("all at rest: %v", err)

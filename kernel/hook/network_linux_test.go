@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/bpf/lossy"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -178,7 +179,7 @@ func (n *network) connect(s *Stamper, address string) (client *sender, server ne
 
 // seen is what the witness notes.
 type seen struct {
-	at   stamp.Mono
+	at   mono.Time
 	seq  uint32
 	size uint32
 }
@@ -200,7 +201,7 @@ func (n *network) report(port int) (all []seen) {
 			continue
 		}
 		all = append(all, seen{
-			at:   stamp.Mono(binary.NativeEndian.Uint64(raw)),
+			at:   mono.Time(binary.NativeEndian.Uint64(raw)),
 			seq:  binary.NativeEndian.Uint32(raw[8:]),
 			size: binary.NativeEndian.Uint32(raw[12:]),
 		})

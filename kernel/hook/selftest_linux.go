@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -119,7 +120,7 @@ func loopback(s *Stamper, deadline time.Time) (client, server net.Conn, err erro
 }
 
 // clockShift returns by how much CLOCK_MONOTONIC here is ahead of the host's.
-func clockShift(path string) (stamp.Mono, error) {
+func clockShift(path string) (mono.Time, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, fmt.Errorf("time namespace: %w", err)
@@ -132,7 +133,7 @@ func clockShift(path string) (stamp.Mono, error) {
 			if _, err := fmt.Sscan(rest, &sec, &nsec); err != nil {
 				return 0, fmt.Errorf("time namespace: %q: %w", lines.Text(), err)
 			}
-			return stamp.Mono(sec*1e9 + nsec), nil
+			return mono.Time(sec*1e9 + nsec), nil
 		}
 	}
 	return 0, lines.Err()

@@ -12,13 +12,14 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 // restTime is how long a slot is left alone after its connection let it go. A
 // run of the program that found it under the old owner has ended long before:
 // it is some hundred instructions in softirq.
-const restTime = stamp.Mono(time.Second)
+const restTime = mono.Time(time.Second)
 
 // slotSize returns the bytes of a slot whose ring has that many records.
 func slotSize(records int) int { return stamp.HeaderSize + stamp.RecordSize*records }
@@ -32,10 +33,10 @@ func slotSize(records int) int { return stamp.HeaderSize + stamp.RecordSize*reco
 type slots struct {
 	// set once
 	records int
-	window  uint32     // slots per mapped window
-	chunk   uint32     // slots per chunk; a multiple of window
-	limit   uint32     // slots in all
-	rest    stamp.Mono // how long a slot is left alone
+	window  uint32    // slots per mapped window
+	chunk   uint32    // slots per chunk; a multiple of window
+	limit   uint32    // slots in all
+	rest    mono.Time // how long a slot is left alone
 	// makeChunk makes a further chunk and shows it to the program; nil if all
 	// there will be exist.
 	makeChunk func(number uint32) (*ebpf.Map, error)
@@ -59,7 +60,7 @@ type slots struct {
 
 // resting is a slot that is left alone until its time.
 type resting struct {
-	until stamp.Mono
+	until mono.Time
 	slot  uint32
 }
 
@@ -79,7 +80,7 @@ var (
 
 // take returns a slot to fill and its memory.
 // Errors: errSlotSoon, errNoSlot.
-func (s *slots) take(now stamp.Mono) (slot uint32, mem []byte, err error) {
+func (s *slots) take(now mono.Time) (slot uint32, mem []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed || s.mu.taken == s.limit {
@@ -120,7 +121,7 @@ func (s *slots) shortLocked() bool {
 }
 
 // give takes a slot back.
-func (s *slots) give(slot uint32, now stamp.Mono) {
+func (s *slots) give(slot uint32, now mono.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.taken--
@@ -243,10 +244,10 @@ type ring struct {
 	mem  []byte
 	mask uint64
 	// shift is added to the kernel's times: nonzero in a time namespace.
-	shift stamp.Mono
+	shift mono.Time
 }
 
-func newRing(mem []byte, shift stamp.Mono) ring {
+func newRing(mem []byte, shift mono.Time) ring {
 	return ring{mem: mem, mask: uint64(len(mem)-stamp.HeaderSize)/stamp.RecordSize - 1, shift: shift}
 }
 
@@ -293,7 +294,7 @@ func (r *ring) Record(index uint64) (stamp.Record, bool) {
 	if !meta.Of(index) {
 		return stamp.Record{}, false
 	}
-	ts := stamp.Mono(atomic.LoadUint64(r.word(at)))
+	ts := mono.Time(atomic.LoadUint64(r.word(at)))
 	if r.Head()-index > r.mask+1 {
 		return stamp.Record{}, false
 	}

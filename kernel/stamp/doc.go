@@ -1,8 +1,5 @@
-// Package stamp holds the types of time that the whole system shares, and says
-// what each of them is worth. It is pure: it reads no clock. Clocks are read
-// in internal/clock, once at the edge, and the reading travels as an argument.
-//
-// A token bucket judges a message by when it arrived, so an arrival carries
-// not only a time but also where that time came from (Source). Read
-// nsqd/broker next for how an arrival becomes an eligible time.
+// Package stamp says when a message arrived, and what that is worth: an arrival
+// carries a time and where that time came from (Source), because a token bucket
+// judges a message by it. It is pure and reads no clock. Read nsqd/broker next
+// for how an arrival becomes an eligible time.
 package stamp

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -15,14 +16,14 @@ type fakeRing struct {
 	size uint64
 	head uint64
 	top  uint32
-	at   []stamp.Mono
+	at   []mono.Time
 	meta []stamp.Meta
 	// looked, if set, runs before each look at a record: what comes meanwhile.
 	looked func()
 }
 
 func newFakeRing(size uint64) *fakeRing {
-	r := &fakeRing{size: size, at: make([]stamp.Mono, size), meta: make([]stamp.Meta, size)}
+	r := &fakeRing{size: size, at: make([]mono.Time, size), meta: make([]stamp.Meta, size)}
 	for i := range r.meta {
 		r.meta[i] = stamp.BlankMeta(uint64(i))
 	}
@@ -45,7 +46,7 @@ func (r *fakeRing) Record(i uint64) (stamp.Record, bool) {
 
 func (r *fakeRing) reserve() (index uint64) { r.head++; return r.head - 1 }
 
-func (r *fakeRing) publish(index uint64, at stamp.Mono, seq, size uint32) {
+func (r *fakeRing) publish(index uint64, at mono.Time, seq, size uint32) {
 	rec := stamp.Record{At: at, Seq: seq, Size: size, First: index > 0 && int32(seq-r.top) >= 0}
 	if end := seq + size; index == 0 || int32(end-r.top) > 0 {
 		r.top = end
@@ -53,7 +54,7 @@ func (r *fakeRing) publish(index uint64, at stamp.Mono, seq, size uint32) {
 	r.at[index%r.size], r.meta[index%r.size] = at, stamp.PackMeta(index, rec)
 }
 
-func (r *fakeRing) add(at stamp.Mono, seq, size uint32) { r.publish(r.reserve(), at, seq, size) }
+func (r *fakeRing) add(at mono.Time, seq, size uint32) { r.publish(r.reserve(), at, seq, size) }
 
 func begin(base uint32) *stamp.Mapper {
 	m := &stamp.Mapper{}
@@ -61,8 +62,8 @@ func begin(base uint32) *stamp.Mapper {
 	return m
 }
 
-func exact(at stamp.Mono) stamp.Arrival { return stamp.Arrival{At: at, Source: stamp.Exact} }
-func bound(at stamp.Mono) stamp.Arrival { return stamp.Arrival{At: at, Source: stamp.UpperBound} }
+func exact(at mono.Time) stamp.Arrival { return stamp.Arrival{At: at, Source: stamp.Exact} }
+func bound(at mono.Time) stamp.Arrival { return stamp.Arrival{At: at, Source: stamp.UpperBound} }
 
 func TestMapperCases(t *testing.T) {
 	type ask struct {
@@ -71,11 +72,11 @@ func TestMapperCases(t *testing.T) {
 		unknown    bool
 	}
 	type seg struct {
-		at        stamp.Mono
+		at        mono.Time
 		off, size uint32
 	}
-	known := func(start, end int64, at stamp.Mono) ask { return ask{start: start, end: end, want: exact(at)} }
-	upTo := func(start, end int64, at stamp.Mono) ask { return ask{start: start, end: end, want: bound(at)} }
+	known := func(start, end int64, at mono.Time) ask { return ask{start: start, end: end, want: exact(at)} }
+	upTo := func(start, end int64, at mono.Time) ask { return ask{start: start, end: end, want: bound(at)} }
 	for _, tc := range []struct {
 		name string
 		base uint32
@@ -134,7 +135,7 @@ func TestMapperKnowsNothingBeforeBegin(t *testing.T) {
 func TestMapperWaitsForUnpublishedRecords(t *testing.T) {
 	r, m := newFakeRing(64), begin(0)
 	for i := range uint32(64) {
-		r.add(stamp.Mono(i), i*10, 10)
+		r.add(mono.Time(i), i*10, 10)
 	}
 	if a, ok := m.Arrival(r, 0, 640); !ok || a != exact(63) {
 		t.Fatalf("first lap: %+v, %v", a, ok)
@@ -194,7 +195,7 @@ func TestMapperForgetsEarlyRecordsBeforeNumbersComeRound(t *testing.T) {
 func TestMapperAfterAnOverrun(t *testing.T) {
 	const size, each = 64, 10
 	r, m := newFakeRing(size), begin(0)
-	at := func(i int) stamp.Mono { return stamp.Mono(1000 + 10*i) }
+	at := func(i int) mono.Time { return mono.Time(1000 + 10*i) }
 	put := func(from, to int) {
 		for i := from; i < to; i++ {
 			r.add(at(i), uint32(i*each), each)
@@ -232,7 +233,7 @@ func TestMapperAfterAnOverrun(t *testing.T) {
 func TestMapperMessageLargerThanTheRing(t *testing.T) {
 	r, m := newFakeRing(64), begin(0)
 	for i := range uint32(1000) {
-		r.add(stamp.Mono(i), i*100, 100)
+		r.add(mono.Time(i), i*100, 100)
 	}
 	a, ok := m.Arrival(r, 0, 100_000)
 	if !ok || a.At != 999 {
@@ -245,7 +246,7 @@ func TestMapperMessageLargerThanTheRing(t *testing.T) {
 func TestMapperDoubtsCopiesAfterAnOverrun(t *testing.T) {
 	r, m := newFakeRing(64), begin(0)
 	for i := range uint32(70) {
-		r.add(stamp.Mono(i), i*10, 10)
+		r.add(mono.Time(i), i*10, 10)
 	}
 	r.add(500, 20, 10) // spurious retransmissions
 	r.add(501, 30, 10)
@@ -263,7 +264,7 @@ func TestMapperDropsEarlyRecordsWithAnOverrun(t *testing.T) {
 	early := []stamp.Record{{At: 5, Seq: 0, Size: 10}, {At: 6, Seq: 10, Size: 90}} // the second was dropped
 	r := newFakeRing(64)
 	r.add(100, 10, 10) // taken
-	for i := range stamp.Mono(64) {
+	for i := range mono.Time(64) {
 		r.add(101+i, 5000, 10)
 	}
 	var m stamp.Mapper
@@ -304,11 +305,11 @@ func TestMapperLooksAgainWhenOverwrittenMeanwhile(t *testing.T) {
 type tcp struct {
 	window uint32
 	next   uint32 // offset of the next byte to deliver
-	taken  map[uint32]stamp.Mono
+	taken  map[uint32]mono.Time
 	copies map[uint32]int // of a byte, among all segments that came
 }
 
-func (x *tcp) came(at stamp.Mono, off, size uint32, drop bool) {
+func (x *tcp) came(at mono.Time, off, size uint32, drop bool) {
 	for o := off; o != off+size; o++ {
 		x.copies[o]++
 		if _, have := x.taken[o]; !have && !drop && int32(o-x.next) >= 0 && o-x.next < x.window {
@@ -325,7 +326,7 @@ func (x *tcp) came(at stamp.Mono, off, size uint32, drop bool) {
 
 // complete returns when TCP had taken the bytes [start, end), and whether each
 // came once.
-func (x *tcp) complete(start, end uint32) (at stamp.Mono, once bool) {
+func (x *tcp) complete(start, end uint32) (at mono.Time, once bool) {
 	once = true
 	for o := start; o != end; o++ {
 		at = max(at, x.taken[o])
@@ -356,13 +357,13 @@ func checkMapper(t *rapid.T) {
 	first := base + uint32(offset)
 
 	r, m := newFakeRing(size), &stamp.Mapper{}
-	peer := &tcp{window: 1000, taken: map[uint32]stamp.Mono{}, copies: map[uint32]int{}}
-	var now stamp.Mono
+	peer := &tcp{window: 1000, taken: map[uint32]mono.Time{}, copies: map[uint32]int{}}
+	var now mono.Time
 	var sent, parsed uint32 // relative to offset
 	var pending []uint32    // offsets in flight out of order, one byte each
 	type slow struct {
 		index     uint64
-		at        stamp.Mono
+		at        mono.Time
 		off, size uint32
 	}
 	var halfway []slow // records reserved by a CPU that has not come to publish them
@@ -374,7 +375,7 @@ func checkMapper(t *rapid.T) {
 		halfway = nil
 	}
 	arrive := func(off, size uint32, drop bool) {
-		now += stamp.Mono(rapid.IntRange(0, 3).Draw(t, "pause"))
+		now += mono.Time(rapid.IntRange(0, 3).Draw(t, "pause"))
 		r.add(now, first+off, size)
 		peer.came(now, off, size, drop)
 	}

@@ -5,11 +5,12 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 func TestReadsKnowNothingBeforeTheFirst(t *testing.T) {
-	var r stamp.Reads[stamp.Mono]
+	var r stamp.Reads[mono.Time]
 	if at, ok := r.At(0); ok {
 		t.Errorf("At(0) = %d before any read", at)
 	}
@@ -24,15 +25,15 @@ func TestReadsAgreeWithAFullHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type read struct {
 			end int64
-			at  stamp.Mono
+			at  mono.Time
 		}
 		var all []read
-		var r stamp.Reads[stamp.Mono]
+		var r stamp.Reads[mono.Time]
 		var end int64
-		var now stamp.Mono
+		var now mono.Time
 		for range rapid.IntRange(1, 12).Draw(t, "reads") {
 			end += rapid.Int64Range(1, 9).Draw(t, "size")
-			now += stamp.Mono(rapid.IntRange(0, 5).Draw(t, "pause"))
+			now += mono.Time(rapid.IntRange(0, 5).Draw(t, "pause"))
 			r.Note(end, now)
 			all = append(all, read{end, now})
 		}

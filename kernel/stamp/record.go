@@ -1,5 +1,7 @@
 package stamp
 
+import "github.com/srtm-io/srtm/internal/mono"
+
 // What the kernel side and user space agree on. Numbers are in the machine's
 // own byte order. A slot belongs to one connection and is HeaderSize bytes of
 // header and then a ring of records, RecordSize bytes each:
@@ -84,14 +86,14 @@ func (m Meta) Of(index uint64) bool { return uint64(m)&markMask == index&markMas
 // Record is one TCP segment as the kernel saw it come: its payload is the Size
 // bytes from sequence number Seq on. First says that none of them came before.
 type Record struct {
-	At    Mono
+	At    mono.Time
 	Seq   uint32
 	Size  uint32
 	First bool
 }
 
 // MakeRecord unpacks a record.
-func MakeRecord(at Mono, m Meta) Record {
+func MakeRecord(at mono.Time, m Meta) Record {
 	return Record{At: at, Seq: uint32(m >> 32), Size: uint32(m>>12) & sizeMask, First: m&firstBit != 0}
 }
 

@@ -1,35 +1,6 @@
 package stamp
 
-import (
-	"math"
-	"time"
-)
-
-// Mono is a reading of CLOCK_MONOTONIC in nanoseconds. Readings of different
-// processes on one host are comparable; readings of different hosts are not.
-type Mono int64
-
-// Never lies after every reading. A bucket without a share answers it.
-const Never Mono = math.MaxInt64
-
-// Sub returns a - b.
-func (a Mono) Sub(b Mono) time.Duration { return time.Duration(a - b) }
-
-// Add returns a + d, and Never where that would pass the end of the range.
-func (a Mono) Add(d time.Duration) Mono {
-	s := a + Mono(d)
-	if d > 0 && s < a {
-		return Never
-	}
-	return s
-}
-
-// Before reports whether a lies before b.
-func (a Mono) Before(b Mono) bool { return a < b }
-
-// Wall is a reading of CLOCK_REALTIME in nanoseconds since the Unix epoch. It
-// may step; it is only for people and for the NSQ message header.
-type Wall int64
+import "github.com/srtm-io/srtm/internal/mono"
 
 // Source says how an arrival time was obtained, best first.
 type Source uint8
@@ -61,6 +32,6 @@ func (s Source) String() string {
 
 // Arrival is when a message's last byte reached this host, and how we know.
 type Arrival struct {
-	At     Mono
+	At     mono.Time
 	Source Source
 }

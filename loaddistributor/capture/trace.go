@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
@@ -17,7 +17,7 @@ import (
 type Piece struct {
 	First      bool
 	Publishers []string
-	Start      stamp.Wall
+	Start      mono.Wall
 	Gaps       []uint64
 	From       []uint32
 	Lost       uint64
@@ -50,13 +50,13 @@ const (
 // Invariant: what Take returns is in order of time, over all calls.
 type Trace struct {
 	// Set once.
-	origin stamp.Wall
+	origin mono.Wall
 	index  func(id string) (int, bool)
 
 	feeds   map[string]*feed // by broker, those that are expected
 	pending []arrival
-	holes   []span     // not in order; few, since one that goes on is one
-	taken   stamp.Wall // nothing before is given out any more
+	holes   []span    // not in order; few, since one that goes on is one
+	taken   mono.Wall // nothing before is given out any more
 	counts  Counts
 }
 
@@ -64,16 +64,16 @@ type Trace struct {
 type feed struct {
 	begun bool    // its first piece has come
 	index []int32 // of the publishers it has named; -1: not one of the topic's
-	heard stamp.Wall
+	heard mono.Wall
 }
 
 type arrival struct {
-	at        stamp.Wall
+	at        mono.Wall
 	publisher int32
 }
 
 // span is a time [from, to) in which something is missing.
-type span struct{ from, to stamp.Wall }
+type span struct{ from, to mono.Wall }
 
 // Counts are what became of messages and pieces.
 type Counts struct {
@@ -92,13 +92,13 @@ func (e *Error) Error() string { return e.Field + ": " + e.Problem }
 
 // New returns a trace that begins at origin, which is its time 0. index says which
 // of the topic's publishers has the id.
-func New(origin stamp.Wall, index func(id string) (int, bool)) *Trace {
+func New(origin mono.Wall, index func(id string) (int, bool)) *Trace {
 	return &Trace{origin: origin, taken: origin, index: index, feeds: map[string]*feed{}}
 }
 
 // Expect says which brokers receive messages from now on. Until one that is new
 // has begun to speak, the trace has a hole.
-func (t *Trace) Expect(brokers []string, now stamp.Wall) {
+func (t *Trace) Expect(brokers []string, now mono.Wall) {
 	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
 		if !slices.Contains(brokers, id) {
 			delete(t.feeds, id)
@@ -117,7 +117,7 @@ func (t *Trace) Begun(brokers ...string) bool {
 }
 
 // Skip leaves out what came before now and has not been taken.
-func (t *Trace) Skip(now stamp.Wall) {
+func (t *Trace) Skip(now mono.Wall) {
 	t.taken = max(t.taken, now)
 	t.pending = slices.DeleteFunc(t.pending, func(a arrival) bool { return a.at < t.taken })
 	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.taken })
@@ -129,7 +129,7 @@ func (t *Trace) Counts() Counts { return t.counts }
 // Add takes a piece that came now. On an error, an *Error, nothing of it counts,
 // and the broker's record is over until another first piece: its numbers cannot be
 // trusted any more. A piece of a broker that is not expected is ignored.
-func (t *Trace) Add(broker string, p Piece, now stamp.Wall) error {
+func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
 	f := t.feeds[broker]
 	if f == nil {
 		return nil
@@ -153,7 +153,7 @@ func (t *Trace) Add(broker string, p Piece, now stamp.Wall) error {
 	at, last := p.Start, now
 	unknown, room := uint64(0), MaxPending-len(t.pending)
 	for n, gap := range p.Gaps {
-		at += stamp.Wall(gap)
+		at += mono.Wall(gap)
 		i := f.index[p.From[n]]
 		switch {
 		case i < 0:
@@ -178,7 +178,7 @@ func (t *Trace) Add(broker string, p Piece, now stamp.Wall) error {
 }
 
 // check changes nothing.
-func (f *feed) check(p Piece, now stamp.Wall) error {
+func (f *feed) check(p Piece, now mono.Wall) error {
 	bad := func(field, format string, args ...any) error {
 		return &Error{field, fmt.Sprintf(format, args...)}
 	}
@@ -204,10 +204,10 @@ func (f *feed) check(p Piece, now stamp.Wall) error {
 	}
 	end := p.Start
 	for n, gap := range p.Gaps {
-		if gap > uint64(MaxAway) || end > math.MaxInt64-stamp.Wall(gap) {
+		if gap > uint64(MaxAway) || end > math.MaxInt64-mono.Wall(gap) {
 			return bad(fmt.Sprintf("gap_ns[%d]", n), "%d", gap)
 		}
-		end += stamp.Wall(gap)
+		end += mono.Wall(gap)
 		if int64(p.From[n]) >= int64(named) {
 			return bad(fmt.Sprintf("publisher[%d]", n), "%d of %d", p.From[n], named)
 		}
@@ -221,14 +221,14 @@ func (f *feed) check(p Piece, now stamp.Wall) error {
 func (s span) String() string { return time.Duration(s.to - s.from).String() }
 
 // away is how far apart two times are. Requires: now > 0.
-func away(at, now stamp.Wall) time.Duration {
+func away(at, now mono.Wall) time.Duration {
 	if at <= 0 {
 		return math.MaxInt64
 	}
 	return time.Duration(max(at-now, now-at))
 }
 
-func (t *Trace) hole(from, to stamp.Wall) {
+func (t *Trace) hole(from, to mono.Wall) {
 	if from >= to || to <= t.taken {
 		return
 	}
@@ -242,25 +242,25 @@ func (t *Trace) hole(from, to stamp.Wall) {
 
 // Take returns what is known to be complete and has not been taken yet, in order of
 // time.
-func (t *Trace) Take(now stamp.Wall) []fitting.Arrival {
+func (t *Trace) Take(now mono.Wall) []fitting.Arrival {
 	until := now
 	// order: the least of all
 	for _, f := range t.feeds {
-		if now-f.heard > stamp.Wall(Silence) {
+		if now-f.heard > mono.Wall(Silence) {
 			t.hole(f.heard, now)
 			continue
 		}
 		until = min(until, f.heard)
 	}
-	until -= stamp.Wall(Slack)
+	until -= mono.Wall(Slack)
 	if until <= t.taken {
 		return nil
 	}
 	slices.SortStableFunc(t.pending, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
-	n, _ := slices.BinarySearchFunc(t.pending, until, func(a arrival, at stamp.Wall) int { return cmp.Compare(a.at, at) })
+	n, _ := slices.BinarySearchFunc(t.pending, until, func(a arrival, at mono.Wall) int { return cmp.Compare(a.at, at) })
 	slices.SortFunc(t.holes, func(a, b span) int { return cmp.Compare(a.from, b.from) })
 	taken := make([]fitting.Arrival, 0, n)
-	h, closed := 0, stamp.Wall(0) // nothing before closed is known
+	h, closed := 0, mono.Wall(0) // nothing before closed is known
 	for _, a := range t.pending[:n] {
 		for h < len(t.holes) && t.holes[h].from <= a.at {
 			closed = max(closed, t.holes[h].to)
@@ -270,7 +270,7 @@ func (t *Trace) Take(now stamp.Wall) []fitting.Arrival {
 			t.counts.Holed++
 			continue
 		}
-		taken = append(taken, fitting.Arrival{At: stamp.Mono(a.at - t.origin), Publisher: a.publisher})
+		taken = append(taken, fitting.Arrival{At: mono.Time(a.at - t.origin), Publisher: a.publisher})
 	}
 	t.counts.Captured += uint64(len(taken))
 	t.pending = slices.Delete(t.pending, 0, n)

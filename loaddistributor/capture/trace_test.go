@@ -12,14 +12,14 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
 const (
-	origin = stamp.Wall(1_700_000_000_000_000_000)
-	ms     = stamp.Wall(time.Millisecond)
-	second = stamp.Wall(time.Second)
+	origin = mono.Wall(1_700_000_000_000_000_000)
+	ms     = mono.Wall(time.Millisecond)
+	second = mono.Wall(time.Second)
 )
 
 // index knows the publishers "0" to "99".
@@ -46,7 +46,7 @@ func begun(t *testing.T, brokers ...string) *Trace {
 	return trace
 }
 
-func add(t *testing.T, trace *Trace, broker string, p Piece, now stamp.Wall) {
+func add(t *testing.T, trace *Trace, broker string, p Piece, now mono.Wall) {
 	t.Helper()
 	if err := trace.Add(broker, p, now); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func add(t *testing.T, trace *Trace, broker string, p Piece, now stamp.Wall) {
 }
 
 func at(millis int64, publisher int32) fitting.Arrival {
-	return fitting.Arrival{At: stamp.Mono(millis * int64(ms)), Publisher: publisher}
+	return fitting.Arrival{At: mono.Time(millis * int64(ms)), Publisher: publisher}
 }
 
 func expect(t *testing.T, got []fitting.Arrival, want ...fitting.Arrival) {
@@ -80,7 +80,7 @@ func TestBrokersAreMergedInOrderOfTime(t *testing.T) {
 
 // What one broker has lost is missing of all.
 func TestHoles(t *testing.T) {
-	one := func(trace *Trace, broker string, at, now stamp.Wall, more ...func(*Piece)) {
+	one := func(trace *Trace, broker string, at, now mono.Wall, more ...func(*Piece)) {
 		p := Piece{Publishers: []string{broker}, Start: at, Gaps: []uint64{0}, From: []uint32{0}}
 		if len(trace.feeds[broker].index) > 0 {
 			p.Publishers = nil
@@ -132,7 +132,7 @@ func TestHoles(t *testing.T) {
 		for now := origin + 250*ms; now <= origin+5*second; now += 250 * ms {
 			one(trace, "1", now-1, now)
 		}
-		expect(t, trace.Take(origin+5*second), at(200, 2), fitting.Arrival{At: stamp.Mono(250*ms - 1), Publisher: 1})
+		expect(t, trace.Take(origin+5*second), at(200, 2), fitting.Arrival{At: mono.Time(250*ms - 1), Publisher: 1})
 		trace.Expect([]string{"1"}, origin+5*second) // it has left
 		one(trace, "1", origin+5100*ms, origin+7*second)
 		expect(t, trace.Take(origin+7*second), at(5100, 1))
@@ -140,7 +140,7 @@ func TestHoles(t *testing.T) {
 	t.Run("no room", func(t *testing.T) {
 		trace := begun(t, "1")
 		for i := range MaxPending/MaxMessages + 1 {
-			one(trace, "1", origin+stamp.Wall(i)*100*ms, origin+stamp.Wall(i)*100*ms+50*ms, func(p *Piece) {
+			one(trace, "1", origin+mono.Wall(i)*100*ms, origin+mono.Wall(i)*100*ms+50*ms, func(p *Piece) {
 				p.Gaps, p.From = make([]uint64, MaxMessages), make([]uint32, MaxMessages)
 			})
 		}
@@ -250,7 +250,7 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 		brokers := rapid.SliceOfNDistinct(rapid.StringMatching("[a-z]"), 1, 4, rapid.ID[string]).Draw(r, "brokers")
 		trace := begun(t, brokers...)
 		type message struct {
-			at        stamp.Wall
+			at        mono.Wall
 			publisher int32
 			tells     int // the piece that says it
 		}
@@ -258,24 +258,24 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 		var want []fitting.Arrival
 		now := origin
 		for range rapid.IntRange(0, 200).Draw(r, "messages") {
-			now += stamp.Wall(rapid.Int64Range(1, 50e6).Draw(r, "gap"))
+			now += mono.Wall(rapid.Int64Range(1, 50e6).Draw(r, "gap"))
 			m := message{at: now, publisher: int32(rapid.IntRange(0, 99).Draw(r, "publisher"))}
-			late := stamp.Wall(rapid.Int64Range(0, int64(200*ms)).Draw(r, "read late by"))
+			late := mono.Wall(rapid.Int64Range(0, int64(200*ms)).Draw(r, "read late by"))
 			m.tells = int((now - origin + late) / (250 * ms))
 			b := rapid.SampledFrom(brokers).Draw(r, "broker")
 			records[b] = append(records[b], m)
-			want = append(want, fitting.Arrival{At: stamp.Mono(now - origin), Publisher: m.publisher})
+			want = append(want, fitting.Arrival{At: mono.Time(now - origin), Publisher: m.publisher})
 		}
 		numbers := map[string]map[int32]uint32{}
 		var got []fitting.Arrival
 		for piece := range int((now-origin)/(250*ms)) + 5 {
-			end := origin + stamp.Wall(piece+1)*250*ms
+			end := origin + mono.Wall(piece+1)*250*ms
 			for _, b := range brokers {
 				if numbers[b] == nil {
 					numbers[b] = map[int32]uint32{}
 				}
 				var p Piece
-				var last stamp.Wall
+				var last mono.Wall
 				slices.SortStableFunc(records[b], func(x, y message) int { return cmp.Compare(x.at, y.at) })
 				for _, m := range records[b] {
 					if m.tells != piece {
@@ -312,7 +312,7 @@ func FuzzTrace(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		trace := New(origin, index)
 		trace.Expect([]string{"0", "1"}, origin)
-		now, last := origin, stamp.Mono(0)
+		now, last := origin, mono.Time(0)
 		next := func() int64 {
 			if len(data) == 0 {
 				return 0
@@ -322,8 +322,8 @@ func FuzzTrace(f *testing.F) {
 			return int64(int8(b))
 		}
 		for len(data) > 0 {
-			now += stamp.Wall(max(0, next())) * 10 * ms
-			p := Piece{First: next() > 0, Start: now + stamp.Wall(next())*100*ms, Lost: uint64(next())}
+			now += mono.Wall(max(0, next())) * 10 * ms
+			p := Piece{First: next() > 0, Start: now + mono.Wall(next())*100*ms, Lost: uint64(next())}
 			for range next() % 8 {
 				p.Publishers = append(p.Publishers, fmt.Sprint(next()))
 			}

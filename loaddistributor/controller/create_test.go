@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -111,7 +111,7 @@ var _ = Describe("Creating a topic", func() {
 				OverLimit: srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT,
 				Share:     tokenbucket.Share{Rate: 500_000, Burst: 20},
 				Base:      tokenbucket.Share{Rate: 500_000, Burst: 20}, // the rule is static
-				FlexUntil: stamp.Never, Until: stamp.Never,
+				FlexUntil: mono.Never, Until: mono.Never,
 				Given:  20 * tokenbucket.Token, // a contract nobody has used is full
 				Grants: 1,
 			}))

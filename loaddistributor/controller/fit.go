@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -576,4 +576,4 @@ func (o *observed) add(l int, s *srtmv1.TopicStats, latency time.Duration) error
 }
 
 // wall is a time as brokers' stamps have it.
-func wall(t time.Time) stamp.Wall { return stamp.Wall(t.UnixNano()) }
+func wall(t time.Time) mono.Wall { return mono.Wall(t.UnixNano()) }

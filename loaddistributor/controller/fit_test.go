@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/store"
@@ -130,7 +130,7 @@ func (w *world) run() {
 func (w *world) send(group string) {
 	topic, err := w.c.control.Topic(w.topic)
 	Expect(err).NotTo(HaveOccurred())
-	now := stamp.Wall(time.Now().UnixNano())
+	now := mono.Wall(time.Now().UnixNano())
 	publishers, of := map[string]int{}, map[string]int{} // by broker: all, of the group
 	for i := range topic.Placement.Len() {
 		a := topic.Placement.At(i)

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -240,7 +240,7 @@ func (f *Fast) observe(o Observation) {
 	f.trace.arrivals = append(f.trace.arrivals, o.Arrivals...)
 	if n := len(f.trace.arrivals); n > 0 {
 		from := f.trace.arrivals[n-1].At.Add(-f.config.Keep)
-		old, _ := slices.BinarySearchFunc(f.trace.arrivals, from, func(a Arrival, at stamp.Mono) int { return cmp.Compare(a.At, at) })
+		old, _ := slices.BinarySearchFunc(f.trace.arrivals, from, func(a Arrival, at mono.Time) int { return cmp.Compare(a.At, at) })
 		if old > n/2 {
 			f.trace.arrivals = slices.Delete(f.trace.arrivals, 0, old)
 		}

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -49,7 +49,7 @@ type queue struct {
 	each    time.Duration // of work for a message
 	absorbs float64       // of work, ns; 0: whatever comes
 
-	free stamp.Mono // when all work is done
+	free mono.Time // when all work is done
 }
 
 // queueOf returns the queue of a broker that absorbs a, or of which is only known
@@ -65,7 +65,7 @@ func queueOf(a Absorption, rcap int64) queue {
 
 // take adds a message that comes at the given time and returns the chance that it
 // is late.
-func (q *queue) take(at stamp.Mono) (late float64) {
+func (q *queue) take(at mono.Time) (late float64) {
 	q.free = max(q.free, at).Add(q.each)
 	if q.absorbs > 0 {
 		over := float64(q.free.Sub(at))/q.absorbs - (1 - soft)
@@ -80,7 +80,7 @@ type tally struct{ messages, late float64 }
 // recorded is a trace, and where its messages go.
 type recorded struct {
 	arrivals []Arrival
-	scratch  []stamp.Mono
+	scratch  []mono.Time
 }
 
 // replay forecasts plan: where has the broker of each publisher, absorbed what
@@ -112,10 +112,10 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 			continue
 		}
 		e := contract[l].Take(a.At)
-		if e == stamp.Never || e.Sub(a.At) > longest {
+		if e == mono.Never || e.Sub(a.At) > longest {
 			f.access++
 			seconds[second].late++
-			if e == stamp.Never {
+			if e == mono.Never {
 				continue
 			}
 		}
@@ -235,7 +235,7 @@ func (r *recorded) together(span time.Duration, where []int, brokers int) int {
 }
 
 // at returns when messages arrive at broker l, until it is called again.
-func (r *recorded) at(where []int, l int) []stamp.Mono {
+func (r *recorded) at(where []int, l int) []mono.Time {
 	r.scratch = r.scratch[:0]
 	for _, a := range r.arrivals {
 		if where[a.Publisher] == l {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -87,7 +87,7 @@ type Slice struct{ Delivered, Late, HalfLate uint64 }
 
 // Arrival is one message of a publisher, an index into the demand's Expand.
 type Arrival struct {
-	At        stamp.Mono
+	At        mono.Time
 	Publisher int32
 }
 

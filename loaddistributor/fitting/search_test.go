@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -197,11 +197,11 @@ func TestPaperSearchesInParallel(t *testing.T) {
 type absorbing struct {
 	setup  fitting.Setup
 	burst  int64
-	phases []stamp.Mono
+	phases []mono.Time
 	// meet, where it is set, is how many pairs of groups send at once in a second;
 	// all others are apart.
 	meet  func(second int) int
-	now   stamp.Mono
+	now   mono.Time
 	spent time.Duration
 }
 
@@ -209,12 +209,12 @@ func newAbsorbing(s fitting.Setup, burst int64, seed uint64) *absorbing {
 	w := &absorbing{setup: s, burst: burst}
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for range s.Demand.Groups {
-		w.phases = append(w.phases, stamp.Mono(rng.Int64N(int64(time.Second))))
+		w.phases = append(w.phases, mono.Time(rng.Int64N(int64(time.Second))))
 	}
 	return w
 }
 
-func (w *absorbing) arrivals(from, to stamp.Mono) (all []fitting.Arrival) {
+func (w *absorbing) arrivals(from, to mono.Time) (all []fitting.Arrival) {
 	first := 0
 	for g, group := range w.setup.Demand.Groups {
 		for second := from - from%1e9; second < to; second += 1e9 {
@@ -224,7 +224,7 @@ func (w *absorbing) arrivals(from, to stamp.Mono) (all []fitting.Arrival) {
 				if g/2 < w.meet(int(second/1e9)) {
 					place = g - g%2
 				}
-				at = second + stamp.Mono(place)*1e9/stamp.Mono(len(w.setup.Demand.Groups))
+				at = second + mono.Time(place)*1e9/mono.Time(len(w.setup.Demand.Groups))
 			}
 			if at >= to {
 				continue

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Registered is a node with what it registered.
@@ -16,7 +16,7 @@ type Registered struct {
 
 // Nodes returns the nodes that were heard of lately, the first to connect
 // first.
-func (r *Registry) Nodes(now stamp.Mono) []Registered {
+func (r *Registry) Nodes(now mono.Time) []Registered {
 	var all []Registered
 	for _, id := range slices.Sorted(maps.Keys(r.nodes)) {
 		if !r.active(now, id) {
@@ -36,7 +36,7 @@ func (r *Registry) Nodes(now stamp.Mono) []Registered {
 	return all
 }
 
-func (r *Registry) active(now stamp.Mono, id ID) bool {
+func (r *Registry) active(now mono.Time, id ID) bool {
 	n := r.nodes[id]
 	return n.identified && now.Sub(n.heard) <= r.cfg.InactiveAfter
 }
@@ -47,7 +47,7 @@ func (r *Registry) Topics() []string { return slices.Sorted(maps.Keys(r.topics))
 // Producers returns the nodes that have the topic and were heard of lately, the
 // first to connect first, tombstoned ones too, and the topic's channels, sorted.
 // found: it was registered or created.
-func (r *Registry) Producers(now stamp.Mono, name string) (nodes []Registered, channels []string, found bool) {
+func (r *Registry) Producers(now mono.Time, name string) (nodes []Registered, channels []string, found bool) {
 	t := r.topics[name]
 	if t == nil {
 		return nil, nil, false

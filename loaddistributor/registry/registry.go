@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Defaults of a Config; the first two are nsqlookupd's.
@@ -77,7 +77,7 @@ type node struct {
 	said       Node
 	remote     string
 	identified bool
-	heard      stamp.Mono
+	heard      mono.Time
 	keys       map[key]bool
 }
 
@@ -108,7 +108,7 @@ type Registry struct {
 	topics map[string]*topic
 	names  int
 	// tombstones are in force until the time they map to.
-	tombstones map[tombstone]stamp.Mono
+	tombstones map[tombstone]mono.Time
 }
 
 // New returns an empty registry. Requires: cfg is valid.
@@ -118,11 +118,11 @@ func New(cfg Config) *Registry {
 	cfg.MaxNodes = cmp.Or(cfg.MaxNodes, DefaultMaxNodes)
 	cfg.MaxRegistrations = cmp.Or(cfg.MaxRegistrations, DefaultMaxRegistrations)
 	cfg.MaxNames = cmp.Or(cfg.MaxNames, DefaultMaxNames)
-	return &Registry{cfg: cfg, nodes: map[ID]*node{}, topics: map[string]*topic{}, tombstones: map[tombstone]stamp.Mono{}}
+	return &Registry{cfg: cfg, nodes: map[ID]*node{}, topics: map[string]*topic{}, tombstones: map[tombstone]mono.Time{}}
 }
 
 // Join begins a connection from the address remote.
-func (r *Registry) Join(now stamp.Mono, remote string) (ID, error) {
+func (r *Registry) Join(now mono.Time, remote string) (ID, error) {
 	if len(r.nodes) >= r.cfg.MaxNodes {
 		return 0, ErrFull
 	}
@@ -146,7 +146,7 @@ func (r *Registry) Leave(id ID) {
 
 // Handle acts on a command of a connection and returns the answer. After an
 // *Error the connection ends. Requires: id has joined and not left.
-func (r *Registry) Handle(now stamp.Mono, id ID, c Command) ([]byte, error) {
+func (r *Registry) Handle(now mono.Time, id ID, c Command) ([]byte, error) {
 	n := r.nodes[id]
 	if n == nil {
 		panic(fmt.Sprintf("registry: a command of connection %d, which is not one of %d", id, len(r.nodes)))
@@ -316,7 +316,7 @@ func (r *Registry) DeleteChannel(name, channel string) error {
 // producer of a topic, for Config.TombstoneFor or until it unregisters the
 // topic. Whether there is such a producer is the caller's to know: each
 // tombstone takes memory for as long as it is in force.
-func (r *Registry) Tombstone(now stamp.Mono, topic, host string, httpPort int) {
+func (r *Registry) Tombstone(now mono.Time, topic, host string, httpPort int) {
 	// order: each entry is judged by itself
 	for t, until := range r.tombstones {
 		if !now.Before(until) {
@@ -327,7 +327,7 @@ func (r *Registry) Tombstone(now stamp.Mono, topic, host string, httpPort int) {
 }
 
 // Tombstoned reports whether a tombstone hides the producer.
-func (r *Registry) Tombstoned(now stamp.Mono, topic, host string, httpPort int) bool {
+func (r *Registry) Tombstoned(now mono.Time, topic, host string, httpPort int) bool {
 	until, is := r.tombstones[tombstone{topic, host, httpPort}]
 	return is && now.Before(until)
 }

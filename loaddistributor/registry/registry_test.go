@@ -10,7 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // check fails when an invariant is broken.
@@ -48,7 +48,7 @@ func (r *Registry) check(t interface{ Fatalf(string, ...any) }) {
 type scene struct {
 	t   *testing.T
 	r   *Registry
-	now stamp.Mono
+	now mono.Time
 }
 
 func newScene(t *testing.T, cfg Config) *scene { return &scene{t: t, r: New(cfg), now: 1e9} }

@@ -6,7 +6,7 @@ import (
 	"sort"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -38,7 +38,7 @@ func (e *Evidence) waited(latency time.Duration) float64 {
 	b := tokenbucket.NewFull(e.Share, e.Arrivals[0].At)
 	late := 0
 	for _, a := range e.Arrivals {
-		if eligible := b.Take(a.At); eligible == stamp.Never || eligible.Sub(a.At) > most {
+		if eligible := b.Take(a.At); eligible == mono.Never || eligible.Sub(a.At) > most {
 			late++
 		}
 	}
@@ -78,7 +78,7 @@ func (e *Evidence) fewest(t Topic, publishers []int) (n int, ok bool) {
 	}
 	b := t.Brokers[at]
 	absorbs := tokenbucket.Share{Rate: tokenbucket.PerSecond(float64(max(1, b.Mcap-b.Allocated+t.Plan.Quotas[plan].Rate)))}
-	times := make([]stamp.Mono, len(e.Arrivals))
+	times := make([]mono.Time, len(e.Arrivals))
 	for i, a := range e.Arrivals {
 		times[i] = a.At
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -34,7 +34,7 @@ func bursts(t *testing.T, late int) (Topic, *Evidence) {
 	}
 	for burst := range 40 {
 		for i := range 20 {
-			e.Arrivals = append(e.Arrivals, fitting.Arrival{At: stamp.Mono(burst) * stamp.Mono(100*time.Millisecond), Publisher: int32(here[(burst*20+i)%len(here)])})
+			e.Arrivals = append(e.Arrivals, fitting.Arrival{At: mono.Time(burst) * mono.Time(100*time.Millisecond), Publisher: int32(here[(burst*20+i)%len(here)])})
 		}
 	}
 	return Topic{

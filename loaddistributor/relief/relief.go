@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -117,9 +117,9 @@ type Move struct {
 
 // Watch is the memory that one topic needs. The zero value is ready.
 type Watch struct {
-	since map[string]stamp.Mono // by broker: overloaded from then on
-	quiet stamp.Mono            // nothing moves before
-	from  map[string]stamp.Mono // by broker: nothing moves to it before
+	since map[string]mono.Time // by broker: overloaded from then on
+	quiet mono.Time            // nothing moves before
+	from  map[string]mono.Time // by broker: nothing moves to it before
 }
 
 // Decide returns the move that is due now.
@@ -139,9 +139,9 @@ type Watch struct {
 // to the member that is well and has most capacity left, or where none has enough,
 // to the broker outside the topic that has most. The worst broker is relieved
 // first.
-func (w *Watch) Decide(now stamp.Mono, cfg Config, t Topic) (m Move, v Verdict) {
+func (w *Watch) Decide(now mono.Time, cfg Config, t Topic) (m Move, v Verdict) {
 	if w.since == nil {
-		w.since, w.from = map[string]stamp.Mono{}, map[string]stamp.Mono{}
+		w.since, w.from = map[string]mono.Time{}, map[string]mono.Time{}
 	}
 	budget := 1 - t.Quantile
 	well := map[string]bool{}

@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -33,7 +33,7 @@ func topic(t testing.TB) Topic {
 }
 
 // after is so many seconds after the beginning.
-func after(seconds int) stamp.Mono { return stamp.Mono(seconds) * stamp.Mono(time.Second) }
+func after(seconds int) mono.Time { return mono.Time(seconds) * mono.Time(time.Second) }
 
 // run decides every second, from the second first on, and returns the moves.
 func (w *Watch) run(t *Topic, first, seconds int, change func(second int, t *Topic)) (at []int, moves []Move) {

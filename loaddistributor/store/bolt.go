@@ -12,7 +12,7 @@ import (
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -207,7 +207,7 @@ func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
 func (t *boltTerm) Number() uint64 { return t.number }
 
 // Until implements Term.
-func (t *boltTerm) Until() stamp.Mono { return stamp.Never }
+func (t *boltTerm) Until() mono.Time { return mono.Never }
 
 // Lost implements Term.
 func (t *boltTerm) Lost() <-chan struct{} { return t.lost }

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -445,7 +445,7 @@ type etcdTerm struct {
 	over     bool
 	lost     chan struct{} // closed by keep
 	kept     chan struct{} // closed when keep has returned
-	// until is a stamp.Mono, written by keep; a stale one is earlier.
+	// until is a mono.Time, written by keep; a stale one is earlier.
 	until atomic.Int64
 }
 
@@ -487,7 +487,7 @@ func (t *etcdTerm) keep(ctx context.Context) {
 func (t *etcdTerm) Number() uint64 { return t.number }
 
 // Until implements Term.
-func (t *etcdTerm) Until() stamp.Mono { return stamp.Mono(t.until.Load()) }
+func (t *etcdTerm) Until() mono.Time { return mono.Time(t.until.Load()) }
 
 // Lost implements Term.
 func (t *etcdTerm) Lost() <-chan struct{} { return t.lost }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -120,7 +120,7 @@ func (t *memoryTerm) Compact(_ context.Context, dump catalog.Dump) error {
 
 func (t *memoryTerm) Number() uint64 { return t.number }
 
-func (t *memoryTerm) Until() stamp.Mono { return stamp.Never }
+func (t *memoryTerm) Until() mono.Time { return mono.Never }
 
 func (t *memoryTerm) Lost() <-chan struct{} { return t.lost }
 

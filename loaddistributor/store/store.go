@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -58,9 +58,9 @@ type Term interface {
 	// that this one was copied from or took the place of. At any time.
 	Number() uint64
 	// Until is when the term ends unless the store lets it go on meanwhile, by this
-	// process' clock; stamp.Never: nobody can take it away. No other term begins
+	// process' clock; mono.Never: nobody can take it away. No other term begins
 	// before. At any time.
-	Until() stamp.Mono
+	Until() mono.Time
 	// Lost is closed when the term ends without Resign.
 	Lost() <-chan struct{}
 	// Resign ends the term, so that another may begin at once.

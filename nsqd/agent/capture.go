@@ -6,8 +6,8 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 const (
@@ -19,7 +19,7 @@ const (
 
 // capture begins a capture, moves its end, or ends it. The loaddistributor asks
 // again for as long as it wants one: if it forgets, that costs us little.
-func (o *owner) capture(c *srtmv1.CaptureArrivals, now stamp.Mono) {
+func (o *owner) capture(c *srtmv1.CaptureArrivals, now mono.Time) {
 	if o.control == nil {
 		return
 	}
@@ -47,7 +47,7 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now stamp.Mono) {
 }
 
 // flushCaptures sends what was recorded, and ends what is over.
-func (o *owner) flushCaptures(now stamp.Mono) {
+func (o *owner) flushCaptures(now mono.Time) {
 	o.flushed = now
 	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
 		o.flushCapture(topic, !now.Before(o.captures[topic]))
@@ -100,7 +100,7 @@ func (o *owner) capturing() {
 }
 
 // setFlush sets the timer for the next pieces, or for the first end.
-func (o *owner) setFlush(now stamp.Mono) {
+func (o *owner) setFlush(now mono.Time) {
 	o.flush.Stop()
 	if len(o.captures) == 0 {
 		return

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -51,9 +51,9 @@ var _ = Describe("A capture of arrivals", func() {
 			Expect(a.First).To(Equal(pieces == 0))
 			publishers = append(publishers, a.Publishers...)
 			lost += a.Lost
-			at := stamp.Wall(a.StartNs)
+			at := mono.Wall(a.StartNs)
 			for i, gap := range a.GapNs {
-				at += stamp.Wall(gap)
+				at += mono.Wall(gap)
 				all = append(all, agenttest.Arrival{At: at, Publisher: publishers[a.Publisher[i]]})
 			}
 		}

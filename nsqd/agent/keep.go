@@ -7,8 +7,8 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -48,7 +48,7 @@ func (o *owner) resume() {
 
 // setAlarm has keepLease called when there is something to do.
 func (o *owner) setAlarm() {
-	due := stamp.Never
+	due := mono.Never
 	if o.grants != nil {
 		due = o.lease.request()
 	}
@@ -65,14 +65,14 @@ func (o *owner) setAlarm() {
 		}
 	}
 	wait := time.Hour
-	if due != stamp.Never {
+	if due != mono.Never {
 		wait = min(wait, max(0, due.Sub(clock.Mono())))
 	}
 	o.alarm.Reset(wait)
 }
 
 // keepLease asks for the lease to be renewed, and ends what has ended.
-func (o *owner) keepLease(now stamp.Mono) {
+func (o *owner) keepLease(now mono.Time) {
 	if o.grants != nil && !now.Before(o.lease.request()) {
 		o.lease.asked = now
 		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{
@@ -86,7 +86,7 @@ func (o *owner) keepLease(now stamp.Mono) {
 }
 
 // note keeps on the disk whether this process is without the adaptor.
-func (o *owner) note(alone bool, now stamp.Mono) {
+func (o *owner) note(alone bool, now mono.Time) {
 	if o.agent.cfg.Store == nil || o.lease.strict {
 		o.lease.noted = alone
 		return
@@ -100,8 +100,8 @@ func (o *owner) note(alone bool, now stamp.Mono) {
 }
 
 // renewed is the adaptor's answer to a request, or to the hello.
-func (o *owner) renewed(m *srtmv1.Lease, now stamp.Mono) {
-	at, flex, session := stamp.Mono(m.Stamp), m.Flex.AsDuration(), m.Session.AsDuration()
+func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
+	at, flex, session := mono.Time(m.Stamp), m.Flex.AsDuration(), m.Session.AsDuration()
 	if at < 0 || at > now || flex <= 0 || session < flex || session > longestLease {
 		o.agent.cfg.Log.Error("lease refused: it makes no sense", "stamp", m.Stamp, "flex", flex, "session", session)
 		return
@@ -131,7 +131,7 @@ func (o *owner) renewed(m *srtmv1.Lease, now stamp.Mono) {
 }
 
 // lapse ends what the lease has ended by now.
-func (o *owner) lapse(now stamp.Mono) {
+func (o *owner) lapse(now mono.Time) {
 	topics := o.holdings.lapse(o.lease.over(now))
 	if len(topics) == 0 {
 		return

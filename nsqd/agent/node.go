@@ -4,7 +4,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -38,14 +38,14 @@ type Node interface {
 	// it has and adds granted, cut to the new burst (tokenbucket.Bucket.Retune);
 	// released is what did not fit. The zero Share stops the topic. From
 	// flexUntil on only base is left of the share, and nothing from until on, each
-	// counted from that instant by the node itself; stamp.Never: it does not end.
+	// counted from that instant by the node itself; mono.Never: it does not end.
 	// After an error, that of an unknown topic included, nothing has changed.
-	Grant(topic string, share, base tokenbucket.Share, flexUntil, until stamp.Mono, granted tokenbucket.Tokens) (released tokenbucket.Tokens, err error)
+	Grant(topic string, share, base tokenbucket.Share, flexUntil, until mono.Time, granted tokenbucket.Tokens) (released tokenbucket.Tokens, err error)
 
 	// Renew moves those ends of a topic's share, and reports whether it still has
 	// more than its base: what has ended does not come back. False if there is no
 	// such topic.
-	Renew(topic string, flexUntil, until stamp.Mono) (flex bool)
+	Renew(topic string, flexUntil, until mono.Time) (flex bool)
 
 	// Report returns what happened since the last call (since the start, at the
 	// first), one entry for every topic that exists now, limited or not, idle or

@@ -14,9 +14,9 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/targets"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -44,17 +44,17 @@ type owner struct {
 	anew     bool        // it was removed from the cluster, and holds nothing since
 	term     uint64      // the greatest that an adaptor named
 	alarm    *time.Timer // for the lease
-	retry    stamp.Mono  // when the store is to be asked again to note what it could not
+	retry    mono.Time   // when the store is to be asked again to note what it could not
 	// disk is the bases that the store has; unsaved are the tokens given up for
 	// grants that are not acknowledged, since their bases are not there yet.
 	disk     map[string]Base
 	unsaved  map[string]tokenbucket.Tokens
-	kept     map[string][]byte     // what the loaddistributor says of topics, without a store
-	captures map[string]stamp.Mono // topics whose arrivals are wanted, until when; empty while control is nil
-	flushed  stamp.Mono            // when pieces of them were last sent
-	flush    *time.Timer           // for the next
-	control  *controlLink          // nil while down
-	grants   *grantLink            // nil while down
+	kept     map[string][]byte    // what the loaddistributor says of topics, without a store
+	captures map[string]mono.Time // topics whose arrivals are wanted, until when; empty while control is nil
+	flushed  mono.Time            // when pieces of them were last sent
+	flush    *time.Timer          // for the next
+	control  *controlLink         // nil while down
+	grants   *grantLink           // nil while down
 	ticker   *time.Ticker
 	interval time.Duration
 	last     time.Time // when the node was last asked for a report
@@ -72,7 +72,7 @@ func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
 		holdings: newHoldings(), lease: lease{strict: a.cfg.Policy == Strict},
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		kept:     map[string][]byte{},
-		captures: map[string]stamp.Mono{}, interval: DefaultReportInterval, stopGrants: func() {},
+		captures: map[string]mono.Time{}, interval: DefaultReportInterval, stopGrants: func() {},
 	}
 }
 
@@ -158,7 +158,7 @@ func (o *owner) giveUp() {
 	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
 		if o.holdings.topics[topic].prepared {
 			// An unknown topic has no share.
-			_, _ = o.agent.node.Grant(topic, tokenbucket.Share{}, tokenbucket.Share{}, stamp.Never, stamp.Never, 0)
+			_, _ = o.agent.node.Grant(topic, tokenbucket.Share{}, tokenbucket.Share{}, mono.Never, mono.Never, 0)
 		}
 		o.holdings.removed(topic)
 	}
@@ -443,7 +443,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 func (o *owner) apply(g grant) (released tokenbucket.Tokens) {
 	flexUntil, until := o.lease.ends()
 	if g.flex == (tokenbucket.Share{}) {
-		flexUntil = stamp.Never
+		flexUntil = mono.Never
 	}
 	released, err := o.agent.node.Grant(g.topic, g.share, g.base(), flexUntil, until, g.tokens)
 	if err != nil {

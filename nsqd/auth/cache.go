@@ -5,7 +5,7 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 const (
@@ -27,7 +27,7 @@ var ErrBusy = errors.New("too many wait for the auth servers")
 type Cache struct {
 	// Set once.
 	ask func(context.Context, Query) (*Grant, error)
-	now func() stamp.Mono
+	now func() mono.Time
 
 	mu struct {
 		sync.Mutex
@@ -39,7 +39,7 @@ type Cache struct {
 
 type known struct {
 	grant   *Grant
-	expires stamp.Mono
+	expires mono.Time
 }
 
 // question is one that is being asked.
@@ -52,7 +52,7 @@ type question struct {
 }
 
 // NewCache returns a cache before ask, Servers.Ask for instance.
-func NewCache(ask func(context.Context, Query) (*Grant, error), now func() stamp.Mono) *Cache {
+func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.Time) *Cache {
 	c := &Cache{ask: ask, now: now}
 	c.mu.known = make(map[Query]known)
 	c.mu.asked = make(map[Query]*question)
@@ -130,7 +130,7 @@ func (c *Cache) answered(q Query, asked *question) {
 }
 
 // forget makes room for one. Requires: mu held.
-func (c *Cache) forget(now stamp.Mono) {
+func (c *Cache) forget(now mono.Time) {
 	for q, k := range c.mu.known {
 		if !now.Before(k.expires) {
 			delete(c.mu.known, q)

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/auth"
 )
 
@@ -44,9 +44,9 @@ func answers(t *testing.T, text string) *auth.Grant {
 }
 
 func TestAnAnswerHoldsForItsTime(t *testing.T) {
-	var now stamp.Mono
+	var now mono.Time
 	at := &clerk{grant: answers(t, all)} // a minute
-	c := auth.NewCache(at.ask, func() stamp.Mono { return now })
+	c := auth.NewCache(at.ask, func() mono.Time { return now })
 	expect := func(q auth.Query, asked int64) {
 		t.Helper()
 		if g, err := c.Ask(t.Context(), q); g != at.grant || !errors.Is(err, at.err) || at.asked.Load() != asked {
@@ -77,7 +77,7 @@ func TestAnAnswerHoldsForItsTime(t *testing.T) {
 
 func TestACacheIsBounded(t *testing.T) {
 	at := &clerk{grant: answers(t, all)}
-	c := auth.NewCache(at.ask, func() stamp.Mono { return 0 })
+	c := auth.NewCache(at.ask, func() mono.Time { return 0 })
 	const clients, remembered = 5000, 4096
 	for range 2 {
 		for i := range clients {
@@ -94,7 +94,7 @@ func TestACacheIsBounded(t *testing.T) {
 func TestOneQuestionForAllWhoAskTheSame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := &clerk{grant: answers(t, all), turn: make(chan struct{})}
-		c := auth.NewCache(at.ask, func() stamp.Mono { return 0 })
+		c := auth.NewCache(at.ask, func() mono.Time { return 0 })
 		var wg sync.WaitGroup
 		var served atomic.Int64
 		ask := func(ctx context.Context, secret string, want error) {

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // alarm calls fire once the time set is there. Its goroutine starts with the
@@ -16,9 +16,9 @@ import (
 // again and what is forgotten is a message that stays.
 type alarm struct {
 	// Set once.
-	now      func() stamp.Mono
+	now      func() mono.Time
 	newTimer func() (timer, error)
-	fire     func(stamp.Mono)
+	fire     func(mono.Time)
 	wg       *sync.WaitGroup
 
 	// armed is the time set. Written under mu; read without it to see that
@@ -37,20 +37,20 @@ type alarm struct {
 // close are called under alarm.mu, set never after close; wait runs beside them.
 type timer interface {
 	// set replaces the time.
-	set(at, now stamp.Mono)
+	set(at, now mono.Time)
 	// wait returns true when the time is there, and false once it is closed.
 	wait() bool
 	close()
 }
 
-func newAlarm(wg *sync.WaitGroup, now func() stamp.Mono, newTimer func() (timer, error), fire func(stamp.Mono)) *alarm {
+func newAlarm(wg *sync.WaitGroup, now func() mono.Time, newTimer func() (timer, error), fire func(mono.Time)) *alarm {
 	a := &alarm{now: now, newTimer: newTimer, fire: fire, wg: wg}
-	a.armed.Store(int64(stamp.Never))
+	a.armed.Store(int64(mono.Never))
 	return a
 }
 
 // noLater makes the alarm fire at the given time or before.
-func (a *alarm) noLater(at stamp.Mono) {
+func (a *alarm) noLater(at mono.Time) {
 	if int64(at) >= a.armed.Load() {
 		return
 	}
@@ -74,7 +74,7 @@ func (a *alarm) noLater(at stamp.Mono) {
 func (a *alarm) run(t timer) {
 	for t.wait() {
 		a.mu.Lock()
-		a.armed.Store(int64(stamp.Never))
+		a.armed.Store(int64(mono.Never))
 		a.mu.Unlock()
 		a.fire(a.now())
 	}
@@ -106,7 +106,7 @@ func newCoarseTimer() (timer, error) {
 	return &coarseTimer{t: t, done: make(chan struct{})}, nil
 }
 
-func (c *coarseTimer) set(at, now stamp.Mono) { c.t.Reset(max(0, at.Sub(now))) }
+func (c *coarseTimer) set(at, now mono.Time) { c.t.Reset(max(0, at.Sub(now))) }
 
 func (c *coarseTimer) wait() bool {
 	select {

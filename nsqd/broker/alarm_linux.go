@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // sharpTimer is a timerfd that the runtime's netpoller waits for. Go's own
@@ -26,7 +26,7 @@ func newSharpTimer() (timer, error) {
 	return &sharpTimer{fd: fd, file: os.NewFile(uintptr(fd), "timerfd")}, nil
 }
 
-func (s *sharpTimer) set(at, _ stamp.Mono) {
+func (s *sharpTimer) set(at, _ mono.Time) {
 	// A zero value would disarm the timer; a time that is past fires at once.
 	at = max(at, 1)
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(at))}

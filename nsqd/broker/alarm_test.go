@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Both timers keep the one promise that matters: what is set fires, and never
@@ -15,8 +15,8 @@ func TestAlarmFires(t *testing.T) {
 	for name, kind := range map[string]func() (timer, error){"coarse": newCoarseTimer, "sharp": newSharpTimer} {
 		t.Run(name, func(t *testing.T) {
 			var wg sync.WaitGroup
-			fired := make(chan stamp.Mono, 10)
-			a := newAlarm(&wg, clock.Mono, kind, func(now stamp.Mono) { fired <- now })
+			fired := make(chan mono.Time, 10)
+			a := newAlarm(&wg, clock.Mono, kind, func(now mono.Time) { fired <- now })
 			for i := range 20 {
 				at := clock.Mono().Add(time.Duration(i%3) * time.Millisecond)
 				a.noLater(at.Add(time.Minute))
@@ -47,7 +47,7 @@ func TestAlarmStartsWithTheFirstTime(t *testing.T) {
 		t.Error("a timer was made for nothing")
 		return newCoarseTimer()
 	}, nil)
-	a.noLater(stamp.Never)
+	a.noLater(mono.Never)
 	a.close()
 	wg.Wait()
 }
@@ -58,8 +58,8 @@ func BenchmarkAlarmLateness(b *testing.B) {
 	for name, kind := range map[string]func() (timer, error){"coarse": newCoarseTimer, "sharp": newSharpTimer} {
 		b.Run(name, func(b *testing.B) {
 			var wg sync.WaitGroup
-			fired := make(chan stamp.Mono, 1)
-			a := newAlarm(&wg, clock.Mono, kind, func(now stamp.Mono) { fired <- now })
+			fired := make(chan mono.Time, 1)
+			a := newAlarm(&wg, clock.Mono, kind, func(now mono.Time) { fired <- now })
 			var late time.Duration
 			for b.Loop() {
 				at := clock.Mono().Add(300 * time.Microsecond)

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -95,7 +95,7 @@ type Config struct {
 	// Seed of the draws for sampling subscribers.
 	Seed uint64
 	// Now reads the clock; nil means clock.Mono.
-	Now func() stamp.Mono
+	Now func() mono.Time
 }
 
 // Validate reports all problems at once.
@@ -132,7 +132,7 @@ func (c Config) Validate() error {
 type Broker struct {
 	// Set once.
 	cfg    Config
-	now    func() stamp.Mono
+	now    func() mono.Time
 	slab   slab
 	steps  sync.Pool // of *step, between two uses
 	keeper *keeper   // nil without a Storage
@@ -188,7 +188,7 @@ func New(cfg Config) (*Broker, error) {
 func (b *Broker) Memory() (held, most int64) { return b.held.Load(), b.cfg.MaxMemory }
 
 // Now is the broker's clock, for the callers' arrival times.
-func (b *Broker) Now() stamp.Mono { return b.now() }
+func (b *Broker) Now() mono.Time { return b.now() }
 
 // Topic returns the topic of that name, or ErrUnknownTopic. It does not
 // allocate.
@@ -380,7 +380,7 @@ func (b *Broker) Topics() []*Topic {
 // ends.
 func (b *Broker) Drain(ctx context.Context) (left int) {
 	b.draining.Store(true)
-	end := stamp.Never
+	end := mono.Never
 	if at, ok := ctx.Deadline(); ok {
 		end = b.now().Add(time.Until(at))
 	}

@@ -17,6 +17,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -40,7 +41,7 @@ func start(change func(*broker.Config)) *broker.Broker {
 
 // grant gives a topic a share for good.
 func grant(n broker.Node, topic string, s tokenbucket.Share, tokens tokenbucket.Tokens) (tokenbucket.Tokens, error) {
-	return n.Grant(topic, s, s, stamp.Never, stamp.Never, tokens)
+	return n.Grant(topic, s, s, mono.Never, mono.Never, tokens)
 }
 
 func topic(b *broker.Broker, name string) *broker.Topic {
@@ -157,12 +158,12 @@ var _ = Describe("a broker", func() {
 			Expect(publish(t, "x")).To(Succeed())
 		}
 		Eventually(r.count).WithTimeout(10 * time.Second).Should(Equal(total))
-		var eligible, released []stamp.Mono
+		var eligible, released []mono.Time
 		for line := range strings.Lines(trace.String()) {
-			var arrival, e, left stamp.Mono
+			var arrival, e, left mono.Time
 			_, err := fmt.Sscanf(line, "t,%d,%d,%d", &arrival, &e, &left)
 			Expect(err).NotTo(HaveOccurred())
-			Expect(slices.IsSorted([]stamp.Mono{arrival, e, left, e.Add(backdating)})).To(BeTrue(), line)
+			Expect(slices.IsSorted([]mono.Time{arrival, e, left, e.Add(backdating)})).To(BeTrue(), line)
 			eligible, released = append(eligible, e), append(released, left)
 		}
 		Expect(released).To(HaveLen(total))
@@ -185,7 +186,7 @@ var _ = Describe("a broker", func() {
 		Expect(t.PublishRow(called, clock.Wall(), []broker.Published{p}, nil)).To(Equal([]error{nil}))
 		Expect(strings.Count(trace.String(), "\n")).To(Equal(2))
 		for line := range strings.Lines(trace.String()) {
-			var arrival, e, left stamp.Mono
+			var arrival, e, left mono.Time
 			_, err := fmt.Sscanf(line, "t,%d,%d,%d", &arrival, &e, &left)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(left).To(BeNumerically(">=", waited))
@@ -263,13 +264,13 @@ var _ = Describe("a broker", func() {
 	It("does not count what waits for consumers against the SLO", func() {
 		var now atomic.Int64
 		now.Store(int64(time.Hour))
-		b := start(func(c *broker.Config) { c.Now = func() stamp.Mono { return stamp.Mono(now.Load()) } })
+		b := start(func(c *broker.Config) { c.Now = func() mono.Time { return mono.Time(now.Load()) } })
 		t := topic(b, "t")
 		t.Limit(broker.SLO{Quantile: 0.99, Latency: 10 * time.Millisecond}, false)
 		t.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 100}, 100*tokenbucket.Token)
 		put := func() {
 			GinkgoHelper()
-			at := stamp.Mono(now.Load())
+			at := mono.Time(now.Load())
 			Expect(t.Publish(at, 0, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: at}})).To(Succeed())
 		}
 		var sub *broker.Subscription

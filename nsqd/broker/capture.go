@@ -7,7 +7,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Bounds of a capture. What is beyond is counted as lost.
@@ -27,7 +27,7 @@ const (
 type capture struct {
 	// Set once.
 	id     uint64 // of the captures of this topic
-	toWall int64  // a stamp.Mono and this is a stamp.Wall
+	toWall int64  // a mono.Time and this is a mono.Wall
 
 	// Guarded by Topic.mu.
 	piece   []captured
@@ -44,7 +44,7 @@ type capture struct {
 
 // captured is a message.
 type captured struct {
-	at        stamp.Mono
+	at        mono.Time
 	publisher uint32
 }
 
@@ -53,13 +53,13 @@ const nobody = math.MaxUint32
 
 // captureLocked records n messages that arrived together, if that is wanted.
 // Requires: mu held.
-func (t *Topic) captureLocked(from *Publisher, at stamp.Mono, n int) {
+func (t *Topic) captureLocked(from *Publisher, at mono.Time, n int) {
 	if c := t.mu.capture; c != nil {
 		c.add(from, at, n)
 	}
 }
 
-func (c *capture) add(from *Publisher, at stamp.Mono, n int) {
+func (c *capture) add(from *Publisher, at mono.Time, n int) {
 	if from == nil {
 		from = &c.unknown
 	}
@@ -96,7 +96,7 @@ func (c *capture) number(clientID string) uint32 {
 
 // Capture begins to record arrivals, anew if they are recorded already.
 // Requires: mono and wall are the same moment.
-func (t *Topic) Capture(mono stamp.Mono, wall stamp.Wall) {
+func (t *Topic) Capture(mono mono.Time, wall mono.Wall) {
 	c := &capture{toWall: int64(wall) - int64(mono), numbers: map[string]uint32{}}
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,6 +16,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -23,7 +24,7 @@ import (
 
 // arrival is a message as the control plane sees it.
 type arrival struct {
-	at        stamp.Wall
+	at        mono.Wall
 	publisher string
 }
 
@@ -63,12 +64,12 @@ func (l *listener) take(a *srtmv1.Arrivals) ([]arrival, error) {
 		return nil, fmt.Errorf("a gap before the first: %d", a.GapNs[0])
 	}
 	var all []arrival
-	at := stamp.Wall(a.StartNs)
+	at := mono.Wall(a.StartNs)
 	for i, gap := range a.GapNs {
 		if int(a.Publisher[i]) >= len(l.publishers) {
 			return nil, fmt.Errorf("publisher %d of %d", a.Publisher[i], len(l.publishers))
 		}
-		at += stamp.Wall(gap)
+		at += mono.Wall(gap)
 		all = append(all, arrival{at, l.publishers[a.Publisher[i]]})
 	}
 	return all, nil
@@ -92,7 +93,7 @@ func (n alike) Each(f func([]byte)) {
 func TestACaptureIsWhatWasAccepted(t *testing.T) {
 	const offset = 1_700_000_000_000_000_000
 	rapid.Check(t, func(t *rapid.T) {
-		b, err := broker.New(broker.Config{Capacity: rapid.IntRange(1, 200).Draw(t, "capacity"), MaxMsgTimeout: time.Minute, Now: func() stamp.Mono { return 0 }})
+		b, err := broker.New(broker.Config{Capacity: rapid.IntRange(1, 200).Draw(t, "capacity"), MaxMsgTimeout: time.Minute, Now: func() mono.Time { return 0 }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,16 +117,16 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 
 		var l *listener // nil: not captured
 		var want []arrival
-		accepted := func(p publisher, at stamp.Mono, n int) {
+		accepted := func(p publisher, at mono.Time, n int) {
 			for range n {
 				if l != nil {
-					want = append(want, arrival{offset + stamp.Wall(at), p.name})
+					want = append(want, arrival{offset + mono.Wall(at), p.name})
 				}
 			}
 		}
 		draw := func() (publisher, broker.Published) {
 			p := rapid.SampledFrom(publishers).Draw(t, "publisher")
-			at := stamp.Mono(rapid.Int64Range(0, 1_000_000_000).Draw(t, "at"))
+			at := mono.Time(rapid.Int64Range(0, 1_000_000_000).Draw(t, "at"))
 			return p, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: at}, From: p.as}
 		}
 		flush := func(*rapid.T) {
@@ -207,7 +208,7 @@ var _ = Describe("A capture of arrivals", func() {
 		got, err := (&listener{}).take(node.Arrivals("t"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(got).To(HaveLen(1))
-		const slack = stamp.Wall(time.Millisecond) // two clocks are read one after the other, and one is slewed
+		const slack = mono.Wall(time.Millisecond) // two clocks are read one after the other, and one is slewed
 		Expect(got[0].at).To(And(BeNumerically(">=", before-slack), BeNumerically("<=", clock.Wall()+slack)))
 
 		Expect(b.DeleteTopic("t")).To(Succeed())
@@ -276,8 +277,8 @@ var _ = Describe("A capture of arrivals", func() {
 		t.Capture(0, 0)
 		var want []arrival
 		for i := range 100 {
-			at := stamp.Arrival{At: stamp.Mono(i)}
-			want = append(want, arrival{stamp.Wall(i), "p"})
+			at := stamp.Arrival{At: mono.Time(i)}
+			want = append(want, arrival{mono.Wall(i), "p"})
 			Expect(t.Publish(0, 0, broker.Published{Body: []byte("x"), Arrival: at, From: p})).To(Succeed())
 		}
 		read(t, "c", 10, true) // what comes back from the disk is not accepted again
@@ -313,7 +314,7 @@ func BenchmarkCapture(b *testing.B) {
 			p := broker.Published{Body: make([]byte, 100)}
 			b.ReportAllocs()
 			for n := 0; b.Loop(); n++ {
-				p.From, p.Arrival.At = from[n%1000], stamp.Mono(n)
+				p.From, p.Arrival.At = from[n%1000], mono.Time(n)
 				if err := t.Publish(0, 0, p); err != nil {
 					b.Fatal(err)
 				}

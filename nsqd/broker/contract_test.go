@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -18,13 +19,13 @@ import (
 )
 
 // releases reads a release trace.
-func releases(trace string) (eligible, released []stamp.Mono) {
+func releases(trace string) (eligible, released []mono.Time) {
 	GinkgoHelper()
 	for line := range strings.Lines(trace) {
 		var arrival, e, r int64
 		_, err := fmt.Sscanf(line, "t,%d,%d,%d", &arrival, &e, &r)
 		Expect(err).NotTo(HaveOccurred())
-		eligible, released = append(eligible, stamp.Mono(e)), append(released, stamp.Mono(r))
+		eligible, released = append(eligible, mono.Time(e)), append(released, mono.Time(r))
 	}
 	return eligible, released
 }
@@ -38,7 +39,7 @@ var _ = Describe("a topic that is deleted and created again under its contract",
 			now.Store(1_000_000 * ms)
 			var trace bytes.Buffer
 			b := start(func(c *broker.Config) {
-				c.Now = func() stamp.Mono { return stamp.Mono(now.Load()) }
+				c.Now = func() mono.Time { return mono.Time(now.Load()) }
 				c.Trace = broker.NewTrace(&trace, slog.New(slog.DiscardHandler))
 				if preset {
 					c.Presets = map[string]metadata.Contract{"t": contract}
@@ -53,14 +54,14 @@ var _ = Describe("a topic that is deleted and created again under its contract",
 				Expect(t.Stats().Share).To(Equal(contract.Share()))
 				now.Add(30 * ms)
 				for range 10 {
-					at := stamp.Mono(now.Load())
+					at := mono.Time(now.Load())
 					Expect(t.Publish(at, 0, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: at}})).To(Succeed())
 				}
 				Expect(b.DeleteTopic("t")).To(Succeed())
 			}
 			eligible, released := releases(trace.String())
 			Expect(eligible).To(HaveLen(3*cycles), "three have their token each time")
-			for _, times := range [][]stamp.Mono{eligible, released} {
+			for _, times := range [][]mono.Time{eligible, released} {
 				_, err := testkit.Envelope(times, contract.RateMilli, contract.Burst)
 				Expect(err).NotTo(HaveOccurred())
 			}

@@ -7,6 +7,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -21,14 +22,14 @@ var _ = Describe("End-to-end latency", func() {
 		at(1000)
 		b := start(func(c *broker.Config) {
 			c.EndToEnd = span
-			c.Now = func() stamp.Mono { return stamp.Mono(now.Load()) }
+			c.Now = func() mono.Time { return mono.Time(now.Load()) }
 		})
 		return topic(b, "t")
 	}
 	publishAt := func(t *broker.Topic, s float64) {
 		GinkgoHelper()
 		at(s)
-		n := stamp.Mono(now.Load())
+		n := mono.Time(now.Load())
 		Expect(t.Publish(n, 0, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: n}})).To(Succeed())
 	}
 	take := func(sub *broker.Subscription) wire.Message {

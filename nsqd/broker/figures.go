@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -39,7 +40,7 @@ type latencies struct {
 
 // reported is what the last report had, to give differences.
 type reported struct {
-	at       stamp.Mono
+	at       mono.Time
 	counters queue.Counters
 }
 
@@ -98,7 +99,7 @@ func (f *figures) released(releases []queue.Release) {
 // Delivery latency = access delay + processing delay (design, section 2). What
 // a deferred message was asked to wait is neither, nor for how long there was no
 // consumer with credit: that is counted beside it, and no SLO is owed for it.
-func (t *Topic) wrote(now stamp.Mono, deliveries []sent) {
+func (t *Topic) wrote(now mono.Time, deliveries []sent) {
 	slo := time.Duration(t.latency.Load())
 	f := &t.figures
 	f.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // health is what is wrong with a Storage at present: one error for each place
@@ -16,7 +16,7 @@ import (
 type health struct {
 	mu     sync.Mutex
 	faults map[place]error
-	probed stamp.Mono // when the disk was last asked whether it takes anything
+	probed mono.Time // when the disk was last asked whether it takes anything
 }
 
 // place is who noted a fault: one line's way to disk or back, and what it was
@@ -83,7 +83,7 @@ func (h *health) fault() error {
 
 // stale reports whether publishers have met faults that nobody would note the
 // end of, and it is time to see for oneself.
-func (h *health) stale(now stamp.Mono) bool {
+func (h *health) stale(now mono.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if now.Sub(h.probed) < probeEvery {

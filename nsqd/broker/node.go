@@ -6,7 +6,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -98,7 +98,7 @@ func (n Node) RemoveUnused(topic string) error {
 // Grant replaces the share of a topic, of which base is left from flexUntil on and
 // nothing from until on, and returns the tokens given up.
 // Errors: ErrUnknownTopic, a share out of range.
-func (n Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, until stamp.Mono, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+func (n Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, until mono.Time, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	t, err := n.b.Topic([]byte(topic))
 	if err != nil {
 		return 0, fmt.Errorf("grant for %q: %w", topic, err)
@@ -113,7 +113,7 @@ func (n Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, unti
 }
 
 // Renew is Topic.Renew; false without such a topic.
-func (n Node) Renew(topic string, flexUntil, until stamp.Mono) (flex bool) {
+func (n Node) Renew(topic string, flexUntil, until mono.Time) (flex bool) {
 	t, err := n.b.Topic([]byte(topic))
 	return err == nil && t.Renew(flexUntil, until)
 }

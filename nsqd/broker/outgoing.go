@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -24,7 +24,7 @@ type Outgoing struct {
 
 // sent is a delivery, without the message.
 type sent struct {
-	due      stamp.Mono    // from when on it is late
+	due      mono.Time     // from when on it is late
 	access   time.Duration // its access delay
 	consumer time.Duration // of what came after due, for how long it waited for consumers
 	first    bool          // of several deliveries of the message

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -194,4 +195,4 @@ func (t *Topic) report() *srtmv1.TopicStats {
 }
 
 // interval is the length of a reporting interval.
-func interval(from, to stamp.Mono) time.Duration { return max(0, to.Sub(from)) }
+func interval(from, to mono.Time) time.Duration { return max(0, to.Sub(from)) }

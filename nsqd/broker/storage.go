@@ -9,8 +9,8 @@ import (
 	"sync"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/migrate"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -42,7 +42,7 @@ type StorageConfig struct {
 	// Disk is where files are; nil means the operating system's.
 	Disk *commitlog.Disk
 	// Clocks reads both clocks, at one moment; nil means those of internal/clock.
-	Clocks func() (stamp.Mono, stamp.Wall)
+	Clocks func() (mono.Time, mono.Wall)
 }
 
 // Storage is the broker's disk. A broker without one keeps messages in memory

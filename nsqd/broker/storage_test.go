@@ -15,6 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -407,7 +408,7 @@ var _ = Describe("a broker whose machine's clock was put", func() {
 
 				b, _ = opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) {
 					c.Fsync = fsync
-					c.Clocks = func() (stamp.Mono, stamp.Wall) { return clock.Mono(), clock.Wall() + stamp.Wall(step) }
+					c.Clocks = func() (mono.Time, mono.Wall) { return clock.Mono(), clock.Wall() + mono.Wall(step) }
 				})
 				Expect(b.Restore()).To(Succeed())
 				r, w := read(topic(b, "t"), "c", 50, true), read(topic(b, "waits"), "c", 50, true)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -448,7 +449,7 @@ func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
 		Attempts: m.Attempts, Body: m.Body,
 	}
 	if m.Defer > 0 {
-		r.Due = at + stamp.Wall(m.Defer)
+		r.Due = at + mono.Wall(m.Defer)
 	}
 	if released {
 		r.Access = m.Access + 1
@@ -484,12 +485,12 @@ func (t *Topic) message(r *commitlog.Record) *queue.Message {
 // epoch is one moment on both clocks. Wall-clock steps while the process runs
 // do not matter: it is the same moment for writing and for reading.
 type epoch struct {
-	mono stamp.Mono
-	wall stamp.Wall
+	mono mono.Time
+	wall mono.Wall
 }
 
-func (e epoch) wallOf(m stamp.Mono) stamp.Wall { return e.wall + stamp.Wall(m-e.mono) }
-func (e epoch) monoOf(w stamp.Wall) stamp.Mono { return e.mono + stamp.Mono(w-e.wall) }
+func (e epoch) wallOf(m mono.Time) mono.Wall { return e.wall + mono.Wall(m-e.mono) }
+func (e epoch) monoOf(w mono.Wall) mono.Time { return e.mono + mono.Time(w-e.wall) }
 
 // restore brings back what an earlier process left in the log.
 func (st *store) restore(wanted func(channel string) bool) error {

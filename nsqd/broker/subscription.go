@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -139,7 +139,7 @@ func (s *Subscription) Finish(id wire.MessageID) error {
 
 // FinishRow is Finish for messages in a row, under one hold of the lock: it
 // appends to errs what became of each.
-func (s *Subscription) FinishRow(now stamp.Mono, row []wire.MessageID, errs []error) []error {
+func (s *Subscription) FinishRow(now mono.Time, row []wire.MessageID, errs []error) []error {
 	st := s.topic.begin()
 	defer s.topic.end(st)
 	if s.closed {

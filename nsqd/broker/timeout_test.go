@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -15,7 +16,7 @@ import (
 func TestMessagesTimeOutWithoutAnybodyAsking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
-		now := func() stamp.Mono { return stamp.Mono(time.Since(begin)) + 1 }
+		now := func() mono.Time { return mono.Time(time.Since(begin)) + 1 }
 		b, err := broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Now: now})
 		if err != nil {
 			t.Fatal(err)
@@ -41,7 +42,7 @@ func TestMessagesTimeOutWithoutAnybodyAsking(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: now(), Source: stamp.Read}}
-		if err := top.Publish(now(), stamp.Wall(now()), p); err != nil {
+		if err := top.Publish(now(), mono.Wall(now()), p); err != nil {
 			t.Fatal(err)
 		}
 		for attempt := 1; attempt <= 3; attempt++ {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/metadata"
@@ -110,8 +111,8 @@ type step struct {
 	msgs   []*queue.Message // scratch of a publisher
 	batch  batch
 	woken  []*Subscription
-	coarse stamp.Mono
-	sharp  stamp.Mono
+	coarse mono.Time
+	sharp  mono.Time
 	tell   bool // the store has something to do
 	listed bool // a channel has come or gone
 	record bool // what is recorded of the topic has changed otherwise
@@ -121,7 +122,7 @@ type step struct {
 type batch struct {
 	gather func(body []byte) // made once, since a closure is allocated
 	like   Published
-	wall   stamp.Wall
+	wall   mono.Wall
 }
 
 func (b *Broker) newStep() *step {
@@ -145,7 +146,7 @@ func (t *Topic) begin() *step {
 
 // instant is now for a step that comes with a time: that, which is cheaper, where
 // no contract is kept. Requires: mu held.
-func (t *Topic) instant(now stamp.Mono) stamp.Mono {
+func (t *Topic) instant(now mono.Time) mono.Time {
 	if t.mu.core.Limited() {
 		return t.broker.now()
 	}
@@ -195,7 +196,7 @@ func (t *Topic) end(s *step) {
 	}
 	s.coarse, s.sharp = t.mu.core.ChannelDeadline(), t.mu.core.ReleaseDeadline()
 	if t.mu.closed {
-		s.coarse, s.sharp = stamp.Never, stamp.Never
+		s.coarse, s.sharp = mono.Never, mono.Never
 	}
 	if d := int64(s.fx.Held); d != 0 {
 		t.mu.held += d
@@ -231,7 +232,7 @@ func (t *Topic) end(s *step) {
 	t.broker.steps.Put(s)
 }
 
-func (t *Topic) tick(now stamp.Mono) {
+func (t *Topic) tick(now mono.Time) {
 	s := t.begin()
 	if !t.mu.closed {
 		t.mu.core.Tick(t.instant(now), &s.fx)
@@ -258,7 +259,7 @@ type Published struct {
 
 // Publish accepts one message.
 // Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining, ErrBusy.
-func (t *Topic) Publish(now stamp.Mono, wall stamp.Wall, p Published) error {
+func (t *Topic) Publish(now mono.Time, wall mono.Wall, p Published) error {
 	s := t.broker.steps.Get().(*step)
 	s.msgs = append(s.msgs, t.broker.message(wall, p))
 	return t.put(now, s, p)
@@ -282,7 +283,7 @@ const (
 
 // PublishBatch accepts all the messages, or none. They are alike but for their
 // bodies; p has none. Errors as for Publish.
-func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) error {
+func (t *Topic) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
 	// A batch may be a million messages of one byte, of which copies take a
 	// hundred times as much.
 	if n := bodies.Len(); n > t.most {
@@ -299,7 +300,7 @@ func (t *Topic) PublishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 	return t.publishBatch(now, wall, p, bodies)
 }
 
-func (t *Topic) publishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) error {
+func (t *Topic) publishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
 	s := t.broker.steps.Get().(*step)
 	s.batch.like, s.batch.wall = p, wall
 	bodies.Each(s.batch.gather)
@@ -313,7 +314,7 @@ func (t *Topic) publishBatch(now stamp.Mono, wall stamp.Wall, p Published, bodie
 // accepted or refused for all of the batch, and each one after it waits until
 // the disk has taken those before; only the topic's deletion keeps it from coming,
 // for Close waits.
-func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodies Bodies) (err error) {
+func (t *Topic) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies Bodies) (err error) {
 	if p.NoWait {
 		return ErrBusy
 	}
@@ -373,7 +374,7 @@ func (t *Topic) publishLarge(now stamp.Mono, wall stamp.Wall, p Published, bodie
 }
 
 // put accepts the step's messages, or none, and ends the step.
-func (t *Topic) put(now stamp.Mono, s *step, p Published) error {
+func (t *Topic) put(now mono.Time, s *step, p Published) error {
 	n := len(s.msgs)
 	var err error
 	if t.through {
@@ -417,7 +418,7 @@ func (t *Topic) fullLog() bool {
 // accept puts the step's messages at the end of the topic's line in memory, and
 // ends the step. With rest they belong to a batch of which the first part was
 // accepted: then they are, unless the topic is gone.
-func (t *Topic) accept(now stamp.Mono, s *step, p Published, rest bool) (err error) {
+func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err error) {
 	bytes := 0
 	for _, m := range s.msgs {
 		bytes += m.Size()
@@ -470,7 +471,7 @@ func (t *Topic) accept(now stamp.Mono, s *step, p Published, rest bool) (err err
 // and appends to errs what became of each: nil, or an error of Publish. It
 // leaves off after ErrBusy or ErrGone, and answers ErrBusy where Publish waits:
 // always, if the topic's messages go through the disk.
-func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, errs []error) []error {
+func (t *Topic) PublishRow(now mono.Time, wall mono.Wall, row []Published, errs []error) []error {
 	if t.through {
 		return append(errs, ErrBusy)
 	}
@@ -532,7 +533,7 @@ func (t *Topic) PublishRow(now stamp.Mono, wall stamp.Wall, row []Published, err
 // Requires: mu held.
 func (t *Topic) spilling() bool { return t.store != nil && t.store.running && !t.store.failing }
 
-func (b *Broker) message(wall stamp.Wall, p Published) *queue.Message {
+func (b *Broker) message(wall mono.Wall, p Published) *queue.Message {
 	m := b.slab.get(len(p.Body))
 	m.ID = b.newID()
 	m.Body = append(m.Body, p.Body...)
@@ -584,7 +585,7 @@ func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted to
 
 // Renew moves the ends of the share's lease, and reports whether it has a
 // flexible part that has not lapsed.
-func (t *Topic) Renew(flexUntil, until stamp.Mono) (flex bool) {
+func (t *Topic) Renew(flexUntil, until mono.Time) (flex bool) {
 	s := t.begin()
 	now := t.broker.now()
 	if t.mu.core.Limited() {
@@ -654,7 +655,7 @@ func (t *Topic) createChannel(name string, restored bool) error {
 
 // channel returns the channel, creating it if need be.
 // Error: ErrTooManyChannels. Requires: mu held.
-func (t *Topic) channel(now stamp.Mono, name string, s *step, restored bool) (*queue.Channel, error) {
+func (t *Topic) channel(now mono.Time, name string, s *step, restored bool) (*queue.Channel, error) {
 	c := t.mu.core.Channel(name)
 	if c == nil {
 		b := t.broker
@@ -705,7 +706,7 @@ func (t *Topic) DeleteChannel(name string) error {
 
 // removeChannel ends the channel's subscriptions and deletes it.
 // Requires: mu held.
-func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
+func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 	for _, id := range c.ConsumerIDs() {
 		sub := t.mu.consumers[id]
 		t.detach(sub)
@@ -721,7 +722,7 @@ func (t *Topic) removeChannel(now stamp.Mono, c *queue.Channel, s *step) {
 
 // finished notes how long finished messages took from end to end, if that is
 // measured. Requires: mu held.
-func (t *Topic) finished(now stamp.Mono, c *queue.Channel, messages []*queue.Message) {
+func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Message) {
 	span := t.broker.cfg.EndToEnd
 	if span == 0 || len(messages) == 0 {
 		return
@@ -777,14 +778,14 @@ func (t *Topic) retireUnused() bool {
 
 // EmptyChannel discards a channel's messages. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) EmptyChannel(name string) error {
-	return t.onChannel(name, func(now stamp.Mono, c *queue.Channel, fx *queue.Effects) {
+	return t.onChannel(name, func(now mono.Time, c *queue.Channel, fx *queue.Effects) {
 		t.mu.core.EmptyChannel(now, c, fx)
 	})
 }
 
 // PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) PauseChannel(name string) error {
-	return t.onChannel(name, func(_ stamp.Mono, c *queue.Channel, _ *queue.Effects) {
+	return t.onChannel(name, func(_ mono.Time, c *queue.Channel, _ *queue.Effects) {
 		t.mu.core.PauseChannel(c)
 	})
 }
@@ -794,7 +795,7 @@ func (t *Topic) UnpauseChannel(name string) error {
 	return t.onChannel(name, t.mu.core.UnpauseChannel)
 }
 
-func (t *Topic) onChannel(name string, do func(stamp.Mono, *queue.Channel, *queue.Effects)) error {
+func (t *Topic) onChannel(name string, do func(mono.Time, *queue.Channel, *queue.Effects)) error {
 	s := t.begin()
 	now := t.broker.now()
 	defer t.end(s)
@@ -837,16 +838,16 @@ func (t *Topic) Unpause() {
 // held returns how many messages the topic and its channels hold, each channel
 // counted apart, and whether a subscriber, or time until end, will still move
 // any of them.
-func (t *Topic) held(end stamp.Mono) (n int, moving bool) {
+func (t *Topic) held(end mono.Time) (n int, moving bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.heldLocked(end)
 }
 
 // heldLocked requires mu held.
-func (t *Topic) heldLocked(end stamp.Mono) (n int, moving bool) {
+func (t *Topic) heldLocked(end mono.Time) (n int, moving bool) {
 	core := t.mu.core
-	comes := func(at stamp.Mono) bool { return at != stamp.Never && at <= end }
+	comes := func(at mono.Time) bool { return at != mono.Never && at <= end }
 	n = core.Waiting()
 	subscribed := false
 	for _, c := range core.Channels() {

@@ -13,7 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -74,7 +74,7 @@ var _ = Describe("A release trace", func() {
 		t := topic(b, "t")
 		t.Limit(broker.SLO{}, false)
 		whole, base := tokenbucket.Share{Rate: 2000, Burst: 2}, tokenbucket.Share{Rate: 1000, Burst: 1}
-		t.SetLeased(whole, queue.Lease{Base: base, FlexUntil: clock.Mono().Add(time.Hour), Until: stamp.Never}, 0)
+		t.SetLeased(whole, queue.Lease{Base: base, FlexUntil: clock.Mono().Add(time.Hour), Until: mono.Never}, 0)
 		Expect(t.Renew(clock.Mono().Add(2*time.Hour), clock.Mono().Add(3*time.Hour))).To(BeTrue())
 		Expect(t.Stats().Share).To(Equal(whole))
 		Expect(t.Renew(clock.Mono().Add(-time.Hour), clock.Mono().Add(time.Hour))).To(BeTrue(), "until now")

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -26,11 +27,11 @@ func numbered(id uint64) Record {
 	if rng.IntN(20) == 0 {
 		n = rng.IntN(3000)
 	}
-	r := Record{Timestamp: stamp.Wall(id * 10), Arrival: stamp.Wall(rng.Uint64()), Source: stamp.Source(rng.IntN(stamp.Sources)),
+	r := Record{Timestamp: mono.Wall(id * 10), Arrival: mono.Wall(rng.Uint64()), Source: stamp.Source(rng.IntN(stamp.Sources)),
 		Attempts: uint16(rng.Uint32())}
 	copy(r.ID[:], fmt.Sprintf("%016x", id))
 	if rng.IntN(4) == 0 {
-		r.Due = stamp.Wall(rng.Uint64() | 1)
+		r.Due = mono.Wall(rng.Uint64() | 1)
 	}
 	if rng.IntN(4) == 0 {
 		r.Access = time.Duration(rng.Uint64() | 1)

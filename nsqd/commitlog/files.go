@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Defaults of Config.
@@ -44,7 +44,7 @@ type Config struct {
 	// Retain is which records stay after Trim.
 	Retain Retain
 	// Now reads the clock, for Retain; nil means that of the system.
-	Now func() stamp.Wall
+	Now func() mono.Wall
 	// Log gets a line for each thing that is wrong with a file; nil means none.
 	Log *slog.Logger
 }
@@ -79,7 +79,7 @@ func (c *Config) check() error {
 		faults = append(faults, fmt.Errorf("Retain is %v and %d B: less than nothing", c.Retain.Age, c.Retain.Bytes))
 	}
 	if c.Now == nil {
-		c.Now = func() stamp.Wall { return stamp.Wall(time.Now().UnixNano()) }
+		c.Now = func() mono.Wall { return mono.Wall(time.Now().UnixNano()) }
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -19,6 +19,7 @@ import (
 	"github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -50,14 +51,14 @@ type bench struct {
 	l    *Files
 	cfg  Config
 	logs *bytes.Buffer
-	now  stamp.Wall
+	now  mono.Wall
 }
 
 func newBench() *bench {
 	b := &bench{sim: newSimDisk(rand.New(rand.NewPCG(1, 1))), logs: new(bytes.Buffer)}
 	b.disk = b.sim.disk()
 	b.cfg = Config{Name: "q", SegmentBytes: 1 << 10, MaxBody: 1 << 12, Log: slog.New(slog.NewTextHandler(b.logs, nil)),
-		Now: func() stamp.Wall { return b.now }}
+		Now: func() mono.Wall { return b.now }}
 	b.open()
 	return b
 }
@@ -96,7 +97,7 @@ const size = 108
 
 // of is the record with a number.
 func of(id Offset) Record {
-	r := Record{Timestamp: stamp.Wall(id) * stamp.Wall(time.Second), Body: fmt.Appendf(nil, "record %6d %s", id, strings.Repeat(".", 46))}
+	r := Record{Timestamp: mono.Wall(id) * mono.Wall(time.Second), Body: fmt.Appendf(nil, "record %6d %s", id, strings.Repeat(".", 46))}
 	copy(r.ID[:], fmt.Sprintf("%016x", id))
 	return r
 }
@@ -349,7 +350,7 @@ var _ = Describe("a log in files", func() {
 		})
 
 		It("retains by age and by size", func() {
-			b.now = stamp.Wall(29 * time.Second)
+			b.now = mono.Wall(29 * time.Second)
 			b.l.SetRetain(Retain{Age: 15 * time.Second})
 			b.fill(0, 29)
 			Expect(b.l.Trim(30)).To(Succeed())
@@ -375,10 +376,10 @@ var _ = Describe("a log in files", func() {
 	It("finds the first record that is not older than a time", func() {
 		b.fill(0, 29)
 		for at, want := range map[time.Duration]Offset{-1: 0, 0: 0, 1: 1, 17 * time.Second: 17, 18 * time.Second: 18, 29 * time.Second: 29, 29*time.Second + 1: 30} {
-			Expect(b.l.At(stamp.Wall(at))).To(Equal(want), "%v", at)
+			Expect(b.l.At(mono.Wall(at))).To(Equal(want), "%v", at)
 		}
 		b.reopen()
-		Expect(b.l.At(stamp.Wall(17 * time.Second))).To(Equal(Offset(17)))
+		Expect(b.l.At(mono.Wall(17 * time.Second))).To(Equal(Offset(17)))
 	})
 
 	Describe("the cursors", func() {

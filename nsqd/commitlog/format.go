@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -174,13 +175,13 @@ func parseHeader(b []byte) (id identity, ok bool, err error) {
 
 // extent is what is known of the records of a segment without reading them.
 type extent struct {
-	records     int64      // that can be read, as far as is known
-	next        Offset     // after the last that there ever was
-	first, last stamp.Wall // least and greatest timestamp
+	records     int64     // that can be read, as far as is known
+	next        Offset    // after the last that there ever was
+	first, last mono.Wall // least and greatest timestamp
 }
 
 // add counts a record.
-func (e *extent) add(o Offset, t stamp.Wall) {
+func (e *extent) add(o Offset, t mono.Wall) {
 	if e.records == 0 {
 		e.first, e.last = t, t
 	}
@@ -217,8 +218,8 @@ func parseFooter(b []byte, off int64) (id identity, e extent, ok bool) {
 	e = extent{
 		records: int64(count),
 		next:    Offset(binary.BigEndian.Uint64(b[44:])),
-		first:   stamp.Wall(binary.BigEndian.Uint64(b[52:])),
-		last:    stamp.Wall(binary.BigEndian.Uint64(b[60:])),
+		first:   mono.Wall(binary.BigEndian.Uint64(b[52:])),
+		last:    mono.Wall(binary.BigEndian.Uint64(b[60:])),
 	}
 	if id.maxRecord > maxRecordLimit || off < headerSize || count > uint64(off-headerSize)/(recordExtra+dataHeader) ||
 		e.next < id.base || uint64(e.next-id.base) < count {
@@ -282,15 +283,15 @@ func parseRecord(b []byte, base Offset, r *Record) bool {
 	r.Attempts = binary.BigEndian.Uint16(b[2:])
 	r.Offset = base + Offset(binary.BigEndian.Uint32(b[4:]))
 	r.ID = [16]byte(b[8:24])
-	r.Timestamp = stamp.Wall(binary.BigEndian.Uint64(b[24:]))
-	r.Arrival = stamp.Wall(binary.BigEndian.Uint64(b[32:]))
+	r.Timestamp = mono.Wall(binary.BigEndian.Uint64(b[24:]))
+	r.Arrival = mono.Wall(binary.BigEndian.Uint64(b[32:]))
 	r.Due, r.Access, r.Channel = 0, 0, nil
 	flags, b := b[0], b[dataHeader:]
 	if flags&hasDue != 0 {
 		if len(b) < 8 {
 			return false
 		}
-		r.Due, b = stamp.Wall(binary.BigEndian.Uint64(b)), b[8:]
+		r.Due, b = mono.Wall(binary.BigEndian.Uint64(b)), b[8:]
 	}
 	if flags&hasAccess != 0 {
 		if len(b) < 8 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -82,12 +83,12 @@ type Log interface {
 type Record struct {
 	Offset    Offset // see Append
 	ID        wire.MessageID
-	Timestamp stamp.Wall // of the message
-	Arrival   stamp.Wall
+	Timestamp mono.Wall // of the message
+	Arrival   mono.Wall
 	Source    stamp.Source // of the arrival
 	Attempts  uint16       // deliveries so far, where Channel is set
 	// Due is when it may be delivered first; 0: at once.
-	Due stamp.Wall
+	Due mono.Wall
 	// Access is its access delay, if it has had its token, plus 1: 0 says that this is
 	// not known.
 	Access time.Duration

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 // What one call of the system reads, at most unless a single record needs more, and
@@ -194,7 +194,7 @@ func (l *Files) giveUp(s *segment, at, end int64) {
 
 // At returns the offset of the first record that is not older than a time, by its
 // Timestamp, in the log's order; the next offset if there is none.
-func (l *Files) At(t stamp.Wall) (Offset, error) {
+func (l *Files) At(t mono.Wall) (Offset, error) {
 	l.mu.Lock()
 	from, next, closed := l.next, l.next, l.closed
 	for _, s := range l.segments {

@@ -7,8 +7,8 @@ import (
 	"net"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -23,7 +23,7 @@ type Authoriser interface {
 type credentials struct {
 	secret  string
 	grant   *auth.Grant
-	expires stamp.Mono
+	expires mono.Time
 }
 
 // authenticate carries out AUTH.
@@ -89,7 +89,7 @@ func (c *client) remoteIP() string {
 // permit returns nil if the client may do op now, where clients need leave. A
 // grant that has expired is asked for again. Of a publish, that there was one to
 // the topic before settles it: the grant is still the same.
-func (c *client) permit(op *session.Op, now stamp.Mono) error {
+func (c *client) permit(op *session.Op, now mono.Time) error {
 	if c.srv.cfg.Auth == nil {
 		return nil
 	}

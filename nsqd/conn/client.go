@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -42,9 +43,9 @@ type client struct {
 	in        stream   // the socket, in the wrappings that were negotiated
 	unpacking *patient // of them; nil without compression
 	sess      *session.Session
-	wall      stamp.Wall // when what is being consumed was read
-	deadline  stamp.Mono // of reads, as set on nc; 0: to be set
-	buf       []byte     // buf[r:w] is read and not yet consumed
+	wall      mono.Wall // when what is being consumed was read
+	deadline  mono.Time // of reads, as set on nc; 0: to be set
+	buf       []byte    // buf[r:w] is read and not yet consumed
 	r, w      int
 	targets   []target // of publishes, each once; at most maxTargets, the last ones
 	charge    charge   // of buf, in Server.room
@@ -304,7 +305,7 @@ func (c *client) setDeadline() error {
 	}
 	c.deadline = d
 	t := time.Time{}
-	if d != stamp.Never {
+	if d != mono.Never {
 		t = time.Now().Add(d.Sub(clock.Mono()))
 	}
 	if err := c.nc.SetReadDeadline(t); err != nil {
@@ -414,7 +415,7 @@ func (c *client) consume() error {
 
 // carryOut does what a command asks for, and consumes it. An error other than
 // those of consume ends the connection.
-func (c *client) carryOut(t *task, now stamp.Mono) error {
+func (c *client) carryOut(t *task, now mono.Time) error {
 	if t.op.Kind != session.OpFin {
 		c.flushFins(now)
 	}
@@ -501,7 +502,7 @@ func (c *client) settle() {
 }
 
 // do acts on the broker.
-func (c *client) do(op *session.Op, now stamp.Mono) error {
+func (c *client) do(op *session.Op, now mono.Time) error {
 	switch op.Kind {
 	case session.OpIdentify:
 		id := c.sess.Identity()
@@ -541,7 +542,7 @@ func (c *client) ready(n int) error {
 }
 
 // publish hands a message, or a batch, to its topic, which it returns.
-func (c *client) publish(t *task, now stamp.Mono) (*broker.Topic, error) {
+func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	op := &t.op
 	if err := c.permit(op, now); err != nil {
 		return nil, err
@@ -651,7 +652,7 @@ func refusal(topic []byte, err error) error {
 	return err
 }
 
-func (c *client) subscribe(op *session.Op, now stamp.Mono) error {
+func (c *client) subscribe(op *session.Op, now mono.Time) error {
 	if err := c.permit(op, now); err != nil {
 		return err
 	}

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/session"
 )
@@ -79,17 +79,17 @@ type seat struct {
 	number int32 // in loop.seats
 	turn   uint32
 	phase  phase
-	place  int        // in loop.due; -1: not
-	at     stamp.Mono // when it is due
-	events uint32     // that the poller was asked for
+	place  int       // in loop.due; -1: not
+	at     mono.Time // when it is due
+	events uint32    // that the poller was asked for
 
 	// What the socket did not take.
 	pending []byte
 	owed    broker.Outgoing // recorded when pending is written; its Frames are not used
-	writeBy stamp.Mono      // when WriteTimeout is over
+	writeBy mono.Time       // when WriteTimeout is over
 
-	until stamp.Mono // of lingering, or of waiting for the errand after parted
-	left  int64      // bytes to discard then
+	until mono.Time // of lingering, or of waiting for the errand after parted
+	left  int64     // bytes to discard then
 
 	held    task // what the loop may not carry out
 	err     error
@@ -458,7 +458,7 @@ func (s *seat) hold(t *task, why error) error {
 
 // admits tells whether the operation can be carried out here and now: nil,
 // errWaits or errLeaves.
-func (s *seat) admits(c *client, t *task, now stamp.Mono) error {
+func (s *seat) admits(c *client, t *task, now mono.Time) error {
 	op := &t.op
 	if op.Kind.Upgrade() || op.Kind == session.OpSub && c.srv.cfg.StrictBuffering {
 		return s.hold(t, errLeaves)
@@ -854,7 +854,7 @@ func (l *loop) schedule(c *client) {
 	s := c.seat
 	at := s.deadline(c)
 	switch {
-	case s.place < 0 && at != stamp.Never:
+	case s.place < 0 && at != mono.Never:
 		s.at = at
 		heap.Push(&l.due, c)
 	case s.place >= 0 && at < s.at:
@@ -864,8 +864,8 @@ func (l *loop) schedule(c *client) {
 }
 
 // deadline is when something is to be done about the connection.
-func (s *seat) deadline(c *client) stamp.Mono {
-	at := stamp.Never
+func (s *seat) deadline(c *client) mono.Time {
+	at := mono.Never
 	switch s.phase {
 	case open:
 		at = c.sess.Deadline()
@@ -881,7 +881,7 @@ func (s *seat) deadline(c *client) stamp.Mono {
 var errWriteTimeout = errors.New("the peer takes nothing")
 
 // expire does what is due.
-func (l *loop) expire(now stamp.Mono) {
+func (l *loop) expire(now mono.Time) {
 	for len(l.due) > 0 && !now.Before(l.due[0].seat.at) {
 		c := l.due[0]
 		s := c.seat
@@ -905,7 +905,7 @@ func (l *loop) expire(now stamp.Mono) {
 			c.sess.Tick(now)
 			l.touch(c)
 		}
-		if s.at = s.deadline(c); s.at == stamp.Never {
+		if s.at = s.deadline(c); s.at == mono.Never {
 			heap.Remove(&l.due, s.place)
 		} else {
 			heap.Fix(&l.due, s.place)
@@ -917,9 +917,9 @@ func (l *loop) expire(now stamp.Mono) {
 // dueHeap orders connections by when something is to be done about them.
 type dueHeap []*client
 
-func (h dueHeap) next() stamp.Mono {
+func (h dueHeap) next() mono.Time {
 	if len(h) == 0 {
-		return stamp.Never
+		return mono.Never
 	}
 	return h[0].seat.at
 }

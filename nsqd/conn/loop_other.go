@@ -5,7 +5,7 @@ package conn
 import (
 	"errors"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // loop is Linux's alone: elsewhere there is none, and no client on one.
@@ -25,5 +25,5 @@ func (*loop) run()          {}
 func (*seat) lock() bool { return true }
 func (*seat) unlock()    {}
 
-func (*seat) hold(_ *task, why error) error           { return why }
-func (*seat) admits(*client, *task, stamp.Mono) error { return nil }
+func (*seat) hold(_ *task, why error) error          { return why }
+func (*seat) admits(*client, *task, mono.Time) error { return nil }

@@ -6,7 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Whoever reads in whatever pieces, and waits as it is told, has no more than the
@@ -15,7 +15,7 @@ func TestPaceBoundsWhatIsDecompressed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 64 << 10
 		var p pace
-		now, began := stamp.Mono(1e9), stamp.Mono(1e9)
+		now, began := mono.Time(1e9), mono.Time(1e9)
 		out, in := 0, 0
 		for range rapid.IntRange(1, 500).Draw(t, "reads") {
 			n, came := rapid.IntRange(0, most).Draw(t, "bytes"), rapid.IntRange(0, 1000).Draw(t, "came")

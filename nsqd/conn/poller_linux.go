@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/rawfd"
-	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 // poller waits for many descriptors with epoll, for a time with a timerfd, and
@@ -30,7 +30,7 @@ type poller struct {
 	try   func(fd uintptr) bool // wait's, made once since a closure is allocated
 
 	// Owned by the loop.
-	armed  stamp.Mono // when the timer goes off; Never: it does not
+	armed  mono.Time // when the timer goes off; Never: it does not
 	events [eventsAtOnce]unix.EpollEvent
 	n      int
 }
@@ -45,7 +45,7 @@ const (
 )
 
 func newPoller() (_ *poller, err error) {
-	p := &poller{fd: -1, event: -1, timer: -1, armed: stamp.Never}
+	p := &poller{fd: -1, event: -1, timer: -1, armed: mono.Never}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -100,7 +100,7 @@ func (p *poller) served(e *unix.EpollEvent) {
 	var b [8]byte
 	fd := p.event
 	if e.Fd == timerNumber {
-		fd, p.armed = p.timer, stamp.Never
+		fd, p.armed = p.timer, mono.Never
 	}
 	_, _ = read(fd, b[:]) // only to have it unreadable again
 }
@@ -112,7 +112,7 @@ func (p *poller) wake() {
 }
 
 // alarm ends a wait at that time, or before.
-func (p *poller) alarm(at stamp.Mono) {
+func (p *poller) alarm(at mono.Time) {
 	if at >= p.armed {
 		return
 	}

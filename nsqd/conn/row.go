@@ -3,7 +3,7 @@ package conn
 import (
 	"errors"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
@@ -28,7 +28,7 @@ const rowSize = 64
 
 // joins puts a publish into the row, if it can be and more follows it or came
 // before; else it is to be published alone.
-func (c *client) joins(t *task, now stamp.Mono) (joined bool, err error) {
+func (c *client) joins(t *task, now mono.Time) (joined bool, err error) {
 	op := &t.op
 	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.srv.cfg.Auth != nil || len(c.unsettled) > 0 {
 		return false, nil
@@ -60,7 +60,7 @@ func (c *client) joins(t *task, now stamp.Mono) (joined bool, err error) {
 
 // flushRow publishes the row and answers it. errWaits: the rest of it has to
 // wait, and stays.
-func (c *client) flushRow(now stamp.Mono) error {
+func (c *client) flushRow(now mono.Time) error {
 	r := c.row
 	if r == nil {
 		return nil
@@ -103,7 +103,7 @@ type finRow struct {
 }
 
 // finish puts a FIN into the row. It takes effect by flushFins.
-func (c *client) finish(id wire.MessageID, now stamp.Mono) {
+func (c *client) finish(id wire.MessageID, now mono.Time) {
 	if c.fins == nil {
 		c.fins = c.srv.fins.Get().(*finRow)
 	}
@@ -114,7 +114,7 @@ func (c *client) finish(id wire.MessageID, now stamp.Mono) {
 }
 
 // flushFins finishes the row's messages and answers those that were refused.
-func (c *client) flushFins(now stamp.Mono) {
+func (c *client) flushFins(now mono.Time) {
 	r := c.fins
 	if r == nil {
 		return
@@ -138,7 +138,7 @@ func (c *client) flushFins(now stamp.Mono) {
 
 // hand gives a message, or with bodies a batch, to the topic of that name, which
 // it returns. ErrBusy only if p says NoWait.
-func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now stamp.Mono) (*broker.Topic, error) {
+func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now mono.Time) (*broker.Topic, error) {
 	for {
 		to, err := c.publishTo(name)
 		if err != nil {

@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // slowTurn is how long a part of a loop's turn may take: everybody on the loop
@@ -28,7 +28,7 @@ func (c Cause) String() string { return [causes]string{"commands", "output", "ti
 // slowTurns counts the parts of turns that took longer than slowTurn. Loops add.
 type slowTurns [causes]atomic.Uint64
 
-func (s *slowTurns) note(c Cause, from, to stamp.Mono) {
+func (s *slowTurns) note(c Cause, from, to mono.Time) {
 	if to.Sub(from) > slowTurn {
 		s[c].Add(1)
 	}

@@ -3,12 +3,12 @@ package conn
 import (
 	"testing"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 func TestSlowTurnsAreCountedByTheirCause(t *testing.T) {
 	var s Server
-	const at = stamp.Mono(1e9)
+	const at = mono.Time(1e9)
 	s.slow.note(CauseCommands, at, at.Add(slowTurn))
 	s.slow.note(CauseCommands, at, at.Add(slowTurn+1))
 	s.slow.note(CauseTimers, at, at.Add(2*slowTurn))

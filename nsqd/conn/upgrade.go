@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/pack"
@@ -51,10 +52,10 @@ const (
 )
 
 // pace spreads what a connection has decompressed. The zero value is ready.
-type pace struct{ free stamp.Mono } // when all that was taken will have been paid
+type pace struct{ free mono.Time } // when all that was taken will have been paid
 
 // take says how long to wait after out bytes were made of so many in.
-func (p *pace) take(now stamp.Mono, out, in int) time.Duration {
+func (p *pace) take(now mono.Time, out, in int) time.Duration {
 	p.free = max(p.free, now.Add(-unpackBurst*time.Second/unpackRate))
 	p.free = p.free.Add(time.Duration(out-unpackRatio*in) * time.Second / unpackRate)
 	return max(0, p.free.Sub(now))

@@ -7,7 +7,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // The layout that all share: 1 us to 2 days with 2 significant digits, in
@@ -30,11 +30,11 @@ func newHistogram() *hdrhistogram.Histogram {
 // anew, so that old latencies go in bulk, which costs nothing in between.
 type Window struct {
 	recent, older *hdrhistogram.Histogram // nil: empty
-	since         stamp.Mono              // when recent began
+	since         mono.Time               // when recent began
 }
 
 // Record adds a latency that was observed at now. span is the window's.
-func (w *Window) Record(now stamp.Mono, span, latency time.Duration) {
+func (w *Window) Record(now mono.Time, span, latency time.Duration) {
 	w.roll(now, span)
 	if w.recent == nil {
 		w.recent = newHistogram()
@@ -46,7 +46,7 @@ func (w *Window) Record(now stamp.Mono, span, latency time.Duration) {
 }
 
 // roll forgets what is too old at now.
-func (w *Window) roll(now stamp.Mono, span time.Duration) {
+func (w *Window) roll(now mono.Time, span time.Duration) {
 	half := span / 2
 	switch age := now.Sub(w.since); {
 	case w.recent == nil && w.older == nil:
@@ -63,7 +63,7 @@ func (w *Window) roll(now stamp.Mono, span time.Duration) {
 }
 
 // Summary returns the latencies that the window holds at now.
-func (w *Window) Summary(now stamp.Mono, span time.Duration) Summary {
+func (w *Window) Summary(now mono.Time, span time.Duration) Summary {
 	w.roll(now, span)
 	var s Summary
 	s.merge(w.recent)

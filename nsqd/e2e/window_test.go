@@ -8,13 +8,13 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/e2e"
 )
 
 const span = 10 * time.Second
 
-func at(seconds float64) stamp.Mono { return stamp.Mono(seconds * float64(time.Second)) }
+func at(seconds float64) mono.Time { return mono.Time(seconds * float64(time.Second)) }
 
 func TestAnEmptyWindow(t *testing.T) {
 	var w e2e.Window
@@ -63,12 +63,12 @@ func TestWhatIsOutOfRangeIsAtItsEnd(t *testing.T) {
 func TestAgainstAList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type sample struct {
-			at stamp.Mono
+			at mono.Time
 			d  time.Duration
 		}
 		var w e2e.Window
 		var all []sample
-		now := stamp.Mono(0)
+		now := mono.Time(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(span)/4).Draw(t, "gap")))
 			d := time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "latency"))

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
@@ -234,7 +235,7 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 			return yield(commitlog.Record{}, fmt.Errorf("%s: %w: from %d on", path, commitlog.ErrUnreadable, at))
 		}
 		at += 4 + size
-		timestamp := stamp.Wall(binary.BigEndian.Uint64(head[4:]))
+		timestamp := mono.Wall(binary.BigEndian.Uint64(head[4:]))
 		if !yield(commitlog.Record{
 			ID:        [16]byte(head[14:]),
 			Timestamp: timestamp,

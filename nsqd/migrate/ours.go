@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
@@ -96,7 +97,7 @@ func hasBad(path string) bool {
 func once(all iter.Seq2[commitlog.Record, error]) iter.Seq2[commitlog.Record, error] {
 	type key struct {
 		id [16]byte
-		at stamp.Wall
+		at mono.Wall
 	}
 	return func(yield func(commitlog.Record, error) bool) {
 		var records []commitlog.Record
@@ -144,8 +145,8 @@ func parseOurs(b []byte, waits bool) (commitlog.Record, error) {
 	}
 	r := commitlog.Record{
 		ID:        [16]byte(b[8:24]),
-		Timestamp: stamp.Wall(binary.BigEndian.Uint64(b[24:])),
-		Arrival:   stamp.Wall(binary.BigEndian.Uint64(b[32:])),
+		Timestamp: mono.Wall(binary.BigEndian.Uint64(b[24:])),
+		Arrival:   mono.Wall(binary.BigEndian.Uint64(b[32:])),
 		Source:    stamp.Source(b[1]),
 		Attempts:  binary.BigEndian.Uint16(b[2:]),
 		Body:      b[56:],
@@ -158,7 +159,7 @@ func parseOurs(b []byte, waits bool) (commitlog.Record, error) {
 		r.Access = access + 1
 	}
 	if deferral > 0 {
-		r.Due = r.Arrival + stamp.Wall(deferral)
+		r.Due = r.Arrival + mono.Wall(deferral)
 	}
 	return r, nil
 }

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // A message that a channel does not get done with, since it is deferred for an hour or
@@ -83,7 +83,7 @@ func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
 
 // Carry puts at the end of the tail what Stuck returned, in the same step. Until it is
 // written a snapshot would not hold: see Carrying.
-func (t *Topic) Carry(now stamp.Mono, carried []Carried, fx *Effects) {
+func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
 	if len(carried) == 0 {
 		return
 	}
@@ -98,7 +98,7 @@ func (t *Topic) Carry(now stamp.Mono, carried []Carried, fx *Effects) {
 }
 
 // goOn does what channels may do now that were too far ahead.
-func (t *Topic) goOn(now stamp.Mono, fx *Effects) {
+func (t *Topic) goOn(now mono.Time, fx *Effects) {
 	for _, c := range t.channels {
 		c.dispatch(now, fx)
 		c.want(fx)
@@ -109,7 +109,7 @@ func (t *Topic) goOn(now stamp.Mono, fx *Effects) {
 
 // CarriedTo says that what Stuck returned is in the log, from that offset on.
 // Requires: Config.Through; nothing was appended by others since.
-func (t *Topic) CarriedTo(now stamp.Mono, first Offset, carried []Carried, fx *Effects) {
+func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Effects) {
 	t.jump(first)
 	for _, k := range carried {
 		k.Message.Offset = t.end

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -64,7 +64,7 @@ type Channel struct {
 	topic     *Topic
 	ephemeral bool
 	tracked   bool // its place in the log is kept: it is a cursor
-	begin     stamp.Mono
+	begin     mono.Time
 
 	// State.
 	window    window[*item]    // by offset
@@ -79,12 +79,12 @@ type Channel struct {
 	consumers map[ConsumerID]*consumer
 	hungry    [Distances]ring[*consumer] // FIFOs, so that consumers take turns
 	paused    bool
-	stopped   bool       // with the topic, or deleted
-	starved   bool       // since the step before, messages wait for a consumer
-	opened    stamp.Mono // until when they last did
-	order     uint64     // of the next item
-	turns     uint64     // deliveries so far
-	free      []*item    // for reuse; at most maxFree
+	stopped   bool      // with the topic, or deleted
+	starved   bool      // since the step before, messages wait for a consumer
+	opened    mono.Time // until when they last did
+	order     uint64    // of the next item
+	turns     uint64    // deliveries so far
+	free      []*item   // for reuse; at most maxFree
 
 	counters ChannelCounters
 }
@@ -107,15 +107,15 @@ type item struct {
 	msg        *Message // nil: absent
 	offset     Offset   // of msg
 	order      uint64   // of release, to give back in a fixed order
-	due        stamp.Mono
-	delivered  stamp.Mono // of the present delivery
-	holder     *consumer  // nil: ready or deferred
-	prev, next *item      // of those that holder holds
-	place      int        // in due; -1 when not there
-	turn       uint64     // of the present delivery, never used twice; 0 without a holder
-	attempts   uint16     // deliveries, those apart that came to nothing
-	handed     bool       // the present delivery was
-	chain      *item      // of flights
+	due        mono.Time
+	delivered  mono.Time // of the present delivery
+	holder     *consumer // nil: ready or deferred
+	prev, next *item     // of those that holder holds
+	place      int       // in due; -1 when not there
+	turn       uint64    // of the present delivery, never used twice; 0 without a holder
+	attempts   uint16    // deliveries, those apart that came to nothing
+	handed     bool      // the present delivery was
+	chain      *item     // of flights
 }
 
 type consumer struct {
@@ -163,7 +163,7 @@ const maxFree = 8192
 // their readers. There is no index of what is on disk by time.
 const maxDeferred = 1_000_000
 
-func newChannel(now stamp.Mono, name string, t *Topic) *Channel {
+func newChannel(now mono.Time, name string, t *Topic) *Channel {
 	c := &Channel{
 		name:      name,
 		topic:     t,
@@ -220,9 +220,9 @@ func (c *Channel) InFlight() int { return c.inFlight.n }
 // Deferred is the number of messages held back until a later time.
 func (c *Channel) Deferred() int { return c.deferred }
 
-// Deadline is when the next message times out or ends its deferral; stamp.Never
+// Deadline is when the next message times out or ends its deferral; mono.Never
 // if there is none.
-func (c *Channel) Deadline() stamp.Mono { return c.due.next() }
+func (c *Channel) Deadline() mono.Time { return c.due.next() }
 
 // Paused reports whether deliveries are paused.
 func (c *Channel) Paused() bool { return c.paused }
@@ -275,7 +275,7 @@ func (c *Channel) open() bool {
 }
 
 // enter takes a message into memory.
-func (c *Channel) enter(now stamp.Mono, m *Message) *item {
+func (c *Channel) enter(now mono.Time, m *Message) *item {
 	it := c.newItem(m)
 	it.attempts = m.Attempts
 	if m.Defer > 0 {
@@ -286,7 +286,7 @@ func (c *Channel) enter(now stamp.Mono, m *Message) *item {
 }
 
 // place makes an item deferred, if it is due later, or ready.
-func (c *Channel) place(now stamp.Mono, it *item) {
+func (c *Channel) place(now mono.Time, it *item) {
 	if it.due > 0 && now.Before(it.due) {
 		c.due.push(it)
 		c.deferred++
@@ -296,7 +296,7 @@ func (c *Channel) place(now stamp.Mono, it *item) {
 }
 
 // dispatch hands ready messages to consumers with credit, in turn.
-func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
+func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 	if c.starved {
 		c.opened, c.starved = now, false
 	}
@@ -341,7 +341,7 @@ func (c *Channel) dispatch(now stamp.Mono, fx *Effects) {
 }
 
 // waited is for how long a message that is handed over now waited for that.
-func (c *Channel) waited(it *item, now stamp.Mono) time.Duration {
+func (c *Channel) waited(it *item, now mono.Time) time.Duration {
 	m := it.msg
 	from := max(m.Released, c.begin)
 	if m.Defer > 0 {
@@ -456,7 +456,7 @@ func (c *Channel) finish(id ConsumerID, m MessageID, fx *Effects) (*Message, err
 	return msg, nil
 }
 
-func (c *Channel) requeue(now stamp.Mono, id ConsumerID, m MessageID, delay time.Duration) error {
+func (c *Channel) requeue(now mono.Time, id ConsumerID, m MessageID, delay time.Duration) error {
 	it, err := c.take(id, m)
 	if err != nil {
 		return err
@@ -473,7 +473,7 @@ func (c *Channel) requeue(now stamp.Mono, id ConsumerID, m MessageID, delay time
 	return nil
 }
 
-func (c *Channel) touch(now stamp.Mono, id ConsumerID, m MessageID) error {
+func (c *Channel) touch(now mono.Time, id ConsumerID, m MessageID) error {
 	it := c.inFlight.get(&m)
 	if it == nil || it.holder.id != id {
 		return ErrNotInFlight
@@ -494,7 +494,7 @@ func (c *Channel) setReady(id ConsumerID, n int) error {
 }
 
 // expire makes ready what is due: deferred messages and timed-out ones.
-func (c *Channel) expire(now stamp.Mono) {
+func (c *Channel) expire(now mono.Time) {
 	if c.stopped {
 		return
 	}
@@ -525,8 +525,8 @@ func (c *Channel) expire(now stamp.Mono) {
 // timeoutAt is the millisecond that ends at t or contains it, by its end. A timeout
 // needs no more, and to take one of many messages that time out together from the
 // heap costs nothing.
-func timeoutAt(t stamp.Mono) stamp.Mono {
-	const ms = stamp.Mono(time.Millisecond)
+func timeoutAt(t mono.Time) mono.Time {
+	const ms = mono.Time(time.Millisecond)
 	t += ms - 1
 	return t - t%ms
 }

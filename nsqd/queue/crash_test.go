@@ -10,7 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -31,7 +31,7 @@ type crashes struct {
 	cfg Config
 
 	top      *Topic
-	now      stamp.Mono
+	now      mono.Time
 	fx       Effects
 	log      disk
 	snapshot []byte
@@ -210,7 +210,7 @@ func (c *crashes) crash() {
 func TestThroughAnyCrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
-		c := &crashes{rt: rt, rng: rng, now: stamp.Mono(time.Hour), channels: map[string]*channelModel{}, released: map[int]bool{}}
+		c := &crashes{rt: rt, rng: rng, now: mono.Time(time.Hour), channels: map[string]*channelModel{}, released: map[int]bool{}}
 		c.ordered = rapid.Bool().Draw(rt, "ordered")
 		c.cfg = Config{
 			Capacity:      rapid.IntRange(1, 12).Draw(rt, "capacity"),

@@ -9,13 +9,13 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // within checks that of messages i <= j in the order of their times
 // j-i+1 <= b + r*(t_j - t_i + late), for every pair and in integers.
-func within(times []stamp.Mono, s tokenbucket.Share, late time.Duration) error {
+func within(times []mono.Time, s tokenbucket.Share, late time.Duration) error {
 	times = slices.Sorted(slices.Values(times))
 	const grain = 1_000_000_000_000 // a token, where r milli-msg/s are r grains per nanosecond
 	for i := range times {
@@ -34,18 +34,18 @@ func within(times []stamp.Mono, s tokenbucket.Share, late time.Duration) error {
 type trial struct {
 	rt     *rapid.T
 	top    *Topic
-	now    stamp.Mono
+	now    mono.Time
 	fx     Effects
 	most   tokenbucket.Share // of the shares that there were
 	late   time.Duration     // Config.MaxBackdating
 	shut   bool              // something else than tokens stood in the way, after the step before
-	opened stamp.Mono        // when that was last so
+	opened mono.Time         // when that was last so
 
 	names    []string // of channels, each with a consumer of that number
 	n        int
 	disk     disk
-	eligible []stamp.Mono
-	released []stamp.Mono
+	eligible []mono.Time
+	released []mono.Time
 }
 
 // step takes one step at now, and checks what it released.
@@ -86,7 +86,7 @@ func (tr *trial) step(do func()) {
 }
 
 // onTime passes some time with an owner that is there when the head is eligible.
-func (tr *trial) onTime(until stamp.Mono) {
+func (tr *trial) onTime(until mono.Time) {
 	for {
 		tr.step(func() { tr.top.Tick(tr.now, &tr.fx) })
 		d := tr.top.ReleaseDeadline()
@@ -142,7 +142,7 @@ func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
 		{"a longer stall, reject", nothing, nothing, 400 * time.Millisecond, true, OverLimit{Reject: true}, 5 + 25, 5 + 25},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := &bench{t: t, top: newTest(1000), now: stamp.Mono(time.Second)}
+			b := &bench{t: t, top: newTest(1000), now: mono.Time(time.Second)}
 			b.channel("c")
 			c.begin(b)
 			b.top.Limit(c.over)
@@ -214,7 +214,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 		})
 		tr.top.SetTight(overflow > 0 && rapid.IntRange(0, 3).Draw(rt, "tight") == 3)
 		tr.top.Limit(OverLimit{Reject: rapid.Bool().Draw(rt, "reject"), MaxDelay: between(0, 100*time.Millisecond)})
-		tr.now = stamp.Mono(rng.Int64N(1e18))
+		tr.now = mono.Time(rng.Int64N(1e18))
 		tr.most = share()
 		tr.step(func() {
 			tr.top.SetShare(tr.now, tr.most, tokenbucket.Tokens(tr.most.Burst)*tokenbucket.Token, &tr.fx)
@@ -285,7 +285,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 			"share": func() {
 				s := share()
 				tr.most.Rate, tr.most.Burst = max(tr.most.Rate, s.Rate), max(tr.most.Burst, s.Burst)
-				l := Lease{Base: tokenbucket.Share{Rate: 1000, Burst: 1}, FlexUntil: tr.now.Add(between(0, time.Second)), Until: stamp.Never}
+				l := Lease{Base: tokenbucket.Share{Rate: 1000, Burst: 1}, FlexUntil: tr.now.Add(between(0, time.Second)), Until: mono.Never}
 				if rng.IntN(2) == 0 {
 					l.Until = tr.now.Add(between(0, time.Second))
 				}

@@ -1,6 +1,6 @@
 package queue
 
-import "github.com/srtm-io/srtm/kernel/stamp"
+import "github.com/srtm-io/srtm/internal/mono"
 
 // dueHeap orders a channel's items by the time at which something must happen
 // to them. Items know their place, so that one can be taken from the middle.
@@ -11,9 +11,9 @@ import "github.com/srtm-io/srtm/kernel/stamp"
 // Invariant: h[i].due <= h[2i+1].due, h[2i+2].due, and h[i].place == i.
 type dueHeap []*item
 
-func (h dueHeap) next() stamp.Mono {
+func (h dueHeap) next() mono.Time {
 	if len(h) == 0 {
-		return stamp.Never
+		return mono.Never
 	}
 	return h[0].due
 }

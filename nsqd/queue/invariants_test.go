@@ -3,12 +3,12 @@ package queue
 import (
 	"fmt"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // checkInvariants returns what is broken of the invariants that Topic and
 // Channel state.
-func (t *Topic) checkInvariants(now stamp.Mono) error {
+func (t *Topic) checkInvariants(now mono.Time) error {
 	c := t.counters
 	if c.Accepted != c.Released+c.Emptied+c.Lost+uint64(t.Waiting()) {
 		return fmt.Errorf("accepted %d != released %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Emptied, t.Waiting())

@@ -1,7 +1,7 @@
 package queue
 
 import (
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -11,14 +11,14 @@ import (
 type Lease struct {
 	// Base is what is left of the share from FlexUntil on.
 	Base      tokenbucket.Share
-	FlexUntil stamp.Mono
-	// From Until on there is no share at all; stamp.Never: the base is for good.
-	Until stamp.Mono
+	FlexUntil mono.Time
+	// From Until on there is no share at all; mono.Never: the base is for good.
+	Until mono.Time
 }
 
 // Forever is the lease of a share that has no end.
 func Forever(s tokenbucket.Share) Lease {
-	return Lease{Base: s, FlexUntil: stamp.Never, Until: stamp.Never}
+	return Lease{Base: s, FlexUntil: mono.Never, Until: mono.Never}
 }
 
 // lease is the Lease in force.
@@ -26,7 +26,7 @@ func Forever(s tokenbucket.Share) Lease {
 // Invariant: lapses is the first instant at which the share changes by itself.
 type lease struct {
 	Lease
-	lapses stamp.Mono
+	lapses mono.Time
 }
 
 func (l *lease) set(to Lease) {
@@ -35,14 +35,14 @@ func (l *lease) set(to Lease) {
 }
 
 // SetShare is SetLeased for good.
-func (t *Topic) SetShare(now stamp.Mono, s tokenbucket.Share, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
+func (t *Topic) SetShare(now mono.Time, s tokenbucket.Share, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
 	return t.SetLeased(now, s, Forever(s), granted, fx)
 }
 
 // SetLeased changes the share from now on, for as long as the lease says, with
 // granted tokens moved to it, and returns the tokens given up. Messages already
 // waiting are judged by the new share. Requires: Limited.
-func (t *Topic) SetLeased(now stamp.Mono, s tokenbucket.Share, of Lease, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
+func (t *Topic) SetLeased(now mono.Time, s tokenbucket.Share, of Lease, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
 	if !t.limited {
 		panic("queue: a share for a topic without a limit")
 	}
@@ -55,7 +55,7 @@ func (t *Topic) SetLeased(now stamp.Mono, s tokenbucket.Share, of Lease, granted
 
 // Unlimit ends the topic's contract. What waits for tokens has them now; that it
 // waited for them until now is its access delay.
-func (t *Topic) Unlimit(now stamp.Mono, fx *Effects) {
+func (t *Topic) Unlimit(now mono.Time, fx *Effects) {
 	if !t.limited {
 		return
 	}
@@ -68,13 +68,13 @@ func (t *Topic) Unlimit(now stamp.Mono, fx *Effects) {
 
 // Renew moves the ends of the lease, and reports whether there is a flexible
 // part: what has lapsed it does not bring back. Requires: Limited.
-func (t *Topic) Renew(now, flexUntil, until stamp.Mono, fx *Effects) (flex bool) {
+func (t *Topic) Renew(now, flexUntil, until mono.Time, fx *Effects) (flex bool) {
 	if !t.limited {
 		panic("queue: a lease for a topic without a limit")
 	}
 	t.lapse(now)
 	to := t.lease.Lease
-	if flex = to.FlexUntil != stamp.Never; flex {
+	if flex = to.FlexUntil != mono.Never; flex {
 		to.FlexUntil = flexUntil
 	}
 	if !t.bucket.Share().IsZero() {
@@ -86,7 +86,7 @@ func (t *Topic) Renew(now, flexUntil, until stamp.Mono, fx *Effects) (flex bool)
 }
 
 // lapse ends what has ended by now. Requires: limited.
-func (t *Topic) lapse(now stamp.Mono) {
+func (t *Topic) lapse(now mono.Time) {
 	l := &t.lease
 	if now.Before(l.lapses) {
 		return
@@ -94,7 +94,7 @@ func (t *Topic) lapse(now stamp.Mono) {
 	to := l.Lease
 	if !now.Before(to.FlexUntil) && to.FlexUntil <= to.Until {
 		t.bucket.Retune(to.FlexUntil, to.Base, 0)
-		to.FlexUntil = stamp.Never
+		to.FlexUntil = mono.Never
 	}
 	if !now.Before(to.Until) {
 		t.bucket.Retune(to.Until, tokenbucket.Share{}, 0)

@@ -4,11 +4,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func mono(d time.Duration) stamp.Mono { return stamp.Mono(d) }
+func after(d time.Duration) mono.Time { return mono.Time(d) }
 
 func leased(t *testing.T) *bench {
 	b := &bench{t: t, top: newTest(100)}
@@ -23,21 +23,21 @@ func TestALeaseEndsAtItsEndAndNotWhenSomebodyLooks(t *testing.T) {
 	b := leased(t)
 	whole := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 4}
 	base := tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 2}
-	b.top.SetLeased(0, whole, Lease{Base: base, FlexUntil: mono(time.Second), Until: stamp.Never}, 0, &b.fx)
-	b.now = mono(3 * time.Second)
+	b.top.SetLeased(0, whole, Lease{Base: base, FlexUntil: after(time.Second), Until: mono.Never}, 0, &b.fx)
+	b.now = after(3 * time.Second)
 	// Four tokens after a second, of which two are kept; nothing is earned above
 	// a burst of two. Without the lapse there would be four.
 	for range 6 {
 		b.put(nil)
 	}
 	b.expect("1@1:1", "2@1:1")
-	if got, want := b.top.ReleaseDeadline(), mono(4*time.Second); got != want {
+	if got, want := b.top.ReleaseDeadline(), after(4*time.Second); got != want {
 		t.Errorf("the next token is there at %v, want %v", time.Duration(got), time.Duration(want))
 	}
 	if s := b.top.Share(); s != base {
 		t.Errorf("share %+v after its lease, want the base", s)
 	}
-	if b.top.Renew(b.now, mono(time.Minute), stamp.Never, &b.fx) {
+	if b.top.Renew(b.now, after(time.Minute), mono.Never, &b.fx) {
 		t.Error("a renewal brought back what had lapsed")
 	}
 	b.at(4 * time.Second)
@@ -48,11 +48,11 @@ func TestARenewalInTimeKeepsTheShare(t *testing.T) {
 	b := leased(t)
 	whole := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 4}
 	base := tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 2}
-	b.top.SetLeased(0, whole, Lease{Base: base, FlexUntil: mono(time.Second), Until: mono(5 * time.Second)}, 0, &b.fx)
-	if !b.top.Renew(mono(999*time.Millisecond), mono(2*time.Second), mono(6*time.Second), &b.fx) {
+	b.top.SetLeased(0, whole, Lease{Base: base, FlexUntil: after(time.Second), Until: after(5 * time.Second)}, 0, &b.fx)
+	if !b.top.Renew(after(999*time.Millisecond), after(2*time.Second), after(6*time.Second), &b.fx) {
 		t.Fatal("lapsed before its end")
 	}
-	b.now = mono(1500 * time.Millisecond)
+	b.now = after(1500 * time.Millisecond)
 	for range 5 {
 		b.put(nil)
 	}
@@ -60,13 +60,13 @@ func TestARenewalInTimeKeepsTheShare(t *testing.T) {
 	b.at(1600 * time.Millisecond)
 	b.expect("5@1:1")
 	// At 2 s the base is left, with the four tokens cut to two; at 6 s nothing.
-	b.now = mono(7 * time.Second)
+	b.now = after(7 * time.Second)
 	b.put(nil)
 	b.expect()
-	if s, d := b.top.Share(), b.top.ReleaseDeadline(); !s.IsZero() || d != stamp.Never {
+	if s, d := b.top.Share(), b.top.ReleaseDeadline(); !s.IsZero() || d != mono.Never {
 		t.Errorf("share %+v, deadline %v after the session's lease", s, d)
 	}
-	if b.top.Renew(b.now, mono(time.Minute), mono(time.Minute), &b.fx) {
+	if b.top.Renew(b.now, after(time.Minute), after(time.Minute), &b.fx) {
 		t.Error("a renewal brought back what had lapsed")
 	}
 	b.at(30 * time.Second)
@@ -82,13 +82,13 @@ func TestAShareWhoseLeaseIsOverIsWorthItsBase(t *testing.T) {
 	b := leased(t)
 	whole := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 4}
 	base := tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 2}
-	b.now = mono(2 * time.Second)
-	b.top.SetLeased(b.now, whole, Lease{Base: base, FlexUntil: mono(time.Second), Until: stamp.Never}, 4*tokenbucket.Token, &b.fx)
+	b.now = after(2 * time.Second)
+	b.top.SetLeased(b.now, whole, Lease{Base: base, FlexUntil: after(time.Second), Until: mono.Never}, 4*tokenbucket.Token, &b.fx)
 	for range 3 {
 		b.put(nil)
 	}
 	b.expect("1@1:1", "2@1:1")
-	if got, want := b.top.ReleaseDeadline(), mono(3*time.Second); got != want {
+	if got, want := b.top.ReleaseDeadline(), after(3*time.Second); got != want {
 		t.Errorf("the next token is there at %v, want %v", time.Duration(got), time.Duration(want))
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Offset is a message's place in its topic's log: how many were accepted before it.
@@ -207,7 +207,7 @@ func (t *Topic) needed() Offset {
 // messages, and of so many bytes but for the last. The owner appends them to the log
 // at their offsets, then calls Written up to the offset returned, or nothing if that
 // failed, and LetGo in either case. One caller at a time.
-func (t *Topic) TakeUnwritten(now stamp.Mono, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
+func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
 	upTo, from, size, under := t.tail.next, t.needed(), 0, t.underWay
 	for o := upTo; o < t.writeTo && len(into) < most && size < bytes; o++ {
 		if m := t.tail.get(o); m == nil {
@@ -238,7 +238,7 @@ func (t *Topic) Unwritten() bool { return t.tail.next < t.writeTo }
 func (t *Topic) Waits(m *Message) bool { return t.line.window.get(m.Offset) == m }
 
 // Written says that all before an offset that is needed is in the log.
-func (t *Topic) Written(now stamp.Mono, upTo Offset, fx *Effects) {
+func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
 	t.pastTail(upTo, fx)
 	for _, c := range t.channels {
 		c.want(fx)
@@ -270,7 +270,7 @@ func (t *Topic) LetGo(msgs []*Message, fx *Effects) {
 
 // Appended says that messages are in the log, from that offset on, and so accepted.
 // It takes ownership of them. Requires: Config.Through.
-func (t *Topic) Appended(now stamp.Mono, first Offset, fx *Effects, msgs ...*Message) {
+func (t *Topic) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Message) {
 	t.jump(first)
 	for _, m := range msgs {
 		t.counters.Accepted++
@@ -322,7 +322,7 @@ func (t *Topic) Want() (from Offset, n int, end Offset) {
 // Refill takes what was read from the log: all the messages that there are from one
 // offset up to another. Those that nobody wants any more it lets go at once. It takes
 // ownership of them.
-func (t *Topic) Refill(now stamp.Mono, from, upTo Offset, msgs []*Message, fx *Effects) {
+func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Effects) {
 	upTo = min(upTo, t.tail.next)
 	for _, m := range msgs {
 		m.spilled = false
@@ -536,7 +536,7 @@ func (t *Topic) pends() *item {
 func (t *Topic) isPending(it *item) bool { return it != nil && it == t.pending }
 
 // release takes a message that the topic releases.
-func (c *Channel) release(now stamp.Mono, m *Message, fx *Effects) {
+func (c *Channel) release(now mono.Time, m *Message, fx *Effects) {
 	t := c.topic
 	switch {
 	case !c.tracked:
@@ -635,7 +635,7 @@ func (c *Channel) takes(m *Message) bool {
 	return (m.Only == "" || m.Only == c.name) && !c.topic.avoided(m.Offset)
 }
 
-func (c *Channel) refill(now stamp.Mono, from, upTo Offset, msgs []*Message) {
+func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 	t := c.topic
 	var m *Message
 	for i := 0; c.absent.len() > 0; {
@@ -674,7 +674,7 @@ func (c *Channel) refill(now stamp.Mono, from, upTo Offset, msgs []*Message) {
 }
 
 // next takes a message that the channel is behind with; false if there is no space.
-func (c *Channel) next(now stamp.Mono, m *Message) bool {
+func (c *Channel) next(now mono.Time, m *Message) bool {
 	c.reach(m.Offset)
 	if _, is := c.ahead[m.Offset]; is || c.topic.line.window.get(m.Offset) != nil {
 		c.reach(m.Offset + 1)
@@ -693,7 +693,7 @@ func (c *Channel) next(now stamp.Mono, m *Message) bool {
 
 // catchUp takes what the channel is behind with from the tail, as far as there is
 // space.
-func (c *Channel) catchUp(now stamp.Mono) {
+func (c *Channel) catchUp(now mono.Time) {
 	t := c.topic
 	for c.behind && c.absent.len() == 0 {
 		o := c.window.end()

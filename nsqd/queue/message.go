@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -16,7 +17,7 @@ type Message struct {
 	// Set once, by the publisher's side.
 	ID        wire.MessageID
 	Body      []byte // owned by the message
-	Timestamp stamp.Wall
+	Timestamp mono.Wall
 	Arrival   stamp.Arrival
 	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
 
@@ -36,7 +37,7 @@ type Message struct {
 	// Released is when it left the topic; of a message that comes back from disk,
 	// when it had its token. Set once, at release.
 	Held     time.Duration
-	Released stamp.Mono
+	Released mono.Time
 
 	// holders is how many need the message: the line or the channels that it is
 	// in, the tail, and whoever took it by TakeUnwritten. The machine counts.

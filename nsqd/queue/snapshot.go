@@ -5,7 +5,7 @@ import (
 	"errors"
 	"math"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // A snapshot is what a topic's cursors are. In varints, but for names and the
@@ -31,7 +31,7 @@ var ErrSnapshot = errors.New("not a snapshot of cursors")
 
 // Snapshot appends what Restore needs, with times as wall has them. Deliveries that
 // were not handed over are none.
-func (t *Topic) Snapshot(b []byte, wall func(stamp.Mono) stamp.Wall) []byte {
+func (t *Topic) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	t.Low() // forgets spans
 	b = append(b, snapshotVersion)
 	b = binary.AppendUvarint(b, uint64(t.end))
@@ -88,7 +88,7 @@ func cursorHead(b []byte, next, end Offset, late int) []byte {
 	return binary.AppendUvarint(b, uint64(max(0, late)))
 }
 
-func (c *Channel) snapshot(b []byte, wall func(stamp.Mono) stamp.Wall) []byte {
+func (c *Channel) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	t := c.topic
 	b = binary.AppendUvarint(b, uint64(len(c.name)))
 	b = append(b, c.name...)
@@ -135,7 +135,7 @@ func (c *Channel) snapshot(b []byte, wall func(stamp.Mono) stamp.Wall) []byte {
 
 // state is what the next process is to know: the deliveries, and from when on it may
 // be delivered if that is later than at once.
-func (it *item) state(wall func(stamp.Mono) stamp.Wall) (attempts uint16, at stamp.Wall) {
+func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.Wall) {
 	attempts = it.attempts
 	switch {
 	case it.holder != nil: // the next process gives it to somebody at once
@@ -176,7 +176,7 @@ func (r *runs) flush() {
 	r.last, r.len = r.first+Offset(r.len), 0
 }
 
-func (r *runs) one(o Offset, attempts uint16, due stamp.Wall) {
+func (r *runs) one(o Offset, attempts uint16, due mono.Wall) {
 	r.flush()
 	r.b = binary.AppendUvarint(r.b, uint64(o-r.last))
 	r.b = binary.AppendUvarint(r.b, 1)
@@ -233,7 +233,7 @@ func (d *decoder) head() (next, end Offset, late int) {
 }
 
 // open calls f with each offset that is open, in ascending order, all before end.
-func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due stamp.Wall)) {
+func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due mono.Wall)) {
 	at := next
 	for n := d.num(); n > 0 && !d.faulty; n-- {
 		at += Offset(d.num())
@@ -247,7 +247,7 @@ func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due s
 			return
 		}
 		for ; length > 0; length-- {
-			f(at, uint16(attempts), stamp.Wall(due))
+			f(at, uint16(attempts), mono.Wall(due))
 			at++
 		}
 	}
@@ -259,7 +259,7 @@ func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due s
 // has not are made if wanted says so; those that it has not begin where the releases
 // were. Error: ErrSnapshot, and it is as if there were none.
 // Requires: nothing was put; the topic has a disk.
-func (t *Topic) Restore(now stamp.Mono, b []byte, mono func(stamp.Wall) stamp.Mono, wanted func(channel string) bool, fx *Effects) (from Offset, err error) {
+func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (from Offset, err error) {
 	t.line.behind, t.orphans = true, math.MaxUint64
 	if len(b) == 0 {
 		return 0, nil
@@ -273,7 +273,7 @@ func (t *Topic) Restore(now stamp.Mono, b []byte, mono func(stamp.Wall) stamp.Mo
 	var l line
 	next, pos, late := d.head()
 	l.window.next = next
-	d.open(next, pos, func(o Offset, _ uint16, _ stamp.Wall) {
+	d.open(next, pos, func(o Offset, _ uint16, _ mono.Wall) {
 		l.window.reach(o)
 		l.window.push(t.unread)
 		l.absent.push(o)
@@ -300,7 +300,7 @@ func (t *Topic) Restore(now stamp.Mono, b []byte, mono func(stamp.Wall) stamp.Mo
 		c := cursor{name: d.name()}
 		next, pos, late := d.head()
 		c.window.next, c.late = next, late
-		d.open(next, pos, func(o Offset, attempts uint16, due stamp.Wall) {
+		d.open(next, pos, func(o Offset, attempts uint16, due mono.Wall) {
 			c.window.reach(o)
 			if l.window.get(o) != nil {
 				c.window.push(t.pends())
@@ -308,7 +308,7 @@ func (t *Topic) Restore(now stamp.Mono, b []byte, mono func(stamp.Wall) stamp.Mo
 			}
 			it := &item{offset: o, place: -1, attempts: attempts}
 			if due > 0 {
-				it.due = mono(due)
+				it.due = fromWall(due)
 			}
 			c.window.push(it)
 			c.absent.push(it)
@@ -320,8 +320,8 @@ func (t *Topic) Restore(now stamp.Mono, b []byte, mono func(stamp.Wall) stamp.Mo
 			var it *item
 			if d.num() > 0 {
 				it = &item{offset: at, place: -1, attempts: uint16(d.num())}
-				if due := stamp.Wall(d.num()); due > 0 {
-					it.due = mono(due)
+				if due := mono.Wall(d.num()); due > 0 {
+					it.due = fromWall(due)
 				}
 				c.absent.push(it)
 			}
@@ -392,7 +392,7 @@ func (t *Topic) Found(o Offset, only string) {
 }
 
 // Restored ends what Restore began. next is the log's next offset.
-func (t *Topic) Restored(now stamp.Mono, next Offset, fx *Effects) {
+func (t *Topic) Restored(now mono.Time, next Offset, fx *Effects) {
 	// What was in memory alone went with it.
 	lost := func(o Offset) bool { return o >= t.written && !t.found[o] }
 	l := &t.line

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -35,7 +35,7 @@ type Config struct {
 	// one that arrived earlier than that is judged as if it had arrived then.
 	MaxBackdating time.Duration
 	// Begin is when the topic begins.
-	Begin stamp.Mono
+	Begin mono.Time
 	// Rand draws which messages a sampling consumer gets.
 	Rand *rand.Rand
 }
@@ -68,7 +68,7 @@ type Effects struct {
 
 // Release is when a message arrived, when it had its token, and when it left.
 type Release struct {
-	Arrival, Eligible, Released stamp.Mono
+	Arrival, Eligible, Released mono.Time
 	Access                      time.Duration // see Message
 }
 
@@ -115,10 +115,10 @@ type Topic struct {
 	bucket  tokenbucket.Hindsight
 	lease   lease
 	over    OverLimit
-	opened  stamp.Mono // see above; never falls
-	heldUp  bool       // by something else than tokens, since the step before
-	floor   stamp.Mono // MaxBackdating before the last step; never falls
-	waited  stamp.Mono // what arrived later had its token at once; never falls
+	opened  mono.Time // see above; never falls
+	heldUp  bool      // by something else than tokens, since the step before
+	floor   mono.Time // MaxBackdating before the last step; never falls
+	waited  mono.Time // what arrived later had its token at once; never falls
 
 	// State.
 	waiting  ring[*Message] // the part of the line that is in memory
@@ -143,8 +143,8 @@ type Topic struct {
 	changes uint64
 	paused  bool
 	stopped bool
-	due     stamp.Mono // no later than the deadline of any channel
-	tight   bool       // memory is short of bytes
+	due     mono.Time // no later than the deadline of any channel
+	tight   bool      // memory is short of bytes
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -165,7 +165,7 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{cfg: cfg, due: stamp.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
+	t := &Topic{cfg: cfg, due: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
 	t.jump(cfg.First)
 	t.front, t.writeTo, t.line.window.next = t.end, t.end, t.end
 	return t
@@ -197,11 +197,11 @@ func (t *Topic) Limited() bool { return t.limited }
 func (t *Topic) Share() tokenbucket.Share { return t.bucket.Share() }
 
 // Tokens returns what the bucket holds.
-func (t *Topic) Tokens(now stamp.Mono) tokenbucket.Tokens { return t.bucket.Tokens(now) }
+func (t *Topic) Tokens(now mono.Time) tokenbucket.Tokens { return t.bucket.Tokens(now) }
 
 // Put accepts all of msgs, in order, or none of them.
 // Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
-func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
+func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
 	if t.free() < len(msgs) {
 		// What is eligible may not have been released yet: time passed.
 		t.advance(now, fx)
@@ -219,7 +219,7 @@ func (t *Topic) Put(now stamp.Mono, fx *Effects, msgs ...*Message) error {
 
 // Enter accepts msgs, in order, whatever room there is: the rest of a batch of
 // which Put took the first. It takes ownership of them.
-func (t *Topic) Enter(now stamp.Mono, fx *Effects, msgs ...*Message) {
+func (t *Topic) Enter(now mono.Time, fx *Effects, msgs ...*Message) {
 	for _, m := range msgs {
 		fx.Held += m.Size()
 		t.accept(m)
@@ -252,7 +252,7 @@ func (t *Topic) Room(n int) bool {
 // Admit asks whether a topic with Config.Through would take msgs: it refuses
 // what Put refuses, and counts it. The owner then stores them and calls
 // Appended. Error: *OverLimitError.
-func (t *Topic) Admit(now stamp.Mono, msgs ...*Message) error {
+func (t *Topic) Admit(now mono.Time, msgs ...*Message) error {
 	if len(msgs) == 0 {
 		return nil
 	}
@@ -261,7 +261,7 @@ func (t *Topic) Admit(now stamp.Mono, msgs ...*Message) error {
 
 // AdmitBatch is Admit of n messages that are not made yet, of which the first and
 // the last arrived then. Requires: n > 0.
-func (t *Topic) AdmitBatch(now stamp.Mono, n int, first, last stamp.Mono) error {
+func (t *Topic) AdmitBatch(now mono.Time, n int, first, last mono.Time) error {
 	if t.limited && t.over.Reject {
 		t.look(now)
 		if d := t.expectedDelay(n, first, last); d > t.over.MaxDelay {
@@ -281,7 +281,7 @@ func (t *Topic) Refuse(err error, n int) error {
 // expectedDelay is the access delay that the last of n messages would have, with
 // every message ahead of it counted, if nothing but tokens held the line up from
 // now on.
-func (t *Topic) expectedDelay(n int, first, last stamp.Mono) time.Duration {
+func (t *Topic) expectedDelay(n int, first, last mono.Time) time.Duration {
 	if t.waiting.len() > 0 {
 		first = min(first, t.waiting.front().Arrival.At)
 	}
@@ -291,39 +291,39 @@ func (t *Topic) expectedDelay(n int, first, last stamp.Mono) time.Duration {
 	if n == 1 {
 		e = t.bucket.Eligible(first)
 	}
-	if e == stamp.Never {
+	if e == mono.Never {
 		return math.MaxInt64
 	}
 	return max(0, e.Sub(last))
 }
 
 // Tick does what is due: releases, message timeouts, deferred messages.
-func (t *Topic) Tick(now stamp.Mono, fx *Effects) {
+func (t *Topic) Tick(now mono.Time, fx *Effects) {
 	for _, c := range t.channels {
 		c.expire(now)
 		c.dispatch(now, fx)
 		c.want(fx)
 	}
 	t.advance(now, fx) // last: the channels have room now
-	t.due = stamp.Never
+	t.due = mono.Never
 	for _, c := range t.channels {
 		t.due = min(t.due, c.Deadline())
 	}
 }
 
-// ReleaseDeadline is when the head of the line gets its token; stamp.Never if
+// ReleaseDeadline is when the head of the line gets its token; mono.Never if
 // nothing waits for that. Tick must be called then.
-func (t *Topic) ReleaseDeadline() stamp.Mono {
+func (t *Topic) ReleaseDeadline() mono.Time {
 	if t.waiting.len() == 0 || !t.open() {
-		return stamp.Never
+		return mono.Never
 	}
 	return t.eligible(t.waiting.front())
 }
 
 // ChannelDeadline is when the next message times out or ends its deferral, or
 // before: it may be of one that is done with since the last Tick, lest every step
-// have to ask all channels. stamp.Never if there is none. Tick must be called then.
-func (t *Topic) ChannelDeadline() stamp.Mono { return t.due }
+// have to ask all channels. mono.Never if there is none. Tick must be called then.
+func (t *Topic) ChannelDeadline() mono.Time { return t.due }
 
 // open reports whether a message may leave the topic, tokens apart.
 func (t *Topic) open() bool {
@@ -338,7 +338,7 @@ func (t *Topic) open() bool {
 	return true
 }
 
-func (t *Topic) eligible(m *Message) stamp.Mono {
+func (t *Topic) eligible(m *Message) mono.Time {
 	if !t.limited {
 		return m.Arrival.At
 	}
@@ -348,7 +348,7 @@ func (t *Topic) eligible(m *Message) stamp.Mono {
 
 // judgedAt is when a message counts as having arrived, and for how long it then has
 // had a token that does not count, since it was not released in time.
-func (t *Topic) judgedAt(m *Message) (at stamp.Mono, late time.Duration) {
+func (t *Topic) judgedAt(m *Message) (at mono.Time, late time.Duration) {
 	at = max(m.Arrival.At, t.opened)
 	switch {
 	case at >= t.floor:
@@ -363,7 +363,7 @@ func (t *Topic) judgedAt(m *Message) (at stamp.Mono, late time.Duration) {
 }
 
 // look brings the bounds of judgedAt up to now.
-func (t *Topic) look(now stamp.Mono) {
+func (t *Topic) look(now mono.Time) {
 	t.floor = max(t.floor, now.Add(-t.cfg.MaxBackdating))
 	if t.heldUp {
 		t.opened = max(t.opened, now)
@@ -372,12 +372,12 @@ func (t *Topic) look(now stamp.Mono) {
 
 // advance releases from the head of the line while it is eligible, and has the
 // line filled up from behind.
-func (t *Topic) advance(now stamp.Mono, fx *Effects) {
+func (t *Topic) advance(now mono.Time, fx *Effects) {
 	t.release(now, fx)
 	t.lack(fx)
 }
 
-func (t *Topic) release(now stamp.Mono, fx *Effects) {
+func (t *Topic) release(now mono.Time, fx *Effects) {
 	if t.limited {
 		t.lapse(now)
 	}
@@ -470,7 +470,7 @@ func (t *Topic) Stop() {
 }
 
 // Unpause releases what became eligible meanwhile.
-func (t *Topic) Unpause(now stamp.Mono, fx *Effects) {
+func (t *Topic) Unpause(now mono.Time, fx *Effects) {
 	t.paused = false
 	t.advance(now, fx)
 }
@@ -544,7 +544,7 @@ func (t *Topic) Counters() Counters { return t.counters }
 
 // CreateChannel returns the channel of that name and creates it if need be.
 // The first channel gets the messages that waited for one.
-func (t *Topic) CreateChannel(now stamp.Mono, name string, fx *Effects) *Channel {
+func (t *Topic) CreateChannel(now mono.Time, name string, fx *Effects) *Channel {
 	i, found := t.find(name)
 	if found {
 		return t.channels[i]
@@ -570,7 +570,7 @@ func (t *Topic) Channels() []*Channel { return t.channels }
 
 // DeleteChannel removes the channel with all it holds. What waited only
 // because that channel was full is released.
-func (t *Topic) DeleteChannel(now stamp.Mono, name string, fx *Effects) error {
+func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
 	i, found := t.find(name)
 	if !found {
 		return ErrUnknownChannel
@@ -593,7 +593,7 @@ func (t *Topic) find(name string) (int, bool) {
 // by releasing what can be released.
 
 // Finish ends a message's life in the channel. Error: ErrNotInFlight.
-func (t *Topic) Finish(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
+func (t *Topic) Finish(now mono.Time, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
 	msg, err := c.finish(id, m, fx)
 	if err != nil {
 		return err
@@ -605,7 +605,7 @@ func (t *Topic) Finish(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, f
 
 // FinishRow is Finish for many in a row, in one step: it appends to errs what
 // became of each.
-func (t *Topic) FinishRow(now stamp.Mono, c *Channel, id ConsumerID, row []MessageID, fx *Effects, errs []error) []error {
+func (t *Topic) FinishRow(now mono.Time, c *Channel, id ConsumerID, row []MessageID, fx *Effects, errs []error) []error {
 	for _, m := range row {
 		msg, err := c.finish(id, m, fx)
 		if err == nil {
@@ -619,7 +619,7 @@ func (t *Topic) FinishRow(now stamp.Mono, c *Channel, id ConsumerID, row []Messa
 
 // Requeue gives a message back, to be delivered again after delay.
 // Error: ErrNotInFlight.
-func (t *Topic) Requeue(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, delay time.Duration, fx *Effects) error {
+func (t *Topic) Requeue(now mono.Time, c *Channel, id ConsumerID, m MessageID, delay time.Duration, fx *Effects) error {
 	if err := c.requeue(now, id, m, delay); err != nil {
 		return err
 	}
@@ -629,7 +629,7 @@ func (t *Topic) Requeue(now stamp.Mono, c *Channel, id ConsumerID, m MessageID, 
 
 // Touch restarts a message's timeout, up to Config.MaxInFlight after its
 // delivery. Error: ErrNotInFlight.
-func (t *Topic) Touch(now stamp.Mono, c *Channel, id ConsumerID, m MessageID) error {
+func (t *Topic) Touch(now mono.Time, c *Channel, id ConsumerID, m MessageID) error {
 	err := c.touch(now, id, m)
 	t.due = min(t.due, c.Deadline())
 	return err
@@ -637,7 +637,7 @@ func (t *Topic) Touch(now stamp.Mono, c *Channel, id ConsumerID, m MessageID) er
 
 // SetReady sets how many messages the consumer may hold at once.
 // Error: ErrUnknownConsumer.
-func (t *Topic) SetReady(now stamp.Mono, c *Channel, id ConsumerID, n int, fx *Effects) error {
+func (t *Topic) SetReady(now mono.Time, c *Channel, id ConsumerID, n int, fx *Effects) error {
 	if err := c.setReady(id, n); err != nil {
 		return err
 	}
@@ -646,7 +646,7 @@ func (t *Topic) SetReady(now stamp.Mono, c *Channel, id ConsumerID, n int, fx *E
 }
 
 // Resume gives a stalled consumer credit again: it takes its deliveries.
-func (t *Topic) Resume(now stamp.Mono, c *Channel, id ConsumerID, fx *Effects) {
+func (t *Topic) Resume(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
 	if w := c.consumers[id]; w != nil {
 		w.stalled = false
 		c.feed(w)
@@ -655,7 +655,7 @@ func (t *Topic) Resume(now stamp.Mono, c *Channel, id ConsumerID, fx *Effects) {
 }
 
 // RemoveConsumer gives back all that the consumer holds.
-func (t *Topic) RemoveConsumer(now stamp.Mono, c *Channel, id ConsumerID, fx *Effects) {
+func (t *Topic) RemoveConsumer(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
 	c.removeConsumer(id)
 	t.settle(now, c, fx)
 }
@@ -664,20 +664,20 @@ func (t *Topic) RemoveConsumer(now stamp.Mono, c *Channel, id ConsumerID, fx *Ef
 func (t *Topic) PauseChannel(c *Channel) { c.paused = true }
 
 // UnpauseChannel resumes them.
-func (t *Topic) UnpauseChannel(now stamp.Mono, c *Channel, fx *Effects) {
+func (t *Topic) UnpauseChannel(now mono.Time, c *Channel, fx *Effects) {
 	c.paused = false
 	t.settle(now, c, fx)
 }
 
 // EmptyChannel discards the channel's messages and returns how many. What
 // consumers hold is theirs no longer: their FIN will be refused.
-func (t *Topic) EmptyChannel(now stamp.Mono, c *Channel, fx *Effects) int {
+func (t *Topic) EmptyChannel(now mono.Time, c *Channel, fx *Effects) int {
 	n := c.empty(fx)
 	t.settle(now, c, fx)
 	return n
 }
 
-func (t *Topic) settle(now stamp.Mono, c *Channel, fx *Effects) {
+func (t *Topic) settle(now mono.Time, c *Channel, fx *Effects) {
 	c.dispatch(now, fx)
 	t.due = min(t.due, c.Deadline())
 	c.want(fx)

@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -26,7 +27,7 @@ func newTest(capacity int) *Topic {
 
 const backdating = 250 * time.Millisecond
 
-func message(n int, at stamp.Mono) *Message {
+func message(n int, at mono.Time) *Message {
 	m := &Message{Body: []byte{byte(n)}, Arrival: stamp.Arrival{At: at, Source: stamp.Exact}}
 	binary.BigEndian.PutUint64(m.ID[8:], uint64(n))
 	return m
@@ -38,7 +39,7 @@ func number(m *Message) int { return int(binary.BigEndian.Uint64(m.ID[8:])) }
 type bench struct {
 	t   *testing.T
 	top *Topic
-	now stamp.Mono
+	now mono.Time
 	fx  Effects
 	n   int
 }
@@ -61,7 +62,7 @@ func (b *bench) check() {
 
 func (b *bench) at(d time.Duration) {
 	b.t.Helper()
-	b.now = stamp.Mono(d)
+	b.now = mono.Time(d)
 	b.top.Tick(b.now, &b.fx)
 	b.check()
 }
@@ -151,7 +152,7 @@ func TestALimitThatIsRemoved(t *testing.T) {
 	b.expect("3@1:1")
 	b.top.Unlimit(b.now, &b.fx)
 	b.check()
-	if n := len(b.fx.Released); n != 497 || b.top.Waiting() != 0 || b.top.Limited() || !b.top.Share().IsZero() || b.top.ReleaseDeadline() != stamp.Never {
+	if n := len(b.fx.Released); n != 497 || b.top.Waiting() != 0 || b.top.Limited() || !b.top.Share().IsZero() || b.top.ReleaseDeadline() != mono.Never {
 		t.Fatalf("%d released, %d wait, limited: %v, share %v, next at %v", n, b.top.Waiting(), b.top.Limited(), b.top.Share(), b.top.ReleaseDeadline())
 	}
 	for _, r := range b.fx.Released {
@@ -214,7 +215,7 @@ func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
 	b.consumer(c, 1, time.Second, 5)
 	b.put(nil)
 	b.expect("1@1:1")
-	if got, want := b.top.ChannelDeadline(), stamp.Mono(time.Second); got != want {
+	if got, want := b.top.ChannelDeadline(), mono.Time(time.Second); got != want {
 		t.Fatalf("deadline %d, want %d", got, want)
 	}
 	b.at(900 * time.Millisecond)
@@ -366,7 +367,7 @@ func TestALimitedTopicReleasesEachMessageAtItsOwnTime(t *testing.T) {
 	b.top.Limit(OverLimit{})
 	b.put(nil)
 	b.expect() // no share yet
-	if d := b.top.ReleaseDeadline(); d != stamp.Never {
+	if d := b.top.ReleaseDeadline(); d != mono.Never {
 		t.Fatalf("without a share the deadline is %d", d)
 	}
 	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 2}
@@ -377,7 +378,7 @@ func TestALimitedTopicReleasesEachMessageAtItsOwnTime(t *testing.T) {
 		b.put(nil)
 	}
 	b.expect("2@1:1")
-	if got, want := b.top.ReleaseDeadline(), stamp.Mono(100*time.Millisecond); got != want {
+	if got, want := b.top.ReleaseDeadline(), mono.Time(100*time.Millisecond); got != want {
 		t.Fatalf("deadline %d, want %d", got, want)
 	}
 	b.at(99 * time.Millisecond)
@@ -619,7 +620,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		top.SetTight(rapid.Bool().Draw(rt, "tight"))
 		heldBytes := 0
 		var log disk
-		now := stamp.Mono(0)
+		now := mono.Time(0)
 		var fx Effects
 		next := 0
 		type holding struct {
@@ -860,7 +861,7 @@ func (d *disk) append(first Offset, msgs ...*Message) Offset {
 }
 
 // write writes at most so many messages, or fails to.
-func (d *disk) write(top *Topic, now stamp.Mono, most int, works bool, fx *Effects) {
+func (d *disk) write(top *Topic, now mono.Time, most int, works bool, fx *Effects) {
 	msgs, upTo := top.TakeUnwritten(now, nil, most, 1<<30, fx)
 	if works && len(msgs) > 0 {
 		for _, m := range msgs {
@@ -872,7 +873,7 @@ func (d *disk) write(top *Topic, now stamp.Mono, most int, works bool, fx *Effec
 }
 
 // read reads what is wanted, and returns how many messages that is.
-func (d *disk) read(top *Topic, now stamp.Mono, fx *Effects) int {
+func (d *disk) read(top *Topic, now mono.Time, fx *Effects) int {
 	from, n, end := top.Want()
 	if n == 0 {
 		return 0
@@ -998,14 +999,14 @@ func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
 func restart(t interface {
 	Helper()
 	Fatal(...any)
-}, cfg Config, snapshot []byte, now stamp.Mono, log *disk, channels ...string) (*Topic, Effects) {
+}, cfg Config, snapshot []byte, now mono.Time, log *disk, channels ...string) (*Topic, Effects) {
 	t.Helper()
 	var fx Effects
 	top := NewTopic(cfg)
 	for _, c := range channels {
 		top.CreateChannel(now, c, &fx)
 	}
-	mono := func(w stamp.Wall) stamp.Mono { return stamp.Mono(w) }
+	mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
 	from, err := top.Restore(now, snapshot, mono, func(string) bool { return false }, &fx)
 	if err != nil {
 		t.Fatal(err)
@@ -1023,7 +1024,7 @@ func restart(t interface {
 	return top, fx
 }
 
-func wallOf(m stamp.Mono) stamp.Wall { return stamp.Wall(m) }
+func wallOf(m mono.Time) mono.Wall { return mono.Wall(m) }
 
 func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
 	b, d := &bench{t: t, top: withDisk(3, 3)}, disk{}
@@ -1085,12 +1086,12 @@ func TestLateReadersCostAConformingTopicNothing(t *testing.T) {
 	rng := testkit.Rand(t)
 	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 5}
 	shaper := tokenbucket.NewFull(share, 0)
-	type reading struct{ arrival, at stamp.Mono }
+	type reading struct{ arrival, at mono.Time }
 	var all []reading
 	now := 0.0
 	for range 5000 {
 		now += rng.ExpFloat64() * 100e3 // as many as there are tokens
-		a := shaper.Take(stamp.Mono(now))
+		a := shaper.Take(mono.Time(now))
 		all = append(all, reading{a, a.Add(time.Duration(rng.Int64N(100e6)))})
 	}
 	slices.SortStableFunc(all, func(a, b reading) int { return cmp.Compare(a.at, b.at) })
@@ -1114,11 +1115,11 @@ func TestLateReadersCostAConformingTopicNothing(t *testing.T) {
 }
 
 func TestWhoArrivedFirstGetsATokenFirst(t *testing.T) {
-	const ms = stamp.Mono(time.Millisecond)
+	const ms = mono.Time(time.Millisecond)
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Minute, 20)
-	put := func(n int, arrival stamp.Mono) {
+	put := func(n int, arrival mono.Time) {
 		t.Helper()
 		if err := b.top.Put(b.now, &b.fx, message(n, arrival)); err != nil {
 			t.Fatal(err)
@@ -1188,7 +1189,7 @@ func TestAStepAllocatesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := message(1, 0)
-	now := stamp.Mono(0)
+	now := mono.Time(0)
 	cycle := func() {
 		now++
 		if err := top.Put(now, &fx, m); err != nil {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -18,7 +18,7 @@ var id = wire.MessageID([]byte(testID))
 // by asking outcome, and writes down what it saw.
 type peer struct {
 	s   *session.Session
-	now stamp.Mono
+	now mono.Time
 	buf []byte
 
 	// outcome decides an operation; nil means that all succeed. It may set
@@ -130,7 +130,7 @@ func (p *peer) ended() string {
 
 // at moves the clock to t after the start, and ticks at every deadline on the
 // way.
-func (p *peer) at(t stamp.Mono) *peer {
+func (p *peer) at(t mono.Time) *peer {
 	for d := p.s.Deadline(); d <= t; d = p.s.Deadline() {
 		p.now = d
 		p.s.Tick(d)

@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -200,12 +200,12 @@ func TestRulesHoldInAnyOrder(t *testing.T) {
 func TestHeartbeatsForAnyRhythm(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := session.DefaultConfig()
-		interval := stamp.Mono(rapid.IntRange(1000, 60000).Draw(t, "interval_ms")) * stamp.Mono(time.Millisecond)
+		interval := mono.Time(rapid.IntRange(1000, 60000).Draw(t, "interval_ms")) * mono.Time(time.Millisecond)
 		p := connect(&cfg).send(wire.AppendIdentify(nil, fmt.Appendf(nil, `{"heartbeat_interval":%d}`, int64(interval)/1e6)))
 		p.heard()
-		beats, last, now := 0, stamp.Mono(0), stamp.Mono(0)
+		beats, last, now := 0, mono.Time(0), mono.Time(0)
 		for _, gap := range rapid.SliceOfN(rapid.Int64Range(0, 3*int64(interval)), 1, 20).Draw(t, "gaps") {
-			now += stamp.Mono(gap)
+			now += mono.Time(gap)
 			for p.s.Deadline() <= now {
 				p.now = p.s.Deadline()
 				p.s.Tick(p.now)
@@ -213,7 +213,7 @@ func TestHeartbeatsForAnyRhythm(t *testing.T) {
 					t.Fatalf("at %d: a tick left the deadline at %d", p.now, p.s.Deadline())
 				}
 				for _, f := range p.heard() {
-					if beats++; f != "response _heartbeat_" || p.now != interval*stamp.Mono(beats) {
+					if beats++; f != "response _heartbeat_" || p.now != interval*mono.Time(beats) {
 						t.Fatalf("at %d: %q, heartbeat %d of every %d", p.now, f, beats, interval)
 					}
 				}
@@ -306,7 +306,7 @@ func TestSessionIsSmall(t *testing.T) {
 	if got := cap(p.s.Output()); got < 3000 {
 		t.Errorf("a busy session keeps %d bytes of output between bursts", got)
 	}
-	p.at(30 * stamp.Mono(time.Second))
+	p.at(30 * mono.Time(time.Second))
 	p.s.ClearOutput()
 	if got := cap(p.s.Output()); got > 64 {
 		t.Errorf("an idle session keeps %d bytes of output", got)

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
@@ -53,8 +53,8 @@ type Session struct {
 
 	need  int         // bytes the next Step needs
 	seen  wire.Walk   // of the command that has not come whole
-	heard stamp.Mono  // when the last command came, moved by late ticks
-	beat  stamp.Mono  // when the next heartbeat is due, if there are any
+	heard mono.Time   // when the last command came, moved by late ticks
+	beat  mono.Time   // when the next heartbeat is due, if there are any
 	fault *wire.Error // refused, and to be sent when outstanding is 0
 	cause error       // why closing
 
@@ -63,7 +63,7 @@ type Session struct {
 
 // New returns the session of a connection accepted at now. cfg must be valid,
 // and stay as it is while the session lives.
-func New(cfg *Config, now stamp.Mono) *Session {
+func New(cfg *Config, now mono.Time) *Session {
 	return &Session{
 		cfg:      cfg,
 		identity: defaultIdentity(cfg),
@@ -84,14 +84,14 @@ func New(cfg *Config, now stamp.Mono) *Session {
 //
 // Requires: every op before this one is Done, except that OpPub, OpMpub, OpDpub
 // and OpFin may wait, to be Done later in the order they were given out.
-func (s *Session) Step(in []byte, now stamp.Mono) (n int, op Op) {
+func (s *Session) Step(in []byte, now mono.Time) (n int, op Op) {
 	n = s.StepInto(in, now, &op)
 	return n, op
 }
 
 // StepInto is Step for a driver that keeps the Op where it is: copies of it are
 // a good part of what a short command costs. What op was before is forgotten.
-func (s *Session) StepInto(in []byte, now stamp.Mono, op *Op) (n int) {
+func (s *Session) StepInto(in []byte, now mono.Time, op *Op) (n int) {
 	if s.barrier {
 		panic("session: Step while an operation waits for Done that is neither a publish nor a FIN")
 	}
@@ -154,7 +154,7 @@ func (s *Session) stepUpgrade(in []byte) Op {
 	return op
 }
 
-func (s *Session) stepMagic(in []byte, now stamp.Mono) int {
+func (s *Session) stepMagic(in []byte, now mono.Time) int {
 	n, err := wire.ParseMagic(in)
 	if err != nil {
 		s.refuse(err)
@@ -193,7 +193,7 @@ func (s *Session) barred(v wire.Verb) *wire.Error {
 
 // admit applies the rules of the state to a well-formed command: it fills op
 // and moves the state, or refuses and changes nothing.
-func (s *Session) admit(cmd *wire.Command, now stamp.Mono, op *Op) *wire.Error {
+func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 	switch cmd.Verb {
 	case wire.VerbNop:
 
@@ -429,13 +429,13 @@ func (s *Session) release(most int) {
 // and why: a *wire.Error that was also sent, or ErrSilent.
 func (s *Session) Closing() (closing bool, cause error) { return s.closing, s.cause }
 
-// Deadline returns when to call Tick, or stamp.Never. Only Tick and an
+// Deadline returns when to call Tick, or mono.Never. Only Tick and an
 // OpIdentify can make it earlier, so a timer that is set after these alone is
 // at worst too early, which Tick takes well.
-func (s *Session) Deadline() stamp.Mono {
+func (s *Session) Deadline() mono.Time {
 	interval := s.identity.HeartbeatInterval
 	if s.closing || interval == 0 {
-		return stamp.Never
+		return mono.Never
 	}
 	return min(s.beat, s.heard.Add(2*interval))
 }
@@ -447,7 +447,7 @@ func (s *Session) Deadline() stamp.Mono {
 // A Tick that comes late moves the end of the client's time by as much: a
 // server that was stopped for a minute must not hold its own pause against
 // clients whose commands wait in the socket.
-func (s *Session) Tick(now stamp.Mono) {
+func (s *Session) Tick(now mono.Time) {
 	interval := s.identity.HeartbeatInterval
 	due := s.Deadline()
 	if s.closing || interval == 0 || now.Before(due) {
@@ -467,7 +467,7 @@ func (s *Session) Tick(now stamp.Mono) {
 
 // Heard says that the client is there though nothing of it was stepped: for a
 // driver that lets what it says wait unread, which is not the client's silence.
-func (s *Session) Heard(now stamp.Mono) { s.heard = max(s.heard, now) }
+func (s *Session) Heard(now mono.Time) { s.heard = max(s.heard, now) }
 
 // Identity returns what IDENTIFY negotiated, or the defaults before it.
 func (s *Session) Identity() Identity { return s.identity }

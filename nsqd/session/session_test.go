@@ -12,7 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -22,7 +22,7 @@ func TestSession(t *testing.T) {
 	RunSpecs(t, "nsqd/session")
 }
 
-const second = stamp.Mono(time.Second)
+const second = mono.Time(time.Second)
 
 var _ = Describe("Session", func() {
 	var cfg session.Config
@@ -446,7 +446,7 @@ var _ = Describe("Session", func() {
 			Expect(p.s.Deadline()).To(Equal(30 * second))
 			p.at(30*second - 1)
 			Expect(p.heard()).To(BeEmpty())
-			for i := stamp.Mono(1); i < 5; i++ {
+			for i := mono.Time(1); i < 5; i++ {
 				p.at(30 * i * second)
 				Expect(p.heard()).To(Equal([]string{"response _heartbeat_"}))
 				p.send(wire.AppendNop(nil))
@@ -464,14 +464,14 @@ var _ = Describe("Session", func() {
 			p.at(60 * second)
 			Expect(p.heard()).To(BeEmpty())
 			Expect(p.ended()).To(Equal("silent"))
-			Expect(p.s.Deadline()).To(Equal(stamp.Never))
+			Expect(p.s.Deadline()).To(Equal(mono.Never))
 			p.send(pub("late"))
 			Expect(p.did()).To(BeEmpty())
 		})
 
 		It("count half a command as silence", func() {
 			p := connect(&cfg)
-			for t := stamp.Mono(1); t < 60; t++ {
+			for t := mono.Time(1); t < 60; t++ {
 				p.at(t * second)
 				p.send([]byte("x"))
 			}
@@ -520,7 +520,7 @@ var _ = Describe("Session", func() {
 		It("can be disabled, and then silence is no fault", func() {
 			p := connect(&cfg).send(identify(`{"heartbeat_interval":-1}`))
 			p.heard()
-			Expect(p.s.Deadline()).To(Equal(stamp.Never))
+			Expect(p.s.Deadline()).To(Equal(mono.Never))
 			p.s.Tick(1e6 * second)
 			Expect(p.heard()).To(BeEmpty())
 			Expect(p.ended()).To(BeEmpty())

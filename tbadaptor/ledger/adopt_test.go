@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -88,12 +88,12 @@ func TestABrokerThatWasNotHeardIsPresumedDead(t *testing.T) {
 	half := tokenbucket.Share{Rate: 50_000, Burst: 5}
 	for _, after := range []time.Duration{0, time.Minute} {
 		l := New(100, Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: time.Second, PresumeDead: after})
-		expire := func(now stamp.Mono) []Lapse {
+		expire := func(now mono.Time) []Lapse {
 			l.Renew("a", now)
 			lapses, _ := l.Expire(now)
 			return lapses
 		}
-		start := stamp.Mono(0).Add(time.Hour)
+		start := mono.Time(0).Add(time.Hour)
 		if _, err := l.Hello(Session{Broker: "a", Instance: "a1", Policy: Available, Held: []Held{{Topic: "t", Share: half, Epoch: 7}}}, start); err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -20,24 +21,24 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func conforms(times []stamp.Mono, c tokenbucket.Share) (slack float64, err error) {
+func conforms(times []mono.Time, c tokenbucket.Share) (slack float64, err error) {
 	return testkit.Envelope(times, int64(c.Rate), c.Burst)
 }
 
 func TestConformsToTheContract(t *testing.T) {
 	c := tokenbucket.Share{Rate: 1_000_000, Burst: 3} // one per millisecond
-	ms := func(times ...float64) (out []stamp.Mono) {
+	ms := func(times ...float64) (out []mono.Time) {
 		for _, t := range times {
-			out = append(out, stamp.Mono(t*1e6))
+			out = append(out, mono.Time(t*1e6))
 		}
 		return out
 	}
-	for _, times := range [][]stamp.Mono{nil, ms(0, 0, 0), ms(0, 0, 0, 1, 2, 3), ms(5, 5, 5, 6, 20, 20, 20)} {
+	for _, times := range [][]mono.Time{nil, ms(0, 0, 0), ms(0, 0, 0, 1, 2, 3), ms(5, 5, 5, 6, 20, 20, 20)} {
 		if _, err := conforms(times, c); err != nil {
 			t.Errorf("%v: %v", times, err)
 		}
 	}
-	for _, times := range [][]stamp.Mono{ms(0, 0, 0, 0), ms(0, 0, 0, 0.999), ms(0, 1, 2, 2, 2, 2.5), ms(9, 3, 9, 9, 9)} {
+	for _, times := range [][]mono.Time{ms(0, 0, 0, 0), ms(0, 0, 0, 0.999), ms(0, 1, 2, 2, 2, 2.5), ms(9, 3, 9, 9, 9)} {
 		if _, err := conforms(times, c); err == nil {
 			t.Errorf("%v passes", times)
 		}
@@ -47,7 +48,7 @@ func TestConformsToTheContract(t *testing.T) {
 // cluster is a ledger and brokers with the topics that nsqd has, in virtual time.
 type cluster struct {
 	rng      *rand.Rand
-	now      stamp.Mono
+	now      mono.Time
 	events   events
 	order    int
 	leases   ledger.Leases
@@ -57,8 +58,8 @@ type cluster struct {
 	set      bool // the ledger has the contract
 	initial  []share.Assigned
 	brokers  []*broker
-	eligible []stamp.Mono // as the buckets say
-	released []stamp.Mono // when the brokers let them go
+	eligible []mono.Time // as the buckets say
+	released []mono.Time // when the brokers let them go
 	lateness time.Duration
 	faults   bool
 	arrived  int
@@ -82,13 +83,13 @@ type broker struct {
 	fx        queue.Effects
 	epoch     uint64
 	base      tokenbucket.Share // with epoch, on its disk
-	flexUntil stamp.Mono
-	until     stamp.Mono
-	wake      stamp.Mono // for which there is an event
+	flexUntil mono.Time
+	until     mono.Time
+	wake      mono.Time // for which there is an event
 }
 
 type event struct {
-	at    stamp.Mono
+	at    mono.Time
 	order int // events of one instant happen in the order they were made
 	do    func()
 }
@@ -103,7 +104,7 @@ func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
 func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
 func (e *events) Pop() any     { last := (*e)[len(*e)-1]; *e = (*e)[:len(*e)-1]; return last }
 
-func (c *cluster) at(t stamp.Mono, do func()) {
+func (c *cluster) at(t mono.Time, do func()) {
 	c.order++
 	heap.Push(&c.events, event{at: t, order: c.order, do: do})
 }
@@ -125,7 +126,7 @@ func (c *cluster) soon(mean time.Duration) time.Duration {
 	return time.Duration(c.rng.ExpFloat64() * float64(mean))
 }
 
-func (c *cluster) run(until stamp.Mono) {
+func (c *cluster) run(until mono.Time) {
 	for len(c.events) > 0 && c.events[0].at <= until {
 		e := heap.Pop(&c.events).(event)
 		c.now = e.at
@@ -176,7 +177,7 @@ func (c *cluster) ack(b *broker, released tokenbucket.Tokens) {
 func (c *cluster) apply(b *broker, g ledger.Grant) {
 	var released tokenbucket.Tokens
 	if g.Epoch > b.epoch {
-		lease := queue.Lease{Base: g.Base(), FlexUntil: stamp.Never, Until: stamp.Never}
+		lease := queue.Lease{Base: g.Base(), FlexUntil: mono.Never, Until: mono.Never}
 		if g.Share != g.Base() {
 			lease.FlexUntil = b.flexUntil
 		}
@@ -199,7 +200,7 @@ func (c *cluster) drain(b *broker) {
 		c.lateness = max(c.lateness, c.now.Sub(r.Eligible))
 	}
 	b.fx.Reset()
-	if e := b.topic.ReleaseDeadline(); e != stamp.Never && e != b.wake {
+	if e := b.topic.ReleaseDeadline(); e != mono.Never && e != b.wake {
 		b.wake = e
 		// A timer fires late, and may do so after a lease has ended.
 		late := time.Duration(0)
@@ -208,7 +209,7 @@ func (c *cluster) drain(b *broker) {
 		}
 		topic := b.topic
 		c.at(max(c.now, e).Add(late), func() {
-			if b.wake = stamp.Never; b.topic == topic && b.up {
+			if b.wake = mono.Never; b.topic == topic && b.up {
 				c.drain(b)
 			}
 		})
@@ -241,12 +242,12 @@ func (c *cluster) hello(b *broker) {
 	})
 }
 
-func (c *cluster) lend(b *broker, at stamp.Mono) {
+func (c *cluster) lend(b *broker, at mono.Time) {
 	c.send(b, func() {
 		late := time.Duration(c.rng.Int64N(int64(c.leases.ClockBound) + 1))
 		b.flexUntil = max(b.flexUntil, at.Add(c.leases.Flex+late))
 		b.until = max(b.until, at.Add(c.leases.Session+late))
-		until := stamp.Never
+		until := mono.Never
 		if b.policy == ledger.Strict {
 			until = b.until
 		}
@@ -387,7 +388,7 @@ func (c *cluster) retunes(every time.Duration) {
 // if it is one that goes on with it, and an empty bucket.
 func (c *cluster) boot(b *broker) {
 	b.up, b.starts, b.session = true, b.starts+1, b.session+1
-	b.flexUntil, b.until, b.wake = 0, 0, stamp.Never
+	b.flexUntil, b.until, b.wake = 0, 0, mono.Never
 	b.topic = queue.NewTopic(queue.Config{Capacity: 1 << 20, MaxInFlight: time.Minute, MaxBackdating: backdating, Rand: c.rng})
 	b.topic.Limit(queue.OverLimit{})
 	b.topic.CreateChannel(c.now, "c", &b.fx)
@@ -497,7 +498,7 @@ func TestAllBrokersTogetherKeepTheContract(t *testing.T) {
 		c.traffic(load*contract.Rate.PerSecond(), burst)
 		c.retunes(30 * time.Millisecond)
 		c.trouble(150 * time.Millisecond)
-		c.run(stamp.Mono(time.Second))
+		c.run(mono.Time(time.Second))
 		slack, err := conforms(c.eligible, contract)
 		if err != nil {
 			t.Fatalf("eligible: %v", err)
@@ -528,7 +529,7 @@ func TestRetuningCostsLittleRate(t *testing.T) {
 	}
 	c.retunes(30 * time.Millisecond)
 	const seconds = 5
-	c.run(stamp.Mono(seconds * time.Second))
+	c.run(mono.Time(seconds * time.Second))
 	if _, err := conforms(c.eligible, contract); err != nil {
 		t.Fatal(err)
 	}

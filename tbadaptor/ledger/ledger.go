@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -40,10 +40,10 @@ type broker struct {
 	connected bool
 	policy    Policy
 	// renewed is when its lease was last renewed.
-	renewed stamp.Mono
+	renewed mono.Time
 	// heard is when the newest renewal was sent that this instance is known to have got;
 	// 0: none.
-	heard stamp.Mono
+	heard mono.Time
 	// waning: it said that its lease ended there. It is granted nothing before
 	// the next renewal: it would say so again, and again.
 	waning bool
@@ -225,7 +225,7 @@ func (l *Ledger) Remove(name string) []Grant {
 // The broker's lease is renewed, for shares that have not lapsed before.
 //
 // It fails with ErrReplaced if a later instance has already said hello.
-func (l *Ledger) Hello(s Session, now stamp.Mono) ([]Grant, error) {
+func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	id, instance := s.Broker, s.Instance
 	reported, err := checkSession(s)
 	if err != nil {
@@ -323,7 +323,7 @@ func checkSession(s Session) (map[string]Held, error) {
 // reports whether it has: not without a session, or with one that has ended with
 // its lease. Only then may the broker be told so, before it is sent the grants.
 // Requires: the request came in the session that said hello last.
-func (l *Ledger) Renew(id string, now stamp.Mono) (renewed bool, grants []Grant) {
+func (l *Ledger) Renew(id string, now mono.Time) (renewed bool, grants []Grant) {
 	b := l.brokers[id]
 	if b == nil || !b.connected {
 		return false, nil
@@ -339,7 +339,7 @@ func (l *Ledger) Renew(id string, now stamp.Mono) (renewed bool, grants []Grant)
 // Expire ends the leases that are over at now, and says whose. What they had
 // reserved goes to others. A broker that is awaited has been silent at least since
 // the first call.
-func (l *Ledger) Expire(now stamp.Mono) (lapses []Lapse, grants []Grant) {
+func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	for _, id := range l.allAwaited() {
 		if b := l.brokers[id]; b == nil {
 			l.brokers[id] = &broker{policy: Available, renewed: now}
@@ -450,7 +450,7 @@ func (l *Ledger) freeing(id string) (freed []Freed, known bool) {
 
 // Heard says that the broker has got the renewal that was sent then, and that a process
 // after this one would not go on with its bases if it ended just after that.
-func (l *Ledger) Heard(id string, sent stamp.Mono) {
+func (l *Ledger) Heard(id string, sent mono.Time) {
 	if b := l.brokers[id]; b != nil && b.connected {
 		b.heard = max(b.heard, sent)
 	}
@@ -463,7 +463,7 @@ func (l *Ledger) Heard(id string, sent stamp.Mono) {
 // counts only for half that time since one that it has got. It fails with
 // ErrUnknownBroker if this is not the broker's latest instance, with ErrConnected while
 // it has a session, with ErrMayGoOn.
-func (l *Ledger) Ended(id, instance string, now stamp.Mono) ([]Freed, []Grant, error) {
+func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, error) {
 	b := l.brokers[id]
 	var err error
 	switch {

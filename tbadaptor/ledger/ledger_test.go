@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -44,7 +44,7 @@ func TestScenarios(t *testing.T) {
 			}
 			var out bytes.Buffer
 			l := ledger.New(100, leases)
-			answer, now := false, stamp.Mono(0)
+			answer, now := false, mono.Time(0)
 			lines := bufio.NewScanner(bytes.NewReader(input))
 			for n := 1; lines.Scan(); n++ {
 				line := lines.Text()
@@ -80,7 +80,7 @@ var leases = ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, Clo
 
 var policies = map[string]ledger.Policy{"available": ledger.Available, "strict": ledger.Strict}
 
-func command(l *ledger.Ledger, now *stamp.Mono, words []string) (string, error) {
+func command(l *ledger.Ledger, now *mono.Time, words []string) (string, error) {
 	name, args := words[0], words[1:]
 	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "set": 3, "adopt": 3, "change": 3, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "view": 0, "renew": 1, "clock": 1}
 	if n, ok := need[name]; !ok || len(args) < n {

@@ -11,7 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -26,7 +26,7 @@ type world struct {
 	// depends on the order of a map.
 	twin    *ledger.Ledger
 	leases  ledger.Leases
-	now     stamp.Mono
+	now     mono.Time
 	brokers []*node
 	// heard is the session of the hello that the ledger heard last.
 	heard map[string]int
@@ -63,10 +63,10 @@ type node struct {
 	policy   ledger.Policy
 	topics   map[string]*holding
 	// Ends of its lease, by a clock that is late by up to the clock bound.
-	flexUntil, until stamp.Mono
+	flexUntil, until mono.Time
 	// renewed is when its newest lease came, sent when that was sent; 0: none. alone is
 	// on its disk: a process after it goes on with the bases.
-	renewed, sent stamp.Mono
+	renewed, sent mono.Time
 	alone         bool
 }
 
@@ -110,15 +110,15 @@ type helloMsg struct {
 	ledger.Session
 	session int
 	process int
-	at      stamp.Mono
+	at      mono.Time
 }
 
 // leaseMsg is a request for a lease, made at, or what was granted to it.
 type leaseMsg struct {
 	broker  string
 	session int
-	at      stamp.Mono
-	sent    stamp.Mono // of the lease; in a request: of the one that came last
+	at      mono.Time
+	sent    mono.Time // of the lease; in a request: of the one that came last
 }
 
 type grantMsg struct {
@@ -706,8 +706,8 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				}
 			},
 			"the ledger looks at the clock":       w.expire,
-			"a moment":                            func(t *rapid.T) { w.now += stamp.Mono(rapid.Int64Range(1, 20).Draw(t, "moment")) },
-			"a while":                             func(t *rapid.T) { w.now += stamp.Mono(rapid.Int64Range(20, 150).Draw(t, "while")) },
+			"a moment":                            func(t *rapid.T) { w.now += mono.Time(rapid.Int64Range(1, 20).Draw(t, "moment")) },
+			"a while":                             func(t *rapid.T) { w.now += mono.Time(rapid.Int64Range(20, 150).Draw(t, "while")) },
 			"the broker's side of a session ends": func(t *rapid.T) { broker(t).attached = false },
 			"the ledger's side of a session ends": func(t *rapid.T) {
 				n := broker(t)

@@ -16,8 +16,8 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
@@ -543,12 +543,12 @@ type term struct {
 
 func newTerm(number uint64) *term {
 	t := &term{number: number}
-	t.until.Store(int64(stamp.Never))
+	t.until.Store(int64(mono.Never))
 	return t
 }
 
-func (t *term) Number() uint64    { return t.number }
-func (t *term) Until() stamp.Mono { return stamp.Mono(t.until.Load()) }
+func (t *term) Number() uint64   { return t.number }
+func (t *term) Until() mono.Time { return mono.Time(t.until.Load()) }
 
 var _ = Describe("Two adaptors at once", func() {
 	// The first hangs, its leadership is over, and it has not noticed.

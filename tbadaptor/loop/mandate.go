@@ -8,7 +8,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // mandate is a Term that Lead lends: several terms, one after the other, and between
@@ -18,14 +18,14 @@ type mandate struct {
 	// Atomic: Lead writes with Server.mu held, anybody reads. A stale end is an earlier
 	// one; the number changes only while the term is over.
 	number atomic.Uint64
-	until  atomic.Int64 // stamp.Mono
+	until  atomic.Int64 // mono.Time
 }
 
 // Number implements Term.
 func (m *mandate) Number() uint64 { return m.number.Load() }
 
 // Until implements Term.
-func (m *mandate) Until() stamp.Mono { return stamp.Mono(m.until.Load()) }
+func (m *mandate) Until() mono.Time { return mono.Time(m.until.Load()) }
 
 // maxMandate bounds what may be lent.
 const maxMandate = time.Hour
@@ -40,7 +40,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 	defer s.mu.Unlock()
 	leads := s.leadsLocked() == nil // what is over does not go on
 	now := clock.Mono()
-	at, lease := stamp.Mono(req.Stamp), req.Lease.AsDuration()
+	at, lease := mono.Time(req.Stamp), req.Lease.AsDuration()
 	if req.Instance == m.instance {
 		if at <= 0 || at > now || lease <= 0 || lease > maxMandate {
 			var bad badRequest

@@ -17,8 +17,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -72,14 +72,14 @@ type Term interface {
 	Number() uint64
 	// Until is when the term is over unless it is kept up meanwhile, by this process'
 	// clock: no other begins before. Once over, it stays over.
-	Until() stamp.Mono
+	Until() mono.Time
 }
 
 // alone is the term of an adaptor that nobody else can replace.
 type alone struct{ number uint64 }
 
-func (a alone) Number() uint64  { return a.number }
-func (alone) Until() stamp.Mono { return stamp.Never }
+func (a alone) Number() uint64 { return a.number }
+func (alone) Until() mono.Time { return mono.Never }
 
 // Validate returns all problems at once.
 func (c Config) Validate() error {
@@ -292,7 +292,7 @@ func (s *Server) logGrants(reason string, grants []ledger.Grant) {
 }
 
 // expire ends the leases that are over, and reports whether this adaptor leads.
-func (s *Server) expire(now stamp.Mono) bool {
+func (s *Server) expire(now mono.Time) bool {
 	s.mu.Lock()
 	if s.leadsLocked() != nil {
 		s.mu.Unlock()
@@ -449,7 +449,7 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 				return nil, errReplaced
 			}
 			now := clock.Mono()
-			if sent := stamp.Mono(m.Renew.Heard); sent > 0 && sent <= now {
+			if sent := mono.Time(m.Renew.Heard); sent > 0 && sent <= now {
 				l.Heard(open.broker, sent)
 			}
 			renewed, grants := l.Renew(open.broker, now)
@@ -490,7 +490,7 @@ func (s *Server) awayLocked(broker string) {
 	s.mu.away[broker] = time.Now()
 }
 
-func (s *Server) report(open *session, r *srtmv1.NodeReport, now stamp.Mono) error {
+func (s *Server) report(open *session, r *srtmv1.NodeReport, now mono.Time) error {
 	var bad badRequest
 	for i, t := range r.Topics {
 		if d := t.Step.AsDuration(); d <= 0 || d > time.Hour {

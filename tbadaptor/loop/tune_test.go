@@ -5,13 +5,13 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func at(d time.Duration) stamp.Mono { return stamp.Mono(d) }
+func at(d time.Duration) mono.Time { return mono.Time(d) }
 
 func TestWorth(t *testing.T) {
 	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -48,9 +48,9 @@ type Tuner struct {
 type tuned struct {
 	Placed
 	instance string
-	since    stamp.Mono // of the placement, or of its process
-	expected float64    // msg/s, until it has been seen
-	first    bool       // nothing is known of what was before: what it holds was found right
+	since    mono.Time // of the placement, or of its process
+	expected float64   // msg/s, until it has been seen
+	first    bool      // nothing is known of what was before: what it holds was found right
 	seen     bool
 	backlog  int64 // as of its last report
 	// coming is what those that move away are expected to leave there yet.
@@ -63,7 +63,7 @@ type tuned struct {
 // publishers do not change keeps its window; the others are expected to get what was
 // sent where they come from, and their quotas where that is not known. Loads are of
 // the last window. Requires: no broker appears twice.
-func (t *Tuner) Place(now stamp.Mono, rule string, window time.Duration, placed []Placed) *Tuner {
+func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed []Placed) *Tuner {
 	next := &Tuner{rule: rule, window: window}
 	if t == nil {
 		t = &Tuner{}
@@ -119,7 +119,7 @@ func (t *Tuner) find(broker string) *tuned {
 }
 
 // recent is what m sends, in msg/s, as far as is known.
-func (t *Tuner) recent(m *tuned, now stamp.Mono) float64 {
+func (t *Tuner) recent(m *tuned, now mono.Time) float64 {
 	if !m.seen {
 		return m.expected
 	}
@@ -133,7 +133,7 @@ func (t *Tuner) Has(broker string) bool { return t.find(broker) != nil }
 
 // Join says that a broker is there, and which process. What was seen of another
 // process of its id does not tell what this one will have.
-func (t *Tuner) Join(now stamp.Mono, broker, instance string) {
+func (t *Tuner) Join(now mono.Time, broker, instance string) {
 	m := t.find(broker)
 	if m == nil {
 		return
@@ -169,10 +169,10 @@ func (t *Tuner) Report(broker string, s Step) {
 // Propose asks the rule for the shares that sum to total. Brokers that are away
 // keep what is reserved for them, for they may be using it. nil: there is nothing to
 // divide, or nobody to divide among, or nothing to go by. Errors: as of Split.
-func (t *Tuner) Propose(now stamp.Mono, total tokenbucket.Share, holding func(broker string) Holding) ([]Assigned, error) {
+func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(broker string) Holding) ([]Assigned, error) {
 	var target []Assigned
 	var loads []Load
-	var since []stamp.Mono
+	var since []mono.Time
 	stays := true
 	for _, m := range t.members {
 		h := holding(m.Broker)
@@ -212,7 +212,7 @@ func (t *Tuner) Propose(now stamp.Mono, total tokenbucket.Share, holding func(br
 // lessQuota takes what the quotas are more than there is, as long as brokers that are
 // away hold on to theirs, from those that were placed last: these have the publishers
 // that moved away from there, and those that stayed are not to pay for it.
-func lessQuota(loads []Load, since []stamp.Mono, there int64, part func(*tokenbucket.Share) *int64) {
+func lessQuota(loads []Load, since []mono.Time, there int64, part func(*tokenbucket.Share) *int64) {
 	short := -there
 	for i := range loads {
 		short += *part(&loads[i].Quota)

@@ -4,14 +4,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // steady has a broker report so many seconds of so many messages.
 func steady(t *Tuner, broker string, from, seconds int, offered uint64, backlog int64) {
 	for i := range seconds {
-		t.Report(broker, Step{At: stamp.Mono(from+i+1) * 1e9, Length: time.Second, Offered: offered, MaxBacklog: backlog, Backlog: backlog, Peak: 20})
+		t.Report(broker, Step{At: mono.Time(from+i+1) * 1e9, Length: time.Second, Offered: offered, MaxBacklog: backlog, Backlog: backlog, Peak: 20})
 	}
 }
 
@@ -22,7 +22,7 @@ func quota(rate, burst int64) tokenbucket.Share {
 // proposed asks for the shares of a contract of 5,000 msg/s and 100.
 func proposed(t *testing.T, tuner *Tuner, second int) map[string]tokenbucket.Share {
 	t.Helper()
-	shares, err := tuner.Propose(stamp.Mono(second)*1e9, quota(5000, 100), func(string) Holding { return Holding{} })
+	shares, err := tuner.Propose(mono.Time(second)*1e9, quota(5000, 100), func(string) Holding { return Holding{} })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
 		{Broker: "a", Publishers: 1, Quota: quota(40, 1), Retiring: true},
 		{Broker: "b", Publishers: 100, Quota: quota(2480, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2480, 49)}})
 	for second := 10; second < 20; second++ {
-		shares, err := tuner.Propose(stamp.Mono(second)*1e9, quota(5000, 100), func(broker string) Holding {
+		shares, err := tuner.Propose(mono.Time(second)*1e9, quota(5000, 100), func(broker string) Holding {
 			return Holding{Away: broker == "a", Reserved: quota(2000, 40)}
 		})
 		if err != nil || len(shares) != 3 {

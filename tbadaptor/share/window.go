@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -13,7 +13,7 @@ const maxSteps = 256
 
 // Step is one interval of one broker's traffic of one topic.
 type Step struct {
-	At         stamp.Mono // when the report came
+	At         mono.Time // when the report came
 	Length     time.Duration
 	Offered    uint64 // messages
 	MaxBacklog int64
@@ -38,7 +38,7 @@ func (w *Window) Add(s Step) {
 	w.steps = append(w.steps, s)
 }
 
-func (w *Window) prune(from stamp.Mono) {
+func (w *Window) prune(from mono.Time) {
 	old := 0
 	for old < len(w.steps) && w.steps[old].At.Before(from) {
 		old++
@@ -49,7 +49,7 @@ func (w *Window) prune(from stamp.Mono) {
 // Fill sets what the steps from then on say of a load: nothing, without any. Its
 // Peak is of all steps, but for those that began or ended with a backlog: what is
 // used then is not what arrivals need, but what the share lacked.
-func (w *Window) Fill(l *Load, from stamp.Mono) {
+func (w *Window) Fill(l *Load, from mono.Time) {
 	var all, recent sums
 	l.MaxBacklog, l.Backlog, l.Peak = 0, 0, 0
 	waiting := false

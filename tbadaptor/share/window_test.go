@@ -8,11 +8,11 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func at(d time.Duration) stamp.Mono { return stamp.Mono(d) }
+func at(d time.Duration) mono.Time { return mono.Time(d) }
 
 func TestWindow(t *testing.T) {
 	var w Window

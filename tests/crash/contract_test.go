@@ -7,22 +7,22 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // readTrace returns the times of a release trace, by topic; a line that is being
 // written is left out.
-func readTrace(t *testing.T, path string) (eligible, released map[string][]stamp.Mono) {
+func readTrace(t *testing.T, path string) (eligible, released map[string][]mono.Time) {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	eligible, released = map[string][]stamp.Mono{}, map[string][]stamp.Mono{}
+	eligible, released = map[string][]mono.Time{}, map[string][]mono.Time{}
 	for line := range strings.Lines(string(text)) {
-		var arrival, e, r stamp.Mono
+		var arrival, e, r mono.Time
 		topic, rest, _ := strings.Cut(line, ",")
 		if n, err := fmt.Sscanf(rest, "%d,%d,%d\n", &arrival, &e, &r); n == 3 && err == nil {
 			eligible[topic], released[topic] = append(eligible[topic], e), append(released[topic], r)

@@ -29,8 +29,8 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tests/daemon"
 )
@@ -325,7 +325,7 @@ func frame(r io.Reader) (kind wire.FrameType, data []byte, err error) {
 }
 
 // release is a line of a trace.
-type release struct{ arrival, eligible, released stamp.Mono }
+type release struct{ arrival, eligible, released mono.Time }
 
 // read returns the releases of all brokers.
 func (c *cluster) read() (all []release) {
@@ -544,7 +544,7 @@ func (c *cluster) verify(delivered int64) {
 		}
 	}
 	all := c.read()
-	eligible, released := make([]stamp.Mono, len(all)), make([]stamp.Mono, len(all))
+	eligible, released := make([]mono.Time, len(all)), make([]mono.Time, len(all))
 	var late time.Duration
 	for i, r := range all {
 		eligible[i], released[i] = r.eligible, r.released

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tests/daemon"
 )
@@ -39,7 +39,7 @@ type lone struct {
 	flags      []string
 	process    *daemon.Daemon
 
-	opened stamp.Mono // when it was held up no longer, unless by its own lateness
+	opened mono.Time // when it was held up no longer, unless by its own lateness
 }
 
 type standalone struct {
@@ -153,7 +153,7 @@ func (l *lone) verify(topic string, all []release) {
 	l.t.Helper()
 	// Clocks of two processes may come apart, by microseconds on an idle machine.
 	const unsure = loneBackdating / 2
-	var eligible, released []stamp.Mono
+	var eligible, released []mono.Time
 	for _, r := range all {
 		if late := r.released.Sub(r.eligible); late < 0 || late > loneBackdating {
 			l.t.Fatalf("%s: released %v after its token, %v is the most", topic, late, loneBackdating)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tools/drlsim/scale"
@@ -105,7 +105,7 @@ func meter(w io.Writer, step string) scale.Meter {
 	began := time.Now()
 	shown := time.Duration(0)
 	return scale.Meter{
-		Now: func() stamp.Mono { return stamp.Mono(time.Since(began)) },
+		Now: func() mono.Time { return mono.Time(time.Since(began)) },
 		Heap: func() uint64 {
 			var m runtime.MemStats
 			runtime.GC()

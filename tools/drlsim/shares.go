@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -242,9 +242,9 @@ func recorded(name string, trace []arrivals.Arrival, faster float64, split int) 
 			to = len(placed) % split
 			placed[a.Publisher] = to
 		}
-		sc.Arrivals = append(sc.Arrivals, adapt.Arrival{At: stamp.Mono(float64(a.At.Sub(first)) / faster), Broker: to})
+		sc.Arrivals = append(sc.Arrivals, adapt.Arrival{At: mono.Time(float64(a.At.Sub(first)) / faster), Broker: to})
 	}
-	third := stamp.Mono(span / 3)
-	sc.Phases = []adapt.Phase{{Name: "first third", From: 0, To: third}, {Name: "second", From: third, To: 2 * third}, {Name: "last", From: 2 * third, To: stamp.Never}}
+	third := mono.Time(span / 3)
+	sc.Phases = []adapt.Phase{{Name: "first third", From: 0, To: third}, {Name: "second", From: third, To: 2 * third}, {Name: "last", From: 2 * third, To: mono.Never}}
 	return sc, nil
 }

@@ -5,12 +5,12 @@ import (
 	"slices"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Arrival is a message, by when it arrived and the client_id of its publisher.
 type Arrival struct {
-	At        stamp.Wall
+	At        mono.Wall
 	Publisher string
 }
 

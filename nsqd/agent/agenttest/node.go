@@ -12,7 +12,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -27,7 +27,7 @@ type Topic struct {
 	Identity  *srtmv1.TopicIdentity
 	// Base is what is left of it at FlexUntil; nothing is at Until.
 	Base             tokenbucket.Share
-	FlexUntil, Until stamp.Mono
+	FlexUntil, Until mono.Time
 	// Given is how many tokens came with grants, less those given up; what the
 	// bucket has earned is not in it.
 	Given tokenbucket.Tokens
@@ -136,7 +136,7 @@ func (n *Node) Prepare(name string, channels []string, slo time.Duration, quanti
 	}
 	if !t.Limited {
 		t.bucket = tokenbucket.New(tokenbucket.Share{}, clock.Mono())
-		t.FlexUntil, t.Until = stamp.Never, stamp.Never
+		t.FlexUntil, t.Until = mono.Never, mono.Never
 	}
 	t.Limited, t.SLO, t.Quantile, t.OverLimit = true, slo, quantile, overLimit
 	if identity != nil {
@@ -188,7 +188,7 @@ func (n *Node) RemoveUnused(name string) error {
 var ErrNotPrepared = errors.New("the topic is not prepared")
 
 // Grant implements agent.Node.
-func (n *Node) Grant(name string, share, base tokenbucket.Share, flexUntil, until stamp.Mono, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+func (n *Node) Grant(name string, share, base tokenbucket.Share, flexUntil, until mono.Time, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t := n.mu.topics[name]
@@ -205,7 +205,7 @@ func (n *Node) Grant(name string, share, base tokenbucket.Share, flexUntil, unti
 }
 
 // Renew implements agent.Node.
-func (n *Node) Renew(name string, flexUntil, until stamp.Mono) (flex bool) {
+func (n *Node) Renew(name string, flexUntil, until mono.Time) (flex bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t := n.mu.topics[name]
@@ -213,7 +213,7 @@ func (n *Node) Renew(name string, flexUntil, until stamp.Mono) (flex bool) {
 		return false
 	}
 	t.lapse()
-	if t.FlexUntil != stamp.Never {
+	if t.FlexUntil != mono.Never {
 		t.FlexUntil, flex = flexUntil, true
 	}
 	if !t.Share.IsZero() {
@@ -227,14 +227,14 @@ func (t *topic) lapse() {
 	now := clock.Mono()
 	end := func(s tokenbucket.Share) {
 		t.bucket.Retune(now, s, 0)
-		t.Share, t.FlexUntil = s, stamp.Never
+		t.Share, t.FlexUntil = s, mono.Never
 	}
 	if t.Limited && !now.Before(t.FlexUntil) {
 		end(t.Base)
 	}
 	if t.Limited && !now.Before(t.Until) {
 		end(tokenbucket.Share{})
-		t.Base, t.Until = tokenbucket.Share{}, stamp.Never
+		t.Base, t.Until = tokenbucket.Share{}, mono.Never
 	}
 }
 

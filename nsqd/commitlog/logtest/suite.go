@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
@@ -35,11 +36,11 @@ func Suite(t *testing.T, open func(t *testing.T) Subject) {
 }
 
 func record(n int) commitlog.Record {
-	r := commitlog.Record{Timestamp: stamp.Wall(n + 1), Arrival: stamp.Wall(n + 2), Body: fmt.Appendf(nil, "body of %d", n)}
+	r := commitlog.Record{Timestamp: mono.Wall(n + 1), Arrival: mono.Wall(n + 2), Body: fmt.Appendf(nil, "body of %d", n)}
 	copy(r.ID[:], fmt.Sprintf("%016x", n))
 	switch n % 4 {
 	case 1:
-		r.Due, r.Source, r.Attempts = stamp.Wall(n), stamp.Read, 3
+		r.Due, r.Source, r.Attempts = mono.Wall(n), stamp.Read, 3
 	case 2:
 		r.Channel, r.Access = []byte("c"), 7
 	case 3:
@@ -197,7 +198,7 @@ func testConcurrent(t *testing.T, s Subject) {
 		wg.Go(func() {
 			for n := range each {
 				r := record(0)
-				r.Attempts, r.Due = uint16(w), stamp.Wall(n+1)
+				r.Attempts, r.Due = uint16(w), mono.Wall(n+1)
 				at, err := s.Log.Append([]commitlog.Record{r})
 				if err == nil && n%10 == 0 {
 					err = s.Log.Sync(at + 1)
@@ -211,7 +212,7 @@ func testConcurrent(t *testing.T, s Subject) {
 	for range 2 {
 		wg.Go(func() {
 			var b commitlog.Batch
-			var seen [writers]stamp.Wall
+			var seen [writers]mono.Wall
 			for total := 0; total < writers*each && !t.Failed(); total += len(b.Records) {
 				if err := s.Log.Read(b.Next, commitlog.Limit{Records: 50, Bytes: 1000}, &b); err != nil {
 					t.Error(err)

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -55,7 +55,7 @@ type node struct {
 	starts    int
 	up, cut   bool
 	share     ledger.Held
-	flexUntil stamp.Mono
+	flexUntil mono.Time
 }
 
 func (n *node) heard() bool { return n.up && !n.cut }
@@ -98,8 +98,8 @@ func Run(sc Scenario, rule string, flex ledger.Permille) ([]time.Duration, error
 	if err := w.apply(0, grants, err); err != nil {
 		return nil, err
 	}
-	events, next := sc.Events, stamp.Mono(beat)
-	until := func(at stamp.Mono) error {
+	events, next := sc.Events, mono.Time(beat)
+	until := func(at mono.Time) error {
 		for {
 			switch {
 			case len(events) > 0 && events[0].At <= min(next, at):
@@ -146,12 +146,12 @@ func (w *world) terms() ledger.Terms {
 }
 
 // start begins a process, which has what its predecessor left on the disk.
-func (w *world) start(now stamp.Mono, n *node) error {
+func (w *world) start(now mono.Time, n *node) error {
 	n.up, n.starts = true, n.starts+1
 	return w.hello(now, n)
 }
 
-func (w *world) hello(now stamp.Mono, n *node) error {
+func (w *world) hello(now mono.Time, n *node) error {
 	s := ledger.Session{Broker: n.id, Instance: fmt.Sprint(n.starts), Policy: ledger.Available}
 	if !n.share.Share.IsZero() {
 		s.Held = []ledger.Held{n.share}
@@ -165,13 +165,13 @@ func (w *world) hello(now stamp.Mono, n *node) error {
 }
 
 // retune puts a share in force.
-func (n *node) retune(now stamp.Mono, h ledger.Held, tokens tokenbucket.Tokens) tokenbucket.Tokens {
+func (n *node) retune(now mono.Time, h ledger.Held, tokens tokenbucket.Tokens) tokenbucket.Tokens {
 	n.share = h
 	return n.bucket.Retune(now, h.Share, tokens)
 }
 
 // lapse ends the flexible part of n's share.
-func (n *node) lapse(now stamp.Mono) {
+func (n *node) lapse(now mono.Time) {
 	h := n.share
 	h.Share.Rate -= h.Flex.Rate
 	h.Share.Burst -= h.Flex.Burst
@@ -181,7 +181,7 @@ func (n *node) lapse(now stamp.Mono) {
 
 // apply has grants in force at once: they take milliseconds, and this is about
 // seconds.
-func (w *world) apply(now stamp.Mono, grants []ledger.Grant, err error) error {
+func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) error {
 	for len(grants) > 0 && err == nil {
 		g := grants[0]
 		grants = grants[1:]
@@ -199,7 +199,7 @@ func (w *world) apply(now stamp.Mono, grants []ledger.Grant, err error) error {
 }
 
 // release lets go what has its token.
-func (w *world) release(n *node, now stamp.Mono) {
+func (w *world) release(n *node, now mono.Time) {
 	for n.up && len(n.queue) > 0 {
 		i := n.queue[0]
 		at := w.sc.Arrivals[i].At
@@ -274,7 +274,7 @@ func (w *world) happen(e Event) error {
 }
 
 // propose is what the loop does.
-func (w *world) propose(now stamp.Mono) ([]share.Assigned, error) {
+func (w *world) propose(now mono.Time) ([]share.Assigned, error) {
 	view, _ := w.ledger.Topic(topic)
 	known := map[string]ledger.MemberView{}
 	for _, m := range view.Members {
@@ -286,7 +286,7 @@ func (w *world) propose(now stamp.Mono) ([]share.Assigned, error) {
 	})
 }
 
-func (w *world) tick(now stamp.Mono) error {
+func (w *world) tick(now mono.Time) error {
 	for _, n := range w.nodes {
 		if n.heard() {
 			renewed, grants := w.ledger.Renew(n.id, now)
@@ -306,7 +306,7 @@ func (w *world) tick(now stamp.Mono) error {
 	if err := w.apply(now, grants, nil); err != nil {
 		return err
 	}
-	if now%stamp.Mono(Step) != 0 {
+	if now%mono.Time(Step) != 0 {
 		return nil
 	}
 	for _, n := range w.nodes {
@@ -373,8 +373,8 @@ func (sc Scenario) Outcome(delays []time.Duration) Outcome {
 }
 
 // first returns the first arrival from then on.
-func (sc Scenario) first(from stamp.Mono) int {
-	i, _ := slices.BinarySearchFunc(sc.Arrivals, from, func(a Arrival, t stamp.Mono) int {
+func (sc Scenario) first(from mono.Time) int {
+	i, _ := slices.BinarySearchFunc(sc.Arrivals, from, func(a Arrival, t mono.Time) int {
 		if a.At < t {
 			return -1
 		}

@@ -8,14 +8,14 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Arrival is a message that arrives at a broker.
 type Arrival struct {
-	At     stamp.Mono
+	At     mono.Time
 	Broker int
 	// Excess: its publisher does not keep to its part then, or shares a broker with
 	// some that do not.
@@ -24,7 +24,7 @@ type Arrival struct {
 
 // Event is what happens to the brokers at an instant; what is not set does not.
 type Event struct {
-	At stamp.Mono
+	At mono.Time
 	// Place is a new placement, Brokers by number.
 	Place []share.Placed
 	// Down are brokers that stop, Up those that start as new processes.
@@ -39,7 +39,7 @@ type Event struct {
 // Phase is a part of a scenario of which figures are wanted.
 type Phase struct {
 	Name     string
-	From, To stamp.Mono
+	From, To mono.Time
 }
 
 // Scenario is a topic's traffic over its brokers, and what happens to them.
@@ -52,7 +52,7 @@ type Scenario struct {
 	Phases   []Phase
 	// Trouble is when it begins; Unaccepted of Made messages found no broker when
 	// they were made, and NoBroker is how long a publisher had none at most.
-	Trouble          stamp.Mono
+	Trouble          mono.Time
 	Unaccepted, Made int
 	NoBroker         time.Duration
 }
@@ -68,17 +68,17 @@ const (
 // stay is that a publisher is at a broker from an instant on; -1: it has none. What
 // it makes then it sends when it has one again, at once.
 type stay struct {
-	from   stamp.Mono
+	from   mono.Time
 	broker int
 }
 
 type publisher struct {
 	stays  []stay
-	rate   func(at stamp.Mono) float64 // of each, at most 4
-	excess func(at stamp.Mono) bool
+	rate   func(at mono.Time) float64 // of each, at most 4
+	excess func(at mono.Time) bool
 }
 
-func seconds(s float64) stamp.Mono { return stamp.Mono(s * 1e9) }
+func seconds(s float64) mono.Time { return mono.Time(s * 1e9) }
 
 func broker(number int) string { return fmt.Sprintf("b%03d", number) }
 
@@ -149,7 +149,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 		return &Scenario{Name: name, Contract: contract, Start: place(contract, []int{half, half}), Trouble: seconds(trouble)},
 			rand.New(rand.NewPCG(seed, number)), all
 	}
-	within := func(rng *rand.Rand, from, to float64) stamp.Mono {
+	within := func(rng *rand.Rand, from, to float64) mono.Time {
 		return seconds(trouble + from + rng.Float64()*(to-from))
 	}
 	half := publishers / 2
@@ -194,7 +194,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 	for i := range all {
 		if i%2 == 0 {
 			all[i].stays = append(all[i].stays, stay{seconds(trouble), -1}, stay{within(rng, 2, 2.5), 2})
-			all[i].excess = func(at stamp.Mono) bool { return at < seconds(trouble+20) }
+			all[i].excess = func(at mono.Time) bool { return at < seconds(trouble+20) }
 		}
 	}
 	s.Events = []Event{
@@ -210,7 +210,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 	for i := range all {
 		if i%2 == 0 {
 			all[i].stays = append(all[i].stays, stay{seconds(trouble), -1}, stay{within(rng, 8, 8.5), 0})
-			all[i].excess = func(at stamp.Mono) bool { return at >= seconds(trouble) }
+			all[i].excess = func(at mono.Time) bool { return at >= seconds(trouble) }
 		}
 	}
 	s.Events = []Event{{At: seconds(trouble), Down: []int{0}}, {At: seconds(trouble + 8), Up: []int{0}}}
@@ -220,10 +220,10 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 	s, rng, all = begin("flash crowd", 5)
 	for i := range all {
 		if i%2 == 0 {
-			all[i].excess = func(at stamp.Mono) bool { return at >= seconds(trouble) }
+			all[i].excess = func(at mono.Time) bool { return at >= seconds(trouble) }
 		}
 		if i%4 == 0 {
-			all[i].rate = func(at stamp.Mono) float64 {
+			all[i].rate = func(at mono.Time) float64 {
 				if at >= seconds(trouble) && at < seconds(trouble+5) {
 					return 4
 				}
@@ -240,7 +240,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 		if i%2 == 1 {
 			then = 0.2
 		}
-		all[i].rate = func(at stamp.Mono) float64 {
+		all[i].rate = func(at mono.Time) float64 {
 			if at < seconds(trouble) {
 				return 1
 			}
@@ -253,7 +253,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 	s, rng, all = begin("silent and back", 7)
 	for i := range all {
 		if i%2 == 0 {
-			all[i].rate = func(at stamp.Mono) float64 {
+			all[i].rate = func(at mono.Time) float64 {
 				if at < seconds(trouble) {
 					return 0
 				}
@@ -269,7 +269,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 	for i := range all {
 		if i%2 == 0 {
 			all[i].stays = append(all[i].stays, stay{seconds(trouble), -1}, stay{within(rng, 3, 3.5), 2})
-			all[i].excess = func(at stamp.Mono) bool { return at >= seconds(trouble) }
+			all[i].excess = func(at mono.Time) bool { return at >= seconds(trouble) }
 		}
 	}
 	s.Events = []Event{
@@ -290,7 +290,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 func (s *Scenario) fill(rng *rand.Rand, all []publisher, until float64) {
 	const most = 4
 	for _, p := range all {
-		for at := stamp.Mono(0); ; {
+		for at := mono.Time(0); ; {
 			at = at.Add(time.Duration(rng.ExpFloat64() / (most * each) * 1e9))
 			if at >= seconds(until) {
 				break

@@ -11,14 +11,14 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Arrival is one line: a message that arrived.
 type Arrival struct {
-	At        stamp.Mono // whole nanoseconds on the file's own clock
-	Key       string     // correlation key; empty: the pool of those without
-	Publisher string     // empty: not known
+	At        mono.Time // whole nanoseconds on the file's own clock
+	Key       string    // correlation key; empty: the pool of those without
+	Publisher string    // empty: not known
 }
 
 const (
@@ -137,7 +137,7 @@ func Read(name string, r io.Reader) ([]Arrival, error) {
 
 // seconds parses a time. Going through float64 would cost a Unix time 200 ns,
 // so a plain decimal is taken digit by digit.
-func seconds(text string) (stamp.Mono, error) {
+func seconds(text string) (mono.Time, error) {
 	if ns, ok := decimal(text); ok {
 		return inRange(text, ns)
 	}
@@ -152,11 +152,11 @@ func seconds(text string) (stamp.Mono, error) {
 	return inRange(text, int64(math.Round(s*1e9)))
 }
 
-func inRange(text string, ns int64) (stamp.Mono, error) {
+func inRange(text string, ns int64) (mono.Time, error) {
 	if ns > MaxSeconds*1e9 || ns < -MaxSeconds*1e9 {
 		return 0, fmt.Errorf("%s s is out of range, want -%d to %d", text, int64(MaxSeconds), int64(MaxSeconds))
 	}
-	return stamp.Mono(ns), nil
+	return mono.Time(ns), nil
 }
 
 // decimal parses [+-]digits[.digits] to the nearest nanosecond, halves away

@@ -15,8 +15,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
 )
 
@@ -41,7 +41,7 @@ func TestRead(t *testing.T) {
 }
 
 func TestTimesAreExact(t *testing.T) {
-	for text, want := range map[string]stamp.Mono{
+	for text, want := range map[string]mono.Time{
 		"0": 0, "-0": 0, "+1": 1e9, ".5": 5e8, "5.": 5e9, "0.1": 1e8, "0.0000000014": 1, "0.0000000015": 2, "0.9999999999": 1e9,
 		"-0.0000000015": -2, "1e-9": 1, "1E3": 1e12, "2.5e-5": 25_000, "4000000000": 4e18, "-4000000000": -4e18,
 		"0.12345678901234567890": 123_456_789,

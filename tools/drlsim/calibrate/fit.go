@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/engine"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -83,7 +83,7 @@ func Simulate(l Load, p Parameters) (Figures, error) {
 	if err != nil {
 		return Figures{}, err
 	}
-	cluster.Advance(stamp.Mono(l.Duration))
+	cluster.Advance(mono.Time(l.Duration))
 	if len(delays) == 0 {
 		return Figures{}, fmt.Errorf("nothing is sent at %v msg/s in %v", l.Rate, l.Duration)
 	}

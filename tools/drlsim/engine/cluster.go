@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
@@ -32,9 +32,9 @@ type Topic struct {
 type Delivery struct {
 	Topic, Broker int
 	Source        int32
-	At            stamp.Mono // it arrived at the broker
-	Eligible      stamp.Mono // it had its token; At where the topic is not limited
-	Done          stamp.Mono // its subscriber has it
+	At            mono.Time // it arrived at the broker
+	Eligible      mono.Time // it had its token; At where the topic is not limited
+	Done          mono.Time // its subscriber has it
 }
 
 // Access is the access delay, the wait for a token.
@@ -52,7 +52,7 @@ type Cluster struct {
 	// Set once.
 	observe func(Delivery)
 
-	now     stamp.Mono
+	now     mono.Time
 	brokers []broker
 	topics  []topic
 }
@@ -70,7 +70,7 @@ type topic struct {
 type broker struct {
 	model Model
 	rng   *rand.Rand
-	free  []stamp.Mono // when each server is, ascending is not kept
+	free  []mono.Time // when each server is, ascending is not kept
 	busy  time.Duration
 	lanes []lane
 	// waiting lists the lanes that are not empty, by topic.
@@ -83,14 +83,14 @@ type broker struct {
 type lane struct {
 	bucket  tokenbucket.Bucket
 	line    line
-	next    stamp.Mono
-	retuned stamp.Mono // nothing judged after it leaves before it
+	next    mono.Time
+	retuned mono.Time // nothing judged after it leaves before it
 	steps   steps
 }
 
 // message is one in a lane.
 type message struct {
-	at     stamp.Mono
+	at     mono.Time
 	source int32
 	first  bool // of its batch
 }
@@ -107,7 +107,7 @@ func New(models []Model, topics []Topic, seed uint64, observe func(Delivery)) (*
 		if err := m.Validate(); err != nil {
 			return nil, fmt.Errorf("broker %d: %w", i, err)
 		}
-		b := broker{model: m, rng: rand.New(rand.NewPCG(seed, uint64(i))), free: make([]stamp.Mono, m.Servers), lanes: make([]lane, len(topics))}
+		b := broker{model: m, rng: rand.New(rand.NewPCG(seed, uint64(i))), free: make([]mono.Time, m.Servers), lanes: make([]lane, len(topics))}
 		c.brokers = append(c.brokers, b)
 	}
 	for i, t := range topics {
@@ -145,14 +145,14 @@ func (t *topic) read() {
 }
 
 // Now is the virtual time: all that happens before it has happened.
-func (c *Cluster) Now() stamp.Mono { return c.now }
+func (c *Cluster) Now() mono.Time { return c.now }
 
 // Advance lets time pass until to. Messages whose token comes later stay in
 // line; a message in a broker's queue has been observed, even if its delivery
 // lies after to.
 //
 // Requires: to >= Now(); a source is a number into Where.
-func (c *Cluster) Advance(to stamp.Mono) {
+func (c *Cluster) Advance(to mono.Time) {
 	for {
 		// There are few topics: looking at each beats a heap.
 		first := -1
@@ -161,7 +161,7 @@ func (c *Cluster) Advance(to stamp.Mono) {
 				first = i
 			}
 		}
-		if first < 0 || stamp.Mono(c.topics[first].head.At) >= to {
+		if first < 0 || mono.Time(c.topics[first].head.At) >= to {
 			break
 		}
 		t := &c.topics[first]
@@ -181,7 +181,7 @@ func (c *Cluster) Advance(to stamp.Mono) {
 
 // arrive takes an event to its broker.
 func (c *Cluster) arrive(l, topic int, e schedule.Event) {
-	at := stamp.Mono(e.At)
+	at := mono.Time(e.At)
 	c.drain(l, at)
 	b := &c.brokers[l]
 	lane := &b.lanes[topic]
@@ -222,7 +222,7 @@ func (b *broker) wait(topic int) {
 
 // drain serves what has its token by to, in the order in which tokens come; of
 // equals, the topic of the lower number first.
-func (c *Cluster) drain(l int, to stamp.Mono) {
+func (c *Cluster) drain(l int, to mono.Time) {
 	b := &c.brokers[l]
 	for len(b.waiting) > 0 {
 		first := 0
@@ -250,7 +250,7 @@ func (c *Cluster) drain(l int, to stamp.Mono) {
 
 // serve has the first server that is free work on m, from ready on.
 // Requires: ready does not descend from call to call of one broker.
-func (c *Cluster) serve(l, topic int, m message, eligible, ready stamp.Mono) {
+func (c *Cluster) serve(l, topic int, m message, eligible, ready mono.Time) {
 	b := &c.brokers[l]
 	server := 0
 	for i, free := range b.free {

@@ -11,8 +11,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/engine"
@@ -91,7 +91,7 @@ func TestAQueueOfPoissonArrivalsIsMD1(t *testing.T) {
 					}
 				}
 			})
-		c.Advance(stamp.Mono(60 * time.Second)) // 0.2 to 0.5 million messages
+		c.Advance(mono.Time(60 * time.Second)) // 0.2 to 0.5 million messages
 		for i, x := range levels {
 			got, want := float64(above[i])/float64(n), tokenbucket.TailMD1(rho, x)
 			// Waits come in busy periods: at a load of 0.9 a few hundred
@@ -128,7 +128,7 @@ func TestAccessDelayOfPoissonArrivalsIsEq1(t *testing.T) {
 				delayed++
 			}
 		})
-		c.Advance(stamp.Mono(40 * time.Second))
+		c.Advance(mono.Time(40 * time.Second))
 		k := float64(test.k)
 		want := tokenbucket.ExpectedDelayExact(test.lambda/k, test.rate/k, float64(test.burst)/k)
 		wantDelayed := tokenbucket.PDelayed(test.lambda/k, test.rate/k, float64(test.burst)/k)
@@ -166,7 +166,7 @@ func drawModel(t *rapid.T) engine.Model {
 	}
 }
 
-const forEver = stamp.Mono(1000 * time.Hour)
+const forEver = mono.Time(1000 * time.Hour)
 
 // Proposition 1: however the messages are spread over the parts of a bucket,
 // the running sum of their access delays is no smaller than over the whole.
@@ -202,8 +202,8 @@ func TestNoSplitDelaysLess(t *testing.T) {
 			for _, e := range append(slices.Clone(trace), schedule.Event{At: time.Duration(forEver)}) {
 				var s time.Duration
 				for _, d := range all {
-					if stamp.Mono(e.At) > d.At {
-						s += min(d.Access(), stamp.Mono(e.At).Sub(d.At))
+					if mono.Time(e.At) > d.At {
+						s += min(d.Access(), mono.Time(e.At).Sub(d.At))
 					}
 				}
 				sums = append(sums, s)
@@ -236,16 +236,16 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 
 		type job struct {
 			topic        int
-			at, eligible stamp.Mono
+			at, eligible mono.Time
 			first        bool
-			done         stamp.Mono
+			done         mono.Time
 		}
 		var jobs []job
 		bucket := tokenbucket.NewFull(contract, 0)
 		for topic, trace := range [][]schedule.Event{a, b} {
 			for _, e := range trace {
 				for i := range e.Count {
-					j := job{topic, stamp.Mono(e.At), stamp.Mono(e.At), i == 0, 0}
+					j := job{topic, mono.Time(e.At), mono.Time(e.At), i == 0, 0}
 					if topic == 0 {
 						j.eligible = bucket.Take(j.at)
 					}
@@ -258,7 +258,7 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 		slices.SortStableFunc(jobs, func(x, y job) int {
 			return cmp.Or(cmp.Compare(x.eligible, y.eligible), cmp.Compare(x.at, y.at), cmp.Compare(x.topic, y.topic))
 		})
-		free := make([]stamp.Mono, model.Servers)
+		free := make([]mono.Time, model.Servers)
 		for i := range jobs {
 			j := &jobs[i]
 			work := model.Message.Mean()
@@ -279,8 +279,8 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for c.Now() < stamp.Mono(time.Hour) {
-			c.Advance(c.Now() + stamp.Mono(rapid.Int64Range(1, 1e13).Draw(t, "step")))
+		for c.Now() < mono.Time(time.Hour) {
+			c.Advance(c.Now() + mono.Time(rapid.Int64Range(1, 1e13).Draw(t, "step")))
 		}
 		if len(got) != len(jobs) {
 			t.Fatalf("%d deliveries, want %d", len(got), len(jobs))
@@ -301,7 +301,7 @@ func TestTheSameSeedGivesTheSameDeliveries(t *testing.T) {
 		model := drawModel(t)
 		spec := schedule.Spec{Publishers: 30, Rate: 200, Batch: 3, GroupSize: 5, Sync: true, Process: schedule.Poisson, Seed: rapid.Uint64().Draw(t, "seed")}
 		contract := []tokenbucket.Share{{Rate: tokenbucket.PerSecond(3300), Burst: 20}, {Rate: tokenbucket.PerSecond(3300), Burst: 20}}
-		run := func(step stamp.Mono) (all []engine.Delivery) {
+		run := func(step mono.Time) (all []engine.Delivery) {
 			c, err := engine.New(models(model, 2), []engine.Topic{{Stream: spec.Stream(), Where: dealt(30, 2), Limited: true, Shares: contract}}, 9,
 				func(d engine.Delivery) { all = append(all, d) })
 			if err != nil {
@@ -315,7 +315,7 @@ func TestTheSameSeedGivesTheSameDeliveries(t *testing.T) {
 		order := func(d, e engine.Delivery) int {
 			return cmp.Or(cmp.Compare(d.Broker, e.Broker), cmp.Compare(d.Eligible, e.Eligible), cmp.Compare(d.Done, e.Done))
 		}
-		whole, parts := run(1e9), run(stamp.Mono(rapid.Int64Range(1e6, 1e9).Draw(t, "step")))
+		whole, parts := run(1e9), run(mono.Time(rapid.Int64Range(1e6, 1e9).Draw(t, "step")))
 		slices.SortStableFunc(whole, order)
 		slices.SortStableFunc(parts, order)
 		if !slices.Equal(whole, parts) {
@@ -336,7 +336,7 @@ func TestRetunesKeepToTheContract(t *testing.T) {
 		}
 		trace := drawTrace(t, 9)
 		stream := events(slices.Clone(trace))
-		var left []stamp.Mono
+		var left []mono.Time
 		c, err := engine.New(models(instant, k), []engine.Topic{{Stream: &stream, Where: dealt(9, k), Limited: true, Shares: shares}}, 1,
 			func(d engine.Delivery) { left = append(left, d.Eligible) })
 		if err != nil {
@@ -344,7 +344,7 @@ func TestRetunesKeepToTheContract(t *testing.T) {
 		}
 		a := engine.Adaptor{Rule: share.Proportional, Contract: contract, StepSeconds: 0.01, Window: 3, Every: rapid.IntRange(1, 3).Draw(t, "every"), Members: map[int]int{0: 3, 1: 3, 2: 3}}
 		for range 200 {
-			c.Advance(c.Now() + stamp.Mono(10*time.Millisecond))
+			c.Advance(c.Now() + mono.Time(10*time.Millisecond))
 			if _, err := a.Turn(c); err != nil {
 				t.Fatal(err)
 			}
@@ -383,13 +383,13 @@ func TestAdaptationFollowsTheLoad(t *testing.T) {
 		var late []time.Duration
 		c := build(t, models(instant, 2), []engine.Topic{{Stream: poisson(1000, 10, 4), Where: where, Limited: true, Shares: even(t, contract, 2)}}, 1,
 			func(d engine.Delivery) {
-				if d.At > stamp.Mono(10*time.Second) {
+				if d.At > mono.Time(10*time.Second) {
 					late = append(late, d.Access())
 				}
 			})
 		a := engine.Adaptor{Rule: rule, Contract: contract, StepSeconds: 1, Window: 10, Every: 1, Members: map[int]int{0: 900, 1: 100}}
 		for range 20 {
-			c.Advance(c.Now() + stamp.Mono(time.Second))
+			c.Advance(c.Now() + mono.Time(time.Second))
 			if _, err := a.Turn(c); err != nil {
 				t.Fatal(err)
 			}
@@ -407,7 +407,7 @@ func TestMovedAndMutedSources(t *testing.T) {
 	per := make([]int, 2)
 	c := build(t, models(instant, 2), []engine.Topic{{Stream: schedule.Spec{Publishers: 10, Rate: 10, Batch: 1, Process: schedule.Periodic, Seed: 1}.Stream(), Where: make([]int, 10)}}, 1,
 		func(d engine.Delivery) { per[d.Broker]++ })
-	c.Advance(stamp.Mono(time.Second))
+	c.Advance(mono.Time(time.Second))
 	if per[0] != 100 || per[1] != 0 {
 		t.Fatalf("all at broker 0: %v", per)
 	}
@@ -416,7 +416,7 @@ func TestMovedAndMutedSources(t *testing.T) {
 	if err := c.Move(0, where); err != nil {
 		t.Fatal(err)
 	}
-	c.Advance(stamp.Mono(2 * time.Second))
+	c.Advance(mono.Time(2 * time.Second))
 	if per[0] != 100 || per[1] != 90 || c.Muted(0) != 10 {
 		t.Fatalf("9 moved to broker 1, one muted: %v, %d muted", per, c.Muted(0))
 	}
@@ -434,15 +434,15 @@ func TestRestart(t *testing.T) {
 	stream := events{{At: 0, Source: 0, Count: 10}}
 	c := build(t, []engine.Model{instant}, []engine.Topic{{Stream: &stream, Where: []int{0}, Limited: true, Shares: []tokenbucket.Share{{Rate: 1000, Burst: 2}}}}, 1,
 		func(d engine.Delivery) { done = append(done, d) })
-	c.Advance(stamp.Mono(3500 * time.Millisecond)) // 2 at once, 3 at a message per second
+	c.Advance(mono.Time(3500 * time.Millisecond)) // 2 at once, 3 at a message per second
 	if len(done) != 5 || c.Waiting(0, 0) != 5 {
 		t.Fatalf("%d left, %d wait", len(done), c.Waiting(0, 0))
 	}
 	if err := c.Restart(0, []tokenbucket.Share{{Rate: 1000, Burst: 4}}); err != nil {
 		t.Fatal(err)
 	}
-	c.Advance(stamp.Mono(4 * time.Second))
-	if len(done) != 9 || done[8].Eligible != stamp.Mono(3500*time.Millisecond) {
+	c.Advance(mono.Time(4 * time.Second))
+	if len(done) != 9 || done[8].Eligible != mono.Time(3500*time.Millisecond) {
 		t.Fatalf("%d left, the last at %v", len(done), time.Duration(done[len(done)-1].Eligible))
 	}
 }
@@ -530,7 +530,7 @@ func BenchmarkFullSize(b *testing.B) {
 	for b.Loop() {
 		c := build(b, models(model, 6), []engine.Topic{{Stream: poisson(10_000, 10, 1), Where: dealt(10_000, 6), Limited: true, Shares: even(b, contract, 6)}}, 1,
 			func(engine.Delivery) { messages++ })
-		c.Advance(stamp.Mono(time.Second))
+		c.Advance(mono.Time(time.Second))
 	}
 	b.ReportMetric(float64(messages)/b.Elapsed().Seconds(), "msg/s")
 }

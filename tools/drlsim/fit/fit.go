@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -82,14 +82,14 @@ type run struct {
 	setup   fitting.Setup
 	cluster *engine.Cluster
 	latency time.Duration
-	moved   stamp.Mono // when publishers moved last
+	moved   mono.Time // when publishers moved last
 	// stream is the topic's schedule once more, as the brokers' stamps tell it.
 	stream schedule.Stream
 	next   schedule.Event
 	over   bool
 
 	// What is observed since from.
-	from      stamp.Mono
+	from      mono.Time
 	watching  bool
 	checking  bool // only the parts
 	parts     []part
@@ -241,9 +241,9 @@ func (r *run) observe(d engine.Delivery) {
 
 func (r *run) observation() fitting.Observation {
 	o := fitting.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
-	for !r.over && stamp.Mono(r.next.At) < r.cluster.Now() {
+	for !r.over && mono.Time(r.next.At) < r.cluster.Now() {
 		for range r.next.Count {
-			o.Arrivals = append(o.Arrivals, fitting.Arrival{At: stamp.Mono(r.next.At), Publisher: r.next.Source})
+			o.Arrivals = append(o.Arrivals, fitting.Arrival{At: mono.Time(r.next.At), Publisher: r.next.Source})
 		}
 		r.read()
 	}

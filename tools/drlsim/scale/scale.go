@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
@@ -78,7 +78,7 @@ func (c Config) Validate() error {
 // Meter is what a study measures with.
 type Meter struct {
 	// Now is a clock, Heap how many bytes are in use; it may take its time.
-	Now  func() stamp.Mono
+	Now  func() mono.Time
 	Heap func() uint64
 	// Progress is called now and then; total is above 0.
 	Progress func(stage string, done, total int)

@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
@@ -24,10 +24,10 @@ func config() Config {
 // counting is a meter whose clock counts how often it is read, and whose heap
 // shrinks by a byte each time.
 func counting() (Meter, *[]string) {
-	now, heap := stamp.Mono(0), uint64(1000)
+	now, heap := mono.Time(0), uint64(1000)
 	var told []string
 	return Meter{
-		Now:      func() stamp.Mono { now += stamp.Mono(time.Microsecond); return now },
+		Now:      func() mono.Time { now += mono.Time(time.Microsecond); return now },
 		Heap:     func() uint64 { heap--; return heap },
 		Progress: func(stage string, done, total int) { told = append(told, fmt.Sprintf("%s %d/%d", stage, done, total)) },
 	}, &told

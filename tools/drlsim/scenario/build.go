@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/engine"
@@ -213,14 +213,14 @@ func (c Contract) profile(load *source) (tokenbucket.Share, error) {
 		contract.Rate = tokenbucket.PerSecond(1.1 * load.rate)
 	}
 	if c.Burst == 0 {
-		var arrivals []stamp.Mono
+		var arrivals []mono.Time
 		for stream := schedule.Until(load.stream(), time.Duration(c.ProfileSeconds*1e9)); ; {
 			e, ok := stream.Next()
 			if !ok {
 				break
 			}
 			for range e.Count {
-				arrivals = append(arrivals, stamp.Mono(e.At))
+				arrivals = append(arrivals, mono.Time(e.At))
 			}
 		}
 		burst, err := tokenbucket.Profile(arrivals, contract.Rate, c.ProfileQuantile)

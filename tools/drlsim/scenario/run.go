@@ -4,8 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/engine"
@@ -45,7 +45,7 @@ func (b *Built) Cluster(observe func(engine.Delivery)) (*engine.Cluster, error) 
 // Run simulates the scenario. The report depends on the arguments alone.
 func Run(b *Built) (*Report, error) {
 	s := b.Scenario
-	start := stamp.Mono(duration(s.Warmup))
+	start := mono.Time(duration(s.Warmup))
 	end := start.Add(duration(s.Duration))
 	parts := make([][]*part, len(b.Topics))
 	limits := make([]time.Duration, len(b.Topics))
@@ -119,7 +119,7 @@ func Run(b *Built) (*Report, error) {
 type adaptor struct {
 	engine.Adaptor
 	step time.Duration
-	due  stamp.Mono
+	due  mono.Time
 }
 
 // adaptors returns those that the scenario asks for, and the shares that topics
@@ -138,7 +138,7 @@ func (b *Built) adaptors() (adaptors []*adaptor, shares [][]tokenbucket.Share) {
 		step := duration(a.Step)
 		adaptors = append(adaptors, &adaptor{
 			Adaptor: engine.Adaptor{Topic: i, Rule: a.Rule, Contract: p.Contract, StepSeconds: a.Step, Window: a.Window, Every: a.Every, Members: members},
-			step:    step, due: stamp.Mono(step),
+			step:    step, due: mono.Time(step),
 		})
 	}
 	return adaptors, shares

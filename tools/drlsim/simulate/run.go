@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
@@ -131,7 +131,7 @@ func Run(trace []arrivals.Arrival, o Options) (*Report, error) {
 	if r.BucketOf, err = assign(o.Assign, o.Split, trace, rand.New(rand.NewPCG(o.Seed, 0))); err != nil {
 		return nil, err
 	}
-	earliest, latest := stamp.Never, stamp.Mono(math.MinInt64)
+	earliest, latest := mono.Never, mono.Time(math.MinInt64)
 	for _, a := range trace {
 		earliest = min(earliest, a.At)
 		if a.At < latest {
@@ -148,7 +148,7 @@ func Run(trace []arrivals.Arrival, o Options) (*Report, error) {
 		bucket := r.BucketOf[i]
 		e := buckets[bucket].Take(a.At)
 		delay := Delay(e.Sub(a.At))
-		if e == stamp.Never || delay < 0 {
+		if e == mono.Never || delay < 0 {
 			return nil, fmt.Errorf("message %d would wait for longer than the 292 years that can be counted", i+1)
 		}
 		r.Delays[i] = delay

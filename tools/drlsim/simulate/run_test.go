@@ -10,8 +10,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
 	"github.com/srtm-io/srtm/tools/drlsim/simulate"
@@ -21,14 +21,14 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func drawTrace(t *rapid.T, disorder bool) []arrivals.Arrival {
 	var trace []arrivals.Arrival
-	var now stamp.Mono
+	var now mono.Time
 	for range rapid.IntRange(1, 80).Draw(t, "messages") {
 		if rapid.Bool().Draw(t, "later") {
-			now += stamp.Mono(rapid.Int64Range(0, 40e6).Draw(t, "gap"))
+			now += mono.Time(rapid.Int64Range(0, 40e6).Draw(t, "gap"))
 		}
 		a := arrivals.Arrival{At: now}
 		if disorder && rapid.IntRange(0, 4).Draw(t, "early") == 0 {
-			a.At -= stamp.Mono(rapid.Int64Range(0, 60e6).Draw(t, "by"))
+			a.At -= mono.Time(rapid.Int64Range(0, 60e6).Draw(t, "by"))
 		}
 		a.Key = rapid.SampledFrom([]string{"", "a", "b", "c"}).Draw(t, "key")
 		if rapid.Bool().Draw(t, "named") {
@@ -72,7 +72,7 @@ func TestAReportIsWhatItsBucketsSay(t *testing.T) {
 			sum.Rate += tokenbucket.Rate(b.RateMilli)
 			sum.Burst += b.Burst
 			// The slow way: one bucket at a time, by replay.
-			var at []stamp.Mono
+			var at []mono.Time
 			var got []simulate.Delay
 			for i, a := range trace {
 				if r.BucketOf[i] == n {
@@ -229,7 +229,7 @@ func TestRunRefuses(t *testing.T) {
 	// A message in 1000 s: the second would have to wait past the end of the
 	// clock, or for longer than can be counted.
 	o := simulate.Options{Contract: tokenbucket.Share{Rate: 1, Burst: 1}, Split: 1, Assign: simulate.RoundRobin}
-	for _, times := range [][2]stamp.Mono{{math.MaxInt64 - 1e9, math.MaxInt64 - 1e9}, {math.MaxInt64 - 2e12, math.MinInt64}} {
+	for _, times := range [][2]mono.Time{{math.MaxInt64 - 1e9, math.MaxInt64 - 1e9}, {math.MaxInt64 - 2e12, math.MinInt64}} {
 		if _, err := simulate.Run([]arrivals.Arrival{{At: times[0]}, {At: times[1]}}, o); err == nil || !strings.Contains(err.Error(), "message 2 ") {
 			t.Errorf("messages at %d: %v, want a refusal of the second", times, err)
 		}

@@ -20,9 +20,9 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/fleet"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -375,7 +375,7 @@ func connected(ctx, parts context.Context, sub *subscriber.Subscriber, want func
 
 // watch reports progress until everything is sent and answered. When ctx ends
 // it stops the schedule.
-func (r *run) watch(ctx, parts context.Context, start stamp.Mono, sent <-chan struct{}, progress func(*report.Progress)) (interrupted bool, err error) {
+func (r *run) watch(ctx, parts context.Context, start mono.Time, sent <-chan struct{}, progress func(*report.Progress)) (interrupted bool, err error) {
 	var ticks <-chan time.Time
 	if r.cfg.Interval > 0 && progress != nil {
 		ticker := time.NewTicker(r.cfg.Interval)
@@ -413,7 +413,7 @@ func (r *run) counts(s *fleet.Stats) report.Counts {
 	return c
 }
 
-func (r *run) progress(start stamp.Mono, last *report.Progress) *report.Progress {
+func (r *run) progress(start mono.Time, last *report.Progress) *report.Progress {
 	s := r.f.Stats()
 	p := &report.Progress{
 		Type: report.TypeProgress, ElapsedSeconds: max(0, clock.Mono().Sub(start).Seconds()), Counts: r.counts(&s),
@@ -463,7 +463,7 @@ func (r *run) deliver(parts context.Context) error {
 	}
 }
 
-func (r *run) report(start, stopped stamp.Mono, interrupted bool) *report.Report {
+func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report {
 	s := r.f.Stats()
 	planned := r.cfg.Duration
 	if r.load.Span > 0 {
@@ -497,7 +497,7 @@ func (r *run) report(start, stopped stamp.Mono, interrupted bool) *report.Report
 }
 
 // capture writes times as seconds from start, in order.
-func capture(file *os.File, times []stamp.Mono, start stamp.Mono) error {
+func capture(file *os.File, times []mono.Time, start mono.Time) error {
 	slices.Sort(times)
 	w := bufio.NewWriter(file)
 	line := make([]byte, 0, 32)

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -187,7 +187,7 @@ func (f *Fleet) Ready(ctx context.Context) error {
 }
 
 // Start lets the schedule begin at the time `at`.
-func (f *Fleet) Start(at stamp.Mono) {
+func (f *Fleet) Start(at mono.Time) {
 	for _, w := range f.workers {
 		w.post(func(m *mail) { m.start, m.started = at, true })
 	}
@@ -249,8 +249,8 @@ func (f *Fleet) Accepted() *verify.Set {
 // Config.Capture.
 //
 // Requires: Run has returned.
-func (f *Fleet) Captured() []stamp.Mono {
-	var all []stamp.Mono
+func (f *Fleet) Captured() []mono.Time {
+	var all []mono.Time
 	for _, w := range f.workers {
 		all = append(all, w.captured...)
 	}

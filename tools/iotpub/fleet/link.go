@@ -1,7 +1,7 @@
 package fleet
 
 import (
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 type linkState uint8
@@ -19,7 +19,7 @@ type link struct {
 	slot      int32
 	address   string
 	state     linkState
-	since     stamp.Mono // when dialling began
+	since     mono.Time // when dialling began
 	// in holds the start of a frame whose end has not come.
 	in []byte
 	// out holds what the socket did not take, at most maxOut before more is
@@ -33,7 +33,7 @@ type link struct {
 type command struct {
 	seq      uint32 // of its first message
 	count    int32
-	intended stamp.Mono
+	intended mono.Time
 }
 
 // fifo is a ring of commands that grows as needed. The zero value is empty.
@@ -69,7 +69,7 @@ func (f *fifo) len() int { return f.n }
 
 // batch is an event that could not be sent when it was due.
 type batch struct {
-	intended stamp.Mono
+	intended mono.Time
 	count    int32
 	size     int32
 }

@@ -3,7 +3,7 @@ package fleet
 import (
 	"sync"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // mail is what other goroutines have to say to a worker. It is bounded: flags,
@@ -11,7 +11,7 @@ import (
 // that waits for a snapshot.
 type mail struct {
 	started, stop, abort bool
-	start                stamp.Mono
+	start                mono.Time
 	assignments          map[int32]Assignment
 	snapshots            []chan<- Stats
 }

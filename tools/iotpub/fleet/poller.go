@@ -3,7 +3,7 @@ package fleet
 import (
 	"errors"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // errAgain means: nothing now, an event will say when.
@@ -39,7 +39,7 @@ type poller interface {
 	close(slot int32)
 	// wait appends events to dst, and returns as soon as there is one, or wake
 	// was called, or the time `until` has come; at once if it has passed.
-	wait(dst []event, until stamp.Mono) ([]event, error)
+	wait(dst []event, until mono.Time) ([]event, error)
 	// wake makes wait return; from any goroutine, also after shutdown.
 	wake()
 	// shutdown closes what is left. Nothing but wake may follow.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 func newPoller() (poller, error) { return newEpoll() }
@@ -35,8 +35,8 @@ type epoll struct {
 	fd    int
 	timer int
 	// owned by the worker
-	armed  stamp.Mono // when the timer will fire; 0: it has fired
-	socks  []int      // by slot; -1: none
+	armed  mono.Time // when the timer will fire; 0: it has fired
+	socks  []int     // by slot; -1: none
 	raw    []unix.EpollEvent
 	lookup map[string]unix.Sockaddr
 
@@ -184,11 +184,11 @@ func (p *epoll) close(slot int32) {
 	p.socks[slot] = -1
 }
 
-func (p *epoll) wait(dst []event, until stamp.Mono) ([]event, error) {
+func (p *epoll) wait(dst []event, until mono.Time) ([]event, error) {
 	timeout := -1
 	if !clock.Mono().Before(until) {
 		timeout = 0
-	} else if until != p.armed && until != stamp.Never {
+	} else if until != p.armed && until != mono.Never {
 		spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(until))}
 		if err := unix.TimerfdSettime(p.timer, unix.TFD_TIMER_ABSTIME, &spec, nil); err != nil {
 			return dst, fmt.Errorf("timerfd_settime: %w", err)

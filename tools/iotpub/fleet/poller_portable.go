@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // portable is the poller of systems without epoll: a goroutine for each
@@ -184,7 +184,7 @@ func (p *portable) close(slot int32) {
 	}
 }
 
-func (p *portable) wait(dst []event, until stamp.Mono) ([]event, error) {
+func (p *portable) wait(dst []event, until mono.Time) ([]event, error) {
 	if d := until.Sub(clock.Mono()); d > 0 {
 		p.timer.Reset(min(d, time.Hour))
 		select {

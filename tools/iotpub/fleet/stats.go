@@ -3,8 +3,8 @@ package fleet
 import (
 	"maps"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 // maxCodes bounds Refused, whose keys come from the network.
@@ -57,7 +57,7 @@ type Stats struct {
 	Answer *obs.Latency
 	// FirstAccepted and LastAccepted are the times of the first and the last
 	// OK; 0 without one.
-	FirstAccepted, LastAccepted stamp.Mono
+	FirstAccepted, LastAccepted mono.Time
 }
 
 func newStats() Stats {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -59,16 +59,16 @@ type worker struct {
 	stream    schedule.Stream
 	next      schedule.Event
 	more      bool // next is valid
-	start     stamp.Mono
+	start     mono.Time
 	started   bool
 	stopped   bool // the schedule is over, or cut short
-	drainEnds stamp.Mono
+	drainEnds mono.Time
 	aborted   bool
-	nextTick  stamp.Mono
+	nextTick  mono.Time
 
 	stats    Stats
 	accepted *verify.Set
-	captured []stamp.Mono
+	captured []mono.Time
 	lost     error // why the last connection was lost
 
 	// scratch
@@ -83,7 +83,7 @@ type worker struct {
 
 type retry struct {
 	publisher *publisher
-	at        stamp.Mono
+	at        mono.Time
 }
 
 func newWorker(cfg *Config, shard int, allConnected func()) (*worker, error) {
@@ -214,13 +214,13 @@ func (w *worker) handleMail(m mail) {
 	}
 }
 
-func (w *worker) stopNow(now stamp.Mono) {
+func (w *worker) stopNow(now mono.Time) {
 	w.stopped = true
 	w.drainEnds = now.Add(w.cfg.Drain)
 }
 
 // finished: there is nothing left to send or to wait for.
-func (w *worker) finished(now stamp.Mono) bool {
+func (w *worker) finished(now mono.Time) bool {
 	if w.aborted {
 		return true
 	}
@@ -228,7 +228,7 @@ func (w *worker) finished(now stamp.Mono) bool {
 }
 
 // wakeAt is when wait has to return if nothing happens.
-func (w *worker) wakeAt() stamp.Mono {
+func (w *worker) wakeAt() mono.Time {
 	at := w.nextTick
 	if w.started && !w.stopped && w.more {
 		at = min(at, w.start.Add(w.next.At))
@@ -237,7 +237,7 @@ func (w *worker) wakeAt() stamp.Mono {
 }
 
 // sendDue sends what is due and returns the time after.
-func (w *worker) sendDue(now stamp.Mono) stamp.Mono {
+func (w *worker) sendDue(now mono.Time) mono.Time {
 	for range maxBurst {
 		if !w.more {
 			w.stopNow(now)
@@ -300,7 +300,7 @@ func (w *worker) unpark(p *publisher) {
 // send writes a batch.
 //
 // Requires: p.canSend.
-func (w *worker) send(p *publisher, b batch, now stamp.Mono) {
+func (w *worker) send(p *publisher, b batch, now mono.Time) {
 	if p.seq+uint32(b.count) > verify.MaxSeq {
 		w.stats.Skipped += uint64(b.count) // no number is left that a receiver would believe
 		return
@@ -422,7 +422,7 @@ func (w *worker) receive(slot int32, l *link) {
 }
 
 // frames handles every whole frame and returns the rest.
-func (w *worker) frames(l *link, in []byte, now stamp.Mono) (rest []byte, err error) {
+func (w *worker) frames(l *link, in []byte, now mono.Time) (rest []byte, err error) {
 	for l.state != dead {
 		kind, data, n, err := wire.ParseFrame(in, maxFrame)
 		if err != nil || n == 0 {
@@ -452,7 +452,7 @@ func (w *worker) frames(l *link, in []byte, now stamp.Mono) (rest []byte, err er
 }
 
 // answer settles the oldest open command of a link.
-func (w *worker) answer(l *link, refusal *wire.Error, now stamp.Mono) error {
+func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
 	c, ok := l.open.pop()
 	if !ok {
 		if refusal != nil {
@@ -490,7 +490,7 @@ func (w *worker) answer(l *link, refusal *wire.Error, now stamp.Mono) error {
 }
 
 // welcome makes a link usable after IDENTIFY.
-func (w *worker) welcome(l *link, now stamp.Mono) {
+func (w *worker) welcome(l *link, now mono.Time) {
 	l.state = ready
 	w.dials--
 	p := l.publisher
@@ -529,7 +529,7 @@ func (w *worker) move(p *publisher) {
 }
 
 // assign gives a publisher a new target.
-func (w *worker) assign(a Assignment, now stamp.Mono) {
+func (w *worker) assign(a Assignment, now mono.Time) {
 	p := &w.publishers[int(a.Source)/w.cfg.Workers]
 	if a.Epoch < p.epoch {
 		return
@@ -639,7 +639,7 @@ func backoff(n uint) time.Duration {
 }
 
 // queueDial has the publisher connected to its target from `at` on.
-func (w *worker) queueDial(p *publisher, at stamp.Mono) {
+func (w *worker) queueDial(p *publisher, at mono.Time) {
 	if !p.queued && p.target != "" {
 		p.queued = true
 		w.redial = append(w.redial, retry{p, at})
@@ -648,7 +648,7 @@ func (w *worker) queueDial(p *publisher, at stamp.Mono) {
 }
 
 // dialMore starts dials that are due, as many as may run at once.
-func (w *worker) dialMore(now stamp.Mono) {
+func (w *worker) dialMore(now mono.Time) {
 	kept := w.redial[:0]
 	for i, r := range w.redial {
 		if w.dials >= maxDialling {
@@ -674,7 +674,7 @@ func (w *worker) dialMore(now stamp.Mono) {
 }
 
 // dial begins the next link of a publisher; false: try again later.
-func (w *worker) dial(p *publisher, now stamp.Mono) bool {
+func (w *worker) dial(p *publisher, now mono.Time) bool {
 	if p.displaced || p.next != nil || p.link != nil && p.link.address == p.target {
 		return true // settled meanwhile
 	}
@@ -700,7 +700,7 @@ func (w *worker) dial(p *publisher, now stamp.Mono) bool {
 }
 
 // housekeep looks after dials.
-func (w *worker) housekeep(now stamp.Mono) {
+func (w *worker) housekeep(now mono.Time) {
 	if w.dials > 0 {
 		for _, l := range w.links {
 			if l != nil && (l.state == dialling || l.state == identifying) && now.Sub(l.since) > helloTimeout {

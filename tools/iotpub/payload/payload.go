@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Size is the least length of a body. The rest of a longer one is padding.
@@ -21,7 +21,7 @@ type Payload struct {
 	// Seq counts the publisher's messages from 0.
 	Seq uint32
 	// Intended is when the schedule wanted it sent; latency counts from here.
-	Intended stamp.Mono
+	Intended mono.Time
 }
 
 // Append appends a body of size bytes, big endian:
@@ -59,6 +59,6 @@ func Parse(body []byte) (Payload, bool) {
 		Run:      binary.BigEndian.Uint32(body[4:]),
 		Source:   binary.BigEndian.Uint32(body[8:]),
 		Seq:      binary.BigEndian.Uint32(body[12:]),
-		Intended: stamp.Mono(binary.BigEndian.Uint64(body[16:])),
+		Intended: mono.Time(binary.BigEndian.Uint64(body[16:])),
 	}, true
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/session"
 	"github.com/srtm-io/srtm/nsqd/wire"
 )
@@ -290,7 +290,7 @@ func (c *conn) write() {
 	beat := time.NewTimer(time.Hour)
 	defer beat.Stop()
 	for {
-		if d := c.deadline(); d == stamp.Never {
+		if d := c.deadline(); d == mono.Never {
 			beat.Stop()
 		} else {
 			beat.Reset(max(0, d.Sub(clock.Mono())))
@@ -361,7 +361,7 @@ func (c *conn) verdict(o *order) error {
 	return wire.Wrap(code, text, err)
 }
 
-func (c *conn) deadline() stamp.Mono {
+func (c *conn) deadline() mono.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.session.Deadline()

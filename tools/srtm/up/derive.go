@@ -4,8 +4,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
@@ -60,7 +60,7 @@ func access(s schedule.Stream, shares []tokenbucket.Share, at func(source int32)
 	for e, ok := s.Next(); ok; e, ok = s.Next() {
 		b := &buckets[at(e.Source)]
 		for range e.Count {
-			waits.Record(b.Take(stamp.Mono(e.At)).Sub(stamp.Mono(e.At)))
+			waits.Record(b.Take(mono.Time(e.At)).Sub(mono.Time(e.At)))
 		}
 	}
 	return waits

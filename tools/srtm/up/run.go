@@ -19,8 +19,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -215,9 +215,9 @@ func (r *run) contract(phase time.Duration) (*srtmv1.Contract, error) {
 	split := min(r.brokers, len(r.load.Sources)) // over how many a blind split can be
 	burst := r.burst
 	if burst == 0 {
-		intended := make([]stamp.Mono, len(offsets))
+		intended := make([]mono.Time, len(offsets))
 		for i, at := range offsets {
-			intended[i] = stamp.Mono(at)
+			intended[i] = mono.Time(at)
 		}
 		need, err := tokenbucket.Profile(intended, rate, r.quantile)
 		if err != nil {

@@ -12,9 +12,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -188,9 +188,9 @@ func TestContract(t *testing.T) {
 	if got := float64(c.RateMilli) / 1000; got < 1.1*offered || got > 1.1*offered+2 {
 		t.Errorf("r = %v for %v msg/s offered", got, offered)
 	}
-	arrivals := make([]stamp.Mono, len(offsets))
+	arrivals := make([]mono.Time, len(offsets))
 	for i, at := range offsets {
-		arrivals[i] = stamp.Mono(at)
+		arrivals[i] = mono.Time(at)
 	}
 	need, err := tokenbucket.Profile(arrivals, tokenbucket.Rate(c.RateMilli), 0.99)
 	if err != nil {
