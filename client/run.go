@@ -6,7 +6,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // sender is what Publisher.run owns: the only place that decides what is sent

@@ -21,7 +21,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // start runs an nsqd in this process on free ports, and stops it when t ends.

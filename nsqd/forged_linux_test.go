@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // A publisher with a raw socket sends 100 messages so that TCP drops them but

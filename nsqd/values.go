@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
-	"github.com/srtm-io/srtm/nsqd/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 

@@ -11,7 +11,7 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // dialect is what a protocol says for publishing and subscribing. Its functions

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/kernel/hook"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 const (

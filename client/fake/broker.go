@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // What happened, in Event.Kind.

@@ -23,7 +23,7 @@ type Module struct {
 
 // Package is one package of a module.
 type Package struct {
-	// Path is relative to the module: "nsqd/wire", "." for its root.
+	// Path is relative to the module: "nsq/wire", "." for its root.
 	Path string
 	Name string
 	Dir  string

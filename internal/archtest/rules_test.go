@@ -33,13 +33,24 @@ var arrows = []Arrow{
 		Why:  "arrival stamps serve any server, and know nothing of brokers",
 	},
 	{
+		From: []string{"nsq/..."},
+		Only: []string{"internal/mono", "nsq/..."},
+		Why:  "the protocol is for brokers and clients alike, and stands on neither",
+	},
+	{
+		From:   []string{"..."},
+		Except: []string{"nsqd/..."},
+		Never:  []string{"nsqd/..."},
+		Why:    "what brokers and others share stands below both",
+	},
+	{
 		From: []string{"nsqd/..."},
-		Only: []string{"api/...", "kernel/...", "tokenbucket", "internal/...", "nsqd/..."},
+		Only: []string{"api/...", "kernel/...", "nsq/...", "tokenbucket", "internal/...", "nsqd/..."},
 		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API",
 	},
 	{
 		From:  []string{"nsqd/broker"},
-		Never: []string{"nsqd/agent", "nsqd/conn", "nsqd/httpapi", "nsqd/session"},
+		Never: []string{"nsqd/agent", "nsqd/conn", "nsqd/httpapi", "nsq/session"},
 		Why:   "the broker holds messages, and does not know by which way they come and go",
 	},
 	{
@@ -54,28 +65,23 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/commitlog"},
-		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/wire"},
+		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsq/wire"},
 		Why:  "a log keeps records, whatever is done with them",
 	},
 	{
 		From: []string{"nsqd/migrate"},
-		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsqd/wire"},
+		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsq/wire"},
 		Why:  "what another broker has left becomes logs before there is a broker",
 	},
 	{
 		From: []string{"nsqd/metadata"},
-		Only: []string{"nsqd/wire", "tokenbucket"},
+		Only: []string{"nsq/wire", "tokenbucket"},
 		Why:  "it keeps names and contracts, and knows nothing of what they name",
 	},
 	{
 		From: []string{"nsqd/agent"},
 		Only: []string{"api/...", "internal/...", "tokenbucket"},
 		Why:  "the control plane acts on a broker through the agent's own interface, Node",
-	},
-	{
-		From:  []string{"loaddistributor/...", "tbadaptor/..."},
-		Never: []string{"nsqd/..."},
-		Why:   "the control plane sees brokers through the API only, never their insides",
 	},
 	{
 		From: []string{"loaddistributor/registry"},
@@ -94,7 +100,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"client/..."},
-		Only: []string{"api/...", "client/...", "internal/...", "nsqd/wire"},
+		Only: []string{"api/...", "client/...", "internal/...", "nsq/wire"},
 		Why:  "a library that applications import brings only the API and the codec along",
 	},
 	{
@@ -107,7 +113,7 @@ var arrows = []Arrow{
 		From: []string{"tools/..."},
 		Only: []string{
 			"api/...", "client/...", "internal/...", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement",
-			"nsqd/session", "nsqd/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
+			"nsq/session", "nsq/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
@@ -176,8 +182,8 @@ var pure = Purity{
 		"loaddistributor/relief",
 		"loaddistributor/registry",
 		"nsqd/queue",
-		"nsqd/session",
-		"nsqd/wire",
+		"nsq/session",
+		"nsq/wire",
 		"tbadaptor/ledger",
 		"tbadaptor/share",
 		"tokenbucket",

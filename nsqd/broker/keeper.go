@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // keeper writes the metadata file of a broker with a Storage: in the background

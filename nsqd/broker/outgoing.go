@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/queue"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // Outgoing is what a subscriber is about to be written: frames, and what is

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/queue"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // Subscription is one consumer's end of a channel. Its owner, a connection,

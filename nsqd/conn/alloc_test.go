@@ -10,7 +10,7 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // From a publisher's socket to its subscribers' and back to FIN a message in

@@ -18,11 +18,11 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/pack"
 	"github.com/srtm-io/srtm/nsqd/queue"
-	"github.com/srtm-io/srtm/nsqd/session"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // client is one connection: what all drivers share. A driver reads into buf,

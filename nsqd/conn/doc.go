@@ -1,5 +1,5 @@
 // Package conn drives client sessions over sockets: it accepts, reads into the
-// connection's buffer, lets nsqd/session make sense of the bytes, acts on the
+// connection's buffer, lets nsq/session make sense of the bytes, acts on the
 // broker for it, and writes what comes back. All decisions about the protocol
 // are the session's; all about messages are the broker's.
 //

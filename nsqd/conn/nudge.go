@@ -5,8 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 const (

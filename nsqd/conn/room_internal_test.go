@@ -3,8 +3,8 @@ package conn
 import (
 	"testing"
 
-	"github.com/srtm-io/srtm/nsqd/session"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // A large command costs a copy for each doubling, though an MPUB says only message

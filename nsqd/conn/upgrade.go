@@ -12,9 +12,9 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/pack"
-	"github.com/srtm-io/srtm/nsqd/session"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // A connection's wrappings, outermost first; each is there if it was

@@ -22,9 +22,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // secure is a node that offers TLS, and the authority that vouches for it.

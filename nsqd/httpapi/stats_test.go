@@ -18,7 +18,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // serve opens the node for NSQ clients and returns its address.

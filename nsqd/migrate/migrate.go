@@ -14,9 +14,9 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // Config says where everything is.

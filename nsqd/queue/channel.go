@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // MessageID names a message on the wire.

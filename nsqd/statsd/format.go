@@ -4,10 +4,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/memory"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // Prefix returns the prefix of every path: format with %s replaced by the host,

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tests/daemon"
 )
 

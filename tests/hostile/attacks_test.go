@@ -14,8 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/pack"
-	"github.com/srtm-io/srtm/nsqd/wire"
 )
 
 // attacks are kept for ever. The figures are of what they did to the others, or

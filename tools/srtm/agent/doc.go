@@ -8,6 +8,6 @@
 // a producer publishes ahead of the answers goes to the broker in that order.
 //
 // server.go accepts and stops, conn.go is one producer's connection, links.go
-// the publishers that they share. The rules of the protocol are nsqd/session's,
+// the publishers that they share. The rules of the protocol are nsq/session's,
 // and what is resent when is client's: read those first.
 package agent

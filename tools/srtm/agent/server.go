@@ -17,7 +17,7 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/nsqd/session"
+	"github.com/srtm-io/srtm/nsq/session"
 )
 
 // Config is an agent's. The zero value of a field but Loaddistributor stands

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // tunnelBuffer bounds what waits in a tunnel's sockets, in bytes: what the broker does

@@ -6,7 +6,7 @@
 // It is pure. Parsers work in place on the caller's buffer and say how many
 // bytes they want; encoders append to the caller's slice. The package must not
 // know connections, what a command means, or whether a client may send it now:
-// that is nsqd/session, which is the place to read next.
+// that is nsq/session, which is the place to read next.
 //
 // Source: the public "TCP Protocol Spec" and "Building Client Libraries" pages
 // of nsq.io, and what the go-nsq, pynsq and nsqjs client libraries send and

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // Bounds of IDENTIFY that the protocol fixes.

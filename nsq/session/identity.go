@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // Identity is what a client said of itself and what was granted to it. Until

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // ErrSilent is the cause of a close for want of any command during two

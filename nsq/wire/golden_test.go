@@ -11,7 +11,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 var goldenID = wire.MessageID([]byte("0123456789abcdef"))

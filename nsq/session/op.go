@@ -3,7 +3,7 @@ package session
 import (
 	"time"
 
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // OpKind says what the driver has to do.

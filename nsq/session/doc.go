@@ -21,5 +21,5 @@
 //	// at s.Deadline(): s.Tick(now), then write and look at Closing as above
 //
 // The package must not know topics, queues, goroutines or sockets, and reads
-// no clock. The codec is nsqd/wire; read nsqd/conn next.
+// no clock. The codec is nsq/wire; read nsqd/conn next.
 package session

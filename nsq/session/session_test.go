@@ -13,13 +13,13 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/nsqd/session"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 func TestSession(t *testing.T) {
 	RegisterFailHandler(Fail)
-	RunSpecs(t, "nsqd/session")
+	RunSpecs(t, "nsq/session")
 }
 
 const second = mono.Time(time.Second)

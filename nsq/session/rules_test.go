@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/nsqd/session"
-	"github.com/srtm-io/srtm/nsqd/wire"
+	"github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // The places a conversation can be in, as far as the rules care.
