@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tools/drlsim/calibrate"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/calibrate"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -8,7 +8,7 @@
 //
 // For each load it starts bin/nsqd afresh, has bin/iotpub send by a Poisson
 // schedule (open loop) and receive, and asks the broker itself for the processing
-// delay (/stats) and its processor time (/metrics). tools/drlsim/calibrate fits;
+// delay (/stats) and its processor time (/metrics). tools/sim/calibrate fits;
 // then every load is simulated as drlsim run does it, with another seed, and the
 // file says how far that is off. Publishers, subscriber and broker share the
 // processors, so the additional latency is that of a broker in such company.

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/tools/drlsim/calibrate"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/calibrate"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // otherSeed sets the check's chance apart from the fit's.

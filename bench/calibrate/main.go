@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/tools/drlsim/calibrate"
+	"github.com/srtm-io/srtm/tools/sim/calibrate"
 )
 
 func main() {

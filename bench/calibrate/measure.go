@@ -18,8 +18,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/srtm-io/srtm/tools/drlsim/calibrate"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/sim/calibrate"
 )
 
 const (

@@ -6,9 +6,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
-	"github.com/srtm-io/srtm/tools/drlsim/fit"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // paperSeconds are the times of table 1, by group size.
@@ -23,7 +22,7 @@ const fitMargin = 0.5
 func convergence(w *workshop) (*work, error) {
 	modes := []string{fitting.ModePaper, fitting.ModeFast}
 	runs := max(1, w.runs/2)
-	fitted := make([][]*fit.Result, len(groupSizes)*len(modes))
+	fitted := make([][]*scenario.FitResult, len(groupSizes)*len(modes))
 	err := w.each(len(fitted), func(i int) error {
 		for seed := range runs {
 			t := grouped(schedule.Periodic, groupSizes[i/2], 0, "", 0)
@@ -34,7 +33,7 @@ func convergence(w *workshop) (*work, error) {
 			if err != nil {
 				return err
 			}
-			r, err := fit.Run(built, fit.Options{
+			r, err := scenario.Fit(built, scenario.FitOptions{
 				Mode: modes[i%2], Round: fitting.DefaultRound, Check: time.Duration(12 * w.seconds * float64(time.Second)),
 			})
 			if err != nil {

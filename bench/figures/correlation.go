@@ -5,8 +5,8 @@ import (
 	"strconv"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // groupSizes are those of figures 9 and 10 and of table 1.

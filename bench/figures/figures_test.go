@@ -13,9 +13,9 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
 

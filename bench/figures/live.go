@@ -23,11 +23,11 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/engine"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/engine"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
 

@@ -6,7 +6,7 @@ import (
 	"strconv"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // before is the load that brokers 1 to 6 carry already in figure 8, in thousands

@@ -6,8 +6,8 @@ import (
 	"strconv"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // perPublisher is the rate of each publisher in all of the paper's experiments.

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
-	"github.com/srtm-io/srtm/tools/drlsim/scale"
+	"github.com/srtm-io/srtm/tools/sim/scale"
 )
 
 // scaleStudy is what drlsim scale measures, in four sizes.

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // The paper's cluster and SLO.

@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // recorded is traffic that the paper's authors did not have: traffic detectors

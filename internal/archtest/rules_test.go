@@ -118,8 +118,8 @@ var arrows = []Arrow{
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
 	{
-		From: []string{"tools/drlsim/..."},
-		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/drlsim/...", "tools/iotpub/schedule", "tools/iotpub/trace"},
+		From: []string{"tools/drlsim", "tools/sim/..."},
+		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -187,13 +187,13 @@ var pure = Purity{
 		"tbadaptor/ledger",
 		"tbadaptor/share",
 		"tokenbucket",
-		"tools/drlsim/calibrate",
-		"tools/drlsim/engine",
-		"tools/drlsim/scale",
-		"tools/drlsim/adapt",
 		"tools/iotpub/payload",
 		"tools/iotpub/schedule",
 		"tools/iotpub/verify",
+		"tools/sim/calibrate",
+		"tools/sim/engine",
+		"tools/sim/scale",
+		"tools/sim/shares",
 		"tools/srtm/calibrate/search",
 	},
 	Std: map[string]string{

@@ -11,8 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
-	"github.com/srtm-io/srtm/tools/drlsim/simulate"
+	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
 
 func bucketCommand() *cobra.Command {
@@ -21,7 +20,7 @@ func bucketCommand() *cobra.Command {
 		rate  float64
 		burst int64
 		form  string
-		o     simulate.Options
+		o     bucket.Options
 	)
 	cmd := &cobra.Command{
 		Use:   "bucket --arrivals FILE|- --rate R --burst B",
@@ -80,11 +79,11 @@ Output: one JSON object on one line:
 			if err := errors.Join(checkForm(form), o.Validate()); err != nil {
 				return usageError{err}
 			}
-			trace, err := arrivals.ReadFile(file, cmd.InOrStdin())
+			trace, err := bucket.ReadFile(file, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
-			report, err := simulate.Run(trace, o)
+			report, err := bucket.Run(trace, o)
 			if err != nil {
 				return err
 			}
@@ -97,19 +96,19 @@ Output: one JSON object on one line:
 	cmd.Flags().StringVar(&file, "arrivals", "", "`file` of arrival times, or - for standard input")
 	cmd.Flags().Float64Var(&rate, "rate", 0, "token `rate`, messages per second, 0.001 to 1e9")
 	cmd.Flags().Int64Var(&burst, "burst", 0, fmt.Sprintf("bucket `size`, messages, %d to %d", tokenbucket.MinBurst, tokenbucket.MaxBurst))
-	cmd.Flags().IntVar(&o.Split, "split", 1, fmt.Sprintf("`buckets` to split the contract over, 1 to %d", simulate.MaxSplit))
-	cmd.Flags().StringVar(&o.Assign, "assign", simulate.RoundRobin, "`rule` of assignment: "+strings.Join(simulate.Rules(), ", "))
+	cmd.Flags().IntVar(&o.Split, "split", 1, fmt.Sprintf("`buckets` to split the contract over, 1 to %d", bucket.MaxSplit))
+	cmd.Flags().StringVar(&o.Assign, "assign", bucket.RoundRobin, "`rule` of assignment: "+strings.Join(bucket.Rules(), ", "))
 	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "`number` that decides --assign random")
 	outputFlag(cmd, &form)
 	return cmd
 }
 
-func bucketTable(w io.Writer, r *simulate.Report) error {
+func bucketTable(w io.Writer, r *bucket.Report) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "bucket\trate/s\tburst\tmessages\tdelayed\tmean\tp50\tp90\tp99\tp99.9\tmax\t")
-	row := func(name string, rate, burst int64, messages, delayed int, mean float64, q simulate.Quantiles) {
+	row := func(name string, rate, burst int64, messages, delayed int, mean float64, q bucket.Quantiles) {
 		fmt.Fprintf(tw, "%s\t%s\t%d\t%d\t%d\t%v\t", name, milli(rate), burst, messages, delayed, time.Duration(mean*1e9))
-		for _, d := range []simulate.Delay{q.P50, q.P90, q.P99, q.P999, q.Max} {
+		for _, d := range []bucket.Delay{q.P50, q.P90, q.P99, q.P999, q.Max} {
 			fmt.Fprintf(tw, "%v\t", time.Duration(d))
 		}
 		fmt.Fprintln(tw)

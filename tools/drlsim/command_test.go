@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tools/drlsim/scale"
+	"github.com/srtm-io/srtm/tools/sim/scale"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

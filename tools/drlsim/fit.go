@@ -12,8 +12,7 @@ import (
 
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/fit"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // fitOptions are the flags of fitting.
@@ -59,15 +58,15 @@ func (o *fitOptions) validate() error {
 	return nil
 }
 
-func (o *fitOptions) options(mode string) fit.Options {
-	return fit.Options{
+func (o *fitOptions) options(mode string) scenario.FitOptions {
+	return scenario.FitOptions{
 		Mode: mode, Round: o.round, Check: o.check,
 		Fast: fitting.FastConfig{Alpha: o.alpha, Stall: o.stall, Step: o.limits.step, Settle: o.limits.settle, Aim: min(o.limits.aim, o.limits.cap), Cap: o.limits.cap},
 	}
 }
 
 // run fits the first topic of s in a mode.
-func (o *fitOptions) run(s *scenario.Scenario, mode string) (*fit.Result, error) {
+func (o *fitOptions) run(s *scenario.Scenario, mode string) (*scenario.FitResult, error) {
 	options := o.options(mode)
 	if mode == modeWarm {
 		options.Mode, options.Check = fitting.ModeFast, 0
@@ -89,16 +88,16 @@ func (o *fitOptions) run(s *scenario.Scenario, mode string) (*fit.Result, error)
 	return r, nil
 }
 
-func fitOnce(s *scenario.Scenario, o fit.Options) (*fit.Result, error) {
+func fitOnce(s *scenario.Scenario, o scenario.FitOptions) (*scenario.FitResult, error) {
 	built, err := scenario.Build(s)
 	if err != nil {
 		return nil, err
 	}
-	return fit.Run(built, o)
+	return scenario.Fit(built, o)
 }
 
 // fitted runs the first topic of s through every mode.
-func (o *fitOptions) fitted(s *scenario.Scenario, results []*fit.Result) ([]*fit.Result, error) {
+func (o *fitOptions) fitted(s *scenario.Scenario, results []*scenario.FitResult) ([]*scenario.FitResult, error) {
 	for _, mode := range o.modes {
 		r, err := o.run(s, mode)
 		if err != nil {
@@ -175,7 +174,7 @@ is in the end and after how many that was shown to keep the SLO, and the long ru
 
 // fitTable writes a row for each result; names are the first column, the topics'
 // where nil.
-func fitTable(w io.Writer, results []*fit.Result, names []string) error {
+func fitTable(w io.Writer, results []*scenario.FitResult, names []string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "topic\tmode\tfitted\tk\trounds\tplaced s\tseconds\tunplaced\tlong-run p99\tlate\tSLO\t")
 	for i, r := range results {
@@ -241,7 +240,7 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 			if seeds < 1 || first < 1 {
 				return usagef("--seeds %d and --first-seed %d are 1 or more", seeds, first)
 			}
-			var results []*fit.Result
+			var results []*scenario.FitResult
 			var names []string
 			for _, size := range groups {
 				for seed := range seeds {

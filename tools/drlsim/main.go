@@ -3,7 +3,7 @@
 // trace, whole or split over brokers; and what brokers, topics and publishers of a
 // scenario do, by simulation. It touches no cluster and re-implements nothing:
 // tokenbucket, placement and tbadaptor/share are the production's own. Given the
-// same input and seed it prints the same bytes. Read tools/drlsim/scenario next.
+// same input and seed it prints the same bytes. Read tools/sim/scenario next.
 package main
 
 import (

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
-	"github.com/srtm-io/srtm/tools/drlsim/scale"
+	"github.com/srtm-io/srtm/tools/sim/scale"
 )
 
 func scaleCommand() *cobra.Command {

@@ -15,8 +15,8 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/adapt"
-	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
+	"github.com/srtm-io/srtm/tools/sim/bucket"
+	"github.com/srtm-io/srtm/tools/sim/shares"
 )
 
 // defaultFlex is the adaptor's, percent.
@@ -82,8 +82,8 @@ of 1.1 times would have in 100 ms. It prints the 99th percentiles of its thirds.
 				return sharesRecorded(cmd, file, faster, split, rules, ledger.Permille(10*flex), form)
 			}
 			for _, name := range only {
-				if !slices.Contains(adapt.Names(), name) {
-					return usagef("unknown scenario %q: there are %s", name, strings.Join(adapt.Names(), ", "))
+				if !slices.Contains(shares.Names(), name) {
+					return usagef("unknown scenario %q: there are %s", name, strings.Join(shares.Names(), ", "))
 				}
 			}
 			return sharesTrouble(cmd.OutOrStdout(), trouble{seed, seeds, load, ledger.Permille(10 * flex), only, rules}, form)
@@ -116,7 +116,7 @@ type spread[T cmp.Ordered] struct {
 	Worst  T `json:"worst"`
 }
 
-func spreadOf[T cmp.Ordered](all []adapt.Outcome, of func(adapt.Outcome) T) spread[T] {
+func spreadOf[T cmp.Ordered](all []shares.Outcome, of func(shares.Outcome) T) spread[T] {
 	values := make([]T, len(all))
 	for i, o := range all {
 		values[i] = of(o)
@@ -136,12 +136,12 @@ func sharesTrouble(w io.Writer, t trouble, form string) error {
 		Healed     spread[time.Duration] `json:"healed_ns"`
 	}
 	type key struct{ scenario, rule string }
-	outcomes := map[key][]adapt.Outcome{}
+	outcomes := map[key][]shares.Outcome{}
 	var order []key
 	for seed := range t.seeds {
-		for _, sc := range adapt.Scenarios(t.seed+seed, t.load, t.only...) {
+		for _, sc := range shares.Scenarios(t.seed+seed, t.load, t.only...) {
 			for _, rule := range t.rules {
-				delays, err := adapt.Run(sc, rule, t.flex)
+				delays, err := shares.Run(sc, rule, t.flex)
 				if err != nil {
 					return fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
 				}
@@ -158,11 +158,11 @@ func sharesTrouble(w io.Writer, t trouble, form string) error {
 		all := outcomes[k]
 		results = append(results, result{
 			Scenario: k.scenario, Rule: k.rule,
-			P99:        spreadOf(all, func(o adapt.Outcome) time.Duration { return o.P99 }),
-			All:        spreadOf(all, func(o adapt.Outcome) time.Duration { return o.All }),
-			NoBroker:   spreadOf(all, func(o adapt.Outcome) time.Duration { return o.NoBroker }),
-			Unaccepted: spreadOf(all, func(o adapt.Outcome) float64 { return o.Unaccepted }),
-			Healed:     spreadOf(all, func(o adapt.Outcome) time.Duration { return o.Healed }),
+			P99:        spreadOf(all, func(o shares.Outcome) time.Duration { return o.P99 }),
+			All:        spreadOf(all, func(o shares.Outcome) time.Duration { return o.All }),
+			NoBroker:   spreadOf(all, func(o shares.Outcome) time.Duration { return o.NoBroker }),
+			Unaccepted: spreadOf(all, func(o shares.Outcome) float64 { return o.Unaccepted }),
+			Healed:     spreadOf(all, func(o shares.Outcome) time.Duration { return o.Healed }),
 		})
 	}
 	if form == formJSON {
@@ -179,7 +179,7 @@ func sharesTrouble(w io.Writer, t trouble, form string) error {
 }
 
 func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, rules []string, flex ledger.Permille, form string) error {
-	trace, err := arrivals.ReadFile(file, cmd.InOrStdin())
+	trace, err := bucket.ReadFile(file, cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
@@ -188,13 +188,13 @@ func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, 
 		return err
 	}
 	type result struct {
-		Scenario string          `json:"scenario"`
-		Rule     string          `json:"rule"`
-		Phases   []adapt.Figures `json:"phases"`
+		Scenario string           `json:"scenario"`
+		Rule     string           `json:"rule"`
+		Phases   []shares.Figures `json:"phases"`
 	}
 	var results []result
 	for _, rule := range rules {
-		delays, err := adapt.Run(sc, rule, flex)
+		delays, err := shares.Run(sc, rule, flex)
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
 		}
@@ -218,20 +218,20 @@ func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, 
 }
 
 // recorded makes a scenario of a trace.
-func recorded(name string, trace []arrivals.Arrival, faster float64, split int) (adapt.Scenario, error) {
-	if !slices.IsSortedFunc(trace, func(a, b arrivals.Arrival) int { return int(min(1, max(-1, a.At-b.At))) }) {
-		return adapt.Scenario{}, fmt.Errorf("%s: its lines are not sorted by time", name)
+func recorded(name string, trace []bucket.Arrival, faster float64, split int) (shares.Scenario, error) {
+	if !slices.IsSortedFunc(trace, func(a, b bucket.Arrival) int { return int(min(1, max(-1, a.At-b.At))) }) {
+		return shares.Scenario{}, fmt.Errorf("%s: its lines are not sorted by time", name)
 	}
 	first, last := trace[0].At, trace[len(trace)-1].At
 	span := time.Duration(float64(last.Sub(first)) / faster)
 	if span < 30*time.Second {
-		return adapt.Scenario{}, fmt.Errorf("%s: lasts %v, want 30s for rules to follow it", name, span)
+		return shares.Scenario{}, fmt.Errorf("%s: lasts %v, want 30s for rules to follow it", name, span)
 	}
 	rate := 1.1 * float64(len(trace)) / span.Seconds()
-	sc := adapt.Scenario{Name: name, Contract: tokenbucket.Share{
+	sc := shares.Scenario{Name: name, Contract: tokenbucket.Share{
 		Rate: tokenbucket.PerSecond(rate), Burst: int64(rate/10) + 30*int64(split),
 	}}
-	sc.Start = adapt.Evenly(sc.Contract, split)
+	sc.Start = shares.Evenly(sc.Contract, split)
 	placed := map[string]int{}
 	for i, a := range trace {
 		to, known := placed[a.Publisher]
@@ -242,9 +242,9 @@ func recorded(name string, trace []arrivals.Arrival, faster float64, split int) 
 			to = len(placed) % split
 			placed[a.Publisher] = to
 		}
-		sc.Arrivals = append(sc.Arrivals, adapt.Arrival{At: mono.Time(float64(a.At.Sub(first)) / faster), Broker: to})
+		sc.Arrivals = append(sc.Arrivals, shares.Arrival{At: mono.Time(float64(a.At.Sub(first)) / faster), Broker: to})
 	}
 	third := mono.Time(span / 3)
-	sc.Phases = []adapt.Phase{{Name: "first third", From: 0, To: third}, {Name: "second", From: third, To: 2 * third}, {Name: "last", From: 2 * third, To: mono.Never}}
+	sc.Phases = []shares.Phase{{Name: "first third", From: 0, To: third}, {Name: "second", From: third, To: 2 * third}, {Name: "last", From: 2 * third, To: mono.Never}}
 	return sc, nil
 }

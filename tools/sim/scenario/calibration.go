@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/tools/drlsim/engine"
+	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
 // Paper is a calibration that is built in. It was chosen so that what the paper

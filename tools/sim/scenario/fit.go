@@ -1,4 +1,4 @@
-package fit
+package scenario
 
 import (
 	"fmt"
@@ -11,14 +11,13 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/engine"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
-	"github.com/srtm-io/srtm/tools/drlsim/simulate"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/bucket"
+	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
-// Options say how to fit.
-type Options struct {
+// FitOptions say how to fit.
+type FitOptions struct {
 	Mode string // fitting.ModeFast or ModePaper
 	// Round is the length of a round of the paper's search.
 	Round time.Duration
@@ -30,8 +29,8 @@ type Options struct {
 	Progress func(at time.Duration, step string)
 }
 
-// Result is how the fit of a topic went. The JSON form is drlsim's contract.
-type Result struct {
+// FitResult is how the fit of a topic went. The JSON form is drlsim's contract.
+type FitResult struct {
 	Topic  string `json:"topic"`
 	Mode   string `json:"mode"`
 	Seed   uint64 `json:"seed"`
@@ -48,8 +47,8 @@ type Result struct {
 	// Seconds is how long it took in all, until that was shown to keep the SLO.
 	Seconds float64 `json:"seconds"`
 	// Absorbed is what a fast search learned of brokers.
-	Absorbed map[string]scenario.Share `json:"absorbed,omitempty"`
-	Contract scenario.Share            `json:"contract"`
+	Absorbed map[string]Share `json:"absorbed,omitempty"`
+	Contract Share            `json:"contract"`
 	// Check is nil where nothing was checked.
 	Check *Check `json:"check,omitempty"`
 }
@@ -62,23 +61,23 @@ type Rounds struct {
 
 // Check is what a long run came to.
 type Check struct {
-	Seconds  float64        `json:"seconds"`
-	Messages uint64         `json:"messages"`
-	P99      simulate.Delay `json:"p99_s"`
+	Seconds  float64      `json:"seconds"`
+	Messages uint64       `json:"messages"`
+	P99      bucket.Delay `json:"p99_s"`
 	// Access and Processing are the 99th percentiles of the parts.
-	Access     simulate.Delay `json:"access_p99_s"`
-	Processing simulate.Delay `json:"processing_p99_s"`
-	Fraction   float64        `json:"late_fraction"`
-	Met        bool           `json:"met"`
+	Access     bucket.Delay `json:"access_p99_s"`
+	Processing bucket.Delay `json:"processing_p99_s"`
+	Fraction   float64      `json:"late_fraction"`
+	Met        bool         `json:"met"`
 }
 
 // slice is the grain in which the fast search is told of late messages.
 const slice = 10 * time.Millisecond
 
-// run is one fit under way.
-type run struct {
-	built   *scenario.Built
-	placed  *scenario.Placed
+// fitRun is one fit under way.
+type fitRun struct {
+	built   *Built
+	placed  *Placed
 	setup   fitting.Setup
 	cluster *engine.Cluster
 	latency time.Duration
@@ -92,31 +91,17 @@ type run struct {
 	from      mono.Time
 	watching  bool
 	checking  bool // only the parts
-	parts     []part
+	parts     []*part
 	slices    [][]fitting.Slice
 	lone      *obs.Latency
 	restarted bool
 }
 
-type part struct {
-	delivery, access, processing *obs.Latency
-	exceeded                     uint64
-}
-
-func newParts(n int) []part {
-	parts := make([]part, n)
-	for i := range parts {
-		parts[i] = part{delivery: obs.NewLatency(), access: obs.NewLatency(), processing: obs.NewLatency()}
-	}
-	return parts
-}
-
-// Run fits the first topic of a built scenario, in place of its placement. The
+// Fit fits the first topic of a built scenario, in place of its placement. The
 // result depends on the arguments alone.
-func Run(b *scenario.Built, o Options) (*Result, error) {
+func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	p := b.Topics[0]
-	seconds := func(s float64) time.Duration { return time.Duration(s * 1e9) }
-	r := &run{built: b, placed: p, latency: seconds(p.Spec.SLO.LatencyMs / 1000)}
+	r := &fitRun{built: b, placed: p, latency: time.Duration(p.Spec.SLO.LatencyMs / 1000 * 1e9)}
 	r.setup = fitting.Setup{
 		Policy: p.Spec.Policy, Brokers: b.Brokers, Demand: p.Demand,
 		Quantile: p.Spec.SLO.Quantile, Latency: r.latency,
@@ -169,8 +154,8 @@ func Run(b *scenario.Built, o Options) (*Result, error) {
 
 // apply puts a plan in force: at first with full buckets, since nobody has used
 // the contract; then tokens move with the shares.
-func (r *run) apply(plan placement.Plan) error {
-	where, shares := scenario.Layout(plan, r.built.Brokers, len(r.placed.Where))
+func (r *fitRun) apply(plan placement.Plan) error {
+	where, shares := Layout(plan, r.built.Brokers, len(r.placed.Where))
 	placed := make([]bool, len(where))
 	for _, q := range plan.Quotas {
 		for _, i := range q.Publishers {
@@ -196,30 +181,24 @@ func (r *run) apply(plan placement.Plan) error {
 	return r.cluster.Restart(0, shares)
 }
 
-func (r *run) read() {
+func (r *fitRun) read() {
 	e, ok := r.stream.Next()
 	r.next, r.over = e, !ok
 }
 
-func (r *run) forget() {
+func (r *fitRun) forget() {
 	r.from = r.cluster.Now()
 	r.parts = newParts(len(r.built.Brokers))
 	r.slices = make([][]fitting.Slice, len(r.built.Brokers))
 	r.lone = obs.NewLatency()
 }
 
-func (r *run) observe(d engine.Delivery) {
+func (r *fitRun) observe(d engine.Delivery) {
 	if d.Topic != 0 || !r.watching {
 		return
 	}
 	if d.At >= r.from {
-		p := &r.parts[d.Broker]
-		p.delivery.Record(d.Latency())
-		p.access.Record(d.Access())
-		p.processing.Record(d.Processing())
-		if d.Latency() > r.latency {
-			p.exceeded++
-		}
+		r.parts[d.Broker].record(d, r.latency)
 	}
 	if r.checking {
 		return
@@ -239,7 +218,7 @@ func (r *run) observe(d engine.Delivery) {
 	}
 }
 
-func (r *run) observation() fitting.Observation {
+func (r *fitRun) observation() fitting.Observation {
 	o := fitting.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
 	for !r.over && mono.Time(r.next.At) < r.cluster.Now() {
 		for range r.next.Count {
@@ -247,26 +226,23 @@ func (r *run) observation() fitting.Observation {
 		}
 		r.read()
 	}
-	for l, p := range r.parts {
-		o.Parts = append(o.Parts, fitting.Part{
-			Count:    fitting.Count{Part: r.built.Brokers[l].ID, Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded},
-			Quantile: p.delivery.Quantile(r.setup.Quantile),
-		})
+	for l, c := range r.built.counts(r.parts) {
+		o.Parts = append(o.Parts, fitting.Part{Count: c, Quantile: r.parts[l].delivery.Quantile(r.setup.Quantile)})
 	}
 	return o
 }
 
-func (r *run) end(a fitting.Action, o Options) (*Result, error) {
-	out := &Result{
+func (r *fitRun) end(a fitting.Action, o FitOptions) (*FitResult, error) {
+	out := &FitResult{
 		Topic: r.placed.Spec.Name, Mode: o.Mode, Seed: r.built.Scenario.Seed, Fitted: a.Outcome.Fitted, Reason: a.Outcome.Reason,
-		K: a.Plan.K, Unplaced: len(a.Unplaced), Placed: time.Duration(r.moved).Seconds(), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]scenario.Share{},
-		Contract: scenario.Share{RateMilli: int64(r.placed.Contract.Rate), Burst: r.placed.Contract.Burst}, Rounds: []Rounds{},
+		K: a.Plan.K, Unplaced: len(a.Unplaced), Placed: time.Duration(r.moved).Seconds(), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]Share{},
+		Contract: shareOf(r.placed.Contract), Rounds: []Rounds{},
 	}
 	for _, n := range a.Outcome.Rounds {
 		out.Rounds = append(out.Rounds, Rounds(n))
 	}
 	for id, absorbed := range a.Outcome.Absorbed {
-		out.Absorbed[id] = scenario.Share{RateMilli: int64(absorbed.Rate), Burst: absorbed.Burst}
+		out.Absorbed[id] = Share{RateMilli: int64(absorbed.Rate), Burst: absorbed.Burst}
 	}
 	if o.Check == 0 || a.Plan.K == 0 {
 		return out, nil
@@ -276,16 +252,12 @@ func (r *run) end(a fitting.Action, o Options) (*Result, error) {
 	r.forget()
 	r.watching, r.checking = true, true
 	r.cluster.Advance(r.cluster.Now().Add(o.Check))
-	all := newParts(1)[0]
-	counts := make([]fitting.Count, len(r.parts))
-	for l, p := range r.parts {
-		counts[l] = fitting.Count{Part: r.built.Brokers[l].ID, Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded}
-		all.delivery.Merge(p.delivery)
-		all.access.Merge(p.access)
-		all.processing.Merge(p.processing)
+	all := newPart()
+	for _, p := range r.parts {
+		all.add(p)
 	}
-	v := fitting.Judge(r.setup.Quantile, counts)
-	at := func(l *obs.Latency) simulate.Delay { return simulate.Delay(l.Quantile(0.99)) }
+	v := r.built.judge(r.setup.Quantile, r.parts)
+	at := func(l *obs.Latency) bucket.Delay { return bucket.Delay(l.Quantile(0.99)) }
 	out.Check = &Check{
 		Seconds: o.Check.Seconds(), Messages: uint64(all.delivery.Count()), P99: at(all.delivery), Access: at(all.access), Processing: at(all.processing),
 		Fraction: v.Fraction, Met: v.Met,

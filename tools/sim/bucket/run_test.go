@@ -1,4 +1,4 @@
-package simulate_test
+package bucket_test
 
 import (
 	"encoding/json"
@@ -11,22 +11,18 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
-	"github.com/srtm-io/srtm/tools/drlsim/simulate"
+	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
-
-func drawTrace(t *rapid.T, disorder bool) []arrivals.Arrival {
-	var trace []arrivals.Arrival
+func drawTrace(t *rapid.T, disorder bool) []bucket.Arrival {
+	var trace []bucket.Arrival
 	var now mono.Time
 	for range rapid.IntRange(1, 80).Draw(t, "messages") {
 		if rapid.Bool().Draw(t, "later") {
 			now += mono.Time(rapid.Int64Range(0, 40e6).Draw(t, "gap"))
 		}
-		a := arrivals.Arrival{At: now}
+		a := bucket.Arrival{At: now}
 		if disorder && rapid.IntRange(0, 4).Draw(t, "early") == 0 {
 			a.At -= mono.Time(rapid.Int64Range(0, 60e6).Draw(t, "by"))
 		}
@@ -39,13 +35,13 @@ func drawTrace(t *rapid.T, disorder bool) []arrivals.Arrival {
 	return trace
 }
 
-func drawOptions(t *rapid.T) simulate.Options {
-	o := simulate.Options{
+func drawOptions(t *rapid.T) bucket.Options {
+	o := bucket.Options{
 		Contract: tokenbucket.Share{
 			Rate:  tokenbucket.Rate(rapid.Int64Range(10, 300_000).Draw(t, "rate")),
 			Burst: rapid.Int64Range(1, 20).Draw(t, "burst"),
 		},
-		Assign: rapid.SampledFrom(simulate.Rules()).Draw(t, "assign"),
+		Assign: rapid.SampledFrom(bucket.Rules()).Draw(t, "assign"),
 		Seed:   rapid.Uint64().Draw(t, "seed"),
 	}
 	o.Split = rapid.IntRange(1, int(min(o.Contract.Burst, 6))).Draw(t, "split")
@@ -55,34 +51,34 @@ func drawOptions(t *rapid.T) simulate.Options {
 func TestAReportIsWhatItsBucketsSay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace, o := drawTrace(t, true), drawOptions(t)
-		r, err := simulate.Run(trace, o)
+		r, err := bucket.Run(trace, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var sum tokenbucket.Share
 		earliest, disorder := trace[0].At, 0
 		for i, a := range trace {
-			if i > 0 && slices.ContainsFunc(trace[:i], func(b arrivals.Arrival) bool { return b.At > a.At }) {
+			if i > 0 && slices.ContainsFunc(trace[:i], func(b bucket.Arrival) bool { return b.At > a.At }) {
 				disorder++
 			}
 			earliest = min(earliest, a.At)
 		}
-		all := make([]simulate.Delay, 0, len(trace))
+		all := make([]bucket.Delay, 0, len(trace))
 		for n, b := range r.Buckets {
 			sum.Rate += tokenbucket.Rate(b.RateMilli)
 			sum.Burst += b.Burst
 			// The slow way: one bucket at a time, by replay.
 			var at []mono.Time
-			var got []simulate.Delay
+			var got []bucket.Delay
 			for i, a := range trace {
 				if r.BucketOf[i] == n {
 					at, got = append(at, a.At), append(got, r.Delays[i])
 				}
 			}
-			bucket := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.Rate(b.RateMilli), Burst: b.Burst}, earliest)
-			var want []simulate.Delay
-			for _, d := range tokenbucket.Replay(at, &bucket) {
-				want = append(want, simulate.Delay(d))
+			single := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.Rate(b.RateMilli), Burst: b.Burst}, earliest)
+			var want []bucket.Delay
+			for _, d := range tokenbucket.Replay(at, &single) {
+				want = append(want, bucket.Delay(d))
 			}
 			if !slices.Equal(got, want) {
 				t.Fatalf("bucket %d delays %v, want %v", n, got, want)
@@ -100,9 +96,9 @@ func TestAReportIsWhatItsBucketsSay(t *testing.T) {
 	})
 }
 
-func check(t *rapid.T, name string, delays []simulate.Delay, messages, delayed int, mean float64, q simulate.Quantiles) {
+func check(t *rapid.T, name string, delays []bucket.Delay, messages, delayed int, mean float64, q bucket.Quantiles) {
 	slices.Sort(delays)
-	var want simulate.Quantiles
+	var want bucket.Quantiles
 	wantMean, wantDelayed := 0.0, 0
 	for _, d := range delays {
 		wantMean += float64(d) / 1e9 / float64(len(delays))
@@ -112,8 +108,8 @@ func check(t *rapid.T, name string, delays []simulate.Delay, messages, delayed i
 	}
 	if n := len(delays); n > 0 {
 		// The least value that a share of all does not exceed; in thousandths.
-		at := func(p int) simulate.Delay { return delays[(p*n+999)/1000-1] }
-		want = simulate.Quantiles{P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: delays[n-1]}
+		at := func(p int) bucket.Delay { return delays[(p*n+999)/1000-1] }
+		want = bucket.Quantiles{P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: delays[n-1]}
 	}
 	if messages != len(delays) || delayed != wantDelayed || math.Abs(mean-wantMean) > 1e-9*wantMean || q != want {
 		t.Fatalf("%s: %d messages, %d delayed, mean %v, %v; want %d, %d, %v, %v", name, messages, delayed, mean, q, len(delays), wantDelayed, wantMean, want)
@@ -123,8 +119,8 @@ func check(t *rapid.T, name string, delays []simulate.Delay, messages, delayed i
 func TestKeyedSplitsEachGroupEvenly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace, o := drawTrace(t, true), drawOptions(t)
-		o.Assign = simulate.Keyed
-		r, err := simulate.Run(trace, o)
+		o.Assign = bucket.Keyed
+		r, err := bucket.Run(trace, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,16 +154,16 @@ func TestKeyedSplitsEachGroupEvenly(t *testing.T) {
 
 func TestAssignments(t *testing.T) {
 	lines := "0,a,p1\n0,a,p2\n0,a,p1\n0,b\n0,b\n0,a\n0\n0\n0\n0,b,p1\n"
-	trace, err := arrivals.Read("test", strings.NewReader(lines))
+	trace, err := bucket.Read("test", strings.NewReader(lines))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for rule, want := range map[string][]int{
-		simulate.RoundRobin: {0, 1, 2, 0, 1, 2, 0, 1, 2, 0},
+		bucket.RoundRobin: {0, 1, 2, 0, 1, 2, 0, 1, 2, 0},
 		// a starts at 0, b at 1, those without a key at 2.
-		simulate.Keyed: {0, 1, 0, 1, 2, 2, 2, 0, 1, 0},
+		bucket.Keyed: {0, 1, 0, 1, 2, 2, 2, 0, 1, 0},
 	} {
-		r, err := simulate.Run(trace, simulate.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 3, Assign: rule})
+		r, err := bucket.Run(trace, bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 3, Assign: rule})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -178,8 +174,8 @@ func TestAssignments(t *testing.T) {
 }
 
 func TestRandomUsesAllBucketsAlike(t *testing.T) {
-	trace := make([]arrivals.Arrival, 40_000)
-	r, err := simulate.Run(trace, simulate.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 4}, Split: 4, Assign: simulate.Random, Seed: 5})
+	trace := make([]bucket.Arrival, 40_000)
+	r, err := bucket.Run(trace, bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 4}, Split: 4, Assign: bucket.Random, Seed: 5})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,12 +192,12 @@ func TestRandomUsesAllBucketsAlike(t *testing.T) {
 func TestNoSplitDelaysLess(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace, o := drawTrace(t, false), drawOptions(t)
-		split, err := simulate.Run(trace, o)
+		split, err := bucket.Run(trace, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		o.Split = 1
-		whole, err := simulate.Run(trace, o)
+		whole, err := bucket.Run(trace, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,30 +210,30 @@ func TestNoSplitDelaysLess(t *testing.T) {
 }
 
 func TestRunRefuses(t *testing.T) {
-	good := simulate.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 1, Assign: simulate.Keyed}
-	for want, o := range map[string]simulate.Options{
-		"rate and burst are 0":         {Split: 1, Assign: simulate.Keyed},
-		"split 0 is outside":           {Contract: good.Contract, Split: 0, Assign: simulate.Keyed},
-		"split 100001 is outside":      {Contract: good.Contract, Split: simulate.MaxSplit + 1, Assign: simulate.Keyed},
-		"split 4 is more than burst 3": {Contract: good.Contract, Split: 4, Assign: simulate.Keyed},
+	good := bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 1, Assign: bucket.Keyed}
+	for want, o := range map[string]bucket.Options{
+		"rate and burst are 0":         {Split: 1, Assign: bucket.Keyed},
+		"split 0 is outside":           {Contract: good.Contract, Split: 0, Assign: bucket.Keyed},
+		"split 100001 is outside":      {Contract: good.Contract, Split: bucket.MaxSplit + 1, Assign: bucket.Keyed},
+		"split 4 is more than burst 3": {Contract: good.Contract, Split: 4, Assign: bucket.Keyed},
 		`unknown assignment ""`:        {Contract: good.Contract, Split: 1},
 	} {
-		if r, err := simulate.Run([]arrivals.Arrival{{}}, o); err == nil || !strings.Contains(err.Error(), want) || r != nil {
+		if r, err := bucket.Run([]bucket.Arrival{{}}, o); err == nil || !strings.Contains(err.Error(), want) || r != nil {
 			t.Errorf("%v gave %v, %v; want an error with %q", o, r, err, want)
 		}
 	}
 	// A message in 1000 s: the second would have to wait past the end of the
 	// clock, or for longer than can be counted.
-	o := simulate.Options{Contract: tokenbucket.Share{Rate: 1, Burst: 1}, Split: 1, Assign: simulate.RoundRobin}
+	o := bucket.Options{Contract: tokenbucket.Share{Rate: 1, Burst: 1}, Split: 1, Assign: bucket.RoundRobin}
 	for _, times := range [][2]mono.Time{{math.MaxInt64 - 1e9, math.MaxInt64 - 1e9}, {math.MaxInt64 - 2e12, math.MinInt64}} {
-		if _, err := simulate.Run([]arrivals.Arrival{{At: times[0]}, {At: times[1]}}, o); err == nil || !strings.Contains(err.Error(), "message 2 ") {
+		if _, err := bucket.Run([]bucket.Arrival{{At: times[0]}, {At: times[1]}}, o); err == nil || !strings.Contains(err.Error(), "message 2 ") {
 			t.Errorf("messages at %d: %v, want a refusal of the second", times, err)
 		}
 	}
 }
 
 func TestDelayInJSON(t *testing.T) {
-	for d, want := range map[simulate.Delay]string{
+	for d, want := range map[bucket.Delay]string{
 		0: "0", 1: "0.000000001", 1e9: "1", 1_500_000_000: "1.5", 20: "0.00000002", 123_456_789: "0.123456789", math.MaxInt64: "9223372036.854775807",
 	} {
 		if got, err := json.Marshal(d); err != nil || string(got) != want {

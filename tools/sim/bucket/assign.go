@@ -1,11 +1,9 @@
-package simulate
+package bucket
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-
-	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
 )
 
 // The rules by which messages are assigned to the buckets of a split.
@@ -28,7 +26,7 @@ const (
 func Rules() []string { return []string{Keyed, Random, RoundRobin} }
 
 // assign returns the bucket, of k, of each message.
-func assign(rule string, k int, trace []arrivals.Arrival, rng *rand.Rand) ([]int, error) {
+func assign(rule string, k int, trace []Arrival, rng *rand.Rand) ([]int, error) {
 	to := make([]int, len(trace))
 	switch rule {
 	case RoundRobin:
@@ -47,7 +45,7 @@ func assign(rule string, k int, trace []arrivals.Arrival, rng *rand.Rand) ([]int
 	return to, nil
 }
 
-func keyed(to []int, k int, trace []arrivals.Arrival) {
+func keyed(to []int, k int, trace []Arrival) {
 	next := map[string]int{} // bucket of a key's next member
 	type member struct{ key, publisher string }
 	placed := map[member]int{}

@@ -15,8 +15,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/engine"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/engine"
+	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
 // part is what one broker delivered of one topic.
@@ -19,6 +19,24 @@ type part struct {
 
 func newPart() *part {
 	return &part{obs.NewLatency(), obs.NewLatency(), obs.NewLatency(), 0}
+}
+
+func newParts(n int) []*part {
+	parts := make([]*part, n)
+	for i := range parts {
+		parts[i] = newPart()
+	}
+	return parts
+}
+
+// record counts a delivery; what took more than limit is late.
+func (p *part) record(d engine.Delivery, limit time.Duration) {
+	p.access.Record(d.Access())
+	p.processing.Record(d.Processing())
+	p.delivery.Record(d.Latency())
+	if d.Latency() > limit {
+		p.exceeded++
+	}
 }
 
 func (p *part) add(q *part) {
@@ -51,21 +69,13 @@ func Run(b *Built) (*Report, error) {
 	limits := make([]time.Duration, len(b.Topics))
 	for i, p := range b.Topics {
 		limits[i] = duration(p.Spec.SLO.LatencyMs / 1000)
-		for range b.Brokers {
-			parts[i] = append(parts[i], newPart())
-		}
+		parts[i] = newParts(len(b.Brokers))
 	}
 	observe := func(d engine.Delivery) {
 		if d.Topic >= len(parts) || d.At < start || d.At >= end {
 			return
 		}
-		p := parts[d.Topic][d.Broker]
-		p.access.Record(d.Access())
-		p.processing.Record(d.Processing())
-		p.delivery.Record(d.Latency())
-		if d.Latency() > limits[d.Topic] {
-			p.exceeded++
-		}
+		parts[d.Topic][d.Broker].record(d, limits[d.Topic])
 	}
 	cluster, err := b.Cluster(observe)
 	if err != nil {
@@ -144,11 +154,16 @@ func (b *Built) adaptors() (adaptors []*adaptor, shares [][]tokenbucket.Share) {
 	return adaptors, shares
 }
 
-// judge applies the SLO's statistic.
-func judge(quantile float64, brokers []string, parts []*part) fitting.Verdict {
-	var counts []fitting.Count
+// counts are what brokers delivered of a topic, and how much of it late.
+func (b *Built) counts(parts []*part) []fitting.Count {
+	counts := make([]fitting.Count, len(parts))
 	for l, p := range parts {
-		counts = append(counts, fitting.Count{Part: brokers[l], Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded})
+		counts[l] = fitting.Count{Part: b.Brokers[l].ID, Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded}
 	}
-	return fitting.Judge(quantile, counts)
+	return counts
+}
+
+// judge applies the SLO's statistic.
+func (b *Built) judge(quantile float64, parts []*part) fitting.Verdict {
+	return fitting.Judge(quantile, b.counts(parts))
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/engine"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/iotpub/trace"
+	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
 // Built is a scenario made ready: everything is read and drawn, nothing has run.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -1,4 +1,4 @@
-package arrivals_test
+package bucket_test
 
 import (
 	"bytes"
@@ -17,17 +17,17 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
+	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestRead(t *testing.T) {
-	got, err := arrivals.Read("f", strings.NewReader("0\n0.5,g1\r\n\n 1.25 , g1 , p7 \n-3,,p8\n1e-3,\n1700000000.123456789,g2"))
+	got, err := bucket.Read("f", strings.NewReader("0\n0.5,g1\r\n\n 1.25 , g1 , p7 \n-3,,p8\n1e-3,\n1700000000.123456789,g2"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []arrivals.Arrival{
+	want := []bucket.Arrival{
 		{At: 0},
 		{At: 500_000_000, Key: "g1"},
 		{At: 1_250_000_000, Key: "g1", Publisher: "p7"},
@@ -46,7 +46,7 @@ func TestTimesAreExact(t *testing.T) {
 		"-0.0000000015": -2, "1e-9": 1, "1E3": 1e12, "2.5e-5": 25_000, "4000000000": 4e18, "-4000000000": -4e18,
 		"0.12345678901234567890": 123_456_789,
 	} {
-		got, err := arrivals.Read("f", strings.NewReader(text))
+		got, err := bucket.Read("f", strings.NewReader(text))
 		if err != nil || got[0].At != want {
 			t.Errorf("%q is %v (%v), want %d ns", text, got, err, want)
 		}
@@ -56,7 +56,7 @@ func TestTimesAreExact(t *testing.T) {
 func TestTimesAgreeWithFractions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[+-]?[0-9]{1,9}(\.[0-9]{0,14})?`).Draw(t, "text")
-		got, err := arrivals.Read("f", strings.NewReader(text))
+		got, err := bucket.Read("f", strings.NewReader(text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,8 +96,8 @@ func TestBadLinesAreNamed(t *testing.T) {
 		{"", "f: no arrivals in it"},
 		{"\n \n", "f: no arrivals in it"},
 	} {
-		got, err := arrivals.Read("f", strings.NewReader(c.text))
-		var e *arrivals.Error
+		got, err := bucket.Read("f", strings.NewReader(c.text))
+		var e *bucket.Error
 		if !errors.As(err, &e) || e.Error() != c.want {
 			t.Errorf("%.40q: error %v, want %s", c.text, err, c.want)
 		}
@@ -125,27 +125,27 @@ func TestReadFile(t *testing.T) {
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	want, err := arrivals.Read("f", bytes.NewReader(text))
+	want, err := bucket.Read("f", bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{write("a.csv", text), write("a.csv.gz", packed.Bytes()), "-"} {
-		got, err := arrivals.ReadFile(name, bytes.NewReader(text))
+		got, err := bucket.ReadFile(name, bytes.NewReader(text))
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v (%v), want %v", name, got, err, want)
 		}
 	}
-	if _, err := arrivals.ReadFile(filepath.Join(dir, "none"), nil); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := bucket.ReadFile(filepath.Join(dir, "none"), nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there gave %v", err)
 	}
 	for _, name := range []string{write("b.gz", text), write("c.gz", packed.Bytes()[:packed.Len()-6]), write("d.gz", nil)} {
-		_, err := arrivals.ReadFile(name, nil)
-		var e *arrivals.Error
+		_, err := bucket.ReadFile(name, nil)
+		var e *bucket.Error
 		if !errors.As(err, &e) || e.File != name {
 			t.Errorf("%s: error %v, want one that names the file", name, err)
 		}
 	}
-	if _, err := arrivals.ReadFile("-", strings.NewReader("1\nx")); err == nil || !strings.HasPrefix(err.Error(), "standard input:2: ") {
+	if _, err := bucket.ReadFile("-", strings.NewReader("1\nx")); err == nil || !strings.HasPrefix(err.Error(), "standard input:2: ") {
 		t.Errorf("bad standard input gave %v", err)
 	}
 }
@@ -157,13 +157,13 @@ func FuzzRead(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := arrivals.Read("f", strings.NewReader(text))
+		got, err := bucket.Read("f", strings.NewReader(text))
 		if (err == nil) != (len(got) > 0) {
 			t.Fatalf("%d arrivals with error %v", len(got), err)
 		}
 		var again strings.Builder
 		for _, a := range got {
-			const limit = arrivals.MaxSeconds * 1e9
+			const limit = bucket.MaxSeconds * 1e9
 			if a.At > limit || a.At < -limit {
 				t.Fatalf("%d is out of range", a.At)
 			}
@@ -176,7 +176,7 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		back, err := arrivals.Read("f", strings.NewReader(again.String()))
+		back, err := bucket.Read("f", strings.NewReader(again.String()))
 		if err != nil || !slices.Equal(back, got) {
 			t.Fatalf("%q reads back as %v (%v), not %v", again.String(), back, err, got)
 		}

@@ -1,4 +1,4 @@
-package adapt
+package shares
 
 import (
 	"cmp"
@@ -86,7 +86,7 @@ func broker(number int) string { return fmt.Sprintf("b%03d", number) }
 func number(id string) int {
 	n, err := strconv.Atoi(id[1:])
 	if err != nil {
-		panic("adapt: broker " + id)
+		panic("shares: broker " + id)
 	}
 	return n
 }
@@ -156,7 +156,7 @@ func Scenarios(seed uint64, load float64, only ...string) []Scenario {
 	var list []Scenario
 	add := func(s *Scenario, rng *rand.Rand, all []publisher, until float64) {
 		if !slices.Contains(Names(), s.Name) {
-			panic("adapt: " + s.Name + " is not named")
+			panic("shares: " + s.Name + " is not named")
 		}
 		if len(only) == 0 || slices.Contains(only, s.Name) {
 			s.fill(rng, all, until)

@@ -1,4 +1,4 @@
-package simulate
+package bucket
 
 import (
 	"errors"
@@ -12,7 +12,6 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/arrivals"
 )
 
 // Options say what a trace is judged by.
@@ -111,7 +110,7 @@ func (d Delay) appendSeconds(b []byte) []byte {
 // a message with an early stamp may wait for tokens that later ones took.
 //
 // The result depends on its arguments alone.
-func Run(trace []arrivals.Arrival, o Options) (*Report, error) {
+func Run(trace []Arrival, o Options) (*Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}

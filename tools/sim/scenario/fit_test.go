@@ -1,4 +1,4 @@
-package fit_test
+package scenario_test
 
 import (
 	"fmt"
@@ -7,15 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
-	"github.com/srtm-io/srtm/tools/drlsim/fit"
-	"github.com/srtm-io/srtm/tools/drlsim/scenario"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
-
-func run(t *testing.T, topic string, o fit.Options) *fit.Result {
+func fit(t *testing.T, topic string, o scenario.FitOptions) *scenario.FitResult {
 	t.Helper()
 	s, err := scenario.Read(strings.NewReader(`{"duration_s":60,"brokers":[{"id":"b","count":6}],"topics":[{"name":"t",` + topic + `}]}`))
 	if err != nil {
@@ -25,7 +21,7 @@ func run(t *testing.T, topic string, o fit.Options) *fit.Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := fit.Run(built, o)
+	r, err := scenario.Fit(built, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,9 +31,9 @@ func run(t *testing.T, topic string, o fit.Options) *fit.Result {
 // A row of the paper's Table 1: groups of 15 took it 558 s and three brokers.
 func TestARowOfTable1(t *testing.T) {
 	const topic = `"publishers":1000,"rate":10,"batch":10,"group_size":15,"sync":true,"process":"periodic","contract":{"margin":0.5}`
-	paper := run(t, topic, fit.Options{Mode: fitting.ModePaper, Round: time.Minute, Check: 10 * time.Second})
-	fast := run(t, topic, fit.Options{Mode: fitting.ModeFast, Check: 10 * time.Second})
-	for _, r := range []*fit.Result{paper, fast} {
+	paper := fit(t, topic, scenario.FitOptions{Mode: fitting.ModePaper, Round: time.Minute, Check: 10 * time.Second})
+	fast := fit(t, topic, scenario.FitOptions{Mode: fitting.ModeFast, Check: 10 * time.Second})
+	for _, r := range []*scenario.FitResult{paper, fast} {
 		if !r.Fitted || r.Unplaced != 0 || r.K < 2 || r.K > 4 || r.Rounds[0].K != 1 || r.Check == nil || !r.Check.Met || r.Check.Messages != 100_000 {
 			t.Errorf("%s: %+v, check %+v", r.Mode, r, r.Check)
 		}
@@ -59,7 +55,7 @@ func TestTheSameSeedGivesTheSameFit(t *testing.T) {
 	var steps [2][]string
 	for i := range steps {
 		for _, mode := range []string{fitting.ModeFast, fitting.ModePaper} {
-			r := run(t, topic, fit.Options{Mode: mode, Round: 5 * time.Second, Progress: func(at time.Duration, step string) {
+			r := fit(t, topic, scenario.FitOptions{Mode: mode, Round: 5 * time.Second, Progress: func(at time.Duration, step string) {
 				steps[i] = append(steps[i], fmt.Sprint(at, step))
 			}})
 			steps[i] = append(steps[i], fmt.Sprintf("%+v", *r))
@@ -79,7 +75,7 @@ func TestUnknownMode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fit.Run(built, fit.Options{Mode: "slow"}); err == nil || !strings.Contains(err.Error(), `"slow"`) {
+	if _, err := scenario.Fit(built, scenario.FitOptions{Mode: "slow"}); err == nil || !strings.Contains(err.Error(), `"slow"`) {
 		t.Errorf("%v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tools/drlsim/calibrate"
+	"github.com/srtm-io/srtm/tools/sim/calibrate"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -3,7 +3,7 @@ package scenario
 import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/drlsim/simulate"
+	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
 
 // Report is a run's account. The JSON form is drlsim's contract.
@@ -51,9 +51,9 @@ func shareOf(s tokenbucket.Share) Share { return Share{int64(s.Rate), s.Burst} }
 
 // Verdict is the SLO and what became of it.
 type Verdict struct {
-	Quantile float64        `json:"quantile"`
-	Latency  simulate.Delay `json:"latency_s"`
-	Met      bool           `json:"met"`
+	Quantile float64      `json:"quantile"`
+	Latency  bucket.Delay `json:"latency_s"`
+	Met      bool         `json:"met"`
 	// Exceeded of Messages were later.
 	Exceeded uint64  `json:"exceeded"`
 	Fraction float64 `json:"fraction"`
@@ -72,12 +72,12 @@ type Figures struct {
 
 // Quantiles of a delay.
 type Quantiles struct {
-	P50  simulate.Delay `json:"p50"`
-	P90  simulate.Delay `json:"p90"`
-	P95  simulate.Delay `json:"p95"`
-	P99  simulate.Delay `json:"p99"`
-	P999 simulate.Delay `json:"p99.9"`
-	Max  simulate.Delay `json:"max"`
+	P50  bucket.Delay `json:"p50"`
+	P90  bucket.Delay `json:"p90"`
+	P95  bucket.Delay `json:"p95"`
+	P99  bucket.Delay `json:"p99"`
+	P999 bucket.Delay `json:"p99.9"`
+	Max  bucket.Delay `json:"max"`
 }
 
 // PartReport is what one broker had of a topic. Share is the one it had last.
@@ -100,7 +100,7 @@ type BrokerReport struct {
 }
 
 func quantiles(l *obs.Latency) Quantiles {
-	at := func(q float64) simulate.Delay { return simulate.Delay(l.Quantile(q)) }
+	at := func(q float64) bucket.Delay { return bucket.Delay(l.Quantile(q)) }
 	return Quantiles{at(0.5), at(0.9), at(0.95), at(0.99), at(0.999), at(1)}
 }
 
@@ -111,9 +111,7 @@ func (p *part) figures() Figures {
 func (b *Built) report(parts [][]*part, shares [][]tokenbucket.Share, waiting []int, busy []float64) *Report {
 	s := b.Scenario
 	r := &Report{Name: s.Name, Seed: s.Seed, Calibration: s.Calibration, Duration: s.Duration}
-	var ids []string
 	for l, broker := range b.Brokers {
-		ids = append(ids, broker.ID)
 		r.Brokers = append(r.Brokers, BrokerReport{Broker: broker.ID, Mcap: broker.Mcap, Allocated: broker.Allocated, Busy: busy[l]})
 	}
 	for i, p := range b.Topics {
@@ -134,9 +132,9 @@ func (b *Built) report(parts [][]*part, shares [][]tokenbucket.Share, waiting []
 				Exceeded: parts[i][l].exceeded, Figures: parts[i][l].figures(),
 			})
 		}
-		v := judge(p.Spec.SLO.Quantile, ids, parts[i])
+		v := b.judge(p.Spec.SLO.Quantile, parts[i])
 		t.SLO = Verdict{
-			Quantile: p.Spec.SLO.Quantile, Latency: simulate.Delay(duration(p.Spec.SLO.LatencyMs / 1000)),
+			Quantile: p.Spec.SLO.Quantile, Latency: bucket.Delay(duration(p.Spec.SLO.LatencyMs / 1000)),
 			Met: v.Met, Exceeded: whole.exceeded, Fraction: v.Fraction, Worst: v.Worst, WorstFraction: v.WorstFraction,
 		}
 		t.Figures = whole.figures()

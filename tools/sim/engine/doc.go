@@ -7,6 +7,6 @@
 // SLO: whoever observes the deliveries counts.
 //
 // dist.go is how long work takes, model.go what a broker is, cluster.go the
-// simulation, adapt.go the retuning of shares. Read tools/drlsim/scenario next for
+// simulation, adapt.go the retuning of shares. Read tools/sim/scenario next for
 // where the arguments come from.
 package engine
