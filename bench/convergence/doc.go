@@ -20,5 +20,5 @@
 // learned nothing before.
 //
 // run.go carries a row out, table.go prints. `drlsim convergence` is the same in
-// simulation, at full size; docs/fitting.md has both tables.
+// simulation, at full size; docs/evaluation/fitting.md has both tables.
 package main
