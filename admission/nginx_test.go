@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // nginx asks as docs/admission.md says, with the very lines that are there.
@@ -45,7 +45,7 @@ func TestNginx(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d, err := daemon.Run(program, dir, []string{"-p", dir, "-c", config}, daemon.Answers("http://"+front+"/ping"))
+	d, err := local.Run(program, dir, []string{"-p", dir, "-c", config}, local.Answers("http://"+front+"/ping"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
@@ -26,7 +27,6 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
-	"github.com/srtm-io/srtm/tools/srtm/cluster"
 )
 
 const (
@@ -73,11 +73,11 @@ func contract(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contr
 type bench struct {
 	*config
 	say       func(format string, args ...any)
-	cluster   *cluster.Cluster
+	cluster   *local.Cluster
 	admin     srtmv1.AdminServiceClient
 	addresses map[string]string // of the brokers, by id
 	paced     *consumers
-	sending   *cluster.Process
+	sending   *local.Process
 	sent      bytes.Buffer // what sending printed, once it is done
 }
 
@@ -107,7 +107,7 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	if mode == fitting.ModePaper {
 		flags = append(flags, "--fitting-round="+c.round.String())
 	}
-	b.cluster, err = cluster.Start(ctx, cluster.Config{
+	b.cluster, err = local.StartCluster(ctx, local.ClusterConfig{
 		Brokers: c.brokers, Mcap: cmp.Or(c.mcap, spareRate*sold.RateMilli/1000), BinDir: c.bin, LogDir: dir, StartTimeout: startTimeout,
 		BrokerFlags: []string{"--log-level=warn", "--mem-queue-size=1000000"}, LoaddistributorFlags: flags,
 	})
@@ -213,7 +213,7 @@ func (b *bench) send(s schedule.Spec, dir string) (err error) {
 		"run", "--topic=" + topicName, "--loaddistributor-address=" + b.cluster.GRPC, "--output=json", "--progress=0",
 		"--connect-timeout=" + connecting.String(), "--duration=" + (2*connecting + b.limit + 2*b.check).String(),
 	}, l.Args()...)
-	b.sending, err = cluster.StartProcess("iotpub", filepath.Join(b.bin, "iotpub"), filepath.Join(dir, "iotpub.log"), args, &b.sent)
+	b.sending, err = local.Start(filepath.Join(b.bin, "iotpub"), args, local.Options{Log: filepath.Join(dir, "iotpub.log"), Stdout: &b.sent})
 	return err
 }
 

@@ -143,6 +143,11 @@ var arrows = []Arrow{
 		Why:    "measurements stand on top: what others need of one belongs in a package below",
 	},
 	{
+		From: []string{"internal/local"},
+		Only: []string{"api/..."},
+		Why:  "what starts a program knows its flags and its API",
+	},
+	{
 		From: []string{"internal/clock", "internal/lifecycle", "internal/mono", "internal/obs", "internal/testkit"},
 		Only: []string{"api/...", "internal/..."},
 		Why:  "what everything uses must not use anything of the system",

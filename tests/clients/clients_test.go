@@ -20,8 +20,8 @@ import (
 
 	"github.com/nsqio/go-nsq"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 const (
@@ -31,7 +31,7 @@ const (
 )
 
 // patience covers a library's own waits before it connects again.
-const patience = daemon.Patience
+const patience = local.Patience
 
 // programs are what the tests run. Set once, by TestMain.
 type programs struct {
@@ -75,7 +75,7 @@ func choose(dir string) (programs, error) {
 	defer cancel()
 	for pkg, to := range map[string]*string{"nsqd": &p.nsqd, "loaddistributor": &p.loaddistributor, "tools/srtm": &p.srtm} {
 		*to = filepath.Join(dir, filepath.Base(pkg))
-		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
+		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
 			return p, err
 		}
 	}
@@ -144,9 +144,9 @@ func known(name string) bool {
 }
 
 // start runs an nsqd for as long as t lasts.
-func start(t *testing.T, flags ...string) *daemon.Daemon {
+func start(t *testing.T, flags ...string) *local.Process {
 	t.Helper()
-	d, err := daemon.NSQD(under.nsqd, t.TempDir(), flags...)
+	d, err := local.NSQD(under.nsqd, t.TempDir(), flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func start(t *testing.T, flags ...string) *daemon.Daemon {
 	return d
 }
 
-func watch(t *testing.T, d *daemon.Daemon) {
+func watch(t *testing.T, d *local.Process) {
 	t.Cleanup(func() {
 		if err := d.Stop(); err != nil {
 			t.Error(err)
@@ -175,14 +175,14 @@ func bodies(prefix string, count int) (all []string) {
 }
 
 // send publishes over HTTP.
-func send(t *testing.T, d *daemon.Daemon, topic string, bodies ...string) {
+func send(t *testing.T, d *local.Process, topic string, bodies ...string) {
 	t.Helper()
 	for _, body := range bodies {
 		post(t, d, "/pub?topic="+topic, body)
 	}
 }
 
-func post(t *testing.T, d *daemon.Daemon, path, body string) {
+func post(t *testing.T, d *local.Process, path, body string) {
 	t.Helper()
 	if text, status, err := request(http.MethodPost, "http://"+d.HTTP+path, body); err != nil || status != http.StatusOK {
 		t.Fatalf("POST %s: %d %s %v", path, status, text, err)
@@ -192,7 +192,7 @@ func post(t *testing.T, d *daemon.Daemon, path, body string) {
 var transport = &http.Transport{DisableKeepAlives: true}
 
 func request(method, url, body string) (text string, status int, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -222,7 +222,7 @@ type figures struct {
 	}
 }
 
-func channel(t *testing.T, d *daemon.Daemon, topic, channel string) (f figures, exists bool) {
+func channel(t *testing.T, d *local.Process, topic, channel string) (f figures, exists bool) {
 	t.Helper()
 	text, status, err := request(http.MethodGet, "http://"+d.HTTP+"/stats?format=json&topic="+topic, "")
 	if err != nil || status != http.StatusOK {
@@ -245,7 +245,7 @@ func channel(t *testing.T, d *daemon.Daemon, topic, channel string) (f figures, 
 }
 
 // settle waits until a channel's figures are right.
-func settle(t *testing.T, d *daemon.Daemon, topic, name string, right func(figures) bool) figures {
+func settle(t *testing.T, d *local.Process, topic, name string, right func(figures) bool) figures {
 	t.Helper()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
@@ -270,7 +270,7 @@ type collector struct {
 	once sync.Once
 }
 
-func collect(t *testing.T, d *daemon.Daemon, topic string) *collector {
+func collect(t *testing.T, d *local.Process, topic string) *collector {
 	t.Helper()
 	config := nsq.NewConfig()
 	config.MaxInFlight = 100
@@ -371,7 +371,7 @@ func deferred(t *testing.T, l library, s *site) {
 }
 
 // consumes: what is sent reaches the library, once, and is finished.
-func consumes(t *testing.T, l library, s *site, d *daemon.Daemon, o order) {
+func consumes(t *testing.T, l library, s *site, d *local.Process, o order) {
 	o.Mode, o.Topic, o.Channel, o.InFlight, o.Handle = "consume", topic, ch, 10, "finish"
 	if o.Lookup == "" {
 		o.TCP = d.TCP
@@ -400,7 +400,7 @@ func consumes(t *testing.T, l library, s *site, d *daemon.Daemon, o order) {
 // looksUp: a consumer finds the broker through loaddistributor, which answers
 // as nsqlookupd does.
 func looksUp(t *testing.T, l library, s *site) {
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +409,7 @@ func looksUp(t *testing.T, l library, s *site) {
 		if under.lookupd == "" {
 			results.skip(t, l.name, "lookup", "no "+envLookupd)
 		}
-		lookupd, err := daemon.Run(under.lookupd, t.TempDir(), []string{"--tcp-address=" + rpc, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, daemon.Answers("http://"+web+"/ping"))
+		lookupd, err := local.Run(under.lookupd, t.TempDir(), []string{"--tcp-address=" + rpc, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, local.Answers("http://"+web+"/ping"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -420,7 +420,7 @@ func looksUp(t *testing.T, l library, s *site) {
 		consumes(t, l, s, d, order{Lookup: web})
 		return
 	}
-	ld, err := daemon.Run(under.loaddistributor, t.TempDir(), []string{"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--fitting=off"}, daemon.Answers("http://"+web+"/ping"))
+	ld, err := local.Run(under.loaddistributor, t.TempDir(), []string{"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--fitting=off"}, local.Answers("http://"+web+"/ping"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -518,12 +518,12 @@ func backsOff(t *testing.T, l library, s *site) {
 }
 
 // again stops a broker and starts it anew in the same place.
-func again(t *testing.T, d *daemon.Daemon) *daemon.Daemon {
+func again(t *testing.T, d *local.Process) *local.Process {
 	t.Helper()
 	if err := d.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	fresh, err := daemon.NSQDAt(under.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
+	fresh, err := local.NSQDAt(under.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -563,7 +563,7 @@ func reconnectsProducer(t *testing.T, l library, s *site) {
 }
 
 // both publishes and consumes over connections of the same kind.
-func both(t *testing.T, l library, s *site, d *daemon.Daemon, o order) {
+func both(t *testing.T, l library, s *site, d *local.Process, o order) {
 	c, p := o, o
 	c.Mode, c.TCP, c.Topic, c.Channel, c.InFlight, c.Handle = "consume", d.TCP, topic, ch, 10, "finish"
 	p.Mode, p.TCP, p.Topic, p.Method = "produce", d.TCP, topic, "mpub"

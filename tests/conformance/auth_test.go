@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // guard is an auth server as the documentation of nsqd describes it. The
@@ -183,7 +183,7 @@ func TestAuth(t *testing.T) {
 		})
 	}
 	check(t, "no server there", func(t *testing.T) {
-		nobody, err := daemon.Ports(1)
+		nobody, err := local.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +193,7 @@ func TestAuth(t *testing.T) {
 		p.fatal("E_AUTH_FAILED")
 	})
 	check(t, "a second server stands in", func(t *testing.T) {
-		nobody, err := daemon.Ports(1)
+		nobody, err := local.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}

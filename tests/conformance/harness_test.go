@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // A case:
@@ -31,7 +31,7 @@ import (
 // to pass but reads with a deadline: patience, for what must come.
 
 const (
-	patience = daemon.Patience
+	patience = local.Patience
 	// silence is how long to listen for what must not come. Too short a one can
 	// only miss a fault, never report one.
 	silence = 150 * time.Millisecond
@@ -55,7 +55,7 @@ func check(t *testing.T, name string, f func(t *testing.T)) {
 // node is an nsqd that runs.
 type node struct {
 	tcp, http string         // addresses
-	process   *daemon.Daemon // nil: it is not ours to stop
+	process   *local.Process // nil: it is not ours to stop
 }
 
 // commons are the nsqd with default flags and the folders it needs.
@@ -144,7 +144,7 @@ func startIn(t *testing.T, dir string, flags ...string) *node {
 }
 
 func launch(dir string, flags []string) (*node, error) {
-	d, err := daemon.NSQD(under.binary, dir, flags...)
+	d, err := local.NSQD(under.binary, dir, flags...)
 	if err != nil {
 		return nil, err
 	}

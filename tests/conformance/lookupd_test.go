@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // registry is the least of an nsqlookupd: it speaks its TCP protocol and
@@ -299,7 +299,7 @@ func TestLookupd(t *testing.T) {
 		b.hears(0, "IDENTIFY", "REGISTER t ch")
 	})
 	check(t, "one that is away does not matter", func(t *testing.T) {
-		nobody, err := daemon.Ports(1)
+		nobody, err := local.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}

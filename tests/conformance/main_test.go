@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 const (
@@ -110,7 +110,7 @@ func choose(dir string) (subject, error) {
 	s.binary, s.srtm = filepath.Join(dir, "nsqd"), true
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	return s, daemon.Build(ctx, "github.com/srtm-io/srtm/nsqd", s.binary, raceDetector)
+	return s, local.Build(ctx, "github.com/srtm-io/srtm/nsqd", s.binary, raceDetector)
 }
 
 // product is in the version of SRTM's nsqd.

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // call runs the nsqd to its end.
@@ -40,7 +40,7 @@ func call(t *testing.T, args ...string) (output string, err error) {
 // that its exit code says so.
 func startFails(t *testing.T, flags ...string) {
 	t.Helper()
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestPortsOfTheSystem(t *testing.T) {
 		r := newRegistry(t)
 		dir := t.TempDir()
 		cert, key, _ := newAuthority(t, dir, "ca").issue(t, dir, "nsqd")
-		d, at, err := daemon.Listening(under.binary, dir, []string{
+		d, at, err := local.Listening(under.binary, dir, []string{
 			"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
 			"--tls-cert=" + cert, "--tls-key=" + key, "--broadcast-address=127.0.0.1", r.flag(),
 		}, "TCP", "HTTP", "HTTPS")
@@ -231,7 +231,7 @@ func TestUnixSockets(t *testing.T) {
 		by := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", web)
 		}}
-		d, err := daemon.Run(under.binary, dir, []string{"--tcp-address=" + tcp, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, func() error {
+		d, err := local.Run(under.binary, dir, []string{"--tcp-address=" + tcp, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, func() error {
 			_, err := fetchBy(by, http.MethodGet, "http://unix/ping", nil)
 			return err
 		})

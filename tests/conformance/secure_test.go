@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/golang/snappy"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // authority signs certificates for one test.
@@ -247,7 +247,7 @@ func TestTLS(t *testing.T) {
 		p.round(n)
 	})
 	check(t, "required of HTTP", func(t *testing.T) {
-		https, err := daemon.Ports(1)
+		https, err := local.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,7 +312,7 @@ func TestTLS(t *testing.T) {
 func TestHTTPS(t *testing.T) {
 	group(t)
 	check(t, "serves what HTTP serves", func(t *testing.T) {
-		https, err := daemon.Ports(1)
+		https, err := local.Ports(1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // size is a number from the environment, or the one that fits into a test run.
@@ -37,9 +37,9 @@ func size(t *testing.T, name string, otherwise int) int {
 }
 
 // run starts an nsqd for as long as t lasts.
-func run(t *testing.T, binary string, flags ...string) *daemon.Daemon {
+func run(t *testing.T, binary string, flags ...string) *local.Process {
 	t.Helper()
-	d, err := daemon.NSQD(binary, t.TempDir(), flags...)
+	d, err := local.NSQD(binary, t.TempDir(), flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func run(t *testing.T, binary string, flags ...string) *daemon.Daemon {
 }
 
 // connections asks for the number of clients that the broker has.
-func connections(t *testing.T, d *daemon.Daemon) (n int) {
+func connections(t *testing.T, d *local.Process) (n int) {
 	t.Helper()
 	_, body := ask(t, "http://"+d.HTTP+"/metrics", "")
 	for line := range strings.Lines(body) {
@@ -69,7 +69,7 @@ func connections(t *testing.T, d *daemon.Daemon) (n int) {
 }
 
 // descriptors counts the files that a process has open; -1 where nobody knows.
-func descriptors(d *daemon.Daemon) int {
+func descriptors(d *local.Process) int {
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Pid()))
 	if err != nil {
 		return -1
@@ -79,7 +79,7 @@ func descriptors(d *daemon.Daemon) int {
 
 // resident is the memory of a process, now and at most, in KiB; zeros where
 // nobody knows.
-func resident(d *daemon.Daemon) (now, most int) {
+func resident(d *local.Process) (now, most int) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
 	for line := range strings.Lines(string(b)) {
 		if fields := strings.Fields(line); len(fields) == 3 {
@@ -103,7 +103,7 @@ type state struct {
 	Clients  int `json:"client_count"`
 }
 
-func channel(t *testing.T, d *daemon.Daemon) (s state) {
+func channel(t *testing.T, d *local.Process) (s state) {
 	t.Helper()
 	_, body := ask(t, "http://"+d.HTTP+"/stats?format=json&topic=t&channel=c&include_clients=false", "")
 	var all struct{ Topics []struct{ Channels []state } }

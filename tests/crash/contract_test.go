@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // readTrace returns the times of a release trace, by topic; a line that is being
@@ -42,7 +42,7 @@ func TestRestartsBringNoTokens(t *testing.T) {
 		return [2]int{len(eligible["flag"]), len(eligible["http"])}
 	}
 	for life := range lives {
-		d, err := daemon.NSQD(nsqd, dir, fmt.Sprintf("--topic-limit=flag:%d:%d", rate, burst), "--release-trace="+trace, "--arrival-stamps=off", "--drain-timeout=0s")
+		d, err := local.NSQD(nsqd, dir, fmt.Sprintf("--topic-limit=flag:%d:%d", rate, burst), "--release-trace="+trace, "--arrival-stamps=off", "--drain-timeout=0s")
 		if err != nil {
 			t.Fatal(err)
 		}

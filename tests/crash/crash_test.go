@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // forever is how long to wait for messages that must come.
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "crash")
 	if err == nil {
 		nsqd = filepath.Join(dir, "nsqd")
-		err = daemon.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqd, false)
+		err = local.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqd, false)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -171,12 +171,12 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 
 // crash runs publishers against a broker, ends it after a random time, starts
 // it again and returns what the channel then delivers.
-func crash(t *testing.T, end func(*daemon.Daemon) error, patience time.Duration, flags ...string) (publishers []*publisher, got [][2]uint32) {
+func crash(t *testing.T, end func(*local.Process) error, patience time.Duration, flags ...string) (publishers []*publisher, got [][2]uint32) {
 	t.Helper()
 	rng := testkit.Rand(t)
 	dir := t.TempDir()
 	flags = append([]string{"--data-path=" + dir, "--mem-queue-size=100"}, flags...)
-	d, err := daemon.NSQD(nsqd, dir, flags...)
+	d, err := local.NSQD(nsqd, dir, flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func crash(t *testing.T, end func(*daemon.Daemon) error, patience time.Duration,
 	wg.Wait()
 	sub.Close()
 
-	again, err := daemon.NSQD(nsqd, dir, flags...)
+	again, err := local.NSQD(nsqd, dir, flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func account(t *testing.T, publishers []*publisher, got [][2]uint32) (accepted, 
 func TestKillLosesNothingThatWasStored(t *testing.T) {
 	for _, flag := range []string{"--durability=fsync", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
-			publishers, got := crash(t, (*daemon.Daemon).Kill, forever, flag)
+			publishers, got := crash(t, (*local.Process).Kill, forever, flag)
 			accepted, lost, duplicated, reordered, _ := account(t, publishers, got)
 			if accepted == 0 || lost > 0 || duplicated > 0 || reordered > 0 {
 				t.Errorf("%d accepted, %d lost, %d twice, %d out of order", accepted, lost, duplicated, reordered)
@@ -274,7 +274,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			dir := t.TempDir()
 			flags := []string{"--data-path=" + dir, "--mem-queue-size=100", flag}
-			d, err := daemon.NSQD(nsqd, dir, flags...)
+			d, err := local.NSQD(nsqd, dir, flags...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -317,7 +317,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			killed := time.Now()
 			wg.Wait()
 
-			again, err := daemon.NSQD(nsqd, dir, flags...)
+			again, err := local.NSQD(nsqd, dir, flags...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -367,7 +367,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 func TestSigtermLosesNothing(t *testing.T) {
 	for _, durability := range []string{"memory", "fsync"} {
 		t.Run(durability, func(t *testing.T) {
-			publishers, got := crash(t, (*daemon.Daemon).Stop, forever, "--durability="+durability, "--drain-timeout=200ms")
+			publishers, got := crash(t, (*local.Process).Stop, forever, "--durability="+durability, "--drain-timeout=200ms")
 			accepted, lost, duplicated, reordered, _ := account(t, publishers, got)
 			if accepted == 0 || lost > 0 || duplicated > 0 || reordered > 0 {
 				t.Errorf("%d accepted, %d lost, %d twice, %d out of order", accepted, lost, duplicated, reordered)
@@ -379,7 +379,7 @@ func TestSigtermLosesNothing(t *testing.T) {
 // In memory mode a kill may lose what was in memory and on its way to disk; the
 // broker must come up all the same and deliver nothing that was never sent.
 func TestKillInMemoryModeLosesAtMostWhatMemoryHeld(t *testing.T) {
-	publishers, got := crash(t, (*daemon.Daemon).Kill, 2*time.Second, "--durability=memory")
+	publishers, got := crash(t, (*local.Process).Kill, 2*time.Second, "--durability=memory")
 	sent := map[uint32]uint32{}
 	for _, p := range publishers {
 		sent[p.id] = p.sent

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // ask returns status and body of a GET, or a POST if there is something to post.
@@ -62,7 +62,7 @@ func TestDiskFull(t *testing.T) {
 			if err := os.WriteFile(ballast, make([]byte, 1<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			d, err := daemon.NSQD(nsqd, t.TempDir(), "--data-path="+dir, "--mem-queue-size=10", "--max-bytes-per-file=100000", flag)
+			d, err := local.NSQD(nsqd, t.TempDir(), "--data-path="+dir, "--mem-queue-size=10", "--max-bytes-per-file=100000", flag)
 			if err != nil {
 				t.Fatal(err)
 			}

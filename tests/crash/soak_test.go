@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // goroutines asks for their number.
-func goroutines(t *testing.T, d *daemon.Daemon) int {
+func goroutines(t *testing.T, d *local.Process) int {
 	t.Helper()
 	_, body := ask(t, "http://"+d.HTTP+"/metrics", "")
 	for line := range strings.Lines(body) {
@@ -53,7 +53,7 @@ func every(ctx context.Context, interval time.Duration, do func(i int) error) er
 // stir puts a broker under a moderate load for a while, with clients, topics and
 // channels that come and go and a backlog that goes to disk and comes back. It
 // returns when all of it is gone again.
-func stir(t *testing.T, d *daemon.Daemon, duration time.Duration) (published, finished uint64) {
+func stir(t *testing.T, d *local.Process, duration time.Duration) (published, finished uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), duration)
 	defer cancel()

@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // fill publishes the numbers from one to before another to topic t, each in a
 // message of 200 bytes, and returns when all are acknowledged.
-func fill(t *testing.T, d *daemon.Daemon, from, to int) {
+func fill(t *testing.T, d *local.Process, from, to int) {
 	t.Helper()
 	nc, err := dial(d.TCP)
 	if err != nil {
@@ -46,9 +46,9 @@ func fill(t *testing.T, d *daemon.Daemon, from, to int) {
 }
 
 // withChannel starts an nsqd that has the channel c of topic t.
-func withChannel(t *testing.T, dir string, flags ...string) *daemon.Daemon {
+func withChannel(t *testing.T, dir string, flags ...string) *local.Process {
 	t.Helper()
-	d, err := daemon.NSQD(nsqd, dir, append([]string{"--data-path=" + dir}, flags...)...)
+	d, err := local.NSQD(nsqd, dir, append([]string{"--data-path=" + dir}, flags...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func withChannel(t *testing.T, dir string, flags ...string) *daemon.Daemon {
 // obstruct opens whatever could hold a stop up: a subscriber that reads nothing, a
 // publisher in the middle of a message, another in the middle of a batch over
 // HTTP, a connection that says nothing.
-func obstruct(t *testing.T, d *daemon.Daemon) {
+func obstruct(t *testing.T, d *local.Process) {
 	t.Helper()
 	for address, says := range map[string]string{
 		d.TCP:  "  V2PUB t\n\x00\x00\x10\x00half",
@@ -115,14 +115,14 @@ func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 	}
 }
 
-func signal(t *testing.T, d *daemon.Daemon, s syscall.Signal) {
+func signal(t *testing.T, d *local.Process, s syscall.Signal) {
 	t.Helper()
 	if err := d.Signal(s); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func kill(t *testing.T, d *daemon.Daemon) {
+func kill(t *testing.T, d *local.Process) {
 	t.Helper()
 	if err := d.Kill(); err != nil {
 		t.Fatal(err)

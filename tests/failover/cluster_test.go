@@ -23,8 +23,8 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/targets"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // patience is how long a test waits for what must happen; only a failure takes
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 		defer os.RemoveAll(dir)
 		for pkg, to := range map[string]*string{"nsqd": &binaries.nsqd, "loaddistributor": &binaries.loaddistributor} {
 			*to = filepath.Join(dir, pkg)
-			if err := daemon.Build(context.Background(), "../../"+pkg, *to, false); err != nil {
+			if err := local.Build(context.Background(), "../../"+pkg, *to, false); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				return 1
 			}
@@ -63,8 +63,8 @@ type cluster struct {
 	grpc    []string // of the loaddistributors
 	flags   [][]string
 	dirs    []string
-	control []*daemon.Daemon
-	brokers []*daemon.Daemon
+	control []*local.Process
+	brokers []*local.Process
 	traces  []string // release traces, by broker
 	conn    *grpc.ClientConn
 }
@@ -89,7 +89,7 @@ func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 // add makes a place for a loaddistributor, with its flags.
 func (c *cluster) add(flags ...string) {
 	c.t.Helper()
-	at, err := daemon.Ports(2)
+	at, err := local.Ports(2)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func (c *cluster) join(addresses ...string) {
 	c.t.Helper()
 	dir := c.t.TempDir()
 	trace := filepath.Join(dir, "released")
-	d, err := daemon.NSQD(binaries.nsqd, dir, "--loaddistributor-address="+strings.Join(addresses, ","),
+	d, err := local.NSQD(binaries.nsqd, dir, "--loaddistributor-address="+strings.Join(addresses, ","),
 		fmt.Sprintf("--broker-id=b%d", len(c.brokers)+1), "--mcap=1000000", "--release-trace="+trace, "--msg-timeout=5m", "--mem-queue-size=100000", "--nudge-consumers-after=0s")
 	if err != nil {
 		c.t.Fatal(err)
@@ -140,7 +140,7 @@ func (c *cluster) connect(brokers int) {
 	})
 }
 
-func (c *cluster) stop(d *daemon.Daemon) {
+func (c *cluster) stop(d *local.Process) {
 	if err := d.Stop(); err != nil {
 		c.t.Error(err)
 	}
@@ -152,7 +152,7 @@ func (c *cluster) web(i int) string { return strings.TrimPrefix(c.flags[i][1], "
 // start starts loaddistributor i.
 func (c *cluster) start(i int) {
 	c.t.Helper()
-	d, err := daemon.Run(binaries.loaddistributor, c.dirs[i], c.flags[i], daemon.Answers("http://"+c.web(i)+"/ping"))
+	d, err := local.Run(binaries.loaddistributor, c.dirs[i], c.flags[i], local.Answers("http://"+c.web(i)+"/ping"))
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // etcd is a real server of one member that can be stopped and comes back with
@@ -30,7 +30,7 @@ type etcd struct {
 
 func newEtcd(t *testing.T) *etcd {
 	t.Helper()
-	at, err := daemon.Ports(2)
+	at, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}

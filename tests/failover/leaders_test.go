@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // Two leaders on purpose: the first hangs, and one of its two brokers goes over to the
@@ -34,7 +34,7 @@ func TestALeaderThatHasLostItsStore(t *testing.T) {
 
 func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	e := newEtcd(t)
-	store, err := daemon.NewProxy(e.cfg.ListenClientUrls[0].Host)
+	store, err := local.NewProxy(e.cfg.ListenClientUrls[0].Host)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	}
 	c.start(0)
 	// The first leads before there is a second.
-	way, err := daemon.NewProxy(c.grpc[0])
+	way, err := local.NewProxy(c.grpc[0])
 	if err != nil {
 		t.Fatal(err)
 	}

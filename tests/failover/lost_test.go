@@ -10,7 +10,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // page returns the commands of a page of docs/.
@@ -37,7 +37,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Fatalf("the page has %d commands", len(commands))
 	}
 	bin, dir := t.TempDir(), t.TempDir()
-	if err := daemon.Build(t.Context(), "../../tools/srtm", filepath.Join(bin, "srtm"), false); err != nil {
+	if err := local.Build(t.Context(), "../../tools/srtm", filepath.Join(bin, "srtm"), false); err != nil {
 		t.Fatal(err)
 	}
 	c := newCluster(t, 1, 2, "--store=bbolt")

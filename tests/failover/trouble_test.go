@@ -16,7 +16,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // The operator's try: three brokers, of which a topic of r = 5,000 and b = 100 is on
@@ -86,7 +86,7 @@ func (y *trouble) publish(ctx context.Context, p *client.Publisher, i int, first
 	}
 }
 
-func (y *trouble) broker(i int) *daemon.Daemon { return y.brokers[i-1] }
+func (y *trouble) broker(i int) *local.Process { return y.brokers[i-1] }
 
 // placed returns the publishers of each broker.
 func (y *trouble) placed(publishers int) map[string][]string {
@@ -192,7 +192,7 @@ func TestTrouble(t *testing.T) {
 			timer := time.NewTimer(8 * time.Second)
 			defer timer.Stop()
 			<-timer.C
-			again, err := daemon.NSQDAt(binaries.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
+			again, err := local.NSQDAt(binaries.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
 			if err == nil {
 				y.brokers = append(y.brokers, again)
 				y.t.Cleanup(func() { y.stop(again) })
@@ -206,7 +206,7 @@ func TestTrouble(t *testing.T) {
 			y.flags[0] = append(y.flags[0][:2:2], "--tcp-address=", "--fitting=off")
 			y.start(0)
 			for i := range 3 {
-				d, err := daemon.NSQD(binaries.nsqd, t.TempDir(), "--loaddistributor-address="+y.grpc[0], fmt.Sprintf("--broker-id=b%d", i+1), "--mcap=3000")
+				d, err := local.NSQD(binaries.nsqd, t.TempDir(), "--loaddistributor-address="+y.grpc[0], fmt.Sprintf("--broker-id=b%d", i+1), "--mcap=3000")
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // What 0.1.0 left on disk, and how to record it anew, is in testdata/0.1.0/README.md.
@@ -53,7 +53,7 @@ func (f *fleet) begin(r release) {
 	for i := range f.control {
 		f.startControl(i, r)
 	}
-	f.brokers = make([]*daemon.Daemon, len(f.brokerDirs))
+	f.brokers = make([]*local.Process, len(f.brokerDirs))
 	for i := range f.brokers {
 		f.startBroker(i, r)
 	}
@@ -62,7 +62,7 @@ func (f *fleet) begin(r release) {
 
 func (f *fleet) startControl(i int, r release) {
 	f.t.Helper()
-	d, err := daemon.Run(r.loaddistributor, f.dirs[i], f.flags[i], daemon.Answers("http://"+f.web(i)+"/ping"))
+	d, err := local.Run(r.loaddistributor, f.dirs[i], f.flags[i], local.Answers("http://"+f.web(i)+"/ping"))
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -81,9 +81,9 @@ func (f *fleet) startBroker(i int, r release) {
 	}
 	var err error
 	if old := f.brokers[i]; old != nil {
-		f.brokers[i], err = daemon.NSQDAt(r.nsqd, f.brokerDirs[i], old.TCP, old.HTTP, flags...)
+		f.brokers[i], err = local.NSQDAt(r.nsqd, f.brokerDirs[i], old.TCP, old.HTTP, flags...)
 	} else {
-		f.brokers[i], err = daemon.NSQD(r.nsqd, f.brokerDirs[i], flags...)
+		f.brokers[i], err = local.NSQD(r.nsqd, f.brokerDirs[i], flags...)
 	}
 	if err != nil {
 		f.t.Fatal(err)

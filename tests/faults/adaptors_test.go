@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // Two adaptors on purpose, each a process of its own: the first is stopped, the
@@ -19,7 +19,7 @@ import (
 // without a fence it gives that to the third, while the second lets them keep it.
 func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 	c := newCluster(t, true, []string{"--flex-lease=3s", "--session-lease=4s", "--clock-bound=50ms"}, "strict", "strict", "available")
-	create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+	create, cancel := context.WithTimeout(t.Context(), local.Patience)
 	defer cancel()
 	c.create(create)
 	_, stop := c.load(offered/3, offered/3, offered/3)
@@ -32,7 +32,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 		}
 		return held(s).RateMilli
 	}
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	c.must(err)
 	c.second = c.startAdaptorAt(free[0], free[1])
 	staying := ports(t, c.brokers[2].process.Pid())

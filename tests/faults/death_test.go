@@ -8,7 +8,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // A broker that is killed is found dead by its ports: its publishers and its share are
@@ -16,7 +16,7 @@ import (
 // killed after the control plane has been lost for long goes on with its base.
 func TestDeathIsNoticedByEvidence(t *testing.T) {
 	c := newCluster(t, false, shortLeases, "available", "available", "available", "available")
-	create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+	create, cancel := context.WithTimeout(t.Context(), local.Patience)
 	defer cancel()
 	c.create(create)
 	_, stop := c.load(offered/4, offered/4, offered/4, offered/4)

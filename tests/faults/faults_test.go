@@ -29,10 +29,10 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // longer is the environment variable for a longer run: make faults.
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "faults")
 	for _, pkg := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
 		if err == nil {
-			err = daemon.Build(context.Background(), "github.com/srtm-io/srtm/"+pkg, filepath.Join(dir, pkg), false)
+			err = local.Build(context.Background(), "github.com/srtm-io/srtm/"+pkg, filepath.Join(dir, pkg), false)
 		}
 	}
 	if err != nil {
@@ -72,24 +72,24 @@ type cluster struct {
 	grpc    string // the loaddistributor's addresses
 	web     string
 	leases  []string // flags of whoever is the adaptor
-	control *daemon.Daemon
+	control *local.Process
 	brokers []*broker
 
 	// The adaptor is a process of its own, which brokers and the loaddistributor
 	// reach through the link; or else embedded, and none of this is used.
 	apart                   bool
 	adaptorGRPC, adaptorWeb string
-	link                    *daemon.Proxy
-	adaptor                 *daemon.Daemon
+	link                    *local.Proxy
+	adaptor                 *local.Process
 	spare                   [2]string      // addresses of the next one
-	second                  *daemon.Daemon // beside it, on purpose: it was one before; nil: there is none
+	second                  *local.Process // beside it, on purpose: it was one before; nil: there is none
 }
 
 type broker struct {
 	name, dir, tcp, web string
 	policy              string
-	proxy               *daemon.Proxy // to the loaddistributor
-	process             *daemon.Daemon
+	proxy               *local.Proxy // to the loaddistributor
+	process             *local.Process
 }
 
 func (b *broker) trace() string { return filepath.Join(b.dir, "releases.csv") }
@@ -115,7 +115,7 @@ func (c *cluster) startControl() {
 	} else {
 		flags = append(append(flags, c.leases...), "--share-period=200ms")
 	}
-	d, err := daemon.Run(filepath.Join(bin, "loaddistributor"), c.dir, flags, daemon.Answers("http://"+c.web+"/ping"))
+	d, err := local.Run(filepath.Join(bin, "loaddistributor"), c.dir, flags, local.Answers("http://"+c.web+"/ping"))
 	c.must(err)
 	c.control = d
 }
@@ -125,19 +125,19 @@ func (c *cluster) startAdaptor() {
 	c.adaptor = c.startAdaptorAt(c.adaptorGRPC, c.adaptorWeb)
 }
 
-func (c *cluster) startAdaptorAt(rpc, web string) *daemon.Daemon {
+func (c *cluster) startAdaptorAt(rpc, web string) *local.Process {
 	c.t.Helper()
 	flags := append([]string{
 		"--grpc-address=" + rpc, "--http-address=" + web, "--period=200ms", "--log-level=warn",
 	}, c.leases...)
-	d, err := daemon.Run(filepath.Join(bin, "tbadaptor"), c.dir, flags, daemon.Answers("http://"+web+"/ping"))
+	d, err := local.Run(filepath.Join(bin, "tbadaptor"), c.dir, flags, local.Answers("http://"+web+"/ping"))
 	c.must(err)
 	return d
 }
 
 func (c *cluster) startBroker(b *broker) {
 	c.t.Helper()
-	d, err := daemon.NSQDAt(filepath.Join(bin, "nsqd"), b.dir, b.tcp, b.web,
+	d, err := local.NSQDAt(filepath.Join(bin, "nsqd"), b.dir, b.tcp, b.web,
 		"--broker-id="+b.name, "--loaddistributor-address="+b.proxy.Address(), "--mcap=1100", "--policy="+b.policy,
 		"--data-path="+b.dir, "--release-trace="+b.trace(), "--log-level=warn", "--drain-timeout=0s")
 	c.must(err)
@@ -148,11 +148,11 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 	t.Helper()
 	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart}
 	const own = 6
-	free, err := daemon.Ports(own + 2*len(policies))
+	free, err := local.Ports(own + 2*len(policies))
 	c.must(err)
 	c.grpc, c.web, c.adaptorGRPC, c.adaptorWeb = free[0], free[1], free[2], free[3]
 	c.spare = [2]string{free[4], free[5]}
-	c.link, err = daemon.NewProxy(c.adaptorGRPC)
+	c.link, err = local.NewProxy(c.adaptorGRPC)
 	c.must(err)
 	t.Cleanup(c.link.Close)
 	if apart {
@@ -161,7 +161,7 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 	c.startControl()
 	for i, policy := range policies {
 		b := &broker{name: fmt.Sprintf("b%d", i), dir: t.TempDir(), tcp: free[own+2*i], web: free[own+1+2*i], policy: policy}
-		b.proxy, err = daemon.NewProxy(c.grpc)
+		b.proxy, err = local.NewProxy(c.grpc)
 		c.must(err)
 		t.Cleanup(b.proxy.Close)
 		c.brokers = append(c.brokers, b)
@@ -176,7 +176,7 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 		if err := c.control.Kill(); err != nil {
 			t.Error(err)
 		}
-		for _, d := range []*daemon.Daemon{c.adaptor, c.second} {
+		for _, d := range []*local.Process{c.adaptor, c.second} {
 			if d != nil {
 				if err := d.Kill(); err != nil {
 					t.Error(err)
@@ -366,18 +366,18 @@ type mishap struct {
 	longest    time.Duration
 }
 
-func (c *cluster) kill(kind, part string, d **daemon.Daemon, again func(), longest time.Duration) mishap {
+func (c *cluster) kill(kind, part string, d **local.Process, again func(), longest time.Duration) mishap {
 	return mishap{kind, part, func() { c.must((*d).Kill()) }, again, longest}
 }
 
-func (c *cluster) freeze(kind, part string, d **daemon.Daemon, longest time.Duration) mishap {
+func (c *cluster) freeze(kind, part string, d **local.Process, longest time.Duration) mishap {
 	return mishap{
 		kind, part,
 		func() { c.must((*d).Signal(syscall.SIGSTOP)) }, func() { c.must((*d).Signal(syscall.SIGCONT)) }, longest,
 	}
 }
 
-func cut(kind, part string, p *daemon.Proxy, longest time.Duration) mishap {
+func cut(kind, part string, p *local.Proxy, longest time.Duration) mishap {
 	return mishap{kind, part, func() { p.Cut(true) }, func() { p.Cut(false) }, longest}
 }
 
@@ -448,7 +448,7 @@ func (c *cluster) update(ctx context.Context, rng *rand.Rand) (done int) {
 		}
 		wait(time.Duration(200+rng.IntN(1000)) * time.Millisecond)
 	}
-	for end := time.Now().Add(daemon.Patience); !to(rate, burst); wait(100 * time.Millisecond) {
+	for end := time.Now().Add(local.Patience); !to(rate, burst); wait(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			c.t.Error("the contract does not become what it was")
 			break
@@ -527,9 +527,9 @@ func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (d
 func (c *cluster) flows(messages int) {
 	c.t.Helper()
 	before := len(c.read())
-	for end := time.Now().Add(daemon.Patience); len(c.read()) < before+messages; wait(100 * time.Millisecond) {
+	for end := time.Now().Add(local.Patience); len(c.read()) < before+messages; wait(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			c.t.Fatalf("%d messages left in %v, want %d", len(c.read())-before, daemon.Patience, messages)
+			c.t.Fatalf("%d messages left in %v, want %d", len(c.read())-before, local.Patience, messages)
 		}
 	}
 }
@@ -580,7 +580,7 @@ func TestTheContractHoldsWhateverFails(t *testing.T) {
 	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, apart, shortLeases, "available", "strict", "available")
-			create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+			create, cancel := context.WithTimeout(t.Context(), local.Patience)
 			defer cancel()
 			c.create(create)
 			_, stop := c.load(offered/3, offered/3, offered/3)

@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // What a broker without a cluster is held to, and a backlog of each topic that has all
@@ -37,7 +37,7 @@ type lone struct {
 	topics     []*standalone
 	data, home string
 	flags      []string
-	process    *daemon.Daemon
+	process    *local.Process
 
 	opened mono.Time // when it was held up no longer, unless by its own lateness
 }
@@ -52,7 +52,7 @@ type standalone struct {
 func (l *lone) start(flags ...string) {
 	l.t.Helper()
 	l.flags = append(l.flags, flags...)
-	d, err := daemon.NSQD(filepath.Join(bin, "nsqd"), l.home, append([]string{
+	d, err := local.NSQD(filepath.Join(bin, "nsqd"), l.home, append([]string{
 		"--data-path=" + l.data, "--release-trace=" + l.trace(), "--log-level=warn",
 		"--reject-after=10s", "--max-backdating=" + loneBackdating.String(),
 	}, l.flags...)...)
@@ -72,7 +72,7 @@ func (l *lone) trace() string { return filepath.Join(l.home, "releases.csv") }
 // post gives an order for a topic, /topic/pause say, and returns the status.
 func (l *lone) post(topic *standalone, route, query, body string) int {
 	l.t.Helper()
-	c := http.Client{Timeout: daemon.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	c := http.Client{Timeout: local.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := c.Post("http://"+l.process.HTTP+route+"?topic="+url.QueryEscape(topic.name)+query, "", strings.NewReader(body))
 	if err != nil {
 		l.t.Fatal(err)
@@ -138,9 +138,9 @@ func (l *lone) left(meanwhile func()) {
 	l.t.Helper()
 	for _, topic := range l.topics {
 		var all []release
-		for end := time.Now().Add(daemon.Patience); len(all) < topic.accepted; wait(20 * time.Millisecond) {
+		for end := time.Now().Add(local.Patience); len(all) < topic.accepted; wait(20 * time.Millisecond) {
 			if time.Now().After(end) {
-				l.t.Fatalf("%s: %d of %d messages left in %v", topic.name, len(all), topic.accepted, daemon.Patience)
+				l.t.Fatalf("%s: %d of %d messages left in %v", topic.name, len(all), topic.accepted, local.Patience)
 			}
 			meanwhile()
 			all = readTrace(l.t, l.trace(), topic.name)
@@ -180,7 +180,7 @@ func (l *lone) stop() {
 	if err := l.process.Signal(syscall.SIGSTOP); err != nil {
 		l.t.Fatal(err)
 	}
-	for end := time.Now().Add(daemon.Patience); ; wait(time.Millisecond) {
+	for end := time.Now().Add(local.Patience); ; wait(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", l.process.Pid()))
 		if err != nil {
 			l.t.Skipf("whether a process has stopped is not known here: %v", err)
@@ -283,7 +283,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			l.order("/topic/create", "")
 			l.order("/channel/create", "&channel=c")
 			l.limit()
-			for end := time.Now().Add(daemon.Patience); l.publish(10, strings.Repeat("x", 1000)); {
+			for end := time.Now().Add(local.Patience); l.publish(10, strings.Repeat("x", 1000)); {
 				if time.Now().After(end) {
 					l.t.Fatal("the disk does not become full")
 				}

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsqd/agent"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // state is what the broker's agent says of itself.
@@ -38,7 +38,7 @@ func held(s agent.State) agent.HoldingState {
 
 func (c *cluster) eventually(what string, is func() bool) {
 	c.t.Helper()
-	for end := time.Now().Add(daemon.Patience); !is(); wait(20 * time.Millisecond) {
+	for end := time.Now().Add(local.Patience); !is(); wait(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			c.t.Fatalf("never: %s", what)
 		}
@@ -70,7 +70,7 @@ func (c *cluster) shares() *srtmv1.TopicShares {
 	if c.apart {
 		address = c.link.Address()
 	}
-	ctx, cancel := context.WithTimeout(c.t.Context(), daemon.Patience)
+	ctx, cancel := context.WithTimeout(c.t.Context(), local.Patience)
 	defer cancel()
 	conn := c.dial(address)
 	defer conn.Close() // one for each question: it does not wait to come back
@@ -125,7 +125,7 @@ func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agen
 func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 	// Leases outlast the switch, so that nothing ends that is not taken away.
 	c := newCluster(t, false, []string{"--flex-lease=30s", "--session-lease=1m", "--clock-bound=50ms"}, "available", "strict", "available")
-	create, cancel := context.WithTimeout(t.Context(), daemon.Patience)
+	create, cancel := context.WithTimeout(t.Context(), local.Patience)
 	defer cancel()
 	c.create(create)
 	initial := c.shares()

@@ -18,9 +18,9 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // Set once, by TestMain: programs of ours.
@@ -47,7 +47,7 @@ func (s *suite) Run() int {
 	defer cancel()
 	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd} {
 		*to = filepath.Join(dir, pkg)
-		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
+		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
 			fmt.Fprintln(os.Stderr, "fitting:", err)
 			return 1
 		}
@@ -73,14 +73,14 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: a fit takes tens of seconds")
 	}
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	rpc, web := free[0], free[1]
-	ld, err := daemon.Run(loaddistributor, t.TempDir(), []string{
+	ld, err := local.Run(loaddistributor, t.TempDir(), []string{
 		"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--store=memory", "--fitting=fast", "--report-interval=200ms", "--window=4s",
-	}, daemon.Answers("http://"+web+"/ping"))
+	}, local.Answers("http://"+web+"/ping"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	tcp := map[string]string{}
 	for i := range brokers {
 		id := fmt.Sprint("b", i)
-		d, err := daemon.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+rpc, "--broker-id="+id, "--mcap=200")
+		d, err := local.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+rpc, "--broker-id="+id, "--mcap=200")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,7 +186,7 @@ func publish(t *testing.T, rpc string) {
 	t.Cleanup(func() {
 		cancel()
 		sending.Wait()
-		over, done := context.WithTimeout(context.Background(), daemon.Patience)
+		over, done := context.WithTimeout(context.Background(), local.Patience)
 		defer done()
 		if err := c.Close(over); err != nil {
 			t.Error(err)
@@ -199,7 +199,7 @@ func publish(t *testing.T, rpc string) {
 	all := make([][]*client.Publisher, groups)
 	for g := range groups {
 		for i := range size {
-			opening, done := context.WithTimeout(ctx, daemon.Patience)
+			opening, done := context.WithTimeout(ctx, local.Patience)
 			p, err := c.Publisher(opening, topic, fmt.Sprintf("g%d.%d", g, i))
 			done()
 			if err != nil {
@@ -250,7 +250,7 @@ func consume(t *testing.T, address string) *nsq.Consumer {
 	return c
 }
 
-func watch(t *testing.T, d *daemon.Daemon) {
+func watch(t *testing.T, d *local.Process) {
 	t.Cleanup(func() {
 		if err := d.Stop(); err != nil {
 			t.Error(err)

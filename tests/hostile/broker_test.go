@@ -16,17 +16,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // broker is the one that is attacked.
-type broker struct{ *daemon.Daemon }
+type broker struct{ *local.Process }
 
 // start runs an nsqd as long as t lasts.
 func start(t *testing.T, binary string, flags ...string) *broker {
 	t.Helper()
-	d, err := daemon.NSQD(binary, t.TempDir(), append([]string{"--drain-timeout=0s"}, flags...)...)
+	d, err := local.NSQD(binary, t.TempDir(), append([]string{"--drain-timeout=0s"}, flags...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func (b *broker) dial() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := nc.SetDeadline(time.Now().Add(daemon.Patience)); err != nil {
+	if err := nc.SetDeadline(time.Now().Add(local.Patience)); err != nil {
 		return nil, errors.Join(err, nc.Close())
 	}
 	if _, err := nc.Write(wire.AppendMagic(nil)); err != nil {
@@ -95,7 +95,7 @@ func (b *broker) metric(name string) (float64, error) {
 }
 
 // web keeps no connections, which would be goroutines.
-var web = &http.Client{Timeout: daemon.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
+var web = &http.Client{Timeout: local.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
 
 // residentBelow looks at the most memory that the process ever had.
 func (b *broker) residentBelow(most int) error {
@@ -128,7 +128,7 @@ func eventually(t *testing.T, what string, so func() (bool, error)) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(daemon.Patience); ; <-tick.C {
+	for end := time.Now().Add(local.Patience); ; <-tick.C {
 		ok, err := so()
 		switch {
 		case err != nil:
@@ -136,7 +136,7 @@ func eventually(t *testing.T, what string, so func() (bool, error)) {
 		case ok:
 			return
 		case time.Now().After(end):
-			t.Fatalf("it is not so after %v: %s", daemon.Patience, what)
+			t.Fatalf("it is not so after %v: %s", local.Patience, what)
 		}
 	}
 }
@@ -272,7 +272,7 @@ func (o *others) measure(t *testing.T, duration time.Duration) (all []time.Durat
 	for _, p := range o.pairs {
 		wg.Go(func() { p.fault(t, "publisher", p.publish(n)) })
 	}
-	patience := time.NewTimer(duration + daemon.Patience)
+	patience := time.NewTimer(duration + local.Patience)
 	defer patience.Stop()
 	for _, p := range o.pairs {
 		for range n {
@@ -280,7 +280,7 @@ func (o *others) measure(t *testing.T, duration time.Duration) (all []time.Durat
 			case d := <-p.latencies:
 				all = append(all, d)
 			case <-patience.C:
-				t.Fatalf("a message of %s did not come within %v", p.topic, daemon.Patience)
+				t.Fatalf("a message of %s did not come within %v", p.topic, local.Patience)
 			}
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 const (
@@ -60,11 +60,11 @@ func build(dir string) (err error) {
 	defer cancel()
 	const pkg = "github.com/srtm-io/srtm/nsqd"
 	nsqd = filepath.Join(dir, "nsqd")
-	if err := daemon.Build(ctx, pkg, nsqd, false); err != nil || !raceDetector {
+	if err := local.Build(ctx, pkg, nsqd, false); err != nil || !raceDetector {
 		return err
 	}
 	nsqdRace = filepath.Join(dir, "nsqd-race")
-	return daemon.Build(ctx, pkg, nsqdRace, true)
+	return local.Build(ctx, pkg, nsqdRace, true)
 }
 
 // attack is what one client, or a few of them, do to a broker.

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // moves is how many migrations each test below makes.
@@ -136,7 +136,7 @@ func (c *cluster) shuffle(sources map[string]*source) {
 		}
 		to := fmt.Sprintf("b%d", 1+rng.IntN(3))
 		ids := names[rng.IntN(2) : 2+rng.IntN(3)]
-		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 		_, err := admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: topic, PublisherIds: ids, BrokerId: to})
 		cancel()
 		if err != nil {

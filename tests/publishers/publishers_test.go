@@ -19,8 +19,8 @@ import (
 
 	"github.com/nsqio/go-nsq"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // Set once, by TestMain: programs of ours.
@@ -44,7 +44,7 @@ func (s *suite) Run() int {
 	defer cancel()
 	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd, "tools/srtm": &srtm} {
 		*to = filepath.Join(dir, filepath.Base(pkg))
-		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
+		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
 			fmt.Fprintln(os.Stderr, "publishers:", err)
 			return 1
 		}
@@ -59,7 +59,7 @@ const topic = "t"
 type cluster struct {
 	t        *testing.T
 	rpc, web string
-	brokers  []*daemon.Daemon // b1, b2, b3
+	brokers  []*local.Process // b1, b2, b3
 }
 
 func start(t *testing.T) *cluster {
@@ -71,19 +71,19 @@ func start(t *testing.T) *cluster {
 // startSized starts brokers that carry mcap msg/s each, and a topic of so much.
 func startSized(t *testing.T, mcap, rate int) *cluster {
 	t.Helper()
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t, rpc: free[0], web: free[1]}
-	ld, err := daemon.Run(loaddistributor, t.TempDir(), []string{"--grpc-address=" + c.rpc, "--http-address=" + c.web, "--tcp-address=", "--store=memory", "--fitting=off"},
-		daemon.Answers("http://"+c.web+"/ping"))
+	ld, err := local.Run(loaddistributor, t.TempDir(), []string{"--grpc-address=" + c.rpc, "--http-address=" + c.web, "--tcp-address=", "--store=memory", "--fitting=off"},
+		local.Answers("http://"+c.web+"/ping"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	watch(t, ld)
 	for _, id := range []string{"b1", "b2", "b3"} {
-		d, err := daemon.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+c.rpc, "--broker-id="+id, fmt.Sprintf("--mcap=%d", mcap))
+		d, err := local.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+c.rpc, "--broker-id="+id, fmt.Sprintf("--mcap=%d", mcap))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func startSized(t *testing.T, mcap, rate int) *cluster {
 	for _, id := range []string{"p1", "p2", "p3", "p4"} {
 		args = append(args, fmt.Sprintf("--publisher=%s::%d", id, rate/4))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
 	if output, err := exec.CommandContext(ctx, srtm, args...).CombinedOutput(); err != nil {
 		t.Fatalf("srtm topic create: %v\n%s", err, output)
@@ -103,7 +103,7 @@ func startSized(t *testing.T, mcap, rate int) *cluster {
 	return c
 }
 
-func watch(t *testing.T, d *daemon.Daemon) {
+func watch(t *testing.T, d *local.Process) {
 	t.Cleanup(func() {
 		if err := d.Stop(); err != nil {
 			t.Error(err)
@@ -118,7 +118,7 @@ func (c *cluster) waitFor(what string, there func() bool) {
 	c.t.Helper()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
-	for end := time.Now().Add(daemon.Patience); !there(); <-ticker.C {
+	for end := time.Now().Add(local.Patience); !there(); <-ticker.C {
 		if time.Now().After(end) {
 			c.t.Fatalf("no %s", what)
 		}
@@ -136,7 +136,7 @@ func (c *cluster) get(path string) string {
 
 func (c *cluster) request(method, url, body string) (string, int) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -173,7 +173,7 @@ func (c *cluster) where(id string) assignment {
 
 // ask is where, for any goroutine.
 func (c *cluster) ask(ctx context.Context, id string) (a assignment, err error) {
-	ctx, cancel := context.WithTimeout(ctx, daemon.Patience)
+	ctx, cancel := context.WithTimeout(ctx, local.Patience)
 	defer cancel()
 	url := "http://" + c.web + "/publisher?topic=" + topic + "&id=" + id
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -229,7 +229,7 @@ func (r *reader) want(want ...string) {
 	for _, body := range want {
 		missing[body] = true
 	}
-	limit := time.NewTimer(daemon.Patience)
+	limit := time.NewTimer(local.Patience)
 	defer limit.Stop()
 	for len(missing) > 0 {
 		select {
@@ -310,19 +310,19 @@ func TestPublishingOverHTTP(t *testing.T) {
 }
 
 // agent runs `srtm agent`.
-func (c *cluster) agent(flags ...string) *daemon.Daemon {
+func (c *cluster) agent(flags ...string) *local.Process {
 	c.t.Helper()
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	return c.agentAt(free[0], free[1], flags...)
 }
 
-func (c *cluster) agentAt(tcp, web string, flags ...string) *daemon.Daemon {
+func (c *cluster) agentAt(tcp, web string, flags ...string) *local.Process {
 	c.t.Helper()
 	flags = append([]string{"agent", "--tcp-address=" + tcp, "--http-address=" + web, "--loaddistributor-address=" + c.rpc}, flags...)
-	d, err := daemon.Run(srtm, c.t.TempDir(), flags, daemon.Answers("http://"+web+"/healthz"))
+	d, err := local.Run(srtm, c.t.TempDir(), flags, local.Answers("http://"+web+"/healthz"))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -366,9 +366,9 @@ func TestAStockProducerAndTheAgent(t *testing.T) {
 
 // What was acknowledged is there, whatever ends the agent.
 func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
-	for name, end := range map[string]func(*daemon.Daemon) error{
-		"killed":  (*daemon.Daemon).Kill,
-		"stopped": (*daemon.Daemon).Stop,
+	for name, end := range map[string]func(*local.Process) error{
+		"killed":  (*local.Process).Kill,
+		"stopped": (*local.Process).Stop,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -410,7 +410,7 @@ func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 			}
 			take := func(n int) {
 				t.Helper()
-				limit := time.NewTimer(daemon.Patience)
+				limit := time.NewTimer(local.Patience)
 				defer limit.Stop()
 				for range n {
 					select {

@@ -16,8 +16,8 @@ import (
 
 	"github.com/nsqio/go-nsq"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // envNSQD names an nsqd that is not ours.
@@ -44,7 +44,7 @@ func (s *suite) Run() int {
 	defer cancel()
 	for name, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd} {
 		*to = filepath.Join(dir, name)
-		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+name, *to, false); err != nil {
+		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+name, *to, false); err != nil {
 			fmt.Fprintln(os.Stderr, "registration:", err)
 			return 1
 		}
@@ -66,33 +66,33 @@ func each(t *testing.T, test func(t *testing.T, nsqd string)) {
 
 // site is a loaddistributor, and where it is.
 type site struct {
-	*daemon.Daemon
+	*local.Process
 	tcp, web, rpc string
 }
 
 func start(t *testing.T, s site) site {
 	t.Helper()
 	var err error
-	s.Daemon, err = daemon.Run(loaddistributor, t.TempDir(), []string{
+	s.Process, err = local.Run(loaddistributor, t.TempDir(), []string{
 		"--grpc-address=" + s.rpc, "--http-address=" + s.web, "--tcp-address=" + s.tcp, "--broadcast-address=127.0.0.1",
-	}, daemon.Answers("http://"+s.web+"/ping"))
+	}, local.Answers("http://"+s.web+"/ping"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	watch(t, s.Daemon)
+	watch(t, s.Process)
 	return s
 }
 
 func fresh(t *testing.T) site {
 	t.Helper()
-	free, err := daemon.Ports(3)
+	free, err := local.Ports(3)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return start(t, site{tcp: free[0], web: free[1], rpc: free[2]})
 }
 
-func watch(t *testing.T, d *daemon.Daemon) {
+func watch(t *testing.T, d *local.Process) {
 	t.Cleanup(func() {
 		if err := d.Stop(); err != nil {
 			t.Error(err)
@@ -103,9 +103,9 @@ func watch(t *testing.T, d *daemon.Daemon) {
 	})
 }
 
-func node(t *testing.T, nsqd string, s site) *daemon.Daemon {
+func node(t *testing.T, nsqd string, s site) *local.Process {
 	t.Helper()
-	d, err := daemon.NSQD(nsqd, t.TempDir(), "--lookupd-tcp-address="+s.tcp)
+	d, err := local.NSQD(nsqd, t.TempDir(), "--lookupd-tcp-address="+s.tcp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func node(t *testing.T, nsqd string, s site) *daemon.Daemon {
 
 func request(t *testing.T, method, url string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader("body"))
 	if err != nil {
@@ -157,7 +157,7 @@ func (s site) eventually(t *testing.T, topic, what string, right func(found) boo
 	t.Helper()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
-	for end := time.Now().Add(daemon.Patience); ; <-ticker.C {
+	for end := time.Now().Add(local.Patience); ; <-ticker.C {
 		text := request(t, http.MethodGet, "http://"+s.web+"/lookup?topic="+topic)
 		var f found
 		if err := json.Unmarshal([]byte(text), &f); err != nil {
@@ -237,7 +237,7 @@ func (s site) nodes(t *testing.T, want int) {
 	t.Helper()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
-	for end := time.Now().Add(2 * daemon.Patience); ; <-ticker.C {
+	for end := time.Now().Add(2 * local.Patience); ; <-ticker.C {
 		text := request(t, http.MethodGet, "http://"+s.web+"/nodes")
 		if strings.Count(text, "tcp_port") == want {
 			return
@@ -283,23 +283,23 @@ func (s site) consumes(t *testing.T) {
 		if body != "body" {
 			t.Errorf("got %q", body)
 		}
-	case <-time.After(daemon.Patience):
+	case <-time.After(local.Patience):
 		t.Error("no message")
 	}
 }
 
 // Whoever starts nodes on ports of the system's choice finds them everywhere.
 func TestPortsOfTheSystem(t *testing.T) {
-	d, at, err := daemon.Listening(loaddistributor, t.TempDir(),
+	d, at, err := local.Listening(loaddistributor, t.TempDir(),
 		[]string{"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--tcp-address=127.0.0.1:0", "--broadcast-address=127.0.0.1"}, "TCP", "HTTP", "GRPC")
 	if err != nil {
 		t.Fatal(err)
 	}
 	watch(t, d)
-	s := site{Daemon: d, tcp: at["TCP"], web: at["HTTP"], rpc: at["GRPC"]}
+	s := site{Process: d, tcp: at["TCP"], web: at["HTTP"], rpc: at["GRPC"]}
 	var want []string
 	for _, joins := range []string{"--lookupd-tcp-address=" + s.tcp, "--loaddistributor-address=" + s.rpc} {
-		n, _, err := daemon.Listening(nsqd, t.TempDir(), []string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", joins}, "TCP", "HTTP")
+		n, _, err := local.Listening(nsqd, t.TempDir(), []string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", joins}, "TCP", "HTTP")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +343,7 @@ func TestInPlaceOfAnNsqlookupd(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "nsqlookupd.cfg"), []byte(nsqlookupdFile), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d, at, err := daemon.Listening(loaddistributor, dir,
+	d, at, err := local.Listening(loaddistributor, dir,
 		[]string{"-config=nsqlookupd.cfg", "-http-address=127.0.0.1:0", "-log-level=INFO", "-verbose", "--grpc-address=127.0.0.1:0"}, "TCP", "HTTP")
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +352,7 @@ func TestInPlaceOfAnNsqlookupd(t *testing.T) {
 	if !strings.Contains(d.Output(), "nsqlookupd v1.") {
 		t.Errorf("no version in %s", d.Output())
 	}
-	s := site{Daemon: d, tcp: at["TCP"], web: at["HTTP"]}
+	s := site{Process: d, tcp: at["TCP"], web: at["HTTP"]}
 	each(t, func(t *testing.T, nsqd string) {
 		n := node(t, nsqd, s)
 		request(t, http.MethodPost, "http://"+n.HTTP+"/pub?topic=t")

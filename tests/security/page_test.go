@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/tests/daemon"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 const page = "../../docs/security.md"
@@ -126,7 +126,7 @@ func (m *machines) separate() {
 // well. What it leaves running ends with the test.
 func (m *machines) run(machine, block string) bool {
 	t := m.t
-	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
 	args := []string{"bash", "-e", "-o", "pipefail", "-c", block}
 	if m.spaces != nil {
@@ -156,7 +156,7 @@ func (m *machines) run(machine, block string) bool {
 	t.Cleanup(func() {
 		defer ended.Close()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // most blocks leave nothing
-		_ = ended.SetReadDeadline(time.Now().Add(daemon.Patience))
+		_ = ended.SetReadDeadline(time.Now().Add(local.Patience))
 		if _, err := io.Copy(io.Discard, ended); err != nil {
 			t.Errorf("what a block of machine %s started has not ended: %v", machine, err)
 			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/nsqio/go-nsq"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
 // Set once, by TestMain: programs of ours.
@@ -40,7 +40,7 @@ func (s *suite) Run() int {
 	defer cancel()
 	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "tbadaptor": &tbadaptor, "nsqd": &nsqd, "tools/srtm": &srtm} {
 		*to = filepath.Join(dir, filepath.Base(pkg))
-		if err := daemon.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
+		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
 			fmt.Fprintln(os.Stderr, "security:", err)
 			return 1
 		}
@@ -83,7 +83,7 @@ func (s *site) proof(prefix string, cert testkit.Certificate, token string) []st
 
 func start(t *testing.T) *site {
 	t.Helper()
-	free, err := daemon.Ports(4)
+	free, err := local.Ports(4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func start(t *testing.T) *site {
 		"--token-file=" + s.file("read-only "+lookToken+"\nnode "+nodeToken+" b1\nadmin "+adminToken+"\n"),
 	}
 	run := func(program string, web string, flags ...string) {
-		d, err := daemon.Run(program, t.TempDir(), append(flags, guard...), daemon.Answers("http://"+web+"/ping"))
+		d, err := local.Run(program, t.TempDir(), append(flags, guard...), local.Answers("http://"+web+"/ping"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func start(t *testing.T) *site {
 	return s
 }
 
-func watch(t *testing.T, d *daemon.Daemon) {
+func watch(t *testing.T, d *local.Process) {
 	t.Cleanup(func() {
 		if err := d.Stop(); err != nil {
 			t.Error(err)
@@ -119,10 +119,10 @@ func watch(t *testing.T, d *daemon.Daemon) {
 }
 
 // broker starts an nsqd that joins with a token.
-func (s *site) broker(id, token string) *daemon.Daemon {
+func (s *site) broker(id, token string) *local.Process {
 	s.t.Helper()
 	flags := append(s.proof("control-", s.client, token), "--loaddistributor-address="+s.rpc, "--broker-id="+id, "--mcap=1000")
-	d, err := daemon.NSQD(nsqd, s.t.TempDir(), flags...)
+	d, err := local.NSQD(nsqd, s.t.TempDir(), flags...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func (s *site) broker(id, token string) *daemon.Daemon {
 // srtm runs a command and returns what it prints, and its exit code.
 func (s *site) srtm(args ...string) (string, int) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
 	output, err := exec.CommandContext(ctx, srtm, append(args, "--loaddistributor-address="+s.rpc, "--timeout=2s")...).CombinedOutput()
 	exit := new(exec.ExitError)
@@ -151,7 +151,7 @@ func (s *site) waitFor(what string, there func() bool) {
 	s.t.Helper()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
-	for end := time.Now().Add(daemon.Patience); !there(); <-ticker.C {
+	for end := time.Now().Add(local.Patience); !there(); <-ticker.C {
 		if time.Now().After(end) {
 			s.t.Fatalf("no %s", what)
 		}
@@ -219,15 +219,15 @@ func TestAClusterOfTrust(t *testing.T) {
 }
 
 // publishes sends a message through an agent and reads it at the broker.
-func (s *site) publishes(broker *daemon.Daemon) {
+func (s *site) publishes(broker *local.Process) {
 	t := s.t
 	t.Helper()
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	flags := append([]string{"agent", "--tcp-address=" + free[0], "--http-address=" + free[1], "--loaddistributor-address=" + s.rpc}, s.proof("", s.client, lookToken)...)
-	agent, err := daemon.Run(srtm, t.TempDir(), flags, daemon.Answers("http://"+free[1]+"/healthz"))
+	agent, err := local.Run(srtm, t.TempDir(), flags, local.Answers("http://"+free[1]+"/healthz"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func (s *site) publishes(broker *daemon.Daemon) {
 		if body != "trusted" {
 			t.Errorf("got %q", body)
 		}
-	case <-time.After(daemon.Patience):
+	case <-time.After(local.Patience):
 		t.Error("no message")
 	}
 }
@@ -286,7 +286,7 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 		{srtm, []string{"agent", "--allow-insecure-listen=http-address", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 		{srtm, []string{"agent", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 	} {
-		ctx, cancel := context.WithTimeout(context.Background(), daemon.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 		cmd := exec.CommandContext(ctx, c.program, c.args...)
 		cmd.Dir = t.TempDir()
 		output, err := cmd.CombinedOutput()
@@ -296,13 +296,13 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 			t.Errorf("%s %q: %v, %s; want exit code 2 and %q", filepath.Base(c.program), c.args, err, output, c.want)
 		}
 	}
-	free, err := daemon.Ports(2)
+	free, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, port, _ := strings.Cut(free[0], ":")
-	d, err := daemon.Run(tbadaptor, t.TempDir(), []string{"--grpc-address=0.0.0.0:" + port, "--http-address=" + free[1], "--allow-insecure-listen=grpc-address"},
-		daemon.Answers("http://"+free[1]+"/healthz"))
+	d, err := local.Run(tbadaptor, t.TempDir(), []string{"--grpc-address=0.0.0.0:" + port, "--http-address=" + free[1], "--allow-insecure-listen=grpc-address"},
+		local.Answers("http://"+free[1]+"/healthz"))
 	if err != nil {
 		t.Fatalf("forced: %v", err)
 	}

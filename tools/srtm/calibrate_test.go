@@ -10,8 +10,8 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
@@ -72,14 +72,14 @@ func TestCalibrateInACluster(t *testing.T) {
 func TestCalibrate(t *testing.T) {
 	dir := t.TempDir()
 	binary := filepath.Join(dir, "nsqd")
-	if err := daemon.Build(t.Context(), "github.com/srtm-io/srtm/nsqd", binary, false); err != nil {
+	if err := local.Build(t.Context(), "github.com/srtm-io/srtm/nsqd", binary, false); err != nil {
 		t.Fatal(err)
 	}
-	at, err := daemon.Ports(2)
+	at, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := daemon.NSQDAt(binary, dir, at[0], at[1], "--broker-id=b1", "--max-msg-size=500")
+	d, err := local.NSQDAt(binary, dir, at[0], at[1], "--broker-id=b1", "--max-msg-size=500")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/tests/daemon"
-	"github.com/srtm-io/srtm/tools/srtm/cluster"
+	"github.com/srtm-io/srtm/internal/local"
 )
 
 // `topic update --rate --burst` removed 20 publishers and a channel, and made an SLO of
@@ -144,15 +143,15 @@ func TestDescribeAndUpdateInACluster(t *testing.T) {
 }
 
 // realCluster runs the daemons, with one broker of these flags, "broker1".
-func realCluster(t *testing.T, mcap int64, flags ...string) *cluster.Cluster {
+func realCluster(t *testing.T, mcap int64, flags ...string) *local.Cluster {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
-		if err := daemon.Build(t.Context(), "github.com/srtm-io/srtm/"+name, filepath.Join(dir, name), false); err != nil {
+		if err := local.Build(t.Context(), "github.com/srtm-io/srtm/"+name, filepath.Join(dir, name), false); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c, err := cluster.Start(t.Context(), cluster.Config{Brokers: 1, Mcap: mcap, BrokerFlags: flags, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
+	c, err := local.StartCluster(t.Context(), local.ClusterConfig{Brokers: 1, Mcap: mcap, BrokerFlags: flags, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

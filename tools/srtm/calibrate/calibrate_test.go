@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate/search"
 )
 
@@ -37,7 +37,7 @@ func (s *suite) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	nsqdBinary = filepath.Join(dir, "nsqd")
-	if err := daemon.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqdBinary, false); err != nil {
+	if err := local.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqdBinary, false); err != nil {
 		fmt.Fprintln(os.Stderr, "calibrate:", err)
 		return 1
 	}
@@ -48,11 +48,11 @@ func (s *suite) Run() int {
 // it that any machine can carry and that takes seconds.
 func nsqd(t *testing.T, flags ...string) Config {
 	t.Helper()
-	at, err := daemon.Ports(2)
+	at, err := local.Ports(2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := daemon.NSQDAt(nsqdBinary, t.TempDir(), at[0], at[1], append(flags, "--broker-id=b1")...)
+	d, err := local.NSQDAt(nsqdBinary, t.TempDir(), at[0], at[1], append(flags, "--broker-id=b1")...)
 	if err != nil {
 		t.Fatal(err)
 	}

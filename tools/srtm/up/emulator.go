@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
-	"github.com/srtm-io/srtm/tools/srtm/cluster"
 )
 
 // job is one run of iotpub.
@@ -30,7 +30,7 @@ const drain = 8 * time.Second
 // emulator is an iotpub at work. A process of its own keeps its garbage
 // collector and its threads apart from what this one shows and asks.
 type emulator struct {
-	process *cluster.Process
+	process *local.Process
 
 	mu struct {
 		sync.Mutex
@@ -42,7 +42,7 @@ type emulator struct {
 }
 
 // startEmulator runs a job against the cluster.
-func startEmulator(c *cluster.Cluster, binDir, dataDir string, j job) (*emulator, error) {
+func startEmulator(c *local.Cluster, binDir, dataDir string, j job) (*emulator, error) {
 	args := append([]string{
 		"run", "--output=json", "--progress=1s", "--subscribe", "--channel=up",
 		"--topic=" + j.topic, "--duration=" + j.duration.String(), "--drain-timeout=" + drain.String(),
@@ -50,7 +50,7 @@ func startEmulator(c *cluster.Cluster, binDir, dataDir string, j job) (*emulator
 	}, j.load.Args()...)
 	e := &emulator{}
 	var err error
-	e.process, err = cluster.StartProcess("iotpub", filepath.Join(binDir, "iotpub"), filepath.Join(dataDir, "iotpub-"+j.name+".log"), args, e)
+	e.process, err = local.Start(filepath.Join(binDir, "iotpub"), args, local.Options{Log: filepath.Join(dataDir, "iotpub-"+j.name+".log"), Stdout: e})
 	return e, err
 }
 

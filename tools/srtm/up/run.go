@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -26,7 +27,6 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
-	"github.com/srtm-io/srtm/tools/srtm/cluster"
 )
 
 const (
@@ -49,7 +49,7 @@ type run struct {
 	load    *load.Load
 	stdout  io.Writer
 	view    *view
-	cluster *cluster.Cluster
+	cluster *local.Cluster
 	admin   srtmv1.AdminServiceClient
 	report  Report
 	machine time.Duration // the end-to-end latency that calibrating has shown, without waits for tokens
@@ -64,7 +64,7 @@ func (r *run) all(ctx context.Context) error {
 		MaxLatenessUs: r.maxLateness.Microseconds(),
 	}
 	r.view.say("starting %s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"))
-	c, err := cluster.Start(ctx, cluster.Config{
+	c, err := local.StartCluster(ctx, local.ClusterConfig{
 		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout,
 		LoaddistributorFlags: []string{"--fitting=off"}, // placements are compared as they are
 		BrokerFlags:          []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},

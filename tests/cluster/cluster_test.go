@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,20 +20,20 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // build compiles the daemons into a folder of the test's.
 func build(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	root, err := filepath.Abs("../../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./nsqd", "./loaddistributor", "./tbadaptor")
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
+		if err := local.Build(t.Context(), "github.com/srtm-io/srtm/"+name, filepath.Join(dir, name), false); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return dir
 }
@@ -60,7 +59,7 @@ func get(ctx context.Context, t *testing.T, url string) (code int, body string) 
 
 type create func(*srtmv1.TopicSpec) (*srtmv1.Topic, error)
 
-func creator(ctx context.Context, c *Cluster) create {
+func creator(ctx context.Context, c *local.Cluster) create {
 	return func(spec *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
 		stream, err := srtmv1.NewAdminServiceClient(c.Conn).CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec})
 		if err != nil {
@@ -95,7 +94,7 @@ func spec(name string, rate, burst int64, groups ...*srtmv1.PublisherGroup) *srt
 func TestATopicFromCreationToDelivery(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	c, err := Start(ctx, Config{Brokers: 3, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
+	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 3, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +207,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := Start(ctx, Config{Brokers: 2, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
+	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 2, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

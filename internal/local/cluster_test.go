@@ -1,4 +1,4 @@
-package cluster
+package local
 
 import (
 	"errors"
@@ -22,8 +22,8 @@ func script(t *testing.T, dir, name, text string) {
 	}
 }
 
-func config(dir string) Config {
-	return Config{Brokers: 2, Mcap: 10, BinDir: dir, LogDir: dir, StartTimeout: 20 * time.Second}
+func config(dir string) ClusterConfig {
+	return ClusterConfig{Brokers: 2, Mcap: 10, BinDir: dir, LogDir: dir, StartTimeout: 20 * time.Second}
 }
 
 func TestAProcessThatDiesAtOnceIsNamedWithItsLastWords(t *testing.T) {
@@ -32,7 +32,7 @@ func TestAProcessThatDiesAtOnceIsNamedWithItsLastWords(t *testing.T) {
 		script(t, dir, name, "exec sleep 60")
 	}
 	script(t, dir, "loaddistributor", "echo first; echo 'port is taken' >&2; exit 3")
-	_, err := Start(t.Context(), config(dir))
+	_, err := StartCluster(t.Context(), config(dir))
 	if err == nil || !strings.Contains(err.Error(), "loaddistributor: exit status 3: port is taken") {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestAProcessThatDiesAtOnceIsNamedWithItsLastWords(t *testing.T) {
 func TestAMissingBinaryIsNamedAndNothingKeepsRunning(t *testing.T) {
 	dir := t.TempDir()
 	script(t, dir, "tbadaptor", "exec sleep 60")
-	_, err := Start(t.Context(), config(dir))
+	_, err := StartCluster(t.Context(), config(dir))
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "--bin-dir") {
 		t.Fatal(err)
 	}
@@ -54,15 +54,15 @@ func TestProcessesThatNeverJoinAreStopped(t *testing.T) {
 	}
 	cfg := config(dir)
 	cfg.StartTimeout = 300 * time.Millisecond
-	_, err := Start(t.Context(), cfg)
+	_, err := StartCluster(t.Context(), cfg)
 	if err == nil || !strings.Contains(err.Error(), "0 of 2 brokers have joined") {
 		t.Fatal(err)
 	}
 }
 
 func TestBadConfigsAreRefused(t *testing.T) {
-	for _, c := range []Config{{}, {Brokers: 101, Mcap: 1, StartTimeout: 1}, {Brokers: 1, StartTimeout: 1}, {Brokers: 1, Mcap: 1}} {
-		if _, err := Start(t.Context(), c); err == nil {
+	for _, c := range []ClusterConfig{{}, {Brokers: 101, Mcap: 1, StartTimeout: 1}, {Brokers: 1, StartTimeout: 1}, {Brokers: 1, Mcap: 1}} {
+		if _, err := StartCluster(t.Context(), c); err == nil {
 			t.Errorf("%+v was accepted", c)
 		}
 	}

@@ -1,10 +1,9 @@
-package cluster
+package local
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,8 +15,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// Config of a cluster. Immutable.
-type Config struct {
+// ClusterConfig says what a cluster is made of. Immutable.
+type ClusterConfig struct {
 	Brokers int   // how many; 1 .. 100
 	Mcap    int64 // greatest rate of each within the SLO, msg/s; > 0
 	BinDir  string
@@ -30,7 +29,7 @@ type Config struct {
 }
 
 // Validate reports all problems at once.
-func (c Config) Validate() error {
+func (c ClusterConfig) Validate() error {
 	var errs []error
 	if c.Brokers < 1 || c.Brokers > 100 {
 		errs = append(errs, fmt.Errorf("%d brokers: want 1 to 100", c.Brokers))
@@ -55,13 +54,13 @@ type Cluster struct {
 	processes []*Process // in the order of their start
 }
 
-// Start starts a cluster and waits until every broker has joined. On an error
-// nothing keeps running.
-func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
+// StartCluster starts a tbadaptor, a loaddistributor and brokers, and waits until
+// every broker has joined. On an error nothing keeps running.
+func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	addresses, err := freeAddresses(4)
+	addresses, err := Ports(4)
 	if err != nil {
 		return nil, err
 	}
@@ -72,10 +71,11 @@ func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 		}
 	}()
 	start := func(name, binary string, args ...string) error {
-		p, err := StartProcess(name, filepath.Join(cfg.BinDir, binary), filepath.Join(cfg.LogDir, name+".log"), args, nil)
+		p, err := Start(filepath.Join(cfg.BinDir, binary), args, Options{Log: filepath.Join(cfg.LogDir, name+".log")})
 		if err != nil {
-			return err
+			return fmt.Errorf("%w (build the binaries, or name their folder with --bin-dir)", err)
 		}
+		p.name = name
 		c.processes = append(c.processes, p)
 		return nil
 	}
@@ -141,17 +141,10 @@ func (c *Cluster) await(ctx context.Context, brokers int) error {
 func (c *Cluster) Died() error {
 	var errs []error
 	for _, p := range c.processes {
-		select {
-		case <-p.Done():
-			errs = append(errs, p.failure())
-		default:
-		}
+		errs = append(errs, p.Died())
 	}
 	return errors.Join(errs...)
 }
-
-// Processes returns the cluster's processes, in the order of their start.
-func (c *Cluster) Processes() []*Process { return c.processes }
 
 // Stop ends the processes, the last one started first, each within a bound.
 // The error names those that failed.
@@ -161,25 +154,10 @@ func (c *Cluster) Stop() error {
 		errs = append(errs, c.Conn.Close())
 	}
 	for _, p := range c.processes {
-		p.signalStop()
+		p.Terminate()
 	}
 	for i := len(c.processes) - 1; i >= 0; i-- {
 		errs = append(errs, c.processes[i].Stop())
 	}
 	return errors.Join(errs...)
-}
-
-// freeAddresses finds ports on loopback that nobody listens on now. Another
-// process may take one before it is used; the start then fails and says so.
-func freeAddresses(n int) ([]string, error) {
-	addresses := make([]string, n)
-	for i := range addresses {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer ln.Close() // after all are found, so that they differ
-		addresses[i] = ln.Addr().String()
-	}
-	return addresses, nil
 }

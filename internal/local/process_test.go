@@ -1,4 +1,4 @@
-package daemon_test
+package local
 
 import (
 	"errors"
@@ -7,15 +7,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tests/daemon"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
-
-// script writes a program.
-func script(t *testing.T, text string) string {
+// program writes one.
+func program(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
@@ -46,7 +41,7 @@ func TestStopReportsTheExitCode(t *testing.T) {
 				t.Fatal(err)
 			}
 			// It opens the pipe for both, so that reading waits for ever.
-			d, err := daemon.Run(script(t, "trap '"+c.trap+"' TERM\nexec 3<>fifo\n: > ready\nread -r line <&3\n"), dir, nil, ready(dir))
+			d, err := Run(program(t, "trap '"+c.trap+"' TERM\nexec 3<>fifo\n: > ready\nread -r line <&3\n"), dir, nil, ready(dir))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,10 +60,10 @@ func TestStopReportsTheExitCode(t *testing.T) {
 
 func TestRunOfWhatEndsAtOnce(t *testing.T) {
 	never := func() error { return errors.New("never") }
-	if _, err := daemon.Run(script(t, "echo why not; exit 1\n"), t.TempDir(), nil, never); err == nil || !strings.Contains(err.Error(), "why not") {
+	if _, err := Run(program(t, "echo why not; exit 1\n"), t.TempDir(), nil, never); err == nil || !strings.Contains(err.Error(), "why not") {
 		t.Errorf("got %v, want what it printed", err)
 	}
-	if _, err := daemon.Run(filepath.Join(t.TempDir(), "nothing"), t.TempDir(), nil, never); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Run(filepath.Join(t.TempDir(), "nothing"), t.TempDir(), nil, never); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -76,7 +71,7 @@ func TestRunOfWhatEndsAtOnce(t *testing.T) {
 func TestPortsAreGivenOnce(t *testing.T) {
 	seen := map[string]bool{}
 	for range 20 {
-		some, err := daemon.Ports(5)
+		some, err := Ports(5)
 		if err != nil {
 			t.Fatal(err)
 		}

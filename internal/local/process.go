@@ -1,0 +1,369 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Patience is how long to wait for what must happen. Only a failure takes so
+// long, so it is generous.
+const Patience = 30 * time.Second
+
+// Process is a child process that runs until Stop or Kill. It dies with this
+// process, where the system can arrange that, and gets no signal from its terminal.
+type Process struct {
+	// Set once.
+	Flags  []string
+	Dir    string // its working folder
+	TCP    string // of an nsqd: its addresses
+	HTTP   string
+	name   string
+	within time.Duration // Stop's bound
+	cmd    *exec.Cmd
+	log    string // the file with its output; "": it is in output
+	output record
+	done   chan struct{} // closed when the process has ended
+
+	err error // how it ended; valid once done is closed
+
+	// judged says that somebody sent a signal, or was told of the end: how it ended
+	// is no news to Stop. Atomic.
+	judged atomic.Bool
+	asked  atomic.Bool // by SIGTERM to end
+}
+
+// Options of a process. All may be left out.
+type Options struct {
+	Dir string   // its working folder; "": this process's
+	Env []string // besides this process's
+	// Log is a file that its output is appended to; "": Output keeps it.
+	Log string
+	// Stdout takes its standard output instead, from another goroutine until Done
+	// is closed.
+	Stdout io.Writer
+	// Ready is asked every few milliseconds; Start returns once it has no error.
+	Ready func() error
+	// Within is how long Stop waits before it kills; 0: twice Patience.
+	Within time.Duration
+}
+
+// record keeps what a process prints.
+type record struct {
+	mu struct {
+		sync.Mutex
+		bytes.Buffer
+	}
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.Write(p)
+}
+
+// Build compiles a package of this module, with the race detector if race: a
+// race then shows in the exit code, which Stop returns.
+func Build(ctx context.Context, pkg, to string, race bool) error {
+	args := []string{"build", "-o", to}
+	if race {
+		args = append(args, "-race")
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build %s: %w\n%s", pkg, err, output)
+	}
+	return nil
+}
+
+// Start starts a program. On an error nothing keeps running.
+func Start(binary string, flags []string, o Options) (*Process, error) {
+	p := newProcess(binary, flags, o)
+	return p, p.start(o)
+}
+
+// Run is Start in dir, with a question that says when it is ready.
+func Run(binary, dir string, flags []string, ready func() error) (*Process, error) {
+	return Start(binary, flags, Options{Dir: dir, Ready: ready})
+}
+
+func newProcess(binary string, flags []string, o Options) *Process {
+	p := &Process{Flags: flags, Dir: o.Dir, log: o.Log, within: o.Within, name: filepath.Base(binary), done: make(chan struct{}), cmd: exec.Command(binary, flags...)}
+	if p.within == 0 {
+		p.within = 2 * Patience
+	}
+	return p
+}
+
+func (p *Process) start(o Options) error {
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = o.Dir, &p.output, &p.output
+	p.cmd.SysProcAttr = childAttributes()
+	if len(o.Env) > 0 {
+		p.cmd.Env = append(os.Environ(), o.Env...)
+	}
+	if o.Log != "" {
+		out, err := os.OpenFile(o.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+		if err != nil {
+			return fmt.Errorf("%s: log: %w", p.name, err)
+		}
+		defer out.Close()
+		p.cmd.Stdout, p.cmd.Stderr = out, out
+	}
+	if o.Stdout != nil {
+		p.cmd.Stdout = o.Stdout
+	}
+	started := make(chan error)
+	go func() {
+		defer close(p.done)
+		// The parent-death signal follows the thread that forked, so the
+		// goroutine keeps its thread until the child has ended.
+		defer lockThread()()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = p.cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		<-p.done
+		return fmt.Errorf("%s: %w", p.name, err)
+	}
+	if o.Ready == nil {
+		return nil
+	}
+	if err := p.await(o.Ready); err != nil {
+		return errors.Join(fmt.Errorf("%q: %w", p.Flags, err), p.Kill())
+	}
+	return nil
+}
+
+func (p *Process) await(ready func() error) error {
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(Patience); ; {
+		err := ready()
+		select {
+		case <-p.done: // if there was an answer, it was another's
+			return p.failure()
+		case <-ticker.C:
+		}
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s is not ready after %v: %w\n%s", p.name, Patience, err, p.Output())
+		}
+	}
+}
+
+// NSQD starts an nsqd, whose flags are as upstream's, on free loopback ports.
+// Another process may take a port between its choice and its use; then it is
+// tried again with others.
+func NSQD(binary, dir string, flags ...string) (*Process, error) {
+	const attempts = 5
+	var errs []error
+	for range attempts {
+		free, err := Ports(2)
+		if err != nil {
+			return nil, err
+		}
+		p, err := NSQDAt(binary, dir, free[0], free[1], flags...)
+		if err == nil {
+			return p, nil
+		}
+		errs = append(errs, err)
+		if !strings.Contains(err.Error(), "address already in use") {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// NSQDAt is NSQD at given addresses.
+func NSQDAt(binary, dir, tcp, web string, flags ...string) (*Process, error) {
+	args := append([]string{"--tcp-address=" + tcp, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, flags...)
+	// Any answer will do: HTTP may be there only to say that it must not be used.
+	p, err := Run(binary, dir, args, Answers("http://"+web+"/ping"))
+	if err != nil {
+		return nil, err
+	}
+	p.Flags, p.TCP, p.HTTP = flags, tcp, web
+	return p, nil
+}
+
+// listening is how a program of NSQ's, or one in its place, logs an address.
+var listening = regexp.MustCompile(`\b([A-Z]+): listening on (127\.0\.0\.1:[1-9][0-9]*)`)
+
+// Listening is Run for a program with port 0 in its flags, which is ready once its
+// log says where on 127.0.0.1 it listens for each of these protocols. It returns
+// their addresses, of an nsqd also in the Process.
+func Listening(binary, dir string, flags []string, protocols ...string) (*Process, map[string]string, error) {
+	at := map[string]string{}
+	o := Options{Dir: dir}
+	p := newProcess(binary, flags, o)
+	o.Ready = func() error {
+		p.output.mu.Lock()
+		defer p.output.mu.Unlock()
+		for _, found := range listening.FindAllStringSubmatch(p.output.mu.String(), -1) {
+			at[found[1]] = found[2]
+		}
+		for _, protocol := range protocols {
+			if at[protocol] == "" {
+				return fmt.Errorf("does not say where it listens for %s", protocol)
+			}
+		}
+		return nil
+	}
+	err := p.start(o)
+	p.TCP, p.HTTP = at["TCP"], at["HTTP"]
+	return p, at, err
+}
+
+// Answers returns a question that has no error once a server answers at url,
+// whatever it says.
+func Answers(url string) func() error {
+	transport := &http.Transport{DisableKeepAlives: true}
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		res, err := transport.RoundTrip(req)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, res.Body)
+		return errors.Join(err, res.Body.Close())
+	}
+}
+
+// Pid returns the process id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Signal sends a signal and does not wait.
+func (p *Process) Signal(s os.Signal) error {
+	p.judged.Store(true)
+	if s == syscall.SIGTERM {
+		p.asked.Store(true)
+	}
+	return p.cmd.Process.Signal(s)
+}
+
+// Done is closed when the process has ended; then Err and Failure tell how.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Err returns how the process ended. Requires: Done is closed.
+func (p *Process) Err() error {
+	p.judged.Store(true)
+	return p.err
+}
+
+// Failure is Err with the last words; nil for exit code 0. Requires: Done is closed.
+func (p *Process) Failure() error {
+	if p.Err() == nil {
+		return nil
+	}
+	return p.failure()
+}
+
+// ExitCode returns the exit code, -1 after a signal. Requires: Done is closed.
+func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
+
+// Died returns how the process ended, with its last words, and nil while it runs.
+func (p *Process) Died() error {
+	select {
+	case <-p.done:
+		return p.failure()
+	default:
+		return nil
+	}
+}
+
+// Output returns the last of what it printed.
+func (p *Process) Output() string {
+	const most = 1500
+	if p.log != "" {
+		f, err := os.Open(p.log)
+		if err != nil {
+			return err.Error()
+		}
+		defer f.Close()
+		if size, err := f.Seek(0, io.SeekEnd); err == nil {
+			_, _ = f.Seek(max(0, size-most), io.SeekStart) // a seek within the file does not fail
+		}
+		text, err := io.ReadAll(io.LimitReader(f, most))
+		if err != nil {
+			return err.Error()
+		}
+		return string(text)
+	}
+	p.output.mu.Lock()
+	defer p.output.mu.Unlock()
+	s := p.output.mu.String()
+	return s[max(0, len(s)-most):]
+}
+
+// failure says how the process ended, with the last of its output.
+// Requires: Done is closed.
+func (p *Process) failure() error {
+	err := p.err
+	if err == nil {
+		err = errors.New("ended")
+	}
+	text := strings.TrimSpace(p.Output())
+	if p.log == "" {
+		return fmt.Errorf("%s: %w; it printed last:\n%s", p.name, err, text)
+	}
+	return fmt.Errorf("%s: %w: %s (its output is in %s)", p.name, err, text[strings.LastIndexByte(text, '\n')+1:], p.log)
+}
+
+// Terminate asks the process to end, once, for a second SIGTERM ends our daemons at
+// once; and does not wait. Stop will tell how it ended.
+func (p *Process) Terminate() {
+	if !p.asked.Swap(true) {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
+	}
+}
+
+// Stop ends the process in good order. It fails when it does not end, or not
+// with exit code 0, as after a data race. One that was ended by Signal, Stop or Kill
+// before was judged by whoever did that.
+func (p *Process) Stop() error {
+	if p.Died() != nil && p.judged.Load() {
+		return nil
+	}
+	p.Terminate()
+	timer := time.NewTimer(p.within)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return p.Failure()
+	case <-timer.C:
+		return errors.Join(fmt.Errorf("%s: killed, it did not stop within %v of SIGTERM", p.name, p.within), p.Kill())
+	}
+}
+
+// Kill ends the process at once.
+func (p *Process) Kill() error {
+	p.judged.Store(true)
+	err := p.cmd.Process.Kill()
+	<-p.done
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil
+	}
+	return err
+}
