@@ -132,14 +132,3 @@ func (t *memoryTerm) Resign(context.Context) error {
 	}
 	return nil
 }
-
-func encodeEvents(events []catalog.Event) ([][]byte, error) {
-	records := make([][]byte, len(events))
-	for i, e := range events {
-		var err error
-		if records[i], err = encodeEvent(e); err != nil {
-			return nil, err
-		}
-	}
-	return records, nil
-}

@@ -14,6 +14,9 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/srtm-io/srtm/api/srtm/journal"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -142,51 +145,27 @@ func TestWhat010CanRead(t *testing.T) {
 	for _, line := range strings.Fields(string(text)) {
 		known[line] = true
 	}
-	seen := map[reflect.Type]bool{}
-	var walk func(reflect.Type)
-	walk = func(of reflect.Type) {
-		switch of.Kind() {
-		case reflect.Pointer, reflect.Slice:
-			walk(of.Elem())
-		case reflect.Struct:
-			for i := 0; !seen[of] && i < of.NumField(); i++ {
-				f := of.Field(i)
-				name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-				if at := of.Name() + "." + name; known[at] == (f.Tag.Get("since") != "") {
-					t.Errorf("%s: known to 0.1.0: %v, since version %q", at, known[at], f.Tag.Get("since"))
-				}
-				if f.Tag.Get("since") != "" && !strings.Contains(f.Tag.Get("json"), "omit") {
-					t.Errorf("%s.%s is written where it is zero", of.Name(), name)
-				}
-				walk(f.Type)
+	for kinds, i := kind("restarted").ContainingMessage().Fields(), 0; i < kinds.Len(); i++ {
+		if k := kinds.Get(i); known["kind:"+string(k.Name())] != (since(k) == 1) || since(k) > Version {
+			t.Errorf("kind %s: known to 0.1.0: %v, since version %d", k.Name(), known["kind:"+string(k.Name())], since(k))
+		}
+	}
+	messages := journal.File_srtm_journal_journal_proto.Messages()
+	for i := range messages.Len() {
+		of := messages.Get(i)
+		for j := 0; j < of.Fields().Len() && of.Name() != "Record"; j++ {
+			f := of.Fields().Get(j)
+			if at := strings.ToLower(string(of.Name())) + "." + string(f.Name()); known[at] != (since(f) == 1) || since(f) > Version {
+				t.Errorf("%s: known to 0.1.0: %v, since version %d", at, known[at], since(f))
 			}
-			seen[of] = true
 		}
 	}
-	for _, root := range []any{record{}, event{}, broker{}, absorbed{}, order{}, snapshot{}} {
-		walk(reflect.TypeOf(root))
-	}
-	_, records := history(t)
-	for _, r := range records {
-		var frame record
-		if err := json.Unmarshal(r, &frame); err != nil {
-			t.Fatal(err)
-		}
-		if frame.V == 1 && !known["kind:"+frame.Kind] {
-			t.Errorf("a record of a kind that 0.1.0 does not know has version 1: %s", r)
-		}
-	}
-	// Among others, deep down and where it is a list.
-	type inner struct {
-		New int `since:"7"`
-	}
-	type outer struct {
-		A    *inner
-		List []inner
-	}
-	for want, v := range map[int]any{0: outer{A: &inner{}, List: make([]inner, 2)}, 7: outer{List: []inner{{}, {New: 1}}}} {
-		if got := since(reflect.ValueOf(v)); got != want {
-			t.Errorf("%+v is of version %d, want %d", v, got, want)
+	for want, m := range map[int]proto.Message{
+		1: &journal.Snapshot{Brokers: []*journal.Broker{{Mcap: 1}}, Version: 3},
+		2: &journal.Snapshot{Brokers: []*journal.Broker{{Mcap: 1}, {Forced: true}}},
+	} {
+		if got := version(m.ProtoReflect()); got != want {
+			t.Errorf("%v is of version %d, want %d", m, got, want)
 		}
 	}
 }

@@ -1,0 +1,231 @@
+package store
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/api/srtm/journal"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Between the catalog's types and the journal's.
+
+func fromAbsorption(broker string, a catalog.Absorption) *journal.Absorbed {
+	if a == (catalog.Absorption{}) {
+		return nil
+	}
+	return &journal.Absorbed{Broker: broker, LatencyNs: int64(a.Latency), RateMilli: a.Rate, Burst: a.Burst}
+}
+
+func toAbsorption(a *journal.Absorbed) catalog.Absorption {
+	return catalog.Absorption{Latency: time.Duration(a.GetLatencyNs()), Rate: a.GetRateMilli(), Burst: a.GetBurst()}
+}
+
+func fromDump(d catalog.Dump) (*journal.Snapshot, *journal.Additions) {
+	s := &journal.Snapshot{Version: d.Version, Contracts: d.Contracts}
+	more := &journal.Additions{Version: d.Version, Log: d.Log, Ahead: d.Ahead, Created: map[string]uint64{}, Removed: d.Removed}
+	for _, b := range d.Brokers {
+		if b.Broker.Forgotten {
+			more.Forgotten = append(more.Forgotten, b.Broker.ID)
+		}
+		if b.Broker.Strict {
+			more.Strict = append(more.Strict, b.Broker.ID)
+		}
+		s.Brokers = append(s.Brokers, fromBroker(b))
+	}
+	for _, t := range d.Topics {
+		s.Topics = append(s.Topics, fromTopic(t))
+		if t.Created > 0 {
+			more.Created[t.Spec.Name()] = t.Created
+		}
+	}
+	return s, more
+}
+
+func toDump(s *journal.Snapshot, more *journal.Additions) (catalog.Dump, error) {
+	if more.Version != s.Version {
+		more = &journal.Additions{}
+	}
+	d := catalog.Dump{Version: s.Version, Log: more.Log, Ahead: more.Ahead, Contracts: s.Contracts, Removed: map[string]uint64{}}
+	maps.Copy(d.Removed, more.Removed)
+	for _, b := range s.Brokers {
+		one := toBroker(b)
+		one.Broker.Forgotten, one.Broker.Strict = slices.Contains(more.Forgotten, one.Broker.ID), slices.Contains(more.Strict, one.Broker.ID)
+		d.Brokers = append(d.Brokers, one)
+	}
+	for _, t := range s.Topics {
+		one, err := toTopic(t)
+		if err != nil {
+			return d, err
+		}
+		one.Created = more.Created[one.Spec.Name()]
+		d.Topics = append(d.Topics, one)
+	}
+	return d, nil
+}
+
+func fromBroker(b catalog.BrokerDump) *journal.Broker {
+	k := b.Broker
+	return &journal.Broker{
+		Id: k.ID, Instance: k.Instance, Tcp: k.TCPAddress, Http: k.HTTPAddress, Hostname: k.Hostname,
+		Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
+		Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
+		Absorbed: fromAbsorption("", k.Absorbed),
+	}
+}
+
+func toBroker(b *journal.Broker) catalog.BrokerDump {
+	if b == nil {
+		return catalog.BrokerDump{} // Load and Apply refuse it
+	}
+	return catalog.BrokerDump{
+		Broker: catalog.Broker{
+			ID: b.Id, Instance: b.Instance, TCPAddress: b.Tcp, HTTPAddress: b.Http, Hostname: b.Hostname,
+			Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
+			Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
+			Absorbed: toAbsorption(b.Absorbed),
+		},
+		Leftovers: b.Leftovers, LeftAt: b.LeftAt,
+	}
+}
+
+var phases = map[string]catalog.State{"preparing": catalog.Preparing, "active": catalog.Active, "deleting": catalog.Deleting}
+
+func fromTopic(t catalog.TopicDump) *journal.Topic {
+	one := &journal.Topic{
+		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Plan: fromPlan(t.Plan),
+		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
+	}
+	if t.Ordered != t.Spec {
+		one.Ordered = fromSpec(t.Ordered)
+	}
+	if t.Next != nil {
+		one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), fromPlan(t.Next.Plan), t.NextPrepared
+	}
+	return one
+}
+
+func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
+	d := catalog.TopicDump{
+		Key: t.GetKey(), Phase: phases[t.GetPhase()], Plan: toPlan(t.GetPlan()), Epoch: t.GetEpoch(),
+		Prepared: t.GetPrepared(), Retiring: t.GetRetiring(),
+	}
+	var err error
+	if d.Spec, err = toSpec(t.GetSpec()); err != nil {
+		return d, err
+	}
+	if d.Ordered = d.Spec; t.Ordered != nil {
+		if d.Ordered, err = toSpec(t.Ordered); err != nil {
+			return d, err
+		}
+	}
+	if (t.NextSpec == nil) != (t.NextPlan == nil) {
+		return d, fmt.Errorf("half of a next plan of topic %s", d.Spec.Name())
+	}
+	if t.NextSpec != nil {
+		s, err := toSpec(t.NextSpec)
+		if err != nil {
+			return d, err
+		}
+		d.Next, d.NextPrepared = &catalog.Next{Spec: s, Plan: toPlan(t.NextPlan)}, t.NextPrepared
+	}
+	return d, nil
+}
+
+func fromSpec(s *catalog.Spec) *journal.Spec {
+	p := &journal.Spec{
+		Name: s.Demand.Topic, RateMilli: s.Demand.RateMilli, Rate: s.Demand.Rate, Burst: s.Demand.Burst,
+		Quantile: s.SLO.Quantile, LatencyNs: int64(s.SLO.Latency), Reject: s.OverLimit == catalog.Reject,
+		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels,
+	}
+	for _, one := range s.Demand.Publishers {
+		p.Publishers = append(p.Publishers, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
+	}
+	for _, one := range s.Demand.Groups {
+		p.Groups = append(p.Groups, &journal.Group{Key: one.Key, Count: int64(one.Count), Rate: one.Rate, Batch: int64(one.Batch)})
+	}
+	return p
+}
+
+// toSpec refuses what no request could have brought in: expanding it could take
+// any amount of memory.
+func toSpec(p *journal.Spec) (*catalog.Spec, error) {
+	if p == nil {
+		return nil, errors.New("there is no specification")
+	}
+	s := &catalog.Spec{
+		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst},
+		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNs)},
+		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels,
+	}
+	if p.Reject {
+		s.OverLimit = catalog.Reject
+	}
+	for _, one := range p.Publishers {
+		s.Demand.Publishers = append(s.Demand.Publishers, placement.Publisher{ID: one.GetId(), Key: one.GetKey(), Rate: one.GetRate(), Batch: int(one.GetBatch())})
+	}
+	for _, one := range p.Groups {
+		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch())})
+	}
+	if err := s.Demand.Validate(); err != nil {
+		return nil, fmt.Errorf("topic %q: %w", p.Name, err)
+	}
+	return s, nil
+}
+
+func fromPlan(p placement.Plan) *journal.Plan {
+	r := &journal.Plan{Policy: p.Policy, Unplaced: differences(p.Unplaced)}
+	for _, q := range p.Quotas {
+		one := &journal.Quota{
+			Broker: q.Broker, Rate: q.Rate, Publishers: differences(q.Publishers),
+			Groups: map[string]int64{}, RateMilli: int64(q.Share.Rate), Burst: q.Share.Burst,
+		}
+		for key, n := range q.Groups {
+			one.Groups[key] = int64(n)
+		}
+		r.Quotas = append(r.Quotas, one)
+	}
+	return r
+}
+
+func toPlan(p *journal.Plan) placement.Plan {
+	r := placement.Plan{Policy: p.GetPolicy(), K: len(p.GetQuotas()), Unplaced: sums(p.GetUnplaced())}
+	for _, q := range p.GetQuotas() {
+		one := placement.Quota{
+			Broker: q.GetBroker(), Rate: q.GetRate(), Publishers: sums(q.GetPublishers()), Groups: map[string]int{},
+			Share: tokenbucket.Share{Rate: tokenbucket.Rate(q.GetRateMilli()), Burst: q.GetBurst()},
+		}
+		for key, n := range q.GetGroups() {
+			one.Groups[key] = int(n)
+		}
+		r.Quotas = append(r.Quotas, one)
+	}
+	return r
+}
+
+// differences of ascending indices: the first, and then what each is more than the
+// one before.
+func differences(indices []int) (d []int64) {
+	last := 0
+	for _, i := range indices {
+		d = append(d, int64(i-last))
+		last = i
+	}
+	return d
+}
+
+// sums is the inverse of differences.
+func sums(d []int64) (indices []int) {
+	last := 0
+	for _, more := range d {
+		last += int(more)
+		indices = append(indices, last)
+	}
+	return indices
+}
