@@ -41,7 +41,7 @@ func (o *Outgoing) add(d *queue.Delivery) {
 	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // once, not for each field
 	o.Frames = wire.AppendMessage(o.Frames, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
 	// That the broker was late besides is no excuse; that consumers were is its own delay.
-	due := m.Arrival.At.Add(max(m.Access, m.Defer))
+	due := m.Arrival.Add(max(m.Access, m.Defer))
 	held := max(0, m.Held-max(0, m.Defer-m.Access))
 	o.sent = append(o.sent, sent{due: due, access: m.Access, consumer: held + d.Waited, first: d.Attempts == 1})
 }

@@ -14,5 +14,5 @@ func scribble(m *queue.Message) {
 	for i := range body {
 		body[i] = 0xDB
 	}
-	m.Timestamp, m.Access, m.Arrival.At = -1, -1, -1
+	m.Timestamp, m.Access, m.Arrival = -1, -1, -1
 }

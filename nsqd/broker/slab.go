@@ -3,6 +3,7 @@ package broker
 import (
 	"math/bits"
 	"sync"
+	"unsafe"
 
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
@@ -25,6 +26,26 @@ const (
 // class returns the class of bodies of that size; slabClasses or more: none.
 func class(size int) int { return bits.Len(uint(max(size, 1)-1) / slabLeast) }
 
+// withBody is a message and its body in one allocation: B is an array of bytes. A
+// backlog of a million messages is so many objects less for the garbage collector.
+type withBody[B any] struct {
+	queue.Message
+	body B
+}
+
+func with[B any]() *queue.Message {
+	m := new(withBody[B])
+	m.Body = unsafe.Slice((*byte)(unsafe.Pointer(&m.body)), unsafe.Sizeof(m.body))[:0]
+	return &m.Message
+}
+
+// newMessage makes one of each class but for the larger ones, which would lose more by
+// the allocator's own classes.
+var newMessage = [...]func() *queue.Message{
+	with[[slabLeast]byte], with[[slabLeast << 1]byte], with[[slabLeast << 2]byte],
+	with[[slabLeast << 3]byte], with[[slabLeast << 4]byte], with[[slabLeast << 5]byte],
+}
+
 // get returns a message with an empty body that has room for size bytes. Its
 // other fields mean nothing.
 func (p *slab) get(size int) *queue.Message {
@@ -35,6 +56,9 @@ func (p *slab) get(size int) *queue.Message {
 	if m, ok := p.classes[i].Get().(*queue.Message); ok {
 		m.Body = m.Body[:0]
 		return m
+	}
+	if i < len(newMessage) {
+		return newMessage[i]()
 	}
 	return &queue.Message{Body: make([]byte, 0, slabLeast<<i)}
 }

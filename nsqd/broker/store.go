@@ -8,7 +8,6 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
@@ -443,9 +442,9 @@ func (st *store) carry(log *commitlog.Files) error {
 
 // record is how a message is kept. Requires: topic.mu held.
 func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
-	at := t.broker.cfg.Storage.epoch.wallOf(m.Arrival.At)
+	at := t.broker.cfg.Storage.epoch.wallOf(m.Arrival)
 	r := commitlog.Record{
-		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Arrival.Source,
+		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Source,
 		Attempts: m.Attempts, Body: m.Body,
 	}
 	if m.Defer > 0 {
@@ -454,8 +453,8 @@ func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
 	if released {
 		r.Access = m.Access + 1
 	}
-	if m.Only != "" {
-		r.Channel = []byte(m.Only)
+	if m.Only != nil {
+		r.Channel = []byte(*m.Only)
 	}
 	return r
 }
@@ -468,17 +467,21 @@ func (t *Topic) message(r *commitlog.Record) *queue.Message {
 	m := t.broker.slab.get(len(r.Body))
 	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
 	m.Timestamp = r.Timestamp
-	m.Arrival = stamp.Arrival{At: e.monoOf(r.Arrival), Source: r.Source}
+	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source
 	m.Defer = 0
 	if r.Due > 0 {
-		m.Defer = max(0, e.monoOf(r.Due).Sub(m.Arrival.At))
+		m.Defer = max(0, e.monoOf(r.Due).Sub(m.Arrival))
 	}
-	if early := m.Arrival.At.Sub(now); early > 0 {
-		m.Arrival.At = m.Arrival.At.Add(-early)
+	if early := m.Arrival.Sub(now); early > 0 {
+		m.Arrival = m.Arrival.Add(-early)
 	}
-	m.Offset, m.Only, m.Attempts = queue.Offset(r.Offset), string(r.Channel), r.Attempts
+	m.Offset, m.Only, m.Attempts = queue.Offset(r.Offset), nil, r.Attempts
+	if len(r.Channel) > 0 {
+		only := string(r.Channel)
+		m.Only = &only
+	}
 	m.Access, m.Held = max(0, r.Access-1), 0
-	m.Released = m.Arrival.At.Add(m.Access)
+	m.Released = m.Arrival.Add(m.Access)
 	return m
 }
 

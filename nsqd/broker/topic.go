@@ -538,9 +538,9 @@ func (b *Broker) message(wall mono.Wall, p Published) *queue.Message {
 	m.ID = b.newID()
 	m.Body = append(m.Body, p.Body...)
 	m.Timestamp = wall
-	m.Arrival = p.Arrival
+	m.Arrival, m.Source = p.Arrival.At, p.Arrival.Source
 	m.Defer = p.Defer
-	m.Only, m.Attempts, m.Access = "", 0, 0
+	m.Only, m.Attempts = nil, 0
 	return m
 }
 
@@ -736,7 +736,7 @@ func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Mess
 		t.mu.endToEnd[c] = w
 	}
 	for _, m := range messages {
-		w.Record(now, span, now.Sub(m.Arrival.At))
+		w.Record(now, span, now.Sub(m.Arrival))
 	}
 }
 

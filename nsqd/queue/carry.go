@@ -57,7 +57,7 @@ func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
 				continue
 			}
 			if o >= t.tail.next { // or a crash could come between the two
-				t.writeUpTo(o + 1)
+				t.writeUpTo(o+1, nil)
 				return into[:begin]
 			}
 			deferred := it.holder == nil && it.place >= 0
@@ -70,9 +70,9 @@ func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
 				return into[:begin] // its turn comes, and the order stays
 			}
 			m := *it.msg
-			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), c.name, it.attempts
+			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), &c.name, it.attempts
 			if deferred {
-				m.Defer = max(0, it.due.Sub(m.Arrival.At))
+				m.Defer = max(0, it.due.Sub(m.Arrival))
 			}
 			m.holders, m.spilled = 0, false
 			into = append(into, Carried{&m, c, it, o})
@@ -90,9 +90,9 @@ func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
 	for _, k := range carried {
 		t.accept(k.Message)
 		t.move(k, fx)
+		t.writeUpTo(t.end, k.Message)
 	}
 	t.carried = t.end
-	t.writeUpTo(t.end)
 	fx.Disk = true
 	t.goOn(now, fx)
 }

@@ -82,7 +82,6 @@ type Channel struct {
 	stopped   bool      // with the topic, or deleted
 	starved   bool      // since the step before, messages wait for a consumer
 	opened    mono.Time // until when they last did
-	order     uint64    // of the next item
 	turns     uint64    // deliveries so far
 	free      []*item   // for reuse; at most maxFree
 
@@ -106,16 +105,15 @@ type ChannelCounters struct {
 type item struct {
 	msg        *Message // nil: absent
 	offset     Offset   // of msg
-	order      uint64   // of release, to give back in a fixed order
 	due        mono.Time
 	delivered  mono.Time // of the present delivery
 	holder     *consumer // nil: ready or deferred
 	prev, next *item     // of those that holder holds
-	place      int       // in due; -1 when not there
+	chain      *item     // of flights
 	turn       uint64    // of the present delivery, never used twice; 0 without a holder
+	place      int32     // in due; -1 when not there
 	attempts   uint16    // deliveries, those apart that came to nothing
 	handed     bool      // the present delivery was
-	chain      *item     // of flights
 }
 
 type consumer struct {
@@ -124,7 +122,7 @@ type consumer struct {
 	sample   int // percent of messages to deliver; 0: all
 	ready    int
 	inFlight int
-	held     *item // the list of what it holds; nil: nothing
+	held     *item // the list of what it holds, the last delivered first; nil: nothing
 	distance Distance
 	hungry   bool // is in Channel.hungry
 	stalled  bool // see Channel
@@ -279,7 +277,7 @@ func (c *Channel) enter(now mono.Time, m *Message) *item {
 	it := c.newItem(m)
 	it.attempts = m.Attempts
 	if m.Defer > 0 {
-		it.due = m.Arrival.At.Add(m.Defer)
+		it.due = m.Arrival.Add(m.Defer)
 	}
 	c.place(now, it)
 	return it
@@ -345,7 +343,7 @@ func (c *Channel) waited(it *item, now mono.Time) time.Duration {
 	m := it.msg
 	from := max(m.Released, c.begin)
 	if m.Defer > 0 {
-		from = max(from, m.Arrival.At.Add(m.Defer))
+		from = max(from, m.Arrival.Add(m.Defer))
 	}
 	switch {
 	case it.delivered != 0: // to one that did not take it
@@ -479,7 +477,7 @@ func (c *Channel) touch(now mono.Time, id ConsumerID, m MessageID) error {
 		return ErrNotInFlight
 	}
 	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.topic.cfg.MaxInFlight))
-	c.due.fix(it.place)
+	c.due.fix(int(it.place))
 	return nil
 }
 
@@ -553,8 +551,7 @@ func (c *Channel) removeConsumer(id ConsumerID) {
 	for it := w.held; it != nil; it = it.next {
 		back = append(back, it)
 	}
-	slices.SortFunc(back, func(a, b *item) int { return cmp.Compare(a.order, b.order) })
-	for _, it := range back {
+	for _, it := range slices.Backward(back) {
 		c.drop(it)
 		c.ready.push(it)
 	}
@@ -595,9 +592,8 @@ func (c *Channel) newItem(m *Message) *item {
 	} else {
 		it = new(item)
 	}
-	*it = item{msg: m, offset: m.Offset, order: c.order, place: -1}
+	*it = item{msg: m, offset: m.Offset, place: -1}
 	m.hold()
-	c.order++
 	return it
 }
 

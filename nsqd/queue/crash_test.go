@@ -75,8 +75,8 @@ func (c *crashes) delivered(d Delivery) {
 		switch {
 		case m.done[n]:
 			c.rt.Fatalf("channel %s gets %d again, which was done", ch.name, n)
-		case d.Message.Only != "" && d.Message.Only != ch.name:
-			c.rt.Fatalf("channel %s gets %d, which is for %s", ch.name, n, d.Message.Only)
+		case !d.Message.isFor(ch.name):
+			c.rt.Fatalf("channel %s gets %d, which is for %s", ch.name, n, *d.Message.Only)
 		case c.ordered && d.Attempts == 1 && d.Message.Defer == 0:
 			if n < m.last {
 				c.rt.Fatalf("channel %s gets %d after %d", ch.name, n, m.last)
@@ -354,7 +354,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				from, n := ch.wants()
 				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.name, ch.window.next, ch.window.slots.len(), ch.behind, ch.late, ch.absent.len(), ch.ready.len(), len(ch.due), n, from)
 			}
-			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.Waiting(), c.top.Low(), c.top.End(), c.top.front, c.top.tail.next, c.top.writeTo, c.top.underWay, state)
+			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.Waiting(), c.top.Low(), c.top.End(), c.top.front, c.top.tail.next, c.top.tail.end(), c.top.underWay, state)
 		}
 		for name, m := range c.channels {
 			ch := c.top.Channel(name)

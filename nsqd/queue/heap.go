@@ -19,15 +19,14 @@ func (h dueHeap) next() mono.Time {
 }
 
 func (h *dueHeap) push(it *item) {
-	it.place = len(*h)
 	*h = append(*h, it)
-	h.up(it.place)
+	h.up(len(*h) - 1)
 }
 
 // remove takes it out. Requires: it is in h.
 func (h *dueHeap) remove(it *item) {
 	old := *h
-	i, last := it.place, len(old)-1
+	i, last := int(it.place), len(old)-1
 	moved := old[last]
 	old[last] = nil
 	*h = old[:last]
@@ -36,7 +35,7 @@ func (h *dueHeap) remove(it *item) {
 		return
 	}
 	old[i] = moved
-	moved.place = i
+	moved.place = int32(i)
 	h.fix(i)
 }
 
@@ -55,11 +54,11 @@ func (h dueHeap) up(i int) {
 			break
 		}
 		h[i] = h[parent]
-		h[i].place = i
+		h[i].place = int32(i)
 		i = parent
 	}
 	h[i] = it
-	it.place = i
+	it.place = int32(i)
 }
 
 // down reports whether the item moved.
@@ -77,10 +76,10 @@ func (h dueHeap) down(i int) bool {
 			break
 		}
 		h[i] = h[child]
-		h[i].place = i
+		h[i].place = int32(i)
 		i = child
 	}
 	h[i] = it
-	it.place = i
+	it.place = int32(i)
 	return i != start
 }

@@ -18,7 +18,7 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 	}
 	for i := 1; t.limited && i < t.waiting.len(); i++ {
 		if a, b := t.waiting.at(i-1), t.waiting.at(i); laterArrival(a, b) {
-			return fmt.Errorf("%s of %d waits before %s of %d", a.ID, a.Arrival.At, b.ID, b.Arrival.At)
+			return fmt.Errorf("%s of %d waits before %s of %d", a.ID, a.Arrival, b.ID, b.Arrival)
 		}
 	}
 	if t.waiting.len() > 0 && t.open() && !now.Before(t.eligible(t.waiting.front())) {
@@ -57,7 +57,7 @@ func (t *Topic) held() map[*Message]int {
 			places[it.msg]++
 		}
 	}
-	for o := t.tail.next; o < t.writeTo; o++ {
+	for o := t.tail.next; o < t.tail.end(); o++ {
 		if m := t.tail.get(o); m != nil {
 			places[m]++
 		}
@@ -76,8 +76,8 @@ func (t *Topic) checkLog() error {
 	if err := checkWindow("tail", &t.tail); err != nil {
 		return err
 	}
-	if t.tail.end() > t.end || t.writeTo > t.end || t.front > t.end {
-		return fmt.Errorf("the tail ends at %d, is to be written up to %d, the front is %d, and the end %d", t.tail.end(), t.writeTo, t.front, t.end)
+	if t.tail.end() > t.end || t.front > t.end {
+		return fmt.Errorf("the tail ends at %d, the front is %d, and the end %d", t.tail.end(), t.front, t.end)
 	}
 	held, under := t.held(), 0
 	for o := t.tail.next; o < t.tail.end(); o++ {
@@ -181,7 +181,7 @@ func (c *Channel) checkInvariants() error {
 	held := map[*consumer]int{}
 	deferred := 0
 	for i, it := range c.due {
-		if it.place != i {
+		if int(it.place) != i {
 			return fmt.Errorf("item %d thinks it is at %d", i, it.place)
 		}
 		if parent := (i - 1) / 2; c.due[parent].due > it.due {

@@ -82,9 +82,11 @@ func (w *window[T]) reach(o Offset) {
 // finished it, or the tail. What a cursor has no memory for it leaves in the log: it
 // is behind, and takes it later, in order.
 //
-// The log is written in order. The tail is what of it is in memory alone; as soon
-// as something of it is needed by somebody who is behind, all of it up to there is
-// to be written, but what nobody needs any more.
+// The log is written in order. As soon as something that is in memory alone is needed by
+// a cursor that is behind, all up to there is to be written, but what nobody needs any
+// more: that is the tail. What comes after it is found by the cursors that have it, so a
+// topic that keeps up has none. The alternative, a tail of all that is in memory, is one
+// pointer more a message for the garbage collector to follow.
 //
 // Invariants, checked by checkInvariants in tests:
 //   - front is beyond all that was ever released; what waits has an offset below the
@@ -92,8 +94,8 @@ func (w *window[T]) reach(o Offset) {
 //   - a channel that is not behind has had all before front but what still waits, for
 //     which it has a slot that is pending if the offset is below its end;
 //   - late is how many messages a cursor that is behind has not taken;
-//   - in the tail each message up to writeTo is held by the tail, each one after that
-//     is held by somebody else.
+//   - what is in the tail is held by it;
+//   - what a cursor that is behind has not taken is in the log or in the tail.
 
 // line is the topic's own cursor, behind which messages wait.
 type line struct {
@@ -137,9 +139,6 @@ func (t *Topic) logged() bool { return t.cfg.Overflow > 0 }
 func (t *Topic) accept(m *Message) {
 	m.Offset, m.spilled = t.end, false
 	t.end++
-	if t.logged() {
-		t.tail.push(m)
-	}
 }
 
 // spill has a message written that somebody is behind at.
@@ -148,21 +147,57 @@ func (t *Topic) spill(m *Message, fx *Effects) {
 	if m.Offset < t.tail.next {
 		return
 	}
-	t.writeUpTo(m.Offset + 1)
+	t.writeUpTo(m.Offset+1, m)
 	if !m.spilled {
 		m.spilled = true
 		t.underWay++
 	}
 }
 
-// writeUpTo has the tail written up to an offset.
-func (t *Topic) writeUpTo(o Offset) {
-	for at := max(t.writeTo, t.tail.next); at < o; at++ {
-		if m := t.tail.get(at); m != nil {
+// writeUpTo has all written up to an offset, with last, which may be nil, for the
+// message before it: no cursor need have that.
+func (t *Topic) writeUpTo(o Offset, last *Message) {
+	if t.tail.slots.len() == 0 {
+		t.tail.reach(min(o-1, t.oldest()))
+	}
+	for at := t.tail.end(); at < o; at++ {
+		m := last
+		if m == nil || at+1 < o {
+			m = t.inMemory(at)
+		}
+		if m != nil {
 			m.hold()
 		}
+		t.tail.push(m)
 	}
-	t.writeTo = max(t.writeTo, o)
+}
+
+// oldest is an offset before which no cursor has anything in memory.
+func (t *Topic) oldest() Offset {
+	o := t.end
+	if w := &t.line.window; w.slots.len() > 0 {
+		o = w.next
+	}
+	for _, c := range t.channels {
+		if c.window.slots.len() > 0 {
+			o = min(o, c.window.next)
+		}
+	}
+	return o
+}
+
+// inMemory returns the message that a cursor has at an offset; nil if none has. What was
+// carried forward is in the tail at once.
+func (t *Topic) inMemory(o Offset) *Message {
+	if m := t.line.window.get(o); m != nil {
+		return m
+	}
+	for _, c := range t.channels {
+		if it := c.window.get(o); it != nil && it.msg != nil {
+			return it.msg
+		}
+	}
+	return nil
 }
 
 // letGo says that a holder of the message needs it no longer.
@@ -170,9 +205,6 @@ func (t *Topic) letGo(m *Message, fx *Effects) {
 	m.holders--
 	switch {
 	case m.holders == 0:
-		if t.logged() && t.tail.get(m.Offset) == m {
-			t.tail.done(m.Offset)
-		}
 		fx.Free = append(fx.Free, m)
 		fx.Held -= m.Size()
 	case m.holders < 0:
@@ -209,10 +241,11 @@ func (t *Topic) needed() Offset {
 // failed, and LetGo in either case. One caller at a time.
 func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
 	upTo, from, size, under := t.tail.next, t.needed(), 0, t.underWay
-	for o := upTo; o < t.writeTo && len(into) < most && size < bytes; o++ {
+	for o := upTo; o < t.tail.end() && len(into) < most && size < bytes; o++ {
 		if m := t.tail.get(o); m == nil {
 			// done already
-		} else if m.holders == 1 && o < from && m.Only == "" {
+		} else if m.holders == 1 && o < from && m.Only == nil {
+			t.tail.done(o)
 			t.unspill(m, fx)
 		} else {
 			m.hold()
@@ -231,7 +264,7 @@ func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, f
 }
 
 // Unwritten reports whether there is anything for TakeUnwritten.
-func (t *Topic) Unwritten() bool { return t.tail.next < t.writeTo }
+func (t *Topic) Unwritten() bool { return t.tail.slots.len() > 0 }
 
 // Waits reports whether a message has no token yet: what is known of its release
 // is to be written only after that. Requires: it is the machine's.
@@ -249,8 +282,8 @@ func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
 // pastTail moves the tail's beginning.
 func (t *Topic) pastTail(upTo Offset, fx *Effects) {
 	for t.tail.next < upTo && t.tail.slots.len() > 0 {
-		m, o := t.tail.slots.pop(), t.tail.next
-		if t.tail.next++; m != nil && o < t.writeTo {
+		m := t.tail.slots.pop()
+		if t.tail.next++; m != nil {
 			t.unspill(m, fx)
 		}
 	}
@@ -409,7 +442,7 @@ func (t *Topic) refill(from, upTo Offset, msgs []*Message) {
 		if m.Offset < l.window.end() || m.Offset >= upTo {
 			continue
 		}
-		if m.Only != "" {
+		if m.Only != nil {
 			t.passed = true
 			continue
 		}
@@ -439,7 +472,7 @@ func (t *Topic) catchUp() {
 			return
 		}
 		m := t.tail.get(o)
-		if m == nil || m.Only != "" {
+		if m == nil || m.Only != nil {
 			l.window.reach(o + 1)
 			continue
 		}
@@ -632,7 +665,7 @@ func (c *Channel) want(fx *Effects) {
 
 // takes reports whether a message that is in the log is the channel's.
 func (c *Channel) takes(m *Message) bool {
-	return (m.Only == "" || m.Only == c.name) && !c.topic.avoided(m.Offset)
+	return m.isFor(c.name) && !c.topic.avoided(m.Offset)
 }
 
 func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
@@ -725,13 +758,16 @@ func (t *Topic) Leave(fx *Effects) {
 			c.empty(fx)
 		}
 	}
-	t.writeUpTo(t.end)
+	t.writeUpTo(t.end, nil)
 }
 
 // Unstored is how many messages are nowhere but in memory.
 func (t *Topic) Unstored() (n int) {
-	for i := range t.tail.slots.len() {
-		if t.tail.slots.at(i) != nil {
+	if t.tail.slots.len() == 0 {
+		t.tail.reach(t.oldest())
+	}
+	for o := t.tail.next; o < t.end; o++ {
+		if t.tail.get(o) != nil || t.inMemory(o) != nil {
 			n++
 		}
 	}

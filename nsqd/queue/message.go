@@ -13,20 +13,28 @@ import (
 // Message is one accepted message. It is shared by all channels of its topic
 // and does not change once it is released. It belongs to the machine from Put
 // until it is listed in Effects.Free; then its owner may use it for another.
+//
+// A flood's backlog is made of these, so their size matters: with 112 bytes a message and
+// its body fit into one size class of the allocator (see nsqd/broker's slab).
 type Message struct {
-	// Set once, by the publisher's side.
-	ID        wire.MessageID
-	Body      []byte // owned by the message
+	// Set once, by the publisher's side; holders apart.
+	ID   wire.MessageID
+	Body []byte // owned by the message
+	// Only names the one channel that it is for, if it was carried forward in the log
+	// or imported; nil: all. Attempts are then the deliveries so far.
+	Only     *string
+	Attempts uint16
+	Source   stamp.Source // of Arrival
+	spilled  bool         // in the tail, and counted as on its way to disk
+	// holders is how many need the message: the line or the channels that it is
+	// in, the tail, and whoever took it by TakeUnwritten. The machine counts.
+	holders   int32
+	Arrival   mono.Time
 	Timestamp mono.Wall
-	Arrival   stamp.Arrival
 	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
 
 	// Offset is its place in the topic's log. The machine sets it, but for Refill.
 	Offset Offset
-	// Only names the one channel that it is for, if it was carried forward in the log
-	// or imported; empty: all. Attempts are then the deliveries so far.
-	Only     string
-	Attempts uint16
 
 	// Access is the access delay: how long the message had to wait for its token,
 	// counted from when the line was no longer held up otherwise, and without the
@@ -38,12 +46,10 @@ type Message struct {
 	// when it had its token. Set once, at release.
 	Held     time.Duration
 	Released mono.Time
-
-	// holders is how many need the message: the line or the channels that it is
-	// in, the tail, and whoever took it by TakeUnwritten. The machine counts.
-	holders int32
-	spilled bool // in the tail, and counted as on its way to disk
 }
+
+// isFor reports whether the message is for a channel.
+func (m *Message) isFor(channel string) bool { return m.Only == nil || *m.Only == channel }
 
 func (m *Message) hold() { m.holders++ }
 

@@ -51,7 +51,7 @@ func (t *Topic) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	onDisk := l.late
 	if l.behind {
 		for o := max(l.window.end(), t.tail.next); o < t.end; o++ {
-			if m := t.tail.get(o); m != nil && m.Only == "" {
+			if m := t.tail.get(o); m != nil && m.Only == nil {
 				onDisk--
 			}
 		}
@@ -404,7 +404,7 @@ func (t *Topic) Restored(now mono.Time, next Offset, fx *Effects) {
 		}
 	}
 	t.end = max(t.end, next)
-	t.tail.next, t.writeTo = t.end, t.end
+	t.tail.next = t.end
 	t.counters.Accepted += uint64(t.Waiting())
 	for _, c := range t.channels {
 		for range c.absent.len() {
@@ -413,8 +413,6 @@ func (t *Topic) Restored(now mono.Time, next Offset, fx *Effects) {
 				c.close(it.offset)
 				continue
 			}
-			it.order = c.order
-			c.order++
 			c.absent.push(it)
 		}
 		c.counters.Messages += uint64(c.Depth())

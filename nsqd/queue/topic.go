@@ -126,8 +126,7 @@ type Topic struct {
 	channels []*Channel       // by name
 	end      Offset           // of the next message
 	front    Offset           // beyond all that were released
-	tail     window[*Message] // what the log has not, or not yet
-	writeTo  Offset           // up to where the tail is to be written
+	tail     window[*Message] // what the log is to have and has not
 	underWay int              // messages of the tail that somebody is behind at
 	carried  Offset           // up to where the tail is to be written before a snapshot
 	void     []span
@@ -167,7 +166,7 @@ func NewTopic(cfg Config) *Topic {
 	}
 	t := &Topic{cfg: cfg, due: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
 	t.jump(cfg.First)
-	t.front, t.writeTo, t.line.window.next = t.end, t.end, t.end
+	t.front, t.line.window.next = t.end, t.end
 	return t
 }
 
@@ -256,7 +255,7 @@ func (t *Topic) Admit(now mono.Time, msgs ...*Message) error {
 	if len(msgs) == 0 {
 		return nil
 	}
-	return t.AdmitBatch(now, len(msgs), msgs[0].Arrival.At, msgs[len(msgs)-1].Arrival.At)
+	return t.AdmitBatch(now, len(msgs), msgs[0].Arrival, msgs[len(msgs)-1].Arrival)
 }
 
 // AdmitBatch is Admit of n messages that are not made yet, of which the first and
@@ -283,7 +282,7 @@ func (t *Topic) Refuse(err error, n int) error {
 // now on.
 func (t *Topic) expectedDelay(n int, first, last mono.Time) time.Duration {
 	if t.waiting.len() > 0 {
-		first = min(first, t.waiting.front().Arrival.At)
+		first = min(first, t.waiting.front().Arrival)
 	}
 	first, last = max(first, t.opened, t.floor), max(last, t.opened, t.floor)
 	n += t.Waiting()
@@ -340,7 +339,7 @@ func (t *Topic) open() bool {
 
 func (t *Topic) eligible(m *Message) mono.Time {
 	if !t.limited {
-		return m.Arrival.At
+		return m.Arrival
 	}
 	at, _ := t.judgedAt(m)
 	return t.bucket.Eligible(at)
@@ -349,7 +348,7 @@ func (t *Topic) eligible(m *Message) mono.Time {
 // judgedAt is when a message counts as having arrived, and for how long it then has
 // had a token that does not count, since it was not released in time.
 func (t *Topic) judgedAt(m *Message) (at mono.Time, late time.Duration) {
-	at = max(m.Arrival.At, t.opened)
+	at = max(m.Arrival, t.opened)
 	switch {
 	case at >= t.floor:
 		return at, 0
@@ -387,12 +386,12 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 	}
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
-		e, ok := m.Arrival.At, !now.Before(m.Arrival.At)
+		e, ok := m.Arrival, !now.Before(m.Arrival)
 		access := time.Duration(0)
 		if t.limited {
 			at, late := t.judgedAt(m)
 			e, ok = t.bucket.Take(at, now)
-			arrived := max(m.Arrival.At, t.opened)
+			arrived := max(m.Arrival, t.opened)
 			access = e.Sub(arrived) - late
 			if !ok {
 				t.waited = max(t.waited, arrived)
@@ -404,14 +403,14 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			break
 		}
 		m.Access, m.Held, m.Released = access, 0, now
-		if from := max(m.Arrival.At, t.cfg.Begin); from < t.opened {
+		if from := max(m.Arrival, t.cfg.Begin); from < t.opened {
 			m.Held = t.opened.Sub(from)
 		}
 		t.waiting.pop()
 		t.line.window.done(m.Offset)
 		t.counters.Released++
 		t.changes++
-		fx.Released = append(fx.Released, Release{Arrival: m.Arrival.At, Eligible: e, Released: now, Access: m.Access})
+		fx.Released = append(fx.Released, Release{Arrival: m.Arrival, Eligible: e, Released: now, Access: m.Access})
 		t.front = max(t.front, m.Offset+1)
 		for _, c := range t.channels {
 			c.release(now, m, fx)
@@ -455,7 +454,7 @@ func (t *Topic) place(m *Message) {
 	t.waiting.insert(i, m)
 }
 
-func laterArrival(a, b *Message) bool { return b.Arrival.At.Before(a.Arrival.At) }
+func laterArrival(a, b *Message) bool { return b.Arrival.Before(a.Arrival) }
 
 // Pause stops releases; messages are still accepted.
 func (t *Topic) Pause() { t.paused, t.heldUp = true, true }

@@ -28,7 +28,7 @@ func newTest(capacity int) *Topic {
 const backdating = 250 * time.Millisecond
 
 func message(n int, at mono.Time) *Message {
-	m := &Message{Body: []byte{byte(n)}, Arrival: stamp.Arrival{At: at, Source: stamp.Exact}}
+	m := &Message{Body: []byte{byte(n)}, Arrival: at, Source: stamp.Exact}
 	binary.BigEndian.PutUint64(m.ID[8:], uint64(n))
 	return m
 }
@@ -1014,7 +1014,11 @@ func restart(t interface {
 	next := Offset(0)
 	for _, m := range log.messages {
 		if next = m.Offset + 1; m.Offset >= from {
-			top.Found(m.Offset, m.Only)
+			only := ""
+			if m.Only != nil {
+				only = *m.Only
+			}
+			top.Found(m.Offset, only)
 		}
 	}
 	top.Restored(now, next, &fx)
@@ -1273,7 +1277,8 @@ func TestAFirstSnapshotIsOfALogThatNobodyHasRead(t *testing.T) {
 	for n := range 5 {
 		m := message(n+1, 0)
 		if n == 1 {
-			m.Only, m.Attempts = "b", 3
+			only := "b"
+			m.Only, m.Attempts = &only, 3
 		}
 		d.append(Offset(n), m)
 	}

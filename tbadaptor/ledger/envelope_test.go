@@ -14,7 +14,6 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -347,9 +346,9 @@ func (c *cluster) traffic(perSecond float64, burst int) {
 			return
 		}
 		for range n {
-			m := &queue.Message{Arrival: stamp.Arrival{At: c.now}}
+			m := &queue.Message{Arrival: c.now}
 			if c.faults && c.rng.IntN(3) == 0 { // read late, and out of order
-				m.Arrival.At = m.Arrival.At.Add(-c.soon(2 * time.Millisecond))
+				m.Arrival = m.Arrival.Add(-c.soon(2 * time.Millisecond))
 			}
 			if err := b.topic.Put(c.now, &b.fx, m); err != nil {
 				panic(err)
