@@ -34,7 +34,7 @@ func (c *Controller) consumersFirst(name string, topic catalog.Topic) {
 	}
 	timeout := time.NewTimer(c.cfg.ConsumerWait)
 	defer timeout.Stop()
-	ticker := time.NewTicker(sharesPause)
+	ticker := time.NewTicker(10 * sharesPause)
 	defer ticker.Stop()
 	defer func() {
 		c.mu.Lock()

@@ -48,7 +48,7 @@ var errSettled = errors.New("nothing is to be done")
 // sharesPause and sharesWait bound how long a move waits for the shares of the
 // new brokers: without one a broker accepts messages, and holds them.
 const (
-	sharesPause = 20 * time.Millisecond
+	sharesPause = 2 * time.Millisecond
 	sharesWait  = time.Second
 )
 

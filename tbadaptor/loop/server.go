@@ -204,7 +204,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ticker.C:
-			s.tune()
+			s.tune(false)
 			continue
 		case <-expiry.C:
 			leads := s.expire(clock.Mono())
@@ -212,6 +212,7 @@ func (s *Server) Run(ctx context.Context) error {
 				s.cfg.Log.Error("lost leadership: the sessions of all brokers are over", "term", s.cfg.Term.Number())
 			}
 			led = leads
+			s.tune(true)
 			continue
 		case <-ctx.Done():
 		}

@@ -9,12 +9,13 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
 
-// tune proposes shares for every topic whose rule is not static.
-func (s *Server) tune() {
+// tune proposes shares for every topic whose rule is not static; following: only for
+// those whose publishers have just moved.
+func (s *Server) tune(following bool) {
 	s.mu.Lock()
 	var names []string
 	for _, name := range sortedNames(s.mu.topics) {
-		if t := s.mu.topics[name]; t.settled && t.rule != share.Static {
+		if t := s.mu.topics[name]; t.settled && t.rule != share.Static && (!following || t.tuner.Following(clock.Mono())) {
 			names = append(names, name)
 		}
 	}

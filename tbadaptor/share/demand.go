@@ -11,12 +11,12 @@ import (
 // demandFirst divides total over the brokers that are in, in the order of the
 // package comment, and what is then left by weights.
 func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst []int64) ([]tokenbucket.Share, error) {
-	known, moving := false, false
+	known, retiring, unseen := false, false, false
 	for _, l := range loads {
 		known = known || l.Recent > 0 || l.Backlog > 0
-		moving = moving || l.Unseen || l.Retiring
+		retiring, unseen = retiring || l.Retiring, unseen || l.Unseen
 	}
-	if !known && !moving { // nothing to go by
+	if !known && !retiring && !unseen { // nothing to go by
 		return weigh(total, in, floor(total, in, needFloorPercent), present(loads, in, rateOf), present(loads, in, burstOf))
 	}
 	n := count(in)
@@ -36,18 +36,18 @@ func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst [
 	r.fill(evenly(in), func(i int) int64 {
 		return served[i] + milli(loads[i].spread())
 	})
-	r.fill(quotas(loads, in, rateOf), func(i int) int64 {
-		if !loads[i].Unseen {
-			return 0
-		}
-		return int64(loads[i].Quota.Rate)
-	})
+	if unseen {
+		r.fill(quotas(loads, in, rateOf), func(i int) int64 {
+			if loads[i].Retiring {
+				return 0
+			}
+			return int64(loads[i].Quota.Rate)
+		})
+	}
 	b.fill(quotas(loads, in, burstOf), func(i int) int64 {
 		l := loads[i]
 		switch {
-		case l.Retiring:
-			return 0
-		case l.Unseen || l.Peak == 0:
+		case l.Retiring || l.Unseen || l.Peak == 0:
 			return l.Quota.Burst
 		}
 		return l.Peak

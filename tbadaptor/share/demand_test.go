@@ -32,6 +32,7 @@ func divisions(total, least int64, n int, f func([]int64)) {
 func aim(loads []Load, root func(Load) float64, r []float64) (values []float64) {
 	arrivals, backlogs, kept := make([]float64, len(r)), make([]float64, len(r)), make([]float64, len(r))
 	cost := 0.
+	unseen := slices.ContainsFunc(loads, func(l Load) bool { return l.Unseen })
 	for i, l := range loads {
 		take := func(upTo float64) float64 {
 			got := max(0, min(r[i], upTo))
@@ -43,7 +44,7 @@ func aim(loads []Load, root func(Load) float64, r []float64) (values []float64) 
 		arrivals[i] = had / quota
 		more := take(l.spread())
 		backlogs[i] = more
-		if l.Unseen {
+		if unseen && !l.Retiring {
 			kept[i] = take(quota-had-more) / quota
 		}
 		if !l.Retiring {

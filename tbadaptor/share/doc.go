@@ -20,7 +20,8 @@
 //	(1)  min(r_l, a_l) / q_l, where a_l is what arrives, with headroom, and q_l the
 //	     quota: the part of r that the placement gave for the broker's publishers
 //	(2)  of what (1) leaves, min(s_l, backlog_l / Drain)
-//	(3)  of what (2) leaves, what brokers that have not been seen are short of q_l, / q_l
+//	(3)  of what (2) leaves, as long as a broker has not been seen, what those that
+//	     do not retire are short of q_l, / q_l
 //	(4)  Sqrt: of what (3) leaves, the sum over brokers that do not retire of
 //	     -v_l / s_l, where s_l is the part of it and v_l the arrival rate times its
 //	     dispersion: the least mean delay of parallel queues (Kleinrock)
@@ -43,7 +44,10 @@
 // what was seen of a broker before its publishers moved is not looked at any more, but
 // it is known to have moved with them. A broker that was moved to is expected to get
 // it, and keeps its quota until it has been seen for itself; one that was moved away
-// from has what its backlog needs, and nothing of what is left over. As long as a
+// from has what its backlog needs, and nothing of what is left over. While publishers
+// follow, for a fraction of a second, it has in addition what they will leave there yet
+// as a backlog, and half of the burst that goes with them; and until it has reported,
+// what a tenth of them sends. As long as a
 // broker that is away holds on to its part, those are short of it that were placed
 // last, not those that stayed where they were.
 package share

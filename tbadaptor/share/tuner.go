@@ -30,6 +30,8 @@ const (
 	// handover is for how long publishers go on sending to a broker that they move
 	// away from, as far as can be told beforehand.
 	handover = 100 * time.Millisecond
+	// stragglers is the part of them that may follow only once their connection ends.
+	stragglers = 0.1
 	// seenAfter is how many steps of a broker's own must have been seen, with half of
 	// what is expected in them, before it is judged by them; or a window without.
 	seenAfter = 3
@@ -49,13 +51,15 @@ type tuned struct {
 	Placed
 	instance string
 	since    mono.Time // of the placement, or of its process
-	expected float64   // msg/s, until it has been seen
+	expected float64   // msg/s, until it has been seen; while it retires, until it has reported
 	first    bool      // nothing is known of what was before: what it holds was found right
 	seen     bool
 	backlog  int64 // as of its last report
-	// coming is what those that move away are expected to leave there yet.
-	coming int64
-	window Window
+	// coming is what those that move away are expected to leave there yet, and followed
+	// when it has come and has been released.
+	coming   int64
+	followed mono.Time
+	window   Window
 }
 
 // Place begins a placement epoch of a topic: it returns the tuner of that, and leaves
@@ -85,7 +89,8 @@ func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed [
 		default:
 			m.instance, m.backlog = old.instance, old.backlog
 			if p.Retiring {
-				m.coming = int64(t.recent(old, now) * handover.Seconds())
+				m.coming, m.followed = int64(t.recent(old, now)*handover.Seconds()), now.Add(handover+retire)
+				m.expected = t.recent(old, now) * stragglers
 			}
 		}
 		if m.since == now && !p.Retiring {
@@ -128,6 +133,12 @@ func (t *Tuner) recent(m *tuned, now mono.Time) float64 {
 	return l.Recent
 }
 
+// Following reports whether publishers have just moved: shares change within fractions
+// of a second then, and Propose is to be asked as often.
+func (t *Tuner) Following(now mono.Time) bool {
+	return slices.ContainsFunc(t.members, func(m *tuned) bool { return m.Retiring && now.Sub(m.since) < Drain })
+}
+
 // Has reports whether the broker is placed.
 func (t *Tuner) Has(broker string) bool { return t.find(broker) != nil }
 
@@ -153,10 +164,12 @@ func (t *Tuner) Report(broker string, s Step) {
 		return
 	}
 	m.backlog = s.Backlog
+	if m.Retiring && !s.At.Before(m.since.Add(handover)) {
+		m.coming, m.expected = 0, 0
+	}
 	if s.At.Add(-s.Length).Before(m.since) {
 		return
 	}
-	m.coming = 0
 	m.window.Add(s)
 	if m.seen {
 		return
@@ -173,7 +186,7 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 	var target []Assigned
 	var loads []Load
 	var since []mono.Time
-	stays := true
+	stays, following := true, false
 	for _, m := range t.members {
 		h := holding(m.Broker)
 		if h.Away {
@@ -188,17 +201,27 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 		}
 		l := Load{Broker: m.Broker, Share: h.Target, Publishers: m.Publishers, Quota: m.Quota, Retiring: m.Retiring}
 		m.window.Fill(&l, now.Add(-t.window))
+		if !now.Before(m.followed) {
+			m.coming = 0
+		}
 		l.Backlog = m.backlog + m.coming
+		following = following || m.coming > 0
 		l.MaxBacklog = max(l.MaxBacklog, l.Backlog)
 		if !m.seen && !m.Retiring {
 			l.Unseen = true
-			l.Rate, l.Recent = m.expected, max(m.expected, l.Recent)
+			l.Rate = m.expected
+		}
+		if !m.seen {
+			l.Recent = max(m.expected, l.Recent)
 		}
 		stays = stays && l.Unseen
 		loads, since = append(loads, l), append(since, m.since)
 	}
 	if len(loads) == 0 || stays || total.Rate <= 0 || total.Burst <= 0 {
 		return nil, nil
+	}
+	if following {
+		t.handOver(loads)
 	}
 	lessQuota(loads, since, int64(total.Rate), func(s *tokenbucket.Share) *int64 { return (*int64)(&s.Rate) })
 	lessQuota(loads, since, total.Burst, func(s *tokenbucket.Share) *int64 { return &s.Burst })
@@ -207,6 +230,27 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 		return nil, err
 	}
 	return append(target, shares...), nil
+}
+
+// handOver lends brokers that publishers are leaving half of the burst of those that
+// they go to: each of the two has them for a while.
+func (t *Tuner) handOver(loads []Load) {
+	var pool, coming int64
+	for i := range loads {
+		if l := &loads[i]; l.Unseen {
+			lent := l.Quota.Burst / 2
+			l.Quota.Burst -= lent
+			pool += lent
+		}
+		coming += t.find(loads[i].Broker).coming
+	}
+	for i := range loads {
+		if c := t.find(loads[i].Broker).coming; c > 0 {
+			part := mulDiv(pool, c, coming)
+			loads[i].Quota.Burst += part
+			pool, coming = pool-part, coming-c
+		}
+	}
 }
 
 // lessQuota takes what the quotas are more than there is, as long as brokers that are

@@ -173,3 +173,57 @@ func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
 		t.Errorf("b is new, and has %v, %v", shares, err)
 	}
 }
+
+// The drain of a broker of two, as a cluster recorded it: what brokers reported, the
+// placement, and when the rule ran. Nobody sends more than its part. The broker that
+// nothing happened to never has less than it sends, the one that is drained what its
+// publishers need while they follow, and soon nothing but its floor.
+func TestADrainAsItWasRecorded(t *testing.T) {
+	at := func(ms int) mono.Time { return mono.Time(ms) * 1e6 }
+	var tuner *Tuner
+	report := func(broker string, ms, length int, offered uint64, backlog int64) {
+		tuner.Report(broker, Step{At: at(ms), Length: time.Duration(length) * time.Millisecond, Offered: offered, MaxBacklog: backlog, Backlog: backlog, Peak: 25})
+	}
+	propose := func(ms int) map[string]tokenbucket.Share {
+		t.Helper()
+		shares, err := tuner.Propose(at(ms), quota(5000, 100), func(string) Holding { return Holding{} })
+		if err != nil {
+			t.Fatal(err)
+		}
+		by := map[string]tokenbucket.Share{}
+		for _, a := range shares {
+			by[a.Broker] = a.Share
+		}
+		if b2 := by["b2"]; b2.Rate < 2_000_000 || b2.Burst < 25 {
+			t.Errorf("%d ms: b2 sends 2,000 msg/s all the time, and has %+v", ms, b2)
+		}
+		return by
+	}
+	const window = 10 * time.Second
+	tuner = tuner.Place(at(4228), Sqrt, window, []Placed{
+		{Broker: "b1", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b2", Publishers: 100, Quota: quota(2500, 50)}})
+	for i, offered := range []uint64{0, 0, 1640, 2004, 1980, 2030, 1992, 1992} { // publishers begin
+		report("b1", 5060+1000*i, 1000, offered, 0)
+		report("b2", 5100+1000*i, 1000, offered, 0)
+	}
+	tuner = tuner.Place(at(12_220), Sqrt, window, []Placed{
+		{Broker: "b1", Publishers: 1, Quota: quota(84, 1), Retiring: true},
+		{Broker: "b2", Publishers: 100, Quota: quota(2416, 49)}, {Broker: "b3", Publishers: 100, Quota: quota(2500, 50)}})
+	if by := propose(12_220); by["b1"].Rate < 600_000 || by["b1"].Burst < 20 || by["b3"].Rate < 2_000_000 || by["b3"].Burst < 20 {
+		t.Errorf("b1's publishers are on their way to b3: %+v", by)
+	}
+	// No report yet tells of it: it is over all the same.
+	if by := propose(12_550); by["b1"].Rate > 250_000 || by["b1"].Burst > 1 || by["b3"].Rate < 2_300_000 {
+		t.Errorf("b1's publishers have gone: %+v", by)
+	}
+	report("b1", 13_060, 1000, 406, 0) // most of it from before, its end is not
+	report("b2", 13_099, 1000, 2008, 0)
+	report("b3", 13_207, 1000, 1891, 0)
+	for ms := 13_500; ms < 17_000; ms += 1000 {
+		if by := propose(ms); by["b1"].Rate > 90_000 || by["b3"].Rate < 2_300_000 {
+			t.Errorf("%d ms: %+v", ms, by)
+		}
+		report("b2", ms+500, 1000, 2000, 0)
+		report("b3", ms+600, 1000, 2000, 0)
+	}
+}

@@ -105,9 +105,10 @@ func (s *sums) dispersion() float64 {
 
 // jumps reports whether a step cannot be of the traffic before: off by more than
 // a fifth, and by more than four standard deviations of what was seen, or of
-// Poisson arrivals if that is more. Before three steps nothing is known of them.
+// Poisson arrivals if that is more. Before three steps nothing is known of them, but
+// that nothing was sent.
 func (s *sums) jumps(one Step) bool {
-	if s.n < 3 {
+	if s.n == 0 || s.n < 3 && s.offered > 0 {
 		return false
 	}
 	expected := s.rate() * one.Length.Seconds()

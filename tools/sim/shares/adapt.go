@@ -306,10 +306,14 @@ func (w *world) tick(now mono.Time) error {
 	if err := w.apply(now, grants, nil); err != nil {
 		return err
 	}
-	if now%mono.Time(Step) != 0 {
+	report := now%mono.Time(Step) == 0
+	if !report && !w.tuner.Following(now) {
 		return nil
 	}
 	for _, n := range w.nodes {
+		if !report {
+			break
+		}
 		if n.heard() {
 			peak, short := n.bucket.Used()
 			if short {
