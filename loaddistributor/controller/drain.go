@@ -83,7 +83,7 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
 	name := topic.Spec.Name()
 	if !b.Connected {
-		return "the broker is away, and may have messages that no consumer has had", "start it again"
+		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
 	}
 	f := c.figuresLocked(name, b.ID)
 	if f == nil {
