@@ -184,6 +184,7 @@ var pure = Purity{
 		"loaddistributor/catalog",
 		"loaddistributor/fitting",
 		"loaddistributor/placement",
+		"loaddistributor/reconcile",
 		"loaddistributor/relief",
 		"loaddistributor/registry",
 		"nsqd/queue",

@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/relief"
 )
 
@@ -65,6 +66,12 @@ const (
 	DefaultReportInterval = time.Second
 	DefaultPrepareTimeout = 5 * time.Second
 	DefaultWindow         = 10 * time.Second
+	// DefaultConsumerWait is how long a move waits for consumers. A library that asks
+	// where a topic is when a connection ends needs milliseconds, and the report that
+	// tells of it up to a second; but go-nsq may give a connection that is new to it no
+	// RDY for 5 s, until its others have less. One that asks at an interval only, which is
+	// a minute with most, is not waited for to the end.
+	DefaultConsumerWait = 8 * time.Second
 )
 
 // Config is fixed at start.
@@ -184,14 +191,12 @@ type Controller struct {
 		halted    error                            // why nothing can be staged any more
 		sessions  map[string]*Session              // by broker
 		creating  map[string]*creation             // by topic
-		names     map[string]chan struct{}         // held by a procedure; closed when released
+		names     map[string]*owner                // topics that are being changed
 		watchers  map[string]map[*watcher]struct{} // by topic
 		left      map[string]bool                  // brokers that had a session here and have none
 		away      map[string]time.Time             // brokers that are, since when seen
 		retry     map[string]time.Time             // topics not to be moved before
 		stays     map[string]error                 // topics that could not leave a broker, and why
-		moving    map[string]string                // by topic: what its move waits for
-		retires   map[string]int                   // by broker: topics that are being retired from it
 		turns     map[string]string                // by topic with scarce tokens: what turn.go told the adaptor
 		reserved  map[string]string                // by topic: what shares it lacks because of brokers that are gone
 		untold    map[string]bool                  // topics of which the adaptor may have the shares of a move that was taken back
@@ -238,7 +243,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.sessions = map[string]*Session{}
 	c.mu.records, c.mu.waiting = map[string]entrusted{}, map[string]string{}
 	c.mu.creating = map[string]*creation{}
-	c.mu.names = map[string]chan struct{}{}
+	c.mu.names = map[string]*owner{}
 	c.mu.watchers = map[string]map[*watcher]struct{}{}
 	c.mu.left = map[string]bool{}
 	c.mu.away = map[string]time.Time{}
@@ -248,8 +253,6 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	}
 	c.mu.retry = map[string]time.Time{}
 	c.mu.stays = map[string]error{}
-	c.mu.moving = map[string]string{}
-	c.mu.retires = map[string]int{}
 	c.mu.turns = map[string]string{}
 	c.mu.fits = map[string]*fit{}
 	c.mu.reminders = map[string][]reminder{}
@@ -359,11 +362,9 @@ func (c *Controller) takeUp() error {
 			}
 			fallthrough
 		case topic.State == catalog.Deleting:
-			c.unfinished = append(c.unfinished, unfinished{name, c.holdLocked(name), c.tearDownLeft})
+			c.unfinished = append(c.unfinished, unfinished{operation{name: name, target: reconcile.Target{Gone: true}}, c.holdLocked(name)})
 		case topic.Next != nil:
-			c.unfinished = append(c.unfinished, unfinished{name, c.holdLocked(name), func(name string) error {
-				return c.takeBack(context.Background(), name, false)
-			}})
+			c.unfinished = append(c.unfinished, unfinished{operation{name: name, target: reconcile.Target{Undo: true}}, c.holdLocked(name)})
 		}
 	}
 	return nil
@@ -371,12 +372,9 @@ func (c *Controller) takeUp() error {
 
 // unfinished is a topic that something is to be done about, held since New.
 type unfinished struct {
-	name    string
+	operation
 	release func()
-	do      func(name string) error
 }
-
-func (c *Controller) tearDownLeft(name string) error { return c.tearDown(name, true) }
 
 // resume does what takeUp has found.
 func (c *Controller) resume() {
@@ -386,41 +384,9 @@ func (c *Controller) resume() {
 			defer c.work.Done()
 			defer u.release()
 			c.cfg.Log.Info("taking up what was left unfinished", obs.KeyTopic, u.name)
-			if err := u.do(u.name); err != nil {
+			if err := c.change(u.operation); err != nil {
 				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, u.name, obs.KeyError, err)
 			}
 		}()
-	}
-}
-
-// hold makes the caller the only procedure on the named topic until it calls
-// release, and waits for the one before.
-func (c *Controller) hold(ctx context.Context, name string) (release func(), err error) {
-	for {
-		c.mu.Lock()
-		held := c.mu.names[name]
-		if held == nil {
-			release = c.holdLocked(name)
-			c.mu.Unlock()
-			return release, nil
-		}
-		c.mu.Unlock()
-		select {
-		case <-held:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// holdLocked requires that nobody holds the name, and mu.
-func (c *Controller) holdLocked(name string) (release func()) {
-	held := make(chan struct{})
-	c.mu.names[name] = held
-	return func() {
-		c.mu.Lock()
-		delete(c.mu.names, name)
-		c.mu.Unlock()
-		close(held)
 	}
 }

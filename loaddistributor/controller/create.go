@@ -1,21 +1,17 @@
 package controller
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -41,10 +37,6 @@ type creation struct {
 	topic   catalog.Topic // as it became active
 	err     error
 }
-
-// placeAttempts bounds how often a plan is made again because brokers left
-// between the snapshot and the commit.
-const placeAttempts = 8
 
 // Create places a topic and returns it when it is active. On any failure
 // nothing is left: not in the catalog, not on a broker, not at the adaptor
@@ -143,10 +135,8 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 // abandon takes one who waited away.
 func (c *Controller) abandon(cr *creation) {
 	c.mu.Lock()
-	cr.waiters--
-	last := cr.waiters == 0
-	c.mu.Unlock()
-	if last {
+	defer c.mu.Unlock()
+	if cr.waiters--; cr.waiters == 0 {
 		cr.cancel(errAbandoned) // does nothing to one that has ended
 	}
 }
@@ -157,7 +147,9 @@ func (c *Controller) run(ctx context.Context, cr *creation) {
 	began := time.Now()
 	release, err := c.hold(ctx, name)
 	if err == nil {
-		err = c.create(ctx, cr)
+		err = c.change(operation{name: name, creation: cr, ctx: ctx, decide: func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error) {
+			return c.placed(cr, brokers)
+		}})
 		release()
 	}
 	c.mu.Lock()
@@ -173,7 +165,12 @@ func (c *Controller) run(ctx context.Context, cr *creation) {
 		obs.KeyPolicy, cr.topic.Plan.Policy, "brokers", cr.topic.Plan.K)
 }
 
-func (c *Controller) step(cr *creation, p Progress) {
+// progress tells those who wait for a creation of a step.
+func (c *Controller) progress(op operation, p Progress) {
+	cr := op.creation
+	if cr == nil {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cr.steps = append(cr.steps, p)
@@ -181,165 +178,26 @@ func (c *Controller) step(cr *creation, p Progress) {
 	cr.changed = make(chan struct{})
 }
 
-// create does it, or undoes what it did. Requires: the topic's name is held.
-func (c *Controller) create(ctx context.Context, cr *creation) error {
-	name := cr.spec.Name()
-	plan, err := c.place(ctx, cr)
-	if err != nil {
-		return err
-	}
-	brokers := make([]string, 0, plan.K)
-	for _, q := range plan.Quotas {
-		brokers = append(brokers, q.Broker)
-	}
-	contracted := false
-	err = func() error {
-		c.step(cr, Progress{Message: "creating the topic on " + strings.Join(brokers, ", ")})
-		if err := c.prepare(ctx, cr.spec, brokers); err != nil {
-			return err
-		}
-		c.step(cr, Progress{Message: "granting the shares"})
-		contracted = true
-		req, err := c.contractRequest(cr.spec, plan, nil)
-		if err != nil {
-			return err
-		}
-		if err := c.contract(ctx, req); err != nil {
-			return err
-		}
-		return c.activate(ctx, cr)
-	}()
-	if err == nil {
-		return nil
-	}
-	if errors.Is(err, ErrNotCommitted) {
-		return err // what has become of it, the next controller finds out
-	}
-	return errors.Join(err, c.tearDown(name, contracted))
-}
-
-// activate makes the topic active if somebody still waits for it.
-func (c *Controller) activate(ctx context.Context, cr *creation) error {
-	c.mu.Lock()
-	if cr.waiters == 0 || ctx.Err() != nil {
-		c.mu.Unlock()
-		return cmp.Or(context.Cause(ctx), errAbandoned)
-	}
-	activated, err := c.stageLocked(catalog.TopicActivated{Topic: cr.spec.Name()})
-	c.mu.Unlock()
-	if err == nil {
-		err = activated.wait()
-	}
-	if err != nil {
-		return err
-	}
-	// Now: as soon as the name is let go of, somebody may delete it.
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	cr.topic, _ = c.mu.cat.Topic(cr.spec.Name())
-	c.fitLocked(cr.topic)
-	return nil
-}
-
-// place plans and commits.
-func (c *Controller) place(ctx context.Context, cr *creation) (placement.Plan, error) {
-	c.placing.Lock()
-	defer c.placing.Unlock()
-	for range placeAttempts {
-		if err := context.Cause(ctx); err != nil {
-			return placement.Plan{}, err
-		}
+// placed plans a new topic. Requires: placing held.
+func (c *Controller) placed(cr *creation, brokers []placement.Broker) (catalog.Event, error) {
+	demand := cr.spec.Demand
+	c.progress(operation{creation: cr}, Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s on %d brokers", demand.Rate, len(brokers))})
+	var plan placement.Plan
+	var err error
+	if cr.on == "" {
+		plan, err = placement.Place(cr.spec.Policy, brokers, demand, c.placing.rng)
+	} else {
 		c.mu.RLock()
-		snapshot := c.mu.next.Snapshot()
 		measured, _ := c.mu.next.Broker(cr.on)
 		c.mu.RUnlock()
-		c.step(cr, Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s on %d brokers", cr.spec.Demand.Rate, len(snapshot))})
-		var plan placement.Plan
-		var err error
-		switch {
-		case cr.on == "":
-			plan, err = placement.Place(cr.spec.Policy, snapshot, cr.spec.Demand, c.placing.rng)
-		case measured.Connected:
-			plan = placement.Unreserved(cr.spec.Policy, cr.on, cr.spec.Demand)
-		default:
+		if plan = placement.Unreserved(cr.spec.Policy, cr.on, demand); !measured.Connected {
 			err = fmt.Errorf("broker %q is away or unknown: %w", cr.on, catalog.ErrBrokerUnknown)
 		}
-		if err != nil {
-			return placement.Plan{}, err
-		}
-		event, err := catalog.NewTopicPlaced(cr.spec, plan, cr.key)
-		if err != nil {
-			return placement.Plan{}, err
-		}
-		err = c.commit(event)
-		if errors.As(err, new(*catalog.PlanError)) {
-			continue
-		}
-		return plan, err
 	}
-	return placement.Plan{}, ErrUnsteady
-}
-
-// prepare has the brokers create the topic, all at once.
-func (c *Controller) prepare(ctx context.Context, spec *catalog.Spec, brokers []string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.PrepareTimeout, ErrNoAnswer)
-	defer cancel()
-	answers := c.ask(spec.Name(), spec, brokers)
-	var errs []error
-	for _, broker := range brokers {
-		select {
-		case err := <-answers[broker]:
-			if err != nil {
-				errs = append(errs, &BrokerError{broker, err})
-			}
-		case <-ctx.Done():
-			errs = append(errs, &BrokerError{broker, context.Cause(ctx)})
-		}
+	if err != nil {
+		return nil, err
 	}
-	return errors.Join(errs...)
-}
-
-// ask sends the same request to all brokers; nil prepare: remove.
-func (c *Controller) ask(topic string, prepare *catalog.Spec, brokers []string) map[string]chan error {
-	answers := make(map[string]chan error, len(brokers))
-	now := time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, broker := range brokers {
-		done := make(chan error, 1)
-		answers[broker] = done
-		if s := c.mu.sessions[broker]; s != nil {
-			c.askLocked(s, topic, prepare, done, now)
-		} else {
-			done <- ErrBrokerGone
-		}
-	}
-	return answers
-}
-
-// contract sets a contract at the adaptor; while the adaptor is away it tries
-// again.
-func (c *Controller) contract(ctx context.Context, req *srtmv1.SetContractRequest) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.PrepareTimeout, ErrNoAnswer)
-	defer cancel()
-	for delay := 50 * time.Millisecond; ; delay *= 2 {
-		_, err := c.adaptor.SetContract(ctx, req)
-		if err == nil {
-			return nil
-		}
-		// A status without details is of gRPC itself: the connection broke. With
-		// details the adaptor has decided, and will not decide otherwise.
-		if s := status.Convert(err); s.Code() != codes.Unavailable || len(s.Details()) > 0 {
-			return &AdaptorError{err}
-		}
-		timer := time.NewTimer(delay)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return &AdaptorError{err}
-		}
-	}
+	return catalog.NewTopicPlaced(cr.spec, plan, cr.key)
 }
 
 // contractRequest gives brokers that retire a little, to release what they
@@ -398,108 +256,8 @@ func usedOf(plan placement.Plan) (sum tokenbucket.Share) {
 	return sum
 }
 
-// tearDown removes a topic from the brokers, the adaptor and the catalog. It
-// takes no longer than two timeouts; what could not be reached in that time is
-// remembered in the catalog and cleared later. contracted: the adaptor may
-// have its contract. Requires: the topic's name is held.
-func (c *Controller) tearDown(name string, contracted bool) error {
-	contractLeft := false
-	if contracted {
-		ctx, cancel := context.WithTimeout(context.Background(), c.cfg.PrepareTimeout)
-		_, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name})
-		cancel()
-		if err != nil {
-			contractLeft = true
-			c.cfg.Log.Warn("contract left behind for now", obs.KeyTopic, name, obs.KeyError, err)
-		}
-	}
-	c.mu.RLock()
-	topic, _ := c.mu.next.Topic(name)
-	c.mu.RUnlock()
-	brokers := topic.Holders()
-	var left []string
-	timer := time.NewTimer(c.cfg.PrepareTimeout)
-	defer timer.Stop()
-	answers := c.ask(name, nil, brokers)
-	expired := false
-	for _, broker := range brokers {
-		var err error
-		switch {
-		case expired:
-			select {
-			case err = <-answers[broker]:
-			default:
-				err = ErrNoAnswer
-			}
-		default:
-			select {
-			case err = <-answers[broker]:
-			case <-timer.C:
-				expired, err = true, ErrNoAnswer
-			}
-		}
-		if err != nil {
-			left = append(left, broker)
-			c.cfg.Log.Warn("topic left behind for now", obs.KeyTopic, name, obs.KeyBroker, broker, obs.KeyError, err)
-		}
-	}
-	err := must("tear down "+name, c.commit(catalog.TopicRemoved{Topic: name, Left: left, ContractLeft: contractLeft}))
-	if err != nil {
-		return err // the next controller does it
-	}
-	c.mu.Lock()
-	for _, broker := range brokers {
-		// A name that is used again starts with figures of its own.
-		if s := c.mu.sessions[broker]; s != nil && !slices.Contains(left, broker) {
-			delete(s.topics, name)
-		}
-	}
-	for _, s := range c.mu.sessions {
-		delete(s.kept, name)
-		delete(s.unknown, name) // what it may hold of that name has been deleted, too
-	}
-	c.mu.Unlock()
-	return nil
-}
-
-// Delete removes a topic; a creation or another deletion under way ends first.
-// The deletion goes on when ctx ends. catalog.ErrTopicUnknown if there is none.
+// Delete removes a topic; a creation or another deletion under way ends first. The
+// deletion goes on when ctx ends. catalog.ErrTopicUnknown if there is none.
 func (c *Controller) Delete(ctx context.Context, name string) error {
-	if err := c.following(); err != nil {
-		return err
-	}
-	release, err := c.hold(ctx, name)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	if c.mu.closing {
-		c.mu.Unlock()
-		release()
-		return ErrClosing
-	}
-	deleting, err := c.stageLocked(catalog.TopicDeleting{Topic: name})
-	if err != nil {
-		c.mu.Unlock()
-		release()
-		return err
-	}
-	c.work.Add(1)
-	c.mu.Unlock()
-	done := make(chan error, 1)
-	go func() {
-		defer c.work.Done()
-		defer release()
-		err := deleting.wait()
-		if err == nil {
-			err = c.tearDown(name, true)
-		}
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return c.request(ctx, operation{name: name, target: reconcile.Target{Gone: true}})
 }

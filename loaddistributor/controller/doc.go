@@ -4,13 +4,13 @@
 // messages as data and no gRPC: loaddistributor/rpc and loaddistributor/lookup
 // are the ways in, an Adaptor the way out.
 //
-// Two styles meet here. Creating and deleting a topic are procedures with a
-// beginning and an end (create.go, delete.go): whatever fails in between, the
-// catalog, the brokers and the adaptor are put back as they were. All else is
-// level-triggered (reconcile.go): once a period, and when something has
-// happened, what brokers and the adaptor should have is compared with what
-// they are known to have, and the difference is asked for again.
+// What becomes of a topic is decided by its machine, loaddistributor/reconcile,
+// for creations, deletions, moves and all that undoes them; its owner, one
+// goroutine at a time, carries that out (owner.go). What brokers and the adaptor
+// should have is compared once a period, and when something has happened, with
+// what they are known to have, and the difference is asked for again
+// (reconcile.go, tend.go).
 //
-// Lock order: names (one topic's procedures) before placing before mu. Nothing
+// Lock order: names (who owns a topic) before placing before mu. Nothing
 // waits, sends or calls out while it holds mu.
 package controller

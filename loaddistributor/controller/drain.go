@@ -10,6 +10,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // Drain has nothing new placed on a broker, and what it has moved away, forced at
@@ -45,12 +46,13 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 			wait(name, reason, remedy)
 			continue
 		}
+		own := c.mu.names[name]
 		switch why := c.mu.stays[name]; {
 		case !open(topic):
 			wait(name, "the topic is "+topic.State.String(), "")
-		case c.mu.moving[name] != "":
-			wait(name, c.mu.moving[name], "")
-		case c.mu.names[name] != nil || why == nil:
+		case own != nil && own.waiting != "":
+			wait(name, own.waiting, "")
+		case own != nil || why == nil:
 			wait(name, "its publishers are being moved", "")
 		case errors.As(why, new(*placement.Infeasible)) && !b.Forced:
 			wait(name, "its publishers fit nowhere else: "+why.Error(), "add a broker, give one more capacity (srtm broker capacity), lower the topic's rate, or --force")
@@ -70,7 +72,7 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 	case len(waits) > 0:
 	case !c.mu.cat.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
-	case c.mu.retires[id] > 0:
+	case c.retiresLocked(id):
 		wait("", "its shares are being given to others", "")
 	case s != nil && s.reports == 0:
 		wait("", "its first report is due", "")
@@ -99,7 +101,7 @@ func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.
 	if held > 0 {
 		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, r.Subscribers))
 		if r.Subscribers == 0 {
-			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(firstFew(f.channels), ", ")))
+			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(f.channels), ", ")))
 		}
 		switch {
 		case !b.Forced:
@@ -114,13 +116,15 @@ func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.
 	return strings.Join(parts, "; "), strings.Join(remedies, "; ")
 }
 
-// firstFew keeps a list short enough to be read.
-func firstFew(names []string) []string {
-	const few = 5
-	if len(names) > few {
-		names = append(slices.Clone(names[:few]), "...")
+// retiresLocked reports whether a topic is just going from the broker. Requires: mu held,
+// for reading.
+func (c *Controller) retiresLocked(id string) bool {
+	for _, own := range c.mu.names {
+		if own.retiring == id {
+			return true
+		}
 	}
-	return names
+	return false
 }
 
 // untakenLocked reports whether what is left of a topic on a broker that is drained

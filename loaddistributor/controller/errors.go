@@ -3,6 +3,8 @@ package controller
 import (
 	"errors"
 	"fmt"
+
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 var (
@@ -18,7 +20,7 @@ var (
 	// ErrBrokerGone: the broker's session ended before it answered.
 	ErrBrokerGone = errors.New("the broker is gone")
 	// ErrNoAnswer: the broker did not answer in time.
-	ErrNoAnswer = errors.New("no answer in time")
+	ErrNoAnswer = reconcile.ErrNoAnswer
 	// ErrUnsteady: brokers came and went so fast that no plan fitted.
 	ErrUnsteady = errors.New("the brokers change too fast to place the topic")
 	// errAbandoned: nobody waits for the creation any more.
@@ -49,13 +51,7 @@ func (e *EpochError) Error() string {
 }
 
 // BrokerError: a broker did not do what a topic's creation needs.
-type BrokerError struct {
-	Broker string
-	Cause  error
-}
-
-func (e *BrokerError) Error() string { return fmt.Sprintf("broker %s: %v", e.Broker, e.Cause) }
-func (e *BrokerError) Unwrap() error { return e.Cause }
+type BrokerError = reconcile.BrokerError
 
 // RefusedError is what a broker answered, safe to show to an operator.
 type RefusedError struct{ Text string }

@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -456,7 +457,7 @@ func (c *Controller) settleLocked(topic catalog.Topic, now time.Time) {
 		defer release()
 		_ = c.move(name, "publishers have no place", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 			if topic.Placement.Unplaced() == 0 {
-				return nil, placement.Plan{}, errSettled
+				return nil, placement.Plan{}, reconcile.ErrSettled
 			}
 			plan, err := c.replaceAsWide(topic, brokers)
 			return topic.Spec, plan, err

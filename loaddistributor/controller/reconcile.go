@@ -37,14 +37,14 @@ func (c *Controller) assignLocked(s *Session, now time.Time) {
 		if now.Sub(r.sent) < c.cfg.PrepareTimeout {
 			asked[work{r.topic, r.remove}] = true
 		} else {
-			r.answer(ErrNoAnswer)
+			r.answer(s.broker, ErrNoAnswer)
 			delete(s.requests, number)
 		}
 	}
 	remove, prepare := c.mu.cat.Work(s.broker)
 	for _, name := range remove {
 		if !asked[work{name, true}] && c.mu.names[name] == nil {
-			c.askLocked(s, name, nil, nil, now)
+			c.removeLocked(s, name, false, nil, now)
 		}
 	}
 	for _, name := range prepare {

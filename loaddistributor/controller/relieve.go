@@ -9,6 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/relief"
 )
 
@@ -137,7 +138,7 @@ func (c *Controller) actLocked(topic catalog.Topic, m relief.Move, verdict relie
 		defer release()
 		_ = c.move(name, "overload, "+m.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 			if now.Placement.Epoch() != topic.Placement.Epoch() {
-				return nil, placement.Plan{}, errSettled // it has moved since it was looked at
+				return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
 			}
 			plan, err := placement.Shift(now.Plan, now.Spec.Demand, m.Publishers, m.To)
 			return now.Spec, plan, err

@@ -12,6 +12,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
@@ -133,17 +134,6 @@ func (c *Controller) giveUp(ctx context.Context, name, id string) error {
 		return err
 	}
 	defer release()
-	c.mu.RLock()
-	topic, _ := c.mu.next.Topic(name)
-	c.mu.RUnlock()
-	if !slices.Contains(topic.Retiring, id) {
-		return nil // deleted meanwhile, or it is back
-	}
-	if err := c.commit(catalog.MemberRetired{Topic: name, Broker: id}); err != nil {
-		return err
-	}
-	if err := c.reshare(name); err != nil {
-		c.cfg.Log.Warn("shares as before a broker was removed, for now", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
-	}
-	return nil
+	// If it was deleted meanwhile, or the broker is back, nothing is done.
+	return c.change(operation{name: name, target: reconcile.Target{Retire: id, Dead: true}})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/duplex"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // messageQueue bounds what waits to be written to one broker: a few messages
@@ -49,8 +50,8 @@ type request struct {
 	remove bool
 	unused bool // remove only if it is not used: a refusal is an answer like another
 	sent   time.Time
-	// For the procedure that waits; room for the one answer. nil: nobody does.
-	done chan error
+	// For the owner that waits; room for the one answer. nil: nobody does.
+	done chan<- reconcile.Answered
 }
 
 // Out is what is to be sent to the broker; when it ends, so does the session.
@@ -163,15 +164,15 @@ func (c *Controller) Leave(s *Session) {
 func (c *Controller) endLocked(s *Session, cause error) {
 	s.out.End(cause)
 	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
-		s.requests[number].answer(ErrBrokerGone)
+		s.requests[number].answer(s.broker, ErrBrokerGone)
 	}
 	clear(s.requests)
 }
 
 // answer never blocks: done has room.
-func (r *request) answer(err error) {
+func (r *request) answer(broker string, err error) {
 	if r.done != nil {
-		r.done <- err
+		r.done <- reconcile.Answered{Broker: broker, Err: err}
 	}
 }
 
@@ -212,16 +213,16 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	case r.unused:
 		// Whoever asked decides what follows.
 		if p.Error != "" {
-			r.answer(&RefusedError{p.Error})
+			r.answer(s.broker, &RefusedError{p.Error})
 		} else {
-			r.answer(nil)
+			r.answer(s.broker, nil)
 		}
 		delete(s.requests, p.Request)
 		c.mu.Unlock()
 		return nil
 	case p.Error != "":
 		failed = &RefusedError{p.Error}
-		r.answer(failed)
+		r.answer(s.broker, failed)
 		// It stays, so that what is refused is not asked again at once.
 		r.done, r.sent = nil, time.Now()
 	case r.remove:
@@ -230,7 +231,7 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 		_, err = c.stageLocked(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
 	}
 	if failed == nil {
-		r.answer(nil)
+		r.answer(s.broker, nil)
 		delete(s.requests, p.Request)
 	}
 	c.mu.Unlock()
@@ -244,13 +245,9 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	return nil
 }
 
-// askLocked sends a PrepareTopic or RemoveTopic. done gets the answer, or
-// ErrBrokerGone; nil if nobody waits. Requires: mu held.
-func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, done chan error, now time.Time) {
-	if prepare == nil {
-		c.removeLocked(s, topic, false, done, now)
-		return
-	}
+// askLocked sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if nobody
+// waits. Requires: mu held.
+func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
 	c.mu.requests++
 	number := c.mu.requests
 	s.requests[number] = &request{topic: topic, sent: now, done: done}
@@ -269,7 +266,7 @@ func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, 
 
 // removeLocked sends a RemoveTopic, as askLocked does; unused: only if the topic
 // is not used. Requires: mu held.
-func (c *Controller) removeLocked(s *Session, topic string, unused bool, done chan error, now time.Time) {
+func (c *Controller) removeLocked(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
 	c.mu.requests++
 	number := c.mu.requests
 	s.requests[number] = &request{topic: topic, remove: true, unused: unused, sent: now, done: done}

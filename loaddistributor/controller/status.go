@@ -77,7 +77,9 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	var pooled merge
 	pooled.sum.Topic = name
 	c.mu.RLock()
-	status.Moving = c.mu.moving[name]
+	if own := c.mu.names[name]; own != nil {
+		status.Moving = own.waiting
+	}
 	if f := c.mu.fits[name]; f != nil {
 		status.Fitting, status.Fit = f.step, f.proto(c.now())
 	}

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"time"
@@ -9,6 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // DefaultEvacuateAfter is how long a broker may be away before its publishers
@@ -54,11 +54,7 @@ func (c *Controller) BrokerTopics(id string) []string {
 // tend moves topics away from brokers that drain or have been away for too
 // long, and retires those that have been emptied.
 func (c *Controller) tend(now time.Time) {
-	type task struct {
-		topic string
-		do    func()
-	}
-	var tasks []task
+	var due []operation
 	c.mu.Lock()
 	for _, b := range c.mu.cat.Brokers() {
 		leave := b.Draining
@@ -77,18 +73,18 @@ func (c *Controller) tend(now time.Time) {
 			case slices.Contains(topic.Retiring, b.ID):
 				switch {
 				case c.emptyLocked(topic, b.ID, now):
-					tasks = append(tasks, task{name, func() { c.retire(name, b.ID, true) }})
+					due = append(due, c.retireLocked(name, b.ID, false))
 				case c.untakenLocked(topic, b, now):
-					tasks = append(tasks, task{name, func() { c.retire(name, b.ID, false) }})
+					due = append(due, c.retireLocked(name, b.ID, true))
 				default:
 					c.lingerLocked(topic, b.ID, now)
 					if c.turnsLocked(topic) {
-						tasks = append(tasks, task{name, func() { c.turn(name) }})
+						due = append(due, operation{name: name, target: reconcile.Target{Shared: true}})
 					}
 				}
 			case leave && !now.Before(c.mu.retry[name]):
 				c.mu.retry[name] = now.Add(moveRetry)
-				tasks = append(tasks, task{name, func() { c.leave(name) }})
+				due = append(due, c.leave(name))
 			}
 		}
 	}
@@ -112,20 +108,10 @@ func (c *Controller) tend(now time.Time) {
 			delete(c.mu.untold, name)
 		}
 	}
-	if c.mu.closing {
-		tasks = nil
-	}
-	for _, t := range tasks {
-		if c.mu.names[t.topic] != nil {
-			continue // two brokers of one topic: one after the other
+	for _, op := range due {
+		if c.mu.names[op.name] == nil && !c.mu.closing { // two brokers of one topic: one after the other
+			c.startLocked(op)
 		}
-		release := c.holdLocked(t.topic)
-		c.work.Add(1)
-		go func() {
-			defer c.work.Done()
-			defer release()
-			t.do()
-		}()
 	}
 	c.mu.Unlock()
 }
@@ -153,83 +139,24 @@ func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) 
 }
 
 // retire has an emptied broker remove the topic, unless something has come since
-// its report, over HTTP say: then it stays, to be asked again; not unused, whatever
-// it holds. Requires: the name is held.
-func (c *Controller) retire(name, id string, unused bool) {
-	var left uint64
-	c.mu.Lock()
-	c.mu.retires[id]++
-	if f := c.figuresLocked(name, id); f != nil {
+// its report, over HTTP say: then it stays, to be asked again; forced, whatever it
+// holds. After a crash in the middle the broker does not list the topic any more, which
+// is as good as a report of nothing. Requires: mu held.
+func (c *Controller) retireLocked(name, id string, forced bool) operation {
+	if f := c.figuresLocked(name, id); forced && f != nil {
 		last := f.reports[len(f.reports)-1].stats
-		left = last.Depth + last.Backlog
+		c.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
 	}
-	c.mu.Unlock()
-	if !unused {
-		c.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, left)
-	}
-	defer func() {
-		c.mu.Lock()
-		if c.mu.retires[id]--; c.mu.retires[id] == 0 {
-			delete(c.mu.retires, id)
-		}
-		c.mu.Unlock()
-	}()
-	if err := c.remove(name, unused, id)[id]; err != nil {
-		c.cfg.Log.Info("topic stays on a broker that it has moved away from", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
-		return
-	}
-	// After a crash here the broker does not list the topic any more, which is
-	// as good as a report of nothing.
-	err := must("retire "+id, c.commit(catalog.MemberRetired{Topic: name, Broker: id}))
-	if err != nil {
-		return // the next controller does it
-	}
-	if err := c.reshare(name); err != nil {
-		c.cfg.Log.Warn("shares as before a broker retired, for now", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyError, err)
-	}
-	c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, name, obs.KeyBroker, id)
+	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
 }
 
-// remove has brokers remove a topic, unused: if they do not use it, within
-// PrepareTimeout, and returns why any of them is not known to have done so.
-func (c *Controller) remove(name string, unused bool, ids ...string) map[string]error {
-	answers := make(map[string]chan error, len(ids))
-	now := c.now()
-	c.mu.Lock()
-	for _, id := range ids {
-		done := make(chan error, 1)
-		answers[id] = done
-		if s := c.mu.sessions[id]; s != nil {
-			c.removeLocked(s, name, unused, done, now)
-		} else {
-			done <- ErrBrokerGone
-		}
-	}
-	c.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(context.Background(), c.cfg.PrepareTimeout, ErrNoAnswer)
-	defer cancel()
-	failed := map[string]error{}
-	for _, id := range ids {
-		var err error
-		select {
-		case err = <-answers[id]:
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		}
-		if err != nil {
-			failed[id] = err
-		}
-	}
-	return failed
-}
-
-// leave moves a topic to where it may be. Requires: the name is held.
-func (c *Controller) leave(name string) {
-	err := c.move(name, "a broker drains or is gone", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+// leave moves a topic to where it may be.
+func (c *Controller) leave(name string) operation {
+	op := c.moving(name, "a broker drains or is gone", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 		if !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
 			return !slices.ContainsFunc(brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		}) {
-			return nil, placement.Plan{}, errSettled // it is back
+			return nil, placement.Plan{}, reconcile.ErrSettled // it is back
 		}
 		plan, err := c.replaceAsWide(topic, brokers)
 		if errors.As(err, new(*placement.Infeasible)) && c.forced(topic) {
@@ -237,14 +164,17 @@ func (c *Controller) leave(name string) {
 		}
 		return topic.Spec, plan, err
 	})
-	c.mu.Lock()
-	if c.mu.stays[name] = err; err == nil {
-		delete(c.mu.stays, name)
+	op.end = func(err error) {
+		c.mu.Lock()
+		if c.mu.stays[name] = err; err == nil {
+			delete(c.mu.stays, name)
+		}
+		c.mu.Unlock()
+		if errors.As(err, new(*placement.Infeasible)) {
+			c.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
+		}
 	}
-	c.mu.Unlock()
-	if errors.As(err, new(*placement.Infeasible)) {
-		c.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
-	}
+	return op
 }
 
 // forced reports whether a broker of the topic is drained by force.

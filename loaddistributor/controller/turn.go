@@ -1,10 +1,8 @@
 package controller
 
 import (
-	"context"
 	"strings"
 
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -54,34 +52,4 @@ func (c *Controller) turnsLocked(topic catalog.Topic) bool {
 	}
 	told, known := c.mu.turns[name]
 	return !known || told != strings.Join(c.unspentLocked(name, topic.Retiring), " ")
-}
-
-// turn shares the contract out among those that have their turn. Requires: the name
-// is held.
-func (c *Controller) turn(name string) {
-	if err := c.reshare(name); err != nil {
-		c.cfg.Log.Warn("shares as before, for now", obs.KeyTopic, name, obs.KeyError, err)
-	}
-}
-
-// reshare tells the adaptor how the contract of a topic is shared out now. Requires:
-// the name is held.
-func (c *Controller) reshare(name string) error {
-	c.mu.RLock()
-	topic, ok := c.mu.next.Topic(name)
-	c.mu.RUnlock()
-	if !ok {
-		return nil
-	}
-	req, err := c.contractRequest(topic.Spec, topic.Plan, topic.Retiring)
-	if err == nil {
-		req.Update = true
-		err = c.contract(context.Background(), req)
-	}
-	if err != nil {
-		c.mu.Lock()
-		delete(c.mu.turns, name) // to be told again
-		c.mu.Unlock()
-	}
-	return err
 }

@@ -1,0 +1,447 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+)
+
+// operation is a change of a topic that is wanted.
+type operation struct {
+	name   string
+	why    string // for people
+	target reconcile.Target
+	// decide makes the event that a plan begins with; nil: no plan is wanted. Requires:
+	// placing held; the brokers are those of the catalog's SnapshotFor.
+	decide func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error)
+	// creation is nil if it is none, ctx for as long as somebody waits for it; nil: it
+	// goes on whoever waits.
+	creation *creation
+	ctx      context.Context
+	// end is called with what has come of it, while the name is held still; nil: it is
+	// not.
+	end func(error)
+}
+
+// owner is the one goroutine that changes a topic at a time: it has the topic's machine
+// (loaddistributor/reconcile), carries out what that wants, and tells it what came of it.
+type owner struct {
+	// Set once.
+	released chan struct{} // closed when it is not any more
+	// Guarded by Controller.mu, for display.
+	retiring string // the broker that the topic goes from
+	waiting  string // what its move waits for
+}
+
+// change carries an operation out. Requires: the topic's name is held, and the caller
+// counts in c.work.
+func (c *Controller) change(op operation) error {
+	began := c.now()
+	c.mu.Lock()
+	is, _ := c.mu.next.Topic(op.name)
+	own := c.mu.names[op.name]
+	own.retiring = op.target.Retire
+	ending := c.mu.ending
+	c.mu.Unlock()
+	op.target.Plan = op.decide != nil
+	if op.ctx == nil {
+		op.ctx = context.Background()
+	}
+	cancelled := op.ctx.Done()
+	m := reconcile.New(op.name, is, op.target, reconcile.Limits{Answer: c.cfg.PrepareTimeout, Consumers: c.cfg.ConsumerWait})
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var answers chan reconcile.Answered
+	planned := false
+	events := []reconcile.Event{reconcile.Begun{}}
+	for {
+		for len(events) > 0 {
+			effects := m.Step(events[0], c.now())
+			events = events[1:]
+			for _, effect := range effects {
+				var event reconcile.Event
+				switch effect := effect.(type) {
+				case reconcile.Plan:
+					p := c.plan(op)
+					planned, event = p.Err == nil, p
+				case reconcile.Prepare:
+					c.progress(op, Progress{Message: "creating the topic on " + strings.Join(effect.Brokers, ", ")})
+					answers = c.ask(op.name, effect.Spec, false, effect.Brokers)
+				case reconcile.Remove:
+					answers = c.ask(op.name, nil, effect.Unused, effect.Brokers)
+				case reconcile.Grant:
+					c.progress(op, Progress{Message: "granting the shares"})
+					event = c.grant(op, effect)
+				case reconcile.Drop:
+					event = reconcile.Granted{Err: c.drop(op.name)}
+				case reconcile.LookShares:
+					event = reconcile.Shares{Held: c.sharesOf(op.name)}
+				case reconcile.LookConsumers:
+					event = c.consumers(op.name, effect)
+				case reconcile.Nudge:
+					c.nudge(op.name, effect)
+				case reconcile.Write:
+					event = c.write(op, effect.Event)
+				case reconcile.Moved:
+					moved := c.dismiss(op.name, effect.From.Placement, effect.To.Placement)
+					c.cfg.Log.Info("topic moved", obs.KeyTopic, op.name, obs.KeyReason, op.why, "publishers", moved, obs.KeyEpoch, effect.To.Placement.Epoch(),
+						"brokers", effect.To.Plan.K, "retiring", len(effect.To.Retiring), obs.KeyDuration, c.now().Sub(began))
+				case reconcile.Note:
+					c.note(op.name, effect)
+				}
+				if event != nil {
+					events = append(events, event)
+				}
+			}
+		}
+		if m.Over() {
+			err := m.Err()
+			if err != nil && planned && op.creation == nil {
+				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, op.name, obs.KeyReason, op.why, obs.KeyError, err)
+			}
+			if op.end != nil {
+				op.end(err)
+			}
+			return err
+		}
+		c.mu.Lock()
+		own.waiting = m.Waiting()
+		c.mu.Unlock()
+		if due := m.Due(); !due.IsZero() {
+			timer.Reset(due.Sub(c.now()))
+		}
+		select {
+		case a := <-answers: // what has been answered counts, however late it is
+			events = append(events, a)
+			continue
+		default:
+		}
+		select {
+		case a := <-answers:
+			events = append(events, a)
+		case <-timer.C:
+			events = append(events, reconcile.Tick{})
+		case <-cancelled:
+			cancelled = nil
+			events = append(events, reconcile.Cancelled{Cause: context.Cause(op.ctx)})
+		case <-ending:
+			ending = nil
+			events = append(events, reconcile.Closing{})
+		}
+	}
+}
+
+// startLocked has an operation done by an owner of its own. Requires: mu held, nobody
+// holds the topic's name, and the controller is not closing.
+func (c *Controller) startLocked(op operation) {
+	release := c.holdLocked(op.name)
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		defer release()
+		_ = c.change(op) // logged there, or the business of end
+	}()
+}
+
+// request has an operation done once whatever is done about the topic now is over. It
+// goes on when ctx ends.
+func (c *Controller) request(ctx context.Context, op operation) error {
+	if err := c.following(); err != nil {
+		return err
+	}
+	release, err := c.hold(ctx, op.name)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if c.mu.closing {
+		c.mu.Unlock()
+		release()
+		return ErrClosing
+	}
+	c.work.Add(1)
+	c.mu.Unlock()
+	done := make(chan error, 1)
+	go func() {
+		defer c.work.Done()
+		defer release()
+		done <- c.change(op)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// hold makes the caller the only one to change the named topic until it calls release,
+// and waits for the one before.
+func (c *Controller) hold(ctx context.Context, name string) (release func(), err error) {
+	for {
+		c.mu.Lock()
+		held := c.mu.names[name]
+		if held == nil {
+			release = c.holdLocked(name)
+			c.mu.Unlock()
+			return release, nil
+		}
+		c.mu.Unlock()
+		select {
+		case <-held.released:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// holdLocked requires that nobody holds the name, and mu.
+func (c *Controller) holdLocked(name string) (release func()) {
+	own := &owner{released: make(chan struct{})}
+	c.mu.names[name] = own
+	return func() {
+		c.mu.Lock()
+		delete(c.mu.names, name)
+		c.mu.Unlock()
+		close(own.released)
+	}
+}
+
+// placeAttempts bounds how often a plan is made again because brokers came or left
+// between the snapshot and the commit.
+const placeAttempts = 8
+
+// plan decides and commits where a topic goes.
+func (c *Controller) plan(op operation) reconcile.Planned {
+	c.placing.Lock()
+	defer c.placing.Unlock()
+	for range placeAttempts {
+		if err := context.Cause(op.ctx); err != nil {
+			return reconcile.Planned{Err: err}
+		}
+		c.mu.RLock()
+		topic, _ := c.mu.next.Topic(op.name)
+		brokers := c.mu.next.SnapshotFor(op.name)
+		told := slices.Contains(c.mu.next.LeftoverContracts(), op.name)
+		c.mu.RUnlock()
+		event, err := op.decide(topic, brokers)
+		if err == nil {
+			err = c.commit(event)
+		}
+		if errors.As(err, new(*catalog.PlanError)) {
+			continue
+		}
+		if err != nil {
+			return reconcile.Planned{Err: err}
+		}
+		c.mu.RLock()
+		defer c.mu.RUnlock()
+		topic, _ = c.mu.next.Topic(op.name)
+		if topic.Next == nil {
+			return reconcile.Planned{Topic: topic, Lack: reconcile.Brokers(topic.Plan), Told: told}
+		}
+		return reconcile.Planned{Topic: topic, Lack: c.mu.next.NextUnprepared(op.name)}
+	}
+	return reconcile.Planned{Err: ErrUnsteady}
+}
+
+// ask sends the same request to all brokers: to create a topic, or to remove it where
+// there is no specification.
+func (c *Controller) ask(topic string, prepare *catalog.Spec, unused bool, brokers []string) chan reconcile.Answered {
+	answers := make(chan reconcile.Answered, len(brokers))
+	now := c.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range brokers {
+		switch s := c.mu.sessions[id]; {
+		case s == nil:
+			answers <- reconcile.Answered{Broker: id, Err: ErrBrokerGone}
+		case prepare != nil:
+			c.askLocked(s, topic, prepare, answers, now)
+		default:
+			c.removeLocked(s, topic, unused, answers, now)
+		}
+	}
+	return answers
+}
+
+// grant sets a contract at the adaptor; while the adaptor is away it tries again.
+func (c *Controller) grant(op operation, g reconcile.Grant) reconcile.Granted {
+	req, err := c.contractRequest(g.Spec, g.Plan, g.Retiring)
+	if err != nil {
+		return reconcile.Granted{Err: err}
+	}
+	req.Update = g.Update
+	err = c.contract(op.ctx, req)
+	c.mu.Lock()
+	if err == nil {
+		delete(c.mu.untold, op.name)
+	} else {
+		delete(c.mu.turns, op.name) // to be told again
+	}
+	c.mu.Unlock()
+	granted := reconcile.Granted{Err: err}
+	for _, m := range req.Members {
+		granted.Members = append(granted.Members, m.BrokerId)
+	}
+	return granted
+}
+
+// contract requires a request of contractRequest.
+func (c *Controller) contract(ctx context.Context, req *srtmv1.SetContractRequest) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.PrepareTimeout, ErrNoAnswer)
+	defer cancel()
+	for delay := 50 * time.Millisecond; ; delay *= 2 {
+		_, err := c.adaptor.SetContract(ctx, req)
+		if err == nil {
+			return nil
+		}
+		// A status without details is of gRPC itself: the connection broke. With
+		// details the adaptor has decided, and will not decide otherwise.
+		if s := status.Convert(err); s.Code() != codes.Unavailable || len(s.Details()) > 0 {
+			return &AdaptorError{err}
+		}
+		timer := time.NewTimer(delay)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return &AdaptorError{err}
+		}
+	}
+}
+
+// drop has the adaptor forget a contract.
+func (c *Controller) drop(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.PrepareTimeout)
+	defer cancel()
+	_, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name})
+	return err
+}
+
+// sharesOf returns the brokers that have acknowledged a share of a topic; of an adaptor
+// that does not answer, none.
+func (c *Controller) sharesOf(name string) (held []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), sharesTimeout)
+	defer cancel()
+	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name})
+	if err != nil {
+		return nil
+	}
+	for _, t := range shares.Topics {
+		for _, m := range t.Members {
+			if m.Acknowledged.GetRateMilli() > 0 {
+				held = append(held, m.BrokerId)
+			}
+		}
+	}
+	return held
+}
+
+// consumers looks who reads a topic that moves.
+func (c *Controller) consumers(name string, look reconcile.LookConsumers) reconcile.Consumers {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	read := map[string][]string{}
+	for _, id := range slices.Concat(reconcile.Brokers(look.Plan), look.Fresh, look.Other) {
+		if f := c.reportedLocked(id)[name]; f != nil {
+			read[id] = f.read
+		}
+	}
+	return reconcile.Consumers{
+		Read:  read,
+		Shown: !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.mu.cat.Shows(name, id) }),
+		Away:  !c.plannedLocked(look.Plan),
+	}
+}
+
+func (c *Controller) nudge(name string, n reconcile.Nudge) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if s := c.mu.sessions[n.Broker]; s != nil {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Nudge{
+			Nudge: &srtmv1.NudgeConsumers{Topic: name, Channels: n.Channels},
+		}})
+	}
+}
+
+// write makes an event durable.
+func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
+	c.mu.Lock()
+	var t ticket
+	var err error
+	before, _ := c.mu.next.Topic(op.name)
+	_, activates := e.(catalog.TopicActivated)
+	if err = context.Cause(op.ctx); err == nil || !activates { // nobody waits for it any more
+		t, err = c.stageLocked(e)
+	}
+	c.mu.Unlock()
+	if err == nil {
+		err = t.wait()
+	}
+	switch e.(type) {
+	case catalog.TopicRemoved, catalog.TopicMoveAborted, catalog.MemberRetired:
+		err = must("what has been done about "+op.name, err)
+	}
+	if err != nil {
+		return reconcile.Written{Err: err, Halted: errors.Is(err, ErrNotCommitted)}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch e := e.(type) {
+	case catalog.TopicActivated:
+		// Now: as soon as the name is let go of, somebody may delete it.
+		op.creation.topic, _ = c.mu.cat.Topic(op.name)
+		c.fitLocked(op.creation.topic)
+	case catalog.TopicMoveAborted:
+		c.mu.untold[op.name] = true // until the adaptor is told
+	case catalog.MemberRetired:
+		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, op.name, obs.KeyBroker, e.Broker)
+	case catalog.TopicRemoved:
+		c.removedLocked(before, e.Left)
+	}
+	topic, _ := c.mu.next.Topic(op.name)
+	return reconcile.Written{Topic: topic}
+}
+
+// removedLocked forgets what sessions have of a topic, but for brokers that it was left
+// on: a name that is used again starts with figures of its own. Requires: mu held.
+func (c *Controller) removedLocked(topic catalog.Topic, left []string) {
+	name, holders := topic.Spec.Name(), topic.Holders()
+	for id, s := range c.mu.sessions {
+		if slices.Contains(holders, id) && !slices.Contains(left, id) {
+			delete(s.topics, name)
+		}
+		delete(s.kept, name)
+		delete(s.unknown, name) // what it may hold of that name has been deleted, too
+	}
+}
+
+func (c *Controller) note(topic string, n reconcile.Note) {
+	args := []any{obs.KeyTopic, topic}
+	if n.Broker != "" {
+		args = append(args, obs.KeyBroker, n.Broker)
+	}
+	if n.Names != nil {
+		args = append(args, "names", n.Names)
+	}
+	if n.Err != nil {
+		args = append(args, obs.KeyError, n.Err)
+	}
+	if n.Warn {
+		c.cfg.Log.Warn(n.Text, args...)
+	} else {
+		c.cfg.Log.Info(n.Text, args...)
+	}
+}

@@ -1,0 +1,480 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// world is a topic, "t", with brokers, an adaptor and a journal, in which everything
+// goes wrong that can: brokers come and go, refuse and do not answer, the adaptor
+// fails, who asked leaves, and the controller ends at any point and begins anew.
+type world struct {
+	*rapid.T
+	cat    *catalog.Catalog // durable
+	clock  time.Time
+	rng    *rand.Rand
+	has    map[string]bool // brokers that hold the topic
+	uses   map[string]bool // and that refuse to remove it unless they must
+	shares map[string]bool // what the adaptor has shared out, by broker; nil: no contract
+	torn   bool            // it failed, or the controller did, so that it may be behind
+	// The controller, gone after a crash.
+	m       *Topic
+	effects []Effect
+	asked   []question
+	// What was shown last of a topic that is open.
+	shown catalog.Topic
+}
+
+// question is what a broker is asked. It does one after the other. late: nobody waits
+// for its answer any more; lost: its session has ended before.
+type question struct {
+	broker                     string
+	remove, unused, late, lost bool
+}
+
+const name = "t"
+
+var brokers = []string{"b1", "b2", "b3", "b4"}
+
+func newWorld(t *rapid.T) *world {
+	w := &world{T: t, cat: catalog.New(), clock: time.Unix(1e9, 0), rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),
+		has: map[string]bool{}, uses: map[string]bool{}}
+	for _, id := range brokers {
+		w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
+	}
+	return w
+}
+
+func (w *world) must(e catalog.Event) {
+	w.Helper()
+	if _, err := w.cat.Apply(e); err != nil {
+		w.Fatalf("%+v: %v", e, err)
+	}
+	w.check()
+}
+
+func (w *world) topic() catalog.Topic { t, _ := w.cat.Topic(name); return t }
+
+func (w *world) up(id string) bool { b, _ := w.cat.Broker(id); return b.Connected }
+
+// check looks at the invariants, after each change of what is durable.
+func (w *world) check() {
+	w.Helper()
+	t := w.topic()
+	if was := w.shown; was.Placement != nil && t.Created == was.Created && t.Placement.Epoch() < was.Placement.Epoch() {
+		w.Fatalf("epoch %d after %d", t.Placement.Epoch(), was.Placement.Epoch())
+	}
+	w.shown = t
+	if t.Spec == nil || t.State != catalog.Active && t.State != catalog.Degraded {
+		if a, err := w.cat.Resolve(name, "g.0"); err == nil {
+			w.Fatalf("a publisher is sent to %+v of a topic that is %v", a, t.State)
+		}
+		return
+	}
+	for i := range t.Placement.Len() {
+		a, err := w.cat.Resolve(name, t.Placement.At(i).Publisher)
+		if err != nil || a.Epoch != t.Placement.Epoch() || !slices.Contains(Brokers(t.Plan), a.Broker) {
+			w.Fatalf("publisher %d is at %+v, %v, by the plan %+v", i, a, err, t.Plan)
+		}
+	}
+}
+
+// start makes a machine, as the controller would.
+func (w *world) start(target Target) {
+	w.m = New(name, w.topic(), target, Limits{Answer: 5 * time.Second, Consumers: 8 * time.Second})
+	w.effects = nil
+	w.tell(Begun{})
+}
+
+func (w *world) tell(e Event) {
+	w.Helper()
+	w.effects = append(w.effects, w.m.Step(e, w.clock)...)
+	if w.m.Over() {
+		if w.m.Step(e, w.clock) != nil {
+			w.Fatalf("it goes on after its end, with %+v", e)
+		}
+		return
+	}
+	// It waits for something: an answer, a time, or what comes of an effect.
+	if len(w.effects) == 0 && w.m.Due().IsZero() {
+		w.Fatalf("it waits for nothing after %+v: %+v", e, w.m)
+	}
+}
+
+// plan is one of some of the brokers that something may be placed on.
+func (w *world) plan() (catalog.Topic, []string, error) {
+	t, placed := w.cat.Topic(name)
+	free := w.cat.SnapshotFor(name)
+	w.rng.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
+	free = free[:w.rng.IntN(len(free)+1)] // none now and then, which nothing fits on
+	slices.SortFunc(free, func(a, b placement.Broker) int { return slices.Index(brokers, a.ID) - slices.Index(brokers, b.ID) })
+	rate := int64(10 + w.rng.IntN(50+50*len(free)))
+	spec := &catalog.Spec{
+		Demand: placement.Demand{Topic: name, Rate: rate, RateMilli: rate * 1000, Burst: 100, Groups: []placement.Group{{Key: "g", Count: 8, Rate: 1}}},
+		SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Second}, Policy: placement.SRTM, ShareRule: "static", Channels: []string{"c"},
+	}
+	plan, err := placement.Place(spec.Policy, free, spec.Demand, w.rng)
+	if err != nil {
+		return t, nil, err
+	}
+	var e catalog.Event
+	if placed {
+		e, err = catalog.NewTopicMoving(spec, plan)
+	} else {
+		e, err = catalog.NewTopicPlaced(spec, plan, "")
+	}
+	if err == nil {
+		_, err = w.cat.Apply(e)
+	}
+	if err != nil {
+		return t, nil, err
+	}
+	w.check()
+	t = w.topic()
+	if t.Next == nil {
+		return t, Brokers(t.Plan), nil
+	}
+	return t, w.cat.NextUnprepared(name), nil
+}
+
+// perform carries out the next effect; fail: if it can, it fails.
+func (w *world) perform(fail bool) {
+	w.Helper()
+	e := w.effects[0]
+	w.effects = w.effects[1:]
+	var err error
+	if fail {
+		err = errors.New("injected")
+	}
+	t := w.topic()
+	switch e := e.(type) {
+	case Plan:
+		told := len(w.cat.LeftoverContracts()) > 0
+		t, lack, err := w.plan()
+		w.tell(Planned{t, lack, told, err})
+	case Prepare:
+		w.ask(e.Brokers, question{})
+	case Remove:
+		for _, id := range e.Brokers {
+			if slices.Contains(Brokers(t.Plan), id) && t.State != catalog.Deleting && t.State != catalog.Preparing {
+				w.Fatalf("broker %s is to remove a topic that is placed there", id)
+			}
+		}
+		w.ask(e.Brokers, question{remove: true, unused: e.Unused})
+	case Grant:
+		shares := map[string]bool{}
+		for _, id := range append(Brokers(e.Plan), e.Retiring...) {
+			if !slices.Contains(t.Holders(), id) {
+				w.Fatalf("a share for broker %s, which does not hold the topic: %+v", id, t)
+			}
+			shares[id] = true
+		}
+		for _, id := range append(Brokers(t.Plan), t.Retiring...) {
+			if !shares[id] {
+				w.Fatalf("nothing for broker %s, which may need it", id)
+			}
+		}
+		if w.torn = fail; !fail {
+			w.shares = shares
+		}
+		w.tell(Granted{slices.Sorted(maps.Keys(shares)), err})
+	case Drop:
+		if t.State != catalog.Deleting && t.State != catalog.Preparing {
+			w.Fatalf("the contract of a topic goes that is %v", t.State)
+		}
+		if !fail {
+			w.shares = nil
+		}
+		w.tell(Granted{Err: err})
+	case LookShares:
+		held := []string{}
+		if !fail {
+			held = slices.Sorted(maps.Keys(w.shares))
+		}
+		w.tell(Shares{held})
+	case LookConsumers:
+		read := map[string][]string{}
+		for _, id := range brokers {
+			if w.rng.IntN(2) == 0 {
+				read[id] = []string{"c"}
+			}
+		}
+		w.tell(Consumers{read, true, fail})
+	case Nudge:
+		if slices.Contains(w.m.fresh(), e.Broker) {
+			w.Fatalf("broker %s is told of consumers that it lacks", e.Broker)
+		}
+	case Write:
+		if _, moved := e.Event.(catalog.TopicMoved); moved {
+			for _, q := range t.Next.Plan.Quotas {
+				if w.up(q.Broker) && !w.has[q.Broker] {
+					w.Fatalf("moved to broker %s, which does not have the topic", q.Broker)
+				}
+			}
+		}
+		if _, err = w.cat.Apply(e.Event); err == nil {
+			w.check()
+		}
+		if w.m.target.Dead {
+			delete(w.has, w.m.target.Retire) // it joins anew with nothing, or not at all
+		}
+		switch e.Event.(type) {
+		case catalog.TopicActivated, catalog.TopicMoved, catalog.TopicDeleting:
+		default:
+			if err != nil {
+				w.Fatalf("refused: %+v: %v", e.Event, err)
+			}
+		}
+		w.tell(Written{Topic: w.topic(), Err: err})
+	}
+}
+
+func (w *world) ask(brokers []string, q question) {
+	for i := range w.asked {
+		w.asked[i].late = true
+	}
+	for _, id := range brokers {
+		q.broker = id
+		w.asked = append(w.asked, q)
+	}
+}
+
+// answer has a broker answer; refuse: if it can, it refuses.
+func (w *world) answer(i int, refuse bool) {
+	i = slices.IndexFunc(w.asked, func(q question) bool { return q.broker == w.asked[i].broker })
+	q := w.asked[i]
+	w.asked = slices.Delete(w.asked, i, i+1)
+	var err error
+	switch {
+	case q.lost || !w.up(q.broker):
+		err = errors.New("gone")
+	case refuse && !q.remove, q.unused && w.uses[q.broker]:
+		err = errors.New("refused")
+	case q.remove:
+		delete(w.has, q.broker)
+	default:
+		if w.has[q.broker] = true; w.cat.Expects(name, q.broker) {
+			w.must(catalog.MemberPrepared{Topic: name, Broker: q.broker})
+		}
+	}
+	if !q.late {
+		w.tell(Answered{q.broker, err})
+	}
+}
+
+// crash ends the controller; the next one takes what it finds.
+func (w *world) crash() {
+	was := w.topic()
+	w.m, w.effects, w.torn = nil, nil, true
+	w.ask(nil, question{})
+	for len(w.asked) > 0 {
+		w.asked[0].lost = rapid.Bool().Draw(w.T, "lost")
+		w.answer(0, false)
+	}
+	w.must(catalog.Restarted{})
+	for _, id := range brokers {
+		if rapid.Bool().Draw(w.T, "back "+id) {
+			w.toggle(id)
+		}
+	}
+	if is := w.topic(); is.Spec != was.Spec || is.Next != was.Next || !slices.Equal(is.Retiring, was.Retiring) || fmt.Sprint(is.Plan) != fmt.Sprint(was.Plan) {
+		w.Fatalf("after a restart it is %+v, not %+v", is, was)
+	}
+	switch t := w.topic(); {
+	case t.State == catalog.Preparing:
+		w.must(catalog.TopicDeleting{Topic: name})
+		fallthrough
+	case t.State == catalog.Deleting:
+		w.start(Target{Gone: true})
+	case t.Next != nil:
+		w.start(Target{Undo: true})
+	}
+}
+
+// toggle has a broker come or go.
+func (w *world) toggle(id string) {
+	if w.up(id) {
+		w.must(catalog.BrokerLeft{ID: id})
+		for i := range w.asked {
+			w.asked[i].lost = w.asked[i].lost || w.asked[i].broker == id
+		}
+		return
+	}
+	w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
+	// Its session's work, as the controller assigns it.
+	remove, prepare := w.cat.Work(id)
+	for range remove {
+		delete(w.has, id)
+		w.must(catalog.LeftoverRemoved{Topic: name, Broker: id})
+	}
+	for range prepare {
+		w.has[id] = true
+		w.must(catalog.MemberPrepared{Topic: name, Broker: id})
+	}
+}
+
+func set(ids []string) map[string]bool {
+	all := map[string]bool{}
+	for _, id := range ids {
+		all[id] = true
+	}
+	return all
+}
+
+func (w *world) idle() bool { return len(w.effects) == 0 && (w.m == nil || w.m.Over()) }
+
+// quietly lets the change under way end, with nothing that goes wrong any more.
+func (w *world) quietly() {
+	for range 10_000 {
+		switch {
+		case len(w.effects) > 0:
+			w.perform(false)
+		case len(w.asked) > 0:
+			w.answer(0, false)
+		case w.idle():
+			return
+		default:
+			w.clock = w.m.Due()
+			w.tell(Tick{})
+		}
+	}
+	w.Fatalf("it does not end: %+v", w.m)
+}
+
+func TestATopicUnderControl(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		broker := rapid.SampledFrom(brokers)
+		if rapid.Bool().Draw(t, "there is a topic") {
+			w.start(Target{Plan: true})
+			w.quietly()
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"start": func(t *rapid.T) {
+				if !w.idle() {
+					t.Skip()
+				}
+				is := w.topic()
+				targets := []Target{{Plan: true}}
+				if is.Spec != nil {
+					targets = append(targets, Target{Shared: true}, Target{Gone: true})
+					for _, id := range is.Retiring {
+						targets = append(targets, Target{Retire: id}, Target{Retire: id, Forced: true}, Target{Retire: id, Dead: !w.up(id)})
+					}
+				}
+				w.start(rapid.SampledFrom(targets).Draw(t, "target"))
+			},
+			"perform": func(t *rapid.T) {
+				if len(w.effects) == 0 {
+					t.Skip()
+				}
+				for range rapid.IntRange(1, 4).Draw(t, "effects") {
+					if len(w.effects) > 0 {
+						w.perform(rapid.IntRange(0, 6).Draw(t, "fails") == 0)
+					}
+				}
+			},
+			"answer": func(t *rapid.T) {
+				if len(w.asked) == 0 || len(w.effects) > 0 {
+					t.Skip()
+				}
+				w.answer(rapid.IntRange(0, len(w.asked)-1).Draw(t, "which"), rapid.IntRange(0, 6).Draw(t, "refused") == 0)
+			},
+			"tick": func(t *rapid.T) {
+				if w.m == nil || w.m.Due().IsZero() || len(w.effects) > 0 {
+					t.Skip()
+				}
+				w.clock = w.m.Due()
+				w.tell(Tick{})
+			},
+			"all goes well": func(t *rapid.T) {
+				if w.idle() {
+					t.Skip()
+				}
+				w.quietly()
+			},
+			"broker": func(t *rapid.T) { w.toggle(broker.Draw(t, "broker")) },
+			"use": func(t *rapid.T) {
+				id := broker.Draw(t, "broker")
+				w.uses[id] = !w.uses[id]
+			},
+			"cancel": func(t *rapid.T) {
+				if w.idle() || len(w.effects) > 0 {
+					t.Skip()
+				}
+				w.tell(Cancelled{errors.New("gone")})
+			},
+			"close": func(t *rapid.T) {
+				if w.idle() || len(w.effects) > 0 {
+					t.Skip()
+				}
+				w.tell(Closing{})
+			},
+			"stray": func(t *rapid.T) { // what is of something that was given up
+				if w.idle() || len(w.effects) > 0 {
+					t.Skip()
+				}
+				w.tell(Answered{"b9", errors.New("late")})
+			},
+			"crash": func(*rapid.T) { w.crash() },
+		})
+
+		// What goes wrong ends; what is under way comes to its end, and then the topic is
+		// where it was told to be, or where it was.
+		w.quietly()
+		clear(w.uses)
+		for _, id := range brokers {
+			if !w.up(id) {
+				w.toggle(id)
+			}
+		}
+		for range 20 {
+			is := w.topic()
+			if is.Spec == nil || len(is.Retiring) == 0 {
+				break
+			}
+			w.start(Target{Retire: is.Retiring[0]})
+			w.quietly()
+		}
+		is := w.topic()
+		if is.Spec == nil {
+			if w.shares != nil && len(w.cat.LeftoverContracts()) == 0 {
+				t.Fatalf("the adaptor has the contract of a topic that is gone: %v", w.shares)
+			}
+			for id := range w.has {
+				if !w.cat.LeftOn(name, id) {
+					t.Fatalf("broker %s has a topic that is gone, and nobody knows", id)
+				}
+			}
+			return
+		}
+		if is.Next != nil || len(is.Retiring) > 0 || is.State == catalog.Preparing || is.State == catalog.Deleting {
+			t.Fatalf("it is not settled: %+v", is)
+		}
+		if !w.torn && !maps.Equal(w.shares, set(Brokers(is.Plan))) {
+			t.Fatalf("shares of %v for %+v", w.shares, is.Plan)
+		}
+		// The controller tells the adaptor when the two differ.
+		w.start(Target{Shared: true})
+		w.quietly()
+		for _, id := range brokers {
+			member := slices.Contains(Brokers(is.Plan), id)
+			if w.shares[id] != member || member && !w.has[id] || !member && w.has[id] && !w.cat.LeftOn(name, id) {
+				t.Fatalf("broker %s: member %v, share %v, topic %v", id, member, w.shares[id], w.has[id])
+			}
+		}
+		if w.m.Err() != nil {
+			t.Fatal(w.m.Err())
+		}
+	})
+}
