@@ -22,11 +22,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/refusal"
 )
 
 // Flags is what a set of flags offers, of the standard library or of pflag.
@@ -301,12 +301,7 @@ func (s *boundStream) RecvMsg(m any) error {
 }
 
 func refused(code codes.Code, reason, text string) error {
-	s := status.New(code, text)
-	with, err := s.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "srtm.io"})
-	if err != nil {
-		return s.Err() // the code and the text stand without them
-	}
-	return with.Err()
+	return refusal.Coded(code, errors.New(text), &errdetails.ErrorInfo{Reason: reason, Domain: refusal.Domain})
 }
 
 // Listener returns ln with TLS if HTTP has it.

@@ -9,6 +9,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -227,7 +228,7 @@ func (c *Controller) contractRequest(spec *catalog.Spec, plan placement.Plan, re
 			continue
 		}
 		req.Members = append(req.Members, &srtmv1.Member{
-			BrokerId: q.Broker, Share: ShareProto(shares[i]), Publishers: uint32(len(q.Publishers)),
+			BrokerId: q.Broker, Share: shareproto.To(shares[i]), Publishers: uint32(len(q.Publishers)),
 		})
 	}
 	for i, id := range retiring {
@@ -235,7 +236,7 @@ func (c *Controller) contractRequest(spec *catalog.Spec, plan placement.Plan, re
 			waiting = append(waiting, id)
 			continue
 		}
-		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: ShareProto(rest[i]), Retiring: true})
+		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: shareproto.To(rest[i]), Retiring: true})
 	}
 	req.Awaited = waiting
 	ids := waiting

@@ -6,6 +6,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/relief"
@@ -108,7 +109,7 @@ func (c *Controller) shareOf(topic, broker string) (tokenbucket.Share, error) {
 	for _, t := range r.Topics {
 		for _, m := range t.Members {
 			if m.BrokerId == broker {
-				return tokenbucket.Share{Rate: tokenbucket.Rate(m.Acknowledged.GetRateMilli()), Burst: m.Acknowledged.GetBurst()}, nil
+				return shareproto.From(m.Acknowledged), nil
 			}
 		}
 	}

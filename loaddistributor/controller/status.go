@@ -12,7 +12,6 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // sharesTimeout is how long a status waits for the adaptor; without its answer
@@ -131,11 +130,6 @@ func ContractProto(s *catalog.Spec) *srtmv1.Contract {
 		Slo:       &srtmv1.Slo{Quantile: s.SLO.Quantile, Latency: durationpb.New(s.SLO.Latency)},
 		OverLimit: overLimit(s.OverLimit),
 	}
-}
-
-// ShareProto returns a share as it travels.
-func ShareProto(s tokenbucket.Share) *srtmv1.Share {
-	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
 }
 
 // State is what /debug/state shows of the controller.

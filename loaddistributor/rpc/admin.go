@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -65,15 +66,15 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	var bad faults
 	size := int(req.PageSize)
 	if size < 0 || size > maxPage {
-		bad.add("page_size", "%d is outside 0 to %d", size, maxPage)
+		bad.Add("page_size", "%d is outside 0 to %d", size, maxPage)
 	} else if size == 0 {
 		size = defaultPage
 	}
 	after, err := base64.RawURLEncoding.DecodeString(req.PageToken)
 	if err != nil {
-		bad.add("page_token", "is not of a previous response")
+		bad.Add("page_token", "is not of a previous response")
 	}
-	if err := bad.err(); err != nil {
+	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
 	if err := s.controller.Ready(); err != nil {
@@ -159,9 +160,9 @@ func copyField(to, from protoreflect.Message, path []string) {
 func (s *Server) DrainBroker(_ context.Context, req *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
 	var bad faults
 	if req.Undo && req.Force {
-		bad.add("force", "a drain that is undone cannot be forced")
+		bad.Add("force", "a drain that is undone cannot be forced")
 	}
-	if err := bad.err(); err != nil {
+	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
 	b, err := s.controller.Drain(req.BrokerId, !req.Undo, req.Force)
@@ -175,9 +176,9 @@ func (s *Server) DrainBroker(_ context.Context, req *srtmv1.DrainBrokerRequest) 
 func (s *Server) SetBrokerCapacity(_ context.Context, req *srtmv1.SetBrokerCapacityRequest) (*srtmv1.SetBrokerCapacityResponse, error) {
 	var bad faults
 	if req.Mcap < 0 || req.Mcap > MaxMcap {
-		bad.add("mcap", "%d msg/s is outside 0 to %d", req.Mcap, MaxMcap)
+		bad.Add("mcap", "%d msg/s is outside 0 to %d", req.Mcap, MaxMcap)
 	}
-	if err := bad.err(); err != nil {
+	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
 	b, err := s.controller.Calibrate(req.BrokerId, req.Mcap)
@@ -203,12 +204,12 @@ const maxMoved = 10_000
 func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {
 	var bad faults
 	if n := len(req.PublisherIds); n < 1 || n > maxMoved {
-		bad.add("publisher_ids", "%d, want 1 to %d", n, maxMoved)
+		bad.Add("publisher_ids", "%d, want 1 to %d", n, maxMoved)
 	}
 	if !controller.ValidName(req.BrokerId) {
-		bad.add("broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
+		bad.Add("broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
 	}
-	if err := bad.err(); err != nil {
+	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
 	topic, err := s.controller.MovePublishers(ctx, req.Topic, req.PublisherIds, req.BrokerId)
@@ -248,7 +249,7 @@ func topicProto(t catalog.Topic, publishers bool) *srtmv1.Topic {
 func quotaProto(q placement.Quota) *srtmv1.BrokerQuota {
 	p := &srtmv1.BrokerQuota{
 		BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)),
-		Groups: make(map[string]uint32, len(q.Groups)), Share: controller.ShareProto(q.Share),
+		Groups: make(map[string]uint32, len(q.Groups)), Share: shareproto.To(q.Share),
 	}
 	for key, n := range q.Groups {
 		p.Groups[key] = uint32(n)
@@ -287,17 +288,17 @@ func (s *Server) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srtmv1
 func (s *Server) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServer[srtmv1.WatchResponse]) error {
 	var bad faults
 	if len(req.PublisherIds) > maxWatched {
-		bad.add("publisher_ids", "%d, at most %d; none stands for all", len(req.PublisherIds), maxWatched)
+		bad.Add("publisher_ids", "%d, at most %d; none stands for all", len(req.PublisherIds), maxWatched)
 	} else {
 		seen := make(map[string]int, len(req.PublisherIds))
 		for i, id := range req.PublisherIds {
 			if first, twice := seen[id]; twice {
-				bad.add("publisher_ids", "[%d] and [%d] are both %.80q", first, i, id)
+				bad.Add("publisher_ids", "[%d] and [%d] are both %.80q", first, i, id)
 			}
 			seen[id] = i
 		}
 	}
-	if err := bad.err(); err != nil {
+	if err := bad.Err(); err != nil {
 		return toStatus(err)
 	}
 	return toStatus(s.controller.Watch(stream.Context(), req.Topic, req.PublisherIds, func(c controller.Change) error {

@@ -37,15 +37,15 @@ const (
 func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	var bad faults
 	if len(req.IdempotencyKey) > MaxKey {
-		bad.add("idempotency_key", "has %d bytes, at most %d", len(req.IdempotencyKey), MaxKey)
+		bad.Add("idempotency_key", "has %d bytes, at most %d", len(req.IdempotencyKey), MaxKey)
 	}
 	p := req.Spec
 	if p == nil {
-		bad.add("spec", "is missing")
+		bad.Add("spec", "is missing")
 		return nil, bad
 	}
 	if req.MeasuredBrokerId != "" && (len(p.Publishers)+len(p.Groups) > 0 || req.IdempotencyKey != "") {
-		bad.add("measured_broker_id", "goes with neither publishers nor an idempotency_key")
+		bad.Add("measured_broker_id", "goes with neither publishers nor an idempotency_key")
 	}
 	spec := &catalog.Spec{
 		Demand: placement.Demand{
@@ -62,7 +62,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		spec.ShareRule = share.Default
 	}
 	if !controller.ValidName(p.Name) {
-		bad.add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", p.Name)
+		bad.Add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", p.Name)
 	}
 	contract := checkContract(&bad, p.Contract, spec)
 	if contract {
@@ -73,7 +73,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	}
 
 	if count := len(p.Publishers); count > placement.MaxPublishers {
-		bad.add("spec.publishers", "%d, at most %d", count, placement.MaxPublishers)
+		bad.Add("spec.publishers", "%d, at most %d", count, placement.MaxPublishers)
 		return nil, bad // not looked at one by one
 	}
 	spec.Demand.Publishers = make([]placement.Publisher, len(p.Publishers))
@@ -83,7 +83,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		}
 	}
 	if len(p.Groups) > placement.MaxPublishers {
-		bad.add("spec.groups", "%d, at most %d", len(p.Groups), placement.MaxPublishers)
+		bad.Add("spec.groups", "%d, at most %d", len(p.Groups), placement.MaxPublishers)
 		return nil, bad
 	}
 	spec.Demand.Groups = make([]placement.Group, len(p.Groups))
@@ -95,33 +95,33 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	var fields placement.FieldErrors
 	if errors.As(spec.Demand.Validate(), &fields) {
 		for _, f := range fromPlacement(fields) {
-			if f.field != "spec.name" { // said above
+			if f.Field != "spec.name" { // said above
 				bad = append(bad, f)
 			}
 		}
 	}
 
 	if !slices.Contains(placement.Policies(), spec.Policy) {
-		bad.add("spec.placement_policy", "%.80q is not one of %s", spec.Policy, strings.Join(placement.Policies(), ", "))
+		bad.Add("spec.placement_policy", "%.80q is not one of %s", spec.Policy, strings.Join(placement.Policies(), ", "))
 	}
 	if len(p.Channels) > MaxChannels {
-		bad.add("spec.channels", "%d, at most %d", len(p.Channels), MaxChannels)
+		bad.Add("spec.channels", "%d, at most %d", len(p.Channels), MaxChannels)
 	} else {
 		seen := map[string]bool{}
 		for i, name := range p.Channels {
 			switch at := fmt.Sprintf("spec.channels[%d]", i); {
 			case !controller.ValidName(name):
-				bad.add(at, "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", name)
+				bad.Add(at, "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", name)
 			case seen[name]:
-				bad.add(at, "%q appears twice", name)
+				bad.Add(at, "%q appears twice", name)
 			}
 			seen[name] = true
 		}
 	}
 	if !slices.Contains(share.Rules(), spec.ShareRule) {
-		bad.add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
+		bad.Add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
 	}
-	return spec, bad.err()
+	return spec, bad.Err()
 }
 
 // checkUpdate returns all faults of a request but those of the specification that it
@@ -129,53 +129,53 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 func checkUpdate(req *srtmv1.UpdateTopicRequest) error {
 	var bad faults
 	if req.Spec == nil {
-		bad.add("spec", "is missing")
+		bad.Add("spec", "is missing")
 	} else if !controller.ValidName(req.Spec.Name) {
-		bad.add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.Spec.Name)
+		bad.Add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.Spec.Name)
 	}
 	switch paths := req.UpdateMask.GetPaths(); {
 	case req.UpdateMask == nil:
 	case len(paths) == 0 || len(paths) > maxPaths:
-		bad.add("update_mask", "has %d paths, want 1 to %d; without a mask the whole specification is replaced", len(paths), maxPaths)
+		bad.Add("update_mask", "has %d paths, want 1 to %d; without a mask the whole specification is replaced", len(paths), maxPaths)
 	default:
 		for i, path := range paths {
 			if one := (&fieldmaskpb.FieldMask{Paths: []string{path}}); path == "name" || !one.IsValid(req.Spec) {
-				bad.add(fmt.Sprintf("update_mask.paths[%d]", i), "%.80q is no field of a specification that can be changed", path)
+				bad.Add(fmt.Sprintf("update_mask.paths[%d]", i), "%.80q is no field of a specification that can be changed", path)
 			}
 		}
 	}
-	return bad.err()
+	return bad.Err()
 }
 
 // checkContract fills in the contract, and reports whether r and b are sound.
 func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound bool) {
 	if p == nil {
-		bad.add("spec.contract", "is missing")
+		bad.Add("spec.contract", "is missing")
 		return false
 	}
 	sound = true
 	if r := p.RateMilli; r < int64(tokenbucket.MinRate) || r > int64(tokenbucket.MaxRate) {
-		bad.add("spec.contract.rate_milli", "%d, which is %s msg/s, is outside %d to %d, which is %s to %s msg/s",
+		bad.Add("spec.contract.rate_milli", "%d, which is %s msg/s, is outside %d to %d, which is %s to %s msg/s",
 			r, tokenbucket.Rate(r).Text(), tokenbucket.MinRate, tokenbucket.MaxRate, tokenbucket.MinRate.Text(), tokenbucket.MaxRate.Text())
 		sound = false
 	}
 	if b := p.Burst; b < tokenbucket.MinBurst || b > tokenbucket.MaxBurst {
-		bad.add("spec.contract.burst", "%d messages is outside %d to %d", b, tokenbucket.MinBurst, tokenbucket.MaxBurst)
+		bad.Add("spec.contract.burst", "%d messages is outside %d to %d", b, tokenbucket.MinBurst, tokenbucket.MaxBurst)
 		sound = false
 	}
 	if p.Slo == nil {
-		bad.add("spec.contract.slo", "is missing")
+		bad.Add("spec.contract.slo", "is missing")
 	} else {
 		if q := p.Slo.Quantile; !(q > 0 && q < 1) { // NaN too
-			bad.add("spec.contract.slo.quantile", "%v is not between 0 and 1", q)
+			bad.Add("spec.contract.slo.quantile", "%v is not between 0 and 1", q)
 		}
 		switch err := p.Slo.Latency.CheckValid(); {
 		case p.Slo.Latency == nil:
-			bad.add("spec.contract.slo.latency", "is missing")
+			bad.Add("spec.contract.slo.latency", "is missing")
 		case err != nil:
-			bad.add("spec.contract.slo.latency", "%v", err)
+			bad.Add("spec.contract.slo.latency", "%v", err)
 		case p.Slo.Latency.AsDuration() <= 0 || p.Slo.Latency.AsDuration() > MaxLatency:
-			bad.add("spec.contract.slo.latency", "%v is not above 0 and up to %v", p.Slo.Latency.AsDuration(), MaxLatency)
+			bad.Add("spec.contract.slo.latency", "%v is not above 0 and up to %v", p.Slo.Latency.AsDuration(), MaxLatency)
 		}
 		spec.SLO = catalog.SLO{Quantile: p.Slo.Quantile, Latency: p.Slo.Latency.AsDuration()}
 	}
@@ -185,7 +185,7 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 	case srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT:
 		spec.OverLimit = catalog.Reject
 	default:
-		bad.add("spec.contract.over_limit", "%d is no policy", p.OverLimit)
+		bad.Add("spec.contract.over_limit", "%d is no policy", p.OverLimit)
 	}
 	return sound
 }
@@ -194,25 +194,25 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 func checkHello(h *srtmv1.BrokerHello) error {
 	var bad faults
 	if !controller.ValidName(h.BrokerId) {
-		bad.add("hello.broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
+		bad.Add("hello.broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
 	}
 	if h.Instance == "" || len(h.Instance) > 128 {
-		bad.add("hello.instance", "has %d bytes: want 1 to 128", len(h.Instance))
+		bad.Add("hello.instance", "has %d bytes: want 1 to 128", len(h.Instance))
 	}
 	if _, _, err := controller.HostPort(h.TcpAddress); err != nil {
-		bad.add("hello.tcp_address", "%v", err)
+		bad.Add("hello.tcp_address", "%v", err)
 	}
 	if _, _, err := controller.HostPort(h.HttpAddress); err != nil {
-		bad.add("hello.http_address", "%v", err)
+		bad.Add("hello.http_address", "%v", err)
 	}
 	if len(h.Version) > 128 {
-		bad.add("hello.version", "has %d bytes, at most 128", len(h.Version))
+		bad.Add("hello.version", "has %d bytes, at most 128", len(h.Version))
 	}
 	if h.Mcap < 1 || h.Mcap > MaxMcap {
-		bad.add("hello.mcap", "%d msg/s is outside 1 to %d", h.Mcap, MaxMcap)
+		bad.Add("hello.mcap", "%d msg/s is outside 1 to %d", h.Mcap, MaxMcap)
 	}
 	if len(h.Hostname) > 255 {
-		bad.add("hello.hostname", "has %d bytes, at most 255", len(h.Hostname))
+		bad.Add("hello.hostname", "has %d bytes, at most 255", len(h.Hostname))
 	}
-	return bad.err()
+	return bad.Err()
 }

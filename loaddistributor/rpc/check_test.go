@@ -182,7 +182,7 @@ func fieldsOf(err error) []string {
 	errors.As(err, &bad)
 	var fields []string
 	for _, f := range bad {
-		fields = append(fields, f.field)
+		fields = append(fields, f.Field)
 	}
 	return fields
 }

@@ -19,6 +19,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -146,7 +147,7 @@ func exportedErrors(t *testing.T, dir string) []string {
 func reasonOf(s *status.Status) string {
 	for _, d := range s.Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
-			if info.Domain != Domain {
+			if info.Domain != refusal.Domain {
 				return "a reason of the domain " + info.Domain
 			}
 			return info.Reason
@@ -201,15 +202,15 @@ func TestInfeasibleCarriesItsBound(t *testing.T) {
 func TestManyFaultsAreBounded(t *testing.T) {
 	var bad faults
 	for i := range 1000 {
-		bad.add(fmt.Sprintf("spec.publishers[%d].id", i), "is empty")
+		bad.Add(fmt.Sprintf("spec.publishers[%d].id", i), "is empty")
 	}
 	s := status.Convert(toStatus(bad))
 	for _, d := range s.Details() {
 		if b, ok := d.(*errdetails.BadRequest); ok {
-			if n := len(b.FieldViolations); n != maxFaults+1 {
-				t.Errorf("%d violations, want %d", n, maxFaults+1)
+			if n := len(b.FieldViolations); n != refusal.MaxFaults+1 {
+				t.Errorf("%d violations, want %d", n, refusal.MaxFaults+1)
 			}
-			if last := b.FieldViolations[maxFaults]; last.Description != "900 more faults" {
+			if last := b.FieldViolations[refusal.MaxFaults]; last.Description != "900 more faults" {
 				t.Errorf("the last is %v", last)
 			}
 		}

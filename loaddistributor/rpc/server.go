@@ -68,7 +68,7 @@ func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.BrokerMessage, s
 		none := duplex.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{}
 		hello := m.GetHello()
 		if hello == nil {
-			return none, faults{{"hello", "the first message of a session is its hello"}}
+			return none, faults{{Field: "hello", Problem: "the first message of a session is its hello"}}
 		}
 		if err := checkHello(hello); err != nil {
 			return none, err

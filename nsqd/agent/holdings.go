@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -31,7 +32,7 @@ func less(a, b tokenbucket.Share) tokenbucket.Share {
 }
 
 func checkGrant(p *srtmv1.Grant) (grant, error) {
-	share, flex := shareFrom(p.GetShare()), shareFrom(p.GetFlex())
+	share, flex := shareproto.From(p.GetShare()), shareproto.From(p.GetFlex())
 	if err := share.Validate(); err != nil {
 		return grant{}, err
 	}
@@ -214,16 +215,8 @@ func (h *holdings) reconcile(exist []string) []*srtmv1.HeldShare {
 		case in.prepared && !there[name]:
 			delete(h.topics, name)
 		case in.epoch > 0:
-			list = append(list, &srtmv1.HeldShare{Topic: name, Share: shareProto(in.share), Flex: shareProto(in.flex), Epoch: in.epoch})
+			list = append(list, &srtmv1.HeldShare{Topic: name, Share: shareproto.To(in.share), Flex: shareproto.To(in.flex), Epoch: in.epoch})
 		}
 	}
 	return list
-}
-
-func shareFrom(p *srtmv1.Share) tokenbucket.Share {
-	return tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRateMilli()), Burst: p.GetBurst()}
-}
-
-func shareProto(s tokenbucket.Share) *srtmv1.Share {
-	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -159,7 +160,7 @@ func (o *owner) held() []*srtmv1.HeldShare {
 	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
 		if _, holds := o.holdings.topics[topic]; !holds && !o.save(topic) {
 			left := o.disk[topic]
-			list = append(list, &srtmv1.HeldShare{Topic: topic, Share: shareProto(left.Share), Flex: &srtmv1.Share{}, Epoch: left.Epoch})
+			list = append(list, &srtmv1.HeldShare{Topic: topic, Share: shareproto.To(left.Share), Flex: &srtmv1.Share{}, Epoch: left.Epoch})
 		}
 	}
 	for _, h := range list {
@@ -167,7 +168,7 @@ func (o *owner) held() []*srtmv1.HeldShare {
 		if disk := o.disk[h.Topic].Share; disk.Rate > base.Rate || disk.Burst > base.Burst {
 			base = larger(base, disk)
 			share = larger(share, base)
-			h.Share, h.Flex = shareProto(share), shareProto(less(share, base))
+			h.Share, h.Flex = shareproto.To(share), shareproto.To(less(share, base))
 		}
 	}
 	return list

@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -471,7 +472,7 @@ func (o *owner) ackPresent(topic string) {
 func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, released tokenbucket.Tokens) {
 	if o.grants != nil {
 		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Ack{Ack: &srtmv1.GrantAck{
-			Topic: topic, Epoch: epoch, Share: shareProto(share), ReleasedTokensMilli: int64(released),
+			Topic: topic, Epoch: epoch, Share: shareproto.To(share), ReleasedTokensMilli: int64(released),
 		}}})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -51,40 +52,40 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 	var bad badRequest
 	t := &topic{name: req.Topic, contract: req.Contract, rule: req.ShareRule}
 	if !validName(t.name) {
-		bad.add("topic", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", t.name)
+		bad.Add("topic", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", t.name)
 	}
 	if t.rule == "" {
 		t.rule = share.Default
 	}
 	if !slices.Contains(share.Rules(), t.rule) {
-		bad.add("share_rule", "%q is not one of %s", t.rule, strings.Join(share.Rules(), ", "))
+		bad.Add("share_rule", "%q is not one of %s", t.rule, strings.Join(share.Rules(), ", "))
 	}
 	total := t.total()
 	if err := total.Validate(); err != nil {
-		bad.add("contract", "%v", err)
+		bad.Add("contract", "%v", err)
 	} else if total.IsZero() {
-		bad.add("contract", "it is empty")
+		bad.Add("contract", "it is empty")
 	}
 	if req.Adopt && req.Update {
-		bad.add("update", "not together with adopt")
+		bad.Add("update", "not together with adopt")
 	}
 	if len(req.Members) == 0 {
-		bad.add("members", "there are none")
+		bad.Add("members", "there are none")
 	}
 	left := total
 	members := map[string]bool{}
 	for i, m := range req.Members {
 		at := func(field string) string { return fmt.Sprintf("members[%d].%s", i, field) }
-		one := shareFrom(m.Share)
+		one := shareproto.From(m.Share)
 		if !validName(m.BrokerId) {
-			bad.add(at("broker_id"), "%q: want 1 to 64 of [.a-zA-Z0-9_-]", m.BrokerId)
+			bad.Add(at("broker_id"), "%q: want 1 to 64 of [.a-zA-Z0-9_-]", m.BrokerId)
 		} else if members[m.BrokerId] {
-			bad.add(at("broker_id"), "%q appears twice", m.BrokerId)
+			bad.Add(at("broker_id"), "%q appears twice", m.BrokerId)
 		}
 		if err := one.Validate(); err != nil {
-			bad.add(at("share"), "%v", err)
+			bad.Add(at("share"), "%v", err)
 		} else if one.IsZero() {
-			bad.add(at("share"), "it is empty")
+			bad.Add(at("share"), "it is empty")
 		} else {
 			left.Rate -= one.Rate
 			left.Burst -= one.Burst
@@ -100,20 +101,20 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 	for i, broker := range req.Awaited {
 		at := fmt.Sprintf("awaited[%d]", i)
 		if !validName(broker) {
-			bad.add(at, "%q: want 1 to 64 of [.a-zA-Z0-9_-]", broker)
+			bad.Add(at, "%q: want 1 to 64 of [.a-zA-Z0-9_-]", broker)
 		} else if members[broker] || slices.Contains(req.Awaited[:i], broker) {
-			bad.add(at, "%q appears twice", broker)
+			bad.Add(at, "%q appears twice", broker)
 		}
 	}
 	t.awaited, t.strict = req.Awaited, req.Strict
 	if len(bad) == 0 && !left.IsZero() {
-		bad.add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
+		bad.Add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
 	}
-	return t, bad.err()
+	return t, bad.Err()
 }
 
 func (t *topic) total() tokenbucket.Share {
-	return tokenbucket.Share{Rate: tokenbucket.Rate(t.contract.GetRateMilli()), Burst: t.contract.GetBurst()}
+	return shareproto.From(t.contract)
 }
 
 // set puts a contract in the ledger and waits until its members have their
@@ -298,7 +299,7 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
 	if !validName(req.BrokerId) {
 		var bad badRequest
-		bad.add("broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
+		bad.Add("broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
 		return nil, toStatus(bad)
 	}
 	var freed []ledger.Freed
@@ -320,7 +321,7 @@ func freedProto(freed []ledger.Freed) (list []*srtmv1.FreedShare) {
 	for _, f := range freed {
 		one := &srtmv1.FreedShare{Topic: f.Topic}
 		if !f.Unknown {
-			one.Share = shareProto(f.Share)
+			one.Share = shareproto.To(f.Share)
 		}
 		list = append(list, one)
 	}
@@ -373,9 +374,9 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 	for _, m := range v.Members {
 		one := &srtmv1.MemberShare{
 			BrokerId: m.Broker,
-			Granted:  shareProto(m.Granted), GrantedEpoch: m.GrantedEpoch,
-			Acknowledged: shareProto(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
-			Base: shareProto(m.Base), Target: shareProto(m.Target), Reserved: shareProto(m.Reserved),
+			Granted:  shareproto.To(m.Granted), GrantedEpoch: m.GrantedEpoch,
+			Acknowledged: shareproto.To(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
+			Base: shareproto.To(m.Base), Target: shareproto.To(m.Target), Reserved: shareproto.To(m.Reserved),
 			Connected: m.Connected, Policy: policyProto(m.Policy), Lapsed: m.Lapsed,
 		}
 		if !m.Connected {

@@ -44,7 +44,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 	if req.Instance == m.instance {
 		if at <= 0 || at > now || lease <= 0 || lease > maxMandate {
 			var bad badRequest
-			bad.add("lease", "%v from %d on, it is %d now: want up to %v from a time that it has said", lease, req.Stamp, now, maxMandate)
+			bad.Add("lease", "%v from %d on, it is %d now: want up to %v from a time that it has said", lease, req.Stamp, now, maxMandate)
 			return nil, toStatus(bad)
 		}
 		until := at.Add(lease)

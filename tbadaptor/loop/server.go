@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/duplex"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -275,7 +276,7 @@ func (s *Server) sendLocked(reason string, grants []ledger.Grant) {
 		// again at the hello.
 		if open := s.mu.sessions[g.Broker]; open != nil {
 			open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
-				Topic: g.Topic, Epoch: g.Epoch, Share: shareProto(g.Share), Flex: shareProto(g.Flex), TokensMilli: int64(g.Tokens),
+				Topic: g.Topic, Epoch: g.Epoch, Share: shareproto.To(g.Share), Flex: shareproto.To(g.Flex), TokensMilli: int64(g.Tokens),
 				Term: s.cfg.Term.Number(),
 			}}})
 		}
@@ -339,7 +340,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 	hello := m.GetHello()
 	if hello == nil {
 		var bad badRequest
-		bad.add("hello", "the first message of a session is its hello")
+		bad.Add("hello", "the first message of a session is its hello")
 		return none, bad
 	}
 	held, err := checkHello(hello)
@@ -393,38 +394,38 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 	var bad badRequest
 	if !validName(h.BrokerId) {
-		bad.add("hello.broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
+		bad.Add("hello.broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
 	}
 	if _, known := policies[h.Policy]; !known {
-		bad.add("hello.policy", "%d: it has no meaning here", h.Policy)
+		bad.Add("hello.policy", "%d: it has no meaning here", h.Policy)
 	}
 	if h.Instance == "" || len(h.Instance) > 128 {
-		bad.add("hello.instance", "%d bytes: want 1 to 128", len(h.Instance))
+		bad.Add("hello.instance", "%d bytes: want 1 to 128", len(h.Instance))
 	}
 	held := make([]ledger.Held, 0, len(h.Held))
 	topics := map[string]bool{}
 	for i, one := range h.Held {
 		at := func(field string) string { return fmt.Sprintf("hello.held[%d].%s", i, field) }
-		share, flex := shareFrom(one.Share), shareFrom(one.Flex)
+		share, flex := shareproto.From(one.Share), shareproto.From(one.Flex)
 		if one.Topic == "" || topics[one.Topic] {
-			bad.add(at("topic"), "%q is empty or appears twice", one.Topic)
+			bad.Add(at("topic"), "%q is empty or appears twice", one.Topic)
 		}
 		topics[one.Topic] = true
 		if err := share.Validate(); err != nil {
-			bad.add(at("share"), "%v", err)
+			bad.Add(at("share"), "%v", err)
 		}
 		base := tokenbucket.Share{Rate: share.Rate - flex.Rate, Burst: share.Burst - flex.Burst}
 		if share.Validate() != nil {
 			// said already
 		} else if flex.Rate < 0 || flex.Burst < 0 || base.Validate() != nil || h.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED && base != share {
-			bad.add(at("flex"), "%v cannot be a part of the share", one.Flex)
+			bad.Add(at("flex"), "%v cannot be a part of the share", one.Flex)
 		}
 		if one.Epoch == 0 {
-			bad.add(at("epoch"), "0 is no grant's")
+			bad.Add(at("epoch"), "0 is no grant's")
 		}
 		held = append(held, ledger.Held{Topic: one.Topic, Share: share, Flex: flex, Epoch: one.Epoch})
 	}
-	return held, bad.err()
+	return held, bad.Err()
 }
 
 func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
@@ -434,12 +435,12 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			if s.mu.sessions[open.broker] != open {
 				return nil, errReplaced
 			}
-			grants, err := l.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, shareFrom(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
+			grants, err := l.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, shareproto.From(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
 			if err != nil {
 				return nil, badSequence{err}
 			}
 			s.noteLocked(m.Ack.Topic, change{
-				at: time.Now(), broker: open.broker, share: shareFrom(m.Ack.Share), epoch: m.Ack.Epoch,
+				at: time.Now(), broker: open.broker, share: shareproto.From(m.Ack.Share), epoch: m.Ack.Epoch,
 				tokens: tokenbucket.Tokens(m.Ack.ReleasedTokensMilli), event: eventAcknowledged,
 			})
 			return grants, nil
@@ -464,7 +465,7 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 		return s.report(open, m.Report, clock.Mono())
 	case *srtmv1.NodeMessage_Hello:
 		var bad badRequest
-		bad.add("hello", "a session has one hello")
+		bad.Add("hello", "a session has one hello")
 		return bad
 	}
 	return nil // of a later version, which must not count on us
@@ -495,13 +496,13 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now mono.Time) erro
 	var bad badRequest
 	for i, t := range r.Topics {
 		if d := t.Step.AsDuration(); d <= 0 || d > time.Hour {
-			bad.add(fmt.Sprintf("report.topics[%d].step", i), "%v: want above 0, up to 1h", d)
+			bad.Add(fmt.Sprintf("report.topics[%d].step", i), "%v: want above 0, up to 1h", d)
 		}
 		if most := uint64(1) << 62; t.Offered > most || t.MaxBacklog > most || t.Backlog > most || t.BurstNeeded > most {
-			bad.add(fmt.Sprintf("report.topics[%d]", i), "counts above 2^62")
+			bad.Add(fmt.Sprintf("report.topics[%d]", i), "counts above 2^62")
 		}
 	}
-	if err := bad.err(); err != nil {
+	if err := bad.Err(); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -535,14 +536,6 @@ func policyProto(p ledger.Policy) srtmv1.LeasePolicy {
 		}
 	}
 	return srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
-}
-
-func shareProto(s tokenbucket.Share) *srtmv1.Share {
-	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
-}
-
-func shareFrom(p *srtmv1.Share) tokenbucket.Share {
-	return tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRateMilli()), Burst: p.GetBurst()}
 }
 
 func validName(s string) bool {

@@ -22,6 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -353,7 +354,7 @@ func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Durati
 	var shares []tokenbucket.Share
 	for i, q := range topic.Quotas {
 		share[q.BrokerId] = i
-		shares = append(shares, tokenbucket.Share{Rate: tokenbucket.Rate(q.GetShare().GetRateMilli()), Burst: q.GetShare().GetBurst()})
+		shares = append(shares, shareproto.From(q.GetShare()))
 	}
 	where := make([]int, len(r.load.Sources))
 	for i, source := range r.load.Sources {

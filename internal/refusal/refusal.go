@@ -1,0 +1,142 @@
+// Package refusal gives the errors of a gRPC service their codes and details, from one
+// table for each service, and lists all faults of a request at once. It knows no
+// service's errors: loaddistributor/rpc and tbadaptor/loop have the tables.
+package refusal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+)
+
+// Domain is the ErrorInfo domain of SRTM's services.
+const Domain = "srtm.io"
+
+// BadRequest is the reason of Faults.
+const BadRequest = "BAD_REQUEST"
+
+// Row says which errors get a code and a reason, which is of the API. Make it with Is
+// or As.
+type Row struct {
+	is     func(error) bool
+	code   codes.Code
+	reason string
+}
+
+// Is is the row of a sentinel.
+func Is(target error, code codes.Code, reason string) Row {
+	return Row{func(err error) bool { return errors.Is(err, target) }, code, reason}
+}
+
+// As is the row of a type.
+func As[E error](code codes.Code, reason string) Row {
+	return Row{func(err error) bool {
+		var target E
+		return errors.As(err, &target)
+	}, code, reason}
+}
+
+// Table is a service's; the first row that fits stands.
+type Table []Row
+
+// Status returns err with its code and details; nil for nil. describe, unless nil, adds
+// what the service knows beside the reason. Faults need no row.
+func (t Table) Status(err error, describe func(error, *errdetails.ErrorInfo) []protoadapt.MessageV1) error {
+	if err == nil {
+		return nil
+	}
+	var bad Faults
+	if errors.As(err, &bad) {
+		return Coded(codes.InvalidArgument, err, &errdetails.ErrorInfo{Reason: BadRequest, Domain: Domain}, bad.Details())
+	}
+	for _, row := range t {
+		if row.is(err) {
+			info := &errdetails.ErrorInfo{Reason: row.reason, Domain: Domain}
+			details := []protoadapt.MessageV1{info}
+			if describe != nil {
+				details = append(details, describe(err, info)...)
+			}
+			return Coded(row.code, err, details...)
+		}
+	}
+	for _, ended := range []error{context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, ended) {
+			return status.FromContextError(ended).Err()
+		}
+	}
+	if s, ok := status.FromError(err); ok {
+		return s.Err() // of the stream itself
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+// Coded returns a status with details.
+func Coded(code codes.Code, err error, details ...protoadapt.MessageV1) error {
+	s := status.New(code, err.Error())
+	with, detailErr := s.WithDetails(details...)
+	if detailErr != nil {
+		return s.Err() // the code and the text stand without them
+	}
+	return with.Err()
+}
+
+// Fault is one thing wrong with a request. The field is a path in the request
+// message, with the names of the .proto file.
+type Fault struct{ Field, Problem string }
+
+// Faults is everything wrong with a request, in the order of its fields.
+type Faults []Fault
+
+// MaxFaults bounds the violations that one answer lists: a request of a
+// million publishers can have as many faults.
+const MaxFaults = 100
+
+// Add adds a fault.
+func (f *Faults) Add(field, format string, args ...any) {
+	*f = append(*f, Fault{field, fmt.Sprintf(format, args...)})
+}
+
+// Err returns nil when nothing is wrong.
+func (f Faults) Err() error {
+	if len(f) == 0 {
+		return nil
+	}
+	return f
+}
+
+func (f Faults) Error() string {
+	const shown = 10
+	var b strings.Builder
+	for i, one := range f {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		if i == shown {
+			fmt.Fprintf(&b, "and %d more", len(f)-shown)
+			break
+		}
+		b.WriteString(one.Field + ": " + one.Problem)
+	}
+	return b.String()
+}
+
+// Details lists the faults as they travel.
+func (f Faults) Details() *errdetails.BadRequest {
+	p := &errdetails.BadRequest{}
+	for i, one := range f {
+		if i == MaxFaults {
+			one = Fault{"spec", fmt.Sprintf("%d more faults", len(f)-MaxFaults)}
+		}
+		p.FieldViolations = append(p.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: one.Field, Description: one.Problem})
+		if i == MaxFaults {
+			break
+		}
+	}
+	return p
+}
