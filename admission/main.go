@@ -9,104 +9,59 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"net/http"
-	"os"
+	"log/slog"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/reflection"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/router"
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/store"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/settings"
 )
 
-func main() {
-	os.Exit(lifecycle.Main("admission", func(ctx context.Context) error { return run(ctx, os.Args[1:]) }))
+func main() { daemon.Main(new(options).program()) }
+
+func (o *options) program() *daemon.Program {
+	return &daemon.Program{
+		Name: "admission", About: "admission answers whether a key may go on, from exact token buckets.",
+		Flags: o.flags, Validate: o.validate, Run: o.run,
+	}
 }
 
-func run(ctx context.Context, args []string) (err error) {
-	opts, err := parse(args, os.Stdout)
-	if errors.Is(err, settings.ErrDone) {
-		return nil
-	}
-	if err != nil {
-		return lifecycle.UsageError{Err: err}
-	}
-	log, err := obs.NewLogger(obs.Stderr, opts.logLevel, opts.logFormat)
-	if err != nil {
-		return lifecycle.UsageError{Err: err}
-	}
-	opts.guard.Log(log)
-	registry := obs.NewRegistry()
-	database, err := store.Open(ctx, opts.database)
+func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
+	database, err := store.Open(ctx, o.database)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, database.Close()) }()
-
-	// Stopped in reverse: who asks first, who answers then.
-	var group lifecycle.Group
-	state := func() any { return nil }
-	healthy := func() error { return nil }
-	if opts.serves() {
-		s, err := server.New(ctx, opts.serverConfig(database, log, registry))
+	err = o.at.Serve(ctx, "admission", log, nil, func(s *daemon.Servers) error {
+		state := func() any { return nil }
+		healthy := func() error { return nil }
+		// Stopped in reverse: who asks first, who answers then.
+		if o.serves() {
+			decides, err := server.New(ctx, o.serverConfig(database, log, s.Metrics))
+			if err != nil {
+				return err
+			}
+			o.asks.Servers = []string{decides.Addr().String()}
+			state, healthy = func() any { return decides.State() }, decides.Healthy
+			s.Group.Add("server", decides.Run)
+			log.Info("admission decides", "udp", decides.Addr().String())
+		}
+		asker, err := client.New(o.asks)
 		if err != nil {
 			return err
 		}
-		opts.asks.Servers = []string{s.Addr().String()}
-		state, healthy = func() any { return s.State() }, s.Healthy
-		group.Add("server", s.Run)
-		log.Info("admission decides", "udp", s.Addr().String())
-	}
-	asker, err := client.New(opts.asks)
-	if err != nil {
-		return err
-	}
-	group.Add("asker", func(ctx context.Context) error { <-ctx.Done(); asker.Close(); return nil })
-
-	mux := http.NewServeMux()
-	obs.Mount(mux, registry, state, healthy)
-	rpc := grpc.NewServer(opts.guard.Options()...)
-	if opts.routes() {
-		router.NewHTTP(mux, asker, registry)
-		srtmv1.RegisterAdmissionAdminServer(rpc, router.NewAdmin(database, asker))
-	}
-	checks := health.NewServer()
-	healthv1.RegisterHealthServer(rpc, checks)
-	reflection.Register(rpc)
-	web, err := net.Listen("tcp", opts.httpAddress)
-	if err != nil {
-		return fmt.Errorf("--http-address: %w", err)
-	}
-	calls, err := net.Listen("tcp", opts.grpcAddress)
-	if err != nil {
-		web.Close()
-		return fmt.Errorf("--grpc-address: %w", err)
-	}
-	group.Add("http", lifecycle.Serve(opts.guard.Listener(web), &http.Server{
-		Handler: opts.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-	}))
-	group.Add("grpc", lifecycle.ServeGRPC(calls, rpc))
-	group.Add("health", func(ctx context.Context) error {
-		for name := range rpc.GetServiceInfo() {
-			checks.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
+		s.Group.Add("asker", func(ctx context.Context) error { <-ctx.Done(); asker.Close(); return nil })
+		obs.Mount(s.Mux, s.Metrics, state, healthy)
+		if o.routes() {
+			router.NewHTTP(s.Mux, asker, s.Metrics)
+			srtmv1.RegisterAdmissionAdminServer(s.GRPC, router.NewAdmin(database, asker))
 		}
-		<-ctx.Done()
-		checks.Shutdown()
+		s.HTTP.ReadTimeout = 10 * time.Second
+		s.AddServers()
 		return nil
 	})
-	log.Info("admission is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "grpc", calls.Addr().String())
-	err = group.Run(ctx)
-	log.Info("admission is down")
-	return err
+	return errors.Join(err, database.Close())
 }

@@ -34,7 +34,7 @@ func file(t *testing.T, text string) string {
 }
 
 func TestFaultsAreNamedTogether(t *testing.T) {
-	err := run(t.Context(), []string{
+	err := new(options).program().Execute(t.Context(), []string{
 		"--role=both", "--udp-loops=0", "--max-keys=-1", "--checkpoint=1h", "--poll=0", "--default-reply=maybe", "--full-reply=never",
 		"--database=mysql://x", "--mac-key-file=/nowhere", "--udp-address=192.0.2.1:4193", "--http-address=192.0.2.1:80", "--attempts=0", "--log-format=xml",
 	})
@@ -64,27 +64,21 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		{[]string{"--mac-key-file=" + file(t, "7 xy")}, "not hex"},
 		{[]string{"--mac-key-file=" + file(t, "7")}, "line 1"},
 	} {
-		_, err := parse(test.args, io.Discard)
+		_, _, err := new(options).program().Parse(test.args, io.Discard)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: %v, want %q", test.args, err, test.want)
 		}
 	}
 }
 
-func free(t *testing.T) string {
-	ln := testkit.Listen(t)
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 // start runs a daemon until the test ends, and returns its HTTP and gRPC addresses.
 func start(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdminClient) {
 	t.Helper()
-	web, rpc := free(t), free(t)
+	web, rpc := testkit.Address(t), testkit.Address(t)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, append([]string{"--http-address", web, "--grpc-address", rpc, "--attempts=10000", "--log-level=error"}, args...))
+		done <- new(options).program().Execute(ctx, append([]string{"--http-address", web, "--grpc-address", rpc, "--attempts=10000", "--log-level=error"}, args...))
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -222,7 +216,7 @@ func second[A any](_ A, err error) error { return err }
 // another key is not heard.
 func TestRoles(t *testing.T) {
 	data, key, other := t.TempDir(), file(t, "7 30313233343536373839616263646566"), file(t, "7 40313233343536373839616263646566")
-	udp := free(t) // of TCP; the port is as good for UDP
+	udp := testkit.Address(t) // of TCP; the port is as good for UDP
 	serverWeb, _ := start(t, "--role=server", "--data-path", data, "--udp-address", udp, "--mac-key-file", key)
 	if got := get(t, serverWeb+"/qos?key=k", ""); got != "404 404 page not found" {
 		t.Errorf("a server routes: %s", got)

@@ -39,7 +39,7 @@ func TestNginx(t *testing.T) {
 		}
 		lines = strings.ReplaceAll(lines, replace[0], replace[1])
 	}
-	dir, front := t.TempDir(), free(t)
+	dir, front := t.TempDir(), testkit.Address(t)
 	config := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf("daemon off; pid %[1]s/pid; error_log stderr warn; events {}\nhttp { access_log off; client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;\nserver { listen %[2]s; location = /ping { return 200; }\n%[3]s}}", dir, front, lines)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -19,37 +18,31 @@ import (
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/wire"
-	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/settings"
+	"github.com/srtm-io/srtm/internal/daemon"
 )
 
 // options are everything that can be configured, by flag or by file.
 type options struct {
-	role                                 string
-	dataPath, database                   string
-	httpAddress, grpcAddress, udpAddress string
-	loops, maxKeys, maxSessions          int
-	macKeyFile, defaultReply, fullReply  string
-	checkpoint, poll                     time.Duration
-	asks                                 client.Config
-	security                             secure.ServerConfig
-	guard                                *secure.Server // of security, once it is read
-	logLevel, logFormat                  string
+	at                                  daemon.Addresses
+	udpAddress                          string
+	role                                string
+	dataPath, database                  string
+	loops, maxKeys, maxSessions         int
+	macKeyFile, defaultReply, fullReply string
+	checkpoint, poll                    time.Duration
+	asks                                client.Config
 }
 
 func (o *options) serves() bool { return o.role != "router" }
 func (o *options) routes() bool { return o.role != "server" }
 
-// parse reads the flags and the file, and returns all that is wrong with them.
-func parse(args []string, out io.Writer) (*options, error) {
-	o := &options{asks: client.Config{DefaultFor: map[string]bool{}}}
-	fs := flag.NewFlagSet("admission", flag.ContinueOnError)
+func (o *options) flags(fs *flag.FlagSet) {
+	o.asks.DefaultFor = map[string]bool{}
+	o.at.HTTP, o.at.GRPC = "127.0.0.1:4191", "127.0.0.1:4192"
+	o.at.Flags(fs, "rules (srtm admission)", "/qos, /auth, /v1/check, metrics, profiles", "udp-address")
 	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (asks servers, for HTTP and gRPC), or all")
 	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
 	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
-	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4191", "`host:port` for HTTP: /qos, /auth, /v1/check, metrics, profiles")
-	fs.StringVar(&o.grpcAddress, "grpc-address", "127.0.0.1:4192", "`host:port` for gRPC: rules (srtm admission)")
 	fs.StringVar(&o.udpAddress, "udp-address", "127.0.0.1:4193", "`host:port` for UDP: questions; beyond loopback with --mac-key-file only")
 	fs.IntVar(&o.loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
 	fs.Func("server", "UDP `host:port` of a server to ask, for --role=router; repeat it for several, in the same order everywhere", func(s string) error {
@@ -71,13 +64,6 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
 	fs.DurationVar(&o.checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, it may be admitted again after a crash, unless its rule is strict")
 	fs.DurationVar(&o.poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
-	o.security.Flags(fs, "http-address", "grpc-address", "udp-address")
-	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn, error, or fatal (nothing)")
-	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
-	if err := settings.Parse(fs, args, "admission answers whether a key may go on, from exact token buckets.", "", out); err != nil {
-		return nil, err
-	}
-	return o, o.validate()
 }
 
 func admits(reply string) (bool, error) {
@@ -91,8 +77,8 @@ func admits(reply string) (bool, error) {
 }
 
 func (o *options) validate() error {
-	_, err := obs.NewLogger(io.Discard, o.logLevel, o.logFormat)
-	errs := []error{err}
+	var errs []error
+	var err error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	switch o.role {
 	case "all", "server":
@@ -139,12 +125,9 @@ func (o *options) validate() error {
 			fault("--mac-key-file: %w", err)
 		}
 	}
-	if o.guard, err = o.security.Load(); err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	errs = append(errs, o.guard.CheckGRPC("--grpc-address", o.grpcAddress), o.guard.CheckHTTP("--http-address", o.httpAddress))
-	if o.serves() {
-		errs = append(errs, o.guard.Check("--udp-address", o.udpAddress, o.macKeyFile != "", "--mac-key-file"))
+	errs = append(errs, o.at.Validate())
+	if o.serves() && o.at.Guard != nil {
+		errs = append(errs, o.at.Guard.Check("--udp-address", o.udpAddress, o.macKeyFile != "", "--mac-key-file"))
 	}
 	return errors.Join(errs...)
 }

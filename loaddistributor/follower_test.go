@@ -46,11 +46,11 @@ type member struct {
 // serves.
 func startMember(t *testing.T, flags ...string) *member {
 	t.Helper()
-	m := &member{rpc: free(t), web: free(t)}
+	m := &member{rpc: testkit.Address(t), web: testkit.Address(t)}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, append([]string{"--grpc-address", m.rpc, "--http-address", m.web, "--tcp-address=", "--log-level=error", "--report-interval=50ms"}, flags...))
+		done <- new(options).program().Execute(ctx, append([]string{"--grpc-address", m.rpc, "--http-address", m.web, "--tcp-address=", "--log-level=error", "--report-interval=50ms"}, flags...))
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -110,12 +110,12 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 	cert := authority.Certificate("ld")
 	flags := []string{
-		"--store=etcd", "--etcd-prefix=/ld/", "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-user=ld", "--etcd-password-file=" + password,
+		"--store=etcd", "--etcd-prefix=/ld/", "--etcd-user=ld", "--etcd-password-file=" + password,
 		"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + cert.CertFile, "--etcd-tls-key=" + cert.KeyFile,
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	leader := startMember(t, append(flags, "--etcd-endpoint="+url)...)
+	leader := startMember(t, append(flags, "--etcd-lease=60s", "--etcd-endpoint="+url)...) // which it keeps, however busy this machine
 	leader.until(t, "it leads", func() bool { return leader.says(ctx, service+"BrokerService") == "SERVING" })
 	join(ctx, t, leader)
 	spec := &srtmv1.TopicSpec{
@@ -131,7 +131,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 
 	way := newWay(t, strings.TrimPrefix(url, "https://"))
-	follower := startMember(t, append(flags, "--etcd-endpoint=https://"+way.at)...)
+	follower := startMember(t, append(flags, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-endpoint=https://"+way.at)...)
 	follower.until(t, "the follower has read the topic", func() bool {
 		_, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "p"}, grpc.WaitForReady(true))
 		return err == nil
@@ -338,8 +338,9 @@ type way struct {
 
 func newWay(t *testing.T, to string) *way {
 	t.Helper()
-	w := &way{at: free(t), to: to}
+	w := &way{at: "127.0.0.1:0", to: to} // which the server's certificate is for
 	w.open(t)
+	w.at = w.ln.Addr().String()
 	t.Cleanup(w.close)
 	return w
 }
@@ -399,7 +400,7 @@ func (w *way) close() {
 // A process that has not found the store does not deny what may be in it, and says
 // that it is of no use yet.
 func TestAFollowerWithoutItsStore(t *testing.T) {
-	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+free(t))
+	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+testkit.Address(t))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, err := m.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))

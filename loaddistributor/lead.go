@@ -122,7 +122,7 @@ func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.
 		if opts.store != storeEtcd || ctx.Err() != nil || !errors.Is(err, controller.ErrNotCommitted) {
 			return errors.Join(err, resigned)
 		}
-		log.Warn("leading no more", obs.KeyError, err)
+		log.Warn("lost leadership", obs.KeyError, err)
 	}
 }
 

@@ -20,7 +20,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
@@ -32,33 +31,32 @@ func TestParse(t *testing.T) {
 	if err := os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o, err := parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard)
-	if err != nil {
+	var o, first options
+	if _, _, err := o.program().Parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	if o.window != 20*time.Second || o.seed != 7 || o.tbadaptorAddress != "h:4180" || o.reportInterval != 500*time.Millisecond ||
-		o.grpcAddress != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != fitting.ModeFast || o.httpAddress != "127.0.0.1:4161" {
+		o.at.GRPC != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != fitting.ModeFast || o.at.HTTP != "127.0.0.1:4161" {
 		t.Errorf("got %+v", o)
 	}
-	first, err := parse(nil, io.Discard)
-	if err != nil {
+	if _, _, err := first.program().Parse(nil, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	if first.seed == 0 {
 		t.Error("no seed was drawn")
 	}
 	var out bytes.Buffer
-	if _, err := parse([]string{"-version"}, &out); !errors.Is(err, settings.ErrDone) || !strings.HasPrefix(out.String(), "nsqlookupd v1.3.0+srtm.") {
+	if _, _, err := new(options).program().Parse([]string{"-version"}, &out); err == nil || !strings.HasPrefix(out.String(), "nsqlookupd v1.3.0+srtm.") {
 		t.Errorf("--version: %v\n%s", err, out.String())
 	}
 	out.Reset()
-	if _, err := parse([]string{"--help"}, &out); !errors.Is(err, settings.ErrDone) || !strings.Contains(out.String(), "-tbadaptor-address") {
+	if _, _, err := new(options).program().Parse([]string{"--help"}, &out); err == nil || !strings.Contains(out.String(), "-tbadaptor-address") {
 		t.Errorf("--help: %v\n%s", err, out.String())
 	}
 }
 
 func TestFaultsAreNamedTogether(t *testing.T) {
-	err := run(t.Context(), []string{
+	err := new(options).program().Execute(t.Context(), []string{
 		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--store=tape", "--tbadaptor-address=nowhere",
 		"--inactive-producer-timeout=0", "--fitting=slow", "--fitting-round=2h",
 	})
@@ -91,18 +89,11 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 		"half a pair":                {[]string{"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + authority.File}, "--etcd-tls-cert and --etcd-tls-key"},
 		"certificates, but in clear": {[]string{"--etcd-tls-ca=" + authority.File, "--etcd-endpoint=http://127.0.0.1:1"}, "want https"},
 	} {
-		_, err := parse(append([]string{"--store=etcd", "--etcd-endpoint=127.0.0.1:2379"}, c.flags...), io.Discard)
+		_, _, err := new(options).program().Parse(append([]string{"--store=etcd", "--etcd-endpoint=127.0.0.1:2379"}, c.flags...), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-}
-
-// free returns an address that nobody listens on just now.
-func free(t *testing.T) string {
-	ln := testkit.Listen(t)
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 func get(t *testing.T, url string) (int, []byte) {
@@ -121,11 +112,11 @@ func get(t *testing.T, url string) (int, []byte) {
 }
 
 func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
-	rpcAddress, webAddress := free(t), free(t)
+	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address", free(t), "--store=memory", "--log-level=error"})
+		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address", testkit.Address(t), "--store=memory", "--log-level=error"})
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -181,15 +172,15 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 
 func TestAnAddressInUse(t *testing.T) {
 	taken := testkit.Listen(t)
-	err := run(t.Context(), []string{"--grpc-address", taken.Addr().String(), "--http-address", "127.0.0.1:0", "--store=memory", "--log-level=error"})
+	err := new(options).program().Execute(t.Context(), []string{"--grpc-address", taken.Addr().String(), "--http-address", "127.0.0.1:0", "--store=memory", "--log-level=error"})
 	if err == nil || !strings.Contains(err.Error(), "--grpc-address") {
 		t.Errorf("gRPC: %v", err)
 	}
-	err = run(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
+	err = new(options).program().Execute(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
 	if err == nil || !strings.Contains(err.Error(), "--http-address") {
 		t.Errorf("HTTP: %v", err)
 	}
-	err = run(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--tcp-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
+	err = new(options).program().Execute(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--tcp-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
 	if err == nil || !strings.Contains(err.Error(), "--tcp-address") {
 		t.Errorf("TCP: %v", err)
 	}

@@ -1,15 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,10 +16,10 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
@@ -30,41 +29,38 @@ import (
 
 // options are everything that can be configured, by flag or by file.
 type options struct {
-	grpcAddress, httpAddress string
-	tcpAddress               string
-	broadcastAddress         string
-	inactiveProducer         time.Duration
-	tombstoneLifetime        time.Duration
-	hostname                 string // not configured
-	security                 secure.ServerConfig
-	guard                    *secure.Server // of security, once it is read
-	openLookup               bool
-	adaptorSecurity          secure.ClientConfig // towards a tbadaptor
-	adaptorOptions           []grpc.DialOption   // of adaptorSecurity, once it is read
-	tbadaptorAddress         string
-	tbadaptorLease           time.Duration
-	store, dataPath          string
-	advertise                string // what a leader tells others
-	etcdEndpoints            list
-	etcdPrefix               string
-	etcdUser                 string
-	etcdPasswordFile         string
-	etcdSecurity             secure.ClientConfig // without a token
-	etcdLease                time.Duration
-	reportInterval           time.Duration
-	prepareTimeout           time.Duration
-	window                   time.Duration
-	evacuateAfter            time.Duration
-	consumerWait             time.Duration
-	deathEvidence            bool
-	relief                   string
-	reliefRules              relief.Config
-	leases                   *loop.LeaseFlags
-	fitting                  string
-	fittingRound             time.Duration
-	sharePeriod              time.Duration
-	seed                     uint64
-	logLevel, logFormat      string
+	at                daemon.Addresses
+	tcpAddress        string
+	broadcastAddress  string
+	inactiveProducer  time.Duration
+	tombstoneLifetime time.Duration
+	hostname          string // not configured
+	openLookup        bool
+	adaptorSecurity   secure.ClientConfig // towards a tbadaptor
+	adaptorOptions    []grpc.DialOption   // of adaptorSecurity, once it is read
+	tbadaptorAddress  string
+	tbadaptorLease    time.Duration
+	store, dataPath   string
+	advertise         string // what a leader tells others
+	etcdEndpoints     daemon.List
+	etcdPrefix        string
+	etcdUser          string
+	etcdPasswordFile  string
+	etcdSecurity      secure.ClientConfig // without a token
+	etcdLease         time.Duration
+	reportInterval    time.Duration
+	prepareTimeout    time.Duration
+	window            time.Duration
+	evacuateAfter     time.Duration
+	consumerWait      time.Duration
+	deathEvidence     bool
+	relief            string
+	reliefRules       relief.Config
+	leases            *loop.LeaseFlags
+	fitting           string
+	fittingRound      time.Duration
+	sharePeriod       time.Duration
+	seed              uint64
 }
 
 // fittingOff is --fitting for topics that stay where their rate placed them.
@@ -81,31 +77,14 @@ const (
 // what it knew: longer than any of the pauses between their attempts.
 const grace = 15 * time.Second
 
-// list is a flag that may be repeated.
-type list []string
-
-func (l *list) String() string { return strings.Join(*l, ",") }
-
-func (l *list) Set(s string) error {
-	if s == "" {
-		return errors.New("is empty")
-	}
-	*l = append(*l, s)
-	return nil
-}
-
-// parse reads the flags and the file, and returns all that is wrong with them.
-func parse(args []string, out io.Writer) (*options, error) {
-	o := &options{}
-	fs := flag.NewFlagSet("loaddistributor", flag.ContinueOnError)
-	fs.StringVar(&o.grpcAddress, "grpc-address", "127.0.0.1:4170", "`host:port` for gRPC: operators, publishers, brokers")
-	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4161", "`host:port` for HTTP: NSQ's lookup, metrics, profiles")
+func (o *options) flags(fs *flag.FlagSet) {
+	o.at.GRPC, o.at.HTTP = "127.0.0.1:4170", "127.0.0.1:4161"
+	o.at.Flags(fs, "operators, publishers, brokers", "NSQ's lookup, metrics, profiles", "tcp-address")
 	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4160", "`host:port` where nodes register as with nsqlookupd; empty for none")
 	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that registering nodes are told to ask over HTTP (default the hostname)")
 	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
 	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
-	o.security.Flags(fs, "grpc-address", "http-address", "tcp-address")
 	fs.BoolVar(&o.openLookup, "open-lookup", false, "with --token-file, answer what NSQ clients look up (GET /lookup, /topics, /channels, /nodes, /info) without a token")
 	fs.DurationVar(&o.tbadaptorLease, "tbadaptor-lease", 3*time.Second, "how long the tbadaptor of --tbadaptor-address acts without a word from here, and another one in its place has to wait; the same for all loaddistributors of a store")
 	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
@@ -134,59 +113,37 @@ func parse(args []string, out io.Writer) (*options, error) {
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
-	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn, error, or fatal (nothing)")
 	fs.String("log-prefix", "[nsqlookupd] ", "accepted for compatibility; ignored: log lines are structured and have no prefix")
 	fs.Bool("verbose", false, "accepted for compatibility; ignored, as by nsqlookupd: use --log-level")
-	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
-	err := settings.Parse(fs, args, "loaddistributor is SRTM's placement controller, and an nsqlookupd.", obs.Banner("nsqlookupd"), out)
-	if err != nil {
-		return nil, err
-	}
+}
+
+// validate completes the options, or returns all that is wrong with them.
+func (o *options) validate() (err error) {
 	if o.hostname, err = os.Hostname(); err != nil {
-		return nil, fmt.Errorf("hostname: %w", err)
+		return fmt.Errorf("hostname: %w", err)
 	}
-	if o.broadcastAddress == "" {
-		o.broadcastAddress = o.hostname
-	}
-	if o.advertise == "" {
-		o.advertise = o.grpcAddress
-	}
+	o.broadcastAddress = cmp.Or(o.broadcastAddress, o.hostname)
+	o.advertise = cmp.Or(o.advertise, o.at.GRPC)
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
-	return o, o.validate()
-}
-
-func (o *options) validate() error {
-	log, err := obs.NewLogger(io.Discard, o.logLevel, o.logFormat)
-	errs := []error{err}
-	if err != nil {
-		log = slog.New(slog.DiscardHandler)
+	log := slog.New(slog.DiscardHandler)
+	errs := []error{o.at.Validate(), daemon.OneOf("fitting", o.fitting, fitting.ModeFast, fitting.ModePaper, fittingOff), daemon.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
+	if o.at.Guard != nil {
+		errs = append(errs, o.at.Guard.CheckPlain("--tcp-address", o.tcpAddress))
 	}
 	errs = append(errs, o.controllerConfig(log, nil).Validate())
 	errs = append(errs, o.registryConfig().Validate())
 	if _, err := controller.ParseRelief(o.relief); err != nil {
 		errs = append(errs, fmt.Errorf("--relief: %w", err))
 	}
-	switch o.fitting {
-	case fitting.ModeFast, fitting.ModePaper, fittingOff:
-	default:
-		errs = append(errs, fmt.Errorf("--fitting %q is none of %s, %s, %s", o.fitting, fitting.ModeFast, fitting.ModePaper, fittingOff))
-	}
-	if o.guard, err = o.security.Load(); err != nil {
-		errs = append(errs, err)
-	} else {
-		errs = append(errs, o.guard.CheckGRPC("--grpc-address", o.grpcAddress), o.guard.CheckHTTP("--http-address", o.httpAddress),
-			o.guard.CheckPlain("--tcp-address", o.tcpAddress))
-	}
 	o.adaptorOptions, err = o.adaptorSecurity.Load(adaptorPrefix)
 	errs = append(errs, err)
-	switch o.store {
-	case storeBolt, storeMemory:
+	if o.store != storeEtcd {
 		if len(o.etcdEndpoints) > 0 {
 			errs = append(errs, fmt.Errorf("--etcd-endpoint needs --store=etcd, not %s", o.store))
 		}
-	case storeEtcd:
+	} else {
 		_, err := o.etcdConfig()
 		errs = append(errs, err)
 		if _, port, err := net.SplitHostPort(o.advertise); err == nil && port == "0" {
@@ -197,8 +154,6 @@ func (o *options) validate() error {
 		if leases := o.loopConfig(log, nil).Leases; o.tbadaptorAddress == "" && leases.Flex+leases.ClockBound >= o.etcdLease {
 			errs = append(errs, fmt.Errorf("--flex-lease %v and --clock-bound %v together must be shorter than --etcd-lease %v", leases.Flex, leases.ClockBound, o.etcdLease))
 		}
-	default:
-		errs = append(errs, fmt.Errorf("--store %q is none of bbolt, etcd, memory", o.store))
 	}
 	if o.inactiveProducer <= 0 || o.tombstoneLifetime <= 0 {
 		errs = append(errs, fmt.Errorf("--inactive-producer-timeout %v and --tombstone-lifetime %v must be positive", o.inactiveProducer, o.tombstoneLifetime))

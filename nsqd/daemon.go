@@ -26,10 +26,10 @@ import (
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
 
-// daemon is an nsqd that listens and does not serve yet.
-type daemon struct {
+// nsqd is one that listens and does not serve yet.
+type nsqd struct {
 	opts      *options
-	level     slog.LevelVar // of log
+	level     *slog.LevelVar // of log
 	log       *slog.Logger
 	at        *listeners
 	stamps    *hook.Stamper
@@ -43,30 +43,28 @@ type daemon struct {
 	askNoMore context.CancelFunc
 }
 
-// open wires an nsqd and opens its sockets. The daemon must be run. What it logs
-// goes to handler, which must not have a level of its own.
-func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, err error) {
-	d := &daemon{opts: opts, at: new(listeners)}
+// open wires an nsqd and opens its sockets. The daemon must be run. level is that of
+// log.
+func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.LevelVar) (_ *nsqd, err error) {
+	d := &nsqd{opts: opts, level: level, log: log, at: new(listeners)}
 	d.asking, d.askNoMore = context.WithCancel(context.WithoutCancel(ctx))
-	d.level.Set(slog.Level(opts.LogLevel))
-	log := slog.New(levelled{handler, &d.level})
-	d.log = log
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	stored := opts.storageConfig(log)
-	if d.stamps, err = hook.Open(hook.Mode(opts.ArrivalStamps), opts.hookConfig(), log); err != nil {
+	if d.stamps, err = hook.Open(opts.stamps, opts.hook, log); err != nil {
 		return nil, err
 	}
-	config := opts.brokerConfig()
-	if opts.ReleaseTrace != "" {
-		if d.trace, err = os.OpenFile(opts.ReleaseTrace, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600); err != nil {
+	config := opts.broker
+	if opts.releaseTrace != "" {
+		if d.trace, err = os.OpenFile(opts.releaseTrace, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600); err != nil {
 			return nil, fmt.Errorf("--release-trace: %w", err)
 		}
 		config.Trace = broker.NewTrace(d.trace, log)
 	}
+	stored := opts.storage
+	stored.Log = log
 	if d.storage, err = broker.OpenStorage(stored); err != nil {
 		return nil, fmt.Errorf("--data-path: %w", err)
 	}
@@ -82,15 +80,15 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	if d.broker, err = broker.New(config); err != nil {
 		return nil, err
 	}
-	sessions := opts.sessionConfig()
-	if d.conns, err = conn.New(opts.connConfig(sessions), d.broker, d.stamps, log); err != nil {
+	opts.conn.MaxBodies = opts.broker.MaxMemory / 4
+	if d.conns, err = conn.New(opts.conn, d.broker, d.stamps, log); err != nil {
 		return nil, err
 	}
 	if err := d.at.open(ctx, opts, d.conns); err != nil {
 		return nil, err
 	}
 	node := opts.node(address(d.at.tcp), address(d.at.http))
-	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.LookupdTCPAddresses); err != nil {
+	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.lookupds); err != nil {
 		return nil, lifecycle.UsageError{Err: err}
 	}
 	for topic := range config.Presets {
@@ -102,9 +100,9 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 		return nil, err
 	}
 	api := httpapi.Config{
-		Node: node, Session: sessions, Managed: opts.managed(), BodyTimeout: bodyTimeout,
-		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.E2EPercentiles, Tokens: opts.tokens,
-		MaxBodies: opts.MaxMemoryBytes / 4, Connections: d.at.connections,
+		Node: node, Session: &opts.session, Managed: opts.managed(), BodyTimeout: bodyTimeout,
+		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.statsd.Percentiles, Tokens: opts.tokens,
+		MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
 	}
 	if opts.tokens != nil {
 		opts.tokens.Log(log)
@@ -118,15 +116,19 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	// The order of stopping is the reverse. What was acknowledged is stored before
 	// anything is waited for but the disk: whoever stops nsqd may kill it soon. Then
 	// the control plane and nsqlookupd let go, nobody is accepted any more, clients
-	// are disconnected, and last the figures stop being served.
+	// are disconnected, and last the metrics stop being served.
 	var control *agent.Agent
 	if opts.managed() {
-		bases, err := agent.OpenFiles(filepath.Join(opts.dataPath(), "shares"))
+		bases, err := agent.OpenFiles(filepath.Join(opts.dataPath, "shares"))
 		if err != nil {
 			return nil, fmt.Errorf("--data-path: %w", err)
 		}
-		membership := opts.agentConfig(node, d.conns, log, registry)
-		membership.Store = bases
+		membership := opts.agent
+		membership.BrokerID, membership.Version = node.BrokerID, node.Release
+		membership.TCPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastTCPPort))
+		membership.HTTPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastHTTPPort))
+		membership.DrainPublishers, membership.NudgeConsumers = d.conns.DrainPublishers, d.conns.NudgeConsumers
+		membership.Store, membership.Log, membership.Metrics = bases, log, registry
 		if control, err = agent.New(membership, d.broker.Node()); err != nil {
 			return nil, lifecycle.UsageError{Err: err}
 		}
@@ -145,7 +147,7 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	}
 	if d.at.http != nil {
 		plain := routes
-		if opts.secure != nil && opts.tlsRequiredFor() == tlsForAll {
+		if opts.encrypted() {
 			plain = httpapi.TLSRequired(port(d.at.https))
 		}
 		web = append(web, lifecycle.Serve(d.at.http, d.web(plain)))
@@ -159,9 +161,11 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	d.group.Add("clients", d.disconnectAtEnd)
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
 	d.group.Add("nsqlookupd", d.announcer.Run)
-	if opts.StatsdAddress != "" {
-		host := net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.HTTPPort))
-		pusher, err := statsd.New(opts.statsdConfig(host, d.figures, log))
+	if push := opts.statsd; push.Address != "" {
+		// Under the name that NSQ gives a node: broadcast address and HTTP port.
+		push.Prefix = statsd.Prefix(push.Prefix, net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.HTTPPort)))
+		push.Topics, push.Log = d.stats, log
+		pusher, err := statsd.New(push)
 		if err != nil {
 			return nil, lifecycle.UsageError{Err: err}
 		}
@@ -174,8 +178,8 @@ func open(ctx context.Context, opts *options, handler slog.Handler) (_ *daemon, 
 	return d, nil
 }
 
-// figures are those of all topics.
-func (d *daemon) figures() []broker.Stats {
+// stats are those of all topics.
+func (d *nsqd) stats() []broker.Stats {
 	topics := d.broker.Topics()
 	all := make([]broker.Stats, len(topics))
 	for i, t := range topics {
@@ -185,7 +189,7 @@ func (d *daemon) figures() []broker.Stats {
 }
 
 // settings are what can be changed at run time.
-func (d *daemon) settings() map[string]httpapi.Setting {
+func (d *nsqd) settings() map[string]httpapi.Setting {
 	return map[string]httpapi.Setting{
 		"nsqlookupd_tcp_addresses": {
 			Get: func() any { return append([]string{}, d.announcer.Addresses()...) },
@@ -198,21 +202,20 @@ func (d *daemon) settings() map[string]httpapi.Setting {
 			},
 		},
 		"log_level": {
-			Get: func() any { return logLevel(d.level.Level()).number() },
+			Get: func() any { return obs.LevelNumber(d.level.Level()) },
 			Set: func(value []byte) error {
-				var l logLevel
-				if err := l.Set(string(value)); err != nil {
-					return err
+				level, err := obs.ParseLevel(string(value))
+				if err == nil {
+					d.level.Set(level)
 				}
-				d.level.Set(slog.Level(l))
-				return nil
+				return err
 			},
 		},
 	}
 }
 
 // lookupdConfig announces the ports that clients are to dial.
-func (d *daemon) lookupdConfig(n httpapi.Node) lookupd.Config {
+func (d *nsqd) lookupdConfig(n httpapi.Node) lookupd.Config {
 	return lookupd.Config{
 		Node: lookupd.Node{
 			BroadcastAddress: n.BroadcastAddress,
@@ -220,8 +223,8 @@ func (d *daemon) lookupdConfig(n httpapi.Node) lookupd.Config {
 			TCPPort:          n.BroadcastTCPPort,
 			HTTPPort:         n.BroadcastHTTPPort,
 			Version:          n.Version,
-			Region:           d.opts.TopologyRegion,
-			Zone:             d.opts.TopologyZone,
+			Region:           d.opts.region,
+			Zone:             d.opts.zone,
 		},
 		Topics: func() []lookupd.Topic {
 			topics := d.broker.Topics()
@@ -231,8 +234,8 @@ func (d *daemon) lookupdConfig(n httpapi.Node) lookupd.Config {
 			}
 			return listing
 		},
-		ConnectTimeout: d.opts.HTTPClientConnectTimeout,
-		RequestTimeout: d.opts.HTTPClientRequestTimeout,
+		ConnectTimeout: d.opts.auth.ConnectTimeout,
+		RequestTimeout: d.opts.auth.RequestTimeout,
 		PingInterval:   lookupd.DefaultPingInterval,
 		RetryAfter:     lookupd.DefaultRetryAfter,
 		Seed:           uint64(time.Now().UnixNano()),
@@ -244,7 +247,7 @@ func (d *daemon) lookupdConfig(n httpapi.Node) lookupd.Config {
 const bodyTimeout = time.Minute
 
 // web is an HTTP server that slow clients cannot hold up for ever.
-func (d *daemon) web(h http.Handler) *http.Server {
+func (d *nsqd) web(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -255,12 +258,12 @@ func (d *daemon) web(h http.Handler) *http.Server {
 }
 
 // run serves until ctx ends, then drains.
-func (d *daemon) run(ctx context.Context) error {
+func (d *nsqd) run(ctx context.Context) error {
 	d.log.Info(obs.Banner("nsqd"))
 	d.at.log(d.log)
 	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.at.tcp), "http", name(d.at.http), "https", name(d.at.https), "admin", name(d.at.admin), "managed", d.opts.managed())
-	d.log.Info("greatest numbers", "connections", d.opts.MaxConnections, "http_connections", d.opts.MaxHTTPConnections, "topics", d.opts.MaxTopics,
-		"topic_channels", d.opts.MaxTopicChannels, "channels", d.opts.MaxChannels, "message_bytes", d.opts.MaxMemoryBytes)
+	d.log.Info("limits", "connections", d.opts.conn.MaxConnections, "http_connections", d.opts.maxHTTPConnections, "topics", d.opts.broker.MaxTopics,
+		"topic_channels", d.opts.broker.MaxTopicChannels, "channels", d.opts.broker.MaxChannels, "message_bytes", d.opts.broker.MaxMemory)
 	err := d.group.Run(ctx)
 	err = errors.Join(err, d.close())
 	d.log.Info("nsqd is down")
@@ -269,7 +272,7 @@ func (d *daemon) run(ctx context.Context) error {
 
 // close gives back what open took and no part of the group owns. Listeners that
 // were served are closed already.
-func (d *daemon) close() error {
+func (d *nsqd) close() error {
 	d.askNoMore()
 	d.at.close()
 	if d.opts.porters != nil {
@@ -301,14 +304,14 @@ func (d *daemon) close() error {
 
 // storeAtEnd ends publishers at a message boundary and stores what is held; if a
 // drain is asked for, what that leaves.
-func (d *daemon) storeAtEnd(ctx context.Context) error {
+func (d *nsqd) storeAtEnd(ctx context.Context) error {
 	<-ctx.Done()
 	release := lifecycle.Hold(ctx) // a slow disk is no reason to lose anything
 	defer release()
 	d.askNoMore()
 	d.conns.StopReading()
-	if d.opts.DrainTimeout > 0 {
-		limit, cancel := context.WithTimeout(context.Background(), d.opts.DrainTimeout)
+	if d.opts.drainTimeout > 0 {
+		limit, cancel := context.WithTimeout(context.Background(), d.opts.drainTimeout)
 		defer cancel()
 		d.broker.Drain(limit)
 	}
@@ -324,7 +327,7 @@ func (d *daemon) storeAtEnd(ctx context.Context) error {
 const clientsGrace = 500 * time.Millisecond
 
 // disconnectAtEnd ends all connections.
-func (d *daemon) disconnectAtEnd(ctx context.Context) error {
+func (d *nsqd) disconnectAtEnd(ctx context.Context) error {
 	<-ctx.Done()
 	grace, cancel := context.WithTimeout(context.Background(), clientsGrace)
 	defer cancel()

@@ -25,14 +25,15 @@ import (
 )
 
 // start runs an nsqd in this process on free ports, and stops it when t ends.
-func start(t *testing.T, args ...string) *daemon {
+func start(t *testing.T, args ...string) *nsqd {
 	t.Helper()
-	args = append([]string{"--data-path=" + t.TempDir(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", "--arrival-stamps=off", "--drain-timeout=1s"}, args...)
-	opts, err := parse(args, io.Discard)
+	args = append([]string{"--data-path=" + t.TempDir(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", "--arrival-stamps=off", "--drain-timeout=1s", "--log-level=debug"}, args...)
+	opts := new(options)
+	_, level, err := opts.program().Parse(args, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := open(t.Context(), opts, slog.NewTextHandler(&testLog{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(&testLog{t}, &slog.HandlerOptions{Level: level})), level)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,10 +246,10 @@ func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 		"--data-path=" + odd:                          "--data-path",
 	} {
 		args := append([]string{"--data-path=" + t.TempDir(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--arrival-stamps=off"}, strings.Fields(args)...)
-		opts, err := parse(args, io.Discard)
-		var d *daemon
+		opts, err := parse(args...)
+		var d *nsqd
 		if err == nil {
-			d, err = open(t.Context(), opts, slog.DiscardHandler)
+			d, err = open(t.Context(), opts, slog.New(slog.DiscardHandler), new(slog.LevelVar))
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v does not name %s", args, err, want)
@@ -460,14 +461,14 @@ func TestFiguresGoToStatsd(t *testing.T) {
 }
 
 // once runs an nsqd with a folder and stops it again; it returns what that said.
-func once(t *testing.T, data string, use func(*daemon), args ...string) error {
+func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 	t.Helper()
 	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--arrival-stamps=off", "--drain-timeout=0s", "--data-path=" + data}, args...)
-	opts, err := parse(args, io.Discard)
+	opts, err := parse(args...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := open(t.Context(), opts, slog.NewTextHandler(&testLog{t}, nil))
+	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(&testLog{t}, nil)), new(slog.LevelVar))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -480,7 +481,7 @@ func once(t *testing.T, data string, use func(*daemon), args ...string) error {
 }
 
 // post asks over HTTP to do something.
-func post(t *testing.T, d *daemon, path, body string) {
+func post(t *testing.T, d *nsqd, path, body string) {
 	t.Helper()
 	answer, err := client(t, nil).Post("http://"+d.at.http.Addr().String()+path, "", strings.NewReader(body))
 	if err != nil {
@@ -494,7 +495,7 @@ func post(t *testing.T, d *daemon, path, body string) {
 
 func TestMessagesThatCannotBeStoredAtTheEndAreAFailure(t *testing.T) {
 	data := t.TempDir()
-	err := once(t, data, func(d *daemon) {
+	err := once(t, data, func(d *nsqd) {
 		post(t, d, "/pub?topic=t", "x")
 		// Somebody tidies up.
 		if err := os.RemoveAll(filepath.Join(data, "messages")); err != nil {
@@ -512,7 +513,7 @@ func TestMessagesThatCannotBeStoredAtTheEndAreAFailure(t *testing.T) {
 // A backlog that waits for tokens waits on after a restart.
 func TestARestartKeepsToTheContract(t *testing.T) {
 	data := t.TempDir()
-	expect := func(d *daemon) {
+	expect := func(d *nsqd) {
 		t.Helper()
 		topic, err := d.broker.Topic([]byte("t"))
 		if err != nil {
@@ -523,7 +524,7 @@ func TestARestartKeepsToTheContract(t *testing.T) {
 		}
 	}
 	const limit = "--topic-limit=t:0.001:2"
-	if err := once(t, data, func(d *daemon) {
+	if err := once(t, data, func(d *nsqd) {
 		post(t, d, "/channel/create?topic=t&channel=c", "")
 		post(t, d, "/mpub?topic=t", strings.Repeat("x\n", 50))
 		expect(d)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
 	"sync"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/nsqd/memory"
 )
 
 // Of the descriptors that a process may have, a quarter, but no more than
@@ -24,12 +27,24 @@ const perConnection = 16 << 10
 // have of descriptors and of memory, in bytes; math.MaxInt64: it is not limited.
 func (o *options) fit(descriptors, memory int64) {
 	spare := min(descriptors/4, mostSpare)
-	if o.MaxConnections == 0 {
-		o.MaxConnections = int(max(1, min(descriptors-spare, memory/perConnection, math.MaxInt32)))
+	if o.conn.MaxConnections == 0 {
+		o.conn.MaxConnections = int(max(1, min(descriptors-spare, memory/perConnection, math.MaxInt32)))
 	}
-	if o.MaxHTTPConnections == 0 {
-		o.MaxHTTPConnections = int(max(1, spare/2))
+	if o.maxHTTPConnections == 0 {
+		o.maxHTTPConnections = int(max(1, spare/2))
 	}
+}
+
+// softLimit is the limit of memory to set, in bytes, of --memory-limit or by default;
+// 0: none, since it is set already or nobody knows how much memory there is.
+func softLimit(flag int64, env string, root fs.FS) int64 {
+	switch {
+	case env != "": // the runtime has read it
+		return 0
+	case flag > 0:
+		return flag
+	}
+	return memory.Default(root)
 }
 
 // descriptors is how many files the process may have open, which the Go runtime

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
 func TestConnectionsFitTheDescriptorsAndTheMemory(t *testing.T) {
@@ -25,11 +27,11 @@ func TestConnectionsFitTheDescriptorsAndTheMemory(t *testing.T) {
 		{1 << 20, 384 << 20, options{}, 24576, 5000},
 		{math.MaxInt64, math.MaxInt64, options{}, math.MaxInt32, 5000},
 		{1, 1, options{}, 1, 1},
-		{1024, 1 << 30, options{MaxConnections: 2000, MaxHTTPConnections: 7}, 2000, 7},
+		{1024, 1 << 30, options{conn: conn.Config{MaxConnections: 2000}, maxHTTPConnections: 7}, 2000, 7},
 	} {
 		c.given.fit(c.descriptors, c.memory)
-		if c.given.MaxConnections != c.clients || c.given.MaxHTTPConnections != c.web {
-			t.Errorf("%d descriptors, %d bytes: %d and %d connections, want %d and %d", c.descriptors, c.memory, c.given.MaxConnections, c.given.MaxHTTPConnections, c.clients, c.web)
+		if c.given.conn.MaxConnections != c.clients || c.given.maxHTTPConnections != c.web {
+			t.Errorf("%d descriptors, %d bytes: %d and %d connections, want %d and %d", c.descriptors, c.memory, c.given.conn.MaxConnections, c.given.maxHTTPConnections, c.clients, c.web)
 		}
 	}
 	if n := descriptors(); n < 3 {

@@ -20,35 +20,35 @@ type listeners struct {
 
 // open opens what opts names. After an error some are open.
 func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
-	at.web.most, at.operators.most = opts.MaxHTTPConnections, opts.MaxHTTPConnections
+	at.web.most, at.operators.most = opts.maxHTTPConnections, opts.maxHTTPConnections
 	var err error
-	if at.tcp, err = conns.Listen(ctx, opts.TCPAddress); err != nil {
+	if at.tcp, err = conns.Listen(ctx, opts.tcpAddress); err != nil {
 		at.tcp = nil // no typed nil
 		return fmt.Errorf("--tcp-address: %w", err)
 	}
-	if opts.HTTPAddress != "" {
-		if at.http, err = endpoint.Listen(ctx, net.ListenConfig{}, opts.HTTPAddress); err != nil {
+	if opts.httpAddress != "" {
+		if at.http, err = endpoint.Listen(ctx, net.ListenConfig{}, opts.httpAddress); err != nil {
 			at.http = nil
 			return fmt.Errorf("--http-address: %w", err)
 		}
 		at.http = &bounded{at.http, &at.web, true}
 	}
-	if opts.HTTPSAddress != "" && opts.secure != nil {
-		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.HTTPSAddress)
+	if opts.httpsAddress != "" && opts.conn.TLS != nil {
+		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.httpsAddress)
 		if err != nil {
 			return fmt.Errorf("--https-address: %w", err)
 		}
-		at.https = tls.NewListener(&bounded{ln, &at.web, false}, opts.secure)
+		at.https = tls.NewListener(&bounded{ln, &at.web, false}, opts.conn.TLS)
 	}
-	if opts.AdminHTTPAddress != "" {
-		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.AdminHTTPAddress)
+	if opts.adminAddress != "" {
+		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.adminAddress)
 		if err != nil {
 			return fmt.Errorf("--admin-http-address: %w", err)
 		}
-		encrypted := opts.secure != nil && opts.tlsRequiredFor() == tlsForAll
+		encrypted := opts.encrypted()
 		at.admin = &bounded{ln, &at.operators, !encrypted}
 		if encrypted {
-			at.admin = either{at.admin, opts.secure}
+			at.admin = either{at.admin, opts.conn.TLS}
 		}
 	}
 	return nil

@@ -2,44 +2,29 @@ package main
 
 import (
 	"context"
-	"errors"
+	"log/slog"
 	"math"
 	"os"
 	"runtime/debug"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/settings"
+	"github.com/srtm-io/srtm/internal/daemon"
 )
 
-func main() {
-	os.Exit(lifecycle.Main("nsqd", func(ctx context.Context) error { return run(ctx, os.Args[1:]) }))
-}
+func main() { daemon.Main(new(options).program()) }
 
-func run(ctx context.Context, args []string) error {
-	opts, err := parse(args, os.Stdout)
-	if errors.Is(err, settings.ErrDone) {
-		return nil
+func (o *options) run(ctx context.Context, log *slog.Logger, level *slog.LevelVar) error {
+	if o.pinFor != "" {
+		return o.pin()
 	}
-	if err != nil {
-		return lifecycle.UsageError{Err: err}
-	}
-	if opts.PinArrivalStamps != "" {
-		return pin(opts)
-	}
-	all, err := obs.NewLogger(obs.Stderr, "debug", opts.LogFormat)
-	if err != nil {
-		return lifecycle.UsageError{Err: err}
-	}
-	if limit := opts.memoryLimit(os.Getenv("GOMEMLIMIT"), os.DirFS("/")); limit > 0 {
+	if limit := softLimit(o.memoryLimit, os.Getenv("GOMEMLIMIT"), os.DirFS("/")); limit > 0 {
 		debug.SetMemoryLimit(limit)
 	}
 	limit := debug.SetMemoryLimit(-1)
-	if opts.MaxMemoryBytes == 0 && limit < math.MaxInt64 {
-		opts.MaxMemoryBytes = limit / 2
+	if o.broker.MaxMemory == 0 && limit < math.MaxInt64 {
+		o.broker.MaxMemory = limit / 2
 	}
-	opts.fit(descriptors(), limit)
-	d, err := open(ctx, opts, all.Handler())
+	o.fit(descriptors(), limit)
+	d, err := open(ctx, o, log, level)
 	if err != nil {
 		return err
 	}

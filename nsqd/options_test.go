@@ -2,15 +2,16 @@ package main
 
 import (
 	"bytes"
-	"errors"
+	"flag"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -24,21 +25,28 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
+// parse returns what these flags mean.
+func parse(args ...string) (*options, error) {
+	o := new(options)
+	_, _, err := o.program().Parse(args, io.Discard)
+	return o, err
+}
+
 func TestDefaultsAreValid(t *testing.T) {
-	o, err := parse(nil, &bytes.Buffer{})
+	o, err := parse()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if o.managed() {
 		t.Error("a broker without a loaddistributor is not managed")
 	}
-	if !o.brokerConfig().AutoCreate {
+	if !o.broker.AutoCreate {
 		t.Error("a standalone broker creates topics as NSQ does")
 	}
-	if o, err = parse([]string{"-loaddistributor-address=127.0.0.1:4170"}, &bytes.Buffer{}); err != nil {
+	if o, err = parse("-loaddistributor-address=127.0.0.1:4170"); err != nil {
 		t.Fatal(err)
 	}
-	if o.brokerConfig().AutoCreate {
+	if o.broker.AutoCreate {
 		t.Error("a managed broker must not create topics: their publishers would escape the contract")
 	}
 }
@@ -46,7 +54,7 @@ func TestDefaultsAreValid(t *testing.T) {
 func TestHelpAndVersionRunNothing(t *testing.T) {
 	for _, arg := range []string{"--help", "-h", "--version"} {
 		var out bytes.Buffer
-		if _, err := parse([]string{arg}, &out); !errors.Is(err, settings.ErrDone) || out.Len() == 0 {
+		if _, _, err := new(options).program().Parse([]string{arg}, &out); err == nil || out.Len() == 0 {
 			t.Errorf("%s: %v, printed %d bytes", arg, err, out.Len())
 		}
 	}
@@ -112,7 +120,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},
 		{"--config=/does/not/exist", []string{"/does/not/exist"}},
 	} {
-		_, err := parse(strings.Fields(c.args), &bytes.Buffer{})
+		_, err := parse(strings.Fields(c.args)...)
 		if err == nil {
 			t.Errorf("%s: accepted", c.args)
 			continue
@@ -145,27 +153,27 @@ tls_min_version = ""
 snappy = false
 topic-limit = ["a:1:1", "b:2.5:2:reject"]
 `)
-	o, err := parse([]string{"--config", path, "--tcp-address", "127.0.0.1:2"}, &bytes.Buffer{})
+	o, err := parse("--config", path, "--tcp-address", "127.0.0.1:2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.TCPAddress != "127.0.0.1:2" || o.MemQueueSize != 7 || o.MsgTimeout != 3*time.Second {
+	if o.tcpAddress != "127.0.0.1:2" || o.broker.Capacity != 7 || o.session.MsgTimeout != 3*time.Second {
 		t.Errorf("%+v", o)
 	}
-	if o.TLSRequired != tlsOptional || o.TLSMinVersion != tls10 || o.Snappy || !o.Deflate {
+	if o.tlsRequired != tlsOptional || o.tlsMinVersion != tls10 || o.session.Snappy || !o.session.Deflate {
 		t.Errorf("%+v", o)
 	}
-	if o.AuthHTTPAddresses.String() != "a:1,http://b:2/x" || o.porters == nil {
-		t.Errorf("auth servers %v", o.AuthHTTPAddresses)
+	if o.authAddresses.String() != "a:1,http://b:2/x" || o.porters == nil {
+		t.Errorf("auth servers %v", o.authAddresses)
 	}
-	if o.LogLevel.number() != 4 || o.LookupdTCPAddresses.String() != "l:1,l:2" {
-		t.Errorf("%v %v", o.LogLevel, o.LookupdTCPAddresses)
+	if o.lookupds.String() != "l:1,l:2" {
+		t.Errorf("%v", o.lookupds)
 	}
-	if o.E2EPercentiles.String() != "1,0.99" || o.brokerConfig().EndToEnd != 10*time.Minute {
-		t.Errorf("%v %v", o.E2EPercentiles, o.brokerConfig().EndToEnd)
+	if !slices.Equal(o.statsd.Percentiles, []float64{1, 0.99}) || o.broker.EndToEnd != 10*time.Minute {
+		t.Errorf("%v %v", o.statsd.Percentiles, o.broker.EndToEnd)
 	}
-	if len(o.TopicLimits) != 2 || o.TopicLimits["b"].RateMilli != 2500 || !o.TopicLimits["b"].Reject {
-		t.Errorf("topic limits %+v", o.TopicLimits)
+	if len(o.broker.Presets) != 2 || o.broker.Presets["b"].RateMilli != 2500 || !o.broker.Presets["b"].Reject {
+		t.Errorf("topic limits %+v", o.broker.Presets)
 	}
 	for text, want := range map[string]string{
 		"nonsense = 1":           `"nonsense"`,
@@ -175,7 +183,7 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 		"tcp_address = 1\na=1\n": `"a"`,
 	} {
 		write(text)
-		if _, err := parse([]string{"--config", path}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parse("--config", path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v does not name %s", text, err, want)
 		}
 	}
@@ -185,19 +193,20 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 // of its documentation.
 func TestEveryFlagOfNSQ(t *testing.T) {
 	var o options
-	fs := flags(&o)
+	fs := flag.NewFlagSet("nsqd", flag.ContinueOnError)
+	o.flags(fs)
 	for name, want := range map[string]string{
 		"auth-http-address": "", "auth-http-request-method": "get", "broadcast-address": "", "broadcast-http-port": "0", "broadcast-tcp-port": "0",
 		"data-path": "", "deflate": "true", "e2e-processing-latency-percentile": "", "e2e-processing-latency-window-time": "10m0s",
 		"http-address": "0.0.0.0:4151", "http-client-connect-timeout": "2s", "http-client-request-timeout": "5s", "https-address": "0.0.0.0:4152",
-		"log-level": "info", "log-prefix": "[nsqd] ", "lookupd-tcp-address": "", "max-body-size": "5242880", "max-bytes-per-file": "104857600",
+		"log-prefix": "[nsqd] ", "lookupd-tcp-address": "", "max-body-size": "5242880", "max-bytes-per-file": "104857600",
 		"max-channel-consumers": "0", "max-deflate-level": "6", "max-heartbeat-interval": "1m0s", "max-msg-size": "1048576", "max-msg-timeout": "15m0s",
 		"max-output-buffer-size": "65536", "max-output-buffer-timeout": "30s", "max-rdy-count": "2500", "max-req-timeout": "1h0m0s",
 		"mem-queue-size": "10000", "min-output-buffer-timeout": "25ms", "msg-timeout": "1m0s", "output-buffer-timeout": "250ms",
 		"queue-scan-selection-count": "20", "queue-scan-worker-pool-max": "4", "snappy": "true", "statsd-address": "",
 		"statsd-exclude-ephemeral": "false", "statsd-interval": "1m0s", "statsd-mem-stats": "true", "statsd-prefix": "nsq.%s", "statsd-udp-packet-size": "508",
 		"sync-every": "2500", "sync-timeout": "2s", "tcp-address": "0.0.0.0:4150", "tls-cert": "", "tls-client-auth-policy": "", "tls-key": "",
-		"tls-min-version": "tls1.0", "tls-required": "false", "tls-root-ca-file": "", "verbose": "false", "worker-id": "false",
+		"tls-min-version": "tls1.0", "tls-required": "false", "tls-root-ca-file": "", "verbose": "false", "worker-id": "",
 	} {
 		f := fs.Lookup(name)
 		if f == nil {
@@ -207,7 +216,7 @@ func TestEveryFlagOfNSQ(t *testing.T) {
 		}
 	}
 	for _, args := range []string{"--worker-id", "--worker-id=5", "--verbose", "--id=7", "--node-id=1023", "--log-prefix=x", "--log-level=FATAL"} {
-		if _, err := parse(strings.Fields(args), &bytes.Buffer{}); err != nil {
+		if _, err := parse(strings.Fields(args)...); err != nil {
 			t.Errorf("%s: %v", args, err)
 		}
 	}
@@ -222,8 +231,7 @@ func TestMemoryLimit(t *testing.T) {
 	}{
 		{0, "", 3000 << 10}, {5000, "", 5000}, {5000, "1GiB", 0}, {0, "off", 0},
 	} {
-		o := options{MemoryLimit: c.flag}
-		if got := o.memoryLimit(c.env, root); got != c.want {
+		if got := softLimit(c.flag, c.env, root); got != c.want {
 			t.Errorf("--memory-limit=%d, GOMEMLIMIT=%q: %d, want %d", c.flag, c.env, got, c.want)
 		}
 	}

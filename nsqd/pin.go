@@ -11,12 +11,12 @@ import (
 )
 
 // pin leaves the program of the arrival stamps for an nsqd without privileges.
-func pin(opts *options) error {
-	uid, gid, err := owner(opts.PinArrivalStamps)
+func (o *options) pin() error {
+	uid, gid, err := owner(o.pinFor)
 	if err != nil {
 		return lifecycle.UsageError{Err: fmt.Errorf("--pin-arrival-stamps: %w", err)}
 	}
-	return hook.Pin(opts.ArrivalStampsDir, uid, gid, hook.Config{MaxConns: opts.ArrivalStampsConnections})
+	return hook.Pin(o.hook.PinDir, uid, gid, hook.Config{MaxConns: o.hook.MaxConns})
 }
 
 // owner returns the ids of a user: a name, a uid, whose group is the user's own

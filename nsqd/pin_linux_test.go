@@ -95,7 +95,7 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	})
 	dir := filepath.Join(fs, "stamps")
 	for range 2 { // again replaces
-		if err := run(t.Context(), []string{"--pin-arrival-stamps=65534:65534", "--arrival-stamps-dir=" + dir, "--arrival-stamps-connections=100"}); err != nil {
+		if err := new(options).program().Execute(t.Context(), []string{"--pin-arrival-stamps=65534:65534", "--arrival-stamps-dir=" + dir, "--arrival-stamps-connections=100"}); err != nil {
 			t.Fatal(err)
 		}
 	}

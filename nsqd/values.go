@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"strconv"
 	"strings"
 
@@ -14,57 +13,20 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// list is a flag that may be repeated.
-type list []string
-
-func (l *list) String() string { return strings.Join(*l, ",") }
-
-// Set adds one.
-func (l *list) Set(s string) error {
-	if s == "" {
-		return errors.New("empty")
-	}
-	*l = append(*l, s)
-	return nil
-}
-
-// quantiles are fractions in (0, 1], a flag that may be repeated and take a
-// list.
-type quantiles []float64
-
-func (q *quantiles) String() string {
-	var all []string
-	for _, v := range *q {
-		all = append(all, strconv.FormatFloat(v, 'g', -1, 64))
-	}
-	return strings.Join(all, ",")
-}
-
-// Set adds one or more, separated by commas.
-func (q *quantiles) Set(s string) error {
-	var all []float64
-	for text := range strings.SplitSeq(s, ",") {
+// percentiles adds one or more of a list with commas.
+func (o *options) percentiles(list string) error {
+	for text := range strings.SplitSeq(list, ",") {
 		v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 		if err != nil || !(v > 0 && v <= 1) {
 			return fmt.Errorf("%q is not a fraction in (0, 1]", text)
 		}
-		all = append(all, v)
+		o.statsd.Percentiles = append(o.statsd.Percentiles, v)
 	}
-	*q = append(*q, all...)
 	return nil
 }
 
-// workerID takes what NSQ's flag of that name took over time: a number, and no
-// value.
-type workerID struct{}
-
-func (workerID) String() string { return "false" }
-
-// IsBoolFlag lets the flag stand alone.
-func (workerID) IsBoolFlag() bool { return true }
-
-// Set takes a boolean or a number.
-func (workerID) Set(s string) error {
+// number takes what NSQ's --worker-id took over time: a number, and no value.
+func number(s string) error {
 	_, notBool := strconv.ParseBool(s)
 	_, notInt := strconv.ParseInt(s, 10, 64)
 	if notBool != nil && notInt != nil {
@@ -73,79 +35,19 @@ func (workerID) Set(s string) error {
 	return nil
 }
 
-// experiments are those of NSQ that are taken part in, a flag that may be
-// repeated.
-type experiments struct{ topology bool }
-
 const topologyAware = "topology-aware-consumption"
 
-func (e *experiments) String() string {
-	if e.topology {
-		return topologyAware
-	}
-	return ""
-}
-
-// Set takes an experiment's name.
-func (e *experiments) Set(s string) error {
-	if s != topologyAware {
+// experiment takes the name of one of NSQ's that are taken part in.
+func (o *options) experiment(s string) error {
+	if o.topologyAware = s == topologyAware; !o.topologyAware {
 		return fmt.Errorf("%q is not %s, the only experiment there is", s, topologyAware)
 	}
-	e.topology = true
 	return nil
 }
 
 // alias adds a second name to a flag, as NSQ's configuration files have it.
 func alias(fs *flag.FlagSet, name, other string) {
 	fs.Var(fs.Lookup(name).Value, other, "as --"+name+", which has this name in NSQ's configuration files")
-}
-
-// logLevel is the least severe level that is logged. NSQ has one more than
-// slog: at fatal nothing is logged, since what ends the daemon is printed anyway.
-type logLevel slog.Level
-
-const logNothing = logLevel(slog.LevelError + 4)
-
-// logLevels in the order of NSQ's numbers, which begin with 1.
-var logLevels = [...]struct {
-	name  string
-	level logLevel
-}{
-	{"debug", logLevel(slog.LevelDebug)},
-	{"info", logLevel(slog.LevelInfo)},
-	{"warn", logLevel(slog.LevelWarn)},
-	{"error", logLevel(slog.LevelError)},
-	{"fatal", logNothing},
-}
-
-func (l *logLevel) String() string {
-	for _, known := range logLevels {
-		if known.level == *l {
-			return known.name
-		}
-	}
-	return slog.Level(*l).String()
-}
-
-// Set takes a level's name.
-func (l *logLevel) Set(s string) error {
-	for _, known := range logLevels {
-		if strings.EqualFold(known.name, s) {
-			*l = known.level
-			return nil
-		}
-	}
-	return fmt.Errorf("%q is none of debug, info, warn, error, fatal", s)
-}
-
-// number is the level as NSQ's HTTP API gives it.
-func (l logLevel) number() int {
-	for i, known := range logLevels {
-		if known.level == l {
-			return i + 1
-		}
-	}
-	return 0
 }
 
 // tlsRequired is whom TLS is required of, a flag that may stand without a
@@ -221,14 +123,9 @@ func (v *tlsVersion) Set(s string) error {
 	return nil
 }
 
-// topicLimits are the contracts of a standalone broker's topics, a flag that may be
-// repeated; for a topic that is named twice the last one counts.
-type topicLimits map[string]metadata.Contract
-
-func (t *topicLimits) String() string { return "" }
-
-// Set adds "topic:rate:burst[:delay|reject]".
-func (t *topicLimits) Set(s string) error {
+// topicLimit adds "topic:rate:burst[:delay|reject]", the contract of a standalone
+// broker's topic; for one that is named twice the last one counts.
+func (o *options) topicLimit(s string) error {
 	parts := strings.Split(s, ":")
 	if len(parts) != 3 && len(parts) != 4 {
 		return errors.New("want topic:rate:burst or topic:rate:burst:policy")
@@ -260,9 +157,9 @@ func (t *topicLimits) Set(s string) error {
 			return fmt.Errorf("policy %q is neither delay nor reject", parts[3])
 		}
 	}
-	if *t == nil {
-		*t = topicLimits{}
+	if o.broker.Presets == nil {
+		o.broker.Presets = map[string]metadata.Contract{}
 	}
-	(*t)[topic] = c
+	o.broker.Presets[topic] = c
 	return nil
 }

@@ -10,81 +10,59 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"net/http"
-	"os"
+	"flag"
+	"log/slog"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/reflection"
+	"github.com/prometheus/client_golang/prometheus"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/duplex"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/settings"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
 
-func main() {
-	os.Exit(lifecycle.Main("tbadaptor", func(ctx context.Context) error { return run(ctx, os.Args[1:]) }))
+func main() { daemon.Main(new(options).program()) }
+
+// options are everything that can be configured, by flag or by file.
+type options struct {
+	at                         daemon.Addresses
+	period, window, ackTimeout time.Duration
+	leases                     *loop.LeaseFlags
 }
 
-func run(ctx context.Context, args []string) error {
-	opts, err := parse(args, os.Stdout)
-	if errors.Is(err, settings.ErrDone) {
-		return nil
-	}
-	if err != nil {
-		return lifecycle.UsageError{Err: err}
-	}
-	log, err := obs.NewLogger(obs.Stderr, opts.logLevel, opts.logFormat)
-	if err != nil {
-		return lifecycle.UsageError{Err: err}
-	}
-	opts.guard.Log(log)
-	registry := obs.NewRegistry()
-	adaptor, err := loop.New(opts.loopConfig(log, registry))
-	if err != nil {
-		return err
-	}
-	server := grpc.NewServer(append(duplex.ServerOptions(), opts.guard.Options()...)...)
-	srtmv1.RegisterGrantServiceServer(server, adaptor)
-	healthy := health.NewServer()
-	healthv1.RegisterHealthServer(server, healthy)
-	reflection.Register(server)
-	mux := http.NewServeMux()
-	obs.Mount(mux, registry, func() any { return adaptor.State() }, nil)
+func (o *options) program() *daemon.Program {
+	return &daemon.Program{Name: "tbadaptor", About: "tbadaptor is SRTM's share adaptor.", Flags: o.flags, Validate: o.validate, Run: o.run}
+}
 
-	rpcListener, err := net.Listen("tcp", opts.grpcAddress)
-	if err != nil {
-		return fmt.Errorf("--grpc-address: %w", err)
-	}
-	webListener, err := net.Listen("tcp", opts.httpAddress)
-	if err != nil {
-		rpcListener.Close()
-		return fmt.Errorf("--http-address: %w", err)
-	}
+func (o *options) flags(fs *flag.FlagSet) {
+	o.at.GRPC, o.at.HTTP = "127.0.0.1:4180", "127.0.0.1:4181"
+	o.at.Flags(fs, "brokers and the loaddistributor", "metrics, profiles")
+	fs.DurationVar(&o.period, "period", loop.DefaultPeriod, "how often shares are proposed")
+	fs.DurationVar(&o.window, "window", loop.DefaultWindow, "how far back the loads reach that proposals go by")
+	fs.DurationVar(&o.ackTimeout, "ack-timeout", loop.DefaultAckTimeout, "how long brokers may take to acknowledge a new contract's shares")
+	o.leases = loop.AddLeaseFlags(fs)
+}
 
-	// Stopped in reverse: health says so first, then sessions end, then servers.
-	var group lifecycle.Group
-	group.Add("http", lifecycle.Serve(opts.guard.Listener(webListener), &http.Server{Handler: opts.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
-	group.Add("grpc", lifecycle.ServeGRPC(rpcListener, server))
-	group.Add("adaptor", adaptor.Run)
-	group.Add("health", func(ctx context.Context) error {
-		for name := range server.GetServiceInfo() {
-			healthy.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
+func (o *options) validate() error {
+	return errors.Join(o.loopConfig(slog.New(slog.DiscardHandler), nil).Validate(), o.at.Validate())
+}
+
+func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {
+	return o.leases.Apply(loop.Config{Period: o.period, Window: o.window, AckTimeout: o.ackTimeout, Lent: true, Log: log, Metrics: metrics})
+}
+
+func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
+	return o.at.Serve(ctx, "tbadaptor", log, duplex.ServerOptions(), func(s *daemon.Servers) error {
+		adaptor, err := loop.New(o.loopConfig(log, s.Metrics))
+		if err != nil {
+			return err
 		}
-		<-ctx.Done()
-		healthy.Shutdown()
+		srtmv1.RegisterGrantServiceServer(s.GRPC, adaptor)
+		obs.Mount(s.Mux, s.Metrics, func() any { return adaptor.State() }, nil)
+		s.AddServers() // stopped in reverse: sessions end first, then servers
+		s.Group.Add("adaptor", adaptor.Run)
 		return nil
 	})
-	log.Info("tbadaptor is up", obs.KeyVersion, obs.Version(),
-		"grpc", rpcListener.Addr().String(), "http", webListener.Addr().String())
-	err = group.Run(ctx)
-	log.Info("tbadaptor is down")
-	return err
 }

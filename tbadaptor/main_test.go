@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestFaultsAreNamedTogether(t *testing.T) {
-	err := run(t.Context(), []string{"--period=0", "--window=0", "--ack-timeout=-1s", "--log-format=xml"})
+	err := new(options).program().Execute(t.Context(), []string{"--period=0", "--window=0", "--ack-timeout=-1s", "--log-format=xml"})
 	if !errors.As(err, new(lifecycle.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
@@ -32,24 +32,18 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 			t.Errorf("%v\ndoes not say %q", err, part)
 		}
 	}
-	o, err := parse(nil, io.Discard)
-	if err != nil || o.grpcAddress != "127.0.0.1:4180" || o.httpAddress != "127.0.0.1:4181" {
+	var o options
+	if _, _, err := o.program().Parse(nil, io.Discard); err != nil || o.at.GRPC != "127.0.0.1:4180" || o.at.HTTP != "127.0.0.1:4181" {
 		t.Errorf("the defaults: %+v, %v", o, err)
 	}
 }
 
-func free(t *testing.T) string {
-	ln := testkit.Listen(t)
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
-	rpcAddress, webAddress := free(t), free(t)
+	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
+		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

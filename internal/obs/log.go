@@ -30,35 +30,62 @@ const (
 	KeyVersion   = "version"
 )
 
-var levels = map[string]slog.Level{
-	"debug": slog.LevelDebug,
-	"info":  slog.LevelInfo,
-	"warn":  slog.LevelWarn,
-	"error": slog.LevelError,
-	"fatal": slog.LevelError + 4, // nothing: what ends a daemon is printed anyway
+// levels in the order of NSQ's numbers, which begin with 1.
+var levels = [...]struct {
+	name  string
+	level slog.Level
+}{
+	{"debug", slog.LevelDebug},
+	{"info", slog.LevelInfo},
+	{"warn", slog.LevelWarn},
+	{"error", slog.LevelError},
+	{"fatal", slog.LevelError + 4}, // nothing: what ends a daemon is printed anyway
 }
 
-// NewLogger returns a logger that writes to w. level is debug, info, warn or
-// error, the least severe that is written, or fatal, at which nothing is, as NSQ
-// has it; format is text or json. Both are
-// matched without regard to case. If w is a LogWriter, its lines on lines that
-// were dropped have that format, too.
-func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
-	least, ok := levels[strings.ToLower(level)]
-	if !ok {
-		return nil, fmt.Errorf("log level %q: want debug, info, warn, error or fatal", level)
+// ParseLevel returns the least severe level that is written at a name, which is
+// debug, info, warn, error, or fatal (nothing), without regard to case.
+func ParseLevel(name string) (slog.Level, error) {
+	for _, known := range levels {
+		if strings.EqualFold(known.name, name) {
+			return known.level, nil
+		}
 	}
+	return 0, fmt.Errorf("log level %q: want debug, info, warn, error or fatal", name)
+}
+
+// LevelNumber is the number that NSQ's HTTP API has for a level: 1 (debug) to 5
+// (fatal); 0 if it has none.
+func LevelNumber(level slog.Level) int {
+	for i, known := range levels {
+		if known.level == level {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// NewLogger returns a logger that writes to w, and its level, which may be changed.
+// format is text or json, without regard to case. If w is a LogWriter, its lines on
+// lines that were dropped have that format, too.
+func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar, error) {
+	least, err := ParseLevel(level)
+	if err != nil {
+		return nil, nil, err
+	}
+	variable := new(slog.LevelVar)
+	variable.Set(least)
+	options := &slog.HandlerOptions{Level: variable}
 	handler := func(w io.Writer) slog.Handler {
-		return slog.NewTextHandler(w, &slog.HandlerOptions{Level: least})
+		return slog.NewTextHandler(w, options)
 	}
 	switch strings.ToLower(format) {
 	case "text":
 	case "json":
 		handler = func(w io.Writer) slog.Handler {
-			return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: least})
+			return slog.NewJSONHandler(w, options)
 		}
 	default:
-		return nil, fmt.Errorf("log format %q: want text or json", format)
+		return nil, nil, fmt.Errorf("log format %q: want text or json", format)
 	}
 	if w, ok := w.(*LogWriter); ok {
 		w.setNotice(func(n uint64) []byte {
@@ -67,5 +94,5 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 			return line.Bytes()
 		})
 	}
-	return slog.New(handler(w)), nil
+	return slog.New(handler(w)), variable, nil
 }

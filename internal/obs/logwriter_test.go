@@ -168,7 +168,7 @@ func TestDroppedLinesAreSaidInTheLogsOwnFormat(t *testing.T) {
 	for format, want := range map[string]string{"text": "level=ERROR", "json": `"level":"ERROR"`} {
 		out := newStuck()
 		w := NewLogWriter(out, 200)
-		log, err := NewLogger(w, "info", format)
+		log, _, err := NewLogger(w, "info", format)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,14 +30,14 @@ var _ = Describe("NewLogger", func() {
 	BeforeEach(func() { out.Reset() })
 
 	It("writes text from its level on", func() {
-		log, err := NewLogger(&out, "warn", "text")
+		log, _, err := NewLogger(&out, "warn", "text")
 		Expect(err).NotTo(HaveOccurred())
 		log.Info("quiet")
 		log.Warn("loud", KeyTopic, "t")
 		Expect(out.String()).To(SatisfyAll(ContainSubstring("level=WARN msg=loud topic=t"), Not(ContainSubstring("quiet"))))
 	})
 	It("writes JSON", func() {
-		log, err := NewLogger(&out, "DEBUG", "JSON")
+		log, _, err := NewLogger(&out, "DEBUG", "JSON")
 		Expect(err).NotTo(HaveOccurred())
 		log.Debug("m", KeyEpoch, 7)
 		var line map[string]any
@@ -45,7 +45,7 @@ var _ = Describe("NewLogger", func() {
 		Expect(line).To(HaveKeyWithValue("epoch", BeNumerically("==", 7)))
 	})
 	DescribeTable("refuses", func(level, format, want string) {
-		log, err := NewLogger(&out, level, format)
+		log, _, err := NewLogger(&out, level, format)
 		Expect(err).To(MatchError(ContainSubstring(want)))
 		Expect(log).To(BeNil())
 	},

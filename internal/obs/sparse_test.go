@@ -14,7 +14,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := newStuck()
 		close(out.free)
-		inner, err := NewLogger(out, "info", "text")
+		inner, _, err := NewLogger(out, "info", "text")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -146,6 +146,21 @@ func Listen(t testing.TB) net.Listener {
 	return ln
 }
 
+// Address returns a TCP address of this host at which nothing listens, and hardly
+// anything will: where the system has more loopback addresses than 127.0.0.1, it is a
+// random one of them, which no other program is given a port of.
+func Address(t testing.TB) string {
+	t.Helper()
+	for _, host := range []string{fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(255), 1+rand.IntN(254)), "127.0.0.1"} {
+		if ln, err := net.Listen("tcp", net.JoinHostPort(host, "0")); err == nil {
+			defer ln.Close()
+			return ln.Addr().String()
+		}
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
 // Root returns the repository's root, the nearest folder above the test that
 // holds go.mod.
 func Root(t testing.TB) string {

@@ -87,7 +87,7 @@ each accepted message came exactly once.`,
 			if output != "text" && output != "json" {
 				return lifecycle.UsageError{Err: fmt.Errorf("output %q: want text or json", output)}
 			}
-			log, err := obs.NewLogger(cmd.ErrOrStderr(), level, "text")
+			log, _, err := obs.NewLogger(cmd.ErrOrStderr(), level, "text")
 			if err != nil {
 				return lifecycle.UsageError{Err: err}
 			}

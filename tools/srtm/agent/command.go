@@ -85,7 +85,7 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 // validate completes the configuration, or returns all that is wrong.
 func (o *settings) validate() (Config, error) {
 	var errs []error
-	log, err := obs.NewLogger(obs.Stderr, o.logLevel, o.logFormat)
+	log, _, err := obs.NewLogger(obs.Stderr, o.logLevel, o.logFormat)
 	errs = append(errs, err)
 	cfg := o.cfg
 	cfg.Log = log

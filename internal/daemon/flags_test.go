@@ -1,4 +1,4 @@
-package settings_test
+package daemon
 
 import (
 	"bytes"
@@ -9,23 +9,16 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/srtm-io/srtm/internal/settings"
 )
 
 type options struct {
 	address  string
 	interval time.Duration
 	count    int
-	names    list
+	names    List
 }
 
-type list []string
-
-func (l *list) String() string     { return strings.Join(*l, " ") }
-func (l *list) Set(s string) error { *l = append(*l, s); return nil }
-
-func parse(t *testing.T, args ...string) (options, string, error) {
+func read(t *testing.T, args ...string) (options, string, error) {
 	t.Helper()
 	var o options
 	var out bytes.Buffer
@@ -34,7 +27,7 @@ func parse(t *testing.T, args ...string) (options, string, error) {
 	fs.DurationVar(&o.interval, "interval", time.Second, "how often")
 	fs.IntVar(&o.count, "count", 3, "how many")
 	fs.Var(&o.names, "name", "a name; may be repeated")
-	err := settings.Parse(fs, args, "thing does it.", "thing v1.2.3", &out)
+	err := parse(fs, args, "thing does it.", "thing v1.2.3", &out)
 	return o, out.String(), err
 }
 
@@ -49,18 +42,18 @@ func file(t *testing.T, text string) string {
 
 func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
 	path := file(t, "http_address = \"f:2\"\ninterval = \"5s\"\nname = [\"a\", \"b\"]\n")
-	o, _, err := parse(t, "--config", path, "--http-address", "c:3")
+	o, _, err := read(t, "--config", path, "--http-address", "c:3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.address != "c:3" || o.interval != 5*time.Second || o.count != 3 || o.names.String() != "a b" {
+	if o.address != "c:3" || o.interval != 5*time.Second || o.count != 3 || o.names.String() != "a,b" {
 		t.Errorf("got %+v", o)
 	}
 }
 
 func TestHelpAndVersion(t *testing.T) {
-	_, out, err := parse(t, "--help")
-	if !errors.Is(err, settings.ErrDone) {
+	_, out, err := read(t, "--help")
+	if !errors.Is(err, errDone) {
 		t.Errorf("--help: %v", err)
 	}
 	for _, part := range []string{"thing does it.", "Usage: thing [flags]", "-http-address", "-config", "-version"} {
@@ -68,7 +61,7 @@ func TestHelpAndVersion(t *testing.T) {
 			t.Errorf("--help does not say %q:\n%s", part, out)
 		}
 	}
-	if _, out, err = parse(t, "--version"); !errors.Is(err, settings.ErrDone) || !strings.HasPrefix(out, "thing v1.2.3\nSRTM ") {
+	if _, out, err = read(t, "--version"); !errors.Is(err, errDone) || !strings.HasPrefix(out, "thing v1.2.3\nSRTM ") {
 		t.Errorf("--version: %q, %v", out, err)
 	}
 }
@@ -88,8 +81,8 @@ func TestFaults(t *testing.T) {
 			[]string{`unknown setting "nope"`, "count:", `unknown setting "version"`, "name is no plain value"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, out, err := parse(t, test.args...)
-			if err == nil || errors.Is(err, settings.ErrDone) {
+			_, out, err := read(t, test.args...)
+			if err == nil || errors.Is(err, errDone) {
 				t.Fatalf("got %v", err)
 			}
 			for _, want := range test.want {

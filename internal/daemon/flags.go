@@ -1,4 +1,4 @@
-package settings
+package daemon
 
 import (
 	"errors"
@@ -14,15 +14,36 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// ErrDone means that --help or --version was answered: there is nothing to run.
-var ErrDone = errors.New("done")
+// errDone means that --help or --version was answered: there is nothing to run.
+var errDone = errors.New("done")
 
-// Parse adds --config and --version to fs, and reads args and the file they
-// name. In the file _ may stand for -, and a list repeats a flag; a flag on the
-// command line wins over the file. about is the first paragraph of --help, and
-// --version prints banner, if it is not empty, on a line before our own version.
-// Requires: fs continues on errors.
-func Parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer) error {
+// List is a flag that may be repeated.
+type List []string
+
+func (l *List) String() string { return strings.Join(*l, ",") }
+
+// Set adds one.
+func (l *List) Set(s string) error {
+	if s == "" {
+		return errors.New("is empty")
+	}
+	*l = append(*l, s)
+	return nil
+}
+
+// OneOf returns what is wrong with the value of a flag that has a few: nothing, if it
+// is one of them.
+func OneOf(flag, value string, known ...string) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
+}
+
+// parse adds --config and --version to fs, and reads args and the file they name.
+// In the file _ may stand for -, and a list repeats a flag; a flag on the command
+// line wins over the file.
+func parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer) error {
 	config := fs.String("config", "", "TOML `file` with any of these settings")
 	version := fs.Bool("version", false, "print the version and exit")
 	fs.SetOutput(io.Discard) // an error is the caller's to print, once
@@ -31,7 +52,7 @@ func Parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer)
 		fs.SetOutput(out)
 		fmt.Fprintf(out, "%s\n\nUsage: %s [flags]\n", about, fs.Name())
 		fs.PrintDefaults()
-		return ErrDone
+		return errDone
 	case err != nil:
 		return err
 	case fs.NArg() > 0:
@@ -41,7 +62,7 @@ func Parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer)
 			fmt.Fprintln(out, banner)
 		}
 		fmt.Fprintln(out, obs.Version())
-		return ErrDone
+		return errDone
 	case *config != "":
 		return readFile(*config, fs)
 	}

@@ -1,0 +1,119 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+// Addresses are where a daemon of the control plane listens, and whom it serves
+// there.
+type Addresses struct {
+	GRPC, HTTP string
+	Guard      *secure.Server // set by Validate
+	security   secure.ServerConfig
+}
+
+// Flags adds --grpc-address and --http-address with what they say they are for, and
+// those of security: others are the flags of the daemon's other listeners.
+func (a *Addresses) Flags(fs *flag.FlagSet, forGRPC, forHTTP string, others ...string) {
+	fs.StringVar(&a.GRPC, "grpc-address", a.GRPC, "`host:port` for gRPC: "+forGRPC)
+	fs.StringVar(&a.HTTP, "http-address", a.HTTP, "`host:port` for HTTP: "+forHTTP)
+	a.security.Flags(fs, append([]string{"grpc-address", "http-address"}, others...)...)
+}
+
+// Validate reads the files of security, and returns all that is wrong.
+func (a *Addresses) Validate() error {
+	var err error
+	if a.Guard, err = a.security.Load(); err != nil {
+		return err
+	}
+	return errors.Join(a.Guard.CheckGRPC("--grpc-address", a.GRPC), a.Guard.CheckHTTP("--http-address", a.HTTP))
+}
+
+// Servers are the gRPC and HTTP servers of a daemon that is being built.
+type Servers struct {
+	GRPC    *grpc.Server
+	Mux     *http.ServeMux
+	HTTP    *http.Server // that will serve Mux
+	Open    []string     // paths of Mux that are served without a token
+	Metrics *prometheus.Registry
+	Group   lifecycle.Group // build adds parts, and at their place among them AddServers
+
+	AddServers func()
+
+	RPCListener, WebListener net.Listener
+
+	// Health is served by GRPC. When the group runs all services are well, unless the
+	// daemon says by Watch which are, until its context ends.
+	Health *health.Server
+	Watch  func(context.Context)
+	Up     []any // what else the log says of a daemon that is up
+}
+
+// Serve opens the listeners, has build add services to their servers and parts to
+// their group, and runs all that until ctx ends.
+func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, options []grpc.ServerOption, build func(*Servers) error) error {
+	a.Guard.Log(log)
+	s := &Servers{
+		GRPC: grpc.NewServer(append(options, a.Guard.Options()...)...), Mux: http.NewServeMux(),
+		HTTP:    &http.Server{ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute},
+		Metrics: obs.NewRegistry(), Health: health.NewServer(),
+	}
+	var err error
+	if s.RPCListener, err = net.Listen("tcp", a.GRPC); err != nil {
+		return fmt.Errorf("--grpc-address: %w", err)
+	}
+	if s.WebListener, err = net.Listen("tcp", a.HTTP); err != nil {
+		return errors.Join(fmt.Errorf("--http-address: %w", err), s.RPCListener.Close())
+	}
+	s.Watch = s.serving
+	s.AddServers = func() {
+		s.Group.Add("http", lifecycle.Serve(a.Guard.Listener(s.WebListener), s.HTTP))
+		s.Group.Add("grpc", lifecycle.ServeGRPC(s.RPCListener, s.GRPC))
+	}
+	healthv1.RegisterHealthServer(s.GRPC, s.Health)
+	if err := build(s); err != nil {
+		return errors.Join(err, s.RPCListener.Close(), s.WebListener.Close())
+	}
+	reflection.Register(s.GRPC)
+	s.watched(healthv1.HealthCheckResponse_NOT_SERVING)
+	s.HTTP.Handler = a.Guard.Handler(s.Mux, s.Open...)
+	s.Group.Add("health", func(ctx context.Context) error {
+		s.Watch(ctx)
+		s.Health.Shutdown()
+		return nil
+	})
+	log.Info(name+" is up", append([]any{obs.KeyVersion, obs.Version(), "grpc", s.RPCListener.Addr().String(), "http", s.WebListener.Addr().String()}, s.Up...)...)
+	err = s.Group.Run(ctx)
+	log.Info(name + " is down")
+	return err
+}
+
+// serving says that all services are well.
+func (s *Servers) serving(ctx context.Context) {
+	s.watched(healthv1.HealthCheckResponse_SERVING)
+	<-ctx.Done()
+}
+
+func (s *Servers) watched(status healthv1.HealthCheckResponse_ServingStatus) {
+	s.Health.SetServingStatus("", status) // all of it
+	for name := range s.GRPC.GetServiceInfo() {
+		s.Health.SetServingStatus(name, status)
+	}
+}
