@@ -23,14 +23,15 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 func main() { os.Exit(lifecycle.Main("peer", start)) }
 
 // config is what the flags say.
 type config struct {
-	scenarios []scenario
-	peers     []peer
+	scenarios []load.Scenario
+	peers     []load.Broker
 	skipped   []string // brokers, with the reason
 	rounds    int
 	lasting   time.Duration
@@ -44,16 +45,16 @@ type config struct {
 
 // report is what a run of this program leaves.
 type report struct {
-	Commit  string   `json:"commit"`
-	Kernel  string   `json:"kernel"`
-	CPUs    int      `json:"cpus"`
-	Go      string   `json:"go"`
-	Flags   []string `json:"flags"`
-	Seed    uint64   `json:"seed"`
-	Lasting string   `json:"duration"`
-	Brokers []broker `json:"brokers"`
-	Skipped []string `json:"skipped,omitempty"`
-	Runs    []run    `json:"runs"`
+	Commit  string        `json:"commit"`
+	Kernel  string        `json:"kernel"`
+	CPUs    int           `json:"cpus"`
+	Go      string        `json:"go"`
+	Flags   []string      `json:"flags"`
+	Seed    uint64        `json:"seed"`
+	Lasting string        `json:"duration"`
+	Brokers []broker      `json:"brokers"`
+	Skipped []string      `json:"skipped,omitempty"`
+	Runs    []load.Result `json:"runs"`
 }
 
 type broker struct {
@@ -71,7 +72,7 @@ func start(ctx context.Context) error {
 	}
 	if c.list {
 		for _, s := range scenarios() {
-			fmt.Printf("%-14s %s\n", s.name, s.what)
+			fmt.Printf("%-14s %s\n", s.Name, s.What)
 		}
 		return nil
 	}
@@ -112,14 +113,14 @@ func start(ctx context.Context) error {
 
 // measure performs all that the flags say.
 func measure(ctx context.Context, c config) report {
-	runtime.GOMAXPROCS(runtime.NumCPU() + spare)
+	runtime.GOMAXPROCS(load.Procs())
 	debug.SetGCPercent(400) // the load's own collections are not what is measured
 	r := report{
 		Commit: commit(ctx), Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:],
 		Seed: c.seed, Lasting: c.lasting.String(), Skipped: c.skipped,
 	}
 	for _, p := range c.peers {
-		r.Brokers = append(r.Brokers, broker{p.name, version(ctx, p.path)})
+		r.Brokers = append(r.Brokers, broker{p.Name, version(ctx, p.Path)})
 	}
 	fmt.Printf("commit %s, kernel %s, %d processors, %s, seed %d\nflags: %s\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, strings.Join(r.Flags, " "))
 	for _, b := range r.Brokers {
@@ -166,15 +167,15 @@ func (r report) names() (names []string) {
 	return names
 }
 
-// all performs every scenario with every broker, and that in each round: so the
-// rounds of a scenario lie apart, and what disturbs one spares another.
-func (c config) all(ctx context.Context, progress io.Writer) (runs []run) {
+// all performs every load.Scenario with every broker, and that in each round: so the
+// rounds of a load.Scenario lie apart, and what disturbs one spares another.
+func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result) {
 	began := time.Now()
 	for round := range c.rounds {
 		for _, s := range c.scenarios {
 			for i := range c.peers {
 				p := c.peers[(i+round)%len(c.peers)] // nobody is always first
-				if s.nsqOnly && !p.nsq || ctx.Err() != nil {
+				if s.NSQOnly && !p.NSQ || ctx.Err() != nil {
 					continue
 				}
 				if c.within > 0 && time.Since(began) > c.within {
@@ -182,12 +183,12 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []run) {
 					return runs
 				}
 				// The same schedule for all brokers of a round.
-				r, err := perform(ctx, p, s, c.lasting, c.seed+uint64(round))
-				r.Scenario, r.Peer, r.Round = s.name, p.name, round+1
+				r, err := load.Perform(ctx, p, s, c.lasting, c.seed+uint64(round))
+				r.Scenario, r.Peer, r.Round = s.Name, p.Name, round+1
 				if err != nil {
 					r.Error = err.Error()
 				}
-				fmt.Fprintf(progress, "%s, round %d, %s: %d sent, p99 %.3f ms, %.2f us/msg, load %.2f us/msg, others %.0f%% %s\n", s.name, r.Round, p.name, r.Sent, r.P99, r.CPU, r.Load, r.Others, r.Error)
+				fmt.Fprintf(progress, "%s, round %d, %s: %d sent, p99 %.3f ms, %.2f us/msg, load %.2f us/msg, others %.0f%% %s\n", s.Name, r.Round, p.Name, r.Sent, r.P99, r.CPU, r.Load, r.Others, r.Error)
 				runs = append(runs, r)
 			}
 		}
@@ -210,7 +211,7 @@ func (p *paths) Set(s string) error {
 func parse(args []string) (c config, err error) {
 	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
-	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
+	set := fs.String("set", "short", "`short`, or full: every load.Scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
 	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
 	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all that are there)")
 	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
@@ -219,7 +220,7 @@ func parse(args []string) (c config, err error) {
 	natsPath := fs.String("nats", "nats-server", "`path` of nats-server")
 	redisPath := fs.String("redis", "redis-server", "`path` of redis-server")
 	mosquittoPath := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
-	fs.IntVar(&c.rounds, "rounds", 3, "how often each scenario is performed with each broker")
+	fs.IntVar(&c.rounds, "rounds", 3, "how often each load.Scenario is performed with each broker")
 	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
 	fs.DurationVar(&c.within, "within", 0, "after this `time` no run begins, and what was measured is shown (default any time)")
@@ -271,34 +272,34 @@ func parse(args []string) (c config, err error) {
 			c.scenarios = append(c.scenarios, all...)
 			continue
 		}
-		i := slices.IndexFunc(all, func(s scenario) bool { return s.name == name })
+		i := slices.IndexFunc(all, func(s load.Scenario) bool { return s.Name == name })
 		if i < 0 {
-			return c, fmt.Errorf("no scenario %q; see --list", name)
+			return c, fmt.Errorf("no load.Scenario %q; see --list", name)
 		}
 		c.scenarios = append(c.scenarios, all[i])
 	}
-	known := []peer{ours(*srtm)}
+	known := []load.Broker{load.Ours(*srtm)}
 	for _, o := range others {
 		name, path, _ := strings.Cut(o, "=")
-		known = append(known, anotherNSQ(name, path, ""), anotherNSQ(name+"-unbuffered", path, unbuffered))
+		known = append(known, load.AnotherNSQ(name, path, ""), load.AnotherNSQ(name+"-unbuffered", path, load.Unbuffered))
 	}
-	known = append(known, nats(*natsPath), redis(*redisPath), mosquitto(*mosquittoPath))
+	known = append(known, load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
-		if *only != "" && !slices.ContainsFunc(known, func(p peer) bool { return p.name == name }) {
+		if *only != "" && !slices.ContainsFunc(known, func(p load.Broker) bool { return p.Name == name }) {
 			return c, fmt.Errorf("--only: there is no broker %q", name)
 		}
 	}
 	for _, p := range known {
-		if *only != "" && !slices.Contains(wanted, p.name) {
+		if *only != "" && !slices.Contains(wanted, p.Name) {
 			continue
 		}
-		found, err := exec.LookPath(p.path)
+		found, err := exec.LookPath(p.Path)
 		if err == nil {
-			p.path, err = filepath.Abs(found) // it runs in a folder of its own
+			p.Path, err = filepath.Abs(found) // it runs in a folder of its own
 		}
 		if err != nil {
-			c.skipped = append(c.skipped, fmt.Sprintf("%s is left out: %v", p.name, err))
+			c.skipped = append(c.skipped, fmt.Sprintf("%s is left out: %v", p.Name, err))
 			continue
 		}
 		c.peers = append(c.peers, p)

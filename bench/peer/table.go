@@ -7,12 +7,14 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 // column is a figure as tables show it.
 type column struct {
 	title  string
-	of     func(run) (float64, bool) // false: not known
+	of     func(load.Result) (float64, bool) // false: not known
 	format string
 	// summary makes one figure of those of several rounds.
 	summary func(sorted []float64) float64
@@ -32,29 +34,29 @@ const (
 )
 
 var columns = []column{
-	{"p50 ms", always(func(r run) float64 { return r.P50 }), "%.3f", middle, false, true, lower},
-	{"p99 ms", always(func(r run) float64 { return r.P99 }), "%.3f", middle, false, true, lower},
-	{"least p99", always(func(r run) float64 { return r.P99 }), "%.3f", least, false, true, lower},
-	{"p99.9 ms", always(func(r run) float64 { return r.P999 }), "%.3f", middle, false, true, neither},
-	{"in/s", always(func(r run) float64 { return r.InPerSecond }), "%.0f", middle, true, false, higher},
-	{"out/s", always(func(r run) float64 { return r.OutPerSecond }), "%.0f", middle, true, false, higher},
-	{"CPU us/msg", always(func(r run) float64 { return r.CPU }), "%.2f", middle, true, true, lower},
-	{"load us/msg", always(func(r run) float64 { return r.Load }), "%.2f", middle, true, true, neither},
-	{"late p99", always(func(r run) float64 { return r.Late }), "%.3f", middle, false, true, neither},
-	{"others %", always(func(r run) float64 { return r.Others }), "%.0f", most, true, true, neither},
-	{"RSS MB", always(func(r run) float64 { return r.RSS }), "%.1f", middle, true, true, lower},
-	{"bytes/conn", always(func(r run) float64 { return r.PerConn }), "%.0f", middle, false, true, lower},
-	{"mallocs/msg", maybe(func(r run) *float64 { return r.Mallocs }), "%.2f", middle, true, true, neither},
-	{"GC cycles", maybe(func(r run) *float64 { return r.Collections }), "%.0f", middle, true, true, neither},
-	{"missing", always(func(r run) float64 { return float64(r.Missing) }), "%.0f", middle, true, true, neither},
+	{"p50 ms", always(func(r load.Result) float64 { return r.P50 }), "%.3f", middle, false, true, lower},
+	{"p99 ms", always(func(r load.Result) float64 { return r.P99 }), "%.3f", middle, false, true, lower},
+	{"least p99", always(func(r load.Result) float64 { return r.P99 }), "%.3f", least, false, true, lower},
+	{"p99.9 ms", always(func(r load.Result) float64 { return r.P999 }), "%.3f", middle, false, true, neither},
+	{"in/s", always(func(r load.Result) float64 { return r.InPerSecond }), "%.0f", middle, true, false, higher},
+	{"out/s", always(func(r load.Result) float64 { return r.OutPerSecond }), "%.0f", middle, true, false, higher},
+	{"CPU us/msg", always(func(r load.Result) float64 { return r.CPU }), "%.2f", middle, true, true, lower},
+	{"load us/msg", always(func(r load.Result) float64 { return r.Load }), "%.2f", middle, true, true, neither},
+	{"late p99", always(func(r load.Result) float64 { return r.Late }), "%.3f", middle, false, true, neither},
+	{"others %", always(func(r load.Result) float64 { return r.Others }), "%.0f", most, true, true, neither},
+	{"RSS MB", always(func(r load.Result) float64 { return r.RSS }), "%.1f", middle, true, true, lower},
+	{"bytes/conn", always(func(r load.Result) float64 { return r.PerConn }), "%.0f", middle, false, true, lower},
+	{"mallocs/msg", maybe(func(r load.Result) *float64 { return r.Mallocs }), "%.2f", middle, true, true, neither},
+	{"GC cycles", maybe(func(r load.Result) *float64 { return r.Collections }), "%.0f", middle, true, true, neither},
+	{"missing", always(func(r load.Result) float64 { return float64(r.Missing) }), "%.0f", middle, true, true, neither},
 }
 
-func always(of func(run) float64) func(run) (float64, bool) {
-	return func(r run) (float64, bool) { return of(r), true }
+func always(of func(load.Result) float64) func(load.Result) (float64, bool) {
+	return func(r load.Result) (float64, bool) { return of(r), true }
 }
 
-func maybe(of func(run) *float64) func(run) (float64, bool) {
-	return func(r run) (float64, bool) {
+func maybe(of func(load.Result) *float64) func(load.Result) (float64, bool) {
+	return func(r load.Result) (float64, bool) {
 		if v := of(r); v != nil {
 			return *v, true
 		}
@@ -71,7 +73,7 @@ func least(sorted []float64) float64 { return sorted[0] }
 func most(sorted []float64) float64 { return sorted[len(sorted)-1] }
 
 // figure is of a broker's runs of a scenario; false if there is none.
-func (c column) figure(runs []run) (float64, bool) {
+func (c column) figure(runs []load.Result) (float64, bool) {
 	var vs []float64
 	for _, r := range runs {
 		if v, ok := c.of(r); ok && r.Error == "" {
@@ -86,12 +88,12 @@ func (c column) figure(runs []run) (float64, bool) {
 }
 
 // shows says whether a column means something for a scenario.
-func (c column) shows(s scenario) bool { return s.rate > 0 && c.timed || s.rate == 0 && c.flood }
+func (c column) shows(s load.Scenario) bool { return s.Rate > 0 && c.timed || s.Rate == 0 && c.flood }
 
 // results are the runs by scenario and broker.
-type results map[[2]string][]run
+type results map[[2]string][]load.Result
 
-func group(runs []run) results {
+func group(runs []load.Result) results {
 	by := results{}
 	for _, r := range runs {
 		key := [2]string{r.Scenario, r.Peer}
@@ -112,13 +114,13 @@ func (by results) ratio(c column, scenario, one, other string) (float64, bool) {
 
 // writeTables writes a table in Markdown for each scenario: the figures of every
 // broker's runs, and the first broker's as ratios to the others'.
-func writeTables(out io.Writer, list []scenario, names []string, runs []run) error {
+func writeTables(out io.Writer, list []load.Scenario, names []string, runs []load.Result) error {
 	var b strings.Builder
 	by := group(runs)
 	for _, s := range list {
 		var there, faults []string
 		for _, name := range names {
-			if of := by[[2]string{s.name, name}]; len(of) > 0 {
+			if of := by[[2]string{s.Name, name}]; len(of) > 0 {
 				there = append(there, name)
 				for _, r := range of {
 					if r.Error != "" {
@@ -136,12 +138,12 @@ func writeTables(out io.Writer, list []scenario, names []string, runs []run) err
 				shown = append(shown, c)
 			}
 		}
-		fmt.Fprintf(&b, "\n### %s\n\n%s; %d bytes.\n\n", s.name, s.what, s.size)
+		fmt.Fprintf(&b, "\n### %s\n\n%s; %d bytes.\n\n", s.Name, s.What, s.Size)
 		row(&b, "broker", shown, func(c column) string { return c.title })
 		row(&b, "---", shown, func(column) string { return "---" })
 		for _, name := range there {
 			row(&b, name, shown, func(c column) string {
-				if v, ok := c.figure(by[[2]string{s.name, name}]); ok {
+				if v, ok := c.figure(by[[2]string{s.Name, name}]); ok {
 					return fmt.Sprintf(c.format, v)
 				}
 				return "-"
@@ -152,7 +154,7 @@ func writeTables(out io.Writer, list []scenario, names []string, runs []run) err
 				continue
 			}
 			row(&b, names[0]+" / "+name, shown, func(c column) string {
-				if v, ok := by.ratio(c, s.name, names[0], name); ok {
+				if v, ok := by.ratio(c, s.Name, names[0], name); ok {
 					return fmt.Sprintf("%.3g", v)
 				}
 				return "-"

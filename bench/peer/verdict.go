@@ -8,6 +8,8 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 // target is a ratio of ours to others' that the project wants. It is told by the
@@ -49,7 +51,7 @@ func columnOf(title string) column {
 
 // writeVerdicts says of which targets the first broker is how far, and where it is
 // behind whom.
-func writeVerdicts(out io.Writer, list []scenario, names []string, runs []run) error {
+func writeVerdicts(out io.Writer, list []load.Scenario, names []string, runs []load.Result) error {
 	var b strings.Builder
 	by, ours := group(runs), names[0]
 	for _, t := range targets {
@@ -96,15 +98,15 @@ func better(o order, v, w float64) bool { return o == lower && v < w || o == hig
 
 // behind has a row for each broker that is better than the first in something. Its
 // least p99 stands for its latency: the medians have more of the machine in them.
-func behind(by results, list []scenario, names []string) string {
+func behind(by results, list []load.Scenario, names []string) string {
 	var b strings.Builder
 	for _, other := range names[1:] {
 		var all []string
 		for _, c := range columns {
 			var of []string
 			for _, s := range list {
-				if v, ok := by.ratio(c, s.name, names[0], other); ok && c.shows(s) && c.title != "p50 ms" && c.title != "p99 ms" && better(c.compared, 1, v) {
-					of = append(of, fmt.Sprintf("%s %.3g", s.name, v))
+				if v, ok := by.ratio(c, s.Name, names[0], other); ok && c.shows(s) && c.title != "p50 ms" && c.title != "p99 ms" && better(c.compared, 1, v) {
+					of = append(of, fmt.Sprintf("%s %.3g", s.Name, v))
 				}
 			}
 			if len(of) > 0 {
@@ -119,7 +121,7 @@ func behind(by results, list []scenario, names []string) string {
 }
 
 // writePage writes the whole report as a page of Markdown.
-func (r report) writePage(out io.Writer, list []scenario) error {
+func (r report) writePage(out io.Writer, list []load.Scenario) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Brokers beside each other\n\nWritten by bench/peer: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
 	fmt.Fprintf(&b, "Commit %s, kernel %s, %d processors, %s, seed %d; rounds of %s: %s.\n\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, r.Lasting, rounds(r.Runs))
@@ -137,7 +139,7 @@ func (r report) writePage(out io.Writer, list []scenario) error {
 }
 
 // rounds says how many there were of every scenario with every broker.
-func rounds(runs []run) string {
+func rounds(runs []load.Result) string {
 	fewest, most := 0, 0
 	for _, of := range group(runs) {
 		if most = max(most, len(of)); fewest == 0 || len(of) < fewest {

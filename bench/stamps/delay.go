@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -8,17 +10,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/hook"
-	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 // held is what nsqd itself made of a stream that keeps its contract.
@@ -33,7 +32,6 @@ type held struct {
 // delay runs nsqd with a contract that its publishers keep, while others keep
 // the processors busy, and reports what each source makes it do.
 func delay(ctx context.Context, c config, out io.Writer) error {
-	runtime.GOMAXPROCS(max(c.procs, 1+c.busy)) // a thread for each
 	w := tabwriter.NewWriter(out, 7, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(out, "\nA contract that is kept: access delay in nsqd, and the time from arrival until the message leaves its topic, us.")
 	fmt.Fprintln(w, "source\tconns\tbusy\tmsg/s\tmessages\taccess p50\tp99\tmax\tleft p50\tp99\tmax\t")
@@ -57,51 +55,15 @@ func (c config) hold(ctx context.Context, mode hook.Mode, rate int) (h held, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	trace := filepath.Join(dir, "trace")
-	contract := contractOf(rate, c.burst+1) // one more, as in measure
-	b, err := startBroker(ctx, c.nsqd, mode, "--release-trace="+trace,
-		fmt.Sprintf("--topic-limit=%s:%g:%d", topic, contract.Rate.PerSecond(), contract.Burst))
-	if err != nil {
-		return held{}, err
-	}
-	defer func() { err = errors.Join(err, b.stop()) }()
-	if h.source, err = b.source(ctx); err != nil {
-		return held{}, err
-	}
-	sub, err := subscribe(ctx, b.address)
-	if err != nil {
-		return held{}, err
-	}
-	defer sub.close()
-	frame := wire.AppendPub(nil, topic, make([]byte, c.size))
-	s, err := startSender(ctx, order{
-		Address: b.address, Conns: c.conns, Rate: rate, Burst: c.burst, Duration: c.duration + c.warm, Seed: c.seed,
-		Hello: []byte(wire.Magic), Frame: frame, Times: len(frame) - c.size, Answers: true,
+	contract := load.Contract(float64(rate), c.burst+1) // one more, as in evaluate
+	r, source, err := c.perform(ctx, mode, rate, []string{
+		"--release-trace=" + trace, fmt.Sprintf("--topic-limit=%s:%g:%d", load.Topic, contract.Rate.PerSecond(), contract.Burst),
 	})
 	if err != nil {
 		return held{}, err
 	}
-	if err := s.connected(); err != nil {
-		return held{}, err
-	}
-	var stop atomic.Bool
-	var spinners sync.WaitGroup
-	for range c.busy {
-		spinners.Go(func() {
-			runtime.LockOSThread()
-			spin(&stop)
-		})
-	}
-	report, err := s.finish()
-	if err == nil {
-		err = sub.wait(report.Sent)
-	}
-	stop.Store(true)
-	spinners.Wait()
-	if err != nil {
-		return held{}, err
-	}
-	h.sent = report.Sent
-	h.access, h.whole, err = readTrace(trace, h.sent, c.warm)
+	h.source, h.sent = source, r.Sent
+	h.access, h.whole, err = readTrace(trace, h.sent, load.Warming)
 	return h, err
 }
 

@@ -1,6 +1,7 @@
+//go:build linux
+
 // Command stamps measures what arrival stamps are worth and what they cost, on
-// this machine, against a sender in a process of its own whose clock is the
-// same CLOCK_MONOTONIC.
+// this machine, against a sender whose clock is the same CLOCK_MONOTONIC.
 //
 //	go run ./bench/stamps error   # how far stamps are off, and what a rate limit makes of it
 //	go run ./bench/stamps delay   # what nsqd makes of publishers that keep their contract
@@ -12,6 +13,7 @@
 // keeps a rate contract, so a rate limiter with the same contract should delay
 // nothing. delay and cpu run nsqd itself.
 //
-// It is a sender with a schedule (open loop), and prints quantiles of single
-// messages, exactly. docs/arrival-stamps.md has results.
+// It sends open loop and prints quantiles of single messages, exactly. What error
+// sends comes from a process of its own, delay and cpu are scenarios of tools/load.
+// docs/arrival-stamps.md has results.
 package main

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -13,6 +15,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 func main() { os.Exit(lifecycle.Main("stamps", run)) }
@@ -40,7 +43,7 @@ func run(ctx context.Context) error {
 	}
 	command, args := args[0], args[1:]
 	if command == sendCommand {
-		return sendMain(ctx, os.Stdin, os.Stdout)
+		return sendMain(ctx, args, os.Stdin, os.Stdout)
 	}
 	c, err := parse(command, args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -51,9 +54,11 @@ func run(ctx context.Context) error {
 	}
 	fmt.Printf("%s %s, %s, GOMAXPROCS %d of %d, seed %d\n", command, strings.Join(args, " "), hookKernel(), c.procs, runtime.NumCPU(), c.seed)
 	switch command {
-	case "cpu":
-		return cpu(ctx, c, os.Stdout)
-	case "delay":
+	case "cpu", "delay":
+		runtime.GOMAXPROCS(load.Procs() + c.busy)
+		if command == "cpu" {
+			return cpu(ctx, c, os.Stdout)
+		}
 		return delay(ctx, c, os.Stdout)
 	}
 	return measureErrors(ctx, c, os.Stdout)
@@ -68,7 +73,7 @@ func hookKernel() string {
 }
 
 func parse(command string, args []string) (config, error) {
-	c := config{warm: time.Second}
+	c := config{warm: load.Warming}
 	fs := flag.NewFlagSet(command, flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")

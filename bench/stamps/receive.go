@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -11,7 +13,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 // sample is what is known of one message.
@@ -71,11 +73,11 @@ func (r *receiver) take(c *hook.Conn, b []byte, read mono.Time, last int) int {
 	counted := false
 	for ; len(b) >= r.size; b = b[r.size:] {
 		s := sample{
-			before:  mono.Time(binary.LittleEndian.Uint64(b[timesBefore:])),
+			before:  mono.Time(binary.LittleEndian.Uint64(b[load.TimeBefore:])),
 			arrival: c.Arrival(at, at+int64(r.size)),
 			read:    read,
 		}
-		after := mono.Time(binary.LittleEndian.Uint64(b[timesAfter:]))
+		after := mono.Time(binary.LittleEndian.Uint64(b[load.TimeAfter:]))
 		at += int64(r.size)
 		r.mu.Lock()
 		if last >= 0 {
@@ -90,17 +92,6 @@ func (r *receiver) take(c *hook.Conn, b []byte, read mono.Time, last int) int {
 		r.mu.Unlock()
 	}
 	return last
-}
-
-// spin keeps a processor busy until stop.
-func spin(stop *atomic.Bool) {
-	x := uint64(1)
-	for !stop.Load() {
-		for range 1000 {
-			x = x*6364136223846793005 + 1442695040888963407
-		}
-	}
-	runtime.KeepAlive(x)
 }
 
 // measureErrors prints a row for each source and rate.
@@ -132,16 +123,20 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 		return result{}, errors.Join(err, s.Close())
 	}
 	defer ln.Close()
-	snd, err := startSender(ctx, order{
-		Address: ln.Addr().String(), Conns: c.conns, Rate: rate, Burst: c.burst,
-		Duration: c.duration + c.warm, Seed: c.seed, Frame: make([]byte, c.size),
-	})
+	work := c.scenario(rate)
+	work.Busy = 0 // that is this process's part
+	snd, err := startSender(order{Address: ln.Addr().String(), Scenario: work, Duration: c.duration + c.warm, Seed: c.seed})
 	if err != nil {
 		return result{}, errors.Join(err, s.Close())
 	}
+	defer func() { _ = snd.Kill() }() // it has ended, if all went well
+	go func() {
+		<-snd.Done()
+		ln.Close() // nobody else comes
+	}()
 
 	rcv := &receiver{size: c.size, samples: make([]sample, 0, int(float64(rate)*(c.duration+c.warm).Seconds()*1.2))}
-	var readers, spinners sync.WaitGroup
+	var readers sync.WaitGroup
 	for range c.conns {
 		nc, err := ln.Accept()
 		if err != nil {
@@ -152,23 +147,16 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 			nc.Close()
 		})
 	}
-	if err := snd.connected(); err != nil {
-		return result{}, err
-	}
-	var stop atomic.Bool
-	for range c.busy {
-		spinners.Go(func() { spin(&stop) })
-	}
-	report, err := snd.finish()
+	idle := load.Spin(c.busy)
+	sent, err := snd.finish()
 	readers.Wait()
-	stop.Store(true)
-	spinners.Wait()
+	idle()
 	r := evaluate(rcv, c.burst, rate, c.warm)
 	r.mode, r.rate, r.conns, r.busy = mode, rate, c.conns, c.busy
 	counters := s.Info().Counters
 	r.lost, r.refused = counters.RecordsLost, counters.RingsRefused
-	if report.Sent != len(rcv.samples) {
-		err = errors.Join(err, fmt.Errorf("%d messages were sent, %d came", report.Sent, len(rcv.samples)))
+	if sent != len(rcv.samples) {
+		err = errors.Join(err, fmt.Errorf("%d messages were sent, %d came", sent, len(rcv.samples)))
 	}
 	return r, errors.Join(err, rcv.err, s.Close())
 }
@@ -244,7 +232,7 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 
 	// What the way adds, some microseconds, can make a message early by a token
 	// that the sender's own bucket had just earned.
-	contract := contractOf(rate, burst+1)
+	contract := load.Contract(float64(rate), burst+1)
 	judge := func(by func(sample) mono.Time, take func(at mono.Time) mono.Time) verdict {
 		var access, held []time.Duration
 		for _, s := range r.samples {

@@ -130,10 +130,10 @@ var arrows = []Arrow{
 	},
 	{
 		From:   []string{"..."},
-		Except: []string{"tools/...", "bench/calibrate", "bench/convergence", "bench/figures"},
+		Except: []string{"tools/...", "bench/..."},
 		Never:  []string{"tools/..."},
 		Tests:  true,
-		Why:    "tools stand on top, with the figures and the live table that are made with them and the calibration made for them: what others need of a tool belongs in a package below",
+		Why:    "tools stand on top, with the measurements that are made with them: what others need of a tool belongs in a package below",
 	},
 	{
 		From:   []string{"..."},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -49,6 +50,8 @@ type Process struct {
 type Options struct {
 	Dir string   // its working folder; "": this process's
 	Env []string // besides this process's
+	// Stdin is what it reads; nil: nothing.
+	Stdin io.Reader
 	// Log is a file that its output is appended to; "": Output keeps it.
 	Log string
 	// Stdout takes its standard output instead, from another goroutine until Done
@@ -108,7 +111,7 @@ func newProcess(binary string, flags []string, o Options) *Process {
 }
 
 func (p *Process) start(o Options) error {
-	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = o.Dir, &p.output, &p.output
+	p.cmd.Dir, p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = o.Dir, o.Stdin, &p.output, &p.output
 	p.cmd.SysProcAttr = childAttributes()
 	if len(o.Env) > 0 {
 		p.cmd.Env = append(os.Environ(), o.Env...)
@@ -168,27 +171,31 @@ func (p *Process) await(ready func() error) error {
 	}
 }
 
-// NSQD starts an nsqd, whose flags are as upstream's, on free loopback ports.
-// Another process may take a port between its choice and its use; then it is
-// tried again with others.
-func NSQD(binary, dir string, flags ...string) (*Process, error) {
+// OnFreePorts calls start with so many free loopback addresses. Another process may
+// take one between its choice and its use; then it is tried again with others.
+func OnFreePorts(count int, start func(at []string) (*Process, error)) (*Process, error) {
 	const attempts = 5
 	var errs []error
 	for range attempts {
-		free, err := Ports(2)
+		free, err := Ports(count)
 		if err != nil {
 			return nil, err
 		}
-		p, err := NSQDAt(binary, dir, free[0], free[1], flags...)
+		p, err := start(free)
 		if err == nil {
 			return p, nil
 		}
 		errs = append(errs, err)
-		if !strings.Contains(err.Error(), "address already in use") {
+		if !strings.Contains(strings.ToLower(err.Error()), "address already in use") {
 			break
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+// NSQD starts an nsqd, whose flags are as upstream's, on free loopback ports.
+func NSQD(binary, dir string, flags ...string) (*Process, error) {
+	return OnFreePorts(2, func(at []string) (*Process, error) { return NSQDAt(binary, dir, at[0], at[1], flags...) })
 }
 
 // NSQDAt is NSQD at given addresses.
@@ -248,6 +255,21 @@ func Answers(url string) func() error {
 		}
 		_, err = io.Copy(io.Discard, res.Body)
 		return errors.Join(err, res.Body.Close())
+	}
+}
+
+// Accepts returns a question that has no error once somebody listens at all of these
+// addresses.
+func Accepts(addresses ...string) func() error {
+	return func() error {
+		for _, address := range addresses {
+			c, err := net.DialTimeout("tcp", address, Patience)
+			if err != nil {
+				return err
+			}
+			_ = c.Close() // nothing was said
+		}
+		return nil
 	}
 }
 

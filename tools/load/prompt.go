@@ -1,11 +1,13 @@
 //go:build linux
 
-package main
+package load
 
 import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -31,10 +33,10 @@ func prompt() error {
 	return nil
 }
 
-// spare is how many threads of this process may run at once: as many as sleep in
-// system calls that the scheduler is not told of (a sender or a reader of answers,
-// and a subscriber for each channel), and some.
-const spare = 32
+// Procs is what GOMAXPROCS has to be for Perform, besides one for each busy thread:
+// as many threads as sleep in system calls that the scheduler is not told of (a
+// sender or a reader of answers, and a subscriber for each channel), and some.
+func Procs() int { return runtime.NumCPU() + 32 }
 
 // sleepUntil returns at an instant, or before.
 func sleepUntil(at mono.Time) error {
@@ -46,4 +48,25 @@ func sleepUntil(at mono.Time) error {
 		return fmt.Errorf("sleep: %w", errno)
 	}
 	return nil
+}
+
+// Spin keeps so many goroutines busy until the result is called.
+func Spin(threads int) (stop func()) {
+	var stopped atomic.Bool
+	var all sync.WaitGroup
+	for range threads {
+		all.Go(func() {
+			x := uint64(1)
+			for !stopped.Load() {
+				for range 1000 {
+					x = x*6364136223846793005 + 1442695040888963407
+				}
+			}
+			runtime.KeepAlive(x)
+		})
+	}
+	return func() {
+		stopped.Store(true)
+		all.Wait()
+	}
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package load
 
 import (
 	"encoding/binary"
@@ -35,7 +35,7 @@ type subscriber struct {
 	// set once
 	c       net.Conn
 	raw     *socket // of c
-	d       dialect
+	d       Dialect
 	channel string
 	slow    time.Duration // that a message takes
 	from    mono.Time     // messages that were due before are not measured; set before receive
@@ -51,8 +51,8 @@ type subscriber struct {
 	err     error
 }
 
-func subscribe(b *process, s scenario, d dialect, channel string, slow time.Duration) (*subscriber, error) {
-	c, raw, err := dial(b, s, d)
+func subscribe(b *running, s Scenario, d Dialect, channel string, slow time.Duration) (*subscriber, error) {
+	c, raw, err := dial(b.at.TCP, s.TLS, d)
 	if err != nil {
 		return nil, fmt.Errorf("subscriber of %s: %w", channel, err)
 	}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package load
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// dialect is what a protocol says for publishing and subscribing. Its functions
+// Dialect is what a protocol says for publishing and subscribing. Its functions
 // keep no state between connections.
-type dialect struct {
+type Dialect struct {
 	// identify is what an NSQ subscriber says of itself, as members of an object.
 	identify string
 	// frame returns what publishes n messages of a size, and where their bodies
@@ -39,7 +39,7 @@ type dialect struct {
 }
 
 const (
-	topic  = "bench"
+	Topic  = "bench"
 	credit = 2500 // messages that a subscriber may hold at once
 )
 
@@ -53,19 +53,19 @@ func repeat(one []byte, body, n int) (frame []byte, bodies []int) {
 }
 
 // nsqDialect is NSQ's.
-func nsqDialect(identify string) dialect {
-	return dialect{
+func nsqDialect(identify string) Dialect {
+	return Dialect{
 		identify: identify,
 		frame: func(size, n int, batch bool) ([]byte, []int) {
 			if !batch {
-				one := wire.AppendPub(nil, topic, make([]byte, size))
+				one := wire.AppendPub(nil, Topic, make([]byte, size))
 				return repeat(one, len(one)-size, n)
 			}
 			all := make([][]byte, n)
 			for i := range all {
 				all[i] = make([]byte, size)
 			}
-			frame := wire.AppendMpub(nil, topic, all)
+			frame := wire.AppendMpub(nil, Topic, all)
 			bodies := make([]int, n)
 			for i := range bodies {
 				bodies[i] = len(frame) - (n-1-i)*(4+size) - size
@@ -104,7 +104,7 @@ func nsqDialect(identify string) dialect {
 					want++
 				}
 			}
-			if _, err := c.Write(wire.AppendSub(hello, topic, channel)); err != nil {
+			if _, err := c.Write(wire.AppendSub(hello, Topic, channel)); err != nil {
 				return err
 			}
 			for range want {
@@ -140,6 +140,14 @@ func nsqDialect(identify string) dialect {
 	}
 }
 
+// Raw is no protocol: bodies alone, which nobody answers.
+func Raw() Dialect {
+	return Dialect{
+		frame: func(size, n int, _ bool) ([]byte, []int) { return repeat(make([]byte, size), 0, n) },
+		hello: func(net.Conn, string) error { return nil },
+	}
+}
+
 func encrypted(c net.Conn) bool {
 	_, is := c.(*tls.Conn)
 	return is
@@ -166,20 +174,20 @@ func expectFrame(c io.Reader) error {
 }
 
 // natsDialect is that of NATS without streams: nothing is acknowledged.
-func natsDialect() dialect {
+func natsDialect() Dialect {
 	hello := func(c net.Conn, more string) error {
 		if _, err := io.WriteString(c, "CONNECT {\"verbose\":false,\"pedantic\":false}\r\n"+more+"PING\r\n"); err != nil {
 			return err
 		}
 		return readUntil(c, "PONG\r\n")
 	}
-	return dialect{
+	return Dialect{
 		frame: func(size, n int, _ bool) ([]byte, []int) {
-			head := fmt.Sprintf("PUB %s %d\r\n", topic, size)
+			head := fmt.Sprintf("PUB %s %d\r\n", Topic, size)
 			return repeat(append(append([]byte(head), make([]byte, size)...), "\r\n"...), len(head), n)
 		},
 		hello:     func(c net.Conn, _ string) error { return hello(c, "") },
-		subscribe: func(c net.Conn, _ string) error { return hello(c, "SUB "+topic+" 1\r\n") },
+		subscribe: func(c net.Conn, _ string) error { return hello(c, "SUB "+Topic+" 1\r\n") },
 		ready:     func(out []byte, _ string, _ int) []byte { return out },
 		deliveries: func(in, out []byte, _ string, deliver func([]byte)) (used int, reply []byte, err error) {
 			for {
@@ -238,7 +246,7 @@ func readUntil(c io.Reader, end string) error {
 }
 
 // redisDialect is that of Redis' streams: a consumer group for each channel.
-func redisDialect() dialect {
+func redisDialect() Dialect {
 	command := func(out []byte, words ...string) []byte {
 		out = fmt.Appendf(out, "*%d\r\n", len(words))
 		for _, w := range words {
@@ -247,11 +255,11 @@ func redisDialect() dialect {
 		return out
 	}
 	read := func(out []byte, channel string, n int) []byte {
-		return command(out, "XREADGROUP", "GROUP", channel, "c", "COUNT", strconv.Itoa(n), "BLOCK", "0", "STREAMS", topic, ">")
+		return command(out, "XREADGROUP", "GROUP", channel, "c", "COUNT", strconv.Itoa(n), "BLOCK", "0", "STREAMS", Topic, ">")
 	}
-	return dialect{
+	return Dialect{
 		frame: func(size, n int, _ bool) ([]byte, []int) {
-			one := command(nil, "XADD", topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
+			one := command(nil, "XADD", Topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
 			return repeat(one, len(one)-2-size, n)
 		},
 		hello: func(net.Conn, string) error { return nil },
@@ -269,7 +277,7 @@ func redisDialect() dialect {
 			}
 		},
 		subscribe: func(c net.Conn, channel string) error {
-			if _, err := c.Write(command(nil, "XGROUP", "CREATE", topic, channel, "$", "MKSTREAM")); err != nil {
+			if _, err := c.Write(command(nil, "XGROUP", "CREATE", Topic, channel, "$", "MKSTREAM")); err != nil {
 				return err
 			}
 			return readUntil(c, "+OK\r\n")
@@ -289,7 +297,7 @@ func redisDialect() dialect {
 					if len(v.list) != 1 || len(v.list[0].list) != 2 {
 						return used, out, errors.New("redis: XREADGROUP's answer has another shape")
 					}
-					ack := []string{"XACK", topic, channel}
+					ack := []string{"XACK", Topic, channel}
 					for _, entry := range v.list[0].list[1].list {
 						if len(entry.list) != 2 || len(entry.list[1].list) != 2 {
 							return used, out, errors.New("redis: an entry has another shape")
@@ -359,7 +367,7 @@ func parseRESPAt(in []byte, depth int) (v resp, n int, err error) {
 }
 
 // mqttDialect is MQTT 3.1.1 with quality of service 1.
-func mqttDialect() dialect {
+func mqttDialect() Dialect {
 	packet := func(kind byte, body []byte) []byte {
 		out := []byte{kind}
 		for n := len(body); ; n >>= 7 {
@@ -379,9 +387,9 @@ func mqttDialect() dialect {
 		}
 		return expectMQTT(c, 0x20)
 	}
-	return dialect{
+	return Dialect{
 		frame: func(size, n int, _ bool) ([]byte, []int) {
-			one := packet(0x32, append(append(text(topic), 0, 1), make([]byte, size)...))
+			one := packet(0x32, append(append(text(Topic), 0, 1), make([]byte, size)...))
 			return repeat(one, len(one)-size, n)
 		},
 		number: func(frame []byte, bodies []int, seq uint16) {
@@ -407,7 +415,7 @@ func mqttDialect() dialect {
 			if err := connect(c, channel); err != nil {
 				return err
 			}
-			if _, err := c.Write(packet(0x82, append(append([]byte{0, 1}, text(topic)...), 1))); err != nil {
+			if _, err := c.Write(packet(0x82, append(append([]byte{0, 1}, text(Topic)...), 1))); err != nil {
 				return err
 			}
 			return expectMQTT(c, 0x90)

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package load
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ import (
 // would wake for every answer that comes, on the processors that the broker needs.
 // Nor do its system calls tell the scheduler, which would take the processor of a
 // thread that sleeps and then look for work for it. There are enough of them (see
-// spare), and a call ends within the time it may take, or when the runtime signals
+// Procs), and a call ends within the time it may take, or when the runtime signals
 // that it wants the thread: a read with a timeout is not restarted after a signal.
 //
 // It is a net.Conn for what wants one; it keeps no deadlines.
@@ -33,10 +33,10 @@ type socket struct {
 
 var _ net.Conn = (*socket)(nil)
 
-// dial opens a connection to the broker, under TLS if the scenario says so, for a
+// dial opens a connection to a broker, under TLS if it is to be encrypted, for a
 // handshake: what takes longer than patience fails.
-func dial(b *process, s scenario, d dialect) (net.Conn, *socket, error) {
-	at, err := netip.ParseAddrPort(b.at.tcp)
+func dial(address string, encrypt bool, d Dialect) (net.Conn, *socket, error) {
+	at, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -56,7 +56,7 @@ func dial(b *process, s scenario, d dialect) (net.Conn, *socket, error) {
 	if err != nil {
 		return fail(fmt.Errorf("connect to %s: %w", at, err))
 	}
-	if !s.tls {
+	if !encrypt {
 		return c, c, nil
 	}
 	t, err := upgrade(c, d.identify)

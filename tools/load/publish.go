@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package load
 
 import (
 	"context"
@@ -18,13 +18,14 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// publishers are the connections that messages go in by.
-type publishers struct {
+// Publishers are the connections that messages go in by.
+type Publishers struct {
 	// set once
-	s     scenario
-	d     dialect
+	s     Scenario
+	d     Dialect
 	conns []*publisher
 
 	reader  sync.WaitGroup // of answers, in a flood
@@ -48,7 +49,8 @@ type publisher struct {
 	frame  []byte
 	bodies []int
 	seq    uint16
-	sent   int // messages
+	sent   int       // messages
+	after  mono.Time // when the last write had returned
 
 	// owned by whoever reads answers: the sender, or the reader in a flood, and
 	// settle when both have ended
@@ -73,7 +75,7 @@ const (
 	nap     = 50 * time.Microsecond
 )
 
-func (p *publishers) fail(err error) {
+func (p *Publishers) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err == nil {
@@ -81,30 +83,31 @@ func (p *publishers) fail(err error) {
 	}
 }
 
-func (p *publishers) failure() error {
+func (p *Publishers) failure() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.err
 }
 
-func connect(b *process, s scenario, d dialect) (*publishers, error) {
-	p := &publishers{s: s, d: d, late: newHistogram()}
-	for i := range s.conns {
-		c, raw, err := dial(b, s, d)
+// Connect opens a scenario's publishers.
+func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
+	p := &Publishers{s: s, d: d, late: newHistogram()}
+	for i := range s.Conns {
+		c, raw, err := dial(address, s.TLS, d)
 		if err == nil {
 			p.conns = append(p.conns, &publisher{c: c, raw: raw})
 			err = errors.Join(d.hello(c, fmt.Sprintf("p%d", i)), raw.dontWait())
 		}
 		if err != nil {
-			p.close()
+			p.Close()
 			return nil, fmt.Errorf("publisher %d: %w", i, err)
 		}
 	}
 	return p, nil
 }
 
-// close ends the connections and whoever reads them.
-func (p *publishers) close() {
+// Close ends the connections and whoever reads them.
+func (p *Publishers) Close() {
 	p.stopped.Store(true)
 	p.reader.Wait()
 	for _, one := range p.conns {
@@ -113,7 +116,7 @@ func (p *publishers) close() {
 }
 
 // collect reads the answers that are there, if the broker says any.
-func (p *publishers) collect(one *publisher, buf []byte) error {
+func (p *Publishers) collect(one *publisher, buf []byte) error {
 	if p.d.answers == nil {
 		return nil
 	}
@@ -129,7 +132,7 @@ func (p *publishers) collect(one *publisher, buf []byte) error {
 
 // settle reads the answers that are still owed, until all are there, or it takes
 // too long.
-func (p *publishers) settle(ctx context.Context, sent int) error {
+func (p *Publishers) settle(ctx context.Context, sent int) error {
 	buf := make([]byte, answerSize)
 	return until(ctx, clock.Mono().Add(patience), func() bool {
 		for _, one := range p.conns {
@@ -144,10 +147,10 @@ func (p *publishers) settle(ctx context.Context, sent int) error {
 }
 
 // count counts what the broker accepts by data.
-func (p *publishers) count(one *publisher, data []byte) error {
+func (p *Publishers) count(one *publisher, data []byte) error {
 	perFrame := 1
-	if p.s.batch {
-		perFrame = p.s.together
+	if p.s.Batch {
+		perFrame = p.s.Together
 	}
 	if len(one.rest) > 0 {
 		one.rest = append(one.rest, data...)
@@ -161,76 +164,94 @@ func (p *publishers) count(one *publisher, data []byte) error {
 }
 
 // prepare makes the frame that a connection sends, again and again.
-func (p *publishers) prepare(one *publisher) {
-	one.frame, one.bodies = p.d.frame(p.s.size, p.s.together, p.s.batch)
+func (p *Publishers) prepare(one *publisher) {
+	one.frame, one.bodies = p.d.frame(p.s.Size, p.s.Together, p.s.Batch)
 }
 
 // publish writes the messages that were due at an instant.
-func (p *publishers) publish(one *publisher, due mono.Time) error {
+func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
+	all := p.s.Size >= AllTimes
 	for _, at := range one.bodies {
-		binary.LittleEndian.PutUint64(one.frame[at:], uint64(due))
+		binary.LittleEndian.PutUint64(one.frame[at+TimeDue:], uint64(due))
+		if all {
+			binary.LittleEndian.PutUint64(one.frame[at+TimeBefore:], uint64(now))
+			binary.LittleEndian.PutUint64(one.frame[at+TimeAfter:], uint64(one.after))
+		}
 	}
 	if p.d.number != nil {
 		p.d.number(one.frame, one.bodies, one.seq)
 		one.seq++
 	}
 	_, err := one.c.Write(one.frame)
-	one.sent += p.s.together
+	one.after = clock.Mono()
+	one.sent += p.s.Together
 	return err
 }
 
-// send sends at the scenario's rate for a time: messages on random connections,
+// Send sends at the scenario's rate for a time: messages on random connections,
 // so that each connection's are at random times. It returns how many it sent.
 // The frames of connections are small and many: they share one, but where the
 // broker numbers them.
-func (p *publishers) send(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
+func (p *Publishers) Send(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	var sender sync.WaitGroup
 	sender.Go(func() { sent, err = p.sendNow(ctx, start, lasting, seed) })
 	sender.Wait()
 	return sent, err
 }
 
-func (p *publishers) sendNow(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
+func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	if err := prompt(); err != nil {
 		return 0, err
 	}
 	rng := rand.New(rand.NewPCG(seed, 0))
-	frame, bodies := p.d.frame(p.s.size, p.s.together, p.s.batch)
+	frame, bodies := p.d.frame(p.s.Size, p.s.Together, p.s.Batch)
 	buf := make([]byte, answerSize)
 	rest := time.Duration(0)
-	if p.s.rate/float64(p.s.together) > crowded {
+	if p.s.Rate/float64(p.s.Together) > crowded {
 		rest = nap
 	}
 	now, end, due := start, start.Add(lasting), start
+	var contract tokenbucket.Bucket
+	if p.s.Burst > 0 {
+		contract = tokenbucket.New(Contract(p.s.Rate, p.s.Burst), start)
+	}
 	for ctx.Err() == nil {
-		due = due.Add(time.Duration(rng.ExpFloat64() / p.s.rate * float64(p.s.together) * 1e9))
+		due = due.Add(time.Duration(rng.ExpFloat64() / p.s.Rate * float64(p.s.Together) * 1e9))
 		if !due.Before(end) {
 			return sent, p.failure()
 		}
-		for now.Before(due) {
-			if err := sleepUntil(max(due, now.Add(rest))); err != nil {
+		at := due
+		if p.s.Burst > 0 {
+			at = max(at, contract.Eligible(clock.Mono()))
+		}
+		for now.Before(at) {
+			if err := sleepUntil(max(at, now.Add(rest))); err != nil {
 				return sent, err
 			}
 			now = clock.Mono()
 		}
 		one := p.conns[rng.IntN(len(p.conns))]
 		one.frame, one.bodies = frame, bodies
-		if one.sent-one.answered >= unread*p.s.together {
+		if one.sent-one.answered >= unread*p.s.Together {
 			if err := p.collect(one, buf); err != nil {
 				return sent, err
 			}
 		}
-		record(p.late, clock.Mono().Sub(due))
-		if err := p.publish(one, due); err != nil {
+		before := clock.Mono()
+		record(p.late, before.Sub(due))
+		if p.s.Burst > 0 {
+			contract.Take(before)
+		}
+		if err := p.publish(one, due, before); err != nil {
 			return sent, errors.Join(err, p.failure())
 		}
-		sent += p.s.together
+		sent += p.s.Together
 	}
 	return sent, ctx.Err()
 }
 
 // flood sends as fast as it goes in, up to the scenario's limit or a time.
-func (p *publishers) flood(ctx context.Context, longest time.Duration) (sent int, err error) {
+func (p *Publishers) flood(ctx context.Context, longest time.Duration) (sent int, err error) {
 	var total atomic.Int64
 	var senders sync.WaitGroup
 	end := clock.Mono().Add(longest)
@@ -242,11 +263,11 @@ func (p *publishers) flood(ctx context.Context, longest time.Duration) (sent int
 				if !now.Before(end) {
 					return
 				}
-				if total.Add(int64(p.s.together)) > int64(p.s.limit) {
-					total.Add(-int64(p.s.together))
+				if total.Add(int64(p.s.Together)) > int64(p.s.Limit) {
+					total.Add(-int64(p.s.Together))
 					return
 				}
-				if err := p.publish(one, now); err != nil {
+				if err := p.publish(one, now, now); err != nil {
 					p.fail(err)
 					return
 				}

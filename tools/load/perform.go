@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package load
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// run is what one run of a scenario with a broker gave. What is not known is nil.
-type run struct {
+// Result is what one run of a scenario with a broker gave. What is not known is nil.
+type Result struct {
 	Scenario string `json:"scenario"`
 	Peer     string `json:"peer"`
 	Round    int    `json:"round"`
@@ -46,16 +46,19 @@ type run struct {
 	Collections *float64 `json:"gc_cycles,omitempty"`
 }
 
-// perform starts a broker, gives it the work, and stops it.
-func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, seed uint64) (r run, err error) {
+// Perform starts a broker, gives it the work, and stops it. What is sent at a rate
+// is measured for so long, after Warming.
+//
+// Requires: GOMAXPROCS is Procs and one for each busy thread.
+func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, seed uint64) (r Result, err error) {
 	b, err := p.start(ctx, s)
 	if err != nil {
 		return r, err
 	}
 	defer func() {
 		broken := err != nil
-		if err = errors.Join(err, b.stop()); broken && b.log.Len() > 0 {
-			err = fmt.Errorf("%w; it says: %.500s", err, b.log.Bytes())
+		if err = errors.Join(err, b.stop()); broken && b.Output() != "" {
+			err = fmt.Errorf("%w; it says: %.500s", err, b.Output())
 		}
 	}()
 
@@ -65,16 +68,16 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 			sub.close()
 		}
 	}()
-	for i := range s.channels {
-		sub, err := subscribe(b, s, p.dialect, fmt.Sprintf("c%d", i), 0)
+	for i := range s.Channels {
+		sub, err := subscribe(b, s, p.Dialect, fmt.Sprintf("c%d", i), 0)
 		if err != nil {
 			return r, err
 		}
 		subs = append(subs, sub)
 	}
 	measured := subs
-	if s.slow {
-		sub, err := subscribe(b, s, p.dialect, "slow", 10*time.Millisecond)
+	if s.Slow {
+		sub, err := subscribe(b, s, p.Dialect, "slow", 10*time.Millisecond)
 		if err != nil {
 			return r, err
 		}
@@ -84,17 +87,17 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	if err != nil {
 		return r, err
 	}
-	pubs, err := connect(b, s, p.dialect)
+	pubs, err := Connect(b.at.TCP, s, p.Dialect)
 	if err != nil {
 		return r, err
 	}
-	defer pubs.close()
+	defer pubs.Close()
 	time.Sleep(200 * time.Millisecond) // until the broker has seen them all
 	with, err := b.rss()
 	if err != nil {
 		return r, err
 	}
-	r.PerConn = float64(with-before) / float64(s.conns)
+	r.PerConn = float64(with-before) / float64(s.Conns)
 
 	asking, _, err := b.heap(ctx)
 	if err != nil {
@@ -108,18 +111,19 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	if err != nil {
 		return r, err
 	}
+	defer Spin(s.Busy)()
 	start := clock.Mono()
 	from := start
-	if s.rate > 0 {
-		from = start.Add(warming)
+	if s.Rate > 0 {
+		from = start.Add(Warming)
 	}
-	if !s.late {
+	if !s.Late {
 		for _, sub := range subs {
 			sub.start(from)
 		}
 	}
-	if s.rate > 0 {
-		r.Sent, err = pubs.send(ctx, start, warming+lasting, seed)
+	if s.Rate > 0 {
+		r.Sent, err = pubs.Send(ctx, start, Warming+lasting, seed)
 	} else {
 		r.Sent, err = pubs.flood(ctx, longest)
 	}
@@ -135,7 +139,7 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	}
 	r.InPerSecond = float64(r.Sent) / sent.Sub(start).Seconds()
 	asked := start
-	if s.late {
+	if s.Late {
 		asked = clock.Mono()
 		for _, sub := range subs {
 			sub.start(mono.Time(0))
@@ -182,14 +186,14 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 		last = max(last, mono.Time(sub.last.Load()))
 		all.Merge(sub.latency)
 	}
-	if r.Missing = r.Sent*s.channels - r.Delivered; r.Delivered == 0 {
+	if r.Missing = r.Sent*s.Channels - r.Delivered; r.Delivered == 0 {
 		return r, errors.New("nothing was delivered")
 	}
 	r.latencies(all)
-	if s.rate > 0 {
+	if s.Rate > 0 {
 		r.Late = float64(pubs.late.ValueAtQuantile(99)) / 1e6
 	}
-	r.OutPerSecond = float64(r.Delivered) / float64(s.channels) / last.Sub(asked).Seconds()
+	r.OutPerSecond = float64(r.Delivered) / float64(s.Channels) / last.Sub(asked).Seconds()
 	r.CPU = float64(spent.broker.Microseconds()) / float64(r.Sent)
 	r.Load = float64(spent.load.Microseconds()) / float64(r.Sent)
 	r.Others = spent.others()
@@ -203,7 +207,7 @@ func perform(ctx context.Context, p peer, s scenario, lasting time.Duration, see
 	return r, nil
 }
 
-func (r *run) latencies(h *hdr.Histogram) {
+func (r *Result) latencies(h *hdr.Histogram) {
 	ms := func(v int64) float64 { return float64(v) / 1e6 }
 	r.P50, r.P90, r.P99 = ms(h.ValueAtQuantile(50)), ms(h.ValueAtQuantile(90)), ms(h.ValueAtQuantile(99))
 	r.P999, r.Max = ms(h.ValueAtQuantile(99.9)), ms(h.Max())

@@ -1,0 +1,164 @@
+//go:build linux
+
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/local"
+)
+
+// Broker is a broker that can be measured. It does not change.
+type Broker struct {
+	Name, Path string
+	Dialect
+	Args func(at Place, s Scenario) ([]string, error)
+	NSQ  bool // it speaks NSQ's protocol
+	// Pprof says that it serves Go's own figures at Place.Web.
+	Pprof bool
+	// Listens, if it is not nil, is called once it does.
+	Listens func(ctx context.Context, at Place) error
+}
+
+// Place is where a broker runs.
+type Place struct {
+	Dir      string // its own, empty
+	TCP, Web string // host:port
+}
+
+func port(address string) string {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		panic(err) // we made it
+	}
+	return port
+}
+
+// NSQ is a broker that speaks NSQ's protocol and takes nsqd's flags, and some of its
+// own. A subscriber says identify of itself, as members of a JSON object.
+func NSQ(name, path, identify string, flags func(Scenario) []string) Broker {
+	return Broker{Name: name, Path: path, Dialect: nsqDialect(identify), NSQ: true, Pprof: true, Args: func(at Place, s Scenario) ([]string, error) {
+		memory := 10_000_000
+		if s.Memory > 0 {
+			memory = s.Memory
+		}
+		args := []string{
+			"--data-path=" + at.Dir, "--tcp-address=" + at.TCP, "--http-address=" + at.Web, "--https-address=127.0.0.1:0",
+			"--broadcast-address=127.0.0.1", "--log-level=error", fmt.Sprintf("--mem-queue-size=%d", memory),
+		}
+		if s.TLS {
+			args = append(args, "--tls-cert="+filepath.Join(at.Dir, certFile), "--tls-key="+filepath.Join(at.Dir, keyFile))
+		}
+		return append(args, flags(s)...), nil
+	}}
+}
+
+// Ours is SRTM's nsqd, with a contract that is twice what the work needs and the
+// best arrival stamps there are.
+func Ours(path string) Broker {
+	return NSQ("srtm", path, "", func(s Scenario) []string {
+		rate, burst := 2*s.Rate, max(1000, int(s.Rate)/5)
+		if rate == 0 {
+			rate, burst = 100_000_000, 1_000_000
+		}
+		args := []string{fmt.Sprintf("--topic-limit=%s:%g:%d", Topic, rate, burst)}
+		if s.Fsync {
+			args = append(args, "--durability=fsync")
+		}
+		return args
+	})
+}
+
+// Unbuffered is what a subscriber identifies with that wants its messages at once.
+const Unbuffered = `"output_buffer_size":-1,"output_buffer_timeout":-1`
+
+// AnotherNSQ is NSQ's own, or one that takes the same flags.
+func AnotherNSQ(name, path, identify string) Broker {
+	return NSQ(name, path, identify, func(s Scenario) []string {
+		if s.Fsync {
+			return []string{"--sync-every=1", "--mem-queue-size=0"}
+		}
+		return nil
+	})
+}
+
+// NATS is nats-server, without streams.
+func NATS(path string) Broker {
+	return Broker{Name: "nats", Path: path, Dialect: natsDialect(), Pprof: true, Args: func(at Place, _ Scenario) ([]string, error) {
+		return []string{"-a", "127.0.0.1", "-p", port(at.TCP), "--profile", port(at.Web)}, nil
+	}}
+}
+
+// Redis is redis-server with streams, in memory.
+func Redis(path string) Broker {
+	return Broker{Name: "redis", Path: path, Dialect: redisDialect(), Args: func(at Place, _ Scenario) ([]string, error) {
+		return []string{"--port", port(at.TCP), "--bind", "127.0.0.1", "--dir", at.Dir, "--save", "", "--appendonly", "no", "--maxclients", "12000", "--loglevel", "warning"}, nil
+	}}
+}
+
+// Mosquitto is mosquitto, without persistence.
+func Mosquitto(path string) Broker {
+	return Broker{Name: "mosquitto", Path: path, Dialect: mqttDialect(), Args: func(at Place, _ Scenario) ([]string, error) {
+		file := filepath.Join(at.Dir, "mosquitto.conf")
+		text := "listener " + port(at.TCP) + " 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\npersistence false\nlog_type none\nmax_queued_messages 0\nmax_inflight_messages " + strconv.Itoa(credit) + "\n"
+		return []string{"-c", file}, os.WriteFile(file, []byte(text), 0o600)
+	}}
+}
+
+// running is a broker that runs.
+type running struct {
+	*local.Process
+	at  Place
+	web bool
+}
+
+// start starts a broker in an empty folder for a scenario.
+func (b Broker) start(ctx context.Context, s Scenario) (_ *running, err error) {
+	dir, err := os.MkdirTemp("", "srtm-load-")
+	if err != nil {
+		return nil, err
+	}
+	r := &running{at: Place{Dir: dir}, web: b.Pprof}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.stop())
+		}
+	}()
+	if s.TLS {
+		if err := certify(dir); err != nil {
+			return nil, err
+		}
+	}
+	r.Process, err = local.OnFreePorts(2, func(at []string) (*local.Process, error) {
+		r.at.TCP, r.at.Web = at[0], at[1]
+		args, err := b.Args(r.at, s)
+		if err != nil {
+			return nil, err
+		}
+		listening := at[:1]
+		if r.web {
+			listening = at
+		}
+		return local.Start(b.Path, args, local.Options{Dir: dir, Ready: local.Accepts(listening...), Within: 5 * time.Second})
+	})
+	if err == nil && b.Listens != nil {
+		err = b.Listens(ctx, r.at)
+	}
+	return r, err
+}
+
+// stop ends the broker, by force if it does not hurry: its work is done, and brokers
+// have exit codes of their own for a signal.
+func (r *running) stop() error {
+	if r.Process != nil {
+		_ = r.Process.Stop()
+	}
+	return os.RemoveAll(r.at.Dir)
+}

@@ -1,0 +1,399 @@
+//go:build linux
+
+package load
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func dialects() map[string]Dialect {
+	return map[string]Dialect{"nsq": nsqDialect(""), "nats": natsDialect(), "redis": redisDialect(), "mqtt": mqttDialect()}
+}
+
+func TestFrames(t *testing.T) {
+	for name, want := range map[string]string{
+		"nsq":   "PUB bench\n\x00\x00\x00\x08........PUB bench\n\x00\x00\x00\x08........",
+		"nats":  "PUB bench 8\r\n........\r\nPUB bench 8\r\n........\r\n",
+		"redis": strings.Repeat("*8\r\n$4\r\nXADD\r\n$5\r\nbench\r\n$6\r\nMAXLEN\r\n$1\r\n~\r\n$7\r\n2000000\r\n$1\r\n*\r\n$1\r\nd\r\n$8\r\n........\r\n", 2),
+		"mqtt":  "\x32\x11\x00\x05bench\x00\x01........\x32\x11\x00\x05bench\x00\x02........",
+	} {
+		d := dialects()[name]
+		frame, bodies := d.frame(8, 2, false)
+		if d.number != nil {
+			d.number(frame, bodies, 0)
+		}
+		for _, at := range bodies {
+			copy(frame[at:], "........")
+		}
+		if string(frame) != want {
+			t.Errorf("%s:\n%q, want\n%q", name, frame, want)
+		}
+	}
+	frame, bodies := nsqDialect("").frame(8, 2, true)
+	for _, at := range bodies {
+		copy(frame[at:], "........")
+	}
+	if want := "MPUB bench\n\x00\x00\x00\x1c\x00\x00\x00\x02\x00\x00\x00\x08........\x00\x00\x00\x08........"; string(frame) != want {
+		t.Errorf("MPUB:\n%q, want\n%q", frame, want)
+	}
+	large, at := mqttDialect().frame(300, 1, false)
+	if len(large) != 3+7+2+300 || at[0] != 12 || large[1] != 0xb5 || large[2] != 0x02 {
+		t.Errorf("a long packet of MQTT begins %x", large[:12])
+	}
+}
+
+func TestPacketNumbersAreNeverZero(t *testing.T) {
+	d := mqttDialect()
+	frame, bodies := d.frame(8, 3, false)
+	for seq := range 1 << 16 {
+		d.number(frame, bodies, uint16(seq))
+		for _, at := range bodies {
+			if binary.BigEndian.Uint16(frame[at-2:]) == 0 {
+				t.Fatalf("frame %d has a packet without a number", seq)
+			}
+		}
+	}
+}
+
+var delivered = map[string]struct{ in, reply string }{
+	"nsq": {
+		string(wire.AppendMessage(wire.AppendResponse(wire.AppendMessage(nil, 1, 1, wire.MessageID{'i', 'd'}, []byte("first...")), "_heartbeat_"), 1, 1, wire.MessageID{'i', 'e'}, []byte("second.."))),
+		string(wire.AppendFin(wire.AppendNop(wire.AppendFin(nil, wire.MessageID{'i', 'd'})), wire.MessageID{'i', 'e'})),
+	},
+	"nats": {"MSG bench 1 8\r\nfirst...\r\nPING\r\nMSG bench 1 8\r\nsecond..\r\n", "PONG\r\n"},
+	"redis": {
+		"*1\r\n*2\r\n$5\r\nbench\r\n*2\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$1\r\nd\r\n$8\r\nfirst...\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nd\r\n$8\r\nsecond..\r\n:2\r\n",
+		"*5\r\n$4\r\nXACK\r\n$5\r\nbench\r\n$2\r\nc0\r\n$3\r\n1-0\r\n$3\r\n1-1\r\n*11\r\n$10\r\nXREADGROUP\r\n$5\r\nGROUP\r\n$2\r\nc0\r\n$1\r\nc\r\n$5\r\nCOUNT\r\n$3\r\n500\r\n$5\r\nBLOCK\r\n$1\r\n0\r\n$7\r\nSTREAMS\r\n$5\r\nbench\r\n$1\r\n>\r\n",
+	},
+	"mqtt": {"\x32\x11\x00\x05bench\x00\x07first...\xd0\x00\x32\x11\x00\x05bench\x01\x02second..", "\x40\x02\x00\x07\x40\x02\x01\x02"},
+}
+
+func TestDeliveriesInAnyPieces(t *testing.T) {
+	for name, c := range delivered {
+		d := dialects()[name]
+		for step := 1; step <= len(c.in); step++ {
+			var got, reply, rest []byte
+			for at := 0; at < len(c.in); at += step {
+				rest = append(rest, c.in[at:min(at+step, len(c.in))]...)
+				used, out, err := d.deliveries(rest, reply, "c0", func(body []byte) { got = append(got, body...) })
+				if err != nil {
+					t.Fatalf("%s, %d bytes at a time: %v", name, step, err)
+				}
+				rest, reply = rest[used:], out
+			}
+			if string(got) != "first...second.." || string(reply) != c.reply || len(rest) > 0 {
+				t.Fatalf("%s, %d bytes at a time: %q, reply %q, rest %q", name, step, got, reply, rest)
+			}
+		}
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	ok := string(wire.AppendResponse(nil, "OK"))
+	for _, c := range []struct {
+		name, in       string
+		perFrame       int
+		accepted, used int
+		refusal        string
+	}{
+		{"nsq", ok + ok + ok[:5], 200, 400, 2 * len(ok), ""},
+		{"nsq", string(wire.AppendResponse(nil, "_heartbeat_")), 1, 0, 19, ""},
+		{"nsq", string(wire.AppendError(nil, &wire.Error{Code: "E_BAD_TOPIC"})), 1, 0, 0, "E_BAD_TOPIC"},
+		{"redis", "$3\r\n1-0\r\n$3\r\n1-1\r\n$3\r\n1-", 1, 2, 18, ""},
+		{"redis", "-ERR no\r\n", 1, 0, 0, "ERR no"},
+		{"redis", "!x\r\n", 1, 0, 0, "!x"},
+		{"mqtt", "\x40\x02\x00\x01\x40\x02\x00\x02\x40\x02", 1, 2, 8, ""},
+		{"mqtt", "\x40\xff\xff\xff\xff\x01", 1, 0, 0, "length"},
+	} {
+		accepted, used, err := dialects()[c.name].answers([]byte(c.in), c.perFrame)
+		if c.refusal != "" {
+			if err == nil || !strings.Contains(err.Error(), c.refusal) {
+				t.Errorf("%s, %q: %v, want an error about %q", c.name, c.in, err, c.refusal)
+			}
+			continue
+		}
+		if accepted != c.accepted || used != c.used || err != nil {
+			t.Errorf("%s, %q: %d accepted, %d used, %v; want %d, %d", c.name, c.in, accepted, used, err, c.accepted, c.used)
+		}
+	}
+}
+
+func FuzzDialects(f *testing.F) {
+	for name, c := range delivered {
+		f.Add(name, []byte(c.in), 7)
+	}
+	f.Add("redis", []byte("*-1\r\n$-1\r\n*0\r\n"), 3)
+	f.Add("nats", []byte("MSG bench 1 -5\r\n"), 3)
+	f.Add("mqtt", []byte("\x30\x80\x80\x80\x80\x01"), 3)
+	f.Fuzz(func(t *testing.T, name string, in []byte, cut int) {
+		d, known := dialects()[name]
+		if !known {
+			t.Skip("no such protocol")
+		}
+		take := func(in []byte) (bodies []string, used int, failed bool) {
+			used, _, err := d.deliveries(in, nil, "c0", func(b []byte) { bodies = append(bodies, string(b)) })
+			if used < 0 || used > len(in) {
+				t.Fatalf("%s: took %d of %d bytes", name, used, len(in))
+			}
+			return bodies, used, err != nil
+		}
+		whole, used, failed := take(in)
+		if d.answers != nil {
+			if n, used, _ := d.answers(in, 1); n < 0 || used < 0 || used > len(in) {
+				t.Fatalf("%s: %d answers, took %d of %d bytes", name, n, used, len(in))
+			}
+		}
+		if failed {
+			return
+		}
+		cut = min(max(cut, 0), len(in))
+		first, n, _ := take(in[:cut])
+		second, m, _ := take(in[n:])
+		if got := slices.Concat(first, second); !slices.Equal(got, whole) || n+m != used {
+			t.Fatalf("%s: cut at %d, %q and %d bytes; whole, %q and %d bytes", name, cut, got, n+m, whole, used)
+		}
+	})
+}
+
+func TestHandshakesReadNoFurther(t *testing.T) {
+	for name, c := range map[string]struct {
+		d          Dialect
+		says, left string
+	}{
+		"nsq":   {nsqDialect(Unbuffered), strings.Repeat(string(wire.AppendResponse(nil, "OK")), 2), "next"},
+		"nats":  {natsDialect(), "INFO {}\r\nPONG\r\n", "MSG"},
+		"redis": {redisDialect(), "+OK\r\n", "*1"},
+		"mqtt":  {mqttDialect(), "\x20\x02\x00\x00\x90\x03\x00\x01\x01", "\x32"},
+	} {
+		client, server := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, server) }()
+		go func() { _, _ = io.WriteString(server, c.says+c.left) }()
+		if err := c.d.subscribe(client, "c0"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		left := make([]byte, len(c.left))
+		if _, err := io.ReadFull(client, left); err != nil || string(left) != c.left {
+			t.Errorf("%s: %q is left, %v", name, left, err)
+		}
+		client.Close()
+		server.Close()
+	}
+	for name, says := range map[string]string{
+		"nsq":  string(wire.AppendError(nil, &wire.Error{Code: "E_INVALID"})),
+		"nats": "-ERR 'no'\r\nPONG\r\n", "mqtt": "\x20\x02\x00\x05",
+	} {
+		client, server := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, server) }()
+		go func() { _, _ = io.WriteString(server, says) }()
+		if err := dialects()[name].subscribe(client, "c0"); err == nil {
+			t.Errorf("%s: a refusal is no error", name)
+		}
+		client.Close()
+		server.Close()
+	}
+}
+
+func TestWhatTheSystemSays(t *testing.T) {
+	if d, err := parseStat([]byte("7 (a) b) S 1 7 7 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 1 0 100")); err != nil || d != 2*time.Second {
+		t.Errorf("stat: %v, %v", d, err)
+	}
+	if _, err := parseStat([]byte("7 (a) S 1")); err == nil {
+		t.Error("a short stat is no error")
+	}
+	if n, err := parseRSS([]byte("Name:\tx\nVmRSS:\t    1234 kB\nThreads:\t1\n")); err != nil || n != 1234<<10 {
+		t.Errorf("status: %d, %v", n, err)
+	}
+	if _, err := parseRSS([]byte("Name:\tx\n")); err == nil {
+		t.Error("a status without VmRSS is no error")
+	}
+	busy, all, err := parseSystemStat([]byte("cpu  100 20 30 400 50 6 7 8 90 1\ncpu0 1 1 1 1 1 1 1 1 1 1\n"))
+	if busy != 1710*time.Millisecond || all != 6210*time.Millisecond || err != nil {
+		t.Errorf("stat of the machine: %v of %v, %v", busy, all, err)
+	}
+	for _, text := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6 7 8 9 10", "cpu 1 2 3 x 5 6 7 8"} {
+		if _, _, err := parseSystemStat([]byte(text)); err == nil {
+			t.Errorf("%q is no error", text)
+		}
+	}
+	if u := (usage{broker: 3, load: 2, busy: 10, all: 20}); u.others() != 25 || u.since(u).others() != 0 {
+		t.Errorf("others: %v, %v", u.others(), u.since(u).others())
+	}
+	h, ok, err := parseHeap(strings.NewReader("heap profile: 1: 2\n# runtime.MemStats\n# Mallocs = 42\n# Frees = 1\n# NumGC = 3\n"))
+	if h != (heap{42, 3}) || !ok || err != nil {
+		t.Errorf("heap: %+v, %v, %v", h, ok, err)
+	}
+	if _, ok, err := parseHeap(strings.NewReader("# Mallocs = 42\n")); ok || err != nil {
+		t.Errorf("half a heap: %v, %v", ok, err)
+	}
+}
+
+func pair(t *testing.T) (near, far *socket) {
+	t.Helper()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far = &socket{fd: ends[0], patient: true}, &socket{fd: ends[1], patient: true}
+	if err := errors.Join(near.timeout(patience), far.timeout(patience)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = near.Close() })
+	return near, far
+}
+
+func TestSockets(t *testing.T) {
+	c, far := pair(t)
+	buf := make([]byte, 10)
+	for name, ready := range map[string]func() error{"wait": c.wait, "dontWait": c.dontWait} {
+		if err := ready(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Read(buf); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %d bytes, %v of nothing", name, n, err)
+		}
+		if _, err := far.Write([]byte("abc")); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Read(buf); string(buf[:n]) != "abc" || err != nil {
+			t.Errorf("%s: %q, %v", name, buf[:n], err)
+		}
+	}
+	// More than the other side takes at once is written all the same.
+	want := bytes.Repeat([]byte("0123456789"), 1<<17)
+	got := make(chan []byte)
+	go func() {
+		all, err := io.ReadAll(far)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- all
+	}()
+	if n, err := c.Write(want); n != len(want) || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	if err := unix.Shutdown(c.fd, unix.SHUT_WR); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(<-got, want) {
+		t.Error("what arrives is not what was sent")
+	}
+	if err := far.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(buf); err != io.EOF {
+		t.Errorf("at the end: %v", err)
+	}
+	if _, err := c.Write(buf); !errors.Is(err, unix.EPIPE) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+func TestAnswersAreReadLate(t *testing.T) {
+	c, far := pair(t)
+	if err := c.dontWait(); err != nil {
+		t.Fatal(err)
+	}
+	one := &publisher{c: c, raw: c}
+	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: newHistogram()}
+	done := make(chan int)
+	go func() {
+		defer close(done)
+		// Every message is answered, the first byte of an answer with the one before.
+		in, ok := make([]byte, len(wire.AppendPub(nil, Topic, make([]byte, TimeSize)))), wire.AppendResponse(nil, "OK")
+		said := 0
+		for n := 0; ; n++ {
+			if _, err := io.ReadFull(far, in); err != nil {
+				if _, err := far.Write(ok[said:]); n > 0 && err != nil {
+					t.Error(err)
+				}
+				done <- n
+				return
+			}
+			if n > 0 {
+				if _, err := far.Write(append(slices.Clone(ok[said:]), ok[0])); err != nil {
+					t.Error(err)
+				}
+				said = 1
+			}
+		}
+	}()
+	sent, err := p.Send(t.Context(), clock.Mono(), 50*time.Millisecond, testkit.Seed(t))
+	if err != nil || sent < 100 {
+		t.Fatalf("%d sent, %v", sent, err)
+	}
+	if err := unix.Shutdown(c.fd, unix.SHUT_WR); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-done; n != sent {
+		t.Errorf("%d arrived of %d", n, sent)
+	}
+	if err := p.settle(t.Context(), sent); err != nil || int(p.accepted.Load()) != sent || one.answered != sent {
+		t.Errorf("%d of %d were accepted, %v", p.accepted.Load(), sent, err)
+	}
+	if err := far.Close(); err != nil {
+		t.Fatal(err)
+	}
+	one.sent++
+	if err := p.settle(t.Context(), sent+1); !errors.Is(err, io.EOF) {
+		t.Errorf("an answer that never comes: %v", err)
+	}
+}
+
+func TestABrokerIsMeasured(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nsqd")
+	if err := local.Build(t.Context(), "github.com/srtm-io/srtm/nsqd", path, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []Scenario{
+		{Name: "rate", Conns: 20, Rate: 2000, Size: 100, Channels: 2, Together: 2, Slow: true},
+		{Name: "flood", Conns: 2, Size: 100, Channels: 1, Together: 10, Batch: true, Limit: 5000},
+		{Name: "late", Conns: 2, Size: 100, Channels: 1, Together: 10, Batch: true, Limit: 5000, Late: true, Memory: 100},
+		{Name: "tls", Conns: 3, Rate: 500, Size: 300, Channels: 1, Together: 1, TLS: true},
+		{Name: "fsync", Conns: 3, Rate: 100, Size: 2000, Channels: 1, Together: 1, Fsync: true},
+	} {
+		r, err := Perform(t.Context(), Ours(path), s, 300*time.Millisecond, testkit.Seed(t))
+		if err != nil {
+			t.Errorf("%s: %v", s.Name, err)
+			continue
+		}
+		if r.Sent == 0 || r.Accepted != r.Sent || r.Delivered != r.Sent*s.Channels || r.Missing != 0 || r.RSS <= 0 || r.InPerSecond <= 0 || r.OutPerSecond <= 0 {
+			t.Errorf("%s: %+v", s.Name, r)
+		}
+		if r.P50 > r.P99 || r.P99 > r.Max || r.Max <= 0 || r.Mallocs == nil || r.Collections == nil {
+			t.Errorf("%s: %+v", s.Name, r)
+		}
+		if _, err := json.Marshal(r); err != nil {
+			t.Errorf("%s: %v", s.Name, err)
+		}
+	}
+}
+
+func TestABrokerThatFails(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "broker")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\necho I will not\nexit 3\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Perform(t.Context(), Ours(path), Scenario{Conns: 1, Rate: 10, Together: 1, Size: TimeSize, Channels: 1}, time.Second, 1); err == nil || !strings.Contains(err.Error(), "I will not") {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
