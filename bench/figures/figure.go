@@ -1,5 +1,7 @@
 package main
 
+import "strconv"
+
 // figure is one or several panels that are made together.
 type figure struct {
 	name, title string
@@ -51,6 +53,15 @@ type panel struct {
 	rows   [][]string
 }
 
+// latencies is a panel of delivery latencies beside the SLO; lead are the columns of
+// its file before an outcome's.
+func latencies(id, title, xLabel string, lead ...string) panel {
+	return panel{
+		id: id, title: title, xLabel: xLabel, yLabel: "p99 of delivery latency, ms", logY: true, limit: sloMs,
+		header: append(lead, columns...),
+	}
+}
+
 // series is one curve. err and labels may be nil.
 type series struct {
 	name   string
@@ -63,7 +74,88 @@ func (s *series) add(x, y, err float64, label string) {
 	s.x, s.y, s.err, s.labels = append(s.x, x), append(s.y, y), append(s.err, err), append(s.labels, label)
 }
 
+// curve is what is simulated at an x; the outcomes there of the curves before it are
+// known to it.
+type curve func(x float64, before []*outcome) (*outcome, error)
+
+// points simulates curves at every x, and returns outcomes by x and curve.
+func (w *workshop) points(xs []float64, curves ...curve) ([][]*outcome, error) {
+	got := make([][]*outcome, len(xs))
+	return got, w.each(len(xs), func(i int) error {
+		for _, c := range curves {
+			o, err := c(xs[i], got[i])
+			if err != nil {
+				return err
+			}
+			got[i] = append(got[i], o)
+		}
+		return nil
+	})
+}
+
+// line is a series of a panel, made of the outcomes of a curve.
+type line struct {
+	name string
+	of   int // the curve
+	y    func(*outcome) spread
+	// label: k stands at each point.
+	label bool
+	// lead are the cells of a row in the file before the outcome's; nil: there is
+	// no row.
+	lead func(x float64, o *outcome) []string
+}
+
+func p99Of(o *outcome) spread { return o.p99 }
+
+// named is a row that begins with x and the name of a policy.
+func named(policy string) func(float64, *outcome) []string {
+	return func(x float64, _ *outcome) []string { return []string{number(x), policy} }
+}
+
+// fill draws lines; x is shown in the unit given.
+func (p panel) fill(xs []float64, unit float64, got [][]*outcome, lines ...line) panel {
+	p.series = make([]series, len(lines))
+	for j, l := range lines {
+		p.series[j].name = l.name
+	}
+	for i, x := range xs {
+		for j, l := range lines {
+			o := got[i][l.of]
+			if l.lead != nil {
+				p.rows = append(p.rows, append(l.lead(x, o), o.cells()...))
+			}
+			if o.infeasible != "" {
+				continue
+			}
+			label := ""
+			if l.label {
+				label = strconv.Itoa(o.k)
+			}
+			y := l.y(o)
+			p.series[j].add(x/unit, y.mean, y.sd, label)
+		}
+	}
+	return p
+}
+
 // row compares one figure of the paper with ours. Empty: there is none.
 type row struct {
 	Figure, Quantity, Paper, Simulated, Live, Note string
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// count is how many of the outcomes of a curve are so.
+func count(got [][]*outcome, of int, so func(*outcome) bool) (n int) {
+	for _, at := range got {
+		if so(at[of]) {
+			n++
+		}
+	}
+	return n
 }

@@ -9,16 +9,14 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
-	"syscall"
+	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -73,12 +71,19 @@ func (w *workshop) binary(name string) (string, error) {
 	return path, nil
 }
 
-// command is a program that ends with ctx, by SIGTERM first.
-func command(ctx context.Context, path string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second
-	return cmd
+// program runs one of ours to its end, and returns what it printed: with an error, too.
+func program(ctx context.Context, path string, args ...string) ([]byte, error) {
+	var out bytes.Buffer
+	p, err := local.Start(path, args, local.Options{Stdout: &out, Within: 10 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-p.Done():
+		return out.Bytes(), p.Failure()
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), p.Stop())
+	}
 }
 
 // A run in which the emulator itself was later than maxLateUs at p99 says more of
@@ -119,23 +124,15 @@ func (w *workshop) up(o load.Options, all int, mcap, b int64) (*up.Report, error
 	}
 	ctx, cancel := context.WithTimeout(w, liveLimit)
 	defer cancel()
-	cmd := command(ctx, path, append([]string{
+	out, err := program(ctx, path, append([]string{
 		"up", "--output=json", "--calibration=0s", "--slo=" + time.Duration(sloMs*float64(time.Millisecond)).String(), "--brokers=" + strconv.Itoa(all), "--duration=" + (2 * livePhase).String(),
 		"--mcap=" + strconv.FormatInt(mcap, 10), "--burst=" + strconv.FormatInt(b, 10),
 	}, o.Args()...)...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err = cmd.Run()
 	var r up.Report
-	if json.Unmarshal(out.Bytes(), &r) != nil || len(r.Phases) != 2 || r.Phases[0].Broker == nil || r.Phases[1].Broker == nil {
-		return nil, fmt.Errorf("srtm up: %w: %s", cmp.Or(err, errors.New("no report of two phases")), lastLine(errs.String()))
+	if json.Unmarshal(out, &r) != nil || len(r.Phases) != 2 || r.Phases[0].Broker == nil || r.Phases[1].Broker == nil {
+		return nil, fmt.Errorf("srtm up: %w", cmp.Or(err, errors.New("no report of two phases")))
 	}
 	return &r, nil
-}
-
-func lastLine(s string) string {
-	lines := strings.Split(strings.TrimSpace(s), "\n")
-	return lines[len(lines)-1]
 }
 
 // measured is a phase in ms, of the broker's figures.
@@ -158,10 +155,7 @@ func measure(p *up.Phase) measured {
 var liveColumns = []string{"k", "p50_ms", "p99_ms", "access_p99_ms", "processing_p99_ms", "late_fraction", "sent_late_p99_ms", "simulated_p99_ms", "simulated_access_p99_ms"}
 
 func (m measured) cells(sim *outcome) []string {
-	return []string{
-		strconv.Itoa(m.k), number(m.p50), number(m.p99), number(m.access), number(m.processing), number(m.late), number(m.sentLate),
-		number(sim.p99.mean), number(sim.access.mean),
-	}
+	return append([]string{strconv.Itoa(m.k)}, numbers(m.p50, m.p99, m.access, m.processing, m.late, m.sentLate, sim.p99.mean, sim.access.mean)...)
 }
 
 // same simulates what was measured: the same schedule, to the nanosecond, under
@@ -208,8 +202,7 @@ func (w *workshop) same(o load.Options, r *up.Report, policy string, k int) (*ou
 			return nil, err
 		}
 		cluster.Advance(mono.Time(10 * livePhase)) // what waits for tokens at the end, too
-		ms := func(l *obs.Latency, q float64) float64 { return float64(l.Quantile(q)) / 1e6 }
-		p50, p99, access = append(p50, ms(delivery, 0.5)), append(p99, ms(delivery, 0.99)), append(access, ms(waits, 0.99))
+		p50, p99, access = append(p50, millis(delivery.Quantile(0.5))), append(p99, millis(delivery.Quantile(0.99))), append(access, millis(waits.Quantile(0.99)))
 	}
 	return &outcome{k: k, runs: w.runs, p50: spreadOf(p50), p99: spreadOf(p99), access: spreadOf(access)}, nil
 }
@@ -219,44 +212,58 @@ func mcapFor(rate tokenbucket.Rate, k int) int64 {
 	return int64(math.Ceil(rate.PerSecond() / (float64(k) - 0.5)))
 }
 
+// side is one phase of a run, and a simulation of it.
+type side struct {
+	live measured
+	sim  *outcome
+}
+
+func (s side) cells(lead ...string) []string { return append(lead, s.live.cells(s.sim)...) }
+
+// both is a run of a topic over the brokers that SRTM takes by mcap, and then over
+// all, beside simulations with the policies given.
+func (w *workshop) both(o load.Options, all int, mcap, b int64, few, spread string) (chosen, blind side, r *up.Report, err error) {
+	if r, err = w.cluster(o, all, mcap, b); err != nil {
+		return chosen, blind, nil, err
+	}
+	chosen.live, blind.live = measure(&r.Phases[0]), measure(&r.Phases[1])
+	if chosen.sim, err = w.same(o, r, few, min(chosen.live.k, all)); err != nil {
+		return chosen, blind, nil, err
+	}
+	blind.sim, err = w.same(o, r, spread, all)
+	return chosen, blind, r, err
+}
+
+// pair are two figures in a cell.
+func pair(a, b float64) string { return ms(a) + ", " + ms(b) }
+
 // livePenalty is figure 6(a): the topic split over k brokers.
 func livePenalty(w *workshop) (*work, error) {
-	s := w.fleet(schedule.Poisson, 1, 0)
-	rate, b, err := burst(s.Spec.Stream(), 0.99)
+	o := w.fleet(schedule.Poisson, 1, 0)
+	rate, b, err := burst(o.Spec.Stream(), 0.99)
 	if err != nil {
 		return nil, err
 	}
-	p := panel{
-		id: "live6a", title: "Figure 6(a) live, 1/10 of the publishers", xLabel: "brokers", yLabel: "p99, ms", logY: true, limit: sloMs,
-		header: liveColumns,
-	}
-	curves := []series{{name: "delivery, live"}, {name: "delivery, simulated"}, {name: "access, live"}, {name: "access, simulated"}}
-	var first, last measured
-	var lastSim *outcome
+	p := latencies("live6a", "Figure 6(a) live, 1/10 of the publishers", "brokers")
+	p.yLabel, p.header = "p99, ms", liveColumns
+	p.series = []series{{name: "delivery, live"}, {name: "delivery, simulated"}, {name: "access, live"}, {name: "access, simulated"}}
+	var first, last side
 	for k := 1; k <= brokers; k++ {
-		w.stage("brokers", k, brokers)
-		r, err := w.cluster(s, k, mcapFor(rate, 1), b)
-		if err != nil {
+		w.progress("brokers", k, brokers)
+		if _, last, _, err = w.both(o, k, mcapFor(rate, 1), b, placement.SRTM, placement.MaxMin); err != nil {
 			return nil, err
 		}
-		m := measure(&r.Phases[1])
-		sim, err := w.same(s, r, placement.MaxMin, k)
-		if err != nil {
-			return nil, err
-		}
-		p.rows = append(p.rows, m.cells(sim))
-		for i, y := range []float64{m.p99, sim.p99.mean, m.access, sim.access.mean} {
-			curves[i].add(float64(k), y, 0, "")
+		p.rows = append(p.rows, last.cells())
+		for i, y := range []float64{last.live.p99, last.sim.p99.mean, last.live.access, last.sim.access.mean} {
+			p.series[i].add(float64(k), y, 0, "")
 		}
 		if k == 1 {
-			first = m
+			first = last
 		}
-		last, lastSim = m, sim
 	}
-	p.series = curves
 	return &work{panels: []panel{p}, rows: []row{{
-		Figure: "6(a)" + liveFigure, Quantity: "p99 of 100 publishers over k = 6 brokers", Simulated: ms(lastSim.p99.mean), Live: ms(last.p99),
-		Note: fmt.Sprintf("access delays are ten times as long as at full size; k = 1 live: %s", ms(first.p99)),
+		Figure: "6(a)" + liveFigure, Quantity: "p99 of 100 publishers over k = 6 brokers", Simulated: ms(last.sim.p99.mean), Live: ms(last.live.p99),
+		Note: fmt.Sprintf("access delays are ten times as long as at full size; k = 1 live: %s", ms(first.live.p99)),
 	}}}, nil
 }
 
@@ -265,31 +272,21 @@ func liveConcentration(w *workshop) (*work, error) {
 	made := &work{}
 	p := panel{id: "live7", header: append([]string{"panel", "process", "batch", "policy"}, liveColumns...)}
 	for i, pr := range profiles {
-		w.stage("profiles", i+1, len(profiles))
-		s := w.fleet(pr.process, pr.batch, 0)
-		rate, b, err := burst(s.Spec.Stream(), 0.99)
+		w.progress("profiles", i+1, len(profiles))
+		o := w.fleet(pr.process, pr.batch, 0)
+		rate, b, err := burst(o.Spec.Stream(), 0.99)
 		if err != nil {
 			return nil, err
 		}
-		r, err := w.cluster(s, brokers, mcapFor(rate, 1), max(b, brokers))
+		conc, lb, _, err := w.both(o, brokers, mcapFor(rate, 1), max(b, brokers), placement.Conc, placement.LoadBalance)
 		if err != nil {
 			return nil, err
 		}
-		conc, lb := measure(&r.Phases[0]), measure(&r.Phases[1])
-		simConc, err := w.same(s, r, placement.Conc, 1)
-		if err != nil {
-			return nil, err
-		}
-		simLB, err := w.same(s, r, placement.LoadBalance, brokers)
-		if err != nil {
-			return nil, err
-		}
-		lead := []string{pr.panel, string(pr.process), strconv.Itoa(pr.batch)}
-		p.rows = append(p.rows, append(append([]string(nil), append(lead, "conc")...), conc.cells(simConc)...),
-			append(append([]string(nil), append(lead, "loadbalance")...), lb.cells(simLB)...))
+		batch := strconv.Itoa(pr.batch)
+		p.rows = append(p.rows, conc.cells(pr.panel, string(pr.process), batch, "conc"), lb.cells(pr.panel, string(pr.process), batch, "loadbalance"))
 		made.rows = append(made.rows, row{
 			Figure: fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), Quantity: fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch),
-			Simulated: ms(simConc.p99.mean) + ", " + ms(simLB.p99.mean), Live: ms(conc.p99) + ", " + ms(lb.p99),
+			Simulated: pair(conc.sim.p99.mean, lb.sim.p99.mean), Live: pair(conc.live.p99, lb.live.p99),
 		})
 	}
 	made.panels = []panel{p}
@@ -299,52 +296,36 @@ func liveConcentration(w *workshop) (*work, error) {
 // liveCorrelation is figure 10(b): groups that fire as one, over the same brokers
 // with SRTM's placement and blindly.
 func liveCorrelation(w *workshop) (*work, error) {
-	p := panel{
-		id: "live10b", title: "Figure 10(b) live, 1/10 of the publishers", xLabel: "publishers in a group", yLabel: "p99 of delivery latency, ms", logY: true, limit: sloMs,
-		header: append([]string{"group_size", "policy"}, liveColumns...),
-	}
-	curves := []series{{name: "SRTM, live"}, {name: "SRTM, simulated"}, {name: "blind, live"}, {name: "blind, simulated"}}
-	made := &work{}
+	p := latencies("live10b", "Figure 10(b) live, 1/10 of the publishers", "publishers in a group")
+	p.header = append([]string{"group_size", "policy"}, liveColumns...)
+	p.series = []series{{name: "SRTM, live"}, {name: "SRTM, simulated"}, {name: "blind, live"}, {name: "blind, simulated"}}
+	var last row
 	for i, g := range groupSizes {
-		w.stage("group sizes", i+1, len(groupSizes))
-		s := w.fleet(schedule.Periodic, 10, g)
-		rate, b, err := burst(s.Spec.Stream(), marginQuantile)
+		w.progress("group sizes", i+1, len(groupSizes))
+		o := w.fleet(schedule.Periodic, 10, int(g))
+		rate, b, err := burst(o.Spec.Stream(), marginQuantile)
 		if err != nil {
 			return nil, err
 		}
-		k := paperK[g]
-		r, err := w.cluster(s, k, mcapFor(rate, k), b)
+		k := table1[g].k
+		srtm, blind, _, err := w.both(o, k, mcapFor(rate, k), b, placement.SRTM, placement.MaxMin)
 		if err != nil {
 			return nil, err
 		}
-		srtm, blind := measure(&r.Phases[0]), measure(&r.Phases[1])
-		simSRTM, err := w.same(s, r, placement.SRTM, k)
-		if err != nil {
-			return nil, err
+		p.rows = append(p.rows, srtm.cells(number(g), "srtm"), blind.cells(number(g), "blind"))
+		for j, y := range []float64{srtm.live.p99, srtm.sim.p99.mean, blind.live.p99, blind.sim.p99.mean} {
+			p.series[j].add(g, y, 0, strconv.Itoa(k))
 		}
-		simBlind, err := w.same(s, r, placement.MaxMin, k)
-		if err != nil {
-			return nil, err
-		}
-		group := strconv.Itoa(g)
-		p.rows = append(p.rows, append([]string{group, "srtm"}, srtm.cells(simSRTM)...), append([]string{group, "blind"}, blind.cells(simBlind)...))
-		for j, y := range []float64{srtm.p99, simSRTM.p99.mean, blind.p99, simBlind.p99.mean} {
-			curves[j].add(float64(g), y, 0, strconv.Itoa(k))
-		}
-		if g == 30 {
-			made.rows = []row{{
-				Figure: "10(b)" + liveFigure, Quantity: "p99 at group size 30 over 6 brokers: SRTM, blind",
-				Simulated: ms(simSRTM.p99.mean) + ", " + ms(simBlind.p99.mean), Live: ms(srtm.p99) + ", " + ms(blind.p99),
-				Note: fmt.Sprintf("access delay alone, live: %s, %s", ms(srtm.access), ms(blind.access)),
-			}}
+		last = row{
+			Figure: "10(b)" + liveFigure, Quantity: fmt.Sprintf("p99 at group size %.0f over %d brokers: SRTM, blind", g, k),
+			Simulated: pair(srtm.sim.p99.mean, blind.sim.p99.mean), Live: pair(srtm.live.p99, blind.live.p99),
+			Note: "access delay alone, live: " + pair(srtm.live.access, blind.live.access),
 		}
 	}
-	for j := range curves[1:] {
-		curves[j+1].labels = nil // all are SRTM's
+	for j := range p.series[1:] {
+		p.series[j+1].labels = nil // all are SRTM's
 	}
-	p.series = curves
-	made.panels = []panel{p}
-	return made, nil
+	return &work{panels: []panel{p}, rows: []row{last}}, nil
 }
 
 // liveTraces replays recorded traffic, a tenth of what is simulated, with SRTM's
@@ -353,12 +334,13 @@ func liveTraces(w *workshop) (*work, error) {
 	made := &work{}
 	p := panel{id: "livetraces", header: append([]string{"trace", "policy"}, liveColumns...)}
 	for i, t := range recorded {
-		w.stage("recordings", i+1, len(recorded))
-		o := load.Default()
-		o.Trace, o.Spec.Seed = filepath.Join(w.traces, t.file), w.seed
-		if _, err := os.Stat(o.Trace); err != nil {
-			return nil, impossible{"the recorded traffic is not there: " + t.file}
+		w.progress("recordings", i+1, len(recorded))
+		file, err := w.path(t)
+		if err != nil {
+			return nil, err
 		}
+		o := load.Default()
+		o.Trace, o.Spec.Seed = file, w.seed
 		o.Replay.Compress, o.Replay.Copies = t.compress, max(1, t.copies/10)
 		o.Replay.From = time.Duration(t.from * float64(time.Second))
 		o.Replay.To = o.Replay.From + time.Duration(t.compress*float64(livePhase+2*time.Second))
@@ -371,23 +353,14 @@ func liveTraces(w *workshop) (*work, error) {
 			return nil, err
 		}
 		b = max(brokers, (5*b+3)/4) // the next recording differs: a quarter more
-		r, err := w.cluster(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), b)
+		srtm, blind, r, err := w.both(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), b, placement.SRTM, placement.MaxMin)
 		if err != nil {
 			return nil, err
 		}
-		srtm, blind := measure(&r.Phases[0]), measure(&r.Phases[1])
-		simSRTM, err := w.same(o, r, placement.SRTM, srtm.k)
-		if err != nil {
-			return nil, err
-		}
-		simBlind, err := w.same(o, r, placement.MaxMin, blind.k)
-		if err != nil {
-			return nil, err
-		}
-		p.rows = append(p.rows, append([]string{t.id, "srtm"}, srtm.cells(simSRTM)...), append([]string{t.id, "blind"}, blind.cells(simBlind)...))
+		p.rows = append(p.rows, srtm.cells(t.id, "srtm"), blind.cells(t.id, "blind"))
 		made.rows = append(made.rows, row{
-			Figure: "recorded: " + t.id + ", 1/10", Quantity: fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.k, blind.k),
-			Simulated: ms(simSRTM.p99.mean) + ", " + ms(simBlind.p99.mean), Live: ms(srtm.p99) + ", " + ms(blind.p99),
+			Figure: "recorded: " + t.id + ", 1/10", Quantity: fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
+			Simulated: pair(srtm.sim.p99.mean, blind.sim.p99.mean), Live: pair(srtm.live.p99, blind.live.p99),
 			Note: fmt.Sprintf("%.0f msg/s, b = %d, a quarter more than profiled", l.Rate(), r.Burst),
 		})
 	}
@@ -405,7 +378,7 @@ func liveMaxMin(w *workshop) (*work, error) {
 	p := panel{id: "live8a", header: []string{"policy", "broker", "publishers", "background", "p50_ms", "p99_ms", "sent_late_p99_ms", "simulated_p99_ms"}}
 	worst := map[string][2]string{}
 	for i, policy := range []string{placement.Conc, placement.MaxMin} {
-		w.stage("policies", i+1, 2)
+		w.progress("policies", i+1, 2)
 		topic := scenario.Topic{Load: scenario.Load{Publishers: 8000 / fortieth, Rate: perPublisher, Batch: 1}, Policy: policy}
 		s := w.loaded(topic)
 		for j := range s.Brokers {
@@ -464,98 +437,38 @@ func (w *workshop) standalone(b *scenario.Built) (reports []report.Report, err e
 	defer func() { err = errors.Join(err, os.RemoveAll(data)) }()
 	ctx, cancel := context.WithTimeout(w, liveLimit)
 	defer cancel()
-	serving, stop := context.WithCancel(ctx)
-	plan := b.Topics[0].Plan
-	var daemons, fleets []*exec.Cmd
-	outputs, complaints := make([]bytes.Buffer, len(plan.Quotas)), make([]bytes.Buffer, len(plan.Quotas))
-	defer func() {
-		stop()
-		for _, d := range daemons {
-			// Stopped by a signal that was sent: that it ended so is no news.
-			_ = d.Wait()
-		}
-	}()
-	addresses, err := freeAddresses(len(plan.Quotas))
-	if err != nil {
-		return nil, err
-	}
-	for i, q := range plan.Quotas {
-		address := addresses[i]
+	quotas := b.Topics[0].Plan.Quotas
+	fleets := make([][]string, len(quotas))
+	for i, q := range quotas {
 		folder := filepath.Join(data, q.Broker)
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			return nil, err
 		}
-		d := command(serving, nsqd, "--tcp-address="+address, "--http-address=", "--data-path="+folder, "--log-level=error",
-			"--mem-queue-size=100000", fmt.Sprintf("--topic-limit=t:%s:%d", strconv.FormatFloat(q.Share.Rate.PerSecond(), 'f', 3, 64), q.Share.Burst))
-		if err := d.Start(); err != nil {
+		d, err := local.NSQD(nsqd, folder, "--log-level=error", "--mem-queue-size=100000",
+			fmt.Sprintf("--topic-limit=t:%s:%d", strconv.FormatFloat(q.Share.Rate.PerSecond(), 'f', 3, 64), q.Share.Burst))
+		if err != nil {
 			return nil, err
 		}
-		daemons = append(daemons, d)
-		background := 0
-		for _, spec := range b.Scenario.Brokers {
-			if spec.ID == q.Broker {
-				background = spec.Background.Publishers
+		defer func() { err = errors.Join(err, d.Stop()) }()
+		at := slices.IndexFunc(b.Scenario.Brokers, func(spec scenario.Broker) bool { return spec.ID == q.Broker })
+		fleets[i] = []string{
+			"run", "--nsqd-tcp-address=" + d.TCP, "--topic=t", "--publishers=" + strconv.Itoa(len(q.Publishers)), "--rate=" + number(perPublisher),
+			"--duration=" + livePhase.String(), "--subscribe", "--progress=0", "--output=json", "--seed=" + strconv.FormatUint(w.seed+uint64(i), 10),
+			fmt.Sprintf("--background=%s=%d", d.TCP, b.Scenario.Brokers[at].Background.Publishers),
+		}
+	}
+	reports = make([]report.Report, len(fleets))
+	errs := make([]error, len(fleets))
+	var all sync.WaitGroup
+	for i, args := range fleets {
+		all.Go(func() {
+			out, err := program(ctx, iotpub, args...)
+			if err == nil {
+				err = json.Unmarshal(out, &reports[i])
 			}
-		}
-		f := command(ctx, iotpub, "run", "--nsqd-tcp-address="+address, "--topic=t", "--publishers="+strconv.Itoa(len(q.Publishers)), "--rate="+number(perPublisher),
-			"--duration="+livePhase.String(), "--subscribe", "--progress=0", "--output=json", "--seed="+strconv.FormatUint(w.seed+uint64(i), 10),
-			fmt.Sprintf("--background=%s=%d", address, background))
-		f.Stdout, f.Stderr = &outputs[i], &complaints[i]
-		fleets = append(fleets, f)
+			errs[i] = err
+		})
 	}
-	for i, f := range fleets {
-		if err := listening(ctx, addresses[i]); err != nil {
-			return nil, fmt.Errorf("nsqd %d: %w", i, err)
-		}
-		if err := f.Start(); err != nil {
-			return nil, err
-		}
-	}
-	var errs []error
-	for i, f := range fleets {
-		if err := f.Wait(); err != nil {
-			errs = append(errs, fmt.Errorf("iotpub %d: %w: %s", i, err, lastLine(complaints[i].String())))
-			continue
-		}
-		var r report.Report
-		if err := json.Unmarshal(outputs[i].Bytes(), &r); err != nil {
-			errs = append(errs, fmt.Errorf("iotpub %d: %w", i, err))
-		}
-		reports = append(reports, r)
-	}
+	all.Wait()
 	return reports, errors.Join(errs...)
-}
-
-// freeAddresses are n different ones that nobody listened on a moment ago.
-func freeAddresses(n int) (addresses []string, err error) {
-	for range n {
-		l, listenErr := net.Listen("tcp", "127.0.0.1:0")
-		if listenErr != nil {
-			return nil, listenErr
-		}
-		// Only after all are there, or two could be the same.
-		defer func() { err = errors.Join(err, l.Close()) }()
-		addresses = append(addresses, l.Addr().String())
-	}
-	return addresses, nil
-}
-
-// listening waits until somebody accepts connections there.
-func listening(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	var dialer net.Dialer
-	for {
-		conn, err := dialer.DialContext(ctx, "tcp", address)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return err
-		}
-	}
 }

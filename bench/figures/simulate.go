@@ -54,7 +54,7 @@ func (w *workshop) each(n int, f func(i int) error) error {
 					errs = append(errs, err)
 				}
 				done++
-				w.progress(done, n)
+				w.progress("points", done, n)
 				mu.Unlock()
 			}
 		})
@@ -73,10 +73,11 @@ func (w *workshop) each(n int, f func(i int) error) error {
 	return errors.Join(errors.Join(errs...), w.Err())
 }
 
-func (w *workshop) progress(done, n int) {
+// progress shows now and then how far it is.
+func (w *workshop) progress(what string, done, n int) {
 	if now := time.Now(); now.Sub(w.shown) >= 2*time.Second {
 		w.shown = now
-		fmt.Fprintf(w.stderr, "%s: %d of %d points\n", w.name, done, n)
+		fmt.Fprintf(w.stderr, "%s: %s, %d of %d\n", w.name, what, done, n)
 	}
 }
 
@@ -121,14 +122,19 @@ func (o *outcome) met() bool { return o.infeasible == "" && o.p99.mean <= sloMs 
 // repeat runs a scenario with runs seeds.
 func (w *workshop) repeat(s scenario.Scenario) (*outcome, error) {
 	o := &outcome{runs: w.runs, parts: map[string]spread{}, quota: map[string]int{}}
-	var p50, p95, p99, access, processing, lates, burst []float64
+	into := []*spread{&o.p50, &o.p95, &o.p99, &o.access, &o.processing, &o.late, &o.burst}
+	values := make([][]float64, len(into))
 	parts := map[string][]float64{}
 	for i := range w.runs {
 		if err := w.Err(); err != nil {
 			return nil, err
 		}
-		s.Seed = w.seed*1_000_003 + uint64(i) + 1
-		r, err := simulate(s)
+		s.Seed = w.seedOf(i)
+		built, err := build(s)
+		if err != nil {
+			return nil, err
+		}
+		r, err := scenario.Run(built)
 		if err != nil {
 			return nil, err
 		}
@@ -138,38 +144,32 @@ func (w *workshop) repeat(s scenario.Scenario) (*outcome, error) {
 			return o, nil
 		}
 		o.k = t.K
-		p50 = append(p50, millis(int64(t.Delivery.P50)))
-		p95 = append(p95, millis(int64(t.Delivery.P95)))
-		p99 = append(p99, millis(int64(t.Delivery.P99)))
-		access = append(access, millis(int64(t.Access.P99)))
-		processing = append(processing, millis(int64(t.Processing.P99)))
-		lates = append(lates, t.SLO.Fraction)
-		burst = append(burst, float64(t.Contract.Burst))
+		for j, v := range []float64{
+			millis(t.Delivery.P50), millis(t.Delivery.P95), millis(t.Delivery.P99), millis(t.Access.P99), millis(t.Processing.P99),
+			t.SLO.Fraction, float64(t.Contract.Burst),
+		} {
+			values[j] = append(values[j], v)
+		}
 		for _, p := range t.Parts {
-			parts[p.Broker] = append(parts[p.Broker], millis(int64(p.Delivery.P99)))
+			parts[p.Broker] = append(parts[p.Broker], millis(p.Delivery.P99))
 			if i == 0 {
 				o.quota[p.Broker] = p.Publishers
 			}
 		}
 	}
-	o.p50, o.p95, o.p99 = spreadOf(p50), spreadOf(p95), spreadOf(p99)
-	o.access, o.processing, o.late, o.burst = spreadOf(access), spreadOf(processing), spreadOf(lates), spreadOf(burst)
+	for j, to := range into {
+		*to = spreadOf(values[j])
+	}
 	for id, v := range parts {
 		o.parts[id] = spreadOf(v)
 	}
 	return o, nil
 }
 
-func millis(ns int64) float64 { return float64(ns) / 1e6 }
+// seedOf is the seed of the i-th run.
+func (w *workshop) seedOf(i int) uint64 { return w.seed*1_000_003 + uint64(i) + 1 }
 
-// simulate runs one scenario as drlsim run does.
-func simulate(s scenario.Scenario) (*scenario.Report, error) {
-	built, err := build(s)
-	if err != nil {
-		return nil, err
-	}
-	return scenario.Run(built)
-}
+func millis[D ~int64](ns D) float64 { return float64(ns) / 1e6 }
 
 // build makes one ready, defaults filled in.
 func build(s scenario.Scenario) (*scenario.Built, error) {
@@ -184,30 +184,24 @@ func build(s scenario.Scenario) (*scenario.Built, error) {
 	return scenario.Build(filled)
 }
 
-// search runs a scenario over k brokers for ascending k, and stops at the first
-// that meets the SLO. Where none does it is the one with the least p99, as the
-// paper reports. tried is every outcome on the way.
-func (w *workshop) search(from, to int, at func(k int) scenario.Scenario) (best *outcome, tried []*outcome, err error) {
-	for k := from; k <= to; k++ {
+// search runs a scenario over k brokers for ascending k, or as many more as at takes,
+// and stops at the first that meets the SLO. Where none does it is the one with the
+// least p99, as the paper reports.
+func (w *workshop) search(from int, at func(k int) scenario.Scenario) (best *outcome, err error) {
+	for k := from; k <= brokers; k++ {
 		o, err := w.repeat(at(k))
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		tried = append(tried, o)
-		if o.infeasible != "" {
-			break
-		}
-		if best == nil || o.p99.mean < best.p99.mean {
+		if best == nil || o.infeasible == "" && o.p99.mean < best.p99.mean {
 			best = o
 		}
-		if o.met() {
-			return o, tried, nil
+		if o.infeasible != "" || o.met() {
+			return best, nil
 		}
+		k = max(k, o.k)
 	}
-	if best == nil {
-		best = tried[0]
-	}
-	return best, tried, nil
+	return best, nil
 }
 
 // scene is a scenario on idle brokers with one topic.
@@ -236,11 +230,17 @@ func (o *outcome) cells() []string {
 	if o.infeasible != "" {
 		return slices.Concat(slices.Repeat([]string{""}, len(columns)-1), []string{o.infeasible})
 	}
-	return []string{
-		strconv.Itoa(o.k), number(o.p50.mean), number(o.p50.sd), number(o.p95.mean), number(o.p95.sd), number(o.p99.mean), number(o.p99.sd),
-		number(o.access.mean), number(o.processing.mean), number(o.late.mean), number(o.burst.mean), strconv.FormatBool(o.met()),
-		strconv.Itoa(o.runs), "",
+	return slices.Concat([]string{strconv.Itoa(o.k)},
+		numbers(o.p50.mean, o.p50.sd, o.p95.mean, o.p95.sd, o.p99.mean, o.p99.sd, o.access.mean, o.processing.mean, o.late.mean, o.burst.mean),
+		[]string{strconv.FormatBool(o.met()), strconv.Itoa(o.runs), ""})
+}
+
+func numbers(values ...float64) []string {
+	all := make([]string, len(values))
+	for i, v := range values {
+		all[i] = number(v)
 	}
+	return all
 }
 
 // number has four significant digits.

@@ -122,6 +122,9 @@ type Report struct {
 	Messages Messages `json:"messages"`
 }
 
+// Up is how long it took to bring all topics up.
+func (r Report) Up() time.Duration { return r.Place.Total + r.Commit.Total + r.Grant.Total }
+
 // Messages counts messages on gRPC streams, and calls as two.
 type Messages struct {
 	// PerTopic is the mean for bringing a topic up: creation, preparation,
