@@ -153,8 +153,9 @@ calibrate: build ## measure nsqd here, and write the simulator's calibration of 
 	@mkdir -p build
 	$(GO) run ./bench/calibrate --out=$(or $(OUT),build/calibration.json) $(ARGS)
 
-convergence: build ## the paper's Table 1 with real processes, into build/convergence.json: about 10 minutes (ARGS=)
-	@mkdir -p build
+convergence: ## the paper's Table 1 with real processes, into build/convergence.json: about 10 minutes (ARGS=)
+	@mkdir -p build/paced
+	@$(GO) build -tags=paced -o build/paced/ ./nsqd ./loaddistributor ./tbadaptor ./tools/iotpub
 	@$(GO) build -o build/convergence ./bench/convergence
 	@build/convergence --json=build/convergence.json $(ARGS)
 

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Command convergence is the paper's Table 1 (section 6.5) with everything real: a
 // loaddistributor, six nsqd and a tbadaptor as processes, publishers that send in
 // groups at the same instants, and for each row the search for a number of brokers
@@ -7,10 +5,10 @@
 //
 //	make convergence ARGS='--rows=5,30 --modes=off,fast'
 //
-// The brokers share this machine's processors, so none of them has a capacity of
-// its own. Its consumer gives it one (consumer.go): it finishes a message each
-// --pace, so that what a broker absorbs within the SLO's latency is that latency
-// over the pace, as in a broker whose processor takes so long for each message.
+// The brokers share this machine's processors, so none of them would have a capacity
+// of its own. These are built with the tag paced (nsqd/conn): they work for --pace on
+// each message before they write it, so that what a broker absorbs within the SLO's
+// latency is that latency over the pace, as in a broker whose processor takes so long.
 // The load is what the machine carries besides: an eighth of the paper's rate. The
 // test of the fast search takes a number of messages, not of seconds, so that it
 // lasts the longer for it.

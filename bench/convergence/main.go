@@ -1,9 +1,8 @@
-//go:build linux
-
 package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -12,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,9 +61,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := c.binaries(); err != nil {
 		return err
 	}
-	// The consumers' thread comes back from the kernel at an instant of its own
-	// choice, and must not wait for one of the runtime's processors.
-	runtime.GOMAXPROCS(runtime.NumCPU() + 2)
 	r := Report{Version: obs.Version(), CPUs: runtime.NumCPU(), Args: c.args}
 	for _, group := range c.rows {
 		for _, mode := range c.modes {
@@ -107,7 +104,7 @@ func parse(args []string, help io.Writer) (*config, error) {
 	process := fs.String("process", string(schedule.Periodic), "spacing of a group's batches: `poisson or periodic`")
 	fs.Uint64Var(&s.Seed, "seed", 1, "of the schedule and of what the loaddistributor draws")
 	fs.IntVar(&c.brokers, "brokers", 6, "`number` of brokers")
-	fs.DurationVar(&c.pace, "pace", 100*time.Microsecond, "`time` in which a broker's consumer finishes a message")
+	fs.DurationVar(&c.pace, "pace", 100*time.Microsecond, "`time` that a broker works on a message")
 	fs.DurationVar(&c.slo, "slo", 10*time.Millisecond, "`latency` that 99 % of the messages are to keep")
 	fs.Float64Var(&c.margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")
 	fs.Int64Var(&c.mcap, "mcap", 0, "greatest rate of each broker within the SLO, in `msg/s`, which decides on how many a topic begins (default twice the contract's: one)")
@@ -116,7 +113,7 @@ func parse(args []string, help io.Writer) (*config, error) {
 	fs.DurationVar(&c.limit, "limit", 4*time.Minute, "how long a fit may take")
 	fs.StringVar(&c.json, "json", "", "`file` for the results as JSON")
 	fs.StringVar(&c.data, "data-dir", "", "`folder` for the processes' logs and data, in one of its own for each row (default a new one, removed after success)")
-	fs.StringVar(&c.bin, "bin-dir", "bin", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub (make build)")
+	fs.StringVar(&c.bin, "bin-dir", "build/paced", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub, built with the tag paced (make convergence)")
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
 		fs.SetOutput(help)
 		fs.PrintDefaults()
@@ -163,16 +160,21 @@ func (c *config) spec(group int) schedule.Spec {
 }
 
 // binaries finds the programs.
-func (c *config) binaries() error {
-	dir, err := filepath.Abs(c.bin)
-	if err != nil {
+func (c *config) binaries() (err error) {
+	if c.bin, err = filepath.Abs(c.bin); err != nil {
 		return err
 	}
-	c.bin = dir
 	for _, program := range []string{"nsqd", "loaddistributor", "tbadaptor", "iotpub"} {
-		if _, err := os.Stat(filepath.Join(dir, program)); err != nil {
-			return fmt.Errorf("%w: run make build", err)
+		built, err := buildinfo.ReadFile(filepath.Join(c.bin, program))
+		if err != nil {
+			return fmt.Errorf("%w: run make convergence", err)
+		}
+		if program == "nsqd" && !slices.ContainsFunc(built.Settings, func(s debug.BuildSetting) bool { return s.Key == "-tags" && strings.Contains(s.Value, "paced") }) {
+			return fmt.Errorf("%s was not built with the tag paced: its brokers would have no capacity of their own", built.Path)
 		}
 	}
-	return nil
+	return os.Setenv(paceVariable, c.pace.String()) // for the brokers
 }
+
+// paceVariable is what a paced nsqd reads.
+const paceVariable = "SRTM_PACE"

@@ -1,5 +1,3 @@
-//go:build linux
-
 package main
 
 import (
@@ -31,7 +29,7 @@ import (
 
 const (
 	topicName = "sensors"
-	channel   = "paced"
+	channel   = "c"
 	quantile  = 0.99
 
 	// rateMargin is r over the rate, the paper's; spareRate is mcap over r, so that
@@ -72,13 +70,11 @@ func contract(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contr
 // bench is the state of a row.
 type bench struct {
 	*config
-	say       func(format string, args ...any)
-	cluster   *local.Cluster
-	admin     srtmv1.AdminServiceClient
-	addresses map[string]string // of the brokers, by id
-	paced     *consumers
-	sending   *local.Process
-	sent      bytes.Buffer // what sending printed, once it is done
+	say     func(format string, args ...any)
+	cluster *local.Cluster
+	admin   srtmv1.AdminServiceClient
+	sending *local.Process
+	sent    bytes.Buffer // what sending printed, once it is done
 }
 
 // row fits one topic on a cluster of its own and checks what was found.
@@ -92,7 +88,7 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{config: c, say: say, addresses: map[string]string{}}
+	b := &bench{config: c, say: say}
 	defer func() {
 		if err != nil || c.data != "" {
 			say("the logs are in %s", dir)
@@ -119,38 +115,10 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	return b.measure(ctx, spec, sold, mode, dir)
 }
 
-// measure creates the topic, has publishers send and consumers take, waits for the
-// fit, and checks.
+// measure creates the topic, has publishers send, waits for the fit, and checks.
 func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Contract, mode, dir string) (_ *Row, err error) {
-	called, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	listed, err := b.admin.ListBrokers(called, &srtmv1.ListBrokersRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("list brokers: %w", err)
-	}
-	for _, known := range listed.Brokers {
-		b.addresses[known.Id] = known.TcpAddress
-	}
-	if err := b.create(called, spec, sold); err != nil {
+	if err := b.create(ctx, spec, sold); err != nil {
 		return nil, fmt.Errorf("create topic: %w", err)
-	}
-
-	if b.paced, err = newConsumers(topicName, channel, b.pace); err != nil {
-		return nil, err
-	}
-	running, stop := context.WithCancelCause(ctx)
-	over := make(chan error, 1)
-	go func() {
-		err := b.paced.Run(running)
-		stop(err)
-		over <- err
-	}()
-	defer func() {
-		stop(nil)
-		err = errors.Join(err, <-over, b.paced.close())
-	}()
-	if _, err := b.look(running); err != nil { // consumers first
-		return nil, err
 	}
 	if err := b.send(spec, dir); err != nil {
 		return nil, err
@@ -160,32 +128,26 @@ func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Co
 			err = errors.Join(err, stopped)
 		}
 	}()
-
 	row := &Row{Group: spec.GroupSize, Mode: mode, Seed: spec.Seed, RateMilli: sold.RateMilli, Burst: sold.Burst}
-	if err := b.connected(running, spec); err != nil {
+	if err := b.connected(ctx, spec); err != nil {
 		return nil, err
 	}
 	if mode != modeOff {
-		if err := b.fitted(running, row); err != nil {
+		if err := b.fitted(ctx, row); err != nil {
 			return nil, err
 		}
 	}
-	if err := b.checked(running, row); err != nil {
+	if err := b.checked(ctx, row); err != nil {
 		return nil, err
 	}
-	if err := b.reported(row); err != nil {
-		return nil, err
-	}
-	stop(nil)
-	err = <-over
-	over <- nil // for the end
-	row.Consumer = report.QuantilesOf(b.paced.late)
-	return row, err
+	return row, b.reported(row)
 }
 
 // create creates the topic. Its shares are those of the placement: a rule that
 // moved them meanwhile would be measured as well.
 func (b *bench) create(ctx context.Context, s schedule.Spec, sold *srtmv1.Contract) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	spec := &srtmv1.TopicSpec{Name: topicName, Contract: sold, PlacementPolicy: "srtm", ShareRule: share.Static, Channels: []string{channel}}
 	for _, g := range s.Groups() {
 		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: s.Rate, Batch: int32(s.Batch)})
@@ -205,23 +167,20 @@ func (b *bench) create(ctx context.Context, s schedule.Spec, sold *srtmv1.Contra
 	}
 }
 
-// send starts the publishers. They are ended when all is measured.
+// send starts the publishers and a consumer. They are ended when all is measured.
 func (b *bench) send(s schedule.Spec, dir string) (err error) {
 	l := b.load
 	l.Spec = s
 	args := append([]string{
-		"run", "--topic=" + topicName, "--loaddistributor-address=" + b.cluster.GRPC, "--output=json", "--progress=0",
+		"run", "--topic=" + topicName, "--loaddistributor-address=" + b.cluster.GRPC, "--subscribe", "--channel=" + channel, "--lookupd-http-address=" + b.cluster.Lookup, "--output=json", "--progress=0",
 		"--connect-timeout=" + connecting.String(), "--duration=" + (2*connecting + b.limit + 2*b.check).String(),
 	}, l.Args()...)
 	b.sending, err = local.Start(filepath.Join(b.bin, "iotpub"), args, local.Options{Log: filepath.Join(dir, "iotpub.log"), Stdout: &b.sent})
 	return err
 }
 
-// look returns the topic, and connects consumers to where it is.
+// look returns the topic.
 func (b *bench) look(ctx context.Context) (*srtmv1.Topic, error) {
-	if cause := context.Cause(ctx); cause != nil {
-		return nil, cause
-	}
 	if err := b.cluster.Died(); err != nil {
 		return nil, err
 	}
@@ -230,13 +189,6 @@ func (b *bench) look(ctx context.Context) (*srtmv1.Topic, error) {
 	r, err := b.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: topicName, OmitPublishers: true})
 	if err != nil {
 		return nil, fmt.Errorf("get topic: %w", err)
-	}
-	for _, q := range r.Topic.Quotas {
-		if address := b.addresses[q.BrokerId]; !b.paced.Connected(address) {
-			if err := b.paced.Connect(ctx, address); err != nil {
-				return nil, err
-			}
-		}
 	}
 	return r.Topic, nil
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package main
 
 import (
@@ -31,12 +29,10 @@ type Row struct {
 	Fit *Fit `json:"fit,omitempty"`
 	// K is how many brokers carry the topic in the end, State what the
 	// loaddistributor calls it then.
-	K     int    `json:"k"`
-	State string `json:"state"`
-	Check Check  `json:"check"`
-	// Consumer is how much later than due the paced consumers finished messages.
-	Consumer   report.Quantiles `json:"consumer_late"`
-	Publishers Publishers       `json:"publishers"`
+	K          int        `json:"k"`
+	State      string     `json:"state"`
+	Check      Check      `json:"check"`
+	Publishers Publishers `json:"publishers"`
 }
 
 // Fit is how the search went, from the first measurement to its end.
@@ -78,7 +74,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d CPUs: %s\n\n", r.Version, r.CPUs, strings.Join(r.Args, " "))
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "groups of\tmode\tfitted\tseconds\trounds\tk\tchecked p99\taccess\tprocessing\tlate\tSLO\tsent late p99\tconsumer late p99\t")
+	fmt.Fprintln(t, "groups of\tmode\tfitted\tseconds\trounds\tk\tchecked p99\taccess\tprocessing\tlate\tSLO\tsent late p99\t")
 	for i := range r.Rows {
 		fmt.Fprintln(t, strings.Join(r.Rows[i].cells(), "\t")+"\t")
 	}
@@ -102,7 +98,7 @@ func (r *Row) cells() []string {
 	p99 := func(q report.Quantiles) string { return report.Micros(q.P99Us) }
 	return []string{
 		fmt.Sprint(r.Group), r.Mode, fitted, seconds, rounds, fmt.Sprint(r.K), p99(r.Check.Delivery), p99(r.Check.Access), p99(r.Check.Processing),
-		fmt.Sprintf("%.2f %%", r.Check.Late*100), yes(r.Check.Met, "met", "missed"), p99(r.Publishers.Late), p99(r.Consumer),
+		fmt.Sprintf("%.2f %%", r.Check.Late*100), yes(r.Check.Met, "met", "missed"), p99(r.Publishers.Late),
 	}
 }
 

@@ -63,8 +63,6 @@ const (
 	// copied is how much of an unfinished command is moved in front of the next
 	// read; more than that stays in a buffer of the connection's own.
 	copied = 4 << 10
-	// loopGather is what one write gathers, unless a message is larger.
-	loopGather = 64 << 10
 	// repliesOwed is how much a connection that takes nothing may let pile up
 	// before it is read from no longer.
 	repliesOwed = 64 << 10
@@ -668,6 +666,7 @@ func (l *loop) flush(c *client) error {
 		if len(g.Frames) == 0 {
 			break
 		}
+		work(g.Messages())
 		n, err := write(s.fd, g.Frames)
 		if err != nil {
 			return err
