@@ -120,24 +120,3 @@ func TestBadFlags(t *testing.T) {
 		}
 	}
 }
-
-func TestWhatTheBrokerReports(t *testing.T) {
-	q, err := processing([]byte(`{"topics":[{"srtm":{"latency":{"processing_us":{"count":7,"p50":1,"p99":2,"p999":3}}}}]}`))
-	if err != nil || q != (quantiles{7, 1, 2, 3}) {
-		t.Errorf("%+v, %v", q, err)
-	}
-	for _, text := range []string{"", "{}", `{"topics":[{"topic_name":"t"}]}`} {
-		if _, err := processing([]byte(text)); err == nil {
-			t.Errorf("%q has quantiles", text)
-		}
-	}
-	d, err := processorTime([]byte("# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 1.25\n"))
-	if err != nil || d != 1250*time.Millisecond {
-		t.Errorf("%v, %v", d, err)
-	}
-	for _, text := range []string{"", "process_cpu_seconds_total x\n"} {
-		if _, err := processorTime([]byte(text)); err == nil {
-			t.Errorf("%q has a processor time", text)
-		}
-	}
-}

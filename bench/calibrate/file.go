@@ -92,7 +92,7 @@ func fitted(c config, runs []measured) (*scenario.Calibration, error) {
 // simulate is drlsim run: the load as a topic on one broker, under a contract
 // that it never meets.
 func simulate(file string, l calibrate.Load) (calibrate.Figures, error) {
-	text, err := json.Marshal(scenario.Scenario{
+	built, err := scenario.New(scenario.Scenario{
 		Seed: l.Seed + otherSeed, Duration: lasting(l, checkMessages).Seconds(), Calibration: file,
 		Brokers: []scenario.Broker{{ID: "b", Count: 1}},
 		Topics: []scenario.Topic{{
@@ -100,14 +100,6 @@ func simulate(file string, l calibrate.Load) (calibrate.Figures, error) {
 			Contract: scenario.Contract{Rate: 10 * l.Rate, Burst: 100_000},
 		}},
 	})
-	if err != nil {
-		return calibrate.Figures{}, err
-	}
-	s, err := scenario.Read(strings.NewReader(string(text)))
-	if err != nil {
-		return calibrate.Figures{}, err
-	}
-	built, err := scenario.Build(s)
 	if err != nil {
 		return calibrate.Figures{}, err
 	}
@@ -122,7 +114,7 @@ func simulate(file string, l calibrate.Load) (calibrate.Figures, error) {
 	q := t.Processing
 	return calibrate.Figures{
 		P50: time.Duration(q.P50), P99: time.Duration(q.P99), P999: time.Duration(q.P999),
-		CPU: time.Duration(r.Brokers[0].Busy * s.Duration * 1e9 / float64(t.Messages)),
+		CPU: time.Duration(r.Brokers[0].Busy * built.Scenario.Duration * 1e9 / float64(t.Messages)),
 	}, nil
 }
 

@@ -24,11 +24,11 @@ func main() {
 
 // config is what the flags say.
 type config struct {
-	out, nsqd, iotpub, machine string
-	loads                      []calibrate.Load
-	slo                        time.Duration
-	messages                   int // of each simulation of the fit
-	args                       []string
+	out, nsqd, machine string
+	loads              []calibrate.Load
+	slo                time.Duration
+	messages           int // of each simulation of the fit
+	args               []string
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -67,7 +67,7 @@ func name(l calibrate.Load) string {
 func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("calibrate", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
-	bin := fs.String("bin-dir", "bin", "`folder` of nsqd and iotpub (make build)")
+	bin := fs.String("bin-dir", "bin", "`folder` of nsqd (make build)")
 	loads := fs.String("loads", "1000,2000,5000,10000,10000/10,20000/10", "comma-separated `msg/s` of all publishers, with /n in batches of n")
 	publishers := fs.Int("publishers", 200, "Poisson publishers, each with a connection")
 	duration := fs.Duration("duration", 6*time.Second, "how long each load is sent")
@@ -115,15 +115,11 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	if len(faults) > 0 {
 		return c, errors.Join(faults...)
 	}
-	for program, to := range map[string]*string{"iotpub": &c.iotpub, "nsqd": &c.nsqd} {
-		path, err := filepath.Abs(filepath.Join(*bin, program)) // nsqd runs in a folder of its own
-		if err == nil {
-			_, err = os.Stat(path)
-		}
-		if err != nil {
-			return c, fmt.Errorf("%w: run make build", err)
-		}
-		*to = path
+	if c.nsqd, err = filepath.Abs(filepath.Join(*bin, "nsqd")); err == nil { // it runs in a folder of its own
+		_, err = os.Stat(c.nsqd)
+	}
+	if err != nil {
+		return c, fmt.Errorf("%w: run make build", err)
 	}
 	return c, nil
 }

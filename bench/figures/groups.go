@@ -164,7 +164,7 @@ func convergence(w *workshop) (*work, error) {
 			t.Contract = scenario.Contract{Margin: fitMargin, ProfileSeconds: 6 * w.seconds}
 			s := w.scene(t)
 			s.Seed = w.seedOf(run)
-			built, err := build(s)
+			built, err := scenario.New(s)
 			if err != nil {
 				return err
 			}

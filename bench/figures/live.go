@@ -392,7 +392,7 @@ func liveMaxMin(w *workshop) (*work, error) {
 			return nil, err
 		}
 		s.Seed = w.seed
-		built, err := build(s)
+		built, err := scenario.New(s)
 		if err != nil {
 			return nil, err
 		}

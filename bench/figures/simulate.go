@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -130,7 +128,7 @@ func (w *workshop) repeat(s scenario.Scenario) (*outcome, error) {
 			return nil, err
 		}
 		s.Seed = w.seedOf(i)
-		built, err := build(s)
+		built, err := scenario.New(s)
 		if err != nil {
 			return nil, err
 		}
@@ -170,19 +168,6 @@ func (w *workshop) repeat(s scenario.Scenario) (*outcome, error) {
 func (w *workshop) seedOf(i int) uint64 { return w.seed*1_000_003 + uint64(i) + 1 }
 
 func millis[D ~int64](ns D) float64 { return float64(ns) / 1e6 }
-
-// build makes one ready, defaults filled in.
-func build(s scenario.Scenario) (*scenario.Built, error) {
-	text, err := json.Marshal(s)
-	if err != nil {
-		return nil, err
-	}
-	filled, err := scenario.Read(bytes.NewReader(text))
-	if err != nil {
-		return nil, err
-	}
-	return scenario.Build(filled)
-}
 
 // search runs a scenario over k brokers for ascending k, or as many more as at takes,
 // and stops at the first that meets the SLO. Where none does it is the one with the

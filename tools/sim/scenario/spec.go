@@ -156,6 +156,15 @@ func Read(r io.Reader) (*Scenario, error) {
 	return s, nil
 }
 
+// New builds a scenario that was not read, with the defaults filled in.
+func New(s Scenario) (*Built, error) {
+	s.fill()
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	return Build(&s)
+}
+
 // fill puts the defaults in.
 func (s *Scenario) fill() {
 	or(&s.Seed, 1)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/iotpub/emulate"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -42,6 +43,8 @@ type Config struct {
 	Workers int
 	Seed    uint64
 	Logger  *slog.Logger
+	// CPU: Measure asks for the broker's processor time, too.
+	CPU bool
 	// Create makes a topic on the broker that lets everything through, and Remove
 	// deletes it, where clients cannot: in a cluster. nil: the broker creates topics,
 	// ephemeral ones.
@@ -180,18 +183,11 @@ var (
 //
 // Requires: cfg is valid.
 func Run(ctx context.Context, cfg Config, each func(Step)) (*Result, error) {
-	if cfg.TLS != nil {
-		t, err := newTunnel(cfg.TCP, cfg.TLS)
-		if err != nil {
-			return nil, err
-		}
-		defer t.Close() // what is said of it is over
-		cfg.TCP = t.ln.Addr().String()
-	}
-	r := &runner{cfg: cfg, id: new(maphash.Hash).Sum64() >> 32, broker: broker{cfg.HTTP, cfg.TLS}} // each Hash has a seed of its own
-	if _, err := r.others(ctx); err != nil {
+	r, done, err := newRunner(ctx, cfg)
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	began := time.Now()
 	s := search.New(cfg.Search)
 	result := &Result{Steps: []Step{}}
@@ -244,6 +240,25 @@ type runner struct {
 	steps  int
 }
 
+// newRunner returns one for a broker without other topics; done releases it.
+func newRunner(ctx context.Context, cfg Config) (_ *runner, done func(), err error) {
+	done = func() {}
+	if cfg.TLS != nil {
+		t, err := newTunnel(cfg.TCP, cfg.TLS)
+		if err != nil {
+			return nil, nil, err
+		}
+		done = func() { _ = t.Close() } // what is said of it is over
+		cfg.TCP = t.ln.Addr().String()
+	}
+	r := &runner{cfg: cfg, id: new(maphash.Hash).Sum64() >> 32, broker: broker{cfg.HTTP, cfg.TLS}} // each Hash has a seed of its own
+	if _, err := r.others(ctx); err != nil {
+		done()
+		return nil, nil, err
+	}
+	return r, done, nil
+}
+
 // prefix begins the names of our topics.
 const prefix = "srtm-calibrate-"
 
@@ -283,18 +298,75 @@ func (r *runner) figures(ctx context.Context, topic string) (topicFigures, error
 }
 
 // step tries a rate.
-func (r *runner) step(ctx context.Context, rate int64) (step Step, err error) {
+func (r *runner) step(ctx context.Context, rate int64) (Step, error) {
+	spec := r.cfg.spec(rate)
+	spec.Seed += uint64(r.steps + 1)
+	m, err := r.measure(ctx, spec, r.cfg.measured(rate))
+	if err != nil {
+		return Step{}, err
+	}
+	late := m.Lateness.At(r.cfg.SLO.Quantile)
+	e := search.Evidence{
+		Skipped: m.Skipped, Held: m.Held, Unanswered: m.Unanswered, Refused: m.RefusedTotal(), Lost: m.Lost,
+		Late: late, Delivered: m.Delivery.Count(), Exceeded: m.Delivery.CountAbove(r.cfg.SLO.Latency),
+	}
+	if m.Account != nil {
+		e.Undelivered = m.Account.Lost
+	}
+	step := Step{
+		Rate: rate, Offered: m.OfferedRate, Delivered: e.Delivered, Exceeded: e.Exceeded,
+		Delay: micros(m.Delivery.Quantile(r.cfg.SLO.Quantile)), Late: micros(late),
+	}
+	step.Outcome, step.Why = r.cfg.SLO.Judge(e)
+	return step, nil
+}
+
+// Measured is what a load came to.
+type Measured struct {
+	*report.Report // the generator's
+	// Delivery is the broker's delivery latencies, and CPU the processor time it used
+	// (Config.CPU) for each of those messages, since Config.Settle.
+	Delivery *obs.Latency
+	CPU      time.Duration
+}
+
+// Measure sends one load for Config.Settle and Config.Step, and asks the broker what
+// became of it. Of cfg the SLO, the search, the limit, connections, size and seed do
+// not count.
+func Measure(ctx context.Context, cfg Config, load schedule.Spec) (*Measured, error) {
+	r, done, err := newRunner(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return r.measure(ctx, load, cfg.Step)
+}
+
+// snapshot is what the broker says of a topic at an instant.
+type snapshot struct {
+	topicFigures
+	cpu time.Duration
+}
+
+func (r *runner) snapshot(ctx context.Context, topic string) (s snapshot, err error) {
+	if s.topicFigures, err = r.figures(ctx, topic); err == nil && r.cfg.CPU {
+		s.cpu, err = r.broker.cpu(ctx)
+	}
+	return s, err
+}
+
+// measure sends a load on a topic of its own, and measures it for so long after it
+// has settled.
+func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.Duration) (m *Measured, err error) {
 	r.steps++
 	topic := fmt.Sprintf("%s%08x-%d", prefix, r.id, r.steps)
 	remove := r.cfg.Remove
 	if r.cfg.Create == nil {
 		topic, remove = topic+"#ephemeral", r.broker.remove
 	}
-	spec := r.cfg.spec(rate)
-	spec.Seed += uint64(r.steps)
 	l, err := load.Options{Spec: spec}.Build()
 	if err != nil {
-		return Step{}, err
+		return nil, err
 	}
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
@@ -303,24 +375,24 @@ func (r *runner) step(ctx context.Context, rate int64) (step Step, err error) {
 	}()
 	if r.cfg.Create != nil {
 		if err := r.cfg.Create(ctx, topic); err != nil {
-			return Step{}, fmt.Errorf("create %s: %w", topic, err)
+			return nil, fmt.Errorf("create %s: %w", topic, err)
 		}
 	}
 	// An ephemeral one is there until the holder is closed, also if this process is
 	// killed.
 	holder, err := hold(ctx, r.cfg.TCP, topic, channel)
 	if err != nil {
-		return Step{}, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, holder.Close()) }()
 
-	measured := r.cfg.measured(rate)
-	var before topicFigures
+	var before snapshot
 	var failed error
 	settled := false
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	rep, err := emulate.Run(inner, emulate.Config{
+	m = &Measured{}
+	m.Report, err = emulate.Run(inner, emulate.Config{
 		Load: load.Options{Spec: spec}, Duration: r.cfg.Settle + measured, Topic: topic, Nsqd: r.cfg.TCP,
 		Subscribe: true, Channel: channel, Connect: connectTimeout, Drain: drainTimeout,
 		Workers: r.cfg.Workers, MaxOutstanding: maxOutstanding, Heartbeat: 30 * time.Second, Interval: r.cfg.Settle, Logger: r.cfg.Logger,
@@ -329,42 +401,29 @@ func (r *runner) step(ctx context.Context, rate int64) (step Step, err error) {
 			return
 		}
 		settled = true
-		if before, failed = r.figures(ctx, topic); failed != nil {
+		if before, failed = r.snapshot(ctx, topic); failed != nil {
 			cancel(failed)
 		}
 	})
 	switch {
 	case failed != nil:
-		return Step{}, failed
+		return nil, failed
 	case ctx.Err() != nil: // however far it came
-		return Step{}, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	case err != nil:
-		return Step{}, err
+		return nil, err
 	case !settled:
-		return Step{}, errors.New("it was over before it had settled")
+		return nil, errors.New("it was over before it had settled")
 	}
-	after, err := r.figures(ctx, topic)
+	after, err := r.snapshot(ctx, topic)
 	if err != nil {
-		return Step{}, err
+		return nil, err
 	}
-	delays, err := since(before.Delivery, after.Delivery)
-	if err != nil {
-		return Step{}, err
+	if m.Delivery, err = since(before.Delivery, after.Delivery); err != nil {
+		return nil, err
 	}
-	late := rep.Lateness.At(r.cfg.SLO.Quantile)
-	e := search.Evidence{
-		Skipped: rep.Skipped, Held: rep.Held, Unanswered: rep.Unanswered, Refused: rep.RefusedTotal(), Lost: rep.Lost,
-		Late: late, Delivered: delays.Count(), Exceeded: delays.CountAbove(r.cfg.SLO.Latency),
-	}
-	if rep.Account != nil {
-		e.Undelivered = rep.Account.Lost
-	}
-	step = Step{
-		Rate: rate, Offered: rep.OfferedRate, Delivered: e.Delivered, Exceeded: e.Exceeded,
-		Delay: micros(delays.Quantile(r.cfg.SLO.Quantile)), Late: micros(late),
-	}
-	step.Outcome, step.Why = r.cfg.SLO.Judge(e)
-	return step, nil
+	m.CPU = (after.cpu - before.cpu) / time.Duration(max(1, m.Delivery.Count()))
+	return m, nil
 }
 
 const (
