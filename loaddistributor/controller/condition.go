@@ -45,8 +45,13 @@ func (c *Controller) judge(now time.Time) {
 			delete(c.mu.left, id)
 		}
 	}
-	known := c.mu.conditions
-	c.mu.conditions = make(map[string]*condition, len(known))
+	for name, l := range c.mu.topics {
+		if topic, known := c.mu.cat.Topic(name); !known && l.idle() {
+			delete(c.mu.topics, name)
+		} else if !open(topic) {
+			l.condition = nil
+		}
+	}
 	for after := ""; ; {
 		page := c.mu.cat.Topics(after, 1000)
 		for _, topic := range page {
@@ -54,15 +59,15 @@ func (c *Controller) judge(now time.Time) {
 			if !open(topic) {
 				continue
 			}
-			d := known[after]
-			if d == nil {
-				d = &condition{seen: map[string]time.Time{}}
+			l := c.mu.topics.at(after)
+			if l.condition == nil {
+				l.condition = &condition{seen: map[string]time.Time{}}
 			}
-			c.mu.conditions[after] = d
+			d := l.condition
 			before := *d
 			c.offeredBeyondLocked(topic, d, now)
 			c.strandedLocked(topic, d, now)
-			d.missed = complaint(c.verdictLocked(topic, now), c.mu.reserved[after])
+			d.missed = complaint(c.verdictLocked(topic, now), l.reserved)
 			if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
 				was, is := before.show(topic), d.show(topic)
 				changes = append(changes, catalog.StateChanged{Topic: after, From: was.State, To: is.State, Reason: is.Reason})
@@ -214,7 +219,7 @@ func thousands(x float64) string {
 // missedLocked reports whether the topic's SLO is known to be missed, or to be about
 // to be. Requires: mu held, for reading.
 func (c *Controller) missedLocked(name string) bool {
-	d := c.mu.conditions[name]
+	d := c.mu.topics.see(name).condition
 	return d != nil && d.missed != ""
 }
 
@@ -222,7 +227,7 @@ func (c *Controller) missedLocked(name string) bool {
 // for reading.
 func (c *Controller) shownLocked(topics []catalog.Topic) []catalog.Topic {
 	for i, topic := range topics {
-		topics[i] = c.mu.conditions[topic.Spec.Name()].show(topic)
+		topics[i] = c.mu.topics.see(topic.Spec.Name()).condition.show(topic)
 	}
 	return topics
 }
@@ -242,7 +247,7 @@ func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.V
 // not in time; undecided where no SLO is owed. Requires: mu
 // held, for reading.
 func (c *Controller) judgedLocked(topic catalog.Topic, counts []fitting.Count) fitting.Verdict {
-	if n := c.mu.conditions[topic.Spec.Name()].refused(); n > 0 {
+	if n := c.mu.topics.see(topic.Spec.Name()).condition.refused(); n > 0 {
 		counts = append(counts, fitting.Count{Delivered: n, Exceeded: n}) // of no broker, which none is blamed for
 	}
 	v := fitting.Judge(topic.Spec.SLO.Quantile, counts)
@@ -255,7 +260,7 @@ func (c *Controller) judgedLocked(topic catalog.Topic, counts []fitting.Count) f
 // overLocked reports whether the topic offers more than its contract. Requires: mu
 // held, for reading.
 func (c *Controller) overLocked(name string) bool {
-	d := c.mu.conditions[name]
+	d := c.mu.topics.see(name).condition
 	return d != nil && !d.over.IsZero()
 }
 

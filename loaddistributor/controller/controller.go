@@ -185,36 +185,24 @@ type Controller struct {
 
 	mu struct {
 		sync.RWMutex
-		cat       *catalog.Catalog                 // durable: what is shown
-		next      *catalog.Catalog                 // decided: cat and what is staged
-		staged    []staged                         // for the committer, oldest first
-		halted    error                            // why nothing can be staged any more
-		sessions  map[string]*Session              // by broker
-		creating  map[string]*creation             // by topic
-		names     map[string]*owner                // topics that are being changed
-		watchers  map[string]map[*watcher]struct{} // by topic
-		left      map[string]bool                  // brokers that had a session here and have none
-		away      map[string]time.Time             // brokers that are, since when seen
-		retry     map[string]time.Time             // topics not to be moved before
-		stays     map[string]error                 // topics that could not leave a broker, and why
-		turns     map[string]string                // by topic with scarce tokens: what turn.go told the adaptor
-		reserved  map[string]string                // by topic: what shares it lacks because of brokers that are gone
-		untold    map[string]bool                  // topics of which the adaptor may have the shares of a move that was taken back
-		fits      map[string]*fit                  // by topic
-		inquiries map[string]*inquiry              // by topic
-		reminders map[string][]reminder            // by topic
-		requests  uint64                           // the last number given to a request
+		cat       *catalog.Catalog    // durable: what is shown
+		next      *catalog.Catalog    // decided: cat and what is staged
+		staged    []staged            // for the committer, oldest first
+		halted    error               // why nothing can be staged any more
+		sessions  map[string]*Session // by broker
+		topics    topics
+		left      map[string]bool      // brokers that had a session here and have none
+		away      map[string]time.Time // brokers that are, since when seen
+		fits      map[string]*fit      // by topic
+		inquiries map[string]*inquiry  // by topic
+		requests  uint64               // the last number given to a request
 		closing   bool
-		ending    chan struct{}        // closed with closing
-		records   map[string]entrusted // by topic: what brokers keep
-		waiting   map[string]string    // topics that are not rebuilt yet, why
-		empty     bool                 // the catalog was at the start, and nobody has created a topic since
-		settled   time.Time            // of an empty one: until when it denies nothing; zero: no broker has joined
-		unread    bool                 // a follower before its first Reset
-		cut       bool                 // a follower that cannot read the store any more
-		informed  chan struct{}        // closed and replaced when either changes
-
-		conditions map[string]*condition // of active topics, by name
+		ending    chan struct{} // closed with closing
+		empty     bool          // the catalog was at the start, and nobody has created a topic since
+		settled   time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
+		unread    bool          // a follower before its first Reset
+		cut       bool          // a follower that cannot read the store any more
+		informed  chan struct{} // closed and replaced when either changes
 	}
 }
 
@@ -241,24 +229,14 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	c.mu.sessions = map[string]*Session{}
-	c.mu.records, c.mu.waiting = map[string]entrusted{}, map[string]string{}
-	c.mu.creating = map[string]*creation{}
-	c.mu.names = map[string]*owner{}
-	c.mu.watchers = map[string]map[*watcher]struct{}{}
+	c.mu.topics = topics{}
 	c.mu.left = map[string]bool{}
 	c.mu.away = map[string]time.Time{}
 	for _, b := range c.mu.cat.Brokers() {
 		// Whoever was without a loaddistributor for long calls no sooner.
 		c.mu.away[b.ID] = c.now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
-	c.mu.retry = map[string]time.Time{}
-	c.mu.stays = map[string]error{}
-	c.mu.turns = map[string]string{}
 	c.mu.fits = map[string]*fit{}
-	c.mu.reminders = map[string][]reminder{}
-	c.mu.reserved = map[string]string{}
-	c.mu.conditions = map[string]*condition{}
-	c.mu.untold = map[string]bool{}
 	c.mu.inquiries = map[string]*inquiry{}
 	c.mu.ending = make(chan struct{})
 	c.mu.informed = make(chan struct{})
@@ -319,8 +297,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.mu.Lock()
 	c.mu.closing = true
 	close(c.mu.ending)
-	for _, cr := range c.mu.creating {
-		cr.cancel(ErrClosing)
+	for _, l := range c.mu.topics {
+		if l.creating != nil {
+			l.creating.cancel(ErrClosing)
+		}
 	}
 	c.mu.Unlock()
 	cancel()

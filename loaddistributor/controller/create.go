@@ -95,8 +95,9 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 		return nil, catalog.Topic{}, ErrClosing
 	}
 	if key != "" {
-		for _, cr := range c.mu.creating {
-			if cr.key != key {
+		for _, l := range c.mu.topics {
+			cr := l.creating
+			if cr == nil || cr.key != key {
 				continue
 			}
 			if !cr.spec.Equal(spec) {
@@ -117,13 +118,13 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 	}
 	// One that is being deleted is gone before the creation, which holds the
 	// name, begins.
-	if t, taken := c.mu.next.Topic(name); taken && t.State != catalog.Deleting || c.mu.creating[name] != nil {
+	if t, taken := c.mu.next.Topic(name); taken && t.State != catalog.Deleting || c.mu.topics.see(name).creating != nil {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	c.mu.empty = false // it is a new cluster, or somebody sees to it
 	cr := &creation{spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
-	c.mu.creating[name] = cr
+	c.mu.topics.at(name).creating = cr
 	c.work.Add(1)
 	go func() {
 		defer c.work.Done()
@@ -155,7 +156,7 @@ func (c *Controller) run(ctx context.Context, cr *creation) {
 	}
 	c.mu.Lock()
 	cr.err, cr.ended = err, true
-	delete(c.mu.creating, name)
+	c.mu.topics.at(name).creating = nil
 	close(cr.changed)
 	c.mu.Unlock()
 	if err != nil {
@@ -210,7 +211,8 @@ func (c *Controller) contractRequest(spec *catalog.Spec, plan placement.Plan, re
 	if scarce(plan, retiring) {
 		c.mu.Lock()
 		retiring = c.unspentLocked(spec.Name(), retiring)
-		c.mu.turns[spec.Name()] = strings.Join(retiring, " ")
+		told := strings.Join(retiring, " ")
+		c.mu.topics.at(spec.Name()).turns = &told
 		c.mu.Unlock()
 	}
 	waiting = slices.DeleteFunc(slices.Clone(waiting), func(id string) bool { return slices.Contains(retiring, id) })

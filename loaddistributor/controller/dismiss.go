@@ -70,7 +70,8 @@ func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
 		c.dismissLocked(name, broker, stock)
 		for _, r := range []reminder{{broker, stock, c.now().Add(remindAfter)}, {broker, follow, c.now().Add(followGrace)}} {
 			if len(r.ids) > 0 {
-				c.mu.reminders[name] = append(c.mu.reminders[name], r)
+				l := c.mu.topics.at(name)
+				l.reminders = append(l.reminders, r)
 			}
 		}
 	}
@@ -94,8 +95,8 @@ func (c *Controller) dismissLocked(name, broker string, ids []string) {
 func (c *Controller) remind(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for name, all := range c.mu.reminders {
-		left := slices.DeleteFunc(all, func(r reminder) bool {
+	for name, l := range c.mu.topics {
+		l.reminders = slices.DeleteFunc(l.reminders, func(r reminder) bool {
 			if now.Before(r.at) {
 				return false
 			}
@@ -106,11 +107,6 @@ func (c *Controller) remind(now time.Time) {
 			c.dismissLocked(name, r.broker, ids)
 			return true
 		})
-		if len(left) == 0 {
-			delete(c.mu.reminders, name)
-		} else {
-			c.mu.reminders[name] = left
-		}
 	}
 }
 
@@ -118,14 +114,14 @@ func (c *Controller) remind(now time.Time) {
 // publishers are still connected there. Requires: mu held.
 func (c *Controller) lingerLocked(topic catalog.Topic, id string, now time.Time) {
 	name := topic.Spec.Name()
-	f := c.figuresLocked(name, id)
+	f, l := c.figuresLocked(name, id), c.mu.topics.at(name)
 	if f == nil || f.reports[len(f.reports)-1].stats.Publishers == 0 ||
-		slices.ContainsFunc(c.mu.reminders[name], func(r reminder) bool { return r.broker == id }) {
+		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
 		return
 	}
 	ids := make([]string, topic.Placement.Len())
 	for i := range ids {
 		ids[i] = topic.Placement.At(i).Publisher
 	}
-	c.mu.reminders[name] = append(c.mu.reminders[name], reminder{id, ids, now.Add(remindAfter)})
+	l.reminders = append(l.reminders, reminder{id, ids, now.Add(remindAfter)})
 }

@@ -46,8 +46,8 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 			wait(name, reason, remedy)
 			continue
 		}
-		own := c.mu.names[name]
-		switch why := c.mu.stays[name]; {
+		l := c.mu.topics.see(name)
+		switch own, why := l.owner, l.stays; {
 		case !open(topic):
 			wait(name, "the topic is "+topic.State.String(), "")
 		case own != nil && own.waiting != "":
@@ -119,8 +119,8 @@ func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.
 // retiresLocked reports whether a topic is just going from the broker. Requires: mu held,
 // for reading.
 func (c *Controller) retiresLocked(id string) bool {
-	for _, own := range c.mu.names {
-		if own.retiring == id {
+	for _, l := range c.mu.topics {
+		if l.owner != nil && l.owner.retiring == id {
 			return true
 		}
 	}

@@ -146,17 +146,17 @@ func (c *Controller) fit(now time.Time) {
 			c.endFitLocked(name, f, fitEnded, "the topic is gone", now)
 			delete(c.mu.fits, name)
 			continue
-		case f.done && !f.moving && !f.retry.IsZero() && !now.Before(f.retry) && c.mu.names[name] == nil && !c.mu.closing:
+		case f.done && !f.moving && !f.retry.IsZero() && !now.Before(f.retry) && !c.ownedLocked(name) && !c.mu.closing:
 			c.fitLocked(topic)
 			continue
 		case f.done || c.mu.closing:
 			continue
-		case f.search != nil && !f.moving && c.mu.names[name] == nil && topic.Placement.Epoch() != f.epoch:
+		case f.search != nil && !f.moving && !c.ownedLocked(name) && topic.Placement.Epoch() != f.epoch:
 			c.endFitLocked(name, f, fitEnded, "another placement came between", now)
 			continue
 		}
 		ready := f.search != nil || !c.overLocked(name) && c.offeredLocked(topic) >= fitTraffic*f.rate && !c.deafLocked(topic, f, now)
-		if f.search != nil && !f.moving && c.mu.names[name] == nil {
+		if f.search != nil && !f.moving && !c.ownedLocked(name) {
 			if why := c.brokenOffLocked(topic, f, now); why != "" {
 				c.endFitLocked(name, f, fitEnded, why, now)
 				f.retry = now
@@ -170,7 +170,7 @@ func (c *Controller) fit(now time.Time) {
 			c.recordLocked(topic, f, now)
 		}
 		switch {
-		case f.moving || c.mu.names[name] != nil:
+		case f.moving || c.ownedLocked(name):
 		case f.next != nil:
 			c.followLocked(topic, f, now)
 		case !ready:
@@ -193,7 +193,7 @@ func (c *Controller) fit(now time.Time) {
 		t.f.next = &a
 		topic, ok := c.mu.cat.Topic(t.name)
 		// What may have come between is seen to at the next look.
-		if ok && topic.Placement.Epoch() == t.f.epoch && c.mu.fits[t.name] == t.f && c.mu.names[t.name] == nil && !c.mu.closing {
+		if ok && topic.Placement.Epoch() == t.f.epoch && c.mu.fits[t.name] == t.f && !c.ownedLocked(t.name) && !c.mu.closing {
 			c.followLocked(topic, t.f, now)
 		}
 		c.mu.Unlock()
@@ -446,10 +446,10 @@ func (c *Controller) settle(now time.Time) {
 // settleLocked requires mu held.
 func (c *Controller) settleLocked(topic catalog.Topic, now time.Time) {
 	name := topic.Spec.Name()
-	if !open(topic) || c.mu.names[name] != nil || c.mu.closing || c.mu.fits[name].running() || now.Before(c.mu.retry[name]) {
+	if !open(topic) || c.ownedLocked(name) || c.mu.closing || c.mu.fits[name].running() || now.Before(c.mu.topics.see(name).retry) {
 		return
 	}
-	c.mu.retry[name] = now.Add(moveRetry)
+	c.mu.topics.at(name).retry = now.Add(moveRetry)
 	release := c.holdLocked(name)
 	c.work.Add(1)
 	go func() {

@@ -128,8 +128,17 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge(descBrokers, float64(connected))
 	gauge(descMcap, float64(mcap))
 	gauge(descAllocated, float64(allocated))
-	gauge(descCreating, float64(len(c.mu.creating)))
-	gauge(descWatchers, float64(len(c.mu.watchers)))
+	var creating, watched float64
+	for _, l := range c.mu.topics {
+		if l.creating != nil {
+			creating++
+		}
+		if len(l.watchers) > 0 {
+			watched++
+		}
+	}
+	gauge(descCreating, creating)
+	gauge(descWatchers, watched)
 	running := 0
 	for _, f := range c.mu.fits {
 		if f.search != nil && !f.done {
@@ -161,10 +170,10 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		gauge(descExceeded, float64(exceeded), name)
 		over := 0.0
 		if c.overLocked(name) {
-			over = c.mu.conditions[name].by
+			over = c.mu.topics.see(name).condition.by
 		}
 		gauge(descOver, over, name)
-		if d := c.mu.conditions[name]; d != nil {
+		if d := c.mu.topics.see(name).condition; d != nil {
 			gauge(descStranded, float64(d.stranded), name)
 			gauge(descRefused, float64(d.refused()), name)
 		}

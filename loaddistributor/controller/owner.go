@@ -50,7 +50,7 @@ func (c *Controller) change(op operation) error {
 	began := c.now()
 	c.mu.Lock()
 	is, _ := c.mu.next.Topic(op.name)
-	own := c.mu.names[op.name]
+	own := c.mu.topics.at(op.name).owner
 	own.retiring = op.target.Retire
 	ending := c.mu.ending
 	c.mu.Unlock()
@@ -191,7 +191,7 @@ func (c *Controller) request(ctx context.Context, op operation) error {
 func (c *Controller) hold(ctx context.Context, name string) (release func(), err error) {
 	for {
 		c.mu.Lock()
-		held := c.mu.names[name]
+		held := c.mu.topics.see(name).owner
 		if held == nil {
 			release = c.holdLocked(name)
 			c.mu.Unlock()
@@ -209,10 +209,10 @@ func (c *Controller) hold(ctx context.Context, name string) (release func(), err
 // holdLocked requires that nobody holds the name, and mu.
 func (c *Controller) holdLocked(name string) (release func()) {
 	own := &owner{released: make(chan struct{})}
-	c.mu.names[name] = own
+	c.mu.topics.at(name).owner = own
 	return func() {
 		c.mu.Lock()
-		delete(c.mu.names, name)
+		c.mu.topics.at(name).owner = nil
 		c.mu.Unlock()
 		close(own.released)
 	}
@@ -285,10 +285,10 @@ func (c *Controller) grant(op operation, g reconcile.Grant) reconcile.Granted {
 	req.Update = g.Update
 	err = c.contract(op.ctx, req)
 	c.mu.Lock()
-	if err == nil {
-		delete(c.mu.untold, op.name)
+	if l := c.mu.topics.at(op.name); err == nil {
+		l.unsynced = false
 	} else {
-		delete(c.mu.turns, op.name) // to be told again
+		l.turns = nil // to be told again
 	}
 	c.mu.Unlock()
 	granted := reconcile.Granted{Err: err}
@@ -405,7 +405,7 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 		op.creation.topic, _ = c.mu.cat.Topic(op.name)
 		c.fitLocked(op.creation.topic)
 	case catalog.TopicMoveAborted:
-		c.mu.untold[op.name] = true // until the adaptor is told
+		c.mu.topics.at(op.name).unsynced = true // until the adaptor is told
 	case catalog.MemberRetired:
 		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, op.name, obs.KeyBroker, e.Broker)
 	case catalog.TopicRemoved:
@@ -415,10 +415,12 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 	return reconcile.Written{Topic: topic}
 }
 
-// removedLocked forgets what sessions have of a topic, but for brokers that it was left
+// removedLocked forgets what is known of a topic, and what sessions have, but for brokers that it was left
 // on: a name that is used again starts with figures of its own. Requires: mu held.
 func (c *Controller) removedLocked(topic catalog.Topic, left []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
+	l := c.mu.topics.at(name)
+	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
 	for id, s := range c.mu.sessions {
 		if slices.Contains(holders, id) && !slices.Contains(left, id) {
 			delete(s.topics, name)

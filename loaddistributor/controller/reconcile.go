@@ -43,7 +43,7 @@ func (c *Controller) assignLocked(s *Session, now time.Time) {
 	}
 	remove, prepare := c.mu.cat.Work(s.broker)
 	for _, name := range remove {
-		if !asked[work{name, true}] && c.mu.names[name] == nil {
+		if !asked[work{name, true}] && !c.ownedLocked(name) {
 			c.removeLocked(s, name, false, nil, now)
 		}
 	}
@@ -145,7 +145,9 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clear(c.mu.reserved)
+	for _, l := range c.mu.topics {
+		l.reserved = ""
+	}
 	for name, t := range has {
 		var list []string
 		for _, m := range t.Members {
@@ -162,7 +164,7 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 			}
 		}
 		if list != nil {
-			c.mu.reserved[name] = strings.Join(list, "; ")
+			c.mu.topics.at(name).reserved = strings.Join(list, "; ")
 		}
 	}
 }
@@ -173,10 +175,10 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	topic, ok := c.mu.next.Topic(name)
-	if !ok || topic.Next != nil || c.mu.names[name] != nil {
+	if !ok || topic.Next != nil || c.ownedLocked(name) {
 		return true
 	}
-	if c.mu.untold[name] {
+	if c.mu.topics.see(name).unsynced {
 		return false
 	}
 	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
@@ -205,7 +207,7 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
 // exclusively runs f holding the name, or not at all while a procedure does.
 func (c *Controller) exclusively(name string, f func() error) error {
 	c.mu.Lock()
-	if c.mu.names[name] != nil {
+	if c.ownedLocked(name) {
 		c.mu.Unlock()
 		return nil
 	}
@@ -241,7 +243,7 @@ func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
 	}
 	if known {
 		c.mu.Lock()
-		delete(c.mu.untold, name)
+		c.mu.topics.at(name).unsynced = false
 		c.mu.Unlock()
 	}
 	c.cfg.Log.Info("contract brought back", obs.KeyTopic, name)

@@ -67,7 +67,7 @@ func (c *Controller) relieve(now time.Time) {
 			c.dropInquiryLocked(name)
 			continue
 		}
-		if !open(topic) || !c.missedLocked(name) && w == nil || c.mu.names[name] != nil || c.mu.fits[name].running() || c.mu.fits[name].records() {
+		if !open(topic) || !c.missedLocked(name) && w == nil || c.ownedLocked(name) || c.mu.fits[name].running() || c.mu.fits[name].records() {
 			seen[name] = w != nil
 			c.dropInquiryLocked(name)
 			continue
@@ -128,7 +128,7 @@ func (c *Controller) actLocked(topic catalog.Topic, m relief.Move, verdict relie
 	}
 	log.Warn("a broker is overloaded", "to", m.To, "publishers", len(m.Publishers), "dry_run", c.cfg.Relief == ReliefDryRun)
 	c.proposed.Add(1)
-	if c.cfg.Relief == ReliefDryRun || c.mu.names[name] != nil {
+	if c.cfg.Relief == ReliefDryRun || c.ownedLocked(name) {
 		return
 	}
 	release := c.holdLocked(name)

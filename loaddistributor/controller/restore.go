@@ -76,7 +76,7 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 func (c *Controller) restore(t catalog.TopicDump) error {
 	name := t.Spec.Name()
 	c.mu.Lock()
-	if c.mu.names[name] != nil || c.mu.creating[name] != nil {
+	if c.ownedLocked(name) || c.mu.topics.see(name).creating != nil {
 		c.mu.Unlock()
 		return fmt.Errorf("topic %s is being created or deleted: %w", name, catalog.ErrTopicExists)
 	}
@@ -123,7 +123,7 @@ func (c *Controller) textLocked(cat *catalog.Catalog, topic string) []byte {
 	if !ok {
 		return nil
 	}
-	if had := c.mu.records[topic]; had.epoch == dump.Epoch {
+	if had := c.mu.topics.see(topic).record; had.epoch == dump.Epoch {
 		return had.text
 	}
 	// Which members are prepared is of the session, and a move is not done yet.
@@ -132,7 +132,7 @@ func (c *Controller) textLocked(cat *catalog.Catalog, topic string) []byte {
 	if err != nil || len(text) > maxRecord {
 		text = nil
 	}
-	c.mu.records[topic] = entrusted{dump.Epoch, text}
+	c.mu.topics.at(topic).record = entrusted{dump.Epoch, text}
 	return text
 }
 
@@ -140,7 +140,6 @@ func (c *Controller) textLocked(cat *catalog.Catalog, topic string) []byte {
 func (c *Controller) entrustLocked(name string) {
 	topic, ok := c.mu.cat.Topic(name)
 	if !ok {
-		delete(c.mu.records, name)
 		return
 	}
 	if topic.State == catalog.Preparing {
@@ -207,7 +206,9 @@ func (c *Controller) records(s *Session, m *srtmv1.TopicRecords) error {
 				log := rand.Uint64() | 1
 				c.mu.cat.Name(log)
 				c.mu.next.Name(log)
-				clear(c.mu.records)
+				for _, l := range c.mu.topics {
+					l.record = entrusted{}
+				}
 			}
 		}
 		s.kept[r.Topic] = k
@@ -246,16 +247,16 @@ func (c *Controller) rebuild() {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(copies)) {
-		if _, known := c.mu.next.Topic(name); !known && c.mu.names[name] == nil && c.mu.creating[name] == nil {
+		if _, known := c.mu.next.Topic(name); !known && !c.ownedLocked(name) && c.mu.topics.see(name).creating == nil {
 			if why := c.rebuildLocked(name, copies[name]); why != "" {
-				if c.mu.waiting[name] != why {
-					notes[name], c.mu.waiting[name] = why, why
+				if l := c.mu.topics.at(name); l.waiting != why {
+					notes[name], l.waiting = why, why
 				}
 				continue
 			}
 			rebuilt = append(rebuilt, name)
 		}
-		delete(c.mu.waiting, name)
+		c.mu.topics.at(name).waiting = ""
 		for _, s := range c.mu.sessions {
 			delete(s.kept, name)
 			delete(s.unknown, name)

@@ -29,7 +29,7 @@ func (c *Controller) Topic(name string) (catalog.Topic, error) {
 	if !ok {
 		return catalog.Topic{}, c.denyLocked(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
 	}
-	return c.mu.conditions[name].show(topic), nil
+	return c.mu.topics.see(name).condition.show(topic), nil
 }
 
 // Topics returns up to limit topics with names after the given one, by name.
@@ -76,7 +76,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	var pooled merge
 	pooled.sum.Topic = name
 	c.mu.RLock()
-	if own := c.mu.names[name]; own != nil {
+	if own := c.mu.topics.see(name).owner; own != nil {
 		status.Moving = own.waiting
 	}
 	if f := c.mu.fits[name]; f != nil {
@@ -107,7 +107,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	status.Pooled, status.P99AccessFraction = pooled.stats(), pooled.tail.fraction()
 	c.mu.RLock()
 	v := c.judgedLocked(topic, counts)
-	if d := c.mu.conditions[name]; d != nil && d.refused()+uint64(d.stranded) > 0 {
+	if d := c.mu.topics.see(name).condition; d != nil && d.refused()+uint64(d.stranded) > 0 {
 		status.Unaccepted, status.PublishersWithoutBroker = d.refused(), uint32(d.stranded)
 		if d.stranded > 0 {
 			status.WithoutBrokerSince = timestamppb.New(d.since)

@@ -69,7 +69,7 @@ func (c *Controller) tend(now time.Time) {
 		for _, name := range c.mu.cat.Placed(b.ID) {
 			topic, _ := c.mu.cat.Topic(name)
 			switch {
-			case !open(topic) || c.mu.names[name] != nil:
+			case !open(topic) || c.ownedLocked(name):
 			case slices.Contains(topic.Retiring, b.ID):
 				switch {
 				case c.emptyLocked(topic, b.ID, now):
@@ -82,34 +82,19 @@ func (c *Controller) tend(now time.Time) {
 						due = append(due, operation{name: name, target: reconcile.Target{Shared: true}})
 					}
 				}
-			case leave && !now.Before(c.mu.retry[name]):
-				c.mu.retry[name] = now.Add(moveRetry)
+			case leave && !now.Before(c.mu.topics.see(name).retry):
+				c.mu.topics.at(name).retry = now.Add(moveRetry)
 				due = append(due, c.leave(name))
 			}
 		}
 	}
-	for name, at := range c.mu.retry {
-		if now.After(at) {
-			delete(c.mu.retry, name)
-		}
-	}
-	for name := range c.mu.stays {
-		if _, again := c.mu.retry[name]; !again {
-			delete(c.mu.stays, name) // it need not leave any more
-		}
-	}
-	for name := range c.mu.turns {
-		if _, ok := c.mu.cat.Topic(name); !ok {
-			delete(c.mu.turns, name)
-		}
-	}
-	for name := range c.mu.untold {
-		if _, ok := c.mu.cat.Topic(name); !ok {
-			delete(c.mu.untold, name)
+	for _, l := range c.mu.topics {
+		if now.After(l.retry) {
+			l.retry, l.stays = time.Time{}, nil // it need not leave any more
 		}
 	}
 	for _, op := range due {
-		if c.mu.names[op.name] == nil && !c.mu.closing { // two brokers of one topic: one after the other
+		if !c.ownedLocked(op.name) && !c.mu.closing { // two brokers of one topic: one after the other
 			c.startLocked(op)
 		}
 	}
@@ -166,9 +151,7 @@ func (c *Controller) leave(name string) operation {
 	})
 	op.end = func(err error) {
 		c.mu.Lock()
-		if c.mu.stays[name] = err; err == nil {
-			delete(c.mu.stays, name)
-		}
+		c.mu.topics.at(name).stays = err
 		c.mu.Unlock()
 		if errors.As(err, new(*placement.Infeasible)) {
 			c.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)

@@ -47,9 +47,9 @@ func (c *Controller) unspentLocked(name string, ids []string) []string {
 func (c *Controller) turnsLocked(topic catalog.Topic) bool {
 	name := topic.Spec.Name()
 	if !scarce(topic.Plan, topic.Retiring) {
-		delete(c.mu.turns, name)
+		c.mu.topics.at(name).turns = nil
 		return false
 	}
-	told, known := c.mu.turns[name]
-	return !known || told != strings.Join(c.unspentLocked(name, topic.Retiring), " ")
+	told := c.mu.topics.see(name).turns
+	return told == nil || *told != strings.Join(c.unspentLocked(name, topic.Retiring), " ")
 }

@@ -30,7 +30,7 @@ type watcher struct {
 // mu held.
 func (c *Controller) watchedLocked(topic string) func(publisher string) bool {
 	ids := map[string]bool{}
-	for w := range c.mu.watchers[topic] {
+	for w := range c.mu.topics.see(topic).watchers {
 		if len(w.publishers) == 0 {
 			return func(string) bool { return true }
 		}
@@ -43,7 +43,7 @@ func (c *Controller) watchedLocked(topic string) func(publisher string) bool {
 
 // wakeLocked requires mu held.
 func (c *Controller) wakeLocked(topic string) {
-	for w := range c.mu.watchers[topic] {
+	for w := range c.mu.topics.see(topic).watchers {
 		select {
 		case w.wake <- struct{}{}:
 		default: // it has been woken and has not looked yet
@@ -92,19 +92,17 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 		c.mu.Unlock()
 		return err
 	}
-	if c.mu.watchers[topic] == nil {
-		c.mu.watchers[topic] = map[*watcher]struct{}{}
+	l := c.mu.topics.at(topic)
+	if l.watchers == nil {
+		l.watchers = map[*watcher]struct{}{}
 	}
-	c.mu.watchers[topic][w] = struct{}{}
+	l.watchers[w] = struct{}{}
 	ending := c.mu.ending
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.mu.watchers[topic], w)
-		if len(c.mu.watchers[topic]) == 0 {
-			delete(c.mu.watchers, topic)
-		}
+		delete(c.mu.topics.at(topic).watchers, w)
 	}()
 
 	var told *catalog.Placement

@@ -1,0 +1,48 @@
+package controller
+
+import "time"
+
+// live is what this process knows of a topic beside the catalog. Guarded by
+// Controller.mu.
+type live struct {
+	owner     *owner                // who changes it now; nil: nobody
+	creating  *creation             // nil: it is not being created
+	watchers  map[*watcher]struct{} // of its publishers
+	condition *condition            // of one that is active
+	retry     time.Time             // it is not to be moved by itself before
+	stays     error                 // why it could not leave a broker
+	turns     *string               // with scarce tokens: whose turn the adaptor was told it is (turn.go)
+	reserved  string                // what shares it lacks because of brokers that are gone
+	unsynced  bool                  // the adaptor may have the shares of a move that was undone
+	reminders []reminder            // publishers that brokers are to be told to let go
+	record    entrusted             // what brokers keep of it
+	waiting   string                // why it is not rebuilt yet
+}
+
+// topics are those that something is known of, by name.
+type topics map[string]*live
+
+// at returns what is known of a topic, to be changed. Requires: Controller.mu held.
+func (t topics) at(name string) *live {
+	if t[name] == nil {
+		t[name] = &live{}
+	}
+	return t[name]
+}
+
+// see returns a copy of it. Requires: Controller.mu held, for reading.
+func (t topics) see(name string) live {
+	if l := t[name]; l != nil {
+		return *l
+	}
+	return live{}
+}
+
+// idle reports whether nothing is under way of a topic that the catalog does not have.
+func (l *live) idle() bool {
+	return l.owner == nil && l.creating == nil && len(l.watchers) == 0 && l.waiting == ""
+}
+
+// ownedLocked reports whether somebody changes the topic now. Requires: mu held, for
+// reading.
+func (c *Controller) ownedLocked(name string) bool { return c.mu.topics.see(name).owner != nil }
