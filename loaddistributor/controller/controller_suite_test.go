@@ -242,6 +242,7 @@ func newCluster(s setup) *cluster {
 	group.Add("controller", control.Run)
 	c.admin, c.placement = srtmv1.NewAdminServiceClient(own), srtmv1.NewPlacementServiceClient(own)
 	c.part = start(group.Run)
+	synctest.Wait() // until it has said of those before it that their sessions are over
 	return c
 }
 
