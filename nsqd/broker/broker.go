@@ -131,11 +131,12 @@ func (c Config) Validate() error {
 // Broker is the table of topics.
 type Broker struct {
 	// Set once.
-	cfg    Config
-	now    func() mono.Time
-	slab   slab
-	steps  sync.Pool // of *step, between two uses
-	keeper *keeper   // nil without a Storage
+	cfg     Config
+	now     func() mono.Time
+	slab    slab
+	steps   sync.Pool     // of *step, between two uses
+	keeper  *keeper       // nil without a Storage
+	closing chan struct{} // closed by Close
 	// large has room for those who make messages of a large batch: a processor
 	// is left to those who wait for events.
 	large chan struct{}
@@ -166,7 +167,7 @@ func New(cfg Config) (*Broker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
-	b := &Broker{cfg: cfg, now: cfg.Now, large: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))}
+	b := &Broker{cfg: cfg, closing: make(chan struct{}), now: cfg.Now, large: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))}
 	if b.now == nil {
 		b.now = clock.Mono
 	}
@@ -297,7 +298,8 @@ func (b *Broker) changed() {
 	}
 }
 
-// DeleteTopic removes a topic with all it holds and ends its subscriptions.
+// DeleteTopic removes a topic with all it holds and ends its subscriptions. It returns
+// when its log is removed from the disk, if that can be.
 // Errors: ErrUnknownTopic; ErrDraining once the broker is closed, since its topics
 // are being left to the next process.
 func (b *Broker) DeleteTopic(name string) error {
@@ -317,6 +319,9 @@ func (b *Broker) DeleteTopic(name string) error {
 	}
 	t.close(true)
 	b.changed()
+	if t.store != nil {
+		<-t.store.gone // or it would be back after a crash
+	}
 	return nil
 }
 
@@ -418,6 +423,7 @@ func (b *Broker) Close() error {
 	if closed {
 		return nil
 	}
+	close(b.closing)
 	for _, t := range b.Topics() {
 		t.close(false)
 	}

@@ -6,10 +6,11 @@ import "github.com/srtm-io/srtm/nsqd/queue"
 var HexOf = hexOf
 
 // Held returns a message that the channel has ready.
-func (t *Topic) Held(channel string) *queue.Message {
+func (t *Topic) Held(channel string) (held *queue.Message) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.core.Channel(channel).Peek(1)[0]
+	t.mu.core.Channel(channel).Peek(1, func(m *queue.Message, _ uint16) { held = m })
+	return held
 }
 
 // Spilling returns how many goroutines the topic has for its disk.

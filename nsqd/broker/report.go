@@ -11,6 +11,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/e2e"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -27,6 +28,7 @@ type Stats struct {
 	Channels    []ChannelStats // by name
 	Publishers  int
 	Subscribers int
+	Retain      metadata.Retention // in force
 
 	Disk DiskStats
 
@@ -104,6 +106,7 @@ func (t *Topic) Stats() Stats {
 		s.Tokens = core.Tokens(now)
 	}
 	if t.store != nil {
+		s.Retain = metadata.Retention(t.retention())
 		if log := t.store.log.Load(); log != nil {
 			s.Disk.add(log.Stats())
 		}

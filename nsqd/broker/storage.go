@@ -13,6 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/migrate"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
@@ -31,6 +32,8 @@ type StorageConfig struct {
 	// MaxLogBytes is the size of a topic's log, in bytes, from which on publishers are
 	// refused; what was accepted before is written all the same. 0: it is not bounded.
 	MaxLogBytes int64
+	// Retain is the retention of topics that have none of their own.
+	Retain metadata.Retention
 	// Through writes every message before it is accepted: it then survives the
 	// loss of the process. Otherwise only what does not fit into memory goes to
 	// disk, and the rest when the broker closes.
@@ -246,6 +249,7 @@ func (b *Broker) Restore() error {
 		}
 	}
 	b.keeper.begin()
+	b.workers.Go(b.trimOld)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,6 +32,11 @@ type store struct {
 	topic *Topic
 	wake  chan struct{} // 1 deep: there is something to write, to get or to save
 	stop  chan struct{} // closed under topic.mu, once
+	gone  chan struct{} // closed when the log of a topic that was deleted is removed, or could not be
+
+	// saving orders what reads where the cursors are and acts on it: saving and trimming,
+	// and a seek. Taken before Topic.storing.
+	saving sync.Mutex
 
 	// log is nil until first used; set once, by ensure or Restore.
 	log atomic.Pointer[commitlog.Files]
@@ -82,7 +88,7 @@ const (
 )
 
 func newStore(t *Topic) *store {
-	return &store{topic: t, wake: make(chan struct{}, 1), stop: make(chan struct{})}
+	return &store{topic: t, wake: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{})}
 }
 
 // startLocked runs the store if it does not run. Requires: mu held, open.
@@ -106,6 +112,9 @@ func (st *store) endLocked(remove bool) {
 	if remove && !st.running && st.log.Load() != nil {
 		st.running = true // only to remove the log, outside the lock
 		st.topic.broker.workers.Go(st.run)
+	}
+	if remove && !st.running {
+		close(st.gone)
 	}
 }
 
@@ -176,6 +185,7 @@ func (st *store) end() {
 	if !remove {
 		return
 	}
+	defer close(st.gone)
 	if log := st.log.Load(); log != nil {
 		if err := log.Remove(); err != nil && !errors.Is(err, commitlog.ErrClosed) {
 			st.report("log on disk not removed", err)
@@ -253,7 +263,7 @@ func (st *store) ensure() (*commitlog.Files, error) {
 		case err == nil:
 			next, err := log.Append(nil)
 			if err == nil && queue.Offset(next) == st.storage().kept[st.topic.name] {
-				st.log.Store(log)
+				st.opened(log)
 				return log, nil
 			}
 			// Nothing of it was restored: what is in it is an earlier topic's of that name.
@@ -360,6 +370,8 @@ func (st *store) save() error {
 }
 
 func (st *store) tryToSave() error {
+	st.saving.Lock()
+	defer st.saving.Unlock()
 	t, x := st.topic, st.scratch
 	log := st.log.Load()
 	t.mu.Lock()
@@ -387,8 +399,7 @@ func (st *store) tryToSave() error {
 	st.carried = false
 	t.mu.Lock()
 	st.saved = changes
-	t.mu.Unlock()
-	t.mu.Lock()
+	t.retainedLocked(log)
 	if low == end && t.mu.core.Changes() == changes {
 		st.used = false // until the next message is written
 	}
@@ -530,6 +541,8 @@ func (st *store) restore(wanted func(channel string) bool) error {
 		return errors.Join(err, log.Close())
 	}
 	core.Restored(now, queue.Offset(next), &s.fx)
+	log.SetRetain(t.retention())
+	t.retainedLocked(log)
 	st.log.Store(log)
 	st.used, st.saved = true, core.Changes()
 	return nil
@@ -548,7 +561,7 @@ func (st *store) persist() error {
 		if log == nil {
 			return nil
 		}
-		if log.Stats().Unreadable == 0 {
+		if log.Stats().Unreadable == 0 && !t.retains() {
 			return log.Remove()
 		}
 	}

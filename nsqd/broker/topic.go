@@ -40,8 +40,9 @@ type Topic struct {
 		core      *queue.Topic
 		consumers map[queue.ConsumerID]*Subscription
 		slo       SLO
-		contract  *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
-		identity  metadata.Identity  // of the topic, as the control plane says; zero: not known
+		contract  *metadata.Contract  // to be restored; not changed, but replaced. Nil: none, or the preset one
+		retain    *metadata.Retention // its own; nil: StorageConfig.Retain
+		identity  metadata.Identity   // of the topic, as the control plane says; zero: not known
 		closed    bool
 		held      int64 // the topic's part of Broker.held
 		// publishers is the number of open connections that have published here.
@@ -92,6 +93,7 @@ func newTopic(b *Broker, name string) *Topic {
 		First:         first,
 		Begin:         b.now(),
 	})
+	t.setRetention(nil)
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
 	t.figures.mu.reported.at = b.now() // the first interval begins with the topic
 	t.room.L = &t.mu
@@ -411,8 +413,8 @@ func (t *Topic) fullLog() bool {
 	if t.store == nil || t.broker.cfg.Storage.cfg.MaxLogBytes == 0 {
 		return false
 	}
-	log := t.store.log.Load()
-	return log != nil && log.Size() >= t.broker.cfg.Storage.cfg.MaxLogBytes
+	log, most := t.store.log.Load(), t.broker.cfg.Storage.cfg.MaxLogBytes
+	return log != nil && log.Size() >= most && log.Needed() >= most
 }
 
 // accept puts the step's messages at the end of the topic's line in memory, and
@@ -700,6 +702,7 @@ func (t *Topic) DeleteChannel(name string) error {
 	t.removeChannel(now, c, s)
 	empty := len(t.mu.core.Channels()) == 0
 	t.end(s)
+	t.settled() // or another of its name would have what it had, after a crash
 	t.deleteIfEphemeral(empty)
 	return nil
 }
@@ -776,11 +779,14 @@ func (t *Topic) retireUnused() bool {
 	return true
 }
 
-// EmptyChannel discards a channel's messages. Errors: ErrUnknownChannel, ErrDraining.
+// EmptyChannel discards a channel's messages. A crash does not bring them back, unless
+// the disk fails. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) EmptyChannel(name string) error {
-	return t.onChannel(name, func(now mono.Time, c *queue.Channel, fx *queue.Effects) {
+	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, fx *queue.Effects) {
 		t.mu.core.EmptyChannel(now, c, fx)
 	})
+	t.settled()
+	return err
 }
 
 // PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining.
@@ -811,11 +817,12 @@ func (t *Topic) onChannel(name string, do func(mono.Time, *queue.Channel, *queue
 	return nil
 }
 
-// Empty discards the messages that wait in the topic itself.
+// Empty discards the messages that wait in the topic itself, as EmptyChannel does.
 func (t *Topic) Empty() {
 	s := t.begin()
 	t.mu.core.Empty(&s.fx)
 	t.end(s)
+	t.settled()
 }
 
 // Pause stops releases.

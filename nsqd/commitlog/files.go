@@ -49,9 +49,10 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Retain keeps records that nobody needs any more, by whole segments: those that
-// are not older than Age, or, of them all, the newest of so many Bytes on disk. If
-// both are set, a segment has to meet both; if neither is, none is kept.
+// Retain keeps records that nobody needs any more, by whole segments: those with a
+// record that is not older than Age, and, of them all, the newest of so many Bytes on
+// disk, at least, and at most a segment more. If both are set, a segment has to meet
+// both; if neither is, none is kept.
 type Retain struct {
 	Age   time.Duration
 	Bytes int64
@@ -242,11 +243,48 @@ func (l *Files) Size() int64 {
 	return l.bytes
 }
 
+// Needed is the part of Size that is not retained alone.
+func (l *Files) Needed() (bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.segments[l.at(l.trimmed):] {
+		bytes += s.size()
+	}
+	return bytes
+}
+
 // SetRetain changes Config.Retain, from the next Trim on.
 func (l *Files) SetRetain(r Retain) {
 	l.mu.Lock()
 	l.retain = r
 	l.mu.Unlock()
+}
+
+// Need ends what Trim said of the records from an offset on: somebody needs them again,
+// as far as they are there. It returns the offset of the oldest that may be.
+// Requires: no Trim at the same time.
+func (l *Files) Need(from Offset) (first Offset) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trimmed = min(l.trimmed, from)
+	if len(l.segments) == 0 {
+		return l.next
+	}
+	return l.segments[0].base
+}
+
+// Records is how many there may be from an offset on: the part of a segment is estimated.
+func (l *Files) Records(from Offset) (n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.segments[l.at(from):] {
+		if s.base < from { // it is all of one density
+			n += int64(float64(s.records) * float64(s.next-from) / float64(s.next-s.base))
+		} else {
+			n += s.records
+		}
+	}
+	return n
 }
 
 // at returns the index of the first segment with an offset that is o or a later

@@ -74,7 +74,7 @@ func (l *Files) free(all bool) error {
 	for ; n < end; n++ {
 		s := l.segments[n]
 		stays := (retain.Age > 0 || retain.Bytes > 0) &&
-			(retain.Age == 0 || time.Duration(now-s.last) <= retain.Age) && (retain.Bytes == 0 || left <= retain.Bytes)
+			(retain.Age == 0 || time.Duration(now-s.last) <= retain.Age) && (retain.Bytes == 0 || left-s.size() < retain.Bytes)
 		if s.next > l.trimmed || stays {
 			break
 		}

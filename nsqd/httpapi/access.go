@@ -14,9 +14,10 @@ import (
 )
 
 // administrative reports whether a request takes an administrator, where there are
-// such: to change something, other than by publishing, and for what is below /debug/.
+// such: to change something, other than by publishing, to see messages, and for what is
+// below /debug/.
 func administrative(r *http.Request) bool {
-	return r.URL.Path != "/pub" && r.URL.Path != "/mpub" && secure.Administrative(r)
+	return r.URL.Path == "/channel/peek" || r.URL.Path != "/pub" && r.URL.Path != "/mpub" && secure.Administrative(r)
 }
 
 // Public is a without what is administrative: for the listeners beside one for that.

@@ -94,6 +94,7 @@ var everyRoute = []struct {
 	{"POST", "/topic/pause?topic=u", true}, {"POST", "/topic/unpause?topic=u", true}, {"POST", "/topic/limit?topic=u", true},
 	{"POST", "/channel/create?topic=u&channel=c", true}, {"POST", "/channel/delete?topic=u&channel=c", true}, {"POST", "/channel/empty?topic=u&channel=c", true},
 	{"POST", "/channel/pause?topic=u&channel=c", true}, {"POST", "/channel/unpause?topic=u&channel=c", true},
+	{"POST", "/topic/retain?topic=u", true}, {"POST", "/channel/seek?topic=u&channel=c", true}, {"GET", "/channel/peek?topic=u&channel=c", true},
 	{"POST", "/debug/freememory", true}, {"PUT", "/debug/setblockrate?rate=0", true},
 	{"GET", "/debug/state", true}, {"GET", "/debug/pprof/", true}, {"GET", "/debug/pprof/cmdline", true}, {"GET", "/%64ebug/state", true},
 }

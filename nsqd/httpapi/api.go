@@ -128,11 +128,16 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 		"/topic/unpause": order(a.unmanaged(pauseChannels, a.onTopic((*broker.Topic).Unpause))),
 		"/topic/limit":   {http.MethodPost: a.do(a.recorded(a.limitTopic)), http.MethodDelete: a.do(a.recorded(a.unlimitTopic))},
 
+		"/topic/retain": {http.MethodPost: a.do(a.recorded(a.retainTopic)), http.MethodDelete: a.do(a.recorded(a.unretainTopic))},
+
 		"/channel/create":  order(a.onChannel((*broker.Topic).CreateChannel)),
 		"/channel/delete":  order(a.onChannel((*broker.Topic).DeleteChannel)),
 		"/channel/empty":   post(a.onChannel((*broker.Topic).EmptyChannel)),
 		"/channel/pause":   order(a.onChannel((*broker.Topic).PauseChannel)),
 		"/channel/unpause": order(a.onChannel((*broker.Topic).UnpauseChannel)),
+
+		"/channel/seek": post(a.seekChannel),
+		"/channel/peek": get(a.do(a.peekChannel)),
 
 		"/debug/freememory":   post(freeMemory),
 		"/debug/setblockrate": {http.MethodPut: a.do(setBlockRate)},
@@ -277,6 +282,10 @@ func asFault(err error) *fault {
 		return &fault{http.StatusNotFound, "CHANNEL_NOT_FOUND", err.Error()}
 	case errors.As(err, &over):
 		return &fault{http.StatusTooManyRequests, "RATE_LIMITED", err.Error()}
+	case errors.Is(err, queue.ErrNoCursor):
+		return &fault{http.StatusBadRequest, "NO_CURSOR", err.Error()}
+	case errors.Is(err, broker.ErrSeek):
+		return &fault{http.StatusBadRequest, "INVALID_TO", err.Error()}
 	case errors.Is(err, broker.ErrTooManyTopics):
 		return &fault{http.StatusServiceUnavailable, "TOO_MANY_TOPICS", err.Error()}
 	case errors.Is(err, broker.ErrTooManyChannels):

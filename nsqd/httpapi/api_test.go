@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,6 +54,11 @@ func start(t *testing.T, managed bool) *node {
 
 func startWith(t *testing.T, set func(*httpapi.Config)) *node {
 	t.Helper()
+	return startOn(t, nil, set)
+}
+
+func startOn(t *testing.T, storage *broker.Storage, set func(*httpapi.Config)) *node {
+	t.Helper()
 	lines := new(lineCount)
 	log := slog.New(slog.NewTextHandler(lines, nil))
 	sc := session.DefaultConfig()
@@ -84,7 +90,7 @@ func startWith(t *testing.T, set func(*httpapi.Config)) *node {
 		},
 	}
 	set(&config)
-	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !config.Managed, EndToEnd: time.Hour})
+	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !config.Managed, EndToEnd: time.Hour, Storage: storage})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,4 +457,58 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	n.expect("POST", "/pub?topic=t", "12345678", 200, "OK")
 	n.expect("POST", "/pub?topic=t", "123456789", 503, "TOO_MANY_REQUESTS")
 	n.expect("GET", "/metrics", "", 200, "srtm_nsqd_http_bodies_refused_total 3")
+}
+
+func TestCursorsOverHTTP(t *testing.T) {
+	path := t.TempDir()
+	storage, err := broker.OpenStorage(broker.StorageConfig{
+		Path: path, Metadata: filepath.Join(path, "metadata.json"), MaxRecord: 1 << 20, Overflow: 100, Through: true, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the broker is closed
+		if err := storage.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	n := startOn(t, storage, func(*httpapi.Config) {})
+	n.expect("POST", "/topic/create?topic=t", "", 200, "")
+	n.expect("POST", "/topic/retain?topic=t&retain=24h,10GB", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"retain":"24h0m0s,10000000000B"`)
+	n.expect("POST", "/channel/create?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/pub?topic=t", "\x00\xff", 200, "OK")
+	n.expect("POST", "/pub?topic=t", "two", 200, "OK")
+	n.expect("GET", "/channel/peek?topic=t&channel=c", "", 200, `"body":"AP8="`)
+	n.expect("GET", "/channel/peek?topic=t&channel=c&count=1", "", 200, `"offset":0,`)
+	n.expect("POST", "/channel/seek?topic=t&channel=c&to=1", "", 200, `{"offset":1}`)
+	n.expect("GET", "/channel/peek?topic=t&channel=c&count=1", "", 200, `"body":"dHdv"`)
+	n.expect("POST", "/channel/seek?topic=t&channel=c&to=end", "", 200, `{"offset":2}`)
+	n.expect("GET", "/channel/peek?topic=t&channel=c", "", 200, `{"messages":[]}`)
+	n.expect("POST", "/channel/seek?topic=t&channel=c&to=2026-01-02T15:04:05Z", "", 200, `{"offset":0}`)
+	n.expect("POST", "/channel/seek?topic=t&channel=c&to=begin", "", 200, `{"offset":0}`)
+	n.expect("DELETE", "/topic/retain?topic=t", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"retain":"0"`)
+	for path, code := range map[string]string{
+		"POST /channel/seek?topic=t&channel=c&to=3":          "400 INVALID_TO",
+		"POST /channel/seek?topic=t&channel=c&to=yesterday":  "400 INVALID_TO",
+		"POST /channel/seek?topic=t&channel=c":               "400 MISSING_ARG_TO",
+		"POST /channel/seek?topic=t&channel=d&to=end":        "404 CHANNEL_NOT_FOUND",
+		"POST /channel/seek?topic=u&channel=c&to=end":        "404 TOPIC_NOT_FOUND",
+		"POST /topic/retain?topic=t":                         "400 MISSING_ARG_RETAIN",
+		"POST /topic/retain?topic=t&retain=-1h":              "400 INVALID_RETAIN",
+		"POST /topic/retain?topic=t&retain=1h,2h":            "400 INVALID_RETAIN",
+		"POST /topic/retain?topic=t&retain=99999999999999TB": "400 INVALID_RETAIN",
+		"POST /topic/retain?topic=u&retain=1h":               "404 TOPIC_NOT_FOUND",
+		"GET /channel/peek?topic=t&channel=c&count=0":        "400 INVALID_COUNT",
+		"GET /channel/peek?topic=t&channel=c&count=1001":     "400 INVALID_COUNT",
+		"GET /channel/peek?topic=t&channel=d":                "404 CHANNEL_NOT_FOUND",
+	} {
+		method, path, _ := strings.Cut(path, " ")
+		status, text, _ := strings.Cut(code, " ")
+		want, _ := strconv.Atoi(status)
+		n.expect(method, path, "", want, text)
+	}
+	n.expect("POST", "/channel/create?topic=t&channel=e%23ephemeral", "", 200, "")
+	n.expect("POST", "/channel/seek?topic=t&channel=e%23ephemeral&to=end", "", 400, "NO_CURSOR")
 }

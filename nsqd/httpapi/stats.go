@@ -189,6 +189,7 @@ type limitJSON struct {
 	Stamps    map[string]uint64 `json:"stamps"` // messages by the source of their arrival time
 	Publisher int               `json:"publishers"`
 	Memory    int64             `json:"memory_bytes"` // that messages take in memory
+	Retain    string            `json:"retain"`       // as --retain
 }
 
 type sloJSON struct {
@@ -261,6 +262,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			Stamps:    make(map[string]uint64, stamp.Sources),
 			Publisher: s.Publishers,
 			Memory:    s.Memory,
+			Retain:    s.Retain.String(),
 		},
 	}
 	for i, n := range s.Sources {

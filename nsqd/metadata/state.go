@@ -18,11 +18,12 @@ type State struct {
 
 // Topic is one topic.
 type Topic struct {
-	Name     string    `json:"name"`
-	Paused   bool      `json:"paused,omitempty"`
-	Contract *Contract `json:"contract,omitempty"` // nil: without, or given anew at each start
-	Channels []Channel `json:"channels,omitempty"` // by name
-	Identity Identity  `json:"identity,omitzero"`  // zero: not known
+	Name     string     `json:"name"`
+	Paused   bool       `json:"paused,omitempty"`
+	Contract *Contract  `json:"contract,omitempty"` // nil: without, or given anew at each start
+	Channels []Channel  `json:"channels,omitempty"` // by name
+	Identity Identity   `json:"identity,omitzero"`  // zero: not known
+	Retain   *Retention `json:"retain,omitempty"`   // nil: as the node's default says
 }
 
 // Identity is which topic of its name a topic is, as the control plane says.
@@ -131,6 +132,9 @@ func (s State) validate() error {
 			if err := share.Validate(); err != nil || share.IsZero() {
 				return fmt.Errorf("topic %q has a contract of %d/1000 msg/s and %d messages", t.Name, t.Contract.RateMilli, t.Contract.Burst)
 			}
+		}
+		if err := t.Retain.validate(); err != nil {
+			return fmt.Errorf("topic %q: %w", t.Name, err)
 		}
 		for j, c := range t.Channels {
 			if !wire.ValidChannelName(c.Name) || wire.Ephemeral(c.Name) {

@@ -72,6 +72,7 @@ type Channel struct {
 	ahead     map[Offset]*item // what is beyond the window's end, see carry.go; nil: done
 	behind    bool
 	late      int         // released messages from the window's end on
+	estimate  bool        // late is one, since a Seek
 	ready     ring[*item] // what is in memory and may be delivered
 	due       dueHeap     // in flight: by timeout; deferred: by end of deferral
 	inFlight  flights
@@ -393,8 +394,8 @@ func (c *Channel) feed(w *consumer) {
 
 // take removes an item from its holder's hands.
 func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
-	it := c.inFlight.get(&m)
-	if it == nil || it.holder.id != id {
+	it := c.inFlight.get(&m, id)
+	if it == nil {
 		return nil, ErrNotInFlight
 	}
 	c.drop(it)
@@ -472,8 +473,8 @@ func (c *Channel) requeue(now mono.Time, id ConsumerID, m MessageID, delay time.
 }
 
 func (c *Channel) touch(now mono.Time, id ConsumerID, m MessageID) error {
-	it := c.inFlight.get(&m)
-	if it == nil || it.holder.id != id {
+	it := c.inFlight.get(&m, id)
+	if it == nil {
 		return ErrNotInFlight
 	}
 	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.topic.cfg.MaxInFlight))
@@ -577,7 +578,7 @@ func (c *Channel) empty(fx *Effects) int {
 	for o := range c.ahead {
 		c.ahead[o] = nil
 	}
-	c.deferred, c.late, c.behind = 0, 0, false
+	c.deferred, c.late, c.behind, c.estimate = 0, 0, false, false
 	c.start()
 	t.changes++
 	return n

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -19,6 +20,7 @@ type channelModel struct {
 	since int          // the number of the last message before it was made
 	owed  map[int]bool // it must get and has not finished
 	done  map[int]bool // it must not get again
+	twice map[int]bool // it may get more than once: sought, and carried forward before
 	saved bool         // the snapshot has it
 	last  int          // delivered first in this life, where order is kept
 }
@@ -41,8 +43,11 @@ type crashes struct {
 
 	channels map[string]*channelModel
 	kept     map[string]map[int]bool // done, when the snapshot was saved
-	released map[int]bool            // some channel had it
-	gone     map[int]bool            // those, when the snapshot was saved
+	offsets  map[int]Offset
+	copied   map[int]bool // carried forward
+	retains  bool         // nothing that was written is trimmed
+	released map[int]bool // some channel had it
+	gone     map[int]bool // those, when the snapshot was saved
 }
 
 // settle does what an owner does after a step.
@@ -102,7 +107,7 @@ func (c *crashes) finish(ch *Channel, consumer ConsumerID, id MessageID, n int) 
 		c.rt.Fatal(err)
 	}
 	m := c.channels[ch.name]
-	m.done[n] = true
+	m.done[n] = !m.twice[n]
 	delete(m.owed, n)
 }
 
@@ -110,7 +115,7 @@ func (c *crashes) finish(ch *Channel, consumer ConsumerID, id MessageID, n int) 
 func (c *crashes) make(name string) {
 	ch := c.top.CreateChannel(c.now, name, &c.fx)
 	if c.channels[name] == nil {
-		c.channels[name] = &channelModel{since: c.n, owed: map[int]bool{}, done: map[int]bool{}}
+		c.channels[name] = &channelModel{since: c.n, owed: map[int]bool{}, done: map[int]bool{}, twice: map[int]bool{}}
 		if len(c.channels) > 1 {
 			for n := range c.released {
 				c.channels[name].done[n] = true // before its time
@@ -139,8 +144,9 @@ func (c *crashes) publish() {
 	} else if c.top.Put(c.now, &c.fx, row...) != nil {
 		return
 	}
-	for range row {
+	for _, m := range row {
 		c.n++
+		c.offsets[c.n] = m.Offset
 		for _, m := range c.channels {
 			m.owed[c.n] = true
 		}
@@ -152,8 +158,9 @@ func (c *crashes) save() {
 		c.log.write(c.top, c.now, 100, true, &c.fx)
 	}
 	c.snapshot = c.top.Snapshot(nil, wallOf)
-	low := c.top.Low()
-	c.log.messages = slices.DeleteFunc(c.log.messages, func(m *Message) bool { return m.Offset < low })
+	if low := c.top.Low(); !c.retains {
+		c.log.messages = slices.DeleteFunc(c.log.messages, func(m *Message) bool { return m.Offset < low })
+	}
 	c.kept, c.gone = map[string]map[int]bool{}, maps.Clone(c.released)
 	for name, m := range c.channels {
 		c.kept[name] = maps.Clone(m.done)
@@ -161,14 +168,70 @@ func (c *crashes) save() {
 	}
 }
 
+// seek moves a channel's cursor, which is saved at once.
+func (c *crashes) seek() {
+	ch := c.top.channels[c.rng.IntN(len(c.top.channels))]
+	to := Offset(c.rng.IntN(int(c.top.End()) + 2))
+	records := c.rng.IntN(3) // an estimate
+	for _, m := range c.log.messages {
+		if m.Offset >= to {
+			records++
+		}
+	}
+	there := map[int]bool{}
+	for _, m := range c.log.messages {
+		there[number(m)] = there[number(m)] || m.Only == nil
+	}
+	m := c.channels[ch.name]
+	m.last = 0
+	for n := range c.copied {
+		m.twice[n] = true
+	}
+	for n := 1; n <= c.n; n++ {
+		o, is := c.offsets[n]
+		if !is {
+			continue // a crash took it, and its offset is another's
+		}
+		tail := cmp.Or(c.top.tail.get(o), c.top.inMemory(o))
+		there := there[n] || tail != nil && tail.Only == nil
+		switch {
+		case o >= c.top.front || c.top.line.window.get(o) != nil || o >= c.top.line.window.end() && c.top.line.behind:
+			// not released yet
+		case c.top.avoided(o):
+			delete(m.owed, n)
+		case o < to:
+			delete(m.owed, n)
+			delete(m.done, n) // it was carried forward perhaps, and is not done there
+		default:
+			delete(m.done, n)
+			delete(m.owed, n)
+			if there {
+				m.owed[n] = true
+			}
+		}
+	}
+	m.since = 0
+	if err := c.top.Seek(c.now, ch, to, records, &c.fx); err != nil {
+		c.rt.Fatal(err)
+	}
+	c.save()
+}
+
 // begin is the next process.
 func (c *crashes) begin() {
 	top, fx := restart(c.rt, c.cfg, c.snapshot, c.now, &c.log, slices.Sorted(maps.Keys(c.channels))...)
 	c.top, c.fx = top, fx
+	c.retain()
 	for name := range c.channels {
 		c.make(name)
 	}
 	c.limit()
+}
+
+func (c *crashes) retain() {
+	if c.top.SetRetained(c.retains); c.retains {
+		c.top.Retained(0)
+	}
 }
 
 func (c *crashes) limit() {
@@ -184,6 +247,7 @@ func (c *crashes) crash() {
 	for _, m := range c.log.messages {
 		there[number(m)] = true
 	}
+	maps.DeleteFunc(c.offsets, func(n int, _ Offset) bool { return !there[n] })
 	for name, m := range c.channels {
 		for n := range m.owed {
 			if !there[n] {
@@ -210,7 +274,8 @@ func (c *crashes) crash() {
 func TestThroughAnyCrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
-		c := &crashes{rt: rt, rng: rng, now: mono.Time(time.Hour), channels: map[string]*channelModel{}, released: map[int]bool{}}
+		c := &crashes{rt: rt, rng: rng, now: mono.Time(time.Hour), channels: map[string]*channelModel{}, released: map[int]bool{}, offsets: map[int]Offset{}, copied: map[int]bool{}}
+		c.retains = rapid.Bool().Draw(rt, "retains")
 		c.ordered = rapid.Bool().Draw(rt, "ordered")
 		c.cfg = Config{
 			Capacity:      rapid.IntRange(1, 12).Draw(rt, "capacity"),
@@ -222,6 +287,7 @@ func TestThroughAnyCrash(t *testing.T) {
 			Rand:          rng,
 		}
 		c.top = NewTopic(c.cfg)
+		c.retain()
 		c.limit()
 		c.make("a")
 		c.make("b")
@@ -240,6 +306,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				for _, ch := range c.top.channels {
 					for id := range ch.consumers {
 						_ = c.top.SetReady(c.now, ch, id, rng.IntN(4), &c.fx)
+						c.top.Resume(c.now, ch, id, &c.fx) // it had two of one message, and finished the other
 					}
 				}
 			},
@@ -300,6 +367,9 @@ func TestThroughAnyCrash(t *testing.T) {
 			},
 			"carry": func() {
 				carried := c.top.Stuck(nil, 1)
+				for _, k := range carried {
+					c.copied[number(k.Message)] = true
+				}
 				if !c.cfg.Through {
 					c.top.Carry(c.now, carried, &c.fx)
 					return
@@ -325,10 +395,11 @@ func TestThroughAnyCrash(t *testing.T) {
 				c.begin()
 			},
 			"crash": c.crash,
+			"seek":  c.seek,
 		}
 		mix := []string{
 			"publish", "publish", "publish", "publish", "advance", "advance", "advance", "write", "write", "read", "read", "ready", "leave",
-			"finish", "finish", "pause", "tight", "channel", "empty", "delete", "save", "save", "stop", "crash", "carry", "carry",
+			"finish", "finish", "pause", "tight", "channel", "empty", "delete", "save", "save", "stop", "crash", "carry", "carry", "seek",
 		}
 		for range rapid.IntRange(1, 150).Draw(rt, "steps") {
 			steps[mix[rng.IntN(len(mix))]]()

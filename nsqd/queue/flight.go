@@ -26,19 +26,20 @@ func (f *flights) bucket(id *MessageID) **item {
 	return &f.buckets[h>>(64-bits.TrailingZeros(uint(len(f.buckets))))]
 }
 
-// get returns the item of that id, or nil.
-func (f *flights) get(id *MessageID) *item {
+// get returns an item of that id that the consumer holds, or nil. After a Seek there may
+// be two, if the message had been carried forward.
+func (f *flights) get(id *MessageID, holder ConsumerID) *item {
 	if f.n == 0 {
 		return nil
 	}
 	it := *f.bucket(id)
-	for it != nil && it.msg.ID != *id {
+	for it != nil && (it.msg.ID != *id || it.holder.id != holder) {
 		it = it.chain
 	}
 	return it
 }
 
-// add puts an item in. Requires: no other has its id.
+// add puts an item in. Requires: somebody holds it.
 func (f *flights) add(it *item) {
 	if f.n >= len(f.buckets) {
 		f.resize(max(flightsMin, 2*len(f.buckets)))

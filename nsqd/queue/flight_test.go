@@ -10,6 +10,7 @@ import (
 func TestFlights(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var f flights
+		holder := &consumer{id: 7}
 		want := map[MessageID]*item{}
 		var ids []MessageID
 		check := func() {
@@ -17,7 +18,7 @@ func TestFlights(t *testing.T) {
 				rt.Fatalf("%d items, want %d", f.n, len(want))
 			}
 			for _, id := range ids {
-				if got := f.get(&id); got != want[id] {
+				if got := f.get(&id, 7); got != want[id] {
 					rt.Fatalf("%s: %p, want %p", id, got, want[id])
 				}
 			}
@@ -27,7 +28,7 @@ func TestFlights(t *testing.T) {
 			for range rapid.IntRange(0, 3000).Draw(rt, "more") {
 				m := message(next, 0)
 				next++
-				it := &item{msg: m}
+				it := &item{msg: m, holder: holder}
 				f.add(it)
 				want[m.ID] = it
 				ids = append(ids, m.ID)

@@ -198,7 +198,7 @@ func (c *Channel) checkInvariants() error {
 			return fmt.Errorf("%s is held without a turn", it.msg.ID)
 		}
 		held[it.holder]++
-		if c.inFlight.get(&it.msg.ID) != it {
+		if c.inFlight.get(&it.msg.ID, it.holder.id) == nil {
 			return fmt.Errorf("%s is held but not in flight", it.msg.ID)
 		}
 	}

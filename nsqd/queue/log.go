@@ -110,6 +110,9 @@ func (t *Topic) free() int {
 	if t.line.behind || t.tight || t.line.absent.len() > 0 {
 		return 0
 	}
+	if t.retained && t.logged() && !t.cfg.Through {
+		return min(t.space(), max(0, t.cfg.Overflow-t.underWay))
+	}
 	return t.space()
 }
 
@@ -141,7 +144,7 @@ func (t *Topic) accept(m *Message) {
 	t.end++
 }
 
-// spill has a message written that somebody is behind at.
+// spill has a message written that somebody is behind at, or that is retained.
 func (t *Topic) spill(m *Message, fx *Effects) {
 	fx.Disk = true
 	if m.Offset < t.tail.next {
@@ -244,7 +247,7 @@ func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, f
 	for o := upTo; o < t.tail.end() && len(into) < most && size < bytes; o++ {
 		if m := t.tail.get(o); m == nil {
 			// done already
-		} else if m.holders == 1 && o < from && m.Only == nil {
+		} else if m.holders == 1 && o < from && m.Only == nil && !t.retained {
 			t.tail.done(o)
 			t.unspill(m, fx)
 		} else {
@@ -523,11 +526,43 @@ func (t *Topic) Low() Offset {
 			}
 		}
 	}
-	for len(t.void) > 0 && t.void[0].to <= low {
+	for len(t.void) > 0 && t.void[0].to <= low && (t.void[0].to <= t.first || len(t.void) > maxVoid) {
 		t.void = t.void[1:]
 	}
 	return low
 }
+
+// maxVoid is how many spans are remembered for a Seek alone. What was emptied before them
+// comes again.
+const maxVoid = 1000
+
+// Retained says from where on the log has what a Seek may want.
+func (t *Topic) Retained(first Offset) { t.first = first }
+
+// Front is beyond all that was released.
+func (t *Topic) Front() Offset { return t.front }
+
+// At is the offset of the first message from a time of publication on that is in memory
+// alone, or the end.
+func (t *Topic) At(time mono.Wall) Offset {
+	from := t.tail.next
+	if t.tail.slots.len() == 0 {
+		from = max(from, t.oldest())
+	}
+	for o := from; o < t.end; o++ {
+		m := t.tail.get(o)
+		if m == nil {
+			m = t.inMemory(o)
+		}
+		if m != nil && m.Timestamp >= time {
+			return o
+		}
+	}
+	return t.end
+}
+
+// InLog is up to where the log has all that anybody needs.
+func (t *Topic) InLog() Offset { return t.tail.next }
 
 // End is the offset of the next message.
 func (t *Topic) End() Offset { return t.end }
@@ -637,6 +672,35 @@ func (c *Channel) start() {
 	c.reach(t.front)
 }
 
+// seek puts an empty cursor at an offset before the topic's releases.
+func (c *Channel) seek(to Offset, records int, fx *Effects) {
+	t := c.topic
+	for o := t.tail.next; o < t.end; o++ {
+		m, waits := t.tail.get(o), t.line.window.get(o)
+		if waits != nil || m != nil && (o >= t.front || o >= to && c.takes(m)) {
+			records++ // of what waits, below: not in the log
+		}
+	}
+	c.window.slots.clear()
+	if c.window.next = to; t.line.window.slots.len() > 0 {
+		c.window.next = min(to, t.line.window.next)
+	}
+	c.reach(to)
+	c.behind, c.estimate, c.late = true, true, max(0, records-t.Waiting())
+	c.counters.Messages += uint64(c.late)
+	fx.Disk = true
+}
+
+// caughtUp ends being behind.
+func (c *Channel) caughtUp() {
+	if c.behind = false; c.estimate {
+		c.counters.Emptied += uint64(c.late)
+	} else {
+		c.counters.Lost += uint64(c.late)
+	}
+	c.late, c.estimate = 0, false
+}
+
 // wants is as of the line.
 func (c *Channel) wants() (from Offset, n int) {
 	t := c.topic
@@ -731,9 +795,7 @@ func (c *Channel) catchUp(now mono.Time) {
 	for c.behind && c.absent.len() == 0 {
 		o := c.window.end()
 		if o >= t.front {
-			c.behind = false
-			c.counters.Lost += uint64(c.late)
-			c.late = 0
+			c.caughtUp()
 			return
 		}
 		if o < t.tail.next {
@@ -772,14 +834,4 @@ func (t *Topic) Unstored() (n int) {
 		}
 	}
 	return n
-}
-
-// Peek returns up to n of the messages that the channel would deliver next, as far as
-// they are in memory. They are the machine's.
-func (c *Channel) Peek(n int) []*Message {
-	msgs := make([]*Message, min(n, c.ready.len()))
-	for i := range msgs {
-		msgs[i] = c.ready.at(i).msg
-	}
-	return msgs
 }

@@ -68,6 +68,9 @@ var (
 	ErrNotInFlight = errors.New("message is not in flight to this consumer")
 	// ErrUnknownConsumer: the consumer was removed, or never added.
 	ErrUnknownConsumer = errors.New("no such consumer")
+	// ErrNoCursor: the channel has no place in a log, since it or its topic is ephemeral
+	// or there is no disk.
+	ErrNoCursor = errors.New("an ephemeral channel or topic has no log to seek in")
 	// ErrUnknownChannel: the topic has no channel of that name.
 	ErrUnknownChannel = errors.New("no such channel")
 )

@@ -11,12 +11,13 @@ import (
 // A snapshot is what a topic's cursors are. In varints, but for names and the
 // version:
 //
-//	version 1
+//	version 2
 //	end, the offset from which on nothing was written, front
 //	line: its position, messages behind that are written, runs of what waited
 //	spans of offsets that were emptied: number, and of each gap and length
 //	channels: number, and of each length of the name and name, position, messages
-//	behind that are written, runs of what is open; what it has at or beyond its
+//	behind that are written, twice, and one more if that is estimated, runs of what is
+//	open; what it has at or beyond its
 //	position: number, and of each the gap, 0 if it is done, or 1, the attempts and the
 //	time as below
 //
@@ -24,7 +25,7 @@ import (
 // before, and twice its length; or, of a message that has been delivered or is
 // deferred, the gap, 1, the attempts, and the time from when on it may be delivered,
 // in ns since the Unix epoch, or 0.
-const snapshotVersion = 1
+const snapshotVersion = 2
 
 // ErrSnapshot says that it is damaged or of another version.
 var ErrSnapshot = errors.New("not a snapshot of cursors")
@@ -101,6 +102,10 @@ func (c *Channel) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 				onDisk--
 			}
 		}
+	}
+	onDisk = 2 * max(0, onDisk)
+	if c.estimate {
+		onDisk++
 	}
 	b = cursorHead(b, c.window.next, c.window.end(), onDisk)
 	e := runs{last: c.window.next}
@@ -293,7 +298,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 		window window[*item]
 		absent ring[*item]
 		ahead  map[Offset]*item
-		late   int
+		late   int // twice, see Snapshot
 	}
 	var cursors []cursor
 	for n := d.num(); n > 0 && !d.faulty; n-- {
@@ -345,7 +350,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 			}
 			c = t.CreateChannel(now, from.name, fx)
 		}
-		c.window, c.absent, c.ahead, c.late, c.behind = from.window, from.absent, from.ahead, from.late, true
+		c.window, c.absent, c.ahead, c.late, c.estimate, c.behind = from.window, from.absent, from.ahead, from.late/2, from.late%2 > 0, true
 	}
 	for _, c := range t.channels {
 		if !c.behind {

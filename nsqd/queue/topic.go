@@ -133,17 +133,19 @@ type Topic struct {
 	turn     int // of Want
 	// In windows: of what was in memory in an earlier process and is not read yet, and,
 	// in a channel's, of what is not released yet.
-	unread  *Message // nil until Restore
-	pending *item    // nil until there is one
-	passed  bool     // the line, something that is for one channel only
-	written Offset   // by an earlier process; of Restore, as found
-	found   map[Offset]bool
-	orphans Offset // likewise: what is for one channel from there on is in the log twice
-	changes uint64
-	paused  bool
-	stopped bool
-	due     mono.Time // no later than the deadline of any channel
-	tight   bool      // memory is short of bytes
+	unread   *Message // nil until Restore
+	pending  *item    // nil until there is one
+	passed   bool     // the line, something that is for one channel only
+	written  Offset   // by an earlier process; of Restore, as found
+	found    map[Offset]bool
+	orphans  Offset // likewise: what is for one channel from there on is in the log twice
+	changes  uint64
+	paused   bool
+	stopped  bool
+	due      mono.Time // no later than the deadline of any channel
+	tight    bool      // memory is short of bytes
+	retained bool      // every message is to be in the log, whether or not anybody needs it
+	first    Offset    // the log has nothing before it that a Seek could want
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -164,7 +166,7 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{cfg: cfg, due: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
+	t := &Topic{cfg: cfg, due: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64, first: math.MaxUint64}
 	t.jump(cfg.First)
 	t.front, t.line.window.next = t.end, t.end
 	return t
@@ -176,6 +178,10 @@ func NewTopic(cfg Config) *Topic {
 // one message comes back to memory where it can leave it at once. What is in
 // memory stays.
 func (t *Topic) SetTight(tight bool) { t.tight = tight }
+
+// SetRetained says whether every message is to be in the log, from the next one on, though
+// all channels may be done with it before it is written.
+func (t *Topic) SetRetained(retained bool) { t.retained = retained }
 
 // Limit puts the topic under a contract, with no share yet: until SetShare
 // nothing is released. If it is limited already, only the policy changes.
@@ -221,7 +227,9 @@ func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
 func (t *Topic) Enter(now mono.Time, fx *Effects, msgs ...*Message) {
 	for _, m := range msgs {
 		fx.Held += m.Size()
-		t.accept(m)
+		if t.accept(m); t.retained && t.logged() {
+			t.spill(m, fx)
+		}
 		if t.free() > 0 {
 			t.wait(m)
 		} else {
@@ -674,6 +682,26 @@ func (t *Topic) EmptyChannel(now mono.Time, c *Channel, fx *Effects) int {
 	n := c.empty(fx)
 	t.settle(now, c, fx)
 	return n
+}
+
+// Seek moves the channel's cursor: it gets what was released from that offset on, once
+// more if it had it, and nothing before it. What it holds, in flight, deferred or requeued,
+// it holds no longer, as with EmptyChannel; what is not released yet comes when it is. None
+// of it takes a token again. What it gets from there on counts as published to it anew.
+// records is about how many the log has from there on. Error: ErrNoCursor.
+func (t *Topic) Seek(now mono.Time, c *Channel, to Offset, records int, fx *Effects) error {
+	if !c.tracked {
+		return ErrNoCursor
+	}
+	if to < t.front {
+		t.writeUpTo(t.front, nil) // what memory alone has, and perhaps for this channel alone
+	}
+	c.empty(fx)
+	if c.opened = now; to < t.front { // it is not the broker that was late with what comes again
+		c.seek(to, records, fx)
+	}
+	t.settle(now, c, fx)
+	return nil
 }
 
 func (t *Topic) settle(now mono.Time, c *Channel, fx *Effects) {

@@ -1,0 +1,199 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// A topic's log keeps what its channels are done with for as long as its retention says,
+// and a seek brings a channel back to it. What is not done is kept without that.
+
+// trimInterval is how often a log is looked at for what has become too old, while nothing
+// else happens to the topic.
+const trimInterval = time.Minute
+
+// ErrSeek: the place to seek to is none.
+var ErrSeek = errors.New("neither begin, end, a time, nor an offset up to the topic's end")
+
+// Retain sets the topic's own retention; nil: that of the broker. What is retained already
+// is judged by it, too. Errors: queue.ErrNoCursor without a log.
+func (t *Topic) Retain(r *metadata.Retention) error {
+	if t.store == nil {
+		return queue.ErrNoCursor
+	}
+	t.setRetention(r)
+	t.broker.recorded()
+	return nil
+}
+
+func (t *Topic) setRetention(r *metadata.Retention) {
+	if t.store == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.retain = r
+	retain := t.retention()
+	t.mu.core.SetRetained(retain != (commitlog.Retain{}))
+	if log := t.store.log.Load(); log != nil {
+		log.SetRetain(retain)
+		t.retainedLocked(log)
+	}
+}
+
+// retention requires mu held.
+func (t *Topic) retention() commitlog.Retain {
+	r := t.broker.cfg.Storage.cfg.Retain
+	if t.mu.retain != nil {
+		r = *t.mu.retain
+	}
+	return commitlog.Retain{Age: r.Age, Bytes: r.Bytes}
+}
+
+func (t *Topic) retains() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.retention() != (commitlog.Retain{})
+}
+
+// retainedLocked says what a seek may find in the log. Requires: mu held.
+func (t *Topic) retainedLocked(log *commitlog.Files) {
+	first := queue.Offset(math.MaxUint64)
+	if t.retention() != (commitlog.Retain{}) {
+		first = queue.Offset(log.Need(math.MaxUint64))
+	}
+	t.mu.core.Retained(first)
+}
+
+// opened is for a log that ensure has made.
+func (st *store) opened(log *commitlog.Files) {
+	st.topic.mu.Lock()
+	log.SetRetain(st.topic.retention())
+	st.topic.retainedLocked(log)
+	st.topic.mu.Unlock()
+	st.log.Store(log)
+}
+
+// trimOld lets logs go of what has become too old, until the broker is closed.
+func (b *Broker) trimOld() {
+	tick := time.NewTicker(trimInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-b.closing:
+			return
+		case <-tick.C:
+		}
+		for _, t := range b.Topics() {
+			if t.store != nil {
+				t.store.trimOld()
+			}
+		}
+	}
+}
+
+func (st *store) trimOld() {
+	st.saving.Lock()
+	defer st.saving.Unlock()
+	if log := st.log.Load(); log != nil && st.topic.retains() {
+		if err := log.Trim(0); err != nil && !errors.Is(err, commitlog.ErrClosed) {
+			st.report("log on disk not trimmed; trying again", err)
+		}
+	}
+}
+
+// Place is where a channel is to go on: To, unless Begin, End or Time is set.
+type Place struct {
+	Begin, End bool
+	Time       mono.Wall // of publication; 0: not by time
+	Offset     uint64
+}
+
+// Seek moves a channel's cursor, as queue.Topic.Seek says, and returns the offset from which
+// on it now gets messages: that of the place, or the oldest that is retained if it is not.
+// It is on disk then, as far as that works.
+// Errors: ErrUnknownChannel, ErrDraining, ErrSeek, queue.ErrNoCursor; that of the disk.
+func (t *Topic) Seek(channel string, to Place) (uint64, error) {
+	st := t.store
+	if st == nil {
+		return 0, queue.ErrNoCursor
+	}
+	st.saving.Lock()
+	at, err := st.seek(channel, to)
+	st.saving.Unlock()
+	if err == nil {
+		t.settled()
+	}
+	return uint64(at), err
+}
+
+// seek requires saving held: nothing is trimmed meanwhile.
+func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
+	t, log := st.topic, st.log.Load()
+	at = queue.Offset(to.Offset)
+	switch {
+	case to.Begin:
+		at = 0
+	case to.End:
+		at = math.MaxUint64
+	case to.Time != 0 && log != nil:
+		var found commitlog.Offset
+		if found, err = log.At(to.Time); err != nil {
+			return 0, err
+		}
+		at = queue.Offset(found)
+	}
+	seekErr := t.onChannel(channel, func(now mono.Time, c *queue.Channel, fx *queue.Effects) {
+		core := t.mu.core
+		first, records := core.InLog(), 0
+		switch {
+		case to.Time != 0 && (log == nil || at >= core.InLog()):
+			at = core.At(to.Time) // it is in memory
+		case !to.Begin && !to.End && at > core.End():
+			err = fmt.Errorf("offset %d, the topic ends at %d: %w", at, core.End(), ErrSeek)
+			return
+		}
+		at = min(at, core.Front())
+		if log != nil {
+			if first = min(first, queue.Offset(log.Need(commitlog.Offset(at)))); at < core.InLog() {
+				at = max(at, first)
+				records = int(log.Records(commitlog.Offset(at)))
+			}
+		} else {
+			at = max(at, first)
+		}
+		err = core.Seek(now, c, at, records, fx)
+	})
+	return at, errors.Join(seekErr, err)
+}
+
+// settled returns when what the topic's channels are done with will be so after a crash. It
+// does not wait for a disk that fails, which Health tells of.
+func (t *Topic) settled() {
+	st := t.store
+	if st == nil {
+		return
+	}
+	st.saving.Lock()
+	defer st.saving.Unlock()
+	log := st.log.Load()
+	t.mu.Lock()
+	if log == nil || !st.unsaved() || t.mu.closed || t.mu.core.Carrying() {
+		t.mu.Unlock()
+		return
+	}
+	snapshot := t.mu.core.Snapshot(nil, st.storage().epoch.wallOf)
+	t.mu.Unlock()
+	err := log.SaveCursors(snapshot)
+	if errors.Is(err, commitlog.ErrClosed) {
+		return
+	}
+	st.noted(saving, err) // the store saves them again soon, and trims
+}

@@ -1,0 +1,119 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+)
+
+// retainTopic sets a topic's own retention, of ?retain= as --retain has it.
+func (a *API) retainTopic(r *http.Request) (string, error) {
+	q := r.URL.Query()
+	text, err := argument(q, "retain", "MISSING_ARG_RETAIN")
+	if err != nil {
+		return "", err
+	}
+	retain, err := metadata.ParseRetention(text)
+	if err != nil {
+		return "", badRequest("INVALID_RETAIN", "%v", err)
+	}
+	return "", a.setRetention(q, &retain)
+}
+
+// unretainTopic goes back to the broker's.
+func (a *API) unretainTopic(r *http.Request) (string, error) {
+	return "", a.setRetention(r.URL.Query(), nil)
+}
+
+func (a *API) setRetention(q url.Values, r *metadata.Retention) error {
+	name, err := topicArgument(q, "INVALID_TOPIC")
+	if err != nil {
+		return err
+	}
+	t, err := a.existing(name)
+	if err != nil {
+		return err
+	}
+	return t.Retain(r)
+}
+
+// place parses where to seek to.
+func place(q url.Values) (p broker.Place, err error) {
+	text, err := argument(q, "to", "MISSING_ARG_TO")
+	if err != nil {
+		return p, err
+	}
+	switch text {
+	case "begin":
+		p.Begin = true
+		return p, nil
+	case "end":
+		p.End = true
+		return p, nil
+	}
+	if p.Offset, err = strconv.ParseUint(text, 10, 64); err == nil {
+		return p, nil
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil || at.Year() < 1970 || at.Year() > 2200 {
+		return p, badRequest("INVALID_TO", "to=%.100q is none of begin, end, an offset, and a time such as 2026-01-02T15:04:05Z", text)
+	}
+	p.Time = max(1, mono.Wall(at.UnixNano()))
+	return p, nil
+}
+
+// seekChannel moves a channel's cursor, and answers from which offset it goes on.
+func (a *API) seekChannel(r *http.Request) (string, error) {
+	to, err := place(r.URL.Query())
+	if err != nil {
+		return "", err
+	}
+	var at uint64
+	_, err = a.onChannel(func(t *broker.Topic, channel string) (err error) {
+		at, err = t.Seek(channel, to)
+		return err
+	})(r)
+	if err != nil {
+		return "", err
+	}
+	return `{"offset":` + strconv.FormatUint(at, 10) + "}\n", nil
+}
+
+type peekedJSON struct {
+	ID        string `json:"id"`
+	Offset    uint64 `json:"offset"`
+	Timestamp int64  `json:"timestamp"` // of publication, Unix ns
+	Attempts  uint16 `json:"attempts"`  // deliveries so far
+	Body      []byte `json:"body"`      // base64
+}
+
+// peekChannel shows what a channel would deliver next.
+func (a *API) peekChannel(r *http.Request) (string, error) {
+	count := 10
+	if text := r.URL.Query().Get("count"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > broker.MaxPeek {
+			return "", badRequest("INVALID_COUNT", "count=%.100q is not a number in 1 to %d", text, broker.MaxPeek)
+		}
+		count = n
+	}
+	shown := []peekedJSON{}
+	_, err := a.onChannel(func(t *broker.Topic, channel string) error {
+		messages, err := t.Peek(channel, count)
+		for _, m := range messages {
+			shown = append(shown, peekedJSON{string(m.ID[:]), m.Offset, int64(m.Timestamp), m.Attempts, m.Body})
+		}
+		return err
+	})(r)
+	if err != nil {
+		return "", err
+	}
+	b, err := json.Marshal(map[string]any{"messages": shown})
+	return string(b) + "\n", err
+}
