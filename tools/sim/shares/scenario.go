@@ -129,170 +129,151 @@ func place(contract tokenbucket.Share, publishers []int, retiring ...int) []shar
 	return placed
 }
 
+// trouble is when it begins, in seconds: between two reports, after a window.
+const trouble = 12.4
+
+const half = publishers / 2
+
+// scene is a scenario of trouble. Times are in seconds after the trouble begins.
+type scene struct {
+	name    string
+	lasts   float64
+	start   []int // publishers by broker at first, in turn
+	changes []change
+	events  []Event
+}
+
+// change is what becomes of the publishers whose number modulo every is offset.
+type change struct {
+	every, offset int
+	// They go to a broker, each at an instant of its own in from .. until, and have
+	// none since the trouble if gone; until is 0 if they stay. A later change to the
+	// same broker counts in place of this one.
+	to          int
+	from, until float64
+	gone        bool
+	// excess: they do not keep to their part at these times.
+	excess *span
+	// rate is how much of their usual rate they send at these times, and other
+	// otherwise.
+	rate  *span
+	other float64
+}
+
+// span is value in the seconds from .. to.
+type span struct{ from, to, value float64 }
+
+func (s *span) holds(at mono.Time) bool {
+	return s != nil && at >= after(s.from) && at < after(s.to)
+}
+
+// after is an instant, seconds after the trouble begins.
+func after(s float64) mono.Time { return seconds(trouble + s) }
+
+const (
+	everything = -1e6 // seconds ago
+	forever    = 1e6
+)
+
+func scenes(contract tokenbucket.Share) []scene {
+	two := []int{half, half}
+	third := func(retiring ...int) []share.Placed { return place(contract, []int{0, half, half}, retiring...) }
+	since := &span{0, forever, 1}
+	return []scene{
+		// One of two brokers is drained; its publishers follow to a third.
+		{"drain", 20, two, []change{{every: 2, to: 2, from: 0.02, until: 0.08}}, []Event{{At: after(0), Place: third(0)}}},
+		// All publishers are on one broker, and move to another; each tenth is of a stock
+		// client, which the old one cuts after the grace.
+		{"move", 20, []int{publishers}, []change{{every: 1, to: 1, from: 0.02, until: 0.08}, {every: 10, to: 1, from: 1, until: 1.1}},
+			[]Event{{At: after(0), Place: place(contract, []int{0, publishers}, 0)}}},
+		// The process of one is killed; that it is gone is known after a second, and its
+		// publishers have another broker after two.
+		{"crash", 40, two, []change{{every: 2, gone: true, to: 2, from: 2, until: 2.5, excess: &span{everything, 20, 1}}},
+			[]Event{{At: after(0), Down: []int{0}}, {At: after(1), Dead: []int{0}}, {At: after(2), Place: third()}}},
+		// It is killed, and started again after eight seconds, before anything has moved;
+		// its publishers send then what they have made meanwhile.
+		{"return", 60, two, []change{{every: 2, gone: true, to: 0, from: 8, until: 8.5, excess: since}},
+			[]Event{{At: after(0), Down: []int{0}}, {At: after(8), Up: []int{0}}}},
+		// For five seconds half of the publishers of a broker send four times as much.
+		{"flash crowd", 60, two, []change{{every: 2, excess: since}, {every: 4, rate: &span{0, 5, 4}, other: 1}}, nil},
+		// Traffic shifts: 90 % of it comes to one broker.
+		{"90/10", 40, two, []change{{every: 2, rate: &span{0, forever, 1.8}, other: 1}, {every: 2, offset: 1, rate: &span{0, forever, 0.2}, other: 1}}, nil},
+		// The publishers of one broker were silent, and come back.
+		{"silent and back", 40, two, []change{{every: 2, rate: since}}, nil},
+		// One host is frozen for half a minute. Nothing proves that it is dead, so that its
+		// publishers are placed elsewhere after three seconds with what is free.
+		{"frozen host", 60, two, []change{{every: 2, gone: true, to: 2, from: 3, until: 3.5, excess: since}},
+			[]Event{{At: after(0), Frozen: []int{0}}, {At: after(3), Place: third(0)}, {At: after(30), Whole: []int{0}}}},
+		// The control plane is away for a minute.
+		{"control plane away", 80, two, nil, []Event{{At: after(0), Cut: []int{0, 1}}, {At: after(60), Whole: []int{0, 1}}}},
+	}
+}
+
 // Names returns the names of Scenarios.
-func Names() []string {
-	return []string{"drain", "move", "crash", "return", "flash crowd", "90/10", "silent and back", "frozen host", "control plane away"}
+func Names() (names []string) {
+	for _, s := range scenes(tokenbucket.Share{Rate: tokenbucket.PerSecond(publishers), Burst: publishers}) {
+		names = append(names, s.name)
+	}
+	return names
 }
 
 // Scenarios are those of trouble: a topic of 200 Poisson publishers at 20 msg/s, which
 // is the given part (0 to 1) of its contract, with a burst of 100, over two brokers.
 // They are those that are named, all without a name.
-func Scenarios(seed uint64, load float64, only ...string) []Scenario {
+func Scenarios(seed uint64, load float64, only ...string) (list []Scenario) {
 	contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(publishers * each / load), Burst: 100} // of 5,000 at 0.8
-	const trouble = 12.4                                                                             // between two reports, after a window
-	begin := func(name string, number uint64) (*Scenario, *rand.Rand, []publisher) {
+	for number, of := range scenes(contract) {
+		if len(only) > 0 && !slices.Contains(only, of.name) {
+			continue
+		}
+		rng := rand.New(rand.NewPCG(seed, uint64(number+1)))
 		all := make([]publisher, publishers)
 		for i := range all {
-			all[i].stays = []stay{{0, i % 2}}
-		}
-		half := publishers / 2
-		return &Scenario{Name: name, Contract: contract, Start: place(contract, []int{half, half}), Trouble: seconds(trouble)},
-			rand.New(rand.NewPCG(seed, number)), all
-	}
-	within := func(rng *rand.Rand, from, to float64) mono.Time {
-		return seconds(trouble + from + rng.Float64()*(to-from))
-	}
-	half := publishers / 2
-	var list []Scenario
-	add := func(s *Scenario, rng *rand.Rand, all []publisher, until float64) {
-		if !slices.Contains(Names(), s.Name) {
-			panic("shares: " + s.Name + " is not named")
-		}
-		if len(only) == 0 || slices.Contains(only, s.Name) {
-			s.fill(rng, all, until)
-			list = append(list, *s)
-		}
-	}
-
-	// One of two brokers is drained; its publishers follow to a third.
-	s, rng, all := begin("drain", 1)
-	for i := range all {
-		if i%2 == 0 {
-			all[i].stays = append(all[i].stays, stay{within(rng, 0.02, 0.08), 2})
-		}
-	}
-	s.Events = []Event{{At: seconds(trouble), Place: place(contract, []int{0, half, half}, 0)}}
-	add(s, rng, all, trouble+20)
-
-	// All publishers are on one broker, and move to another; each tenth is of a stock
-	// client, which the old one cuts after the grace.
-	s, rng, all = begin("move", 2)
-	s.Start = place(contract, []int{publishers})
-	for i := range all {
-		to := within(rng, 0.02, 0.08)
-		if i%10 == 0 {
-			to = within(rng, 1, 1.1)
-		}
-		all[i].stays = []stay{{0, 0}, {to, 1}}
-	}
-	s.Events = []Event{{At: seconds(trouble), Place: place(contract, []int{0, publishers}, 0)}}
-	add(s, rng, all, trouble+20)
-
-	// The process of one is killed; that it is gone is known after a second, and its
-	// publishers have another broker after two.
-	s, rng, all = begin("crash", 3)
-	for i := range all {
-		if i%2 == 0 {
-			all[i].stays = append(all[i].stays, stay{seconds(trouble), -1}, stay{within(rng, 2, 2.5), 2})
-			all[i].excess = func(at mono.Time) bool { return at < seconds(trouble+20) }
-		}
-	}
-	s.Events = []Event{
-		{At: seconds(trouble), Down: []int{0}},
-		{At: seconds(trouble + 1), Dead: []int{0}},
-		{At: seconds(trouble + 2), Place: place(contract, []int{0, half, half})},
-	}
-	add(s, rng, all, trouble+40)
-
-	// It is killed, and started again after eight seconds, before anything has moved;
-	// its publishers send then what they have made meanwhile.
-	s, rng, all = begin("return", 4)
-	for i := range all {
-		if i%2 == 0 {
-			all[i].stays = append(all[i].stays, stay{seconds(trouble), -1}, stay{within(rng, 8, 8.5), 0})
-			all[i].excess = func(at mono.Time) bool { return at >= seconds(trouble) }
-		}
-	}
-	s.Events = []Event{{At: seconds(trouble), Down: []int{0}}, {At: seconds(trouble + 8), Up: []int{0}}}
-	add(s, rng, all, trouble+60)
-
-	// For five seconds half of the publishers of a broker send four times as much.
-	s, rng, all = begin("flash crowd", 5)
-	for i := range all {
-		if i%2 == 0 {
-			all[i].excess = func(at mono.Time) bool { return at >= seconds(trouble) }
-		}
-		if i%4 == 0 {
-			all[i].rate = func(at mono.Time) float64 {
-				if at >= seconds(trouble) && at < seconds(trouble+5) {
-					return 4
+			all[i].stays = []stay{{0, i % len(of.start)}}
+			for _, c := range of.changes {
+				if i%c.every == c.offset {
+					all[i].apply(c, rng)
 				}
-				return 1
 			}
 		}
+		s := Scenario{Name: of.name, Contract: contract, Start: place(contract, of.start), Trouble: after(0), Events: of.events}
+		s.fill(rng, all, after(of.lasts))
+		list = append(list, s)
 	}
-	add(s, rng, all, trouble+60)
-
-	// Traffic shifts: 90 % of it comes to one broker.
-	s, rng, all = begin("90/10", 6)
-	for i := range all {
-		then := 1.8
-		if i%2 == 1 {
-			then = 0.2
-		}
-		all[i].rate = func(at mono.Time) float64 {
-			if at < seconds(trouble) {
-				return 1
-			}
-			return then
-		}
-	}
-	add(s, rng, all, trouble+40)
-
-	// The publishers of one broker were silent, and come back.
-	s, rng, all = begin("silent and back", 7)
-	for i := range all {
-		if i%2 == 0 {
-			all[i].rate = func(at mono.Time) float64 {
-				if at < seconds(trouble) {
-					return 0
-				}
-				return 1
-			}
-		}
-	}
-	add(s, rng, all, trouble+40)
-
-	// One host is frozen for half a minute. Nothing proves that it is dead, so that its
-	// publishers are placed elsewhere after three seconds with what is free.
-	s, rng, all = begin("frozen host", 8)
-	for i := range all {
-		if i%2 == 0 {
-			all[i].stays = append(all[i].stays, stay{seconds(trouble), -1}, stay{within(rng, 3, 3.5), 2})
-			all[i].excess = func(at mono.Time) bool { return at >= seconds(trouble) }
-		}
-	}
-	s.Events = []Event{
-		{At: seconds(trouble), Frozen: []int{0}},
-		{At: seconds(trouble + 3), Place: place(contract, []int{0, half, half}, 0)},
-		{At: seconds(trouble + 30), Whole: []int{0}},
-	}
-	add(s, rng, all, trouble+60)
-
-	// The control plane is away for a minute.
-	s, rng, all = begin("control plane away", 9)
-	s.Events = []Event{{At: seconds(trouble), Cut: []int{0, 1}}, {At: seconds(trouble + 60), Whole: []int{0, 1}}}
-	add(s, rng, all, trouble+80)
 	return list
 }
 
+func (p *publisher) apply(c change, rng *rand.Rand) {
+	if c.excess != nil {
+		p.excess = c.excess.holds
+	}
+	if c.rate != nil {
+		p.rate = func(at mono.Time) float64 {
+			if c.rate.holds(at) {
+				return c.rate.value
+			}
+			return c.other
+		}
+	}
+	if c.until == 0 {
+		return
+	}
+	if last := p.stays[len(p.stays)-1]; last.from > 0 && last.broker == c.to {
+		p.stays = p.stays[:len(p.stays)-1]
+	}
+	if c.gone {
+		p.stays = append(p.stays, stay{after(0), -1})
+	}
+	p.stays = append(p.stays, stay{seconds(trouble + c.from + rng.Float64()*(c.until-c.from)), c.to})
+}
+
 // fill makes the publishers' messages.
-func (s *Scenario) fill(rng *rand.Rand, all []publisher, until float64) {
+func (s *Scenario) fill(rng *rand.Rand, all []publisher, until mono.Time) {
 	const most = 4
 	for _, p := range all {
 		for at := mono.Time(0); ; {
 			at = at.Add(time.Duration(rng.ExpFloat64() / (most * each) * 1e9))
-			if at >= seconds(until) {
+			if at >= until {
 				break
 			}
 			now := 1.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"math/big"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,24 +60,39 @@ func parse(r io.Reader) (scenario, error) {
 		return scenario{}, fmt.Errorf("line %d: more input after the scenario", line(data, int64(len(data)-len(more)+1)))
 	}
 
-	var s scenario
+	var read file
 	var f form
-	f.object(raw, "", []string{"brokers", "topic"}, map[string]func(json.RawMessage, string){
-		"brokers": func(v json.RawMessage, at string) {
-			f.list(v, at, func(v json.RawMessage, at string) {
-				var b placement.Broker
-				f.object(v, at, []string{"id", "mcap"}, map[string]func(json.RawMessage, string){
-					"id":        func(v json.RawMessage, at string) { f.text(v, at, &b.ID) },
-					"mcap":      func(v json.RawMessage, at string) { f.integer(v, at, &b.Mcap) },
-					"allocated": func(v json.RawMessage, at string) { f.integer(v, at, &b.Allocated) },
-				})
-				s.brokers = append(s.brokers, b)
-			})
-		},
-		"topic": func(v json.RawMessage, at string) { f.topic(v, at, &s.demand) },
-	})
-	s.faults = f.faults
-	return s, nil
+	f.value(raw, "", reflect.ValueOf(&read).Elem())
+	t := read.Topic
+	return scenario{brokers: read.Brokers, faults: f.faults, demand: placement.Demand{
+		Topic: t.Name, Rate: (int64(t.Rate) + 999) / 1000, RateMilli: int64(t.Rate), Burst: t.Burst, Groups: t.Groups, Publishers: t.Publishers,
+	}}, nil
+}
+
+// file is the form of a scenario; shapes are the names of its objects' fields, in
+// lower case, those that must be there with a "!".
+type file struct {
+	Brokers []placement.Broker
+	Topic   topic
+}
+
+type topic struct {
+	Name       string
+	Rate       milli
+	Burst      int64
+	Groups     []placement.Group
+	Publishers []placement.Publisher
+}
+
+// milli is a rate in 1/1000 msg/s; the file has it in msg/s.
+type milli int64
+
+var shapes = map[reflect.Type][]string{
+	reflect.TypeFor[file]():                {"brokers!", "topic!"},
+	reflect.TypeFor[topic]():               {"name!", "rate!", "burst!", "groups", "publishers"},
+	reflect.TypeFor[placement.Broker]():    {"id!", "mcap!", "allocated"},
+	reflect.TypeFor[placement.Group]():     {"count!", "rate!", "key", "batch"},
+	reflect.TypeFor[placement.Publisher](): {"id!", "rate!", "key", "batch"},
 }
 
 // with adds the faults that placement found to those of form, under the names
@@ -121,41 +137,44 @@ func (f *form) fault(at, format string, args ...any) {
 	f.faults = append(f.faults, placement.FieldError{Field: at, Problem: fmt.Sprintf(format, args...)})
 }
 
-func (f *form) topic(v json.RawMessage, at string, d *placement.Demand) {
-	f.object(v, at, []string{"name", "rate", "burst"}, map[string]func(json.RawMessage, string){
-		"name":  func(v json.RawMessage, at string) { f.text(v, at, &d.Topic) },
-		"rate":  func(v json.RawMessage, at string) { f.milli(v, at, &d.Rate, &d.RateMilli) },
-		"burst": func(v json.RawMessage, at string) { f.integer(v, at, &d.Burst) },
-		"groups": func(v json.RawMessage, at string) {
-			f.list(v, at, func(v json.RawMessage, at string) {
-				var g placement.Group
-				f.object(v, at, []string{"count", "rate"}, map[string]func(json.RawMessage, string){
-					"key":   func(v json.RawMessage, at string) { f.text(v, at, &g.Key) },
-					"count": func(v json.RawMessage, at string) { f.count(v, at, &g.Count) },
-					"rate":  func(v json.RawMessage, at string) { f.number(v, at, &g.Rate) },
-					"batch": func(v json.RawMessage, at string) { f.count(v, at, &g.Batch) },
-				})
-				d.Groups = append(d.Groups, g)
-			})
-		},
-		"publishers": func(v json.RawMessage, at string) {
-			f.list(v, at, func(v json.RawMessage, at string) {
-				var p placement.Publisher
-				f.object(v, at, []string{"id", "rate"}, map[string]func(json.RawMessage, string){
-					"id":    func(v json.RawMessage, at string) { f.text(v, at, &p.ID) },
-					"key":   func(v json.RawMessage, at string) { f.text(v, at, &p.Key) },
-					"rate":  func(v json.RawMessage, at string) { f.number(v, at, &p.Rate) },
-					"batch": func(v json.RawMessage, at string) { f.count(v, at, &p.Batch) },
-				})
-				d.Publishers = append(d.Publishers, p)
-			})
-		},
-	})
+// value reads v into to, a struct of shapes, a list, a text or a number.
+func (f *form) value(v json.RawMessage, at string, to reflect.Value) {
+	switch to.Kind() {
+	case reflect.Struct:
+		f.object(v, at, to)
+	case reflect.Slice:
+		f.list(v, at, to)
+	case reflect.String:
+		if v[0] != '"' || json.Unmarshal(v, to.Addr().Interface()) != nil {
+			f.fault(at, "is %s, want a text", kind(v))
+		}
+	case reflect.Float64:
+		if !isNumber(v) {
+			f.fault(at, "is %s, want a number", kind(v))
+			return
+		}
+		n, err := strconv.ParseFloat(string(v), 64)
+		if to.SetFloat(n); err != nil {
+			f.fault(at, "%s is out of range", v)
+		}
+	case reflect.Int: // a count
+		n := f.scaled(v, at, 1, "a whole number")
+		if n < math.MinInt32 || n > math.MaxInt32 {
+			f.fault(at, "%d is out of range", n)
+			return
+		}
+		to.SetInt(n)
+	default:
+		if to.Type() == reflect.TypeFor[milli]() {
+			to.SetInt(f.scaled(v, at, 1000, "a rate with at most three decimals"))
+			return
+		}
+		to.SetInt(f.scaled(v, at, 1, "a whole number"))
+	}
 }
 
-// object reads an object whose fields are the keys of fields, each by its
-// function, in the order of the input.
-func (f *form) object(v json.RawMessage, at string, required []string, fields map[string]func(json.RawMessage, string)) {
+// object reads an object, its fields in the order of the input.
+func (f *form) object(v json.RawMessage, at string, to reflect.Value) {
 	d := json.NewDecoder(bytes.NewReader(v))
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
 		f.fault(at, "is %s, want an object", kind(v))
@@ -165,6 +184,7 @@ func (f *form) object(v json.RawMessage, at string, required []string, fields ma
 	if at != "" {
 		prefix += "."
 	}
+	shape := shapes[to.Type()]
 	var seen []string
 	for d.More() {
 		// The whole input was found to be well-formed before.
@@ -175,25 +195,24 @@ func (f *form) object(v json.RawMessage, at string, required []string, fields ma
 			f.fault(prefix+name, "%v", err)
 			return
 		}
-		read := fields[name]
 		switch {
-		case read == nil:
+		case !slices.Contains(shape, name) && !slices.Contains(shape, name+"!"):
 			f.fault(prefix+name, "unknown field")
 		case slices.Contains(seen, name):
 			f.fault(prefix+name, "appears twice")
 		default:
 			seen = append(seen, name)
-			read(value, prefix+name)
+			f.value(value, prefix+name, to.FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) }))
 		}
 	}
-	for _, name := range required {
-		if !slices.Contains(seen, name) {
+	for _, field := range shape {
+		if name, must := strings.CutSuffix(field, "!"); must && !slices.Contains(seen, name) {
 			f.fault(prefix+name, "is missing")
 		}
 	}
 }
 
-func (f *form) list(v json.RawMessage, at string, item func(json.RawMessage, string)) {
+func (f *form) list(v json.RawMessage, at string, to reflect.Value) {
 	d := json.NewDecoder(bytes.NewReader(v))
 	if open, err := d.Token(); err != nil || open != json.Delim('[') {
 		f.fault(at, "is %s, want a list", kind(v))
@@ -206,62 +225,23 @@ func (f *form) list(v json.RawMessage, at string, item func(json.RawMessage, str
 			f.fault(here, "%v", err)
 			return
 		}
-		item(value, here)
+		to.Set(reflect.Append(to, reflect.Zero(to.Type().Elem())))
+		f.value(value, here, to.Index(i))
 	}
 }
 
-func (f *form) text(v json.RawMessage, at string, to *string) {
-	if v[0] != '"' || json.Unmarshal(v, to) != nil {
-		f.fault(at, "is %s, want a text", kind(v))
-	}
-}
-
-func (f *form) number(v json.RawMessage, at string, to *float64) {
-	if !isNumber(v) {
-		f.fault(at, "is %s, want a number", kind(v))
-		return
-	}
-	var err error
-	if *to, err = strconv.ParseFloat(string(v), 64); err != nil {
-		f.fault(at, "%s is out of range", v)
-	}
-}
-
-// integer accepts 64000, 64000.0 and 6.4e4.
-func (f *form) integer(v json.RawMessage, at string, to *int64) {
-	f.scaled(v, at, 1, "a whole number", to)
-}
-
-func (f *form) count(v json.RawMessage, at string, to *int) {
-	var n int64
-	f.integer(v, at, &n)
-	if n < math.MinInt32 || n > math.MaxInt32 {
-		f.fault(at, "%d is out of range", n)
-		return
-	}
-	*to = int(n)
-}
-
-// milli reads a rate in msg/s, exact to a thousandth, and that rounded up.
-func (f *form) milli(v json.RawMessage, at string, rate, exact *int64) {
-	f.scaled(v, at, 1000, "a rate with at most three decimals", exact)
-	*rate = *exact / 1000
-	if *exact%1000 > 0 {
-		*rate++
-	}
-}
-
-// scaled reads scale times a number, which has to be an integer then.
-func (f *form) scaled(v json.RawMessage, at string, scale int64, want string, to *int64) {
+// scaled returns scale times a number, which has to be an integer then: 64000,
+// 64000.0 and 6.4e4 are. 0 with a fault.
+func (f *form) scaled(v json.RawMessage, at string, scale int64, want string) int64 {
 	if !isNumber(v) {
 		f.fault(at, "is %s, want %s", kind(v), want)
-		return
+		return 0
 	}
 	// A float first: an exponent such as 1e999999999 must not reach big.Rat.
 	approx, err := strconv.ParseFloat(string(v), 64)
 	if err != nil || math.Abs(approx)*float64(scale) >= math.MaxInt64 {
 		f.fault(at, "%s is out of range", v)
-		return
+		return 0
 	}
 	exact, ok := new(big.Rat), approx == 0 || math.Abs(approx) > 1e-9
 	if ok {
@@ -270,9 +250,9 @@ func (f *form) scaled(v json.RawMessage, at string, scale int64, want string, to
 	exact.Mul(exact, new(big.Rat).SetInt64(scale))
 	if !ok || !exact.IsInt() {
 		f.fault(at, "is %s, want %s", v, want)
-		return
+		return 0
 	}
-	*to = exact.Num().Int64()
+	return exact.Num().Int64()
 }
 
 func isNumber(v json.RawMessage) bool { return v[0] == '-' || v[0] >= '0' && v[0] <= '9' }
