@@ -25,7 +25,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help build run test check race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ test: lint no-race-note ## lint, then every test: race detector, random order, r
 	@# allocations cannot be counted under the race detector
 	$(GO) test -vet=off -run=Allocation ./nsqd/...
 	@$(MAKE) --no-print-directory test-clients
+
+# What starts clusters, clients or benchmarks takes most of the time of make test.
+UNITS = $$($(GO) list ./... | grep -vE '/(tests|bench|tools/srtm/up)(/|$$)')
+
+check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
+	$(GO) test -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $(UNITS)
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process

@@ -63,11 +63,12 @@ func runs(t *testing.T, usual int) int {
 }
 
 // The promise of Sequential, over many runs with known true fractions: the error
-// rate of its verdicts is within alpha. The allowance is three standard
-// deviations of a count that is right at alpha.
+// rate of its verdicts is within alpha. The allowance is 4.5 standard deviations of a
+// count that is right at alpha, as it is at p=0.01: with 3 one run in some hundred of
+// this test failed by chance.
 func TestVerdictsErrWithinAlpha(t *testing.T) {
 	n := runs(t, 400)
-	allowed := alpha*float64(n) + 3*math.Sqrt(alpha*(1-alpha)*float64(n))
+	allowed := alpha*float64(n) + 4.5*math.Sqrt(alpha*(1-alpha)*float64(n))
 	for _, burst := range []int{1, 10, 50, 250} {
 		for _, p := range []float64{0.005, 0.008, 0.01, 0.012, 0.02, 0.1} {
 			t.Run(fmt.Sprintf("p=%v,burst=%d", p, burst), func(t *testing.T) {
@@ -113,7 +114,7 @@ func TestVerdictsOnBurstsLateInPart(t *testing.T) {
 			wrong++
 		}
 	}
-	if float64(wrong) > alpha*float64(n)+3*math.Sqrt(alpha*float64(n)) {
+	if float64(wrong) > alpha*float64(n)+4.5*math.Sqrt(alpha*float64(n)) {
 		t.Errorf("%d of %d verdicts are wrong", wrong, n)
 	}
 }

@@ -78,7 +78,7 @@ func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (ke
 func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
 	const alpha = 0.1
 	n := runs(t, 30)
-	allowed := alpha*float64(n) + 3*math.Sqrt(alpha*(1-alpha)*float64(n))
+	allowed := alpha*float64(n) + 4.5*math.Sqrt(alpha*(1-alpha)*float64(n))
 	const stall = 100 * time.Millisecond
 	for name, c := range map[string]struct {
 		brokers int
