@@ -18,9 +18,9 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/daemon"
-	"github.com/srtm-io/srtm/internal/duplex"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -49,7 +49,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 
 // serve runs everything in one role, until ctx ends or the role does.
 func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
-	options := duplex.ServerOptions()
+	options := bidi.ServerOptions()
 	noLedger := o.tbadaptorAddress == "" && as.term == nil // the leader's adaptor has it, and brokers go there
 	if noLedger {
 		options = append(options, rpc.Elsewhere(srtmv1.GrantService_ServiceDesc.ServiceName, as.leader))

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/srtm-io/srtm/nsqd/memory"
 )
 
 // Of the descriptors that a process may have, a quarter, but no more than
@@ -44,7 +42,7 @@ func softLimit(flag int64, env string, root fs.FS) int64 {
 	case flag > 0:
 		return flag
 	}
-	return memory.Default(root)
+	return defaultLimit(root)
 }
 
 // descriptors is how many files the process may have open, which the Go runtime

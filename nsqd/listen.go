@@ -8,7 +8,6 @@ import (
 	"net"
 
 	"github.com/srtm-io/srtm/nsqd/conn"
-	"github.com/srtm-io/srtm/nsqd/endpoint"
 )
 
 // listeners are the sockets that nsqd listens at; those it does not are nil.
@@ -27,21 +26,21 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 		return fmt.Errorf("--tcp-address: %w", err)
 	}
 	if opts.httpAddress != "" {
-		if at.http, err = endpoint.Listen(ctx, net.ListenConfig{}, opts.httpAddress); err != nil {
+		if at.http, err = conn.ListenAt(ctx, net.ListenConfig{}, opts.httpAddress); err != nil {
 			at.http = nil
 			return fmt.Errorf("--http-address: %w", err)
 		}
 		at.http = &bounded{at.http, &at.web, true}
 	}
 	if opts.httpsAddress != "" && opts.conn.TLS != nil {
-		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.httpsAddress)
+		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.httpsAddress)
 		if err != nil {
 			return fmt.Errorf("--https-address: %w", err)
 		}
 		at.https = tls.NewListener(&bounded{ln, &at.web, false}, opts.conn.TLS)
 	}
 	if opts.adminAddress != "" {
-		ln, err := endpoint.Listen(ctx, net.ListenConfig{}, opts.adminAddress)
+		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.adminAddress)
 		if err != nil {
 			return fmt.Errorf("--admin-http-address: %w", err)
 		}
@@ -90,7 +89,7 @@ func address(ln net.Listener) net.Addr {
 }
 
 // port is -1 for a listener without.
-func port(ln net.Listener) int { return endpoint.Port(address(ln)) }
+func port(ln net.Listener) int { return conn.Port(address(ln)) }
 
 // name is the address for people.
 func name(ln net.Listener) string {

@@ -28,7 +28,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/conn"
-	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/statsd"
@@ -297,7 +296,7 @@ func (o *options) validate() error {
 	must(daemon.OneOf("durability", o.durability, durabilityMemory, durabilityFsync))
 	must(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
 	fault(o.tcpAddress == "", "--tcp-address is empty")
-	fault(endpoint.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
+	fault(conn.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
 	for _, n := range []struct {
 		flag     string
 		n        int64
@@ -330,8 +329,8 @@ func (o *options) validate() error {
 	if o.managed() {
 		fault(o.agent.Mcap <= 0, "--mcap %d is not a positive rate", o.agent.Mcap)
 		fault(len(b.Presets) > 0, "--topic-limit is for standalone brokers: in a cluster the loaddistributor gives the contracts")
-		fault(endpoint.IsPath(o.tcpAddress) && o.broadcastTCPPort == 0, "--loaddistributor-address needs a TCP port to advertise, and --tcp-address has none")
-		fault((o.httpAddress == "" || endpoint.IsPath(o.httpAddress)) && o.broadcastHTTPPort == 0, "--loaddistributor-address needs an HTTP port to advertise, and --http-address has none")
+		fault(conn.IsPath(o.tcpAddress) && o.broadcastTCPPort == 0, "--loaddistributor-address needs a TCP port to advertise, and --tcp-address has none")
+		fault((o.httpAddress == "" || conn.IsPath(o.httpAddress)) && o.broadcastHTTPPort == 0, "--loaddistributor-address needs an HTTP port to advertise, and --http-address has none")
 	}
 	return errors.Join(errs...)
 }
@@ -395,8 +394,8 @@ func (o *options) node(tcp, web net.Addr) httpapi.Node {
 		Release:          obs.Version(),
 		BroadcastAddress: cmp.Or(o.broadcastAddress, hostname()),
 		Hostname:         hostname(),
-		TCPPort:          endpoint.Port(tcp),
-		HTTPPort:         endpoint.Port(web),
+		TCPPort:          conn.Port(tcp),
+		HTTPPort:         conn.Port(web),
 		StartTime:        time.Now(),
 	}
 	n.BroadcastTCPPort, n.BroadcastHTTPPort = cmp.Or(o.broadcastTCPPort, n.TCPPort), cmp.Or(o.broadcastHTTPPort, n.HTTPPort)

@@ -59,7 +59,7 @@ var arrows = []Arrow{
 		Why:   "connections work without HTTP and without a control plane",
 	},
 	{
-		From: []string{"nsqd/auth", "nsqd/e2e", "nsqd/endpoint", "nsqd/lookupd", "nsqd/memory", "nsqd/pack"},
+		From: []string{"nsqd/auth", "nsqd/compress", "nsqd/lookupd", "nsqd/stats"},
 		Only: []string{"internal/..."},
 		Why:  "they serve the broker and know nothing of it",
 	},

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -157,7 +157,7 @@ func startAdaptor(ln net.Listener) (*part, *loop.Server) {
 	GinkgoHelper()
 	adaptor, err := loop.New(loop.Config{Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: 5 * time.Second, Leases: loop.DefaultLeases(), Log: logger()})
 	Expect(err).NotTo(HaveOccurred())
-	server := grpc.NewServer(duplex.ServerOptions()...)
+	server := grpc.NewServer(bidi.ServerOptions()...)
 	srtmv1.RegisterGrantServiceServer(server, adaptor)
 	var group lifecycle.Group
 	group.Add("grpc", lifecycle.ServeGRPC(ln, server))
@@ -190,7 +190,7 @@ func newCluster(s setup) *cluster {
 	c := &cluster{}
 	ln := listen(cmp.Or(s.address, "127.0.0.1:0"))
 	c.address = ln.Addr().String()
-	server := grpc.NewServer(duplex.ServerOptions()...)
+	server := grpc.NewServer(bidi.ServerOptions()...)
 	cfg := controller.Config{
 		ReportInterval: 20 * time.Millisecond, PrepareTimeout: 5 * time.Second, Window: time.Second,
 		EvacuateAfter: time.Hour,

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -26,7 +26,7 @@ const messageQueue = 100_000
 type Session struct {
 	// Set once.
 	broker, instance, remote string
-	out                      *duplex.Queue[*srtmv1.ControllerMessage]
+	out                      *bidi.Queue[*srtmv1.ControllerMessage]
 
 	// Guarded by Controller.mu.
 	requests map[uint64]*request
@@ -55,7 +55,7 @@ type request struct {
 }
 
 // Out is what is to be sent to the broker; when it ends, so does the session.
-func (s *Session) Out() *duplex.Queue[*srtmv1.ControllerMessage] { return s.out }
+func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
 // Join begins a session, ErrRemoved: not before it has given up what it holds. One that the broker has already ends with ErrReplaced.
 // remote is the address that the broker calls from.
@@ -65,7 +65,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}
 	s := &Session{
 		broker: h.BrokerId, instance: h.Instance, remote: remote,
-		out:      duplex.NewQueue[*srtmv1.ControllerMessage](messageQueue),
+		out:      bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests: map[uint64]*request{},
 		topics:   map[string]*figures{},
 		unknown:  map[string]bool{},

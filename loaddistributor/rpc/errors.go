@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -77,8 +77,8 @@ var table = refusal.Table{
 	refusal.As[*controller.AdaptorError](codes.Unavailable, ReasonAdaptorFailed),
 	refusal.Is(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.As[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
-	refusal.Is(duplex.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
-	refusal.Is(duplex.ErrSlow, codes.Unavailable, ReasonSlowReader),
+	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
+	refusal.Is(bidi.ErrSlow, codes.Unavailable, ReasonSlowReader),
 }
 
 // toStatus is the only place where an error gets its gRPC code and details.

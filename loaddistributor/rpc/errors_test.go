@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -62,14 +62,14 @@ var domain = map[string]struct {
 	"placement.FieldError":        {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.FieldErrors":       {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.Infeasible":        {&placement.Infeasible{Bound: "rcap", Need: 2, Have: 1}, codes.ResourceExhausted, ReasonInfeasible},
-	"duplex.ErrNoHello":           {duplex.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello},
-	"duplex.ErrSlow":              {duplex.ErrSlow, codes.Unavailable, ReasonSlowReader},
+	"bidi.ErrNoHello":             {bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello},
+	"bidi.ErrSlow":                {bidi.ErrSlow, codes.Unavailable, ReasonSlowReader},
 }
 
 func TestEveryDomainErrorHasACode(t *testing.T) {
 	root := testkit.Root(t)
 	declared := 0
-	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "internal/duplex"} {
+	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "internal/bidi"} {
 		for _, name := range exportedErrors(t, filepath.Join(root, dir)) {
 			declared++
 			if _, ok := domain[name]; !ok {

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
@@ -23,12 +23,12 @@ type Server struct {
 
 	// Set once.
 	controller *controller.Controller
-	sessions   *duplex.Server
+	sessions   *bidi.Server
 }
 
 // New returns a Server in front of c.
 func New(c *controller.Controller) *Server {
-	return &Server{controller: c, sessions: duplex.NewServer()}
+	return &Server{controller: c, sessions: bidi.NewServer()}
 }
 
 // Register adds the services to a gRPC server.
@@ -64,8 +64,8 @@ func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.BrokerMessage, s
 	if p, ok := peer.FromContext(stream.Context()); ok {
 		remote = p.Addr.String()
 	}
-	return toStatus(duplex.Serve(s.sessions, stream, func(m *srtmv1.BrokerMessage) (duplex.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
-		none := duplex.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{}
+	return toStatus(bidi.Serve(s.sessions, stream, func(m *srtmv1.BrokerMessage) (bidi.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
+		none := bidi.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{}
 		hello := m.GetHello()
 		if hello == nil {
 			return none, faults{{Field: "hello", Problem: "the first message of a session is its hello"}}
@@ -77,7 +77,7 @@ func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.BrokerMessage, s
 		if err != nil {
 			return none, err
 		}
-		return duplex.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
+		return bidi.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
 			Out:    session.Out(),
 			Handle: func(m *srtmv1.BrokerMessage) error { return s.controller.Handle(session, m) },
 			Over:   func() { s.controller.Leave(session) },

@@ -10,9 +10,9 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
-	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/stats"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -81,7 +81,7 @@ type ChannelStats struct {
 	Deferred  int
 	Counters  queue.ChannelCounters
 	Consumers int
-	EndToEnd  e2e.Summary // arrival to FIN, lately; empty where not measured
+	EndToEnd  stats.Summary // arrival to FIN, lately; empty where not measured
 }
 
 // Stats returns the topic's present state. The histograms are copies.

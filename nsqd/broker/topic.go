@@ -14,9 +14,9 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/nsqd/e2e"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/stats"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -50,7 +50,7 @@ type Topic struct {
 		capture    *capture // nil: nobody wants one
 		captures   uint64   // ever begun
 		// endToEnd has the channels of which something was finished lately.
-		endToEnd map[*queue.Channel]*e2e.Window
+		endToEnd map[*queue.Channel]*stats.Window
 	}
 	// latency is mu.slo's, for those who record latencies; atomic, written under
 	// mu. A stale read counts a message by the SLO of a moment ago.
@@ -733,9 +733,9 @@ func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Mess
 	w := t.mu.endToEnd[c]
 	if w == nil {
 		if t.mu.endToEnd == nil {
-			t.mu.endToEnd = make(map[*queue.Channel]*e2e.Window)
+			t.mu.endToEnd = make(map[*queue.Channel]*stats.Window)
 		}
-		w = new(e2e.Window)
+		w = new(stats.Window)
 		t.mu.endToEnd[c] = w
 	}
 	for _, m := range messages {

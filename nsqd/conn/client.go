@@ -21,7 +21,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/pack"
+	"github.com/srtm-io/srtm/nsqd/compress"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -62,10 +62,10 @@ type client struct {
 	// (messages); held during a write, which WriteTimeout bounds. It guards
 	// what they write through. Not used on a loop.
 	writeMu sync.Mutex
-	out     io.Writer   // nc, or TLS over it
-	tls     *tls.Conn   // nil without TLS
-	packer  pack.Packer // nil without compression
-	packed  []byte      // scratch for it
+	out     io.Writer       // nc, or TLS over it
+	tls     *tls.Conn       // nil without TLS
+	packer  compress.Packer // nil without compression
+	packed  []byte          // scratch for it
 
 	// writer, present once subscribed, but on a loop.
 	wake    chan struct{} // 1 deep: deliveries are there, or the end

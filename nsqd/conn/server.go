@@ -16,7 +16,6 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/endpoint"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -158,7 +157,7 @@ func (s *Server) Listen(ctx context.Context, address string) (net.Listener, erro
 		return errors.Join(s.stamps.Control(network, address, c), inherited(c))
 	}}
 	lc.SetMultipathTCP(false) // the kernel takes no socket filter on MPTCP
-	return endpoint.Listen(ctx, lc, address)
+	return ListenAt(ctx, lc, address)
 }
 
 // Serve accepts from ln, which is Listen's, until ctx ends; then it closes ln and returns, while

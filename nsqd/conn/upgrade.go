@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/nsqd/pack"
+	"github.com/srtm-io/srtm/nsqd/compress"
 )
 
 // A connection's wrappings, outermost first; each is there if it was
@@ -68,9 +68,9 @@ func (c *client) upgrade(op session.Op) error {
 	case session.OpTLS:
 		return c.upgradeTLS()
 	case session.OpSnappy:
-		c.unpack(pack.FromSnappy, new(pack.Snappy))
+		c.unpack(compress.FromSnappy, new(compress.Snappy))
 	case session.OpDeflate:
-		c.unpack(pack.FromDeflate, pack.NewDeflate(op.Level))
+		c.unpack(compress.FromDeflate, compress.NewDeflate(op.Level))
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func (c *client) upgradeTLS() error {
 	return nil
 }
 
-func (c *client) unpack(open func(*bufio.Reader) io.Reader, p pack.Packer) {
+func (c *client) unpack(open func(*bufio.Reader) io.Reader, p compress.Packer) {
 	c.unpacking = &patient{c: c, under: c.in}
 	c.in = c.in.Layer(open(bufio.NewReaderSize(c.unpacking, unpackBuffer)))
 	c.writeMu.Lock()
@@ -116,7 +116,7 @@ func (c *client) unpack(open func(*bufio.Reader) io.Reader, p pack.Packer) {
 func (c *client) remember() {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	if d, ok := c.packer.(*pack.Deflate); ok {
+	if d, ok := c.packer.(*compress.Deflate); ok {
 		d.Remember()
 	}
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
-	"github.com/srtm-io/srtm/nsqd/e2e"
-	"github.com/srtm-io/srtm/nsqd/memory"
+	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
 // The first part of each shape is NSQ's; "srtm" holds what is ours.
@@ -59,7 +58,7 @@ type statsJSON struct {
 	Health    string        `json:"health"`
 	StartTime int64         `json:"start_time"` // Unix seconds
 	Topics    []topicJSON   `json:"topics"`
-	Memory    *memory.Stats `json:"memory,omitempty"`
+	Memory    *stats.Memory `json:"memory,omitempty"`
 	Producers []clientJSON  `json:"producers"` // null without any
 }
 
@@ -100,7 +99,7 @@ type percentileJSON struct {
 	Nanos    int64   `json:"value"`
 }
 
-func endToEnd(s e2e.Summary, percentiles []float64) endToEndJSON {
+func endToEnd(s stats.Summary, percentiles []float64) endToEndJSON {
 	j := endToEndJSON{Count: s.Count()}
 	for _, q := range percentiles {
 		j.Percentiles = append(j.Percentiles, percentileJSON{q, s.Quantile(q).Nanoseconds()})
@@ -268,7 +267,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 	for i, n := range s.Sources {
 		t.SRTM.Stamps[stamp.Source(i).String()] = n
 	}
-	var all e2e.Summary
+	var all stats.Summary
 	for _, c := range s.Channels {
 		all.Merge(c.EndToEnd)
 		t.Channels = append(t.Channels, channelJSON{
@@ -303,7 +302,7 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	s := a.gather(q.Get("topic"), q.Get("channel"), wants(r, "include_clients"), q.Get("include_histograms") == "true")
 	if wants(r, "include_mem") {
-		m := memory.Read()
+		m := stats.ReadMemory()
 		s.Memory = &m
 	}
 	if q.Get("format") == "json" {

@@ -6,8 +6,7 @@ import (
 
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/e2e"
-	"github.com/srtm-io/srtm/nsqd/memory"
+	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
 // Prefix returns the prefix of every path: format with %s replaced by the host,
@@ -39,7 +38,7 @@ type lines struct {
 }
 
 // lines formats the figures, and takes them as those of the last push.
-func (f *formatter) lines(topics []broker.Stats, mem *memory.Stats) []string {
+func (f *formatter) lines(topics []broker.Stats, mem *stats.Memory) []string {
 	l := &lines{f: f, seen: make(map[string]uint64)}
 	for _, t := range topics {
 		if wire.Ephemeral(t.Name) && !f.ephemeral {
@@ -77,7 +76,7 @@ func (l *lines) topic(t broker.Stats) {
 	l.counter(path+"message_bytes", t.Counters.AcceptedBytes)
 	l.gauge(path+"depth", t.Waiting)
 	l.gauge(path+"backend_depth", 0)
-	var all e2e.Summary
+	var all stats.Summary
 	for _, c := range t.Channels {
 		all.Merge(c.EndToEnd)
 	}
@@ -103,7 +102,7 @@ func (l *lines) channel(path string, c broker.ChannelStats) {
 }
 
 // latencies are in nanoseconds, as in /stats.
-func (l *lines) latencies(path string, s e2e.Summary) {
+func (l *lines) latencies(path string, s stats.Summary) {
 	for _, q := range l.f.percentiles {
 		l.gauge(path+"e2e_processing_latency_"+percent(q), int(s.Quantile(q)))
 	}
@@ -117,7 +116,7 @@ func percent(q float64) string {
 	return strings.ReplaceAll(text, ".", "_")
 }
 
-func (l *lines) memory(m *memory.Stats) {
+func (l *lines) memory(m *stats.Memory) {
 	const path = "mem."
 	for _, g := range []struct {
 		name  string

@@ -10,7 +10,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/memory"
+	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
 // Config of a Pusher. Immutable.
@@ -92,9 +92,9 @@ func (p *Pusher) Run(ctx context.Context) error {
 
 // push sends the figures of now.
 func (p *Pusher) push(ctx context.Context) error {
-	var mem *memory.Stats
+	var mem *stats.Memory
 	if p.cfg.Memory {
-		m := memory.Read()
+		m := stats.ReadMemory()
 		mem = &m
 	}
 	all := packets(p.f.lines(p.cfg.Topics(), mem), p.cfg.PacketSize)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/memory"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -87,7 +87,7 @@ p.mem.gc_pause_usec_95:7|g
 p.mem.next_gc_bytes:8|g
 p.mem.gc_runs:9|c
 `
-	mem := &memory.Stats{HeapObjects: 1, HeapIdleBytes: 2, HeapInUseBytes: 3, HeapReleasedBytes: 4, GCPauseUsec100: 5, GCPauseUsec99: 6, GCPauseUsec95: 7, NextGCBytes: 8, GCTotalRuns: 9}
+	mem := &stats.Memory{HeapObjects: 1, HeapIdleBytes: 2, HeapInUseBytes: 3, HeapReleasedBytes: 4, GCPauseUsec100: 5, GCPauseUsec99: 6, GCPauseUsec95: 7, NextGCBytes: 8, GCTotalRuns: 9}
 	if got := strings.Join(f.lines(figures(), mem), ""); got != want {
 		t.Errorf("%s", got)
 	}

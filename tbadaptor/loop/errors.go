@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 )
@@ -76,8 +76,8 @@ var table = refusal.Table{
 	refusal.Is(ledger.ErrMayGoOn, codes.FailedPrecondition, ReasonMayGoOn),
 	refusal.Is(ledger.ErrUnknownBroker, codes.NotFound, ReasonUnknown),
 	refusal.Is(errRemoved, codes.Aborted, ReasonRemoved),
-	refusal.Is(duplex.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
-	refusal.Is(duplex.ErrSlow, codes.Unavailable, ReasonSlow),
+	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
+	refusal.Is(bidi.ErrSlow, codes.Unavailable, ReasonSlow),
 	refusal.As[*unsettled](codes.Unavailable, ReasonUnsettled),
 	refusal.As[*ledger.Busy](codes.Unavailable, ReasonBusy),
 	refusal.As[*ledger.Conflict](codes.FailedPrecondition, ReasonConflict),

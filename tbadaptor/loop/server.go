@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/duplex"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
@@ -120,7 +120,7 @@ type Server struct {
 	mandate *mandate      // nil: its term is not lent
 	closed  chan struct{} // closed by Run when it ends
 
-	streams *duplex.Server
+	streams *bidi.Server
 
 	mu struct {
 		sync.Mutex
@@ -153,7 +153,7 @@ type topic struct {
 
 type session struct {
 	broker string
-	out    *duplex.Queue[*srtmv1.GrantMessage]
+	out    *bidi.Queue[*srtmv1.GrantMessage]
 }
 
 // New checks the configuration. Brokers must not have seen epochs above the
@@ -163,7 +163,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("adaptor: %w", err)
 	}
-	s := &Server{cfg: cfg, metrics: newMetrics(), streams: duplex.NewServer(), closed: make(chan struct{})}
+	s := &Server{cfg: cfg, metrics: newMetrics(), streams: bidi.NewServer(), closed: make(chan struct{})}
 	switch {
 	case cfg.Lent:
 		s.mandate = &mandate{instance: rand.Text()}
@@ -332,11 +332,11 @@ func (s *Server) lendLocked(open *session, at uint64) {
 
 // Session serves one broker.
 func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.NodeMessage, srtmv1.GrantMessage]) error {
-	return toStatus(duplex.Serve(s.streams, stream, s.begin))
+	return toStatus(bidi.Serve(s.streams, stream, s.begin))
 }
 
-func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
-	none := duplex.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{}
+func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
+	none := bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{}
 	hello := m.GetHello()
 	if hello == nil {
 		var bad badRequest
@@ -357,7 +357,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 		s.cfg.Log.Error("broker refused: it has followed an adaptor that leads later", obs.KeyBroker, hello.BrokerId, "term", hello.Term, "own", term)
 		return none, fmt.Errorf("%w: broker %q has followed an adaptor of term %d, this one has %d", errOldTerm, hello.BrokerId, hello.Term, term)
 	}
-	open := &session{broker: hello.BrokerId, out: duplex.NewQueue[*srtmv1.GrantMessage](grantQueue)}
+	open := &session{broker: hello.BrokerId, out: bidi.NewQueue[*srtmv1.GrantMessage](grantQueue)}
 	err = s.change(reasonHello, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		grants, err := l.Hello(ledger.Session{
 			Broker: hello.BrokerId, Instance: hello.Instance, Policy: policies[hello.Policy], Held: held,
@@ -384,7 +384,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (duplex.Session[srtmv1.NodeMessage
 		return none, err
 	}
 	s.cfg.Log.Info("broker joined", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held), obs.KeyPolicy, hello.Policy)
-	return duplex.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
+	return bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
 		Out:    open.out,
 		Handle: func(m *srtmv1.NodeMessage) error { return s.handle(open, m) },
 		Over:   func() { s.over(open) },

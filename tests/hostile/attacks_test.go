@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/nsqd/pack"
+	"github.com/srtm-io/srtm/nsqd/compress"
 )
 
 // attacks are kept for ever. The figures are of what they did to the others, or
@@ -210,13 +210,13 @@ func nops(different int) (all []byte) {
 
 // deflated is a megabyte, and refers to nothing before it.
 var deflated = sync.OnceValue(func() []byte {
-	d := pack.NewDeflate(9)
+	d := compress.NewDeflate(9)
 	d.Remember()
 	return d.Append(nil, nops(64))
 })
 
 // snappied begins with the stream's identifier, which may come again.
-var snappied = sync.OnceValue(func() []byte { return new(pack.Snappy).Append(nil, nops(1<<20)) })
+var snappied = sync.OnceValue(func() []byte { return new(compress.Snappy).Append(nil, nops(1<<20)) })
 
 var hugeIdentify = sized("IDENTIFY\n", `{"more":[`+strings.Repeat("{},", 1_600_000)+`{}]}`)
 

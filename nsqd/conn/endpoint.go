@@ -1,4 +1,4 @@
-package endpoint
+package conn
 
 import (
 	"context"
@@ -16,10 +16,10 @@ import (
 // which no host:port has. The name of a file here is ./name.
 func IsPath(address string) bool { return strings.Contains(address, "/") }
 
-// Listen listens at address with lc. At a path, a socket that a process left
+// ListenAt listens at address with lc. At a path, a socket that a process left
 // there which is gone is replaced; anything else there is an error. The socket
 // is removed when the listener is closed.
-func Listen(ctx context.Context, lc net.ListenConfig, address string) (net.Listener, error) {
+func ListenAt(ctx context.Context, lc net.ListenConfig, address string) (net.Listener, error) {
 	if !IsPath(address) {
 		return lc.Listen(ctx, "tcp", address)
 	}

@@ -1,4 +1,4 @@
-package pack_test
+package compress_test
 
 import (
 	"bufio"
@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/nsqd/pack"
+	"github.com/srtm-io/srtm/nsqd/compress"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -23,24 +23,24 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // ours.
 type format struct {
 	name   string
-	packer func() pack.Packer
+	packer func() compress.Packer
 	theirs func(io.Reader) io.Reader
 	ours   func(*bufio.Reader) io.Reader
 }
 
 var formats = []format{
-	{"snappy", func() pack.Packer { return new(pack.Snappy) }, func(r io.Reader) io.Reader { return snappy.NewReader(r) }, pack.FromSnappy},
-	{"deflate, nothing remembered", func() pack.Packer { return pack.NewDeflate(6) }, func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, pack.FromDeflate},
-	{"deflate 1", remembering(1), func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, pack.FromDeflate},
-	{"deflate 6", remembering(6), func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, pack.FromDeflate},
-	{"deflate 9", remembering(9), func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, pack.FromDeflate},
-	{"deflate, remembered from the third on", func() pack.Packer { return &late{Deflate: pack.NewDeflate(3)} },
-		func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, pack.FromDeflate},
+	{"snappy", func() compress.Packer { return new(compress.Snappy) }, func(r io.Reader) io.Reader { return snappy.NewReader(r) }, compress.FromSnappy},
+	{"deflate, nothing remembered", func() compress.Packer { return compress.NewDeflate(6) }, func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, compress.FromDeflate},
+	{"deflate 1", remembering(1), func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, compress.FromDeflate},
+	{"deflate 6", remembering(6), func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, compress.FromDeflate},
+	{"deflate 9", remembering(9), func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, compress.FromDeflate},
+	{"deflate, remembered from the third on", func() compress.Packer { return &late{Deflate: compress.NewDeflate(3)} },
+		func(r io.Reader) io.Reader { return stdflate.NewReader(r) }, compress.FromDeflate},
 }
 
-func remembering(level int) func() pack.Packer {
-	return func() pack.Packer {
-		d := pack.NewDeflate(level)
+func remembering(level int) func() compress.Packer {
+	return func() compress.Packer {
+		d := compress.NewDeflate(level)
 		d.Remember()
 		return d
 	}
@@ -48,7 +48,7 @@ func remembering(level int) func() pack.Packer {
 
 // late begins to remember in the middle of the stream.
 type late struct {
-	*pack.Deflate
+	*compress.Deflate
 	n int
 }
 
@@ -133,7 +133,7 @@ func TestAnyPieces(t *testing.T) {
 func TestSnappyIsTheDocumentedFormat(t *testing.T) {
 	// A stream identifier, then a chunk of plain data after its checksum (which
 	// the peers' unpackers check, above).
-	var s pack.Snappy
+	var s compress.Snappy
 	got := s.Append(nil, []byte("OK"))
 	if !bytes.HasPrefix(got, []byte("\xff\x06\x00\x00sNaPpY"+"\x01\x06\x00\x00")) || len(got) != 20 || !bytes.HasSuffix(got, []byte("OK")) {
 		t.Errorf("%x", got)
@@ -154,7 +154,7 @@ func TestRepetitionIsRemembered(t *testing.T) {
 		msg[i] = byte(rng.Uint32())
 	}
 	for _, level := range []int{1, 5, 6, 9} {
-		d := pack.NewDeflate(level)
+		d := compress.NewDeflate(level)
 		d.Remember()
 		first, second := len(d.Append(nil, msg)), len(d.Append(nil, msg))
 		if second > first/4 {
@@ -164,7 +164,7 @@ func TestRepetitionIsRemembered(t *testing.T) {
 }
 
 func TestPackingSnappyAllocatesNothing(t *testing.T) {
-	var s pack.Snappy
+	var s compress.Snappy
 	msg := bytes.Repeat([]byte("sensor 17;"), 10)
 	out := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(100, func() { out = s.Append(out[:0], msg) }); n != 0 {
@@ -180,7 +180,7 @@ func TestLevelsOutOfRangeArePanics(t *testing.T) {
 					t.Errorf("level %d was taken", level)
 				}
 			}()
-			pack.NewDeflate(level)
+			compress.NewDeflate(level)
 		}()
 	}
 }
@@ -195,7 +195,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\xff\xff"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		for _, open := range []func(*bufio.Reader) io.Reader{pack.FromSnappy, pack.FromDeflate} {
+		for _, open := range []func(*bufio.Reader) io.Reader{compress.FromSnappy, compress.FromDeflate} {
 			r := open(bufio.NewReader(bytes.NewReader(in)))
 			const most = 1 << 22
 			n, err := io.Copy(io.Discard, io.LimitReader(r, most))

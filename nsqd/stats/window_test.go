@@ -1,4 +1,4 @@
-package e2e_test
+package stats_test
 
 import (
 	"math"
@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/nsqd/e2e"
+	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
 const span = 10 * time.Second
@@ -17,19 +17,19 @@ const span = 10 * time.Second
 func at(seconds float64) mono.Time { return mono.Time(seconds * float64(time.Second)) }
 
 func TestAnEmptyWindow(t *testing.T) {
-	var w e2e.Window
+	var w stats.Window
 	s := w.Summary(at(5), span)
 	if s.Count() != 0 || s.Quantile(1) != 0 {
 		t.Errorf("%d, %v", s.Count(), s.Quantile(1))
 	}
-	s.Merge(e2e.Summary{})
+	s.Merge(stats.Summary{})
 	if s.Count() != 0 {
 		t.Errorf("%d", s.Count())
 	}
 }
 
 func TestOldLatenciesGo(t *testing.T) {
-	var w e2e.Window
+	var w stats.Window
 	w.Record(at(100), span, time.Second)
 	w.Record(at(104.9), span, 2*time.Second)
 	w.Record(at(105), span, 3*time.Second) // the second half
@@ -49,7 +49,7 @@ func TestOldLatenciesGo(t *testing.T) {
 }
 
 func TestWhatIsOutOfRangeIsAtItsEnd(t *testing.T) {
-	var w e2e.Window
+	var w stats.Window
 	w.Record(0, span, -time.Second)
 	w.Record(0, span, 1000*time.Hour)
 	s := w.Summary(0, span)
@@ -66,7 +66,7 @@ func TestAgainstAList(t *testing.T) {
 			at mono.Time
 			d  time.Duration
 		}
-		var w e2e.Window
+		var w stats.Window
 		var all []sample
 		now := mono.Time(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {

@@ -1,4 +1,4 @@
-package memory
+package main
 
 import (
 	"bufio"
@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// Default is the soft limit of a process that is given none: three quarters of
+// defaultLimit is the soft limit of a process that is given none: three quarters of
 // what the machine, or its cgroup, has. The rest is for what the Go runtime does
 // not count: kernel memory of sockets and arrival stamps, and the cache of the
 // files of messages. root is the file system's; 0: it does not tell.
-func Default(root fs.FS) int64 {
+func defaultLimit(root fs.FS) int64 {
 	has := min(total(root), cgroups(root))
 	if has == math.MaxInt64 {
 		return 0

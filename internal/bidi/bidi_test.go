@@ -1,4 +1,4 @@
-package duplex_test
+package bidi_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/srtm-io/srtm/internal/duplex"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -51,14 +51,14 @@ func (s *stream) Send(m *string) error {
 
 // service records what a session says.
 type service struct {
-	out     *duplex.Queue[*string]
+	out     *bidi.Queue[*string]
 	refuse  error
 	handled func(string) error
 	over    int
 }
 
-func (s *service) begin(*string) (duplex.Session[string, string], error) {
-	return duplex.Session[string, string]{
+func (s *service) begin(*string) (bidi.Session[string, string], error) {
+	return bidi.Session[string, string]{
 		Out:    s.out,
 		Handle: func(m *string) error { return s.handled(*m) },
 		Over:   func() { s.over++ },
@@ -67,7 +67,7 @@ func (s *service) begin(*string) (duplex.Session[string, string], error) {
 
 type fixture struct {
 	*service
-	server *duplex.Server
+	server *bidi.Server
 	stream *stream
 	hangUp context.CancelFunc
 	result chan error
@@ -76,7 +76,7 @@ type fixture struct {
 // serve starts a session in the background; as gRPC does, the stream's context
 // ends when the handler returns.
 func serve(t *testing.T) *fixture {
-	f := &fixture{service: &service{out: duplex.NewQueue[*string](3)}, server: duplex.NewServer(), result: make(chan error, 1)}
+	f := &fixture{service: &service{out: bidi.NewQueue[*string](3)}, server: bidi.NewServer(), result: make(chan error, 1)}
 	f.handled = func(string) error { return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	f.hangUp = cancel
@@ -86,7 +86,7 @@ func serve(t *testing.T) *fixture {
 
 func (f *fixture) start() {
 	go func() {
-		err := duplex.Serve(f.server, f.stream, f.begin)
+		err := bidi.Serve(f.server, f.stream, f.begin)
 		f.hangUp()
 		f.result <- err
 	}()
@@ -126,7 +126,7 @@ func TestHowASessionEnds(t *testing.T) {
 		want error
 		over int
 	}{
-		{"no hello in time", func(*fixture) {}, duplex.ErrNoHello, 0},
+		{"no hello in time", func(*fixture) {}, bidi.ErrNoHello, 0},
 		{"the peer goes before its hello", func(f *fixture) { close(f.stream.in) }, nil, 0},
 		{"the hello is refused", func(f *fixture) { f.refuse = refused; f.stream.in <- say("hello") }, refused, 0},
 		{"a message is refused", func(f *fixture) {
@@ -142,7 +142,7 @@ func TestHowASessionEnds(t *testing.T) {
 				f.out.Put(say("m"))
 				synctest.Wait()
 			}
-		}, duplex.ErrSlow, 1},
+		}, bidi.ErrSlow, 1},
 		{"the server closes", func(f *fixture) { f.stream.in <- say("hello"); go f.server.Close(closing) }, closing, 1},
 		{"the server closes before the hello", func(f *fixture) { synctest.Wait(); go f.server.Close(closing) }, closing, 0},
 	} {
@@ -198,7 +198,7 @@ func TestAClosedServerRefuses(t *testing.T) {
 func TestAQueueTakesFromManyAndLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := serve(t)
-		f.out = duplex.NewQueue[*string](1000)
+		f.out = bidi.NewQueue[*string](1000)
 		f.start()
 		f.stream.in <- say("hello")
 		var writers sync.WaitGroup

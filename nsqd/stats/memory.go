@@ -1,17 +1,13 @@
-// Package memory has the figures of the Go runtime's memory that NSQ shows in
-// /stats and sends to statsd. Reading them stops the process for some tens of
-// microseconds: it is for people and for a push a minute. It also knows how
-// much memory a process may take by default.
-package memory
+package stats
 
 import (
 	"runtime"
 	"slices"
 )
 
-// Stats are the figures, by NSQ's names. Pauses are those of the last 256
+// Memory is what the Go runtime's memory is like, by NSQ's names. Pauses are those of the last 256
 // garbage collections, in microseconds, by percentile.
-type Stats struct {
+type Memory struct {
 	HeapObjects       uint64 `json:"heap_objects"`
 	HeapIdleBytes     uint64 `json:"heap_idle_bytes"`
 	HeapInUseBytes    uint64 `json:"heap_in_use_bytes"`
@@ -23,17 +19,18 @@ type Stats struct {
 	GCTotalRuns       uint32 `json:"gc_total_runs"`
 }
 
-// Read returns the figures now.
-func Read() Stats {
+// ReadMemory returns the metrics now. It stops the process for some tens of
+// microseconds: it is for people and for a push a minute.
+func ReadMemory() Memory {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return of(&m)
 }
 
-func of(m *runtime.MemStats) Stats {
+func of(m *runtime.MemStats) Memory {
 	pauses := slices.Clone(m.PauseNs[:min(int(m.NumGC), len(m.PauseNs))])
 	slices.Sort(pauses)
-	return Stats{
+	return Memory{
 		HeapObjects:       m.HeapObjects,
 		HeapIdleBytes:     m.HeapIdle,
 		HeapInUseBytes:    m.HeapInuse,

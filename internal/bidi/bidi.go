@@ -1,4 +1,4 @@
-package duplex
+package bidi
 
 import (
 	"context"

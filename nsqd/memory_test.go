@@ -1,4 +1,4 @@
-package memory
+package main
 
 import (
 	"os"
@@ -28,7 +28,7 @@ func TestDefaultIsThreeQuartersOfWhatThereIs(t *testing.T) {
 		for path, text := range c.files {
 			root[path] = &fstest.MapFile{Data: []byte(text)}
 		}
-		if got := Default(root); got != c.want {
+		if got := defaultLimit(root); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
@@ -38,7 +38,7 @@ func TestDefaultOfThisMachine(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux tells by files how much memory there is")
 	}
-	if got := Default(os.DirFS("/")); got < 1<<20 {
+	if got := defaultLimit(os.DirFS("/")); got < 1<<20 {
 		t.Errorf("%d bytes", got)
 	}
 }

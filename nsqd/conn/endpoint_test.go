@@ -1,4 +1,4 @@
-package endpoint_test
+package conn_test
 
 import (
 	"net"
@@ -7,11 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/nsqd/endpoint"
+	"github.com/srtm-io/srtm/nsqd/conn"
 )
-
-func TestMain(m *testing.M) { testkit.Main(m) }
 
 // dir is short: a socket's path has 107 bytes at the most.
 func dir(t *testing.T) string {
@@ -26,7 +23,7 @@ func dir(t *testing.T) string {
 
 func listen(t *testing.T, address string) net.Listener {
 	t.Helper()
-	ln, err := endpoint.Listen(t.Context(), net.ListenConfig{}, address)
+	ln, err := conn.ListenAt(t.Context(), net.ListenConfig{}, address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +36,7 @@ func TestWhatIsAPath(t *testing.T) {
 		"127.0.0.1:4150": false, ":4150": false, "[::1]:4150": false, "localhost:nsq": false, "nsqd.sock": false, "": false,
 		"/run/nsqd.sock": true, "./nsqd.sock": true, "run/nsqd.sock": true,
 	} {
-		if got := endpoint.IsPath(address); got != want {
+		if got := conn.IsPath(address); got != want {
 			t.Errorf("%q: %v", address, got)
 		}
 	}
@@ -47,13 +44,13 @@ func TestWhatIsAPath(t *testing.T) {
 
 func TestPorts(t *testing.T) {
 	ln := listen(t, "127.0.0.1:0")
-	if got := endpoint.Port(ln.Addr()); got <= 0 {
+	if got := conn.Port(ln.Addr()); got <= 0 {
 		t.Errorf("TCP: %d", got)
 	}
-	if got := endpoint.Port(listen(t, dir(t)+"/s").Addr()); got != -1 {
+	if got := conn.Port(listen(t, dir(t)+"/s").Addr()); got != -1 {
 		t.Errorf("Unix: %d", got)
 	}
-	if got := endpoint.Port(nil); got != -1 {
+	if got := conn.Port(nil); got != -1 {
 		t.Errorf("none: %d", got)
 	}
 }
@@ -66,7 +63,7 @@ func TestASocketIsThereWhileItIsListenedAt(t *testing.T) {
 		t.Fatal(err)
 	}
 	nc.Close()
-	if _, err := endpoint.Listen(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := conn.ListenAt(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("a second listener at the same path: %v", err)
 	}
 	if err := ln.Close(); err != nil {
@@ -97,13 +94,13 @@ func TestOtherFilesAreLeftAlone(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := endpoint.Listen(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := conn.ListenAt(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("%v", err)
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "precious" {
 		t.Errorf("%q %v", b, err)
 	}
-	if _, err := endpoint.Listen(t.Context(), net.ListenConfig{}, filepath.Join(path, "below")); err == nil {
+	if _, err := conn.ListenAt(t.Context(), net.ListenConfig{}, filepath.Join(path, "below")); err == nil {
 		t.Error("listens below a file")
 	}
 }

@@ -1,4 +1,4 @@
-package memory
+package stats
 
 import (
 	"runtime"
@@ -35,7 +35,7 @@ func TestPausesAreThoseOfCollectionsThatWere(t *testing.T) {
 	if s := of(&m); s.GCPauseUsec100 != 1000 {
 		t.Errorf("%+v", s)
 	}
-	if s := Read(); s.HeapInUseBytes == 0 || s.NextGCBytes == 0 || s.HeapObjects == 0 {
+	if s := ReadMemory(); s.HeapInUseBytes == 0 || s.NextGCBytes == 0 || s.HeapObjects == 0 {
 		t.Errorf("%+v", s)
 	}
 }
