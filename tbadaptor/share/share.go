@@ -80,7 +80,7 @@ const (
 // Drain is within what time Robust and Sqrt mean to work off a backlog. It must
 // be no less than the period of proposals: what is counted twice before it is
 // gone makes shares swing.
-const Drain = 2 * time.Second
+const Drain = time.Second
 
 // retire is Drain for a broker that the topic has moved away from: its backlog does
 // not come again.

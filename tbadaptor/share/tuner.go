@@ -31,7 +31,7 @@ const (
 	// away from, as far as can be told beforehand.
 	handover = 100 * time.Millisecond
 	// stragglers is the part of them that may follow only once their connection ends.
-	stragglers = 0.1
+	stragglers = 0.15
 	// seenAfter is how many steps of a broker's own must have been seen, with half of
 	// what is expected in them, before it is judged by them; or a window without.
 	seenAfter = 3

@@ -213,7 +213,7 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 		t.Errorf("b1's publishers are on their way to b3: %+v", by)
 	}
 	// No report yet tells of it: it is over all the same.
-	if by := propose(12_550); by["b1"].Rate > 250_000 || by["b1"].Burst > 1 || by["b3"].Rate < 2_300_000 {
+	if by := propose(12_550); by["b1"].Rate > 330_000 || by["b1"].Burst > 1 || by["b3"].Rate < 2_300_000 {
 		t.Errorf("b1's publishers have gone: %+v", by)
 	}
 	report("b1", 13_060, 1000, 406, 0) // most of it from before, its end is not
@@ -225,5 +225,23 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 		}
 		report("b2", ms+500, 1000, 2000, 0)
 		report("b3", ms+600, 1000, 2000, 0)
+	}
+}
+
+// A broker that was silent, or whose rate rises in the middle of a step, has up to its
+// quota at once, and what waits is worked off within about a second.
+func TestARisingRateIsServedAtOnce(t *testing.T) {
+	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
+	steady(tuner, "a", 0, 12, 0, 0)
+	steady(tuner, "b", 0, 13, 2000, 0)
+	steady(tuner, "a", 12, 1, 200, 0) // 2,000 msg/s for a tenth of a second
+	if by := proposed(t, tuner, 13); by["a"].Rate < 2_500_000 || by["b"].Rate < 2_100_000 {
+		t.Errorf("a begins: %v", by)
+	}
+	steady(tuner, "a", 13, 1, 2000, 400)
+	steady(tuner, "b", 13, 1, 2000, 0)
+	if by := proposed(t, tuner, 14); by["a"].Rate < 2_500_000 || by["b"].Rate < 2_100_000 {
+		t.Errorf("a sends 2,000 msg/s, and 400 messages wait: %v", by)
 	}
 }

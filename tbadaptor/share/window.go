@@ -48,11 +48,13 @@ func (w *Window) prune(from mono.Time) {
 
 // Fill sets what the steps from then on say of a load: nothing, without any. Its
 // Peak is of all steps, but for those that began or ended with a backlog: what is
-// used then is not what arrivals need, but what the share lacked.
+// used then is not what arrivals need, but what the share lacked. A step in which the
+// rate jumps has some of either, and is forgotten with the next; until then one that
+// has jumped up is expected to send l's Quota, if that is more.
 func (w *Window) Fill(l *Load, from mono.Time) {
 	var all, recent sums
 	l.MaxBacklog, l.Backlog, l.Peak = 0, 0, 0
-	waiting := false
+	waiting, mixed, up := false, false, false
 	for _, s := range w.steps {
 		if !waiting && s.Backlog == 0 {
 			l.Peak = max(l.Peak, s.Peak)
@@ -62,14 +64,20 @@ func (w *Window) Fill(l *Load, from mono.Time) {
 			continue
 		}
 		all.add(s)
-		if recent.jumps(s) {
+		jumps := recent.jumps(s)
+		up = jumps && float64(s.Offered) > recent.rate()*s.Length.Seconds()
+		if jumps || mixed {
 			recent = sums{}
 		}
+		mixed = jumps
 		recent.add(s)
 		l.MaxBacklog = max(l.MaxBacklog, s.MaxBacklog)
 		l.Backlog = s.Backlog
 	}
 	l.Rate, l.Recent, l.Dispersion = all.rate(), recent.rate(), recent.dispersion()
+	if up { // as far as it is entitled to it
+		l.Recent = max(l.Recent, l.Quota.Rate.PerSecond())
+	}
 }
 
 // sums are of steps.

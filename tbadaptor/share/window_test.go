@@ -73,7 +73,8 @@ func TestARateThatJumpsIsFollowedAtOnce(t *testing.T) {
 	}{
 		{"steady", []uint64{5000, 5070, 4930, 5010}, 5002.5},
 		{"up", []uint64{5000, 5070, 4930, 5010, 9000}, 9000},
-		{"up and on", []uint64{5000, 5070, 4930, 5010, 9000, 9100}, 9050},
+		{"up and on", []uint64{5000, 5070, 4930, 5010, 9000, 9100}, 9100}, // 9,000 are of before, too
+		{"up, and on and on", []uint64{5000, 5070, 4930, 5010, 9000, 9100, 9200}, 9150},
 		{"down", []uint64{5000, 5070, 4930, 5010, 0}, 0},
 		{"from nothing", []uint64{0, 0, 0, 100}, 100},
 		{"few messages are no jump", []uint64{2, 0, 3, 1, 4}, 2},
