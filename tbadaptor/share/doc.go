@@ -46,7 +46,7 @@
 // it, and keeps its quota until it has been seen for itself; one that was moved away
 // from has what its backlog needs, and nothing of what is left over. While publishers
 // follow, for a fraction of a second, it has in addition what they will leave there yet
-// as a backlog, and half of the burst that goes with them; and until it has reported,
+// as a backlog, and half of the burst that goes with them; and until it has reported a step of its own,
 // what one in seven of them sends. As long as a
 // broker that is away holds on to its part, those are short of it that were placed
 // last, not those that stayed where they were.

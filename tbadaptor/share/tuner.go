@@ -51,15 +51,14 @@ type tuned struct {
 	Placed
 	instance string
 	since    mono.Time // of the placement, or of its process
-	expected float64   // msg/s, until it has been seen; while it retires, until it has reported
+	expected float64   // msg/s, until it has been seen; while it retires, of stragglers
 	first    bool      // nothing is known of what was before: what it holds was found right
 	seen     bool
 	backlog  int64 // as of its last report
-	// coming is what those that move away are expected to leave there yet, and followed
-	// when it has come and has been released.
-	coming   int64
-	followed mono.Time
-	window   Window
+	// coming is what those that move away are expected to leave there yet, as of asked.
+	coming int64
+	asked  mono.Time
+	window Window
 }
 
 // Place begins a placement epoch of a topic: it returns the tuner of that, and leaves
@@ -89,7 +88,7 @@ func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed [
 		default:
 			m.instance, m.backlog = old.instance, old.backlog
 			if p.Retiring {
-				m.coming, m.followed = int64(t.recent(old, now)*handover.Seconds()), now.Add(handover+retire)
+				m.coming, m.asked = int64(t.recent(old, now)*handover.Seconds()), now
 				m.expected = t.recent(old, now) * stragglers
 			}
 		}
@@ -164,11 +163,14 @@ func (t *Tuner) Report(broker string, s Step) {
 		return
 	}
 	m.backlog = s.Backlog
-	if m.Retiring && !s.At.Before(m.since.Add(handover)) {
-		m.coming, m.expected = 0, 0
+	if !s.At.Before(m.since.Add(handover)) {
+		m.coming = 0
 	}
 	if s.At.Add(-s.Length).Before(m.since) {
 		return
+	}
+	if m.Retiring {
+		m.expected = 0
 	}
 	m.window.Add(s)
 	if m.seen {
@@ -201,9 +203,9 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 		}
 		l := Load{Broker: m.Broker, Share: h.Target, Publishers: m.Publishers, Quota: m.Quota, Retiring: m.Retiring}
 		m.window.Fill(&l, now.Add(-t.window))
-		if !now.Before(m.followed) {
-			m.coming = 0
-		}
+		// What it could release meanwhile has come.
+		m.coming = max(0, m.coming-int64(h.Target.Rate.PerSecond()*now.Sub(m.asked).Seconds()))
+		m.asked = now
 		l.Backlog = m.backlog + m.coming
 		following = following || m.coming > 0
 		l.MaxBacklog = max(l.MaxBacklog, l.Backlog)

@@ -184,13 +184,13 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 	report := func(broker string, ms, length int, offered uint64, backlog int64) {
 		tuner.Report(broker, Step{At: at(ms), Length: time.Duration(length) * time.Millisecond, Offered: offered, MaxBacklog: backlog, Backlog: backlog, Peak: 25})
 	}
+	by := map[string]tokenbucket.Share{}
 	propose := func(ms int) map[string]tokenbucket.Share {
 		t.Helper()
-		shares, err := tuner.Propose(at(ms), quota(5000, 100), func(string) Holding { return Holding{} })
+		shares, err := tuner.Propose(at(ms), quota(5000, 100), func(broker string) Holding { return Holding{Target: by[broker]} })
 		if err != nil {
 			t.Fatal(err)
 		}
-		by := map[string]tokenbucket.Share{}
 		for _, a := range shares {
 			by[a.Broker] = a.Share
 		}
@@ -219,10 +219,11 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 	report("b1", 13_060, 1000, 406, 0) // most of it from before, its end is not
 	report("b2", 13_099, 1000, 2008, 0)
 	report("b3", 13_207, 1000, 1891, 0)
-	for ms := 13_500; ms < 17_000; ms += 1000 {
-		if by := propose(ms); by["b1"].Rate > 90_000 || by["b3"].Rate < 2_300_000 {
+	for ms, most := 13_500, tokenbucket.Rate(330_000); ms < 17_000; ms, most = ms+1000, 90_000 {
+		if by := propose(ms); by["b1"].Rate > most || by["b3"].Rate < 2_250_000 {
 			t.Errorf("%d ms: %+v", ms, by)
 		}
+		report("b1", ms+560, 1000, 0, 0)
 		report("b2", ms+500, 1000, 2000, 0)
 		report("b3", ms+600, 1000, 2000, 0)
 	}
