@@ -20,6 +20,7 @@ import (
 
 	"github.com/nsqio/go-nsq"
 
+	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
@@ -94,6 +95,7 @@ var scenarios = []scenario{
 	{"publish deferred", deferred},
 	{"consume", func(t *testing.T, l library, s *site) { consumes(t, l, s, start(t), order{}) }},
 	{"lookup", looksUp},
+	{"move", moves},
 	{"requeue", requeues},
 	{"touch", touches},
 	{"back off", backsOff},
@@ -420,24 +422,104 @@ func looksUp(t *testing.T, l library, s *site) {
 		consumes(t, l, s, d, order{Lookup: web})
 		return
 	}
+	d := cluster(t, rpc, web)
+	consumes(t, l, s, d, order{Lookup: web})
+}
+
+// cluster has a topic on the one broker of a loaddistributor at these addresses.
+func cluster(t *testing.T, rpc, web string) *local.Process {
+	t.Helper()
 	ld, err := local.Run(under.loaddistributor, t.TempDir(), []string{"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--fitting=off"}, local.Answers("http://"+web+"/ping"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	watch(t, ld)
-	d := start(t, "--loaddistributor-address="+rpc, "--broker-id=b1", "--mcap=20000")
-	waitFor(t, "broker b1", func() bool {
+	d := joins(t, rpc, web, 1)
+	srtm(t, rpc, "topic", "create", topic, "--rate=10000", "--burst=1000", "--group=g:100:10")
+	listed(t, web)
+	return d
+}
+
+// joins starts the n-th broker of a loaddistributor.
+func joins(t *testing.T, rpc, web string, n int) *local.Process {
+	t.Helper()
+	d := start(t, "--loaddistributor-address="+rpc, fmt.Sprintf("--broker-id=b%d", n), "--mcap=20000")
+	waitFor(t, fmt.Sprintf("broker b%d", n), func() bool {
 		text, status, err := request(http.MethodGet, "http://"+web+"/nodes", "")
-		return err == nil && status == http.StatusOK && strings.Contains(text, "tcp_port")
+		return err == nil && status == http.StatusOK && strings.Count(text, "tcp_port") == n
 	})
+	return d
+}
+
+func srtm(t *testing.T, rpc string, args ...string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	create := exec.CommandContext(ctx, under.srtm, "topic", "create", topic, "--rate=10000", "--burst=1000", "--group=:100:10", "--loaddistributor-address="+rpc)
-	if output, err := create.CombinedOutput(); err != nil {
-		t.Fatalf("srtm topic create: %v\n%s", err, output)
+	if output, err := exec.CommandContext(ctx, under.srtm, append(args, "--loaddistributor-address="+rpc)...).CombinedOutput(); err != nil {
+		t.Fatalf("srtm %v: %v\n%s", args, err, output)
 	}
-	listed(t, web)
-	consumes(t, l, s, d, order{Lookup: web})
+}
+
+// moves drains the broker that a consumer reads from, while a publisher of our own
+// follows to another. Each message arrives, none twice; how late the latest was is
+// logged.
+func moves(t *testing.T, l library, s *site) {
+	if !under.ours {
+		results.skip(t, l.name, "move", "no cluster")
+	}
+	free, err := local.Ports(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rpc, web := free[0], free[1]
+	cluster(t, rpc, web)
+	c := drive(t, l, s, order{Mode: "consume", Lookup: web, Topic: topic, Channel: ch, InFlight: 50, Handle: "finish"})
+	to := joins(t, rpc, web, 2)
+	cl, err := client.New(client.Config{Address: rpc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	defer func() { _ = cl.Close(ctx) }() // all was answered
+	p, err := cl.Publisher(ctx, topic, "g.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const few = 200
+	latest, moved, total := time.Duration(0), 0, few // published after the drain began; until it has followed, and a while
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	seen := map[string]bool{}
+	for n := 0; n < total; n++ {
+		began := time.Now()
+		if err := p.Publish(ctx, []byte(fmt.Sprint(n))); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range c.messages(1) {
+			if seen[e.Body] || e.Attempts != 1 {
+				t.Errorf("%s came again, attempt %d", e.Body, e.Attempts)
+			}
+			seen[e.Body] = true
+		}
+		if n == few/2 {
+			srtm(t, rpc, "broker", "drain", "b1")
+		}
+		if n > few/2 {
+			latest = max(latest, time.Since(began))
+		}
+		if p.Broker() == to.TCP {
+			moved++
+		}
+		if moved < few {
+			total = n + 2
+		}
+		<-ticker.C
+	}
+	t.Logf("%s: through a move the latest of %d messages took %v", l.name, total-few/2, latest.Round(time.Millisecond))
+	if rest := c.end(); len(rest) > 0 {
+		t.Errorf("again: %+v", rest)
+	}
 }
 
 // listed waits until a lookup service knows the topic.
