@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -132,7 +133,7 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 		}
 	}
 	for _, name := range leftovers {
-		if err := c.exclusively(name, func() error { return c.forgetContract(ctx, name) }); err != nil {
+		if err := c.exclusively(name, func() error { return c.forgetContract(ctx, name, has[name] != nil) }); err != nil {
 			return err
 		}
 	}
@@ -250,15 +251,22 @@ func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
 	return nil
 }
 
-func (c *Controller) forgetContract(ctx context.Context, name string) error {
+// forgetContract has the adaptor forget the contract of a topic that is gone: at once if
+// it has one, and at last when no broker has the topic any more, for what a broker held
+// before it was told the adaptor may have learned of since.
+func (c *Controller) forgetContract(ctx context.Context, name string, has bool) error {
 	c.mu.RLock()
 	_, taken := c.mu.cat.Topic(name)
+	held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
 	c.mu.RUnlock()
-	if taken {
+	if taken || held && !has {
 		return nil // created again: the contract is the new one's
 	}
 	if _, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name}); err != nil {
 		return fmt.Errorf("remove the contract of topic %s: %w", name, err)
+	}
+	if held {
+		return nil
 	}
 	return c.commit(catalog.LeftoverContractRemoved{Topic: name})
 }

@@ -488,7 +488,8 @@ func (t *Topic) outcome() catalog.Event {
 	case retiring:
 		return catalog.MemberRetired{Topic: t.name, Broker: t.target.Retire}
 	default:
-		return catalog.TopicRemoved{Topic: t.name, Left: t.left, ContractLeft: t.stale}
+		// What a broker still holds, it may tell an adaptor that has forgotten the contract.
+		return catalog.TopicRemoved{Topic: t.name, Left: t.left, ContractLeft: t.stale || len(t.left) > 0}
 	}
 }
 
