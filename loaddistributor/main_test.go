@@ -21,7 +21,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -36,7 +36,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o.window != 20*time.Second || o.seed != 7 || o.tbadaptorAddress != "h:4180" || o.reportInterval != 500*time.Millisecond ||
-		o.at.GRPC != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != fitting.ModeFast || o.at.HTTP != "127.0.0.1:4161" {
+		o.at.GRPC != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != tuner.ModeFast || o.at.HTTP != "127.0.0.1:4161" {
 		t.Errorf("got %+v", o)
 	}
 	if _, _, err := first.program().Parse(nil, io.Discard); err != nil {

@@ -21,9 +21,8 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
-	"github.com/srtm-io/srtm/loaddistributor/relief"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
 
@@ -55,7 +54,7 @@ type options struct {
 	consumerWait      time.Duration
 	deathEvidence     bool
 	relief            string
-	reliefRules       relief.Config
+	reliefRules       tuner.RebalanceConfig
 	leases            *loop.LeaseFlags
 	fitting           string
 	fittingRound      time.Duration
@@ -104,12 +103,12 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere; 8 s after a start of the loaddistributor if that is more, and at once if its process is seen to have ended")
 	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "take it for proof that a broker's process has ended if its session ends and both its ports, which had accepted, refuse connections: its shares go to others at once. Set it to false where something else than the broker's own host may answer for its address")
 	fs.StringVar(&o.relief, "relief", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
-	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", relief.DefaultSustained, "how long that has to last")
-	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", relief.DefaultCooldown, "pause after each such move of a topic")
-	fs.Float64Var(&o.reliefRules.MaxPart, "relief-step", relief.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
-	fs.DurationVar(&o.reliefRules.Capture, "relief-capture", relief.DefaultCapture, "how long arrivals are recorded then, to be replayed through the bucket; 0: the reported access delays decide")
-	fs.StringVar(&o.fitting, "fitting", fitting.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
-	fs.DurationVar(&o.fittingRound, "fitting-round", fitting.DefaultRound, "length of a round of --fitting=paper")
+	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", tuner.DefaultSustained, "how long that has to last")
+	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", tuner.DefaultCooldown, "pause after each such move of a topic")
+	fs.Float64Var(&o.reliefRules.MaxPart, "relief-step", tuner.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
+	fs.DurationVar(&o.reliefRules.Capture, "relief-capture", tuner.DefaultCapture, "how long arrivals are recorded then, to be replayed through the bucket; 0: the reported access delays decide")
+	fs.StringVar(&o.fitting, "fitting", tuner.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
+	fs.DurationVar(&o.fittingRound, "fitting-round", tuner.DefaultRound, "length of a round of --fitting=paper")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
@@ -128,7 +127,7 @@ func (o *options) validate() (err error) {
 		o.seed = rand.Uint64()
 	}
 	log := slog.New(slog.DiscardHandler)
-	errs := []error{o.at.Validate(), daemon.OneOf("fitting", o.fitting, fitting.ModeFast, fitting.ModePaper, fittingOff), daemon.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
+	errs := []error{o.at.Validate(), daemon.OneOf("fitting", o.fitting, tuner.ModeFast, tuner.ModePaper, fittingOff), daemon.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
 	if o.at.Guard != nil {
 		errs = append(errs, o.at.Guard.CheckPlain("--tcp-address", o.tcpAddress))
 	}
@@ -172,7 +171,7 @@ func (o *options) validate() (err error) {
 func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
 	mode, _ := controller.ParseRelief(o.relief) // validate says what is wrong with it
 	measure := ""
-	if o.fitting == fitting.ModeFast || o.fitting == fitting.ModePaper {
+	if o.fitting == tuner.ModeFast || o.fitting == tuner.ModePaper {
 		measure = o.fitting // validate says what is wrong with another
 	}
 	var probe controller.Probe

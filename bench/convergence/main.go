@@ -19,7 +19,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
@@ -96,7 +96,7 @@ func parse(args []string, help io.Writer) (*config, error) {
 	fs := flag.NewFlagSet("convergence", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	rows := fs.String("rows", "5,10,15,20,25,30", "comma-separated `sizes` of the groups that send at the same instants")
-	modes := fs.String("modes", modeOff+","+fitting.ModeFast, "comma-separated `modes` of the loaddistributor's --fitting")
+	modes := fs.String("modes", modeOff+","+tuner.ModeFast, "comma-separated `modes` of the loaddistributor's --fitting")
 	s := &c.load.Spec
 	fs.IntVar(&s.Publishers, "publishers", 300, "`number` of publishers, each with a connection")
 	fs.Float64Var(&s.Rate, "rate", 4, "`msg/s` of each")
@@ -136,7 +136,7 @@ func parse(args []string, help io.Writer) (*config, error) {
 		c.rows = append(c.rows, n)
 	}
 	for _, mode := range c.modes {
-		fault(!slices.Contains([]string{modeOff, fitting.ModeFast, fitting.ModePaper}, mode), "--modes %q is none of %s, %s, %s", mode, modeOff, fitting.ModeFast, fitting.ModePaper)
+		fault(!slices.Contains([]string{modeOff, tuner.ModeFast, tuner.ModePaper}, mode), "--modes %q is none of %s, %s, %s", mode, modeOff, tuner.ModeFast, tuner.ModePaper)
 	}
 	fault(c.brokers < 1 || c.brokers > 20, "--brokers %d: want 1 to 20", c.brokers)
 	fault(c.pace < 20*time.Microsecond || c.pace > time.Second, "--pace %v: want 20us to 1s", c.pace)

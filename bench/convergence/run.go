@@ -20,7 +20,7 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -100,7 +100,7 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 		"--fitting=" + mode, "--window=" + c.check.String(), "--relief=off", "--log-level=debug",
 		"--seed=" + strconv.FormatUint(spec.Seed+1, 10), // 0 would draw one
 	}
-	if mode == fitting.ModePaper {
+	if mode == tuner.ModePaper {
 		flags = append(flags, "--fitting-round="+c.round.String())
 	}
 	b.cluster, err = local.StartCluster(ctx, local.ClusterConfig{

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
@@ -156,7 +156,7 @@ const fitMargin = 0.5
 // convergence is table 1: how long it takes to place a bursty topic, by the
 // paper's search and by ours.
 func convergence(w *workshop) (*work, error) {
-	modes := []string{fitting.ModePaper, fitting.ModeFast}
+	modes := []string{tuner.ModePaper, tuner.ModeFast}
 	fitted := make([][]*scenario.FitResult, len(groupSizes)*len(modes))
 	err := w.each(len(fitted), func(i int) error {
 		for run := range max(1, w.runs/2) {
@@ -169,7 +169,7 @@ func convergence(w *workshop) (*work, error) {
 				return err
 			}
 			r, err := scenario.Fit(built, scenario.FitOptions{
-				Mode: modes[i%2], Round: fitting.DefaultRound, Check: time.Duration(12 * w.seconds * float64(time.Second)),
+				Mode: modes[i%2], Round: tuner.DefaultRound, Check: time.Duration(12 * w.seconds * float64(time.Second)),
 			})
 			if err != nil {
 				return err

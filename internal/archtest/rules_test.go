@@ -112,14 +112,14 @@ var arrows = []Arrow{
 	{
 		From: []string{"tools/..."},
 		Only: []string{
-			"api/...", "client/...", "internal/...", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement",
+			"api/...", "client/...", "internal/...", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner",
 			"nsq/session", "nsq/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/fitting", "loaddistributor/placement", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -180,13 +180,11 @@ var pure = Purity{
 		"admission/wire",
 		"internal/mono",
 		"kernel/stamp",
-		"loaddistributor/capture",
 		"loaddistributor/catalog",
-		"loaddistributor/fitting",
 		"loaddistributor/placement",
 		"loaddistributor/reconcile",
-		"loaddistributor/relief",
 		"loaddistributor/registry",
+		"loaddistributor/tuner",
 		"nsqd/queue",
 		"nsq/session",
 		"nsq/wire",

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // condition is what the leader finds, of a topic that is active, in what brokers
@@ -20,7 +20,7 @@ type condition struct {
 	// msg/s at present; zero: it does not. Then no SLO is owed, and none is judged.
 	over   time.Time
 	by     float64
-	excess fitting.Excess
+	excess tuner.Excess
 	seen   map[string]time.Time // the newest report that excess knows, by broker
 	// stranded publishers have no broker since then: theirs is gone, or they are not
 	// placed. unaccepted is what they would have sent meanwhile, if all send alike, at
@@ -232,12 +232,12 @@ func (c *Controller) shownLocked(topics []catalog.Topic) []catalog.Topic {
 	return topics
 }
 
-func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.Verdict {
-	var counts []fitting.Count
+func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) tuner.Verdict {
+	var counts []tuner.Count
 	for _, q := range topic.Plan.Quotas {
 		if f := c.figuresLocked(topic.Spec.Name(), q.Broker); f != nil {
 			delivered, exceeded := f.counts(now.Add(-c.cfg.Window))
-			counts = append(counts, fitting.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
+			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
 		}
 	}
 	return c.judgedLocked(topic, counts)
@@ -246,13 +246,13 @@ func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) fitting.V
 // judgedLocked is the verdict on counts and on what could not be accepted, which is
 // not in time; undecided where no SLO is owed. Requires: mu
 // held, for reading.
-func (c *Controller) judgedLocked(topic catalog.Topic, counts []fitting.Count) fitting.Verdict {
+func (c *Controller) judgedLocked(topic catalog.Topic, counts []tuner.Count) tuner.Verdict {
 	if n := c.mu.topics.see(topic.Spec.Name()).condition.refused(); n > 0 {
-		counts = append(counts, fitting.Count{Delivered: n, Exceeded: n}) // of no broker, which none is blamed for
+		counts = append(counts, tuner.Count{Delivered: n, Exceeded: n}) // of no broker, which none is blamed for
 	}
-	v := fitting.Judge(topic.Spec.SLO.Quantile, counts)
+	v := tuner.Judge(topic.Spec.SLO.Quantile, counts)
 	if c.overLocked(topic.Spec.Name()) {
-		v.Decision, v.Blamed = fitting.Undecided, ""
+		v.Decision, v.Blamed = tuner.Undecided, ""
 	}
 	return v
 }
@@ -267,11 +267,11 @@ func (c *Controller) overLocked(name string) bool {
 // complaint has no figures in it that change with every report: a change of it is
 // logged. Where shares are reserved for brokers that are gone, the others are not to
 // blame for what those lack.
-func complaint(v fitting.Verdict, reserved string) string {
+func complaint(v tuner.Verdict, reserved string) string {
 	switch {
-	case reserved != "" && v.Decision == fitting.Beyond:
+	case reserved != "" && v.Decision == tuner.Beyond:
 		return "the SLO is missed; " + reserved
-	case reserved != "" || v.Decision != fitting.Beyond:
+	case reserved != "" || v.Decision != tuner.Beyond:
 		return reserved
 	case v.Blamed != "":
 		return "the SLO is missed, most on broker " + v.Blamed

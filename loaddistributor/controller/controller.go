@@ -17,9 +17,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
-	"github.com/srtm-io/srtm/loaddistributor/relief"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // Adaptor is the GrantService, embedded (tbadaptor/loop.Server is one) or
@@ -94,15 +93,15 @@ type Config struct {
 	// What becomes of moves that relieve overloaded brokers, and when they are
 	// due; the rules are checked unless it is off.
 	Relief      Relief
-	ReliefRules relief.Config
+	ReliefRules tuner.RebalanceConfig
 	// For how long after the first broker has joined a catalog that was empty at the
 	// start denies no topic: others may hold it. 0: it does so at once.
 	Grace time.Duration
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
-	// Fitting is how new topics are fitted: fitting.ModeFast, fitting.ModePaper, or
+	// Fitting is how new topics are fitted: tuner.ModeFast, tuner.ModePaper, or
 	// empty for not at all. FittingRound is how long a round of the paper's lasts;
-	// 0: fitting.DefaultRound.
+	// 0: tuner.DefaultRound.
 	Fitting      string
 	FittingRound time.Duration
 	// Seed of the placement policies that draw publishers at random.
@@ -143,10 +142,10 @@ func (c Config) Validate() error {
 	if c.Relief != ReliefOff {
 		errs = append(errs, c.ReliefRules.Validate())
 	}
-	if c.Fitting != "" && c.Fitting != fitting.ModeFast && c.Fitting != fitting.ModePaper {
-		errs = append(errs, fmt.Errorf("fitting %q: want %q, %q, or none", c.Fitting, fitting.ModeFast, fitting.ModePaper))
+	if c.Fitting != "" && c.Fitting != tuner.ModeFast && c.Fitting != tuner.ModePaper {
+		errs = append(errs, fmt.Errorf("fitting %q: want %q, %q, or none", c.Fitting, tuner.ModeFast, tuner.ModePaper))
 	}
-	if round := cmp.Or(c.FittingRound, fitting.DefaultRound); round < c.ReportInterval || round > time.Hour {
+	if round := cmp.Or(c.FittingRound, tuner.DefaultRound); round < c.ReportInterval || round > time.Hour {
 		errs = append(errs, fmt.Errorf("fitting rounds of %v: want the report interval of %v to 1h", round, c.ReportInterval))
 	}
 	if c.Log == nil {
@@ -168,7 +167,7 @@ type Controller struct {
 	fitFigures fitFigures
 
 	// Owned by Run.
-	watches map[string]*relief.Watch // by topic
+	watches map[string]*tuner.Watch // by topic
 	// Atomic: moves that relief proposed, and brokers whose buckets it found to be
 	// to blame; counted by Run, read for display.
 	proposed, acquitted atomic.Uint64
@@ -213,8 +212,8 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	}
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
-	cfg.FittingRound = cmp.Or(cfg.FittingRound, fitting.DefaultRound)
-	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), watches: map[string]*relief.Watch{}, fitFigures: newFitFigures()}
+	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
+	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), watches: map[string]*tuner.Watch{}, fitFigures: newFitFigures()}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
 		c.mu.cat = catalog.New()

@@ -14,9 +14,9 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -41,9 +41,9 @@ import (
 // search, which only the goroutine of Run uses, without the lock: a replay of many
 // arrivals takes its time.
 type fit struct {
-	search fitting.Search // nil: waiting for traffic, or over
-	rate   float64        // of all publishers, msg/s
-	setup  fitting.Setup
+	search tuner.Search // nil: waiting for traffic, or over
+	rate   float64      // of all publishers, msg/s
+	setup  tuner.Setup
 	epoch  uint64               // of the placement under test
 	sum    observed             // of what was reported since the last look
 	from   time.Time            // intervals that began earlier do not count
@@ -51,7 +51,7 @@ type fit struct {
 	round  time.Duration        // how long a measurement lasts; 0: until the next report
 	seen   map[string]time.Time // the newest report that counted, by broker
 	record *recording           // nil: none is wanted
-	next   *fitting.Action      // what the search wants, once nobody holds the topic
+	next   *tuner.Action        // what the search wants, once nobody holds the topic
 	moving bool
 	again  int // how often a search was begun anew, since its plan could not be had
 	done   bool
@@ -59,8 +59,8 @@ type fit struct {
 	there  time.Time // when the search had all it needs last
 	retry  time.Time // of one that is done: when the topic is fitted anew; zero: it is not
 
-	began, over time.Time       // of the search; zero: not yet
-	outcome     fitting.Outcome // once it is done; without rounds if it was broken off
+	began, over time.Time     // of the search; zero: not yet
+	outcome     tuner.Outcome // once it is done; without rounds if it was broken off
 }
 
 // running reports whether there is a search that is not over; nil has none.
@@ -134,8 +134,8 @@ func (c *Controller) fit(now time.Time) {
 	type turn struct {
 		name     string
 		f        *fit
-		search   fitting.Search
-		observed fitting.Observation
+		search   tuner.Search
+		observed tuner.Observation
 	}
 	var turns []turn
 	c.mu.Lock()
@@ -166,7 +166,7 @@ func (c *Controller) fit(now time.Time) {
 		if f.search == nil && c.overLocked(name) {
 			f.step = "waiting until the topic keeps to its contract"
 		}
-		if f.record != nil || c.cfg.Fitting == fitting.ModeFast && ready {
+		if f.record != nil || c.cfg.Fitting == tuner.ModeFast && ready {
 			c.recordLocked(topic, f, now)
 		}
 		switch {
@@ -176,7 +176,7 @@ func (c *Controller) fit(now time.Time) {
 		case !ready:
 		case f.search == nil:
 			if c.beginFitLocked(topic, f, now) {
-				turns = append(turns, turn{name, f, f.search, fitting.Observation{}})
+				turns = append(turns, turn{name, f, f.search, tuner.Observation{}})
 			}
 		case c.deafLocked(topic, f, now):
 			if f.record != nil {
@@ -211,7 +211,7 @@ func (c *Controller) endFitLocked(name string, f *fit, how, step string, now tim
 		c.fitFigures.ended.WithLabelValues(how).Observe(now.Sub(f.began).Seconds())
 	}
 	c.stopRecordingLocked(name, f)
-	f.search, f.next, f.setup, f.sum, f.seen = nil, nil, fitting.Setup{}, observed{}, nil
+	f.search, f.next, f.setup, f.sum, f.seen = nil, nil, tuner.Setup{}, observed{}, nil
 }
 
 // brokenOffLocked says what the search lacks, if that has lasted: nothing is measured then,
@@ -219,7 +219,7 @@ func (c *Controller) endFitLocked(name string, f *fit, how, step string, now tim
 func (c *Controller) brokenOffLocked(topic catalog.Topic, f *fit, now time.Time) string {
 	// In the paper's way publishers are silenced.
 	least := fitTraffic * f.rate
-	if c.cfg.Fitting == fitting.ModePaper {
+	if c.cfg.Fitting == tuner.ModePaper {
 		least = 0
 	}
 	over, offered := c.overLocked(topic.Spec.Name()), c.offeredLocked(topic)
@@ -293,17 +293,17 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 	if f.record != nil && f.record.starting(topic, now) {
 		return false
 	}
-	f.setup = fitting.Setup{
+	f.setup = tuner.Setup{
 		Policy: topic.Spec.Policy, Brokers: c.mu.cat.SnapshotFor(topic.Spec.Name()), Demand: topic.Spec.Demand,
 		Quantile: topic.Spec.SLO.Quantile, Latency: topic.Spec.SLO.Latency, Start: topic.Plan,
 	}
 	rng := rand.New(rand.NewPCG(c.cfg.Seed, topic.Placement.Epoch()))
 	var err error
-	if c.cfg.Fitting == fitting.ModePaper {
-		f.search, err = fitting.NewPaper(f.setup, c.cfg.FittingRound, rng)
+	if c.cfg.Fitting == tuner.ModePaper {
+		f.search, err = tuner.NewPaper(f.setup, c.cfg.FittingRound, rng)
 		f.round = c.cfg.FittingRound
 	} else {
-		f.search, err = fitting.NewFast(f.setup, c.fastConfigLocked(f.setup, f.rate), rng)
+		f.search, err = tuner.NewFast(f.setup, c.fastConfigLocked(f.setup, f.rate), rng)
 	}
 	if err != nil {
 		f.search = nil
@@ -326,13 +326,13 @@ func (c *Controller) beginFitLocked(topic catalog.Topic, f *fit, now time.Time) 
 }
 
 // fastConfigLocked is for a topic of so many msg/s. Requires: mu held.
-func (c *Controller) fastConfigLocked(setup fitting.Setup, rate float64) fitting.FastConfig {
-	cfg := fitting.FastConfig{Stall: fitStall, Step: c.cfg.ReportInterval, Capture: time.Second, Absorbed: map[string]fitting.Absorption{}}
+func (c *Controller) fastConfigLocked(setup tuner.Setup, rate float64) tuner.FastConfig {
+	cfg := tuner.FastConfig{Stall: fitStall, Step: c.cfg.ReportInterval, Capture: time.Second, Absorbed: map[string]tuner.Absorption{}}
 	cfg.Keep = min(30*time.Second, max(cfg.Capture, time.Duration(keptArrivals/rate*float64(time.Second))))
 	for _, b := range setup.Brokers {
 		// Of another latency it says little.
 		if known, _ := c.mu.next.Broker(b.ID); known.Absorbed.Latency == setup.Latency {
-			cfg.Absorbed[b.ID] = fitting.Absorption{Rate: tokenbucket.Rate(known.Absorbed.Rate), Burst: known.Absorbed.Burst}
+			cfg.Absorbed[b.ID] = tuner.Absorption{Rate: tokenbucket.Rate(known.Absorbed.Rate), Burst: known.Absorbed.Burst}
 		}
 	}
 	return cfg
@@ -480,9 +480,9 @@ func samePlan(a, b placement.Plan) bool {
 // observed is what was reported of a topic since a search was told last.
 type observed struct {
 	any                bool
-	slices             [][]fitting.Slice // by broker of the setup
+	slices             [][]tuner.Slice // by broker of the setup
 	processing, access *obs.Latency
-	arrivals           []fitting.Arrival
+	arrivals           []tuner.Arrival
 	parts              []part // by broker of the setup
 }
 
@@ -493,7 +493,7 @@ type part struct {
 }
 
 func newObserved(brokers int) observed {
-	o := observed{slices: make([][]fitting.Slice, brokers), processing: obs.NewLatency(), access: obs.NewLatency(), parts: make([]part, brokers)}
+	o := observed{slices: make([][]tuner.Slice, brokers), processing: obs.NewLatency(), access: obs.NewLatency(), parts: make([]part, brokers)}
 	for l := range o.parts {
 		o.parts[l].delivery = obs.NewLatency()
 	}
@@ -539,14 +539,14 @@ func (c *Controller) observeLocked(topic catalog.Topic, f *fit, now time.Time) b
 const roundGrace = 5 * time.Second
 
 // take returns what was gathered, and begins anew.
-func (f *fit) take() fitting.Observation {
+func (f *fit) take() tuner.Observation {
 	s := f.sum
 	f.sum = newObserved(len(f.setup.Brokers))
-	o := fitting.Observation{Slices: s.slices, Arrivals: s.arrivals, Lone: s.processing.Quantile(0.1)}
-	o.Access = fitting.Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(fitting.LongestWait(f.setup.Latency, o.Lone)))}
+	o := tuner.Observation{Slices: s.slices, Arrivals: s.arrivals, Lone: s.processing.Quantile(0.1)}
+	o.Access = tuner.Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(tuner.LongestWait(f.setup.Latency, o.Lone)))}
 	for l, p := range s.parts {
-		o.Parts = append(o.Parts, fitting.Part{
-			Count:    fitting.Count{Part: f.setup.Brokers[l].ID, Delivered: p.delivered, Exceeded: p.exceeded},
+		o.Parts = append(o.Parts, tuner.Part{
+			Count:    tuner.Count{Part: f.setup.Brokers[l].ID, Delivered: p.delivered, Exceeded: p.exceeded},
 			Quantile: p.delivery.Quantile(f.setup.Quantile),
 		})
 	}
@@ -566,7 +566,7 @@ func (o *observed) add(l int, s *srtmv1.TopicStats, latency time.Duration) error
 	}
 	o.processing.Merge(processing)
 	o.access.Merge(access)
-	o.slices[l] = append(o.slices[l], fitting.Slice{
+	o.slices[l] = append(o.slices[l], tuner.Slice{
 		Delivered: uint64(processing.Count()), Late: uint64(processing.CountAbove(latency)), HalfLate: uint64(processing.CountAbove(latency / 2)),
 	})
 	p := &o.parts[l]

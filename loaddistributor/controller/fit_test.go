@@ -19,8 +19,8 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
@@ -204,7 +204,7 @@ var _ = Describe("Fitting", func() {
 		}
 		return s
 	}
-	fast := func(cfg *controller.Config) { cfg.Fitting = fitting.ModeFast }
+	fast := func(cfg *controller.Config) { cfg.Fitting = tuner.ModeFast }
 
 	It("waits for publishers, and leaves a topic that keeps its SLO where it is", func() {
 		c := newCluster(setup{config: fast})
@@ -434,7 +434,7 @@ var _ = Describe("Fitting", func() {
 
 	Describe("as in the paper", func() {
 		paper := func(cfg *controller.Config) {
-			cfg.Fitting, cfg.FittingRound = fitting.ModePaper, 60*time.Millisecond
+			cfg.Fitting, cfg.FittingRound = tuner.ModePaper, 60*time.Millisecond
 		}
 		// A broker holds 40 of the publishers.
 		world := func(c *cluster, brokers ...string) *world {

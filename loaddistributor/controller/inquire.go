@@ -8,8 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
-	"github.com/srtm-io/srtm/loaddistributor/relief"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -21,8 +20,8 @@ type inquiry struct {
 	epoch    uint64     // of the placement
 	record   *recording // nil: it is over
 	from     time.Time  // when the broker began to speak; zero: not yet
-	arrivals []fitting.Arrival
-	result   *relief.Evidence // nil: not yet
+	arrivals []tuner.Arrival
+	result   *tuner.Evidence // nil: not yet
 }
 
 // newInquiryLocked requires mu held.
@@ -62,10 +61,10 @@ func (c *Controller) inquireLocked(topic catalog.Topic, q *inquiry, now time.Tim
 	q.arrivals = q.record.trace.Take(wall(now))
 	c.endArrivalsLocked(q.record, name)
 	q.record = nil
-	e := &relief.Evidence{Broker: q.broker, Arrivals: q.arrivals, Load: c.loadLocked(topic, q.broker, now.Add(-c.cfg.Window))}
+	e := &tuner.Evidence{Broker: q.broker, Arrivals: q.arrivals, Load: c.loadLocked(topic, q.broker, now.Add(-c.cfg.Window))}
 	if !q.from.IsZero() {
 		// Of the recorded time, if reports come often enough for that.
-		if l := c.loadLocked(topic, q.broker, q.from.Add(c.cfg.ReportInterval)); relief.Enough(l) {
+		if l := c.loadLocked(topic, q.broker, q.from.Add(c.cfg.ReportInterval)); tuner.Enough(l) {
 			e.Load = l
 		}
 	}

@@ -6,9 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/srtm-io/srtm/loaddistributor/capture"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // maxListed bounds the topics, by name, that get series of their own; each has
@@ -67,11 +66,11 @@ func newFitFigures() fitFigures {
 	for _, how := range []string{fitKept, fitMissed, fitEnded} {
 		f.ended.WithLabelValues(how)
 	}
-	f.count(capture.Counts{})
+	f.count(tuner.Counts{})
 	return f
 }
 
-func (f *fitFigures) count(c capture.Counts) {
+func (f *fitFigures) count(c tuner.Counts) {
 	for _, r := range []struct {
 		result string
 		n      uint64
@@ -178,9 +177,9 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 			gauge(descRefused, float64(d.refused()), name)
 		}
 		switch c.verdictLocked(topic, now).Decision {
-		case fitting.Within:
+		case tuner.Within:
 			gauge(descMet, 1, name)
-		case fitting.Beyond:
+		case tuner.Beyond:
 			gauge(descMet, 0, name)
 		}
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
-	"github.com/srtm-io/srtm/loaddistributor/relief"
 	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -824,10 +824,10 @@ var _ = Describe("Moving publishers", func() {
 
 var _ = Describe("An overloaded broker", func() {
 	// late has b1 deliver a topic late, for want of capacity or of tokens.
-	late := func(mode controller.Relief, bucket bool, change ...func(*relief.Config)) (*cluster, func() map[string]int, *agenttest.Node) {
+	late := func(mode controller.Relief, bucket bool, change ...func(*tuner.RebalanceConfig)) (*cluster, func() map[string]int, *agenttest.Node) {
 		c := newCluster(setup{config: func(cfg *controller.Config) {
 			cfg.Relief = mode
-			cfg.ReliefRules = relief.Config{Sustained: 50 * time.Millisecond, Cooldown: time.Hour, MaxPart: 0.05}
+			cfg.ReliefRules = tuner.RebalanceConfig{Sustained: 50 * time.Millisecond, Cooldown: time.Hour, MaxPart: 0.05}
 			for _, do := range change {
 				do(&cfg.ReliefRules)
 			}
@@ -848,7 +848,7 @@ var _ = Describe("An overloaded broker", func() {
 		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000})
 		return c, func() map[string]int { return c.where("t", 800) }, n1
 	}
-	recorded := func(r *relief.Config) { r.Capture = 1500 * time.Millisecond }
+	recorded := func(r *tuner.RebalanceConfig) { r.Capture = 1500 * time.Millisecond }
 	// send has bursts of so many publishers of b1 arrive in every so many
 	// milliseconds, while they are recorded, and at last not any more.
 	send := func(c *cluster, node *agenttest.Node, burst int, every time.Duration) {

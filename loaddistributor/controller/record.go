@@ -9,9 +9,9 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/loaddistributor/capture"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // recording is what brokers say of a topic's arrivals while it is being fitted, or
@@ -19,7 +19,7 @@ import (
 // Guarded by Controller.mu.
 type recording struct {
 	began time.Time
-	trace *capture.Trace
+	trace *tuner.Trace
 	// When each session was asked last.
 	asked map[*Session]time.Time
 	// Sessions that said what cannot be: they are not asked again, nor listened to.
@@ -28,7 +28,7 @@ type recording struct {
 }
 
 func newRecording(topic catalog.Topic, now time.Time) *recording {
-	return &recording{began: now, trace: capture.New(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}, liars: map[*Session]bool{}}
+	return &recording{began: now, trace: tuner.NewTrace(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}, liars: map[*Session]bool{}}
 }
 
 const (
@@ -135,7 +135,7 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 	if r == nil || r.asked[s].IsZero() || r.liars[s] {
 		return nil // it is over
 	}
-	err := r.trace.Add(s.broker, capture.Piece{
+	err := r.trace.Add(s.broker, tuner.Piece{
 		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
 	}, wall(now))
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
-	"github.com/srtm-io/srtm/loaddistributor/relief"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// Relief says what becomes of the moves that loaddistributor/relief proposes.
+// Relief says what becomes of the moves that loaddistributor/tuner proposes.
 type Relief uint8
 
 const (
@@ -46,8 +46,8 @@ func (c *Controller) Acquitted() uint64 { return c.acquitted.Load() }
 // suspect is a topic that relieve looks at.
 type suspect struct {
 	topic catalog.Topic
-	watch *relief.Watch
-	of    relief.Topic
+	watch *tuner.Watch
+	of    tuner.Suspect
 }
 
 // relieve looks at every topic whose SLO is missed, and at those that were
@@ -74,10 +74,10 @@ func (c *Controller) relieve(now time.Time) {
 		}
 		seen[name] = true
 		if w == nil {
-			w = &relief.Watch{}
+			w = &tuner.Watch{}
 			c.watches[name] = w
 		}
-		of := relief.Topic{
+		of := tuner.Suspect{
 			Quantile: topic.Spec.SLO.Quantile, Latency: topic.Spec.SLO.Latency,
 			Plan: topic.Plan, Demand: topic.Spec.Demand, Brokers: c.mu.next.Snapshot(),
 		}
@@ -98,19 +98,19 @@ func (c *Controller) relieve(now time.Time) {
 	}
 	c.mu.Unlock()
 	for _, s := range suspects {
-		m, verdict := s.watch.Decide(mono, c.cfg.ReliefRules, s.of) // a replay takes its time
+		m, finding := s.watch.Decide(mono, c.cfg.ReliefRules, s.of) // a replay takes its time
 		c.mu.Lock()
 		if !c.mu.closing {
-			c.actLocked(s.topic, m, verdict, now)
+			c.actLocked(s.topic, m, finding, now)
 		}
 		c.mu.Unlock()
 	}
 }
 
 // actLocked does what relief has decided. Requires: mu held.
-func (c *Controller) actLocked(topic catalog.Topic, m relief.Move, verdict relief.Verdict, now time.Time) {
+func (c *Controller) actLocked(topic catalog.Topic, m tuner.Move, finding tuner.Finding, now time.Time) {
 	name := topic.Spec.Name()
-	if verdict == relief.Suspected {
+	if finding == tuner.Suspected {
 		if q := c.mu.inquiries[name]; q == nil || q.broker != m.From {
 			c.dropInquiryLocked(name)
 			c.mu.inquiries[name] = c.newInquiryLocked(topic, m.From, now)
@@ -119,11 +119,11 @@ func (c *Controller) actLocked(topic catalog.Topic, m relief.Move, verdict relie
 	}
 	c.dropInquiryLocked(name)
 	log := c.cfg.Log.With(obs.KeyTopic, name, obs.KeyBroker, m.From, obs.KeyReason, m.Reason)
-	if verdict == relief.Acquitted {
+	if finding == tuner.BucketLimited {
 		c.acquitted.Add(1)
 		log.Warn("the SLO is missed, for want of tokens")
 	}
-	if verdict != relief.Overloaded {
+	if finding != tuner.Overloaded {
 		return
 	}
 	log.Warn("a broker is overloaded", "to", m.To, "publishers", len(m.Publishers), "dry_run", c.cfg.Relief == ReliefDryRun)
@@ -147,8 +147,8 @@ func (c *Controller) actLocked(topic catalog.Topic, m relief.Move, verdict relie
 }
 
 // loadLocked sums up what a broker has reported since then. Requires: mu held.
-func (c *Controller) loadLocked(topic catalog.Topic, broker string, since time.Time) relief.Load {
-	l := relief.Load{Broker: broker}
+func (c *Controller) loadLocked(topic catalog.Topic, broker string, since time.Time) tuner.Load {
+	l := tuner.Load{Broker: broker}
 	f := c.figuresLocked(topic.Spec.Name(), broker)
 	if f == nil {
 		return l

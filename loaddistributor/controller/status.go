@@ -11,7 +11,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // sharesTimeout is how long a status waits for the adaptor; without its answer
@@ -89,7 +89,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 		}
 	}
 	c.mu.RUnlock()
-	var counts []fitting.Count
+	var counts []tuner.Count
 	for i, q := range topic.Plan.Quotas {
 		b := &srtmv1.BrokerTopicStatus{BrokerId: q.Broker, Share: held[q.Broker].share, Epoch: held[q.Broker].epoch}
 		if n := len(reports[i]); n > 0 {
@@ -100,7 +100,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 			b.Last, b.Window = reports[i][n-1].stats, sum.stats()
 			b.P99AccessFraction = sum.tail.fraction()
 			pooled.beside(b.Window)
-			counts = append(counts, fitting.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
+			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
 		}
 		status.Brokers = append(status.Brokers, b)
 	}
@@ -116,7 +116,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	c.mu.RUnlock()
 	if v.Judged {
 		status.ExceedFraction = v.Fraction
-		if met := v.Decision == fitting.Within; met || v.Decision == fitting.Beyond {
+		if met := v.Decision == tuner.Within; met || v.Decision == tuner.Beyond {
 			status.SloMet = &met
 		}
 	}

@@ -43,7 +43,7 @@ type Plan struct {
 	// Quotas are in the order of the brokers given.
 	Quotas []Quota
 	// Unplaced publishers, ascending, send nowhere, and their part of the contract
-	// is unused. Only a search of loaddistributor/fitting leaves any.
+	// is unused. Only a search of loaddistributor/tuner leaves any.
 	Unplaced []int
 }
 

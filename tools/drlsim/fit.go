@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
@@ -30,8 +30,8 @@ const modeWarm = "warm"
 
 func (o *fitOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&o.modes, "mode", []string{fitting.ModeFast}, "`searches`, with commas: fast, paper, warm (fast, on brokers it has met)")
-	f.DurationVar(&o.round, "round", fitting.DefaultRound, "length of a round of the paper's search")
+	f.StringSliceVar(&o.modes, "mode", []string{tuner.ModeFast}, "`searches`, with commas: fast, paper, warm (fast, on brokers it has met)")
+	f.DurationVar(&o.round, "round", tuner.DefaultRound, "length of a round of the paper's search")
 	f.DurationVar(&o.check, "check", 5*time.Minute, "how long the placement found is run afterwards; 0: not at all")
 	f.Float64Var(&o.alpha, "alpha", 0.1, "fast: `chance` of an error of the test, between 0 and 1")
 	f.DurationVar(&o.limits.step, "step", 100*time.Millisecond, "fast: time between two looks")
@@ -45,7 +45,7 @@ func (o *fitOptions) flags(cmd *cobra.Command) {
 
 func (o *fitOptions) validate() error {
 	for _, mode := range o.modes {
-		if mode != fitting.ModeFast && mode != fitting.ModePaper && mode != modeWarm {
+		if mode != tuner.ModeFast && mode != tuner.ModePaper && mode != modeWarm {
 			return fmt.Errorf("unknown mode %q: there are fast, paper, warm", mode)
 		}
 	}
@@ -61,7 +61,7 @@ func (o *fitOptions) validate() error {
 func (o *fitOptions) options(mode string) scenario.FitOptions {
 	return scenario.FitOptions{
 		Mode: mode, Round: o.round, Check: o.check,
-		Fast: fitting.FastConfig{Alpha: o.alpha, Stall: o.stall, Step: o.limits.step, Settle: o.limits.settle, Aim: min(o.limits.aim, o.limits.cap), Cap: o.limits.cap},
+		Fast: tuner.FastConfig{Alpha: o.alpha, Stall: o.stall, Step: o.limits.step, Settle: o.limits.settle, Aim: min(o.limits.aim, o.limits.cap), Cap: o.limits.cap},
 	}
 }
 
@@ -69,15 +69,15 @@ func (o *fitOptions) options(mode string) scenario.FitOptions {
 func (o *fitOptions) run(s *scenario.Scenario, mode string) (*scenario.FitResult, error) {
 	options := o.options(mode)
 	if mode == modeWarm {
-		options.Mode, options.Check = fitting.ModeFast, 0
+		options.Mode, options.Check = tuner.ModeFast, 0
 		cold, err := fitOnce(s, options)
 		if err != nil {
 			return nil, err
 		}
 		options.Check = o.check
-		options.Fast.Absorbed = make(map[string]fitting.Absorption, len(cold.Absorbed))
+		options.Fast.Absorbed = make(map[string]tuner.Absorption, len(cold.Absorbed))
 		for broker, a := range cold.Absorbed {
-			options.Fast.Absorbed[broker] = fitting.Absorption{Rate: tokenbucket.Rate(a.RateMilli), Burst: a.Burst}
+			options.Fast.Absorbed[broker] = tuner.Absorption{Rate: tokenbucket.Rate(a.RateMilli), Burst: a.Burst}
 		}
 	}
 	r, err := fitOnce(s, options)
@@ -280,6 +280,6 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 	outputFlag(cmd, &form)
 	o.flags(cmd)
 	cmd.Flags().Lookup("mode").DefValue = "fast,paper"
-	o.modes = slices.Clone([]string{fitting.ModeFast, fitting.ModePaper})
+	o.modes = slices.Clone([]string{tuner.ModeFast, tuner.ModePaper})
 	return cmd
 }

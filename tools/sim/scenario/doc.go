@@ -6,5 +6,5 @@
 //
 // spec.go is the file's form, calibration.go how fast brokers are, build.go what a
 // scenario is made into, run.go the run and report.go its account; fit.go runs a
-// search of loaddistributor/fitting on it, as loaddistributor/controller does live.
+// search of loaddistributor/tuner on it, as loaddistributor/controller does live.
 package scenario

@@ -8,8 +8,8 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/sim/bucket"
@@ -18,11 +18,11 @@ import (
 
 // FitOptions say how to fit.
 type FitOptions struct {
-	Mode string // fitting.ModeFast or ModePaper
+	Mode string // tuner.ModeFast or ModePaper
 	// Round is the length of a round of the paper's search.
 	Round time.Duration
 	// Fast are the knobs of the fast search.
-	Fast fitting.FastConfig
+	Fast tuner.FastConfig
 	// Check is how long the placement found is run afterwards; 0: not at all.
 	Check time.Duration
 	// Progress is told of every change; nil: nobody is.
@@ -78,7 +78,7 @@ const slice = 10 * time.Millisecond
 type fitRun struct {
 	built   *Built
 	placed  *Placed
-	setup   fitting.Setup
+	setup   tuner.Setup
 	cluster *engine.Cluster
 	latency time.Duration
 	moved   mono.Time // when publishers moved last
@@ -92,7 +92,7 @@ type fitRun struct {
 	watching  bool
 	checking  bool // only the parts
 	parts     []*part
-	slices    [][]fitting.Slice
+	slices    [][]tuner.Slice
 	lone      *obs.Latency
 	restarted bool
 }
@@ -102,20 +102,20 @@ type fitRun struct {
 func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	p := b.Topics[0]
 	r := &fitRun{built: b, placed: p, latency: time.Duration(p.Spec.SLO.LatencyMs / 1000 * 1e9)}
-	r.setup = fitting.Setup{
+	r.setup = tuner.Setup{
 		Policy: p.Spec.Policy, Brokers: b.Brokers, Demand: p.Demand,
 		Quantile: p.Spec.SLO.Quantile, Latency: r.latency,
 	}
 	rng := rand.New(rand.NewPCG(b.Scenario.Seed, 0xf17))
-	var search fitting.Search
+	var search tuner.Search
 	var err error
 	switch o.Mode {
-	case fitting.ModePaper:
-		search, err = fitting.NewPaper(r.setup, o.Round, rng)
-	case fitting.ModeFast:
-		search, err = fitting.NewFast(r.setup, o.Fast, rng)
+	case tuner.ModePaper:
+		search, err = tuner.NewPaper(r.setup, o.Round, rng)
+	case tuner.ModeFast:
+		search, err = tuner.NewFast(r.setup, o.Fast, rng)
 	default:
-		return nil, fmt.Errorf("unknown mode %q: there are %s, %s", o.Mode, fitting.ModeFast, fitting.ModePaper)
+		return nil, fmt.Errorf("unknown mode %q: there are %s, %s", o.Mode, tuner.ModeFast, tuner.ModePaper)
 	}
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	r.stream = p.Stream()
 	r.read()
 	r.forget()
-	var observed fitting.Observation
+	var observed tuner.Observation
 	for {
 		a := search.Next(observed)
 		if a.Changed {
@@ -189,7 +189,7 @@ func (r *fitRun) read() {
 func (r *fitRun) forget() {
 	r.from = r.cluster.Now()
 	r.parts = newParts(len(r.built.Brokers))
-	r.slices = make([][]fitting.Slice, len(r.built.Brokers))
+	r.slices = make([][]tuner.Slice, len(r.built.Brokers))
 	r.lone = obs.NewLatency()
 }
 
@@ -207,7 +207,7 @@ func (r *fitRun) observe(d engine.Delivery) {
 	i := int(d.Eligible.Sub(r.from) / slice)
 	slices := &r.slices[d.Broker]
 	for len(*slices) <= i {
-		*slices = append(*slices, fitting.Slice{})
+		*slices = append(*slices, tuner.Slice{})
 	}
 	(*slices)[i].Delivered++
 	if d.Processing() > r.latency {
@@ -218,21 +218,21 @@ func (r *fitRun) observe(d engine.Delivery) {
 	}
 }
 
-func (r *fitRun) observation() fitting.Observation {
-	o := fitting.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
+func (r *fitRun) observation() tuner.Observation {
+	o := tuner.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
 	for !r.over && mono.Time(r.next.At) < r.cluster.Now() {
 		for range r.next.Count {
-			o.Arrivals = append(o.Arrivals, fitting.Arrival{At: mono.Time(r.next.At), Publisher: r.next.Source})
+			o.Arrivals = append(o.Arrivals, tuner.Arrival{At: mono.Time(r.next.At), Publisher: r.next.Source})
 		}
 		r.read()
 	}
 	for l, c := range r.built.counts(r.parts) {
-		o.Parts = append(o.Parts, fitting.Part{Count: c, Quantile: r.parts[l].delivery.Quantile(r.setup.Quantile)})
+		o.Parts = append(o.Parts, tuner.Part{Count: c, Quantile: r.parts[l].delivery.Quantile(r.setup.Quantile)})
 	}
 	return o
 }
 
-func (r *fitRun) end(a fitting.Action, o FitOptions) (*FitResult, error) {
+func (r *fitRun) end(a tuner.Action, o FitOptions) (*FitResult, error) {
 	out := &FitResult{
 		Topic: r.placed.Spec.Name, Mode: o.Mode, Seed: r.built.Scenario.Seed, Fitted: a.Outcome.Fitted, Reason: a.Outcome.Reason,
 		K: a.Plan.K, Unplaced: len(a.Unplaced), Placed: time.Duration(r.moved).Seconds(), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]Share{},

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
@@ -31,8 +31,8 @@ func fit(t *testing.T, topic string, o scenario.FitOptions) *scenario.FitResult 
 // A row of the paper's Table 1: groups of 15 took it 558 s and three brokers.
 func TestARowOfTable1(t *testing.T) {
 	const topic = `"publishers":1000,"rate":10,"batch":10,"group_size":15,"sync":true,"process":"periodic","contract":{"margin":0.5}`
-	paper := fit(t, topic, scenario.FitOptions{Mode: fitting.ModePaper, Round: time.Minute, Check: 10 * time.Second})
-	fast := fit(t, topic, scenario.FitOptions{Mode: fitting.ModeFast, Check: 10 * time.Second})
+	paper := fit(t, topic, scenario.FitOptions{Mode: tuner.ModePaper, Round: time.Minute, Check: 10 * time.Second})
+	fast := fit(t, topic, scenario.FitOptions{Mode: tuner.ModeFast, Check: 10 * time.Second})
 	for _, r := range []*scenario.FitResult{paper, fast} {
 		if !r.Fitted || r.Unplaced != 0 || r.K < 2 || r.K > 4 || r.Rounds[0].K != 1 || r.Check == nil || !r.Check.Met || r.Check.Messages != 100_000 {
 			t.Errorf("%s: %+v, check %+v", r.Mode, r, r.Check)
@@ -54,7 +54,7 @@ func TestTheSameSeedGivesTheSameFit(t *testing.T) {
 	const topic = `"publishers":300,"rate":10,"batch":10,"group_size":25,"sync":true,"policy":"maxmin","contract":{"margin":1}`
 	var steps [2][]string
 	for i := range steps {
-		for _, mode := range []string{fitting.ModeFast, fitting.ModePaper} {
+		for _, mode := range []string{tuner.ModeFast, tuner.ModePaper} {
 			r := fit(t, topic, scenario.FitOptions{Mode: mode, Round: 5 * time.Second, Progress: func(at time.Duration, step string) {
 				steps[i] = append(steps[i], fmt.Sprint(at, step))
 			}})

@@ -6,7 +6,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
@@ -155,15 +155,15 @@ func (b *Built) adaptors() (adaptors []*adaptor, shares [][]tokenbucket.Share) {
 }
 
 // counts are what brokers delivered of a topic, and how much of it late.
-func (b *Built) counts(parts []*part) []fitting.Count {
-	counts := make([]fitting.Count, len(parts))
+func (b *Built) counts(parts []*part) []tuner.Count {
+	counts := make([]tuner.Count, len(parts))
 	for l, p := range parts {
-		counts[l] = fitting.Count{Part: b.Brokers[l].ID, Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded}
+		counts[l] = tuner.Count{Part: b.Brokers[l].ID, Delivered: uint64(p.delivery.Count()), Exceeded: p.exceeded}
 	}
 	return counts
 }
 
 // judge applies the SLO's statistic.
-func (b *Built) judge(quantile float64, parts []*part) fitting.Verdict {
-	return fitting.Judge(quantile, b.counts(parts))
+func (b *Built) judge(quantile float64, parts []*part) tuner.Verdict {
+	return tuner.Judge(quantile, b.counts(parts))
 }

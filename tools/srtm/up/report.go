@@ -10,7 +10,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
@@ -367,7 +367,7 @@ func (r *Report) compare(w io.Writer) error {
 	return t.Flush()
 }
 
-func percent(fraction float64) string { return fitting.Percent(fraction) }
+func percent(fraction float64) string { return tuner.Percent(fraction) }
 
 // verdict is the last lines.
 func (r *Report) verdict() string {

@@ -1,4 +1,4 @@
-package relief
+package tuner
 
 import (
 	"fmt"
@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -22,7 +21,7 @@ type Evidence struct {
 	Lone time.Duration
 	// Arrivals are those at the broker, in order of time; fewer than a fraction
 	// takes: nothing is known but the reports.
-	Arrivals []fitting.Arrival
+	Arrivals []Arrival
 }
 
 // Enough reports whether so many deliveries make a fraction.
@@ -34,7 +33,7 @@ func (e *Evidence) known() bool { return len(e.Arrivals) >= enough }
 // waited is the fraction of arrivals that the bucket alone makes late: a message's
 // token comes so late that a lone message's processing no longer fits.
 func (e *Evidence) waited(latency time.Duration) float64 {
-	most := fitting.LongestWait(latency, e.Lone)
+	most := LongestWait(latency, e.Lone)
 	b := tokenbucket.NewFull(e.Share, e.Arrivals[0].At)
 	late := 0
 	for _, a := range e.Arrivals {
@@ -50,7 +49,7 @@ func (e *Evidence) waited(latency time.Duration) float64 {
 // by the reports, whichever has more: the replay knows nothing of what the bucket
 // owed when the record began, the reports nothing of those that waited a little
 // less than the SLO allows.
-func (e *Evidence) judge(t Topic, budget float64) (blamed bool, why string) {
+func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, why string) {
 	if !e.known() {
 		return e.Load.blame() <= budget && e.Load.Delivered >= enough, "by the access delays that the broker reports, for it records too few arrivals"
 	}
@@ -61,7 +60,7 @@ func (e *Evidence) judge(t Topic, budget float64) (blamed bool, why string) {
 	}
 	return late-max(waited, reported) <= budget,
 		fmt.Sprintf("%s late, of which tokens explain %s by a replay of %d arrivals and %s by reports",
-			fitting.Percent(late), fitting.Percent(waited), len(e.Arrivals), fitting.Percent(reported))
+			Percent(late), Percent(waited), len(e.Arrivals), Percent(reported))
 }
 
 // fewest returns how many of the publishers, from the first on, have to go until
@@ -70,7 +69,7 @@ func (e *Evidence) judge(t Topic, budget float64) (blamed bool, why string) {
 //
 // The broker is taken for a bucket again: of the rate that it has for the topic,
 // and the smallest burst with which as much of the record waits as was late.
-func (e *Evidence) fewest(t Topic, publishers []int) (n int, ok bool) {
+func (e *Evidence) fewest(t Suspect, publishers []int) (n int, ok bool) {
 	at := slices.IndexFunc(t.Brokers, func(b placement.Broker) bool { return b.ID == e.Broker })
 	plan := slices.IndexFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == e.Broker })
 	if !e.known() || at < 0 || plan < 0 || e.Load.Delivered == 0 {

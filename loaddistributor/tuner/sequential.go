@@ -1,4 +1,4 @@
-package fitting
+package tuner
 
 import (
 	"fmt"
@@ -110,7 +110,7 @@ func (b *bettor) wealth(bursts, late float64) float64 {
 // messages are late together, that is settled after most messages at the latest.
 func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
 	if !(budget > 0 && budget < 1) || !(alpha > 0 && alpha < 1) {
-		panic(fmt.Sprintf("fitting: a test of %v with error %v", budget, alpha))
+		panic(fmt.Sprintf("tuner: a test of %v with error %v", budget, alpha))
 	}
 	return &Sequential{
 		budget: budget, alpha: alpha, burst: float64(max(1, burst)), most: most, enough: math.Log(1 / alpha),

@@ -1,4 +1,4 @@
-package fitting_test
+package tuner_test
 
 import (
 	"math"
@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // lateness says how many of the messages of the next 10 ms are late, of ten.
@@ -51,11 +51,11 @@ func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (ke
 	for run := range runs {
 		rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(run)))
 		late := of(rng)
-		search, err := fitting.NewFast(setup(brokers, 100, 1, 3000), fitting.FastConfig{Stall: stall}, rng)
+		search, err := tuner.NewFast(setup(brokers, 100, 1, 3000), tuner.FastConfig{Stall: stall}, rng)
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := fitting.Observation{}
+		o := tuner.Observation{}
 		for a := search.Next(o); ; a = search.Next(o) {
 			if a.Final {
 				if a.Outcome.Fitted {
@@ -63,10 +63,10 @@ func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (ke
 				}
 				break
 			}
-			o = fitting.Observation{Slices: make([][]fitting.Slice, brokers)}
+			o = tuner.Observation{Slices: make([][]tuner.Slice, brokers)}
 			for range a.Measure / (10 * time.Millisecond) {
 				n := late()
-				o.Slices[0] = append(o.Slices[0], fitting.Slice{Delivered: 10, Late: n, HalfLate: n})
+				o.Slices[0] = append(o.Slices[0], tuner.Slice{Delivered: 10, Late: n, HalfLate: n})
 			}
 		}
 	}

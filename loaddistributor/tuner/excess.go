@@ -1,4 +1,4 @@
-package fitting
+package tuner
 
 import "time"
 

@@ -1,4 +1,4 @@
-package capture
+package tuner
 
 import (
 	"cmp"
@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
 const (
@@ -30,7 +29,7 @@ func index(id string) (int, bool) {
 
 func begun(t *testing.T, brokers ...string) *Trace {
 	t.Helper()
-	trace := New(origin, index)
+	trace := NewTrace(origin, index)
 	trace.Expect(brokers, origin)
 	for _, b := range brokers {
 		if trace.Begun(b) {
@@ -53,11 +52,11 @@ func add(t *testing.T, trace *Trace, broker string, p Piece, now mono.Wall) {
 	}
 }
 
-func at(millis int64, publisher int32) fitting.Arrival {
-	return fitting.Arrival{At: mono.Time(millis * int64(ms)), Publisher: publisher}
+func at(millis int64, publisher int32) Arrival {
+	return Arrival{At: mono.Time(millis * int64(ms)), Publisher: publisher}
 }
 
-func expect(t *testing.T, got []fitting.Arrival, want ...fitting.Arrival) {
+func expect(t *testing.T, got []Arrival, want ...Arrival) {
 	t.Helper()
 	if !slices.Equal(got, want) {
 		t.Errorf("taken: %v, want %v", got, want)
@@ -132,7 +131,7 @@ func TestHoles(t *testing.T) {
 		for now := origin + 250*ms; now <= origin+5*second; now += 250 * ms {
 			one(trace, "1", now-1, now)
 		}
-		expect(t, trace.Take(origin+5*second), at(200, 2), fitting.Arrival{At: mono.Time(250*ms - 1), Publisher: 1})
+		expect(t, trace.Take(origin+5*second), at(200, 2), Arrival{At: mono.Time(250*ms - 1), Publisher: 1})
 		trace.Expect([]string{"1"}, origin+5*second) // it has left
 		one(trace, "1", origin+5100*ms, origin+7*second)
 		expect(t, trace.Take(origin+7*second), at(5100, 1))
@@ -219,7 +218,7 @@ func TestBadPieces(t *testing.T) {
 			add(t, trace, "a", Piece{Publishers: []string{"1"}, Start: origin + 100*ms, Gaps: []uint64{0}, From: []uint32{0}}, origin+250*ms)
 			p := fine()
 			c.spoil(&p)
-			var bad *Error
+			var bad *PieceError
 			if err := trace.Add("a", p, now); !errors.As(err, &bad) || bad.Field != c.field {
 				t.Fatalf("%v, want a fault of %s", err, c.field)
 			}
@@ -255,7 +254,7 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 			tells     int // the piece that says it
 		}
 		records := map[string][]message{}
-		var want []fitting.Arrival
+		var want []Arrival
 		now := origin
 		for range rapid.IntRange(0, 200).Draw(r, "messages") {
 			now += mono.Wall(rapid.Int64Range(1, 50e6).Draw(r, "gap"))
@@ -264,10 +263,10 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 			m.tells = int((now - origin + late) / (250 * ms))
 			b := rapid.SampledFrom(brokers).Draw(r, "broker")
 			records[b] = append(records[b], m)
-			want = append(want, fitting.Arrival{At: mono.Time(now - origin), Publisher: m.publisher})
+			want = append(want, Arrival{At: mono.Time(now - origin), Publisher: m.publisher})
 		}
 		numbers := map[string]map[int32]uint32{}
-		var got []fitting.Arrival
+		var got []Arrival
 		for piece := range int((now-origin)/(250*ms)) + 5 {
 			end := origin + mono.Wall(piece+1)*250*ms
 			for _, b := range brokers {
@@ -310,7 +309,7 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 func FuzzTrace(f *testing.F) {
 	f.Add([]byte{0, 1, 5, 2, 0, 3, 9, 200, 1, 1, 1})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		trace := New(origin, index)
+		trace := NewTrace(origin, index)
 		trace.Expect([]string{"0", "1"}, origin)
 		now, last := origin, mono.Time(0)
 		next := func() int64 {

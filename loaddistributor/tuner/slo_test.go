@@ -1,4 +1,4 @@
-package fitting_test
+package tuner_test
 
 import (
 	"fmt"
@@ -9,41 +9,41 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 func TestJudge(t *testing.T) {
-	type counts = []fitting.Count
+	type counts = []tuner.Count
 	for _, test := range []struct {
 		name     string
 		quantile float64
 		parts    counts
-		want     fitting.Verdict // Budget is checked apart
+		want     tuner.Verdict // Budget is checked apart
 	}{
-		{"nothing at all", 0.99, nil, fitting.Verdict{}},
-		{"nothing delivered", 0.99, counts{{"b1", 0, 0}}, fitting.Verdict{}},
-		{"exceeded without deliveries is not believed", 0.99, counts{{"b1", 0, 7}}, fitting.Verdict{}},
+		{"nothing at all", 0.99, nil, tuner.Verdict{}},
+		{"nothing delivered", 0.99, counts{{"b1", 0, 0}}, tuner.Verdict{}},
+		{"exceeded without deliveries is not believed", 0.99, counts{{"b1", 0, 7}}, tuner.Verdict{}},
 		{"exactly on the budget", 0.99, counts{{"b1", 100, 1}},
-			fitting.Verdict{Judged: true, Met: true, Fraction: 0.01, Worst: "b1", WorstFraction: 0.01}},
+			tuner.Verdict{Judged: true, Met: true, Fraction: 0.01, Worst: "b1", WorstFraction: 0.01}},
 		{"exactly on a budget that rounds down", 0.9, counts{{"b1", 10, 1}},
-			fitting.Verdict{Judged: true, Met: true, Fraction: 0.1, Worst: "b1", WorstFraction: 0.1}},
+			tuner.Verdict{Judged: true, Met: true, Fraction: 0.1, Worst: "b1", WorstFraction: 0.1}},
 		{"one message over", 0.99, counts{{"b1", 100, 2}},
-			fitting.Verdict{Judged: true, Met: false, Fraction: 0.02, Worst: "b1", WorstFraction: 0.02}},
+			tuner.Verdict{Judged: true, Met: false, Fraction: 0.02, Worst: "b1", WorstFraction: 0.02}},
 		{"pooled by messages, not by brokers", 0.99, counts{{"b1", 10_000, 50}, {"b2", 1000, 20}},
-			fitting.Verdict{Judged: true, Met: true, Fraction: 70.0 / 11_000, Worst: "b2", WorstFraction: 0.02}},
+			tuner.Verdict{Judged: true, Met: true, Fraction: 70.0 / 11_000, Worst: "b2", WorstFraction: 0.02}},
 		{"a part exactly at three budgets", 0.99, counts{{"b1", 10_000, 0}, {"b2", 1000, 30}},
-			fitting.Verdict{Judged: true, Met: true, Fraction: 30.0 / 11_000, Worst: "b2", WorstFraction: 0.03}},
+			tuner.Verdict{Judged: true, Met: true, Fraction: 30.0 / 11_000, Worst: "b2", WorstFraction: 0.03}},
 		{"a part above three budgets fails a topic that is fine pooled", 0.99, counts{{"b1", 10_000, 0}, {"b2", 1000, 31}},
-			fitting.Verdict{Judged: true, Met: false, Fraction: 31.0 / 11_000, Worst: "b2", WorstFraction: 0.031}},
+			tuner.Verdict{Judged: true, Met: false, Fraction: 31.0 / 11_000, Worst: "b2", WorstFraction: 0.031}},
 		{"a silent part says nothing", 0.99, counts{{"b1", 0, 0}, {"b2", 200, 0}},
-			fitting.Verdict{Judged: true, Met: true, Fraction: 0, Worst: "b2", WorstFraction: 0}},
+			tuner.Verdict{Judged: true, Met: true, Fraction: 0, Worst: "b2", WorstFraction: 0}},
 		{"more exceeded than delivered is all exceeded", 0.5, counts{{"b1", 4, 9}},
-			fitting.Verdict{Judged: true, Met: false, Fraction: 1, Worst: "b1", WorstFraction: 1}},
+			tuner.Verdict{Judged: true, Met: false, Fraction: 1, Worst: "b1", WorstFraction: 1}},
 		{"the first of equals is the worst", 0.5, counts{{"b2", 4, 1}, {"b1", 4, 1}},
-			fitting.Verdict{Judged: true, Met: true, Fraction: 0.25, Worst: "b2", WorstFraction: 0.25}},
+			tuner.Verdict{Judged: true, Met: true, Fraction: 0.25, Worst: "b2", WorstFraction: 0.25}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := fitting.Judge(test.quantile, test.parts)
+			got := tuner.Judge(test.quantile, test.parts)
 			if got.Judged && math.Abs(got.Budget-(1-test.quantile)) > 1e-12 {
 				t.Errorf("budget %v for quantile %v", got.Budget, test.quantile)
 			}
@@ -61,16 +61,16 @@ func TestJudge(t *testing.T) {
 func TestJudgePooledFractionIsIndependentOfTheSplit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		quantile := rapid.Float64Range(0.5, 0.9999).Draw(t, "quantile")
-		var whole fitting.Count
-		var parts []fitting.Count
+		var whole tuner.Count
+		var parts []tuner.Count
 		for range rapid.IntRange(1, 8).Draw(t, "parts") {
 			d := rapid.Uint64Range(0, 1000).Draw(t, "delivered")
-			p := fitting.Count{Delivered: d, Exceeded: rapid.Uint64Range(0, d).Draw(t, "exceeded")}
+			p := tuner.Count{Delivered: d, Exceeded: rapid.Uint64Range(0, d).Draw(t, "exceeded")}
 			whole.Delivered += p.Delivered
 			whole.Exceeded += p.Exceeded
 			parts = append(parts, p)
 		}
-		one, split := fitting.Judge(quantile, []fitting.Count{whole}), fitting.Judge(quantile, parts)
+		one, split := tuner.Judge(quantile, []tuner.Count{whole}), tuner.Judge(quantile, parts)
 		if one.Judged != split.Judged || one.Fraction != split.Fraction {
 			t.Fatalf("whole %+v, split %+v", one, split)
 		}
@@ -84,30 +84,30 @@ func TestJudgePooledFractionIsIndependentOfTheSplit(t *testing.T) {
 }
 
 func TestAVerdictNeedsEvidence(t *testing.T) {
-	type counts = []fitting.Count
+	type counts = []tuner.Count
 	for _, test := range []struct {
 		name     string
 		quantile float64
 		parts    counts
-		want     fitting.Decision
+		want     tuner.Decision
 		blamed   string
 	}{
-		{"nothing", 0.99, nil, fitting.Undecided, ""},
-		{"three late before anybody listened", 0.99, counts{{"b1", 3, 3}}, fitting.Beyond, "b1"}, // 3 % thrice in a row is no chance
-		{"one of three", 0.99, counts{{"b1", 3, 1}}, fitting.Undecided, ""},
-		{"two of fifty, though four budgets", 0.99, counts{{"b1", 50, 2}}, fitting.Undecided, ""},
-		{"on the budget, however long", 0.99, counts{{"b1", 1e9, 1e7}}, fitting.Undecided, ""},
-		{"just below what shows it", 0.99, counts{{"b1", 687, 0}}, fitting.Undecided, ""},
-		{"enough in time", 0.99, counts{{"b1", 688, 0}}, fitting.Within, ""},
-		{"pooled over brokers", 0.99, counts{{"b1", 344, 0}, {"b2", 344, 0}}, fitting.Within, ""},
-		{"two budgets", 0.99, counts{{"b1", 10_000, 200}}, fitting.Beyond, ""},
-		{"one of many brokers", 0.99, counts{{"b1", 100_000, 0}, {"b2", 1000, 80}}, fitting.Beyond, "b2"},
-		{"the worst of two", 0.99, counts{{"b1", 1000, 80}, {"b2", 1000, 90}}, fitting.Beyond, "b2"},
-		{"a fraction by chance worse is not blamed", 0.99, counts{{"b1", 10_000, 900}, {"b2", 2, 1}}, fitting.Beyond, "b1"},
-		{"everything may be late", 0.5, counts{{"b1", 1000, 1000}}, fitting.Beyond, ""},
-		{"many", 0.999, counts{{"b1", 1e12, 1.001e9}}, fitting.Beyond, ""},
+		{"nothing", 0.99, nil, tuner.Undecided, ""},
+		{"three late before anybody listened", 0.99, counts{{"b1", 3, 3}}, tuner.Beyond, "b1"}, // 3 % thrice in a row is no chance
+		{"one of three", 0.99, counts{{"b1", 3, 1}}, tuner.Undecided, ""},
+		{"two of fifty, though four budgets", 0.99, counts{{"b1", 50, 2}}, tuner.Undecided, ""},
+		{"on the budget, however long", 0.99, counts{{"b1", 1e9, 1e7}}, tuner.Undecided, ""},
+		{"just below what shows it", 0.99, counts{{"b1", 687, 0}}, tuner.Undecided, ""},
+		{"enough in time", 0.99, counts{{"b1", 688, 0}}, tuner.Within, ""},
+		{"pooled over brokers", 0.99, counts{{"b1", 344, 0}, {"b2", 344, 0}}, tuner.Within, ""},
+		{"two budgets", 0.99, counts{{"b1", 10_000, 200}}, tuner.Beyond, ""},
+		{"one of many brokers", 0.99, counts{{"b1", 100_000, 0}, {"b2", 1000, 80}}, tuner.Beyond, "b2"},
+		{"the worst of two", 0.99, counts{{"b1", 1000, 80}, {"b2", 1000, 90}}, tuner.Beyond, "b2"},
+		{"a fraction by chance worse is not blamed", 0.99, counts{{"b1", 10_000, 900}, {"b2", 2, 1}}, tuner.Beyond, "b1"},
+		{"everything may be late", 0.5, counts{{"b1", 1000, 1000}}, tuner.Beyond, ""},
+		{"many", 0.999, counts{{"b1", 1e12, 1.001e9}}, tuner.Beyond, ""},
 	} {
-		v := fitting.Judge(test.quantile, test.parts)
+		v := tuner.Judge(test.quantile, test.parts)
 		if v.Decision != test.want || v.Blamed != test.blamed {
 			t.Errorf("%s: %v, blamed %q, want %v, %q", test.name, v.Decision, v.Blamed, test.want, test.blamed)
 		}
@@ -120,7 +120,7 @@ func TestAVerdictNeedsEvidence(t *testing.T) {
 // TestVerdictsErrWithinAlpha.
 func TestJudgeErrsWithinAlpha(t *testing.T) {
 	n := runs(t, 4000)
-	allowed := fitting.Alpha*float64(n) + 3*math.Sqrt(fitting.Alpha*float64(n))
+	allowed := tuner.Alpha*float64(n) + 3*math.Sqrt(tuner.Alpha*float64(n))
 	const budget = 0.01
 	for _, better := range []float64{1, 10} {
 		for _, brokers := range []int{1, 5} {
@@ -128,14 +128,14 @@ func TestJudgeErrsWithinAlpha(t *testing.T) {
 				rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(messages)))
 				missed, met := 0, 0
 				for range n {
-					parts := make([]fitting.Count, brokers)
+					parts := make([]tuner.Count, brokers)
 					for i := range parts {
-						parts[i] = fitting.Count{Part: fmt.Sprint(i), Delivered: uint64(messages), Exceeded: draw(rng, messages, budget/better)}
+						parts[i] = tuner.Count{Part: fmt.Sprint(i), Delivered: uint64(messages), Exceeded: draw(rng, messages, budget/better)}
 					}
-					switch fitting.Judge(1-budget, parts).Decision {
-					case fitting.Beyond:
+					switch tuner.Judge(1-budget, parts).Decision {
+					case tuner.Beyond:
 						missed++
-					case fitting.Within:
+					case tuner.Within:
 						met++
 					}
 				}
@@ -168,7 +168,7 @@ func TestPercent(t *testing.T) {
 	for fraction, want := range map[float64]string{
 		0: "0 %", 1: "100 %", 0.9999: "over 99.9 %", 0.0042: "0.42 %", 0.12345: "12.3 %", 0.00001: "0.001 %", 1e-9: "under 0.0001 %",
 	} {
-		if got := fitting.Percent(fraction); got != want {
+		if got := tuner.Percent(fraction); got != want {
 			t.Errorf("%v is %q, want %q", fraction, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package relief
+package tuner
 
 import (
 	"slices"
@@ -7,16 +7,15 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-var recording = Config{Sustained: 20 * time.Second, Cooldown: 30 * time.Second, MaxPart: DefaultMaxPart, Capture: DefaultCapture}
+var capturing = RebalanceConfig{Sustained: 20 * time.Second, Cooldown: 30 * time.Second, MaxPart: DefaultMaxPart, Capture: DefaultCapture}
 
 // bursts is a topic of 400 publishers, half of them on b1, where 20 send at once,
 // all in turn, every 100 ms for 4 s. So many of each burst were late.
-func bursts(t *testing.T, late int) (Topic, *Evidence) {
+func bursts(t *testing.T, late int) (Suspect, *Evidence) {
 	t.Helper()
 	d := placement.Demand{Topic: "t", Rate: 400, Burst: 40, Groups: []placement.Group{{Key: "g", Count: 400, Rate: 1}}}
 	brokers := []placement.Broker{{ID: "b1", Mcap: 300}, {ID: "b2", Mcap: 300}}
@@ -34,20 +33,20 @@ func bursts(t *testing.T, late int) (Topic, *Evidence) {
 	}
 	for burst := range 40 {
 		for i := range 20 {
-			e.Arrivals = append(e.Arrivals, fitting.Arrival{At: mono.Time(burst) * mono.Time(100*time.Millisecond), Publisher: int32(here[(burst*20+i)%len(here)])})
+			e.Arrivals = append(e.Arrivals, Arrival{At: mono.Time(burst) * mono.Time(100*time.Millisecond), Publisher: int32(here[(burst*20+i)%len(here)])})
 		}
 	}
-	return Topic{
+	return Suspect{
 		Quantile: 0.99, Latency: 10 * time.Millisecond, Plan: p, Demand: d, Brokers: brokers,
 		Loads: []Load{{Broker: "b1", Delivered: 2000, Exceeded: uint64(100 * late)}, {Broker: "b2", Delivered: 2000}},
 	}, e
 }
 
 // suspect runs until the broker is suspected.
-func suspect(t *testing.T, w *Watch, of Topic, from int) (second int) {
+func suspect(t *testing.T, w *Watch, of Suspect, from int) (second int) {
 	t.Helper()
 	for s := from; s < from+100; s++ {
-		switch m, v := w.Decide(after(s), recording, of); v {
+		switch m, v := w.Decide(after(s), capturing, of); v {
 		case Nothing:
 		case Suspected:
 			if m.From != "b1" || m.Publishers != nil {
@@ -64,21 +63,23 @@ func suspect(t *testing.T, w *Watch, of Topic, from int) (second int) {
 
 func TestTheReplayDecides(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*Topic, *Evidence)
-		want   Verdict
+		change func(*Suspect, *Evidence)
+		want   Finding
 		reason string
 	}{
-		"the broker is too slow": {func(*Topic, *Evidence) {}, Overloaded, "0 % by a replay of 800 arrivals"},
+		"the broker is too slow": {func(*Suspect, *Evidence) {}, Overloaded, "0 % by a replay of 800 arrivals"},
 		// 6 of each 20 wait, 5 to 30 ms, and five of them for more than 9 ms.
-		"the bucket is too small": {func(_ *Topic, e *Evidence) { e.Share = tokenbucket.Share{Rate: tokenbucket.PerSecond(200), Burst: 14} }, Acquitted, "by a replay"},
-		"it held nothing":         {func(_ *Topic, e *Evidence) { e.Share = tokenbucket.Share{} }, Acquitted, "tokens explain 100 % by a replay"},
+		"the bucket is too small": {func(_ *Suspect, e *Evidence) {
+			e.Share = tokenbucket.Share{Rate: tokenbucket.PerSecond(200), Burst: 14}
+		}, BucketLimited, "by a replay"},
+		"it held nothing": {func(_ *Suspect, e *Evidence) { e.Share = tokenbucket.Share{} }, BucketLimited, "tokens explain 100 % by a replay"},
 		// A consumer or a broker so slow that a lone message is late, and tokens for all.
-		"it is late without load": {func(_ *Topic, e *Evidence) {
+		"it is late without load": {func(_ *Suspect, e *Evidence) {
 			e.Lone, e.Load.Exceeded = 20*time.Millisecond, e.Load.Delivered
 		}, Overloaded, "100 % late, of which tokens explain 0 % by a replay of 800 arrivals and 0 % by reports"},
-		"reports know better":  {func(_ *Topic, e *Evidence) { e.Load.Waited = e.Load.Exceeded }, Acquitted, "15 % by reports"},
-		"nothing was recorded": {func(_ *Topic, e *Evidence) { e.Arrivals = nil }, Overloaded, "too few arrivals"},
-		"it is over":           {func(_ *Topic, e *Evidence) { e.Arrivals, e.Load.Exceeded = nil, 0 }, Acquitted, "too few arrivals"},
+		"reports know better":  {func(_ *Suspect, e *Evidence) { e.Load.Waited = e.Load.Exceeded }, BucketLimited, "15 % by reports"},
+		"nothing was recorded": {func(_ *Suspect, e *Evidence) { e.Arrivals = nil }, Overloaded, "too few arrivals"},
+		"it is over":           {func(_ *Suspect, e *Evidence) { e.Arrivals, e.Load.Exceeded = nil, 0 }, BucketLimited, "too few arrivals"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w Watch
@@ -89,7 +90,7 @@ func TestTheReplayDecides(t *testing.T) {
 			}
 			c.change(&of, e)
 			of.Asked, of.Evidence = "b1", e
-			m, v := w.Decide(after(s+5), recording, of)
+			m, v := w.Decide(after(s+5), capturing, of)
 			if v != c.want || m.From != "b1" || !strings.Contains(m.Reason, c.reason) || (v == Overloaded) != (m.To == "b2" && len(m.Publishers) > 0) {
 				t.Fatalf("verdict %d: %+v", v, m)
 			}
@@ -115,15 +116,15 @@ func TestOneAfterTheOther(t *testing.T) {
 	of.Brokers = append(of.Brokers, placement.Broker{ID: "b3", Mcap: 1000})
 	s := suspect(t, &w, of, 0)
 	of.Loads[1].Exceeded = 1000
-	if m, v := w.Decide(after(s), recording, of); v != Suspected || m.From != "b2" {
+	if m, v := w.Decide(after(s), capturing, of); v != Suspected || m.From != "b2" {
 		t.Fatalf("the worst: %d, %+v", v, m)
 	}
 	of.Asked = "b1"
-	if m, v := w.Decide(after(s), recording, of); v != Suspected || m.From != "b1" {
+	if m, v := w.Decide(after(s), capturing, of); v != Suspected || m.From != "b1" {
 		t.Fatalf("the one that is being asked: %d, %+v", v, m)
 	}
 	of.Evidence = e
-	if m, v := w.Decide(after(s), recording, of); v != Overloaded || m.From != "b1" || m.To != "b3" {
+	if m, v := w.Decide(after(s), capturing, of); v != Overloaded || m.From != "b1" || m.To != "b3" {
 		t.Fatalf("with evidence: %d, %+v", v, m)
 	}
 }
@@ -145,7 +146,7 @@ func TestNoMoreThanItTakes(t *testing.T) {
 	var w Watch
 	s := suspect(t, &w, of, 0)
 	of.Asked, of.Evidence = "b1", e
-	m, v := w.Decide(after(s), recording, of)
+	m, v := w.Decide(after(s), capturing, of)
 	if v != Overloaded || !slices.Equal(m.Publishers, all[:3]) {
 		t.Errorf("verdict %d: %+v", v, m)
 	}
@@ -154,7 +155,7 @@ func TestNoMoreThanItTakes(t *testing.T) {
 	w = Watch{}
 	s = suspect(t, &w, of, 0)
 	of.Asked, of.Evidence = "b1", e
-	if m, v := w.Decide(after(s), recording, of); v != Overloaded || len(m.Publishers) != 20 {
+	if m, v := w.Decide(after(s), capturing, of); v != Overloaded || len(m.Publishers) != 20 {
 		t.Errorf("verdict %d: %d publishers", v, len(m.Publishers))
 	}
 }

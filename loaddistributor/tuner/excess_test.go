@@ -1,4 +1,4 @@
-package fitting_test
+package tuner_test
 
 import (
 	"math/rand/v2"
@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // What is offered in seconds, beside the contract of 100 msg/s and a burst of 50.
 func TestExcess(t *testing.T) {
-	var e fitting.Excess
+	var e tuner.Excess
 	var history []float64
 	offer := func(n float64) bool {
 		history = append(history, n)
@@ -51,11 +51,11 @@ func TestExcess(t *testing.T) {
 		}
 	}
 	// A controller that comes while it goes on.
-	e = fitting.Excess{}
+	e = tuner.Excess{}
 	if e.Backlog(400, 50); !e.Offer(159, time.Second, 159, 100, 50, 10*time.Second) {
 		t.Error("400 wait, more than the contract is offered, and it is within it")
 	}
-	e = fitting.Excess{}
+	e = tuner.Excess{}
 	if e.Backlog(400, 50); e.Offer(90, time.Second, 90, 100, 50, 10*time.Second) {
 		t.Error("400 wait since tokens lack, and it is said to be over its contract")
 	}
@@ -65,7 +65,7 @@ func TestExcess(t *testing.T) {
 // burst that it has.
 func TestBurstsAreNotExcess(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testkit.Seed(t), 1))
-	var e fitting.Excess
+	var e tuner.Excess
 	var window []float64
 	for range 3600 {
 		n := float64(draw(rng, 100_000, 0.0085)) // 850 +- 29

@@ -1,4 +1,4 @@
-package capture
+package tuner
 
 import (
 	"cmp"
@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 )
 
 // Piece is what one broker says at once; srtmv1.Arrivals has the meaning of each
@@ -54,7 +53,7 @@ type Trace struct {
 	index  func(id string) (int, bool)
 
 	feeds   map[string]*feed // by broker, those that are expected
-	pending []arrival
+	pending []stamped
 	holes   []span    // not in order; few, since one that goes on is one
 	taken   mono.Wall // nothing before is given out any more
 	counts  Counts
@@ -67,7 +66,7 @@ type feed struct {
 	heard mono.Wall
 }
 
-type arrival struct {
+type stamped struct {
 	at        mono.Wall
 	publisher int32
 }
@@ -86,13 +85,13 @@ type Counts struct {
 }
 
 // Error says what is wrong with a piece.
-type Error struct{ Field, Problem string }
+type PieceError struct{ Field, Problem string }
 
-func (e *Error) Error() string { return e.Field + ": " + e.Problem }
+func (e *PieceError) Error() string { return e.Field + ": " + e.Problem }
 
 // New returns a trace that begins at origin, which is its time 0. index says which
 // of the topic's publishers has the id.
-func New(origin mono.Wall, index func(id string) (int, bool)) *Trace {
+func NewTrace(origin mono.Wall, index func(id string) (int, bool)) *Trace {
 	return &Trace{origin: origin, taken: origin, index: index, feeds: map[string]*feed{}}
 }
 
@@ -119,14 +118,14 @@ func (t *Trace) Begun(brokers ...string) bool {
 // Skip leaves out what came before now and has not been taken.
 func (t *Trace) Skip(now mono.Wall) {
 	t.taken = max(t.taken, now)
-	t.pending = slices.DeleteFunc(t.pending, func(a arrival) bool { return a.at < t.taken })
+	t.pending = slices.DeleteFunc(t.pending, func(a stamped) bool { return a.at < t.taken })
 	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.taken })
 }
 
 // Counts returns what happened so far.
 func (t *Trace) Counts() Counts { return t.counts }
 
-// Add takes a piece that came now. On an error, an *Error, nothing of it counts,
+// Add takes a piece that came now. On an error, an *PieceError, nothing of it counts,
 // and the broker's record is over until another first piece: its numbers cannot be
 // trusted any more. A piece of a broker that is not expected is ignored.
 func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
@@ -164,7 +163,7 @@ func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
 			p.Lost++
 		default:
 			room--
-			t.pending = append(t.pending, arrival{at, i})
+			t.pending = append(t.pending, stamped{at, i})
 		}
 		last = max(last, at)
 	}
@@ -180,7 +179,7 @@ func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
 // check changes nothing.
 func (f *feed) check(p Piece, now mono.Wall) error {
 	bad := func(field, format string, args ...any) error {
-		return &Error{field, fmt.Sprintf(format, args...)}
+		return &PieceError{field, fmt.Sprintf(format, args...)}
 	}
 	named := len(p.Publishers)
 	if !p.First {
@@ -242,7 +241,7 @@ func (t *Trace) hole(from, to mono.Wall) {
 
 // Take returns what is known to be complete and has not been taken yet, in order of
 // time.
-func (t *Trace) Take(now mono.Wall) []fitting.Arrival {
+func (t *Trace) Take(now mono.Wall) []Arrival {
 	until := now
 	// order: the least of all
 	for _, f := range t.feeds {
@@ -256,10 +255,10 @@ func (t *Trace) Take(now mono.Wall) []fitting.Arrival {
 	if until <= t.taken {
 		return nil
 	}
-	slices.SortStableFunc(t.pending, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
-	n, _ := slices.BinarySearchFunc(t.pending, until, func(a arrival, at mono.Wall) int { return cmp.Compare(a.at, at) })
+	slices.SortStableFunc(t.pending, func(a, b stamped) int { return cmp.Compare(a.at, b.at) })
+	n, _ := slices.BinarySearchFunc(t.pending, until, func(a stamped, at mono.Wall) int { return cmp.Compare(a.at, at) })
 	slices.SortFunc(t.holes, func(a, b span) int { return cmp.Compare(a.from, b.from) })
-	taken := make([]fitting.Arrival, 0, n)
+	taken := make([]Arrival, 0, n)
 	h, closed := 0, mono.Wall(0) // nothing before closed is known
 	for _, a := range t.pending[:n] {
 		for h < len(t.holes) && t.holes[h].from <= a.at {
@@ -270,7 +269,7 @@ func (t *Trace) Take(now mono.Wall) []fitting.Arrival {
 			t.counts.Holed++
 			continue
 		}
-		taken = append(taken, fitting.Arrival{At: mono.Time(a.at - t.origin), Publisher: a.publisher})
+		taken = append(taken, Arrival{At: mono.Time(a.at - t.origin), Publisher: a.publisher})
 	}
 	t.counts.Captured += uint64(len(taken))
 	t.pending = slices.Delete(t.pending, 0, n)

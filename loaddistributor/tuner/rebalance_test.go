@@ -1,4 +1,4 @@
-package relief
+package tuner
 
 import (
 	"fmt"
@@ -13,10 +13,10 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-var config = Config{Sustained: 20 * time.Second, Cooldown: 30 * time.Second, MaxPart: DefaultMaxPart}
+var config = RebalanceConfig{Sustained: 20 * time.Second, Cooldown: 30 * time.Second, MaxPart: DefaultMaxPart}
 
 // topic is 200 publishers of 1 msg/s in two groups, on b1 and b2; b3 is free.
-func topic(t testing.TB) Topic {
+func topic(t testing.TB) Suspect {
 	d := placement.Demand{Topic: "t", Rate: 200, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 100, Rate: 1}, {Key: "h", Count: 100, Rate: 1}}}
 	brokers := []placement.Broker{{ID: "b1", Mcap: 150}, {ID: "b2", Mcap: 150}}
 	p, err := placement.Place(placement.SRTM, brokers, d, nil)
@@ -26,7 +26,7 @@ func topic(t testing.TB) Topic {
 	for i := range brokers {
 		brokers[i].Allocated = 100
 	}
-	return Topic{
+	return Suspect{
 		Quantile: 0.99, Plan: p, Demand: d, Brokers: append(brokers, placement.Broker{ID: "b3", Mcap: 1000}),
 		Loads: []Load{{Broker: "b1", Delivered: 1000}, {Broker: "b2", Delivered: 1000}},
 	}
@@ -36,7 +36,7 @@ func topic(t testing.TB) Topic {
 func after(seconds int) mono.Time { return mono.Time(seconds) * mono.Time(time.Second) }
 
 // run decides every second, from the second first on, and returns the moves.
-func (w *Watch) run(t *Topic, first, seconds int, change func(second int, t *Topic)) (at []int, moves []Move) {
+func (w *Watch) run(t *Suspect, first, seconds int, change func(second int, t *Suspect)) (at []int, moves []Move) {
 	for s := first; s < first+seconds; s++ {
 		if change != nil {
 			change(s, t)
@@ -72,18 +72,18 @@ func TestAnOverloadThatLasts(t *testing.T) {
 }
 
 func TestWhatMovesNothing(t *testing.T) {
-	for name, change := range map[string]func(second int, t *Topic){
-		"all is well":                     func(_ int, t *Topic) { t.Loads[0].Exceeded = 5 },
-		"within the budget, but not well": func(_ int, t *Topic) { t.Loads[0].Exceeded = 9 },
-		"the bucket's fault":              func(_ int, t *Topic) { t.Loads[0].Exceeded, t.Loads[0].Waited = 300, 295 },
-		"too little to judge":             func(_ int, t *Topic) { t.Loads[0].Delivered, t.Loads[0].Exceeded = 99, 50 },
-		"an overload that comes and goes": func(s int, t *Topic) { t.Loads[0].Exceeded = uint64(s / 15 % 2 * 50) },
-		"nobody has room or is well": func(_ int, t *Topic) {
+	for name, change := range map[string]func(second int, t *Suspect){
+		"all is well":                     func(_ int, t *Suspect) { t.Loads[0].Exceeded = 5 },
+		"within the budget, but not well": func(_ int, t *Suspect) { t.Loads[0].Exceeded = 9 },
+		"the bucket's fault":              func(_ int, t *Suspect) { t.Loads[0].Exceeded, t.Loads[0].Waited = 300, 295 },
+		"too little to judge":             func(_ int, t *Suspect) { t.Loads[0].Delivered, t.Loads[0].Exceeded = 99, 50 },
+		"an overload that comes and goes": func(s int, t *Suspect) { t.Loads[0].Exceeded = uint64(s / 15 % 2 * 50) },
+		"nobody has room or is well": func(_ int, t *Suspect) {
 			t.Loads[0].Exceeded, t.Brokers[1].Allocated, t.Brokers[2].Allocated = 50, 150, 1000
 		},
-		"others are overloaded, too":        func(_ int, t *Topic) { t.Loads[0].Exceeded, t.Loads[1].Exceeded, t.Brokers = 50, 8, t.Brokers[:2] },
-		"no token for one more broker":      func(_ int, t *Topic) { t.Loads[0].Exceeded, t.Brokers[1].Allocated, t.Demand.Burst = 50, 150, 2 },
-		"a broker that is no member (late)": func(_ int, t *Topic) { t.Loads[0] = Load{Broker: "b9", Delivered: 1000, Exceeded: 50} },
+		"others are overloaded, too":        func(_ int, t *Suspect) { t.Loads[0].Exceeded, t.Loads[1].Exceeded, t.Brokers = 50, 8, t.Brokers[:2] },
+		"no token for one more broker":      func(_ int, t *Suspect) { t.Loads[0].Exceeded, t.Brokers[1].Allocated, t.Demand.Burst = 50, 150, 2 },
+		"a broker that is no member (late)": func(_ int, t *Suspect) { t.Loads[0] = Load{Broker: "b9", Delivered: 1000, Exceeded: 50} },
 	} {
 		var w Watch
 		of := topic(t)
@@ -97,7 +97,7 @@ func TestWhatMovesNothing(t *testing.T) {
 func TestHysteresis(t *testing.T) {
 	var w Watch
 	of := topic(t)
-	at, _ := w.run(&of, 0, 25, func(s int, t *Topic) {
+	at, _ := w.run(&of, 0, 25, func(s int, t *Suspect) {
 		t.Loads[0].Exceeded = 8
 		if s == 0 || s == 20 {
 			t.Loads[0].Exceeded = 20
@@ -123,7 +123,7 @@ func TestNothingComesBackSoon(t *testing.T) {
 	var w Watch
 	of := topic(t)
 	of.Brokers = of.Brokers[:2]
-	at, moves := w.run(&of, 0, 300, func(s int, t *Topic) {
+	at, moves := w.run(&of, 0, 300, func(s int, t *Suspect) {
 		t.Loads[0].Exceeded, t.Loads[1].Exceeded = 50, 0
 		if s > 25 {
 			t.Loads[0].Exceeded, t.Loads[1].Exceeded = 0, 50
@@ -167,7 +167,7 @@ func TestAnyMove(t *testing.T) {
 		publishers := d.Expand()
 		last := -1000
 		for s := range 200 {
-			of := Topic{Quantile: 0.9, Plan: plan, Demand: d, Brokers: brokers}
+			of := Suspect{Quantile: 0.9, Plan: plan, Demand: d, Brokers: brokers}
 			for _, q := range plan.Quotas {
 				x := uint64(0)
 				if s/40%2 == 0 {
@@ -206,7 +206,7 @@ func TestValidate(t *testing.T) {
 	if err := config.Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, c := range []Config{{}, {Sustained: 1, Cooldown: 1, MaxPart: 1.1}, {Sustained: 1, Cooldown: -1, MaxPart: 0.1}, {Sustained: 1, Cooldown: 1, MaxPart: 0.1, Capture: time.Hour}} {
+	for _, c := range []RebalanceConfig{{}, {Sustained: 1, Cooldown: 1, MaxPart: 1.1}, {Sustained: 1, Cooldown: -1, MaxPart: 0.1}, {Sustained: 1, Cooldown: 1, MaxPart: 0.1, Capture: time.Hour}} {
 		if c.Validate() == nil {
 			t.Errorf("%+v was accepted", c)
 		}

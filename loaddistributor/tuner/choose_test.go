@@ -1,4 +1,4 @@
-package relief
+package tuner
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 
 // 10,000 publishers in groups of 10, all on one broker.
 func BenchmarkChoose(b *testing.B) {
-	t := Topic{Plan: placement.Plan{K: 1, Quotas: []placement.Quota{{Broker: "b1", Rate: 10_000}}}}
+	t := Suspect{Plan: placement.Plan{K: 1, Quotas: []placement.Quota{{Broker: "b1", Rate: 10_000}}}}
 	for g := range 1000 {
 		t.Demand.Groups = append(t.Demand.Groups, placement.Group{Key: fmt.Sprint("g", g), Count: 10, Rate: 1})
 	}

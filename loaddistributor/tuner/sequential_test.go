@@ -1,4 +1,4 @@
-package fitting_test
+package tuner_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -17,13 +17,13 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // verdicts runs the test, of a budget of 1 %, on messages whose true late fraction
 // is p, late in bursts: of so many messages in a row all are late or none. Slices
 // of 100 messages cut through bursts, or hold many.
-func verdicts(p float64, burst, runs int, most float64, seed uint64) (counts map[fitting.Decision]int, messages float64) {
-	counts = map[fitting.Decision]int{}
+func verdicts(p float64, burst, runs int, most float64, seed uint64) (counts map[tuner.Decision]int, messages float64) {
+	counts = map[tuner.Decision]int{}
 	for run := range runs {
 		rng := rand.New(rand.NewPCG(seed, uint64(run)))
-		s := fitting.NewSequential(0.01, alpha, burst, most)
+		s := tuner.NewSequential(0.01, alpha, burst, most)
 		left, late := rng.IntN(burst)+1, rng.Float64() < p
-		for s.Decision() == fitting.Undecided {
+		for s.Decision() == tuner.Undecided {
 			const slice = 100
 			sum := 0
 			for n := slice; n > 0; {
@@ -76,16 +76,16 @@ func TestVerdictsErrWithinAlpha(t *testing.T) {
 				t.Logf("after %.0f bursts: %v", messages/float64(burst), counts)
 				wrong := 0
 				if p >= 0.01 {
-					wrong = counts[fitting.Within]
+					wrong = counts[tuner.Within]
 				}
 				if p <= 0.01 {
-					wrong = max(wrong, counts[fitting.Beyond])
+					wrong = max(wrong, counts[tuner.Beyond])
 				}
 				if float64(wrong) > allowed {
 					t.Errorf("%d of %d verdicts are wrong, allowed %.0f", wrong, n, allowed)
 				}
-				if counts[fitting.Undecided] != 0 {
-					t.Errorf("%d runs ended without a verdict", counts[fitting.Undecided])
+				if counts[tuner.Undecided] != 0 {
+					t.Errorf("%d runs ended without a verdict", counts[tuner.Undecided])
 				}
 			})
 		}
@@ -99,8 +99,8 @@ func TestVerdictsOnBurstsLateInPart(t *testing.T) {
 	wrong := 0
 	for run := range n {
 		rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(run)))
-		s := fitting.NewSequential(0.01, alpha, 250, 500_000)
-		for s.Decision() == fitting.Undecided {
+		s := tuner.NewSequential(0.01, alpha, 250, 500_000)
+		for s.Decision() == tuner.Undecided {
 			// 2.4 % of bursts are late by a half in the mean, and larger ones no
 			// more often than smaller ones: 1.2 %.
 			size := 1 + rng.IntN(250)
@@ -110,7 +110,7 @@ func TestVerdictsOnBurstsLateInPart(t *testing.T) {
 			}
 			s.Add(float64(size), late)
 		}
-		if s.Decision() == fitting.Within {
+		if s.Decision() == tuner.Within {
 			wrong++
 		}
 	}
@@ -128,11 +128,11 @@ func TestTheClearIsSettledSoon(t *testing.T) {
 		most   float64 // bursts, in the mean
 	}{{0, true, 330}, {0.0005, true, 400}, {0.1, false, 40}, {0.5, false, 6}} {
 		counts, messages := verdicts(c.p, 250, 400, 2000*250, testkit.Seed(t))
-		if messages > c.most*250 || c.within && counts[fitting.Within] < 360 || !c.within && counts[fitting.Within] > 0 {
+		if messages > c.most*250 || c.within && counts[tuner.Within] < 360 || !c.within && counts[tuner.Within] > 0 {
 			t.Errorf("p=%v: %v after %.0f bursts", c.p, counts, messages/250)
 		}
 	}
-	s := fitting.NewSequential(0.01, alpha, 250, 500_000)
+	s := tuner.NewSequential(0.01, alpha, 250, 500_000)
 	if least := s.Least(); least < 77_000 || least > 79_000 {
 		t.Errorf("at least %v messages in bursts of 250", least)
 	}
@@ -142,37 +142,37 @@ func TestTheClearIsSettledSoon(t *testing.T) {
 func TestNearTheBudgetItAsksForMore(t *testing.T) {
 	_, far := verdicts(0, 10, 300, 20_000, testkit.Seed(t))
 	counts, near := verdicts(0.002, 10, 300, 20_000, testkit.Seed(t))
-	if near < 1.5*far || counts[fitting.Within] < 200 {
+	if near < 1.5*far || counts[tuner.Within] < 200 {
 		t.Errorf("p=0.002 took %.0f messages, 0 took %.0f: %v", near, far, counts)
 	}
 	for _, p := range []float64{0.0095, 0.0105} {
-		if counts, _ := verdicts(p, 10, 300, 20_000, testkit.Seed(t)); counts[fitting.Unsettled] < 250 {
+		if counts, _ := verdicts(p, 10, 300, 20_000, testkit.Seed(t)); counts[tuner.Unsettled] < 250 {
 			t.Errorf("p=%v: %v", p, counts)
 		}
 	}
 	// Nothing is hopeless here but the time: it ends at the cap.
-	s := fitting.NewSequential(0.01, 0.05, 10, 3000)
-	for s.Decision() == fitting.Undecided {
+	s := tuner.NewSequential(0.01, 0.05, 10, 3000)
+	for s.Decision() == tuner.Undecided {
 		s.Add(10, 0)
 	}
-	if _, n := s.Fraction(); s.Decision() != fitting.Unsettled || n > 3000 {
+	if _, n := s.Fraction(); s.Decision() != tuner.Unsettled || n > 3000 {
 		t.Errorf("%v after %v messages, the cap is 3000", s.Decision(), n)
 	}
-	if d := s.Decision(); s.Add(1e6, 1e6) != d || d == fitting.Undecided {
+	if d := s.Decision(); s.Add(1e6, 1e6) != d || d == tuner.Undecided {
 		t.Errorf("%v, then %v", d, s.Decision())
 	}
 	// Far too late: it gives up long before the cap.
-	s = fitting.NewSequential(0.01, 0.05, 10, 1e9)
-	for s.Decision() == fitting.Undecided {
+	s = tuner.NewSequential(0.01, 0.05, 10, 1e9)
+	for s.Decision() == tuner.Undecided {
 		s.Add(10, 0.1)
 	}
-	if _, n := s.Fraction(); s.Decision() != fitting.Unsettled || n > 1e6 {
+	if _, n := s.Fraction(); s.Decision() != tuner.Unsettled || n > 1e6 {
 		t.Errorf("just on the budget: %v after %v messages", s.Decision(), n)
 	}
 }
 
 func TestDecisionNames(t *testing.T) {
-	for d, want := range map[fitting.Decision]string{fitting.Within: "within", fitting.Unsettled: "unsettled", 9: "decision 9"} {
+	for d, want := range map[tuner.Decision]string{tuner.Within: "within", tuner.Unsettled: "unsettled", 9: "decision 9"} {
 		if d.String() != want {
 			t.Errorf("%d is %q", int(d), d)
 		}

@@ -1,4 +1,4 @@
-package fitting_test
+package tuner_test
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/loaddistributor/fitting"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -18,8 +18,8 @@ const slo = time.Millisecond
 
 // setup is a topic of groups of publishers that send a batch of 10 each second, on
 // n empty brokers.
-func setup(n, groups, size int, burst int64) fitting.Setup {
-	s := fitting.Setup{
+func setup(n, groups, size int, burst int64) tuner.Setup {
+	s := tuner.Setup{
 		Policy: placement.SRTM, Quantile: 0.99, Latency: slo,
 		Demand: placement.Demand{Topic: "t", Rate: int64(groups*size*11 + 1), Burst: burst},
 	}
@@ -36,7 +36,7 @@ func rng() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
 
 // checkPlan: every publisher is placed once or not placed, and what is placed has
 // the contract in proportion.
-func checkPlan(t *testing.T, s fitting.Setup, a fitting.Action) {
+func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 	t.Helper()
 	all := len(s.Demand.Expand())
 	seen := make([]int, all)
@@ -66,10 +66,10 @@ func checkPlan(t *testing.T, s fitting.Setup, a fitting.Action) {
 
 // holding is a world in which broker l keeps the SLO with up to holds[l] publishers,
 // its quantile being in proportion to their number.
-func holding(a fitting.Action, holds map[string]int) (o fitting.Observation) {
+func holding(a tuner.Action, holds map[string]int) (o tuner.Observation) {
 	for _, q := range a.Plan.Quotas {
 		n, most := len(q.Publishers), holds[q.Broker]
-		p := fitting.Part{Count: fitting.Count{Part: q.Broker, Delivered: 10_000}}
+		p := tuner.Part{Count: tuner.Count{Part: q.Broker, Delivered: 10_000}}
 		p.Quantile = time.Duration(float64(slo) * float64(n) / max(1, float64(most)))
 		if n > most {
 			p.Exceeded = 500
@@ -80,13 +80,13 @@ func holding(a fitting.Action, holds map[string]int) (o fitting.Observation) {
 }
 
 // paper runs the paper's search in that world.
-func paper(t *testing.T, s fitting.Setup, holds map[string]int) (final fitting.Action, rounds int) {
+func paper(t *testing.T, s tuner.Setup, holds map[string]int) (final tuner.Action, rounds int) {
 	t.Helper()
-	search, err := fitting.NewPaper(s, time.Minute, rng())
+	search, err := tuner.NewPaper(s, time.Minute, rng())
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := search.Next(fitting.Observation{})
+	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, s, a)
 		if a.Measure != time.Minute || !a.Changed {
@@ -98,13 +98,13 @@ func paper(t *testing.T, s fitting.Setup, holds map[string]int) (final fitting.A
 		a = search.Next(holding(a, holds))
 	}
 	checkPlan(t, s, a)
-	if again := search.Next(fitting.Observation{}); !again.Final || again.Plan.K != a.Plan.K {
+	if again := search.Next(tuner.Observation{}); !again.Final || again.Plan.K != a.Plan.K {
 		t.Errorf("asked again: %+v", again)
 	}
 	return a, rounds
 }
 
-func counts(a fitting.Action) map[string]int {
+func counts(a tuner.Action) map[string]int {
 	n := map[string]int{}
 	for _, q := range a.Plan.Quotas {
 		n[q.Broker] = len(q.Publishers)
@@ -120,14 +120,14 @@ func TestPaperSearch(t *testing.T) {
 		name   string
 		holds  map[string]int
 		want   map[string]int // nil: not checked
-		rounds []fitting.Rounds
+		rounds []tuner.Rounds
 		fitted bool
 	}{
-		{"one broker holds all", all(1000), map[string]int{"b1": 1000}, []fitting.Rounds{{K: 1, Rounds: 1}}, true},
+		{"one broker holds all", all(1000), map[string]int{"b1": 1000}, []tuner.Rounds{{K: 1, Rounds: 1}}, true},
 		// 1000 no, 500 no, 250 is within 20 % below 300: stop. Then 750 at the
 		// next: no, 375 no, 187 yes, 281 within 20 %. And so on.
 		{"300 each", all(300), map[string]int{"b1": 250, "b2": 281, "b3": 292, "b4": 177},
-			[]fitting.Rounds{{K: 1, Rounds: 3}, {K: 2, Rounds: 4}, {K: 3, Rounds: 4}, {K: 4, Rounds: 1}}, true},
+			[]tuner.Rounds{{K: 1, Rounds: 3}, {K: 2, Rounds: 4}, {K: 3, Rounds: 4}, {K: 4, Rounds: 1}}, true},
 		{"brokers run out", all(100), nil, nil, false},
 		{"nobody holds anybody", all(0), map[string]int{}, nil, false},
 	} {
@@ -195,7 +195,7 @@ func TestPaperSearchesInParallel(t *testing.T) {
 // absorbing is a world of brokers that get through so many messages at once within
 // the SLO's latency and drain at a rate; groups fire at random phases, each second.
 type absorbing struct {
-	setup  fitting.Setup
+	setup  tuner.Setup
 	burst  int64
 	phases []mono.Time
 	// meet, where it is set, is how many pairs of groups send at once in a second;
@@ -205,7 +205,7 @@ type absorbing struct {
 	spent time.Duration
 }
 
-func newAbsorbing(s fitting.Setup, burst int64, seed uint64) *absorbing {
+func newAbsorbing(s tuner.Setup, burst int64, seed uint64) *absorbing {
 	w := &absorbing{setup: s, burst: burst}
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for range s.Demand.Groups {
@@ -214,7 +214,7 @@ func newAbsorbing(s fitting.Setup, burst int64, seed uint64) *absorbing {
 	return w
 }
 
-func (w *absorbing) arrivals(from, to mono.Time) (all []fitting.Arrival) {
+func (w *absorbing) arrivals(from, to mono.Time) (all []tuner.Arrival) {
 	first := 0
 	for g, group := range w.setup.Demand.Groups {
 		for second := from - from%1e9; second < to; second += 1e9 {
@@ -232,20 +232,20 @@ func (w *absorbing) arrivals(from, to mono.Time) (all []fitting.Arrival) {
 			for i := range group.Count {
 				for range group.Batch {
 					if at >= from {
-						all = append(all, fitting.Arrival{At: at, Publisher: int32(first + i)})
+						all = append(all, tuner.Arrival{At: at, Publisher: int32(first + i)})
 					}
 				}
 			}
 		}
 		first += group.Count
 	}
-	slices.SortStableFunc(all, func(a, b fitting.Arrival) int { return int(a.At - b.At) })
+	slices.SortStableFunc(all, func(a, b tuner.Arrival) int { return int(a.At - b.At) })
 	return all
 }
 
 // observe lets an action's time pass. What a broker absorbed before is forgotten,
 // which periodic traffic of a load below 1 does not notice.
-func (w *absorbing) observe(a fitting.Action) (o fitting.Observation) {
+func (w *absorbing) observe(a tuner.Action) (o tuner.Observation) {
 	w.now = w.now.Add(a.Settle)
 	w.spent += a.Settle + a.Measure
 	from, to := w.now, w.now.Add(a.Measure)
@@ -259,11 +259,11 @@ func (w *absorbing) observe(a fitting.Action) (o fitting.Observation) {
 	}
 	work := make([]tokenbucket.Bucket, len(w.setup.Brokers))
 	half := make([]tokenbucket.Bucket, len(w.setup.Brokers))
-	o.Slices = make([][]fitting.Slice, len(work))
+	o.Slices = make([][]tuner.Slice, len(work))
 	for l := range work {
 		work[l] = tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(100_000), Burst: w.burst}, from)
 		half[l] = tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(100_000), Burst: max(1, w.burst-50)}, from)
-		o.Slices[l] = make([]fitting.Slice, 10)
+		o.Slices[l] = make([]tuner.Slice, 10)
 	}
 	o.Arrivals = w.arrivals(from, to)
 	o.Lone = 100 * time.Microsecond
@@ -281,13 +281,13 @@ func (w *absorbing) observe(a fitting.Action) (o fitting.Observation) {
 	return o
 }
 
-func fast(t *testing.T, w *absorbing, config fitting.FastConfig) fitting.Action {
+func fast(t *testing.T, w *absorbing, config tuner.FastConfig) tuner.Action {
 	t.Helper()
-	search, err := fitting.NewFast(w.setup, config, rng())
+	search, err := tuner.NewFast(w.setup, config, rng())
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := search.Next(fitting.Observation{})
+	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, w.setup, a)
 		if len(a.Unplaced) != 0 {
@@ -307,7 +307,7 @@ func fast(t *testing.T, w *absorbing, config fitting.FastConfig) fitting.Action 
 func TestFastSearch(t *testing.T) {
 	s := setup(6, 50, 20, 3000)
 	cold := newAbsorbing(s, 90, 5)
-	final := fast(t, cold, fitting.FastConfig{})
+	final := fast(t, cold, tuner.FastConfig{})
 	if !final.Outcome.Fitted || final.Plan.K < 3 || final.Plan.K > 4 || cold.spent > 10*time.Second {
 		t.Errorf("k %d after %v: %+v", final.Plan.K, cold.spent, final.Outcome)
 	}
@@ -321,7 +321,7 @@ func TestFastSearch(t *testing.T) {
 
 	// Another topic on the same brokers begins where this one ended.
 	warm := newAbsorbing(s, 90, 6)
-	final = fast(t, warm, fitting.FastConfig{Absorbed: final.Outcome.Absorbed})
+	final = fast(t, warm, tuner.FastConfig{Absorbed: final.Outcome.Absorbed})
 	if r := final.Outcome.Rounds; !final.Outcome.Fitted || r[0].K != 3 || len(r) > 2 {
 		t.Errorf("with what was learned, tried %v: %+v", r, final.Outcome)
 	}
@@ -331,11 +331,11 @@ func TestFastSearch(t *testing.T) {
 // down once, and what was tried and failed is not tried again.
 func TestFastComesDownWhereTheForecastSaysSo(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 20, 3000), 90, 5)
-	all := map[string]fitting.Absorption{}
+	all := map[string]tuner.Absorption{}
 	for _, b := range w.setup.Brokers {
-		all[b.ID] = fitting.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 45} // half of what they do
+		all[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 45} // half of what they do
 	}
-	final := fast(t, w, fitting.FastConfig{Absorbed: all})
+	final := fast(t, w, tuner.FastConfig{Absorbed: all})
 	tried := map[int]bool{}
 	for i, r := range final.Outcome.Rounds {
 		if i == 0 && r.K != 6 || tried[r.K] {
@@ -354,10 +354,10 @@ func TestFastComesDownWhereTheForecastSaysSo(t *testing.T) {
 func TestFastTestsWhatIsInForceFirst(t *testing.T) {
 	for _, c := range []struct {
 		size int
-		want func(rounds []fitting.Rounds) bool
+		want func(rounds []tuner.Rounds) bool
 	}{
-		{5, func(r []fitting.Rounds) bool { return len(r) == 1 && r[0].K == 1 }},
-		{20, func(r []fitting.Rounds) bool { return len(r) > 1 && r[0].K == 1 && r[1].K > 2 }},
+		{5, func(r []tuner.Rounds) bool { return len(r) == 1 && r[0].K == 1 }},
+		{20, func(r []tuner.Rounds) bool { return len(r) > 1 && r[0].K == 1 && r[1].K > 2 }},
 	} {
 		s := setup(6, 50, c.size, 3000)
 		plan, err := placement.Place(s.Policy, s.Brokers, s.Demand, rng())
@@ -365,13 +365,13 @@ func TestFastTestsWhatIsInForceFirst(t *testing.T) {
 			t.Fatal(plan.K, err)
 		}
 		s.Start = plan
-		all := map[string]fitting.Absorption{}
+		all := map[string]tuner.Absorption{}
 		for _, b := range s.Brokers {
-			all[b.ID] = fitting.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 20}
+			all[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 20}
 		}
 		w := newAbsorbing(s, 90, 5)
 		w.meet = func(int) int { return 0 } // groups do not
-		final := fast(t, w, fitting.FastConfig{Absorbed: all})
+		final := fast(t, w, tuner.FastConfig{Absorbed: all})
 		if r := final.Outcome.Rounds; !final.Outcome.Fitted || !c.want(r) {
 			t.Errorf("groups of %d: tried %v: %+v", c.size, r, final.Outcome)
 		}
@@ -383,7 +383,7 @@ func TestFastTestsWhatIsInForceFirst(t *testing.T) {
 func TestFastBelievesWhatItSees(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 5, 3000), 90, 5)
 	w.meet = func(int) int { return 1 }
-	final := fast(t, w, fitting.FastConfig{Alpha: 0.2, Aim: time.Minute, Cap: time.Minute}) // half of Alpha for the first
+	final := fast(t, w, tuner.FastConfig{Alpha: 0.2, Aim: time.Minute, Cap: time.Minute}) // half of Alpha for the first
 	if !final.Outcome.Fitted || final.Plan.K != 1 {
 		t.Errorf("k %d after %v: %+v", final.Plan.K, w.spent, final.Outcome)
 	}
@@ -392,7 +392,7 @@ func TestFastBelievesWhatItSees(t *testing.T) {
 // A topic that one broker holds stays on one.
 func TestFastStaysWithTheFewest(t *testing.T) {
 	w := newAbsorbing(setup(6, 200, 5, 3000), 200, 5)
-	final := fast(t, w, fitting.FastConfig{})
+	final := fast(t, w, tuner.FastConfig{})
 	if !final.Outcome.Fitted || final.Plan.K != 1 || len(final.Outcome.Rounds) != 1 {
 		t.Errorf("%+v", final.Outcome)
 	}
@@ -402,7 +402,7 @@ func TestFastStaysWithTheFewest(t *testing.T) {
 // so.
 func TestFastBlamesTheBucket(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 20, 60), 1000, 5)
-	final := fast(t, w, fitting.FastConfig{})
+	final := fast(t, w, tuner.FastConfig{})
 	if final.Outcome.Fitted || !strings.Contains(final.Outcome.Reason, "token bucket") || final.Plan.K == 0 {
 		t.Errorf("%+v", final.Outcome)
 	}
@@ -411,7 +411,7 @@ func TestFastBlamesTheBucket(t *testing.T) {
 // Where no number of brokers is enough, the best that was tried stands.
 func TestFastGivesUp(t *testing.T) {
 	w := newAbsorbing(setup(3, 50, 20, 3000), 20, 5)
-	final := fast(t, w, fitting.FastConfig{})
+	final := fast(t, w, tuner.FastConfig{})
 	if final.Outcome.Fitted || final.Plan.K != 3 || !strings.Contains(final.Outcome.Reason, "processing") {
 		t.Errorf("k %d: %+v", final.Plan.K, final.Outcome)
 	}
@@ -420,36 +420,36 @@ func TestFastGivesUp(t *testing.T) {
 func TestSearchesSayWhyThereIsNoPlan(t *testing.T) {
 	s := setup(1, 1, 10, 10)
 	s.Brokers[0].Mcap = 5
-	f, err := fitting.NewFast(s, fitting.FastConfig{}, rng())
+	f, err := tuner.NewFast(s, tuner.FastConfig{}, rng())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := fitting.NewPaper(s, time.Second, rng())
+	p, err := tuner.NewPaper(s, time.Second, rng())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, search := range []fitting.Search{f, p} {
-		a := search.Next(fitting.Observation{})
+	for _, search := range []tuner.Search{f, p} {
+		a := search.Next(tuner.Observation{})
 		if !a.Final || a.Outcome.Fitted || a.Outcome.Infeasible == nil || a.Outcome.Infeasible.Bound != "rcap" {
 			t.Errorf("%T: %+v", search, a)
 		}
 	}
-	for want, s := range map[string]fitting.Setup{
+	for want, s := range map[string]tuner.Setup{
 		"quantile":      {},
 		"latency":       {Quantile: 0.9},
 		"no publishers": {Quantile: 0.9, Latency: 1},
 	} {
-		if _, err := fitting.NewFast(s, fitting.FastConfig{}, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := tuner.NewFast(s, tuner.FastConfig{}, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("fast: %v, want an error with %q", err, want)
 		}
-		if _, err := fitting.NewPaper(s, 1, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := tuner.NewPaper(s, 1, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("paper: %v, want an error with %q", err, want)
 		}
 	}
-	if _, err := fitting.NewPaper(setup(1, 1, 1, 1), 0, nil); err == nil {
+	if _, err := tuner.NewPaper(setup(1, 1, 1, 1), 0, nil); err == nil {
 		t.Error("rounds of no length")
 	}
-	if _, err := fitting.NewFast(setup(1, 1, 1, 1), fitting.FastConfig{Alpha: 2}, nil); err == nil {
+	if _, err := tuner.NewFast(setup(1, 1, 1, 1), tuner.FastConfig{Alpha: 2}, nil); err == nil {
 		t.Error("an error of 2")
 	}
 }

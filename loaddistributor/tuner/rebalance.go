@@ -1,4 +1,4 @@
-package relief
+package tuner
 
 import (
 	"cmp"
@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Config is fixed at start.
-type Config struct {
+// RebalanceConfig is fixed at start.
+type RebalanceConfig struct {
 	// Sustained is how long an overload has to last before anything moves.
 	Sustained time.Duration
 	// Cooldown follows every move of a topic: what was measured before it says
@@ -29,7 +29,7 @@ type Config struct {
 	Capture time.Duration
 }
 
-// Defaults of Config.
+// Defaults of RebalanceConfig.
 const (
 	DefaultSustained = 20 * time.Second
 	DefaultCooldown  = 30 * time.Second
@@ -56,16 +56,16 @@ const (
 )
 
 // Validate returns all problems at once.
-func (c Config) Validate() error {
+func (c RebalanceConfig) Validate() error {
 	var errs []error
 	if c.Sustained <= 0 || c.Cooldown <= 0 {
-		errs = append(errs, fmt.Errorf("relief: sustained %v and cooldown %v must be positive", c.Sustained, c.Cooldown))
+		errs = append(errs, fmt.Errorf("rebalance: sustained %v and cooldown %v must be positive", c.Sustained, c.Cooldown))
 	}
 	if c.Capture < 0 || c.Capture > maxCapture {
-		errs = append(errs, fmt.Errorf("relief: a capture of %v is outside [0, %v]", c.Capture, maxCapture))
+		errs = append(errs, fmt.Errorf("rebalance: a capture of %v is outside [0, %v]", c.Capture, maxCapture))
 	}
 	if !(c.MaxPart > 0 && c.MaxPart <= 1) {
-		errs = append(errs, fmt.Errorf("relief: a step of %v of the publishers is outside (0, 1]", c.MaxPart))
+		errs = append(errs, fmt.Errorf("rebalance: a step of %v of the publishers is outside (0, 1]", c.MaxPart))
 	}
 	return errors.Join(errs...)
 }
@@ -78,8 +78,8 @@ type Load struct {
 	Delivered, Exceeded, Waited uint64
 }
 
-// Topic is what Decide goes by.
-type Topic struct {
+// Suspect is what Decide goes by.
+type Suspect struct {
 	Quantile float64       // of the SLO
 	Latency  time.Duration // of the SLO
 	Plan     placement.Plan
@@ -93,16 +93,16 @@ type Topic struct {
 	Evidence *Evidence
 }
 
-// Verdict is what Decide found.
-type Verdict uint8
+// Finding is what Decide found.
+type Finding uint8
 
 const (
 	// Nothing is due.
-	Nothing Verdict = iota
+	Nothing Finding = iota
 	// Suspected: the arrivals at Move.From are to be recorded.
 	Suspected
-	// Acquitted: the bucket of Move.From is to blame, so nothing moves.
-	Acquitted
+	// BucketLimited: the bucket of Move.From is to blame, so nothing moves.
+	BucketLimited
 	// Overloaded: the Move is due.
 	Overloaded
 )
@@ -126,11 +126,11 @@ type Watch struct {
 //
 // A broker is suspected when more of its deliveries than the budget were late,
 // less those that its reports say waited for their tokens for longer than the SLO
-// allows, for Config.Sustained without having been well in between. Then its
-// arrivals are recorded for Config.Capture, and replayed through its bucket: if
+// allows, for RebalanceConfig.Sustained without having been well in between. Then its
+// arrivals are recorded for RebalanceConfig.Capture, and replayed through its bucket: if
 // what was late beyond those that the bucket makes late is within the budget, the
 // bucket is to blame, and the broker is left alone until it has been suspect for
-// Config.Sustained again. Otherwise it is overloaded.
+// RebalanceConfig.Sustained again. Otherwise it is overloaded.
 //
 // Then the fewest publishers move, the largest first and of each correlation group
 // in turn, without which the recorded arrivals would have kept the SLO on a broker
@@ -139,7 +139,7 @@ type Watch struct {
 // to the member that is well and has most capacity left, or where none has enough,
 // to the broker outside the topic that has most. The worst broker is relieved
 // first.
-func (w *Watch) Decide(now mono.Time, cfg Config, t Topic) (m Move, v Verdict) {
+func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v Finding) {
 	if w.since == nil {
 		w.since, w.from = map[string]mono.Time{}, map[string]mono.Time{}
 	}
@@ -216,7 +216,7 @@ func (w *Watch) Decide(now mono.Time, cfg Config, t Topic) (m Move, v Verdict) {
 		blamed, why := e.judge(t, budget)
 		if blamed {
 			delete(w.since, worst)
-			return Move{From: worst, Reason: why}, Acquitted
+			return Move{From: worst, Reason: why}, BucketLimited
 		}
 		reason = why
 	}
@@ -235,7 +235,7 @@ func (l Load) blame() float64 {
 }
 
 // choose returns publishers of the broker and their rate.
-func choose(t Topic, broker string, maxPart float64, e *Evidence) (chosen []int, rate float64) {
+func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []int, rate float64) {
 	at := slices.IndexFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == broker })
 	if at < 0 {
 		return nil, 0
@@ -299,7 +299,7 @@ func choose(t Topic, broker string, maxPart float64, e *Evidence) (chosen []int,
 }
 
 // target returns where so much rate can go; "" if nowhere.
-func (w *Watch) target(t Topic, well map[string]bool, from string, rate float64) string {
+func (w *Watch) target(t Suspect, well map[string]bool, from string, rate float64) string {
 	member := func(id string) bool {
 		return slices.ContainsFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == id })
 	}

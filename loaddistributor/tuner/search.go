@@ -1,4 +1,4 @@
-package fitting
+package tuner
 
 import (
 	"fmt"
@@ -164,11 +164,11 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan place
 	shares, err := share.Proportion(contract, weights)
 	if err != nil {
 		// The burst is less than the number of brokers, which placement refuses.
-		panic(fmt.Sprintf("fitting: contract %+v over weights %v: %v", contract, weights, err))
+		panic(fmt.Sprintf("tuner: contract %+v over weights %v: %v", contract, weights, err))
 	}
 	quotas, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(s.Demand.Rate), Burst: contract.Burst}, weights)
 	if err != nil {
-		panic(fmt.Sprintf("fitting: rate %d over weights %v: %v", s.Demand.Rate, weights, err))
+		panic(fmt.Sprintf("tuner: rate %d over weights %v: %v", s.Demand.Rate, weights, err))
 	}
 	plan.Policy = s.Policy
 	at := make([]int, len(s.Brokers))
