@@ -20,17 +20,23 @@ import (
 // goroutines asks for their number.
 func goroutines(t *testing.T, d *local.Process) int {
 	t.Helper()
+	return metric(t, d, "go_goroutines")
+}
+
+// metric is a metric's value now.
+func metric(t *testing.T, d *local.Process, name string) int {
+	t.Helper()
 	_, body := ask(t, "http://"+d.HTTP+"/metrics", "")
 	for line := range strings.Lines(body) {
-		if rest, ok := strings.CutPrefix(line, "go_goroutines "); ok {
-			n, err := strconv.Atoi(strings.TrimSpace(rest))
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return n
+			return int(n)
 		}
 	}
-	t.Fatal("no metric of goroutines")
+	t.Fatal("no metric ", name)
 	return 0
 }
 
@@ -51,8 +57,9 @@ func every(ctx context.Context, interval time.Duration, do func(i int) error) er
 }
 
 // stir puts a broker under a moderate load for a while, with clients, topics and
-// channels that come and go and a backlog that goes to disk and comes back. It
-// returns when all of it is gone again.
+// channels that come and go, a backlog that goes to disk and comes back, and a channel
+// whose consumer takes a message and finishes none. It logs what that takes, and returns
+// when all of it is gone again.
 func stir(t *testing.T, d *local.Process, duration time.Duration) (published, finished uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), duration)
@@ -118,6 +125,37 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	if err := sub.SetDeadline(time.Time{}); err != nil {
 		t.Fatal(err)
 	}
+	stuck, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stuck.Close()
+	if _, err := stuck.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "stuck"), 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := stuck.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	held := make(chan struct{})
+	go func() {
+		defer close(held)
+		for {
+			kind, data, err := next(stuck)
+			if err != nil {
+				return
+			}
+			if kind == wire.FrameResponse && string(data) == "_heartbeat_" {
+				_, _ = stuck.Write(wire.AppendNop(nil)) // the next read tells
+			}
+		}
+	}()
+	part("look", time.Minute, func(i int) error {
+		memory, most := resident(d)
+		t.Logf("after %d min: %d sent, %d finished, %d KiB resident (at most %d), %d descriptors, the topic %d files of %d MB",
+			i+1, sent.Load(), done.Load(), memory, most, descriptors(d),
+			metric(t, d, `srtm_nsqd_topic_disk_files{topic="t"}`), metric(t, d, `srtm_nsqd_topic_disk_bytes{topic="t"}`)/1e6)
+		return nil
+	})
 	consumed := make(chan struct{})
 	go func() {
 		defer close(consumed)
@@ -173,6 +211,8 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	eventually(t, "all finished", func() bool { return done.Load() >= sent.Load() })
 	sub.Close()
 	<-consumed
+	stuck.Close()
+	<-held
 	pub.Close()
 	if err := post("/topic/delete?topic=t"); err != nil {
 		t.Error(err)
