@@ -78,7 +78,7 @@ be placed on the brokers there are.`,
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(admissionCommand(), agent.Command(), topicCommand(), brokerCommand(), shareCommand(), clusterCommand(), plan.Command(), up.Command())
+	root.AddCommand(admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), plan.Command(), up.Command())
 	return root
 }
 

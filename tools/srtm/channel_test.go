@@ -1,0 +1,79 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// node is a broker's HTTP API that remembers what it was asked.
+func node(t *testing.T, answer string) (address string, asked *[]string) {
+	t.Helper()
+	asked = new([]string)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		*asked = append(*asked, r.Method+" "+r.URL.String()+" "+r.Header.Get("Authorization"))
+		if answer == "" {
+			http.Error(w, `{"message":"CHANNEL_NOT_FOUND"}`, http.StatusNotFound)
+			return
+		}
+		_, _ = w.Write([]byte(answer))
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://"), asked
+}
+
+func TestChannelsOfAllBrokers(t *testing.T) {
+	b1, first := node(t, `{"offset":7,"messages":[{"id":"0123","offset":7,"timestamp":1000000001,"attempts":2,"body":"AP8="}]}`)
+	b2, second := node(t, "")
+	a := &admin{brokers: []*srtmv1.Broker{
+		{Id: "b1", HttpAddress: b1, Connected: true, Topics: []string{"t"}},
+		{Id: "b2", HttpAddress: b2, Connected: true, Topics: []string{"t"}},
+		{Id: "b3", HttpAddress: "127.0.0.1:1", Connected: true},
+	}}
+	address := serve(t, a)
+	out, _, err := srtm(t, address, "channel", "seek", "t", "c", "--to=2026-01-02T15:04:05Z")
+	if err == nil || !strings.Contains(err.Error(), "CHANNEL_NOT_FOUND") || !strings.Contains(err.Error(), b2) || !strings.Contains(out, b1+"  7") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	const seek = "POST /channel/seek?channel=c&to=2026-01-02T15%3A04%3A05Z&topic=t "
+	if len(*first) != 1 || (*first)[0] != seek || len(*second) != 1 || (*second)[0] != seek {
+		t.Errorf("asked %q and %q", *first, *second)
+	}
+
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, _, err = srtm(t, "", "channel", "peek", "t", "c", "--count=3", "--nsqd-http-address", "http://"+b1, "--nsqd-token-file", file)
+	if err != nil || !strings.Contains(out, `1970-01-01T00:00:01.000000001Z  2         0123  "\x00\xff"`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if got := (*first)[1]; got != "GET /channel/peek?channel=c&count=3&topic=t Bearer 0123456789abcdef" {
+		t.Errorf("asked %q", got)
+	}
+	out, _, err = srtm(t, "", "channel", "peek", "t", "c", "--output=json", "--nsqd-http-address", b1)
+	if err != nil || !strings.Contains(out, `"body": "AP8="`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+
+	before := len(*first)
+	for _, args := range [][]string{
+		{"channel", "seek", "t", "c"}, {"channel", "seek", "t", "c", "--to=7"}, {"channel", "seek", "t"}, {"channel", "seek", "none", "c", "--to=end"},
+	} {
+		if out, _, err := srtm(t, address, args...); err == nil {
+			t.Errorf("%q: %s", args, out)
+		}
+	}
+	a.brokers[1].Connected = false
+	if _, _, err := srtm(t, address, "channel", "seek", "t", "c", "--to=begin"); err == nil || !strings.Contains(err.Error(), "nothing was done") {
+		t.Error(err)
+	}
+	if len(*first) != before {
+		t.Errorf("asked %q", (*first)[before:])
+	}
+}
