@@ -105,7 +105,7 @@ var arrows = []Arrow{
 	},
 	{
 		From:  []string{"tests/conformance"},
-		Never: []string{"nsqd/..."},
+		Never: []string{"nsq/...", "nsqd/..."},
 		Tests: true,
 		Why:   "a mistake of our codec must not hide from the test of it",
 	},
