@@ -3,15 +3,12 @@ package clients
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -22,7 +19,7 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 const (
@@ -36,51 +33,20 @@ const patience = local.Patience
 
 // programs are what the tests run. Set once, by TestMain.
 type programs struct {
-	nsqd            string
-	lookupd         string // an nsqlookupd, for an nsqd that is not ours
-	loaddistributor string
-	srtm            string
-	ours            bool
+	nsqd    string // "": ours
+	lookupd string // an nsqlookupd, for an nsqd that is not ours
 }
 
 var under programs
 
-type suite struct{ m *testing.M }
+type suite struct{ *testing.M }
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	testkit.Main(&suite{m})
-}
+func TestMain(m *testing.M) { localtest.Main(suite{m}) }
 
-func (s *suite) Run() int {
-	dir, err := os.MkdirTemp("", "clients")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "clients:", err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	if under, err = choose(dir); err != nil {
-		fmt.Fprintln(os.Stderr, "clients:", err)
-		return 1
-	}
+func (s suite) Run() int {
+	under = programs{nsqd: os.Getenv(envNSQD), lookupd: os.Getenv(envLookupd)}
 	defer results.print(os.Stdout)
-	return s.m.Run()
-}
-
-func choose(dir string) (programs, error) {
-	if path := os.Getenv(envNSQD); path != "" {
-		return programs{nsqd: path, lookupd: os.Getenv(envLookupd)}, nil
-	}
-	p := programs{ours: true}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	for pkg, to := range map[string]*string{"nsqd": &p.nsqd, "loaddistributor": &p.loaddistributor, "tools/srtm": &p.srtm} {
-		*to = filepath.Join(dir, filepath.Base(pkg))
-		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
-			return p, err
-		}
-	}
-	return p, nil
+	return s.M.Run()
 }
 
 // scenario is something that users do with a library.
@@ -148,23 +114,7 @@ func known(name string) bool {
 // start runs an nsqd for as long as t lasts.
 func start(t *testing.T, flags ...string) *local.Process {
 	t.Helper()
-	d, err := local.NSQD(under.nsqd, t.TempDir(), flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, d)
-	return d
-}
-
-func watch(t *testing.T, d *local.Process) {
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
-		}
-	})
+	return localtest.NSQD(t, under.nsqd, flags...)
 }
 
 // bodies are texts of all kinds.
@@ -186,27 +136,9 @@ func send(t *testing.T, d *local.Process, topic string, bodies ...string) {
 
 func post(t *testing.T, d *local.Process, path, body string) {
 	t.Helper()
-	if text, status, err := request(http.MethodPost, "http://"+d.HTTP+path, body); err != nil || status != http.StatusOK {
+	if text, status, err := localtest.Ask(http.MethodPost, "http://"+d.HTTP+path, body); err != nil || status != http.StatusOK {
 		t.Fatalf("POST %s: %d %s %v", path, status, text, err)
 	}
-}
-
-var transport = &http.Transport{DisableKeepAlives: true}
-
-func request(method, url, body string) (text string, status int, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
-	if err != nil {
-		return "", 0, err
-	}
-	res, err := transport.RoundTrip(req)
-	if err != nil {
-		return "", 0, err
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	return string(b), res.StatusCode, err
 }
 
 // figures are those of a channel.
@@ -226,7 +158,7 @@ type figures struct {
 
 func channel(t *testing.T, d *local.Process, topic, channel string) (f figures, exists bool) {
 	t.Helper()
-	text, status, err := request(http.MethodGet, "http://"+d.HTTP+"/stats?format=json&topic="+topic, "")
+	text, status, err := localtest.Ask(http.MethodGet, "http://"+d.HTTP+"/stats?format=json&topic="+topic, "")
 	if err != nil || status != http.StatusOK {
 		t.Fatalf("/stats: %d %v", status, err)
 	}
@@ -402,60 +334,37 @@ func consumes(t *testing.T, l library, s *site, d *local.Process, o order) {
 // looksUp: a consumer finds the broker through loaddistributor, which answers
 // as nsqlookupd does.
 func looksUp(t *testing.T, l library, s *site) {
-	free, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rpc, web := free[0], free[1]
-	if !under.ours {
+	if under.nsqd != "" {
 		if under.lookupd == "" {
 			results.skip(t, l.name, "lookup", "no "+envLookupd)
 		}
-		lookupd, err := local.Run(under.lookupd, t.TempDir(), []string{"--tcp-address=" + rpc, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, local.Answers("http://"+web+"/ping"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		watch(t, lookupd)
+		at := localtest.Ports(t, 2)
+		rpc, web := at[0], at[1]
+		localtest.Run(t, under.lookupd, web+"/ping", "--tcp-address="+rpc, "--http-address="+web, "--broadcast-address=127.0.0.1")
 		d := start(t, "--lookupd-tcp-address="+rpc)
 		post(t, d, "/topic/create?topic="+topic, "")
 		listed(t, web)
 		consumes(t, l, s, d, order{Lookup: web})
 		return
 	}
-	d := cluster(t, rpc, web)
-	consumes(t, l, s, d, order{Lookup: web})
+	c := cluster(t)
+	consumes(t, l, s, c.Brokers[0], order{Lookup: c.Web})
 }
 
-// cluster has a topic on the one broker of a loaddistributor at these addresses.
-func cluster(t *testing.T, rpc, web string) *local.Process {
+// cluster has a topic on the one broker of a loaddistributor.
+func cluster(t *testing.T) *localtest.Cluster {
 	t.Helper()
-	ld, err := local.Run(under.loaddistributor, t.TempDir(), []string{"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--fitting=off"}, local.Answers("http://"+web+"/ping"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, ld)
-	d := joins(t, rpc, web, 1)
-	srtm(t, rpc, "topic", "create", topic, "--rate=10000", "--burst=1000", "--group=g:100:10")
-	listed(t, web)
-	return d
-}
-
-// joins starts the n-th broker of a loaddistributor.
-func joins(t *testing.T, rpc, web string, n int) *local.Process {
-	t.Helper()
-	d := start(t, "--loaddistributor-address="+rpc, fmt.Sprintf("--broker-id=b%d", n), "--mcap=20000")
-	waitFor(t, fmt.Sprintf("broker b%d", n), func() bool {
-		text, status, err := request(http.MethodGet, "http://"+web+"/nodes", "")
-		return err == nil && status == http.StatusOK && strings.Count(text, "tcp_port") == n
-	})
-	return d
+	c := localtest.Start(t, 1, []string{"--fitting=off"}, "--mcap=20000")
+	srtm(t, c.RPC, "topic", "create", topic, "--rate=10000", "--burst=1000", "--group=g:100:10")
+	listed(t, c.Web)
+	return c
 }
 
 func srtm(t *testing.T, rpc string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if output, err := exec.CommandContext(ctx, under.srtm, append(args, "--loaddistributor-address="+rpc)...).CombinedOutput(); err != nil {
+	if output, err := exec.CommandContext(ctx, localtest.Program(t, "tools/srtm"), append(args, "--loaddistributor-address="+rpc)...).CombinedOutput(); err != nil {
 		t.Fatalf("srtm %v: %v\n%s", args, err, output)
 	}
 }
@@ -464,18 +373,13 @@ func srtm(t *testing.T, rpc string, args ...string) {
 // follows to another. Each message arrives, none twice; how late the latest was is
 // logged.
 func moves(t *testing.T, l library, s *site) {
-	if !under.ours {
+	if under.nsqd != "" {
 		results.skip(t, l.name, "move", "no cluster")
 	}
-	free, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rpc, web := free[0], free[1]
-	cluster(t, rpc, web)
-	c := drive(t, l, s, order{Mode: "consume", Lookup: web, Topic: topic, Channel: ch, InFlight: 50, Handle: "finish"})
-	to := joins(t, rpc, web, 2)
-	cl, err := client.New(client.Config{Address: rpc})
+	site := cluster(t)
+	c := drive(t, l, s, order{Mode: "consume", Lookup: site.Web, Topic: topic, Channel: ch, InFlight: 50, Handle: "finish"})
+	to := site.Join(t, "--mcap=20000")
+	cl, err := client.New(client.Config{Address: site.RPC})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -503,7 +407,7 @@ func moves(t *testing.T, l library, s *site) {
 			seen[e.Body] = true
 		}
 		if n == few/2 {
-			srtm(t, rpc, "broker", "drain", "b1")
+			srtm(t, site.RPC, "broker", "drain", "b1")
 		}
 		if n > few/2 {
 			latest = max(latest, time.Since(began))
@@ -525,21 +429,10 @@ func moves(t *testing.T, l library, s *site) {
 // listed waits until a lookup service knows the topic.
 func listed(t *testing.T, web string) {
 	t.Helper()
-	waitFor(t, "topic in /lookup", func() bool {
-		text, status, err := request(http.MethodGet, "http://"+web+"/lookup?topic="+topic, "")
+	localtest.WaitFor(t, "topic in /lookup", func() bool {
+		text, status, err := localtest.Ask(http.MethodGet, "http://"+web+"/lookup?topic="+topic, "")
 		return err == nil && status == http.StatusOK && strings.Contains(text, "tcp_port")
 	})
-}
-
-func waitFor(t *testing.T, what string, there func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(patience); !there(); <-ticker.C {
-		if time.Now().After(end) {
-			t.Fatalf("no %s", what)
-		}
-	}
 }
 
 func requeues(t *testing.T, l library, s *site) {
@@ -605,12 +498,12 @@ func again(t *testing.T, d *local.Process) *local.Process {
 	if err := d.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	fresh, err := local.NSQDAt(under.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
-	if err != nil {
-		t.Fatal(err)
+	program := under.nsqd
+	if program == "" {
+		program = localtest.Program(t, "nsqd")
 	}
-	watch(t, fresh)
-	return fresh
+	fresh, err := local.NSQDAt(program, d.Dir, d.TCP, d.HTTP, d.Flags...)
+	return localtest.Watch(t, fresh, err)
 }
 
 func reconnectsConsumer(t *testing.T, l library, s *site) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -21,22 +20,10 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
-
-// build compiles the daemons into a folder of the test's.
-func build(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
-		if err := local.Build(t.Context(), "github.com/srtm-io/srtm/"+name, filepath.Join(dir, name), false); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 func get(ctx context.Context, t *testing.T, url string) (code int, body string) {
 	t.Helper()
@@ -94,7 +81,7 @@ func spec(name string, rate, burst int64, groups ...*srtmv1.PublisherGroup) *srt
 func TestATopicFromCreationToDelivery(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 3, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
+	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 3, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +194,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 2, Mcap: 1000, BinDir: build(t), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
+	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 2, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

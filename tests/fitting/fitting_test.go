@@ -2,11 +2,8 @@ package fitting
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -20,40 +17,10 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Set once, by TestMain: programs of ours.
-var loaddistributor, nsqd string
-
-type suite struct{ m *testing.M }
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	testkit.Main(&suite{m})
-}
-
-func (s *suite) Run() int {
-	if testing.Short() {
-		return s.m.Run() // the tests skip
-	}
-	dir, err := os.MkdirTemp("", "fitting")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "fitting:", err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd} {
-		*to = filepath.Join(dir, pkg)
-		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
-			fmt.Fprintln(os.Stderr, "fitting:", err)
-			return 1
-		}
-	}
-	return s.m.Run()
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 // The topic: groups whose publishers send a batch each at the same instants. Of a
 // broker's messages the consumer takes one at a time and holds it, so that of the
@@ -73,38 +40,17 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: a fit takes tens of seconds")
 	}
-	free, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rpc, web := free[0], free[1]
-	ld, err := local.Run(loaddistributor, t.TempDir(), []string{
-		"--grpc-address=" + rpc, "--http-address=" + web, "--tcp-address=", "--store=memory", "--fitting=fast", "--report-interval=200ms", "--window=4s",
-	}, local.Answers("http://"+web+"/ping"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, ld)
+	c := localtest.Start(t, brokers, []string{"--fitting=fast", "--report-interval=200ms", "--window=4s"}, "--mcap=200")
 	tcp := map[string]string{}
-	for i := range brokers {
-		id := fmt.Sprint("b", i)
-		d, err := local.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+rpc, "--broker-id="+id, "--mcap=200")
-		if err != nil {
-			t.Fatal(err)
-		}
-		watch(t, d)
-		tcp[id] = d.TCP
+	for i, d := range c.Brokers {
+		tcp[fmt.Sprint("b", i+1)] = d.TCP
 	}
-	conn, err := grpc.NewClient(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.RPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	admin := srtmv1.NewAdminServiceClient(conn)
-	waitFor(t, "brokers", func() bool {
-		r, err := admin.ListBrokers(t.Context(), &srtmv1.ListBrokersRequest{})
-		return err == nil && len(r.Brokers) == brokers
-	})
 	create(t, admin)
 
 	// Consumers come to the brokers that the topic comes to.
@@ -130,10 +76,10 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	if q := status().Quotas; len(q) != 1 {
 		t.Fatalf("by its rate the topic is placed on %d brokers", len(q))
 	}
-	publish(t, rpc)
+	publish(t, c.RPC)
 
 	var fitted *srtmv1.Topic
-	waitFor(t, "end of the fit", func() bool {
+	localtest.WaitFor(t, "end of the fit", func() bool {
 		fitted = status()
 		return fitted.GetStatus().GetFit().GetEnded()
 	})
@@ -147,7 +93,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	}
 	// When what was delivered before the last move has left the window, the SLO is
 	// kept, and the topic stays where it is.
-	waitFor(t, "topic that keeps its SLO", func() bool {
+	localtest.WaitFor(t, "topic that keeps its SLO", func() bool {
 		now := status()
 		return now.GetStatus().GetSloMet() && now.State == srtmv1.TopicState_TOPIC_STATE_ACTIVE
 	})
@@ -248,29 +194,4 @@ func consume(t *testing.T, address string) *nsq.Consumer {
 		t.Fatal(err)
 	}
 	return c
-}
-
-func watch(t *testing.T, d *local.Process) {
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
-		}
-	})
-}
-
-// patience is for a fit on a loaded machine; one takes ten to thirty seconds.
-const patience = 2 * time.Minute
-
-func waitFor(t *testing.T, what string, there func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(patience); !there(); <-ticker.C {
-		if time.Now().After(end) {
-			t.Fatalf("no %s", what)
-		}
-	}
 }

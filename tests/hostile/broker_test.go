@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -26,16 +27,7 @@ type broker struct{ *local.Process }
 // start runs an nsqd as long as t lasts.
 func start(t *testing.T, binary string, flags ...string) *broker {
 	t.Helper()
-	d, err := local.NSQD(binary, t.TempDir(), append([]string{"--drain-timeout=0s"}, flags...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return &broker{d}
+	return &broker{localtest.NSQD(t, binary, append([]string{"--drain-timeout=0s"}, flags...)...)}
 }
 
 // dial opens a connection that has said what protocol it speaks.

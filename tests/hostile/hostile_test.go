@@ -2,7 +2,6 @@ package hostile
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,8 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 const (
@@ -29,42 +27,15 @@ const (
 	tries = 5
 )
 
-// The binaries under test; the second is empty without the race detector.
-var nsqd, nsqdRace string
+func TestMain(m *testing.M) { localtest.Main(m) }
 
-// suite is the package's tests with what comes before and after them.
-type suite struct{ m *testing.M }
-
-func TestMain(m *testing.M) { testkit.Main(&suite{m}) }
-
-// Run runs the tests and returns the exit code.
-func (s *suite) Run() int {
-	dir, err := os.MkdirTemp("", "hostile")
-	if err == nil {
-		defer os.RemoveAll(dir)
-		err = build(dir)
+// given is an nsqd to attack instead of ours, or "".
+func given() string {
+	path := os.Getenv("SRTM_HOSTILE_NSQD")
+	if abs, err := filepath.Abs(path); path != "" && err == nil {
+		return abs // it runs in a folder of its own
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "hostile:", err)
-		return 1
-	}
-	return s.m.Run()
-}
-
-func build(dir string) (err error) {
-	if given := os.Getenv("SRTM_HOSTILE_NSQD"); given != "" {
-		nsqd, err = filepath.Abs(given)
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	const pkg = "github.com/srtm-io/srtm/nsqd"
-	nsqd = filepath.Join(dir, "nsqd")
-	if err := local.Build(ctx, pkg, nsqd, false); err != nil || !raceDetector {
-		return err
-	}
-	nsqdRace = filepath.Join(dir, "nsqd-race")
-	return local.Build(ctx, pkg, nsqdRace, true)
+	return path
 }
 
 // attack is what one client, or a few of them, do to a broker.
@@ -88,7 +59,7 @@ type attack struct {
 func TestOthersAreNotHurt(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
-			b := start(t, nsqd, a.flags...)
+			b := start(t, given(), a.flags...)
 			o := meet(t, b)
 			if a.prepare != nil {
 				if err := a.prepare(b); err != nil {
@@ -158,7 +129,7 @@ func (a *attack) run(ctx context.Context, t *testing.T, b *broker) {
 // All attacks at once, on a broker with the race detector, which shows in its
 // exit code. Attacks that need other flags have another broker.
 func TestNoDataRaces(t *testing.T) {
-	if nsqdRace == "" {
+	if !raceDetector || given() != "" {
 		t.Skip("this is not the race detector's run, or the binary was given")
 	}
 	const duration = 1500 * time.Millisecond
@@ -169,7 +140,7 @@ func TestNoDataRaces(t *testing.T) {
 	}
 	for key, some := range alike {
 		t.Run(key, func(t *testing.T) {
-			b := start(t, nsqdRace, some[0].flags...)
+			b := start(t, localtest.Racing(t, "nsqd"), some[0].flags...)
 			o := meet(t, b)
 			for _, a := range some {
 				if a.prepare != nil {

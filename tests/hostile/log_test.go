@@ -5,12 +5,18 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // An nsqd of which nobody reads the standard error, which is full, starts, tells
 // bad clients what is wrong, serves the others, and stops. It used to freeze with
 // the 446th bad client.
 func TestALogThatNobodyReads(t *testing.T) {
+	nsqd := given()
+	if nsqd == "" {
+		nsqd = localtest.Program(t, "nsqd")
+	}
 	b := start(t, unread(t, nsqd), "--log-level=debug")
 	o := meet(t, b)
 	for range 500 {

@@ -21,6 +21,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // moves is how many migrations each test below makes.
@@ -71,7 +72,7 @@ func (c *cluster) tally() *tally {
 	consumer.SetLogger(nil, nsq.LogLevelMax)
 	y := &tally{got: map[string]receipt{}}
 	consumer.AddHandler(y)
-	if err := consumer.ConnectToNSQLookupd("http://" + c.web); err != nil {
+	if err := consumer.ConnectToNSQLookupd("http://" + c.Web); err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
@@ -95,7 +96,7 @@ type source struct {
 func (c *cluster) check(y *tally, sources map[string]*source) (twice int) {
 	c.t.Helper()
 	for id, s := range sources {
-		c.waitFor(fmt.Sprintf("%d messages of %s", len(s.acknowledged), id), func() bool { return y.has(s.acknowledged) })
+		localtest.WaitFor(c.t, fmt.Sprintf("%d messages of %s", len(s.acknowledged), id), func() bool { return y.has(s.acknowledged) })
 	}
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -121,7 +122,7 @@ func (c *cluster) check(y *tally, sources map[string]*source) (twice int) {
 // have published again since the last one.
 func (c *cluster) shuffle(sources map[string]*source) {
 	c.t.Helper()
-	conn, err := grpc.NewClient(c.rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.RPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -132,7 +133,7 @@ func (c *cluster) shuffle(sources map[string]*source) {
 	for range moves {
 		for id, s := range sources {
 			n := s.count.Load()
-			c.waitFor("more of "+id, func() bool { return s.count.Load() >= n+5 })
+			localtest.WaitFor(c.t, "more of "+id, func() bool { return s.count.Load() >= n+5 })
 		}
 		to := fmt.Sprintf("b%d", 1+rng.IntN(3))
 		ids := names[rng.IntN(2) : 2+rng.IntN(3)]
@@ -285,7 +286,7 @@ func TestPublishingOverHTTPWhilePublishersMove(t *testing.T) {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	var sending sync.WaitGroup
-	for _, d := range c.brokers {
+	for _, d := range c.Brokers {
 		s := &source{}
 		sources[d.HTTP] = s
 		sending.Go(func() {

@@ -3,14 +3,10 @@ package publishers
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,46 +16,18 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Set once, by TestMain: programs of ours.
-var loaddistributor, nsqd, srtm string
-
-type suite struct{ m *testing.M }
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	testkit.Main(&suite{m})
-}
-
-func (s *suite) Run() int {
-	dir, err := os.MkdirTemp("", "publishers")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "publishers:", err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd, "tools/srtm": &srtm} {
-		*to = filepath.Join(dir, filepath.Base(pkg))
-		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
-			fmt.Fprintln(os.Stderr, "publishers:", err)
-			return 1
-		}
-	}
-	return s.m.Run()
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 const topic = "t"
 
 // cluster is a loaddistributor and three brokers, with a topic whose publishers
 // are p1 to p4.
 type cluster struct {
-	t        *testing.T
-	rpc, web string
-	brokers  []*local.Process // b1, b2, b3
+	t *testing.T
+	*localtest.Cluster
 }
 
 func start(t *testing.T) *cluster {
@@ -71,87 +39,26 @@ func start(t *testing.T) *cluster {
 // startSized starts brokers that carry mcap msg/s each, and a topic of so much.
 func startSized(t *testing.T, mcap, rate int) *cluster {
 	t.Helper()
-	free, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &cluster{t: t, rpc: free[0], web: free[1]}
-	ld, err := local.Run(loaddistributor, t.TempDir(), []string{"--grpc-address=" + c.rpc, "--http-address=" + c.web, "--tcp-address=", "--store=memory", "--fitting=off"},
-		local.Answers("http://"+c.web+"/ping"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, ld)
-	for _, id := range []string{"b1", "b2", "b3"} {
-		d, err := local.NSQD(nsqd, t.TempDir(), "--loaddistributor-address="+c.rpc, "--broker-id="+id, fmt.Sprintf("--mcap=%d", mcap))
-		if err != nil {
-			t.Fatal(err)
-		}
-		watch(t, d)
-		c.brokers = append(c.brokers, d)
-	}
-	c.waitFor("three brokers", func() bool { return strings.Count(c.get("/nodes"), "tcp_port") == 3 })
-	args := []string{"topic", "create", topic, fmt.Sprintf("--rate=%d", rate), "--burst=1000", "--slo-latency=10s", "--loaddistributor-address=" + c.rpc}
+	c := &cluster{t, localtest.Start(t, 3, []string{"--fitting=off"}, fmt.Sprintf("--mcap=%d", mcap))}
+	args := []string{"topic", "create", topic, fmt.Sprintf("--rate=%d", rate), "--burst=1000", "--slo-latency=10s", "--loaddistributor-address=" + c.RPC}
 	for _, id := range []string{"p1", "p2", "p3", "p4"} {
 		args = append(args, fmt.Sprintf("--publisher=%s::%d", id, rate/4))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
-	if output, err := exec.CommandContext(ctx, srtm, args...).CombinedOutput(); err != nil {
+	if output, err := exec.CommandContext(ctx, localtest.Program(t, "tools/srtm"), args...).CombinedOutput(); err != nil {
 		t.Fatalf("srtm topic create: %v\n%s", err, output)
 	}
 	return c
 }
 
-func watch(t *testing.T, d *local.Process) {
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
-		}
-	})
-}
-
-func (c *cluster) waitFor(what string, there func() bool) {
-	c.t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(local.Patience); !there(); <-ticker.C {
-		if time.Now().After(end) {
-			c.t.Fatalf("no %s", what)
-		}
-	}
-}
-
-func (c *cluster) get(path string) string {
-	c.t.Helper()
-	text, status := c.request(http.MethodGet, "http://"+c.web+path, "")
-	if status != http.StatusOK {
-		c.t.Fatalf("GET %s: %d %s", path, status, text)
-	}
-	return text
-}
-
 func (c *cluster) request(method, url, body string) (string, int) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	text, status, err := localtest.Ask(method, url, body)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	res, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return string(text), res.StatusCode
+	return text, status
 }
 
 // assignment is what /publisher says.
@@ -175,7 +82,7 @@ func (c *cluster) where(id string) assignment {
 func (c *cluster) ask(ctx context.Context, id string) (a assignment, err error) {
 	ctx, cancel := context.WithTimeout(ctx, local.Patience)
 	defer cancel()
-	url := "http://" + c.web + "/publisher?topic=" + topic + "&id=" + id
+	url := "http://" + c.Web + "/publisher?topic=" + topic + "&id=" + id
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return a, err
@@ -212,7 +119,7 @@ func (c *cluster) read() *reader {
 		r.got <- string(m.Body)
 		return nil
 	}))
-	if err := consumer.ConnectToNSQLookupd("http://" + c.web); err != nil {
+	if err := consumer.ConnectToNSQLookupd("http://" + c.Web); err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
@@ -269,7 +176,7 @@ func TestAPublisherThatAsksOverHTTP(t *testing.T) {
 	for _, id := range []string{"p1", "p2", "p3", "p4"} {
 		a := c.where(id)
 		i := slices.Index([]string{"b1", "b2", "b3"}, a.BrokerID)
-		if i < 0 || a.TCPAddress != c.brokers[i].TCP || a.HTTPAddress != c.brokers[i].HTTP || a.Epoch == 0 {
+		if i < 0 || a.TCPAddress != c.Brokers[i].TCP || a.HTTPAddress != c.Brokers[i].HTTP || a.Epoch == 0 {
 			t.Fatalf("%s belongs to %+v", id, a)
 		}
 		brokers[a.BrokerID] = true
@@ -282,7 +189,7 @@ func TestAPublisherThatAsksOverHTTP(t *testing.T) {
 		t.Errorf("the publishers are on %v, want two brokers", brokers)
 	}
 	r.want(sent...)
-	if text, status := c.request(http.MethodGet, "http://"+c.web+"/publisher?topic="+topic+"&id=p5", ""); status != http.StatusNotFound || text != `{"message":"PUBLISHER_NOT_FOUND"}` {
+	if text, status := c.request(http.MethodGet, "http://"+c.Web+"/publisher?topic="+topic+"&id=p5", ""); status != http.StatusNotFound || text != `{"message":"PUBLISHER_NOT_FOUND"}` {
 		t.Errorf("a publisher that is none: %d %s", status, text)
 	}
 }
@@ -292,7 +199,7 @@ func TestPublishingOverHTTP(t *testing.T) {
 	r := c.read()
 	carriers := map[string]bool{c.where("p1").HTTPAddress: true, c.where("p2").HTTPAddress: true, c.where("p3").HTTPAddress: true, c.where("p4").HTTPAddress: true}
 	var sent []string
-	for _, d := range c.brokers {
+	for _, d := range c.Brokers {
 		text, status := c.request(http.MethodPost, "http://"+d.HTTP+"/pub?topic="+topic, d.HTTP)
 		if carriers[d.HTTP] {
 			sent = append(sent, d.HTTP)
@@ -312,22 +219,15 @@ func TestPublishingOverHTTP(t *testing.T) {
 // agent runs `srtm agent`.
 func (c *cluster) agent(flags ...string) *local.Process {
 	c.t.Helper()
-	free, err := local.Ports(2)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	free := localtest.Ports(c.t, 2)
 	return c.agentAt(free[0], free[1], flags...)
 }
 
 func (c *cluster) agentAt(tcp, web string, flags ...string) *local.Process {
 	c.t.Helper()
-	flags = append([]string{"agent", "--tcp-address=" + tcp, "--http-address=" + web, "--loaddistributor-address=" + c.rpc}, flags...)
-	d, err := local.Run(srtm, c.t.TempDir(), flags, local.Answers("http://"+web+"/healthz"))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	flags = append([]string{"agent", "--tcp-address=" + tcp, "--http-address=" + web, "--loaddistributor-address=" + c.RPC}, flags...)
+	d := localtest.Run(c.t, localtest.Program(c.t, "tools/srtm"), web+"/healthz", flags...)
 	d.TCP, d.HTTP = tcp, web
-	watch(c.t, d)
 	return d
 }
 
@@ -353,7 +253,7 @@ func TestAStockProducerAndTheAgent(t *testing.T) {
 	if text, _ := c.request(http.MethodGet, "http://"+d.HTTP+"/metrics", ""); !strings.Contains(text, `srtm_publish_agent_publishes_total{result="accepted"} 12`) {
 		t.Error("the metrics do not have 12 accepted publishes")
 	}
-	for _, broker := range c.brokers {
+	for _, broker := range c.Brokers {
 		clients, _ := c.request(http.MethodGet, "http://"+broker.HTTP+"/stats?format=json", "")
 		for _, id := range []string{"p1", "p2", "p3", "p4"} {
 			here := c.where(id).TCPAddress == broker.TCP

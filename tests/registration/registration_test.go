@@ -1,11 +1,8 @@
 package registration
 
 import (
-	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,44 +14,17 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // envNSQD names an nsqd that is not ours.
 const envNSQD = "SRTM_REGISTRATION_NSQD"
 
-// Set once, by TestMain: programs of ours.
-var loaddistributor, nsqd string
-
-type suite struct{ m *testing.M }
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	testkit.Main(&suite{m})
-}
-
-func (s *suite) Run() int {
-	dir, err := os.MkdirTemp("", "registration")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "registration:", err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	for name, to := range map[string]*string{"loaddistributor": &loaddistributor, "nsqd": &nsqd} {
-		*to = filepath.Join(dir, name)
-		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+name, *to, false); err != nil {
-			fmt.Fprintln(os.Stderr, "registration:", err)
-			return 1
-		}
-	}
-	return s.m.Run()
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 // each runs a test with each nsqd that there is.
 func each(t *testing.T, test func(t *testing.T, nsqd string)) {
-	t.Run("ours", func(t *testing.T) { test(t, nsqd) })
+	t.Run("ours", func(t *testing.T) { test(t, localtest.Program(t, "nsqd")) })
 	t.Run("another", func(t *testing.T) {
 		path := os.Getenv(envNSQD)
 		if path == "" {
@@ -72,65 +42,29 @@ type site struct {
 
 func start(t *testing.T, s site) site {
 	t.Helper()
-	var err error
-	s.Process, err = local.Run(loaddistributor, t.TempDir(), []string{
-		"--grpc-address=" + s.rpc, "--http-address=" + s.web, "--tcp-address=" + s.tcp, "--broadcast-address=127.0.0.1",
-	}, local.Answers("http://"+s.web+"/ping"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, s.Process)
+	s.Process = localtest.Run(t, localtest.Program(t, "loaddistributor"), s.web+"/ping",
+		"--grpc-address="+s.rpc, "--http-address="+s.web, "--tcp-address="+s.tcp, "--broadcast-address=127.0.0.1")
 	return s
 }
 
 func fresh(t *testing.T) site {
 	t.Helper()
-	free, err := local.Ports(3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := localtest.Ports(t, 3)
 	return start(t, site{tcp: free[0], web: free[1], rpc: free[2]})
-}
-
-func watch(t *testing.T, d *local.Process) {
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
-		}
-	})
 }
 
 func node(t *testing.T, nsqd string, s site) *local.Process {
 	t.Helper()
-	d, err := local.NSQD(nsqd, t.TempDir(), "--lookupd-tcp-address="+s.tcp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, d)
-	return d
+	return localtest.NSQD(t, nsqd, "--lookupd-tcp-address="+s.tcp)
 }
 
 func request(t *testing.T, method, url string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader("body"))
+	text, _, err := localtest.Ask(method, url, "body")
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return text
 }
 
 // found is what /lookup says.
@@ -290,20 +224,14 @@ func (s site) consumes(t *testing.T) {
 
 // Whoever starts nodes on ports of the system's choice finds them everywhere.
 func TestPortsOfTheSystem(t *testing.T) {
-	d, at, err := local.Listening(loaddistributor, t.TempDir(),
+	d, at, err := local.Listening(localtest.Program(t, "loaddistributor"), t.TempDir(),
 		[]string{"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--tcp-address=127.0.0.1:0", "--broadcast-address=127.0.0.1"}, "TCP", "HTTP", "GRPC")
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, d)
+	localtest.Watch(t, d, err)
 	s := site{Process: d, tcp: at["TCP"], web: at["HTTP"], rpc: at["GRPC"]}
 	var want []string
 	for _, joins := range []string{"--lookupd-tcp-address=" + s.tcp, "--loaddistributor-address=" + s.rpc} {
-		n, _, err := local.Listening(nsqd, t.TempDir(), []string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", joins}, "TCP", "HTTP")
-		if err != nil {
-			t.Fatal(err)
-		}
-		watch(t, n)
+		n, _, err := local.Listening(localtest.Program(t, "nsqd"), t.TempDir(), []string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", joins}, "TCP", "HTTP")
+		localtest.Watch(t, n, err)
 		want = append(want, n.TCP+" "+n.HTTP)
 	}
 	slices.Sort(want)
@@ -343,12 +271,9 @@ func TestInPlaceOfAnNsqlookupd(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "nsqlookupd.cfg"), []byte(nsqlookupdFile), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d, at, err := local.Listening(loaddistributor, dir,
+	d, at, err := local.Listening(localtest.Program(t, "loaddistributor"), dir,
 		[]string{"-config=nsqlookupd.cfg", "-http-address=127.0.0.1:0", "-log-level=INFO", "-verbose", "--grpc-address=127.0.0.1:0"}, "TCP", "HTTP")
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, d)
+	localtest.Watch(t, d, err)
 	if !strings.Contains(d.Output(), "nsqlookupd v1.") {
 		t.Errorf("no version in %s", d.Output())
 	}

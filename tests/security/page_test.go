@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 const page = "../../docs/security.md"
@@ -54,7 +55,8 @@ func TestThePageOfTwoMachines(t *testing.T) {
 		}
 	}
 	m.write("scp", "#!/bin/bash\nfor last; do :; done\ncp \"${@:1:$#-1}\" \"$OTHER/${last#*:}\"\n")
-	for _, program := range []string{loaddistributor, nsqd, srtm} {
+	for _, name := range []string{"loaddistributor", "nsqd", "tools/srtm"} {
+		program := localtest.Program(t, name)
 		if err := os.Symlink(program, filepath.Join(m.home, filepath.Base(program))); err != nil {
 			t.Fatal(err)
 		}

@@ -3,12 +3,11 @@ package security
 import (
 	"context"
 	"errors"
-	"flag"
-	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,36 +16,10 @@ import (
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Set once, by TestMain: programs of ours.
-var loaddistributor, tbadaptor, nsqd, srtm string
-
-type suite struct{ m *testing.M }
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	testkit.Main(&suite{m})
-}
-
-func (s *suite) Run() int {
-	dir, err := os.MkdirTemp("", "security")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "security:", err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	for pkg, to := range map[string]*string{"loaddistributor": &loaddistributor, "tbadaptor": &tbadaptor, "nsqd": &nsqd, "tools/srtm": &srtm} {
-		*to = filepath.Join(dir, filepath.Base(pkg))
-		if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, *to, false); err != nil {
-			fmt.Fprintln(os.Stderr, "security:", err)
-			return 1
-		}
-	}
-	return s.m.Run()
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 // Tokens of each role.
 const (
@@ -83,10 +56,7 @@ func (s *site) proof(prefix string, cert testkit.Certificate, token string) []st
 
 func start(t *testing.T) *site {
 	t.Helper()
-	free, err := local.Ports(4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := localtest.Ports(t, 4)
 	s := &site{t: t, authority: testkit.NewAuthority(t), rpc: free[0], web: free[1]}
 	s.client = s.authority.Certificate("client")
 	server := s.authority.Certificate("server")
@@ -94,40 +64,18 @@ func start(t *testing.T) *site {
 		"--tls-cert=" + server.CertFile, "--tls-key=" + server.KeyFile, "--tls-client-ca=" + s.authority.File,
 		"--token-file=" + s.file("read-only "+lookToken+"\nnode "+nodeToken+" b1\nadmin "+adminToken+"\n"),
 	}
-	run := func(program string, web string, flags ...string) {
-		d, err := local.Run(program, t.TempDir(), append(flags, guard...), local.Answers("http://"+web+"/ping"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		watch(t, d)
-	}
-	run(tbadaptor, free[3], "--grpc-address="+free[2], "--http-address="+free[3])
-	run(loaddistributor, s.web, append(s.proof("tbadaptor-", s.client, adminToken),
-		"--grpc-address="+s.rpc, "--http-address="+s.web, "--tcp-address=", "--store=memory", "--open-lookup", "--tbadaptor-address="+free[2])...)
+	localtest.Run(t, localtest.Program(t, "tbadaptor"), free[3]+"/ping", append(guard, "--grpc-address="+free[2], "--http-address="+free[3])...)
+	localtest.Run(t, localtest.Program(t, "loaddistributor"), s.web+"/ping", slices.Concat(guard, s.proof("tbadaptor-", s.client, adminToken), []string{
+		"--grpc-address=" + s.rpc, "--http-address=" + s.web, "--tcp-address=", "--store=memory", "--open-lookup", "--tbadaptor-address=" + free[2],
+	})...)
 	return s
-}
-
-func watch(t *testing.T, d *local.Process) {
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("%q printed last:\n%s", d.Flags, d.Output())
-		}
-	})
 }
 
 // broker starts an nsqd that joins with a token.
 func (s *site) broker(id, token string) *local.Process {
 	s.t.Helper()
 	flags := append(s.proof("control-", s.client, token), "--loaddistributor-address="+s.rpc, "--broker-id="+id, "--mcap=1000")
-	d, err := local.NSQD(nsqd, s.t.TempDir(), flags...)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	watch(s.t, d)
-	return d
+	return localtest.NSQD(s.t, "", flags...)
 }
 
 // srtm runs a command and returns what it prints, and its exit code.
@@ -135,7 +83,7 @@ func (s *site) srtm(args ...string) (string, int) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()
-	output, err := exec.CommandContext(ctx, srtm, append(args, "--loaddistributor-address="+s.rpc, "--timeout=2s")...).CombinedOutput()
+	output, err := exec.CommandContext(ctx, localtest.Program(s.t, "tools/srtm"), append(args, "--loaddistributor-address="+s.rpc, "--timeout=2s")...).CombinedOutput()
 	exit := new(exec.ExitError)
 	if err != nil && !errors.As(err, &exit) {
 		s.t.Fatalf("srtm %q: %v", args, err)
@@ -147,23 +95,12 @@ func (s *site) srtm(args ...string) (string, int) {
 	return string(output), code
 }
 
-func (s *site) waitFor(what string, there func() bool) {
-	s.t.Helper()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(local.Patience); !there(); <-ticker.C {
-		if time.Now().After(end) {
-			s.t.Fatalf("no %s", what)
-		}
-	}
-}
-
 func TestAClusterOfTrust(t *testing.T) {
 	s := start(t)
 	broker := s.broker("b1", nodeToken)
 	intruder, usurper := s.broker("b2", lookToken), s.broker("b3", nodeToken)
 	look, admin := s.proof("", s.client, lookToken), s.proof("", s.client, adminToken)
-	s.waitFor("broker b1", func() bool {
+	localtest.WaitFor(t, "broker b1", func() bool {
 		text, code := s.srtm(append([]string{"broker", "list"}, look...)...)
 		return code == 0 && strings.Contains(text, "b1")
 	})
@@ -209,8 +146,8 @@ func TestAClusterOfTrust(t *testing.T) {
 
 	// The shares came from the tbadaptor: what is published comes out.
 	s.publishes(broker)
-	s.waitFor("refusal of the intruder", func() bool { return strings.Contains(intruder.Output(), "PermissionDenied") })
-	s.waitFor("refusal of the usurper", func() bool {
+	localtest.WaitFor(t, "refusal of the intruder", func() bool { return strings.Contains(intruder.Output(), "PermissionDenied") })
+	localtest.WaitFor(t, "refusal of the usurper", func() bool {
 		return strings.Contains(usurper.Output(), "this is broker b1's token or certificate")
 	})
 	if text, _ := s.srtm(append([]string{"broker", "list"}, look...)...); strings.Contains(text, "b2") || strings.Contains(text, "b3") {
@@ -222,16 +159,9 @@ func TestAClusterOfTrust(t *testing.T) {
 func (s *site) publishes(broker *local.Process) {
 	t := s.t
 	t.Helper()
-	free, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := localtest.Ports(t, 2)
 	flags := append([]string{"agent", "--tcp-address=" + free[0], "--http-address=" + free[1], "--loaddistributor-address=" + s.rpc}, s.proof("", s.client, lookToken)...)
-	agent, err := local.Run(srtm, t.TempDir(), flags, local.Answers("http://"+free[1]+"/healthz"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch(t, agent)
+	localtest.Run(t, localtest.Program(t, "tools/srtm"), free[1]+"/healthz", flags...)
 	consumer, err := nsq.NewConsumer("t", "c", nsq.NewConfig())
 	if err != nil {
 		t.Fatal(err)
@@ -276,35 +206,27 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 		args    []string
 		want    string
 	}{
-		{loaddistributor, []string{"--grpc-address=0.0.0.0:0"}, "--grpc-address 0.0.0.0:0 is beyond loopback"},
-		{loaddistributor, []string{"--http-address=:0"}, "--http-address :0 is beyond loopback"},
-		{loaddistributor, []string{"--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
-		{tbadaptor, []string{"--grpc-address=[::]:0"}, "--grpc-address [::]:0 is beyond loopback"},
-		{tbadaptor, []string{"--http-address=0.0.0.0:0"}, "--http-address 0.0.0.0:0 is beyond loopback"},
-		{loaddistributor, []string{"--tcp-address=0.0.0.0:0", "--http-address=:0", "--allow-insecure-listen=tcp-address"}, "--http-address :0 is beyond loopback"},
-		{loaddistributor, []string{"--allow-insecure-listen=statsd-address"}, "is none of grpc-address, http-address, tcp-address"},
-		{srtm, []string{"agent", "--allow-insecure-listen=http-address", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
-		{srtm, []string{"agent", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
+		{"loaddistributor", []string{"--grpc-address=0.0.0.0:0"}, "--grpc-address 0.0.0.0:0 is beyond loopback"},
+		{"loaddistributor", []string{"--http-address=:0"}, "--http-address :0 is beyond loopback"},
+		{"loaddistributor", []string{"--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
+		{"tbadaptor", []string{"--grpc-address=[::]:0"}, "--grpc-address [::]:0 is beyond loopback"},
+		{"tbadaptor", []string{"--http-address=0.0.0.0:0"}, "--http-address 0.0.0.0:0 is beyond loopback"},
+		{"loaddistributor", []string{"--tcp-address=0.0.0.0:0", "--http-address=:0", "--allow-insecure-listen=tcp-address"}, "--http-address :0 is beyond loopback"},
+		{"loaddistributor", []string{"--allow-insecure-listen=statsd-address"}, "is none of grpc-address, http-address, tcp-address"},
+		{"tools/srtm", []string{"agent", "--allow-insecure-listen=http-address", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
+		{"tools/srtm", []string{"agent", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-		cmd := exec.CommandContext(ctx, c.program, c.args...)
+		cmd := exec.CommandContext(ctx, localtest.Program(t, c.program), c.args...)
 		cmd.Dir = t.TempDir()
 		output, err := cmd.CombinedOutput()
 		cancel()
 		exit := new(exec.ExitError)
 		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(output), c.want) {
-			t.Errorf("%s %q: %v, %s; want exit code 2 and %q", filepath.Base(c.program), c.args, err, output, c.want)
+			t.Errorf("%s %q: %v, %s; want exit code 2 and %q", c.program, c.args, err, output, c.want)
 		}
 	}
-	free, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := localtest.Ports(t, 2)
 	_, port, _ := strings.Cut(free[0], ":")
-	d, err := local.Run(tbadaptor, t.TempDir(), []string{"--grpc-address=0.0.0.0:" + port, "--http-address=" + free[1], "--allow-insecure-listen=grpc-address"},
-		local.Answers("http://"+free[1]+"/healthz"))
-	if err != nil {
-		t.Fatalf("forced: %v", err)
-	}
-	watch(t, d)
+	localtest.Run(t, localtest.Program(t, "tbadaptor"), free[1]+"/healthz", "--grpc-address=0.0.0.0:"+port, "--http-address="+free[1], "--allow-insecure-listen=grpc-address")
 }

@@ -19,12 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 func dialects() map[string]Dialect {
 	return map[string]Dialect{"nsq": nsqDialect(""), "nats": natsDialect(), "redis": redisDialect(), "mqtt": mqttDialect()}
@@ -360,10 +360,6 @@ func TestAnswersAreReadLate(t *testing.T) {
 }
 
 func TestABrokerIsMeasured(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "nsqd")
-	if err := local.Build(t.Context(), "github.com/srtm-io/srtm/nsqd", path, false); err != nil {
-		t.Fatal(err)
-	}
 	for _, s := range []Scenario{
 		{Name: "rate", Conns: 20, Rate: 2000, Size: 100, Channels: 2, Together: 2, Slow: true},
 		{Name: "flood", Conns: 2, Size: 100, Channels: 1, Together: 10, Batch: true, Limit: 5000},
@@ -371,7 +367,7 @@ func TestABrokerIsMeasured(t *testing.T) {
 		{Name: "tls", Conns: 3, Rate: 500, Size: 300, Channels: 1, Together: 1, TLS: true},
 		{Name: "fsync", Conns: 3, Rate: 100, Size: 2000, Channels: 1, Together: 1, Fsync: true},
 	} {
-		r, err := Perform(t.Context(), Ours(path), s, 300*time.Millisecond, testkit.Seed(t))
+		r, err := Perform(t.Context(), Ours(localtest.Program(t, "nsqd")), s, 300*time.Millisecond, testkit.Seed(t))
 		if err != nil {
 			t.Errorf("%s: %v", s.Name, err)
 			continue

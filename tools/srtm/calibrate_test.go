@@ -4,14 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
@@ -70,28 +69,11 @@ func TestCalibrateInACluster(t *testing.T) {
 // A real broker, known to a loaddistributor under its id, is measured and what was
 // found is applied. Any machine carries what is tried.
 func TestCalibrate(t *testing.T) {
-	dir := t.TempDir()
-	binary := filepath.Join(dir, "nsqd")
-	if err := local.Build(t.Context(), "github.com/srtm-io/srtm/nsqd", binary, false); err != nil {
-		t.Fatal(err)
-	}
-	at, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := local.NSQDAt(binary, dir, at[0], at[1], "--broker-id=b1", "--max-msg-size=500")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Errorf("%v\n%s", err, d.Output())
-		}
-	})
+	d := localtest.NSQD(t, "", "--broker-id=b1", "--max-msg-size=500")
 	a := &admin{brokers: []*srtmv1.Broker{
-		{Id: "b1", TcpAddress: at[0], HttpAddress: at[1], Connected: true}, {Id: "b2", TcpAddress: at[0], HttpAddress: at[1]},
+		{Id: "b1", TcpAddress: d.TCP, HttpAddress: d.HTTP, Connected: true}, {Id: "b2", TcpAddress: d.TCP, HttpAddress: d.HTTP},
 	}}
-	a.delete = func(topic string) { post(t, "http://"+at[1]+"/topic/delete?topic="+topic) }
+	a.delete = func(topic string) { post(t, "http://"+d.HTTP+"/topic/delete?topic="+topic) }
 	address := serve(t, a)
 	run := func(args ...string) (stdout, stderr string, err error) {
 		t.Helper()
@@ -135,12 +117,12 @@ func TestCalibrate(t *testing.T) {
 	}
 
 	a.set = nil
-	out, _, err = run("--nsqd-tcp-address="+at[0], "--nsqd-http-address="+at[1], "--first=400")
+	out, _, err = run("--nsqd-tcp-address="+d.TCP, "--nsqd-http-address="+d.HTTP, "--first=400")
 	if err != nil || a.set != nil || !strings.Contains(out, "p90 within 10s: mcap at least 400 msg/s: more was not to be tried") || strings.Contains(out, "applied") {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
 	// By its addresses it is applied under the id that it says it has.
-	out, _, err = run("--nsqd-tcp-address="+at[0], "--nsqd-http-address="+at[1], "--first=400", "--apply")
+	out, _, err = run("--nsqd-tcp-address="+d.TCP, "--nsqd-http-address="+d.HTTP, "--first=400", "--apply")
 	if err != nil || a.set.GetBrokerId() != "b1" || a.set.GetMcap() != 400 || !strings.Contains(out, "broker b1") || !strings.Contains(out, "places by it") {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
@@ -155,7 +137,7 @@ func TestCalibrate(t *testing.T) {
 	if a.created.GetMeasuredBrokerId() != "b1" {
 		t.Errorf("created %v", a.created)
 	}
-	post(t, "http://"+at[1]+"/topic/create?topic=theirs")
+	post(t, "http://"+d.HTTP+"/topic/create?topic=theirs")
 	for want, args := range map[string][]string{
 		"carries theirs; --force measures all the same": {"b1"},
 		"broker b2 is gone":                             {"b2"},

@@ -15,6 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // `topic update --rate --burst` removed 20 publishers and a channel, and made an SLO of
@@ -146,12 +147,7 @@ func TestDescribeAndUpdateInACluster(t *testing.T) {
 func realCluster(t *testing.T, mcap int64, flags ...string) *local.Cluster {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
-		if err := local.Build(t.Context(), "github.com/srtm-io/srtm/"+name, filepath.Join(dir, name), false); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c, err := local.StartCluster(t.Context(), local.ClusterConfig{Brokers: 1, Mcap: mcap, BrokerFlags: flags, BinDir: dir, LogDir: dir, StartTimeout: time.Minute})
+	c, err := local.StartCluster(t.Context(), local.ClusterConfig{Brokers: 1, Mcap: mcap, BrokerFlags: flags, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: dir, StartTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

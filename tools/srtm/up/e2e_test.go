@@ -7,66 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// built is a folder with the programs, built once for the package by the first
-// test that needs them; builtIn is where, for TestMain to remove.
-var (
-	builtIn string
-	built   = sync.OnceValues(build)
-)
-
-func build() (string, error) {
-	dir, err := os.MkdirTemp("", "srtm-up-test-")
-	if err != nil {
-		return "", err
-	}
-	builtIn = dir
-	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./nsqd", "./loaddistributor", "./tbadaptor", "./tools/iotpub")
-	cmd.Dir = filepath.Join("..", "..", "..")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return dir, fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return dir, nil
-}
-
-func TestMain(m *testing.M) {
-	testkit.Main(m, goleak.Cleanup(func(code int) {
-		if builtIn != "" {
-			if err := os.RemoveAll(builtIn); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-			}
-		}
-		os.Exit(code)
-	}))
-}
-
-// binaries returns a folder with the named programs.
-func binaries(t *testing.T, names ...string) string {
-	t.Helper()
-	from, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	for _, name := range names {
-		if err := os.Symlink(filepath.Join(from, name), filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 var daemons = []string{"nsqd", "loaddistributor", "tbadaptor"}
 
@@ -106,7 +58,7 @@ func up(ctx context.Context, stdout, stderr *output, args ...string) error {
 
 // The whole thing, small: real processes, real sockets, go-nsq, a report.
 func TestUp(t *testing.T) {
-	bin := binaries(t, append(daemons, "iotpub")...)
+	bin := localtest.Folder(t, append(daemons, "tools/iotpub")...)
 
 	t.Run("ends with a report", func(t *testing.T) {
 		var stdout, stderr output
@@ -207,7 +159,7 @@ func withReporter(t *testing.T, bin, text string) string {
 }
 
 func TestUpOnAMachineThatIsTooSmall(t *testing.T) {
-	bin := binaries(t, daemons...)
+	bin := localtest.Folder(t, daemons...)
 
 	t.Run("takes fewer publishers and says so", func(t *testing.T) {
 		withReporter(t, bin, strings.ReplaceAll(reporter, "LOST", "0"))

@@ -1,0 +1,216 @@
+// Package localtest brings up programs of this module for a test, one by one or as
+// a cluster, with internal/local: each is built when a test first asks for it, ends
+// with the test, and fails it unless it ends in good order. It knows the programs'
+// flags and nothing of what is tested.
+package localtest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// built are the programs of this test binary.
+var built struct {
+	mu  sync.Mutex
+	dir string
+	at  map[string]string
+}
+
+// Main is the body of a TestMain: testkit.Main, and no program is left behind.
+//
+//	func TestMain(m *testing.M) { localtest.Main(m) }
+func Main(m goleak.TestingM, options ...goleak.Option) {
+	testkit.Main(suite{m}, options...)
+}
+
+type suite struct{ goleak.TestingM }
+
+func (s suite) Run() int {
+	defer func() {
+		if built.dir != "" {
+			os.RemoveAll(built.dir)
+		}
+	}()
+	return s.TestingM.Run()
+}
+
+// Program returns the path of a program, such as "tools/srtm", which is built now if
+// it has not been.
+//
+// Requires: TestMain is Main.
+func Program(t testing.TB, pkg string) string { return program(t, pkg, false) }
+
+// Racing is Program with the race detector: a race shows in its exit code.
+func Racing(t testing.TB, pkg string) string { return program(t, pkg, true) }
+
+func program(t testing.TB, pkg string, race bool) string {
+	t.Helper()
+	built.mu.Lock()
+	defer built.mu.Unlock()
+	name := filepath.Base(pkg)
+	if race {
+		name += "-race"
+	}
+	if at := built.at[name]; at != "" {
+		return at
+	}
+	if built.dir == "" {
+		dir, err := os.MkdirTemp("", "srtm-test-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		built.dir, built.at = dir, map[string]string{}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	path := filepath.Join(built.dir, name)
+	if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, path, race); err != nil {
+		t.Fatal(err)
+	}
+	built.at[name] = path
+	return path
+}
+
+// Folder returns a folder with programs.
+func Folder(t testing.TB, pkgs ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, pkg := range pkgs {
+		if err := os.Symlink(Program(t, pkg), filepath.Join(dir, filepath.Base(pkg))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Watch takes what started a process. It ends with the test, which fails if that
+// goes wrong.
+func Watch(t testing.TB, p *local.Process, err error) *local.Process {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%q printed last:\n%s", p.Flags, p.Output())
+		}
+	})
+	return p
+}
+
+// Run runs a program until the test ends. It is ready when it answers at an HTTP
+// address, which may be a path, too: "127.0.0.1:4171/ping".
+func Run(t testing.TB, program, url string, flags ...string) *local.Process {
+	t.Helper()
+	p, err := local.Run(program, t.TempDir(), flags, local.Answers("http://"+url))
+	return Watch(t, p, err)
+}
+
+// NSQD runs an nsqd, ours if binary is "", until the test ends.
+func NSQD(t testing.TB, binary string, flags ...string) *local.Process {
+	t.Helper()
+	if binary == "" {
+		binary = Program(t, "nsqd")
+	}
+	p, err := local.NSQD(binary, t.TempDir(), flags...)
+	return Watch(t, p, err)
+}
+
+// Ports returns so many free loopback addresses.
+func Ports(t testing.TB, count int) []string {
+	t.Helper()
+	at, err := local.Ports(count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// Cluster is a loaddistributor and brokers, b1, b2, ...
+type Cluster struct {
+	RPC, Web string // the loaddistributor's addresses
+	Control  *local.Process
+	Brokers  []*local.Process
+}
+
+// Start brings a cluster up, with flags of the loaddistributor and of the brokers,
+// until the test ends, and waits until all have joined.
+func Start(t testing.TB, brokers int, control []string, flags ...string) *Cluster {
+	t.Helper()
+	at := Ports(t, 2)
+	c := &Cluster{RPC: at[0], Web: at[1]}
+	c.Control = Run(t, Program(t, "loaddistributor"), c.Web+"/ping", append([]string{"--grpc-address=" + c.RPC, "--http-address=" + c.Web, "--tcp-address=", "--store=memory"}, control...)...)
+	for range brokers {
+		c.start(t, flags)
+	}
+	c.joined(t)
+	return c
+}
+
+// Join adds a broker with flags, and returns it once it has joined.
+func (c *Cluster) Join(t testing.TB, flags ...string) *local.Process {
+	t.Helper()
+	p := c.start(t, flags)
+	c.joined(t)
+	return p
+}
+
+func (c *Cluster) start(t testing.TB, flags []string) *local.Process {
+	t.Helper()
+	p := NSQD(t, "", append([]string{"--loaddistributor-address=" + c.RPC, fmt.Sprintf("--broker-id=b%d", len(c.Brokers)+1)}, flags...)...)
+	c.Brokers = append(c.Brokers, p)
+	return p
+}
+
+func (c *Cluster) joined(t testing.TB) {
+	t.Helper()
+	WaitFor(t, "brokers that have joined", func() bool {
+		text, _, err := Ask(http.MethodGet, "http://"+c.Web+"/nodes", "")
+		return err == nil && strings.Count(text, "tcp_port") == len(c.Brokers)
+	})
+}
+
+// WaitFor asks until something is there, and fails if it never is.
+func WaitFor(t testing.TB, what string, there func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(testkit.Hang); !there(); <-ticker.C {
+		if time.Now().After(end) {
+			t.Fatalf("no %s", what)
+		}
+	}
+}
+
+// Ask makes a request over HTTP and returns the answer's body and status.
+func Ask(method, url, body string) (text string, code int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return "", 0, err
+	}
+	res, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return "", 0, err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	return string(b), res.StatusCode, err
+}
