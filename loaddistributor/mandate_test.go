@@ -1,11 +1,19 @@
 package main
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // An adaptor that is lent to as loop.Server is, by a clock of its own.
@@ -86,5 +94,34 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 		if first.term <= 300 {
 			t.Errorf("the first acts again in term %d", first.term)
 		}
+	}
+}
+
+// starting is a tbadaptor that has not been told to act yet when it is first asked.
+type starting struct {
+	srtmv1.UnimplementedGrantServiceServer
+	asked atomic.Int32
+}
+
+func (s *starting) SetContract(context.Context, *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+	if s.asked.Add(1) == 1 {
+		return nil, status.Error(codes.Unavailable, "this adaptor does not lead any more")
+	}
+	return &srtmv1.SetContractResponse{}, nil
+}
+
+func TestATbadaptorThatStartsIsAskedAgain(t *testing.T) {
+	ln, adaptor, server := testkit.Listen(t), new(starting), grpc.NewServer()
+	srtmv1.RegisterGrantServiceServer(server, adaptor)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(ln) }()
+	defer func() { server.Stop(); <-done }()
+	conn, err := dial(ln.Addr().String(), []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := srtmv1.NewGrantServiceClient(conn).SetContract(t.Context(), &srtmv1.SetContractRequest{Topic: "t"}); err != nil || adaptor.asked.Load() != 2 {
+		t.Errorf("after %d calls: %v", adaptor.asked.Load(), err)
 	}
 }

@@ -101,6 +101,9 @@ func (*admin) RemoveBroker(context.Context, *srtmv1.RemoveBrokerRequest) (*srtmv
 func (a *admin) DrainBroker(_ context.Context, r *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
 	a.drained = r
 	b := &srtmv1.Broker{Id: r.GetBrokerId(), Draining: !r.GetUndo(), Topics: []string{"sensors"}}
+	if len(a.brokers) > 0 && !a.brokers[0].GetSafeToStop() && !r.GetUndo() {
+		b = a.brokers[0]
+	}
 	if r.GetForce() {
 		b.Waits = []*srtmv1.DrainWait{{Topic: "sensors", Reason: "consumers", Remedy: "connect some"}}
 	}
@@ -428,7 +431,7 @@ func TestChangesAreSent(t *testing.T) {
 		t.Errorf("drained %v: %v\n%s%s", a.drained, err, out, log)
 	}
 	a.brokers = []*srtmv1.Broker{{Id: "b1", Draining: true, Topics: []string{"sensors"}, Waits: []*srtmv1.DrainWait{{Topic: "sensors", Reason: "more"}}}}
-	_, _, err = srtm(t, address, "broker", "drain", "b1", "--wait", "--timeout=300ms")
+	_, _, err = srtm(t, address, "broker", "drain", "b1", "--wait", "--timeout=1s")
 	if err == nil || !strings.Contains(err.Error(), "waits for sensors: more") {
 		t.Errorf("a drain that does not end: %v", err)
 	}
