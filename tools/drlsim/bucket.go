@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -19,7 +18,6 @@ func bucketCommand() *cobra.Command {
 		file  string
 		rate  float64
 		burst int64
-		form  string
 		o     bucket.Options
 	)
 	cmd := &cobra.Command{
@@ -70,28 +68,6 @@ Output: one JSON object on one line:
 --output table prints the same without the last two.`,
 		Example: `  drlsim bucket --arrivals trace.csv.gz --rate 11000 --burst 26
   drlsim bucket --arrivals - --rate 1000 --burst 40 --split 4 --assign keyed`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := required(cmd, "arrivals", "rate", "burst"); err != nil {
-				return usageError{err}
-			}
-			o.Contract = tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}
-			if err := errors.Join(checkForm(form), o.Validate()); err != nil {
-				return usageError{err}
-			}
-			trace, err := bucket.ReadFile(file, cmd.InOrStdin())
-			if err != nil {
-				return err
-			}
-			report, err := bucket.Run(trace, o)
-			if err != nil {
-				return err
-			}
-			if form == formTable {
-				return bucketTable(cmd.OutOrStdout(), report)
-			}
-			return writeJSON(cmd.OutOrStdout(), report)
-		},
 	}
 	cmd.Flags().StringVar(&file, "arrivals", "", "`file` of arrival times, or - for standard input")
 	cmd.Flags().Float64Var(&rate, "rate", 0, "token `rate`, messages per second, 0.001 to 1e9")
@@ -99,34 +75,38 @@ Output: one JSON object on one line:
 	cmd.Flags().IntVar(&o.Split, "split", 1, fmt.Sprintf("`buckets` to split the contract over, 1 to %d", bucket.MaxSplit))
 	cmd.Flags().StringVar(&o.Assign, "assign", bucket.RoundRobin, "`rule` of assignment: "+strings.Join(bucket.Rules(), ", "))
 	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "`number` that decides --assign random")
-	outputFlag(cmd, &form)
-	return cmd
+	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
+		o.Contract = tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}
+		if err := o.Validate(); err != nil {
+			return answer{}, usageError{err}
+		}
+		trace, err := bucket.ReadFile(file, cmd.InOrStdin())
+		if err != nil {
+			return answer{}, err
+		}
+		r, err := bucket.Run(trace, o)
+		return answer{[]any{r}, func(w io.Writer) error { return bucketTable(w, r) }}, err
+	}, "arrivals", "rate", "burst")
 }
 
 func bucketTable(w io.Writer, r *bucket.Report) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "bucket\trate/s\tburst\tmessages\tdelayed\tmean\tp50\tp90\tp99\tp99.9\tmax\t")
-	row := func(name string, rate, burst int64, messages, delayed int, mean float64, q bucket.Quantiles) {
-		fmt.Fprintf(tw, "%s\t%s\t%d\t%d\t%d\t%v\t", name, milli(rate), burst, messages, delayed, time.Duration(mean*1e9))
-		for _, d := range []bucket.Delay{q.P50, q.P90, q.P99, q.P999, q.Max} {
-			fmt.Fprintf(tw, "%v\t", time.Duration(d))
+	err := grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
+		row("bucket\trate/s\tburst\tmessages\tdelayed\tmean\tp50\tp90\tp99\tp99.9\tmax\t")
+		one := func(name string, rate, burst int64, messages, delayed int, mean float64, q bucket.Quantiles) {
+			row("%s\t%s\t%d\t%d\t%d\t%v\t%v\t%v\t%v\t%v\t%v\t", name, milli(rate), burst, messages, delayed, time.Duration(mean*1e9),
+				time.Duration(q.P50), time.Duration(q.P90), time.Duration(q.P99), time.Duration(q.P999), time.Duration(q.Max))
 		}
-		fmt.Fprintln(tw)
-	}
-	if r.Split > 1 {
-		for i, b := range r.Buckets {
-			row(fmt.Sprint(i), b.RateMilli, b.Burst, b.Messages, b.Delayed, b.Mean, b.Quantiles)
+		if r.Split > 1 {
+			for i, b := range r.Buckets {
+				one(fmt.Sprint(i), b.RateMilli, b.Burst, b.Messages, b.Delayed, b.Mean, b.Quantiles)
+			}
 		}
+		one("all", r.RateMilli, r.Burst, r.Messages, r.Delayed, r.Mean, r.Quantiles)
+	})
+	if err == nil {
+		_, err = fmt.Fprintf(w, "assignment %s, seed %d; %d messages out of order\n", r.Assign, r.Seed, r.OutOfOrder)
 	}
-	row("all", r.RateMilli, r.Burst, r.Messages, r.Delayed, r.Mean, r.Quantiles)
-	if err := flush(tw); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "assignment %s, seed %d; %d messages out of order\n", r.Assign, r.Seed, r.OutOfOrder)
-	if err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
+	return err
 }
 
 // milli formats a rate in thousandths per second as a rate per second.

@@ -7,10 +7,12 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
 // usageError is a mistake on the command line, exit code 2.
@@ -76,16 +78,69 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return usagef("%s takes no argument, only flags: %q", cmd.Name(), args[0])
 }
 
-// outputFlag adds --output to cmd.
-func outputFlag(cmd *cobra.Command, form *string) {
-	cmd.Flags().StringVar(form, "output", formJSON, "`form` of the output: json or table")
+// answer is what a command prints: objects, one a line, or a table of them.
+type answer struct {
+	objects []any
+	table   func(io.Writer) error
 }
 
-func checkForm(form string) error {
-	if form != formJSON && form != formTable {
-		return fmt.Errorf("unknown output %q: there are json, table", form)
+// leaf makes cmd a command that takes no argument and prints what run answers, in the
+// form of --output. needs are the flags that have to be given.
+func leaf(cmd *cobra.Command, run func(*cobra.Command) (answer, error), needs ...string) *cobra.Command {
+	var form string
+	cmd.Flags().StringVar(&form, "output", formJSON, "`form` of the output: json or table")
+	cmd.Args = noArguments
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := required(cmd, needs...); err != nil {
+			return usageError{err}
+		}
+		if form != formJSON && form != formTable {
+			return usagef("unknown output %q: there are json, table", form)
+		}
+		a, err := run(cmd)
+		if err != nil {
+			return err
+		}
+		if form == formTable {
+			return a.table(cmd.OutOrStdout())
+		}
+		for _, object := range a.objects {
+			if err := writeJSON(cmd.OutOrStdout(), object); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+// grid prints a table; align is of tabwriter's.
+func grid(w io.Writer, align uint, fill func(row func(format string, cells ...any))) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', align)
+	fill(func(format string, cells ...any) { fmt.Fprintf(tw, format+"\n", cells...) })
+	if err := tw.Flush(); err != nil {
+		return fmt.Errorf("write the result: %w", err)
 	}
 	return nil
+}
+
+// scenarioFlags adds --scenario and --seed to cmd, and returns what reads the scenario.
+func scenarioFlags(cmd *cobra.Command) func() (*scenario.Scenario, error) {
+	var file string
+	var seed uint64
+	cmd.Flags().StringVar(&file, "scenario", "", "`file` of the scenario, or - for standard input")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that decides everything random, in place of the scenario's")
+	return func() (s *scenario.Scenario, err error) {
+		if file == "-" {
+			s, err = scenario.Read(cmd.InOrStdin())
+		} else {
+			s, err = scenario.ReadFile(file)
+		}
+		if err == nil && cmd.Flags().Changed("seed") {
+			s.Seed = seed
+		}
+		return s, err
+	}
 }
 
 // required returns an error that names those of the flags that were not given.

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -12,10 +12,11 @@ import (
 
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// fitOptions are the flags of fitting.
+// fitOptions are the flags of tuner.
 type fitOptions struct {
 	modes  []string
 	round  time.Duration
@@ -96,25 +97,34 @@ func fitOnce(s *scenario.Scenario, o scenario.FitOptions) (*scenario.FitResult, 
 	return scenario.Fit(built, o)
 }
 
-// fitted runs the first topic of s through every mode.
-func (o *fitOptions) fitted(s *scenario.Scenario, results []*scenario.FitResult) ([]*scenario.FitResult, error) {
+// fitted is a result and what it is called in a table.
+type fitted struct {
+	name string
+	*scenario.FitResult
+}
+
+// fits adds to a what fitting the first topic of s comes to in every mode.
+func (o *fitOptions) fits(a []fitted, s *scenario.Scenario, name string) ([]fitted, error) {
 	for _, mode := range o.modes {
 		r, err := o.run(s, mode)
 		if err != nil {
 			return nil, err
 		}
-		results = append(results, r)
+		a = append(a, fitted{cmp.Or(name, r.Topic), r})
 	}
-	return results, nil
+	return a, nil
+}
+
+func fitAnswer(all []fitted, err error) (answer, error) {
+	a := answer{table: func(w io.Writer) error { return fitTable(w, all) }}
+	for _, r := range all {
+		a.objects = append(a.objects, r.FitResult)
+	}
+	return a, err
 }
 
 func fitCommand() *cobra.Command {
-	var (
-		file string
-		form string
-		seed uint64
-		o    fitOptions
-	)
+	var o fitOptions
 	cmd := &cobra.Command{
 		Use:   "fit --scenario FILE|-",
 		Short: "Find a placement that keeps a topic's SLO, by measurement on simulated brokers",
@@ -132,79 +142,41 @@ Output: a JSON object on a line for each mode: whether a placement was found and
 why not, k, the rounds for each k, from which second on the topic was placed as it
 is in the end and after how many that was shown to keep the SLO, and the long run.`,
 		Example: `  drlsim fit --scenario topic.json --mode fast,paper --output table`,
-		Args:    noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := required(cmd, "scenario"); err != nil {
-				return usageError{err}
-			}
-			if err := checkForm(form); err != nil {
-				return usageError{err}
-			}
-			if err := o.validate(); err != nil {
-				return usageError{err}
-			}
-			s, err := readScenario(file, cmd.InOrStdin())
-			if err != nil {
-				return err
-			}
-			if cmd.Flags().Changed("seed") {
-				s.Seed = seed
-			}
-			results, err := o.fitted(s, nil)
-			if err != nil {
-				return err
-			}
-			if form == formTable {
-				return fitTable(cmd.OutOrStdout(), results, nil)
-			}
-			for _, r := range results {
-				if err := writeJSON(cmd.OutOrStdout(), r); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
 	}
-	cmd.Flags().StringVar(&file, "scenario", "", "`file` of the scenario, or - for standard input")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that decides everything random, in place of the scenario's")
-	outputFlag(cmd, &form)
+	read := scenarioFlags(cmd)
 	o.flags(cmd)
-	return cmd
+	return leaf(cmd, func(*cobra.Command) (answer, error) {
+		if err := o.validate(); err != nil {
+			return answer{}, usageError{err}
+		}
+		s, err := read()
+		if err != nil {
+			return answer{}, err
+		}
+		return fitAnswer(o.fits(nil, s, ""))
+	}, "scenario")
 }
 
-// fitTable writes a row for each result; names are the first column, the topics'
-// where nil.
-func fitTable(w io.Writer, results []*scenario.FitResult, names []string) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "topic\tmode\tfitted\tk\trounds\tplaced s\tseconds\tunplaced\tlong-run p99\tlate\tSLO\t")
-	for i, r := range results {
-		name := r.Topic
-		if names != nil {
-			name = names[i]
-		}
-		rounds := make([]string, len(r.Rounds))
-		for j, n := range r.Rounds {
-			rounds[j] = fmt.Sprintf("%dx%d", n.K, n.Rounds)
-		}
-		p99, late, met := "", "", ""
-		if c := r.Check; c != nil {
-			p99, late, met = time.Duration(c.P99).String(), fmt.Sprintf("%.3f %%", c.Fraction*100), "missed"
-			if c.Met {
-				met = "met"
+func fitTable(w io.Writer, results []fitted) error {
+	return grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
+		row("topic\tmode\tfitted\tk\trounds\tplaced s\tseconds\tunplaced\tlong-run p99\tlate\tSLO\t")
+		for _, r := range results {
+			rounds := make([]string, len(r.Rounds))
+			for j, n := range r.Rounds {
+				rounds[j] = fmt.Sprintf("%dx%d", n.K, n.Rounds)
 			}
+			p99, late, met := "", "", ""
+			if c := r.Check; c != nil {
+				p99, late, met = time.Duration(c.P99).String(), fmt.Sprintf("%.3f %%", c.Fraction*100), either(c.Met, "met", "missed")
+			}
+			row("%s\t%s\t%s\t%d\t%s\t%.1f\t%.1f\t%d\t%s\t%s\t%s\t", r.name, r.Mode, either(r.Fitted, "yes", "no"), r.K, strings.Join(rounds, " "),
+				r.Placed, r.Seconds, r.Unplaced, p99, late, met)
 		}
-		fitted := "no"
-		if r.Fitted {
-			fitted = "yes"
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%s\t%.1f\t%.1f\t%d\t%s\t%s\t%s\t\n", name, r.Mode, fitted, r.K, strings.Join(rounds, " "), r.Placed, r.Seconds, r.Unplaced, p99, late, met)
-	}
-	return flush(tw)
+	})
 }
 
 func convergenceCommand() *cobra.Command {
 	var (
-		form        string
 		groups      []int
 		seeds       int
 		first       uint64
@@ -229,46 +201,6 @@ It says elsewhere that a limiter is often configured with a margin: here b has
 Output: one JSON object on a line for each group size, seed and mode, as of fit.`,
 		Example: `  drlsim convergence --output table
   drlsim convergence --mode fast --seeds 20 --check 10m`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkForm(form); err != nil {
-				return usageError{err}
-			}
-			if err := o.validate(); err != nil {
-				return usageError{err}
-			}
-			if seeds < 1 || first < 1 {
-				return usagef("--seeds %d and --first-seed %d are 1 or more", seeds, first)
-			}
-			var results []*scenario.FitResult
-			var names []string
-			for _, size := range groups {
-				for seed := range seeds {
-					text := fmt.Sprintf(`{"seed":%d,"duration_s":60,"calibration":%q,"brokers":[{"id":"b","count":6}],
-						"topics":[{"name":"groups of %d","publishers":1000,"rate":10,"batch":10,"group_size":%d,"sync":true,"process":%q,
-						"contract":{"margin":%v}}]}`, first+uint64(seed), calibration, size, size, process, margin)
-					s, err := scenario.Read(strings.NewReader(text))
-					if err != nil {
-						return usageError{err}
-					}
-					if results, err = o.fitted(s, results); err != nil {
-						return err
-					}
-					for len(names) < len(results) {
-						names = append(names, fmt.Sprintf("groups of %d, seed %d", size, first+uint64(seed)))
-					}
-				}
-			}
-			if form == formTable {
-				return fitTable(cmd.OutOrStdout(), results, names)
-			}
-			for _, r := range results {
-				if err := writeJSON(cmd.OutOrStdout(), r); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
 	}
 	f := cmd.Flags()
 	f.IntSliceVar(&groups, "groups", []int{5, 10, 15, 20, 25, 30}, "`sizes` of the groups")
@@ -277,9 +209,36 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 	f.StringVar(&process, "process", "periodic", "spacing of a group's batches: `poisson or periodic`")
 	f.StringVar(&calibration, "calibration", scenario.Paper, "how fast brokers are: `name` or file")
 	f.Float64Var(&margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")
-	outputFlag(cmd, &form)
 	o.flags(cmd)
-	cmd.Flags().Lookup("mode").DefValue = "fast,paper"
-	o.modes = slices.Clone([]string{tuner.ModeFast, tuner.ModePaper})
-	return cmd
+	f.Lookup("mode").DefValue = "fast,paper"
+	o.modes = []string{tuner.ModeFast, tuner.ModePaper}
+	return leaf(cmd, func(*cobra.Command) (answer, error) {
+		if err := o.validate(); err != nil {
+			return answer{}, usageError{err}
+		}
+		if seeds < 1 || first < 1 {
+			return answer{}, usagef("--seeds %d and --first-seed %d are 1 or more", seeds, first)
+		}
+		var results []fitted
+		for _, size := range groups {
+			for seed := first; seed < first+uint64(seeds); seed++ {
+				name := fmt.Sprintf("groups of %d", size)
+				s := &scenario.Scenario{
+					Seed: seed, Duration: 60, Calibration: calibration, Brokers: []scenario.Broker{{ID: "b", Count: 6}},
+					Topics: []scenario.Topic{{
+						Name: name, Contract: scenario.Contract{Margin: margin},
+						Load: scenario.Load{Publishers: 1000, Rate: 10, Batch: 10, GroupSize: size, Sync: true, Process: schedule.Process(process)},
+					}},
+				}
+				err := s.Complete()
+				if err != nil {
+					return answer{}, usageError{err}
+				}
+				if results, err = o.fits(results, s, fmt.Sprintf("%s, seed %d", name, seed)); err != nil {
+					return answer{}, err
+				}
+			}
+		}
+		return fitAnswer(results, nil)
+	})
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 	"time"
 
@@ -13,11 +12,6 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	var (
-		file string
-		form string
-		seed uint64
-	)
 	cmd := &cobra.Command{
 		Use:   "run --scenario FILE|-",
 		Short: "Simulate brokers, topics and publishers of a scenario",
@@ -50,82 +44,50 @@ quantiles of access, processing and delivery delay, in all and by broker, of the
 messages that arrived in the measured time; for each broker how busy it was.`,
 		Example: `  drlsim run --scenario figure6a.json
   drlsim run --scenario - --seed 7 --output table < table1.json`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := required(cmd, "scenario"); err != nil {
-				return usageError{err}
-			}
-			if err := checkForm(form); err != nil {
-				return usageError{err}
-			}
-			s, err := readScenario(file, cmd.InOrStdin())
-			if err != nil {
-				return err
-			}
-			if cmd.Flags().Changed("seed") {
-				s.Seed = seed
-			}
-			built, err := scenario.Build(s)
-			if err != nil {
-				return err
-			}
-			report, err := scenario.Run(built)
-			if err != nil {
-				return err
-			}
-			if form == formTable {
-				return runTable(cmd.OutOrStdout(), report)
-			}
-			return writeJSON(cmd.OutOrStdout(), report)
-		},
 	}
-	cmd.Flags().StringVar(&file, "scenario", "", "`file` of the scenario, or - for standard input")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that decides everything random, in place of the scenario's")
-	outputFlag(cmd, &form)
-	return cmd
-}
-
-func readScenario(file string, stdin io.Reader) (*scenario.Scenario, error) {
-	if file == "-" {
-		return scenario.Read(stdin)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err // names the file already
-	}
-	defer f.Close()
-	s, err := scenario.Read(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return s, nil
+	read := scenarioFlags(cmd)
+	return leaf(cmd, func(*cobra.Command) (answer, error) {
+		s, err := read()
+		if err != nil {
+			return answer{}, err
+		}
+		built, err := scenario.Build(s)
+		if err != nil {
+			return answer{}, err
+		}
+		r, err := scenario.Run(built)
+		return answer{[]any{r}, func(w io.Writer) error { return runTable(w, r) }}, err
+	}, "scenario")
 }
 
 func runTable(w io.Writer, r *scenario.Report) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "topic\tbroker\tpublishers\trate/s\tburst\tmessages\taccess p99\tprocessing p99\tp50\tp99\tp99.9\tlate\tSLO\t")
-	row := func(topic, broker string, publishers int, s scenario.Share, f scenario.Figures, exceeded uint64, slo string) {
-		late := 0.0
-		if f.Messages > 0 {
-			late = float64(exceeded) / float64(f.Messages) * 100
+	return grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
+		row("topic\tbroker\tpublishers\trate/s\tburst\tmessages\taccess p99\tprocessing p99\tp50\tp99\tp99.9\tlate\tSLO\t")
+		one := func(topic, broker string, publishers int, s scenario.Share, f scenario.Figures, exceeded uint64, slo string) {
+			late := 0.0
+			if f.Messages > 0 {
+				late = float64(exceeded) / float64(f.Messages) * 100
+			}
+			row("%s\t%s\t%d\t%s\t%d\t%d\t%v\t%v\t%v\t%v\t%v\t%.3f %%\t%s\t", topic, broker, publishers, milli(s.RateMilli), s.Burst, f.Messages,
+				time.Duration(f.Access.P99), time.Duration(f.Processing.P99), time.Duration(f.Delivery.P50),
+				time.Duration(f.Delivery.P99), time.Duration(f.Delivery.P999), late, slo)
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%d\t%d\t%v\t%v\t%v\t%v\t%v\t%.3f %%\t%s\t\n", topic, broker, publishers, milli(s.RateMilli), s.Burst, f.Messages,
-			time.Duration(f.Access.P99), time.Duration(f.Processing.P99), time.Duration(f.Delivery.P50),
-			time.Duration(f.Delivery.P99), time.Duration(f.Delivery.P999), late, slo)
+		for _, t := range r.Topics {
+			if f := t.Infeasible; f != nil {
+				row("%s\tinfeasible: %s, %d needed, %d there\t\t\t\t\t\t\t\t\t\t\t\t", t.Name, f.Bound, f.Need, f.Have)
+				continue
+			}
+			for _, p := range t.Parts {
+				one(t.Name, p.Broker, p.Publishers, p.Share, p.Figures, p.Exceeded, "")
+			}
+			one(t.Name, fmt.Sprintf("all %d", t.K), t.Publishers, t.Contract, t.Figures, t.SLO.Exceeded, either(t.SLO.Met, "met", "missed"))
+		}
+	})
+}
+
+func either(is bool, yes, no string) string {
+	if is {
+		return yes
 	}
-	for _, t := range r.Topics {
-		if f := t.Infeasible; f != nil {
-			fmt.Fprintf(tw, "%s\tinfeasible: %s, %d needed, %d there\t\t\t\t\t\t\t\t\t\t\t\t\n", t.Name, f.Bound, f.Need, f.Have)
-			continue
-		}
-		for _, p := range t.Parts {
-			row(t.Name, p.Broker, p.Publishers, p.Share, p.Figures, p.Exceeded, "")
-		}
-		slo := "missed"
-		if t.SLO.Met {
-			slo = "met"
-		}
-		row(t.Name, fmt.Sprintf("all %d", t.K), t.Publishers, t.Contract, t.Figures, t.SLO.Exceeded, slo)
-	}
-	return flush(tw)
+	return no
 }

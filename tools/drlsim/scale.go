@@ -22,7 +22,6 @@ func scaleCommand() *cobra.Command {
 		Policy: placement.SRTM, Rule: share.Proportional, Mcap: 64_000, Load: 0.7, GroupSize: 25, Ticks: 5, Seed: 1,
 	}
 	steps := 4
-	var form string
 	cmd := &cobra.Command{
 		Use:   "scale",
 		Short: "What the control plane itself costs as a cluster grows",
@@ -38,28 +37,6 @@ times and bytes are this machine's. The largest size takes about a minute and
 several gigabytes.`,
 		Example: `  drlsim scale --output table
   drlsim scale --brokers 100 --topics 1000 --publishers 1000000 --steps 1`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkForm(form); err != nil {
-				return usageError{err}
-			}
-			configs, err := series(cfg, steps)
-			if err != nil {
-				return usageError{err}
-			}
-			var reports []scale.Report
-			for i, c := range configs {
-				r, err := scale.Run(c, meter(cmd.ErrOrStderr(), fmt.Sprintf("step %d of %d", i+1, len(configs))))
-				if err != nil {
-					return err
-				}
-				reports = append(reports, r)
-			}
-			if form == formTable {
-				return scaleTable(cmd.OutOrStdout(), reports)
-			}
-			return writeJSON(cmd.OutOrStdout(), map[string]any{"seed": cfg.Seed, "policy": cfg.Policy, "rule": cfg.Rule, "steps": reports})
-		},
 	}
 	fs := cmd.Flags()
 	fs.IntVar(&cfg.Brokers, "brokers", cfg.Brokers, "brokers of the last step")
@@ -72,8 +49,22 @@ several gigabytes.`,
 	fs.Float64Var(&cfg.Load, "load", cfg.Load, "`part` of it that the contracts take")
 	fs.IntVar(&cfg.GroupSize, "group-size", cfg.GroupSize, "`publishers` that share a correlation key")
 	fs.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of everything random")
-	outputFlag(cmd, &form)
-	return cmd
+	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
+		configs, err := series(cfg, steps)
+		if err != nil {
+			return answer{}, usageError{err}
+		}
+		var reports []scale.Report
+		for i, c := range configs {
+			r, err := scale.Run(c, meter(cmd.ErrOrStderr(), fmt.Sprintf("step %d of %d", i+1, len(configs))))
+			if err != nil {
+				return answer{}, err
+			}
+			reports = append(reports, r)
+		}
+		object := map[string]any{"seed": cfg.Seed, "policy": cfg.Policy, "rule": cfg.Rule, "steps": reports}
+		return answer{[]any{object}, func(w io.Writer) error { return scaleTable(w, reports) }}, nil
+	})
 }
 
 // series returns the studies of all steps, smallest first.
@@ -125,29 +116,21 @@ func meter(w io.Writer, step string) scale.Meter {
 // column is the exponent with which the figure grows from the last size but one
 // to the last.
 func scaleTable(w io.Writer, reports []scale.Report) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	row := func(label string, of func(scale.Report) float64, format string) {
-		fmt.Fprint(tw, label, "\t")
-		var values []float64
-		for _, r := range reports {
-			values = append(values, of(r))
-			fmt.Fprintf(tw, format+"\t", of(r))
-		}
-		exponent := ""
-		if n := len(values); n > 1 && values[n-2] > 0 && values[n-1] > 0 {
-			exponent = fmt.Sprintf("%.2f", math.Log10(values[n-1]/values[n-2]))
-		}
-		fmt.Fprintf(tw, "%s\t\n", exponent)
+	count := func(of func(scale.Report) int) func(scale.Report) float64 {
+		return func(r scale.Report) float64 { return float64(of(r)) }
 	}
-	us := func(of func(scale.Report) time.Duration) func(scale.Report) float64 {
-		return func(r scale.Report) float64 { return float64(of(r)) / 1e3 }
+	type line struct {
+		label, format string
+		of            func(scale.Report) float64
 	}
-	row("brokers", func(r scale.Report) float64 { return float64(r.Brokers) }, "%.0f")
-	row("topics", func(r scale.Report) float64 { return float64(r.Topics) }, "%.0f")
-	row("publishers", func(r scale.Report) float64 { return float64(r.Publishers) }, "%.0f")
-	row("publishers of the largest topic", func(r scale.Report) float64 { return float64(r.Largest) }, "%.0f")
-	row("brokers of the widest topic", func(r scale.Report) float64 { return float64(r.Widest) }, "%.0f")
-	row("split topics", func(r scale.Report) float64 { return float64(r.Split) }, "%.0f")
+	lines := []line{
+		{"brokers", "%.0f", count(func(r scale.Report) int { return r.Brokers })},
+		{"topics", "%.0f", count(func(r scale.Report) int { return r.Topics })},
+		{"publishers", "%.0f", count(func(r scale.Report) int { return r.Publishers })},
+		{"publishers of the largest topic", "%.0f", count(func(r scale.Report) int { return r.Largest })},
+		{"brokers of the widest topic", "%.0f", count(func(r scale.Report) int { return r.Widest })},
+		{"split topics", "%.0f", count(func(r scale.Report) int { return r.Split })},
+	}
 	for _, t := range []struct {
 		label string
 		of    func(scale.Report) scale.Times
@@ -156,22 +139,35 @@ func scaleTable(w io.Writer, reports []scale.Report) error {
 		{"grant", func(r scale.Report) scale.Times { return r.Grant }}, {"resolve", func(r scale.Report) scale.Times { return r.Resolve }},
 		{"retune all", func(r scale.Report) scale.Times { return r.Tick }}, {"broker comes back", func(r scale.Report) scale.Times { return r.Rejoin }},
 	} {
-		row(t.label+", p50, us", us(func(r scale.Report) time.Duration { return t.of(r).P50 }), "%.1f")
-		row(t.label+", max, us", us(func(r scale.Report) time.Duration { return t.of(r).Max }), "%.1f")
+		lines = append(lines, line{t.label + ", p50, us", "%.1f", func(r scale.Report) float64 { return float64(t.of(r).P50) / 1e3 }},
+			line{t.label + ", max, us", "%.1f", func(r scale.Report) float64 { return float64(t.of(r).Max) / 1e3 }})
 	}
-	row("all topics up, s", func(r scale.Report) float64 { return (r.Place.Total + r.Commit.Total + r.Grant.Total).Seconds() }, "%.2f")
-	row("catalog, MB", func(r scale.Report) float64 { return float64(r.CatalogBytes) / 1e6 }, "%.1f")
-	row("catalog, bytes per publisher", func(r scale.Report) float64 { return float64(r.CatalogBytes) / float64(r.Publishers) }, "%.0f")
-	row("ledger, MB", func(r scale.Report) float64 { return float64(r.LedgerBytes) / 1e6 }, "%.1f")
-	row("messages to bring a topic up", func(r scale.Report) float64 { return r.Messages.PerTopic }, "%.1f")
-	row("reports, messages/s", func(r scale.Report) float64 { return r.Messages.ReportsPerSecond }, "%.0f")
-	row("lines in them, 1/s", func(r scale.Report) float64 { return r.Messages.EntriesPerSecond }, "%.0f")
-	row("retuning, messages/s", func(r scale.Report) float64 { return r.Messages.GrantsPerSecond }, "%.0f")
-	if err := flush(tw); err != nil {
-		return err
+	lines = append(lines, []line{
+		{"all topics up, s", "%.2f", func(r scale.Report) float64 { return r.Up().Seconds() }},
+		{"catalog, MB", "%.1f", func(r scale.Report) float64 { return float64(r.CatalogBytes) / 1e6 }},
+		{"catalog, bytes per publisher", "%.0f", func(r scale.Report) float64 { return float64(r.CatalogBytes) / float64(r.Publishers) }},
+		{"ledger, MB", "%.1f", func(r scale.Report) float64 { return float64(r.LedgerBytes) / 1e6 }},
+		{"messages to bring a topic up", "%.1f", func(r scale.Report) float64 { return r.Messages.PerTopic }},
+		{"reports, messages/s", "%.0f", func(r scale.Report) float64 { return r.Messages.ReportsPerSecond }},
+		{"lines in them, 1/s", "%.0f", func(r scale.Report) float64 { return r.Messages.EntriesPerSecond }},
+		{"retuning, messages/s", "%.0f", func(r scale.Report) float64 { return r.Messages.GrantsPerSecond }},
+	}...)
+	err := grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
+		for _, l := range lines {
+			text, exponent, before := l.label+"\t", "", 0.0
+			for _, r := range reports {
+				v := l.of(r)
+				text += fmt.Sprintf(l.format+"\t", v)
+				if exponent = ""; before > 0 && v > 0 {
+					exponent = fmt.Sprintf("%.2f", math.Log10(v/before))
+				}
+				before = v
+			}
+			row("%s%s\t", text, exponent)
+		}
+	})
+	if err == nil {
+		_, err = fmt.Fprintln(w, "Last column: exponent of growth in the last step, 1 for proportional.")
 	}
-	if _, err := fmt.Fprintln(w, "Last column: exponent of growth in the last step, 1 for proportional."); err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
+	return err
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,7 +31,6 @@ func sharesCommand() *cobra.Command {
 		file        string
 		faster      float64
 		split       int
-		form        string
 	)
 	cmd := &cobra.Command{
 		Use:   "shares",
@@ -58,36 +56,6 @@ contract is 1.1 times its mean rate and, per broker, 30 messages more than one
 of 1.1 times would have in 100 ms. It prints the 99th percentiles of its thirds.`,
 		Example: `  drlsim shares --output table
   drlsim shares --scenario drain,crash --rule sqrt --seeds 1`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkForm(form); err != nil {
-				return usageError{err}
-			}
-			switch {
-			case faster <= 0 || split < 1 || split > 100:
-				return usagef("--faster %v and --split %d: want more than 0, and 1 to 100", faster, split)
-			case seeds < 1 || seeds > 1000:
-				return usagef("--seeds %d: want 1 to 1000", seeds)
-			case !(load >= 0.1 && load <= 1):
-				return usagef("--load %v: want 0.1 to 1", load)
-			case flex < 0 || flex > 100:
-				return usagef("--flex-percent %d: want 0 to 100", flex)
-			}
-			for _, rule := range rules {
-				if !slices.Contains(share.Rules(), rule) {
-					return usagef("unknown rule %q: there are %s", rule, strings.Join(share.Rules(), ", "))
-				}
-			}
-			if file != "" {
-				return sharesRecorded(cmd, file, faster, split, rules, ledger.Permille(10*flex), form)
-			}
-			for _, name := range only {
-				if !slices.Contains(shares.Names(), name) {
-					return usagef("unknown scenario %q: there are %s", name, strings.Join(shares.Names(), ", "))
-				}
-			}
-			return sharesTrouble(cmd.OutOrStdout(), trouble{seed, seeds, load, ledger.Permille(10 * flex), only, rules}, form)
-		},
 	}
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that the Poisson arrivals are drawn by, of the first run")
 	cmd.Flags().Uint64Var(&seeds, "seeds", 20, "`runs`, each with the next seed")
@@ -98,8 +66,32 @@ of 1.1 times would have in 100 ms. It prints the 99th percentiles of its thirds.
 	cmd.Flags().StringVar(&file, "arrivals", "", "`file` of arrival times, or - for standard input")
 	cmd.Flags().Float64Var(&faster, "faster", 1, "`factor` by which the file's time is compressed")
 	cmd.Flags().IntVar(&split, "split", 2, "`brokers` that the file's publishers are spread over")
-	outputFlag(cmd, &form)
-	return cmd
+	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
+		switch {
+		case faster <= 0 || split < 1 || split > 100:
+			return answer{}, usagef("--faster %v and --split %d: want more than 0, and 1 to 100", faster, split)
+		case seeds < 1 || seeds > 1000:
+			return answer{}, usagef("--seeds %d: want 1 to 1000", seeds)
+		case !(load >= 0.1 && load <= 1):
+			return answer{}, usagef("--load %v: want 0.1 to 1", load)
+		case flex < 0 || flex > 100:
+			return answer{}, usagef("--flex-percent %d: want 0 to 100", flex)
+		}
+		for _, rule := range rules {
+			if !slices.Contains(share.Rules(), rule) {
+				return answer{}, usagef("unknown rule %q: there are %s", rule, strings.Join(share.Rules(), ", "))
+			}
+		}
+		if file != "" {
+			return sharesRecorded(cmd, file, faster, split, rules, ledger.Permille(10*flex))
+		}
+		for _, name := range only {
+			if !slices.Contains(shares.Names(), name) {
+				return answer{}, usagef("unknown scenario %q: there are %s", name, strings.Join(shares.Names(), ", "))
+			}
+		}
+		return sharesTrouble(trouble{seed, seeds, load, ledger.Permille(10 * flex), only, rules})
+	})
 }
 
 // trouble is what is to be simulated.
@@ -125,7 +117,7 @@ func spreadOf[T cmp.Ordered](all []shares.Outcome, of func(shares.Outcome) T) sp
 	return spread[T]{values[(len(values)-1)/2], values[len(values)-1]}
 }
 
-func sharesTrouble(w io.Writer, t trouble, form string) error {
+func sharesTrouble(t trouble) (answer, error) {
 	type result struct {
 		Scenario   string                `json:"scenario"`
 		Rule       string                `json:"rule"`
@@ -143,7 +135,7 @@ func sharesTrouble(w io.Writer, t trouble, form string) error {
 			for _, rule := range t.rules {
 				delays, err := shares.Run(sc, rule, t.flex)
 				if err != nil {
-					return fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
+					return answer{}, fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
 				}
 				k := key{sc.Name, rule}
 				if seed == 0 {
@@ -165,27 +157,26 @@ func sharesTrouble(w io.Writer, t trouble, form string) error {
 			Healed:     spreadOf(all, func(o shares.Outcome) time.Duration { return o.Healed }),
 		})
 	}
-	if form == formJSON {
-		return writeJSON(w, results)
-	}
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "scenario\trule\tp99, ms\tworst\tall p99, ms\tworst\tno broker, s\tunaccepted\thealed, s\tworst")
-	ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
-	for _, r := range results {
-		fmt.Fprintf(tw, "%s\t%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f %%\t%.0f\t%.0f\n", r.Scenario, r.Rule, ms(r.P99.Median), ms(r.P99.Worst),
-			ms(r.All.Median), ms(r.All.Worst), r.NoBroker.Worst.Seconds(), 100*r.Unaccepted.Worst, r.Healed.Median.Seconds(), r.Healed.Worst.Seconds())
-	}
-	return flush(tw)
+	return answer{[]any{results}, func(w io.Writer) error {
+		return grid(w, 0, func(row func(string, ...any)) {
+			row("scenario\trule\tp99, ms\tworst\tall p99, ms\tworst\tno broker, s\tunaccepted\thealed, s\tworst")
+			ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
+			for _, r := range results {
+				row("%s\t%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f %%\t%.0f\t%.0f", r.Scenario, r.Rule, ms(r.P99.Median), ms(r.P99.Worst),
+					ms(r.All.Median), ms(r.All.Worst), r.NoBroker.Worst.Seconds(), 100*r.Unaccepted.Worst, r.Healed.Median.Seconds(), r.Healed.Worst.Seconds())
+			}
+		})
+	}}, nil
 }
 
-func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, rules []string, flex ledger.Permille, form string) error {
+func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, rules []string, flex ledger.Permille) (answer, error) {
 	trace, err := bucket.ReadFile(file, cmd.InOrStdin())
 	if err != nil {
-		return err
+		return answer{}, err
 	}
 	sc, err := recorded(file, trace, faster, split)
 	if err != nil {
-		return err
+		return answer{}, err
 	}
 	type result struct {
 		Scenario string           `json:"scenario"`
@@ -196,25 +187,24 @@ func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, 
 	for _, rule := range rules {
 		delays, err := shares.Run(sc, rule, flex)
 		if err != nil {
-			return fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
+			return answer{}, fmt.Errorf("%s, %s: %w", sc.Name, rule, err)
 		}
 		results = append(results, result{sc.Name, rule, sc.Figures(delays)})
 	}
-	if form == formJSON {
-		return writeJSON(cmd.OutOrStdout(), results)
-	}
-	tw := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "scenario\tphase\trule\tpooled p99\tp99 by broker")
-	for _, r := range results {
-		for _, f := range r.Phases {
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%v\t", r.Scenario, f.Phase, r.Rule, f.Pooled.Round(time.Microsecond))
-			for _, d := range f.Brokers {
-				fmt.Fprintf(tw, "%v ", d.Round(time.Microsecond))
+	return answer{[]any{results}, func(w io.Writer) error {
+		return grid(w, 0, func(row func(string, ...any)) {
+			row("scenario\tphase\trule\tpooled p99\tp99 by broker")
+			for _, r := range results {
+				for _, f := range r.Phases {
+					text := ""
+					for _, d := range f.Brokers {
+						text += fmt.Sprint(d.Round(time.Microsecond), " ")
+					}
+					row("%s\t%s\t%s\t%v\t%s", r.Scenario, f.Phase, r.Rule, f.Pooled.Round(time.Microsecond), text)
+				}
 			}
-			fmt.Fprintln(tw)
-		}
-	}
-	return flush(tw)
+		})
+	}}, nil
 }
 
 // recorded makes a scenario of a trace.

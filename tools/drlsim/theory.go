@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -28,7 +27,6 @@ type tail struct {
 func theoryCommand() *cobra.Command {
 	var (
 		lambda, rate, burst, rho, x float64
-		form                        string
 	)
 	cmd := &cobra.Command{
 		Use:   "theory (--lambda L --rate R --burst B | --rho RHO --tail X)",
@@ -54,37 +52,28 @@ are owed or missing), and prints
 The load, L/R or RHO, must be below 1: above there is no expected delay.`,
 		Example: `  drlsim theory --lambda 10000 --rate 11000 --burst 26
   drlsim theory --rho 0.9 --tail 4`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkForm(form); err != nil {
-				return usageError{err}
-			}
-			wantsTail, err := theoryMode(cmd)
-			if err != nil {
-				return usageError{err}
-			}
-			var result any
-			if wantsTail {
-				result, err = tailOf(rho, x)
-			} else {
-				result, err = delaysOf(lambda, rate, burst)
-			}
-			if err != nil {
-				return usageError{err}
-			}
-			if form == formTable {
-				return theoryTable(cmd.OutOrStdout(), result)
-			}
-			return writeJSON(cmd.OutOrStdout(), result)
-		},
 	}
 	cmd.Flags().Float64Var(&lambda, "lambda", 0, "arrival `rate`, messages per second, 0 or more")
 	cmd.Flags().Float64Var(&rate, "rate", 0, "token `rate`, tokens per second, more than lambda")
 	cmd.Flags().Float64Var(&burst, "burst", 0, fmt.Sprintf("bucket `size` in tokens, whole or not, %d to %d", tokenbucket.MinBurst, tokenbucket.MaxBurst))
 	cmd.Flags().Float64Var(&rho, "rho", 0, "`load` of an M/D/1 queue, from 0 to below 1")
 	cmd.Flags().Float64Var(&x, "tail", 0, "`work` to exceed, in service times")
-	outputFlag(cmd, &form)
-	return cmd
+	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
+		wantsTail, err := theoryMode(cmd)
+		if err != nil {
+			return answer{}, usageError{err}
+		}
+		var result any
+		if wantsTail {
+			result, err = tailOf(rho, x)
+		} else {
+			result, err = delaysOf(lambda, rate, burst)
+		}
+		if err != nil {
+			return answer{}, usageError{err}
+		}
+		return answer{[]any{result}, func(w io.Writer) error { return theoryTable(w, result) }}, nil
+	})
 }
 
 // theoryMode reports which of the two questions was asked.
@@ -144,21 +133,14 @@ func tailOf(rho, x float64) (tail, error) {
 }
 
 func theoryTable(w io.Writer, result any) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	switch r := result.(type) {
-	case delays:
-		fmt.Fprintf(tw, "expected access delay, exact\t%.6g s\n", r.Exact)
-		fmt.Fprintf(tw, "expected access delay, Eq. (1)\t%.6g s\n", r.Eq1)
-		fmt.Fprintf(tw, "messages that wait\t%.6g\n", r.PDelayed)
-	case tail:
-		fmt.Fprintf(tw, "tail\t%.6g\n", r.Tail)
-	}
-	return flush(tw)
-}
-
-func flush(tw *tabwriter.Writer) error {
-	if err := tw.Flush(); err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
+	return grid(w, 0, func(row func(string, ...any)) {
+		switch r := result.(type) {
+		case delays:
+			row("expected access delay, exact\t%.6g s", r.Exact)
+			row("expected access delay, Eq. (1)\t%.6g s", r.Eq1)
+			row("messages that wait\t%.6g", r.PDelayed)
+		case tail:
+			row("tail\t%.6g", r.Tail)
+		}
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"time"
 
@@ -149,17 +150,32 @@ func Read(r io.Reader) (*Scenario, error) {
 	if dec.More() {
 		return nil, errors.New("scenario: more than one JSON value")
 	}
-	s.fill()
-	if err := s.Validate(); err != nil {
-		return nil, err
+	return s, s.Complete()
+}
+
+// ReadFile is Read of a file. Every error names it.
+func ReadFile(name string) (*Scenario, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err // names it already
+	}
+	defer f.Close() // only read
+	s, err := Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return s, nil
 }
 
+// Complete puts the defaults in, and validates.
+func (s *Scenario) Complete() error {
+	s.fill()
+	return s.Validate()
+}
+
 // New builds a scenario that was not read, with the defaults filled in.
 func New(s Scenario) (*Built, error) {
-	s.fill()
-	if err := s.Validate(); err != nil {
+	if err := s.Complete(); err != nil {
 		return nil, err
 	}
 	return Build(&s)
