@@ -7,6 +7,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -89,19 +90,10 @@ type Bucket struct {
 type Delay time.Duration
 
 // MarshalJSON writes seconds, as a plain decimal number without rounding.
-func (d Delay) MarshalJSON() ([]byte, error) { return d.appendSeconds(nil), nil }
-
-// appendSeconds appends d, which is not negative, to b.
-func (d Delay) appendSeconds(b []byte) []byte {
-	b = fmt.Appendf(b, "%d", d/1e9)
-	if ns := d % 1e9; ns != 0 {
-		b = append(b, '.')
-		b = fmt.Appendf(b, "%09d", ns)
-		for b[len(b)-1] == '0' {
-			b = b[:len(b)-1]
-		}
-	}
-	return b
+// Requires: d is not negative.
+func (d Delay) MarshalJSON() ([]byte, error) {
+	text := strings.TrimRight(fmt.Sprintf("%d.%09d", d/1e9, d%1e9), "0")
+	return []byte(strings.TrimSuffix(text, ".")), nil
 }
 
 // Run judges trace by o, message by message in the order given. All buckets are

@@ -10,8 +10,7 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
-// Nowhere is the broker of a source that sends nothing: its messages are
-// counted as muted.
+// Nowhere is the broker of a source that sends nothing.
 const Nowhere = -1
 
 // Topic is what a topic starts as.
@@ -63,7 +62,6 @@ type topic struct {
 	over    bool
 	where   []int
 	limited bool
-	muted   int64
 }
 
 // broker is one queue. A lane is a topic's line before it.
@@ -167,9 +165,7 @@ func (c *Cluster) Advance(to mono.Time) {
 		t := &c.topics[first]
 		e := t.head
 		t.read()
-		if l := t.where[e.Source]; l == Nowhere {
-			t.muted += int64(e.Count)
-		} else {
+		if l := t.where[e.Source]; l != Nowhere {
 			c.arrive(l, first, e)
 		}
 	}
@@ -359,6 +355,3 @@ func (c *Cluster) Busy(broker int) time.Duration { return c.brokers[broker].busy
 
 // Waiting is how many messages of a topic wait for tokens at a broker.
 func (c *Cluster) Waiting(topic, broker int) int { return c.brokers[broker].lanes[topic].line.len() }
-
-// Muted is how many messages of a topic came from sources that are Nowhere.
-func (c *Cluster) Muted(topic int) int64 { return c.topics[topic].muted }

@@ -70,19 +70,3 @@ func (d Dist) at(u float64) time.Duration {
 	part := (u - a.At) / (b.At - a.At)
 	return a.Value + time.Duration(part*float64(b.Value-a.Value))
 }
-
-// Mean returns the mean.
-func (d Dist) Mean() time.Duration {
-	switch len(d.points) {
-	case 0:
-		return 0
-	case 1:
-		return d.points[0].Value
-	}
-	sum := 0.0
-	for i := 1; i < len(d.points); i++ {
-		a, b := d.points[i-1], d.points[i]
-		sum += (b.At - a.At) * float64(a.Value+b.Value) / 2
-	}
-	return time.Duration(math.Round(sum))
-}

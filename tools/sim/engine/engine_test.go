@@ -261,9 +261,9 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 		free := make([]mono.Time, model.Servers)
 		for i := range jobs {
 			j := &jobs[i]
-			work := model.Message.Mean()
+			work := model.Message.Draw(nil) // constant
 			if j.first {
-				work += model.Wake.Mean()
+				work += model.Wake.Draw(nil)
 			}
 			slices.Sort(free)
 			free[0] = max(free[0], j.eligible).Add(work)
@@ -417,8 +417,8 @@ func TestMovedAndMutedSources(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Advance(mono.Time(2 * time.Second))
-	if per[0] != 100 || per[1] != 90 || c.Muted(0) != 10 {
-		t.Fatalf("9 moved to broker 1, one muted: %v, %d muted", per, c.Muted(0))
+	if per[0] != 100 || per[1] != 90 {
+		t.Fatalf("9 moved to broker 1, one muted: %v", per)
 	}
 	if err := c.Move(0, where[1:]); err == nil {
 		t.Error("9 of 10 sources were placed")
@@ -475,10 +475,6 @@ func TestDist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 0.5 * (10+20)/2 + 0.5 * (20+1000)/2
-	if d.Mean() != 263 { // 262.5
-		t.Errorf("mean %v", d.Mean())
-	}
 	rng := rand.New(rand.NewPCG(testkit.Seed(t), 0))
 	below, sum := 0, 0.0
 	const n = 100_000
@@ -492,6 +488,7 @@ func TestDist(t *testing.T) {
 		}
 		sum += float64(v)
 	}
+	// The mean is 0.5 * (10+20)/2 + 0.5 * (20+1000)/2.
 	if math.Abs(float64(below)/n-0.5) > 0.01 || math.Abs(sum/n-262) > 5 {
 		t.Errorf("%d of %d below the median, mean %v", below, n, sum/n)
 	}
@@ -507,18 +504,6 @@ func TestDist(t *testing.T) {
 		if _, err := engine.NewDist(points); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want an error with %q", points, err, want)
 		}
-	}
-}
-
-func TestCapacity(t *testing.T) {
-	m := engine.Model{Servers: 2, Wake: engine.Constant(20 * time.Microsecond), Message: engine.Constant(10 * time.Microsecond)}
-	for batch, want := range map[int]float64{1: 2 / 30e-6, 10: 2 / 12e-6} {
-		if got := m.Capacity(batch); math.Abs(got-want) > 1e-6*want {
-			t.Errorf("batches of %d: %v msg/s, want %v", batch, got, want)
-		}
-	}
-	if c := instant.Capacity(1); c != 0 {
-		t.Errorf("capacity of an instant broker: %v", c)
 	}
 }
 

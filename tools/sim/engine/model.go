@@ -29,14 +29,3 @@ func (m Model) Validate() error {
 	}
 	return nil
 }
-
-// Capacity is the greatest rate, in msg/s, at which the queue is stable when
-// messages come in batches of the given size; 0 if work takes no time, which
-// stands for no limit.
-func (m Model) Capacity(batch int) float64 {
-	work := m.Message.Mean().Seconds() + m.Wake.Mean().Seconds()/float64(max(1, batch))
-	if work == 0 {
-		return 0
-	}
-	return float64(m.Servers) / work
-}
