@@ -162,7 +162,7 @@ type Controller struct {
 	unfinished []unfinished   // for Run
 	leader     func() string  // of a follower; nil: this one leads
 	wake       chan struct{}  // 1 deep: something is staged
-	hurry      chan struct{}  // 1 deep: tend is not to wait
+	hurry      chan struct{}  // 1 deep: reconcile is not to wait
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitFigures fitFigures
 
@@ -239,7 +239,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.inquiries = map[string]*inquiry{}
 	c.mu.ending = make(chan struct{})
 	c.mu.informed = make(chan struct{})
-	if err := c.takeUp(); err != nil {
+	if err := c.recover(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	if cfg.Metrics != nil {
@@ -250,7 +250,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	return c, nil
 }
 
-// Run takes up what an earlier controller left unfinished, and then compares
+// Run recovers what an earlier controller left unfinished, and then compares
 // and repairs until ctx ends. Then it refuses new work, rolls back the
 // creations under way, waits for deletions, and ends the sessions and the
 // watchers. It fails with ErrNotCommitted when the journal does, after the same
@@ -278,14 +278,14 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ticker.C:
 			c.judge(c.now())
 			c.assignWork(c.now())
-			c.tend(c.now())
+			c.reconcile(c.now())
 			c.remind(c.now())
 			c.relieve(c.now())
 			c.fit(c.now())
 			c.settle(c.now())
 			c.rebuild()
 		case <-c.hurry:
-			c.tend(c.now())
+			c.reconcile(c.now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():
@@ -320,10 +320,10 @@ func (c *Controller) Run(ctx context.Context) error {
 // now is when something that is asked or judged now happens.
 func (c *Controller) now() time.Time { return time.Now() }
 
-// takeUp stages what has to be said of an earlier controller's end before
+// recover stages what has to be said of an earlier controller's end before
 // anything else happens. A topic that was being created has nobody who waits
 // for it: it is rolled back.
-func (c *Controller) takeUp() error {
+func (c *Controller) recover() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.next.Version() == 0 {
@@ -355,14 +355,14 @@ type unfinished struct {
 	release func()
 }
 
-// resume does what takeUp has found.
+// resume does what recover has found.
 func (c *Controller) resume() {
 	for _, u := range c.unfinished {
 		c.work.Add(1)
 		go func() {
 			defer c.work.Done()
 			defer u.release()
-			c.cfg.Log.Info("taking up what was left unfinished", obs.KeyTopic, u.name)
+			c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, u.name)
 			if err := c.change(u.operation); err != nil {
 				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, u.name, obs.KeyError, err)
 			}

@@ -9,7 +9,7 @@
 // goroutine at a time, carries that out (owner.go). What brokers and the adaptor
 // should have is compared once a period, and when something has happened, with
 // what they are known to have, and the difference is asked for again
-// (reconcile.go, tend.go).
+// (contracts.go, reconcile.go).
 //
 // Lock order: names (who owns a topic) before placing before mu. Nothing
 // waits, sends or calls out while it holds mu.

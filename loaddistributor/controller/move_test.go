@@ -27,8 +27,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// dismissed collects whom a broker was told to let go.
-func dismissed(to chan []string) func(*agent.Config) {
+// disconnected collects whom a broker was told to let go.
+func disconnected(to chan []string) func(*agent.Config) {
 	return func(cfg *agent.Config) {
 		cfg.DrainPublishers = func(topic string, ids map[string]bool) int {
 			var list []string
@@ -78,7 +78,7 @@ var _ = Describe("Updating a topic", func() {
 		c := newCluster(setup{})
 		n1, n2 := agenttest.New(), agenttest.New()
 		gone := make(chan []string, 10)
-		c.join("b1", 600, n1, dismissed(gone))
+		c.join("b1", 600, n1, disconnected(gone))
 		before := c.mustCreate(spec("t", 400, 10))
 		c.join("b2", 600, n2)
 		Expect(c.where("t", 400)).To(Equal(map[string]int{"b1": 400}))
@@ -129,8 +129,8 @@ var _ = Describe("Updating a topic", func() {
 			c := newCluster(setup{})
 			n1 := agenttest.New()
 			gone := make(chan []string, 10)
-			c.join("b1", 300, n1, dismissed(gone))
-			c.join("b2", 300, agenttest.New(), dismissed(gone))
+			c.join("b1", 300, n1, disconnected(gone))
+			c.join("b2", 300, agenttest.New(), disconnected(gone))
 			s := spec("t", 400, 10)
 			s.Groups = []*srtmv1.PublisherGroup{{Key: "a", Count: 200, Rate: 1}, {Key: "b", Count: 200, Rate: 1}}
 			s.PlacementPolicy = placed.policy
@@ -149,7 +149,7 @@ var _ = Describe("Updating a topic", func() {
 				Eventually(gone).Should(Receive(HaveLen(placed.hand)))
 				Eventually(gone).Should(Receive(HaveLen(placed.hand)), "who came late")
 			}
-			c.join("b3", 9000, agenttest.New(), dismissed(gone))
+			c.join("b3", 9000, agenttest.New(), disconnected(gone))
 			before, err := c.control.Topic("t")
 			Expect(err).NotTo(HaveOccurred())
 			s.Channels = append(s.Channels, "more")
@@ -313,7 +313,7 @@ var _ = Describe("Publishers that move", func() {
 		It("are let go after a grace if they are watched: "+name, func() {
 			c := newCluster(setup{config: func(cfg *controller.Config) { cfg.Followed = s.followed }})
 			gone := make(chan []string, 10)
-			c.join("b1", 600, agenttest.New(), dismissed(gone))
+			c.join("b1", 600, agenttest.New(), disconnected(gone))
 			c.mustCreate(spec("t", 4, 10))
 			c.join("b2", 600, agenttest.New())
 			ctx, cancel := context.WithCancel(context.Background())
@@ -448,7 +448,7 @@ var _ = Describe("A broker that drains", func() {
 		c := newCluster(setup{})
 		n1, n2 := agenttest.New(), agenttest.New()
 		gone := make(chan []string, 10)
-		c.join("b1", 600, n1, dismissed(gone))
+		c.join("b1", 600, n1, disconnected(gone))
 		c.mustCreate(spec("t", 10, 10))
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3})
 		c.join("b2", 600, n2)
@@ -694,7 +694,7 @@ var _ = Describe("Moving publishers", func() {
 	It("takes their part of the contract along", func() {
 		c := newCluster(setup{})
 		gone := make(chan []string, 10)
-		c.join("b1", 600, agenttest.New(), dismissed(gone))
+		c.join("b1", 600, agenttest.New(), disconnected(gone))
 		c.mustCreate(spec("t", 100, 10))
 		c.join("b2", 600, agenttest.New())
 		r, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
@@ -715,7 +715,7 @@ var _ = Describe("Moving publishers", func() {
 		c := newCluster(setup{})
 		gone := make(chan []string, 10)
 		n1 := agenttest.New()
-		c.join("b1", 600, n1, dismissed(gone))
+		c.join("b1", 600, n1, disconnected(gone))
 		c.mustCreate(spec("t", 3, 10))
 		c.join("b2", 600, agenttest.New())
 		move := func(to string, ids ...string) {

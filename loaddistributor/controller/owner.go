@@ -94,7 +94,7 @@ func (c *Controller) change(op operation) error {
 				case reconcile.Write:
 					event = c.write(op, effect.Event)
 				case reconcile.Moved:
-					moved := c.dismiss(op.name, effect.From.Placement, effect.To.Placement)
+					moved := c.disconnect(op.name, effect.From.Placement, effect.To.Placement)
 					c.cfg.Log.Info("topic moved", obs.KeyTopic, op.name, obs.KeyReason, op.why, "publishers", moved, obs.KeyEpoch, effect.To.Placement.Epoch(),
 						"brokers", effect.To.Plan.K, "retiring", len(effect.To.Retiring), obs.KeyDuration, c.now().Sub(began))
 				case reconcile.Note:

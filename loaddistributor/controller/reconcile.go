@@ -1,272 +1,171 @@
 package controller
 
 import (
-	"context"
-	"fmt"
+	"errors"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// assignWork asks every broker for what it should have done and is not known
-// to have.
-func (c *Controller) assignWork(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.mu.sessions {
-		c.assignLocked(s, now)
-	}
+// DefaultEvacuateAfter is how long a broker may be away before its publishers
+// are placed elsewhere.
+const DefaultEvacuateAfter = 3 * time.Second
+
+// returnWithin is how long brokers may take to call a loaddistributor that has started:
+// the longest pause between two attempts of an agent.
+const returnWithin = 8 * time.Second
+
+// moveRetry is how long a topic that could not be moved away from a broker is
+// left alone.
+const moveRetry = 5 * time.Second
+
+// Calibrate gives a broker an mcap, msg/s, that stands over the one it says hello
+// with; 0 ends that. catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
+	return c.setBroker(id, catalog.BrokerCalibrated{ID: id, Mcap: mcap})
 }
 
-// assignLocked asks for what is not asked already; an answer that is overdue
-// is asked for again. Requires: mu held.
-func (c *Controller) assignLocked(s *Session, now time.Time) {
-	type work struct {
-		topic  string
-		remove bool
+// setBroker commits an event of a broker and returns the broker.
+func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, error) {
+	if err := c.following(); err != nil {
+		return catalog.Broker{}, err
 	}
-	asked := map[work]bool{}
-	for number, r := range s.requests {
-		if now.Sub(r.sent) < c.cfg.PrepareTimeout {
-			asked[work{r.topic, r.remove}] = true
-		} else {
-			r.answer(s.broker, ErrNoAnswer)
-			delete(s.requests, number)
-		}
+	if err := c.commit(e); err != nil {
+		return catalog.Broker{}, err
 	}
-	remove, prepare := c.mu.cat.Work(s.broker)
-	for _, name := range remove {
-		if !asked[work{name, true}] && !c.ownedLocked(name) {
-			c.removeLocked(s, name, false, nil, now)
-		}
-	}
-	for _, name := range prepare {
-		if topic, _ := c.mu.cat.Topic(name); !asked[work{name, false}] {
-			c.askLocked(s, name, topic.Spec, nil, now)
-		}
-	}
-}
-
-// keepContracts brings back the contracts that the adaptor does not have,
-// because it has restarted, and removes those that were left there. While the
-// adaptor does not answer it asks less and less often.
-func (c *Controller) keepContracts(ctx context.Context) {
-	delay := c.cfg.ReportInterval
-	longest := max(5*time.Second, c.cfg.ReportInterval)
-	failing := false
-	for {
-		timer := time.NewTimer(delay)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
-		err := c.compareContracts(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		switch {
-		case err != nil:
-			delay = min(2*delay, longest)
-			if !failing {
-				c.cfg.Log.Warn("the adaptor does not answer", obs.KeyError, err)
-			}
-		case failing:
-			c.cfg.Log.Info("the adaptor answers again")
-			fallthrough
-		default:
-			delay = c.cfg.ReportInterval
-		}
-		failing = err != nil
-	}
-}
-
-func (c *Controller) compareContracts(ctx context.Context) error {
-	var wanted []string
-	c.mu.RLock()
-	leftovers := c.mu.cat.LeftoverContracts()
-	for after := ""; ; {
-		page := c.mu.cat.Topics(after, 1000)
-		for _, topic := range page {
-			after = topic.Spec.Name()
-			if topic.State == catalog.Active || topic.State == catalog.Degraded {
-				wanted = append(wanted, after)
-			}
-		}
-		if len(page) < 1000 {
-			break
-		}
-	}
-	c.mu.RUnlock()
-	if len(wanted)+len(leftovers) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
-	defer cancel()
-	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{})
-	if err != nil {
-		return fmt.Errorf("list shares: %w", err)
-	}
-	has := map[string]*srtmv1.TopicShares{}
-	for _, t := range shares.Topics {
-		if t.Contract != nil {
-			has[t.Topic] = t
-		}
-	}
-	c.noteReserved(has)
-	c.noteBrokers(ctx, shares)
-	for _, name := range wanted {
-		if has[name] != nil && c.agrees(name, has[name]) {
-			continue
-		}
-		if err := c.exclusively(name, func() error { return c.adopt(ctx, name, has[name] != nil) }); err != nil {
-			return err
-		}
-	}
-	for _, name := range leftovers {
-		if err := c.exclusively(name, func() error { return c.forgetContract(ctx, name, has[name] != nil) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// noteReserved notes, for people, which topics lack shares because of brokers that
-// are gone, and what helps.
-func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
-	const remedy = "; restart it, or `srtm share forget %s`"
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, l := range c.mu.topics {
-		l.reserved = ""
-	}
-	for name, t := range has {
-		var list []string
-		for _, m := range t.Members {
-			// While a lease runs it may be back before anybody has read this.
-			ended := m.Lapsed || m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
-			if rate := m.Reserved.GetRateMilli(); !m.Connected && ended && rate > 0 {
-				list = append(list, fmt.Sprintf("%s msg/s are reserved for %s, gone since %s"+remedy,
-					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, moment(m.AwaySince.AsTime()), m.BrokerId))
-			}
-		}
-		for _, id := range t.Awaited {
-			if at, away := c.mu.away[id]; away && c.now().Sub(at) >= c.cfg.EvacuateAfter {
-				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, moment(at), id))
-			}
-		}
-		if list != nil {
-			c.mu.topics.at(name).reserved = strings.Join(list, "; ")
-		}
-	}
-}
-
-// agrees reports whether the adaptor has the topic's contract and members. One
-// that is being changed is somebody's care already.
-func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	topic, ok := c.mu.next.Topic(name)
-	if !ok || topic.Next != nil || c.ownedLocked(name) {
-		return true
-	}
-	if c.mu.topics.see(name).unsynced {
-		return false
-	}
-	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
-		return false
-	}
-	members := map[string]bool{}
-	for _, m := range has.Members {
-		// One that is to have nothing may still have to say so.
-		members[m.BrokerId] = m.Granted.GetRateMilli() > 0 || m.Acknowledged.GetRateMilli() > 0
-	}
-	inTurn := scarce(topic.Plan, topic.Retiring)
-	for _, id := range topic.Holders() {
-		if _, is := members[id]; !is && !inTurn { // whose turn it is, tend sees to
-			return false
-		}
-		delete(members, id)
-	}
-	for _, holds := range members {
-		if holds {
-			return false
-		}
-	}
-	return true
+	b, _ := c.mu.cat.Broker(id)
+	return b, nil
 }
 
-// exclusively runs f holding the name, or not at all while a procedure does.
-func (c *Controller) exclusively(name string, f func() error) error {
+// BrokerTopics returns the topics that are placed on the broker or have left
+// messages there, by name.
+func (c *Controller) BrokerTopics(id string) []string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.cat.Placed(id)
+}
+
+// reconcile moves topics away from brokers that drain or have been away for too
+// long, and retires those that have been emptied.
+func (c *Controller) reconcile(now time.Time) {
+	var due []operation
 	c.mu.Lock()
-	if c.ownedLocked(name) {
-		c.mu.Unlock()
-		return nil
+	for _, b := range c.mu.cat.Brokers() {
+		leave := b.Draining
+		switch since, away := c.mu.away[b.ID]; {
+		case b.Connected:
+			delete(c.mu.away, b.ID)
+		case !away:
+			c.mu.away[b.ID] = now
+		default:
+			leave = leave || now.Sub(since) >= c.cfg.EvacuateAfter
+		}
+		for _, name := range c.mu.cat.Placed(b.ID) {
+			topic, _ := c.mu.cat.Topic(name)
+			switch {
+			case !open(topic) || c.ownedLocked(name):
+			case slices.Contains(topic.Retiring, b.ID):
+				switch {
+				case c.emptyLocked(topic, b.ID, now):
+					due = append(due, c.retireLocked(name, b.ID, false))
+				case c.untakenLocked(topic, b, now):
+					due = append(due, c.retireLocked(name, b.ID, true))
+				default:
+					c.lingerLocked(topic, b.ID, now)
+					if c.turnsLocked(topic) {
+						due = append(due, operation{name: name, target: reconcile.Target{Shared: true}})
+					}
+				}
+			case leave && !now.Before(c.mu.topics.see(name).retry):
+				c.mu.topics.at(name).retry = now.Add(moveRetry)
+				due = append(due, c.leave(name))
+			}
+		}
 	}
-	release := c.holdLocked(name)
+	for _, l := range c.mu.topics {
+		if now.After(l.retry) {
+			l.retry, l.stays = time.Time{}, nil // it need not leave any more
+		}
+	}
+	for _, op := range due {
+		if !c.ownedLocked(op.name) && !c.mu.closing { // two brokers of one topic: one after the other
+			c.startLocked(op)
+		}
+	}
 	c.mu.Unlock()
-	defer release()
-	return f()
 }
 
-func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
-	c.mu.RLock()
-	topic, ok := c.mu.cat.Topic(name)
-	c.mu.RUnlock()
-	if !ok || topic.State == catalog.Preparing || topic.State == catalog.Deleting {
-		return nil
+// emptyLocked reports whether a broker that the topic moved away from has
+// nothing of it, by a report of after the move. Requires: mu held.
+func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) bool {
+	s := c.mu.sessions[id]
+	if s == nil || s.reports < 2 {
+		return false
 	}
-	req, err := c.contractRequest(topic.Spec, topic.Plan, topic.Retiring)
-	if err != nil {
-		panic(fmt.Sprintf("controller: contract of topic %s, which was granted: %v", name, err))
+	f := s.topics[topic.Spec.Name()]
+	if f == nil {
+		return true // it lists all it has
 	}
-	// What it knows already is what a controller left behind that did not live to
-	// commit the move, or did not live to take it back.
-	req.Adopt, req.Update = !known, known
-	_, err = c.adaptor.SetContract(ctx, req)
-	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
-		return fmt.Errorf("bring back the contract of topic %s: %w", name, err)
+	if len(f.reports) == 0 {
+		return false
 	}
-	if err != nil {
-		// It will not change its mind; the next comparison asks again all the
-		// same, and other topics must not wait for this one.
-		c.cfg.Log.Error("contract not taken back", obs.KeyTopic, name, obs.KeyError, err)
-		return nil
+	last := f.reports[len(f.reports)-1]
+	r := last.stats
+	// An interval without anything, so that what was on its way when the
+	// connections ended has been counted.
+	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
+		now.Sub(last.at) <= c.cfg.Window
+}
+
+// retire has an emptied broker remove the topic, unless something has come since
+// its report, over HTTP say: then it stays, to be asked again; forced, whatever it
+// holds. After a crash in the middle the broker does not list the topic any more, which
+// is as good as a report of nothing. Requires: mu held.
+func (c *Controller) retireLocked(name, id string, forced bool) operation {
+	if f := c.figuresLocked(name, id); forced && f != nil {
+		last := f.reports[len(f.reports)-1].stats
+		c.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
 	}
-	if known {
+	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
+}
+
+// leave moves a topic to where it may be.
+func (c *Controller) leave(name string) operation {
+	op := c.moving(name, "a broker drains or is gone", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		if !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
+			return !slices.ContainsFunc(brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
+		}) {
+			return nil, placement.Plan{}, reconcile.ErrSettled // it is back
+		}
+		plan, err := c.replaceAsWide(topic, brokers)
+		if errors.As(err, new(*placement.Infeasible)) && c.forced(topic) {
+			plan, err = overcommitted(brokers, func(more []placement.Broker) (placement.Plan, error) { return c.replaceAsWide(topic, more) })
+		}
+		return topic.Spec, plan, err
+	})
+	op.end = func(err error) {
 		c.mu.Lock()
-		c.mu.topics.at(name).unsynced = false
+		c.mu.topics.at(name).stays = err
 		c.mu.Unlock()
+		if errors.As(err, new(*placement.Infeasible)) {
+			c.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
+		}
 	}
-	c.cfg.Log.Info("contract brought back", obs.KeyTopic, name)
-	return nil
+	return op
 }
 
-// forgetContract has the adaptor forget the contract of a topic that is gone: at once if
-// it has one, and at last when no broker has the topic any more, for what a broker held
-// before it was told the adaptor may have learned of since.
-func (c *Controller) forgetContract(ctx context.Context, name string, has bool) error {
+// forced reports whether a broker of the topic is drained by force.
+func (c *Controller) forced(topic catalog.Topic) bool {
 	c.mu.RLock()
-	_, taken := c.mu.cat.Topic(name)
-	held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
-	c.mu.RUnlock()
-	if taken || held && !has {
-		return nil // created again: the contract is the new one's
-	}
-	if _, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name}); err != nil {
-		return fmt.Errorf("remove the contract of topic %s: %w", name, err)
-	}
-	if held {
-		return nil
-	}
-	return c.commit(catalog.LeftoverContractRemoved{Topic: name})
+	defer c.mu.RUnlock()
+	return slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
+		b, _ := c.mu.next.Broker(q.Broker)
+		return b.Forced
+	})
 }

@@ -113,7 +113,9 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		return nil, nil, &AdaptorError{err}
 	}
 	for _, name := range left {
-		if err := c.giveUp(ctx, name, id); err != nil {
+		// If it was deleted meanwhile, or the broker is back, nothing is done.
+		op := operation{name: name, target: reconcile.Target{Retire: id, Dead: true}}
+		if err := c.request(ctx, op); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -125,15 +127,4 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	c.mu.Unlock()
 	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
 	return r.GetFreed(), left, nil
-}
-
-// giveUp gives up what a dead broker has of a topic that has moved away from it.
-func (c *Controller) giveUp(ctx context.Context, name, id string) error {
-	release, err := c.hold(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer release()
-	// If it was deleted meanwhile, or the broker is back, nothing is done.
-	return c.change(operation{name: name, target: reconcile.Target{Retire: id, Dead: true}})
 }

@@ -30,9 +30,9 @@ type reminder struct {
 	at     time.Time
 }
 
-// dismiss tells brokers which publishers have moved away, those that are watched
+// disconnect tells brokers which publishers have moved away, those that are watched
 // after a grace, and returns how many.
-func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
+func (c *Controller) disconnect(name string, old, now *catalog.Placement) int {
 	moved := map[string][]string{} // by the broker they come from
 	count := 0
 	for i := range now.Len() {
@@ -67,7 +67,7 @@ func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
 				stock = append(stock, id)
 			}
 		}
-		c.dismissLocked(name, broker, stock)
+		c.disconnectLocked(name, broker, stock)
 		for _, r := range []reminder{{broker, stock, c.now().Add(remindAfter)}, {broker, follow, c.now().Add(followGrace)}} {
 			if len(r.ids) > 0 {
 				l := c.mu.topics.at(name)
@@ -78,8 +78,8 @@ func (c *Controller) dismiss(name string, old, now *catalog.Placement) int {
 	return count
 }
 
-// dismissLocked requires mu held.
-func (c *Controller) dismissLocked(name, broker string, ids []string) {
+// disconnectLocked requires mu held.
+func (c *Controller) disconnectLocked(name, broker string, ids []string) {
 	s := c.mu.sessions[broker]
 	if s == nil {
 		return // away; whoever lingers there is seen when it is back and retires
@@ -104,7 +104,7 @@ func (c *Controller) remind(now time.Time) {
 				a, err := c.mu.cat.Resolve(name, id)
 				return err == nil && a.Broker == r.broker
 			})
-			c.dismissLocked(name, r.broker, ids)
+			c.disconnectLocked(name, r.broker, ids)
 			return true
 		})
 	}

@@ -1,0 +1,272 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// assignWork asks every broker for what it should have done and is not known
+// to have.
+func (c *Controller) assignWork(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.mu.sessions {
+		c.assignLocked(s, now)
+	}
+}
+
+// assignLocked asks for what is not asked already; an answer that is overdue
+// is asked for again. Requires: mu held.
+func (c *Controller) assignLocked(s *Session, now time.Time) {
+	type work struct {
+		topic  string
+		remove bool
+	}
+	asked := map[work]bool{}
+	for number, r := range s.requests {
+		if now.Sub(r.sent) < c.cfg.PrepareTimeout {
+			asked[work{r.topic, r.remove}] = true
+		} else {
+			r.answer(s.broker, ErrNoAnswer)
+			delete(s.requests, number)
+		}
+	}
+	remove, prepare := c.mu.cat.Work(s.broker)
+	for _, name := range remove {
+		if !asked[work{name, true}] && !c.ownedLocked(name) {
+			c.removeLocked(s, name, false, nil, now)
+		}
+	}
+	for _, name := range prepare {
+		if topic, _ := c.mu.cat.Topic(name); !asked[work{name, false}] {
+			c.askLocked(s, name, topic.Spec, nil, now)
+		}
+	}
+}
+
+// keepContracts brings back the contracts that the adaptor does not have,
+// because it has restarted, and removes those that were left there. While the
+// adaptor does not answer it asks less and less often.
+func (c *Controller) keepContracts(ctx context.Context) {
+	delay := c.cfg.ReportInterval
+	longest := max(5*time.Second, c.cfg.ReportInterval)
+	failing := false
+	for {
+		timer := time.NewTimer(delay)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		err := c.compareContracts(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case err != nil:
+			delay = min(2*delay, longest)
+			if !failing {
+				c.cfg.Log.Warn("the adaptor does not answer", obs.KeyError, err)
+			}
+		case failing:
+			c.cfg.Log.Info("the adaptor answers again")
+			fallthrough
+		default:
+			delay = c.cfg.ReportInterval
+		}
+		failing = err != nil
+	}
+}
+
+func (c *Controller) compareContracts(ctx context.Context) error {
+	var wanted []string
+	c.mu.RLock()
+	leftovers := c.mu.cat.LeftoverContracts()
+	for after := ""; ; {
+		page := c.mu.cat.Topics(after, 1000)
+		for _, topic := range page {
+			after = topic.Spec.Name()
+			if topic.State == catalog.Active || topic.State == catalog.Degraded {
+				wanted = append(wanted, after)
+			}
+		}
+		if len(page) < 1000 {
+			break
+		}
+	}
+	c.mu.RUnlock()
+	if len(wanted)+len(leftovers) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
+	defer cancel()
+	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{})
+	if err != nil {
+		return fmt.Errorf("list shares: %w", err)
+	}
+	has := map[string]*srtmv1.TopicShares{}
+	for _, t := range shares.Topics {
+		if t.Contract != nil {
+			has[t.Topic] = t
+		}
+	}
+	c.noteReserved(has)
+	c.noteBrokers(ctx, shares)
+	for _, name := range wanted {
+		if has[name] != nil && c.agrees(name, has[name]) {
+			continue
+		}
+		if err := c.exclusively(name, func() error { return c.adopt(ctx, name, has[name] != nil) }); err != nil {
+			return err
+		}
+	}
+	for _, name := range leftovers {
+		if err := c.exclusively(name, func() error { return c.forgetContract(ctx, name, has[name] != nil) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noteReserved notes, for people, which topics lack shares because of brokers that
+// are gone, and what helps.
+func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
+	const remedy = "; restart it, or `srtm share forget %s`"
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.mu.topics {
+		l.reserved = ""
+	}
+	for name, t := range has {
+		var list []string
+		for _, m := range t.Members {
+			// While a lease runs it may be back before anybody has read this.
+			ended := m.Lapsed || m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
+			if rate := m.Reserved.GetRateMilli(); !m.Connected && ended && rate > 0 {
+				list = append(list, fmt.Sprintf("%s msg/s are reserved for %s, gone since %s"+remedy,
+					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, moment(m.AwaySince.AsTime()), m.BrokerId))
+			}
+		}
+		for _, id := range t.Awaited {
+			if at, away := c.mu.away[id]; away && c.now().Sub(at) >= c.cfg.EvacuateAfter {
+				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, moment(at), id))
+			}
+		}
+		if list != nil {
+			c.mu.topics.at(name).reserved = strings.Join(list, "; ")
+		}
+	}
+}
+
+// agrees reports whether the adaptor has the topic's contract and members. One
+// that is being changed is somebody's care already.
+func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	topic, ok := c.mu.next.Topic(name)
+	if !ok || topic.Next != nil || c.ownedLocked(name) {
+		return true
+	}
+	if c.mu.topics.see(name).unsynced {
+		return false
+	}
+	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
+		return false
+	}
+	members := map[string]bool{}
+	for _, m := range has.Members {
+		// One that is to have nothing may still have to say so.
+		members[m.BrokerId] = m.Granted.GetRateMilli() > 0 || m.Acknowledged.GetRateMilli() > 0
+	}
+	inTurn := scarce(topic.Plan, topic.Retiring)
+	for _, id := range topic.Holders() {
+		if _, is := members[id]; !is && !inTurn { // whose turn it is, reconcile sees to
+			return false
+		}
+		delete(members, id)
+	}
+	for _, holds := range members {
+		if holds {
+			return false
+		}
+	}
+	return true
+}
+
+// exclusively runs f holding the name, or not at all while a procedure does.
+func (c *Controller) exclusively(name string, f func() error) error {
+	c.mu.Lock()
+	if c.ownedLocked(name) {
+		c.mu.Unlock()
+		return nil
+	}
+	release := c.holdLocked(name)
+	c.mu.Unlock()
+	defer release()
+	return f()
+}
+
+func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
+	c.mu.RLock()
+	topic, ok := c.mu.cat.Topic(name)
+	c.mu.RUnlock()
+	if !ok || topic.State == catalog.Preparing || topic.State == catalog.Deleting {
+		return nil
+	}
+	req, err := c.contractRequest(topic.Spec, topic.Plan, topic.Retiring)
+	if err != nil {
+		panic(fmt.Sprintf("controller: contract of topic %s, which was granted: %v", name, err))
+	}
+	// What it knows already is what a controller left behind that did not live to
+	// commit the move, or did not live to take it back.
+	req.Adopt, req.Update = !known, known
+	_, err = c.adaptor.SetContract(ctx, req)
+	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
+		return fmt.Errorf("bring back the contract of topic %s: %w", name, err)
+	}
+	if err != nil {
+		// It will not change its mind; the next comparison asks again all the
+		// same, and other topics must not wait for this one.
+		c.cfg.Log.Error("contract not taken back", obs.KeyTopic, name, obs.KeyError, err)
+		return nil
+	}
+	if known {
+		c.mu.Lock()
+		c.mu.topics.at(name).unsynced = false
+		c.mu.Unlock()
+	}
+	c.cfg.Log.Info("contract brought back", obs.KeyTopic, name)
+	return nil
+}
+
+// forgetContract has the adaptor forget the contract of a topic that is gone: at once if
+// it has one, and at last when no broker has the topic any more, for what a broker held
+// before it was told the adaptor may have learned of since.
+func (c *Controller) forgetContract(ctx context.Context, name string, has bool) error {
+	c.mu.RLock()
+	_, taken := c.mu.cat.Topic(name)
+	held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
+	c.mu.RUnlock()
+	if taken || held && !has {
+		return nil // created again: the contract is the new one's
+	}
+	if _, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name}); err != nil {
+		return fmt.Errorf("remove the contract of topic %s: %w", name, err)
+	}
+	if held {
+		return nil
+	}
+	return c.commit(catalog.LeftoverContractRemoved{Topic: name})
+}
