@@ -155,9 +155,11 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.auth.RequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
 	fs.IntVar(&o.memQueueSize, "mem-queue-size", 10_000, "maximum number of `messages` held in memory per topic and per channel, those beyond go to disk; 0: every message is written before it is accepted")
 	fs.StringVar(&o.dataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size and those held when it ends (default the working folder)")
-	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel goes on past the oldest message that it has not finished, in `messages`; 0: without end")
+	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel goes on past the oldest message that it has not finished, in `messages`; it then gets no more until that is finished, and the others go on; 0: no limit")
 	fs.Int64Var(&o.storage.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk from which on publishers are refused (E_QUEUE_FULL, HTTP 503), in `bytes`; what is only retained does not count; 0: no limit")
 	fs.Var(&o.storage.Retain, "retain", "how `long or much` of a topic stays on disk after all its channels have finished it, for channel/seek: a duration (24h), a size (10GB, at least, by whole files of --max-bytes-per-file), or both with a comma, then what ends first; POST /topic/retain sets it for one topic. What is not finished stays in any case (default 0: nothing)")
+	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's `files` of messages that stay open since they were read last, beside the one that is written; one more closes another")
+	fs.IntVar(&o.storage.ReadAhead, "read-ahead-bytes", broker.DefaultReadAhead, "maximum size of the messages that are read from disk at a time for a topic or channel that is behind, in `bytes`; a larger message is read alone")
 	fs.Int64Var(&o.storage.SegmentBytes, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
 	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage)")
 	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
@@ -304,6 +306,7 @@ func (o *options) validate() error {
 	}{
 		{"memory-limit", o.memoryLimit, 0, math.MaxInt64}, {"max-http-connections", int64(o.maxHTTPConnections), 0, math.MaxInt64},
 		{"max-memory-bytes", b.MaxMemory, 0, math.MaxInt64}, {"max-bytes-per-file", o.storage.SegmentBytes, 1 << 10, math.MaxInt64},
+		{"open-files-per-topic", int64(o.storage.OpenFiles), 1, 1000}, {"read-ahead-bytes", int64(o.storage.ReadAhead), 1 << 10, 1 << 30},
 		{"max-unfinished", int64(o.storage.MaxUnfinished), 0, math.MaxInt64}, {"max-log-bytes", o.storage.MaxLogBytes, 0, math.MaxInt64},
 		{"broadcast-tcp-port", int64(o.broadcastTCPPort), 0, 65535}, {"broadcast-http-port", int64(o.broadcastHTTPPort), 0, 65535},
 		{"sync-every", o.syncEvery, 1, math.MaxInt64}, {"node-id", int64(o.nodeID), 0, nodeIDs - 1},

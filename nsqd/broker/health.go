@@ -29,7 +29,7 @@ type place struct {
 type concern uint8
 
 const (
-	spilling   concern = iota // the spiller tries again by itself, and so notes the end of it
+	spilling   concern = iota // the store tries again by itself, and so notes the end of it
 	saving                    // likewise
 	publishing                // tried again by the next publisher, if there is one
 )

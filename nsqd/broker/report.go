@@ -47,11 +47,14 @@ type Stats struct {
 // DiskStats are the figures of a topic's files, with those of its channels.
 type DiskStats struct {
 	// Now.
-	Files int
-	Bytes int64 // of records in them
+	Files  int
+	Bytes  int64 // of records in them
+	Needed int64 // of them, not only retained
+	Open   int   // of Files
 
 	// Counters since the start of the process. Those of a channel that is deleted
 	// are gone with it.
+	ReadBytes   uint64 // of bodies that were read back
 	NoSpace     uint64 // writes refused since the disk was full
 	Errors      uint64 // of writing, reading and syncing
 	Torn        uint64 // ends of files that were cut: what was written when a process or machine died
@@ -63,6 +66,8 @@ type DiskStats struct {
 func (d *DiskStats) add(s commitlog.Stats) {
 	d.Files += s.Segments
 	d.Bytes += s.Bytes
+	d.Open += s.OpenFiles
+	d.ReadBytes += s.ReadBytes
 	d.NoSpace += s.NoSpace
 	d.Errors += s.AppendErrors + s.ReadErrors + s.SyncErrors + s.KeepErrors
 	d.Torn += s.Torn
@@ -73,15 +78,19 @@ func (d *DiskStats) add(s commitlog.Stats) {
 
 // ChannelStats is a channel as operators see it.
 type ChannelStats struct {
-	Name      string
-	Paused    bool
-	Ready     int
-	Beyond    int // of those, not in memory
-	InFlight  int
-	Deferred  int
-	Counters  queue.ChannelCounters
-	Consumers int
-	EndToEnd  stats.Summary // arrival to FIN, lately; empty where not measured
+	Name     string
+	Paused   bool
+	Ready    int
+	Beyond   int // of those, not in memory
+	InFlight int
+	Deferred int
+	// Unfinished is how far it is ahead of the oldest message that it has not finished, in
+	// messages; Full says that it gets no more because of that: StorageConfig.MaxUnfinished.
+	Unfinished int
+	Full       bool
+	Counters   queue.ChannelCounters
+	Consumers  int
+	EndToEnd   stats.Summary // arrival to FIN, lately; empty where not measured
 }
 
 // Stats returns the topic's present state. The histograms are copies.
@@ -109,18 +118,21 @@ func (t *Topic) Stats() Stats {
 		s.Retain = metadata.Retention(t.retention())
 		if log := t.store.log.Load(); log != nil {
 			s.Disk.add(log.Stats())
+			s.Disk.Needed = log.Needed()
 		}
 	}
 	for _, c := range core.Channels() {
 		cs := ChannelStats{
-			Name:      c.Name(),
-			Paused:    c.Paused(),
-			Ready:     c.Ready(),
-			Beyond:    c.Beyond(),
-			InFlight:  c.InFlight(),
-			Deferred:  c.Deferred(),
-			Counters:  c.Counters(),
-			Consumers: c.Consumers(),
+			Name:       c.Name(),
+			Paused:     c.Paused(),
+			Ready:      c.Ready(),
+			Beyond:     c.Beyond(),
+			InFlight:   c.InFlight(),
+			Deferred:   c.Deferred(),
+			Unfinished: c.Unfinished(),
+			Full:       c.Full(),
+			Counters:   c.Counters(),
+			Consumers:  c.Consumers(),
 		}
 		if w := t.mu.endToEnd[c]; w != nil {
 			cs.EndToEnd = w.Summary(now, t.broker.cfg.EndToEnd)

@@ -106,9 +106,11 @@ var _ = Describe("a channel that seeks", func() {
 		now := clock.Mono()
 		Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("3"), Arrival: stamp.Arrival{At: now}, Defer: time.Hour})).To(Succeed())
 		Expect(r.sub.Requeue(r.deliveries()[0].ID, time.Hour)).To(Succeed())
+		Expect(t.PauseChannel("c")).To(Succeed()) // or it has them again at once
 		_, err := t.Seek("c", broker.Place{Begin: true})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.sub.Finish(r.deliveries()[1].ID)).To(MatchError(queue.ErrNotInFlight))
+		Expect(t.UnpauseChannel("c")).To(Succeed())
 		Eventually(func() []string { return bodies(r)[2:] }).Should(Equal([]string{"0", "1"}), "with attempts from 1")
 		Expect(r.deliveries()[2].Attempts).To(BeEquivalentTo(1))
 		Eventually(func() int { return t.Stats().Channels[0].Deferred }).Should(Equal(1), "a deferred publish keeps its time")
@@ -281,6 +283,36 @@ var _ = Describe("peeking", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(messages).To(HaveLen(2))
 		Expect(string(messages[1].Body)).To(Equal(large))
+	})
+})
+
+var _ = Describe("a channel whose consumer never finishes one message", func() {
+	It("gets no more at the bound, says so, and stops neither the others nor publishers", func() {
+		const total = 2000
+		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {}, func(c *broker.StorageConfig) { c.MaxUnfinished = 50 })
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		stuck, other := read(t, "stuck", 10, false), read(t, "other", 10, true)
+		finishing := true
+		finish := func() int {
+			for _, d := range stuck.deliveries() {
+				if string(d.Body) != "0" || !finishing {
+					_ = stuck.sub.Finish(d.ID) // most of them were before
+				}
+			}
+			return stuck.count()
+		}
+		publishAll(t, 0, total)
+		Eventually(other.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(finish).WithTimeout(20 * time.Second).Should(Equal(50))
+		Consistently(finish, "100ms").Should(Equal(50))
+		stats := t.Stats()
+		Expect(stats.Channels[0]).To(And(HaveField("Name", "other"), HaveField("Full", false)))
+		Expect(stats.Channels[1]).To(And(HaveField("Unfinished", 50), HaveField("Full", true), HaveField("Ready", total-50)))
+		Expect(stats.Memory).To(BeNumerically("<", 100<<10))
+		finishing = false
+		Eventually(finish).WithTimeout(20 * time.Second).Should(Equal(total))
+		Expect(t.Stats().Channels[1].Full).To(BeFalse())
 	})
 })
 

@@ -26,6 +26,10 @@ type StorageConfig struct {
 	SegmentBytes int64  // size at which a file is full; 0: commitlog's default
 	MaxRecord    int    // largest body of a message, in bytes
 	Overflow     int    // greatest number of messages of a topic on their way to disk; >= 1
+	// OpenFiles is how many of a topic's files stay open since they were read last; 0:
+	// commitlog's default. ReadAhead is how many bytes of bodies are read at a time for a
+	// cursor that is behind, at most unless one message is larger; 0: DefaultReadAhead.
+	OpenFiles, ReadAhead int
 	// MaxUnfinished is how far a channel may be ahead of the oldest message that it has
 	// not finished, in messages; 0: it is not bounded.
 	MaxUnfinished int
@@ -102,6 +106,7 @@ func (s *Storage) logConfig() commitlog.Config {
 	return commitlog.Config{
 		SegmentBytes: s.cfg.SegmentBytes,
 		MaxBody:      s.cfg.MaxRecord,
+		OpenFiles:    s.cfg.OpenFiles,
 		Durable:      s.cfg.Fsync,
 		Log:          s.cfg.Log,
 	}

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -69,11 +70,13 @@ type scratch struct {
 	carried  []queue.Carried
 }
 
+// DefaultReadAhead is for StorageConfig.ReadAhead.
+const DefaultReadAhead = 4 << 20
+
 const (
-	spillBatch  = 256     // messages in one write
-	spillBytes  = 4 << 20 // of messages in one write, without the last: each is copied on its way
-	refillBytes = 4 << 20 // of bodies in one read
-	spillRetry  = 250 * time.Millisecond
+	spillBatch = 256     // messages in one write
+	spillBytes = 4 << 20 // of messages in one write, without the last: each is copied on its way
+	spillRetry = 250 * time.Millisecond
 
 	// saveInterval is how often it is recorded which messages are done with, at most,
 	// and files are deleted; after a crash those since then are delivered again. A
@@ -328,7 +331,7 @@ func (st *store) refill() (int, error) {
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	from, want, end := t.mu.core.Want()
-	bytes := refillBytes
+	bytes := cmp.Or(st.storage().cfg.ReadAhead, DefaultReadAhead)
 	if t.broker.cfg.MaxMemory > 0 && want > 1 {
 		// Half of what is left for bodies, half for what messages take beside them.
 		half := max(0, int(t.fiveTimesLeft()/10))
@@ -526,7 +529,7 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	}
 	var batch commitlog.Batch
 	for at := commitlog.Offset(from); ; at = batch.Next {
-		if err := log.Read(at, commitlog.Limit{Records: 1000, Bytes: refillBytes}, &batch); err != nil {
+		if err := log.Read(at, commitlog.Limit{Records: 1000, Bytes: DefaultReadAhead}, &batch); err != nil {
 			return errors.Join(err, log.Close())
 		}
 		if batch.Next == at {

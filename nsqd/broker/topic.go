@@ -874,7 +874,7 @@ func (t *Topic) stop() {
 	t.mu.Unlock()
 }
 
-// close ends the topic: its subscriptions are told, its alarms and spillers
+// close ends the topic: its subscriptions are told, its alarms and store
 // stop, and whatever step somebody still takes finds nothing to release and
 // nobody to deliver to. With remove its messages are let go, in memory and on
 // disk, for connections may keep a deleted topic for as long as they are

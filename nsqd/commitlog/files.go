@@ -15,6 +15,7 @@ import (
 const (
 	DefaultSegmentBytes = 100 << 20
 	DefaultMaxBody      = 64 << 20
+	DefaultOpenFiles    = 4
 )
 
 // Keys of log attributes, besides those of obs.
@@ -41,6 +42,10 @@ type Config struct {
 	MaxBody int
 	// Durable has snapshots of cursors survive the loss of power, too.
 	Durable bool
+	// OpenFiles is how many files stay open since they were read last: one more closes the
+	// one that was read least recently. Beside them the one that is appended to is open, and
+	// those that are full and not fsynced yet. 0 means DefaultOpenFiles.
+	OpenFiles int
 	// Retain is which records stay after Trim.
 	Retain Retain
 	// Now reads the clock, for Retain; nil means that of the system.
@@ -75,6 +80,11 @@ func (c *Config) check() error {
 		c.MaxBody = DefaultMaxBody
 	} else if c.MaxBody < 0 || maxData(c.MaxBody) > maxRecordLimit {
 		faults = append(faults, fmt.Errorf("MaxBody is %d, allowed are 1 to %d", c.MaxBody, maxRecordLimit-maxData(0)))
+	}
+	if c.OpenFiles == 0 {
+		c.OpenFiles = DefaultOpenFiles
+	} else if c.OpenFiles < 0 {
+		faults = append(faults, fmt.Errorf("OpenFiles is %d", c.OpenFiles))
 	}
 	if c.Retain.Age < 0 || c.Retain.Bytes < 0 {
 		faults = append(faults, fmt.Errorf("Retain is %v and %d B: less than nothing", c.Retain.Age, c.Retain.Bytes))
@@ -141,7 +151,7 @@ type Files struct {
 	resting   bool // nothing was appended or read since
 	found     bool // the folder and the files in it that hold records would be found after a loss of power
 	closed    bool
-	read      [maxWarm]*segment // that were read last, the latest first
+	read      []*segment // OpenFiles of them or nil, that were read last, the latest first
 
 	syncing  bool      // an fsync is under way, by one of the callers of Sync
 	syncDone sync.Cond // it ended
@@ -205,6 +215,7 @@ func Open(cfg Config) (*Files, error) {
 		folder: cfg.Dir.folder(cfg.Name),
 		cfg:    cfg,
 		retain: cfg.Retain,
+		read:   make([]*segment, cfg.OpenFiles),
 	}
 	l.syncDone.L = &l.mu
 	if err := l.recover(); err != nil {
@@ -342,7 +353,7 @@ func (l *Files) Rest() error {
 
 	l.mu.Lock()
 	l.resting = true
-	clear(l.read[:])
+	clear(l.read)
 	var files []File
 	for _, s := range l.segments {
 		if file := l.surplus(s); file != nil {

@@ -506,7 +506,7 @@ var _ = Describe("a log in files", func() {
 			}
 			Expect(dirty).To(Equal(maxUnsynced + 1))
 			b.from(0)
-			Expect(b.sim.open).To(BeNumerically("<=", maxUnsynced+1+maxWarm))
+			Expect(b.sim.open).To(BeNumerically("<=", maxUnsynced+1+DefaultOpenFiles))
 			Expect(b.l.Stats().OpenFiles).To(Equal(b.sim.open))
 			Expect(b.l.Rest()).To(Succeed())
 			Expect(b.sim.open).To(BeZero())

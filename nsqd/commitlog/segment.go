@@ -147,9 +147,6 @@ func (l *Files) done(s *segment) {
 	l.close(file)
 }
 
-// maxWarm is how many files stay open since they were read last.
-const maxWarm = 4
-
 // warm says that s is being read, and returns the file to close of the one that
 // was read least recently, if there are too many.
 // Requires: mu held.

@@ -38,6 +38,9 @@ var (
 	descUnreadable   = desc("disk_unreadable_messages", "Messages on disk that could not be read, and are kept in queues of their own.")
 	descFiles        = desc("topic_disk_files", "Files of messages on disk, of the topic and its channels.", "topic")
 	descBytes        = desc("topic_disk_bytes", "Bytes of messages on disk, of the topic and its channels.", "topic")
+	descNeeded       = desc("topic_disk_needed_bytes", "Bytes of messages on disk in files that some channel is not done with; the rest is retained.", "topic")
+	descOpenFiles    = desc("topic_disk_open_files", "Files of messages on disk that are open.", "topic")
+	descReadBytes    = desc("topic_disk_read_bytes_total", "Bytes of the bodies of messages that were read back from disk.", "topic")
 	descDiskFaults   = desc("topic_disk_faults_total", "Faults of the files of messages on disk, by kind: no_space, error, torn, quarantined, missing.", "topic", "kind")
 	descLostBytes    = desc("topic_disk_lost_bytes_total", "Bytes in files of messages that were put aside as damaged.", "topic")
 	descLost         = desc("topic_messages_lost_total", "Messages that could not be read back from disk.", "topic")
@@ -62,6 +65,8 @@ var (
 	descTimedOut   = desc("channel_messages_timed_out_total", "Messages taken back from subscribers after the message timeout.", "topic", "channel")
 	descLostCopies = desc("channel_messages_lost_total", "Messages that could not be read back from disk.", "topic", "channel")
 	descDropped    = desc("channel_messages_dropped_total", "Messages that a full ephemeral channel had no room for.", "topic", "channel")
+	descUnfinished = desc("channel_unfinished_messages", "Messages from the oldest that the channel has not finished to the newest that it has been given.", "topic", "channel")
+	descFull       = desc("channel_cursor_full", "1 while the channel gets no more messages, since it is --max-unfinished messages past one that is not finished.", "topic", "channel")
 	descConsumers  = desc("channel_subscribers", "Subscribers of the channel.", "topic", "channel")
 )
 
@@ -134,6 +139,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		gauge(descWaiting, float64(s.Waiting), s.Name)
 		gauge(descFiles, float64(s.Disk.Files), s.Name)
 		gauge(descBytes, float64(s.Disk.Bytes), s.Name)
+		gauge(descNeeded, float64(s.Disk.Needed), s.Name)
+		gauge(descOpenFiles, float64(s.Disk.Open), s.Name)
+		counter(descReadBytes, s.Disk.ReadBytes, s.Name)
 		for kind, n := range map[string]uint64{
 			"no_space": s.Disk.NoSpace, "error": s.Disk.Errors, "torn": s.Disk.Torn,
 			"quarantined": s.Disk.Quarantined, "missing": s.Disk.Missing,
@@ -161,6 +169,12 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			counter(descTimedOut, ch.Counters.TimedOut, s.Name, ch.Name)
 			counter(descLostCopies, ch.Counters.Lost, s.Name, ch.Name)
 			counter(descDropped, ch.Counters.Dropped, s.Name, ch.Name)
+			gauge(descUnfinished, float64(ch.Unfinished), s.Name, ch.Name)
+			full := 0.0
+			if ch.Full {
+				full = 1
+			}
+			gauge(descFull, full, s.Name, ch.Name)
 			gauge(descConsumers, float64(ch.Consumers), s.Name, ch.Name)
 		}
 	}

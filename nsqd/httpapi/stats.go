@@ -87,6 +87,12 @@ type channelJSON struct {
 	Clients      []clientJSON `json:"clients"` // null if they were not asked for
 	Paused       bool         `json:"paused"`
 	EndToEnd     endToEndJSON `json:"e2e_processing_latency"`
+	SRTM         cursorJSON   `json:"srtm"`
+}
+
+type cursorJSON struct {
+	Unfinished int  `json:"unfinished"`  // messages that it is ahead of the oldest that is not finished
+	Full       bool `json:"cursor_full"` // it gets no more because of that: --max-unfinished
 }
 
 type endToEndJSON struct {
@@ -283,6 +289,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			ClientCount:  c.Consumers,
 			Paused:       c.Paused,
 			EndToEnd:     endToEnd(c.EndToEnd, a.cfg.Percentiles),
+			SRTM:         cursorJSON{c.Unfinished, c.Full},
 		})
 	}
 	t.EndToEnd = endToEnd(all, a.cfg.Percentiles)

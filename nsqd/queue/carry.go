@@ -161,6 +161,13 @@ func (t *Topic) Carrying() bool { return t.tail.next < t.carried }
 // finished, in messages: see Config.MaxUnfinished.
 func (c *Channel) Unfinished() int { return c.window.slots.len() }
 
+// Full reports whether there is more for the channel, which it does not get since it is as
+// far ahead as it may be.
+func (c *Channel) Full() bool {
+	most := c.topic.cfg.MaxUnfinished
+	return c.behind && most > 0 && c.Unfinished() >= most
+}
+
 // FarAhead reports whether a channel is half as far ahead as it may be.
 func (t *Topic) FarAhead() bool {
 	for _, c := range t.channels {
