@@ -170,7 +170,7 @@ type Controller struct {
 	watches map[string]*tuner.Watch // by topic
 	// Atomic: moves that relief proposed, and brokers whose buckets it found to be
 	// to blame; counted by Run, read for display.
-	proposed, acquitted atomic.Uint64
+	proposed, bucketLimited atomic.Uint64
 	// Atomic: dumps that the journal did not take; counted by the committer.
 	undumped atomic.Uint64
 
@@ -184,24 +184,24 @@ type Controller struct {
 
 	mu struct {
 		sync.RWMutex
-		cat       *catalog.Catalog    // durable: what is shown
-		next      *catalog.Catalog    // decided: cat and what is staged
-		staged    []staged            // for the committer, oldest first
-		halted    error               // why nothing can be staged any more
-		sessions  map[string]*Session // by broker
-		topics    topics
-		left      map[string]bool      // brokers that had a session here and have none
-		away      map[string]time.Time // brokers that are, since when seen
-		fits      map[string]*fit      // by topic
-		inquiries map[string]*inquiry  // by topic
-		requests  uint64               // the last number given to a request
-		closing   bool
-		ending    chan struct{} // closed with closing
-		empty     bool          // the catalog was at the start, and nobody has created a topic since
-		settled   time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
-		unread    bool          // a follower before its first Reset
-		cut       bool          // a follower that cannot read the store any more
-		informed  chan struct{} // closed and replaced when either changes
+		cat      *catalog.Catalog    // durable: what is shown
+		next     *catalog.Catalog    // decided: cat and what is staged
+		staged   []staged            // for the committer, oldest first
+		halted   error               // why nothing can be staged any more
+		sessions map[string]*Session // by broker
+		topics   topics
+		left     map[string]bool      // brokers that had a session here and have none
+		away     map[string]time.Time // brokers that are, since when seen
+		fits     map[string]*fit      // by topic
+		probes   map[string]*probe    // by topic
+		requests uint64               // the last number given to a request
+		closing  bool
+		ending   chan struct{} // closed with closing
+		empty    bool          // the catalog was at the start, and nobody has created a topic since
+		settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
+		unread   bool          // a follower before its first Reset
+		cut      bool          // a follower that cannot read the store any more
+		informed chan struct{} // closed and replaced when either changes
 	}
 }
 
@@ -236,7 +236,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		c.mu.away[b.ID] = c.now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
 	c.mu.fits = map[string]*fit{}
-	c.mu.inquiries = map[string]*inquiry{}
+	c.mu.probes = map[string]*probe{}
 	c.mu.ending = make(chan struct{})
 	c.mu.informed = make(chan struct{})
 	if err := c.recover(); err != nil {
@@ -280,7 +280,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.assignWork(c.now())
 			c.reconcile(c.now())
 			c.remind(c.now())
-			c.relieve(c.now())
+			c.rebalance(c.now())
 			c.fit(c.now())
 			c.settle(c.now())
 			c.rebuild()

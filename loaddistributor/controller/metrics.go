@@ -22,7 +22,7 @@ var (
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
 	descRelief    = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
-	descAcquitted = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Brokers that missed a topic's SLO, and whose bucket was found to be to blame.", nil, nil)
+	descLimited   = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Brokers that missed a topic's SLO, and whose bucket was found to be to blame.", nil, nil)
 	descFits      = prometheus.NewDesc("srtm_fits_running", "Topics that are being fitted: their publishers send, and they are measured.", nil, nil)
 	descUndumped  = prometheus.NewDesc("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then.", nil, nil)
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
@@ -89,7 +89,7 @@ type collector struct{ c *Controller }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descAcquitted, descUndumped, descFits,
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descLimited, descUndumped, descFits,
 		descDelivered, descExceeded, descMet, descOver, descStranded, descRefused, descAccess,
 	} {
 		out <- d
@@ -108,7 +108,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
 	all = append(all, prometheus.MustNewConstMetric(descRelief, prometheus.CounterValue, float64(c.proposed.Load())))
-	all = append(all, prometheus.MustNewConstMetric(descAcquitted, prometheus.CounterValue, float64(c.acquitted.Load())))
+	all = append(all, prometheus.MustNewConstMetric(descLimited, prometheus.CounterValue, float64(c.bucketLimited.Load())))
 	all = append(all, prometheus.MustNewConstMetric(descUndumped, prometheus.CounterValue, float64(c.undumped.Load())))
 	type listed struct {
 		topic   string

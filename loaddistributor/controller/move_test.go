@@ -884,13 +884,13 @@ var _ = Describe("An overloaded broker", func() {
 		Eventually(c.control.Proposed).Should(BeEquivalentTo(1))
 		Eventually(func() int { return where()["b2"] }).Should(And(BeNumerically(">", 400), BeNumerically("<=", 440)))
 		Eventually(func() bool { return node.Captured("t") }).Should(BeFalse())
-		Expect(c.control.Acquitted()).To(BeZero())
+		Expect(c.control.BucketLimited()).To(BeZero())
 	})
 
 	It("is left alone when a replay blames its bucket, whatever it reports", func() {
 		c, where, node := late(controller.ReliefOn, false, recorded)
 		send(c, node, 100, 100*time.Millisecond) // for a share of 400 msg/s, burst 5
-		Eventually(c.control.Acquitted).Should(BeEquivalentTo(1))
+		Eventually(c.control.BucketLimited).Should(BeEquivalentTo(1))
 		Expect(c.control.Proposed()).To(BeZero())
 		Expect(where()).To(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})
@@ -899,7 +899,7 @@ var _ = Describe("An overloaded broker", func() {
 		c, where, node := late(controller.ReliefOn, false, recorded)
 		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
 		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
-		Expect(c.control.Acquitted()).To(BeZero())
+		Expect(c.control.BucketLimited()).To(BeZero())
 	})
 
 	It("is relieved of a twentieth of the publishers", func() {

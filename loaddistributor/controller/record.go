@@ -23,12 +23,12 @@ type recording struct {
 	// When each session was asked last.
 	asked map[*Session]time.Time
 	// Sessions that said what cannot be: they are not asked again, nor listened to.
-	liars map[*Session]bool
-	told  bool // the search has had some of it
+	untrusted map[*Session]bool
+	told      bool // the search has had some of it
 }
 
 func newRecording(topic catalog.Topic, now time.Time) *recording {
-	return &recording{began: now, trace: tuner.NewTrace(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}, liars: map[*Session]bool{}}
+	return &recording{began: now, trace: tuner.NewTrace(wall(now), topic.Placement.Index), asked: map[*Session]time.Time{}, untrusted: map[*Session]bool{}}
 }
 
 const (
@@ -60,7 +60,7 @@ func (c *Controller) askArrivalsLocked(r *recording, topic string, brokers []str
 	r.trace.Expect(brokers, wall(now))
 	for _, id := range brokers {
 		s := c.mu.sessions[id]
-		if s == nil || r.liars[s] {
+		if s == nil || r.untrusted[s] {
 			continue
 		}
 		again := recordAgain
@@ -129,17 +129,17 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 	var r *recording
 	if f := c.mu.fits[a.Topic]; f != nil && f.record != nil {
 		r = f.record
-	} else if q := c.mu.inquiries[a.Topic]; q != nil {
+	} else if q := c.mu.probes[a.Topic]; q != nil {
 		r = q.record
 	}
-	if r == nil || r.asked[s].IsZero() || r.liars[s] {
+	if r == nil || r.asked[s].IsZero() || r.untrusted[s] {
 		return nil // it is over
 	}
 	err := r.trace.Add(s.broker, tuner.Piece{
 		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
 	}, wall(now))
 	if err != nil {
-		r.liars[s] = true
+		r.untrusted[s] = true
 		s.askArrivals(a.Topic, 0)
 		c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// inquiry gathers evidence at a broker that relief suspects: when messages arrived
+// probe gathers evidence at a broker that rebalancing suspects: when messages arrived
 // there, for some seconds, and what it held of the contract meanwhile. A broker
 // that records nothing is judged by its reports. Guarded by Controller.mu.
-type inquiry struct {
+type probe struct {
 	broker   string
 	epoch    uint64     // of the placement
 	record   *recording // nil: it is over
@@ -24,29 +24,29 @@ type inquiry struct {
 	result   *tuner.Evidence // nil: not yet
 }
 
-// newInquiryLocked requires mu held.
-func (c *Controller) newInquiryLocked(topic catalog.Topic, broker string, now time.Time) *inquiry {
-	q := &inquiry{broker: broker, epoch: topic.Placement.Epoch(), record: newRecording(topic, now)}
+// newProbeLocked requires mu held.
+func (c *Controller) newProbeLocked(topic catalog.Topic, broker string, now time.Time) *probe {
+	q := &probe{broker: broker, epoch: topic.Placement.Epoch(), record: newRecording(topic, now)}
 	c.askArrivalsLocked(q.record, topic.Spec.Name(), []string{broker}, now)
 	return q
 }
 
-// dropInquiryLocked requires mu held.
-func (c *Controller) dropInquiryLocked(name string) {
-	if q := c.mu.inquiries[name]; q != nil && q.record != nil && !c.mu.fits[name].records() {
+// dropProbeLocked requires mu held.
+func (c *Controller) dropProbeLocked(name string) {
+	if q := c.mu.probes[name]; q != nil && q.record != nil && !c.mu.fits[name].records() {
 		c.endArrivalsLocked(q.record, name)
 	}
-	delete(c.mu.inquiries, name)
+	delete(c.mu.probes, name)
 }
 
-// inquireLocked moves an inquiry on. Requires: mu held.
-func (c *Controller) inquireLocked(topic catalog.Topic, q *inquiry, now time.Time) {
+// probeLocked moves a probe on. Requires: mu held.
+func (c *Controller) probeLocked(topic catalog.Topic, q *probe, now time.Time) {
 	if q.record == nil {
 		return // the shares are being asked for, or there is a result
 	}
 	name := topic.Spec.Name()
 	if q.epoch != topic.Placement.Epoch() {
-		c.dropInquiryLocked(name)
+		c.dropProbeLocked(name)
 		return
 	}
 	if q.from.IsZero() && q.record.trace.Begun(q.broker) {

@@ -40,19 +40,19 @@ func ParseRelief(s string) (Relief, error) {
 // carried out or not.
 func (c *Controller) Proposed() uint64 { return c.proposed.Load() }
 
-// Acquitted returns how often the bucket was found to be to blame instead.
-func (c *Controller) Acquitted() uint64 { return c.acquitted.Load() }
+// BucketLimited returns how often the bucket was found to be to blame instead.
+func (c *Controller) BucketLimited() uint64 { return c.bucketLimited.Load() }
 
-// suspect is a topic that relieve looks at.
+// suspect is a topic that rebalance looks at.
 type suspect struct {
 	topic catalog.Topic
 	watch *tuner.Watch
 	of    tuner.Suspect
 }
 
-// relieve looks at every topic whose SLO is missed, and at those that were
+// rebalance looks at every topic whose SLO is missed, and at those that were
 // looked at before. One that is being fitted is its fit's.
-func (c *Controller) relieve(now time.Time) {
+func (c *Controller) rebalance(now time.Time) {
 	if c.cfg.Relief == ReliefOff {
 		return
 	}
@@ -64,12 +64,12 @@ func (c *Controller) relieve(now time.Time) {
 		name := topic.Spec.Name()
 		w := c.watches[name]
 		if c.overLocked(name) { // whoever is late, it is not for the broker's load alone
-			c.dropInquiryLocked(name)
+			c.dropProbeLocked(name)
 			continue
 		}
 		if !open(topic) || !c.missedLocked(name) && w == nil || c.ownedLocked(name) || c.mu.fits[name].running() || c.mu.fits[name].records() {
 			seen[name] = w != nil
-			c.dropInquiryLocked(name)
+			c.dropProbeLocked(name)
 			continue
 		}
 		seen[name] = true
@@ -84,8 +84,8 @@ func (c *Controller) relieve(now time.Time) {
 		for _, q := range topic.Plan.Quotas {
 			of.Loads = append(of.Loads, c.loadLocked(topic, q.Broker, now.Add(-c.cfg.Window)))
 		}
-		if q := c.mu.inquiries[name]; q != nil {
-			c.inquireLocked(topic, q, now)
+		if q := c.mu.probes[name]; q != nil {
+			c.probeLocked(topic, q, now)
 			of.Asked, of.Evidence = q.broker, q.result
 		}
 		suspects = append(suspects, suspect{topic, w, of})
@@ -93,7 +93,7 @@ func (c *Controller) relieve(now time.Time) {
 	for name := range c.watches {
 		if !seen[name] {
 			delete(c.watches, name)
-			c.dropInquiryLocked(name)
+			c.dropProbeLocked(name)
 		}
 	}
 	c.mu.Unlock()
@@ -107,20 +107,20 @@ func (c *Controller) relieve(now time.Time) {
 	}
 }
 
-// actLocked does what relief has decided. Requires: mu held.
+// actLocked does what the tuner has decided. Requires: mu held.
 func (c *Controller) actLocked(topic catalog.Topic, m tuner.Move, finding tuner.Finding, now time.Time) {
 	name := topic.Spec.Name()
 	if finding == tuner.Suspected {
-		if q := c.mu.inquiries[name]; q == nil || q.broker != m.From {
-			c.dropInquiryLocked(name)
-			c.mu.inquiries[name] = c.newInquiryLocked(topic, m.From, now)
+		if q := c.mu.probes[name]; q == nil || q.broker != m.From {
+			c.dropProbeLocked(name)
+			c.mu.probes[name] = c.newProbeLocked(topic, m.From, now)
 		}
 		return
 	}
-	c.dropInquiryLocked(name)
+	c.dropProbeLocked(name)
 	log := c.cfg.Log.With(obs.KeyTopic, name, obs.KeyBroker, m.From, obs.KeyReason, m.Reason)
 	if finding == tuner.BucketLimited {
-		c.acquitted.Add(1)
+		c.bucketLimited.Add(1)
 		log.Warn("the SLO is missed, for want of tokens")
 	}
 	if finding != tuner.Overloaded {
