@@ -107,9 +107,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if opts.tokens != nil {
 		opts.tokens.Log(log)
 	}
-	if opts.porters != nil {
-		api.Auth = opts.porters.Counts
-		api.Authorise = auth.NewCache(opts.porters.Ask, clock.Mono).Ask
+	if opts.authServers != nil {
+		api.Auth = opts.authServers.Counts
+		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono).Ask
 	}
 	registry := obs.NewRegistry()
 
@@ -275,8 +275,8 @@ func (d *nsqd) run(ctx context.Context) error {
 func (d *nsqd) close() error {
 	d.askNoMore()
 	d.at.close()
-	if d.opts.porters != nil {
-		d.opts.porters.Close()
+	if d.opts.authServers != nil {
+		d.opts.authServers.Close()
 	}
 	var errs []error
 	if d.broker != nil {

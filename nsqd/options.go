@@ -76,9 +76,9 @@ type options struct {
 	nodeID                                 int
 
 	// Made of the above by validate.
-	roots   *x509.CertPool // nil: the system's
-	porters *auth.Servers  // nil where clients need no authorization
-	tokens  *secure.Tokens // nil without --http-token-file
+	roots       *x509.CertPool // nil: the system's
+	authServers *auth.Servers  // nil where clients need no authorization
+	tokens      *secure.Tokens // nil without --http-token-file
 }
 
 // ignored begins the help of a flag that NSQ has and that has no effect here.
@@ -251,7 +251,7 @@ func (o *options) validate() error {
 		if o.roots != nil {
 			o.auth.TLS = &tls.Config{RootCAs: o.roots}
 		}
-		if o.porters, err = auth.New(o.auth); err != nil {
+		if o.authServers, err = auth.New(o.auth); err != nil {
 			must(err)
 		}
 	}
@@ -264,7 +264,7 @@ func (o *options) validate() error {
 	s.OutputBufferSize = min(s.OutputBufferSize, s.MaxOutputBufferSize)
 	s.TLS = o.conn.TLS != nil
 	s.TLSRequired = s.TLS && o.tlsRequired != tlsOptional
-	s.AuthRequired = o.porters != nil
+	s.AuthRequired = o.authServers != nil
 	s.Version = obs.NSQ
 	must(s.Validate())
 	o.conn.Session = s
@@ -272,8 +272,8 @@ func (o *options) validate() error {
 	if o.topologyAware {
 		o.conn.Region, o.conn.Zone = o.region, o.zone
 	}
-	if o.porters != nil {
-		o.conn.Auth = o.porters
+	if o.authServers != nil {
+		o.conn.Auth = o.authServers
 	}
 	must(o.conn.Validate())
 	b := &o.broker

@@ -163,7 +163,7 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	if o.tlsRequired != tlsOptional || o.tlsMinVersion != tls10 || o.session.Snappy || !o.session.Deflate {
 		t.Errorf("%+v", o)
 	}
-	if o.authAddresses.String() != "a:1,http://b:2/x" || o.porters == nil {
+	if o.authAddresses.String() != "a:1,http://b:2/x" || o.authServers == nil {
 		t.Errorf("auth servers %v", o.authAddresses)
 	}
 	if o.lookupds.String() != "l:1,l:2" {

@@ -222,7 +222,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer cancel()
 
 	o := newOwner(a, ctx, &sessions)
-	sessions.Go(func() { a.controlKeeper(ctx).keep(ctx) })
+	sessions.Go(func() { a.controlReconnector(ctx).run(ctx) })
 	o.run(ctx)
 	return nil
 }

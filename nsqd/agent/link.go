@@ -46,7 +46,7 @@ var (
 	errRemoved = errors.New("the broker was removed from the cluster")
 )
 
-// link is one session's way out. The owner puts, a sender of keep writes.
+// link is one session's way out. The owner puts, a sender of the reconnector writes.
 type link[Req any] struct {
 	// Set once.
 	address string // of the other side
@@ -90,13 +90,13 @@ func (l *link[Req]) behind() bool {
 	return len(l.out) >= reportsQueue || l.arrivals.Load() >= arrivalsQueue
 }
 
-// keeper holds one session after the other open.
-type keeper[Req, Res any] struct {
+// reconnector holds one session after the other open.
+type reconnector[Req, Res any] struct {
 	name      string
 	addresses []string // any of them will do, or says which
 	options   []grpc.DialOption
 	log       *slog.Logger
-	rng       *rand.Rand // owned by keep
+	rng       *rand.Rand // owned by run
 	open      func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[Req, Res], error)
 	// The owner is told in this order: up, in..., down, for every session. up
 	// must put the hello.
@@ -108,10 +108,10 @@ type keeper[Req, Res any] struct {
 // notLeading is the reason of an adaptor that does not lead, or no more.
 const notLeading = "NOT_LEADING"
 
-// keep runs sessions until ctx ends. Between two it waits: longer and longer
+// run has sessions until ctx ends. Between two it waits: longer and longer
 // up to maxBackoff while sessions fail at once, with jitter so that brokers do
 // not return all together.
-func (k keeper[Req, Res]) keep(ctx context.Context) {
+func (k reconnector[Req, Res]) run(ctx context.Context) {
 	conns := make([]*grpc.ClientConn, len(k.addresses))
 	for i, address := range k.addresses {
 		var err error
@@ -196,7 +196,7 @@ var errUnreachable = errors.New("not reachable")
 // reach waits until the other side is reachable, or ctx ends; where there are
 // others it does not wait long. A session waits for that as well, but says
 // nothing: a mistyped address would never show.
-func (k keeper[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) error {
+func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) error {
 	told := false
 	for {
 		state := conn.GetState()
@@ -221,7 +221,7 @@ func (k keeper[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) erro
 }
 
 // session runs one session and returns why it ended, after its goroutine has.
-func (k keeper[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn, address string) error {
+func (k reconnector[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn, address string) error {
 	ctx, cut := context.WithCancelCause(ctx)
 	var sender sync.WaitGroup
 	defer sender.Wait()

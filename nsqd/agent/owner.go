@@ -61,10 +61,10 @@ type owner struct {
 	last     time.Time // when the node was last asked for a report
 
 	grantAddress string
-	stopGrants   context.CancelFunc // ends the keeper of grantAddress
+	stopGrants   context.CancelFunc // ends the reconnector of grantAddress
 
 	controlError, grantsError string // why the last session ended
-	keepers                   uint64 // started, for their seeds
+	reconnectors              uint64 // started, for their seeds
 }
 
 func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
@@ -109,8 +109,8 @@ func (o *owner) run(ctx context.Context) {
 	}
 }
 
-func (a *Agent) controlKeeper(ctx context.Context) keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
-	return keeper[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
+func (a *Agent) controlReconnector(ctx context.Context) reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
+	return reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
 		name: controlSession, addresses: a.cfg.loadDistributors(), options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(0),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
 			return srtmv1.NewBrokerServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
@@ -298,9 +298,9 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 		o.grantAddress = address
 		ctx, stop := context.WithCancel(o.ctx)
 		o.stopGrants = stop
-		o.keepers++
-		k := o.agent.grantKeeper(ctx, address, o.keepers)
-		o.sessions.Go(func() { k.keep(ctx) })
+		o.reconnectors++
+		k := o.agent.grantReconnector(ctx, address, o.reconnectors)
+		o.sessions.Go(func() { k.run(ctx) })
 	}
 	o.publish()
 }
@@ -342,13 +342,13 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	return nil
 }
 
-func (a *Agent) grantKeeper(ctx context.Context, address string, n uint64) keeper[srtmv1.NodeMessage, srtmv1.GrantMessage] {
-	return keeper[srtmv1.NodeMessage, srtmv1.GrantMessage]{
+func (a *Agent) grantReconnector(ctx context.Context, address string, n uint64) reconnector[srtmv1.NodeMessage, srtmv1.GrantMessage] {
+	return reconnector[srtmv1.NodeMessage, srtmv1.GrantMessage]{
 		name: grantSession, addresses: []string{address}, options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(n),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
 			return srtmv1.NewGrantServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
 		},
-		// With the keeper's own context: when it has been replaced, what its
+		// With the reconnector's own context: when it has been replaced, what its
 		// session still says must not reach the owner.
 		up: func(l *grantLink) { a.do(ctx, func(o *owner) { o.grantUp(ctx, l) }) },
 		in: func(l *grantLink, m *srtmv1.GrantMessage) {
