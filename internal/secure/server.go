@@ -189,11 +189,11 @@ func (s *Server) CheckHTTP(flag, address string) error {
 
 // CheckPlain refuses an address beyond loopback of a protocol that has neither.
 func (s *Server) CheckPlain(flag, address string) error {
-	return s.Check(flag, address, false, "nothing that this protocol has")
+	return s.Check(flag, address, false, "")
 }
 
 // Check refuses an address beyond loopback, of a flag, that is not safe for what it
-// wants. One that does not parse is for the listener to refuse.
+// wants; empty: nothing is safe. An address that does not parse is for the listener to refuse.
 func (s *Server) Check(flag, address string, safe bool, want string) error {
 	tcp, err := net.ResolveTCPAddr("tcp", address)
 	name := strings.TrimPrefix(flag, "--")
@@ -201,7 +201,11 @@ func (s *Server) Check(flag, address string, safe bool, want string) error {
 	if address == "" || err != nil || safe || tcp.IP.IsLoopback() || slices.Contains(forced, "true") || slices.Contains(forced, name) {
 		return nil
 	}
-	return fmt.Errorf("%s %s is beyond loopback, which takes %s; --allow-insecure-listen=%s listens all the same", flag, address, want, name)
+	takes := "which takes " + want
+	if want == "" {
+		takes = "and this protocol has no TLS or tokens"
+	}
+	return fmt.Errorf("%s %s is beyond loopback, %s; --allow-insecure-listen=%s listens all the same", flag, address, takes, name)
 }
 
 // Options returns what a gRPC server needs to serve only whom it should.

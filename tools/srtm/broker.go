@@ -158,7 +158,7 @@ func brokerCapacityCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().Int64Var(&mcap, "mcap", 0, "greatest rate within the SLO, in `msg/s`")
+	cmd.Flags().Int64Var(&mcap, "mcap", 0, "maximum rate within the SLO, in `msg/s`")
 	cmd.Flags().BoolVar(&unset, "unset", false, "go back to what the broker is configured with")
 	c.flags(cmd)
 	return cmd
