@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -34,21 +35,6 @@ func size(t *testing.T, name string, otherwise int) int {
 		t.Fatalf("%s is %q", name, text)
 	}
 	return n
-}
-
-// run starts an nsqd for as long as t lasts.
-func run(t *testing.T, binary string, flags ...string) *local.Process {
-	t.Helper()
-	d, err := local.NSQD(binary, t.TempDir(), flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d
 }
 
 // connections asks for the number of clients that the broker has.
@@ -163,7 +149,7 @@ func consume(nc net.Conn, pause func(), got func(number uint32)) {
 // held up, and the one that takes nothing is closed.
 func TestBadSubscribers(t *testing.T) {
 	const messages = 3000
-	d := run(t, nsqd, "--msg-timeout=1s", "--write-timeout=1s", "--mem-queue-size=500")
+	d := localtest.NSQD(t, "", "--msg-timeout=1s", "--write-timeout=1s", "--mem-queue-size=500")
 	var finished [messages]atomic.Bool
 	var left atomic.Int64
 	left.Store(messages)
@@ -243,7 +229,7 @@ func TestBadSubscribers(t *testing.T) {
 // are silent.
 func TestSlowPublishers(t *testing.T) {
 	const slow = 300
-	d := run(t, nsqd, "--client-timeout=2s")
+	d := localtest.NSQD(t, "", "--client-timeout=2s")
 	before, _ := resident(d)
 	var conns []net.Conn
 	for range slow {
@@ -296,7 +282,7 @@ func TestSlowPublishers(t *testing.T) {
 // given back.
 func TestManyConnectionsAtOnce(t *testing.T) {
 	many := size(t, "SRTM_CRASH_CONNECTIONS", 1000)
-	d := run(t, nsqd, "--mem-queue-size=20000")
+	d := localtest.NSQD(t, "", "--mem-queue-size=20000")
 	eventually(t, "up", func() bool { return connections(t, d) == 0 })
 	idle := descriptors(d)
 	start := time.Now()
@@ -346,10 +332,10 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 // connections as soon as there are descriptors again.
 func TestOutOfDescriptors(t *testing.T) {
 	limited := filepath.Join(t.TempDir(), "limited")
-	if err := os.WriteFile(limited, []byte("#!/bin/sh\nulimit -Sn 60 && ulimit -Hn 60 || exit 9\nexec "+nsqd+" \"$@\"\n"), 0o700); err != nil {
+	if err := os.WriteFile(limited, []byte("#!/bin/sh\nulimit -Sn 60 && ulimit -Hn 60 || exit 9\nexec "+localtest.Program(t, "nsqd")+" \"$@\"\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	d := run(t, limited, "--mem-queue-size=10")
+	d := localtest.NSQD(t, limited, "--mem-queue-size=10")
 	good, err := dial(d.TCP)
 	if err != nil {
 		t.Fatal(err)

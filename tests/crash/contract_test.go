@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // readTrace returns the times of a release trace, by topic; a line that is being
@@ -42,7 +43,7 @@ func TestRestartsBringNoTokens(t *testing.T) {
 		return [2]int{len(eligible["flag"]), len(eligible["http"])}
 	}
 	for life := range lives {
-		d, err := local.NSQD(nsqd, dir, fmt.Sprintf("--topic-limit=flag:%d:%d", rate, burst), "--release-trace="+trace, "--arrival-stamps=off", "--drain-timeout=0s")
+		d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, fmt.Sprintf("--topic-limit=flag:%d:%d", rate, burst), "--release-trace="+trace, "--arrival-stamps=off", "--drain-timeout=0s")
 		if err != nil {
 			t.Fatal(err)
 		}

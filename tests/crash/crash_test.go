@@ -2,14 +2,12 @@ package crash
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,28 +16,14 @@ import (
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // forever is how long to wait for messages that must come.
 const forever = 20 * time.Second
 
-var nsqd string // the binary under test
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "crash")
-	if err == nil {
-		nsqd = filepath.Join(dir, "nsqd")
-		err = local.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqd, false)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 // publisher sends its numbers, pipelined, until the connection ends.
 type publisher struct {
@@ -176,7 +160,7 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	rng := testkit.Rand(t)
 	dir := t.TempDir()
 	flags = append([]string{"--data-path=" + dir, "--mem-queue-size=100"}, flags...)
-	d, err := local.NSQD(nsqd, dir, flags...)
+	d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +192,7 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	wg.Wait()
 	sub.Close()
 
-	again, err := local.NSQD(nsqd, dir, flags...)
+	again, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +258,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			dir := t.TempDir()
 			flags := []string{"--data-path=" + dir, "--mem-queue-size=100", flag}
-			d, err := local.NSQD(nsqd, dir, flags...)
+			d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -317,7 +301,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			killed := time.Now()
 			wg.Wait()
 
-			again, err := local.NSQD(nsqd, dir, flags...)
+			again, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -62,7 +63,7 @@ func TestDiskFull(t *testing.T) {
 			if err := os.WriteFile(ballast, make([]byte, 1<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			d, err := local.NSQD(nsqd, t.TempDir(), "--data-path="+dir, "--mem-queue-size=10", "--max-bytes-per-file=100000", flag)
+			d, err := local.NSQD(localtest.Program(t, "nsqd"), t.TempDir(), "--data-path="+dir, "--mem-queue-size=10", "--max-bytes-per-file=100000", flag)
 			if err != nil {
 				t.Fatal(err)
 			}

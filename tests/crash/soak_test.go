@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -231,7 +232,7 @@ func TestSoak(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d := run(t, nsqd, "--mem-queue-size=100", "--max-bytes-per-file=200000")
+	d := localtest.NSQD(t, "", "--mem-queue-size=100", "--max-bytes-per-file=200000")
 	stir(t, d, 2*time.Second) // until everything there can be has been made once
 	settled := func(goroutineLimit, descriptorLimit int) func() bool {
 		return func() bool { return goroutines(t, d) <= goroutineLimit && descriptors(d) <= descriptorLimit }

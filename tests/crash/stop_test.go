@@ -12,6 +12,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -48,7 +49,7 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 // withChannel starts an nsqd that has the channel c of topic t.
 func withChannel(t *testing.T, dir string, flags ...string) *local.Process {
 	t.Helper()
-	d, err := local.NSQD(nsqd, dir, append([]string{"--data-path=" + dir}, flags...)...)
+	d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, append([]string{"--data-path=" + dir}, flags...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
