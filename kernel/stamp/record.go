@@ -65,16 +65,6 @@ const (
 // Meta is the packed half of a record as it lies in memory.
 type Meta uint64
 
-// PackMeta makes the meta of the record r with that index. r.Size is cut to
-// its 19 bits, which the kernel's largest super-segment does not exceed.
-func PackMeta(index uint64, r Record) Meta {
-	m := Meta(r.Seq)<<32 | Meta(min(r.Size, sizeMask))<<12 | Meta(index&markMask)
-	if r.First {
-		m |= firstBit
-	}
-	return m
-}
-
 // BlankMeta is what the place of that index must hold before its first lap: it
 // marks no index that belongs there, and covers no byte.
 func BlankMeta(index uint64) Meta { return Meta((index + 1) & markMask) }

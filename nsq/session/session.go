@@ -471,7 +471,3 @@ func (s *Session) Heard(now mono.Time) { s.heard = max(s.heard, now) }
 
 // Identity returns what IDENTIFY negotiated, or the defaults before it.
 func (s *Session) Identity() Identity { return s.identity }
-
-// Subscribed reports whether the client has a subscription. After CLS it still
-// has, for its FIN, REQ and TOUCH.
-func (s *Session) Subscribed() bool { return s.state >= subscribed }

@@ -3,3 +3,14 @@ package ledger
 // Checks of the inside, for tests from the outside.
 func (l *Ledger) CheckInvariants() error { return l.checkInvariants() }
 func (l *Ledger) CheckForm() error       { return l.checkForm() }
+
+// Outstanding returns the grants that the broker has not acknowledged.
+func (l *Ledger) Outstanding(id string) []Grant {
+	var grants []Grant
+	for _, t := range l.topicsOf(id) {
+		if m := t.member(id); m.pending.Epoch != 0 {
+			grants = append(grants, m.pending)
+		}
+	}
+	return grants
+}

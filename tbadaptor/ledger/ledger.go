@@ -559,17 +559,6 @@ func (l *Ledger) wanes(id string, does bool) {
 	}
 }
 
-// Outstanding returns the grants that the broker has not acknowledged.
-func (l *Ledger) Outstanding(id string) []Grant {
-	var grants []Grant
-	for _, t := range l.topicsOf(id) {
-		if m := t.member(id); m.pending.Epoch != 0 {
-			grants = append(grants, m.pending)
-		}
-	}
-	return grants
-}
-
 // View returns a copy of all topics, sorted by name.
 func (l *Ledger) View() []TopicView {
 	var views []TopicView

@@ -73,11 +73,6 @@ func (s *Stats) RefusedTotal() uint64 {
 	return n
 }
 
-// Open is how many messages are offered and neither answered nor given up.
-func (s *Stats) Open() uint64 {
-	return s.Offered - s.Accepted - s.RefusedTotal() - s.Unanswered - s.Skipped
-}
-
 func (s *Stats) refuse(code string, messages uint64) {
 	if _, known := s.Refused[code]; !known {
 		kept := len(s.Refused)
