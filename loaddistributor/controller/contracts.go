@@ -125,7 +125,7 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 	c.noteReserved(has)
 	c.noteBrokers(ctx, shares)
 	for _, name := range wanted {
-		if has[name] != nil && c.agrees(name, has[name]) {
+		if has[name] != nil && c.agrees(name, has[name], shares.Freed) {
 			continue
 		}
 		if err := c.exclusively(name, func() error { return c.adopt(ctx, name, has[name] != nil) }); err != nil {
@@ -171,8 +171,9 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 }
 
 // agrees reports whether the adaptor has the topic's contract and members. One
-// that is being changed is somebody's care already.
-func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
+// that is being changed is somebody's care already. A freed broker has nothing and no
+// session: it becomes a member when it is back.
+func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	topic, ok := c.mu.next.Topic(name)
@@ -192,7 +193,7 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares) bool {
 	}
 	inTurn := scarce(topic.Plan, topic.Retiring)
 	for _, id := range topic.Holders() {
-		if _, is := members[id]; !is && !inTurn { // whose turn it is, reconcile sees to
+		if _, is := members[id]; !is && !inTurn && !slices.Contains(freed, id) { // whose turn it is, reconcile sees to
 			return false
 		}
 		delete(members, id)

@@ -3,6 +3,7 @@ package controller_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,9 +15,23 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
+// counted counts the contracts that an adaptor is given.
+type counted struct {
+	controller.Adaptor
+	contracts *atomic.Int32
+}
+
+func (c counted) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+	c.contracts.Add(1)
+	return c.Adaptor.SetContract(ctx, req)
+}
+
 var _ = Describe("A broker whose session ends", func() {
 	var c *cluster
 	var b1, b2, b3 *broker
+	var contracts atomic.Int32
+	var rule string
+	BeforeEach(func() { rule = "static" })
 	var ports sync.Map // by address: "accepts", "refuses", or silence
 	const accepts, refuses = "accepts", "refuses"
 	begin := func(web string) {
@@ -26,14 +41,16 @@ var _ = Describe("A broker whose session ends", func() {
 			ports.Store(id+".example:4151", accepts)
 		}
 		ports.Store("b2.example:4151", web)
-		c = newCluster(setup{config: func(cfg *controller.Config) {
+		c = newCluster(setup{wrap: func(a controller.Adaptor) controller.Adaptor { return counted{a, &contracts} }, config: func(cfg *controller.Config) {
 			cfg.Probe = func(_ context.Context, address string) (bool, bool) {
 				is, _ := ports.Load(address)
 				return is == accepts, is == refuses
 			}
 		}})
 		b1, b2, b3 = c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New()), c.join("b3", 60, agenttest.New())
-		c.mustCreate(spec("t", 100, 10))
+		s := spec("t", 100, 10)
+		s.ShareRule = rule
+		c.mustCreate(s)
 		Expect(c.topic("t").Quotas).To(HaveLen(2))
 		<-time.After(3 * time.Second) // virtual: leases are renewed
 	}
@@ -66,6 +83,17 @@ var _ = Describe("A broker whose session ends", func() {
 		r, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: "t"})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Freed).To(Equal([]string{"b2"}))
+	})
+
+	It("and is dead has no part in a rule that follows the traffic, and the adaptor is not told of it again and again", func() {
+		rule = "sqrt"
+		begin(accepts)
+		ends(refuses, refuses)
+		Eventually(on, "1s").Should(Equal([]string{"b1", "b3"}))
+		Eventually(func() map[string]string { return c.shares("t") }).Should(HaveLen(2))
+		before := contracts.Load()
+		<-time.After(10 * time.Second) // virtual
+		Expect(contracts.Load()).To(Equal(before))
 	})
 
 	It("and is dead a little later is found to be", func() {
