@@ -192,7 +192,7 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 	for _, m := range t.members {
 		h := holding(m.Broker)
 		if h.Away {
-			stays = false
+			stays, m.coming = false, 0 // nobody can send to it, or it will say what came
 			total.Rate -= h.Reserved.Rate
 			total.Burst -= h.Reserved.Burst
 			target = append(target, Assigned{Broker: m.Broker, Share: h.Reserved})

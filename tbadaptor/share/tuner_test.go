@@ -125,6 +125,27 @@ func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
 	}
 }
 
+// Nobody follows away from a broker that is dead: when it is back it has its floor, and
+// what is left there by its word.
+func TestNothingIsOnItsWayToADeadBroker(t *testing.T) {
+	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
+	steady(tuner, "a", 0, 10, 2000, 0)
+	steady(tuner, "b", 0, 10, 2000, 0)
+	tuner = tuner.Place(10e9, Sqrt, 10*time.Second, []Placed{
+		{Broker: "a", Publishers: 1, Quota: quota(80, 1), Retiring: true},
+		{Broker: "b", Publishers: 100, Quota: quota(2420, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2500, 49)}})
+	if _, err := tuner.Propose(10e9, quota(5000, 100), func(broker string) Holding { return Holding{Away: broker == "a"} }); err != nil {
+		t.Fatal(err)
+	}
+	steady(tuner, "b", 10, 8, 2000, 0)
+	steady(tuner, "c", 10, 8, 2000, 0)
+	tuner.Join(18e9, "a", "2")
+	if by := proposed(t, tuner, 18); by["a"].Rate > 400_000 || by["a"].Burst != 1 {
+		t.Errorf("it is back, and has %+v", by)
+	}
+}
+
 // A process that starts anew is not judged by what the one before had, and what it
 // brings along takes nothing from the other.
 func TestABrokerThatComesBackStartsWithItsQuota(t *testing.T) {
