@@ -303,7 +303,7 @@ func (d *nsqd) close() error {
 }
 
 // storeAtEnd ends publishers at a message boundary and stores what is held; if a
-// drain is asked for, what that leaves.
+// drain is asked for, it goes on delivering for so long.
 func (d *nsqd) storeAtEnd(ctx context.Context) error {
 	<-ctx.Done()
 	release := lifecycle.Hold(ctx) // a slow disk is no reason to lose anything

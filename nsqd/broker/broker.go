@@ -379,15 +379,18 @@ func (b *Broker) Topics() []*Topic {
 	return topics
 }
 
-// Drain refuses what is published from now on and waits until every message
-// that a subscriber could get before ctx ends has been finished, or ctx ends.
-// It returns the number of messages still held, which are lost when the process
-// ends.
+// Drain refuses what is published from now on, has all that topics hold stored, and
+// waits until every message that a subscriber could get before ctx ends has been
+// finished, or ctx ends. It returns the number of messages still held. They, too, outlive
+// a process that is killed meanwhile, once the disk has taken them.
 func (b *Broker) Drain(ctx context.Context) (left int) {
 	b.draining.Store(true)
 	end := mono.Never
 	if at, ok := ctx.Deadline(); ok {
 		end = b.now().Add(time.Until(at))
+	}
+	for _, t := range b.Topics() {
+		t.keep()
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

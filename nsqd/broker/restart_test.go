@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -103,6 +104,44 @@ var _ = Describe("what an earlier process has left", func() {
 		// Where none is slow, nothing is left.
 		Expect(t.DeleteChannel("slow")).To(Succeed())
 		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
+	})
+
+	It("is stored before it is drained, as soon as the disk takes it", func() {
+		for _, failing := range []bool{false, true} {
+			path := GinkgoT().TempDir()
+			var full atomic.Bool
+			full.Store(failing)
+			disk := commitlog.OS()
+			create := disk.Create
+			disk.Create = func(file string) (commitlog.File, error) {
+				if full.Load() {
+					return nil, syscall.ENOSPC
+				}
+				return create(file)
+			}
+			b, _ := opened(path, func(c *broker.Config) { c.Capacity = 10_000 }, func(c *broker.StorageConfig) { c.Disk = &disk })
+			Expect(b.Restore()).To(Succeed())
+			t := topic(b, "t")
+			Expect(t.CreateChannel("c")).To(Succeed())
+			publishAll(t, 0, total)
+			r := read(t, "c", 1, false) // so that there is something to wait for
+			Eventually(r.count).Should(Equal(1))
+			ctx, end := context.WithCancel(context.Background())
+			drained := make(chan int)
+			go func() { drained <- b.Drain(ctx) }()
+			if failing {
+				Eventually(b.Health).WithTimeout(10 * time.Second).Should(MatchError(syscall.ENOSPC))
+				full.Store(false)
+			}
+			Eventually(func() int {
+				killed, stop := restored(crashed(path), 10_000, false)
+				defer stop()
+				return held(killed, "c")
+			}).WithTimeout(10 * time.Second).Should(Equal(total))
+			Consistently(drained, 0).ShouldNot(Receive())
+			end()
+			Expect(<-drained).To(Equal(total))
+		}
 	})
 
 	It("does not come again when it was finished, emptied or deleted, once that was recorded", func() {

@@ -867,6 +867,18 @@ func (t *Topic) heldLocked(end mono.Time) (n int, moving bool) {
 	return n, moving || subscribed && comes(core.ReleaseDeadline())
 }
 
+// keep has all that the topic holds stored, if it has a disk, while it goes on.
+func (t *Topic) keep() {
+	if t.store == nil {
+		return
+	}
+	s := t.begin()
+	if !t.mu.closed {
+		t.mu.core.Keep(&s.fx)
+	}
+	t.end(s)
+}
+
 // stop ends the topic's releases and deliveries; close is to follow.
 func (t *Topic) stop() {
 	t.mu.Lock()

@@ -812,8 +812,14 @@ func (c *Channel) catchUp(now mono.Time) {
 // Discard forgets what is to be written. Requires: Stop, nobody needs a message.
 func (t *Topic) Discard(fx *Effects) { t.pastTail(t.end, fx) }
 
-// Leave forgets what is ephemeral, and has all of the tail written for the next
-// process. Requires: Stop.
+// Keep has all that is in memory alone written, while the topic goes on.
+func (t *Topic) Keep(fx *Effects) {
+	t.writeUpTo(t.end, nil)
+	fx.Disk = fx.Disk || t.Unwritten()
+}
+
+// Leave forgets what is ephemeral, and has all else written for the next process.
+// Requires: Stop.
 func (t *Topic) Leave(fx *Effects) {
 	for _, c := range slices.Clone(t.channels) {
 		if c.ephemeral {
