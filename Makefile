@@ -111,8 +111,8 @@ soak: ## load a broker for DURATION (10m), and look for what it does not give ba
 trouble: ## what PUBLISHERS (200) notice of a drain, a move, a crash and a return (BIN= the folder of other daemons)
 	SRTM_TROUBLE=$(or $(PUBLISHERS),200) SRTM_FAILOVER_BIN=$(abspath $(BIN)) $(GO) test -count=1 -timeout=10m -v -run='^TestTrouble$$' ./tests/failover
 
-hardship: ## restart with a backlog of 1,000,000 messages, and 10,000 connections at once
-	SRTM_CRASH_BACKLOG=1000000 SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
+hardship: ## restart with a backlog of BACKLOG (1000000) messages, and 10,000 connections at once
+	SRTM_CRASH_BACKLOG=$(or $(BACKLOG),1000000) SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
 
 faults: ## a cluster under kills, stops, partitions, updates and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked
 	SRTM_FAULTS=$(if $(DURATION),$(DURATION),2m) $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=Whatever ./tests/faults

@@ -40,7 +40,7 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 		if _, err := nc.Write(wire.AppendMpub(nil, "t", bodies)); err != nil {
 			t.Fatal(err)
 		}
-		if answer, err := frame(r); err != nil || answer != "OK" {
+		if answer, err := reply(nc, r); err != nil || answer != "OK" {
 			t.Fatalf("%q %v", answer, err)
 		}
 	}

@@ -1,0 +1,202 @@
+package crash
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+// depths are the messages of a topic's channels, those in flight or deferred included; nil
+// without the topic.
+func depths(t *testing.T, d *local.Process, topic string) map[string]int {
+	t.Helper()
+	_, body := ask(t, "http://"+d.HTTP+"/stats?format=json&include_clients=false&topic="+topic, "")
+	var all struct {
+		Topics []struct {
+			Channels []struct {
+				Name string `json:"channel_name"`
+				state
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(body), &all); err != nil {
+		t.Fatal(err)
+	}
+	if len(all.Topics) == 0 {
+		return nil
+	}
+	n := map[string]int{}
+	for _, c := range all.Topics[0].Channels {
+		n[c.Name] = c.Depth + c.InFlight + c.Deferred
+	}
+	return n
+}
+
+// message is the next one.
+func message(t *testing.T, r *bufio.Reader) wire.Message {
+	t.Helper()
+	for {
+		kind, data, err := next(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kind != wire.FrameMessage {
+			continue
+		}
+		m, err := wire.ParseMessage(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+}
+
+// What was answered stands after a kill: messages with their due times and attempts, and
+// the orders to empty, seek, delete. Ephemeral channels are gone.
+func TestKillAfterOrders(t *testing.T) {
+	for _, flag := range []string{"--durability=fsync", "--mem-queue-size=0"} {
+		t.Run(flag, func(t *testing.T) {
+			for range size(t, "SRTM_CRASH_ORDERS", 1) {
+				killAfterOrders(t, flag)
+			}
+		})
+	}
+}
+
+func killAfterOrders(t *testing.T, flag string) {
+	dir := t.TempDir()
+	d := withChannel(t, dir, flag)
+	order := func(format string, args ...any) {
+		t.Helper()
+		if code, answer := ask(t, "http://"+d.HTTP+fmt.Sprintf(format, args...), "x"); code != http.StatusOK {
+			t.Fatalf(format+": %d %s", append(args, code, answer)...)
+		}
+	}
+	for _, c := range []string{"emptied", "deleted", "remade", "sought"} {
+		order("/channel/create?topic=t&channel=%s", c)
+	}
+	order("/topic/create?topic=gone")
+	order("/channel/create?topic=gone&channel=c")
+	order("/pub?topic=gone")
+
+	sub := subscribe(t, d.TCP, 0)
+	defer sub.Close()
+	answers := bufio.NewReader(sub)
+	if answer, err := reply(sub, answers); err != nil || answer != "OK" {
+		t.Fatalf("%q %v", answer, err)
+	}
+	ephemeral, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ephemeral.Close()
+	if _, err := ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral")); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := reply(ephemeral, ephemeral); err != nil || answer != "OK" {
+		t.Fatalf("%q %v", answer, err)
+	}
+	const published, late = 6, 1500 * time.Millisecond
+	pub, err := dial(d.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pub.Close()
+	var due [published]time.Time // 0: at once
+	for n := range uint32(published) {
+		b := wire.AppendPub(nil, "t", body(0, n)[4:])
+		if n == published-1 {
+			b = wire.AppendDpub(nil, "t", late, body(0, n)[4:])
+			due[n] = time.Now().Add(late)
+		}
+		if _, err := pub.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := reply(pub, pub); err != nil || answer != "OK" {
+			t.Fatalf("%q %v", answer, err)
+		}
+	}
+
+	// Of those that are delivered 0 is finished, 1 is requeued for later, 2 at once.
+	if _, err := sub.Write(wire.AppendRdy(nil, 3)); err != nil {
+		t.Fatal(err)
+	}
+	held := []wire.Message{message(t, answers), message(t, answers), message(t, answers)}
+	if _, err := sub.Write(wire.AppendRdy(nil, 0)); err != nil { // no others
+		t.Fatal(err)
+	}
+	for n, m := range held {
+		b := wire.AppendFin(nil, m.ID)
+		switch n {
+		case 1:
+			b = wire.AppendReq(nil, m.ID, late)
+			due[n] = time.Now().Add(late)
+		case 2:
+			b = wire.AppendReq(nil, m.ID, 0)
+		}
+		if _, err := sub.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "given back", func() bool { return channel(t, d).Deferred == 2 })
+	order("/channel/delete?topic=t&channel=deleted")
+	order("/channel/delete?topic=t&channel=remade")
+	order("/channel/create?topic=t&channel=remade")
+	order("/channel/empty?topic=t&channel=emptied")
+	order("/channel/seek?topic=t&channel=sought&to=4") // this saves what c has done, too
+	order("/topic/delete?topic=gone")
+	if err := d.Kill(); err != nil {
+		t.Fatal(err)
+	}
+
+	if d, err = local.NSQD(localtest.Program(t, "nsqd"), dir, "--data-path="+dir, flag); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	want := map[string]int{"c": published - 1, "emptied": 0, "remade": 0, "sought": 2}
+	if got := depths(t, d, "t"); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("channels %v, want %v", got, want)
+	}
+	if got := depths(t, d, "gone"); got != nil {
+		t.Errorf("a topic is back that was deleted, with %v", got)
+	}
+	rest := subscribe(t, d.TCP, 10)
+	defer rest.Close()
+	r := bufio.NewReader(rest)
+	var got []uint32
+	for len(got) < published-1 {
+		m := message(t, r)
+		n := binary.BigEndian.Uint32(m.Body)
+		got = append(got, n)
+		attempts := uint16(1)
+		if n == 1 || n == 2 {
+			attempts = 2
+		}
+		if m.Attempts != attempts {
+			t.Errorf("%d has attempts %d, want %d", n, m.Attempts, attempts)
+		}
+		if early := time.Until(due[n]); !due[n].IsZero() && early > 100*time.Millisecond { // the clocks' steps
+			t.Errorf("%d is early by %v", n, early)
+		}
+		if _, err := rest.Write(wire.AppendFin(nil, m.ID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, []uint32{1, 2, 3, 4, 5}) {
+		t.Errorf("got %v", got)
+	}
+}
