@@ -168,7 +168,7 @@ func (f *Fast) Next(o Observation) Action {
 			break
 		}
 		if f.typical(now, late+access) {
-			return f.end(Outcome{Fitted: true, Reason: fmt.Sprintf("%s late by processing, tested with error %g; %s by access", Percent(late), f.config.Alpha, Percent(access))})
+			return f.end(Outcome{Fitted: true, Reason: kept(1-f.config.Alpha, late, access)})
 		}
 		if f.watched < f.config.Cap {
 			return f.measure(false)
@@ -426,7 +426,7 @@ func (f *Fast) measure(changed bool) Action {
 	a.Step = fmt.Sprintf("%d brokers: capturing arrivals", f.plan.K)
 	if f.test != nil {
 		late, n := f.test.Fraction()
-		a.Step = fmt.Sprintf("%d brokers: %s of %.0f messages late by processing", f.plan.K, Percent(late), n)
+		a.Step = fmt.Sprintf("%d brokers: %s of %.0f messages late in processing", f.plan.K, Percent(late), n)
 	}
 	return a
 }
@@ -521,4 +521,13 @@ func (f *Fast) end(o Outcome) Action {
 
 func (f *Fast) final() Action {
 	return Action{Plan: f.plan, Step: f.outcome.Reason, Changed: true, Final: true, Outcome: *f.outcome}
+}
+
+// kept says that the SLO is, with what confidence, and what fractions were late.
+func kept(confidence, processing, access float64) string {
+	late := "nothing late"
+	if processing > 0 || access > 0 {
+		late = fmt.Sprintf("%s late in processing, %s waiting for tokens", Percent(processing), Percent(access))
+	}
+	return fmt.Sprintf("SLO kept (%g %% confidence), %s", 100*confidence, late)
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
@@ -111,10 +113,12 @@ func emptied(ctx context.Context, conn *grpc.ClientConn, b *srtmv1.Broker, log i
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("topics still on broker %s: %s\n%s", b.GetId(), strings.Join(b.GetTopics(), ", "), waits(b))
 		}
 		r, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-		if err != nil {
+		switch {
+		case ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded:
+			return nil, fmt.Errorf("topics still on broker %s: %s\n%s", b.GetId(), strings.Join(b.GetTopics(), ", "), waits(b))
+		case err != nil:
 			return nil, err
 		}
 		for _, one := range r.GetBrokers() {

@@ -191,7 +191,7 @@ func topic() *srtmv1.Topic {
 			Brokers: []*srtmv1.BrokerTopicStatus{
 				{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 7_000_000, Burst: 18}, Window: stats, P99AccessFraction: &ofB1},
 			},
-			Pooled: stats, ExceedFraction: 0.005, SloMet: &met, P99AccessFraction: &ofAll, Fitting: "2 brokers: 0.2 % of 900 messages late by processing",
+			Pooled: stats, ExceedFraction: 0.005, SloMet: &met, P99AccessFraction: &ofAll, Fitting: "2 brokers: 0.2 % of 900 messages late in processing",
 		},
 	}
 }
