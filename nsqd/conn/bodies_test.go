@@ -21,10 +21,24 @@ var _ = overBoth("messages that do not come whole", func() {
 		half := wire.AppendPub(nil, "t", make([]byte, 9*size))[:size]
 		good := n.dial()
 		var halves []*peer
-		for range 40 {
+		var each int64 // what a half takes
+		for i := range 40 {
 			p := n.dial()
 			p.send(half)
 			halves = append(halves, p)
+			// Each is there, or was ended and has given back what it had: beyond
+			// twice the bound it would be the newest that ends.
+			if each == 0 {
+				Eventually(n.server.Bodies).Should(BeNumerically(">=", size))
+				each = n.server.Bodies()
+			}
+			Eventually(func() int64 {
+				held := n.server.Bodies()
+				if held > most {
+					return 0
+				}
+				return int64(n.server.Stats().Crowded) + held/each
+			}).Should(BeNumerically(">", i))
 			good.send(whole)
 			good.expect(wire.FrameResponse, "OK")
 			Expect(n.server.Bodies()).To(BeNumerically("<=", 2*most))
