@@ -96,7 +96,7 @@ func TestEveryDomainErrorHasACode(t *testing.T) {
 }
 
 // exportedErrors returns the exported variables that begin with Err, and the
-// exported types with an Error method, as "package.Name".
+// exported types with an Error method or that stand for one of another package, as "package.Name".
 func exportedErrors(t *testing.T, dir string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -121,11 +121,16 @@ func exportedErrors(t *testing.T, dir string) []string {
 			switch d := d.(type) {
 			case *ast.GenDecl:
 				for _, s := range d.Specs {
-					if v, ok := s.(*ast.ValueSpec); ok && d.Tok == token.VAR {
-						for _, name := range v.Names {
-							if strings.HasPrefix(name.Name, "Err") {
+					switch s := s.(type) {
+					case *ast.ValueSpec:
+						for _, name := range s.Names {
+							if d.Tok == token.VAR && strings.HasPrefix(name.Name, "Err") {
 								add(name.Name)
 							}
+						}
+					case *ast.TypeSpec:
+						if s.Assign.IsValid() && strings.HasSuffix(s.Name.Name, "Error") { // another package's
+							add(s.Name.Name)
 						}
 					}
 				}
