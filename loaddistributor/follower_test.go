@@ -228,6 +228,10 @@ func TestWhatAFollowerSays(t *testing.T) {
 			_, err := follower.admin.RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: "b1"})
 			return err
 		},
+		"AdminService/SeekChannel": func() error {
+			_, err := follower.admin.SeekChannel(ctx, &srtmv1.SeekChannelRequest{Topic: "t", Channel: "c", To: &srtmv1.Place{To: &srtmv1.Place_Offset{}}})
+			return err
+		},
 		"AdminService/MovePublishers": func() error {
 			_, err := follower.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"p"}, BrokerId: "b1"})
 			return err

@@ -19,6 +19,8 @@ var (
 	ErrRemoved = errors.New("the broker was removed from the cluster, and what it held is others': it may join anew once it holds nothing")
 	// ErrBrokerGone: the broker's session ended before it answered.
 	ErrBrokerGone = errors.New("the broker is gone")
+	// ErrBrokerOld: the broker does not know what is asked of it.
+	ErrBrokerOld = errors.New("the broker is of an older release, which cannot be asked this")
 	// ErrNoAnswer: the broker did not answer in time.
 	ErrNoAnswer = reconcile.ErrNoAnswer
 	// ErrUnsteady: brokers came and went so fast that no plan fitted.

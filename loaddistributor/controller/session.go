@@ -26,10 +26,12 @@ const messageQueue = 100_000
 type Session struct {
 	// Set once.
 	broker, instance, remote string
+	canSeek                  bool
 	out                      *bidi.Queue[*srtmv1.ControllerMessage]
 
 	// Guarded by Controller.mu.
 	requests map[uint64]*request
+	seeks    map[uint64]chan<- *srtmv1.SeekResult // not answered yet; room for the one answer
 	// Its topics, ours or not: those of its newest report, or before the first
 	// one of its hello.
 	topics map[string]*figures
@@ -64,9 +66,10 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		return nil, err
 	}
 	s := &Session{
-		broker: h.BrokerId, instance: h.Instance, remote: remote,
+		broker: h.BrokerId, instance: h.Instance, remote: remote, canSeek: h.Seeks,
 		out:      bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests: map[uint64]*request{},
+		seeks:    map[uint64]chan<- *srtmv1.SeekResult{},
 		topics:   map[string]*figures{},
 		unknown:  map[string]bool{},
 		kept:     map[string]kept{},
@@ -167,6 +170,10 @@ func (c *Controller) endLocked(s *Session, cause error) {
 		s.requests[number].answer(s.broker, ErrBrokerGone)
 	}
 	clear(s.requests)
+	for number, done := range s.seeks {
+		done <- failedSeek(ErrBrokerGone)
+		delete(s.seeks, number)
+	}
 }
 
 // answer never blocks: done has room.
@@ -187,6 +194,9 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		return c.arrivals(s, m.Arrivals, time.Now())
 	case *srtmv1.BrokerMessage_Records:
 		return c.records(s, m.Records)
+	case *srtmv1.BrokerMessage_SeekResult:
+		c.sought(s, m.SeekResult)
+		return nil
 	case *srtmv1.BrokerMessage_Hello:
 		return &BadMessage{"hello", "a session has one hello"}
 	}

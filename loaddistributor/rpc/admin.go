@@ -219,6 +219,18 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 	return &srtmv1.MovePublishersResponse{Topic: topicProto(topic, false)}, nil
 }
 
+// SeekChannel implements srtmv1.AdminServiceServer.
+func (s *Server) SeekChannel(ctx context.Context, req *srtmv1.SeekChannelRequest) (*srtmv1.SeekChannelResponse, error) {
+	if err := checkSeek(req); err != nil {
+		return nil, toStatus(err)
+	}
+	outcomes, err := s.controller.SeekChannel(ctx, req.Topic, req.Channel, req.To, req.BrokerId)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.SeekChannelResponse{Brokers: outcomes}, nil
+}
+
 func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 	waits, safe := s.controller.DrainWaits(b.ID)
 	return &srtmv1.Broker{

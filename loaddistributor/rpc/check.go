@@ -147,6 +147,26 @@ func checkUpdate(req *srtmv1.UpdateTopicRequest) error {
 	return bad.Err()
 }
 
+// checkSeek returns all faults of a request; whether the channel can be, its brokers say.
+func checkSeek(req *srtmv1.SeekChannelRequest) error {
+	var bad faults
+	if req.Topic == "" {
+		bad.Add("topic", "is missing")
+	}
+	if req.Channel == "" || len(req.Channel) > 64 {
+		bad.Add("channel", "has %d bytes: want 1 to 64", len(req.Channel))
+	}
+	switch to := req.To.GetTo().(type) {
+	case nil:
+		bad.Add("to", "is missing: begin, end, time or offset")
+	case *srtmv1.Place_Time:
+		if year := to.Time.AsTime().Year(); !to.Time.IsValid() || year < 1970 || year > 2200 {
+			bad.Add("to.time", "is not a time in the years 1970 to 2200")
+		}
+	}
+	return bad.Err()
+}
+
 // checkContract fills in the contract, and reports whether r and b are sound.
 func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound bool) {
 	if p == nil {

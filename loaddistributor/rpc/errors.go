@@ -36,6 +36,7 @@ const (
 	ReasonBrokerUnknown    = "BROKER_UNKNOWN"
 	ReasonBrokerConnected  = "BROKER_CONNECTED"
 	ReasonBrokerInUse      = "BROKER_IN_USE"
+	ReasonBrokerTooOld     = "BROKER_TOO_OLD"
 	ReasonBrokerRemoved    = "BROKER_REMOVED"
 	ReasonNotLeader        = "NOT_LEADER" // metadata "leader": its address, if known
 	ReasonNotCommitted     = "NOT_COMMITTED"
@@ -68,6 +69,7 @@ var table = refusal.Table{
 	refusal.As[*controller.BrokerError](codes.Unavailable, ReasonBrokerFailed),
 	refusal.As[*controller.RefusedError](codes.Unavailable, ReasonBrokerFailed),
 	refusal.Is(controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed),
+	refusal.Is(controller.ErrBrokerOld, codes.FailedPrecondition, ReasonBrokerTooOld),
 	refusal.Is(controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed),
 	refusal.Is(catalog.ErrBrokerConnected, codes.FailedPrecondition, ReasonBrokerConnected),
 	refusal.Is(catalog.ErrBrokerInUse, codes.FailedPrecondition, ReasonBrokerInUse),

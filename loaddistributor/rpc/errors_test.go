@@ -53,6 +53,7 @@ var domain = map[string]struct {
 	"controller.EpochError":       {&controller.EpochError{Topic: "t", Expected: 1, Present: 2}, codes.Aborted, ReasonTopicChanged},
 	"controller.ErrReplaced":      {controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced},
 	"controller.ErrBrokerGone":    {controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed},
+	"controller.ErrBrokerOld":     {controller.ErrBrokerOld, codes.FailedPrecondition, ReasonBrokerTooOld},
 	"controller.ErrNoAnswer":      {controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrUnsteady":      {controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady},
 	"controller.BrokerError":      {&controller.BrokerError{Broker: "b", Cause: controller.ErrNoAnswer}, codes.Unavailable, ReasonBrokerFailed},

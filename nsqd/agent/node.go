@@ -34,6 +34,10 @@ type Node interface {
 	// connection publishes to. Any other stays, whole, and that is an error.
 	RemoveUnused(topic string) error
 
+	// Seek has a channel of a topic go on from another place, and returns when that
+	// stands after a crash; the SeekResult lacks the request.
+	Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult
+
 	// Grant replaces the share of a prepared topic. The bucket keeps the tokens
 	// it has and adds granted, cut to the new burst (tokenbucket.Bucket.Retune);
 	// released is what did not fit. The zero Share stops the topic. From

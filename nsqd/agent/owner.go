@@ -131,7 +131,7 @@ func (o *owner) controlUp(l *controlLink) {
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
-		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew,
+		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew, Seeks: true,
 	}}})
 }
 
@@ -198,6 +198,10 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		}
 	case *srtmv1.ControllerMessage_Recall:
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Records{Records: o.recall(m.Recall.Topics)}})
+	case *srtmv1.ControllerMessage_Seek:
+		r := o.agent.node.Seek(m.Seek.Topic, m.Seek.Channel, m.Seek.To)
+		r.Request = m.Seek.Request
+		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_SeekResult{SeekResult: r}})
 	case *srtmv1.ControllerMessage_Drain:
 		o.drain(m.Drain)
 	case *srtmv1.ControllerMessage_Nudge:

@@ -95,6 +95,46 @@ func (n Node) RemoveUnused(topic string) error {
 	return nil
 }
 
+// Seek is Topic.Seek.
+func (n Node) Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult {
+	p, err := Place{}, error(nil)
+	switch to := to.GetTo().(type) {
+	case *srtmv1.Place_Begin:
+		p.Begin = true
+	case *srtmv1.Place_End:
+		p.End = true
+	case *srtmv1.Place_Time:
+		p.Time = max(1, mono.Wall(to.Time.AsTime().UnixNano()))
+	case *srtmv1.Place_Offset:
+		p.Offset = to.Offset
+	default:
+		err = errors.New("this release does not know that place")
+	}
+	r := &srtmv1.SeekResult{}
+	var t *Topic
+	if err == nil {
+		t, err = n.b.Topic([]byte(topic))
+	}
+	if err == nil {
+		r.Offset, err = t.Seek(channel, p)
+	}
+	if err == nil {
+		return r
+	}
+	r.Offset, r.Reason, r.Error = 0, "BROKER_FAILED", err.Error()
+	switch {
+	case errors.Is(err, ErrUnknownTopic), errors.Is(err, ErrGone):
+		r.Reason = "TOPIC_UNKNOWN"
+	case errors.Is(err, ErrUnknownChannel):
+		r.Reason = "CHANNEL_UNKNOWN"
+	case errors.Is(err, queue.ErrNoCursor):
+		r.Reason = "NO_CURSOR"
+	case errors.Is(err, ErrSeek):
+		r.Reason = "OFFSET_BEYOND_END"
+	}
+	return r
+}
+
 // Grant replaces the share of a topic, of which base is left from flexUntil on and
 // nothing from until on, and returns the tokens given up.
 // Errors: ErrUnknownTopic, a share out of range.

@@ -12,7 +12,10 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -167,6 +170,32 @@ var _ = Describe("a channel that seeks", func() {
 		_, err = memory.Seek("c", broker.Place{Begin: true})
 		Expect(err).To(MatchError(queue.ErrNoCursor))
 		Expect(memory.Retain(nil)).To(MatchError(queue.ErrNoCursor))
+	})
+
+	It("is moved by the control plane, which is told why not", func() {
+		b, _ := retaining(GinkgoT().TempDir(), true)
+		t := topic(b, "t")
+		finishedAll(t, "c", 0, 20).sub.Close()
+		Expect(t.CreateChannel("e#ephemeral")).To(Succeed())
+		seek := func(topic, channel string, to *srtmv1.Place) string {
+			r := b.Node().Seek(topic, channel, to)
+			Expect(r.Error == "").To(Equal(r.Reason == ""))
+			return fmt.Sprint(r.Offset, r.Reason)
+		}
+		begin := &srtmv1.Place{To: &srtmv1.Place_Begin{Begin: &emptypb.Empty{}}}
+		end := &srtmv1.Place{To: &srtmv1.Place_End{End: &emptypb.Empty{}}}
+		at := func(offset uint64) *srtmv1.Place { return &srtmv1.Place{To: &srtmv1.Place_Offset{Offset: offset}} }
+		Expect(seek("t", "c", at(15))).To(Equal("15"))
+		Expect(again(t, "c", 5)).To(HaveLen(5))
+		Expect(seek("t", "c", begin)).To(Equal("0"))
+		Expect(seek("t", "c", end)).To(Equal("20"))
+		Expect(seek("t", "c", &srtmv1.Place{To: &srtmv1.Place_Time{Time: timestamppb.New(time.Unix(0, 0))}})).To(Equal("0"))
+		Expect(again(t, "c", 20)).To(HaveLen(20))
+		Expect(seek("t", "c", at(21))).To(Equal("0OFFSET_BEYOND_END"))
+		Expect(seek("t", "c", nil)).To(Equal("0BROKER_FAILED"))
+		Expect(seek("t", "none", end)).To(Equal("0CHANNEL_UNKNOWN"))
+		Expect(seek("none", "c", end)).To(Equal("0TOPIC_UNKNOWN"))
+		Expect(seek("t", "e#ephemeral", begin)).To(Equal("0NO_CURSOR"))
 	})
 
 	It("does not get what was emptied out of the topic", func() {

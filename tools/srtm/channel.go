@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -125,7 +127,7 @@ func (*brokers) fetch(ctx context.Context, client *http.Client, token secure.Bea
 
 func channelSeekCommand() *cobra.Command {
 	var b brokers
-	var to string
+	var to, only string
 	cmd := &cobra.Command{
 		Use:   "seek TOPIC CHANNEL --to PLACE",
 		Short: "Have a channel go on from another place",
@@ -133,31 +135,47 @@ func channelSeekCommand() *cobra.Command {
 have, to a time of publication (2026-01-02T15:04:05Z), or, on a single broker, to an
 offset, and prints the offset from which each goes on. What the channel has in flight or
 deferred it has no longer. What all channels have finished is there as long as nsqd
---retain or POST /topic/retain says.`,
+--retain or POST /topic/retain says. The loaddistributor orders it; brokers of no cluster
+are asked at --nsqd-http-address.`,
 		Example: `  srtm channel seek orders billing --to 2026-01-02T15:04:05Z`,
 		Args:    topicAndChannel,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if to == "" {
-				return usagef("--to is required: begin, end, a time, or an offset")
-			}
-			addresses, err := b.of(cmd, args[0])
+			place, err := parsePlace(to)
 			if err != nil {
 				return err
 			}
-			if _, err := strconv.ParseUint(to, 10, 64); err == nil && len(addresses) > 1 {
-				return usagef("--to %s: offsets are each broker's, and the topic has %d: name one with --nsqd-http-address", to, len(addresses))
-			}
-			q := url.Values{"topic": {args[0]}, "channel": {args[1]}, "to": {to}}
 			type row struct {
 				Broker string `json:"broker"`
 				Offset uint64 `json:"offset"`
 			}
 			rows := []row{}
-			err = b.ask(cmd, http.MethodPost, "/channel/seek", q, addresses, func(address string, body []byte) error {
-				r := row{Broker: address}
-				defer func() { rows = append(rows, r) }()
-				return json.Unmarshal(body, &r)
-			})
+			if len(b.http) > 0 {
+				if _, offset := place.GetTo().(*srtmv1.Place_Offset); only != "" || offset && len(b.http) > 1 {
+					return usagef("--nsqd-http-address goes without --broker, and --to an offset with one broker: each counts its own")
+				}
+				q := url.Values{"topic": {args[0]}, "channel": {args[1]}, "to": {to}}
+				err = b.ask(cmd, http.MethodPost, "/channel/seek", q, b.http, func(address string, body []byte) error {
+					r := row{Broker: address}
+					defer func() { rows = append(rows, r) }()
+					return json.Unmarshal(body, &r)
+				})
+			} else {
+				err = b.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+					r, err := srtmv1.NewAdminServiceClient(conn).SeekChannel(ctx, &srtmv1.SeekChannelRequest{Topic: args[0], Channel: args[1], To: place, BrokerId: only})
+					errs := []error{err}
+					for _, one := range r.GetBrokers() {
+						if one.GetReason() == "" {
+							rows = append(rows, row{one.GetBrokerId(), one.GetOffset()})
+						} else {
+							errs = append(errs, fmt.Errorf("broker %s: %s: %s", one.GetBrokerId(), one.GetReason(), one.GetError()))
+						}
+					}
+					return errors.Join(errs...)
+				})
+			}
+			if err != nil && len(rows) == 0 {
+				return err
+			}
 			if b.output == formJSON {
 				return errors.Join(err, writeJSON(cmd.OutOrStdout(), rows))
 			}
@@ -169,8 +187,26 @@ deferred it has no longer. What all channels have finished is there as long as n
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "begin, end, a time as RFC 3339, or an offset: the `place`")
+	cmd.Flags().StringVar(&only, "broker", "", "`id` of the one broker that is to do it; empty: all of the topic")
 	b.flags(cmd)
 	return cmd
+}
+
+func parsePlace(text string) (*srtmv1.Place, error) {
+	switch text {
+	case "begin":
+		return &srtmv1.Place{To: &srtmv1.Place_Begin{Begin: &emptypb.Empty{}}}, nil
+	case "end":
+		return &srtmv1.Place{To: &srtmv1.Place_End{End: &emptypb.Empty{}}}, nil
+	}
+	if offset, err := strconv.ParseUint(text, 10, 64); err == nil {
+		return &srtmv1.Place{To: &srtmv1.Place_Offset{Offset: offset}}, nil
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return nil, usagef("--to %q: want begin, end, a time such as 2026-01-02T15:04:05Z, or an offset", text)
+	}
+	return &srtmv1.Place{To: &srtmv1.Place_Time{Time: timestamppb.New(at)}}, nil
 }
 
 func channelPeekCommand() *cobra.Command {

@@ -7,6 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
@@ -36,7 +40,24 @@ func TestChannelsOfAllBrokers(t *testing.T) {
 		{Id: "b3", HttpAddress: "127.0.0.1:1", Connected: true},
 	}}
 	address := serve(t, a)
-	out, _, err := srtm(t, address, "channel", "seek", "t", "c", "--to=2026-01-02T15:04:05Z")
+	for _, to := range []string{"begin", "end", "2026-01-02T15:04:05.5Z", "7"} {
+		out, _, err := srtm(t, address, "channel", "seek", "t", "c", "--broker=b9", "--to="+to)
+		if err == nil || !strings.Contains(err.Error(), "broker b2: CHANNEL_UNKNOWN: no such channel") || !strings.Contains(out, "b1      7") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		r := a.sought[len(a.sought)-1]
+		if r.Topic != "t" || r.Channel != "c" || r.BrokerId != "b9" || !strings.Contains(r.To.String(), map[string]string{
+			"begin": "begin:{}", "end": "end:{}", "7": "offset:7",
+		}[to]) || strings.HasPrefix(to, "2026") && !r.To.GetTime().AsTime().Equal(time.Date(2026, 1, 2, 15, 4, 5, 5e8, time.UTC)) {
+			t.Errorf("--to=%s asked %v", to, r)
+		}
+	}
+	a.refuse = status.Error(codes.Unavailable, "nothing was done")
+	if out, _, err := srtm(t, address, "channel", "seek", "t", "c", "--to=begin"); err == nil || !strings.Contains(err.Error(), "nothing was done") || out != "" {
+		t.Errorf("%v\n%s", err, out)
+	}
+
+	out, _, err := srtm(t, "", "channel", "seek", "t", "c", "--to=2026-01-02T15:04:05Z", "--nsqd-http-address", b1, "--nsqd-http-address", b2)
 	if err == nil || !strings.Contains(err.Error(), "CHANNEL_NOT_FOUND") || !strings.Contains(err.Error(), b2) || !strings.Contains(out, b1+"  7") {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -61,19 +82,20 @@ func TestChannelsOfAllBrokers(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 
-	before := len(*first)
+	before, asked := len(*first), len(a.sought)
 	for _, args := range [][]string{
-		{"channel", "seek", "t", "c"}, {"channel", "seek", "t", "c", "--to=7"}, {"channel", "seek", "t"}, {"channel", "seek", "none", "c", "--to=end"},
+		{"channel", "seek", "t", "c"}, {"channel", "seek", "t", "c", "--to=-1"}, {"channel", "seek", "t"}, {"channel", "peek", "none", "c"},
+		{"channel", "seek", "t", "c", "--to=0", "--nsqd-http-address", b1, "--nsqd-http-address", b2},
 	} {
 		if out, _, err := srtm(t, address, args...); err == nil {
 			t.Errorf("%q: %s", args, out)
 		}
 	}
 	a.brokers[1].Connected = false
-	if _, _, err := srtm(t, address, "channel", "seek", "t", "c", "--to=begin"); err == nil || !strings.Contains(err.Error(), "nothing was done") {
+	if _, _, err := srtm(t, address, "channel", "peek", "t", "c"); err == nil || !strings.Contains(err.Error(), "nothing was done") {
 		t.Error(err)
 	}
-	if len(*first) != before {
-		t.Errorf("asked %q", (*first)[before:])
+	if len(*first) != before || len(a.sought) != asked {
+		t.Errorf("asked %q and %v", (*first)[before:], a.sought[asked:])
 	}
 }

@@ -42,6 +42,7 @@ type admin struct {
 	set     *srtmv1.SetBrokerCapacityRequest
 	brokers []*srtmv1.Broker // nil: those of the golden files
 	refuse  error
+	sought  []*srtmv1.SeekChannelRequest
 }
 
 func (a *admin) CreateTopic(r *srtmv1.CreateTopicRequest, s grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
@@ -89,6 +90,16 @@ func (a *admin) UpdateTopic(_ context.Context, r *srtmv1.UpdateTopicRequest) (*s
 func (a *admin) MovePublishers(_ context.Context, r *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {
 	a.moved = r
 	return &srtmv1.MovePublishersResponse{Topic: topic()}, nil
+}
+
+func (a *admin) SeekChannel(_ context.Context, r *srtmv1.SeekChannelRequest) (*srtmv1.SeekChannelResponse, error) {
+	a.sought = append(a.sought, r)
+	if a.refuse != nil {
+		return nil, a.refuse
+	}
+	return &srtmv1.SeekChannelResponse{Brokers: []*srtmv1.SeekOutcome{
+		{BrokerId: "b1", Offset: 7}, {BrokerId: "b2", Reason: "CHANNEL_UNKNOWN", Error: "no such channel"},
+	}}, nil
 }
 
 func (*admin) RemoveBroker(context.Context, *srtmv1.RemoveBrokerRequest) (*srtmv1.RemoveBrokerResponse, error) {

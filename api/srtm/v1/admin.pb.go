@@ -2310,6 +2310,197 @@ func (x *RemoveBrokerResponse) GetLeft() []string {
 	return nil
 }
 
+type SeekChannelRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Topic   string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	To      *Place                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	// Only on this broker; empty: on all that have the topic, those that it is moving away
+	// from too.
+	BrokerId      string `protobuf:"bytes,4,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekChannelRequest) Reset() {
+	*x = SeekChannelRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekChannelRequest) ProtoMessage() {}
+
+func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
+func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *SeekChannelRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *SeekChannelRequest) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *SeekChannelRequest) GetTo() *Place {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *SeekChannelRequest) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+type SeekChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By broker_id.
+	Brokers       []*SeekOutcome `protobuf:"bytes,1,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekChannelResponse) Reset() {
+	*x = SeekChannelResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekChannelResponse) ProtoMessage() {}
+
+func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
+func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
+}
+
+// SeekOutcome is what became of a seek on one broker.
+type SeekOutcome struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// From where the channel goes on, in this broker's log: that of the place, or of the
+	// oldest message that is retained if the place is before it.
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Empty when done. TOPIC_UNKNOWN, CHANNEL_UNKNOWN: the broker does not have it;
+	// NO_CURSOR: an ephemeral channel or topic has no log; OFFSET_BEYOND_END: of this
+	// broker's log; BROKER_FAILED: it left or did not answer in time, and may have done
+	// it, or its disk failed.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// For people.
+	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekOutcome) Reset() {
+	*x = SeekOutcome{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekOutcome) ProtoMessage() {}
+
+func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
+func (*SeekOutcome) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SeekOutcome) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *SeekOutcome) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *SeekOutcome) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SeekOutcome) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
@@ -2478,7 +2669,19 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\"U\n" +
 	"\x14RemoveBrokerResponse\x12)\n" +
 	"\x05freed\x18\x01 \x03(\v2\x13.srtm.v1.FreedShareR\x05freed\x12\x12\n" +
-	"\x04left\x18\x02 \x03(\tR\x04left*\xa9\x01\n" +
+	"\x04left\x18\x02 \x03(\tR\x04left\"\x81\x01\n" +
+	"\x12SeekChannelRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\x12\x1e\n" +
+	"\x02to\x18\x03 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\x12\x1b\n" +
+	"\tbroker_id\x18\x04 \x01(\tR\bbrokerId\"E\n" +
+	"\x13SeekChannelResponse\x12.\n" +
+	"\abrokers\x18\x01 \x03(\v2\x14.srtm.v1.SeekOutcomeR\abrokers\"p\n" +
+	"\vSeekOutcome\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error*\xa9\x01\n" +
 	"\n" +
 	"TopicState\x12\x1b\n" +
 	"\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -2486,7 +2689,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\xaa\a\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x052\xf4\a\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -2498,7 +2701,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\vDrainBroker\x12\x1b.srtm.v1.DrainBrokerRequest\x1a\x1c.srtm.v1.DrainBrokerResponse\x12Q\n" +
 	"\x0eMovePublishers\x12\x1e.srtm.v1.MovePublishersRequest\x1a\x1f.srtm.v1.MovePublishersResponse\x12Z\n" +
 	"\x11SetBrokerCapacity\x12!.srtm.v1.SetBrokerCapacityRequest\x1a\".srtm.v1.SetBrokerCapacityResponse\x12K\n" +
-	"\fRemoveBroker\x12\x1c.srtm.v1.RemoveBrokerRequest\x1a\x1d.srtm.v1.RemoveBrokerResponse\x12P\n" +
+	"\fRemoveBroker\x12\x1c.srtm.v1.RemoveBrokerRequest\x1a\x1d.srtm.v1.RemoveBrokerResponse\x12H\n" +
+	"\vSeekChannel\x12\x1b.srtm.v1.SeekChannelRequest\x1a\x1c.srtm.v1.SeekChannelResponse\x12P\n" +
 	"\rExportCluster\x12\x1d.srtm.v1.ExportClusterRequest\x1a\x1e.srtm.v1.ExportClusterResponse0\x01\x12P\n" +
 	"\rImportCluster\x12\x1d.srtm.v1.ImportClusterRequest\x1a\x1e.srtm.v1.ImportClusterResponse(\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
@@ -2515,7 +2719,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                   // 0: srtm.v1.TopicState
 	(*ExportClusterRequest)(nil),      // 1: srtm.v1.ExportClusterRequest
@@ -2553,33 +2757,37 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*SetBrokerCapacityResponse)(nil), // 33: srtm.v1.SetBrokerCapacityResponse
 	(*RemoveBrokerRequest)(nil),       // 34: srtm.v1.RemoveBrokerRequest
 	(*RemoveBrokerResponse)(nil),      // 35: srtm.v1.RemoveBrokerResponse
-	nil,                               // 36: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),                  // 37: srtm.v1.Contract
-	(*Publisher)(nil),                 // 38: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 39: srtm.v1.PublisherGroup
-	(*Share)(nil),                     // 40: srtm.v1.Share
-	(*TopicStats)(nil),                // 41: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),       // 42: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 43: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),     // 44: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 45: srtm.v1.FreedShare
+	(*SeekChannelRequest)(nil),        // 36: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),       // 37: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),               // 38: srtm.v1.SeekOutcome
+	nil,                               // 39: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),                  // 40: srtm.v1.Contract
+	(*Publisher)(nil),                 // 41: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 42: srtm.v1.PublisherGroup
+	(*Share)(nil),                     // 43: srtm.v1.Share
+	(*TopicStats)(nil),                // 44: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),       // 45: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 46: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 47: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 48: srtm.v1.FreedShare
+	(*Place)(nil),                     // 49: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	37, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	38, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	39, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	36, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	40, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	40, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	41, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	41, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	42, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	40, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	41, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	42, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	39, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	43, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	43, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	44, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	44, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	45, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	7,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	41, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	44, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	9,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	43, // 12: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	46, // 12: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
 	10, // 13: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	42, // 14: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	45, // 14: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
 	5,  // 15: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 16: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	6,  // 17: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
@@ -2593,41 +2801,45 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	11, // 25: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
 	12, // 26: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
 	5,  // 27: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	44, // 28: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	47, // 28: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
 	11, // 29: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
 	12, // 30: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
 	11, // 31: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
 	12, // 32: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	45, // 33: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	16, // 34: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	18, // 35: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	20, // 36: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	22, // 37: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	24, // 38: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	26, // 39: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	28, // 40: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	30, // 41: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	32, // 42: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	34, // 43: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	1,  // 44: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	3,  // 45: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	17, // 46: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	19, // 47: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	21, // 48: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	23, // 49: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	25, // 50: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	27, // 51: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	29, // 52: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	31, // 53: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	33, // 54: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	35, // 55: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	2,  // 56: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	4,  // 57: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	46, // [46:58] is the sub-list for method output_type
-	34, // [34:46] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	48, // 33: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	49, // 34: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	38, // 35: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	16, // 36: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	18, // 37: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	20, // 38: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	22, // 39: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	24, // 40: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	26, // 41: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	28, // 42: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	30, // 43: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	32, // 44: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	34, // 45: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	36, // 46: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	1,  // 47: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	3,  // 48: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	17, // 49: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	19, // 50: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	21, // 51: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	23, // 52: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	25, // 53: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	27, // 54: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	29, // 55: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	31, // 56: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	33, // 57: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	35, // 58: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	37, // 59: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	2,  // 60: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	4,  // 61: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	49, // [49:62] is the sub-list for method output_type
+	36, // [36:49] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -2645,7 +2857,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	AdminService_MovePublishers_FullMethodName    = "/srtm.v1.AdminService/MovePublishers"
 	AdminService_SetBrokerCapacity_FullMethodName = "/srtm.v1.AdminService/SetBrokerCapacity"
 	AdminService_RemoveBroker_FullMethodName      = "/srtm.v1.AdminService/RemoveBroker"
+	AdminService_SeekChannel_FullMethodName       = "/srtm.v1.AdminService/SeekChannel"
 	AdminService_ExportCluster_FullMethodName     = "/srtm.v1.AdminService/ExportCluster"
 	AdminService_ImportCluster_FullMethodName     = "/srtm.v1.AdminService/ImportCluster"
 )
@@ -114,6 +115,16 @@ type AdminServiceClient interface {
 	//	                     they fit elsewhere
 	//	UNAVAILABLE          the adaptor does not answer
 	RemoveBroker(ctx context.Context, in *RemoveBrokerRequest, opts ...grpc.CallOption) (*RemoveBrokerResponse, error)
+	// SeekChannel has a channel go on from another place, on all brokers of the topic or
+	// on one of them: it gets again, at once and in order, what is retained from there on.
+	// Unless it fails, each broker has its own outcome, which may be an error. Repeating
+	// it is harmless. Before any broker is asked, so that nothing is done:
+	//
+	//	INVALID_ARGUMENT     among others: an offset, and the topic has several brokers
+	//	NOT_FOUND            there is no such topic, or it is not on that broker
+	//	UNAVAILABLE          a broker that is to do it is away (BROKER_FAILED)
+	//	FAILED_PRECONDITION  one is of an older release (BROKER_TOO_OLD)
+	SeekChannel(ctx context.Context, in *SeekChannelRequest, opts ...grpc.CallOption) (*SeekChannelResponse, error)
 	// ExportCluster returns all that the store has, topics with their publishers and
 	// placements, brokers with what was said of them, as text for ImportCluster of the
 	// same or a later release. It has no messages and no shares: brokers have those.
@@ -243,6 +254,16 @@ func (c *adminServiceClient) RemoveBroker(ctx context.Context, in *RemoveBrokerR
 	return out, nil
 }
 
+func (c *adminServiceClient) SeekChannel(ctx context.Context, in *SeekChannelRequest, opts ...grpc.CallOption) (*SeekChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SeekChannelResponse)
+	err := c.cc.Invoke(ctx, AdminService_SeekChannel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) ExportCluster(ctx context.Context, in *ExportClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportClusterResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[1], AdminService_ExportCluster_FullMethodName, cOpts...)
@@ -356,6 +377,16 @@ type AdminServiceServer interface {
 	//	                     they fit elsewhere
 	//	UNAVAILABLE          the adaptor does not answer
 	RemoveBroker(context.Context, *RemoveBrokerRequest) (*RemoveBrokerResponse, error)
+	// SeekChannel has a channel go on from another place, on all brokers of the topic or
+	// on one of them: it gets again, at once and in order, what is retained from there on.
+	// Unless it fails, each broker has its own outcome, which may be an error. Repeating
+	// it is harmless. Before any broker is asked, so that nothing is done:
+	//
+	//	INVALID_ARGUMENT     among others: an offset, and the topic has several brokers
+	//	NOT_FOUND            there is no such topic, or it is not on that broker
+	//	UNAVAILABLE          a broker that is to do it is away (BROKER_FAILED)
+	//	FAILED_PRECONDITION  one is of an older release (BROKER_TOO_OLD)
+	SeekChannel(context.Context, *SeekChannelRequest) (*SeekChannelResponse, error)
 	// ExportCluster returns all that the store has, topics with their publishers and
 	// placements, brokers with what was said of them, as text for ImportCluster of the
 	// same or a later release. It has no messages and no shares: brokers have those.
@@ -405,6 +436,9 @@ func (UnimplementedAdminServiceServer) SetBrokerCapacity(context.Context, *SetBr
 }
 func (UnimplementedAdminServiceServer) RemoveBroker(context.Context, *RemoveBrokerRequest) (*RemoveBrokerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveBroker not implemented")
+}
+func (UnimplementedAdminServiceServer) SeekChannel(context.Context, *SeekChannelRequest) (*SeekChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SeekChannel not implemented")
 }
 func (UnimplementedAdminServiceServer) ExportCluster(*ExportClusterRequest, grpc.ServerStreamingServer[ExportClusterResponse]) error {
 	return status.Error(codes.Unimplemented, "method ExportCluster not implemented")
@@ -606,6 +640,24 @@ func _AdminService_RemoveBroker_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_SeekChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SeekChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SeekChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SeekChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SeekChannel(ctx, req.(*SeekChannelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_ExportCluster_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ExportClusterRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -666,6 +718,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveBroker",
 			Handler:    _AdminService_RemoveBroker_Handler,
+		},
+		{
+			MethodName: "SeekChannel",
+			Handler:    _AdminService_SeekChannel_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -31,6 +31,7 @@ type BrokerMessage struct {
 	//	*BrokerMessage_Report
 	//	*BrokerMessage_Arrivals
 	//	*BrokerMessage_Records
+	//	*BrokerMessage_SeekResult
 	Message       isBrokerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -118,6 +119,15 @@ func (x *BrokerMessage) GetRecords() *TopicRecords {
 	return nil
 }
 
+func (x *BrokerMessage) GetSeekResult() *SeekResult {
+	if x != nil {
+		if x, ok := x.Message.(*BrokerMessage_SeekResult); ok {
+			return x.SeekResult
+		}
+	}
+	return nil
+}
+
 type isBrokerMessage_Message interface {
 	isBrokerMessage_Message()
 }
@@ -142,6 +152,10 @@ type BrokerMessage_Records struct {
 	Records *TopicRecords `protobuf:"bytes,5,opt,name=records,proto3,oneof"`
 }
 
+type BrokerMessage_SeekResult struct {
+	SeekResult *SeekResult `protobuf:"bytes,6,opt,name=seek_result,json=seekResult,proto3,oneof"`
+}
+
 func (*BrokerMessage_Hello) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_PrepareResult) isBrokerMessage_Message() {}
@@ -151,6 +165,8 @@ func (*BrokerMessage_Report) isBrokerMessage_Message() {}
 func (*BrokerMessage_Arrivals) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_Records) isBrokerMessage_Message() {}
+
+func (*BrokerMessage_SeekResult) isBrokerMessage_Message() {}
 
 type BrokerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -170,7 +186,9 @@ type BrokerHello struct {
 	Hostname string `protobuf:"bytes,8,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	// It was told that it is removed (FAILED_PRECONDITION, BROKER_REMOVED), has given
 	// up every share since, those on its disk too, and joins as a new one.
-	Anew          bool `protobuf:"varint,9,opt,name=anew,proto3" json:"anew,omitempty"`
+	Anew bool `protobuf:"varint,9,opt,name=anew,proto3" json:"anew,omitempty"`
+	// It answers SeekOrder.
+	Seeks         bool `protobuf:"varint,10,opt,name=seeks,proto3" json:"seeks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -264,6 +282,13 @@ func (x *BrokerHello) GetHostname() string {
 func (x *BrokerHello) GetAnew() bool {
 	if x != nil {
 		return x.Anew
+	}
+	return false
+}
+
+func (x *BrokerHello) GetSeeks() bool {
+	if x != nil {
+		return x.Seeks
 	}
 	return false
 }
@@ -489,6 +514,7 @@ type ControllerMessage struct {
 	//	*ControllerMessage_Nudge
 	//	*ControllerMessage_Keep
 	//	*ControllerMessage_Recall
+	//	*ControllerMessage_Seek
 	Message       isControllerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -603,6 +629,15 @@ func (x *ControllerMessage) GetRecall() *RecallTopics {
 	return nil
 }
 
+func (x *ControllerMessage) GetSeek() *SeekOrder {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_Seek); ok {
+			return x.Seek
+		}
+	}
+	return nil
+}
+
 type isControllerMessage_Message interface {
 	isControllerMessage_Message()
 }
@@ -639,6 +674,10 @@ type ControllerMessage_Recall struct {
 	Recall *RecallTopics `protobuf:"bytes,12,opt,name=recall,proto3,oneof"`
 }
 
+type ControllerMessage_Seek struct {
+	Seek *SeekOrder `protobuf:"bytes,13,opt,name=seek,proto3,oneof"`
+}
+
 func (*ControllerMessage_Hello) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
@@ -654,6 +693,8 @@ func (*ControllerMessage_Nudge) isControllerMessage_Message() {}
 func (*ControllerMessage_Keep) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Recall) isControllerMessage_Message() {}
+
+func (*ControllerMessage_Seek) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1312,18 +1353,162 @@ func (x *CaptureArrivals) GetLasts() *durationpb.Duration {
 	return nil
 }
 
+// SeekOrder: have a channel go on from another place. Only for a broker whose hello says
+// `seeks`.
+type SeekOrder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Echoed in the SeekResult.
+	Request       uint64 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic         string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel       string `protobuf:"bytes,3,opt,name=channel,proto3" json:"channel,omitempty"`
+	To            *Place `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekOrder) Reset() {
+	*x = SeekOrder{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekOrder) ProtoMessage() {}
+
+func (x *SeekOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekOrder.ProtoReflect.Descriptor instead.
+func (*SeekOrder) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SeekOrder) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *SeekOrder) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *SeekOrder) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *SeekOrder) GetTo() *Place {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+// SeekResult answers SeekOrder, once it stands after a crash.
+type SeekResult struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	// From where the channel goes on, in this broker's log.
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// As in SeekOutcome; empty when done.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekResult) Reset() {
+	*x = SeekResult{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekResult) ProtoMessage() {}
+
+func (x *SeekResult) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekResult.ProtoReflect.Descriptor instead.
+func (*SeekResult) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SeekResult) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *SeekResult) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *SeekResult) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SeekResult) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 var File_srtm_v1_broker_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
-	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\x9e\x02\n" +
+	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\xd6\x02\n" +
 	"\rBrokerMessage\x12,\n" +
 	"\x05hello\x18\x01 \x01(\v2\x14.srtm.v1.BrokerHelloH\x00R\x05hello\x12?\n" +
 	"\x0eprepare_result\x18\x02 \x01(\v2\x16.srtm.v1.PrepareResultH\x00R\rprepareResult\x12/\n" +
 	"\x06report\x18\x03 \x01(\v2\x15.srtm.v1.BrokerReportH\x00R\x06report\x12/\n" +
 	"\barrivals\x18\x04 \x01(\v2\x11.srtm.v1.ArrivalsH\x00R\barrivals\x121\n" +
-	"\arecords\x18\x05 \x01(\v2\x15.srtm.v1.TopicRecordsH\x00R\arecordsB\t\n" +
-	"\amessage\"\x80\x02\n" +
+	"\arecords\x18\x05 \x01(\v2\x15.srtm.v1.TopicRecordsH\x00R\arecords\x126\n" +
+	"\vseek_result\x18\x06 \x01(\v2\x13.srtm.v1.SeekResultH\x00R\n" +
+	"seekResultB\t\n" +
+	"\amessage\"\x96\x02\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -1334,7 +1519,9 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x04mcap\x18\x06 \x01(\x03R\x04mcap\x12\x16\n" +
 	"\x06topics\x18\a \x03(\tR\x06topics\x12\x1a\n" +
 	"\bhostname\x18\b \x01(\tR\bhostname\x12\x12\n" +
-	"\x04anew\x18\t \x01(\bR\x04anew\";\n" +
+	"\x04anew\x18\t \x01(\bR\x04anew\x12\x14\n" +
+	"\x05seeks\x18\n" +
+	" \x01(\bR\x05seeks\";\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"\xba\x01\n" +
 	"\bArrivals\x12\x14\n" +
@@ -1349,7 +1536,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05first\x18\a \x01(\bR\x05first\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xa8\x03\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xd2\x03\n" +
 	"\x11ControllerMessage\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.srtm.v1.ControllerHelloH\x00R\x05hello\x121\n" +
 	"\aprepare\x18\x02 \x01(\v2\x15.srtm.v1.PrepareTopicH\x00R\aprepare\x12.\n" +
@@ -1359,7 +1546,8 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05nudge\x18\n" +
 	" \x01(\v2\x17.srtm.v1.NudgeConsumersH\x00R\x05nudge\x12)\n" +
 	"\x04keep\x18\v \x01(\v2\x13.srtm.v1.KeepRecordH\x00R\x04keep\x12/\n" +
-	"\x06recall\x18\f \x01(\v2\x15.srtm.v1.RecallTopicsH\x00R\x06recallB\t\n" +
+	"\x06recall\x18\f \x01(\v2\x15.srtm.v1.RecallTopicsH\x00R\x06recall\x12(\n" +
+	"\x04seek\x18\r \x01(\v2\x12.srtm.v1.SeekOrderH\x00R\x04seekB\t\n" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
@@ -1401,7 +1589,18 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\bchannels\x18\x02 \x03(\tR\bchannels\"X\n" +
 	"\x0fCaptureArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12/\n" +
-	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts2R\n" +
+	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\"u\n" +
+	"\tSeekOrder\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x18\n" +
+	"\achannel\x18\x03 \x01(\tR\achannel\x12\x1e\n" +
+	"\x02to\x18\x04 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\"l\n" +
+	"\n" +
+	"SeekResult\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error2R\n" +
 	"\rBrokerService\x12A\n" +
 	"\aSession\x12\x16.srtm.v1.BrokerMessage\x1a\x1a.srtm.v1.ControllerMessage(\x010\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
@@ -1417,7 +1616,7 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
 	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
@@ -1436,10 +1635,13 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*DrainPublishers)(nil),     // 14: srtm.v1.DrainPublishers
 	(*NudgeConsumers)(nil),      // 15: srtm.v1.NudgeConsumers
 	(*CaptureArrivals)(nil),     // 16: srtm.v1.CaptureArrivals
-	(*TopicStats)(nil),          // 17: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
-	(*Slo)(nil),                 // 19: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 20: srtm.v1.OverLimitPolicy
+	(*SeekOrder)(nil),           // 17: srtm.v1.SeekOrder
+	(*SeekResult)(nil),          // 18: srtm.v1.SeekResult
+	(*TopicStats)(nil),          // 19: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
+	(*Slo)(nil),                 // 21: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 22: srtm.v1.OverLimitPolicy
+	(*Place)(nil),               // 23: srtm.v1.Place
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
@@ -1447,28 +1649,31 @@ var file_srtm_v1_broker_proto_depIdxs = []int32{
 	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
 	3,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
 	10, // 4: srtm.v1.BrokerMessage.records:type_name -> srtm.v1.TopicRecords
-	17, // 5: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
-	6,  // 6: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
-	7,  // 7: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
-	13, // 8: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
-	14, // 9: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
-	16, // 10: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
-	15, // 11: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
-	8,  // 12: srtm.v1.ControllerMessage.keep:type_name -> srtm.v1.KeepRecord
-	9,  // 13: srtm.v1.ControllerMessage.recall:type_name -> srtm.v1.RecallTopics
-	18, // 14: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	19, // 15: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	20, // 16: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	12, // 17: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
-	11, // 18: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
-	18, // 19: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	0,  // 20: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	5,  // 21: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	21, // [21:22] is the sub-list for method output_type
-	20, // [20:21] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	18, // 5: srtm.v1.BrokerMessage.seek_result:type_name -> srtm.v1.SeekResult
+	19, // 6: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	6,  // 7: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
+	7,  // 8: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
+	13, // 9: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
+	14, // 10: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
+	16, // 11: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
+	15, // 12: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
+	8,  // 13: srtm.v1.ControllerMessage.keep:type_name -> srtm.v1.KeepRecord
+	9,  // 14: srtm.v1.ControllerMessage.recall:type_name -> srtm.v1.RecallTopics
+	17, // 15: srtm.v1.ControllerMessage.seek:type_name -> srtm.v1.SeekOrder
+	20, // 16: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	21, // 17: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	22, // 18: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	12, // 19: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
+	11, // 20: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
+	20, // 21: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	23, // 22: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
+	0,  // 23: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	5,  // 24: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	24, // [24:25] is the sub-list for method output_type
+	23, // [23:24] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -1483,6 +1688,7 @@ func file_srtm_v1_broker_proto_init() {
 		(*BrokerMessage_Report)(nil),
 		(*BrokerMessage_Arrivals)(nil),
 		(*BrokerMessage_Records)(nil),
+		(*BrokerMessage_SeekResult)(nil),
 	}
 	file_srtm_v1_broker_proto_msgTypes[5].OneofWrappers = []any{
 		(*ControllerMessage_Hello)(nil),
@@ -1493,6 +1699,7 @@ func file_srtm_v1_broker_proto_init() {
 		(*ControllerMessage_Nudge)(nil),
 		(*ControllerMessage_Keep)(nil),
 		(*ControllerMessage_Recall)(nil),
+		(*ControllerMessage_Seek)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1500,7 +1707,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

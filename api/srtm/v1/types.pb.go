@@ -15,6 +15,8 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	emptypb "google.golang.org/protobuf/types/known/emptypb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -715,11 +717,130 @@ func (x *TopicStats) GetBurstNeeded() uint64 {
 	return 0
 }
 
+// Place is where in a topic's log a channel is to go on. One must be set.
+type Place struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to To:
+	//
+	//	*Place_Begin
+	//	*Place_End
+	//	*Place_Time
+	//	*Place_Offset
+	To            isPlace_To `protobuf_oneof:"to"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Place) Reset() {
+	*x = Place{}
+	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Place) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Place) ProtoMessage() {}
+
+func (x *Place) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Place.ProtoReflect.Descriptor instead.
+func (*Place) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Place) GetTo() isPlace_To {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *Place) GetBegin() *emptypb.Empty {
+	if x != nil {
+		if x, ok := x.To.(*Place_Begin); ok {
+			return x.Begin
+		}
+	}
+	return nil
+}
+
+func (x *Place) GetEnd() *emptypb.Empty {
+	if x != nil {
+		if x, ok := x.To.(*Place_End); ok {
+			return x.End
+		}
+	}
+	return nil
+}
+
+func (x *Place) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		if x, ok := x.To.(*Place_Time); ok {
+			return x.Time
+		}
+	}
+	return nil
+}
+
+func (x *Place) GetOffset() uint64 {
+	if x != nil {
+		if x, ok := x.To.(*Place_Offset); ok {
+			return x.Offset
+		}
+	}
+	return 0
+}
+
+type isPlace_To interface {
+	isPlace_To()
+}
+
+type Place_Begin struct {
+	// The oldest message that is retained.
+	Begin *emptypb.Empty `protobuf:"bytes,1,opt,name=begin,proto3,oneof"`
+}
+
+type Place_End struct {
+	// Behind the newest.
+	End *emptypb.Empty `protobuf:"bytes,2,opt,name=end,proto3,oneof"`
+}
+
+type Place_Time struct {
+	// The first that was published at this time or later; 1970 .. 2200.
+	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3,oneof"`
+}
+
+type Place_Offset struct {
+	// At most the end of the log. Each broker counts its own.
+	Offset uint64 `protobuf:"varint,4,opt,name=offset,proto3,oneof"`
+}
+
+func (*Place_Begin) isPlace_To() {}
+
+func (*Place_End) isPlace_To() {}
+
+func (*Place_Time) isPlace_To() {}
+
+func (*Place_Offset) isPlace_To() {}
+
 var File_srtm_v1_types_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/types.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\"\x98\x01\n" +
+	"\x13srtm/v1/types.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x98\x01\n" +
 	"\bContract\x12\x1d\n" +
 	"\n" +
 	"rate_milli\x18\x01 \x01(\x03R\trateMilli\x12\x14\n" +
@@ -778,7 +899,13 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess\x12/\n" +
 	"\x13channel_subscribers\x18\x14 \x03(\rR\x12channelSubscribers\x12.\n" +
 	"\bconsumer\x18\x12 \x01(\v2\x12.srtm.v1.HistogramR\bconsumer\x12!\n" +
-	"\fburst_needed\x18\x13 \x01(\x04R\vburstNeeded*o\n" +
+	"\fburst_needed\x18\x13 \x01(\x04R\vburstNeeded\"\xb5\x01\n" +
+	"\x05Place\x12.\n" +
+	"\x05begin\x18\x01 \x01(\v2\x16.google.protobuf.EmptyH\x00R\x05begin\x12*\n" +
+	"\x03end\x18\x02 \x01(\v2\x16.google.protobuf.EmptyH\x00R\x03end\x120\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampH\x00R\x04time\x12\x18\n" +
+	"\x06offset\x18\x04 \x01(\x04H\x00R\x06offsetB\x04\n" +
+	"\x02to*o\n" +
 	"\x0fOverLimitPolicy\x12!\n" +
 	"\x1dOVER_LIMIT_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17OVER_LIMIT_POLICY_DELAY\x10\x01\x12\x1c\n" +
@@ -797,32 +924,38 @@ func file_srtm_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_srtm_v1_types_proto_goTypes = []any{
-	(OverLimitPolicy)(0),        // 0: srtm.v1.OverLimitPolicy
-	(*Contract)(nil),            // 1: srtm.v1.Contract
-	(*Slo)(nil),                 // 2: srtm.v1.Slo
-	(*Share)(nil),               // 3: srtm.v1.Share
-	(*Publisher)(nil),           // 4: srtm.v1.Publisher
-	(*PublisherGroup)(nil),      // 5: srtm.v1.PublisherGroup
-	(*Histogram)(nil),           // 6: srtm.v1.Histogram
-	(*TopicStats)(nil),          // 7: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 8: google.protobuf.Duration
+	(OverLimitPolicy)(0),          // 0: srtm.v1.OverLimitPolicy
+	(*Contract)(nil),              // 1: srtm.v1.Contract
+	(*Slo)(nil),                   // 2: srtm.v1.Slo
+	(*Share)(nil),                 // 3: srtm.v1.Share
+	(*Publisher)(nil),             // 4: srtm.v1.Publisher
+	(*PublisherGroup)(nil),        // 5: srtm.v1.PublisherGroup
+	(*Histogram)(nil),             // 6: srtm.v1.Histogram
+	(*TopicStats)(nil),            // 7: srtm.v1.TopicStats
+	(*Place)(nil),                 // 8: srtm.v1.Place
+	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
+	(*emptypb.Empty)(nil),         // 10: google.protobuf.Empty
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
 }
 var file_srtm_v1_types_proto_depIdxs = []int32{
-	2, // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
-	0, // 1: srtm.v1.Contract.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	8, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
-	8, // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
-	6, // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
-	6, // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
-	6, // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
-	6, // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	2,  // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
+	0,  // 1: srtm.v1.Contract.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	9,  // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
+	9,  // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
+	6,  // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
+	6,  // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
+	6,  // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
+	6,  // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
+	10, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
+	10, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
+	11, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_types_proto_init() }
@@ -830,13 +963,19 @@ func file_srtm_v1_types_proto_init() {
 	if File_srtm_v1_types_proto != nil {
 		return
 	}
+	file_srtm_v1_types_proto_msgTypes[7].OneofWrappers = []any{
+		(*Place_Begin)(nil),
+		(*Place_End)(nil),
+		(*Place_Time)(nil),
+		(*Place_Offset)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_types_proto_rawDesc), len(file_srtm_v1_types_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -187,6 +187,18 @@ func (n *Node) RemoveUnused(name string) error {
 // ErrNotPrepared is what Grant says of a topic that is not there, or not limited.
 var ErrNotPrepared = errors.New("the topic is not prepared")
 
+// Seek implements agent.Node: the channel, if there is one, is at offset 7.
+func (n *Node) Seek(name, channel string, _ *srtmv1.Place) *srtmv1.SeekResult {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.mu.topics[name]; t == nil {
+		return &srtmv1.SeekResult{Reason: "TOPIC_UNKNOWN", Error: "no such topic"}
+	} else if !slices.Contains(t.Channels, channel) {
+		return &srtmv1.SeekResult{Reason: "CHANNEL_UNKNOWN", Error: "no such channel"}
+	}
+	return &srtmv1.SeekResult{Offset: 7}
+}
+
 // Grant implements agent.Node.
 func (n *Node) Grant(name string, share, base tokenbucket.Share, flexUntil, until mono.Time, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	n.mu.Lock()

@@ -1,0 +1,103 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// SeekChannel has the brokers of a topic, or the one that only names, move a channel, and
+// returns what became of it on each, by id. Before any is asked: catalog.ErrTopicUnknown,
+// catalog.ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
+func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to *srtmv1.Place, only string) ([]*srtmv1.SeekOutcome, error) {
+	if err := c.following(); err != nil {
+		return nil, err
+	}
+	if _, err := c.Topic(topic); err != nil {
+		return nil, err
+	}
+	waits, err := c.orderSeek(topic, channel, to, only)
+	if err != nil {
+		return nil, err
+	}
+	limit, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
+	defer cancel()
+	outcomes := make([]*srtmv1.SeekOutcome, len(waits))
+	for i, w := range waits {
+		var r *srtmv1.SeekResult
+		select {
+		case r = <-w.done:
+		case <-limit.Done():
+			r = failedSeek(ErrNoAnswer)
+			c.mu.Lock()
+			delete(w.session.seeks, w.number)
+			c.mu.Unlock()
+		}
+		outcomes[i] = &srtmv1.SeekOutcome{BrokerId: w.session.broker, Offset: r.Offset, Reason: r.Reason, Error: r.Error}
+	}
+	c.cfg.Log.Info("channel moved", obs.KeyTopic, topic, obs.KeyChannel, channel, "to", to.String(), "brokers", len(waits))
+	return outcomes, nil
+}
+
+// seekWait is an order that is not answered yet.
+type seekWait struct {
+	session *Session
+	number  uint64
+	done    <-chan *srtmv1.SeekResult
+}
+
+func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only string) (waits []seekWait, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closing {
+		return nil, ErrClosing
+	}
+	for _, b := range c.mu.cat.Brokers() {
+		if only != "" && b.ID != only || !slices.Contains(c.mu.cat.Placed(b.ID), topic) {
+			continue
+		}
+		s := c.mu.sessions[b.ID]
+		if s == nil {
+			return nil, fmt.Errorf("broker %s of topic %s is away, nothing was done: %w", b.ID, topic, ErrBrokerGone)
+		}
+		if !s.canSeek {
+			return nil, fmt.Errorf("broker %s of topic %s, release %s, nothing was done: %w", b.ID, topic, b.Version, ErrBrokerOld)
+		}
+		waits = append(waits, seekWait{session: s})
+	}
+	if len(waits) == 0 {
+		return nil, fmt.Errorf("topic %s is not on broker %q: %w", topic, only, catalog.ErrBrokerUnknown)
+	}
+	if _, offset := to.GetTo().(*srtmv1.Place_Offset); offset && len(waits) > 1 {
+		return nil, &BadMessage{"to.offset", fmt.Sprintf("offsets are of each broker's own log, and the topic has %d: name one in broker_id", len(waits))}
+	}
+	for i, w := range waits {
+		c.mu.requests++
+		done := make(chan *srtmv1.SeekResult, 1)
+		waits[i].number, waits[i].done = c.mu.requests, done
+		w.session.seeks[c.mu.requests] = done
+		w.session.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Seek{Seek: &srtmv1.SeekOrder{
+			Request: c.mu.requests, Topic: topic, Channel: channel, To: to,
+		}}})
+	}
+	return waits, nil
+}
+
+// sought takes an answer; one that comes too late is none.
+func (c *Controller) sought(s *Session, r *srtmv1.SeekResult) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if done := s.seeks[r.Request]; done != nil {
+		done <- r
+		delete(s.seeks, r.Request)
+	}
+}
+
+// failedSeek is of a broker that may have done it.
+func failedSeek(err error) *srtmv1.SeekResult {
+	return &srtmv1.SeekResult{Reason: "BROKER_FAILED", Error: err.Error()}
+}
