@@ -165,7 +165,8 @@ func (st *store) run() {
 			saves = true
 		}
 		_, want, _ := st.topic.mu.core.Want()
-		more = failing || saves || want > 0 || st.topic.mu.core.Unwritten()
+		// Stopped since the last look: it ends above, where the log is removed.
+		more = st.stopped || failing || saves || want > 0 || st.topic.mu.core.Unwritten()
 		if !more {
 			st.scratch = nil
 		}
