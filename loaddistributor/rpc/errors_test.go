@@ -24,7 +24,6 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
-	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // domain has every exported error of the packages that rpc stands on, by
@@ -57,8 +56,7 @@ var domain = map[string]struct {
 	"controller.ErrBrokerOld":     {controller.ErrBrokerOld, codes.FailedPrecondition, ReasonBrokerTooOld},
 	"controller.ErrNoAnswer":      {controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrUnsteady":      {controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady},
-	"reconcile.BrokerError":       {&controller.BrokerError{Broker: "b", Cause: controller.ErrNoAnswer}, codes.Unavailable, ReasonBrokerFailed},
-	"reconcile.ErrNoAnswer":       {reconcile.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed},
+	"controller.BrokerError":      {&controller.BrokerError{Broker: "b", Cause: controller.ErrNoAnswer}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.RefusedError":     {&controller.RefusedError{Text: "t"}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.AdaptorError":     {&controller.AdaptorError{Cause: status.Error(codes.FailedPrecondition, "no")}, codes.Unavailable, ReasonAdaptorFailed},
 	"controller.BadMessage":       {&controller.BadMessage{Field: "f", Problem: "p"}, codes.InvalidArgument, ReasonBadRequest},
@@ -72,11 +70,8 @@ var domain = map[string]struct {
 func TestEveryDomainErrorHasACode(t *testing.T) {
 	root := testkit.Root(t)
 	declared := 0
-	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "loaddistributor/reconcile", "internal/bidi"} {
+	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "internal/bidi"} {
 		for _, name := range exportedErrors(t, filepath.Join(root, dir)) {
-			if name == "reconcile.ErrSettled" { // it does not leave the controller
-				continue
-			}
 			declared++
 			if _, ok := domain[name]; !ok {
 				t.Errorf("%s has no code: add it to the table, and here", name)
