@@ -307,11 +307,17 @@ func (st *store) write() (wrote bool, err error) {
 	}
 	log, err := st.ensure()
 	if err == nil {
+		t.mu.Lock()
+		first := !st.used
+		st.used = true
+		t.mu.Unlock()
+		if first { // or a crash would undo an order that found nothing to save
+			t.settled()
+		}
 		_, err = log.Append(x.records)
 	}
 	s = t.begin()
 	if err == nil {
-		st.used = true
 		t.mu.core.Written(t.broker.now(), upTo, &s.fx)
 	}
 	t.mu.core.LetGo(x.batch, &s.fx)

@@ -1,0 +1,633 @@
+package commitlog_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+)
+
+// progress is how far a channel is with a message.
+type progress struct {
+	done     bool          // it must not come again
+	attempts uint16        // it was delivered so often
+	due      time.Duration // it must not come before, by the test's clock
+}
+
+// channelOwner is a channel's one consumer, and what the channel must and must not do,
+// by the messages' numbers.
+type channelOwner struct {
+	sub  *broker.Subscription
+	owed map[int]bool // it must get, and has not finished
+	now  map[int]progress
+	// saved is what a crash leaves of now at least.
+	saved map[int]progress
+	held  map[int]wire.MessageID // in flight, as far as it knows
+	last  int                    // delivered first in this life
+}
+
+// lives is a broker over a disk that fails, those after it, and a model that knows
+// what they have promised.
+type lives struct {
+	rng      *rand.Rand
+	fsync    bool // the machine crashes; else the process
+	through  bool
+	retain   bool
+	sizes    [2]int // of memory, and of what may be unfinished
+	metadata string
+	begin    time.Time
+	log      []string
+
+	sim *commitlog.SimDisk
+	st  *broker.Storage
+	b   *broker.Broker
+	top *broker.Topic
+
+	n        int          // messages published, those that were refused too
+	waits    map[int]bool // published while the topic is paused
+	paused   bool
+	durable  map[int]bool          // accepted, and there after a crash
+	gone     map[int]bool          // emptied from the topic
+	due      map[int]time.Duration // of what was published to be deferred, by the test's clock
+	known    int                   // the number of the last message known as released, after a crash
+	channels map[string]*channelOwner
+	checked  int // deliveries
+}
+
+type broken string
+
+func (l *lives) note(format string, args ...any) {
+	l.log = append(l.log, l.now().String()+" "+fmt.Sprintf(format, args...))
+}
+
+func (l *lives) fatalf(format string, args ...any) {
+	l.note(format, args...)
+	panic(broken(strings.Join(l.log[max(0, len(l.log)-120):], "\n")))
+}
+
+func (l *lives) now() time.Duration { return time.Since(l.begin) }
+
+// ok says whether something was done, for which there is no excuse but that the power
+// is gone.
+func (l *lives) ok(what string, err error) bool {
+	dead := l.sim.Dead()
+	l.note("%s: %v, power gone: %v", what, err, dead)
+	if err != nil && !dead {
+		l.fatalf("%s: %v", what, err)
+	}
+	return !dead
+}
+
+func (l *lives) open() {
+	now := func() mono.Time { return mono.Time(time.Hour) + mono.Time(l.now()) }
+	disk := l.sim.Disk()
+	cfg := broker.StorageConfig{
+		Path: filepath.Dir(l.metadata), Metadata: l.metadata, SegmentBytes: 1 << 10, MaxRecord: 1 << 12, Overflow: 20,
+		MaxUnfinished: l.sizes[1], Through: l.through, Fsync: l.fsync, Log: slog.New(slog.DiscardHandler), Disk: &disk,
+		Clocks: func() (mono.Time, mono.Wall) { return now(), mono.Wall(time.Now().UnixNano()) },
+	}
+	if l.retain {
+		cfg.Retain = metadata.Retention{Bytes: 1 << 13}
+	}
+	restore := func() (err error) {
+		l.st, l.b = nil, nil
+		if l.st, err = broker.OpenStorage(cfg); err != nil {
+			return err
+		}
+		if l.b, err = broker.New(broker.Config{Capacity: l.sizes[0], MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: l.st, Now: now}); err != nil {
+			return err
+		}
+		if err = l.b.Restore(); err == nil {
+			l.top, err = l.b.CreateTopic("t")
+		}
+		return err
+	}
+	for err := restore(); err != nil; err = restore() {
+		if l.ok("open", err) {
+			l.fatalf("open: %v", err)
+		}
+		_ = l.close()
+		l.revive()
+		disk = l.sim.Disk()
+	}
+	names := l.top.ChannelNames()
+	for name := range l.channels {
+		if !slices.Contains(names, name) {
+			l.fatalf("channel %s is gone, there are %v", name, names)
+		}
+	}
+	l.top.Unpause()
+	l.paused = false
+	clear(l.waits)
+	l.note("opened, there are %v", names)
+	for _, name := range names {
+		l.subscribe(name)
+	}
+}
+
+// close returns what Broker.Close does.
+func (l *lives) close() (err error) {
+	if l.b != nil {
+		err = l.b.Close()
+	}
+	if l.st != nil {
+		err = errors.Join(err, l.st.Close())
+	}
+	return err
+}
+
+// revive makes of the disk what the next process finds.
+func (l *lives) revive() {
+	if l.fsync {
+		l.sim = l.sim.Crash()
+	} else {
+		l.sim.Kill()
+	}
+}
+
+// subscribe makes a channel, or has a consumer of one that is there.
+func (l *lives) subscribe(name string) {
+	sub, err := l.top.Subscribe(name, broker.Subscriber{MsgTimeout: 50 * time.Millisecond}, func() {})
+	if err == nil {
+		err = sub.Ready(1 + l.rng.IntN(10))
+	}
+	if err != nil {
+		l.fatalf("subscribe to %s: %v", name, err)
+	}
+	l.b.Recorded()
+	c := l.channels[name]
+	if c == nil {
+		c = &channelOwner{owed: map[int]bool{}, now: map[int]progress{}, saved: map[int]progress{}}
+		if len(l.channels) > 0 {
+			for n := 1; n <= l.n; n++ {
+				switch {
+				case l.waits[n]:
+					c.owed[n] = l.durable[n]
+				case n <= l.known:
+					c.now[n], c.saved[n] = progress{done: true}, progress{done: true}
+				}
+			}
+		}
+		l.channels[name] = c
+		l.note("channel %s is new", name)
+	}
+	c.sub, c.held = sub, map[int]wire.MessageID{}
+}
+
+func (l *lives) publish() {
+	for range 1 + l.rng.IntN(4) {
+		if l.sim.Dead() {
+			return
+		}
+		l.n++
+		var stored broker.Stored
+		p := broker.Published{Body: []byte(strconv.Itoa(l.n) + strings.Repeat(" ", l.rng.IntN(200))), Arrival: stamp.Arrival{At: l.b.Now(), Source: stamp.Read}, Stored: &stored}
+		if l.rng.IntN(6) == 0 {
+			p.Defer = time.Duration(1+l.rng.IntN(300)) * time.Millisecond
+		}
+		if p.Defer > 0 {
+			l.due[l.n] = l.now() + p.Defer
+		}
+		err := l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), p)
+		if err == nil {
+			err = l.top.Sync(stored)
+		}
+		l.waits[l.n] = l.paused
+		// An answer is one although the power went right after it.
+		if l.ok(fmt.Sprint("publish ", l.n, " for ", p.Defer), err) || err == nil {
+			l.durable[l.n] = l.through || l.fsync
+			for _, c := range l.channels {
+				c.owed[l.n] = true
+			}
+		}
+	}
+}
+
+// take has a channel's consumer take what is there, and do something with it.
+func (l *lives) take(name string) {
+	c := l.channels[name]
+	var out broker.Outgoing
+	for {
+		out.Reset()
+		if !c.sub.Take(&out, 1<<20) {
+			l.fatalf("the subscription to %s is closed", name)
+		}
+		if out.Messages() == 0 {
+			return
+		}
+		c.sub.Wrote(&out)
+		for in := out.Frames; len(in) > 0; {
+			_, data, size, err := wire.ParseFrame(in, 1<<20)
+			if err != nil {
+				l.fatalf("frame: %v", err)
+			}
+			in = in[size:]
+			m, err := wire.ParseMessage(data)
+			if err != nil {
+				l.fatalf("message: %v", err)
+			}
+			n, err := strconv.Atoi(strings.TrimRight(string(m.Body), " "))
+			if err != nil || n > l.n {
+				l.fatalf("message %q was never published", m.Body)
+			}
+			l.delivered(name, n, m)
+		}
+	}
+}
+
+func (l *lives) delivered(name string, n int, m wire.Message) {
+	c := l.channels[name]
+	was := c.now[n]
+	l.checked++
+	l.note("%s gets %d, attempt %d", name, n, m.Attempts)
+	switch {
+	case was.done:
+		l.fatalf("channel %s gets %d again, which was done", name, n)
+	case l.gone[n]:
+		l.fatalf("channel %s gets %d, which was emptied from the topic", name, n)
+	case l.now() < max(was.due, l.due[n]):
+		l.fatalf("channel %s gets %d at %v, before %v", name, n, l.now(), max(was.due, l.due[n]))
+	case m.Attempts <= was.attempts:
+		l.fatalf("channel %s gets %d with attempt %d, which it had in attempt %d", name, n, m.Attempts, was.attempts)
+	case m.Attempts == 1 && l.due[n] == 0:
+		if n < c.last {
+			l.fatalf("channel %s gets %d after %d", name, n, c.last)
+		}
+		c.last = n
+	}
+	c.now[n] = progress{attempts: m.Attempts}
+	c.held[n] = m.ID
+	switch l.rng.IntN(5) {
+	case 0: // until it times out, or later
+	case 1:
+		delay := time.Duration(l.rng.IntN(4)) * 100 * time.Millisecond
+		if l.ok(fmt.Sprint("requeue ", n, " for ", delay), c.sub.Requeue(m.ID, delay)); delay > 0 {
+			c.now[n] = progress{attempts: m.Attempts, due: l.now() + delay}
+		}
+		delete(c.held, n)
+	case 2:
+		l.ok(fmt.Sprint("touch ", n), c.sub.Touch(m.ID))
+	default:
+		l.finish(c, n)
+	}
+}
+
+func (l *lives) finish(c *channelOwner, n int) {
+	id := c.held[n]
+	delete(c.held, n)
+	if err := c.sub.Finish(id); err != nil {
+		return // it has timed out
+	}
+	l.note("finished %d", n)
+	p := c.now[n]
+	p.done = true
+	c.now[n] = p
+	delete(c.owed, n)
+}
+
+// saved notes that channels are on disk as they are.
+func (l *lives) saved() {
+	if !l.paused {
+		l.known = l.n
+	}
+	for _, c := range l.channels {
+		c.saved = maps.Clone(c.now)
+	}
+}
+
+func (l *lives) random() string {
+	return slices.Sorted(maps.Keys(l.channels))[l.rng.IntN(len(l.channels))]
+}
+
+func (l *lives) step() {
+	switch l.rng.IntN(20) {
+	default:
+		l.publish()
+	case 6, 7, 8:
+		l.wait(time.Duration(l.rng.IntN(120)) * time.Millisecond)
+	case 9, 10:
+		for _, c := range l.channels {
+			for _, n := range slices.Sorted(maps.Keys(c.held)) {
+				if l.rng.IntN(2) == 0 {
+					l.finish(c, n)
+				}
+			}
+		}
+	case 11, 12: // long enough to be saved, and seldom so long that nothing is in flight
+		changes := make(map[string]map[int]progress)
+		for name, c := range l.channels {
+			changes[name] = maps.Clone(c.now)
+		}
+		known := l.n
+		paused := l.paused
+		l.wait(450 * time.Millisecond)
+		if l.ok("save", nil) {
+			if !paused {
+				l.known = known
+			}
+			for name, c := range l.channels {
+				c.saved = changes[name]
+			}
+		}
+	case 13:
+		if l.paused = !l.paused; l.paused {
+			l.top.Pause()
+		} else {
+			l.top.Unpause()
+			clear(l.waits)
+		}
+		l.note("paused: %v", l.paused)
+	case 14:
+		name := l.random()
+		c := l.channels[name]
+		ok := l.ok("empty "+name, l.top.EmptyChannel(name))
+		l.discards(c, ok)
+	case 15:
+		l.top.Empty()
+		ok := l.ok("empty the topic", nil)
+		for n := range l.waits {
+			if l.waits[n] {
+				if l.gone[n] = ok; !ok {
+					l.doubt(n)
+					continue
+				}
+				for _, c := range l.channels {
+					delete(c.owed, n)
+				}
+			}
+		}
+		clear(l.waits)
+	case 16:
+		if name := "c" + strconv.Itoa(l.rng.IntN(2)); l.channels[name] == nil {
+			l.subscribe(name)
+		} else {
+			delete(l.channels, name)
+			err := l.top.DeleteChannel(name)
+			l.b.Recorded()
+			l.ok("delete "+name, err)
+		}
+	case 17:
+		name := l.random()
+		c := l.channels[name]
+		if l.rng.IntN(2) == 0 {
+			_, err := l.top.Seek(name, broker.Place{End: true})
+			l.discards(c, l.ok("seek the end of "+name, err))
+			break
+		}
+		_, err := l.top.Seek(name, broker.Place{})
+		l.ok("seek the beginning of "+name, err)
+		// All that is retained may come again; what is not, but is there, and emptied, too.
+		if !l.retain {
+			clear(l.gone)
+		}
+		for _, m := range []map[int]progress{c.now, c.saved} {
+			clear(m)
+		}
+		c.last = 0
+		clear(c.held)
+	case 18:
+		l.sim.DieSoon(1 + l.rng.IntN(25))
+	case 19:
+		if l.rng.IntN(2) == 0 {
+			l.sim.Die()
+		} else {
+			l.stop()
+		}
+	}
+}
+
+// doubt says that nobody knows whether a message is owed.
+func (l *lives) doubt(n int) {
+	delete(l.durable, n)
+	for _, c := range l.channels {
+		delete(c.owed, n)
+	}
+}
+
+// discards says that a channel need have nothing of what was released, and if that is
+// so for good must not.
+func (l *lives) discards(c *channelOwner, ok bool) {
+	for n := 1; n <= l.n; n++ {
+		if l.waits[n] {
+			continue
+		}
+		delete(c.owed, n)
+		if p := c.now[n]; ok {
+			p.done = true
+			c.now[n], c.saved[n] = p, p
+		}
+	}
+	clear(c.held)
+}
+
+// stop ends the process in order.
+func (l *lives) stop() {
+	err := l.close()
+	if !l.ok("stop", err) {
+		l.crash()
+		return
+	}
+	for n := 1; n <= l.n; n++ {
+		l.durable[n] = true
+	}
+	l.saved()
+	l.next()
+}
+
+// crash ends the process without a word: what it had in memory alone is gone.
+func (l *lives) crash() {
+	l.note("crash")
+	recorded, err := os.ReadFile(l.metadata)
+	l.sim.Die()
+	_ = l.close()
+	if err == nil {
+		if err := os.WriteFile(l.metadata, recorded, 0o600); err != nil {
+			l.fatalf("metadata: %v", err)
+		}
+	}
+	l.revive()
+	for _, c := range l.channels {
+		for n := range c.owed {
+			if !l.durable[n] {
+				delete(c.owed, n)
+			}
+		}
+		c.now = maps.Clone(c.saved)
+	}
+	l.next()
+}
+
+func (l *lives) next() {
+	<-time.After(time.Millisecond) // ids are of the wall clock, here a virtual one
+	for _, c := range l.channels {
+		c.last = 0
+	}
+	l.open()
+}
+
+// wait lets time go by, in which the consumers take what they get as it comes.
+func (l *lives) wait(d time.Duration) {
+	for end := l.now() + d; l.now() < end && !l.sim.Dead(); {
+		<-time.After(min(10*time.Millisecond, end-l.now())) // of virtual time
+		l.takes()
+	}
+}
+
+func (l *lives) settle() {
+	synctest.Wait()
+	if l.sim.Dead() {
+		l.crash()
+	}
+	l.takes()
+}
+
+func (l *lives) takes() {
+	synctest.Wait()
+	for _, name := range slices.Sorted(maps.Keys(l.channels)) {
+		l.take(name)
+	}
+	synctest.Wait()
+}
+
+func (l *lives) run(steps int) {
+	defer func() { _ = l.close() }()
+	l.open()
+	l.subscribe("a")
+	l.subscribe("b")
+	for range steps {
+		l.step()
+		l.settle()
+	}
+	// All of it comes in the end.
+	l.note("the end")
+	l.top.Unpause()
+	left := func() (n int) {
+		for _, c := range l.channels {
+			n += len(c.owed)
+		}
+		return n
+	}
+	for i := 0; i < 200 && left() > 0; i++ {
+		l.wait(100 * time.Millisecond)
+		l.settle()
+		for _, c := range l.channels {
+			for n := range maps.Clone(c.held) {
+				l.finish(c, n)
+			}
+		}
+	}
+	for name, c := range l.channels {
+		if len(c.owed) > 0 {
+			l.fatalf("channel %s did not get %v: %+v, disk %v", name, slices.Sorted(maps.Keys(c.owed)), l.top.Stats(), l.b.Health())
+		}
+	}
+}
+
+// What a channel was emptied of while it was in memory alone is written later, for
+// another channel. A crash right then does not bring it back.
+func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
+	path := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(1, 1))
+		l := &lives{
+			rng: rng, sizes: [2]int{2, 0}, begin: time.Now(), metadata: filepath.Join(path, "metadata.json"), sim: commitlog.NewSimDisk(rng),
+			channels: map[string]*channelOwner{},
+		}
+		l.open()
+		defer func() { _ = l.close() }()
+		for _, name := range []string{"emptied", "other"} {
+			if err := l.top.CreateChannel(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.b.Recorded()
+		publish := func() {
+			if err := l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: l.b.Now()}}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		publish()
+		publish()
+		if err := l.top.EmptyChannel("emptied"); err != nil {
+			t.Fatal(err)
+		}
+		publish() // more than memory has room for
+		publish()
+		l.crash()
+		synctest.Wait()
+		held := map[string]int{}
+		for _, c := range l.top.Stats().Channels {
+			held[c.Name] = c.Ready + c.Beyond + c.InFlight
+		}
+		if held["other"] < 3 || held["emptied"] != held["other"]-2 {
+			t.Errorf("the channels have %v messages after the crash; one was emptied of the first two", held)
+		}
+	})
+}
+
+// The broker's store over real logs, with the power lost, or the process killed, at any
+// write, fsync or rename: what was answered as accepted comes to each channel, in
+// order, with its attempts and not before its time; nothing comes again that was
+// finished before the last snapshot; what was emptied, deleted or sought stays so.
+func TestABrokerThroughAnyCrash(t *testing.T) {
+	path := t.TempDir()
+	lived := 0
+	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
+		if err := checks.Value.Set("25"); err != nil { // more by that flag
+			t.Fatal(err)
+		}
+		defer checks.Value.Set(checks.DefValue)
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		seed := rapid.Uint64().Draw(rt, "seed")
+		rng := rand.New(rand.NewPCG(seed, 1))
+		mode := rapid.SampledFrom([]string{"memory", "through", "fsync"}).Draw(rt, "mode")
+		l := &lives{
+			rng: rng, fsync: mode == "fsync", through: mode == "through", retain: rapid.Bool().Draw(rt, "retains"),
+			sizes:    [2]int{rapid.SampledFrom([]int{2, 10, 1000}).Draw(rt, "capacity"), rapid.SampledFrom([]int{0, 5, 40}).Draw(rt, "unfinished")},
+			metadata: filepath.Join(path, strconv.Itoa(lived), "metadata.json"),
+			sim:      commitlog.NewSimDisk(rand.New(rand.NewPCG(seed, 2))), waits: map[int]bool{}, durable: map[int]bool{}, gone: map[int]bool{}, due: map[int]time.Duration{}, channels: map[string]*channelOwner{},
+		}
+		lived++
+		if err := os.Mkdir(filepath.Dir(l.metadata), 0o700); err != nil {
+			rt.Fatal(err)
+		}
+		steps := rapid.IntRange(1, 60).Draw(rt, "steps")
+		var failed broken
+		synctest.Test(t, func(*testing.T) {
+			defer func() {
+				if r := recover(); r != nil {
+					var is bool
+					if failed, is = r.(broken); !is {
+						panic(r)
+					}
+				}
+			}()
+			l.begin = time.Now()
+			l.run(steps)
+		})
+		if failed != "" {
+			rt.Fatal(string(failed))
+		}
+	})
+}
