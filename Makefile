@@ -5,6 +5,11 @@
 SHELL := /bin/sh
 GO    ?= go
 
+# The modules: what runs, what measures it, and what tests all of it together. go.work
+# lets the go command build them from here; what is released is built without it.
+MODULES  = . bench tests
+PACKAGES = ./... ./bench/... ./tests/...
+
 # How long each fuzz target runs, and how long each benchmark (1x: once, so
 # that it keeps working; measure with BENCHTIME=2s COUNT=10 and benchstat).
 FUZZTIME  ?= 60s
@@ -31,26 +36,23 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build all binaries into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission
+	GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission
 
 run: build ## run a local cluster with sensors and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up $(UP_FLAGS)
 
 test: lint no-race-note ## lint, then every test: race detector, random order, released messages scribbled over
-	$(GO) test $(RACE) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) ./...
+	$(GO) test $(RACE) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $(PACKAGES)
 	@# allocations cannot be counted under the race detector
 	$(GO) test -vet=off -run=Allocation ./nsqd/...
 	@$(MAKE) --no-print-directory test-clients
 
-# What starts clusters, clients or benchmarks takes most of the time of make test.
-UNITS = $$($(GO) list ./... | grep -vE '/(tests|bench|tools/srtm/up)(/|$$)')
-
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
-	$(GO) test -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $(UNITS)
+	$(GO) test -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $$($(GO) list ./... | grep -v /tools/srtm/up)
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process
-	@for i in $$(seq $(COUNT)); do $(GO) test $(RACE) -tags=scribble -shuffle=on -timeout=$(TIMEOUT) -count=1 ./... || exit 1; done
+	@for i in $$(seq $(COUNT)); do $(GO) test $(RACE) -tags=scribble -shuffle=on -timeout=$(TIMEOUT) -count=1 $(PACKAGES) || exit 1; done
 
 no-race-note:
 	@$(if $(RACE),:,echo "no C compiler found: running the tests WITHOUT the race detector")
@@ -61,10 +63,10 @@ fmt: ## fail on files that gofmt would change
 	@files=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .) && if [ -n "$$files" ]; then echo "gofmt would change:"; echo "$$files"; exit 1; fi
 
 vet: ## go vet
-	$(GO) vet ./...
+	$(GO) vet $(PACKAGES)
 
 staticcheck: ## staticcheck, the version pinned in go.mod
-	$(GO) tool staticcheck ./...
+	$(GO) tool staticcheck $(PACKAGES)
 
 # The kernel program's objects are committed, since nothing here needs clang
 # but this. They are regenerated where the exact compiler is found.
@@ -90,10 +92,12 @@ check-generated: ## fail when generated code is stale, edited, or left over
 
 # Only a difference is a failure: without a network, tidy cannot look at what
 # other modules' tests need and says so on standard error.
-tidy: ## fail when go.mod or go.sum is not tidy
-	@mkdir -p build; $(GO) mod tidy -diff > build/tidy.diff 2> build/tidy.err && exit 0; \
-	if [ -s build/tidy.diff ]; then cat build/tidy.diff; echo "go.mod or go.sum is not tidy: run go mod tidy"; exit 1; fi; \
-	echo "go mod tidy could not tell:"; tail -n 3 build/tidy.err
+tidy: ## fail when a go.mod or go.sum is not tidy
+	@mkdir -p build; for module in $(MODULES); do \
+		GOWORK=off $(GO) -C $$module mod tidy -diff > build/tidy.diff 2> build/tidy.err && continue; \
+		if [ -s build/tidy.diff ]; then cat build/tidy.diff; echo "$$module/go.mod or go.sum is not tidy: run GOWORK=off go mod tidy there"; exit 1; fi; \
+		echo "go mod tidy could not tell of $$module:"; tail -n 3 build/tidy.err; \
+	done
 
 conformance: no-race-note ## raw bytes against our nsqd, or another (SRTM_CONFORMANCE_NSQD=path)
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./tests/conformance
@@ -123,7 +127,7 @@ RELEASE_010 = a3fd342cc3b330c07d9422a91982dc7953987c66
 upgrade: ## from 0.1.0 to this release and back, with real processes on bbolt and etcd (needs the repository's history)
 	rm -rf build/0.1.0 && mkdir -p build/0.1.0/src build/0.1.0/bin
 	git archive $(RELEASE_010) | tar -x -C build/0.1.0/src
-	cd build/0.1.0/src && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -o ../bin/ ./nsqd ./loaddistributor
+	cd build/0.1.0/src && GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -o ../bin/ ./nsqd ./loaddistributor
 	rm -rf build/0.1.0/src
 	SRTM_010_BIN=$(CURDIR)/build/0.1.0/bin $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^TestUpgradeAndRollback$$' ./tests/failover
 
@@ -148,7 +152,7 @@ PEERS ?=
 bench: build ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
 	@mkdir -p build
 	$(GO) run ./bench/peer --rounds=1 --duration=3s --json=build/peers.json $(PEERS)
-	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) ./...
+	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) $(PACKAGES)
 
 bench-full: build ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
 	@mkdir -p build
@@ -176,7 +180,7 @@ figures: build ## the figures of the paper and beyond, into docs/evaluation: abo
 
 cover: ## test coverage over all packages, into build/cover.out
 	@mkdir -p build
-	$(GO) test -coverpkg=./... -coverprofile=build/cover.out -timeout=$(TIMEOUT) ./... > build/cover.log || { cat build/cover.log; exit 1; }
+	$(GO) test -coverpkg=./... -coverprofile=build/cover.out -timeout=$(TIMEOUT) $(PACKAGES) > build/cover.log || { cat build/cover.log; exit 1; }
 	@$(GO) tool cover -func=build/cover.out | tail -n 1
 
 clean: ## remove bin/ and build/

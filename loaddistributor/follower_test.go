@@ -103,7 +103,7 @@ func receive[M any](stream interface{ Recv() (*M, error) }, err error) error {
 func TestWhatAFollowerSays(t *testing.T) {
 	const service = "srtm.v1."
 	authority := testkit.NewAuthority(t)
-	url := etcdtest.Start(t, etcdtest.Config{Authority: authority, User: "ld", Password: "open sesame", Prefix: "/ld/"})
+	url := etcdtest.Start(t, etcdtest.Config{Authority: authority, User: "ld", Password: "open sesame", Prefix: "/ld/"}).URL
 	password := filepath.Join(t.TempDir(), "password")
 	if err := os.WriteFile(password, []byte("open sesame\n"), 0o600); err != nil {
 		t.Fatal(err)

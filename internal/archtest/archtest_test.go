@@ -16,6 +16,7 @@ import (
 
 func fixture(t *testing.T) *Module {
 	t.Helper()
+	t.Setenv("GOWORK", "off")
 	m, err := Load(filepath.Join("testdata", "module"))
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,8 @@ import (
 	"strings"
 )
 
-// Module is a Go module as `go list` sees it.
+// Module is a Go module as `go list` sees it, with those of its workspace that lie
+// in its folders.
 type Module struct {
 	Path     string // "github.com/srtm-io/srtm"
 	Dir      string
@@ -41,12 +42,15 @@ type Package struct {
 // Main reports whether the package is a program.
 func (p *Package) Main() bool { return p.Name == "main" }
 
-// Load lists the module whose go.mod is in dir.
-func Load(dir string) (*Module, error) {
+// Load lists the module whose go.mod is in dir, and the modules in these folders of it.
+func Load(dir string, nested ...string) (*Module, error) {
 	if err := touch(dir); err != nil {
 		return nil, err
 	}
 	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Name,Dir,Module,GoFiles,CgoFiles,IgnoredGoFiles,TestGoFiles,XTestGoFiles,Imports,TestImports,XTestImports", "./...")
+	for _, folder := range nested {
+		cmd.Args = append(cmd.Args, "./"+folder+"/...")
+	}
 	cmd.Dir = dir
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -71,7 +75,9 @@ func Load(dir string) (*Module, error) {
 		if listed.Module == nil {
 			return nil, fmt.Errorf("go list: %s belongs to no module", listed.ImportPath)
 		}
-		m.Path, m.Dir = listed.Module.Path, listed.Module.Dir
+		if m.Path == "" { // the nested ones come later
+			m.Path, m.Dir = listed.Module.Path, listed.Module.Dir
+		}
 		m.Packages = append(m.Packages, &Package{
 			Path:        m.relative(listed.ImportPath),
 			Name:        listed.Name,

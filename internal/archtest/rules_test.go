@@ -166,6 +166,13 @@ var arrows = []Arrow{
 		Why:   "x/time/rate mints tokens when time goes backwards (golang/go#71360); tokenbucket does not",
 	},
 	{
+		From:   []string{"..."},
+		Except: []string{"bench/...", "tests/..."},
+		Never:  []string{"go.etcd.io/etcd/server/...", "gonum.org/..."},
+		Tests:  true,
+		Why:    "go.mod lists what the product stands on; servers to test with and plotting are of the modules bench and tests",
+	},
+	{
 		From:  []string{"..."},
 		Never: []string{"std:log", "std:math/rand", "std:io/ioutil"},
 		Tests: true,
@@ -287,7 +294,7 @@ const whyStatus = "codes are chosen in loaddistributor/rpc, from one table"
 
 func module(t *testing.T) *Module {
 	t.Helper()
-	m, err := Load(testkit.Root(t))
+	m, err := Load(testkit.Root(t), "bench", "tests")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,14 +4,18 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"net/url"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -31,58 +35,111 @@ type Config struct {
 	MaxRequestBytes uint
 }
 
-// Start runs a server until the test ends, and returns its URL.
-func Start(t testing.TB, cfg Config) string {
+// Server is a server of one member, which ends with its test.
+type Server struct {
+	URL     string
+	t       testing.TB
+	program string
+	dir     string
+	flags   []string
+	tls     *tls.Config    // an operator's; nil: in clear
+	process *local.Process // nil: stopped
+}
+
+// Start runs a server until the test ends.
+func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
-	e := embed.NewConfig()
-	e.Dir = t.TempDir()
-	e.UnsafeNoFsync = true // what the disk keeps is etcd's own test
-	e.TickMs, e.ElectionMs = 20, 200
-	e.BcryptCost = 4 // the least there is
-	e.MaxRequestBytes = cmp.Or(cfg.MaxRequestBytes, e.MaxRequestBytes)
-	e.LogLevel = "error"
-	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	client, peer := url.URL{Scheme: "http", Host: cmp.Or(cfg.Address, "127.0.0.1:0")}, url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	s := &Server{t: t, program: build(t), dir: t.TempDir()}
 	if cfg.Authority != nil {
-		client.Scheme = "https"
-		own := cfg.Authority.Certificate("etcd")
-		e.ClientTLSInfo.CertFile, e.ClientTLSInfo.KeyFile = own.CertFile, own.KeyFile
-		e.ClientTLSInfo.TrustedCAFile, e.ClientTLSInfo.ClientCertAuth = cfg.Authority.File, true
+		operator := cfg.Authority.Certificate("operator")
+		s.tls = &tls.Config{RootCAs: cfg.Authority.Pool, Certificates: []tls.Certificate{operator.TLS}, MinVersion: tls.VersionTLS12}
 	}
-	e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	e.ListenPeerUrls, e.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	e.InitialCluster = e.InitialClusterFromName(e.Name)
-	run, err := embed.StartEtcd(e)
+	_, err := local.OnFreePorts(2, func(at []string) (*local.Process, error) {
+		s.configure(cfg, cmp.Or(cfg.Address, at[0]), at[1])
+		return nil, s.start()
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(run.Close)
-	select {
-	case <-run.Server.ReadyNotify():
-	case <-time.After(patience):
-		t.Fatal("etcd is not ready")
-	}
-	client.Host = run.Clients[0].Addr().String()
+	t.Cleanup(s.Stop)
 	if cfg.User != "" {
-		cfg.protect(t, client.String())
+		s.protect(cfg)
 	}
-	return client.String()
+	return s
+}
+
+func (s *Server) configure(cfg Config, client, peer string) {
+	scheme := "http"
+	s.flags = []string{
+		"--data-dir=" + s.dir, "--log-level=error", "--heartbeat-interval=50", "--election-timeout=500",
+		"--unsafe-no-fsync", // what the disk keeps is etcd's own test
+		"--bcrypt-cost=4",   // the least there is
+		"--listen-peer-urls=http://" + peer, "--initial-advertise-peer-urls=http://" + peer, "--initial-cluster=default=http://" + peer,
+	}
+	if cfg.MaxRequestBytes > 0 {
+		s.flags = append(s.flags, fmt.Sprintf("--max-request-bytes=%d", cfg.MaxRequestBytes))
+	}
+	if cfg.Authority != nil {
+		scheme = "https"
+		own := cfg.Authority.Certificate("etcd")
+		s.flags = append(s.flags, "--cert-file="+own.CertFile, "--key-file="+own.KeyFile, "--trusted-ca-file="+cfg.Authority.File, "--client-cert-auth")
+	}
+	s.URL = scheme + "://" + client
+	s.flags = append(s.flags, "--listen-client-urls="+s.URL, "--advertise-client-urls="+s.URL)
+}
+
+// start returns once the server answers, or has ended.
+func (s *Server) start() error {
+	c, err := s.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	p, err := local.Run(s.program, s.dir, s.flags, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := c.Status(ctx, s.URL)
+		return err
+	})
+	if err == nil {
+		s.process = p
+	}
+	return err
+}
+
+func (s *Server) client() (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, DialTimeout: patience, TLS: s.tls, Logger: zap.NewNop()})
+}
+
+// Stop ends the server, which keeps what it has.
+func (s *Server) Stop() {
+	if s.process == nil {
+		return
+	}
+	if err := s.process.Signal(syscall.SIGTERM); err != nil {
+		s.t.Error(err)
+	}
+	<-s.process.Done() // with that signal, which it raises again
+	s.process = nil
+}
+
+// Restart starts a server that was stopped.
+func (s *Server) Restart() {
+	s.t.Helper()
+	if err := s.start(); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // protect lets in who shows the user's password, and root, whom etcd needs.
-func (cfg Config) protect(t testing.TB, at string) {
-	t.Helper()
-	as := clientv3.Config{Endpoints: []string{at}, DialTimeout: patience, Logger: zap.NewNop()}
-	if cfg.Authority != nil {
-		operator := cfg.Authority.Certificate("operator")
-		as.TLS = &tls.Config{RootCAs: cfg.Authority.Pool, Certificates: []tls.Certificate{operator.TLS}, MinVersion: tls.VersionTLS12}
-	}
-	c, err := clientv3.New(as)
+func (s *Server) protect(cfg Config) {
+	s.t.Helper()
+	c, err := s.client()
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	all := clientv3.PermissionType(clientv3.PermReadWrite)
 	for _, do := range []func() error{
@@ -98,7 +155,20 @@ func (cfg Config) protect(t testing.TB, at string) {
 		func() error { _, err := c.AuthEnable(ctx); return err },
 	} {
 		if err := do(); err != nil {
-			t.Fatal(err)
+			s.t.Fatal(err)
 		}
 	}
+}
+
+// build returns the path of etcd's own server, which the go command keeps in its
+// cache: the module of the tests requires it, so that no program of ours does.
+func build(t testing.TB) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "tool", "-n", "go.etcd.io/etcd/server/v3")
+	cmd.Dir = filepath.Join(testkit.Root(t), "tests")
+	path, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("build etcd: %v\n%s", err, cmd.Stderr)
+	}
+	return strings.TrimSpace(string(path))
 }

@@ -162,7 +162,7 @@ func Address(t testing.TB) string {
 }
 
 // Root returns the repository's root, the nearest folder above the test that
-// holds go.mod.
+// holds go.work.
 func Root(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -170,12 +170,12 @@ func Root(t testing.TB) string {
 		t.Fatalf("working folder: %v", err)
 	}
 	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
 			return dir
 		}
 		parent := filepath.Dir(dir)
 		if parent == dir {
-			t.Fatal("no go.mod above the working folder")
+			t.Fatal("no go.work above the working folder")
 		}
 		dir = parent
 	}

@@ -34,7 +34,7 @@ func newSafe(t *testing.T) *safe {
 	a := testkit.NewAuthority(t)
 	return &safe{
 		authority: a, client: a.Certificate("client"),
-		url: etcdtest.Start(t, etcdtest.Config{Authority: a, User: safeUser, Password: safePassword, Prefix: safePrefix}),
+		url: etcdtest.Start(t, etcdtest.Config{Authority: a, User: safeUser, Password: safePassword, Prefix: safePrefix}).URL,
 	}
 }
 
@@ -129,7 +129,7 @@ func TestEtcdComesLate(t *testing.T) {
 // Topics and a catalog larger than what etcd takes at once are kept, and what has been
 // deleted does not take room for ever.
 func TestEtcdOfLittleRoom(t *testing.T) {
-	address := etcdtest.Start(t, etcdtest.Config{MaxRequestBytes: 1 << 19})
+	address := etcdtest.Start(t, etcdtest.Config{MaxRequestBytes: 1 << 19}).URL
 	s := etcdStore(t, address, "/r/")
 	l := lead(t, s)
 	l.append(joined("b1"), joined("b2"))

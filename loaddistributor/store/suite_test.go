@@ -50,7 +50,7 @@ func etcdStore(t *testing.T, address, prefix string) *Etcd {
 // data at each call of what it returns.
 func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 	safe := newSafe(t)
-	address := etcdtest.Start(t, etcdtest.Config{})
+	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	return map[string]func(*testing.T) func() Store{
 		"memory": func(*testing.T) func() Store {
 			m := &Memory{}
@@ -393,7 +393,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 }
 
 func TestFollowersOfEtcd(t *testing.T) {
-	address := etcdtest.Start(t, etcdtest.Config{})
+	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	open := func() *Etcd { return etcdStore(t, address, "/f/") }
 	l := lead(t, open())
 	if who, err := open().Leader(t.Context()); err != nil || who != "me:1" {
@@ -424,7 +424,7 @@ func TestFollowersOfEtcd(t *testing.T) {
 // The next in line leads once the first one is gone, and what the first one
 // still tries to write is refused, although it believes that it leads.
 func TestALeaderThatWasReplaced(t *testing.T) {
-	address := etcdtest.Start(t, etcdtest.Config{})
+	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	first := lead(t, etcdStore(t, address, "/r/"))
 	first.append(joined("b1"))
 
@@ -485,7 +485,7 @@ func TestEachTermHasAGreaterNumber(t *testing.T) {
 // A leader that etcd has not heard of for the length of its lease knows that its term
 // is over before another one can begin.
 func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
-	address := etcdtest.Start(t, etcdtest.Config{})
+	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	first := lead(t, etcdStore(t, address, "/r/"))
 	old := first.term.(*etcdTerm)
 	before := old.Until()
@@ -559,7 +559,7 @@ func TestTheJournalOf010(t *testing.T) {
 	if err := json.Unmarshal(text, &keys); err != nil {
 		t.Fatal(err)
 	}
-	e := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}), "/r/")
+	e := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/")
 	client, err := e.client(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -4,74 +4,17 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/etcdtest"
 )
-
-// etcd is a real server of one member that can be stopped and comes back with
-// what it had.
-type etcd struct {
-	t   *testing.T
-	cfg *embed.Config
-	run *embed.Etcd
-	url string
-}
-
-func newEtcd(t *testing.T) *etcd {
-	t.Helper()
-	at, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := embed.NewConfig()
-	cfg.Dir = t.TempDir()
-	cfg.TickMs, cfg.ElectionMs = 50, 500
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	client, peer := url.URL{Scheme: "http", Host: at[0]}, url.URL{Scheme: "http", Host: at[1]}
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	e := &etcd{t: t, cfg: cfg, url: client.String()}
-	e.start()
-	t.Cleanup(e.stop)
-	return e
-}
-
-func (e *etcd) start() {
-	e.t.Helper()
-	// Its ports may be in use a moment longer.
-	eventually(e.t, "etcd starts", func() bool {
-		run, err := embed.StartEtcd(e.cfg)
-		if err != nil {
-			return false
-		}
-		e.run = run
-		return true
-	})
-	select {
-	case <-e.run.Server.ReadyNotify():
-	case <-time.After(patience):
-		e.t.Fatal("etcd is not ready")
-	}
-}
-
-func (e *etcd) stop() {
-	if e.run != nil {
-		e.run.Close()
-		e.run = nil
-	}
-}
 
 // operator sends admin requests one after the other, and keeps the book of what
 // was acknowledged.
@@ -257,8 +200,8 @@ func TestTheOnlyLoadDistributorIsKilled(t *testing.T) {
 
 func TestLeadersAndTheStoreAreKilled(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed(t), 2))
-	e := newEtcd(t)
-	c := newCluster(t, 2, 2, "--store=etcd", "--etcd-endpoint="+e.url, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms")
+	e := etcdtest.Start(t, etcdtest.Config{})
+	c := newCluster(t, 2, 2, "--store=etcd", "--etcd-endpoint="+e.URL, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms")
 	underLoad(t, c, func() {
 		for round := range 3 {
 			pause(rng, 200*time.Millisecond, 1500*time.Millisecond)
@@ -269,15 +212,15 @@ func TestLeadersAndTheStoreAreKilled(t *testing.T) {
 				pause(rng, 100*time.Millisecond, 3*time.Second)
 				c.start(i)
 			case 1:
-				e.stop()
+				e.Stop()
 				pause(rng, 100*time.Millisecond, 2*time.Second)
-				e.start()
+				e.Restart()
 			case 2: // everything but the brokers
-				e.stop()
+				e.Stop()
 				c.kill(0)
 				c.kill(1)
 				pause(rng, 100*time.Millisecond, time.Second)
-				e.start()
+				e.Restart()
 				c.start(0)
 				c.start(1)
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
 )
 
@@ -33,14 +35,14 @@ func TestALeaderThatHasLostItsStore(t *testing.T) {
 }
 
 func twoLeaders(t *testing.T, hangs bool, leases ...string) {
-	e := newEtcd(t)
-	store, err := local.NewProxy(e.cfg.ListenClientUrls[0].Host)
+	e := etcdtest.Start(t, etcdtest.Config{})
+	store, err := local.NewProxy(strings.TrimPrefix(e.URL, "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
 	c := &cluster{t: t}
-	for _, endpoint := range []string{"http://" + store.Address(), e.url} {
+	for _, endpoint := range []string{"http://" + store.Address(), e.URL} {
 		c.add(append(slices.Clone(leases), "--store=etcd", "--etcd-endpoint="+endpoint, "--etcd-lease=2s", "--flex-percent=100", "--window=1s")...)
 	}
 	c.start(0)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
 )
 
@@ -211,9 +212,9 @@ func TestUpgradeAndRollback(t *testing.T) {
 		f.upgradeAndRollBack(old, "")
 	})
 	t.Run("etcd", func(t *testing.T) {
-		e := newEtcd(t)
-		f := newFleet(t, 2, "--store=etcd", "--etcd-endpoint="+e.url, "--etcd-prefix=/r/")
-		f.upgradeAndRollBack(old, e.url)
+		e := etcdtest.Start(t, etcdtest.Config{})
+		f := newFleet(t, 2, "--store=etcd", "--etcd-endpoint="+e.URL, "--etcd-prefix=/r/")
+		f.upgradeAndRollBack(old, e.URL)
 	})
 }
 
