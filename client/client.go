@@ -209,7 +209,7 @@ func (c *Client) members(m *membership) (ids []string, changed <-chan struct{}) 
 }
 
 // joinPause is how long a watch waits for more publishers to join before it is
-// opened anew for them. They have been resolved, so nobody waits for it.
+// opened anew for them. They have been resolved, so no caller waits for it.
 const joinPause = 20 * time.Millisecond
 
 // watch keeps one stream for all publishers of a topic.

@@ -121,7 +121,7 @@ func (b *backoff) sleep(ctx context.Context) error {
 }
 
 // resolve asks once where a publisher belongs, and again while the topic is not
-// active yet or nobody answers.
+// active yet or no server answers.
 func resolve(ctx context.Context, conn grpc.ClientConnInterface, topic, id string) (*srtmv1.Assignment, error) {
 	wait := newBackoff()
 	for {

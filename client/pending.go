@@ -9,7 +9,7 @@ import (
 	"github.com/nsqio/go-nsq"
 )
 
-// Pending is a publish that was begun. It is for whoever publishes ahead of the
+// Pending is a publish that was begun. It is for callers that publish ahead of the
 // answers and needs their order: publishes begun one after the other are
 // accepted in that order.
 type Pending struct {

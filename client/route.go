@@ -39,7 +39,7 @@ type answer struct {
 	refused *RefusedError
 }
 
-// errSurplus: the broker answered what nobody asked.
+// errSurplus: the broker sent an answer without a request.
 var errSurplus = errors.New("broker sent more answers than there were publishes")
 
 // dial connects and identifies.

@@ -114,8 +114,8 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	registry := obs.NewRegistry()
 
 	// The order of stopping is the reverse. What was acknowledged is stored before
-	// anything is waited for but the disk: whoever stops nsqd may kill it soon. Then
-	// the control plane and nsqlookupd let go, nobody is accepted any more, clients
+	// anything is waited for but the disk: the supervisor that stops nsqd may kill it soon. Then
+	// the control plane and nsqlookupd let go, connections are no longer accepted, clients
 	// are disconnected, and last the metrics stop being served.
 	var control *agent.Agent
 	if opts.managed() {

@@ -34,7 +34,7 @@ func (o *options) fit(descriptors, memory int64) {
 }
 
 // softLimit is the limit of memory to set, in bytes, of --memory-limit or by default;
-// 0: none, since it is set already or nobody knows how much memory there is.
+// 0: none, since it is set already or it is unknown how much memory there is.
 func softLimit(flag int64, env string, root fs.FS) int64 {
 	switch {
 	case env != "": // the runtime has read it
@@ -46,7 +46,7 @@ func softLimit(flag int64, env string, root fs.FS) int64 {
 }
 
 // descriptors is how many files the process may have open, which the Go runtime
-// has raised as far as it may; math.MaxInt64: nobody knows.
+// has raised as far as it may; math.MaxInt64: unknown.
 func descriptors() int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -103,7 +103,7 @@ func literal(e ast.Expr) string {
 // first five; later ones are of something in the sentence.
 var elsewhere = regexp.MustCompile(`(?i)^(\S+ ){0,4}(it|its|they|them|their|those|these|likewise|same)\b`)
 
-// alone says why a help text does not tell by itself what is counted, to somebody who
+// alone says why a help text does not tell by itself what is counted, to a reader who
 // sees it in a tool that shows one metric; "" if it does.
 func alone(help string) string {
 	switch {

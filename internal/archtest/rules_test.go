@@ -264,7 +264,7 @@ var shuns = []Shun{
 	},
 	{Path: "net/http", Name: "Handle", From: []string{"..."}, Why: "it registers on DefaultServeMux"},
 	{Path: "net/http", Name: "HandleFunc", From: []string{"..."}, Why: "it registers on DefaultServeMux"},
-	{Path: "net/http", Name: "ListenAndServe", From: []string{"..."}, Why: "nobody could stop it; lifecycle.Serve can"},
+	{Path: "net/http", Name: "ListenAndServe", From: []string{"..."}, Why: "it cannot be stopped; lifecycle.Serve can"},
 	{
 		Path: "net/http", Name: "DefaultClient", From: []string{"..."},
 		Why: "it never times out",

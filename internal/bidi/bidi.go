@@ -239,7 +239,7 @@ func ended(err error) error {
 	return err
 }
 
-// MaxMessage is the greatest message that a server of ours takes, in bytes: a
+// MaxMessage is the largest message that a server of ours takes, in bytes: a
 // topic with all the publishers it may have is about this.
 const MaxMessage = 64 << 20
 

@@ -73,7 +73,7 @@ func (e ExitError) Unwrap() error { return e.Err }
 // process at once, and so does the end of StopLimit, with exit code 1, or the
 // first whole multiple of it at which nothing holds it (see Hold). An
 // error of run is printed on standard error by PrintError; the code is 0 without an error, 2 for a UsageError, what an ExitError says, and
-// else 1. Lines on obs.Stderr that nobody reads are waited for no longer than
+// else 1. Lines on obs.Stderr that are not read are waited for no longer than
 // FlushLimit.
 func Main(name string, run func(context.Context) error) int {
 	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -18,7 +18,7 @@ import (
 // ClusterConfig says what a cluster is made of. Immutable.
 type ClusterConfig struct {
 	Brokers int   // how many; 1 .. 100
-	Mcap    int64 // greatest rate of each within the SLO, msg/s; > 0
+	Mcap    int64 // maximum rate of each within the SLO, msg/s; > 0
 	BinDir  string
 	LogDir  string // also of the brokers' data, in folders of their own
 	// BrokerFlags are given to every broker besides its own, LoaddistributorFlags to

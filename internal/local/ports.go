@@ -9,7 +9,7 @@ import (
 )
 
 // ports hands out ports, each once: between its choice and its use a port
-// belongs to nobody. It stays below those that the system gives to outgoing
+// belongs to no process. It stays below those that the system gives to outgoing
 // connections.
 type ports struct {
 	mu struct {
@@ -21,7 +21,7 @@ type ports struct {
 // free is the process's: two of them would hand out the same ports.
 var free ports
 
-// Ports returns so many loopback addresses that nobody listens on.
+// Ports returns so many free loopback addresses.
 func Ports(count int) ([]string, error) { return free.take(count) }
 
 func (p *ports) take(count int) ([]string, error) {

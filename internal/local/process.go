@@ -40,7 +40,7 @@ type Process struct {
 
 	err error // how it ended; valid once done is closed
 
-	// judged says that somebody sent a signal, or was told of the end: how it ended
+	// judged says that the caller sent a signal, or was told of the end: how it ended
 	// is no news to Stop. Atomic.
 	judged atomic.Bool
 	asked  atomic.Bool // by SIGTERM to end
@@ -258,7 +258,7 @@ func Answers(url string) func() error {
 	}
 }
 
-// Accepts returns a question that has no error once somebody listens at all of these
+// Accepts returns a question that has no error once there are listeners at all of these
 // addresses.
 func Accepts(addresses ...string) func() error {
 	return func() error {

@@ -69,7 +69,7 @@ func bucketOf(d time.Duration) int {
 	return shift*128 + int(micros>>shift)
 }
 
-// bucketRange is the least and the greatest of the microseconds that are counted
+// bucketRange is the smallest and the largest of the microseconds that are counted
 // in a bucket.
 func bucketRange(i int) (low, high int64) {
 	shift := max(0, i/128-1)

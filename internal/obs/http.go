@@ -65,7 +65,7 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 				return
 			}
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(body.Bytes()) // the client is gone; there is nobody to tell
+			_, _ = w.Write(body.Bytes()) // the client is gone; no one is left to tell
 		})
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

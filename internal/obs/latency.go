@@ -21,7 +21,7 @@ const (
 	lastIndex = (26-8+1)*128 + (highestMicros >> (26 - 8)) - 128
 	buckets   = lastIndex + 1
 
-	// MaxLatency is the greatest duration a Latency tells apart.
+	// MaxLatency is the longest duration a Latency tells apart.
 	MaxLatency = highestMicros * time.Microsecond
 )
 

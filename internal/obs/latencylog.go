@@ -17,7 +17,7 @@ type TaggedLatency struct {
 
 // WriteLatencyLog writes histograms, of a measurement that lasted for length,
 // as an HdrHistogram log (format 1.3), which the tools of that project read in
-// any language: a line each, with its tag, its greatest value in seconds, and
+// any language: a line each, with its tag, its maximum in seconds, and
 // all of its counts, values in microseconds.
 func WriteLatencyLog(w io.Writer, length time.Duration, all ...TaggedLatency) error {
 	log := hdrhistogram.NewHistogramLogWriter(w)

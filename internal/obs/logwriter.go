@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Stderr is the process's standard error for those who must not wait for whoever
+// Stderr is the process's standard error for those who must not wait for the process that
 // reads it: the loggers of daemons. lifecycle.Main flushes it at the end.
 var Stderr = NewLogWriter(os.Stderr, 1<<20)
 

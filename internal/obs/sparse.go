@@ -19,7 +19,7 @@ const maxKinds = 64
 // Sparse returns a logger for what others can cause as often as they like: of a
 // kind, which is a message with its KeyReason, it passes LinesPerSecond lines on
 // in a second, and then the number of those that it left out. Reasons must be
-// the program's own: whoever can make them up hides other lines. end says at once
+// the program's own: a client that can cause them hides other lines. end says at once
 // what was left out lately; call it when nothing more is logged.
 func Sparse(log *slog.Logger) (_ *slog.Logger, end func()) {
 	s := &sparse{out: log.Handler()}

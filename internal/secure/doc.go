@@ -1,5 +1,5 @@
 // Package secure is how the control plane's programs trust each other: TLS and
-// client certificates, bearer tokens with roles, and the rule that nobody listens
+// client certificates, bearer tokens with roles, and the rule that no daemon listens
 // beyond loopback without them. Servers (loaddistributor, tbadaptor) and clients
 // (nsqd's agent, srtm, iotpub, the loaddistributor towards a tbadaptor) take
 // their flags, credentials and checks from here.

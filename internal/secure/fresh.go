@@ -23,16 +23,16 @@ type fresh[T any] struct {
 	files []string
 	read  func() (T, error)
 	now   func() time.Time
-	log   *atomic.Pointer[slog.Logger] // nil inside: nobody is told
+	log   *atomic.Pointer[slog.Logger] // nil inside: not logged
 
-	// Atomic: written by whoever looks. One that reads an older value meets a
+	// Atomic: written by the goroutine that looks. One that reads an older value meets a
 	// handshake or a call that came a moment earlier.
 	value atomic.Pointer[T]
-	// due is when to look again, in Unix nanoseconds; whoever moves it looks, but
-	// for while somebody still does: the last to look is the last to store.
+	// due is when to look again, in Unix nanoseconds; the goroutine that moves it looks, but
+	// for while another still does: the last to look is the last to store.
 	due     atomic.Int64
 	looking atomic.Bool
-	// seen is the state of the files that was tried last. Written by whoever looks.
+	// seen is the state of the files that was tried last. Written by the goroutine that looks.
 	seen atomic.Pointer[[]state]
 }
 

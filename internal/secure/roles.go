@@ -10,7 +10,7 @@ import (
 // Role is what a token's bearer may do. Each includes the ones before it.
 type Role uint8
 
-// The roles; the zero value is nobody's.
+// The roles; the zero value is that of a caller without a token.
 const (
 	// Nobody may ask whether a server is healthy.
 	Nobody Role = iota
@@ -32,7 +32,7 @@ func (r Role) String() string {
 	return fmt.Sprintf("role %d", r)
 }
 
-// parseRole is the reverse of String; nobody has no tokens.
+// parseRole is the reverse of String; Nobody has no tokens.
 func parseRole(name string) (Role, bool) {
 	for r := ReadOnly; r <= Admin; r++ {
 		if roleNames[r] == name {
@@ -43,7 +43,7 @@ func parseRole(name string) (Role, bool) {
 }
 
 // methods that need less than Admin, which is what any other takes: a method is
-// not open because somebody forgot it here.
+// not open because it was forgotten here.
 var methods = map[string]Role{
 	srtmv1.AdmissionAdmin_GetRule_FullMethodName:   ReadOnly,
 	srtmv1.AdmissionAdmin_ListRules_FullMethodName: ReadOnly,

@@ -22,7 +22,7 @@ const minToken = 16
 // maxTokens bounds a token file.
 const maxTokens = 1000
 
-// tokens are the accepted ones, by digest: comparing digests tells nobody who
+// tokens are the accepted ones, by digest: comparing digests tells no one who
 // measures the time how much of a guess was right. Names of certificates, with
 // their prefix, are in a map of their own, so that no token is taken for one.
 type tokens struct {
@@ -39,7 +39,7 @@ type grant struct {
 // certPrefix begins the name of a certificate, where a token could be.
 const certPrefix = "cert:"
 
-// token returns what a token allows; false: it is nobody's.
+// token returns what a token allows; false: it is not in the file.
 func (t tokens) token(token string) (grant, bool) {
 	may, known := t.byDigest[sha256.Sum256([]byte(token))]
 	return may, known

@@ -28,7 +28,7 @@ const (
 // rings are made now (MaxConns of RingRecords), since the other process may
 // not make any. What an earlier Pin left in dir is replaced; a process that
 // uses it is not disturbed. dir is made if need be, in a mounted bpffs; it and
-// its files become the user's own, and nobody else's.
+// its files become the user's own, and no one else's.
 //
 // It needs CAP_BPF and CAP_PERFMON to load, and CAP_CHOWN to give away.
 func Pin(dir string, uid, gid int, cfg Config) (err error) {

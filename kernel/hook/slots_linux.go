@@ -29,7 +29,7 @@ func slotSize(records int) int { return stamp.HeaderSize + stamp.RecordSize*reco
 // window, since what is mapped counts as resident. Both happen as connections
 // come; a new chunk takes some milliseconds (the kernel waits until no run of
 // the program can still see the old state), so it is made ahead of need, by a
-// goroutine, and nobody waits for it.
+// goroutine, and no one waits for it.
 type slots struct {
 	// set once
 	records int

@@ -34,7 +34,7 @@ type Directory struct {
 	}
 }
 
-// NewDirectory returns a directory where nobody has registered yet. Requires:
+// NewDirectory returns a directory without registrations. Requires:
 // cfg is valid.
 func NewDirectory(cluster Cluster, cfg registry.Config) *Directory {
 	d := &Directory{cluster: cluster}
@@ -127,7 +127,7 @@ func (d *Directory) topics() []string {
 	return slices.Sorted(maps.Keys(set))
 }
 
-// lookup returns who can be read, and the channels, sorted. found: somebody has
+// lookup returns who can be read, and the channels, sorted. found: a producer has
 // the topic, or had it.
 func (d *Directory) lookup(topic string) (producers []producer, channels []string, found bool) {
 	all, channels, found := d.producers(topic)

@@ -50,7 +50,7 @@ func Mount(mux *http.ServeMux, dir *Directory, version string) {
 	})
 	route(mux, http.MethodGet, "/ping", func(w http.ResponseWriter, _ url.Values) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = w.Write([]byte("OK")) // the client is gone; there is nobody to tell
+		_, _ = w.Write([]byte("OK")) // the client is gone; no one is left to tell
 	})
 	route(mux, http.MethodGet, "/info", func(w http.ResponseWriter, _ url.Values) {
 		reply(w, struct {
@@ -175,5 +175,5 @@ func write(w http.ResponseWriter, status int, body any) {
 	w.Header().Set(contentType, bare)
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(encoded) // the client is gone; there is nobody to tell
+	_, _ = w.Write(encoded) // the client is gone; no one is left to tell
 }

@@ -22,15 +22,15 @@ import (
 const (
 	// Magic opens a connection.
 	Magic = "  V1"
-	// MaxLine is the greatest length of a command without its body, in bytes,
+	// MaxLine is the maximum length of a command without its body, in bytes,
 	// the end of line included. The longest of use has 140.
 	MaxLine = 1024
-	// MaxBody is the greatest length of an IDENTIFY body, in bytes.
+	// MaxBody is the maximum length of an IDENTIFY body, in bytes.
 	MaxBody = 64 << 10
-	// MaxField is the greatest length of a text in an IDENTIFY body, in bytes;
+	// MaxField is the maximum length of a text in an IDENTIFY body, in bytes;
 	// it is more than a host name can have.
 	MaxField = 256
-	// maxName is the greatest length of a topic or channel name in bytes.
+	// maxName is the maximum length of a topic or channel name in bytes.
 	maxName = 64
 )
 

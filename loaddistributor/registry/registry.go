@@ -60,7 +60,7 @@ func (c Config) Validate() error {
 // ErrFull: there are as many connections as there may be.
 var ErrFull = errors.New("too many nodes")
 
-// ErrChannelUnknown: nobody has the channel.
+// ErrChannelUnknown: no topic has the channel.
 var ErrChannelUnknown = errors.New("channel is unknown")
 
 // ErrNames: there are as many names as there may be.
@@ -81,7 +81,7 @@ type node struct {
 	keys       map[key]bool
 }
 
-// topic is a topic that somebody registered or created.
+// topic is a topic that was registered or created.
 type topic struct {
 	// producers are the nodes with a registration of the topic or one of its
 	// channels.
@@ -297,7 +297,7 @@ func (r *Registry) DeleteTopic(name string) {
 	}
 }
 
-// DeleteChannel forgets a channel until somebody registers it again.
+// DeleteChannel forgets a channel until it is registered again.
 func (r *Registry) DeleteChannel(name, channel string) error {
 	t := r.topics[name]
 	if t == nil || t.channels[channel] == nil {

@@ -32,7 +32,7 @@ type Config struct {
 	MaxHeartbeatInterval time.Duration
 
 	MsgTimeout    time.Duration // until an unanswered message is requeued, when the client names none
-	MaxMsgTimeout time.Duration // greatest a client may ask for, and greatest a TOUCH may stretch it to
+	MaxMsgTimeout time.Duration // maximum a client may ask for, and a TOUCH may stretch it to
 
 	OutputBufferSize       int // bytes, when the client names none
 	MaxOutputBufferSize    int

@@ -72,7 +72,7 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	text("topology_region", id.Region)
 	text("topology_zone", id.Zone)
 
-	// 0 is what JSON libraries send for a field that nobody set, so it is the
+	// 0 is what JSON libraries send for a field that was not set, so it is the
 	// default everywhere; -1 turns a thing off.
 	switch ms := req.HeartbeatInterval; {
 	case ms == 0:

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// MaxLine is the greatest length of a command line in bytes, its end of line
+// MaxLine is the maximum length of a command line in bytes, its end of line
 // included. The longest valid one, SUB with two full names, has 135; the rest
 // is room for a precise answer to a name that is too long. A peer that sends
 // MaxLine bytes without an end of line is refused.
 const MaxLine = 512
 
-// MaxIdentityBody is the greatest size of an IDENTIFY or AUTH body in bytes,
+// MaxIdentityBody is the maximum size of an IDENTIFY or AUTH body in bytes,
 // where Limits.MaxBodySize is not less: what a client says of itself is parsed at
 // once, while others wait.
 const MaxIdentityBody = 64 << 10
@@ -24,9 +24,9 @@ const maxDuration = time.Duration(math.MaxInt64)
 type Limits struct {
 	MaxMessageSize  int           // bytes of one message, at least 1
 	MaxBodySize     int           // bytes of an MPUB body, and of an IDENTIFY or AUTH body if that is less than MaxIdentityBody; at least 1
-	MaxReqTimeout   time.Duration // greatest delay of REQ; a longer one is cut to it
-	MaxDeferTimeout time.Duration // greatest delay of DPUB; a longer one is refused; 0 means MaxReqTimeout
-	MaxRdy          int           // greatest RDY count
+	MaxReqTimeout   time.Duration // maximum delay of REQ; a longer one is cut to it
+	MaxDeferTimeout time.Duration // maximum delay of DPUB; a longer one is refused; 0 means MaxReqTimeout
+	MaxRdy          int           // maximum RDY count
 }
 
 // DefaultLimits returns the defaults that upstream's nsqd documents.
@@ -57,13 +57,13 @@ func (l Limits) Validate() error {
 	return errors.Join(errs...)
 }
 
-// MaxCommandSize is the greatest `need` that ParseCommand can answer under l:
+// MaxCommandSize is the maximum `need` that ParseCommand can answer under l:
 // a buffer of this size holds any command.
 func (l Limits) MaxCommandSize() int {
 	return MaxLine + sizeLength + max(l.MaxMessageSize, l.MaxBodySize)
 }
 
-// MaxDefer returns the greatest delay of a deferred publish.
+// MaxDefer returns the maximum delay of a deferred publish.
 func (l Limits) MaxDefer() time.Duration {
 	if l.MaxDeferTimeout == 0 {
 		return l.MaxReqTimeout

@@ -1,6 +1,6 @@
 package wire
 
-// MaxNameLength is the greatest length of a topic or channel name in bytes,
+// MaxNameLength is the maximum length of a topic or channel name in bytes,
 // the suffix included.
 const MaxNameLength = 64
 

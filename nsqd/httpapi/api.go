@@ -59,10 +59,10 @@ type Config struct {
 	// Session has the limits that requests and clients are held to.
 	Session *session.Config
 	// Tokens: callers of what is administrative must show one with the role Admin.
-	// Nil: nobody needs one, but what changes a contract takes a caller on this host.
+	// Nil: not needed, but what changes a contract takes a caller on this host.
 	Tokens *secure.Tokens
 	// Managed says that the topics' limits come from the control plane, so that
-	// nobody may set one here.
+	// none may be set here.
 	Managed bool
 	// BodyTimeout is how long a client may take to send a body; 0: for ever.
 	BodyTimeout time.Duration
@@ -311,7 +311,7 @@ func writeFault(w http.ResponseWriter, f *fault) {
 
 func writeText(w http.ResponseWriter, body string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = io.WriteString(w, body) // the client is gone; there is nobody to tell
+	_, _ = io.WriteString(w, body) // the client is gone; no one is left to tell
 }
 
 func writeJSON(w http.ResponseWriter, v any) {

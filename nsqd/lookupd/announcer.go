@@ -86,7 +86,7 @@ type Announcer struct {
 	}
 }
 
-// New returns an Announcer that informs nobody before Run.
+// New returns an Announcer that is idle before Run.
 func New(cfg Config, addresses []string) (*Announcer, error) {
 	if err := errors.Join(cfg.Validate(), ValidateAddresses(addresses)); err != nil {
 		return nil, fmt.Errorf("announce: %w", err)

@@ -2,7 +2,7 @@
 // has, over their TCP protocol, and asks them over HTTP which channels a topic
 // has on other nodes.
 //
-// It is level-triggered: whoever changes something only says so, and each
+// It is level-triggered: a caller that changes something only says so, and each
 // connection then sends the difference between what it has registered and what
 // there is. So nothing is lost by changes during a reconnect, and a daemon that
 // was away is told everything.

@@ -413,7 +413,7 @@ var _ = Describe("an announcer", func() {
 		},
 		Entry("says nothing", nil, "no answer within 20ms"),
 		Entry("speaks HTTP", []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), "is longer than"),
-		Entry("says more than it was asked", append([]byte("\x00\x00\x00\x02{}"), strings.Repeat("\x00\x00\x00\x02OK", 200)...), "nobody asked for"),
+		Entry("says more than it was asked", append([]byte("\x00\x00\x00\x02{}"), strings.Repeat("\x00\x00\x00\x02OK", 200)...), "without a request"),
 	)
 
 	It("ends at once, whatever a daemon does", func() {

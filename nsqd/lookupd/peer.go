@@ -25,7 +25,7 @@ const (
 )
 
 // errUnasked: the daemon says more than it was asked.
-var errUnasked = errors.New("an answer that nobody asked for")
+var errUnasked = errors.New("an answer without a request")
 
 // peer is one daemon.
 type peer struct {
@@ -38,7 +38,7 @@ type peer struct {
 	// Owned by run.
 	rng *rand.Rand
 
-	// Atomic: written by run, read for display and by whoever asks over HTTP.
+	// Atomic: written by run, read for display and by HTTP handlers.
 	web        atomic.Pointer[string] // host:port of its HTTP; nil while it is not connected
 	registered atomic.Int64           // topics and channels it knows of us
 	failures   atomic.Uint64          // connections that ended, or did not come about

@@ -45,7 +45,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// mostGap is the greatest time between two packets of a push: it spares the
+// mostGap is the longest time between two packets of a push: it spares the
 // daemon's socket buffer, where a burst would be lost.
 const mostGap = 5 * time.Millisecond
 

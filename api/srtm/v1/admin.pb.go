@@ -1208,7 +1208,7 @@ func (x *Infeasible) GetFits() *Fits {
 // itself, with all else as it was asked; 0: no value of it helps by itself.
 type Fits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The greatest r, msg/s, with as many publishers that send so much less.
+	// The highest r, msg/s, with as many publishers that send so much less.
 	Rate int64 `protobuf:"varint,1,opt,name=rate,proto3" json:"rate,omitempty"`
 	// The least b, messages.
 	Burst int64 `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`
@@ -1906,7 +1906,7 @@ type DrainBrokerRequest struct {
 	Undo bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
 	// Have the drain end, whatever it costs: topics that fit nowhere else are moved
 	// beyond the capacity of the other brokers, which degrades them; and the messages
-	// of a topic that has moved away are lost once nobody has published there and no
+	// of a topic that has moved away are lost once no client has published there and no
 	// consumer has been given one for a window of statistics (10 s). Without it,
 	// repeating a drain makes it an ordinary one. Not with undo.
 	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`

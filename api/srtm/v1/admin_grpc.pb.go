@@ -72,7 +72,7 @@ type AdminServiceClient interface {
 	// or without a mask all.
 	//
 	// Only whom it must it moves, make before break. Where r, b, publishers, groups and
-	// policy stay as they are, nobody moves whose broker is there. Else the publishers
+	// policy stay as they are, no publisher moves whose broker is there. Else the publishers
 	// stay on brokers that carry them still: a broker gives up as few as make the rates
 	// of the others fit its capacity, the topic takes as few more brokers as its rate
 	// needs, and gives up brokers, those with the fewest publishers, only where b or the
@@ -334,7 +334,7 @@ type AdminServiceServer interface {
 	// or without a mask all.
 	//
 	// Only whom it must it moves, make before break. Where r, b, publishers, groups and
-	// policy stay as they are, nobody moves whose broker is there. Else the publishers
+	// policy stay as they are, no publisher moves whose broker is there. Else the publishers
 	// stay on brokers that carry them still: a broker gives up as few as make the rates
 	// of the others fit its capacity, the topic takes as few more brokers as its rate
 	// needs, and gives up brokers, those with the fewest publishers, only where b or the

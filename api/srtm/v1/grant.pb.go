@@ -481,7 +481,7 @@ type NodeHello struct {
 	Policy LeasePolicy  `protobuf:"varint,4,opt,name=policy,proto3,enum=srtm.v1.LeasePolicy" json:"policy,omitempty"`
 	// As of a LeaseRequest, which the hello is as well.
 	Stamp uint64 `protobuf:"varint,5,opt,name=stamp,proto3" json:"stamp,omitempty"`
-	// The greatest term that it was told; an adaptor of an older one refuses the
+	// The highest term that it was told; an adaptor of an older one refuses the
 	// session with FAILED_PRECONDITION.
 	Term          uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1618,7 +1618,7 @@ type ListSharesResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Topics []*TopicShares         `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
 	// Brokers without a session that hold nothing, because their leases are over or
-	// somebody said that they are dead; by id. Whatever topic was asked for.
+	// an operator declared them dead; by id. Whatever topic was asked for.
 	Freed         []string `protobuf:"bytes,2,rep,name=freed,proto3" json:"freed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

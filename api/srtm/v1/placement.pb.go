@@ -35,7 +35,7 @@ type Assignment struct {
 	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The topic does not have this publisher, or has it no more; it may be declared
 	// again. Only in a WatchResponse for a publisher that was named, without a broker:
-	// whoever does not know this field takes it for a publisher without a place.
+	// a client that does not know this field takes it for a publisher without a place.
 	Unknown       bool `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
