@@ -98,7 +98,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	o.etcdSecurity.TLSFlags(fs, etcdPrefix, "etcd")
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
-	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of figures and loads")
+	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of stats and loads")
 	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere; 8 s after a start of the loaddistributor if that is more, and at once if its process is seen to have ended")
 	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "take it for proof that a broker's process has ended if its session ends and both its ports, which had accepted, refuse connections: its shares go to others at once. Set it to false where something else than the broker's own host may answer for its address")

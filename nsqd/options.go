@@ -106,7 +106,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.httpAddress, "http-address", "0.0.0.0:4151", "`host:port`, or path of a Unix socket, for HTTP; empty: none")
 	fs.StringVar(&o.httpsAddress, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
 	fs.StringVar(&o.adminAddress, "admin-http-address", "", "`host:port`, or path of a Unix socket, for HTTP with all routes; at the other addresses those that change something, other than by publishing, and /debug/ are then refused (default none: they serve all)")
-	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: anybody may use NSQ's, and /topic/limit who is on this host)")
+	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: any client may use NSQ's, and clients on this host /topic/limit)")
 	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&o.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default that of --tcp-address)")
 	fs.IntVar(&o.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default that of --http-address)")

@@ -89,7 +89,7 @@ func (c *Controller) offeredBeyondLocked(topic catalog.Topic, d *condition, now 
 	rate, burst := float64(topic.Spec.Demand.RateMilli)/1000, float64(topic.Spec.Demand.Burst)
 	k, first := 0, len(d.seen) == 0
 	for _, q := range topic.Plan.Quotas {
-		f := c.figuresLocked(topic.Spec.Name(), q.Broker)
+		f := c.reportsLocked(topic.Spec.Name(), q.Broker)
 		if f == nil {
 			continue
 		}
@@ -235,7 +235,7 @@ func (c *Controller) shownLocked(topics []catalog.Topic) []catalog.Topic {
 func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) tuner.Verdict {
 	var counts []tuner.Count
 	for _, q := range topic.Plan.Quotas {
-		if f := c.figuresLocked(topic.Spec.Name(), q.Broker); f != nil {
+		if f := c.reportsLocked(topic.Spec.Name(), q.Broker); f != nil {
 			delivered, exceeded := f.counts(now.Add(-c.cfg.Window))
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
 		}
@@ -264,7 +264,7 @@ func (c *Controller) overLocked(name string) bool {
 	return d != nil && !d.over.IsZero()
 }
 
-// complaint has no figures in it that change with every report: a change of it is
+// complaint has no numbers in it that change with every report: a change of it is
 // logged. Where shares are reserved for brokers that are gone, the others are not to
 // blame for what those lack.
 func complaint(v tuner.Verdict, reserved string) string {

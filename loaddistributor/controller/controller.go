@@ -80,7 +80,7 @@ type Config struct {
 	// How long a step of a creation or deletion may take: all brokers to
 	// prepare, the adaptor to settle.
 	PrepareTimeout time.Duration
-	// Length of the sliding window of figures.
+	// Length of the sliding window of the reports.
 	Window time.Duration
 	// How long a broker may be away before its publishers are placed elsewhere;
 	// 0: DefaultEvacuateAfter.

@@ -84,7 +84,7 @@ func (c *Controller) nodeLocked(id string) Node {
 }
 
 // reportedLocked returns what the broker reports; on a follower nothing.
-func (c *Controller) reportedLocked(id string) map[string]*figures {
+func (c *Controller) reportedLocked(id string) map[string]*reportWindow {
 	if s := c.mu.sessions[id]; s != nil {
 		return s.topics
 	}

@@ -114,7 +114,7 @@ func (c *Controller) remind(now time.Time) {
 // publishers are still connected there. Requires: mu held.
 func (c *Controller) lingerLocked(topic catalog.Topic, id string, now time.Time) {
 	name := topic.Spec.Name()
-	f, l := c.figuresLocked(name, id), c.mu.topics.at(name)
+	f, l := c.reportsLocked(name, id), c.mu.topics.at(name)
 	if f == nil || f.reports[len(f.reports)-1].stats.Publishers == 0 ||
 		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
 		return

@@ -87,7 +87,7 @@ func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.
 	if !b.Connected {
 		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
 	}
-	f := c.figuresLocked(name, b.ID)
+	f := c.reportsLocked(name, b.ID)
 	if f == nil {
 		return "it is being removed", ""
 	}
@@ -105,9 +105,9 @@ func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.
 		}
 		switch {
 		case !b.Forced:
-			remedies = append(remedies, "--force to lose what nobody takes")
+			remedies = append(remedies, "--force to lose what no consumer takes")
 		case !c.untakenLocked(topic, b, now):
-			parts = append(parts, fmt.Sprintf("they are lost after %v in which nobody publishes and no consumer is given one", c.cfg.Window))
+			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", c.cfg.Window))
 		}
 	}
 	if len(parts) == 0 {
@@ -130,7 +130,7 @@ func (c *Controller) retiresLocked(id string) bool {
 // untakenLocked reports whether what is left of a topic on a broker that is drained
 // by force is to be given up. Requires: mu held, for reading.
 func (c *Controller) untakenLocked(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
-	f := c.figuresLocked(topic.Spec.Name(), b.ID)
+	f := c.reportsLocked(topic.Spec.Name(), b.ID)
 	if !b.Forced || f == nil {
 		return false
 	}

@@ -244,8 +244,8 @@ func (c *Controller) brokenOffLocked(topic catalog.Topic, f *fit, now time.Time)
 func (c *Controller) deafLocked(topic catalog.Topic, f *fit, now time.Time) bool {
 	var without []string
 	for _, q := range topic.Plan.Quotas {
-		figures := c.figuresLocked(topic.Spec.Name(), q.Broker)
-		if figures == nil || figures.reports[len(figures.reports)-1].stats.Subscribers == 0 {
+		window := c.reportsLocked(topic.Spec.Name(), q.Broker)
+		if window == nil || window.reports[len(window.reports)-1].stats.Subscribers == 0 {
 			without = append(without, q.Broker)
 		}
 	}
@@ -269,22 +269,22 @@ func (c *Controller) fitSettle() time.Duration { return min(fitSettle, c.cfg.Rep
 // that is more: publishers may send more rarely than brokers report. Requires: mu
 // held.
 func (c *Controller) offeredLocked(topic catalog.Topic) float64 {
-	newest, window := 0.0, 0.0
+	newest, mean := 0.0, 0.0
 	for _, q := range topic.Plan.Quotas {
-		figures := c.figuresLocked(topic.Spec.Name(), q.Broker)
-		if figures == nil {
+		window := c.reportsLocked(topic.Spec.Name(), q.Broker)
+		if window == nil {
 			continue
 		}
 		n, d := uint64(0), time.Duration(0)
-		for _, r := range figures.reports {
+		for _, r := range window.reports {
 			n += r.stats.Offered
 			d += r.stats.Interval.AsDuration()
 		}
-		window += float64(n) / d.Seconds()
-		last := figures.reports[len(figures.reports)-1].stats
+		mean += float64(n) / d.Seconds()
+		last := window.reports[len(window.reports)-1].stats
 		newest += float64(last.Offered) / last.Interval.AsDuration().Seconds()
 	}
-	return max(newest, window)
+	return max(newest, mean)
 }
 
 // beginFitLocked makes the search of a topic whose publishers send, once its brokers
@@ -512,12 +512,12 @@ func (c *Controller) observeLocked(topic catalog.Topic, f *fit, now time.Time) b
 	all := true // brokers have reported all of the round
 	for _, q := range topic.Plan.Quotas {
 		l := slices.IndexFunc(f.setup.Brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
-		figures := c.figuresLocked(name, q.Broker)
-		if l < 0 || figures == nil {
+		window := c.reportsLocked(name, q.Broker)
+		if l < 0 || window == nil {
 			all = false
 			continue
 		}
-		for _, r := range figures.reports {
+		for _, r := range window.reports {
 			if !r.at.After(f.seen[q.Broker]) || r.at.Add(-r.stats.Interval.AsDuration()).Before(f.from) {
 				continue
 			}

@@ -10,7 +10,7 @@ import (
 
 // A follower is a Controller that is told what the leader has committed. It
 // answers what can be answered from the catalog: topics, brokers, where a
-// publisher belongs, who has a topic. It has no sessions, so no figures, and
+// publisher belongs, who has a topic. It has no sessions, so no reports, and
 // refuses everything else with *NotLeaderError. What it says is as old as its
 // connection to the store, normally milliseconds. Cut off from the store it says
 // what it knows, and denies nothing: what it does not know may have been created.

@@ -491,7 +491,7 @@ var _ = Describe("Watching", func() {
 	})
 })
 
-var _ = Describe("The figures of a topic", func() {
+var _ = Describe("The stats of a topic", func() {
 	latencies := func(counts map[time.Duration]int) *srtmv1.Histogram {
 		l := obs.NewLatency()
 		for d, n := range counts {

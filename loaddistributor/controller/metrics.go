@@ -25,7 +25,7 @@ var (
 	descLimited   = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Brokers that missed a topic's SLO, and whose bucket was found to be to blame.", nil, nil)
 	descFits      = prometheus.NewDesc("srtm_fits_running", "Topics that are being fitted: their publishers send, and they are measured.", nil, nil)
 	descUndumped  = prometheus.NewDesc("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then.", nil, nil)
-	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that somebody watches.", nil, nil)
+	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that clients watch.", nil, nil)
 
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
 	descExceeded  = prometheus.NewDesc("srtm_topic_window_exceeded_messages", "Messages delivered in the sliding window later than the SLO's latency.", []string{"topic"}, nil)
@@ -157,7 +157,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		window := listed{topic: name}
 		var delivered, exceeded uint64
 		for _, q := range topic.Plan.Quotas {
-			if f := c.figuresLocked(name, q.Broker); f != nil {
+			if f := c.reportsLocked(name, q.Broker); f != nil {
 				d, x := f.counts(now.Add(-c.cfg.Window))
 				delivered += d
 				exceeded += x

@@ -560,7 +560,7 @@ var _ = Describe("What a drain waits for", func() {
 		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Backlog: 4})
 		Expect(c.broker("b2").SafeToStop).To(BeFalse(), "it does not drain")
 		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 7 messages; 0 consumers are connected"}))
-		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("connect consumers to its channels (main), or empty these; --force to lose what nobody takes"))
+		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("connect consumers to its channels (main), or empty these; --force to lose what no consumer takes"))
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Publishers: 1, Subscribers: 2})
 		Eventually(waits).Should(Equal([]string{"t: 1 connections still publish to it, and 0 messages have come in its last report"}))
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})

@@ -416,7 +416,7 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 }
 
 // removedLocked forgets what is known of a topic, and what sessions have, but for brokers that it was left
-// on: a name that is used again starts with figures of its own. Requires: mu held.
+// on: a name that is used again starts with reports of its own. Requires: mu held.
 func (c *Controller) removedLocked(topic catalog.Topic, left []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
 	l := c.mu.topics.at(name)

@@ -87,7 +87,7 @@ func (c *Controller) probeLocked(topic catalog.Topic, q *probe, now time.Time) {
 // quantile of those reported. Requires: mu held.
 func (c *Controller) loneLocked(topic, broker string, now time.Time) time.Duration {
 	all := obs.NewLatency()
-	if f := c.figuresLocked(topic, broker); f != nil {
+	if f := c.reportsLocked(topic, broker); f != nil {
 		for _, r := range f.within(now.Add(-c.cfg.Window)) {
 			if p, err := obs.LatencyFromProto(r.stats.Processing); err == nil { // they were checked
 				all.Merge(p)

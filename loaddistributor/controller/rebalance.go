@@ -149,7 +149,7 @@ func (c *Controller) actLocked(topic catalog.Topic, m tuner.Move, finding tuner.
 // loadLocked sums up what a broker has reported since then. Requires: mu held.
 func (c *Controller) loadLocked(topic catalog.Topic, broker string, since time.Time) tuner.Load {
 	l := tuner.Load{Broker: broker}
-	f := c.figuresLocked(topic.Spec.Name(), broker)
+	f := c.reportsLocked(topic.Spec.Name(), broker)
 	if f == nil {
 		return l
 	}

@@ -128,7 +128,7 @@ func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) 
 // holds. After a crash in the middle the broker does not list the topic any more, which
 // is as good as a report of nothing. Requires: mu held.
 func (c *Controller) retireLocked(name, id string, forced bool) operation {
-	if f := c.figuresLocked(name, id); forced && f != nil {
+	if f := c.reportsLocked(name, id); forced && f != nil {
 		last := f.reports[len(f.reports)-1].stats
 		c.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
 	}

@@ -34,7 +34,7 @@ type Session struct {
 	seeks    map[uint64]chan<- *srtmv1.SeekResult // not answered yet; room for the one answer
 	// Its topics, ours or not: those of its newest report, or before the first
 	// one of its hello.
-	topics map[string]*figures
+	topics map[string]*reportWindow
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
 	// Of those, what the broker keeps of them, once it has said so; without a topic:
@@ -70,12 +70,12 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		out:      bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests: map[uint64]*request{},
 		seeks:    map[uint64]chan<- *srtmv1.SeekResult{},
-		topics:   map[string]*figures{},
+		topics:   map[string]*reportWindow{},
 		unknown:  map[string]bool{},
 		kept:     map[string]kept{},
 	}
 	for _, name := range h.Topics {
-		s.topics[name] = &figures{}
+		s.topics[name] = &reportWindow{}
 	}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
 		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval),

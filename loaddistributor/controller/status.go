@@ -84,7 +84,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	}
 	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
 	for i, q := range topic.Plan.Quotas {
-		if f := c.figuresLocked(name, q.Broker); f != nil {
+		if f := c.reportsLocked(name, q.Broker); f != nil {
 			reports[i] = append(reports[i], f.within(from)...)
 		}
 	}

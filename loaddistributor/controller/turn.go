@@ -31,7 +31,7 @@ func scarce(plan placement.Plan, retiring []string) bool {
 func (c *Controller) unspentLocked(name string, ids []string) []string {
 	var need []string
 	for _, id := range ids {
-		f := c.figuresLocked(name, id)
+		f := c.reportsLocked(name, id)
 		if f == nil {
 			continue
 		}

@@ -27,7 +27,7 @@ type Memory struct {
 var ErrLed = errors.New("the store has a leader already")
 
 // errAlone: nothing but the leader can read these stores.
-var errAlone = errors.New("the store is of one process: nobody can follow it")
+var errAlone = errors.New("the store is of one process: no other can follow it")
 
 // Lead implements Store; it does not wait.
 func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {

@@ -253,7 +253,7 @@ func newMetrics() *metrics {
 			Name: "srtm_agent_connected", Help: "1 while the session is up.",
 		}, []string{"session"}),
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "srtm_agent_reports_dropped_total", Help: "Reports nobody got: the session was down or behind.",
+			Name: "srtm_agent_reports_dropped_total", Help: "Reports dropped: the session was down or behind.",
 		}, []string{"session"}),
 		grants: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "srtm_agent_grants_total", Help: "Grants received, by what became of them.",

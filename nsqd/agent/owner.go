@@ -482,7 +482,7 @@ func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, release
 }
 
 // report asks the node and tells both sides. What a side does not get is
-// gone: figures of an interval are worth nothing after the window.
+// gone: stats of an interval are worth nothing after the window.
 func (o *owner) report(now time.Time) {
 	stats := o.agent.node.Report()
 	step := durationpb.New(max(1, now.Sub(o.last)))

@@ -1,11 +1,11 @@
 // Package broker runs the message machine of nsqd/queue: it owns the table of
 // topics, the lock and the alarm of each, the hand-over of deliveries to
-// subscribers, and the figures that are reported. Connections (nsqd/conn),
+// subscribers, and the stats that are reported. Connections (nsqd/conn),
 // HTTP (nsqd/httpapi) and the control plane (nsqd/agent) all act through it.
 //
 // It must not know frames, sockets or gRPC.
 //
-// Lock order: Broker.mu, then Topic.mu, then Topic.figures.mu; none is held
+// Lock order: Broker.mu, then Topic.mu, then Topic.metrics.mu; none is held
 // while a subscriber is notified or an alarm is set. Before both comes
 // Topic.storing, which only those wait for who publish to the same disk or
 // empty or end it, and which is held while it is written to. The keeper's and

@@ -44,7 +44,7 @@ type Stats struct {
 	Sources             [stamp.Sources]uint64
 }
 
-// DiskStats are the figures of a topic's files, with those of its channels.
+// DiskStats are the counters and sizes of a topic's files, with those of its channels.
 type DiskStats struct {
 	// Now.
 	Files  int
@@ -141,7 +141,7 @@ func (t *Topic) Stats() Stats {
 	}
 	t.mu.Unlock()
 
-	f := &t.figures
+	f := &t.metrics
 	for i := range f.sources {
 		s.Sources[i] = f.sources[i].Load()
 	}
@@ -186,7 +186,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	}
 	t.mu.Unlock()
 
-	f := &t.figures
+	f := &t.metrics
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l, last := &f.mu.since, &f.mu.reported

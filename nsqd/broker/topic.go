@@ -57,7 +57,7 @@ type Topic struct {
 	latency atomic.Int64
 	// room is told when the topic's line may have room again, or never will.
 	room    sync.Cond // on mu
-	figures figures
+	metrics metrics
 
 	// storing orders the publishers of a topic whose messages go through the
 	// disk: the order there is the topic's order. Taken before mu.
@@ -95,7 +95,7 @@ func newTopic(b *Broker, name string) *Topic {
 	})
 	t.setRetention(nil)
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
-	t.figures.mu.reported.at = b.now() // the first interval begins with the topic
+	t.metrics.mu.reported.at = b.now() // the first interval begins with the topic
 	t.room.L = &t.mu
 	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
 	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)
@@ -206,7 +206,7 @@ func (t *Topic) end(s *step) {
 	}
 	t.mu.Unlock()
 
-	t.figures.released(s.fx.Released)
+	t.metrics.released(s.fx.Released)
 	if trace := t.broker.cfg.Trace; trace != nil && len(s.fx.Released) > 0 {
 		trace.write(t.name, s.fx.Released)
 	}
@@ -352,7 +352,7 @@ func (t *Topic) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies 
 		<-t.broker.large
 		n := len(s.msgs)
 		if err = t.accept(now, s, p, rest); err == nil {
-			t.figures.arrived(p.Arrival.Source, n)
+			t.metrics.arrived(p.Arrival.Source, n)
 		}
 		s, rest = t.broker.steps.Get().(*step), true
 	}
@@ -392,7 +392,7 @@ func (t *Topic) put(now mono.Time, s *step, p Published) error {
 		err = t.accept(now, s, p, false)
 	}
 	if err == nil {
-		t.figures.arrived(p.Arrival.Source, n)
+		t.metrics.arrived(p.Arrival.Source, n)
 	}
 	return err
 }
@@ -493,7 +493,7 @@ func (t *Topic) PublishRow(now mono.Time, wall mono.Wall, row []Published, errs 
 		t.mu.core.Enter(now, &s.fx, s.msgs...)
 		for i := range s.msgs {
 			errs = append(errs, nil)
-			t.figures.arrived(row[i].Arrival.Source, 1)
+			t.metrics.arrived(row[i].Arrival.Source, 1)
 			t.captureLocked(row[i].From, row[i].Arrival.At, 1)
 		}
 		clear(s.msgs)
@@ -515,7 +515,7 @@ func (t *Topic) PublishRow(now mono.Time, wall mono.Wall, row []Published, errs 
 		}
 		errs = append(errs, err)
 		if err == nil {
-			t.figures.arrived(row[i].Arrival.Source, 1)
+			t.metrics.arrived(row[i].Arrival.Source, 1)
 			t.captureLocked(row[i].From, row[i].Arrival.At, 1)
 			continue
 		}

@@ -162,7 +162,7 @@ type Files struct {
 
 var _ Log = (*Files)(nil)
 
-// Stats are a log's figures. Counters start at 0 when it is opened.
+// Stats are a log's counters and sizes. Counters start at 0 when it is opened.
 type Stats struct {
 	// Now.
 	First, Next Offset // of the oldest record that there may be, and the next
@@ -228,7 +228,7 @@ func Open(cfg Config) (*Files, error) {
 // Name returns the log's name.
 func (l *Files) Name() string { return l.name }
 
-// Stats returns the log's figures.
+// Stats returns the log's counters and sizes.
 func (l *Files) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -324,7 +324,7 @@ func (s *Server) each(do func(*client)) {
 	}
 }
 
-// Stats are the server's figures.
+// Stats are the server's counters.
 type Stats struct {
 	Connections int    // open now
 	Accepted    uint64 // since the start
@@ -336,7 +336,7 @@ type Stats struct {
 	SlowTurns [causes]uint64
 }
 
-// Stats returns the server's figures.
+// Stats returns the server's counters.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	n := len(s.mu.clients)

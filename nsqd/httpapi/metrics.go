@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// collector turns the broker's figures into metrics when they are asked for.
+// collector turns the broker's stats into metrics when they are asked for.
 // Labels are topics and channels, never clients.
 type collector struct{ api *API }
 

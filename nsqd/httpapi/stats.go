@@ -243,7 +243,7 @@ func quantiles(l *obs.Latency) quantilesJSON {
 	return quantilesJSON{Count: l.Count(), P50: q(0.5), P99: q(0.99), P999: q(0.999)}
 }
 
-// topicStats gives a topic's figures, without its channels' clients.
+// topicStats gives a topic's stats, without its channels' clients.
 func (a *API) topicStats(s broker.Stats) topicJSON {
 	t := topicJSON{
 		Name:         s.Name,

@@ -20,7 +20,7 @@ func Prefix(format, host string) string {
 	return prefix
 }
 
-// formatter makes lines of figures, and remembers the counters of the push before.
+// formatter makes lines of stats, and remembers the counters of the push before.
 type formatter struct {
 	// Set once.
 	prefix      string
@@ -37,7 +37,7 @@ type lines struct {
 	seen map[string]uint64
 }
 
-// lines formats the figures, and takes them as those of the last push.
+// lines formats the stats, and takes them as those of the last push.
 func (f *formatter) lines(topics []broker.Stats, mem *stats.Memory) []string {
 	l := &lines{f: f, seen: make(map[string]uint64)}
 	for _, t := range topics {

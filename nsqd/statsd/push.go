@@ -20,9 +20,9 @@ type Config struct {
 	Interval    time.Duration // between pushes
 	PacketSize  int           // bytes; a line that is longer goes alone
 	Percentiles []float64     // of end-to-end latencies
-	Memory      bool          // send those figures, too
+	Memory      bool          // send those of its memory, too
 	Ephemeral   bool          // send those topics and channels, too
-	// Topics returns the figures of all topics, in their order.
+	// Topics returns the stats of all topics, in their order.
 	Topics func() []broker.Stats
 	Log    *slog.Logger
 }
@@ -67,7 +67,7 @@ func New(cfg Config) (*Pusher, error) {
 }
 
 // Run pushes every interval until ctx ends. That the daemon is away is no
-// error: it is logged once, and the figures of that push are lost.
+// error: it is logged once, and the stats of that push are lost.
 func (p *Pusher) Run(ctx context.Context) error {
 	ticker := time.NewTicker(p.cfg.Interval)
 	defer ticker.Stop()
@@ -82,15 +82,15 @@ func (p *Pusher) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !p.failed:
-			p.cfg.Log.Warn("figures did not go to statsd", obs.KeyAddress, p.cfg.Address, obs.KeyError, err)
+			p.cfg.Log.Warn("push to statsd failed", obs.KeyAddress, p.cfg.Address, obs.KeyError, err)
 		case err == nil && p.failed:
-			p.cfg.Log.Info("figures go to statsd again", obs.KeyAddress, p.cfg.Address)
+			p.cfg.Log.Info("push to statsd works again", obs.KeyAddress, p.cfg.Address)
 		}
 		p.failed = err != nil
 	}
 }
 
-// push sends the figures of now.
+// push sends the present stats.
 func (p *Pusher) push(ctx context.Context) error {
 	var mem *stats.Memory
 	if p.cfg.Memory {

@@ -43,7 +43,7 @@ func TestPercentNames(t *testing.T) {
 	}
 }
 
-func figures() []broker.Stats {
+func samples() []broker.Stats {
 	return []broker.Stats{
 		{
 			Name: "t", Waiting: 4, Counters: queue.Counters{Accepted: 10, AcceptedBytes: 100},
@@ -88,11 +88,11 @@ p.mem.next_gc_bytes:8|g
 p.mem.gc_runs:9|c
 `
 	mem := &stats.Memory{HeapObjects: 1, HeapIdleBytes: 2, HeapInUseBytes: 3, HeapReleasedBytes: 4, GCPauseUsec100: 5, GCPauseUsec99: 6, GCPauseUsec95: 7, NextGCBytes: 8, GCTotalRuns: 9}
-	if got := strings.Join(f.lines(figures(), mem), ""); got != want {
+	if got := strings.Join(f.lines(samples(), mem), ""); got != want {
 		t.Errorf("%s", got)
 	}
 	f.ephemeral = true
-	got := strings.Join(f.lines(figures(), nil), "")
+	got := strings.Join(f.lines(samples(), nil), "")
 	for _, part := range []string{"p.topic.t.channel.d#ephemeral.depth:0|g\n", "p.topic.u#ephemeral.message_count:0|c\n", "p.topic.u#ephemeral.channel.c.clients:0|g\n"} {
 		if !strings.Contains(got, part) {
 			t.Errorf("no %q in %s", part, got)
@@ -159,7 +159,7 @@ func TestPackets(t *testing.T) {
 func config(address string) Config {
 	return Config{
 		Address: address, Prefix: "p.", Interval: 10 * time.Millisecond, PacketSize: 508, Memory: true,
-		Topics: figures, Log: slog.New(slog.DiscardHandler),
+		Topics: samples, Log: slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -237,7 +237,7 @@ func TestADaemonThatIsAwayIsNoError(t *testing.T) {
 	pushes := make(chan struct{}, 100)
 	cfg.Topics = func() []broker.Stats {
 		pushes <- struct{}{}
-		return figures()
+		return samples()
 	}
 	stop := run(t, cfg)
 	for range 5 {

@@ -44,7 +44,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.Noise, "noise", s.Noise, "with --sync: blur each group's instants by uniform 0 to this")
 	fs.StringVar((*string)(&s.Process), "process", string(s.Process), "spacing of a publisher's messages: poisson or periodic (random phase)")
 	fs.IntVar(&s.Size, "size", s.Size, "size of a message, in `bytes`; at least 24 are sent")
-	fs.IntVar(&s.SizeTo, "size-to", s.SizeTo, "greatest size, in `bytes`: each batch draws its own, uniform from --size; 0: all are of --size")
+	fs.IntVar(&s.SizeTo, "size-to", s.SizeTo, "maximum size, in `bytes`: each batch draws its own, uniform from --size; 0: all are of --size")
 	fs.Uint64Var(&s.Seed, "seed", s.Seed, "seed of everything random: the same seed, the same load")
 	fs.StringVar(&o.Trace, "trace", o.Trace, "replay the recording in `file`, CSV or CSV.gz, instead: offset_seconds,publisher_id,correlation_key,payload_bytes")
 	fs.Float64Var(&o.Replay.Compress, "compress", o.Replay.Compress, "with --trace: run it so many `times` faster")

@@ -326,7 +326,7 @@ func TestValidate(t *testing.T) {
 		"noise alone":     {func(s *schedule.Spec) { s.Noise = 1 }, "noise: blurs the instants of synchronised groups, and sync is off"},
 		"negative noise":  {func(s *schedule.Spec) { s.Noise = -1 }, "noise: -1ns"},
 		"unknown process": {func(s *schedule.Spec) { s.Process = "bursty" }, `process: "bursty", want poisson or periodic`},
-		"sizes reversed":  {func(s *schedule.Spec) { s.SizeTo = s.Size - 1 }, "greatest size: 99 bytes, want 100 .. "},
+		"sizes reversed":  {func(s *schedule.Spec) { s.SizeTo = s.Size - 1 }, "maximum size: 99 bytes, want 100 .. "},
 		"negative size":   {func(s *schedule.Spec) { s.Size = -1 }, "size: -1 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -94,7 +94,7 @@ func (s Spec) Validate() error {
 		fault("size: %d bytes, want 0 .. %d", s.Size, MaxSize)
 	}
 	if s.SizeTo != 0 && (s.SizeTo < s.Size || s.SizeTo > MaxSize) {
-		fault("greatest size: %d bytes, want %d .. %d, or 0 for one size", s.SizeTo, s.Size, MaxSize)
+		fault("maximum size: %d bytes, want %d .. %d, or 0 for one size", s.SizeTo, s.Size, MaxSize)
 	}
 	return errors.Join(faults...)
 }

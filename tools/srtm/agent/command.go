@@ -65,7 +65,7 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4190", "`host:port` for metrics and profiles; empty for none")
 	fs.StringVar(&o.cfg.Loaddistributor, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
 	o.trust.Flags(fs, "", "the loaddistributor")
-	fs.StringVar(&o.force, "allow-insecure-listen", "", "listen beyond loopback, where anybody may publish: `which` of tcp-address,http-address (without a value all)")
+	fs.StringVar(&o.force, "allow-insecure-listen", "", "listen beyond loopback, where any host may publish: `which` of tcp-address,http-address (without a value all)")
 	fs.Lookup("allow-insecure-listen").NoOptDefVal = "true"
 	fs.StringVar(&o.cfg.PublisherID, "publisher-id", "", "`id` of all that is published here (default each producer's client_id)")
 	fs.DurationVar(&o.cfg.PublishTimeout, "publish-timeout", DefaultPublishTimeout, "how long a publish may wait for a broker and its answer")
@@ -74,7 +74,7 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 	fs.IntVar(&o.cfg.MaxPublishers, "max-publishers", DefaultMaxPublishers, "how many topics and publisher ids may be in use")
 	fs.IntVar(&o.cfg.MaxOutstanding, "max-outstanding", DefaultMaxOutstanding, "how many publishes of one connection or publisher may be unanswered")
 	fs.Int64Var(&o.cfg.MaxBuffer, "max-buffer", DefaultMaxBuffer, "how many `bytes` of publishes may be under way; producers wait beyond")
-	fs.DurationVar(&o.cfg.IdleTimeout, "idle-timeout", DefaultIdleTimeout, "how long a publisher that nobody uses is kept")
+	fs.DurationVar(&o.cfg.IdleTimeout, "idle-timeout", DefaultIdleTimeout, "how long an unused publisher is kept")
 	fs.DurationVar(&o.cfg.DrainTimeout, "drain-timeout", DefaultDrainTimeout, "how long to wait for answers at the end")
 	fs.StringArrayVar(&o.producerOpts, "producer-opt", nil, "`option,value` of go-nsq for connections to brokers, such as tls_v1,true or auth_secret,x; may be repeated")
 	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")

@@ -159,7 +159,7 @@ func (r *Report) Faults() []string {
 			faults = append(faults, p.Name+": "+f)
 		}
 		if p.Emulator.Account == nil {
-			faults = append(faults, p.Name+": nobody checked what was delivered")
+			faults = append(faults, p.Name+": the delivered messages were not checked")
 		}
 	}
 	if len(r.Phases) == 0 && !r.Interrupted {

@@ -396,7 +396,7 @@ func TestFaults(t *testing.T) {
 		"lost":            {func(r *Report) { r.Phases[1].Emulator.Account.Lost = 2 }, []string{"blind split: 2 accepted messages were lost"}},
 		"not carried":     {func(r *Report) { r.Phases[0].Emulator.AchievedRate = 9_600 }, nil},
 		"lost at first":   {func(r *Report) { r.Calibration[0].Fault = "1 accepted messages were lost" }, []string{"calibration: 1 accepted messages were lost"}},
-		"nobody checked":  {func(r *Report) { r.Phases[0].Emulator.Account = nil }, []string{"SRTM placement: nobody checked what was delivered"}},
+		"nobody checked":  {func(r *Report) { r.Phases[0].Emulator.Account = nil }, []string{"SRTM placement: the delivered messages were not checked"}},
 		"no phase":        {func(r *Report) { r.Phases = nil }, []string{"nothing was measured"}},
 		"cut short":       {func(r *Report) { r.Phases, r.Interrupted = nil, true }, nil},
 		"cut short, slow start": {func(r *Report) {

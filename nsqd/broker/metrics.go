@@ -11,11 +11,11 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// figures are a topic's measurements. Counters are kept by the machine itself;
+// metrics are a topic's measurements. Counters are kept by the machine itself;
 // here are the latencies, under a lock of their own: a report or a look at them
 // walks histograms for a tenth of a millisecond, and only who records just then
 // waits for that.
-type figures struct {
+type metrics struct {
 	// Atomic; any goroutine adds.
 	sources [stamp.Sources]atomic.Uint64 // arrivals by source of the stamp
 
@@ -73,11 +73,11 @@ func (l *latencies) reset() {
 	l.delivered, l.exceeded = 0, 0
 }
 
-func (f *figures) arrived(source stamp.Source, n int) {
+func (f *metrics) arrived(source stamp.Source, n int) {
 	f.sources[source].Add(uint64(n))
 }
 
-func (f *figures) released(releases []queue.Release) {
+func (f *metrics) released(releases []queue.Release) {
 	if len(releases) == 0 {
 		return
 	}
@@ -101,7 +101,7 @@ func (f *figures) released(releases []queue.Release) {
 // consumer with credit: that is counted beside it, and no SLO is owed for it.
 func (t *Topic) wrote(now mono.Time, deliveries []sent) {
 	slo := time.Duration(t.latency.Load())
-	f := &t.figures
+	f := &t.metrics
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := &f.mu.since

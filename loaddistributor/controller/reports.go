@@ -17,9 +17,9 @@ const maxReports = 1024
 // maxChannels bounds the channels that a report names for one topic.
 const maxChannels = 10_000
 
-// figures are the reports of one topic of one broker in the sliding window,
+// reportWindow holds the reports of one topic of one broker in the sliding window,
 // oldest first, all of them checked.
-type figures struct {
+type reportWindow struct {
 	reports  []received
 	channels []string
 	read     []string // those of them with subscribers
@@ -59,7 +59,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 	for _, t := range r.Topics {
 		f := s.topics[t.Topic]
 		if f == nil {
-			f = &figures{}
+			f = &reportWindow{}
 			s.topics[t.Topic] = f
 		}
 		f.channels, f.read = t.Channels, nil
@@ -114,7 +114,7 @@ func checkStats(at string, t *srtmv1.TopicStats) error {
 	return nil
 }
 
-func (f *figures) add(r received, from time.Time) {
+func (f *reportWindow) add(r received, from time.Time) {
 	f.prune(from)
 	if len(f.reports) == maxReports {
 		f.reports = f.reports[1:]
@@ -122,10 +122,10 @@ func (f *figures) add(r received, from time.Time) {
 	f.reports = append(f.reports, r)
 }
 
-func (f *figures) prune(from time.Time) { f.reports = f.within(from) }
+func (f *reportWindow) prune(from time.Time) { f.reports = f.within(from) }
 
 // within returns the reports from then on. It does not modify f.
-func (f *figures) within(from time.Time) []received {
+func (f *reportWindow) within(from time.Time) []received {
 	old := 0
 	for old < len(f.reports) && f.reports[old].at.Before(from) {
 		old++
@@ -133,7 +133,7 @@ func (f *figures) within(from time.Time) []received {
 	return f.reports[old:]
 }
 
-func (f *figures) counts(from time.Time) (delivered, exceeded uint64) {
+func (f *reportWindow) counts(from time.Time) (delivered, exceeded uint64) {
 	for _, r := range f.within(from) {
 		delivered += r.stats.Delivered
 		exceeded += r.stats.Exceeded
@@ -141,9 +141,9 @@ func (f *figures) counts(from time.Time) (delivered, exceeded uint64) {
 	return delivered, exceeded
 }
 
-// figuresLocked returns nil when the broker has reported nothing of the topic.
+// reportsLocked returns nil when the broker has reported nothing of the topic.
 // Requires: mu held, for reading.
-func (c *Controller) figuresLocked(topic, broker string) *figures {
+func (c *Controller) reportsLocked(topic, broker string) *reportWindow {
 	if s := c.mu.sessions[broker]; s != nil {
 		if f := s.topics[topic]; f != nil && len(f.reports) > 0 {
 			return f
