@@ -244,7 +244,7 @@ func TestADaemonThatIsAwayIsNoError(t *testing.T) {
 		<-pushes
 	}
 	stop()
-	if n := strings.Count(log.String(), "did not go to statsd"); n != 1 {
+	if n := strings.Count(log.String(), "push to statsd failed"); n != 1 {
 		t.Errorf("%d warnings: %s", n, log.String())
 	}
 }
