@@ -2,15 +2,11 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"io"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -18,23 +14,17 @@ import (
 )
 
 func brokerCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "broker",
-		Short: "The brokers of a cluster",
-		Args:  noArguments,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand(), brokerCalibrateCommand(), brokerRemoveCommand())
-	return cmd
+	return parent("broker", "The brokers of a cluster", "",
+		brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand(), brokerCalibrateCommand(), brokerRemoveCommand())
 }
 
 // drainPause is between two looks at what a draining broker still has.
 const drainPause = 200 * time.Millisecond
 
 func brokerDrainCommand() *cobra.Command {
-	var c cli
-	var undo, wait, force bool
-	cmd := &cobra.Command{
+	var r srtmv1.DrainBrokerRequest
+	var wait bool
+	cmd := leaf(&cobra.Command{
 		Use:   "drain BROKER",
 		Short: "Move everything away from a broker",
 		Long: `drain has nothing new placed on the broker, and moves the publishers of its
@@ -47,39 +37,33 @@ capacity of the other brokers, which degrades them, and messages that are left o
 the broker are lost once nobody has published there and no consumer has been given
 one for 10 s (the loaddistributor's --window).`,
 		Args: oneBroker,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if undo && (wait || force) {
+		PreRunE: func(_ *cobra.Command, args []string) error {
+			if r.BrokerId = args[0]; r.Undo && (wait || r.Force) {
 				return usagef("--undo excludes --wait and --force")
 			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewAdminServiceClient(conn).DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: args[0], Undo: undo, Force: force})
-				if err != nil {
-					return err
-				}
-				b := r.GetBroker()
-				if wait {
-					if b, err = emptied(ctx, conn, b, cmd.ErrOrStderr()); err != nil {
-						return err
-					}
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), b)
-				}
-				out := cmd.OutOrStdout()
-				if _, err = fmt.Fprintf(out, "broker %s: draining %v, topics on it: %d\n%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b)); err != nil {
-					return err
-				}
-				if b.GetSafeToStop() {
-					_, err = fmt.Fprintln(out, "safe to stop", b.GetId())
-				}
-				return err
-			})
+			return nil
 		},
-	}
-	cmd.Flags().BoolVar(&undo, "undo", false, "end a drain: place on the broker again")
+	}, func(x *call) error {
+		drained, err := x.admin.DrainBroker(x.ctx, &r)
+		b := drained.GetBroker()
+		if err == nil && wait {
+			b, err = x.emptied(b)
+		}
+		if err != nil {
+			return err
+		}
+		return x.print(x.out, b, func() error {
+			safe := ""
+			if b.GetSafeToStop() {
+				safe = "safe to stop " + b.GetId() + "\n"
+			}
+			_, err := fmt.Fprintf(x.out, "broker %s: draining %v, topics on it: %d\n%s%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b), safe)
+			return err
+		})
+	})
+	cmd.Flags().BoolVar(&r.Undo, "undo", false, "end a drain: place on the broker again")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is safe to stop, within --timeout")
-	cmd.Flags().BoolVar(&force, "force", false, "overload the other brokers and lose messages rather than wait")
-	c.flags(cmd)
+	cmd.Flags().BoolVar(&r.Force, "force", false, "overload the other brokers and lose messages rather than wait")
 	return cmd
 }
 
@@ -95,9 +79,9 @@ func waits(b *srtmv1.Broker) string {
 	return s.String()
 }
 
-// emptied waits until nothing is on the broker, and writes to log what it waits for
-// when that changes.
-func emptied(ctx context.Context, conn *grpc.ClientConn, b *srtmv1.Broker, log io.Writer) (*srtmv1.Broker, error) {
+// emptied waits until nothing is on the broker, and says what it waits for when that
+// changes.
+func (x *call) emptied(b *srtmv1.Broker) (*srtmv1.Broker, error) {
 	ticker := time.NewTicker(drainPause)
 	defer ticker.Stop()
 	for said := ""; ; {
@@ -106,76 +90,74 @@ func emptied(ctx context.Context, conn *grpc.ClientConn, b *srtmv1.Broker, log i
 		}
 		if now := waits(b); now != said {
 			said = now
-			if _, err := fmt.Fprint(log, said); err != nil {
+			if _, err := fmt.Fprint(x.cmd.ErrOrStderr(), said); err != nil {
 				return nil, err
 			}
 		}
 		select {
 		case <-ticker.C:
-		case <-ctx.Done():
+		case <-x.ctx.Done():
 		}
-		r, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
 		switch {
-		case ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded:
+		case x.ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded:
 			return nil, fmt.Errorf("topics still on broker %s: %s\n%s", b.GetId(), strings.Join(b.GetTopics(), ", "), waits(b))
 		case err != nil:
 			return nil, err
 		}
-		for _, one := range r.GetBrokers() {
-			if one.GetId() == b.GetId() {
-				b = one
-			}
+		b = cmp.Or(brokerOf(r, b.GetId()), b)
+	}
+}
+
+// brokerOf is the broker of that id, nil if there is none.
+func brokerOf(r *srtmv1.ListBrokersResponse, id string) *srtmv1.Broker {
+	for _, b := range r.GetBrokers() {
+		if b.GetId() == id {
+			return b
 		}
 	}
+	return nil
 }
 
 // maxMcap is the greatest capacity the API takes, msg/s.
 const maxMcap = 1_000_000_000
 
 func brokerCapacityCommand() *cobra.Command {
-	var c cli
 	var mcap int64
 	var unset bool
-	cmd := &cobra.Command{
+	cmd := leaf(&cobra.Command{
 		Use:   "capacity BROKER",
 		Short: "Say what a broker carries within the SLO",
 		Long: `capacity gives the broker an mcap that stands over the one it is configured with
 (nsqd --mcap), until it is unset. Topics that were promised more are degraded.`,
 		Args: oneBroker,
-		RunE: func(cmd *cobra.Command, args []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			if unset == (mcap != 0) {
 				return usagef("want either --mcap or --unset")
 			}
 			if mcap < 0 || mcap > maxMcap {
 				return usagef("--mcap %d: want 1 to %d", mcap, int64(maxMcap))
 			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				b, err := setCapacity(ctx, conn, args[0], mcap)
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), b)
-				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
-				return err
-			})
+			return nil
 		},
-	}
+	}, func(x *call) error {
+		r, err := x.admin.SetBrokerCapacity(x.ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: x.args[0], Mcap: mcap})
+		if err != nil {
+			return err
+		}
+		b := r.GetBroker()
+		return x.print(x.out, b, func() error {
+			_, err := fmt.Fprintf(x.out, "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
+			return err
+		})
+	})
 	cmd.Flags().Int64Var(&mcap, "mcap", 0, "maximum rate within the SLO, in `msg/s`")
 	cmd.Flags().BoolVar(&unset, "unset", false, "go back to what the broker is configured with")
-	c.flags(cmd)
 	return cmd
 }
 
-func setCapacity(ctx context.Context, conn *grpc.ClientConn, id string, mcap int64) (*srtmv1.Broker, error) {
-	r, err := srtmv1.NewAdminServiceClient(conn).SetBrokerCapacity(ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: id, Mcap: mcap})
-	return r.GetBroker(), err
-}
-
 func brokerRemoveCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
+	return leaf(&cobra.Command{
 		Use:   "remove BROKER",
 		Short: "Strike a dead broker off",
 		Long: `remove says that a broker is dead and will not come back with what it holds: its
@@ -189,39 +171,23 @@ Should the broker come back, it is told so, gives up what it holds, and joins as
 new one. If it was alive and only cut off, contracts were exceeded by its bases until
 then.`,
 		Args: oneBroker,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewAdminServiceClient(conn).RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: args[0]})
-				if err != nil {
-					return err
-				}
-				out := cmd.OutOrStdout()
-				if c.output == formJSON {
-					return writeProto(out, r)
-				}
-				if err := writeFreed(out, c.output, args[0], r.GetFreed()); err != nil || len(r.GetLeft()) == 0 {
-					return err
-				}
-				_, err = fmt.Fprintf(out, "given up with what it may have had of them: %s\n", strings.Join(r.GetLeft(), ", "))
+	}, func(x *call) error {
+		r, err := x.admin.RemoveBroker(x.ctx, &srtmv1.RemoveBrokerRequest{BrokerId: x.args[0]})
+		if err != nil {
+			return err
+		}
+		return x.print(x.out, r, func() error {
+			if err := freedTable(x.out, x.args[0], r.GetFreed()); err != nil || len(r.GetLeft()) == 0 {
 				return err
-			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
-}
-
-// oneBroker is cobra's check as a usage error.
-func oneBroker(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return usagef("%s: want one broker, got %d arguments", cmd.CommandPath(), len(args))
-	}
-	return nil
+			}
+			_, err := fmt.Fprintf(x.out, "given up with what it may have had of them: %s\n", strings.Join(r.GetLeft(), ", "))
+			return err
+		})
+	})
 }
 
 func brokerListCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
+	return leaf(&cobra.Command{
 		Use:   "list",
 		Short: "List the brokers, by id",
 		Long: `list shows every broker that has joined: its capacity mcap and what of it is
@@ -229,42 +195,28 @@ promised to topics, both in msg/s, and whether its session is up. "mcap set" say
 that its capacity was set (calibrate, capacity), and is not what it is configured
 with.`,
 		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProtos(cmd.OutOrStdout(), r.GetBrokers())
-				}
-				var rows [][]string
-				for _, b := range r.GetBrokers() {
-					state := "connected"
-					if !b.GetConnected() {
-						state = "gone"
-					}
-					switch {
-					case b.GetSafeToStop():
-						state += ", safe to stop"
-					case b.GetForced():
-						state += ", draining by force"
-					case b.GetDraining():
-						state += ", draining"
-					}
-					if b.GetCalibratedMcap() != 0 {
-						state += ", mcap set"
-					}
-					rows = append(rows, []string{
-						b.GetId(), b.GetTcpAddress(), b.GetHttpAddress(),
-						strconv.FormatInt(b.GetMcap(), 10), strconv.FormatInt(b.GetAllocated(), 10),
-						strconv.FormatInt(b.GetMcap()-b.GetAllocated(), 10), state, b.GetVersion(),
-					})
-				}
-				return table(cmd.OutOrStdout(), []string{"BROKER", "TCP", "HTTP", "MCAP", "ALLOCATED", "FREE", "STATE", "VERSION"}, rows)
-			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
+	}, func(x *call) error {
+		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
+		if err != nil {
+			return err
+		}
+		return list(x.cli, x.out, r.GetBrokers(), "BROKER\tTCP\tHTTP\tMCAP\tALLOCATED\tFREE\tSTATE\tVERSION", func(b *srtmv1.Broker) []any {
+			state := "connected"
+			if !b.GetConnected() {
+				state = "gone"
+			}
+			switch {
+			case b.GetSafeToStop():
+				state += ", safe to stop"
+			case b.GetForced():
+				state += ", draining by force"
+			case b.GetDraining():
+				state += ", draining"
+			}
+			if b.GetCalibratedMcap() != 0 {
+				state += ", mcap set"
+			}
+			return []any{b.GetId(), b.GetTcpAddress(), b.GetHttpAddress(), b.GetMcap(), b.GetAllocated(), b.GetMcap() - b.GetAllocated(), state, b.GetVersion()}
+		})
+	})
 }

@@ -7,11 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -75,12 +73,7 @@ until srtm broker capacity says otherwise.
 
 Exit code: 0; 1 on failure, or if not even --least was kept; 2 if the command line is
 wrong.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usagef("%s: want one broker, got %d arguments", cmd.CommandPath(), len(args))
-			}
-			return nil
-		},
+		Args: between(0, 1, "one broker"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.output != formJSON && c.output != formTable {
 				return usagef("--output %q is neither json nor table", c.output)
@@ -95,13 +88,11 @@ wrong.`,
 				if id = args[0]; cfg.TCP != "" || cfg.HTTP != "" {
 					return usagef("want a broker's id or its addresses, not both")
 				}
-				err := c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
-					cfg.TCP, cfg.HTTP, err = addresses(ctx, conn, id)
-					return err
-				})
+				b, err := c.broker(cmd.Context(), id)
 				if err != nil {
 					return err
 				}
+				cfg.TCP, cfg.HTTP = b.GetTcpAddress(), b.GetHttpAddress()
 			}
 			if err := cfg.Validate(); err != nil {
 				return lifecycle.UsageError{Err: err}
@@ -112,10 +103,7 @@ wrong.`,
 					return err
 				}
 				// Before the broker is troubled.
-				if err := c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-					_, _, err := addresses(ctx, conn, id)
-					return err
-				}); err != nil {
+				if _, err := c.broker(cmd.Context(), id); err != nil {
 					return err
 				}
 			}
@@ -151,57 +139,49 @@ wrong.`,
 	return cmd
 }
 
-// addresses asks the loaddistributor where a connected broker is.
-func addresses(ctx context.Context, conn *grpc.ClientConn, id string) (tcp, http string, err error) {
-	r, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-	if err != nil {
-		return "", "", err
-	}
-	for _, b := range r.GetBrokers() {
-		if b.GetId() == id {
-			if !b.GetConnected() {
-				return "", "", fmt.Errorf("broker %s is gone", id)
-			}
-			return b.GetTcpAddress(), b.GetHttpAddress(), nil
+// broker asks the loaddistributor about a connected broker.
+func (c *cli) broker(ctx context.Context, id string) (b *srtmv1.Broker, err error) {
+	err = c.call(ctx, func(x *call) error {
+		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
+		if err != nil {
+			return err
 		}
-	}
-	return "", "", fmt.Errorf("the loaddistributor knows no broker %q", id)
+		if b = brokerOf(r, id); b == nil {
+			return fmt.Errorf("the loaddistributor knows no broker %q", id)
+		}
+		if !b.GetConnected() {
+			return fmt.Errorf("broker %s is gone", id)
+		}
+		return nil
+	})
+	return b, err
 }
 
 // measured returns what creates and deletes topics on a broker of a cluster, where only
 // the loaddistributor does.
-func (c *cli) measured(id string, slo search.SLO) (create, remove func(context.Context, string) error) {
-	create = func(ctx context.Context, topic string) error {
-		return c.callWithin(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
-			stream, err := srtmv1.NewAdminServiceClient(conn).CreateTopic(ctx, &srtmv1.CreateTopicRequest{
+func (c *cli) measured(id string, slo search.SLO) (makes, removes func(context.Context, string) error) {
+	makes = func(ctx context.Context, topic string) error {
+		return c.call(ctx, func(x *call) error {
+			_, err := create(x.ctx, x.admin, &srtmv1.CreateTopicRequest{
 				MeasuredBrokerId: id,
 				Spec: &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{
 					RateMilli: int64(tokenbucket.MaxRate), Burst: tokenbucket.MaxBurst,
 					Slo: &srtmv1.Slo{Quantile: slo.Quantile, Latency: durationpb.New(slo.Latency)},
 				}},
-			})
-			if err != nil {
-				return err
-			}
-			for {
-				if _, err := stream.Recv(); errors.Is(err, io.EOF) {
-					return nil
-				} else if err != nil {
-					return err
-				}
-			}
+			}, io.Discard)
+			return err
 		})
 	}
-	remove = func(ctx context.Context, topic string) error {
-		return c.callWithin(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
-			_, err := srtmv1.NewAdminServiceClient(conn).DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: topic})
+	removes = func(ctx context.Context, topic string) error {
+		return c.call(ctx, func(x *call) error {
+			_, err := x.admin.DeleteTopic(x.ctx, &srtmv1.DeleteTopicRequest{Name: topic})
 			if status.Code(err) == codes.NotFound {
 				return nil
 			}
 			return err
 		})
 	}
-	return create, remove
+	return makes, removes
 }
 
 func (c *cli) calibrate(cmd *cobra.Command, cfg calibrate.Config, id string, apply bool) error {
@@ -223,17 +203,15 @@ func (c *cli) calibrate(cmd *cobra.Command, cfg calibrate.Config, id string, app
 		out.Note = "publishers, subscriber and broker shared this machine: alone, the broker carries more"
 	}
 	if apply && result.Known() {
-		e := c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-			_, err := setCapacity(ctx, conn, id, result.Mcap)
+		e := c.call(cmd.Context(), func(x *call) error {
+			_, err := x.admin.SetBrokerCapacity(x.ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: id, Mcap: result.Mcap})
 			return err
 		})
 		out.Applied = e == nil
 		err = errors.Join(err, e)
 	}
-	if c.output == formJSON {
-		return errors.Join(err, writeJSON(cmd.OutOrStdout(), out))
-	}
-	return errors.Join(err, out.table(cmd.OutOrStdout(), apply))
+	w := cmd.OutOrStdout()
+	return errors.Join(err, c.print(w, out, func() error { return out.table(w, apply) }))
 }
 
 func loopback(host string) bool {
@@ -249,15 +227,11 @@ func because(why string) string {
 }
 
 func (c *calibration) table(w io.Writer, apply bool) error {
-	var rows [][]string
-	for _, s := range c.Steps {
-		rows = append(rows, []string{
-			strconv.FormatInt(s.Rate, 10), strconv.FormatFloat(s.Offered, 'f', 0, 64), s.Outcome.String(), s.Delay.String(), s.Late.String(),
-			fmt.Sprintf("%d/%d", s.Exceeded, s.Delivered), s.Why,
-		})
-	}
 	q := fmt.Sprintf("p%g", c.Quantile*100)
-	if err := table(w, []string{"msg/s", "OFFERED", "OUTCOME", "DELAY " + q, "LATE " + q, "EXCEEDED", "WHY"}, rows); err != nil {
+	head := fmt.Sprintf("msg/s\tOFFERED\tOUTCOME\tDELAY %s\tLATE %s\tEXCEEDED\tWHY", q, q)
+	if err := table(w, head, c.Steps, func(s calibrate.Step) []any {
+		return []any{s.Rate, fmt.Sprintf("%.0f", s.Offered), s.Outcome, s.Delay, s.Late, fmt.Sprintf("%d/%d", s.Exceeded, s.Delivered), s.Why}
+	}); err != nil {
 		return err
 	}
 	who := "broker at " + c.TCP
@@ -279,22 +253,15 @@ func (c *calibration) table(w io.Writer, apply bool) error {
 	if c.Mcap == 0 {
 		text = "no rate that was tried is kept"
 	}
-	if _, err := fmt.Fprintf(w, "%s, %s: %s\n", who, slo, text); err != nil {
-		return err
-	}
+	text = fmt.Sprintf("%s, %s: %s\n", who, slo, text)
 	if c.Note != "" {
-		if _, err := fmt.Fprintln(w, c.Note); err != nil {
-			return err
-		}
+		text += c.Note + "\n"
 	}
-	switch {
-	case c.Applied:
-		text = "applied: the loaddistributor places by it"
-	case apply:
-		text = "not applied"
-	default:
-		return nil
+	if c.Applied {
+		text += "applied: the loaddistributor places by it\n"
+	} else if apply {
+		text += "not applied\n"
 	}
-	_, err := fmt.Fprintln(w, text)
+	_, err := io.WriteString(w, text)
 	return err
 }

@@ -1,115 +1,86 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
 func clusterCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "cluster",
-		Short: "Back up what the loaddistributor knows, and bring it back",
-		Args:  noArguments,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(clusterExportCommand(), clusterImportCommand())
-	return cmd
+	return parent("cluster", "Back up what the loaddistributor knows, and bring it back", "", clusterExportCommand(), clusterImportCommand())
 }
 
 func clusterExportCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
+	return leaf(&cobra.Command{
 		Use:   "export > FILE",
 		Short: "Print the topics, placements and brokers that the store has",
 		Long: `export prints all that the loaddistributor has in its store, for "srtm cluster
 import" of the same or a later release. Messages, and the shares in force, are on the
 brokers and not in it.`,
 		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				stream, err := srtmv1.NewAdminServiceClient(conn).ExportCluster(ctx, &srtmv1.ExportClusterRequest{})
-				if err != nil {
-					return err
-				}
-				for {
-					m, err := stream.Recv()
-					if errors.Is(err, io.EOF) {
-						return nil
-					}
-					if err != nil {
-						return err
-					}
-					if _, err := cmd.OutOrStdout().Write(m.Text); err != nil {
-						return err
-					}
-				}
-			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
+	}, func(x *call) error {
+		stream, err := x.admin.ExportCluster(x.ctx, &srtmv1.ExportClusterRequest{})
+		for err == nil {
+			var m *srtmv1.ExportClusterResponse
+			if m, err = stream.Recv(); err == nil {
+				_, err = x.out.Write(m.Text)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	})
 }
 
 func clusterImportCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
+	var text []byte
+	return leaf(&cobra.Command{
 		Use:   "import FILE",
 		Short: "Bring back what an export has and the loaddistributor has not",
 		Long: `import brings back the topics and brokers of an export, as after the store was
 lost: topics with their publishers where they were, and brokers with their drain and
 capacity. What the loaddistributor has stays as it is. Topics that were created after
 the export are not in it, those that were deleted after it come back. FILE may be "-".`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("%s: want one file, got %d arguments", cmd.CommandPath(), len(args))
-			}
-			return nil
+		Args: between(1, 1, "one file"),
+		PreRunE: func(cmd *cobra.Command, args []string) (err error) {
+			text, err = readFile(cmd, args[0])
+			return err
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			read := func() ([]byte, error) { return os.ReadFile(args[0]) }
-			if args[0] == "-" {
-				read = func() ([]byte, error) { return io.ReadAll(cmd.InOrStdin()) }
+	}, func(x *call) error {
+		stream, err := x.admin.ImportCluster(x.ctx)
+		if err != nil {
+			return err
+		}
+		for piece := range slices.Chunk(text, 1<<18) {
+			if err := stream.Send(&srtmv1.ImportClusterRequest{Text: piece}); err != nil {
+				break // the answer says why
 			}
-			text, err := read()
-			if err != nil {
-				return err
+		}
+		r, err := stream.CloseAndRecv()
+		if err != nil {
+			return err
+		}
+		return x.print(x.out, r, func() error {
+			for _, why := range r.LeftOut {
+				fmt.Fprintln(x.cmd.ErrOrStderr(), "left out:", why)
 			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				stream, err := srtmv1.NewAdminServiceClient(conn).ImportCluster(ctx)
-				if err != nil {
-					return err
-				}
-				const piece = 1 << 18
-				for rest := text; len(rest) > 0; {
-					n := min(len(rest), piece)
-					if err := stream.Send(&srtmv1.ImportClusterRequest{Text: rest[:n]}); err != nil {
-						break // the answer says why
-					}
-					rest = rest[n:]
-				}
-				r, err := stream.CloseAndRecv()
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), r)
-				}
-				for _, why := range r.LeftOut {
-					fmt.Fprintln(cmd.ErrOrStderr(), "left out:", why)
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "imported %d topics and %d brokers, left out %d topics\n", r.Topics, r.Brokers, len(r.LeftOut))
-				return nil
-			})
-		},
+			_, err := fmt.Fprintf(x.out, "imported %d topics and %d brokers, left out %d topics\n", r.Topics, r.Brokers, len(r.LeftOut))
+			return err
+		})
+	})
+}
+
+// readFile reads a file, or for - standard input.
+func readFile(cmd *cobra.Command, name string) ([]byte, error) {
+	if name == "-" {
+		return io.ReadAll(cmd.InOrStdin())
 	}
-	c.flags(cmd)
-	return cmd
+	return os.ReadFile(name)
 }

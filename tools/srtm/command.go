@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -34,7 +34,7 @@ const (
 	formTable = "table"
 )
 
-// cli is what the commands that talk to a cluster share.
+// cli is what the commands that talk to a server share.
 type cli struct {
 	address     string
 	addressFlag string
@@ -42,6 +42,17 @@ type cli struct {
 	options     []grpc.DialOption // of trust, once it is read
 	output      string
 	timeout     time.Duration
+}
+
+// call is a command line being executed with a connection to the server.
+type call struct {
+	*cli
+	cmd   *cobra.Command
+	args  []string
+	ctx   context.Context // ends after the timeout
+	conn  *grpc.ClientConn
+	admin srtmv1.AdminServiceClient
+	out   io.Writer
 }
 
 // run executes a command line.
@@ -61,28 +72,45 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 
 // command returns the command tree, fresh: cobra keeps state in it.
 func command() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "srtm",
-		Short: "Operate an SRTM cluster",
-		Long: `srtm operates an SRTM cluster through the loaddistributor's gRPC API, and the
+	root := parent("srtm", "Operate an SRTM cluster", `srtm operates an SRTM cluster through the loaddistributor's gRPC API, and the
 admission service through its own.
 
 Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
 be placed on the brokers there are.`,
-		Version:       obs.Version(),
-		Args:          noArguments,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceUsage:  true,
-		SilenceErrors: true,
-	}
+		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), plan.Command(), up.Command())
+	root.Version, root.SilenceUsage, root.SilenceErrors = obs.Version(), true, true
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), plan.Command(), up.Command())
 	return root
 }
 
-// noArguments and exactly are cobra's checks as usage errors.
+// parent returns a command that only has subcommands.
+func parent(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: noArguments, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+// leaf completes a command that calls the loaddistributor: do is called again if
+// another one leads, so that what can be done once only is PreRunE's.
+func leaf(cmd *cobra.Command, do func(*call) error) *cobra.Command {
+	c := &cli{}
+	c.flags(cmd)
+	return c.completes(cmd, do)
+}
+
+func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return c.call(cmd.Context(), func(x *call) error {
+			x.cmd, x.args, x.out = cmd, args, cmd.OutOrStdout()
+			return do(x)
+		})
+	}
+	return cmd
+}
+
+// noArguments and between are cobra's checks as usage errors.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
@@ -90,12 +118,19 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func oneName(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return usagef("%s: want one topic name, got %d arguments", cmd.CommandPath(), len(args))
+func between(minimum, maximum int, want string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < minimum || len(args) > maximum {
+			return usagef("%s: want %s, got %d arguments", cmd.CommandPath(), want, len(args))
+		}
+		return nil
 	}
-	return nil
 }
+
+var (
+	oneName   = between(1, 1, "one topic name")
+	oneBroker = between(1, 1, "one broker")
+)
 
 func usagef(format string, args ...any) error {
 	return lifecycle.UsageError{Err: fmt.Errorf(format, args...)}
@@ -119,13 +154,8 @@ func (c *cli) flagsTo(cmd *cobra.Command, server, address, more string) {
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 30*time.Second, "how long to wait for the "+server)
 }
 
-// call runs do with a connection to the loaddistributor.
-func (c *cli) call(cmd *cobra.Command, do func(context.Context, *grpc.ClientConn) error) error {
-	return c.callWithin(cmd.Context(), do)
-}
-
-// callWithin is call, until ctx ends.
-func (c *cli) callWithin(ctx context.Context, do func(context.Context, *grpc.ClientConn) error) error {
+// call runs do with a connection to the server that leads.
+func (c *cli) call(ctx context.Context, do func(*call) error) error {
 	if c.output != formJSON && c.output != formTable {
 		return usagef("--output %q is neither json nor table", c.output)
 	}
@@ -171,59 +201,79 @@ const (
 	detourPause = 200 * time.Millisecond
 )
 
-func (c *cli) once(ctx context.Context, address string, do func(context.Context, *grpc.ClientConn) error) (err error) {
+func (c *cli) once(ctx context.Context, address string, do func(*call) error) (err error) {
 	conn, err := targets.Dial(address, c.options...)
 	if err != nil {
 		return usagef("--%s %q: %v", c.addressFlag, address, err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	return do(ctx, conn)
+	return do(&call{cli: c, ctx: ctx, conn: conn, admin: srtmv1.NewAdminServiceClient(conn)})
 }
 
-// writeProto prints a message as JSON, with the field names of the .proto.
-func writeProto(w io.Writer, m proto.Message) error {
-	v, err := encode(m)
-	if err != nil {
+// print shows v as JSON, or as text does.
+func (c *cli) print(w io.Writer, v any, text func() error) error {
+	if c.output == formJSON {
+		return writeJSON(w, v)
+	}
+	return text()
+}
+
+// list shows messages or structs as a JSON array, or as a table.
+func list[M any](c *cli, w io.Writer, all []M, head string, cells func(M) []any) error {
+	return c.print(w, jsonArray(all), func() error { return table(w, head, all, cells) })
+}
+
+func jsonArray[M any](all []M) []any {
+	values := make([]any, len(all))
+	for i, m := range all {
+		values[i] = m
+	}
+	return values
+}
+
+// writeJSON prints a value, or an array of them; messages with the field names of
+// the .proto.
+func writeJSON(w io.Writer, v any) (err error) {
+	if values, ok := v.([]any); ok {
+		for i := range values {
+			if values[i], err = encode(values[i]); err != nil {
+				return err
+			}
+		}
+	} else if v, err = encode(v); err != nil {
 		return err
 	}
-	return writeJSON(w, v)
-}
-
-// writeProtos prints messages as a JSON array.
-func writeProtos[M proto.Message](w io.Writer, messages []M) error {
-	values := make([]json.RawMessage, len(messages))
-	for i, m := range messages {
-		v, err := encode(m)
-		if err != nil {
-			return err
-		}
-		values[i] = v
-	}
-	return writeJSON(w, values)
-}
-
-// encode returns the message for writeJSON, which lays it out: protojson
-// varies its spacing on purpose.
-func encode(m proto.Message) (json.RawMessage, error) {
-	b, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("encode: %w", err)
-	}
-	return b, nil
-}
-
-func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
 
-// table prints rows under a head, in columns.
-func table(w io.Writer, head []string, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, strings.Join(head, "\t"))
-	for _, r := range rows {
-		fmt.Fprintln(t, strings.Join(r, "\t"))
+// encode returns a message for writeJSON, which lays it out: protojson varies its
+// spacing on purpose.
+func encode(v any) (any, error) {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return v, nil
 	}
+	b, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	return json.RawMessage(b), nil
+}
+
+// table prints a line of cells for each value, in columns under a head whose names
+// are separated by tabs.
+func table[M any](w io.Writer, head string, all []M, cells func(M) []any) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, head)
+	for _, m := range all {
+		separator := "\n"
+		for _, cell := range cells(m) {
+			fmt.Fprint(t, separator, cell)
+			separator = "\t"
+		}
+	}
+	fmt.Fprintln(t)
 	return t.Flush()
 }

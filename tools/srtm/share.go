@@ -1,80 +1,66 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
 func shareCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "share",
-		Short: "Who holds which share of which contract",
-		Long: `share asks the adaptor who holds what. It is a part of the loaddistributor;
+	return parent("share", "Who holds which share of which contract", `share asks the adaptor who holds what. It is a part of the loaddistributor;
 where it is a tbadaptor of its own, give that one's address.`,
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(shareListCommand(), shareHistoryCommand(), shareForgetCommand())
-	return cmd
+		shareListCommand(), shareHistoryCommand(), shareForgetCommand())
 }
 
 func shareListCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
+	return leaf(&cobra.Command{
 		Use:   "list [TOPIC]",
 		Short: "List the shares of all topics, or of one",
 		Long: `list shows of every topic what each broker holds, as messages per second and
 burst: what is in force (SHARE), the part of it that does not end with its lease
 (BASE), what it is meant to have (TARGET), and the most it may be using, which
 nobody else can have (RESERVED).`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usagef("%s: want one topic name or none, got %d arguments", cmd.CommandPath(), len(args))
+		Args: between(0, 1, "one topic name or none"),
+	}, func(x *call) error {
+		req := &srtmv1.ListSharesRequest{}
+		if len(x.args) == 1 {
+			req.Topic = x.args[0]
+		}
+		r, err := srtmv1.NewGrantServiceClient(x.conn).ListShares(x.ctx, req)
+		if err != nil {
+			return err
+		}
+		return x.print(x.out, jsonArray(r.GetTopics()), func() error {
+			type member struct {
+				of *srtmv1.TopicShares
+				*srtmv1.MemberShare
 			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &srtmv1.ListSharesRequest{}
-			if len(args) == 1 {
-				req.Topic = args[0]
+			var all []member
+			for _, t := range r.GetTopics() {
+				for _, m := range t.GetMembers() {
+					all = append(all, member{t, m})
+				}
 			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewGrantServiceClient(conn).ListShares(ctx, req)
-				if err != nil {
-					return err
+			return table(x.out, "TOPIC\tBROKER\tSHARE\tBASE\tTARGET\tRESERVED\tEPOCH\tPOLICY\tSTATE\tRULE", all, func(m member) []any {
+				return []any{
+					m.of.GetTopic(), m.GetBrokerId(), shareText(m.GetAcknowledged()), shareText(m.GetBase()), shareText(m.GetTarget()), shareText(m.GetReserved()),
+					m.GetAcknowledgedEpoch(), policyText(m.GetPolicy()), memberState(m.MemberShare), m.of.GetShareRule(),
 				}
-				if c.output == formJSON {
-					return writeProtos(cmd.OutOrStdout(), r.GetTopics())
-				}
-				var rows [][]string
-				for _, t := range r.GetTopics() {
-					for _, m := range t.GetMembers() {
-						rows = append(rows, []string{
-							t.GetTopic(), m.GetBrokerId(), shareText(m.GetAcknowledged()), shareText(m.GetBase()),
-							shareText(m.GetTarget()), shareText(m.GetReserved()),
-							strconv.FormatUint(m.GetAcknowledgedEpoch(), 10), policyText(m.GetPolicy()), memberState(m), t.GetShareRule(),
-						})
-					}
-				}
-				return table(cmd.OutOrStdout(), []string{"TOPIC", "BROKER", "SHARE", "BASE", "TARGET", "RESERVED", "EPOCH", "POLICY", "STATE", "RULE"}, rows)
 			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
+		})
+	})
 }
 
 func shareText(s *srtmv1.Share) string {
-	return fmt.Sprintf("%s/%d", strconv.FormatFloat(float64(s.GetRateMilli())/1000, 'f', -1, 64), s.GetBurst())
+	return fmt.Sprintf("%s/%d", thousandths(s.GetRateMilli()), s.GetBurst())
 }
+
+func thousandths(n int64) string { return strconv.FormatFloat(float64(n)/1000, 'f', -1, 64) }
 
 func policyText(p srtmv1.LeasePolicy) string {
 	switch p {
@@ -101,9 +87,8 @@ func memberState(m *srtmv1.MemberShare) string {
 }
 
 func shareHistoryCommand() *cobra.Command {
-	var c cli
 	var last uint32
-	cmd := &cobra.Command{
+	cmd := leaf(&cobra.Command{
 		Use:   "history TOPIC",
 		Short: "What happened to a topic's shares, when and why",
 		Long: `history shows the latest changes of a topic's shares, oldest first: what was
@@ -114,39 +99,28 @@ Reasons of grants: contract (set or changed), rule (loads moved), rest (what
 others gave up), hello (the broker came back), lease (one was over or renewed),
 forgotten (an operator's word), removed.`,
 		Args: oneName,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewGrantServiceClient(conn).ListShares(ctx, &srtmv1.ListSharesRequest{Topic: args[0], History: last})
-				if err != nil {
-					return err
-				}
-				var changes []*srtmv1.ShareChange
-				for _, t := range r.GetTopics() {
-					changes = append(changes, t.GetHistory()...)
-				}
-				if c.output == formJSON {
-					return writeProtos(cmd.OutOrStdout(), changes)
-				}
-				var rows [][]string
-				for _, h := range changes {
-					rows = append(rows, []string{
-						h.GetTime().AsTime().UTC().Format(time.RFC3339Nano), h.GetBrokerId(), h.GetEvent(), h.GetReason(),
-						shareText(h.GetShare()), shareText(h.GetFlex()), strconv.FormatUint(h.GetEpoch(), 10),
-						strconv.FormatFloat(float64(h.GetTokensMilli())/1000, 'f', -1, 64),
-					})
-				}
-				return table(cmd.OutOrStdout(), []string{"TIME", "BROKER", "EVENT", "REASON", "SHARE", "FLEX", "EPOCH", "TOKENS"}, rows)
-			})
-		},
-	}
+	}, func(x *call) error {
+		r, err := srtmv1.NewGrantServiceClient(x.conn).ListShares(x.ctx, &srtmv1.ListSharesRequest{Topic: x.args[0], History: last})
+		if err != nil {
+			return err
+		}
+		var changes []*srtmv1.ShareChange
+		for _, t := range r.GetTopics() {
+			changes = append(changes, t.GetHistory()...)
+		}
+		return list(x.cli, x.out, changes, "TIME\tBROKER\tEVENT\tREASON\tSHARE\tFLEX\tEPOCH\tTOKENS", func(h *srtmv1.ShareChange) []any {
+			return []any{
+				h.GetTime().AsTime().UTC().Format(time.RFC3339Nano), h.GetBrokerId(), h.GetEvent(), h.GetReason(),
+				shareText(h.GetShare()), shareText(h.GetFlex()), h.GetEpoch(), thousandths(h.GetTokensMilli()),
+			}
+		})
+	})
 	cmd.Flags().Uint32Var(&last, "last", 50, "how many `changes`")
-	c.flags(cmd)
 	return cmd
 }
 
 func shareForgetCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
+	return leaf(&cobra.Command{
 		Use:   "forget BROKER",
 		Short: "Give to others what a dead broker held",
 		Long: `forget tells the adaptor that a broker's process has ended and will not come back
@@ -154,42 +128,26 @@ with what it holds on its disk: its shares go to others. If that is not true, th
 contract is exceeded by the broker's base until it is back. It shows what it
 freed. A broker that is connected is refused, and so is one of which no topic has
 heard.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("%s: want one broker id, got %d arguments", cmd.CommandPath(), len(args))
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewGrantServiceClient(conn).ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: args[0]})
-				if err != nil {
-					return err
-				}
-				return writeFreed(cmd.OutOrStdout(), c.output, args[0], r.GetFreed())
-			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
+		Args: between(1, 1, "one broker id"),
+	}, func(x *call) error {
+		r, err := srtmv1.NewGrantServiceClient(x.conn).ForgetBroker(x.ctx, &srtmv1.ForgetBrokerRequest{BrokerId: x.args[0]})
+		if err != nil {
+			return err
+		}
+		return x.print(x.out, jsonArray(r.GetFreed()), func() error { return freedTable(x.out, x.args[0], r.GetFreed()) })
+	})
 }
 
-// writeFreed shows what was reserved for a broker.
-func writeFreed(w io.Writer, form, broker string, freed []*srtmv1.FreedShare) error {
-	if form == formJSON {
-		return writeProtos(w, freed)
-	}
+// freedTable shows what was reserved for a broker.
+func freedTable(w io.Writer, broker string, freed []*srtmv1.FreedShare) error {
 	if len(freed) == 0 {
 		_, err := fmt.Fprintf(w, "nothing was reserved for %s\n", broker)
 		return err
 	}
-	var rows [][]string
-	for _, f := range freed {
-		share := "unknown: it waited for the broker"
-		if f.GetShare() != nil {
-			share = shareText(f.GetShare())
+	return table(w, "TOPIC\tFREED", freed, func(f *srtmv1.FreedShare) []any {
+		if f.GetShare() == nil {
+			return []any{f.GetTopic(), "unknown: it waited for the broker"}
 		}
-		rows = append(rows, []string{f.GetTopic(), share})
-	}
-	return table(w, []string{"TOPIC", "FREED"}, rows)
+		return []any{f.GetTopic(), shareText(f.GetShare())}
+	})
 }

@@ -1,20 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -25,14 +24,8 @@ import (
 )
 
 func topicCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "topic",
-		Short: "Topics and their contracts",
-		Args:  noArguments,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicUpdateCommand(), topicMoveCommand(), topicDeleteCommand())
-	return cmd
+	return parent("topic", "Topics and their contracts", "",
+		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicUpdateCommand(), topicMoveCommand(), topicDeleteCommand())
 }
 
 // newTopic is what `topic create` was told.
@@ -52,9 +45,9 @@ type newTopic struct {
 }
 
 func topicCreateCommand() *cobra.Command {
-	var c cli
 	var n newTopic
-	cmd := &cobra.Command{
+	var spec *srtmv1.TopicSpec
+	cmd := leaf(&cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a topic with a contract, and wait until it is active",
 		Long: `create places a topic: NAME gets a contract of --rate msg/s and a burst of
@@ -71,60 +64,46 @@ topic describe --output json prints; then only --idempotency-key may be given be
 		Example: `  srtm topic create sensors --rate 11000 --burst 30 --group north:500:10 --group south:500:10
   srtm topic create sensors --file sensors.json`,
 		Args: n.nameOrFile,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			spec, err := n.spec(cmd, args)
-			if err != nil {
-				return err
-			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				topic, err := create(ctx, conn, spec, n.idempotency, cmd.ErrOrStderr())
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), topic)
-				}
-				return describe(cmd.OutOrStdout(), topic)
-			})
+		PreRunE: func(cmd *cobra.Command, args []string) (err error) {
+			spec, err = n.spec(cmd, args)
+			return err
 		},
-	}
+	}, func(x *call) error {
+		return x.describe(create(x.ctx, x.admin, &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: n.idempotency}, x.cmd.ErrOrStderr()))
+	})
 	n.flags(cmd)
 	cmd.Flags().StringVar(&n.idempotency, "idempotency-key", "", "`key` under which the same command may be repeated")
-	c.flags(cmd)
 	return cmd
 }
 
+// describe shows what a call has returned.
+func (x *call) describe(t *srtmv1.Topic, err error) error {
+	if err != nil {
+		return err
+	}
+	return x.print(x.out, t, func() error { return describe(x.out, t) })
+}
+
 func topicMoveCommand() *cobra.Command {
-	var c cli
-	var to string
-	var ids []string
-	cmd := &cobra.Command{
+	var r srtmv1.MovePublishersRequest
+	cmd := leaf(&cobra.Command{
 		Use:     "move NAME",
 		Short:   "Move publishers of a topic to a broker",
 		Long:    `move takes the publishers' part of the contract along. Nothing is lost or doubled.`,
 		Example: `  srtm topic move sensors --to b2 --publisher-id north.7 --publisher-id north.8`,
 		Args:    oneName,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if to == "" || len(ids) == 0 {
+		PreRunE: func(_ *cobra.Command, args []string) error {
+			if r.Topic = args[0]; r.BrokerId == "" || len(r.PublisherIds) == 0 {
 				return usagef("--to and --publisher-id are required")
 			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewAdminServiceClient(conn).MovePublishers(ctx, &srtmv1.MovePublishersRequest{
-					Topic: args[0], BrokerId: to, PublisherIds: ids,
-				})
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), r.GetTopic())
-				}
-				return describe(cmd.OutOrStdout(), r.GetTopic())
-			})
+			return nil
 		},
-	}
-	cmd.Flags().StringVar(&to, "to", "", "`broker` to move them to")
-	cmd.Flags().StringArrayVar(&ids, "publisher-id", nil, "`id` of a publisher; may be repeated")
-	c.flags(cmd)
+	}, func(x *call) error {
+		moved, err := x.admin.MovePublishers(x.ctx, &r)
+		return x.describe(moved.GetTopic(), err)
+	})
+	cmd.Flags().StringVar(&r.BrokerId, "to", "", "`broker` to move them to")
+	cmd.Flags().StringArrayVar(&r.PublisherIds, "publisher-id", nil, "`id` of a publisher; may be repeated")
 	return cmd
 }
 
@@ -179,24 +158,51 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 		return nil, usagef("--over-limit %q is neither delay nor reject", n.overLimit)
 	}
 	var faults []error
-	for _, g := range n.groups {
-		group, err := parseGroup(g)
+	spec.Groups, faults = parseAll("group", n.groups, "KEY:COUNT:RATE", faults, func(parts []string, rate float64, batch int32) (*srtmv1.PublisherGroup, error) {
+		count, err := strconv.ParseInt(parts[1], 10, 32)
 		if err != nil {
-			faults = append(faults, fmt.Errorf("--group %q: %w", g, err))
+			return nil, fmt.Errorf("count %q is not a number of publishers", parts[1])
 		}
-		spec.Groups = append(spec.Groups, group)
-	}
-	for _, p := range n.publishers {
-		publisher, err := parsePublisher(p)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("--publisher %q: %w", p, err))
-		}
-		spec.Publishers = append(spec.Publishers, publisher)
-	}
+		return &srtmv1.PublisherGroup{Key: parts[0], Count: int32(count), Rate: rate, Batch: batch}, nil
+	})
+	spec.Publishers, faults = parseAll("publisher", n.publishers, "ID:KEY:RATE", faults, func(parts []string, rate float64, batch int32) (*srtmv1.Publisher, error) {
+		return &srtmv1.Publisher{Id: parts[0], CorrelationKey: parts[1], Rate: rate, Batch: batch}, nil
+	})
 	if err := errors.Join(faults...); err != nil {
 		return nil, usagef("%w", err)
 	}
 	return spec, nil
+}
+
+// parseAll reads the values of a flag, three parts of which the third is a rate and
+// perhaps a fourth, a batch, and adds what is wrong to faults.
+func parseAll[T any](flag string, values []string, form string, faults []error, parse func(parts []string, rate float64, batch int32) (*T, error)) ([]*T, []error) {
+	var all []*T
+	one := func(s string) (*T, error) {
+		parts := strings.Split(s, ":")
+		if len(parts) != 3 && len(parts) != 4 {
+			return nil, fmt.Errorf("want %s or %s:BATCH", form, form)
+		}
+		rate, err := strconv.ParseFloat(parts[2], 64)
+		if err != nil {
+			return nil, fmt.Errorf("rate %q is not a number of messages per second", parts[2])
+		}
+		batch := int64(0)
+		if len(parts) == 4 {
+			if batch, err = strconv.ParseInt(parts[3], 10, 32); err != nil {
+				return nil, fmt.Errorf("batch %q is not a number of messages", parts[3])
+			}
+		}
+		return parse(parts, rate, int32(batch))
+	}
+	for _, s := range values {
+		v, err := one(s)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("--%s %q: %w", flag, s, err))
+		}
+		all = append(all, v)
+	}
+	return all, faults
 }
 
 // read reads --file: a specification, or a topic as describe shows it, of which text
@@ -207,12 +213,7 @@ func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSp
 			return nil, nil, 0, usagef("--%s and --file exclude each other", name)
 		}
 	}
-	if n.file == "-" {
-		text, err = io.ReadAll(cmd.InOrStdin())
-	} else {
-		text, err = os.ReadFile(n.file)
-	}
-	if err != nil {
+	if text, err = readFile(cmd, n.file); err != nil {
 		return nil, nil, 0, err
 	}
 	var topic srtmv1.Topic
@@ -239,52 +240,10 @@ func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSp
 	return spec, text, topic.Epoch, nil
 }
 
-func parseGroup(s string) (*srtmv1.PublisherGroup, error) {
-	parts := strings.Split(s, ":")
-	if len(parts) != 3 && len(parts) != 4 {
-		return nil, errors.New("want KEY:COUNT:RATE or KEY:COUNT:RATE:BATCH")
-	}
-	count, err := strconv.ParseInt(parts[1], 10, 32)
-	if err != nil {
-		return nil, fmt.Errorf("count %q is not a number of publishers", parts[1])
-	}
-	rate, batch, err := rateAndBatch(parts[2:])
-	if err != nil {
-		return nil, err
-	}
-	return &srtmv1.PublisherGroup{Key: parts[0], Count: int32(count), Rate: rate, Batch: batch}, nil
-}
-
-func parsePublisher(s string) (*srtmv1.Publisher, error) {
-	parts := strings.Split(s, ":")
-	if len(parts) != 3 && len(parts) != 4 {
-		return nil, errors.New("want ID:KEY:RATE or ID:KEY:RATE:BATCH")
-	}
-	rate, batch, err := rateAndBatch(parts[2:])
-	if err != nil {
-		return nil, err
-	}
-	return &srtmv1.Publisher{Id: parts[0], CorrelationKey: parts[1], Rate: rate, Batch: batch}, nil
-}
-
-func rateAndBatch(parts []string) (rate float64, batch int32, err error) {
-	if rate, err = strconv.ParseFloat(parts[0], 64); err != nil {
-		return 0, 0, fmt.Errorf("rate %q is not a number of messages per second", parts[0])
-	}
-	if len(parts) == 2 {
-		b, err := strconv.ParseInt(parts[1], 10, 32)
-		if err != nil {
-			return 0, 0, fmt.Errorf("batch %q is not a number of messages", parts[1])
-		}
-		batch = int32(b)
-	}
-	return rate, batch, nil
-}
-
 // create follows a creation to its end; what happens on the way goes to
 // progress.
-func create(ctx context.Context, conn *grpc.ClientConn, spec *srtmv1.TopicSpec, key string, progress io.Writer) (*srtmv1.Topic, error) {
-	stream, err := srtmv1.NewAdminServiceClient(conn).CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: key})
+func create(ctx context.Context, admin srtmv1.AdminServiceClient, r *srtmv1.CreateTopicRequest, progress io.Writer) (*srtmv1.Topic, error) {
+	stream, err := admin.CreateTopic(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -293,11 +252,8 @@ func create(ctx context.Context, conn *grpc.ClientConn, spec *srtmv1.TopicSpec, 
 		if errors.Is(err, io.EOF) {
 			return nil, errors.New("the loaddistributor ended the call without the topic")
 		}
-		if err != nil {
-			return nil, err
-		}
-		if r.GetTopic() != nil {
-			return r.GetTopic(), nil
+		if err != nil || r.GetTopic() != nil {
+			return r.GetTopic(), err
 		}
 		if r.GetMessage() != "" {
 			fmt.Fprintf(progress, "%s: %s\n", stateName(r.GetState()), r.GetMessage())
@@ -306,109 +262,49 @@ func create(ctx context.Context, conn *grpc.ClientConn, spec *srtmv1.TopicSpec, 
 }
 
 func topicListCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List the topics, by name",
-		Args:  noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				topics, err := listTopics(ctx, conn)
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProtos(cmd.OutOrStdout(), topics)
-				}
-				var rows [][]string
-				for _, t := range topics {
-					contract := t.GetSpec().GetContract()
-					rows = append(rows, []string{
-						t.GetSpec().GetName(), stateName(t.GetState()), rateText(contract.GetRateMilli()),
-						strconv.FormatInt(contract.GetBurst(), 10), sloText(contract.GetSlo()),
-						strconv.Itoa(len(t.GetQuotas())), t.GetReason(),
-					})
-				}
-				return table(cmd.OutOrStdout(), []string{"TOPIC", "STATE", "RATE", "BURST", "SLO", "BROKERS", "REASON"}, rows)
-			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
-}
-
-func listTopics(ctx context.Context, conn *grpc.ClientConn) ([]*srtmv1.Topic, error) {
-	var topics []*srtmv1.Topic
-	for token := ""; ; {
-		r, err := srtmv1.NewAdminServiceClient(conn).ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
-		if err != nil {
-			return nil, err
+	return leaf(&cobra.Command{Use: "list", Short: "List the topics, by name", Args: noArguments}, func(x *call) error {
+		var topics []*srtmv1.Topic
+		for token := ""; ; {
+			r, err := x.admin.ListTopics(x.ctx, &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
+			if err != nil {
+				return err
+			}
+			topics = append(topics, r.GetTopics()...)
+			if token = r.GetNextPageToken(); token == "" {
+				break
+			}
 		}
-		topics = append(topics, r.GetTopics()...)
-		if token = r.GetNextPageToken(); token == "" {
-			return topics, nil
-		}
-	}
+		return list(x.cli, x.out, topics, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
+			c := t.GetSpec().GetContract()
+			return []any{t.GetSpec().GetName(), stateName(t.GetState()), rateText(c.GetRateMilli()), c.GetBurst(), sloText(c.GetSlo()), len(t.GetQuotas()), t.GetReason()}
+		})
+	})
 }
 
 func topicDescribeCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
-		Use:   "describe NAME",
-		Short: "Show a topic's contract, placement and present figures",
-		Args:  oneName,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				r, err := srtmv1.NewAdminServiceClient(conn).GetTopic(ctx, &srtmv1.GetTopicRequest{Name: args[0], OmitPublishers: c.output == formTable})
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), r.GetTopic())
-				}
-				return describe(cmd.OutOrStdout(), r.GetTopic())
-			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
+	return leaf(&cobra.Command{Use: "describe NAME", Short: "Show a topic's contract, placement and present figures", Args: oneName}, func(x *call) error {
+		r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: x.args[0], OmitPublishers: x.output == formTable})
+		return x.describe(r.GetTopic(), err)
+	})
 }
 
 func topicDeleteCommand() *cobra.Command {
-	var c cli
-	cmd := &cobra.Command{
-		Use:   "delete NAME",
-		Short: "Delete a topic with the messages it still holds",
-		Args:  oneName,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				_, err := srtmv1.NewAdminServiceClient(conn).DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: args[0]})
-				if err != nil {
-					return err
-				}
-				if c.output == formJSON {
-					return writeJSON(cmd.OutOrStdout(), map[string]string{"deleted": args[0]})
-				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "topic %s is deleted\n", args[0])
-				return err
-			})
-		},
-	}
-	c.flags(cmd)
-	return cmd
+	return leaf(&cobra.Command{Use: "delete NAME", Short: "Delete a topic with the messages it still holds", Args: oneName}, func(x *call) error {
+		if _, err := x.admin.DeleteTopic(x.ctx, &srtmv1.DeleteTopicRequest{Name: x.args[0]}); err != nil {
+			return err
+		}
+		return x.print(x.out, map[string]string{"deleted": x.args[0]}, func() error {
+			_, err := fmt.Fprintf(x.out, "topic %s is deleted\n", x.args[0])
+			return err
+		})
+	})
 }
 
 // describe prints a topic for people.
 func describe(w io.Writer, t *srtmv1.Topic) error {
 	spec, status := t.GetSpec(), t.GetStatus()
 	contract := spec.GetContract()
-	policy, rule := spec.GetPlacementPolicy(), spec.GetShareRule()
-	if policy == "" {
-		policy = "srtm"
-	}
-	if rule == "" {
-		rule = share.Default
-	}
+	policy, rule := cmp.Or(spec.GetPlacementPolicy(), "srtm"), cmp.Or(spec.GetShareRule(), share.Default)
 	fmt.Fprintf(w, "topic     %s\nstate     %s", spec.GetName(), stateName(t.GetState()))
 	if t.GetReason() != "" {
 		fmt.Fprintf(w, " (%s)", t.GetReason())
@@ -440,26 +336,21 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	for _, b := range status.GetBrokers() {
 		figures[b.GetBrokerId()] = b
 	}
-	var rows [][]string
-	for _, q := range t.GetQuotas() {
+	const head = "BROKER\tQUOTA\tPUBLISHERS\tR_L\tB_L\tIN/S\tOUT/S\tACCESS P99\tPROCESSING P99\tDELIVERY P99\tOF IT ACCESS\tCONSUMER P99"
+	return table(w, head, t.GetQuotas(), func(q *srtmv1.BrokerQuota) []any {
 		b := figures[q.GetBrokerId()]
-		share := q.GetShare()
-		if b.GetShare() != nil {
-			share = b.GetShare()
-		}
+		share := cmp.Or(b.GetShare(), q.GetShare())
 		window := b.GetWindow()
 		ofItAccess := "-"
 		if b != nil && b.P99AccessFraction != nil {
 			ofItAccess = percentText(b.GetP99AccessFraction())
 		}
-		rows = append(rows, []string{
-			q.GetBrokerId(), strconv.FormatInt(q.GetRate(), 10), strconv.FormatUint(uint64(q.GetPublishers()), 10),
-			rateText(share.GetRateMilli()), strconv.FormatInt(share.GetBurst(), 10),
+		return []any{
+			q.GetBrokerId(), q.GetRate(), q.GetPublishers(), rateText(share.GetRateMilli()), share.GetBurst(),
 			perSecond(window.GetOffered(), window.GetInterval()), perSecond(window.GetDelivered(), window.GetInterval()),
 			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess, p99(window.GetConsumer()),
-		})
-	}
-	return table(w, []string{"BROKER", "QUOTA", "PUBLISHERS", "R_L", "B_L", "IN/S", "OUT/S", "ACCESS P99", "PROCESSING P99", "DELIVERY P99", "OF IT ACCESS", "CONSUMER P99"}, rows)
+		}
+	})
 }
 
 func stateName(s srtmv1.TopicState) string {

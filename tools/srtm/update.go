@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -10,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
@@ -26,11 +24,11 @@ var fieldOf = map[string]string{
 }
 
 func topicUpdateCommand() *cobra.Command {
-	var c cli
 	var n newTopic
+	var r *srtmv1.UpdateTopicRequest
 	var whole bool
 	var epoch uint64
-	cmd := &cobra.Command{
+	cmd := leaf(&cobra.Command{
 		Use:   "update NAME",
 		Short: "Change a topic's contract, SLO, publishers or channels",
 		Long: `update changes what the flags say, and nothing else; the flags are those of create,
@@ -49,52 +47,40 @@ finish on their old broker first. When it does not fit, the topic stays as it wa
 		Example: `  srtm topic update sensors --rate 22000 --burst 60
   srtm topic describe sensors --output json | srtm topic update sensors --file -`,
 		Args: n.nameOrFile,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var r *srtmv1.UpdateTopicRequest
-			var err error
+		PreRunE: func(cmd *cobra.Command, args []string) (err error) {
 			if whole {
 				r = &srtmv1.UpdateTopicRequest{}
 				r.Spec, err = n.spec(cmd, args)
 			} else {
 				r, err = n.change(cmd, args)
 			}
+			if err == nil && cmd.Flags().Changed("epoch") {
+				r.ExpectedEpoch = epoch
+			}
+			return err
+		},
+	}, func(x *call) error {
+		said := func(string) {}
+		if whole {
+			present, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: r.Spec.GetName()})
 			if err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("epoch") {
-				r.ExpectedEpoch = epoch
-			}
-			return c.call(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
-				api := srtmv1.NewAdminServiceClient(conn)
-				removed := ""
-				if whole {
-					present, err := api.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: r.Spec.GetName()})
-					if err != nil {
-						return err
-					}
-					// What is said is what is done, or nothing is.
-					r.ExpectedEpoch = cmp.Or(r.ExpectedEpoch, present.GetTopic().GetEpoch())
-					removed = lost(present.GetTopic().GetSpec(), r.Spec)
-					fmt.Fprintf(cmd.ErrOrStderr(), "--replace removes from topic %s:%s", r.Spec.GetName(), removed)
-				}
-				updated, err := api.UpdateTopic(ctx, r)
-				if err != nil {
-					return err
-				}
-				if whole {
-					fmt.Fprintf(cmd.ErrOrStderr(), "replaced; removed:%s", removed)
-				}
-				if c.output == formJSON {
-					return writeProto(cmd.OutOrStdout(), updated.GetTopic())
-				}
-				return describe(cmd.OutOrStdout(), updated.GetTopic())
-			})
-		},
-	}
+			// What is said is what is done, or nothing is.
+			r.ExpectedEpoch = cmp.Or(r.ExpectedEpoch, present.GetTopic().GetEpoch())
+			removed := lost(present.GetTopic().GetSpec(), r.Spec)
+			said = func(what string) { fmt.Fprintf(x.cmd.ErrOrStderr(), "%s:%s", what, removed) }
+		}
+		said("--replace removes from topic " + r.Spec.GetName())
+		updated, err := x.admin.UpdateTopic(x.ctx, r)
+		if err == nil {
+			said("replaced; removed")
+		}
+		return x.describe(updated.GetTopic(), err)
+	})
 	n.flags(cmd)
 	cmd.Flags().BoolVar(&whole, "replace", false, "replace the whole specification")
 	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "`epoch` that the topic must have, as describe shows it; 0: any. Without it that of --file, or with --replace the present one")
-	c.flags(cmd)
 	return cmd
 }
 
