@@ -113,13 +113,13 @@ var arrows = []Arrow{
 		From: []string{"tools/..."},
 		Only: []string{
 			"api/...", "client/...", "internal/...", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner",
-			"nsq/session", "nsq/wire", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
+			"nsq/session", "nsq/wire", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -195,6 +195,7 @@ var pure = Purity{
 		"nsqd/queue",
 		"nsq/session",
 		"nsq/wire",
+		"tbadaptor/adaptor",
 		"tbadaptor/ledger",
 		"tbadaptor/share",
 		"tokenbucket",

@@ -553,6 +553,26 @@ func (l *Ledger) Ack(id, name string, epoch uint64, got tokenbucket.Share, relea
 	return l.advance(t), nil
 }
 
+// Settle has grants, and those that follow from them, in force at once, as brokers that
+// are near would. apply returns what the bucket gave up; false: the broker does not hear
+// of it.
+func (l *Ledger) Settle(grants []Grant, apply func(Grant) (tokenbucket.Tokens, bool)) error {
+	for len(grants) > 0 {
+		g := grants[0]
+		grants = grants[1:]
+		released, heard := apply(g)
+		if !heard {
+			continue
+		}
+		more, err := l.Ack(g.Broker, g.Topic, g.Epoch, g.Share, released)
+		if err != nil {
+			return err
+		}
+		grants = append(grants, more...)
+	}
+	return nil
+}
+
 func (l *Ledger) wanes(id string, does bool) {
 	if b := l.brokers[id]; b != nil && does {
 		b.waning = true
@@ -584,7 +604,7 @@ func (l *Ledger) view(t *topic) TopicView {
 			Broker: m.broker, Target: m.target,
 			Granted: m.acked.share, GrantedEpoch: m.ackedEpoch,
 			Acknowledged: m.acked.share, AcknowledgedEpoch: m.ackedEpoch, Base: m.acked.base,
-			Reserved: l.reserve(m), Connected: l.connected(m.broker),
+			Reserved: l.reserve(m), Connected: l.Connected(m.broker),
 		}
 		if b := l.brokers[m.broker]; b != nil {
 			mv.Policy, mv.Lapsed = b.policy, b.flexOver
@@ -600,7 +620,8 @@ func (l *Ledger) view(t *topic) TopicView {
 	return v
 }
 
-func (l *Ledger) connected(id string) bool {
+// Connected reports whether the broker has a session.
+func (l *Ledger) Connected(id string) bool {
 	b := l.brokers[id]
 	return b != nil && b.connected
 }
@@ -631,7 +652,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 	var moves []*move
 	awaited := false // a decrease is, or is about to be, on its way
 	for _, m := range t.members {
-		if !l.connected(m.broker) || l.brokers[m.broker].waning {
+		if !l.Connected(m.broker) || l.brokers[m.broker].waning {
 			continue
 		}
 		if p := m.pending; p.Epoch != 0 {

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,22 +15,22 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // SetContract implements srtmv1.GrantServiceServer.
 func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
-	t, err := checkContract(req)
+	c, err := checkContract(req)
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	switch {
-	case req.Adopt:
-		err = s.adopt(t)
+	case req.Adopt: // neither of these waits
+		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Restore(clock.Mono(), c) })
 	case req.Update:
-		err = s.update(t)
+		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Update(clock.Mono(), c) })
 	default:
 		wait := s.cfg.AckTimeout
 		if deadline, ok := ctx.Deadline(); ok {
@@ -38,32 +39,28 @@ func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest
 		}
 		ctx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
-		err = s.set(ctx, t)
+		err = s.set(ctx, c)
 	}
 	if err != nil {
-		s.cfg.Log.Warn("contract not set", obs.KeyTopic, t.name, "adopt", req.Adopt, obs.KeyError, err)
+		s.cfg.Log.Warn("contract not set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, obs.KeyError, err)
 		return nil, toStatus(err)
 	}
-	s.cfg.Log.Info("contract set", obs.KeyTopic, t.name, "adopt", req.Adopt, "rule", t.rule, "members", len(t.placed))
+	s.cfg.Log.Info("contract set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, "rule", c.Rule, "members", len(c.Placed))
 	return &srtmv1.SetContractResponse{}, nil
 }
 
-func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
+func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 	var bad badRequest
-	t := &topic{name: req.Topic, contract: req.Contract, rule: req.ShareRule}
-	if !validName(t.name) {
-		bad.Add("topic", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", t.name)
+	c := &adaptor.Contract{
+		Topic: req.Topic, Total: shareproto.From(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
 	}
-	if t.rule == "" {
-		t.rule = share.Default
+	checkName(&bad, "topic", c.Topic)
+	if !slices.Contains(share.Rules(), c.Rule) {
+		bad.Add("share_rule", "%q is not one of %s", c.Rule, strings.Join(share.Rules(), ", "))
 	}
-	if !slices.Contains(share.Rules(), t.rule) {
-		bad.Add("share_rule", "%q is not one of %s", t.rule, strings.Join(share.Rules(), ", "))
-	}
-	total := t.total()
-	if err := total.Validate(); err != nil {
+	if err := c.Total.Validate(); err != nil {
 		bad.Add("contract", "%v", err)
-	} else if total.IsZero() {
+	} else if c.Total.IsZero() {
 		bad.Add("contract", "it is empty")
 	}
 	if req.Adopt && req.Update {
@@ -72,14 +69,12 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 	if len(req.Members) == 0 {
 		bad.Add("members", "there are none")
 	}
-	left := total
+	left := c.Total
 	members := map[string]bool{}
 	for i, m := range req.Members {
 		at := func(field string) string { return fmt.Sprintf("members[%d].%s", i, field) }
 		one := shareproto.From(m.Share)
-		if !validName(m.BrokerId) {
-			bad.Add(at("broker_id"), "%q: want 1 to 64 of [.a-zA-Z0-9_-]", m.BrokerId)
-		} else if members[m.BrokerId] {
+		if checkName(&bad, at("broker_id"), m.BrokerId) && members[m.BrokerId] {
 			bad.Add(at("broker_id"), "%q appears twice", m.BrokerId)
 		}
 		if err := one.Validate(); err != nil {
@@ -93,50 +88,37 @@ func checkContract(req *srtmv1.SetContractRequest) (*topic, error) {
 		// A member without declared publishers is one all the same: its
 		// publishers are not known, not absent.
 		members[m.BrokerId] = true
-		t.placed = append(t.placed, share.Placed{
+		c.Placed = append(c.Placed, share.Placed{
 			Broker: m.BrokerId, Publishers: int(max(1, min(m.Publishers, 1<<30))), Quota: one, Retiring: m.Retiring,
 		})
-		t.initial = append(t.initial, share.Assigned{Broker: m.BrokerId, Share: one})
 	}
 	for i, broker := range req.Awaited {
 		at := fmt.Sprintf("awaited[%d]", i)
-		if !validName(broker) {
-			bad.Add(at, "%q: want 1 to 64 of [.a-zA-Z0-9_-]", broker)
-		} else if members[broker] || slices.Contains(req.Awaited[:i], broker) {
+		if checkName(&bad, at, broker) && (members[broker] || slices.Contains(req.Awaited[:i], broker)) {
 			bad.Add(at, "%q appears twice", broker)
 		}
 	}
-	t.awaited, t.strict = req.Awaited, req.Strict
 	if len(bad) == 0 && !left.IsZero() {
 		bad.Add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
 	}
-	return t, bad.Err()
-}
-
-func (t *topic) total() tokenbucket.Share {
-	return shareproto.From(t.contract)
+	return c, bad.Err()
 }
 
 // set puts a contract in the ledger and waits until its members have their
 // shares. It leaves nothing behind when it fails, but for a contract that was
 // there before.
-func (s *Server) set(ctx context.Context, t *topic) error {
+func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
 	var before bool
 	for {
 		var changed <-chan struct{}
-		err := s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-			known := s.mu.topics[t.name]
-			before = known != nil
-			grants, err := l.SetContract(t.name, s.terms(t), t.initial)
+		err := s.change(reasonContract, func(m *adaptor.Machine) (grants []ledger.Grant, err error) {
+			before = m.Contract(c.Topic) != nil
+			inForce, grants, err := m.Set(clock.Mono(), c)
 			if err != nil {
 				changed = s.mu.changed
 				return nil, err
 			}
-			if before && known.rule == t.rule && slices.Equal(known.initial, t.initial) {
-				t = known // a repetition waits with the first
-			} else {
-				s.keepLocked(t)
-			}
+			c = inForce // a repetition waits with the first
 			return grants, nil
 		})
 		var busy *ledger.Busy
@@ -156,89 +138,38 @@ func (s *Server) set(ctx context.Context, t *topic) error {
 		}
 		break
 	}
-	err := s.settle(ctx, t)
+	err := s.settle(ctx, c)
 	if err == nil || before || errors.Is(err, errRemoved) {
 		return err
 	}
-	return errors.Join(err, s.change(reasonRemoved, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		if s.mu.topics[t.name] != t {
+	return errors.Join(err, s.change(reasonRemoved, func(m *adaptor.Machine) ([]ledger.Grant, error) {
+		if m.Contract(c.Topic) != c {
 			return nil, nil // removed, and perhaps set again, meanwhile
 		}
-		s.dropLocked(t.name)
-		return l.Remove(t.name), nil
+		return s.removeLocked(c.Topic), nil
 	}))
 }
 
-// update gives a topic another contract or other members. It does not wait.
-func (s *Server) update(t *topic) error {
-	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		l.Strict(t.strict)
-		s.placeLocked(t)
-		first := t.initial
-		// What is known of its publishers holds where they go, too.
-		if view, known := l.Topic(t.name); known && t.rule != share.Static {
-			if target, err := s.proposeLocked(t, view); err == nil && target != nil {
-				first = target
-			}
-		}
-		grants, err := l.Change(t.name, s.terms(t), first, t.awaited)
-		if err != nil {
-			return nil, err
-		}
-		t.settled = true // its members may be tuned: what they lack is on its way
-		s.mu.topics[t.name] = t
-		return grants, nil
-	})
+// removeLocked ends a contract, and forgets its history. Requires: mu held.
+func (s *Server) removeLocked(topic string) []ledger.Grant {
+	delete(s.mu.histories, topic)
+	return s.mu.machine.Remove(topic)
 }
 
-// dropLocked forgets what the ledger does not know of a topic. Requires: mu held.
-func (s *Server) dropLocked(name string) {
-	delete(s.mu.topics, name)
-	delete(s.mu.histories, name)
-}
-
-// terms are those of t's contract.
-func (s *Server) terms(t *topic) ledger.Terms {
-	terms := ledger.Terms{Contract: t.total(), Flex: s.cfg.Flex}
-	if t.rule == share.Static {
-		terms.Flex = 0 // nothing is to move
-	}
-	return terms
-}
-
-// placeLocked has t go on with what is known of the topic's traffic. Requires: mu
-// held.
-func (s *Server) placeLocked(t *topic) {
-	var old *share.Tuner
-	if known := s.mu.topics[t.name]; known != nil {
-		old = known.tuner
-	}
-	t.tuner = old.Place(clock.Mono(), t.rule, s.cfg.Window, t.placed)
-}
-
-// keepLocked makes t the topic's contract. Requires: mu held; the ledger has it.
-func (s *Server) keepLocked(t *topic) {
-	s.placeLocked(t)
-	s.mu.topics[t.name] = t
-}
-
-// settle waits until every member of t has acknowledged its share.
-func (s *Server) settle(ctx context.Context, t *topic) error {
+// settle waits until every member of c has acknowledged its share.
+func (s *Server) settle(ctx context.Context, c *adaptor.Contract) error {
 	for {
 		s.mu.Lock()
-		changed := s.mu.changed
-		view, ok := s.mu.ledger.Topic(t.name)
-		ours := s.mu.topics[t.name] == t
-		if ok && ours && view.Settled {
-			t.settled = true
-		}
-		settled, over := t.settled, s.mu.over
+		changed, over := s.mu.changed, s.mu.over
+		view, known := s.mu.machine.Topic(c.Topic)
+		ours := known && !view.Removing && s.mu.machine.Contract(c.Topic) == c
+		settled := s.mu.machine.Settled(c)
 		s.mu.Unlock()
 		switch {
 		case over:
 			return errNotLeading
-		case !ok || view.Removing || !ours:
-			return fmt.Errorf("topic %s: %w", t.name, errRemoved)
+		case !ours:
+			return fmt.Errorf("topic %s: %w", c.Topic, errRemoved)
 		case settled:
 			return nil
 		}
@@ -247,7 +178,7 @@ func (s *Server) settle(ctx context.Context, t *topic) error {
 		case <-s.closed:
 			return errClosing
 		case <-ctx.Done():
-			return &unsettled{topic: t.name, members: lacking(view), cause: ctx.Err()}
+			return &unsettled{topic: c.Topic, members: lacking(view), cause: ctx.Err()}
 		}
 	}
 }
@@ -266,27 +197,10 @@ func lacking(v ledger.TopicView) []string {
 	return list
 }
 
-// adopt takes back a contract that may be in use. It does not wait.
-func (s *Server) adopt(t *topic) error {
-	return s.change(reasonContract, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		l.Strict(t.strict)
-		grants, err := l.Adopt(t.name, s.terms(t), t.initial, t.awaited)
-		if err != nil {
-			return nil, err
-		}
-		if s.mu.topics[t.name] == nil {
-			t.settled = true // it was before the restart
-			s.keepLocked(t)
-		}
-		return grants, nil
-	})
-}
-
 // RemoveContract implements srtmv1.GrantServiceServer.
 func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
-	err := s.change(reasonRemoved, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		s.dropLocked(req.Topic)
-		return l.Remove(req.Topic), nil
+	err := s.change(reasonRemoved, func(m *adaptor.Machine) ([]ledger.Grant, error) {
+		return s.removeLocked(req.Topic), nil
 	})
 	if err != nil {
 		return nil, toStatus(err)
@@ -297,52 +211,48 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 
 // ForgetBroker implements srtmv1.GrantServiceServer.
 func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
-	if !validName(req.BrokerId) {
-		var bad badRequest
-		bad.Add("broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
-		return nil, toStatus(bad)
+	var bad badRequest
+	if !checkName(&bad, "broker_id", req.BrokerId) {
+		return nil, toStatus(bad.Err())
 	}
-	var freed []ledger.Freed
-	err := s.change(reasonForgotten, func(l *ledger.Ledger) (grants []ledger.Grant, err error) {
-		freed, grants, err = l.Forget(req.BrokerId)
-		if err == nil {
-			s.noteLapseLocked(ledger.Lapse{Broker: req.BrokerId, Base: true})
-		}
-		return grants, err
-	})
+	freed, err := s.free(reasonForgotten, req.BrokerId, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) { return m.Forget(req.BrokerId) })
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	s.cfg.Log.Warn("broker forgotten, on an operator's word", obs.KeyBroker, req.BrokerId, "topics", len(freed))
-	return &srtmv1.ForgetBrokerResponse{Freed: freedProto(freed)}, nil
-}
-
-func freedProto(freed []ledger.Freed) (list []*srtmv1.FreedShare) {
-	for _, f := range freed {
-		one := &srtmv1.FreedShare{Topic: f.Topic}
-		if !f.Unknown {
-			one.Share = shareproto.To(f.Share)
-		}
-		list = append(list, one)
-	}
-	return list
+	return &srtmv1.ForgetBrokerResponse{Freed: freed}, nil
 }
 
 // ReportEnd implements srtmv1.GrantServiceServer.
 func (s *Server) ReportEnd(_ context.Context, req *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
-	var freed []ledger.Freed
-	err := s.change(reasonEnded, func(l *ledger.Ledger) (grants []ledger.Grant, err error) {
-		freed, grants, err = l.Ended(req.BrokerId, req.Instance, clock.Mono())
-		if err == nil {
-			s.noteLapseLocked(ledger.Lapse{Broker: req.BrokerId, Base: true})
-		}
-		return grants, err
+	freed, err := s.free(reasonEnded, req.BrokerId, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) {
+		return m.Ended(req.BrokerId, req.Instance, clock.Mono())
 	})
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	s.cfg.Log.Warn("a broker's process has ended: what it held is free", obs.KeyBroker, req.BrokerId, "topics", len(freed))
-	return &srtmv1.ReportEndResponse{Freed: freedProto(freed)}, nil
+	return &srtmv1.ReportEndResponse{Freed: freed}, nil
+}
+
+// free takes what a broker held from it.
+func (s *Server) free(reason, broker string, by func(*adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error)) (list []*srtmv1.FreedShare, err error) {
+	err = s.change(reason, func(m *adaptor.Machine) ([]ledger.Grant, error) {
+		freed, grants, err := by(m)
+		if err != nil {
+			return nil, err
+		}
+		s.noteLapseLocked(ledger.Lapse{Broker: broker, Base: true})
+		for _, f := range freed {
+			one := &srtmv1.FreedShare{Topic: f.Topic}
+			if !f.Unknown {
+				one.Share = shareproto.To(f.Share)
+			}
+			list = append(list, one)
+		}
+		return grants, nil
+	})
+	return list, err
 }
 
 // ListShares implements srtmv1.GrantServiceServer.
@@ -354,11 +264,11 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 	}
 	var views []ledger.TopicView
 	if req.Topic == "" {
-		views = s.mu.ledger.View()
-	} else if v, ok := s.mu.ledger.Topic(req.Topic); ok {
+		views = s.mu.machine.View()
+	} else if v, ok := s.mu.machine.Topic(req.Topic); ok {
 		views = append(views, v)
 	}
-	response := &srtmv1.ListSharesResponse{Freed: s.mu.ledger.Freed()}
+	response := &srtmv1.ListSharesResponse{Freed: s.mu.machine.Freed()}
 	for _, v := range views {
 		if !v.Removing {
 			response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
@@ -388,8 +298,8 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 		}
 		p.Members = append(p.Members, one)
 	}
-	if t := s.mu.topics[v.Topic]; t != nil {
-		p.Contract, p.ShareRule = t.contract, t.rule
+	if c := s.mu.machine.Contract(v.Topic); c != nil {
+		p.Contract, p.ShareRule = &srtmv1.Contract{RateMilli: int64(c.Total.Rate), Burst: c.Total.Burst}, c.Rule
 	}
 	return p
 }

@@ -79,7 +79,7 @@ func (h *history) latest(n uint32) []*srtmv1.ShareChange {
 // noteLocked requires mu held. Of a topic that nobody set nothing is kept, so
 // that brokers cannot fill the memory.
 func (s *Server) noteLocked(topic string, c change) {
-	if s.mu.topics[topic] == nil {
+	if s.mu.machine.Contract(topic) == nil {
 		return
 	}
 	h := s.mu.histories[topic]
@@ -93,15 +93,12 @@ func (s *Server) noteLocked(topic string, c change) {
 // noteLapseLocked notes what a broker may not use any more, without a word of
 // its own. Requires: mu held.
 func (s *Server) noteLapseLocked(lapse ledger.Lapse) {
-	for _, name := range sortedNames(s.mu.topics) {
-		if !s.mu.topics[name].tuner.Has(lapse.Broker) {
-			continue
-		}
+	for _, name := range s.mu.machine.PlacedOn(lapse.Broker) {
 		c := change{at: time.Now(), broker: lapse.Broker, event: eventLapsed, reason: reasonLease}
 		if lapse.Base {
 			c.event = eventFreed
 		}
-		view, _ := s.mu.ledger.Topic(name)
+		view, _ := s.mu.machine.Topic(name)
 		for _, m := range view.Members {
 			if m.Broker == lapse.Broker {
 				c.share, c.epoch = m.Reserved, m.AcknowledgedEpoch

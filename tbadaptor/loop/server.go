@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -125,30 +126,14 @@ type Server struct {
 	mu struct {
 		sync.Mutex
 		over      bool // the leadership is: nothing is done any more
-		ledger    *ledger.Ledger
+		machine   *adaptor.Machine
 		sessions  map[string]*session  // by broker
 		away      map[string]time.Time // by broker that has had a session, since when
-		topics    map[string]*topic    // contracts in the ledger
 		histories map[string]*history  // by topic
 		// Closed and made anew with every change of the ledger.
 		changed chan struct{}
 		began   time.Time // the ledger's time
 	}
-}
-
-// topic is what the ledger does not keep of a contract. Guarded by Server.mu.
-type topic struct {
-	name     string
-	contract *srtmv1.Contract
-	rule     string
-	initial  []share.Assigned
-	placed   []share.Placed // its members
-	tuner    *share.Tuner
-	awaited  []string // no members, and to be heard before it is adopted
-	strict   []string // of both
-	// Every member has had its first share: from then on the rule may move
-	// shares. Before, it would give away those of members on their way.
-	settled bool
 }
 
 type session struct {
@@ -186,10 +171,9 @@ func New(cfg Config) (*Server, error) {
 // held, and no sessions.
 func (s *Server) emptyLocked() {
 	s.mu.began = time.Now()
-	s.mu.ledger = ledger.New(uint64(clock.Wall()), s.cfg.Leases)
+	s.mu.machine = adaptor.New(uint64(clock.Wall()), adaptor.Config{Leases: s.cfg.Leases, Flex: s.cfg.Flex, Window: s.cfg.Window})
 	s.mu.histories = map[string]*history{}
 	s.mu.away = map[string]time.Time{}
-	s.mu.topics = map[string]*topic{}
 }
 
 // Run proposes shares until ctx ends. Then it ends the sessions and the calls
@@ -249,14 +233,14 @@ func (s *Server) leadsLocked() error {
 // change runs one step of the ledger, sends what follows from it, and wakes
 // whoever waits for a change. f runs with mu held. The reason is why grants that
 // follow were made.
-func (s *Server) change(reason string, f func(*ledger.Ledger) ([]ledger.Grant, error)) error {
+func (s *Server) change(reason string, f func(*adaptor.Machine) ([]ledger.Grant, error)) error {
 	s.mu.Lock()
 	err := s.leadsLocked()
 	if err != nil {
 		s.mu.Unlock()
 		return err
 	}
-	grants, err := f(s.mu.ledger)
+	grants, err := f(s.mu.machine)
 	s.sendLocked(reason, grants)
 	if err == nil {
 		close(s.mu.changed)
@@ -300,7 +284,7 @@ func (s *Server) expire(now mono.Time) bool {
 		s.mu.Unlock()
 		return false
 	}
-	lapses, grants := s.mu.ledger.Expire(now)
+	lapses, grants := s.mu.machine.Expire(now)
 	for _, lapse := range lapses {
 		if open := s.mu.sessions[lapse.Broker]; open != nil && lapse.Session {
 			open.out.End(errLapsed)
@@ -358,10 +342,10 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 		return none, fmt.Errorf("%w: broker %q has followed an adaptor of term %d, this one has %d", errOldTerm, hello.BrokerId, hello.Term, term)
 	}
 	open := &session{broker: hello.BrokerId, out: bidi.NewQueue[*srtmv1.GrantMessage](grantQueue)}
-	err = s.change(reasonHello, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		grants, err := l.Hello(ledger.Session{
+	err = s.change(reasonHello, func(m *adaptor.Machine) ([]ledger.Grant, error) {
+		grants, err := m.Hello(clock.Mono(), ledger.Session{
 			Broker: hello.BrokerId, Instance: hello.Instance, Policy: policies[hello.Policy], Held: held,
-		}, clock.Mono())
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -375,9 +359,6 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 		}
 		s.mu.sessions[open.broker] = open
 		delete(s.mu.away, open.broker)
-		for _, t := range s.mu.topics { // order: each by itself
-			t.tuner.Join(clock.Mono(), open.broker, hello.Instance)
-		}
 		return grants, nil
 	})
 	if err != nil {
@@ -393,9 +374,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 
 func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 	var bad badRequest
-	if !validName(h.BrokerId) {
-		bad.Add("hello.broker_id", "%q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
-	}
+	checkName(&bad, "hello.broker_id", h.BrokerId)
 	if _, known := policies[h.Policy]; !known {
 		bad.Add("hello.policy", "%d: it has no meaning here", h.Policy)
 	}
@@ -431,11 +410,11 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 	switch m := m.Message.(type) {
 	case *srtmv1.NodeMessage_Ack:
-		return s.change(reasonRest, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		return s.change(reasonRest, func(machine *adaptor.Machine) ([]ledger.Grant, error) {
 			if s.mu.sessions[open.broker] != open {
 				return nil, errReplaced
 			}
-			grants, err := l.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, shareproto.From(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
+			grants, err := machine.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, shareproto.From(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
 			if err != nil {
 				return nil, badSequence{err}
 			}
@@ -446,15 +425,15 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			return grants, nil
 		})
 	case *srtmv1.NodeMessage_Renew:
-		return s.change(reasonLease, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+		return s.change(reasonLease, func(machine *adaptor.Machine) ([]ledger.Grant, error) {
 			if s.mu.sessions[open.broker] != open {
 				return nil, errReplaced
 			}
 			now := clock.Mono()
 			if sent := mono.Time(m.Renew.Heard); sent > 0 && sent <= now {
-				l.Heard(open.broker, sent)
+				machine.Heard(open.broker, sent)
 			}
-			renewed, grants := l.Renew(open.broker, now)
+			renewed, grants := machine.Renew(open.broker, now)
 			if !renewed {
 				return nil, errLapsed
 			}
@@ -473,12 +452,12 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 
 // over ends a session. One that was replaced has nothing left to end.
 func (s *Server) over(open *session) {
-	err := s.change(reasonRest, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+	err := s.change(reasonRest, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		if s.mu.sessions[open.broker] != open {
 			return nil, errReplaced
 		}
 		s.awayLocked(open.broker)
-		return l.Disconnect(open.broker), nil
+		return m.Disconnect(open.broker), nil
 	})
 	if err == nil {
 		s.cfg.Log.Info("broker left", obs.KeyBroker, open.broker)
@@ -511,11 +490,7 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now mono.Time) erro
 		return errReplaced
 	}
 	for _, l := range r.Topics {
-		t := s.mu.topics[l.Topic]
-		if t == nil {
-			continue // held from before its contract
-		}
-		t.tuner.Report(open.broker, share.Step{
+		s.mu.machine.Report(open.broker, l.Topic, share.Step{
 			At: now, Length: l.Step.AsDuration(), Offered: l.Offered,
 			MaxBacklog: int64(l.MaxBacklog), Backlog: int64(l.Backlog), Peak: int64(l.BurstNeeded),
 		})
@@ -536,6 +511,16 @@ func policyProto(p ledger.Policy) srtmv1.LeasePolicy {
 		}
 	}
 	return srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
+}
+
+// checkName adds a fault unless it is a name of a topic or a broker, and reports whether
+// it is.
+func checkName(bad *badRequest, field, name string) bool {
+	if !validName(name) {
+		bad.Add(field, "%q: want 1 to 64 of [.a-zA-Z0-9_-]", name)
+		return false
+	}
+	return true
 }
 
 func validName(s string) bool {
@@ -597,7 +582,7 @@ type State struct {
 func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state := State{Topics: s.mu.ledger.View(), Connected: sortedNames(s.mu.sessions), Adopting: []string{}}
+	state := State{Topics: s.mu.machine.View(), Connected: sortedNames(s.mu.sessions), Adopting: []string{}}
 	for _, v := range state.Topics {
 		if len(v.Awaited) > 0 {
 			state.Adopting = append(state.Adopting, v.Topic)

@@ -83,7 +83,7 @@ type lane struct {
 	line    line
 	next    mono.Time
 	retuned mono.Time // nothing judged after it leaves before it
-	steps   steps
+	step    Step      // under way
 }
 
 // message is one in a lane.
@@ -181,7 +181,7 @@ func (c *Cluster) arrive(l, topic int, e schedule.Event) {
 	c.drain(l, at)
 	b := &c.brokers[l]
 	lane := &b.lanes[topic]
-	lane.steps.offered += int64(e.Count)
+	lane.step.Offered += uint64(e.Count)
 	for i := range e.Count {
 		m := message{at: at, source: e.Source, first: i == 0}
 		if !c.topics[topic].limited {
@@ -200,7 +200,7 @@ func (c *Cluster) arrive(l, topic int, e schedule.Event) {
 		if lane.line.len() == 1 {
 			lane.judge()
 		}
-		lane.steps.backlog(lane.line.len())
+		lane.step.MaxBacklog = max(lane.step.MaxBacklog, int64(lane.line.len()))
 	}
 }
 
@@ -290,12 +290,45 @@ func (c *Cluster) Restart(topic int, shares []tokenbucket.Share) error {
 	for l, s := range shares {
 		lane := &c.brokers[l].lanes[topic]
 		lane.bucket = tokenbucket.NewFull(s, c.now)
-		lane.retuned = c.now
-		if lane.line.len() > 0 {
-			lane.judge()
-		}
+		lane.changed(c.now)
 	}
 	return nil
+}
+
+func (l *lane) changed(now mono.Time) {
+	l.retuned = now
+	if l.line.len() > 0 {
+		l.judge()
+	}
+}
+
+// Grant changes one broker's share of a limited topic now, as tokenbucket.Retune does.
+// Requires: s is valid.
+func (c *Cluster) Grant(topic, broker int, s tokenbucket.Share, tokens tokenbucket.Tokens) (released tokenbucket.Tokens) {
+	lane := &c.brokers[broker].lanes[topic]
+	released = lane.bucket.Retune(c.now, s, tokens)
+	lane.changed(c.now)
+	return released
+}
+
+// Share is a broker's of a topic.
+func (c *Cluster) Share(topic, broker int) tokenbucket.Share {
+	return c.brokers[broker].lanes[topic].bucket.Share()
+}
+
+// Step is what a broker reports of a topic.
+type Step struct {
+	Offered             uint64
+	MaxBacklog, Backlog int64 // the greatest, and at the end
+}
+
+// Step ends a step of a topic at a broker.
+func (c *Cluster) Step(topic, broker int) Step {
+	lane := &c.brokers[broker].lanes[topic]
+	ended := lane.step
+	ended.Backlog = int64(lane.line.len())
+	lane.step = Step{MaxBacklog: ended.Backlog}
+	return ended
 }
 
 // Retune changes the topic's shares now. Tokens that the shrinking buckets give
@@ -309,12 +342,11 @@ func (c *Cluster) Retune(topic int, shares []tokenbucket.Share) error {
 	var released tokenbucket.Tokens
 	var growth int64
 	for l, s := range shares {
-		growth += max(0, s.Burst-c.brokers[l].lanes[topic].bucket.Share().Burst)
+		growth += max(0, s.Burst-c.Share(topic, l).Burst)
 	}
 	for _, grow := range []bool{false, true} {
 		for l, s := range shares {
-			lane := &c.brokers[l].lanes[topic]
-			more := s.Burst - lane.bucket.Share().Burst
+			more := s.Burst - c.Share(topic, l).Burst
 			if (more > 0) != grow {
 				continue
 			}
@@ -324,11 +356,7 @@ func (c *Cluster) Retune(topic int, shares []tokenbucket.Share) error {
 				released -= granted
 				growth -= more
 			}
-			released += lane.bucket.Retune(c.now, s, granted)
-			lane.retuned = c.now
-			if lane.line.len() > 0 {
-				lane.judge()
-			}
+			released += c.Grant(topic, l, s, granted)
 		}
 	}
 	return nil

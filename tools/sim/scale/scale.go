@@ -336,23 +336,13 @@ func (s *study) create(i, publishers int) error {
 // and returns how many there were. A bucket that shrinks gives up what its burst
 // shrinks by: it was full.
 func (s *study) acknowledge(grants []ledger.Grant) (sent int, err error) {
-	for len(grants) > 0 {
-		g := grants[0]
-		grants = grants[1:]
+	err = s.led.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
 		sent++
 		view, _ := s.led.Topic(g.Topic)
-		i, found := slices.BinarySearchFunc(view.Members, g.Broker, func(m ledger.MemberView, id string) int { return strings.Compare(m.Broker, id) })
-		if !found {
-			return sent, fmt.Errorf("a grant of topic %s to broker %s, which is no member", g.Topic, g.Broker)
-		}
-		released := tokenbucket.Tokens(max(0, view.Members[i].Acknowledged.Burst-g.Share.Burst)) * tokenbucket.Token
-		more, err := s.led.Ack(g.Broker, g.Topic, g.Epoch, g.Share, released)
-		if err != nil {
-			return sent, err
-		}
-		grants = append(grants, more...)
-	}
-	return sent, nil
+		i, _ := slices.BinarySearchFunc(view.Members, g.Broker, func(m ledger.MemberView, id string) int { return strings.Compare(m.Broker, id) })
+		return tokenbucket.Tokens(max(0, view.Members[i].Acknowledged.Burst-g.Share.Burst)) * tokenbucket.Token, true
+	})
+	return sent, err
 }
 
 // ask has publishers ask for their brokers.

@@ -4,6 +4,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/sim/bucket"
+	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
 // Report is a run's account. The JSON form is drlsim's contract.
@@ -108,7 +109,7 @@ func (p *part) figures() Figures {
 	return Figures{p.delivery.Count(), quantiles(p.access), quantiles(p.processing), quantiles(p.delivery)}
 }
 
-func (b *Built) report(parts [][]*part, shares [][]tokenbucket.Share, waiting []int, busy []float64) *Report {
+func (b *Built) report(parts [][]*part, cluster *engine.Cluster, waiting []int, busy []float64) *Report {
 	s := b.Scenario
 	r := &Report{Name: s.Name, Seed: s.Seed, Calibration: s.Calibration, Duration: s.Duration}
 	for l, broker := range b.Brokers {
@@ -128,7 +129,7 @@ func (b *Built) report(parts [][]*part, shares [][]tokenbucket.Share, waiting []
 			whole.add(parts[i][l])
 			r.Brokers[l].Allocated += q.Rate
 			t.Parts = append(t.Parts, PartReport{
-				Broker: q.Broker, Publishers: len(q.Publishers), Rate: q.Rate, Share: shareOf(shares[i][l]),
+				Broker: q.Broker, Publishers: len(q.Publishers), Rate: q.Rate, Share: shareOf(cluster.Share(i, l)),
 				Exceeded: parts[i][l].exceeded, Figures: parts[i][l].figures(),
 			})
 		}

@@ -1,12 +1,16 @@
 package scenario
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
+	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
@@ -81,7 +85,10 @@ func Run(b *Built) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	adaptors, shares := b.adaptors()
+	adaptors, err := b.adaptors()
+	if err != nil {
+		return nil, err
+	}
 	before := make([]time.Duration, len(b.Brokers))
 	warm := false
 	for cluster.Now() < end {
@@ -102,12 +109,8 @@ func Run(b *Built) (*Report, error) {
 		for _, a := range adaptors {
 			if a.due == next {
 				a.due = a.due.Add(a.step)
-				changed, err := a.Turn(cluster)
-				if err != nil {
+				if err := a.turn(b, cluster); err != nil {
 					return nil, err
-				}
-				if changed != nil {
-					shares[a.Topic] = changed
 				}
 			}
 		}
@@ -122,36 +125,71 @@ func Run(b *Built) (*Report, error) {
 	for l := range busy {
 		busy[l] = (cluster.Busy(l) - before[l]).Seconds() / s.Duration / float64(b.Models[l].Servers)
 	}
-	return b.report(parts, shares, waiting, busy), nil
+	return b.report(parts, cluster, waiting, busy), nil
 }
 
-// adaptor is an engine.Adaptor and when it is next due.
-type adaptor struct {
-	engine.Adaptor
-	step time.Duration
-	due  mono.Time
+// tuning is the adaptor of one topic, and when it is next due.
+type tuning struct {
+	machine      *adaptor.Machine
+	topic        int
+	step         time.Duration
+	due          mono.Time
+	every, turns int
 }
 
-// adaptors returns those that the scenario asks for, and the shares that topics
-// start with.
-func (b *Built) adaptors() (adaptors []*adaptor, shares [][]tokenbucket.Share) {
+// adaptors returns those that the scenario asks for.
+func (b *Built) adaptors() (all []*tuning, err error) {
 	for i, p := range b.Topics {
-		shares = append(shares, p.Shares)
 		a := p.Spec.Adapt
 		if a == nil || p.Infeasible != nil {
 			continue
 		}
-		members := map[int]int{}
-		for _, q := range p.Plan.Quotas {
-			members[find(b.Brokers, q.Broker)] = len(q.Publishers)
-		}
 		step := duration(a.Step)
-		adaptors = append(adaptors, &adaptor{
-			Adaptor: engine.Adaptor{Topic: i, Rule: a.Rule, Contract: p.Contract, StepSeconds: a.Step, Window: a.Window, Every: a.Every, Members: members},
-			step:    step, due: mono.Time(step),
-		})
+		one := &tuning{
+			machine: adaptor.New(0, adaptor.Config{Window: time.Duration(a.Window) * step}),
+			topic:   i, step: step, due: mono.Time(step), every: a.Every,
+		}
+		c := &adaptor.Contract{Topic: p.Spec.Name, Total: p.Contract, Rule: a.Rule}
+		for _, q := range p.Plan.Quotas {
+			if _, err := one.machine.Hello(0, ledger.Session{Broker: q.Broker, Instance: "1"}); err != nil {
+				return nil, err
+			}
+			c.Placed = append(c.Placed, share.Placed{Broker: q.Broker, Publishers: len(q.Publishers), Quota: q.Share})
+		}
+		_, grants, err := one.machine.Set(0, c)
+		if err == nil { // the shares that brokers begin with
+			err = one.machine.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
+		}
+		if err != nil {
+			return nil, fmt.Errorf("adapt topic %s: %w", p.Spec.Name, err)
+		}
+		all = append(all, one)
 	}
-	return adaptors, shares
+	return all, nil
+}
+
+// turn ends a step: brokers report, and as often as the scenario says the rule is asked.
+func (a *tuning) turn(b *Built, cluster *engine.Cluster) error {
+	topic, now := b.Topics[a.topic], cluster.Now()
+	for _, q := range topic.Plan.Quotas {
+		s := cluster.Step(a.topic, find(b.Brokers, q.Broker))
+		a.machine.Report(q.Broker, topic.Spec.Name, share.Step{At: now, Length: a.step, Offered: s.Offered, MaxBacklog: s.MaxBacklog, Backlog: s.Backlog})
+	}
+	if a.turns++; a.turns%a.every != 0 {
+		return nil
+	}
+	for _, name := range a.machine.Adaptive(now, false) {
+		grants, _, err := a.machine.Tune(now, name)
+		if err == nil {
+			err = a.machine.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
+				return cluster.Grant(a.topic, find(b.Brokers, g.Broker), g.Share, g.Tokens), true
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("adapt topic %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // counts are what brokers delivered of a topic, and how much of it late.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -61,13 +62,11 @@ type node struct {
 func (n *node) heard() bool { return n.up && !n.cut }
 
 type world struct {
-	sc     Scenario
-	rule   string
-	flex   ledger.Permille
-	ledger *ledger.Ledger
-	tuner  *share.Tuner
-	nodes  []*node
-	delays []time.Duration // by arrival; -1: lost
+	sc      Scenario
+	rule    string
+	machine *adaptor.Machine
+	nodes   []*node
+	delays  []time.Duration // by arrival; -1: lost
 }
 
 const topic = "t"
@@ -76,7 +75,10 @@ const topic = "t"
 // arrivals, -1 of those that were lost with a broker. flex is the part of shares that
 // is on a lease.
 func Run(sc Scenario, rule string, flex ledger.Permille) ([]time.Duration, error) {
-	w := &world{sc: sc, rule: rule, flex: flex, ledger: ledger.New(0, leases), delays: make([]time.Duration, len(sc.Arrivals))}
+	w := &world{
+		sc: sc, rule: rule, machine: adaptor.New(0, adaptor.Config{Leases: leases, Flex: flex, Window: Window}),
+		delays: make([]time.Duration, len(sc.Arrivals)),
+	}
 	brokers := len(sc.Start)
 	for _, e := range sc.Events {
 		for _, p := range e.Place {
@@ -89,12 +91,7 @@ func Run(sc Scenario, rule string, flex ledger.Permille) ([]time.Duration, error
 			return nil, err
 		}
 	}
-	var have []share.Assigned
-	for _, p := range sc.Start {
-		have = append(have, share.Assigned{Broker: p.Broker, Share: p.Quota})
-	}
-	w.tuner = w.tuner.Place(0, rule, Window, sc.Start)
-	grants, err := w.ledger.SetContract(topic, w.terms(), have)
+	_, grants, err := w.machine.Set(0, w.contract(sc.Start))
 	if err := w.apply(0, grants, err); err != nil {
 		return nil, err
 	}
@@ -138,11 +135,8 @@ func Run(sc Scenario, rule string, flex ledger.Permille) ([]time.Duration, error
 	return w.delays, nil
 }
 
-func (w *world) terms() ledger.Terms {
-	if w.rule == share.Static {
-		return ledger.Terms{Contract: w.sc.Contract}
-	}
-	return ledger.Terms{Contract: w.sc.Contract, Flex: w.flex}
+func (w *world) contract(placed []share.Placed) *adaptor.Contract {
+	return &adaptor.Contract{Topic: topic, Total: w.sc.Contract, Rule: w.rule, Placed: placed}
 }
 
 // start begins a process, which has what its predecessor left on the disk.
@@ -157,10 +151,7 @@ func (w *world) hello(now mono.Time, n *node) error {
 		s.Held = []ledger.Held{n.share}
 	}
 	n.flexUntil = now.Add(leases.Flex)
-	grants, err := w.ledger.Hello(s, now)
-	if w.tuner != nil {
-		w.tuner.Join(now, n.id, s.Instance)
-	}
+	grants, err := w.machine.Hello(now, s)
 	return w.apply(now, grants, err)
 }
 
@@ -182,20 +173,17 @@ func (n *node) lapse(now mono.Time) {
 // apply has grants in force at once: they take milliseconds, and this is about
 // seconds.
 func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) error {
-	for len(grants) > 0 && err == nil {
-		g := grants[0]
-		grants = grants[1:]
+	if err != nil {
+		return err
+	}
+	return w.machine.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
 		n := w.nodes[number(g.Broker)]
 		if !n.heard() {
-			continue
+			return 0, false
 		}
 		w.release(n, now)
-		released := n.retune(now, ledger.Held{Topic: topic, Share: g.Share, Flex: g.Flex, Epoch: g.Epoch}, g.Tokens)
-		var more []ledger.Grant
-		more, err = w.ledger.Ack(g.Broker, g.Topic, g.Epoch, g.Share, released)
-		grants = append(grants, more...)
-	}
-	return err
+		return n.retune(now, ledger.Held{Topic: topic, Share: g.Share, Flex: g.Flex, Epoch: g.Epoch}, g.Tokens), true
+	})
 }
 
 // release lets go what has its token.
@@ -221,12 +209,12 @@ func (w *world) happen(e Event) error {
 		n.queue, n.up, n.offered, n.most = nil, false, 0, 0
 		n.lapse(e.At)
 		n.bucket = tokenbucket.Hindsight{}
-		if err := w.apply(e.At, w.ledger.Disconnect(n.id), nil); err != nil {
+		if err := w.apply(e.At, w.machine.Disconnect(n.id), nil); err != nil {
 			return err
 		}
 	}
 	for _, i := range e.Dead {
-		_, grants, err := w.ledger.Forget(w.nodes[i].id)
+		_, grants, err := w.machine.Forget(w.nodes[i].id)
 		if err := w.apply(e.At, grants, err); err != nil {
 			return err
 		}
@@ -255,41 +243,14 @@ func (w *world) happen(e Event) error {
 	if e.Place == nil {
 		return nil
 	}
-	var target []share.Assigned
-	for _, p := range e.Place {
-		target = append(target, share.Assigned{Broker: p.Broker, Share: p.Quota})
-	}
-	w.tuner = w.tuner.Place(e.At, w.rule, Window, e.Place)
-	if w.rule != share.Static {
-		first, err := w.propose(e.At)
-		if err != nil {
-			return err
-		}
-		if first != nil {
-			target = first
-		}
-	}
-	grants, err := w.ledger.Change(topic, w.terms(), target, nil)
+	grants, err := w.machine.Update(e.At, w.contract(e.Place))
 	return w.apply(e.At, grants, err)
-}
-
-// propose is what the loop does.
-func (w *world) propose(now mono.Time) ([]share.Assigned, error) {
-	view, _ := w.ledger.Topic(topic)
-	known := map[string]ledger.MemberView{}
-	for _, m := range view.Members {
-		known[m.Broker] = m
-	}
-	return w.tuner.Propose(now, w.sc.Contract, func(id string) share.Holding {
-		m := known[id]
-		return share.Holding{Away: !w.nodes[number(id)].heard(), Target: m.Target, Reserved: m.Reserved}
-	})
 }
 
 func (w *world) tick(now mono.Time) error {
 	for _, n := range w.nodes {
 		if n.heard() {
-			renewed, grants := w.ledger.Renew(n.id, now)
+			renewed, grants := w.machine.Renew(n.id, now)
 			if renewed {
 				n.flexUntil = now.Add(leases.Flex)
 			}
@@ -302,14 +263,11 @@ func (w *world) tick(now mono.Time) error {
 		}
 		w.release(n, now)
 	}
-	_, grants := w.ledger.Expire(now)
+	_, grants := w.machine.Expire(now)
 	if err := w.apply(now, grants, nil); err != nil {
 		return err
 	}
 	report := now%mono.Time(Step) == 0
-	if !report && !w.tuner.Following(now) {
-		return nil
-	}
 	for _, n := range w.nodes {
 		if !report {
 			break
@@ -319,29 +277,19 @@ func (w *world) tick(now mono.Time) error {
 			if short {
 				peak += n.most
 			}
-			w.tuner.Report(n.id, share.Step{
+			w.machine.Report(n.id, topic, share.Step{
 				At: now, Length: Step, Offered: n.offered, MaxBacklog: n.most, Backlog: int64(len(n.queue)), Peak: peak,
 			})
 		}
 		n.offered, n.most = 0, int64(len(n.queue))
 	}
-	if w.rule == share.Static {
-		return nil
+	for range w.machine.Adaptive(now, !report) {
+		grants, _, err := w.machine.Tune(now, topic)
+		if err := w.apply(now, grants, err); err != nil {
+			return err
+		}
 	}
-	target, err := w.propose(now)
-	if err != nil || target == nil {
-		return err
-	}
-	var aimed []share.Assigned
-	view, _ := w.ledger.Topic(topic)
-	for _, m := range view.Members {
-		aimed = append(aimed, share.Assigned{Broker: m.Broker, Share: m.Target})
-	}
-	if !share.Differs(aimed, target) {
-		return nil
-	}
-	grants, err = w.ledger.Propose(topic, target)
-	return w.apply(now, grants, err)
+	return nil
 }
 
 // Outcome judges the delays that Run returned.

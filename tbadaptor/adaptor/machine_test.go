@@ -1,17 +1,14 @@
-package loop
+package adaptor
 
 import (
 	"testing"
 	"time"
 
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
-
-func at(d time.Duration) mono.Time { return mono.Time(d) }
 
 func TestWorth(t *testing.T) {
 	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
@@ -43,23 +40,24 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 		return tokenbucket.Share{Rate: rate, Burst: burst}
 	}
-	follow := (*share.Tuner)(nil).Place(0, share.Proportional, time.Second, []share.Placed{{Broker: "b1", Publishers: 1}, {Broker: "b2", Publishers: 1}})
-	for _, broker := range []string{"b1", "b2"} {
-		follow.Report(broker, share.Step{At: at(time.Second), Length: time.Second})
-	}
-	req := &topic{name: "t", rule: share.Proportional, tuner: follow, contract: &srtmv1.Contract{RateMilli: 1000, Burst: 10}}
 	view := func(reserved tokenbucket.Share) ledger.TopicView {
 		return ledger.TopicView{Members: []ledger.MemberView{
 			{Broker: "b1", Target: s(500, 5), Reserved: s(500, 5)}, {Broker: "b2", Target: s(500, 5), Reserved: reserved},
 		}}
 	}
 	propose := func(view ledger.TopicView, connected ...string) ([]share.Assigned, error) {
-		server := &Server{}
-		server.mu.sessions = map[string]*session{}
-		for _, id := range connected {
-			server.mu.sessions[id] = &session{}
+		m := New(0, Config{Window: time.Second})
+		c := &Contract{Topic: "t", Rule: share.Proportional, Total: s(1000, 10), Placed: []share.Placed{{Broker: "b1", Publishers: 1}, {Broker: "b2", Publishers: 1}}}
+		m.place(0, c)
+		for _, broker := range []string{"b1", "b2"} {
+			c.tuner.Report(broker, share.Step{At: mono.Time(time.Second), Length: time.Second})
 		}
-		return server.proposeLocked(req, view)
+		for _, id := range connected {
+			if _, err := m.Hello(0, ledger.Session{Broker: id, Instance: "1"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return m.propose(mono.Time(time.Second), c, view)
 	}
 	for _, test := range []struct {
 		name      string
