@@ -52,29 +52,23 @@ func (c *Controller) judge(now time.Time) {
 			l.condition = nil
 		}
 	}
-	for after := ""; ; {
-		page := c.mu.cat.Topics(after, 1000)
-		for _, topic := range page {
-			after = topic.Spec.Name()
-			if !open(topic) {
-				continue
-			}
-			l := c.mu.topics.at(after)
-			if l.condition == nil {
-				l.condition = &condition{seen: map[string]time.Time{}}
-			}
-			d := l.condition
-			before := *d
-			c.offeredBeyondLocked(topic, d, now)
-			c.strandedLocked(topic, d, now)
-			d.missed = complaint(c.verdictLocked(topic, now), l.reserved)
-			if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
-				was, is := before.show(topic), d.show(topic)
-				changes = append(changes, catalog.StateChanged{Topic: after, From: was.State, To: is.State, Reason: is.Reason})
-			}
+	for topic := range all(c.mu.cat) {
+		if !open(topic) {
+			continue
 		}
-		if len(page) < 1000 {
-			break
+		name := topic.Spec.Name()
+		l := c.mu.topics.at(name)
+		if l.condition == nil {
+			l.condition = &condition{seen: map[string]time.Time{}}
+		}
+		d := l.condition
+		before := *d
+		c.offeredBeyondLocked(topic, d, now)
+		c.strandedLocked(topic, d, now)
+		d.missed = complaint(c.verdictLocked(topic, now), l.reserved)
+		if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
+			was, is := before.show(topic), d.show(topic)
+			changes = append(changes, catalog.StateChanged{Topic: name, From: was.State, To: is.State, Reason: is.Reason})
 		}
 	}
 	c.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // assignWork asks every broker for what it should have done and is not known
@@ -94,16 +95,9 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 	var wanted []string
 	c.mu.RLock()
 	leftovers := c.mu.cat.LeftoverContracts()
-	for after := ""; ; {
-		page := c.mu.cat.Topics(after, 1000)
-		for _, topic := range page {
-			after = topic.Spec.Name()
-			if topic.State == catalog.Active || topic.State == catalog.Degraded {
-				wanted = append(wanted, after)
-			}
-		}
-		if len(page) < 1000 {
-			break
+	for topic := range all(c.mu.cat) {
+		if open(topic) {
+			wanted = append(wanted, topic.Spec.Name())
 		}
 	}
 	c.mu.RUnlock()
@@ -125,17 +119,47 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 	c.noteReserved(has)
 	c.noteBrokers(ctx, shares)
 	for _, name := range wanted {
-		if has[name] != nil && c.agrees(name, has[name], shares.Freed) {
+		known := has[name] != nil
+		if known && c.agrees(name, has[name], shares.Freed) {
 			continue
 		}
-		if err := c.exclusively(name, func() error { return c.adopt(ctx, name, has[name] != nil) }); err != nil {
+		// What it knows already is what a controller left behind that did not live to
+		// commit the move, or did not live to take it back.
+		if err := c.compared(operation{name: name, target: reconcile.Target{Shared: true, Adopt: !known}}); err != nil {
 			return err
 		}
 	}
 	for _, name := range leftovers {
-		if err := c.exclusively(name, func() error { return c.forgetContract(ctx, name, has[name] != nil) }); err != nil {
+		// At once if it has one, and at last when no broker has the topic any more, for
+		// what a broker held before it was told the adaptor may have learned of since.
+		c.mu.RLock()
+		held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
+		c.mu.RUnlock()
+		if held && has[name] == nil {
+			continue
+		}
+		if err := c.compared(operation{name: name, target: reconcile.Target{Forget: true, Held: held}}); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// compared has an operation done unless something is done about its topic. An error says
+// that the adaptor does not answer: of what it refuses, the next comparison asks again
+// all the same, and other topics must not wait for that.
+func (c *Controller) compared(op operation) error {
+	c.mu.Lock()
+	if c.ownedLocked(op.name) || c.mu.closing {
+		c.mu.Unlock()
+		return nil
+	}
+	err := c.awaitLocked(context.Background(), op)
+	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
+		return fmt.Errorf("contract of topic %s: %w", op.name, err)
+	}
+	if err == nil && op.target.Shared {
+		c.cfg.Log.Info("contract brought back", obs.KeyTopic, op.name)
 	}
 	return nil
 }
@@ -204,70 +228,4 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string
 		}
 	}
 	return true
-}
-
-// exclusively runs f holding the name, or not at all while a procedure does.
-func (c *Controller) exclusively(name string, f func() error) error {
-	c.mu.Lock()
-	if c.ownedLocked(name) {
-		c.mu.Unlock()
-		return nil
-	}
-	release := c.holdLocked(name)
-	c.mu.Unlock()
-	defer release()
-	return f()
-}
-
-func (c *Controller) adopt(ctx context.Context, name string, known bool) error {
-	c.mu.RLock()
-	topic, ok := c.mu.cat.Topic(name)
-	c.mu.RUnlock()
-	if !ok || topic.State == catalog.Preparing || topic.State == catalog.Deleting {
-		return nil
-	}
-	req, err := c.contractRequest(topic.Spec, topic.Plan, topic.Retiring)
-	if err != nil {
-		panic(fmt.Sprintf("controller: contract of topic %s, which was granted: %v", name, err))
-	}
-	// What it knows already is what a controller left behind that did not live to
-	// commit the move, or did not live to take it back.
-	req.Adopt, req.Update = !known, known
-	_, err = c.adaptor.SetContract(ctx, req)
-	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
-		return fmt.Errorf("bring back the contract of topic %s: %w", name, err)
-	}
-	if err != nil {
-		// It will not change its mind; the next comparison asks again all the
-		// same, and other topics must not wait for this one.
-		c.cfg.Log.Error("contract not taken back", obs.KeyTopic, name, obs.KeyError, err)
-		return nil
-	}
-	if known {
-		c.mu.Lock()
-		c.mu.topics.at(name).unsynced = false
-		c.mu.Unlock()
-	}
-	c.cfg.Log.Info("contract brought back", obs.KeyTopic, name)
-	return nil
-}
-
-// forgetContract has the adaptor forget the contract of a topic that is gone: at once if
-// it has one, and at last when no broker has the topic any more, for what a broker held
-// before it was told the adaptor may have learned of since.
-func (c *Controller) forgetContract(ctx context.Context, name string, has bool) error {
-	c.mu.RLock()
-	_, taken := c.mu.cat.Topic(name)
-	held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
-	c.mu.RUnlock()
-	if taken || held && !has {
-		return nil // created again: the contract is the new one's
-	}
-	if _, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name}); err != nil {
-		return fmt.Errorf("remove the contract of topic %s: %w", name, err)
-	}
-	if held {
-		return nil
-	}
-	return c.commit(catalog.LeftoverContractRemoved{Topic: name})
 }

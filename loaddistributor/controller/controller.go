@@ -159,7 +159,7 @@ type Controller struct {
 	// Set once.
 	cfg        Config
 	adaptor    Adaptor
-	unfinished []unfinished   // for Run
+	unfinished []string       // topics that have an owner for Run to start
 	leader     func() string  // of a follower; nil: this one leads
 	wake       chan struct{}  // 1 deep: something is staged
 	hurry      chan struct{}  // 1 deep: reconcile is not to wait
@@ -334,38 +334,35 @@ func (c *Controller) recover() error {
 	}
 	for _, topic := range c.mu.next.Topics("", c.mu.next.Len()) {
 		name := topic.Spec.Name()
+		target := reconcile.Target{Gone: true}
 		switch {
 		case topic.State == catalog.Preparing:
 			if _, err := c.stageLocked(catalog.TopicDeleting{Topic: name}); err != nil {
 				return err
 			}
-			fallthrough
 		case topic.State == catalog.Deleting:
-			c.unfinished = append(c.unfinished, unfinished{operation{name: name, target: reconcile.Target{Gone: true}}, c.holdLocked(name)})
 		case topic.Next != nil:
-			c.unfinished = append(c.unfinished, unfinished{operation{name: name, target: reconcile.Target{Undo: true}}, c.holdLocked(name)})
+			target = reconcile.Target{Undo: true}
+		default:
+			continue
 		}
+		c.unfinished = append(c.unfinished, name)
+		c.mu.topics.at(name).owner = &owner{wanted: []operation{{name: name, target: target, end: func(err error) {
+			if err != nil {
+				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, name, obs.KeyError, err)
+			}
+		}}}}
 	}
 	return nil
 }
 
-// unfinished is a topic that something is to be done about, held since New.
-type unfinished struct {
-	operation
-	release func()
-}
-
 // resume does what recover has found.
 func (c *Controller) resume() {
-	for _, u := range c.unfinished {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range c.unfinished {
+		c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, name)
 		c.work.Add(1)
-		go func() {
-			defer c.work.Done()
-			defer u.release()
-			c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, u.name)
-			if err := c.change(u.operation); err != nil {
-				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, u.name, obs.KeyError, err)
-			}
-		}()
+		go c.own(name, c.mu.topics.at(name).owner)
 	}
 }

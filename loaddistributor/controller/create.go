@@ -125,12 +125,12 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 	c.mu.empty = false // it is a new cluster, or somebody sees to it
 	cr := &creation{spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.mu.topics.at(name).creating = cr
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		defer cancel(nil)
-		c.run(ctx, cr)
-	}()
+	began := c.now()
+	c.wantLocked(operation{
+		name: name, creation: cr, ctx: ctx,
+		decide: func(_ catalog.Topic, brokers []placement.Broker) (catalog.Event, error) { return c.placed(cr, brokers) },
+		end:    func(err error) { c.created(cr, err, began) },
+	})
 	return cr, catalog.Topic{}, nil
 }
 
@@ -143,22 +143,15 @@ func (c *Controller) abandon(cr *creation) {
 	}
 }
 
-// run is the creation's goroutine.
-func (c *Controller) run(ctx context.Context, cr *creation) {
+// created ends a creation.
+func (c *Controller) created(cr *creation, err error, began time.Time) {
 	name := cr.spec.Name()
-	began := time.Now()
-	release, err := c.hold(ctx, name)
-	if err == nil {
-		err = c.change(operation{name: name, creation: cr, ctx: ctx, decide: func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error) {
-			return c.placed(cr, brokers)
-		}})
-		release()
-	}
 	c.mu.Lock()
 	cr.err, cr.ended = err, true
 	c.mu.topics.at(name).creating = nil
 	close(cr.changed)
 	c.mu.Unlock()
+	cr.cancel(nil)
 	if err != nil {
 		c.cfg.Log.Warn("topic not created", obs.KeyTopic, name, obs.KeyError, err, obs.KeyDuration, time.Since(began))
 		return

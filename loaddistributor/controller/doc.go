@@ -6,11 +6,10 @@
 //
 // What becomes of a topic is decided by its machine, loaddistributor/reconcile,
 // for creations, deletions, moves and all that undoes them; its owner, one
-// goroutine at a time, carries that out (owner.go). What brokers and the adaptor
-// should have is compared once a period, and when something has happened, with
-// what they are known to have, and the difference is asked for again
+// goroutine, does what is wanted of the topic in turn (owner.go). What brokers and
+// the adaptor should have is compared once a period, and when something has
+// happened, with what they are known to have, and the difference is asked for again
 // (contracts.go, reconcile.go).
 //
-// Lock order: names (who owns a topic) before placing before mu. Nothing
-// waits, sends or calls out while it holds mu.
+// Lock order: placing before mu. Nothing waits, sends or calls out while it holds mu.
 package controller

@@ -374,14 +374,10 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 		return
 	}
 	f.moving = true
-	release := c.holdLocked(name)
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		defer release()
-		err := c.move(name, "fitting", func(topic catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-			return topic.Spec, a.Plan, nil
-		})
+	op := c.moving(name, "fitting", func(topic catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		return topic.Spec, a.Plan, nil
+	})
+	op.end = func(err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		f.moving = false
@@ -404,7 +400,8 @@ func (c *Controller) followLocked(topic catalog.Topic, f *fit, now time.Time) {
 		if f.record != nil {
 			c.recordLocked(moved, f, c.now()) // at once, on those that are new
 		}
-	}()
+	}
+	c.wantLocked(op)
 }
 
 // rememberLocked keeps what was learned of brokers for the next fit. Requires: mu
@@ -429,16 +426,9 @@ func (c *Controller) rememberLocked(f *fit) {
 func (c *Controller) settle(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for after := ""; ; {
-		page := c.mu.cat.Topics(after, 1000)
-		for _, topic := range page {
-			after = topic.Spec.Name()
-			if topic.Placement.Unplaced() > 0 {
-				c.settleLocked(topic, now)
-			}
-		}
-		if len(page) < 1000 {
-			return
+	for topic := range all(c.mu.cat) {
+		if topic.Placement.Unplaced() > 0 {
+			c.settleLocked(topic, now)
 		}
 	}
 }
@@ -450,19 +440,13 @@ func (c *Controller) settleLocked(topic catalog.Topic, now time.Time) {
 		return
 	}
 	c.mu.topics.at(name).retry = now.Add(moveRetry)
-	release := c.holdLocked(name)
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		defer release()
-		_ = c.move(name, "publishers have no place", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-			if topic.Placement.Unplaced() == 0 {
-				return nil, placement.Plan{}, reconcile.ErrSettled
-			}
-			plan, err := c.replaceAsWide(topic, brokers)
-			return topic.Spec, plan, err
-		}) // logged there
-	}()
+	c.wantLocked(c.moving(name, "publishers have no place", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		if topic.Placement.Unplaced() == 0 {
+			return nil, placement.Plan{}, reconcile.ErrSettled
+		}
+		plan, err := c.replaceAsWide(topic, brokers)
+		return topic.Spec, plan, err
+	}))
 }
 
 func (f *fit) measureFrom(epoch uint64, from time.Time) {

@@ -1,6 +1,11 @@
 package controller
 
-import "time"
+import (
+	"iter"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
 
 // live is what this process knows of a topic beside the catalog. Guarded by
 // Controller.mu.
@@ -46,3 +51,19 @@ func (l *live) idle() bool {
 // ownedLocked reports whether somebody changes the topic now. Requires: mu held, for
 // reading.
 func (c *Controller) ownedLocked(name string) bool { return c.mu.topics.see(name).owner != nil }
+
+// all returns the topics of a catalog, by name, without a copy of all of them at once.
+func all(cat *catalog.Catalog) iter.Seq[catalog.Topic] {
+	const page = 1000
+	return func(yield func(catalog.Topic) bool) {
+		for after, n := "", page; n == page; {
+			topics := cat.Topics(after, page)
+			n = len(topics)
+			for _, topic := range topics {
+				if after = topic.Spec.Name(); !yield(topic) {
+					return
+				}
+			}
+		}
+	}
+}

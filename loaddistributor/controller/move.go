@@ -174,9 +174,3 @@ func (c *Controller) moving(name, why string, decide decide) operation {
 		return catalog.NewTopicMoving(spec, plan)
 	}}
 }
-
-// move moves a topic. Requires: the topic's name is held, and the caller counts in
-// c.work.
-func (c *Controller) move(name, why string, decide decide) error {
-	return c.change(c.moving(name, why, decide))
-}

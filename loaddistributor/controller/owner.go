@@ -24,40 +24,110 @@ type operation struct {
 	target reconcile.Target
 	// decide makes the event that a plan begins with; nil: no plan is wanted. Requires:
 	// placing held; the brokers are those of the catalog's SnapshotFor.
-	decide func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error)
-	// creation is nil if it is none, ctx for as long as somebody waits for it; nil: it
-	// goes on whoever waits.
-	creation *creation
-	ctx      context.Context
-	// end is called with what has come of it, while the name is held still; nil: it is
-	// not.
+	decide   func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error)
+	creation *creation // nil if it is none
+	// ctx ends when nobody waits for it any more: it does not begin then, and a creation
+	// is undone; nil: it is done whoever waits.
+	ctx context.Context
+	// end is called with what has come of it, before the next one begins; nil: it is not.
 	end func(error)
 }
 
-// owner is the one goroutine that changes a topic at a time: it has the topic's machine
-// (loaddistributor/reconcile), carries out what that wants, and tells it what came of it.
+// owner is the one goroutine that changes a topic, one operation after the other. It has
+// the topic's machine (loaddistributor/reconcile), carries out what that wants, and tells
+// it what came of it. Guarded by Controller.mu.
 type owner struct {
-	// Set once.
-	released chan struct{} // closed when it is not any more
-	// Guarded by Controller.mu, for display.
-	retiring string // the broker that the topic goes from
-	waiting  string // what its move waits for
+	wanted   []operation // after the one under way
+	retiring string      // the broker that the topic goes from, for display
+	waiting  string      // what its move waits for, for display
 }
 
-// change carries an operation out. Requires: the topic's name is held, and the caller
-// counts in c.work.
-func (c *Controller) change(op operation) error {
+// wantLocked has an operation done once those that were wanted before are over. Requires:
+// mu held, and the controller is not closing.
+func (c *Controller) wantLocked(op operation) {
+	l := c.mu.topics.at(op.name)
+	if l.owner != nil {
+		l.owner.wanted = append(l.owner.wanted, op)
+		return
+	}
+	l.owner = &owner{wanted: []operation{op}}
+	c.work.Add(1)
+	go c.own(op.name, l.owner)
+}
+
+// own is the goroutine of an owner, until nothing is wanted any more.
+func (c *Controller) own(name string, own *owner) {
+	defer c.work.Done()
+	for {
+		c.mu.Lock()
+		if len(own.wanted) == 0 {
+			c.mu.topics.at(name).owner = nil
+			c.mu.Unlock()
+			return
+		}
+		op := own.wanted[0]
+		*own = owner{wanted: own.wanted[1:], retiring: op.target.Retire}
+		var err error
+		if op.ctx == nil {
+			op.ctx = context.Background()
+		} else if err = context.Cause(op.ctx); c.mu.closing {
+			err = ErrClosing
+		}
+		c.mu.Unlock()
+		if err == nil {
+			if op.creation == nil {
+				op.ctx = context.Background() // once begun
+			}
+			err = c.change(own, op)
+		}
+		if op.end != nil {
+			op.end(err)
+		}
+	}
+}
+
+// request has an operation done, and returns what has come of it. Once it has begun it
+// goes on when ctx ends.
+func (c *Controller) request(ctx context.Context, op operation) error {
+	if err := c.following(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if c.mu.closing {
+		c.mu.Unlock()
+		return ErrClosing
+	}
+	return c.awaitLocked(ctx, op)
+}
+
+// awaitLocked is request. It releases mu.
+func (c *Controller) awaitLocked(ctx context.Context, op operation) error {
+	done := make(chan error, 1)
+	end := op.end
+	op.ctx, op.end = ctx, func(err error) {
+		if end != nil {
+			end(err)
+		}
+		done <- err
+	}
+	c.wantLocked(op)
+	c.mu.Unlock()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// change carries an operation out.
+func (c *Controller) change(own *owner, op operation) error {
 	began := c.now()
 	c.mu.Lock()
 	is, _ := c.mu.next.Topic(op.name)
-	own := c.mu.topics.at(op.name).owner
-	own.retiring = op.target.Retire
 	ending := c.mu.ending
 	c.mu.Unlock()
 	op.target.Plan = op.decide != nil
-	if op.ctx == nil {
-		op.ctx = context.Background()
-	}
 	cancelled := op.ctx.Done()
 	m := reconcile.New(op.name, is, op.target, reconcile.Limits{Answer: c.cfg.PrepareTimeout, Consumers: c.cfg.ConsumerWait})
 	timer := time.NewTimer(0)
@@ -110,9 +180,6 @@ func (c *Controller) change(op operation) error {
 			if err != nil && planned && op.creation == nil {
 				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, op.name, obs.KeyReason, op.why, obs.KeyError, err)
 			}
-			if op.end != nil {
-				op.end(err)
-			}
 			return err
 		}
 		c.mu.Lock()
@@ -139,82 +206,6 @@ func (c *Controller) change(op operation) error {
 			ending = nil
 			events = append(events, reconcile.Closing{})
 		}
-	}
-}
-
-// startLocked has an operation done by an owner of its own. Requires: mu held, nobody
-// holds the topic's name, and the controller is not closing.
-func (c *Controller) startLocked(op operation) {
-	release := c.holdLocked(op.name)
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		defer release()
-		_ = c.change(op) // logged there, or the business of end
-	}()
-}
-
-// request has an operation done once whatever is done about the topic now is over. It
-// goes on when ctx ends.
-func (c *Controller) request(ctx context.Context, op operation) error {
-	if err := c.following(); err != nil {
-		return err
-	}
-	release, err := c.hold(ctx, op.name)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	if c.mu.closing {
-		c.mu.Unlock()
-		release()
-		return ErrClosing
-	}
-	c.work.Add(1)
-	c.mu.Unlock()
-	done := make(chan error, 1)
-	go func() {
-		defer c.work.Done()
-		defer release()
-		done <- c.change(op)
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// hold makes the caller the only one to change the named topic until it calls release,
-// and waits for the one before.
-func (c *Controller) hold(ctx context.Context, name string) (release func(), err error) {
-	for {
-		c.mu.Lock()
-		held := c.mu.topics.see(name).owner
-		if held == nil {
-			release = c.holdLocked(name)
-			c.mu.Unlock()
-			return release, nil
-		}
-		c.mu.Unlock()
-		select {
-		case <-held.released:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// holdLocked requires that nobody holds the name, and mu.
-func (c *Controller) holdLocked(name string) (release func()) {
-	own := &owner{released: make(chan struct{})}
-	c.mu.topics.at(name).owner = own
-	return func() {
-		c.mu.Lock()
-		c.mu.topics.at(name).owner = nil
-		c.mu.Unlock()
-		close(own.released)
 	}
 }
 
@@ -282,13 +273,13 @@ func (c *Controller) grant(op operation, g reconcile.Grant) reconcile.Granted {
 	if err != nil {
 		return reconcile.Granted{Err: err}
 	}
-	req.Update = g.Update
+	req.Update, req.Adopt = g.Update, g.Adopt
 	err = c.contract(op.ctx, req)
 	c.mu.Lock()
-	if l := c.mu.topics.at(op.name); err == nil {
-		l.unsynced = false
-	} else {
+	if l := c.mu.topics.at(op.name); err != nil {
 		l.turns = nil // to be told again
+	} else if !g.Adopt { // by which brokers keep what they hold
+		l.unsynced = false
 	}
 	c.mu.Unlock()
 	granted := reconcile.Granted{Err: err}

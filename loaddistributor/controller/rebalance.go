@@ -60,7 +60,7 @@ func (c *Controller) rebalance(now time.Time) {
 	var suspects []suspect
 	c.mu.Lock()
 	seen := map[string]bool{}
-	for _, topic := range c.mu.cat.Topics("", c.mu.cat.Len()) {
+	for topic := range all(c.mu.cat) {
 		name := topic.Spec.Name()
 		w := c.watches[name]
 		if c.overLocked(name) { // whoever is late, it is not for the broker's load alone
@@ -131,19 +131,13 @@ func (c *Controller) actLocked(topic catalog.Topic, m tuner.Move, finding tuner.
 	if c.cfg.Relief == ReliefDryRun || c.ownedLocked(name) {
 		return
 	}
-	release := c.holdLocked(name)
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		defer release()
-		_ = c.move(name, "overload, "+m.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-			if now.Placement.Epoch() != topic.Placement.Epoch() {
-				return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
-			}
-			plan, err := placement.Shift(now.Plan, now.Spec.Demand, m.Publishers, m.To)
-			return now.Spec, plan, err
-		}) // logged there
-	}()
+	c.wantLocked(c.moving(name, "overload, "+m.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		if now.Placement.Epoch() != topic.Placement.Epoch() {
+			return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
+		}
+		plan, err := placement.Shift(now.Plan, now.Spec.Demand, m.Publishers, m.To)
+		return now.Spec, plan, err
+	}))
 }
 
 // loadLocked sums up what a broker has reported since then. Requires: mu held.

@@ -95,7 +95,7 @@ func (c *Controller) reconcile(now time.Time) {
 	}
 	for _, op := range due {
 		if !c.ownedLocked(op.name) && !c.mu.closing { // two brokers of one topic: one after the other
-			c.startLocked(op)
+			c.wantLocked(op)
 		}
 	}
 	c.mu.Unlock()

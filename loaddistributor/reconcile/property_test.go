@@ -189,7 +189,7 @@ func (w *world) perform(fail bool) {
 		}
 		w.tell(Granted{slices.Sorted(maps.Keys(shares)), err})
 	case Drop:
-		if t.State != catalog.Deleting && t.State != catalog.Preparing {
+		if t.Spec != nil && t.State != catalog.Deleting && t.State != catalog.Preparing {
 			w.Fatalf("the contract of a topic goes that is %v", t.State)
 		}
 		if !fail {
@@ -367,10 +367,14 @@ func TestATopicUnderControl(t *testing.T) {
 				is := w.topic()
 				targets := []Target{{Plan: true}}
 				if is.Spec != nil {
-					targets = append(targets, Target{Shared: true}, Target{Gone: true})
+					targets = append(targets, Target{Shared: true}, Target{Shared: true, Adopt: true}, Target{Gone: true})
 					for _, id := range is.Retiring {
 						targets = append(targets, Target{Retire: id}, Target{Retire: id, Forced: true}, Target{Retire: id, Dead: !w.up(id)})
 					}
+				}
+				if len(w.cat.LeftoverContracts()) > 0 {
+					held := slices.ContainsFunc(brokers, func(id string) bool { return w.cat.LeftOn(name, id) })
+					targets = append(targets, Target{Forget: true, Held: held})
 				}
 				w.start(rapid.SampledFrom(targets).Draw(t, "target"))
 			},

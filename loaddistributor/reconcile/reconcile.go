@@ -25,6 +25,8 @@
 //	           has left
 //	standing   as it is to be            the contract is shared out as its plan
 //	                                     says, if it is not known to be
+//	forgetting gone, and the adaptor     the adaptor forgets it; if no broker holds     gone
+//	           may have its contract     the topic, LeftoverContractRemoved
 //
 // What fails in creating or moving is undone; in deleting and returning nothing fails:
 // who has not answered in time is written down, for the controller's comparison of what
@@ -54,11 +56,15 @@ type Target struct {
 	Plan   bool   // where a plan says that is to be made now
 	Gone   bool   // deleted
 	Shared bool   // its contract is told the adaptor again
+	Adopt  bool   // which does not have it: then it takes up what brokers hold
 	Retire string // not on this broker any more, which it has left
 	// How it retires. Forced: whatever the broker holds; Dead: without asking it.
 	Forced, Dead bool
 	// Undo: a move that another controller has begun is taken back.
 	Undo bool
+	// Forget: the adaptor is told again that the topic is gone; Held: brokers have it
+	// still, and may tell the adaptor of it.
+	Forget, Held bool
 }
 
 // Limits are how long is waited.
@@ -175,12 +181,13 @@ type Remove struct {
 	Unused  bool
 }
 
-// Grant has the adaptor share out a contract: Granted. Update: it has one already.
+// Grant has the adaptor share out a contract: Granted. Update: it has one already; Adopt:
+// it had one, and brokers hold their shares.
 type Grant struct {
-	Spec     *catalog.Spec
-	Plan     placement.Plan
-	Retiring []string
-	Update   bool
+	Spec          *catalog.Spec
+	Plan          placement.Plan
+	Retiring      []string
+	Update, Adopt bool
 }
 
 // Drop has the adaptor forget the contract: Granted.
@@ -239,6 +246,7 @@ const (
 	deleting
 	retiring
 	standing
+	forgetting
 	gone
 )
 
@@ -258,15 +266,16 @@ const (
 
 // seenTo is the order of the phases, as the package comment has it.
 var seenTo = [...][]difference{
-	planning:  {unplanned},
-	creating:  {unprepared, ungranted, unwritten},
-	moving:    {unprepared, unread, ungranted, unshared, unwritten},
-	returning: {unremoved, unwritten},
-	leaving:   {unwritten},
-	deleting:  {ungranted, unremoved, unwritten},
-	retiring:  {unremoved, unwritten},
-	standing:  {ungranted},
-	gone:      {},
+	planning:   {unplanned},
+	creating:   {unprepared, ungranted, unwritten},
+	moving:     {unprepared, unread, ungranted, unshared, unwritten},
+	returning:  {unremoved, unwritten},
+	leaving:    {unwritten},
+	deleting:   {ungranted, unremoved, unwritten},
+	retiring:   {unremoved, unwritten},
+	standing:   {ungranted},
+	forgetting: {ungranted, unwritten},
+	gone:       {},
 }
 
 // Topic is the machine of one change. Make it with New; its first event is Begun.
@@ -358,6 +367,8 @@ func (t *Topic) phaseNow() phase {
 	switch {
 	case !t.planned:
 		return planning
+	case t.is.Spec == nil && t.target.Forget && !t.done[unwritten]:
+		return forgetting
 	case t.is.Spec == nil:
 		return gone
 	case t.is.State == catalog.Deleting, t.is.State == catalog.Preparing && t.failed != nil:
@@ -442,6 +453,10 @@ func (t *Topic) begin(now time.Time) []Effect {
 			return t.ask(t.is.Holders(), Remove{t.is.Holders(), false}, now)
 		}
 	case unwritten:
+		if t.phase == forgetting && t.target.Held {
+			t.seen()
+			return nil
+		}
 		return []Effect{Write{t.outcome()}}
 	}
 	return nil
@@ -460,17 +475,17 @@ func (t *Topic) ask(brokers []string, question Effect, now time.Time) []Effect {
 // grant tells the adaptor of the contract, where it is to.
 func (t *Topic) grant() []Effect {
 	switch {
-	case t.phase == deleting && t.told:
+	case t.phase == deleting && t.told, t.phase == forgetting:
 		return []Effect{Drop{}}
 	case t.phase == deleting, t.phase == standing && !t.stale:
 		t.seen()
 		return nil
 	case t.phase == moving:
 		t.told = true
-		return []Effect{Grant{t.is.Next.Spec, t.is.Next.Plan, Retiring(t.is.Next.Plan, t.is), true}}
+		return []Effect{Grant{t.is.Next.Spec, t.is.Next.Plan, Retiring(t.is.Next.Plan, t.is), true, false}}
 	default:
 		t.told = true
-		return []Effect{Grant{t.is.Spec, t.is.Plan, t.is.Retiring, t.phase == standing}}
+		return []Effect{Grant{t.is.Spec, t.is.Plan, t.is.Retiring, t.phase == standing && !t.target.Adopt, t.target.Adopt}}
 	}
 }
 
@@ -487,6 +502,8 @@ func (t *Topic) outcome() catalog.Event {
 		return catalog.TopicDeleting{Topic: t.name}
 	case retiring:
 		return catalog.MemberRetired{Topic: t.name, Broker: t.target.Retire}
+	case forgetting:
+		return catalog.LeftoverContractRemoved{Topic: t.name}
 	default:
 		// What a broker still holds, it may tell an adaptor that has forgotten the contract.
 		return catalog.TopicRemoved{Topic: t.name, Left: t.left, ContractLeft: t.stale || len(t.left) > 0}
@@ -605,8 +622,11 @@ func (t *Topic) takeGrant(e Granted) []Effect {
 		t.stale = true
 		t.seen()
 		return []Effect{Note{Text: "contract left behind for now", Err: e.Err, Warn: true}}
+	case t.phase == forgetting && e.Err != nil:
+		t.end(e.Err)
+		return nil
 	case e.Err != nil:
-		if t.seen(); t.failed != nil {
+		if t.seen(); t.failed != nil || t.target.Shared {
 			t.failed = errors.Join(t.failed, e.Err)
 		}
 		return []Effect{Note{Text: "share update failed; keeping current", Err: e.Err, Warn: true}}
