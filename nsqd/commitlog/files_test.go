@@ -467,6 +467,20 @@ var _ = Describe("a log in files", func() {
 			Expect(b.from(0)).To(Equal(upTo(0, 4)))
 		})
 
+		It("covers the end of a full segment while the next is begun", func() {
+			create, fsyncs := b.disk.Create, uint64(0)
+			b.disk.Create = func(path string) (File, error) {
+				f, err := create(path)
+				return sealedFile{f, func() {
+					Expect(b.l.Sync(9)).To(Succeed())
+					fsyncs = b.l.Stats().Fsyncs
+				}}, err
+			}
+			b.reopen()
+			b.fill(0, 9)
+			Expect(fsyncs).To(Equal(uint64(1)))
+		})
+
 		It("shares an fsync between all who wait", func() {
 			const callers = 50
 			b.cfg.SegmentBytes = 1 << 20
@@ -559,6 +573,19 @@ var _ = Describe("a log in files", func() {
 		Expect(b.l.Stats().Quarantined).To(BeZero())
 	})
 })
+
+// sealedFile says when its footer is written.
+type sealedFile struct {
+	File
+	sealed func()
+}
+
+func (f sealedFile) WriteAt(b []byte, off int64) (int, error) {
+	if len(b) == footerSize {
+		f.sealed()
+	}
+	return f.File.WriteAt(b, off)
+}
 
 // gatedFile waits in Sync.
 type gatedFile struct {

@@ -1,7 +1,9 @@
 package commitlog
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -40,14 +42,12 @@ func (l *Files) syncTo(upTo, limit Offset) error {
 	}
 }
 
-// lastBefore is the last segment that has records before an offset, or nil: what is
-// before that segment was fsynced before it, or was in an error.
+// lastBefore is the last segment that begins before an offset, or nil: what is before that
+// segment was fsynced before it, or was in an error. One that was just begun may have no
+// records yet.
 // Requires: mu held.
 func (l *Files) lastBefore(o Offset) *segment {
-	i := l.at(o)
-	if i < len(l.segments) && l.segments[i].base < o {
-		return l.segments[i]
-	}
+	i, _ := slices.BinarySearchFunc(l.segments, o, func(s *segment, o Offset) int { return cmp.Compare(s.base, o) })
 	if i == 0 {
 		return nil
 	}
