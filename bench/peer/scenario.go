@@ -24,7 +24,9 @@ func scenarios() []load.Scenario {
 		{Name: "slow", What: "as poisson-1000, and a channel that takes 100 msg/s", Conns: 1000, Rate: 10_000, Size: 100, Slow: true},
 		{Name: "idle", What: "10,000 connections, 1,000 msg/s in all", Conns: 10_000, Rate: 1000, Size: 100},
 		{Name: "overflow", What: "200 messages per command to disk, read when all are there", Conns: 4, Size: 100, Together: 200, Batch: true, Limit: 500_000, Late: true, Memory: 100, NSQOnly: true},
+		{Name: "overflow-4", What: "as overflow, 4 channels", Conns: 4, Size: 100, Together: 200, Batch: true, Limit: 200_000, Late: true, Memory: 100, Channels: 4, NSQOnly: true},
 		{Name: "fsync", What: "100 publishers, 1,000 msg/s in all, each on stable storage before it is accepted; upstream syncs each, too, but answers before it does", Conns: 100, Rate: 1000, Size: 100, Fsync: true, NSQOnly: true},
+		{Name: "fsync-4", What: "as fsync, 4 channels", Conns: 100, Rate: 1000, Size: 100, Fsync: true, Channels: 4, NSQOnly: true},
 		{Name: "tls", What: "as poisson-100, encrypted", Conns: 100, Rate: 1000, Size: 100, TLS: true, NSQOnly: true},
 	}
 	for i := range all {

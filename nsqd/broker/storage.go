@@ -112,6 +112,8 @@ func (s *Storage) logConfig() commitlog.Config {
 	}
 }
 
+func (s *Storage) readAhead() int { return cmp.Or(s.cfg.ReadAhead, DefaultReadAhead) }
+
 // bringIn makes logs of what an earlier release or NSQ's nsqd has left.
 func (s *Storage) bringIn() error {
 	report, err := migrate.Import(migrate.Config{

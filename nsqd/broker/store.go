@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -173,6 +172,9 @@ func (st *store) run() {
 		st.running = more // last: from now on there may be another
 		st.topic.mu.Unlock()
 		if log := st.log.Load(); !more && log != nil {
+			s := st.topic.begin()
+			st.topic.mu.core.ForgetRead(&s.fx)
+			st.topic.end(s)
 			_ = log.Rest() // it is closed, or says so itself
 		}
 		if failing {
@@ -338,7 +340,7 @@ func (st *store) refill() (int, error) {
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	from, want, end := t.mu.core.Want()
-	bytes := cmp.Or(st.storage().cfg.ReadAhead, DefaultReadAhead)
+	bytes := st.storage().readAhead()
 	if t.broker.cfg.MaxMemory > 0 && want > 1 {
 		// Half of what is left for bodies, half for what messages take beside them.
 		half := max(0, int(t.fiveTimesLeft()/10))

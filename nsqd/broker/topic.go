@@ -72,10 +72,10 @@ type SLO struct {
 
 func newTopic(b *Broker, name string) *Topic {
 	t := &Topic{name: name, broker: b}
-	overflow, unfinished, first := 0, 0, queue.Offset(0)
+	overflow, unfinished, ahead, first := 0, 0, 0, queue.Offset(0)
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
 		overflow, unfinished, t.through = st.cfg.Overflow, st.cfg.MaxUnfinished, st.cfg.Through || st.cfg.Fsync
-		t.store, first = newStore(t), st.kept[name]
+		t.store, first, ahead = newStore(t), st.kept[name], st.readAhead()
 	}
 	t.most = b.cfg.Capacity
 	if overflow > 0 {
@@ -90,6 +90,7 @@ func newTopic(b *Broker, name string) *Topic {
 
 		MaxBackdating: b.cfg.MaxBackdating,
 		MaxUnfinished: unfinished,
+		ReadAhead:     ahead,
 		First:         first,
 		Begin:         b.now(),
 	})

@@ -128,6 +128,10 @@ type Files struct {
 
 	scratch []mark // guarded by appending
 
+	// Guarded by reading.
+	ends  [8]reached
+	ended int // of ends, noted last
+
 	// Guarded by keeping.
 	saved  uint64 // number of the last snapshot of cursors
 	slot   int    // the file of the cursors that is overwritten next

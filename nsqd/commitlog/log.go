@@ -108,7 +108,7 @@ type Limit struct {
 }
 
 // Batch is what a Read returned. The zero value is ready to be read into; who
-// reads on with the same batch needs no memory, and is found sooner.
+// reads on with the same batch needs no memory.
 type Batch struct {
 	// Records are in the order of their offsets. Bodies and Channels are in memory of
 	// the batch: they are overwritten by the next Read into it.
@@ -116,8 +116,7 @@ type Batch struct {
 	// Next is from where to read on.
 	Next Offset
 
-	buf  []byte
-	hint place // of Next
+	buf []byte
 }
 
 // Buffer is the batch's memory for an implementation of Log to use, with a length
@@ -159,9 +158,3 @@ func (e *SyncError) Error() string {
 }
 
 func (e *SyncError) Unwrap() error { return e.Err }
-
-// place is where in the files an offset is, as far as somebody knew.
-type place struct {
-	segment *segment
-	at      int64
-}

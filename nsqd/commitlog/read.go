@@ -25,11 +25,8 @@ const (
 func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 	l.reading.Lock()
 	defer l.reading.Unlock()
-	hint := into.hint
-	if into.Next != from {
-		hint = place{}
-	}
-	into.Records, into.Next, into.hint = into.Records[:0], from, place{}
+	hint := l.reached(from)
+	into.Records, into.Next = into.Records[:0], from
 	limit.Records, limit.Bytes = max(1, limit.Records), max(1, limit.Bytes)
 	for {
 		l.mu.Lock()
@@ -49,7 +46,7 @@ func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 			return nil
 		}
 		c := cut{layout: s.layout, base: s.base, from: from, at: s.placeBefore(from), end: s.end, limit: limit}
-		if hint.segment == s && hint.at > c.at {
+		if hint.segment == s && hint.offset == from && hint.at > c.at {
 			c.at = hint.at
 		}
 		c.window = s.window(limit)
@@ -80,12 +77,30 @@ func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 			return fmt.Errorf("read log %s: %w", l.name, err)
 		case len(into.Records) > 0:
 			into.Next = into.Records[len(into.Records)-1].Offset + 1
-			into.hint = place{s, c.at}
+			*hint = reached{s, mark{into.Next, c.at}}
 			return nil
 		}
 		// All that was left of the segment cannot be read.
 		from = max(from, next)
 	}
+}
+
+// reached is where a Read ended, for the one that goes on there.
+type reached struct {
+	segment *segment
+	mark
+}
+
+// reached returns the place that was noted for an offset, or else the one to note it in: as
+// many cursors as there are places may read in turn. Requires: reading held.
+func (l *Files) reached(o Offset) *reached {
+	for i := range l.ends {
+		if l.ends[i].segment != nil && l.ends[i].offset == o {
+			return &l.ends[i]
+		}
+	}
+	l.ended = (l.ended + 1) % len(l.ends)
+	return &l.ends[l.ended]
 }
 
 // window is how much to read at a time for so many records.

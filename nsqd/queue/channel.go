@@ -581,6 +581,7 @@ func (c *Channel) empty(fx *Effects) int {
 	c.deferred, c.late, c.behind, c.estimate = 0, 0, false, false
 	c.start()
 	t.changes++
+	t.read.moved = true
 	return n
 }
 

@@ -280,6 +280,7 @@ func TestThroughAnyCrash(t *testing.T) {
 		c.cfg = Config{
 			Capacity:      rapid.IntRange(1, 12).Draw(rt, "capacity"),
 			Overflow:      rapid.SampledFrom([]int{5, 1000}).Draw(rt, "overflow"),
+			ReadAhead:     rapid.SampledFrom([]int{0, 3 * Overhead, 1 << 20}).Draw(rt, "ahead"),
 			Through:       rapid.Bool().Draw(rt, "through"),
 			MaxUnfinished: rapid.SampledFrom([]int{0, 3, 20}).Draw(rt, "unfinished"),
 			MaxInFlight:   time.Minute,

@@ -62,6 +62,9 @@ func (t *Topic) held() map[*Message]int {
 			places[m]++
 		}
 	}
+	for i := range t.read.messages.len() {
+		places[t.read.messages.at(i)]++
+	}
 	return places
 }
 
@@ -98,6 +101,20 @@ func (t *Topic) checkLog() error {
 	const batch = 3 // the largest that the tests put
 	if n := t.underWay; !t.cfg.Through && n > max(t.cfg.Overflow, batch)+len(t.channels) {
 		return fmt.Errorf("%d on their way to disk, at most %d", n, t.cfg.Overflow)
+	}
+
+	r, size, behind := &t.read, 0, t.line.behind && t.read.has(t.line.window.end())
+	for _, c := range t.channels {
+		behind = behind || c.behind && r.has(c.window.end())
+	}
+	for i := range r.messages.len() {
+		m := r.messages.at(i)
+		if size += m.Size(); !r.has(m.Offset) || i > 0 && m.Offset <= r.messages.at(i-1).Offset {
+			return fmt.Errorf("%d is cached, of what was read from %d to %d", m.Offset, r.from, r.to)
+		}
+	}
+	if size != r.bytes || r.to > t.tail.next || t.passing.messages.len() > 0 || r.messages.len() > 0 && !behind {
+		return fmt.Errorf("the cache has %d bytes, counted %d, up to %d of %d, wanted: %v", size, r.bytes, r.to, t.tail.next, behind)
 	}
 
 	l := &t.line

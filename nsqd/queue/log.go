@@ -352,6 +352,9 @@ func (t *Topic) Want() (from Offset, n int, end Offset) {
 			break
 		}
 	}
+	if n > 0 && t.cfg.ReadAhead > 0 && !t.tight && t.caches(from) {
+		n = max(n, readAtOnce)
+	}
 	return from, n, t.tail.next
 }
 
@@ -365,6 +368,12 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 		m.hold()
 		fx.Held += m.Size()
 	}
+	passing := !t.caches(from)
+	if passing {
+		t.read.used = false
+		t.read, t.passing = t.passing, t.read
+	}
+	t.addRead(from, upTo, msgs, fx)
 	t.refill(from, upTo, msgs)
 	for _, c := range t.channels {
 		if c.refill(now, from, upTo, msgs); c.behind || c.absent.len() > 0 || c.ready.len() > 0 {
@@ -375,6 +384,11 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 	}
 	for _, m := range msgs {
 		t.letGo(m, fx)
+	}
+	if passing {
+		t.ForgetRead(fx)
+		t.read, t.passing = t.passing, t.read
+		t.read.moved = true
 	}
 	t.changes++
 	t.advance(now, fx)
@@ -397,7 +411,7 @@ func at(msgs []*Message, i int, o Offset) (*Message, int) {
 // half of its memory is free, so that it comes in batches.
 func (t *Topic) wants() (from Offset, n int) {
 	l := &t.line
-	if t.stopped || l.absent.len() == 0 && (!l.behind || l.window.end() >= t.tail.next) {
+	if t.stopped || l.absent.len() == 0 && (!l.behind || t.known(l.window.end())) {
 		return 0, 0
 	}
 	if n = t.space(); !t.tight && 2*n < t.cfg.Capacity {
@@ -438,28 +452,10 @@ func (t *Topic) refill(from, upTo Offset, msgs []*Message) {
 		l.absent.pop()
 		t.wait(m)
 	}
-	if !l.behind || l.window.end() < from {
-		return
-	}
-	for _, m := range msgs {
-		if m.Offset < l.window.end() || m.Offset >= upTo {
-			continue
-		}
-		if m.Only != nil {
-			t.passed = true
-			continue
-		}
-		if t.space() <= 0 {
-			return
-		}
-		l.late--
-		t.wait(m)
-	}
-	l.window.reach(upTo)
 	t.catchUp()
 }
 
-// catchUp takes what the line is behind with from the tail, as far as there is space.
+// catchUp takes what the line is behind with and is in memory, as far as there is space.
 func (t *Topic) catchUp() {
 	l := &t.line
 	for l.behind && l.absent.len() == 0 {
@@ -469,21 +465,25 @@ func (t *Topic) catchUp() {
 			t.counters.Lost += uint64(max(0, l.late))
 			t.counters.Accepted += uint64(max(0, -l.late)) // more than an earlier process knew of
 			l.late = 0
+			t.read.moved = true
 			return
 		}
-		if o < t.tail.next {
+		if !t.known(o) {
 			return
 		}
-		m := t.tail.get(o)
-		if m == nil || m.Only != nil {
-			l.window.reach(o + 1)
-			continue
-		}
-		if t.space() <= 0 {
+		m, none := t.next(o)
+		switch {
+		case m == nil:
+			l.window.reach(none)
+		case m.Only != nil:
+			t.passed = t.passed || o < t.tail.next
+			l.window.reach(m.Offset + 1)
+		case t.space() <= 0:
 			return
+		default:
+			l.late--
+			t.wait(m)
 		}
-		l.late--
-		t.wait(m)
 	}
 }
 
@@ -693,6 +693,7 @@ func (c *Channel) seek(to Offset, records int, fx *Effects) {
 
 // caughtUp ends being behind.
 func (c *Channel) caughtUp() {
+	c.topic.read.moved = true
 	if c.behind = false; c.estimate {
 		c.counters.Emptied += uint64(c.late)
 	} else {
@@ -713,7 +714,7 @@ func (c *Channel) wants() (from Offset, n int) {
 		return 0, 0
 	case c.absent.len() > 0:
 		return c.absent.front().offset, n
-	case c.behind && c.window.end() < t.tail.next:
+	case c.behind && !t.known(c.window.end()):
 		return c.window.end(), c.space()
 	}
 	return 0, 0
@@ -733,7 +734,6 @@ func (c *Channel) takes(m *Message) bool {
 }
 
 func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
-	t := c.topic
 	var m *Message
 	for i := 0; c.absent.len() > 0; {
 		it := c.absent.front()
@@ -754,19 +754,6 @@ func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 		it.msg = m
 		c.place(now, it)
 	}
-	upTo = min(upTo, t.front)
-	if !c.behind || c.window.end() < from {
-		return
-	}
-	for _, m := range msgs {
-		if m.Offset < c.window.end() || m.Offset >= upTo || !c.takes(m) {
-			continue
-		}
-		if !c.next(now, m) {
-			return
-		}
-	}
-	c.reach(upTo)
 	c.catchUp(now)
 }
 
@@ -788,7 +775,7 @@ func (c *Channel) next(now mono.Time, m *Message) bool {
 	return true
 }
 
-// catchUp takes what the channel is behind with from the tail, as far as there is
+// catchUp takes what the channel is behind with and is in memory, as far as there is
 // space.
 func (c *Channel) catchUp(now mono.Time) {
 	t := c.topic
@@ -798,19 +785,25 @@ func (c *Channel) catchUp(now mono.Time) {
 			c.caughtUp()
 			return
 		}
-		if o < t.tail.next {
+		if !t.known(o) {
 			return
 		}
-		if m := t.tail.get(o); m == nil || !c.takes(m) {
-			c.reach(o + 1)
-		} else if !c.next(now, m) {
+		switch m, none := t.next(o); {
+		case m == nil || m.Offset >= t.front:
+			c.reach(min(none, t.front))
+		case !c.takes(m):
+			c.reach(m.Offset + 1)
+		case !c.next(now, m):
 			return
 		}
 	}
 }
 
 // Discard forgets what is to be written. Requires: Stop, nobody needs a message.
-func (t *Topic) Discard(fx *Effects) { t.pastTail(t.end, fx) }
+func (t *Topic) Discard(fx *Effects) {
+	t.pastTail(t.end, fx)
+	t.ForgetRead(fx)
+}
 
 // Keep has all that is in memory alone written, while the topic goes on.
 func (t *Topic) Keep(fx *Effects) {

@@ -27,6 +27,9 @@ type Config struct {
 	// MaxUnfinished is how far a channel may be ahead of the oldest message that it
 	// has not finished, in messages; it is behind then. 0: it is not bounded.
 	MaxUnfinished int
+	// ReadAhead is how many bytes of messages stay in memory that were read from the log
+	// for one cursor, for those close behind it; what is read at a time apart.
+	ReadAhead int
 	// First is the offset of the first message.
 	First Offset
 	// MaxInFlight is how long a consumer may keep a message by touching it.
@@ -128,7 +131,9 @@ type Topic struct {
 	front    Offset           // beyond all that were released
 	tail     window[*Message] // what the log is to have and has not
 	underWay int              // messages of the tail that somebody is behind at
-	carried  Offset           // up to where the tail is to be written before a snapshot
+	read     readCache
+	passing  readCache // empty, but for what is read beside read, in Refill
+	carried  Offset    // up to where the tail is to be written before a snapshot
 	void     []span
 	turn     int // of Want
 	// In windows: of what was in memory in an earlier process and is not read yet, and,
@@ -382,6 +387,7 @@ func (t *Topic) look(now mono.Time) {
 func (t *Topic) advance(now mono.Time, fx *Effects) {
 	t.release(now, fx)
 	t.lack(fx)
+	t.trimRead(fx)
 }
 
 func (t *Topic) release(now mono.Time, fx *Effects) {
@@ -518,6 +524,8 @@ func (t *Topic) Empty(fx *Effects) int {
 	}
 	t.changes++
 	t.counters.Emptied += uint64(n)
+	t.read.moved = true
+	t.trimRead(fx)
 	return n
 }
 

@@ -614,13 +614,14 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		top := NewTopic(Config{
 			Capacity:    capacity,
 			Overflow:    rapid.SampledFrom([]int{0, 5, 1000}).Draw(rt, "overflow"),
+			ReadAhead:   rapid.SampledFrom([]int{0, 3 * Overhead, 1 << 20}).Draw(rt, "ahead"),
 			MaxInFlight: time.Minute,
 			Rand:        rand.New(rand.NewPCG(1, 2)),
 		})
 		top.SetTight(rapid.Bool().Draw(rt, "tight"))
 		heldBytes := 0
 		var log disk
-		now := mono.Time(0)
+		now := mono.Time(1) // 0 is the delivery that there was not
 		var fx Effects
 		next := 0
 		type holding struct {

@@ -1,0 +1,128 @@
+package queue
+
+import "sort"
+
+// readCache is the part of the log that was read last: of the cursors that are close to one
+// another the first reads, and the others find here what it read. One that is further away
+// reads for itself.
+//
+// Invariant: messages are all that the log has in [from, to), by offset, each held by the
+// cache; there are none that no cursor has yet to reach.
+type readCache struct {
+	from, to Offset
+	messages ring[*Message]
+	bytes    int  // Size of them all
+	used     bool // since the last read elsewhere
+	moved    bool // a cursor may have passed messages
+}
+
+// readAtOnce is how many messages are read at a time, though a cursor has room for fewer.
+const readAtOnce = 1024
+
+func (r *readCache) has(o Offset) bool { return o >= r.from && o < r.to }
+
+// after returns the first message from an offset on; nil if there is none.
+// Requires: has(o).
+func (r *readCache) after(o Offset) *Message {
+	n := r.messages.len()
+	if n == 0 {
+		return nil
+	}
+	r.used, r.moved = true, true
+	// Seldom is an offset missing: look where it is if none is.
+	first := r.messages.front().Offset
+	i := int(min(max(o, first)-first, Offset(n-1)))
+	if m := r.messages.at(i); m.Offset == o {
+		return m
+	}
+	if i = sort.Search(n, func(i int) bool { return r.messages.at(i).Offset >= o }); i == n {
+		return nil
+	}
+	return r.messages.at(i)
+}
+
+// dropRead lets the oldest message go.
+func (t *Topic) dropRead(fx *Effects) {
+	r := &t.read
+	m := r.messages.pop()
+	r.from = m.Offset + 1
+	r.bytes -= m.Size()
+	t.letGo(m, fx)
+}
+
+// ForgetRead gives back what was read for cursors close behind, which a topic in which
+// nothing happens need not hold.
+func (t *Topic) ForgetRead(fx *Effects) {
+	for t.read.messages.len() > 0 {
+		t.dropRead(fx)
+	}
+	t.read.from, t.read.used, t.read.moved = t.read.to, false, false
+}
+
+// addRead takes what was read, all that there is in a part of the log.
+func (t *Topic) addRead(from, upTo Offset, msgs []*Message, fx *Effects) {
+	r, size := &t.read, 0
+	for _, m := range msgs {
+		size += m.Size()
+	}
+	if from != r.to {
+		t.ForgetRead(fx)
+		r.from = from
+	}
+	for r.messages.len() > 0 && r.bytes+size > t.cfg.ReadAhead {
+		t.dropRead(fx)
+	}
+	for _, m := range msgs {
+		if m.Offset < upTo {
+			m.hold()
+			r.messages.push(m)
+			r.bytes += m.Size()
+		}
+	}
+	r.to, r.moved = max(from, upTo), true
+}
+
+// trimRead lets go of what no cursor has yet to reach that can go on, and of all while
+// memory is tight.
+func (t *Topic) trimRead(fx *Effects) {
+	r := &t.read
+	if r.from == r.to || !r.moved && !t.tight {
+		return
+	}
+	r.moved = false
+	needed := r.to
+	if l := &t.line; l.behind && r.has(l.window.end()) {
+		needed = l.window.end()
+	}
+	for _, c := range t.channels {
+		if c.behind && r.has(c.window.end()) && !c.paused && len(c.consumers) > 0 && !c.Full() {
+			needed = min(needed, c.window.end())
+		}
+	}
+	if needed == r.to || t.tight {
+		t.ForgetRead(fx)
+		return
+	}
+	for r.messages.len() > 0 && r.messages.front().Offset < needed {
+		t.dropRead(fx)
+	}
+	r.from = max(r.from, needed)
+}
+
+// caches reports whether what is read from an offset on is to be kept.
+func (t *Topic) caches(from Offset) bool {
+	return from == t.read.to || t.read.from == t.read.to || !t.read.used
+}
+
+// known reports whether a cursor need not read what is at an offset.
+func (t *Topic) known(o Offset) bool { return o >= t.tail.next || t.read.has(o) }
+
+// next returns what a cursor that has come to an offset takes next: of what is in memory,
+// the first message from there on, or how far there is none.
+// Requires: known(o).
+func (t *Topic) next(o Offset) (m *Message, none Offset) {
+	if !t.read.has(o) {
+		return t.tail.get(o), o + 1
+	}
+	return t.read.after(o), t.read.to
+}
