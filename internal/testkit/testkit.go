@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -191,4 +192,57 @@ func Shared(t testing.TB) string {
 		t.Skipf("no folder ../shared beside the repository; this test reads real traces from it")
 	}
 	return dir
+}
+
+// Scenarios runs the files of testdata that match pattern: commands, one a line, each
+// with what came of it, which is compared as Golden does:
+//
+//	# a comment
+//	command and words
+//	----
+//	what came of it
+//
+// begin starts a scenario; what it returns carries a command out and says what came of
+// it, in whole lines. `-` stands for an empty word.
+func Scenarios(t *testing.T, pattern string, begin func(*testing.T) func(words []string) (string, error)) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata", pattern))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			input, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			do, answer := begin(t), false
+			var out strings.Builder
+			for n, line := range strings.Split(strings.TrimSuffix(string(input), "\n"), "\n") {
+				switch {
+				case line == "----":
+					answer = true
+				case line == "":
+					answer = false
+					out.WriteByte('\n')
+				case answer: // the old one
+				case strings.HasPrefix(line, "#"):
+					out.WriteString(line + "\n")
+				default:
+					words := strings.Fields(line)
+					for i := range words {
+						if words[i] == "-" {
+							words[i] = ""
+						}
+					}
+					result, err := do(words)
+					if err != nil {
+						t.Fatalf("%s:%d: %v", file, n+1, err)
+					}
+					out.WriteString(line + "\n----\n" + result)
+				}
+			}
+			Golden(t, file, []byte(out.String()))
+		})
+	}
 }
