@@ -1,7 +1,6 @@
 package catalog
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -77,306 +76,6 @@ func (w world) active(s *Spec) {
 		w.must(MemberPrepared{s.Name(), q.Broker})
 	}
 	w.must(TopicActivated{s.Name()})
-}
-
-func (w world) state(name string) (State, string) {
-	topic, _ := w.Topic(name)
-	return topic.State, topic.Reason
-}
-
-func TestALifeOfATopic(t *testing.T) {
-	w := newWorld(t)
-	w.must(joined("b1", 60))
-	w.must(joined("b2", 60))
-	s := spec("t", 80, 100)
-	e := w.plan(s)
-
-	got := w.must(e)
-	want := []Effect{PlacementChanged{"t"}, StateChanged{"t", Absent, Preparing, ""}}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("placing: effects %+v, want %+v", got, want)
-	}
-	if _, err := w.Resolve("t", "t-0"); !errors.Is(err, ErrNotActive) {
-		t.Errorf("resolve while preparing: %v", err)
-	}
-	if _, err := w.Apply(TopicActivated{"t"}); !errors.As(err, new(*NotReadyError)) {
-		t.Errorf("activate without prepared members: %v", err)
-	}
-	w.must(MemberPrepared{"t", "b1"})
-	w.must(MemberPrepared{"t", "b2"})
-	got = w.must(TopicActivated{"t"})
-	if want := []Effect{StateChanged{"t", Preparing, Active, ""}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("activating: effects %+v, want %+v", got, want)
-	}
-	perBroker := map[string]int{}
-	for _, p := range s.Demand.Expand() {
-		a, err := w.Resolve("t", p.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if a.Publisher != p.ID || a.TCPAddress != a.Broker+":4150" || a.HTTPAddress != a.Broker+":4151" || a.Epoch == 0 {
-			t.Fatalf("assignment %+v of %s", a, p.ID)
-		}
-		perBroker[a.Broker]++
-	}
-	if perBroker["b1"] != 40 || perBroker["b2"] != 40 {
-		t.Errorf("publishers per broker: %v, want 40 and 40", perBroker)
-	}
-	for _, b := range w.Brokers() {
-		if b.Allocated != 50 {
-			t.Errorf("%s has %d msg/s allocated, want 50", b.ID, b.Allocated)
-		}
-	}
-
-	got = w.must(TopicDeleting{"t"})
-	if want := []Effect{StateChanged{"t", Active, Deleting, ""}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("deleting: effects %+v, want %+v", got, want)
-	}
-	if _, err := w.Resolve("t", "t-0"); !errors.Is(err, ErrNotActive) {
-		t.Errorf("resolve while deleting: %v", err)
-	}
-	got = w.must(TopicRemoved{Topic: "t"})
-	if want := []Effect{PlacementChanged{"t"}, StateChanged{"t", Deleting, Absent, ""}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("removing: effects %+v, want %+v", got, want)
-	}
-	for _, b := range w.Brokers() {
-		if b.Allocated != 0 {
-			t.Errorf("%s keeps %d msg/s", b.ID, b.Allocated)
-		}
-	}
-}
-
-func TestABrokerGoesAndComesBack(t *testing.T) {
-	w := newWorld(t)
-	w.must(joined("b1", 60))
-	w.must(joined("b2", 60))
-	w.active(spec("t", 10, 100))
-	before, _ := w.Topic("t")
-
-	got := w.must(BrokerLeft{"b1"})
-	if want := []Effect{StateChanged{"t", Active, Degraded, "broker b1 is gone"}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("leaving: effects %+v, want %+v", got, want)
-	}
-	if _, err := w.Resolve("t", "t-0"); err != nil {
-		t.Errorf("a degraded topic does not resolve: %v", err)
-	}
-	if b, _ := w.Broker("b1"); b.Connected || b.Allocated != 50 {
-		t.Errorf("the broker that left: %+v, want its promise kept", b)
-	}
-	if _, prepare := w.Work("b1"); prepare != nil {
-		t.Errorf("work %v for a broker that is away", prepare)
-	}
-
-	got = w.must(joined("b1", 60))
-	want := []Effect{StateChanged{"t", Degraded, Degraded, "broker b1 has not prepared the topic"}}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("coming back: effects %+v, want %+v", got, want)
-	}
-	if _, prepare := w.Work("b1"); !slices.Equal(prepare, []string{"t"}) {
-		t.Errorf("work of the broker that came back: %v, want t", prepare)
-	}
-	if after, _ := w.Topic("t"); after.Placement != before.Placement {
-		t.Error("the placement changed although the broker has its old addresses")
-	}
-	w.must(MemberPrepared{"t", "b1"})
-	if s, reason := w.state("t"); s != Active || reason != "" {
-		t.Errorf("the topic is %v (%s), want active", s, reason)
-	}
-
-	moved := joined("b1", 60)
-	moved.TCPAddress = "elsewhere:4150"
-	got = w.must(moved) // a new session, the old one not even ended
-	if want := []Effect{
-		PlacementChanged{"t"}, StateChanged{"t", Active, Degraded, "broker b1 has not prepared the topic"},
-	}; !reflect.DeepEqual(got, want) {
-		t.Errorf("moving: effects %+v, want %+v", got, want)
-	}
-	after, _ := w.Topic("t")
-	if after.Placement.Epoch() <= before.Placement.Epoch() {
-		t.Errorf("epoch %d after %d", after.Placement.Epoch(), before.Placement.Epoch())
-	}
-	for i := range before.Placement.Len() {
-		old, now := before.Placement.At(i), after.Placement.At(i)
-		if old.Publisher != now.Publisher || old.Broker != now.Broker {
-			t.Fatalf("%+v became %+v", old, now)
-		}
-		if old.TCPAddress == "elsewhere:4150" {
-			t.Fatal("a placement that was handed out has changed")
-		}
-	}
-}
-
-func TestAReasonNamesAllThatIsWrong(t *testing.T) {
-	w := newWorld(t)
-	for _, id := range []string{"b1", "b2", "b3"} {
-		w.must(joined(id, 40))
-	}
-	w.active(spec("t", 12, 110))
-	w.must(BrokerLeft{"b1"})
-	w.must(joined("b2", 10))
-	w.must(MemberPrepared{"t", "b2"})
-	s, reason := w.state("t")
-	want := "broker b1 is gone; broker b2 carries 10 msg/s, less than the 37 promised"
-	if s != Degraded || reason != want {
-		t.Errorf("the topic is %v: %q\nwant degraded: %q", s, reason, want)
-	}
-	for _, b := range w.Snapshot() {
-		if b.ID == "b1" {
-			t.Error("a broker that is away is offered to the placement")
-		}
-	}
-	// As journals of before 0.2.0 have it.
-	if got := w.must(SLOJudged{"t", "late"}); got != nil {
-		t.Errorf("effects %+v of a verdict, want none", got)
-	}
-}
-
-func TestLeftovers(t *testing.T) {
-	w := newWorld(t)
-	w.must(joined("b1", 60))
-	w.must(joined("b2", 60))
-	w.active(spec("t", 10, 100))
-	w.must(BrokerLeft{"b2"})
-	w.must(TopicRemoved{Topic: "t", Left: []string{"b2"}, ContractLeft: true})
-
-	if remove, _ := w.Work("b1"); remove != nil {
-		t.Errorf("b1 is to remove %v, want nothing", remove)
-	}
-	w.must(joined("b2", 60))
-	if remove, _ := w.Work("b2"); !slices.Equal(remove, []string{"t"}) {
-		t.Errorf("b2 is to remove %v, want t", remove)
-	}
-	if got := w.LeftoverContracts(); !slices.Equal(got, []string{"t"}) {
-		t.Errorf("contracts left: %v, want t", got)
-	}
-
-	// Created again: what is new there must not be removed for what was old.
-	w.active(spec("t", 10, 100))
-	if remove, _ := w.Work("b2"); remove != nil {
-		t.Errorf("b2 is to remove %v, which has been created again", remove)
-	}
-	if got := w.LeftoverContracts(); len(got) != 0 {
-		t.Errorf("contracts left: %v, want none: the new one took its place", got)
-	}
-	w.must(TopicRemoved{Topic: "t"})
-	if remove, _ := w.Work("b2"); remove != nil {
-		t.Errorf("b2 is to remove %v, which it has been seen to remove", remove)
-	}
-
-	w.active(spec("t", 10, 100))
-	w.must(TopicRemoved{Topic: "t", Left: []string{"b1"}, ContractLeft: true})
-	w.must(LeftoverRemoved{"t", "b1"})
-	w.must(LeftoverContractRemoved{"t"})
-	if remove, _ := w.Work("b1"); remove != nil || len(w.LeftoverContracts()) != 0 {
-		t.Errorf("still left: %v, %v", remove, w.LeftoverContracts())
-	}
-}
-
-func TestRefusals(t *testing.T) {
-	w := newWorld(t)
-	w.must(joined("b1", 100))
-	w.must(joined("b2", 100))
-	first := w.plan(spec("t", 4, 90))
-	first.Key = "key"
-	w.must(first)
-
-	fresh := func(change func(*TopicPlaced)) TopicPlaced {
-		e, err := NewTopicPlaced(spec("other", 4, 10), placement.Plan{Quotas: []placement.Quota{
-			{Broker: "b1", Rate: 5, Publishers: []int{0, 1}}, {Broker: "b2", Rate: 5, Publishers: []int{2, 3}},
-		}}, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		e.Plan.Quotas = slices.Clone(e.Plan.Quotas)
-		change(&e)
-		return e
-	}
-	w.must(joined("b3", 5))
-	w.must(BrokerLeft{"b3"})
-	for _, test := range []struct {
-		name  string
-		event Event
-		want  error  // errors.Is, if set
-		text  string // else part of the text
-	}{
-		{"a broker without a name", BrokerJoined{Mcap: 1}, nil, "want a name"},
-		{"a broker without capacity", BrokerJoined{ID: "b9"}, nil, "positive mcap"},
-		{"an unknown broker leaves", BrokerLeft{"b9"}, ErrBrokerUnknown, ""},
-		{"a broker that is away leaves", BrokerLeft{"b3"}, ErrBrokerUnknown, ""},
-		{"the topic exists", first, ErrTopicExists, ""},
-		{"the key is taken", fresh(func(e *TopicPlaced) { e.Key = "key" }), ErrKeyReused, ""},
-		{"a plan on an unknown broker", fresh(func(e *TopicPlaced) { e.Plan.Quotas[0].Broker = "b9" }), nil, "not connected"},
-		{"a plan on a broker that is away", fresh(func(e *TopicPlaced) { e.Plan.Quotas[0].Broker = "b3" }), nil, "not connected"},
-		{"two quotas for a broker", fresh(func(e *TopicPlaced) { e.Plan.Quotas[0].Broker = "b2" }), nil, "two quotas"},
-		{"a negative quota", fresh(func(e *TopicPlaced) { e.Plan.Quotas[0].Rate = -1 }), nil, "quota of -1"},
-		{"more than is left", fresh(func(e *TopicPlaced) { e.Plan.Quotas[0].Rate = 101 }), nil, "with mcap 100"},
-		{"prepared: no such topic", MemberPrepared{"x", "b1"}, ErrTopicUnknown, ""},
-		{"prepared: no member", MemberPrepared{"t", "b3"}, ErrBrokerUnknown, ""},
-		{"activate: no such topic", TopicActivated{"x"}, ErrTopicUnknown, ""},
-		{"judge: no such topic", SLOJudged{"x", ""}, ErrTopicUnknown, ""},
-		{"delete: no such topic", TopicDeleting{"x"}, ErrTopicUnknown, ""},
-		{"remove: no such topic", TopicRemoved{Topic: "x"}, ErrTopicUnknown, ""},
-		{"left on a broker that is no member", TopicRemoved{Topic: "t", Left: []string{"b3"}}, ErrBrokerUnknown, ""},
-		{"leftover of an unknown broker", LeftoverRemoved{"t", "b9"}, ErrBrokerUnknown, ""},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			version := w.Version()
-			effects, err := w.Apply(test.event)
-			w.check()
-			switch {
-			case err == nil:
-				t.Fatal("accepted")
-			case test.want != nil && !errors.Is(err, test.want):
-				t.Errorf("got %v, want %v", err, test.want)
-			case !strings.Contains(err.Error(), test.text):
-				t.Errorf("got %v, want it to say %q", err, test.text)
-			}
-			if effects != nil || w.Version() != version {
-				t.Errorf("effects %v, version %d after %d", effects, w.Version(), version)
-			}
-		})
-	}
-	w.must(MemberPrepared{"t", first.Plan.Quotas[0].Broker})
-	w.must(TopicActivated{"t"})
-	if _, err := w.Apply(TopicActivated{"t"}); !errors.Is(err, ErrTopicState) {
-		t.Errorf("activated twice: %v", err)
-	}
-	w.must(TopicDeleting{"t"})
-	if _, err := w.Apply(TopicDeleting{"t"}); !errors.Is(err, ErrTopicState) {
-		t.Errorf("deleted twice: %v", err)
-	}
-}
-
-func TestNewTopicPlacedRefusesWhatIsNoPartition(t *testing.T) {
-	s := spec("t", 4, 10)
-	plan := func(quotas ...[]int) placement.Plan {
-		var p placement.Plan
-		for i, publishers := range quotas {
-			p.Quotas = append(p.Quotas, placement.Quota{Broker: fmt.Sprint("b", i), Rate: 1, Publishers: publishers})
-		}
-		return p
-	}
-	for _, test := range []struct {
-		name string
-		plan placement.Plan
-		want string
-	}{
-		{"no broker", plan(), "uses no broker"},
-		{"one missing", plan([]int{0, 1}, []int{3}), "3 of 4 publishers are placed"},
-		{"one twice", plan([]int{0, 1}, []int{1, 2, 3}), "placed twice"},
-		{"one too many", plan([]int{0, 1}, []int{2, 3, 4}), "publisher 4 of 4"},
-		{"a negative one", plan([]int{0, 1}, []int{2, 3, -1}), "publisher -1 of 4"},
-	} {
-		_, err := NewTopicPlaced(s, test.plan, "")
-		if plan := new(PlanError); !errors.As(err, &plan) || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: got %v, want %q", test.name, err, test.want)
-		}
-	}
-	twice := spec("t", 4, 10)
-	twice.Demand.Publishers[0].ID = "g.0"
-	if _, err := NewTopicPlaced(twice, plan([]int{0, 1}, []int{2, 3}), ""); err == nil || !strings.Contains(err.Error(), "appears twice") {
-		t.Errorf("a repeated publisher: %v", err)
-	}
 }
 
 func TestSpecEqual(t *testing.T) {
@@ -476,9 +175,13 @@ func TestAnyHistory(t *testing.T) {
 		epochs := map[string]uint64{}
 		apply := func(e Event) error {
 			version := c.version
-			before := fingerprint(c)
+			before, handedOut := fingerprint(c), c.Topics("", 100)
+			members := fmt.Sprint(placements(handedOut))
 			effects, err := c.Apply(e)
 			c.check()
+			if after := fmt.Sprint(placements(handedOut)); after != members {
+				t.Fatalf("%+v changed what readers have: %s to %s", e, members, after)
+			}
 			if err != nil {
 				if after := fingerprint(c); effects != nil || after != before {
 					t.Fatalf("%+v was refused (%v) and changed\n%s\nto\n%s", e, err, before, after)
@@ -633,6 +336,13 @@ func TestAnyHistory(t *testing.T) {
 	})
 }
 
+func placements(topics []Topic) (all []Placement) {
+	for _, t := range topics {
+		all = append(all, *t.Placement)
+	}
+	return all
+}
+
 // fingerprint shows all of c that an event could change.
 func fingerprint(c *Catalog) string {
 	var b strings.Builder
@@ -648,89 +358,27 @@ func fingerprint(c *Catalog) string {
 	return b.String()
 }
 
-// What was calibrated stands over what the broker says, until it is taken back,
-// and a topic that was promised more is degraded meanwhile.
-func TestACalibratedBroker(t *testing.T) {
+func TestLoadRefusesWhatCannotBe(t *testing.T) {
 	w := newWorld(t)
 	w.must(joined("b1", 100))
 	w.active(spec("t", 8, 60))
-	mcap := func(want, configured, calibrated int64) {
-		t.Helper()
-		if b, _ := w.Broker("b1"); b.Mcap != want || b.Configured != configured || b.Calibrated != calibrated {
-			t.Errorf("%+v, want %d of %d and %d", b, want, configured, calibrated)
-		}
-		if s := w.Snapshot(); len(s) == 1 && s[0].Mcap != want {
-			t.Errorf("placed by %d, want %d", s[0].Mcap, want)
-		}
-	}
-	w.must(BrokerCalibrated{"b1", 50})
-	mcap(50, 100, 50)
-	if state, reason := w.state("t"); state != Degraded || !strings.Contains(reason, "carries 50 msg/s, less than the 60 promised") {
-		t.Errorf("%v: %s", state, reason)
-	}
-	w.must(BrokerLeft{"b1"})
-	w.must(joined("b1", 200))
-	mcap(50, 200, 50)
-	loaded, err := Load(w.Dump())
-	if err != nil {
-		t.Fatal(err)
-	}
-	w = world{t, loaded}
-	mcap(50, 200, 50)
-	w.must(BrokerCalibrated{ID: "b1"})
-	mcap(200, 200, 0)
-	w.must(MemberPrepared{"t", "b1"})
-	if state, reason := w.state("t"); state != Active {
-		t.Errorf("%v: %s", state, reason)
-	}
-	if _, err := w.Apply(BrokerCalibrated{"nobody", 5}); !errors.Is(err, ErrBrokerUnknown) {
-		t.Errorf("an unknown broker: %v", err)
-	}
-	if _, err := w.Apply(BrokerCalibrated{"b1", -1}); err == nil {
-		t.Error("a negative capacity")
-	}
-}
-
-// What was learned of a broker stands until it is another one.
-func TestWhatABrokerAbsorbs(t *testing.T) {
-	w := newWorld(t)
-	some := Absorption{Latency: 5 * time.Millisecond, Rate: 2000, Burst: 40}
-	learned := func(want Absorption) {
-		t.Helper()
-		if b, _ := w.Broker("b1"); b.Absorbed != want {
-			t.Errorf("%+v, want %+v", b.Absorbed, want)
-		}
-	}
-	first := joined("b1", 100)
-	w.must(first)
-	w.must(BrokerAbsorbed{"b1", some})
-	learned(some)
-	again := first
-	again.Instance, again.TCPAddress = "another", "moved:4150"
-	w.must(BrokerLeft{"b1"})
-	w.must(again)
-	learned(some)
-	for _, change := range []func(*BrokerJoined){
-		func(e *BrokerJoined) { e.Hostname += "x" },
-		func(e *BrokerJoined) { e.Version += "x" },
-		func(e *BrokerJoined) { e.Mcap++ },
+	for name, change := range map[string]func(*Dump){
+		"a topic on a broker that is not there": func(d *Dump) { d.Brokers = nil },
+		"a broker twice":                        func(d *Dump) { d.Brokers = append(d.Brokers, d.Brokers[0]) },
+		"a topic twice":                         func(d *Dump) { d.Topics = append(d.Topics, d.Topics[0]) },
+		"a topic without a specification":       func(d *Dump) { d.Topics[0].Spec = nil },
+		"an epoch of the future":                func(d *Dump) { d.Topics[0].Epoch = d.Version + 1 },
+		"a state that is derived":               func(d *Dump) { d.Topics[0].Phase = Degraded },
+		"members that do not match":             func(d *Dump) { d.Topics[0].Prepared = nil },
+		"publishers without a place":            func(d *Dump) { d.Topics[0].Plan.Quotas[0].Publishers = nil },
 	} {
-		w.must(first)
-		w.must(BrokerAbsorbed{"b1", some})
-		other := first
-		change(&other)
-		w.must(other)
-		learned(Absorption{})
-	}
-	w.must(first)
-	w.must(BrokerAbsorbed{"b1", some})
-	w.must(BrokerCalibrated{"b1", 100}) // as it was
-	learned(some)
-	w.must(BrokerCalibrated{"b1", 101})
-	learned(Absorption{})
-	for _, bad := range []BrokerAbsorbed{{"nobody", some}, {"b1", Absorption{}}, {"b1", Absorption{1, 1, -1}}, {"b1", Absorption{-1, 1, 1}}, {"b1", Absorption{1, 0, 1}}} {
-		if _, err := w.Apply(bad); err == nil {
-			t.Errorf("%+v was accepted", bad)
+		copied := newWorld(t)
+		copied.must(joined("b1", 100))
+		copied.active(spec("t", 8, 60))
+		d := copied.Dump()
+		change(&d)
+		if _, err := Load(d); err == nil {
+			t.Errorf("%s was loaded", name)
 		}
 	}
 }

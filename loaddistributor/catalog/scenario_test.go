@@ -1,0 +1,241 @@
+package catalog
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// Scenarios of testdata. A topic has so many publishers that send 1 msg/s each, half of
+// them in a group, and a rate. Joins, moves and the like are events; "state", "brokers",
+// "work", "resolve" and "placement" ask. What is refused changes nothing.
+func TestScenarios(t *testing.T) {
+	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
+		s := &script{Catalog: New()}
+		return func(words []string) (string, error) {
+			s.out.Reset()
+			do := commands[words[0]]
+			if do == nil {
+				return "", fmt.Errorf("no command %q", words[0])
+			}
+			before := fingerprint(s.Catalog)
+			e, err := do(s, words[1:])
+			if e != nil && err == nil {
+				var effects []Effect
+				effects, err = s.Apply(e)
+				if s.check(); err != nil && (effects != nil || fingerprint(s.Catalog) != before) {
+					t.Errorf("%q was refused with effects %v, and changed\n%sto\n%s", words, effects, before, fingerprint(s.Catalog))
+				}
+				for _, effect := range effects {
+					switch e := effect.(type) {
+					case PlacementChanged:
+						s.say("placement of %s changed", e.Topic)
+					case StateChanged:
+						s.say("%s: %v -> %v %s", e.Topic, e.From, e.To, e.Reason)
+					}
+				}
+			}
+			if err != nil {
+				s.say("refused%s: %v", kind(err), err)
+			}
+			return s.out.String(), nil
+		}
+	})
+}
+
+// kind tells the errors apart that callers tell apart.
+func kind(err error) string {
+	for name, is := range map[string]bool{
+		"topic exists": errors.Is(err, ErrTopicExists), "topic unknown": errors.Is(err, ErrTopicUnknown), "state": errors.Is(err, ErrTopicState),
+		"publisher unknown": errors.Is(err, ErrPublisherUnknown), "not active": errors.Is(err, ErrNotActive), "unplaced": errors.Is(err, ErrUnplaced),
+		"key reused": errors.Is(err, ErrKeyReused), "broker unknown": errors.Is(err, ErrBrokerUnknown), "broker connected": errors.Is(err, ErrBrokerConnected),
+		"broker in use": errors.Is(err, ErrBrokerInUse), "plan": errors.As(err, new(*PlanError)), "not ready": errors.As(err, new(*NotReadyError)),
+	} {
+		if is {
+			return " (" + name + ")"
+		}
+	}
+	return ""
+}
+
+type script struct {
+	*Catalog
+	out strings.Builder
+}
+
+func (s *script) say(format string, args ...any) {
+	s.out.WriteString(strings.TrimRight(fmt.Sprintf(format, args...), " ") + "\n")
+}
+
+func number(word string) int64 {
+	n, err := strconv.ParseInt(word, 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// word returns the i-th, if there is one.
+func word(args []string, i int) string {
+	if i < len(args) {
+		return args[i]
+	}
+	return ""
+}
+
+func has(args []string, flag string) bool {
+	return strings.Contains(" "+strings.Join(args, " ")+" ", " "+flag+" ")
+}
+
+func joins(args []string) BrokerJoined {
+	e := joined(args[0], number(args[1]))
+	for _, arg := range args[2:] {
+		switch what, value, _ := strings.Cut(arg, "="); what {
+		case "at":
+			e.TCPAddress = value + ":4150"
+		case "host":
+			e.Hostname = value
+		case "version":
+			e.Version = value
+		}
+	}
+	return e
+}
+
+// planned is a plan of quotas as b1=5:0,1 says: 5 msg/s and the publishers 0 and 1; or,
+// without any, that of the policy. out=2,5 has no place.
+func planned(s *script, of *Spec, moving string, quotas []string) (placement.Plan, error) {
+	if len(quotas) == 0 {
+		return placement.Place(of.Policy, s.SnapshotFor(moving), of.Demand, rand.New(rand.NewPCG(1, 1)))
+	}
+	var plan placement.Plan
+	for _, quota := range quotas {
+		broker, rest, _ := strings.Cut(quota, "=")
+		rate, list, some := strings.Cut(rest, ":")
+		if broker == "out" {
+			list, some = rest, true
+		}
+		var publishers []int
+		for _, n := range strings.FieldsFunc(list, func(c rune) bool { return c == ',' && some }) {
+			publishers = append(publishers, int(number(n)))
+		}
+		if broker == "out" {
+			plan.Unplaced = publishers
+			continue
+		}
+		plan.Quotas = append(plan.Quotas, placement.Quota{Broker: broker, Rate: number(rate), Publishers: publishers})
+	}
+	plan.K = len(plan.Quotas)
+	return plan, nil
+}
+
+func places(s *script, args []string, key string) (Event, error) {
+	of := spec(args[0], int(number(args[1])), number(args[2]))
+	plan, err := planned(s, of, "", args[3:])
+	if err != nil {
+		return nil, err
+	}
+	return NewTopicPlaced(of, plan, key)
+}
+
+var commands = map[string]func(*script, []string) (Event, error){
+	"join":  func(_ *script, a []string) (Event, error) { return joins(a), nil },
+	"leave": func(_ *script, a []string) (Event, error) { return BrokerLeft{a[0]}, nil },
+	"place": func(s *script, a []string) (Event, error) { return places(s, a, "") },
+	"keyed": func(s *script, a []string) (Event, error) { return places(s, a[1:], a[0]) },
+	"activate": func(s *script, a []string) (Event, error) {
+		t, _ := s.Topic(a[0])
+		for _, q := range t.Plan.Quotas {
+			if _, err := s.Apply(MemberPrepared{a[0], q.Broker}); err != nil {
+				return nil, err
+			}
+		}
+		return TopicActivated{a[0]}, nil
+	},
+	"activated": func(_ *script, a []string) (Event, error) { return TopicActivated{a[0]}, nil },
+	"prepared":  func(_ *script, a []string) (Event, error) { return MemberPrepared{a[0], a[1]}, nil },
+	"judged":    func(_ *script, a []string) (Event, error) { return SLOJudged{a[0], "late"}, nil },
+	"delete":    func(_ *script, a []string) (Event, error) { return TopicDeleting{a[0]}, nil },
+	"remove": func(_ *script, a []string) (Event, error) {
+		e := TopicRemoved{Topic: a[0], ContractLeft: has(a, "contract")}
+		if left := word(a, 1); left != "" && left != "contract" {
+			e.Left = []string{left}
+		}
+		return e, nil
+	},
+	"removed-leftover": func(_ *script, a []string) (Event, error) { return LeftoverRemoved{a[0], a[1]}, nil },
+	"removed-contract": func(_ *script, a []string) (Event, error) { return LeftoverContractRemoved{a[0]}, nil },
+	"drain": func(_ *script, a []string) (Event, error) {
+		return BrokerDraining{ID: a[0], Draining: !has(a, "off"), Forced: has(a, "forced")}, nil
+	},
+	"calibrate": func(_ *script, a []string) (Event, error) { return BrokerCalibrated{a[0], number(a[1])}, nil },
+	"absorb": func(_ *script, a []string) (Event, error) {
+		return BrokerAbsorbed{a[0], Absorption{time.Duration(number(a[1])), number(a[2]), number(a[3])}}, nil
+	},
+	"forget": func(_ *script, a []string) (Event, error) { return BrokerRemoved{a[0]}, nil },
+	"move": func(s *script, a []string) (Event, error) {
+		of := spec(a[0], int(number(a[1])), number(a[2]))
+		plan, err := planned(s, of, a[0], a[3:])
+		if err != nil {
+			return nil, err
+		}
+		return NewTopicMoving(of, plan)
+	},
+	"moved":   func(_ *script, a []string) (Event, error) { return TopicMoved{a[0]}, nil },
+	"abort":   func(_ *script, a []string) (Event, error) { return TopicMoveAborted{a[0], a[1:]}, nil },
+	"retired": func(_ *script, a []string) (Event, error) { return MemberRetired{a[0], a[1]}, nil },
+	"restart": func(*script, []string) (Event, error) { return Restarted{}, nil },
+	"reload": func(s *script, _ []string) (_ Event, err error) { // from a dump
+		s.Catalog, err = Load(s.Dump())
+		return nil, err
+	},
+
+	"state": func(s *script, a []string) (Event, error) {
+		t, ok := s.Topic(a[0])
+		if s.say("%v %s", t.State, t.Reason); ok {
+			s.say("%d msg/s, key %q, retiring %v, moves: %v, unplaced %d", t.Spec.Demand.Rate, t.Key, t.Retiring, t.Next != nil, t.Placement.Unplaced())
+			s.say("ordered: %d msg/s, %d publishers", t.Ordered.Demand.Rate, t.Placement.Len())
+		}
+		return nil, nil
+	},
+	"brokers": func(s *script, _ []string) (Event, error) {
+		for _, b := range s.Brokers() {
+			s.say("%s: allocated %d of %d (configured %d, calibrated %d), connected %v, absorbs %v", b.ID, b.Allocated, b.Mcap, b.Configured, b.Calibrated, b.Connected, b.Absorbed)
+		}
+		for _, b := range s.Snapshot() {
+			s.say("to be placed on: %s, %d", b.ID, b.Mcap)
+		}
+		return nil, nil
+	},
+	"work": func(s *script, _ []string) (Event, error) {
+		for _, b := range s.Brokers() {
+			remove, prepare := s.Work(b.ID)
+			s.say("%s: remove %v, prepare %v, placed %v, empty %v", b.ID, remove, prepare, s.Placed(b.ID), s.Empty(b.ID))
+		}
+		s.say("contracts: %v", s.LeftoverContracts())
+		return nil, nil
+	},
+	"resolve": func(s *script, a []string) (Event, error) {
+		one, err := s.Resolve(a[0], a[1])
+		if err == nil {
+			s.say("%s, %s, %s, epoch %d", one.Broker, one.TCPAddress, one.HTTPAddress, one.Epoch)
+		}
+		return nil, err
+	},
+	"placement": func(s *script, a []string) (Event, error) { // how many publishers are where
+		t, _ := s.Topic(a[0])
+		per := map[string]int{}
+		for i := range t.Placement.Len() {
+			per[t.Placement.At(i).Broker]++
+		}
+		s.say("%v, epoch %d", per, t.Placement.Epoch())
+		return nil, nil
+	},
+}
