@@ -65,31 +65,6 @@ func TestAdmitIsItsDefinition(t *testing.T) {
 	})
 }
 
-func TestAdmitAfterRetunes(t *testing.T) {
-	second := mono.Time(time.Second)
-	b := tokenbucket.NewFull(tokenbucket.Share{Rate: 1000, Burst: 10}, 0)
-	for i := range 10 {
-		if ok, _ := b.Admit(1, 0); !ok {
-			t.Fatalf("credit %d of a full bucket of 10 is not there", i)
-		}
-	}
-	b.Retune(0, tokenbucket.Share{Rate: 2000, Burst: 20}, 0)
-	if ok, retry := b.Admit(2, 0); ok || retry != time.Second {
-		t.Fatalf("%v, %v: a retune brought credits", ok, retry)
-	}
-	b.Retune(second, tokenbucket.Share{Rate: 2000, Burst: 20}, 3*tokenbucket.Token)
-	if ok, _ := b.Admit(3, second-1); ok {
-		t.Fatal("granted credits were there before they were granted")
-	}
-	if ok, _ := b.Admit(5, second); !ok {
-		t.Fatal("what was earned and what was granted is not there")
-	}
-	var none tokenbucket.Bucket
-	if ok, retry := none.Admit(0, second); ok || retry != math.MaxInt64 {
-		t.Fatalf("%v, %v without a share", ok, retry)
-	}
-}
-
 func BenchmarkAdmit(b *testing.B) {
 	bucket := tokenbucket.NewFull(tokenbucket.Share{Rate: 1e9, Burst: 1000}, 0)
 	now := mono.Time(0)

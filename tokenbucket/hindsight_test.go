@@ -3,7 +3,6 @@ package tokenbucket_test
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"math/big"
 	"math/rand/v2"
 	"slices"
@@ -421,85 +420,6 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 			if new(big.Int).Sub(x, least).Cmp(big.NewInt((s.Burst-1)*1e12)) > 0 {
 				t.Fatalf("message %d breaks the envelope of %v", i, s)
 			}
-		}
-	}
-}
-
-func TestHindsightAcrossRetunes(t *testing.T) {
-	const ms = mono.Time(1e6)
-	var h tokenbucket.Hindsight
-	take := func(at, want mono.Time) {
-		t.Helper()
-		if e, ok := h.Take(at, 1000*ms); !ok || e != want {
-			t.Errorf("a message of %d is eligible at %d, %v, want %d", at, e, ok, want)
-		}
-	}
-	// Full at 0, so that a token is lost each millisecond.
-	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 4}, 4*tokenbucket.Token)
-	// Less room: 2 of 4 tokens are given up, and somebody else may have them.
-	if got := h.Retune(10*ms, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 2}, 0); got != 2000 {
-		t.Errorf("gave up %d, want 2000", got)
-	}
-	take(9*ms, 9*ms) // for the token lost until 10 ms
-	take(9*ms, 9*ms) // for those that were kept
-	take(9*ms, 9*ms)
-	take(9*ms, 11*ms) // not for those given up
-	take(0, 0)        // but for one lost before
-	if got := h.Tokens(12 * ms); got != 1000 {
-		t.Errorf("holds %d, want 1000", got)
-	}
-}
-
-func TestAGrantIsNotForThePastInHindsight(t *testing.T) {
-	const ms = mono.Time(1e6)
-	var h tokenbucket.Hindsight
-	s := tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 10}
-	h.Retune(0, s, 0)
-	h.Retune(25*ms, s, 3*tokenbucket.Token)
-	for _, want := range []mono.Time{10 * ms, 20 * ms, 25 * ms, 25 * ms, 25 * ms, 30 * ms} {
-		if e, ok := h.Take(5*ms, 30*ms); !ok || e != want {
-			t.Errorf("eligible at %d, %v, want %d", e, ok, want)
-		}
-	}
-}
-
-func TestHindsightOfTheLargest(t *testing.T) {
-	// What cannot be counted is not guessed: in the order taken, as by Bucket.
-	var h tokenbucket.Hindsight
-	large := tokenbucket.Share{Rate: tokenbucket.MinRate, Burst: tokenbucket.MaxBurst}
-	h.Retune(0, large, tokenbucket.Tokens(large.Burst)*tokenbucket.Token)
-	for _, c := range [][2]mono.Time{{100, 100}, {50, 100}, {200, 200}, {math.MinInt64, 200}} {
-		if e, ok := h.Take(c[0], 200); !ok || e != c[1] {
-			t.Errorf("a message of %d is eligible at %d, %v, want %d", c[0], e, ok, c[1])
-		}
-	}
-	if e, ok := h.Take(mono.Never, mono.Never); ok || e != mono.Never {
-		t.Errorf("a message of never is eligible at %d, %v", e, ok)
-	}
-	h.Retune(300, tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: 1}, 0)
-	for at, want := range map[mono.Time]mono.Time{100: 300, 400: 400} {
-		if e := h.Eligible(at); e != want {
-			t.Errorf("a message of %d is eligible at %d, want %d", at, e, want)
-		}
-	}
-}
-
-func TestAfter(t *testing.T) {
-	const ms = mono.Time(1e6)
-	var h tokenbucket.Hindsight
-	if e := h.After(1, 0); e != mono.Never {
-		t.Errorf("without a share: %d", e)
-	}
-	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}, 3*tokenbucket.Token)
-	for n, want := range map[int64]mono.Time{1: 0, 3: 0, 4: ms, 10: 7 * ms} {
-		if e := h.After(n, 0); e != want {
-			t.Errorf("the last of %d has its token at %d, want %d", n, e, want)
-		}
-	}
-	h.Take(5*ms, 5*ms)
-	for n, want := range map[int64]mono.Time{2: 4 * ms, 3: 6 * ms} {
-		if e := h.After(n, 4*ms); e != want {
-			t.Errorf("the last of %d that are late has its token at %d, want %d", n, e, want)
 		}
 	}
 }

@@ -44,41 +44,6 @@ func TestUsedIsWhatProfileFinds(t *testing.T) {
 	})
 }
 
-func TestUsed(t *testing.T) {
-	var h tokenbucket.Hindsight
-	if n, short := h.Used(); n != 0 || short {
-		t.Errorf("without a share: %d, %v", n, short)
-	}
-	h.Retune(0, tokenbucket.Share{Rate: 1000, Burst: 10}, 10*tokenbucket.Token)
-	for range 4 {
-		h.Take(1e6, 1e6)
-	}
-	if n, short := h.Used(); n != 4 || short {
-		t.Errorf("4 of 10: %d, %v", n, short)
-	}
-	for range 7 {
-		h.Take(2e6, 2e6)
-	}
-	if n, short := h.Used(); n != 10 || !short {
-		t.Errorf("11 and a burst of 10: %d, %v", n, short)
-	}
-	// What a share begins without was used by nobody.
-	var empty tokenbucket.Hindsight
-	empty.Retune(0, tokenbucket.Share{Rate: 1_000_000, Burst: 10}, 0)
-	empty.Take(2e6, 2e6)
-	if n, _ := empty.Used(); n != 1 {
-		t.Errorf("one message, of a bucket that began empty: %d", n)
-	}
-	var large tokenbucket.Hindsight
-	large.Retune(0, tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: tokenbucket.MaxBurst}, tokenbucket.Tokens(tokenbucket.MaxBurst)*tokenbucket.Token)
-	for i := range 100 {
-		large.Take(mono.Time(i), mono.Time(i))
-	}
-	if n, short := large.Used(); n != 0 || short {
-		t.Errorf("a burst too large to count: %d, %v", n, short)
-	}
-}
-
 func BenchmarkUsed(b *testing.B) {
 	var h tokenbucket.Hindsight
 	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 200}, 200*tokenbucket.Token)
