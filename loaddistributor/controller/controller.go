@@ -164,10 +164,8 @@ type Controller struct {
 	wake       chan struct{}  // 1 deep: something is staged
 	hurry      chan struct{}  // 1 deep: reconcile is not to wait
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
-	fitFigures fitFigures
+	fitMetrics fitMetrics
 
-	// Owned by Run.
-	watches map[string]*tuner.Watch // by topic
 	// Atomic: moves that relief proposed, and brokers whose buckets it found to be
 	// to blame; counted by Run, read for display.
 	proposed, bucketLimited atomic.Uint64
@@ -192,9 +190,8 @@ type Controller struct {
 		topics   topics
 		left     map[string]bool      // brokers that had a session here and have none
 		away     map[string]time.Time // brokers that are, since when seen
-		fits     map[string]*fit      // by topic
-		probes   map[string]*probe    // by topic
-		requests uint64               // the last number given to a request
+		tuner    *tuner.Tuner
+		requests uint64 // the last number given to a request
 		closing  bool
 		ending   chan struct{} // closed with closing
 		empty    bool          // the catalog was at the start, and nobody has created a topic since
@@ -213,7 +210,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
-	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), watches: map[string]*tuner.Watch{}, fitFigures: newFitFigures()}
+	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), fitMetrics: newFitMetrics()}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
 		c.mu.cat = catalog.New()
@@ -235,15 +232,17 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		// Whoever was without a loaddistributor for long calls no sooner.
 		c.mu.away[b.ID] = c.now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
-	c.mu.fits = map[string]*fit{}
-	c.mu.probes = map[string]*probe{}
+	c.mu.tuner = tuner.NewTuner(tuner.Config{
+		Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Relief != ReliefOff, Rules: cfg.ReliefRules,
+		Report: cfg.ReportInterval, Window: cfg.Window, Seed: cfg.Seed,
+	})
 	c.mu.ending = make(chan struct{})
 	c.mu.informed = make(chan struct{})
 	if err := c.recover(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	if cfg.Metrics != nil {
-		if err := errors.Join(cfg.Metrics.Register(collector{c}), c.fitFigures.register(cfg.Metrics)); err != nil {
+		if err := errors.Join(cfg.Metrics.Register(collector{c}), c.fitMetrics.register(cfg.Metrics)); err != nil {
 			return nil, fmt.Errorf("controller: %w", err)
 		}
 	}
@@ -280,8 +279,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.assignWork(c.now())
 			c.reconcile(c.now())
 			c.remind(c.now())
-			c.rebalance(c.now())
-			c.fit(c.now())
+			c.tune(c.now())
 			c.settle(c.now())
 			c.rebuild()
 		case <-c.hurry:

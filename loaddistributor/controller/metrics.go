@@ -36,22 +36,15 @@ var (
 	descAccess    = prometheus.NewDesc("srtm_topic_p99_access_ratio", "Mean of access delay / delivery latency over the deliveries of the window at or above the pooled p99; absent when not measured.", []string{"topic"}, nil)
 )
 
-// Outcomes of a fit.
-const (
-	fitKept   = "kept"   // the placement was found to keep the SLO
-	fitMissed = "missed" // none was
-	fitEnded  = "ended"  // something came between
-)
-
-// fitFigures are what fits have come to.
-type fitFigures struct {
+// fitMetrics are what fits have come to.
+type fitMetrics struct {
 	ended    *prometheus.HistogramVec // by outcome
 	arrivals *prometheus.CounterVec   // by result
 	refused  prometheus.Counter
 }
 
-func newFitFigures() fitFigures {
-	f := fitFigures{
+func newFitMetrics() fitMetrics {
+	f := fitMetrics{
 		ended: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "srtm_fit_seconds", Help: "How long fits took, by outcome: kept (a placement was found to keep the SLO), missed (none was), ended (something came between).",
 			Buckets: []float64{1, 2, 5, 10, 20, 60, 300, 900, 3600},
@@ -63,14 +56,14 @@ func newFitFigures() fitFigures {
 			Name: "srtm_fit_pieces_refused_total", Help: "Pieces of brokers' records of arrivals that cannot be true.",
 		}),
 	}
-	for _, how := range []string{fitKept, fitMissed, fitEnded} {
+	for _, how := range []string{tuner.Kept, tuner.Missed, tuner.Broken} {
 		f.ended.WithLabelValues(how)
 	}
 	f.count(tuner.Counts{})
 	return f
 }
 
-func (f *fitFigures) count(c tuner.Counts) {
+func (f *fitMetrics) count(c tuner.Counts) {
 	for _, r := range []struct {
 		result string
 		n      uint64
@@ -80,7 +73,7 @@ func (f *fitFigures) count(c tuner.Counts) {
 	f.refused.Add(float64(c.Refused))
 }
 
-func (f *fitFigures) register(r prometheus.Registerer) error {
+func (f *fitMetrics) register(r prometheus.Registerer) error {
 	return errors.Join(r.Register(f.ended), r.Register(f.arrivals), r.Register(f.refused))
 }
 
@@ -138,13 +131,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	}
 	gauge(descCreating, creating)
 	gauge(descWatchers, watched)
-	running := 0
-	for _, f := range c.mu.fits {
-		if f.search != nil && !f.done {
-			running++
-		}
-	}
-	gauge(descFits, float64(running))
+	gauge(descFits, float64(c.mu.tuner.Searches()))
 
 	states := map[catalog.State]int{}
 	topics := c.shownLocked(c.mu.cat.Topics("", c.mu.cat.Len()))

@@ -141,10 +141,10 @@ func (c *Controller) relocate(ctx context.Context, name, why string, decide deci
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		topic, _ := c.mu.cat.Topic(name)
-		f := c.mu.fits[name]
 		if err == nil && topic.Spec != before.Spec &&
-			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || f != nil && !f.done) {
-			c.fitLocked(topic) // what held of the old one is not known of this
+			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.mu.tuner.Status(name, c.now()).Waiting) {
+			// What held of the old one is not known of this.
+			c.tunedLocked(c.mu.tuner.Begin(name, topic.Spec.Demand, c.now()))
 		}
 		done <- topic
 	}

@@ -394,7 +394,7 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 	case catalog.TopicActivated:
 		// Now: as soon as the name is let go of, somebody may delete it.
 		op.creation.topic, _ = c.mu.cat.Topic(op.name)
-		c.fitLocked(op.creation.topic)
+		c.tunedLocked(c.mu.tuner.Begin(op.name, op.creation.topic.Spec.Demand, c.now()))
 	case catalog.TopicMoveAborted:
 		c.mu.topics.at(op.name).unsynced = true // until the adaptor is told
 	case catalog.MemberRetired:

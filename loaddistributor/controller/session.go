@@ -56,6 +56,13 @@ type request struct {
 	done chan<- reconcile.Answered
 }
 
+// capture asks for the arrivals of a topic, for so long.
+func (s *Session) capture(topic string, lasts time.Duration) {
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Capture{Capture: &srtmv1.CaptureArrivals{
+		Topic: topic, Lasts: durationpb.New(lasts),
+	}}})
+}
+
 // Out is what is to be sent to the broker; when it ends, so does the session.
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 

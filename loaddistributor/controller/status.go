@@ -79,8 +79,8 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	if own := c.mu.topics.see(name).owner; own != nil {
 		status.Moving = own.waiting
 	}
-	if f := c.mu.fits[name]; f != nil {
-		status.Fitting, status.Fit = f.step, f.proto(c.now())
+	if f := c.mu.tuner.Status(name, now); f.Step != "" {
+		status.Fitting, status.Fit = f.Step, fitProto(f)
 	}
 	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
 	for i, q := range topic.Plan.Quotas {
@@ -121,6 +121,17 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 		}
 	}
 	return status
+}
+
+func fitProto(f tuner.Status) *srtmv1.Fit {
+	p := &srtmv1.Fit{Ended: f.Ended, Fitted: f.Fitted}
+	for _, r := range f.Rounds {
+		p.Rounds = append(p.Rounds, &srtmv1.FitRounds{K: uint32(r.K), Rounds: uint32(r.Rounds)})
+	}
+	if f.Began {
+		p.Took = durationpb.New(f.Took)
+	}
+	return p
 }
 
 // ContractProto returns what a topic was sold.

@@ -3,8 +3,11 @@
 // clocks and histograms are its caller's, loaddistributor/controller live and tools/sim
 // in simulation.
 //
-// A fit finds a new topic the placement that keeps its SLO. A Search is asked what to try
-// next and told what was measured: slo.go is the statistic of a topic over several
+// A Tuner (tuner.go) is shown the topics of a cluster, Propose, and told what their brokers
+// record, Measure; it returns what is to be done. tools/sim has single searches only.
+//
+// A fit (fit.go) finds a new topic the placement that keeps its SLO. A Search is asked what
+// to try next and told what was measured: slo.go is the statistic of a topic over several
 // brokers, sequential.go the test that decides as early as it can with a stated error,
 // search.go what a search asks and is told. There are two: paper.go searches over
 // publishers in rounds of fixed length, as the paper does; fast.go searches over the

@@ -24,16 +24,13 @@ type Evidence struct {
 	Arrivals []Arrival
 }
 
-// Enough reports whether so many deliveries make a fraction.
-func Enough(l Load) bool { return l.Delivered >= enough }
-
 // known reports whether there is something to replay.
 func (e *Evidence) known() bool { return len(e.Arrivals) >= enough }
 
 // waited is the fraction of arrivals that the bucket alone makes late: a message's
 // token comes so late that a lone message's processing no longer fits.
 func (e *Evidence) waited(latency time.Duration) float64 {
-	most := LongestWait(latency, e.Lone)
+	most := longestWait(latency, e.Lone)
 	b := tokenbucket.NewFull(e.Share, e.Arrivals[0].At)
 	late := 0
 	for _, a := range e.Arrivals {

@@ -99,7 +99,7 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 		contract[l] = tokenbucket.NewFull(shares[b.ID], start)
 		work[l] = queueOf(absorbed[l], b.Mcap-b.Allocated)
 	}
-	longest := LongestWait(s.Latency, lone)
+	longest := longestWait(s.Latency, lone)
 	var seconds []tally
 	for _, a := range r.arrivals {
 		second := int(a.At.Sub(start) / time.Second)
@@ -245,11 +245,11 @@ func (r *recorded) at(where []int, l int) []mono.Time {
 	return r.scratch
 }
 
-// LongestWait is for how long a message may wait for its token if it is to be within
+// longestWait is for how long a message may wait for its token if it is to be within
 // latency, where one that meets no other takes lone besides. Where that alone is too
 // long, it is not for want of tokens, and only those are that wait for longer than the
 // latency.
-func LongestWait(latency, lone time.Duration) time.Duration {
+func longestWait(latency, lone time.Duration) time.Duration {
 	if lone >= latency {
 		return latency
 	}

@@ -1,0 +1,262 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Relief says what becomes of the moves that loaddistributor/tuner proposes.
+type Relief uint8
+
+const (
+	// ReliefOff: none is looked for.
+	ReliefOff Relief = iota
+	// ReliefDryRun: they are logged and counted.
+	ReliefDryRun
+	// ReliefOn: they are carried out.
+	ReliefOn
+)
+
+var reliefNames = []string{"off", "dry-run", "on"}
+
+// ParseRelief reads "off", "dry-run" or "on".
+func ParseRelief(s string) (Relief, error) {
+	i := slices.Index(reliefNames, s)
+	if i < 0 {
+		return ReliefOff, fmt.Errorf("%q is none of off, dry-run, on", s)
+	}
+	return Relief(i), nil
+}
+
+// Proposed returns how many moves away from overloaded brokers were due so far,
+// carried out or not.
+func (c *Controller) Proposed() uint64 { return c.proposed.Load() }
+
+// BucketLimited returns how often the bucket was found to be to blame instead.
+func (c *Controller) BucketLimited() uint64 { return c.bucketLimited.Load() }
+
+// tune has the tuner look at the topics, and does what it wants.
+func (c *Controller) tune(now time.Time) {
+	c.mu.Lock()
+	proposals, effects := c.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
+		for topic := range all(c.mu.cat) {
+			if open(topic) && !yield(c.viewLocked(topic)) {
+				return
+			}
+		}
+	})
+	c.tunedLocked(effects)
+	c.mu.Unlock()
+	for _, p := range proposals {
+		p.Think(clock.Mono())
+		c.mu.Lock()
+		if topic, ok := c.mu.cat.Topic(p.Topic); ok && open(topic) {
+			c.tunedLocked(c.mu.tuner.Act(p, c.viewLocked(topic), now))
+		}
+		c.mu.Unlock()
+	}
+}
+
+// viewLocked is a topic as the tuner sees it. Requires: mu held, also while the tuner has
+// it.
+func (c *Controller) viewLocked(topic catalog.Topic) tuner.Topic {
+	name, spec := topic.Spec.Name(), topic.Spec
+	return tuner.Topic{
+		Setup: tuner.Setup{Policy: spec.Policy, Demand: spec.Demand, Quantile: spec.SLO.Quantile, Latency: spec.SLO.Latency, Start: topic.Plan},
+		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders(), Index: topic.Placement.Index,
+		Changing: c.ownedLocked(name), Over: c.overLocked(name), Missed: c.missedLocked(name),
+		Reports: func(broker string) (all []tuner.Report) {
+			if f := c.reportsLocked(name, broker); f != nil {
+				for _, r := range f.reports {
+					all = append(all, r.report())
+				}
+			}
+			return all
+		},
+		Session: func(broker string) tuner.Session {
+			if s := c.mu.sessions[broker]; s != nil {
+				return s
+			}
+			return nil
+		},
+		Free:    func() []placement.Broker { return c.mu.cat.SnapshotFor(name) },
+		Brokers: c.mu.next.Snapshot,
+		Absorbed: func(broker string) (a tuner.Absorption) {
+			// Of another latency it says little.
+			if b, _ := c.mu.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
+				a = tuner.Absorption{Rate: tokenbucket.Rate(b.Absorbed.Rate), Burst: b.Absorbed.Burst}
+			}
+			return a
+		},
+	}
+}
+
+// latency is an obs.Latency for the tuner.
+type latency struct{ *obs.Latency }
+
+func (l latency) Add(other tuner.Histogram) { l.Merge(other.(latency).Latency) }
+
+func latencyOf(h *srtmv1.Histogram) tuner.Histogram {
+	l, err := obs.LatencyFromProto(h)
+	if err != nil { // checkStats has refused others
+		l = obs.NewLatency()
+	}
+	return latency{l}
+}
+
+func (r received) Processing() tuner.Histogram { return latencyOf(r.stats.Processing) }
+func (r received) Access() tuner.Histogram     { return latencyOf(r.stats.Access) }
+func (r received) Delivery() tuner.Histogram   { return latencyOf(r.stats.Delivery) }
+
+func (r received) report() tuner.Report {
+	return tuner.Report{
+		At: r.at, Took: r.stats.Interval.AsDuration(), Latencies: r,
+		Offered: r.stats.Offered, Delivered: r.stats.Delivered, Exceeded: r.stats.Exceeded, Subscribers: r.stats.Subscribers,
+	}
+}
+
+// tunedLocked does what the tuner wants. Requires: mu held.
+func (c *Controller) tunedLocked(effects []tuner.Effect) {
+	for _, e := range effects {
+		switch e := e.(type) {
+		case tuner.Capture:
+			e.To.(*Session).capture(e.Topic, e.Lasts)
+		case tuner.Relocate:
+			c.fittedLocked(e)
+		case tuner.Found:
+			c.foundLocked(e)
+		case tuner.LookShare:
+			c.work.Add(1)
+			go func() {
+				defer c.work.Done()
+				share, err := c.shareOf(e.Topic, e.Broker)
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.tunedLocked(c.mu.tuner.Shared(e.Topic, e.Broker, share, err))
+			}()
+		case tuner.Learned:
+			learned := catalog.Absorption{Latency: e.Latency, Rate: int64(e.Rate), Burst: e.Burst}
+			if known, there := c.mu.next.Broker(e.Broker); there && known.Absorbed != learned {
+				_, err := c.stageLocked(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
+				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it
+			}
+		case tuner.Ended:
+			c.fitMetrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
+		case tuner.Recorded:
+			c.fitMetrics.count(e.Counts)
+		case tuner.Note:
+			args := append([]any{obs.KeyTopic, e.Topic}, e.Args...)
+			if e.Broker != "" {
+				args = append(args, obs.KeyBroker, e.Broker)
+			}
+			c.cfg.Log.Log(context.Background(), slog.Level(e.Level), e.Text, args...)
+		}
+	}
+}
+
+// fittedLocked moves a topic to where its fit tries it. Requires: mu held.
+func (c *Controller) fittedLocked(e tuner.Relocate) {
+	op := c.moving(e.Topic, "fitting", func(topic catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		return topic.Spec, e.Plan, nil
+	})
+	op.end = func(err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if moved, ok := c.mu.cat.Topic(e.Topic); ok {
+			anew := errors.Is(err, ErrUnsteady) || errors.As(err, new(*BrokerError))
+			c.tunedLocked(c.mu.tuner.Moved(c.viewLocked(moved), err, anew, c.now()))
+		}
+	}
+	c.wantLocked(op)
+}
+
+// foundLocked moves publishers away from an overloaded broker. Requires: mu held.
+func (c *Controller) foundLocked(e tuner.Found) {
+	log := c.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
+	if e.Finding == tuner.BucketLimited {
+		c.bucketLimited.Add(1)
+		log.Warn("the SLO is missed, for want of tokens")
+		return
+	}
+	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", c.cfg.Relief == ReliefDryRun)
+	c.proposed.Add(1)
+	if c.cfg.Relief == ReliefDryRun || c.ownedLocked(e.Topic) {
+		return
+	}
+	c.wantLocked(c.moving(e.Topic, "overload, "+e.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		if now.Placement.Epoch() != e.Epoch {
+			return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
+		}
+		plan, err := placement.Shift(now.Plan, now.Spec.Demand, e.Publishers, e.To)
+		return now.Spec, plan, err
+	}))
+}
+
+// arrivals takes a piece of a broker's record.
+func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.sessions[s.broker] != s {
+		return ErrReplaced
+	}
+	c.tunedLocked(c.mu.tuner.Measure(s, s.broker, a.Topic, tuner.Piece{
+		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
+	}, now))
+	return nil
+}
+
+// shareOf asks the adaptor what a broker holds of a topic's contract.
+func (c *Controller) shareOf(topic, broker string) (tokenbucket.Share, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.PrepareTimeout)
+	defer cancel()
+	r, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic})
+	if err != nil {
+		return tokenbucket.Share{}, &AdaptorError{err}
+	}
+	for _, t := range r.Topics {
+		for _, m := range t.Members {
+			if m.BrokerId == broker {
+				return shareproto.From(m.Acknowledged), nil
+			}
+		}
+	}
+	return tokenbucket.Share{}, nil // it holds nothing
+}
+
+// settle gives a place to publishers that a fit has left without one: at its end,
+// when something came between, or because another controller led. They go where
+// their rates fit, on the brokers that carry the topic if they can: better late
+// than silent for ever.
+func (c *Controller) settle(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for topic := range all(c.mu.cat) {
+		name := topic.Spec.Name()
+		if topic.Placement.Unplaced() == 0 || !open(topic) || c.ownedLocked(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
+			continue
+		}
+		c.mu.topics.at(name).retry = now.Add(moveRetry)
+		c.wantLocked(c.moving(name, "publishers have no place", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+			if topic.Placement.Unplaced() == 0 {
+				return nil, placement.Plan{}, reconcile.ErrSettled
+			}
+			plan, err := c.replaceAsWide(topic, brokers)
+			return topic.Spec, plan, err
+		}))
+	}
+}

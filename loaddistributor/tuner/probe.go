@@ -1,0 +1,201 @@
+package tuner
+
+import (
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// suspect looks at a topic whose SLO is missed, or that was looked at before. One that is
+// being fitted is its fit's.
+func (t *Tuner) suspect(topic Topic, now time.Time) *Proposal {
+	f, w := t.fits[topic.Name], t.watches[topic.Name]
+	switch {
+	case !t.cfg.Rebalance:
+		return nil
+	case topic.Over: // whoever is late, it is not for the broker's load alone
+		t.forget(topic.Name)
+		return nil
+	case !topic.Missed && w == nil || topic.Changing || f.running() || f.records():
+		t.dropProbe(topic.Name)
+		return nil
+	case w == nil:
+		w = &Watch{}
+		t.watches[topic.Name] = w
+	}
+	p := &Proposal{Topic: topic.Name, epoch: topic.Epoch, watch: w, rules: t.cfg.Rules, suspect: Suspect{
+		Quantile: topic.Quantile, Latency: topic.Latency, Plan: topic.Start, Demand: topic.Demand, Brokers: topic.Brokers(),
+	}}
+	for _, q := range topic.Start.Quotas {
+		p.suspect.Loads = append(p.suspect.Loads, topic.load(q.Broker, now.Add(-t.cfg.Window)))
+	}
+	if q := t.probes[topic.Name]; q != nil {
+		t.probe(topic, q, now)
+		p.suspect.Asked, p.suspect.Evidence = q.broker, q.result
+	}
+	return p
+}
+
+// forget ends what is under way about an overloaded broker of a topic.
+func (t *Tuner) forget(topic string) {
+	delete(t.watches, topic)
+	t.dropProbe(topic)
+}
+
+// found does what was decided about a suspect.
+func (t *Tuner) found(p *Proposal, topic Topic, now time.Time) {
+	if p.finding == Suspected {
+		if q := t.probes[p.Topic]; q == nil || q.broker != p.move.From {
+			t.dropProbe(p.Topic)
+			q = &probe{broker: p.move.From, epoch: topic.Epoch, record: newRecording(topic, now)}
+			t.probes[p.Topic] = q
+			t.ask(q.record, topic, []string{q.broker}, now)
+		}
+		return
+	}
+	t.dropProbe(p.Topic)
+	if p.finding != Nothing {
+		t.do(Found{p.Topic, p.epoch, p.finding, p.move})
+	}
+}
+
+// load sums up what a broker has reported since then.
+func (topic Topic) load(broker string, since time.Time) Load {
+	l := Load{Broker: broker}
+	for _, r := range topic.since(broker, since) {
+		l.Delivered += r.Delivered
+		l.Exceeded += r.Exceeded
+		l.Waited += uint64(r.Access().CountAbove(topic.Latency))
+	}
+	return l
+}
+
+// since returns the reports of a broker from then on.
+func (topic Topic) since(broker string, since time.Time) []Report {
+	all := topic.Reports(broker)
+	if i := slices.IndexFunc(all, func(r Report) bool { return !r.At.Before(since) }); i >= 0 {
+		return all[i:]
+	}
+	return nil
+}
+
+// probe gathers evidence at a broker that is suspected: when messages arrived there, for
+// some seconds, and what it held of the contract meanwhile. A broker that records nothing
+// is judged by its reports.
+type probe struct {
+	broker   string
+	epoch    uint64     // of the placement
+	record   *recording // nil: it is over
+	from     time.Time  // when the broker began to speak; zero: not yet
+	evidence *Evidence  // for want of the share; nil: it is not asked for
+	result   *Evidence  // nil: not yet
+}
+
+func (t *Tuner) dropProbe(topic string) {
+	if q := t.probes[topic]; q != nil && q.record != nil && !t.fits[topic].records() {
+		t.stop(q.record, topic)
+	}
+	delete(t.probes, topic)
+}
+
+// probe moves a probe on.
+func (t *Tuner) probe(topic Topic, q *probe, now time.Time) {
+	if q.record == nil {
+		return // the share is being asked for, or there is a result
+	}
+	if q.epoch != topic.Epoch {
+		t.dropProbe(topic.Name)
+		return
+	}
+	if q.from.IsZero() && q.record.trace.Begun(q.broker) {
+		q.from = now
+	}
+	switch {
+	case q.from.IsZero() && now.Sub(q.record.began) < recordPatience,
+		!q.from.IsZero() && now.Sub(q.from) < t.cfg.Rules.Capture:
+		t.ask(q.record, topic, []string{q.broker}, now)
+		return
+	}
+	from := now.Add(-t.cfg.Window)
+	q.evidence = &Evidence{Broker: q.broker, Arrivals: q.record.trace.Take(wall(now)), Load: topic.load(q.broker, from)}
+	t.stop(q.record, topic.Name)
+	q.record = nil
+	if !q.from.IsZero() {
+		// Of the recorded time, if reports come often enough for that.
+		if l := topic.load(q.broker, q.from.Add(t.cfg.Report)); l.Delivered >= enough {
+			q.evidence.Load = l
+		}
+	}
+	// A message that meets no other takes a low quantile of what was reported.
+	var all Histogram
+	for _, r := range topic.since(q.broker, from) {
+		sum(&all, r.Processing())
+	}
+	if all != nil {
+		q.evidence.Lone = all.Quantile(0.1)
+	}
+	t.do(LookShare{topic.Name, q.broker})
+}
+
+// recording is what brokers say of a topic's arrivals while it is being fitted, or
+// while one of them is suspected of being overloaded.
+type recording struct {
+	began time.Time
+	trace *Trace
+	asked map[Session]time.Time // when each was asked last
+	// Sessions that said what cannot be: they are not asked again, nor listened to.
+	untrusted map[Session]bool
+	told      bool // the search has had some of it
+}
+
+func newRecording(topic Topic, now time.Time) *recording {
+	return &recording{began: now, trace: NewTrace(wall(now), topic.Index), asked: map[Session]time.Time{}, untrusted: map[Session]bool{}}
+}
+
+const (
+	// recordFor is what a broker is asked for at a time, recordAgain when it is
+	// asked again, and recordBegin where it has not begun to speak: it had not
+	// created the topic then.
+	recordFor   = 20 * time.Second
+	recordAgain = 5 * time.Second
+	recordBegin = 250 * time.Millisecond
+	// recordPatience is how long brokers have to begin to speak, and after that to
+	// have said something, before their topic is fitted without.
+	recordPatience = 1500 * time.Millisecond
+)
+
+// ask asks brokers for arrivals, again whenever that is due.
+func (t *Tuner) ask(r *recording, topic Topic, brokers []string, now time.Time) {
+	r.trace.Expect(brokers, wall(now))
+	for _, id := range brokers {
+		s := topic.Session(id)
+		if s == nil || r.untrusted[s] {
+			continue
+		}
+		again := recordAgain
+		if !r.trace.Begun(id) {
+			again = recordBegin
+		}
+		if asked, known := r.asked[s]; !known || now.Sub(asked) >= again {
+			r.asked[s] = now
+			t.do(Capture{s, topic.Name, recordFor})
+		}
+	}
+}
+
+// stop ends a recording on all brokers.
+func (t *Tuner) stop(r *recording, topic string) {
+	// order: each entry on its own
+	for s := range r.asked {
+		t.do(Capture{To: s, Topic: topic})
+	}
+}
+
+func (r *recording) begun(topic Topic) bool {
+	return !slices.ContainsFunc(topic.Start.Quotas, func(q placement.Quota) bool { return !r.trace.Begun(q.Broker) })
+}
+
+// wall is a time as brokers' stamps have it.
+func wall(t time.Time) mono.Wall { return mono.Wall(t.UnixNano()) }
