@@ -113,25 +113,6 @@ func TestDemandFaults(t *testing.T) {
 	}
 }
 
-func TestPlaceReportsAllFaultsAtOnce(t *testing.T) {
-	brokers := []placement.Broker{{ID: "a", Mcap: -1}, {ID: "a", Allocated: -2}, {}}
-	plan, err := placement.Place("best", brokers, placement.Demand{}, nil)
-	want := []string{
-		`policy: "best" is not one of conc, loadbalance, maxmin, srtm`,
-		"brokers[0].mcap: -1 msg/s is negative",
-		`brokers[1].id: "a" is the id of brokers[0] too`,
-		"brokers[1].allocated: -2 msg/s is negative",
-		"brokers[2].id: is empty",
-		"topic: is empty", "rate: 0 msg/s is outside 1 to 1000000000", "burst: 0 messages is outside 1 to 1000000000",
-	}
-	if err == nil || err.Error() != strings.Join(want, "; ") {
-		t.Errorf("%v\nwant %s", err, strings.Join(want, "; "))
-	}
-	if !reflect.DeepEqual(plan, placement.Plan{}) {
-		t.Errorf("a plan all the same: %+v", plan)
-	}
-}
-
 func TestALongListOfFaultsIsCut(t *testing.T) {
 	d := placement.Demand{Topic: "t", Rate: 1, Burst: 1, Publishers: make([]placement.Publisher, 1000)}
 	var faults placement.FieldErrors
@@ -160,60 +141,6 @@ func TestBlindPoliciesNeedRandomness(t *testing.T) {
 	}
 }
 
-func TestInfeasible(t *testing.T) {
-	two := []placement.Broker{{ID: "a", Mcap: 60}, {ID: "b", Mcap: 50, Allocated: 10}}
-	for _, c := range []struct {
-		name    string
-		brokers []placement.Broker
-		policy  string
-		demand  placement.Demand
-		want    placement.Infeasible
-	}{
-		{"nobody", nil, "srtm", placement.Demand{Rate: 5, Burst: 1}, placement.Infeasible{Bound: "brokers", Need: 1, Have: 0}},
-		{"too little", two, "srtm", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100, Fits: placement.Fits{Rate: 100, MoreBrokers: 1, Mcap: 50}}},
-		{"too little, conc", two, "conc", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100, Fits: placement.Fits{Rate: 100, MoreBrokers: 1, Mcap: 50}}},
-		{"too little, loadbalance", two, "loadbalance", placement.Demand{Rate: 101, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 101, Have: 100, Fits: placement.Fits{Rate: 100, MoreBrokers: 1, Mcap: 50}}},
-		{"all are full", []placement.Broker{{ID: "a", Mcap: 1, Allocated: 5}}, "srtm", placement.Demand{Rate: 1, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: 1, Have: 0, Fits: placement.Fits{MoreBrokers: 1, Mcap: 1}}},
-		{"b < k", two, "srtm", placement.Demand{Rate: 61, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Burst: 2}}},
-		{"b < k, conc", two, "conc", placement.Demand{Rate: 61, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Burst: 2}}},
-		{"b < n, loadbalance", two, "loadbalance", placement.Demand{Rate: 10, Burst: 1}, placement.Infeasible{Bound: "burst", Need: 2, Have: 1, Fits: placement.Fits{Rate: 1, Burst: 2}}},
-		{"fewer publishers than brokers needed", two, "srtm",
-			placement.Demand{Rate: 61, Burst: 9, Publishers: []placement.Publisher{{ID: "p", Rate: 61}}}, placement.Infeasible{Bound: "publishers", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Publishers: 2}}},
-		{"the same, loadbalance", two, "loadbalance",
-			placement.Demand{Rate: 61, Burst: 9, Publishers: []placement.Publisher{{ID: "p", Rate: 61}}}, placement.Infeasible{Bound: "publishers", Need: 2, Have: 1, Fits: placement.Fits{Rate: 60, Publishers: 2}}},
-		{"capacity near the end of the range", []placement.Broker{{ID: "a", Mcap: 5}, {ID: "b", Mcap: math.MaxInt64, Allocated: math.MaxInt64 - 5}},
-			"srtm", placement.Demand{Rate: placement.MaxRate, Burst: 9}, placement.Infeasible{Bound: "rcap", Need: placement.MaxRate, Have: 10, Fits: placement.Fits{Rate: 10}}},
-	} {
-		c.demand.Topic = "t"
-		plan, err := placement.Place(c.policy, c.brokers, c.demand, seeded(1))
-		var got *placement.Infeasible
-		if !errors.As(err, &got) || *got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, err, &c.want)
-		}
-		if !reflect.DeepEqual(plan, placement.Plan{}) {
-			t.Errorf("%s: a partial plan: %+v", c.name, plan)
-		}
-	}
-}
-
-func TestWhatFitsExactlyIsFeasible(t *testing.T) {
-	two := []placement.Broker{{ID: "a", Mcap: 60}, {ID: "b", Mcap: 50, Allocated: 10}}
-	for _, policy := range placement.Policies() {
-		d := placement.Demand{Topic: "t", Rate: 100, Burst: 2, Publishers: []placement.Publisher{{ID: "p", Rate: 60}, {ID: "q", Rate: 40}}}
-		plan, err := placement.Place(policy, two, d, seeded(1))
-		if err != nil || plan.K != 2 {
-			t.Errorf("%s: %+v, %v", policy, plan, err)
-			continue
-		}
-		for i, want := range []int64{60, 40} {
-			q := plan.Quotas[i]
-			if q.Rate != want || q.Share.Burst != 1 || len(q.Publishers) != 1 || q.Publishers[0] != i {
-				t.Errorf("%s: quota %d is %+v", policy, i, q)
-			}
-		}
-	}
-}
-
 func TestExpand(t *testing.T) {
 	d := placement.Demand{
 		Publishers: []placement.Publisher{{ID: "gw", Key: "g", Rate: 7, Batch: 3}},
@@ -227,17 +154,5 @@ func TestExpand(t *testing.T) {
 	}
 	if got := d.Expand(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v", got)
-	}
-}
-
-func TestSharesFollowTheExactRate(t *testing.T) {
-	brokers := []placement.Broker{{ID: "a", Mcap: 2}, {ID: "b", Mcap: 1}}
-	plan, err := placement.Place("srtm", brokers, placement.Demand{Topic: "t", Rate: 3, RateMilli: 2_500, Burst: 4}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, b := plan.Quotas[0], plan.Quotas[1]
-	if a.Rate != 2 || b.Rate != 1 || a.Share.Rate != 1667 || b.Share.Rate != 833 || a.Share.Burst != 3 || b.Share.Burst != 1 {
-		t.Errorf("%+v", plan.Quotas)
 	}
 }

@@ -487,25 +487,6 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 	})
 }
 
-// With fewer publishers than brokers, loadbalance takes as many brokers as
-// there are publishers, or as many as it takes.
-func TestLoadBalanceOfFewPublishers(t *testing.T) {
-	brokers := []placement.Broker{{ID: "a", Mcap: 10}, {ID: "b", Mcap: 30}, {ID: "c", Mcap: 20}, {ID: "d", Mcap: 30}}
-	d := placement.Demand{Topic: "t", Rate: 24, Burst: 10, Publishers: []placement.Publisher{{ID: "x", Rate: 8}, {ID: "y", Rate: 8}, {ID: "z", Rate: 8}}}
-	plan, err := placement.Place(placement.LoadBalance, brokers, d, seeded(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := rates(plan); !reflect.DeepEqual(got, map[string]int64{"b": 8, "c": 8, "d": 8}) {
-		t.Errorf("quotas %v", got)
-	}
-	for _, q := range plan.Quotas {
-		if len(q.Publishers) != 1 {
-			t.Errorf("%d publishers on %s", len(q.Publishers), q.Broker)
-		}
-	}
-}
-
 // The arguments are the caller's: nothing in them changes.
 func TestPlaceOnlyReads(t *testing.T) {
 	brokers, d := paper(), sensors(8000)

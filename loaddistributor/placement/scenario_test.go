@@ -1,0 +1,176 @@
+package placement_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// Scenarios of testdata:
+//
+//	brokers a=60 b=50,10             mcap, and what is allocated of it; or "paper"
+//	place srtm rate=100 burst=9      also exact=, at-least=, groups=key:count*rate,..,
+//	                                 publishers=id:rate,.., sensors=n (groups of 25 at 10 msg/s)
+//	replace srtm rate=110 burst=9    the plan before
+//	shift b 0-50,7                   these of the first quota's publishers
+//	unplace 1                        a publisher
+//
+// The answer is each quota with its share and publishers, and who moved.
+func TestScenarios(t *testing.T) {
+	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
+		s := &script{T: t}
+		return func(words []string) (string, error) {
+			rng := seeded(1)
+			var plan placement.Plan
+			var err error
+			was := s.where()
+			switch words[0] {
+			case "brokers":
+				s.brokers = s.list(words[1:])
+				return "", nil
+			case "unplace":
+				i := int(s.number(words[1]))
+				s.plan.Unplaced, s.plan.Quotas[0].Publishers = []int{i}, s.plan.Quotas[0].Publishers[:i]
+				return "", nil
+			case "place":
+				was, s.plan = nil, placement.Plan{}
+				s.demand = s.asks(words[2:])
+				plan, err = placement.Place(words[1], s.brokers, s.demand, rng)
+			case "replace":
+				s.demand = s.asks(words[2:])
+				plan, err = placement.Replace(words[1], s.brokers, s.plan, func(id string) string { return was[id] }, s.demand, rng)
+			case "shift":
+				plan, err = placement.Shift(s.plan, s.demand, s.indices(words[2]), words[1])
+			default:
+				return "", fmt.Errorf("no command %q", words[0])
+			}
+			var bound *placement.Infeasible
+			switch {
+			case errors.As(err, &bound):
+				return fmt.Sprintf("%v (%s: %d of %d)\n", err, bound.Bound, bound.Need, bound.Have), nil
+			case err != nil:
+				return strings.ReplaceAll(err.Error(), "; ", "\n") + "\n", nil
+			}
+			s.plan = plan
+			var out strings.Builder
+			for _, q := range plan.Quotas {
+				fmt.Fprintf(&out, "%s %d share %d/%d publishers %d\n", q.Broker, q.Rate, q.Share.Rate, q.Share.Burst, len(q.Publishers))
+			}
+			if was != nil {
+				moved := 0
+				for id, at := range s.where() {
+					if was[id] != "" && was[id] != at {
+						moved++
+					}
+				}
+				fmt.Fprintf(&out, "%d moved\n", moved)
+			}
+			return out.String(), nil
+		}
+	})
+}
+
+type script struct {
+	*testing.T
+	brokers []placement.Broker
+	demand  placement.Demand
+	plan    placement.Plan
+}
+
+// where returns the broker of each publisher of the plan.
+func (s *script) where() map[string]string {
+	at, publishers := map[string]string{}, s.demand.Expand()
+	for _, q := range s.plan.Quotas {
+		for _, i := range q.Publishers {
+			at[publishers[i].ID] = q.Broker
+		}
+	}
+	return at
+}
+
+func (s *script) number(word string) int64 {
+	from := int64(0)
+	if rest, is := strings.CutPrefix(word, "max"); is {
+		word, from = cmp.Or(rest, "0"), math.MaxInt64
+	}
+	n, err := strconv.ParseInt(word, 10, 64)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return from + n
+}
+
+func (s *script) list(words []string) (brokers []placement.Broker) {
+	for _, word := range words {
+		if word == "paper" {
+			return paper()
+		}
+		id, rest, _ := strings.Cut(word, "=")
+		mcap, allocated, some := strings.Cut(rest, ",")
+		b := placement.Broker{ID: id, Mcap: s.number(mcap)}
+		if some {
+			b.Allocated = s.number(allocated)
+		}
+		brokers = append(brokers, b)
+	}
+	return brokers
+}
+
+func (s *script) asks(words []string) placement.Demand {
+	d := placement.Demand{Topic: "t", Burst: 10}
+	for _, word := range words {
+		what, value, _ := strings.Cut(word, "=")
+		switch what {
+		case "topic":
+			d.Topic = value
+		case "rate":
+			d.Rate = s.number(value)
+		case "exact":
+			d.RateMilli = s.number(value)
+		case "burst":
+			d.Burst = s.number(value)
+		case "at-least":
+			d.AtLeast = int(s.number(value))
+		case "sensors":
+			n := sensors(int(s.number(value)))
+			d.Rate, d.Groups = n.Rate, n.Groups
+		case "groups", "publishers":
+			for _, one := range strings.Split(value, ",") {
+				name, rest, _ := strings.Cut(one, ":")
+				count, rate, grouped := strings.Cut(rest, "*")
+				if what == "groups" && grouped {
+					d.Groups = append(d.Groups, placement.Group{Key: name, Count: int(s.number(count)), Rate: float64(s.number(rate))})
+				} else {
+					d.Publishers = append(d.Publishers, placement.Publisher{ID: name, Rate: float64(s.number(rest))})
+				}
+			}
+		default:
+			s.Fatalf("no %q of a demand", what)
+		}
+	}
+	return d
+}
+
+func (s *script) indices(word string) (list []int) {
+	for _, one := range strings.Split(word, ",") {
+		from, to, some := strings.Cut(one, "-")
+		if !some {
+			to = from
+		}
+		for n := s.number(from); n <= s.number(to); n++ {
+			i := int(n)
+			if first := s.plan.Quotas[0].Publishers; i < len(first) {
+				i = first[i]
+			}
+			list = append(list, i)
+		}
+	}
+	return list
+}
