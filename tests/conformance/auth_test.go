@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // guard is an auth server as the documentation of nsqd describes it. The
@@ -110,15 +110,6 @@ func (p *peer) auth(secret string) map[string]any {
 	return answer
 }
 
-func TestAuthDisabled(t *testing.T) {
-	group(t)
-	check(t, "AUTH is refused", func(t *testing.T) {
-		p := common(t).open(t)
-		p.raw(sized("AUTH", "secret"))
-		p.fatal("E_AUTH_DISABLED")
-	})
-}
-
 func TestAuth(t *testing.T) {
 	group(t)
 	check(t, "required", func(t *testing.T) {
@@ -158,45 +149,41 @@ func TestAuth(t *testing.T) {
 	})
 	check(t, "over TLS", func(t *testing.T) {
 		g := newGuard(t, map[string]any{"s": allow(".*", ".*", "subscribe", "publish")})
-		n, _ := secured(t, g.flag())
+		n, a := secured(t, g.flag())
 		p := n.open(t)
-		p.identify(map[string]any{"tls_v1": true})
-		if err := p.handshake(insecure()); err != nil {
-			t.Fatal(err)
-		}
-		p.ok()
+		p.encrypt(trusting(a))
 		p.auth("s")
 		p.round(n)
 		if q := g.asked()[0]; q.Get("tls") != "true" {
 			t.Errorf("asked %v", q)
 		}
 	})
-	for name, answer := range map[string]any{
-		"refused by the server":  nil,
-		"an answer that is none": "{",
+	for name, c := range map[string]struct {
+		answer any
+		code   string
+	}{
+		"refused by the server":  {nil, "E_AUTH_FAILED"},
+		"an answer that is none": {"{", "E_AUTH_FAILED"},
+		"nothing granted":        {grant{TTL: 3600}, "E_UNAUTHORIZED"},
+		"an unknown permission":  {allow(".*", ".*", "fly"), "E_AUTH_FAILED"},
+		"a pattern that is none": {allow("(", ".*", "publish"), "E_AUTH_FAILED"},
 	} {
 		check(t, name, func(t *testing.T) {
-			n, _ := guarded(t, map[string]any{"s": answer})
+			n, _ := guarded(t, map[string]any{"s": c.answer})
 			p := n.open(t)
 			p.raw(sized("AUTH", "s"))
-			p.fatal("E_AUTH_FAILED")
+			p.fatal(c.code)
 		})
 	}
 	check(t, "no server there", func(t *testing.T) {
-		nobody, err := local.Ports(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nobody := localtest.Ports(t, 1)
 		n := start(t, "--auth-http-address="+nobody[0])
 		p := n.open(t)
 		p.raw(sized("AUTH", "s"))
 		p.fatal("E_AUTH_FAILED")
 	})
 	check(t, "a second server stands in", func(t *testing.T) {
-		nobody, err := local.Ports(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nobody := localtest.Ports(t, 1)
 		g := newGuard(t, map[string]any{"s": allow(".*", ".*", "subscribe", "publish")})
 		n := start(t, "--auth-http-address="+nobody[0], g.flag())
 		for range 5 {
@@ -204,24 +191,6 @@ func TestAuth(t *testing.T) {
 			p.auth("s")
 			p.alive(n)
 		}
-	})
-	check(t, "nothing granted", func(t *testing.T) {
-		n, _ := guarded(t, map[string]any{"s": grant{TTL: 3600}})
-		p := n.open(t)
-		p.raw(sized("AUTH", "s"))
-		p.fatal("E_UNAUTHORIZED")
-	})
-	check(t, "a permission nobody knows", func(t *testing.T) {
-		n, _ := guarded(t, map[string]any{"s": allow(".*", ".*", "fly")})
-		p := n.open(t)
-		p.raw(sized("AUTH", "s"))
-		p.fatal("E_AUTH_FAILED")
-	})
-	check(t, "a pattern that is none", func(t *testing.T) {
-		n, _ := guarded(t, map[string]any{"s": allow("(", ".*", "publish")})
-		p := n.open(t)
-		p.raw(sized("AUTH", "s"))
-		p.fatal("E_AUTH_FAILED")
 	})
 	check(t, "by permission, topic and channel", func(t *testing.T) {
 		n, _ := guarded(t, map[string]any{

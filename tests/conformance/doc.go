@@ -14,5 +14,6 @@
 // Every case holds for upstream's nsqd, but for the deliberate differences of
 // lists_test.go, where each side is asserted to behave as the list says.
 //
-// Read harness_test.go for how a case is written, then any *_test.go.
+// Most cases are scripts: testdata/README.md says how they read. The others are Go;
+// harness_test.go says how those are written.
 package conformance

@@ -64,18 +64,6 @@ func TestOverflow(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 	})
-	check(t, "emptied", func(t *testing.T) {
-		n := start(t, "--mem-queue-size=10")
-		topic := n.topic()
-		c := n.consumer(t, topic, "ch")
-		n.open(t).mpub(topic, numbered(100)...)
-		n.depth(t, topic, "ch", 100)
-		n.does(t, "/channel/empty?topic="+topic+"&channel=ch")
-		n.settle(t, topic, "ch", func(s channelStats) bool { return s.Depth == 0 && s.BackendDepth == 0 })
-		n.publish(t, topic, "new")
-		c.rdy(10).body("new")
-		c.quiet()
-	})
 	check(t, "in many files", func(t *testing.T) {
 		n := start(t, "--mem-queue-size=1", "--max-bytes-per-file=2000", "--max-msg-size=500")
 		topic := n.topic()
@@ -94,49 +82,6 @@ func TestOverflow(t *testing.T) {
 
 func TestRestart(t *testing.T) {
 	group(t)
-	check(t, "topics, channels, what is paused", func(t *testing.T) {
-		n := start(t)
-		n.does(t, "/topic/create?topic=t")
-		n.does(t, "/channel/create?topic=t&channel=a")
-		n.does(t, "/channel/create?topic=t&channel=b")
-		n.does(t, "/channel/pause?topic=t&channel=b")
-		n.does(t, "/topic/create?topic=u")
-		n.does(t, "/topic/pause?topic=u")
-		n = n.again(t)
-		s, u := mustLookup(t, n, "t"), mustLookup(t, n, "u")
-		a, _ := s.channel("a")
-		b, _ := s.channel("b")
-		if len(s.Channels) != 2 || s.Paused || a.Paused || !b.Paused || !u.Paused {
-			t.Errorf("got %+v and %+v", s, u)
-		}
-	})
-	check(t, "deleted ones stay away", func(t *testing.T) {
-		n := start(t)
-		n.does(t, "/topic/create?topic=t")
-		n.does(t, "/topic/create?topic=u")
-		n.does(t, "/channel/create?topic=u&channel=a")
-		n.does(t, "/channel/delete?topic=u&channel=a")
-		n.does(t, "/topic/delete?topic=t")
-		n = n.again(t)
-		if _, exists := n.lookup(t, "t"); exists {
-			t.Error("the topic is back")
-		}
-		if s := mustLookup(t, n, "u"); len(s.Channels) != 0 {
-			t.Errorf("got %+v", s)
-		}
-	})
-	check(t, "ephemeral ones are gone", func(t *testing.T) {
-		n := start(t)
-		n.consumer(t, "t", "ch#ephemeral")
-		n.publish(t, "u#ephemeral", "x")
-		n = n.again(t)
-		if s := mustLookup(t, n, "t"); len(s.Channels) != 0 {
-			t.Errorf("got %+v", s)
-		}
-		if _, exists := n.lookup(t, "u#ephemeral"); exists {
-			t.Error("the ephemeral topic is back")
-		}
-	})
 	for _, flags := range [][]string{nil, {"--mem-queue-size=3"}} {
 		check(t, fmt.Sprintf("messages, flags %q", flags), func(t *testing.T) {
 			n := start(t, append(flags, "--msg-timeout=10s")...)
@@ -161,20 +106,6 @@ func TestRestart(t *testing.T) {
 			}
 		})
 	}
-	check(t, "timestamps and attempts", func(t *testing.T) {
-		n := start(t)
-		_, c, m := heldIn(t, n, "t")
-		c.req(m.id, 0)
-		again := c.message()
-		c.rdy(0)
-		c.req(again.id, 0)
-		n.depth(t, "t", "ch", 1)
-		n = n.again(t)
-		got := n.consumer(t, "t", "ch").rdy(1).body("x")
-		if got.attempts != 3 || !got.stamp.Equal(m.stamp) || got.id != m.id {
-			t.Errorf("got %+v after %+v", got, m)
-		}
-	})
 	check(t, "data-path", func(t *testing.T) {
 		dir := t.TempDir()
 		n := start(t, "--data-path="+dir)
@@ -196,30 +127,6 @@ func TestRestart(t *testing.T) {
 		start(t, "--data-path="+dir)
 		startFails(t, "--data-path="+dir)
 	})
-	check(t, "topics and channels survive SIGKILL", func(t *testing.T) {
-		n := start(t)
-		n.does(t, "/topic/create?topic=t")
-		n.does(t, "/channel/create?topic=t&channel=a")
-		n.settle(t, "t", "a", func(channelStats) bool { return true })
-		// What is written in the background is written when another change is.
-		n.does(t, "/topic/create?topic=u")
-		n.does(t, "/topic/create?topic=v")
-		if err := n.process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		n = startIn(t, n.process.Dir, n.process.Flags...)
-		if _, exists := mustLookup(t, n, "t").channel("a"); !exists {
-			t.Error("the channel is gone")
-		}
-	})
-}
-
-// heldIn is held, in a topic of that name.
-func heldIn(t *testing.T, n *node, topic string) (string, *peer, delivery) {
-	t.Helper()
-	c := n.consumer(t, topic, "ch").rdy(1)
-	n.publish(t, topic, "x")
-	return topic, c, c.body("x")
 }
 
 func TestShutdown(t *testing.T) {

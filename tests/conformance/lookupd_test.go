@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // registry is the least of an nsqlookupd: it speaks its TCP protocol and
@@ -299,10 +299,7 @@ func TestLookupd(t *testing.T) {
 		b.hears(0, "IDENTIFY", "REGISTER t ch")
 	})
 	check(t, "one that is away does not matter", func(t *testing.T) {
-		nobody, err := local.Ports(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nobody := localtest.Ports(t, 1)
 		r := newRegistry(t)
 		n := start(t, "--lookupd-tcp-address="+nobody[0], r.flag())
 		n.consumer(t, "t", "ch")

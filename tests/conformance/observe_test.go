@@ -15,12 +15,6 @@ import (
 
 func TestHTTP(t *testing.T) {
 	group(t)
-	check(t, "ping", func(t *testing.T) {
-		r := common(t).get(t, "/ping")
-		if r.status != http.StatusOK || r.body != "OK" || !strings.HasPrefix(r.header.Get("Content-Type"), "text/plain") {
-			t.Errorf("got %+v", r)
-		}
-	})
 	check(t, "unknown path", func(t *testing.T) {
 		r := common(t).get(t, "/nope")
 		r.refused(t, 404, "NOT_FOUND")
@@ -30,7 +24,7 @@ func TestHTTP(t *testing.T) {
 	})
 	check(t, "X-NSQ-Content-Type", func(t *testing.T) {
 		n := common(t)
-		for _, r := range []reply{n.get(t, "/stats?format=json"), n.get(t, "/info"), n.post(t, "/pub", "")} {
+		for _, r := range []reply{n.get(t, "/stats?format=json"), n.get(t, "/info"), n.post(t, "/pub", ""), n.get(t, "/nope")} {
 			if got := r.header.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
 				t.Errorf("got %q", got)
 			}
@@ -42,6 +36,7 @@ func TestHTTP(t *testing.T) {
 			"/stats?format=json": "application/json; charset=utf-8",
 			"/stats":             "text/plain; charset=utf-8",
 			"/info":              "application/json; charset=utf-8",
+			"/ping":              "text/plain; charset=utf-8",
 			"/nope":              "application/json; charset=utf-8",
 		} {
 			if got := n.get(t, path).header.Get("Content-Type"); got != want {
@@ -122,13 +117,6 @@ func TestHTTP(t *testing.T) {
 			}
 		}
 	})
-	for _, profile := range []string{"", "goroutine", "heap", "block", "threadcreate", "cmdline", "symbol"} {
-		check(t, "pprof "+profile, func(t *testing.T) {
-			if r := common(t).get(t, "/debug/pprof/"+profile); r.status != http.StatusOK || r.body == "" {
-				t.Errorf("got %d", r.status)
-			}
-		})
-	}
 }
 
 func TestStats(t *testing.T) {
@@ -305,41 +293,6 @@ func TestStats(t *testing.T) {
 		r := n.get(t, "/stats?topic="+topic)
 		if got := regexp.MustCompile(`(?m)\*P *( |$)`).FindAllString(r.body, -1); len(got) != 2 {
 			t.Errorf("*P occurs %d times, want 2:\n%.600s", len(got), r.body)
-		}
-	})
-}
-
-func TestConfigRoutes(t *testing.T) {
-	group(t)
-	check(t, "unknown option", func(t *testing.T) {
-		n := common(t)
-		n.get(t, "/config/nope").refused(t, 400, "INVALID_OPTION")
-		n.web(t, http.MethodPut, "/config/nope", "1").refused(t, 400, "INVALID_OPTION")
-	})
-	check(t, "nsqlookupd_tcp_addresses", func(t *testing.T) {
-		n := start(t)
-		const path = "/config/nsqlookupd_tcp_addresses"
-		if r := n.get(t, path); r.status != http.StatusOK || strings.TrimSpace(r.body) != "[]" {
-			t.Errorf("got %d %s", r.status, r.body)
-		}
-		n.web(t, http.MethodPut, path, "x").refused(t, 400, "INVALID_VALUE")
-		n.post(t, path, "[]").refused(t, 405, "METHOD_NOT_ALLOWED")
-		const one = `["127.0.0.1:1"]`
-		if r := n.web(t, http.MethodPut, path, one); r.status != http.StatusOK || strings.TrimSpace(r.body) != one {
-			t.Errorf("got %d %s", r.status, r.body)
-		}
-		if r := n.get(t, path); strings.TrimSpace(r.body) != one {
-			t.Errorf("got %s", r.body)
-		}
-	})
-	check(t, "log_level", func(t *testing.T) {
-		n := start(t)
-		if r := n.web(t, http.MethodPut, "/config/log_level", "debug"); r.status != http.StatusOK {
-			t.Errorf("got %d %s", r.status, r.body)
-		}
-		n.web(t, http.MethodPut, "/config/log_level", "loud").refused(t, 400, "INVALID_VALUE")
-		if r := n.get(t, "/config/log_level"); r.status != http.StatusOK {
-			t.Errorf("got %d %s", r.status, r.body)
 		}
 	})
 }

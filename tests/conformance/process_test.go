@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // call runs the nsqd to its end.
@@ -40,10 +42,7 @@ func call(t *testing.T, args ...string) (output string, err error) {
 // that its exit code says so.
 func startFails(t *testing.T, flags ...string) {
 	t.Helper()
-	free, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := localtest.Ports(t, 2)
 	output, err := call(t, append([]string{"--tcp-address=" + free[0], "--http-address=" + free[1]}, flags...)...)
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() <= 0 {
@@ -116,7 +115,7 @@ func TestFlags(t *testing.T) {
 			t.Errorf("got %q, %v", out, err)
 		}
 	})
-	for _, name := range sorted(documented) {
+	for name := range documented {
 		check(t, name, func(t *testing.T) {
 			for _, dashes := range []string{"-", "--"} {
 				if out, err := call(t, dashes+name+"="+documented[name], "--version"); err != nil {
@@ -177,10 +176,10 @@ func TestPortsOfTheSystem(t *testing.T) {
 		}
 		r := newRegistry(t)
 		dir := t.TempDir()
-		cert, key, _ := newAuthority(t, dir, "ca").issue(t, dir, "nsqd")
+		cert := testkit.NewAuthority(t).Certificate("nsqd")
 		d, at, err := local.Listening(under.binary, dir, []string{
 			"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
-			"--tls-cert=" + cert, "--tls-key=" + key, "--broadcast-address=127.0.0.1", r.flag(),
+			"--tls-cert=" + cert.CertFile, "--tls-key=" + cert.KeyFile, "--broadcast-address=127.0.0.1", r.flag(),
 		}, "TCP", "HTTP", "HTTPS")
 		if err != nil {
 			t.Fatal(err)
@@ -206,14 +205,6 @@ func TestPortsOfTheSystem(t *testing.T) {
 			}
 		}
 	})
-}
-
-func sorted(m map[string]string) (names []string) {
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 func TestUnixSockets(t *testing.T) {

@@ -104,7 +104,7 @@ func has(t *testing.T, o map[string]any, keys ...string) {
 	}
 }
 
-// The figures of /stats?format=json that cases wait for.
+// The members of /stats?format=json that cases wait for.
 type stats struct {
 	Version   string
 	Health    string
@@ -165,7 +165,7 @@ func (n *node) stats(t *testing.T, query string) stats {
 	return s
 }
 
-// lookup returns a topic's figures, and whether it exists.
+// lookup returns a topic's stats, and whether it exists.
 func (n *node) lookup(t *testing.T, topic string) (topicStats, bool) {
 	t.Helper()
 	all := n.stats(t, "&topic="+strings.ReplaceAll(topic, "#", "%23")).Topics
@@ -176,7 +176,7 @@ func (n *node) lookup(t *testing.T, topic string) (topicStats, bool) {
 	return all[i], true
 }
 
-// channel returns the figures of one of its channels, and whether it exists.
+// channel returns the stats of one of its channels, and whether it exists.
 func (s topicStats) channel(name string) (channelStats, bool) {
 	i := slices.IndexFunc(s.Channels, func(c channelStats) bool { return c.Name == name })
 	if i < 0 {
@@ -185,7 +185,7 @@ func (s topicStats) channel(name string) (channelStats, bool) {
 	return s.Channels[i], true
 }
 
-// settle waits until a channel has the figures that right is satisfied with.
+// settle waits until a channel has the stats that right is satisfied with.
 func (n *node) settle(t *testing.T, topic, channel string, right func(channelStats) bool) {
 	t.Helper()
 	eventually(t, func() string {
