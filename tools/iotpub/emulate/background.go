@@ -9,7 +9,6 @@ import (
 
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/fleet"
-	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/iotpub/subscriber"
 )
@@ -55,13 +54,17 @@ func ParseBackground(texts []string) ([]BackgroundAt, error) {
 	return at, nil
 }
 
+func (b *Background) publishers() (n int) {
+	for _, at := range b.At {
+		n += at.Publishers
+	}
+	return n
+}
+
 // spec is the whole fleet, of a run with this seed.
 func (b *Background) spec(seed uint64) schedule.Spec {
 	s := b.Spec
-	s.Seed, s.Publishers = ^seed, 0
-	for _, at := range b.At {
-		s.Publishers += at.Publishers
-	}
+	s.Seed, s.Publishers = ^seed, b.publishers()
 	return s
 }
 
@@ -92,19 +95,11 @@ func (b *Background) validate(topic string) error {
 	return errors.Join(faults...)
 }
 
-// background is a Background at work.
-type background struct {
-	topic      string
-	publishers int
-	fleet      *fleet.Fleet
-	sub        *subscriber.Subscriber
-}
-
 // newBackground returns cfg's, with messages marked by id.
-func newBackground(cfg *Config, id uint32) (*background, error) {
+func newBackground(cfg *Config, id uint32) (*traffic, error) {
 	spec := cfg.Background.spec(cfg.Load.Spec.Seed)
 	sources := spec.Sources()
-	b := &background{topic: cfg.Background.Topic, publishers: len(sources)}
+	t := &traffic{name: "background", brokers: func() int { return len(cfg.Background.At) }}
 	var assigned []fleet.Assignment
 	var addresses []string
 	for _, at := range cfg.Background.At {
@@ -116,35 +111,16 @@ func newBackground(cfg *Config, id uint32) (*background, error) {
 		}
 	}
 	var err error
-	b.fleet, err = fleet.New(fleet.Config{
-		Topic: b.topic, Run: id, Sources: sources, Stream: func() schedule.Stream { return schedule.Until(spec.Stream(), cfg.Duration) },
+	t.fleet, err = fleet.New(fleet.Config{
+		Topic: cfg.Background.Topic, Run: id, Sources: sources, Stream: func() schedule.Stream { return schedule.Until(spec.Stream(), cfg.Duration) },
 		Workers: cfg.Workers, MaxOutstanding: cfg.MaxOutstanding, Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Portable: cfg.Portable,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("background: %w", err)
+		return nil, err
 	}
-	b.fleet.Assign(assigned)
-	b.sub, err = subscriber.New(subscriber.Config{
-		Topic: b.topic, Channel: "iotpub", Nsqd: addresses, Run: id, Sources: len(sources), Logger: cfg.Logger,
+	t.fleet.Assign(assigned)
+	t.sub, err = subscriber.New(subscriber.Config{
+		Topic: cfg.Background.Topic, Channel: "iotpub", Nsqd: addresses, Run: id, Sources: len(sources), Logger: cfg.Logger,
 	})
-	if err != nil {
-		return nil, fmt.Errorf("background: %w", err)
-	}
-	return b, nil
-}
-
-func (b *background) report(seconds float64) *report.Background {
-	s, d := b.fleet.Stats(), b.sub.Stats()
-	r := &report.Background{
-		Topic: b.topic, Publishers: b.publishers,
-		Counts: report.Counts{
-			Offered: s.Offered, Sent: s.Sent, Accepted: s.Accepted, Refused: s.Refused, Unanswered: s.Unanswered,
-			Skipped: s.Skipped, Delivered: d.Delivered, Duplicated: d.Duplicated,
-		},
-		Lost: s.Lost, Lateness: report.QuantilesOf(s.Lateness), EndToEnd: report.QuantilesOf(d.EndToEnd),
-	}
-	if seconds > 0 {
-		r.OfferedRate, r.AcceptedRate = float64(s.Offered)/seconds, float64(s.Accepted)/seconds
-	}
-	return r
+	return t, err
 }

@@ -119,15 +119,63 @@ const maxMissing = 20
 type run struct {
 	cfg  *Config
 	load *load.Load
-	id   uint32
-	f    *fleet.Fleet
-	sub  *subscriber.Subscriber // nil without
-	back *background            // nil without
+	own  *traffic
+	back *traffic // nil without
 
 	mu struct {
 		sync.Mutex
 		at map[int32]string // brokers of the publishers that have been placed
 	}
+}
+
+// traffic is publishers, and a subscriber that receives what they send.
+type traffic struct {
+	name    string // "" of the run's own
+	fleet   *fleet.Fleet
+	sub     *subscriber.Subscriber // nil without
+	brokers func() int             // that the subscriber is to be connected to
+}
+
+// stats are up to now; without a subscriber the last is nil.
+func (t *traffic) stats() (fleet.Stats, *obs.Latency) {
+	s := t.fleet.Stats()
+	if t.sub == nil {
+		return s, nil
+	}
+	d := t.sub.Stats()
+	s.Delivered, s.Duplicated = d.Delivered, d.Duplicated
+	return s, d.EndToEnd
+}
+
+// ready waits until every publisher and the subscriber are connected.
+func (t *traffic) ready(ctx context.Context) error {
+	if err := t.fleet.Ready(ctx); err != nil || t.sub == nil {
+		return err
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for t.sub.Connections() < t.brokers() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("the subscriber is connected to %d of %d brokers: %w", t.sub.Connections(), t.brokers(), ctx.Err())
+		}
+	}
+	return nil
+}
+
+// latencies are its histograms.
+func (t *traffic) latencies() []obs.TaggedLatency {
+	prefix := ""
+	if t.name != "" {
+		prefix = t.name + "_"
+	}
+	s, endToEnd := t.stats()
+	all := []obs.TaggedLatency{{Tag: prefix + "lateness", Latency: s.Lateness}, {Tag: prefix + "answer", Latency: s.Answer}}
+	if endToEnd != nil {
+		all = append(all, obs.TaggedLatency{Tag: prefix + "end_to_end", Latency: endToEnd})
+	}
+	return all
 }
 
 // Run does it. When ctx ends early it drains, and reports what there is. An
@@ -136,39 +184,26 @@ type run struct {
 //
 // Requires: cfg is valid.
 func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Progress)) (_ *report.Report, err error) {
-	r := &run{cfg: &cfg, load: l, id: uint32(new(maphash.Hash).Sum64())} // each Hash has a seed of its own
+	r := &run{cfg: &cfg, load: l}
 	r.mu.at = map[int32]string{}
 	// Before anything is sent for them.
-	captured, histograms := output{name: "capture"}, output{name: "histograms"}
-	if err := errors.Join(captured.create(cfg.Capture), histograms.create(cfg.Histograms)); err != nil {
-		return nil, errors.Join(err, captured.close(), histograms.close())
-	}
-	defer func() { err = errors.Join(err, captured.close(), histograms.close()) }()
-	r.f, err = fleet.New(fleet.Config{
-		Topic: cfg.Topic, Run: r.id, Sources: l.Sources, Address: cfg.Nsqd,
-		Stream:  func() schedule.Stream { return schedule.Until(l.Stream(), cfg.Duration) },
-		Workers: cfg.Workers, Mpub: cfg.Mpub, MaxOutstanding: cfg.MaxOutstanding,
-		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: captured.file != nil, Portable: cfg.Portable,
-	})
+	captured, err := create("capture", cfg.Capture)
+	defer func() { err = errors.Join(err, closed(captured)) }()
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Subscribe {
-		sc := subscriber.Config{
-			Topic: cfg.Topic, Channel: cfg.Channel, Lookupd: cfg.Lookupd,
-			Run: r.id, Sources: len(l.Sources), Logger: cfg.Logger,
-		}
-		if len(cfg.Lookupd) == 0 {
-			sc.Nsqd = []string{cfg.Nsqd}
-		}
-		if r.sub, err = subscriber.New(sc); err != nil {
-			return nil, err
-		}
+	histograms, err := create("histograms", cfg.Histograms)
+	defer func() { err = errors.Join(err, closed(histograms)) }()
+	if err != nil {
+		return nil, err
 	}
-
+	id := uint32(new(maphash.Hash).Sum64()) // each Hash has a seed of its own
+	if err := r.build(id, captured != nil); err != nil {
+		return nil, err
+	}
 	if len(cfg.Background.At) > 0 {
-		if r.back, err = newBackground(&cfg, ^r.id); err != nil {
-			return nil, err
+		if r.back, err = newBackground(&cfg, ^id); err != nil {
+			return nil, fmt.Errorf("background: %w", err)
 		}
 	}
 
@@ -188,13 +223,13 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	sent := make(chan struct{})
 	part("publishers", func(ctx context.Context) error {
 		defer close(sent)
-		return r.f.Run(ctx)
+		return r.own.fleet.Run(ctx)
 	})
 	if cfg.Loaddistributor != "" {
 		part("placement", r.follow)
 	}
-	if r.sub != nil {
-		part("subscriber", r.sub.Run)
+	if r.own.sub != nil {
+		part("subscriber", r.own.sub.Run)
 	}
 	if r.back != nil {
 		part("background", r.back.fleet.Run)
@@ -206,7 +241,7 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	}
 	before := cpuSeconds()
 	start := clock.Mono().Add(startAfter)
-	r.f.Start(start)
+	r.own.fleet.Start(start)
 	if r.back != nil {
 		r.back.fleet.Start(start)
 	}
@@ -223,57 +258,61 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	}
 	rep := r.report(start, stopped, interrupted)
 	rep.CPUSeconds = cpuSeconds() - before
-	if captured.file != nil {
-		if err := capture(captured.file, r.f.Captured(), start); err != nil {
+	if captured != nil {
+		if err := capture(captured, r.own.fleet.Captured(), start); err != nil {
 			return nil, err
 		}
 	}
-	if histograms.file != nil {
-		if err := obs.WriteLatencyLog(histograms.file, time.Duration(rep.Seconds*float64(time.Second)), r.latencies()...); err != nil {
+	if histograms != nil {
+		latencies := r.own.latencies()
+		if r.back != nil {
+			latencies = append(latencies, r.back.latencies()...)
+		}
+		if err := obs.WriteLatencyLog(histograms, time.Duration(rep.Seconds*float64(time.Second)), latencies...); err != nil {
 			return nil, err
 		}
 	}
 	return rep, nil
 }
 
-// output is a file to write to, if there is to be one.
-type output struct {
-	name string
-	file *os.File
-}
-
-func (o *output) create(path string) (err error) {
+// create makes a file to write to; nil if there is to be none.
+func create(what, path string) (*os.File, error) {
 	if path == "" {
-		return nil
+		return nil, nil
 	}
-	if o.file, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
-		o.file = nil
-		return fmt.Errorf("%s: %w", o.name, err)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	return nil
+	return f, nil
 }
 
-func (o *output) close() error {
-	if o.file == nil {
+func closed(f *os.File) error {
+	if f == nil {
 		return nil
 	}
-	return o.file.Close()
+	return f.Close()
 }
 
-// latencies are the run's histograms.
-func (r *run) latencies() []obs.TaggedLatency {
-	s := r.f.Stats()
-	all := []obs.TaggedLatency{{Tag: "lateness", Latency: s.Lateness}, {Tag: "answer", Latency: s.Answer}}
-	if r.sub != nil {
-		all = append(all, obs.TaggedLatency{Tag: "end_to_end", Latency: r.sub.Stats().EndToEnd})
+// build makes the run's own traffic, with messages marked by id.
+func (r *run) build(id uint32, capture bool) (err error) {
+	cfg, l := r.cfg, r.load
+	r.own = &traffic{brokers: r.brokers}
+	r.own.fleet, err = fleet.New(fleet.Config{
+		Topic: cfg.Topic, Run: id, Sources: l.Sources, Address: cfg.Nsqd,
+		Stream:  func() schedule.Stream { return schedule.Until(l.Stream(), cfg.Duration) },
+		Workers: cfg.Workers, Mpub: cfg.Mpub, MaxOutstanding: cfg.MaxOutstanding,
+		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: capture, Portable: cfg.Portable,
+	})
+	if err != nil || !cfg.Subscribe {
+		return err
 	}
-	if r.back != nil {
-		b := r.back.fleet.Stats()
-		all = append(all, obs.TaggedLatency{Tag: "background_lateness", Latency: b.Lateness},
-			obs.TaggedLatency{Tag: "background_answer", Latency: b.Answer},
-			obs.TaggedLatency{Tag: "background_end_to_end", Latency: r.back.sub.Stats().EndToEnd})
+	sc := subscriber.Config{Topic: cfg.Topic, Channel: cfg.Channel, Lookupd: cfg.Lookupd, Run: id, Sources: len(l.Sources), Logger: cfg.Logger}
+	if len(cfg.Lookupd) == 0 {
+		sc.Nsqd = []string{cfg.Nsqd}
 	}
-	return all
+	r.own.sub, err = subscriber.New(sc)
+	return err
 }
 
 // follow hands the loaddistributor's assignments to the fleet.
@@ -301,7 +340,7 @@ func (r *run) follow(ctx context.Context) (err error) {
 			}
 		}
 		r.mu.Unlock()
-		r.f.Assign(ours)
+		r.own.fleet.Assign(ours)
 	})
 }
 
@@ -321,56 +360,26 @@ func (r *run) brokers() int {
 	return len(different)
 }
 
-// connect waits until every publisher and the subscriber are connected.
+// connect waits until everyone is connected.
 func (r *run) connect(ctx, parts context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Connect)
 	defer cancel()
 	// What ends the parts ends the wait.
 	defer context.AfterFunc(parts, cancel)()
-	if err := r.f.Ready(ctx); err != nil {
-		if cause := context.Cause(parts); cause != nil {
-			return cause
-		}
-		r.mu.Lock()
-		placed := len(r.mu.at)
-		r.mu.Unlock()
-		if r.cfg.Loaddistributor != "" && placed < len(r.load.Sources) {
-			return fmt.Errorf("%w; the loaddistributor has placed %d of them in topic %s", err, placed, r.cfg.Topic)
-		}
-		return err
+	err := r.own.ready(ctx)
+	if r.mu.Lock(); err != nil && r.cfg.Loaddistributor != "" && len(r.mu.at) < len(r.load.Sources) {
+		err = fmt.Errorf("%w; the loaddistributor has placed %d of them in topic %s", err, len(r.mu.at), r.cfg.Topic)
 	}
-	if r.sub != nil {
-		if err := connected(ctx, parts, r.sub, r.brokers, "the subscriber"); err != nil {
-			return err
+	r.mu.Unlock()
+	if err == nil && r.back != nil {
+		if err = r.back.ready(ctx); err != nil {
+			err = fmt.Errorf("background: %w", err)
 		}
 	}
-	if r.back == nil {
-		return nil
+	if cause := context.Cause(parts); err != nil && cause != nil {
+		return cause
 	}
-	if err := r.back.fleet.Ready(ctx); err != nil {
-		if cause := context.Cause(parts); cause != nil {
-			return cause
-		}
-		return fmt.Errorf("background: %w", err)
-	}
-	return connected(ctx, parts, r.back.sub, func() int { return len(r.cfg.Background.At) }, "the background's subscriber")
-}
-
-// connected waits until a subscriber is connected to as many brokers as wanted.
-func connected(ctx, parts context.Context, sub *subscriber.Subscriber, want func() int, who string) error {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for sub.Connections() < want() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			if cause := context.Cause(parts); cause != nil {
-				return cause
-			}
-			return fmt.Errorf("%s is connected to %d of %d brokers: %w", who, sub.Connections(), want(), ctx.Err())
-		}
-	}
-	return nil
+	return err
 }
 
 // watch reports progress until everything is sent and answered. When ctx ends
@@ -392,7 +401,7 @@ func (r *run) watch(ctx, parts context.Context, start mono.Time, sent <-chan str
 			return interrupted, context.Cause(parts)
 		case <-stop:
 			interrupted, stop = true, nil
-			r.f.Stop()
+			r.own.fleet.Stop()
 		case <-ticks:
 			p := r.progress(start, &last)
 			last = *p
@@ -401,26 +410,14 @@ func (r *run) watch(ctx, parts context.Context, start mono.Time, sent <-chan str
 	}
 }
 
-func (r *run) counts(s *fleet.Stats) report.Counts {
-	c := report.Counts{
-		Offered: s.Offered, Sent: s.Sent, Accepted: s.Accepted, Refused: s.Refused,
-		Unanswered: s.Unanswered, Skipped: s.Skipped, Held: s.Held,
-	}
-	if r.sub != nil {
-		d := r.sub.Stats()
-		c.Delivered, c.Duplicated = d.Delivered, d.Duplicated
-	}
-	return c
-}
-
 func (r *run) progress(start mono.Time, last *report.Progress) *report.Progress {
-	s := r.f.Stats()
+	s, endToEnd := r.own.stats()
 	p := &report.Progress{
-		Type: report.TypeProgress, ElapsedSeconds: max(0, clock.Mono().Sub(start).Seconds()), Counts: r.counts(&s),
+		Type: report.TypeProgress, ElapsedSeconds: max(0, clock.Mono().Sub(start).Seconds()), Counts: s.Counts,
 		Connected: s.Connected, Lost: s.Lost, Moved: s.Moved, Lateness: report.QuantilesOf(s.Lateness),
 	}
-	if r.sub != nil {
-		p.EndToEnd = report.QuantilesOf(r.sub.Stats().EndToEnd)
+	if endToEnd != nil {
+		p.EndToEnd = report.QuantilesOf(endToEnd)
 	}
 	if d := p.ElapsedSeconds - last.ElapsedSeconds; d > 0 {
 		p.OfferedRate = float64(p.Offered-last.Offered) / d
@@ -433,17 +430,17 @@ func (r *run) progress(start mono.Time, last *report.Progress) *report.Progress 
 // deliver waits until nothing that was accepted is missing, or nothing more
 // comes for as long as draining may take.
 func (r *run) deliver(parts context.Context) error {
-	if r.sub == nil {
+	if r.own.sub == nil {
 		return nil
 	}
-	accepted := r.f.Accepted()
+	accepted := r.own.fleet.Accepted()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	delivered, since := uint64(0), clock.Mono()
 	complete := false
 	for {
 		now := clock.Mono()
-		result, _ := r.sub.Compare(accepted, 0)
+		result, _ := r.own.sub.Compare(accepted, 0)
 		switch {
 		case complete && now.Sub(since) >= grace:
 			return nil
@@ -464,7 +461,7 @@ func (r *run) deliver(parts context.Context) error {
 }
 
 func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report {
-	s := r.f.Stats()
+	s, endToEnd := r.own.stats()
 	planned := r.cfg.Duration
 	if r.load.Span > 0 {
 		planned = min(planned, r.load.Span)
@@ -476,7 +473,7 @@ func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report 
 	rep := &report.Report{
 		Type: report.TypeReport, Version: obs.Version(), Topic: r.cfg.Topic, Seed: r.cfg.Load.Spec.Seed,
 		Load: r.load.Text, Publishers: len(r.load.Sources), Planned: planned.Seconds(), Seconds: seconds,
-		Interrupted: interrupted, Counts: r.counts(&s),
+		Interrupted: interrupted, Counts: s.Counts,
 		Lost: s.Lost, Moved: s.Moved, Strange: s.Strange, LastError: s.LastError,
 		Lateness: report.QuantilesOf(s.Lateness), Answer: report.QuantilesOf(s.Answer),
 	}
@@ -484,14 +481,22 @@ func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report 
 		rep.OfferedRate = float64(s.Offered) / seconds
 		rep.AchievedRate = float64(s.Accepted) / math.Max(seconds, s.LastAccepted.Sub(start).Seconds())
 	}
-	if r.sub != nil {
-		late := report.QuantilesOf(r.sub.Stats().EndToEnd)
+	if endToEnd != nil {
+		late := report.QuantilesOf(endToEnd)
 		rep.EndToEnd = &late
-		account, missing := r.sub.Compare(r.f.Accepted(), maxMissing)
+		account, missing := r.own.sub.Compare(r.own.fleet.Accepted(), maxMissing)
 		rep.Account, rep.Missing = &account, missing
 	}
 	if r.back != nil {
-		rep.Background = r.back.report(seconds)
+		s, endToEnd := r.back.stats()
+		rep.Background = &report.Background{
+			Topic: r.cfg.Background.Topic, Publishers: r.cfg.Background.publishers(), Counts: s.Counts,
+			Lost: s.Lost, Lateness: report.QuantilesOf(s.Lateness), EndToEnd: report.QuantilesOf(endToEnd),
+		}
+		rep.Background.Held = 0
+		if seconds > 0 {
+			rep.Background.OfferedRate, rep.Background.AcceptedRate = float64(s.Offered)/seconds, float64(s.Accepted)/seconds
+		}
 	}
 	return rep
 }

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
@@ -134,12 +136,7 @@ func hello(s schedule.Source, heartbeat time.Duration) ([]byte, error) {
 // context's error. It is called once.
 func (f *Fleet) Run(ctx context.Context) error {
 	defer close(f.over)
-	stop := context.AfterFunc(ctx, func() {
-		for _, w := range f.workers {
-			w.post(func(m *mail) { m.abort = true })
-		}
-	})
-	defer stop()
+	defer context.AfterFunc(ctx, f.abort)()
 	var all sync.WaitGroup
 	errs := make([]error, len(f.workers))
 	for i, w := range f.workers {
@@ -157,7 +154,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 
 func (f *Fleet) abort() {
 	for _, w := range f.workers {
-		w.post(func(m *mail) { m.abort = true })
+		w.post(func() { w.aborted = true })
 	}
 }
 
@@ -189,14 +186,18 @@ func (f *Fleet) Ready(ctx context.Context) error {
 // Start lets the schedule begin at the time `at`.
 func (f *Fleet) Start(at mono.Time) {
 	for _, w := range f.workers {
-		w.post(func(m *mail) { m.start, m.started = at, true })
+		w.post(func() {
+			if !w.started {
+				w.started, w.start = true, at
+			}
+		})
 	}
 }
 
 // Stop ends the schedule now; Run returns when the fleet has drained.
 func (f *Fleet) Stop() {
 	for _, w := range f.workers {
-		w.post(func(m *mail) { m.stop = true })
+		w.post(w.stop)
 	}
 }
 
@@ -205,21 +206,16 @@ func (f *Fleet) Stop() {
 // sending to the old one, waits for the last answer, and goes on at the new one
 // with what became due meanwhile. Unknown sources are ignored.
 func (f *Fleet) Assign(assignments []Assignment) {
-	shares := make([][]Assignment, len(f.workers))
-	for _, a := range assignments {
-		if a.Source >= 0 && int(a.Source) < len(f.cfg.Sources) {
-			w := int(a.Source) % len(f.workers)
-			shares[w] = append(shares[w], a)
-		}
-	}
-	for i, share := range shares {
-		if len(share) > 0 {
-			f.workers[i].post(func(m *mail) {
-				for _, a := range share {
-					m.assign(a)
+	assignments = slices.Clone(assignments)
+	for i, w := range f.workers {
+		w.post(func() {
+			now := clock.Mono()
+			for _, a := range assignments {
+				if a.Source >= 0 && int(a.Source) < len(f.cfg.Sources) && int(a.Source)%len(f.workers) == i && !w.aborted {
+					w.assign(a, now)
 				}
-			})
-		}
+			}
+		})
 	}
 }
 

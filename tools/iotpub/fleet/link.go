@@ -1,8 +1,6 @@
 package fleet
 
-import (
-	"github.com/srtm-io/srtm/internal/mono"
-)
+import "github.com/srtm-io/srtm/internal/mono"
 
 type linkState uint8
 
@@ -26,7 +24,7 @@ type link struct {
 	// added.
 	out []byte
 	// open are the commands that await their answers, oldest first.
-	open fifo
+	open fifo[command]
 }
 
 // command is a PUB or an MPUB that awaits its answer.
@@ -36,36 +34,29 @@ type command struct {
 	intended mono.Time
 }
 
-// fifo is a ring of commands that grows as needed. The zero value is empty.
-type fifo struct {
-	ring  []command // its length is a power of two, or 0
-	first int
-	n     int
+// fifo is a queue. The zero value is empty.
+type fifo[T any] struct {
+	items []T // items[head:] are in it
+	head  int
 }
 
-func (f *fifo) push(c command) {
-	if f.n == len(f.ring) {
-		grown := make([]command, max(4, 2*len(f.ring)))
-		for i := range f.n {
-			grown[i] = f.ring[(f.first+i)&(len(f.ring)-1)]
-		}
-		f.ring, f.first = grown, 0
+func (f *fifo[T]) push(v T) {
+	if f.head > 0 && f.head >= len(f.items)/2 {
+		n := copy(f.items, f.items[f.head:])
+		f.items, f.head = f.items[:n], 0
 	}
-	f.ring[(f.first+f.n)&(len(f.ring)-1)] = c
-	f.n++
+	f.items = append(f.items, v)
 }
 
-func (f *fifo) pop() (command, bool) {
-	if f.n == 0 {
-		return command{}, false
-	}
-	c := f.ring[f.first]
-	f.first = (f.first + 1) & (len(f.ring) - 1)
-	f.n--
-	return c, true
+// pop takes the oldest one out.
+//
+// Requires: it is not empty.
+func (f *fifo[T]) pop() T {
+	f.head++
+	return f.items[f.head-1]
 }
 
-func (f *fifo) len() int { return f.n }
+func (f *fifo[T]) len() int { return len(f.items) - f.head }
 
 // batch is an event that could not be sent when it was due.
 type batch struct {
@@ -91,10 +82,9 @@ type publisher struct {
 	// for link's last answer; until then nothing is sent.
 	link, next *link
 
-	// waiting[head:] are due and not sent, at most Config.MaxWaiting messages.
+	// waiting are due and not sent, at most Config.MaxWaiting messages.
 	// Invariant: waitingMessages is their sum, and parked follows from any.
-	waiting         []batch
-	head            int
+	waiting         fifo[batch]
 	waitingMessages int
 	parked          bool // counted in worker.waiting
 

@@ -9,6 +9,9 @@ import (
 // errAgain means: nothing now, an event will say when.
 var errAgain = errors.New("would block")
 
+// maxEvents bounds the answers handled between two looks at the schedule.
+const maxEvents = 128
+
 // event is what a poller noticed of one connection. Flags may come together,
 // and may come for nothing; reading or writing tells.
 type event struct {

@@ -21,9 +21,6 @@ const (
 	slotTimer = -2
 )
 
-// maxEvents bounds the answers handled between two looks at the schedule.
-const maxEvents = 128
-
 // epoll is the poller of Linux. A message costs it one write, and about one
 // epoll_wait, one read and one timerfd_settime.
 //

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,60 +14,50 @@ import (
 )
 
 // portable is the poller of systems without epoll: a goroutine for each
-// connection reads, and Go's timers wait. It costs a goroutine switch for each
-// answer and is late by up to a timer's granularity. It is compiled and tested
+// connection dials and reads, and Go's timers wait. It costs a goroutine switch for
+// each answer and is late by up to a timer's granularity. It is compiled and tested
 // everywhere.
 type portable struct {
 	// owned by the worker
 	timer *time.Timer
 	conns []*portableConn // by slot
+	retry []int32         // slots whose socket took no more
 
-	woken chan struct{} // holds one token: wait returns
+	heard chan portableNews // each is taken before its goroutine goes on
+	woken chan struct{}     // holds one token: wait returns
 	all   sync.WaitGroup
-
-	mu struct {
-		sync.Mutex
-		ready []event
-	}
 }
 
+// portableNews is what a connection's goroutine has to say: that it is connected,
+// what it has read, or how that ended.
+type portableNews struct {
+	from *portableConn
+	conn net.Conn
+	data []byte
+	err  error
+}
+
+// portableConn belongs to the worker.
 type portableConn struct {
 	slot   int32
 	cancel context.CancelFunc
-
-	mu struct {
-		sync.Mutex
-		conn   net.Conn // nil until connected
-		err    error    // why there is none, or how reading ended
-		buf    []byte   // read and not taken
-		closed bool
-	}
-	// taken holds one token when buf has been taken.
-	taken chan struct{}
+	conn   net.Conn // nil until connected
+	data   []byte   // read and not taken
+	err    error    // why there is no connection, or how reading ended
 }
-
-// portableBuffer bounds what is read ahead for one connection.
-const portableBuffer = 64 << 10
 
 // portableWrite is how long a write may hold up the worker.
 const portableWrite = time.Millisecond
 
 func newPortable() *portable {
-	p := &portable{timer: time.NewTimer(time.Hour), woken: make(chan struct{}, 1)}
+	p := &portable{timer: time.NewTimer(time.Hour), heard: make(chan portableNews), woken: make(chan struct{}, 1)}
 	p.timer.Stop()
 	return p
 }
 
-func (p *portable) post(e event) {
-	p.mu.Lock()
-	p.mu.ready = append(p.mu.ready, e)
-	p.mu.Unlock()
-	p.wake()
-}
-
 func (p *portable) dial(slot int32, address string) error {
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &portableConn{slot: slot, cancel: cancel, taken: make(chan struct{}, 1)}
+	c := &portableConn{slot: slot, cancel: cancel}
 	for int(slot) >= len(p.conns) {
 		p.conns = append(p.conns, nil)
 	}
@@ -79,83 +68,61 @@ func (p *portable) dial(slot int32, address string) error {
 
 // run dials and then reads until the connection or the context ends.
 func (p *portable) run(ctx context.Context, c *portableConn, address string) {
+	say := func(n portableNews) bool {
+		n.from = c
+		select {
+		case p.heard <- n:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", address)
-	c.mu.Lock()
-	if err == nil && c.mu.closed {
-		c.mu.Unlock()
-		_ = conn.Close() // nobody wants it any more
-		return
-	}
-	c.mu.conn, c.mu.err = conn, err
-	c.mu.Unlock()
-	p.post(event{slot: c.slot, readable: err != nil, writable: true})
 	if err != nil {
+		say(portableNews{err: err})
 		return
 	}
-	chunk := make([]byte, 4096)
-	for {
-		n, err := conn.Read(chunk)
-		c.mu.Lock()
-		for len(c.mu.buf) > 0 && len(c.mu.buf)+n > portableBuffer && !c.mu.closed {
-			c.mu.Unlock()
-			select {
-			case <-c.taken:
-			case <-ctx.Done():
-			}
-			c.mu.Lock()
-		}
-		closed := c.mu.closed
-		c.mu.buf = append(c.mu.buf, chunk[:n]...)
-		c.mu.err = err
-		c.mu.Unlock()
-		if closed {
-			return
-		}
-		p.post(event{slot: c.slot, readable: true})
-		if err != nil {
+	defer conn.Close()                                      // gone either way
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // so that Read ends
+	if !say(portableNews{conn: conn}) {
+		return
+	}
+	for err == nil {
+		chunk := make([]byte, 4096)
+		var n int
+		n, err = conn.Read(chunk)
+		if !say(portableNews{data: chunk[:n], err: err}) {
 			return
 		}
 	}
 }
 
 func (p *portable) connected(slot int32) error {
-	c := p.conns[slot]
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.mu.conn != nil:
+	switch c := p.conns[slot]; {
+	case c.conn != nil:
 		return nil
-	case c.mu.err != nil:
-		return c.mu.err
+	case c.err != nil:
+		return c.err
 	}
 	return errAgain
 }
 
 func (p *portable) read(slot int32, b []byte) (int, error) {
 	c := p.conns[slot]
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.mu.buf) == 0 {
-		if c.mu.err != nil {
-			return 0, c.mu.err
-		}
-		return 0, errAgain
+	switch {
+	case len(c.data) > 0:
+		n := copy(b, c.data)
+		c.data = c.data[n:]
+		return n, nil
+	case c.err != nil:
+		return 0, c.err
 	}
-	n := copy(b, c.mu.buf)
-	c.mu.buf = slices.Delete(c.mu.buf, 0, n)
-	select {
-	case c.taken <- struct{}{}:
-	default:
-	}
-	return n, nil
+	return 0, errAgain
 }
 
 func (p *portable) write(slot int32, b []byte) (int, error) {
-	c := p.conns[slot]
-	c.mu.Lock()
-	conn := c.mu.conn
-	c.mu.Unlock()
+	conn := p.conns[slot].conn
 	if conn == nil {
 		return 0, errAgain
 	}
@@ -164,51 +131,58 @@ func (p *portable) write(slot int32, b []byte) (int, error) {
 	}
 	n, err := conn.Write(b)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// Nothing tells when there is room; try again at the next wait.
-		p.post(event{slot: slot, writable: true})
+		p.retry = append(p.retry, slot) // nothing tells when there is room
 		return n, errAgain
 	}
 	return n, err
 }
 
 func (p *portable) close(slot int32) {
-	c := p.conns[slot]
+	p.conns[slot].cancel()
 	p.conns[slot] = nil
-	c.cancel()
-	c.mu.Lock()
-	c.mu.closed = true
-	conn := c.mu.conn
-	c.mu.Unlock()
-	if conn != nil {
-		_ = conn.Close() // gone either way
-	}
 }
 
 func (p *portable) wait(dst []event, until mono.Time) ([]event, error) {
-	if d := until.Sub(clock.Mono()); d > 0 {
-		p.timer.Reset(min(d, time.Hour))
-		select {
-		case <-p.woken:
-		case <-p.timer.C:
+	for _, slot := range p.retry {
+		if p.conns[slot] != nil { // of its successor it comes for nothing, which is allowed
+			dst = append(dst, event{slot: slot, writable: true})
 		}
-		p.timer.Stop()
-	} else {
+	}
+	p.retry = p.retry[:0]
+	d := until.Sub(clock.Mono())
+	if len(dst) > 0 {
+		d = 0
+	}
+	p.timer.Reset(max(0, min(d, time.Hour)))
+	defer p.timer.Stop()
+	select {
+	case n := <-p.heard:
+		dst = p.take(dst, n)
+	case <-p.woken:
+	case <-p.timer.C:
+	}
+	for len(dst) < maxEvents {
 		select {
-		case <-p.woken:
+		case n := <-p.heard:
+			dst = p.take(dst, n)
 		default:
+			return dst, nil
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.mu.ready {
-		// An event of a connection that was closed since is dropped; one of its
-		// successor in the slot comes for nothing, which is allowed.
-		if int(e.slot) < len(p.conns) && p.conns[e.slot] != nil {
-			dst = append(dst, e)
-		}
-	}
-	p.mu.ready = p.mu.ready[:0]
 	return dst, nil
+}
+
+// take keeps what a connection says, unless it was closed since.
+func (p *portable) take(dst []event, n portableNews) []event {
+	c := n.from
+	if p.conns[c.slot] != c {
+		return dst
+	}
+	if n.conn != nil {
+		c.conn = n.conn
+	}
+	c.data, c.err = append(c.data, n.data...), n.err
+	return append(dst, event{slot: c.slot, readable: n.conn == nil, writable: c.conn == nil || n.conn != nil})
 }
 
 func (p *portable) wake() {

@@ -1,10 +1,9 @@
 package fleet
 
 import (
-	"maps"
-
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
 
 // maxCodes bounds Refused, whose keys come from the network.
@@ -18,25 +17,7 @@ const OtherCode = "other"
 // Invariant, when the fleet has drained:
 // Offered == Accepted + sum(Refused) + Unanswered + Skipped.
 type Stats struct {
-	// Offered: the schedule wanted them sent by now.
-	Offered uint64
-	// Sent: handed to a connection.
-	Sent uint64
-	// Accepted: answered with OK.
-	Accepted uint64
-	// Refused: answered with an error, by its code.
-	Refused map[string]uint64
-	// Unanswered: sent on a connection that ended before the answer. They may
-	// have been accepted; they are not sent again, so that a duplicate is
-	// never of our making.
-	Unanswered uint64
-	// Skipped: not sent, because their publisher had no connection for too
-	// long, or its connection took no more.
-	Skipped uint64
-
-	// Held: put off because their publisher had no connection, or its connection
-	// took no more; they count in Sent or Skipped as well.
-	Held uint64
+	report.Counts
 
 	// Connected is how many publishers have a connection now.
 	Connected int
@@ -55,22 +36,12 @@ type Stats struct {
 	Lateness *obs.Latency
 	// Answer is the time from the intended send time to the OK.
 	Answer *obs.Latency
-	// FirstAccepted and LastAccepted are the times of the first and the last
-	// OK; 0 without one.
-	FirstAccepted, LastAccepted mono.Time
+	// LastAccepted is the time of the last OK; 0 without one.
+	LastAccepted mono.Time
 }
 
 func newStats() Stats {
-	return Stats{Refused: map[string]uint64{}, Lateness: obs.NewLatency(), Answer: obs.NewLatency()}
-}
-
-// RefusedTotal sums Refused.
-func (s *Stats) RefusedTotal() uint64 {
-	var n uint64
-	for _, v := range s.Refused {
-		n += v
-	}
-	return n
+	return Stats{Counts: report.Counts{Refused: map[string]uint64{}}, Lateness: obs.NewLatency(), Answer: obs.NewLatency()}
 }
 
 func (s *Stats) refuse(code string, messages uint64) {
@@ -88,11 +59,8 @@ func (s *Stats) refuse(code string, messages uint64) {
 
 // clone returns a copy that shares nothing with s.
 func (s *Stats) clone() Stats {
-	c := *s
-	c.Refused = maps.Clone(s.Refused)
-	c.Lateness, c.Answer = obs.NewLatency(), obs.NewLatency()
-	c.Lateness.Merge(s.Lateness)
-	c.Answer.Merge(s.Answer)
+	c := newStats()
+	c.add(s)
 	return c
 }
 
@@ -115,8 +83,5 @@ func (s *Stats) add(o *Stats) {
 	}
 	s.Lateness.Merge(o.Lateness)
 	s.Answer.Merge(o.Answer)
-	if o.FirstAccepted != 0 && (s.FirstAccepted == 0 || o.FirstAccepted < s.FirstAccepted) {
-		s.FirstAccepted = o.FirstAccepted
-	}
 	s.LastAccepted = max(s.LastAccepted, o.LastAccepted)
 }

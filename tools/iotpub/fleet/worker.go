@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -36,7 +37,14 @@ const (
 
 // worker owns every n-th publisher.
 type worker struct {
-	mailbox
+	// mu guards what other goroutines want done on the worker's, which does all of
+	// it between two bursts: there is as much as they ask for in that time.
+	mu struct {
+		sync.Mutex
+		todo  []func()
+		wake  func() // nil until there is a poller
+		ended bool
+	}
 
 	// set once
 	cfg          *Config
@@ -76,9 +84,6 @@ type worker struct {
 	bodies    [][]byte
 	input     []byte
 	events    []event
-
-	// final is what stats were at the end; written before mailbox.close.
-	final Stats
 }
 
 type retry struct {
@@ -105,14 +110,47 @@ func newWorker(cfg *Config, shard int, allConnected func()) (*worker, error) {
 	return w, nil
 }
 
-// snapshot returns the worker's figures: it asks the worker, or takes the last
-// ones when that has ended.
+// post has the worker do something; false: it has ended, and its fields change no more.
+func (w *worker) post(do func()) bool {
+	w.mu.Lock()
+	ended, wake := w.mu.ended, w.mu.wake
+	if !ended {
+		w.mu.todo = append(w.mu.todo, do)
+	}
+	w.mu.Unlock()
+	if wake != nil {
+		wake()
+	}
+	return !ended
+}
+
+// doPosted does what was posted.
+func (w *worker) doPosted() {
+	w.mu.Lock()
+	todo := w.mu.todo
+	w.mu.todo = nil
+	w.mu.Unlock()
+	for _, do := range todo {
+		do()
+	}
+}
+
+// snapshot returns a copy of the worker's stats.
 func (w *worker) snapshot() Stats {
 	answer := make(chan Stats, 1)
-	if w.post(func(m *mail) { m.snapshots = append(m.snapshots, answer) }) {
+	if w.post(func() { answer <- w.currentStats() }) {
 		return <-answer
 	}
-	return w.final.clone()
+	return w.currentStats()
+}
+
+func (w *worker) currentStats() Stats {
+	s := w.stats.clone()
+	s.Connected = w.connected
+	if w.lost != nil {
+		s.LastError = w.lost.Error()
+	}
+	return s
 }
 
 // run is the worker's life. It returns an error only if the poller fails.
@@ -124,7 +162,9 @@ func (w *worker) run() (err error) {
 		w.poll = nil
 		return err
 	}
-	w.open(w.poll.wake)
+	w.mu.Lock()
+	w.mu.wake = w.poll.wake
+	w.mu.Unlock()
 	// A thread of its own: the kernel wakes the thread, and no other goroutine
 	// is scheduled in its place.
 	runtime.LockOSThread()
@@ -141,9 +181,7 @@ func (w *worker) run() (err error) {
 	}
 	w.nextTick = now
 	for {
-		if m, full := w.take(); full {
-			w.handleMail(m)
-		}
+		w.doPosted()
 		now = clock.Mono()
 		if w.started && !w.stopped {
 			now = w.sendDue(now)
@@ -168,7 +206,7 @@ func (w *worker) run() (err error) {
 	}
 }
 
-// end closes everything and leaves the figures to whoever asks.
+// end closes everything.
 func (w *worker) end() {
 	for _, l := range w.links {
 		if l != nil {
@@ -181,42 +219,19 @@ func (w *worker) end() {
 	for i := range w.publishers {
 		w.stats.Skipped += uint64(w.publishers[i].waitingMessages)
 	}
-	w.stats.Connected = 0
-	w.recordError()
-	w.final = w.stats.clone()
-	for _, s := range w.close().snapshots {
-		s <- w.final.clone()
-	}
+	w.connected, w.aborted = 0, true
+	w.mu.Lock()
+	w.mu.ended = true
+	w.mu.Unlock()
+	w.doPosted()
 }
 
-func (w *worker) recordError() {
-	if w.lost != nil {
-		w.stats.LastError = w.lost.Error()
+// stop ends the schedule.
+func (w *worker) stop() {
+	if !w.stopped {
+		w.stopped = true
+		w.drainEnds = clock.Mono().Add(w.cfg.Drain)
 	}
-}
-
-func (w *worker) handleMail(m mail) {
-	if m.started && !w.started {
-		w.started, w.start = true, m.start
-	}
-	if m.stop && !w.stopped {
-		w.stopNow(clock.Mono())
-	}
-	w.aborted = w.aborted || m.abort
-	now := clock.Mono()
-	for _, a := range m.assignments {
-		w.assign(a, now)
-	}
-	for _, s := range m.snapshots {
-		w.stats.Connected = w.connected
-		w.recordError()
-		s <- w.stats.clone()
-	}
-}
-
-func (w *worker) stopNow(now mono.Time) {
-	w.stopped = true
-	w.drainEnds = now.Add(w.cfg.Drain)
 }
 
 // finished: there is nothing left to send or to wait for.
@@ -240,7 +255,7 @@ func (w *worker) wakeAt() mono.Time {
 func (w *worker) sendDue(now mono.Time) mono.Time {
 	for range maxBurst {
 		if !w.more {
-			w.stopNow(now)
+			w.stop()
 			return now
 		}
 		intended := w.start.Add(w.next.At)
@@ -277,7 +292,7 @@ func (w *worker) park(p *publisher, b batch) {
 		p.parked = true
 		w.waiting++
 	}
-	p.waiting = append(p.waiting, b)
+	p.waiting.push(b)
 	p.waitingMessages += int(b.count)
 }
 
@@ -285,14 +300,13 @@ func (w *worker) park(p *publisher, b batch) {
 // within, when a write fails and the next link takes over: so a batch leaves
 // the queue before it is sent.
 func (w *worker) unpark(p *publisher) {
-	for p.head < len(p.waiting) && p.canSend(w.cfg.MaxOutstanding) {
-		b := p.waiting[p.head]
-		p.head++
+	for p.waiting.len() > 0 && p.canSend(w.cfg.MaxOutstanding) {
+		b := p.waiting.pop()
 		p.waitingMessages -= int(b.count)
 		w.send(p, b, clock.Mono())
 	}
-	if p.parked && p.head == len(p.waiting) {
-		p.waiting, p.head, p.parked = p.waiting[:0], 0, false
+	if p.parked && p.waiting.len() == 0 {
+		p.parked = false
 		w.waiting--
 	}
 }
@@ -453,13 +467,13 @@ func (w *worker) frames(l *link, in []byte, now mono.Time) (rest []byte, err err
 
 // answer settles the oldest open command of a link.
 func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
-	c, ok := l.open.pop()
-	if !ok {
+	if l.open.len() == 0 {
 		if refusal != nil {
 			return fmt.Errorf("an error without a command: %w", refusal)
 		}
 		return errors.New("an OK without a command")
 	}
+	c := l.open.pop()
 	w.unanswered--
 	if refusal != nil {
 		w.stats.refuse(string(refusal.Code), uint64(c.count))
@@ -470,9 +484,6 @@ func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
 		for i := range uint32(c.count) {
 			w.accepted.Add(uint32(l.publisher.source), c.seq+i)
 			w.stats.Answer.Record(latency)
-		}
-		if w.stats.FirstAccepted == 0 {
-			w.stats.FirstAccepted = now
 		}
 		w.stats.LastAccepted = now
 	}
@@ -585,13 +596,9 @@ func (w *worker) release(l *link) {
 
 // abandon settles the open commands of a link that is lost.
 func (w *worker) abandon(l *link) {
-	for {
-		c, ok := l.open.pop()
-		if !ok {
-			return
-		}
+	for l.open.len() > 0 {
 		w.unanswered--
-		w.stats.Unanswered += uint64(c.count)
+		w.stats.Unanswered += uint64(l.open.pop().count)
 	}
 }
 

@@ -59,17 +59,25 @@ func QuantilesOf(l *obs.Latency) Quantiles {
 // P99 returns the quantile as a duration.
 func (q Quantiles) P99() time.Duration { return time.Duration(q.P99Us) * time.Microsecond }
 
-// Counts are messages since the start of a run.
+// Counts are messages since the start of a run, not commands.
 type Counts struct {
-	Offered    uint64            `json:"offered"`
-	Sent       uint64            `json:"sent"`
-	Accepted   uint64            `json:"accepted"`
-	Refused    map[string]uint64 `json:"refused,omitempty"`
-	Unanswered uint64            `json:"unanswered"`
-	Skipped    uint64            `json:"skipped"`
-	Held       uint64            `json:"held,omitempty"` // put off: no connection, or it took no more
-	Delivered  uint64            `json:"delivered"`
-	Duplicated uint64            `json:"duplicated"`
+	// Offered: the schedule wanted them sent by now. Sent: handed to a connection.
+	Offered uint64 `json:"offered"`
+	Sent    uint64 `json:"sent"`
+	// Accepted: answered with OK. Refused: with an error, by its code.
+	Accepted uint64            `json:"accepted"`
+	Refused  map[string]uint64 `json:"refused,omitempty"`
+	// Unanswered: sent on a connection that ended before the answer. They may have
+	// been accepted; they are not sent again, so that a duplicate is never of our
+	// making.
+	Unanswered uint64 `json:"unanswered"`
+	// Skipped: not sent, because their publisher had no connection for too long, or
+	// its connection took no more.
+	Skipped uint64 `json:"skipped"`
+	// Held: put off for the same reasons; they count in Sent or Skipped as well.
+	Held       uint64 `json:"held,omitempty"`
+	Delivered  uint64 `json:"delivered"`
+	Duplicated uint64 `json:"duplicated"`
 }
 
 // RefusedTotal sums Refused.

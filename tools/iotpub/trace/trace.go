@@ -64,13 +64,6 @@ type event struct {
 	size      int32
 }
 
-// Publishers returns the publishers in the order of their first event. The
-// slice is the trace's own; do not change it.
-func (t *Trace) Publishers() []Publisher { return t.publishers }
-
-// Len returns the number of events, at least 1.
-func (t *Trace) Len() int { return len(t.events) }
-
 // Last returns the offset of the last event.
 func (t *Trace) Last() time.Duration { return t.events[len(t.events)-1].at }
 
