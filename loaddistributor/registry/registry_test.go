@@ -107,39 +107,6 @@ func (s *scene) want(topic, want string) {
 	}
 }
 
-func TestRegistrations(t *testing.T) {
-	s := newScene(t, Config{})
-	a, b := s.join("a", 1), s.join("b", 2)
-	s.all(a, "REGISTER t", "REGISTER t c1", "REGISTER only channel", "REGISTER e#ephemeral x#ephemeral", "REGISTER t y#ephemeral")
-	s.all(b, "REGISTER t c2", "REGISTER t", "REGISTER t y#ephemeral")
-	s.want("t", "a,b c1,c2,y#ephemeral")
-	s.want("only", "a channel")
-	s.want("e#ephemeral", "a x#ephemeral")
-	s.want("nothing", "unknown")
-
-	s.all(a, "UNREGISTER t c1", "UNREGISTER t y#ephemeral", "UNREGISTER never", "UNREGISTER never at-all", "UNREGISTER t never")
-	s.want("t", "a,b c1,c2,y#ephemeral") // channels outlive their nodes
-	s.all(b, "UNREGISTER t y#ephemeral")
-	s.want("t", "a,b c1,c2") // ephemeral ones do not
-	s.all(a, "UNREGISTER t", "UNREGISTER only", "UNREGISTER e#ephemeral")
-	s.want("t", "b c1,c2")
-	s.want("only", " channel")
-	s.want("e#ephemeral", "unknown")
-
-	s.all(a, "REGISTER f#ephemeral z", "REGISTER t")
-	s.r.Leave(a)
-	s.r.check(t)
-	s.want("t", "b c1,c2")
-	s.want("f#ephemeral", "unknown")
-	s.r.Leave(a) // once more is nothing
-	if got := s.r.Topics(); !slices.Equal(got, []string{"only", "t"}) {
-		t.Errorf("topics %q", got)
-	}
-	if nodes := s.r.Nodes(s.now); len(nodes) != 1 || nodes[0].BroadcastAddress != "b" || !slices.Equal(nodes[0].Topics, []string{"t"}) || nodes[0].Remote != "192.0.2.1:1" {
-		t.Errorf("nodes %+v", nodes)
-	}
-}
-
 func TestWhoMustIdentify(t *testing.T) {
 	s := newScene(t, Config{Self: Self{BroadcastAddress: "me", Hostname: "h", HTTPPort: 4161, TCPPort: 4160, Version: "9"}})
 	id, err := s.r.Join(s.now, "192.0.2.1:1")
@@ -214,39 +181,6 @@ func TestTombstones(t *testing.T) {
 	if got := s.r.Figures().Tombstones; got != 1 {
 		t.Errorf("%d tombstones are kept, want the one in force", got)
 	}
-}
-
-func TestCreatedAndDeleted(t *testing.T) {
-	s := newScene(t, Config{})
-	a := s.join("a", 1)
-	s.all(a, "REGISTER t c", "REGISTER t d")
-	for _, err := range []error{s.r.CreateTopic("made"), s.r.CreateChannel("made2", "c"), s.r.CreateTopic("made")} {
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	s.want("made", " ")
-	s.want("made2", " c")
-	if err := s.r.DeleteChannel("t", "nothing"); !errors.Is(err, ErrChannelUnknown) {
-		t.Errorf("got %v", err)
-	}
-	if err := s.r.DeleteChannel("nothing", "c"); !errors.Is(err, ErrChannelUnknown) {
-		t.Errorf("got %v", err)
-	}
-	if err := s.r.DeleteChannel("t", "c"); err != nil {
-		t.Error(err)
-	}
-	s.r.check(t)
-	s.want("t", "a d")
-	s.r.DeleteTopic("t")
-	s.r.DeleteTopic("never")
-	s.r.check(t)
-	s.want("t", "unknown")
-	if nodes := s.r.Nodes(s.now); len(nodes[0].Topics) != 0 {
-		t.Errorf("the node still has %q", nodes[0].Topics)
-	}
-	s.all(a, "UNREGISTER t d", "REGISTER t c")
-	s.want("t", "a c")
 }
 
 func TestBounds(t *testing.T) {
@@ -342,7 +276,7 @@ func TestAnyHistory(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			k := key{name.Draw(t, "topic"), rapid.SampledFrom([]string{"", "c", "d#ephemeral"}).Draw(t, "channel")}
-			step := rapid.IntRange(0, 6).Draw(t, "step")
+			step := rapid.IntRange(0, 7).Draw(t, "step")
 			if step > 0 && step < 4 && len(live) == 0 {
 				step = 0
 			}
@@ -379,6 +313,14 @@ func TestAnyHistory(t *testing.T) {
 					t.Fatal(err)
 				}
 				names[key{topic: k.topic}] = true
+			case 7:
+				if k.channel == "" {
+					continue
+				}
+				if err := r.CreateChannel(k.topic, k.channel); err != nil {
+					t.Fatal(err)
+				}
+				names[key{topic: k.topic}], names[k] = true, true
 			case 5:
 				r.DeleteTopic(k.topic)
 				entries = slices.DeleteFunc(entries, func(e entry) bool { return e.k.topic == k.topic })
@@ -399,7 +341,20 @@ func TestAnyHistory(t *testing.T) {
 				entries = slices.DeleteFunc(entries, func(e entry) bool { return e.k == k })
 			}
 			r.check(t)
+			for i, n := range r.Nodes(1) { // by connection, each with its topics
+				if n.BroadcastAddress != fmt.Sprint(live[i]) || n.Remote != "x" || !slices.IsSorted(n.Topics) {
+					t.Fatalf("node %d is %+v of %v", i, n, live)
+				}
+				for _, topic := range []string{"a", "b", "e#ephemeral"} {
+					if has := slices.Contains(holders(key{topic: topic}), live[i]); has != slices.Contains(n.Topics, topic) {
+						t.Fatalf("node %+v has %s: %v", n, topic, has)
+					}
+				}
+			}
 			for _, topic := range []string{"a", "b", "e#ephemeral"} {
+				if slices.Contains(r.Topics(), topic) != names[key{topic: topic}] {
+					t.Fatalf("topics %q, want %s: %v", r.Topics(), topic, names[key{topic: topic}])
+				}
 				nodes, channels, found := r.Producers(1, topic)
 				if found != names[key{topic: topic}] {
 					t.Fatalf("%s found: %v", topic, found)
