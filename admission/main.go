@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/admission/router"
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -56,7 +57,9 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		s.Group.Add("asker", func(ctx context.Context) error { <-ctx.Done(); asker.Close(); return nil })
 		obs.Mount(s.Mux, s.Metrics, state, healthy)
 		if o.routes() {
-			router.NewHTTP(s.Mux, asker, s.Metrics)
+			ask := router.NewAsker(asker, database, s.Metrics)
+			router.MountHTTP(s.Mux, ask)
+			envoy.RegisterRateLimitServiceServer(s.GRPC, router.NewEnvoy(ask))
 			srtmv1.RegisterAdmissionAdminServer(s.GRPC, router.NewAdmin(database, asker))
 		}
 		s.HTTP.ReadTimeout = 10 * time.Second

@@ -16,10 +16,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -74,6 +77,12 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 // start runs a daemon until the test ends, and returns its HTTP and gRPC addresses.
 func start(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdminClient) {
 	t.Helper()
+	web, admin, _ = dial(t, args...)
+	return web, admin
+}
+
+func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdminClient, conn *grpc.ClientConn) {
+	t.Helper()
 	web, rpc := testkit.Address(t), testkit.Address(t)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -97,7 +106,7 @@ func start(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmi
 	if _, err := admin.ListRules(limit, &srtmv1.ListRulesRequest{}, grpc.WaitForReady(true)); err != nil && status.Code(err) != codes.Unimplemented {
 		t.Fatal(err)
 	}
-	return web, admin
+	return web, admin, conn
 }
 
 var web = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -178,7 +187,6 @@ func TestTheDaemon(t *testing.T) {
 		{set(&srtmv1.AdmissionRule{Key: "k", Capacity: 1}), codes.InvalidArgument},
 		{set(&srtmv1.AdmissionRule{Key: "k", Mode: 9}), codes.InvalidArgument},
 		{set(&srtmv1.AdmissionRule{Key: "k", Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE}), codes.InvalidArgument},
-		{set(&srtmv1.AdmissionRule{Key: "k", FailOpen: true}), codes.InvalidArgument},
 		{second(admin.GetRule(t.Context(), &srtmv1.GetRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.ListRules(t.Context(), &srtmv1.ListRulesRequest{PageSize: 1001})), codes.InvalidArgument},
@@ -210,6 +218,75 @@ func TestTheDaemon(t *testing.T) {
 	}
 }
 
+// What HTTP says of a rule, and Envoy. The store may take its time to say it.
+func TestRulesAreShown(t *testing.T) {
+	at, rules, conn := dial(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
+	set := func(key string, refill, capacity int64) {
+		if _, err := rules.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: key, RefillMilli: refill, Capacity: capacity}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("user/*", 30, 2)
+	set("shop|path=/a%7Cb|user=7", 30, 3)
+	set("shop|*", 1, 1)
+	for _, test := range []struct{ key, want string }{{"user/1", `"default";q=2;w=67`}, {"nobody", ""}} {
+		localtest.WaitFor(t, "the policy of "+test.key, func() bool {
+			reply, err := web.Get("http://" + at + "/qos?cost=0&key=" + test.key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reply.Body.Close()
+			return reply.Header.Get("RateLimit-Policy") == test.want
+		})
+	}
+	entry := func(k, v string) *envoy.RateLimitDescriptor_Entry {
+		return &envoy.RateLimitDescriptor_Entry{Key: k, Value: v}
+	}
+	asks := envoy.NewRateLimitServiceClient(conn)
+	long := entry("user", strings.Repeat("x", 300))
+	for i, test := range []struct {
+		request *envoy.RateLimitRequest
+		want    string // of all and each: code, left; Retry-After
+	}{
+		{&envoy.RateLimitRequest{Domain: "shop", HitsAddend: 2, Descriptors: []*envoy.RateLimitDescriptor{
+			{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}},
+			{Entries: []*envoy.RateLimitDescriptor_Entry{long}, HitsAddend: wrapperspb.UInt64(1)},
+		}}, "OK OK,1 OK,0 "},
+		{&envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{
+			{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}},
+			{Entries: []*envoy.RateLimitDescriptor_Entry{long}},
+		}}, "OVER_LIMIT OK,0 OVER_LIMIT,0 1000"},
+		{&envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{HitsAddend: wrapperspb.UInt64(1 << 40)}}}, "OVER_LIMIT OVER_LIMIT,0 "},
+		{&envoy.RateLimitRequest{Domain: "shop"}, "InvalidArgument"},
+		{&envoy.RateLimitRequest{Descriptors: []*envoy.RateLimitDescriptor{{}}}, "InvalidArgument"},
+		{&envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{IsNegativeHits: true}}}, "InvalidArgument"},
+	} {
+		reply, err := asks.ShouldRateLimit(t.Context(), test.request)
+		got := status.Code(err).String()
+		if err == nil {
+			got = reply.GetOverallCode().String()
+			for _, s := range reply.GetStatuses() {
+				got += fmt.Sprintf(" %v,%d", s.GetCode(), s.GetLimitRemaining())
+			}
+			got += " "
+			for _, h := range reply.GetResponseHeadersToAdd() {
+				got += h.GetValue()
+			}
+		}
+		if got != test.want {
+			t.Errorf("request %d: %s, want %s", i, got, test.want)
+		}
+	}
+	localtest.WaitFor(t, "the rule's rate", func() bool {
+		reply, err := asks.ShouldRateLimit(t.Context(), &envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit := reply.GetStatuses()[0].GetCurrentLimit()
+		return limit.GetRequestsPerUnit() == 1 && limit.GetUnit() == envoy.RateLimitResponse_RateLimit_MINUTE
+	})
+}
+
 func second[A any](_ A, err error) error { return err }
 
 // A router of its own asks a server of its own, both with a MAC key, and one of
@@ -229,6 +306,13 @@ func TestRoles(t *testing.T) {
 		t.Error(got)
 	}
 	strangerWeb, _ := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", other, "--attempts=2", "--default-reply-for=k=admit")
+	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "open", FailOpen: true}}}); err != nil {
+		t.Fatal(err)
+	}
+	localtest.WaitFor(t, "fail_open", func() bool { return get(t, strangerWeb+"/qos?key=open", "") == "200 TRUE" }) // by its rule
+	if got := get(t, strangerWeb+"/qos?key=other", ""); got != "200 FALSE" {
+		t.Errorf("with another key: %s", got)
+	}
 	if got := get(t, strangerWeb+"/qos?key=k", ""); got != "200 TRUE" { // by the default reply, which knows no limit
 		t.Errorf("with another key: %s", got)
 	}

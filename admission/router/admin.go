@@ -22,12 +22,13 @@ const (
 	someRules = 100
 )
 
-// Rules is what Admin needs of store.Store.
+// Rules is what Admin and Asker need of store.Store.
 type Rules interface {
 	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
 	DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error)
 	Rule(ctx context.Context, key string) (rule.Rule, error)
 	Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error)
+	Defaults(ctx context.Context) ([]rule.Rule, error)
 }
 
 // Admin serves AdmissionAdmin.
@@ -49,7 +50,7 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 	for i, p := range r.GetRules() {
 		rules[i] = rule.Rule{
 			Key: p.GetKey(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRefillMilli()), Burst: p.GetCapacity()},
-			Strict: p.GetStrict(), Shadow: p.GetShadow(),
+			Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
 		}
 		switch p.GetMode() {
 		case srtmv1.AdmissionMode_ADMISSION_MODE_UNSPECIFIED, srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL:
@@ -57,9 +58,6 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), "leases are not built yet: want central")
 		default:
 			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
-		}
-		if p.GetFailOpen() {
-			return nil, invalid(fmt.Sprintf("rules[%d].fail_open", i), "not built yet: use --default-reply-for of the router")
 		}
 		if err := rules[i].Validate(); err != nil {
 			return nil, invalid(fmt.Sprintf("rules[%d]", i), err.Error())
@@ -72,7 +70,7 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 // GetRule implements the service.
 func (a *Admin) GetRule(ctx context.Context, r *srtmv1.GetRuleRequest) (*srtmv1.AdmissionRule, error) {
 	got, err := a.rules.Rule(ctx, r.GetKey())
-	return proto(got), failed(err)
+	return ruleProto(got), failed(err)
 }
 
 // DeleteRule implements the service.
@@ -100,7 +98,7 @@ func (a *Admin) ListRules(ctx context.Context, r *srtmv1.ListRulesRequest) (*srt
 		reply.NextPageToken = rules[n-1].Key
 	}
 	for _, got := range rules {
-		reply.Rules = append(reply.Rules, proto(got))
+		reply.Rules = append(reply.Rules, ruleProto(got))
 	}
 	return reply, nil
 }
@@ -121,7 +119,7 @@ func (a *Admin) Ask(ctx context.Context, r *srtmv1.AskRequest) (*srtmv1.AskRespo
 	}, nil
 }
 
-func proto(r rule.Rule) *srtmv1.AdmissionRule {
+func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
 	mode := srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL
 	if r.Mode == rule.Lease {
 		mode = srtmv1.AdmissionMode_ADMISSION_MODE_LEASE

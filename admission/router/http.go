@@ -8,127 +8,87 @@ import (
 	"math"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
 )
 
-const (
-	maxChecks = 100      // of one /v1/check
-	maxBody   = 64 << 10 // bytes
-)
+const maxBody = 64 << 10 // bytes
 
-// HTTP answers /qos, /auth and /v1/check.
-type HTTP struct {
-	asker   *client.Client
-	replies *prometheus.CounterVec
-}
-
-// NewHTTP adds the routes to mux. reg may be nil.
-func NewHTTP(mux *http.ServeMux, asker *client.Client, reg prometheus.Registerer) *HTTP {
-	h := &HTTP{asker: asker, replies: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "srtm_admission_router_replies_total",
-		Help: "Keys decided for HTTP, by verdict (admit, deny) and by whom: server, or fallback where no server answered in time.",
-	}, []string{"verdict", "by"})}
-	if reg != nil {
-		reg.MustRegister(h.replies)
-	}
-	mux.HandleFunc("GET /qos", h.qos)
-	mux.HandleFunc("GET /auth", h.auth)
-	mux.HandleFunc("POST /v1/check", h.check)
-	return h
-}
-
-func (h *HTTP) ask(r *http.Request, key string, cost uint32) client.Decision {
-	d := h.asker.Ask(r.Context(), key, cost)
-	verdict, by := "deny", "server"
-	if d.Admit {
-		verdict = "admit"
-	}
-	if d.Unanswered {
-		by = "fallback"
-	}
-	h.replies.WithLabelValues(verdict, by).Inc()
-	return d
-}
-
-// question reads key and cost of a GET.
-func question(r *http.Request) (key string, cost uint32, err error) {
-	values := r.URL.Query()
-	if key = values.Get("key"); rule.ValidKey(key) != nil {
-		return "", 0, fmt.Errorf("key: %w", rule.ValidKey(key))
-	}
-	cost = 1
-	if text := values.Get("cost"); text != "" {
-		n, err := strconv.ParseUint(text, 10, 32)
-		if err != nil {
-			return "", 0, fmt.Errorf("cost %q: want 0 to %d credits", text, uint32(math.MaxUint32))
+// MountHTTP adds /qos, /auth and /v1/check to mux.
+func MountHTTP(mux *http.ServeMux, a *Asker) {
+	// The paper's: 200 with TRUE or FALSE and nothing else.
+	mux.HandleFunc("GET /qos", a.one(func(w http.ResponseWriter, d client.Decision) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		text := "FALSE"
+		if d.Admit {
+			text = "TRUE"
 		}
-		cost = uint32(n)
-	}
-	return key, cost, nil
+		_, _ = io.WriteString(w, text) // the client may be gone
+	}))
+	// For nginx's auth_request.
+	mux.HandleFunc("GET /auth", a.one(func(w http.ResponseWriter, d client.Decision) {
+		if d.Admit {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		http.Error(w, "denied", http.StatusForbidden)
+	}))
+	mux.HandleFunc("POST /v1/check", a.check)
 }
 
-// qos is the paper's: 200 with TRUE or FALSE and nothing else.
-func (h *HTTP) qos(w http.ResponseWriter, r *http.Request) {
-	key, cost, err := question(r)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
+// one asks key and cost of a GET, and has the decision told.
+func (a *Asker) one(tell func(http.ResponseWriter, client.Decision)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		values := r.URL.Query()
+		q := question{values.Get("key"), 1}
+		err := rule.ValidKey(q.key)
+		if err != nil {
+			err = fmt.Errorf("key: %w", err)
+		} else if text := values.Get("cost"); text != "" {
+			n, bad := strconv.ParseUint(text, 10, 32)
+			if q.cost = uint32(n); bad != nil {
+				err = fmt.Errorf("cost %q: want 0 to %d credits", text, uint32(math.MaxUint32))
+			}
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		d := a.ask(r.Context(), q)
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		if !d.Unanswered { // else nobody knows
+			rateLimit(h, d, a.rule(r.Context(), q.key))
+		}
+		tell(w, d)
 	}
-	d := h.ask(r, key, cost)
-	headers(w.Header(), d)
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	text := "FALSE"
-	if d.Admit {
-		text = "TRUE"
-	}
-	_, _ = io.WriteString(w, text) // the client may be gone
 }
 
-// auth is for nginx's auth_request: 204, or 403.
-func (h *HTTP) auth(w http.ResponseWriter, r *http.Request) {
-	key, cost, err := question(r)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	d := h.ask(r, key, cost)
-	headers(w.Header(), d)
-	if d.Admit {
-		w.WriteHeader(http.StatusNoContent)
-		return
-	}
-	http.Error(w, "denied", http.StatusForbidden)
-}
-
-// headers sets RateLimit (draft-ietf-httpapi-ratelimit-headers-10) and, of a denial,
-// Retry-After. What nobody decided has neither.
-func headers(h http.Header, d client.Decision) {
-	h.Set("Cache-Control", "no-store")
-	switch {
-	case d.Unanswered:
-	case d.Admit:
-		h.Set("RateLimit", fmt.Sprintf(`"default";r=%d`, d.Left))
-	case d.RetryAfter < 0:
-		h.Set("RateLimit", `"default";r=0`)
-	default:
+// rateLimit sets RateLimit and RateLimit-Policy (draft-ietf-httpapi-ratelimit-headers-10)
+// and, of a denial, Retry-After. The policy's window is how long an empty bucket takes
+// to fill, in whole seconds: so no more than its quota is admitted in a window, but for
+// what the bucket held before.
+func rateLimit(h http.Header, d client.Decision, r rule.Rule) {
+	limit := `"default";r=` + strconv.FormatInt(d.Left, 10)
+	if !d.Admit {
 		client.RetryAfter(h, d)
-		h.Set("RateLimit", fmt.Sprintf(`"default";r=0;t=%d`, int64(math.Ceil(d.RetryAfter.Seconds()))))
+		if after := h.Get("Retry-After"); after != "" {
+			limit += ";t=" + after
+		}
+	}
+	h.Set("RateLimit", limit)
+	if r.Share.Rate > 0 {
+		h.Set("RateLimit-Policy", fmt.Sprintf(`"default";q=%d;w=%d`, r.Share.Burst, (1000*r.Share.Burst-1)/int64(r.Share.Rate)+1))
 	}
 }
 
 type checks struct {
-	Checks []check `json:"checks"`
-}
-
-type check struct {
-	Key  string  `json:"key"`
-	Cost *uint32 `json:"cost"` // nil: 1
+	Checks []struct {
+		Key  string  `json:"key"`
+		Cost *uint32 `json:"cost"` // nil: 1
+	} `json:"checks"`
 }
 
 type checked struct {
@@ -146,10 +106,9 @@ type result struct {
 	Unanswered bool   `json:"unanswered,omitempty"`
 }
 
-// check decides up to maxChecks keys, each by itself: what one is admitted stays
-// taken if another is denied.
-func (h *HTTP) check(w http.ResponseWriter, r *http.Request) {
-	request, err := readChecks(http.MaxBytesReader(w, r.Body, maxBody))
+// check decides up to maxQuestions keys.
+func (a *Asker) check(w http.ResponseWriter, r *http.Request) {
+	questions, err := readChecks(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		code := http.StatusBadRequest
 		if errors.As(err, new(*http.MaxBytesError)) {
@@ -158,47 +117,42 @@ func (h *HTTP) check(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), code)
 		return
 	}
-	reply := checked{Admit: true, Results: make([]result, len(request.Checks))}
-	var asking sync.WaitGroup
-	for i, c := range request.Checks {
-		asking.Go(func() {
-			cost := uint32(1)
-			if c.Cost != nil {
-				cost = *c.Cost
-			}
-			d := h.ask(r, c.Key, cost)
-			reply.Results[i] = result{
-				Key: c.Key, Admit: d.Admit, Left: d.Left, RetryAfter: millis(d.RetryAfter),
-				Default: d.ByDefault, Shadow: d.Shadow, Unanswered: d.Unanswered,
-			}
+	reply := checked{Admit: true}
+	for i, d := range a.askAll(r.Context(), questions) {
+		reply.Admit = reply.Admit && d.Admit
+		reply.Results = append(reply.Results, result{
+			Key: questions[i].key, Admit: d.Admit, Left: d.Left, RetryAfter: millis(d.RetryAfter),
+			Default: d.ByDefault, Shadow: d.Shadow, Unanswered: d.Unanswered,
 		})
-	}
-	asking.Wait()
-	for i := range reply.Results {
-		reply.Admit = reply.Admit && reply.Results[i].Admit
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(reply) // the client may be gone
 }
 
-func readChecks(body io.Reader) (c checks, err error) {
+func readChecks(body io.Reader) ([]question, error) {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
-		return c, err
+	var request checks
+	if err := d.Decode(&request); err != nil {
+		return nil, err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return c, errors.New("more than one JSON value")
+		return nil, errors.New("more than one JSON value")
 	}
-	if n := len(c.Checks); n < 1 || n > maxChecks {
-		return c, fmt.Errorf("%d checks: want 1 to %d", n, maxChecks)
+	if n := len(request.Checks); n < 1 || n > maxQuestions {
+		return nil, fmt.Errorf("%d checks: want 1 to %d", n, maxQuestions)
 	}
-	for i := range c.Checks {
-		if err := rule.ValidKey(c.Checks[i].Key); err != nil {
-			return c, fmt.Errorf("checks[%d].key: %w", i, err)
+	questions := make([]question, len(request.Checks))
+	for i, c := range request.Checks {
+		if err := rule.ValidKey(c.Key); err != nil {
+			return nil, fmt.Errorf("checks[%d].key: %w", i, err)
+		}
+		questions[i] = question{c.Key, 1}
+		if c.Cost != nil {
+			questions[i].cost = *c.Cost
 		}
 	}
-	return c, nil
+	return questions, nil
 }
 
 func millis(d time.Duration) int64 {

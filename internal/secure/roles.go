@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
@@ -45,17 +46,18 @@ func parseRole(name string) (Role, bool) {
 // methods that need less than Admin, which is what any other takes: a method is
 // not open because it was forgotten here.
 var methods = map[string]Role{
-	srtmv1.AdmissionAdmin_GetRule_FullMethodName:   ReadOnly,
-	srtmv1.AdmissionAdmin_ListRules_FullMethodName: ReadOnly,
-	srtmv1.AdmissionAdmin_Ask_FullMethodName:       ReadOnly,
-	srtmv1.AdminService_GetTopic_FullMethodName:    ReadOnly,
-	srtmv1.AdminService_ListTopics_FullMethodName:  ReadOnly,
-	srtmv1.AdminService_ListBrokers_FullMethodName: ReadOnly,
-	srtmv1.PlacementService_Resolve_FullMethodName: ReadOnly,
-	srtmv1.PlacementService_Watch_FullMethodName:   ReadOnly,
-	srtmv1.GrantService_ListShares_FullMethodName:  ReadOnly,
-	srtmv1.BrokerService_Session_FullMethodName:    Node,
-	srtmv1.GrantService_Session_FullMethodName:     Node,
+	envoy.RateLimitService_ShouldRateLimit_FullMethodName: ReadOnly,
+	srtmv1.AdmissionAdmin_GetRule_FullMethodName:          ReadOnly,
+	srtmv1.AdmissionAdmin_ListRules_FullMethodName:        ReadOnly,
+	srtmv1.AdmissionAdmin_Ask_FullMethodName:              ReadOnly,
+	srtmv1.AdminService_GetTopic_FullMethodName:           ReadOnly,
+	srtmv1.AdminService_ListTopics_FullMethodName:         ReadOnly,
+	srtmv1.AdminService_ListBrokers_FullMethodName:        ReadOnly,
+	srtmv1.PlacementService_Resolve_FullMethodName:        ReadOnly,
+	srtmv1.PlacementService_Watch_FullMethodName:          ReadOnly,
+	srtmv1.GrantService_ListShares_FullMethodName:         ReadOnly,
+	srtmv1.BrokerService_Session_FullMethodName:           Node,
+	srtmv1.GrantService_Session_FullMethodName:            Node,
 }
 
 // needs returns the role that a gRPC method takes.

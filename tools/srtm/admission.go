@@ -59,6 +59,7 @@ func ruleSetCommand() *cobra.Command {
 	cmd.Flags().Int64Var(&r.Capacity, "capacity", 0, "`credits` that the bucket holds, 1 to 1e9")
 	cmd.Flags().BoolVar(&r.Strict, "strict", false, "never above the rule, through any failure: rather deny")
 	cmd.Flags().BoolVar(&r.Shadow, "shadow", false, "decide and count, and admit all the same")
+	cmd.Flags().BoolVar(&r.FailOpen, "fail-open", false, "admit where a router reaches no server")
 	cmd.Flags().StringVar(&prefix, "default", "", "in place of KEY: a default for all keys with this `prefix`")
 	return cmd
 }

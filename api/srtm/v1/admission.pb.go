@@ -89,7 +89,7 @@ type AdmissionRule struct {
 	Strict bool `protobuf:"varint,5,opt,name=strict,proto3" json:"strict,omitempty"`
 	// Decides and counts, and admits all the same.
 	Shadow bool `protobuf:"varint,6,opt,name=shadow,proto3" json:"shadow,omitempty"`
-	// Who cannot reach a server admits. Refused so far.
+	// A router that reaches no server admits.
 	FailOpen bool `protobuf:"varint,7,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
 	// Of its last edit; ignored by SetRules.
 	Change        uint64 `protobuf:"varint,8,opt,name=change,proto3" json:"change,omitempty"`
