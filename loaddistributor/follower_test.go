@@ -22,7 +22,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
@@ -165,11 +167,23 @@ func TestWhatAFollowerSays(t *testing.T) {
 			return receive(follower.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t"}))
 		},
 	}
-	refusals := map[string]func() error{
-		"AdminService/GetTopic": func() error {
-			_, err := follower.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
-			return err
-		},
+	refusals := map[string]proto.Message{ // requests of unary calls
+		"AdminService/GetTopic":          &srtmv1.GetTopicRequest{Name: "t"},
+		"AdminService/DeleteTopic":       &srtmv1.DeleteTopicRequest{Name: "t"},
+		"AdminService/UpdateTopic":       &srtmv1.UpdateTopicRequest{Spec: spec},
+		"AdminService/DrainBroker":       &srtmv1.DrainBrokerRequest{BrokerId: "b1"},
+		"AdminService/SetBrokerCapacity": &srtmv1.SetBrokerCapacityRequest{BrokerId: "b1", Mcap: 1},
+		"AdminService/RemoveBroker":      &srtmv1.RemoveBrokerRequest{BrokerId: "b1"},
+		"AdminService/SeekChannel":       &srtmv1.SeekChannelRequest{Topic: "t", Channel: "c", To: &srtmv1.Place{To: &srtmv1.Place_Offset{}}},
+		"AdminService/MovePublishers":    &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"p"}, BrokerId: "b1"},
+		"GrantService/SetContract":       &srtmv1.SetContractRequest{Topic: "t"},
+		"GrantService/RemoveContract":    &srtmv1.RemoveContractRequest{Topic: "t"},
+		"GrantService/ListShares":        &srtmv1.ListSharesRequest{},
+		"GrantService/Lead":              &srtmv1.LeadRequest{},
+		"GrantService/ReportEnd":         &srtmv1.ReportEndRequest{BrokerId: "b1"},
+		"GrantService/ForgetBroker":      &srtmv1.ForgetBrokerRequest{BrokerId: "b1"},
+	}
+	refusedStreams := map[string]func() error{
 		"AdminService/ExportCluster": func() error {
 			return receive(follower.admin.ExportCluster(ctx, &srtmv1.ExportClusterRequest{}))
 		},
@@ -180,61 +194,9 @@ func TestWhatAFollowerSays(t *testing.T) {
 			}
 			return err
 		},
-		"GrantService/SetContract": func() error {
-			_, err := follower.grants.SetContract(ctx, &srtmv1.SetContractRequest{Topic: "t"})
-			return err
-		},
-		"GrantService/RemoveContract": func() error {
-			_, err := follower.grants.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
-			return err
-		},
-		"GrantService/ListShares": func() error {
-			_, err := follower.grants.ListShares(ctx, &srtmv1.ListSharesRequest{})
-			return err
-		},
-		"GrantService/Lead": func() error {
-			_, err := follower.grants.Lead(ctx, &srtmv1.LeadRequest{})
-			return err
-		},
-		"GrantService/ReportEnd": func() error {
-			_, err := follower.grants.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: "b1"})
-			return err
-		},
-		"GrantService/ForgetBroker": func() error {
-			_, err := follower.grants.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b1"})
-			return err
-		},
 		"GrantService/Session": func() error { return receive(follower.grants.Session(ctx)) },
 		"AdminService/CreateTopic": func() error {
 			return receive(follower.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec}))
-		},
-		"AdminService/DeleteTopic": func() error {
-			_, err := follower.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "t"})
-			return err
-		},
-		"AdminService/UpdateTopic": func() error {
-			_, err := follower.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: spec})
-			return err
-		},
-		"AdminService/DrainBroker": func() error {
-			_, err := follower.admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: "b1"})
-			return err
-		},
-		"AdminService/SetBrokerCapacity": func() error {
-			_, err := follower.admin.SetBrokerCapacity(ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: "b1", Mcap: 1})
-			return err
-		},
-		"AdminService/RemoveBroker": func() error {
-			_, err := follower.admin.RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: "b1"})
-			return err
-		},
-		"AdminService/SeekChannel": func() error {
-			_, err := follower.admin.SeekChannel(ctx, &srtmv1.SeekChannelRequest{Topic: "t", Channel: "c", To: &srtmv1.Place{To: &srtmv1.Place_Offset{}}})
-			return err
-		},
-		"AdminService/MovePublishers": func() error {
-			_, err := follower.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"p"}, BrokerId: "b1"})
-			return err
 		},
 		"BrokerService/Session": func() error {
 			session, err := follower.brokers.Session(ctx)
@@ -243,6 +205,11 @@ func TestWhatAFollowerSays(t *testing.T) {
 			}
 			return receive(session, err)
 		},
+	}
+	refused := func(name string, err error) {
+		if leads(err) != leader.rpc {
+			t.Errorf("%s of a follower: %v, which sends us to %q, not %q", name, err, leads(err), leader.rpc)
+		}
 	}
 	for _, of := range []grpc.ServiceDesc{srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc} {
 		var methods []string
@@ -260,9 +227,9 @@ func TestWhatAFollowerSays(t *testing.T) {
 					t.Errorf("%s of a follower: %v", name, err)
 				}
 			case refusals[name] != nil:
-				if err := refusals[name](); leads(err) != leader.rpc {
-					t.Errorf("%s of a follower: %v, which sends us to %q, not %q", name, err, leads(err), leader.rpc)
-				}
+				refused(name, follower.conn.Invoke(ctx, "/"+service+name, refusals[name], new(emptypb.Empty)))
+			case refusedStreams[name] != nil:
+				refused(name, refusedStreams[name]())
 			default:
 				t.Errorf("%s: nobody says what a follower does", name)
 			}

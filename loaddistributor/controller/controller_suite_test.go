@@ -269,6 +269,12 @@ func (c *cluster) join(id string, mcap int64, node *agenttest.Node, options ...f
 	return b
 }
 
+// node is that of a broker that joins.
+func (c *cluster) node(id string, mcap int64) *agenttest.Node {
+	GinkgoHelper()
+	return c.join(id, mcap, agenttest.New()).node
+}
+
 func (c *cluster) arrive(id string, mcap int64, node *agenttest.Node, options ...func(*agent.Config)) *broker {
 	GinkgoHelper()
 	cfg := agent.Config{
@@ -347,12 +353,55 @@ func (c *cluster) create(ctx context.Context, s *srtmv1.TopicSpec, key string) (
 	}
 }
 
-func (c *cluster) mustCreate(s *srtmv1.TopicSpec) *srtmv1.Topic {
+// creating runs a creation, and returns how it ends.
+func (c *cluster) creating(ctx context.Context, s *srtmv1.TopicSpec, key string) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := c.create(ctx, s, key)
+		done <- err
+	}()
+	return done
+}
+
+func (c *cluster) mustCreate(s *srtmv1.TopicSpec, key ...string) *srtmv1.Topic {
 	GinkgoHelper()
-	topic, _, err := c.create(context.Background(), s, "")
+	topic, _, err := c.create(context.Background(), s, strings.Join(key, ""))
 	Expect(err).NotTo(HaveOccurred())
 	Expect(topic.GetState()).To(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
 	return topic
+}
+
+func (c *cluster) mustDelete(name string) {
+	GinkgoHelper()
+	_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: name})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func (c *cluster) move(topic, to string, publishers ...string) (*srtmv1.MovePublishersResponse, error) {
+	return c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: topic, BrokerId: to, PublisherIds: publishers})
+}
+
+func (c *cluster) mustMove(topic, to string, publishers ...string) {
+	GinkgoHelper()
+	_, err := c.move(topic, to, publishers...)
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func (c *cluster) mustUpdate(s *srtmv1.TopicSpec) {
+	GinkgoHelper()
+	_, err := c.update(s)
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func (c *cluster) forget(broker string) []*srtmv1.FreedShare {
+	GinkgoHelper()
+	r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: broker})
+	Expect(err).NotTo(HaveOccurred())
+	return r.Freed
+}
+
+func (c *cluster) resolve(topic, publisher string) (*srtmv1.ResolveResponse, error) {
+	return c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: publisher})
 }
 
 func (c *cluster) topic(name string) *srtmv1.Topic {

@@ -71,8 +71,7 @@ var _ = Describe("Measuring a broker", func() {
 		c = newCluster(setup{data: data, address: c.address})
 		Eventually(c.state("m")).Should(Equal("ACTIVE"))
 		Consistently(func() int { return len(c.topic("m").Quotas) }, "2s").Should(Equal(1))
-		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "m"})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustDelete("m")
 		Expect(has(b2.node, "m")()).To(BeFalse())
 	})
 })
@@ -126,16 +125,16 @@ var _ = Describe("Creating a topic", func() {
 			counts[a.Broker]++
 		}
 		Expect(counts).To(Equal(map[string]int{"b1": 500, "b2": 500}))
-		r, err := c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.7"})
+		r, err := c.resolve("t", "g.7")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Assignment.PublisherId).To(Equal("g.7"))
 		Expect(r.Assignment.BrokerId).To(BeElementOf("b1", "b2"))
 		Expect(r.Assignment.TcpAddress).To(Equal(r.Assignment.BrokerId + ".example:4150"))
 		Expect(r.Assignment.HttpAddress).To(Equal(r.Assignment.BrokerId + ".example:4151"))
 		Expect(r.Assignment.Epoch).To(Equal(topic.Epoch))
-		_, err = c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.1000"})
+		_, err = c.resolve("t", "g.1000")
 		Expect(err).To(fails(codes.NotFound, rpc.ReasonPublisherUnknown))
-		_, err = c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "u", PublisherId: "g.1"})
+		_, err = c.resolve("u", "g.1")
 		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 
@@ -143,15 +142,11 @@ var _ = Describe("Creating a topic", func() {
 		c := newCluster(setup{})
 		b := c.join("b1", 100, agenttest.New())
 		entered, release := b.hang()
-		first := make(chan error, 1)
-		go func() {
-			_, _, err := c.create(context.Background(), spec("t", 10, 5), "")
-			first <- err
-		}()
+		first := c.creating(context.Background(), spec("t", 10, 5), "")
 		Eventually(entered).Should(BeClosed())
 		_, _, err := c.create(context.Background(), spec("t", 10, 5), "")
 		Expect(err).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
-		_, err = c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.1"})
+		_, err = c.resolve("t", "g.1")
 		Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonTopicNotActive))
 		release()
 		Eventually(first).Should(Receive(BeNil()))
@@ -163,14 +158,12 @@ var _ = Describe("Creating a topic", func() {
 		It("returns the topic to a repetition, and refuses another request", func() {
 			c := newCluster(setup{})
 			c.join("b1", 100, agenttest.New())
-			first, _, err := c.create(context.Background(), spec("t", 10, 5), "key")
-			Expect(err).NotTo(HaveOccurred())
-			again, _, err := c.create(context.Background(), spec("t", 10, 5), "key")
-			Expect(err).NotTo(HaveOccurred())
+			first := c.mustCreate(spec("t", 10, 5), "key")
+			again := c.mustCreate(spec("t", 10, 5), "key")
 			Expect(again.Epoch).To(Equal(first.Epoch))
 			Expect(c.broker("b1").Allocated).To(BeEquivalentTo(10))
 
-			_, _, err = c.create(context.Background(), spec("t", 11, 5), "key")
+			_, _, err := c.create(context.Background(), spec("t", 11, 5), "key")
 			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
 			_, _, err = c.create(context.Background(), spec("u", 10, 5), "key")
 			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
@@ -252,18 +245,14 @@ var _ = Describe("Creating a topic", func() {
 			Expect(err).To(MatchError(ContainSubstring("broker b2: " + controller.ErrNoAnswer.Error())))
 			c.nothingLeft("t", b1)
 			release()
-			Eventually(func() bool { _, there := b2.node.Topic("t"); return there }).Should(BeFalse())
+			Eventually(has(b2.node, "t")).Should(BeFalse())
 		})
 
 		It("rolls back when a broker goes away meanwhile", func() {
 			c := newCluster(setup{})
 			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 			entered, release := b2.hang()
-			failed := make(chan error, 1)
-			go func() {
-				_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
-				failed <- err
-			}()
+			failed := c.creating(context.Background(), spec("t", 100, 5), "")
 			Eventually(entered).Should(BeClosed())
 			stopped := make(chan struct{})
 			go func() { defer close(stopped); b2.stop() }()
@@ -278,10 +267,9 @@ var _ = Describe("Creating a topic", func() {
 
 			// It is told when it is back: its node still has the topic.
 			b2.node.Sabotage(nil, nil)
-			_, there := b2.node.Topic("t")
-			Expect(there).To(BeTrue())
+			Expect(has(b2.node, "t")()).To(BeTrue())
 			c.join("b2", 60, b2.node)
-			Eventually(func() bool { _, there := b2.node.Topic("t"); return there }).Should(BeFalse())
+			Eventually(has(b2.node, "t")).Should(BeFalse())
 		})
 
 		It("rolls back when the brokers cannot reach the adaptor", func() {
@@ -348,22 +336,17 @@ var _ = Describe("Creating a topic", func() {
 			c := newCluster(setup{})
 			b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 			entered, release := b2.hang()
-			done := make(chan error, 1)
-			go func() {
-				_, _, err := c.create(context.Background(), spec("t", 100, 5), "")
-				done <- err
-			}()
+			done := c.creating(context.Background(), spec("t", 100, 5), "")
 			Eventually(entered).Should(BeClosed())
-			Eventually(func() bool { _, there := b1.node.Topic("t"); return there }).Should(BeTrue())
+			Eventually(has(b1.node, "t")).Should(BeTrue())
 			stopped := make(chan struct{})
 			go func() { defer close(stopped); c.stop() }()
-			Eventually(func() bool { _, there := b1.node.Topic("t"); return there }).Should(BeFalse())
+			Eventually(has(b1.node, "t")).Should(BeFalse())
 			release()
 			Eventually(stopped).Should(BeClosed())
 			Expect(<-done).To(fails(codes.Unavailable, rpc.ReasonShuttingDown))
 			for _, b := range []*broker{b1, b2} {
-				_, there := b.node.Topic("t")
-				Expect(there).To(BeFalse(), "broker %s", b.id)
+				Expect(has(b.node, "t")()).To(BeFalse(), "broker %s", b.id)
 			}
 		})
 	})

@@ -205,16 +205,23 @@ var _ = Describe("Fitting", func() {
 		return s
 	}
 	fast := func(cfg *controller.Config) { cfg.Fitting = tuner.ModeFast }
+	// begin has the topic t of order on b1, beside so many brokers in all.
+	begin := func(brokers int) (c *cluster, nodes []*agenttest.Node) {
+		GinkgoHelper()
+		c = newCluster(setup{config: fast})
+		for i := range brokers {
+			nodes = append(nodes, c.node(fmt.Sprint("b", i+1), 600))
+		}
+		c.mustCreate(order())
+		return c, nodes
+	}
 
 	It("waits for publishers, and leaves a topic that keeps its SLO where it is", func() {
-		c := newCluster(setup{config: fast})
-		node := agenttest.New()
-		c.join("b1", 600, node)
-		c.join("b2", 600, agenttest.New())
-		topic := c.mustCreate(order())
+		c, n := begin(2)
+		topic := c.topic("t")
 		Eventually(c.fitting("t")).Should(Equal("waiting for publishers"))
 		Expect(c.fit("t").GetEnded() || c.fit("t").GetTook() != nil).To(BeFalse())
-		node.Measure("t", measured(200, 0, 0))
+		n[0].Measure("t", measured(200, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("SLO kept (90 % confidence), nothing late"))
 		Expect(c.fit("t").GetEnded() && c.fit("t").GetFitted() && c.fit("t").GetTook().AsDuration() > 0).To(BeTrue())
 		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}}))
@@ -223,17 +230,12 @@ var _ = Describe("Fitting", func() {
 	})
 
 	It("spreads a topic over one broker more while processing is late", func() {
-		c := newCluster(setup{config: fast})
-		n1, n2, n3 := agenttest.New(), agenttest.New(), agenttest.New()
-		c.join("b1", 600, n1)
-		c.join("b2", 600, n2)
-		c.join("b3", 600, n3)
-		c.mustCreate(order())
-		n1.Measure("t", measured(200, 50, 0))
+		c, n := begin(3)
+		n[0].Measure("t", measured(200, 50, 0))
 		Eventually(func() int { return len(c.where("t", 100)) }).Should(Equal(2))
-		n1.Measure("t", measured(100, 0, 0))
-		Eventually(func() bool { _, there := n2.Topic("t"); return there }).Should(BeTrue())
-		n2.Measure("t", measured(100, 0, 0))
+		n[0].Measure("t", measured(100, 0, 0))
+		Eventually(has(n[1], "t")).Should(BeTrue())
+		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("SLO kept (90 % confidence)"))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
 		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}, {2, 1}}))
@@ -241,12 +243,8 @@ var _ = Describe("Fitting", func() {
 	})
 
 	It("does not split a topic whose tokens are late", func() {
-		c := newCluster(setup{config: fast})
-		node := agenttest.New()
-		c.join("b1", 600, node)
-		c.join("b2", 600, agenttest.New())
-		c.mustCreate(order())
-		node.Measure("t", measured(200, 0, 40))
+		c, n := begin(2)
+		n[0].Measure("t", measured(200, 0, 40))
 		Eventually(c.fitting("t")).Should(ContainSubstring("token bucket"))
 		Expect(c.fit("t").GetEnded()).To(BeTrue())
 		Expect(c.fit("t").GetFitted()).To(BeFalse())
@@ -254,81 +252,60 @@ var _ = Describe("Fitting", func() {
 	})
 
 	It("ends when its publishers or subscribers go, and begins again when they come", func() {
-		c := newCluster(setup{config: fast})
-		node := agenttest.New()
-		c.join("b1", 600, node)
-		c.join("b2", 600, agenttest.New())
-		c.mustCreate(order())
+		c, n := begin(2)
 		for _, gone := range []func(*srtmv1.TopicStats){
 			func(s *srtmv1.TopicStats) { s.Offered = 0 },
 			func(s *srtmv1.TopicStats) { s.Subscribers = 0 },
 		} {
 			few := measured(200, 0, 0) // of which it takes long to be sure
 			few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
-			node.Measure("t", few)
+			n[0].Measure("t", few)
 			Eventually(func() bool { return c.fit("t").GetTook() != nil }).Should(BeTrue())
 			without := proto.Clone(few).(*srtmv1.TopicStats)
 			gone(without)
-			node.Measure("t", without)
+			n[0].Measure("t", without)
 			Eventually(func() bool { return c.fit("t").GetTook() == nil }).Should(BeTrue())
 			Expect(c.fitting("t")()).To(HavePrefix("waiting for"))
 		}
-		node.Measure("t", measured(200, 0, 0))
+		n[0].Measure("t", measured(200, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 	})
 
 	It("is tried again, later, where it found no placement", func() {
-		c := newCluster(setup{config: fast})
-		node := agenttest.New()
-		c.join("b1", 600, node)
-		c.mustCreate(order())
-		node.Measure("t", measured(200, 50, 0))
+		c, n := begin(1)
+		n[0].Measure("t", measured(200, 50, 0))
 		Eventually(func() bool { return c.fit("t").GetEnded() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 		Expect(c.fit("t").GetFitted()).To(BeFalse())
-		node.Measure("t", measured(200, 0, 0)) // whatever it was
+		n[0].Measure("t", measured(200, 0, 0)) // whatever it was
 		Eventually(func() bool { return c.fit("t").GetFitted() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 	})
 
 	It("waits until a topic keeps to its contract", func() {
-		c := newCluster(setup{config: fast})
-		node := agenttest.New()
-		c.join("b1", 600, node)
-		c.mustCreate(order())
+		c, n := begin(1)
 		beyond := measured(200, 200, 0)
 		beyond.Offered = 100
-		node.Measure("t", beyond)
+		n[0].Measure("t", beyond)
 		Eventually(c.fitting("t")).Should(Equal("waiting until the topic keeps to its contract"))
 		Consistently(c.state("t")).Should(HavePrefix("DEGRADED: over contract since"))
 		Expect(c.fit("t").GetTook()).To(BeNil())
 	})
 
 	It("gives up what an operator has moved meanwhile", func() {
-		c := newCluster(setup{config: fast})
-		node := agenttest.New()
-		c.join("b1", 600, node)
-		c.join("b2", 600, agenttest.New())
-		c.mustCreate(order())
-		node.Measure("t", measured(200, 0, 0))
+		c, n := begin(2)
+		n[0].Measure("t", measured(200, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("1 brokers"))
-		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g1.0"}, BrokerId: "b2"})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustMove("t", "b2", "g1.0")
 		Eventually(c.fitting("t")).Should(Equal("another placement came between"))
 	})
 
 	It("begins anew where a broker that it would have taken is not to be had", func() {
-		c := newCluster(setup{config: fast})
-		n1, n2, n3 := agenttest.New(), agenttest.New(), agenttest.New()
-		c.join("b1", 600, n1)
-		c.join("b2", 600, n2)
-		c.join("b3", 600, n3)
-		c.mustCreate(order())
-		n1.Measure("t", measured(200, 50, 0))
+		c, n := begin(3)
+		n[0].Measure("t", measured(200, 50, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("1 brokers: capturing"))
-		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b2"})
-		Expect(err).NotTo(HaveOccurred())
+		c.drain("b2")
 		Eventually(func() map[string]int { return c.where("t", 100) }).Should(Equal(map[string]int{"b1": 50, "b3": 50}))
-		n1.Measure("t", measured(100, 0, 0))
-		n3.Measure("t", measured(100, 0, 0))
+		n[0].Measure("t", measured(100, 0, 0))
+		n[2].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
 	})
 
@@ -367,8 +344,7 @@ var _ = Describe("Fitting", func() {
 
 		// That says nothing of the next topic's consumers: where it keeps its SLO, it
 		// stays.
-		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustDelete("t")
 		busy.Name, w.topic, w.together = "u", "u", 0
 		topic := c.mustCreate(busy)
 		w.run()
@@ -378,11 +354,8 @@ var _ = Describe("Fitting", func() {
 	})
 
 	It("fits anew what is updated", func() {
-		c := newCluster(setup{config: fast})
-		node := agenttest.New()
-		c.join("b1", 600, node)
-		c.mustCreate(order())
-		node.Measure("t", measured(200, 0, 0))
+		c, n := begin(1)
+		n[0].Measure("t", measured(200, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue())
 		first := c.fit("t").GetTook().AsDuration()
 		_, err := c.update(order()) // as it is
@@ -390,34 +363,26 @@ var _ = Describe("Fitting", func() {
 		Expect(c.fit("t").GetTook().AsDuration()).To(Equal(first))
 		more := order()
 		more.Contract.Burst++
-		_, err = c.update(more)
-		Expect(err).NotTo(HaveOccurred())
+		c.mustUpdate(more)
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeFalse())
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue())
 	})
 
 	It("keeps as many brokers as were found to be needed when one drains", func() {
-		c := newCluster(setup{config: fast})
-		n1, n2, n3 := agenttest.New(), agenttest.New(), agenttest.New()
-		c.join("b1", 600, n1)
-		c.join("b2", 600, n2)
-		c.join("b3", 600, n3)
-		c.mustCreate(order())
-		n1.Measure("t", measured(200, 50, 0))
-		Eventually(func() bool { _, there := n2.Topic("t"); return there }).Should(BeTrue())
-		n1.Measure("t", measured(100, 0, 0))
-		n2.Measure("t", measured(100, 0, 0))
+		c, n := begin(3)
+		n[0].Measure("t", measured(200, 50, 0))
+		Eventually(has(n[1], "t")).Should(BeTrue())
+		n[0].Measure("t", measured(100, 0, 0))
+		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue())
-		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1"})
-		Expect(err).NotTo(HaveOccurred())
+		c.drain("b1")
 		Eventually(func() map[string]int { return c.where("t", 100) }).Should(Equal(map[string]int{"b2": 50, "b3": 50}))
 	})
 
 	It("goes on without a record that cannot be true", func() {
 		reg := prometheus.NewPedanticRegistry()
 		c := newCluster(setup{config: func(cfg *controller.Config) { fast(cfg); cfg.Metrics = reg }})
-		node := agenttest.New()
-		c.join("b1", 600, node)
+		node := c.node("b1", 600)
 		c.mustCreate(order())
 		node.Measure("t", measured(200, 0, 0))
 		Eventually(func() bool {
@@ -500,10 +465,10 @@ var _ = Describe("Fitting", func() {
 			first.mustCreate(order())
 			w.run()
 			Eventually(first.state("t")).Should(ContainSubstring("are not placed yet"))
-			_, err := first.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: first.unplaced("t")})
+			_, err := first.resolve("t", first.unplaced("t"))
 			Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
 			Expect(err).To(MatchError(ContainSubstring("is not placed yet")))
-			_, err = first.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{first.unplaced("t")}, BrokerId: "b2"})
+			_, err = first.move("t", "b2", first.unplaced("t"))
 			Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
 			w.stop()
 			first.stop()
@@ -514,29 +479,24 @@ var _ = Describe("Fitting", func() {
 	})
 
 	It("waits for subscribers, on the first broker and on the next", func() {
-		c := newCluster(setup{config: fast})
-		n1, n2 := agenttest.New(), agenttest.New()
-		c.join("b1", 600, n1)
-		c.join("b2", 600, n2)
-		c.mustCreate(order())
+		c, n := begin(2)
 		nobody := measured(200, 50, 0)
 		nobody.Subscribers = 0
-		n1.Measure("t", nobody)
+		n[0].Measure("t", nobody)
 		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b1"))
-		n1.Measure("t", measured(200, 50, 0))
-		Eventually(func() bool { _, there := n2.Topic("t"); return there }).Should(BeTrue())
-		n1.Measure("t", measured(100, 0, 0))
-		n2.Measure("t", nobody)
+		n[0].Measure("t", measured(200, 50, 0))
+		Eventually(has(n[1], "t")).Should(BeTrue())
+		n[0].Measure("t", measured(100, 0, 0))
+		n[1].Measure("t", nobody)
 		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b2"))
-		n2.Measure("t", measured(100, 0, 0))
+		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
 	})
 
 	It("is off unless it is asked for", func() {
 		c := newCluster(setup{})
-		node := agenttest.New()
-		c.join("b1", 600, node)
+		c.join("b1", 600, agenttest.New())
 		c.mustCreate(order())
 		Expect(c.fitting("t")()).To(BeEmpty())
 		_, err := controller.New(controller.Config{Fitting: "slow"}, nil)

@@ -89,11 +89,10 @@ var _ = Describe("A broker of a topic", func() {
 		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 1, Delivered: 1000, Exceeded: 1000, Delivery: late.Proto()})
 		Eventually(c.state("t")).Should(MatchRegexp(
 			"^DEGRADED: broker b2 is gone; 50 of 100 publishers have no broker, since 20.*:..:.. UTC; the SLO is missed; 50 msg/s are reserved for b2, gone since 20.*:.* UTC; restart it, or `srtm share forget b2`$"))
-		r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
-		Expect(err).NotTo(HaveOccurred())
-		Expect(r.Freed).To(HaveLen(1))
-		Expect(r.Freed[0].Topic).To(Equal("t"))
-		Expect(r.Freed[0].Share.RateMilli).To(BeEquivalentTo(50_000))
+		r := c.forget("b2")
+		Expect(r).To(HaveLen(1))
+		Expect(r[0].Topic).To(Equal("t"))
+		Expect(r[0].Share.RateMilli).To(BeEquivalentTo(50_000))
 		Eventually(c.state("t")).Should(And(HavePrefix("DEGRADED: broker b2 is gone; 50 of 100 "), HaveSuffix("; the SLO is missed, most on broker b1")))
 	})
 
@@ -110,9 +109,8 @@ var _ = Describe("A broker of a topic", func() {
 		c = newCluster(setup{data: data, address: address, config: func(cfg *controller.Config) { cfg.EvacuateAfter = 20 * time.Second }})
 		Eventually(c.state("t"), "30s").Should(MatchRegexp(
 			"^DEGRADED: broker b2 is gone; 50 of 100 publishers have no broker, since 20.*; the SLO is missed; no share changes before b2, gone since 20.* or earlier, says what it holds; restart it, or `srtm share forget b2`$"))
-		r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
-		Expect(err).NotTo(HaveOccurred())
-		Expect(r.Freed[0].Share).To(BeNil())
+		r := c.forget("b2")
+		Expect(r[0].Share).To(BeNil())
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED: broker b2 is gone"))
 	})
 
@@ -161,8 +159,7 @@ var _ = Describe("A broker of a topic", func() {
 		c.join("b2", 70, node, instance("usurper"))
 		Eventually(func() int64 { return c.broker("b2").Mcap }).Should(BeEquivalentTo(70))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
-		_, there := node.Topic("t")
-		Expect(there).To(BeTrue())
+		Expect(has(node, "t")()).To(BeTrue())
 	})
 
 	It("that moves is announced to watchers with its new address and a greater epoch", func() {
@@ -222,8 +219,7 @@ var _ = Describe("An adaptor of its own", func() {
 			Expect(t.Grants).To(Equal(1), "broker %s was granted nothing new", b.id)
 		}
 		// It is the contract's keeper again.
-		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustDelete("t")
 		c.nothingLeft("t", b1, b2)
 	})
 
@@ -271,8 +267,7 @@ var _ = Describe("An adaptor of its own", func() {
 		b1 := c.join("b1", 60, agenttest.New())
 		c.mustCreate(spec("t", 50, 10))
 		gate.closed.Store(true)
-		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustDelete("t")
 		Expect(c.shares("t")).NotTo(BeEmpty(), "the adaptor does not know yet")
 		gate.closed.Store(false)
 		c.nothingLeft("t", b1)
@@ -287,14 +282,12 @@ var _ = Describe("Deleting a topic", func() {
 		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 		for range 3 {
 			first := c.mustCreate(spec("t", 100, 10))
-			_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-			Expect(err).NotTo(HaveOccurred())
+			c.mustDelete("t")
 			c.nothingLeft("t", b1, b2)
 			again := c.mustCreate(spec("t", 40, 5))
 			Expect(again.Epoch).To(BeNumerically(">", first.Epoch))
 			Eventually(func() map[string]string { return c.shares("t") }).Should(HaveLen(1))
-			_, err = c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-			Expect(err).NotTo(HaveOccurred())
+			c.mustDelete("t")
 		}
 	})
 
@@ -302,11 +295,7 @@ var _ = Describe("Deleting a topic", func() {
 		c := newCluster(setup{})
 		b := c.join("b1", 60, agenttest.New())
 		entered, release := b.hang()
-		created := make(chan error, 1)
-		go func() {
-			_, _, err := c.create(context.Background(), spec("t", 50, 10), "")
-			created <- err
-		}()
+		created := c.creating(context.Background(), spec("t", 50, 10), "")
 		Eventually(entered).Should(BeClosed())
 		deleted := make(chan error, 1)
 		go func() { deleted <- c.control.Delete(context.Background(), "t") }()
@@ -323,15 +312,12 @@ var _ = Describe("Deleting a topic", func() {
 		c.mustCreate(spec("t", 100, 10))
 		b2.stop()
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED"))
-		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-		Expect(err).NotTo(HaveOccurred())
-		_, there := b1.node.Topic("t")
-		Expect(there).To(BeFalse())
+		c.mustDelete("t")
+		Expect(has(b1.node, "t")()).To(BeFalse())
 		Expect(c.broker("b2").Allocated).To(BeZero())
-		_, there = b2.node.Topic("t")
-		Expect(there).To(BeTrue())
+		Expect(has(b2.node, "t")()).To(BeTrue())
 		c.join("b2", 60, b2.node, instance("two again"))
-		Eventually(func() bool { _, there := b2.node.Topic("t"); return there }).Should(BeFalse())
+		Eventually(has(b2.node, "t")).Should(BeFalse())
 		c.nothingLeft("t", b1, b2)
 	})
 
@@ -342,8 +328,7 @@ var _ = Describe("Deleting a topic", func() {
 		old.Channels = []string{"old"}
 		c.mustCreate(old)
 		b2.node.Sabotage(nil, func(string) error { return errInjected })
-		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustDelete("t")
 		b2.node.Sabotage(nil, nil)
 		for range 2 { // the second time b2 is back before it is told anything
 			c.mustCreate(spec("t", 100, 10))
@@ -354,20 +339,16 @@ var _ = Describe("Deleting a topic", func() {
 			Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
 			b2.stop()
 			Eventually(c.state("t")).Should(HavePrefix("DEGRADED"))
-			_, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
-			Expect(err).NotTo(HaveOccurred())
-			_, err = c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-			Expect(err).NotTo(HaveOccurred())
+			c.forget("b2")
+			c.mustDelete("t")
 			small := spec("t", 40, 4)
 			small.Channels = []string{"old"}
 			c.mustCreate(small)
 			b2 = c.join("b2", 60, b2.node)
-			_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g.0"}, BrokerId: "b2"})
-			Expect(err).NotTo(HaveOccurred())
+			c.mustMove("t", "b2", "g.0")
 			moved, _ := b2.node.Topic("t")
 			Expect(moved.Channels).To(Equal([]string{"old"}))
-			_, err = c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-			Expect(err).NotTo(HaveOccurred())
+			c.mustDelete("t")
 			c.nothingLeft("t", b1, b2)
 		}
 	})
@@ -401,11 +382,7 @@ var _ = Describe("Watching", func() {
 		}
 		Expect(watch("t")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 		entered, release := b.hang()
-		created := make(chan error, 1)
-		go func() {
-			_, _, err := c.create(context.Background(), spec("t", 50, 10), "")
-			created <- err
-		}()
+		created := c.creating(context.Background(), spec("t", 50, 10), "")
 		Eventually(entered).Should(BeClosed())
 		Expect(watch("t")).To(fails(codes.FailedPrecondition, rpc.ReasonTopicNotActive))
 		release()
@@ -669,11 +646,7 @@ var _ = Describe("The directory", func() {
 		Eventually(func() []string { _, channels, _ := c.control.Producers("free"); return channels }).Should(Equal([]string{"x"}))
 
 		entered, release := b2.hang()
-		created := make(chan error, 1)
-		go func() {
-			_, _, err := c.create(context.Background(), spec("t", 100, 10), "")
-			created <- err
-		}()
+		created := c.creating(context.Background(), spec("t", 100, 10), "")
 		Eventually(entered).Should(BeClosed())
 		Eventually(b1.node.Topics).Should(ContainElement("t"))
 		_, _, found := c.control.Producers("t")

@@ -92,8 +92,7 @@ var _ = Describe("Updating a topic", func() {
 		Expect(c.broker("b1").Allocated).To(BeEquivalentTo(400))
 
 		// And back: the broker that is not needed any more retires.
-		_, err = c.update(spec("t", 400, 10))
-		Expect(err).NotTo(HaveOccurred())
+		c.mustUpdate(spec("t", 400, 10))
 		Eventually(has(n2, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10"}))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
@@ -101,14 +100,12 @@ var _ = Describe("Updating a topic", func() {
 
 	It("tells brokers of another SLO and other channels", func() {
 		c := newCluster(setup{})
-		node := agenttest.New()
-		c.join("b1", 600, node)
+		node := c.node("b1", 600)
 		c.mustCreate(spec("t", 400, 10))
 		s := spec("t", 400, 10)
 		s.Channels = []string{"main", "more"}
 		s.Contract.Slo.Quantile = 0.9
-		_, err := c.update(s)
-		Expect(err).NotTo(HaveOccurred())
+		c.mustUpdate(s)
 		topic, _ := node.Topic("t")
 		Expect(topic.Channels).To(Equal([]string{"main", "more"}))
 		Expect(topic.Quantile).To(Equal(0.9))
@@ -144,8 +141,7 @@ var _ = Describe("Updating a topic", func() {
 						ids = append(ids, at.Publisher)
 					}
 				}
-				_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: ids})
-				Expect(err).NotTo(HaveOccurred())
+				c.mustMove("t", "b2", ids...)
 				Eventually(gone).Should(Receive(HaveLen(placed.hand)))
 				Eventually(gone).Should(Receive(HaveLen(placed.hand)), "who came late")
 			}
@@ -156,8 +152,7 @@ var _ = Describe("Updating a topic", func() {
 			s.Contract.Slo.Latency = durationpb.New(7 * time.Millisecond)
 			s.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
 			s.ShareRule = "sqrt"
-			_, err = c.update(s)
-			Expect(err).NotTo(HaveOccurred())
+			c.mustUpdate(s)
 			after, err := c.control.Topic("t")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(after.Plan).To(Equal(before.Plan))
@@ -166,8 +161,7 @@ var _ = Describe("Updating a topic", func() {
 
 			// And a little more rate moves nobody either.
 			s.Contract.RateMilli += 20_000
-			_, err = c.update(s)
-			Expect(err).NotTo(HaveOccurred())
+			c.mustUpdate(s)
 			Expect(c.where("t", 400)).To(Equal(placed.want))
 			Consistently(gone, "3s").ShouldNot(Receive())
 		})
@@ -175,8 +169,7 @@ var _ = Describe("Updating a topic", func() {
 
 	It("adds a channel while a broker drains that has nowhere to go", func() {
 		c := newCluster(setup{})
-		n1 := agenttest.New()
-		c.join("b1", 600, n1)
+		n1 := c.node("b1", 600)
 		c.mustCreate(spec("t", 400, 10))
 		c.drain("b1")
 		_, err := c.admin.UpdateTopic(context.Background(), masked(0, &srtmv1.TopicSpec{Name: "t", Channels: []string{"other"}}, "channels"))
@@ -187,8 +180,7 @@ var _ = Describe("Updating a topic", func() {
 
 	It("changes what the mask names, and nothing else", func() {
 		c := newCluster(setup{})
-		n1 := agenttest.New()
-		c.join("b1", 600, n1)
+		c.join("b1", 600, agenttest.New())
 		s := spec("t", 400, 10)
 		s.Publishers = []*srtmv1.Publisher{{Id: "p", CorrelationKey: "k", Rate: 2, Batch: 3}}
 		s.Groups[0].Count = 300
@@ -283,8 +275,7 @@ var _ = Describe("Updating a topic", func() {
 		r, err := watch.Recv()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Assignments).To(HaveLen(4))
-		_, err = c.update(spec("t", 6, 10))
-		Expect(err).NotTo(HaveOccurred())
+		c.mustUpdate(spec("t", 6, 10))
 		r, err = watch.Recv()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Assignments).To(HaveLen(2))
@@ -326,10 +317,7 @@ var _ = Describe("Publishers that move", func() {
 			}
 			// Those of the first who have moved there and back again stay.
 			for _, to := range []string{"b2", "b1", "b2"} {
-				_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
-					Topic: "t", BrokerId: to, PublisherIds: []string{"g.0", "g.1", "g.2", "g.3"},
-				})
-				Expect(err).NotTo(HaveOccurred())
+				c.mustMove("t", to, "g.0", "g.1", "g.2", "g.3")
 			}
 			for range 2 * min(len(s.now), 1) {
 				Eventually(gone, "500ms").Should(Receive(ConsistOf(ids(s.now...))))
@@ -411,26 +399,22 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		read(n1, 0, 0, 0)
 		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).Should(BeZero())
 		began := time.Now()
-		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0"}})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustMove("t", "b2", "g.0")
 		read(n1, 1, 1, 1)
 		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).ShouldNot(BeZero())
-		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.1"}})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustMove("t", "b2", "g.1")
 		Expect(time.Since(began)).To(BeNumerically("<", time.Second))
 		Expect(nudges).To(BeEmpty())
 	})
 
 	It("are nudged and not waited for when publishers have no broker", func() {
 		begin()
-		_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.1"}})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustMove("t", "b2", "g.1")
 		Eventually(nudges).Should(Receive())
 		Eventually(nudges).Should(Receive())
 		read(n2, 0, 1, 0)
 		b4 := c.join("b4", 600, agenttest.New(), nudged(nudges))
-		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b4", PublisherIds: []string{"g.2"}})
-		Expect(err).NotTo(HaveOccurred())
+		c.mustMove("t", "b4", "g.2")
 		b4.stop()
 		c.join("b3", 600, agenttest.New())
 		for len(nudges) > 0 {
@@ -697,17 +681,15 @@ var _ = Describe("Moving publishers", func() {
 		c.join("b1", 600, agenttest.New(), disconnected(gone))
 		c.mustCreate(spec("t", 100, 10))
 		c.join("b2", 600, agenttest.New())
-		r, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
-			Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0", "g.9"},
-		})
+		r, err := c.move("t", "b2", "g.0", "g.9")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Topic.Quotas).To(HaveLen(2))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 98, "b2": 2}))
 		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.9")))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "98000/9", "b2": "2000/1"}))
-		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b7", PublisherIds: []string{"g.0"}})
+		_, err = c.move("t", "b7", "g.0")
 		Expect(status.Code(err)).To(Equal(codes.NotFound))
-		_, err = c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.100"}})
+		_, err = c.move("t", "b2", "g.100")
 		Expect(status.Code(err)).To(Equal(codes.NotFound))
 	})
 
@@ -720,8 +702,7 @@ var _ = Describe("Moving publishers", func() {
 		c.join("b2", 600, agenttest.New())
 		move := func(to string, ids ...string) {
 			GinkgoHelper()
-			_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: to, PublisherIds: ids})
-			Expect(err).NotTo(HaveOccurred())
+			c.mustMove("t", to, ids...)
 		}
 		// On a slow machine the second call may be due before g.1 is back; then it
 		// is no answer, and they go once more.
@@ -757,9 +738,7 @@ var _ = Describe("Moving publishers", func() {
 		fail := func() {
 			GinkgoHelper()
 			gate.set(status.Error(codes.InvalidArgument, "no"))
-			_, err := c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
-				Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0"},
-			})
+			_, err := c.move("t", "b2", "g.0")
 			Expect(err).To(HaveOccurred())
 			gate.set(nil)
 		}
@@ -799,9 +778,7 @@ var _ = Describe("Moving publishers", func() {
 		entered, release := b2.hang()
 		moved := make(chan error, 1)
 		go func() {
-			_, err := first.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{
-				Topic: "t", BrokerId: "b2", PublisherIds: []string{"g.0"},
-			})
+			_, err := first.move("t", "b2", "g.0")
 			moved <- err
 		}()
 		Eventually(entered).Should(BeClosed())
@@ -832,9 +809,7 @@ var _ = Describe("An overloaded broker", func() {
 				do(&cfg.ReliefRules)
 			}
 		}})
-		n1, n2 := agenttest.New(), agenttest.New()
-		c.join("b1", 600, n1)
-		c.join("b2", 600, n2)
+		n1, n2 := c.node("b1", 600), c.node("b2", 600)
 		c.mustCreate(spec("t", 800, 10))
 		access := obs.NewLatency()
 		for range 1000 {

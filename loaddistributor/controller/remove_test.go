@@ -61,8 +61,7 @@ var _ = Describe("A dead broker", func() {
 		Expect(err).To(refused(codes.FailedPrecondition, "BROKER_IN_USE"))
 		Eventually(func() []string { return c.broker("b2").Topics }).Should(Equal([]string{"t"}), "it may have messages")
 		Eventually(func() int { return len(c.topic("t").Quotas) }).Should(Equal(2))
-		_, err = c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b2"})
-		Expect(err).NotTo(HaveOccurred())
+		c.drain("b2")
 		Eventually(func() string { return c.broker("b2").GetWaits()[0].GetRemedy() }).Should(
 			Equal("start it again, or `srtm broker remove b2` if it is gone for good: what it has is lost then"))
 		Eventually(func() error { _, err = remove("b2"); return err }).Should(Succeed())

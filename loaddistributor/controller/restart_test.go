@@ -28,7 +28,7 @@ import (
 func places(c *cluster, topic string, publishers int) (all []string) {
 	GinkgoHelper()
 	for i := range publishers {
-		r, err := c.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: fmt.Sprintf("g.%d", i)})
+		r, err := c.resolve(topic, fmt.Sprintf("g.%d", i))
 		Expect(err).NotTo(HaveOccurred())
 		all = append(all, r.Assignment.BrokerId)
 	}
@@ -107,11 +107,9 @@ var _ = Describe("A restart of the loaddistributor", func() {
 	It("brings back topics, placements, epochs and keys", func() {
 		data := &store.Memory{}
 		first := newCluster(setup{data: data})
-		node := agenttest.New()
-		first.join("b1", 600, node)
-		before, _, err := first.create(context.Background(), spec("t", 400, 10), "key")
-		Expect(err).NotTo(HaveOccurred())
-		was, err := first.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.7"})
+		node := first.node("b1", 600)
+		before := first.mustCreate(spec("t", 400, 10), "key")
+		was, err := first.resolve("t", "g.7")
 		Expect(err).NotTo(HaveOccurred())
 		prepared, _ := node.Topic("t")
 		Expect(prepared.Identity.GetLog()).NotTo(BeZero())
@@ -119,7 +117,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 
 		// The broker's agent comes back by itself: it knows only the address.
 		second := newCluster(setup{data: data, address: first.address})
-		now, err := second.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: "t", PublisherId: "g.7"})
+		now, err := second.resolve("t", "g.7")
 		Expect(err).NotTo(HaveOccurred(), "before any broker is back")
 		Expect(now.Assignment.BrokerId).To(Equal(was.Assignment.BrokerId))
 		Expect(now.Assignment.Epoch).To(Equal(was.Assignment.Epoch))
@@ -128,8 +126,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		same, _ := node.Topic("t")
 		Expect(same.Identity).To(Equal(prepared.Identity), "or it would be taken for another topic")
 
-		again, _, err := second.create(context.Background(), spec("t", 400, 10), "key")
-		Expect(err).NotTo(HaveOccurred())
+		again := second.mustCreate(spec("t", 400, 10), "key")
 		Expect(again.Epoch).To(Equal(before.Epoch))
 		_, _, err = second.create(context.Background(), spec("t", 500, 10), "key")
 		Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
@@ -148,7 +145,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		away.stop()
 		second := newCluster(setup{data: &store.Memory{}, address: first.address, config: func(cfg *controller.Config) { cfg.Grace = 15 * time.Second }})
 		resolved := func(topic string) error {
-			_, err := second.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: "g.7"})
+			_, err := second.resolve(topic, "g.7")
 			return err
 		}
 		watched := func(topic string) error {
@@ -170,8 +167,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		}
 		second.mustCreate(spec("t", 40, 10))
 		Expect(resolved("t")).To(Succeed())
-		_, err := second.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-		Expect(err).NotTo(HaveOccurred())
+		second.mustDelete("t")
 		Expect(resolved("t")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 
@@ -183,15 +179,12 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(err).NotTo(HaveOccurred())
 		disk := func(cfg *agent.Config) { cfg.Store = files }
 		second := first.join("b2", 60, b2, instance("one"), disk)
-		_, _, err = first.create(context.Background(), spec("t", 100, 10), "key")
-		Expect(err).NotTo(HaveOccurred())
+		first.mustCreate(spec("t", 100, 10), "key")
 		first.join("b3", 60, b3)
-		_, err = first.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"g.0"}, BrokerId: "b3"})
-		Expect(err).NotTo(HaveOccurred())
+		first.mustMove("t", "b3", "g.0")
 		first.mustCreate(spec("small", 4, 4))
 		first.mustCreate(spec("gone", 4, 4))
-		_, err = first.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "gone"})
-		Expect(err).NotTo(HaveOccurred())
+		first.mustDelete("gone")
 		was, epoch, shares := places(first, "t", 100), first.topic("t").Epoch, first.shares("t")
 		first.stop()
 		second.stop()
@@ -200,7 +193,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		again := newCluster(setup{data: data, address: first.address})
 		resolves := func(topic string) func() error {
 			return func() error {
-				_, err := again.placement.Resolve(context.Background(), &srtmv1.ResolveRequest{Topic: topic, PublisherId: "g.0"})
+				_, err := again.resolve(topic, "g.0")
 				return err
 			}
 		}
@@ -214,8 +207,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(places(again, "t", 100)).To(Equal(was))
 		Expect(again.topic("t").Epoch).To(BeNumerically(">", epoch))
 		Eventually(func() map[string]string { return again.shares("t") }).Should(Equal(shares))
-		same, _, err := again.create(context.Background(), spec("t", 100, 10), "key")
-		Expect(err).NotTo(HaveOccurred())
+		same := again.mustCreate(spec("t", 100, 10), "key")
 		Expect(same.Epoch).To(Equal(again.topic("t").Epoch))
 		Expect(resolves("gone")()).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 		again.stop()
@@ -225,13 +217,11 @@ var _ = Describe("A restart of the loaddistributor", func() {
 
 	It("that has lost its store gets it back from an export, with everybody where they were", func() {
 		first := newCluster(setup{data: &store.Memory{}})
-		b1, b2 := agenttest.New(), agenttest.New()
-		first.join("b1", 60, b1)
-		first.join("b2", 60, b2)
-		_, _, err := first.create(context.Background(), spec("t", 100, 10), "key")
-		Expect(err).NotTo(HaveOccurred())
+		first.join("b1", 60, agenttest.New())
+		first.join("b2", 60, agenttest.New())
+		first.mustCreate(spec("t", 100, 10), "key")
 		first.mustCreate(spec("later", 4, 4))
-		_, err = first.control.Calibrate("b2", 77)
+		_, err := first.control.Calibrate("b2", 77)
 		Expect(err).NotTo(HaveOccurred())
 		was, epoch := places(first, "t", 100), first.topic("t").Epoch
 		stream, err := first.admin.ExportCluster(context.Background(), &srtmv1.ExportClusterRequest{})
@@ -241,8 +231,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 			Expect(err).NotTo(HaveOccurred())
 			text = append(text, m.Text...)
 		}
-		_, err = first.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "later"})
-		Expect(err).NotTo(HaveOccurred())
+		first.mustDelete("later")
 		first.stop()
 
 		data := &store.Memory{}
@@ -273,8 +262,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Eventually(second.state("t")).Should(Equal("ACTIVE"))
 		Expect(second.broker("b2").CalibratedMcap).To(BeEquivalentTo(77))
 		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
-		same, _, err := second.create(context.Background(), spec("t", 100, 10), "key")
-		Expect(err).NotTo(HaveOccurred())
+		same := second.mustCreate(spec("t", 100, 10), "key")
 		epoch = second.topic("t").Epoch
 		Expect(same.Epoch).To(Equal(epoch))
 		second.stop()
@@ -313,8 +301,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Eventually(func() error { _, err := second.control.Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
 		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
 		second.nothingLeft("t", b)
-		topic, _, err := second.create(context.Background(), spec("t", 400, 10), "key")
-		Expect(err).NotTo(HaveOccurred())
+		topic := second.mustCreate(spec("t", 400, 10), "key")
 		Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
 	}, Entry("before a share was granted", false), Entry("after that", true))
 
@@ -357,11 +344,7 @@ var _ = Describe("What is not durable", func() {
 		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(g)})
 		c.join("b1", 600, agenttest.New())
 		open := g.shut()
-		created := make(chan error, 1)
-		go func() {
-			_, _, err := c.create(context.Background(), spec("t", 400, 10), "")
-			created <- err
-		}()
+		created := c.creating(context.Background(), spec("t", 400, 10), "")
 		Eventually(g.waits).Should(Receive())
 		Expect(c.control.Topics("", 10)).To(BeEmpty())
 		Expect(c.broker("b1").Allocated).To(BeZero())

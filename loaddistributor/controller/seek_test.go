@@ -58,7 +58,7 @@ var _ = Describe("A seek", func() {
 	ready := func() {
 		c = newCluster(setup{})
 		b1, b2 = c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
-		c.join("b3", 60, agenttest.New()).node.Create("t", "main") // it is not of the topic
+		c.node("b3", 60).Create("t", "main") // it is not of the topic
 		s := spec("t", 100, 10)
 		s.Channels = []string{"main"}
 		c.mustCreate(s)

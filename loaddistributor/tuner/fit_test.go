@@ -1,0 +1,31 @@
+package tuner
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// What was captured is not kept with the topic, nor asked for any more.
+func TestAFitThatIsOverKeepsHowItEnded(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	tuner := NewTuner(Config{Mode: ModeFast, Report: time.Second})
+	tuner.Begin("t", placement.Demand{Groups: []placement.Group{{Count: 3, Rate: 1}}}, now)
+	f := tuner.fits["t"]
+	f.search, f.began, f.record = &Fast{}, now, newRecording(Topic{}, now)
+	f.record.asked["session"] = now
+	f.measureFrom(1, now)
+	tuner.end("t", f, Kept, "well", now.Add(time.Second))
+	if f.search != nil || f.record != nil || f.next != nil || f.sum.parts != nil || f.seen != nil {
+		t.Errorf("it keeps %+v", f)
+	}
+	want := []Effect{Ended{Kept, time.Second}, Capture{"session", "t", 0}, Recorded{}}
+	if got := tuner.flush(); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if s := tuner.Status("t", now); !s.Ended || s.Running || s.Took != time.Second || s.Step != "well" {
+		t.Errorf("%+v", s)
+	}
+}
