@@ -10,8 +10,9 @@ import (
 // and accepts connections that lead nowhere: neither end can tell that from a
 // slow network.
 type Proxy struct {
-	ln  net.Listener
-	all sync.WaitGroup
+	ln    net.Listener
+	greet Greeting // nil: none
+	all   sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
@@ -22,13 +23,20 @@ type Proxy struct {
 	}
 }
 
+// Greeting is what is said on a connection before bytes are carried between the
+// connections that it returns, which close the ones that it was given.
+type Greeting func(near, far net.Conn) (net.Conn, net.Conn, error)
+
 // NewProxy starts one, on a port of its own.
-func NewProxy(to string) (*Proxy, error) {
+func NewProxy(to string) (*Proxy, error) { return NewGreetingProxy(to, nil) }
+
+// NewGreetingProxy is NewProxy with a greeting on each connection.
+func NewGreetingProxy(to string, greet Greeting) (*Proxy, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{ln: ln}
+	p := &Proxy{ln: ln, greet: greet}
 	p.mu.to = to
 	p.mu.conns = map[net.Conn]struct{}{}
 	p.all.Go(func() {
@@ -81,14 +89,16 @@ func (p *Proxy) serve(near net.Conn) {
 	p.mu.Lock()
 	to := p.mu.to
 	p.mu.Unlock()
-	far, err := net.Dial("tcp", to)
-	if err != nil {
-		return
-	}
-	if !p.keep(far) {
+	far, err := net.DialTimeout("tcp", to, Patience)
+	if err != nil || !p.keep(far) {
 		return
 	}
 	defer p.drop(far)
+	if p.greet != nil {
+		if near, far, err = p.greet(near, far); err != nil {
+			return
+		}
+	}
 	var back sync.WaitGroup
 	back.Go(func() { p.carry(near, far) })
 	p.carry(far, near)

@@ -1,8 +1,6 @@
 package calibrate
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -13,14 +11,14 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/nsqio/go-nsq"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // broker is asked over its HTTP, or where that is refused its HTTPS.
@@ -219,72 +217,32 @@ func since(before, after *obs.Latency) (*obs.Latency, error) {
 	return obs.LatencyFromProto(more)
 }
 
-// holder is a subscriber that takes no message. It keeps an ephemeral channel there
-// until it is closed.
-type holder struct {
-	nc   net.Conn
-	done chan error // gets why the connection has ended, once
-}
-
-// Close ends it, and reports whether it had ended before.
-func (h *holder) Close() error {
-	closed := h.nc.Close()
-	if err := <-h.done; !errors.Is(err, net.ErrClosed) {
-		return fmt.Errorf("the connection that holds the topic ended: %w", err)
-	}
-	return closed
-}
-
-// answer answers heartbeats.
-func (h *holder) answer(r io.Reader) {
-	for {
-		text, err := readFrame(r)
-		if err == nil && text == wire.Heartbeat {
-			_, err = h.nc.Write(wire.AppendNop(nil))
-		}
-		if err != nil {
-			h.done <- err
-			return
-		}
-	}
-}
-
-func hold(ctx context.Context, address, topic, channel string) (_ *holder, err error) {
-	nc, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "tcp", address)
+// hold subscribes without taking a message, and so keeps an ephemeral channel there
+// until it is released.
+func hold(address, topic, channel string) (*nsq.Consumer, error) {
+	cfg := nsq.NewConfig()
+	cfg.ClientID, cfg.DialTimeout, cfg.MaxInFlight = "srtm-calibrate", connectTimeout, 0
+	c, err := nsq.NewConsumer(topic, channel, cfg)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("subscribe to %s: %w", topic, err), nc.Close())
-		}
-	}()
-	if err := nc.SetDeadline(time.Now().Add(connectTimeout)); err != nil {
-		return nil, err
+	c.SetLoggerLevel(nsq.LogLevelMax)
+	c.AddHandler(nsq.HandlerFunc(func(*nsq.Message) error { return nil }))
+	if err := c.ConnectToNSQD(address); err != nil {
+		c.Stop()
+		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)
 	}
-	hello, err := json.Marshal(wire.IdentifyRequest{ClientID: "srtm-calibrate"})
-	if err != nil {
-		return nil, err
+	return c, nil
+}
+
+// release ends a hold, and reports whether it had ended before.
+func release(c *nsq.Consumer) (err error) {
+	if c.Stats().Connections == 0 {
+		err = errors.New("the connection that holds the topic ended")
 	}
-	if _, err := nc.Write(slices.Concat(wire.AppendMagic(nil), wire.AppendIdentify(nil, hello), wire.AppendSub(nil, topic, channel))); err != nil {
-		return nil, err
-	}
-	r := bufio.NewReader(nc)
-	for range 2 { // IDENTIFY and SUB
-		text, err := readFrame(r)
-		if err == nil && text != wire.OK {
-			err = errors.New(cmp.Or(text, "an empty answer"))
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	if err := nc.SetDeadline(time.Time{}); err != nil {
-		return nil, err
-	}
-	h := &holder{nc: nc, done: make(chan error, 1)}
-	go h.answer(r)
-	return h, nil
+	c.Stop()
+	<-c.StopChan
+	return err
 }
 
 // readFrame returns the data of the next frame, of whatever type.

@@ -248,8 +248,8 @@ func newRunner(ctx context.Context, cfg Config) (_ *runner, done func(), err err
 		if err != nil {
 			return nil, nil, err
 		}
-		done = func() { _ = t.Close() } // what is said of it is over
-		cfg.TCP = t.ln.Addr().String()
+		done = t.Close
+		cfg.TCP = t.Address()
 	}
 	r := &runner{cfg: cfg, id: new(maphash.Hash).Sum64() >> 32, broker: broker{cfg.HTTP, cfg.TLS}} // each Hash has a seed of its own
 	if _, err := r.others(ctx); err != nil {
@@ -380,11 +380,11 @@ func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.
 	}
 	// An ephemeral one is there until the holder is closed, also if this process is
 	// killed.
-	holder, err := hold(ctx, r.cfg.TCP, topic, channel)
+	holder, err := hold(r.cfg.TCP, topic, channel)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, holder.Close()) }()
+	defer func() { err = errors.Join(err, release(holder)) }()
 
 	var before snapshot
 	var failed error
