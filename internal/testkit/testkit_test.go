@@ -173,7 +173,7 @@ func TestShared(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(repo, "pkg"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(repo, "go.mod"), []byte("module m\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(repo, "go.work"), []byte("go 1.26\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	t.Chdir(filepath.Join(repo, "pkg"))
