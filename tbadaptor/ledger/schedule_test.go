@@ -47,6 +47,10 @@ type world struct {
 	// greatest epoch up to then.
 	over   map[string]int
 	newest uint64
+	// ended has the sessions in which a lease was over when that happened, by topic and
+	// broker. It begins anew in the next session only.
+	ended map[[2]string]int
+	void  map[uint64]bool // epochs of grants that it did not reckon with any more
 	// tokens existed of each topic at the last check. Only time may make more.
 	tokens map[string]tokenbucket.Tokens
 	// tuners are the rules that follow topics.
@@ -140,6 +144,7 @@ func newWorld(t *rapid.T) *world {
 		process:   map[string]int{},
 		contracts: map[string]tokenbucket.Share{}, tokens: map[string]tokenbucket.Tokens{},
 		lost: map[string]bool{}, changing: map[string]bool{}, over: map[string]int{}, newest: 1000,
+		ended: map[[2]string]int{}, void: map[uint64]bool{},
 		tuners: map[string]*share.Tuner{},
 	}
 	w.ledger, w.twin = ledger.New(w.newest, w.leases), ledger.New(w.newest, w.leases)
@@ -401,17 +406,13 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 		tokens += h.tokens
 		for _, g := range w.ledger.Outstanding(n.id) {
 			if g.Topic == topic && g.Epoch > h.epoch && w.process[n.id] == n.starts {
-				room := g.Tokens // once the lease is over, the bucket keeps what the base has room for
-				if w.lapsed(topic, n.id) {
-					room = max(0, tokenbucket.Tokens(g.Base().Burst)*tokenbucket.Token-h.tokens)
-				}
-				tokens += min(g.Tokens, room)
+				tokens += kept(g, h, w.lapsed(topic, n.id))
 				seen[g.Epoch] = true
 			}
 		}
 		for _, g := range w.grants { // of a ledger that has lost its memory
-			if w.heard[n.id] != g.session && g.Broker == n.id && g.Topic == topic && g.Epoch > h.epoch && !seen[g.Epoch] && w.arrives(g) {
-				tokens += g.Tokens
+			if w.heard[n.id] != g.session && g.Broker == n.id && g.Topic == topic && g.Epoch > h.epoch && !seen[g.Epoch] && !w.void[g.Epoch] && w.arrives(g) {
+				tokens += kept(g.Grant, h, w.ended[[2]string{topic, n.id}] == g.session)
 				seen[g.Epoch] = true
 			}
 		}
@@ -424,6 +425,15 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 		}
 	}
 	return tokens
+}
+
+// kept is what the bucket keeps of a grant's tokens when it comes: once the lease is
+// over, what the base has room for.
+func kept(g ledger.Grant, h *holding, lapsed bool) tokenbucket.Tokens {
+	if !lapsed {
+		return g.Tokens
+	}
+	return min(g.Tokens, max(0, tokenbucket.Tokens(g.Base().Burst)*tokenbucket.Token-h.tokens))
 }
 
 func (w *world) lapsed(topic, broker string) bool {
@@ -468,9 +478,15 @@ func (w *world) restart() {
 	for name := range w.contracts {
 		w.lost[name] = true
 		for _, n := range w.brokers {
-			if w.lapsed(name, n.id) { // what is on the way to it counts whole again, since nobody knows
-				delete(w.tokens, name)
+			if w.lapsed(name, n.id) { // the ledger knows it no more; the broker does
+				w.ended[[2]string{name, n.id}] = n.session
 			}
+		}
+	}
+	for _, g := range w.grants {
+		counts := slices.ContainsFunc(w.ledger.Outstanding(g.Broker), func(o ledger.Grant) bool { return o.Epoch == g.Epoch })
+		if w.heard[g.Broker] == g.session && !counts { // it was given up: a strict broker stops before it comes
+			w.void[g.Epoch] = true
 		}
 	}
 	w.ledger, w.twin = ledger.New(w.newest, w.leases), ledger.New(w.newest, w.leases)
