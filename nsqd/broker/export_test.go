@@ -9,7 +9,8 @@ var HexOf = hexOf
 func (t *Topic) Held(channel string) (held *queue.Message) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.core.Channel(channel).Peek(1, func(m *queue.Message, _ uint16) { held = m })
+	ready := func(m *queue.Message, _ uint16) { held = m }
+	t.mu.core.Channel(channel).Peek(0, 1, ready, ready)
 	return held
 }
 

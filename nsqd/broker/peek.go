@@ -27,84 +27,91 @@ const (
 )
 
 // Peek returns copies of the messages that the channel would deliver next, in order, and
-// takes none: from memory and from disk; neither those in flight nor those deferred. While
-// others take messages it may leave out some of these. count is at least 1, and at most
-// MaxPeek of them are shown.
+// takes none: those that the topic has released and nobody has, in memory, on their way from
+// the disk or there, as they are at one moment; neither those in flight nor those deferred.
+// count is at least 1, and at most MaxPeek of them are shown.
 // Errors: ErrUnknownChannel; that of the disk.
-func (t *Topic) Peek(channel string, count int) (shown []Peeked, err error) {
-	count = min(count, MaxPeek)
-	size := 0
-	show := func(p Peeked) {
-		if size += len(p.Body); size > MaxPeekBytes && len(shown) > 0 {
-			count = 0 // no more
-		}
-		if len(shown) < count {
-			p.Body = slices.Clone(p.Body)
-			shown = append(shown, p)
-		}
+func (t *Topic) Peek(channel string, count int) ([]Peeked, error) {
+	if t.store != nil { // what is on the disk at that moment stays there
+		t.store.saving.Lock()
+		defer t.store.saving.Unlock()
 	}
-	message := func(m *queue.Message, attempts uint16) {
-		show(Peeked{m.ID, uint64(m.Offset), m.Timestamp, attempts, m.Body})
-	}
+	shown, last := peeking{count: min(count, MaxPeek)}, peeking{count: min(count, MaxPeek)}
 	t.mu.Lock()
 	c := t.mu.core.Channel(channel)
 	if c == nil {
 		t.mu.Unlock()
 		return nil, fmt.Errorf("channel %q: %w", channel, ErrUnknownChannel)
 	}
-	c.Peek(count, message)
-	single, attempts, from := c.Unread(t.broker.now(), count)
+	unread := c.Peek(t.broker.now(), shown.count, shown.message, last.message)
 	t.mu.Unlock()
 
-	var batch commitlog.Batch
-	read := func(from queue.Offset, most int) error {
-		batch.Next, batch.Records = commitlog.Offset(from), batch.Records[:0]
-		if t.store == nil {
-			return nil
-		}
-		if log := t.store.log.Load(); log != nil {
-			return log.Read(commitlog.Offset(from), commitlog.Limit{Records: most, Bytes: MaxPeekBytes}, &batch)
-		}
+	if err := t.peekLog(&unread, &shown); err != nil {
+		return shown.all, err
+	}
+	for _, m := range last.all {
+		shown.add(m)
+	}
+	return shown.all, nil
+}
+
+// peeking is what Peek has found so far.
+type peeking struct {
+	all         []Peeked
+	count, size int
+}
+
+func (p *peeking) full() bool { return len(p.all) >= p.count }
+
+func (p *peeking) add(m Peeked) {
+	if p.size += len(m.Body); p.size > MaxPeekBytes && len(p.all) > 0 {
+		p.count = 0 // no more
+	}
+	if !p.full() {
+		m.Body = slices.Clone(m.Body)
+		p.all = append(p.all, m)
+	}
+}
+
+func (p *peeking) message(m *queue.Message, attempts uint16) {
+	p.add(Peeked{m.ID, uint64(m.Offset), m.Timestamp, attempts, m.Body})
+}
+
+func (p *peeking) record(r *commitlog.Record, attempts uint16) {
+	p.add(Peeked{r.ID, uint64(r.Offset), r.Timestamp, attempts, r.Body})
+}
+
+// peekLog finds what is unread. Requires: store.saving held.
+func (t *Topic) peekLog(u *queue.Unread, p *peeking) error {
+	if t.store == nil || t.store.log.Load() == nil {
 		return nil
 	}
-	record := func(r *commitlog.Record, attempts uint16) {
-		show(Peeked{r.ID, uint64(r.Offset), r.Timestamp, attempts, r.Body})
-	}
-	for i, o := range single {
-		if len(shown) >= count {
-			return shown, nil
+	log := t.store.log.Load()
+	var batch commitlog.Batch
+	for i, o := range u.Single {
+		if p.full() {
+			return nil
 		}
-		if err := read(o, 1); err != nil {
-			return shown, err
+		if err := log.Read(commitlog.Offset(o), commitlog.Limit{Records: 1, Bytes: 1}, &batch); err != nil {
+			return err
 		}
 		if rs := batch.Records; len(rs) > 0 && queue.Offset(rs[0].Offset) == o {
-			record(&rs[0], max(attempts[i], rs[0].Attempts))
+			p.record(&rs[0], max(u.Attempts[i], rs[0].Attempts))
 		}
 	}
-	for n := 0; len(shown) < count && n < peekReads; n++ {
-		t.mu.Lock()
-		end := t.mu.core.InLog()
-		if from >= end {
-			c.PeekTail(from, count-len(shown), message)
-			t.mu.Unlock()
-			break
+	for at, n := commitlog.Offset(u.From), 0; at < commitlog.Offset(u.To) && !p.full() && n < peekReads; n++ {
+		if err := log.Read(at, commitlog.Limit{Records: p.count, Bytes: MaxPeekBytes}, &batch); err != nil {
+			return err
 		}
-		t.mu.Unlock()
-		if err := read(from, count); err != nil {
-			return shown, err
-		}
-		t.mu.Lock()
 		for i := range batch.Records {
-			if r := &batch.Records[i]; c.PeekTakes(queue.Offset(r.Offset), string(r.Channel)) {
-				record(r, r.Attempts)
+			if r := &batch.Records[i]; u.Takes(queue.Offset(r.Offset), string(r.Channel)) {
+				p.record(r, r.Attempts)
 			}
 		}
-		t.mu.Unlock()
-		if next := queue.Offset(batch.Next); next > from {
-			from = next
-		} else {
-			from = end // there is nothing before it
+		if batch.Next == at {
+			return nil
 		}
+		at = batch.Next
 	}
-	return shown, nil
+	return nil
 }

@@ -265,6 +265,13 @@ var _ = Describe("retention", func() {
 	})
 })
 
+func bodiesOf(messages []broker.Peeked) (all []string) {
+	for _, m := range messages {
+		all = append(all, string(m.Body))
+	}
+	return all
+}
+
 var _ = Describe("peeking", func() {
 	It("shows what comes next, in memory and on disk, and takes nothing", func() {
 		for _, through := range []bool{false, true} {
@@ -291,6 +298,24 @@ var _ = Describe("peeking", func() {
 			Expect(shown(10)).To(BeEmpty())
 			_, err := t.Peek("none", 1)
 			Expect(err).To(MatchError(broker.ErrUnknownChannel))
+		}
+	})
+
+	It("shows what a seek brings back while that is read", func() {
+		b, _ := retaining(GinkgoT().TempDir(), true)
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		publishAll(t, 0, 50)
+		Eventually(func() int { return t.Stats().Channels[0].Ready }).WithTimeout(20 * time.Second).Should(Equal(50))
+		for i := range 200 {
+			from := i * 7 % 48
+			_, err := t.Seek("c", broker.Place{Offset: uint64(from)})
+			Expect(err).NotTo(HaveOccurred())
+			for range 3 {
+				messages, err := t.Peek("c", 2)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(bodiesOf(messages)).To(Equal(numbers(from, from+2)))
+			}
 		}
 	})
 

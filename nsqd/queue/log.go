@@ -583,12 +583,11 @@ func (t *Topic) avoid(from, to Offset) {
 	}
 }
 
-func (t *Topic) avoided(o Offset) bool {
-	if len(t.void) == 0 {
-		return false
-	}
-	i := sort.Search(len(t.void), func(i int) bool { return t.void[i].to > o })
-	return i < len(t.void) && t.void[i].from <= o
+func (t *Topic) avoided(o Offset) bool { return spanned(t.void, o) }
+
+func spanned(spans []span, o Offset) bool {
+	i := sort.Search(len(spans), func(i int) bool { return spans[i].to > o })
+	return i < len(spans) && spans[i].from <= o
 }
 
 // A channel as a cursor.

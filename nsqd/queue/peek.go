@@ -1,45 +1,64 @@
 package queue
 
-import "github.com/srtm-io/srtm/internal/mono"
+import (
+	"slices"
 
-// Peek calls f with the messages that the channel would deliver next and has in memory, at
-// most n, in order, with the deliveries so far. They are the machine's.
-func (c *Channel) Peek(n int, f func(m *Message, attempts uint16)) {
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Unread is what a channel would deliver that was not in memory at the moment of a Peek,
+// where it is in the log: single messages, and then those from one offset to another that
+// Takes says. It holds of that moment, whatever the channel does meanwhile.
+type Unread struct {
+	Single   []Offset
+	Attempts []uint16 // deliveries so far, of each of Single
+	From, To Offset
+
+	channel string
+	not     map[Offset]bool // it has them beyond its position, or they are not released
+	void    []span
+}
+
+// Peek calls ready with the messages that the channel would deliver next and has in memory,
+// then last with those that come after all that it returns: at most n of each, in order,
+// with the deliveries so far. They are the machine's.
+func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attempts uint16)) Unread {
+	t := c.topic
 	for i := range min(n, c.ready.len()) {
 		it := c.ready.at(i)
-		f(it.msg, it.attempts)
+		ready(it.msg, it.attempts)
 	}
-}
-
-// Unread returns where in the log the messages are that come after those: single ones, at
-// most n, with the deliveries so far, and then all from an offset on that PeekTakes says;
-// from the topic's front on there are none.
-func (c *Channel) Unread(now mono.Time, n int) (single []Offset, attempts []uint16, from Offset) {
+	u := Unread{From: t.front, To: t.front, channel: c.name, not: map[Offset]bool{}, void: slices.Clone(t.void)}
 	for i := range c.absent.len() {
-		if it := c.absent.at(i); len(single) < n && !now.Before(it.due) {
-			single, attempts = append(single, it.offset), append(attempts, it.attempts)
+		if it := c.absent.at(i); len(u.Single) < n && !now.Before(it.due) {
+			u.Single, u.Attempts = append(u.Single, it.offset), append(u.Attempts, it.attempts)
 		}
 	}
-	if c.behind {
-		return single, attempts, c.window.end()
+	if !c.behind {
+		return u
 	}
-	return single, attempts, c.topic.front
-}
-
-// PeekTakes reports whether a message of the log, which Unread says is to come, does.
-func (c *Channel) PeekTakes(o Offset, only string) bool {
-	_, ahead := c.ahead[o]
-	return !ahead && o >= c.window.end() && o < c.topic.front && c.topic.line.window.get(o) == nil &&
-		(only == "" || only == c.name) && !c.topic.avoided(o)
-}
-
-// PeekTail is Peek of what comes last, from an offset on, and is not in the log.
-func (c *Channel) PeekTail(from Offset, n int, f func(m *Message, attempts uint16)) {
-	t := c.topic
-	for o := max(from, t.tail.next); o < t.front && n > 0; o++ {
-		if m := t.tail.get(o); m != nil && m.isFor(c.name) && c.PeekTakes(o, "") {
-			f(m, m.Attempts)
+	u.From = c.window.end()
+	u.To = max(u.From, min(t.front, t.tail.next))
+	// order: a set
+	for o := range c.ahead {
+		u.not[o] = true
+	}
+	for o, l := u.From, &t.line.window; o < min(t.front, l.end()); o++ {
+		if l.get(o) != nil {
+			u.not[o] = true
+		}
+	}
+	for o := u.To; o < t.front && n > 0; o++ {
+		if m := t.tail.get(o); m != nil && m.isFor(c.name) && !u.not[o] && !t.avoided(o) {
+			last(m, m.Attempts)
 			n--
 		}
 	}
+	return u
+}
+
+// Takes reports whether a message that the log has from From on is one of them. only is the
+// channel that it is for; empty: all.
+func (u *Unread) Takes(o Offset, only string) bool {
+	return o < u.To && !u.not[o] && (only == "" || only == u.channel) && !spanned(u.void, o)
 }
