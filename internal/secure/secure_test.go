@@ -24,6 +24,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
@@ -113,7 +114,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, method string) error {
 func all(t *testing.T) (methods []string) {
 	t.Helper()
 	for _, desc := range []grpc.ServiceDesc{
-		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc, srtmv1.AdmissionAdmin_ServiceDesc,
+		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc, srtmv1.AdmissionAdmin_ServiceDesc, envoy.RateLimitService_ServiceDesc,
 	} {
 		for _, m := range desc.Methods {
 			methods = append(methods, "/"+desc.ServiceName+"/"+m.MethodName)
