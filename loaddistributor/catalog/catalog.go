@@ -63,20 +63,19 @@ type Next struct {
 }
 
 // Holders returns all brokers that may have something of the topic, by id.
-func (t *Topic) Holders() []string {
-	set := map[string]bool{}
-	for _, q := range t.Plan.Quotas {
-		set[q.Broker] = true
+func (t *Topic) Holders() []string { return holders(t.Plan, t.Next, t.Retiring) }
+
+func holders(plan placement.Plan, next *Next, retiring []string) []string {
+	quotas := plan.Quotas
+	if next != nil {
+		quotas = slices.Concat(quotas, next.Plan.Quotas)
 	}
-	if t.Next != nil {
-		for _, q := range t.Next.Plan.Quotas {
-			set[q.Broker] = true
-		}
+	ids := slices.Clone(retiring)
+	for _, q := range quotas {
+		ids = append(ids, q.Broker)
 	}
-	for _, id := range t.Retiring {
-		set[id] = true
-	}
-	return sorted(set)
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // Broker is a reader's view of a broker.
@@ -191,62 +190,39 @@ func (c *Catalog) epoch() uint64 { return c.version + c.ahead }
 // Apply makes the event so and returns what follows, in a fixed order, or
 // refuses it and changes nothing.
 func (c *Catalog) Apply(e Event) ([]Effect, error) {
-	switch e := e.(type) {
-	case BrokerJoined:
-		return c.brokerJoined(e)
-	case BrokerLeft:
-		return c.brokerLeft(e)
-	case TopicPlaced:
-		return c.topicPlaced(e)
-	case MemberPrepared:
-		return c.memberPrepared(e)
-	case TopicActivated:
-		return c.topicActivated(e)
-	case SLOJudged:
-		return c.sloJudged(e)
-	case TopicDeleting:
-		return c.topicDeleting(e)
-	case TopicRemoved:
-		return c.topicRemoved(e)
-	case LeftoverRemoved:
-		return c.leftoverRemoved(e)
-	case BrokerDraining:
-		return c.brokerDraining(e)
-	case BrokerCalibrated:
-		return c.brokerCalibrated(e)
-	case BrokerAbsorbed:
-		return c.brokerAbsorbed(e)
-	case BrokerNoted:
-		return c.brokerNoted(e)
-	case BrokerRemoved:
-		return c.brokerRemoved(e)
-	case TopicMoving:
-		return c.topicMoving(e)
-	case TopicMoved:
-		return c.topicMoved(e)
-	case TopicMoveAborted:
-		return c.topicMoveAborted(e)
-	case MemberRetired:
-		return c.memberRetired(e)
-	case Restarted:
-		return c.restarted()
-	case TopicRestored:
-		return c.topicRestored(e)
-	case BrokerRestored:
-		return c.brokerRestored(e)
-	case LeftoverContractRemoved:
-		c.version++
-		delete(c.contracts, e.Topic)
-		return nil, nil
+	c.version++
+	effects, err := e.apply(c)
+	if err != nil {
+		c.version--
 	}
-	panic(fmt.Sprintf("catalog: event of type %T", e))
+	return effects, err
 }
 
-func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
+// known returns the topic of an event, which does that with it.
+func (c *Catalog) known(doing, name string) (*topic, error) {
+	t := c.topics[name]
+	if t == nil {
+		return nil, fmt.Errorf("%s topic %s: %w", doing, name, ErrTopicUnknown)
+	}
+	return t, nil
+}
+
+// knownBroker returns the broker of an event, which does that with it.
+func (c *Catalog) knownBroker(doing, id string) (*broker, error) {
+	b := c.brokers[id]
+	if b == nil {
+		return nil, fmt.Errorf("%s broker %q: %w", doing, id, ErrBrokerUnknown)
+	}
+	return b, nil
+}
+
+// one is a set of a topic.
+func one(topic string) map[string]bool { return map[string]bool{topic: true} }
+
+func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 	if e.ID == "" || e.Mcap <= 0 {
 		return nil, fmt.Errorf("broker %q with mcap %d: want a name and a positive mcap", e.ID, e.Mcap)
 	}
-	c.version++
 	delete(c.removed, e.ID)
 	b := c.brokers[e.ID]
 	if b == nil {
@@ -278,15 +254,14 @@ func (c *Catalog) brokerJoined(e BrokerJoined) ([]Effect, error) {
 	return append(effects, c.changes(before)...), nil
 }
 
-func (c *Catalog) brokerCalibrated(e BrokerCalibrated) ([]Effect, error) {
-	b := c.brokers[e.ID]
-	if b == nil {
-		return nil, fmt.Errorf("capacity of broker %q: %w", e.ID, ErrBrokerUnknown)
+func (e BrokerCalibrated) apply(c *Catalog) ([]Effect, error) {
+	b, err := c.knownBroker("capacity of", e.ID)
+	if err != nil {
+		return nil, err
 	}
 	if e.Mcap < 0 {
 		return nil, fmt.Errorf("capacity of broker %q: %d msg/s is negative", e.ID, e.Mcap)
 	}
-	c.version++
 	before := c.states(b.topics)
 	was := b.Mcap
 	if b.Calibrated, b.Mcap = e.Mcap, cmp.Or(e.Mcap, b.Configured); b.Mcap != was {
@@ -295,30 +270,28 @@ func (c *Catalog) brokerCalibrated(e BrokerCalibrated) ([]Effect, error) {
 	return c.changes(before), nil
 }
 
-func (c *Catalog) brokerAbsorbed(e BrokerAbsorbed) ([]Effect, error) {
-	b := c.brokers[e.ID]
-	if b == nil {
-		return nil, fmt.Errorf("what broker %q absorbs: %w", e.ID, ErrBrokerUnknown)
+func (e BrokerAbsorbed) apply(c *Catalog) ([]Effect, error) {
+	b, err := c.knownBroker("what is absorbed by", e.ID)
+	if err != nil {
+		return nil, err
 	}
 	if a := e.Absorption; a.Latency <= 0 || a.Rate <= 0 || a.Burst <= 0 {
 		return nil, fmt.Errorf("what broker %q absorbs: %+v, want positive numbers", e.ID, a)
 	}
-	c.version++
 	b.Absorbed = e.Absorption
 	return nil, nil
 }
 
-func (c *Catalog) brokerNoted(e BrokerNoted) ([]Effect, error) {
-	b := c.brokers[e.ID]
-	if b == nil {
-		return nil, fmt.Errorf("note on broker %q: %w", e.ID, ErrBrokerUnknown)
+func (e BrokerNoted) apply(c *Catalog) ([]Effect, error) {
+	b, err := c.knownBroker("note on", e.ID)
+	if err != nil {
+		return nil, err
 	}
-	c.version++
 	b.Forgotten, b.Strict = e.Forgotten, e.Strict
 	return nil, nil
 }
 
-func (c *Catalog) brokerRemoved(e BrokerRemoved) ([]Effect, error) {
+func (e BrokerRemoved) apply(c *Catalog) ([]Effect, error) {
 	b := c.brokers[e.ID]
 	switch {
 	case b == nil:
@@ -328,7 +301,6 @@ func (c *Catalog) brokerRemoved(e BrokerRemoved) ([]Effect, error) {
 	case len(b.topics)+len(b.retiring) > 0:
 		return nil, fmt.Errorf("remove broker %q: %w: %s", e.ID, ErrBrokerInUse, strings.Join(append(sorted(b.topics), sorted(b.retiring)...), ", "))
 	}
-	c.version++
 	delete(c.brokers, e.ID)
 	c.removed[e.ID] = c.version
 	if len(c.removed) > MaxGone {
@@ -337,12 +309,11 @@ func (c *Catalog) brokerRemoved(e BrokerRemoved) ([]Effect, error) {
 	return nil, nil
 }
 
-func (c *Catalog) brokerLeft(e BrokerLeft) ([]Effect, error) {
+func (e BrokerLeft) apply(c *Catalog) ([]Effect, error) {
 	b := c.brokers[e.ID]
 	if b == nil || !b.Connected {
 		return nil, fmt.Errorf("broker %q left: %w", e.ID, ErrBrokerUnknown)
 	}
-	c.version++
 	before := c.states(b.topics)
 	b.Connected, b.leftAt = false, c.version
 	// order: each topic is changed on its own
@@ -372,7 +343,7 @@ func (c *Catalog) forgetGone() {
 	}
 }
 
-func (c *Catalog) topicPlaced(e TopicPlaced) ([]Effect, error) {
+func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 	name := e.Spec.Name()
 	if c.topics[name] != nil {
 		return nil, fmt.Errorf("topic %s: %w", name, ErrTopicExists)
@@ -392,26 +363,37 @@ func (c *Catalog) topicPlaced(e TopicPlaced) ([]Effect, error) {
 		}
 	}
 
-	c.version++
 	t.created = c.version
 	t.prepared = make([]bool, len(members))
 	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread}
-	for _, q := range e.Plan.Quotas {
-		b := c.brokers[q.Broker]
-		b.Allocated += q.Rate
-		b.topics[name] = true
-	}
-	c.topics[name] = t
-	i, _ := slices.BinarySearch(c.names, name)
-	c.names = slices.Insert(c.names, i, name)
-	if e.Key != "" {
-		c.keys[e.Key] = name
-	}
+	c.insert(t)
 	delete(c.contracts, name) // the new contract replaces the old one
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, Preparing, ""}}, nil
 }
 
-func (c *Catalog) memberPrepared(e MemberPrepared) ([]Effect, error) {
+// insert makes t known, and reserves what it takes. Requires: its name and key are free,
+// its brokers known.
+func (c *Catalog) insert(t *topic) {
+	name := t.spec.Name()
+	c.topics[name] = t
+	i, _ := slices.BinarySearch(c.names, name)
+	c.names = slices.Insert(c.names, i, name)
+	if t.key != "" {
+		c.keys[t.key] = name
+	}
+	for _, id := range t.holders() {
+		b := c.brokers[id]
+		if t.retiring[id] {
+			b.retiring[name] = true
+		}
+		if quotaOn(t.plan, id) >= 0 || t.next != nil && quotaOn(t.next.Plan, id) >= 0 {
+			b.topics[name] = true
+			b.Allocated += t.reserved(id)
+		}
+	}
+}
+
+func (e MemberPrepared) apply(c *Catalog) ([]Effect, error) {
 	t := c.topics[e.Topic]
 	if t == nil {
 		return nil, fmt.Errorf("topic %s prepared: %w", e.Topic, ErrTopicUnknown)
@@ -419,17 +401,16 @@ func (c *Catalog) memberPrepared(e MemberPrepared) ([]Effect, error) {
 	if b := c.brokers[e.Broker]; b == nil || !b.Connected || !b.topics[e.Topic] {
 		return nil, fmt.Errorf("topic %s prepared on %s, which is no member or away: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
-	c.version++
-	before := c.states(map[string]bool{e.Topic: true})
+	before := c.states(one(e.Topic))
 	t.setPrepared(e.Broker, true)
 	delete(c.brokers[e.Broker].leftovers, e.Topic) // it has been told with this one
 	return c.changes(before), nil
 }
 
-func (c *Catalog) topicActivated(e TopicActivated) ([]Effect, error) {
-	t := c.topics[e.Topic]
-	if t == nil {
-		return nil, fmt.Errorf("activate topic %s: %w", e.Topic, ErrTopicUnknown)
+func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
+	t, err := c.known("activate", e.Topic)
+	if err != nil {
+		return nil, err
 	}
 	if t.phase != Preparing {
 		return nil, fmt.Errorf("activate topic %s, which is %v: %w", e.Topic, t.phase, ErrTopicState)
@@ -437,49 +418,44 @@ func (c *Catalog) topicActivated(e TopicActivated) ([]Effect, error) {
 	if reason := c.unready(t.plan, t.prepared); reason != "" {
 		return nil, &NotReadyError{e.Topic, reason}
 	}
-	c.version++
-	before := c.states(map[string]bool{e.Topic: true})
+	before := c.states(one(e.Topic))
 	t.phase = Active
 	return c.changes(before), nil
 }
 
 // sloJudged changes nothing: verdicts are not state any more, and journals have them.
-func (c *Catalog) sloJudged(e SLOJudged) ([]Effect, error) {
+func (e SLOJudged) apply(c *Catalog) ([]Effect, error) {
 	if c.topics[e.Topic] == nil {
 		return nil, fmt.Errorf("judge topic %s: %w", e.Topic, ErrTopicUnknown)
 	}
-	c.version++
 	return nil, nil
 }
 
-func (c *Catalog) topicDeleting(e TopicDeleting) ([]Effect, error) {
-	t := c.topics[e.Topic]
-	if t == nil {
-		return nil, fmt.Errorf("delete topic %s: %w", e.Topic, ErrTopicUnknown)
+func (e TopicDeleting) apply(c *Catalog) ([]Effect, error) {
+	t, err := c.known("delete", e.Topic)
+	if err != nil {
+		return nil, err
 	}
 	if t.phase == Deleting {
 		return nil, fmt.Errorf("delete topic %s, which is %v: %w", e.Topic, t.phase, ErrTopicState)
 	}
-	c.version++
-	before := c.states(map[string]bool{e.Topic: true})
+	before := c.states(one(e.Topic))
 	t.phase = Deleting
 	return c.changes(before), nil
 }
 
-func (c *Catalog) topicRemoved(e TopicRemoved) ([]Effect, error) {
-	t := c.topics[e.Topic]
-	if t == nil {
-		return nil, fmt.Errorf("remove topic %s: %w", e.Topic, ErrTopicUnknown)
+func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
+	t, err := c.known("remove", e.Topic)
+	if err != nil {
+		return nil, err
 	}
-	holders := c.view(t).Holders
 	for _, id := range e.Left {
-		if !slices.Contains(holders(), id) {
+		if !slices.Contains(t.holders(), id) {
 			return nil, fmt.Errorf("topic %s left on %s, which is no member: %w", e.Topic, id, ErrBrokerUnknown)
 		}
 	}
-	c.version++
 	from, _ := c.state(t)
-	for _, id := range holders() {
+	for _, id := range t.holders() {
 		b := c.brokers[id]
 		b.Allocated -= t.reserved(id)
 		delete(b.topics, e.Topic)
@@ -502,13 +478,17 @@ func (c *Catalog) topicRemoved(e TopicRemoved) ([]Effect, error) {
 	return []Effect{PlacementChanged{e.Topic}, StateChanged{e.Topic, from, Absent, ""}}, nil
 }
 
-func (c *Catalog) leftoverRemoved(e LeftoverRemoved) ([]Effect, error) {
+func (e LeftoverRemoved) apply(c *Catalog) ([]Effect, error) {
 	b := c.brokers[e.Broker]
 	if b == nil {
 		return nil, fmt.Errorf("leftover of topic %s on %s: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
-	c.version++
 	delete(b.leftovers, e.Topic)
+	return nil, nil
+}
+
+func (e LeftoverContractRemoved) apply(c *Catalog) ([]Effect, error) {
+	delete(c.contracts, e.Topic)
 	return nil, nil
 }
 
@@ -577,6 +557,14 @@ func (c *Catalog) unready(plan placement.Plan, prepared []bool) string {
 
 func newBroker() *broker {
 	return &broker{topics: map[string]bool{}, retiring: map[string]bool{}, leftovers: map[string]bool{}}
+}
+
+func (t *topic) holders() []string {
+	var to *Next
+	if t.next != nil {
+		to = &t.next.Next
+	}
+	return holders(t.plan, to, sorted(t.retiring))
 }
 
 func (t *topic) member(id string) int {

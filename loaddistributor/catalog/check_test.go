@@ -32,7 +32,7 @@ func (c *Catalog) check() {
 				panic(fmt.Sprintf("topic %s is prepared on %s, which is gone", name, q.Broker))
 			}
 		}
-		for _, id := range c.view(t).Holders() {
+		for _, id := range t.holders() {
 			allocated[id] += t.reserved(id)
 			b := c.brokers[id]
 			moving := t.next != nil && quotaOn(t.next.Plan, id) >= 0
@@ -72,7 +72,7 @@ func (c *Catalog) check() {
 			panic(fmt.Sprintf("broker %s: mcap %d of %d configured, %d calibrated", id, b.Mcap, b.Configured, b.Calibrated))
 		}
 		for name := range b.topics {
-			if t := c.topics[name]; t == nil || !slices.Contains(c.view(t).Holders(), id) {
+			if t := c.topics[name]; t == nil || !slices.Contains(t.holders(), id) {
 				panic(fmt.Sprintf("broker %s believes it has topic %s", id, name))
 			}
 		}

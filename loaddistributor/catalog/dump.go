@@ -147,29 +147,14 @@ func (c *Catalog) load(d TopicDump) error {
 	for _, id := range d.Retiring {
 		t.retiring[id] = true
 	}
-	holders := c.view(&topic{plan: d.Plan, next: t.next, retiring: t.retiring, spec: d.Spec}).Holders()
-	for _, id := range holders {
+	t.placement = &Placement{epoch: d.Epoch, spread: spread}
+	for _, id := range t.holders() {
 		if c.brokers[id] == nil {
 			return wrong("it is on broker %q, which is not known", id)
 		}
 	}
-	for _, id := range holders {
-		b := c.brokers[id]
-		if t.retiring[id] {
-			b.retiring[name] = true
-		}
-		if quotaOn(d.Plan, id) >= 0 || t.next != nil && quotaOn(t.next.Plan, id) >= 0 {
-			b.topics[name] = true
-			b.Allocated += t.reserved(id)
-		}
-	}
-	t.placement = &Placement{epoch: d.Epoch, members: c.endpoints(d.Plan), spread: spread}
-	c.topics[name] = t
-	i, _ := slices.BinarySearch(c.names, name)
-	c.names = slices.Insert(c.names, i, name)
-	if d.Key != "" {
-		c.keys[d.Key] = name
-	}
+	t.placement.members = c.endpoints(d.Plan)
+	c.insert(t)
 	return nil
 }
 
@@ -177,7 +162,7 @@ func (c *Catalog) load(d TopicDump) error {
 // were kept of it: more than its placement can have changed after that.
 const epochGap = 1 << 20
 
-func (c *Catalog) topicRestored(e TopicRestored) ([]Effect, error) {
+func (e TopicRestored) apply(c *Catalog) ([]Effect, error) {
 	d := e.TopicDump
 	if d.Spec == nil || d.Ordered == nil {
 		return nil, errors.New("restore: a topic without a specification")
@@ -199,14 +184,12 @@ func (c *Catalog) topicRestored(e TopicRestored) ([]Effect, error) {
 		return nil, fmt.Errorf("restore topic %s: epoch %d", name, d.Epoch)
 	}
 	ahead := c.ahead
-	c.version++
 	c.ahead = max(c.ahead, d.Epoch+epochGap)
 	if c.keys[d.Key] != "" {
 		d.Key = ""
 	}
 	d.Phase, d.Created, d.Epoch, d.Prepared = Active, c.version, c.epoch(), make([]bool, len(d.Plan.Quotas))
 	if err := c.load(d); err != nil {
-		c.version--
 		c.ahead = ahead
 		return nil, err
 	}
@@ -215,12 +198,11 @@ func (c *Catalog) topicRestored(e TopicRestored) ([]Effect, error) {
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, state, reason}}, nil
 }
 
-func (c *Catalog) brokerRestored(e BrokerRestored) ([]Effect, error) {
+func (e BrokerRestored) apply(c *Catalog) ([]Effect, error) {
 	from := e.Broker
 	if from.ID == "" || from.Configured <= 0 || from.Calibrated < 0 {
 		return nil, fmt.Errorf("restore broker %q of %d msg/s, calibrated %d", from.ID, from.Configured, from.Calibrated)
 	}
-	c.version++
 	delete(c.removed, from.ID)
 	b := c.brokers[from.ID]
 	if b == nil {

@@ -11,7 +11,9 @@ import (
 // makes it so or refuses it as a whole. Every accepted event raises the version
 // by one, so a store keeps all of them, and the version is an event's place in
 // its log.
-type Event interface{ event() }
+type Event interface {
+	apply(*Catalog) ([]Effect, error)
+}
 
 // BrokerJoined: a broker has opened a session. It holds nothing that it was
 // not told in this session, as far as the catalog is concerned: all its topics
@@ -137,29 +139,6 @@ type TopicRestored struct{ TopicDump }
 // BrokerRestored is a broker that another log knew, as being away: what it may hold, and
 // what operators have said of it. One that is known already gets what of that it lacks.
 type BrokerRestored struct{ BrokerDump }
-
-func (TopicRestored) event()           {}
-func (BrokerRestored) event()          {}
-func (BrokerJoined) event()            {}
-func (BrokerDraining) event()          {}
-func (BrokerCalibrated) event()        {}
-func (BrokerAbsorbed) event()          {}
-func (BrokerNoted) event()             {}
-func (BrokerRemoved) event()           {}
-func (TopicMoving) event()             {}
-func (TopicMoved) event()              {}
-func (TopicMoveAborted) event()        {}
-func (MemberRetired) event()           {}
-func (Restarted) event()               {}
-func (BrokerLeft) event()              {}
-func (TopicPlaced) event()             {}
-func (MemberPrepared) event()          {}
-func (TopicActivated) event()          {}
-func (SLOJudged) event()               {}
-func (TopicDeleting) event()           {}
-func (TopicRemoved) event()            {}
-func (LeftoverRemoved) event()         {}
-func (LeftoverContractRemoved) event() {}
 
 // Effect is what follows from an event for the outside.
 type Effect interface{ effect() }

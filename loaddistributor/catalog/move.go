@@ -12,12 +12,11 @@ import (
 // of the new plan, TopicMoved changes the placement. Until then the old plan is
 // in force and TopicMoveAborted takes the new one back.
 
-func (c *Catalog) brokerDraining(e BrokerDraining) ([]Effect, error) {
-	b := c.brokers[e.ID]
-	if b == nil {
-		return nil, fmt.Errorf("drain broker %q: %w", e.ID, ErrBrokerUnknown)
+func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
+	b, err := c.knownBroker("drain", e.ID)
+	if err != nil {
+		return nil, err
 	}
-	c.version++
 	b.Draining, b.Forced = e.Draining, e.Draining && e.Forced
 	return nil, nil
 }
@@ -59,7 +58,7 @@ func (c *Catalog) endpoints(plan placement.Plan) []Endpoint {
 	return members
 }
 
-func (c *Catalog) topicMoving(e TopicMoving) ([]Effect, error) {
+func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 	name := e.Spec.Name()
 	t := c.topics[name]
 	switch {
@@ -77,7 +76,6 @@ func (c *Catalog) topicMoving(e TopicMoving) ([]Effect, error) {
 			return nil, err
 		}
 	}
-	c.version++
 	n := &next{Next: Next{Spec: e.Spec, Plan: e.Plan}, spread: e.spread, prepared: make([]bool, len(e.Plan.Quotas))}
 	for i, q := range e.Plan.Quotas {
 		b := c.brokers[q.Broker]
@@ -104,7 +102,7 @@ func sameForBrokers(a, b *Spec) bool {
 	return true
 }
 
-func (c *Catalog) topicMoved(e TopicMoved) ([]Effect, error) {
+func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {
 	t := c.topics[e.Topic]
 	switch {
 	case t == nil:
@@ -118,9 +116,8 @@ func (c *Catalog) topicMoved(e TopicMoved) ([]Effect, error) {
 			return nil, &NotReadyError{e.Topic, c.unready(n.Plan, n.prepared)}
 		}
 	}
-	c.version++
-	before := c.states(map[string]bool{e.Topic: true})
-	for _, id := range c.view(t).Holders() {
+	before := c.states(one(e.Topic))
+	for _, id := range t.holders() {
 		b := c.brokers[id]
 		b.Allocated += rateOn(n.Plan, id) - t.reserved(id)
 		if quotaOn(n.Plan, id) >= 0 {
@@ -137,7 +134,7 @@ func (c *Catalog) topicMoved(e TopicMoved) ([]Effect, error) {
 	return append([]Effect{PlacementChanged(e)}, c.changes(before)...), nil
 }
 
-func (c *Catalog) topicMoveAborted(e TopicMoveAborted) ([]Effect, error) {
+func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 	t := c.topics[e.Topic]
 	switch {
 	case t == nil:
@@ -150,7 +147,6 @@ func (c *Catalog) topicMoveAborted(e TopicMoveAborted) ([]Effect, error) {
 			return nil, fmt.Errorf("topic %s left on %s, which is not of its next plan alone: %w", e.Topic, id, ErrBrokerUnknown)
 		}
 	}
-	c.version++
 	for _, q := range t.next.Plan.Quotas {
 		b := c.brokers[q.Broker]
 		b.Allocated -= max(0, q.Rate-rateOn(t.plan, q.Broker))
@@ -167,7 +163,7 @@ func (c *Catalog) topicMoveAborted(e TopicMoveAborted) ([]Effect, error) {
 	return nil, nil
 }
 
-func (c *Catalog) memberRetired(e MemberRetired) ([]Effect, error) {
+func (e MemberRetired) apply(c *Catalog) ([]Effect, error) {
 	t := c.topics[e.Topic]
 	if t == nil {
 		return nil, fmt.Errorf("topic %s retired from %s: %w", e.Topic, e.Broker, ErrTopicUnknown)
@@ -175,7 +171,6 @@ func (c *Catalog) memberRetired(e MemberRetired) ([]Effect, error) {
 	if !t.retiring[e.Broker] {
 		return nil, fmt.Errorf("topic %s retired from %s, which it has not moved away from: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
-	c.version++
 	b := c.brokers[e.Broker]
 	delete(t.retiring, e.Broker)
 	delete(b.retiring, e.Topic)
@@ -183,8 +178,7 @@ func (c *Catalog) memberRetired(e MemberRetired) ([]Effect, error) {
 	return nil, nil
 }
 
-func (c *Catalog) restarted() ([]Effect, error) {
-	c.version++
+func (Restarted) apply(c *Catalog) ([]Effect, error) {
 	all := map[string]bool{}
 	// order: a set
 	for name := range c.topics {
