@@ -71,7 +71,7 @@ func start(ctx context.Context) error {
 		return lifecycle.UsageError{Err: err}
 	}
 	if c.list {
-		for _, s := range scenarios() {
+		for _, s := range append(scenarios(), stampScenarios()...) {
 			fmt.Printf("%-14s %s\n", s.Name, s.What)
 		}
 		return nil
@@ -113,7 +113,6 @@ func start(ctx context.Context) error {
 
 // measure performs all that the flags say.
 func measure(ctx context.Context, c config) report {
-	runtime.GOMAXPROCS(load.Procs())
 	debug.SetGCPercent(400) // the load's own collections are not what is measured
 	r := report{
 		Commit: commit(ctx), Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:],
@@ -167,8 +166,8 @@ func (r report) names() (names []string) {
 	return names
 }
 
-// all performs every load.Scenario with every broker, and that in each round: so the
-// rounds of a load.Scenario lie apart, and what disturbs one spares another.
+// all performs every scenario with every broker, and that in each round: so the
+// rounds of a scenario lie apart, and what disturbs one spares another.
 func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result) {
 	began := time.Now()
 	for round := range c.rounds {
@@ -182,6 +181,7 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 					fmt.Fprintf(progress, "%v are over, in round %d\n", c.within, round+1)
 					return runs
 				}
+				runtime.GOMAXPROCS(load.Procs() + s.Busy)
 				// The same schedule for all brokers of a round.
 				r, err := load.Perform(ctx, p, s, c.lasting, c.seed+uint64(round))
 				r.Scenario, r.Peer, r.Round = s.Name, p.Name, round+1
@@ -211,16 +211,17 @@ func (p *paths) Set(s string) error {
 func parse(args []string) (c config, err error) {
 	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
-	set := fs.String("set", "short", "`short`, or full: every load.Scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
+	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
 	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
 	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all that are there)")
 	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
+	sources := fs.String("sources", "", "where our broker's arrival stamps come from, `modes` of nsqd --arrival-stamps with commas: it is measured with each")
 	var others paths
 	fs.Var(&others, "nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one")
 	natsPath := fs.String("nats", "nats-server", "`path` of nats-server")
 	redisPath := fs.String("redis", "redis-server", "`path` of redis-server")
 	mosquittoPath := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
-	fs.IntVar(&c.rounds, "rounds", 3, "how often each load.Scenario is performed with each broker")
+	fs.IntVar(&c.rounds, "rounds", 3, "how often each scenario is performed with each broker")
 	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
 	fs.DurationVar(&c.within, "within", 0, "after this `time` no run begins, and what was measured is shown (default any time)")
@@ -242,7 +243,7 @@ func parse(args []string) (c config, err error) {
 		return c, nil
 	}
 	if *merge != "" {
-		c.merge, c.scenarios = strings.Split(*merge, ","), scenarios()
+		c.merge, c.scenarios = strings.Split(*merge, ","), append(scenarios(), stampScenarios()...)
 		return c, nil
 	}
 	given := map[string]bool{}
@@ -267,30 +268,34 @@ func parse(args []string) (c config, err error) {
 		return c, errors.New("want 1 to 100 --rounds, --duration of 100ms to 1m")
 	}
 	all := scenarios()
+	known := append(slices.Clone(all), stampScenarios()...)
 	for _, name := range strings.Split(*names, ",") {
 		if name == "all" {
 			c.scenarios = append(c.scenarios, all...)
 			continue
 		}
-		i := slices.IndexFunc(all, func(s load.Scenario) bool { return s.Name == name })
+		i := slices.IndexFunc(known, func(s load.Scenario) bool { return s.Name == name })
 		if i < 0 {
-			return c, fmt.Errorf("no load.Scenario %q; see --list", name)
+			return c, fmt.Errorf("no scenario %q; see --list", name)
 		}
-		c.scenarios = append(c.scenarios, all[i])
+		c.scenarios = append(c.scenarios, known[i])
 	}
-	known := []load.Broker{load.Ours(*srtm)}
+	var brokers []load.Broker
+	for source := range strings.SplitSeq(*sources, ",") {
+		brokers = append(brokers, load.Ours(*srtm, source))
+	}
 	for _, o := range others {
 		name, path, _ := strings.Cut(o, "=")
-		known = append(known, load.AnotherNSQ(name, path, ""), load.AnotherNSQ(name+"-unbuffered", path, load.Unbuffered))
+		brokers = append(brokers, load.AnotherNSQ(name, path, ""), load.AnotherNSQ(name+"-unbuffered", path, load.Unbuffered))
 	}
-	known = append(known, load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
+	brokers = append(brokers, load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
-		if *only != "" && !slices.ContainsFunc(known, func(p load.Broker) bool { return p.Name == name }) {
+		if *only != "" && !slices.ContainsFunc(brokers, func(p load.Broker) bool { return p.Name == name }) {
 			return c, fmt.Errorf("--only: there is no broker %q", name)
 		}
 	}
-	for _, p := range known {
+	for _, p := range brokers {
 		if *only != "" && !slices.Contains(wanted, p.Name) {
 			continue
 		}

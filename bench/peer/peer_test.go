@@ -99,7 +99,7 @@ func TestTargetsAreOfWhatThereIs(t *testing.T) {
 
 func TestNoRunBeginsWhenTimeIsUp(t *testing.T) {
 	var progress bytes.Buffer
-	c := config{scenarios: scenarios(), peers: []load.Broker{load.Ours("/not/there")}, rounds: 2, within: time.Nanosecond}
+	c := config{scenarios: scenarios(), peers: []load.Broker{load.Ours("/not/there", "")}, rounds: 2, within: time.Nanosecond}
 	if runs := c.all(t.Context(), &progress); len(runs) != 0 || !strings.Contains(progress.String(), "over, in round 1") {
 		t.Errorf("%d runs; %q", len(runs), &progress)
 	}

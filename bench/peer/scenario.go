@@ -2,7 +2,11 @@
 
 package main
 
-import "github.com/srtm-io/srtm/tools/load"
+import (
+	"fmt"
+
+	"github.com/srtm-io/srtm/tools/load"
+)
 
 // scenarios are the work of issue and documents: docs/performance.md has them
 // in this order.
@@ -29,6 +33,28 @@ func scenarios() []load.Scenario {
 		{Name: "fsync-4", What: "as fsync, 4 channels", Conns: 100, Rate: 1000, Size: 100, Fsync: true, Channels: 4, NSQOnly: true},
 		{Name: "tls", What: "as poisson-100, encrypted", Conns: 100, Rate: 1000, Size: 100, TLS: true, NSQOnly: true},
 	}
+	return completed(all)
+}
+
+// stampScenarios show what arrival stamps are worth and cost (--sources), and are of no
+// set: docs/arrival-stamps.md.
+func stampScenarios() (all []load.Scenario) {
+	for _, rate := range []int{10_000, 30_000, 50_000} {
+		all = append(all, load.Scenario{
+			Name: fmt.Sprintf("stamps-%d", rate), What: fmt.Sprintf("1000 publishers, %d msg/s in all, at random", rate),
+			Conns: 1000, Rate: float64(rate), Size: 200, NSQOnly: true,
+		})
+	}
+	for _, kept := range []struct{ conns, rate, busy int }{{1000, 10_000, 8}, {4000, 20_000, 8}} {
+		all = append(all, load.Scenario{
+			Name: fmt.Sprintf("contract-%d", kept.conns), Conns: kept.conns, Rate: float64(kept.rate), Size: 200, Burst: 50, Busy: kept.busy, NSQOnly: true,
+			What: fmt.Sprintf("%d publishers that keep a contract with a burst of 50, %d msg/s in all, beside %d threads that only compute", kept.conns, kept.rate, kept.busy),
+		})
+	}
+	return completed(all)
+}
+
+func completed(all []load.Scenario) []load.Scenario {
 	for i := range all {
 		all[i].Together = max(all[i].Together, 1)
 		all[i].Channels = max(all[i].Channels, 1)

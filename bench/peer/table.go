@@ -51,6 +51,30 @@ var columns = []column{
 	{"missing", always(func(r load.Result) float64 { return float64(r.Missing) }), "%.0f", middle, true, true, neither},
 }
 
+// contractColumns are shown where the sender keeps a contract.
+var contractColumns = slices.Concat(
+	quantilesOf("access", func(r load.Result) *load.Quantiles { return r.Access }),
+	quantilesOf("left", func(r load.Result) *load.Quantiles { return r.Left }),
+)
+
+func quantilesOf(what string, of func(load.Result) *load.Quantiles) (all []column) {
+	for _, q := range []struct {
+		name string
+		at   func(*load.Quantiles) *float64
+	}{
+		{"p50", func(q *load.Quantiles) *float64 { return &q.P50 }}, {"p99", func(q *load.Quantiles) *float64 { return &q.P99 }},
+		{"max", func(q *load.Quantiles) *float64 { return &q.Max }},
+	} {
+		all = append(all, column{what + " " + q.name + " us", maybe(func(r load.Result) *float64 {
+			if v := of(r); v != nil {
+				return q.at(v)
+			}
+			return nil
+		}), "%.1f", middle, false, true, neither})
+	}
+	return all
+}
+
 func always(of func(load.Result) float64) func(load.Result) (float64, bool) {
 	return func(r load.Result) (float64, bool) { return of(r), true }
 }
@@ -133,7 +157,11 @@ func writeTables(out io.Writer, list []load.Scenario, names []string, runs []loa
 			continue
 		}
 		var shown []column
-		for _, c := range columns {
+		offered := columns
+		if s.Burst > 0 {
+			offered = slices.Concat(columns, contractColumns)
+		}
+		for _, c := range offered {
 			if c.shows(s) {
 				shown = append(shown, c)
 			}

@@ -1,19 +1,16 @@
 //go:build linux
 
-// Command stamps measures what arrival stamps are worth and what they cost, on
-// this machine, against a sender whose clock is the same CLOCK_MONOTONIC.
+// Command stamps measures how far arrival stamps are off on this machine, and what a
+// rate limit makes of it, against a sender whose clock is the same CLOCK_MONOTONIC:
 //
-//	go run ./bench/stamps error   # how far stamps are off, and what a rate limit makes of it
-//	go run ./bench/stamps delay   # what nsqd makes of publishers that keep their contract
-//	go run ./bench/stamps cpu     # processor time of a broker with each source
+//	go run ./bench/stamps --conns=1000 --rate=10000 --busy=8
 //
-// error reads messages with one goroutine per connection, as nsqd does, while
-// other goroutines keep the processors busy; each message carries when its
-// write began, and the one behind it when that write had returned. The sender
-// keeps a rate contract, so a rate limiter with the same contract should delay
-// nothing. delay and cpu run nsqd itself.
+// It reads messages with one goroutine per connection, as nsqd does, while other
+// goroutines keep the processors busy; each message carries when its write began, and
+// the one behind it when that write had returned. The sender is a process of its own,
+// sends open loop and keeps a rate contract, so a rate limiter with the same contract
+// should delay nothing. Quantiles are of single messages, exactly.
 //
-// It sends open loop and prints quantiles of single messages, exactly. What error
-// sends comes from a process of its own, delay and cpu are scenarios of tools/load.
-// docs/arrival-stamps.md has results.
+// What stamps cost, and what nsqd itself makes of such a stream, are scenarios of
+// bench/peer (--sources). docs/arrival-stamps.md has results.
 package main

@@ -29,39 +29,30 @@ type config struct {
 	burst    int
 	busy     int
 	procs    int
-	rounds   int
 	duration time.Duration
 	warm     time.Duration // before what is measured
 	seed     uint64
-	nsqd     string
 }
 
 func run(ctx context.Context) error {
 	args := os.Args[1:]
-	if len(args) == 0 {
-		return lifecycle.UsageError{Err: errors.New("want a command: error, delay or cpu")}
+	if len(args) > 1 && args[0] == sendCommand {
+		return sendMain(ctx, args[1:], os.Stdin, os.Stdout)
 	}
-	command, args := args[0], args[1:]
-	if command == sendCommand {
-		return sendMain(ctx, args, os.Stdin, os.Stdout)
-	}
-	c, err := parse(command, args)
+	c, err := parse(args)
 	if errors.Is(err, flag.ErrHelp) {
 		return nil
 	}
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	fmt.Printf("%s %s, %s, GOMAXPROCS %d of %d, seed %d\n", command, strings.Join(args, " "), hookKernel(), c.procs, runtime.NumCPU(), c.seed)
-	switch command {
-	case "cpu", "delay":
-		runtime.GOMAXPROCS(load.Procs() + c.busy)
-		if command == "cpu" {
-			return cpu(ctx, c, os.Stdout)
-		}
-		return delay(ctx, c, os.Stdout)
-	}
+	fmt.Printf("%s, %s, GOMAXPROCS %d of %d, seed %d\n", strings.Join(args, " "), hookKernel(), c.procs, runtime.NumCPU(), c.seed)
 	return measureErrors(ctx, c, os.Stdout)
+}
+
+// scenario is the work of all measurements.
+func (c config) scenario(rate int) load.Scenario {
+	return load.Scenario{Name: "stamps", Conns: c.conns, Rate: float64(rate), Together: 1, Size: c.size, Channels: 1, Burst: c.burst}
 }
 
 func hookKernel() string {
@@ -72,26 +63,14 @@ func hookKernel() string {
 	return "kernel " + s.Info().Kernel
 }
 
-func parse(command string, args []string) (config, error) {
+func parse(args []string) (config, error) {
 	c := config{warm: load.Warming}
-	fs := flag.NewFlagSet(command, flag.ContinueOnError)
+	fs := flag.NewFlagSet("stamps", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")
-	rates := "10000"
-	switch command {
-	case "error", "delay":
-		fs.IntVar(&c.busy, "busy", 0, "`goroutines` that do nothing but compute")
-		fs.IntVar(&c.burst, "burst", 50, "burst of the contract, in `messages`; its rate is 1.1 times that of the messages")
-	case "cpu":
-		rates = "10000,50000"
-		fs.IntVar(&c.rounds, "rounds", 3, "how often each source is measured, in turns")
-	default:
-		return c, fmt.Errorf("unknown command %q: want error, delay or cpu", command)
-	}
-	if command != "error" {
-		fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`path` of the broker (make build)")
-	}
-	rateList := fs.String("rate", rates, "messages per second in all, one or several")
+	fs.IntVar(&c.busy, "busy", 0, "`goroutines` that do nothing but compute")
+	fs.IntVar(&c.burst, "burst", 50, "burst of the contract, in `messages`; its rate is 1.1 times that of the messages")
+	rateList := fs.String("rate", "10000", "messages per second in all, one or several")
 	fs.IntVar(&c.conns, "conns", 1000, "connections")
 	fs.IntVar(&c.size, "size", 200, "bytes per message, at least 64")
 	fs.IntVar(&c.procs, "procs", 2, "GOMAXPROCS of the receiver")
@@ -99,7 +78,7 @@ func parse(command string, args []string) (config, error) {
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedule")
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
 		fs.SetOutput(os.Stdout)
-		fmt.Printf("Usage: stamps %s [flags]\n", command)
+		fmt.Println("Usage: stamps [flags]")
 		fs.PrintDefaults()
 		return c, err
 	} else if err != nil {
@@ -119,11 +98,11 @@ func parse(command string, args []string) (config, error) {
 		}
 		c.rates = append(c.rates, rate)
 	}
-	if c.conns < 1 || c.conns > 20_000 || c.size < 64 || c.size > 4096 || c.procs < 1 || c.duration <= 0 || c.busy < 0 {
-		return c, errors.New("want 1 to 20000 --conns, --size 64 to 4096, and the rest positive")
+	if fs.NArg() > 0 {
+		return c, fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
-	if command != "cpu" && c.burst < 2 || command == "cpu" && c.rounds < 1 {
-		return c, errors.New("want --burst of 2 or more, --rounds of 1 or more")
+	if c.conns < 1 || c.conns > 20_000 || c.size < 64 || c.size > 4096 || c.procs < 1 || c.duration <= 0 || c.busy < 0 || c.burst < 2 {
+		return c, errors.New("want 1 to 20000 --conns, --size 64 to 4096, --burst of 2 or more, and the rest positive")
 	}
 	return c, nil
 }

@@ -123,9 +123,7 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 		return result{}, errors.Join(err, s.Close())
 	}
 	defer ln.Close()
-	work := c.scenario(rate)
-	work.Busy = 0 // that is this process's part
-	snd, err := startSender(order{Address: ln.Addr().String(), Scenario: work, Duration: c.duration + c.warm, Seed: c.seed})
+	snd, err := startSender(order{Address: ln.Addr().String(), Scenario: c.scenario(rate), Duration: c.duration + c.warm, Seed: c.seed})
 	if err != nil {
 		return result{}, errors.Join(err, s.Close())
 	}

@@ -4,9 +4,7 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -95,49 +93,15 @@ func TestJudgingOutOfOrder(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	c, err := parse("error", []string{"--sources=off,ebpf", "--rate", "10,20", "--busy=3"})
+	c, err := parse([]string{"--sources=off,ebpf", "--rate", "10,20", "--busy=3"})
 	if err != nil || !slices.Equal(c.modes, []hook.Mode{hook.Off, hook.EBPF}) || !slices.Equal(c.rates, []int{10, 20}) || c.busy != 3 || c.conns != 1000 {
 		t.Errorf("%+v, %v", c, err)
 	}
 	for _, args := range []string{
-		"fly", "error --sources=kprobe", "error --rate=0", "error --rate=x", "error --conns=0", "error --size=10", "error --burst=1",
-		"error --rounds=1", "error --nsqd=x", "delay --burst=1", "cpu --busy=1", "cpu --rounds=0", "cpu --duration=-1s",
+		"fly", "--sources=kprobe", "--rate=0", "--rate=x", "--conns=0", "--size=10", "--burst=1", "--rounds=1", "--duration=-1s",
 	} {
-		a := strings.Fields(args)
-		if c, err := parse(a[0], a[1:]); err == nil {
+		if c, err := parse(strings.Fields(args)); err == nil {
 			t.Errorf("%s: %+v, want an error", args, c)
-		}
-	}
-}
-
-func TestColumnPairsRounds(t *testing.T) {
-	us := []usage{{broker: 20 * time.Microsecond}, {broker: 44 * time.Microsecond}, {broker: 30 * time.Microsecond}}
-	base := []usage{{broker: 20 * time.Microsecond}, {broker: 40 * time.Microsecond}, {broker: 25 * time.Microsecond}}
-	got := column(us, base, func(u usage) time.Duration { return u.broker })
-	if want := fmt.Sprintf("%.2f\t%.3f\t%.3f\t%.3f", 30.0, 1.1, 1.0, 1.2); got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-func TestTheReleaseTraceIsRead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "trace")
-	lines := "stamps,100,100,110\nstamps,1100,1100,1200\nstamps,2100,2600,2700\n"
-	if err := os.WriteFile(path, []byte(lines), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	access, whole, err := readTrace(path, 3, 500)
-	if err != nil || access.p50 != 500 || access.max != 500 || whole.p50 != 600 || whole.max != 600 {
-		t.Errorf("%v, %v, %v", access, whole, err)
-	}
-	if _, _, err := readTrace(path, 4, 500); err == nil {
-		t.Error("a message is missing, and no error")
-	}
-	for _, bad := range []string{"stamps,1,2\n", "stamps,1,x,3\n"} {
-		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := readTrace(path, 1, 0); err == nil {
-			t.Errorf("%q is read", bad)
 		}
 	}
 }

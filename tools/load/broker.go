@@ -3,7 +3,6 @@
 package load
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -23,8 +22,8 @@ type Broker struct {
 	NSQ  bool // it speaks NSQ's protocol
 	// Pprof says that it serves Go's own figures at Place.Web.
 	Pprof bool
-	// Listens, if it is not nil, is called once it does.
-	Listens func(ctx context.Context, at Place) error
+	// Ended, if it is not nil, adds figures of the broker's own once it has ended.
+	Ended func(at Place, s Scenario, r *Result) error
 }
 
 // Place is where a broker runs.
@@ -60,20 +59,37 @@ func NSQ(name, path, identify string, flags func(Scenario) []string) Broker {
 	}}
 }
 
-// Ours is SRTM's nsqd, with a contract that is twice what the work needs and the
-// best arrival stamps there are.
-func Ours(path string) Broker {
-	return NSQ("srtm", path, "", func(s Scenario) []string {
+// Ours is SRTM's nsqd, with a contract that is twice what the work needs, or where the
+// sender keeps one, that. stamps is where its arrival stamps come from; "": the best
+// source there is.
+func Ours(path, stamps string) Broker {
+	b := NSQ("srtm", path, "", func(s Scenario) []string {
 		rate, burst := 2*s.Rate, max(1000, int(s.Rate)/5)
 		if rate == 0 {
 			rate, burst = 100_000_000, 1_000_000
 		}
-		args := []string{fmt.Sprintf("--topic-limit=%s:%g:%d", Topic, rate, burst)}
+		var args []string
+		if s.Burst > 0 {
+			// What the way adds, some microseconds, can make a message early by a token
+			// that the sender's own bucket had just earned.
+			contract := Contract(s.Rate, s.Burst+1)
+			rate, burst = contract.Rate.PerSecond(), int(contract.Burst)
+			args = append(args, "--release-trace="+traceFile)
+		}
+		args = append(args, fmt.Sprintf("--topic-limit=%s:%g:%d", Topic, rate, burst))
 		if s.Fsync {
 			args = append(args, "--durability=fsync")
 		}
+		if stamps != "" {
+			args = append(args, "--arrival-stamps="+stamps)
+		}
 		return args
 	})
+	b.Ended = held
+	if stamps != "" {
+		b.Name += "-" + stamps
+	}
+	return b
 }
 
 // Unbuffered is what a subscriber identifies with that wants its messages at once.
@@ -120,7 +136,7 @@ type running struct {
 }
 
 // start starts a broker in an empty folder for a scenario.
-func (b Broker) start(ctx context.Context, s Scenario) (_ *running, err error) {
+func (b Broker) start(s Scenario) (_ *running, err error) {
 	dir, err := os.MkdirTemp("", "srtm-load-")
 	if err != nil {
 		return nil, err
@@ -128,7 +144,8 @@ func (b Broker) start(ctx context.Context, s Scenario) (_ *running, err error) {
 	r := &running{at: Place{Dir: dir}, web: b.Pprof}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, r.stop())
+			r.stop()
+			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
 	if s.TLS {
@@ -148,17 +165,13 @@ func (b Broker) start(ctx context.Context, s Scenario) (_ *running, err error) {
 		}
 		return local.Start(b.Path, args, local.Options{Dir: dir, Ready: local.Accepts(listening...), Within: 5 * time.Second})
 	})
-	if err == nil && b.Listens != nil {
-		err = b.Listens(ctx, r.at)
-	}
 	return r, err
 }
 
 // stop ends the broker, by force if it does not hurry: its work is done, and brokers
 // have exit codes of their own for a signal.
-func (r *running) stop() error {
+func (r *running) stop() {
 	if r.Process != nil {
 		_ = r.Process.Stop()
 	}
-	return os.RemoveAll(r.at.Dir)
 }

@@ -2,8 +2,8 @@
 
 // Package load gives brokers the same work and measures what becomes of it. A
 // Scenario says what the work is, a Broker how one is started and spoken to, and
-// Perform starts it, performs the work and returns the figures. bench/peer and
-// bench/stamps are made of it.
+// Perform starts it, performs the work and returns the figures. bench/peer is
+// made of it, and the sender of bench/stamps.
 //
 // What is sent at a rate is sent open loop: latency counts from the instant at
 // which a message was due, also if the sender was late. Latencies are of each

@@ -366,8 +366,9 @@ func TestABrokerIsMeasured(t *testing.T) {
 		{Name: "late", Conns: 2, Size: 100, Channels: 1, Together: 10, Batch: true, Limit: 5000, Late: true, Memory: 100},
 		{Name: "tls", Conns: 3, Rate: 500, Size: 300, Channels: 1, Together: 1, TLS: true},
 		{Name: "fsync", Conns: 3, Rate: 100, Size: 2000, Channels: 1, Together: 1, Fsync: true},
+		{Name: "contract", Conns: 3, Rate: 500, Size: 200, Channels: 1, Together: 1, Burst: 50},
 	} {
-		r, err := Perform(t.Context(), Ours(localtest.Program(t, "nsqd")), s, 300*time.Millisecond, testkit.Seed(t))
+		r, err := Perform(t.Context(), Ours(localtest.Program(t, "nsqd"), "off"), s, 300*time.Millisecond, testkit.Seed(t))
 		if err != nil {
 			t.Errorf("%s: %v", s.Name, err)
 			continue
@@ -377,6 +378,9 @@ func TestABrokerIsMeasured(t *testing.T) {
 		}
 		if r.P50 > r.P99 || r.P99 > r.Max || r.Max <= 0 || r.Mallocs == nil || r.Collections == nil {
 			t.Errorf("%s: %+v", s.Name, r)
+		}
+		if (s.Burst > 0) != (r.Access != nil && r.Left != nil && r.Left.Max > 0) {
+			t.Errorf("%s: access %+v, left %+v", s.Name, r.Access, r.Left)
 		}
 		if _, err := json.Marshal(r); err != nil {
 			t.Errorf("%s: %v", s.Name, err)
@@ -389,7 +393,30 @@ func TestABrokerThatFails(t *testing.T) {
 	if err := os.WriteFile(path, []byte("#!/bin/sh\necho I will not\nexit 3\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := Perform(t.Context(), Ours(path), Scenario{Conns: 1, Rate: 10, Together: 1, Size: TimeSize, Channels: 1}, time.Second, 1); err == nil || !strings.Contains(err.Error(), "I will not") {
+	if r, err := Perform(t.Context(), Ours(path, ""), Scenario{Conns: 1, Rate: 10, Together: 1, Size: TimeSize, Channels: 1}, time.Second, 1); err == nil || !strings.Contains(err.Error(), "I will not") {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func TestTheReleaseTraceIsRead(t *testing.T) {
+	at := Place{Dir: t.TempDir()}
+	read := func(lines string, sent int) (Result, error) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(at.Dir, traceFile), []byte(lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := Result{Sent: sent}
+		return r, held(at, Scenario{Burst: 1}, &r)
+	}
+	const warm = "bench,100,100,110\n"
+	const lines = warm + "bench,1000001100,1000001100,1000001200\nbench,1000002100,1000002600,1000002700\n"
+	r, err := read(lines, 3)
+	if err != nil || *r.Access != (Quantiles{0.5, 0.5, 0.5}) || *r.Left != (Quantiles{0.6, 0.6, 0.6}) {
+		t.Errorf("%+v, %+v, %v", r.Access, r.Left, err)
+	}
+	for _, bad := range []string{lines, "bench,1,2\n", "bench,1,x,3\n"} {
+		if r, err := read(bad, 1); err == nil {
+			t.Errorf("%q: %+v", bad, r)
+		}
 	}
 }

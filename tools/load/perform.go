@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
@@ -44,6 +45,11 @@ type Result struct {
 	PerConn     float64  `json:"bytes_per_connection"`
 	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
 	Collections *float64 `json:"gc_cycles,omitempty"`
+
+	// Of our broker, where the sender keeps a contract: from arrival to eligible, by
+	// its own arrival times, and to leaving the topic.
+	Access *Quantiles `json:"access,omitempty"`
+	Left   *Quantiles `json:"left,omitempty"`
 }
 
 // Perform starts a broker, gives it the work, and stops it. What is sent at a rate
@@ -51,15 +57,17 @@ type Result struct {
 //
 // Requires: GOMAXPROCS is Procs and one for each busy thread.
 func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, seed uint64) (r Result, err error) {
-	b, err := p.start(ctx, s)
+	b, err := p.start(s)
 	if err != nil {
 		return r, err
 	}
 	defer func() {
-		broken := err != nil
-		if err = errors.Join(err, b.stop()); broken && b.Output() != "" {
+		if b.stop(); err == nil && p.Ended != nil {
+			err = p.Ended(b.at, s, &r)
+		} else if err != nil && b.Output() != "" {
 			err = fmt.Errorf("%w; it says: %.500s", err, b.Output())
 		}
+		err = errors.Join(err, os.RemoveAll(b.at.Dir))
 	}()
 
 	var subs []*subscriber

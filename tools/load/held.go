@@ -1,0 +1,77 @@
+//go:build linux
+
+package load
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Quantiles are of single messages, exact, in microseconds.
+type Quantiles struct {
+	P50 float64 `json:"p50_us"`
+	P99 float64 `json:"p99_us"`
+	Max float64 `json:"max_us"`
+}
+
+func quantilesOf(d []time.Duration) *Quantiles {
+	if len(d) == 0 {
+		return &Quantiles{}
+	}
+	slices.Sort(d)
+	at := func(q float64) float64 { return float64(d[min(int(q*float64(len(d))), len(d)-1)]) / 1e3 }
+	return &Quantiles{at(0.5), at(0.99), at(1)}
+}
+
+// traceFile is the release trace of our broker, in its folder.
+const traceFile = "release.trace"
+
+// held reads from the release trace what our broker made of a stream that keeps its
+// contract, without the time of warming up.
+func held(at Place, s Scenario, r *Result) error {
+	if s.Burst == 0 {
+		return nil
+	}
+	f, err := os.Open(filepath.Join(at.Dir, traceFile))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var all [][3]mono.Time // arrival, eligible, left its topic
+	first := mono.Never
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var one [3]mono.Time
+		fields := strings.Split(lines.Text(), ",")
+		if len(fields) != 1+len(one) {
+			return fmt.Errorf("release trace: %q", lines.Text())
+		}
+		for i := range one {
+			ns, err := strconv.ParseInt(fields[1+i], 10, 64)
+			if err != nil {
+				return fmt.Errorf("release trace: %w", err)
+			}
+			one[i] = mono.Time(ns)
+		}
+		all = append(all, one)
+		first = min(first, one[0])
+	}
+	if len(all) != r.Sent {
+		return fmt.Errorf("%d messages left the topic, %d were sent", len(all), r.Sent)
+	}
+	var access, left []time.Duration
+	for _, one := range all {
+		if !one[0].Before(first.Add(Warming)) {
+			access, left = append(access, one[1].Sub(one[0])), append(left, one[2].Sub(one[0]))
+		}
+	}
+	r.Access, r.Left = quantilesOf(access), quantilesOf(left)
+	return nil
+}
