@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -56,19 +57,18 @@ type ticket struct {
 // be known to be.
 func (t ticket) wait() error { return <-t.done }
 
-// stageLocked decides on an event. An error is the catalog's refusal, or
-// ErrNotCommitted. Requires: mu held.
-func (c *Controller) stageLocked(e catalog.Event) (ticket, error) {
-	if c.mu.halted != nil {
-		return ticket{}, c.mu.halted
+// stage decides on an event. An error is the catalog's refusal, or ErrNotCommitted.
+func (st *state) stage(e catalog.Event) (ticket, error) {
+	if st.halted != nil {
+		return ticket{}, st.halted
 	}
-	if _, err := c.mu.next.Apply(e); err != nil {
+	if _, err := st.next.Apply(e); err != nil {
 		return ticket{}, err
 	}
 	t := ticket{done: make(chan error, 1)}
-	c.mu.staged = append(c.mu.staged, staged{e, t})
+	st.staged = append(st.staged, staged{e, t})
 	select {
-	case c.wake <- struct{}{}:
+	case st.wake <- struct{}{}:
 	default: // the committer has been woken and has not looked yet
 	}
 	return t, nil
@@ -77,7 +77,7 @@ func (c *Controller) stageLocked(e catalog.Event) (ticket, error) {
 // commit stages an event and waits until it is durable and shown.
 func (c *Controller) commit(e catalog.Event) error {
 	c.mu.Lock()
-	t, err := c.stageLocked(e)
+	t, err := c.mu.stage(e)
 	c.mu.Unlock()
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func (c *Controller) committer(stop <-chan struct{}) error {
 		c.mu.Unlock()
 		if len(batch) == 0 {
 			select {
-			case <-c.wake:
+			case <-c.mu.wake:
 				continue
 			case <-c.lost():
 				return c.halt(fmt.Errorf("%w: another process leads", ErrNotCommitted), nil)
@@ -178,7 +178,7 @@ func (c *Controller) show(batch []staged) {
 	var changes []catalog.StateChanged
 	c.mu.Lock()
 	for _, s := range batch {
-		changes = append(changes, c.applyLocked(s.event)...)
+		changes = append(changes, c.mu.apply(s.event)...)
 	}
 	c.mu.Unlock()
 	c.logChanges(changes)
@@ -187,25 +187,25 @@ func (c *Controller) show(batch []staged) {
 	}
 }
 
-// applyLocked makes an event visible. Requires: mu held; mu.next took it.
-func (c *Controller) applyLocked(e catalog.Event) (changes []catalog.StateChanged) {
-	effects, err := c.mu.cat.Apply(e)
+// apply makes an event visible. Requires: next took it.
+func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged) {
+	effects, err := st.cat.Apply(e)
 	if err != nil {
 		panic(fmt.Sprintf("controller: a staged event is refused: %+v: %v", e, err))
 	}
 	for _, effect := range effects {
 		switch effect := effect.(type) {
 		case catalog.PlacementChanged:
-			c.wakeLocked(effect.Topic)
-			c.entrustLocked(effect.Topic)
+			st.wakeWatchers(effect.Topic)
+			st.entrust(effect.Topic)
 		case catalog.StateChanged:
-			c.wakeLocked(effect.Topic)
+			st.wakeWatchers(effect.Topic)
 			changes = append(changes, effect)
 		}
 	}
 	if joined, ok := e.(catalog.BrokerJoined); ok {
-		if s := c.mu.sessions[joined.ID]; s != nil {
-			c.assignLocked(s, c.now())
+		if s := st.sessions[joined.ID]; s != nil {
+			st.assign(s, time.Now())
 		}
 	}
 	return changes

@@ -63,9 +63,9 @@ func (c *Controller) judge(now time.Time) {
 		}
 		d := l.condition
 		before := *d
-		c.offeredBeyondLocked(topic, d, now)
-		c.strandedLocked(topic, d, now)
-		d.missed = complaint(c.verdictLocked(topic, now), l.reserved)
+		c.mu.offeredBeyond(topic, d, now)
+		c.mu.strand(topic, d, now)
+		d.missed = complaint(c.mu.verdict(topic, now), l.reserved)
 		if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
 			was, is := before.show(topic), d.show(topic)
 			changes = append(changes, catalog.StateChanged{Topic: name, From: was.State, To: is.State, Reason: is.Reason})
@@ -75,21 +75,20 @@ func (c *Controller) judge(now time.Time) {
 	c.logChanges(changes)
 }
 
-// offeredBeyondLocked looks whether the topic keeps to its contract. Requires: mu
-// held.
-func (c *Controller) offeredBeyondLocked(topic catalog.Topic, d *condition, now time.Time) {
+// offeredBeyond looks whether the topic keeps to its contract.
+func (st *state) offeredBeyond(topic catalog.Topic, d *condition, now time.Time) {
 	var n, mean, waiting float64 // since the last look; msg/s in the window; when first seen
 	var took time.Duration
 	rate, burst := float64(topic.Spec.Demand.RateMilli)/1000, float64(topic.Spec.Demand.Burst)
 	k, first := 0, len(d.seen) == 0
 	for _, q := range topic.Plan.Quotas {
-		f := c.reportsLocked(topic.Spec.Name(), q.Broker)
+		f := st.reports(topic.Spec.Name(), q.Broker)
 		if f == nil {
 			continue
 		}
 		var offered float64
 		var span time.Duration
-		for _, r := range f.within(now.Add(-c.cfg.Window)) {
+		for _, r := range f.within(now.Add(-st.cfg.Window)) {
 			offered += float64(r.stats.Offered + r.stats.Refused)
 			span += r.stats.Interval.AsDuration()
 			if r.at.After(d.seen[q.Broker]) {
@@ -111,7 +110,7 @@ func (c *Controller) offeredBeyondLocked(topic catalog.Topic, d *condition, now 
 		d.over = time.Time{}
 		return
 	}
-	switch over := d.excess.Offer(n, took/time.Duration(k), mean, rate, burst, c.cfg.Window); {
+	switch over := d.excess.Offer(n, took/time.Duration(k), mean, rate, burst, st.cfg.Window); {
 	case !over:
 		d.over = time.Time{}
 	case d.over.IsZero():
@@ -120,15 +119,15 @@ func (c *Controller) offeredBeyondLocked(topic catalog.Topic, d *condition, now 
 	d.by = max(0, mean-rate)
 }
 
-// strandedLocked looks who has no broker. Requires: mu held.
-func (c *Controller) strandedLocked(topic catalog.Topic, d *condition, now time.Time) {
+// strand looks who has no broker.
+func (st *state) strand(topic catalog.Topic, d *condition, now time.Time) {
 	n := topic.Placement.Unplaced()
 	for _, q := range topic.Plan.Quotas {
-		if c.goneLocked(q.Broker, now) {
+		if st.gone(q.Broker, now) {
 			n += len(q.Publishers)
 		}
 	}
-	d.unaccepted = slices.DeleteFunc(d.unaccepted, func(u unaccepted) bool { return u.at.Before(now.Add(-c.cfg.Window)) })
+	d.unaccepted = slices.DeleteFunc(d.unaccepted, func(u unaccepted) bool { return u.at.Before(now.Add(-st.cfg.Window)) })
 	switch {
 	case n == 0:
 		d.since = time.Time{}
@@ -151,14 +150,13 @@ func (c *Controller) strandedLocked(topic catalog.Topic, d *condition, now time.
 	d.stranded, d.counted = n, now
 }
 
-// goneLocked reports whether a broker is known to be away: it has left this process,
-// or has not come to it within the time after which its publishers are placed
-// elsewhere, for all brokers have to come back to a controller that has just begun.
-// Requires: mu held.
-func (c *Controller) goneLocked(id string, now time.Time) bool {
-	b, _ := c.mu.cat.Broker(id)
-	since, away := c.mu.away[id]
-	return !b.Connected && (c.mu.left[id] || away && now.Sub(since) >= c.cfg.EvacuateAfter)
+// gone reports whether a broker is known to be away: it has left this process, or has not
+// come to it within the time after which its publishers are placed elsewhere, for all
+// brokers have to come back to a controller that has just begun.
+func (st *state) gone(id string, now time.Time) bool {
+	b, _ := st.cat.Broker(id)
+	since, away := st.away[id]
+	return !b.Connected && (st.left[id] || away && now.Sub(since) >= st.cfg.EvacuateAfter)
 }
 
 // refused is how many messages could not be accepted in the window; nil knows none.
@@ -210,51 +208,47 @@ func thousands(x float64) string {
 	return s
 }
 
-// missedLocked reports whether the topic's SLO is known to be missed, or to be about
-// to be. Requires: mu held, for reading.
-func (c *Controller) missedLocked(name string) bool {
-	d := c.mu.topics.see(name).condition
+// missed reports whether the topic's SLO is known to be missed, or to be about to be.
+func (st *state) missed(name string) bool {
+	d := st.topics.see(name).condition
 	return d != nil && d.missed != ""
 }
 
-// shownLocked returns topics of the catalog as readers see them. Requires: mu held,
-// for reading.
-func (c *Controller) shownLocked(topics []catalog.Topic) []catalog.Topic {
+// shown returns topics of the catalog as readers see them.
+func (st *state) shown(topics []catalog.Topic) []catalog.Topic {
 	for i, topic := range topics {
-		topics[i] = c.mu.topics.see(topic.Spec.Name()).condition.show(topic)
+		topics[i] = st.topics.see(topic.Spec.Name()).condition.show(topic)
 	}
 	return topics
 }
 
-func (c *Controller) verdictLocked(topic catalog.Topic, now time.Time) tuner.Verdict {
+func (st *state) verdict(topic catalog.Topic, now time.Time) tuner.Verdict {
 	var counts []tuner.Count
 	for _, q := range topic.Plan.Quotas {
-		if f := c.reportsLocked(topic.Spec.Name(), q.Broker); f != nil {
-			delivered, exceeded := f.counts(now.Add(-c.cfg.Window))
+		if f := st.reports(topic.Spec.Name(), q.Broker); f != nil {
+			delivered, exceeded := f.counts(now.Add(-st.cfg.Window))
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
 		}
 	}
-	return c.judgedLocked(topic, counts)
+	return st.judged(topic, counts)
 }
 
-// judgedLocked is the verdict on counts and on what could not be accepted, which is
-// not in time; undecided where no SLO is owed. Requires: mu
-// held, for reading.
-func (c *Controller) judgedLocked(topic catalog.Topic, counts []tuner.Count) tuner.Verdict {
-	if n := c.mu.topics.see(topic.Spec.Name()).condition.refused(); n > 0 {
+// judged is the verdict on counts and on what could not be accepted, which is not in time;
+// undecided where no SLO is owed.
+func (st *state) judged(topic catalog.Topic, counts []tuner.Count) tuner.Verdict {
+	if n := st.topics.see(topic.Spec.Name()).condition.refused(); n > 0 {
 		counts = append(counts, tuner.Count{Delivered: n, Exceeded: n}) // of no broker, which none is blamed for
 	}
 	v := tuner.Judge(topic.Spec.SLO.Quantile, counts)
-	if c.overLocked(topic.Spec.Name()) {
+	if st.over(topic.Spec.Name()) {
 		v.Decision, v.Blamed = tuner.Undecided, ""
 	}
 	return v
 }
 
-// overLocked reports whether the topic offers more than its contract. Requires: mu
-// held, for reading.
-func (c *Controller) overLocked(name string) bool {
-	d := c.mu.topics.see(name).condition
+// over reports whether the topic offers more than its contract.
+func (st *state) over(name string) bool {
+	d := st.topics.see(name).condition
 	return d != nil && !d.over.IsZero()
 }
 

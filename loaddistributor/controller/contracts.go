@@ -23,35 +23,34 @@ func (c *Controller) assignWork(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.mu.sessions {
-		c.assignLocked(s, now)
+		c.mu.assign(s, now)
 	}
 }
 
-// assignLocked asks for what is not asked already; an answer that is overdue
-// is asked for again. Requires: mu held.
-func (c *Controller) assignLocked(s *Session, now time.Time) {
+// assign asks for what is not asked already; an answer that is overdue is asked for again.
+func (st *state) assign(s *Session, now time.Time) {
 	type work struct {
 		topic  string
 		remove bool
 	}
 	asked := map[work]bool{}
 	for number, r := range s.requests {
-		if now.Sub(r.sent) < c.cfg.PrepareTimeout {
+		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
 			asked[work{r.topic, r.remove}] = true
 		} else {
 			r.answer(s.broker, ErrNoAnswer)
 			delete(s.requests, number)
 		}
 	}
-	remove, prepare := c.mu.cat.Work(s.broker)
+	remove, prepare := st.cat.Work(s.broker)
 	for _, name := range remove {
-		if !asked[work{name, true}] && !c.ownedLocked(name) {
-			c.removeLocked(s, name, false, nil, now)
+		if !asked[work{name, true}] && !st.owned(name) {
+			st.remove(s, name, false, nil, now)
 		}
 	}
 	for _, name := range prepare {
-		if topic, _ := c.mu.cat.Topic(name); !asked[work{name, false}] {
-			c.askLocked(s, name, topic.Spec, nil, now)
+		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
+			st.ask(s, name, topic.Spec, nil, now)
 		}
 	}
 }
@@ -150,7 +149,7 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 // all the same, and other topics must not wait for that.
 func (c *Controller) compared(op operation) error {
 	c.mu.Lock()
-	if c.ownedLocked(op.name) || c.mu.closing {
+	if c.mu.owned(op.name) || c.mu.closing {
 		c.mu.Unlock()
 		return nil
 	}
@@ -184,7 +183,7 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 			}
 		}
 		for _, id := range t.Awaited {
-			if at, away := c.mu.away[id]; away && c.now().Sub(at) >= c.cfg.EvacuateAfter {
+			if at, away := c.mu.away[id]; away && time.Since(at) >= c.cfg.EvacuateAfter {
 				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, moment(at), id))
 			}
 		}
@@ -201,7 +200,7 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	topic, ok := c.mu.next.Topic(name)
-	if !ok || topic.Next != nil || c.ownedLocked(name) {
+	if !ok || topic.Next != nil || c.mu.owned(name) {
 		return true
 	}
 	if c.mu.topics.see(name).unsynced {

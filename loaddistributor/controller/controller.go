@@ -12,53 +12,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
 
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
-
-// Adaptor is the GrantService, embedded (tbadaptor/loop.Server is one) or
-// Remote. Its errors are gRPC statuses.
-type Adaptor interface {
-	SetContract(context.Context, *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error)
-	RemoveContract(context.Context, *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error)
-	ListShares(context.Context, *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error)
-	ForgetBroker(context.Context, *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error)
-	ReportEnd(context.Context, *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error)
-}
-
-// Remote is an adaptor in another process. While it is away, calls wait for it
-// until their context ends.
-type Remote struct{ Client srtmv1.GrantServiceClient }
-
-// SetContract implements Adaptor.
-func (r Remote) SetContract(ctx context.Context, in *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
-	return r.Client.SetContract(ctx, in, grpc.WaitForReady(true))
-}
-
-// RemoveContract implements Adaptor.
-func (r Remote) RemoveContract(ctx context.Context, in *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
-	return r.Client.RemoveContract(ctx, in, grpc.WaitForReady(true))
-}
-
-// ListShares implements Adaptor.
-func (r Remote) ListShares(ctx context.Context, in *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
-	return r.Client.ListShares(ctx, in, grpc.WaitForReady(true))
-}
-
-// ForgetBroker implements Adaptor.
-func (r Remote) ForgetBroker(ctx context.Context, in *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
-	return r.Client.ForgetBroker(ctx, in, grpc.WaitForReady(true))
-}
-
-// ReportEnd implements Adaptor.
-func (r Remote) ReportEnd(ctx context.Context, in *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
-	return r.Client.ReportEnd(ctx, in, grpc.WaitForReady(true))
-}
 
 // Defaults of Config.
 const (
@@ -158,10 +117,9 @@ func (c Config) Validate() error {
 type Controller struct {
 	// Set once.
 	cfg        Config
-	adaptor    Adaptor
+	adaptor    ledger
 	unfinished []string       // topics that have an owner for Run to start
 	leader     func() string  // of a follower; nil: this one leads
-	wake       chan struct{}  // 1 deep: something is staged
 	hurry      chan struct{}  // 1 deep: reconcile is not to wait
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitMetrics fitMetrics
@@ -182,24 +140,33 @@ type Controller struct {
 
 	mu struct {
 		sync.RWMutex
-		cat      *catalog.Catalog    // durable: what is shown
-		next     *catalog.Catalog    // decided: cat and what is staged
-		staged   []staged            // for the committer, oldest first
-		halted   error               // why nothing can be staged any more
-		sessions map[string]*Session // by broker
-		topics   topics
-		left     map[string]bool      // brokers that had a session here and have none
-		away     map[string]time.Time // brokers that are, since when seen
-		tuner    *tuner.Tuner
-		requests uint64 // the last number given to a request
-		closing  bool
-		ending   chan struct{} // closed with closing
-		empty    bool          // the catalog was at the start, and nobody has created a topic since
-		settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
-		unread   bool          // a follower before its first Reset
-		cut      bool          // a follower that cannot read the store any more
-		informed chan struct{} // closed and replaced when either changes
+		state
 	}
+}
+
+// state is what the controller knows. Its methods require that Controller.mu is held, for
+// reading at least by those that change nothing.
+type state struct {
+	cfg  *Config       // set once
+	wake chan struct{} // set once; 1 deep: something is staged
+
+	cat      *catalog.Catalog    // durable: what is shown
+	next     *catalog.Catalog    // decided: cat and what is staged
+	staged   []staged            // for the committer, oldest first
+	halted   error               // why nothing can be staged any more
+	sessions map[string]*Session // by broker
+	topics   topics
+	left     map[string]bool      // brokers that had a session here and have none
+	away     map[string]time.Time // brokers that are, since when seen
+	tuner    *tuner.Tuner
+	requests uint64 // the last number given to a request
+	closing  bool
+	ending   chan struct{} // closed with closing
+	empty    bool          // the catalog was at the start, and nobody has created a topic since
+	settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
+	unread   bool          // a follower before its first Reset
+	cut      bool          // a follower that cannot read the store any more
+	informed chan struct{} // closed and replaced when either changes
 }
 
 // New checks the configuration.
@@ -210,7 +177,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
-	c := &Controller{cfg: cfg, adaptor: adaptor, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), fitMetrics: newFitMetrics()}
+	c := &Controller{cfg: cfg, adaptor: ledger{adaptor, cfg.PrepareTimeout}, hurry: make(chan struct{}, 1), fitMetrics: newFitMetrics()}
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
 		c.mu.cat = catalog.New()
@@ -224,13 +191,14 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	if c.mu.next, err = catalog.Load(c.mu.cat.Dump()); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
+	c.mu.cfg, c.mu.wake = &c.cfg, make(chan struct{}, 1)
 	c.mu.sessions = map[string]*Session{}
 	c.mu.topics = topics{}
 	c.mu.left = map[string]bool{}
 	c.mu.away = map[string]time.Time{}
 	for _, b := range c.mu.cat.Brokers() {
 		// Whoever was without a loaddistributor for long calls no sooner.
-		c.mu.away[b.ID] = c.now().Add(max(0, returnWithin-cfg.EvacuateAfter))
+		c.mu.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
 	c.mu.tuner = tuner.NewTuner(tuner.Config{
 		Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Relief != ReliefOff, Rules: cfg.ReliefRules,
@@ -275,15 +243,15 @@ func (c *Controller) Run(ctx context.Context) error {
 	for running := true; running; {
 		select {
 		case <-ticker.C:
-			c.judge(c.now())
-			c.assignWork(c.now())
-			c.reconcile(c.now())
-			c.remind(c.now())
-			c.tune(c.now())
-			c.settle(c.now())
+			c.judge(time.Now())
+			c.assignWork(time.Now())
+			c.reconcile(time.Now())
+			c.remind(time.Now())
+			c.tune(time.Now())
+			c.settle(time.Now())
 			c.rebuild()
 		case <-c.hurry:
-			c.reconcile(c.now())
+			c.reconcile(time.Now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():
@@ -315,9 +283,6 @@ func (c *Controller) Run(ctx context.Context) error {
 	return err
 }
 
-// now is when something that is asked or judged now happens.
-func (c *Controller) now() time.Time { return time.Now() }
-
 // recover stages what has to be said of an earlier controller's end before
 // anything else happens. A topic that was being created has nobody who waits
 // for it: it is rolled back.
@@ -327,7 +292,7 @@ func (c *Controller) recover() error {
 	if c.mu.next.Version() == 0 {
 		return nil
 	}
-	if _, err := c.stageLocked(catalog.Restarted{}); err != nil {
+	if _, err := c.mu.stage(catalog.Restarted{}); err != nil {
 		return err
 	}
 	for _, topic := range c.mu.next.Topics("", c.mu.next.Len()) {
@@ -335,7 +300,7 @@ func (c *Controller) recover() error {
 		target := reconcile.Target{Gone: true}
 		switch {
 		case topic.State == catalog.Preparing:
-			if _, err := c.stageLocked(catalog.TopicDeleting{Topic: name}); err != nil {
+			if _, err := c.mu.stage(catalog.TopicDeleting{Topic: name}); err != nil {
 				return err
 			}
 		case topic.State == catalog.Deleting:

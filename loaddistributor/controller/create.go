@@ -125,7 +125,7 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 	c.mu.empty = false // it is a new cluster, or somebody sees to it
 	cr := &creation{spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.mu.topics.at(name).creating = cr
-	began := c.now()
+	began := time.Now()
 	c.wantLocked(operation{
 		name: name, creation: cr, ctx: ctx,
 		decide: func(_ catalog.Topic, brokers []placement.Broker) (catalog.Event, error) { return c.placed(cr, brokers) },
@@ -203,7 +203,7 @@ func (c *Controller) contractRequest(spec *catalog.Spec, plan placement.Plan, re
 	waiting := retiring
 	if scarce(plan, retiring) {
 		c.mu.Lock()
-		retiring = c.unspentLocked(spec.Name(), retiring)
+		retiring = c.mu.unspent(spec.Name(), retiring)
 		told := strings.Join(retiring, " ")
 		c.mu.topics.at(spec.Name()).turns = &told
 		c.mu.Unlock()

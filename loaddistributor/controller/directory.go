@@ -19,9 +19,9 @@ func (c *Controller) Nodes() []Node {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	nodes := make([]Node, 0, len(c.mu.sessions))
-	for _, id := range c.connectedLocked() {
-		node := c.nodeLocked(id)
-		node.Topics = slices.Sorted(maps.Keys(c.topicsLocked(id)))
+	for _, id := range c.mu.connected() {
+		node := c.mu.node(id)
+		node.Topics = slices.Sorted(maps.Keys(c.mu.listed(id)))
 		nodes = append(nodes, node)
 	}
 	return nodes
@@ -31,19 +31,19 @@ func (c *Controller) Nodes() []Node {
 func (c *Controller) Connected() []Node {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	ids := c.connectedLocked()
+	ids := c.mu.connected()
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
-		nodes[i] = c.nodeLocked(id)
+		nodes[i] = c.mu.node(id)
 	}
 	return nodes
 }
 
-// connectedLocked returns the brokers with a session, by id; on a follower,
-// those with a session at the leader. Requires: mu held.
-func (c *Controller) connectedLocked() []string {
+// connected returns the brokers with a session, by id; on a follower, those with a session
+// at the leader.
+func (st *state) connected() []string {
 	var ids []string
-	for _, b := range c.mu.cat.Brokers() {
+	for _, b := range st.cat.Brokers() {
 		if b.Connected {
 			ids = append(ids, b.ID)
 		}
@@ -51,19 +51,18 @@ func (c *Controller) connectedLocked() []string {
 	return ids
 }
 
-// topicsLocked returns the topics that consumers can read from a connected
-// broker: those placed on it, once they are active, and those it reports that
-// are not placed anywhere. Of a placed topic its report says nothing: it may
-// be a leftover, or on its way out. Requires: mu held.
-func (c *Controller) topicsLocked(id string) map[string]bool {
+// listed returns the topics that consumers can read from a connected broker: those placed
+// on it, once they are active, and those it reports that are not placed anywhere. Of a
+// placed topic its report says nothing: it may be a leftover, or on its way out.
+func (st *state) listed(id string) map[string]bool {
 	set := map[string]bool{}
-	for _, name := range c.mu.cat.Placed(id) {
-		if topic, _ := c.mu.cat.Topic(name); open(topic) {
+	for _, name := range st.cat.Placed(id) {
+		if topic, _ := st.cat.Topic(name); open(topic) {
 			set[name] = true
 		}
 	}
-	for name := range c.reportedLocked(id) {
-		if _, managed := c.mu.cat.Topic(name); !managed {
+	for name := range st.reported(id) {
+		if _, managed := st.cat.Topic(name); !managed {
 			set[name] = true
 		}
 	}
@@ -74,18 +73,18 @@ func open(topic catalog.Topic) bool {
 	return topic.State == catalog.Active || topic.State == catalog.Degraded
 }
 
-func (c *Controller) nodeLocked(id string) Node {
-	b, _ := c.mu.cat.Broker(id)
+func (st *state) node(id string) Node {
+	b, _ := st.cat.Broker(id)
 	node := Node{Broker: b}
-	if s := c.mu.sessions[id]; s != nil {
+	if s := st.sessions[id]; s != nil {
 		node.Remote = s.remote
 	}
 	return node
 }
 
-// reportedLocked returns what the broker reports; on a follower nothing.
-func (c *Controller) reportedLocked(id string) map[string]*reportWindow {
-	if s := c.mu.sessions[id]; s != nil {
+// reported returns what the broker reports; on a follower nothing.
+func (st *state) reported(id string) map[string]*reportWindow {
+	if s := st.sessions[id]; s != nil {
 		return s.topics
 	}
 	return nil
@@ -97,8 +96,8 @@ func (c *Controller) TopicNames() []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	set := map[string]bool{}
-	for _, id := range c.connectedLocked() {
-		maps.Copy(set, c.topicsLocked(id))
+	for _, id := range c.mu.connected() {
+		maps.Copy(set, c.mu.listed(id))
 	}
 	return slices.Sorted(maps.Keys(set))
 }
@@ -118,15 +117,15 @@ func (c *Controller) Producers(topic string) (nodes []Node, channels []string, f
 			set[channel] = true
 		}
 	}
-	for _, id := range c.connectedLocked() {
-		f, reported := c.reportedLocked(id)[topic]
+	for _, id := range c.mu.connected() {
+		f, reported := c.mu.reported(id)[topic]
 		if reported {
 			for _, channel := range f.channels {
 				set[channel] = true
 			}
 		}
 		if managed && c.mu.cat.Shows(topic, id) || !managed && reported {
-			nodes = append(nodes, c.nodeLocked(id))
+			nodes = append(nodes, c.mu.node(id))
 		}
 	}
 	return nodes, slices.Sorted(maps.Keys(set)), managed || len(nodes) > 0

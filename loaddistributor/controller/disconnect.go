@@ -57,7 +57,7 @@ func (c *Controller) disconnect(name string, old, now *catalog.Placement) int {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	watched := c.watchedLocked(name)
+	watched := c.mu.watched(name)
 	for broker, ids := range moved {
 		var follow, stock []string
 		for _, id := range ids {
@@ -67,8 +67,8 @@ func (c *Controller) disconnect(name string, old, now *catalog.Placement) int {
 				stock = append(stock, id)
 			}
 		}
-		c.disconnectLocked(name, broker, stock)
-		for _, r := range []reminder{{broker, stock, c.now().Add(remindAfter)}, {broker, follow, c.now().Add(followGrace)}} {
+		c.mu.disconnect(name, broker, stock)
+		for _, r := range []reminder{{broker, stock, time.Now().Add(remindAfter)}, {broker, follow, time.Now().Add(followGrace)}} {
 			if len(r.ids) > 0 {
 				l := c.mu.topics.at(name)
 				l.reminders = append(l.reminders, r)
@@ -78,9 +78,8 @@ func (c *Controller) disconnect(name string, old, now *catalog.Placement) int {
 	return count
 }
 
-// disconnectLocked requires mu held.
-func (c *Controller) disconnectLocked(name, broker string, ids []string) {
-	s := c.mu.sessions[broker]
+func (st *state) disconnect(name, broker string, ids []string) {
+	s := st.sessions[broker]
 	if s == nil {
 		return // away; whoever lingers there is seen when it is back and retires
 	}
@@ -104,17 +103,17 @@ func (c *Controller) remind(now time.Time) {
 				a, err := c.mu.cat.Resolve(name, id)
 				return err == nil && a.Broker == r.broker
 			})
-			c.disconnectLocked(name, r.broker, ids)
+			c.mu.disconnect(name, r.broker, ids)
 			return true
 		})
 	}
 }
 
-// lingerLocked has a broker that the topic moved away from told again if
-// publishers are still connected there. Requires: mu held.
-func (c *Controller) lingerLocked(topic catalog.Topic, id string, now time.Time) {
+// linger has a broker that the topic moved away from told again if publishers are still
+// connected there.
+func (st *state) linger(topic catalog.Topic, id string, now time.Time) {
 	name := topic.Spec.Name()
-	f, l := c.reportsLocked(name, id), c.mu.topics.at(name)
+	f, l := st.reports(name, id), st.topics.at(name)
 	if f == nil || f.reports[len(f.reports)-1].stats.Publishers == 0 ||
 		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
 		return

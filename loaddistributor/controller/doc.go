@@ -11,5 +11,6 @@
 // happened, with what they are known to have, and the difference is asked for again
 // (contracts.go, reconcile.go).
 //
-// Lock order: placing before mu. Nothing waits, sends or calls out while it holds mu.
+// What it knows is state, of which all methods require its lock, mu; what waits, or calls
+// out, is a method of Controller and does so without. Lock order: placing before mu.
 package controller

@@ -42,7 +42,7 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 		}
 		topic, _ := c.mu.cat.Topic(name)
 		if slices.Contains(topic.Retiring, id) {
-			reason, remedy := c.leftLocked(topic, b, now)
+			reason, remedy := c.mu.leftOn(topic, b, now)
 			wait(name, reason, remedy)
 			continue
 		}
@@ -62,7 +62,7 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, why), "")
 		}
 	}
-	for _, name := range c.alienLocked(id) {
+	for _, name := range c.mu.alien(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
@@ -72,7 +72,7 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 	case len(waits) > 0:
 	case !c.mu.cat.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
-	case c.retiresLocked(id):
+	case c.mu.retires(id):
 		wait("", "its shares are being given to others", "")
 	case s != nil && s.reports == 0:
 		wait("", "its first report is due", "")
@@ -80,14 +80,14 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 	return waits, len(waits) == 0
 }
 
-// leftLocked says what is left of a topic on a broker that it has moved away from,
-// and what would end that. Requires: mu held, for reading.
-func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
+// leftOn says what is left of a topic on a broker that it has moved away from, and what
+// would end that.
+func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
 	name := topic.Spec.Name()
 	if !b.Connected {
 		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
 	}
-	f := c.reportsLocked(name, b.ID)
+	f := st.reports(name, b.ID)
 	if f == nil {
 		return "it is being removed", ""
 	}
@@ -106,8 +106,8 @@ func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.
 		switch {
 		case !b.Forced:
 			remedies = append(remedies, "--force to lose what no consumer takes")
-		case !c.untakenLocked(topic, b, now):
-			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", c.cfg.Window))
+		case !st.untaken(topic, b, now):
+			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", st.cfg.Window))
 		}
 	}
 	if len(parts) == 0 {
@@ -116,10 +116,9 @@ func (c *Controller) leftLocked(topic catalog.Topic, b catalog.Broker, now time.
 	return strings.Join(parts, "; "), strings.Join(remedies, "; ")
 }
 
-// retiresLocked reports whether a topic is just going from the broker. Requires: mu held,
-// for reading.
-func (c *Controller) retiresLocked(id string) bool {
-	for _, l := range c.mu.topics {
+// retires reports whether a topic is just going from the broker.
+func (st *state) retires(id string) bool {
+	for _, l := range st.topics {
 		if l.owner != nil && l.owner.retiring == id {
 			return true
 		}
@@ -127,24 +126,23 @@ func (c *Controller) retiresLocked(id string) bool {
 	return false
 }
 
-// untakenLocked reports whether what is left of a topic on a broker that is drained
-// by force is to be given up. Requires: mu held, for reading.
-func (c *Controller) untakenLocked(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
-	f := c.reportsLocked(topic.Spec.Name(), b.ID)
+// untaken reports whether what is left of a topic on a broker that is drained by force is
+// to be given up.
+func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
+	f := st.reports(topic.Spec.Name(), b.ID)
 	if !b.Forced || f == nil {
 		return false
 	}
-	seen := f.within(now.Add(-c.cfg.Window))
-	return len(seen) > 0 && now.Sub(seen[0].at) >= c.cfg.Window-2*c.cfg.ReportInterval &&
+	seen := f.within(now.Add(-st.cfg.Window))
+	return len(seen) > 0 && now.Sub(seen[0].at) >= st.cfg.Window-2*st.cfg.ReportInterval &&
 		!slices.ContainsFunc(seen, func(r received) bool { return r.stats.Offered+r.stats.Delivered > 0 })
 }
 
-// alienLocked returns the topics in use on a broker that are not placed by us, by
-// name. Requires: mu held, for reading.
-func (c *Controller) alienLocked(id string) []string {
+// alien returns the topics in use on a broker that are not placed by us, by name.
+func (st *state) alien(id string) []string {
 	var names []string
-	for name, f := range c.reportedLocked(id) {
-		if _, ours := c.mu.cat.Topic(name); !ours && f.used {
+	for name, f := range st.reported(id) {
+		if _, ours := st.cat.Topic(name); !ours && f.used {
 			names = append(names, name)
 		}
 	}

@@ -144,7 +144,7 @@ func (c *Controller) ended(s *Session) {
 	}
 	c.mu.Lock()
 	if c.mu.sessions[s.broker] == nil {
-		c.mu.away[s.broker] = c.now().Add(-c.cfg.EvacuateAfter)
+		c.mu.away[s.broker] = time.Now().Add(-c.cfg.EvacuateAfter)
 	}
 	c.mu.Unlock()
 	select {

@@ -36,11 +36,10 @@ func (c *Controller) Informed() (now bool, changed <-chan struct{}) {
 	return !c.mu.unread && !c.mu.cut, c.mu.informed
 }
 
-// informLocked requires mu held.
-func (c *Controller) informLocked(unread, cut bool) {
-	c.mu.unread, c.mu.cut = unread, cut
-	close(c.mu.informed)
-	c.mu.informed = make(chan struct{})
+func (st *state) inform(unread, cut bool) {
+	st.unread, st.cut = unread, cut
+	close(st.informed)
+	st.informed = make(chan struct{})
 }
 
 // Ready returns catalog.ErrUnread for a follower that was not told anything yet:
@@ -48,21 +47,20 @@ func (c *Controller) informLocked(unread, cut bool) {
 func (c *Controller) Ready() error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.readyLocked()
+	return c.mu.ready()
 }
 
-// readyLocked requires mu held.
-func (c *Controller) readyLocked() error {
-	if c.mu.unread {
+func (st *state) ready() error {
+	if st.unread {
 		return catalog.ErrUnread
 	}
 	return nil
 }
 
-// denyLocked returns err, or catalog.ErrUnread if it says that something is unknown
-// and that is not known for sure. Requires: mu held.
-func (c *Controller) denyLocked(err error) error {
-	if c.mu.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
+// deny returns err, or catalog.ErrUnread if it says that something is unknown and that is
+// not known for sure.
+func (st *state) deny(err error) error {
+	if st.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
 		return catalog.ErrUnread
 	}
 	return err
@@ -90,7 +88,7 @@ func (c *Controller) following() error {
 func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.informLocked(false, false)
+	c.mu.inform(false, false)
 	c.mu.cat = cat
 	close(c.mu.ending)
 	c.mu.ending = make(chan struct{})
@@ -102,7 +100,7 @@ func (c *Controller) Cut(err error) {
 	c.mu.Lock()
 	first := !c.mu.cut
 	if first {
-		c.informLocked(c.mu.unread, true)
+		c.mu.inform(c.mu.unread, true)
 	}
 	c.mu.Unlock()
 	if first {
@@ -121,9 +119,9 @@ func (c *Controller) Apply(e catalog.Event) error {
 	for _, effect := range effects {
 		switch effect := effect.(type) {
 		case catalog.PlacementChanged:
-			c.wakeLocked(effect.Topic)
+			c.mu.wakeWatchers(effect.Topic)
 		case catalog.StateChanged:
-			c.wakeLocked(effect.Topic)
+			c.mu.wakeWatchers(effect.Topic)
 		}
 	}
 	return nil

@@ -48,9 +48,8 @@ func (l *live) idle() bool {
 	return l.owner == nil && l.creating == nil && len(l.watchers) == 0 && l.waiting == ""
 }
 
-// ownedLocked reports whether somebody changes the topic now. Requires: mu held, for
-// reading.
-func (c *Controller) ownedLocked(name string) bool { return c.mu.topics.see(name).owner != nil }
+// owned reports whether somebody changes the topic now.
+func (st *state) owned(name string) bool { return st.topics.see(name).owner != nil }
 
 // all returns the topics of a catalog, by name, without a copy of all of them at once.
 func all(cat *catalog.Catalog) iter.Seq[catalog.Topic] {

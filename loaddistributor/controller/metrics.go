@@ -134,7 +134,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge(descFits, float64(c.mu.tuner.Searches()))
 
 	states := map[catalog.State]int{}
-	topics := c.shownLocked(c.mu.cat.Topics("", c.mu.cat.Len()))
+	topics := c.mu.shown(c.mu.cat.Topics("", c.mu.cat.Len()))
 	for i, topic := range topics {
 		states[topic.State]++
 		if i >= maxListed {
@@ -144,7 +144,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		window := listed{topic: name}
 		var delivered, exceeded uint64
 		for _, q := range topic.Plan.Quotas {
-			if f := c.reportsLocked(name, q.Broker); f != nil {
+			if f := c.mu.reports(name, q.Broker); f != nil {
 				d, x := f.counts(now.Add(-c.cfg.Window))
 				delivered += d
 				exceeded += x
@@ -155,7 +155,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
 		over := 0.0
-		if c.overLocked(name) {
+		if c.mu.over(name) {
 			over = c.mu.topics.see(name).condition.by
 		}
 		gauge(descOver, over, name)
@@ -163,7 +163,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 			gauge(descStranded, float64(d.stranded), name)
 			gauge(descRefused, float64(d.refused()), name)
 		}
-		switch c.verdictLocked(topic, now).Decision {
+		switch c.mu.verdict(topic, now).Decision {
 		case tuner.Within:
 			gauge(descMet, 1, name)
 		case tuner.Beyond:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -53,13 +54,13 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 func (c *Controller) connected(plan placement.Plan) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.plannedLocked(plan)
+	return c.mu.planned(plan)
 }
 
-// plannedLocked is connected. Requires: mu held, for reading.
-func (c *Controller) plannedLocked(plan placement.Plan) bool {
+// planned is connected.
+func (st *state) planned(plan placement.Plan) bool {
 	return !slices.ContainsFunc(plan.Quotas, func(q placement.Quota) bool {
-		b, _ := c.mu.next.Broker(q.Broker)
+		b, _ := st.next.Broker(q.Broker)
 		return !b.Connected
 	})
 }
@@ -142,9 +143,9 @@ func (c *Controller) relocate(ctx context.Context, name, why string, decide deci
 		defer c.mu.Unlock()
 		topic, _ := c.mu.cat.Topic(name)
 		if err == nil && topic.Spec != before.Spec &&
-			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.mu.tuner.Status(name, c.now()).Waiting) {
+			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.mu.tuner.Status(name, time.Now()).Waiting) {
 			// What held of the old one is not known of this.
-			c.tunedLocked(c.mu.tuner.Begin(name, topic.Spec.Demand, c.now()))
+			c.tunedLocked(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		done <- topic
 	}

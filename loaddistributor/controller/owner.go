@@ -3,12 +3,10 @@ package controller
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -122,7 +120,7 @@ func (c *Controller) awaitLocked(ctx context.Context, op operation) error {
 
 // change carries an operation out.
 func (c *Controller) change(own *owner, op operation) error {
-	began := c.now()
+	began := time.Now()
 	c.mu.Lock()
 	is, _ := c.mu.next.Topic(op.name)
 	ending := c.mu.ending
@@ -137,7 +135,7 @@ func (c *Controller) change(own *owner, op operation) error {
 	events := []reconcile.Event{reconcile.Begun{}}
 	for {
 		for len(events) > 0 {
-			effects := m.Step(events[0], c.now())
+			effects := m.Step(events[0], time.Now())
 			events = events[1:]
 			for _, effect := range effects {
 				var event reconcile.Event
@@ -154,9 +152,11 @@ func (c *Controller) change(own *owner, op operation) error {
 					c.progress(op, Progress{Message: "granting the shares"})
 					event = c.grant(op, effect)
 				case reconcile.Drop:
-					event = reconcile.Granted{Err: c.drop(op.name)}
+					event = reconcile.Granted{Err: c.adaptor.drop(op.name)}
 				case reconcile.LookShares:
-					event = reconcile.Shares{Held: c.sharesOf(op.name)}
+					shares, _ := c.adaptor.shares(context.Background(), op.name, sharesTimeout) // none, if it does not answer
+					maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })
+					event = reconcile.Shares{Held: slices.Collect(maps.Keys(shares))}
 				case reconcile.LookConsumers:
 					event = c.consumers(op.name, effect)
 				case reconcile.Nudge:
@@ -166,7 +166,7 @@ func (c *Controller) change(own *owner, op operation) error {
 				case reconcile.Moved:
 					moved := c.disconnect(op.name, effect.From.Placement, effect.To.Placement)
 					c.cfg.Log.Info("topic moved", obs.KeyTopic, op.name, obs.KeyReason, op.why, "publishers", moved, obs.KeyEpoch, effect.To.Placement.Epoch(),
-						"brokers", effect.To.Plan.K, "retiring", len(effect.To.Retiring), obs.KeyDuration, c.now().Sub(began))
+						"brokers", effect.To.Plan.K, "retiring", len(effect.To.Retiring), obs.KeyDuration, time.Since(began))
 				case reconcile.Note:
 					c.note(op.name, effect)
 				}
@@ -186,7 +186,7 @@ func (c *Controller) change(own *owner, op operation) error {
 		own.waiting = m.Waiting()
 		c.mu.Unlock()
 		if due := m.Due(); !due.IsZero() {
-			timer.Reset(due.Sub(c.now()))
+			timer.Reset(time.Until(due))
 		}
 		select {
 		case a := <-answers: // what has been answered counts, however late it is
@@ -251,7 +251,7 @@ func (c *Controller) plan(op operation) reconcile.Planned {
 // there is no specification.
 func (c *Controller) ask(topic string, prepare *catalog.Spec, unused bool, brokers []string) chan reconcile.Answered {
 	answers := make(chan reconcile.Answered, len(brokers))
-	now := c.now()
+	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, id := range brokers {
@@ -259,9 +259,9 @@ func (c *Controller) ask(topic string, prepare *catalog.Spec, unused bool, broke
 		case s == nil:
 			answers <- reconcile.Answered{Broker: id, Err: ErrBrokerGone}
 		case prepare != nil:
-			c.askLocked(s, topic, prepare, answers, now)
+			c.mu.ask(s, topic, prepare, answers, now)
 		default:
-			c.removeLocked(s, topic, unused, answers, now)
+			c.mu.remove(s, topic, unused, answers, now)
 		}
 	}
 	return answers
@@ -274,7 +274,7 @@ func (c *Controller) grant(op operation, g reconcile.Grant) reconcile.Granted {
 		return reconcile.Granted{Err: err}
 	}
 	req.Update, req.Adopt = g.Update, g.Adopt
-	err = c.contract(op.ctx, req)
+	err = c.adaptor.set(op.ctx, req)
 	c.mu.Lock()
 	if l := c.mu.topics.at(op.name); err != nil {
 		l.turns = nil // to be told again
@@ -289,71 +289,20 @@ func (c *Controller) grant(op operation, g reconcile.Grant) reconcile.Granted {
 	return granted
 }
 
-// contract requires a request of contractRequest.
-func (c *Controller) contract(ctx context.Context, req *srtmv1.SetContractRequest) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.PrepareTimeout, ErrNoAnswer)
-	defer cancel()
-	for delay := 50 * time.Millisecond; ; delay *= 2 {
-		_, err := c.adaptor.SetContract(ctx, req)
-		if err == nil {
-			return nil
-		}
-		// A status without details is of gRPC itself: the connection broke. With
-		// details the adaptor has decided, and will not decide otherwise.
-		if s := status.Convert(err); s.Code() != codes.Unavailable || len(s.Details()) > 0 {
-			return &AdaptorError{err}
-		}
-		timer := time.NewTimer(delay)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return &AdaptorError{err}
-		}
-	}
-}
-
-// drop has the adaptor forget a contract.
-func (c *Controller) drop(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.PrepareTimeout)
-	defer cancel()
-	_, err := c.adaptor.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: name})
-	return err
-}
-
-// sharesOf returns the brokers that have acknowledged a share of a topic; of an adaptor
-// that does not answer, none.
-func (c *Controller) sharesOf(name string) (held []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), sharesTimeout)
-	defer cancel()
-	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name})
-	if err != nil {
-		return nil
-	}
-	for _, t := range shares.Topics {
-		for _, m := range t.Members {
-			if m.Acknowledged.GetRateMilli() > 0 {
-				held = append(held, m.BrokerId)
-			}
-		}
-	}
-	return held
-}
-
 // consumers looks who reads a topic that moves.
 func (c *Controller) consumers(name string, look reconcile.LookConsumers) reconcile.Consumers {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	read := map[string][]string{}
 	for _, id := range slices.Concat(reconcile.Brokers(look.Plan), look.Fresh, look.Other) {
-		if f := c.reportedLocked(id)[name]; f != nil {
+		if f := c.mu.reported(id)[name]; f != nil {
 			read[id] = f.read
 		}
 	}
 	return reconcile.Consumers{
 		Read:  read,
 		Shown: !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.mu.cat.Shows(name, id) }),
-		Away:  !c.plannedLocked(look.Plan),
+		Away:  !c.mu.planned(look.Plan),
 	}
 }
 
@@ -375,7 +324,7 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 	before, _ := c.mu.next.Topic(op.name)
 	_, activates := e.(catalog.TopicActivated)
 	if err = context.Cause(op.ctx); err == nil || !activates { // nobody waits for it any more
-		t, err = c.stageLocked(e)
+		t, err = c.mu.stage(e)
 	}
 	c.mu.Unlock()
 	if err == nil {
@@ -394,25 +343,25 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 	case catalog.TopicActivated:
 		// Now: as soon as the name is let go of, somebody may delete it.
 		op.creation.topic, _ = c.mu.cat.Topic(op.name)
-		c.tunedLocked(c.mu.tuner.Begin(op.name, op.creation.topic.Spec.Demand, c.now()))
+		c.tunedLocked(c.mu.tuner.Begin(op.name, op.creation.topic.Spec.Demand, time.Now()))
 	case catalog.TopicMoveAborted:
 		c.mu.topics.at(op.name).unsynced = true // until the adaptor is told
 	case catalog.MemberRetired:
 		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, op.name, obs.KeyBroker, e.Broker)
 	case catalog.TopicRemoved:
-		c.removedLocked(before, e.Left)
+		c.mu.removed(before, e.Left)
 	}
 	topic, _ := c.mu.next.Topic(op.name)
 	return reconcile.Written{Topic: topic}
 }
 
-// removedLocked forgets what is known of a topic, and what sessions have, but for brokers that it was left
-// on: a name that is used again starts with reports of its own. Requires: mu held.
-func (c *Controller) removedLocked(topic catalog.Topic, left []string) {
+// removed forgets what is known of a topic, and what sessions have, but for brokers that it
+// was left on: a name that is used again starts with reports of its own.
+func (st *state) removed(topic catalog.Topic, left []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
-	l := c.mu.topics.at(name)
+	l := st.topics.at(name)
 	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
-	for id, s := range c.mu.sessions {
+	for id, s := range st.sessions {
 		if slices.Contains(holders, id) && !slices.Contains(left, id) {
 			delete(s.topics, name)
 		}

@@ -69,16 +69,16 @@ func (c *Controller) reconcile(now time.Time) {
 		for _, name := range c.mu.cat.Placed(b.ID) {
 			topic, _ := c.mu.cat.Topic(name)
 			switch {
-			case !open(topic) || c.ownedLocked(name):
+			case !open(topic) || c.mu.owned(name):
 			case slices.Contains(topic.Retiring, b.ID):
 				switch {
-				case c.emptyLocked(topic, b.ID, now):
-					due = append(due, c.retireLocked(name, b.ID, false))
-				case c.untakenLocked(topic, b, now):
-					due = append(due, c.retireLocked(name, b.ID, true))
+				case c.mu.emptied(topic, b.ID, now):
+					due = append(due, c.mu.retire(name, b.ID, false))
+				case c.mu.untaken(topic, b, now):
+					due = append(due, c.mu.retire(name, b.ID, true))
 				default:
-					c.lingerLocked(topic, b.ID, now)
-					if c.turnsLocked(topic) {
+					c.mu.linger(topic, b.ID, now)
+					if c.mu.takesTurns(topic) {
 						due = append(due, operation{name: name, target: reconcile.Target{Shared: true}})
 					}
 				}
@@ -94,17 +94,17 @@ func (c *Controller) reconcile(now time.Time) {
 		}
 	}
 	for _, op := range due {
-		if !c.ownedLocked(op.name) && !c.mu.closing { // two brokers of one topic: one after the other
+		if !c.mu.owned(op.name) && !c.mu.closing { // two brokers of one topic: one after the other
 			c.wantLocked(op)
 		}
 	}
 	c.mu.Unlock()
 }
 
-// emptyLocked reports whether a broker that the topic moved away from has
-// nothing of it, by a report of after the move. Requires: mu held.
-func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) bool {
-	s := c.mu.sessions[id]
+// emptied reports whether a broker that the topic moved away from has nothing of it, by a
+// report of after the move.
+func (st *state) emptied(topic catalog.Topic, id string, now time.Time) bool {
+	s := st.sessions[id]
 	if s == nil || s.reports < 2 {
 		return false
 	}
@@ -120,17 +120,17 @@ func (c *Controller) emptyLocked(topic catalog.Topic, id string, now time.Time) 
 	// An interval without anything, so that what was on its way when the
 	// connections ended has been counted.
 	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
-		now.Sub(last.at) <= c.cfg.Window
+		now.Sub(last.at) <= st.cfg.Window
 }
 
-// retire has an emptied broker remove the topic, unless something has come since
-// its report, over HTTP say: then it stays, to be asked again; forced, whatever it
-// holds. After a crash in the middle the broker does not list the topic any more, which
-// is as good as a report of nothing. Requires: mu held.
-func (c *Controller) retireLocked(name, id string, forced bool) operation {
-	if f := c.reportsLocked(name, id); forced && f != nil {
+// retire has an emptied broker remove the topic, unless something has come since its
+// report, over HTTP say: then it stays, to be asked again; forced, whatever it holds. After
+// a crash in the middle the broker does not list the topic any more, which is as good as a
+// report of nothing.
+func (st *state) retire(name, id string, forced bool) operation {
+	if f := st.reports(name, id); forced && f != nil {
 		last := f.reports[len(f.reports)-1].stats
-		c.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
+		st.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
 	}
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
 }

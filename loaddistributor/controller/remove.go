@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -30,7 +31,7 @@ func (c *Controller) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesR
 			}
 		}
 	}
-	now := c.now()
+	now := time.Now()
 	var forget []string
 	c.mu.Lock()
 	for _, b := range c.mu.next.Brokers() {
@@ -39,7 +40,7 @@ func (c *Controller) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesR
 			note.Forgotten, note.Strict = false, strict[b.ID]
 		}
 		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
-			_, err := c.stageLocked(note)
+			_, err := c.mu.stage(note)
 			_ = must("note on broker "+b.ID, err) // the next comparison finds it again
 		}
 		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {

@@ -141,10 +141,9 @@ func (f *reportWindow) counts(from time.Time) (delivered, exceeded uint64) {
 	return delivered, exceeded
 }
 
-// reportsLocked returns nil when the broker has reported nothing of the topic.
-// Requires: mu held, for reading.
-func (c *Controller) reportsLocked(topic, broker string) *reportWindow {
-	if s := c.mu.sessions[broker]; s != nil {
+// reports returns nil when the broker has reported nothing of the topic.
+func (st *state) reports(topic, broker string) *reportWindow {
+	if s := st.sessions[broker]; s != nil {
 		if f := s.topics[topic]; f != nil && len(f.reports) > 0 {
 			return f
 		}

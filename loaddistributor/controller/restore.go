@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -76,11 +77,11 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 func (c *Controller) restore(t catalog.TopicDump) error {
 	name := t.Spec.Name()
 	c.mu.Lock()
-	if c.ownedLocked(name) || c.mu.topics.see(name).creating != nil {
+	if c.mu.owned(name) || c.mu.topics.see(name).creating != nil {
 		c.mu.Unlock()
 		return fmt.Errorf("topic %s is being created or deleted: %w", name, catalog.ErrTopicExists)
 	}
-	restored, err := c.stageLocked(catalog.TopicRestored{TopicDump: t})
+	restored, err := c.mu.stage(catalog.TopicRestored{TopicDump: t})
 	if err == nil {
 		c.mu.empty = false
 	}
@@ -116,14 +117,13 @@ const maxRecord = 1 << 20
 // recallTopics is of how many topics a broker is asked at once.
 const recallTopics = 1000
 
-// textLocked returns what brokers are to keep of a topic; nil: nothing. Requires: mu
-// held.
-func (c *Controller) textLocked(cat *catalog.Catalog, topic string) []byte {
+// text returns what brokers are to keep of a topic; nil: nothing.
+func (st *state) text(cat *catalog.Catalog, topic string) []byte {
 	dump, ok := cat.DumpTopic(topic)
 	if !ok {
 		return nil
 	}
-	if had := c.mu.topics.see(topic).record; had.epoch == dump.Epoch {
+	if had := st.topics.see(topic).record; had.epoch == dump.Epoch {
 		return had.text
 	}
 	// Which members are prepared is of the session, and a move is not done yet.
@@ -132,13 +132,13 @@ func (c *Controller) textLocked(cat *catalog.Catalog, topic string) []byte {
 	if err != nil || len(text) > maxRecord {
 		text = nil
 	}
-	c.mu.topics.at(topic).record = entrusted{dump.Epoch, text}
+	st.topics.at(topic).record = entrusted{dump.Epoch, text}
 	return text
 }
 
-// entrustLocked has the brokers of a topic keep what is new of it. Requires: mu held.
-func (c *Controller) entrustLocked(name string) {
-	topic, ok := c.mu.cat.Topic(name)
+// entrust has the brokers of a topic keep what is new of it.
+func (st *state) entrust(name string) {
+	topic, ok := st.cat.Topic(name)
 	if !ok {
 		return
 	}
@@ -146,11 +146,11 @@ func (c *Controller) entrustLocked(name string) {
 		return // it goes with the order to prepare it
 	}
 	for _, id := range topic.Holders() {
-		s := c.mu.sessions[id]
+		s := st.sessions[id]
 		if s == nil {
 			continue
 		}
-		if text := c.textLocked(c.mu.cat, name); text != nil {
+		if text := st.text(st.cat, name); text != nil {
 			s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Keep{Keep: &srtmv1.KeepRecord{Topic: name, Record: text}}})
 		}
 	}
@@ -235,7 +235,7 @@ func (c *Controller) rebuild() {
 	}()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.now().Before(c.mu.settled) {
+	if time.Now().Before(c.mu.settled) {
 		return
 	}
 	copies := map[string][]kept{} // by topic, in the order of the brokers
@@ -247,8 +247,8 @@ func (c *Controller) rebuild() {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(copies)) {
-		if _, known := c.mu.next.Topic(name); !known && !c.ownedLocked(name) && c.mu.topics.see(name).creating == nil {
-			if why := c.rebuildLocked(name, copies[name]); why != "" {
+		if _, known := c.mu.next.Topic(name); !known && !c.mu.owned(name) && c.mu.topics.see(name).creating == nil {
+			if why := c.mu.rebuild(name, copies[name]); why != "" {
 				if l := c.mu.topics.at(name); l.waiting != why {
 					notes[name], l.waiting = why, why
 				}
@@ -264,8 +264,8 @@ func (c *Controller) rebuild() {
 	}
 }
 
-// rebuildLocked says why not, if it does not. Requires: mu held.
-func (c *Controller) rebuildLocked(name string, copies []kept) (why string) {
+// rebuild says why not, if it does not.
+func (st *state) rebuild(name string, copies []kept) (why string) {
 	newest := copies[0]
 	for _, k := range copies[1:] {
 		if k.log != newest.log {
@@ -277,16 +277,16 @@ func (c *Controller) rebuildLocked(name string, copies []kept) (why string) {
 	}
 	topic := *newest.topic
 	for _, q := range topic.Plan.Quotas {
-		s := c.mu.sessions[q.Broker]
+		s := st.sessions[q.Broker]
 		if s == nil || s.kept[name].topic == nil {
 			return "broker " + q.Broker + " has not come with it"
 		}
 	}
 	topic.Retiring = slices.DeleteFunc(slices.Clone(topic.Retiring), func(id string) bool {
-		_, known := c.mu.next.Broker(id)
+		_, known := st.next.Broker(id)
 		return !known
 	})
-	if _, err := c.stageLocked(catalog.TopicRestored{TopicDump: topic}); err != nil {
+	if _, err := st.stage(catalog.TopicRestored{TopicDump: topic}); err != nil {
 		return err.Error()
 	}
 	return ""

@@ -97,7 +97,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		c.mu.Unlock()
 		return nil, ErrRemoved
 	}
-	_, err := c.stageLocked(catalog.BrokerJoined{
+	_, err := c.mu.stage(catalog.BrokerJoined{
 		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
 		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
 	})
@@ -106,7 +106,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		return nil, err
 	}
 	if c.mu.settled.IsZero() {
-		c.mu.settled = c.now().Add(c.cfg.Grace)
+		c.mu.settled = time.Now().Add(c.cfg.Grace)
 	}
 	for _, name := range h.Topics {
 		if _, known := c.mu.next.Topic(name); !known && !c.mu.next.LeftOn(name, h.BrokerId) {
@@ -114,7 +114,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		}
 	}
 	if old := c.mu.sessions[s.broker]; old != nil {
-		c.endLocked(old, ErrReplaced)
+		c.mu.end(old, ErrReplaced)
 	}
 	unknown := slices.Sorted(maps.Keys(s.unknown))
 	delete(c.mu.left, s.broker)
@@ -142,7 +142,7 @@ func (c *Controller) missingLocked(topic string, err error) error {
 	if elsewhere := c.Elsewhere(); elsewhere != nil && c.mu.cat.Len() == 0 {
 		return elsewhere // the leader knows whether that is all there is
 	}
-	if c.mu.empty && (c.mu.settled.IsZero() || c.now().Before(c.mu.settled)) {
+	if c.mu.empty && (c.mu.settled.IsZero() || time.Now().Before(c.mu.settled)) {
 		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
 	}
 	for _, s := range c.mu.sessions {
@@ -162,16 +162,16 @@ func (c *Controller) Leave(s *Session) {
 	}
 	delete(c.mu.sessions, s.broker)
 	c.mu.left[s.broker] = true
-	c.endLocked(s, ErrBrokerGone)
+	c.mu.end(s, ErrBrokerGone)
 	c.examineLocked(s)
-	_, err := c.stageLocked(catalog.BrokerLeft{ID: s.broker})
+	_, err := c.mu.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
 	_ = must("a session without a broker in the catalog", err) // the next controller finds it gone
 	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
 }
 
-// endLocked fails what the session still owes. Requires: mu held.
-func (c *Controller) endLocked(s *Session, cause error) {
+// end fails what the session still owes.
+func (st *state) end(s *Session, cause error) {
 	s.out.End(cause)
 	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
 		s.requests[number].answer(s.broker, ErrBrokerGone)
@@ -243,9 +243,9 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 		// It stays, so that what is refused is not asked again at once.
 		r.done, r.sent = nil, time.Now()
 	case r.remove:
-		_, err = c.stageLocked(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
+		_, err = c.mu.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
 	case c.mu.next.Expects(r.topic, s.broker):
-		_, err = c.stageLocked(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
+		_, err = c.mu.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
 	}
 	if failed == nil {
 		r.answer(s.broker, nil)
@@ -262,30 +262,28 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	return nil
 }
 
-// askLocked sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if nobody
-// waits. Requires: mu held.
-func (c *Controller) askLocked(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
-	c.mu.requests++
-	number := c.mu.requests
+// ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if nobody waits.
+func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
+	st.requests++
+	number := st.requests
 	s.requests[number] = &request{topic: topic, sent: now, done: done}
 	order := &srtmv1.PrepareTopic{
 		Request: number, Topic: topic, Channels: prepare.Channels,
 		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
 		OverLimit: overLimit(prepare.OverLimit),
 	}
-	if is, _ := c.mu.next.Topic(topic); is.Created > 0 {
-		order.Identity = &srtmv1.TopicIdentity{Log: c.mu.next.Log(), Created: is.Created}
-		order.DeletedBefore = c.mu.next.LeftOn(topic, s.broker)
+	if is, _ := st.next.Topic(topic); is.Created > 0 {
+		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
+		order.DeletedBefore = st.next.LeftOn(topic, s.broker)
 	}
-	order.Record = c.textLocked(c.mu.next, topic)
+	order.Record = st.text(st.next, topic)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
 }
 
-// removeLocked sends a RemoveTopic, as askLocked does; unused: only if the topic
-// is not used. Requires: mu held.
-func (c *Controller) removeLocked(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
-	c.mu.requests++
-	number := c.mu.requests
+// remove sends a RemoveTopic, as ask does; unused: only if the topic is not used.
+func (st *state) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
+	st.requests++
+	number := st.requests
 	s.requests[number] = &request{topic: topic, remove: true, unused: unused, sent: now, done: done}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
 		Request: number, Topic: topic, IfUnused: unused,

@@ -22,12 +22,12 @@ const sharesTimeout = time.Second
 func (c *Controller) Topic(name string) (catalog.Topic, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if err := c.readyLocked(); err != nil {
+	if err := c.mu.ready(); err != nil {
 		return catalog.Topic{}, err
 	}
 	topic, ok := c.mu.cat.Topic(name)
 	if !ok {
-		return catalog.Topic{}, c.denyLocked(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
+		return catalog.Topic{}, c.mu.deny(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
 	}
 	return c.mu.topics.see(name).condition.show(topic), nil
 }
@@ -36,7 +36,7 @@ func (c *Controller) Topic(name string) (catalog.Topic, error) {
 func (c *Controller) Topics(after string, limit int) []catalog.Topic {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.shownLocked(c.mu.cat.Topics(after, limit))
+	return c.mu.shown(c.mu.cat.Topics(after, limit))
 }
 
 // Brokers returns all known brokers, by id.
@@ -49,24 +49,8 @@ func (c *Controller) Brokers() []catalog.Broker {
 // Status returns what is measured of the topic, and the shares in force.
 func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
 	name := topic.Spec.Name()
-	type holding struct {
-		share *srtmv1.Share
-		epoch uint64
-	}
-	held := map[string]holding{}
-	ctx, cancel := context.WithTimeout(ctx, sharesTimeout)
-	defer cancel()
-	if c.adaptor == nil {
-		// A follower of a leader with an adaptor in its process.
-	} else if shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name}); err == nil {
-		for _, t := range shares.Topics {
-			for _, m := range t.Members {
-				if m.AcknowledgedEpoch > 0 {
-					held[m.BrokerId] = holding{m.Acknowledged, m.AcknowledgedEpoch}
-				}
-			}
-		}
-	} else {
+	held, err := c.adaptor.shares(ctx, name, sharesTimeout)
+	if err != nil {
 		c.cfg.Log.Debug("status without shares", obs.KeyTopic, name, obs.KeyError, err)
 	}
 
@@ -84,14 +68,17 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	}
 	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
 	for i, q := range topic.Plan.Quotas {
-		if f := c.reportsLocked(name, q.Broker); f != nil {
+		if f := c.mu.reports(name, q.Broker); f != nil {
 			reports[i] = append(reports[i], f.within(from)...)
 		}
 	}
 	c.mu.RUnlock()
 	var counts []tuner.Count
 	for i, q := range topic.Plan.Quotas {
-		b := &srtmv1.BrokerTopicStatus{BrokerId: q.Broker, Share: held[q.Broker].share, Epoch: held[q.Broker].epoch}
+		b := &srtmv1.BrokerTopicStatus{BrokerId: q.Broker}
+		if m := held[q.Broker]; m.GetAcknowledgedEpoch() > 0 {
+			b.Share, b.Epoch = m.Acknowledged, m.AcknowledgedEpoch
+		}
 		if n := len(reports[i]); n > 0 {
 			var sum merge
 			for _, r := range reports[i] {
@@ -106,7 +93,7 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	}
 	status.Pooled, status.P99AccessFraction = pooled.stats(), pooled.tail.fraction()
 	c.mu.RLock()
-	v := c.judgedLocked(topic, counts)
+	v := c.mu.judged(topic, counts)
 	if d := c.mu.topics.see(name).condition; d != nil && d.refused()+uint64(d.stranded) > 0 {
 		status.Unaccepted, status.PublishersWithoutBroker = d.refused(), uint32(d.stranded)
 		if d.stranded > 0 {
@@ -166,7 +153,7 @@ func (c *Controller) State() State {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	s.Version = c.mu.cat.Version()
-	for _, topic := range c.shownLocked(c.mu.cat.Topics("", c.mu.cat.Len())) {
+	for _, topic := range c.mu.shown(c.mu.cat.Topics("", c.mu.cat.Len())) {
 		shown := TopicState{
 			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
 			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(),

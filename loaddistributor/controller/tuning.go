@@ -55,7 +55,7 @@ func (c *Controller) tune(now time.Time) {
 	c.mu.Lock()
 	proposals, effects := c.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
 		for topic := range all(c.mu.cat) {
-			if open(topic) && !yield(c.viewLocked(topic)) {
+			if open(topic) && !yield(c.mu.view(topic)) {
 				return
 			}
 		}
@@ -66,22 +66,21 @@ func (c *Controller) tune(now time.Time) {
 		p.Think(clock.Mono())
 		c.mu.Lock()
 		if topic, ok := c.mu.cat.Topic(p.Topic); ok && open(topic) {
-			c.tunedLocked(c.mu.tuner.Act(p, c.viewLocked(topic), now))
+			c.tunedLocked(c.mu.tuner.Act(p, c.mu.view(topic), now))
 		}
 		c.mu.Unlock()
 	}
 }
 
-// viewLocked is a topic as the tuner sees it. Requires: mu held, also while the tuner has
-// it.
-func (c *Controller) viewLocked(topic catalog.Topic) tuner.Topic {
+// view is a topic as the tuner sees it, for as long as mu is held.
+func (st *state) view(topic catalog.Topic) tuner.Topic {
 	name, spec := topic.Spec.Name(), topic.Spec
 	return tuner.Topic{
 		Setup: tuner.Setup{Policy: spec.Policy, Demand: spec.Demand, Quantile: spec.SLO.Quantile, Latency: spec.SLO.Latency, Start: topic.Plan},
 		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders(), Index: topic.Placement.Index,
-		Changing: c.ownedLocked(name), Over: c.overLocked(name), Missed: c.missedLocked(name),
+		Changing: st.owned(name), Over: st.over(name), Missed: st.missed(name),
 		Reports: func(broker string) (all []tuner.Report) {
-			if f := c.reportsLocked(name, broker); f != nil {
+			if f := st.reports(name, broker); f != nil {
 				for _, r := range f.reports {
 					all = append(all, r.report())
 				}
@@ -89,16 +88,16 @@ func (c *Controller) viewLocked(topic catalog.Topic) tuner.Topic {
 			return all
 		},
 		Session: func(broker string) tuner.Session {
-			if s := c.mu.sessions[broker]; s != nil {
+			if s := st.sessions[broker]; s != nil {
 				return s
 			}
 			return nil
 		},
-		Free:    func() []placement.Broker { return c.mu.cat.SnapshotFor(name) },
-		Brokers: c.mu.next.Snapshot,
+		Free:    func() []placement.Broker { return st.cat.SnapshotFor(name) },
+		Brokers: st.next.Snapshot,
 		Absorbed: func(broker string) (a tuner.Absorption) {
 			// Of another latency it says little.
-			if b, _ := c.mu.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
+			if b, _ := st.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
 				a = tuner.Absorption{Rate: tokenbucket.Rate(b.Absorbed.Rate), Burst: b.Absorbed.Burst}
 			}
 			return a
@@ -144,15 +143,16 @@ func (c *Controller) tunedLocked(effects []tuner.Effect) {
 			c.work.Add(1)
 			go func() {
 				defer c.work.Done()
-				share, err := c.shareOf(e.Topic, e.Broker)
+				shares, err := c.adaptor.shares(context.Background(), e.Topic, c.cfg.PrepareTimeout)
+				held := shareproto.From(shares[e.Broker].GetAcknowledged()) // none, if it is no member
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				c.tunedLocked(c.mu.tuner.Shared(e.Topic, e.Broker, share, err))
+				c.tunedLocked(c.mu.tuner.Shared(e.Topic, e.Broker, held, err))
 			}()
 		case tuner.Learned:
 			learned := catalog.Absorption{Latency: e.Latency, Rate: int64(e.Rate), Burst: e.Burst}
 			if known, there := c.mu.next.Broker(e.Broker); there && known.Absorbed != learned {
-				_, err := c.stageLocked(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
+				_, err := c.mu.stage(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
 				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it
 			}
 		case tuner.Ended:
@@ -179,7 +179,7 @@ func (c *Controller) fittedLocked(e tuner.Relocate) {
 		defer c.mu.Unlock()
 		if moved, ok := c.mu.cat.Topic(e.Topic); ok {
 			anew := errors.Is(err, ErrUnsteady) || errors.As(err, new(*BrokerError))
-			c.tunedLocked(c.mu.tuner.Moved(c.viewLocked(moved), err, anew, c.now()))
+			c.tunedLocked(c.mu.tuner.Moved(c.mu.view(moved), err, anew, time.Now()))
 		}
 	}
 	c.wantLocked(op)
@@ -195,7 +195,7 @@ func (c *Controller) foundLocked(e tuner.Found) {
 	}
 	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", c.cfg.Relief == ReliefDryRun)
 	c.proposed.Add(1)
-	if c.cfg.Relief == ReliefDryRun || c.ownedLocked(e.Topic) {
+	if c.cfg.Relief == ReliefDryRun || c.mu.owned(e.Topic) {
 		return
 	}
 	c.wantLocked(c.moving(e.Topic, "overload, "+e.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
@@ -220,24 +220,6 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 	return nil
 }
 
-// shareOf asks the adaptor what a broker holds of a topic's contract.
-func (c *Controller) shareOf(topic, broker string) (tokenbucket.Share, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.PrepareTimeout)
-	defer cancel()
-	r, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic})
-	if err != nil {
-		return tokenbucket.Share{}, &AdaptorError{err}
-	}
-	for _, t := range r.Topics {
-		for _, m := range t.Members {
-			if m.BrokerId == broker {
-				return shareproto.From(m.Acknowledged), nil
-			}
-		}
-	}
-	return tokenbucket.Share{}, nil // it holds nothing
-}
-
 // settle gives a place to publishers that a fit has left without one: at its end,
 // when something came between, or because another controller led. They go where
 // their rates fit, on the brokers that carry the topic if they can: better late
@@ -247,7 +229,7 @@ func (c *Controller) settle(now time.Time) {
 	defer c.mu.Unlock()
 	for topic := range all(c.mu.cat) {
 		name := topic.Spec.Name()
-		if topic.Placement.Unplaced() == 0 || !open(topic) || c.ownedLocked(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
+		if topic.Placement.Unplaced() == 0 || !open(topic) || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
 			continue
 		}
 		c.mu.topics.at(name).retry = now.Add(moveRetry)

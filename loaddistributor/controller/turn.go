@@ -24,14 +24,13 @@ func scarce(plan placement.Plan, retiring []string) bool {
 	return usedOf(plan).Burst < int64(len(plan.Quotas)+len(retiring))
 }
 
-// unspentLocked returns the brokers that need tokens, as far as their last report
-// tells: messages came, or wait for one. A connection that is only there needs none,
-// nor does a broker that is away: what it may be using is reserved in the ledger,
-// whatever is asked for. Requires: mu held.
-func (c *Controller) unspentLocked(name string, ids []string) []string {
+// unspent returns the brokers that need tokens, as far as their last report tells: messages
+// came, or wait for one. A connection that is only there needs none, nor does a broker that
+// is away: what it may be using is reserved in the ledger, whatever is asked for.
+func (st *state) unspent(name string, ids []string) []string {
 	var need []string
 	for _, id := range ids {
-		f := c.reportsLocked(name, id)
+		f := st.reports(name, id)
 		if f == nil {
 			continue
 		}
@@ -42,14 +41,14 @@ func (c *Controller) unspentLocked(name string, ids []string) []string {
 	return need
 }
 
-// turnsLocked reports whether other brokers have their turn now than those that the
-// adaptor was told of. Requires: mu held.
-func (c *Controller) turnsLocked(topic catalog.Topic) bool {
+// takesTurns reports whether other brokers have their turn now than those that the adaptor
+// was told of.
+func (st *state) takesTurns(topic catalog.Topic) bool {
 	name := topic.Spec.Name()
 	if !scarce(topic.Plan, topic.Retiring) {
-		c.mu.topics.at(name).turns = nil
+		st.topics.at(name).turns = nil
 		return false
 	}
-	told := c.mu.topics.see(name).turns
-	return told == nil || *told != strings.Join(c.unspentLocked(name, topic.Retiring), " ")
+	told := st.topics.see(name).turns
+	return told == nil || *told != strings.Join(st.unspent(name, topic.Retiring), " ")
 }

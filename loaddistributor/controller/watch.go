@@ -26,11 +26,10 @@ type watcher struct {
 	wake       chan struct{} // room for one
 }
 
-// watchedLocked says which publishers of a topic somebody watches here. Requires:
-// mu held.
-func (c *Controller) watchedLocked(topic string) func(publisher string) bool {
+// watched says which publishers of a topic somebody watches here.
+func (st *state) watched(topic string) func(publisher string) bool {
 	ids := map[string]bool{}
-	for w := range c.mu.topics.see(topic).watchers {
+	for w := range st.topics.see(topic).watchers {
 		if len(w.publishers) == 0 {
 			return func(string) bool { return true }
 		}
@@ -41,9 +40,8 @@ func (c *Controller) watchedLocked(topic string) func(publisher string) bool {
 	return func(id string) bool { return ids[id] }
 }
 
-// wakeLocked requires mu held.
-func (c *Controller) wakeLocked(topic string) {
-	for w := range c.mu.topics.see(topic).watchers {
+func (st *state) wakeWatchers(topic string) {
+	for w := range st.topics.see(topic).watchers {
 		select {
 		case w.wake <- struct{}{}:
 		default: // it has been woken and has not looked yet
@@ -56,11 +54,11 @@ func (c *Controller) wakeLocked(topic string) {
 func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if err := c.readyLocked(); err != nil {
+	if err := c.mu.ready(); err != nil {
 		return catalog.Assignment{}, err
 	}
 	a, err := c.mu.cat.Resolve(topic, publisher)
-	return a, c.denyLocked(c.missingLocked(topic, err))
+	return a, c.mu.deny(c.missingLocked(topic, err))
 }
 
 // Watch calls send with the present assignments of the named publishers, all
@@ -71,7 +69,7 @@ func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error
 func (c *Controller) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
 	w := &watcher{publishers: publishers, wake: make(chan struct{}, 1)}
 	c.mu.Lock()
-	if err := c.readyLocked(); err != nil {
+	if err := c.mu.ready(); err != nil {
 		c.mu.Unlock()
 		return err
 	}
@@ -79,7 +77,7 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 	var err error
 	switch {
 	case !known:
-		err = c.denyLocked(c.missingLocked(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
+		err = c.mu.deny(c.missingLocked(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
 	case c.mu.cut && len(publishers) > 0: // only the next stream can tell who is unknown
