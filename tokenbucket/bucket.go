@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	grain     = 1_000_000_000_000 // grains in a token
-	grainsPer = grain / int64(Token)
+	subtoken     = 1_000_000_000_000 // subtokens in a token
+	subtokensPer = subtoken / int64(Token)
 )
 
 // deepest bounds how deep in debt a bucket can be. No clock reading lasts long
@@ -27,15 +27,15 @@ var deepest = int128{hi: 1 << 62}
 // which is the unfinished work U, draining at r, of which a message adds 1 and
 // waits until U <= b; the bucket holds b - U tokens, a debt where U > b.
 //
-// Exactness. The bucket counts in grains, 1e-12 of a token: a rate of r
-// milli-messages per second earns exactly r grains per nanosecond, so that
+// Exactness. The bucket counts in subtokens, 1e-12 of a token: a rate of r
+// milli-messages per second earns exactly r subtokens per nanosecond, so that
 // nothing is ever rounded but e itself, up to the next nanosecond. What is kept
 // is not the TAT but
 //
-//	zero = r * (TAT - b*T) = r*TAT - b     (in grains)
+//	zero = r * (TAT - b*T) = r*TAT - b     (in subtokens)
 //
 // that is, r times the instant at which the bucket is empty, or was: it holds
-// min(b, r*t - zero) grains at t. Keeping the TAT as nanoseconds and a fraction
+// min(b, r*t - zero) subtokens at t. Keeping the TAT as nanoseconds and a fraction
 // lost: b*T reaches 1e21 ns and overflows, zero cannot: |r*t| < 2^103,
 // b <= 1e21, and deepest caps the rest.
 //
@@ -72,8 +72,8 @@ var deepest = int128{hi: 1 << 62}
 type Bucket struct {
 	// Set by New and Retune only.
 	share   Share
-	cap     int128    // share.Burst in grains
-	granted int128    // grains that exist from since on and no earlier
+	cap     int128    // share.Burst in subtokens
+	granted int128    // subtokens that exist from since on and no earlier
 	since   mono.Time // when they were granted; no later than the last retune
 
 	zero int128 // see above
@@ -89,7 +89,7 @@ func New(s Share, now mono.Time) Bucket {
 }
 
 // NewFull returns a bucket that is full at now, and was before: a contract that
-// nobody has used yet. A share that Validate refuses is held as the zero Share.
+// was not used yet. A share that Validate refuses is held as the zero Share.
 func NewFull(s Share, now mono.Time) Bucket {
 	b := New(s, now)
 	b.zero = b.zero.sub(b.cap)
@@ -120,7 +120,7 @@ func (b *Bucket) Take(at mono.Time) mono.Time {
 
 // Admit takes n tokens if the bucket holds them at now, for a caller who cannot
 // wait, and otherwise nothing; then retry is how long until it would hold them,
-// if nobody else took any. It is math.MaxInt64 where it never will: without a
+// if no other message took any. It is math.MaxInt64 where it never will: without a
 // share, and for n above the burst. Requires: n >= 0, and that now does not go
 // back between calls.
 //
@@ -136,7 +136,7 @@ func (b *Bucket) Admit(n int64, now mono.Time) (ok bool, retry time.Duration) {
 	if full := here.sub(b.cap); zero.less(full) {
 		zero = full
 	}
-	zero = zero.add(mul(n, grain))
+	zero = zero.add(mul(n, subtoken))
 	if !here.less(zero) && now >= b.since {
 		b.zero = zero
 		return true, 0
@@ -156,7 +156,7 @@ func (b *Bucket) judge(at mono.Time) (e mono.Time, zero int128) {
 	if full := here.sub(b.cap); zero.less(full) {
 		zero = full
 	}
-	zero = zero.add(from64(grain))
+	zero = zero.add(from64(subtoken))
 	e = at
 	if here.less(zero) {
 		e = mono.Time(zero.ceilDiv(rate))
@@ -180,8 +180,8 @@ func (b *Bucket) ungranted(at, e mono.Time, zero int128) mono.Time {
 	return min(max(at, own), b.since)
 }
 
-// grains returns what the bucket holds at now; below zero it is a debt.
-func (b *Bucket) grains(now mono.Time) int128 {
+// subtokens returns what the bucket holds at now; below zero it is a debt.
+func (b *Bucket) subtokens(now mono.Time) int128 {
 	held := mul(int64(now), int64(b.share.Rate)).sub(b.zero)
 	if b.cap.less(held) {
 		return b.cap
@@ -193,12 +193,12 @@ func (b *Bucket) grains(now mono.Time) int128 {
 // and less than zero if messages were taken whose eligible time is still to
 // come.
 func (b *Bucket) Tokens(now mono.Time) Tokens {
-	return Tokens(b.grains(now).floorDiv(grainsPer))
+	return Tokens(b.subtokens(now).floorDiv(subtokensPer))
 }
 
 // Retune changes the share at now. What the bucket holds at now under the old
 // share, and granted on top, is kept as far as it fits under the new burst; the
-// rest is given up and returned, rounded down, so that whoever granted may
+// rest is given up and returned, rounded down, so that the caller may
 // grant it again. A debt stays a debt. Retune creates no token:
 //
 //	Tokens before + granted >= Tokens after + released
@@ -209,8 +209,8 @@ func (b *Bucket) Retune(now mono.Time, s Share, granted Tokens) (released Tokens
 	if s.Validate() != nil {
 		s = Share{}
 	}
-	held, room := b.grains(now), mul(s.Burst, grain)
-	all := held.add(mul(int64(granted), grainsPer))
+	held, room := b.subtokens(now), mul(s.Burst, subtoken)
+	all := held.add(mul(int64(granted), subtokensPer))
 	kept := all
 	if room.less(kept) {
 		kept = room
@@ -227,5 +227,5 @@ func (b *Bucket) Retune(now mono.Time, s Share, granted Tokens) (released Tokens
 			b.since = min(b.since, now) // see ungranted
 		}
 	}
-	return Tokens(all.sub(kept).floorDiv(grainsPer))
+	return Tokens(all.sub(kept).floorDiv(subtokensPer))
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Horizon is how far back Hindsight remembers, if no more than maxPoints
-// messages were taken meanwhile and the share did not change more than maxEras
+// messages were taken meanwhile and the share did not change more than maxIntervals
 // times.
 const Horizon = time.Second
 
@@ -19,10 +19,10 @@ const (
 
 	// fine is how many points at least are kept for the time in which a burst is
 	// earned: what comes closer together is one point.
-	fine    = 256
-	maxEras = 8
+	fine         = 256
+	maxIntervals = 8
 
-	// deepestKnown is the largest burst that an int64 can count in grains with
+	// deepestKnown is the largest burst that an int64 can count in subtokens with
 	// room to add as much again.
 	deepestKnown = 4_000_000
 )
@@ -49,12 +49,12 @@ const (
 // that is, a token less until a token has been lost anyhow. So a message that
 // arrived at a is eligible at the first e >= a at which that leaves no L' below
 // 0, and there is such an e before latest only if tokens were lost, or are still
-// there. What a retune gave up (released) is not lost but somebody else's; it
+// there. What a retune gave up (released) is not lost but another broker's; it
 // makes up for nothing.
 //
 // It keeps each message taken as a point (e, L(e)), the oldest state it knows
-// as the beginning of the first era, and a Bucket for all that comes after
-// latest. All is counted in grains, exactly, with one exception: messages whose
+// as the beginning of the first interval, and a Bucket for all that comes after
+// latest. All is counted in subtokens, exactly, with one exception: messages whose
 // eligible times are the same, or closer than a 256th of a burst takes to earn
 // (nothing, for bursts below 256), share a point with the least L of them, and
 // what is lost between them makes up for nothing. So L may be less than it was,
@@ -94,12 +94,12 @@ type Hindsight struct {
 	// latest is when the last point was taken or the share last changed.
 	latest mono.Time
 
-	// The history. Invariant: points are in order and do not overlap; eras[i].first
-	// never falls; points [eras[i].first, eras[i+1].first) were taken in era i,
+	// The history. Invariant: points are in order and do not overlap; intervals[i].first
+	// never falls; points [intervals[i].first, intervals[i+1].first) were taken in interval i,
 	// no earlier than its beginning and no later than the next one's.
-	points points
-	eras   [maxEras]era
-	nEras  int // 0: there was no share yet
+	points     points
+	intervals  [maxIntervals]interval
+	nIntervals int // 0: there was no share yet
 
 	// closed is a time in which no message has its token, whatever was judged
 	// since: taking one only lowers L and what is lost. It spares a line of
@@ -110,16 +110,16 @@ type Hindsight struct {
 // point is a message taken, or several that were eligible at about the same time.
 type point struct {
 	from, to mono.Time // the first, the last
-	before   int64     // grains held when the first was taken, before that
+	before   int64     // subtokens held when the first was taken, before that
 	held     int64     // least that was left after one of them
 }
 
-// era is the time under one share, from the beginning of the memory or a retune.
-type era struct {
+// interval is the time under one share, from the beginning of the memory or a retune.
+type interval struct {
 	from   mono.Time
-	rate   int64 // grains per nanosecond
-	room   int64 // grains, the burst
-	before int64 // grains held when the era began, before the retune
+	rate   int64 // subtokens per nanosecond
+	room   int64 // subtokens, the burst
+	before int64 // subtokens held when the interval began, before the retune
 	after  int64 // and after it
 	first  int   // of the points
 	merge  int64 // nanoseconds that one point may last
@@ -134,7 +134,7 @@ func (h *Hindsight) Tokens(now mono.Time) Tokens { return h.bucket.Tokens(h.notB
 
 // notBefore returns at, or latest if that is later.
 func (h *Hindsight) notBefore(at mono.Time) mono.Time {
-	if h.nEras == 0 {
+	if h.nIntervals == 0 {
 		return at
 	}
 	return max(at, h.latest)
@@ -165,31 +165,31 @@ func (h *Hindsight) Take(at, now mono.Time) (e mono.Time, ok bool) {
 		return e, false
 	}
 	h.bucket.zero = zero
-	h.record(h.nEras-1, h.points.n, e, h.bucket.grains(e).clamp()+grain)
+	h.record(h.nIntervals-1, h.points.n, e, h.bucket.subtokens(e).clamp()+subtoken)
 	h.latest = e
 	h.forget(e)
 	return e, true
 }
 
-// record notes a message taken at e in an era, before the point next, with so
-// many grains held before. What it costs those after it is charged already.
-func (h *Hindsight) record(era, next int, e mono.Time, held int64) {
-	if next > h.eras[era].first {
+// record notes a message taken at e in an interval, before the point next, with so
+// many subtokens held before. What it costs those after it is charged already.
+func (h *Hindsight) record(interval, next int, e mono.Time, held int64) {
+	if next > h.intervals[interval].first {
 		last := h.points.at(next - 1)
 		if e <= last.to {
-			last.held -= grain
+			last.held -= subtoken
 			h.points.set(next-1, last)
 			return
 		}
-		if uint64(e)-uint64(last.from) <= uint64(h.eras[era].merge) {
-			last.to, last.held = e, min(last.held, held-grain)
+		if uint64(e)-uint64(last.from) <= uint64(h.intervals[interval].merge) {
+			last.to, last.held = e, min(last.held, held-subtoken)
 			h.points.set(next-1, last)
 			return
 		}
 	}
-	h.points.insert(next, point{e, e, held, held - grain})
-	for i := era + 1; i < h.nEras; i++ {
-		h.eras[i].first++
+	h.points.insert(next, point{e, e, held, held - subtoken})
+	for i := interval + 1; i < h.nIntervals; i++ {
+		h.intervals[i].first++
 	}
 }
 
@@ -202,7 +202,7 @@ func (h *Hindsight) After(n int64, at mono.Time) mono.Time {
 		return mono.Never
 	}
 	from := h.notBefore(at)
-	missing := mul(n, grain).sub(h.bucket.grains(from))
+	missing := mul(n, subtoken).sub(h.bucket.subtokens(from))
 	if missing.sign() <= 0 {
 		return at
 	}
@@ -214,39 +214,39 @@ func (h *Hindsight) After(n int64, at mono.Time) mono.Time {
 // lock, the first may hold the later time.
 func (h *Hindsight) Retune(now mono.Time, s Share, granted Tokens) (released Tokens) {
 	now = h.notBefore(now)
-	was, held := h.bucket, h.bucket.grains(now)
+	was, held := h.bucket, h.bucket.subtokens(now)
 	released = h.bucket.Retune(now, s, granted)
 	if h.bucket == was {
 		return released
 	}
-	if h.nEras == maxEras {
-		h.forgetEra()
+	if h.nIntervals == maxIntervals {
+		h.forgetInterval()
 	}
-	e := era{
+	e := interval{
 		from: now, first: h.points.n,
 		rate: int64(h.bucket.share.Rate), room: h.bucket.cap.clamp(),
-		before: held.clamp(), after: h.bucket.grains(now).clamp(),
+		before: held.clamp(), after: h.bucket.subtokens(now).clamp(),
 	}
-	if h.bucket.share.Burst > deepestKnown || e.after < -deepestKnown*grain {
-		// Too large to count here. Nothing is taken in such an era in hindsight,
+	if h.bucket.share.Burst > deepestKnown || e.after < -deepestKnown*subtoken {
+		// Too large to count here. Nothing is taken in such an interval in hindsight,
 		// or before it at its expense. Nothing is missed either: a burst of
 		// millions does not run out for want of what accrues within a horizon.
 		e.rate, e.room, e.after = 0, 0, -1
 	}
 	if n := h.bucket.share.Burst / fine; n > 0 && e.rate > 0 {
-		e.merge = n * grain / e.rate
+		e.merge = n * subtoken / e.rate
 	}
-	h.eras[h.nEras] = e
-	h.nEras++
+	h.intervals[h.nIntervals] = e
+	h.nIntervals++
 	h.latest = now
 	return released
 }
 
-// place is where in the history a message is taken: at in an era, before the
-// point next, with so many grains held.
+// place is where in the history a message is taken: at in an interval, before the
+// point next, with so many subtokens held.
 type place struct {
-	at        mono.Time
-	era, next int
+	at             mono.Time
+	interval, next int
 	// held is as of at, or of the end of the point that at lies in.
 	held int64
 	end  mono.Time // at, or that
@@ -256,10 +256,10 @@ type place struct {
 // message more can be taken. What it learns of times at which none can, it
 // keeps.
 func (h *Hindsight) search(at mono.Time) (e mono.Time, p place, ok bool) {
-	if h.nEras == 0 || !at.Before(h.latest) {
+	if h.nIntervals == 0 || !at.Before(h.latest) {
 		return 0, p, false
 	}
-	p.at = max(at, h.eras[0].from)
+	p.at = max(at, h.intervals[0].from)
 	from := p.at
 	skip := func() {
 		if h.closed.from <= p.at && p.at < h.closed.to {
@@ -288,30 +288,30 @@ func (h *Hindsight) search(at mono.Time) (e mono.Time, p place, ok bool) {
 	return p.at, p, ok
 }
 
-// locate finds the era of p.at, and the first point after it.
+// locate finds the interval of p.at, and the first point after it.
 func (h *Hindsight) locate(p *place) {
-	p.era = h.nEras - 1
-	for p.era > 0 && p.at.Before(h.eras[p.era].from) {
-		p.era--
+	p.interval = h.nIntervals - 1
+	for p.interval > 0 && p.at.Before(h.intervals[p.interval].from) {
+		p.interval--
 	}
 	p.next = h.points.after(p.at)
 }
 
 // pass moves p past all that happened until p.at.
 func (h *Hindsight) pass(p *place) {
-	for p.era+1 < h.nEras && !p.at.Before(h.eras[p.era+1].from) {
-		p.era++
-		p.next = max(p.next, h.eras[p.era].first)
+	for p.interval+1 < h.nIntervals && !p.at.Before(h.intervals[p.interval+1].from) {
+		p.interval++
+		p.next = max(p.next, h.intervals[p.interval].first)
 	}
-	for p.next < h.end(p.era) && !p.at.Before(h.points.at(p.next).from) {
+	for p.next < h.end(p.interval) && !p.at.Before(h.points.at(p.next).from) {
 		p.next++
 	}
 }
 
-// end is the number of points up to the end of an era.
+// end is the number of points up to the end of an interval.
 func (h *Hindsight) end(i int) int {
-	if i+1 < h.nEras {
-		return h.eras[i+1].first
+	if i+1 < h.nIntervals {
+		return h.intervals[i+1].first
 	}
 	return h.points.n
 }
@@ -320,25 +320,25 @@ func (h *Hindsight) end(i int) int {
 // a message can be taken. If there is none, it returns when to go on: at what
 // happened next, or at what stood in the way later.
 func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
-	e := &h.eras[p.era]
+	e := &h.intervals[p.interval]
 	prev := point{to: e.from, held: e.after}
 	if p.next > e.first {
 		prev = h.points.at(p.next - 1)
 	}
 	end = h.latest
-	if p.era+1 < h.nEras {
-		end = h.eras[p.era+1].from
+	if p.interval+1 < h.nIntervals {
+		end = h.intervals[p.interval+1].from
 	}
 	if e.rate == 0 {
 		return end, false
 	}
-	if p.next < h.end(p.era) {
+	if p.next < h.end(p.interval) {
 		end = h.points.at(p.next).from
 	}
 	level := func() int64 { return min(e.room, prev.held+earned(e.rate, prev.to, p.end)) }
 	p.end = max(p.at, prev.to)
-	if p.held = level(); p.held < grain {
-		wait := (grain - p.held + e.rate - 1) / e.rate
+	if p.held = level(); p.held < subtoken {
+		wait := (subtoken - p.held + e.rate - 1) / e.rate
 		if uint64(wait) >= uint64(end)-uint64(p.end) {
 			return end, false
 		}
@@ -353,10 +353,10 @@ func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
 // one was lost anyhow; if not, obstacle is the time of what cannot. With apply
 // it takes the token, which then must be possible.
 func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
-	less := int64(grain)
+	less := int64(subtoken)
 	prev := point{to: p.end, held: p.held}
-	for i, k := p.era, p.next; ; {
-		e := &h.eras[i]
+	for i, k := p.interval, p.next; ; {
+		e := &h.intervals[i]
 		switch {
 		case k < h.end(i):
 			q := h.points.at(k)
@@ -372,8 +372,8 @@ func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
 			}
 			prev = q
 			k++
-		case i+1 < h.nEras:
-			next := &h.eras[i+1]
+		case i+1 < h.nIntervals:
+			next := &h.intervals[i+1]
 			less -= max(0, prev.held+earned(e.rate, prev.to, next.from)-next.before)
 			if less <= 0 {
 				return 0, true
@@ -399,7 +399,7 @@ func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
 // insert takes a message at p, as search found it.
 func (h *Hindsight) insert(p place) {
 	h.charge(p, true)
-	h.record(p.era, p.next, p.at, p.held)
+	h.record(p.interval, p.next, p.at, p.held)
 	h.forget(h.latest)
 }
 
@@ -409,9 +409,9 @@ func (h *Hindsight) insert(p place) {
 // here. short: the tokens ran out, and messages may have waited that would have
 // needed more.
 func (h *Hindsight) Used() (tokens int64, short bool) {
-	var work, most int64 // grains
-	for i := range h.nEras {
-		e := &h.eras[i]
+	var work, most int64 // subtokens
+	for i := range h.nIntervals {
+		e := &h.intervals[i]
 		if e.rate == 0 {
 			work = 0
 			continue
@@ -421,17 +421,17 @@ func (h *Hindsight) Used() (tokens int64, short bool) {
 		for k := e.first; k < h.end(i); k++ {
 			p := h.points.at(k)
 			work = max(0, work-earned(e.rate, at, p.from)) + p.before - p.held
-			most, short = max(most, work), short || p.held < grain
+			most, short = max(most, work), short || p.held < subtoken
 			at = p.to
 		}
-		if i+1 < h.nEras {
-			work = max(0, work-earned(e.rate, at, h.eras[i+1].from))
+		if i+1 < h.nIntervals {
+			work = max(0, work-earned(e.rate, at, h.intervals[i+1].from))
 		}
 	}
-	return (most + grain - 1) / grain, short
+	return (most + subtoken - 1) / subtoken, short
 }
 
-// earned returns the grains that come at a rate in a time; beyond any room, not
+// earned returns the subtokens that come at a rate in a time; beyond any room, not
 // exactly. Requires: from <= to.
 func earned(rate int64, from, to mono.Time) int64 {
 	const beyond = 1 << 62
@@ -453,26 +453,26 @@ func (h *Hindsight) forget(now mono.Time) {
 			return
 		}
 		for h.end(0) == 0 {
-			h.forgetEra()
+			h.forgetInterval()
 		}
 		p := h.points.pop()
-		h.eras[0].from, h.eras[0].after = p.to, p.held
-		for i := 1; i < h.nEras; i++ {
-			h.eras[i].first--
+		h.intervals[0].from, h.intervals[0].after = p.to, p.held
+		for i := 1; i < h.nIntervals; i++ {
+			h.intervals[i].first--
 		}
 	}
 }
 
-// forgetEra drops the oldest era. Requires: there is a younger one.
-func (h *Hindsight) forgetEra() {
+// forgetInterval drops the oldest interval. Requires: there is a younger one.
+func (h *Hindsight) forgetInterval() {
 	n := h.end(0)
 	for range n {
 		h.points.pop()
 	}
-	copy(h.eras[:], h.eras[1:h.nEras])
-	h.nEras--
-	for i := range h.nEras {
-		h.eras[i].first -= n
+	copy(h.intervals[:], h.intervals[1:h.nIntervals])
+	h.nIntervals--
+	for i := range h.nIntervals {
+		h.intervals[i].first -= n
 	}
 }
 

@@ -413,7 +413,7 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 		least := new(big.Int)
 		for i, e := range es {
 			x := new(big.Int).Mul(big.NewInt(int64(i)), big.NewInt(1e12))
-			x.Sub(x, grains(s.Rate, 0, e))
+			x.Sub(x, subtokens(s.Rate, 0, e))
 			if i == 0 || x.Cmp(least) < 0 {
 				least.Set(x)
 			}

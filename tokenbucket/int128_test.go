@@ -81,7 +81,7 @@ func scaledDivisor(t *rapid.T) int64 {
 // deepen a debt on each retune. It must never come out as tokens at the far end.
 func TestADebtCannotWrapAround(t *testing.T) {
 	b := New(Share{Rate: MinRate, Burst: 1}, 0)
-	b.zero = deepest.sub(from64(grain))
+	b.zero = deepest.sub(from64(subtoken))
 	for i := range 10 {
 		if i%2 == 0 {
 			b.Retune(math.MaxInt64, Share{Rate: MaxRate, Burst: 1}, 0)

@@ -58,14 +58,14 @@ func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, er
 	// the burst, and it waits if that is more than the burst: so the burst is
 	// the quantile of the work, rounded up. No search.
 	work := make([]int64, len(arrivals))
-	tat := mul(int64(arrivals[0]), int64(rate)) // in grains, as in Bucket
+	tat := mul(int64(arrivals[0]), int64(rate)) // in subtokens, as in Bucket
 	for i, at := range arrivals {
 		here := mul(int64(at), int64(rate))
 		if tat.less(here) {
 			tat = here
 		}
-		tat = tat.add(from64(grain))
-		work[i] = tat.sub(here).ceilDiv(grain)
+		tat = tat.add(from64(subtoken))
+		work[i] = tat.sub(here).ceilDiv(subtoken)
 	}
 	slices.Sort(work)
 	need := work[Rank(len(work), quantile)]

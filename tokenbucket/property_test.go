@@ -83,44 +83,44 @@ func startClock(t *rapid.T) clock {
 // taken is a message that went through: the eligible time, and how many retunes
 // came before it.
 type taken struct {
-	at, e mono.Time
-	era   int
+	at, e    mono.Time
+	interval int
 }
 
-// era is the time from one retune to the next.
-type era struct {
+// interval is the time from one retune to the next.
+type interval struct {
 	share             tokenbucket.Share
 	from              mono.Time
 	granted, released tokenbucket.Tokens
 }
 
-// grains are 1e-12 of a token, what a milli-message per second earns in 1 ns.
-func grains(r tokenbucket.Rate, from, to mono.Time) *big.Int {
+// subtokens are 1e-12 of a token, what a milli-message per second earns in 1 ns.
+func subtokens(r tokenbucket.Rate, from, to mono.Time) *big.Int {
 	d := new(big.Int).Sub(big.NewInt(int64(to)), big.NewInt(int64(from)))
 	return d.Mul(d, big.NewInt(int64(r)))
 }
 
 // checkEnvelope checks the promise of Bucket's comment for every pair. Within
-// one era it is j-i+1 <= b + r*(e_j - e_i).
-func checkEnvelope(t *rapid.T, eras []era, msgs []taken) {
+// one interval it is j-i+1 <= b + r*(e_j - e_i).
+func checkEnvelope(t *rapid.T, intervals []interval, msgs []taken) {
 	for i, from := range msgs {
-		// budget is what may be used from msgs[i] to the end of era n.
-		n := from.era
-		budget := new(big.Int).Mul(big.NewInt(eras[n].share.Burst), big.NewInt(1e12))
+		// budget is what may be used from msgs[i] to the end of interval n.
+		n := from.interval
+		budget := new(big.Int).Mul(big.NewInt(intervals[n].share.Burst), big.NewInt(1e12))
 		at := from.e
 		for j := i + 1; j < len(msgs); j++ {
 			to := msgs[j]
-			for ; n < to.era; n++ {
-				next := eras[n+1]
-				budget.Add(budget, grains(eras[n].share.Rate, at, next.from))
+			for ; n < to.interval; n++ {
+				next := intervals[n+1]
+				budget.Add(budget, subtokens(intervals[n].share.Rate, at, next.from))
 				moved := big.NewInt(int64(next.granted) - int64(next.released))
 				budget.Add(budget, moved.Mul(moved, big.NewInt(1e9)))
 				at = next.from
 			}
-			allowed := new(big.Int).Add(budget, grains(eras[n].share.Rate, at, to.e))
+			allowed := new(big.Int).Add(budget, subtokens(intervals[n].share.Rate, at, to.e))
 			used := new(big.Int).Mul(big.NewInt(int64(j-i+1)), big.NewInt(1e12))
 			if used.Cmp(allowed) > 0 {
-				t.Fatalf("messages %d to %d of %v use %v grains, the envelope over %v allows %v", i, j, msgs, used, eras, allowed)
+				t.Fatalf("messages %d to %d of %v use %v subtokens, the envelope over %v allows %v", i, j, msgs, used, intervals, allowed)
 			}
 		}
 	}
@@ -128,14 +128,14 @@ func checkEnvelope(t *rapid.T, eras []era, msgs []taken) {
 
 func envelopeHolds(t *rapid.T) {
 	c := startClock(t)
-	first := era{share: drawShare(t), from: mono.Time(c.now)}
+	first := interval{share: drawShare(t), from: mono.Time(c.now)}
 	b := tokenbucket.NewFull(first.share, first.from)
-	eras, msgs := []era{first}, []taken(nil)
+	intervals, msgs := []interval{first}, []taken(nil)
 	retunes := rapid.Bool().Draw(t, "retunes")
 	for range rapid.IntRange(2, 40).Draw(t, "steps") {
-		share := eras[len(eras)-1].share
+		share := intervals[len(intervals)-1].share
 		if retunes && rapid.IntRange(0, 5).Draw(t, "step") == 0 {
-			next := era{from: c.draw(t, max(share.Rate, 1))}
+			next := interval{from: c.draw(t, max(share.Rate, 1))}
 			if rapid.IntRange(0, 7).Draw(t, "to a share") > 0 {
 				next.share = drawShare(t)
 			}
@@ -143,7 +143,7 @@ func envelopeHolds(t *rapid.T) {
 				next.granted = tokenbucket.Tokens(scaled(1, 1e13).Draw(t, "granted"))
 			}
 			next.released = b.Retune(next.from, next.share, next.granted)
-			eras = append(eras, next)
+			intervals = append(intervals, next)
 			continue
 		}
 		at := c.draw(t, max(share.Rate, 1))
@@ -156,10 +156,10 @@ func envelopeHolds(t *rapid.T) {
 			t.Fatalf("a message of %d is eligible at %d", at, e)
 		}
 		if e != mono.Never {
-			msgs = append(msgs, taken{at: at, e: e, era: len(eras) - 1})
+			msgs = append(msgs, taken{at: at, e: e, interval: len(intervals) - 1})
 		}
 	}
-	checkEnvelope(t, eras, msgs)
+	checkEnvelope(t, intervals, msgs)
 }
 
 func TestEnvelopeHolds(t *testing.T) { rapid.Check(t, envelopeHolds) }
@@ -187,12 +187,12 @@ func TestEnvelopeHoldsOverLongRuns(t *testing.T) {
 		b := tokenbucket.NewFull(s, 0)
 		step := 1e12 / int64(s.Rate)
 		late := rapid.SliceOfN(rapid.Int64Range(0, 4*step), 300, 300).Draw(t, "late")
-		least := new(big.Int) // min over i of i - r*e_i, i counted in grains
+		least := new(big.Int) // min over i of i - r*e_i, i counted in subtokens
 		for i, d := range late {
 			e := b.Take(mono.Time(int64(i)*step*3/4 - d))
 			// i - r*e_i; the envelope says it never grows by more than b - 1.
 			x := new(big.Int).Mul(big.NewInt(int64(i)), big.NewInt(1e12))
-			x.Sub(x, grains(s.Rate, 0, e))
+			x.Sub(x, subtokens(s.Rate, 0, e))
 			if i == 0 || x.Cmp(least) < 0 {
 				least.Set(x)
 			}

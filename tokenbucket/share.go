@@ -58,7 +58,7 @@ type Share struct {
 func (s Share) IsZero() bool { return s == Share{} }
 
 // Validate returns a *ShareError if s is neither the zero Share nor inside the
-// ranges. Whoever needs a share that admits something asks IsZero as well.
+// ranges. A caller that needs a share that admits something asks IsZero as well.
 func (s Share) Validate() error {
 	if s.IsZero() {
 		return nil

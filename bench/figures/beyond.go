@@ -32,7 +32,7 @@ var recorded = []recording{
 }
 
 // path is that of the recording.
-func (w *workshop) path(t recording) (string, error) {
+func (w *harness) path(t recording) (string, error) {
 	file := filepath.Join(w.traces, t.file)
 	if _, err := os.Stat(file); err != nil {
 		return "", impossible{"the recorded traffic is not there: " + t.file}
@@ -42,7 +42,7 @@ func (w *workshop) path(t recording) (string, error) {
 
 // traces spreads recorded traffic over 1 to 6 idle brokers, correlated
 // publishers apart and blindly.
-func traces(w *workshop) (*work, error) {
+func traces(w *harness) (*work, error) {
 	made := &work{}
 	one := *w
 	one.runs = max(1, w.runs/5)
@@ -84,7 +84,7 @@ func traces(w *workshop) (*work, error) {
 }
 
 // scaleStudy is what drlsim scale measures, in four sizes.
-func scaleStudy(w *workshop) (*work, error) {
+func scaleStudy(w *harness) (*work, error) {
 	p := panel{
 		id: "scale-time", title: "The control plane's own cost", xLabel: "brokers (100 topics, 10,000 publishers each)", yLabel: "time, ms", logX: true, logY: true,
 		header: []string{

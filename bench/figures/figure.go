@@ -5,7 +5,7 @@ import "strconv"
 // figure is one or several panels that are made together.
 type figure struct {
 	name, title string
-	make        func(*workshop) (*work, error)
+	make        func(*harness) (*work, error)
 }
 
 // figures in the order of the paper, then what goes beyond it.
@@ -79,7 +79,7 @@ func (s *series) add(x, y, err float64, label string) {
 type curve func(x float64, before []*outcome) (*outcome, error)
 
 // points simulates curves at every x, and returns outcomes by x and curve.
-func (w *workshop) points(xs []float64, curves ...curve) ([][]*outcome, error) {
+func (w *harness) points(xs []float64, curves ...curve) ([][]*outcome, error) {
 	got := make([][]*outcome, len(xs))
 	return got, w.each(len(xs), func(i int) error {
 		for _, c := range curves {

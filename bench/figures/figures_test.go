@@ -177,7 +177,7 @@ func TestTheDocumentsTableIsKeptUpToDate(t *testing.T) {
 // The search takes the fewest brokers that meet the SLO, and without any the
 // least p99.
 func TestSearch(t *testing.T) {
-	w := newWorkshop(t.Context(), options{seed: 1, runs: 1, seconds: 0.5}, "test", &bytes.Buffer{})
+	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 0.5}, "test", &bytes.Buffer{})
 	tried := 0
 	at := func(rate float64, contract scenario.Contract) func(k int) scenario.Scenario {
 		tried = 0
@@ -201,7 +201,7 @@ func TestSearch(t *testing.T) {
 
 // Whatever the rate, the mcap chosen for k brokers makes SRTM take k.
 func TestMcapForTakesSoManyBrokers(t *testing.T) {
-	w := newWorkshop(t.Context(), options{seed: 1}, "test", &bytes.Buffer{})
+	w := newHarness(t.Context(), options{seed: 1}, "test", &bytes.Buffer{})
 	rate, b, err := burst(w.fleet(schedule.Periodic, 10, 30).Spec.Stream(), 0.995)
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	}
 	// A load that was not carried is exit code 1, with a report.
 	fake("cat <<'EOF'\n" + string(text) + "\nEOF\nexit 1\n")
-	w := newWorkshop(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
+	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
 	made, err := livePenalty(w)
 	if err != nil {
 		t.Fatal(err)

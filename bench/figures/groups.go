@@ -44,22 +44,22 @@ func grouped(process schedule.Process, group, noiseMs float64, policy string, k 
 	}
 }
 
-// steady is a workshop whose runs last longer: groups are few, and so are bursts.
-func (w *workshop) steady() *workshop {
+// steady is a harness whose runs last longer: groups are few, and so are bursts.
+func (w *harness) steady() *harness {
 	long := *w
 	long.seconds, long.runs = 3*w.seconds, max(1, w.runs/2)
 	return &long
 }
 
 // fewestThat is the topic on the fewest brokers that keep the SLO.
-func (w *workshop) fewestThat(topic func(x float64, policy string, k int) scenario.Topic, policy string) curve {
+func (w *harness) fewestThat(topic func(x float64, policy string, k int) scenario.Topic, policy string) curve {
 	return func(x float64, _ []*outcome) (*outcome, error) {
 		return w.search(1, func(k int) scenario.Scenario { return w.scene(topic(x, policy, k)) })
 	}
 }
 
 // correlation is figures 9 and 10: groups that fire as one.
-func correlation(w *workshop) (*work, error) {
+func correlation(w *harness) (*work, error) {
 	made := &work{}
 	long := w.steady()
 	for _, c := range synchronised {
@@ -117,7 +117,7 @@ func correlation(w *workshop) (*work, error) {
 var noises = []float64{0, 1, 2, 4, 8, 16}
 
 // noise is figure 11: groups of 25 that do not fire as one.
-func noise(w *workshop) (*work, error) {
+func noise(w *harness) (*work, error) {
 	made := &work{}
 	long := w.steady()
 	for _, c := range synchronised {
@@ -155,7 +155,7 @@ const fitMargin = 0.5
 
 // convergence is table 1: how long it takes to place a bursty topic, by the
 // paper's search and by ours.
-func convergence(w *workshop) (*work, error) {
+func convergence(w *harness) (*work, error) {
 	modes := []string{tuner.ModePaper, tuner.ModeFast}
 	fitted := make([][]*scenario.FitResult, len(groupSizes)*len(modes))
 	err := w.each(len(fitted), func(i int) error {

@@ -39,7 +39,7 @@ const (
 )
 
 // fleet is a live topic's publishers.
-func (w *workshop) fleet(process schedule.Process, batch, group int) load.Options {
+func (w *harness) fleet(process schedule.Process, batch, group int) load.Options {
 	o := load.Default()
 	o.Spec = schedule.Spec{
 		Publishers: tenth, Rate: perPublisher, Batch: batch, Process: process, GroupSize: group, Sync: group > 1, Size: 100, Seed: w.seed,
@@ -60,7 +60,7 @@ func burst(s schedule.Stream, quantile float64) (rate tokenbucket.Rate, b int64,
 }
 
 // binary is the path of one of the project's programs.
-func (w *workshop) binary(name string) (string, error) {
+func (w *harness) binary(name string) (string, error) {
 	path, err := filepath.Abs(filepath.Join(w.bin, name))
 	if err != nil {
 		return "", err
@@ -96,7 +96,7 @@ const (
 // cluster runs a topic over the k brokers that SRTM takes with the mcap given,
 // then blindly over all. Of several attempts the one that sent least late counts.
 // b is the contract's burst.
-func (w *workshop) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
+func (w *harness) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
 	sentLate := func(r *up.Report) int64 {
 		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
 	}
@@ -117,7 +117,7 @@ func (w *workshop) cluster(o load.Options, all int, mcap, b int64) (best *up.Rep
 
 // up runs srtm up once. Exit code 1 with a report is a load that was not carried;
 // the report says so.
-func (w *workshop) up(o load.Options, all int, mcap, b int64) (*up.Report, error) {
+func (w *harness) up(o load.Options, all int, mcap, b int64) (*up.Report, error) {
 	path, err := w.binary("srtm")
 	if err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (m measured) cells(sim *outcome) []string {
 // same simulates what was measured: the same schedule, to the nanosecond, under
 // the same contract on as many of the model's brokers. Blind placements differ
 // from run to run, here as there.
-func (w *workshop) same(o load.Options, r *up.Report, policy string, k int) (*outcome, error) {
+func (w *harness) same(o load.Options, r *up.Report, policy string, k int) (*outcome, error) {
 	calibration, err := scenario.ReadCalibration(scenario.Paper)
 	if err != nil {
 		return nil, err
@@ -222,7 +222,7 @@ func (s side) cells(lead ...string) []string { return append(lead, s.live.cells(
 
 // both is a run of a topic over the brokers that SRTM takes by mcap, and then over
 // all, beside simulations with the policies given.
-func (w *workshop) both(o load.Options, all int, mcap, b int64, few, spread string) (chosen, blind side, r *up.Report, err error) {
+func (w *harness) both(o load.Options, all int, mcap, b int64, few, spread string) (chosen, blind side, r *up.Report, err error) {
 	if r, err = w.cluster(o, all, mcap, b); err != nil {
 		return chosen, blind, nil, err
 	}
@@ -238,7 +238,7 @@ func (w *workshop) both(o load.Options, all int, mcap, b int64, few, spread stri
 func pair(a, b float64) string { return ms(a) + ", " + ms(b) }
 
 // livePenalty is figure 6(a): the topic split over k brokers.
-func livePenalty(w *workshop) (*work, error) {
+func livePenalty(w *harness) (*work, error) {
 	o := w.fleet(schedule.Poisson, 1, 0)
 	rate, b, err := burst(o.Spec.Stream(), 0.99)
 	if err != nil {
@@ -268,7 +268,7 @@ func livePenalty(w *workshop) (*work, error) {
 }
 
 // liveConcentration is figure 7 at its left end: one broker (Conc) and six (LB).
-func liveConcentration(w *workshop) (*work, error) {
+func liveConcentration(w *harness) (*work, error) {
 	made := &work{}
 	p := panel{id: "live7", header: append([]string{"panel", "process", "batch", "policy"}, liveColumns...)}
 	for i, pr := range profiles {
@@ -295,7 +295,7 @@ func liveConcentration(w *workshop) (*work, error) {
 
 // liveCorrelation is figure 10(b): groups that fire as one, over the same brokers
 // with SRTM's placement and blindly.
-func liveCorrelation(w *workshop) (*work, error) {
+func liveCorrelation(w *harness) (*work, error) {
 	p := latencies("live10b", "Figure 10(b) live, 1/10 of the publishers", "publishers in a group")
 	p.header = append([]string{"group_size", "policy"}, liveColumns...)
 	p.series = []series{{name: "SRTM, live"}, {name: "SRTM, simulated"}, {name: "blind, live"}, {name: "blind, simulated"}}
@@ -330,7 +330,7 @@ func liveCorrelation(w *workshop) (*work, error) {
 
 // liveTraces replays recorded traffic, a tenth of what is simulated, with SRTM's
 // placement over six brokers and blindly.
-func liveTraces(w *workshop) (*work, error) {
+func liveTraces(w *harness) (*work, error) {
 	made := &work{}
 	p := panel{id: "livetraces", header: append([]string{"trace", "policy"}, liveColumns...)}
 	for i, t := range recorded {
@@ -374,7 +374,7 @@ const fortieth = 40
 // liveMaxMin is figure 8(a) for 8,000 publishers, on its three brokers: Conc and
 // Max-Min place it by the paper's mcap, and each broker is loaded and limited
 // accordingly.
-func liveMaxMin(w *workshop) (*work, error) {
+func liveMaxMin(w *harness) (*work, error) {
 	p := panel{id: "live8a", header: []string{"policy", "broker", "publishers", "background", "p50_ms", "p99_ms", "sent_late_p99_ms", "simulated_p99_ms"}}
 	worst := map[string][2]string{}
 	for i, policy := range []string{placement.Conc, placement.MaxMin} {
@@ -421,7 +421,7 @@ func liveMaxMin(w *workshop) (*work, error) {
 
 // standalone runs a broker and a fleet for each quota of a plan, all at once, and
 // returns the fleets' reports.
-func (w *workshop) standalone(b *scenario.Built) (reports []report.Report, err error) {
+func (w *harness) standalone(b *scenario.Built) (reports []report.Report, err error) {
 	nsqd, err := w.binary("nsqd")
 	if err != nil {
 		return nil, err

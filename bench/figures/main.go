@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), f.name) {
 			continue
 		}
-		w := newWorkshop(ctx, o, f.name, stderr)
+		w := newHarness(ctx, o, f.name, stderr)
 		made, err := f.make(w)
 		if why, missing := errors.AsType[impossible](err); missing {
 			made, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + why.Error()}}}, nil

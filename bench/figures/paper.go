@@ -24,7 +24,7 @@ func upTo(brokers int) (xs []float64) {
 }
 
 // penalty is figure 6: a Poisson topic over 1 to 6 idle brokers.
-func penalty(w *workshop) (*work, error) {
+func penalty(w *harness) (*work, error) {
 	made := &work{}
 	for _, c := range []struct {
 		id         string
@@ -100,7 +100,7 @@ func fewest(publishers float64) int {
 
 // concentration is figure 7: a topic on idle brokers, over all of them (LB) or
 // over the fewest that keep the SLO (Conc).
-func concentration(w *workshop) (*work, error) {
+func concentration(w *harness) (*work, error) {
 	made := &work{}
 	met, missed, worst := 0, 0, 0.0
 	for _, pr := range profiles {
@@ -149,7 +149,7 @@ var mcaps = map[int]float64{1: 64_000, 10: 85_000}
 func promised(rate float64) int64 { return int64(1.1*rate + 0.5) }
 
 // loaded is a scenario on the brokers of figure 8.
-func (w *workshop) loaded(t scenario.Topic) scenario.Scenario {
+func (w *harness) loaded(t scenario.Topic) scenario.Scenario {
 	s := w.scene(t)
 	s.Brokers = nil
 	for i, k := range before {
@@ -161,7 +161,7 @@ func (w *workshop) loaded(t scenario.Topic) scenario.Scenario {
 	return s
 }
 
-// worst is the broker with the greatest p99.
+// worst is the broker with the largest p99.
 func (o *outcome) worst() (id string, p99 float64) {
 	for i := range brokers {
 		b := fmt.Sprintf("b%d", i+1)
@@ -174,7 +174,7 @@ func (o *outcome) worst() (id string, p99 float64) {
 
 // maxMin is figure 8: a topic finds brokers loaded unevenly. It begins with the
 // fewest brokers by mcap.
-func maxMin(w *workshop) (*work, error) {
+func maxMin(w *harness) (*work, error) {
 	made := &work{}
 	// Backgrounds make this the largest of all simulations: 400,000 msg/s.
 	half := *w

@@ -22,8 +22,8 @@ const (
 	sloMs = 1.0
 )
 
-// workshop is what figures are made with.
-type workshop struct {
+// harness is what figures are made with.
+type harness struct {
 	context.Context
 	options
 	name   string
@@ -31,13 +31,13 @@ type workshop struct {
 	shown  time.Time
 }
 
-func newWorkshop(ctx context.Context, o options, name string, stderr io.Writer) *workshop {
-	return &workshop{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now()}
+func newHarness(ctx context.Context, o options, name string, stderr io.Writer) *harness {
+	return &harness{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now()}
 }
 
 // each calls f for 0 .. n-1, as many at a time as there are processors, and
 // shows how far it is. Results belong at index i, so that their order is kept.
-func (w *workshop) each(n int, f func(i int) error) error {
+func (w *harness) each(n int, f func(i int) error) error {
 	var mu sync.Mutex
 	var errs []error
 	done := 0
@@ -72,7 +72,7 @@ func (w *workshop) each(n int, f func(i int) error) error {
 }
 
 // progress shows now and then how far it is.
-func (w *workshop) progress(what string, done, n int) {
+func (w *harness) progress(what string, done, n int) {
 	if now := time.Now(); now.Sub(w.shown) >= 2*time.Second {
 		w.shown = now
 		fmt.Fprintf(w.stderr, "%s: %s, %d of %d\n", w.name, what, done, n)
@@ -118,7 +118,7 @@ type outcome struct {
 func (o *outcome) met() bool { return o.infeasible == "" && o.p99.mean <= sloMs }
 
 // repeat runs a scenario with runs seeds.
-func (w *workshop) repeat(s scenario.Scenario) (*outcome, error) {
+func (w *harness) repeat(s scenario.Scenario) (*outcome, error) {
 	o := &outcome{runs: w.runs, parts: map[string]spread{}, quota: map[string]int{}}
 	into := []*spread{&o.p50, &o.p95, &o.p99, &o.access, &o.processing, &o.late, &o.burst}
 	values := make([][]float64, len(into))
@@ -165,14 +165,14 @@ func (w *workshop) repeat(s scenario.Scenario) (*outcome, error) {
 }
 
 // seedOf is the seed of the i-th run.
-func (w *workshop) seedOf(i int) uint64 { return w.seed*1_000_003 + uint64(i) + 1 }
+func (w *harness) seedOf(i int) uint64 { return w.seed*1_000_003 + uint64(i) + 1 }
 
 func millis[D ~int64](ns D) float64 { return float64(ns) / 1e6 }
 
 // search runs a scenario over k brokers for ascending k, or as many more as at takes,
 // and stops at the first that meets the SLO. Where none does it is the one with the
 // least p99, as the paper reports.
-func (w *workshop) search(from int, at func(k int) scenario.Scenario) (best *outcome, err error) {
+func (w *harness) search(from int, at func(k int) scenario.Scenario) (best *outcome, err error) {
 	for k := from; k <= brokers; k++ {
 		o, err := w.repeat(at(k))
 		if err != nil {
@@ -190,7 +190,7 @@ func (w *workshop) search(from int, at func(k int) scenario.Scenario) (best *out
 }
 
 // scene is a scenario on idle brokers with one topic.
-func (w *workshop) scene(t scenario.Topic) scenario.Scenario {
+func (w *harness) scene(t scenario.Topic) scenario.Scenario {
 	t.Name = "t"
 	if t.Contract.ProfileSeconds == 0 {
 		t.Contract.ProfileSeconds = w.seconds + w.warmup()
@@ -203,7 +203,7 @@ func (w *workshop) scene(t scenario.Topic) scenario.Scenario {
 
 // warmup is how long nothing is measured: queues that begin empty have their
 // usual length after some multiples of what it takes to fill them.
-func (w *workshop) warmup() float64 { return min(1, w.seconds) }
+func (w *harness) warmup() float64 { return min(1, w.seconds) }
 
 // columns and cells are an outcome in a CSV file.
 var columns = []string{

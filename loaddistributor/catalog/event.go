@@ -22,7 +22,7 @@ type BrokerJoined struct {
 	ID, Instance            string
 	TCPAddress, HTTPAddress string
 	Hostname, Version       string
-	// Greatest rate within the SLO, msg/s; > 0. It may be lower than what is
+	// Maximum rate within the SLO, msg/s; > 0. It may be lower than what is
 	// promised already: that degrades the topics, and nothing new is placed.
 	Mcap int64
 }
@@ -173,7 +173,7 @@ var (
 	ErrBrokerConnected = errors.New("the broker is connected")
 	// ErrBrokerInUse: it cannot be removed.
 	ErrBrokerInUse = errors.New("topics are placed on the broker, which fit on no other or have not been moved yet")
-	// ErrUnread: whoever was asked has not read yet what is committed.
+	// ErrUnread: this replica has not read yet what is committed.
 	ErrUnread = errors.New("what is committed has not been read yet")
 )
 
@@ -230,12 +230,12 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 		if _, taken := s.index[p.ID]; taken {
 			return nil, &PlanError{Problem: fmt.Sprintf("publisher %q appears twice", p.ID)}
 		}
-		s.ids[i], s.member[i], s.index[p.ID] = p.ID, nobody, int32(i)
+		s.ids[i], s.member[i], s.index[p.ID] = p.ID, unknown, int32(i)
 	}
 	placed := 0
 	s.unplaced = len(plan.Unplaced)
 	for _, i := range plan.Unplaced {
-		if i < 0 || i >= len(publishers) || s.member[i] != nobody {
+		if i < 0 || i >= len(publishers) || s.member[i] != unknown {
 			return nil, &PlanError{Problem: fmt.Sprintf("publisher %d of %d is left without a place, perhaps twice", i, len(publishers))}
 		}
 		s.member[i] = unplaced
@@ -245,7 +245,7 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 			if i < 0 || i >= len(publishers) {
 				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %d of %d", i, len(publishers))}
 			}
-			if s.member[i] != nobody {
+			if s.member[i] != unknown {
 				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %q is placed twice, or left without a place", s.ids[i])}
 			}
 			s.member[i] = int32(m)

@@ -81,7 +81,7 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 		b := c.brokers[q.Broker]
 		b.Allocated += max(0, q.Rate-rateOn(t.plan, q.Broker))
 		b.topics[name] = true
-		// Whoever has the topic is told of a new specification all the same.
+		// A broker that has the topic is told of a new specification all the same.
 		was := t.member(q.Broker)
 		n.prepared[i] = was >= 0 && t.prepared[was] && sameForBrokers(e.Spec, t.spec)
 	}

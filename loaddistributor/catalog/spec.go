@@ -89,7 +89,7 @@ type spread struct {
 // has been said of it.
 const (
 	unplaced int32 = -1
-	nobody   int32 = -2
+	unknown  int32 = -2
 )
 
 // Epoch grows with every change of the placement, over a deletion and

@@ -123,7 +123,7 @@ func (a *assignment) expect(publishers []int) (sum float64) {
 //
 // Without counts, and starting from no deficit, this leaves every broker's sum
 // less than one publisher's rate away from its proportion: a broker that is
-// given more than it lacked was the one that lacked most, so nobody lacked more
+// given more than it lacked was the one that lacked most, so none lacked more
 // than that publisher's rate. A closer match exists at times and is NP-hard to
 // find; it would not matter beside the publishers' own variations.
 func (a *assignment) deal(publishers []int, counts []int64) {

@@ -13,7 +13,7 @@ import (
 // Broker is one broker of the snapshot.
 type Broker struct {
 	ID string
-	// Mcap is the greatest rate it carries within the SLO, Allocated what it
+	// Mcap is the maximum rate it carries within the SLO, Allocated what it
 	// has promised already, both in msg/s and >= 0. What is left, rcap, is
 	// their difference, and zero where more was promised than it carries.
 	Mcap, Allocated int64
@@ -72,7 +72,7 @@ type Demand struct {
 
 // Limits of a demand; those of r and b are tokenbucket's.
 const (
-	// MaxRate is the greatest r, in msg/s.
+	// MaxRate is the maximum of r, in msg/s.
 	MaxRate = int64(tokenbucket.MaxRate) / 1000
 	// MaxPublishers is how many publishers a demand may have, groups included.
 	MaxPublishers = 1_000_000

@@ -10,7 +10,7 @@ import (
 // Fits is what could be asked instead of what fits nowhere. Each field is by
 // itself, with all else as it was asked; 0: no value of it helps by itself.
 type Fits struct {
-	// Rate is the greatest r in whole msg/s, with as many publishers that send so
+	// Rate is the maximum r in whole msg/s, with as many publishers that send so
 	// much less.
 	Rate int64
 	// Burst is the least b, in messages.

@@ -13,8 +13,8 @@ import (
 
 // Replace plans where a topic goes that is placed already, as old says. The rcap of
 // the brokers counts what the topic takes now as free; at returns the broker of a
-// publisher, "" for one that is new. Nobody moves whose broker is among those given
-// and still carries him: proportions, and brokers fewer than it has, are no reason.
+// publisher, "" for one that is new. No publisher moves whose broker is among those given
+// and still carries it: proportions, and brokers fewer than it has, are no reason.
 //
 //   - A broker whose publishers' rates have grown beyond its rcap gives up as few as
 //     make the rest fit, those of the highest rates. Where rates are too coarse for
@@ -351,7 +351,7 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 // shares; together they are the contract.
 //
 // Where the burst has no token for each of them, the brokers that retire come
-// first, with the rate of those that go without: whoever has none is empty, its
+// first, with the rate of those that go without: one that has none is empty, its
 // share zero, until they have released what they have. Quotas of the least rate go
 // without first, brokers that retire if there are more of them than tokens.
 //

@@ -70,7 +70,7 @@ type Infeasible struct {
 	//	"rcap"        all brokers together have less capacity, msg/s
 	//	"burst"       b is less than the number of brokers needed: each needs a token
 	//	"publishers"  there are fewer than brokers needed, and a broker without
-	//	              one would hold a part of the contract that nobody can use
+	//	              one would hold a part of the contract that is of no use
 	Bound      string
 	Need, Have int64
 	// Fits is what there would be a placement for; zero where nothing helps by

@@ -200,8 +200,8 @@ func (r *Registry) register(id ID, n *node, k key) error {
 	return nil
 }
 
-// unregister takes back a channel, or a topic with all channels. Whoever does
-// that with a topic need not be hidden any more.
+// unregister takes back a channel, or a topic with all channels. A node that
+// does that with a topic need not be hidden any more.
 func (r *Registry) unregister(id ID, n *node, k key) {
 	var gone []key
 	if k.channel != "" {

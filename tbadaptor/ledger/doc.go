@@ -20,7 +20,7 @@
 // What becomes of a base is the broker's policy. A Strict broker stops when it
 // was not renewed for Session, and soon after that its base is free. An Available
 // broker goes on, and so its base stays its own until a new process says hello
-// under its id, somebody who knows says Forget, or it is presumed dead.
+// under its id, an operator says Forget, or it is presumed dead.
 //
 // Where it is proven that a process has Ended, all it held is free at once, base and
 // all. For that a process must not go on with the bases of the one before, unless that
@@ -60,7 +60,7 @@
 // # The first burst
 //
 // A new contract's pool holds b tokens and its brokers none, so that the first
-// shares come with full buckets. That is within the contract because nobody has
+// shares come with full buckets. That is within the contract because no broker has
 // released anything under it: it is (3) with equality, and the bucket of an
 // unused contract is full. It happens once per contract. A topic of which some
 // broker already reports a share was used before, and starts with an empty
@@ -81,7 +81,7 @@
 //
 // # The worst case
 //
-// None, as long as the ledger keeps its memory, nobody lies to Forget or Ended, and
+// None, as long as the ledger keeps its memory, Forget and Ended are told the truth, and
 // PresumeDead is 0: partitions, crashes, restarts, loss, delay, duplicates and
 // reordering in any number cost rate, never the contract. What they cost is what
 // is reserved for brokers that cannot use it: of a Strict broker its flexible part

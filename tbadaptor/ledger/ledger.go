@@ -60,7 +60,7 @@ const maxPast = 8
 
 type topic struct {
 	name     string
-	contract tokenbucket.Share // zero: brokers report it, nobody set it
+	contract tokenbucket.Share // zero: brokers report it, it was not set
 	removing bool
 	flex     Permille         // of each share
 	initial  []share.Assigned // as given to SetContract last, sorted
@@ -186,7 +186,7 @@ func checkContract(name string, terms Terms, initial []share.Assigned) ([]share.
 // contract. Decreases are granted at once, increases as far as decreases were
 // acknowledged, the rest by and by as more of them are. While a broker is
 // disconnected its part stays reserved, and if that is more than its target,
-// others come short: whoever proposes can leave it what TopicView says is
+// others come short: the caller can leave it what TopicView says is
 // Reserved. A new proposal replaces the one before. While the topic awaits a
 // broker it does nothing: what it holds is not known.
 func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) {
@@ -413,10 +413,10 @@ func (l *Ledger) Disconnect(id string) []Grant {
 	return l.advanceAll(id)
 }
 
-// Forget takes the word of somebody who knows that the broker's process has
+// Forget takes an operator's word that the broker's process has
 // ended and will not come back as the same instance: what it held, which it
 // returns by topic, is free again. It fails with ErrConnected while the broker has a
-// session, with ErrUnknownBroker if it is nobody's member and not awaited.
+// session, with ErrUnknownBroker if it is no topic's member and not awaited.
 func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 	b := l.brokers[id]
 	if b != nil && b.connected {
@@ -644,7 +644,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 		return nil
 	}
 	if t.contract.IsZero() && !t.removing {
-		return nil // nobody set it: brokers keep what they hold
+		return nil // not set: brokers keep what they hold
 	}
 
 	// Every connected member that owes no acknowledgement falls to its target
@@ -723,9 +723,9 @@ type move struct {
 }
 
 // allot divides free over what the moves need. If there is not enough and this
-// is all there will be, everybody gets his proportion. If more is to come, one
-// after the other gets all he needs, first those that hold nothing: in
-// proportion it would take a grant to everybody for each acknowledgement.
+// is all there will be, each gets its proportion. If more is to come, one
+// after the other gets all it needs, first those that hold nothing: in
+// proportion it would take a grant to each for each acknowledgement.
 // Postcondition: no move gets more than it needs, the sum is at most free.
 func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64 {
 	got := make([]int64, len(moves))
@@ -750,7 +750,7 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 	return got
 }
 
-// free returns what of the contract is reserved for nobody; never negative.
+// free returns what of the contract is reserved for no broker; never negative.
 func (l *Ledger) free(t *topic) tokenbucket.Share {
 	free := t.contract
 	for _, m := range t.members {

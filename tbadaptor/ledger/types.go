@@ -71,7 +71,7 @@ type Leases struct {
 	// ClockBound is by how much two clocks may have come apart after Session.
 	ClockBound time.Duration
 	// PresumeDead is after how long without a word the base of an Available
-	// broker is granted to others, as if somebody knew that it is dead. If it is
+	// broker is granted to others, as if it were known to be dead. If it is
 	// not, the contract is exceeded by its base for as long as it is cut off. 0:
 	// never; then it takes Forget, or a new process under its id.
 	PresumeDead time.Duration
@@ -113,7 +113,7 @@ type Lapse struct {
 // TopicView is a copy of what the ledger knows of a topic.
 type TopicView struct {
 	Topic string
-	// Contract is zero for a topic that brokers report and nobody set.
+	// Contract is zero for a topic that brokers report and that was not set.
 	Contract tokenbucket.Share
 	// Removing: the contract was removed, some broker may still be using it.
 	Removing bool

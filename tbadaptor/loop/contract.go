@@ -277,7 +277,7 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 	return response, nil
 }
 
-// sharesLocked shows v. A topic that brokers hold and nobody set has no contract.
+// sharesLocked shows v. A topic that brokers hold and that was not set has no contract.
 // Requires: mu held.
 func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
 	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited}

@@ -76,7 +76,7 @@ func (h *history) latest(n uint32) []*srtmv1.ShareChange {
 	return list
 }
 
-// noteLocked requires mu held. Of a topic that nobody set nothing is kept, so
+// noteLocked requires mu held. Of a topic that was not set nothing is kept, so
 // that brokers cannot fill the memory.
 func (s *Server) noteLocked(topic string, c change) {
 	if s.mu.machine.Contract(topic) == nil {

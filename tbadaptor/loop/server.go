@@ -77,7 +77,7 @@ type Term interface {
 	Until() mono.Time
 }
 
-// alone is the term of an adaptor that nobody else can replace.
+// alone is the term of an adaptor that no other can replace.
 type alone struct{ number uint64 }
 
 func (a alone) Number() uint64 { return a.number }
@@ -231,7 +231,7 @@ func (s *Server) leadsLocked() error {
 }
 
 // change runs one step of the ledger, sends what follows from it, and wakes
-// whoever waits for a change. f runs with mu held. The reason is why grants that
+// those that wait for a change. f runs with mu held. The reason is why grants that
 // follow were made.
 func (s *Server) change(reason string, f func(*adaptor.Machine) ([]ledger.Grant, error)) error {
 	s.mu.Lock()

@@ -81,7 +81,7 @@ type filling struct {
 	left int64
 }
 
-// newFilling gives one unit to each that is in, so that nobody in use has nothing.
+// newFilling gives one unit to each that is in, so that none in use has nothing.
 func newFilling(total int64, in []bool) *filling {
 	f := &filling{has: make([]int64, len(in)), left: total}
 	for i := range in {
@@ -92,8 +92,8 @@ func newFilling(total int64, in []bool) *filling {
 	return f
 }
 
-// fill divides what is left max-min fairly by weights: nobody gets beyond what he
-// is to have in the end, upTo, and nobody could get more except at the expense of
+// fill divides what is left max-min fairly by weights: none gets beyond what it
+// is to have in the end, upTo, and none could get more except at the expense of
 // one that has got no more, for his weight. Only those of positive weight take
 // part. What rounding leaves, less than one unit for each, goes to those that still
 // want, the largest weight first.
@@ -134,7 +134,7 @@ func (f *filling) fill(weights []int64, upTo func(i int) int64) {
 	}
 }
 
-// rest divides all that is left by weights over those that stay; where nobody
+// rest divides all that is left by weights over those that stay; where none
 // does, over all.
 func (f *filling) rest(weights []int64, staying []bool) {
 	if f.left == 0 {

@@ -15,7 +15,7 @@
 // they find the one that is best by the first of these of which two differ; each is a
 // list of numbers, one of each broker, and that list is better whose least is
 // greater, or if they are the same, whose next is (the lexicographic order of sorted
-// lists, so that nobody could have more except at the expense of one that has less):
+// lists, so that none could have more except at the expense of one that has less):
 //
 //	(1)  min(r_l, a_l) / q_l, where a_l is what arrives, with headroom, and q_l the
 //	     quota: the part of r that the placement gave for the broker's publishers

@@ -61,12 +61,12 @@ func divide(total tokenbucket.Share, rate, burst, rateFloors, burstFloors []int6
 	return out, nil
 }
 
-// apportion divides total in proportion to weights, nobody below its floor.
+// apportion divides total in proportion to weights, none below its floor.
 // Those whose proportion is below their floor get the floor, and the rest is
-// divided again over the others, who now have less, until nobody falls below.
+// divided again over the others, who now have less, until none falls below.
 //
 // Requires: weights >= 0 with a positive sum that fits; floors >= 0 with a sum
-// of at most total. Then somebody of positive weight is always left above his
+// of at most total. Then one of positive weight is always left above its
 // floor, because the proportions of those left sum to at least their floors.
 // Postcondition: the result sums to total.
 func apportion(total int64, weights, floors []int64) []int64 {

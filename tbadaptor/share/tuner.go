@@ -183,7 +183,7 @@ func (t *Tuner) Report(broker string, s Step) {
 
 // Propose asks the rule for the shares that sum to total. Brokers that are away
 // keep what is reserved for them, for they may be using it. nil: there is nothing to
-// divide, or nobody to divide among, or nothing to go by. Errors: as of Split.
+// divide, or no broker to divide among, or nothing to go by. Errors: as of Split.
 func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(broker string) Holding) ([]Assigned, error) {
 	var target []Assigned
 	var loads []Load
@@ -192,7 +192,7 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 	for _, m := range t.members {
 		h := holding(m.Broker)
 		if h.Away {
-			stays, m.coming = false, 0 // nobody can send to it, or it will say what came
+			stays, m.coming = false, 0 // no publisher can send to it, or it will say what came
 			total.Rate -= h.Reserved.Rate
 			total.Burst -= h.Reserved.Burst
 			target = append(target, Assigned{Broker: m.Broker, Share: h.Reserved})

@@ -21,7 +21,7 @@ type Topic struct {
 	// Where is the broker of each source, or Nowhere.
 	Where []int
 	// Limited topics hold a share on each broker, in the order of the brokers,
-	// with full buckets: a contract that nobody has used. Shares must be nil
+	// with full buckets: a contract that has not been used. Shares must be nil
 	// where not.
 	Limited bool
 	Shares  []tokenbucket.Share
@@ -319,7 +319,7 @@ func (c *Cluster) Share(topic, broker int) tokenbucket.Share {
 // Step is what a broker reports of a topic.
 type Step struct {
 	Offered             uint64
-	MaxBacklog, Backlog int64 // the greatest, and at the end
+	MaxBacklog, Backlog int64 // the largest, and at the end
 }
 
 // Step ends a step of a topic at a broker.

@@ -3,7 +3,7 @@
 // was delivered. It is pure: virtual time, chance from a seed, the same answer
 // for the same arguments. Contracts are kept by the production's own tokenbucket;
 // what is modelled is only the broker as a server: how long it works on a message. It knows no topic's history and no
-// SLO: whoever observes the deliveries counts.
+// SLO: the observer of deliveries counts.
 //
 // dist.go is how long work takes, model.go what a broker is, cluster.go the
 // simulation. Read tools/sim/scenario next for

@@ -25,7 +25,7 @@ type FitOptions struct {
 	Fast tuner.FastConfig
 	// Check is how long the placement found is run afterwards; 0: not at all.
 	Check time.Duration
-	// Progress is told of every change; nil: nobody is.
+	// Progress is told of every change; may be nil.
 	Progress func(at time.Duration, step string)
 }
 
@@ -120,7 +120,7 @@ func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Nobody is anywhere before the search places them.
+	// No publisher has a broker before the search places it.
 	p.Where = slices.Repeat([]int{engine.Nowhere}, len(p.Where))
 	p.Shares = make([]tokenbucket.Share, len(b.Brokers))
 	if r.cluster, err = b.Cluster(r.observe); err != nil {
@@ -152,7 +152,7 @@ func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	}
 }
 
-// apply puts a plan in force: at first with full buckets, since nobody has used
+// apply puts a plan in force: at first with full buckets, since nothing has used
 // the contract; then tokens move with the shares.
 func (r *fitRun) apply(plan placement.Plan) error {
 	where, shares := Layout(plan, r.built.Brokers, len(r.placed.Where))

@@ -58,7 +58,7 @@ type Verdict struct {
 	// Exceeded of Messages were later.
 	Exceeded uint64  `json:"exceeded"`
 	Fraction float64 `json:"fraction"`
-	// Worst is the broker with the greatest fraction.
+	// Worst is the broker with the largest fraction.
 	Worst         string  `json:"worst,omitempty"`
 	WorstFraction float64 `json:"worst_fraction"`
 }

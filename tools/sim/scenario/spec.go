@@ -42,7 +42,7 @@ type Broker struct {
 	Count int    `json:"count,omitempty"`
 	// Model is one of the calibration's; "" is its default.
 	Model string `json:"model,omitempty"`
-	// Mcap is the greatest rate within the SLO; 0: the model's.
+	// Mcap is the maximum rate within the SLO; 0: the model's.
 	Mcap int64 `json:"mcap,omitempty"`
 	// Background is load it has already: its rate counts as allocated, and no
 	// contract holds it back.
