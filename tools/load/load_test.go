@@ -214,27 +214,6 @@ func TestHandshakesReadNoFurther(t *testing.T) {
 }
 
 func TestWhatTheSystemSays(t *testing.T) {
-	if d, err := parseStat([]byte("7 (a) b) S 1 7 7 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 1 0 100")); err != nil || d != 2*time.Second {
-		t.Errorf("stat: %v, %v", d, err)
-	}
-	if _, err := parseStat([]byte("7 (a) S 1")); err == nil {
-		t.Error("a short stat is no error")
-	}
-	if n, err := parseRSS([]byte("Name:\tx\nVmRSS:\t    1234 kB\nThreads:\t1\n")); err != nil || n != 1234<<10 {
-		t.Errorf("status: %d, %v", n, err)
-	}
-	if _, err := parseRSS([]byte("Name:\tx\n")); err == nil {
-		t.Error("a status without VmRSS is no error")
-	}
-	busy, all, err := parseSystemStat([]byte("cpu  100 20 30 400 50 6 7 8 90 1\ncpu0 1 1 1 1 1 1 1 1 1 1\n"))
-	if busy != 1710*time.Millisecond || all != 6210*time.Millisecond || err != nil {
-		t.Errorf("stat of the machine: %v of %v, %v", busy, all, err)
-	}
-	for _, text := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6 7 8 9 10", "cpu 1 2 3 x 5 6 7 8"} {
-		if _, _, err := parseSystemStat([]byte(text)); err == nil {
-			t.Errorf("%q is no error", text)
-		}
-	}
 	if u := (usage{broker: 3, load: 2, busy: 10, all: 20}); u.others() != 25 || u.since(u).others() != 0 {
 		t.Errorf("others: %v, %v", u.others(), u.since(u).others())
 	}

@@ -202,8 +202,8 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		r.Late = float64(pubs.late.ValueAtQuantile(99)) / 1e6
 	}
 	r.OutPerSecond = float64(r.Delivered) / float64(s.Channels) / last.Sub(asked).Seconds()
-	r.CPU = float64(spent.broker.Microseconds()) / float64(r.Sent)
-	r.Load = float64(spent.load.Microseconds()) / float64(r.Sent)
+	r.CPU = 1e6 * spent.broker / float64(r.Sent)
+	r.Load = 1e6 * spent.load / float64(r.Sent)
 	r.Others = spent.others()
 	r.RSS = float64(after) / (1 << 20)
 	if known {

@@ -4,36 +4,46 @@ package load
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
-	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
-// usage is processor time, as far as it was used at an instant.
+// usage is processor time in seconds, as far as it was used at an instant.
 type usage struct {
-	broker, load time.Duration // of the broker, and of this process
-	busy, all    time.Duration // of all processors
+	broker, load float64 // of the broker, and of this process
+	busy, all    float64 // of all processors
 }
 
 func readUsage(b *running) (u usage, err error) {
 	var self unix.Rusage
-	stat, err1 := os.ReadFile("/proc/stat")
-	err2 := unix.Getrusage(unix.RUSAGE_SELF, &self)
-	u.broker, err = b.cpu()
-	if err := errors.Join(err, err1, err2); err != nil {
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &self); err != nil {
 		return u, err
 	}
-	u.load = time.Duration(self.Utime.Nano() + self.Stime.Nano())
-	u.busy, u.all, err = parseSystemStat(stat)
+	u.load = float64(self.Utime.Nano()+self.Stime.Nano()) / 1e9
+	broker, err := procfs.NewProc(b.Pid())
+	if err != nil {
+		return u, err
+	}
+	stat, err := broker.Stat()
+	if err != nil {
+		return u, err
+	}
+	u.broker = stat.CPUTime()
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return u, err
+	}
+	machine, err := fs.Stat()
+	t := machine.CPUTotal // guests are counted in user and nice
+	u.busy = t.User + t.Nice + t.System + t.IRQ + t.SoftIRQ + t.Steal
+	u.all = u.busy + t.Idle + t.Iowait
 	return u, err
 }
 
@@ -47,72 +57,17 @@ func (u usage) others() float64 {
 	if u.all <= 0 {
 		return 0
 	}
-	return 100 * max(0, float64(u.busy-u.broker-u.load)) / float64(u.all)
-}
-
-// parseSystemStat returns how long all processors were busy, and how long they were
-// there. The first line of /proc/stat has user, nice, system, idle, iowait, irq,
-// softirq and steal; guests behind them are counted in user and nice.
-func parseSystemStat(stat []byte) (busy, all time.Duration, err error) {
-	line, _, _ := bytes.Cut(stat, []byte("\n"))
-	fields := strings.Fields(string(line))
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, 0, fmt.Errorf("processor time of the machine: %q", line)
-	}
-	for i, f := range fields[1:9] {
-		ticks, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, 0, fmt.Errorf("processor time of the machine: %q", line)
-		}
-		spent := time.Duration(ticks) * clockTick
-		all += spent
-		if i != 3 && i != 4 {
-			busy += spent
-		}
-	}
-	return busy, all, nil
-}
-
-// clockTick is the unit of the processor times in /proc, fixed by its ABI.
-const clockTick = 10 * time.Millisecond
-
-// cpu returns the processor time that the broker has used.
-func (r *running) cpu() (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.Pid()))
-	if err != nil {
-		return 0, err
-	}
-	return parseStat(stat)
-}
-
-// parseStat returns user and system time. The name in brackets may hold
-// anything; the times are the 12th and 13th fields behind it.
-func parseStat(stat []byte) (time.Duration, error) {
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("processor time of the broker: %q", stat)
-	}
-	user, err1 := strconv.Atoi(fields[11])
-	system, err2 := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * clockTick, errors.Join(err1, err2)
+	return 100 * max(0, u.busy-u.broker-u.load) / u.all
 }
 
 // rss returns the bytes that the broker has in memory.
 func (r *running) rss() (int64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Pid()))
+	broker, err := procfs.NewProc(r.Pid())
 	if err != nil {
 		return 0, err
 	}
-	return parseRSS(status)
-}
-
-func parseRSS(status []byte) (int64, error) {
-	_, rest, ok := strings.Cut(string(status), "\nVmRSS:")
-	var kb int64
-	if _, err := fmt.Sscanf(rest, "%d kB", &kb); !ok || err != nil {
-		return 0, fmt.Errorf("memory of the broker: no VmRSS in its status: %w", err)
-	}
-	return kb << 10, nil
+	status, err := broker.NewStatus()
+	return int64(status.VmRSS), err
 }
 
 // heap is what a Go program says of its heap.

@@ -86,6 +86,13 @@ func behaviour(portable bool) {
 		defer cancel()
 		Expect(f.Ready(ctx)).To(Succeed())
 	}
+	// begin has a fleet that is connected send.
+	begin := func() {
+		GinkgoHelper()
+		start()
+		ready()
+		f.Start(clock.Mono())
+	}
 	// finish waits for the end of the schedule and of draining.
 	finish := func() fleet.Stats {
 		GinkgoHelper()
@@ -148,8 +155,8 @@ func behaviour(portable bool) {
 	It("sends every message of the schedule once, in order, at its time or after", func() {
 		start()
 		ready()
-		begin := clock.Mono()
-		f.Start(begin)
+		at := clock.Mono()
+		f.Start(at)
 		s := finish()
 		Expect(s.Accepted).To(Equal(offered()))
 		Expect(s.Offered).To(Equal(s.Accepted))
@@ -166,7 +173,7 @@ func behaviour(portable bool) {
 			}
 			Expect(f.Accepted().Has(uint32(e.Source), seq[e.Source])).To(BeTrue())
 			m := received()[cfg.Sources[e.Source].ID][seq[e.Source]]
-			Expect(m.Intended).To(Equal(begin.Add(e.At)))
+			Expect(m.Intended).To(Equal(at.Add(e.At)))
 			seq[e.Source]++
 			if i++; i == 20 {
 				break // received is slow; the account above covers the rest
@@ -188,9 +195,7 @@ func behaviour(portable bool) {
 
 	DescribeTable("sends a batch back to back", func(mpub bool) {
 		spec.Batch, cfg.Mpub = 5, mpub
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		Expect(finish().Accepted).To(Equal(offered()))
 		inOrder(false)
 		commands := 0
@@ -208,9 +213,7 @@ func behaviour(portable bool) {
 
 	It("sends a group's messages together", func() {
 		spec.GroupSize, spec.Sync = 10, true
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		Expect(finish().Accepted).To(Equal(offered()))
 		groups := map[string]map[string]int{} // intended time and group to clients
 		for client, messages := range received() {
@@ -229,9 +232,7 @@ func behaviour(portable bool) {
 
 	It("pads no message below what it must carry", func() {
 		spec.Size = 0
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		spec.Size = payload.Size
 		finish()
 		Expect(received()).NotTo(BeEmpty())
@@ -245,9 +246,7 @@ func behaviour(portable bool) {
 			}
 			return nil
 		})
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		s := finish()
 		Expect(s.Refused).To(Equal(map[string]uint64{"E_RATE_LIMITED": offered() / 3}))
 		Expect(s.Accepted).To(Equal(offered() - offered()/3))
@@ -260,9 +259,7 @@ func behaviour(portable bool) {
 			once.Do(func() { refusal = wire.NewError(wire.CodePubFailed, "no room") })
 			return refusal
 		})
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		s := finish()
 		Expect(s.Refused).To(Equal(map[string]uint64{"E_PUB_FAILED": 1}))
 		Expect(s.Lost).To(BeNumerically(">=", 1))
@@ -276,9 +273,7 @@ func behaviour(portable bool) {
 			n++
 			return &wire.Error{Code: wire.ErrorCode(fmt.Sprintf("E_%d", n))}
 		})
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		s := finish()
 		Expect(len(s.Refused)).To(BeNumerically("<=", 65))
 		Expect(s.Refused[fleet.OtherCode]).To(Equal(offered() - 64))
@@ -287,9 +282,7 @@ func behaviour(portable bool) {
 	It("survives a lost connection: what was unanswered is counted and not sent again", func() {
 		length = time.Hour
 		a.Hold(true)
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		Eventually(a.Held).Should(BeNumerically(">", 5))
 		a.HangUp()
 		a.Hold(false)
@@ -318,9 +311,7 @@ func behaviour(portable bool) {
 	It("does not send more than may be unanswered", func() {
 		spec.Publishers, spec.Rate, cfg.MaxOutstanding, cfg.Drain = 1, 1000, 4, 20*time.Millisecond
 		a.Hold(true)
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		s := finish()
 		Expect(s.Sent).To(BeNumerically("==", 4))
 		Expect(s.Unanswered).To(BeNumerically("==", 4))
@@ -365,9 +356,7 @@ func behaviour(portable bool) {
 
 	It("stops early on Stop, and drains", func() {
 		length = time.Hour
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		Eventually(func() uint64 { return f.Stats().Accepted }).Should(BeNumerically(">", 10))
 		f.Stop()
 		s := finish()
@@ -379,9 +368,7 @@ func behaviour(portable bool) {
 	It("stops at once when its context ends", func() {
 		length = time.Hour
 		a.Hold(true)
-		start()
-		ready()
-		f.Start(clock.Mono())
+		begin()
 		Eventually(a.Held).Should(BeNumerically(">", 0))
 		cancel()
 		running.Wait()
@@ -449,6 +436,15 @@ func behaviour(portable bool) {
 			Eventually(accepted).Should(BeNumerically(">", was+40))
 		}
 
+		// onA has all publishers send at a.
+		onA := func() {
+			GinkgoHelper()
+			start()
+			assign(a, 1)
+			ready()
+			f.Start(clock.Mono())
+		}
+
 		It("connects nobody before", func() {
 			start()
 			Expect(f.Stats().Connected).To(BeZero())
@@ -483,10 +479,7 @@ func behaviour(portable bool) {
 		})
 
 		It("waits for the old broker's last answer, and keeps what is due meanwhile", func() {
-			start()
-			assign(a, 1)
-			ready()
-			f.Start(clock.Mono())
+			onA()
 			more()
 			a.Hold(true)
 			Eventually(a.Held).Should(BeNumerically(">=", 20))
@@ -506,10 +499,7 @@ func behaviour(portable bool) {
 		})
 
 		It("goes to the new broker when the old one hangs up first", func() {
-			start()
-			assign(a, 1)
-			ready()
-			f.Start(clock.Mono())
+			onA()
 			a.Hold(true)
 			Eventually(func() int { return len(a.Clients()) }).Should(Equal(20))
 			Eventually(a.Held).Should(BeNumerically(">=", 20))
@@ -593,10 +583,7 @@ func behaviour(portable bool) {
 		})
 
 		It("carries on after quick changes of mind", func() {
-			start()
-			assign(a, 1)
-			ready()
-			f.Start(clock.Mono())
+			onA()
 			for epoch := uint64(2); epoch < 40; epoch++ {
 				assign([]*fake.Broker{a, b}[epoch%2], epoch)
 				f.Stats() // lets the worker act on it
@@ -621,12 +608,12 @@ func behaviour(portable bool) {
 			cfg.Address = broker.Address()
 			start()
 			ready()
-			begin := clock.Mono()
-			f.Start(begin)
+			at := clock.Mono()
+			f.Start(at)
 			finish()
 			for client, messages := range received() {
 				for _, m := range messages {
-					runs[i] = append(runs[i], fmt.Sprint(client, m.Seq, m.Intended.Sub(begin)))
+					runs[i] = append(runs[i], fmt.Sprint(client, m.Seq, m.Intended.Sub(at)))
 				}
 			}
 			slices.Sort(runs[i])
