@@ -8,10 +8,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +17,7 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -141,8 +140,8 @@ func post(t *testing.T, d *local.Process, path, body string) {
 	}
 }
 
-// figures are those of a channel.
-type figures struct {
+// channelStats are those of a channel.
+type channelStats struct {
 	Name     string `json:"channel_name"`
 	Depth    int    `json:"depth"`
 	InFlight int    `json:"in_flight_count"`
@@ -156,14 +155,14 @@ type figures struct {
 	}
 }
 
-func channel(t *testing.T, d *local.Process, topic, channel string) (f figures, exists bool) {
+func channel(t *testing.T, d *local.Process, topic, channel string) (f channelStats, exists bool) {
 	t.Helper()
 	text, status, err := localtest.Ask(http.MethodGet, "http://"+d.HTTP+"/stats?format=json&topic="+topic, "")
 	if err != nil || status != http.StatusOK {
 		t.Fatalf("/stats: %d %v", status, err)
 	}
 	var stats struct {
-		Topics []struct{ Channels []figures }
+		Topics []struct{ Channels []channelStats }
 	}
 	if err := json.Unmarshal([]byte(text), &stats); err != nil {
 		t.Fatal(err)
@@ -178,58 +177,38 @@ func channel(t *testing.T, d *local.Process, topic, channel string) (f figures, 
 	return f, false
 }
 
-// settle waits until a channel's figures are right.
-func settle(t *testing.T, d *local.Process, topic, name string, right func(figures) bool) figures {
+// settle waits until a channel's stats are right.
+func settle(t *testing.T, d *local.Process, topic, name string, right func(channelStats) bool) (s channelStats) {
 	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(patience); ; <-ticker.C {
-		f, exists := channel(t, d, topic, name)
-		if exists && right(f) {
-			return f
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s/%s was last %+v", topic, name, s)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s/%s is still %+v (exists: %t)", topic, name, f, exists)
-		}
-	}
+	}()
+	localtest.WaitFor(t, "such stats of "+topic+"/"+name, func() (exists bool) {
+		s, exists = channel(t, d, topic, name)
+		return exists && right(s)
+	})
+	return s
 }
 
-func finished(f figures) bool { return f.Depth == 0 && f.InFlight == 0 && f.Deferred == 0 }
+func finished(f channelStats) bool { return f.Depth == 0 && f.InFlight == 0 && f.Deferred == 0 }
 
 // collector is a consumer of the test's own.
 type collector struct {
 	t    *testing.T
-	c    *nsq.Consumer
+	stop func()
 	got  chan string
-	once sync.Once
 }
 
 func collect(t *testing.T, d *local.Process, topic string) *collector {
 	t.Helper()
-	config := nsq.NewConfig()
-	config.MaxInFlight = 100
-	c, err := nsq.NewConsumer(topic, "collector", config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SetLoggerLevel(nsq.LogLevelMax)
-	k := &collector{t: t, c: c, got: make(chan string, 1000)}
-	c.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
+	k := &collector{t: t, got: make(chan string, 1000)}
+	k.stop = localtest.Consume(t, topic, "collector", nsq.HandlerFunc(func(m *nsq.Message) error {
 		k.got <- string(m.Body)
 		return nil
-	}))
-	if err := c.ConnectToNSQD(d.TCP); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(k.stop)
+	}), func(c *nsq.Config) { c.MaxInFlight = 100 }, d.TCP)
 	return k
-}
-
-func (k *collector) stop() {
-	k.once.Do(func() {
-		k.c.Stop()
-		<-k.c.StopChan
-	})
 }
 
 // take waits for so many bodies and returns them sorted.
@@ -296,7 +275,7 @@ func deferred(t *testing.T, l library, s *site) {
 	p := drive(t, l, s, order{Mode: "produce", TCP: d.TCP, Topic: topic, Method: "dpub", DelayMS: int(delay.Milliseconds())})
 	begin := time.Now()
 	p.publish("first", "second")
-	settle(t, d, topic, "collector", func(f figures) bool { return f.Messages == 2 })
+	settle(t, d, topic, "collector", func(f channelStats) bool { return f.Messages == 2 })
 	same(t, k.take(2), []string{"first", "second"})
 	if waited := time.Since(begin); waited < delay {
 		t.Errorf("came after %v, want %v", waited, delay)
@@ -311,7 +290,7 @@ func consumes(t *testing.T, l library, s *site, d *local.Process, o order) {
 		o.TCP = d.TCP
 	}
 	c := drive(t, l, s, o)
-	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 })
+	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 1 })
 	want := bodies(l.name, 50)
 	send(t, d, topic, want...)
 	got := c.messages(50)
@@ -328,7 +307,7 @@ func consumes(t *testing.T, l library, s *site, d *local.Process, o order) {
 	if rest := c.end(); len(rest) != 0 {
 		t.Errorf("%d messages came again", len(rest))
 	}
-	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 0 })
+	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 0 })
 }
 
 // looksUp: a consumer finds the broker through loaddistributor, which answers
@@ -355,18 +334,9 @@ func looksUp(t *testing.T, l library, s *site) {
 func cluster(t *testing.T) *localtest.Cluster {
 	t.Helper()
 	c := localtest.Start(t, 1, []string{"--fitting=off"}, "--mcap=20000")
-	srtm(t, c.RPC, "topic", "create", topic, "--rate=10000", "--burst=1000", "--group=g:100:10")
+	localtest.Srtm(t, c.RPC, "topic", "create", topic, "--rate=10000", "--burst=1000", "--group=g:100:10")
 	listed(t, c.Web)
 	return c
-}
-
-func srtm(t *testing.T, rpc string, args ...string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if output, err := exec.CommandContext(ctx, localtest.Program(t, "tools/srtm"), append(args, "--loaddistributor-address="+rpc)...).CombinedOutput(); err != nil {
-		t.Fatalf("srtm %v: %v\n%s", args, err, output)
-	}
 }
 
 // moves drains the broker that a consumer reads from, while a publisher of our own
@@ -407,7 +377,7 @@ func moves(t *testing.T, l library, s *site) {
 			seen[e.Body] = true
 		}
 		if n == few/2 {
-			srtm(t, site.RPC, "broker", "drain", "b1")
+			localtest.Srtm(t, site.RPC, "broker", "drain", "b1")
 		}
 		if n > few/2 {
 			latest = max(latest, time.Since(began))
@@ -477,17 +447,17 @@ func touches(t *testing.T, l library, s *site) {
 func backsOff(t *testing.T, l library, s *site) {
 	d := start(t)
 	c := drive(t, l, s, order{Mode: "consume", TCP: d.TCP, Topic: topic, Channel: ch, InFlight: 4, Handle: "fail"})
-	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 && f.Clients[0].Ready > 0 })
+	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 1 && f.Clients[0].Ready > 0 })
 	want := bodies(l.name, 5)
 	send(t, d, topic, want...)
 	if l.backoff {
-		settle(t, d, topic, ch, func(f figures) bool { return f.Requeues > 0 && len(f.Clients) == 1 && f.Clients[0].Ready == 0 })
+		settle(t, d, topic, ch, func(f channelStats) bool { return f.Requeues > 0 && len(f.Clients) == 1 && f.Clients[0].Ready == 0 })
 	}
 	f := settle(t, d, topic, ch, finished)
 	if f.Requeues < 5 || f.Timeouts != 0 {
 		t.Errorf("got %+v", f)
 	}
-	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 && f.Clients[0].Ready > 0 })
+	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 1 && f.Clients[0].Ready > 0 })
 	c.messages(10)
 	c.end()
 }
@@ -510,12 +480,12 @@ func reconnectsConsumer(t *testing.T, l library, s *site) {
 	d := start(t)
 	c := drive(t, l, s, order{Mode: "consume", TCP: d.TCP, Topic: topic, Channel: ch, InFlight: 10, Handle: "finish"})
 	before, after := bodies("before", 10), bodies("after", 10)
-	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 })
+	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 1 })
 	send(t, d, topic, before...)
 	same(t, texts(c.messages(10)), before)
 	settle(t, d, topic, ch, finished)
 	d = again(t, d)
-	settle(t, d, topic, ch, func(f figures) bool { return len(f.Clients) == 1 })
+	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 1 })
 	send(t, d, topic, after...)
 	same(t, texts(c.messages(10)), after)
 	settle(t, d, topic, ch, finished)
@@ -552,9 +522,10 @@ func both(t *testing.T, l library, s *site, d *local.Process, o order) {
 }
 
 func secured(t *testing.T, l library, s *site, compression string) {
-	ca, cert, key := certificates(t)
-	d := start(t, "--tls-cert="+cert, "--tls-key="+key, "--https-address=", "--tls-required=tcp-https")
-	both(t, l, s, d, order{TLSCA: ca, Compression: compression})
+	a := testkit.NewAuthority(t)
+	c := a.Certificate("nsqd")
+	d := start(t, "--tls-cert="+c.CertFile, "--tls-key="+c.KeyFile, "--https-address=", "--tls-required=tcp-https")
+	both(t, l, s, d, order{TLSCA: a.File, Compression: compression})
 }
 
 // authorises: an auth server that knows one secret and grants it one topic.

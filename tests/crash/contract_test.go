@@ -2,35 +2,14 @@ package crash
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
-
-// readTrace returns the times of a release trace, by topic; a line that is being
-// written is left out.
-func readTrace(t *testing.T, path string) (eligible, released map[string][]mono.Time) {
-	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	eligible, released = map[string][]mono.Time{}, map[string][]mono.Time{}
-	for line := range strings.Lines(string(text)) {
-		var arrival, e, r mono.Time
-		topic, rest, _ := strings.Cut(line, ",")
-		if n, err := fmt.Sscanf(rest, "%d,%d,%d\n", &arrival, &e, &r); n == 3 && err == nil {
-			eligible[topic], released[topic] = append(eligible[topic], e), append(released[topic], r)
-		}
-	}
-	return eligible, released
-}
 
 // Contracts hold over restarts: a start brings no tokens, be the contract of a
 // flag or given over HTTP before.
@@ -39,8 +18,7 @@ func TestRestartsBringNoTokens(t *testing.T) {
 	dir := t.TempDir()
 	trace := filepath.Join(dir, "trace")
 	count := func() (n [2]int) {
-		eligible, _ := readTrace(t, trace)
-		return [2]int{len(eligible["flag"]), len(eligible["http"])}
+		return [2]int{len(testkit.ReadTrace(t, trace, "flag")), len(testkit.ReadTrace(t, trace, "http"))}
 	}
 	for life := range lives {
 		d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, fmt.Sprintf("--topic-limit=flag:%d:%d", rate, burst), "--release-trace="+trace, "--arrival-stamps=off", "--drain-timeout=0s")
@@ -75,16 +53,16 @@ func TestRestartsBringNoTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eligible, released := readTrace(t, trace)
 	for _, topic := range []string{"flag", "http"} {
-		if _, err := testkit.Envelope(eligible[topic], rate*1000, burst); err != nil {
+		eligible, released := testkit.Times(testkit.ReadTrace(t, trace, topic))
+		if _, err := testkit.Envelope(eligible, rate*1000, burst); err != nil {
 			t.Errorf("%s, by eligible time: %v", topic, err)
 		}
 		// The machine may hold the broker up: what arrived then leaves later at once.
 		const stall = 2 // s
-		if _, err := testkit.Envelope(released[topic], rate*1000, burst+stall*rate); err != nil {
+		if _, err := testkit.Envelope(released, rate*1000, burst+stall*rate); err != nil {
 			t.Errorf("%s, by release time: %v", topic, err)
 		}
-		t.Logf("%s: %d messages in %d lives, of %v", topic, len(eligible[topic]), lives, released[topic][len(released[topic])-1].Sub(released[topic][0]))
+		t.Logf("%s: %d messages in %d lives, of %v", topic, len(eligible), lives, released[len(released)-1].Sub(released[0]))
 	}
 }

@@ -1,7 +1,6 @@
 package failover
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -9,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,55 +22,44 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// patience is how long a test waits for what must happen; only a failure takes
-// so long.
-const patience = 60 * time.Second
+// patience is how long a client waits for what must happen.
+const patience = local.Patience
 
-var binaries struct{ nsqd, loaddistributor string }
+func TestMain(m *testing.M) { localtest.Main(m) }
 
-// TestMain builds the daemons, or takes those in the folder SRTM_FAILOVER_BIN.
-func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		if dir := os.Getenv("SRTM_FAILOVER_BIN"); dir != "" {
-			binaries.nsqd, binaries.loaddistributor = filepath.Join(dir, "nsqd"), filepath.Join(dir, "loaddistributor")
-			return m.Run()
-		}
-		dir, err := os.MkdirTemp("", "failover")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		for pkg, to := range map[string]*string{"nsqd": &binaries.nsqd, "loaddistributor": &binaries.loaddistributor} {
-			*to = filepath.Join(dir, pkg)
-			if err := local.Build(context.Background(), "../../"+pkg, *to, false); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				return 1
-			}
-		}
-		return m.Run()
-	}())
+// release is the programs of one.
+type release struct{ nsqd, loaddistributor string }
+
+// current are ours, or those in the folder SRTM_FAILOVER_BIN.
+func current(t *testing.T) release {
+	t.Helper()
+	if dir := os.Getenv("SRTM_FAILOVER_BIN"); dir != "" {
+		return release{filepath.Join(dir, "nsqd"), filepath.Join(dir, "loaddistributor")}
+	}
+	return release{localtest.Program(t, "nsqd"), localtest.Program(t, "loaddistributor")}
 }
 
 // cluster is loaddistributors and brokers.
 type cluster struct {
 	t       *testing.T
+	release release
 	grpc    []string // of the loaddistributors
+	web     []string // their HTTP addresses
 	flags   [][]string
 	dirs    []string
 	control []*local.Process
 	brokers []*local.Process
 	traces  []string // release traces, by broker
-	conn    *grpc.ClientConn
 }
 
 // newCluster starts n loaddistributors with the flags, and brokers that join.
 func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 	t.Helper()
-	c := &cluster{t: t}
+	c := &cluster{t: t, release: current(t)}
 	for range n {
 		c.add(flags...)
 	}
@@ -89,11 +76,8 @@ func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 // add makes a place for a loaddistributor, with its flags.
 func (c *cluster) add(flags ...string) {
 	c.t.Helper()
-	at, err := local.Ports(2)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.grpc = append(c.grpc, at[0])
+	at := localtest.Ports(c.t, 2)
+	c.grpc, c.web = append(c.grpc, at[0]), append(c.web, at[1])
 	c.dirs = append(c.dirs, c.t.TempDir())
 	c.flags = append(c.flags, append([]string{
 		"--grpc-address=" + at[0], "--http-address=" + at[1], "--tcp-address=", "--report-interval=200ms", "--evacuate-after=1m", "--fitting=off",
@@ -104,38 +88,28 @@ func (c *cluster) add(flags ...string) {
 // join starts a broker of the loaddistributors at these addresses.
 func (c *cluster) join(addresses ...string) {
 	c.t.Helper()
-	dir := c.t.TempDir()
-	trace := filepath.Join(dir, "released")
-	d, err := local.NSQD(binaries.nsqd, dir, "--loaddistributor-address="+strings.Join(addresses, ","),
-		fmt.Sprintf("--broker-id=b%d", len(c.brokers)+1), "--mcap=1000000", "--release-trace="+trace, "--msg-timeout=5m", "--mem-queue-size=100000", "--nudge-consumers-after=0s")
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.brokers = append(c.brokers, d)
+	trace := filepath.Join(c.t.TempDir(), "released")
+	c.joinWith(addresses, "--mcap=1000000", "--release-trace="+trace, "--msg-timeout=5m", "--mem-queue-size=100000", "--nudge-consumers-after=0s")
 	c.traces = append(c.traces, trace)
-	c.t.Cleanup(func() { c.stop(d) })
 }
 
-// connect dials, and waits for that many brokers.
+func (c *cluster) joinWith(addresses []string, flags ...string) {
+	c.t.Helper()
+	flags = append([]string{"--loaddistributor-address=" + strings.Join(addresses, ","), fmt.Sprintf("--broker-id=b%d", len(c.brokers)+1)}, flags...)
+	c.brokers = append(c.brokers, localtest.NSQD(c.t, c.release.nsqd, flags...))
+}
+
+// connect waits for that many brokers.
 func (c *cluster) connect(brokers int) {
 	c.t.Helper()
-	t := c.t
-	var err error
-	if c.conn, err = targets.Dial(c.grpc[0], grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.conn.Close() })
-	eventually(t, "brokers have joined", func() bool {
+	localtest.WaitFor(c.t, "brokers that have joined", func() bool {
 		joined := 0
-		_ = c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			r, err := admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-			for _, b := range r.GetBrokers() {
-				if b.Connected {
-					joined++
-				}
+		r, _ := ask(c, srtmv1.AdminServiceClient.ListBrokers, &srtmv1.ListBrokersRequest{})
+		for _, b := range r.GetBrokers() {
+			if b.Connected {
+				joined++
 			}
-			return err
-		})
+		}
 		return joined == brokers
 	})
 }
@@ -146,18 +120,11 @@ func (c *cluster) stop(d *local.Process) {
 	}
 }
 
-// web is the HTTP address of loaddistributor i.
-func (c *cluster) web(i int) string { return strings.TrimPrefix(c.flags[i][1], "--http-address=") }
-
 // start starts loaddistributor i.
 func (c *cluster) start(i int) {
 	c.t.Helper()
-	d, err := local.Run(binaries.loaddistributor, c.dirs[i], c.flags[i], local.Answers("http://"+c.web(i)+"/ping"))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.control[i] = d
-	c.t.Cleanup(func() { c.stop(d) })
+	d, err := local.Run(c.release.loaddistributor, c.dirs[i], c.flags[i], local.Answers("http://"+c.web[i]+"/ping"))
+	c.control[i] = localtest.Watch(c.t, d, err)
 }
 
 // kill -9.
@@ -168,9 +135,8 @@ func (c *cluster) kill(i int) {
 	}
 }
 
-// ask calls the leader once, wherever it is: each loaddistributor until one
-// answers that leads.
-func (c *cluster) ask(do func(context.Context, srtmv1.AdminServiceClient) error) (err error) {
+// each calls each loaddistributor until one does it: the one that leads.
+func (c *cluster) each(do func(context.Context, *grpc.ClientConn) error) (err error) {
 	for _, address := range c.grpc {
 		err = func() error {
 			conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -180,7 +146,7 @@ func (c *cluster) ask(do func(context.Context, srtmv1.AdminServiceClient) error)
 			defer conn.Close()
 			ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Second)
 			defer cancel()
-			return do(ctx, srtmv1.NewAdminServiceClient(conn))
+			return do(ctx, conn)
 		}()
 		if err == nil {
 			return nil
@@ -189,30 +155,38 @@ func (c *cluster) ask(do func(context.Context, srtmv1.AdminServiceClient) error)
 	return err
 }
 
+// ask makes an admin request once, of the leader, wherever it is.
+func ask[Q, A any](c *cluster, method func(srtmv1.AdminServiceClient, context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (answer *A, err error) {
+	err = c.each(func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		answer, err = method(srtmv1.NewAdminServiceClient(conn), ctx, request)
+		return err
+	})
+	return answer, err
+}
+
+// topic is what GetTopic says; nil: nothing.
+func (c *cluster) topic(name string) *srtmv1.Topic {
+	r, _ := ask(c, srtmv1.AdminServiceClient.GetTopic, &srtmv1.GetTopicRequest{Name: name})
+	return r.GetTopic()
+}
+
+// move is MovePublishers of topic t.
+func (c *cluster) move(ids []string, to string) error {
+	_, err := ask(c, srtmv1.AdminServiceClient.MovePublishers, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: ids, BrokerId: to})
+	return err
+}
+
 // create creates a topic, and repeats the request until it is acknowledged.
 func (c *cluster) create(spec *srtmv1.TopicSpec) {
 	c.t.Helper()
-	eventually(c.t, "topic "+spec.Name+" is created", func() bool {
-		return c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			return create(ctx, admin, spec)
-		}) == nil
-	})
+	localtest.WaitFor(c.t, "topic "+spec.Name, func() bool { return c.tryCreate(spec) == nil })
 }
 
-func create(ctx context.Context, admin srtmv1.AdminServiceClient, spec *srtmv1.TopicSpec) error {
-	stream, err := admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: "key of " + spec.Name})
-	if err != nil {
+func (c *cluster) tryCreate(spec *srtmv1.TopicSpec) error {
+	return c.each(func(ctx context.Context, conn *grpc.ClientConn) error {
+		_, err := localtest.CreateTopic(ctx, conn, &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: "key of " + spec.Name})
 		return err
-	}
-	for {
-		r, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		if r.Topic != nil {
-			return nil
-		}
-	}
+	})
 }
 
 // contract returns a topic of count publishers.
@@ -304,30 +278,21 @@ func (c *consumer) count() int {
 	return len(c.receipts)
 }
 
+// lookups are where the loaddistributors answer consumers.
+func (c *cluster) lookups() (urls []string) {
+	for _, web := range c.web {
+		urls = append(urls, "http://"+web)
+	}
+	return urls
+}
+
 // consume reads a topic until the test ends, from the brokers that lookup names.
 func (c *cluster) consume(topic string) *consumer {
 	c.t.Helper()
 	all := &consumer{}
-	cfg := nsq.NewConfig()
-	cfg.MaxInFlight = 6000
-	cfg.LookupdPollInterval, cfg.LookupdPollJitter = 100*time.Millisecond, 0
-	one, err := nsq.NewConsumer(topic, "all", cfg)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	one.SetLogger(slog.NewLogLogger(slog.DiscardHandler, 0), nsq.LogLevelError)
-	one.AddHandler(all)
-	var lookups []string
-	for i := range c.flags {
-		lookups = append(lookups, c.web(i))
-	}
-	if err := one.ConnectToNSQLookupds(lookups); err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() {
-		one.Stop()
-		<-one.StopChan
-	})
+	localtest.Consume(c.t, topic, "all", all, func(cfg *nsq.Config) {
+		cfg.MaxInFlight, cfg.LookupdPollInterval, cfg.LookupdPollJitter = 6000, 100*time.Millisecond, 0
+	}, c.lookups()...)
 	return all
 }
 
@@ -364,68 +329,19 @@ func (c *consumer) once(t *testing.T, publishers, each int) {
 	}
 }
 
-// envelope stops the brokers and fails unless the releases of a topic, all
-// brokers' together, conform to the contract in their eligible times: any n of
-// them take at least (n-b)/r.
-func (c *cluster) envelope(topic string, rate float64, burst int) (releases int) {
+// envelope stops the brokers and fails unless the releases of a topic, all brokers'
+// together, conform to the contract in their eligible times.
+func (c *cluster) envelope(topic string, rate, burst int64) (releases int) {
 	c.t.Helper()
-	var eligible []int64
+	var all []testkit.Release
 	for i, path := range c.traces {
 		c.stop(c.brokers[i])
-		f, err := os.Open(path)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		defer f.Close()
-		lines := bufio.NewScanner(f)
-		for lines.Scan() {
-			var arrival, at, released int64
-			name, times, _ := strings.Cut(lines.Text(), ",")
-			if _, err := fmt.Sscanf(times, "%d,%d,%d", &arrival, &at, &released); err != nil {
-				c.t.Fatalf("%s: %q: %v", path, lines.Text(), err)
-			}
-			if name == topic {
-				eligible = append(eligible, at)
-			}
-		}
-		if err := lines.Err(); err != nil {
-			c.t.Fatal(err)
-		}
+		all = append(all, testkit.ReadTrace(c.t, path, topic)...)
 	}
-	slices.Sort(eligible)
-	// A bucket of the contract that is never empty, by unfinished work; a
-	// microsecond for the rounding of each broker's rate and times.
-	work, last, worst := 0.0, int64(0), 0.0
-	for _, at := range eligible {
-		work = max(0, work-rate*float64(at-last)/1e9) + 1
-		last = at
-		worst = max(worst, work-float64(burst))
-	}
-	if worst > rate*1e-6*float64(len(c.brokers)) {
-		c.t.Errorf("%d releases of topic %s exceed the contract by %g messages", len(eligible), topic, worst)
+	eligible, _ := testkit.Times(all)
+	// A microsecond for the rounding of each broker's rate and times.
+	if slack, err := testkit.Envelope(eligible, rate*1000, burst); slack < -float64(rate)*1e-6*float64(len(c.brokers)) {
+		c.t.Errorf("%d releases of topic %s: %v", len(eligible), topic, err)
 	}
 	return len(eligible)
-}
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(patience); !is(); <-ticker.C {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
-// seed is printed with a failure.
-func seed(t *testing.T) uint64 {
-	s := uint64(time.Now().UnixNano())
-	if given := os.Getenv("SRTM_FAILOVER_SEED"); given != "" {
-		if _, err := fmt.Sscan(given, &s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("SRTM_FAILOVER_SEED=%d", s)
-	return s
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // reader is a stock consumer that asks nsqlookupd once, and when a connection ends.
@@ -75,7 +77,7 @@ func (c *cluster) reader(topic, channel string) *reader {
 	}
 	one.SetLogger(r, nsq.LogLevelInfo)
 	one.AddHandler(r)
-	if err := one.ConnectToNSQLookupd(c.web(0)); err != nil {
+	if err := one.ConnectToNSQLookupd(c.web[0]); err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
@@ -117,50 +119,36 @@ func TestConsumersAreThereBeforePublishers(t *testing.T) {
 	}
 	// A channel gets what is published once it is there.
 	for name, r := range readers {
-		eventually(t, name+" is connected", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.dialled) == 1 })
+		localtest.WaitFor(t, name+" is connected", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.dialled) == 1 })
 	}
-	eventually(t, "the channels are there", func() bool {
+	localtest.WaitFor(t, "the channels are there", func() bool {
 		var channels []string
-		_ = c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			r, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
-			for _, b := range r.GetTopic().GetStatus().GetBrokers() {
-				channels = b.GetLast().GetChannels()
-			}
-			return err
-		})
+		for _, b := range c.topic("t").GetStatus().GetBrokers() {
+			channels = b.GetLast().GetChannels()
+		}
 		return len(channels) == 2
 	})
 	c.join(c.grpc...)
 	c.connect(2)
 	publish()
 	for name, r := range readers {
-		eventually(t, name+" reads", func() bool { return r.count("") > 100 })
+		localtest.WaitFor(t, name+" reads", func() bool { return r.count("") > 100 })
 	}
-	if err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-		_, err := admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: "b1"})
-		return err
-	}); err != nil {
+	if _, err := ask(c, srtmv1.AdminServiceClient.DrainBroker, &srtmv1.DrainBrokerRequest{BrokerId: "b1"}); err != nil {
 		t.Fatal(err)
 	}
 	to := c.brokers[1].TCP
 	for name, r := range readers {
-		eventually(t, name+" reads from the new broker", func() bool { return r.count(to) > 0 })
+		localtest.WaitFor(t, name+" reads from the new broker", func() bool { return r.count(to) > 0 })
 	}
-	eventually(t, "the old broker is safe to stop", func() bool {
-		safe := false
-		_ = c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			r, err := admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-			for _, b := range r.GetBrokers() {
-				safe = safe || b.SafeToStop
-			}
-			return err
-		})
-		return safe
+	localtest.WaitFor(t, "the old broker is safe to stop", func() bool {
+		r, _ := ask(c, srtmv1.AdminServiceClient.ListBrokers, &srtmv1.ListBrokersRequest{})
+		return slices.ContainsFunc(r.GetBrokers(), func(b *srtmv1.Broker) bool { return b.SafeToStop })
 	})
 	stop()
 	working.Wait()
 	for name, r := range readers {
-		eventually(t, fmt.Sprintf("%s has all of %d", name, published.Load()), func() bool { return int64(r.count("")) == published.Load() })
+		localtest.WaitFor(t, fmt.Sprintf("%s has all of %d", name, published.Load()), func() bool { return int64(r.count("")) == published.Load() })
 		r.mu.Lock()
 		if r.dialled[to] == 0 || r.dialled[to] > r.first[to] {
 			t.Errorf("%s came to the new broker %v after the first message", name, time.Duration(r.dialled[to]-r.first[to]))

@@ -9,11 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // operator sends admin requests one after the other, and keeps the book of what
@@ -29,9 +32,7 @@ type operator struct {
 func (o *operator) work(ctx context.Context) {
 	for n := 0; ctx.Err() == nil; n++ {
 		name := fmt.Sprintf("topic%d", n)
-		if !o.until(ctx, func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			return create(ctx, admin, contract(name, 10, 10, 2))
-		}) {
+		if !o.until(ctx, func() error { return o.c.tryCreate(contract(name, 10, 10, 2)) }) {
 			return
 		}
 		o.there[name] = true
@@ -40,8 +41,8 @@ func (o *operator) work(ctx context.Context) {
 		}
 		// From now on it may be gone, acknowledged or not.
 		delete(o.there, name)
-		if !o.until(ctx, func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			_, err := admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: name})
+		if !o.until(ctx, func() error {
+			_, err := ask(o.c, srtmv1.AdminServiceClient.DeleteTopic, &srtmv1.DeleteTopicRequest{Name: name})
 			if status.Code(err) == codes.NotFound {
 				return nil // by an earlier attempt whose answer was lost
 			}
@@ -54,11 +55,11 @@ func (o *operator) work(ctx context.Context) {
 }
 
 // until repeats a request until it is acknowledged; false: ctx has ended before.
-func (o *operator) until(ctx context.Context, do func(context.Context, srtmv1.AdminServiceClient) error) bool {
+func (o *operator) until(ctx context.Context, do func() error) bool {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
-		if o.c.ask(do) == nil {
+		if do() == nil {
 			o.count.Add(1)
 			return true
 		}
@@ -137,16 +138,17 @@ func underLoad(t *testing.T, c *cluster, kill func()) {
 
 	kill()
 	before := o.count.Load()
-	eventually(t, "requests are acknowledged afterwards", func() bool { return o.count.Load() >= before+3 })
+	localtest.WaitFor(t, "requests are acknowledged afterwards", func() bool { return o.count.Load() >= before+3 })
 	cancel()
 	operating.Wait()
 	wait()
 
 	// No acknowledged request is forgotten.
-	eventually(t, "all topics are as acknowledged", func() bool {
+	localtest.WaitFor(t, "all topics are as acknowledged", func() bool {
 		seen := map[string]bool{}
-		err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
+		err := c.each(func(ctx context.Context, conn *grpc.ClientConn) error {
 			// Only the leader may say so: a follower may be behind.
+			admin := srtmv1.NewAdminServiceClient(conn)
 			if _, err := admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true}); err != nil {
 				return err
 			}
@@ -176,7 +178,7 @@ func underLoad(t *testing.T, c *cluster, kill func()) {
 	})
 	// The data path has noticed nothing.
 	sent := int(l.sent.Load())
-	eventually(t, "most of what the contract lets through is delivered", func() bool { return all.count() > 0 })
+	localtest.WaitFor(t, "most of what the contract lets through is delivered", func() bool { return all.count() > 0 })
 	releases := c.envelope("load", loadRate, loadBurst)
 	if releases == 0 || releases > sent || l.failed.Load() > 0 {
 		t.Errorf("%d of %d publishes failed, %d messages were released", l.failed.Load(), sent, releases)
@@ -186,7 +188,7 @@ func underLoad(t *testing.T, c *cluster, kill func()) {
 }
 
 func TestTheOnlyLoadDistributorIsKilled(t *testing.T) {
-	rng := rand.New(rand.NewPCG(seed(t), 1))
+	rng := testkit.Rand(t)
 	c := newCluster(t, 1, 2, "--store=bbolt")
 	underLoad(t, c, func() {
 		for range 4 {
@@ -199,7 +201,7 @@ func TestTheOnlyLoadDistributorIsKilled(t *testing.T) {
 }
 
 func TestLeadersAndTheStoreAreKilled(t *testing.T) {
-	rng := rand.New(rand.NewPCG(seed(t), 2))
+	rng := testkit.Rand(t)
 	e := etcdtest.Start(t, etcdtest.Config{})
 	c := newCluster(t, 2, 2, "--store=etcd", "--etcd-endpoint="+e.URL, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms")
 	underLoad(t, c, func() {

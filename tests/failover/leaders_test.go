@@ -10,12 +10,10 @@ import (
 	"syscall"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // Two leaders on purpose: the first hangs, and one of its two brokers goes over to the
@@ -41,7 +39,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
-	c := &cluster{t: t}
+	c := &cluster{t: t, release: current(t)}
 	for _, endpoint := range []string{"http://" + store.Address(), e.URL} {
 		c.add(append(slices.Clone(leases), "--store=etcd", "--etcd-endpoint="+endpoint, "--etcd-lease=2s", "--flex-percent=100", "--window=1s")...)
 	}
@@ -66,11 +64,10 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	l := &load{topic: "load", publishers: loadPublishers}
 	wait := l.run(ctx, t, c, loadEvery)
 	grants := func(broker int) (address string, connected bool) {
-		r, err := http.Get("http://" + c.brokers[broker].HTTP + "/debug/state")
+		text, _, err := localtest.Ask(http.MethodGet, "http://"+c.brokers[broker].HTTP+"/debug/state", "")
 		if err != nil {
 			return "", false
 		}
-		defer r.Body.Close()
 		var state struct {
 			Agent struct {
 				Grants struct {
@@ -79,7 +76,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 				}
 			}
 		}
-		_ = json.NewDecoder(r.Body).Decode(&state)
+		_ = json.Unmarshal([]byte(text), &state)
 		return state.Agent.Grants.Address, state.Agent.Grants.Connected
 	}
 	store.Cut(true)
@@ -92,18 +89,14 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 		}
 	}
 	signal(syscall.SIGSTOP)
-	eventually(t, "the next one leads", func() bool {
-		conn, err := grpc.NewClient(c.grpc[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		_, err = srtmv1.NewGrantServiceClient(conn).ListShares(t.Context(), &srtmv1.ListSharesRequest{})
+	next := localtest.Dial(t, c.grpc[1])
+	localtest.WaitFor(t, "the next one leads", func() bool {
+		_, err := srtmv1.NewGrantServiceClient(next).ListShares(t.Context(), &srtmv1.ListSharesRequest{})
 		return err == nil
 	})
 	way.Close()
 	follows := func(broker int) {
-		eventually(t, fmt.Sprintf("broker %d follows the next leader", broker+1), func() bool {
+		localtest.WaitFor(t, fmt.Sprintf("broker %d follows the next leader", broker+1), func() bool {
 			address, connected := grants(broker)
 			return connected && address == c.grpc[1]
 		})
@@ -112,7 +105,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	signal(syscall.SIGCONT)
 	follows(1)
 	sent := l.sent.Load()
-	eventually(t, "messages go on", func() bool { return l.sent.Load() > sent+1000 })
+	localtest.WaitFor(t, "messages go on", func() bool { return l.sent.Load() > sent+1000 })
 	store.Cut(false)
 	cancel()
 	wait()

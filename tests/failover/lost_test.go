@@ -1,7 +1,6 @@
 package failover
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,7 +9,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // page returns the commands of a page of docs/.
@@ -36,10 +35,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if len(commands) != 2 {
 		t.Fatalf("the page has %d commands", len(commands))
 	}
-	bin, dir := t.TempDir(), t.TempDir()
-	if err := local.Build(t.Context(), "../../tools/srtm", filepath.Join(bin, "srtm"), false); err != nil {
-		t.Fatal(err)
-	}
+	bin, dir := localtest.Folder(t, "tools/srtm"), t.TempDir()
 	c := newCluster(t, 1, 2, "--store=bbolt")
 	do := func(commands string) {
 		t.Helper()
@@ -55,16 +51,8 @@ func TestBackupAndRestore(t *testing.T) {
 	all := c.consume("t")
 	cl := newClient(t, c)
 	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond)
-	eventually(t, "they publish", func() bool { return all.count() > publishers*each/10 })
-	topic := func() (now *srtmv1.Topic) {
-		_ = c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			r, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
-			now = r.GetTopic()
-			return err
-		})
-		return now
-	}
-	before := topic()
+	localtest.WaitFor(t, "they publish", func() bool { return all.count() > publishers*each/10 })
+	before := c.topic("t")
 	do(commands[0])
 	c.kill(0)
 	if err := os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")); err != nil {
@@ -72,8 +60,8 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	c.start(0)
 	do(commands[1])
-	eventually(t, "the topic is active again", func() bool { return topic().GetState() == srtmv1.TopicState_TOPIC_STATE_ACTIVE })
-	if after := topic(); after.Epoch <= before.Epoch || len(after.Quotas) != len(before.Quotas) {
+	localtest.WaitFor(t, "the topic is active again", func() bool { return c.topic("t").GetState() == srtmv1.TopicState_TOPIC_STATE_ACTIVE })
+	if after := c.topic("t"); after.Epoch <= before.Epoch || len(after.Quotas) != len(before.Quotas) {
 		t.Errorf("it was\n%v\nis\n%v", before, after)
 	}
 	late := publisher(t, cl, "t", publishers)
@@ -95,7 +83,7 @@ func TestPublishersOutliveALostStore(t *testing.T) {
 	all := c.consume("t")
 	cl := newClient(t, c)
 	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond)
-	eventually(t, "they publish", func() bool { return all.count() > publishers*each/10 })
+	localtest.WaitFor(t, "they publish", func() bool { return all.count() > publishers*each/10 })
 	c.kill(0)
 	if err := os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")); err != nil {
 		t.Fatal(err)

@@ -1,16 +1,13 @@
 package failover
 
 import (
-	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Publishers move from broker to broker all the time: nothing is lost, nothing
@@ -32,7 +29,7 @@ func TestPublishersMove(t *testing.T) {
 	}
 	const publishers, rate, burst = 40, 100_000, 20_000
 	each := messages / publishers
-	rng := rand.New(rand.NewPCG(seed(t), 0))
+	rng := testkit.Rand(t)
 	c := newCluster(t, 1, 3, "--store=bbolt")
 	c.create(contract("t", rate, burst, publishers))
 	all := c.consume("t")
@@ -40,20 +37,7 @@ func TestPublishersMove(t *testing.T) {
 	cl := newLoggedClient(c, log)
 
 	began := time.Now()
-	var working sync.WaitGroup
-	for i := range publishers {
-		p := publisher(t, cl, "t", i)
-		working.Go(func() {
-			for n := range each {
-				if err := p.Publish(t.Context(), body(i, n)); err != nil {
-					t.Errorf("publisher %d, message %d: %v", i, n, err)
-					return
-				}
-			}
-		})
-	}
-	done := make(chan struct{})
-	go func() { working.Wait(); close(done) }()
+	done := pace(t, cl, "t", publishers, each, time.Nanosecond)
 	moves, moved, taken := 0, 0, time.Duration(0)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -76,10 +60,7 @@ func TestPublishersMove(t *testing.T) {
 		}
 		at := time.Now()
 		to := fmt.Sprintf("b%d", 1+rng.IntN(3))
-		if err := c.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			_, err := admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: ids, BrokerId: to})
-			return err
-		}); err != nil {
+		if err := c.move(ids, to); err != nil {
 			t.Errorf("move %v to %s: %v", ids, to, err)
 			continue
 		}
@@ -91,12 +72,7 @@ func TestPublishersMove(t *testing.T) {
 	if moves == 0 {
 		t.Fatal("nothing moved while messages were published")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := cl.Close(ctx); err != nil {
-		t.Error(err)
-	}
-	eventually(t, fmt.Sprintf("%d messages are delivered", publishers*each), func() bool { return all.count() >= publishers*each })
+	finish(t, cl, all, publishers*each)
 	t.Logf("all delivered after %.1f s", time.Since(began).Seconds())
 	all.once(t, publishers, each)
 	// They follow; their old broker ends only who has not within a second.

@@ -17,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // The operator's try: three brokers, of which a topic of r = 5,000 and b = 100 is on
@@ -91,11 +92,12 @@ func (y *trouble) broker(i int) *local.Process { return y.brokers[i-1] }
 // placed returns the publishers of each broker.
 func (y *trouble) placed(publishers int) map[string][]string {
 	of := map[string][]string{}
+	placement := srtmv1.NewPlacementServiceClient(localtest.Dial(y.t, y.grpc[0]))
 	ctx, cancel := context.WithTimeout(y.t.Context(), 5*time.Second)
 	defer cancel()
 	for i := range publishers {
 		id := fmt.Sprint("g.", i)
-		r, err := srtmv1.NewPlacementServiceClient(y.conn).Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: id})
+		r, err := placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: id})
 		if err != nil {
 			y.t.Fatal(err)
 		}
@@ -192,31 +194,18 @@ func TestTrouble(t *testing.T) {
 			timer := time.NewTimer(8 * time.Second)
 			defer timer.Stop()
 			<-timer.C
-			again, err := local.NSQDAt(binaries.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
-			if err == nil {
-				y.brokers = append(y.brokers, again)
-				y.t.Cleanup(func() { y.stop(again) })
-			}
-			return err
+			again, err := local.NSQDAt(y.release.nsqd, d.Dir, d.TCP, d.HTTP, d.Flags...)
+			y.brokers = append(y.brokers, localtest.Watch(y.t, again, err))
+			return nil
 		}, true},
 	} {
 		t.Run(e.name, func(t *testing.T) {
-			y := &trouble{cluster: &cluster{t: t}, all: make([][]sent, publishers)}
+			y := &trouble{cluster: &cluster{t: t, release: current(t)}, all: make([][]sent, publishers)}
 			y.add()
 			y.flags[0] = append(y.flags[0][:2:2], "--tcp-address=", "--fitting=off")
 			y.start(0)
-			for i := range 3 {
-				d, err := local.NSQD(binaries.nsqd, t.TempDir(), "--loaddistributor-address="+y.grpc[0], fmt.Sprintf("--broker-id=b%d", i+1), "--mcap=3000")
-				if err != nil {
-					t.Fatal(err)
-				}
-				y.brokers = append(y.brokers, d)
-				killed := i == 0 && e.kills
-				t.Cleanup(func() {
-					if !killed {
-						y.stop(d)
-					}
-				})
+			for range 3 {
+				y.joinWith(y.grpc, "--mcap=3000")
 			}
 			y.connect(3)
 			spec := contract("t", troubleRate, troubleBurst, int32(publishers))
@@ -229,18 +218,7 @@ func TestTrouble(t *testing.T) {
 				t.Fatalf("the topic is not on b1 and b2: %d and %d publishers", len(placed["b1"]), len(placed["b2"]))
 			}
 
-			cfg := nsq.NewConfig()
-			cfg.MaxInFlight, cfg.LookupdPollInterval = 5000, time.Second
-			consumer, err := nsq.NewConsumer("t", "all", cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			consumer.SetLoggerLevel(nsq.LogLevelMax)
-			consumer.AddHandler(y)
-			if err := consumer.ConnectToNSQLookupd(y.web(0)); err != nil {
-				t.Fatal(err)
-			}
-			defer func() { consumer.Stop(); <-consumer.StopChan }()
+			localtest.Consume(t, "t", "all", y, func(c *nsq.Config) { c.MaxInFlight, c.LookupdPollInterval = 5000, time.Second }, y.lookups()...)
 			cl, err := client.New(client.Config{Address: y.grpc[0]})
 			if err != nil {
 				t.Fatal(err)
@@ -256,7 +234,7 @@ func TestTrouble(t *testing.T) {
 			wait := time.NewTimer(time.Until(first) + troubleWarm)
 			<-wait.C
 			event := time.Now()
-			admin := srtmv1.NewAdminServiceClient(y.conn)
+			admin := srtmv1.NewAdminServiceClient(localtest.Dial(t, y.grpc[0]))
 			if err := e.do(y, admin, victims); err != nil {
 				t.Fatal(err)
 			}

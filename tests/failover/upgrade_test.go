@@ -1,14 +1,13 @@
 package failover
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -17,6 +16,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // What 0.1.0 left on disk, and how to record it anew, is in testdata/0.1.0/README.md.
@@ -26,9 +26,6 @@ var (
 	etcd010   = filepath.Join("..", "..", "loaddistributor", "store", "testdata", "0.1.0-etcd.json")
 )
 
-// release is a pair of binaries.
-type release struct{ nsqd, loaddistributor string }
-
 // fleet is a cluster of two brokers whose processes are replaced one after the other,
 // in their folders and at their addresses.
 type fleet struct {
@@ -37,7 +34,7 @@ type fleet struct {
 	published  int
 	topics     []string
 	spec       *srtmv1.TopicSpec // of topic t, as the cluster must have it
-	all        *consumer         // of topic t; nil: nobody has taken anything yet
+	all        *consumer         // of topic t; nil: there has been none yet
 }
 
 func newFleet(t *testing.T, controls int, flags ...string) *fleet {
@@ -51,59 +48,45 @@ func newFleet(t *testing.T, controls int, flags ...string) *fleet {
 // begin starts everything, as that release has it.
 func (f *fleet) begin(r release) {
 	f.t.Helper()
+	f.release = r
 	for i := range f.control {
-		f.startControl(i, r)
+		f.start(i)
 	}
 	f.brokers = make([]*local.Process, len(f.brokerDirs))
 	for i := range f.brokers {
-		f.startBroker(i, r)
+		f.startBroker(i)
 	}
 	f.connect(len(f.brokers))
 }
 
-func (f *fleet) startControl(i int, r release) {
-	f.t.Helper()
-	d, err := local.Run(r.loaddistributor, f.dirs[i], f.flags[i], local.Answers("http://"+f.web(i)+"/ping"))
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.control[i] = d
-	f.t.Cleanup(func() { _ = d.Kill() })
-}
-
-func (f *fleet) startBroker(i int, r release) {
+func (f *fleet) startBroker(i int) {
 	f.t.Helper()
 	flags := []string{
-		"--loaddistributor-address=" + f.grpc[0], fmt.Sprintf("--broker-id=b%d", i+1), "--mcap=1000000",
-		"--data-path=" + f.brokerDirs[i],
+		"--loaddistributor-address=" + strings.Join(f.grpc, ","), fmt.Sprintf("--broker-id=b%d", i+1), "--mcap=1000000", "--data-path=" + f.brokerDirs[i],
 	}
-	if len(f.grpc) > 1 {
-		flags[0] += "," + f.grpc[1]
-	}
-	var err error
+	start := func() (*local.Process, error) { return local.NSQD(f.release.nsqd, f.brokerDirs[i], flags...) }
 	if old := f.brokers[i]; old != nil {
-		f.brokers[i], err = local.NSQDAt(r.nsqd, f.brokerDirs[i], old.TCP, old.HTTP, flags...)
-	} else {
-		f.brokers[i], err = local.NSQD(r.nsqd, f.brokerDirs[i], flags...)
+		start = func() (*local.Process, error) {
+			return local.NSQDAt(f.release.nsqd, f.brokerDirs[i], old.TCP, old.HTTP, flags...)
+		}
 	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	d := f.brokers[i]
-	f.t.Cleanup(func() { _ = d.Kill() })
+	d, err := start()
+	f.brokers[i] = localtest.Watch(f.t, d, err)
 }
 
 // replaceControl stops a loaddistributor and starts that of a release in its place.
 func (f *fleet) replaceControl(i int, r release) {
 	f.t.Helper()
 	f.stop(f.control[i])
-	f.startControl(i, r)
+	f.release = r
+	f.start(i)
 }
 
 func (f *fleet) replaceBroker(i int, r release) {
 	f.t.Helper()
 	f.stop(f.brokers[i])
-	f.startBroker(i, r)
+	f.release = r
+	f.startBroker(i)
 }
 
 // works fails unless topic t is as it was and active with both its brokers, a topic
@@ -111,18 +94,13 @@ func (f *fleet) replaceBroker(i int, r release) {
 func (f *fleet) works(step string) {
 	f.t.Helper()
 	var last *srtmv1.Topic
-	var failed error
 	defer func() {
 		if f.t.Failed() {
-			f.t.Logf("%s: topic t was last: %v, %v", step, last, failed)
+			f.t.Logf("%s: topic t was last: %v", step, last)
 		}
 	}()
-	eventually(f.t, step+": topic t is active on two brokers", func() bool {
-		failed = f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			r, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"})
-			last = r.GetTopic()
-			return err
-		})
+	localtest.WaitFor(f.t, step+": topic t is active on two brokers", func() bool {
+		last = f.topic("t")
 		return last.GetState() == srtmv1.TopicState_TOPIC_STATE_ACTIVE && len(last.GetQuotas()) == 2
 	})
 	if !proto.Equal(last.Spec, f.spec) {
@@ -133,13 +111,8 @@ func (f *fleet) works(step string) {
 	f.topics = append(f.topics, name)
 	for _, b := range f.brokers {
 		for range 5 {
-			r, err := http.Post("http://"+b.HTTP+"/pub?topic=t", "", bytes.NewReader(body(0, f.published)))
-			if err != nil {
-				f.t.Fatal(err)
-			}
-			_ = r.Body.Close()
-			if r.StatusCode != http.StatusOK {
-				f.t.Fatalf("%s: published: %s", step, r.Status)
+			if text, code, err := localtest.Ask(http.MethodPost, "http://"+b.HTTP+"/pub?topic=t", string(body(0, f.published))); code != http.StatusOK {
+				f.t.Fatalf("%s: published: %d %s %v", step, code, text, err)
 			}
 			f.published++
 		}
@@ -150,18 +123,15 @@ func (f *fleet) works(step string) {
 func (f *fleet) ends() {
 	f.t.Helper()
 	for _, name := range f.topics {
-		if err := f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-			_, err := admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name})
-			return err
-		}); err != nil {
-			f.t.Error(err)
+		if f.topic(name) == nil {
+			f.t.Errorf("topic %s is gone", name)
 		}
 	}
 	all := f.all
 	if all == nil {
 		all = f.consume("t")
 	}
-	eventually(f.t, "all messages come", func() bool { return all.count() >= f.published })
+	localtest.WaitFor(f.t, "all messages come", func() bool { return all.count() >= f.published })
 	seen := map[uint32]bool{}
 	for _, r := range all.receipts {
 		seen[r.number] = true
@@ -192,7 +162,7 @@ func TestDataOf010(t *testing.T) {
 		}
 	}
 	f.spec, f.published, f.topics = wide(), 10, []string{"n0"}
-	f.begin(release(binaries))
+	f.begin(current(t))
 	f.works("0.1.0's data")
 	f.ends()
 }
@@ -221,7 +191,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 func (f *fleet) upgradeAndRollBack(old release, etcd string) {
 	t := f.t
 	t.Helper()
-	now := release(binaries)
+	now := current(t)
 	f.begin(old)
 	f.spec = wide()
 	f.create(f.spec)
@@ -238,31 +208,25 @@ func (f *fleet) upgradeAndRollBack(old release, etcd string) {
 	f.works("a broker is new, too")
 	f.replaceBroker(1, now)
 	f.works("all are new")
-	if err := f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-		f.spec.Contract.Burst = 200
-		_, err := admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: f.spec})
-		return err
-	}); err != nil {
+	f.spec.Contract.Burst = 200
+	if _, err := ask(f.cluster, srtmv1.AdminServiceClient.UpdateTopic, &srtmv1.UpdateTopicRequest{Spec: f.spec}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.ask(func(ctx context.Context, admin srtmv1.AdminServiceClient) error {
-		_, err := admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: f.topics[0]})
-		return err
-	}); err != nil {
+	if _, err := ask(f.cluster, srtmv1.AdminServiceClient.DeleteTopic, &srtmv1.DeleteTopicRequest{Name: f.topics[0]}); err != nil {
 		t.Fatal(err)
 	}
 	f.topics = f.topics[1:]
 	// A broker's messages have no way back: they are taken first.
 	f.all = f.consume("t")
 	taken := func() bool { return f.all.count() >= f.published }
-	eventually(t, "all messages come before the way back", taken)
+	localtest.WaitFor(t, "all messages come before the way back", taken)
 	f.replaceBroker(0, old)
 	f.works("a broker is old again")
 	for i := range f.control {
 		f.replaceControl(i, old)
 		f.works(fmt.Sprintf("loaddistributor %d is old again", i))
 	}
-	eventually(t, "all messages come before the way back of the other broker", taken)
+	localtest.WaitFor(t, "all messages come before the way back of the other broker", taken)
 	f.replaceBroker(1, old)
 	f.works("all are old again")
 	f.replaceControl(0, now)

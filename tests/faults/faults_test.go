@@ -2,7 +2,6 @@ package faults
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -30,7 +29,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -324,36 +322,11 @@ func frame(r io.Reader) (kind wire.FrameType, data []byte, err error) {
 	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, err
 }
 
-// release is a line of a trace.
-type release struct{ arrival, eligible, released mono.Time }
-
 // read returns the releases of all brokers.
-func (c *cluster) read() (all []release) {
+func (c *cluster) read() (all []testkit.Release) {
 	c.t.Helper()
 	for _, b := range c.brokers {
-		all = append(all, readTrace(c.t, b.trace(), topic)...)
-	}
-	return all
-}
-
-// readTrace returns what has left a broker, all of one topic. What is being written
-// may end within a line.
-func readTrace(t *testing.T, file, topic string) (all []release) {
-	t.Helper()
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(data[:bytes.LastIndexByte(data, '\n')+1])) {
-		rest, found := strings.CutPrefix(line, topic+",")
-		if !found {
-			continue
-		}
-		var r release
-		if n, err := fmt.Sscanf(rest, "%d,%d,%d\n", &r.arrival, &r.eligible, &r.released); n != 3 || err != nil {
-			t.Fatalf("%s: %q: %v", file, line, err)
-		}
-		all = append(all, r)
+		all = append(all, testkit.ReadTrace(c.t, b.trace(), topic)...)
 	}
 	return all
 }
@@ -544,11 +517,10 @@ func (c *cluster) verify(delivered int64) {
 		}
 	}
 	all := c.read()
-	eligible, released := make([]mono.Time, len(all)), make([]mono.Time, len(all))
+	eligible, released := testkit.Times(all)
 	var late time.Duration
-	for i, r := range all {
-		eligible[i], released[i] = r.eligible, r.released
-		late = max(late, r.released.Sub(r.eligible))
+	for _, r := range all {
+		late = max(late, r.Released.Sub(r.Eligible))
 	}
 	if late > backdating {
 		t.Errorf("a message left %v after it had its token, %v is the most", late, backdating)

@@ -137,32 +137,31 @@ func (l *lone) held() {
 func (l *lone) left(meanwhile func()) {
 	l.t.Helper()
 	for _, topic := range l.topics {
-		var all []release
+		var all []testkit.Release
 		for end := time.Now().Add(local.Patience); len(all) < topic.accepted; wait(20 * time.Millisecond) {
 			if time.Now().After(end) {
 				l.t.Fatalf("%s: %d of %d messages left in %v", topic.name, len(all), topic.accepted, local.Patience)
 			}
 			meanwhile()
-			all = readTrace(l.t, l.trace(), topic.name)
+			all = testkit.ReadTrace(l.t, l.trace(), topic.name)
 		}
 		l.verify(topic.name, all[topic.unlimited:])
 	}
 }
 
-func (l *lone) verify(topic string, all []release) {
+func (l *lone) verify(topic string, all []testkit.Release) {
 	l.t.Helper()
 	// Clocks of two processes may come apart, by microseconds on an idle machine.
 	const unsure = loneBackdating / 2
-	var eligible, released []mono.Time
 	for _, r := range all {
-		if late := r.released.Sub(r.eligible); late < 0 || late > loneBackdating {
+		if late := r.Released.Sub(r.Eligible); late < 0 || late > loneBackdating {
 			l.t.Fatalf("%s: released %v after its token, %v is the most", topic, late, loneBackdating)
 		}
-		if r.arrival < l.opened && r.eligible < l.opened.Add(-unsure) {
-			l.t.Fatalf("%s: had its token %v before it was held up no longer", topic, l.opened.Sub(r.eligible))
+		if r.Arrival < l.opened && r.Eligible < l.opened.Add(-unsure) {
+			l.t.Fatalf("%s: had its token %v before it was held up no longer", topic, l.opened.Sub(r.Eligible))
 		}
-		eligible, released = append(eligible, r.eligible), append(released, r.released)
 	}
+	eligible, released := testkit.Times(all)
 	if _, err := testkit.Envelope(eligible, loneRate*1000, loneBurst); err != nil {
 		l.t.Errorf("%s: by the times at which messages had their tokens: %v", topic, err)
 	}

@@ -193,7 +193,7 @@ func WaitFor(t testing.TB, what string, there func() bool) {
 	defer ticker.Stop()
 	for end := time.Now().Add(testkit.Hang); !there(); <-ticker.C {
 		if time.Now().After(end) {
-			t.Fatalf("no %s", what)
+			t.Fatalf("not within %v: %s", testkit.Hang, what)
 		}
 	}
 }

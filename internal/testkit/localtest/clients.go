@@ -1,0 +1,119 @@
+package localtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nsqio/go-nsq"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/targets"
+)
+
+// Consume has a stock consumer read a channel from brokers or, where from are URLs, from
+// those that these lookup services name, until stop or the test's end. set, unless nil,
+// changes its configuration.
+func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(*nsq.Config), from ...string) (stop func()) {
+	t.Helper()
+	config := nsq.NewConfig()
+	if set != nil {
+		set(config)
+	}
+	c, err := nsq.NewConsumer(topic, channel, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetLogger(nil, nsq.LogLevelMax)
+	c.AddHandler(handler)
+	connect := c.ConnectToNSQDs
+	if strings.HasPrefix(from[0], "http://") {
+		connect = c.ConnectToNSQLookupds
+	}
+	if err := connect(from); err != nil {
+		t.Fatal(err)
+	}
+	stop = sync.OnceFunc(func() {
+		c.Stop()
+		<-c.StopChan
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Command runs a program to its end, and returns what it printed and its exit code, which
+// is -1 if it did not end by itself.
+func Command(t testing.TB, program string, args ...string) (output string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir = t.TempDir()
+	text, err := cmd.CombinedOutput()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		t.Fatalf("%s %q: %v", program, args, err)
+	}
+	return string(text), cmd.ProcessState.ExitCode()
+}
+
+// Srtm runs a command of srtm that must succeed, on a cluster.
+func Srtm(t testing.TB, rpc string, args ...string) {
+	t.Helper()
+	if output, code := Command(t, Program(t, "tools/srtm"), append(args, "--loaddistributor-address="+rpc)...); code != 0 {
+		t.Fatalf("srtm %q: exit code %d\n%s", args, code, output)
+	}
+}
+
+// Dial returns a connection to a loaddistributor or tbadaptor, or one of several, until
+// the test ends.
+func Dial(t testing.TB, rpc string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := targets.Dial(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() }) // there is nothing to lose
+	return conn
+}
+
+// CreateTopic creates a topic and returns it as it is placed.
+func CreateTopic(ctx context.Context, conn grpc.ClientConnInterface, request *srtmv1.CreateTopicRequest, options ...grpc.CallOption) (*srtmv1.Topic, error) {
+	stream, err := srtmv1.NewAdminServiceClient(conn).CreateTopic(ctx, request, options...)
+	for err == nil {
+		var r *srtmv1.CreateTopicResponse
+		if r, err = stream.Recv(); r.GetTopic() != nil {
+			return r.Topic, nil
+		}
+	}
+	return nil, err
+}
+
+// Metric returns the value of a process' metric now, or the sum of it over its labels.
+func Metric(p *local.Process, name string) (sum float64, err error) {
+	text, _, err := Ask(http.MethodGet, "http://"+p.HTTP+"/metrics", "")
+	found := false
+	for line := range strings.Lines(text) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), name)
+		if !ok || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		if err != nil {
+			return 0, err
+		}
+		sum, found = sum+v, true
+	}
+	if err == nil && !found {
+		err = fmt.Errorf("there is no metric %s", name)
+	}
+	return sum, err
+}
