@@ -154,10 +154,10 @@ var arrows = []Arrow{
 	},
 	{
 		From:  []string{"..."},
-		Never: []string{"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", "std:testing"},
+		Never: []string{"internal/etcdtest", "internal/testkit/...", "std:testing"},
 		Why:   "test helpers stay out of binaries",
 		Except: []string{
-			"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", // are some
+			"internal/etcdtest", "internal/testkit/...", // are some
 		},
 	},
 	{
