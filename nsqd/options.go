@@ -285,7 +285,7 @@ func (o *options) validate() error {
 	must(b.Validate())
 	o.storage.Path, o.storage.Metadata, o.storage.Data = filepath.Join(o.dataPath, "messages"), filepath.Join(o.dataPath, "metadata.json"), o.dataPath
 	o.storage.MaxRecord, o.storage.Overflow = s.Limits.MaxMessageSize, min(max(o.memQueueSize, minOverflow), maxOverflow)
-	o.storage.Through, o.storage.Fsync = o.memQueueSize == 0, o.durability == durabilityFsync
+	o.storage.WriteThrough, o.storage.Fsync = o.memQueueSize == 0, o.durability == durabilityFsync
 
 	_, err = hook.ParseMode(string(o.stamps))
 	fault(err != nil, "--arrival-stamps: %w", err)

@@ -131,12 +131,12 @@ func (c Config) Validate() error {
 // Broker is the table of topics.
 type Broker struct {
 	// Set once.
-	cfg     Config
-	now     func() mono.Time
-	slab    slab
-	steps   sync.Pool     // of *step, between two uses
-	keeper  *keeper       // nil without a Storage
-	closing chan struct{} // closed by Close
+	cfg            Config
+	now            func() mono.Time
+	pool           pool
+	steps          sync.Pool       // of *step, between two uses
+	metadataWriter *metadataWriter // nil without a Storage
+	closing        chan struct{}   // closed by Close
 	// large has room for those who make messages of a large batch: a processor
 	// is left to those who wait for events.
 	large chan struct{}
@@ -176,7 +176,7 @@ func New(cfg Config) (*Broker, error) {
 	// fewer than 10^9 messages a second were published.
 	b.lastID.Store(uint64(clock.Wall()))
 	if cfg.Storage != nil {
-		b.keeper = newKeeper(b, cfg.Storage.cfg.Metadata)
+		b.metadataWriter = newMetadataWriter(b, cfg.Storage.cfg.Metadata)
 	}
 	b.steps.New = func() any { return b.newStep() }
 	b.mu.topics = make(map[string]*Topic)
@@ -430,8 +430,8 @@ func (b *Broker) Close() error {
 	for _, t := range b.Topics() {
 		t.close(false)
 	}
-	if b.keeper != nil {
-		b.keeper.end()
+	if b.metadataWriter != nil {
+		b.metadataWriter.end()
 	}
 	b.workers.Wait()
 	if b.cfg.Storage == nil {
@@ -439,7 +439,7 @@ func (b *Broker) Close() error {
 	}
 	topics := b.Topics()
 	inParallel(topics, func(t *Topic) error { t.makeRoom(); return nil })
-	return errors.Join(b.keeper.write(), inParallel(topics, (*Topic).persistAll))
+	return errors.Join(b.metadataWriter.write(), inParallel(topics, (*Topic).persistAll))
 }
 
 // writers is how many topics are written at a time: fsyncs of several files cost a

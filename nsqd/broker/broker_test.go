@@ -183,7 +183,7 @@ var _ = Describe("a broker", func() {
 		p := broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: called, Source: stamp.Read}}
 		waited := clock.Mono() // for the lock, say, from the call until now
 		Expect(t.Publish(called, clock.Wall(), p)).To(Succeed())
-		Expect(t.PublishRow(called, clock.Wall(), []broker.Published{p}, nil)).To(Equal([]error{nil}))
+		Expect(t.PublishEach(called, clock.Wall(), []broker.Published{p}, nil)).To(Equal([]error{nil}))
 		Expect(strings.Count(trace.String(), "\n")).To(Equal(2))
 		for line := range strings.Lines(trace.String()) {
 			var arrival, e, left mono.Time
@@ -362,7 +362,7 @@ var _ = Describe("a broker", func() {
 		Eventually(r.done).Should(BeClosed())
 		Expect(publish(t, "x")).To(MatchError(broker.ErrGone))
 		Expect(r.sub.Ready(2)).To(MatchError(broker.ErrGone))
-		Expect(r.sub.FinishRow(clock.Mono(), make([]wire.MessageID, 2), nil)).To(Equal([]error{broker.ErrGone, broker.ErrGone}))
+		Expect(r.sub.FinishBatch(clock.Mono(), make([]wire.MessageID, 2), nil)).To(Equal([]error{broker.ErrGone, broker.ErrGone}))
 		_, err := t.Subscribe("c", broker.Subscriber{}, func() {})
 		Expect(err).To(MatchError(broker.ErrGone))
 		Expect(b.DeleteTopic("t")).To(MatchError(broker.ErrUnknownTopic))

@@ -172,7 +172,7 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 					p, m := draw()
 					from, row = append(from, p), append(row, m)
 				}
-				for i, err := range top.PublishRow(1e9, 0, row, nil) {
+				for i, err := range top.PublishEach(1e9, 0, row, nil) {
 					if err == nil {
 						accepted(from[i], row[i].Arrival.At, 1)
 					}
@@ -269,7 +269,7 @@ var _ = Describe("A capture of arrivals", func() {
 	DescribeTable("has what goes to disk, too", func(through bool) {
 		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
 		path := GinkgoT().TempDir()
-		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 1000, Through: through, Log: log})
+		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 1000, WriteThrough: through, Log: log})
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(st.Close)
 		t := topic(start(func(c *broker.Config) { c.Capacity, c.Storage = 10, st }), "t")

@@ -8,6 +8,6 @@
 // Lock order: Broker.mu, then Topic.mu, then Topic.metrics.mu; none is held
 // while a subscriber is notified or an alarm is set. Before both comes
 // Topic.storing, which only those wait for who publish to the same disk or
-// empty or end it, and which is held while it is written to. The keeper's and
+// empty or end it, and which is held while it is written to. The metadataWriter's and
 // the health's locks are taken alone, or under Topic.storing.
 package broker

@@ -19,11 +19,11 @@ type health struct {
 	probed mono.Time // when the disk was last asked whether it takes anything
 }
 
-// place is who noted a fault: one line's way to disk or back, and what it was
+// place is who noted a fault: one topic's way to disk or back, and what it was
 // about.
 type place struct {
-	line string
-	what concern
+	topic string
+	what  concern
 }
 
 type concern uint8
@@ -55,11 +55,11 @@ func (h *health) note(p place, err error) {
 	h.faults[p] = err
 }
 
-// forget drops what was noted of a line that is gone.
-func (h *health) forget(line string) {
+// forget drops what was noted of a topic that is gone.
+func (h *health) forget(topic string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	maps.DeleteFunc(h.faults, func(p place, _ error) bool { return p.line == line })
+	maps.DeleteFunc(h.faults, func(p place, _ error) bool { return p.topic == topic })
 }
 
 // fault returns one of the present faults, the same one while it lasts.
@@ -70,15 +70,15 @@ func (h *health) fault() error {
 		return nil
 	}
 	first := slices.MinFunc(slices.Collect(maps.Keys(h.faults)), func(a, b place) int {
-		if a.line != b.line {
-			if a.line < b.line {
+		if a.topic != b.topic {
+			if a.topic < b.topic {
 				return -1
 			}
 			return 1
 		}
 		return int(a.what) - int(b.what)
 	})
-	return fmt.Errorf("queue %s: %w", first.line, h.faults[first])
+	return fmt.Errorf("queue %s: %w", first.topic, h.faults[first])
 }
 
 // stale reports whether publishers have met faults that nobody would note the
@@ -116,7 +116,7 @@ func (b *Broker) Health() error {
 	if st.health.stale(clock.Mono()) && st.dir.Probe(probeSize) == nil {
 		st.health.published()
 	}
-	if err := b.keeper.fault(); err != nil {
+	if err := b.metadataWriter.fault(); err != nil {
 		return err
 	}
 	return st.health.fault()

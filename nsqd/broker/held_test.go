@@ -51,7 +51,7 @@ var _ = Describe("the memory of messages, whatever is done to them", func() {
 				path := GinkgoT().TempDir()
 				open := func() (*broker.Broker, func()) {
 					b, end := opened(path, func(c *broker.Config) { c.Capacity, c.MaxMemory = 20, 200*(100+queue.Overhead) },
-						func(c *broker.StorageConfig) { c.Disk, c.Through = &disk, through })
+						func(c *broker.StorageConfig) { c.Disk, c.WriteThrough = &disk, through })
 					Expect(b.Restore()).To(Succeed())
 					return b, end
 				}
@@ -79,7 +79,7 @@ var _ = Describe("the memory of messages, whatever is done to them", func() {
 									_ = t.PublishBatch(now, clock.Wall(), p, alike(1+rng.IntN(900)))
 								case 5:
 									p.Body = []byte("x")
-									t.PublishRow(now, clock.Wall(), []broker.Published{p, p, p, p, p}, nil)
+									t.PublishEach(now, clock.Wall(), []broker.Published{p, p, p, p, p}, nil)
 								case 6:
 									_ = t.CreateChannel(channel)
 								case 7:

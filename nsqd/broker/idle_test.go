@@ -56,7 +56,7 @@ func TestIdleTopicsAreSmall(t *testing.T) {
 			dir := t.TempDir()
 			st, err := broker.OpenStorage(broker.StorageConfig{
 				Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
-				MaxRecord: 1 << 20, Overflow: 100, Through: c.through, Log: slog.New(slog.DiscardHandler),
+				MaxRecord: 1 << 20, Overflow: 100, WriteThrough: c.through, Log: slog.New(slog.DiscardHandler),
 			})
 			if err != nil {
 				t.Fatal(err)

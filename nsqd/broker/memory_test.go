@@ -168,7 +168,7 @@ var _ = Describe("the memory of messages", func() {
 		w := &watched{n: 5000, size: 10, broker: b}
 		Expect(batch(t, untouchable(5000), true)).To(MatchError(broker.ErrBusy))
 		Expect(batch(t, w, false)).To(Succeed())
-		// The line's 10, at most 100 on their way or one slice, and a slice in hand.
+		// The backlog's 10, at most 100 on their way or one slice, and a slice in hand.
 		Expect(w.most).To(BeNumerically("<=", (10+2*256)*(10+queue.Overhead)))
 		r := read(t, "c", 100, true)
 		Eventually(r.count).WithTimeout(patience).Should(Equal(w.n))

@@ -40,11 +40,11 @@ func (o *outbox) pop() queue.Delivery {
 	return d
 }
 
-// keep drops what does not stand, and moves the rest to the front; nil keeps all.
-func (o *outbox) keep(stands func(queue.Delivery) bool) {
+// keep drops what is not current, and moves the rest to the front; nil keeps all.
+func (o *outbox) keep(current func(queue.Delivery) bool) {
 	n := 0
 	for _, d := range o.buf[o.head:] {
-		if stands == nil || stands(d) {
+		if current == nil || current(d) {
 			o.buf[n] = d
 			n++
 		}

@@ -283,7 +283,7 @@ var _ = Describe("a message that nobody gets done with", func() {
 		It(fmt.Sprintf("keeps neither the log nor what was finished behind it, stored first %v", through), func() {
 			path := GinkgoT().TempDir()
 			open := func() (*broker.Broker, func()) {
-				b, stop := opened(path, func(c *broker.Config) { c.Capacity = 100 }, func(c *broker.StorageConfig) { c.Through = through })
+				b, stop := opened(path, func(c *broker.Config) { c.Capacity = 100 }, func(c *broker.StorageConfig) { c.WriteThrough = through })
 				Expect(b.Restore()).To(Succeed())
 				return b, stop
 			}

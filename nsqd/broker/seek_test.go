@@ -29,7 +29,7 @@ import (
 func retaining(path string, through bool, set ...func(*broker.StorageConfig)) (*broker.Broker, func()) {
 	GinkgoHelper()
 	set = append([]func(*broker.StorageConfig){func(c *broker.StorageConfig) {
-		c.Through, c.Retain = through, metadata.Retention{Age: time.Hour}
+		c.WriteThrough, c.Retain = through, metadata.Retention{Age: time.Hour}
 	}}, set...)
 	b, end := opened(path, func(*broker.Config) {}, set...)
 	Expect(b.Restore()).To(Succeed())

@@ -38,12 +38,12 @@ type StorageConfig struct {
 	MaxLogBytes int64
 	// Retain is the retention of topics that have none of their own.
 	Retain metadata.Retention
-	// Through writes every message before it is accepted: it then survives the
+	// WriteThrough writes every message before it is accepted: it then survives the
 	// loss of the process. Otherwise only what does not fit into memory goes to
 	// disk, and the rest when the broker closes.
-	Through bool
+	WriteThrough bool
 	// Fsync has it on stable storage before: it then survives the loss of power,
-	// too. It implies Through.
+	// too. It implies WriteThrough.
 	Fsync bool
 	Log   *slog.Logger
 	// Disk is where files are; nil means the operating system's.
@@ -255,7 +255,7 @@ func (b *Broker) Restore() error {
 			return fmt.Errorf("restore topic %s: %w", name, err)
 		}
 	}
-	b.keeper.begin()
+	b.metadataWriter.begin()
 	b.workers.Go(b.trimOld)
 	return nil
 }

@@ -184,7 +184,7 @@ func storing(fsync bool) {
 		held := read(t, "c", 5, false)
 		Eventually(held.count).Should(Equal(5))
 		Expect(topic(b, "waits").Name()).To(Equal("waits"))
-		publishAll(topic(b, "waits"), 0, 300) // no channel: all in the topic's own line
+		publishAll(topic(b, "waits"), 0, 300) // no channel: all in the topic's own backlog
 		stop()
 
 		b, stop = stored(path)
@@ -495,7 +495,7 @@ var _ = Describe("a log with a bound", func() {
 	DescribeTable("refuses what is published beyond it until channels are done with some, and keeps what it took",
 		func(through bool) {
 			path := GinkgoT().TempDir()
-			bounded := func(c *broker.StorageConfig) { c.MaxLogBytes, c.SegmentBytes, c.Through = 8<<10, 1<<10, through }
+			bounded := func(c *broker.StorageConfig) { c.MaxLogBytes, c.SegmentBytes, c.WriteThrough = 8<<10, 1<<10, through }
 			b, end := opened(path, func(*broker.Config) {}, bounded)
 			Expect(b.Restore()).To(Succeed())
 			t := topic(b, "t")

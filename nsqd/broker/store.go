@@ -22,7 +22,7 @@ import (
 // and refuses, until writing works again; it tries for ever.
 //
 // Invariants:
-//   - with Through, publishers append under Topic.storing; else run alone does, each
+//   - with WriteThrough, publishers append under Topic.storing; else run alone does, each
 //     message at its offset, in order;
 //   - cursors are saved at a moment at which all that they say was open is in the log,
 //     or in memory alone;
@@ -322,7 +322,7 @@ func (st *store) write() (wrote bool, err error) {
 	if err == nil {
 		t.mu.core.Written(t.broker.now(), upTo, &s.fx)
 	}
-	t.mu.core.LetGo(x.batch, &s.fx)
+	t.mu.core.Unref(x.batch, &s.fx)
 	t.end(s)
 	clear(x.batch)
 	clear(x.records)
@@ -487,7 +487,7 @@ func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
 // and would wait for it.
 func (t *Topic) message(r *commitlog.Record) *queue.Message {
 	e, now := t.broker.cfg.Storage.epoch, t.broker.now()
-	m := t.broker.slab.get(len(r.Body))
+	m := t.broker.pool.get(len(r.Body))
 	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
 	m.Timestamp = r.Timestamp
 	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source

@@ -91,12 +91,12 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 	}
 	now := s.topic.broker.now()
 	for s.outbox.len() > 0 && len(out.Frames) < most {
-		if d := s.outbox.pop(); s.channel.Hand(d) {
+		if d := s.outbox.pop(); s.channel.MarkSent(d) {
 			out.add(&d)
 		}
 	}
 	if s.channel.Stalled(s.id) {
-		s.outbox.keep(s.channel.Stands)
+		s.outbox.keep(s.channel.IsCurrent)
 		s.topic.mu.core.Resume(now, s.channel, s.id, &st.fx)
 	}
 	return true
@@ -137,9 +137,9 @@ func (s *Subscription) Finish(id wire.MessageID) error {
 	})
 }
 
-// FinishRow is Finish for messages in a row, under one hold of the lock: it
+// FinishBatch is Finish for messages in a row, under one hold of the lock: it
 // appends to errs what became of each.
-func (s *Subscription) FinishRow(now mono.Time, row []wire.MessageID, errs []error) []error {
+func (s *Subscription) FinishBatch(now mono.Time, row []wire.MessageID, errs []error) []error {
 	st := s.topic.begin()
 	defer s.topic.end(st)
 	if s.closed {
@@ -149,7 +149,7 @@ func (s *Subscription) FinishRow(now mono.Time, row []wire.MessageID, errs []err
 		return errs
 	}
 	now = s.topic.instant(now)
-	errs = s.topic.mu.core.FinishRow(now, s.channel, s.id, row, &st.fx, errs)
+	errs = s.topic.mu.core.FinishBatch(now, s.channel, s.id, row, &st.fx, errs)
 	s.topic.finished(now, s.channel, st.fx.Finished)
 	return errs
 }

@@ -55,7 +55,7 @@ type Topic struct {
 	// latency is mu.slo's, for those who record latencies; atomic, written under
 	// mu. A stale read counts a message by the SLO of a moment ago.
 	latency atomic.Int64
-	// room is told when the topic's line may have room again, or never will.
+	// room is told when the topic's backlog may have room again, or never will.
 	room    sync.Cond // on mu
 	metrics metrics
 
@@ -74,7 +74,7 @@ func newTopic(b *Broker, name string) *Topic {
 	t := &Topic{name: name, broker: b}
 	overflow, unfinished, ahead, first := 0, 0, 0, queue.Offset(0)
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
-		overflow, unfinished, t.through = st.cfg.Overflow, st.cfg.MaxUnfinished, st.cfg.Through || st.cfg.Fsync
+		overflow, unfinished, t.through = st.cfg.Overflow, st.cfg.MaxUnfinished, st.cfg.WriteThrough || st.cfg.Fsync
 		t.store, first, ahead = newStore(t), st.kept[name], st.readAhead()
 	}
 	t.most = b.cfg.Capacity
@@ -82,11 +82,11 @@ func newTopic(b *Broker, name string) *Topic {
 		t.most = math.MaxInt // the disk takes it, in more than one write
 	}
 	t.mu.core = queue.NewTopic(queue.Config{
-		Capacity:    b.cfg.Capacity,
-		Overflow:    overflow,
-		Through:     t.through,
-		MaxInFlight: b.cfg.MaxMsgTimeout,
-		Rand:        rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
+		Capacity:     b.cfg.Capacity,
+		Overflow:     overflow,
+		WriteThrough: t.through,
+		MaxInFlight:  b.cfg.MaxMsgTimeout,
+		Rand:         rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
 
 		MaxBackdating: b.cfg.MaxBackdating,
 		MaxUnfinished: unfinished,
@@ -226,7 +226,7 @@ func (t *Topic) end(s *step) {
 	}
 
 	for _, m := range s.fx.Free {
-		t.broker.slab.put(m)
+		t.broker.pool.put(m)
 	}
 	s.listed, s.record, s.tell = false, false, false
 	s.fx.Reset()
@@ -383,7 +383,7 @@ func (t *Topic) put(now mono.Time, s *step, p Published) error {
 	if t.through {
 		if p.NoWait {
 			for _, m := range s.msgs {
-				t.broker.slab.put(m)
+				t.broker.pool.put(m)
 			}
 			t.discard(s)
 			return ErrBusy
@@ -418,7 +418,7 @@ func (t *Topic) fullLog() bool {
 	return log != nil && log.Size() >= most && log.Needed() >= most
 }
 
-// accept puts the step's messages at the end of the topic's line in memory, and
+// accept puts the step's messages at the end of the topic's backlog in memory, and
 // ends the step. With rest they belong to a batch of which the first part was
 // accepted: then they are, unless the topic is gone.
 func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err error) {
@@ -438,7 +438,7 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 		return t.mu.core.Room(len(s.msgs))
 	}
 	t.mu.Lock()
-	// With a disk, a full line is one that is being written: the publisher
+	// With a disk, a full backlog is one that is being written: the publisher
 	// waits for that, unless writing fails.
 	for !full && open() == nil && !room() && t.spilling() {
 		if p.NoWait {
@@ -470,11 +470,11 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 	return err
 }
 
-// PublishRow accepts messages one by one, in order, under one hold of the lock,
+// PublishEach accepts messages one by one, in order, under one hold of the lock,
 // and appends to errs what became of each: nil, or an error of Publish. It
 // leaves off after ErrBusy or ErrGone, and answers ErrBusy where Publish waits:
 // always, if the topic's messages go through the disk.
-func (t *Topic) PublishRow(now mono.Time, wall mono.Wall, row []Published, errs []error) []error {
+func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, row []Published, errs []error) []error {
 	if t.through {
 		return append(errs, ErrBusy)
 	}
@@ -537,7 +537,7 @@ func (t *Topic) PublishRow(now mono.Time, wall mono.Wall, row []Published, errs 
 func (t *Topic) spilling() bool { return t.store != nil && t.store.running && !t.store.failing }
 
 func (b *Broker) message(wall mono.Wall, p Published) *queue.Message {
-	m := b.slab.get(len(p.Body))
+	m := b.pool.get(len(p.Body))
 	m.ID = b.newID()
 	m.Body = append(m.Body, p.Body...)
 	m.Timestamp = wall

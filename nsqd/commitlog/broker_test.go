@@ -102,7 +102,7 @@ func (l *lives) open() {
 	disk := l.sim.Disk()
 	cfg := broker.StorageConfig{
 		Path: filepath.Dir(l.metadata), Metadata: l.metadata, SegmentBytes: 1 << 10, MaxRecord: 1 << 12, Overflow: 20,
-		MaxUnfinished: l.sizes[1], Through: l.through, Fsync: l.fsync, Log: slog.New(slog.DiscardHandler), Disk: &disk,
+		MaxUnfinished: l.sizes[1], WriteThrough: l.through, Fsync: l.fsync, Log: slog.New(slog.DiscardHandler), Disk: &disk,
 		Clocks: func() (mono.Time, mono.Wall) { return now(), mono.Wall(time.Now().UnixNano()) },
 	}
 	if l.retain {

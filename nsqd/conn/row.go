@@ -67,7 +67,7 @@ func (c *client) flushRow(now mono.Time) error {
 	}
 	var op session.Op // what Answer needs of them
 	for r.next < len(r.pubs) {
-		r.errs = r.topic.PublishRow(now, c.wall, r.pubs[r.next:], r.errs[:0])
+		r.errs = r.topic.PublishEach(now, c.wall, r.pubs[r.next:], r.errs[:0])
 		for _, err := range r.errs {
 			kind, name := r.kinds[r.next], r.topic.Name()
 			switch {
@@ -120,7 +120,7 @@ func (c *client) flushFins(now mono.Time) {
 		return
 	}
 	n := 0
-	r.errs = c.sub.FinishRow(now, r.ids, r.errs)
+	r.errs = c.sub.FinishBatch(now, r.ids, r.errs)
 	op := session.Op{Kind: session.OpFin}
 	for i, err := range r.errs {
 		if err == nil {

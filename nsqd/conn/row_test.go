@@ -45,7 +45,7 @@ var _ = overBoth("publishes that come together", func() {
 	DescribeTable("wait for the disk where they have to, each once and in order", func(through, fsync bool) {
 		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
 		path := GinkgoT().TempDir()
-		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, Through: through, Fsync: fsync, Log: log})
+		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: through, Fsync: fsync, Log: log})
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(st.Close)
 		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity, b.Storage = 20, st })

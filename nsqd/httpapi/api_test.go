@@ -462,7 +462,7 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 func TestCursorsOverHTTP(t *testing.T) {
 	path := t.TempDir()
 	storage, err := broker.OpenStorage(broker.StorageConfig{
-		Path: path, Metadata: filepath.Join(path, "metadata.json"), MaxRecord: 1 << 20, Overflow: 100, Through: true, Log: slog.New(slog.DiscardHandler),
+		Path: path, Metadata: filepath.Join(path, "metadata.json"), MaxRecord: 1 << 20, Overflow: 100, WriteThrough: true, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ type Carried struct {
 // cannot be.
 func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
 	low, cut := t.Low(), t.end
-	if l := &t.line; l.absent.len() > 0 {
+	if l := &t.backlog; l.absent.len() > 0 {
 		return into
 	} else if l.window.slots.len() > 0 {
 		cut = l.window.next
@@ -74,7 +74,7 @@ func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
 			if deferred {
 				m.Defer = max(0, it.due.Sub(m.Arrival))
 			}
-			m.holders, m.spilled = 0, false
+			m.refs, m.spilled = 0, false
 			into = append(into, Carried{&m, c, it, o})
 		}
 	}
@@ -108,7 +108,7 @@ func (t *Topic) goOn(now mono.Time, fx *Effects) {
 }
 
 // CarriedTo says that what Stuck returned is in the log, from that offset on.
-// Requires: Config.Through; nothing was appended by others since.
+// Requires: Config.WriteThrough; nothing was appended by others since.
 func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Effects) {
 	t.jump(first)
 	for _, k := range carried {
@@ -129,9 +129,9 @@ func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Ef
 func (t *Topic) move(k Carried, fx *Effects) {
 	c, it := k.channel, k.it
 	c.window.done(k.from)
-	t.letGo(it.msg, fx)
+	t.unref(it.msg, fx)
 	it.msg, it.offset = k.Message, k.Message.Offset
-	it.msg.hold()
+	it.msg.ref()
 	fx.Held += it.msg.Size()
 	c.lead(it.offset, it)
 	t.changes++

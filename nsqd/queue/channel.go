@@ -30,7 +30,7 @@ const Distances = int(Far) + 1
 type ConsumerID uint64
 
 // Delivery asks for a message to be written to a consumer. Until it is handed
-// over (Channel.Hand) it may come to nothing: the message times out, is emptied,
+// over (Channel.MarkSent) it may come to nothing: the message times out, is emptied,
 // or is finished by a consumer that had it before.
 type Delivery struct {
 	Consumer ConsumerID
@@ -55,7 +55,7 @@ type Delivery struct {
 //   - a consumer that did not take a delivery before it came to nothing is
 //     stalled, and has no credit until it takes one: deliveries that nobody
 //     takes do not pile up, they are at most twice the greatest ready;
-//   - a consumer with credit is in the hungry ring of its distance, once; it may
+//   - a consumer with credit is in the ring of those with credit of its distance, once; it may
 //     also list consumers that lost their credit since, or are gone, which are
 //     skipped.
 type Channel struct {
@@ -78,7 +78,7 @@ type Channel struct {
 	inFlight  flights
 	deferred  int
 	consumers map[ConsumerID]*consumer
-	hungry    [Distances]ring[*consumer] // FIFOs, so that consumers take turns
+	credited  [Distances]ring[*consumer] // FIFOs, so that consumers take turns
 	paused    bool
 	stopped   bool      // with the topic, or deleted
 	starved   bool      // since the step before, messages wait for a consumer
@@ -125,7 +125,7 @@ type consumer struct {
 	inFlight int
 	held     *item // the list of what it holds, the last delivered first; nil: nothing
 	distance Distance
-	hungry   bool // is in Channel.hungry
+	listed   bool // is in Channel.credited
 	stalled  bool // see Channel
 }
 
@@ -178,7 +178,7 @@ func newChannel(now mono.Time, name string, t *Topic) *Channel {
 // memory is how many messages more it may hold there.
 func (c *Channel) memory() int {
 	if c.topic.tight {
-		if c.ready.len()+len(c.due) == 0 && c.hasHungry() && !c.paused && !c.stopped {
+		if c.ready.len()+len(c.due) == 0 && c.hasCredit() && !c.paused && !c.stopped {
 			return 1 // it does not stay
 		}
 		return 0
@@ -319,7 +319,7 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 		if w.sample > 0 && c.topic.cfg.Rand.IntN(100) >= w.sample {
 			c.counters.Sampled++
 			c.recycle(it, fx)
-			c.feed(w)
+			c.list(w)
 			continue
 		}
 		if it.attempts < ^uint16(0) {
@@ -334,9 +334,9 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 		c.inFlight.add(it)
 		c.due.push(it)
 		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, Waited: waited, it: it, turn: it.turn})
-		c.feed(w)
+		c.list(w)
 	}
-	c.starved = c.Beyond() > 0 && !c.hasHungry()
+	c.starved = c.Beyond() > 0 && !c.hasCredit()
 }
 
 // waited is for how long a message that is handed over now waited for that.
@@ -356,13 +356,13 @@ func (c *Channel) waited(it *item, now mono.Time) time.Duration {
 	return c.opened.Sub(from)
 }
 
-// nearest takes the nearest consumer with credit off the list of the hungry, of
+// nearest takes the nearest consumer with credit off the list of those with credit, of
 // several the one whose turn it is; nil if none has credit.
 func (c *Channel) nearest() *consumer {
-	for d := range c.hungry {
-		for ring := &c.hungry[d]; ring.len() > 0; {
+	for d := range c.credited {
+		for ring := &c.credited[d]; ring.len() > 0; {
 			w := ring.pop()
-			w.hungry = false
+			w.listed = false
 			if w.credit() {
 				return w
 			}
@@ -371,24 +371,24 @@ func (c *Channel) nearest() *consumer {
 	return nil
 }
 
-// hasHungry reports whether any consumer has credit.
-func (c *Channel) hasHungry() bool {
-	for d := range c.hungry {
-		for ring := &c.hungry[d]; ring.len() > 0; {
+// hasCredit reports whether any consumer has credit.
+func (c *Channel) hasCredit() bool {
+	for d := range c.credited {
+		for ring := &c.credited[d]; ring.len() > 0; {
 			if ring.front().credit() {
 				return true
 			}
-			ring.pop().hungry = false
+			ring.pop().listed = false
 		}
 	}
 	return false
 }
 
-// feed lists w as hungry if it has credit.
-func (c *Channel) feed(w *consumer) {
-	if w.credit() && !w.hungry {
-		w.hungry = true
-		c.hungry[w.distance].push(w)
+// list lists w if it has credit.
+func (c *Channel) list(w *consumer) {
+	if w.credit() && !w.listed {
+		w.listed = true
+		c.credited[w.distance].push(w)
 	}
 }
 
@@ -405,11 +405,11 @@ func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
 func (c *Channel) drop(it *item) {
 	c.inFlight.remove(it)
 	c.due.remove(it)
-	c.letGo(it)
+	c.endDelivery(it)
 }
 
-// letGo ends the item's delivery.
-func (c *Channel) letGo(it *item) {
+// endDelivery ends the item's delivery.
+func (c *Channel) endDelivery(it *item) {
 	w := it.holder
 	if !it.handed {
 		// It came to nothing. A client library gives a message up after so many
@@ -419,13 +419,13 @@ func (c *Channel) letGo(it *item) {
 	}
 	w.release(it)
 	it.turn, it.handed = 0, false
-	c.feed(w)
+	c.list(w)
 }
 
-// Hand says that a delivery is being written now. It reports false if the
+// MarkSent says that a delivery is being written now. It reports false if the
 // delivery came to nothing before.
-func (c *Channel) Hand(d Delivery) bool {
-	if !c.Stands(d) {
+func (c *Channel) MarkSent(d Delivery) bool {
+	if !c.IsCurrent(d) {
 		return false
 	}
 	d.it.handed = true
@@ -433,9 +433,9 @@ func (c *Channel) Hand(d Delivery) bool {
 	return true
 }
 
-// Stands reports whether a delivery that was not handed over has not come to
+// IsCurrent reports whether a delivery that was not handed over has not come to
 // nothing either.
-func (c *Channel) Stands(d Delivery) bool { return d.turn != 0 && d.it.turn == d.turn }
+func (c *Channel) IsCurrent(d Delivery) bool { return d.turn != 0 && d.it.turn == d.turn }
 
 // Stalled reports whether a delivery to the consumer came to nothing since its
 // last Resume.
@@ -488,7 +488,7 @@ func (c *Channel) setReady(id ConsumerID, n int) error {
 		return ErrUnknownConsumer
 	}
 	w.ready = n
-	c.feed(w)
+	c.list(w)
 	return nil
 }
 
@@ -539,12 +539,12 @@ func (c *Channel) removeConsumer(id ConsumerID) {
 	w.ready = 0
 	// Subscribers that come and go must not pile up there, nor each of them look
 	// through all.
-	if ring := &c.hungry[w.distance]; w.hungry && ring.len() > 2*len(c.consumers) {
+	if ring := &c.credited[w.distance]; w.listed && ring.len() > 2*len(c.consumers) {
 		for range ring.len() {
 			if h := ring.pop(); c.consumers[h.id] == h {
 				ring.push(h)
 			} else {
-				h.hungry = false
+				h.listed = false
 			}
 		}
 	}
@@ -562,14 +562,14 @@ func (c *Channel) empty(fx *Effects) int {
 	t, n := c.topic, c.Depth()
 	c.counters.Emptied += uint64(n)
 	for i := range c.ready.len() {
-		t.letGo(c.ready.at(i).msg, fx)
+		t.unref(c.ready.at(i).msg, fx)
 	}
 	c.ready.clear()
 	for _, it := range c.due {
 		if it.holder != nil {
-			c.letGo(it)
+			c.endDelivery(it)
 		}
-		t.letGo(it.msg, fx)
+		t.unref(it.msg, fx)
 	}
 	c.due = nil
 	c.inFlight.clear()
@@ -595,7 +595,7 @@ func (c *Channel) newItem(m *Message) *item {
 		it = new(item)
 	}
 	*it = item{msg: m, offset: m.Offset, place: -1}
-	m.hold()
+	m.ref()
 	return it
 }
 
@@ -604,7 +604,7 @@ func (c *Channel) newItem(m *Message) *item {
 func (c *Channel) recycle(it *item, fx *Effects) {
 	c.topic.changes++
 	c.close(it.offset)
-	c.topic.letGo(it.msg, fx)
+	c.topic.unref(it.msg, fx)
 	*it = item{place: -1}
 	if len(c.free) < maxFree {
 		c.free = append(c.free, it)

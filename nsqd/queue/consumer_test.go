@@ -12,7 +12,7 @@ import (
 // take hands over what is delivered.
 func (b *bench) take(c *Channel) {
 	for _, d := range b.fx.Deliveries {
-		c.Hand(d)
+		c.MarkSent(d)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestWhatComesBackFromDiskWaitedForConsumersWhileTheyLackedCredit(t *testing
 	const ms = time.Millisecond
 	for _, through := range []bool{false, true} {
 		top := NewTopic(Config{
-			Capacity: 1, Overflow: 10, Through: through,
+			Capacity: 1, Overflow: 10, WriteThrough: through,
 			MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2)),
 		})
 		b, d := &bench{t: t, top: top}, disk{}

@@ -73,7 +73,7 @@ func (c *crashes) delivered(d Delivery) {
 			continue
 		}
 		m, n := c.channels[ch.name], number(d.Message)
-		if !ch.Hand(d) {
+		if !ch.MarkSent(d) {
 			return
 		}
 		c.released[n] = true
@@ -136,7 +136,7 @@ func (c *crashes) publish() {
 		}
 		row = append(row, m)
 	}
-	if c.cfg.Through {
+	if c.cfg.WriteThrough {
 		if c.top.Admit(c.now, row...) != nil {
 			return
 		}
@@ -195,7 +195,7 @@ func (c *crashes) seek() {
 		tail := cmp.Or(c.top.tail.get(o), c.top.inMemory(o))
 		there := there[n] || tail != nil && tail.Only == nil
 		switch {
-		case o >= c.top.front || c.top.line.window.get(o) != nil || o >= c.top.line.window.end() && c.top.line.behind:
+		case o >= c.top.front || c.top.backlog.window.get(o) != nil || o >= c.top.backlog.window.end() && c.top.backlog.behind:
 			// not released yet
 		case c.top.avoided(o):
 			delete(m.owed, n)
@@ -281,7 +281,7 @@ func TestThroughAnyCrash(t *testing.T) {
 			Capacity:      rapid.IntRange(1, 12).Draw(rt, "capacity"),
 			Overflow:      rapid.SampledFrom([]int{5, 1000}).Draw(rt, "overflow"),
 			ReadAhead:     rapid.SampledFrom([]int{0, 3 * Overhead, 1 << 20}).Draw(rt, "ahead"),
-			Through:       rapid.Bool().Draw(rt, "through"),
+			WriteThrough:  rapid.Bool().Draw(rt, "through"),
 			MaxUnfinished: rapid.SampledFrom([]int{0, 3, 20}).Draw(rt, "unfinished"),
 			MaxInFlight:   time.Minute,
 			MaxBackdating: 20 * time.Millisecond,
@@ -371,7 +371,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				for _, k := range carried {
 					c.copied[number(k.Message)] = true
 				}
-				if !c.cfg.Through {
+				if !c.cfg.WriteThrough {
 					c.top.Carry(c.now, carried, &c.fx)
 					return
 				}
@@ -421,7 +421,7 @@ func TestThroughAnyCrash(t *testing.T) {
 			c.settle()
 		}
 		if c.top.Waiting() > 0 || c.top.Low() != c.top.End() || c.top.underWay > 0 {
-			state := fmt.Sprintf("line %d+%d behind %v late %d", c.top.line.window.next, c.top.line.window.slots.len(), c.top.line.behind, c.top.line.late)
+			state := fmt.Sprintf("backlog %d+%d behind %v late %d", c.top.backlog.window.next, c.top.backlog.window.slots.len(), c.top.backlog.behind, c.top.backlog.late)
 			for _, ch := range c.top.channels {
 				from, n := ch.wants()
 				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.name, ch.window.next, ch.window.slots.len(), ch.behind, ch.late, ch.absent.len(), ch.ready.len(), len(ch.due), n, from)

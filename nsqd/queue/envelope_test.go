@@ -71,7 +71,7 @@ func (tr *trial) step(do func()) {
 		tr.released = append(tr.released, tr.now)
 	}
 	for _, d := range tr.fx.Deliveries {
-		if !tr.top.Channel(tr.names[d.Consumer]).Hand(d) {
+		if !tr.top.Channel(tr.names[d.Consumer]).MarkSent(d) {
 			tr.rt.Fatal("a delivery came to nothing")
 		}
 	}
@@ -207,7 +207,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 		tr.top = NewTopic(Config{
 			Capacity:      rapid.SampledFrom([]int{1, 10, 1000}).Draw(rt, "capacity"),
 			Overflow:      overflow,
-			Through:       overflow > 0 && rapid.Bool().Draw(rt, "through"),
+			WriteThrough:  overflow > 0 && rapid.Bool().Draw(rt, "through"),
 			MaxInFlight:   time.Minute,
 			MaxBackdating: tr.late,
 			Rand:          rng,
@@ -236,10 +236,10 @@ func TestBothEnvelopesHold(t *testing.T) {
 					tr.n++
 					m := message(tr.n, tr.now.Add(-between(0, tr.now.Sub(from))))
 					tr.step(func() {
-						if !tr.top.cfg.Through && tr.top.Put(tr.now, &tr.fx, m) == nil {
+						if !tr.top.cfg.WriteThrough && tr.top.Put(tr.now, &tr.fx, m) == nil {
 							return
 						}
-						if tr.top.cfg.Through && tr.top.Admit(tr.now, m) == nil {
+						if tr.top.cfg.WriteThrough && tr.top.Admit(tr.now, m) == nil {
 							tr.top.Appended(tr.now, tr.disk.append(tr.top.End(), m), &tr.fx, m)
 						}
 						tr.top.Tick(tr.now, &tr.fx) // none of these releases
@@ -272,7 +272,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 					for _, it := range c.due {
 						row = append(row, it.msg.ID)
 					}
-					tr.step(func() { tr.top.FinishRow(tr.now, c, id, row, &tr.fx, nil) })
+					tr.step(func() { tr.top.FinishBatch(tr.now, c, id, row, &tr.fx, nil) })
 				}
 			},
 			"disk": func() {

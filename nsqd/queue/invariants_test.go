@@ -22,7 +22,7 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 		}
 	}
 	if t.waiting.len() > 0 && t.open() && !now.Before(t.eligible(t.waiting.front())) {
-		return fmt.Errorf("the head of the line is eligible at %d and still waits at %d", t.eligible(t.waiting.front()), now)
+		return fmt.Errorf("the head of the backlog is eligible at %d and still waits at %d", t.eligible(t.waiting.front()), now)
 	}
 	if err := t.checkLog(); err != nil {
 		return err
@@ -36,8 +36,8 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 		}
 	}
 	for m, n := range t.held() {
-		if int(m.holders) < n {
-			return fmt.Errorf("%s is in %d places and counts %d holders", m.ID, n, m.holders)
+		if int(m.refs) < n {
+			return fmt.Errorf("%s is in %d places and counts %d refs", m.ID, n, m.refs)
 		}
 	}
 	return nil
@@ -71,7 +71,7 @@ func (t *Topic) held() map[*Message]int {
 // checkLog returns what is broken of the invariants of the cursors.
 func (t *Topic) checkLog() error {
 	if !t.logged() {
-		if t.tail.slots.len() > 0 || t.line.window.slots.len() > 0 || t.line.behind {
+		if t.tail.slots.len() > 0 || t.backlog.window.slots.len() > 0 || t.backlog.behind {
 			return fmt.Errorf("a topic without a disk has a tail")
 		}
 		return nil
@@ -99,11 +99,11 @@ func (t *Topic) checkLog() error {
 		return fmt.Errorf("%d on their way to disk, counted %d", under, t.underWay)
 	}
 	const batch = 3 // the largest that the tests put
-	if n := t.underWay; !t.cfg.Through && n > max(t.cfg.Overflow, batch)+len(t.channels) {
+	if n := t.underWay; !t.cfg.WriteThrough && n > max(t.cfg.Overflow, batch)+len(t.channels) {
 		return fmt.Errorf("%d on their way to disk, at most %d", n, t.cfg.Overflow)
 	}
 
-	r, size, behind := &t.read, 0, t.line.behind && t.read.has(t.line.window.end())
+	r, size, behind := &t.read, 0, t.backlog.behind && t.read.has(t.backlog.window.end())
 	for _, c := range t.channels {
 		behind = behind || c.behind && r.has(c.window.end())
 	}
@@ -117,8 +117,8 @@ func (t *Topic) checkLog() error {
 		return fmt.Errorf("the cache has %d bytes, counted %d, up to %d of %d, wanted: %v", size, r.bytes, r.to, t.tail.next, behind)
 	}
 
-	l := &t.line
-	if err := checkWindow("line", &l.window); err != nil {
+	l := &t.backlog
+	if err := checkWindow("backlog", &l.window); err != nil {
 		return err
 	}
 	n := 0
@@ -134,7 +134,7 @@ func (t *Topic) checkLog() error {
 		return fmt.Errorf("%d wait in the window, %d in memory", n, t.waiting.len())
 	}
 	if l.late < 0 || l.late > 0 && !l.behind {
-		return fmt.Errorf("the line is late by %d, behind %v", l.late, l.behind)
+		return fmt.Errorf("the backlog is late by %d, behind %v", l.late, l.behind)
 	}
 	for _, c := range t.channels {
 		if !c.tracked {
@@ -225,20 +225,20 @@ func (c *Channel) checkInvariants() error {
 	if c.inFlight.n+deferred != len(c.due) {
 		return fmt.Errorf("%d in flight + %d deferred != %d due", c.inFlight.n, deferred, len(c.due))
 	}
-	hungry := map[*consumer]int{}
-	for d := range c.hungry {
-		ring := &c.hungry[d]
+	listed := map[*consumer]int{}
+	for d := range c.credited {
+		ring := &c.credited[d]
 		for i := range ring.n {
 			w := ring.buf[(ring.head+i)&(len(ring.buf)-1)]
-			hungry[w]++
+			listed[w]++
 			if w.distance != Distance(d) {
 				return fmt.Errorf("consumer %d at distance %d is listed at %d", w.id, w.distance, d)
 			}
 		}
 	}
-	for d := range c.hungry {
-		if n := c.hungry[d].len(); n > max(1, 2*(len(c.consumers)+1)) {
-			return fmt.Errorf("%d are listed as hungry of %d consumers", n, len(c.consumers))
+	for d := range c.credited {
+		if n := c.credited[d].len(); n > max(1, 2*(len(c.consumers)+1)) {
+			return fmt.Errorf("%d are listed of %d consumers", n, len(c.consumers))
 		}
 	}
 	for id, w := range c.consumers {
@@ -257,11 +257,11 @@ func (c *Channel) checkInvariants() error {
 		if w.inFlight != held[w] {
 			return fmt.Errorf("consumer %d counts %d, holds %d", id, w.inFlight, held[w])
 		}
-		if want := btoi(w.hungry); hungry[w] != want {
-			return fmt.Errorf("consumer %d is listed %d times, want %d", id, hungry[w], want)
+		if want := btoi(w.listed); listed[w] != want {
+			return fmt.Errorf("consumer %d is listed %d times, want %d", id, listed[w], want)
 		}
-		if w.credit() && !w.hungry {
-			return fmt.Errorf("consumer %d has credit and is not hungry", id)
+		if w.credit() && !w.listed {
+			return fmt.Errorf("consumer %d has credit and is not listed", id)
 		}
 		credit = credit || w.credit()
 	}

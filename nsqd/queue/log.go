@@ -74,11 +74,11 @@ func (w *window[T]) reach(o Offset) {
 	}
 }
 
-// The topic's messages are one log. The topic's line, which waits for tokens, and
+// The topic's messages are one log. The topic's backlog, which waits for tokens, and
 // each channel are cursors into it: a position up to which messages were taken, and
 // what of those is open. What is before the position and not open is done, for good.
 //
-// A message is in memory while somebody has it: the line, a channel that has not
+// A message is in memory while somebody has it: the backlog, a channel that has not
 // finished it, or the tail. What a cursor has no memory for it leaves in the log: it
 // is behind, and takes it later, in order.
 //
@@ -90,33 +90,33 @@ func (w *window[T]) reach(o Offset) {
 //
 // Invariants, checked by checkInvariants in tests:
 //   - front is beyond all that was ever released; what waits has an offset below the
-//     line's end;
+//     backlog's end;
 //   - a channel that is not behind has had all before front but what still waits, for
 //     which it has a slot that is pending if the offset is below its end;
 //   - late is how many messages a cursor that is behind has not taken;
 //   - what is in the tail is held by it;
 //   - what a cursor that is behind has not taken is in the log or in the tail.
 
-// line is the topic's own cursor, behind which messages wait.
-type line struct {
+// backlog is the topic's own cursor, behind which messages wait.
+type backlog struct {
 	window window[*Message] // what waits in memory, by offset
 	absent ring[Offset]     // what waited there in an earlier process and was not read yet
 	behind bool
 	late   int // messages from the window's end on
 }
 
-// free is how many messages may go into the line's memory past nobody.
+// free is how many messages may go into the backlog's memory past nobody.
 func (t *Topic) free() int {
-	if t.line.behind || t.tight || t.line.absent.len() > 0 {
+	if t.backlog.behind || t.tight || t.backlog.absent.len() > 0 {
 		return 0
 	}
-	if t.retained && t.logged() && !t.cfg.Through {
+	if t.retained && t.logged() && !t.cfg.WriteThrough {
 		return min(t.space(), max(0, t.cfg.Overflow-t.underWay))
 	}
 	return t.space()
 }
 
-// space is how many messages the line's memory may still take. While memory is tight
+// space is how many messages the backlog's memory may still take. While memory is tight
 // that is one, if it does not stay.
 func (t *Topic) space() int {
 	if !t.tight {
@@ -132,7 +132,7 @@ func (t *Topic) space() int {
 // larger than what may be gets there alone, and so does whatever comes while memory
 // is tight.
 func (t *Topic) diskRoom(n int) bool {
-	return t.cfg.Through || !t.tight && t.underWay+n <= t.cfg.Overflow || t.cfg.Overflow > 0 && t.underWay == 0
+	return t.cfg.WriteThrough || !t.tight && t.underWay+n <= t.cfg.Overflow || t.cfg.Overflow > 0 && t.underWay == 0
 }
 
 // logged reports whether places in the log are kept.
@@ -169,7 +169,7 @@ func (t *Topic) writeUpTo(o Offset, last *Message) {
 			m = t.inMemory(at)
 		}
 		if m != nil {
-			m.hold()
+			m.ref()
 		}
 		t.tail.push(m)
 	}
@@ -178,7 +178,7 @@ func (t *Topic) writeUpTo(o Offset, last *Message) {
 // oldest is an offset before which no cursor has anything in memory.
 func (t *Topic) oldest() Offset {
 	o := t.end
-	if w := &t.line.window; w.slots.len() > 0 {
+	if w := &t.backlog.window; w.slots.len() > 0 {
 		o = w.next
 	}
 	for _, c := range t.channels {
@@ -192,7 +192,7 @@ func (t *Topic) oldest() Offset {
 // inMemory returns the message that a cursor has at an offset; nil if none has. What was
 // carried forward is in the tail at once.
 func (t *Topic) inMemory(o Offset) *Message {
-	if m := t.line.window.get(o); m != nil {
+	if m := t.backlog.window.get(o); m != nil {
 		return m
 	}
 	for _, c := range t.channels {
@@ -203,15 +203,15 @@ func (t *Topic) inMemory(o Offset) *Message {
 	return nil
 }
 
-// letGo says that a holder of the message needs it no longer.
-func (t *Topic) letGo(m *Message, fx *Effects) {
-	m.holders--
+// unref says that a holder of the message needs it no longer.
+func (t *Topic) unref(m *Message, fx *Effects) {
+	m.refs--
 	switch {
-	case m.holders == 0:
+	case m.refs == 0:
 		fx.Free = append(fx.Free, m)
 		fx.Held -= m.Size()
-	case m.holders < 0:
-		panic("queue: message " + string(m.ID[:]) + " is let go too often")
+	case m.refs < 0:
+		panic("queue: message " + string(m.ID[:]) + " is given back too often")
 	}
 }
 
@@ -221,14 +221,14 @@ func (t *Topic) unspill(m *Message, fx *Effects) {
 		m.spilled = false
 		t.underWay--
 	}
-	t.letGo(m, fx)
+	t.unref(m, fx)
 }
 
 // needed is the offset from which on somebody is behind.
 func (t *Topic) needed() Offset {
 	from := t.end
-	if t.line.behind {
-		from = t.line.window.end()
+	if t.backlog.behind {
+		from = t.backlog.window.end()
 	}
 	for _, c := range t.channels {
 		if c.behind {
@@ -241,17 +241,17 @@ func (t *Topic) needed() Offset {
 // TakeUnwritten appends to into what is to be written next, in order: at most so many
 // messages, and of so many bytes but for the last. The owner appends them to the log
 // at their offsets, then calls Written up to the offset returned, or nothing if that
-// failed, and LetGo in either case. One caller at a time.
+// failed, and Unref in either case. One caller at a time.
 func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
 	upTo, from, size, under := t.tail.next, t.needed(), 0, t.underWay
 	for o := upTo; o < t.tail.end() && len(into) < most && size < bytes; o++ {
 		if m := t.tail.get(o); m == nil {
 			// done already
-		} else if m.holders == 1 && o < from && m.Only == nil && !t.retained {
+		} else if m.refs == 1 && o < from && m.Only == nil && !t.retained {
 			t.tail.done(o)
 			t.unspill(m, fx)
 		} else {
-			m.hold()
+			m.ref()
 			into = append(into, m)
 			size += m.Size()
 		}
@@ -271,7 +271,7 @@ func (t *Topic) Unwritten() bool { return t.tail.slots.len() > 0 }
 
 // Waits reports whether a message has no token yet: what is known of its release
 // is to be written only after that. Requires: it is the machine's.
-func (t *Topic) Waits(m *Message) bool { return t.line.window.get(m.Offset) == m }
+func (t *Topic) Waits(m *Message) bool { return t.backlog.window.get(m.Offset) == m }
 
 // Written says that all before an offset that is needed is in the log.
 func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
@@ -297,15 +297,15 @@ func (t *Topic) pastTail(upTo Offset, fx *Effects) {
 	}
 }
 
-// LetGo says that the owner needs messages no longer that it got by TakeUnwritten.
-func (t *Topic) LetGo(msgs []*Message, fx *Effects) {
+// Unref says that the owner needs messages no longer that it got by TakeUnwritten.
+func (t *Topic) Unref(msgs []*Message, fx *Effects) {
 	for _, m := range msgs {
-		t.letGo(m, fx)
+		t.unref(m, fx)
 	}
 }
 
 // Appended says that messages are in the log, from that offset on, and so accepted.
-// It takes ownership of them. Requires: Config.Through.
+// It takes ownership of them. Requires: Config.WriteThrough.
 func (t *Topic) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Message) {
 	t.jump(first)
 	for _, m := range msgs {
@@ -318,8 +318,8 @@ func (t *Topic) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Mess
 			t.wait(m)
 			continue
 		}
-		t.line.behind = true
-		t.line.late++
+		t.backlog.behind = true
+		t.backlog.late++
 		fx.Free = append(fx.Free, m)
 	}
 	t.changes++
@@ -365,7 +365,7 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 	upTo = min(upTo, t.tail.next)
 	for _, m := range msgs {
 		m.spilled = false
-		m.hold()
+		m.ref()
 		fx.Held += m.Size()
 	}
 	passing := !t.caches(from)
@@ -383,7 +383,7 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 		t.due = min(t.due, c.Deadline())
 	}
 	for _, m := range msgs {
-		t.letGo(m, fx)
+		t.unref(m, fx)
 	}
 	if passing {
 		t.ForgetRead(fx)
@@ -405,12 +405,12 @@ func at(msgs []*Message, i int, o Offset) (*Message, int) {
 	return nil, i
 }
 
-// The line as a cursor.
+// The backlog as a cursor.
 
-// wants returns what the line has to get from the log, and from where: nothing until
+// wants returns what the backlog has to get from the log, and from where: nothing until
 // half of its memory is free, so that it comes in batches.
 func (t *Topic) wants() (from Offset, n int) {
-	l := &t.line
+	l := &t.backlog
 	if t.stopped || l.absent.len() == 0 && (!l.behind || t.known(l.window.end())) {
 		return 0, 0
 	}
@@ -423,9 +423,9 @@ func (t *Topic) wants() (from Offset, n int) {
 	return l.window.end(), n
 }
 
-// lack has the owner read what the line wants.
+// lack has the owner read what the backlog wants.
 func (t *Topic) lack(fx *Effects) {
-	if t.line.behind || t.line.absent.len() > 0 {
+	if t.backlog.behind || t.backlog.absent.len() > 0 {
 		if _, n := t.wants(); n > 0 {
 			fx.Disk = true
 		}
@@ -433,7 +433,7 @@ func (t *Topic) lack(fx *Effects) {
 }
 
 func (t *Topic) refill(from, upTo Offset, msgs []*Message) {
-	l := &t.line
+	l := &t.backlog
 	var m *Message
 	for i := 0; l.absent.len() > 0; {
 		o := l.absent.front()
@@ -455,9 +455,9 @@ func (t *Topic) refill(from, upTo Offset, msgs []*Message) {
 	t.catchUp()
 }
 
-// catchUp takes what the line is behind with and is in memory, as far as there is space.
+// catchUp takes what the backlog is behind with and is in memory, as far as there is space.
 func (t *Topic) catchUp() {
-	l := &t.line
+	l := &t.backlog
 	for l.behind && l.absent.len() == 0 {
 		o := l.window.end()
 		if o >= t.end {
@@ -489,7 +489,7 @@ func (t *Topic) catchUp() {
 
 // settleOnly lets channels have what is for them alone at the end of the log.
 func (t *Topic) settleOnly(fx *Effects) {
-	if !t.passed || t.line.window.slots.len() > 0 {
+	if !t.passed || t.backlog.window.slots.len() > 0 {
 		return
 	}
 	t.passed, t.front = false, t.end
@@ -501,7 +501,7 @@ func (t *Topic) settleOnly(fx *Effects) {
 
 // gone says that what waited at an offset will not be released.
 func (t *Topic) gone(o Offset) {
-	t.line.window.done(o)
+	t.backlog.window.done(o)
 	for _, c := range t.channels {
 		if c.tracked && t.isPending(c.window.get(o)) {
 			c.window.done(o)
@@ -512,7 +512,7 @@ func (t *Topic) gone(o Offset) {
 // Low is the offset before which nobody needs anything in the log.
 func (t *Topic) Low() Offset {
 	low := t.end
-	if l := &t.line; l.behind || l.window.slots.len() > 0 {
+	if l := &t.backlog; l.behind || l.window.slots.len() > 0 {
 		low = l.window.next
 	}
 	for _, c := range t.channels {
@@ -570,7 +570,7 @@ func (t *Topic) End() Offset { return t.end }
 // Changes is how often it changed so far what Snapshot says.
 func (t *Topic) Changes() uint64 { return t.changes }
 
-// span is a run of offsets that were emptied out of the line: who is behind finds
+// span is a run of offsets that were emptied out of the backlog: who is behind finds
 // messages there that were never released.
 type span struct{ from, to Offset }
 
@@ -633,7 +633,7 @@ func (c *Channel) release(now mono.Time, m *Message, fx *Effects) {
 // reach makes the channel's run end at an offset: of those before it only what waits
 // still comes.
 func (c *Channel) reach(o Offset) {
-	l := &c.topic.line.window
+	l := &c.topic.backlog.window
 	if l.slots.len() == 0 && len(c.ahead) == 0 {
 		c.window.reach(o)
 		return
@@ -659,8 +659,8 @@ func (c *Channel) start() {
 	}
 	t := c.topic
 	c.window.slots.clear()
-	if c.window.next = t.front; t.line.window.slots.len() > 0 {
-		c.window.next = min(t.front, t.line.window.next)
+	if c.window.next = t.front; t.backlog.window.slots.len() > 0 {
+		c.window.next = min(t.front, t.backlog.window.next)
 	}
 	// order: all alike
 	for o := range c.ahead {
@@ -675,14 +675,14 @@ func (c *Channel) start() {
 func (c *Channel) seek(to Offset, records int, fx *Effects) {
 	t := c.topic
 	for o := t.tail.next; o < t.end; o++ {
-		m, waits := t.tail.get(o), t.line.window.get(o)
+		m, waits := t.tail.get(o), t.backlog.window.get(o)
 		if waits != nil || m != nil && (o >= t.front || o >= to && c.takes(m)) {
 			records++ // of what waits, below: not in the log
 		}
 	}
 	c.window.slots.clear()
-	if c.window.next = to; t.line.window.slots.len() > 0 {
-		c.window.next = min(to, t.line.window.next)
+	if c.window.next = to; t.backlog.window.slots.len() > 0 {
+		c.window.next = min(to, t.backlog.window.next)
 	}
 	c.reach(to)
 	c.behind, c.estimate, c.late = true, true, max(0, records-t.Waiting())
@@ -701,7 +701,7 @@ func (c *Channel) caughtUp() {
 	c.late, c.estimate = 0, false
 }
 
-// wants is as of the line.
+// wants is as of the backlog.
 func (c *Channel) wants() (from Offset, n int) {
 	t := c.topic
 	if c.stopped {
@@ -749,7 +749,7 @@ func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 			return
 		}
 		c.absent.pop()
-		m.hold()
+		m.ref()
 		it.msg = m
 		c.place(now, it)
 	}
@@ -759,7 +759,7 @@ func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 // next takes a message that the channel is behind with; false if there is no space.
 func (c *Channel) next(now mono.Time, m *Message) bool {
 	c.reach(m.Offset)
-	if _, is := c.ahead[m.Offset]; is || c.topic.line.window.get(m.Offset) != nil {
+	if _, is := c.ahead[m.Offset]; is || c.topic.backlog.window.get(m.Offset) != nil {
 		c.reach(m.Offset + 1)
 		return true
 	}

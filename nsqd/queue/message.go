@@ -15,9 +15,9 @@ import (
 // until it is listed in Effects.Free; then its owner may use it for another.
 //
 // A flood's backlog is made of these, so their size matters: with 112 bytes a message and
-// its body fit into one size class of the allocator (see nsqd/broker's slab).
+// its body fit into one size class of the allocator (see nsqd/broker's pool).
 type Message struct {
-	// Set once, by the publisher's side; holders apart.
+	// Set once, by the publisher's side; refs apart.
 	ID   wire.MessageID
 	Body []byte // owned by the message
 	// Only names the one channel that it is for, if it was carried forward in the log
@@ -26,9 +26,9 @@ type Message struct {
 	Attempts uint16
 	Source   stamp.Source // of Arrival
 	spilled  bool         // in the tail, and counted as on its way to disk
-	// holders is how many need the message: the line or the channels that it is
+	// refs is how many need the message: the backlog or the channels that it is
 	// in, the tail, and whoever took it by TakeUnwritten. The machine counts.
-	holders   int32
+	refs      int32
 	Arrival   mono.Time
 	Timestamp mono.Wall
 	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
@@ -37,7 +37,7 @@ type Message struct {
 	Offset Offset
 
 	// Access is the access delay: how long the message had to wait for its token,
-	// counted from when the line was no longer held up otherwise, and without the
+	// counted from when the backlog was no longer held up otherwise, and without the
 	// time for which it had one that was not used. Set once, at release.
 	Access time.Duration
 
@@ -51,7 +51,7 @@ type Message struct {
 // isFor reports whether the message is for a channel.
 func (m *Message) isFor(channel string) bool { return m.Only == nil || *m.Only == channel }
 
-func (m *Message) hold() { m.holders++ }
+func (m *Message) ref() { m.refs++ }
 
 // Overhead is what a message takes in memory beside its body, in bytes: about
 // what it does, with its place in one channel.

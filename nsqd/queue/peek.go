@@ -43,7 +43,7 @@ func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attemp
 	for o := range c.ahead {
 		u.not[o] = true
 	}
-	for o, l := u.From, &t.line.window; o < min(t.front, l.end()); o++ {
+	for o, l := u.From, &t.backlog.window; o < min(t.front, l.end()); o++ {
 		if l.get(o) != nil {
 			u.not[o] = true
 		}

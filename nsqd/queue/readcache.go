@@ -47,7 +47,7 @@ func (t *Topic) dropRead(fx *Effects) {
 	m := r.messages.pop()
 	r.from = m.Offset + 1
 	r.bytes -= m.Size()
-	t.letGo(m, fx)
+	t.unref(m, fx)
 }
 
 // ForgetRead gives back what was read for cursors close behind, which a topic in which
@@ -74,7 +74,7 @@ func (t *Topic) addRead(from, upTo Offset, msgs []*Message, fx *Effects) {
 	}
 	for _, m := range msgs {
 		if m.Offset < upTo {
-			m.hold()
+			m.ref()
 			r.messages.push(m)
 			r.bytes += m.Size()
 		}
@@ -91,7 +91,7 @@ func (t *Topic) trimRead(fx *Effects) {
 	}
 	r.moved = false
 	needed := r.to
-	if l := &t.line; l.behind && r.has(l.window.end()) {
+	if l := &t.backlog; l.behind && r.has(l.window.end()) {
 		needed = l.window.end()
 	}
 	for _, c := range t.channels {

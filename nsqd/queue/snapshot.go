@@ -13,7 +13,7 @@ import (
 //
 //	version 2
 //	end, the offset from which on nothing was written, front
-//	line: its position, messages behind that are written, runs of what waited
+//	backlog: its position, messages behind that are written, runs of what waited
 //	spans of offsets that were emptied: number, and of each gap and length
 //	channels: number, and of each length of the name and name, position, messages
 //	behind that are written, twice, and one more if that is estimated, runs of what is
@@ -39,7 +39,7 @@ func (t *Topic) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	b = binary.AppendUvarint(b, uint64(t.tail.next))
 	b = binary.AppendUvarint(b, uint64(t.front))
 
-	l := &t.line
+	l := &t.backlog
 	if !l.behind {
 		l.window.reach(t.end)
 	}
@@ -98,7 +98,7 @@ func (c *Channel) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 		c.reach(t.front)
 	} else {
 		for o := max(c.window.end(), t.tail.next); o < t.front; o++ {
-			if m := t.tail.get(o); m != nil && c.takes(m) && t.line.window.get(o) == nil {
+			if m := t.tail.get(o); m != nil && c.takes(m) && t.backlog.window.get(o) == nil {
 				onDisk--
 			}
 		}
@@ -144,7 +144,7 @@ func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.
 	attempts = it.attempts
 	switch {
 	case it.holder != nil: // the next process gives it to somebody at once
-		if !it.handed { // as in letGo
+		if !it.handed { // as in endDelivery
 			attempts--
 		}
 	case it.due > 0 && (it.place >= 0 || it.msg == nil): // deferred, or absent
@@ -265,7 +265,7 @@ func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due m
 // were. Error: ErrSnapshot, and it is as if there were none.
 // Requires: nothing was put; the topic has a disk.
 func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (from Offset, err error) {
-	t.line.behind, t.orphans = true, math.MaxUint64
+	t.backlog.behind, t.orphans = true, math.MaxUint64
 	if len(b) == 0 {
 		return 0, nil
 	}
@@ -275,7 +275,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	t.unread = new(Message)
 	d := decoder{b: b[1:]}
 	end, written, front := Offset(d.num()), Offset(d.num()), Offset(d.num())
-	var l line
+	var l backlog
 	next, pos, late := d.head()
 	l.window.next = next
 	d.open(next, pos, func(o Offset, _ uint16, _ mono.Wall) {
@@ -340,7 +340,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
 		return 0, ErrSnapshot
 	}
-	t.end, t.front, t.line, t.void = end, front, l, void
+	t.end, t.front, t.backlog, t.void = end, front, l, void
 	t.written, t.orphans = written, end
 	for _, from := range cursors {
 		c := t.Channel(from.name)
@@ -363,7 +363,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 // Found says that the log has a message at an offset, for all channels or for that
 // one. Offsets ascend.
 func (t *Topic) Found(o Offset, only string) {
-	l := &t.line
+	l := &t.backlog
 	if t.found == nil {
 		t.found = make(map[Offset]bool)
 	}
@@ -382,7 +382,7 @@ func (t *Topic) Found(o Offset, only string) {
 			l.window.reach(o + 1)
 			t.front = o + 1
 		default:
-			return // until the line has passed it
+			return // until the backlog has passed it
 		}
 	}
 	if l.window.get(o) != nil || t.avoided(o) {
@@ -400,7 +400,7 @@ func (t *Topic) Found(o Offset, only string) {
 func (t *Topic) Restored(now mono.Time, next Offset, fx *Effects) {
 	// What was in memory alone went with it.
 	lost := func(o Offset) bool { return o >= t.written && !t.found[o] }
-	l := &t.line
+	l := &t.backlog
 	for range l.absent.len() {
 		if o := l.absent.pop(); lost(o) {
 			t.gone(o)

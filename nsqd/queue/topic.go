@@ -14,16 +14,16 @@ import (
 // Config bounds a topic. Immutable.
 type Config struct {
 	// Capacity is the greatest number of messages that may wait in the topic's
-	// line, and in each channel, in memory. Must be >= 1.
+	// backlog, and in each channel, in memory. Must be >= 1.
 	Capacity int
-	// Overflow is how many messages more may be on their way to disk, since the line
+	// Overflow is how many messages more may be on their way to disk, since the backlog
 	// or a channel had no room for them; 0 where there is no disk. A channel that has
 	// no room, here or there, keeps the topic from releasing; a topic that has none
 	// refuses. Nothing is ever dropped.
 	Overflow int
-	// Through says that every message is in the log before it is accepted, by
+	// WriteThrough says that every message is in the log before it is accepted, by
 	// Topic.Appended. Requires: Overflow > 0.
-	Through bool
+	WriteThrough bool
 	// MaxUnfinished is how far a channel may be ahead of the oldest message that it
 	// has not finished, in messages; it is behind then. 0: it is not bounded.
 	MaxUnfinished int
@@ -91,23 +91,23 @@ func (e *Effects) Reset() {
 //
 // Invariants, checked by checkInvariants in tests:
 //   - accepted == released + Waiting + emptied + lost;
-//   - a waiting message has taken no token yet: only the head of the line is
+//   - a waiting message has taken no token yet: only the head of the backlog is
 //     judged, when it is released, so that a new share counts from then on;
-//   - under a contract, the part of the line that is in memory is in order of
+//   - under a contract, the part of the backlog that is in memory is in order of
 //     arrival, so that nobody behind the head has a token before it;
-//   - if the head of the line is eligible and every channel has room, it is
+//   - if the head of the backlog is eligible and every channel has room, it is
 //     released before the step returns.
 //
 // Two envelopes. By the times at which messages have their tokens, a contract
 // (r, b) is the bucket's: b + r*dt in any interval, exactly. By the times at which
-// they leave there is none in that alone: a line that was paused for an hour would
+// they leave there is none in that alone: a backlog that was paused for an hour would
 // let go at once of all that had tokens meanwhile. So a message counts as having
-// arrived no earlier than the line was last held up by anything but tokens (opened),
+// arrived no earlier than the backlog was last held up by anything but tokens (opened),
 // and if it had its token more than Config.MaxBackdating ago, then it counts as
 // having arrived so long ago, and may have to wait again. Hence every message leaves
 // within MaxBackdating of its token, and in any interval dt at most
 // b + r*(dt + MaxBackdating). What waits for the disk is not held up: with
-// Config.Through everything does, and a conforming topic must not be judged by the
+// Config.WriteThrough everything does, and a conforming topic must not be judged by the
 // disk's turns.
 type Topic struct {
 	// Set once.
@@ -124,8 +124,8 @@ type Topic struct {
 	waited  mono.Time // what arrived later had its token at once; never falls
 
 	// State.
-	waiting  ring[*Message] // the part of the line that is in memory
-	line     line
+	waiting  ring[*Message] // the part of the backlog that is in memory
+	backlog  backlog
 	channels []*Channel       // by name
 	end      Offset           // of the next message
 	front    Offset           // beyond all that were released
@@ -140,7 +140,7 @@ type Topic struct {
 	// in a channel's, of what is not released yet.
 	unread   *Message // nil until Restore
 	pending  *item    // nil until there is one
-	passed   bool     // the line, something that is for one channel only
+	passed   bool     // the backlog, something that is for one channel only
 	written  Offset   // by an earlier process; of Restore, as found
 	found    map[Offset]bool
 	orphans  Offset // likewise: what is for one channel from there on is in the log twice
@@ -173,12 +173,12 @@ func NewTopic(cfg Config) *Topic {
 	}
 	t := &Topic{cfg: cfg, due: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64, first: math.MaxUint64}
 	t.jump(cfg.First)
-	t.front, t.line.window.next = t.end, t.end
+	t.front, t.backlog.window.next = t.end, t.end
 	return t
 }
 
 // SetTight says whether memory is short of bytes from the next step on. Then the
-// lines are full, whatever their capacity: what is put goes to disk, one message
+// backlogs are full, whatever their capacity: what is put goes to disk, one message
 // or batch at a time, or is refused where there is none; and of what is there,
 // one message comes back to memory where it can leave it at once. What is in
 // memory stays.
@@ -238,8 +238,8 @@ func (t *Topic) Enter(now mono.Time, fx *Effects, msgs ...*Message) {
 		if t.free() > 0 {
 			t.wait(m)
 		} else {
-			t.line.behind = true
-			t.line.late++
+			t.backlog.behind = true
+			t.backlog.late++
 			t.spill(m, fx)
 		}
 		t.counters.Accepted++
@@ -261,7 +261,7 @@ func (t *Topic) Room(n int) bool {
 	return n <= 0 || t.diskRoom(n)
 }
 
-// Admit asks whether a topic with Config.Through would take msgs: it refuses
+// Admit asks whether a topic with Config.WriteThrough would take msgs: it refuses
 // what Put refuses, and counts it. The owner then stores them and calls
 // Appended. Error: *OverLimitError.
 func (t *Topic) Admit(now mono.Time, msgs ...*Message) error {
@@ -291,7 +291,7 @@ func (t *Topic) Refuse(err error, n int) error {
 }
 
 // expectedDelay is the access delay that the last of n messages would have, with
-// every message ahead of it counted, if nothing but tokens held the line up from
+// every message ahead of it counted, if nothing but tokens held the backlog up from
 // now on.
 func (t *Topic) expectedDelay(n int, first, last mono.Time) time.Duration {
 	if t.waiting.len() > 0 {
@@ -323,7 +323,7 @@ func (t *Topic) Tick(now mono.Time, fx *Effects) {
 	}
 }
 
-// ReleaseDeadline is when the head of the line gets its token; mono.Never if
+// ReleaseDeadline is when the head of the backlog gets its token; mono.Never if
 // nothing waits for that. Tick must be called then.
 func (t *Topic) ReleaseDeadline() mono.Time {
 	if t.waiting.len() == 0 || !t.open() {
@@ -382,8 +382,8 @@ func (t *Topic) look(now mono.Time) {
 	}
 }
 
-// advance releases from the head of the line while it is eligible, and has the
-// line filled up from behind.
+// advance releases from the head of the backlog while it is eligible, and has the
+// backlog filled up from behind.
 func (t *Topic) advance(now mono.Time, fx *Effects) {
 	t.release(now, fx)
 	t.lack(fx)
@@ -395,7 +395,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 		t.lapse(now)
 	}
 	t.look(now)
-	if t.line.behind {
+	if t.backlog.behind {
 		t.catchUp()
 	}
 	for t.waiting.len() > 0 && t.open() {
@@ -421,7 +421,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			m.Held = t.opened.Sub(from)
 		}
 		t.waiting.pop()
-		t.line.window.done(m.Offset)
+		t.backlog.window.done(m.Offset)
 		t.counters.Released++
 		t.changes++
 		fx.Released = append(fx.Released, Release{Arrival: m.Arrival, Eligible: e, Released: now, Access: m.Access})
@@ -431,25 +431,25 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			c.dispatch(now, fx)
 			t.due = min(t.due, c.Deadline())
 		}
-		t.letGo(m, fx)
-		if t.line.behind {
+		t.unref(m, fx)
+		if t.backlog.behind {
 			t.catchUp()
 		}
 	}
-	if t.passed && !t.line.behind {
+	if t.passed && !t.backlog.behind {
 		t.settleOnly(fx)
 	}
 	t.heldUp = (t.limited || t.Waiting() > 0) && !t.open()
 }
 
-// wait takes a message into the memory part of the line.
+// wait takes a message into the memory part of the backlog.
 func (t *Topic) wait(m *Message) {
-	m.hold()
+	m.ref()
 	t.place(m)
 	if !t.logged() {
 		return
 	}
-	if w := &t.line.window; m.Offset < w.end() {
+	if w := &t.backlog.window; m.Offset < w.end() {
 		w.set(m.Offset, m) // it was unread
 	} else {
 		w.reach(m.Offset)
@@ -457,7 +457,7 @@ func (t *Topic) wait(m *Message) {
 	}
 }
 
-// place puts a message into the memory part of the line: at its end, or where it
+// place puts a message into the memory part of the backlog: at its end, or where it
 // arrived, if there is a contract. Readers come to their messages late and in an
 // order of their own; whoever came first has a token first.
 func (t *Topic) place(m *Message) {
@@ -495,7 +495,7 @@ func (t *Topic) Paused() bool { return t.paused }
 // Its channels keep theirs.
 func (t *Topic) Empty(fx *Effects) int {
 	n := t.Waiting()
-	l := &t.line
+	l := &t.backlog
 	for o := l.window.next; o < l.window.end(); o++ { // offset by offset: void is in order
 		if l.window.get(o) != nil {
 			t.avoid(o, o+1)
@@ -503,11 +503,11 @@ func (t *Topic) Empty(fx *Effects) int {
 	}
 	t.avoid(l.window.end(), t.end)
 	for i := range t.waiting.len() {
-		t.letGo(t.waiting.at(i), fx)
+		t.unref(t.waiting.at(i), fx)
 	}
 	t.waiting.clear()
 	l.absent.clear()
-	*l = line{window: window[*Message]{next: t.end}}
+	*l = backlog{window: window[*Message]{next: t.end}}
 	t.front = t.end
 	for _, c := range t.channels {
 		if !c.tracked {
@@ -534,7 +534,7 @@ func (t *Topic) Empty(fx *Effects) int {
 func (t *Topic) Waiting() int { return t.waiting.len() + t.Beyond() }
 
 // Beyond is how many of them are not in memory.
-func (t *Topic) Beyond() int { return t.line.late + t.line.absent.len() }
+func (t *Topic) Beyond() int { return t.backlog.late + t.backlog.absent.len() }
 
 // TakeMaxWaiting returns the greatest Waiting since the last call.
 func (t *Topic) TakeMaxWaiting() int {
@@ -618,9 +618,9 @@ func (t *Topic) Finish(now mono.Time, c *Channel, id ConsumerID, m MessageID, fx
 	return nil
 }
 
-// FinishRow is Finish for many in a row, in one step: it appends to errs what
+// FinishBatch is Finish for many in a row, in one step: it appends to errs what
 // became of each.
-func (t *Topic) FinishRow(now mono.Time, c *Channel, id ConsumerID, row []MessageID, fx *Effects, errs []error) []error {
+func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, row []MessageID, fx *Effects, errs []error) []error {
 	for _, m := range row {
 		msg, err := c.finish(id, m, fx)
 		if err == nil {
@@ -664,7 +664,7 @@ func (t *Topic) SetReady(now mono.Time, c *Channel, id ConsumerID, n int, fx *Ef
 func (t *Topic) Resume(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
 	if w := c.consumers[id]; w != nil {
 		w.stalled = false
-		c.feed(w)
+		c.list(w)
 		t.settle(now, c, fx)
 	}
 }

@@ -93,7 +93,7 @@ func (b *bench) hand(d Delivery, want bool) {
 	b.t.Helper()
 	for _, c := range b.top.channels {
 		if c.consumers[d.Consumer] != nil {
-			if got := c.Hand(d); got != want {
+			if got := c.MarkSent(d); got != want {
 				b.t.Fatalf("handing %d to consumer %d: %v, want %v", number(d.Message), d.Consumer, got, want)
 			}
 			b.check()
@@ -331,8 +331,8 @@ func TestConsumersThatComeAndGoLeaveNothing(t *testing.T) {
 		b.top.RemoveConsumer(b.now, c, id, &b.fx)
 	}
 	b.check()
-	if n := c.hungry[Near].len(); n != 0 {
-		t.Fatalf("%d consumers are hungry, and none is there", n)
+	if n := c.credited[Near].len(); n != 0 {
+		t.Fatalf("%d consumers are listed, and none is there", n)
 	}
 }
 
@@ -662,8 +662,8 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			}
 			sum := 0
 			for m, n := range top.held() {
-				if int(m.holders) != n {
-					rt.Fatalf("%d is in %d places and counts %d holders", number(m), n, m.holders)
+				if int(m.refs) != n {
+					rt.Fatalf("%d is in %d places and counts %d refs", number(m), n, m.refs)
 				}
 				sum += m.Size()
 			}
@@ -751,7 +751,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					}
 					d := outbox[id][0]
 					outbox[id] = outbox[id][1:]
-					if !ch.Hand(d) {
+					if !ch.MarkSent(d) {
 						continue
 					}
 					key := holding{channel: ch.name, id: number(d.Message)}
@@ -763,7 +763,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					}
 				}
 				if ch.Stalled(id) {
-					outbox[id] = slices.DeleteFunc(outbox[id], func(d Delivery) bool { return !ch.Stands(d) })
+					outbox[id] = slices.DeleteFunc(outbox[id], func(d Delivery) bool { return !ch.IsCurrent(d) })
 					top.Resume(now, ch, id, &fx)
 				}
 			},
@@ -802,7 +802,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 				for _, id := range ids {
 					row = append(row, message(id, 0).ID)
 				}
-				for i, err := range top.FinishRow(now, top.Channel(h.channel), h.consumer, row, &fx, nil) {
+				for i, err := range top.FinishBatch(now, top.Channel(h.channel), h.consumer, row, &fx, nil) {
 					again := slices.Contains(ids[:i], ids[i])
 					if again != errors.Is(err, ErrNotInFlight) || !again && err != nil {
 						rt.Fatalf("%d of %v: %v", i, ids, err)
@@ -845,7 +845,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 // copyOf is a message as it comes back from disk.
 func copyOf(m *Message) *Message {
 	c := *m
-	c.holders = 0
+	c.refs = 0
 	return &c
 }
 
@@ -870,7 +870,7 @@ func (d *disk) write(top *Topic, now mono.Time, most int, works bool, fx *Effect
 		}
 		top.Written(now, upTo, fx)
 	}
-	top.LetGo(msgs, fx)
+	top.Unref(msgs, fx)
 }
 
 // read reads what is wanted, and returns how many messages that is.
@@ -914,7 +914,7 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 		d.append(m.Offset, m)
 	}
 	b.top.Written(b.now, upTo, &b.fx)
-	b.top.LetGo(msgs, &b.fx)
+	b.top.Unref(msgs, &b.fx)
 	b.put(nil)
 	b.put(nil)
 	if _, n, _ := b.top.Want(); n != 0 || b.top.Waiting() != 7 || b.top.Beyond() != 5 {
@@ -957,7 +957,7 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	}
 	msgs, _ := b.top.TakeUnwritten(b.now, nil, 2, 1000000, &b.fx)
 	b.top.EmptyChannel(b.now, c, &b.fx)
-	b.top.LetGo(msgs, &b.fx)
+	b.top.Unref(msgs, &b.fx)
 	b.check()
 	if c.Depth() != 0 {
 		t.Fatalf("depth %d", c.Depth())
@@ -1076,7 +1076,7 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 		d.append(m.Offset, m)
 	}
 	b.top.Written(b.now, upTo, &b.fx)
-	b.top.LetGo(msgs, &b.fx)
+	b.top.Unref(msgs, &b.fx)
 	b.top.Refill(b.now, from, 4, []*Message{copyOf(d.messages[0]), copyOf(d.messages[1])}, &b.fx)
 	b.check()
 	b.put(nil)
@@ -1200,7 +1200,7 @@ func TestAStepAllocatesNothing(t *testing.T) {
 		if err := top.Put(now, &fx, m); err != nil {
 			t.Fatal(err)
 		}
-		if !c.Hand(fx.Deliveries[0]) {
+		if !c.MarkSent(fx.Deliveries[0]) {
 			t.Fatal("the delivery came to nothing")
 		}
 		if err := top.Finish(now, c, 1, m.ID, &fx); err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// keeper writes the metadata file of a broker with a Storage: in the background
+// metadataWriter writes the metadata file of a broker with a Storage: in the background
 // after every change, once for all changes that came meanwhile. It has a
 // goroutine only while there is something to write.
-type keeper struct {
+type metadataWriter struct {
 	// Set once.
 	broker *Broker
 	path   string
@@ -31,18 +31,18 @@ type keeper struct {
 	turn sync.Cond // on mu: an attempt is over, or there will be none
 }
 
-// keepRetry is how long after a failed attempt comes the next.
-const keepRetry = 500 * time.Millisecond
+// metadataRetry is how long after a failed attempt comes the next.
+const metadataRetry = 500 * time.Millisecond
 
-func newKeeper(b *Broker, path string) *keeper {
-	k := &keeper{broker: b, path: path, stop: make(chan struct{})}
+func newMetadataWriter(b *Broker, path string) *metadataWriter {
+	k := &metadataWriter{broker: b, path: path, stop: make(chan struct{})}
 	k.turn.L = &k.mu
 	return k
 }
 
 // begin says that the broker has what the file had: from now on, it may be
 // replaced.
-func (k *keeper) begin() {
+func (k *metadataWriter) begin() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.mu.begun = true
@@ -50,22 +50,22 @@ func (k *keeper) begin() {
 }
 
 // changed says that the file is out of date. It does not wait.
-func (k *keeper) changed() {
+func (k *metadataWriter) changed() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.mu.wanted++
 	k.start()
 }
 
-// start runs the keeper if it has to and does not yet. Requires: mu held.
-func (k *keeper) start() {
+// start runs the metadataWriter if it has to and does not yet. Requires: mu held.
+func (k *metadataWriter) start() {
 	if k.mu.begun && !k.mu.ended && !k.mu.running && k.mu.saved < k.mu.wanted {
 		k.mu.running = true
 		k.broker.workers.Go(k.run)
 	}
 }
 
-func (k *keeper) run() {
+func (k *metadataWriter) run() {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	for {
@@ -87,7 +87,7 @@ func (k *keeper) run() {
 			k.broker.cfg.Storage.cfg.Log.Error("topics and channels are not recorded on disk; after a restart they would be as they were before", obs.KeyError, err)
 		}
 		if err != nil {
-			retry.Reset(keepRetry)
+			retry.Reset(metadataRetry)
 			select {
 			case <-k.stop: // once more, and out
 			case <-retry.C:
@@ -98,7 +98,7 @@ func (k *keeper) run() {
 
 // write brings the file up to date with all changes before the call. One
 // caller at a time.
-func (k *keeper) write() error {
+func (k *metadataWriter) write() error {
 	k.mu.Lock()
 	upTo, begun := k.mu.wanted, k.mu.begun
 	k.mu.Unlock()
@@ -116,7 +116,7 @@ func (k *keeper) write() error {
 
 // wait returns when all changes before the call are in the file, or an attempt
 // to write them has failed.
-func (k *keeper) wait() {
+func (k *metadataWriter) wait() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for upTo := k.mu.wanted; k.mu.saved < upTo && k.mu.failing == nil && k.mu.running; {
@@ -125,7 +125,7 @@ func (k *keeper) wait() {
 }
 
 // fault returns why the file is out of date; nil if it is not.
-func (k *keeper) fault() error {
+func (k *metadataWriter) fault() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.mu.failing
@@ -133,7 +133,7 @@ func (k *keeper) fault() error {
 
 // end lets nothing more be started: after the broker's workers have ended, the
 // caller of write is the only one.
-func (k *keeper) end() {
+func (k *metadataWriter) end() {
 	k.mu.Lock()
 	k.mu.ended = true
 	k.mu.Unlock()
@@ -145,15 +145,15 @@ func (k *keeper) end() {
 // whoever gave an order may then be told that it is carried out. It does not wait
 // for a disk that is failing; Health tells of that.
 func (b *Broker) Recorded() {
-	if b.keeper != nil {
-		b.keeper.wait()
+	if b.metadataWriter != nil {
+		b.metadataWriter.wait()
 	}
 }
 
 // recorded notes that what Recorded speaks of has changed.
 func (b *Broker) recorded() {
-	if b.keeper != nil {
-		b.keeper.changed()
+	if b.metadataWriter != nil {
+		b.metadataWriter.changed()
 	}
 }
 
@@ -181,10 +181,10 @@ func (t *Topic) metadata() metadata.Topic {
 
 // restoreMetadata makes the topics and channels of the file, without messages.
 func (b *Broker) restoreMetadata() error {
-	if b.keeper == nil {
+	if b.metadataWriter == nil {
 		return nil
 	}
-	s, err := metadata.Read(b.keeper.path)
+	s, err := metadata.Read(b.metadataWriter.path)
 	if err != nil {
 		return fmt.Errorf("restore topics and channels: %w", err)
 	}

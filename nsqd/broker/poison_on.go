@@ -4,9 +4,9 @@ package broker
 
 import "github.com/srtm-io/srtm/nsqd/queue"
 
-// scribble overwrites a message that is given back: whoever still reads it
+// poison overwrites a message that is given back: whoever still reads it
 // reads nonsense, and the race detector sees who.
-func scribble(m *queue.Message) {
+func poison(m *queue.Message) {
 	for i := range m.ID {
 		m.ID[i] = '?'
 	}
