@@ -77,7 +77,7 @@ func (st *state) view(topic catalog.Topic) tuner.Topic {
 	name, spec := topic.Spec.Name(), topic.Spec
 	return tuner.Topic{
 		Setup: tuner.Setup{Policy: spec.Policy, Demand: spec.Demand, Quantile: spec.SLO.Quantile, Latency: spec.SLO.Latency, Start: topic.Plan},
-		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders(), Index: topic.Placement.Index,
+		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders, Index: topic.Placement.Index,
 		Changing: st.owned(name), Over: st.over(name), Missed: st.missed(name),
 		Reports: func(broker string) (all []tuner.Report) {
 			if f := st.reports(name, broker); f != nil {

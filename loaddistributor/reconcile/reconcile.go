@@ -98,8 +98,8 @@ type BrokerError struct {
 func (e *BrokerError) Error() string { return fmt.Sprintf("broker %s: %v", e.Broker, e.Cause) }
 func (e *BrokerError) Unwrap() error { return e.Cause }
 
-// Event is what has happened.
-type Event interface{ event() }
+// Event is what has happened: one of the types from Begun to Closing.
+type Event any
 
 // Begun is the first event.
 type Begun struct{}
@@ -152,19 +152,8 @@ type Cancelled struct{ Cause error }
 // Closing: the controller ends. Nothing is waited for that comes by itself.
 type Closing struct{}
 
-func (Begun) event()     {}
-func (Planned) event()   {}
-func (Answered) event()  {}
-func (Granted) event()   {}
-func (Shares) event()    {}
-func (Consumers) event() {}
-func (Written) event()   {}
-func (Tick) event()      {}
-func (Cancelled) event() {}
-func (Closing) event()   {}
-
-// Effect is what is to be done.
-type Effect interface{ effect() }
+// Effect is what is to be done: one of the types from Plan to Note.
+type Effect any
 
 // Plan wants a plan to be made and written: Planned.
 type Plan struct{}
@@ -222,18 +211,6 @@ type Note struct {
 	Err          error
 	Warn         bool
 }
-
-func (Plan) effect()          {}
-func (Prepare) effect()       {}
-func (Remove) effect()        {}
-func (Grant) effect()         {}
-func (Drop) effect()          {}
-func (LookShares) effect()    {}
-func (LookConsumers) effect() {}
-func (Nudge) effect()         {}
-func (Write) effect()         {}
-func (Moved) effect()         {}
-func (Note) effect()          {}
 
 type phase uint8
 

@@ -12,12 +12,14 @@ import (
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
 // Bolt keeps events in one file, which one process at a time has open.
-type Bolt struct{ path string }
+type Bolt struct {
+	alone
+	path string
+}
 
 // BoltFile is the name of the file in the data path.
 const BoltFile = "loaddistributor.db"
@@ -62,7 +64,7 @@ func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, erro
 			return nil, nil, fmt.Errorf("%s is in use by another process: %w", b.path, context.Cause(ctx))
 		}
 	}
-	cat, err := load(db)
+	cat, err := read(db)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
 	}
@@ -70,19 +72,10 @@ func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, erro
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
 	}
-	return &boltTerm{db: db, number: number, head: cat.Version(), lost: make(chan struct{})}, cat, nil
+	return &boltTerm{kept: kept{number: number, lost: make(chan struct{})}, db: db, head: cat.Version()}, cat, nil
 }
 
-// Follow implements Store.
-func (b *Bolt) Follow(context.Context, Follower) error { return errAlone }
-
-// Leader implements Store.
-func (b *Bolt) Leader(context.Context) (string, error) { return "", nil }
-
-// Close implements Store.
-func (b *Bolt) Close() error { return nil }
-
-func load(db *bbolt.DB) (*catalog.Catalog, error) {
+func read(db *bbolt.DB) (*catalog.Catalog, error) {
 	err := db.Update(func(tx *bbolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(bucketEvents)
 		if err == nil {
@@ -93,16 +86,10 @@ func load(db *bbolt.DB) (*catalog.Catalog, error) {
 	if err != nil {
 		return nil, err
 	}
-	cat := catalog.New()
-	err = db.View(func(tx *bbolt.Tx) error {
-		if b := tx.Bucket(bucketSnapshot).Get(keySnapshot); b != nil {
-			dump, err := decodeDump(b, tx.Bucket(bucketSnapshot).Get(keyAdditions))
-			if err != nil {
-				return fmt.Errorf("snapshot: %w", err)
-			}
-			if cat, err = catalog.Load(dump); err != nil {
-				return fmt.Errorf("snapshot: %w", err)
-			}
+	var cat *catalog.Catalog
+	err = db.View(func(tx *bbolt.Tx) (err error) {
+		if cat, err = load(tx.Bucket(bucketSnapshot).Get(keySnapshot), tx.Bucket(bucketSnapshot).Get(keyAdditions)); err != nil {
+			return err
 		}
 		return tx.Bucket(bucketEvents).ForEach(func(k, v []byte) error {
 			if len(k) != 8 {
@@ -133,11 +120,9 @@ func begin(db *bbolt.DB) (number uint64, err error) {
 }
 
 type boltTerm struct {
-	db     *bbolt.DB
-	number uint64
-	head   uint64
-	over   bool
-	lost   chan struct{} // never closed: nobody takes a locked file away
+	kept
+	db   *bbolt.DB
+	head uint64
 }
 
 func versionKey(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
@@ -202,15 +187,6 @@ func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
 	}
 	return nil
 }
-
-// Number implements Term.
-func (t *boltTerm) Number() uint64 { return t.number }
-
-// Until implements Term.
-func (t *boltTerm) Until() mono.Time { return mono.Never }
-
-// Lost implements Term.
-func (t *boltTerm) Lost() <-chan struct{} { return t.lost }
 
 // Resign implements Term: it closes the file.
 func (t *boltTerm) Resign(context.Context) error {

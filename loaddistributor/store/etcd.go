@@ -240,25 +240,19 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 	if err != nil {
 		return nil, 0, err
 	}
-	cat := catalog.New()
+	var dump, added []byte
 	if of.Parts > 0 {
-		b, err := e.parts(ctx, client, "dump", of.Version, of.Parts, revision)
-		if err != nil {
-			return nil, 0, fmt.Errorf("snapshot: %w", err)
-		}
-		var added []byte
-		if of.Added > 0 {
-			if added, err = e.parts(ctx, client, "added", of.Version, of.Added, revision); err != nil {
-				return nil, 0, fmt.Errorf("snapshot: %w", err)
-			}
-		}
-		dump, err := decodeDump(b, added)
-		if err != nil {
-			return nil, 0, fmt.Errorf("snapshot: %w", err)
-		}
-		if cat, err = catalog.Load(dump); err != nil {
-			return nil, 0, fmt.Errorf("snapshot: %w", err)
-		}
+		dump, err = e.parts(ctx, client, "dump", of.Version, of.Parts, revision)
+	}
+	if err == nil && of.Added > 0 {
+		added, err = e.parts(ctx, client, "added", of.Version, of.Added, revision)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("snapshot: %w", err)
+	}
+	cat, err := load(dump, added)
+	if err != nil {
+		return nil, 0, err
 	}
 	for {
 		r, err := client.Get(ctx, e.key("log", hex(cat.Version()+1)),

@@ -6,12 +6,12 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
 // Memory keeps events as long as the process lives. The zero value is empty.
 type Memory struct {
+	alone
 	mu struct {
 		sync.Mutex
 		leads    bool
@@ -26,9 +26,6 @@ type Memory struct {
 // ErrLed: a store of one process has a leader already.
 var ErrLed = errors.New("the store has a leader already")
 
-// errAlone: nothing but the leader can read these stores.
-var errAlone = errors.New("the store is of one process: no other can follow it")
-
 // Lead implements Store; it does not wait.
 func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	m.mu.Lock()
@@ -36,15 +33,9 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	if m.mu.leads {
 		return nil, nil, ErrLed
 	}
-	cat := catalog.New()
-	if m.mu.snapshot != nil {
-		dump, err := decodeDump(m.mu.snapshot, m.mu.added)
-		if err != nil {
-			return nil, nil, err
-		}
-		if cat, err = catalog.Load(dump); err != nil {
-			return nil, nil, err
-		}
+	cat, err := load(m.mu.snapshot, m.mu.added)
+	if err != nil {
+		return nil, nil, err
 	}
 	for _, r := range m.mu.records {
 		if err := replay(cat, cat.Version()+1, r); err != nil {
@@ -52,7 +43,7 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 		}
 	}
 	m.mu.leads, m.mu.term = true, numberAfter(m.mu.term)
-	return &memoryTerm{store: m, number: m.mu.term, lost: make(chan struct{})}, cat, nil
+	return &memoryTerm{kept{number: m.mu.term, lost: make(chan struct{})}, m}, cat, nil
 }
 
 // Clone returns a store with what is in m now and no leader: what a crash would
@@ -65,20 +56,9 @@ func (m *Memory) Clone() *Memory {
 	return c
 }
 
-// Follow implements Store.
-func (m *Memory) Follow(context.Context, Follower) error { return errAlone }
-
-// Leader implements Store.
-func (m *Memory) Leader(context.Context) (string, error) { return "", nil }
-
-// Close implements Store.
-func (m *Memory) Close() error { return nil }
-
 type memoryTerm struct {
-	store  *Memory
-	number uint64
-	over   bool
-	lost   chan struct{} // never closed
+	kept
+	store *Memory
 }
 
 func (t *memoryTerm) Append(_ context.Context, base uint64, events []catalog.Event) error {
@@ -117,12 +97,6 @@ func (t *memoryTerm) Compact(_ context.Context, dump catalog.Dump) error {
 	m.snapshot, m.added, m.records = b, added, m.records[dump.Version-first:]
 	return nil
 }
-
-func (t *memoryTerm) Number() uint64 { return t.number }
-
-func (t *memoryTerm) Until() mono.Time { return mono.Never }
-
-func (t *memoryTerm) Lost() <-chan struct{} { return t.lost }
 
 func (t *memoryTerm) Resign(context.Context) error {
 	t.store.mu.Lock()

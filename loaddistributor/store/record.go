@@ -292,6 +292,21 @@ func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
 	return dump, added, err
 }
 
+// load returns the catalog that a dump is of; nil: an empty one.
+func load(dump, added []byte) (*catalog.Catalog, error) {
+	if dump == nil {
+		return catalog.New(), nil
+	}
+	d, err := decodeDump(dump, added)
+	if err == nil {
+		var cat *catalog.Catalog
+		if cat, err = catalog.Load(d); err == nil {
+			return cat, nil
+		}
+	}
+	return nil, fmt.Errorf("snapshot: %w", err)
+}
+
 // decodeDump reads what encodeDump wrote; added may be nil.
 func decodeDump(b, added []byte) (d catalog.Dump, err error) {
 	s, err := decodeAs[*journal.Snapshot](b, kindSnapshot)

@@ -67,6 +67,37 @@ type Term interface {
 	Resign(ctx context.Context) error
 }
 
+// alone is what a store of one process cannot do.
+type alone struct{}
+
+// errAlone: nothing but the leader can read these stores.
+var errAlone = errors.New("the store is of one process: no other can follow it")
+
+// Follow implements Store.
+func (alone) Follow(context.Context, Follower) error { return errAlone }
+
+// Leader implements Store.
+func (alone) Leader(context.Context) (string, error) { return "", nil }
+
+// Close implements Store.
+func (alone) Close() error { return nil }
+
+// kept is what the terms of these stores have in common: nothing takes them away.
+type kept struct {
+	number uint64
+	over   bool
+	lost   chan struct{} // never closed
+}
+
+// Number implements Term.
+func (k *kept) Number() uint64 { return k.number }
+
+// Until implements Term.
+func (k *kept) Until() mono.Time { return mono.Never }
+
+// Lost implements Term.
+func (k *kept) Lost() <-chan struct{} { return k.lost }
+
 // numberAfter is the number of the term after one with the number last.
 func numberAfter(last uint64) uint64 { return max(last+1, uint64(time.Now().UnixMilli())) }
 

@@ -195,7 +195,7 @@ func (t *Tuner) record(topic Topic, f *fit, now time.Time) {
 	if f.record == nil {
 		f.record = newRecording(topic, now)
 	}
-	t.ask(f.record, topic, topic.Holders, now)
+	t.ask(f.record, topic, topic.Holders(), now)
 	if f.search == nil {
 		f.record.trace.Skip(wall(now)) // nobody takes it yet
 	}

@@ -25,8 +25,8 @@ type Config struct {
 type Topic struct {
 	Setup   // without Brokers; Start is the plan in force
 	Name    string
-	Epoch   uint64   // of its placement
-	Holders []string // brokers that have it
+	Epoch   uint64          // of its placement
+	Holders func() []string // brokers that have it
 	Index   func(publisher string) (i int, known bool)
 
 	Changing bool // something is being done about it
@@ -82,8 +82,8 @@ func sum(to *Histogram, h Histogram) {
 	}
 }
 
-// Effect is what is to be done.
-type Effect interface{ effect() }
+// Effect is what is to be done: one of the types from Capture to Note.
+type Effect any
 
 // Capture asks a broker for the arrivals of a topic, for so long; 0: not any more.
 type Capture struct {
@@ -140,15 +140,6 @@ type Note struct {
 	Args          []any
 	Level         int // of log/slog
 }
-
-func (Capture) effect()   {}
-func (Relocate) effect()  {}
-func (LookShare) effect() {}
-func (Learned) effect()   {}
-func (Found) effect()     {}
-func (Ended) effect()     {}
-func (Recorded) effect()  {}
-func (Note) effect()      {}
 
 // Levels of a Note.
 const (
