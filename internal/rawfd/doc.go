@@ -1,4 +1,4 @@
 // Package rawfd reads and writes descriptors in non-blocking mode without
 // telling Go's scheduler, which need not know of a call that cannot block. It
-// is for event loops; Linux only. See nsqd/conn and kernel/hook.
+// is for event loops; Linux only. See internal/poll and kernel/hook.
 package rawfd

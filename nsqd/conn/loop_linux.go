@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/poll"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -32,7 +33,7 @@ import (
 type loop struct {
 	// Set once.
 	srv    *Server
-	poller *poller
+	poller *poll.Poller
 
 	seats  []*client // by number; nil: free
 	vacant []int32
@@ -136,7 +137,7 @@ const (
 )
 
 func newLoop(s *Server) (*loop, error) {
-	p, err := newPoller()
+	p, err := poll.New()
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +161,7 @@ func (l *loop) post(c *client) {
 func (l *loop) wakeLocked() {
 	if l.inbox.asleep {
 		l.inbox.asleep = false
-		l.poller.wake()
+		l.poller.Wake()
 	}
 }
 
@@ -189,8 +190,8 @@ func (l *loop) run() {
 		idle := len(l.inbox.clients) == 0
 		l.inbox.asleep = idle
 		l.inbox.Unlock()
-		l.poller.alarm(l.due.next())
-		events := l.poller.wait(idle)
+		l.poller.Alarm(l.due.next())
+		events := l.poller.Wait(idle)
 		if idle {
 			l.inbox.Lock()
 			l.inbox.asleep = false
@@ -246,15 +247,11 @@ func (l *loop) close() {
 	l.inbox.Lock()
 	defer l.inbox.Unlock()
 	l.inbox.asleep = false // nobody is to be woken
-	l.poller.close()
+	l.poller.Close()
 }
 
 // serve does what an event is about.
-func (l *loop) serve(e *unix.EpollEvent) {
-	if e.Fd < 0 {
-		l.poller.served(e)
-		return
-	}
+func (l *loop) serve(e *poll.Event) {
 	c := l.seats[e.Fd]
 	if c == nil || c.seat.turn != uint32(e.Pad) {
 		return // of a connection that ended earlier in this turn
@@ -344,7 +341,7 @@ func (l *loop) watch(c *client) error {
 	if want == s.events {
 		return nil
 	}
-	err := l.poller.watch(s.fd, s.number, s.turn, s.events, want)
+	err := l.poller.Watch(s.fd, s.number, s.turn, s.events, want)
 	if err == nil {
 		s.events = want
 	}
@@ -546,7 +543,7 @@ func (l *loop) abandon(c *client) {
 		return
 	}
 	if s.events != 0 {
-		_ = l.poller.watch(s.fd, s.number, s.turn, s.events, 0)
+		_ = l.poller.Watch(s.fd, s.number, s.turn, s.events, 0)
 		s.events = 0
 	}
 	s.closing.Lock()
@@ -646,7 +643,7 @@ func (l *loop) flush(c *client) error {
 		if len(replies) == 0 {
 			return nil
 		}
-		n, err := write(s.fd, replies)
+		n, err := poll.Write(s.fd, replies)
 		if err == nil && n < len(replies) {
 			err = l.owe(c, replies[n:])
 		}
@@ -667,7 +664,7 @@ func (l *loop) flush(c *client) error {
 			break
 		}
 		work(g.Messages())
-		n, err := write(s.fd, g.Frames)
+		n, err := poll.Write(s.fd, g.Frames)
 		if err != nil {
 			return err
 		}
@@ -712,7 +709,7 @@ func (l *loop) owe(c *client, rest []byte) error {
 // writable writes what is owed.
 func (l *loop) writable(c *client) {
 	s := c.seat
-	n, err := write(s.fd, s.pending)
+	n, err := poll.Write(s.fd, s.pending)
 	if err != nil {
 		l.fail(c, err)
 		return
@@ -794,7 +791,7 @@ func (l *loop) parting(c *client) {
 // discard reads what a peer still sends that was told goodbye.
 func (l *loop) discard(c *client) {
 	s := c.seat
-	n, err := read(s.fd, l.buf)
+	n, err := poll.Read(s.fd, l.buf)
 	s.left -= int64(n)
 	if err != nil || s.left <= 0 {
 		l.shut(c)
@@ -835,7 +832,7 @@ func (l *loop) leaveSeat(c *client) {
 	s := c.seat
 	// It may never have been there, and the descriptor may live on.
 	if s.events != 0 {
-		_ = l.poller.watch(s.fd, s.number, s.turn, s.events, 0)
+		_ = l.poller.Watch(s.fd, s.number, s.turn, s.events, 0)
 		s.events = 0
 	}
 	s.phase = gone

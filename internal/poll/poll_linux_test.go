@@ -1,0 +1,96 @@
+package poll_test
+
+import (
+	"errors"
+	"io"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/poll"
+)
+
+func pair(t *testing.T) (mine, theirs int) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fds[0], fds[1]
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEventsBearSlotAndGeneration(t *testing.T) {
+	p, err := poll.New()
+	check(t, err)
+	defer p.Close()
+	mine, theirs := pair(t)
+	defer unix.Close(mine)
+	check(t, p.Watch(mine, 7, 3, 0, unix.EPOLLIN))
+	if got := p.Wait(false); len(got) != 0 {
+		t.Fatalf("nothing happened, but %v", got)
+	}
+	_, err = poll.Write(theirs, []byte("x"))
+	check(t, err)
+	for range 2 { // a level, not an edge
+		if got := p.Wait(true); len(got) != 1 || got[0].Fd != 7 || got[0].Pad != 3 || got[0].Events != unix.EPOLLIN {
+			t.Fatalf("events %+v", got)
+		}
+	}
+	check(t, p.Watch(mine, 7, 3, unix.EPOLLIN, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET))
+	if got := p.Wait(true); len(got) != 1 || got[0].Events != unix.EPOLLIN|unix.EPOLLOUT {
+		t.Fatalf("events %+v", got)
+	}
+	if got := p.Wait(false); len(got) != 0 {
+		t.Fatalf("the edge was told twice: %+v", got)
+	}
+	check(t, p.Watch(mine, 7, 3, unix.EPOLLIN, 0))
+	unix.Close(theirs)
+	if got := p.Wait(false); len(got) != 0 {
+		t.Fatalf("unwatched, but %+v", got)
+	}
+	var b [2]byte
+	if n, err := poll.Read(mine, b[:]); n != 1 || err != nil {
+		t.Fatalf("read %d, %v", n, err)
+	}
+	if _, err := poll.Read(mine, b[:]); !errors.Is(err, io.EOF) {
+		t.Fatalf("read at the end: %v", err)
+	}
+	if _, err := poll.Write(mine, b[:]); !errors.Is(err, unix.EPIPE) {
+		t.Fatalf("write after the end: %v", err)
+	}
+}
+
+// Each of several wake-ups and alarms ends one wait, though what they leave in
+// their descriptors is never read; and none ends a second.
+func TestWakeAndAlarmEndAWait(t *testing.T) {
+	p, err := poll.New()
+	check(t, err)
+	defer p.Close()
+	for range 3 {
+		go p.Wake()
+		p.Wait(true)
+		p.Alarm(clock.Mono() + 1)
+		p.Wait(true)
+		p.Alarm(1) // long ago
+		p.Wait(true)
+		p.Alarm(mono.Never)
+	}
+	woken := make(chan struct{})
+	go func() { p.Wait(true); close(woken) }()
+	select {
+	case <-woken:
+		t.Error("a wait ended for nothing")
+	default:
+	}
+	p.Wake()
+	<-woken
+}
