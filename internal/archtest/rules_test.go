@@ -85,7 +85,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"loaddistributor/registry"},
-		Only: []string{"internal/mono"},
+		Only: []string{"internal/mono", "nsq/wire"},
 		Why:  "who registered is known without a cluster; lookup puts both together",
 	},
 	{

@@ -102,6 +102,23 @@ func (f *Faults) Add(field, format string, args ...any) {
 	*f = append(*f, Fault{field, fmt.Sprintf(format, args...)})
 }
 
+// Name adds a fault unless name is one of a topic, a channel or a broker, and reports
+// whether it is.
+func (f *Faults) Name(field, name string) bool {
+	valid := len(name) >= 1 && len(name) <= 64
+	for _, c := range []byte(name) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			valid = false
+		}
+	}
+	if !valid {
+		f.Add(field, "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", name)
+	}
+	return valid
+}
+
 // Err returns nil when nothing is wrong.
 func (f Faults) Err() error {
 	if len(f) == 0 {

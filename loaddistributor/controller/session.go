@@ -297,18 +297,6 @@ func overLimit(o catalog.OverLimit) srtmv1.OverLimitPolicy {
 	return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
 }
 
-// ValidName reports whether s is a name of a topic, a channel or a broker.
-func ValidName(s string) bool {
-	for _, c := range []byte(s) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= 64
-}
-
 // HostPort splits an address that others dial.
 func HostPort(address string) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(address)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/loaddistributor/registry"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 type message struct {
@@ -140,7 +141,7 @@ func changing(mux *http.ServeMux, path string, names []string, check bool, do fu
 				return
 			}
 			arg := query.Get(name)
-			if check && !registry.ValidName(arg) {
+			if check && !wire.ValidTopicName(arg) {
 				refuse(w, fault{http.StatusBadRequest, "INVALID_ARG_" + strings.ToUpper(name)})
 				return
 			}

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // The protocol, from our side. After the magic, commands and answers alternate:
@@ -30,8 +32,6 @@ const (
 	// MaxField is the maximum length of a text in an IDENTIFY body, in bytes;
 	// it is more than a host name can have.
 	MaxField = 256
-	// maxName is the maximum length of a topic or channel name in bytes.
-	maxName = 64
 )
 
 // Codes of errors.
@@ -126,10 +126,10 @@ func Parse(in []byte) (Command, int, error) {
 		if len(params) > 1 {
 			c.Channel = params[1]
 		}
-		if !ValidName(c.Topic) {
+		if !wire.ValidTopicName(c.Topic) {
 			return Command{}, 0, refuse(CodeBadTopic, "%s topic name '%s' is not valid", verb, printable(c.Topic))
 		}
-		if c.Channel != "" && !ValidName(c.Channel) {
+		if c.Channel != "" && !wire.ValidChannelName(c.Channel) {
 			return Command{}, 0, refuse(CodeBadChannel, "%s channel name '%s' is not valid", verb, printable(c.Channel))
 		}
 		return c, n, nil
@@ -184,27 +184,6 @@ func parseNode(body []byte) (Node, error) {
 		}
 	}
 	return n, nil
-}
-
-const ephemeralSuffix = "#ephemeral"
-
-func ephemeral(name string) bool { return strings.HasSuffix(name, ephemeralSuffix) }
-
-// ValidName reports whether name is 1 to 64 characters of [.a-zA-Z0-9_-], of
-// which the last may be "#ephemeral".
-func ValidName(name string) bool {
-	if len(name) > maxName {
-		return false
-	}
-	stem := strings.TrimSuffix(name, ephemeralSuffix)
-	for _, c := range []byte(stem) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return stem != ""
 }
 
 // printable is what an answer repeats of a client's words.

@@ -135,7 +135,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("a refusal %q", err)
 		}
 		for _, c := range whole {
-			again := wire(t, c)
+			again := encoded(t, c)
 			if back, n, err := Parse(again); err != nil || n != len(again) || back != c {
 				t.Fatalf("%+v as %q: %+v, %v", c, again, back, err)
 			}
@@ -143,8 +143,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// wire encodes a command, as a node would.
-func wire(t *testing.T, c Command) []byte {
+// encoded encodes a command, as a node would.
+func encoded(t *testing.T, c Command) []byte {
 	t.Helper()
 	switch c.Verb {
 	case Ping:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // Defaults of a Config; the first two are nsqlookupd's.
@@ -234,12 +235,12 @@ func (r *Registry) drop(id ID, k key) {
 		delete(t.producers, id)
 	} else if holders := t.channels[k.channel]; holders != nil {
 		delete(holders, id)
-		if len(holders) == 0 && ephemeral(k.channel) {
+		if len(holders) == 0 && wire.Ephemeral(k.channel) {
 			delete(t.channels, k.channel)
 			r.names--
 		}
 	}
-	if len(t.producers) == 0 && ephemeral(k.topic) {
+	if len(t.producers) == 0 && wire.Ephemeral(k.topic) {
 		r.names -= 1 + len(t.channels)
 		delete(r.topics, k.topic)
 	}

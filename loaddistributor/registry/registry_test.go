@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // check fails when an invariant is broken.
@@ -245,12 +246,12 @@ func TestAnyHistory(t *testing.T) {
 		// settle forgets what is ephemeral and nobody's, once somebody had it.
 		settle := func(touched []key) {
 			for _, k := range touched {
-				if k.channel != "" && ephemeral(k.channel) && len(holders(k)) == 0 {
+				if k.channel != "" && wire.Ephemeral(k.channel) && len(holders(k)) == 0 {
 					delete(names, k)
 				}
 			}
 			for _, k := range touched {
-				if ephemeral(k.topic) && len(holders(key{topic: k.topic})) == 0 {
+				if wire.Ephemeral(k.topic) && len(holders(key{topic: k.topic})) == 0 {
 					for n := range names {
 						if n.topic == k.topic {
 							delete(names, n)

@@ -206,9 +206,7 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 	if n := len(req.PublisherIds); n < 1 || n > maxMoved {
 		bad.Add("publisher_ids", "%d, want 1 to %d", n, maxMoved)
 	}
-	if !controller.ValidName(req.BrokerId) {
-		bad.Add("broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.BrokerId)
-	}
+	bad.Name("broker_id", req.BrokerId)
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}

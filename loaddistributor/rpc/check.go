@@ -61,9 +61,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	if spec.ShareRule == "" {
 		spec.ShareRule = share.Default
 	}
-	if !controller.ValidName(p.Name) {
-		bad.Add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", p.Name)
-	}
+	bad.Name("spec.name", p.Name)
 	contract := checkContract(&bad, p.Contract, spec)
 	if contract {
 		spec.Demand.Rate = (spec.Demand.RateMilli + 999) / 1000
@@ -109,10 +107,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	} else {
 		seen := map[string]bool{}
 		for i, name := range p.Channels {
-			switch at := fmt.Sprintf("spec.channels[%d]", i); {
-			case !controller.ValidName(name):
-				bad.Add(at, "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", name)
-			case seen[name]:
+			if at := fmt.Sprintf("spec.channels[%d]", i); bad.Name(at, name) && seen[name] {
 				bad.Add(at, "%q appears twice", name)
 			}
 			seen[name] = true
@@ -130,8 +125,8 @@ func checkUpdate(req *srtmv1.UpdateTopicRequest) error {
 	var bad faults
 	if req.Spec == nil {
 		bad.Add("spec", "is missing")
-	} else if !controller.ValidName(req.Spec.Name) {
-		bad.Add("spec.name", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", req.Spec.Name)
+	} else {
+		bad.Name("spec.name", req.Spec.Name)
 	}
 	switch paths := req.UpdateMask.GetPaths(); {
 	case req.UpdateMask == nil:
@@ -213,9 +208,7 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 // checkHello returns all faults of a broker's hello.
 func checkHello(h *srtmv1.BrokerHello) error {
 	var bad faults
-	if !controller.ValidName(h.BrokerId) {
-		bad.Add("hello.broker_id", "%.80q: want 1 to 64 of [.a-zA-Z0-9_-]", h.BrokerId)
-	}
+	bad.Name("hello.broker_id", h.BrokerId)
 	if h.Instance == "" || len(h.Instance) > 128 {
 		bad.Add("hello.instance", "has %d bytes: want 1 to 128", len(h.Instance))
 	}

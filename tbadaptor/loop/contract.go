@@ -54,7 +54,7 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 	c := &adaptor.Contract{
 		Topic: req.Topic, Total: shareproto.From(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
 	}
-	checkName(&bad, "topic", c.Topic)
+	bad.Name("topic", c.Topic)
 	if !slices.Contains(share.Rules(), c.Rule) {
 		bad.Add("share_rule", "%q is not one of %s", c.Rule, strings.Join(share.Rules(), ", "))
 	}
@@ -74,7 +74,7 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 	for i, m := range req.Members {
 		at := func(field string) string { return fmt.Sprintf("members[%d].%s", i, field) }
 		one := shareproto.From(m.Share)
-		if checkName(&bad, at("broker_id"), m.BrokerId) && members[m.BrokerId] {
+		if bad.Name(at("broker_id"), m.BrokerId) && members[m.BrokerId] {
 			bad.Add(at("broker_id"), "%q appears twice", m.BrokerId)
 		}
 		if err := one.Validate(); err != nil {
@@ -94,7 +94,7 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 	}
 	for i, broker := range req.Awaited {
 		at := fmt.Sprintf("awaited[%d]", i)
-		if checkName(&bad, at, broker) && (members[broker] || slices.Contains(req.Awaited[:i], broker)) {
+		if bad.Name(at, broker) && (members[broker] || slices.Contains(req.Awaited[:i], broker)) {
 			bad.Add(at, "%q appears twice", broker)
 		}
 	}
@@ -212,7 +212,7 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 // ForgetBroker implements srtmv1.GrantServiceServer.
 func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
 	var bad badRequest
-	if !checkName(&bad, "broker_id", req.BrokerId) {
+	if !bad.Name("broker_id", req.BrokerId) {
 		return nil, toStatus(bad.Err())
 	}
 	freed, err := s.free(reasonForgotten, req.BrokerId, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) { return m.Forget(req.BrokerId) })

@@ -374,7 +374,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 
 func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 	var bad badRequest
-	checkName(&bad, "hello.broker_id", h.BrokerId)
+	bad.Name("hello.broker_id", h.BrokerId)
 	if _, known := policies[h.Policy]; !known {
 		bad.Add("hello.policy", "%d: it has no meaning here", h.Policy)
 	}
@@ -511,27 +511,6 @@ func policyProto(p ledger.Policy) srtmv1.LeasePolicy {
 		}
 	}
 	return srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
-}
-
-// checkName adds a fault unless it is a name of a topic or a broker, and reports whether
-// it is.
-func checkName(bad *badRequest, field, name string) bool {
-	if !validName(name) {
-		bad.Add(field, "%q: want 1 to 64 of [.a-zA-Z0-9_-]", name)
-		return false
-	}
-	return true
-}
-
-func validName(s string) bool {
-	for _, c := range []byte(s) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= 64
 }
 
 func sortedNames[T any](m map[string]T) []string {
