@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,8 +54,8 @@ type options struct {
 	evacuateAfter     time.Duration
 	consumerWait      time.Duration
 	deathEvidence     bool
-	relief            string
-	reliefRules       tuner.RebalanceConfig
+	rebalance         string
+	rebalanceRules    tuner.RebalanceConfig
 	leases            *loop.LeaseFlags
 	fitting           string
 	fittingRound      time.Duration
@@ -102,11 +103,14 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere; 8 s after a start of the loaddistributor if that is more, and at once if its process is seen to have ended")
 	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "take it for proof that a broker's process has ended if its session ends and both its ports, which had accepted, refuse connections: its shares go to others at once. Set it to false where something else than the broker's own host may answer for its address")
-	fs.StringVar(&o.relief, "relief", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
-	fs.DurationVar(&o.reliefRules.Sustained, "relief-after", tuner.DefaultSustained, "how long that has to last")
-	fs.DurationVar(&o.reliefRules.Cooldown, "relief-cooldown", tuner.DefaultCooldown, "pause after each such move of a topic")
-	fs.Float64Var(&o.reliefRules.MaxPart, "relief-step", tuner.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
-	fs.DurationVar(&o.reliefRules.Capture, "relief-capture", tuner.DefaultCapture, "how long arrivals are recorded then, to be replayed through the bucket; 0: the reported access delays decide")
+	fs.StringVar(&o.rebalance, "rebalance", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
+	fs.DurationVar(&o.rebalanceRules.Sustained, "rebalance-after", tuner.DefaultSustained, "how long that has to last")
+	fs.DurationVar(&o.rebalanceRules.Cooldown, "rebalance-cooldown", tuner.DefaultCooldown, "pause after each such move of a topic")
+	fs.Float64Var(&o.rebalanceRules.MaxPart, "rebalance-step", tuner.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
+	fs.DurationVar(&o.rebalanceRules.Capture, "rebalance-capture", tuner.DefaultCapture, "how long arrivals are recorded then, to be replayed through the bucket; 0: the reported access delays decide")
+	for _, name := range []string{"rebalance", "rebalance-after", "rebalance-cooldown", "rebalance-step", "rebalance-capture"} {
+		daemon.Alias(fs, name, strings.Replace(name, "rebalance", "relief", 1), "its name until 0.2")
+	}
 	fs.StringVar(&o.fitting, "fitting", tuner.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
 	fs.DurationVar(&o.fittingRound, "fitting-round", tuner.DefaultRound, "length of a round of --fitting=paper")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
@@ -133,8 +137,8 @@ func (o *options) validate() (err error) {
 	}
 	errs = append(errs, o.controllerConfig(log, nil).Validate())
 	errs = append(errs, o.registryConfig().Validate())
-	if _, err := controller.ParseRelief(o.relief); err != nil {
-		errs = append(errs, fmt.Errorf("--relief: %w", err))
+	if _, err := controller.ParseRebalance(o.rebalance); err != nil {
+		errs = append(errs, fmt.Errorf("--rebalance: %w", err))
 	}
 	o.adaptorOptions, err = o.adaptorSecurity.Load(adaptorPrefix)
 	errs = append(errs, err)
@@ -169,7 +173,7 @@ func (o *options) validate() (err error) {
 }
 
 func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
-	mode, _ := controller.ParseRelief(o.relief) // validate says what is wrong with it
+	mode, _ := controller.ParseRebalance(o.rebalance) // validate says what is wrong with it
 	measure := ""
 	if o.fitting == tuner.ModeFast || o.fitting == tuner.ModePaper {
 		measure = o.fitting // validate says what is wrong with another
@@ -182,7 +186,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 		Probe:   probe,
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
-		EvacuateAfter: o.evacuateAfter, ConsumerWait: o.consumerWait, Relief: mode, ReliefRules: o.reliefRules,
+		EvacuateAfter: o.evacuateAfter, ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
 		Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }

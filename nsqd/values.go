@@ -3,7 +3,6 @@ package main
 import (
 	"crypto/tls"
 	"errors"
-	"flag"
 	"fmt"
 	"strconv"
 	"strings"
@@ -43,11 +42,6 @@ func (o *options) experiment(s string) error {
 		return fmt.Errorf("%q is not %s, the only experiment there is", s, topologyAware)
 	}
 	return nil
-}
-
-// alias adds a second name to a flag, as NSQ's configuration files have it.
-func alias(fs *flag.FlagSet, name, other string) {
-	fs.Var(fs.Lookup(name).Value, other, "as --"+name+", which has this name in NSQ's configuration files")
 }
 
 // tlsRequired is whom TLS is required of, a flag that may stand without a

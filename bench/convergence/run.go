@@ -97,7 +97,7 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 		err = os.RemoveAll(dir)
 	}()
 	flags := []string{
-		"--fitting=" + mode, "--window=" + c.check.String(), "--relief=off", "--log-level=debug",
+		"--fitting=" + mode, "--window=" + c.check.String(), "--rebalance=off", "--log-level=debug",
 		"--seed=" + strconv.FormatUint(spec.Seed+1, 10), // 0 would draw one
 	}
 	if mode == tuner.ModePaper {

@@ -40,6 +40,36 @@ func OneOf(flag, value string, known ...string) error {
 	return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
 }
 
+// Alias adds a second name to a flag, and says why it has one.
+func Alias(fs *flag.FlagSet, name, other, why string) {
+	fs.Var(&alias{fs.Lookup(name).Value, name}, other, "as --"+name+": "+why)
+}
+
+type alias struct {
+	flag.Value
+	of string
+}
+
+func (a *alias) String() string {
+	if a.Value == nil { // package flag asks the zero value, too
+		return ""
+	}
+	return a.Value.String()
+}
+
+func (a *alias) IsBoolFlag() bool {
+	b, ok := a.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
+}
+
+// canonical returns the name of a flag, or of the one that it is an alias of.
+func canonical(f *flag.Flag) string {
+	if a, ok := f.Value.(*alias); ok {
+		return a.of
+	}
+	return f.Name
+}
+
 // parse adds --config and --version to fs, and reads args and the file they name.
 // In the file _ may stand for -, and a list repeats a flag; a flag on the command
 // line wins over the file.
@@ -73,7 +103,7 @@ func parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer)
 // or returns all that is wrong with it.
 func readFile(path string, fs *flag.FlagSet) error {
 	given := map[string]bool{}
-	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	fs.Visit(func(f *flag.Flag) { given[canonical(f)] = true })
 	var file map[string]any
 	if _, err := toml.DecodeFile(path, &file); err != nil {
 		return fmt.Errorf("--config %s: %w", path, err)
@@ -81,11 +111,12 @@ func readFile(path string, fs *flag.FlagSet) error {
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(file)) {
 		name := strings.ReplaceAll(key, "_", "-")
-		if name == "config" || name == "version" || fs.Lookup(name) == nil {
+		setting := fs.Lookup(name)
+		if name == "config" || name == "version" || setting == nil {
 			errs = append(errs, fmt.Errorf("--config %s: unknown setting %q", path, key))
 			continue
 		}
-		if given[name] {
+		if given[canonical(setting)] {
 			continue
 		}
 		values, isList := file[key].([]any)

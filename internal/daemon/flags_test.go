@@ -27,6 +27,7 @@ func read(t *testing.T, args ...string) (options, string, error) {
 	fs.DurationVar(&o.interval, "interval", time.Second, "how often")
 	fs.IntVar(&o.count, "count", 3, "how many")
 	fs.Var(&o.names, "name", "a name; may be repeated")
+	Alias(fs, "name", "names", "its former name")
 	err := parse(fs, args, "thing does it.", "thing v1.2.3", &out)
 	return o, out.String(), err
 }
@@ -48,6 +49,19 @@ func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
 	}
 	if o.address != "c:3" || o.interval != 5*time.Second || o.count != 3 || o.names.String() != "a,b" {
 		t.Errorf("got %+v", o)
+	}
+}
+
+// An alias is its flag: the command line wins over the file by either name.
+func TestAlias(t *testing.T) {
+	former, present := file(t, `names = ["a", "b"]`), file(t, `name = ["a", "b"]`)
+	for want, args := range map[string][]string{
+		"a,b": {"--config", former}, "c": {"--config", former, "--name=c"}, "d": {"--config", present, "--names=d"},
+		"e": {"--config", former, "--names=e"}, "f,g": {"--name=f", "--names=g"},
+	} {
+		if o, _, err := read(t, args...); err != nil || o.names.String() != want {
+			t.Errorf("%q: %q, %v, want %q", args, o.names.String(), err, want)
+		}
 	}
 }
 

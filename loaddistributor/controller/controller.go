@@ -51,8 +51,8 @@ type Config struct {
 	Probe Probe
 	// What becomes of moves that relieve overloaded brokers, and when they are
 	// due; the rules are checked unless it is off.
-	Relief      Relief
-	ReliefRules tuner.RebalanceConfig
+	Rebalance      Rebalance
+	RebalanceRules tuner.RebalanceConfig
 	// For how long after the first broker has joined a catalog that was empty at the
 	// start denies no topic: others may hold it. 0: it does so at once.
 	Grace time.Duration
@@ -98,8 +98,8 @@ func (c Config) Validate() error {
 	if c.Window < c.ReportInterval {
 		errs = append(errs, fmt.Errorf("window %v is shorter than the report interval %v", c.Window, c.ReportInterval))
 	}
-	if c.Relief != ReliefOff {
-		errs = append(errs, c.ReliefRules.Validate())
+	if c.Rebalance != RebalanceOff {
+		errs = append(errs, c.RebalanceRules.Validate())
 	}
 	if c.Fitting != "" && c.Fitting != tuner.ModeFast && c.Fitting != tuner.ModePaper {
 		errs = append(errs, fmt.Errorf("fitting %q: want %q, %q, or none", c.Fitting, tuner.ModeFast, tuner.ModePaper))
@@ -124,7 +124,7 @@ type Controller struct {
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitMetrics fitMetrics
 
-	// Atomic: moves that relief proposed, and brokers whose buckets it found to be
+	// Atomic: moves that were proposed, and brokers whose buckets it found to be
 	// to blame; counted by Run, read for display.
 	proposed, bucketLimited atomic.Uint64
 	// Atomic: dumps that the journal did not take; counted by the committer.
@@ -201,7 +201,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		c.mu.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
 	c.mu.tuner = tuner.NewTuner(tuner.Config{
-		Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Relief != ReliefOff, Rules: cfg.ReliefRules,
+		Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Rebalance != RebalanceOff, Rules: cfg.RebalanceRules,
 		Report: cfg.ReportInterval, Window: cfg.Window, Seed: cfg.Seed,
 	})
 	c.mu.ending = make(chan struct{})

@@ -21,8 +21,10 @@ var (
 	descTopics    = prometheus.NewDesc("srtm_topics", "Topics by state.", []string{"state"}, nil)
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
-	descRelief    = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
-	descLimited   = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Brokers that missed a topic's SLO, and whose bucket was found to be to blame.", nil, nil)
+	descProposed  = prometheus.NewDesc("srtm_rebalance_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
+	descLimited   = prometheus.NewDesc("srtm_rebalance_bucket_limited_total", "Brokers that missed a topic's SLO because of their share, not of their load.", nil, nil)
+	descProposed1 = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Former name of srtm_rebalance_moves_proposed_total.", nil, nil)
+	descLimited1  = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Former name of srtm_rebalance_bucket_limited_total.", nil, nil)
 	descFits      = prometheus.NewDesc("srtm_fits_running", "Topics that are being fitted: their publishers send, and they are measured.", nil, nil)
 	descUndumped  = prometheus.NewDesc("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then.", nil, nil)
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that clients watch.", nil, nil)
@@ -82,7 +84,7 @@ type collector struct{ c *Controller }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descRelief, descLimited, descUndumped, descFits,
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descProposed, descLimited, descProposed1, descLimited1, descUndumped, descFits,
 		descDelivered, descExceeded, descMet, descOver, descStranded, descRefused, descAccess,
 	} {
 		out <- d
@@ -100,8 +102,12 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
-	all = append(all, prometheus.MustNewConstMetric(descRelief, prometheus.CounterValue, float64(c.proposed.Load())))
-	all = append(all, prometheus.MustNewConstMetric(descLimited, prometheus.CounterValue, float64(c.bucketLimited.Load())))
+	for _, d := range []*prometheus.Desc{descProposed, descProposed1} {
+		all = append(all, prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(c.proposed.Load())))
+	}
+	for _, d := range []*prometheus.Desc{descLimited, descLimited1} {
+		all = append(all, prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(c.bucketLimited.Load())))
+	}
 	all = append(all, prometheus.MustNewConstMetric(descUndumped, prometheus.CounterValue, float64(c.undumped.Load())))
 	type listed struct {
 		topic   string

@@ -801,12 +801,12 @@ var _ = Describe("Moving publishers", func() {
 
 var _ = Describe("An overloaded broker", func() {
 	// late has b1 deliver a topic late, for want of capacity or of tokens.
-	late := func(mode controller.Relief, bucket bool, change ...func(*tuner.RebalanceConfig)) (*cluster, func() map[string]int, *agenttest.Node) {
+	late := func(mode controller.Rebalance, bucket bool, change ...func(*tuner.RebalanceConfig)) (*cluster, func() map[string]int, *agenttest.Node) {
 		c := newCluster(setup{config: func(cfg *controller.Config) {
-			cfg.Relief = mode
-			cfg.ReliefRules = tuner.RebalanceConfig{Sustained: 50 * time.Millisecond, Cooldown: time.Hour, MaxPart: 0.05}
+			cfg.Rebalance = mode
+			cfg.RebalanceRules = tuner.RebalanceConfig{Sustained: 50 * time.Millisecond, Cooldown: time.Hour, MaxPart: 0.05}
 			for _, do := range change {
-				do(&cfg.ReliefRules)
+				do(&cfg.RebalanceRules)
 			}
 		}})
 		n1, n2 := c.node("b1", 600), c.node("b2", 600)
@@ -852,7 +852,7 @@ var _ = Describe("An overloaded broker", func() {
 	}
 
 	It("is relieved when a replay of its arrivals does not blame its bucket", func() {
-		c, where, node := late(controller.ReliefOn, false, recorded)
+		c, where, node := late(controller.RebalanceOn, false, recorded)
 		send(c, node, 1, 5*time.Millisecond)
 		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
 		Expect(c.control.Proposed()).To(BeZero(), "while they are being recorded")
@@ -863,7 +863,7 @@ var _ = Describe("An overloaded broker", func() {
 	})
 
 	It("is left alone when a replay blames its bucket, whatever it reports", func() {
-		c, where, node := late(controller.ReliefOn, false, recorded)
+		c, where, node := late(controller.RebalanceOn, false, recorded)
 		send(c, node, 100, 100*time.Millisecond) // for a share of 400 msg/s, burst 5
 		Eventually(c.control.BucketLimited).Should(BeEquivalentTo(1))
 		Expect(c.control.Proposed()).To(BeZero())
@@ -871,14 +871,14 @@ var _ = Describe("An overloaded broker", func() {
 	})
 
 	It("is judged by its reports when it records nothing", func() {
-		c, where, node := late(controller.ReliefOn, false, recorded)
+		c, where, node := late(controller.RebalanceOn, false, recorded)
 		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
 		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
 		Expect(c.control.BucketLimited()).To(BeZero())
 	})
 
 	It("is relieved of a twentieth of the publishers", func() {
-		c, where, _ := late(controller.ReliefOn, false)
+		c, where, _ := late(controller.RebalanceOn, false)
 		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
 		// Their part of the contract has gone with them, whole.
 		Eventually(func() map[string]string { return c.shares("t") }).Should(And(
@@ -887,13 +887,13 @@ var _ = Describe("An overloaded broker", func() {
 	})
 
 	It("is only reported in a dry run", func() {
-		c, where, _ := late(controller.ReliefDryRun, false)
+		c, where, _ := late(controller.RebalanceDryRun, false)
 		Eventually(c.control.Proposed).Should(BeEquivalentTo(1))
 		Expect(where()).To(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})
 
 	It("is left alone when its bucket is to blame", func() {
-		c, where, _ := late(controller.ReliefOn, true)
+		c, where, _ := late(controller.RebalanceOn, true)
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED: the SLO is missed"))
 		Consistently(where, "200ms").Should(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})

@@ -20,27 +20,27 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Relief says what becomes of the moves that loaddistributor/tuner proposes.
-type Relief uint8
+// Rebalance says what becomes of the moves that loaddistributor/tuner proposes.
+type Rebalance uint8
 
 const (
-	// ReliefOff: none is looked for.
-	ReliefOff Relief = iota
-	// ReliefDryRun: they are logged and counted.
-	ReliefDryRun
-	// ReliefOn: they are carried out.
-	ReliefOn
+	// RebalanceOff: none is looked for.
+	RebalanceOff Rebalance = iota
+	// RebalanceDryRun: they are logged and counted.
+	RebalanceDryRun
+	// RebalanceOn: they are carried out.
+	RebalanceOn
 )
 
-var reliefNames = []string{"off", "dry-run", "on"}
+var rebalanceNames = []string{"off", "dry-run", "on"}
 
-// ParseRelief reads "off", "dry-run" or "on".
-func ParseRelief(s string) (Relief, error) {
-	i := slices.Index(reliefNames, s)
+// ParseRebalance reads "off", "dry-run" or "on".
+func ParseRebalance(s string) (Rebalance, error) {
+	i := slices.Index(rebalanceNames, s)
 	if i < 0 {
-		return ReliefOff, fmt.Errorf("%q is none of off, dry-run, on", s)
+		return RebalanceOff, fmt.Errorf("%q is none of off, dry-run, on", s)
 	}
-	return Relief(i), nil
+	return Rebalance(i), nil
 }
 
 // Proposed returns how many moves away from overloaded brokers were due so far,
@@ -193,9 +193,9 @@ func (c *Controller) foundLocked(e tuner.Found) {
 		log.Warn("the SLO is missed, for want of tokens")
 		return
 	}
-	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", c.cfg.Relief == ReliefDryRun)
+	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", c.cfg.Rebalance == RebalanceDryRun)
 	c.proposed.Add(1)
-	if c.cfg.Relief == ReliefDryRun || c.mu.owned(e.Topic) {
+	if c.cfg.Rebalance == RebalanceDryRun || c.mu.owned(e.Topic) {
 		return
 	}
 	c.wantLocked(c.moving(e.Topic, "overload, "+e.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
