@@ -62,12 +62,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
-	var coded *plan.ExitError // and not of a process that srtm up has run
-	if errors.As(err, &coded) {
-		return lifecycle.ExitError{Code: coded.Code, Err: err}
-	}
-	return explain(err)
+	return explain(root.ExecuteContext(ctx))
 }
 
 // command returns the command tree, fresh: cobra keeps state in it.

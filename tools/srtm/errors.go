@@ -11,10 +11,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
-
-// exitInfeasible is the exit code where a topic has no room on the brokers.
-const exitInfeasible = 3
 
 // explain turns a gRPC error into what an operator wants to read: the message,
 // or every fault of the request.
@@ -39,7 +37,7 @@ func explain(err error) error {
 			}
 		case *srtmv1.Infeasible:
 			return lifecycle.ExitError{
-				Code: exitInfeasible,
+				Code: plan.CodeInfeasible,
 				Err:  fmt.Errorf("infeasible: %s: need %d, have %d%s", d.GetBound(), d.GetNeed(), d.GetHave(), wouldFit(d.GetFits())),
 			}
 		}

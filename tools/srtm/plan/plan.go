@@ -15,24 +15,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Exit codes of the command.
-const (
-	CodeBadInput   = 1 // the scenario cannot be read or has faults
-	CodeUsage      = 2 // a flag has a value it cannot have
-	CodeInfeasible = 3 // nothing fits; the answer was written and says why
-)
-
-// ExitError is an error that asks for an exit code.
-type ExitError struct {
-	Code int // that the process should end with
-	Err  error
-}
-
-func (e *ExitError) Error() string { return e.Err.Error() }
-func (e *ExitError) Unwrap() error { return e.Err }
+// CodeInfeasible is the exit code where nothing fits; the answer was written and says
+// why.
+const CodeInfeasible = 3
 
 // answer is the JSON form of the output.
 type answer struct {
@@ -69,8 +58,7 @@ type fits struct {
 	BrokerMcap  int64 `json:"broker_mcap"`
 }
 
-// Command returns `srtm plan`. Its errors are *ExitError, except those of flags
-// that do not parse.
+// Command returns `srtm plan`.
 func Command() *cobra.Command {
 	var file, policy, output string
 	var seed uint64
@@ -110,7 +98,7 @@ publishers and that of brokers, each by itself).`,
 			}
 			s, err := read(file, cmd.InOrStdin())
 			if err != nil {
-				return &ExitError{Code: CodeBadInput, Err: fmt.Errorf("%s: %w", name, err)}
+				return fmt.Errorf("%s: %w", name, err)
 			}
 			return run(cmd.OutOrStdout(), s, name, policy, output, seed)
 		},
@@ -124,7 +112,7 @@ publishers and that of brokers, each by itself).`,
 }
 
 func usage(format string, args ...any) error {
-	return &ExitError{Code: CodeUsage, Err: fmt.Errorf(format, args...)}
+	return lifecycle.UsageError{Err: fmt.Errorf(format, args...)}
 }
 
 func read(file string, stdin io.Reader) (scenario, error) {
@@ -148,10 +136,10 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 	var found placement.FieldErrors
 	var bound *placement.Infeasible
 	if errors.As(err, &found) || len(s.faults) > 0 {
-		return &ExitError{Code: CodeBadInput, Err: errors.New(file + ": " + s.with(found).Text("\n"+file+": "))}
+		return errors.New(file + ": " + s.with(found).Text("\n"+file+": "))
 	}
 	if err != nil && !errors.As(err, &bound) {
-		return &ExitError{Code: CodeBadInput, Err: err}
+		return err
 	}
 	a := answer{Policy: policy, K: p.K, Quotas: []quota{}}
 	for _, q := range p.Quotas {
@@ -173,10 +161,10 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 		err = table(w, a, s.demand.Topic, bound)
 	}
 	if err != nil {
-		return &ExitError{Code: CodeBadInput, Err: fmt.Errorf("write the plan: %w", err)}
+		return fmt.Errorf("write the plan: %w", err)
 	}
 	if bound != nil {
-		return &ExitError{Code: CodeInfeasible, Err: bound}
+		return lifecycle.ExitError{Code: CodeInfeasible, Err: bound}
 	}
 	return nil
 }
