@@ -86,6 +86,13 @@ var _ = Describe("a run", func() {
 		GinkgoHelper()
 		return emulate.Run(ctx, cfg, build(), progress)
 	}
+	// reported is a run of which there is a report.
+	reported := func(progress func(*report.Progress)) *report.Report {
+		GinkgoHelper()
+		r, err := run(progress)
+		Expect(err).NotTo(HaveOccurred())
+		return r
+	}
 	offered := func() uint64 {
 		return uint64(len(schedule.Arrivals(schedule.Until(cfg.Load.Spec.Stream(), cfg.Duration))))
 	}
@@ -103,8 +110,7 @@ var _ = Describe("a run", func() {
 
 	It("accounts for every message at one broker", func() {
 		cfg.Nsqd = a.Address()
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Fault()).To(BeEmpty())
 		Expect(r.Offered).To(Equal(offered()))
 		Expect(*r.Account).To(SatisfyAll(
@@ -119,8 +125,7 @@ var _ = Describe("a run", func() {
 	It("carries thousands of connections", func() {
 		cfg.Nsqd, cfg.Connect = a.Address(), 30*time.Second
 		cfg.Load.Spec.Publishers, cfg.Load.Spec.Rate, cfg.Duration = 2000, 1, 500*time.Millisecond
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Fault()).To(BeEmpty())
 		Expect(r.Publishers).To(Equal(2000))
 		Expect(r.Account.Delivered).To(Equal(offered()))
@@ -136,8 +141,7 @@ var _ = Describe("a run", func() {
 
 	It("works without a subscriber", func() {
 		cfg.Nsqd, cfg.Subscribe = a.Address(), false
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Account).To(BeNil())
 		Expect(r.EndToEnd).To(BeNil())
 		Expect(r.Accepted).To(Equal(offered()))
@@ -145,8 +149,7 @@ var _ = Describe("a run", func() {
 
 	It("goes where the loaddistributor places it, and finds the topic by lookup", func() {
 		placed()
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Fault()).To(BeEmpty())
 		Expect(r.Account.Delivered).To(Equal(offered()))
 		at := map[string]bool{}
@@ -162,7 +165,7 @@ var _ = Describe("a run", func() {
 		placed()
 		cfg.Duration, cfg.Interval = 600*time.Millisecond, 100*time.Millisecond
 		moved := false
-		r, err := run(func(p *report.Progress) {
+		r := reported(func(p *report.Progress) {
 			if !moved && p.Accepted > 0 {
 				moved = true
 				for _, s := range cfg.Load.Spec.Sources() {
@@ -170,7 +173,6 @@ var _ = Describe("a run", func() {
 				}
 			}
 		})
-		Expect(err).NotTo(HaveOccurred())
 		Expect(moved).To(BeTrue())
 		Expect(r.Moved).To(BeNumerically("==", 10))
 		Expect(r.Fault()).To(BeEmpty())
@@ -180,8 +182,7 @@ var _ = Describe("a run", func() {
 	It("reports what was lost, and names it", func() {
 		cfg.Nsqd, cfg.Drain = a.Address(), 500*time.Millisecond
 		a.DeliverEach(0)
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Accepted).To(BeNumerically(">", 100))
 		Expect(r.Account.Lost).To(Equal(r.Accepted))
 		Expect(r.Missing).To(HaveLen(20))
@@ -191,8 +192,7 @@ var _ = Describe("a run", func() {
 	It("reports what came twice", func() {
 		cfg.Nsqd = a.Address()
 		a.DeliverEach(2)
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Account.Duplicated).To(Equal(offered()))
 		Expect(r.Account.Lost).To(BeZero())
 		Expect(r.Fault()).To(ContainSubstring("delivered more than once"))
@@ -201,8 +201,7 @@ var _ = Describe("a run", func() {
 	It("reports refusals", func() {
 		cfg.Nsqd = a.Address()
 		a.Refuse(func(string, []byte) *wire.Error { return wire.NewError(wire.CodeQueueFull, "full") })
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Refused).To(Equal(map[string]uint64{"E_QUEUE_FULL": offered()}))
 		Expect(r.Fault()).To(Equal("no message was accepted"))
 		Expect(r.AchievedFraction()).To(BeZero())
@@ -211,13 +210,12 @@ var _ = Describe("a run", func() {
 	It("drains and reports when it is interrupted", func() {
 		cfg.Nsqd, cfg.Duration, cfg.Interval = a.Address(), time.Hour, 20*time.Millisecond
 		var last report.Progress
-		r, err := run(func(p *report.Progress) {
+		r := reported(func(p *report.Progress) {
 			last = *p
 			if p.Accepted > 100 {
 				cancel()
 			}
 		})
-		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Interrupted).To(BeTrue())
 		Expect(r.Fault()).To(BeEmpty())
 		Expect(r.Accepted).To(BeNumerically(">", 100))
@@ -230,8 +228,7 @@ var _ = Describe("a run", func() {
 
 	It("writes down when it sent", func() {
 		cfg.Nsqd, cfg.Capture = a.Address(), filepath.Join(GinkgoT().TempDir(), "times")
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		testkit.Private(GinkgoTB(), filepath.Dir(cfg.Capture))
 		text, err := os.ReadFile(cfg.Capture)
 		Expect(err).NotTo(HaveOccurred())
@@ -251,8 +248,7 @@ var _ = Describe("a run", func() {
 		cfg.Background = emulate.DefaultBackground()
 		cfg.Background.Spec.Rate = 50
 		cfg.Background.At = []emulate.BackgroundAt{{Address: a.Address(), Publishers: 4}, {Address: b.Address(), Publishers: 12}}
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Fault()).To(BeEmpty())
 		Expect(r.Account.Delivered).To(Equal(offered()))
 		Expect(r.Account.Foreign).To(BeZero())
@@ -278,8 +274,7 @@ var _ = Describe("a run", func() {
 		cfg.Nsqd, cfg.Histograms = a.Address(), filepath.Join(GinkgoT().TempDir(), "run.hlog")
 		cfg.Background = emulate.DefaultBackground()
 		cfg.Background.At = []emulate.BackgroundAt{{Address: b.Address(), Publishers: 2}}
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		file, err := os.Open(cfg.Histograms)
 		Expect(err).NotTo(HaveOccurred())
 		defer file.Close()
@@ -310,8 +305,7 @@ var _ = Describe("a run", func() {
 		Expect(os.WriteFile(path, rows.Bytes(), 0o644)).To(Succeed())
 		cfg.Load.Trace, cfg.Load.Replay.Compress, cfg.Load.Replay.Copies = path, 10, 3
 		cfg.Nsqd, cfg.Duration = a.Address(), time.Hour
-		r, err := run(nil)
-		Expect(err).NotTo(HaveOccurred())
+		r := reported(nil)
 		Expect(r.Publishers).To(Equal(21))
 		Expect(r.Offered).To(BeNumerically("==", 150))
 		Expect(r.Fault()).To(BeEmpty())
@@ -364,18 +358,17 @@ var _ = Describe("a run", func() {
 		Expect(err).To(MatchError(client.ErrUnknown))
 	})
 
-	It("does not begin when the captured times cannot be kept", func() {
+	It("does not begin when what it is to write down cannot be kept", func() {
+		cannot := func() {
+			GinkgoHelper()
+			_, err := run(nil)
+			Expect(err).To(MatchError(os.ErrNotExist))
+			Expect(log.Events()).To(BeEmpty())
+		}
 		cfg.Nsqd, cfg.Capture = a.Address(), "/no/such/folder/times"
-		_, err := run(nil)
-		Expect(err).To(MatchError(os.ErrNotExist))
-		Expect(log.Events()).To(BeEmpty())
-	})
-
-	It("does not begin when the histograms cannot be kept", func() {
-		cfg.Nsqd, cfg.Histograms = a.Address(), "/no/such/folder/run.hlog"
-		_, err := run(nil)
-		Expect(err).To(MatchError(os.ErrNotExist))
-		Expect(log.Events()).To(BeEmpty())
+		cannot()
+		cfg.Capture, cfg.Histograms = "", "/no/such/folder/run.hlog"
+		cannot()
 	})
 
 	It("does not begin without the brokers of the background", func() {
