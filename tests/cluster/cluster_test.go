@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -25,43 +24,25 @@ import (
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-func get(ctx context.Context, t *testing.T, url string) (code int, body string) {
+// start starts brokers of 1,000 msg/s each with all that belongs to them.
+func start(t *testing.T, brokers int) *local.Cluster {
 	t.Helper()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	c, err := local.StartCluster(t.Context(), local.ClusterConfig{
+		Brokers: brokers, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: local.Patience,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	r, err := c.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r.StatusCode, string(b)
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
 }
 
-type create func(*srtmv1.TopicSpec) (*srtmv1.Topic, error)
-
-func creator(ctx context.Context, c *local.Cluster) create {
-	return func(spec *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
-		stream, err := srtmv1.NewAdminServiceClient(c.Conn).CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec})
-		if err != nil {
-			return nil, err
-		}
-		for {
-			r, err := stream.Recv()
-			if err != nil {
-				return nil, err
-			}
-			if r.GetTopic() != nil {
-				return r.GetTopic(), nil
-			}
-		}
-	}
+func create(ctx context.Context, c *local.Cluster, spec *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
+	return localtest.CreateTopic(ctx, c.Conn, &srtmv1.CreateTopicRequest{Spec: spec})
 }
 
 func spec(name string, rate, burst int64, groups ...*srtmv1.PublisherGroup) *srtmv1.TopicSpec {
@@ -81,20 +62,11 @@ func spec(name string, rate, burst int64, groups ...*srtmv1.PublisherGroup) *srt
 func TestATopicFromCreationToDelivery(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 3, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
-	create := creator(ctx, c)
+	c := start(t, 3)
 
 	// 1500 msg/s need two brokers of 1000; each group is split over both.
 	const publishers, each = 20, 50
-	topic, err := create(spec("sensors", 1500, 40,
+	topic, err := create(ctx, c, spec("sensors", 1500, 40,
 		&srtmv1.PublisherGroup{Key: "north", Count: publishers / 2, Rate: 10},
 		&srtmv1.PublisherGroup{Key: "south", Count: publishers / 2, Rate: 10}))
 	if err != nil {
@@ -115,15 +87,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 	var seen sync.Map // number -> times
 	var got sync.WaitGroup
 	got.Add(publishers * each)
-	nc := nsq.NewConfig()
-	nc.LookupdPollInterval = 200 * time.Millisecond
-	nc.MaxInFlight = 100
-	consumer, err := nsq.NewConsumer("sensors", "archive", nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	consumer.SetLoggerLevel(nsq.LogLevelMax)
-	consumer.AddConcurrentHandlers(nsq.HandlerFunc(func(m *nsq.Message) error {
+	localtest.Consume(t, "sensors", "archive", nsq.HandlerFunc(func(m *nsq.Message) error {
 		n := binary.BigEndian.Uint32(m.Body)
 		if _, again := seen.LoadOrStore(n, true); again {
 			t.Errorf("message %d was delivered twice", n)
@@ -131,14 +95,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 		}
 		got.Done()
 		return nil
-	}), 4)
-	if err := consumer.ConnectToNSQLookupd(c.Lookup); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		consumer.Stop()
-		<-consumer.StopChan
-	}()
+	}), func(c *nsq.Config) { c.LookupdPollInterval, c.MaxInFlight = 200*time.Millisecond, 100 }, "http://"+c.Lookup)
 
 	lib, err := client.New(client.Config{Address: c.GRPC})
 	if err != nil {
@@ -185,8 +142,8 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 	if _, err := admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "sensors"}); err != nil {
 		t.Fatal(err)
 	}
-	if code, body := get(ctx, t, "http://"+c.Lookup+"/lookup?topic=sensors"); code != http.StatusNotFound {
-		t.Errorf("lookup of a deleted topic: %d %s", code, body)
+	if body, code, err := localtest.Ask(http.MethodGet, "http://"+c.Lookup+"/lookup?topic=sensors", ""); code != http.StatusNotFound {
+		t.Errorf("lookup of a deleted topic: %d %s %v", code, body, err)
 	}
 }
 
@@ -194,16 +151,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := local.StartCluster(ctx, local.ClusterConfig{Brokers: 2, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: 30 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
-	create := creator(ctx, c)
+	c := start(t, 2)
 	group := &srtmv1.PublisherGroup{Key: "g", Count: 10, Rate: 10}
 	for name, bad := range map[string]struct {
 		spec  *srtmv1.TopicSpec
@@ -219,7 +167,7 @@ func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 		"more than there is":    {spec: spec("t", 5000, 5, group), code: codes.ResourceExhausted, bound: "rcap"},
 		"burst below k":         {spec: spec("t", 1500, 1, group), code: codes.ResourceExhausted, bound: "burst"},
 	} {
-		_, err := create(bad.spec)
+		_, err := create(ctx, c, bad.spec)
 		s := status.Convert(err)
 		if s.Code() != bad.code {
 			t.Errorf("%s: %v, want %v", name, err, bad.code)
@@ -253,7 +201,7 @@ func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 		if b.GetAllocated() != 0 {
 			t.Errorf("%s has %d msg/s allocated", b.GetId(), b.GetAllocated())
 		}
-		if _, body := get(ctx, t, "http://"+b.GetHttpAddress()+"/stats?format=json"); !strings.Contains(body, `"topics":[]`) {
+		if body, _, _ := localtest.Ask(http.MethodGet, "http://"+b.GetHttpAddress()+"/stats?format=json", ""); !strings.Contains(body, `"topics":[]`) {
 			t.Errorf("%s: %s", b.GetId(), body)
 		}
 	}

@@ -3,14 +3,12 @@ package fitting
 import (
 	"context"
 	"fmt"
-	"io"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/nsqio/go-nsq"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -45,30 +43,21 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	for i, d := range c.Brokers {
 		tcp[fmt.Sprint("b", i+1)] = d.TCP
 	}
-	conn, err := grpc.NewClient(c.RPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := localtest.Dial(t, c.RPC)
 	admin := srtmv1.NewAdminServiceClient(conn)
-	create(t, admin)
+	create(t, conn)
 
 	// Consumers come to the brokers that the topic comes to.
-	consumed := map[string]*nsq.Consumer{}
-	defer func() {
-		for _, c := range consumed {
-			c.Stop()
-			<-c.StopChan
-		}
-	}()
+	consumed := map[string]bool{}
 	status := func() *srtmv1.Topic {
 		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, q := range r.Topic.Quotas {
-			if consumed[q.BrokerId] == nil {
-				consumed[q.BrokerId] = consume(t, tcp[q.BrokerId])
+			if !consumed[q.BrokerId] {
+				consumed[q.BrokerId] = true
+				consume(t, tcp[q.BrokerId])
 			}
 		}
 		return r.Topic
@@ -102,7 +91,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	}
 }
 
-func create(t *testing.T, admin srtmv1.AdminServiceClient) {
+func create(t *testing.T, conn grpc.ClientConnInterface) {
 	t.Helper()
 	spec := &srtmv1.TopicSpec{
 		Name: topic, Channels: []string{channel}, ShareRule: "static",
@@ -111,11 +100,7 @@ func create(t *testing.T, admin srtmv1.AdminServiceClient) {
 	for g := range groups {
 		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: fmt.Sprint("g", g), Count: size, Rate: batch / (groups * every.Seconds()), Batch: batch})
 	}
-	stream, err := admin.CreateTopic(t.Context(), &srtmv1.CreateTopicRequest{Spec: spec})
-	for err == nil {
-		_, err = stream.Recv()
-	}
-	if err != io.EOF {
+	if _, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: spec}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -175,23 +160,12 @@ func publish(t *testing.T, rpc string) {
 }
 
 // consume takes one message at a time from a broker and holds it.
-func consume(t *testing.T, address string) *nsq.Consumer {
+func consume(t *testing.T, address string) {
 	t.Helper()
-	cfg := nsq.NewConfig()
-	cfg.MaxInFlight = 1
-	c, err := nsq.NewConsumer(topic, channel, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SetLoggerLevel(nsq.LogLevelMax)
-	c.AddHandler(nsq.HandlerFunc(func(*nsq.Message) error {
+	localtest.Consume(t, topic, channel, nsq.HandlerFunc(func(*nsq.Message) error {
 		timer := time.NewTimer(hold)
 		defer timer.Stop()
 		<-timer.C
 		return nil
-	}))
-	if err := c.ConnectToNSQD(address); err != nil {
-		t.Fatal(err)
-	}
-	return c
+	}), func(c *nsq.Config) { c.MaxInFlight = 1 }, address)
 }

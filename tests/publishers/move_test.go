@@ -5,22 +5,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/nsqio/go-nsq"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -62,23 +58,8 @@ func (y *tally) has(bodies []string) bool {
 // tally reads the topic until the test ends.
 func (c *cluster) tally() *tally {
 	c.t.Helper()
-	config := nsq.NewConfig()
-	config.MaxInFlight = 1000
-	config.LookupdPollInterval, config.LookupdPollJitter = 100*time.Millisecond, 0
-	consumer, err := nsq.NewConsumer(topic, "reader", config)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	consumer.SetLogger(nil, nsq.LogLevelMax)
 	y := &tally{got: map[string]receipt{}}
-	consumer.AddHandler(y)
-	if err := consumer.ConnectToNSQLookupd("http://" + c.Web); err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() {
-		consumer.Stop()
-		<-consumer.StopChan
-	})
+	c.consume(y)
 	return y
 }
 
@@ -122,14 +103,8 @@ func (c *cluster) check(y *tally, sources map[string]*source) (twice int) {
 // have published again since the last one.
 func (c *cluster) shuffle(sources map[string]*source) {
 	c.t.Helper()
-	conn, err := grpc.NewClient(c.RPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer conn.Close()
-	admin := srtmv1.NewAdminServiceClient(conn)
-	seed := c.seed()
-	rng := rand.New(rand.NewPCG(seed, 0))
+	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.RPC))
+	rng := testkit.Rand(c.t)
 	for range moves {
 		for id, s := range sources {
 			n := s.count.Load()
@@ -144,17 +119,6 @@ func (c *cluster) shuffle(sources map[string]*source) {
 			c.t.Fatalf("move %v to %s: %v", ids, to, err)
 		}
 	}
-}
-
-func (c *cluster) seed() uint64 {
-	seed := rand.Uint64()
-	if given := os.Getenv("SRTM_PUBLISHERS_SEED"); given != "" {
-		if _, err := fmt.Sscan(given, &seed); err != nil {
-			c.t.Fatal(err)
-		}
-	}
-	c.t.Logf("SRTM_PUBLISHERS_SEED=%d", seed)
-	return seed
 }
 
 // A producer of a stock library that does as the documentation says: it asks
@@ -178,9 +142,9 @@ func TestStockProducersAreMoved(t *testing.T) {
 			}()
 			for n := 0; ctx.Err() == nil; {
 				if p == nil {
-					a, err := c.ask(ctx, id)
+					a, err := c.ask(id)
 					if err == nil {
-						p, err = newProducer(a.TCPAddress, id)
+						p, err = localtest.NewProducer(a.TCPAddress, id)
 					}
 					if err != nil {
 						if ctx.Err() == nil {
@@ -236,7 +200,7 @@ func TestTheAgentsProducersAreMoved(t *testing.T) {
 	for _, id := range names {
 		s := &source{}
 		sources[id] = s
-		p := producer(t, d.TCP, id)
+		p := localtest.Producer(t, d.TCP, id)
 		p.SetLogger(slog.NewLogLogger(slog.NewTextHandler(dials, nil), slog.LevelInfo), nsq.LogLevelInfo)
 		sending.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -40,15 +39,11 @@ func start(t *testing.T) *cluster {
 func startSized(t *testing.T, mcap, rate int) *cluster {
 	t.Helper()
 	c := &cluster{t, localtest.Start(t, 3, []string{"--fitting=off"}, fmt.Sprintf("--mcap=%d", mcap))}
-	args := []string{"topic", "create", topic, fmt.Sprintf("--rate=%d", rate), "--burst=1000", "--slo-latency=10s", "--loaddistributor-address=" + c.RPC}
-	for _, id := range []string{"p1", "p2", "p3", "p4"} {
+	args := []string{"topic", "create", topic, fmt.Sprintf("--rate=%d", rate), "--burst=1000", "--slo-latency=10s"}
+	for _, id := range names {
 		args = append(args, fmt.Sprintf("--publisher=%s::%d", id, rate/4))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-	defer cancel()
-	if output, err := exec.CommandContext(ctx, localtest.Program(t, "tools/srtm"), args...).CombinedOutput(); err != nil {
-		t.Fatalf("srtm topic create: %v\n%s", err, output)
-	}
+	localtest.Srtm(t, c.RPC, args...)
 	return c
 }
 
@@ -71,7 +66,7 @@ type assignment struct {
 
 func (c *cluster) where(id string) assignment {
 	c.t.Helper()
-	a, err := c.ask(context.Background(), id)
+	a, err := c.ask(id)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -79,93 +74,30 @@ func (c *cluster) where(id string) assignment {
 }
 
 // ask is where, for any goroutine.
-func (c *cluster) ask(ctx context.Context, id string) (a assignment, err error) {
-	ctx, cancel := context.WithTimeout(ctx, local.Patience)
-	defer cancel()
-	url := "http://" + c.Web + "/publisher?topic=" + topic + "&id=" + id
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return a, err
+func (c *cluster) ask(id string) (a assignment, err error) {
+	text, status, err := localtest.Ask(http.MethodGet, "http://"+c.Web+"/publisher?topic="+topic+"&id="+id, "")
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("publisher %s: %d %s", id, status, text)
 	}
-	res, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
-	if err != nil {
-		return a, err
-	}
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return a, fmt.Errorf("GET %s: %s", url, res.Status)
-	}
-	return a, json.NewDecoder(res.Body).Decode(&a)
-}
-
-// reader collects what a stock consumer reads, found through lookup.
-type reader struct {
-	t   *testing.T
-	got chan string
-}
-
-func (c *cluster) read() *reader {
-	c.t.Helper()
-	config := nsq.NewConfig()
-	config.MaxInFlight = 200
-	config.LookupdPollInterval = 200 * time.Millisecond
-	consumer, err := nsq.NewConsumer(topic, "reader", config)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	consumer.SetLogger(nil, nsq.LogLevelMax)
-	r := &reader{t: c.t, got: make(chan string, 100_000)}
-	consumer.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
-		r.got <- string(m.Body)
-		return nil
-	}))
-	if err := consumer.ConnectToNSQLookupd("http://" + c.Web); err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() {
-		consumer.Stop()
-		<-consumer.StopChan
-	})
-	return r
-}
-
-// want waits until everything wanted has come.
-func (r *reader) want(want ...string) {
-	r.t.Helper()
-	missing := map[string]bool{}
-	for _, body := range want {
-		missing[body] = true
-	}
-	limit := time.NewTimer(local.Patience)
-	defer limit.Stop()
-	for len(missing) > 0 {
-		select {
-		case body := <-r.got:
-			delete(missing, body)
-		case <-limit.C:
-			r.t.Fatalf("%d of %d messages have not come", len(missing), len(want))
-		}
-	}
-}
-
-func producer(t *testing.T, address, id string) *nsq.Producer {
-	t.Helper()
-	p, err := newProducer(address, id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Stop)
-	return p
-}
-
-func newProducer(address, id string) (*nsq.Producer, error) {
-	config := nsq.NewConfig()
-	config.ClientID = id
-	p, err := nsq.NewProducer(address, config)
 	if err == nil {
-		p.SetLogger(nil, nsq.LogLevelMax)
+		err = json.Unmarshal([]byte(text), &a)
 	}
-	return p, err
+	return a, err
+}
+
+// read collects what a stock consumer reads, found through lookup.
+func (c *cluster) read() localtest.Bodies {
+	c.t.Helper()
+	got := make(localtest.Bodies, 100_000)
+	c.consume(got)
+	return got
+}
+
+func (c *cluster) consume(handler nsq.Handler) {
+	c.t.Helper()
+	localtest.Consume(c.t, topic, "reader", handler, func(config *nsq.Config) {
+		config.MaxInFlight, config.LookupdPollInterval, config.LookupdPollJitter = 1000, 100*time.Millisecond, 0
+	}, "http://"+c.Web)
 }
 
 func TestAPublisherThatAsksOverHTTP(t *testing.T) {
@@ -173,14 +105,14 @@ func TestAPublisherThatAsksOverHTTP(t *testing.T) {
 	r := c.read()
 	brokers := map[string]bool{}
 	var sent []string
-	for _, id := range []string{"p1", "p2", "p3", "p4"} {
+	for _, id := range names {
 		a := c.where(id)
 		i := slices.Index([]string{"b1", "b2", "b3"}, a.BrokerID)
 		if i < 0 || a.TCPAddress != c.Brokers[i].TCP || a.HTTPAddress != c.Brokers[i].HTTP || a.Epoch == 0 {
 			t.Fatalf("%s belongs to %+v", id, a)
 		}
 		brokers[a.BrokerID] = true
-		if err := producer(t, a.TCPAddress, id).Publish(topic, []byte(id)); err != nil {
+		if err := localtest.Producer(t, a.TCPAddress, id).Publish(topic, []byte(id)); err != nil {
 			t.Fatal(err)
 		}
 		sent = append(sent, id)
@@ -188,7 +120,7 @@ func TestAPublisherThatAsksOverHTTP(t *testing.T) {
 	if len(brokers) != 2 {
 		t.Errorf("the publishers are on %v, want two brokers", brokers)
 	}
-	r.want(sent...)
+	r.Want(t, sent...)
 	if text, status := c.request(http.MethodGet, "http://"+c.Web+"/publisher?topic="+topic+"&id=p5", ""); status != http.StatusNotFound || text != `{"message":"PUBLISHER_NOT_FOUND"}` {
 		t.Errorf("a publisher that is none: %d %s", status, text)
 	}
@@ -197,7 +129,10 @@ func TestAPublisherThatAsksOverHTTP(t *testing.T) {
 func TestPublishingOverHTTP(t *testing.T) {
 	c := start(t)
 	r := c.read()
-	carriers := map[string]bool{c.where("p1").HTTPAddress: true, c.where("p2").HTTPAddress: true, c.where("p3").HTTPAddress: true, c.where("p4").HTTPAddress: true}
+	carriers := map[string]bool{}
+	for _, id := range names {
+		carriers[c.where(id).HTTPAddress] = true
+	}
 	var sent []string
 	for _, d := range c.Brokers {
 		text, status := c.request(http.MethodPost, "http://"+d.HTTP+"/pub?topic="+topic, d.HTTP)
@@ -213,7 +148,7 @@ func TestPublishingOverHTTP(t *testing.T) {
 	if len(sent) != 2 {
 		t.Errorf("%d brokers took it, want two", len(sent))
 	}
-	r.want(sent...)
+	r.Want(t, sent...)
 }
 
 // agent runs `srtm agent`.
@@ -236,8 +171,8 @@ func TestAStockProducerAndTheAgent(t *testing.T) {
 	r := c.read()
 	d := c.agent()
 	var sent []string
-	for _, id := range []string{"p1", "p2", "p3", "p4"} {
-		p := producer(t, d.TCP, id)
+	for _, id := range names {
+		p := localtest.Producer(t, d.TCP, id)
 		if err := p.Publish(topic, []byte(id+" one")); err != nil {
 			t.Fatal(err)
 		}
@@ -249,13 +184,13 @@ func TestAStockProducerAndTheAgent(t *testing.T) {
 		}
 		sent = append(sent, id+" one", id+" two", id+" three", id+" four")
 	}
-	r.want(sent...)
+	r.Want(t, sent...)
 	if text, _ := c.request(http.MethodGet, "http://"+d.HTTP+"/metrics", ""); !strings.Contains(text, `srtm_publish_agent_publishes_total{result="accepted"} 12`) {
 		t.Error("the metrics do not have 12 accepted publishes")
 	}
 	for _, broker := range c.Brokers {
 		clients, _ := c.request(http.MethodGet, "http://"+broker.HTTP+"/stats?format=json", "")
-		for _, id := range []string{"p1", "p2", "p3", "p4"} {
+		for _, id := range names {
 			here := c.where(id).TCPAddress == broker.TCP
 			if strings.Contains(clients, `"client_id":"`+id+`"`) != here {
 				t.Errorf("%s publishes at %s: %v", id, broker.TCP, !here)
@@ -280,8 +215,8 @@ func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 			enough := make(chan struct{}, 10_000)
 			ctx, stop := context.WithCancel(context.Background())
 			var sending sync.WaitGroup
-			for _, id := range []string{"p1", "p2", "p3", "p4"} {
-				p := producer(t, d.TCP, id)
+			for _, id := range names {
+				p := localtest.Producer(t, d.TCP, id)
 				address := d.TCP
 				sending.Go(func() {
 					defer func() { p.Stop() }()
@@ -292,7 +227,7 @@ func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 							// One that connects again has a data race of its own.
 							p.Stop()
 							var err error
-							if p, err = newProducer(address, id); err != nil {
+							if p, err = localtest.NewProducer(address, id); err != nil {
 								t.Error(err)
 								return
 							}
@@ -331,7 +266,7 @@ func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 			take(300)
 			stop()
 			sending.Wait()
-			r.want(acknowledged...)
+			r.Want(t, acknowledged...)
 		})
 	}
 }

@@ -9,9 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
@@ -89,21 +86,20 @@ func (f found) addresses() (all []string) {
 // eventually waits until /lookup says what is right.
 func (s site) eventually(t *testing.T, topic, what string, right func(found) bool) {
 	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(local.Patience); ; <-ticker.C {
-		text := request(t, http.MethodGet, "http://"+s.web+"/lookup?topic="+topic)
+	text := ""
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s: %s, want %s", topic, text, what)
+		}
+	}()
+	localtest.WaitFor(t, "such producers", func() bool {
+		text = request(t, http.MethodGet, "http://"+s.web+"/lookup?topic="+topic)
 		var f found
 		if err := json.Unmarshal([]byte(text), &f); err != nil {
 			t.Fatalf("%q: %v", text, err)
 		}
-		if right(f) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: %s, want %s", topic, text, what)
-		}
-	}
+		return right(f)
+	})
 }
 
 func (s site) produced(t *testing.T, topic string, want ...string) {
@@ -169,17 +165,9 @@ func TestNodesComeBackToARestartedLoaddistributor(t *testing.T) {
 // nodes waits until so many are there.
 func (s site) nodes(t *testing.T, want int) {
 	t.Helper()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(2 * local.Patience); ; <-ticker.C {
-		text := request(t, http.MethodGet, "http://"+s.web+"/nodes")
-		if strings.Count(text, "tcp_port") == want {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: want %d nodes", text, want)
-		}
-	}
+	localtest.WaitFor(t, fmt.Sprint(want, " nodes"), func() bool {
+		return strings.Count(request(t, http.MethodGet, "http://"+s.web+"/nodes"), "tcp_port") == want
+	})
 }
 
 func TestAStockConsumerReadsFromANodeThatRegistered(t *testing.T) {
@@ -195,34 +183,13 @@ func TestAStockConsumerReadsFromANodeThatRegistered(t *testing.T) {
 // consumes reads what /pub was sent, as a stock consumer that looks t up.
 func (s site) consumes(t *testing.T) {
 	t.Helper()
-	c, err := nsq.NewConsumer("t", "c", nsq.NewConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SetLoggerLevel(nsq.LogLevelMax)
-	got := make(chan string, 1)
-	c.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
-		got <- string(m.Body)
-		return nil
-	}))
-	if err := c.ConnectToNSQLookupd("http://" + s.web); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		c.Stop()
-		<-c.StopChan
-	}()
-	select {
-	case body := <-got:
-		if body != "body" {
-			t.Errorf("got %q", body)
-		}
-	case <-time.After(local.Patience):
-		t.Error("no message")
-	}
+	got := make(localtest.Bodies, 1)
+	stop := localtest.Consume(t, "t", "c", got, nil, "http://"+s.web)
+	defer stop()
+	got.Want(t, "body")
 }
 
-// Whoever starts nodes on ports of the system's choice finds them everywhere.
+// Who starts nodes on ports of the system's choice finds them everywhere.
 func TestPortsOfTheSystem(t *testing.T) {
 	d, at, err := local.Listening(localtest.Program(t, "loaddistributor"), t.TempDir(),
 		[]string{"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--tcp-address=127.0.0.1:0", "--broadcast-address=127.0.0.1"}, "TCP", "HTTP", "GRPC")

@@ -1,18 +1,12 @@
 package security
 
 import (
-	"context"
-	"errors"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -81,18 +75,7 @@ func (s *site) broker(id, token string) *local.Process {
 // srtm runs a command and returns what it prints, and its exit code.
 func (s *site) srtm(args ...string) (string, int) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-	defer cancel()
-	output, err := exec.CommandContext(ctx, localtest.Program(s.t, "tools/srtm"), append(args, "--loaddistributor-address="+s.rpc, "--timeout=2s")...).CombinedOutput()
-	exit := new(exec.ExitError)
-	if err != nil && !errors.As(err, &exit) {
-		s.t.Fatalf("srtm %q: %v", args, err)
-	}
-	code := 0
-	if err != nil {
-		code = exit.ExitCode()
-	}
-	return string(output), code
+	return localtest.Command(s.t, localtest.Program(s.t, "tools/srtm"), append(args, "--loaddistributor-address="+s.rpc, "--timeout=2s")...)
 }
 
 func TestAClusterOfTrust(t *testing.T) {
@@ -134,13 +117,8 @@ func TestAClusterOfTrust(t *testing.T) {
 
 	// Stock consumers find the brokers, and nothing else.
 	for path, want := range map[string]int{"/lookup?topic=t": 200, "/nodes": 200, "/metrics": 401, "/publisher?topic=t&id=p1": 401, "/debug/state": 401} {
-		res, err := http.Get("http://" + s.web + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		res.Body.Close()
-		if res.StatusCode != want {
-			t.Errorf("%s without a token: %d, want %d", path, res.StatusCode, want)
+		if _, code, err := localtest.Ask(http.MethodGet, "http://"+s.web+path, ""); code != want {
+			t.Errorf("%s without a token: %d, want %d: %v", path, code, want, err)
 		}
 	}
 
@@ -162,42 +140,12 @@ func (s *site) publishes(broker *local.Process) {
 	free := localtest.Ports(t, 2)
 	flags := append([]string{"agent", "--tcp-address=" + free[0], "--http-address=" + free[1], "--loaddistributor-address=" + s.rpc}, s.proof("", s.client, lookToken)...)
 	localtest.Run(t, localtest.Program(t, "tools/srtm"), free[1]+"/healthz", flags...)
-	consumer, err := nsq.NewConsumer("t", "c", nsq.NewConfig())
-	if err != nil {
+	got := make(localtest.Bodies, 1)
+	localtest.Consume(t, "t", "c", got, nil, broker.TCP)
+	if err := localtest.Producer(t, free[0], "p1").Publish("t", []byte("trusted")); err != nil {
 		t.Fatal(err)
 	}
-	consumer.SetLoggerLevel(nsq.LogLevelMax)
-	got := make(chan string, 1)
-	consumer.AddHandler(nsq.HandlerFunc(func(m *nsq.Message) error {
-		got <- string(m.Body)
-		return nil
-	}))
-	if err := consumer.ConnectToNSQD(broker.TCP); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		consumer.Stop()
-		<-consumer.StopChan
-	}()
-	config := nsq.NewConfig()
-	config.ClientID = "p1"
-	p, err := nsq.NewProducer(free[0], config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.SetLoggerLevel(nsq.LogLevelMax)
-	defer p.Stop()
-	if err := p.Publish("t", []byte("trusted")); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case body := <-got:
-		if body != "trusted" {
-			t.Errorf("got %q", body)
-		}
-	case <-time.After(local.Patience):
-		t.Error("no message")
-	}
+	got.Want(t, "trusted")
 }
 
 func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
@@ -216,14 +164,8 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 		{"tools/srtm", []string{"agent", "--allow-insecure-listen=http-address", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 		{"tools/srtm", []string{"agent", "--tcp-address=0.0.0.0:0"}, "--tcp-address 0.0.0.0:0 is beyond loopback"},
 	} {
-		ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-		cmd := exec.CommandContext(ctx, localtest.Program(t, c.program), c.args...)
-		cmd.Dir = t.TempDir()
-		output, err := cmd.CombinedOutput()
-		cancel()
-		exit := new(exec.ExitError)
-		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(output), c.want) {
-			t.Errorf("%s %q: %v, %s; want exit code 2 and %q", c.program, c.args, err, output, c.want)
+		if output, code := localtest.Command(t, localtest.Program(t, c.program), c.args...); code != 2 || !strings.Contains(output, c.want) {
+			t.Errorf("%s %q: exit code %d, %s; want 2 and %q", c.program, c.args, code, output, c.want)
 		}
 	}
 	free := localtest.Ports(t, 2)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nsqio/go-nsq"
 	"google.golang.org/grpc"
@@ -18,6 +19,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Consume has a stock consumer read a channel from brokers or, where from are URLs, from
@@ -48,6 +50,56 @@ func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// Bodies is a handler that keeps the bodies of messages for Want.
+type Bodies chan string
+
+// HandleMessage keeps one.
+func (b Bodies) HandleMessage(m *nsq.Message) error {
+	b <- string(m.Body)
+	return nil
+}
+
+// Want waits until everything wanted has come.
+func (b Bodies) Want(t testing.TB, want ...string) {
+	t.Helper()
+	missing := map[string]bool{}
+	for _, body := range want {
+		missing[body] = true
+	}
+	limit := time.NewTimer(testkit.Hang)
+	defer limit.Stop()
+	for len(missing) > 0 {
+		select {
+		case body := <-b:
+			delete(missing, body)
+		case <-limit.C:
+			t.Fatalf("%d of %d messages have not come", len(missing), len(want))
+		}
+	}
+}
+
+// Producer connects a stock producer with a client id until the test ends.
+func Producer(t testing.TB, address, id string) *nsq.Producer {
+	t.Helper()
+	p, err := NewProducer(address, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	return p
+}
+
+// NewProducer is Producer for any goroutine, whose business its end is.
+func NewProducer(address, id string) (*nsq.Producer, error) {
+	config := nsq.NewConfig()
+	config.ClientID = id
+	p, err := nsq.NewProducer(address, config)
+	if err == nil {
+		p.SetLogger(nil, nsq.LogLevelMax)
+	}
+	return p, err
 }
 
 // Command runs a program to its end, and returns what it printed and its exit code, which
