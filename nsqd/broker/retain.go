@@ -150,7 +150,7 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		}
 		at = queue.Offset(found)
 	}
-	seekErr := t.onChannel(channel, func(now mono.Time, c *queue.Channel, fx *queue.Effects) {
+	seekErr := t.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
 		core := t.mu.core
 		first, records := core.InLog(), 0
 		switch {
@@ -169,7 +169,7 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		} else {
 			at = max(at, first)
 		}
-		err = core.Seek(now, c, at, records, fx)
+		err = core.Seek(now, c, at, records, &s.fx)
 	})
 	return at, errors.Join(seekErr, err)
 }

@@ -12,12 +12,10 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/stats"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Topic runs one queue.Topic: every step happens under mu, and what it causes
@@ -121,18 +119,11 @@ type step struct {
 	record bool // what is recorded of the topic has changed otherwise
 }
 
-// batch makes messages of the bodies of one PublishBatch.
-type batch struct {
-	gather func(body []byte) // made once, since a closure is allocated
-	like   Published
-	wall   mono.Wall
-}
-
 func (b *Broker) newStep() *step {
 	s := new(step)
 	s.batch.gather = func(body []byte) {
 		s.batch.like.Body = body
-		s.msgs = append(s.msgs, b.message(s.batch.wall, s.batch.like))
+		s.msgs = append(s.msgs, b.message(s.batch.wall, &s.batch.like))
 	}
 	return s
 }
@@ -235,6 +226,13 @@ func (t *Topic) end(s *step) {
 	t.broker.steps.Put(s)
 }
 
+// do takes a step of which only f is its own.
+func (t *Topic) do(f func(now mono.Time, s *step)) {
+	s := t.begin()
+	defer t.end(s)
+	f(t.broker.now(), s)
+}
+
 func (t *Topic) tick(now mono.Time) {
 	s := t.begin()
 	if !t.mu.closed {
@@ -245,504 +243,6 @@ func (t *Topic) tick(now mono.Time) {
 
 // Name returns the topic's name.
 func (t *Topic) Name() string { return t.name }
-
-// Published is a message as its publisher gave it.
-type Published struct {
-	Body    []byte // copied
-	Arrival stamp.Arrival
-	Defer   time.Duration
-	// From is who published it, to this topic; nil: not known.
-	From *Publisher
-	// Stored is set to where the messages are, for Sync; nil: nobody wants to know.
-	Stored *Stored
-	// NoWait is for a caller who may not wait for the disk: it gets ErrBusy, and
-	// the same call without NoWait does what it was to do.
-	NoWait bool
-}
-
-// Publish accepts one message.
-// Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining, ErrBusy.
-func (t *Topic) Publish(now mono.Time, wall mono.Wall, p Published) error {
-	s := t.broker.steps.Get().(*step)
-	s.msgs = append(s.msgs, t.broker.message(wall, p))
-	return t.put(now, s, p)
-}
-
-// Bodies is a sequence of message bodies, such as those of an MPUB.
-type Bodies interface {
-	Len() int
-	Bytes() int // of all together
-	Each(func(body []byte))
-}
-
-// A batch of more messages or bytes is large: who may not wait does not make
-// messages of it, and others get a turn at processor and topic after each
-// batchSlice of them.
-const (
-	largeBatch = 512
-	largeBytes = 256 << 10
-	batchSlice = 256
-)
-
-// PublishBatch accepts all the messages, or none. They are alike but for their
-// bodies; p has none. Errors as for Publish.
-func (t *Topic) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
-	// A batch may be a million messages of one byte, of which copies take a
-	// hundred times as much.
-	if n := bodies.Len(); n > t.most {
-		s := t.begin()
-		defer t.end(s)
-		if err := t.open(); err != nil {
-			return err
-		}
-		return t.mu.core.Refuse(queue.ErrFull, n)
-	}
-	if bodies.Len() > largeBatch || bodies.Bytes() > largeBytes {
-		return t.publishLarge(now, wall, p, bodies)
-	}
-	return t.publishBatch(now, wall, p, bodies)
-}
-
-func (t *Topic) publishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
-	s := t.broker.steps.Get().(*step)
-	s.batch.like, s.batch.wall = p, wall
-	bodies.Each(s.batch.gather)
-	s.batch.like = Published{}
-	return t.put(now, s, p)
-}
-
-// publishLarge makes nothing before it is known that there is room for it. What
-// has to be in memory as a whole, since there is no disk behind it or it is
-// stored by one write, counts as held from then on. Else the first slice is
-// accepted or refused for all of the batch, and each one after it waits until
-// the disk has taken those before; only the topic's deletion keeps it from coming,
-// for Close waits.
-func (t *Topic) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies Bodies) (err error) {
-	if p.NoWait {
-		return ErrBusy
-	}
-	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*queue.Overhead
-	whole := t.through || t.most < math.MaxInt
-	s := t.begin()
-	if err = t.takes(n); err == nil {
-		err = t.mu.core.AdmitBatch(t.instant(now), n, p.Arrival.At, p.Arrival.At)
-	}
-	if err == nil && whole {
-		if t.mu.core.Tick(t.instant(now), &s.fx); t.tight(bytes) || !t.through && !t.mu.core.Room(n) {
-			err = t.mu.core.Refuse(queue.ErrFull, n)
-		}
-	}
-	t.end(s)
-	if err != nil {
-		return err
-	}
-	if whole {
-		t.broker.large <- struct{}{}
-		defer func() { <-t.broker.large }()
-		if t.through {
-			t.broker.held.Add(int64(bytes))
-			defer t.broker.held.Add(-int64(bytes))
-		}
-		return t.publishBatch(now, wall, p, bodies)
-	}
-	t.broker.batches.RLock()
-	defer t.broker.batches.RUnlock()
-	s = t.broker.steps.Get().(*step)
-	rest := false
-	put := func() {
-		<-t.broker.large
-		n := len(s.msgs)
-		if err = t.accept(now, s, p, rest); err == nil {
-			t.metrics.arrived(p.Arrival.Source, n)
-		}
-		s, rest = t.broker.steps.Get().(*step), true
-	}
-	bodies.Each(func(body []byte) {
-		if err != nil {
-			return
-		}
-		if len(s.msgs) == 0 {
-			t.broker.large <- struct{}{}
-		}
-		p.Body = body
-		if s.msgs = append(s.msgs, t.broker.message(wall, p)); len(s.msgs) == batchSlice {
-			put()
-		}
-	})
-	if len(s.msgs) > 0 {
-		put()
-	}
-	t.discard(s)
-	return err
-}
-
-// put accepts the step's messages, or none, and ends the step.
-func (t *Topic) put(now mono.Time, s *step, p Published) error {
-	n := len(s.msgs)
-	var err error
-	if t.through {
-		if p.NoWait {
-			for _, m := range s.msgs {
-				t.broker.pool.put(m)
-			}
-			t.discard(s)
-			return ErrBusy
-		}
-		err = t.publishThrough(s, p)
-	} else {
-		err = t.accept(now, s, p, false)
-	}
-	if err == nil {
-		t.metrics.arrived(p.Arrival.Source, n)
-	}
-	return err
-}
-
-// takes is open for n messages that are published, which a log that is full refuses.
-// Requires: mu held.
-func (t *Topic) takes(n int) error {
-	err := t.open()
-	if err == nil && t.fullLog() {
-		err = t.mu.core.Refuse(queue.ErrFull, n)
-	}
-	return err
-}
-
-// fullLog reports whether nothing more may be published since the topic's log is larger
-// than it may be. What was accepted is written to it all the same.
-func (t *Topic) fullLog() bool {
-	if t.store == nil || t.broker.cfg.Storage.cfg.MaxLogBytes == 0 {
-		return false
-	}
-	log, most := t.store.log.Load(), t.broker.cfg.Storage.cfg.MaxLogBytes
-	return log != nil && log.Size() >= most && log.Needed() >= most
-}
-
-// accept puts the step's messages at the end of the topic's backlog in memory, and
-// ends the step. With rest they belong to a batch of which the first part was
-// accepted: then they are, unless the topic is gone.
-func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err error) {
-	bytes := 0
-	for _, m := range s.msgs {
-		bytes += m.Size()
-	}
-	open := func() error {
-		if rest && !t.mu.closed {
-			return nil
-		}
-		return t.open()
-	}
-	full := !rest && t.fullLog()
-	room := func() bool {
-		t.mu.core.SetTight(t.tight(bytes))
-		return t.mu.core.Room(len(s.msgs))
-	}
-	t.mu.Lock()
-	// With a disk, a full backlog is one that is being written: the publisher
-	// waits for that, unless writing fails.
-	for !full && open() == nil && !room() && t.spilling() {
-		if p.NoWait {
-			err = ErrBusy
-			break
-		}
-		t.room.Wait()
-	}
-	if err == nil {
-		err = open()
-	}
-	switch now = t.instant(now); {
-	case err != nil:
-	case full:
-		err = t.mu.core.Refuse(queue.ErrFull, len(s.msgs))
-	case rest:
-		t.mu.core.Enter(now, &s.fx, s.msgs...)
-	default:
-		err = t.mu.core.Put(now, &s.fx, s.msgs...)
-	}
-	if err == nil {
-		t.captureLocked(p.From, p.Arrival.At, len(s.msgs))
-	} else { // they are still ours
-		s.fx.Free = append(s.fx.Free, s.msgs...)
-	}
-	clear(s.msgs)
-	s.msgs = s.msgs[:0]
-	t.end(s)
-	return err
-}
-
-// PublishEach accepts messages one by one, in order, under one hold of the lock,
-// and appends to errs what became of each: nil, or an error of Publish. It
-// leaves off after ErrBusy or ErrGone, and answers ErrBusy where Publish waits:
-// always, if the topic's messages go through the disk.
-func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, row []Published, errs []error) []error {
-	if t.through {
-		return append(errs, ErrBusy)
-	}
-	s := t.broker.steps.Get().(*step)
-	bytes := 0
-	for _, p := range row {
-		m := t.broker.message(wall, p)
-		s.msgs = append(s.msgs, m)
-		bytes += m.Size()
-	}
-	dealt := len(errs)
-	t.mu.Lock()
-	now = t.instant(now)
-	short := t.tight(bytes) // for some of the row; which ones is looked at one by one
-	t.mu.core.SetTight(short)
-	if t.open() == nil && !t.fullLog() && t.mu.core.Takes(len(s.msgs)) { // one step for all is cheaper
-		t.mu.core.Enter(now, &s.fx, s.msgs...)
-		for i := range s.msgs {
-			errs = append(errs, nil)
-			t.metrics.arrived(row[i].Arrival.Source, 1)
-			t.captureLocked(row[i].From, row[i].Arrival.At, 1)
-		}
-		clear(s.msgs)
-		s.msgs = s.msgs[:0]
-		t.end(s)
-		return errs
-	}
-	for i, m := range s.msgs {
-		err := t.takes(1)
-		if short {
-			t.mu.core.SetTight(t.tight(s.fx.Held + m.Size()))
-		}
-		// The store learns of what overflows here when the step ends.
-		if err == nil && !t.mu.core.Room(1) && (t.spilling() || s.fx.Disk) {
-			err = ErrBusy
-		}
-		if err == nil {
-			err = t.mu.core.Put(now, &s.fx, m)
-		}
-		errs = append(errs, err)
-		if err == nil {
-			t.metrics.arrived(row[i].Arrival.Source, 1)
-			t.captureLocked(row[i].From, row[i].Arrival.At, 1)
-			continue
-		}
-		s.fx.Free = append(s.fx.Free, m)
-		if err == ErrBusy || err == ErrGone {
-			break
-		}
-	}
-	s.fx.Free = append(s.fx.Free, s.msgs[len(errs)-dealt:]...)
-	clear(s.msgs)
-	s.msgs = s.msgs[:0]
-	t.end(s)
-	return errs
-}
-
-// spilling reports whether the topic's messages are being written to disk.
-// Requires: mu held.
-func (t *Topic) spilling() bool { return t.store != nil && t.store.running && !t.store.failing }
-
-func (b *Broker) message(wall mono.Wall, p Published) *queue.Message {
-	m := b.pool.get(len(p.Body))
-	m.ID = b.newID()
-	m.Body = append(m.Body, p.Body...)
-	m.Timestamp = wall
-	m.Arrival, m.Source = p.Arrival.At, p.Arrival.Source
-	m.Defer = p.Defer
-	m.Only, m.Attempts = nil, 0
-	return m
-}
-
-// open reports why the topic takes no message. Requires: mu held.
-func (t *Topic) open() error {
-	switch {
-	case t.broker.draining.Load(): // first: a publisher looks for a topic that is gone again
-		return ErrDraining
-	case t.mu.closed:
-		return ErrGone
-	}
-	return nil
-}
-
-// Limit puts the topic under a contract without a share: it accepts, but
-// releases nothing until a share comes. A topic that is limited keeps its share.
-func (t *Topic) Limit(slo SLO, reject bool) {
-	s := t.begin()
-	t.mu.slo = slo
-	t.latency.Store(int64(slo.Latency))
-	t.mu.core.Limit(queue.OverLimit{Reject: reject, MaxDelay: t.broker.cfg.RejectAfter})
-	t.end(s)
-}
-
-// SetShare replaces the share, with granted tokens moved to it, and returns
-// the tokens given up. The topic is limited from then on.
-func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) tokenbucket.Tokens {
-	return t.SetLeased(share, queue.Forever(share), granted)
-}
-
-// SetLeased is SetShare for as long as the lease says.
-func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) tokenbucket.Tokens {
-	s := t.begin()
-	now := t.broker.now()
-	if !t.mu.core.Limited() {
-		t.mu.core.Limit(queue.OverLimit{MaxDelay: t.broker.cfg.RejectAfter})
-	}
-	released := t.mu.core.SetLeased(now, share, lease, granted, &s.fx)
-	t.end(s)
-	return released
-}
-
-// Renew moves the ends of the share's lease, and reports whether it has a
-// flexible part that has not lapsed.
-func (t *Topic) Renew(flexUntil, until mono.Time) (flex bool) {
-	s := t.begin()
-	now := t.broker.now()
-	if t.mu.core.Limited() {
-		flex = t.mu.core.Renew(now, flexUntil, until, &s.fx)
-	}
-	t.end(s)
-	return flex
-}
-
-// Contract puts the topic of a standalone broker under a contract. A topic that is
-// limited already keeps the tokens it has, as far as they fit; any other begins with
-// an empty bucket: what a full one would let go may have been let go before, by the
-// same topic under the same contract before it was deleted or the broker restarted.
-// After a restart the contract is the same, but for that of Config.Presets.
-func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
-	s := t.begin()
-	t.mu.contract = &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
-	t.agree(*t.mu.contract, s)
-	s.record = true
-	t.end(s)
-}
-
-// RemoveContract ends what Contract began; what waited for tokens is released. After a
-// restart there is no contract, but for that of Config.Presets.
-func (t *Topic) RemoveContract() {
-	s := t.begin()
-	t.mu.contract = nil
-	t.mu.core.Unlimit(t.broker.now(), &s.fx)
-	s.record = true
-	t.end(s)
-}
-
-// agree puts the topic under c. Requires: mu held.
-func (t *Topic) agree(c metadata.Contract, s *step) {
-	t.mu.core.Limit(queue.OverLimit{Reject: c.Reject, MaxDelay: t.broker.cfg.RejectAfter})
-	t.mu.core.SetShare(t.broker.now(), c.Share(), 0, &s.fx)
-}
-
-// restoreContract is Contract of an earlier process. One that is preset stands.
-func (t *Topic) restoreContract(c *metadata.Contract) {
-	s := t.begin()
-	if !t.mu.core.Limited() {
-		t.mu.contract = c
-		t.agree(*c, s)
-	}
-	t.end(s)
-}
-
-// CreateChannel creates the channel if need be.
-// Errors: ErrBadName, ErrGone, ErrDraining, ErrTooManyChannels.
-func (t *Topic) CreateChannel(name string) error { return t.createChannel(name, false) }
-
-// createChannel creates more than there may be of those that are restored.
-func (t *Topic) createChannel(name string, restored bool) error {
-	if !wire.ValidChannelName(name) {
-		return fmt.Errorf("channel %q: %w", name, ErrBadName)
-	}
-	s := t.begin()
-	now := t.broker.now()
-	defer t.end(s)
-	if t.mu.closed {
-		return t.open()
-	}
-	_, err := t.channel(now, name, s, restored)
-	return err
-}
-
-// channel returns the channel, creating it if need be.
-// Error: ErrTooManyChannels. Requires: mu held.
-func (t *Topic) channel(now mono.Time, name string, s *step, restored bool) (*queue.Channel, error) {
-	c := t.mu.core.Channel(name)
-	if c == nil {
-		b := t.broker
-		all, own := int(b.channels.Add(1)), len(t.mu.core.Channels())+1
-		if !restored && (b.cfg.MaxChannels > 0 && all > b.cfg.MaxChannels || b.cfg.MaxTopicChannels > 0 && own > b.cfg.MaxTopicChannels) {
-			b.channels.Add(-1)
-			b.refused.channels.Add(1)
-			return nil, fmt.Errorf("channel %q of topic %q, %d channels, %d in all: %w", name, t.name, own-1, all-1, ErrTooManyChannels)
-		}
-		c = t.mu.core.CreateChannel(now, name, &s.fx)
-		s.listed = true
-	}
-	return c, nil
-}
-
-// ChannelNames returns the names of the channels, sorted.
-func (t *Topic) ChannelNames() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	channels := t.mu.core.Channels()
-	names := make([]string, len(channels))
-	for i, c := range channels {
-		names[i] = c.Name()
-	}
-	return names
-}
-
-// DeleteChannel removes a channel with all it holds and ends its
-// subscriptions. Error: ErrUnknownChannel.
-func (t *Topic) DeleteChannel(name string) error {
-	s := t.begin()
-	now := t.broker.now()
-	c := t.mu.core.Channel(name)
-	if c == nil {
-		t.end(s)
-		return fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
-	}
-	if t.mu.closed { // its channels are being left to the next process
-		defer t.end(s)
-		return t.open()
-	}
-	t.removeChannel(now, c, s)
-	empty := len(t.mu.core.Channels()) == 0
-	t.end(s)
-	t.settled() // or another of its name would have what it had, after a crash
-	t.deleteIfEphemeral(empty)
-	return nil
-}
-
-// removeChannel ends the channel's subscriptions and deletes it.
-// Requires: mu held.
-func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
-	for _, id := range c.ConsumerIDs() {
-		sub := t.mu.consumers[id]
-		t.detach(sub)
-		s.woken = append(s.woken, sub)
-	}
-	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
-		panic("broker: " + err.Error())
-	}
-	t.broker.channels.Add(-1)
-	delete(t.mu.endToEnd, c)
-	s.listed = true
-}
-
-// finished notes how long finished messages took from end to end, if that is
-// measured. Requires: mu held.
-func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Message) {
-	span := t.broker.cfg.EndToEnd
-	if span == 0 || len(messages) == 0 {
-		return
-	}
-	w := t.mu.endToEnd[c]
-	if w == nil {
-		if t.mu.endToEnd == nil {
-			t.mu.endToEnd = make(map[*queue.Channel]*stats.Window)
-		}
-		w = new(stats.Window)
-		t.mu.endToEnd[c] = w
-	}
-	for _, m := range messages {
-		w.Record(now, span, now.Sub(m.Arrival))
-	}
-}
 
 // deleteIfEphemeral removes an ephemeral topic that has lost its last channel.
 // empty is a hint from a step that is over: what counts is what is there now.
@@ -780,67 +280,26 @@ func (t *Topic) retireUnused() bool {
 	return true
 }
 
-// EmptyChannel discards a channel's messages. A crash does not bring them back, unless
-// the disk fails. Errors: ErrUnknownChannel, ErrDraining.
-func (t *Topic) EmptyChannel(name string) error {
-	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, fx *queue.Effects) {
-		t.mu.core.EmptyChannel(now, c, fx)
-	})
-	t.settled()
-	return err
-}
-
-// PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining.
-func (t *Topic) PauseChannel(name string) error {
-	return t.onChannel(name, func(_ mono.Time, c *queue.Channel, _ *queue.Effects) {
-		t.mu.core.PauseChannel(c)
-	})
-}
-
-// UnpauseChannel resumes them. Errors: ErrUnknownChannel, ErrDraining.
-func (t *Topic) UnpauseChannel(name string) error {
-	return t.onChannel(name, t.mu.core.UnpauseChannel)
-}
-
-func (t *Topic) onChannel(name string, do func(mono.Time, *queue.Channel, *queue.Effects)) error {
-	s := t.begin()
-	now := t.broker.now()
-	defer t.end(s)
-	c := t.mu.core.Channel(name)
-	if c == nil {
-		return fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
-	}
-	if t.mu.closed { // the next process would not know
-		return t.open()
-	}
-	s.record = true // it may have been paused or unpaused
-	do(now, c, &s.fx)
-	return nil
-}
-
 // Empty discards the messages that wait in the topic itself, as EmptyChannel does.
 func (t *Topic) Empty() {
-	s := t.begin()
-	t.mu.core.Empty(&s.fx)
-	t.end(s)
+	t.do(func(_ mono.Time, s *step) { t.mu.core.Empty(&s.fx) })
 	t.settled()
 }
 
 // Pause stops releases.
 func (t *Topic) Pause() {
-	s := t.begin()
-	s.record = true
-	t.mu.core.Pause()
-	t.end(s)
+	t.do(func(_ mono.Time, s *step) {
+		s.record = true
+		t.mu.core.Pause()
+	})
 }
 
 // Unpause resumes them.
 func (t *Topic) Unpause() {
-	s := t.begin()
-	now := t.broker.now()
-	s.record = true
-	t.mu.core.Unpause(now, &s.fx)
-	t.end(s)
+	t.do(func(now mono.Time, s *step) {
+		s.record = true
+		t.mu.core.Unpause(now, &s.fx)
+	})
 }
 
 // held returns how many messages the topic and its channels hold, each channel

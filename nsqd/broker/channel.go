@@ -1,0 +1,150 @@
+package broker
+
+import (
+	"fmt"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/stats"
+)
+
+// CreateChannel creates the channel if need be.
+// Errors: ErrBadName, ErrGone, ErrDraining, ErrTooManyChannels.
+func (t *Topic) CreateChannel(name string) error { return t.createChannel(name, false) }
+
+// createChannel creates more than there may be of those that are restored.
+func (t *Topic) createChannel(name string, restored bool) error {
+	if !wire.ValidChannelName(name) {
+		return fmt.Errorf("channel %q: %w", name, ErrBadName)
+	}
+	s := t.begin()
+	now := t.broker.now()
+	defer t.end(s)
+	if t.mu.closed {
+		return t.open()
+	}
+	_, err := t.channel(now, name, s, restored)
+	return err
+}
+
+// channel returns the channel, creating it if need be.
+// Error: ErrTooManyChannels. Requires: mu held.
+func (t *Topic) channel(now mono.Time, name string, s *step, restored bool) (*queue.Channel, error) {
+	c := t.mu.core.Channel(name)
+	if c == nil {
+		b := t.broker
+		all, own := int(b.channels.Add(1)), len(t.mu.core.Channels())+1
+		if !restored && (b.cfg.MaxChannels > 0 && all > b.cfg.MaxChannels || b.cfg.MaxTopicChannels > 0 && own > b.cfg.MaxTopicChannels) {
+			b.channels.Add(-1)
+			b.refused.channels.Add(1)
+			return nil, fmt.Errorf("channel %q of topic %q, %d channels, %d in all: %w", name, t.name, own-1, all-1, ErrTooManyChannels)
+		}
+		c = t.mu.core.CreateChannel(now, name, &s.fx)
+		s.listed = true
+	}
+	return c, nil
+}
+
+// ChannelNames returns the names of the channels, sorted.
+func (t *Topic) ChannelNames() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	channels := t.mu.core.Channels()
+	names := make([]string, len(channels))
+	for i, c := range channels {
+		names[i] = c.Name()
+	}
+	return names
+}
+
+// DeleteChannel removes a channel with all it holds and ends its
+// subscriptions. Errors: ErrUnknownChannel, ErrDraining.
+func (t *Topic) DeleteChannel(name string) error {
+	empty := false
+	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
+		t.removeChannel(now, c, s)
+		empty = len(t.mu.core.Channels()) == 0
+	})
+	if err != nil {
+		return err
+	}
+	t.settled() // or another of its name would have what it had, after a crash
+	t.deleteIfEphemeral(empty)
+	return nil
+}
+
+// removeChannel ends the channel's subscriptions and deletes it.
+// Requires: mu held.
+func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
+	for _, id := range c.ConsumerIDs() {
+		sub := t.mu.consumers[id]
+		t.detach(sub)
+		s.woken = append(s.woken, sub)
+	}
+	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
+		panic("broker: " + err.Error())
+	}
+	t.broker.channels.Add(-1)
+	delete(t.mu.endToEnd, c)
+	s.listed = true
+}
+
+// finished notes how long finished messages took from end to end, if that is
+// measured. Requires: mu held.
+func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Message) {
+	span := t.broker.cfg.EndToEnd
+	if span == 0 || len(messages) == 0 {
+		return
+	}
+	w := t.mu.endToEnd[c]
+	if w == nil {
+		if t.mu.endToEnd == nil {
+			t.mu.endToEnd = make(map[*queue.Channel]*stats.Window)
+		}
+		w = new(stats.Window)
+		t.mu.endToEnd[c] = w
+	}
+	for _, m := range messages {
+		w.Record(now, span, now.Sub(m.Arrival))
+	}
+}
+
+// EmptyChannel discards a channel's messages. A crash does not bring them back, unless
+// the disk fails. Errors: ErrUnknownChannel, ErrDraining.
+func (t *Topic) EmptyChannel(name string) error {
+	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
+		t.mu.core.EmptyChannel(now, c, &s.fx)
+	})
+	t.settled()
+	return err
+}
+
+// PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining.
+func (t *Topic) PauseChannel(name string) error {
+	return t.onChannel(name, func(_ mono.Time, c *queue.Channel, _ *step) { t.mu.core.PauseChannel(c) })
+}
+
+// UnpauseChannel resumes them. Errors: ErrUnknownChannel, ErrDraining.
+func (t *Topic) UnpauseChannel(name string) error {
+	return t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
+		t.mu.core.UnpauseChannel(now, c, &s.fx)
+	})
+}
+
+// onChannel takes a step that is about a channel, and whose end is recorded.
+func (t *Topic) onChannel(name string, f func(now mono.Time, c *queue.Channel, s *step)) (err error) {
+	t.do(func(now mono.Time, s *step) {
+		c := t.mu.core.Channel(name)
+		switch {
+		case c == nil:
+			err = fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
+		case t.mu.closed: // the next process would not know
+			err = t.open()
+		default:
+			s.record = true // it may have been paused or unpaused
+			f(now, c, s)
+		}
+	})
+	return err
+}

@@ -1,0 +1,62 @@
+package broker
+
+import (
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// record is how a message is kept. Requires: topic.mu held.
+func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
+	at := t.broker.cfg.Storage.epoch.wallOf(m.Arrival)
+	r := commitlog.Record{
+		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Source,
+		Attempts: m.Attempts, Body: m.Body,
+	}
+	if m.Defer > 0 {
+		r.Due = at + mono.Wall(m.Defer)
+	}
+	if released {
+		r.Access = m.Access + 1
+	}
+	if m.Only != nil {
+		r.Channel = []byte(*m.Only)
+	}
+	return r
+}
+
+// message is what was kept; the body is copied. It arrived now, at the latest: if the
+// wall clock was put back since it was written, it would seem to come from the future,
+// and would wait for it.
+func (t *Topic) message(r *commitlog.Record) *queue.Message {
+	e, now := t.broker.cfg.Storage.epoch, t.broker.now()
+	m := t.broker.pool.get(len(r.Body))
+	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
+	m.Timestamp = r.Timestamp
+	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source
+	m.Defer = 0
+	if r.Due > 0 {
+		m.Defer = max(0, e.monoOf(r.Due).Sub(m.Arrival))
+	}
+	if early := m.Arrival.Sub(now); early > 0 {
+		m.Arrival = m.Arrival.Add(-early)
+	}
+	m.Offset, m.Only, m.Attempts = queue.Offset(r.Offset), nil, r.Attempts
+	if len(r.Channel) > 0 {
+		only := string(r.Channel)
+		m.Only = &only
+	}
+	m.Access, m.Held = max(0, r.Access-1), 0
+	m.Released = m.Arrival.Add(m.Access)
+	return m
+}
+
+// epoch is one moment on both clocks. Wall-clock steps while the process runs
+// do not matter: it is the same moment for writing and for reading.
+type epoch struct {
+	mono mono.Time
+	wall mono.Wall
+}
+
+func (e epoch) wallOf(m mono.Time) mono.Wall { return e.wall + mono.Wall(m-e.mono) }
+func (e epoch) monoOf(w mono.Wall) mono.Time { return e.mono + mono.Time(w-e.wall) }

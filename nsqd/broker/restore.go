@@ -1,0 +1,168 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// Restore brings back the topics and messages that an earlier process left in
+// the storage. It is called once, before the broker is used.
+func (b *Broker) Restore() error {
+	st := b.cfg.Storage
+	if st == nil {
+		return nil
+	}
+	if err := st.bringIn(); err != nil {
+		return err
+	}
+	if err := b.restoreMetadata(); err != nil {
+		return err
+	}
+	names, err := st.dir.Logs()
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	for _, name := range names {
+		if !wire.ValidTopicName(name) {
+			st.cfg.Log.Warn("storage has a log that is no topic's; it is left alone", "log", name)
+			continue
+		}
+		if err := b.restoreLog(name); err != nil {
+			return fmt.Errorf("restore topic %s: %w", name, err)
+		}
+	}
+	b.metadataWriter.begin()
+	b.workers.Go(b.trimOld)
+	return nil
+}
+
+// restoreLog brings back a topic's messages. A topic that nobody recorded is made with
+// the channels that it had, if there is anything of it.
+func (b *Broker) restoreLog(name string) error {
+	_, err := b.Topic([]byte(name))
+	recorded := err == nil
+	if !recorded {
+		log, err := b.cfg.Storage.open(name)
+		if err != nil {
+			return err
+		}
+		if stats := log.Stats(); stats.Records == 0 { // but for files with damage
+			b.cfg.Storage.kept[name] = queue.Offset(stats.Next)
+			return log.Close()
+		}
+		if err := log.Close(); err != nil {
+			return err
+		}
+	}
+	t := b.restoreTopic(name)
+	return t.store.restore(func(channel string) bool { return !recorded && wire.ValidChannelName(channel) })
+}
+
+// restoreTopic is CreateTopic without asking anybody for the topic's channels.
+// Where a loaddistributor gives the contracts, the topic waits for its share:
+// what it held before may be in use elsewhere by now.
+func (b *Broker) restoreTopic(name string) *Topic {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.mu.topics[name]
+	if t == nil {
+		t = newTopic(b, name)
+		if !b.cfg.AutoCreate {
+			t.Limit(SLO{}, false)
+		}
+		b.mu.topics[name] = t
+	}
+	return t
+}
+
+// restore brings back what an earlier process left in the log.
+func (st *store) restore(wanted func(channel string) bool) error {
+	t := st.topic
+	log, err := st.storage().open(t.name)
+	if err != nil {
+		return err
+	}
+	snapshot, err := log.LoadCursors()
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	s := t.begin()
+	defer t.end(s)
+	now, core := t.broker.now(), t.mu.core
+	from, err := core.Restore(now, snapshot, st.storage().epoch.monoOf, wanted, &s.fx)
+	if err != nil {
+		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)
+	}
+	var batch commitlog.Batch
+	for at := commitlog.Offset(from); ; at = batch.Next {
+		if err := log.Read(at, commitlog.Limit{Records: 1000, Bytes: DefaultReadAhead}, &batch); err != nil {
+			return errors.Join(err, log.Close())
+		}
+		if batch.Next == at {
+			break
+		}
+		for i := range batch.Records {
+			core.Found(queue.Offset(batch.Records[i].Offset), string(batch.Records[i].Channel))
+		}
+	}
+	next, err := log.Append(nil)
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	core.Restored(now, queue.Offset(next), &s.fx)
+	log.SetRetain(t.retention())
+	t.retainedLocked(log)
+	st.log.Store(log)
+	st.used, st.saved = true, core.Changes()
+	return nil
+}
+
+// persist leaves to the next process what is in memory, and where the cursors are.
+// Requires: the topic is closed, and run has ended.
+func (st *store) persist() error {
+	t := st.topic
+	st.scratch = new(scratch)
+	s := t.begin()
+	t.mu.core.Leave(&s.fx)
+	held, _ := t.heldLocked(0)
+	t.end(s)
+	if log := st.log.Load(); held == 0 {
+		if log == nil {
+			return nil
+		}
+		if log.Stats().Unreadable == 0 && !t.retains() {
+			return log.Remove()
+		}
+	}
+	for more := true; more; {
+		var err error
+		if more, err = st.write(); err != nil {
+			return st.lost(err)
+		}
+	}
+	log, err := st.ensure()
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	st.used, st.saved = true, t.mu.core.Changes()-1
+	t.mu.Unlock()
+	return errors.Join(st.tryToSave(), log.Close())
+}
+
+// lost says that messages cannot be stored, and how many of them are nowhere else.
+func (st *store) lost(err error) error {
+	t := st.topic
+	t.mu.Lock()
+	n := t.mu.core.Unstored()
+	t.mu.Unlock()
+	err = fmt.Errorf("%d messages of %s are lost: %w", n, t.name, err)
+	if log := st.log.Load(); log != nil {
+		err = errors.Join(err, st.tryToSave(), log.Close())
+	}
+	return err
+}
