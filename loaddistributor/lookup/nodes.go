@@ -61,7 +61,7 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 	n.log, n.done = obs.Sparse(log)
 	n.mu.conns = map[net.Conn]bool{}
 	if metrics != nil {
-		metrics.MustRegister(collector{n})
+		n.register(metrics)
 	}
 	return n
 }
@@ -244,28 +244,22 @@ func answer(conn net.Conn, text []byte) error {
 	return err
 }
 
-// collector has the metrics.
-type collector struct{ n *Nodes }
-
-var (
-	descConns   = prometheus.NewDesc("srtm_lookup_nodes_connected", "Nodes connected to the registration port, identified or not.", nil, nil)
-	descNames   = prometheus.NewDesc("srtm_lookup_names", "Topics and channels registered or created.", nil, nil)
-	descRefused = prometheus.NewDesc("srtm_lookup_nodes_refused_total", "Connections of nodes refused since there were too many.", nil, nil)
-	descFaulted = prometheus.NewDesc("srtm_lookup_nodes_faulted_total", "Connections of nodes that ended with an error.", nil, nil)
-)
-
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descConns, descNames, descRefused, descFaulted} {
-		ch <- d
+// register exports what the server counts.
+func (n *Nodes) register(reg prometheus.Registerer) {
+	stats := func(of func(registry.Figures) int) func() float64 {
+		return func() (value float64) {
+			_ = n.dir.change(func(r *registry.Registry) error { value = float64(of(r.Figures())); return nil }) // it has no error
+			return value
+		}
 	}
-}
-
-func (c collector) Collect(ch chan<- prometheus.Metric) {
-	var f registry.Figures
-	// It has no error.
-	_ = c.n.dir.change(func(r *registry.Registry) error { f = r.Figures(); return nil })
-	ch <- prometheus.MustNewConstMetric(descConns, prometheus.GaugeValue, float64(f.Connections))
-	ch <- prometheus.MustNewConstMetric(descNames, prometheus.GaugeValue, float64(f.Names))
-	ch <- prometheus.MustNewConstMetric(descRefused, prometheus.CounterValue, float64(c.n.refused.Load()))
-	ch <- prometheus.MustNewConstMetric(descFaulted, prometheus.CounterValue, float64(c.n.faulted.Load()))
+	gauge := func(name, help string, of func(registry.Figures) int) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_lookup_" + name, Help: help}, stats(of)))
+	}
+	counter := func(name, help string, of *atomic.Uint64) {
+		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_lookup_" + name, Help: help}, func() float64 { return float64(of.Load()) }))
+	}
+	gauge("nodes_connected", "Nodes connected to the registration port, identified or not.", func(f registry.Figures) int { return f.Connections })
+	gauge("names", "Topics and channels registered or created.", func(f registry.Figures) int { return f.Names })
+	counter("nodes_refused_total", "Connections of nodes refused since there were too many.", &n.refused)
+	counter("nodes_faulted_total", "Connections of nodes that ended with an error.", &n.faulted)
 }

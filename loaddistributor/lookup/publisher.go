@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
@@ -36,32 +37,39 @@ type assignment struct {
 // just come.
 func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 	route(mux, http.MethodGet, "/publisher", func(w http.ResponseWriter, query url.Values) {
-		for _, arg := range []struct{ name, code string }{{"topic", "MISSING_ARG_TOPIC"}, {"id", "MISSING_ARG_ID"}} {
-			if query.Get(arg.name) == "" {
-				refuse(w, fault{http.StatusBadRequest, arg.code})
+		for _, arg := range []string{"topic", "id"} {
+			if query.Get(arg) == "" {
+				refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_" + strings.ToUpper(arg)})
 				return
 			}
 		}
 		topic, id := query.Get("topic"), query.Get("id")
 		a, err := resolver.Resolve(topic, id)
-		switch {
-		case errors.Is(err, catalog.ErrTopicUnknown):
-			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"})
-		case errors.Is(err, catalog.ErrPublisherUnknown):
-			refuse(w, fault{http.StatusNotFound, "PUBLISHER_NOT_FOUND"})
-		case errors.Is(err, catalog.ErrNotActive):
-			w.Header().Set("Retry-After", "1")
-			refuse(w, fault{http.StatusServiceUnavailable, "TOPIC_NOT_ACTIVE"})
-		case errors.Is(err, catalog.ErrUnplaced):
-			w.Header().Set("Retry-After", "1")
-			refuse(w, fault{http.StatusServiceUnavailable, "PUBLISHER_NOT_PLACED"})
-		case errors.Is(err, catalog.ErrUnread):
-			w.Header().Set("Retry-After", "1")
-			refuse(w, fault{http.StatusServiceUnavailable, "NOT_READ_YET"})
-		case err != nil:
-			refuse(w, fault{http.StatusInternalServerError, "INTERNAL_ERROR"})
-		default:
+		if err == nil {
 			reply(w, assignment{topic, a.Publisher, a.Broker, a.TCPAddress, a.HTTPAddress, a.Epoch})
+			return
 		}
+		why := fault{http.StatusInternalServerError, "INTERNAL_ERROR"}
+		for _, refusal := range refusals {
+			if errors.Is(err, refusal.of) {
+				why = refusal.fault
+			}
+		}
+		if why.status == http.StatusServiceUnavailable {
+			w.Header().Set("Retry-After", "1")
+		}
+		refuse(w, why)
 	})
+}
+
+// refusals are the answers to what Resolve refuses.
+var refusals = []struct {
+	of error
+	fault
+}{
+	{catalog.ErrTopicUnknown, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"}},
+	{catalog.ErrPublisherUnknown, fault{http.StatusNotFound, "PUBLISHER_NOT_FOUND"}},
+	{catalog.ErrNotActive, fault{http.StatusServiceUnavailable, "TOPIC_NOT_ACTIVE"}},
+	{catalog.ErrUnplaced, fault{http.StatusServiceUnavailable, "PUBLISHER_NOT_PLACED"}},
+	{catalog.ErrUnread, fault{http.StatusServiceUnavailable, "NOT_READ_YET"}},
 }

@@ -231,57 +231,43 @@ func or[T comparable](v *T, meant T) {
 // filled in, as Read does.
 func (s *Scenario) Validate() error {
 	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if !(s.Duration > 0 && s.Duration <= MaxSeconds) {
-		fault("duration_s: %v is not above 0, up to %g", s.Duration, MaxSeconds)
+	refuse := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
 	}
-	if !(s.Warmup >= 0 && s.Warmup <= MaxSeconds) {
-		fault("warmup_s: %v is not in 0 to %g", s.Warmup, MaxSeconds)
-	}
-	if len(s.Brokers) == 0 {
-		fault("brokers: there is none")
-	}
+	refuse(!(s.Duration > 0 && s.Duration <= MaxSeconds), "duration_s: %v is not above 0, up to %g", s.Duration, MaxSeconds)
+	refuse(!(s.Warmup >= 0 && s.Warmup <= MaxSeconds), "warmup_s: %v is not in 0 to %g", s.Warmup, MaxSeconds)
+	refuse(len(s.Brokers) == 0, "brokers: there is none")
 	n := 0
 	ids := map[string]bool{}
 	for i, b := range s.Brokers {
 		at := fmt.Sprintf("brokers[%d]", i)
-		if b.ID == "" {
-			fault("%s.id: is empty", at)
-		}
+		refuse(b.ID == "", "%s.id: is empty", at)
 		if b.Count < 0 || b.Count > MaxBrokers {
-			fault("%s.count: %d is not in 0 to %d", at, b.Count, MaxBrokers)
+			refuse(true, "%s.count: %d is not in 0 to %d", at, b.Count, MaxBrokers)
 			continue
 		}
 		for _, id := range b.names() {
 			if ids[id] {
-				fault("%s.id: there are two brokers %q", at, id)
+				refuse(true, "%s.id: there are two brokers %q", at, id)
 				break
 			}
 			ids[id] = true
 		}
 		n += max(1, b.Count)
-		if b.Mcap < 0 {
-			fault("%s.mcap: %d is negative", at, b.Mcap)
-		}
-		if b.Allocated < 0 {
-			fault("%s.allocated: %d is negative", at, b.Allocated)
-		}
+		refuse(b.Mcap < 0, "%s.mcap: %d is negative", at, b.Mcap)
+		refuse(b.Allocated < 0, "%s.allocated: %d is negative", at, b.Allocated)
 		if b.Background != nil {
 			faults = append(faults, b.Background.faults(at+".background")...)
 		}
 	}
-	if n > MaxBrokers {
-		fault("brokers: %d, at most %d", n, MaxBrokers)
-	}
-	if len(s.Topics) == 0 {
-		fault("topics: there is none")
-	}
+	refuse(n > MaxBrokers, "brokers: %d, at most %d", n, MaxBrokers)
+	refuse(len(s.Topics) == 0, "topics: there is none")
 	names := map[string]bool{}
 	for i, t := range s.Topics {
 		at := fmt.Sprintf("topics[%d]", i)
-		if t.Name == "" || names[t.Name] {
-			fault("%s.name: %q is empty or not its own", at, t.Name)
-		}
+		refuse(t.Name == "" || names[t.Name], "%s.name: %q is empty or not its own", at, t.Name)
 		names[t.Name] = true
 		faults = append(faults, t.faults(at, n)...)
 	}
@@ -301,45 +287,26 @@ func (b Broker) names() []string {
 }
 
 func (t Topic) faults(at string, brokers int) (faults []error) {
-	fault := func(format string, args ...any) {
-		faults = append(faults, fmt.Errorf(at+"."+format, args...))
+	refuse := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf(at+"."+format, args...))
+		}
 	}
 	faults = append(faults, t.Load.faults(at)...)
-	if !slices.Contains(placement.Policies(), t.Policy) {
-		fault("policy: %q is not one of %v", t.Policy, placement.Policies())
-	}
-	if t.K < 0 || t.K > brokers {
-		fault("k: %d of %d brokers", t.K, brokers)
-	}
-	if t.AtLeast < 0 || t.AtLeast > 0 && t.K > 0 {
-		fault("at_least: %d brokers, and k is %d", t.AtLeast, t.K)
-	}
+	refuse(!slices.Contains(placement.Policies(), t.Policy), "policy: %q is not one of %v", t.Policy, placement.Policies())
+	refuse(t.K < 0 || t.K > brokers, "k: %d of %d brokers", t.K, brokers)
+	refuse(t.AtLeast < 0 || t.AtLeast > 0 && t.K > 0, "at_least: %d brokers, and k is %d", t.AtLeast, t.K)
 	c := t.Contract
-	if !(c.Rate >= 0 && c.Rate <= tokenbucket.MaxRate.PerSecond()) || c.Burst < 0 || c.Burst > tokenbucket.MaxBurst {
-		fault("contract: rate %v, burst %d", c.Rate, c.Burst)
-	}
-	if !(c.ProfileQuantile > 0 && c.ProfileQuantile <= 1) {
-		fault("contract.profile_quantile: %v is not above 0, up to 1", c.ProfileQuantile)
-	}
-	if !(c.Margin >= 0 && c.Margin <= 1000) {
-		fault("contract.margin: %v is not in 0 to 1000", c.Margin)
-	}
-	if !(c.ProfileSeconds > 0 && c.ProfileSeconds <= MaxSeconds) {
-		fault("contract.profile_s: %v is not above 0, up to %g", c.ProfileSeconds, MaxSeconds)
-	}
-	if !(t.SLO.Quantile > 0 && t.SLO.Quantile < 1) {
-		fault("slo.quantile: %v is not between 0 and 1", t.SLO.Quantile)
-	}
-	if !(t.SLO.LatencyMs > 0 && t.SLO.LatencyMs <= 1e6) {
-		fault("slo.latency_ms: %v is not above 0, up to 1e6", t.SLO.LatencyMs)
-	}
+	refuse(!(c.Rate >= 0 && c.Rate <= tokenbucket.MaxRate.PerSecond()) || c.Burst < 0 || c.Burst > tokenbucket.MaxBurst, "contract: rate %v, burst %d", c.Rate, c.Burst)
+	refuse(!(c.ProfileQuantile > 0 && c.ProfileQuantile <= 1), "contract.profile_quantile: %v is not above 0, up to 1", c.ProfileQuantile)
+	refuse(!(c.Margin >= 0 && c.Margin <= 1000), "contract.margin: %v is not in 0 to 1000", c.Margin)
+	refuse(!(c.ProfileSeconds > 0 && c.ProfileSeconds <= MaxSeconds), "contract.profile_s: %v is not above 0, up to %g", c.ProfileSeconds, MaxSeconds)
+	refuse(!(t.SLO.Quantile > 0 && t.SLO.Quantile < 1), "slo.quantile: %v is not between 0 and 1", t.SLO.Quantile)
+	refuse(!(t.SLO.LatencyMs > 0 && t.SLO.LatencyMs <= 1e6), "slo.latency_ms: %v is not above 0, up to 1e6", t.SLO.LatencyMs)
 	if a := t.Adapt; a != nil {
-		if !slices.Contains(share.Rules(), a.Rule) {
-			fault("adapt.rule: %q is not one of %v", a.Rule, share.Rules())
-		}
-		if !(a.Step >= 1e-3 && a.Step <= 3600) || a.Window < 1 || a.Window > 10_000 || a.Every < 1 || a.Every > 10_000 {
-			fault("adapt: steps of %v s, a window of %d, every %d steps: want 0.001 to 3600, 1 to 10000", a.Step, a.Window, a.Every)
-		}
+		refuse(!slices.Contains(share.Rules(), a.Rule), "adapt.rule: %q is not one of %v", a.Rule, share.Rules())
+		refuse(!(a.Step >= 1e-3 && a.Step <= 3600) || a.Window < 1 || a.Window > 10_000 || a.Every < 1 || a.Every > 10_000,
+			"adapt: steps of %v s, a window of %d, every %d steps: want 0.001 to 3600, 1 to 10000", a.Step, a.Window, a.Every)
 	}
 	return faults
 }
