@@ -54,7 +54,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		if err != nil {
 			return err
 		}
-		s.Group.Add("asker", func(ctx context.Context) error { <-ctx.Done(); asker.Close(); return nil })
+		s.Group.Add("asker", asker.Run)
 		obs.Mount(s.Mux, s.Metrics, state, healthy)
 		if o.routes() {
 			ask := router.NewAsker(asker, database, s.Metrics)

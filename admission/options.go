@@ -1,15 +1,12 @@
 package main
 
 import (
-	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,7 +14,6 @@ import (
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/server"
-	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/daemon"
 )
 
@@ -56,7 +52,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
 	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {
 		prefix, reply, _ := strings.Cut(s, "=")
-		admit, err := admits(reply)
+		admit, err := client.ParseReply(reply)
 		o.asks.DefaultFor[prefix] = admit
 		return err
 	})
@@ -64,16 +60,6 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
 	fs.DurationVar(&o.checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, it may be admitted again after a crash, unless its rule is strict")
 	fs.DurationVar(&o.poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
-}
-
-func admits(reply string) (bool, error) {
-	switch reply {
-	case "admit":
-		return true, nil
-	case "deny":
-		return false, nil
-	}
-	return false, fmt.Errorf("%q: want deny or admit", reply)
 }
 
 func (o *options) validate() error {
@@ -92,10 +78,10 @@ func (o *options) validate() error {
 	default:
 		fault("--role %q: want all, server or router", o.role)
 	}
-	if o.asks.DefaultAdmit, err = admits(o.defaultReply); err != nil {
+	if o.asks.DefaultAdmit, err = client.ParseReply(o.defaultReply); err != nil {
 		fault("--default-reply %w", err)
 	}
-	if _, err := admits(o.fullReply); err != nil {
+	if _, err := client.ParseReply(o.fullReply); err != nil {
 		fault("--full-reply %w", err)
 	}
 	if o.database != "" && !strings.HasPrefix(o.database, "postgres://") && !strings.HasPrefix(o.database, "postgresql://") {
@@ -121,7 +107,7 @@ func (o *options) validate() error {
 		}
 	}
 	if o.macKeyFile != "" {
-		if o.asks.Keys, err = readMACKeys(o.macKeyFile); err != nil {
+		if o.asks.Keys, err = client.ReadKeys(o.macKeyFile); err != nil {
 			fault("--mac-key-file: %w", err)
 		}
 	}
@@ -132,42 +118,8 @@ func (o *options) validate() error {
 	return errors.Join(errs...)
 }
 
-// readMACKeys reads lines of a number and a secret; "#" begins a comment.
-func readMACKeys(path string) ([]wire.Key, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var keys []wire.Key
-	for i, line := range strings.Split(string(text), "\n") {
-		line, _, _ = strings.Cut(line, "#")
-		fields := strings.Fields(line)
-		if len(fields) == 0 {
-			continue
-		}
-		fault := func(what string) error { return fmt.Errorf("%s, line %d: %s", path, i+1, what) }
-		if len(fields) != 2 {
-			return nil, fault("want a number and a secret in hex")
-		}
-		id, err := strconv.ParseUint(fields[0], 10, 16)
-		if err != nil {
-			return nil, fault("the number is not 0 to 65535")
-		}
-		secret, err := hex.DecodeString(fields[1])
-		if err != nil {
-			return nil, fault("the secret is not hex")
-		}
-		keys = append(keys, wire.Key{ID: uint16(id), Secret: secret})
-	}
-	if len(keys) == 0 {
-		return nil, fmt.Errorf("%s has no key", path)
-	}
-	_, err = wire.NewSealer(keys)
-	return keys, err
-}
-
 func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer) server.Config {
-	full, _ := admits(o.fullReply) // as validated
+	full, _ := client.ParseReply(o.fullReply) // as validated
 	return server.Config{
 		Address: o.udpAddress, Loops: o.loops, Keys: o.asks.Keys, MaxKeys: o.maxKeys, MaxSessions: o.maxSessions,
 		AdmitFull: full, Checkpoint: o.checkpoint, Poll: o.poll, Store: s, Log: log, Metrics: metrics,

@@ -17,6 +17,7 @@ import (
 
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/srtm-io/srtm/admission/client"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -96,6 +97,14 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 			return err
 		}
 		services := rpc.New(control)
+		if len(o.asks.Servers) > 0 {
+			asks, err := client.New(o.asks)
+			if err != nil {
+				return fmt.Errorf("--admission-address: %w", err)
+			}
+			services.Limit(asks)
+			s.Group.Add("admission", asks.Run)
+		}
 		services.Register(s.GRPC)
 		s.Health.SetServingStatus(srtmv1.GrantService_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_NOT_SERVING) // here or elsewhere
 		s.Watch = func(ctx context.Context) { watch(ctx, s, control, as, noLedger) }

@@ -15,8 +15,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -92,6 +96,57 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 		_, _, err := new(options).program().Parse(append([]string{"--store=etcd", "--etcd-endpoint=127.0.0.1:2379"}, c.flags...), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// A tenant's token is limited, an operator's is not; without an answer of admission the
+// default reply counts.
+func TestTenants(t *testing.T) {
+	const acme, operator = "acme-0123456789abcdef", "operator-0123456789abcdef"
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(tokens, []byte("admin "+acme+" acme\nadmin "+operator+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address=", "--store=memory", "--log-level=error",
+			"--token-file", tokens, "--admission-address", testkit.Address(t), "--tenant-rate=*=10"})
+	}()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	admin := srtmv1.NewAdminServiceClient(conn)
+	for token, want := range map[string]string{acme: "tenant acme: too many changes", operator: "topic t: no such topic"} {
+		for name, call := range map[string]func(context.Context) error{
+			"update": func(ctx context.Context) error {
+				_, err := admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: &srtmv1.TopicSpec{Name: "t"}, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"channels"}}}, grpc.WaitForReady(true))
+				return err
+			},
+			"move": func(ctx context.Context) error {
+				_, err := admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"p"}, BrokerId: "b"}, grpc.WaitForReady(true))
+				return err
+			},
+		} {
+			err := call(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token))
+			if (status.Code(err) == codes.ResourceExhausted) != (token == acme) {
+				t.Errorf("%s: %v, want %s", name, err, want)
+			}
+		}
+	}
+	for _, bad := range []string{"--tenant-rate=acme", "--tenant-rate==1", "--tenant-rate=a=-1", "--admission-default-reply=no", "--admission-mac-key-file=/nowhere"} {
+		if _, _, err := new(options).program().Parse([]string{bad}, io.Discard); err == nil {
+			t.Errorf("%s was taken", bad)
 		}
 	}
 }

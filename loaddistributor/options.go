@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,14 +18,17 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // options are everything that can be configured, by flag or by file.
@@ -61,6 +65,8 @@ type options struct {
 	fittingRound      time.Duration
 	sharePeriod       time.Duration
 	seed              uint64
+	asks              client.Config
+	tenantRates       map[string]tokenbucket.Rate
 }
 
 // fittingOff is --fitting for topics that stay where their rate placed them.
@@ -115,6 +121,17 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.fittingRound, "fitting-round", tuner.DefaultRound, "length of a round of --fitting=paper")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
+	o.asks.Flags(fs, "for tenant/T/admin before a caller of tenant T creates or updates a topic or moves publishers")
+	o.tenantRates = map[string]tokenbucket.Rate{}
+	fs.Func("tenant-rate", "`tenant=rate`, in msg/s: the sum of a tenant's contracts; * stands for tenants that are not named; repeat it for several (default no bound)", func(s string) error {
+		tenant, text, _ := strings.Cut(s, "=")
+		rate, err := strconv.ParseFloat(text, 64)
+		if err != nil || tenant == "" || !(rate >= 0 && rate <= float64(placement.MaxRate)) {
+			return fmt.Errorf("want a tenant, = and 0 to %d msg/s", placement.MaxRate)
+		}
+		o.tenantRates[tenant] = tokenbucket.PerSecond(rate)
+		return nil
+	})
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
 	fs.String("log-prefix", "[nsqlookupd] ", "accepted for compatibility; ignored: log lines are structured and have no prefix")
 	fs.Bool("verbose", false, "accepted for compatibility; ignored, as by nsqlookupd: use --log-level")
@@ -187,7 +204,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
-		Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, Seed: o.seed, Log: log, Metrics: metrics,
+		Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, TenantRates: o.tenantRates, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }
 

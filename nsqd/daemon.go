@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	admission "github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -110,6 +111,14 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if opts.authServers != nil {
 		api.Auth = opts.authServers.Counts
 		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono).Ask
+	}
+	if len(opts.asks.Servers) > 0 {
+		asks, err := admission.New(opts.asks)
+		if err != nil {
+			return nil, fmt.Errorf("--admission-address: %w", err)
+		}
+		api.Admission = asks
+		d.group.Add("admission", asks.Run)
 	}
 	registry := obs.NewRegistry()
 

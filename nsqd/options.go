@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	admission "github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -78,6 +79,7 @@ type options struct {
 	// Made of the above by validate.
 	roots       *x509.CertPool // nil: the system's
 	authServers *auth.Servers  // nil where clients need no authorization
+	asks        admission.Config
 	tokens      *secure.Tokens // nil without --http-token-file
 }
 
@@ -106,6 +108,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.httpAddress, "http-address", "0.0.0.0:4151", "`host:port`, or path of a Unix socket, for HTTP; empty: none")
 	fs.StringVar(&o.httpsAddress, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
 	fs.StringVar(&o.adminAddress, "admin-http-address", "", "`host:port`, or path of a Unix socket, for HTTP with all routes; at the other addresses those that change something, other than by publishing, and /debug/ are then refused (default none: they serve all)")
+	o.asks.Flags(fs, "for tenant/T/http, a credit a message, before /pub and /mpub of a caller of tenant T")
 	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: any client may use NSQ's, and clients on this host /topic/limit)")
 	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&o.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default that of --tcp-address)")

@@ -45,7 +45,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/..."},
-		Only: []string{"api/...", "kernel/...", "nsq/...", "tokenbucket", "internal/...", "nsqd/..."},
+		Only: []string{"admission/client", "api/...", "kernel/...", "nsq/...", "tokenbucket", "internal/...", "nsqd/..."},
 		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API",
 	},
 	{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"flag"
 	"io"
 	"log/slog"
@@ -20,6 +21,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -617,7 +619,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		"HTTP alone":  {ServerConfig{HTTPTLS: true}, []string{"--http-tls needs --tls-cert"}},
 		"tokens": {ServerConfig{TokenFile: write(t, "root "+adminToken+"\nadmin\nadmin short\nnode "+adminToken+" x y\nadmin "+adminToken+"\nnode "+adminToken+"\nadmin "+adminToken+" b1\nnode cert:b1\nadmin cert:b1\nnode cert:\n")},
 			[]string{":1: want a role", ":2: 1 words", ":3: the token has 5 bytes", ":4: 4 words", ":6: the token is there already",
-				":7: only a node is bound", ":9: cert:b1 is there already", ":10: want the name of a certificate"}},
+				":7: the token is there already", ":9: cert:b1 is there already", ":10: want the name of a certificate"}},
 		"no file": {ServerConfig{TokenFile: "/nothing"}, []string{"--token-file", "/nothing"}},
 	} {
 		_, err := c.cfg.Load()
@@ -681,6 +683,69 @@ func TestWhichListenersAreForced(t *testing.T) {
 		err := fs.Parse(strings.Fields(args))
 		if err == nil && c.Force != want || err != nil && (want == "" || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %q, %v; want %q", args, c.Force, err, want)
+		}
+	}
+}
+
+// tenants answers with the tenant of who asks.
+type tenants struct {
+	srtmv1.UnimplementedAdminServiceServer
+}
+
+func (tenants) GetTopic(ctx context.Context, _ *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
+	return &srtmv1.GetTopicResponse{Topic: &srtmv1.Topic{Reason: Tenant(ctx)}}, nil
+}
+
+// A caller's tenant is its token's, or else its certificate's organisation.
+func TestTenants(t *testing.T) {
+	cfg := ServerConfig{TokenFile: write(t, "admin "+adminToken+" acme\nread-only "+lookToken+"\nread-only cert:dash initech\n")}
+	s, err := cfg.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rpc := grpc.NewServer(s.Options()...)
+	srtmv1.RegisterAdminServiceServer(rpc, tenants{})
+	ln := testkit.Listen(t)
+	done := make(chan error, 1)
+	go func() { done <- rpc.Serve(ln) }()
+	defer func() { rpc.Stop(); <-done }()
+	named := func(name, organisation string) *tls.ConnectionState {
+		return &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{Subject: pkix.Name{CommonName: name, Organization: []string{organisation}}}}}}
+	}
+	for _, c := range []struct {
+		token  string
+		state  *tls.ConnectionState
+		tenant string
+	}{
+		{adminToken, nil, "acme"}, {lookToken, nil, ""}, {"", nil, ""},
+		{adminToken, named("x", "Umbrella"), "acme"}, {lookToken, named("x", "Umbrella Co/1"), "Umbrella%20Co%2F1"},
+		{"", named("dash", "Umbrella"), "initech"}, {"", named("other", "Umbrella"), "Umbrella"},
+		{"", &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Subject: pkix.Name{Organization: []string{"unverified"}}}}}, ""},
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.TLS = c.state
+		if c.token != "" {
+			r.Header.Set("Authorization", "Bearer "+c.token)
+		}
+		if got := s.tokens.Tenant(r); got != c.tenant {
+			t.Errorf("%+v: %q", c, got)
+		}
+		if c.state != nil || c.token == "" {
+			continue
+		}
+		conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply, err := srtmv1.NewAdminServiceClient(conn).GetTopic(t.Context(), &srtmv1.GetTopicRequest{})
+		if err != nil || reply.GetTopic().GetReason() != c.tenant {
+			t.Errorf("%+v: by gRPC %v, %v", c, reply, err)
+		}
+		conn.Close()
+	}
+	for _, line := range []string{"admin " + adminToken + " a/b", "admin " + adminToken + " " + strings.Repeat("a", 65)} {
+		if _, err := LoadTokens("--token-file", write(t, line)); err == nil || !strings.Contains(err.Error(), "tenant") {
+			t.Errorf("%s: %v", line, err)
 		}
 	}
 }

@@ -21,7 +21,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -67,7 +66,7 @@ func (c *ServerConfig) Flags(fs *flag.FlagSet, listeners ...string) {
 	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: gRPC with TLS")
 	fs.StringVar(&c.KeyFile, "tls-key", "", "PEM `file` of its key")
 	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show")
-	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of who may do what: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any)")
+	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of who may do what: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any), for others their tenant (default the certificate's organisation)")
 	fs.BoolVar(&c.HTTPTLS, "http-tls", false, "serve HTTP with the same TLS")
 	fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS, or without client certificates or tokens: `which` of "+strings.Join(listeners, ",")+" (without a value all)", func(value string) (err error) {
 		c.Force, err = Insecure(c.Force, value, listeners...)
@@ -248,18 +247,12 @@ func (s *Server) authorise(ctx context.Context, call *tap.Info) (context.Context
 	if values := call.Header.Get("authorization"); len(values) > 0 {
 		header = values[0]
 	}
-	var state *tls.ConnectionState
-	if p, ok := peer.FromContext(ctx); ok {
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-			state = &info.State
-		}
-	}
-	may, problem, known := s.tokens.check(header, state, needs(call.FullMethodName))
+	may, problem, known := s.tokens.check(header, stateOf(ctx), needs(call.FullMethodName))
 	switch {
 	case problem == "" && may.broker != "":
 		return context.WithValue(ctx, boundKey{}, may.broker), nil
 	case problem == "":
-		return ctx, nil
+		return context.WithValue(ctx, tenantKey{}, may.tenant), nil
 	case !known:
 		return ctx, refused(codes.Unauthenticated, "UNAUTHENTICATED", problem)
 	default:

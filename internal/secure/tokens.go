@@ -3,6 +3,7 @@ package secure
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -10,17 +11,24 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
 )
 
 // minToken is the least length of a token in bytes: 128 bits in hexadecimal are
 // 32, and what is much shorter can be guessed.
 const minToken = 16
 
-// maxTokens bounds a token file.
-const maxTokens = 1000
+// maxTokens bounds a token file, and maxTenant a tenant's name in bytes.
+const (
+	maxTokens = 1000
+	maxTenant = 64
+)
 
 // tokens are the accepted ones, by digest: comparing digests tells no one who
 // measures the time how much of a guess was right. Names of certificates, with
@@ -34,6 +42,7 @@ type tokens struct {
 type grant struct {
 	role   Role
 	broker string // of a node: the only one that it may be; "": any
+	tenant string // of others, see Tenant
 }
 
 // certPrefix begins the name of a certificate, where a token could be.
@@ -100,12 +109,13 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 		return grant{}, "", false
 	}
 	what := "token"
+	verified := state != nil && len(state.VerifiedChains) > 0
 	if token := TokenOf(header); token != "" {
 		if may, known = t.get().token(token); !known {
 			return grant{}, badToken, false
 		}
 	} else {
-		if state != nil && len(state.VerifiedChains) > 0 {
+		if verified {
 			what = "certificate"
 			may, known = t.get().certificate(state.VerifiedChains[0][0])
 		}
@@ -116,7 +126,49 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 	if may.role < need {
 		return grant{}, fmt.Sprintf("the %s's role is %v, and this takes %v", what, may.role, need), true
 	}
+	if may.tenant == "" {
+		may.tenant = organisation(state)
+	}
 	return may, "", true
+}
+
+// Tenant is that of an HTTP request: the third word of its token's line, or else the
+// organisation of its verified certificate; "" without. t may be nil.
+func (t *Tokens) Tenant(r *http.Request) string {
+	if t != nil {
+		if may, _, known := t.check(r.Header.Get("Authorization"), r.TLS, ReadOnly); known {
+			return may.tenant
+		}
+	}
+	return organisation(r.TLS)
+}
+
+// tenantKey is that of a call's tenant, in its context.
+type tenantKey struct{}
+
+// Tenant is Tokens.Tenant of a gRPC call.
+func Tenant(ctx context.Context) string {
+	if tenant, ok := ctx.Value(tenantKey{}).(string); ok {
+		return tenant
+	}
+	return organisation(stateOf(ctx))
+}
+
+func stateOf(ctx context.Context) *tls.ConnectionState {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			return &info.State
+		}
+	}
+	return nil
+}
+
+// organisation is percent-encoded as in the path of a URL: it is a part of keys.
+func organisation(state *tls.ConnectionState) string {
+	if state == nil || len(state.VerifiedChains) == 0 || len(state.VerifiedChains[0][0].Subject.Organization) == 0 {
+		return ""
+	}
+	return url.PathEscape(state.VerifiedChains[0][0].Subject.Organization[0])
 }
 
 // TokenOf returns the token of an Authorization header; "" without.
@@ -135,8 +187,8 @@ const (
 )
 
 // readTokens reads whom a server serves: a line for each token or name of a
-// certificate, first its role, last the one broker that a node may be, if any; empty
-// lines and those that begin with # are left out. It returns all faults, and repeats
+// certificate, first its role, last the one broker that a node may be, or the tenant that
+// another is, if any; empty lines and those that begin with # are left out. It returns all faults, and repeats
 // no token in them.
 func readTokens(path string) (tokens, error) {
 	all := tokens{map[[sha256.Size]byte]grant{}, map[string]grant{}}
@@ -156,18 +208,20 @@ func readTokens(path string) (tokens, error) {
 		}
 		role, known := parseRole(fields[0])
 		may := grant{role: role}
-		if len(fields) == 3 {
+		if len(fields) == 3 && role == Node {
 			may.broker = fields[2]
+		} else if len(fields) == 3 {
+			may.tenant = fields[2]
 		}
 		switch {
 		case !known:
 			fault("want a role (read-only, node or admin) and a token or %sNAME", certPrefix)
 			continue
 		case len(fields) < 2 || len(fields) > 3:
-			fault("%d words, want a role, a token or %sNAME, and for a node its broker id", len(fields), certPrefix)
+			fault("%d words, want a role, a token or %sNAME, and for a node its broker id, for others a tenant", len(fields), certPrefix)
 			continue
-		case may.broker != "" && role != Node:
-			fault("only a node is bound to a broker id")
+		case len(may.tenant) > maxTenant || url.PathEscape(may.tenant) != may.tenant:
+			fault("tenant %.80q: want 1 to %d bytes that need no %%XX in the path of a URL", may.tenant, maxTenant)
 			continue
 		case len(all.byDigest)+len(all.byName) == maxTokens:
 			return all, errors.Join(append(errs, fmt.Errorf("%s: more than %d tokens", path, maxTokens))...)

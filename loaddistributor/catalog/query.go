@@ -70,6 +70,21 @@ func (c *Catalog) Topics(after string, limit int) []Topic {
 	return list
 }
 
+// TenantRate is that of all topics of a tenant but one, in messages per 1000 s.
+func (c *Catalog) TenantRate(tenant, but string) (sum int64) {
+	// order: a sum
+	for name, t := range c.topics {
+		if t.spec.Tenant == tenant && name != but {
+			rate := t.spec.Demand.RateMilli
+			if t.next != nil {
+				rate = max(rate, t.next.Spec.Demand.RateMilli)
+			}
+			sum += rate
+		}
+	}
+	return sum
+}
+
 // Len returns the number of topics.
 func (c *Catalog) Len() int { return len(c.topics) }
 

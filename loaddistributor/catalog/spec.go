@@ -33,6 +33,7 @@ type Spec struct {
 	// Placement policy and share rule, by name, resolved: never empty.
 	Policy, ShareRule string
 	Channels          []string
+	Tenant            string // whose it is; "": an operator's
 }
 
 // Name returns the topic's name.
@@ -41,7 +42,7 @@ func (s *Spec) Name() string { return s.Demand.Topic }
 // Equal reports whether both order the same. The order of publishers matters:
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
-	return s.PlacedAs(o) && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule &&
+	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule &&
 		slices.Equal(s.Channels, o.Channels)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Defaults of Config.
@@ -63,6 +64,9 @@ type Config struct {
 	// 0: tuner.DefaultRound.
 	Fitting      string
 	FittingRound time.Duration
+	// TenantRates bound the sum of a tenant's contracts; that of "*" is for tenants
+	// that are not named.
+	TenantRates map[string]tokenbucket.Rate
 	// Seed of the placement policies that draw publishers at random.
 	Seed uint64
 	// Journal keeps what is committed, and Catalog is what it has from before;

@@ -175,6 +175,9 @@ func (c *Controller) progress(op operation, p Progress) {
 
 // placed plans a new topic. Requires: placing held.
 func (c *Controller) placed(cr *creation, brokers []placement.Broker) (catalog.Event, error) {
+	if err := c.checkTenant(cr.spec); err != nil {
+		return nil, err
+	}
 	demand := cr.spec.Demand
 	c.progress(operation{creation: cr}, Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s on %d brokers", demand.Rate, len(brokers))})
 	var plan placement.Plan
@@ -193,6 +196,24 @@ func (c *Controller) placed(cr *creation, brokers []placement.Broker) (catalog.E
 		return nil, err
 	}
 	return catalog.NewTopicPlaced(cr.spec, plan, cr.key)
+}
+
+// checkTenant refuses a contract that is too much for its tenant. Requires: placing held.
+func (c *Controller) checkTenant(spec *catalog.Spec) error {
+	limit, limited := c.cfg.TenantRates[spec.Tenant]
+	if !limited {
+		limit, limited = c.cfg.TenantRates["*"]
+	}
+	if !limited || spec.Tenant == "" {
+		return nil
+	}
+	c.mu.RLock()
+	held := tokenbucket.Rate(c.mu.next.TenantRate(spec.Tenant, spec.Name()))
+	c.mu.RUnlock()
+	if want := tokenbucket.Rate(spec.Demand.RateMilli); held+want > limit {
+		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%v msg/s beside the %v msg/s of its other topics are more than %v msg/s", want, held, limit)}
+	}
+	return nil
 }
 
 // contractRequest gives brokers that retire a little, to release what they

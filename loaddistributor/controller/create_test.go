@@ -351,6 +351,49 @@ var _ = Describe("Creating a topic", func() {
 		})
 	})
 
+	It("bounds the sum of a tenant's contracts, whoever asks at the same time", func() {
+		c := newCluster(setup{config: func(cfg *controller.Config) {
+			cfg.TenantRates = map[string]tokenbucket.Rate{"acme": tokenbucket.PerSecond(100), "*": tokenbucket.PerSecond(30)}
+		}})
+		c.join("b1", 1000, agenttest.New())
+		try := func(tenant, name string, rate int64) error {
+			_, err := c.control.Create(context.Background(), &catalog.Spec{
+				Demand: placement.Demand{Topic: name, Rate: rate, RateMilli: 1000 * rate, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 1, Rate: 1}}},
+				SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Second}, Policy: placement.SRTM, ShareRule: "static", Tenant: tenant,
+			}, "", "", func(controller.Progress) error { return nil })
+			return err
+		}
+		errs := make([]error, 5)
+		var all sync.WaitGroup
+		for i := range errs {
+			all.Go(func() { errs[i] = try("acme", fmt.Sprintf("t%d", i), 30) })
+		}
+		all.Wait()
+		created := 0
+		for _, err := range errs {
+			if err == nil {
+				created++
+			} else {
+				Expect(errors.As(err, new(*controller.QuotaError))).To(BeTrue(), "%v", err)
+			}
+		}
+		Expect(created).To(Equal(3))
+		Expect(try("other", "o", 30)).To(Succeed())
+		Expect(errors.As(try("third", "p", 31), new(*controller.QuotaError))).To(BeTrue())
+		Expect(try("", "q", 500)).To(Succeed(), "an operator's")
+		grow := func(to int64) error {
+			_, err := c.control.Update(context.Background(), "o", 0, func(present *catalog.Spec) (*catalog.Spec, error) {
+				more := *present
+				more.Demand.Rate, more.Demand.RateMilli = to, 1000*to
+				return &more, nil
+			})
+			return err
+		}
+		Expect(errors.As(grow(31), new(*controller.QuotaError))).To(BeTrue())
+		Expect(grow(20)).To(Succeed())
+		Expect(grow(30)).To(Succeed())
+	})
+
 	It("never promises more than a broker carries, whoever asks at the same time", func() {
 		c := newCluster(setup{})
 		mcap := map[string]int64{"b1": 100, "b2": 150, "b3": 75}

@@ -3,6 +3,7 @@ package controller
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
@@ -51,6 +52,14 @@ type EpochError struct {
 func (e *EpochError) Error() string {
 	return fmt.Sprintf("topic %s has epoch %d, not %d: it has changed since it was read", e.Topic, e.Present, e.Expected)
 }
+
+// QuotaError: a tenant may not do this, or not now.
+type QuotaError struct {
+	Tenant, Problem string
+	RetryAfter      time.Duration // 0: time does not help, or it is not known when
+}
+
+func (e *QuotaError) Error() string { return "tenant " + e.Tenant + ": " + e.Problem }
 
 // BrokerError: a broker did not do what a topic's creation needs.
 type BrokerError = reconcile.BrokerError

@@ -42,6 +42,13 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 			return nil, placement.Plan{}, err
 		case topic.Spec.Equal(spec):
 			return nil, placement.Plan{}, reconcile.ErrSettled
+		}
+		if spec.Demand.RateMilli > topic.Spec.Demand.RateMilli {
+			if err := c.checkTenant(spec); err != nil {
+				return nil, placement.Plan{}, err
+			}
+		}
+		switch {
 		case topic.Spec.PlacedAs(spec) && c.connected(topic.Plan):
 			return spec, topic.Plan, nil
 		}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -30,9 +31,13 @@ const (
 // CreateTopic implements srtmv1.AdminServiceServer.
 func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
 	spec, err := checkCreate(req)
+	if err == nil {
+		err = s.permit(stream.Context())
+	}
 	if err != nil {
 		return toStatus(err)
 	}
+	spec.Tenant = secure.Tenant(stream.Context())
 	topic, err := s.controller.Create(stream.Context(), spec, req.IdempotencyKey, req.MeasuredBrokerId, func(p controller.Progress) error {
 		state := srtmv1.TopicState_TOPIC_STATE_PREPARING
 		if p.Placing {
@@ -114,11 +119,19 @@ func (s *Server) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtm
 
 // UpdateTopic implements srtmv1.AdminServiceServer.
 func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest) (*srtmv1.UpdateTopicResponse, error) {
-	if err := checkUpdate(req); err != nil {
+	err := checkUpdate(req)
+	if err == nil {
+		err = s.permit(ctx)
+	}
+	if err != nil {
 		return nil, toStatus(err)
 	}
 	topic, err := s.controller.Update(ctx, req.Spec.Name, req.ExpectedEpoch, func(present *catalog.Spec) (*catalog.Spec, error) {
-		return checkCreate(&srtmv1.CreateTopicRequest{Spec: updated(present, req)})
+		spec, err := checkCreate(&srtmv1.CreateTopicRequest{Spec: updated(present, req)})
+		if err == nil {
+			spec.Tenant = present.Tenant
+		}
+		return spec, err
 	})
 	if err != nil {
 		return nil, toStatus(err)
@@ -207,7 +220,11 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 		bad.Add("publisher_ids", "%d, want 1 to %d", n, maxMoved)
 	}
 	bad.Name("broker_id", req.BrokerId)
-	if err := bad.Err(); err != nil {
+	err := bad.Err()
+	if err == nil {
+		err = s.permit(ctx)
+	}
+	if err != nil {
 		return nil, toStatus(err)
 	}
 	topic, err := s.controller.MovePublishers(ctx, req.Topic, req.PublisherIds, req.BrokerId)

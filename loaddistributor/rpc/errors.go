@@ -8,6 +8,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
@@ -44,6 +45,7 @@ const (
 	ReasonSessionReplaced  = "SESSION_REPLACED"
 	ReasonNoHello          = "NO_HELLO"
 	ReasonSlowReader       = "SLOW_READER"
+	ReasonQuotaExceeded    = "QUOTA_EXCEEDED" // RetryInfo: when it may be asked again, if known
 )
 
 // table gives every error of the domain its code, the first that matches. A
@@ -79,6 +81,7 @@ var table = refusal.Table{
 	refusal.As[*controller.AdaptorError](codes.Unavailable, ReasonAdaptorFailed),
 	refusal.Is(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.As[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
+	refusal.As[*controller.QuotaError](codes.ResourceExhausted, ReasonQuotaExceeded),
 	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
 	refusal.Is(bidi.ErrSlow, codes.Unavailable, ReasonSlowReader),
 }
@@ -93,6 +96,7 @@ func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {
 		fields     placement.FieldErrors
 		message    *controller.BadMessage
 		infeasible *placement.Infeasible
+		quota      *controller.QuotaError
 	)
 	switch {
 	case errors.As(err, &elsewhere) && elsewhere.Leader != "":
@@ -103,6 +107,8 @@ func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {
 		return []protoadapt.MessageV1{fromPlacement(fields).Details()}
 	case errors.As(err, &message):
 		return []protoadapt.MessageV1{faults{{Field: message.Field, Problem: message.Problem}}.Details()}
+	case errors.As(err, &quota) && quota.RetryAfter > 0:
+		return []protoadapt.MessageV1{&errdetails.RetryInfo{RetryDelay: durationpb.New(quota.RetryAfter)}}
 	case errors.As(err, &infeasible):
 		return []protoadapt.MessageV1{infeasibleProto(infeasible)}
 	}

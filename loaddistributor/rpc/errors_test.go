@@ -56,6 +56,7 @@ var domain = map[string]struct {
 	"controller.ErrBrokerOld":     {controller.ErrBrokerOld, codes.FailedPrecondition, ReasonBrokerTooOld},
 	"controller.ErrNoAnswer":      {controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrUnsteady":      {controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady},
+	"controller.QuotaError":       {&controller.QuotaError{Tenant: "t", Problem: "p", RetryAfter: 1}, codes.ResourceExhausted, ReasonQuotaExceeded},
 	"controller.BrokerError":      {&controller.BrokerError{Broker: "b", Cause: controller.ErrNoAnswer}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.RefusedError":     {&controller.RefusedError{Text: "t"}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.AdaptorError":     {&controller.AdaptorError{Cause: status.Error(codes.FailedPrecondition, "no")}, codes.Unavailable, ReasonAdaptorFailed},

@@ -9,8 +9,10 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/srtm-io/srtm/admission/client"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
@@ -24,6 +26,33 @@ type Server struct {
 	// Set once.
 	controller *controller.Controller
 	sessions   *bidi.Server
+	admission  Admission // nil: tenants change as much as they like
+}
+
+// Admission is what is needed of admission/client.
+type Admission interface {
+	Ask(ctx context.Context, key string, cost uint32) client.Decision
+}
+
+// Limit has tenant/T/admin asked before topics are created, updated or their publishers
+// moved. It is called before Register.
+func (s *Server) Limit(by Admission) { s.admission = by }
+
+// permit says whether the caller's tenant may change something now. Who is none is an
+// operator.
+func (s *Server) permit(ctx context.Context) error {
+	tenant := secure.Tenant(ctx)
+	if s.admission == nil || tenant == "" {
+		return nil
+	}
+	if err := s.controller.Elsewhere(); err != nil { // who leads asks
+		return err
+	}
+	d := s.admission.Ask(ctx, "tenant/"+tenant+"/admin", 1)
+	if d.Admit {
+		return nil
+	}
+	return &controller.QuotaError{Tenant: tenant, Problem: "too many changes", RetryAfter: d.RetryAfter}
 }
 
 // New returns a Server in front of c.

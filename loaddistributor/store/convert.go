@@ -142,7 +142,7 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 	p := &journal.Spec{
 		Name: s.Demand.Topic, RateMilli: s.Demand.RateMilli, Rate: s.Demand.Rate, Burst: s.Demand.Burst,
 		Quantile: s.SLO.Quantile, LatencyNs: int64(s.SLO.Latency), Reject: s.OverLimit == catalog.Reject,
-		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels,
+		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels, Tenant: s.Tenant,
 	}
 	for _, one := range s.Demand.Publishers {
 		p.Publishers = append(p.Publishers, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
@@ -162,7 +162,7 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	s := &catalog.Spec{
 		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst},
 		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNs)},
-		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels,
+		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels, Tenant: p.Tenant,
 	}
 	if p.Reject {
 		s.OverLimit = catalog.Reject

@@ -18,6 +18,7 @@ import (
 
 	"github.com/srtm-io/srtm/api/srtm/journal"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
 var rewrite = flag.Bool("rewrite-records", false, "rewrite the records in testdata")
@@ -241,4 +242,11 @@ func small(b []byte) bool {
 		return n
 	}
 	return count(v) < 10_000
+}
+
+func TestTheTenantIsKept(t *testing.T) {
+	want := &catalog.Spec{Demand: placement.Demand{Topic: "t", Rate: 1, RateMilli: 1000, Burst: 1, Groups: []placement.Group{{Key: "g", Count: 1, Rate: 1}}}, Tenant: "acme"}
+	if got, err := toSpec(fromSpec(want)); err != nil || !got.Equal(want) || got.Tenant != "acme" {
+		t.Errorf("%+v, %v", got, err)
+	}
 }

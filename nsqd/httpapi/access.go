@@ -32,7 +32,7 @@ func (a *API) forbidden(r *http.Request, public bool) *fault {
 		return nil
 	}
 	if public {
-		return &fault{http.StatusForbidden, "ADMIN_ADDRESS", fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
+		return &fault{Status: http.StatusForbidden, Message: "ADMIN_ADDRESS", Detail: fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
 	}
 	if a.cfg.Tokens != nil {
 		problem, known := a.cfg.Tokens.Check(r, secure.Admin)
@@ -40,15 +40,15 @@ func (a *API) forbidden(r *http.Request, public bool) *fault {
 		case problem == "":
 			return nil
 		case !known:
-			return &fault{http.StatusUnauthorized, "UNAUTHENTICATED", problem}
+			return &fault{Status: http.StatusUnauthorized, Message: "UNAUTHENTICATED", Detail: problem}
 		}
-		return &fault{http.StatusForbidden, "PERMISSION_DENIED", problem}
+		return &fault{Status: http.StatusForbidden, Message: "PERMISSION_DENIED", Detail: problem}
 	}
 	if r.URL.Path != "/topic/limit" {
 		return nil
 	}
 	if why := foreign(r); why != "" {
-		return &fault{http.StatusForbidden, "NOT_LOCAL", "a contract is changed from the broker's host, through a loopback address or a Unix socket, or with a token of --http-token-file; " + why}
+		return &fault{Status: http.StatusForbidden, Message: "NOT_LOCAL", Detail: "a contract is changed from the broker's host, through a loopback address or a Unix socket, or with a token of --http-token-file; " + why}
 	}
 	return nil
 }
@@ -100,6 +100,19 @@ func (a *API) permitted(h handler) handler {
 		}
 		return h(r)
 	}
+}
+
+// charge asks admission for the messages of a request that is otherwise good.
+func (a *API) charge(r *http.Request, messages int) error {
+	if a.cfg.Admission == nil {
+		return nil
+	}
+	tenant := a.cfg.Tokens.Tenant(r)
+	d := a.cfg.Admission.Ask(r.Context(), "tenant/"+tenant+"/http", uint32(messages))
+	if d.Admit {
+		return nil
+	}
+	return &fault{Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages), denied: d}
 }
 
 func (a *API) permit(r *http.Request) error {

@@ -14,7 +14,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/nsqd/auth"
@@ -97,6 +99,49 @@ var everyRoute = []struct {
 	{"POST", "/topic/retain?topic=u", true}, {"POST", "/channel/seek?topic=u&channel=c", true}, {"GET", "/channel/peek?topic=u&channel=c", true},
 	{"POST", "/debug/freememory", true}, {"PUT", "/debug/setblockrate?rate=0", true},
 	{"GET", "/debug/state", true}, {"GET", "/debug/pprof/", true}, {"GET", "/debug/pprof/cmdline", true}, {"GET", "/%64ebug/state", true},
+}
+
+// quotas admits up to so many messages at once.
+type quotas struct{ asked []string }
+
+func (q *quotas) Ask(_ context.Context, key string, cost uint32) client.Decision {
+	q.asked = append(q.asked, fmt.Sprint(key, " ", cost))
+	return client.Decision{Admit: cost <= 2, RetryAfter: 1500 * time.Millisecond}
+}
+
+// Admission is asked for the messages of a request that is otherwise good.
+func TestTenantsArePaced(t *testing.T) {
+	const acme = "acme-0123456789abcdef"
+	file := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(file, []byte("read-only "+acme+" acme\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := secure.LoadTokens("--http-token-file", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var q quotas
+	n := startWith(t, func(c *httpapi.Config) { c.Tokens, c.Admission = tokens, &q })
+	for _, c := range []struct {
+		path, body, token string
+		code              int
+	}{
+		{"/pub?topic=t", "m", acme, 200}, {"/mpub?topic=t", "a\nb\n", acme, 200}, {"/mpub?topic=t", "a\nb\nc\n", acme, 429},
+		{"/pub?topic=u", "m", "", 200}, {"/pub?topic=bad name", "m", acme, 400}, {"/mpub?topic=t", "\n", acme, 200},
+	} {
+		r := httptest.NewRequest("POST", strings.ReplaceAll(c.path, " ", "%20"), strings.NewReader(c.body))
+		if c.token != "" {
+			r.Header.Set("Authorization", "Bearer "+c.token)
+		}
+		w := httptest.NewRecorder()
+		n.http.ServeHTTP(w, r)
+		if after := w.Header().Get("Retry-After"); w.Code != c.code || (after == "2") != (c.code == 429) || c.code == 429 && !strings.Contains(w.Body.String(), `"QUOTA_EXCEEDED"`) {
+			t.Errorf("%+v: %d, Retry-After %q, %s", c, w.Code, after, w.Body)
+		}
+	}
+	if got := fmt.Sprint(q.asked); got != "[tenant/acme/http 1 tenant/acme/http 2 tenant/acme/http 3 tenant//http 1]" {
+		t.Errorf("asked %s", got)
+	}
 }
 
 func TestTokens(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
@@ -76,6 +77,11 @@ type Config struct {
 	Auth func() map[string]uint64
 	// Authorise says what a publisher may do; nil: anybody may publish.
 	Authorise func(context.Context, auth.Query) (*auth.Grant, error)
+	// Admission is asked for tenant/T/http before what the caller's tenant T publishes,
+	// with T empty for a caller without; nil: nobody is limited.
+	Admission interface {
+		Ask(ctx context.Context, key string, cost uint32) client.Decision
+	}
 	// Settings by name.
 	Settings map[string]Setting
 	// MaxBodies is how many bytes the bodies of all requests may take in memory; 0:
@@ -194,6 +200,8 @@ type fault struct {
 	Status  int    `json:"-"`
 	Message string `json:"message"`
 	Detail  string `json:"detail,omitempty"`
+
+	denied client.Decision // of admission: for Retry-After
 }
 
 func (f *fault) Error() string { return f.Message + ": " + f.Detail }
@@ -275,35 +283,38 @@ func asFault(err error) *fault {
 	case errors.As(err, &f):
 		return f
 	case errors.Is(err, broker.ErrBadName):
-		return &fault{http.StatusBadRequest, "INVALID_TOPIC", err.Error()}
+		return &fault{Status: http.StatusBadRequest, Message: "INVALID_TOPIC", Detail: err.Error()}
 	case errors.Is(err, broker.ErrUnknownTopic), errors.Is(err, broker.ErrGone):
-		return &fault{http.StatusNotFound, "TOPIC_NOT_FOUND", err.Error()}
+		return &fault{Status: http.StatusNotFound, Message: "TOPIC_NOT_FOUND", Detail: err.Error()}
 	case errors.Is(err, broker.ErrUnknownChannel):
-		return &fault{http.StatusNotFound, "CHANNEL_NOT_FOUND", err.Error()}
+		return &fault{Status: http.StatusNotFound, Message: "CHANNEL_NOT_FOUND", Detail: err.Error()}
 	case errors.As(err, &over):
-		return &fault{http.StatusTooManyRequests, "RATE_LIMITED", err.Error()}
+		return &fault{Status: http.StatusTooManyRequests, Message: "RATE_LIMITED", Detail: err.Error()}
 	case errors.Is(err, queue.ErrNoCursor):
-		return &fault{http.StatusBadRequest, "NO_CURSOR", err.Error()}
+		return &fault{Status: http.StatusBadRequest, Message: "NO_CURSOR", Detail: err.Error()}
 	case errors.Is(err, broker.ErrSeek):
-		return &fault{http.StatusBadRequest, "INVALID_TO", err.Error()}
+		return &fault{Status: http.StatusBadRequest, Message: "INVALID_TO", Detail: err.Error()}
 	case errors.Is(err, broker.ErrTooManyTopics):
-		return &fault{http.StatusServiceUnavailable, "TOO_MANY_TOPICS", err.Error()}
+		return &fault{Status: http.StatusServiceUnavailable, Message: "TOO_MANY_TOPICS", Detail: err.Error()}
 	case errors.Is(err, broker.ErrTooManyChannels):
-		return &fault{http.StatusServiceUnavailable, "TOO_MANY_CHANNELS", err.Error()}
+		return &fault{Status: http.StatusServiceUnavailable, Message: "TOO_MANY_CHANNELS", Detail: err.Error()}
 	case errors.Is(err, broker.ErrStorage):
-		return &fault{http.StatusServiceUnavailable, "STORAGE_FAILED", err.Error()}
+		return &fault{Status: http.StatusServiceUnavailable, Message: "STORAGE_FAILED", Detail: err.Error()}
 	case errors.Is(err, queue.ErrFull):
-		return &fault{http.StatusServiceUnavailable, "QUEUE_FULL", err.Error()}
+		return &fault{Status: http.StatusServiceUnavailable, Message: "QUEUE_FULL", Detail: err.Error()}
 	case errors.Is(err, broker.ErrDraining):
-		return &fault{http.StatusServiceUnavailable, "EXITING", err.Error()}
+		return &fault{Status: http.StatusServiceUnavailable, Message: "EXITING", Detail: err.Error()}
 	}
-	return &fault{http.StatusInternalServerError, "INTERNAL_ERROR", err.Error()}
+	return &fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR", Detail: err.Error()}
 }
 
 func writeFault(w http.ResponseWriter, f *fault) {
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	if f.Status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	if f.denied.RetryAfter > 0 {
+		client.RetryAfter(w.Header(), f.denied)
 	}
 	w.WriteHeader(f.Status)
 	writeJSONBody(w, f)

@@ -48,6 +48,9 @@ func (a *API) pub(r *http.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := a.charge(r, 1); err != nil {
+		return "", err
+	}
 	arrival := a.stamps.Now()
 	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {
 		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: wait, Stored: at})
@@ -84,6 +87,9 @@ func (a *API) mpub(r *http.Request) (string, error) {
 	}
 	if batch.Len() == 0 {
 		return "OK", nil
+	}
+	if err := a.charge(r, batch.Len()); err != nil {
+		return "", err
 	}
 	arrival := a.stamps.Now()
 	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {

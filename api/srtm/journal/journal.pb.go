@@ -895,6 +895,7 @@ type Spec struct {
 	Policy        string       `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"`
 	ShareRule     string       `protobuf:"bytes,11,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	Channels      []string     `protobuf:"bytes,12,rep,name=channels,proto3" json:"channels,omitempty"`
+	Tenant        string       `protobuf:"bytes,100,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1011,6 +1012,13 @@ func (x *Spec) GetChannels() []string {
 		return x.Channels
 	}
 	return nil
+}
+
+func (x *Spec) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type Publisher struct {
@@ -1725,7 +1733,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05Order\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
 	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\tR\x03key\"\xef\x02\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\"\x87\x03\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -1744,7 +1752,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	" \x01(\tR\x06policy\x12\x1d\n" +
 	"\n" +
 	"share_rule\x18\v \x01(\tR\tshareRule\x12\x1a\n" +
-	"\bchannels\x18\f \x03(\tR\bchannels\"W\n" +
+	"\bchannels\x18\f \x03(\tR\bchannels\x12\x16\n" +
+	"\x06tenant\x18d \x01(\tR\x06tenant\"W\n" +
 	"\tPublisher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n" +

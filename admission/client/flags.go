@@ -1,0 +1,78 @@
+package client
+
+import (
+	"context"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/admission/wire"
+)
+
+// Flags adds those of a program that asks for what purpose says, if an address is given.
+func (c *Config) Flags(fs *flag.FlagSet, purpose string) {
+	fs.Func("admission-address", "UDP `host:port` of an admission server that is asked "+purpose+"; repeat it for several, in the same order everywhere (default none: nobody is limited)", func(s string) error {
+		c.Servers = append(c.Servers, s)
+		return nil
+	})
+	fs.Func("admission-mac-key-file", "`file` of keys as that server's --mac-key-file", func(path string) (err error) {
+		c.Keys, err = ReadKeys(path)
+		return err
+	})
+	fs.Func("admission-default-reply", "`reply` where no such server answers: deny or admit (default deny)", func(s string) (err error) {
+		c.DefaultAdmit, err = ParseReply(s)
+		return err
+	})
+}
+
+// Run closes the client when ctx ends.
+func (c *Client) Run(ctx context.Context) error {
+	<-ctx.Done()
+	c.Close()
+	return nil
+}
+
+// ParseReply reports whether a reply admits.
+func ParseReply(reply string) (admit bool, err error) {
+	if reply != "admit" && reply != "deny" {
+		return false, fmt.Errorf("%q: want deny or admit", reply)
+	}
+	return reply == "admit", nil
+}
+
+// ReadKeys reads lines of a number and a secret in hex; "#" begins a comment.
+func ReadKeys(path string) ([]wire.Key, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var keys []wire.Key
+	for i, line := range strings.Split(string(text), "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		fault := func(what string) error { return fmt.Errorf("%s, line %d: %s", path, i+1, what) }
+		if len(fields) != 2 {
+			return nil, fault("want a number and a secret in hex")
+		}
+		id, err := strconv.ParseUint(fields[0], 10, 16)
+		if err != nil {
+			return nil, fault("the number is not 0 to 65535")
+		}
+		secret, err := hex.DecodeString(fields[1])
+		if err != nil {
+			return nil, fault("the secret is not hex")
+		}
+		keys = append(keys, wire.Key{ID: uint16(id), Secret: secret})
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("%s has no key", path)
+	}
+	_, err = wire.NewSealer(keys)
+	return keys, err
+}
