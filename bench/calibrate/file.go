@@ -3,24 +3,18 @@
 package main
 
 import (
-	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/sim/calibrate"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
@@ -147,21 +141,4 @@ func table(out io.Writer, c *scenario.Calibration) {
 			r.Measured.P50, r.Simulated.P50, 100*r.ErrorP50, r.Measured.P99, r.Simulated.P99, 100*r.ErrorP99, r.Measured.CPU, r.Simulated.CPU)
 	}
 	_ = w.Flush() // as every print to standard output
-}
-
-// commit is that of the working tree, where there is one.
-func commit(ctx context.Context) string {
-	text, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12").Output()
-	if err != nil {
-		return obs.Version()
-	}
-	return strings.TrimSpace(string(text))
-}
-
-func kernel() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return runtime.GOOS
-	}
-	return cmp.Or(unix.ByteSliceToString(u.Release[:]), runtime.GOOS)
 }

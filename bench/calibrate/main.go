@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/sim/calibrate"
 )
@@ -33,11 +34,8 @@ type config struct {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stdout)
-	if errors.Is(err, flag.ErrHelp) {
-		return nil
-	}
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return host.Usage(err)
 	}
 	var runs []measured
 	for _, l := range c.loads {
@@ -52,7 +50,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	made.Commit, made.Kernel, made.Machine = commit(ctx), kernel(), c.machine
+	made.Commit, made.Kernel, made.Machine = host.Commit(ctx), host.Kernel(), c.machine
 	if err := write(c.out, made); err != nil {
 		return err
 	}
@@ -66,7 +64,6 @@ func name(l calibrate.Load) string {
 
 func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("calibrate", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	bin := fs.String("bin-dir", "bin", "`folder` of nsqd (make build)")
 	loads := fs.String("loads", "1000,2000,5000,10000,10000/10,20000/10", "comma-separated `msg/s` of all publishers, with /n in batches of n")
 	publishers := fs.Int("publishers", 200, "Poisson publishers, each with a connection")
@@ -76,11 +73,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	fs.DurationVar(&c.slo, "slo", time.Millisecond, "99th percentile within which the greatest rate of single messages is the broker's mcap")
 	fs.IntVar(&c.messages, "messages", 50_000, "`messages` that the fit simulates of each load, each time")
 	fs.StringVar(&c.machine, "machine", "", "`words` about this machine, for the file")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		fs.SetOutput(help)
-		fs.PrintDefaults()
-		return c, err
-	} else if err != nil {
+	if err := host.Parse(fs, args, help); err != nil {
 		return c, err
 	}
 	c.args = args
@@ -90,7 +83,6 @@ func parse(args []string, help io.Writer) (c config, err error) {
 			faults = append(faults, fmt.Errorf(format, args...))
 		}
 	}
-	fault(fs.NArg() > 0, "unexpected argument %q", fs.Arg(0))
 	fault(c.out == "", "--out is needed: the file for the calibration")
 	fault(*publishers < 1 || *publishers > 10_000, "--publishers %d: want 1 to 10000", *publishers)
 	fault(*duration < 100*time.Millisecond || *duration > time.Minute, "--duration %v: want 100ms to 1m", *duration)

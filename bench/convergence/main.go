@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -52,11 +53,8 @@ type config struct {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stdout)
-	if errors.Is(err, flag.ErrHelp) {
-		return nil
-	}
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return host.Usage(err)
 	}
 	if err := c.binaries(); err != nil {
 		return err
@@ -94,7 +92,6 @@ func (c *config) write(r *Report) error {
 func parse(args []string, help io.Writer) (*config, error) {
 	c := &config{load: load.Default(), args: args}
 	fs := flag.NewFlagSet("convergence", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	rows := fs.String("rows", "5,10,15,20,25,30", "comma-separated `sizes` of the groups that send at the same instants")
 	modes := fs.String("modes", modeOff+","+tuner.ModeFast, "comma-separated `modes` of the loaddistributor's --fitting")
 	s := &c.load.Spec
@@ -114,11 +111,7 @@ func parse(args []string, help io.Writer) (*config, error) {
 	fs.StringVar(&c.json, "json", "", "`file` for the results as JSON")
 	fs.StringVar(&c.data, "data-dir", "", "`folder` for the processes' logs and data, in one of its own for each row (default a new one, removed after success)")
 	fs.StringVar(&c.bin, "bin-dir", "build/paced", "`folder` of nsqd, loaddistributor, tbadaptor and iotpub, built with the tag paced (make convergence)")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		fs.SetOutput(help)
-		fs.PrintDefaults()
-		return nil, err
-	} else if err != nil {
+	if err := host.Parse(fs, args, help); err != nil {
 		return nil, err
 	}
 	s.Process, s.Sync = schedule.Process(*process), true
@@ -129,7 +122,6 @@ func parse(args []string, help io.Writer) (*config, error) {
 			faults = append(faults, fmt.Errorf(format, args...))
 		}
 	}
-	fault(fs.NArg() > 0, "unexpected argument %q", fs.Arg(0))
 	for _, text := range strings.Split(*rows, ",") {
 		n, err := strconv.Atoi(text)
 		fault(err != nil || n < 2 || n > s.Publishers, "--rows %q: want numbers of 2 to all %d publishers", text, s.Publishers)

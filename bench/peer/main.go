@@ -19,10 +19,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/load"
 )
 
@@ -64,11 +62,8 @@ type broker struct {
 
 func start(ctx context.Context) error {
 	c, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return nil
-	}
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return host.Usage(err)
 	}
 	if c.list {
 		for _, s := range append(scenarios(), stampScenarios()...) {
@@ -115,7 +110,7 @@ func start(ctx context.Context) error {
 func measure(ctx context.Context, c config) report {
 	debug.SetGCPercent(400) // the load's own collections are not what is measured
 	r := report{
-		Commit: commit(ctx), Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:],
+		Commit: host.Commit(ctx), Kernel: host.Kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:],
 		Seed: c.seed, Lasting: c.lasting.String(), Skipped: c.skipped,
 	}
 	for _, p := range c.peers {
@@ -210,7 +205,6 @@ func (p *paths) Set(s string) error {
 
 func parse(args []string) (c config, err error) {
 	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
 	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
 	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all that are there)")
@@ -229,18 +223,8 @@ func parse(args []string) (c config, err error) {
 	fs.StringVar(&c.json, "json", "", "`file` for all figures")
 	fs.StringVar(&c.markdown, "markdown", "", "`file` for a page with all tables, and what of the project's targets is met")
 	fs.BoolVar(&c.list, "list", false, "list the scenarios, and exit")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		fs.SetOutput(os.Stdout)
-		fs.PrintDefaults()
+	if err := host.Parse(fs, args, os.Stdout); err != nil || c.list {
 		return c, err
-	} else if err != nil {
-		return c, err
-	}
-	if fs.NArg() > 0 {
-		return c, fmt.Errorf("unexpected %q", fs.Arg(0))
-	}
-	if c.list {
-		return c, nil
 	}
 	if *merge != "" {
 		c.merge, c.scenarios = strings.Split(*merge, ","), append(scenarios(), stampScenarios()...)
@@ -313,23 +297,6 @@ func parse(args []string) (c config, err error) {
 		return c, errors.New("no broker is there: " + strings.Join(c.skipped, "; "))
 	}
 	return c, nil
-}
-
-// commit is that of the working tree, where there is one.
-func commit(ctx context.Context) string {
-	text, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12").Output()
-	if err != nil {
-		return obs.Version()
-	}
-	return strings.TrimSpace(string(text))
-}
-
-func kernel() string {
-	var name unix.Utsname
-	if unix.Uname(&name) != nil {
-		return runtime.GOOS
-	}
-	return unix.ByteSliceToString(name.Release[:])
 }
 
 // version is the first line that a broker says of its version.

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/tools/load"
@@ -40,13 +40,10 @@ func run(ctx context.Context) error {
 		return sendMain(ctx, args[1:], os.Stdin, os.Stdout)
 	}
 	c, err := parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		return nil
-	}
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return host.Usage(err)
 	}
-	fmt.Printf("%s, %s, GOMAXPROCS %d of %d, seed %d\n", strings.Join(args, " "), hookKernel(), c.procs, runtime.NumCPU(), c.seed)
+	fmt.Printf("%s, kernel %s, GOMAXPROCS %d of %d, seed %d\n", strings.Join(args, " "), host.Kernel(), c.procs, runtime.NumCPU(), c.seed)
 	return measureErrors(ctx, c, os.Stdout)
 }
 
@@ -55,18 +52,9 @@ func (c config) scenario(rate int) load.Scenario {
 	return load.Scenario{Name: "stamps", Conns: c.conns, Rate: float64(rate), Together: 1, Size: c.size, Channels: 1, Burst: c.burst}
 }
 
-func hookKernel() string {
-	s, err := hook.Open(hook.Off, hook.Config{}, quiet)
-	if err != nil {
-		return "?"
-	}
-	return "kernel " + s.Info().Kernel
-}
-
 func parse(args []string) (config, error) {
 	c := config{warm: load.Warming}
 	fs := flag.NewFlagSet("stamps", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")
 	fs.IntVar(&c.busy, "busy", 0, "`goroutines` that do nothing but compute")
 	fs.IntVar(&c.burst, "burst", 50, "burst of the contract, in `messages`; its rate is 1.1 times that of the messages")
@@ -76,12 +64,7 @@ func parse(args []string) (config, error) {
 	fs.IntVar(&c.procs, "procs", 2, "GOMAXPROCS of the receiver")
 	fs.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement lasts, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedule")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		fs.SetOutput(os.Stdout)
-		fmt.Println("Usage: stamps [flags]")
-		fs.PrintDefaults()
-		return c, err
-	} else if err != nil {
+	if err := host.Parse(fs, args, os.Stdout); err != nil {
 		return c, err
 	}
 	for _, m := range strings.Split(*modes, ",") {
@@ -97,9 +80,6 @@ func parse(args []string) (config, error) {
 			return c, fmt.Errorf("--rate %q: want 1 to 1000000", r)
 		}
 		c.rates = append(c.rates, rate)
-	}
-	if fs.NArg() > 0 {
-		return c, fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
 	if c.conns < 1 || c.conns > 20_000 || c.size < 64 || c.size > 4096 || c.procs < 1 || c.duration <= 0 || c.busy < 0 || c.burst < 2 {
 		return c, errors.New("want 1 to 20000 --conns, --size 64 to 4096, --burst of 2 or more, and the rest positive")
