@@ -1,6 +1,7 @@
 package adaptor
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -90,5 +91,106 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 	got, err := propose(forgotten, "b1", "b2")
 	if err != nil || len(got) != 2 || got[1].Share.IsZero() {
 		t.Errorf("a member the ledger does not list: %+v, %v", got, err)
+	}
+}
+
+// brokers are all near, and acknowledge what they are granted at once.
+type brokers struct {
+	t *testing.T
+	*Machine
+	now mono.Time
+}
+
+func start(t *testing.T, ids ...string) *brokers {
+	b := &brokers{t: t, Machine: New(0, Config{Window: 10 * time.Second})}
+	for _, id := range ids {
+		b.join(id)
+	}
+	return b
+}
+
+func (b *brokers) join(id string) {
+	b.t.Helper()
+	b.settle(b.Hello(b.now, ledger.Session{Broker: id, Instance: id}))
+}
+
+func (b *brokers) settle(grants []ledger.Grant, err error) {
+	b.t.Helper()
+	if err == nil {
+		err = b.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// second is one in which brokers are offered so many messages, and so many wait.
+func (b *brokers) second(offered map[string]int64) {
+	b.t.Helper()
+	b.now = b.now.Add(time.Second)
+	for id, n := range offered {
+		b.Report(id, "t", share.Step{At: b.now, Length: time.Second, Offered: uint64(n), MaxBacklog: n / 10})
+	}
+	for _, topic := range b.Adaptive(b.now, false) {
+		grants, _, err := b.Tune(b.now, topic)
+		b.settle(grants, err)
+	}
+}
+
+// is compares the shares in force, as rate and burst.
+func (b *brokers) is(want map[string][2]int64) {
+	b.t.Helper()
+	view, _ := b.Topic("t")
+	got := map[string][2]int64{}
+	for _, m := range view.Members {
+		got[m.Broker] = [2]int64{int64(m.Acknowledged.Rate) / 1000, m.Acknowledged.Burst}
+	}
+	if !maps.Equal(got, want) {
+		b.t.Errorf("at %v: %v, want %v", time.Duration(b.now), got, want)
+	}
+}
+
+func TestSharesFollowTheLoad(t *testing.T) {
+	contract := func(ids ...string) *Contract {
+		c := &Contract{Topic: "t", Rule: share.Proportional, Total: tokenbucket.Share{Rate: 90_000, Burst: 9}}
+		for _, id := range ids {
+			part := tokenbucket.Share{Rate: c.Total.Rate / tokenbucket.Rate(len(ids)), Burst: c.Total.Burst / int64(len(ids))}
+			c.Placed = append(c.Placed, share.Placed{Broker: id, Publishers: 10, Quota: part})
+		}
+		return c
+	}
+	set := func(b *brokers, ids ...string) {
+		t.Helper()
+		_, grants, err := b.Set(b.now, contract(ids...))
+		b.settle(grants, err)
+	}
+	// A broker that is away keeps what it holds, and the rest is divided.
+	b := start(t, "b1", "b2", "b3")
+	set(b, "b1", "b2", "b3")
+	b.settle(b.Disconnect("b3"), nil)
+	for range 12 {
+		b.second(map[string]int64{"b1": 50, "b2": 10})
+	}
+	b.is(map[string][2]int64{"b1": {50, 5}, "b2": {10, 1}, "b3": {30, 3}})
+	// What has not been granted yet is left alone: c3 is on its way.
+	c := start(t, "b1", "b2")
+	set(c, "b1", "b2", "b3")
+	for range 12 {
+		c.second(map[string]int64{"b1": 80, "b2": 10})
+	}
+	c.is(map[string][2]int64{"b1": {30, 3}, "b2": {30, 3}, "b3": {0, 0}})
+	c.join("b3")
+	c.second(map[string]int64{"b1": 80, "b2": 10, "b3": 10})
+	if view, _ := c.Topic("t"); !view.Settled || view.Members[0].Acknowledged.Rate <= 60_000 || view.Members[2].Acknowledged.IsZero() {
+		t.Errorf("once it is there: %+v", view)
+	}
+	// One that is silent has its floor.
+	d := start(t, "b1", "b2")
+	set(d, "b1", "b2")
+	for range 12 {
+		d.second(map[string]int64{"b1": 100, "b2": 0})
+	}
+	if view, _ := d.Topic("t"); view.Members[0].Acknowledged.Rate < 85_000 || view.Members[1].Acknowledged.Rate < 1 || view.Members[1].Acknowledged.Burst < 1 {
+		t.Errorf("b2 is silent: %+v", view.Members)
 	}
 }

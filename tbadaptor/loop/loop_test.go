@@ -396,22 +396,6 @@ var _ = Describe("A rule", func() {
 		Consistently(func() uint64 { return a.server.State().Topics[0].Members[0].GrantedEpoch }, "50ms").Should(Equal(before))
 	})
 
-	It("leaves a broker that is away what it holds, and divides the rest", func() {
-		a := newAdaptor(config())
-		b1, b2, b3 := a.join("b1", "i"), a.join("b2", "i"), a.join("b3", "i")
-		for _, n := range []*node{b1, b2, b3} {
-			n.accept()
-		}
-		Expect(<-a.set(ctx, proportional(contract("t", 90_000, 9, members("b1", 30_000, 3, "b2", 30_000, 3, "b3", 30_000, 3))))).To(Succeed())
-		b3.leave()
-		Eventually(func() []string { return a.server.State().Connected }).Should(HaveLen(2))
-		Eventually(func() map[string][2]int64 {
-			report(b1, "t", 50, 2)
-			report(b2, "t", 10, 1)
-			return a.acknowledged("t")
-		}).Should(Equal(map[string][2]int64{"b1": {50_000, 4}, "b2": {10_000, 2}, "b3": {30_000, 3}}))
-	})
-
 	It("leaves a broker that publishers have moved to what they need, and the one before what it has left", func() {
 		cfg := config()
 		cfg.Period, cfg.Window = 5*time.Second, time.Hour // later than what follows the move
@@ -439,37 +423,6 @@ var _ = Describe("A rule", func() {
 			return a.acknowledged("t")
 		}).Should(HaveKeyWithValue("b1", Not(ContainElement(BeNumerically(">", 125_000)))), "nothing but the floor")
 		Expect(a.acknowledged("t")).To(enough)
-	})
-
-	It("leaves alone what has not been granted yet", func() {
-		a := newAdaptor(config())
-		b1 := a.join("b1", "i")
-		b1.accept()
-		done := a.set(ctx, proportional(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))
-		Eventually(func() map[string][2]int64 { return a.acknowledged("t") }).Should(HaveKeyWithValue("b1", [2]int64{50_000, 5}))
-		Consistently(func() [2]int64 { return a.acknowledged("t")["b1"] }, "50ms").Should(Equal([2]int64{50_000, 5}), "b2 is on its way")
-		Expect(done).NotTo(Receive())
-		b2 := a.join("b2", "i")
-		first := b2.granted()
-		Expect(first.Share.RateMilli).To(BeEquivalentTo(50_000))
-		b2.ack(first, 0)
-		Eventually(done).Should(Receive(BeNil()))
-	})
-
-	It("does not starve a broker that is silent", func() {
-		a := newAdaptor(config())
-		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
-		b1.accept()
-		b2.accept()
-		Expect(<-a.set(ctx, proportional(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
-		Eventually(func() int64 {
-			report(b1, "t", 100, 10)
-			report(b2, "t", 0, 0)
-			return a.acknowledged("t")["b1"][0]
-		}).Should(BeNumerically(">", 90_000))
-		silent := a.acknowledged("t")["b2"]
-		Expect(silent[0]).To(BeNumerically(">", 0))
-		Expect(silent[1]).To(BeNumerically(">=", 1))
 	})
 })
 

@@ -187,28 +187,6 @@ func TestRandomUsesAllBucketsAlike(t *testing.T) {
 	}
 }
 
-// Proposition 1 in the sum over a whole trace: no split delays less in total. A
-// delay is rounded up by less than a nanosecond.
-func TestNoSplitDelaysLess(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		trace, o := drawTrace(t, false), drawOptions(t)
-		split, err := bucket.Run(trace, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.Split = 1
-		whole, err := bucket.Run(trace, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := float64(len(trace))
-		slack := n * n * 1e-9 // a bucket of one token hands its rounding on to the next
-		if split.Mean*n < whole.Mean*n-slack {
-			t.Fatalf("split: %v s in all; whole: %v s", split.Mean*n, whole.Mean*n)
-		}
-	})
-}
-
 func TestRunRefuses(t *testing.T) {
 	good := bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 1, Assign: bucket.Keyed}
 	for want, o := range map[string]bucket.Options{

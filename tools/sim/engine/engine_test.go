@@ -168,62 +168,6 @@ func drawModel(t *rapid.T) engine.Model {
 
 const forEver = mono.Time(1000 * time.Hour)
 
-// Proposition 1: however the messages are spread over the parts of a bucket,
-// the running sum of their access delays is no smaller than over the whole.
-func TestNoSplitDelaysLess(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		const sources = 10
-		trace := drawTrace(t, sources)
-		k := rapid.IntRange(2, 5).Draw(t, "k")
-		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(rapid.Float64Range(100, 20_000).Draw(t, "rate")), Burst: int64(rapid.IntRange(k, 40).Draw(t, "burst"))}
-		where := make([]int, sources)
-		weights := make([]int64, k)
-		for i := range where {
-			where[i] = rapid.IntRange(0, k-1).Draw(t, "where")
-		}
-		for i := range weights {
-			weights[i] = rapid.Int64Range(1, 9).Draw(t, "weight")
-		}
-		split, err := share.Proportion(contract, weights)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sum := func(where []int, shares []tokenbucket.Share) (sums []time.Duration, n int) {
-			var all []engine.Delivery
-			stream := events(trace)
-			c, err := engine.New(models(instant, len(shares)), []engine.Topic{{Stream: &stream, Where: where, Limited: true, Shares: shares}}, 1,
-				func(d engine.Delivery) { all = append(all, d) })
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.Advance(forEver)
-			// S(t) at the end of the trace's instants, and at the very end: each
-			// message has accrued min(its delay, t - its arrival).
-			for _, e := range append(slices.Clone(trace), schedule.Event{At: time.Duration(forEver)}) {
-				var s time.Duration
-				for _, d := range all {
-					if mono.Time(e.At) > d.At {
-						s += min(d.Access(), mono.Time(e.At).Sub(d.At))
-					}
-				}
-				sums = append(sums, s)
-			}
-			return sums, len(all)
-		}
-		whole, n := sum(make([]int, sources), []tokenbucket.Share{contract})
-		parts, m := sum(where, split)
-		if n != m {
-			t.Fatalf("%d messages whole, %d split", n, m)
-		}
-		for i := range whole {
-			// A bucket of one token hands its rounding, below 1 ns, on.
-			if slack := time.Duration(n * n); parts[i] < whole[i]-slack {
-				t.Fatalf("at instant %d: %v split, %v whole", i, parts[i], whole[i])
-			}
-		}
-	})
-}
-
 // The obvious version: judge each topic's trace by its bucket, merge by time of
 // eligibility, and serve in that order.
 func TestAgainstTheObviousVersion(t *testing.T) {
