@@ -37,23 +37,6 @@ func size(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// connections asks for the number of clients that the broker has.
-func connections(t *testing.T, d *local.Process) (n int) {
-	t.Helper()
-	_, body := ask(t, "http://"+d.HTTP+"/metrics", "")
-	for line := range strings.Lines(body) {
-		if rest, ok := strings.CutPrefix(line, "srtm_nsqd_connections "); ok {
-			n, err := strconv.Atoi(strings.TrimSpace(rest))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return n
-		}
-	}
-	t.Fatal("no metric of the connections")
-	return 0
-}
-
 // descriptors counts the files that a process has open; -1 where nobody knows.
 func descriptors(d *local.Process) int {
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Pid()))
@@ -120,19 +103,7 @@ func subscribe(t *testing.T, address string, rdy int) net.Conn {
 func consume(nc net.Conn, pause func(), got func(number uint32)) {
 	r := bufio.NewReaderSize(nc, 64<<10)
 	for {
-		kind, data, err := next(r)
-		if err != nil {
-			return
-		}
-		if kind == wire.FrameResponse && string(data) == "_heartbeat_" {
-			if _, err := nc.Write([]byte("NOP\n")); err != nil {
-				return
-			}
-		}
-		if kind != wire.FrameMessage {
-			continue
-		}
-		m, err := wire.ParseMessage(data)
+		m, err := nextMessage(nc, r)
 		if err != nil {
 			return
 		}
@@ -140,7 +111,7 @@ func consume(nc net.Conn, pause func(), got func(number uint32)) {
 		if _, err := nc.Write(wire.AppendFin(nil, m.ID)); err != nil {
 			return
 		}
-		got(binary.BigEndian.Uint32(m.Body))
+		got(number(m))
 	}
 }
 
@@ -216,10 +187,10 @@ func TestBadSubscribers(t *testing.T) {
 	good := subscribe(t, d.TCP, 200)
 	defer good.Close()
 	wg.Go(func() { consume(good, func() {}, note) })
-	eventually(t, "finished", func() bool { return left.Load() == 0 })
+	localtest.WaitFor(t, "finished", func() bool { return left.Load() == 0 })
 	close(done)
-	eventually(t, "empty", func() bool { s := channel(t, d); return s.Depth == 0 && s.InFlight == 0 })
-	eventually(t, "without the one that reads nothing", func() bool { return channel(t, d).Clients == 2 })
+	localtest.WaitFor(t, "empty", func() bool { s := channel(t, d); return s.Depth == 0 && s.InFlight == 0 })
+	localtest.WaitFor(t, "without the one that reads nothing", func() bool { return channel(t, d).Clients == 2 })
 	slow.Close()
 	good.Close()
 }
@@ -243,7 +214,7 @@ func TestSlowPublishers(t *testing.T) {
 		}
 		conns = append(conns, nc)
 	}
-	eventually(t, "connected", func() bool { return connections(t, d) == slow })
+	localtest.WaitFor(t, "connected", func() bool { return connections(t, d) == slow })
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	good, err := dial(d.TCP)
@@ -283,7 +254,7 @@ func TestSlowPublishers(t *testing.T) {
 func TestManyConnectionsAtOnce(t *testing.T) {
 	many := size(t, "SRTM_CRASH_CONNECTIONS", 1000)
 	d := localtest.NSQD(t, "", "--mem-queue-size=20000")
-	eventually(t, "up", func() bool { return connections(t, d) == 0 })
+	localtest.WaitFor(t, "up", func() bool { return connections(t, d) == 0 })
 	idle := descriptors(d)
 	start := time.Now()
 	conns := make([]net.Conn, many)
@@ -320,12 +291,12 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 	for _, nc := range conns {
 		nc.Close()
 	}
-	eventually(t, "left by all", func() bool { return connections(t, d) == 0 })
+	localtest.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
 	// The rings for arrival stamps stay, for the next connections. They lie in BPF
 	// maps of 1,024 each, and one more is made before half of a map, or of what is
 	// taken, is all that is left (kernel/hook).
 	maps := 2 + many*3/2/1024
-	eventually(t, "without their descriptors", func() bool { return descriptors(d) <= idle+maps })
+	localtest.WaitFor(t, "without their descriptors", func() bool { return descriptors(d) <= idle+maps })
 }
 
 // Out of descriptors, a broker goes on with those it has, and takes more
@@ -360,7 +331,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	if got := publish(); got != "OK" {
 		t.Fatal(got)
 	}
-	eventually(t, "able to write", func() bool { // the metadata, for instance
+	localtest.WaitFor(t, "able to write", func() bool { // the metadata, for instance
 		code, _ := ask(t, "http://"+d.HTTP+"/ping", "")
 		return code == http.StatusOK
 	})
@@ -372,7 +343,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		}
 		conns = append(conns, nc)
 	}
-	eventually(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
+	localtest.WaitFor(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
 	// It has memory for some, and the disk that it cannot open is no reason to
 	// end.
 	for range 200 {
@@ -383,7 +354,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	for _, nc := range conns {
 		nc.Close()
 	}
-	eventually(t, "accepting again", func() bool {
+	localtest.WaitFor(t, "accepting again", func() bool {
 		nc, err := dial(d.TCP)
 		if err != nil {
 			t.Fatal(err)
@@ -399,7 +370,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		answer, err := frame(nc)
 		return err == nil && answer == "OK"
 	})
-	eventually(t, "well", func() bool {
+	localtest.WaitFor(t, "well", func() bool {
 		code, _ := ask(t, "http://"+d.HTTP+"/ping", "")
 		return code == http.StatusOK && publish() == "OK"
 	})
@@ -435,14 +406,14 @@ func TestRestartWithABacklog(t *testing.T) {
 			}()
 			started := time.Since(start)
 			now, _ := resident(d)
-			eventually(t, "all there", func() bool { return channel(t, d).Depth == messages })
+			localtest.WaitFor(t, "all there", func() bool { return channel(t, d).Depth == messages })
 			start = time.Now()
 			sub := subscribe(t, d.TCP, 2500)
 			defer sub.Close()
 			next := uint32(0)
 			done := errors.New("done")
-			err := take(sub, func(n uint32) error {
-				if n != next {
+			err := take(sub, func(m wire.Message) error {
+				if n := number(m); n != next {
 					return fmt.Errorf("got %d, want %d", n, next)
 				}
 				if next++; int(next) == messages {
@@ -473,22 +444,31 @@ func reply(nc net.Conn, r io.Reader) (string, error) {
 	}
 }
 
+// nextMessage returns the next message, and answers heartbeats before it.
+func nextMessage(nc net.Conn, r io.Reader) (wire.Message, error) {
+	for {
+		kind, data, err := next(r)
+		if err == nil && kind == wire.FrameMessage {
+			return wire.ParseMessage(data)
+		}
+		if err == nil && string(data) == "_heartbeat_" {
+			_, err = nc.Write(wire.AppendNop(nil))
+		}
+		if err != nil {
+			return wire.Message{}, err
+		}
+	}
+}
+
 // take finishes messages until got returns an error, which it returns.
-func take(nc net.Conn, got func(number uint32) error) error {
+func take(nc net.Conn, got func(wire.Message) error) error {
 	r := bufio.NewReaderSize(nc, 64<<10)
 	var out []byte
 	for {
 		if err := nc.SetDeadline(time.Now().Add(forever)); err != nil {
 			return err
 		}
-		kind, data, err := next(r)
-		if err != nil {
-			return err
-		}
-		if kind != wire.FrameMessage {
-			continue
-		}
-		m, err := wire.ParseMessage(data)
+		m, err := nextMessage(nc, r)
 		if err != nil {
 			return err
 		}
@@ -499,9 +479,12 @@ func take(nc net.Conn, got func(number uint32) error) error {
 			}
 			out = out[:0]
 		}
-		if err := got(binary.BigEndian.Uint32(m.Body)); err != nil {
+		if err := got(m); err != nil {
 			_, fin := nc.Write(out)
 			return errors.Join(err, fin)
 		}
 	}
 }
+
+// number is the first of a body.
+func number(m wire.Message) uint32 { return binary.BigEndian.Uint32(m.Body) }

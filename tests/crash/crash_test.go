@@ -267,7 +267,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			defer sub.Close()
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				_ = take(sub, func(n uint32) error { finished[n] = time.Now(); return nil }) // until the kill
+				_ = take(sub, func(m wire.Message) error { finished[number(m)] = time.Now(); return nil }) // until the kill
 			})
 			pub, err := dial(d.TCP)
 			if err != nil {
@@ -306,7 +306,8 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 				t.Fatal(err)
 			}
 			twice, late, last := 0, 0, map[uint32]bool{}
-			count := func(n uint32) error {
+			count := func(m wire.Message) error {
+				n := number(m)
 				at, before := finished[n]
 				if before || last[n] {
 					twice++
@@ -320,7 +321,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			rest := subscribe(t, again.TCP, 500)
 			defer rest.Close()
 			wg.Go(func() { _ = take(rest, count) })
-			eventually(t, "all taken", func() bool {
+			localtest.WaitFor(t, "all taken", func() bool {
 				s := channel(t, again)
 				return s.Clients == 1 && s.Depth == 0 && s.InFlight == 0
 			})

@@ -2,8 +2,8 @@ package crash
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -22,35 +21,15 @@ import (
 // ask returns status and body of a GET, or a POST if there is something to post.
 func ask(t *testing.T, url, post string) (int, string) {
 	t.Helper()
-	c := http.Client{Timeout: forever, Transport: &http.Transport{DisableKeepAlives: true}}
-	var res *http.Response
-	var err error
-	if post == "" {
-		res, err = c.Get(url)
-	} else {
-		res, err = c.Post(url, "", strings.NewReader(post))
+	method := http.MethodGet
+	if post != "" {
+		method = http.MethodPost
 	}
+	text, code, err := localtest.Ask(method, url, post)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return res.StatusCode, string(b)
-}
-
-// eventually waits for what must come true.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(forever); !is(); <-ticker.C {
-		if time.Now().After(end) {
-			t.Fatalf("after %v: not %s", forever, what)
-		}
-	}
+	return code, text
 }
 
 // A disk that is full costs a publisher an answer that is not fatal, and nobody
@@ -81,8 +60,8 @@ func TestDiskFull(t *testing.T) {
 			defer p.nc.Close()
 			p.until("E_QUEUE_FULL", 5000)
 			// What went on from the topic to the channel makes room for a few more.
-			eventually(t, "full for HTTP", func() bool { return p.web(web) == http.StatusServiceUnavailable })
-			eventually(t, "ill", func() bool {
+			localtest.WaitFor(t, "full for HTTP", func() bool { return p.web(web) == http.StatusServiceUnavailable })
+			localtest.WaitFor(t, "ill", func() bool {
 				p.until("E_QUEUE_FULL", 5000) // on the same connection
 				code, body := ask(t, web+"/ping", "")
 				return code == http.StatusInternalServerError && strings.HasPrefix(body, "NOK - ") && strings.Contains(body, "space")
@@ -105,14 +84,14 @@ func TestDiskFull(t *testing.T) {
 			if err := os.Remove(ballast); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "well again, with nobody publishing", func() bool {
+			localtest.WaitFor(t, "well again, with nobody publishing", func() bool {
 				code, _ := ask(t, web+"/ping", "")
 				return code == http.StatusOK
 			})
 			if _, body := ask(t, web+"/metrics", ""); !strings.Contains(body, "srtm_nsqd_disk_healthy 1") {
 				t.Error("metrics: the disk seems ill")
 			}
-			eventually(t, "accepting again", func() bool { return p.publish() == "OK" })
+			localtest.WaitFor(t, "accepting again", func() bool { return p.publish() == "OK" })
 			for range 20 {
 				if got := p.publish(); got != "OK" {
 					t.Fatalf("with room again: %q", got)
@@ -124,7 +103,7 @@ func TestDiskFull(t *testing.T) {
 			if !slices.Equal(got, p.accepted) {
 				t.Errorf("%d accepted, %d delivered: %d lost, %d more", len(p.accepted), len(got), missing(p.accepted, got), missing(got, p.accepted))
 			}
-			eventually(t, "well after all was taken", func() bool {
+			localtest.WaitFor(t, "well after all was taken", func() bool {
 				code, _ := ask(t, web+"/ping", "")
 				return code == http.StatusOK && p.publish() == "OK"
 			})
@@ -214,31 +193,16 @@ func (p *filler) until(want string, most int) {
 // collect takes as many messages as were accepted, and returns their names.
 func (p *filler) collect(address string) (names []string) {
 	p.t.Helper()
-	nc, err := dial(address)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	nc := subscribe(p.t, address, 100)
 	defer nc.Close()
-	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 100)); err != nil {
-		p.t.Fatal(err)
-	}
-	r := bufio.NewReader(nc)
-	for len(names) < len(p.accepted) {
-		kind, data, err := next(r)
-		if err != nil {
-			p.t.Fatalf("after %d of %d messages: %v", len(names), len(p.accepted), err)
+	done := errors.New("done")
+	if err := take(nc, func(m wire.Message) error {
+		if names = append(names, string(m.Body[:8])); len(names) < len(p.accepted) {
+			return nil
 		}
-		if kind != wire.FrameMessage {
-			continue
-		}
-		m, err := wire.ParseMessage(data)
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		names = append(names, string(m.Body[:8]))
-		if _, err := nc.Write(wire.AppendFin(nil, m.ID)); err != nil {
-			p.t.Fatal(err)
-		}
+		return done
+	}); !errors.Is(err, done) {
+		p.t.Fatalf("after %d of %d messages: %v", len(names), len(p.accepted), err)
 	}
 	return names
 }

@@ -2,9 +2,10 @@ package crash
 
 import (
 	"bufio"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"slices"
 	"testing"
@@ -42,22 +43,13 @@ func depths(t *testing.T, d *local.Process, topic string) map[string]int {
 }
 
 // message is the next one.
-func message(t *testing.T, r *bufio.Reader) wire.Message {
+func message(t *testing.T, nc net.Conn, r io.Reader) wire.Message {
 	t.Helper()
-	for {
-		kind, data, err := next(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if kind != wire.FrameMessage {
-			continue
-		}
-		m, err := wire.ParseMessage(data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
+	m, err := nextMessage(nc, r)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return m
 }
 
 // What was answered stands after a kill: messages with their due times and attempts, and
@@ -130,7 +122,7 @@ func killAfterOrders(t *testing.T, flag string) {
 	if _, err := sub.Write(wire.AppendRdy(nil, 3)); err != nil {
 		t.Fatal(err)
 	}
-	held := []wire.Message{message(t, answers), message(t, answers), message(t, answers)}
+	held := []wire.Message{message(t, sub, answers), message(t, sub, answers), message(t, sub, answers)}
 	if _, err := sub.Write(wire.AppendRdy(nil, 0)); err != nil { // no others
 		t.Fatal(err)
 	}
@@ -147,7 +139,7 @@ func killAfterOrders(t *testing.T, flag string) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "given back", func() bool { return channel(t, d).Deferred == 2 })
+	localtest.WaitFor(t, "given back", func() bool { return channel(t, d).Deferred == 2 })
 	order("/channel/delete?topic=t&channel=deleted")
 	order("/channel/delete?topic=t&channel=remade")
 	order("/channel/create?topic=t&channel=remade")
@@ -178,8 +170,8 @@ func killAfterOrders(t *testing.T, flag string) {
 	r := bufio.NewReader(rest)
 	var got []uint32
 	for len(got) < published-1 {
-		m := message(t, r)
-		n := binary.BigEndian.Uint32(m.Body)
+		m := message(t, rest, r)
+		n := number(m)
 		got = append(got, n)
 		attempts := uint16(1)
 		if n == 1 || n == 2 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,28 +17,21 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// goroutines asks for their number.
-func goroutines(t *testing.T, d *local.Process) int {
-	t.Helper()
-	return metric(t, d, "go_goroutines")
-}
-
 // metric is a metric's value now.
 func metric(t *testing.T, d *local.Process, name string) int {
 	t.Helper()
-	_, body := ask(t, "http://"+d.HTTP+"/metrics", "")
-	for line := range strings.Lines(body) {
-		if rest, ok := strings.CutPrefix(line, name+" "); ok {
-			n, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return int(n)
-		}
+	v, err := localtest.Metric(d, name)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no metric ", name)
-	return 0
+	return int(v)
 }
+
+// goroutines asks for their number.
+func goroutines(t *testing.T, d *local.Process) int { return metric(t, d, "go_goroutines") }
+
+// connections asks for the number of clients that the broker has.
+func connections(t *testing.T, d *local.Process) int { return metric(t, d, "srtm_nsqd_connections") }
 
 // every does something at an interval until ctx ends or it fails.
 func every(ctx context.Context, interval time.Duration, do func(i int) error) error {
@@ -75,17 +67,11 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 		})
 	}
 	post := func(path string) error {
-		res, err := (&http.Client{Timeout: forever, Transport: &http.Transport{DisableKeepAlives: true}}).Post("http://"+d.HTTP+path, "", nil)
-		if err != nil {
-			return err
+		text, code, err := localtest.Ask(http.MethodPost, "http://"+d.HTTP+path, "")
+		if err == nil && code != http.StatusOK {
+			err = fmt.Errorf("%s: %d %s", path, code, text)
 		}
-		if err := res.Body.Close(); err != nil {
-			return err
-		}
-		if res.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s", path, res.Status)
-		}
-		return nil
+		return err
 	}
 	if err := post("/topic/create?topic=t"); err != nil {
 		t.Fatal(err)
@@ -189,11 +175,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 		name := fmt.Sprintf("go-%d", i%10)
 		for _, path := range []string{"/topic/create?topic=", "/pub?topic=", "/topic/delete?topic="} {
 			if strings.HasPrefix(path, "/pub") {
-				res, err := http.Post("http://"+d.HTTP+path+name, "", strings.NewReader("x"))
-				if err != nil {
-					return err
-				}
-				if err := res.Body.Close(); err != nil {
+				if _, _, err := localtest.Ask(http.MethodPost, "http://"+d.HTTP+path+name, "x"); err != nil {
 					return err
 				}
 				continue
@@ -205,11 +187,10 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 		return nil
 	})
 	wg.Wait()
-	http.DefaultClient.CloseIdleConnections()
 	if err := post("/channel/unpause?topic=t&channel=c"); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "all finished", func() bool { return done.Load() >= sent.Load() })
+	localtest.WaitFor(t, "all finished", func() bool { return done.Load() >= sent.Load() })
 	sub.Close()
 	<-consumed
 	stuck.Close()
@@ -218,7 +199,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	if err := post("/topic/delete?topic=t"); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "left by all", func() bool { return connections(t, d) == 0 })
+	localtest.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
 	return sent.Load(), done.Load()
 }
 
@@ -250,7 +231,7 @@ func TestSoak(t *testing.T) {
 	memory, _ := resident(d)
 	published, finished := stir(t, d, duration)
 	// The question has a connection of its own, and its end may be a moment late.
-	eventually(t, fmt.Sprintf("back at %d goroutines and %d descriptors (now %d and %d)", g, f, goroutines(t, d), descriptors(d)), settled(g+5, f+5))
+	localtest.WaitFor(t, fmt.Sprintf("back at %d goroutines and %d descriptors (now %d and %d)", g, f, goroutines(t, d), descriptors(d)), settled(g+5, f+5))
 	after, most := resident(d)
 	t.Logf("%v: %d published, %d finished; before and after: %d and %d goroutines, %d and %d descriptors, %d and %d KiB (at most %d)",
 		duration, published, finished, g, goroutines(t, d), f, descriptors(d), memory, after, most)

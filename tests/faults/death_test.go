@@ -9,6 +9,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // A broker that is killed is found dead by its ports: its publishers and its share are
@@ -20,8 +21,8 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	defer cancel()
 	c.create(create)
 	_, stop := c.load(offered/4, offered/4, offered/4, offered/4)
-	c.eventually("brokers have their shares", func() bool { return whole(c.shares(), 3) })
-	admin := srtmv1.NewAdminServiceClient(c.dial(c.grpc))
+	localtest.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), 3) })
+	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
 	placed := func() (on map[string]bool) {
 		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic})
 		if err != nil {
@@ -40,9 +41,9 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	wait(2 * time.Second) // its ports have been tried, and it has renewed its lease
 	c.must(dead.process.Kill())
 	began := time.Now()
-	c.eventually("its publishers are elsewhere", func() bool { return !placed()[dead.name] })
+	localtest.WaitFor(c.t, "its publishers are elsewhere", func() bool { return !placed()[dead.name] })
 	moved := time.Since(began)
-	c.eventually("others hold what it held", func() bool {
+	localtest.WaitFor(c.t, "others hold what it held", func() bool {
 		var sum int64
 		for _, m := range c.shares().Members {
 			if m.BrokerId != dead.name {
@@ -56,26 +57,26 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	// The control plane is away, and it starts: nobody can tell it that it may.
 	c.must(c.control.Kill())
 	c.startBroker(dead)
-	c.eventually("its base is not on the disk any more", func() bool {
+	localtest.WaitFor(c.t, "its base is not on the disk any more", func() bool {
 		files, err := filepath.Glob(filepath.Join(dead.dir, "shares", "*.json"))
 		s, gone := dead.state()
 		return err == nil && gone == nil && len(files) == 0 && held(s).RateMilli == 0
 	})
 	// Another one notes that it is alone, and is killed then.
 	alone := c.brokers[1]
-	c.eventually("it notes that it is alone", func() bool {
+	localtest.WaitFor(c.t, "it notes that it is alone", func() bool {
 		_, err := os.Stat(filepath.Join(alone.dir, "shares", "alone"))
 		return err == nil
 	})
 	c.must(alone.process.Kill())
 	c.startBroker(alone)
-	c.eventually("it goes on with its base", func() bool {
+	localtest.WaitFor(c.t, "it goes on with its base", func() bool {
 		s, err := alone.state()
 		return err == nil && held(s).RateMilli > 0
 	})
 	c.flows(rate / 3)
 	c.startControl()
-	c.eventually("all of the contract is held again", func() bool {
+	localtest.WaitFor(c.t, "all of the contract is held again", func() bool {
 		s := c.shares()
 		var sum int64
 		for _, m := range s.Members {

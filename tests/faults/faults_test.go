@@ -22,7 +22,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
@@ -30,6 +29,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -44,24 +44,7 @@ const (
 	topic       = "t"
 )
 
-var bin string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "faults")
-	for _, pkg := range []string{"nsqd", "loaddistributor", "tbadaptor"} {
-		if err == nil {
-			err = local.Build(context.Background(), "github.com/srtm-io/srtm/"+pkg, filepath.Join(dir, pkg), false)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	bin = dir
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 // cluster is the processes and what they need to come back.
 type cluster struct {
@@ -113,7 +96,7 @@ func (c *cluster) startControl() {
 	} else {
 		flags = append(append(flags, c.leases...), "--share-period=200ms")
 	}
-	d, err := local.Run(filepath.Join(bin, "loaddistributor"), c.dir, flags, local.Answers("http://"+c.web+"/ping"))
+	d, err := local.Run(localtest.Program(c.t, "loaddistributor"), c.dir, flags, local.Answers("http://"+c.web+"/ping"))
 	c.must(err)
 	c.control = d
 }
@@ -128,14 +111,14 @@ func (c *cluster) startAdaptorAt(rpc, web string) *local.Process {
 	flags := append([]string{
 		"--grpc-address=" + rpc, "--http-address=" + web, "--period=200ms", "--log-level=warn",
 	}, c.leases...)
-	d, err := local.Run(filepath.Join(bin, "tbadaptor"), c.dir, flags, local.Answers("http://"+web+"/ping"))
+	d, err := local.Run(localtest.Program(c.t, "tbadaptor"), c.dir, flags, local.Answers("http://"+web+"/ping"))
 	c.must(err)
 	return d
 }
 
 func (c *cluster) startBroker(b *broker) {
 	c.t.Helper()
-	d, err := local.NSQDAt(filepath.Join(bin, "nsqd"), b.dir, b.tcp, b.web,
+	d, err := local.NSQDAt(localtest.Program(c.t, "nsqd"), b.dir, b.tcp, b.web,
 		"--broker-id="+b.name, "--loaddistributor-address="+b.proxy.Address(), "--mcap=1100", "--policy="+b.policy,
 		"--data-path="+b.dir, "--release-trace="+b.trace(), "--log-level=warn", "--drain-timeout=0s")
 	c.must(err)
@@ -185,39 +168,24 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 	return c
 }
 
-// dial returns a connection to the loaddistributor, or to the adaptor.
-func (c *cluster) dial(address string) *grpc.ClientConn {
-	c.t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	c.must(err)
-	c.t.Cleanup(func() { conn.Close() })
-	return conn
-}
-
 // create creates the topic once all brokers are there.
 func (c *cluster) create(ctx context.Context) {
 	c.t.Helper()
-	admin := srtmv1.NewAdminServiceClient(c.dial(c.grpc))
-	for {
-		stream, err := admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
-			Name:      topic,
-			Contract:  &srtmv1.Contract{RateMilli: rate * 1000, Burst: burst, Slo: slo},
-			Groups:    []*srtmv1.PublisherGroup{{Count: 300, Rate: lowestRate / 300}},
-			Channels:  []string{"c"},
-			ShareRule: "robust",
-		}}, grpc.WaitForReady(true))
-		c.must(err)
-		for err == nil {
-			var r *srtmv1.CreateTopicResponse
-			if r, err = stream.Recv(); err == nil && r.GetTopic() != nil {
-				return
-			}
-		}
+	conn := localtest.Dial(c.t, c.grpc)
+	spec := &srtmv1.TopicSpec{
+		Name:      topic,
+		Contract:  &srtmv1.Contract{RateMilli: rate * 1000, Burst: burst, Slo: slo},
+		Groups:    []*srtmv1.PublisherGroup{{Count: 300, Rate: lowestRate / 300}},
+		Channels:  []string{"c"},
+		ShareRule: "robust",
+	}
+	localtest.WaitFor(c.t, "topic, for which brokers have to join", func() bool {
+		_, err := localtest.CreateTopic(ctx, conn, &srtmv1.CreateTopicRequest{Spec: spec}, grpc.WaitForReady(true))
 		if ctx.Err() != nil {
 			c.t.Fatal(err)
 		}
-		wait(50 * time.Millisecond) // for the brokers to join
-	}
+		return err == nil
+	})
 }
 
 func wait(d time.Duration) { <-time.NewTimer(d).C }
@@ -402,7 +370,7 @@ func (c *cluster) mishap(rng *rand.Rand) mishap {
 // update changes the contract up and down until ctx ends, and then back to what it was
 // at first, which is the greatest. It returns how many updates were made.
 func (c *cluster) update(ctx context.Context, rng *rand.Rand) (done int) {
-	admin := srtmv1.NewAdminServiceClient(c.dial(c.grpc))
+	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
 	to := func(rate, burst int64) bool {
 		limit, cancel := context.WithTimeout(c.t.Context(), 3*time.Second)
 		defer cancel()

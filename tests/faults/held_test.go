@@ -3,7 +3,6 @@ package faults
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -19,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -52,7 +52,7 @@ type standalone struct {
 func (l *lone) start(flags ...string) {
 	l.t.Helper()
 	l.flags = append(l.flags, flags...)
-	d, err := local.NSQD(filepath.Join(bin, "nsqd"), l.home, append([]string{
+	d, err := local.NSQD(localtest.Program(l.t, "nsqd"), l.home, append([]string{
 		"--data-path=" + l.data, "--release-trace=" + l.trace(), "--log-level=warn",
 		"--reject-after=10s", "--max-backdating=" + loneBackdating.String(),
 	}, l.flags...)...)
@@ -72,16 +72,11 @@ func (l *lone) trace() string { return filepath.Join(l.home, "releases.csv") }
 // post gives an order for a topic, /topic/pause say, and returns the status.
 func (l *lone) post(topic *standalone, route, query, body string) int {
 	l.t.Helper()
-	c := http.Client{Timeout: local.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := c.Post("http://"+l.process.HTTP+route+"?topic="+url.QueryEscape(topic.name)+query, "", strings.NewReader(body))
+	_, code, err := localtest.Ask(http.MethodPost, "http://"+l.process.HTTP+route+"?topic="+url.QueryEscape(topic.name)+query, body)
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	defer res.Body.Close()
-	if _, err := io.Copy(io.Discard, res.Body); err != nil {
-		l.t.Fatal(err)
-	}
-	return res.StatusCode
+	return code
 }
 
 // order is post for all topics.

@@ -11,18 +11,17 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsqd/agent"
 )
 
 // state is what the broker's agent says of itself.
 func (b *broker) state() (s agent.State, err error) {
-	res, err := http.Get("http://" + b.web + "/debug/state")
-	if err != nil {
-		return s, err
-	}
-	defer res.Body.Close()
+	text, _, err := localtest.Ask(http.MethodGet, "http://"+b.web+"/debug/state", "")
 	var all struct{ Agent agent.State }
-	err = json.NewDecoder(res.Body).Decode(&all)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &all)
+	}
 	return all.Agent, err
 }
 
@@ -34,15 +33,6 @@ func held(s agent.State) agent.HoldingState {
 		}
 	}
 	return agent.HoldingState{}
-}
-
-func (c *cluster) eventually(what string, is func() bool) {
-	c.t.Helper()
-	for end := time.Now().Add(local.Patience); !is(); wait(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			c.t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 // watch follows what a broker holds until ctx ends: it always holds something,
@@ -72,7 +62,7 @@ func (c *cluster) shares() *srtmv1.TopicShares {
 	}
 	ctx, cancel := context.WithTimeout(c.t.Context(), local.Patience)
 	defer cancel()
-	conn := c.dial(address)
+	conn := localtest.Dial(c.t, address)
 	defer conn.Close() // one for each question: it does not wait to come back
 	r, err := srtmv1.NewGrantServiceClient(conn).ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic, History: 512})
 	if err != nil || len(r.Topics) != 1 {
@@ -104,7 +94,7 @@ func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agen
 		c.must(c.adaptor.Stop())
 	}
 	before = map[string]agent.HoldingState{}
-	c.eventually("brokers see that the adaptor is away", func() bool {
+	localtest.WaitFor(c.t, "brokers see that the adaptor is away", func() bool {
 		for _, b := range c.brokers {
 			s, err := b.state()
 			if err != nil || s.Grants.Connected {
@@ -131,11 +121,11 @@ func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 	initial := c.shares()
 	// More than the contract, of which two brokers' publishers keep well to their part.
 	accepted, stop := c.load(offered*2/3, offered/24, offered/24)
-	c.eventually("shares follow the traffic", func() bool {
+	localtest.WaitFor(c.t, "shares follow the traffic", func() bool {
 		s := c.shares()
 		return whole(s, 3) && s.Members[0].Acknowledged.RateMilli > initial.Members[0].Acknowledged.RateMilli*5/4
 	})
-	c.eventually("brokers show what they hold", func() bool {
+	localtest.WaitFor(c.t, "brokers show what they hold", func() bool {
 		return !slices.ContainsFunc(c.brokers, func(b *broker) bool {
 			s, err := b.state()
 			return err != nil || held(s).Epoch == 0
@@ -152,9 +142,9 @@ func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 		before := c.redeploy(apart, func() {
 			n := accepted.Load()
 			c.flows(rate / 3)
-			c.eventually("publishes go on", func() bool { return accepted.Load() > n+rate/3 })
+			localtest.WaitFor(c.t, "publishes go on", func() bool { return accepted.Load() > n+rate/3 })
 		})
-		c.eventually("the shares are the contract again", func() bool { return whole(c.shares(), 3) })
+		localtest.WaitFor(c.t, "the shares are the contract again", func() bool { return whole(c.shares(), 3) })
 		grown := map[string]bool{}
 		for _, h := range c.shares().History {
 			switch {

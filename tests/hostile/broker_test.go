@@ -59,32 +59,7 @@ func (b *broker) post(path string, body io.Reader) error {
 }
 
 // metric returns a metric, or the sum of it over its labels.
-func (b *broker) metric(name string) (float64, error) {
-	res, err := web.Get("http://" + b.HTTP + "/metrics")
-	if err != nil {
-		return 0, err
-	}
-	text, err := io.ReadAll(res.Body)
-	if err := errors.Join(err, res.Body.Close()); err != nil {
-		return 0, err
-	}
-	sum, found := 0.0, false
-	for line := range strings.Lines(string(text)) {
-		rest, ok := strings.CutPrefix(line, name)
-		if !ok || rest[0] != ' ' && rest[0] != '{' {
-			continue
-		}
-		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:len(rest)-1], 64)
-		if err != nil {
-			return 0, err
-		}
-		sum, found = sum+v, true
-	}
-	if !found {
-		return 0, fmt.Errorf("there is no metric %s", name)
-	}
-	return sum, nil
-}
+func (b *broker) metric(name string) (float64, error) { return localtest.Metric(b.Process, name) }
 
 // web keeps no connections, which would be goroutines.
 var web = &http.Client{Timeout: local.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -113,24 +88,6 @@ func frame(r io.Reader) (kind wire.FrameType, data []byte, err error) {
 	data = make([]byte, binary.BigEndian.Uint32(head[:])-4)
 	_, err = io.ReadFull(r, data)
 	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, err
-}
-
-// eventually waits until what is asked for is so.
-func eventually(t *testing.T, what string, so func() (bool, error)) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(local.Patience); ; <-tick.C {
-		ok, err := so()
-		switch {
-		case err != nil:
-			t.Fatal(err)
-		case ok:
-			return
-		case time.Now().After(end):
-			t.Fatalf("it is not so after %v: %s", local.Patience, what)
-		}
-	}
 }
 
 // others are the clients that do nothing wrong: pairs of a publisher and a

@@ -100,9 +100,12 @@ func TestOthersAreNotHurt(t *testing.T) {
 func (a *attack) measure(t *testing.T, b *broker, o *others, quiet, loud *[]time.Duration) {
 	t.Helper()
 	for range alternations {
-		eventually(t, "the attacker's connections are gone", func() (bool, error) {
+		localtest.WaitFor(t, "the attacker's connections are gone", func() bool {
 			n, err := b.metric("srtm_nsqd_connections")
-			return int(n) <= o.connections(), err
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int(n) <= o.connections()
 		})
 		*quiet = append(*quiet, p99(o.measure(t, slice)))
 		ctx, cancel := context.WithTimeout(t.Context(), slice)
