@@ -48,7 +48,8 @@ test: lint no-race-note ## lint, then every test: race detector, random order, r
 	@$(MAKE) --no-print-directory test-clients
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
-	$(GO) test -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $$($(GO) list ./... | grep -v /tools/srtm/up)
+	@# most of their time they wait, so more packages run at a time than there are processors
+	$(GO) test -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $$($(GO) list ./... | grep -v /tools/srtm/up)
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process
