@@ -256,7 +256,8 @@ func (b *bench) checked(ctx context.Context, row *Row) error {
 	var last *srtmv1.Topic
 	err := b.until(ctx, settle+b.check+connecting, "the check's end", func(t *srtmv1.Topic) bool {
 		last = t
-		return time.Since(begins) >= b.check
+		// A machine that stood still has a window in which nothing was reported.
+		return time.Since(begins) >= b.check && t.Status.GetPooled().GetDelivered() > 0
 	})
 	if err != nil {
 		return err
@@ -272,9 +273,6 @@ func (b *bench) checked(ctx context.Context, row *Row) error {
 	row.Check = Check{
 		Seconds: pooled.GetInterval().AsDuration().Seconds(), Messages: pooled.GetDelivered(), Late: last.Status.ExceedFraction, Met: last.Status.GetSloMet(),
 		Delivery: report.QuantilesOf(delivery), Access: report.QuantilesOf(access), Processing: report.QuantilesOf(processing),
-	}
-	if pooled.GetDelivered() == 0 {
-		return errors.New("nothing was delivered while it was checked")
 	}
 	b.say("checked on %d brokers: p99 %v, %.2f %% late", row.K, delivery.Quantile(quantile), row.Check.Late*100)
 	return nil
