@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -45,7 +46,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 			if err != nil {
 				return err
 			}
-			o.asks.Servers = []string{decides.Addr().String()}
+			o.asks.Servers = []string{cmp.Or(o.advertise, decides.Addr().String())}
 			state, healthy = func() any { return decides.State() }, decides.Healthy
 			s.Group.Add("server", decides.Run)
 			log.Info("admission decides", "udp", decides.Addr().String())
@@ -55,6 +56,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 			return err
 		}
 		s.Group.Add("asker", asker.Run)
+		s.Group.Add("servers", func(ctx context.Context) error { return followServers(ctx, database, asker, log) })
 		obs.Mount(s.Mux, s.Metrics, state, healthy)
 		if o.routes() {
 			ask := router.NewAsker(asker, database, s.Metrics)
@@ -67,4 +69,28 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		return nil
 	})
 	return errors.Join(err, database.Close())
+}
+
+// followServers has the asker ask the servers that are in the store, until ctx ends.
+func followServers(ctx context.Context, database *store.Store, asker *client.Client, log *slog.Logger) error {
+	ticker := time.NewTicker(server.DefaultRenew)
+	defer ticker.Stop()
+	for {
+		members, err := database.Members(ctx)
+		var addresses []string
+		for _, m := range members {
+			addresses = append(addresses, m.Address)
+		}
+		if err == nil {
+			err = asker.SetServers(addresses)
+		}
+		if err != nil && ctx.Err() == nil {
+			log.Warn("the servers could not be read; asking those that are known", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
 }

@@ -20,7 +20,7 @@ import (
 // options are everything that can be configured, by flag or by file.
 type options struct {
 	at                                  daemon.Addresses
-	udpAddress                          string
+	udpAddress, advertise               string
 	role                                string
 	dataPath, database                  string
 	loops, maxKeys, maxSessions         int
@@ -40,8 +40,9 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
 	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
 	fs.StringVar(&o.udpAddress, "udp-address", "127.0.0.1:4193", "`host:port` for UDP: questions; beyond loopback with --mac-key-file only")
+	fs.StringVar(&o.advertise, "advertise", "", "`host:port` at which routers and other servers reach --udp-address, and this server's name in the store, where it is to stay the same (default: --udp-address)")
 	fs.IntVar(&o.loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
-	fs.Func("server", "UDP `host:port` of a server to ask, for --role=router; repeat it for several, in the same order everywhere", func(s string) error {
+	fs.Func("server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several", func(s string) error {
 		o.asks.Servers = append(o.asks.Servers, s)
 		return nil
 	})
@@ -121,7 +122,7 @@ func (o *options) validate() error {
 func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer) server.Config {
 	full, _ := client.ParseReply(o.fullReply) // as validated
 	return server.Config{
-		Address: o.udpAddress, Loops: o.loops, Keys: o.asks.Keys, MaxKeys: o.maxKeys, MaxSessions: o.maxSessions,
+		Address: o.udpAddress, Advertise: o.advertise, Loops: o.loops, Keys: o.asks.Keys, MaxKeys: o.maxKeys, MaxSessions: o.maxSessions,
 		AdmitFull: full, Checkpoint: o.checkpoint, Poll: o.poll, Store: s, Log: log, Metrics: metrics,
 	}
 }

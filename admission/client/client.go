@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
@@ -14,8 +17,8 @@ import (
 
 // Config is how a Client asks.
 type Config struct {
-	// Servers are the UDP addresses (host:port), in the order in which they have the
-	// partitions.
+	// Servers are the UDP addresses (host:port) of all servers, as they name themselves
+	// (--advertise). Each says who owns what it does not.
 	Servers []string
 	// Keys authenticate; the first one seals. Without any, servers must not want one.
 	Keys []wire.Key
@@ -40,10 +43,16 @@ type Decision struct {
 	RetryAfter time.Duration // if denied: when the credits would be there; -1 for never, 0 for unknown
 }
 
+// maxMoves is how many servers one question goes to that do not own its key.
+const maxMoves = 8
+
 // Client asks. It is safe for concurrent use; Close ends it.
 type Client struct {
-	cfg   Config
-	links []*link
+	cfg    Config
+	links  atomic.Pointer[[]*link]        // never empty, never changed
+	owners [rule.Partitions]atomic.Uint64 // epoch << 32 | hash of the owner's address, as last heard; 0 for not yet
+	mu     sync.Mutex                     // held by SetServers and Close
+	closed bool
 }
 
 // New connects to nothing yet: servers may come later.
@@ -58,22 +67,57 @@ func New(cfg Config) (*Client, error) {
 		cfg.Attempts = DefaultAttempts
 	}
 	c := &Client{cfg: cfg}
-	for _, address := range cfg.Servers {
-		l, err := dial(address, cfg)
-		if err != nil {
-			c.Close()
-			return nil, err
-		}
-		c.links = append(c.links, l)
+	c.links.Store(new([]*link))
+	if err := c.SetServers(cfg.Servers); err != nil {
+		c.Close()
+		return nil, err
 	}
 	return c, nil
 }
 
+// SetServers replaces Config.Servers; none changes nothing. Questions on their way to
+// one that is gone get the default reply. Error: of addresses that cannot be used.
+func (c *Client) SetServers(addresses []string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(addresses) == 0 || c.closed {
+		return nil
+	}
+	old := *c.links.Load()
+	var next []*link
+	var errs []error
+	for _, address := range addresses {
+		i := slices.IndexFunc(old, func(l *link) bool { return l.address == address })
+		if i >= 0 {
+			next = append(next, old[i])
+			continue
+		}
+		if l, err := dial(address, c.cfg); err != nil {
+			errs = append(errs, err)
+		} else {
+			next = append(next, l)
+		}
+	}
+	if len(next) == 0 {
+		return errors.Join(errs...)
+	}
+	c.links.Store(&next)
+	for _, l := range old {
+		if !slices.Contains(next, l) {
+			l.close()
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Close ends the client; who waits gets the default reply.
 func (c *Client) Close() {
-	for _, l := range c.links {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range *c.links.Load() {
 		l.close()
 	}
+	c.closed = true
 }
 
 // Ask takes cost credits of the key's, if it has them. It always decides: where no
@@ -92,8 +136,7 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8) 
 	if rule.ValidKey(key) != nil {
 		return Decision{}
 	}
-	l := c.links[rule.Partition(key, rule.Partitions)*len(c.links)/rule.Partitions]
-	a, ok := l.ask(ctx, wire.Question{Kind: wire.Ask, Flags: flags, Cost: cost, Key: []byte(key)})
+	a, ok := c.askOwner(ctx, rule.Partition(key, rule.Partitions), wire.Question{Kind: wire.Ask, Flags: flags, Cost: cost, Key: []byte(key)})
 	if !ok {
 		return Decision{Admit: c.fallback(key), Unanswered: true}
 	}
@@ -107,6 +150,36 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8) 
 		d.RetryAfter = time.Duration(a.Value) * time.Millisecond
 	}
 	return d
+}
+
+// askOwner asks who is thought to own the partition, and then who that one says does.
+// Where no answer comes the next question goes to another server, which may know a new
+// owner; this one does not, for it may have been charged.
+func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a wire.Answer, ok bool) {
+	for range maxMoves {
+		links, known := *c.links.Load(), c.owners[p].Load()
+		i := slices.IndexFunc(links, func(l *link) bool { return l.hash == uint32(known) })
+		if i < 0 {
+			i = p * len(links) / rule.Partitions
+		}
+		a, ok = links[i].ask(ctx, q)
+		switch heard := uint64(a.Epoch)<<32 | uint64(a.Value); {
+		case !ok:
+			c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[(i+1)%len(links)].hash))
+			return a, false
+		case a.Kind == wire.Reply:
+			return a, true
+		case heard>>32 >= known>>32 && a.Value != links[i].hash && slices.ContainsFunc(links, func(l *link) bool { return l.hash == a.Value }):
+			c.owners[p].CompareAndSwap(known, heard)
+			continue
+		}
+		select { // the new owner has not heard of it yet, or we have not of the new owner
+		case <-ctx.Done():
+			return a, false
+		case <-time.After(longest):
+		}
+	}
+	return a, false
 }
 
 func (c *Client) fallback(key string) bool {

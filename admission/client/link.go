@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"net"
 	"sync"
 	"time"
@@ -17,6 +18,8 @@ const maxOutstanding = 2048
 
 // link asks one server.
 type link struct {
+	address  string
+	hash     uint32 // CRC-32 of the address, by which servers name each other
 	conn     *net.UDPConn
 	attempts int
 	paper    bool
@@ -55,7 +58,7 @@ func dial(address string, cfg Config) (*link, error) {
 		return nil, fmt.Errorf("admission server: %w", err)
 	}
 	l := &link{
-		conn: conn.(*net.UDPConn), attempts: cfg.Attempts, paper: cfg.PaperTimers, done: make(chan struct{}), sealer: sealer,
+		address: address, hash: crc32.ChecksumIEEE([]byte(address)), conn: conn.(*net.UDPConn), attempts: cfg.Attempts, paper: cfg.PaperTimers, done: make(chan struct{}), sealer: sealer,
 		number: uint64(time.Now().Unix()) << 32, waiting: make(map[uint64]*call),
 	}
 	l.read.Go(func() { l.receive(answers) })
@@ -153,7 +156,7 @@ func (l *link) got(a wire.Answer) {
 			c.sent--
 			l.send(c)
 		}
-	case a.Kind == wire.Reply && a.Session == c.q.Session:
+	case (a.Kind == wire.Reply || a.Kind == wire.Moved) && a.Session == c.q.Session:
 		if c.q.Flags&wire.Retry == 0 {
 			l.trip.saw(time.Since(c.first))
 		}

@@ -1,15 +1,6 @@
 package rule
 
-import (
-	"hash/crc32"
-	"time"
-)
-
-// PaperServer is the paper's choice among n servers (Janus, section II.B). When n
-// changes, nearly every key changes its server.
-func PaperServer(key string, n int) int {
-	return int(crc32.ChecksumIEEE([]byte(key)) % uint32(n))
-}
+import "time"
 
 // PaperBucket is the paper's leaky bucket with refill (section II.C), as it is
 // written there: f(t) = C + (A-B)*t within [0, C], refilled by a tick, and a request

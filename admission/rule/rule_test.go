@@ -3,7 +3,6 @@ package rule_test
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -88,8 +87,8 @@ func TestPartition(t *testing.T) {
 	if got := rule.Partition("123456789", 4096); got != 0xcbf43926%4096 {
 		t.Errorf("partition %d", got)
 	}
-	if got := rule.Partition([]byte("123456789"), 7); got != rule.PaperServer("123456789", 7) {
-		t.Errorf("partition %d of 7, by the paper %d", got, rule.PaperServer("123456789", 7))
+	if got := rule.Partition([]byte("123456789"), 7); got != 0xcbf43926%7 {
+		t.Errorf("partition %d of 7", got)
 	}
 	if n := testing.AllocsPerRun(100, func() { rule.Partition(keyBytes, 4096) }); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -97,56 +96,6 @@ func TestPartition(t *testing.T) {
 }
 
 var keyBytes = []byte("tenant/acme/http")
-
-func TestSpread(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(1, 64).Draw(t, "partitions")
-		owners := rapid.SliceOfN(rapid.IntRange(rule.Nobody, 9), n, n).Draw(t, "owners")
-		servers := rapid.SliceOfDistinct(rapid.IntRange(0, 9), rapid.ID[int]).Draw(t, "servers")
-		next := rule.Spread(owners, servers)
-		count := map[int]int{}
-		for _, s := range next {
-			count[s]++
-		}
-		if len(servers) == 0 {
-			if count[rule.Nobody] != n {
-				t.Fatalf("without servers: %v", next)
-			}
-			return
-		}
-		least, most, had := n, 0, map[int]int{}
-		for _, s := range owners {
-			had[s]++
-		}
-		keep := []int{}
-		for _, s := range servers {
-			least, most = min(least, count[s]), max(most, count[s])
-			keep = append(keep, had[s])
-		}
-		if most-least > 1 || count[rule.Nobody] != 0 {
-			t.Fatalf("%v has %v", next, count)
-		}
-		// The fewest moves: the servers with most keep the larger quotas.
-		slices.SortFunc(keep, func(a, b int) int { return b - a })
-		want := n
-		for i, k := range keep {
-			quota := n / len(servers)
-			if i < n%len(servers) {
-				quota++
-			}
-			want -= min(k, quota)
-		}
-		moved := 0
-		for p := range next {
-			if next[p] != owners[p] {
-				moved++
-			}
-		}
-		if moved != want {
-			t.Fatalf("%d moved from %v to %v for %v, want %d", moved, owners, next, servers, want)
-		}
-	})
-}
 
 // What the paper's bucket admits against the bound that the rule names.
 func TestPaperBucketGoesAboveItsRule(t *testing.T) {

@@ -93,16 +93,13 @@ func (s *Server) lookUp(ctx context.Context) {
 
 // conclude answers a question whose key was looked up.
 func (s *Server) conclude(key string, p pending, full bool, err error, sealer *wire.Sealer) {
-	v := table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull}
+	v, here := table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull}, true
 	if !full && err == nil {
-		v = s.decide([]byte(key), p.cost, s.cfg.Now().Mono, p.peek)
+		v, here = s.decide([]byte(key), p.cost, s.cfg.Now().Mono, p.peek)
 	}
 	a := wire.Answer{Kind: wire.Busy, Session: p.asker.id, Number: p.number}
 	if err != nil || !v.Known { // or evicted at once
-		p.asker.mu.Lock()
-		p.asker.answers.Cancel(p.number)
-		p.asker.mu.Unlock()
-		s.metrics.busy.Inc()
+		a = s.undecided([]byte(key), p.asker, a, here)
 	} else {
 		if full {
 			s.metrics.full.Inc()
@@ -121,6 +118,7 @@ func (s *Server) conclude(key string, p pending, full bool, err error, sealer *w
 func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
 	s.metrics.lookups.Inc()
 	seen := s.change.Load()
+	was := s.owners.Load().all[rule.Partition(key, rule.Partitions)]
 	own, err := s.ownRule(ctx, key)
 	if err != nil {
 		return false, err
@@ -138,8 +136,11 @@ func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if !s.place(key, own, credit) {
+	switch placed, full := s.place(key, own, credit, was); {
+	case full:
 		return true, nil
+	case !placed:
+		return false, store.ErrFenced // moved meanwhile
 	}
 	for seen != s.change.Load() {
 		seen = s.change.Load()
@@ -161,9 +162,10 @@ func (s *Server) ownRule(ctx context.Context, key string) (*rule.Rule, error) {
 	return &r, err
 }
 
-// place puts a key into its shard; false if that is full. The defaults are held from
+// place puts a key into its shard, unless that is full, or the partition is not what it
+// was when its credit was read. The defaults are held from
 // the choice of one until the key is where their next change looks for it.
-func (s *Server) place(key string, own *rule.Rule, credit *table.Credit) bool {
+func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was store.Partition) (placed, full bool) {
 	s.defaults.RLock()
 	defer s.defaults.RUnlock()
 	r := own
@@ -172,14 +174,19 @@ func (s *Server) place(key string, own *rule.Rule, credit *table.Credit) bool {
 		d.Change = s.defaults.change
 		r = &d
 	}
-	now := s.cfg.Now()
-	if r.Strict && s.unknown != 0 && (credit == nil || credit.At < s.unknown) {
-		credit = &table.Credit{Key: key, At: s.unknown}
+	now := s.now()
+	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
+		credit = &table.Credit{Key: key, At: was.Lost}
 	}
-	sh := s.shard([]byte(key))
+	p := rule.Partition(key, rule.Partitions)
+	sh := &s.shards[p%shards]
 	sh.Lock()
 	defer sh.Unlock()
-	return sh.keys.Learn(key, r, table.Held(credit, r, now), now.Mono)
+	if t := s.owners.Load(); !t.mine[p] || t.all[p].Epoch != was.Epoch {
+		return false, false
+	}
+	placed = sh.keys.Learn(key, r, table.Held(credit, r, now), now.Mono)
+	return placed, !placed
 }
 
 // followKey brings a key to its own rule, or if that is nil to the default.

@@ -12,12 +12,15 @@ import (
 type metrics struct {
 	admitted, denied, admittedDefault, deniedDefault, shadow, full prometheus.Counter
 
-	malformed, badMAC, hellos, again, old, busy   prometheus.Counter
-	lookups, lookupErrors, pollErrors, saveErrors prometheus.Counter
-	savedCredits                                  prometheus.Counter
+	malformed, badMAC, hellos, again, old, busy, moved prometheus.Counter
+	lookups, lookupErrors, pollErrors, saveErrors      prometheus.Counter
+	savedCredits, leaseErrors                          prometheus.Counter
 }
 
 func (m *metrics) init(s *Server, reg prometheus.Registerer) {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "srtm_admission_" + name, Help: help})
+	}
 	decisions := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_admission_decisions_total",
 		Help: "Requests decided, by verdict (admit, deny) and reason: rule, default (a default rule, or none), shadow (admitted though the rule would deny), full (no room for the key; counted beside default).",
@@ -29,14 +32,12 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	m.shadow = decisions.WithLabelValues("admit", "shadow")
 	datagrams := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_admission_datagrams_total",
-		Help: "Datagrams that were not decided, by reason: malformed, mac (wrong, or by an unknown key), hello (a session was issued), again (answered or being decided already), old (no longer remembered), busy (no room, or no store).",
+		Help: "Datagrams that were not decided, by reason: malformed, mac (wrong, or by an unknown key), hello (a session was issued), again (answered or being decided already), old (no longer remembered), busy (no room, no store, or being moved), moved (another server owns the key).",
 	}, []string{"reason"})
 	m.malformed, m.badMAC = datagrams.WithLabelValues("malformed"), datagrams.WithLabelValues("mac")
 	m.hellos, m.again = datagrams.WithLabelValues("hello"), datagrams.WithLabelValues("again")
-	m.old, m.busy = datagrams.WithLabelValues("old"), datagrams.WithLabelValues("busy")
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: "srtm_admission_" + name, Help: help})
-	}
+	m.old, m.busy, m.moved = datagrams.WithLabelValues("old"), datagrams.WithLabelValues("busy"), datagrams.WithLabelValues("moved")
+	m.leaseErrors = counter("lease_errors_total", "Renewals of the server's lease on its partitions that failed; without one for 5 s it denies strict keys.")
 	m.full = counter("keys_without_room_total", "Requests answered by --full-reply, since there was no room for their key.")
 	m.lookups = counter("lookups_total", "Keys looked up in the store.")
 	m.lookupErrors = counter("lookup_errors_total", "Keys that could not be looked up; their askers were told busy.")
@@ -51,9 +52,10 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 			return (time.Duration(s.cfg.Now().Mono) - time.Duration(at())).Seconds()
 		})
 	}
-	reg.MustRegister(decisions, datagrams, m.full, m.lookups, m.lookupErrors, m.pollErrors, m.saveErrors, m.savedCredits,
+	reg.MustRegister(decisions, datagrams, m.full, m.lookups, m.lookupErrors, m.pollErrors, m.saveErrors, m.savedCredits, m.leaseErrors,
 		age("rules_age_seconds", "Time since edited rules were last looked for with success.", s.polled.Load),
 		age("checkpoint_age_seconds", "Time since the last check-point.", s.saved.Load),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_partitions", Help: "Partitions of keys, of 4096, that this server owns."}, func() float64 { return float64(s.held.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_keys", Help: "Keys in memory."}, func() float64 { return float64(s.keys()) }))
 }
 

@@ -1,8 +1,11 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -28,14 +31,19 @@ type Store interface {
 	Defaults(ctx context.Context) ([]rule.Rule, error)
 	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
 	LastChange(ctx context.Context) (uint64, error)
-	SaveCredits(ctx context.Context, credits []table.Credit) error
-	Begin(ctx context.Context, now time.Time) (unknown time.Time, err error)
-	End(ctx context.Context) error
+	SaveCredits(ctx context.Context, me store.Member, credits []table.Credit) error
+	Join(ctx context.Context, me store.Member, wall time.Duration) (time.Duration, error)
+	Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error)
+	Claim(ctx context.Context, me, from store.Member, wall time.Duration) (time.Duration, error)
+	Owners(ctx context.Context) (all []store.Partition, number uint64, err error)
+	HandOver(ctx context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error
+	Leave(ctx context.Context, me store.Member) error
 }
 
 // Config is how a server is set up. Zero values are replaced by the defaults named.
 type Config struct {
 	Address     string        // UDP host:port
+	Advertise   string        // where others reach that, and the server's name; Address, with the port it got
 	Loops       int           // sockets and goroutines; 1
 	Keys        []wire.Key    // of MACs; none: nothing is authenticated
 	MaxKeys     int           // DefaultMaxKeys
@@ -43,6 +51,7 @@ type Config struct {
 	AdmitFull   bool          // what a key gets for which there is no room
 	Checkpoint  time.Duration // between check-points; DefaultCheckpoint
 	Poll        time.Duration // between looks for edited rules; DefaultPoll
+	Renew       time.Duration // between renewals of the lease on partitions; DefaultRenew
 	Store       Store
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: none
@@ -57,15 +66,27 @@ const (
 	DefaultMaxSessions = 4096
 	DefaultCheckpoint  = time.Second
 	DefaultPoll        = time.Second
+	DefaultRenew       = 2 * time.Second
 )
 
 const shards = 64
 
 // Server decides. Make one with New, and Run it.
 type Server struct {
-	cfg     Config
-	loops   []*loop
-	unknown time.Duration // wall clock; of what is older, see Store.Begin
+	cfg   Config
+	loops []*loop
+	wake  chan struct{} // of one: the table of owners may have changed
+
+	owners atomic.Pointer[owners]
+	ahead  atomic.Int64 // of the store's time before the wall clock, see now
+	sure   atomic.Int64 // until when no other server can own what is here, mono.Time
+	held   atomic.Int64 // partitions
+	woken  atomic.Int64 // mono.Time
+
+	saving sync.Mutex // guards me; held where credits or owners are written
+	me     store.Member
+	seen   map[string]seen // owned by tend
+	frozen bool            // the same
 
 	shards [shards]struct {
 		sync.Mutex
@@ -102,27 +123,27 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		cfg.Poll = DefaultPoll
 	}
 	if cfg.Now == nil {
-		cfg.Now = func() table.Now { return table.Now{Mono: clock.Mono(), Wall: time.Duration(clock.Wall())} }
+		start, wall := clock.Mono(), time.Duration(clock.Wall()) // which may be set, but not while we run
+		cfg.Now = func() table.Now {
+			now := clock.Mono()
+			return table.Now{Mono: now, Wall: wall + now.Sub(start)}
+		}
+	}
+	if cfg.Renew == 0 {
+		cfg.Renew = DefaultRenew
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg}
+	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen)}
+	s.owners.Store(new(owners))
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
-	}
-	now := cfg.Now()
-	unknown, err := cfg.Store.Begin(ctx, time.Unix(0, int64(now.Wall)))
-	if err != nil {
-		return nil, fmt.Errorf("admission store: %w", err)
-	}
-	if !unknown.IsZero() {
-		s.unknown = time.Duration(unknown.UnixNano())
-		cfg.Log.Info("credits before a crash are not known exactly; strict keys began empty then", "crash", unknown)
 	}
 	if err := s.readDefaults(ctx); err != nil {
 		return nil, fmt.Errorf("admission store: %w", err)
 	}
+	now := cfg.Now()
 	s.polled.Store(int64(now.Mono))
 	s.saved.Store(int64(now.Mono))
 	secret := make([]byte, 32)
@@ -130,9 +151,20 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := s.listen(secret); err != nil {
 		return nil, err
 	}
+	s.me = store.Member{Address: cmp.Or(cfg.Advertise, s.Addr().String()), Instance: newInstance()}
+	if err := s.join(ctx); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("admission store: %w", err)
+	}
 	s.lookups.init()
 	s.metrics.init(s, cfg.Metrics)
 	return s, nil
+}
+
+func newInstance() int64 {
+	var b [8]byte
+	rand.Read(b[:])
+	return int64(binary.BigEndian.Uint64(b[:])>>1) + 1
 }
 
 // listen opens a socket for each loop before any is read, since the kernel spreads
@@ -184,6 +216,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	working.Go(func() { s.follow(work) })
 	working.Go(func() { s.checkpoints(work) })
+	working.Go(func() { s.tend(work) })
 	<-ctx.Done()
 	s.Close()
 	reading.Wait()
@@ -193,9 +226,9 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	err := s.checkpoint(last)
 	if err == nil {
-		err = s.cfg.Store.End(last)
+		err = s.cfg.Store.Leave(last, s.me)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, store.ErrFenced) { // where there is nothing left to save
 		return fmt.Errorf("the last check-point: %w", err)
 	}
 	return nil
@@ -221,13 +254,21 @@ func (s *Server) shard(key []byte) *struct {
 	return &s.shards[rule.Partition(key, rule.Partitions)%shards]
 }
 
-// decide is the whole of a decision that needs no store.
-func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) table.Verdict {
-	sh := s.shard(key)
+// decide is the whole of a decision that needs no store. It reports false for a key
+// that is not decided here. That is looked at under the shard's lock, so that what is
+// handed over has all that was decided.
+func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v table.Verdict, here bool) {
+	p := rule.Partition(key, rule.Partitions)
+	sh := &s.shards[p%shards]
 	sh.Lock()
-	v := sh.keys.Ask(key, int64(cost), now, peek)
+	if here = s.owners.Load().mine[p]; here {
+		v = sh.keys.Ask(key, int64(cost), now, peek)
+	}
 	sh.Unlock()
-	return v
+	if v.Strict && int64(now) > s.sure.Load() {
+		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
+	}
+	return v, here
 }
 
 // answerOf is what an asker is told of a verdict.

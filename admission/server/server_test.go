@@ -58,7 +58,7 @@ func newBench(t *testing.T, rules ...rule.Rule) *bench {
 	t.Cleanup(func() { s.Close() })
 	b := &bench{t: t, store: s}
 	b.set(rules...)
-	b.cfg = server.Config{Address: "127.0.0.1:0", Loops: 2, Store: s, Now: b.clock.Now, Checkpoint: time.Hour, Poll: time.Hour}
+	b.cfg = server.Config{Address: "127.0.0.1:0", Loops: 2, Store: s, Now: b.clock.Now, Checkpoint: time.Hour, Poll: time.Hour, Renew: time.Hour, Advertise: "one"}
 	return b
 }
 

@@ -131,6 +131,13 @@ func (s *Server) checkpoints(ctx context.Context) {
 // checkpoint saves all that changed since the last one. What could not be saved counts
 // as changed again.
 func (s *Server) checkpoint(ctx context.Context) error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	return s.save(ctx)
+}
+
+// save requires saving held.
+func (s *Server) save(ctx context.Context) error {
 	var credits []table.Credit
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -139,9 +146,9 @@ func (s *Server) checkpoint(ctx context.Context) error {
 		sh.Unlock()
 		for ; left > 0; left -= creditsAtOnce {
 			sh.Lock()
-			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.cfg.Now())
+			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.now())
 			sh.Unlock()
-			if err := s.cfg.Store.SaveCredits(ctx, credits); err != nil {
+			if err := s.cfg.Store.SaveCredits(ctx, s.me, credits); err != nil {
 				sh.Lock()
 				sh.keys.Unchanged(credits)
 				sh.Unlock()
@@ -157,6 +164,7 @@ func (s *Server) checkpoint(ctx context.Context) error {
 // State is what /debug/state shows.
 type State struct {
 	Keys       int            `json:"keys"`
+	Partitions int64          `json:"partitions"` // that this server owns
 	Change     uint64         `json:"change"`     // the last edit of a rule that is followed
 	Polled     string         `json:"polled"`     // how long ago edits were looked for
 	Saved      string         `json:"checkpoint"` // how long ago
@@ -167,7 +175,7 @@ type State struct {
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
-	state := State{Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
+	state := State{Partitions: s.held.Load(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
 	for i := range s.shards {
 		s.shards[i].Lock()
 		state.Keys += s.shards[i].keys.Len()

@@ -95,20 +95,31 @@ func (l *loop) handle(d []byte, from netip.AddrPort) (a wire.Answer, keyID uint1
 		s.metrics.old.Inc()
 		return a, 0, false
 	}
-	v := s.decide(q.Key, q.Cost, now.Mono, q.Flags&wire.Peek != 0)
+	v, here := s.decide(q.Key, q.Cost, now.Mono, q.Flags&wire.Peek != 0)
 	if !v.Known {
-		if s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: q.Flags&wire.Peek != 0}) {
+		if here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: q.Flags&wire.Peek != 0}) {
 			return a, 0, false
 		}
-		asker.mu.Lock()
-		asker.answers.Cancel(q.Number)
-		asker.mu.Unlock()
-		s.metrics.busy.Inc()
-		a.Kind = wire.Busy
-		return a, keyID, true
+		return s.undecided(q.Key, asker, a, here), keyID, true
 	}
 	a = s.answer(&v, asker, q.Number)
 	return a, keyID, true
+}
+
+// undecided answers busy, or where the key is decided, and forgets the question.
+func (s *Server) undecided(key []byte, asker *session, a wire.Answer, here bool) wire.Answer {
+	asker.mu.Lock()
+	asker.answers.Cancel(a.Number)
+	asker.mu.Unlock()
+	if a.Kind = wire.Busy; !here {
+		a = s.elsewhere(key, a)
+	}
+	if a.Kind == wire.Busy {
+		s.metrics.busy.Inc()
+	} else {
+		s.metrics.moved.Inc()
+	}
+	return a
 }
 
 // answer makes the answer to a question that is decided, and keeps it.

@@ -64,8 +64,8 @@ func postgres(t *testing.T) string {
 
 func TestPostgreSQL(t *testing.T) {
 	database := postgres(t)
+	t.Run("owners", func(t *testing.T) { owners(t, database) })
 	suite(t, database)
-	t.Run("begin and end", func(t *testing.T) { beginAndEnd(t, database) })
 }
 
 // What cannot be reached is said within the caller's time, and changes nothing.

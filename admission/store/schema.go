@@ -9,14 +9,16 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 	_ "modernc.org/sqlite"             // the driver "sqlite"
+
+	"github.com/srtm-io/srtm/admission/rule"
 )
 
 // version is of the tables. A store of another one is refused.
-const version = 1
+const version = 2
 
 var schema = []string{
 	`CREATE TABLE IF NOT EXISTS admission (version BIGINT NOT NULL, change BIGINT NOT NULL,
-		running BOOLEAN NOT NULL, crashed_ms BIGINT NOT NULL)`,
+		owners BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS rules (
 		key TEXT PRIMARY KEY, rate_milli BIGINT NOT NULL, capacity BIGINT NOT NULL, mode TEXT NOT NULL,
 		strict BOOLEAN NOT NULL, shadow BOOLEAN NOT NULL, fail_open BOOLEAN NOT NULL,
@@ -24,6 +26,10 @@ var schema = []string{
 	`CREATE INDEX IF NOT EXISTS rules_by_change ON rules (change)`,
 	`CREATE TABLE IF NOT EXISTS credits (
 		key TEXT PRIMARY KEY, credit_milli BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
+	`CREATE TABLE IF NOT EXISTS servers (
+		address TEXT PRIMARY KEY, instance BIGINT NOT NULL, beat BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
+	`CREATE TABLE IF NOT EXISTS partitions (
+		p INTEGER PRIMARY KEY, server TEXT NOT NULL, epoch BIGINT NOT NULL, lost_ms BIGINT NOT NULL, target TEXT NOT NULL)`,
 }
 
 // Store is safe for concurrent use.
@@ -74,7 +80,10 @@ func (s *Store) prepare(ctx context.Context) error {
 		var is int
 		switch err := tx.QueryRowContext(ctx, `SELECT version FROM admission`).Scan(&is); {
 		case err == sql.ErrNoRows:
-			_, err = tx.ExecContext(ctx, `INSERT INTO admission (version, change, running, crashed_ms) VALUES ($1, 0, FALSE, 0)`, version)
+			if _, err = tx.ExecContext(ctx, `INSERT INTO admission (version, change, owners, at_ms) VALUES ($1, 0, 0, 0)`, version); err == nil {
+				_, err = tx.ExecContext(ctx, fmt.Sprintf(`WITH RECURSIVE n (p) AS (SELECT 0 UNION ALL SELECT p + 1 FROM n WHERE p < %d)
+					INSERT INTO partitions (p, server, epoch, lost_ms, target) SELECT p, '', 0, 0, '' FROM n`, rule.Partitions-1))
+			}
 			return err
 		case err != nil:
 			return err

@@ -117,12 +117,16 @@ func suite(t *testing.T, database string) {
 	}
 
 	// Credits, more than one statement writes, and again.
+	me := store.Member{Address: "me", Instance: 1}
+	if _, err := s.Join(ctx, me, 0); err != nil {
+		t.Fatal(err)
+	}
 	var credits []table.Credit
 	for i := range 1201 {
 		credits = append(credits, table.Credit{Key: fmt.Sprint("k", i), Credits: tokenbucket.Tokens(i), At: time.Duration(i) * time.Millisecond})
 	}
 	for range 2 {
-		if err := s.SaveCredits(ctx, credits); err != nil {
+		if err := s.SaveCredits(ctx, me, credits); err != nil {
 			t.Fatal(err)
 		}
 		credits[1200].Credits = 7
@@ -144,37 +148,87 @@ func suite(t *testing.T, database string) {
 	}
 }
 
-func TestBeginAndEnd(t *testing.T) {
-	beginAndEnd(t, filepath.Join(t.TempDir(), "admission.db"))
+func TestOwners(t *testing.T) {
+	owners(t, filepath.Join(t.TempDir(), "admission.db"))
 }
 
-func beginAndEnd(t *testing.T, database string) {
+// Who owns what through starts, crashes, takings and moves. A step names what is done;
+// then owner, epoch and what is lost of partition 0 are looked at.
+func owners(t *testing.T, database string) {
 	ctx := context.Background()
 	s, err := store.Open(ctx, database)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	at := func(hour int) time.Time {
-		return time.UnixMilli(1_700_000_000_000).Add(time.Duration(hour) * time.Hour)
+	const hour = int(time.Hour / time.Millisecond)
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	a, a2, b := store.Member{Address: "a", Instance: 1}, store.Member{Address: "a", Instance: 2}, store.Member{Address: "b", Instance: 3}
+	credit := func(at int) []table.Credit { return []table.Credit{{Key: "k", Credits: 1, At: ms(at)}} }
+	before, err := s.LastChange(ctx)
+	if err != nil {
+		t.Fatal(err)
 	}
-	begin := func(hour int, want time.Time) {
-		t.Helper()
-		if unknown, err := s.Begin(ctx, at(hour)); err != nil || !unknown.Equal(want) {
-			t.Errorf("begun at %d: %v, %v, want %v", hour, unknown, err, want)
+	for _, step := range []struct {
+		what  string
+		do    func() (time.Duration, error)
+		floor int // ms
+		fails error
+		owner string
+		epoch uint32
+		lost  int // ms
+	}{
+		{"the first one", func() (time.Duration, error) { return s.Join(ctx, a, ms(hour)) }, hour, nil, "a", 1, 0},
+		{"saves", func() (time.Duration, error) { return 0, s.SaveCredits(ctx, a, credit(2*hour)) }, 0, nil, "a", 1, 0},
+		{"started again after a crash, its clock set back", func() (time.Duration, error) { return s.Join(ctx, a2, ms(5)) }, 2*hour + 1, nil, "a", 2, 2*hour + 1},
+		{"the one before writes no more", func() (time.Duration, error) { return 0, s.SaveCredits(ctx, a, credit(3*hour)) }, 0, store.ErrFenced, "a", 2, 2*hour + 1},
+		{"nor renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a); return 0, err }, 0, store.ErrFenced, "a", 2, 2*hour + 1},
+		{"a second one", func() (time.Duration, error) { return s.Join(ctx, b, 0) }, 2*hour + 2, nil, "a", 2, 2*hour + 1},
+		{"the first renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a2); return 0, err }, 0, nil, "a", 2, 2*hour + 1},
+		{"and so is not replaced", func() (time.Duration, error) {
+			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 1}, 0)
+		}, 2*hour + 3, nil, "a", 2, 2*hour + 1},
+		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 2*hour + 4, nil, "a", 2, 2*hour + 1},
+		{"silent, it is", func() (time.Duration, error) {
+			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, 0)
+		}, 2*hour + 5, nil, "b", 3, 2*hour + 5},
+		{"it comes too late", func() (time.Duration, error) { return 0, s.SaveCredits(ctx, a2, credit(3*hour)) }, 0, store.ErrFenced, "b", 3, 2*hour + 5},
+		{"and cannot take", func() (time.Duration, error) {
+			return s.Claim(ctx, a2, store.Member{Address: "b", Instance: 3, Beat: 1}, 0)
+		}, 0, store.ErrFenced, "b", 3, 2*hour + 5},
+		{"nowhere to move", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, store.ErrNoServer, "b", 3, 2*hour + 5},
+		{"it begins again", func() (time.Duration, error) { return s.Join(ctx, a2, 0) }, 2*hour + 6, nil, "b", 3, 2*hour + 5},
+		{"an operator moves", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, nil, "b", 3, 2*hour + 5},
+		{"its owner does", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "a", []int{0}, credit(3*hour)) }, 0, nil, "a", 4, 2*hour + 5},
+		{"once", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "b", []int{0}, nil) }, 0, nil, "a", 4, 2*hour + 5},
+		{"it leaves", func() (time.Duration, error) { return 0, s.Leave(ctx, a2) }, 0, nil, "a", 4, 2*hour + 5},
+		{"and nothing is lost", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 3*hour + 2, nil, "b", 5, 2*hour + 5},
+	} {
+		if floor, err := step.do(); !errors.Is(err, step.fails) || floor != ms(step.floor) {
+			t.Errorf("%s: %v, %v, want %v, %v", step.what, floor.Milliseconds(), err, step.floor, step.fails)
+		}
+		all, _, err := s.Owners(ctx)
+		if err != nil || len(all) != rule.Partitions {
+			t.Fatal(len(all), err)
+		}
+		if p := all[0]; p.Owner != step.owner || p.Epoch != step.epoch || p.Lost != ms(step.lost) {
+			t.Errorf("%s: %+v, want %+v", step.what, p, step)
 		}
 	}
-	begin(0, time.Time{})
-	if err := s.End(ctx); err != nil {
-		t.Fatal(err)
+	if c, err := s.Credit(ctx, "k"); err != nil || c.At != ms(3*hour) {
+		t.Errorf("what was handed over: %+v, %v", c, err)
 	}
-	begin(1, time.Time{})
-	begin(2, at(2)) // the one before was killed
-	if err := s.End(ctx); err != nil {
-		t.Fatal(err)
+	all, number, err := s.Owners(ctx)
+	if err != nil || all[1].Owner != "b" || all[1].Target != "a" || all[10].Target != "" {
+		t.Errorf("%+v, %v", all[:11], err)
 	}
-	begin(3, at(2)) // what it had lost stays lost
-	begin(4, at(4))
+	members, is, err := s.Renew(ctx, b)
+	if err != nil || is != number || fmt.Sprint(members) != "[{b 3 2}]" {
+		t.Errorf("%v, %d, want %d, %v", members, is, number, err)
+	}
+	if change, err := s.LastChange(ctx); err != nil || change != before {
+		t.Errorf("no rule was edited, and the last change is %d, %v", change, err)
+	}
 }
 
 func keys(rules []rule.Rule) string {

@@ -69,14 +69,22 @@ func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
 	return min(full, b.Tokens(now.Mono.Add(age)))
 }
 
-// Leave removes all keys of a partition and appends what they hold, the full ones
-// too: another server is to have them.
-func (s *Shard) Leave(to []Credit, partition, partitions int, now Now) []Credit {
-	for i := range s.used {
-		if e := s.slot(i); e.flags&inUse != 0 && rule.Partition(e.key, partitions) == partition {
+// Export is Changed for all keys of some partitions.
+func (s *Shard) Export(to []Credit, of func(partition int) bool, now Now) []Credit {
+	for _, i := range s.dirty {
+		if e := s.slot(i); e.flags&isDirty != 0 && of(rule.Partition(e.key, rule.Partitions)) {
+			e.flags &^= isDirty
 			to = append(to, e.credit(now))
-			s.drop(i)
 		}
 	}
 	return to
+}
+
+// Drop removes all keys of some partitions: another server has them.
+func (s *Shard) Drop(of func(partition int) bool) {
+	for i := range s.used {
+		if e := s.slot(i); e.flags&inUse != 0 && of(rule.Partition(e.key, rule.Partitions)) {
+			s.drop(i)
+		}
+	}
 }

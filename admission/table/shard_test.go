@@ -143,7 +143,6 @@ func TestEnvelope(t *testing.T) {
 		at   time.Duration
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		const partitions = 2
 		share := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 5).Draw(t, "C")}
 		rules := func(key string) *rule.Rule { return &rule.Rule{Key: key, Share: share} }
 		shards := []*table.Shard{table.New(3), table.New(3)}
@@ -155,11 +154,12 @@ func TestEnvelope(t *testing.T) {
 				store[c.Key] = c
 			}
 		}
-		owner := [partitions]int{}
+		owner := [rule.Partitions]int{}
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
 			now += time.Duration(rapid.Int64Range(0, 2e9).Draw(t, "ns"))
 			key := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"}).Draw(t, "key")
-			p := rule.Partition(key, partitions)
+			p := rule.Partition(key, rule.Partitions)
+			it := func(of int) bool { return of == p }
 			s := shards[owner[p]]
 			switch rapid.IntRange(0, 9).Draw(t, "what") {
 			case 0:
@@ -167,9 +167,15 @@ func TestEnvelope(t *testing.T) {
 			case 1: // could not be written
 				s.Unchanged(s.Changed(nil, 2, at(now)))
 			case 2: // the partition moves: frozen, exported, imported
-				for _, c := range s.Leave(nil, p, partitions, at(now)) {
+				moved := s.Export(nil, it, at(now))
+				if rapid.Bool().Draw(t, "fails") {
+					s.Unchanged(moved)
+					continue
+				}
+				for _, c := range moved {
 					store[c.Key] = c
 				}
+				s.Drop(it)
 				owner[p] = 1 - owner[p]
 			case 3:
 				save(s, 10)

@@ -63,8 +63,8 @@ type Answer struct {
 	Flags   uint8
 	Session uint64
 	Number  uint64
-	Value   uint32 // milliseconds until a retry makes sense; if admitted, credits left
-	Epoch   uint32 // of the owner table
+	Value   uint32 // milliseconds until a retry makes sense; if admitted, credits left; if Moved, CRC-32/IEEE of the owner's address
+	Epoch   uint32 // if Moved: of the partition, grows with each change of its owner
 }
 
 // Errors of parsing. Whoever parses counts them, and answers nothing.

@@ -1,0 +1,272 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"hash/crc32"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+const (
+	// A member that has not renewed its lease for so long may be replaced, and stops strict
+	// rules a second before that. A tenth of a second is more than clocks come apart in it.
+	leaseOver  = 6 * time.Second
+	strictOver = 5 * time.Second
+	// movedAtOnce is how many partitions stop while they are handed over together.
+	movedAtOnce = 256
+)
+
+// owners is a table of who owns what. Never changed: each version is a new one.
+type owners struct {
+	number uint64 // of the store
+	all    []store.Partition
+	mine   [rule.Partitions]bool   // decided here
+	hash   [rule.Partitions]uint32 // of the owner's address
+}
+
+// seen is a member as it was first seen.
+type seen struct {
+	member store.Member
+	since  mono.Time
+}
+
+func hashOf(address string) uint32 { return crc32.ChecksumIEEE([]byte(address)) }
+
+// now is the time, whose wall clock is the store's: it never goes back.
+func (s *Server) now() table.Now {
+	now := s.cfg.Now()
+	now.Wall += time.Duration(s.ahead.Load())
+	return now
+}
+
+func (s *Server) advance(floor time.Duration) {
+	if by := floor - s.now().Wall; by > 0 {
+		s.ahead.Add(int64(by))
+	}
+}
+
+// join has the server own what it owned before.
+func (s *Server) join(ctx context.Context) error {
+	now := s.now()
+	floor, err := s.cfg.Store.Join(ctx, s.me, now.Wall)
+	if err != nil {
+		return err
+	}
+	s.advance(floor)
+	s.sure.Store(int64(now.Mono.Add(strictOver)))
+	return s.readOwners(ctx)
+}
+
+// tend renews the lease, takes what silent members owned, and hands over what is to
+// move.
+func (s *Server) tend(ctx context.Context) {
+	ticker := time.NewTicker(s.cfg.Renew)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-s.wake:
+		}
+		s.saving.Lock()
+		err := s.renew(ctx)
+		if errors.Is(err, store.ErrFenced) {
+			s.cfg.Log.Warn("another server has taken over: starting again", "err", err)
+			err = s.rejoin(ctx)
+		}
+		s.saving.Unlock()
+		if err != nil && ctx.Err() == nil {
+			s.metrics.leaseErrors.Inc()
+			s.cfg.Log.Warn("the lease could not be renewed", "err", err)
+		}
+	}
+}
+
+// rejoin begins anew. What this process holds is void.
+func (s *Server) rejoin(ctx context.Context) error {
+	s.owners.Store(&owners{all: s.owners.Load().all, hash: s.owners.Load().hash})
+	s.me.Instance = newInstance()
+	return s.join(ctx)
+}
+
+// renew requires saving held.
+func (s *Server) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, strictOver)
+	defer cancel()
+	now := s.now()
+	members, number, err := s.cfg.Store.Renew(ctx, s.me)
+	if err != nil {
+		return err
+	}
+	s.sure.Store(int64(now.Mono.Add(strictOver)))
+	t := s.owners.Load()
+	claimed, err := s.claim(ctx, s.silent(members, t, now.Mono), now)
+	if err != nil {
+		return err
+	}
+	if claimed || number != t.number || s.frozen {
+		if err := s.readOwners(ctx); err != nil {
+			return err
+		}
+	}
+	return s.handOver(ctx, members)
+}
+
+// silent returns the owners that this server is to replace: those that were seen
+// without a sign of life for as long as a lease takes, and whose next living member, in
+// the order of addresses, is this one.
+func (s *Server) silent(members []store.Member, t *owners, now mono.Time) (over []store.Member) {
+	at := map[string]store.Member{}
+	for _, p := range t.all {
+		at[p.Owner] = store.Member{Address: p.Owner}
+	}
+	for _, m := range members {
+		at[m.Address] = m
+	}
+	for address, m := range at {
+		if known, ok := s.seen[address]; !ok || known.member != m {
+			s.seen[address] = seen{m, now}
+		}
+	}
+	maps.DeleteFunc(s.seen, func(address string, _ seen) bool { _, ok := at[address]; return !ok })
+	addresses := slices.Sorted(maps.Keys(at))
+	for i, address := range addresses {
+		if address == s.me.Address || now.Sub(s.seen[address].since) <= leaseOver {
+			continue
+		}
+		for next := range len(addresses) {
+			heir := addresses[(i+1+next)%len(addresses)]
+			if h := s.seen[heir]; h.member.Instance == 0 || now.Sub(h.since) > leaseOver && heir != s.me.Address {
+				continue
+			}
+			if heir == s.me.Address {
+				over = append(over, at[address])
+			}
+			break
+		}
+	}
+	return over
+}
+
+func (s *Server) claim(ctx context.Context, silent []store.Member, now table.Now) (claimed bool, err error) {
+	for _, m := range silent {
+		floor, err := s.cfg.Store.Claim(ctx, s.me, m, now.Wall)
+		if err != nil {
+			return claimed, err
+		}
+		s.advance(floor)
+		s.cfg.Log.Warn("took over the partitions of a silent server", "server", m.Address, "left", m.Instance == 0)
+		claimed = true
+	}
+	return claimed, nil
+}
+
+// readOwners follows the store's table. It drops the keys of all partitions that had
+// another owner meanwhile before it decides for them.
+func (s *Server) readOwners(ctx context.Context) error {
+	all, number, err := s.cfg.Store.Owners(ctx)
+	if err != nil {
+		return err
+	}
+	old, next := s.owners.Load(), &owners{number: number, all: all}
+	var kept [rule.Partitions]bool
+	held := 0
+	for i, p := range all {
+		next.mine[i], next.hash[i] = p.Owner == s.me.Address, hashOf(p.Owner)
+		kept[i] = next.mine[i] && len(old.all) > 0 && old.all[i].Owner == s.me.Address && old.all[i].Epoch == p.Epoch
+		if next.mine[i] {
+			held++
+		}
+	}
+	none := *next
+	none.mine = kept
+	for i := range none.mine { // what is frozen stays so, until what it held is dropped
+		none.mine[i] = kept[i] && old.mine[i]
+	}
+	s.owners.Store(&none)
+	for i := range s.shards {
+		s.shards[i].Lock()
+		s.shards[i].keys.Drop(func(p int) bool { return !kept[p] })
+		s.shards[i].Unlock()
+	}
+	s.owners.Store(next)
+	s.held.Store(int64(held))
+	s.frozen = false
+	return nil
+}
+
+// handOver moves the partitions that are to be another member's: it stops them, and
+// writes what changed and the new owner in one transaction. Whatever comes of it, the
+// store's table then says whose they are.
+func (s *Server) handOver(ctx context.Context, members []store.Member) error {
+	t := s.owners.Load()
+	moving, to := map[int]bool{}, ""
+	for p, is := range t.all {
+		alive := func(m store.Member) bool { return m.Address == is.Target }
+		if t.mine[p] && is.Target != "" && (to == "" || to == is.Target) && len(moving) < movedAtOnce && slices.ContainsFunc(members, alive) {
+			moving[p], to = true, is.Target
+		}
+	}
+	if len(moving) == 0 {
+		return nil
+	}
+	if err := s.save(ctx); err != nil { // so that little is left to write while they stop
+		return err
+	}
+	frozen := *t
+	for p := range moving {
+		frozen.mine[p] = false
+	}
+	s.owners.Store(&frozen)
+	s.frozen = true
+	of := func(p int) bool { return moving[p] }
+	var credits []table.Credit
+	for i := range s.shards {
+		s.shards[i].Lock()
+		credits = s.shards[i].keys.Export(credits, of, s.now())
+		s.shards[i].Unlock()
+	}
+	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
+		for _, c := range credits {
+			sh := s.shard([]byte(c.Key))
+			sh.Lock()
+			sh.keys.Unchanged([]table.Credit{c})
+			sh.Unlock()
+		}
+		return errors.Join(err, s.readOwners(ctx))
+	}
+	s.cfg.Log.Info("partitions moved", "to", to, "partitions", len(moving), "keys", len(credits))
+	select { // there may be more
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return s.readOwners(ctx)
+}
+
+// elsewhere is the answer to a question about a key that this server does not own, or
+// is handing over.
+func (s *Server) elsewhere(key []byte, a wire.Answer) wire.Answer {
+	p := rule.Partition(key, rule.Partitions)
+	t := s.owners.Load()
+	a.Kind, a.Value, a.Epoch = wire.Moved, t.hash[p], t.all[p].Epoch
+	if t.all[p].Owner == s.me.Address {
+		a.Kind = wire.Busy
+	}
+	if now := s.cfg.Now().Mono; now.Sub(mono.Time(s.woken.Load())) > 100*time.Millisecond { // it may have come since
+		s.woken.Store(int64(now))
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
+	return a
+}

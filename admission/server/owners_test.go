@@ -1,0 +1,193 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/server"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+)
+
+// cable is a store that can be cut off from its server.
+type cable struct {
+	*store.Store
+	cut      atomic.Bool
+	renewals atomic.Int64
+}
+
+var errCut = errors.New("cut off")
+
+func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uint64, error) {
+	if c.cut.Load() {
+		return nil, 0, errCut
+	}
+	defer c.renewals.Add(1)
+	return c.Store.Renew(ctx, me)
+}
+
+func (c *cable) SaveCredits(ctx context.Context, me store.Member, credits []table.Credit) error {
+	if c.cut.Load() {
+		return errCut
+	}
+	return c.Store.SaveCredits(ctx, me, credits)
+}
+
+func (c *cable) HandOver(ctx context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error {
+	if c.cut.Load() {
+		return errCut
+	}
+	return c.Store.HandOver(ctx, me, to, partitions, credits)
+}
+
+// two servers on one store, that look at it all the time.
+func two(t *testing.T, rules ...rule.Rule) (b *bench, s [2]*server.Server, cables [2]*cable) {
+	b = newBench(t, rules...)
+	b.cfg.Renew, b.cfg.Advertise = 20*time.Millisecond, ""
+	for i := range s {
+		cables[i] = &cable{Store: b.store}
+		b.cfg.Store = cables[i]
+		s[i], _ = b.start()
+	}
+	return b, s, cables
+}
+
+// until waits for what another goroutine brings about.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(time.Minute); !is(); <-time.After(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// passes has time pass as fast as a server looks at the store, until it owns all.
+func (b *bench) passes(s *server.Server, c *cable) {
+	b.t.Helper()
+	looked := c.renewals.Load()
+	until(b.t, "another takes over", func() bool {
+		if now := c.renewals.Load(); now != looked {
+			looked = now
+			b.clock.pass(500 * time.Millisecond)
+		}
+		return owns(s, rule.Partitions)()
+	})
+}
+
+func owns(s *server.Server, n int64) func() bool {
+	return func() bool { return s.State().Partitions == n }
+}
+
+func (b *bench) both(s [2]*server.Server) *client.Client {
+	c, err := client.New(client.Config{Servers: []string{s[1].Addr().String(), s[0].Addr().String()}, Attempts: 10_000})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(c.Close)
+	return c
+}
+
+// A key is admitted its capacity, no more and no less, however often it moves while it is
+// asked for; a move that cannot be written changes nothing.
+func TestMoves(t *testing.T) {
+	const capacity = 3000
+	b, s, cables := two(t, rule.Rule{Key: "k", Share: share(1, capacity), Strict: true})
+	c := b.both(s)
+	p := rule.Partition("k", rule.Partitions)
+	admitted, moves := 0, 0
+	for to := 1; ; {
+		d := c.Ask(t.Context(), "k", 1)
+		if d.Unanswered {
+			continue // was moving for longer than a client waits
+		}
+		if !d.Admit {
+			break
+		}
+		if admitted++; admitted%500 == 0 {
+			if admitted == 1000 {
+				cables[1-to].cut.Store(true)
+			}
+			if err := b.store.Move(t.Context(), p, p, s[to].Addr().String()); err != nil {
+				t.Fatal(err)
+			}
+			cables[1-to].cut.Store(false)
+			moves++
+			to = 1 - to
+		}
+	}
+	if admitted != capacity || moves < 5 {
+		t.Errorf("%d admitted of %d, through %d moves", admitted, capacity, moves)
+	}
+}
+
+// An owner that is cut off from the store stops strict keys before another takes over,
+// which begins those empty; of others what was admitted since the last check-point may be
+// admitted again. Back again it is an owner of nothing.
+func TestFailover(t *testing.T) {
+	b, s, cables := two(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
+	old, next := b.client(s[0]), b.client(s[1])
+	until(t, "the first server owns all", owns(s[0], rule.Partitions))
+	count := func(c *client.Client, key string) (n int) {
+		t.Helper()
+		for sure(t, c, key, 1).Admit {
+			n++
+		}
+		return n
+	}
+	if n := count(old, "strict") + count(old, "key"); n != 20 {
+		t.Fatalf("%d admitted of 20", n)
+	}
+	cables[0].cut.Store(true)
+	b.clock.pass(4 * time.Second)
+	if n := count(old, "strict") + count(old, "key"); n != 8 {
+		t.Errorf("%d admitted in 4 s by an owner whose lease runs", n)
+	}
+	b.clock.pass(1100 * time.Millisecond)
+	if n := count(old, "strict"); n != 0 {
+		t.Errorf("%d of a strict key by an owner that may be replaced", n)
+	}
+	if s[1].State().Partitions != 0 {
+		t.Error("replaced after 5 s")
+	}
+	cut := b.clock.Now().Wall
+	// Another one takes over 6 s after the last sign of life that it saw.
+	b.passes(s[1], cables[1])
+	if n, most := count(next, "strict"), (b.clock.Now().Wall - cut).Seconds(); float64(n) > most {
+		t.Errorf("a strict key began with %d, and was empty at most %.1f s before", n, most)
+	}
+	if n := count(next, "key"); n < 10 { // nothing was saved: it is full once more
+		t.Errorf("a key was admitted %d after a failover", n)
+	}
+	if n := count(old, "strict"); n != 0 {
+		t.Errorf("%d of a strict key by an owner that was replaced", n)
+	}
+	cables[0].cut.Store(false)
+	until(t, "the old owner hears of it", owns(s[0], 0))
+	if d := b.both(s).Ask(t.Context(), "key", 1); d.Unanswered {
+		t.Error("nobody decides")
+	}
+}
+
+// What a server had that stopped in order is taken over exactly.
+func TestAServerLeaves(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
+	c := &cable{Store: b.store}
+	b.cfg.Renew, b.cfg.Advertise, b.cfg.Store = 20*time.Millisecond, "", c
+	first, stop := b.start()
+	if d := sure(t, b.client(first), "strict", 7); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	second, _ := b.start()
+	stop()
+	b.passes(second, c)
+	d := sure(t, b.client(second), "strict", 4)
+	if !d.Admit { // 3 and what it earned in 6 s and more
+		t.Errorf("%+v", d)
+	}
+}

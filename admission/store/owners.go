@@ -1,0 +1,218 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/table"
+)
+
+// Member is a server at work, or one that was killed. Its beat grows while it lives:
+// others judge that by their own clocks, so that no two clocks are compared.
+type Member struct {
+	Address        string
+	Instance, Beat int64 // Instance: of the process; 0 where a server has stopped
+}
+
+// Partition says who owns a partition.
+type Partition struct {
+	Owner  string        // address; "" for none yet
+	Target string        // where its owner is to move it; "" for nowhere
+	Epoch  uint32        // grows with each change of the owner
+	Lost   time.Duration // wall clock: what keys held before is not known exactly
+}
+
+var (
+	// ErrFenced says that this process owns nothing any more: another took its place.
+	ErrFenced = errors.New("another server has taken over")
+	// ErrNoServer says that no server has that address.
+	ErrNoServer = errors.New("no such server")
+)
+
+// one returns ErrFenced where a statement changed nothing.
+func one(result sql.Result, err error) error {
+	if err == nil {
+		var n int64
+		if n, err = result.RowsAffected(); err == nil && n == 0 {
+			return ErrFenced
+		}
+	}
+	return err
+}
+
+type execute func(query string, args ...any) (sql.Result, error)
+
+// own changes owners: one transaction at a time.
+func (s *Store) own(ctx context.Context, f func(do execute, tx *sql.Tx) error) error {
+	return s.transact(ctx, func(tx *sql.Tx) error {
+		do := func(query string, args ...any) (sql.Result, error) { return tx.ExecContext(ctx, query, args...) }
+		if _, err := do(`UPDATE admission SET owners = owners + 1`); err != nil {
+			return err
+		}
+		return f(do, tx)
+	})
+}
+
+// latest returns a time after all that the store has, and not before wall: the
+// store's time never goes back, whatever clocks do.
+func latest(ctx context.Context, tx *sql.Tx, wall time.Duration) (int64, error) {
+	var at int64
+	err := tx.QueryRowContext(ctx, `SELECT max(at_ms) FROM (SELECT at_ms FROM admission UNION ALL SELECT at_ms FROM servers) AS t`).Scan(&at)
+	at = max(at+1, wall.Milliseconds())
+	if err == nil {
+		_, err = tx.ExecContext(ctx, `UPDATE admission SET at_ms = $1`, at)
+	}
+	return at, err
+}
+
+// known locks a member's row.
+func known(do execute, address string) error {
+	err := one(do(`UPDATE servers SET at_ms = at_ms WHERE address = $1`, address))
+	if errors.Is(err, ErrFenced) {
+		err = ErrNoServer
+	}
+	return err
+}
+
+const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '', lost_ms = CASE WHEN $2 > lost_ms THEN $2 ELSE lost_ms END WHERE server = $3`
+
+// Join makes a server a member, which owns what it owned before, and what nobody
+// did. It returns the store's time, from which the server is to count on. Where the one
+// before at that address did not Leave, what it had lost is lost.
+func (s *Store) Join(ctx context.Context, me Member, wall time.Duration) (time.Duration, error) {
+	var at int64
+	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
+		if at, err = latest(ctx, tx, wall); err != nil {
+			return err
+		}
+		lost := at
+		switch err := one(do(`DELETE FROM servers WHERE address = $1`, me.Address)); {
+		case errors.Is(err, ErrFenced):
+			lost = 0
+		case err != nil:
+			return err
+		}
+		if _, err := do(`INSERT INTO servers (address, instance, beat, at_ms) VALUES ($1, $2, 1, $3)`, me.Address, me.Instance, at); err != nil {
+			return err
+		}
+		if _, err := do(take, me.Address, lost, me.Address); err != nil {
+			return err
+		}
+		_, err = do(take, me.Address, int64(0), "")
+		return err
+	})
+	return time.Duration(at) * time.Millisecond, err
+}
+
+// Renew says that a server lives, and returns who else is a member and a number that
+// changes with the owners. Error: ErrFenced.
+func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners uint64, err error) {
+	if err := one(s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1 WHERE address = $1 AND instance = $2`, me.Address, me.Instance)); err != nil {
+		return nil, 0, err
+	}
+	if members, err = s.Members(ctx); err == nil {
+		err = s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners)
+	}
+	return members, owners, err
+}
+
+// Members returns all members in the order of their addresses.
+func (s *Store) Members(ctx context.Context) (members []Member, err error) {
+	_, err = s.list(ctx, func(row *sql.Rows) error {
+		var m Member
+		err := row.Scan(&m.Address, &m.Instance, &m.Beat)
+		members = append(members, m)
+		return err
+	}, `SELECT address, instance, beat FROM servers ORDER BY address`)
+	return members, err
+}
+
+// Leave ends a membership after a last check-point: nothing is lost.
+func (s *Store) Leave(ctx context.Context, me Member) error {
+	return s.own(ctx, func(do execute, tx *sql.Tx) error {
+		if _, err := latest(ctx, tx, 0); err != nil {
+			return err
+		}
+		return one(do(`DELETE FROM servers WHERE address = $1 AND instance = $2`, me.Address, me.Instance))
+	})
+}
+
+// Claim takes all partitions of a server that was last seen so and has been silent
+// since; with Instance 0 of one that has left. It returns the store's time as Join does, and
+// does nothing if the server is heard of again. Error: ErrFenced.
+func (s *Store) Claim(ctx context.Context, me, from Member, wall time.Duration) (time.Duration, error) {
+	var at int64
+	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
+		if err := one(do(`UPDATE servers SET at_ms = at_ms WHERE address = $1 AND instance = $2`, me.Address, me.Instance)); err != nil {
+			return err
+		}
+		if at, err = latest(ctx, tx, wall); err != nil {
+			return err
+		}
+		lost := at
+		if from.Instance == 0 {
+			lost = 0
+			err = one(do(`UPDATE admission SET change = change WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1)`, from.Address))
+		} else {
+			err = one(do(`DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat))
+		}
+		if errors.Is(err, ErrFenced) {
+			return nil
+		}
+		if err == nil {
+			_, err = do(take, me.Address, lost, from.Address)
+		}
+		return err
+	})
+	return time.Duration(at) * time.Millisecond, err
+}
+
+// Owners returns all partitions, and the number that changes with them.
+func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err error) {
+	// The number first: a change that comes between is read, and read again.
+	if err := s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners); err != nil {
+		return nil, 0, err
+	}
+	_, err = s.list(ctx, func(row *sql.Rows) error {
+		var p Partition
+		var lost int64
+		err := row.Scan(&p.Owner, &p.Target, &p.Epoch, &lost)
+		p.Lost = time.Duration(lost) * time.Millisecond
+		all = append(all, p)
+		return err
+	}, `SELECT server, target, epoch, lost_ms FROM partitions ORDER BY p`)
+	return all, owners, err
+}
+
+// Move asks the owners of the partitions first to last to move them to a server.
+// Error: ErrNoServer.
+func (s *Store) Move(ctx context.Context, first, last int, to string) error {
+	return s.own(ctx, func(do execute, _ *sql.Tx) error {
+		if err := known(do, to); err != nil {
+			return err
+		}
+		_, err := do(`UPDATE partitions SET target = CASE WHEN server = $1 THEN '' ELSE $1 END WHERE p BETWEEN $2 AND $3`, to, first, last)
+		return err
+	})
+}
+
+// HandOver gives partitions, and what their keys hold, to another server, all or
+// none. Errors: ErrFenced; ErrNoServer.
+func (s *Store) HandOver(ctx context.Context, me Member, to string, partitions []int, credits []table.Credit) error {
+	return s.own(ctx, func(do execute, tx *sql.Tx) error {
+		if err := save(ctx, tx, me, credits); err != nil {
+			return err
+		}
+		if err := known(do, to); err != nil {
+			return err
+		}
+		for _, p := range partitions {
+			if _, err := do(`UPDATE partitions SET server = $1, epoch = epoch + 1, target = '' WHERE p = $2 AND server = $3`, to, p, me.Address); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
