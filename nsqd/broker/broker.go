@@ -83,14 +83,14 @@ type Config struct {
 	// Nil: none.
 	Channels func(topic string) []string
 	// Changed is called after topics or channels have come or gone, with no
-	// lock held, by any goroutine. It must not block. Nil: nobody wants to know.
+	// lock held, by any goroutine. It must not block. Nil: it is not wanted.
 	Changed func()
 	// EndToEnd is how far back the latencies from arrival to FIN are kept; 0:
 	// they are not measured.
 	EndToEnd time.Duration
 	// Storage takes what does not fit into memory; nil: nothing does.
 	Storage *Storage
-	// Trace records every release; nil: nobody does.
+	// Trace records every release; nil: they are not recorded.
 	Trace *Trace
 	// Seed of the draws for sampling subscribers.
 	Seed uint64
@@ -224,7 +224,7 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 		if t != nil || err != nil {
 			return t, err
 		}
-		if asked != nil { // by somebody else: a thousand clients may come at once
+		if asked != nil { // by another: a thousand clients may come at once
 			<-asked
 			continue
 		}
@@ -240,7 +240,7 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	}
 }
 
-// askFor returns the topic, or a channel that is closed when somebody else has
+// askFor returns the topic, or a channel that is closed when another caller has
 // created it or failed to, or neither: then the caller is to call createTopic.
 func (b *Broker) askFor(name string) (t *Topic, asked <-chan struct{}, err error) {
 	b.mu.Lock()
@@ -272,7 +272,7 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 		return nil, ErrDraining
 	}
 	t := newTopic(b, name)
-	s := t.begin() // nobody else has it yet
+	s := t.begin() // no other goroutine has it yet
 	for _, c := range channels {
 		if wire.ValidChannelName(c) {
 			_, _ = t.channel(b.now(), c, s, false) // one too many comes with its first subscriber, or not
@@ -356,7 +356,7 @@ func (b *Broker) forgetUnused(t *Topic) bool {
 }
 
 // forget removes t from the table if it can be retired, in one step, so that
-// nobody finds it there any more, and nobody who has it already can subscribe.
+// it is not found there any more, and cannot be subscribed to by one who has it already.
 func (b *Broker) forget(t *Topic) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -48,8 +48,8 @@ type captured struct {
 	publisher uint32
 }
 
-// nobody is the number of publishers beyond maxCapturedPublishers.
-const nobody = math.MaxUint32
+// uncounted is the number of publishers beyond maxCapturedPublishers.
+const uncounted = math.MaxUint32
 
 // captureLocked records n messages that arrived together, if that is wanted.
 // Requires: mu held.
@@ -67,7 +67,7 @@ func (c *capture) add(from *Publisher, at mono.Time, n int) {
 		from.named, from.number = c.id, c.number(from.clientID)
 	}
 	room := maxCaptured - len(c.piece)
-	if from.number == nobody {
+	if from.number == uncounted {
 		room = 0
 	}
 	if n > room {
@@ -87,7 +87,7 @@ func (c *capture) number(clientID string) uint32 {
 	}
 	n = uint32(len(c.numbers))
 	if n == maxCapturedPublishers {
-		return nobody
+		return uncounted
 	}
 	c.numbers[clientID] = n
 	c.named = append(c.named, clientID)

@@ -81,8 +81,7 @@ func (h *health) fault() error {
 	return fmt.Errorf("queue %s: %w", first.topic, h.faults[first])
 }
 
-// stale reports whether publishers have met faults that nobody would note the
-// end of, and it is time to see for oneself.
+// stale reports whether publishers have met faults whose end would not be noted, and it is time to see for oneself.
 func (h *health) stale(now mono.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -107,7 +106,7 @@ func (h *health) published() {
 
 // Health returns why the disk does not do what it should, or nil. While only
 // publishers were refused, the disk is asked again, at most once a second, so that
-// a broker to which nobody publishes any more does not seem ill for ever.
+// a broker without publishers does not seem ill for ever.
 func (b *Broker) Health() error {
 	st := b.cfg.Storage
 	if st == nil {

@@ -142,7 +142,7 @@ func (k *metadataWriter) end() {
 
 // Recorded returns when the topics and channels, what is paused, and the
 // contracts, as they were when it was called, will be the same after a crash:
-// whoever gave an order may then be told that it is carried out. It does not wait
+// the client that gave an order may then be told that it is carried out. It does not wait
 // for a disk that is failing; Health tells of that.
 func (b *Broker) Recorded() {
 	if b.metadataWriter != nil {

@@ -86,7 +86,7 @@ func (n Node) Remove(topic string) error {
 	return nil
 }
 
-// RemoveUnused is Remove of a topic that holds nothing and that nobody connected
+// RemoveUnused is Remove of a topic that holds nothing and that no connection
 // publishes to. Error: ErrInUse.
 func (n Node) RemoveUnused(topic string) error {
 	if err := n.b.DeleteUnused(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {

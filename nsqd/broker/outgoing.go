@@ -16,7 +16,7 @@ import (
 // are written, pins them for as long as a slow subscriber takes.
 // The zero value is empty.
 type Outgoing struct {
-	// Frames are the messages, encoded. They are whoever's the Outgoing is.
+	// Frames are the messages, encoded. They belong to the Outgoing's owner.
 	Frames []byte
 
 	sent []sent

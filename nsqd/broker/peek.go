@@ -27,7 +27,7 @@ const (
 )
 
 // Peek returns copies of the messages that the channel would deliver next, in order, and
-// takes none: those that the topic has released and nobody has, in memory, on their way from
+// takes none: those that the topic has released and no consumer has, in memory, on their way from
 // the disk or there, as they are at one moment; neither those in flight nor those deferred.
 // count is at least 1, and at most MaxPeek of them are shown.
 // Errors: ErrUnknownChannel; that of the disk.

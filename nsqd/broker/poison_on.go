@@ -4,7 +4,7 @@ package broker
 
 import "github.com/srtm-io/srtm/nsqd/queue"
 
-// poison overwrites a message that is given back: whoever still reads it
+// poison overwrites a message that is given back: who still reads it
 // reads nonsense, and the race detector sees who.
 func poison(m *queue.Message) {
 	for i := range m.ID {

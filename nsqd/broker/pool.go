@@ -11,7 +11,7 @@ import (
 // pool hands out messages whose bodies have room for so many bytes, and takes
 // them back, so that steady traffic allocates nothing. Bodies come in powers of
 // two; larger ones than the largest class are left to the garbage collector, as
-// are messages that nobody gives back. What lies unused is let go by the second
+// are messages that are not given back. What lies unused is let go by the second
 // garbage collection after its last use. The zero value is ready; safe for
 // concurrent use.
 type pool struct {
@@ -63,7 +63,7 @@ func (p *pool) get(size int) *queue.Message {
 	return &queue.Message{Body: make([]byte, 0, poolMin<<i)}
 }
 
-// put takes a message back. Requires: nobody refers to it.
+// put takes a message back. Requires: nothing refers to it.
 func (p *pool) put(m *queue.Message) {
 	poison(m)
 	if i := class(cap(m.Body)); i < poolClasses && cap(m.Body) == poolMin<<i {

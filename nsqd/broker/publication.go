@@ -19,7 +19,7 @@ type Published struct {
 	Defer   time.Duration
 	// From is who published it, to this topic; nil: not known.
 	From *Publisher
-	// Stored is set to where the messages are, for Sync; nil: nobody wants to know.
+	// Stored is set to where the messages are, for Sync; nil: it is not wanted.
 	Stored *Stored
 	// NoWait is for a caller who may not wait for the disk: it gets ErrBusy, and
 	// the same call without NoWait does what it was to do.
@@ -399,7 +399,7 @@ func (t *Topic) Durable() bool { return t.through && t.broker.cfg.Storage.cfg.Fs
 type Stored struct{ end commitlog.Offset }
 
 // Sync returns when messages that were published before are on stable storage.
-// Many callers share one fsync. Errors: ErrStorage, after which nobody knows, and
+// Many callers share one fsync. Errors: ErrStorage, after which that is not known, and
 // which says nothing of what others publish; ErrDraining, likewise.
 func (t *Topic) Sync(upTo Stored) error {
 	if !t.Durable() {

@@ -40,7 +40,7 @@ func (b *Broker) Restore() error {
 	return nil
 }
 
-// restoreLog brings back a topic's messages. A topic that nobody recorded is made with
+// restoreLog brings back a topic's messages. A topic that is not recorded is made with
 // the channels that it had, if there is anything of it.
 func (b *Broker) restoreLog(name string) error {
 	_, err := b.Topic([]byte(name))
@@ -62,7 +62,7 @@ func (b *Broker) restoreLog(name string) error {
 	return t.store.restore(func(channel string) bool { return !recorded && wire.ValidChannelName(channel) })
 }
 
-// restoreTopic is CreateTopic without asking anybody for the topic's channels.
+// restoreTopic is CreateTopic without asking other brokers for the topic's channels.
 // Where a loaddistributor gives the contracts, the topic waits for its share:
 // what it held before may be in use elsewhere by now.
 func (b *Broker) restoreTopic(name string) *Topic {

@@ -3,7 +3,6 @@ package broker_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -370,16 +369,6 @@ var _ = Describe("a channel whose consumer never finishes one message", func() {
 	})
 })
 
-// frozen is the system's disk of which everything from now on is lost, as if the process
-// had been killed.
-func frozen(path string) string {
-	GinkgoHelper()
-	to := GinkgoT().TempDir()
-	Expect(os.CopyFS(to, os.DirFS(path))).To(Succeed())
-	_ = os.Remove(filepath.Join(to, "lock"))
-	return to
-}
-
 var _ = Describe("an order that was answered", func() {
 	It("stands after a crash: seek, empty, delete, and delete of a topic", func() {
 		path := GinkgoT().TempDir()
@@ -401,7 +390,7 @@ var _ = Describe("an order that was answered", func() {
 		Expect(b.DeleteTopic("gone")).To(Succeed())
 		b.Recorded()
 
-		b, _ = retaining(frozen(path), true)
+		b, _ = retaining(crashed(path), true)
 		t = topic(b, "t")
 		depths := map[string]int{}
 		for _, c := range t.Stats().Channels {

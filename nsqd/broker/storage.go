@@ -60,7 +60,7 @@ type Storage struct {
 	epoch epoch
 
 	// kept has, by topic, where logs go on of which only damaged files are left, that
-	// nobody reads. Written by Restore, before anybody else is there.
+	// are not read. Written by Restore, before there are connections.
 	kept map[string]queue.Offset
 
 	records sync.Pool // of *[]commitlog.Record, of publishers

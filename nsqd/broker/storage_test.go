@@ -24,26 +24,7 @@ import (
 
 // stored opens a broker over a folder. stop ends it as a process would.
 func stored(path string, fsync bool) (b *broker.Broker, stop func()) {
-	GinkgoHelper()
-	st, err := broker.OpenStorage(broker.StorageConfig{
-		Path: path, Metadata: filepath.Join(path, "metadata.json"), SegmentBytes: 64 << 10, MaxRecord: 1 << 20, Overflow: 100, Fsync: fsync, Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
-	})
-	Expect(err).NotTo(HaveOccurred())
-	cfg := broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st}
-	b, err = broker.New(cfg)
-	Expect(err).NotTo(HaveOccurred())
-	Expect(b.Restore()).To(Succeed())
-	stopped := false
-	stop = func() {
-		GinkgoHelper()
-		if !stopped {
-			stopped = true
-			Expect(b.Close()).To(Succeed())
-			Expect(st.Close()).To(Succeed())
-		}
-	}
-	DeferCleanup(stop)
-	return b, stop
+	return restored(path, 10, fsync)
 }
 
 // storedWith is stored with a change to the configuration, and something to do

@@ -39,8 +39,8 @@ type store struct {
 	// log is nil until first used; set once, by ensure or Restore.
 	log atomic.Pointer[commitlog.Files]
 	// faults has the bit of each concern that was noted in Storage.health, so that
-	// nobody need look there who has nothing to tell. Whoever has such a concern
-	// writes its bit.
+	// who has nothing to tell need not look there. Who notes a concern writes its
+	// bit.
 	faults atomic.Uint32
 
 	// Guarded by topic.mu.
@@ -51,7 +51,7 @@ type store struct {
 	used    bool   // there is something in the log, so that cursors are to be saved
 	saved   uint64 // queue.Topic.Changes of the last snapshot
 
-	// Owned by run; before it starts and after it has ended, by whoever holds
+	// Owned by run; before it starts and after it has ended, by the one who holds
 	// the topic.
 	scratch *scratch
 	carried bool // something was carried forward since the last snapshot
@@ -420,7 +420,7 @@ func (st *store) tryToSave() error {
 // carry carries forward what keeps much of the log, if it is little.
 func (st *store) carry(log *commitlog.Files) error {
 	t, x := st.topic, st.scratch
-	if t.through { // nobody else appends meanwhile
+	if t.through { // no publisher appends meanwhile
 		t.storing.Lock()
 		defer t.storing.Unlock()
 	}

@@ -45,7 +45,7 @@ type Topic struct {
 		held      int64 // the topic's part of Broker.held
 		// publishers is the number of open connections that have published here.
 		publishers int
-		capture    *capture // nil: nobody wants one
+		capture    *capture // nil: none is wanted
 		captures   uint64   // ever begun
 		// endToEnd has the channels of which something was finished lately.
 		endToEnd map[*queue.Channel]*stats.Window
@@ -99,7 +99,7 @@ func newTopic(b *Broker, name string) *Topic {
 	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
 	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)
 	if c, ok := b.cfg.Presets[name]; ok {
-		s := t.begin() // nobody else has it yet
+		s := t.begin() // no other goroutine has it yet
 		t.agree(c, s)
 		t.end(s)
 	}
@@ -130,7 +130,7 @@ func (b *Broker) newStep() *step {
 
 // begin takes the lock. Every begin is followed by end. What is done then is done
 // at a time that is read under the lock: a contract is kept by the times at which
-// messages leave, and whoever has waited for the lock has an old one.
+// messages leave, and one who has waited for the lock has an old one.
 func (t *Topic) begin() *step {
 	s := t.broker.steps.Get().(*step)
 	t.mu.Lock()
@@ -253,8 +253,8 @@ func (t *Topic) deleteIfEphemeral(empty bool) {
 	}
 }
 
-// retire closes the topic to everybody if nothing needs it: it has no channel,
-// and no contract, which whoever gave it believes to be kept. It reports
+// retire closes the topic for good if nothing needs it: it has no channel,
+// and no contract, which the control plane or an operator believes to be kept. It reports
 // whether it did; then the caller calls close.
 func (t *Topic) retire() bool {
 	t.mu.Lock()
@@ -266,7 +266,7 @@ func (t *Topic) retire() bool {
 	return true
 }
 
-// retireUnused closes the topic to everybody if it holds no message and no
+// retireUnused closes the topic for good if it holds no message and no
 // connection publishes to it, and reports whether it did; then the caller calls
 // close. Requires: storing held.
 func (t *Topic) retireUnused() bool {
@@ -347,13 +347,13 @@ func (t *Topic) stop() {
 }
 
 // close ends the topic: its subscriptions are told, its alarms and store
-// stop, and whatever step somebody still takes finds nothing to release and
-// nobody to deliver to. With remove its messages are let go, in memory and on
+// stop, and whatever step a connection still takes finds nothing to release and
+// none to deliver to. With remove its messages are let go, in memory and on
 // disk, for connections may keep a deleted topic for as long as they are
 // silent; without, they stay as they are, to be persisted.
 func (t *Topic) close(remove bool) {
 	// A publisher that is about to append must be through, or see the end: the
-	// queue that it would open after that is nobody's, in the way of the topic's
+	// queue that it would open after that is no topic's, in the way of the topic's
 	// next life, and comes back at the next start.
 	t.storing.Lock()
 	s := t.begin()

@@ -17,7 +17,7 @@ import (
 // the times in nanoseconds of CLOCK_MONOTONIC, so that the lines of all brokers
 // of one machine can be merged: when it arrived, when it had its token, and when
 // it was let go: the time it was judged by, read under the topic's lock. The lines
-// of a step go out in one write before anybody is woken for them, so that a broker
+// of a step go out in one write before a subscriber is woken for them, so that a broker
 // that is killed has written what it released.
 type Trace struct {
 	// Set once.
@@ -49,7 +49,7 @@ func (t *Trace) write(topic string, releases []queue.Release) {
 		b = append(strconv.AppendInt(b, int64(r.Released), 10), '\n')
 	}
 	t.mu.buf = b
-	// Under the lock: lines of two topics must not mix. Nobody else waits for it.
+	// Under the lock: lines of two topics must not mix. No other goroutine waits for it.
 	_, err := t.out.Write(b)
 	t.mu.failed = err != nil
 	t.mu.Unlock()

@@ -23,7 +23,7 @@ func noSpace(err error) error {
 
 const (
 	// maxUnsynced bounds the segments that are full and were never fsynced, and
-	// are kept open because of it: when nobody calls Sync, the oldest is fsynced
+	// are kept open because of it: when Sync is not called, the oldest is fsynced
 	// before the next is begun. The system has long written it by then.
 	maxUnsynced = 4
 

@@ -54,7 +54,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Retain keeps records that nobody needs any more, by whole segments: those with a
+// Retain keeps records that no cursor needs any more, by whole segments: those with a
 // record that is not older than Age, and, of them all, the newest of so many Bytes on
 // disk, at least, and at most a segment more. If both are set, a segment has to meet
 // both; if neither is, none is kept.
@@ -150,7 +150,7 @@ type Files struct {
 	bytes     int64    // of segments
 	next      Offset
 	savedNext Offset // next, when cursors were saved
-	trimmed   Offset // nobody needs what is before it
+	trimmed   Offset // what is before it is not needed
 	retain    Retain
 	resting   bool // nothing was appended or read since
 	found     bool // the folder and the files in it that hold records would be found after a loss of power
@@ -275,7 +275,7 @@ func (l *Files) SetRetain(r Retain) {
 	l.mu.Unlock()
 }
 
-// Need ends what Trim said of the records from an offset on: somebody needs them again,
+// Need ends what Trim said of the records from an offset on: a cursor needs them again,
 // as far as they are there. It returns the offset of the oldest that may be.
 // Requires: no Trim at the same time.
 func (l *Files) Need(from Offset) (first Offset) {

@@ -13,7 +13,7 @@ import (
 
 const (
 	cursorName = "cursors." // and the number of the file, 0 or 1
-	keptSuffix = ".kept"    // in place of badSuffix: nobody needs what can be read of it
+	keptSuffix = ".kept"    // in place of badSuffix: what can be read of it is not needed any more
 )
 
 // Trim is of Log. When nothing that there is is needed any more, and a snapshot of
@@ -251,7 +251,7 @@ func (l *Files) loadSlot(slot int) (snapshot, error) {
 }
 
 // recoverCursors finds the last snapshot, and what it says of the log's next offset.
-// Requires: nobody else knows l.
+// Requires: no other goroutine knows l.
 func (l *Files) recoverCursors() error {
 	var both [2]snapshot
 	for slot := range both {

@@ -63,7 +63,7 @@ type Log interface {
 	// Next == from.
 	Read(from Offset, max Limit, into *Batch) error
 
-	// Trim says that nobody needs the records before an offset. They may be read
+	// Trim says that no cursor needs the records before an offset. They may be read
 	// until their segment goes, which retention may put off. It frees the space of
 	// whole segments only. After an error it may be called again.
 	Trim(before Offset) error

@@ -26,7 +26,7 @@ import (
 //     with damage at its end, could have been written there; and not before that in
 //     the snapshot of the cursors.
 //
-// Requires: nobody else knows l.
+// Requires: no other goroutine knows l.
 func (l *Files) recover() error {
 	names, err := l.disk.List(l.folder)
 	if errors.Is(err, fs.ErrNotExist) {

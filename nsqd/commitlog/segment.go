@@ -138,7 +138,7 @@ func (l *Files) use(s *segment) (File, error) {
 	return file, nil
 }
 
-// done ends a use, and closes the file if nobody will want it soon.
+// done ends a use, and closes the file if it is not likely to be used soon.
 func (l *Files) done(s *segment) {
 	l.mu.Lock()
 	s.users--

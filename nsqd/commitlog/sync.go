@@ -14,7 +14,7 @@ func (l *Files) Sync(upTo Offset) error { return l.syncTo(upTo, noSegment) }
 
 // syncTo is Sync, and fsyncs no segment with a base above limit.
 //
-// Whoever finds no fsync under way leads the next one, for all that was appended by
+// A caller that finds no fsync under way leads the next one, for all that was appended by
 // then; the others wait for it to end. So an fsync serves all who came while the one
 // before was under way, without a goroutine of its own.
 func (l *Files) syncTo(upTo, limit Offset) error {

@@ -65,7 +65,7 @@ func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
 			case len(into)-begin >= most:
 				return into[:begin]
 			case it.holder != nil && !it.handed:
-				return into[:begin] // somebody is about to take it
+				return into[:begin] // its consumer is about to take it
 			case it.holder == nil && it.attempts == 0 && !deferred:
 				return into[:begin] // its turn comes, and the order stays
 			}

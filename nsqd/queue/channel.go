@@ -16,7 +16,7 @@ type MessageID = wire.MessageID
 // Distance is how far a consumer is from the broker.
 type Distance uint8
 
-// The distances. Where nobody measures them, all consumers are near.
+// The distances. Where they are not measured, all consumers are near.
 const (
 	Near      Distance = iota // in the broker's zone
 	Neighbour                 // in another zone of its region
@@ -53,8 +53,8 @@ type Delivery struct {
 //   - a consumer's inFlight is the number of items that it holds, <= its ready
 //     at the time each was delivered;
 //   - a consumer that did not take a delivery before it came to nothing is
-//     stalled, and has no credit until it takes one: deliveries that nobody
-//     takes do not pile up, they are at most twice the greatest ready;
+//     stalled, and has no credit until it takes one: deliveries that are
+//     not taken do not pile up, they are at most twice the greatest ready;
 //   - a consumer with credit is in the ring of those with credit of its distance, once; it may
 //     also list consumers that lost their credit since, or are gone, which are
 //     skipped.
@@ -158,8 +158,8 @@ func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
 const maxFree = 8192
 
 // maxDeferred is how many deferred messages a channel with a disk holds in memory
-// beside its capacity: whoever waits for an hour must not keep those behind it from
-// their readers. There is no index of what is on disk by time.
+// beside its capacity: what waits for an hour must not keep what is behind it from
+// its readers. There is no index of what is on disk by time.
 const maxDeferred = 1_000_000
 
 func newChannel(now mono.Time, name string, t *Topic) *Channel {

@@ -20,7 +20,7 @@
 //     over to a consumer that did not take it waited for that one.
 //
 // Both are cut at the instant from which the backlog was last open, so they cost an
-// assignment where nobody waits. What was before the topic's or channel's life (a
+// assignment where nothing waits. What was before the topic's or channel's life (a
 // restart of the broker) is the broker's. Credit that a FIN gives counts from when
 // the broker reads it.
 //

@@ -18,7 +18,7 @@ type flights struct {
 
 const flightsMin = 16
 
-// bucket relies on ids being the broker's own: nobody else can make them
+// bucket relies on ids being the broker's own: clients cannot make them
 // collide. Requires: len(buckets) > 0.
 func (f *flights) bucket(id *MessageID) **item {
 	h := binary.BigEndian.Uint64(id[:8]) + binary.BigEndian.Uint64(id[8:])
@@ -39,7 +39,7 @@ func (f *flights) get(id *MessageID, holder ConsumerID) *item {
 	return it
 }
 
-// add puts an item in. Requires: somebody holds it.
+// add puts an item in. Requires: a consumer holds it.
 func (f *flights) add(it *item) {
 	if f.n >= len(f.buckets) {
 		f.resize(max(flightsMin, 2*len(f.buckets)))

@@ -7,83 +7,16 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Offset is a message's place in its topic's log: how many were accepted before it.
-type Offset uint64
-
-// window is what is open of a run of offsets: a slot is the zero value once that
-// offset is done.
-//
-// Invariant: if there are slots, the first is open.
-type window[T comparable] struct {
-	next  Offset // all before are done
-	slots ring[T]
-}
-
-// end is the first offset beyond the run.
-func (w *window[T]) end() Offset { return w.next + Offset(w.slots.len()) }
-
-// get returns what is open at an offset; the zero value if nothing is.
-func (w *window[T]) get(o Offset) (v T) {
-	if o >= w.next && o < w.end() {
-		v = w.slots.at(int(o - w.next))
-	}
-	return v
-}
-
-// push makes the run longer by one.
-func (w *window[T]) push(v T) {
-	var none T
-	if v == none && w.slots.len() == 0 {
-		w.next++
-		return
-	}
-	w.slots.push(v)
-}
-
-// set replaces what is open. Requires: o is in the run.
-func (w *window[T]) set(o Offset, v T) { w.slots.set(int(o-w.next), v) }
-
-// done closes an offset; one beside the run is closed already.
-func (w *window[T]) done(o Offset) {
-	if o < w.next || o >= w.end() {
-		return
-	}
-	var none T
-	w.set(o, none)
-	w.trim()
-}
-
-// trim restores the invariant.
-func (w *window[T]) trim() {
-	var none T
-	for w.slots.len() > 0 && w.slots.front() == none {
-		w.slots.pop()
-		w.next++
-	}
-}
-
-// reach makes the run end at o, or further on, by slots that are done.
-func (w *window[T]) reach(o Offset) {
-	if w.slots.len() == 0 {
-		w.next = max(w.next, o)
-		return
-	}
-	var none T
-	for w.end() < o {
-		w.slots.push(none)
-	}
-}
-
 // The topic's messages are one log. The topic's backlog, which waits for tokens, and
 // each channel are cursors into it: a position up to which messages were taken, and
 // what of those is open. What is before the position and not open is done, for good.
 //
-// A message is in memory while somebody has it: the backlog, a channel that has not
-// finished it, or the tail. What a cursor has no memory for it leaves in the log: it
-// is behind, and takes it later, in order.
+// A message is in memory while one of these has it: the backlog, a channel that has not
+// finished it, the tail, or readCache. What a cursor has no memory for it leaves in the
+// log: it is behind, and takes it later, in order.
 //
 // The log is written in order. As soon as something that is in memory alone is needed by
-// a cursor that is behind, all up to there is to be written, but what nobody needs any
+// a cursor that is behind, all up to there is to be written, but what no cursor needs any
 // more: that is the tail. What comes after it is found by the cursors that have it, so a
 // topic that keeps up has none. The alternative, a tail of all that is in memory, is one
 // pointer more a message for the garbage collector to follow.
@@ -96,37 +29,6 @@ func (w *window[T]) reach(o Offset) {
 //   - late is how many messages a cursor that is behind has not taken;
 //   - what is in the tail is held by it;
 //   - what a cursor that is behind has not taken is in the log or in the tail.
-
-// backlog is the topic's own cursor, behind which messages wait.
-type backlog struct {
-	window window[*Message] // what waits in memory, by offset
-	absent ring[Offset]     // what waited there in an earlier process and was not read yet
-	behind bool
-	late   int // messages from the window's end on
-}
-
-// free is how many messages may go into the backlog's memory past nobody.
-func (t *Topic) free() int {
-	if t.backlog.behind || t.tight || t.backlog.absent.len() > 0 {
-		return 0
-	}
-	if t.retained && t.logged() && !t.cfg.WriteThrough {
-		return min(t.space(), max(0, t.cfg.Overflow-t.underWay))
-	}
-	return t.space()
-}
-
-// space is how many messages the backlog's memory may still take. While memory is tight
-// that is one, if it does not stay.
-func (t *Topic) space() int {
-	if !t.tight {
-		return max(0, t.cfg.Capacity-t.waiting.len())
-	}
-	if t.waiting.len() == 0 && t.open() {
-		return 1
-	}
-	return 0
-}
 
 // diskRoom reports whether n messages more may be on their way to disk. A batch
 // larger than what may be gets there alone, and so does whatever comes while memory
@@ -144,7 +46,7 @@ func (t *Topic) accept(m *Message) {
 	t.end++
 }
 
-// spill has a message written that somebody is behind at, or that is retained.
+// spill has a message written that a cursor is behind at, or that is retained.
 func (t *Topic) spill(m *Message, fx *Effects) {
 	fx.Disk = true
 	if m.Offset < t.tail.next {
@@ -224,7 +126,7 @@ func (t *Topic) unspill(m *Message, fx *Effects) {
 	t.unref(m, fx)
 }
 
-// needed is the offset from which on somebody is behind.
+// needed is the offset from which on a cursor is behind.
 func (t *Topic) needed() Offset {
 	from := t.end
 	if t.backlog.behind {
@@ -359,7 +261,7 @@ func (t *Topic) Want() (from Offset, n int, end Offset) {
 }
 
 // Refill takes what was read from the log: all the messages that there are from one
-// offset up to another. Those that nobody wants any more it lets go at once. It takes
+// offset up to another. Those that no cursor wants it gives back at once. It takes
 // ownership of them.
 func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Effects) {
 	upTo = min(upTo, t.tail.next)
@@ -405,111 +307,7 @@ func at(msgs []*Message, i int, o Offset) (*Message, int) {
 	return nil, i
 }
 
-// The backlog as a cursor.
-
-// wants returns what the backlog has to get from the log, and from where: nothing until
-// half of its memory is free, so that it comes in batches.
-func (t *Topic) wants() (from Offset, n int) {
-	l := &t.backlog
-	if t.stopped || l.absent.len() == 0 && (!l.behind || t.known(l.window.end())) {
-		return 0, 0
-	}
-	if n = t.space(); !t.tight && 2*n < t.cfg.Capacity {
-		return 0, 0
-	}
-	if l.absent.len() > 0 {
-		return l.absent.front(), n
-	}
-	return l.window.end(), n
-}
-
-// lack has the owner read what the backlog wants.
-func (t *Topic) lack(fx *Effects) {
-	if t.backlog.behind || t.backlog.absent.len() > 0 {
-		if _, n := t.wants(); n > 0 {
-			fx.Disk = true
-		}
-	}
-}
-
-func (t *Topic) refill(from, upTo Offset, msgs []*Message) {
-	l := &t.backlog
-	var m *Message
-	for i := 0; l.absent.len() > 0; {
-		o := l.absent.front()
-		if o < from || o >= upTo {
-			return
-		}
-		if m, i = at(msgs, i, o); m == nil {
-			l.absent.pop()
-			t.counters.Lost++
-			t.gone(o)
-			continue
-		}
-		if t.space() <= 0 {
-			return
-		}
-		l.absent.pop()
-		t.wait(m)
-	}
-	t.catchUp()
-}
-
-// catchUp takes what the backlog is behind with and is in memory, as far as there is space.
-func (t *Topic) catchUp() {
-	l := &t.backlog
-	for l.behind && l.absent.len() == 0 {
-		o := l.window.end()
-		if o >= t.end {
-			l.behind = false
-			t.counters.Lost += uint64(max(0, l.late))
-			t.counters.Accepted += uint64(max(0, -l.late)) // more than an earlier process knew of
-			l.late = 0
-			t.read.moved = true
-			return
-		}
-		if !t.known(o) {
-			return
-		}
-		m, none := t.next(o)
-		switch {
-		case m == nil:
-			l.window.reach(none)
-		case m.Only != nil:
-			t.passed = t.passed || o < t.tail.next
-			l.window.reach(m.Offset + 1)
-		case t.space() <= 0:
-			return
-		default:
-			l.late--
-			t.wait(m)
-		}
-	}
-}
-
-// settleOnly lets channels have what is for them alone at the end of the log.
-func (t *Topic) settleOnly(fx *Effects) {
-	if !t.passed || t.backlog.window.slots.len() > 0 {
-		return
-	}
-	t.passed, t.front = false, t.end
-	for _, c := range t.channels {
-		c.behind = c.behind || c.tracked
-		c.want(fx)
-	}
-}
-
-// gone says that what waited at an offset will not be released.
-func (t *Topic) gone(o Offset) {
-	t.backlog.window.done(o)
-	for _, c := range t.channels {
-		if c.tracked && t.isPending(c.window.get(o)) {
-			c.window.done(o)
-		}
-	}
-}
-
-// Low is the offset before which nobody needs anything in the log.
+// Low is the offset before which no cursor needs anything in the log.
 func (t *Topic) Low() Offset {
 	low := t.end
 	if l := &t.backlog; l.behind || l.window.slots.len() > 0 {
@@ -561,7 +359,7 @@ func (t *Topic) At(time mono.Wall) Offset {
 	return t.end
 }
 
-// InLog is up to where the log has all that anybody needs.
+// InLog is up to where the log has all that a cursor needs.
 func (t *Topic) InLog() Offset { return t.tail.next }
 
 // End is the offset of the next message.
@@ -590,215 +388,7 @@ func spanned(spans []span, o Offset) bool {
 	return i < len(spans) && spans[i].from <= o
 }
 
-// A channel as a cursor.
-
-// pends is in channels' windows where the message is not released yet.
-func (t *Topic) pends() *item {
-	if t.pending == nil {
-		t.pending = new(item)
-	}
-	return t.pending
-}
-
-func (t *Topic) isPending(it *item) bool { return it != nil && it == t.pending }
-
-// release takes a message that the topic releases.
-func (c *Channel) release(now mono.Time, m *Message, fx *Effects) {
-	t := c.topic
-	switch {
-	case !c.tracked:
-		c.counters.Messages++
-		if c.ephemeral && c.space() <= 0 {
-			c.counters.Dropped++
-			return
-		}
-		c.enter(now, m)
-	case m.Offset < c.window.end():
-		if t.isPending(c.window.get(m.Offset)) { // else it has had it
-			c.counters.Messages++
-			c.window.set(m.Offset, c.enter(now, m))
-		}
-	case c.behind || c.space() <= 0:
-		c.counters.Messages++
-		c.behind = true
-		c.late++
-		t.spill(m, fx)
-	default:
-		c.counters.Messages++
-		c.reach(m.Offset)
-		c.window.push(c.enter(now, m))
-	}
-}
-
-// reach makes the channel's run end at an offset: of those before it only what waits
-// still comes.
-func (c *Channel) reach(o Offset) {
-	l := &c.topic.backlog.window
-	if l.slots.len() == 0 && len(c.ahead) == 0 {
-		c.window.reach(o)
-		return
-	}
-	for c.window.end() < o {
-		at := c.window.end()
-		if it, is := c.ahead[at]; is {
-			delete(c.ahead, at)
-			c.window.push(it)
-		} else if l.get(at) != nil {
-			c.window.push(c.topic.pends())
-		} else {
-			c.window.push(nil)
-		}
-	}
-}
-
-// start puts the cursor of a channel that has had nothing where the topic's releases
-// are.
-func (c *Channel) start() {
-	if !c.tracked {
-		return
-	}
-	t := c.topic
-	c.window.slots.clear()
-	if c.window.next = t.front; t.backlog.window.slots.len() > 0 {
-		c.window.next = min(t.front, t.backlog.window.next)
-	}
-	// order: all alike
-	for o := range c.ahead {
-		if o < c.window.next {
-			delete(c.ahead, o)
-		}
-	}
-	c.reach(t.front)
-}
-
-// seek puts an empty cursor at an offset before the topic's releases.
-func (c *Channel) seek(to Offset, records int, fx *Effects) {
-	t := c.topic
-	for o := t.tail.next; o < t.end; o++ {
-		m, waits := t.tail.get(o), t.backlog.window.get(o)
-		if waits != nil || m != nil && (o >= t.front || o >= to && c.takes(m)) {
-			records++ // of what waits, below: not in the log
-		}
-	}
-	c.window.slots.clear()
-	if c.window.next = to; t.backlog.window.slots.len() > 0 {
-		c.window.next = min(to, t.backlog.window.next)
-	}
-	c.reach(to)
-	c.behind, c.estimate, c.late = true, true, max(0, records-t.Waiting())
-	c.counters.Messages += uint64(c.late)
-	fx.Disk = true
-}
-
-// caughtUp ends being behind.
-func (c *Channel) caughtUp() {
-	c.topic.read.moved = true
-	if c.behind = false; c.estimate {
-		c.counters.Emptied += uint64(c.late)
-	} else {
-		c.counters.Lost += uint64(c.late)
-	}
-	c.late, c.estimate = 0, false
-}
-
-// wants is as of the backlog.
-func (c *Channel) wants() (from Offset, n int) {
-	t := c.topic
-	if c.stopped {
-		return 0, 0
-	}
-	n = c.memory()
-	switch {
-	case !t.tight && 2*n < t.cfg.Capacity:
-		return 0, 0
-	case c.absent.len() > 0:
-		return c.absent.front().offset, n
-	case c.behind && !t.known(c.window.end()):
-		return c.window.end(), c.space()
-	}
-	return 0, 0
-}
-
-func (c *Channel) want(fx *Effects) {
-	if c.behind || c.absent.len() > 0 {
-		if _, n := c.wants(); n > 0 {
-			fx.Disk = true
-		}
-	}
-}
-
-// takes reports whether a message that is in the log is the channel's.
-func (c *Channel) takes(m *Message) bool {
-	return m.isFor(c.name) && !c.topic.avoided(m.Offset)
-}
-
-func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
-	var m *Message
-	for i := 0; c.absent.len() > 0; {
-		it := c.absent.front()
-		if it.offset < from || it.offset >= upTo {
-			return
-		}
-		if m, i = at(msgs, i, it.offset); m == nil {
-			c.absent.pop()
-			c.counters.Lost++
-			c.close(it.offset)
-			continue
-		}
-		if c.memory() <= 0 {
-			return
-		}
-		c.absent.pop()
-		m.ref()
-		it.msg = m
-		c.place(now, it)
-	}
-	c.catchUp(now)
-}
-
-// next takes a message that the channel is behind with; false if there is no space.
-func (c *Channel) next(now mono.Time, m *Message) bool {
-	c.reach(m.Offset)
-	if _, is := c.ahead[m.Offset]; is || c.topic.backlog.window.get(m.Offset) != nil {
-		c.reach(m.Offset + 1)
-		return true
-	}
-	if c.space() <= 0 {
-		return false
-	}
-	if c.late--; c.late < 0 { // more than an earlier process knew of
-		c.late = 0
-		c.counters.Messages++
-	}
-	c.window.push(c.enter(now, m))
-	return true
-}
-
-// catchUp takes what the channel is behind with and is in memory, as far as there is
-// space.
-func (c *Channel) catchUp(now mono.Time) {
-	t := c.topic
-	for c.behind && c.absent.len() == 0 {
-		o := c.window.end()
-		if o >= t.front {
-			c.caughtUp()
-			return
-		}
-		if !t.known(o) {
-			return
-		}
-		switch m, none := t.next(o); {
-		case m == nil || m.Offset >= t.front:
-			c.reach(min(none, t.front))
-		case !c.takes(m):
-			c.reach(m.Offset + 1)
-		case !c.next(now, m):
-			return
-		}
-	}
-}
-
-// Discard forgets what is to be written. Requires: Stop, nobody needs a message.
+// Discard forgets what is to be written. Requires: Stop, and no channel has a message.
 func (t *Topic) Discard(fx *Effects) {
 	t.pastTail(t.end, fx)
 	t.ForgetRead(fx)

@@ -27,7 +27,7 @@ type Message struct {
 	Source   stamp.Source // of Arrival
 	spilled  bool         // in the tail, and counted as on its way to disk
 	// refs is how many need the message: the backlog or the channels that it is
-	// in, the tail, and whoever took it by TakeUnwritten. The machine counts.
+	// in, the tail, and the writer that took it by TakeUnwritten. The machine counts.
 	refs      int32
 	Arrival   mono.Time
 	Timestamp mono.Wall

@@ -143,7 +143,7 @@ func (c *Channel) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.Wall) {
 	attempts = it.attempts
 	switch {
-	case it.holder != nil: // the next process gives it to somebody at once
+	case it.holder != nil: // the next process delivers it at once
 		if !it.handed { // as in endDelivery
 			attempts--
 		}
@@ -367,11 +367,11 @@ func (t *Topic) Found(o Offset, only string) {
 	if t.found == nil {
 		t.found = make(map[Offset]bool)
 	}
-	if only != "" || o < max(t.front, l.window.end()) { // nobody had anything of what comes after
+	if only != "" || o < max(t.front, l.window.end()) { // no channel had anything of what comes after
 		t.found[o] = true
 	}
 	if c := t.Channel(only); c != nil && c.tracked && o >= t.orphans {
-		c.lead(o, nil) // carried forward, and nobody knows: it is at its old place still
+		c.lead(o, nil) // carried forward, and the snapshot does not know: it is at its old place still
 	}
 	if t.end = max(t.end, o+1); o >= l.window.end() {
 		switch {
@@ -428,7 +428,7 @@ func (t *Topic) Restored(now mono.Time, next Offset, fx *Effects) {
 	t.advance(now, fx)
 }
 
-// FirstSnapshot is that of a log which somebody else has filled: channels have had
+// FirstSnapshot is that of a log that an import has filled: channels have had
 // nothing of it; what is before released needs no token any more, and next is the
 // offset of the next message.
 func FirstSnapshot(released, next Offset, channels []string) []byte {

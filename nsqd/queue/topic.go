@@ -62,7 +62,7 @@ type Effects struct {
 	Finished []*Message
 	// Disk says that there is something for TakeUnwritten, or Want.
 	Disk bool
-	// Free are messages that nobody needs any longer.
+	// Free are messages that are not needed any longer.
 	Free []*Message
 	// Held is by how many bytes the step changed what messages take in memory:
 	// their bodies, and Overhead for each.
@@ -94,7 +94,7 @@ func (e *Effects) Reset() {
 //   - a waiting message has taken no token yet: only the head of the backlog is
 //     judged, when it is released, so that a new share counts from then on;
 //   - under a contract, the part of the backlog that is in memory is in order of
-//     arrival, so that nobody behind the head has a token before it;
+//     arrival, so that none behind the head has a token before it;
 //   - if the head of the backlog is eligible and every channel has room, it is
 //     released before the step returns.
 //
@@ -130,7 +130,7 @@ type Topic struct {
 	end      Offset           // of the next message
 	front    Offset           // beyond all that were released
 	tail     window[*Message] // what the log is to have and has not
-	underWay int              // messages of the tail that somebody is behind at
+	underWay int              // messages of the tail that a cursor is behind at
 	read     readCache
 	passing  readCache // empty, but for what is read beside read, in Refill
 	carried  Offset    // up to where the tail is to be written before a snapshot
@@ -149,7 +149,7 @@ type Topic struct {
 	stopped  bool
 	due      mono.Time // no later than the deadline of any channel
 	tight    bool      // memory is short of bytes
-	retained bool      // every message is to be in the log, whether or not anybody needs it
+	retained bool      // every message is to be in the log, whether or not a cursor needs it
 	first    Offset    // the log has nothing before it that a Seek could want
 
 	counters   Counters
@@ -459,7 +459,7 @@ func (t *Topic) wait(m *Message) {
 
 // place puts a message into the memory part of the backlog: at its end, or where it
 // arrived, if there is a contract. Readers come to their messages late and in an
-// order of their own; whoever came first has a token first.
+// order of their own; what came first has a token first.
 func (t *Topic) place(m *Message) {
 	i := t.waiting.len()
 	if t.limited {
@@ -590,7 +590,7 @@ func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
 	if !found {
 		return ErrUnknownChannel
 	}
-	t.channels[i].stopped = true // somebody may still have it
+	t.channels[i].stopped = true // the owner may still have it
 	t.channels[i].empty(fx)
 	t.channels = slices.Delete(t.channels, i, i+1)
 	t.changes++

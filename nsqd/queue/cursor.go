@@ -1,0 +1,211 @@
+package queue
+
+import "github.com/srtm-io/srtm/internal/mono"
+
+// A channel is a cursor into its topic's log.
+
+// pends is in channels' windows where the message is not released yet.
+func (t *Topic) pends() *item {
+	if t.pending == nil {
+		t.pending = new(item)
+	}
+	return t.pending
+}
+
+func (t *Topic) isPending(it *item) bool { return it != nil && it == t.pending }
+
+// release takes a message that the topic releases.
+func (c *Channel) release(now mono.Time, m *Message, fx *Effects) {
+	t := c.topic
+	switch {
+	case !c.tracked:
+		c.counters.Messages++
+		if c.ephemeral && c.space() <= 0 {
+			c.counters.Dropped++
+			return
+		}
+		c.enter(now, m)
+	case m.Offset < c.window.end():
+		if t.isPending(c.window.get(m.Offset)) { // else it has had it
+			c.counters.Messages++
+			c.window.set(m.Offset, c.enter(now, m))
+		}
+	case c.behind || c.space() <= 0:
+		c.counters.Messages++
+		c.behind = true
+		c.late++
+		t.spill(m, fx)
+	default:
+		c.counters.Messages++
+		c.reach(m.Offset)
+		c.window.push(c.enter(now, m))
+	}
+}
+
+// reach makes the channel's run end at an offset: of those before it only what waits
+// still comes.
+func (c *Channel) reach(o Offset) {
+	l := &c.topic.backlog.window
+	if l.slots.len() == 0 && len(c.ahead) == 0 {
+		c.window.reach(o)
+		return
+	}
+	for c.window.end() < o {
+		at := c.window.end()
+		if it, is := c.ahead[at]; is {
+			delete(c.ahead, at)
+			c.window.push(it)
+		} else if l.get(at) != nil {
+			c.window.push(c.topic.pends())
+		} else {
+			c.window.push(nil)
+		}
+	}
+}
+
+// start puts the cursor of a channel that has had nothing where the topic's releases
+// are.
+func (c *Channel) start() {
+	if !c.tracked {
+		return
+	}
+	t := c.topic
+	c.window.slots.clear()
+	if c.window.next = t.front; t.backlog.window.slots.len() > 0 {
+		c.window.next = min(t.front, t.backlog.window.next)
+	}
+	// order: all alike
+	for o := range c.ahead {
+		if o < c.window.next {
+			delete(c.ahead, o)
+		}
+	}
+	c.reach(t.front)
+}
+
+// seek puts an empty cursor at an offset before the topic's releases.
+func (c *Channel) seek(to Offset, records int, fx *Effects) {
+	t := c.topic
+	for o := t.tail.next; o < t.end; o++ {
+		m, waits := t.tail.get(o), t.backlog.window.get(o)
+		if waits != nil || m != nil && (o >= t.front || o >= to && c.takes(m)) {
+			records++ // of what waits, below: not in the log
+		}
+	}
+	c.window.slots.clear()
+	if c.window.next = to; t.backlog.window.slots.len() > 0 {
+		c.window.next = min(to, t.backlog.window.next)
+	}
+	c.reach(to)
+	c.behind, c.estimate, c.late = true, true, max(0, records-t.Waiting())
+	c.counters.Messages += uint64(c.late)
+	fx.Disk = true
+}
+
+// caughtUp ends being behind.
+func (c *Channel) caughtUp() {
+	c.topic.read.moved = true
+	if c.behind = false; c.estimate {
+		c.counters.Emptied += uint64(c.late)
+	} else {
+		c.counters.Lost += uint64(c.late)
+	}
+	c.late, c.estimate = 0, false
+}
+
+// wants is as of the backlog.
+func (c *Channel) wants() (from Offset, n int) {
+	t := c.topic
+	if c.stopped {
+		return 0, 0
+	}
+	n = c.memory()
+	switch {
+	case !t.tight && 2*n < t.cfg.Capacity:
+		return 0, 0
+	case c.absent.len() > 0:
+		return c.absent.front().offset, n
+	case c.behind && !t.known(c.window.end()):
+		return c.window.end(), c.space()
+	}
+	return 0, 0
+}
+
+func (c *Channel) want(fx *Effects) {
+	if c.behind || c.absent.len() > 0 {
+		if _, n := c.wants(); n > 0 {
+			fx.Disk = true
+		}
+	}
+}
+
+// takes reports whether a message that is in the log is the channel's.
+func (c *Channel) takes(m *Message) bool {
+	return m.isFor(c.name) && !c.topic.avoided(m.Offset)
+}
+
+func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
+	var m *Message
+	for i := 0; c.absent.len() > 0; {
+		it := c.absent.front()
+		if it.offset < from || it.offset >= upTo {
+			return
+		}
+		if m, i = at(msgs, i, it.offset); m == nil {
+			c.absent.pop()
+			c.counters.Lost++
+			c.close(it.offset)
+			continue
+		}
+		if c.memory() <= 0 {
+			return
+		}
+		c.absent.pop()
+		m.ref()
+		it.msg = m
+		c.place(now, it)
+	}
+	c.catchUp(now)
+}
+
+// next takes a message that the channel is behind with; false if there is no space.
+func (c *Channel) next(now mono.Time, m *Message) bool {
+	c.reach(m.Offset)
+	if _, is := c.ahead[m.Offset]; is || c.topic.backlog.window.get(m.Offset) != nil {
+		c.reach(m.Offset + 1)
+		return true
+	}
+	if c.space() <= 0 {
+		return false
+	}
+	if c.late--; c.late < 0 { // more than an earlier process knew of
+		c.late = 0
+		c.counters.Messages++
+	}
+	c.window.push(c.enter(now, m))
+	return true
+}
+
+// catchUp takes what the channel is behind with and is in memory, as far as there is
+// space.
+func (c *Channel) catchUp(now mono.Time) {
+	t := c.topic
+	for c.behind && c.absent.len() == 0 {
+		o := c.window.end()
+		if o >= t.front {
+			c.caughtUp()
+			return
+		}
+		if !t.known(o) {
+			return
+		}
+		switch m, none := t.next(o); {
+		case m == nil || m.Offset >= t.front:
+			c.reach(min(none, t.front))
+		case !c.takes(m):
+			c.reach(m.Offset + 1)
+		case !c.next(now, m):
+			return
+		}
+	}
+}
