@@ -107,9 +107,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	authority := testkit.NewAuthority(t)
 	url := etcdtest.Start(t, etcdtest.Config{Authority: authority, User: "ld", Password: "open sesame", Prefix: "/ld/"}).URL
 	password := filepath.Join(t.TempDir(), "password")
-	if err := os.WriteFile(password, []byte("open sesame\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(password, []byte("open sesame\n"), 0o600))
 	cert := authority.Certificate("ld")
 	flags := []string{
 		"--store=etcd", "--etcd-prefix=/ld/", "--etcd-user=ld", "--etcd-password-file=" + password,
@@ -281,9 +279,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		}
 	}
 	both, err := follower.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t", PublisherIds: []string{"new", "p"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if r, err := both.Recv(); err != nil || len(r.Assignments) != 1 || r.Assignments[0].PublisherId != "p" {
 		t.Errorf("one that it knows beside one that it does not: %v, %v", r, err)
 	}
@@ -319,9 +315,7 @@ func newWay(t *testing.T, to string) *way {
 func (w *way) open(t *testing.T) {
 	t.Helper()
 	ln, err := net.Listen("tcp", w.at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.ln = ln
 	w.mu.Lock()
 	w.mu.closed = false
@@ -407,9 +401,7 @@ func join(ctx context.Context, t *testing.T, leader *member) {
 		LoadDistributor: leader.rpc, BrokerID: "b1", TCPAddress: "h.example:4150", HTTPAddress: "h.example:4151", Mcap: 1000, Version: "1", Hostname: "h",
 		Log: slog.New(slog.DiscardHandler),
 	}, agenttest.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	own, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(own) }()

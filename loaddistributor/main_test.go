@@ -32,9 +32,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestParse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.toml")
-	if err := os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600))
 	var o, first options
 	if _, _, err := o.program().Parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard); err != nil {
 		t.Fatal(err)
@@ -76,9 +74,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 
 func TestFaultsOfEtcdsFlags(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
-	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(empty, []byte("\n"), 0o600))
 	authority := testkit.NewAuthority(t)
 	for name, c := range map[string]struct {
 		flags []string
@@ -155,14 +151,10 @@ func get(t *testing.T, url string) (int, []byte) {
 	t.Helper()
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := client.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r.StatusCode, body
 }
 
@@ -174,22 +166,16 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address", testkit.Address(t), "--store=memory", "--log-level=error"})
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 
 	watch, err := healthv1.NewHealthClient(conn).Watch(limit, &healthv1.HealthCheckRequest{Service: "srtm.v1.AdminService"}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for {
 		r, err := watch.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if r.Status == healthv1.HealthCheckResponse_SERVING {
 			break
 		}
@@ -238,5 +224,12 @@ func TestAnAddressInUse(t *testing.T) {
 	err = new(options).program().Execute(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--tcp-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
 	if err == nil || !strings.Contains(err.Error(), "--tcp-address") {
 		t.Errorf("TCP: %v", err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -51,9 +51,7 @@ func (s *safe) config() EtcdConfig {
 func (s *safe) store(t *testing.T, cfg EtcdConfig) *Etcd {
 	t.Helper()
 	e, err := NewEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
 }
@@ -135,18 +133,12 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 	l.append(joined("b1"), joined("b2"))
 	l.append(placed(t, l.cat, "t", "", 20_000, 10))
 	client, err := s.client(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dump := func() (revision int64) {
 		t.Helper()
-		if err := l.term.Compact(t.Context(), l.cat.Dump()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.term.Compact(t.Context(), l.cat.Dump()))
 		r, err := client.Get(t.Context(), "/r/snapshot")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return r.Kvs[0].ModRevision
 	}
 	forgotten := func(revision int64) bool {

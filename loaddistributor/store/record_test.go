@@ -36,23 +36,17 @@ func TestRecordsOnDisk(t *testing.T) {
 	l, records := history(t)
 	l.cat.Name(17)
 	dump, added, err := encodeDump(l.cat.Dump())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := append(bytes.Join(append(records, dump, added), []byte("\n")), '\n')
 	path := filepath.Join("testdata", "v1.jsonl")
 	if *rewrite {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll("testdata", 0o755))
 		if err := os.WriteFile(path, got, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("the records have changed; got\n%s\nwant\n%s", got, want)
 	}
@@ -73,15 +67,11 @@ func TestRecordsOnDisk(t *testing.T) {
 // Every event of the catalog has a record, and the history above has each.
 func TestEveryEventHasARecord(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("..", "catalog", "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var events []string
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Name.Name == "apply" {
 				events = append(events, f.Recv.List[0].Type.(*ast.Ident).Name)
@@ -95,9 +85,7 @@ func TestEveryEventHasARecord(t *testing.T) {
 	have := map[string]bool{}
 	for _, r := range records {
 		e, err := decodeEvent(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		have[reflect.TypeOf(e).Name()] = true
 	}
 	for _, name := range events {
@@ -145,9 +133,7 @@ func TestUnknownFieldsAreLeftOut(t *testing.T) {
 // one of a later version, which it refuses as such, and no other does.
 func TestWhat010CanRead(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "v1.fields"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	known := map[string]bool{}
 	for _, line := range strings.Fields(string(text)) {
 		known[line] = true
@@ -181,9 +167,7 @@ func TestWhat010CanRead(t *testing.T) {
 // is read as the same.
 func FuzzRecord(f *testing.F) {
 	b, err := os.ReadFile(filepath.Join("testdata", "v1.jsonl"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	for line := range bytes.SplitSeq(bytes.TrimSpace(b), []byte("\n")) {
 		f.Add(line)
 	}
@@ -193,9 +177,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		if e, err := decodeEvent(b); err == nil {
 			again, err := encodeEvent(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if e2, err := decodeEvent(again); err != nil || !reflect.DeepEqual(e, e2) {
 				t.Fatalf("%+v became %+v, %v", e, e2, err)
 			}
@@ -207,9 +189,7 @@ func FuzzRecord(f *testing.F) {
 				return
 			}
 			again, _, err := encodeDump(d)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if d2, err := decodeDump(again, nil); err != nil || len(d2.Topics) != len(d.Topics) || d2.Version != d.Version {
 				t.Fatalf("%+v became %+v, %v", d, d2, err)
 			}

@@ -39,9 +39,7 @@ func etcdStore(t *testing.T, address, prefix string) *Etcd {
 		Client: clientv3.Config{Endpoints: []string{address}, DialTimeout: patience, Logger: zap.NewNop()},
 		Prefix: prefix, Lease: time.Second,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -61,9 +59,7 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 			t.Cleanup(func() { testkit.Private(t, dir) })
 			return func() Store {
 				b, err := NewBolt(filepath.Join(dir, "new", "folder"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				return b
 			}
 		},
@@ -97,9 +93,7 @@ func lead(t *testing.T, s Store) *leader {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	term, cat, err := s.Lead(ctx, "me:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = term.Resign(context.Background()) })
 	return &leader{t, term, cat}
 }
@@ -146,9 +140,7 @@ func plannedFor(t *testing.T, cat *catalog.Catalog, name string, single, grouped
 		s.Demand.Groups = []placement.Group{{Key: "g", Count: grouped, Rate: 0.1, Batch: 2}}
 	}
 	p, err := placement.Place(s.Policy, cat.SnapshotFor(name), s.Demand, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s, p
 }
 
@@ -156,9 +148,7 @@ func placed(t *testing.T, cat *catalog.Catalog, name, key string, single, groupe
 	t.Helper()
 	s, p := plannedFor(t, cat, name, single, grouped, 1+int64(single+grouped))
 	e, err := catalog.NewTopicPlaced(s, p, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return e
 }
 
@@ -171,9 +161,7 @@ func moving(t *testing.T, cat *catalog.Catalog, name string, single, grouped int
 		p.Unplaced, q.Publishers = slices.Clone(q.Publishers[n:]), q.Publishers[:n]
 	}
 	e, err := catalog.NewTopicMoving(s, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return e
 }
 
@@ -238,9 +226,7 @@ func TestWhatWasAppendedIsThereAfterwards(t *testing.T) {
 		second := lead(t, open())
 		same(t, second.cat, first.cat)
 
-		if err := second.term.Compact(t.Context(), second.cat.Dump()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second.term.Compact(t.Context(), second.cat.Dump()))
 		second.append(joined("b9"))
 		second.resign()
 		third := lead(t, open())
@@ -256,9 +242,7 @@ func TestADumpOfThePast(t *testing.T) {
 		l.append(joined("b1"))
 		dump := l.cat.Dump()
 		l.append(joined("b2"), joined("b3"))
-		if err := l.term.Compact(t.Context(), dump); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.term.Compact(t.Context(), dump))
 		l.append(joined("b4"))
 		future := l.cat.Dump()
 		future.Version++
@@ -309,9 +293,7 @@ func TestALargeTopic(t *testing.T) {
 		l.resign()
 		again := lead(t, open())
 		same(t, again.cat, l.cat)
-		if err := again.term.Compact(t.Context(), again.cat.Dump()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, again.term.Compact(t.Context(), again.cat.Dump()))
 		again.resign()
 		same(t, lead(t, open()).cat, l.cat)
 	})
@@ -407,9 +389,7 @@ func TestFollowersOfEtcd(t *testing.T) {
 	l.append(placed(t, l.cat, "large", "", 50_000, 0))
 	eventually(t, "the follower has all events", func() bool { return f.version() == l.cat.Version() })
 	same(t, f.cat, l.cat)
-	if err := l.term.Compact(t.Context(), l.cat.Dump()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.term.Compact(t.Context(), l.cat.Dump()))
 	late := follow(t, open())
 	l.append(joined("b9"))
 	eventually(t, "both followers have the event after the dump", func() bool {
@@ -444,9 +424,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, head: old.head, cancel: func() {}}
 	blind.until.Store(math.MaxInt64)
 	client, err := second.client(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := client.Revoke(t.Context(), revoked); err != nil {
 		t.Fatal(err)
 	}
@@ -508,9 +486,7 @@ func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 func TestAFileInUse(t *testing.T) {
 	dir := t.TempDir()
 	b, err := NewBolt(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := lead(t, b)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -523,24 +499,18 @@ func TestAFileInUse(t *testing.T) {
 func TestAFileOfAnotherRelease(t *testing.T) {
 	dir := t.TempDir()
 	b, err := NewBolt(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := lead(t, b)
 	l.append(joined("b1"))
 	l.resign()
 	db, err := bbolt.Open(filepath.Join(dir, BoltFile), 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":3,"kind":"restarted","data":{}}`))
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Close())
 	_, _, err = b.Lead(t.Context(), "")
 	var format *FormatError
 	if !errors.As(err, &format) || format.Version != 3 || !strings.Contains(err.Error(), "version 3") {
@@ -552,18 +522,12 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 // it was made.
 func TestTheJournalOf010(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "0.1.0-etcd.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var keys map[string]string
-	if err := json.Unmarshal(text, &keys); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &keys))
 	e := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/")
 	client, err := e.client(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for k, v := range keys {
 		if _, err := client.Put(t.Context(), k, v); err != nil {
 			t.Fatal(err)
@@ -575,4 +539,11 @@ func TestTheJournalOf010(t *testing.T) {
 		t.Errorf("topic t of %d is %+v", l.cat.Len(), topic)
 	}
 	l.append(catalog.Restarted{})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
