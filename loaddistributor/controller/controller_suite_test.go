@@ -373,8 +373,7 @@ func (c *cluster) mustCreate(s *srtmv1.TopicSpec, key ...string) *srtmv1.Topic {
 
 func (c *cluster) mustDelete(name string) {
 	GinkgoHelper()
-	_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: name})
-	Expect(err).NotTo(HaveOccurred())
+	Expect(c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: name})).Error().NotTo(HaveOccurred())
 }
 
 func (c *cluster) move(topic, to string, publishers ...string) (*srtmv1.MovePublishersResponse, error) {
@@ -383,14 +382,12 @@ func (c *cluster) move(topic, to string, publishers ...string) (*srtmv1.MovePubl
 
 func (c *cluster) mustMove(topic, to string, publishers ...string) {
 	GinkgoHelper()
-	_, err := c.move(topic, to, publishers...)
-	Expect(err).NotTo(HaveOccurred())
+	Expect(c.move(topic, to, publishers...)).Error().NotTo(HaveOccurred())
 }
 
 func (c *cluster) mustUpdate(s *srtmv1.TopicSpec) {
 	GinkgoHelper()
-	_, err := c.update(s)
-	Expect(err).NotTo(HaveOccurred())
+	Expect(c.update(s)).Error().NotTo(HaveOccurred())
 }
 
 func (c *cluster) forget(broker string) []*srtmv1.FreedShare {
@@ -443,8 +440,7 @@ func (c *cluster) nothingLeft(name string, brokers ...*broker) {
 	for _, b := range c.brokers() {
 		Expect(b.Allocated).To(BeZero(), "broker %s", b.Id)
 	}
-	_, err := c.control.Topic(name)
-	Expect(err).To(HaveOccurred())
+	Expect(c.control.Topic(name)).Error().To(HaveOccurred())
 	for _, b := range brokers {
 		Eventually(func() bool { _, there := b.node.Topic(name); return there }).Should(BeFalse(), "broker %s still has the topic", b.id)
 	}

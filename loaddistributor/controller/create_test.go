@@ -132,10 +132,8 @@ var _ = Describe("Creating a topic", func() {
 		Expect(r.Assignment.TcpAddress).To(Equal(r.Assignment.BrokerId + ".example:4150"))
 		Expect(r.Assignment.HttpAddress).To(Equal(r.Assignment.BrokerId + ".example:4151"))
 		Expect(r.Assignment.Epoch).To(Equal(topic.Epoch))
-		_, err = c.resolve("t", "g.1000")
-		Expect(err).To(fails(codes.NotFound, rpc.ReasonPublisherUnknown))
-		_, err = c.resolve("u", "g.1")
-		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		Expect(c.resolve("t", "g.1000")).Error().To(fails(codes.NotFound, rpc.ReasonPublisherUnknown))
+		Expect(c.resolve("u", "g.1")).Error().To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 
 	It("refuses a name that is taken, and one that is being created", func() {
@@ -144,14 +142,11 @@ var _ = Describe("Creating a topic", func() {
 		entered, release := b.hang()
 		first := c.creating(context.Background(), spec("t", 10, 5), "")
 		Eventually(entered).Should(BeClosed())
-		_, _, err := c.create(context.Background(), spec("t", 10, 5), "")
-		Expect(err).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
-		_, err = c.resolve("t", "g.1")
-		Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonTopicNotActive))
+		Expect(<-c.creating(context.Background(), spec("t", 10, 5), "")).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
+		Expect(c.resolve("t", "g.1")).Error().To(fails(codes.FailedPrecondition, rpc.ReasonTopicNotActive))
 		release()
 		Eventually(first).Should(Receive(BeNil()))
-		_, _, err = c.create(context.Background(), spec("t", 10, 5), "")
-		Expect(err).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
+		Expect(<-c.creating(context.Background(), spec("t", 10, 5), "")).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
 	})
 
 	Describe("with an idempotency key", func() {
@@ -163,12 +158,9 @@ var _ = Describe("Creating a topic", func() {
 			Expect(again.Epoch).To(Equal(first.Epoch))
 			Expect(c.broker("b1").Allocated).To(BeEquivalentTo(10))
 
-			_, _, err := c.create(context.Background(), spec("t", 11, 5), "key")
-			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
-			_, _, err = c.create(context.Background(), spec("u", 10, 5), "key")
-			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
-			_, _, err = c.create(context.Background(), spec("t", 10, 5), "other key")
-			Expect(err).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
+			Expect(<-c.creating(context.Background(), spec("t", 11, 5), "key")).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
+			Expect(<-c.creating(context.Background(), spec("u", 10, 5), "key")).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
+			Expect(<-c.creating(context.Background(), spec("t", 10, 5), "other key")).To(fails(codes.AlreadyExists, rpc.ReasonTopicExists))
 		})
 
 		It("lets a repetition wait with the first, whose caller may leave", func() {
@@ -184,10 +176,8 @@ var _ = Describe("Creating a topic", func() {
 			Eventually(entered).Should(BeClosed())
 			stream, err := c.admin.CreateTopic(context.Background(), &srtmv1.CreateTopicRequest{Spec: spec("t", 10, 5), IdempotencyKey: "key"})
 			Expect(err).NotTo(HaveOccurred())
-			_, err = stream.Recv() // it has joined
-			Expect(err).NotTo(HaveOccurred())
-			_, _, err = c.create(context.Background(), spec("u", 10, 5), "key")
-			Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
+			Expect(stream.Recv()).Error().NotTo(HaveOccurred())
+			Expect(<-c.creating(context.Background(), spec("u", 10, 5), "key")).To(fails(codes.FailedPrecondition, rpc.ReasonKeyReused))
 			go func() {
 				var err error
 				for err == nil {
@@ -232,8 +222,7 @@ var _ = Describe("Creating a topic", func() {
 			c.nothingLeft("t", b1, b2)
 
 			b2.node.Sabotage(nil, nil)
-			_, _, err = c.create(context.Background(), spec("t", 100, 5), "key") // the key is free again too
-			Expect(err).NotTo(HaveOccurred())
+			Expect(<-c.creating(context.Background(), spec("t", 100, 5), "key")).NotTo(HaveOccurred())
 		})
 
 		It("rolls back when a broker does not answer, and clears the broker when it does", func() {
@@ -294,8 +283,7 @@ var _ = Describe("Creating a topic", func() {
 			c.nothingLeft("t", b1)
 
 			gate.set(status.Error(codes.Unavailable, "connection refused"))
-			_, _, err = c.create(context.Background(), spec("t", 50, 5), "")
-			Expect(err).To(fails(codes.Unavailable, rpc.ReasonAdaptorFailed))
+			Expect(<-c.creating(context.Background(), spec("t", 50, 5), "")).To(fails(codes.Unavailable, rpc.ReasonAdaptorFailed))
 			c.nothingLeft("t", b1)
 
 			gate.set(nil)

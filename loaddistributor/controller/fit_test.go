@@ -11,7 +11,6 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -358,8 +357,7 @@ var _ = Describe("Fitting", func() {
 		n[0].Measure("t", measured(200, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue())
 		first := c.fit("t").GetTook().AsDuration()
-		_, err := c.update(order()) // as it is
-		Expect(err).NotTo(HaveOccurred())
+		Expect(c.update(order())).Error().NotTo(HaveOccurred())
 		Expect(c.fit("t").GetTook().AsDuration()).To(Equal(first))
 		more := order()
 		more.Contract.Burst++
@@ -465,11 +463,8 @@ var _ = Describe("Fitting", func() {
 			first.mustCreate(order())
 			w.run()
 			Eventually(first.state("t")).Should(ContainSubstring("are not placed yet"))
-			_, err := first.resolve("t", first.unplaced("t"))
-			Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
-			Expect(err).To(MatchError(ContainSubstring("is not placed yet")))
-			_, err = first.move("t", "b2", first.unplaced("t"))
-			Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
+			Expect(first.resolve("t", first.unplaced("t"))).Error().To(And(failsWith(codes.FailedPrecondition), MatchError(ContainSubstring("is not placed yet"))))
+			Expect(first.move("t", "b2", first.unplaced("t"))).Error().To(failsWith(codes.FailedPrecondition))
 			w.stop()
 			first.stop()
 			second := newCluster(setup{data: data, address: first.address})
@@ -499,7 +494,6 @@ var _ = Describe("Fitting", func() {
 		c.join("b1", 600, agenttest.New())
 		c.mustCreate(order())
 		Expect(c.fitting("t")()).To(BeEmpty())
-		_, err := controller.New(controller.Config{Fitting: "slow"}, nil)
-		Expect(err).To(MatchError(ContainSubstring(`fitting "slow"`)))
+		Expect(controller.New(controller.Config{Fitting: "slow"}, nil)).Error().To(MatchError(ContainSubstring(`fitting "slow"`)))
 	})
 })

@@ -278,8 +278,7 @@ var _ = Describe("Deleting a topic", func() {
 	It("removes it everywhere, and its name can be used again", func() {
 		c := newCluster(setup{})
 		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
-		_, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
-		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		Expect(c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})).Error().To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 		for range 3 {
 			first := c.mustCreate(spec("t", 100, 10))
 			c.mustDelete("t")
@@ -363,8 +362,7 @@ var _ = Describe("Deleting a topic", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(first.Assignments).To(HaveLen(2))
 		Expect(c.control.Delete(context.Background(), "t")).To(Succeed())
-		_, err = stream.Recv()
-		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		Expect(stream.Recv()).Error().To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 })
 
@@ -415,8 +413,7 @@ var _ = Describe("Watching", func() {
 		wanted.Publishers = []*srtmv1.Publisher{{Id: "later", Rate: 1}}
 		update := func(publishers int32) {
 			wanted.Groups[0].Count = publishers
-			_, err := c.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: wanted})
-			Expect(err).NotTo(HaveOccurred())
+			Expect(c.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: wanted})).Error().NotTo(HaveOccurred())
 		}
 		update(49)
 		Expect(next()).To(Equal("g.49 true; later b1false; "))
@@ -600,8 +597,7 @@ var _ = Describe("The stats of a topic", func() {
 			Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 				BrokerId: "b9", Instance: "i", TcpAddress: "b9:1", HttpAddress: "b9:2", Mcap: 10,
 			}}})).To(Succeed())
-			_, err = stream.Recv()
-			Expect(err).NotTo(HaveOccurred())
+			Expect(stream.Recv()).Error().NotTo(HaveOccurred())
 			Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{Report: &srtmv1.BrokerReport{
 				Topics: []*srtmv1.TopicStats{nonsense},
 			}}})).To(Succeed())

@@ -65,8 +65,7 @@ func masked(epoch uint64, s *srtmv1.TopicSpec, paths ...string) *srtmv1.UpdateTo
 
 func (c *cluster) drain(id string) {
 	GinkgoHelper()
-	_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: id})
-	Expect(err).NotTo(HaveOccurred())
+	Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: id})).Error().NotTo(HaveOccurred())
 }
 
 func has(node *agenttest.Node, topic string) func() bool {
@@ -172,8 +171,7 @@ var _ = Describe("Updating a topic", func() {
 		n1 := c.node("b1", 600)
 		c.mustCreate(spec("t", 400, 10))
 		c.drain("b1")
-		_, err := c.admin.UpdateTopic(context.Background(), masked(0, &srtmv1.TopicSpec{Name: "t", Channels: []string{"other"}}, "channels"))
-		Expect(err).NotTo(HaveOccurred())
+		Expect(c.admin.UpdateTopic(context.Background(), masked(0, &srtmv1.TopicSpec{Name: "t", Channels: []string{"other"}}, "channels"))).Error().NotTo(HaveOccurred())
 		topic, _ := n1.Topic("t")
 		Expect(topic.Channels).To(ContainElement("other"))
 	})
@@ -188,8 +186,7 @@ var _ = Describe("Updating a topic", func() {
 		created := c.mustCreate(s)
 		update := func(r *srtmv1.UpdateTopicRequest) *srtmv1.TopicSpec {
 			GinkgoHelper()
-			_, err := c.admin.UpdateTopic(context.Background(), r)
-			Expect(err).NotTo(HaveOccurred())
+			Expect(c.admin.UpdateTopic(context.Background(), r)).Error().NotTo(HaveOccurred())
 			return c.topic("t").Spec
 		}
 		got := update(masked(created.Epoch, &srtmv1.TopicSpec{
@@ -230,12 +227,10 @@ var _ = Describe("Updating a topic", func() {
 			_, err := c.admin.UpdateTopic(context.Background(), masked(0, named, paths...))
 			Expect(status.Code(err)).To(Equal(codes.InvalidArgument), "%q: %v", paths, err)
 		}
-		_, err := c.admin.UpdateTopic(context.Background(), &srtmv1.UpdateTopicRequest{})
-		Expect(status.Code(err)).To(Equal(codes.InvalidArgument))
-		_, err = c.admin.UpdateTopic(context.Background(), masked(before.Epoch, &srtmv1.TopicSpec{Name: "t", Channels: []string{"x"}}, "channels"))
-		Expect(err).NotTo(HaveOccurred())
-		_, err = c.admin.UpdateTopic(context.Background(), masked(before.Epoch, named, "channels"))
-		Expect(status.Code(err)).To(Equal(codes.Aborted))
+		Expect(c.admin.UpdateTopic(context.Background(), &srtmv1.UpdateTopicRequest{})).Error().To(failsWith(codes.InvalidArgument))
+		Expect(c.admin.UpdateTopic(context.Background(), masked(before.Epoch, &srtmv1.TopicSpec{Name: "t", Channels: []string{"x"}}, "channels"))).Error().NotTo(HaveOccurred())
+		_, err := c.admin.UpdateTopic(context.Background(), masked(before.Epoch, named, "channels"))
+		Expect(err).To(failsWith(codes.Aborted))
 		Expect(status.Convert(err).Details()).To(ContainElement(HaveField("Metadata", map[string]string{
 			"epoch": strconv.FormatUint(c.topic("t").Epoch, 10),
 		})))
@@ -248,20 +243,16 @@ var _ = Describe("Updating a topic", func() {
 		c.join("b1", 600, n1)
 		c.mustCreate(spec("t", 400, 10))
 		c.join("b2", 600, n2)
-		_, err := c.update(spec("t", 5000, 20))
-		Expect(status.Code(err)).To(Equal(codes.ResourceExhausted))
+		Expect(c.update(spec("t", 5000, 20))).Error().To(failsWith(codes.ResourceExhausted))
 		n2.Sabotage(func(string) error { return errors.New("no disk") }, nil)
-		_, err = c.update(spec("t", 800, 20))
-		Expect(status.Code(err)).To(Equal(codes.Unavailable))
+		Expect(c.update(spec("t", 800, 20))).Error().To(failsWith(codes.Unavailable))
 		n2.Sabotage(nil, nil)
 		Expect(c.where("t", 400)).To(Equal(map[string]int{"b1": 400}))
 		Expect(c.broker("b1").Allocated).To(BeEquivalentTo(400))
 		Expect(c.broker("b2").Allocated).To(BeZero())
 		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "400000/10"}))
-		_, err = c.update(spec("t", 800, 20))
-		Expect(err).NotTo(HaveOccurred(), "once the broker works")
-		_, err = c.update(spec("nothing", 1, 1))
-		Expect(status.Code(err)).To(Equal(codes.NotFound))
+		Expect(c.update(spec("t", 800, 20))).Error().NotTo(HaveOccurred(), "once the broker works")
+		Expect(c.update(spec("nothing", 1, 1))).Error().To(failsWith(codes.NotFound))
 	})
 
 	It("tells those who watch, who joined and who moved", func() {
@@ -312,8 +303,7 @@ var _ = Describe("Publishers that move", func() {
 			for _, publishers := range s.watches {
 				watch, err := c.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t", PublisherIds: publishers})
 				Expect(err).NotTo(HaveOccurred())
-				_, err = watch.Recv()
-				Expect(err).NotTo(HaveOccurred())
+				Expect(watch.Recv()).Error().NotTo(HaveOccurred())
 			}
 			// Those of the first who have moved there and back again stay.
 			for _, to := range []string{"b2", "b1", "b2"} {
@@ -459,11 +449,9 @@ var _ = Describe("A broker that drains", func() {
 
 		c.mustCreate(spec("u", 10, 10))
 		Expect(c.where("u", 10)).To(Equal(map[string]int{"b2": 10}))
-		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true})
-		Expect(err).NotTo(HaveOccurred())
+		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true})).Error().NotTo(HaveOccurred())
 		Expect(c.broker("b1").Draining).To(BeFalse())
-		_, err = c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "nobody"})
-		Expect(status.Code(err)).To(Equal(codes.NotFound))
+		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "nobody"})).Error().To(failsWith(codes.NotFound))
 	})
 
 	// One token, two brokers: the old one keeps it while it has something to
@@ -525,8 +513,7 @@ var _ = Describe("What a drain waits for", func() {
 	var n1 *agenttest.Node
 	waits := func() []string { return c.waits("b1") }
 	force := func() {
-		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true})
-		Expect(err).NotTo(HaveOccurred())
+		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true})).Error().NotTo(HaveOccurred())
 	}
 	// retired has b1 drained but for what it is measured to have of the topic t.
 	retired := func(s setup, left *srtmv1.TopicStats) {
@@ -606,8 +593,7 @@ var _ = Describe("What a drain waits for", func() {
 
 	It("is nothing that is both ended and forced", func() {
 		c = newCluster(setup{})
-		_, err := c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true, Undo: true})
-		Expect(status.Code(err)).To(Equal(codes.InvalidArgument))
+		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true, Undo: true})).Error().To(failsWith(codes.InvalidArgument))
 	})
 })
 
@@ -624,8 +610,8 @@ var _ = Describe("A broker's capacity", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect([]int64{b.Mcap, b.ConfiguredMcap, b.CalibratedMcap}).To(Equal([]int64{300, 600, 300}))
 
-		_, _, err = c.create(context.Background(), spec("t", 301, 10), "")
-		Expect(status.Code(err)).To(Equal(codes.ResourceExhausted))
+		err = <-c.creating(context.Background(), spec("t", 301, 10), "")
+		Expect(err).To(failsWith(codes.ResourceExhausted))
 		Expect(fits(err).GetRate()).To(BeEquivalentTo(300))
 		c.mustCreate(spec("t", 300, 10))
 
@@ -638,19 +624,16 @@ var _ = Describe("A broker's capacity", func() {
 		Expect(c.broker("b1").Mcap).To(BeEquivalentTo(300))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 
-		_, err = set("b1", 200)
-		Expect(err).NotTo(HaveOccurred())
+		Expect(set("b1", 200)).Error().NotTo(HaveOccurred())
 		Eventually(c.state("t")).Should(ContainSubstring("DEGRADED"))
 		b, err = set("b1", 0)
 		Expect(err).NotTo(HaveOccurred())
 		Expect([]int64{b.Mcap, b.ConfiguredMcap, b.CalibratedMcap}).To(Equal([]int64{700, 700, 0}))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 
-		_, err = set("nobody", 1)
-		Expect(status.Code(err)).To(Equal(codes.NotFound))
+		Expect(set("nobody", 1)).Error().To(failsWith(codes.NotFound))
 		for _, mcap := range []int64{-1, 1_000_000_001} {
-			_, err = set("b1", mcap)
-			Expect(status.Code(err)).To(Equal(codes.InvalidArgument))
+			Expect(set("b1", mcap)).Error().To(failsWith(codes.InvalidArgument))
 		}
 	})
 })
@@ -687,10 +670,8 @@ var _ = Describe("Moving publishers", func() {
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 98, "b2": 2}))
 		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.9")))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "98000/9", "b2": "2000/1"}))
-		_, err = c.move("t", "b7", "g.0")
-		Expect(status.Code(err)).To(Equal(codes.NotFound))
-		_, err = c.move("t", "b2", "g.100")
-		Expect(status.Code(err)).To(Equal(codes.NotFound))
+		Expect(c.move("t", "b7", "g.0")).Error().To(failsWith(codes.NotFound))
+		Expect(c.move("t", "b2", "g.100")).Error().To(failsWith(codes.NotFound))
 	})
 
 	It("lets those go again who have come late, but not those who have come back", func() {
@@ -738,8 +719,7 @@ var _ = Describe("Moving publishers", func() {
 		fail := func() {
 			GinkgoHelper()
 			gate.set(status.Error(codes.InvalidArgument, "no"))
-			_, err := c.move("t", "b2", "g.0")
-			Expect(err).To(HaveOccurred())
+			Expect(c.move("t", "b2", "g.0")).Error().To(HaveOccurred())
 			gate.set(nil)
 		}
 		producers := func() int {

@@ -75,16 +75,14 @@ var _ = Describe("The admin service", func() {
 		}
 		Expect(names).To(Equal([]string{"t0", "t1", "t2", "t3", "t4"}))
 		Expect(pages).To(Equal(2))
-		_, err := c.admin.ListTopics(context.Background(), &srtmv1.ListTopicsRequest{PageSize: -1, PageToken: "!"})
-		Expect(err).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		Expect(c.admin.ListTopics(context.Background(), &srtmv1.ListTopicsRequest{PageSize: -1, PageToken: "!"})).Error().To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
 
 		Expect(c.topic("t1").Spec.Publishers).To(HaveLen(1))
 		lean, err := c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: "t1", OmitPublishers: true})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(lean.Topic.Spec.Publishers).To(BeEmpty())
 		Expect(lean.Topic.Status.Brokers).To(HaveLen(1))
-		_, err = c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: "t9"})
-		Expect(err).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+		Expect(c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: "t9"})).Error().To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 
 	It("carries a topic with more publishers than one message holds by default", func() {

@@ -13,7 +13,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -128,8 +127,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 
 		again := second.mustCreate(spec("t", 400, 10), "key")
 		Expect(again.Epoch).To(Equal(before.Epoch))
-		_, _, err = second.create(context.Background(), spec("t", 500, 10), "key")
-		Expect(status.Code(err)).To(Equal(codes.FailedPrecondition))
+		Expect(<-second.creating(context.Background(), spec("t", 500, 10), "key")).To(failsWith(codes.FailedPrecondition))
 
 		// Epochs go on from where they were.
 		other := second.mustCreate(spec("u", 100, 10))
@@ -221,8 +219,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		first.join("b2", 60, agenttest.New())
 		first.mustCreate(spec("t", 100, 10), "key")
 		first.mustCreate(spec("later", 4, 4))
-		_, err := first.control.Calibrate("b2", 77)
-		Expect(err).NotTo(HaveOccurred())
+		Expect(first.control.Calibrate("b2", 77)).Error().NotTo(HaveOccurred())
 		was, epoch := places(first, "t", 100), first.topic("t").Epoch
 		stream, err := first.admin.ExportCluster(context.Background(), &srtmv1.ExportClusterRequest{})
 		Expect(err).NotTo(HaveOccurred())
@@ -248,8 +245,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 			}
 			return stream.CloseAndRecv()
 		}
-		_, err = importing(text[:len(text)-1])
-		Expect(err).To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		Expect(importing(text[:len(text)-1])).Error().To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
 		done, err := importing(text)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(done.Topics).To(BeEquivalentTo(2))
@@ -360,8 +356,7 @@ var _ = Describe("What is not durable", func() {
 		c.mustCreate(spec("t", 100, 10))
 		Expect(gate.dumps.Load()).To(BeEquivalentTo(1))
 		for range 1000 {
-			_, err := c.control.Calibrate("b1", 600)
-			Expect(err).NotTo(HaveOccurred())
+			Expect(c.control.Calibrate("b1", 600)).Error().NotTo(HaveOccurred())
 		}
 		Eventually(gate.dumps.Load).Should(BeEquivalentTo(2))
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
@@ -373,9 +368,7 @@ var _ = Describe("What is not durable", func() {
 		c.join("b1", 600, agenttest.New())
 		c.mustCreate(spec("t", 200, 10))
 		g.fail(errInjected)
-		_, _, err := c.create(context.Background(), spec("u", 200, 10), "")
-		Expect(status.Code(err)).To(Equal(codes.Unavailable))
-		_, err = c.control.Topic("u")
-		Expect(errors.Is(err, catalog.ErrTopicUnknown)).To(BeTrue())
+		Expect(<-c.creating(context.Background(), spec("u", 200, 10), "")).To(failsWith(codes.Unavailable))
+		Expect(c.control.Topic("u")).Error().To(MatchError(catalog.ErrTopicUnknown))
 	})
 })

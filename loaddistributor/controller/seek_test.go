@@ -39,8 +39,7 @@ var _ = Describe("A seek", func() {
 		Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 			BrokerId: id, Instance: "i", TcpAddress: id + ":1", HttpAddress: id + ":2", Mcap: 60, Topics: []string{"t"}, Seeks: seeks,
 		}}})).To(Succeed())
-		_, err = stream.Recv()
-		Expect(err).NotTo(HaveOccurred())
+		Expect(stream.Recv()).Error().NotTo(HaveOccurred())
 		got := make(chan *srtmv1.SeekOrder, 10)
 		go func() {
 			for {
@@ -85,8 +84,7 @@ var _ = Describe("A seek", func() {
 			{"t", "", offset, codes.InvalidArgument, rpc.ReasonBadRequest},
 			{"t", "", nil, codes.InvalidArgument, rpc.ReasonBadRequest},
 		} {
-			_, err := seek(bad.topic, "main", bad.to, bad.only)
-			Expect(err).To(fails(bad.code, bad.reason))
+			Expect(seek(bad.topic, "main", bad.to, bad.only)).Error().To(fails(bad.code, bad.reason))
 		}
 		b2.stop()
 		Eventually(func() bool { return c.broker("b2").Connected }).Should(BeFalse())
@@ -94,8 +92,7 @@ var _ = Describe("A seek", func() {
 		Expect(err).To(fails(codes.Unavailable, rpc.ReasonBrokerFailed))
 		Expect(err).To(MatchError(ContainSubstring("b2")))
 		pose("b2", false)
-		_, err = seek("t", "main", begin, "")
-		Expect(err).To(fails(codes.FailedPrecondition, rpc.ReasonBrokerTooOld))
+		Expect(seek("t", "main", begin, "")).Error().To(fails(codes.FailedPrecondition, rpc.ReasonBrokerTooOld))
 		Expect(seek("t", "main", begin, "b1")).To(Equal([]string{"b1"}))
 	})
 
