@@ -36,12 +36,7 @@ var synchronised = []struct {
 
 // grouped is the topic of figures 9 to 11: 1,000 publishers, 10 messages at once.
 func grouped(process schedule.Process, group, noiseMs float64, policy string, k int) scenario.Topic {
-	return scenario.Topic{
-		Load: scenario.Load{
-			Publishers: 1000, Rate: perPublisher, Batch: 10, GroupSize: int(group), Sync: true, NoiseMs: noiseMs, Process: process,
-		},
-		Policy: policy, K: k, Contract: scenario.Contract{ProfileQuantile: marginQuantile},
-	}
+	return scenario.Topic{Load: scenario.Grouped(int(group), process, noiseMs), Policy: policy, K: k, Contract: scenario.Contract{ProfileQuantile: marginQuantile}}
 }
 
 // steady is a harness whose runs last longer: groups are few, and so are bursts.

@@ -226,8 +226,7 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 				s := &scenario.Scenario{
 					Seed: seed, Duration: 60, Calibration: calibration, Brokers: []scenario.Broker{{ID: "b", Count: 6}},
 					Topics: []scenario.Topic{{
-						Name: name, Contract: scenario.Contract{Margin: margin},
-						Load: scenario.Load{Publishers: 1000, Rate: 10, Batch: 10, GroupSize: size, Sync: true, Process: schedule.Process(process)},
+						Name: name, Contract: scenario.Contract{Margin: margin}, Load: scenario.Grouped(size, schedule.Process(process), 0),
 					}},
 				}
 				err := s.Complete()

@@ -67,6 +67,12 @@ type Load struct {
 	Trace   *Trace           `json:"trace,omitempty"`
 }
 
+// Grouped is the load of the paper's figures 9 to 11 and of its table 1: publishers in
+// groups that send at the same instants, but for the noise.
+func Grouped(size int, process schedule.Process, noiseMs float64) Load {
+	return Load{Publishers: 1000, Rate: 10, Batch: 10, GroupSize: size, Sync: true, NoiseMs: noiseMs, Process: process}
+}
+
 // Trace replays a recording; see tools/iotpub/trace.
 type Trace struct {
 	File     string  `json:"file"`
