@@ -16,7 +16,6 @@ import (
 // is half of what an idle connection costs.
 type acceptor struct {
 	// Set once.
-	s    *Server
 	file *os.File // the listener's socket under another descriptor
 	conn syscall.RawConn
 	try  func(fd uintptr) bool
@@ -35,8 +34,8 @@ const (
 )
 
 // newAcceptor returns nil for a listener that is no socket's.
-func newAcceptor(s *Server, ln net.Listener) (_ *acceptor, err error) {
-	a := &acceptor{s: s}
+func newAcceptor(ln net.Listener) (_ *acceptor, err error) {
+	a := &acceptor{}
 	switch ln := ln.(type) {
 	case *net.TCPListener:
 		a.file, err = ln.File()
@@ -79,24 +78,15 @@ func inherited(c syscall.RawConn) error {
 	return errors.Join(err, inner)
 }
 
-// accept waits for a connection and puts it on a loop.
-func (a *acceptor) accept() error {
+// accept waits for a connection.
+func (a *acceptor) accept() (fd int, remote string, err error) {
 	if err := a.conn.Read(a.try); err != nil {
-		return net.ErrClosed
+		return -1, "", net.ErrClosed
 	}
 	if a.err != nil {
-		return os.NewSyscallError("accept", a.err)
+		return -1, "", os.NewSyscallError("accept", a.err)
 	}
-	c := newClient(a.s, name(a.from))
-	c.seat = &seat{fd: a.fd}
-	c.on.Store(a.s.nextLoop())
-	if !a.s.enter(c) {
-		a.s.turnedAway(c)
-		unix.Close(a.fd)
-		return nil
-	}
-	c.on.Load().post(c)
-	return nil
+	return a.fd, name(a.from), nil
 }
 
 func (a *acceptor) close() { a.file.Close() }

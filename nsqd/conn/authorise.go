@@ -53,26 +53,26 @@ func (c *client) authenticate(op *session.Op) error {
 // timeouts keep short.
 func (c *client) ask() error {
 	q := auth.Query{RemoteIP: c.remoteIP(), Secret: c.cred.secret}
-	if state := c.ledger.tls.Load(); state != nil {
+	if state := c.stats.tls.Load(); state != nil {
 		q.TLS = true
 		if len(state.PeerCertificates) > 0 {
 			q.CommonName = state.PeerCertificates[0].Subject.CommonName
 		}
 	}
-	ctx, stop := context.WithCancel(c.srv.ctx)
+	ctx, stop := context.WithCancel(c.env.ctx)
 	defer stop()
 	c.asking.Store(&stop)
 	defer c.asking.Store(nil)
 	if c.severed.Load() {
 		stop()
 	}
-	g, err := c.srv.cfg.Auth.Ask(ctx, q)
+	g, err := c.env.cfg.Auth.Ask(ctx, q)
 	if err != nil {
-		c.srv.log.Warn("client could not be authorised", obs.KeyRemote, c.remote, obs.KeyError, err)
+		c.env.log.Warn("client could not be authorised", obs.KeyRemote, c.remote, obs.KeyError, err)
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)
 	}
 	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)
-	c.ledger.grant.Store(g)
+	c.stats.grant.Store(g)
 	c.leaveTopics() // the next publish is judged anew
 	return nil
 }
@@ -86,11 +86,11 @@ func (c *client) remoteIP() string {
 	return host
 }
 
-// permit returns nil if the client may do op now, where clients need leave. A
+// permit returns nil if the client may do op now, where authorization is required. A
 // grant that has expired is asked for again. Of a publish, that there was one to
 // the topic before settles it: the grant is still the same.
 func (c *client) permit(op *session.Op, now mono.Time) error {
-	if c.srv.cfg.Auth == nil {
+	if c.env.cfg.Auth == nil {
 		return nil
 	}
 	if !now.Before(c.cred.expires) {

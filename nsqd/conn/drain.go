@@ -8,7 +8,7 @@ package conn
 // does not wait for them.
 func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 	n := 0
-	s.each(func(c *client) {
+	s.clients.each(func(c *client) {
 		if c.publishesTo(topic, ids) {
 			c.stop()
 			n++
@@ -19,7 +19,7 @@ func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 
 // publishesTo is safe to call while the client goes on.
 func (c *client) publishesTo(topic string, ids map[string]bool) bool {
-	l := &c.ledger
+	l := &c.stats
 	id := l.identity.Load()
 	if id == nil || !ids[id.ClientID] || l.sub.Load() != nil {
 		return false

@@ -48,9 +48,9 @@ type PubCount struct {
 	Count uint64
 }
 
-// ledger is what a client is told apart by and has done so far. One goroutine
+// connStats is what a client is told apart by and has done so far. One goroutine
 // writes each part, the reader or the writer of its connection; any other reads.
-type ledger struct {
+type connStats struct {
 	// Set once.
 	connected time.Time
 
@@ -88,7 +88,7 @@ const otherTopics = "*"
 
 // counter returns where messages to the topic are counted. The reader calls it
 // when a client turns to another topic.
-func (l *ledger) counter(topic string) *pubCount {
+func (l *connStats) counter(topic string) *pubCount {
 	if len(l.published) >= maxPubCounts {
 		topic = otherTopics
 	}
@@ -109,7 +109,7 @@ func add(c *atomic.Uint64, n int) { c.Store(c.Load() + uint64(n)) }
 
 // info is safe to call while the client goes on.
 func (c *client) info() Info {
-	l := &c.ledger
+	l := &c.stats
 	host := c.remoteIP()
 	i := Info{
 		Identity:  session.Identity{ClientID: host, Hostname: host},
@@ -140,7 +140,7 @@ func (c *client) info() Info {
 // Clients returns the open connections, oldest first.
 func (s *Server) Clients() []Info {
 	var all []Info
-	s.each(func(c *client) { all = append(all, c.info()) })
+	s.clients.each(func(c *client) { all = append(all, c.info()) })
 	slices.SortStableFunc(all, func(a, b Info) int { return cmp.Or(a.Connected.Compare(b.Connected), cmp.Compare(a.Remote, b.Remote)) })
 	return all
 }

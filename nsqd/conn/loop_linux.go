@@ -17,44 +17,46 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/poll"
 	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// loop is the driver of many connections by one goroutine: it waits until some
+// loop serves many connections by one goroutine: it waits until some
 // of them have something, reads what there is, has it carried out, and then
 // writes the replies and messages that came of it, one write for each
 // connection. What may wait (an auth server, a new topic, a full disk, an fsync)
-// is done by a goroutine of its own, an errand, which the connection waits for
-// and nobody else. A connection that is to be encrypted or compressed leaves for
-// the goroutine driver.
+// is offloaded to a goroutine, which that connection alone waits for. A
+// connection that is to be encrypted or compressed leaves for the goroutine
+// driver.
 //
 // Owned by the loop's goroutine, but for inbox.
 type loop struct {
 	// Set once.
-	srv    *Server
+	env    *env
 	poller *poll.Poller
 
-	seats  []*client // by number; nil: free
+	slots  []*slot // by number; nil: free
 	vacant []int32
 	due    dueHeap
-	dirty  []*client // have something to be written, or an end to be looked at
-	turn   uint32    // tells apart the connections that had one number
+	dirty  []*slot // have something to be written, or an end to be looked at
+	turn   uint32  // tells apart the connections that had one number
 
 	// Memory that all connections share while they have their turn.
-	buf    []byte          // read into
-	took   int             // bytes read since the last flush of all
-	fed    []*client       // subscribers that were written messages in this turn
-	going  broker.Outgoing // written from
-	errand sync.WaitGroup
+	buf       []byte          // read into
+	task      task            // the command in hand
+	took      int             // bytes read since the last flush of all
+	fed       []*slot         // subscribers that were written messages in this turn
+	going     broker.Outgoing // written from
+	offloaded sync.WaitGroup
 
 	inbox struct {
 		sync.Mutex
-		clients []*client
-		asleep  bool // the goroutine waits, or is about to
-		stop    bool
+		slots  []*slot
+		asleep bool // the goroutine waits, or is about to
+		stop   bool
 	}
-	taken []*client // inbox.clients of the turn before
+	taken []*slot // inbox.slots of the turn before
 }
 
 // Sizes, in bytes.
@@ -69,13 +71,15 @@ const (
 	repliesOwed = 64 << 10
 )
 
-// seat is a connection's place on a loop. Owned by the loop's goroutine, and
-// while it is away by its errand.
-type seat struct {
+// slot is a connection on a loop. Owned by the loop's goroutine, and while it
+// is away by that of its offloaded operation.
+type slot struct {
 	// Set once.
-	fd int
+	*client
+	loop *loop
+	fd   int
 
-	number int32 // in loop.seats
+	number int32 // in loop.slots
 	turn   uint32
 	phase  phase
 	place  int       // in loop.due; -1: not
@@ -87,42 +91,60 @@ type seat struct {
 	owed    broker.Outgoing // recorded when pending is written; its Frames are not used
 	writeBy mono.Time       // when WriteTimeout is over
 
-	until mono.Time // of lingering, or of waiting for the errand after parted
+	until mono.Time // of lingering, or of waiting for the offloaded operation after parted
 	left  int64     // bytes to discard then
 
 	held    task // what the loop may not carry out
 	err     error
-	away    bool        // on an errand, with the connection
-	parted  bool        // the peer ended its side meanwhile
-	patient bool        // in an errand
-	ready   bool        // messages may be there for the subscriber
-	listed  bool        // in loop.dirty
-	linger  bool        // once pending is written
-	back    atomic.Bool // the errand is done; it sets it last
+	away    bool // with an offloaded operation
+	parted  bool // the peer ended its side meanwhile
+	deliver bool // messages may be there for the subscriber
+	listed  bool // in loop.dirty
+	linger  bool // once pending is written
 
-	// closing orders the descriptor's end and its use by an errand.
+	// Atomic.
+	queued atomic.Bool // in the loop's inbox
+	back   atomic.Bool // the offloaded operation is done; it sets it last
+
+	// closing orders the descriptor's end and its use by an offloaded operation.
 	closing sync.Mutex
 	lost    bool // the descriptor is closed; written by the loop, with closing held
 }
 
-// lock reports whether the connection has its descriptor; then it keeps it until
-// unlock.
-func (s *seat) lock() bool {
-	if !s.patient {
-		return true // the loop is who would close it
+// A slot is a driver.
+
+func (s *slot) interrupt()        { s.loop.post(s) }
+func (s *slot) cut()              { s.loop.post(s) }
+func (s *slot) notify()           { s.loop.post(s) }
+func (s *slot) nonblocking() bool { return !s.away }
+
+// A loop writes by itself, when it has read what there is.
+func (s *slot) reply() error      { return nil }
+func (s *slot) subscribed() error { return nil }
+
+func (s *slot) upgrade(session.Op) error { return errLeaves }
+
+func (s *slot) admits(op *session.Op, now mono.Time) error {
+	switch {
+	case op.Kind == session.OpSub && s.env.cfg.StrictBuffering:
+		return errLeaves
+	case s.away:
+	case op.Kind == session.OpAuth, op.Kind == session.OpSub,
+		op.Kind.Publishes() && s.env.cfg.Auth != nil && !now.Before(s.cred.expires):
+		return errWaits
 	}
-	s.closing.Lock()
-	lost := s.lost
-	if lost {
-		s.closing.Unlock()
-	}
-	return !lost
+	return nil
 }
 
-func (s *seat) unlock() {
-	if s.patient {
-		s.closing.Unlock()
+func (s *slot) arrival(start, end int64) stamp.Arrival {
+	if s.away { // else the loop is who would close the descriptor
+		s.closing.Lock()
+		defer s.closing.Unlock()
+		if s.lost {
+			return stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
+		}
 	}
+	return s.in.Arrival(start, end)
 }
 
 // phase is how far a connection is.
@@ -136,22 +158,22 @@ const (
 	gone                   // closed, or left for a goroutine
 )
 
-func newLoop(s *Server) (*loop, error) {
+func newLoop(e *env) (*loop, error) {
 	p, err := poll.New()
 	if err != nil {
 		return nil, err
 	}
-	return &loop{srv: s, poller: p, buf: s.buffers.get(loopBuffer)}, nil
+	return &loop{env: e, poller: p, buf: e.buffers.get(loopBuffer)}, nil
 }
 
 // post has the loop look at a connection. Any goroutine may call it, at any
 // time; it does not block.
-func (l *loop) post(c *client) {
-	if c.queued.Swap(true) {
+func (l *loop) post(s *slot) {
+	if s.queued.Swap(true) {
 		return
 	}
 	l.inbox.Lock()
-	l.inbox.clients = append(l.inbox.clients, c)
+	l.inbox.slots = append(l.inbox.slots, s)
 	l.wakeLocked()
 	l.inbox.Unlock()
 }
@@ -165,9 +187,16 @@ func (l *loop) wakeLocked() {
 	}
 }
 
-func (l *loop) sever(c *client) {
-	c.severed.Store(true)
-	l.post(c)
+// take begins to serve a connection that was accepted. Any goroutine may call it.
+func (l *loop) take(fd int, remote string) {
+	c := newClient(l.env, remote)
+	s := &slot{client: c, loop: l, fd: fd}
+	c.setDriver(s)
+	if !l.env.enter(c) {
+		unix.Close(fd)
+		return
+	}
+	l.post(s)
 }
 
 // stop ends the loop. Requires: it has no connection any more.
@@ -187,7 +216,7 @@ func (l *loop) run() {
 			l.inbox.Unlock()
 			return
 		}
-		idle := len(l.inbox.clients) == 0
+		idle := len(l.inbox.slots) == 0
 		l.inbox.asleep = idle
 		l.inbox.Unlock()
 		l.poller.Alarm(l.due.next())
@@ -201,7 +230,7 @@ func (l *loop) run() {
 		for i := range events {
 			l.serve(&events[i])
 			if l.took >= loopBuffer {
-				l.breathe()
+				l.partialFlush()
 			}
 		}
 		carriedOut := clock.Mono()
@@ -209,24 +238,24 @@ func (l *loop) run() {
 		l.flushAll()
 		l.forget()
 		now := clock.Mono()
-		l.srv.slow.note(CauseCommands, began, carriedOut)
-		l.srv.slow.note(CauseOutput, carriedOut, now)
+		l.env.slow.note(CauseCommands, began, carriedOut)
+		l.env.slow.note(CauseOutput, carriedOut, now)
 		if !now.Before(l.due.next()) {
 			l.expire(now)
-			l.srv.slow.note(CauseTimers, now, clock.Mono())
+			l.env.slow.note(CauseTimers, now, clock.Mono())
 		}
 	}
 }
 
-// breathe writes in the middle of a turn what it has brought so far, and reads
+// partialFlush writes in the middle of a turn what it has brought so far, and reads
 // the subscribers that were written to before: publishers who fill their sockets
 // would else put in more for each turn than RDY lets out, and what piles up is
 // memory that is not used again but taken anew, and cold.
-func (l *loop) breathe() {
+func (l *loop) partialFlush() {
 	n := len(l.fed)
 	for i := range n {
-		if c := l.fed[i]; c.seat != nil && !c.seat.away && c.seat.phase == open && c.seat.events&unix.EPOLLIN != 0 {
-			l.readable(c)
+		if s := l.fed[i]; !s.away && s.phase == open && s.events&unix.EPOLLIN != 0 {
+			l.readable(s)
 		}
 	}
 	l.fed = append(l.fed[:0], l.fed[n:]...)
@@ -241,89 +270,83 @@ func (l *loop) forget() {
 	l.fed, l.took = l.fed[:0], 0
 }
 
-// close frees what the loop has. What nobody serves any more is closed.
+// close frees what the loop has.
 func (l *loop) close() {
-	l.errand.Wait()
+	l.offloaded.Wait()
 	l.inbox.Lock()
 	defer l.inbox.Unlock()
-	l.inbox.asleep = false // nobody is to be woken
+	l.inbox.asleep = false // there is no wait to be ended
 	l.poller.Close()
 }
 
 // serve does what an event is about.
 func (l *loop) serve(e *poll.Event) {
-	c := l.seats[e.Fd]
-	if c == nil || c.seat.turn != uint32(e.Pad) {
+	s := l.slots[e.Fd]
+	if s == nil || s.turn != uint32(e.Pad) {
 		return // of a connection that ended earlier in this turn
 	}
-	if c.seat.away {
-		l.leaves(c, e.Events)
+	if s.away {
+		l.leaves(s, e.Events)
 		return
 	}
 	if e.Events&unix.EPOLLOUT != 0 {
-		l.writable(c)
+		l.writable(s)
 	}
-	if e.Events&^unix.EPOLLOUT != 0 && c.seat.phase != gone {
-		l.readable(c)
+	if e.Events&^unix.EPOLLOUT != 0 && s.phase != gone {
+		l.readable(s)
 	}
 }
 
-// takeInbox looks at the connections that somebody posted.
+// takeInbox looks at the connections that were posted.
 func (l *loop) takeInbox() {
 	l.inbox.Lock()
-	l.inbox.clients, l.taken = l.taken[:0], l.inbox.clients
+	l.inbox.slots, l.taken = l.taken[:0], l.inbox.slots
 	l.inbox.Unlock()
-	for _, c := range l.taken {
-		c.queued.Store(false) // first: who posts it from now on has news
-		s := c.seat
-		if s == nil {
-			continue // it has left
-		}
-		s.ready = true
+	for _, s := range l.taken {
+		s.queued.Store(false) // first: what is posted from now on is news
+		s.deliver = true
 		switch {
 		case s.phase == gone:
 		case s.phase == arriving:
-			l.open(c)
+			l.open(s)
 		case s.away && s.back.Load():
-			l.returned(c)
-		case s.away && c.severed.Load():
-			l.abandon(c)
+			l.returned(s)
+		case s.away && s.severed.Load():
+			l.abandon(s)
 		case s.away:
-		case c.severed.Load():
-			l.fail(c, net.ErrClosed)
+		case s.severed.Load():
+			l.fail(s, net.ErrClosed)
 		default:
-			l.touch(c)
+			l.touch(s)
 		}
 	}
 	clear(l.taken)
 }
 
 // open begins to serve a connection.
-func (l *loop) open(c *client) {
-	s := c.seat
+func (l *loop) open(s *slot) {
 	if n := len(l.vacant) - 1; n >= 0 {
 		s.number, l.vacant = l.vacant[n], l.vacant[:n]
 	} else {
-		s.number = int32(len(l.seats))
-		l.seats = append(l.seats, nil)
+		s.number = int32(len(l.slots))
+		l.slots = append(l.slots, nil)
 	}
 	l.turn++
 	s.turn = l.turn
-	l.seats[s.number] = c
+	l.slots[s.number] = s
 	s.phase = open
 	s.place = -1
-	c.in = l.srv.stamps.TrackSocket(hook.Socket{FD: s.fd})
-	if err := l.watch(c); err != nil {
-		l.fail(c, err)
+	s.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
+	if err := l.watch(s); err != nil {
+		l.fail(s, err)
 		return
 	}
-	l.schedule(c)
-	l.touch(c) // it may be to end already
+	l.schedule(s)
+	l.touch(s) // it may be to end already
 }
 
 // watch asks the poller for what the connection waits for now.
-func (l *loop) watch(c *client) error {
-	s := c.seat
+func (l *loop) watch(s *slot) error {
 	want := uint32(0)
 	switch {
 	case s.lost:
@@ -349,196 +372,171 @@ func (l *loop) watch(c *client) error {
 }
 
 // touch lists the connection for flushAll.
-func (l *loop) touch(c *client) {
-	if s := c.seat; !s.listed {
+func (l *loop) touch(s *slot) {
+	if !s.listed {
 		s.listed = true
-		l.dirty = append(l.dirty, c)
+		l.dirty = append(l.dirty, s)
 	}
 }
 
 // readable reads once; what is left makes another event.
-func (l *loop) readable(c *client) {
-	s := c.seat
+func (l *loop) readable(s *slot) {
 	switch s.phase {
 	case lingering:
-		l.discard(c)
+		l.discard(s)
 		return
 	case ending:
-		l.fail(c, nil) // the peer has hung up
+		l.fail(s, nil) // the peer has hung up
 		return
 	}
-	if own := c.w - c.r; own <= copied {
-		n := copy(l.buf, c.buf[c.r:c.w])
-		c.giveBack()
-		c.buf, c.w = l.buf, n
-	} else if !c.makeRoom() {
-		l.touch(c)
+	if own := s.w - s.r; own <= copied {
+		n := copy(l.buf, s.buf[s.r:s.w])
+		s.giveBack()
+		s.buf, s.w = l.buf, n
+	} else if !s.makeRoom() {
+		l.touch(s)
 		return
 	}
-	n, err := c.in.Read(c.buf[c.w:])
-	c.w += n
+	n, err := s.in.Read(s.buf[s.w:])
+	s.w += n
 	l.took += n
 	switch {
 	case errors.Is(err, hook.ErrAgain):
-		l.keep(c)
+		l.keep(s)
 	case err != nil:
-		l.keep(c)
-		l.hungUp(c, err)
+		l.keep(s)
+		l.hungUp(s, err)
 	default:
-		l.consumed(c, c.consume())
+		err := s.consume(&l.task)
+		if errors.Is(err, errWaits) || errors.Is(err, errLeaves) {
+			s.held = l.task
+		}
+		l.consumed(s, err)
 	}
 }
 
 // hungUp ends a connection that cannot be read any more.
-func (l *loop) hungUp(c *client, err error) {
+func (l *loop) hungUp(s *slot, err error) {
 	if isEnd(err) {
 		err = nil
 	} else {
-		err = c.readFault(err)
+		err = fmt.Errorf("read: %w", err)
 	}
-	l.finish(c, err, false)
+	l.finish(s, err, false)
 }
 
 // consumed goes on after consume.
-func (l *loop) consumed(c *client, err error) {
+func (l *loop) consumed(s *slot, err error) {
 	switch {
 	case errors.Is(err, errWaits):
-		l.sendAway(c)
+		l.offload(s)
 		return
 	case errors.Is(err, errLeaves):
-		l.dismiss(c)
+		l.handOff(s)
 		return
 	}
-	l.keep(c)
+	l.keep(s)
 	if err != nil {
-		l.finish(c, err, false)
+		l.finish(s, err, false)
 		return
 	}
-	l.schedule(c)
-	if len(c.sess.Output()) > 0 || c.ended() {
-		l.touch(c)
+	l.schedule(s)
+	if len(s.sess.Output()) > 0 || s.ended() {
+		l.touch(s)
 	}
 }
 
 // keep lets the connection keep what it did not consume, in memory of its own,
 // and nothing else.
-func (l *loop) keep(c *client) {
-	rest := c.buf[c.r:c.w]
-	if len(c.buf) == 0 || &c.buf[0] != &l.buf[0] {
+func (l *loop) keep(s *slot) {
+	rest := s.buf[s.r:s.w]
+	if len(s.buf) == 0 || &s.buf[0] != &l.buf[0] {
 		if len(rest) == 0 {
-			c.giveBack()
+			s.giveBack()
 		}
-		if !c.holds(len(c.buf)) {
-			c.giveBack()
+		if !s.holds(len(s.buf)) {
+			s.giveBack()
 		}
 		return
 	}
-	read := c.buf[:c.w]
-	c.buf, c.r, c.w = nil, 0, len(rest)
+	read := s.buf[:s.w]
+	s.buf, s.r, s.w = nil, 0, len(rest)
 	if len(rest) > 0 {
-		c.buf = c.srv.buffers.get(len(rest))
-		copy(c.buf, rest)
-		if !c.holds(len(c.buf)) {
-			c.giveBack()
+		s.buf = s.env.buffers.get(len(rest))
+		copy(s.buf, rest)
+		if !s.holds(len(s.buf)) {
+			s.giveBack()
 		}
 	}
-	scribble(read) // the next connection's
-}
-
-// hold keeps an operation for an errand, or for a goroutine.
-func (s *seat) hold(t *task, why error) error {
-	s.held = *t
-	return why
-}
-
-// admits tells whether the operation can be carried out here and now: nil,
-// errWaits or errLeaves.
-func (s *seat) admits(c *client, t *task, now mono.Time) error {
-	op := &t.op
-	if op.Kind.Upgrade() || op.Kind == session.OpSub && c.srv.cfg.StrictBuffering {
-		return s.hold(t, errLeaves)
-	}
-	if s.patient {
-		return nil
-	}
-	switch {
-	case op.Kind == session.OpAuth, op.Kind == session.OpSub:
-		return s.hold(t, errWaits)
-	case op.Kind.Publishes():
-		if c.srv.cfg.Auth != nil && !now.Before(c.cred.expires) {
-			return s.hold(t, errWaits)
-		}
-	}
-	return nil
+	poison(read) // the next connection's
 }
 
 // lend gives the connection the buffer that it is being read in: the held
 // operation refers to it.
-func (l *loop) lend(c *client) {
-	if &c.buf[0] == &l.buf[0] {
-		l.buf = l.srv.buffers.get(loopBuffer)
+func (l *loop) lend(s *slot) {
+	if &s.buf[0] == &l.buf[0] {
+		l.buf = l.env.buffers.get(loopBuffer)
 	}
 }
 
-// sendAway has an errand carry out what may wait, and all that was read after
+// offload has a goroutine carry out what may wait, and all that was read after
 // it.
-func (l *loop) sendAway(c *client) {
-	s := c.seat
-	l.lend(c)
-	s.away, s.patient, s.parted = true, true, false
+func (l *loop) offload(s *slot) {
+	l.lend(s)
+	s.away, s.parted = true, false
 	s.back.Store(false)
-	if err := l.watch(c); err != nil {
-		s.away, s.patient = false, false
-		l.fail(c, err)
+	if err := l.watch(s); err != nil {
+		s.away = false
+		l.fail(s, err)
 		return
 	}
-	l.errand.Go(func() {
+	l.offloaded.Go(func() {
 		t := s.held
 		s.held = task{}
 		now := clock.Mono()
-		s.err = c.flushRow(now)
+		s.err = s.flushBatch(now)
 		if s.err == nil && t.op.Kind != session.OpNone {
-			s.err = c.carryOut(&t, now)
+			s.err = s.carryOut(&t, now)
 		}
 		if s.err == nil {
-			s.err = c.consume()
+			s.err = s.consume(&t)
 		}
-		s.patient = false
+		if errors.Is(s.err, errLeaves) {
+			s.held = t
+		}
 		s.back.Store(true)
-		l.post(c)
+		l.post(s)
 	})
 }
 
 // leaves looks at the end of a peer whose connection is away. One that has only
 // ended its own side may wait for what it is answered, as long as one that is
 // told goodbye; after that, or if nothing can be written, the descriptor is closed
-// and what the errand does is for nobody.
-func (l *loop) leaves(c *client, events uint32) {
-	s := c.seat
+// and the result of the offloaded operation is dropped.
+func (l *loop) leaves(s *slot, events uint32) {
 	switch {
 	case s.lost:
 	case events&(unix.EPOLLHUP|unix.EPOLLERR) != 0:
-		l.abandon(c)
+		l.abandon(s)
 	case events&unix.EPOLLRDHUP != 0 && !s.parted:
 		s.parted = true
 		s.until = clock.Mono().Add(lingerTime)
 		if s.place < 0 {
 			s.at = s.until
-			heap.Push(&l.due, c)
+			heap.Push(&l.due, s)
 		} else if s.until.Before(s.at) {
 			s.at = s.until
 			heap.Fix(&l.due, s.place)
 		}
-		if l.watch(c) != nil {
-			l.abandon(c)
+		if l.watch(s) != nil {
+			l.abandon(s)
 		}
 	}
 }
 
 // abandon closes the descriptor of a connection that is away. All else of it
-// ends when the errand is back, which need not ask anybody any more.
-func (l *loop) abandon(c *client) {
-	s := c.seat
+// ends when the offloaded operation is back, whose question to an auth server is ended.
+func (l *loop) abandon(s *slot) {
 	if s.lost {
 		return
 	}
@@ -551,79 +549,72 @@ func (l *loop) abandon(c *client) {
 	err := unix.Close(s.fd)
 	s.closing.Unlock()
 	if err != nil {
-		c.logEnd(fmt.Errorf("close: %w", err))
+		s.logEnd(fmt.Errorf("close: %w", err))
 	}
-	c.severed.Store(true)
-	if stop := c.asking.Load(); stop != nil {
-		(*stop)()
-	}
+	s.abort()
 }
 
-// returned goes on where the errand left off.
-func (l *loop) returned(c *client) {
-	s := c.seat
+// returned goes on where the offloaded operation ended.
+func (l *loop) returned(s *slot) {
 	s.away = false
-	if c.severed.Load() {
-		l.fail(c, net.ErrClosed)
+	if s.severed.Load() {
+		l.fail(s, net.ErrClosed)
 		return
 	}
-	if err := l.watch(c); err != nil {
-		l.fail(c, err)
+	if err := l.watch(s); err != nil {
+		l.fail(s, err)
 		return
 	}
-	l.consumed(c, s.err)
+	l.consumed(s, s.err)
 	if s.phase == open {
-		l.touch(c)
+		l.touch(s)
 	}
 }
 
-// dismiss hands the connection to a goroutine, with the operation that it held
+// handOff hands the connection to a goroutine, with the operation that it held
 // and what it owes its peer.
-func (l *loop) dismiss(c *client) {
-	s := c.seat
-	l.lend(c)
-	owed := append(s.pending, c.sess.Output()...)
-	c.sess.ClearOutput()
+func (l *loop) handOff(s *slot) {
+	l.lend(s)
+	owed := append(s.pending, s.sess.Output()...)
+	s.sess.ClearOutput()
 	held := s.held
-	l.leaveSeat(c)
-	f := os.NewFile(uintptr(s.fd), c.remote)
+	l.leave(s)
+	f := os.NewFile(uintptr(s.fd), s.remote)
 	nc, err := net.FileConn(f)
 	f.Close()
 	if err != nil {
-		c.in.Release()
-		c.giveBack()
-		c.leaveTopics()
-		c.logEnd(fmt.Errorf("hand over to a goroutine: %w", err))
-		l.srv.left(c)
+		s.in.Release()
+		s.giveBack()
+		s.leaveTopics()
+		s.logEnd(fmt.Errorf("hand over to a goroutine: %w", err))
+		l.env.clients.left(s.client)
 		return
 	}
-	if raw, ok := c.in.(*hook.Conn); ok {
+	if raw, ok := s.in.(*hook.Conn); ok {
 		raw.Move(nc)
 	}
-	c.nc, c.out, c.seat = nc, nc, nil
-	c.on.Store(nil)
+	g := newGoroutine(s.client, nc)
+	if s.severed.Load() { // it may have been cut as the slot that it is no longer
+		nc.Close()
+	}
 	go func() {
-		defer l.srv.left(c)
-		c.end(c.goOn(owed, &held))
+		defer l.env.clients.left(s.client)
+		g.end(g.goOn(owed, &held))
 	}()
 }
 
 // flushAll writes what the turn has brought.
 func (l *loop) flushAll() {
 	for i := 0; i < len(l.dirty); i++ { // it may grow meanwhile
-		c := l.dirty[i]
-		s := c.seat
-		if s == nil {
-			continue
-		}
+		s := l.dirty[i]
 		s.listed = false
 		if s.away || s.phase != open {
 			continue
 		}
-		if err := l.flush(c); err != nil {
-			l.fail(c, err)
-		} else if c.ended() {
-			l.finish(c, c.cause(), true)
+		if err := l.flush(s); err != nil {
+			l.fail(s, err)
+		} else if s.ended() {
+			l.finish(s, s.cause(), true)
 		}
 	}
 	clear(l.dirty)
@@ -631,33 +622,32 @@ func (l *loop) flushAll() {
 }
 
 // flush writes replies, and messages if the connection subscribes.
-func (l *loop) flush(c *client) error {
-	s := c.seat
-	replies := c.sess.Output()
+func (l *loop) flush(s *slot) error {
+	replies := s.sess.Output()
 	if len(s.pending) > 0 { // they line up
 		s.pending = append(s.pending, replies...)
-		c.sess.ClearOutput()
-		return l.watch(c)
+		s.sess.ClearOutput()
+		return l.watch(s)
 	}
-	if c.sub == nil || !s.ready {
+	if s.sub == nil || !s.deliver {
 		if len(replies) == 0 {
 			return nil
 		}
 		n, err := poll.Write(s.fd, replies)
 		if err == nil && n < len(replies) {
-			err = l.owe(c, replies[n:])
+			err = l.owe(s, replies[n:])
 		}
-		c.sess.ClearOutput()
+		s.sess.ClearOutput()
 		return err
 	}
 	for more := true; more && len(s.pending) == 0; {
 		g := &l.going
 		g.Reset()
-		g.Frames = append(g.Frames, c.sess.Output()...)
-		c.sess.ClearOutput()
+		g.Frames = append(g.Frames, s.sess.Output()...)
+		s.sess.ClearOutput()
 		most := len(g.Frames) + loopGather
-		if !c.sub.Take(g, most) {
-			c.quitting.Store(true) // the channel is gone; the connection goes, too
+		if !s.sub.Take(g, most) {
+			s.quitting.Store(true) // the channel is gone; the connection goes, too
 		}
 		more = len(g.Frames) >= most // else nothing is left: notify will tell
 		if len(g.Frames) == 0 {
@@ -670,166 +660,156 @@ func (l *loop) flush(c *client) error {
 		}
 		if n < len(g.Frames) {
 			s.owed, *g = *g, s.owed
-			if err := l.owe(c, s.owed.Frames[n:]); err != nil {
+			if err := l.owe(s, s.owed.Frames[n:]); err != nil {
 				return err
 			}
 			s.owed.Frames = nil
 			return nil // ready is still set
 		}
-		l.wrote(c, g)
-		scribble(g.Frames)
+		l.wrote(s, g)
+		poison(g.Frames)
 	}
 	if cap(l.going.Frames) > 2*loopGather {
 		l.going.Frames = nil
 	}
-	s.ready = false
+	s.deliver = false
 	return nil
 }
 
 // wrote records messages that are on the socket.
-func (l *loop) wrote(c *client, g *broker.Outgoing) {
+func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 	if n := g.Messages(); n > 0 {
-		c.sub.Wrote(g)
-		add(&c.ledger.messages, n)
-		if k := len(l.fed); k == 0 || l.fed[k-1] != c {
-			l.fed = append(l.fed, c)
+		s.sub.Wrote(g)
+		add(&s.stats.messages, n)
+		if k := len(l.fed); k == 0 || l.fed[k-1] != s {
+			l.fed = append(l.fed, s)
 		}
 	}
 }
 
 // owe keeps what the socket does not take now.
-func (l *loop) owe(c *client, rest []byte) error {
-	s := c.seat
+func (l *loop) owe(s *slot, rest []byte) error {
 	s.pending = append([]byte(nil), rest...)
-	s.writeBy = clock.Mono().Add(l.srv.cfg.WriteTimeout)
-	l.schedule(c)
-	return l.watch(c)
+	s.writeBy = clock.Mono().Add(l.env.cfg.WriteTimeout)
+	l.schedule(s)
+	return l.watch(s)
 }
 
 // writable writes what is owed.
-func (l *loop) writable(c *client) {
-	s := c.seat
+func (l *loop) writable(s *slot) {
 	n, err := poll.Write(s.fd, s.pending)
 	if err != nil {
-		l.fail(c, err)
+		l.fail(s, err)
 		return
 	}
 	if n > 0 {
-		s.writeBy = clock.Mono().Add(l.srv.cfg.WriteTimeout)
+		s.writeBy = clock.Mono().Add(l.env.cfg.WriteTimeout)
 		s.pending = s.pending[n:]
 	}
 	if len(s.pending) == 0 {
 		s.pending = nil
-		if c.sub != nil {
-			l.wrote(c, &s.owed)
+		if s.sub != nil {
+			l.wrote(s, &s.owed)
 		}
 		s.owed = broker.Outgoing{}
 		if s.phase == ending {
-			l.parting(c)
+			l.parting(s)
 			return
 		}
-		l.touch(c)
+		l.touch(s)
 	}
-	l.schedule(c)
-	if err := l.watch(c); err != nil {
-		l.fail(c, err)
+	l.schedule(s)
+	if err := l.watch(s); err != nil {
+		l.fail(s, err)
 	}
 }
 
 // finish ends a connection in order: what it is owed is written first; with
 // linger the peer is then given time to read it.
-func (l *loop) finish(c *client, err error, linger bool) {
-	s := c.seat
+func (l *loop) finish(s *slot, err error, linger bool) {
 	if s.phase != open {
 		return
 	}
-	l.letGo(c)
-	c.logEnd(err)
-	c.giveBack()
+	l.release(s)
+	s.logEnd(err)
+	s.giveBack()
 	s.phase, s.linger = ending, linger
-	if err := l.flush(c); err != nil {
-		l.shut(c)
+	if err := l.flush(s); err != nil {
+		l.shut(s)
 		return
 	}
 	if len(s.pending) == 0 {
-		l.parting(c)
+		l.parting(s)
 		return
 	}
-	if err := l.watch(c); err != nil {
-		l.shut(c)
+	if err := l.watch(s); err != nil {
+		l.shut(s)
 	}
 }
 
-// letGo gives back what the connection has in the broker.
-func (l *loop) letGo(c *client) {
-	if c.sub != nil {
-		c.sub.Close()
-		c.sub = nil
-	}
-	c.leaveTopics()
+// release gives back what the connection has in the broker.
+func (l *loop) release(s *slot) {
+	s.client.release()
+	s.sub = nil
 }
 
 // parting follows the last write.
-func (l *loop) parting(c *client) {
-	s := c.seat
+func (l *loop) parting(s *slot) {
 	if !s.linger || unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
-		l.shut(c)
+		l.shut(s)
 		return
 	}
 	s.phase = lingering
 	s.until = clock.Mono().Add(lingerTime)
 	s.left = int64(math.MaxInt64)
-	if closing, _ := c.sess.Closing(); closing {
+	if closing, _ := s.sess.Closing(); closing {
 		s.left = lingerBytes
 	}
-	l.schedule(c)
-	if l.watch(c) != nil {
-		l.shut(c)
+	l.schedule(s)
+	if l.watch(s) != nil {
+		l.shut(s)
 	}
 }
 
 // discard reads what a peer still sends that was told goodbye.
-func (l *loop) discard(c *client) {
-	s := c.seat
+func (l *loop) discard(s *slot) {
 	n, err := poll.Read(s.fd, l.buf)
 	s.left -= int64(n)
 	if err != nil || s.left <= 0 {
-		l.shut(c)
+		l.shut(s)
 	}
 }
 
 // fail ends a connection that is broken, or is to be cut.
-func (l *loop) fail(c *client, err error) {
-	if c.seat.phase == gone {
+func (l *loop) fail(s *slot, err error) {
+	if s.phase == gone {
 		return
 	}
-	sub := c.sub != nil
-	l.letGo(c)
+	sub := s.sub != nil
+	l.release(s)
 	if err = ignoreClosed(err); err != nil && sub {
-		l.srv.log.Debug("subscriber lost", obs.KeyRemote, c.remote, obs.KeyError, err)
+		l.env.log.Debug("subscriber lost", obs.KeyRemote, s.remote, obs.KeyError, err)
 	} else {
-		c.logEnd(err)
+		s.logEnd(err)
 	}
-	l.shut(c)
+	l.shut(s)
 }
 
 // shut closes the socket.
-func (l *loop) shut(c *client) {
-	s := c.seat
-	c.in.Release()
-	c.giveBack()
-	l.leaveSeat(c)
+func (l *loop) shut(s *slot) {
+	s.in.Release()
+	s.giveBack()
+	l.leave(s)
 	if !s.lost {
 		if err := unix.Close(s.fd); err != nil {
-			c.logEnd(fmt.Errorf("close: %w", err))
+			s.logEnd(fmt.Errorf("close: %w", err))
 		}
 	}
-	l.srv.left(c)
+	l.env.clients.left(s.client)
 }
 
-// leaveSeat takes the connection off the loop.
-func (l *loop) leaveSeat(c *client) {
-	s := c.seat
+// leave takes the connection off the loop.
+func (l *loop) leave(s *slot) {
 	// It may never have been there, and the descriptor may live on.
 	if s.events != 0 {
 		_ = l.poller.Watch(s.fd, s.number, s.turn, s.events, 0)
@@ -837,7 +817,7 @@ func (l *loop) leaveSeat(c *client) {
 	}
 	s.phase = gone
 	s.pending, s.owed = nil, broker.Outgoing{}
-	l.seats[s.number] = nil
+	l.slots[s.number] = nil
 	l.vacant = append(l.vacant, s.number)
 	if s.place >= 0 {
 		heap.Remove(&l.due, s.place)
@@ -846,13 +826,12 @@ func (l *loop) leaveSeat(c *client) {
 
 // schedule sees to it that expire looks at the connection in time. A time that
 // moves back is left as it is: looking is cheap.
-func (l *loop) schedule(c *client) {
-	s := c.seat
-	at := s.deadline(c)
+func (l *loop) schedule(s *slot) {
+	at := s.due()
 	switch {
 	case s.place < 0 && at != mono.Never:
 		s.at = at
-		heap.Push(&l.due, c)
+		heap.Push(&l.due, s)
 	case s.place >= 0 && at < s.at:
 		s.at = at
 		heap.Fix(&l.due, s.place)
@@ -860,11 +839,11 @@ func (l *loop) schedule(c *client) {
 }
 
 // deadline is when something is to be done about the connection.
-func (s *seat) deadline(c *client) mono.Time {
+func (s *slot) due() mono.Time {
 	at := mono.Never
 	switch s.phase {
 	case open:
-		at = c.sess.Deadline()
+		at = s.sess.Deadline()
 	case lingering:
 		at = s.until
 	}
@@ -878,30 +857,29 @@ var errWriteTimeout = errors.New("the peer takes nothing")
 
 // expire does what is due.
 func (l *loop) expire(now mono.Time) {
-	for len(l.due) > 0 && !now.Before(l.due[0].seat.at) {
-		c := l.due[0]
-		s := c.seat
-		if s.away { // the session is the errand's: heartbeats wait, as all else does
+	for len(l.due) > 0 && !now.Before(l.due[0].at) {
+		s := l.due[0]
+		if s.away { // the session is the offloaded operation's: heartbeats wait, as all else does
 			if s.parted && !s.lost && !now.Before(s.until) {
-				l.abandon(c)
+				l.abandon(s)
 			}
 			s.at = now.Add(lingerTime)
 			heap.Fix(&l.due, s.place)
 			continue
 		}
-		switch at := s.deadline(c); {
+		switch at := s.due(); {
 		case now.Before(at):
 		case s.phase == lingering:
-			l.shut(c)
+			l.shut(s)
 			continue
 		case len(s.pending) > 0 && !now.Before(s.writeBy):
-			l.fail(c, errWriteTimeout)
+			l.fail(s, errWriteTimeout)
 			continue
 		default:
-			c.sess.Tick(now)
-			l.touch(c)
+			s.sess.Tick(now)
+			l.touch(s)
 		}
-		if s.at = s.deadline(c); s.at == mono.Never {
+		if s.at = s.due(); s.at == mono.Never {
 			heap.Remove(&l.due, s.place)
 		} else {
 			heap.Fix(&l.due, s.place)
@@ -911,33 +889,33 @@ func (l *loop) expire(now mono.Time) {
 }
 
 // dueHeap orders connections by when something is to be done about them.
-type dueHeap []*client
+type dueHeap []*slot
 
 func (h dueHeap) next() mono.Time {
 	if len(h) == 0 {
 		return mono.Never
 	}
-	return h[0].seat.at
+	return h[0].at
 }
 
 func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].seat.at < h[j].seat.at }
+func (h dueHeap) Less(i, j int) bool { return h[i].at < h[j].at }
 func (h dueHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].seat.place, h[j].seat.place = i, j
+	h[i].place, h[j].place = i, j
 }
 
 func (h *dueHeap) Push(x any) {
-	c := x.(*client)
-	c.seat.place = len(*h)
-	*h = append(*h, c)
+	s := x.(*slot)
+	s.place = len(*h)
+	*h = append(*h, s)
 }
 
 func (h *dueHeap) Pop() any {
 	last := len(*h) - 1
-	c := (*h)[last]
+	s := (*h)[last]
 	(*h)[last] = nil
 	*h = (*h)[:last]
-	c.seat.place = -1
-	return c
+	s.place = -1
+	return s
 }

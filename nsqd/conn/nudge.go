@@ -35,10 +35,10 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 	of := map[string][]*client{}
 	n := 0
 	since := time.Now().Add(-s.cfg.NudgeAfter)
-	s.each(func(c *client) {
-		sub, id := c.ledger.sub.Load(), c.ledger.identity.Load()
+	s.clients.each(func(c *client) {
+		sub, id := c.stats.sub.Load(), c.stats.identity.Load()
 		if sub != nil && sub.topic == topic && channels[sub.channel] && id != nil && asksAgain(id.UserAgent) && !c.quitting.Load() &&
-			!c.ledger.connected.After(since) {
+			!c.stats.connected.After(since) {
 			of[sub.channel] = append(of[sub.channel], c)
 			n++
 		}
@@ -52,12 +52,7 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 			ephemeral = append(ephemeral, channel)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n == 0 || s.mu.closing {
-		return 0
-	}
-	s.wg.Go(func() {
+	if n == 0 || !s.clients.spawn(func() {
 		for _, kept := range s.keep(topic, ephemeral) {
 			defer kept.Close()
 		}
@@ -68,7 +63,9 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 		if len(ephemeral) > 0 {
 			s.pause(nudgeHold)
 		}
-	})
+	}) {
+		return 0
+	}
 	return n
 }
 
@@ -91,13 +88,13 @@ func (s *Server) keep(topic string, channels []string) []*broker.Subscription {
 func (s *Server) nudge(clients []*client) {
 	ready := make(map[*client]int, len(clients))
 	for _, c := range clients {
-		sub := c.ledger.sub.Load()
+		sub := c.stats.sub.Load()
 		ready[c], _ = sub.Holds()
 		_ = sub.Ready(0) // it is gone otherwise, as it is to be
 	}
 	for left := nudgePatience; ; left -= nudgePause {
 		clients = slices.DeleteFunc(clients, func(c *client) bool {
-			_, inFlight := c.ledger.sub.Load().Holds()
+			_, inFlight := c.stats.sub.Load().Holds()
 			if inFlight == 0 {
 				c.quit()
 			}
@@ -109,7 +106,7 @@ func (s *Server) nudge(clients []*client) {
 	}
 	for _, c := range clients {
 		if n := ready[c]; n > 0 { // else another nudge is under way, which knows
-			_ = c.ledger.sub.Load().Ready(n) // it is gone otherwise
+			_ = c.stats.sub.Load().Ready(n) // it is gone otherwise
 		}
 	}
 }

@@ -37,7 +37,7 @@ var errNoRoom = wire.NewError(wire.CodePubFailed, "PUB failed, the messages that
 // holds says how large the connection's buffer is now. It reports false if it has to
 // do without, and to end.
 func (c *client) holds(size int) bool {
-	r := &c.srv.room
+	r := &c.env.room
 	n := int64(size)
 	if n <= maxIdle {
 		n = 0
@@ -81,7 +81,7 @@ func (c *client) holds(size int) bool {
 
 // crowd ends the connection for want of room. Requires: room.mu held.
 func (c *client) crowd() {
-	r := &c.srv.room
+	r := &c.env.room
 	if c.charge.place != nil {
 		r.mu.line.Remove(c.charge.place)
 		c.charge.place = nil

@@ -25,7 +25,7 @@ type Config struct {
 	Session *session.Config
 	// TLS is what Session.TLS offers; nil where it offers none.
 	TLS *tls.Config
-	// Auth gives the leave that Session.AuthRequired asks for; nil where it does
+	// Auth gives the authorization that Session.AuthRequired asks for; nil where it does
 	// not.
 	Auth Authoriser
 	// StrictBuffering delays a subscriber's messages by its own
@@ -67,7 +67,7 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("sessions offer TLS: %v, a TLS configuration is there: %v", c.Session.TLS, c.TLS != nil))
 		}
 		if c.Session.AuthRequired != (c.Auth != nil) {
-			errs = append(errs, fmt.Errorf("sessions require AUTH: %v, there is somebody to ask: %v", c.Session.AuthRequired, c.Auth != nil))
+			errs = append(errs, fmt.Errorf("sessions require AUTH: %v, there is an auth client: %v", c.Session.AuthRequired, c.Auth != nil))
 		}
 	}
 	if c.Zone != "" && c.Region == "" {
@@ -102,35 +102,46 @@ func (c *Config) distance(region, zone string) queue.Distance {
 	return queue.Far
 }
 
-// Server accepts connections and owns their goroutines and event loops.
-type Server struct {
+// env is what all connections of a server stand on, whatever drives them.
+type env struct {
 	// Set once.
 	cfg    Config
 	broker *broker.Broker
 	stamps *hook.Stamper
-	log    *slog.Logger // of what clients do
-	endLog func()
+	log    *slog.Logger    // of what clients do
 	ctx    context.Context // of what clients ask others; until Shutdown
+
+	clients registry
+	slow    slowTurns     // of the loops
+	faults  atomic.Uint64 // connections closed for a fatal protocol error
+	batches sync.Pool     // of *pubBatch, empty
+	fins    sync.Pool     // of *finBatch, empty
+	buffers buffers
+	room    room
+}
+
+// enter lists a client, or refuses it: as for registry.
+func (e *env) enter(c *client) bool {
+	if e.clients.enter(c, e.cfg.MaxConnections) {
+		return true
+	}
+	e.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, e.cfg.MaxConnections)
+	return false
+}
+
+// Server accepts connections and owns their goroutines and event loops.
+type Server struct {
+	env
+
+	// Set once.
+	endLog func()
 	cancel context.CancelFunc
 
-	// Atomic: written by clients, read for display.
-	accepted atomic.Uint64
-	refused  atomic.Uint64 // because of MaxConnections or descriptors
-	slow     slowTurns     // of the loops
-	faults   atomic.Uint64 // connections closed for a fatal protocol error
-	turn     atomic.Uint32 // of the loops, to get a connection
-	rows     sync.Pool     // of *row, empty
-	fins     sync.Pool     // of *finRow, empty
-	buffers  buffers
-	room     room
-
-	mu struct {
+	turn atomic.Uint32 // of the loops, to get a connection
+	mu   struct {
 		sync.Mutex
-		clients map[*client]struct{}
-		closing bool
-		loops   []*loop // started by the first Serve; then they stay
+		loops []*loop // started by the first Serve; then they stay
 	}
-	wg      sync.WaitGroup // of clients
 	looping sync.WaitGroup // of loops
 }
 
@@ -139,13 +150,12 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("conn: %w", err)
 	}
-	s := &Server{cfg: cfg, broker: b, stamps: stamps}
+	s := &Server{env: env{cfg: cfg, broker: b, stamps: stamps}}
 	s.log, s.endLog = obs.Sparse(log)
 	s.room.most = cfg.MaxBodies
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.mu.clients = make(map[*client]struct{})
-	s.rows.New = func() any { return new(row) }
-	s.fins.New = func() any { return new(finRow) }
+	s.batches.New = func() any { return new(pubBatch) }
+	s.fins.New = func() any { return new(finBatch) }
 	return s, nil
 }
 
@@ -170,13 +180,19 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		if err := s.startLoops(); err != nil {
 			return err
 		}
-		a, err := newAcceptor(s, ln)
+		a, err := newAcceptor(ln)
 		if err != nil {
 			return err
 		}
 		if a != nil {
 			defer a.close()
-			accept = a.accept
+			accept = func() error {
+				fd, remote, err := a.accept()
+				if err == nil {
+					s.nextLoop().take(fd, remote)
+				}
+				return err
+			}
 			closeAll = func() error { a.close(); return ln.Close() }
 		}
 	}
@@ -196,7 +212,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 			return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
 		}
 		// Out of descriptors, or a peer that left at once: both pass.
-		s.refused.Add(1)
+		s.clients.refused.Add(1)
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 		s.log.Warn("accept failed", obs.KeyAddress, ln.Addr().String(), obs.KeyError, err, "retry_in", pause)
 		timer := time.NewTimer(pause)
@@ -214,56 +230,28 @@ func (s *Server) accept(ln net.Listener) error {
 	if err != nil {
 		return err
 	}
-	c := newClient(s, nc.RemoteAddr().String())
-	c.nc = nc
+	c := newClient(&s.env, nc.RemoteAddr().String())
+	g := newGoroutine(c, nc)
 	if !s.enter(c) {
-		s.turnedAway(c)
 		nc.Close()
 		return nil
 	}
 	go func() {
-		defer s.left(c)
-		c.run()
+		defer s.clients.left(c)
+		g.run()
 	}()
 	return nil
-}
-
-// enter lists a client, or refuses it. Every enter is followed by left.
-func (s *Server) enter(c *client) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.closing || s.cfg.MaxConnections > 0 && len(s.mu.clients) >= s.cfg.MaxConnections {
-		s.refused.Add(1)
-		return false
-	}
-	s.mu.clients[c] = struct{}{}
-	s.wg.Add(1)
-	s.accepted.Add(1)
-	return true
-}
-
-// turnedAway tells of a client that was refused.
-func (s *Server) turnedAway(c *client) {
-	s.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, s.cfg.MaxConnections)
-}
-
-// left takes a client off the list that has ended.
-func (s *Server) left(c *client) {
-	s.mu.Lock()
-	delete(s.mu.clients, c)
-	s.mu.Unlock()
-	s.wg.Done()
 }
 
 // startLoops starts the loops, once.
 func (s *Server) startLoops() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mu.loops != nil || s.mu.closing {
+	if s.mu.loops != nil || s.ctx.Err() != nil {
 		return nil
 	}
 	for range s.cfg.Loops {
-		l, err := newLoop(s)
+		l, err := newLoop(&s.env)
 		if err != nil {
 			return fmt.Errorf("event loop: %w", err)
 		}
@@ -281,21 +269,21 @@ func (s *Server) nextLoop() *loop {
 // StopReading makes every connection that is not a subscriber end at the next
 // message boundary: what was read whole is answered, nothing more is read.
 func (s *Server) StopReading() {
-	s.each(func(c *client) { c.stop() })
+	s.clients.each((*client).stop)
 }
 
 // Shutdown ends all connections and waits for them, at most until ctx ends;
 // then they are cut.
 func (s *Server) Shutdown(ctx context.Context) error {
+	s.clients.close()
 	s.mu.Lock()
-	s.mu.closing = true
-	s.mu.Unlock()
 	s.cancel()
-	s.each(func(c *client) { c.quit() })
+	s.mu.Unlock()
+	s.clients.each((*client).quit)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.wg.Wait()
+		s.clients.wg.Wait()
 		for _, l := range s.mu.loops { // none is added once it is closing
 			l.stop()
 		}
@@ -306,21 +294,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		s.each(func(c *client) { c.cut() })
+		s.clients.each((*client).cut)
 		<-done
 		return fmt.Errorf("connections cut: %w", context.Cause(ctx))
-	}
-}
-
-func (s *Server) each(do func(*client)) {
-	s.mu.Lock()
-	clients := make([]*client, 0, len(s.mu.clients))
-	for c := range s.mu.clients {
-		clients = append(clients, c)
-	}
-	s.mu.Unlock()
-	for _, c := range clients {
-		do(c)
 	}
 }
 
@@ -338,10 +314,7 @@ type Stats struct {
 
 // Stats returns the server's counters.
 func (s *Server) Stats() Stats {
-	s.mu.Lock()
-	n := len(s.mu.clients)
-	s.mu.Unlock()
-	st := Stats{Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Faults: s.faults.Load(), Crowded: s.room.refused.Load()}
+	st := Stats{Connections: s.clients.len(), Accepted: s.clients.accepted.Load(), Refused: s.clients.refused.Load(), Faults: s.faults.Load(), Crowded: s.room.refused.Load()}
 	for c := range s.slow {
 		st.SlowTurns[c] = s.slow[c].Load()
 	}

@@ -20,7 +20,7 @@ import (
 // A connection's wrappings, outermost first; each is there if it was
 // negotiated. Arrival times find their way up by the offsets of each layer.
 //
-//	reading: socket - hook.Conn - TLS, hook.Layer - patient, decompressor, hook.Layer - session
+//	reading: socket - hook.Conn - TLS, hook.Layer - unpackReader, decompressor, hook.Layer - session
 //	writing: session and writer - packer - TLS - socket
 
 // stream is what a client's bytes are read from, at any level. Offsets count
@@ -42,9 +42,9 @@ const handshakeTimeout = 10 * time.Second
 const unpackBuffer = 2 << 10
 
 // What one connection may have decompressed. A megabyte of "NOP" comes in one
-// kilobyte, and whoever sends it would have a processor for itself, and the
+// kilobyte, and its sender would have a processor for itself, and the
 // event loops would wait for it. What unpackRatio explains is a publisher's, and
-// costs him the network as anybody else.
+// costs its network like any other bytes.
 const (
 	unpackRatio = 8        // bytes for each that came
 	unpackRate  = 8 << 20  // bytes a second beside those
@@ -63,60 +63,60 @@ func (p *pace) take(now mono.Time, out, in int) time.Duration {
 
 // upgrade wraps the stream as op says. Requires: the output is written, the
 // buffer is empty.
-func (c *client) upgrade(op session.Op) error {
+func (g *goroutine) upgrade(op session.Op) error {
 	switch op.Kind {
 	case session.OpTLS:
-		return c.upgradeTLS()
+		return g.upgradeTLS()
 	case session.OpSnappy:
-		c.unpack(compress.FromSnappy, new(compress.Snappy))
+		g.unpack(compress.FromSnappy, new(compress.Snappy))
 	case session.OpDeflate:
-		c.unpack(compress.FromDeflate, compress.NewDeflate(op.Level))
+		g.unpack(compress.FromDeflate, compress.NewDeflate(op.Level))
 	}
 	return nil
 }
 
-func (c *client) upgradeTLS() error {
-	raw, ok := c.in.(*hook.Conn)
+func (g *goroutine) upgradeTLS() error {
+	raw, ok := g.in.(*hook.Conn)
 	if !ok {
 		panic("conn: TLS is the first of the upgrades")
 	}
-	c.deadline = 0 // the next read sets its own
-	if err := c.nc.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+	g.deadline = 0 // the next read sets its own
+	if err := g.nc.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return fmt.Errorf("deadline: %w", err)
 	}
 	records := raw.Records()
-	t := tls.Server(records, c.srv.cfg.TLS)
+	t := tls.Server(records, g.env.cfg.TLS)
 	if err := t.Handshake(); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) && plain.Conn != nil {
 			// A client that goes on in the clear can be told so.
 			return wire.Wrap(wire.CodeIdentifyFailed, "IDENTIFY got TLS granted and no handshake came", err)
 		}
-		return err // nobody can read a frame now, so this is for the log
+		return err // the peer cannot read a frame now, so this is for the log
 	}
 	state := t.ConnectionState()
-	c.ledger.tls.Store(&state)
-	c.in = records.Layer(t)
-	c.writeMu.Lock()
-	c.tls, c.out = t, t
-	c.writeMu.Unlock()
+	g.stats.tls.Store(&state)
+	g.in = records.Layer(t)
+	g.writeMu.Lock()
+	g.tls, g.out = t, t
+	g.writeMu.Unlock()
 	return nil
 }
 
-func (c *client) unpack(open func(*bufio.Reader) io.Reader, p compress.Packer) {
-	c.unpacking = &patient{c: c, under: c.in}
-	c.in = c.in.Layer(open(bufio.NewReaderSize(c.unpacking, unpackBuffer)))
-	c.writeMu.Lock()
-	c.packer = p
-	c.writeMu.Unlock()
+func (g *goroutine) unpack(open func(*bufio.Reader) io.Reader, p compress.Packer) {
+	g.unpacking = &unpackReader{g: g, under: g.in}
+	g.in = g.in.Layer(open(bufio.NewReaderSize(g.unpacking, unpackBuffer)))
+	g.writeMu.Lock()
+	g.packer = p
+	g.writeMu.Unlock()
 }
 
 // remember makes the compression of what is sent worth its memory: from now on
 // that is messages.
-func (c *client) remember() {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
-	if d, ok := c.packer.(*compress.Deflate); ok {
+func (g *goroutine) remember() {
+	g.writeMu.Lock()
+	defer g.writeMu.Unlock()
+	if d, ok := g.packer.(*compress.Deflate); ok {
 		d.Remember()
 	}
 }
@@ -125,17 +125,17 @@ func (c *client) remember() {
 // is the session's or the server's.
 var errEnded = errors.New("connection is to end")
 
-// patient reads for a decompressor, to which an error of its source is final:
+// unpackReader reads for a decompressor, to which an error of its source is final:
 // it deals with deadlines itself, in the middle of the decompressor's Read.
-type patient struct {
-	c     *client
+type unpackReader struct {
+	g     *goroutine
 	under stream
 	came  int // bytes since they were last paid for
 	pace  pace
 	err   error // that ended it, nil while it goes on
 }
 
-func (p *patient) Read(b []byte) (int, error) {
+func (p *unpackReader) Read(b []byte) (int, error) {
 	for {
 		n, err := p.under.Read(b)
 		p.came += n
@@ -143,12 +143,12 @@ func (p *patient) Read(b []byte) (int, error) {
 			return n, nil // an error that came with it comes again
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = p.c.idle()
-			if err == nil && p.c.ended() {
+			err = p.g.idle()
+			if err == nil && p.g.ended() {
 				err = errEnded
 			}
 			if err == nil {
-				err = p.c.setDeadline()
+				err = p.g.setDeadline()
 			}
 		}
 		if err != nil {
@@ -160,9 +160,9 @@ func (p *patient) Read(b []byte) (int, error) {
 
 // goodbye tells a TLS peer that what it has read is all there is.
 // Requires: writeMu held, or no writer.
-func (c *client) goodbye() {
-	if c.tls != nil {
+func (g *goroutine) goodbye() {
+	if g.tls != nil {
 		// It bounds its own time. A peer that is gone needs no goodbye.
-		_ = c.tls.CloseWrite()
+		_ = g.tls.CloseWrite()
 	}
 }

@@ -12,7 +12,7 @@ import (
 // timeout has passed.
 type writer struct {
 	// Set once.
-	c     *client
+	g     *goroutine
 	eager bool          // flush when nothing more is ready
 	size  int           // flush when so much is gathered
 	delay time.Duration // unless eager: flush so long after the first; 0: never for that
@@ -29,12 +29,12 @@ const (
 	keepOut = 4 * gatherSize
 )
 
-func (c *client) newWriter() *writer {
-	if !c.srv.cfg.StrictBuffering {
-		return &writer{c: c, eager: true, size: gatherSize}
+func (g *goroutine) newWriter() *writer {
+	if !g.env.cfg.StrictBuffering {
+		return &writer{g: g, eager: true, size: gatherSize}
 	}
-	id := c.sess.Identity()
-	return &writer{c: c, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
+	id := g.sess.Identity()
+	return &writer{g: g, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
 }
 
 // run ends with the subscription or at a failed write; either way it has the
@@ -45,7 +45,7 @@ func (w *writer) run() {
 	flush.Stop()
 	for {
 		select {
-		case <-w.c.wake:
+		case <-w.g.wake:
 			waiting := w.out.Messages() > 0
 			open, err := w.gather()
 			if !open || err != nil {
@@ -68,12 +68,12 @@ func (w *writer) run() {
 func (w *writer) gather() (open bool, err error) {
 	for {
 		before := w.out.Messages()
-		if open = w.c.sub.Take(&w.out, w.size); !open || w.out.Messages() == before {
+		if open = w.g.sub.Take(&w.out, w.size); !open || w.out.Messages() == before {
 			break
 		}
 		// A subscriber that may get no more until it answers would wait for
 		// the timeout in vain.
-		if len(w.out.Frames) >= w.size || w.eager || w.c.sub.Saturated() {
+		if len(w.out.Frames) >= w.size || w.eager || w.g.sub.Saturated() {
 			if err := w.flush(); err != nil {
 				return open, err
 			}
@@ -87,14 +87,11 @@ func (w *writer) flush() error {
 	if w.out.Messages() == 0 {
 		return nil
 	}
-	w.c.writeMu.Lock()
-	err := w.c.writeLocked(w.out.Frames)
-	w.c.writeMu.Unlock()
-	if err != nil {
+	if err := w.g.write(w.out.Frames); err != nil {
 		return err
 	}
-	w.c.sub.Wrote(&w.out)
-	add(&w.c.ledger.messages, w.out.Messages())
+	w.g.sub.Wrote(&w.out)
+	add(&w.g.stats.messages, w.out.Messages())
 	w.out.Reset()
 	if cap(w.out.Frames) > keepOut {
 		w.out.Frames = nil
@@ -106,11 +103,11 @@ func (w *writer) flush() error {
 // also frees a reader that is stuck in a reply.
 func (w *writer) lost(err error) {
 	if err == nil {
-		w.c.quit()
+		w.g.quit()
 		return
 	}
 	if ignoreClosed(err) != nil {
-		w.c.srv.log.Debug("subscriber lost", obs.KeyRemote, w.c.remote, obs.KeyError, err)
+		w.g.env.log.Debug("subscriber lost", obs.KeyRemote, w.g.remote, obs.KeyError, err)
 	}
-	w.c.nc.Close()
+	w.g.nc.Close()
 }

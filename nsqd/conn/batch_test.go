@@ -106,7 +106,7 @@ var _ = overBoth("FINs that come together", func() {
 	It("end their messages in order, among other commands, and each is refused by itself", func() {
 		n := start(nil)
 		p := n.dial()
-		const total = 200 // more than a row
+		const total = 200 // more than a batch
 		var in []byte
 		for range total {
 			in = wire.AppendPub(in, "t", []byte("x"))
