@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -410,16 +411,8 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 		if waited == 0 {
 			t.Error("nothing was older than the horizon")
 		}
-		least := new(big.Int)
-		for i, e := range es {
-			x := new(big.Int).Mul(big.NewInt(int64(i)), big.NewInt(1e12))
-			x.Sub(x, subtokens(s.Rate, 0, e))
-			if i == 0 || x.Cmp(least) < 0 {
-				least.Set(x)
-			}
-			if new(big.Int).Sub(x, least).Cmp(big.NewInt((s.Burst-1)*1e12)) > 0 {
-				t.Fatalf("message %d breaks the envelope of %v", i, s)
-			}
+		if _, err := testkit.Envelope(es, int64(s.Rate), s.Burst); err != nil {
+			t.Fatalf("%v: %v", s, err)
 		}
 	}
 }
