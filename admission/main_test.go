@@ -191,6 +191,9 @@ func TestTheDaemon(t *testing.T) {
 		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.ListRules(t.Context(), &srtmv1.ListRulesRequest{PageSize: 1001})), codes.InvalidArgument},
 		{second(admin.Ask(t.Context(), &srtmv1.AskRequest{})), codes.InvalidArgument},
+		{second(admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{First: 2, Last: 1})), codes.InvalidArgument},
+		{second(admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4096})), codes.InvalidArgument},
+		{second(admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: "nobody"})), codes.FailedPrecondition},
 		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "user/2"})), codes.OK},
 	} {
 		if status.Code(test.err) != test.code {
@@ -318,5 +321,37 @@ func TestRoles(t *testing.T) {
 	}
 	if got := get(t, serverWeb+"/metrics", ""); !strings.Contains(got, `{reason="rule",verdict="admit"} 1`) || strings.Contains(got, `datagrams_total{reason="mac"} 0`) {
 		t.Error("the server decided more than one question, or did not see the other key")
+	}
+}
+
+// Two servers on one store: what one had the other has after the move, and after
+// it has gone.
+func TestPartitionsMove(t *testing.T) {
+	data := t.TempDir()
+	at, admin := start(t, "--data-path", data, "--udp-address", "127.0.0.1:0")
+	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 3, Strict: true}}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := get(t, at+"/qos?key=k", ""); got != `200 TRUE "default";r=2` {
+		t.Fatal(got)
+	}
+	name := testkit.Address(t)
+	other, _ := start(t, "--data-path", data, "--udp-address", name)
+	if _, err := admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name}); err != nil {
+		t.Fatal(err)
+	}
+	localtest.WaitFor(t, "the move", func() bool {
+		reply, err := admin.ListPartitions(t.Context(), &srtmv1.ListPartitionsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := reply.GetPartitions()
+		return len(all) == 1 && all[0].GetServer() == name && all[0].GetTarget() == "" && all[0].GetLast() == 4095
+	})
+	for i, web := range []string{other, at} { // which still asks the first server, and hears where to go
+		localtest.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
+		if got, want := get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d`, 1-i); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
 }

@@ -29,6 +29,8 @@ type Rules interface {
 	Rule(ctx context.Context, key string) (rule.Rule, error)
 	Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error)
 	Defaults(ctx context.Context) ([]rule.Rule, error)
+	Owners(ctx context.Context) (all []store.Partition, number uint64, err error)
+	Move(ctx context.Context, first, last int, to string) error
 }
 
 // Admin serves AdmissionAdmin.
@@ -119,6 +121,28 @@ func (a *Admin) Ask(ctx context.Context, r *srtmv1.AskRequest) (*srtmv1.AskRespo
 	}, nil
 }
 
+// ListPartitions implements the service.
+func (a *Admin) ListPartitions(ctx context.Context, _ *srtmv1.ListPartitionsRequest) (*srtmv1.ListPartitionsResponse, error) {
+	all, _, err := a.rules.Owners(ctx)
+	reply := &srtmv1.ListPartitionsResponse{}
+	for i, p := range all {
+		if i == 0 || p.Owner != all[i-1].Owner || p.Target != all[i-1].Target {
+			reply.Partitions = append(reply.Partitions, &srtmv1.AdmissionPartitions{First: int32(i), Server: p.Owner, Target: p.Target})
+		}
+		reply.Partitions[len(reply.Partitions)-1].Last = int32(i)
+	}
+	return reply, failed(err)
+}
+
+// MovePartitions implements the service.
+func (a *Admin) MovePartitions(ctx context.Context, r *srtmv1.MovePartitionsRequest) (*srtmv1.MovePartitionsResponse, error) {
+	first, last := int(r.GetFirst()), int(r.GetLast())
+	if first < 0 || last < first || last >= rule.Partitions {
+		return nil, invalid("first", fmt.Sprintf("%d to %d: want 0 to %d", first, last, rule.Partitions-1))
+	}
+	return &srtmv1.MovePartitionsResponse{}, failed(a.rules.Move(ctx, first, last, r.GetServer()))
+}
+
 func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
 	mode := srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL
 	if r.Mode == rule.Lease {
@@ -147,6 +171,8 @@ func failed(err error) error {
 		return nil
 	case errors.Is(err, store.ErrNoRule):
 		return status.Error(codes.NotFound, err.Error())
+	case errors.Is(err, store.ErrNoServer):
+		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, context.Canceled):
 		return status.Error(codes.Canceled, err.Error())
 	case errors.Is(err, context.DeadlineExceeded):

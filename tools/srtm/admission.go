@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,8 @@ credits (--capacity), refilled at a rate (--refill, credits per second); a
 request takes one, or its cost. A key that ends in "*" is a default: it stands
 for each key that begins so and has no rule of its own.`,
 		ruleSetCommand(), ruleGetCommand(), ruleListCommand(), ruleDeleteCommand(), ruleImportCommand())
-	return parent("admission", "Rules of the admission service, and what it would say", "", rules, admissionAskCommand())
+	return parent("admission", "Rules of the admission service, and what it would say", "", rules, admissionAskCommand(),
+		parent("partition", "Which server decides for which keys", "", partitionListCommand(), partitionMoveCommand()))
 }
 
 // admissionLeaf is leaf for the admission service.
@@ -181,6 +183,48 @@ func admissionAskCommand() *cobra.Command {
 	cmd.Flags().Uint32Var(&r.Cost, "cost", 1, "`credits` that the request takes")
 	cmd.Flags().BoolVar(&r.Peek, "peek", false, "take nothing")
 	return cmd
+}
+
+func partitionListCommand() *cobra.Command {
+	return admissionLeaf(&cobra.Command{Use: "list", Short: "List the partitions of keys with the servers that own them", Args: noArguments}, func(x *call, a srtmv1.AdmissionAdminClient) error {
+		reply, err := a.ListPartitions(x.ctx, &srtmv1.ListPartitionsRequest{})
+		if err != nil {
+			return err
+		}
+		return list(x.cli, x.out, reply.GetPartitions(), "PARTITIONS\tSERVER\tMOVES TO", func(p *srtmv1.AdmissionPartitions) []any {
+			return []any{fmt.Sprintf("%d-%d", p.GetFirst(), p.GetLast()), p.GetServer(), p.GetTarget()}
+		})
+	})
+}
+
+func partitionMoveCommand() *cobra.Command {
+	var r srtmv1.MovePartitionsRequest
+	return admissionLeaf(&cobra.Command{
+		Use: "move FIRST[-LAST] SERVER", Short: "Move partitions to another server, with what their keys hold",
+		Example: "  srtm admission partition move 0-2047 192.0.2.7:4193",
+		Args:    between(2, 2, "partitions, and a server as partition list names it"),
+		PreRunE: func(_ *cobra.Command, args []string) error {
+			first, last, ok := strings.Cut(args[0], "-")
+			if !ok {
+				last = first
+			}
+			for _, n := range []struct {
+				text string
+				to   *int32
+			}{{first, &r.First}, {last, &r.Last}} {
+				p, err := strconv.ParseUint(n.text, 10, 12)
+				if err != nil {
+					return usagef("partitions %q: want 0 to 4095, or two such with a - between", args[0])
+				}
+				*n.to = int32(p)
+			}
+			r.Server = args[1]
+			return nil
+		},
+	}, func(x *call, a srtmv1.AdmissionAdminClient) error {
+		_, err := a.MovePartitions(x.ctx, &r)
+		return err
+	})
 }
 
 func verdictText(r *srtmv1.AskResponse) string {

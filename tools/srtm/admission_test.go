@@ -19,6 +19,7 @@ type rules struct {
 	srtmv1.UnimplementedAdmissionAdminServer
 	all   []*srtmv1.AdmissionRule
 	calls int
+	moved []*srtmv1.AdmissionPartitions
 	reply *srtmv1.AskResponse
 	asked *srtmv1.AskRequest
 }
@@ -53,6 +54,15 @@ func (r *rules) DeleteRule(_ context.Context, q *srtmv1.DeleteRuleRequest) (*srt
 func (r *rules) Ask(_ context.Context, q *srtmv1.AskRequest) (*srtmv1.AskResponse, error) {
 	r.asked = q
 	return r.reply, nil
+}
+
+func (r *rules) MovePartitions(_ context.Context, q *srtmv1.MovePartitionsRequest) (*srtmv1.MovePartitionsResponse, error) {
+	r.moved = append(r.moved, &srtmv1.AdmissionPartitions{First: q.GetFirst(), Last: q.GetLast(), Server: "here", Target: q.GetServer()})
+	return &srtmv1.MovePartitionsResponse{}, nil
+}
+
+func (r *rules) ListPartitions(context.Context, *srtmv1.ListPartitionsRequest) (*srtmv1.ListPartitionsResponse, error) {
+	return &srtmv1.ListPartitionsResponse{Partitions: r.moved}, nil
 }
 
 func TestAdmissionCommands(t *testing.T) {
@@ -105,6 +115,11 @@ denied  0         0`
 	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", ln.Addr().String()}, strings.NewReader(many), &out, &out); err != nil || service.calls != 3 {
 		t.Errorf("2501 rules in %d calls, %v", service.calls, err)
 	}
+
+	do("", "admission", "partition", "move", "7", "there:1")
+	do("", "admission", "partition", "move", "8-4095", "there:1")
+	do(`error: partitions "8-4096": want 0 to 4095, or two such with a - between`, "admission", "partition", "move", "8-4096", "there:1")
+	do("PARTITIONS  SERVER  MOVES TO\n7-7         here    there:1\n8-4095      here    there:1", "admission", "partition", "list")
 
 	for want, reply := range map[string]*srtmv1.AskResponse{
 		"admitted, 7 credits left":                      {Admit: true, Left: 7},

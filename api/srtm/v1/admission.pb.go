@@ -183,6 +183,257 @@ func (x *AdmissionRule) GetChange() uint64 {
 	return 0
 }
 
+// AdmissionPartitions are partitions of the keys, by CRC-32/IEEE modulo 4096, that
+// follow each other.
+type AdmissionPartitions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 to 4095, both included.
+	First int32 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last  int32 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// The address that the owner goes by; empty before the first server started.
+	Server string `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
+	// Where they are to move; empty for nowhere.
+	Target        string `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmissionPartitions) Reset() {
+	*x = AdmissionPartitions{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmissionPartitions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmissionPartitions) ProtoMessage() {}
+
+func (x *AdmissionPartitions) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmissionPartitions.ProtoReflect.Descriptor instead.
+func (*AdmissionPartitions) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AdmissionPartitions) GetFirst() int32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *AdmissionPartitions) GetLast() int32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *AdmissionPartitions) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *AdmissionPartitions) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type ListPartitionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPartitionsRequest) Reset() {
+	*x = ListPartitionsRequest{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPartitionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPartitionsRequest) ProtoMessage() {}
+
+func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
+func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{2}
+}
+
+type ListPartitionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partitions    []*AdmissionPartitions `protobuf:"bytes,1,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPartitionsResponse) Reset() {
+	*x = ListPartitionsResponse{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPartitionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPartitionsResponse) ProtoMessage() {}
+
+func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
+func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ListPartitionsResponse) GetPartitions() []*AdmissionPartitions {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+type MovePartitionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 to 4095, both included.
+	First int32 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last  int32 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// The address of a server, as ListPartitions has it. A move to the owner ends one that has not begun.
+	Server        string `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MovePartitionsRequest) Reset() {
+	*x = MovePartitionsRequest{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MovePartitionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MovePartitionsRequest) ProtoMessage() {}
+
+func (x *MovePartitionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MovePartitionsRequest.ProtoReflect.Descriptor instead.
+func (*MovePartitionsRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *MovePartitionsRequest) GetFirst() int32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *MovePartitionsRequest) GetLast() int32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *MovePartitionsRequest) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+type MovePartitionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MovePartitionsResponse) Reset() {
+	*x = MovePartitionsResponse{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MovePartitionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MovePartitionsResponse) ProtoMessage() {}
+
+func (x *MovePartitionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MovePartitionsResponse.ProtoReflect.Descriptor instead.
+func (*MovePartitionsResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{5}
+}
+
 type SetRulesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rules         []*AdmissionRule       `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
@@ -192,7 +443,7 @@ type SetRulesRequest struct {
 
 func (x *SetRulesRequest) Reset() {
 	*x = SetRulesRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	mi := &file_srtm_v1_admission_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -204,7 +455,7 @@ func (x *SetRulesRequest) String() string {
 func (*SetRulesRequest) ProtoMessage() {}
 
 func (x *SetRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	mi := &file_srtm_v1_admission_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -217,7 +468,7 @@ func (x *SetRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRulesRequest.ProtoReflect.Descriptor instead.
 func (*SetRulesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SetRulesRequest) GetRules() []*AdmissionRule {
@@ -237,7 +488,7 @@ type SetRulesResponse struct {
 
 func (x *SetRulesResponse) Reset() {
 	*x = SetRulesResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	mi := &file_srtm_v1_admission_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -249,7 +500,7 @@ func (x *SetRulesResponse) String() string {
 func (*SetRulesResponse) ProtoMessage() {}
 
 func (x *SetRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	mi := &file_srtm_v1_admission_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -262,7 +513,7 @@ func (x *SetRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRulesResponse.ProtoReflect.Descriptor instead.
 func (*SetRulesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetRulesResponse) GetChange() uint64 {
@@ -281,7 +532,7 @@ type GetRuleRequest struct {
 
 func (x *GetRuleRequest) Reset() {
 	*x = GetRuleRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	mi := &file_srtm_v1_admission_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -293,7 +544,7 @@ func (x *GetRuleRequest) String() string {
 func (*GetRuleRequest) ProtoMessage() {}
 
 func (x *GetRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	mi := &file_srtm_v1_admission_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -306,7 +557,7 @@ func (x *GetRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRuleRequest.ProtoReflect.Descriptor instead.
 func (*GetRuleRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetRuleRequest) GetKey() string {
@@ -330,7 +581,7 @@ type ListRulesRequest struct {
 
 func (x *ListRulesRequest) Reset() {
 	*x = ListRulesRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	mi := &file_srtm_v1_admission_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -342,7 +593,7 @@ func (x *ListRulesRequest) String() string {
 func (*ListRulesRequest) ProtoMessage() {}
 
 func (x *ListRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	mi := &file_srtm_v1_admission_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -355,7 +606,7 @@ func (x *ListRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRulesRequest.ProtoReflect.Descriptor instead.
 func (*ListRulesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListRulesRequest) GetPrefix() string {
@@ -391,7 +642,7 @@ type ListRulesResponse struct {
 
 func (x *ListRulesResponse) Reset() {
 	*x = ListRulesResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	mi := &file_srtm_v1_admission_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +654,7 @@ func (x *ListRulesResponse) String() string {
 func (*ListRulesResponse) ProtoMessage() {}
 
 func (x *ListRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	mi := &file_srtm_v1_admission_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,7 +667,7 @@ func (x *ListRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRulesResponse.ProtoReflect.Descriptor instead.
 func (*ListRulesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListRulesResponse) GetRules() []*AdmissionRule {
@@ -442,7 +693,7 @@ type DeleteRuleRequest struct {
 
 func (x *DeleteRuleRequest) Reset() {
 	*x = DeleteRuleRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[6]
+	mi := &file_srtm_v1_admission_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -454,7 +705,7 @@ func (x *DeleteRuleRequest) String() string {
 func (*DeleteRuleRequest) ProtoMessage() {}
 
 func (x *DeleteRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[6]
+	mi := &file_srtm_v1_admission_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -467,7 +718,7 @@ func (x *DeleteRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRuleRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRuleRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteRuleRequest) GetKey() string {
@@ -486,7 +737,7 @@ type DeleteRuleResponse struct {
 
 func (x *DeleteRuleResponse) Reset() {
 	*x = DeleteRuleResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[7]
+	mi := &file_srtm_v1_admission_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +749,7 @@ func (x *DeleteRuleResponse) String() string {
 func (*DeleteRuleResponse) ProtoMessage() {}
 
 func (x *DeleteRuleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[7]
+	mi := &file_srtm_v1_admission_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +762,7 @@ func (x *DeleteRuleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRuleResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRuleResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteRuleResponse) GetChange() uint64 {
@@ -534,7 +785,7 @@ type AskRequest struct {
 
 func (x *AskRequest) Reset() {
 	*x = AskRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[8]
+	mi := &file_srtm_v1_admission_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +797,7 @@ func (x *AskRequest) String() string {
 func (*AskRequest) ProtoMessage() {}
 
 func (x *AskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[8]
+	mi := &file_srtm_v1_admission_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +810,7 @@ func (x *AskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRequest.ProtoReflect.Descriptor instead.
 func (*AskRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AskRequest) GetKey() string {
@@ -602,7 +853,7 @@ type AskResponse struct {
 
 func (x *AskResponse) Reset() {
 	*x = AskResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[9]
+	mi := &file_srtm_v1_admission_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +865,7 @@ func (x *AskResponse) String() string {
 func (*AskResponse) ProtoMessage() {}
 
 func (x *AskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[9]
+	mi := &file_srtm_v1_admission_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +878,7 @@ func (x *AskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskResponse.ProtoReflect.Descriptor instead.
 func (*AskResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AskResponse) GetAdmit() bool {
@@ -685,7 +936,22 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\x06strict\x18\x05 \x01(\bR\x06strict\x12\x16\n" +
 	"\x06shadow\x18\x06 \x01(\bR\x06shadow\x12\x1b\n" +
 	"\tfail_open\x18\a \x01(\bR\bfailOpen\x12\x16\n" +
-	"\x06change\x18\b \x01(\x04R\x06change\"?\n" +
+	"\x06change\x18\b \x01(\x04R\x06change\"o\n" +
+	"\x13AdmissionPartitions\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x05R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x05R\x04last\x12\x16\n" +
+	"\x06server\x18\x03 \x01(\tR\x06server\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\"\x17\n" +
+	"\x15ListPartitionsRequest\"V\n" +
+	"\x16ListPartitionsResponse\x12<\n" +
+	"\n" +
+	"partitions\x18\x01 \x03(\v2\x1c.srtm.v1.AdmissionPartitionsR\n" +
+	"partitions\"Y\n" +
+	"\x15MovePartitionsRequest\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x05R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x05R\x04last\x12\x16\n" +
+	"\x06server\x18\x03 \x01(\tR\x06server\"\x18\n" +
+	"\x16MovePartitionsResponse\"?\n" +
 	"\x0fSetRulesRequest\x12,\n" +
 	"\x05rules\x18\x01 \x03(\v2\x16.srtm.v1.AdmissionRuleR\x05rules\"*\n" +
 	"\x10SetRulesResponse\x12\x16\n" +
@@ -722,14 +988,16 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\rAdmissionMode\x12\x1e\n" +
 	"\x1aADMISSION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16ADMISSION_MODE_CENTRAL\x10\x01\x12\x18\n" +
-	"\x14ADMISSION_MODE_LEASE\x10\x022\xca\x02\n" +
+	"\x14ADMISSION_MODE_LEASE\x10\x022\xf0\x03\n" +
 	"\x0eAdmissionAdmin\x12?\n" +
 	"\bSetRules\x12\x18.srtm.v1.SetRulesRequest\x1a\x19.srtm.v1.SetRulesResponse\x12:\n" +
 	"\aGetRule\x12\x17.srtm.v1.GetRuleRequest\x1a\x16.srtm.v1.AdmissionRule\x12B\n" +
 	"\tListRules\x12\x19.srtm.v1.ListRulesRequest\x1a\x1a.srtm.v1.ListRulesResponse\x12E\n" +
 	"\n" +
 	"DeleteRule\x12\x1a.srtm.v1.DeleteRuleRequest\x1a\x1b.srtm.v1.DeleteRuleResponse\x120\n" +
-	"\x03Ask\x12\x13.srtm.v1.AskRequest\x1a\x14.srtm.v1.AskResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\x03Ask\x12\x13.srtm.v1.AskRequest\x1a\x14.srtm.v1.AskResponse\x12Q\n" +
+	"\x0eListPartitions\x12\x1e.srtm.v1.ListPartitionsRequest\x1a\x1f.srtm.v1.ListPartitionsResponse\x12Q\n" +
+	"\x0eMovePartitions\x12\x1e.srtm.v1.MovePartitionsRequest\x1a\x1f.srtm.v1.MovePartitionsResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admission_proto_rawDescOnce sync.Once
@@ -744,39 +1012,49 @@ func file_srtm_v1_admission_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admission_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admission_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_srtm_v1_admission_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_srtm_v1_admission_proto_goTypes = []any{
-	(AdmissionMode)(0),         // 0: srtm.v1.AdmissionMode
-	(*AdmissionRule)(nil),      // 1: srtm.v1.AdmissionRule
-	(*SetRulesRequest)(nil),    // 2: srtm.v1.SetRulesRequest
-	(*SetRulesResponse)(nil),   // 3: srtm.v1.SetRulesResponse
-	(*GetRuleRequest)(nil),     // 4: srtm.v1.GetRuleRequest
-	(*ListRulesRequest)(nil),   // 5: srtm.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),  // 6: srtm.v1.ListRulesResponse
-	(*DeleteRuleRequest)(nil),  // 7: srtm.v1.DeleteRuleRequest
-	(*DeleteRuleResponse)(nil), // 8: srtm.v1.DeleteRuleResponse
-	(*AskRequest)(nil),         // 9: srtm.v1.AskRequest
-	(*AskResponse)(nil),        // 10: srtm.v1.AskResponse
+	(AdmissionMode)(0),             // 0: srtm.v1.AdmissionMode
+	(*AdmissionRule)(nil),          // 1: srtm.v1.AdmissionRule
+	(*AdmissionPartitions)(nil),    // 2: srtm.v1.AdmissionPartitions
+	(*ListPartitionsRequest)(nil),  // 3: srtm.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil), // 4: srtm.v1.ListPartitionsResponse
+	(*MovePartitionsRequest)(nil),  // 5: srtm.v1.MovePartitionsRequest
+	(*MovePartitionsResponse)(nil), // 6: srtm.v1.MovePartitionsResponse
+	(*SetRulesRequest)(nil),        // 7: srtm.v1.SetRulesRequest
+	(*SetRulesResponse)(nil),       // 8: srtm.v1.SetRulesResponse
+	(*GetRuleRequest)(nil),         // 9: srtm.v1.GetRuleRequest
+	(*ListRulesRequest)(nil),       // 10: srtm.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),      // 11: srtm.v1.ListRulesResponse
+	(*DeleteRuleRequest)(nil),      // 12: srtm.v1.DeleteRuleRequest
+	(*DeleteRuleResponse)(nil),     // 13: srtm.v1.DeleteRuleResponse
+	(*AskRequest)(nil),             // 14: srtm.v1.AskRequest
+	(*AskResponse)(nil),            // 15: srtm.v1.AskResponse
 }
 var file_srtm_v1_admission_proto_depIdxs = []int32{
 	0,  // 0: srtm.v1.AdmissionRule.mode:type_name -> srtm.v1.AdmissionMode
-	1,  // 1: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
-	1,  // 2: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
-	2,  // 3: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
-	4,  // 4: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
-	5,  // 5: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
-	7,  // 6: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
-	9,  // 7: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
-	3,  // 8: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
-	1,  // 9: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
-	6,  // 10: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
-	8,  // 11: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
-	10, // 12: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
-	8,  // [8:13] is the sub-list for method output_type
-	3,  // [3:8] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	2,  // 1: srtm.v1.ListPartitionsResponse.partitions:type_name -> srtm.v1.AdmissionPartitions
+	1,  // 2: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
+	1,  // 3: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
+	7,  // 4: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
+	9,  // 5: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
+	10, // 6: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
+	12, // 7: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
+	14, // 8: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
+	3,  // 9: srtm.v1.AdmissionAdmin.ListPartitions:input_type -> srtm.v1.ListPartitionsRequest
+	5,  // 10: srtm.v1.AdmissionAdmin.MovePartitions:input_type -> srtm.v1.MovePartitionsRequest
+	8,  // 11: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
+	1,  // 12: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
+	11, // 13: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
+	13, // 14: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
+	15, // 15: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
+	4,  // 16: srtm.v1.AdmissionAdmin.ListPartitions:output_type -> srtm.v1.ListPartitionsResponse
+	6,  // 17: srtm.v1.AdmissionAdmin.MovePartitions:output_type -> srtm.v1.MovePartitionsResponse
+	11, // [11:18] is the sub-list for method output_type
+	4,  // [4:11] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admission_proto_init() }
@@ -790,7 +1068,7 @@ func file_srtm_v1_admission_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admission_proto_rawDesc), len(file_srtm_v1_admission_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,11 +19,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdmissionAdmin_SetRules_FullMethodName   = "/srtm.v1.AdmissionAdmin/SetRules"
-	AdmissionAdmin_GetRule_FullMethodName    = "/srtm.v1.AdmissionAdmin/GetRule"
-	AdmissionAdmin_ListRules_FullMethodName  = "/srtm.v1.AdmissionAdmin/ListRules"
-	AdmissionAdmin_DeleteRule_FullMethodName = "/srtm.v1.AdmissionAdmin/DeleteRule"
-	AdmissionAdmin_Ask_FullMethodName        = "/srtm.v1.AdmissionAdmin/Ask"
+	AdmissionAdmin_SetRules_FullMethodName       = "/srtm.v1.AdmissionAdmin/SetRules"
+	AdmissionAdmin_GetRule_FullMethodName        = "/srtm.v1.AdmissionAdmin/GetRule"
+	AdmissionAdmin_ListRules_FullMethodName      = "/srtm.v1.AdmissionAdmin/ListRules"
+	AdmissionAdmin_DeleteRule_FullMethodName     = "/srtm.v1.AdmissionAdmin/DeleteRule"
+	AdmissionAdmin_Ask_FullMethodName            = "/srtm.v1.AdmissionAdmin/Ask"
+	AdmissionAdmin_ListPartitions_FullMethodName = "/srtm.v1.AdmissionAdmin/ListPartitions"
+	AdmissionAdmin_MovePartitions_FullMethodName = "/srtm.v1.AdmissionAdmin/MovePartitions"
 )
 
 // AdmissionAdminClient is the client API for AdmissionAdmin service.
@@ -44,6 +46,11 @@ type AdmissionAdminClient interface {
 	DeleteRule(ctx context.Context, in *DeleteRuleRequest, opts ...grpc.CallOption) (*DeleteRuleResponse, error)
 	// Ask decides as the datagrams do, for people.
 	Ask(ctx context.Context, in *AskRequest, opts ...grpc.CallOption) (*AskResponse, error)
+	// ListPartitions shows which server decides for which keys.
+	ListPartitions(ctx context.Context, in *ListPartitionsRequest, opts ...grpc.CallOption) (*ListPartitionsResponse, error)
+	// MovePartitions asks the owners of partitions to move them, which they begin within
+	// 2 s. FAILED_PRECONDITION: no server has that address.
+	MovePartitions(ctx context.Context, in *MovePartitionsRequest, opts ...grpc.CallOption) (*MovePartitionsResponse, error)
 }
 
 type admissionAdminClient struct {
@@ -104,6 +111,26 @@ func (c *admissionAdminClient) Ask(ctx context.Context, in *AskRequest, opts ...
 	return out, nil
 }
 
+func (c *admissionAdminClient) ListPartitions(ctx context.Context, in *ListPartitionsRequest, opts ...grpc.CallOption) (*ListPartitionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPartitionsResponse)
+	err := c.cc.Invoke(ctx, AdmissionAdmin_ListPartitions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *admissionAdminClient) MovePartitions(ctx context.Context, in *MovePartitionsRequest, opts ...grpc.CallOption) (*MovePartitionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MovePartitionsResponse)
+	err := c.cc.Invoke(ctx, AdmissionAdmin_MovePartitions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdmissionAdminServer is the server API for AdmissionAdmin service.
 // All implementations must embed UnimplementedAdmissionAdminServer
 // for forward compatibility.
@@ -122,6 +149,11 @@ type AdmissionAdminServer interface {
 	DeleteRule(context.Context, *DeleteRuleRequest) (*DeleteRuleResponse, error)
 	// Ask decides as the datagrams do, for people.
 	Ask(context.Context, *AskRequest) (*AskResponse, error)
+	// ListPartitions shows which server decides for which keys.
+	ListPartitions(context.Context, *ListPartitionsRequest) (*ListPartitionsResponse, error)
+	// MovePartitions asks the owners of partitions to move them, which they begin within
+	// 2 s. FAILED_PRECONDITION: no server has that address.
+	MovePartitions(context.Context, *MovePartitionsRequest) (*MovePartitionsResponse, error)
 	mustEmbedUnimplementedAdmissionAdminServer()
 }
 
@@ -146,6 +178,12 @@ func (UnimplementedAdmissionAdminServer) DeleteRule(context.Context, *DeleteRule
 }
 func (UnimplementedAdmissionAdminServer) Ask(context.Context, *AskRequest) (*AskResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Ask not implemented")
+}
+func (UnimplementedAdmissionAdminServer) ListPartitions(context.Context, *ListPartitionsRequest) (*ListPartitionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPartitions not implemented")
+}
+func (UnimplementedAdmissionAdminServer) MovePartitions(context.Context, *MovePartitionsRequest) (*MovePartitionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MovePartitions not implemented")
 }
 func (UnimplementedAdmissionAdminServer) mustEmbedUnimplementedAdmissionAdminServer() {}
 func (UnimplementedAdmissionAdminServer) testEmbeddedByValue()                        {}
@@ -258,6 +296,42 @@ func _AdmissionAdmin_Ask_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdmissionAdmin_ListPartitions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPartitionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdmissionAdminServer).ListPartitions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdmissionAdmin_ListPartitions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdmissionAdminServer).ListPartitions(ctx, req.(*ListPartitionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdmissionAdmin_MovePartitions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MovePartitionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdmissionAdminServer).MovePartitions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdmissionAdmin_MovePartitions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdmissionAdminServer).MovePartitions(ctx, req.(*MovePartitionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdmissionAdmin_ServiceDesc is the grpc.ServiceDesc for AdmissionAdmin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -284,6 +358,14 @@ var AdmissionAdmin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Ask",
 			Handler:    _AdmissionAdmin_Ask_Handler,
+		},
+		{
+			MethodName: "ListPartitions",
+			Handler:    _AdmissionAdmin_ListPartitions_Handler,
+		},
+		{
+			MethodName: "MovePartitions",
+			Handler:    _AdmissionAdmin_MovePartitions_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
