@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -70,13 +71,7 @@ func (h *health) fault() error {
 		return nil
 	}
 	first := slices.MinFunc(slices.Collect(maps.Keys(h.faults)), func(a, b place) int {
-		if a.topic != b.topic {
-			if a.topic < b.topic {
-				return -1
-			}
-			return 1
-		}
-		return int(a.what) - int(b.what)
+		return cmp.Or(cmp.Compare(a.topic, b.topic), cmp.Compare(a.what, b.what))
 	})
 	return fmt.Errorf("queue %s: %w", first.topic, h.faults[first])
 }

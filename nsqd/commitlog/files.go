@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 
@@ -306,15 +307,7 @@ func (l *Files) Records(from Offset) (n int64) {
 // one: where to look for it.
 // Requires: mu held.
 func (l *Files) at(o Offset) int {
-	lo, hi := 0, len(l.segments)
-	for lo < hi {
-		if m := (lo + hi) / 2; l.segments[m].next <= o {
-			lo = m + 1
-		} else {
-			hi = m
-		}
-	}
-	return lo
+	return sort.Search(len(l.segments), func(i int) bool { return l.segments[i].next > o })
 }
 
 // drop takes the first n segments out of the log, and returns their files to be

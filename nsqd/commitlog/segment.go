@@ -6,6 +6,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 )
@@ -78,12 +79,7 @@ func (s *segment) noted(m mark) {
 // placeBefore returns a place that is not after that of an offset.
 // Requires: Files.mu held.
 func (s *segment) placeBefore(o Offset) int64 {
-	i, _ := slices.BinarySearchFunc(s.marks, o, func(m mark, o Offset) int {
-		if m.offset <= o {
-			return -1
-		}
-		return 1
-	})
+	i := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].offset > o })
 	if i == 0 {
 		return s.from
 	}
@@ -152,11 +148,8 @@ func (l *Files) done(s *segment) {
 // Requires: mu held.
 func (l *Files) warm(s *segment) File {
 	at := len(l.read) - 1
-	for i, other := range l.read {
-		if other == s {
-			at = i
-			break
-		}
+	if i := slices.Index(l.read, s); i >= 0 {
+		at = i
 	}
 	old := l.read[at]
 	copy(l.read[1:at+1], l.read[:at])
@@ -179,14 +172,8 @@ func (l *Files) surplus(s *segment) File {
 	case s.dirty():
 		return nil
 	case l.resting:
-	case s == l.active:
+	case s == l.active, slices.Contains(l.read, s):
 		return nil
-	default:
-		for _, other := range l.read {
-			if other == s {
-				return nil
-			}
-		}
 	}
 	file := s.file
 	s.file = nil
