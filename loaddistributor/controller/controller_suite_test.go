@@ -19,6 +19,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
@@ -173,6 +174,7 @@ type cluster struct {
 	admin     srtmv1.AdminServiceClient
 	placement srtmv1.PlacementServiceClient
 	grants    srtmv1.GrantServiceClient
+	metrics   *prometheus.Registry // unless the spec has its own
 }
 
 type setup struct {
@@ -187,14 +189,14 @@ type setup struct {
 
 func newCluster(s setup) *cluster {
 	GinkgoHelper()
-	c := &cluster{}
+	c := &cluster{metrics: prometheus.NewPedanticRegistry()}
 	ln := listen(cmp.Or(s.address, "127.0.0.1:0"))
 	c.address = ln.Addr().String()
 	server := grpc.NewServer(bidi.ServerOptions()...)
 	cfg := controller.Config{
 		ReportInterval: 20 * time.Millisecond, PrepareTimeout: 5 * time.Second, Window: time.Second,
 		EvacuateAfter: time.Hour,
-		GrantAddress:  s.adaptorAddress, Seed: uint64(GinkgoRandomSeed()), Log: logger(),
+		GrantAddress:  s.adaptorAddress, Seed: uint64(GinkgoRandomSeed()), Log: logger(), Metrics: c.metrics,
 	}
 	if s.prepareTimeout != 0 {
 		cfg.PrepareTimeout = s.prepareTimeout

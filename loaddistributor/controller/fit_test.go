@@ -176,6 +176,11 @@ func figure(reg prometheus.Gatherer, name string) float64 {
 	return 0
 }
 
+// moves is how often a broker was found to be overloaded, or its bucket.
+func (c *cluster) moves(what string) func() float64 {
+	return func() float64 { return figure(c.metrics, "srtm_rebalance_"+what+"_total") }
+}
+
 // fitsEnded is how many fits have ended, by outcome.
 func fitsEnded(reg prometheus.Gatherer) map[string]uint64 {
 	GinkgoHelper()

@@ -835,18 +835,18 @@ var _ = Describe("An overloaded broker", func() {
 		c, where, node := late(controller.RebalanceOn, false, recorded)
 		send(c, node, 1, 5*time.Millisecond)
 		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
-		Expect(c.control.Proposed()).To(BeZero(), "while they are being recorded")
-		Eventually(c.control.Proposed).Should(BeEquivalentTo(1))
+		Expect(c.moves("moves_proposed")()).To(BeZero(), "while they are being recorded")
+		Eventually(c.moves("moves_proposed")).Should(BeEquivalentTo(1))
 		Eventually(func() int { return where()["b2"] }).Should(And(BeNumerically(">", 400), BeNumerically("<=", 440)))
 		Eventually(func() bool { return node.Captured("t") }).Should(BeFalse())
-		Expect(c.control.BucketLimited()).To(BeZero())
+		Expect(c.moves("bucket_limited")()).To(BeZero())
 	})
 
 	It("is left alone when a replay blames its bucket, whatever it reports", func() {
 		c, where, node := late(controller.RebalanceOn, false, recorded)
 		send(c, node, 100, 100*time.Millisecond) // for a share of 400 msg/s, burst 5
-		Eventually(c.control.BucketLimited).Should(BeEquivalentTo(1))
-		Expect(c.control.Proposed()).To(BeZero())
+		Eventually(c.moves("bucket_limited")).Should(BeEquivalentTo(1))
+		Expect(c.moves("moves_proposed")()).To(BeZero())
 		Expect(where()).To(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})
 
@@ -854,7 +854,7 @@ var _ = Describe("An overloaded broker", func() {
 		c, where, node := late(controller.RebalanceOn, false, recorded)
 		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
 		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
-		Expect(c.control.BucketLimited()).To(BeZero())
+		Expect(c.moves("bucket_limited")()).To(BeZero())
 	})
 
 	It("is relieved of a twentieth of the publishers", func() {
@@ -868,7 +868,7 @@ var _ = Describe("An overloaded broker", func() {
 
 	It("is only reported in a dry run", func() {
 		c, where, _ := late(controller.RebalanceDryRun, false)
-		Eventually(c.control.Proposed).Should(BeEquivalentTo(1))
+		Eventually(c.moves("moves_proposed")).Should(BeEquivalentTo(1))
 		Expect(where()).To(Equal(map[string]int{"b1": 400, "b2": 400}))
 	})
 

@@ -43,13 +43,6 @@ func ParseRebalance(s string) (Rebalance, error) {
 	return Rebalance(i), nil
 }
 
-// Proposed returns how many moves away from overloaded brokers were due so far,
-// carried out or not.
-func (c *Controller) Proposed() uint64 { return c.proposed.Load() }
-
-// BucketLimited returns how often the bucket was found to be to blame instead.
-func (c *Controller) BucketLimited() uint64 { return c.bucketLimited.Load() }
-
 // tune has the tuner look at the topics, and does what it wants.
 func (c *Controller) tune(now time.Time) {
 	c.mu.Lock()
