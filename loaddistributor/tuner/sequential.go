@@ -119,12 +119,6 @@ func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
 	}
 }
 
-// Least is how many messages the test takes if none is late.
-func (s *Sequential) Least() float64 {
-	boldest := s.keeps[0]
-	return s.burst * (s.enough - boldest.part) / boldest.inTime
-}
-
 // Needs is how many messages the test takes until Within if the fraction late of
 // them is late, evenly; infinite if it would never be.
 func (s *Sequential) Needs(late float64) float64 {
