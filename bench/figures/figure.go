@@ -23,6 +23,10 @@ var figures = []figure{
 	{"live8", "max-min, live", liveMaxMin},
 	{"live9", "correlation, live", liveCorrelation},
 	{"livetraces", "recorded traffic, live", liveTraces},
+	{"janus5", "Janus: gateway or DNS load balancer", janusBalancer},
+	{"janus6", "Janus: keys over servers", janusSpread},
+	{"janus7-12", "Janus: scaling, modelled", janusScale},
+	{"janus13", "Janus: a web application", janusApplication},
 }
 
 func names() []string {

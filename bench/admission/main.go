@@ -1,0 +1,163 @@
+// Command admission measures admission's decisions beside bare servers and what others
+// use in its place (make bench-admission), in one run, and prints a table in Markdown.
+// What is not installed is left out, saying so.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+func main() {
+	if err := decide.Serve(os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(lifecycle.Main("admission", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout) }))
+}
+
+// subject is one line of the table.
+type subject struct {
+	name   string
+	server *decide.Server
+	ask    func(*decide.Server) (decide.Result, error)
+	rounds []decide.Result
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("admission", flag.ContinueOnError)
+	bin := fs.String("bin-dir", "bin", "`folder` of admission")
+	rounds := fs.Int("rounds", 5, "how often each is measured, in turn")
+	length := fs.Duration("duration", 2*time.Second, "of each")
+	udpRate := fs.Float64("rate", 5000, "requests `per second` over UDP and to Redis")
+	httpRate := fs.Float64("http-rate", 2000, "requests `per second` over HTTP")
+	if err := fs.Parse(args); err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	dir, err := os.MkdirTemp("", "bench-admission-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	path, err := filepath.Abs(*bin)
+	if err != nil {
+		return err
+	}
+	udp := func(echo bool) func(*decide.Server) (decide.Result, error) {
+		return func(s *decide.Server) (decide.Result, error) { return decide.UDP(s, *udpRate, *length, echo) }
+	}
+	web := func(path string) func(*decide.Server) (decide.Result, error) {
+		return func(s *decide.Server) (decide.Result, error) { return decide.HTTP(s, *httpRate, *length, path) }
+	}
+	echo, err1 := decide.Bare("udp")
+	bare, err2 := decide.Bare("http")
+	asked, routed, err3 := decide.Admission(ctx, path, dir, decide.Generous(), "--udp-loops=1", "--attempts=1000")
+	redis, err4 := decide.Redis(dir)
+	nginx, err5 := decide.Nginx(dir)
+	haproxy, err6 := decide.HAProxy(dir, "")
+	subjects := []*subject{
+		{name: "UDP echo", server: echo, ask: udp(true)},
+		{name: "admission, UDP", server: asked, ask: udp(false)},
+		{name: "Redis, GCRA by EVALSHA", server: redis, ask: func(s *decide.Server) (decide.Result, error) { return decide.EVALSHA(s, *udpRate, *length) }},
+		{name: "net/http handler", server: bare, ask: web("/qos?key=%s")},
+		{name: "admission, /qos", server: routed, ask: web("/qos?key=%s")},
+		{name: "nginx, limit_req", server: nginx, ask: web("/?key=%s")},
+		{name: "HAProxy, stick table", server: haproxy, ask: web("/?key=%s")},
+	}
+	var stops []error
+	defer func() {
+		for _, s := range []*decide.Server{echo, bare, asked, redis, nginx, haproxy} {
+			if s != nil && s.Process != nil {
+				stops = append(stops, s.Stop())
+			}
+		}
+	}()
+	for i, err := range []error{err1, err3, err4, err2, err3, err5, err6} {
+		if errors.Is(err, decide.ErrAbsent) {
+			fmt.Fprintf(out, "%s: left out: %v\n", subjects[i].name, err)
+			subjects[i].server = nil
+		} else if err != nil {
+			return err
+		}
+	}
+	for round := range *rounds + 1 { // the first warms up
+		for _, s := range subjects {
+			if s.server == nil {
+				continue
+			}
+			r, err := s.ask(s.server)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			if round > 0 {
+				s.rounds = append(s.rounds, r)
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+	}
+	fmt.Fprintf(out, "%s, %d CPUs; %d rounds of %v in turn, medians; %.0f requests/s over UDP and to Redis, %.0f/s over HTTP\n\n", obs.Version(), runtime.NumCPU(), *rounds, *length, *udpRate, *httpRate)
+	fmt.Fprintln(out, "| | p50 us | p99 us | p99.9 us | CPU us | RSS MB | unanswered |\n|---|---|---|---|---|---|---|")
+	got := map[string][4]float64{}
+	for _, s := range subjects {
+		if s.server == nil {
+			continue
+		}
+		quantile := func(q float64) float64 {
+			return median(s.rounds, func(r decide.Result) float64 { return us(r.Latency.Quantile(q)) })
+		}
+		var lost int64
+		for _, r := range s.rounds {
+			lost += r.Sent - r.Answered
+		}
+		v := [4]float64{quantile(.5), quantile(.99), quantile(.999), median(s.rounds, func(r decide.Result) float64 { return us(r.CPU) })}
+		got[s.name] = v
+		fmt.Fprintf(out, "| %s | %.0f | %.0f | %.0f | %.1f | %.0f | %d |\n", s.name, v[0], v[1], v[2], v[3], median(s.rounds, func(r decide.Result) float64 { return float64(r.RSS) / (1 << 20) }), lost)
+	}
+	fmt.Fprintln(out, "\n| ratio | is | target | kept |\n|---|---|---|---|")
+	for _, t := range []struct {
+		what, of, to string
+		column       int
+		limit        float64
+	}{
+		{"UDP p50 to the echo's", "admission, UDP", "UDP echo", 0, 1.3}, {"UDP p99 to the echo's", "admission, UDP", "UDP echo", 1, 1.5}, {"UDP CPU to the echo's", "admission, UDP", "UDP echo", 3, 1.5},
+		{"UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 1, .7}, {"UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 3, .5},
+		{"/qos p50 to the handler's", "admission, /qos", "net/http handler", 0, 1.4},
+	} {
+		to, there := got[t.to]
+		if !there {
+			continue
+		}
+		ratio := got[t.of][t.column] / to[t.column]
+		kept := "yes"
+		if ratio > t.limit {
+			kept = "no"
+		}
+		fmt.Fprintf(out, "| %s | %.2f | <= %.1f | %s |\n", t.what, ratio, t.limit, kept)
+	}
+	return errors.Join(stops...)
+}
+
+func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func median(rounds []decide.Result, of func(decide.Result) float64) float64 {
+	values := make([]float64, len(rounds))
+	for i, r := range rounds {
+		values[i] = of(r)
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}

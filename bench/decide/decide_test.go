@@ -1,0 +1,61 @@
+package decide
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+func TestMain(m *testing.M) {
+	if err := Serve(os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	localtest.Main(m)
+}
+
+// Each server is there, answers, and is accounted for; those that are not installed say so.
+func TestEachIsMeasured(t *testing.T) {
+	const rate, length = 200, 200 * time.Millisecond
+	udp, web, err := Admission(t.Context(), localtest.Folder(t, "admission"), t.TempDir(), Generous(), "--attempts=10000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { udp.Stop() })
+	started := func(s *Server, err error) *Server {
+		switch {
+		case errors.Is(err, ErrAbsent):
+			t.Log(err)
+			return nil
+		case err != nil:
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Stop() })
+		return s
+	}
+	for name, c := range map[string]struct {
+		s   *Server
+		ask func(*Server) (Result, error)
+	}{
+		"echo":      {started(Bare("udp")), func(s *Server) (Result, error) { return UDP(s, rate, length, true) }},
+		"admission": {udp, func(s *Server) (Result, error) { return UDP(s, rate, length, false) }},
+		"handler":   {started(Bare("http")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"router":    {web, func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"redis":     {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, rate, length) }},
+		"nginx":     {started(Nginx(t.TempDir())), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
+		"haproxy":   {started(HAProxy(t.TempDir(), "")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
+		"gateway":   {started(HAProxy(t.TempDir(), web.At)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+	} {
+		if c.s == nil {
+			continue
+		}
+		r, err := c.ask(c.s)
+		if err != nil || r.Answered == 0 || r.Answered > r.Sent || r.Latency.Count() != r.Answered || r.CPU <= 0 || r.RSS <= 0 {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}

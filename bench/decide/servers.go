@@ -1,0 +1,172 @@
+package decide
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/local"
+)
+
+// Server is a process that is asked.
+type Server struct {
+	*local.Process
+	Name, At string // host:port
+}
+
+// ErrAbsent says that a program is not installed.
+var ErrAbsent = errors.New("not installed")
+
+// Bare runs what this program itself is with the argument "udp" or "http", see Serve.
+func Bare(kind string) (*Server, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	ports, err := local.Ports(1)
+	if err != nil {
+		return nil, err
+	}
+	ready := local.Accepts(ports[0])
+	if kind == "udp" {
+		ready = func() error { return echoes(ports[0]) }
+	}
+	p, err := local.Run(self, "", []string{"bare-" + kind, ports[0]}, ready)
+	return &Server{p, "bare " + kind, ports[0]}, err
+}
+
+func echoes(at string) error {
+	conn, err := net.Dial("udp", at)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err = conn.Write([]byte("x")); err == nil {
+		_, err = conn.Read(make([]byte, 1))
+	}
+	return err
+}
+
+// Serve is a bare server, if the arguments are Bare's: a UDP echo, or an HTTP handler
+// that says TRUE. It returns only if they are not, or on an error.
+func Serve(args []string) error {
+	if len(args) != 3 || !strings.HasPrefix(args[1], "bare-") {
+		return nil
+	}
+	if args[1] == "bare-http" {
+		ln, err := net.Listen("tcp", args[2])
+		if err != nil {
+			return err
+		}
+		return lifecycle.Serve(ln, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, "TRUE")
+		})})(context.Background())
+	}
+	at, err := net.ResolveUDPAddr("udp", args[2])
+	if err != nil {
+		return err
+	}
+	conn, err := net.ListenUDP("udp", at)
+	if err != nil {
+		return err
+	}
+	for buf := make([]byte, 512); ; {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return err
+		}
+		if _, err := conn.WriteToUDPAddrPort(buf[:n], from); err != nil {
+			return err
+		}
+	}
+}
+
+// Admission runs the daemon with a rule for every key, in dir. udp and web are the same
+// process as it is asked by either protocol.
+func Admission(ctx context.Context, bin, dir string, rules []*srtmv1.AdmissionRule, flags ...string) (udp, web *Server, err error) {
+	ports, err := local.Ports(3)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := local.Run(filepath.Join(bin, "admission"), dir, append([]string{"--data-path", dir, "--log-level=error",
+		"--http-address", ports[0], "--grpc-address", ports[1], "--udp-address", ports[2]}, flags...), local.Answers("http://"+ports[0]+"/healthz"))
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := grpc.NewClient(ports[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err == nil {
+		_, err = srtmv1.NewAdmissionAdminClient(conn).SetRules(ctx, &srtmv1.SetRulesRequest{Rules: rules}, grpc.WaitForReady(true))
+		conn.Close()
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, p.Stop())
+	}
+	return &Server{p, "admission", ports[2]}, &Server{p, "router", ports[0]}, nil
+}
+
+// Generous has every key admitted.
+func Generous() []*srtmv1.AdmissionRule {
+	return []*srtmv1.AdmissionRule{{Key: "*", RefillMilli: 1e12, Capacity: 1e9}}
+}
+
+// installed runs a program of the system's with a configuration in dir, in which %[1]s
+// is the address, %[2]s the folder and %[3]s more.
+func installed(name, dir, config, more string, flags func(file string) []string) (*Server, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		if path, err = exec.LookPath("/usr/sbin/" + name); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, ErrAbsent)
+		}
+	}
+	ports, err := local.Ports(1)
+	if err != nil {
+		return nil, err
+	}
+	host, port, _ := net.SplitHostPort(ports[0])
+	file := filepath.Join(dir, name+".conf")
+	text := strings.NewReplacer("{at}", ports[0], "{host}", host, "{port}", port, "{dir}", dir, "{more}", more).Replace(config)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	p, err := local.Run(path, dir, flags(file), local.Accepts(ports[0]))
+	return &Server{p, name, ports[0]}, err
+}
+
+// Redis runs Debian's.
+func Redis(dir string) (*Server, error) {
+	return installed("redis-server", dir, "bind {host}\nport {port}\nsave \"\"\nappendonly no\ndir {dir}\n", "", func(file string) []string { return []string{file} })
+}
+
+// Nginx runs Debian's with limit_req around a constant answer.
+func Nginx(dir string) (*Server, error) {
+	return installed("nginx", dir, `daemon off; pid {dir}/pid; error_log stderr warn; worker_processes 1; events {}
+http { access_log off; client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
+keepalive_requests 10000000; limit_req_zone $arg_key zone=keys:10m rate=100000r/s;
+server { listen {at}; location / { limit_req zone=keys burst=1000 nodelay; return 200 TRUE; } } }
+`, "", func(file string) []string { return []string{"-p", dir, "-c", file} })
+}
+
+// HAProxy runs Debian's with a stick table around a constant answer, or in front of
+// another server.
+func HAProxy(dir, before string) (*Server, error) {
+	body := "stick-table type string len 64 size 100k expire 60s store http_req_rate(1s)\n http-request track-sc0 url_param(key)\n http-request deny deny_status 429 if { sc_http_req_rate(0) gt 100000 }\n http-request return status 200 content-type text/plain string TRUE"
+	if before != "" {
+		body = "default_backend janus\nbackend janus\n server one " + before
+	}
+	return installed("haproxy", dir, "global\n nbthread 1\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\nfrontend f\n bind {at}\n {more}\n", body, func(file string) []string { return []string{"-db", "-f", file} })
+}

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/rule"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// The figures of the Janus paper, which admission stands on.
+
+// admission runs the daemon in a folder of its own until stop is called.
+func (w *harness) admission(rules []*srtmv1.AdmissionRule, flags ...string) (udp, web *decide.Server, dir string, stop func() error, err error) {
+	if _, err := w.binary("admission"); err != nil {
+		return nil, nil, "", nil, err
+	}
+	bin, err := filepath.Abs(w.bin)
+	if err != nil {
+		return nil, nil, "", nil, err
+	}
+	if dir, err = os.MkdirTemp("", "figures-janus-"); err != nil {
+		return nil, nil, "", nil, err
+	}
+	udp, web, err = decide.Admission(w, bin, dir, rules, flags...)
+	if err != nil {
+		return nil, nil, "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return udp, web, dir, func() error { return errors.Join(udp.Stop(), os.RemoveAll(dir)) }, nil
+}
+
+func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }
+
+// janusBalancer asks a router directly and behind HAProxy, 1,000 times a second as there.
+func janusBalancer(w *harness) (*work, error) {
+	_, web, dir, stop, err := w.admission(decide.Generous())
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	direct, err := decide.HTTP(web, 1000, 10*time.Second, "/qos?key=%s")
+	if err != nil {
+		return nil, err
+	}
+	made := &work{rows: []row{{
+		Figure: "Janus 5", Quantity: "latency of /qos, asked directly: mean (live: median), P90", Paper: "1140 us, 1410 us",
+		Live: micros(direct.Latency.Quantile(.5)) + ", " + micros(direct.Latency.Quantile(.9)), Note: "the paper: between EC2 instances; here on loopback",
+	}}}
+	proxy, err := decide.HAProxy(dir, web.At)
+	if errors.Is(err, decide.ErrAbsent) {
+		made.rows = append(made.rows, row{Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us", Note: "not made: HAProxy is not installed"})
+		return made, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer proxy.Stop()
+	behind, err := decide.HTTP(proxy, 1000, 10*time.Second, "/qos?key=%s")
+	if err != nil {
+		return nil, err
+	}
+	made.rows = append(made.rows, row{
+		Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us",
+		Live: micros(behind.Latency.Quantile(.5)) + ", " + micros(behind.Latency.Quantile(.9)), Note: "HAProxy, one thread",
+	})
+	return made, nil
+}
+
+// janusSpread counts keys of the paper's four kinds over 20 servers, by its rule and by
+// ours. What is random in it has the chi-square distribution with 19 degrees of freedom.
+func janusSpread(w *harness) (*work, error) {
+	const servers, n, usual = 20, 500_000, 36.2 // the 99th percentile of chi-square
+	rng := rand.New(rand.NewPCG(w.seed, 6))
+	kinds := []struct {
+		name string
+		key  func(i int) string
+	}{
+		{"UUIDs", func(int) string {
+			a, b := rng.Uint64(), rng.Uint64()
+			return fmt.Sprintf("%08x-%04x-%04x-%04x-%012x", a>>32, a>>16&0xffff, a&0xffff, b>>48, b&(1<<48-1))
+		}},
+		{"times", func(int) string {
+			return time.Unix(rng.Int64N(1_700_000_000), 0).UTC().Format("2006-01-02-15-04-05")
+		}},
+		{"words of random letters", func(int) string {
+			word := make([]byte, 3+rng.IntN(10))
+			for i := range word {
+				word[i] = 'a' + byte(rng.IntN(26))
+			}
+			return string(word)
+		}},
+		{"sequential numbers", func(i int) string { return fmt.Sprint(1_500_000_001 + i) }},
+	}
+	made := &work{}
+	p := panel{id: "janus6", title: "Keys of 20 servers", xLabel: "server", yLabel: "percent of the keys", header: []string{"kind", "server", "paper's rule %", "ours %"}}
+	for _, kind := range kinds {
+		paper, ours, seen := make([]int, servers), make([]int, servers), make(map[string]bool, n)
+		for i := 0; len(seen) < n; i++ {
+			key := kind.key(i)
+			if seen[key] {
+				continue
+			}
+			seen[key] = true
+			paper[rule.Partition(key, servers)]++
+			ours[rule.Partition(key, rule.Partitions)*servers/rule.Partitions]++
+		}
+		describe := func(counts []int) string {
+			low, high, sum, chi := n, 0, 0.0, 0.0
+			for _, c := range counts {
+				low, high = min(low, c), max(high, c)
+				off := float64(c) - n/servers
+				sum, chi = sum+off*off, chi+off*off/(n/servers)
+			}
+			percent := func(c float64) float64 { return 100 * c / n }
+			text := fmt.Sprintf("%.3f-%.3f %%, sd %.3f, chi-square %.0f", percent(float64(low)), percent(float64(high)), percent(math.Sqrt(sum/servers)), chi)
+			if chi > usual {
+				text += " (more than chance)"
+			}
+			return text
+		}
+		s := series{name: kind.name}
+		for i := range servers {
+			share := func(c int) float64 { return 100 * float64(c) / n }
+			s.add(float64(i), share(paper[i]), 0, "")
+			p.rows = append(p.rows, []string{kind.name, fmt.Sprint(i), number(share(paper[i])), number(share(ours[i]))})
+		}
+		p.series = append(p.series, s)
+		made.rows = append(made.rows, row{
+			Figure: "Janus 6", Quantity: "share of a server of 20, 500,000 " + kind.name, Paper: "4.933-5.065 %, sd below 0.03", Simulated: describe(paper),
+			Note: "4,096 partitions: " + describe(ours) + "; by chance sd 0.031, chi-square up to 36",
+		})
+	}
+	made.panels = []panel{p}
+	return made, nil
+}
+
+// janusScale measures what a decision costs each layer, each as a process of its own,
+// and models how many processors decide how many requests.
+func janusScale(w *harness) (*work, error) {
+	udp, _, dir, stop, err := w.admission(decide.Generous(), "--role=all")
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	bin, err := filepath.Abs(w.bin)
+	if err != nil {
+		return nil, err
+	}
+	_, router, err := decide.Admission(w, bin, dir, decide.Generous(), "--role=router", "--server", udp.At, "--attempts=1000")
+	if err != nil {
+		return nil, err
+	}
+	defer router.Stop()
+	if _, err := decide.HTTP(router, 1000, 2*time.Second, "/qos?key=%s"); err != nil { // every key is known then
+		return nil, err
+	}
+	routed, err := decide.HTTP(router, 2000, 10*time.Second, "/qos?key=%s")
+	if err != nil {
+		return nil, err
+	}
+	decided, err := decide.UDP(udp, 5000, 10*time.Second, false)
+	if err != nil {
+		return nil, err
+	}
+	p := panel{id: "janus7-12", title: "Requests that processors decide, modelled", xLabel: "processors of the layer", yLabel: "requests/s", header: []string{"processors", "routers, requests/s", "servers, requests/s"}}
+	p.series = []series{{name: "routers"}, {name: "servers"}}
+	for _, n := range []float64{1, 2, 4, 8, 16, 32, 40} {
+		a, b := n/routed.CPU.Seconds(), n/decided.CPU.Seconds()
+		p.series[0].add(n, a, 0, "")
+		p.series[1].add(n, b, 0, "")
+		p.rows = append(p.rows, []string{number(n), number(a), number(b)})
+	}
+	return &work{panels: []panel{p}, rows: []row{
+		{Figure: "Janus 7-9", Quantity: "a router's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear", Simulated: fmt.Sprintf("%.0f/s", 40/routed.CPU.Seconds()), Live: micros(routed.CPU), Note: "modelled: processors over the CPU time measured at 2,000/s, while no other layer is the bottleneck"},
+		{Figure: "Janus 10-12", Quantity: "a server's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear; above 100,000/s", Simulated: fmt.Sprintf("%.0f/s", 40/decided.CPU.Seconds()), Live: micros(decided.CPU), Note: "modelled likewise, at 5,000/s"},
+	}}, nil
+}
+
+// janusApplication limits a web application, which waits 25 ms, by the paper's two rules.
+func janusApplication(w *harness) (*work, error) {
+	const rate, length = 130, 60
+	rules := []*srtmv1.AdmissionRule{{Key: "known", RefillMilli: 100_000, Capacity: 1000}, {Key: "*", RefillMilli: 10_000, Capacity: 100}}
+	udp, _, _, stop, err := w.admission(rules)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	asks, err := client.New(client.Config{Servers: []string{udp.At}})
+	if err != nil {
+		return nil, err
+	}
+	defer asks.Close()
+	app := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		time.Sleep(25 * time.Millisecond)
+		_, _ = io.WriteString(rw, "photos")
+	})
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancel(w)
+	var serving sync.WaitGroup
+	defer func() { end(); serving.Wait() }()
+	serve := lifecycle.Serve(ln, &http.Server{Handler: asks.Limit(func(r *http.Request) string { return r.URL.Query().Get("user") }, app)})
+	serving.Go(func() { _ = serve(ctx) })
+
+	names := []string{"", "known", "unknown"} // without QoS, and by each rule
+	var admitted [3][length + 2]int
+	served, refused := [3]*obs.Latency{}, [3]*obs.Latency{}
+	var mu sync.Mutex // of these
+	var asking sync.WaitGroup
+	browser := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+	defer browser.CloseIdleConnections()
+	for k := range names {
+		served[k], refused[k] = obs.NewLatency(), obs.NewLatency()
+	}
+	start := time.Now()
+	for i := range rate * length {
+		due := start.Add(time.Duration(i) * time.Second / rate)
+		select {
+		case <-time.After(time.Until(due)):
+		case <-w.Done():
+			asking.Wait()
+			return nil, w.Err()
+		}
+		for k, name := range names {
+			asking.Go(func() {
+				resp, err := browser.Get("http://" + ln.Addr().String() + "/?user=" + name)
+				if err != nil {
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				mu.Lock()
+				defer mu.Unlock()
+				if resp.StatusCode == http.StatusOK {
+					served[k].Record(time.Since(due))
+					admitted[k][i/rate]++
+				} else {
+					refused[k].Record(time.Since(due))
+				}
+			})
+		}
+	}
+	asking.Wait()
+	p := panel{id: "janus13", title: "A web application under two rules, 130 requests/s", xLabel: "s", yLabel: "requests/s that it served", header: []string{"s", "(100, 1000)", "(10, 100)"}}
+	p.series = []series{{name: "(100, 1000)"}, {name: "(10, 100)"}}
+	last := [3]int{}
+	for s := range length {
+		for k := 1; k < 3; k++ {
+			p.series[k-1].add(float64(s), float64(admitted[k][s]), 0, "")
+			if s >= length-10 {
+				last[k] += admitted[k][s]
+			}
+		}
+		p.rows = append(p.rows, []string{fmt.Sprint(s), fmt.Sprint(admitted[1][s]), fmt.Sprint(admitted[2][s])})
+	}
+	tenths := func(of *obs.Latency) string { return fmt.Sprintf("%.1f ms", float64(of.Quantile(.9))/1e6) }
+	return &work{panels: []panel{p}, rows: []row{
+		{Figure: "Janus 13(a)", Quantity: "served once the bucket is empty, rules (100, 1000) and (10, 100)", Paper: "100/s, 10/s", Live: fmt.Sprintf("%.1f/s, %.1f/s", float64(last[1])/10, float64(last[2])/10), Note: "mean of the last 10 s of 60"},
+		{Figure: "Janus 13(b)", Quantity: "P90 of what is served without QoS, with it, and of refusals", Paper: "27 ms, 30 ms, 3 ms", Live: tenths(served[0]) + ", " + tenths(served[1]) + ", " + tenths(refused[2]), Note: "the application waits 25 ms"},
+	}}, nil
+}
