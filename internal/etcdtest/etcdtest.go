@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -160,15 +161,25 @@ func (s *Server) protect(cfg Config) {
 	}
 }
 
+// programs has the path of etcd's own server, by the repository's root. Once it is built
+// the go command, which takes its time to say so, is asked no more.
+var programs sync.Map
+
 // build returns the path of etcd's own server, which the go command keeps in its
 // cache: the module of the tests requires it, so that no program of ours does.
 func build(t testing.TB) string {
 	t.Helper()
+	root := testkit.Root(t)
+	if path, built := programs.Load(root); built {
+		return path.(string)
+	}
 	cmd := exec.CommandContext(t.Context(), "go", "tool", "-n", "go.etcd.io/etcd/server/v3")
-	cmd.Dir = filepath.Join(testkit.Root(t), "tests")
-	path, err := cmd.Output()
+	cmd.Dir = filepath.Join(root, "tests")
+	output, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("build etcd: %v\n%s", err, cmd.Stderr)
 	}
-	return strings.TrimSpace(string(path))
+	path := strings.TrimSpace(string(output))
+	programs.Store(root, path)
+	return path
 }

@@ -57,6 +57,7 @@ func (s *safe) store(t *testing.T, cfg EtcdConfig) *Etcd {
 }
 
 func TestWhomEtcdRefuses(t *testing.T) {
+	t.Parallel()
 	s := newSafe(t)
 	wrong := s.config()
 	wrong.Client.Password = "open barley"
@@ -91,6 +92,7 @@ func TestWhomEtcdRefuses(t *testing.T) {
 
 // A process with a password starts while etcd is away, as one without does.
 func TestEtcdComesLate(t *testing.T) {
+	t.Parallel()
 	ln := testkit.Listen(t)
 	address := ln.Addr().String()
 	ln.Close()
@@ -127,6 +129,7 @@ func TestEtcdComesLate(t *testing.T) {
 // Topics and a catalog larger than what etcd takes at once are kept, and what has been
 // deleted does not take room for ever.
 func TestEtcdOfLittleRoom(t *testing.T) {
+	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{MaxRequestBytes: 1 << 19}).URL
 	s := etcdStore(t, address, "/r/")
 	l := lead(t, s)

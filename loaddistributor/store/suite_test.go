@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -76,6 +77,7 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 }
 
 func eachStore(t *testing.T, f func(t *testing.T, open func() Store)) {
+	t.Parallel() // most of the time it waits for etcd
 	for name, make := range stores(t) {
 		t.Run(name, func(t *testing.T) { f(t, make(t)) })
 	}
@@ -317,7 +319,7 @@ type follower struct {
 	mu     sync.Mutex
 	cat    *catalog.Catalog
 	resets int
-	cuts   int
+	missed error // what it was cut for, if that was that records were gone
 }
 
 func (f *follower) Reset(c *catalog.Catalog) {
@@ -327,10 +329,12 @@ func (f *follower) Reset(c *catalog.Catalog) {
 	f.resets++
 }
 
-func (f *follower) Cut(error) {
+func (f *follower) Cut(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.cuts++
+	if errors.Is(err, ErrGap) || errors.Is(err, errMissing) || errors.Is(err, rpctypes.ErrCompacted) {
+		f.missed = err
+	}
 }
 
 func (f *follower) Apply(e catalog.Event) error {
@@ -375,6 +379,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 }
 
 func TestFollowersOfEtcd(t *testing.T) {
+	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	open := func() *Etcd { return etcdStore(t, address, "/f/") }
 	l := lead(t, open())
@@ -396,14 +401,18 @@ func TestFollowersOfEtcd(t *testing.T) {
 		return f.version() == l.cat.Version() && late.version() == l.cat.Version()
 	})
 	same(t, late.cat, l.cat)
-	if f.resets != 1 {
-		t.Errorf("the first follower was reset %d times", f.resets)
+	// On a busy machine it may not hear from etcd in time, and begin anew.
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.resets == 0 || f.missed != nil {
+		t.Errorf("the first follower was reset %d times: %v", f.resets, f.missed)
 	}
 }
 
 // The next in line leads once the first one is gone, and what the first one
 // still tries to write is refused, although it believes that it leads.
 func TestALeaderThatWasReplaced(t *testing.T) {
+	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	first := lead(t, etcdStore(t, address, "/r/"))
 	first.append(joined("b1"))
@@ -463,6 +472,7 @@ func TestEachTermHasAGreaterNumber(t *testing.T) {
 // A leader that etcd has not heard of for the length of its lease knows that its term
 // is over before another one can begin.
 func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
+	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	first := lead(t, etcdStore(t, address, "/r/"))
 	old := first.term.(*etcdTerm)
@@ -521,6 +531,7 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 // A journal in etcd as 0.1.0 wrote it; tests/failover/testdata/0.1.0/README.md says how
 // it was made.
 func TestTheJournalOf010(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("testdata", "0.1.0-etcd.json"))
 	must(t, err)
 	var keys map[string]string
