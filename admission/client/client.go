@@ -165,7 +165,9 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a wire.A
 		a, ok = links[i].ask(ctx, q)
 		switch heard := uint64(a.Epoch)<<32 | uint64(a.Value); {
 		case !ok:
-			c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[(i+1)%len(links)].hash))
+			if ctx.Err() == nil {
+				c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[(i+1)%len(links)].hash))
+			}
 			return a, false
 		case a.Kind == wire.Reply:
 			return a, true
@@ -179,6 +181,7 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a wire.A
 		case <-time.After(longest):
 		}
 	}
+	c.owners[p].Store(0) // what was heard may be of a store that is no more
 	return a, false
 }
 

@@ -20,8 +20,9 @@ const (
 	// rules a second before that. A tenth of a second is more than clocks come apart in it.
 	leaseOver  = 6 * time.Second
 	strictOver = 5 * time.Second
-	// movedAtOnce is how many partitions stop while they are handed over together.
-	movedAtOnce = 256
+	// movedAtOnce is how many partitions are handed over together: few, since the lease
+	// is not renewed while what their keys hold is written.
+	movedAtOnce = 64
 )
 
 // owners is a table of who owns what. Never changed: each version is a new one.
@@ -109,7 +110,7 @@ func (s *Server) renew(ctx context.Context) error {
 	}
 	s.sure.Store(int64(now.Mono.Add(strictOver)))
 	t := s.owners.Load()
-	claimed, err := s.claim(ctx, s.silent(members, t, now.Mono), now)
+	claimed, err := s.claim(ctx, s.silent(members, t, now.Mono, s.now().Mono), now)
 	if err != nil {
 		return err
 	}
@@ -121,10 +122,10 @@ func (s *Server) renew(ctx context.Context) error {
 	return s.handOver(ctx, members)
 }
 
-// silent returns the owners that this server is to replace: those that were seen
+// silent takes the time before and after members were read, and returns the owners that this server is to replace: those that were seen
 // without a sign of life for as long as a lease takes, and whose next living member, in
 // the order of addresses, is this one.
-func (s *Server) silent(members []store.Member, t *owners, now mono.Time) (over []store.Member) {
+func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) (over []store.Member) {
 	at := map[string]store.Member{}
 	for _, p := range t.all {
 		at[p.Owner] = store.Member{Address: p.Owner}
@@ -134,7 +135,7 @@ func (s *Server) silent(members []store.Member, t *owners, now mono.Time) (over 
 	}
 	for address, m := range at {
 		if known, ok := s.seen[address]; !ok || known.member != m {
-			s.seen[address] = seen{m, now}
+			s.seen[address] = seen{m, read}
 		}
 	}
 	maps.DeleteFunc(s.seen, func(address string, _ seen) bool { _, ok := at[address]; return !ok })
@@ -179,10 +180,13 @@ func (s *Server) readOwners(ctx context.Context) error {
 	}
 	old, next := s.owners.Load(), &owners{number: number, all: all}
 	var kept [rule.Partitions]bool
+	var drop [shards]bool
 	held := 0
 	for i, p := range all {
 		next.mine[i], next.hash[i] = p.Owner == s.me.Address, hashOf(p.Owner)
-		kept[i] = next.mine[i] && len(old.all) > 0 && old.all[i].Owner == s.me.Address && old.all[i].Epoch == p.Epoch
+		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
+		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch
+		drop[i%shards] = drop[i%shards] || had && !kept[i]
 		if next.mine[i] {
 			held++
 		}
@@ -194,9 +198,11 @@ func (s *Server) readOwners(ctx context.Context) error {
 	}
 	s.owners.Store(&none)
 	for i := range s.shards {
-		s.shards[i].Lock()
-		s.shards[i].keys.Drop(func(p int) bool { return !kept[p] })
-		s.shards[i].Unlock()
+		if drop[i] {
+			s.shards[i].Lock()
+			s.shards[i].keys.Drop(func(p int) bool { return !kept[p] })
+			s.shards[i].Unlock()
+		}
 	}
 	s.owners.Store(next)
 	s.held.Store(int64(held))
@@ -219,7 +225,10 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	if len(moving) == 0 {
 		return nil
 	}
-	if err := s.save(ctx); err != nil { // so that little is left to write while they stop
+	of := func(p int) bool { return moving[p] }
+	credits := s.export(of)
+	if err := s.cfg.Store.SaveCredits(ctx, s.me, credits); err != nil { // so that little is left to write while they stop
+		s.unsaved(credits)
 		return err
 	}
 	frozen := *t
@@ -228,20 +237,9 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	}
 	s.owners.Store(&frozen)
 	s.frozen = true
-	of := func(p int) bool { return moving[p] }
-	var credits []table.Credit
-	for i := range s.shards {
-		s.shards[i].Lock()
-		credits = s.shards[i].keys.Export(credits, of, s.now())
-		s.shards[i].Unlock()
-	}
+	credits = s.export(of)
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
-		for _, c := range credits {
-			sh := s.shard([]byte(c.Key))
-			sh.Lock()
-			sh.keys.Unchanged([]table.Credit{c})
-			sh.Unlock()
-		}
+		s.unsaved(credits)
 		return errors.Join(err, s.readOwners(ctx))
 	}
 	s.cfg.Log.Info("partitions moved", "to", to, "partitions", len(moving), "keys", len(credits))
@@ -250,6 +248,24 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	default:
 	}
 	return s.readOwners(ctx)
+}
+
+func (s *Server) export(of func(partition int) bool) (credits []table.Credit) {
+	for i := range s.shards {
+		s.shards[i].Lock()
+		credits = s.shards[i].keys.Export(credits, of, s.now())
+		s.shards[i].Unlock()
+	}
+	return credits
+}
+
+func (s *Server) unsaved(credits []table.Credit) {
+	for i := range credits {
+		sh := s.shard([]byte(credits[i].Key))
+		sh.Lock()
+		sh.keys.Unchanged(credits[i : i+1])
+		sh.Unlock()
+	}
 }
 
 // elsewhere is the answer to a question about a key that this server does not own, or

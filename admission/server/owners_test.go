@@ -19,6 +19,7 @@ type cable struct {
 	*store.Store
 	cut      atomic.Bool
 	renewals atomic.Int64
+	slow     atomic.Pointer[func()] // called once, before the next renewal
 }
 
 var errCut = errors.New("cut off")
@@ -28,6 +29,9 @@ func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uin
 		return nil, 0, errCut
 	}
 	defer c.renewals.Add(1)
+	if slow := c.slow.Swap(nil); slow != nil {
+		(*slow)()
+	}
 	return c.Store.Renew(ctx, me)
 }
 
@@ -171,6 +175,35 @@ func TestFailover(t *testing.T) {
 	until(t, "the old owner hears of it", owns(s[0], 0))
 	if d := b.both(s).Ask(t.Context(), "key", 1); d.Unanswered {
 		t.Error("nobody decides")
+	}
+}
+
+// A renewal that takes long does not make others seem silent for longer than they are.
+func TestASlowStore(t *testing.T) {
+	b, s, cables := two(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
+	until(t, "the first server owns all", owns(s[0], rule.Partitions))
+	renewals := func(c *cable) {
+		t.Helper()
+		before := c.renewals.Load()
+		until(t, "renewals", func() bool { return c.renewals.Load() > before+2 })
+	}
+	passed := make(chan struct{})
+	slow := func() {
+		b.clock.pass(4900 * time.Millisecond)
+		renewals(cables[0])
+		cables[0].cut.Store(true)
+		close(passed)
+	}
+	cables[1].slow.Store(&slow)
+	<-passed
+	b.clock.pass(1500 * time.Millisecond) // since the first one's last sign of life, and 6.4 s since that began
+	renewals(cables[1])
+	if n := s[1].State().Partitions; n != 0 {
+		t.Errorf("took %d partitions of a server whose lease runs", n)
+	}
+	cables[0].cut.Store(false)
+	if d := sure(t, b.client(s[0]), "strict", 1); !d.Admit {
+		t.Errorf("%+v", d)
 	}
 }
 

@@ -129,15 +129,8 @@ func (s *Server) checkpoints(ctx context.Context) {
 }
 
 // checkpoint saves all that changed since the last one. What could not be saved counts
-// as changed again.
+// as changed again. Between batches the lease can be renewed.
 func (s *Server) checkpoint(ctx context.Context) error {
-	s.saving.Lock()
-	defer s.saving.Unlock()
-	return s.save(ctx)
-}
-
-// save requires saving held.
-func (s *Server) save(ctx context.Context) error {
 	var credits []table.Credit
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -145,13 +138,16 @@ func (s *Server) save(ctx context.Context) error {
 		left := sh.keys.Dirty()
 		sh.Unlock()
 		for ; left > 0; left -= creditsAtOnce {
+			s.saving.Lock()
 			sh.Lock()
 			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.now())
 			sh.Unlock()
-			if err := s.cfg.Store.SaveCredits(ctx, s.me, credits); err != nil {
-				sh.Lock()
-				sh.keys.Unchanged(credits)
-				sh.Unlock()
+			err := s.cfg.Store.SaveCredits(ctx, s.me, credits)
+			if err != nil {
+				s.unsaved(credits)
+			}
+			s.saving.Unlock()
+			if err != nil {
 				return err
 			}
 			s.metrics.savedCredits.Add(float64(len(credits)))
