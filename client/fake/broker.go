@@ -295,7 +295,8 @@ func (b *Broker) read(c *conn) {
 				}
 				in, magic = in[n:], false
 			}
-			cmd, n, _, err := wire.ParseCommand(in, limits)
+			var cmd wire.Command
+			n, _, err := cmd.Parse(in, &limits, new(wire.Walk))
 			if err != nil {
 				if refusal, ok := errors.AsType[*wire.Error](err); ok {
 					c.send(wire.AppendError(nil, refusal))

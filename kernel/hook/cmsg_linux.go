@@ -55,12 +55,7 @@ func (t *timestamping) control(c syscall.RawConn) error {
 	return setsockopt(c, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_RX_SOFTWARE|unix.SOF_TIMESTAMPING_SOFTWARE)
 }
 
-func (t *timestamping) track(_ readable, rc syscall.RawConn, attach bool) (tracker, error) {
-	if attach {
-		if err := t.control(rc); err != nil {
-			return nil, fmt.Errorf("ask for timestamps: %w", err)
-		}
-	}
+func (t *timestamping) track(_ readable, rc syscall.RawConn) (tracker, error) {
 	c := &cmsgConn{t: t, rc: rc}
 	c.msg.Iov = &c.iov
 	c.msg.Iovlen = 1

@@ -236,12 +236,7 @@ func (f *filter) sums() (sum [counterCount]uint64) {
 	return sum
 }
 
-func (f *filter) track(l readable, rc syscall.RawConn, attach bool) (tracker, error) {
-	if attach {
-		if err := f.control(rc); err != nil {
-			return nil, fmt.Errorf("attach to the connection: %w", err)
-		}
-	}
+func (f *filter) track(l readable, rc syscall.RawConn) (tracker, error) {
 	return &filterConn{f: f, conn: l, rc: rc}, nil
 }
 

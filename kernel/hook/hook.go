@@ -94,9 +94,9 @@ type source interface {
 	// control prepares a listening socket, so that its connections inherit
 	// what they need.
 	control(c syscall.RawConn) error
-	// track starts stamping one connection; attach says that its listener was
-	// not prepared. An error leaves the connection to the time after the read.
-	track(l readable, rc syscall.RawConn, attach bool) (tracker, error)
+	// track starts stamping one connection. An error leaves it to the time after
+	// the read.
+	track(l readable, rc syscall.RawConn) (tracker, error)
 	// name is the source as Info spells it.
 	name() string
 	// counters adds the source's own counts.
@@ -207,7 +207,7 @@ func (s *Stamper) logChoice() {
 // whose owner must also call SetMultipathTCP(false), since the kernel refuses
 // socket filters on MPTCP sockets, Go's default. A refusal by the kernel is an
 // error only if the mode is not Auto; connections of a listener that was not
-// prepared are to be tracked with Adopt.
+// prepared use the time after the read.
 func (s *Stamper) Control(network, address string, c syscall.RawConn) error {
 	if s.src == nil {
 		return nil
@@ -227,26 +227,19 @@ func (s *Stamper) Control(network, address string, c syscall.RawConn) error {
 // prepared. It must be called before anything is read. It never fails: a
 // connection that cannot be stamped by the kernel uses the time after the
 // read.
-func (s *Stamper) Track(c net.Conn) *Conn { return s.track(c, false) }
-
-// Adopt is Track for a connection whose listener Control did not prepare, such
-// as one inherited from systemd. Segments that arrived before the call have no
-// record: their messages get the time after the read.
-func (s *Stamper) Adopt(c net.Conn) *Conn { return s.track(c, true) }
-
-func (s *Stamper) track(nc net.Conn, attach bool) *Conn {
-	rc, err := rawConn(nc)
-	return s.follow(nc, rc, err, attach)
+func (s *Stamper) Track(c net.Conn) *Conn {
+	rc, err := rawConn(c)
+	return s.follow(c, rc, err)
 }
 
 // follow starts stamping. rc is l's, or err says why there is none.
-func (s *Stamper) follow(l readable, rc syscall.RawConn, err error, attach bool) *Conn {
+func (s *Stamper) follow(l readable, rc syscall.RawConn, err error) *Conn {
 	c := &Conn{s: s, conn: l, shard: s.nextConn.Add(1) % countShards}
 	if s.src == nil {
 		return c
 	}
 	if err == nil {
-		c.tr, err = s.src.track(l, rc, attach)
+		c.tr, err = s.src.track(l, rc)
 	}
 	if err != nil {
 		c.tr = nil

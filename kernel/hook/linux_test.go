@@ -357,13 +357,26 @@ func keepsEarly(t *testing.T, s *Stamper, f *filter, ln net.Listener, early int)
 	return true
 }
 
+// adopt tracks a connection whose listener was not prepared.
+func adopt(t *testing.T, s *Stamper, c net.Conn) *Conn {
+	t.Helper()
+	rc, err := rawConn(c)
+	if err == nil {
+		err = s.src.control(rc)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Track(c)
+}
+
 // A connection that was established before the program came to it.
 func TestFilterAdoptsLate(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	ln := listen(t, stamper(t, nil, nil), "tcp", "127.0.0.1:0")
 	client := dial(t, ln, net.Dialer{})
 	missed := client.send(message(10))
-	c := s.Adopt(accept(t, ln))
+	c := adopt(t, s, accept(t, ln))
 	defer c.Release()
 	seen := client.send(message(10))
 	if a := take(t, c, 10); a.Source == stamp.Exact || a.At.Before(missed.from.Add(-clockSlack)) {
@@ -379,7 +392,7 @@ func TestFilterDoesNotGuessTheBase(t *testing.T) {
 	ln := listen(t, stamper(t, nil, nil), "tcp", "127.0.0.1:0")
 	client := dial(t, ln, net.Dialer{})
 	client.send(message(10))
-	c := s.Adopt(accept(t, ln))
+	c := adopt(t, s, accept(t, ln))
 	defer c.Release()
 	for i := range baseTries + 10 {
 		if _, err := client.Write(message(10)); err != nil {
@@ -606,7 +619,7 @@ func TestFilterRefusesMultipath(t *testing.T) {
 	}
 	// Its plain connections can be adopted.
 	client := dial(t, ln, net.Dialer{})
-	c := s.Adopt(accept(t, ln))
+	c := adopt(t, s, accept(t, ln))
 	defer c.Release()
 	sent := client.send(message(10))
 	within(t, "adopted", take(t, c, 10), stamp.Exact, sent)

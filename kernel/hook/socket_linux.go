@@ -23,7 +23,7 @@ type Socket struct{ FD int }
 // TrackSocket is Track for such a socket. Read of the Conn then never waits: it
 // returns ErrAgain where it would have to.
 func (s *Stamper) TrackSocket(x Socket) *Conn {
-	return s.follow(&x, rawSocket{&x}, nil, false)
+	return s.follow(&x, rawSocket{&x}, nil)
 }
 
 // Read reads what is there.

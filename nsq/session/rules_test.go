@@ -99,13 +99,13 @@ func command(verb string) []byte {
 	case "IDENTIFY":
 		return wire.AppendIdentify(nil, []byte(`{"client_id":"c"}`))
 	case "AUTH":
-		return wire.AppendAuth(nil, []byte("secret"))
+		return []byte("AUTH\n\x00\x00\x00\x06" + "secret")
 	case "PUB":
 		return wire.AppendPub(nil, "t", []byte("b"))
 	case "MPUB":
 		return wire.AppendMpub(nil, "t", [][]byte{[]byte("b"), []byte("c")})
 	case "DPUB":
-		return wire.AppendDpub(nil, "t", time.Second, []byte("b"))
+		return wire.AppendPub([]byte("D"), "t 1000", []byte("b"))
 	case "SUB":
 		return wire.AppendSub(nil, "t", "c")
 	case "RDY":
@@ -113,13 +113,13 @@ func command(verb string) []byte {
 	case "FIN":
 		return wire.AppendFin(nil, id)
 	case "REQ":
-		return wire.AppendReq(nil, id, time.Second)
+		return []byte("REQ " + testID + " 1000\n")
 	case "TOUCH":
-		return wire.AppendTouch(nil, id)
+		return []byte("TOUCH " + testID + "\n")
 	case "NOP":
 		return wire.AppendNop(nil)
 	case "CLS":
-		return wire.AppendCls(nil)
+		return []byte("CLS\n")
 	}
 	panic("no such verb: " + verb)
 }

@@ -225,13 +225,13 @@ var _ = Describe("Session", func() {
 	Describe("publishing", func() {
 		It("is allowed at any time, and answered in order", func() {
 			p := connect(&cfg)
-			for _, before := range [][]byte{nil, sub(), wire.AppendRdy(nil, 1), wire.AppendCls(nil)} {
+			for _, before := range [][]byte{nil, sub(), wire.AppendRdy(nil, 1), []byte("CLS\n")} {
 				p.send(before)
 				p.heard()
 				p.did()
 				p.send(pub("one"))
 				p.send(wire.AppendMpub(nil, "t", [][]byte{[]byte("two"), []byte("three")}))
-				p.send(wire.AppendDpub(nil, "t", 1500*time.Millisecond, []byte("four")))
+				p.send(wire.AppendPub([]byte("D"), "t 1500", []byte("four")))
 				Expect(p.did()).To(Equal([]string{
 					`PUB topic=t body="one"`,
 					`MPUB topic=t message="two" message="three"`,
@@ -326,13 +326,13 @@ var _ = Describe("Session", func() {
 			Entry("IDENTIFY", verdict{identify(`{}`), "E_IDENTIFY_FAILED IDENTIFY failed", true}),
 			Entry("PUB", verdict{wire.AppendPub(nil, "t", body), "E_PUB_FAILED PUB failed", true}),
 			Entry("MPUB", verdict{wire.AppendMpub(nil, "t", [][]byte{body}), "E_MPUB_FAILED MPUB failed", true}),
-			Entry("DPUB", verdict{wire.AppendDpub(nil, "t", 0, body), "E_DPUB_FAILED DPUB failed", true}),
+			Entry("DPUB", verdict{wire.AppendPub([]byte("D"), "t 0", body), "E_DPUB_FAILED DPUB failed", true}),
 			Entry("SUB", verdict{sub(), "E_SUB_FAILED SUB failed", true}),
 			Entry("RDY", verdict{wire.AppendRdy(nil, 1), "E_INVALID RDY failed", true}),
-			Entry("CLS", verdict{wire.AppendCls(nil), "E_INVALID CLS failed", true}),
+			Entry("CLS", verdict{[]byte("CLS\n"), "E_INVALID CLS failed", true}),
 			Entry("FIN", verdict{wire.AppendFin(nil, id), "E_FIN_FAILED FIN " + testID + " failed", false}),
-			Entry("REQ", verdict{wire.AppendReq(nil, id, 0), "E_REQ_FAILED REQ " + testID + " failed", false}),
-			Entry("TOUCH", verdict{wire.AppendTouch(nil, id), "E_TOUCH_FAILED TOUCH " + testID + " failed", false}),
+			Entry("REQ", verdict{[]byte("REQ " + testID + " 0\n"), "E_REQ_FAILED REQ " + testID + " failed", false}),
+			Entry("TOUCH", verdict{[]byte("TOUCH " + testID + "\n"), "E_TOUCH_FAILED TOUCH " + testID + " failed", false}),
 		)
 
 		It("with a code of their own are sent as they are", func() {
@@ -353,8 +353,8 @@ var _ = Describe("Session", func() {
 			Expect(p.s.Subscribed()).To(BeTrue())
 			p.send(wire.AppendRdy(nil, 5))
 			p.send(wire.AppendFin(nil, id))
-			p.send(wire.AppendReq(nil, id, 90*time.Second))
-			p.send(wire.AppendTouch(nil, id))
+			p.send([]byte("REQ " + testID + " 90000\n"))
+			p.send([]byte("TOUCH " + testID + "\n"))
 			p.send(wire.AppendRdy(nil, 0))
 			Expect(p.did()).To(Equal([]string{
 				"SUB topic=t channel=c",
@@ -380,10 +380,10 @@ var _ = Describe("Session", func() {
 		})
 
 		It("ends in order with CLS: RDY is ignored, FIN, REQ and TOUCH are not", func() {
-			p := connect(&cfg).send(sub()).send(wire.AppendCls(nil))
+			p := connect(&cfg).send(sub()).send([]byte("CLS\n"))
 			Expect(p.heard()).To(Equal([]string{"response OK", "response CLOSE_WAIT"}))
 			p.did()
-			p.send(wire.AppendRdy(nil, 5)).send(wire.AppendFin(nil, id)).send(wire.AppendReq(nil, id, 0)).send(wire.AppendTouch(nil, id))
+			p.send(wire.AppendRdy(nil, 5)).send(wire.AppendFin(nil, id)).send([]byte("REQ " + testID + " 0\n")).send([]byte("TOUCH " + testID + "\n"))
 			Expect(p.did()).To(Equal([]string{"FIN id=" + testID, "REQ id=" + testID, "TOUCH id=" + testID}))
 			Expect(p.heard()).To(BeEmpty())
 			Expect(p.s.Subscribed()).To(BeTrue())
@@ -393,7 +393,7 @@ var _ = Describe("Session", func() {
 
 	Describe("AUTH", func() {
 		It("is refused where it is not enabled", func() {
-			p := connect(&cfg).send(wire.AppendAuth(nil, []byte("s")))
+			p := connect(&cfg).send([]byte("AUTH\n\x00\x00\x00\x01" + "s"))
 			Expect(p.heard()).To(Equal([]string{"error E_AUTH_DISABLED AUTH is not enabled"}))
 			Expect(p.ended()).To(Equal("E_AUTH_DISABLED"))
 		})
@@ -408,7 +408,7 @@ var _ = Describe("Session", func() {
 			},
 				Entry("PUB", pub("b")),
 				Entry("MPUB", wire.AppendMpub(nil, "t", [][]byte{[]byte("b")})),
-				Entry("DPUB", wire.AppendDpub(nil, "t", 0, []byte("b"))),
+				Entry("DPUB", wire.AppendPub([]byte("D"), "t 0", []byte("b"))),
 				Entry("SUB", sub()),
 			)
 
@@ -422,18 +422,18 @@ var _ = Describe("Session", func() {
 				}
 				p.send(identify(`{"feature_negotiation":true}`))
 				Expect(p.heard()).To(ConsistOf(ContainSubstring(`"auth_required":true`)))
-				p.send(wire.AppendAuth(nil, []byte("secret")))
+				p.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
 				p.send(pub("b"))
 				Expect(p.did()).To(Equal([]string{"IDENTIFY", `AUTH body="secret"`, `PUB topic=t body="b"`}))
 				Expect(p.heard()).To(Equal([]string{`response {"identity":"me","permission_count":1}`, "response OK"}))
-				p.send(wire.AppendAuth(nil, []byte("secret")))
+				p.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
 				Expect(p.ended()).To(Equal("E_INVALID"))
 			})
 
 			It("closes when it fails", func() {
 				p := connect(&cfg)
 				p.outcome = func(*session.Op) error { return errors.New("no auth server") }
-				p.send(wire.AppendAuth(nil, []byte("secret")))
+				p.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
 				Expect(p.heard()).To(Equal([]string{"error E_AUTH_FAILED AUTH failed"}))
 				Expect(p.ended()).To(Equal("E_AUTH_FAILED"))
 			})

@@ -42,33 +42,10 @@ const (
 
 // String returns the verb as it is on the wire, and "" for an undefined one.
 func (v Verb) String() string {
-	switch v {
-	case VerbIdentify:
-		return "IDENTIFY"
-	case VerbAuth:
-		return "AUTH"
-	case VerbPub:
-		return "PUB"
-	case VerbMpub:
-		return "MPUB"
-	case VerbDpub:
-		return "DPUB"
-	case VerbSub:
-		return "SUB"
-	case VerbRdy:
-		return "RDY"
-	case VerbFin:
-		return "FIN"
-	case VerbReq:
-		return "REQ"
-	case VerbTouch:
-		return "TOUCH"
-	case VerbNop:
-		return "NOP"
-	case VerbCls:
-		return "CLS"
+	if v > VerbCls {
+		return ""
 	}
-	return ""
+	return [...]string{"", "IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB", "SUB", "RDY", "FIN", "REQ", "TOUCH", "NOP", "CLS"}[v]
 }
 
 // Command is one parsed command. Its slices are views into the buffer it was
@@ -96,15 +73,19 @@ func ParseMagic(in []byte) (n int, err error) {
 	return len(Magic), nil
 }
 
-// ParseCommand parses the command at the start of in, in place.
+// Parse parses the command at the start of in into c, whatever it was before, in
+// place.
 //
-// With a whole command there it returns it and its length n. With less, n is 0
-// and need is how many bytes in total the next call needs to get further; need
+// With a whole command there it returns its length n. With less, c is empty, n is
+// 0 and need is how many bytes in total the next call needs to get further; need
 // is always more than len(in). A command that cannot be completed to a valid
 // one is refused as soon as that shows, with an *Error and nothing else: a
 // name before its body has come, a body that is too large from its 4 size
 // bytes alone, a line that does not end within MaxLine. All such errors are
 // fatal, since after them the start of the next command is not known.
+//
+// Without a whole command seen has what was checked of it for the next call, whose
+// in has to begin with the same bytes; else seen is empty.
 //
 //	verb [' ' argument]... ['\r'] '\n'     every command, at most MaxLine bytes
 //
@@ -114,14 +95,6 @@ func ParseMagic(in []byte) (n int, err error) {
 //
 // Arguments are separated by exactly one space; those past the last are passed
 // over. Numbers are decimal.
-func ParseCommand(in []byte, lim Limits) (cmd Command, n int, need int, err error) {
-	n, need, err = cmd.Parse(in, &lim, new(Walk))
-	return cmd, n, need, err
-}
-
-// Parse is ParseCommand into c, whatever it was before. Without a whole command
-// it is empty, and seen has what was checked of it for the next call, whose in
-// has to begin with the same bytes; else seen is empty.
 func (c *Command) Parse(in []byte, lim *Limits, seen *Walk) (n, need int, err error) {
 	*c = Command{}
 	n, need, fault := c.parse(in, lim, seen)

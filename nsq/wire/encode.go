@@ -3,12 +3,11 @@ package wire
 import (
 	"encoding/binary"
 	"strconv"
-	"time"
 )
 
-// The client's side of the commands. Every Append adds one command to dst and
-// returns the longer slice. Names and sizes are the caller's to check; the
-// server refuses bad ones. A delay is sent in whole milliseconds, cut off.
+// The client's side of the commands that our clients send. Every Append adds one
+// command to dst and returns the longer slice. Names and sizes are the caller's to
+// check; the server refuses bad ones.
 
 // AppendMagic opens a connection.
 func AppendMagic(dst []byte) []byte { return append(dst, Magic...) }
@@ -20,29 +19,12 @@ func AppendIdentify(dst, json []byte) []byte {
 	return appendBody(append(dst, "IDENTIFY\n"...), json)
 }
 
-// AppendAuth sends the secret that IDENTIFY's answer asked for.
-//
-//	A U T H \n [size uint32][secret]
-func AppendAuth(dst, secret []byte) []byte {
-	return appendBody(append(dst, "AUTH\n"...), secret)
-}
-
 // AppendPub publishes one message.
 //
 //	P U B ' ' topic \n [size uint32][body]
 func AppendPub(dst []byte, topic string, body []byte) []byte {
 	dst = append(dst, "PUB "...)
 	dst = append(dst, topic...)
-	return appendBody(append(dst, '\n'), body)
-}
-
-// AppendDpub publishes one message that is to be delivered after a delay.
-//
-//	D P U B ' ' topic ' ' milliseconds \n [size uint32][body]
-func AppendDpub(dst []byte, topic string, delay time.Duration, body []byte) []byte {
-	dst = append(dst, "DPUB "...)
-	dst = append(dst, topic...)
-	dst = appendMillis(append(dst, ' '), delay)
 	return appendBody(append(dst, '\n'), body)
 }
 
@@ -91,35 +73,11 @@ func AppendFin(dst []byte, id MessageID) []byte {
 	return append(append(append(dst, "FIN "...), id[:]...), '\n')
 }
 
-// AppendReq gives a message back, to be delivered again after a delay.
-//
-//	R E Q ' ' id(16) ' ' milliseconds \n
-func AppendReq(dst []byte, id MessageID, delay time.Duration) []byte {
-	dst = append(append(append(dst, "REQ "...), id[:]...), ' ')
-	return append(appendMillis(dst, delay), '\n')
-}
-
-// AppendTouch restarts a message's timeout.
-//
-//	T O U C H ' ' id(16) \n
-func AppendTouch(dst []byte, id MessageID) []byte {
-	return append(append(append(dst, "TOUCH "...), id[:]...), '\n')
-}
-
 // AppendNop answers a heartbeat.
 //
 //	N O P \n
 func AppendNop(dst []byte) []byte { return append(dst, "NOP\n"...) }
 
-// AppendCls asks for an orderly end of the subscription.
-//
-//	C L S \n
-func AppendCls(dst []byte) []byte { return append(dst, "CLS\n"...) }
-
 func appendBody(dst, body []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(dst, uint32(len(body))), body...)
-}
-
-func appendMillis(dst []byte, d time.Duration) []byte {
-	return strconv.AppendInt(dst, int64(d/time.Millisecond), 10)
 }

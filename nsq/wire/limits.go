@@ -57,7 +57,7 @@ func (l Limits) Validate() error {
 	return errors.Join(errs...)
 }
 
-// MaxCommandSize is the maximum `need` that ParseCommand can answer under l:
+// MaxCommandSize is the maximum `need` that Command.Parse can answer under l:
 // a buffer of this size holds any command.
 func (l Limits) MaxCommandSize() int {
 	return MaxLine + sizeLength + max(l.MaxMessageSize, l.MaxBodySize)

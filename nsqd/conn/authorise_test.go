@@ -88,14 +88,14 @@ var _ = overBoth("a node that asks an auth server", func() {
 	authed := func() *peer {
 		GinkgoHelper()
 		c := n.dial()
-		c.send(wire.AppendAuth(nil, []byte("secret")))
+		c.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
 		c.expect(wire.FrameResponse, `{"identity":"me","identity_url":"http://id","permission_count":1}`)
 		return c
 	}
 	publishing := map[string][]byte{
 		"PUB":  wire.AppendPub(nil, "topic", []byte("x")),
 		"MPUB": wire.AppendMpub(nil, "topic", [][]byte{[]byte("x")}),
-		"DPUB": wire.AppendDpub(nil, "topic", time.Second, []byte("x")),
+		"DPUB": wire.AppendPub([]byte("D"), "topic 1000", []byte("x")),
 	}
 	sub := wire.AppendSub(nil, "topic", "channel")
 
@@ -150,7 +150,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 		func(spoil func(), want string) {
 			spoil()
 			c := n.dial()
-			c.send(wire.AppendAuth(nil, []byte("secret")))
+			c.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
 			c.expect(wire.FrameError, want)
 			c.expectEOF()
 		},
@@ -161,7 +161,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 
 	It("takes one secret a connection", func() {
 		c := authed()
-		c.send(wire.AppendAuth(nil, []byte("other")))
+		c.send([]byte("AUTH\n\x00\x00\x00\x05" + "other"))
 		c.expect(wire.FrameError, HavePrefix("E_INVALID AUTH"))
 		c.expectEOF()
 		Expect(p.asked()).To(HaveLen(1))
@@ -241,7 +241,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 		slow := &slowPorter{asked: make(chan struct{})}
 		s := start(func(_ *broker.Config, c *conn.Config) { c.Auth, c.Session.AuthRequired = slow, true })
 		c := s.dial()
-		c.send(wire.AppendAuth(nil, []byte("secret")))
+		c.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
 		Eventually(slow.asked).Should(BeClosed())
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()

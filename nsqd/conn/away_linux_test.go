@@ -65,7 +65,7 @@ var _ = Describe("a connection that is away", func() {
 	away := func(more []byte) *peer {
 		GinkgoHelper()
 		p := n.dial()
-		p.send(append(wire.AppendAuth(nil, []byte("secret")), more...))
+		p.send(append([]byte("AUTH\n\x00\x00\x00\x06"+"secret"), more...))
 		Eventually(s.asked).WithTimeout(20 * time.Second).Should(Receive())
 		return p
 	}

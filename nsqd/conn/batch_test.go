@@ -1,6 +1,7 @@
 package conn_test
 
 import (
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"strconv"
@@ -131,10 +132,10 @@ var _ = overBoth("FINs that come together", func() {
 			case 20, 120:
 				in = wire.AppendPub(in, "other", []byte("x"))
 			case 30:
-				in = wire.AppendTouch(in, id) // of what was finished just before
+				in = fmt.Appendf(in, "TOUCH %s\n", id) // of what was finished just before
 			}
 		}
-		sub.send(wire.AppendCls(in))
+		sub.send(append(in, "CLS\n"...))
 		refused := func(verb string, id wire.MessageID) {
 			sub.expect(wire.FrameError, Equal("E_"+verb+"_FAILED "+verb+" "+id.String()+" failed"))
 		}

@@ -61,7 +61,7 @@ var _ = overBoth("A capture of arrivals", func() {
 			in = wire.AppendPub(in, "other", []byte("x"))
 		}
 		in = wire.AppendMpub(in, "t", batch)
-		in = wire.AppendDpub(in, "t", 0, []byte("x"))
+		in = wire.AppendPub(append(in, 'D'), "t 0", []byte("x"))
 		together.send(in)
 		for range 202 {
 			together.expect(wire.FrameResponse, "OK")

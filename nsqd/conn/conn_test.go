@@ -366,7 +366,7 @@ var _ = overBoth("a connection", func() {
 		second.send(wire.AppendFin(nil, m.ID))
 		second.expect(wire.FrameError, HavePrefix("E_FIN_FAILED"))
 		second.send(wire.AppendNop(nil)) // not fatal: the connection goes on
-		second.send(wire.AppendCls(nil))
+		second.send([]byte("CLS\n"))
 		second.expect(wire.FrameResponse, "CLOSE_WAIT")
 	})
 

@@ -148,9 +148,9 @@ func TestStatsOfClients(t *testing.T) {
 	pub.send(wire.AppendMpub(nil, "u", [][]byte{[]byte("x"), []byte("y")}))
 	pub.ok()
 	sub.send(wire.AppendFin(nil, sub.message().ID))
-	sub.send(wire.AppendReq(nil, sub.message().ID, 0))
+	sub.send(fmt.Appendf(nil, "REQ %s 0\n", sub.message().ID))
 	last := sub.message()
-	leaving := dial(t, address, wire.AppendSub(nil, "t", "d"), wire.AppendCls(nil))
+	leaving := dial(t, address, wire.AppendSub(nil, "t", "d"), []byte("CLS\n"))
 	leaving.ok()
 	if got := string(leaving.frame()); got != "CLOSE_WAIT" {
 		t.Fatal(got)

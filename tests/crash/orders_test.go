@@ -107,7 +107,7 @@ func killAfterOrders(t *testing.T, flag string) {
 	for n := range uint32(published) {
 		b := wire.AppendPub(nil, "t", body(0, n)[4:])
 		if n == published-1 {
-			b = wire.AppendDpub(nil, "t", late, body(0, n)[4:])
+			b = wire.AppendPub([]byte("D"), fmt.Sprint("t ", late.Milliseconds()), body(0, n)[4:])
 			due[n] = time.Now().Add(late)
 		}
 		if _, err := pub.Write(b); err != nil {
@@ -130,10 +130,10 @@ func killAfterOrders(t *testing.T, flag string) {
 		b := wire.AppendFin(nil, m.ID)
 		switch n {
 		case 1:
-			b = wire.AppendReq(nil, m.ID, late)
+			b = fmt.Appendf(nil, "REQ %s %d\n", m.ID, late.Milliseconds())
 			due[n] = time.Now().Add(late)
 		case 2:
-			b = wire.AppendReq(nil, m.ID, 0)
+			b = fmt.Appendf(nil, "REQ %s 0\n", m.ID)
 		}
 		if _, err := sub.Write(b); err != nil {
 			t.Fatal(err)
