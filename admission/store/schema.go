@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
@@ -46,6 +47,11 @@ func Open(ctx context.Context, database string) (*Store, error) {
 	if s.postgres {
 		s.db, err = sql.Open("pgx", database)
 	} else {
+		f, err := os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600) // SQLite's would be for all to read
+		if err != nil {
+			return nil, fmt.Errorf("open the admission store: %w", err)
+		}
+		f.Close()
 		// One connection: SQLite has one writer, and readers here are few.
 		if s.db, err = sql.Open("sqlite", "file:"+(&url.URL{Path: database}).EscapedPath()+"?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=busy_timeout(5000)&_txlock=immediate"); err == nil {
 			s.db.SetMaxOpenConns(1)

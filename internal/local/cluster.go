@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -24,6 +25,8 @@ type ClusterConfig struct {
 	// BrokerFlags are given to every broker besides its own, LoaddistributorFlags to
 	// the loaddistributor.
 	BrokerFlags, LoaddistributorFlags []string
+	// Admission: an admission process beside them, which brokers ask about /pub and /mpub.
+	Admission bool
 	// StartTimeout bounds the time until all have joined.
 	StartTimeout time.Duration
 }
@@ -50,6 +53,8 @@ type Cluster struct {
 	GRPC   string           // its address
 	Lookup string           // host:port of its nsqlookupd-compatible HTTP
 
+	Admission *grpc.ClientConn // nil: there is none
+
 	// Owned by the caller's goroutine.
 	processes []*Process // in the order of their start
 }
@@ -60,7 +65,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	addresses, err := Ports(4)
+	addresses, err := Ports(7)
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +91,15 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	args := []string{"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor}
 	if err := start("loaddistributor", "loaddistributor", append(args, cfg.LoaddistributorFlags...)...); err != nil {
 		return nil, err
+	}
+	if cfg.Admission {
+		if err := start("admission", "admission", "--data-path", cfg.LogDir, "--grpc-address", addresses[4], "--http-address", addresses[5], "--udp-address", addresses[6]); err != nil {
+			return nil, err
+		}
+		if c.Admission, err = grpc.NewClient(addresses[4], grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+			return nil, fmt.Errorf("admission at %s: %w", addresses[4], err)
+		}
+		cfg.BrokerFlags = append(slices.Clone(cfg.BrokerFlags), "--admission-address="+addresses[6])
 	}
 	for i := 1; i <= cfg.Brokers; i++ {
 		name := "broker" + strconv.Itoa(i)
@@ -150,8 +164,10 @@ func (c *Cluster) Died() error {
 // The error names those that failed.
 func (c *Cluster) Stop() error {
 	var errs []error
-	if c.Conn != nil {
-		errs = append(errs, c.Conn.Close())
+	for _, conn := range []*grpc.ClientConn{c.Conn, c.Admission} {
+		if conn != nil {
+			errs = append(errs, conn.Close())
+		}
 	}
 	for _, p := range c.processes {
 		p.Terminate()

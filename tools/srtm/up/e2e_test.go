@@ -58,13 +58,13 @@ func up(ctx context.Context, stdout, stderr *output, args ...string) error {
 
 // The whole thing, small: real processes, real sockets, go-nsq, a report.
 func TestUp(t *testing.T) {
-	bin := localtest.Folder(t, append(daemons, "tools/iotpub")...)
+	bin := localtest.Folder(t, append(daemons, "tools/iotpub", "admission")...)
 
 	t.Run("ends with a report", func(t *testing.T) {
 		var stdout, stderr output
 		dir := t.TempDir()
 		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+filepath.Join(dir, "new"), "--brokers=3",
-			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json")
+			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json", "--admission")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stderr.String())
 		}
@@ -77,6 +77,9 @@ func TestUp(t *testing.T) {
 		}
 		if len(r.Phases) != 2 || len(r.Calibration) != 1 || r.Reduced || r.Interrupted {
 			t.Fatalf("%+v", r)
+		}
+		if a := r.Admission; a == nil || !a.Refused || a.Admitted < a.Capacity || a.RetryAfterMs < 1 || a.RetryAfterMs > 1000 {
+			t.Errorf("admission: %+v", a)
 		}
 		for i, brokers := range []int{1, 3} {
 			p := r.Phases[i]

@@ -45,10 +45,23 @@ type Report struct {
 	// this machine's as the placement's.
 	MaxLatenessUs int64 `json:"max_lateness_us"`
 
+	Admission *Admission `json:"admission,omitempty"`
+
 	Phases      []Phase `json:"phases"`
 	Interrupted bool    `json:"interrupted,omitempty"`
 	// Failure is what ended the run early, or was wrong with its end.
 	Failure string `json:"failure,omitempty"`
+}
+
+// Admission is what was asked of it with --admission.
+type Admission struct {
+	Key      string `json:"key"`
+	Refill   int64  `json:"refill_per_s"`
+	Capacity int64  `json:"capacity"`
+	Admitted int64  `json:"admitted"` // before the first refusal
+	Refused  bool   `json:"refused"`
+	// Until the credit would have been there.
+	RetryAfterMs int64 `json:"retry_after_ms"`
 }
 
 // Attempt is one calibration.
@@ -242,6 +255,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		line("", "THE LOAD IS SMALLER THAN ASKED FOR: this machine does not carry more")
 	}
 	line("cluster", "%s of %d msg/s", plural(r.Brokers, "broker"), r.Mcap)
+	if a := r.Admission; a != nil && a.Refused {
+		line("admission", "%s (refill %d/s, capacity %d): %d admitted, then refused for %d ms", a.Key, a.Refill, a.Capacity, a.Admitted, a.RetryAfterMs)
+	}
 	if r.Burst > 0 {
 		line("contract", "%s", r.contractText())
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -66,7 +67,7 @@ func (r *run) all(ctx context.Context) error {
 	}
 	r.view.say("starting %s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"))
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
-		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout,
+		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission,
 		LoaddistributorFlags: []string{"--fitting=off"}, // placements are compared as they are
 		BrokerFlags:          []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},
 	})
@@ -77,7 +78,12 @@ func (r *run) all(ctx context.Context) error {
 		return fmt.Errorf("start the cluster: %w", err)
 	}
 	r.cluster, r.admin = c, srtmv1.NewAdminServiceClient(c.Conn)
-	err = r.measure(ctx)
+	if r.admission {
+		err = r.tryAdmission(ctx)
+	}
+	if err == nil {
+		err = r.measure(ctx)
+	}
 	if stopped := c.Stop(); stopped != nil {
 		err = errors.Join(err, fmt.Errorf("stop the cluster: %w", stopped))
 	}
@@ -105,6 +111,31 @@ func (r *run) all(ctx context.Context) error {
 	if faults := r.report.Faults(); len(faults) > 0 {
 		return errors.New(strings.Join(faults, "\n"))
 	}
+	return nil
+}
+
+// tryAdmission sets a rule as an operator would, and asks until it refuses.
+func (r *run) tryAdmission(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	service := srtmv1.NewAdmissionAdminClient(r.cluster.Admission)
+	a := &Admission{Key: "tenant/demo/http", Refill: 1, Capacity: 10}
+	_, err := service.SetRules(ctx, &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: a.Key, RefillMilli: 1000 * a.Refill, Capacity: a.Capacity}}}, grpc.WaitForReady(true))
+	for err == nil && !a.Refused && a.Admitted < 100*a.Capacity { // a slow machine earns credits meanwhile
+		var reply *srtmv1.AskResponse
+		if reply, err = service.Ask(ctx, &srtmv1.AskRequest{Key: a.Key, Cost: 1}); err != nil {
+			break
+		}
+		if reply.Admit {
+			a.Admitted++
+		} else if !reply.Unanswered { // which says nothing of the rule
+			a.Refused, a.RetryAfterMs = true, reply.RetryAfterMs
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("admission: %w", err)
+	}
+	r.report.Admission = a
 	return nil
 }
 
