@@ -76,7 +76,7 @@ func common(t *testing.T) *node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.node == nil && s.mu.err == nil {
-		s.mu.node, s.mu.err = s.make()
+		s.mu.node, s.mu.err = s.make(t)
 	}
 	if s.mu.err != nil {
 		t.Fatal(s.mu.err)
@@ -94,15 +94,15 @@ func common(t *testing.T) *node {
 	return n
 }
 
-func (s *shared) make() (*node, error) {
-	if under.binary == "" {
+func (s *shared) make(t *testing.T) (*node, error) {
+	if under.tcp != "" {
 		return &node{tcp: under.tcp, http: under.http}, nil
 	}
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
 		return nil, err
 	}
-	return launch(dir, nil)
+	return launch(program(t), dir, nil)
 }
 
 func (s *shared) close() error {
@@ -125,10 +125,7 @@ func start(t *testing.T, flags ...string) *node {
 // startIn is start in a folder that may hold what another nsqd left there.
 func startIn(t *testing.T, dir string, flags ...string) *node {
 	t.Helper()
-	if under.binary == "" {
-		t.Skipf("needs an nsqd with the flags %q; the one under test runs already", flags)
-	}
-	n, err := launch(dir, flags)
+	n, err := launch(program(t, flags...), dir, flags)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,8 +140,8 @@ func startIn(t *testing.T, dir string, flags ...string) *node {
 	return n
 }
 
-func launch(dir string, flags []string) (*node, error) {
-	d, err := local.NSQD(under.binary, dir, flags...)
+func launch(binary, dir string, flags []string) (*node, error) {
+	d, err := local.NSQD(binary, dir, flags...)
 	if err != nil {
 		return nil, err
 	}

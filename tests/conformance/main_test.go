@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"net/http"
@@ -10,10 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 const (
@@ -24,7 +21,8 @@ const (
 
 // subject is what the tests are about. Set once, by TestMain.
 type subject struct {
-	binary    string // to start; "" when addresses are given
+	binary    string // to start; "" when it is ours, or addresses are given
+	ours      bool   // it is this repository's, built when it is first asked for
 	tcp, http string // of one that runs already
 	srtm      bool   // it is SRTM's nsqd, not NSQ's
 }
@@ -36,7 +34,7 @@ type suite struct{ m *testing.M }
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	testkit.Main(&suite{m})
+	localtest.Main(&suite{m})
 }
 
 // Run runs the tests and returns the exit code.
@@ -49,12 +47,8 @@ func (s *suite) Run() int {
 			return complain(err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "conformance")
-	if err != nil {
-		return complain(err)
-	}
-	defer os.RemoveAll(dir)
-	if under, err = choose(dir); err != nil {
+	var err error
+	if under, err = choose(); err != nil {
 		return complain(err)
 	}
 	code := s.m.Run()
@@ -83,7 +77,7 @@ func complain(err error) int {
 	return 1
 }
 
-func choose(dir string) (subject, error) {
+func choose() (subject, error) {
 	s := subject{
 		binary: os.Getenv(envBinary),
 		tcp:    os.Getenv(envTCP),
@@ -107,10 +101,23 @@ func choose(dir string) (subject, error) {
 		s.srtm = strings.Contains(string(version), product)
 		return s, err
 	}
-	s.binary, s.srtm = filepath.Join(dir, "nsqd"), true
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	return s, local.Build(ctx, "github.com/srtm-io/srtm/nsqd", s.binary, raceDetector)
+	s.ours, s.srtm = true, true
+	return s, nil
+}
+
+// program is the nsqd to start. It skips t where one runs already, that has to have
+// other flags.
+func program(t *testing.T, flags ...string) string {
+	t.Helper()
+	switch {
+	case under.tcp != "":
+		t.Skipf("needs an nsqd with the flags %q; the one under test runs already", flags)
+	case under.ours && raceDetector:
+		return localtest.Racing(t, "nsqd")
+	case under.ours:
+		return localtest.Program(t, "nsqd")
+	}
+	return under.binary
 }
 
 // product is in the version of SRTM's nsqd.

@@ -25,12 +25,9 @@ import (
 // call runs the nsqd to its end.
 func call(t *testing.T, args ...string) (output string, err error) {
 	t.Helper()
-	if under.binary == "" {
-		t.Skip("needs an nsqd to start; the one under test runs already")
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, under.binary, args...)
+	cmd := exec.CommandContext(ctx, program(t, args...), args...)
 	cmd.Dir = t.TempDir()
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -171,13 +168,10 @@ func TestFlags(t *testing.T) {
 func TestPortsOfTheSystem(t *testing.T) {
 	group(t)
 	check(t, "in the log, and wherever they are told", func(t *testing.T) {
-		if under.binary == "" {
-			t.Skip("needs an nsqd to start; the one under test runs already")
-		}
 		r := newRegistry(t)
 		dir := t.TempDir()
 		cert := testkit.NewAuthority(t).Certificate("nsqd")
-		d, at, err := local.Listening(under.binary, dir, []string{
+		d, at, err := local.Listening(program(t), dir, []string{
 			"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
 			"--tls-cert=" + cert.CertFile, "--tls-key=" + cert.KeyFile, "--broadcast-address=127.0.0.1", r.flag(),
 		}, "TCP", "HTTP", "HTTPS")
@@ -215,14 +209,11 @@ func TestUnixSockets(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { os.RemoveAll(dir) })
-		if under.binary == "" {
-			t.Skip("needs an nsqd to start; the one under test runs already")
-		}
 		tcp, web := filepath.Join(dir, "tcp"), filepath.Join(dir, "http")
 		by := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", web)
 		}}
-		d, err := local.Run(under.binary, dir, []string{"--tcp-address=" + tcp, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, func() error {
+		d, err := local.Run(program(t), dir, []string{"--tcp-address=" + tcp, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, func() error {
 			_, err := fetchBy(by, http.MethodGet, "http://unix/ping", nil)
 			return err
 		})
