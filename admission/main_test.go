@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +27,15 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+// daemonEnv makes the test program the daemon, for one that is killed.
+const daemonEnv = "SRTM_TEST_ADMISSION"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(daemonEnv) != "" {
+		main()
+	}
+	testkit.Main(m)
+}
 
 func file(t *testing.T, text string) string {
 	t.Helper()
@@ -327,6 +337,7 @@ func TestRoles(t *testing.T) {
 // Two servers on one store: what one had the other has after the move, and after
 // it has gone.
 func TestPartitionsMove(t *testing.T) {
+	t.Parallel()
 	data := t.TempDir()
 	at, admin := start(t, "--data-path", data, "--udp-address", "127.0.0.1:0")
 	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 3, Strict: true}}}); err != nil {
@@ -352,6 +363,57 @@ func TestPartitionsMove(t *testing.T) {
 		localtest.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
 		if got, want := get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d`, 1-i); got != want {
 			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// kill -9 of an owner: another takes over. What was saved is not admitted again, and
+// strict keys begin empty.
+func TestAnOwnerIsKilled(t *testing.T) {
+	t.Parallel()
+	data, at, name := t.TempDir(), testkit.Address(t), testkit.Address(t)
+	owner := exec.Command(os.Args[0], "--data-path", data, "--http-address", at, "--grpc-address", testkit.Address(t), "--udp-address", name, "--checkpoint=10ms", "--attempts=10000", "--log-level=error")
+	owner.Env = append(os.Environ(), daemonEnv+"=1")
+	owner.Stderr = os.Stderr
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill := sync.OnceFunc(func() { owner.Process.Kill(); owner.Wait() })
+	t.Cleanup(kill)
+	localtest.WaitFor(t, "the owner", func() bool {
+		reply, err := web.Get("http://" + at + "/healthz")
+		if err == nil {
+			reply.Body.Close()
+		}
+		return err == nil && reply.StatusCode == http.StatusOK
+	})
+	other, admin := start(t, "--data-path", data, "--udp-address", "127.0.0.1:0")
+	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
+		{Key: "k", RefillMilli: 1, Capacity: 10}, {Key: "strict", RefillMilli: 1, Capacity: 10, Strict: true},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"k", "strict"} {
+		if got := get(t, at+"/qos?cost=7&key="+key, ""); got != `200 TRUE "default";r=3` {
+			t.Fatal(got)
+		}
+	}
+	localtest.WaitFor(t, "check-points", func() bool {
+		_, after, _ := strings.Cut(get(t, at+"/metrics", ""), "\nsrtm_admission_checkpoint_keys_total ")
+		return strings.HasPrefix(after, "2\n")
+	})
+	kill()
+	for _, test := range []struct{ ask, want string }{
+		{"k&cost=0", `200 TRUE "default";r=3`}, {"k&cost=4", "200 FALSE"}, {"k&cost=3", `200 TRUE "default";r=0`},
+		{"strict&cost=0", `200 TRUE "default";r=0`}, {"strict", "200 FALSE"},
+	} {
+		var got string
+		localtest.WaitFor(t, "another server", func() bool {
+			got = get(t, other+"/qos?key="+test.ask, "")
+			return strings.Contains(got, "r=")
+		})
+		if !strings.HasPrefix(got, test.want) {
+			t.Errorf("%s: %s, want %s", test.ask, got, test.want)
 		}
 	}
 }
