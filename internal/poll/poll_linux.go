@@ -18,19 +18,19 @@ import (
 // for other goroutines with an eventfd. One goroutine owns it and calls its
 // methods, but for Wake.
 //
-// Its own descriptor is with Go's poller, so that a wait parks the goroutine and
-// a thread is not held: the alternative, a blocking epoll_wait, has the
+// Where Wait idles, its own descriptor is with Go's poller, so that a wait parks the
+// goroutine and a thread is not held: the alternative, a blocking epoll_wait, has the
 // scheduler take the processor away from the thread each time and give it back.
 type Poller struct {
 	// Set once.
 	fd    int
-	file  *os.File // owns fd
-	conn  syscall.RawConn
 	event int
 	timer int
 	try   func(fd uintptr) bool // Wait's, made once since a closure is allocated
 
 	// Owned by the loop.
+	file   *os.File // owns fd; nil before the first Wait that idles
+	conn   syscall.RawConn
 	armed  mono.Time // when the timer goes off; Never: it does not
 	events [MaxEvents]Event
 	n      int
@@ -61,10 +61,6 @@ func New() (_ *Poller, err error) {
 		return nil, fmt.Errorf("epoll_create: %w", err)
 	}
 	if err = unix.SetNonblock(p.fd, true); err != nil { // so that os takes it for one to be polled
-		return nil, fmt.Errorf("epoll descriptor: %w", err)
-	}
-	p.file = os.NewFile(uintptr(p.fd), "epoll")
-	if p.conn, err = p.file.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("epoll descriptor: %w", err)
 	}
 	if p.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
@@ -99,10 +95,40 @@ func (p *Poller) poll() bool {
 // Alarm has come. What it returns holds until the next call.
 func (p *Poller) Wait(idle bool) []Event {
 	if !p.poll() && idle {
+		if p.file == nil {
+			p.parks()
+		}
 		if err := p.conn.Read(p.try); err != nil {
 			panic("poll: epoll: " + err.Error()) // closed under the loop
 		}
 	}
+	return p.others()
+}
+
+// parks gives the descriptor to Go's poller, which wakes for all that happens from then
+// on.
+func (p *Poller) parks() {
+	p.file = os.NewFile(uintptr(p.fd), "epoll")
+	var err error
+	if p.conn, err = p.file.SyscallConn(); err != nil {
+		panic("poll: epoll descriptor: " + err.Error()) // it was just opened
+	}
+}
+
+// WaitOnThread is Wait with idle that holds the thread meanwhile, for a loop that owns
+// one: the kernel wakes the thread, and no goroutine is scheduled in its place. Sending
+// at exact times, that takes a third less processor time than parking.
+func (p *Poller) WaitOnThread() []Event {
+	n, err := unix.EpollWait(p.fd, p.events[:], -1)
+	if err != nil && err != unix.EINTR {
+		panic("poll: epoll_wait: " + err.Error()) // closed under the loop
+	}
+	p.n = max(0, n)
+	return p.others()
+}
+
+// others are the events of descriptors that are not the poller's own.
+func (p *Poller) others() []Event {
 	kept := 0
 	for i := range p.n {
 		switch e := &p.events[i]; e.Fd {

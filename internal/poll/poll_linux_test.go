@@ -82,6 +82,10 @@ func TestWakeAndAlarmEndAWait(t *testing.T) {
 		p.Wait(true)
 		p.Alarm(1) // long ago
 		p.Wait(true)
+		go p.Wake()
+		p.WaitOnThread()
+		p.Alarm(clock.Mono() + 1)
+		p.WaitOnThread()
 		p.Alarm(mono.Never)
 	}
 	woken := make(chan struct{})

@@ -1,9 +1,7 @@
 package fleet
 
 import (
-	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 
@@ -11,61 +9,31 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/poll"
 )
 
 func newPoller() (poller, error) { return newEpoll() }
 
-// Slots of the two descriptors that are no connections.
-const (
-	slotWake  = -1
-	slotTimer = -2
-)
-
 // epoll is the poller of Linux. A message costs it one write, and about one
 // epoll_wait, one read and one timerfd_settime.
-//
-// The timer is a timerfd rather than the timeout of epoll_wait, which counts
-// in milliseconds, or of epoll_pwait2, which is subject to the thread's timer
-// slack of 50 us and has no wrapper without unsafe.
 type epoll struct {
-	// set once
-	fd    int
-	timer int
+	poll *poll.Poller
 	// owned by the worker
-	armed  mono.Time // when the timer will fire; 0: it has fired
-	socks  []int     // by slot; -1: none
-	raw    []unix.EpollEvent
+	socks  []int // by slot; -1: none
 	lookup map[string]unix.Sockaddr
 
-	wakeMu struct {
+	mu struct {
 		sync.Mutex
-		fd int // -1 after shutdown
+		closed bool
 	}
 }
 
 func newEpoll() (*epoll, error) {
-	p := &epoll{raw: make([]unix.EpollEvent, maxEvents), lookup: map[string]unix.Sockaddr{}}
-	var err error
-	if p.fd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return nil, fmt.Errorf("epoll_create1: %w", err)
+	p, err := poll.New()
+	if err != nil {
+		return nil, err
 	}
-	if p.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC); err != nil {
-		_ = unix.Close(p.fd) // nothing was done with it
-		return nil, fmt.Errorf("timerfd_create: %w", err)
-	}
-	if p.wakeMu.fd, err = unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC); err != nil {
-		_ = unix.Close(p.fd)
-		_ = unix.Close(p.timer)
-		return nil, fmt.Errorf("eventfd: %w", err)
-	}
-	// Edges again: neither counter has to be read to be armed anew.
-	for slot, fd := range map[int32]int{slotWake: p.wakeMu.fd, slotTimer: p.timer} {
-		if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: slot}); err != nil {
-			p.shutdown()
-			return nil, fmt.Errorf("epoll_ctl: %w", err)
-		}
-	}
-	return p, nil
+	return &epoll{poll: p, lookup: map[string]unix.Sockaddr{}}, nil
 }
 
 func (p *epoll) resolve(address string) (unix.Sockaddr, error) {
@@ -119,10 +87,8 @@ func (p *epoll) dial(slot int32, address string) error {
 	if err := unix.Connect(fd, sa); err != nil && err != unix.EINPROGRESS && err != unix.EINTR {
 		return fail("connect to "+address, err)
 	}
-	if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{
-		Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET, Fd: slot,
-	}); err != nil {
-		return fail("epoll_ctl", err)
+	if err := p.poll.Watch(fd, slot, 0, 0, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+		return fail("watch", err)
 	}
 	for int(slot) >= len(p.socks) {
 		p.socks = append(p.socks, -1)
@@ -143,34 +109,22 @@ func (p *epoll) connected(slot int32) error {
 }
 
 func (p *epoll) read(slot int32, b []byte) (int, error) {
-	for {
-		n, err := unix.Read(p.socks[slot], b)
-		switch {
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
-			return 0, errAgain
-		case err != nil:
-			return 0, fmt.Errorf("read: %w", err)
-		case n == 0:
-			return 0, io.EOF
-		default:
-			return n, nil
-		}
+	n, err := poll.Read(p.socks[slot], b)
+	if n == 0 && err == nil {
+		err = errAgain
 	}
+	return n, err
 }
 
 func (p *epoll) write(slot int32, b []byte) (int, error) {
 	done := 0
 	for done < len(b) {
-		n, err := unix.Write(p.socks[slot], b[done:])
-		switch {
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
-			return done, errAgain
-		case err != nil:
-			return done, fmt.Errorf("write: %w", err)
-		default:
-			done += n
+		n, err := poll.Write(p.socks[slot], b[done:])
+		if n == 0 && err == nil {
+			err = errAgain
+		}
+		if done += n; err != nil {
+			return done, err
 		}
 	}
 	return done, nil
@@ -182,46 +136,30 @@ func (p *epoll) close(slot int32) {
 }
 
 func (p *epoll) wait(dst []event, until mono.Time) ([]event, error) {
-	timeout := -1
-	if !clock.Mono().Before(until) {
-		timeout = 0
-	} else if until != p.armed && until != mono.Never {
-		spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(until))}
-		if err := unix.TimerfdSettime(p.timer, unix.TFD_TIMER_ABSTIME, &spec, nil); err != nil {
-			return dst, fmt.Errorf("timerfd_settime: %w", err)
-		}
-		p.armed = until
+	if until != mono.Never {
+		p.poll.Alarm(until)
 	}
-	n, err := unix.EpollWait(p.fd, p.raw, timeout)
-	if err == unix.EINTR {
-		return dst, nil
+	var events []poll.Event
+	if clock.Mono().Before(until) {
+		events = p.poll.WaitOnThread()
+	} else {
+		events = p.poll.Wait(false)
 	}
-	if err != nil {
-		return dst, fmt.Errorf("epoll_wait: %w", err)
-	}
-	for i := range n {
-		e := &p.raw[i]
-		switch e.Fd {
-		case slotWake:
-		case slotTimer:
-			p.armed = 0
-		default:
-			dst = append(dst, event{
-				slot:     e.Fd,
-				readable: e.Events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0,
-				writable: e.Events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0,
-			})
-		}
+	for _, e := range events {
+		dst = append(dst, event{
+			slot:     e.Fd,
+			readable: e.Events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0,
+			writable: e.Events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0,
+		})
 	}
 	return dst, nil
 }
 
 func (p *epoll) wake() {
-	p.wakeMu.Lock()
-	defer p.wakeMu.Unlock()
-	if p.wakeMu.fd >= 0 {
-		// It fails only when the counter is full, and then wait returns anyway.
-		_, _ = unix.Write(p.wakeMu.fd, binary.NativeEndian.AppendUint64(nil, 1))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.mu.closed {
+		p.poll.Wake()
 	}
 }
 
@@ -231,10 +169,8 @@ func (p *epoll) shutdown() {
 			p.close(int32(slot))
 		}
 	}
-	p.wakeMu.Lock()
-	_ = unix.Close(p.wakeMu.fd)
-	p.wakeMu.fd = -1
-	p.wakeMu.Unlock()
-	_ = unix.Close(p.timer)
-	_ = unix.Close(p.fd)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.closed = true
+	p.poll.Close()
 }
