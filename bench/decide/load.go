@@ -118,55 +118,71 @@ func UDP(s *Server, rate float64, d time.Duration, echo bool) (r Result, err err
 	return r, s.account(&r, before)
 }
 
-// Streams asks over persistent connections, each with a request at a time; answered
-// reads one answer.
+// Streams asks over persistent connections. Each has a request at a time, and what is
+// due meanwhile waits, which its latency shows; one alone is pipelined instead, as a UDP
+// socket is. answered reads one answer.
 func Streams(s *Server, rate float64, d time.Duration, connections int, request func(i int64) string, answered func(*bufio.Reader) error) (r Result, err error) {
 	r.Latency = obs.NewLatency()
+	type ask struct {
+		i   int64
+		due time.Time
+	}
+	n := int64(rate * d.Seconds())
+	due := make(chan ask, n)
+	conns := make([]net.Conn, connections)
+	for c := range conns {
+		if conns[c], err = net.Dial("tcp", s.At); err != nil {
+			return r, err
+		}
+		defer conns[c].Close()
+		conns[c].SetDeadline(time.Now().Add(2*d + 5*patience))
+	}
 	var mu sync.Mutex // of r and err
+	note := func(due time.Time, bad error) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if bad != nil {
+			err = bad
+			return false
+		}
+		r.Latency.Record(time.Since(due))
+		return true
+	}
 	var asking sync.WaitGroup
 	before := s.cpu()
-	each := rate / float64(connections)
-	for c := range connections {
+	for _, conn := range conns {
 		asking.Go(func() {
-			mine := obs.NewLatency()
-			sent, bad := stream(s.At, each, d, func(i int64) string { return request(i*int64(connections) + int64(c)) }, answered, mine)
-			mu.Lock()
-			defer mu.Unlock()
-			r.Latency.Merge(mine)
-			r.Sent, r.Answered = r.Sent+sent, r.Answered+mine.Count()
-			if bad != nil {
-				err = bad
+			in := bufio.NewReader(conn)
+			for a := range due {
+				var bad error
+				if connections > 1 {
+					_, bad = conn.Write([]byte(request(a.i)))
+				}
+				if bad == nil {
+					bad = answered(in)
+				}
+				if !note(a.due, bad) {
+					return
+				}
 			}
 		})
-		time.Sleep(time.Duration(float64(time.Second) / rate)) // so that they are not in step
 	}
+	asking.Go(func() {
+		defer close(due)
+		pace(n, rate, func(i int64, at time.Time) {
+			due <- ask{i, at} // has room for all
+			r.Sent++
+			if connections == 1 {
+				conns[0].Write([]byte(request(i))) // an error shows when the answer is read
+			}
+		})
+	})
 	asking.Wait()
+	r.Answered = r.Latency.Count()
 	if err != nil {
 		return r, err
 	}
 	return r, s.account(&r, before)
-}
-
-func stream(at string, rate float64, d time.Duration, request func(int64) string, answered func(*bufio.Reader) error, to *obs.Latency) (sent int64, err error) {
-	conn, err := net.Dial("tcp", at)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(2*d + 5*patience))
-	in := bufio.NewReader(conn)
-	pace(int64(rate*d.Seconds()), rate, func(i int64, due time.Time) {
-		if err != nil {
-			return
-		}
-		if _, err = conn.Write([]byte(request(i))); err == nil {
-			sent++
-			if err = answered(in); err == nil {
-				to.Record(time.Since(due))
-			}
-		}
-	})
-	return sent, err
 }
 
 // HTTP asks for a path, which may have a %s for the key.

@@ -27,7 +27,7 @@ func command(words ...string) string {
 	return b.String()
 }
 
-// EVALSHA asks Redis by the script, over 16 connections.
+// EVALSHA asks Redis by the script, pipelined over one connection.
 func EVALSHA(s *Server, rate float64, d time.Duration) (r Result, err error) {
 	conn, err := net.Dial("tcp", s.At)
 	if err != nil {
@@ -46,7 +46,7 @@ func EVALSHA(s *Server, rate float64, d time.Duration) (r Result, err error) {
 		return r, err
 	}
 	sha = strings.TrimSpace(sha)
-	return Streams(s, rate, d, 16, func(i int64) string { return command("EVALSHA", sha, "1", key(i), "1", "1000000") }, func(in *bufio.Reader) error {
+	return Streams(s, rate, d, 1, func(i int64) string { return command("EVALSHA", sha, "1", key(i), "1", "1000000") }, func(in *bufio.Reader) error {
 		line, err := in.ReadString('\n')
 		if err == nil && line != ":1\r\n" && line != ":0\r\n" {
 			err = fmt.Errorf("EVALSHA: %s", line)

@@ -1,0 +1,47 @@
+package server_test
+
+import (
+	"net"
+	"testing"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/wire"
+)
+
+// A decision allocates nothing, from the datagram that is read to the one that is sent;
+// whatever this process allocates meanwhile would count.
+func TestAllocation(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 1e9)})
+	s, _ := b.start()
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	sealer, err := wire.NewSealer(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := wire.Question{Kind: wire.Hello, Number: 1}
+	var out, in [wire.MaxQuestion]byte
+	var a wire.Answer
+	ask := func() {
+		q.Number++
+		if _, err := conn.Write(sealer.AppendQuestion(out[:0], q)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := conn.Read(in[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err = sealer.ParseAnswer(in[:n]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask()
+	q.Kind, q.Session, q.Cost, q.Key = wire.Ask, a.Session, 1, []byte("key")
+	ask() // is looked up
+	if n := testing.AllocsPerRun(2000, ask); n != 0 || a.Kind != wire.Reply || a.Flags&wire.Admit == 0 {
+		t.Errorf("%v allocations; the last answer is %+v", n, a)
+	}
+}
