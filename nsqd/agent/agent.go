@@ -113,14 +113,19 @@ func validID(s string) bool {
 
 // Agent joins a Node to the control plane. Make it with New.
 type Agent struct {
+	core
+	started atomic.Bool // by Run, which runs once
+}
+
+// core is what the owner and its sessions share with those who ask the Agent.
+type core struct {
 	// Set once.
 	cfg     Config
 	node    Node
 	metrics *metrics
 	seed    uint64
-	bases   []Base      // of the process before
-	alone   bool        // the process before ended without the adaptor
-	started atomic.Bool // by Run, which runs once
+	bases   []Base // of the process before
+	alone   bool   // the process before ended without the adaptor
 	// Work for the owner, from the sessions. It has no buffer: a session reads
 	// no further while the owner is busy, which pushes back on the sender.
 	events chan func(*owner)
@@ -178,13 +183,13 @@ func New(cfg Config, node Node) (*Agent, error) {
 	if cfg.Hostname == "" {
 		cfg.Hostname, _ = os.Hostname() // for people; empty says that it is unknown
 	}
-	a := &Agent{
+	a := &Agent{core: core{
 		cfg:     cfg,
 		node:    node,
 		metrics: newMetrics(),
 		seed:    binary.LittleEndian.Uint64(random[:]),
 		events:  make(chan func(*owner)),
-	}
+	}}
 	if cfg.Policy == "" {
 		a.cfg.Policy = Available
 	}
@@ -221,22 +226,22 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer sessions.Wait()
 	defer cancel()
 
-	o := newOwner(a, ctx, &sessions)
+	o := newOwner(&a.core, ctx, &sessions)
 	sessions.Go(func() { a.controlReconnector(ctx).run(ctx) })
 	o.run(ctx)
 	return nil
 }
 
 // do hands f to the owner; it does nothing when ctx ends first.
-func (a *Agent) do(ctx context.Context, f func(*owner)) {
+func (c *core) do(ctx context.Context, f func(*owner)) {
 	select {
-	case a.events <- f:
+	case c.events <- f:
 	case <-ctx.Done():
 	}
 }
 
 // rng returns a generator for the n-th user of randomness (jitter only).
-func (a *Agent) rng(n uint64) *rand.Rand { return rand.New(rand.NewPCG(a.seed, n)) }
+func (c *core) rng(n uint64) *rand.Rand { return rand.New(rand.NewPCG(c.seed, n)) }
 
 type metrics struct {
 	connected *prometheus.GaugeVec   // by session

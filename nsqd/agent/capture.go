@@ -29,11 +29,11 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now mono.Time) {
 		if lasts == 0 {
 			return
 		}
-		if !o.agent.node.Capture(c.Topic) {
-			o.agent.cfg.Log.Debug("no topic to capture the arrivals of", obs.KeyTopic, c.Topic)
+		if !o.node.Capture(c.Topic) {
+			o.cfg.Log.Debug("no topic to capture the arrivals of", obs.KeyTopic, c.Topic)
 			return
 		}
-		o.agent.cfg.Log.Info("arrivals are being captured", obs.KeyTopic, c.Topic, obs.KeyDuration, lasts)
+		o.cfg.Log.Info("arrivals are being captured", obs.KeyTopic, c.Topic, obs.KeyDuration, lasts)
 		if len(o.captures) == 0 {
 			o.flushed = now
 		}
@@ -61,11 +61,11 @@ func (o *owner) flushCapture(topic string, last bool) {
 	if behind && !last {
 		return // the record keeps it
 	}
-	piece := o.agent.node.Arrivals(topic)
+	piece := o.node.Arrivals(topic)
 	if last || piece == nil { // or the topic is gone
-		o.agent.node.EndCapture(topic)
+		o.node.EndCapture(topic)
 		delete(o.captures, topic)
-		o.agent.cfg.Log.Info("arrivals are not captured any more", obs.KeyTopic, topic)
+		o.cfg.Log.Info("arrivals are not captured any more", obs.KeyTopic, topic)
 		o.capturing()
 	}
 	if piece == nil {
@@ -79,23 +79,23 @@ func (o *owner) flushCapture(topic string, last bool) {
 			&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Arrivals{Arrivals: piece}}, int64(n),
 		})
 	}
-	o.agent.metrics.captured.WithLabelValues("sent").Add(float64(n))
-	o.agent.metrics.captured.WithLabelValues("lost").Add(float64(lost))
+	o.metrics.captured.WithLabelValues("sent").Add(float64(n))
+	o.metrics.captured.WithLabelValues("lost").Add(float64(lost))
 }
 
 // endCaptures ends all of them: there is nobody left to tell.
 func (o *owner) endCaptures() {
 	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
-		o.agent.node.EndCapture(topic)
+		o.node.EndCapture(topic)
 		delete(o.captures, topic)
 	}
 	o.flush.Stop()
-	o.agent.metrics.captures.Set(0)
+	o.metrics.captures.Set(0)
 }
 
 // capturing shows how many there are.
 func (o *owner) capturing() {
-	o.agent.metrics.captures.Set(float64(len(o.captures)))
+	o.metrics.captures.Set(float64(len(o.captures)))
 	o.publish()
 }
 

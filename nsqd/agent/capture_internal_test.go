@@ -24,7 +24,7 @@ func joinedOwner(t *testing.T, node Node) *owner {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := newOwner(a, t.Context(), &sync.WaitGroup{})
+	o := newOwner(&a.core, t.Context(), &sync.WaitGroup{})
 	o.flush = time.NewTimer(time.Hour)
 	_, cut := context.WithCancelCause(t.Context())
 	o.control = &controlLink{out: make(chan queued[srtmv1.BrokerMessage], linkQueue), cut: cut}
@@ -87,7 +87,7 @@ func TestACaptureThatNobodyReads(t *testing.T) {
 		t.Errorf("%d pieces are queued, %d captures, %v; want 4, none", len(o.control.out), len(o.captures), node.Captured("t"))
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(o.agent.metrics.captured)
+	registry.MustRegister(o.metrics.captured)
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

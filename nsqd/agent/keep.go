@@ -27,12 +27,12 @@ const longestLease = 24 * time.Hour
 // when it ended. If it was not, the adaptor may have seen its end, and what it held may
 // be another's. A strict broker has none: it cannot tell whether its lease is over.
 func (o *owner) resume() {
-	there := o.agent.node.Topics()
-	o.lease.noted = o.agent.alone
-	for _, b := range o.agent.bases {
+	there := o.node.Topics()
+	o.lease.noted = o.alone
+	for _, b := range o.bases {
 		o.disk[b.Topic] = b
-		if o.lease.strict || !o.agent.alone {
-			o.agent.cfg.Log.Info("holds nothing of the process before until it is granted again", obs.KeyTopic, b.Topic)
+		if o.lease.strict || !o.alone {
+			o.cfg.Log.Info("holds nothing of the process before until it is granted again", obs.KeyTopic, b.Topic)
 			o.save(b.Topic)
 			continue
 		}
@@ -42,7 +42,7 @@ func (o *owner) resume() {
 				o.apply(g)
 			}
 		}
-		o.agent.cfg.Log.Info("goes on with the base of the process before", obs.KeyTopic, b.Topic,
+		o.cfg.Log.Info("goes on with the base of the process before", obs.KeyTopic, b.Topic,
 			obs.KeyRate, b.Share.Rate.PerSecond(), obs.KeyBurst, b.Share.Burst)
 	}
 }
@@ -88,12 +88,12 @@ func (o *owner) keepLease(now mono.Time) {
 
 // note keeps on the disk whether this process is without the adaptor.
 func (o *owner) note(alone bool, now mono.Time) {
-	if o.agent.cfg.Store == nil || o.lease.strict {
+	if o.cfg.Store == nil || o.lease.strict {
 		o.lease.noted = alone
 		return
 	}
-	if err := o.agent.cfg.Store.SetAlone(alone); err != nil {
-		o.agent.cfg.Log.Error("whether this broker is without the adaptor is not on the disk", "alone", alone, obs.KeyError, err)
+	if err := o.cfg.Store.SetAlone(alone); err != nil {
+		o.cfg.Log.Error("whether this broker is without the adaptor is not on the disk", "alone", alone, obs.KeyError, err)
 		o.retry = now.Add(time.Second)
 		return
 	}
@@ -104,7 +104,7 @@ func (o *owner) note(alone bool, now mono.Time) {
 func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 	at, flex, session := mono.Time(m.Stamp), m.Flex.AsDuration(), m.Session.AsDuration()
 	if at < 0 || at > now || flex <= 0 || session < flex || session > longestLease {
-		o.agent.cfg.Log.Error("lease refused: it makes no sense", "stamp", m.Stamp, "flex", flex, "session", session)
+		o.cfg.Log.Error("lease refused: it makes no sense", "stamp", m.Stamp, "flex", flex, "session", session)
 		return
 	}
 	o.lapse(now) // before it is renewed: what is over does not come back
@@ -125,7 +125,7 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 			continue
 		}
 		// The node may have seen the end of it before we did.
-		if left := o.agent.node.Renew(topic, flexUntil, until); flexible && !left && o.holdings.lapseOne(topic, true, false) {
+		if left := o.node.Renew(topic, flexUntil, until); flexible && !left && o.holdings.lapseOne(topic, true, false) {
 			o.lapsed(topic)
 		}
 	}
@@ -137,11 +137,11 @@ func (o *owner) lapse(now mono.Time) {
 	if len(topics) == 0 {
 		return
 	}
-	o.agent.cfg.Log.Warn("lease over", "topics", len(topics), obs.KeyPolicy, o.agent.cfg.Policy)
+	o.cfg.Log.Warn("lease over", "topics", len(topics), obs.KeyPolicy, o.cfg.Policy)
 	flexUntil, until := o.lease.ends()
 	for _, topic := range topics {
 		if o.holdings.topics[topic].prepared {
-			o.agent.node.Renew(topic, flexUntil, until) // it looks at its clock
+			o.node.Renew(topic, flexUntil, until) // it looks at its clock
 		}
 		o.lapsed(topic)
 	}
@@ -149,14 +149,14 @@ func (o *owner) lapse(now mono.Time) {
 
 // lapsed tells the adaptor what is left of a share.
 func (o *owner) lapsed(topic string) {
-	o.agent.metrics.lapses.Inc()
+	o.metrics.lapses.Inc()
 	o.ackPresent(topic)
 }
 
 // held is what the hello says: of each topic what is in force, or would be after
 // a restart, if that is more.
 func (o *owner) held() []*srtmv1.HeldShare {
-	list := o.holdings.reconcile(o.agent.node.Topics())
+	list := o.holdings.reconcile(o.node.Topics())
 	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
 		if _, holds := o.holdings.topics[topic]; !holds && !o.save(topic) {
 			left := o.disk[topic]
@@ -182,7 +182,7 @@ func larger(a, b tokenbucket.Share) tokenbucket.Share {
 // whether it has no more than that. A base that cannot be written is at least
 // taken away: after a crash the topic then waits for a new grant.
 func (o *owner) save(topic string) bool {
-	store := o.agent.cfg.Store
+	store := o.cfg.Store
 	in := o.holdings.topics[topic]
 	want := in.base()
 	if o.lease.strict {
@@ -203,13 +203,13 @@ func (o *owner) save(topic string) bool {
 	}
 	if there {
 		if gone := store.Remove(topic); gone != nil {
-			o.agent.cfg.Log.Error("the share on the disk is not up to date", obs.KeyTopic, topic, obs.KeyError, gone)
+			o.cfg.Log.Error("the share on the disk is not up to date", obs.KeyTopic, topic, obs.KeyError, gone)
 			return had.Rate <= want.Rate && had.Burst <= want.Burst
 		}
 		delete(o.disk, topic)
 	}
 	if err != nil {
-		o.agent.cfg.Log.Error("the share is not on the disk: after a crash the topic waits for a new one", obs.KeyTopic, topic, obs.KeyError, err)
+		o.cfg.Log.Error("the share is not on the disk: after a crash the topic waits for a new one", obs.KeyTopic, topic, obs.KeyError, err)
 	}
 	return true
 }

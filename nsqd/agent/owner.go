@@ -35,7 +35,7 @@ const (
 // owner is the only goroutine that touches the node and the holdings.
 type owner struct {
 	// Set once.
-	agent    *Agent
+	*core
 	ctx      context.Context // ends when the agent stops
 	sessions *sync.WaitGroup // of the agent
 
@@ -67,10 +67,10 @@ type owner struct {
 	reconnectors              uint64 // started, for their seeds
 }
 
-func newOwner(a *Agent, ctx context.Context, sessions *sync.WaitGroup) *owner {
+func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 	return &owner{
-		agent: a, ctx: ctx, sessions: sessions,
-		holdings: newHoldings(), lease: lease{strict: a.cfg.Policy == Strict},
+		core: c, ctx: ctx, sessions: sessions,
+		holdings: newHoldings(), lease: lease{strict: c.cfg.Policy == Strict},
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		kept:     map[string][]byte{},
 		captures: map[string]mono.Time{}, interval: DefaultReportInterval, stopGrants: func() {},
@@ -96,7 +96,7 @@ func (o *owner) run(ctx context.Context) {
 			o.keepLease(clock.Mono())
 		case <-o.flush.C:
 			o.flushCaptures(clock.Mono())
-		case f := <-o.agent.events:
+		case f := <-o.events:
 			f(o)
 		case <-o.ticker.C:
 			// Not the time in the tick: after a Reset an older one may follow.
@@ -109,7 +109,7 @@ func (o *owner) run(ctx context.Context) {
 	}
 }
 
-func (a *Agent) controlReconnector(ctx context.Context) reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
+func (a *core) controlReconnector(ctx context.Context) reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
 	return reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
 		name: controlSession, addresses: a.cfg.loadDistributors(), options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(0),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
@@ -124,8 +124,8 @@ func (a *Agent) controlReconnector(ctx context.Context) reconnector[srtmv1.Broke
 }
 
 func (o *owner) controlUp(l *controlLink) {
-	cfg := &o.agent.cfg
-	topics := o.agent.node.Topics()
+	cfg := &o.cfg
+	topics := o.node.Topics()
 	slices.Sort(topics)
 	o.control = l
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
@@ -143,7 +143,7 @@ func (o *owner) controlDown(l *controlLink, err error) {
 		if targets.Reason(err) == brokerRemoved {
 			o.giveUp()
 		}
-		o.agent.metrics.connected.WithLabelValues(controlSession).Set(0)
+		o.metrics.connected.WithLabelValues(controlSession).Set(0)
 		o.publish()
 	}
 }
@@ -155,11 +155,11 @@ const brokerRemoved = "BROKER_REMOVED"
 // giveUp ends every share, here and on the disk: they are others' now. Then the broker
 // may join anew.
 func (o *owner) giveUp() {
-	o.agent.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.topics))
+	o.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.topics))
 	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
 		if o.holdings.topics[topic].prepared {
 			// An unknown topic has no share.
-			_, _ = o.agent.node.Grant(topic, tokenbucket.Share{}, tokenbucket.Share{}, mono.Never, mono.Never, 0)
+			_, _ = o.node.Grant(topic, tokenbucket.Share{}, tokenbucket.Share{}, mono.Never, mono.Never, 0)
 		}
 		o.holdings.removed(topic)
 	}
@@ -181,9 +181,9 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	case *srtmv1.ControllerMessage_Prepare:
 		o.result(l, m.Prepare.Request, o.prepare(m.Prepare))
 	case *srtmv1.ControllerMessage_Remove:
-		remove := o.agent.node.Remove
+		remove := o.node.Remove
 		if m.Remove.IfUnused {
-			remove = o.agent.node.RemoveUnused
+			remove = o.node.RemoveUnused
 		}
 		err := remove(m.Remove.Topic)
 		if err == nil {
@@ -193,13 +193,13 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		}
 		o.result(l, m.Remove.Request, err)
 	case *srtmv1.ControllerMessage_Keep:
-		if slices.Contains(o.agent.node.Topics(), m.Keep.Topic) {
+		if slices.Contains(o.node.Topics(), m.Keep.Topic) {
 			o.keep(m.Keep.Topic, m.Keep.Record)
 		}
 	case *srtmv1.ControllerMessage_Recall:
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Records{Records: o.recall(m.Recall.Topics)}})
 	case *srtmv1.ControllerMessage_Seek:
-		r := o.agent.node.Seek(m.Seek.Topic, m.Seek.Channel, m.Seek.To)
+		r := o.node.Seek(m.Seek.Topic, m.Seek.Channel, m.Seek.To)
 		r.Request = m.Seek.Request
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_SeekResult{SeekResult: r}})
 	case *srtmv1.ControllerMessage_Drain:
@@ -215,9 +215,9 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 // keep keeps what the loaddistributor says of a topic, as long as the process lives if
 // there is no store.
 func (o *owner) keep(topic string, record []byte) {
-	if store := o.agent.cfg.Store; store != nil {
+	if store := o.cfg.Store; store != nil {
 		if err := store.Keep(topic, record); err != nil {
-			o.agent.cfg.Log.Error("what the loaddistributor says of the topic is not kept", obs.KeyTopic, topic, obs.KeyError, err)
+			o.cfg.Log.Error("what the loaddistributor says of the topic is not kept", obs.KeyTopic, topic, obs.KeyError, err)
 		}
 	} else if len(record) > 0 {
 		o.kept[topic] = record
@@ -234,7 +234,7 @@ func (o *owner) recall(topics []string) *srtmv1.TopicRecords {
 	size := 0
 	for _, topic := range topics {
 		record := o.kept[topic]
-		if store := o.agent.cfg.Store; store != nil {
+		if store := o.cfg.Store; store != nil {
 			record = store.Kept(topic)
 		}
 		if size += len(topic) + len(record); size > maxRecords && len(answer.Records) > 0 {
@@ -246,19 +246,19 @@ func (o *owner) recall(topics []string) *srtmv1.TopicRecords {
 }
 
 func (o *owner) drain(d *srtmv1.DrainPublishers) {
-	if o.agent.cfg.DrainPublishers == nil {
+	if o.cfg.DrainPublishers == nil {
 		return
 	}
-	n := o.agent.cfg.DrainPublishers(d.Topic, setOf(d.ClientIds))
-	o.agent.cfg.Log.Info("publishers move", obs.KeyTopic, d.Topic, obs.KeyCount, len(d.ClientIds), "connections", n)
+	n := o.cfg.DrainPublishers(d.Topic, setOf(d.ClientIds))
+	o.cfg.Log.Info("publishers move", obs.KeyTopic, d.Topic, obs.KeyCount, len(d.ClientIds), "connections", n)
 }
 
 func (o *owner) nudge(d *srtmv1.NudgeConsumers) {
-	if o.agent.cfg.NudgeConsumers == nil {
+	if o.cfg.NudgeConsumers == nil {
 		return
 	}
-	n := o.agent.cfg.NudgeConsumers(d.Topic, setOf(d.Channels))
-	o.agent.cfg.Log.Info("consumers are to look for another broker", obs.KeyTopic, d.Topic, "channels", len(d.Channels), "connections", n)
+	n := o.cfg.NudgeConsumers(d.Topic, setOf(d.Channels))
+	o.cfg.Log.Info("consumers are to look for another broker", obs.KeyTopic, d.Topic, "channels", len(d.Channels), "connections", n)
 }
 
 func setOf(names []string) map[string]bool {
@@ -280,9 +280,9 @@ func (o *owner) result(l *controlLink, request uint64, err error) {
 // welcome is the loaddistributor's hello: how often to report, and where the
 // grants come from.
 func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
-	log := o.agent.cfg.Log
+	log := o.cfg.Log
 	o.anew = false
-	o.agent.metrics.connected.WithLabelValues(controlSession).Set(1)
+	o.metrics.connected.WithLabelValues(controlSession).Set(1)
 	if d := h.GetReportInterval().AsDuration(); d >= minReportInterval && d <= maxReportInterval {
 		if d != o.interval {
 			o.interval = d
@@ -303,7 +303,7 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 		ctx, stop := context.WithCancel(o.ctx)
 		o.stopGrants = stop
 		o.reconnectors++
-		k := o.agent.grantReconnector(ctx, address, o.reconnectors)
+		k := o.grantReconnector(ctx, address, o.reconnectors)
 		o.sessions.Go(func() { k.run(ctx) })
 	}
 	o.publish()
@@ -312,8 +312,8 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 // outlived reports whether what the node has under the name is of a topic that has
 // been deleted.
 func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
-	is, has := p.GetIdentity(), o.agent.node.Identity(p.Topic)
-	if is == nil || proto.Equal(is, has) || !slices.Contains(o.agent.node.Topics(), p.Topic) {
+	is, has := p.GetIdentity(), o.node.Identity(p.Topic)
+	if is == nil || proto.Equal(is, has) || !slices.Contains(o.node.Topics(), p.Topic) {
 		return false
 	}
 	return p.DeletedBefore || has.GetLog() == is.Log && has.GetCreated() < is.Created
@@ -325,15 +325,15 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 		return fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
 	}
 	if o.outlived(p) {
-		o.agent.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)
-		if err := o.agent.node.Remove(p.Topic); err != nil {
+		o.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)
+		if err := o.node.Remove(p.Topic); err != nil {
 			return err
 		}
 	}
-	if !slices.Contains(o.agent.node.Topics(), p.Topic) {
+	if !slices.Contains(o.node.Topics(), p.Topic) {
 		o.holdings.missing(p.Topic)
 	}
-	if err := o.agent.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {
+	if err := o.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {
 		return err
 	}
 	if len(p.Record) > 0 {
@@ -346,7 +346,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	return nil
 }
 
-func (a *Agent) grantReconnector(ctx context.Context, address string, n uint64) reconnector[srtmv1.NodeMessage, srtmv1.GrantMessage] {
+func (a *core) grantReconnector(ctx context.Context, address string, n uint64) reconnector[srtmv1.NodeMessage, srtmv1.GrantMessage] {
 	return reconnector[srtmv1.NodeMessage, srtmv1.GrantMessage]{
 		name: grantSession, addresses: []string{address}, options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(n),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
@@ -367,13 +367,13 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 		return // replaced while this was on its way
 	}
 	o.grants = l
-	o.agent.metrics.connected.WithLabelValues(grantSession).Set(1)
+	o.metrics.connected.WithLabelValues(grantSession).Set(1)
 	now := clock.Mono()
 	o.lapse(now)
 	o.lease.asked, o.lease.sent = now, 0
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
-		BrokerId: o.agent.cfg.BrokerID, Instance: o.agent.cfg.Instance,
-		Held: o.held(), Policy: policyProto[o.agent.cfg.Policy], Stamp: uint64(now), Term: o.term,
+		BrokerId: o.cfg.BrokerID, Instance: o.cfg.Instance,
+		Held: o.held(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term,
 	}}})
 	o.publish()
 }
@@ -388,7 +388,7 @@ func (o *owner) grantDown(l *grantLink, err error) {
 
 func (o *owner) grantsOver() {
 	o.grants = nil
-	o.agent.metrics.connected.WithLabelValues(grantSession).Set(0)
+	o.metrics.connected.WithLabelValues(grantSession).Set(0)
 }
 
 func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
@@ -398,8 +398,8 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	if term := max(m.GetLease().GetTerm(), m.GetGrant().GetTerm()); term >= o.term {
 		o.term = term
 	} else if term > 0 {
-		o.agent.cfg.Log.Error("the adaptor's term is over: refused", obs.KeyAddress, l.address, "term", term, "seen", o.term)
-		o.agent.metrics.grants.WithLabelValues("old_term").Inc()
+		o.cfg.Log.Error("the adaptor's term is over: refused", obs.KeyAddress, l.address, "term", term, "seen", o.term)
+		o.metrics.grants.WithLabelValues("old_term").Inc()
 		l.cut(errOldTerm)
 		o.grantsOver()
 		return
@@ -415,13 +415,13 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	g, err := checkGrant(p)
 	if err != nil {
 		// Nothing is in force that was not before; say so, and nothing else.
-		o.agent.cfg.Log.Error("grant refused", obs.KeyTopic, p.Topic, obs.KeyEpoch, p.Epoch, obs.KeyError, err)
-		o.agent.metrics.grants.WithLabelValues("refused").Inc()
+		o.cfg.Log.Error("grant refused", obs.KeyTopic, p.Topic, obs.KeyEpoch, p.Epoch, obs.KeyError, err)
+		o.metrics.grants.WithLabelValues("refused").Inc()
 		o.ackPresent(p.Topic)
 		return
 	}
 	v, released := o.holdings.offer(g)
-	o.agent.metrics.grants.WithLabelValues(verdictNames[v]).Inc()
+	o.metrics.grants.WithLabelValues(verdictNames[v]).Inc()
 	switch v {
 	case inForce, kept:
 		if v == inForce {
@@ -429,7 +429,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 		}
 		flexOver, allOver := o.lease.over(clock.Mono())
 		if o.holdings.lapseOne(g.topic, flexOver, allOver) {
-			o.agent.metrics.lapses.Inc()
+			o.metrics.lapses.Inc()
 		}
 		if !o.save(g.topic) {
 			o.unsaved[g.topic] = released
@@ -440,7 +440,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	case stale:
 		o.ackPresent(g.topic)
 	case dropped:
-		o.agent.cfg.Log.Error("grant dropped: too many are kept for topics that do not exist", obs.KeyTopic, g.topic, obs.KeyCount, maxKept)
+		o.cfg.Log.Error("grant dropped: too many are kept for topics that do not exist", obs.KeyTopic, g.topic, obs.KeyCount, maxKept)
 	}
 }
 
@@ -450,16 +450,16 @@ func (o *owner) apply(g grant) (released tokenbucket.Tokens) {
 	if g.flex == (tokenbucket.Share{}) {
 		flexUntil = mono.Never
 	}
-	released, err := o.agent.node.Grant(g.topic, g.share, g.base(), flexUntil, until, g.tokens)
+	released, err := o.node.Grant(g.topic, g.share, g.base(), flexUntil, until, g.tokens)
 	if err != nil {
 		// The topic was removed behind our back, by an operator at the broker's
 		// own API. The share stays ours, and is kept in case it comes back.
-		o.agent.cfg.Log.Error("no topic for the grant; kept", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch, obs.KeyError, err)
-		o.agent.metrics.grants.WithLabelValues("failed").Inc()
+		o.cfg.Log.Error("no topic for the grant; kept", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch, obs.KeyError, err)
+		o.metrics.grants.WithLabelValues("failed").Inc()
 		return o.holdings.vanished(g)
 	}
 	o.holdings.applied(g)
-	o.agent.cfg.Log.Debug("share in force", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch,
+	o.cfg.Log.Debug("share in force", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch,
 		obs.KeyRate, g.share.Rate.PerSecond(), obs.KeyBurst, g.share.Burst)
 	return released
 }
@@ -484,7 +484,7 @@ func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, release
 // report asks the node and tells both sides. What a side does not get is
 // gone: stats of an interval are worth nothing after the window.
 func (o *owner) report(now time.Time) {
-	stats := o.agent.node.Report()
+	stats := o.node.Report()
 	step := durationpb.New(max(1, now.Sub(o.last)))
 	o.last = now
 	var loads []*srtmv1.TopicLoad
@@ -501,22 +501,22 @@ func (o *owner) report(now time.Time) {
 	}
 	if o.control == nil || !o.control.report(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{
 		Report: &srtmv1.BrokerReport{Topics: stats}}}) {
-		o.agent.metrics.dropped.WithLabelValues(controlSession).Inc()
+		o.metrics.dropped.WithLabelValues(controlSession).Inc()
 	}
 	if o.grants == nil || !o.grants.report(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{
 		Report: &srtmv1.NodeReport{Topics: loads}}}) {
-		o.agent.metrics.dropped.WithLabelValues(grantSession).Inc()
+		o.metrics.dropped.WithLabelValues(grantSession).Inc()
 	}
 }
 
 func (o *owner) publish() {
 	s := &State{
-		BrokerID: o.agent.cfg.BrokerID, Instance: o.agent.cfg.Instance,
-		Control:   SessionState{o.agent.cfg.LoadDistributor, o.control != nil, o.controlError},
+		BrokerID: o.cfg.BrokerID, Instance: o.cfg.Instance,
+		Control:   SessionState{o.cfg.LoadDistributor, o.control != nil, o.controlError},
 		Grants:    SessionState{o.grantAddress, o.grants != nil, o.grantsError},
 		Kept:      o.holdings.kept,
 		Reporting: o.interval,
-		Policy:    o.agent.cfg.Policy,
+		Policy:    o.cfg.Policy,
 		LeaseLeft: max(0, o.lease.flexUntil.Sub(clock.Mono())),
 		Held:      []HoldingState{},
 		Capturing: slices.Sorted(maps.Keys(o.captures)),
@@ -528,5 +528,5 @@ func (o *owner) publish() {
 			BaseRateMilli: int64(in.base().Rate), BaseBurst: in.base().Burst,
 		})
 	}
-	o.agent.state.Store(s)
+	o.state.Store(s)
 }

@@ -99,13 +99,18 @@ type API struct {
 	conns    *conn.Server
 	stamps   *hook.Stamper
 	log      *slog.Logger
-	faults   *slog.Logger       // log, of what anybody can cause
+	faults   *slog.Logger       // log, of what any client can cause
 	routes   map[string]methods // by path
 	operator *http.ServeMux     // what every daemon of ours serves
 
-	// Atomic.
-	bodies  atomic.Int64  // bytes, of requests under way
-	refused atomic.Uint64 // requests, for want of room for them
+	bodies bodies
+}
+
+// bodies bounds the memory of the bodies of requests under way.
+type bodies struct {
+	limit   int64         // set once; 0: none
+	held    atomic.Int64  // bytes
+	refused atomic.Uint64 // requests
 }
 
 type methods map[string]http.HandlerFunc
@@ -113,8 +118,9 @@ type methods map[string]http.HandlerFunc
 // New returns the handler of everything nsqd serves over HTTP.
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
+	a.bodies.limit = cfg.MaxBodies
 	a.faults, _ = obs.Sparse(log)
-	reg.MustRegister(&collector{api: a})
+	reg.MustRegister(&collector{cfg: &a.cfg, broker: b, conns: conns, stamps: stamps, bodies: &a.bodies})
 	obs.Mount(a.operator, reg, a.state, b.Health)
 	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
 	post := func(h handler) methods { return methods{http.MethodPost: a.do(h)} }
@@ -223,7 +229,7 @@ type handler func(*http.Request) (body string, err error)
 
 func (a *API) do(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		counted := &body{ReadCloser: r.Body, a: a}
+		counted := &body{ReadCloser: r.Body, all: &a.bodies}
 		defer counted.release()
 		r.Body = counted
 		body, err := h(r)
@@ -238,7 +244,7 @@ func (a *API) do(h handler) http.HandlerFunc {
 // body counts what is read of a request's body as held, until it is released.
 type body struct {
 	io.ReadCloser
-	a    *API
+	all  *bodies
 	held int64
 }
 
@@ -247,14 +253,14 @@ var errBodies = refuse(http.StatusServiceUnavailable, "TOO_MANY_REQUESTS", "the 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.held += int64(n)
-	if all := b.a.bodies.Add(int64(n)); n > 0 && b.a.cfg.MaxBodies > 0 && all > b.a.cfg.MaxBodies {
-		b.a.refused.Add(1)
+	if held := b.all.held.Add(int64(n)); n > 0 && b.all.limit > 0 && held > b.all.limit {
+		b.all.refused.Add(1)
 		return n, errBodies
 	}
 	return n, err
 }
 
-func (b *body) release() { b.a.bodies.Add(-b.held) }
+func (b *body) release() { b.all.held.Add(-b.held) }
 
 // recorded is h, answered when what it did will stand after a crash.
 func (a *API) recorded(h handler) handler {

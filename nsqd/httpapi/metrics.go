@@ -4,13 +4,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
 // collector turns the broker's stats into metrics when they are asked for.
 // Labels are topics and channels, never clients.
-type collector struct{ api *API }
+type collector struct {
+	cfg    *Config
+	broker *broker.Broker
+	conns  *conn.Server
+	stamps *hook.Stamper
+	bodies *bodies
+}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("srtm_nsqd_"+name, help, labels, nil)
@@ -80,7 +88,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	conns := c.api.conns.Stats()
+	conns := c.conns.Stats()
 	gauge(descConnections, float64(conns.Connections))
 	counter(descAccepted, conns.Accepted)
 	counter(descRefused, conns.Refused)
@@ -88,18 +96,18 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	for c, n := range conns.SlowTurns {
 		counter(descSlowTurns, n, conn.Cause(c).String())
 	}
-	counter(descBodies, c.api.refused.Load())
+	counter(descBodies, c.bodies.refused.Load())
 	counter(descCrowded, conns.Crowded)
-	if c.api.cfg.Connections != nil {
-		open, refused := c.api.cfg.Connections()
+	if c.cfg.Connections != nil {
+		open, refused := c.cfg.Connections()
 		gauge(descWeb, float64(open))
 		counter(descWebRefused, refused)
 	}
-	topics, channels := c.api.broker.Refused()
+	topics, channels := c.broker.Refused()
 	counter(descNames, topics, "topic")
 	counter(descNames, channels, "channel")
-	if c.api.cfg.Lookupds != nil {
-		for _, l := range c.api.cfg.Lookupds() {
+	if c.cfg.Lookupds != nil {
+		for _, l := range c.cfg.Lookupds() {
 			connected := 0.0
 			if l.Connected {
 				connected = 1
@@ -108,26 +116,26 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			counter(descLookupdLost, l.Failures, l.Address)
 		}
 	}
-	if c.api.cfg.Auth != nil {
-		for result, n := range c.api.cfg.Auth() {
+	if c.cfg.Auth != nil {
+		for result, n := range c.cfg.Auth() {
 			counter(descAuth, n, result)
 		}
 	}
-	for i, n := range c.api.stamps.Info().Counters.Arrivals {
+	for i, n := range c.stamps.Info().Counters.Arrivals {
 		counter(descStamps, n, stamp.Source(i).String())
 	}
 	healthy := 1.0
-	if c.api.broker.Health() != nil {
+	if c.broker.Health() != nil {
 		healthy = 0
 	}
 	gauge(descDisk, healthy)
-	gauge(descUnreadable, float64(c.api.broker.Unreadable()))
-	held, most := c.api.broker.Memory()
+	gauge(descUnreadable, float64(c.broker.Unreadable()))
+	held, most := c.broker.Memory()
 	gauge(descMemory, float64(held))
 	if most > 0 {
 		gauge(descMemoryMost, float64(most))
 	}
-	for _, t := range c.api.broker.Topics() {
+	for _, t := range c.broker.Topics() {
 		s := t.Stats()
 		counter(descAcceptedMsgs, s.Counters.Accepted, s.Name)
 		counter(descAcceptedByte, s.Counters.AcceptedBytes, s.Name)
