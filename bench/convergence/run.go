@@ -220,7 +220,7 @@ func (b *bench) until(ctx context.Context, limit time.Duration, what string, don
 	}
 }
 
-// connected waits until everybody sends.
+// connected waits until all publishers send.
 func (b *bench) connected(ctx context.Context, s schedule.Spec) error {
 	return b.until(ctx, connecting, "all publishers connected", func(t *srtmv1.Topic) bool {
 		pooled := t.Status.GetPooled()

@@ -168,7 +168,7 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 	for round := range c.rounds {
 		for _, s := range c.scenarios {
 			for i := range c.peers {
-				p := c.peers[(i+round)%len(c.peers)] // nobody is always first
+				p := c.peers[(i+round)%len(c.peers)] // none is always first
 				if s.NSQOnly && !p.NSQ || ctx.Err() != nil {
 					continue
 				}

@@ -130,7 +130,7 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 	defer func() { _ = snd.Kill() }() // it has ended, if all went well
 	go func() {
 		<-snd.Done()
-		ln.Close() // nobody else comes
+		ln.Close() // no other connection comes
 	}()
 
 	rcv := &receiver{size: c.size, samples: make([]sample, 0, int(float64(rate)*(c.duration+c.warm).Seconds()*1.2))}

@@ -363,7 +363,7 @@ func (p *Process) Terminate() {
 
 // Stop ends the process in good order. It fails when it does not end, or not
 // with exit code 0, as after a data race. One that was ended by Signal, Stop or Kill
-// before was judged by whoever did that.
+// before was judged by that caller.
 func (p *Process) Stop() error {
 	if p.Died() != nil && p.judged.Load() {
 		return nil

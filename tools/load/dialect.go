@@ -140,7 +140,7 @@ func nsqDialect(identify string) Dialect {
 	}
 }
 
-// Raw is no protocol: bodies alone, which nobody answers.
+// Raw is no protocol: bodies alone, without answers.
 func Raw() Dialect {
 	return Dialect{
 		frame: func(size, n int, _ bool) ([]byte, []int) { return repeat(make([]byte, size), 0, n) },

@@ -33,7 +33,7 @@ type Publishers struct {
 
 	late *hdr.Histogram // owned by the sender until it ends: when messages went out, from when they were due
 
-	// atomic: added to by whoever reads answers
+	// atomic: added to by the reader of answers
 	accepted atomic.Int64
 
 	mu  sync.Mutex
@@ -52,7 +52,7 @@ type publisher struct {
 	sent   int       // messages
 	after  mono.Time // when the last write had returned
 
-	// owned by whoever reads answers: the sender, or the reader in a flood, and
+	// owned by the reader of answers: the sender, or the reader in a flood, and
 	// settle when both have ended
 	answered int // messages
 	rest     []byte
@@ -106,7 +106,7 @@ func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
 	return p, nil
 }
 
-// Close ends the connections and whoever reads them.
+// Close ends the connections and their reader.
 func (p *Publishers) Close() {
 	p.stopped.Store(true)
 	p.reader.Wait()

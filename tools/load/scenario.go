@@ -26,7 +26,7 @@ type Scenario struct {
 	Busy  int // threads that do nothing but compute meanwhile
 
 	Slow   bool // one channel more, that takes 100 messages per second
-	Late   bool // nobody subscribes until all is sent
+	Late   bool // subscribers come when all is sent
 	Memory int  // messages that a queue may hold in memory; 0: all
 	Fsync  bool // what is accepted is on stable storage
 	TLS    bool

@@ -118,7 +118,7 @@ func (c *socket) Write(p []byte) (written int, err error) {
 		case 0:
 			written += n
 		case unix.EAGAIN:
-			// The broker does not read. Everybody behind is late now, and counts it.
+			// The broker does not read. Messages behind this one are late now, and count it.
 			if ok, err := await(c.fd, unix.POLLOUT, patience); err != nil {
 				return written, err
 			} else if !ok {

@@ -51,8 +51,8 @@ func (u usage) since(v usage) usage {
 	return usage{u.broker - v.broker, u.load - v.load, u.busy - v.busy, u.all - v.all}
 }
 
-// others is how many percent of all time went to other processes, or to whoever
-// runs this machine if it is a virtual one.
+// others is how many percent of all time went to other processes, or to the
+// host of this machine if it is a virtual one.
 func (u usage) others() float64 {
 	if u.all <= 0 {
 		return 0

@@ -24,7 +24,7 @@ func shareListCommand() *cobra.Command {
 		Long: `list shows of every topic what each broker holds, as messages per second and
 burst: what is in force (SHARE), the part of it that does not end with its lease
 (BASE), what it is meant to have (TARGET), and the most it may be using, which
-nobody else can have (RESERVED).`,
+no other broker can have (RESERVED).`,
 		Args: between(0, 1, "one topic name or none"),
 	}, func(x *call) error {
 		req := &srtmv1.ListSharesRequest{}

@@ -43,8 +43,7 @@ type Config struct {
 	Trust           secure.ClientConfig // towards the loaddistributor
 
 	// Subscribe receives on Channel what is sent, and keeps account. Lookupd
-	// say where the topic is; without any, the subscriber asks nobody and
-	// connects to Nsqd.
+	// say where the topic is; without any, the subscriber connects to Nsqd.
 	Subscribe bool
 	Channel   string
 	Lookupd   []string

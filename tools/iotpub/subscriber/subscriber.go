@@ -35,7 +35,7 @@ type Config struct {
 	// may ask for its share before it has lowered theirs, finds nothing left,
 	// and tries again 5 s later.
 	MaxInFlight int
-	// Logger gets go-nsq's warnings; nil: nobody.
+	// Logger gets go-nsq's warnings; nil: they are discarded.
 	Logger *slog.Logger
 }
 

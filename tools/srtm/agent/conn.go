@@ -242,7 +242,7 @@ func (c *conn) begin(base context.Context) {
 // errOver: the connection ended before the publish was sent.
 var errOver = errors.New("not sent: the connection is over")
 
-// errNameless: nobody has said who publishes.
+// errNameless: neither the producer nor the configuration says who publishes.
 var errNameless = errors.New("not sent: no client_id in IDENTIFY, and no publisher id is configured")
 
 // publisher returns who sends o.

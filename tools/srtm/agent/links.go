@@ -137,7 +137,7 @@ func (l *links) closeIdle(now time.Time) {
 		}
 		delete(l.mu.links, k)
 		l.all.Go(func() {
-			// Nobody publishes: there is no answer to lose.
+			// It has no user: there is no answer to lose.
 			if err := one.publisher.Close(l.ctx); err != nil {
 				l.cfg.Log.Warn("publisher does not close", obs.KeyTopic, k.topic, obs.KeyPublisher, k.id, obs.KeyError, err)
 			}

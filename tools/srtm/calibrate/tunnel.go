@@ -19,7 +19,7 @@ import (
 const tunnelBuffer = 32 << 10
 
 // newTunnel gives the generator, which speaks in clear, connections to a broker with
-// TLS: its IDENTIFY asks for it, and what follows is encrypted. Whoever connects begins
+// TLS: its IDENTIFY asks for it, and what follows is encrypted. A client begins
 // with IDENTIFY, as all of ours do. It is on loopback, and open to this machine as long
 // as it lasts.
 func newTunnel(broker string, secure *tls.Config) (*local.Proxy, error) {
