@@ -20,9 +20,9 @@ const (
 	// rules a second before that. A tenth of a second is more than clocks come apart in it.
 	leaseOver  = 6 * time.Second
 	strictOver = 5 * time.Second
-	// movedAtOnce is how many partitions are handed over together: few, since the lease
-	// is not renewed while what their keys hold is written.
-	movedAtOnce = 64
+	// movedAtOnce is how many partitions are handed over together, and half as many after
+	// each time that this took too long: meanwhile they stop, and the lease is not renewed.
+	movedAtOnce = 1024
 )
 
 // owners is a table of who owns what. Never changed: each version is a new one.
@@ -218,7 +218,7 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	moving, to := map[int]bool{}, ""
 	for p, is := range t.all {
 		alive := func(m store.Member) bool { return m.Address == is.Target }
-		if t.mine[p] && is.Target != "" && (to == "" || to == is.Target) && len(moving) < movedAtOnce && slices.ContainsFunc(members, alive) {
+		if t.mine[p] && is.Target != "" && (to == "" || to == is.Target) && len(moving) < s.atOnce && slices.ContainsFunc(members, alive) {
 			moving[p], to = true, is.Target
 		}
 	}
@@ -226,37 +226,30 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 		return nil
 	}
 	of := func(p int) bool { return moving[p] }
-	credits := s.export(of)
-	if err := s.cfg.Store.SaveCredits(ctx, s.me, credits); err != nil { // so that little is left to write while they stop
-		s.unsaved(credits)
-		return err
-	}
 	frozen := *t
 	for p := range moving {
 		frozen.mine[p] = false
 	}
 	s.owners.Store(&frozen)
 	s.frozen = true
-	credits = s.export(of)
+	var credits []table.Credit // since the last check-point
+	for i := range s.shards {
+		s.shards[i].Lock()
+		credits = s.shards[i].keys.Export(credits, of, s.now())
+		s.shards[i].Unlock()
+	}
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
 		s.unsaved(credits)
-		return errors.Join(err, s.readOwners(ctx))
+		s.atOnce = max(1, s.atOnce/2)
+		return err // with the next renewal the store says whose they are
 	}
+	s.atOnce = min(movedAtOnce, 2*s.atOnce)
 	s.cfg.Log.Info("partitions moved", "to", to, "partitions", len(moving), "keys", len(credits))
 	select { // there may be more
 	case s.wake <- struct{}{}:
 	default:
 	}
 	return s.readOwners(ctx)
-}
-
-func (s *Server) export(of func(partition int) bool) (credits []table.Credit) {
-	for i := range s.shards {
-		s.shards[i].Lock()
-		credits = s.shards[i].keys.Export(credits, of, s.now())
-		s.shards[i].Unlock()
-	}
-	return credits
 }
 
 func (s *Server) unsaved(credits []table.Credit) {

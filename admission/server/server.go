@@ -87,6 +87,7 @@ type Server struct {
 	me     store.Member
 	seen   map[string]seen // owned by tend
 	frozen bool            // the same
+	atOnce int             // the same: partitions of the next handOver
 
 	shards [shards]struct {
 		sync.Mutex
@@ -135,7 +136,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen)}
+	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), atOnce: movedAtOnce}
 	s.owners.Store(new(owners))
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
