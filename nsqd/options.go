@@ -219,7 +219,7 @@ const (
 	maxOverflow = 2000
 )
 
-// readAhead is how many messages of a line are read from disk before somebody
+// readAhead is how many messages of a topic are read from disk before a channel
 // wants them, where memory is to hold none.
 const readAhead = 8
 

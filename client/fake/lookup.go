@@ -36,7 +36,7 @@ func NewLookup() (*Lookup, error) {
 	l.srv = &http.Server{Handler: mux}
 	l.all.Go(func() {
 		if err := l.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			panic(err) // a listener of ours that nobody else closes
+			panic(err) // a listener of ours that only Close closes
 		}
 	})
 	return l, nil

@@ -65,7 +65,7 @@ func servePlacement(ln net.Listener) *Placement {
 	srtmv1.RegisterPlacementServiceServer(p.srv, p)
 	p.all.Go(func() {
 		if err := p.srv.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			panic(err) // a listener of ours that nobody else closes
+			panic(err) // a listener of ours that only Close closes
 		}
 	})
 	return p

@@ -13,7 +13,7 @@ import (
 )
 
 // Grace is how long a server waits for requests under way when it is told to
-// stop. What still runs then is cut off. Whoever stops a daemon kills it a few
+// stop. What still runs then is cut off. What stops a daemon kills it a few
 // seconds later.
 const Grace = time.Second
 

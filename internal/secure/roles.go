@@ -13,8 +13,8 @@ type Role uint8
 
 // The roles; the zero value is that of a caller without a token.
 const (
-	// Nobody may ask whether a server is healthy.
-	Nobody Role = iota
+	// Unauthenticated may ask whether a server is healthy.
+	Unauthenticated Role = iota
 	// ReadOnly may look at everything, and publishers need it.
 	ReadOnly
 	// Node may also be a broker or an adaptor's broker.
@@ -23,7 +23,7 @@ const (
 	Admin
 )
 
-var roleNames = [...]string{Nobody: "nobody", ReadOnly: "read-only", Node: "node", Admin: "admin"}
+var roleNames = [...]string{Unauthenticated: "nobody", ReadOnly: "read-only", Node: "node", Admin: "admin"}
 
 // String returns the name, as in a token file.
 func (r Role) String() string {
@@ -33,14 +33,14 @@ func (r Role) String() string {
 	return fmt.Sprintf("role %d", r)
 }
 
-// parseRole is the reverse of String; Nobody has no tokens.
+// parseRole is the reverse of String; Unauthenticated has no tokens.
 func parseRole(name string) (Role, bool) {
 	for r := ReadOnly; r <= Admin; r++ {
 		if roleNames[r] == name {
 			return r, true
 		}
 	}
-	return Nobody, false
+	return Unauthenticated, false
 }
 
 // methods that need less than Admin, which is what any other takes: a method is
@@ -68,7 +68,7 @@ func needs(method string) Role {
 	}
 	switch {
 	case strings.HasPrefix(method, "/grpc.health.v1.Health/"):
-		return Nobody
+		return Unauthenticated
 	case strings.HasPrefix(method, "/grpc.reflection."):
 		return ReadOnly
 	}

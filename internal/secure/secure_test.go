@@ -144,7 +144,7 @@ func TestRolesOfEveryMethod(t *testing.T) {
 	bearers := map[string]struct {
 		token string
 		role  Role
-	}{"nobody": {"", Nobody}, "read-only": {lookToken, ReadOnly}, "node": {nodeToken, Node}, "admin": {adminToken, Admin}}
+	}{"nobody": {"", Unauthenticated}, "read-only": {lookToken, ReadOnly}, "node": {nodeToken, Node}, "admin": {adminToken, Admin}}
 	for name, b := range bearers {
 		var cfg ClientConfig
 		if b.token != "" {
@@ -154,7 +154,7 @@ func TestRolesOfEveryMethod(t *testing.T) {
 		for method := range known {
 			want := codes.Unimplemented // it came through
 			switch {
-			case b.role == Nobody:
+			case b.role == Unauthenticated:
 				want = codes.Unauthenticated
 			case b.role < needs(method):
 				want = codes.PermissionDenied
@@ -345,7 +345,7 @@ func TestWhoMayChange(t *testing.T) {
 		srtmv1.GrantService_Session_FullMethodName:        Node,
 		srtmv1.PlacementService_Watch_FullMethodName:      ReadOnly,
 		"/srtm.v1.AdminService/NotWrittenYet":             Admin,
-		"/grpc.health.v1.Health/Check":                    Nobody,
+		"/grpc.health.v1.Health/Check":                    Unauthenticated,
 		"/grpc.reflection.v1.ServerReflection/Info":       ReadOnly,
 	} {
 		if got := needs(method); got != want {

@@ -220,7 +220,7 @@ func (s *Server) Options() []grpc.ServerOption {
 }
 
 // telling logs handshakes that failed, which gRPC keeps to itself: one in a second at
-// most, since anybody can cause them.
+// most, since any peer can cause them.
 type telling struct {
 	credentials.TransportCredentials
 	s *Server
@@ -313,7 +313,7 @@ func (s *Server) Listener(ln net.Listener) net.Listener {
 
 // Handler returns next behind the tokens: what changes something and what is
 // below /debug/ takes Admin, everything else ReadOnly, but for /ping, /healthz and
-// the open paths, which anybody may ask.
+// the open paths, which any peer may ask.
 func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 	if s.tokens == nil {
 		return next
@@ -321,7 +321,7 @@ func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		need := needsHTTP(r)
 		if need == ReadOnly && slices.Contains(open, r.URL.Path) {
-			need = Nobody
+			need = Unauthenticated
 		}
 		problem, known := s.tokens.Check(r, need)
 		if problem == "" {
@@ -350,7 +350,7 @@ func needsHTTP(r *http.Request) Role {
 	case Administrative(r):
 		return Admin
 	case r.URL.Path == "/ping", r.URL.Path == "/healthz":
-		return Nobody
+		return Unauthenticated
 	}
 	return ReadOnly
 }

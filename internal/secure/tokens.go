@@ -105,7 +105,7 @@ func (t *Tokens) Check(r *http.Request, need Role) (problem string, known bool) 
 // in clear. A token that is shown counts, and the connection's certificate, if it was
 // verified, without one.
 func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (may grant, problem string, known bool) {
-	if need == Nobody {
+	if need == Unauthenticated {
 		return grant{}, "", false
 	}
 	what := "token"

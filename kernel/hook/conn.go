@@ -70,7 +70,7 @@ func (c *Conn) answer(a stamp.Arrival) stamp.Arrival {
 func (c *Conn) arrivalOf(start, end int64) stamp.Arrival {
 	read, ok := c.reads.At(end - 1)
 	if !ok {
-		// Nobody can ask for bytes not read yet but by mistake; now is the only
+		// Only a mistaken caller asks for bytes not read yet; now is the only
 		// time known not to be too early for them.
 		read = clock.Mono()
 	}

@@ -170,7 +170,7 @@ func (s *Session) stepMagic(in []byte, now mono.Time) int {
 
 // restricted reports whether the client has yet to do what the server requires
 // of all: until then most commands are refused by their verb, before a body is
-// waited for that anybody could send.
+// waited for that a client could send.
 func (s *Session) restricted() bool {
 	return s.cfg.TLSRequired && !s.encrypted || s.cfg.AuthRequired && !s.authorised
 }

@@ -39,7 +39,7 @@ type Config struct {
 	TCPAddress      string // host:port that publishers and subscribers dial
 	HTTPAddress     string // host:port
 	Hostname        string // for people; empty: the machine's
-	Mcap            int64  // greatest rate within the SLO, msg/s; > 0
+	Mcap            int64  // maximum rate within the SLO, msg/s; > 0
 	Version         string
 	// DrainPublishers ends the connections of publishers that belong elsewhere
 	// now, and does not wait for it; it returns how many. nil: there are none.

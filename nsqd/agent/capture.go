@@ -13,7 +13,7 @@ import (
 const (
 	// flushEvery is how often the pieces of captures are sent.
 	flushEvery = 250 * time.Millisecond
-	// maxCapture is how long a capture lasts that nobody asks for again.
+	// maxCapture is how long a capture lasts that is not asked for again.
 	maxCapture = time.Minute
 )
 
@@ -83,7 +83,7 @@ func (o *owner) flushCapture(topic string, last bool) {
 	o.metrics.captured.WithLabelValues("lost").Add(float64(lost))
 }
 
-// endCaptures ends all of them: there is nobody left to tell.
+// endCaptures ends all of them: the control session is gone.
 func (o *owner) endCaptures() {
 	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
 		o.node.EndCapture(topic)

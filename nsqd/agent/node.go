@@ -58,7 +58,7 @@ type Node interface {
 
 	// Capture records from now on of every message that a topic accepts when it
 	// arrived and from whom, anew if it does already; false if there is no such
-	// topic. It ends with EndCapture, or with the topic. What nobody takes is
+	// topic. It ends with EndCapture, or with the topic. What is not taken is
 	// bounded, and counted as lost.
 	Capture(topic string) bool
 	EndCapture(topic string)

@@ -43,7 +43,7 @@ type owner struct {
 	holdings *holdings
 	lease    lease
 	anew     bool        // it was removed from the cluster, and holds nothing since
-	term     uint64      // the greatest that an adaptor named
+	term     uint64      // the largest that an adaptor named
 	alarm    *time.Timer // for the lease
 	retry    mono.Time   // when the store is to be asked again to note what it could not
 	// disk is the bases that the store has; unsaved are the tokens given up for

@@ -100,7 +100,7 @@ type Servers struct {
 	method string
 	http   *http.Client
 
-	// Atomic: anybody who asks adds.
+	// Atomic: every caller of Ask adds.
 	turn   atomic.Uint32
 	counts [len(outcomes)]atomic.Uint64
 }

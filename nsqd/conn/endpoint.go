@@ -34,10 +34,10 @@ func ListenAt(ctx context.Context, lc net.ListenConfig, address string) (net.Lis
 	return ln, err
 }
 
-// probeTime bounds the asking whether somebody listens at a socket.
+// probeTime bounds the asking whether a process listens at a socket.
 const probeTime = time.Second
 
-// removeStale removes the socket at path if nobody listens there.
+// removeStale removes the socket at path if no process listens there.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {

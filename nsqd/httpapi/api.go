@@ -75,10 +75,10 @@ type Config struct {
 	Lookupds func() []lookupd.State
 	// Auth returns how questions to auth servers ended, by name; nil without any.
 	Auth func() map[string]uint64
-	// Authorise says what a publisher may do; nil: anybody may publish.
+	// Authorise says what a publisher may do; nil: every client may.
 	Authorise func(context.Context, auth.Query) (*auth.Grant, error)
 	// Admission is asked for tenant/T/http before what the caller's tenant T publishes,
-	// with T empty for a caller without; nil: nobody is limited.
+	// with T empty for a caller without; nil: no caller is limited.
 	Admission interface {
 		Ask(ctx context.Context, key string, cost uint32) client.Decision
 	}

@@ -120,7 +120,7 @@ func (p *Pusher) push(ctx context.Context) error {
 			case <-timer.C:
 			}
 		}
-		// Nobody there shows at the packet after; the others are tried still.
+		// That no process listens shows at the packet after; the others are tried still.
 		if _, err := nc.Write([]byte(packet)); err != nil && first == nil {
 			first = err
 		}

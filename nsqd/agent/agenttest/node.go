@@ -50,7 +50,7 @@ type topic struct {
 	Topic
 	bucket  tokenbucket.Bucket
 	stats   *srtmv1.TopicStats
-	capture *capture // nil: nobody wants one
+	capture *capture // nil: none is asked for
 }
 
 // New returns a Node without topics.
