@@ -29,6 +29,7 @@ type Rules interface {
 	Rule(ctx context.Context, key string) (rule.Rule, error)
 	Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error)
 	Defaults(ctx context.Context) ([]rule.Rule, error)
+	LastChange(ctx context.Context) (uint64, error)
 	Owners(ctx context.Context) (all []store.Partition, number uint64, err error)
 	Move(ctx context.Context, first, last int, to string) error
 }

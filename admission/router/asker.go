@@ -20,7 +20,7 @@ const (
 	// ruleWait nothing is asked for as long.
 	ruleAge  = 2 * time.Second
 	ruleWait = 100 * time.Millisecond
-	maxKnown = 10_000 // rules; then all are read again
+	maxKnown = 100_000 // rules; then all are read again
 )
 
 type question struct {
@@ -36,10 +36,11 @@ type Asker struct {
 	replies *prometheus.CounterVec
 
 	mu       sync.Mutex
-	since    time.Time            // when there was nothing yet of what follows
-	known    map[string]rule.Rule // by key; the zero Rule where there is none
+	looked   time.Time            // for edits
+	change   uint64               // the last one then; what follows is as of it, or newer
+	known    map[string]rule.Rule // by key; the zero Rule where there is none. nil at first
 	defaults *rule.Defaults       // nil: not read; never changed
-	failed   bool                 // the store
+	failed   bool                 // the store, since looked
 }
 
 // NewAsker returns an Asker. reg may be nil.
@@ -82,21 +83,28 @@ func (a *Asker) ask(ctx context.Context, q question) client.Decision {
 }
 
 // rule returns a key's rule, its own or the default; the zero Rule if there is none or
-// the store does not say.
+// the store does not say. Rules are kept until any is edited, which is looked for every
+// ruleAge: by the first who asks then, while others use what there is.
 func (a *Asker) rule(ctx context.Context, key string) rule.Rule {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleWait)
+	defer cancel()
 	a.mu.Lock()
-	if now := time.Now(); now.Sub(a.since) > ruleAge || len(a.known) >= maxKnown {
-		a.since, a.known, a.defaults, a.failed = now, make(map[string]rule.Rule), nil, false
+	if now := time.Now(); now.Sub(a.looked) > ruleAge {
+		a.looked, a.failed = now, false
+		a.mu.Unlock()
+		change, err := a.rules.LastChange(ctx)
+		a.mu.Lock()
+		if a.failed = err != nil; !a.failed && (change != a.change || a.known == nil) {
+			a.change, a.known, a.defaults = change, make(map[string]rule.Rule), nil
+		}
 	}
-	since, defaults := a.since, a.defaults
 	r, known := a.known[key]
-	known = known || a.failed
+	known = known || a.failed || a.known == nil
+	change, defaults := a.change, a.defaults
 	a.mu.Unlock()
 	if known {
 		return r
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleWait)
-	defer cancel()
 	r, err := a.rules.Rule(ctx, key)
 	if errors.Is(err, store.ErrNoRule) {
 		if err = nil; defaults == nil {
@@ -111,10 +119,11 @@ func (a *Asker) rule(ctx context.Context, key string) rule.Rule {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if since == a.since {
-		if a.known[key], a.failed = r, a.failed || err != nil; err == nil {
-			a.defaults = defaults
+	if a.failed = a.failed || err != nil; err == nil && change == a.change {
+		if len(a.known) >= maxKnown {
+			clear(a.known)
 		}
+		a.known[key], a.defaults = r, defaults
 	}
 	return r
 }
