@@ -194,11 +194,11 @@ func (c *client) consume(t *task) error {
 // those of consume ends the connection.
 func (c *client) carryOut(t *task, now mono.Time) error {
 	op, on := &t.op, c.on()
-	if op.Kind != session.OpFin {
+	if op.Kind != session.OpFin { // which any driver admits
 		c.flushFins(now)
-	}
-	if err := on.admits(op, now); err != nil {
-		return err
+		if err := on.admits(op, now); err != nil {
+			return err
+		}
 	}
 	joined, err := c.joins(t, now)
 	if joined {
