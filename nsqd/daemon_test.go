@@ -272,7 +272,7 @@ func TestAuthFromFlags(t *testing.T) {
 		}
 		_, _ = fmt.Fprintf(w, `{"ttl":60,"authorizations":[{"permissions":["publish"],"topic":%q,"channels":[".*"]}]}`, topic)
 	}))
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{a.Certificate("porter").TLS}}
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{a.Certificate("authserver").TLS}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	down := testkit.Listen(t)

@@ -14,7 +14,7 @@ import (
 
 // Flags adds those of a program that asks for what purpose says, if an address is given.
 func (c *Config) Flags(fs *flag.FlagSet, purpose string) {
-	fs.Func("admission-address", "UDP `host:port` of an admission server that is asked "+purpose+"; repeat it for several, in the same order everywhere (default none: nobody is limited)", func(s string) error {
+	fs.Func("admission-address", "UDP `host:port` of an admission server that is asked "+purpose+"; repeat it for several (default none: no limit)", func(s string) error {
 		c.Servers = append(c.Servers, s)
 		return nil
 	})

@@ -19,8 +19,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// porter is an auth server without the network.
-type porter struct {
+// authServer is an auth server without the network.
+type authServer struct {
 	mu struct {
 		sync.Mutex
 		answer string
@@ -31,7 +31,7 @@ type porter struct {
 }
 
 // Ask implements conn.Authoriser.
-func (p *porter) Ask(_ context.Context, q auth.Query) (*auth.Grant, error) {
+func (p *authServer) Ask(_ context.Context, q auth.Query) (*auth.Grant, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.asked = append(p.mu.asked, q)
@@ -46,26 +46,26 @@ func (p *porter) Ask(_ context.Context, q auth.Query) (*auth.Grant, error) {
 }
 
 // permits makes every further answer permit this.
-func (p *porter) permits(permissions, topic, channel string) {
+func (p *authServer) permits(permissions, topic, channel string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.err = nil
 	p.mu.answer = fmt.Sprintf(`{"ttl":3600,"identity":"me","identity_url":"http://id","authorizations":[{"permissions":[%s],"topic":%q,"channels":[%q]}]}`, permissions, topic, channel)
 }
 
-func (p *porter) fails() {
+func (p *authServer) fails() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.err = errors.New("nobody answers")
 }
 
-func (p *porter) expiresAfter(ttl time.Duration) {
+func (p *authServer) expiresAfter(ttl time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.ttl = ttl
 }
 
-func (p *porter) asked() []auth.Query {
+func (p *authServer) asked() []auth.Query {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.asked
@@ -75,12 +75,12 @@ var _ = overBoth("a node that asks an auth server", func() {
 	const everything, publish, subscribe = `"publish","subscribe"`, `"publish"`, `"subscribe"`
 
 	var (
-		p *porter
+		p *authServer
 		n *secure
 	)
 
 	BeforeEach(func() {
-		p = new(porter)
+		p = new(authServer)
 		p.permits(everything, ".*", ".*")
 		n = startSecure(func(c *conn.Config) { c.Auth, c.Session.AuthRequired = p, true })
 	})
@@ -238,7 +238,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 	})
 
 	It("ends its questions when it ends", func() {
-		slow := &slowPorter{asked: make(chan struct{})}
+		slow := &slowAuthServer{asked: make(chan struct{})}
 		s := start(func(_ *broker.Config, c *conn.Config) { c.Auth, c.Session.AuthRequired = slow, true })
 		c := s.dial()
 		c.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
@@ -250,10 +250,10 @@ var _ = overBoth("a node that asks an auth server", func() {
 	})
 })
 
-// slowPorter answers when nobody waits any more.
-type slowPorter struct{ asked chan struct{} }
+// slowAuthServer answers when no caller waits any more.
+type slowAuthServer struct{ asked chan struct{} }
 
-func (s *slowPorter) Ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {
+func (s *slowAuthServer) Ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {
 	close(s.asked)
 	<-ctx.Done()
 	return nil, context.Cause(ctx)

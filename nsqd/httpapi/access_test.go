@@ -228,7 +228,7 @@ func TestPublishingTakesAuthorisation(t *testing.T) {
 		r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Subject: pkix.Name{CommonName: "sensor7"}}}}
 		w := httptest.NewRecorder()
 		n.http.ServeHTTP(w, r)
-		if w.Code != status || !strings.Contains(w.Body.String(), message) || strings.Contains(w.Body.String(), "sesame") || strings.Contains(w.Body.String(), "porter") {
+		if w.Code != status || !strings.Contains(w.Body.String(), message) || strings.Contains(w.Body.String(), "sesame") || strings.Contains(w.Body.String(), "authserver") {
 			t.Errorf("%s with %.40q: %d %s", path, header, w.Code, w.Body)
 		}
 	}
@@ -249,7 +249,7 @@ func TestPublishingTakesAuthorisation(t *testing.T) {
 	if want := (auth.Query{RemoteIP: "192.0.2.9", TLS: true, CommonName: "sensor7", Secret: "sesame"}); asked[0] != want {
 		t.Errorf("asked %+v, want %+v", asked[0], want)
 	}
-	failure = errors.New("porter.internal: connection refused")
+	failure = errors.New("authserver.internal: connection refused")
 	before := n.lines.Load()
 	for range 10 * obs.LinesPerSecond {
 		publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_FAILED")
