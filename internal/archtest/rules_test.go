@@ -45,8 +45,8 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/..."},
-		Only: []string{"admission/client", "api/...", "kernel/...", "nsq/...", "tokenbucket", "internal/...", "nsqd/..."},
-		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API",
+		Only: []string{"admission/client", "api/...", "kernel/...", "nsq/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
+		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API and what holding a share means",
 	},
 	{
 		From:  []string{"nsqd/broker"},
@@ -80,7 +80,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/agent"},
-		Only: []string{"api/...", "internal/...", "tokenbucket"},
+		Only: []string{"api/...", "internal/...", "tbadaptor/holder", "tokenbucket"},
 		Why:  "the control plane acts on a broker through the agent's own interface, Node",
 	},
 	{
@@ -196,6 +196,7 @@ var pure = Purity{
 		"nsq/session",
 		"nsq/wire",
 		"tbadaptor/adaptor",
+		"tbadaptor/holder",
 		"tbadaptor/ledger",
 		"tbadaptor/share",
 		"tokenbucket",

@@ -5,8 +5,8 @@
 // data path never waits for it: without a control plane a broker goes on with
 // the shares it holds.
 //
-// holdings.go is pure: who holds what, which grant is stale. owner.go is the
-// one goroutine that calls the Node; capture.go is what it does for those who want
-// to know when messages arrived. link.go keeps a session open. The other
-// ends are loaddistributor/rpc and tbadaptor/loop.
+// tbadaptor/holder says what is held, and until when. owner.go is the one goroutine that
+// calls the Node; keep.go is what it does for the lease, capture.go for those who want
+// to know when messages arrived. link.go keeps a session open. The other ends are
+// loaddistributor/rpc and tbadaptor/loop.
 package agent

@@ -10,10 +10,21 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/tbadaptor/holder"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // What the owner does for the lease, and for the bases that outlive it.
+
+// Policy is what the broker does when its lease is gone for good.
+type Policy string
+
+const (
+	// Available goes on with the bases of its shares.
+	Available Policy = "available"
+	// Strict stops.
+	Strict Policy = "strict"
+)
 
 var policyProto = map[Policy]srtmv1.LeasePolicy{
 	Available: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE,
@@ -28,17 +39,17 @@ const longestLease = 24 * time.Hour
 // be another's. A strict broker has none: it cannot tell whether its lease is over.
 func (o *owner) resume() {
 	there := o.node.Topics()
-	o.lease.noted = o.alone
+	o.lease.Noted = o.alone
 	for _, b := range o.bases {
 		o.disk[b.Topic] = b
-		if o.lease.strict || !o.alone {
+		if o.lease.Strict || !o.alone {
 			o.cfg.Log.Info("holds nothing of the process before until it is granted again", obs.KeyTopic, b.Topic)
 			o.save(b.Topic)
 			continue
 		}
-		o.holdings.keep(grant{topic: b.Topic, epoch: b.Epoch, share: b.Share})
+		o.holdings.Keep(holder.Grant{Topic: b.Topic, Epoch: b.Epoch, Share: b.Share})
 		if slices.Contains(there, b.Topic) {
-			if g, due := o.holdings.prepared(b.Topic); due {
+			if g, due := o.holdings.Prepared(b.Topic); due {
 				o.apply(g)
 			}
 		}
@@ -51,20 +62,12 @@ func (o *owner) resume() {
 func (o *owner) setAlarm() {
 	due := mono.Never
 	if o.grants != nil {
-		due = o.lease.request()
+		due = o.lease.Request()
 	}
-	if !o.lease.noted {
-		due = min(due, max(o.lease.alone(), o.retry))
+	if !o.lease.Noted {
+		due = min(due, max(o.lease.Alone(), o.retry))
 	}
-	flexUntil, until := o.lease.ends()
-	for _, in := range o.holdings.topics {
-		if in.flex != (tokenbucket.Share{}) {
-			due = min(due, flexUntil)
-		}
-		if !in.share.IsZero() {
-			due = min(due, until)
-		}
-	}
+	due = min(due, o.holdings.Due(o.lease.Ends()))
 	wait := time.Hour
 	if due != mono.Never {
 		wait = min(wait, max(0, due.Sub(clock.Mono())))
@@ -74,13 +77,13 @@ func (o *owner) setAlarm() {
 
 // keepLease asks for the lease to be renewed, and ends what has ended.
 func (o *owner) keepLease(now mono.Time) {
-	if o.grants != nil && !now.Before(o.lease.request()) {
-		o.lease.asked = now
+	if o.grants != nil && !now.Before(o.lease.Request()) {
+		o.lease.Asked = now
 		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{
-			Stamp: uint64(now), Heard: o.lease.sent,
+			Stamp: uint64(now), Heard: o.lease.Sent,
 		}}})
 	}
-	if !o.lease.noted && !now.Before(max(o.lease.alone(), o.retry)) {
+	if !o.lease.Noted && !now.Before(max(o.lease.Alone(), o.retry)) {
 		o.note(true, now)
 	}
 	o.lapse(now)
@@ -88,8 +91,8 @@ func (o *owner) keepLease(now mono.Time) {
 
 // note keeps on the disk whether this process is without the adaptor.
 func (o *owner) note(alone bool, now mono.Time) {
-	if o.cfg.Store == nil || o.lease.strict {
-		o.lease.noted = alone
+	if o.cfg.Store == nil || o.lease.Strict {
+		o.lease.Noted = alone
 		return
 	}
 	if err := o.cfg.Store.SetAlone(alone); err != nil {
@@ -97,7 +100,7 @@ func (o *owner) note(alone bool, now mono.Time) {
 		o.retry = now.Add(time.Second)
 		return
 	}
-	o.lease.noted = alone
+	o.lease.Noted = alone
 }
 
 // renewed is the adaptor's answer to a request, or to the hello.
@@ -108,24 +111,24 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 		return
 	}
 	o.lapse(now) // before it is renewed: what is over does not come back
-	o.lease.renew(at, flex, session)
-	o.lease.heard = now
+	o.lease.Renew(at, flex, session)
+	o.lease.Heard = now
 	// An adaptor that does not say when it sent its word goes by no evidence.
-	if takes := m.Sent != 0; takes == o.lease.noted {
+	if takes := m.Sent != 0; takes == o.lease.Noted {
 		o.note(!takes, now)
 	}
-	if o.lease.sent = m.Sent; o.lease.noted {
-		o.lease.sent = 0 // one after this might go on with its bases
+	if o.lease.Sent = m.Sent; o.lease.Noted {
+		o.lease.Sent = 0 // one after this might go on with its bases
 	}
-	flexUntil, until := o.lease.ends()
-	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
-		in := o.holdings.topics[topic]
-		flexible := in.flex != (tokenbucket.Share{})
-		if !in.prepared || !flexible && !o.lease.strict {
+	flexUntil, until := o.lease.Ends()
+	for _, topic := range o.holdings.Topics() {
+		in := o.holdings.Of(topic)
+		flexible := in.Flex != (tokenbucket.Share{})
+		if !in.Prepared || !flexible && !o.lease.Strict {
 			continue
 		}
 		// The node may have seen the end of it before we did.
-		if left := o.node.Renew(topic, flexUntil, until); flexible && !left && o.holdings.lapseOne(topic, true, false) {
+		if left := o.node.Renew(topic, flexUntil, until); flexible && !left && o.holdings.LapseOne(topic, true, false) {
 			o.lapsed(topic)
 		}
 	}
@@ -133,14 +136,14 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 
 // lapse ends what the lease has ended by now.
 func (o *owner) lapse(now mono.Time) {
-	topics := o.holdings.lapse(o.lease.over(now))
+	topics := o.holdings.Lapse(o.lease.Over(now))
 	if len(topics) == 0 {
 		return
 	}
 	o.cfg.Log.Warn("lease over", "topics", len(topics), obs.KeyPolicy, o.cfg.Policy)
-	flexUntil, until := o.lease.ends()
+	flexUntil, until := o.lease.Ends()
 	for _, topic := range topics {
-		if o.holdings.topics[topic].prepared {
+		if o.holdings.Of(topic).Prepared {
 			o.node.Renew(topic, flexUntil, until) // it looks at its clock
 		}
 		o.lapsed(topic)
@@ -156,20 +159,22 @@ func (o *owner) lapsed(topic string) {
 // held is what the hello says: of each topic what is in force, or would be after
 // a restart, if that is more.
 func (o *owner) held() []*srtmv1.HeldShare {
-	list := o.holdings.reconcile(o.node.Topics())
+	held := o.holdings.Reconcile(o.node.Topics())
 	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
-		if _, holds := o.holdings.topics[topic]; !holds && !o.save(topic) {
+		if o.holdings.Of(topic) == (holder.Holding{}) && !o.save(topic) {
 			left := o.disk[topic]
-			list = append(list, &srtmv1.HeldShare{Topic: topic, Share: shareproto.To(left.Share), Flex: &srtmv1.Share{}, Epoch: left.Epoch})
+			held = append(held, holder.Held{Topic: topic, Share: left.Share, Epoch: left.Epoch})
 		}
 	}
-	for _, h := range list {
-		share, base := o.holdings.topics[h.Topic].share, o.holdings.topics[h.Topic].base()
+	list := make([]*srtmv1.HeldShare, len(held))
+	for i, h := range held {
+		share, base := h.Share, o.holdings.Of(h.Topic).Base()
 		if disk := o.disk[h.Topic].Share; disk.Rate > base.Rate || disk.Burst > base.Burst {
 			base = larger(base, disk)
 			share = larger(share, base)
-			h.Share, h.Flex = shareproto.To(share), shareproto.To(less(share, base))
+			h.Flex = tokenbucket.Share{Rate: share.Rate - base.Rate, Burst: share.Burst - base.Burst}
 		}
+		list[i] = &srtmv1.HeldShare{Topic: h.Topic, Share: shareproto.To(share), Flex: shareproto.To(h.Flex), Epoch: h.Epoch}
 	}
 	return list
 }
@@ -183,9 +188,9 @@ func larger(a, b tokenbucket.Share) tokenbucket.Share {
 // taken away: after a crash the topic then waits for a new grant.
 func (o *owner) save(topic string) bool {
 	store := o.cfg.Store
-	in := o.holdings.topics[topic]
-	want := in.base()
-	if o.lease.strict {
+	in := o.holdings.Of(topic)
+	want := in.Base()
+	if o.lease.Strict {
 		want = tokenbucket.Share{}
 	}
 	last, there := o.disk[topic]
@@ -195,7 +200,7 @@ func (o *owner) save(topic string) bool {
 	}
 	var err error
 	if !want.IsZero() {
-		next := Base{Topic: topic, Epoch: in.epoch, Share: want}
+		next := Base{Topic: topic, Epoch: in.Epoch, Share: want}
 		if err = store.Save(next); err == nil {
 			o.disk[topic] = next
 			return true
@@ -219,8 +224,8 @@ func (o *owner) saveAgain() {
 	for topic, released := range o.unsaved {
 		if o.save(topic) {
 			delete(o.unsaved, topic)
-			in := o.holdings.topics[topic]
-			o.ack(topic, in.epoch, in.share, released)
+			in := o.holdings.Of(topic)
+			o.ack(topic, in.Epoch, in.Share, released)
 		}
 	}
 }

@@ -176,7 +176,7 @@ var _ = Describe("The lease", func() {
 		Expect(hello.Policy).To(Equal(srtmv1.LeasePolicy_LEASE_POLICY_STRICT))
 		control.send(prepare(1, "t"))
 		result(control)
-		grants.send(lease(hello.Stamp, 100*time.Millisecond, 400*time.Millisecond))
+		grants.send(lease(hello.Stamp, 100*time.Millisecond, 1500*time.Millisecond))
 		grants.send(flexible("t", 7))
 		ack(grants)
 		Expect(ack(grants)[2:4]).To(Equal([]any{int64(40_000), int64(3)}))

@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/tbadaptor/holder"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -40,8 +41,8 @@ type owner struct {
 	sessions *sync.WaitGroup // of the agent
 
 	// Owned by run.
-	holdings *holdings
-	lease    lease
+	holdings *holder.Holdings
+	lease    holder.Lease
 	anew     bool        // it was removed from the cluster, and holds nothing since
 	term     uint64      // the largest that an adaptor named
 	alarm    *time.Timer // for the lease
@@ -70,7 +71,7 @@ type owner struct {
 func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 	return &owner{
 		core: c, ctx: ctx, sessions: sessions,
-		holdings: newHoldings(), lease: lease{strict: c.cfg.Policy == Strict},
+		holdings: holder.New(), lease: holder.Lease{Strict: c.cfg.Policy == Strict},
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		kept:     map[string][]byte{},
 		captures: map[string]mono.Time{}, interval: DefaultReportInterval, stopGrants: func() {},
@@ -155,13 +156,13 @@ const brokerRemoved = "BROKER_REMOVED"
 // giveUp ends every share, here and on the disk: they are others' now. Then the broker
 // may join anew.
 func (o *owner) giveUp() {
-	o.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.topics))
-	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
-		if o.holdings.topics[topic].prepared {
+	o.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.Topics()))
+	for _, topic := range o.holdings.Topics() {
+		if o.holdings.Of(topic).Prepared {
 			// An unknown topic has no share.
 			_, _ = o.node.Grant(topic, tokenbucket.Share{}, tokenbucket.Share{}, mono.Never, mono.Never, 0)
 		}
-		o.holdings.removed(topic)
+		o.holdings.Removed(topic)
 	}
 	o.anew = true
 	for topic := range maps.Clone(o.disk) {
@@ -187,7 +188,7 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		}
 		err := remove(m.Remove.Topic)
 		if err == nil {
-			o.holdings.removed(m.Remove.Topic)
+			o.holdings.Removed(m.Remove.Topic)
 			o.save(m.Remove.Topic)
 			o.keep(m.Remove.Topic, nil)
 		}
@@ -331,7 +332,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 		}
 	}
 	if !slices.Contains(o.node.Topics(), p.Topic) {
-		o.holdings.missing(p.Topic)
+		o.holdings.Missing(p.Topic)
 	}
 	if err := o.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {
 		return err
@@ -339,7 +340,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	if len(p.Record) > 0 {
 		o.keep(p.Topic, p.Record)
 	}
-	if g, due := o.holdings.prepared(p.Topic); due {
+	if g, due := o.holdings.Prepared(p.Topic); due {
 		o.apply(g)
 		o.save(p.Topic)
 	}
@@ -370,7 +371,7 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	o.metrics.connected.WithLabelValues(grantSession).Set(1)
 	now := clock.Mono()
 	o.lapse(now)
-	o.lease.asked, o.lease.sent = now, 0
+	o.lease.Asked, o.lease.Sent = now, 0
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.cfg.BrokerID, Instance: o.cfg.Instance,
 		Held: o.held(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term,
@@ -412,55 +413,55 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	if p == nil {
 		return // of a later version, which must not count on us
 	}
-	g, err := checkGrant(p)
-	if err != nil {
+	g := holder.Grant{Topic: p.Topic, Epoch: p.Epoch, Share: shareproto.From(p.Share), Flex: shareproto.From(p.Flex), Tokens: tokenbucket.Tokens(p.TokensMilli)}
+	if err := holder.Check(g); err != nil {
 		// Nothing is in force that was not before; say so, and nothing else.
 		o.cfg.Log.Error("grant refused", obs.KeyTopic, p.Topic, obs.KeyEpoch, p.Epoch, obs.KeyError, err)
 		o.metrics.grants.WithLabelValues("refused").Inc()
 		o.ackPresent(p.Topic)
 		return
 	}
-	v, released := o.holdings.offer(g)
-	o.metrics.grants.WithLabelValues(verdictNames[v]).Inc()
+	v, released := o.holdings.Offer(g)
+	o.metrics.grants.WithLabelValues(v.String()).Inc()
 	switch v {
-	case inForce, kept:
-		if v == inForce {
+	case holder.InForce, holder.Kept:
+		if v == holder.InForce {
 			released = o.apply(g)
 		}
-		flexOver, allOver := o.lease.over(clock.Mono())
-		if o.holdings.lapseOne(g.topic, flexOver, allOver) {
+		flexOver, allOver := o.lease.Over(clock.Mono())
+		if o.holdings.LapseOne(g.Topic, flexOver, allOver) {
 			o.metrics.lapses.Inc()
 		}
-		if !o.save(g.topic) {
-			o.unsaved[g.topic] = released
+		if !o.save(g.Topic) {
+			o.unsaved[g.Topic] = released
 			return // the adaptor would count on what is not on the disk
 		}
-		delete(o.unsaved, g.topic)
-		o.ack(g.topic, g.epoch, o.holdings.topics[g.topic].share, released)
-	case stale:
-		o.ackPresent(g.topic)
-	case dropped:
-		o.cfg.Log.Error("grant dropped: too many are kept for topics that do not exist", obs.KeyTopic, g.topic, obs.KeyCount, maxKept)
+		delete(o.unsaved, g.Topic)
+		o.ack(g.Topic, g.Epoch, o.holdings.Of(g.Topic).Share, released)
+	case holder.Stale:
+		o.ackPresent(g.Topic)
+	case holder.Dropped:
+		o.cfg.Log.Error("grant dropped: too many are kept for topics that do not exist", obs.KeyTopic, g.Topic, obs.KeyCount, o.holdings.Kept())
 	}
 }
 
 // apply puts the share of a prepared topic in force.
-func (o *owner) apply(g grant) (released tokenbucket.Tokens) {
-	flexUntil, until := o.lease.ends()
-	if g.flex == (tokenbucket.Share{}) {
+func (o *owner) apply(g holder.Grant) (released tokenbucket.Tokens) {
+	flexUntil, until := o.lease.Ends()
+	if g.Flex == (tokenbucket.Share{}) {
 		flexUntil = mono.Never
 	}
-	released, err := o.node.Grant(g.topic, g.share, g.base(), flexUntil, until, g.tokens)
+	released, err := o.node.Grant(g.Topic, g.Share, g.Base(), flexUntil, until, g.Tokens)
 	if err != nil {
 		// The topic was removed behind our back, by an operator at the broker's
 		// own API. The share stays ours, and is kept in case it comes back.
-		o.cfg.Log.Error("no topic for the grant; kept", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch, obs.KeyError, err)
+		o.cfg.Log.Error("no topic for the grant; kept", obs.KeyTopic, g.Topic, obs.KeyEpoch, g.Epoch, obs.KeyError, err)
 		o.metrics.grants.WithLabelValues("failed").Inc()
-		return o.holdings.vanished(g)
+		return o.holdings.Vanished(g)
 	}
-	o.holdings.applied(g)
-	o.cfg.Log.Debug("share in force", obs.KeyTopic, g.topic, obs.KeyEpoch, g.epoch,
-		obs.KeyRate, g.share.Rate.PerSecond(), obs.KeyBurst, g.share.Burst)
+	o.holdings.Applied(g)
+	o.cfg.Log.Debug("share in force", obs.KeyTopic, g.Topic, obs.KeyEpoch, g.Epoch,
+		obs.KeyRate, g.Share.Rate.PerSecond(), obs.KeyBurst, g.Share.Burst)
 	return released
 }
 
@@ -469,8 +470,8 @@ func (o *owner) ackPresent(topic string) {
 	if _, waits := o.unsaved[topic]; waits {
 		return
 	}
-	in := o.holdings.topics[topic]
-	o.ack(topic, in.epoch, in.share, 0)
+	in := o.holdings.Of(topic)
+	o.ack(topic, in.Epoch, in.Share, 0)
 }
 
 func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, released tokenbucket.Tokens) {
@@ -492,7 +493,7 @@ func (o *owner) report(now time.Time) {
 		if s.Interval == nil {
 			s.Interval = step
 		}
-		if o.holdings.topics[s.Topic].prepared {
+		if o.holdings.Of(s.Topic).Prepared {
 			loads = append(loads, &srtmv1.TopicLoad{
 				Topic: s.Topic, Step: s.Interval, Offered: s.Offered, MaxBacklog: s.MaxBacklog, Backlog: s.Backlog,
 				BurstNeeded: s.BurstNeeded,
@@ -514,18 +515,18 @@ func (o *owner) publish() {
 		BrokerID: o.cfg.BrokerID, Instance: o.cfg.Instance,
 		Control:   SessionState{o.cfg.LoadDistributor, o.control != nil, o.controlError},
 		Grants:    SessionState{o.grantAddress, o.grants != nil, o.grantsError},
-		Kept:      o.holdings.kept,
+		Kept:      o.holdings.Kept(),
 		Reporting: o.interval,
 		Policy:    o.cfg.Policy,
-		LeaseLeft: max(0, o.lease.flexUntil.Sub(clock.Mono())),
+		LeaseLeft: max(0, o.lease.FlexUntil.Sub(clock.Mono())),
 		Held:      []HoldingState{},
 		Capturing: slices.Sorted(maps.Keys(o.captures)),
 	}
-	for _, topic := range slices.Sorted(maps.Keys(o.holdings.topics)) {
-		in := o.holdings.topics[topic]
+	for _, topic := range o.holdings.Topics() {
+		in := o.holdings.Of(topic)
 		s.Held = append(s.Held, HoldingState{
-			Topic: topic, Epoch: in.epoch, RateMilli: int64(in.share.Rate), Burst: in.share.Burst,
-			BaseRateMilli: int64(in.base().Rate), BaseBurst: in.base().Burst,
+			Topic: topic, Epoch: in.Epoch, RateMilli: int64(in.Share.Rate), Burst: in.Share.Burst,
+			BaseRateMilli: int64(in.Base().Rate), BaseBurst: in.Base().Burst,
 		})
 	}
 	o.state.Store(s)
