@@ -28,6 +28,17 @@ var arrows = []Arrow{
 		Why:    "others ask by admission/client; figures of the pure rule use it",
 	},
 	{
+		From: []string{"gateway/..."},
+		Only: []string{"admission/client", "api/...", "client/...", "gateway/...", "internal/...", "kernel/stamp", "tokenbucket"},
+		Why:  "a gateway is a client of brokers and of admission like any other",
+	},
+	{
+		From:   []string{"..."},
+		Except: []string{"gateway/...", "tools/sim/...", "tools/drlsim", "bench/..."},
+		Never:  []string{"gateway/..."},
+		Why:    "nothing stands on the gateway but simulations and figures of its pure packages",
+	},
+	{
 		From: []string{"kernel/..."},
 		Only: []string{"kernel/...", "internal/..."},
 		Why:  "arrival stamps serve any server, and know nothing of brokers",
@@ -185,6 +196,7 @@ var pure = Purity{
 		"admission/rule",
 		"admission/table",
 		"admission/wire",
+		"gateway/schedule",
 		"internal/mono",
 		"kernel/stamp",
 		"loaddistributor/catalog",

@@ -1,0 +1,36 @@
+// Package schedule decides which waiting request goes next, and to which servers it
+// may: mQoS (Lin et al., "Multiple-resource request scheduling for differentiated QoS
+// at website gateway", Computer Communications 31, 2008), corrected. Classes get every
+// resource of the servers in the proportions of their weights while requests wait.
+//
+// A request takes a vector, percent of a server's capacity by resource; its type is the
+// resource that it takes most of. Each class has a queue for each type. RAC (resource
+// availability counter) is what of a resource is free; DC (deficit counter) what a class
+// may still take of it. A trigger sends at most one request:
+//
+//	J: the types of which a request waits
+//	j: the type of J that was passed over 8 times, else the one of which most is free,
+//	   summed over the servers; ties take turns
+//	h: the head, of the first class from pointer[j], whose vector the DCs of its class
+//	   cover; else so with the type after j; if no type has any, all DCs of all classes
+//	   that have requests are raised together by the fewest whole quanta that make one
+//	if h fits no server, nothing goes before a completion, and the pointer stays
+//	else it goes, and its vector is taken from the DCs of its class and from the RACs
+//
+// What the paper's form, which Config.Literal keeps for figures, does otherwise: it
+// looks at all types, so one of which nothing waits holds up the rest; it skips what
+// does not fit and raises DCs in passing, so that under load they limit nobody; it
+// raises the DCs of one resource at a time, and stops for ever where another's is
+// missing; and it never serves the type of a resource that all requests take, since
+// that one never has the most free.
+//
+// Guarantee: while G quanta are granted, a class that always has requests waiting takes
+// of every resource at most G quanta of its own and a cap, a quantum and the largest
+// request; and, of a resource that holds it back each time that quanta are granted and
+// at the end, at least G quanta less the largest request. What measured costs exceeded
+// the estimates by comes on top, and is paid from later quanta: it is the class's debt,
+// a DC below 0.
+//
+// Only the caller knows the time, and which of the servers that fit is the best: the
+// second is the argument of Next, and gateway/balance's business. Read Scheduler next.
+package schedule

@@ -1,0 +1,645 @@
+package schedule
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Limits of a Config and of what requests take.
+const (
+	MaxResources = 8
+	MaxClasses   = 1000
+	MaxServers   = 10_000
+	// MaxRatio is the greatest of any two classes' weights.
+	MaxRatio = 1e4
+	// MinCost is the least that a request takes of its type's resource, in percent:
+	// requests that cost nothing would pass all others for ever.
+	MinCost = 0.01
+	// MaxMeasured bounds what a request is charged of a resource, in percent, whatever
+	// a server says that it used.
+	MaxMeasured = 10_000
+)
+
+const (
+	// one percent in the scheduler's units. Counters are integers, so that all that is
+	// taken comes back.
+	one = 10_000
+	// patience is how often a type is passed over.
+	patience = 8
+	// window is of how many arrivals, or twice as many, the largest request counts.
+	window = 1024
+	// most bounds a deficit, and a debt: a hundred million percent.
+	most = int64(1e8 * one)
+)
+
+// Vector is what is taken of a server, by resource: percent of the capacity of a
+// reference server, one with SetCapacity 100. Entries beyond its length are 0.
+type Vector []float64
+
+// Mode is what requests are scheduled by.
+type Mode int
+
+const (
+	// MQoS: by all resources.
+	MQoS Mode = 0
+	// None: in order of arrival, each at once to any server that takes requests.
+	None Mode = -1
+)
+
+// Single is deficit round robin over one resource: the paper's sQoS.
+func Single(resource int) Mode { return Mode(resource + 1) }
+
+// Class is one of clients.
+type Class struct {
+	Name string
+	// Weight is its part of every resource, above 0, in proportion to the others'.
+	Weight float64
+	// Queue is how many of its requests may wait, at least 1.
+	Queue int
+	// QueueBytes bounds their Bytes together; 0: nothing does.
+	QueueBytes int64
+}
+
+// Config is what New makes a scheduler for.
+type Config struct {
+	Classes []Class
+	// Resources, 1 to MaxResources, and Servers, 1 to MaxServers, are counts.
+	Resources, Servers int
+	Mode               Mode
+	// Literal schedules as the paper has it. For figures only.
+	Literal bool
+}
+
+// ErrQueueFull refuses a request of a class of which as many wait as may.
+var ErrQueueFull = errors.New("queue full")
+
+// Request is one of a client. It may be used again when it has been done or left.
+type Request struct {
+	// Set before Arrive.
+	Class int
+	// Cost is the estimate; entries are taken as 0 to 100, the greatest as MinCost
+	// at least. Arrive and Adopt copy it.
+	Cost  Vector
+	Bytes int
+	// Value is the caller's.
+	Value any
+
+	// Owned by the scheduler.
+	next, prev *Request
+	cost       [MaxResources]int64
+	kind       int // its type
+	server     int
+	state      state
+}
+
+type state uint8
+
+const (
+	idle state = iota
+	waiting
+	sent
+)
+
+// queue is the waiting requests of a class and a type, oldest first.
+type queue struct{ head, tail *Request }
+
+func (q *queue) push(r *Request) {
+	r.prev, r.next = q.tail, nil
+	if q.tail == nil {
+		q.head = r
+	} else {
+		q.tail.next = r
+	}
+	q.tail = r
+}
+
+func (q *queue) remove(r *Request) {
+	if r.prev == nil {
+		q.head = r.next
+	} else {
+		r.prev.next = r.next
+	}
+	if r.next == nil {
+		q.tail = r.prev
+	} else {
+		r.next.prev = r.prev
+	}
+	r.next, r.prev = nil, nil
+}
+
+// class is the scheduler's side of a Class.
+type class struct {
+	Class
+	quantum  int64
+	queues   [MaxResources]queue
+	queued   [MaxResources]int
+	waiting  int
+	bytes    int64
+	inFlight int
+	sent     uint64
+	// Invariant, unless literal: deficit <= quantum + largest, and <= 0 while nothing
+	// waits.
+	deficit [MaxResources]int64
+	granted int64
+	used    [MaxResources]int64
+}
+
+type server struct {
+	capacity, free [MaxResources]int64
+	inFlight       int
+	// closed: it takes no request.
+	closed bool
+}
+
+// Scheduler holds the requests that wait and knows of those at the servers. Make it
+// with New. It is not safe for concurrent use, and allocates nothing after New but
+// what Stats returns.
+//
+// Invariant: of each server and resource, free plus what its requests take is the
+// capacity.
+type Scheduler struct {
+	// Set once.
+	cfg Config
+	// managed are the resources that are scheduled by.
+	managed []int
+	least   float64 // of the weights
+
+	classes []class
+	servers []server
+	fits    []int // of the last request that was looked at
+	sum     [MaxResources]int64
+	waiting int
+	// By type.
+	queued, pointer, passed [MaxResources]int
+	turn                    int // the type that wins a tie
+	quanta                  uint64
+
+	// The smallest quantum, 1 to 2 of the largest request. largest is the maximum entry
+	// of this window of arrivals and of that before; recent of this one.
+	quantum, largest, recent int64
+	arrivals                 int
+}
+
+// New returns a scheduler of servers with a capacity of 100 percent each.
+func New(cfg Config) (*Scheduler, error) {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if n := len(cfg.Classes); n < 1 || n > MaxClasses {
+		fault("%d classes: want 1 to %d", n, MaxClasses)
+	}
+	if cfg.Resources < 1 || cfg.Resources > MaxResources {
+		fault("%d resources: want 1 to %d", cfg.Resources, MaxResources)
+	}
+	if cfg.Servers < 1 || cfg.Servers > MaxServers {
+		fault("%d servers: want 1 to %d", cfg.Servers, MaxServers)
+	}
+	if cfg.Mode < None || int(cfg.Mode) > cfg.Resources {
+		fault("mode %d: there are none, mqos, and single of %d resources", cfg.Mode, cfg.Resources)
+	}
+	least, greatest := math.Inf(1), 0.0
+	for i, c := range cfg.Classes {
+		if !(c.Weight > 0) || math.IsInf(c.Weight, 1) {
+			fault("class %d, %q: weight %v is not above 0", i, c.Name, c.Weight)
+		}
+		if c.Queue < 1 {
+			fault("class %d, %q: a queue of %d requests: want at least 1", i, c.Name, c.Queue)
+		}
+		if c.QueueBytes < 0 {
+			fault("class %d, %q: a queue of %d bytes", i, c.Name, c.QueueBytes)
+		}
+		least, greatest = min(least, c.Weight), max(greatest, c.Weight)
+	}
+	if len(faults) == 0 && greatest/least > MaxRatio {
+		fault("weights from %v to %v: the ratio is above %v", least, greatest, MaxRatio)
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	s := &Scheduler{
+		cfg: cfg, least: least,
+		classes: make([]class, len(cfg.Classes)), servers: make([]server, cfg.Servers), fits: make([]int, 0, cfg.Servers),
+	}
+	for k := range cfg.Resources {
+		if cfg.Mode == MQoS || cfg.Mode == Single(k) {
+			s.managed = append(s.managed, k)
+		}
+	}
+	for i, c := range cfg.Classes {
+		s.classes[i].Class = c
+	}
+	s.setQuantum(10 * one)
+	for i := range s.classes {
+		for _, k := range s.managed {
+			if cfg.Literal {
+				s.classes[i].deficit[k] = s.classes[i].quantum
+			}
+		}
+	}
+	whole := slices.Repeat(Vector{100}, cfg.Resources)
+	for i := range s.servers {
+		s.SetCapacity(i, whole)
+	}
+	return s, nil
+}
+
+// setQuantum sets the smallest quantum, and with it all.
+func (s *Scheduler) setQuantum(smallest int64) {
+	s.quantum = smallest
+	for i := range s.classes {
+		c := &s.classes[i]
+		c.quantum = int64(math.Round(float64(smallest) * (c.Weight / s.least)))
+	}
+}
+
+// units is a percentage in the scheduler's units, within [0, limit].
+func units(percent float64, limit int64) int64 {
+	if !(percent > 0) { // nor a number
+		return 0
+	}
+	return int64(math.Round(min(percent, float64(limit)) * one))
+}
+
+// take copies the vector of a request, and says what type it is.
+func (s *Scheduler) take(v Vector, limit int64, into *[MaxResources]int64) (kind int) {
+	for k := range s.cfg.Resources {
+		into[k] = 0
+		if k < len(v) {
+			into[k] = units(v[k], limit)
+		}
+	}
+	if len(s.managed) > 0 {
+		kind = s.managed[0]
+	}
+	for _, k := range s.managed {
+		if into[k] > into[kind] {
+			kind = k
+		}
+	}
+	into[kind] = max(into[kind], int64(MinCost*one))
+	return kind
+}
+
+// queue of requests of that class and type: all of None wait in one.
+func (s *Scheduler) queue(i, kind int) *queue {
+	if s.cfg.Mode == None {
+		i = 0
+	}
+	return &s.classes[i].queues[kind]
+}
+
+// Arrive lets r wait. Requires: its class is one of the Config; it does not wait and is
+// at no server.
+// Errors: ErrQueueFull, and nothing has changed.
+func (s *Scheduler) Arrive(r *Request) error {
+	if r.state != idle {
+		panic(fmt.Sprintf("schedule: a request of class %d arrives that is waiting or at server %d", r.Class, r.server))
+	}
+	c := &s.classes[r.Class]
+	if c.waiting >= c.Queue || c.QueueBytes > 0 && c.bytes+int64(r.Bytes) > c.QueueBytes {
+		return ErrQueueFull
+	}
+	r.kind = s.take(r.Cost, 100, &r.cost)
+	r.state = waiting
+	s.queue(r.Class, r.kind).push(r)
+	s.count(r, 1)
+	s.measure(r)
+	return nil
+}
+
+// measure keeps the quanta 1 to 2 times as large as the largest request.
+func (s *Scheduler) measure(r *Request) {
+	for _, k := range s.managed {
+		s.recent = max(s.recent, r.cost[k])
+	}
+	s.largest = max(s.largest, s.recent)
+	if s.arrivals++; s.arrivals == window {
+		s.largest, s.recent, s.arrivals = s.recent, 0, 0
+	}
+	if s.quantum < s.largest || s.arrivals == 0 {
+		if s.quantum < s.largest || s.quantum > 2*s.largest {
+			s.setQuantum(max(s.largest*3/2, 1))
+		}
+		for i := range s.classes {
+			s.limit(&s.classes[i])
+		}
+	}
+}
+
+// count keeps the numbers of what waits, by being 1 or -1 request.
+func (s *Scheduler) count(r *Request, by int) {
+	c := &s.classes[r.Class]
+	s.waiting += by
+	s.queued[r.kind] += by
+	c.queued[r.kind] += by
+	c.waiting += by
+	c.bytes += int64(by) * int64(r.Bytes)
+	if s.queued[r.kind] == 0 {
+		s.passed[r.kind] = 0
+	}
+}
+
+// unlink takes r from its queue.
+func (s *Scheduler) unlink(r *Request) {
+	s.queue(r.Class, r.kind).remove(r)
+	s.count(r, -1)
+	s.limit(&s.classes[r.Class])
+}
+
+// limit keeps the invariant of deficits.
+func (s *Scheduler) limit(c *class) {
+	if s.cfg.Literal {
+		return
+	}
+	limit := c.quantum + s.largest
+	if c.waiting == 0 {
+		limit = 0
+	}
+	for _, k := range s.managed {
+		c.deficit[k] = max(min(c.deficit[k], limit), -most)
+	}
+}
+
+// Leave takes r out of its queue: its client has gone or has waited long enough.
+// It reports whether r waited; if not, nothing has changed, and r may be at a server,
+// for Done to come.
+func (s *Scheduler) Leave(r *Request) bool {
+	if r.state != waiting {
+		return false
+	}
+	r.state = idle
+	s.unlink(r)
+	return true
+}
+
+// Next sends one request. pick chooses its server among those that it fits, or returns
+// -1 for none; it may not keep fits; nil takes the first. Call it after every arrival,
+// leaving, completion, change of capacity, and change of what pick would answer, until
+// it is not ok: then nothing goes before the next of these.
+func (s *Scheduler) Next(pick func(fits []int) int) (r *Request, server int, ok bool) {
+	if s.waiting == 0 {
+		return nil, -1, false
+	}
+	choose := s.choose
+	if s.cfg.Literal && s.cfg.Mode != None {
+		choose = s.chooseLiteral
+	}
+	if r = choose(); r == nil || !s.fit(r) {
+		return nil, -1, false
+	}
+	server = s.fits[0]
+	if pick != nil {
+		if server = pick(s.fits); server < 0 {
+			return nil, -1, false
+		}
+	}
+	s.send(r, server)
+	return r, server, true
+}
+
+// choose returns the request that is to go next, as soon as it fits a server.
+// Requires: something waits.
+func (s *Scheduler) choose() *Request {
+	r := s.covered()
+	if r == nil {
+		s.raise()
+		r = s.covered()
+	}
+	return r
+}
+
+// covered looks for a head that the deficits of its class cover, by type.
+func (s *Scheduler) covered() *Request {
+	tried := 0
+	for {
+		j := s.nextType(tried)
+		if j < 0 {
+			return nil
+		}
+		for range s.classes {
+			c := &s.classes[s.pointer[j]]
+			if h := c.queues[j].head; h != nil && s.covers(h) {
+				return h
+			}
+			s.pointer[j] = (s.pointer[j] + 1) % len(s.classes)
+		}
+		tried |= 1 << j
+	}
+}
+
+// nextType returns the type to look at after those tried, a set of bits, or -1.
+func (s *Scheduler) nextType(tried int) int {
+	best := -1
+	for d := range s.cfg.Resources {
+		j := (s.turn + d) % s.cfg.Resources
+		if s.queued[j] == 0 || tried&(1<<j) != 0 {
+			continue
+		}
+		if best < 0 || s.before(j, best) {
+			best = j
+		}
+	}
+	return best
+}
+
+// before reports whether type a is looked at before type b.
+func (s *Scheduler) before(a, b int) bool {
+	if s.passed[a] >= patience || s.passed[b] >= patience {
+		return s.passed[a] > s.passed[b]
+	}
+	return s.sum[a] > s.sum[b]
+}
+
+// covers reports whether the deficits of its class cover h. One that is larger than
+// all that came after it need only find them at their cap.
+func (s *Scheduler) covers(h *Request) bool {
+	c := &s.classes[h.Class]
+	for _, k := range s.managed {
+		if c.deficit[k] < s.price(c, h, k) {
+			return false
+		}
+	}
+	return true
+}
+
+// price is what the deficit of resource k has to be for h to go.
+func (s *Scheduler) price(c *class, h *Request, k int) int64 {
+	if s.cfg.Literal {
+		return h.cost[k]
+	}
+	return min(h.cost[k], c.quantum+s.largest)
+}
+
+// raise grants quanta: the fewest after which a head is covered.
+func (s *Scheduler) raise() {
+	fewest := int64(math.MaxInt64)
+	for i := range s.classes {
+		c := &s.classes[i]
+		for _, j := range s.managed {
+			h := c.queues[j].head
+			if h == nil {
+				continue
+			}
+			need := int64(1)
+			for _, k := range s.managed {
+				if lack := s.price(c, h, k) - c.deficit[k]; lack > need*c.quantum {
+					need = (lack + c.quantum - 1) / c.quantum
+				}
+			}
+			fewest = min(fewest, need)
+		}
+	}
+	s.quanta += uint64(fewest)
+	for i := range s.classes {
+		c := &s.classes[i]
+		if c.waiting == 0 {
+			continue
+		}
+		c.granted += fewest * c.quantum
+		for _, k := range s.managed {
+			c.deficit[k] += fewest * c.quantum
+		}
+		s.limit(c)
+	}
+}
+
+// chooseLiteral is one trigger of the paper's main scheduler: two rounds of the
+// sub-scheduler of the resource that is most free. The paper's would go round until a
+// completion; each round more makes what it does wrong worse.
+func (s *Scheduler) chooseLiteral() *Request {
+	j := -1
+	for d := range s.managed {
+		if k := s.managed[(s.turn+d)%len(s.managed)]; j < 0 || s.sum[k] > s.sum[j] {
+			j = k
+		}
+	}
+	s.turn = (s.turn + 1) % len(s.managed)
+	for range 2 * len(s.classes) {
+		if h := s.classes[s.pointer[j]].queues[j].head; h != nil && s.fit(h) && s.covers(h) {
+			return h
+		}
+		if s.pointer[j]++; s.pointer[j] == len(s.classes) {
+			s.pointer[j] = 0
+			for i := range s.classes {
+				c := &s.classes[i]
+				c.granted += c.quantum
+				c.deficit[j] = min(c.deficit[j]+c.quantum, most)
+			}
+		}
+	}
+	return nil
+}
+
+// fit sets fits to the servers that r fits, and reports whether there are any. What
+// takes more than a server has fits when nothing else takes of it.
+func (s *Scheduler) fit(r *Request) bool {
+	s.fits = s.fits[:0]
+next:
+	for i := range s.servers {
+		v := &s.servers[i]
+		if v.closed {
+			continue
+		}
+		for _, k := range s.managed {
+			if v.free[k] < r.cost[k] && v.free[k] < v.capacity[k] {
+				continue next
+			}
+		}
+		s.fits = append(s.fits, i)
+	}
+	return len(s.fits) > 0
+}
+
+// send takes r out of its queue and to a server.
+func (s *Scheduler) send(r *Request, to int) {
+	for _, j := range s.managed {
+		if s.queued[j] > 0 {
+			s.passed[j]++
+		}
+	}
+	s.passed[r.kind] = 0
+	if !s.cfg.Literal {
+		s.turn = (r.kind + 1) % s.cfg.Resources
+	}
+	c := &s.classes[r.Class]
+	for _, k := range s.managed {
+		c.deficit[k] -= r.cost[k]
+	}
+	c.sent++
+	s.unlink(r)
+	s.occupy(r, to)
+}
+
+// occupy counts r at a server.
+func (s *Scheduler) occupy(r *Request, at int) {
+	r.state, r.server = sent, at
+	c := &s.classes[r.Class]
+	c.inFlight++
+	s.servers[at].inFlight++
+	for k := range s.cfg.Resources {
+		c.used[k] += r.cost[k]
+		s.free(at, k, -r.cost[k])
+	}
+}
+
+func (s *Scheduler) free(server, k int, more int64) {
+	s.servers[server].free[k] += more
+	s.sum[k] += more
+}
+
+// Adopt counts r, which another scheduler has sent, as at a server here. Its class owes
+// nothing for it but what Done finds out. It is how requests outlive a change of
+// configuration: the other scheduler is not told that it is done.
+// Requires: r.Class and server are of this Config.
+func (s *Scheduler) Adopt(r *Request, server int) {
+	r.kind = s.take(r.Cost, 100, &r.cost)
+	s.occupy(r, server)
+}
+
+// Done ends the stay of r at its server, once; any more does nothing. measured is what
+// it used, at most MaxMeasured, and corrects what its class was charged; nil: as it was
+// estimated.
+func (s *Scheduler) Done(r *Request, measured Vector) {
+	if r.state != sent {
+		return
+	}
+	r.state = idle
+	c := &s.classes[r.Class]
+	c.inFlight--
+	s.servers[r.server].inFlight--
+	for k := range s.cfg.Resources {
+		s.free(r.server, k, r.cost[k])
+	}
+	if measured == nil {
+		return
+	}
+	var cost [MaxResources]int64
+	s.take(measured, MaxMeasured, &cost)
+	for k := range s.cfg.Resources {
+		c.used[k] += cost[k] - r.cost[k]
+	}
+	for _, k := range s.managed {
+		if !s.cfg.Literal {
+			c.deficit[k] -= cost[k] - r.cost[k]
+		}
+	}
+	s.limit(c)
+}
+
+// SetCapacity sets what a server has, in percent of the reference server, 0 to 1e6;
+// entries beyond the length of percent are 0. One that has nothing of any resource
+// takes no request; requests that it has may take more than it has left.
+func (s *Scheduler) SetCapacity(server int, percent Vector) {
+	v := &s.servers[server]
+	v.closed = true
+	for k := range s.cfg.Resources {
+		var to int64
+		if k < len(percent) {
+			to = units(percent[k], 1e6)
+		}
+		s.free(server, k, to-v.capacity[k])
+		v.capacity[k] = to
+		v.closed = v.closed && to == 0
+	}
+}
