@@ -92,11 +92,16 @@ func (s *Server) tend(ctx context.Context) {
 	}
 }
 
-// rejoin begins anew. What this process holds is void.
+// rejoin begins anew. What this process holds is void: until the store's answers have
+// come it is no member, and writes nothing.
 func (s *Server) rejoin(ctx context.Context) error {
 	s.owners.Store(&owners{all: s.owners.Load().all, hash: s.owners.Load().hash})
 	s.me.Instance = newInstance()
-	return s.join(ctx)
+	err := s.join(ctx)
+	if err != nil {
+		s.me.Instance = 0
+	}
+	return err
 }
 
 // renew requires saving held.

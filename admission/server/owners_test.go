@@ -12,20 +12,25 @@ import (
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // cable is a store that can be cut off from its server.
 type cable struct {
 	*store.Store
 	cut      atomic.Bool
+	deaf     atomic.Bool // no renewal arrives
+	lost     atomic.Bool // what is done next of Join and HandOver is done, and then it is cut off
 	renewals atomic.Int64
+	unsaved  atomic.Bool            // no check-point arrives
+	saves    atomic.Int64           // of those that did
 	slow     atomic.Pointer[func()] // called once, before the next renewal
 }
 
 var errCut = errors.New("cut off")
 
 func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uint64, error) {
-	if c.cut.Load() {
+	if c.cut.Load() || c.deaf.Load() {
 		return nil, 0, errCut
 	}
 	defer c.renewals.Add(1)
@@ -35,30 +40,52 @@ func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uin
 	return c.Store.Renew(ctx, me)
 }
 
-func (c *cable) SaveCredits(ctx context.Context, me store.Member, credits []table.Credit) error {
-	if c.cut.Load() {
+func (c *cable) SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error {
+	if c.cut.Load() || c.unsaved.Load() {
 		return errCut
 	}
-	return c.Store.SaveCredits(ctx, me, credits)
+	defer c.saves.Add(1)
+	return c.Store.SaveCredits(ctx, me, owners, credits)
+}
+
+func (c *cable) Join(ctx context.Context, me store.Member, wall time.Duration) (time.Duration, error) {
+	if c.cut.Load() {
+		return 0, errCut
+	}
+	floor, err := c.Store.Join(ctx, me, wall)
+	return floor, c.answer(err)
+}
+
+func (c *cable) answer(err error) error {
+	if err == nil && c.lost.Swap(false) {
+		c.cut.Store(true)
+		return errCut
+	}
+	return err
 }
 
 func (c *cable) HandOver(ctx context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error {
 	if c.cut.Load() {
 		return errCut
 	}
-	return c.Store.HandOver(ctx, me, to, partitions, credits)
+	return c.answer(c.Store.HandOver(ctx, me, to, partitions, credits))
 }
 
 // two servers on one store, that look at it all the time.
 func two(t *testing.T, rules ...rule.Rule) (b *bench, s [2]*server.Server, cables [2]*cable) {
 	b = newBench(t, rules...)
+	s, cables = b.two()
+	return b, s, cables
+}
+
+func (b *bench) two() (s [2]*server.Server, cables [2]*cable) {
 	b.cfg.Renew, b.cfg.Advertise = 20*time.Millisecond, ""
 	for i := range s {
 		cables[i] = &cable{Store: b.store}
 		b.cfg.Store = cables[i]
 		s[i], _ = b.start()
 	}
-	return b, s, cables
+	return s, cables
 }
 
 // until waits for what another goroutine brings about.
@@ -175,6 +202,56 @@ func TestFailover(t *testing.T) {
 	until(t, "the old owner hears of it", owns(s[0], 0))
 	if d := b.both(s).Ask(t.Context(), "key", 1); d.Unanswered {
 		t.Error("nobody decides")
+	}
+}
+
+// Where the answer to a hand-over, or to a join, is lost, the owner before writes nothing
+// over what the one after it has written.
+func TestAnAnswerIsLost(t *testing.T) {
+	for _, what := range []string{"hand-over", "join"} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t, rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1, Burst: 10}})
+			b.cfg.Checkpoint = 5 * time.Millisecond
+			s, cables := b.two()
+			until(t, "the first server owns all", owns(s[0], rule.Partitions))
+			cables[0].unsaved.Store(true)
+			if d := sure(t, b.client(s[0]), "k", 1); d.Left != 9 {
+				t.Fatalf("%+v", d)
+			}
+			if what == "join" {
+				cables[0].cut.Store(true)
+				b.passes(s[1], cables[1])
+				cables[0].lost.Store(true)
+				cables[0].cut.Store(false)
+			} else {
+				cables[0].lost.Store(true)
+				p := rule.Partition("k", rule.Partitions)
+				if err := b.store.Move(t.Context(), p, p, s[1].Addr().String()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			until(t, "an answer is lost", cables[0].cut.Load)
+			until(t, "the new owner hears of it", func() bool { return s[1].State().Partitions > 0 })
+			want := sure(t, b.client(s[1]), "k", 7).Left
+			saved := func() tokenbucket.Tokens {
+				c, err := b.store.Credit(t.Context(), "k")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c == nil {
+					return -1
+				}
+				return c.Credits / tokenbucket.Token
+			}
+			until(t, "the new owner saves", func() bool { return saved() == tokenbucket.Tokens(want) })
+			cables[0].deaf.Store(true)
+			cables[0].unsaved.Store(false)
+			cables[0].cut.Store(false)
+			until(t, "the old owner saves", func() bool { return cables[0].saves.Load() > 0 })
+			if is := saved(); is != tokenbucket.Tokens(want) {
+				t.Errorf("the key holds %d, and %d after the one before has saved", want, is)
+			}
+		})
 	}
 }
 

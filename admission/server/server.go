@@ -31,7 +31,7 @@ type Store interface {
 	Defaults(ctx context.Context) ([]rule.Rule, error)
 	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
 	LastChange(ctx context.Context) (uint64, error)
-	SaveCredits(ctx context.Context, me store.Member, credits []table.Credit) error
+	SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error
 	Join(ctx context.Context, me store.Member, wall time.Duration) (time.Duration, error)
 	Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error)
 	Claim(ctx context.Context, me, from store.Member, wall time.Duration) (time.Duration, error)

@@ -2,8 +2,10 @@ package server
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/internal/mono"
 )
@@ -142,9 +144,13 @@ func (s *Server) checkpoint(ctx context.Context) error {
 			sh.Lock()
 			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.now())
 			sh.Unlock()
-			err := s.cfg.Store.SaveCredits(ctx, s.me, credits)
+			err := s.cfg.Store.SaveCredits(ctx, s.me, s.owners.Load().number, credits)
 			if err != nil {
 				s.unsaved(credits)
+			}
+			if errors.Is(err, store.ErrMoved) { // again, with what is still here
+				credits, left = credits[:0], left+creditsAtOnce
+				err = s.readOwners(ctx)
 			}
 			s.saving.Unlock()
 			if err != nil {

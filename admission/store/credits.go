@@ -15,9 +15,21 @@ import (
 // rowsAtOnce is how many rows one statement writes.
 const rowsAtOnce = 500
 
-// SaveCredits writes what keys hold, all or none. Error: ErrFenced.
-func (s *Store) SaveCredits(ctx context.Context, me Member, credits []table.Credit) error {
-	return s.transact(ctx, func(tx *sql.Tx) error { return save(ctx, tx, me, credits) })
+// SaveCredits writes what keys hold, all or none, for a server that knows the owners by
+// their number: what it holds of a partition that it has handed over, without having
+// heard so, is old. Errors: ErrFenced; ErrMoved.
+func (s *Store) SaveCredits(ctx context.Context, me Member, owners uint64, credits []table.Credit) error {
+	return s.transact(ctx, func(tx *sql.Tx) error {
+		err := save(ctx, tx, me, credits)
+		var is uint64 // after save's lock, which a hand-over has, too
+		if err == nil {
+			err = tx.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&is)
+		}
+		if err == nil && is != owners {
+			err = ErrMoved
+		}
+		return err
+	})
 }
 
 // save holds a lock on the server's row to the end, so that a server whose partitions

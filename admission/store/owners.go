@@ -27,6 +27,8 @@ type Partition struct {
 var (
 	// ErrFenced says that this process owns nothing any more: another took its place.
 	ErrFenced = errors.New("another server has taken over")
+	// ErrMoved says that the owners have changed since they were read.
+	ErrMoved = errors.New("the owners have changed")
 	// ErrNoServer says that no server has that address.
 	ErrNoServer = errors.New("no such server")
 )

@@ -121,12 +121,16 @@ func suite(t *testing.T, database string) {
 	if _, err := s.Join(ctx, me, 0); err != nil {
 		t.Fatal(err)
 	}
+	_, number, err := s.Owners(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var credits []table.Credit
 	for i := range 1201 {
 		credits = append(credits, table.Credit{Key: fmt.Sprint("k", i), Credits: tokenbucket.Tokens(i), At: time.Duration(i) * time.Millisecond})
 	}
 	for range 2 {
-		if err := s.SaveCredits(ctx, me, credits); err != nil {
+		if err := s.SaveCredits(ctx, me, number, credits); err != nil {
 			t.Fatal(err)
 		}
 		credits[1200].Credits = 7
@@ -165,6 +169,10 @@ func owners(t *testing.T, database string) {
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	a, a2, b := store.Member{Address: "a", Instance: 1}, store.Member{Address: "a", Instance: 2}, store.Member{Address: "b", Instance: 3}
 	credit := func(at int) []table.Credit { return []table.Credit{{Key: "k", Credits: 1, At: ms(at)}} }
+	var number uint64 // of the owners before a step
+	save := func(me store.Member, at int) (time.Duration, error) {
+		return 0, s.SaveCredits(ctx, me, number, credit(at))
+	}
 	before, err := s.LastChange(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -179,9 +187,9 @@ func owners(t *testing.T, database string) {
 		lost  int // ms
 	}{
 		{"the first one", func() (time.Duration, error) { return s.Join(ctx, a, ms(hour)) }, hour, nil, "a", 1, 0},
-		{"saves", func() (time.Duration, error) { return 0, s.SaveCredits(ctx, a, credit(2*hour)) }, 0, nil, "a", 1, 0},
+		{"saves", func() (time.Duration, error) { return save(a, 2*hour) }, 0, nil, "a", 1, 0},
 		{"started again after a crash, its clock set back", func() (time.Duration, error) { return s.Join(ctx, a2, ms(5)) }, 2*hour + 1, nil, "a", 2, 2*hour + 1},
-		{"the one before writes no more", func() (time.Duration, error) { return 0, s.SaveCredits(ctx, a, credit(3*hour)) }, 0, store.ErrFenced, "a", 2, 2*hour + 1},
+		{"the one before writes no more", func() (time.Duration, error) { return save(a, 3*hour) }, 0, store.ErrFenced, "a", 2, 2*hour + 1},
 		{"nor renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a); return 0, err }, 0, store.ErrFenced, "a", 2, 2*hour + 1},
 		{"a second one", func() (time.Duration, error) { return s.Join(ctx, b, 0) }, 2*hour + 2, nil, "a", 2, 2*hour + 1},
 		{"the first renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a2); return 0, err }, 0, nil, "a", 2, 2*hour + 1},
@@ -192,7 +200,7 @@ func owners(t *testing.T, database string) {
 		{"silent, it is", func() (time.Duration, error) {
 			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, 0)
 		}, 2*hour + 5, nil, "b", 3, 2*hour + 5},
-		{"it comes too late", func() (time.Duration, error) { return 0, s.SaveCredits(ctx, a2, credit(3*hour)) }, 0, store.ErrFenced, "b", 3, 2*hour + 5},
+		{"it comes too late", func() (time.Duration, error) { return save(a2, 3*hour) }, 0, store.ErrFenced, "b", 3, 2*hour + 5},
 		{"and cannot take", func() (time.Duration, error) {
 			return s.Claim(ctx, a2, store.Member{Address: "b", Instance: 3, Beat: 1}, 0)
 		}, 0, store.ErrFenced, "b", 3, 2*hour + 5},
@@ -201,14 +209,17 @@ func owners(t *testing.T, database string) {
 		{"an operator moves", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, nil, "b", 3, 2*hour + 5},
 		{"its owner does", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "a", []int{0}, credit(3*hour)) }, 0, nil, "a", 4, 2*hour + 5},
 		{"once", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "b", []int{0}, nil) }, 0, nil, "a", 4, 2*hour + 5},
+		{"what it hears of late it does not write", func() (time.Duration, error) {
+			return 0, s.SaveCredits(ctx, b, number-1, credit(4*hour))
+		}, 0, store.ErrMoved, "a", 4, 2*hour + 5},
 		{"it leaves", func() (time.Duration, error) { return 0, s.Leave(ctx, a2) }, 0, nil, "a", 4, 2*hour + 5},
 		{"and nothing is lost", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 3*hour + 2, nil, "b", 5, 2*hour + 5},
 	} {
 		if floor, err := step.do(); !errors.Is(err, step.fails) || floor != ms(step.floor) {
 			t.Errorf("%s: %v, %v, want %v, %v", step.what, floor.Milliseconds(), err, step.floor, step.fails)
 		}
-		all, _, err := s.Owners(ctx)
-		if err != nil || len(all) != rule.Partitions {
+		var all []store.Partition
+		if all, number, err = s.Owners(ctx); err != nil || len(all) != rule.Partitions {
 			t.Fatal(len(all), err)
 		}
 		if p := all[0]; p.Owner != step.owner || p.Epoch != step.epoch || p.Lost != ms(step.lost) {
