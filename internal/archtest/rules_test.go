@@ -39,6 +39,11 @@ var arrows = []Arrow{
 		Why:    "nothing stands on the gateway but simulations and figures of its pure packages",
 	},
 	{
+		From: []string{"pacing/..."},
+		Only: []string{"internal/mono", "kernel/stamp", "pacing/...", "tokenbucket"},
+		Why:  "pacing serves anything of known capacity with several senders",
+	},
+	{
 		From: []string{"kernel/..."},
 		Only: []string{"kernel/...", "internal/..."},
 		Why:  "arrival stamps serve any server, and know nothing of brokers",
@@ -56,7 +61,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/..."},
-		Only: []string{"admission/client", "api/...", "kernel/...", "nsq/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
+		Only: []string{"admission/client", "api/...", "kernel/...", "nsq/...", "pacing/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
 		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API and what holding a share means",
 	},
 	{
@@ -111,8 +116,8 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"client/..."},
-		Only: []string{"api/...", "client/...", "internal/...", "nsq/wire"},
-		Why:  "a library that applications import brings only the API and the codec along",
+		Only: []string{"api/...", "client/...", "internal/...", "nsq/wire", "pacing/..."},
+		Why:  "a library that applications import brings only the API, the codec and its pace along",
 	},
 	{
 		From:  []string{"tests/conformance"},
@@ -124,13 +129,13 @@ var arrows = []Arrow{
 		From: []string{"tools/..."},
 		Only: []string{
 			"api/...", "client/...", "internal/...", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner",
-			"nsq/session", "nsq/wire", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
+			"nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -207,6 +212,8 @@ var pure = Purity{
 		"nsqd/queue",
 		"nsq/session",
 		"nsq/wire",
+		"pacing/fair",
+		"pacing/sender",
 		"tbadaptor/adaptor",
 		"tbadaptor/holder",
 		"tbadaptor/ledger",

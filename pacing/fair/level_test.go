@@ -1,0 +1,87 @@
+package fair_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/pacing/fair"
+)
+
+// publisher sends what it wants, but no more than it was told.
+type publisher struct {
+	weight, demand float64 // demand in messages per second
+	delay          int     // in intervals, of what it is told
+	carry, rate    float64
+}
+
+// fluid is a resource and its publishers: every interval each sends its rate's
+// messages, evenly.
+type fluid struct {
+	level      *fair.Level
+	capacity   float64
+	ts         time.Duration
+	publishers []*publisher
+	told       []fair.Advice
+	now        mono.Time
+	queue      float64
+	accepted   float64 // in the last interval
+}
+
+func newFluid(capacity float64, publishers ...*publisher) *fluid {
+	return &fluid{level: fair.New(fair.Config{}), capacity: capacity, ts: time.Second, publishers: publishers}
+}
+
+func (f *fluid) step() fair.Advice {
+	sent := 0.0
+	for _, p := range f.publishers {
+		p.rate = p.demand
+		if i := len(f.told) - 1 - p.delay; i >= 0 && f.told[i].Paced {
+			p.rate = min(p.demand, f.told[i].RateOf(p.weight))
+		}
+		n := p.rate*f.ts.Seconds() + p.carry
+		p.carry = n - math.Floor(n)
+		for range int(n) {
+			f.level.Message(p.weight, p.rate)
+		}
+		sent += math.Floor(n)
+	}
+	room, was := f.capacity*f.ts.Seconds(), f.queue
+	f.accepted = min(room, f.queue+sent)
+	f.queue += sent - f.accepted
+	f.now = f.now.Add(f.ts)
+	f.told = append(f.told, f.level.Interval(f.now, f.capacity, min(was, f.queue), f.ts))
+	return f.told[len(f.told)-1]
+}
+
+func TestWeightsShareTheCapacity(t *testing.T) {
+	var all []*publisher
+	for i := range 50 {
+		all = append(all, &publisher{weight: []float64{1, 2, 4, 8, 10}[i%5], demand: 60})
+	}
+	f := newFluid(1000, all...)
+	for range 300 {
+		f.step()
+	}
+	want := 1000.0 / 250
+	for range 100 {
+		if a := f.step(); !a.Paced || a.Rate > 1.01*want || f.accepted < 980 || f.queue > 1000 {
+			t.Fatalf("%+v, accepted %v, line %v; want a rate of %v", a, f.accepted, f.queue, want)
+		}
+	}
+}
+
+func TestNothingIsAllocatedForAMessage(t *testing.T) {
+	l, m, p := fair.New(fair.Config{}), fair.Meter{}, fair.NewPaper(0, 0, 1e6)
+	now := mono.Time(0)
+	if n := testing.AllocsPerRun(1000, func() {
+		now += 1e6
+		l.Message(2, m.Message(now))
+		p.Packet(1000, 2, 1e5)
+		l.Interval(now, 1000, 0, time.Second)
+		p.Interval(1e6, 0, time.Second)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,66 @@
+package fair
+
+import "time"
+
+// Paper is the router's side of the paper's transport: (6), (2) and (3) of
+// Improved EFXCP (Wu, Yang, Zhang, 2014), for packets of size s, rate r and ToS
+// w in intervals t_s.
+//
+//	(6) g   = Σ s / Σ (s w / r)                 mean rate of a virtual flow
+//	(2) ρ   = (λ + k_q q) / (C t_s)             q: least queue in t_s
+//	(3) γo  = g (C t_s - k_q q) / λ
+//
+// (3) is printed with ρ C t_s - k_q q below the line, which by (2) is λ. Guards
+// that the paper does not have: without a packet, γo stays; a packet without a
+// rate stands for one flow; the queue takes at most half of C t_s off.
+type Paper struct {
+	// Set once.
+	drain, theta float64
+
+	// Of the interval under way.
+	bytes, flows float64 // Σ s, Σ (s w / r)
+	span         float64 // seconds
+
+	rate float64
+}
+
+// NewPaper returns a router that says overload where ρ is above theta, the
+// paper's 1 if theta is 0; drain is k_q, the paper's 0.5 if it is 0. Until the
+// first interval ends, a flow may take the capacity, in bytes per second.
+func NewPaper(drain, theta, capacity float64) *Paper {
+	if drain == 0 {
+		drain = 0.5
+	}
+	if theta == 0 {
+		theta = 1
+	}
+	return &Paper{drain: drain, theta: theta, rate: capacity}
+}
+
+// Packet counts a packet of size bytes of a flow of a ToS and of the rate that it
+// claims, in bytes per second; 0: not known.
+func (p *Paper) Packet(size, tos, rate float64) {
+	p.bytes += size
+	if rate > 0 {
+		p.flows += size * tos / rate
+	} else {
+		p.flows += p.span * tos
+	}
+}
+
+// Interval ends an interval of length ts and returns γo, in bytes per second and
+// unit of ToS, and whether Num_ takes its place: the link was overloaded.
+// capacity is in bytes per second, queueMin in bytes.
+func (p *Paper) Interval(capacity, queueMin float64, ts time.Duration) (rate float64, overload bool) {
+	room := capacity * ts.Seconds()
+	if p.bytes > 0 {
+		g := capacity
+		if p.flows > 0 {
+			g = p.bytes / p.flows
+		}
+		p.rate = min(capacity, g*max(room/2, room-p.drain*queueMin)/p.bytes)
+	}
+	overload = p.bytes+p.drain*queueMin > p.theta*room
+	p.bytes, p.flows, p.span = 0, 0, ts.Seconds()
+	return p.rate, overload
+}

@@ -1,0 +1,112 @@
+package sender_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/pacing/sender"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+const second = mono.Time(time.Second)
+
+// paced is 10 messages a second, 2 at once.
+var paced = sender.Advice{Paced: true, Rate: tokenbucket.PerSecond(10), Burst: 2, Interval: time.Second}
+
+func TestBucketKeepsThePace(t *testing.T) {
+	var b sender.Bucket
+	if w := b.Wait(1000, 0); w != 0 {
+		t.Fatalf("without advice: wait %v", w)
+	}
+	b.Advise(paced, second) // what a second has earned is there: the burst
+	now := second
+	for i, want := range []time.Duration{0, 0, 100 * time.Millisecond} {
+		if w := b.Wait(1, now); w != want {
+			t.Fatalf("message %d: wait %v, want %v", i, w, want)
+		}
+	}
+	if w := b.Wait(1, now.Add(100*time.Millisecond)); w != 0 {
+		t.Fatalf("after the wait: wait %v", w)
+	}
+	now = 2 * second
+	if w := b.Wait(12, now); w != 0 {
+		t.Fatalf("a batch above the burst, of a full bucket: wait %v", w)
+	}
+	if p := b.Pace(now); p.Wait != 1100*time.Millisecond || p.Rate != paced.Rate || p.Burst != 2 || !p.Paced {
+		t.Fatalf("after it: %+v", p)
+	}
+	b.Report(1, now)
+	if p := b.Pace(now); p.Wait != 1200*time.Millisecond {
+		t.Fatalf("after a report: %+v", p)
+	}
+}
+
+func TestAdviceIsVoidAfterTenIntervals(t *testing.T) {
+	var b sender.Bucket
+	b.Advise(paced, 0)
+	b.Report(1000, 0)
+	if w := b.Wait(1, second); w != 9*time.Second {
+		t.Errorf("wait %v, want until the advice is void", w)
+	}
+	if w, p := b.Wait(1, 10*second), b.Pace(10*second); w != 0 || p.Paced {
+		t.Errorf("void: wait %v, %+v", w, p)
+	}
+}
+
+func TestNewAdviceCounts(t *testing.T) {
+	var b sender.Bucket
+	b.Advise(paced, 0)
+	b.Report(2, 0)
+	faster := paced
+	faster.Rate *= 10
+	b.Advise(faster, 0)
+	if w := b.Wait(1, 0); w != 10*time.Millisecond {
+		t.Errorf("ten times the rate: wait %v", w)
+	}
+	b.Advise(sender.Advice{Interval: time.Second}, 0)
+	if w := b.Wait(1, 0); w != 0 {
+		t.Errorf("no longer paced: wait %v", w)
+	}
+	b.Advise(sender.Advice{Paced: true, Rate: 0, Burst: -1, Interval: math.MaxInt64 / 100}, 0)
+	if p := b.Pace(0); p.Rate != tokenbucket.MinRate || p.Burst != 1 {
+		t.Errorf("nonsense: %+v", p)
+	}
+}
+
+func TestBucketAllocatesNothing(t *testing.T) {
+	var b sender.Bucket
+	now := mono.Time(0)
+	if n := testing.AllocsPerRun(1000, func() {
+		now = now.Add(time.Millisecond)
+		b.Advise(paced, now)
+		b.Wait(1, now)
+		b.Report(1, now)
+		b.Pace(now)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestWindow(t *testing.T) {
+	const rtt = 100 * time.Millisecond
+	whole := sender.NewWindow(sender.WindowConfig{Whole: true}, 2)
+	smooth := sender.NewWindow(sender.WindowConfig{Alpha: 1}, 2)
+	for i := range 20 {
+		now := mono.Time(i) * mono.Time(rtt)
+		whole.Feedback(now, 18_000, false, rtt, rtt)
+		smooth.Feedback(now, 18_000, false, rtt, rtt)
+		smooth.Feedback(now, 1, true, rtt, rtt) // within the round trip
+	}
+	if whole.Packets() != 3 || math.Abs(smooth.Packets()-3.6) > 1e-9 {
+		t.Errorf("windows %v and %v, want 3 and 3.6", whole.Packets(), smooth.Packets())
+	}
+	if g, r := smooth.Gap(rtt), smooth.Rate(rtt); g != 27_777_777 || math.Abs(r-36_000) > 1e-6 {
+		t.Errorf("gap %v, rate %v", g, r)
+	}
+	smooth.Feedback(10*second, 0, true, rtt, rtt)
+	if math.Abs(smooth.Packets()-3.15) > 1e-9 {
+		t.Errorf("after an overload %v, want 3.15", smooth.Packets())
+	}
+}

@@ -1,0 +1,89 @@
+package sender
+
+import (
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// WindowConfig are the constants of a Window. Zero fields have the defaults.
+type WindowConfig struct {
+	// Alpha is the paper's gain α, 0 to 1, which it does not state. Default 0.5.
+	Alpha float64
+	// Beta is what an overload leaves of the window. Default 0.875.
+	Beta float64
+	// Packet is the size of a packet in bytes. Default 1000.
+	Packet float64
+	// Whole: the window is whole packets, at least one, as in the paper.
+	// Otherwise it is real, and its owner paces packets by Gap.
+	Whole bool
+}
+
+// Window is the congestion window of a flow: (4), (5) and (7) of Improved EFXCP,
+// applied once in a round trip.
+//
+//	(7) target = γo rtt w / s
+//	(5) cwnd += α (target - cwnd) rtt / t_s     overload: cwnd *= β
+type Window struct {
+	// Set once.
+	cfg WindowConfig
+	tos float64
+
+	cwnd float64 // packets
+	next mono.Time
+}
+
+// minimum is the least real window, in packets: a flow goes on asking.
+const minimum = 0.01
+
+// NewWindow returns a window of one packet for a flow of a ToS.
+func NewWindow(c WindowConfig, tos float64) *Window {
+	if c.Alpha == 0 {
+		c.Alpha = 0.5
+	}
+	if c.Beta == 0 {
+		c.Beta = 0.875
+	}
+	if c.Packet == 0 {
+		c.Packet = 1000
+	}
+	return &Window{cfg: c, tos: tos, cwnd: 1}
+}
+
+// Feedback takes what an ACK that came at now brings: γo in bytes per second, or
+// that there was an overload, and the mean round trip t_s; rtt is the flow's own.
+// It changes nothing within a round trip of the last change.
+func (w *Window) Feedback(now mono.Time, fair float64, overload bool, rtt, ts time.Duration) {
+	if now < w.next || rtt <= 0 || ts <= 0 {
+		return
+	}
+	w.next = now.Add(rtt)
+	if overload {
+		w.cwnd = max(minimum, w.cwnd*w.cfg.Beta)
+		return
+	}
+	target := fair * rtt.Seconds() * w.tos / w.cfg.Packet
+	// A step of more than the distance would overshoot where rtt is above t_s.
+	step := min(1, w.cfg.Alpha*rtt.Seconds()/ts.Seconds())
+	w.cwnd = max(minimum, w.cwnd+step*(target-w.cwnd))
+}
+
+// Packets returns how many packets may be on their way.
+func (w *Window) Packets() float64 {
+	if w.cfg.Whole {
+		return max(1, math.Floor(w.cwnd))
+	}
+	return w.cwnd
+}
+
+// Gap returns the time between two packets of a paced flow.
+func (w *Window) Gap(rtt time.Duration) time.Duration {
+	return time.Duration(float64(rtt) / w.Packets())
+}
+
+// Rate returns the throughput that the flow claims in its header, in bytes per
+// second.
+func (w *Window) Rate(rtt time.Duration) float64 {
+	return w.Packets() * w.cfg.Packet / rtt.Seconds()
+}
