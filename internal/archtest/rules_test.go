@@ -201,6 +201,8 @@ var pure = Purity{
 		"admission/rule",
 		"admission/table",
 		"admission/wire",
+		"gateway/balance",
+		"gateway/policy",
 		"gateway/schedule",
 		"internal/mono",
 		"kernel/stamp",
@@ -248,6 +250,9 @@ var pure = Purity{
 		"math/cmplx":      "computes",
 		"math/rand/v2":    "generators that are arguments; the global ones are banned below",
 		"net/netip":       "computes",
+		"net/textproto":   "only how headers are spelled",
+		"net/url":         "computes",
+		"path":            "computes",
 		"slices":          "computes",
 		"sort":            "computes",
 		"strconv":         "computes",
@@ -255,6 +260,8 @@ var pure = Purity{
 		"time":            "durations; clocks and timers are banned below",
 		"unicode":         "computes",
 		"unicode/utf8":    "computes",
+
+		"github.com/BurntSushi/toml": "decodes what it is given",
 	},
 	Banned: map[string]string{
 		"time.After":        whyClock,
@@ -272,6 +279,9 @@ var pure = Purity{
 	Allowed: map[string][]string{
 		"fmt":          {"Append", "Appendf", "Appendln", "Errorf", "Fprint", "Fprintf", "Fprintln", "Sprint", "Sprintf", "Sprintln", "Sscan", "Sscanf"},
 		"math/rand/v2": {"New", "NewChaCha8", "NewPCG", "NewZipf"},
+
+		"github.com/BurntSushi/toml": {"Decode"},
+		"net/textproto":              {"CanonicalMIMEHeaderKey"},
 	},
 	Why: "a core without clock, goroutine, I/O or chance runs the same in a broker, a test and the simulator",
 }

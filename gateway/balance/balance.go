@@ -1,0 +1,350 @@
+package balance
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Kind is how a server is chosen.
+type Kind uint8
+
+// The kinds.
+const (
+	JBQ        Kind = iota // the least (1+Q)*T, ties at random
+	Busy                   // Apache's bybusyness: the least Q, ties to the one chosen least
+	RoundRobin             // each in turn
+)
+
+var kinds = []string{JBQ: "jbq", Busy: "busy", RoundRobin: "rr"}
+
+// String returns the kind's name.
+func (k Kind) String() string { return kinds[k] }
+
+// ParseKind returns the kind of a name: jbq, busy or rr.
+func ParseKind(name string) (Kind, error) {
+	i := slices.Index(kinds, name)
+	if i < 0 {
+		return 0, fmt.Errorf("unknown balance %q: there are jbq, busy, rr", name)
+	}
+	return Kind(i), nil
+}
+
+const (
+	gamma     = 0.1                    // weight of a sample, the paper's forgetting factor
+	initial   = 100 * time.Millisecond // T while no server has been measured
+	minimum   = time.Microsecond       // T is no less: a server of T = 0 would take everything
+	stale     = 10 * time.Second       // without a sample for so long, a server is tried
+	reporting = time.Second            // for so long a reported in-flight count is believed
+)
+
+// Config is what a Balancer starts as.
+type Config struct {
+	Servers int // numbered from 0
+	Kind    Kind
+	Literal bool // the paper's algorithm; Kind must be JBQ. For figures only.
+}
+
+// Balancer knows the requests in flight at each server, and how fast each answers.
+// Servers are numbers, which stay theirs until they are removed and their last request
+// has ended. It is not safe for concurrent use; now must not go back. No method but
+// Add allocates.
+type Balancer struct {
+	kind    Kind
+	literal bool
+	rng     *rand.Rand
+
+	servers []server
+	all     []int         // their numbers
+	last    int           // the server of the last request, for RoundRobin
+	guess   time.Duration // T of a server without a sample: the median of the others, else initial
+	scratch []time.Duration
+}
+
+// server is what is known of one.
+//
+// Invariant: inFlight == sent - departed - failed - aborted >= 0.
+type server struct {
+	present  bool // false: removed, or never there; it is chosen no more
+	inFlight int  // Q: sent and not ended
+
+	sent, departed, failed, aborted uint64
+
+	// JBQ.
+	interval  time.Duration // T, while samples > 0
+	samples   uint64
+	began     mono.Time // start of the busy period, while inFlight > 0
+	departure mono.Time // the last
+	sampled   mono.Time // the last departure, or when it was added or tried
+	measured  bool      // literal: the previous departure left it busy
+
+	// Requests in flight from other gateways, believed until then.
+	others      int
+	othersUntil mono.Time
+
+	health
+	turns int // Busy: Apache's lbstatus
+}
+
+// New returns a balancer of cfg.Servers servers, of which nothing is known. Its chance
+// comes from rng.
+func New(cfg Config, rng *rand.Rand) *Balancer {
+	b := &Balancer{kind: cfg.Kind, literal: cfg.Literal, rng: rng, guess: initial, last: -1}
+	for range cfg.Servers {
+		b.Add(0)
+	}
+	return b
+}
+
+// Add adds a server and returns its number. JBQ takes it to be as fast as the median of
+// the others until it has been measured: at 0 it would be flooded, at infinity never used.
+func (b *Balancer) Add(now mono.Time) int {
+	i := slices.IndexFunc(b.servers, func(s server) bool { return !s.present && s.inFlight == 0 })
+	if i < 0 {
+		i = len(b.servers)
+		b.servers, b.all = append(b.servers, server{}), append(b.all, i)
+		b.scratch = make([]time.Duration, 0, len(b.servers))
+	}
+	b.servers[i] = server{present: true, sampled: now}
+	b.reckon()
+	return i
+}
+
+// Remove ends the choosing of a server. Its number is reused once its requests have
+// ended, which are to be told as before.
+func (b *Balancer) Remove(server int) {
+	b.servers[server].present = false
+	b.reckon()
+}
+
+// Pick returns the server for a request among those of fits, or of all if fits is nil;
+// -1 if there is none, and the request has to wait for one that ends. It changes
+// nothing: Sent says that the request goes.
+func (b *Balancer) Pick(now mono.Time, fits []int) int {
+	if fits == nil {
+		fits = b.all
+	}
+	if b.literal {
+		return b.pickLiteral(fits)
+	}
+	best, least, ties := -1, math.Inf(1), 0
+	for _, i := range fits {
+		s := &b.servers[i]
+		if !s.present {
+			continue
+		}
+		if s.overdue(now) || b.kind == JBQ && s.stale(now, 2*stale) {
+			return i // no idempotent request came by: any
+		}
+		if s.ejected {
+			continue
+		}
+		var cost float64
+		switch b.kind {
+		case JBQ:
+			cost = b.answer(s, now)
+		case Busy:
+			cost = float64(s.inFlight)
+		case RoundRobin:
+			n := len(b.servers)
+			cost = float64((i - b.last - 1 + n) % n)
+		}
+		switch {
+		case cost < least:
+			best, least, ties = i, cost, 1
+		case cost == least && b.kind == Busy:
+			if s.turns > b.servers[best].turns {
+				best = i
+			}
+		case cost == least:
+			if ties++; b.rng.IntN(ties) == 0 {
+				best = i
+			}
+		}
+	}
+	if best < 0 {
+		best = b.firstEjected(fits)
+	}
+	return best
+}
+
+// Probe returns a server of fits, or of all if fits is nil, that wants one request which
+// may be repeated elsewhere if it fails: one whose ejection is over, or which JBQ has
+// not measured for 10 s. It changes nothing. Where no such request comes by, Pick sends
+// another after a while.
+func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
+	if fits == nil {
+		fits = b.all
+	}
+	for _, i := range fits {
+		s := &b.servers[i]
+		if s.present && !b.literal && (s.due(now) || b.kind == JBQ && s.stale(now, stale)) {
+			return i, true
+		}
+	}
+	return -1, false
+}
+
+// Sent says that a request goes to the server.
+func (b *Balancer) Sent(server int, now mono.Time) {
+	s := &b.servers[server]
+	if s.inFlight == 0 {
+		s.began = now
+		if s.stale(now, stale) {
+			s.sampled = now
+		}
+	}
+	s.trying = s.trying || s.ejected
+	s.inFlight++
+	s.sent++
+	b.last = server
+	if b.kind == Busy {
+		for i := range b.servers {
+			if b.servers[i].present {
+				b.servers[i].turns++
+				s.turns--
+			}
+		}
+	}
+}
+
+// Departed says that a request has been answered, or has failed. A failure is no
+// departure: a server is not fast by refusing. What counts as one is the caller's to
+// say: no connection, no answer in time, half an answer, and a status that means that
+// another server might have done better.
+func (b *Balancer) Departed(server int, now mono.Time, failed bool) {
+	s := &b.servers[server]
+	s.end(server)
+	switch {
+	case b.literal:
+		s.departed++
+		s.departLiteral(now)
+		return
+	case failed:
+		s.failed++
+		s.fail(now, b.intervalOf(s))
+		return
+	}
+	s.departed++
+	took := now.Sub(max(s.departure, s.began))
+	s.succeed(now, took, b.intervalOf(s))
+	s.learn(took)
+	s.departure, s.sampled = now, now
+	b.reckon()
+}
+
+// Aborted says that a request has ended by its client, which says nothing of the server.
+func (b *Balancer) Aborted(server int) {
+	s := &b.servers[server]
+	s.end(server)
+	s.aborted++
+	s.trying = false
+}
+
+// Reported says that the server had inFlight requests when it answered one, which has
+// not been told as Departed yet. For a second, what is beyond our own counts as of
+// other gateways, so that several do not all choose the server that they left alone.
+func (b *Balancer) Reported(server, inFlight int, now mono.Time) {
+	s := &b.servers[server]
+	s.others = max(inFlight-s.inFlight, 0)
+	s.othersUntil = now.Add(reporting)
+}
+
+// Stat is what is known of a server.
+type Stat struct {
+	Server   int
+	InFlight int           // own
+	Others   int           // of other gateways
+	Interval time.Duration // T: between departures while it is busy
+	Answer   time.Duration // R = (1+Q)*T: when a request would be answered
+	Ejected  bool
+
+	Sent, Departed, Failed, Aborted uint64
+}
+
+// Stats appends what is known of each server to dst.
+func (b *Balancer) Stats(now mono.Time, dst []Stat) []Stat {
+	for i := range b.servers {
+		s := &b.servers[i]
+		if !s.present {
+			continue
+		}
+		dst = append(dst, Stat{
+			Server: i, InFlight: s.inFlight, Others: s.elsewhere(now),
+			Interval: b.intervalOf(s), Answer: time.Duration(min(b.answer(s, now), math.MaxInt64/2)), Ejected: s.ejected,
+			Sent: s.sent, Departed: s.departed, Failed: s.failed, Aborted: s.aborted,
+		})
+	}
+	return dst
+}
+
+// answer is R in nanoseconds.
+func (b *Balancer) answer(s *server, now mono.Time) float64 {
+	t := b.intervalOf(s)
+	return (1 + float64(s.inFlight+s.elsewhere(now)) + s.owed(now, 0, t)) * float64(t)
+}
+
+func (b *Balancer) intervalOf(s *server) time.Duration {
+	if s.samples == 0 && !b.literal {
+		return b.guess
+	}
+	return s.interval
+}
+
+func (s *server) elsewhere(now mono.Time) int {
+	if now < s.othersUntil {
+		return s.others
+	}
+	return 0
+}
+
+// learn takes a sample: T <- 0.9*T + 0.1*t. The first ten are averaged, or what was
+// guessed would outlive them: from 100 ms it takes 44 samples to reach 1 ms, which the
+// servers that are measured later would not get.
+func (s *server) learn(t time.Duration) {
+	s.samples++
+	weight := max(gamma, 1/float64(s.samples))
+	s.interval = max(time.Duration((1-weight)*float64(s.interval)+weight*float64(t)), minimum)
+}
+
+// stale reports whether an idle server has had no sample, and no request that should
+// have become one, for so long.
+func (s *server) stale(now mono.Time, long time.Duration) bool {
+	return s.inFlight == 0 && !s.ejected && now.Sub(s.sampled) >= long
+}
+
+func (s *server) end(server int) {
+	if s.inFlight == 0 {
+		panic(fmt.Sprintf("balance: server %d ended a request and has none: %d sent, %d departed, %d failed, %d aborted",
+			server, s.sent, s.departed, s.failed, s.aborted))
+	}
+	s.inFlight--
+}
+
+// reckon sets guess, while there is a server that has no sample.
+func (b *Balancer) reckon() {
+	b.scratch = b.scratch[:0]
+	some := false
+	for i := range b.servers {
+		if s := &b.servers[i]; s.present && s.samples > 0 {
+			b.scratch = append(b.scratch, s.interval)
+		} else if s.present {
+			some = true
+		}
+	}
+	if !some || b.literal {
+		return
+	}
+	b.guess = initial
+	if n := len(b.scratch); n > 0 {
+		slices.Sort(b.scratch)
+		b.guess = b.scratch[n/2]
+		if n%2 == 0 {
+			b.guess = (b.scratch[n/2-1] + b.scratch[n/2]) / 2
+		}
+	}
+}

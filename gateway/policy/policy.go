@@ -1,0 +1,140 @@
+package policy
+
+import (
+	"net/netip"
+	"path"
+	"strings"
+	"time"
+)
+
+// Policy is a file's content. It is not changed after Parse.
+type Policy struct {
+	// Classes has every [[class]] in the file's order. Where no class takes what the
+	// others leave, Parse adds one, Default, of weight 1.
+	Classes []Class
+	Servers []Server
+	Costs   []Cost
+	// Resources are the names that servers and costs use, sorted: what Capacity and
+	// Units are indexed by.
+	Resources []string
+	// TrustedHeaders may select a class; canonical names.
+	TrustedHeaders []string
+	// TrustedPeers may send X-Forwarded-*.
+	TrustedPeers []netip.Prefix
+	Timeouts     Timeouts
+	// Warnings are what is allowed and probably not meant, each with its line.
+	Warnings []string
+
+	trusted map[string]bool
+}
+
+// Default is the name of the class that Parse adds.
+const Default = "default"
+
+// Class is one [[class]].
+type Class struct {
+	Name   string
+	Weight int // 1 .. 1000
+	// Match are alternatives; none means every request.
+	Match []Match
+
+	Queue      int           // requests that wait, at most
+	QueueBytes int64         // of their headers and bodies' declared lengths, at most
+	Wait       time.Duration // how long each waits, at most
+
+	// Admission is the key to ask admission for, "" for none; {tenant} and {class}
+	// stand for the request's.
+	Admission string
+	// FailOpen admits a request when admission cannot be asked; else it is refused.
+	FailOpen bool
+}
+
+// Match is one condition: all that it names must hold.
+type Match struct {
+	Tenant string // "" for any
+	Path   string // prefix of the clean path, "" for any
+	Header string // canonical name, "" for none
+	Value  string // of Header, exactly
+
+	rule string // as Classify explains it
+}
+
+// Server is one [[server]].
+type Server struct {
+	URL string // http or https, without query and fragment
+	// Capacity in units a second, by Resources; 0 where it is not given.
+	Capacity []float64
+}
+
+// Cost is one [[cost]]: what a request to a path takes.
+type Cost struct {
+	Path  string    // prefix of the clean path
+	Units []float64 // by Resources
+}
+
+// Timeouts end what takes too long.
+type Timeouts struct {
+	Header   time.Duration // to read a request's header
+	Body     time.Duration // between two reads of a request's body
+	Idle     time.Duration // of a connection between requests
+	Response time.Duration // until a server has sent its header
+	Drain    time.Duration // to empty the queues at the end
+}
+
+// Classify returns the class of a request, as an index into Classes, and the rule that
+// chose it, for people. The first match wins, in the order of the file. tenant comes
+// from a token or client certificate, "" where there is none; urlPath is URL.Path,
+// percent-decoded once. A header selects a class only if it is one of TrustedHeaders and
+// came once: of two values one may be the client's own. It does not allocate, unless the
+// path has to be cleaned.
+func (p *Policy) Classify(tenant, urlPath string, header map[string][]string) (class int, rule string) {
+	urlPath = clean(urlPath)
+	for i := range p.Classes {
+		c := &p.Classes[i]
+		if len(c.Match) == 0 {
+			return i, "every request"
+		}
+		for j := range c.Match {
+			m := &c.Match[j]
+			if (m.Tenant == "" || m.Tenant == tenant) && strings.HasPrefix(urlPath, m.Path) &&
+				(m.Header == "" || p.trusted[m.Header] && len(header[m.Header]) == 1 && header[m.Header][0] == m.Value) {
+				return i, m.rule
+			}
+		}
+	}
+	panic("policy: no class takes every request") // Parse sees to it
+}
+
+// CostOf returns the units of a request to a path, by Resources: those of the first
+// [[cost]] with a prefix of it, nil if there is none.
+func (p *Policy) CostOf(urlPath string) []float64 {
+	urlPath = clean(urlPath)
+	for i := range p.Costs {
+		if strings.HasPrefix(urlPath, p.Costs[i].Path) {
+			return p.Costs[i].Units
+		}
+	}
+	return nil
+}
+
+// AdmissionKey returns the key to ask admission for, "" for none.
+func (c *Class) AdmissionKey(tenant string) string {
+	if !strings.Contains(c.Admission, "{") {
+		return c.Admission
+	}
+	return strings.NewReplacer("{tenant}", tenant, "{class}", c.Name).Replace(c.Admission)
+}
+
+// clean returns what a path means: without empty elements, "." and "..", which a server
+// resolves before it serves, so that /report/../x is not a report. A slash at the end
+// stays.
+func clean(p string) string {
+	if strings.HasPrefix(p, "/") && !strings.Contains(p, "//") && !strings.Contains(p, "/.") {
+		return p
+	}
+	c := path.Clean("/" + p)
+	if c != "/" && (strings.HasSuffix(p, "/") || strings.HasSuffix(p, "/.") || strings.HasSuffix(p, "/..")) {
+		c += "/"
+	}
+	return c
+}
