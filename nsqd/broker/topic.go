@@ -282,7 +282,7 @@ func (t *Topic) retireUnused() bool {
 
 // Empty discards the messages that wait in the topic itself, as EmptyChannel does.
 func (t *Topic) Empty() {
-	t.do(func(_ mono.Time, s *step) { t.mu.core.Empty(&s.fx) })
+	t.do(func(now mono.Time, s *step) { t.mu.core.Empty(now, &s.fx) })
 	t.settled()
 }
 
@@ -365,7 +365,7 @@ func (t *Topic) close(remove bool) {
 		for _, c := range slices.Clone(t.mu.core.Channels()) {
 			t.removeChannel(now, c, s)
 		}
-		t.mu.core.Empty(&s.fx)
+		t.mu.core.Empty(now, &s.fx)
 		t.mu.core.Discard(&s.fx)
 	}
 	for _, sub := range t.subscriptions() {

@@ -1,5 +1,7 @@
 package queue
 
+import "github.com/srtm-io/srtm/internal/mono"
+
 // backlog is the topic's own cursor, behind which messages wait.
 type backlog struct {
 	window window[*Message] // what waits in memory, by offset
@@ -112,14 +114,16 @@ func (t *Topic) catchUp() {
 }
 
 // settleOnly lets channels have what is for them alone at the end of the log.
-func (t *Topic) settleOnly(fx *Effects) {
+func (t *Topic) settleOnly(now mono.Time, fx *Effects) {
 	if !t.passed || t.backlog.window.slots.len() > 0 {
 		return
 	}
 	t.passed, t.front = false, t.end
 	for _, c := range t.channels {
 		c.behind = c.behind || c.tracked
+		c.dispatch(now, fx)
 		c.want(fx)
+		t.due = min(t.due, c.Deadline())
 	}
 }
 

@@ -36,6 +36,7 @@ type crashes struct {
 	now      mono.Time
 	fx       Effects
 	log      disk
+	disk     bool // the owner was told to write and read, and has not done all of it
 	snapshot []byte
 	ordered  bool // nothing is put in another order than that of acceptance
 	consumer ConsumerID
@@ -54,7 +55,13 @@ type crashes struct {
 func (c *crashes) settle() {
 	for {
 		deliveries := slices.Clone(c.fx.Deliveries)
+		c.disk = c.disk || c.fx.Disk
 		c.fx.Reset()
+		if wants := c.wants(); wants && !c.disk {
+			c.rt.Fatal("something is to be read, and the owner was not told")
+		} else if !wants && !c.top.Unwritten() {
+			c.disk = false // the owner rests
+		}
 		if err := c.top.checkInvariants(c.now); err != nil {
 			c.rt.Fatal(err)
 		}
@@ -65,6 +72,16 @@ func (c *crashes) settle() {
 			c.delivered(d)
 		}
 	}
+}
+
+// wants reports whether a cursor has something to be read.
+func (c *crashes) wants() bool {
+	_, n := c.top.wants()
+	for _, ch := range c.top.channels {
+		_, more := ch.wants()
+		n = max(n, more)
+	}
+	return n > 0
 }
 
 func (c *crashes) delivered(d Delivery) {
@@ -348,7 +365,7 @@ func TestThroughAnyCrash(t *testing.T) {
 					return
 				}
 				if rng.IntN(2) == 0 {
-					c.top.Empty(&c.fx)
+					c.top.Empty(c.now, &c.fx)
 					for _, m := range c.channels {
 						clear(m.owed)
 					}

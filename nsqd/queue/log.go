@@ -270,12 +270,12 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 		m.ref()
 		fx.Held += m.Size()
 	}
-	passing := !t.caches(from)
-	if passing {
+	into := &t.read
+	if !t.caches(from) {
 		t.read.used = false
-		t.read, t.passing = t.passing, t.read
+		into = &t.passing
 	}
-	t.addRead(from, upTo, msgs, fx)
+	into.add(t, from, upTo, msgs, fx)
 	t.refill(from, upTo, msgs)
 	for _, c := range t.channels {
 		if c.refill(now, from, upTo, msgs); c.behind || c.absent.len() > 0 || c.ready.len() > 0 {
@@ -287,11 +287,8 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 	for _, m := range msgs {
 		t.unref(m, fx)
 	}
-	if passing {
-		t.ForgetRead(fx)
-		t.read, t.passing = t.passing, t.read
-		t.read.moved = true
-	}
+	t.passing.forget(t, fx)
+	t.read.moved = true
 	t.changes++
 	t.advance(now, fx)
 }

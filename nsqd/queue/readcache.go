@@ -41,36 +41,34 @@ func (r *readCache) after(o Offset) *Message {
 	return r.messages.at(i)
 }
 
-// dropRead lets the oldest message go.
-func (t *Topic) dropRead(fx *Effects) {
-	r := &t.read
+// drop lets the oldest message go.
+func (r *readCache) drop(t *Topic, fx *Effects) {
 	m := r.messages.pop()
 	r.from = m.Offset + 1
 	r.bytes -= m.Size()
 	t.unref(m, fx)
 }
 
-// ForgetRead gives back what was read for cursors close behind, which a topic in which
-// nothing happens need not hold.
-func (t *Topic) ForgetRead(fx *Effects) {
-	for t.read.messages.len() > 0 {
-		t.dropRead(fx)
+// forget lets all go.
+func (r *readCache) forget(t *Topic, fx *Effects) {
+	for r.messages.len() > 0 {
+		r.drop(t, fx)
 	}
-	t.read.from, t.read.used, t.read.moved = t.read.to, false, false
+	r.from, r.used, r.moved = r.to, false, false
 }
 
-// addRead takes what was read, all that there is in a part of the log.
-func (t *Topic) addRead(from, upTo Offset, msgs []*Message, fx *Effects) {
-	r, size := &t.read, 0
+// add takes what was read, all that there is in a part of the log.
+func (r *readCache) add(t *Topic, from, upTo Offset, msgs []*Message, fx *Effects) {
+	size := 0
 	for _, m := range msgs {
 		size += m.Size()
 	}
 	if from != r.to {
-		t.ForgetRead(fx)
+		r.forget(t, fx)
 		r.from = from
 	}
 	for r.messages.len() > 0 && r.bytes+size > t.cfg.ReadAhead {
-		t.dropRead(fx)
+		r.drop(t, fx)
 	}
 	for _, m := range msgs {
 		if m.Offset < upTo {
@@ -81,6 +79,10 @@ func (t *Topic) addRead(from, upTo Offset, msgs []*Message, fx *Effects) {
 	}
 	r.to, r.moved = max(from, upTo), true
 }
+
+// ForgetRead gives back what was read for cursors close behind, which a topic in which
+// nothing happens need not hold.
+func (t *Topic) ForgetRead(fx *Effects) { t.read.forget(t, fx) }
 
 // trimRead lets go of what no cursor has yet to reach that can go on, and of all while
 // memory is tight.
@@ -100,11 +102,11 @@ func (t *Topic) trimRead(fx *Effects) {
 		}
 	}
 	if needed == r.to || t.tight {
-		t.ForgetRead(fx)
+		t.read.forget(t, fx)
 		return
 	}
 	for r.messages.len() > 0 && r.messages.front().Offset < needed {
-		t.dropRead(fx)
+		t.read.drop(t, fx)
 	}
 	r.from = max(r.from, needed)
 }
@@ -115,14 +117,18 @@ func (t *Topic) caches(from Offset) bool {
 }
 
 // known reports whether a cursor need not read what is at an offset.
-func (t *Topic) known(o Offset) bool { return o >= t.tail.next || t.read.has(o) }
+func (t *Topic) known(o Offset) bool {
+	return o >= t.tail.next || t.read.has(o) || t.passing.has(o)
+}
 
 // next returns what a cursor that has come to an offset takes next: of what is in memory,
 // the first message from there on, or how far there is none.
 // Requires: known(o).
 func (t *Topic) next(o Offset) (m *Message, none Offset) {
-	if !t.read.has(o) {
-		return t.tail.get(o), o + 1
+	for _, r := range []*readCache{&t.read, &t.passing} {
+		if r.has(o) {
+			return r.after(o), r.to
+		}
 	}
-	return t.read.after(o), t.read.to
+	return t.tail.get(o), o + 1
 }

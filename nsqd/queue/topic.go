@@ -132,7 +132,7 @@ type Topic struct {
 	tail     window[*Message] // what the log is to have and has not
 	underWay int              // messages of the tail that a cursor is behind at
 	read     readCache
-	passing  readCache // empty, but for what is read beside read, in Refill
+	passing  readCache // what is read beside read, for one cursor; empty but in Refill
 	carried  Offset    // up to where the tail is to be written before a snapshot
 	void     []span
 	turn     int // of Want
@@ -437,7 +437,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 		}
 	}
 	if t.passed && !t.backlog.behind {
-		t.settleOnly(fx)
+		t.settleOnly(now, fx)
 	}
 	t.heldUp = (t.limited || t.Waiting() > 0) && !t.open()
 }
@@ -493,7 +493,7 @@ func (t *Topic) Paused() bool { return t.paused }
 
 // Empty discards the messages that wait in the topic and returns how many.
 // Its channels keep theirs.
-func (t *Topic) Empty(fx *Effects) int {
+func (t *Topic) Empty(now mono.Time, fx *Effects) int {
 	n := t.Waiting()
 	l := &t.backlog
 	for o := l.window.next; o < l.window.end(); o++ { // offset by offset: void is in order
@@ -525,7 +525,7 @@ func (t *Topic) Empty(fx *Effects) int {
 	t.changes++
 	t.counters.Emptied += uint64(n)
 	t.read.moved = true
-	t.trimRead(fx)
+	t.goOn(now, fx) // a channel may have been as far ahead as it may be
 	return n
 }
 

@@ -550,7 +550,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.put(nil)
-	if n := b.top.Empty(&b.fx); n != 1 {
+	if n := b.top.Empty(b.now, &b.fx); n != 1 {
 		t.Fatalf("emptied %d", n)
 	}
 	b.check()
@@ -1069,7 +1069,7 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 	d.write(b.top, b.now, 2, true, &b.fx)
 	from, _, _ := b.top.Want()
 	msgs, upTo := b.top.TakeUnwritten(b.now, nil, 3, 1000000, &b.fx)
-	if n := b.top.Empty(&b.fx); n != 4 {
+	if n := b.top.Empty(b.now, &b.fx); n != 4 {
 		t.Fatalf("emptied %d", n)
 	}
 	for _, m := range msgs {
