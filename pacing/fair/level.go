@@ -141,8 +141,9 @@ type Level struct {
 	history [remembered]float64 // the last advertised rates; 0: none yet
 	next    int                 // where in history the next goes
 	paced   bool
-	above   int // intervals in which more came than the capacity, up to now
-	quiet   int // intervals without a line in which pacing limited nobody
+	rising  bool // the rate is below the water level
+	above   int  // intervals in which more came than the capacity, up to now
+	quiet   int  // intervals without a line in which pacing limited nobody
 }
 
 // New returns a Level that is not paced.
@@ -190,9 +191,13 @@ func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Dura
 	l.began, l.begun, l.now, l.span = now, true, sums{}, ts.Seconds()
 
 	was := l.paced
-	l.turn(cur, capacity, queueMin, ts.Seconds())
+	l.turn(cur, capacity, queueMin)
 	overload := queueMin > capacity*ts.Seconds() && cur.messages > capacity
-	l.adjust(was && l.paced, overload, capacity, queueMin, ts.Seconds())
+	if was && l.paced {
+		l.adjust(overload, capacity, queueMin, ts.Seconds())
+	} else {
+		l.rate = l.equal(capacity, queueMin, ts.Seconds())
+	}
 
 	l.history[l.next] = l.rate
 	l.next = (l.next + 1) % remembered
@@ -210,44 +215,53 @@ func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Dura
 // turn decides whether publishers are paced: once there was a line for a whole
 // interval, or more than the capacity twice running; no longer after 5 intervals
 // without a line in which pacing limited nobody. That little came is not enough:
-// it may be little because of the pacing.
-func (l *Level) turn(cur sums, capacity, queue, ts float64) {
+// it may be little because of the pacing; nor that all were limited by themselves
+// while the rate still rises: one of little weight goes under in 2 %.
+func (l *Level) turn(cur sums, capacity, queue float64) {
 	l.above, l.quiet = l.above+1, l.quiet+1
 	if cur.messages <= capacity {
 		l.above = 0
 	}
-	if queue > 0 || cur.limited < 0.98*cur.messages {
+	if queue > 0 || cur.limited < 0.98*cur.messages || l.rising {
 		l.quiet = 0
 	}
 	switch {
 	case !l.paced:
 		l.paced = queue > 0 || l.above >= 2
-		l.quiet = 0
+		l.quiet, l.rising = 0, true
 	case l.quiet >= 5:
 		l.paced = false
 	}
 }
 
-// adjust moves the rate to the water level; follow: it was in force before.
-func (l *Level) adjust(follow, overload bool, capacity, queue, ts float64) {
-	over := max(0, queue-l.cfg.Room*capacity*ts)
-	room := capacity - min(capacity/2, l.cfg.Drain*over/ts)
-	equal := capacity
-	if l.smooth.weights > 0 {
-		equal = min(capacity, room/l.smooth.weights)
+// equal returns an equal part for each unit of weight.
+func (l *Level) equal(capacity, queue, ts float64) float64 {
+	if l.smooth.weights == 0 {
+		return capacity
 	}
-	if !follow || l.rate == 0 {
-		l.rate = equal
-		return
-	}
-	level := capacity
+	return min(capacity, l.room(capacity, queue, ts)/l.smooth.weights)
+}
+
+// room is the capacity less what drains the line.
+func (l *Level) room(capacity, queue, ts float64) float64 {
+	return capacity - min(capacity/2, l.cfg.Drain*max(0, queue-l.cfg.Room*capacity*ts)/ts)
+}
+
+// adjust moves the rate of paced publishers to the water level.
+func (l *Level) adjust(overload bool, capacity, queue, ts float64) {
+	equal, level := l.equal(capacity, queue, ts), capacity
 	if l.smooth.greedy > 0 {
-		level = min(capacity, max(equal, (room-l.smooth.limited)/l.smooth.greedy))
+		level = min(capacity, max(equal, (l.room(capacity, queue, ts)-l.smooth.limited)/l.smooth.greedy))
 	}
-	if level > l.rate && over == 0 {
+	l.rising = level > l.rate
+	switch {
+	case l.rate == 0: // there was no capacity
+		l.rate = equal
+	case !l.rising:
+		l.rate = level
+	case queue <= l.cfg.Room*capacity*ts:
 		l.rate = min(level, l.cfg.Rise*l.rate)
 	}
-	l.rate = min(l.rate, level)
 	if overload {
 		l.rate = min(l.rate, equal)
 	}
