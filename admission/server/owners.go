@@ -85,6 +85,9 @@ func (s *Server) tend(ctx context.Context) {
 			err = s.rejoin(ctx)
 		}
 		s.saving.Unlock()
+		if errors.Is(err, context.DeadlineExceeded) {
+			s.wakeUp()
+		}
 		if err != nil && ctx.Err() == nil {
 			s.metrics.leaseErrors.Inc()
 			s.cfg.Log.Warn("the lease could not be renewed", "err", err)
@@ -97,6 +100,8 @@ func (s *Server) tend(ctx context.Context) {
 func (s *Server) rejoin(ctx context.Context) error {
 	s.owners.Store(&owners{all: s.owners.Load().all, hash: s.owners.Load().hash})
 	s.me.Instance = newInstance()
+	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
+	defer cancel()
 	err := s.join(ctx)
 	if err != nil {
 		s.me.Instance = 0
@@ -106,10 +111,12 @@ func (s *Server) rejoin(ctx context.Context) error {
 
 // renew requires saving held.
 func (s *Server) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, strictOver)
+	ctx, cancel := context.WithTimeout(ctx, 2*storeDeadline)
 	defer cancel()
 	now := s.now()
-	members, number, err := s.cfg.Store.Renew(ctx, s.me)
+	limited, done := context.WithTimeout(ctx, storeDeadline)
+	members, number, err := s.cfg.Store.Renew(limited, s.me)
+	done()
 	if err != nil {
 		return err
 	}
@@ -250,11 +257,15 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	}
 	s.atOnce = min(movedAtOnce, 2*s.atOnce)
 	s.cfg.Log.Info("partitions moved", "to", to, "partitions", len(moving), "keys", len(credits))
-	select { // there may be more
+	s.wakeUp() // there may be more
+	return s.readOwners(ctx)
+}
+
+func (s *Server) wakeUp() {
+	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
-	return s.readOwners(ctx)
 }
 
 func (s *Server) unsaved(credits []table.Credit) {
@@ -277,10 +288,7 @@ func (s *Server) elsewhere(key []byte, a wire.Answer) wire.Answer {
 	}
 	if now := s.cfg.Now().Mono; now.Sub(mono.Time(s.woken.Load())) > 100*time.Millisecond { // it may have come since
 		s.woken.Store(int64(now))
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
+		s.wakeUp()
 	}
 	return a
 }

@@ -22,9 +22,21 @@ type cable struct {
 	deaf     atomic.Bool // no renewal arrives
 	lost     atomic.Bool // what is done next of Join and HandOver is done, and then it is cut off
 	renewals atomic.Int64
-	unsaved  atomic.Bool            // no check-point arrives
-	saves    atomic.Int64           // of those that did
+	unsaved  atomic.Bool  // no check-point arrives
+	saves    atomic.Int64 // of those that did
+	polls    atomic.Int64
+	hole     atomic.Pointer[string] // what the store does not answer next: save, poll, join or renewal
 	slow     atomic.Pointer[func()] // called once, before the next renewal
+}
+
+// swallowed waits until the caller gives up, where the hole is for what it does.
+func (c *cable) swallowed(ctx context.Context, what string) bool {
+	hole := c.hole.Load()
+	if hole == nil || *hole != what || !c.hole.CompareAndSwap(hole, nil) {
+		return false
+	}
+	<-ctx.Done()
+	return true
 }
 
 var errCut = errors.New("cut off")
@@ -32,6 +44,9 @@ var errCut = errors.New("cut off")
 func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uint64, error) {
 	if c.cut.Load() || c.deaf.Load() {
 		return nil, 0, errCut
+	}
+	if c.swallowed(ctx, "renewal") {
+		return nil, 0, ctx.Err()
 	}
 	defer c.renewals.Add(1)
 	if slow := c.slow.Swap(nil); slow != nil {
@@ -44,6 +59,9 @@ func (c *cable) SaveCredits(ctx context.Context, me store.Member, owners uint64,
 	if c.cut.Load() || c.unsaved.Load() {
 		return errCut
 	}
+	if c.swallowed(ctx, "save") {
+		return ctx.Err()
+	}
 	defer c.saves.Add(1)
 	return c.Store.SaveCredits(ctx, me, owners, credits)
 }
@@ -52,8 +70,19 @@ func (c *cable) Join(ctx context.Context, me store.Member, wall time.Duration) (
 	if c.cut.Load() {
 		return 0, errCut
 	}
+	if c.swallowed(ctx, "join") {
+		return 0, ctx.Err()
+	}
 	floor, err := c.Store.Join(ctx, me, wall)
 	return floor, c.answer(err)
+}
+
+func (c *cable) Changes(ctx context.Context, after uint64, n int) ([]store.Change, error) {
+	if c.swallowed(ctx, "poll") {
+		return nil, ctx.Err()
+	}
+	c.polls.Add(1)
+	return c.Store.Changes(ctx, after, n)
 }
 
 func (c *cable) answer(err error) error {
@@ -251,6 +280,36 @@ func TestAnAnswerIsLost(t *testing.T) {
 			if is := saved(); is != tokenbucket.Tokens(want) {
 				t.Errorf("the key holds %d, and %d after the one before has saved", want, is)
 			}
+		})
+	}
+}
+
+// A store that takes a question and says nothing is given up: the server goes on with
+// the next.
+func TestABlackHole(t *testing.T) {
+	for _, what := range []string{"save", "poll", "join", "renewal"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, rule.Rule{Key: "k", Share: share(1, 1e6)})
+			c := &cable{Store: b.store}
+			b.cfg.Store, b.cfg.Renew, b.cfg.Checkpoint, b.cfg.Poll = c, 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+			s, _ := b.start()
+			ask := b.client(s)
+			c.hole.Store(&what)
+			if what == "join" {
+				if _, err := b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			until(t, "it asks", func() bool {
+				ask.Ask(t.Context(), "k", 1)
+				return c.hole.Load() == nil
+			})
+			renewals, polls, saves := c.renewals.Load(), c.polls.Load(), c.saves.Load()
+			until(t, "it goes on", func() bool {
+				ask.Ask(t.Context(), "k", 1)
+				return c.renewals.Load() > renewals && c.polls.Load() > polls && c.saves.Load() > saves
+			})
 		})
 	}
 }

@@ -13,7 +13,11 @@ import (
 const (
 	changesAtOnce = 1000
 	slotsAtOnce   = 4096 // that defaults are applied to under a shard's lock
-	creditsAtOnce = 5000
+	creditsAtOnce = 2000
+	// storeDeadline ends an exchange with a store that does not answer, as one behind a
+	// cut network does, so that the lease can be renewed meanwhile: a check-point, a
+	// renewal and the next one take less than a lease.
+	storeDeadline = 1500 * time.Millisecond
 )
 
 // every calls f each period, until ctx ends.
@@ -65,7 +69,9 @@ func (s *Server) poll(ctx context.Context) error {
 	s.polling.Lock()
 	defer s.polling.Unlock()
 	for {
-		changes, err := s.cfg.Store.Changes(ctx, s.change.Load(), changesAtOnce)
+		limited, cancel := context.WithTimeout(ctx, storeDeadline)
+		changes, err := s.cfg.Store.Changes(limited, s.change.Load(), changesAtOnce)
+		cancel()
 		if err != nil {
 			return err
 		}
@@ -144,14 +150,16 @@ func (s *Server) checkpoint(ctx context.Context) error {
 			sh.Lock()
 			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.now())
 			sh.Unlock()
-			err := s.cfg.Store.SaveCredits(ctx, s.me, s.owners.Load().number, credits)
+			limited, cancel := context.WithTimeout(ctx, storeDeadline)
+			err := s.cfg.Store.SaveCredits(limited, s.me, s.owners.Load().number, credits)
 			if err != nil {
 				s.unsaved(credits)
 			}
 			if errors.Is(err, store.ErrMoved) { // again, with what is still here
 				credits, left = credits[:0], left+creditsAtOnce
-				err = s.readOwners(ctx)
+				err = s.readOwners(limited)
 			}
+			cancel()
 			s.saving.Unlock()
 			if err != nil {
 				return err
