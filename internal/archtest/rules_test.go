@@ -215,6 +215,7 @@ var pure = Purity{
 		"nsq/session",
 		"nsq/wire",
 		"pacing/fair",
+		"pacing/header",
 		"pacing/sender",
 		"tbadaptor/adaptor",
 		"tbadaptor/holder",

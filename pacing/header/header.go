@@ -1,0 +1,121 @@
+package header
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Version is of both layouts, and the first argument of PACE.
+const Version = 1
+
+// The sizes of the layouts in bytes.
+const (
+	OKSize     = 20
+	PacketSize = 32
+)
+
+// ErrMalformed: it is of another size or version, or says what cannot be.
+var ErrMalformed = errors.New("malformed pacing header")
+
+const (
+	paced    = 1 << 0
+	overload = 1 << 1
+)
+
+// OK is what a publisher is told. Rate and Burst count while Paced.
+type OK struct {
+	Paced    bool
+	Overload bool             // multiply what is sent by 0.875, for those who have windows
+	Weight   uint8            // that counts, 1 to 255; it may be less than was asked for
+	Interval time.Duration    // t_s, in whole milliseconds up to 65.535 s; advice is void after 10 of them
+	Rate     tokenbucket.Rate // at most MaxRate; at least 1 if paced
+	Burst    int64            // messages, at most MaxBurst; at least 1 if paced
+}
+
+// AppendOK appends o. What is out of range is cut to it.
+func AppendOK(to []byte, o OK) []byte {
+	flags, rate, burst := byte(0), int64(o.Rate), o.Burst
+	least := int64(0)
+	if o.Paced {
+		flags, least = paced, 1
+	}
+	if o.Overload {
+		flags |= overload
+	}
+	rate = min(max(rate, least), int64(tokenbucket.MaxRate))
+	burst = min(max(burst, least), tokenbucket.MaxBurst)
+	ms := min(max(o.Interval/time.Millisecond, 1), math.MaxUint16)
+	to = append(to, 'O', 'K', Version, flags, max(o.Weight, 1), 0)
+	to = binary.BigEndian.AppendUint16(to, uint16(ms))
+	to = binary.BigEndian.AppendUint64(to, uint64(rate))
+	return binary.BigEndian.AppendUint32(to, uint32(burst))
+}
+
+// IsOK reports whether a response is an OK, of NSQ or with advice, which ParseOK may
+// still refuse.
+func IsOK[T ~string | ~[]byte](response T) bool {
+	return (len(response) == 2 || len(response) == OKSize) && response[0] == 'O' && response[1] == 'K'
+}
+
+// ParseOK reads the OK of OKSize bytes, or returns ErrMalformed. Flags that a later
+// broker sets are passed over.
+func ParseOK(d []byte) (OK, error) {
+	if len(d) != OKSize || d[0] != 'O' || d[1] != 'K' || d[2] != Version {
+		return OK{}, ErrMalformed
+	}
+	rate, burst := binary.BigEndian.Uint64(d[8:]), int64(binary.BigEndian.Uint32(d[16:]))
+	o := OK{
+		Paced:    d[3]&paced != 0,
+		Overload: d[3]&overload != 0,
+		Weight:   d[4],
+		Interval: time.Duration(binary.BigEndian.Uint16(d[6:])) * time.Millisecond,
+		Rate:     tokenbucket.Rate(min(rate, uint64(math.MaxInt64))),
+		Burst:    burst,
+	}
+	none := o.Rate < 1 || burst < 1
+	if o.Weight == 0 || o.Interval == 0 || o.Rate > tokenbucket.MaxRate || burst > tokenbucket.MaxBurst || o.Paced && none {
+		return OK{}, ErrMalformed
+	}
+	return o, nil
+}
+
+// Num is the expected fair throughput by which a router says overload; it is not
+// overwritten.
+const Num = math.MaxUint64
+
+// Packet is the paper's header (its figure 1).
+type Packet struct {
+	ToS            uint8  // weight
+	RTT            uint32 // the sender's latest, µs
+	Throughput     uint64 // the sender's, bytes/s
+	FairThroughput uint64 // bytes/s; the least of the routers on the way, or Num
+	MeanRTT        uint32 // the sender's, µs
+}
+
+// AppendPacket appends p.
+func AppendPacket(to []byte, p Packet) []byte {
+	to = append(to, Version, p.ToS, 0, 0)
+	to = binary.BigEndian.AppendUint32(to, p.RTT)
+	to = binary.BigEndian.AppendUint64(to, p.Throughput)
+	to = binary.BigEndian.AppendUint64(to, p.FairThroughput)
+	to = binary.BigEndian.AppendUint32(to, p.MeanRTT)
+	return binary.BigEndian.AppendUint32(to, 0)
+}
+
+// ParsePacket reads what AppendPacket wrote, or returns ErrMalformed.
+func ParsePacket(d []byte) (Packet, error) {
+	if len(d) != PacketSize || d[0] != Version {
+		return Packet{}, ErrMalformed
+	}
+	return Packet{
+		ToS:            d[1],
+		RTT:            binary.BigEndian.Uint32(d[4:]),
+		Throughput:     binary.BigEndian.Uint64(d[8:]),
+		FairThroughput: binary.BigEndian.Uint64(d[16:]),
+		MeanRTT:        binary.BigEndian.Uint32(d[24:]),
+	}, nil
+}
