@@ -216,6 +216,7 @@ var pure = Purity{
 		"nsq/wire",
 		"pacing/fair",
 		"pacing/header",
+		"pacing/police",
 		"pacing/sender",
 		"tbadaptor/adaptor",
 		"tbadaptor/holder",
