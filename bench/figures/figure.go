@@ -27,6 +27,11 @@ var figures = []figure{
 	{"janus6", "Janus: keys over servers", janusSpread},
 	{"janus7-12", "Janus: scaling, modelled", janusScale},
 	{"janus13", "Janus: a web application", janusApplication},
+	{"jbq4", "JBQ: response times by bybusyness", jbqBusy},
+	{"jbq7", "JBQ: the workload", jbqLoad},
+	{"jbq8", "JBQ: response times by JBQ", jbqBest},
+	{"jbqII", "JBQ: three clusters", jbqStatistics},
+	{"jbqIII", "JBQ: each server of the medium cluster", jbqServers},
 }
 
 func names() []string {

@@ -475,9 +475,31 @@ func TestEjection(t *testing.T) {
 		}
 		b.Departed(0, at(now), true)
 	}
-	request(b, 0, now+31*time.Second, time.Millisecond, false)
+	now += 31 * time.Second
+	request(b, 0, now, time.Millisecond, false)
 	if stat(b, 0, now).Ejected {
 		t.Error("ejected after its probe was answered")
+	}
+	// The next ejection is a first one, whatever else fails that was sent before it.
+	for range 9 {
+		b.Sent(0, at(now))
+	}
+	for range 9 {
+		b.Departed(0, at(now), true)
+	}
+	if _, due := b.Probe(at(now+time.Second), []int{0}); !due {
+		t.Error("no probe after a second")
+	}
+}
+
+func TestTiesAreBrokenAtRandom(t *testing.T) {
+	b := balance.New(balance.Config{Servers: 4}, rng())
+	var got [4]int
+	for range 4000 {
+		got[b.Pick(0, nil)]++
+	}
+	if slices.Min(got[:]) < 850 {
+		t.Errorf("of 4000 each got %v", got)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 
 // Bounds of a policy: a file beyond them is refused.
 const (
-	maxTables    = 1024 // classes, servers, costs, and matches of a class
-	maxResources = 16
+	maxTables    = 999  // classes, servers, costs, and matches of a class
+	maxResources = 8    // gateway/schedule's
 	maxText      = 1024 // bytes
 	maxWeight    = 1000
 	maxUnits     = 1e15
@@ -117,8 +117,8 @@ func (r *reader) class(t *table, p *Policy) Class {
 	c := Class{
 		Name:       t.text("name", ""),
 		Weight:     int(t.integer("weight", 1, 1, maxWeight)),
-		Queue:      int(t.integer("queue", 1000, 0, 1_000_000)),
-		QueueBytes: t.integer("queue_bytes", 64<<20, 0, 1<<40),
+		Queue:      int(t.integer("queue", 1000, 1, 1_000_000)),
+		QueueBytes: t.integer("queue_bytes", 64<<20, 1, 1<<40),
 		Wait:       t.duration("wait", 2*time.Second, longest),
 		Admission:  t.text("admission", ""),
 	}

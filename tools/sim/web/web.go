@@ -1,0 +1,193 @@
+package web
+
+import (
+	"container/heap"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/gateway/balance"
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Study is a cluster under a way of balancing.
+type Study struct {
+	Cluster
+	Balance balance.Config // its Servers are the cluster's
+	Seed    uint64
+}
+
+// Result is what came of a Study.
+type Result struct {
+	Overall   Summary
+	ByServer  []Summary
+	PerSecond []int    // arrivals
+	Answers   []Answer // in the order in which they ended
+}
+
+// Answer is one request's.
+type Answer struct {
+	At     time.Duration // it ended
+	Took   time.Duration
+	Server int
+}
+
+// Summary is of response times, in ms.
+type Summary struct {
+	Requests int     `json:"requests"`
+	Mean     float64 `json:"mean_ms"`
+	Sd       float64 `json:"sd_ms"`
+	P95      float64 `json:"p95_ms"`
+	P97      float64 `json:"p97_ms"`
+	P99      float64 `json:"p99_ms"`
+}
+
+// machine serves by processor sharing. work is how much of its demand every request
+// that was there from the beginning would have got: one ends when work reaches what it
+// was when the request came and its demand.
+type machine struct {
+	Server
+	work  float64 // s
+	since mono.Time
+	jobs  jobs
+}
+
+// job is a request at a machine; end is in its work.
+type job struct {
+	end  float64
+	came mono.Time
+}
+
+type jobs []job
+
+func (j jobs) Len() int           { return len(j) }
+func (j jobs) Less(a, b int) bool { return j[a].end < j[b].end }
+func (j jobs) Swap(a, b int)      { j[a], j[b] = j[b], j[a] }
+func (j *jobs) Push(x any)        { *j = append(*j, x.(job)) }
+func (j *jobs) Pop() any {
+	last := (*j)[len(*j)-1]
+	*j = (*j)[:len(*j)-1]
+	return last
+}
+
+// rate is how much work each request gets, s/s.
+func (m *machine) rate() float64 {
+	return m.Speed * min(1, float64(m.Processors)/float64(len(m.jobs)))
+}
+
+func (m *machine) advance(now mono.Time) {
+	if len(m.jobs) > 0 {
+		m.work += now.Sub(m.since).Seconds() * m.rate()
+	}
+	m.since = now
+}
+
+// next is when the first of its requests ends.
+func (m *machine) next() mono.Time {
+	if len(m.jobs) == 0 {
+		return mono.Never
+	}
+	left := max(m.jobs[0].end-m.work, 0) / m.rate()
+	return m.since.Add(time.Duration(math.Ceil(left * 1e9)))
+}
+
+// Run simulates a study.
+func Run(s Study) Result {
+	s.Balance.Servers = len(s.Servers)
+	b := balance.New(s.Balance, rand.New(rand.NewPCG(s.Seed, 2)))
+	// Arrivals and demands are the same for every way of balancing.
+	rng := rand.New(rand.NewPCG(s.Seed, 3))
+	machines := make([]machine, len(s.Servers))
+	for i := range machines {
+		machines[i].Server = s.Servers[i]
+	}
+	var r Result
+	sigma := math.Sqrt(math.Log(1 + variation*variation))
+	arrivals := arrivals{rng: rng, mean: s.Rate, burst: s.Burst}
+	arrival := arrivals.next()
+	for sent := 0; len(r.Answers) < s.Requests; {
+		first, now := -1, mono.Never
+		for i := range machines {
+			if at := machines[i].next(); at < now {
+				first, now = i, at
+			}
+		}
+		if sent < s.Requests && arrival < now {
+			at := b.Pick(arrival, nil)
+			if server, due := b.Probe(arrival, nil); due {
+				at = server
+			}
+			b.Sent(at, arrival)
+			m := &machines[at]
+			m.advance(arrival)
+			demand := Demand.Seconds() * math.Exp(sigma*rng.NormFloat64()-sigma*sigma/2)
+			heap.Push(&m.jobs, job{m.work + demand, arrival})
+			second := int(arrival / mono.Time(time.Second))
+			for len(r.PerSecond) <= second {
+				r.PerSecond = append(r.PerSecond, 0)
+			}
+			r.PerSecond[second]++
+			sent++
+			arrival = arrivals.next()
+			continue
+		}
+		m := &machines[first]
+		m.advance(now)
+		done := heap.Pop(&m.jobs).(job)
+		b.Departed(first, now, false)
+		r.Answers = append(r.Answers, Answer{At: time.Duration(now), Took: now.Sub(done.came), Server: first})
+	}
+	took := make([][]float64, len(machines)+1)
+	for _, a := range r.Answers {
+		ms := a.Took.Seconds() * 1e3
+		took[a.Server] = append(took[a.Server], ms)
+		took[len(machines)] = append(took[len(machines)], ms)
+	}
+	for _, v := range took {
+		r.ByServer = append(r.ByServer, summarize(v))
+	}
+	r.Overall, r.ByServer = r.ByServer[len(machines)], r.ByServer[:len(machines)]
+	return r
+}
+
+// arrivals are Poisson, with a rate that changes every second.
+type arrivals struct {
+	rng         *rand.Rand
+	mean, burst float64
+	until       mono.Time // the end of this second
+	rate        float64   // in it
+	last        mono.Time
+}
+
+func (a *arrivals) next() mono.Time {
+	for {
+		if a.rate > 0 {
+			at := a.last.Add(time.Duration(a.rng.ExpFloat64() / a.rate * 1e9))
+			if at < a.until {
+				a.last = at
+				return at
+			}
+		}
+		a.last, a.until = a.until, a.until.Add(time.Second)
+		a.rate = a.mean * (1 - a.burst + 2*a.burst*a.rng.Float64())
+	}
+}
+
+func summarize(v []float64) Summary {
+	s := Summary{Requests: len(v)}
+	if len(v) == 0 {
+		return s
+	}
+	slices.Sort(v)
+	for _, x := range v {
+		s.Mean += x / float64(len(v))
+	}
+	for _, x := range v {
+		s.Sd += (x - s.Mean) * (x - s.Mean) / float64(len(v))
+	}
+	s.Sd = math.Sqrt(s.Sd)
+	at := func(q float64) float64 { return v[min(int(q*float64(len(v))), len(v)-1)] }
+	s.P95, s.P97, s.P99 = at(.95), at(.97), at(.99)
+	return s
+}
