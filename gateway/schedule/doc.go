@@ -27,9 +27,9 @@
 // Guarantee: while G quanta are granted, a class that always has requests waiting takes
 // of every resource at most G quanta of its own and a cap, a quantum and the largest
 // request; and, of a resource that holds it back each time that quanta are granted and
-// at the end, at least G quanta less the largest request. What measured costs exceeded
-// the estimates by comes on top, and is paid from later quanta: it is the class's debt,
-// a DC below 0.
+// at the end, at least G quanta less the largest request. By what measured costs exceed
+// the estimates it may take more, and is in debt then: a DC below 0, which is paid from
+// later quanta.
 //
 // Only the caller knows the time, and which of the servers that fit is the best: the
 // second is the argument of Next, and gateway/balance's business. Read Scheduler next.

@@ -445,8 +445,8 @@ func (s *Scheduler) nextType(tried int) int {
 
 // before reports whether type a is looked at before type b.
 func (s *Scheduler) before(a, b int) bool {
-	if s.passed[a] >= patience || s.passed[b] >= patience {
-		return s.passed[a] > s.passed[b]
+	if pa, pb := s.passed[a], s.passed[b]; pa != pb && max(pa, pb) >= patience {
+		return pa > pb
 	}
 	return s.sum[a] > s.sum[b]
 }
@@ -504,9 +504,10 @@ func (s *Scheduler) raise() {
 	}
 }
 
-// chooseLiteral is one trigger of the paper's main scheduler: two rounds of the
-// sub-scheduler of the resource that is most free. The paper's would go round until a
-// completion; each round more makes what it does wrong worse.
+// chooseLiteral is one trigger of the paper's main scheduler: the sub-scheduler of the
+// resource that is most free looks at two rounds of classes and one more. The paper's
+// goes round until a completion, which finds it at one class as likely as at another;
+// each round more makes what it does wrong worse.
 func (s *Scheduler) chooseLiteral() *Request {
 	j := -1
 	for d := range s.managed {
@@ -515,7 +516,7 @@ func (s *Scheduler) chooseLiteral() *Request {
 		}
 	}
 	s.turn = (s.turn + 1) % len(s.managed)
-	for range 2 * len(s.classes) {
+	for range 2*len(s.classes) + 1 {
 		if h := s.classes[s.pointer[j]].queues[j].head; h != nil && s.fit(h) && s.covers(h) {
 			return h
 		}

@@ -1,0 +1,384 @@
+package schedule
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// world is a scheduler and what the test knows of it.
+type world struct {
+	*Scheduler
+	queued, flying []*Request
+}
+
+func drawWorld(t *rapid.T, modes ...Mode) *world {
+	cfg := Config{
+		Resources: rapid.IntRange(1, 4).Draw(t, "resources"), Servers: rapid.IntRange(1, 3).Draw(t, "servers"),
+	}
+	cfg.Mode = rapid.SampledFrom(append(modes, MQoS, Single(cfg.Resources-1))).Draw(t, "mode")
+	for i := range rapid.IntRange(1, 4).Draw(t, "classes") {
+		cfg.Classes = append(cfg.Classes, Class{
+			Name: fmt.Sprint(i), Weight: rapid.Float64Range(.5, 20).Draw(t, "weight"), Queue: rapid.IntRange(1, 30).Draw(t, "queue"),
+		})
+	}
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &world{Scheduler: s}
+}
+
+func (w *world) vector(t *rapid.T, limit float64) Vector {
+	v := make(Vector, rapid.IntRange(0, w.cfg.Resources).Draw(t, "length"))
+	for k := range v {
+		v[k] = rapid.OneOf(rapid.Float64Range(0, limit), rapid.SampledFrom([]float64{0, -1, 1e300, math.NaN(), math.Inf(1)})).Draw(t, "percent")
+	}
+	return v
+}
+
+func (w *world) arrive(t *rapid.T, class int, cost Vector) {
+	r := &Request{Class: class, Cost: cost, Bytes: class}
+	if w.Arrive(r) == nil {
+		w.queued = append(w.queued, r)
+	} else if w.classes[class].waiting < w.classes[class].Queue {
+		t.Fatalf("refused, with %d in a queue of %d", w.classes[class].waiting, w.classes[class].Queue)
+	}
+}
+
+// drain sends until nothing goes, and reports how many went.
+func (w *world) drain(t *rapid.T) (n int) {
+	for {
+		before := len(w.queued)
+		r, server, ok := w.Next(func(fits []int) int { return fits[len(fits)/2] })
+		if !ok {
+			return n
+		}
+		if v := &w.servers[server]; w.cfg.Mode != None && v.inFlight > 1 {
+			for _, k := range w.managed {
+				if v.free[k] < 0 && r.cost[k] > 0 && v.free[k]+r.cost[k] < v.capacity[k] {
+					t.Fatalf("%d more of resource %d of server %d than was free", -v.free[k], k, server)
+				}
+			}
+		}
+		w.queued = slices.DeleteFunc(w.queued, func(q *Request) bool { return q == r })
+		if len(w.queued) != before-1 {
+			t.Fatal("sent a request that did not wait")
+		}
+		w.flying = append(w.flying, r)
+		n++
+	}
+}
+
+func (w *world) done(i int, measured Vector) {
+	r := w.flying[i]
+	w.flying = slices.Delete(w.flying, i, i+1)
+	w.Done(r, measured)
+	w.Done(r, Vector{MaxMeasured}) // does nothing
+}
+
+// check compares all counters with the requests that the test knows.
+func (w *world) check(t *rapid.T) {
+	var queued, flying int
+	for i := range w.classes {
+		c := &w.classes[i]
+		queued, flying = queued+c.waiting, flying+c.inFlight
+		for _, k := range w.managed {
+			if limit := c.quantum + w.largest; c.deficit[k] > limit || c.waiting == 0 && c.deficit[k] > 0 {
+				t.Fatalf("class %d with %d waiting: deficit %d of a cap of %d", i, c.waiting, c.deficit[k], limit)
+			}
+		}
+	}
+	if queued != len(w.queued) || flying != len(w.flying) || queued != w.waiting {
+		t.Fatalf("%d and %d requests wait and are at servers: counted %d, %d", len(w.queued), len(w.flying), queued, flying)
+	}
+	for k := range w.cfg.Resources {
+		var sum int64
+		for i := range w.servers {
+			taken := int64(0)
+			for _, r := range w.flying {
+				if r.server == i {
+					taken += r.cost[k]
+				}
+			}
+			v := &w.servers[i]
+			if v.free[k]+taken != v.capacity[k] {
+				t.Fatalf("server %d, resource %d: %d free, %d taken of %d", i, k, v.free[k], taken, v.capacity[k])
+			}
+			sum += v.free[k]
+		}
+		if sum != w.sum[k] {
+			t.Fatalf("resource %d: %d free, counted %d", k, sum, w.sum[k])
+		}
+	}
+}
+
+// roam does whatever callers, clients and servers may do.
+func (w *world) roam(t *rapid.T, steps int) {
+	for range rapid.IntRange(0, steps).Draw(t, "steps") {
+		switch rapid.IntRange(0, 6).Draw(t, "do") {
+		case 0, 1, 2:
+			w.arrive(t, rapid.IntRange(0, len(w.classes)-1).Draw(t, "class"), w.vector(t, 100))
+		case 3:
+			w.drain(t)
+		case 4:
+			if n := len(w.flying); n > 0 {
+				var measured Vector
+				if rapid.Bool().Draw(t, "measured") {
+					measured = w.vector(t, 300)
+				}
+				w.done(rapid.IntRange(0, n-1).Draw(t, "which"), measured)
+			}
+		case 5:
+			if n := len(w.queued); n > 0 {
+				i := rapid.IntRange(0, n-1).Draw(t, "which")
+				if !w.Leave(w.queued[i]) || w.Leave(w.queued[i]) {
+					t.Fatal("a request leaves once")
+				}
+				w.queued = slices.Delete(w.queued, i, i+1)
+			}
+		case 6:
+			w.SetCapacity(rapid.IntRange(0, w.cfg.Servers-1).Draw(t, "server"), w.vector(t, 200))
+		}
+		w.check(t)
+	}
+}
+
+// All that is taken comes back, and from any state all that waits goes: each time that
+// nothing is at a server, something goes.
+func TestConservedAndNoDeadlock(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := drawWorld(t, None)
+		w.roam(t, 60)
+		w.SetCapacity(0, Vector{rapid.Float64Range(.01, 100).Draw(t, "capacity")})
+		for len(w.queued)+len(w.flying) > 0 {
+			if w.drain(t) == 0 && len(w.flying) == 0 {
+				t.Fatalf("%d requests wait and none goes: %+v", len(w.queued), w.Stats())
+			}
+			w.check(t)
+			if len(w.flying) > 0 {
+				w.done(0, nil)
+			}
+		}
+		for i := range w.servers {
+			if w.servers[i].free != w.servers[i].capacity {
+				t.Fatalf("server %d has not all again", i)
+			}
+		}
+	})
+}
+
+// From any state, whatever the others send meanwhile, each request goes within the
+// rounds that its class needs to pay for itself and for those before it.
+func TestNoStarvation(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := drawWorld(t)
+		w.roam(t, 40)
+		w.SetCapacity(0, slices.Repeat(Vector{100}, w.cfg.Resources))
+		if len(w.queued) == 0 {
+			return
+		}
+		last := w.queued[len(w.queued)-1]
+		c := &w.classes[last.Class]
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		// A round, in which everyone gets a quantum, sends at most what all have.
+		round, debt := int64(0), int64(0)
+		for i := range w.classes {
+			round += (w.classes[i].quantum + 100*one) * int64(w.cfg.Resources) / one
+			for _, k := range w.managed {
+				debt = max(debt, -w.classes[i].deficit[k]/w.classes[i].quantum)
+			}
+		}
+		limit := (debt + 4 + int64(len(w.queued))*100*one/c.quantum) * round * patience
+		for n := int64(0); last.state == waiting; n++ {
+			if n > limit {
+				t.Fatalf("class %d, type %d waits after %d others were sent: %+v", last.Class, last.kind, n, w.Stats())
+			}
+			for i := range w.classes { // the others' queues are always full
+				for i != last.Class && w.classes[i].waiting < w.classes[i].Queue {
+					cost := make(Vector, w.cfg.Resources)
+					for k := range cost {
+						cost[k] = 1 + 20*rng.Float64()
+					}
+					w.arrive(t, i, cost)
+				}
+			}
+			if r, _, ok := w.Next(nil); ok {
+				w.flying = append(w.flying, r)
+				w.queued = slices.DeleteFunc(w.queued, func(q *Request) bool { return q == r })
+			} else {
+				w.done(rng.IntN(len(w.flying)), nil)
+			}
+		}
+	})
+}
+
+// The guarantee, over any interval of any history: see the package comment.
+func TestGuarantee(t *testing.T) {
+	held := 0
+	rapid.Check(t, func(t *rapid.T) {
+		w := drawWorld(t)
+		w.roam(t, 20)
+		w.SetCapacity(0, slices.Repeat(Vector{100}, w.cfg.Resources))
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		settle := rapid.Bool().Draw(t, "measured")
+		m, n := len(w.classes), w.cfg.Resources
+		type counters struct{ granted, used, deficit [MaxResources]int64 }
+		begin := make([]counters, m)
+		backlogged, back := make([]bool, m), make([][MaxResources]bool, m)
+		restart := func() {
+			for i := range w.classes {
+				c := &w.classes[i]
+				backlogged[i] = c.waiting > 0
+				begin[i] = counters{used: c.used, deficit: c.deficit}
+				for k := range n {
+					begin[i].granted[k], back[i][k] = c.granted, true
+				}
+			}
+		}
+		// holds reports whether resource k holds class i back by quanta.
+		holds := func(i, k int, quanta int64) bool {
+			c := &w.classes[i]
+			for j := range n {
+				if h := c.queues[j].head; h != nil && c.deficit[k]+quanta*c.quantum < w.price(c, h, k) {
+					return true
+				}
+			}
+			return false
+		}
+		restart()
+		for range rapid.IntRange(1, 300).Draw(t, "decisions") {
+			for i := range w.classes {
+				for w.classes[i].waiting < w.classes[i].Queue && (w.classes[i].waiting < 2 || rng.IntN(4) > 0) {
+					cost := make(Vector, n)
+					for k := range cost {
+						cost[k] = rng.Float64() * float64(1+8*((i+k)%2))
+					}
+					w.arrive(t, i, cost)
+				}
+			}
+			before, quanta := slices.Clone(w.classes), w.quanta
+			r, _, ok := w.Next(nil)
+			if granted := int64(w.quanta - quanta); granted > 0 {
+				after := w.classes
+				w.classes = before
+				for i := range before {
+					for k := range n {
+						back[i][k] = back[i][k] && holds(i, k, granted-1)
+					}
+				}
+				w.classes = after
+			}
+			if ok {
+				w.flying = append(w.flying, r)
+				w.queued = slices.DeleteFunc(w.queued, func(q *Request) bool { return q == r })
+				for _, k := range w.managed {
+					if c := &w.classes[r.Class]; c.deficit[k] < w.price(c, r, k)-r.cost[k] {
+						t.Fatalf("class %d took %d of resource %d, and is left with %d", r.Class, r.cost[k], k, c.deficit[k])
+					}
+				}
+			} else {
+				var measured Vector
+				if settle && rng.IntN(2) == 0 {
+					measured = make(Vector, n)
+					for k := range measured {
+						measured[k] = rng.Float64() * 12
+					}
+				}
+				w.done(rng.IntN(len(w.flying)), measured)
+			}
+			for i := range w.classes {
+				c := &w.classes[i]
+				if c.waiting == 0 {
+					backlogged[i] = false
+				}
+				for _, k := range w.managed {
+					used, granted := c.used[k]-begin[i].used[k], c.granted-begin[i].granted[k]
+					if most := granted + c.quantum + 100*one + max(0, -c.deficit[k]); used > most {
+						t.Fatalf("class %d took %d of resource %d, and was granted %d: at most %d", i, used, k, granted, most)
+					}
+					if !settle && backlogged[i] && back[i][k] && holds(i, k, 0) {
+						held++
+						least := granted - w.largest + min(0, begin[i].deficit[k])
+						if used < least {
+							t.Fatalf("class %d took %d of resource %d, which holds it back, and was granted %d: at least %d", i, used, k, granted, least)
+						}
+					}
+				}
+			}
+			if rng.IntN(100) == 0 {
+				restart()
+			}
+		}
+	})
+	if held == 0 {
+		t.Error("nothing ever held a class back")
+	}
+}
+
+// Nothing depends on the order in which resources are named.
+func TestPermutation(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 4).Draw(t, "resources")
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		order := rng.Perm(n)
+		permute := func(v Vector) Vector {
+			p := make(Vector, n)
+			for k := range v {
+				p[order[k]] = v[k]
+			}
+			return p
+		}
+		draw := func(low, high float64) Vector {
+			v := make(Vector, n)
+			for k := range v {
+				v[k] = low + (high-low)*rng.Float64()
+			}
+			return v
+		}
+		var one, two *Scheduler
+		for _, s := range []**Scheduler{&one, &two} {
+			var err error
+			if *s, err = New(Config{Classes: []Class{{Weight: 3, Queue: 99}, {Weight: 1, Queue: 99}}, Resources: n, Servers: 2}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for server := range 2 {
+			v := draw(90, 110)
+			one.SetCapacity(server, v)
+			two.SetCapacity(server, permute(v))
+		}
+		var flying [2][]*Request
+		for i := range 300 {
+			class, cost := rng.IntN(2), draw(0, 20)
+			a, b := one.Arrive(&Request{Class: class, Cost: cost, Value: i}), two.Arrive(&Request{Class: class, Cost: permute(cost), Value: i})
+			if a != b {
+				t.Fatalf("%v, %v", a, b)
+			}
+			for {
+				if sums := one.sum[:n]; len(slices.Compact(slices.Sorted(slices.Values(sums)))) < n {
+					return // a tie: turns are by number
+				}
+				a, at, okA := one.Next(nil)
+				b, bt, okB := two.Next(nil)
+				if okA != okB || at != bt || okA && a.Value != b.Value {
+					t.Fatalf("request %d: %v at %d (%v), permuted %v at %d (%v)", i, a, at, okA, b, bt, okB)
+				}
+				if !okA {
+					break
+				}
+				flying[0], flying[1] = append(flying[0], a), append(flying[1], b)
+			}
+			if len(flying[0]) > 0 {
+				at, used := rng.IntN(len(flying[0])), draw(0, 30)
+				one.Done(flying[0][at], used)
+				two.Done(flying[1][at], permute(used))
+				flying[0], flying[1] = slices.Delete(flying[0], at, at+1), slices.Delete(flying[1], at, at+1)
+			}
+		}
+	})
+}
