@@ -106,7 +106,7 @@ func (a *Asker) rule(ctx context.Context, key string) rule.Rule {
 		return r
 	}
 	r, err := a.rules.Rule(ctx, key)
-	if errors.Is(err, store.ErrNoRule) {
+	if errors.Is(err, store.ErrNoRule) || r.Default() {
 		if err = nil; defaults == nil {
 			var all []rule.Rule
 			all, err = a.rules.Defaults(ctx)

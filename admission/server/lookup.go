@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -153,8 +154,12 @@ func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
 	return false, nil
 }
 
-// ownRule returns a key's rule, nil if it has none.
+// ownRule returns a key's rule, nil if it has none: a rule whose key ends in * is a
+// default for the key of that name, too.
 func (s *Server) ownRule(ctx context.Context, key string) (*rule.Rule, error) {
+	if strings.HasSuffix(key, "*") {
+		return nil, nil
+	}
 	r, err := s.cfg.Store.Rule(ctx, key)
 	if errors.Is(err, store.ErrNoRule) {
 		return nil, nil

@@ -158,20 +158,21 @@ func TestEdits(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "old", Share: share(1, 1)}, rule.Rule{Key: "d/*", Share: share(1, 1)})
 	s, _ := b.start()
 	c := b.client(s)
-	for _, key := range []string{"old", "d/old"} {
-		if d := sure(t, c, key, 1); !d.Admit {
+	for _, key := range []string{"old", "d/old", "d/*"} {
+		if d := sure(t, c, key, 1); !d.Admit || d.ByDefault != (key != "old") {
 			t.Fatalf("%s: %+v", key, d)
 		}
 	}
-	b.set(rule.Rule{Key: "old", Share: share(1, 5)}, rule.Rule{Key: "d/*", Share: share(1, 5)}, rule.Rule{Key: "new", Share: share(1, 5)}, rule.Rule{Key: "e/*", Share: share(1, 7)})
-	for key, left := range map[string]int64{"new": 4, "e/new": 6, "d/new": 4} {
+	b.set(rule.Rule{Key: "old", Share: share(1, 5)}, rule.Rule{Key: "d/*", Share: share(1, 5)}, rule.Rule{Key: "new", Share: share(1, 5)}, rule.Rule{Key: "e/*", Share: share(1, 7)},
+		rule.Rule{Key: "f/*", Share: share(1, 1)}, rule.Rule{Key: "f/**", Share: share(1, 7)})
+	for key, left := range map[string]int64{"new": 4, "e/new": 6, "d/new": 4, "f/*": 6} {
 		if d := sure(t, c, key, 1); !d.Admit || d.Left != left {
 			t.Errorf("%s, not asked for before: %+v", key, d)
 		}
 	}
 	// The lookup of e/new has followed them all. What was held is kept: nothing.
 	b.clock.pass(5 * time.Second)
-	for _, key := range []string{"old", "d/old"} {
+	for _, key := range []string{"old", "d/old", "d/*"} {
 		if d := sure(t, c, key, 5); !d.Admit {
 			t.Errorf("%s after the edit: %+v", key, d)
 		}

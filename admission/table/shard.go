@@ -148,7 +148,7 @@ func (e *slot) follow(r *rule.Rule) {
 	for _, f := range []struct {
 		set bool
 		as  flags
-	}{{r.Key != e.key, byDefault}, {r.Shadow, shadow}, {r.Strict, strict}, {r.FailOpen, failOpen}, {r.Mode == rule.Lease, leased}} {
+	}{{r.Key != e.key || r.Default(), byDefault}, {r.Shadow, shadow}, {r.Strict, strict}, {r.FailOpen, failOpen}, {r.Mode == rule.Lease, leased}} {
 		if f.set {
 			e.flags |= f.as
 		}
