@@ -13,8 +13,8 @@
 // Promise. While the server runs: at most C + A*t of a key in any interval t. After
 // kill -9 a key starts with what it held at the last check-point, so that it is
 // admitted at most what it was admitted since then more, which is check-point period
-// and the time that takes, and never more than C; a strict key starts empty, so that
-// it is admitted nothing more. The same holds when another server takes over, but that an
+// and the time that takes, and never more than C; a strict key starts empty, once the
+// lease of the server before is over, so that it is admitted nothing more. The same holds when another server takes over, but that an
 // owner that lives and is cut off from the store goes on with keys that are not strict:
 // then they are admitted C + A*t by each. A move of a partition loses and adds nothing.
 package server

@@ -21,6 +21,10 @@ const (
 	lookupDeadline = time.Second
 )
 
+// errNotPlaced says that a partition moved while its key was looked up, or that a strict
+// key waits for the end of an earlier owner's lease.
+var errNotPlaced = errors.New("not the owner, or not yet")
+
 // pending is a question that waits for its key.
 type pending struct {
 	loop   *loop
@@ -83,6 +87,8 @@ func (s *Server) lookUp(ctx context.Context) {
 			cancel()
 			if err != nil {
 				s.metrics.lookupErrors.Inc()
+			}
+			if err != nil && !errors.Is(err, errNotPlaced) {
 				s.cfg.Log.Warn("a key could not be looked up", "err", err)
 			}
 			for _, p := range s.lookups.take(key) {
@@ -141,7 +147,7 @@ func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
 	case full:
 		return true, nil
 	case !placed:
-		return false, store.ErrFenced // moved meanwhile
+		return false, errNotPlaced
 	}
 	for seen != s.change.Load() {
 		seen = s.change.Load()
@@ -168,7 +174,7 @@ func (s *Server) ownRule(ctx context.Context, key string) (*rule.Rule, error) {
 }
 
 // place puts a key into its shard, unless that is full, or the partition is not what it
-// was when its credit was read. The defaults are held from
+// was when its credit was read, or another may still decide for the key. The defaults are held from
 // the choice of one until the key is where their next change looks for it.
 func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was store.Partition) (placed, full bool) {
 	s.defaults.RLock()
@@ -180,6 +186,9 @@ func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was sto
 		r = &d
 	}
 	now := s.now()
+	if r.Strict && now.Wall < was.Lost {
+		return false, false
+	}
 	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
 		credit = &table.Credit{Key: key, At: was.Lost}
 	}

@@ -18,7 +18,7 @@ import (
 const (
 	// A member that has not renewed its lease for so long may be replaced, and stops strict
 	// rules a second before that. A tenth of a second is more than clocks come apart in it.
-	leaseOver  = 6 * time.Second
+	leaseOver  = store.Lease
 	strictOver = 5 * time.Second
 	// movedAtOnce is how many partitions are handed over together, and half as many after
 	// each time that this took too long: meanwhile they stop, and the lease is not renewed.
@@ -57,7 +57,7 @@ func (s *Server) advance(floor time.Duration) {
 // join has the server own what it owned before.
 func (s *Server) join(ctx context.Context) error {
 	now := s.now()
-	floor, err := s.cfg.Store.Join(ctx, s.me, now.Wall)
+	floor, err := s.cfg.Store.Join(ctx, s.me, func() time.Duration { return s.now().Wall })
 	if err != nil {
 		return err
 	}

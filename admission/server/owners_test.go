@@ -29,6 +29,13 @@ type cable struct {
 	slow     atomic.Pointer[func()] // called once, before the next renewal
 }
 
+// renewed waits for two renewals that begin from now on.
+func (c *cable) renewed(t *testing.T) {
+	t.Helper()
+	before := c.renewals.Load()
+	until(t, "renewals", func() bool { return c.renewals.Load() > before+2 })
+}
+
 // swallowed waits until the caller gives up, where the hole is for what it does.
 func (c *cable) swallowed(ctx context.Context, what string) bool {
 	hole := c.hole.Load()
@@ -66,7 +73,7 @@ func (c *cable) SaveCredits(ctx context.Context, me store.Member, owners uint64,
 	return c.Store.SaveCredits(ctx, me, owners, credits)
 }
 
-func (c *cable) Join(ctx context.Context, me store.Member, wall time.Duration) (time.Duration, error) {
+func (c *cable) Join(ctx context.Context, me store.Member, wall func() time.Duration) (time.Duration, error) {
 	if c.cut.Load() {
 		return 0, errCut
 	}
@@ -297,7 +304,7 @@ func TestABlackHole(t *testing.T) {
 			ask := b.client(s)
 			c.hole.Store(&what)
 			if what == "join" {
-				if _, err := b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, 0); err != nil {
+				if _, err := b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, func() time.Duration { return 0 }); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -318,22 +325,17 @@ func TestABlackHole(t *testing.T) {
 func TestASlowStore(t *testing.T) {
 	b, s, cables := two(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	until(t, "the first server owns all", owns(s[0], rule.Partitions))
-	renewals := func(c *cable) {
-		t.Helper()
-		before := c.renewals.Load()
-		until(t, "renewals", func() bool { return c.renewals.Load() > before+2 })
-	}
 	passed := make(chan struct{})
 	slow := func() {
 		b.clock.pass(4900 * time.Millisecond)
-		renewals(cables[0])
+		cables[0].renewed(t)
 		cables[0].cut.Store(true)
 		close(passed)
 	}
 	cables[1].slow.Store(&slow)
 	<-passed
 	b.clock.pass(1500 * time.Millisecond) // since the first one's last sign of life, and 6.4 s since that began
-	renewals(cables[1])
+	cables[1].renewed(t)
 	if n := s[1].State().Partitions; n != 0 {
 		t.Errorf("took %d partitions of a server whose lease runs", n)
 	}

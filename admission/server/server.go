@@ -32,7 +32,7 @@ type Store interface {
 	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
 	LastChange(ctx context.Context) (uint64, error)
 	SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error
-	Join(ctx context.Context, me store.Member, wall time.Duration) (time.Duration, error)
+	Join(ctx context.Context, me store.Member, wall func() time.Duration) (time.Duration, error)
 	Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error)
 	Claim(ctx context.Context, me, from store.Member, wall time.Duration) (time.Duration, error)
 	Owners(ctx context.Context) (all []store.Partition, number uint64, err error)

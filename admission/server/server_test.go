@@ -214,17 +214,56 @@ func TestRestarts(t *testing.T) {
 	if n := admitted(c, "key") + admitted(c, "strict"); n != 8 { // 4 each, and not saved
 		t.Errorf("%d admitted in 4 s", n)
 	}
+	link := &cable{Store: b.store}
+	b.cfg.Store, b.cfg.Renew = link, 20*time.Millisecond
 	s, _ = b.start()
 	c = b.client(s)
 	if n := admitted(c, "key"); n != 4 {
 		t.Errorf("%d admitted again after kill -9, want the 4 that were not saved", n)
 	}
-	if n := admitted(c, "strict"); n != 0 {
-		t.Errorf("%d of a strict key admitted again after kill -9", n)
-	}
-	b.clock.pass(2 * time.Second)
+	b.clock.pass(store.Lease + 2*time.Second)
+	link.renewed(t)
 	if n := admitted(c, "strict"); n != 2 {
-		t.Errorf("%d of a strict key admitted 2 s after kill -9", n)
+		t.Errorf("%d of a strict key admitted 2 s after the lease of one that was killed", n)
+	}
+}
+
+// A server takes the place of one of its name that lives and is cut off from the store:
+// a strict key has one owner at a time.
+func TestOneName(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
+	old := &cable{Store: b.store}
+	b.cfg.Store = old
+	s, _ := b.start()
+	before := b.client(s)
+	if d := sure(t, before, "strict", 10); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	old.cut.Store(true)
+	link := &cable{Store: b.store}
+	b.cfg.Store, b.cfg.Renew = link, 20*time.Millisecond
+	s, _ = b.start()
+	asks, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(asks.Close)
+	b.clock.pass(4 * time.Second)
+	if d := asks.Ask(t.Context(), "strict", 1); d.Admit {
+		t.Error("a strict key was admitted while another may own it")
+	}
+	if d := sure(t, before, "strict", 4); !d.Admit {
+		t.Errorf("an owner whose lease runs: %+v", d)
+	}
+	b.clock.pass(1100 * time.Millisecond)
+	if d := sure(t, before, "strict", 1); d.Admit {
+		t.Error("an owner whose lease is over admitted a strict key")
+	}
+	b.clock.pass(2910 * time.Millisecond) // 2 s since the end of the lease
+	link.renewed(t)
+	old.cut.Store(false)
+	if d := sure(t, b.client(s), "strict", 2); !d.Admit || d.Left != 0 {
+		t.Errorf("2 s after the lease: %+v", d)
 	}
 }
 

@@ -16,6 +16,9 @@ type Member struct {
 	Instance, Beat int64 // Instance: of the process; 0 where a server has stopped
 }
 
+// Lease is how long after its last renewal a server may be replaced: it knows so itself.
+const Lease = 6 * time.Second
+
 // Partition says who owns a partition.
 type Partition struct {
 	Owner  string        // address; "" for none yet
@@ -82,18 +85,23 @@ const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '',
 
 // Join makes a server a member, which owns what it owned before, and what nobody
 // did. It returns the store's time, from which the server is to count on. Where the one
-// before at that address did not Leave, what it had lost is lost.
-func (s *Store) Join(ctx context.Context, me Member, wall time.Duration) (time.Duration, error) {
+// before at that address did not Leave, what it had is lost, at the end of its lease: it
+// may live on, cut off from the store. So wall is read after its last renewal.
+func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
-		if at, err = latest(ctx, tx, wall); err != nil {
+		before := known(do, me.Address)
+		if before != nil && !errors.Is(before, ErrNoServer) {
+			return before
+		}
+		if at, err = latest(ctx, tx, wall()); err != nil {
 			return err
 		}
-		lost := at
-		switch err := one(do(`DELETE FROM servers WHERE address = $1`, me.Address)); {
-		case errors.Is(err, ErrFenced):
-			lost = 0
-		case err != nil:
+		lost := int64(0)
+		if before == nil {
+			lost = at + Lease.Milliseconds()
+		}
+		if _, err := do(`DELETE FROM servers WHERE address = $1`, me.Address); err != nil {
 			return err
 		}
 		if _, err := do(`INSERT INTO servers (address, instance, beat, at_ms) VALUES ($1, $2, 1, $3)`, me.Address, me.Instance, at); err != nil {

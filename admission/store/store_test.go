@@ -118,7 +118,7 @@ func suite(t *testing.T, database string) {
 
 	// Credits, more than one statement writes, and again.
 	me := store.Member{Address: "me", Instance: 1}
-	if _, err := s.Join(ctx, me, 0); err != nil {
+	if _, err := s.Join(ctx, me, at(0)); err != nil {
 		t.Fatal(err)
 	}
 	_, number, err := s.Owners(ctx)
@@ -150,6 +150,10 @@ func suite(t *testing.T, database string) {
 	if last, err := s.LastChange(ctx); err != nil || last != 10 {
 		t.Errorf("last change %d, %v", last, err)
 	}
+}
+
+func at(wall time.Duration) func() time.Duration {
+	return func() time.Duration { return wall }
 }
 
 func TestOwners(t *testing.T) {
@@ -186,34 +190,34 @@ func owners(t *testing.T, database string) {
 		epoch uint32
 		lost  int // ms
 	}{
-		{"the first one", func() (time.Duration, error) { return s.Join(ctx, a, ms(hour)) }, hour, nil, "a", 1, 0},
+		{"the first one", func() (time.Duration, error) { return s.Join(ctx, a, at(ms(hour))) }, hour, nil, "a", 1, 0},
 		{"saves", func() (time.Duration, error) { return save(a, 2*hour) }, 0, nil, "a", 1, 0},
-		{"started again after a crash, its clock set back", func() (time.Duration, error) { return s.Join(ctx, a2, ms(5)) }, 2*hour + 1, nil, "a", 2, 2*hour + 1},
-		{"the one before writes no more", func() (time.Duration, error) { return save(a, 3*hour) }, 0, store.ErrFenced, "a", 2, 2*hour + 1},
-		{"nor renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a); return 0, err }, 0, store.ErrFenced, "a", 2, 2*hour + 1},
-		{"a second one", func() (time.Duration, error) { return s.Join(ctx, b, 0) }, 2*hour + 2, nil, "a", 2, 2*hour + 1},
-		{"the first renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a2); return 0, err }, 0, nil, "a", 2, 2*hour + 1},
+		{"started again after a crash, its clock set back", func() (time.Duration, error) { return s.Join(ctx, a2, at(ms(5))) }, 2*hour + 1, nil, "a", 2, 2*hour + 6001},
+		{"the one before writes no more", func() (time.Duration, error) { return save(a, 3*hour) }, 0, store.ErrFenced, "a", 2, 2*hour + 6001},
+		{"nor renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a); return 0, err }, 0, store.ErrFenced, "a", 2, 2*hour + 6001},
+		{"a second one", func() (time.Duration, error) { return s.Join(ctx, b, at(0)) }, 2*hour + 2, nil, "a", 2, 2*hour + 6001},
+		{"the first renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a2); return 0, err }, 0, nil, "a", 2, 2*hour + 6001},
 		{"and so is not replaced", func() (time.Duration, error) {
 			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 1}, 0)
-		}, 2*hour + 3, nil, "a", 2, 2*hour + 1},
-		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 2*hour + 4, nil, "a", 2, 2*hour + 1},
+		}, 2*hour + 3, nil, "a", 2, 2*hour + 6001},
+		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 2*hour + 4, nil, "a", 2, 2*hour + 6001},
 		{"silent, it is", func() (time.Duration, error) {
-			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, 0)
-		}, 2*hour + 5, nil, "b", 3, 2*hour + 5},
-		{"it comes too late", func() (time.Duration, error) { return save(a2, 3*hour) }, 0, store.ErrFenced, "b", 3, 2*hour + 5},
+			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, ms(2*hour+7000))
+		}, 2*hour + 7000, nil, "b", 3, 2*hour + 7000},
+		{"it comes too late", func() (time.Duration, error) { return save(a2, 3*hour) }, 0, store.ErrFenced, "b", 3, 2*hour + 7000},
 		{"and cannot take", func() (time.Duration, error) {
 			return s.Claim(ctx, a2, store.Member{Address: "b", Instance: 3, Beat: 1}, 0)
-		}, 0, store.ErrFenced, "b", 3, 2*hour + 5},
-		{"nowhere to move", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, store.ErrNoServer, "b", 3, 2*hour + 5},
-		{"it begins again", func() (time.Duration, error) { return s.Join(ctx, a2, 0) }, 2*hour + 6, nil, "b", 3, 2*hour + 5},
-		{"an operator moves", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, nil, "b", 3, 2*hour + 5},
-		{"its owner does", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "a", []int{0}, credit(3*hour)) }, 0, nil, "a", 4, 2*hour + 5},
-		{"once", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "b", []int{0}, nil) }, 0, nil, "a", 4, 2*hour + 5},
+		}, 0, store.ErrFenced, "b", 3, 2*hour + 7000},
+		{"nowhere to move", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, store.ErrNoServer, "b", 3, 2*hour + 7000},
+		{"it begins again", func() (time.Duration, error) { return s.Join(ctx, a2, at(0)) }, 2*hour + 7001, nil, "b", 3, 2*hour + 7000},
+		{"an operator moves", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, nil, "b", 3, 2*hour + 7000},
+		{"its owner does", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "a", []int{0}, credit(3*hour)) }, 0, nil, "a", 4, 2*hour + 7000},
+		{"once", func() (time.Duration, error) { return 0, s.HandOver(ctx, b, "b", []int{0}, nil) }, 0, nil, "a", 4, 2*hour + 7000},
 		{"what it hears of late it does not write", func() (time.Duration, error) {
 			return 0, s.SaveCredits(ctx, b, number-1, credit(4*hour))
-		}, 0, store.ErrMoved, "a", 4, 2*hour + 5},
-		{"it leaves", func() (time.Duration, error) { return 0, s.Leave(ctx, a2) }, 0, nil, "a", 4, 2*hour + 5},
-		{"and nothing is lost", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 3*hour + 2, nil, "b", 5, 2*hour + 5},
+		}, 0, store.ErrMoved, "a", 4, 2*hour + 7000},
+		{"it leaves", func() (time.Duration, error) { return 0, s.Leave(ctx, a2) }, 0, nil, "a", 4, 2*hour + 7000},
+		{"and nothing is lost", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 3*hour + 2, nil, "b", 5, 2*hour + 7000},
 	} {
 		if floor, err := step.do(); !errors.Is(err, step.fails) || floor != ms(step.floor) {
 			t.Errorf("%s: %v, %v, want %v, %v", step.what, floor.Milliseconds(), err, step.floor, step.fails)
