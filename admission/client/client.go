@@ -155,7 +155,7 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8) 
 // askOwner asks who is thought to own the partition, and then who that one says does.
 // Where no answer comes the next question goes to another server, which may know a new
 // owner; this one does not, for it may have been charged.
-func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a wire.Answer, ok bool) {
+func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a answer, ok bool) {
 	for range maxMoves {
 		links, known := *c.links.Load(), c.owners[p].Load()
 		i := slices.IndexFunc(links, func(l *link) bool { return l.hash == uint32(known) })
@@ -169,7 +169,7 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a wire.A
 				c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[(i+1)%len(links)].hash))
 			}
 			return a, false
-		case a.Kind == wire.Reply:
+		case a.Kind != wire.Moved:
 			return a, true
 		case heard>>32 >= known>>32 && a.Value != links[i].hash && slices.ContainsFunc(links, func(l *link) bool { return l.hash == a.Value }):
 			c.owners[p].CompareAndSwap(known, heard)

@@ -41,7 +41,13 @@ type call struct {
 	sent   int
 	issued int // sessions
 	first  time.Time
-	end    chan wire.Answer // of one
+	end    chan answer // of one
+}
+
+// answer is one of a server's, and what it grants.
+type answer struct {
+	wire.Answer
+	grant wire.Grant
 }
 
 func dial(address string, cfg Config) (*link, error) {
@@ -72,12 +78,12 @@ func (l *link) close() {
 }
 
 // ask reports false if nobody decided.
-func (l *link) ask(ctx context.Context, q wire.Question) (wire.Answer, bool) {
-	c := &call{q: q, end: make(chan wire.Answer, 1)}
+func (l *link) ask(ctx context.Context, q wire.Question) (answer, bool) {
+	c := &call{q: q, end: make(chan answer, 1)}
 	l.mu.Lock()
 	if len(l.waiting) >= maxOutstanding {
 		l.mu.Unlock()
-		return wire.Answer{}, false
+		return answer{}, false
 	}
 	l.number++
 	c.q.Number = l.number
@@ -108,7 +114,7 @@ func (l *link) ask(ctx context.Context, q wire.Question) (wire.Answer, bool) {
 		case a := <-c.end:
 			return a, true
 		default:
-			return wire.Answer{}, false
+			return answer{}, false
 		}
 	}
 }
@@ -128,7 +134,7 @@ func (l *link) send(c *call) time.Duration {
 }
 
 func (l *link) receive(sealer *wire.Sealer) {
-	var in [wire.AnswerSize + 1]byte // what is longer is malformed
+	var in [wire.GrantSize + 1]byte // what is longer is malformed
 	for {
 		n, err := l.conn.Read(in[:])
 		if errors.Is(err, net.ErrClosed) {
@@ -137,13 +143,13 @@ func (l *link) receive(sealer *wire.Sealer) {
 		if err != nil { // a refused port
 			continue
 		}
-		if a, err := sealer.ParseAnswer(in[:n]); err == nil {
-			l.got(a)
+		if a, g, err := sealer.ParseAnswer(in[:n]); err == nil {
+			l.got(answer{a, g})
 		}
 	}
 }
 
-func (l *link) got(a wire.Answer) {
+func (l *link) got(a answer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.waiting[a.Number]
@@ -156,7 +162,7 @@ func (l *link) got(a wire.Answer) {
 			c.sent--
 			l.send(c)
 		}
-	case (a.Kind == wire.Reply || a.Kind == wire.Moved) && a.Session == c.q.Session:
+	case a.Kind != wire.Busy && a.Session == c.q.Session:
 		if c.q.Flags&wire.Retry == 0 {
 			l.trip.saw(time.Since(c.first))
 		}

@@ -34,7 +34,7 @@ func TestAllocation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a, err = sealer.ParseAnswer(in[:n]); err != nil {
+		if a, _, err = sealer.ParseAnswer(in[:n]); err != nil {
 			t.Fatal(err)
 		}
 	}

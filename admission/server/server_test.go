@@ -330,7 +330,7 @@ func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
 		if n > wire.MinQuestion {
 			r.t.Fatalf("an answer of %d bytes", n)
 		}
-		a, err := r.sealer.ParseAnswer(in[:n])
+		a, _, err := r.sealer.ParseAnswer(in[:n])
 		if err != nil {
 			r.t.Fatal(err)
 		}

@@ -20,7 +20,7 @@ import (
 //     that have been dropped since;
 //   - a bucket leaves only when it is full, since then it is what a new one would be,
 //     or by Forget, or with its partition. One with a strict rule stays, for a new one
-//     might have to begin empty.
+//     might have to begin empty, and one that is lent.
 type Shard struct {
 	max   int // keys
 	index map[string]int32
@@ -51,6 +51,7 @@ const (
 	strict
 	failOpen
 	leased
+	lent
 )
 
 // New returns a shard for at most so many keys. Requires: max > 0.
@@ -73,6 +74,7 @@ type Verdict struct {
 	Strict   bool
 	FailOpen bool
 	Leased   bool
+	Lent     bool          // another than the shard decides, see Lend
 	Left     int64         // credits, rounded down
 	Retry    time.Duration // if denied: until the bucket would have the cost; math.MaxInt64 if never
 }
@@ -89,7 +91,7 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	v := Verdict{
 		Known: true, Admit: admit || e.flags&shadow != 0, Denied: !admit,
 		Shadow: e.flags&shadow != 0, Default: e.flags&byDefault != 0,
-		Strict: e.flags&strict != 0, FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0,
+		Strict: e.flags&strict != 0, FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0, Lent: e.flags&lent != 0,
 		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
 	}
 	switch {
@@ -144,7 +146,7 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 // follow takes over all of a rule but its share.
 func (e *slot) follow(r *rule.Rule) {
 	e.change = r.Change
-	e.flags &= inUse | isDirty
+	e.flags &= inUse | isDirty | lent
 	for _, f := range []struct {
 		set bool
 		as  flags
@@ -160,7 +162,7 @@ func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
 		s.hand = (s.hand + 1) % s.used
-		if e := s.slot(i); e.flags&(inUse|isDirty|strict) == inUse && e.full(now) {
+		if e := s.slot(i); e.flags&(inUse|isDirty|strict|lent) == inUse && e.full(now) {
 			s.drop(i)
 			return true
 		}

@@ -3,6 +3,8 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
+
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 const (
@@ -12,10 +14,15 @@ const (
 	headSize = 28
 	macSize  = 16
 
-	// MinQuestion, MaxQuestion and AnswerSize are lengths of datagrams in bytes.
+	heldSize    = 40
+	grantedSize = 32
+
+	// MinQuestion, MaxQuestion, AnswerSize and GrantSize are lengths of datagrams in
+	// bytes.
 	MinQuestion = headSize + macSize
-	MaxQuestion = headSize + MaxKey + macSize
+	MaxQuestion = headSize + MaxKey + heldSize + macSize
 	AnswerSize  = headSize + macSize
+	GrantSize   = headSize + grantedSize + macSize
 
 	// MaxKey is the maximum length of a key in bytes.
 	MaxKey = 256
@@ -26,12 +33,14 @@ type Kind uint8
 
 // The kinds.
 const (
-	Hello  Kind = 0 // wants a session
-	Ask    Kind = 1 // may this key go on?
-	Reply  Kind = 2 // to Ask: decided
-	Issued Kind = 3 // to either: here is a session; ask again with it
-	Moved  Kind = 4 // to Ask: another server owns the key, see the epoch
-	Busy   Kind = 5 // to Ask: not decided; ask again later, or elsewhere
+	Hello   Kind = 0 // wants a session
+	Ask     Kind = 1 // may this key go on?
+	Reply   Kind = 2 // to Ask: decided; to Lease: nothing is granted, decided as by Ask with Peek
+	Issued  Kind = 3 // to any: here is a session; ask again with it
+	Moved   Kind = 4 // to Ask and Lease: another server owns the key, see the epoch
+	Busy    Kind = 5 // to the same: not decided; ask again later, or elsewhere
+	Lease   Kind = 6 // which share of this key may I hold? Cost: credits wanted since the last one
+	Granted Kind = 7 // to Lease: this one, see Grant
 )
 
 // Flags of a question.
@@ -44,7 +53,9 @@ const (
 const (
 	Admit     uint8 = 1 << iota
 	ByDefault       // by a default rule, or for want of any
-	Shadow          // the rule would have denied
+	Shadow          // the rule would have denied; of Granted: it admits whatever is held
+	Leased          // the rule has holders decide: ask by Lease
+	FailOpen        // whoever holds nothing and reaches no server admits
 )
 
 // Question is a datagram to a server.
@@ -55,6 +66,15 @@ type Question struct {
 	Number  uint64
 	Cost    uint32
 	Key     []byte // as parsed, a part of the datagram
+	Held    Held   // of Lease
+}
+
+// Held is what a holder says of itself.
+type Held struct {
+	Holder   uint64 // drawn at random by each
+	Epoch    uint64 // of the newest grant; 0: none
+	Share    tokenbucket.Share
+	Released tokenbucket.Tokens // that did not fit into that grant
 }
 
 // Answer is a datagram from a server.
@@ -65,6 +85,14 @@ type Answer struct {
 	Number  uint64
 	Value   uint32 // milliseconds until a retry makes sense; if admitted, credits left; if Moved, CRC-32/IEEE of the owner's address
 	Epoch   uint32 // if Moved: of the partition, grows with each change of its owner
+}
+
+// Grant is what a holder may use, for as long as Answer.Value says, in milliseconds, after it
+// asked. What is not of an epoch above that of Held is what it holds.
+type Grant struct {
+	Epoch  uint64
+	Share  tokenbucket.Share
+	Tokens tokenbucket.Tokens // beyond those that it has
 }
 
 // Errors of parsing. Whoever parses counts them, and answers nothing.
@@ -83,6 +111,9 @@ func (s *Sealer) AppendQuestion(to []byte, q Question) []byte {
 	to = binary.BigEndian.AppendUint16(to, s.id())
 	to = binary.BigEndian.AppendUint16(to, uint16(len(q.Key)))
 	to = append(to, q.Key...)
+	if h := &q.Held; q.Kind == Lease {
+		to = appendShare(binary.BigEndian.AppendUint64(to, h.Holder), h.Epoch, h.Share, h.Released)
+	}
 	return s.seal(to, from, s.id())
 }
 
@@ -93,17 +124,27 @@ func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 		return q, 0, ErrMalformed
 	}
 	keyID = binary.BigEndian.Uint16(d[24:])
+	n := int(binary.BigEndian.Uint16(d[26:]))
 	q = Question{
 		Kind:    Kind(d[2]),
 		Flags:   d[3],
 		Session: binary.BigEndian.Uint64(d[4:]),
 		Number:  binary.BigEndian.Uint64(d[12:]),
 		Cost:    binary.BigEndian.Uint32(d[20:]),
-		Key:     d[headSize : len(d)-macSize : len(d)-macSize],
 	}
-	if q.Kind > Ask || q.Flags&^(Retry|Peek) != 0 || int(binary.BigEndian.Uint16(d[26:])) != len(q.Key) ||
-		(q.Kind == Ask) != (len(q.Key) > 0) {
+	held := 0
+	if q.Kind == Lease {
+		held = heldSize
+	}
+	if q.Kind > Ask && q.Kind != Lease || q.Flags&^(Retry|Peek) != 0 || headSize+n+held+macSize != len(d) ||
+		n > MaxKey || (q.Kind == Hello) != (n == 0) {
 		return Question{}, 0, ErrMalformed
+	}
+	q.Key = d[headSize : headSize+n : headSize+n]
+	if q.Kind == Lease {
+		at := d[headSize+n:]
+		q.Held.Holder = binary.BigEndian.Uint64(at)
+		q.Held.Epoch, q.Held.Share, q.Held.Released = share(at[8:])
 	}
 	if !s.genuine(d, keyID) {
 		return Question{}, 0, ErrMAC
@@ -114,23 +155,52 @@ func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 // AppendAnswer appends the datagram of a, sealed by the key that the question had.
 func (s *Sealer) AppendAnswer(to []byte, a Answer, keyID uint16) []byte {
 	from := len(to)
+	return s.seal(appendAnswer(to, a), from, keyID)
+}
+
+// AppendGrant is AppendAnswer of a Granted.
+func (s *Sealer) AppendGrant(to []byte, a Answer, g Grant, keyID uint16) []byte {
+	from := len(to)
+	return s.seal(appendShare(appendAnswer(to, a), g.Epoch, g.Share, g.Tokens), from, keyID)
+}
+
+func appendAnswer(to []byte, a Answer) []byte {
 	to = append(to, magic, version, byte(a.Kind), a.Flags)
 	to = binary.BigEndian.AppendUint64(to, a.Session)
 	to = binary.BigEndian.AppendUint64(to, a.Number)
 	to = binary.BigEndian.AppendUint32(to, a.Value)
-	to = binary.BigEndian.AppendUint32(to, a.Epoch)
-	return s.seal(to, from, keyID)
+	return binary.BigEndian.AppendUint32(to, a.Epoch)
 }
 
-// ParseAnswer parses an answer to a question of this sealer's.
+func appendShare(to []byte, epoch uint64, share tokenbucket.Share, tokens tokenbucket.Tokens) []byte {
+	to = binary.BigEndian.AppendUint64(to, epoch)
+	to = binary.BigEndian.AppendUint64(to, uint64(share.Rate))
+	to = binary.BigEndian.AppendUint64(to, uint64(share.Burst))
+	return binary.BigEndian.AppendUint64(to, uint64(tokens))
+}
+
+func share(d []byte) (epoch uint64, share tokenbucket.Share, tokens tokenbucket.Tokens) {
+	return binary.BigEndian.Uint64(d),
+		tokenbucket.Share{Rate: tokenbucket.Rate(binary.BigEndian.Uint64(d[8:])), Burst: int64(binary.BigEndian.Uint64(d[16:]))},
+		tokenbucket.Tokens(binary.BigEndian.Uint64(d[24:]))
+}
+
+// ParseAnswer parses an answer to a question of this sealer's, and of a Granted the grant.
 // Errors: ErrMalformed, ErrMAC.
-func (s *Sealer) ParseAnswer(d []byte) (a Answer, err error) {
-	if len(d) != AnswerSize || d[0] != magic || d[1] != version ||
-		Kind(d[2]) < Reply || Kind(d[2]) > Busy || d[3]&^(Admit|ByDefault|Shadow) != 0 {
-		return a, ErrMalformed
+func (s *Sealer) ParseAnswer(d []byte) (a Answer, g Grant, err error) {
+	if len(d) < AnswerSize || d[0] != magic || d[1] != version || d[3]&^(Admit|ByDefault|Shadow|Leased|FailOpen) != 0 {
+		return a, g, ErrMalformed
+	}
+	switch kind := Kind(d[2]); {
+	case len(d) == AnswerSize && kind >= Reply && kind <= Busy, len(d) == GrantSize && kind == Granted:
+	default:
+		return a, g, ErrMalformed
 	}
 	if !s.genuine(d, s.id()) {
-		return a, ErrMAC
+		return a, g, ErrMAC
+	}
+	if len(d) == GrantSize {
+		g.Epoch, g.Share, g.Tokens = share(d[headSize:])
 	}
 	return Answer{
 		Kind:    Kind(d[2]),
@@ -139,5 +209,5 @@ func (s *Sealer) ParseAnswer(d []byte) (a Answer, err error) {
 		Number:  binary.BigEndian.Uint64(d[12:]),
 		Value:   binary.BigEndian.Uint32(d[20:]),
 		Epoch:   binary.BigEndian.Uint32(d[24:]),
-	}, nil
+	}, g, nil
 }

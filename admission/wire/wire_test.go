@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 var (
@@ -39,6 +40,14 @@ func TestLayout(t *testing.T) {
 	if got, want := hex.EncodeToString(q[len(q)-16:]), "1ff3307010887241f01bc238caef7449"; got != want {
 		t.Errorf("its MAC %s, want %s", got, want)
 	}
+	l := s.AppendQuestion(nil, wire.Question{Kind: wire.Lease, Cost: 4, Key: []byte("k"), Held: wire.Held{Holder: 5, Epoch: 6, Share: tokenbucket.Share{Rate: 7, Burst: 8}, Released: 9}})
+	if got, want := hex.EncodeToString(l[20:len(l)-16]), "00000004"+"0007"+"0001"+"6b"+"0000000000000005"+"0000000000000006"+"0000000000000007"+"0000000000000008"+"0000000000000009"; got != want {
+		t.Errorf("lease\n%s, want\n%s", got, want)
+	}
+	g := s.AppendGrant(nil, wire.Answer{Kind: wire.Granted, Value: 2000}, wire.Grant{Epoch: 6, Share: tokenbucket.Share{Rate: 7, Burst: 8}, Tokens: 9}, keyA.ID)
+	if got, want := hex.EncodeToString(g[20:len(g)-16]), "000007d0"+"00000000"+"0000000000000006"+"0000000000000007"+"0000000000000008"+"0000000000000009"; got != want || len(g) != wire.GrantSize {
+		t.Errorf("granted\n%s, want\n%s", got, want)
+	}
 	a := s.AppendAnswer(nil, wire.Answer{Kind: wire.Reply, Flags: wire.Admit, Session: 1, Number: 2, Value: 9, Epoch: 5}, keyA.ID)
 	const answer = "ad010201" + "0000000000000001" + "0000000000000002" + "00000009" + "00000005"
 	if got := hex.EncodeToString(a[:len(a)-16]); got != answer || len(a) != wire.AnswerSize {
@@ -50,13 +59,18 @@ func TestRoundTrip(t *testing.T) {
 	both, old, none := sealer(t, keyB, keyA), sealer(t, keyA), sealer(t)
 	rapid.Check(t, func(t *rapid.T) {
 		q := wire.Question{
-			Kind:    wire.Kind(rapid.IntRange(0, 1).Draw(t, "kind")),
+			Kind:    rapid.SampledFrom([]wire.Kind{wire.Hello, wire.Ask, wire.Lease}).Draw(t, "kind"),
 			Flags:   rapid.Uint8Range(0, 3).Draw(t, "flags"),
 			Session: rapid.Uint64().Draw(t, "session"),
 			Number:  rapid.Uint64().Draw(t, "number"),
 			Cost:    rapid.Uint32().Draw(t, "cost"),
 		}
-		if q.Kind == wire.Ask {
+		share := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64().Draw(t, "rate")), Burst: rapid.Int64().Draw(t, "burst")}
+		tokens := tokenbucket.Tokens(rapid.Int64().Draw(t, "tokens"))
+		if q.Kind == wire.Lease {
+			q.Held = wire.Held{Holder: rapid.Uint64().Draw(t, "holder"), Epoch: rapid.Uint64().Draw(t, "held"), Share: share, Released: tokens}
+		}
+		if q.Kind != wire.Hello {
 			q.Key = rapid.SliceOfN(rapid.Byte(), 1, wire.MaxKey).Draw(t, "key")
 		}
 		asker, server := old, both // whose keys are being replaced
@@ -65,19 +79,24 @@ func TestRoundTrip(t *testing.T) {
 		}
 		d := asker.AppendQuestion(nil, q)
 		got, id, err := server.ParseQuestion(d)
-		if err != nil || got.Kind != q.Kind || got.Flags != q.Flags || got.Session != q.Session || got.Number != q.Number || got.Cost != q.Cost || !bytes.Equal(got.Key, q.Key) {
+		if err != nil || got.Kind != q.Kind || got.Flags != q.Flags || got.Session != q.Session || got.Number != q.Number || got.Cost != q.Cost || got.Held != q.Held || !bytes.Equal(got.Key, q.Key) {
 			t.Fatalf("%+v came as %+v, %v", q, got, err)
 		}
 		a := wire.Answer{
-			Kind: wire.Kind(rapid.IntRange(2, 5).Draw(t, "answer")), Flags: rapid.Uint8Range(0, 7).Draw(t, "flags"),
+			Kind: wire.Kind(rapid.IntRange(2, 5).Draw(t, "answer")), Flags: rapid.Uint8Range(0, 31).Draw(t, "flags"),
 			Session: q.Session, Number: q.Number, Value: rapid.Uint32().Draw(t, "value"), Epoch: rapid.Uint32().Draw(t, "epoch"),
 		}
+		var g wire.Grant
 		back := server.AppendAnswer(nil, a, id)
+		if q.Kind == wire.Lease {
+			a.Kind, g = wire.Granted, wire.Grant{Epoch: q.Held.Epoch, Share: share, Tokens: tokens}
+			back = server.AppendGrant(nil, a, g, id)
+		}
 		if len(back) > len(d) {
 			t.Fatalf("an answer of %d bytes to a question of %d", len(back), len(d))
 		}
-		if got, err := asker.ParseAnswer(back); err != nil || got != a {
-			t.Fatalf("%+v came as %+v, %v", a, got, err)
+		if got, granted, err := asker.ParseAnswer(back); err != nil || got != a || granted != g {
+			t.Fatalf("%+v, %+v came as %+v, %+v, %v", a, g, got, granted, err)
 		}
 		// Any byte that was changed on the way is noticed, if there is a MAC.
 		if asker != none {
@@ -88,7 +107,7 @@ func TestRoundTrip(t *testing.T) {
 			}
 			i = rapid.IntRange(0, len(back)-1).Draw(t, "byte of the answer")
 			back[i] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
-			if got, err := asker.ParseAnswer(back); err == nil {
+			if got, _, err := asker.ParseAnswer(back); err == nil {
 				t.Fatalf("byte %d was changed, and it came as %+v", i, got)
 			}
 		}
@@ -158,7 +177,7 @@ func TestNothingIsAllocated(t *testing.T) {
 		if _, ok := sessions.Good(sessions.Issue(from, 0), from, 0); err != nil || !ok {
 			t.Fatal(err)
 		}
-		if _, err := s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id)); err != nil {
+		if _, _, err := s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id)); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 {
@@ -174,8 +193,14 @@ func FuzzParse(f *testing.F) {
 		for i := range q {
 			f.Add(q[:i])
 		}
+		l := s.AppendQuestion(nil, wire.Question{Kind: wire.Lease, Cost: 1, Key: []byte("key")})
+		for i := range l {
+			f.Add(l[:i])
+		}
 		f.Add(q)
+		f.Add(l)
 		f.Add(a)
+		f.Add(s.AppendGrant(nil, wire.Answer{Kind: wire.Granted}, wire.Grant{Epoch: 1}, 0))
 	}
 	f.Fuzz(func(t *testing.T, d []byte) {
 		if _, _, err := sealed.ParseQuestion(d); err == nil && !bytes.HasSuffix(d, []byte("key")) {
@@ -189,8 +214,12 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("%x is written as %x", d, again)
 			}
 		}
-		if a, err := plain.ParseAnswer(d); err == nil {
-			if again := plain.AppendAnswer(nil, a, 0); !bytes.Equal(again, d) {
+		if a, g, err := plain.ParseAnswer(d); err == nil {
+			again := plain.AppendAnswer(nil, a, 0)
+			if a.Kind == wire.Granted {
+				again = plain.AppendGrant(nil, a, g, 0)
+			}
+			if !bytes.Equal(again, d) {
 				t.Fatalf("%x is written as %x", d, again)
 			}
 		}

@@ -18,13 +18,13 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"admission/..."},
-		Only: []string{"api/...", "admission/...", "internal/...", "tokenbucket"},
+		Only: []string{"api/...", "admission/...", "internal/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket"},
 		Why:  "admission serves any program, with brokers or without",
 	},
 	{
 		From:   []string{"..."},
 		Except: []string{"admission/...", "bench/figures"},
-		Never:  []string{"admission/router", "admission/rule", "admission/server", "admission/store", "admission/table", "admission/wire"},
+		Never:  []string{"admission/lease", "admission/router", "admission/rule", "admission/server", "admission/store", "admission/table", "admission/wire"},
 		Why:    "others ask by admission/client; figures of the pure rule use it",
 	},
 	{
@@ -198,6 +198,7 @@ var arrows = []Arrow{
 
 var pure = Purity{
 	Packages: []string{
+		"admission/lease",
 		"admission/rule",
 		"admission/table",
 		"admission/wire",
