@@ -57,6 +57,7 @@ var _ = Describe("what an earlier process has left", func() {
 	}
 	settled := func(b *broker.Broker) {
 		GinkgoHelper()
+		b.Recorded()
 		last := -1
 		Eventually(func() bool {
 			s := topic(b, "t").Stats()
