@@ -360,7 +360,7 @@ func TestCommentsOfThisModule(t *testing.T) {
 
 func TestBackPointersOfThisModule(t *testing.T) {
 	found, err := module(t).CheckBackPointers(map[string]string{
-		"nsqd/agent": "Agent", "nsqd/auth": "Servers", "nsqd/conn": "Server", "nsqd/httpapi": "API",
+		"nsqd/agent": "Agent", "nsqd/auth": "Servers", "nsqd/broker": "Broker", "nsqd/conn": "Server", "nsqd/httpapi": "API",
 		"nsqd/lookupd": "Announcer", "nsqd/statsd": "Pusher",
 	}, "what lives in a server says what it needs of it; with the whole server at hand it would take anything")
 	report(t, found, err)

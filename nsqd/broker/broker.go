@@ -3,16 +3,13 @@ package broker
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
@@ -130,27 +127,8 @@ func (c Config) Validate() error {
 
 // Broker is the table of topics.
 type Broker struct {
-	// Set once.
-	cfg            Config
-	now            func() mono.Time
-	pool           pool
-	steps          sync.Pool       // of *step, between two uses
-	metadataWriter *metadataWriter // nil without a Storage
-	closing        chan struct{}   // closed by Close
-	// large has room for those who make messages of a large batch: a processor
-	// is left to those who wait for events.
-	large chan struct{}
-	// batches is held by those who hand over a batch in slices; Close waits for them,
-	// since what is accepted in part would be there after a restart.
-	batches sync.RWMutex
-
-	// Atomic.
-	held         atomic.Int64  // bytes of messages in memory; each step of a topic adds its part
-	lastID       atomic.Uint64 // of messages; any goroutine adds
-	lastConsumer atomic.Uint64 // likewise
-	draining     atomic.Bool   // set once, by Drain; a publish that misses it is drained too
-	channels     atomic.Int64  // of all topics; written under their mu
-	refused      struct{ topics, channels atomic.Uint64 }
+	*shared
+	closing chan struct{} // closed by Close
 
 	mu struct {
 		sync.RWMutex
@@ -158,8 +136,6 @@ type Broker struct {
 		asked  map[string]chan struct{} // about to be created; closed then
 		closed bool
 	}
-	// workers are the topics' goroutines; Close waits for them.
-	workers sync.WaitGroup
 }
 
 // New returns a broker without topics.
@@ -167,18 +143,10 @@ func New(cfg Config) (*Broker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
-	b := &Broker{cfg: cfg, closing: make(chan struct{}), now: cfg.Now, large: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))}
-	if b.now == nil {
-		b.now = clock.Mono
-	}
-	// Ids must not repeat across restarts, or a late FIN would finish another
-	// message; the wall clock is ahead of every id given before, as long as
-	// fewer than 10^9 messages a second were published.
-	b.lastID.Store(uint64(clock.Wall()))
+	b := &Broker{shared: newShared(cfg), closing: make(chan struct{})}
 	if cfg.Storage != nil {
-		b.metadataWriter = newMetadataWriter(b, cfg.Storage.cfg.Metadata)
+		b.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.workers, b.metadata)
 	}
-	b.steps.New = func() any { return b.newStep() }
 	b.mu.topics = make(map[string]*Topic)
 	b.mu.asked = make(map[string]chan struct{})
 	return b, nil
@@ -240,6 +208,8 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	}
 }
 
+func (b *Broker) newTopic(name string) *Topic { return newTopic(b.shared, name, b.forget, b.has) }
+
 // askFor returns the topic, or a channel that is closed when another caller has
 // created it or failed to, or neither: then the caller is to call createTopic.
 func (b *Broker) askFor(name string) (t *Topic, asked <-chan struct{}, err error) {
@@ -271,7 +241,7 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 	if b.mu.closed || b.draining.Load() {
 		return nil, ErrDraining
 	}
-	t := newTopic(b, name)
+	t := b.newTopic(name)
 	s := t.begin() // no other goroutine has it yet
 	for _, c := range channels {
 		if wire.ValidChannelName(c) {
@@ -288,14 +258,6 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 // as many as there may be.
 func (b *Broker) Refused() (topics, channels uint64) {
 	return b.refused.topics.Load(), b.refused.channels.Load()
-}
-
-// changed says that topics or channels have come or gone.
-func (b *Broker) changed() {
-	b.recorded()
-	if b.cfg.Changed != nil {
-		b.cfg.Changed()
-	}
 }
 
 // DeleteTopic removes a topic with all it holds and ends its subscriptions. It returns
@@ -365,6 +327,12 @@ func (b *Broker) forget(t *Topic) bool {
 	}
 	delete(b.mu.topics, t.name)
 	return true
+}
+
+// has reports whether the topic is the one of its name.
+func (b *Broker) has(t *Topic) bool {
+	now, _ := b.Topic([]byte(t.name))
+	return now == t
 }
 
 // Topics returns the topics by name.
@@ -460,24 +428,4 @@ func inParallel(topics []*Topic, do func(*Topic) error) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// hexOf returns the 8 hexadecimal digits of n, the first in the highest byte. It
-// works on all of them at once: a loop over them is most of what it takes to make a
-// message.
-func hexOf(n uint32) uint64 {
-	x := uint64(n)
-	x = (x | x<<16) & 0x0000ffff0000ffff
-	x = (x | x<<8) & 0x00ff00ff00ff00ff
-	x = (x | x<<4) & 0x0f0f0f0f0f0f0f0f
-	letters := (x + 0x0606060606060606) >> 4 & 0x0101010101010101 // of those above 9
-	return x + 0x3030303030303030 + letters*('a'-'0'-10)
-}
-
-// newID draws a message id: 16 hexadecimal digits, as clients expect to print.
-func (b *Broker) newID() (id wire.MessageID) {
-	n := b.lastID.Add(1)
-	binary.BigEndian.PutUint64(id[:8], hexOf(uint32(n>>32)))
-	binary.BigEndian.PutUint64(id[8:], hexOf(uint32(n)))
-	return id
 }

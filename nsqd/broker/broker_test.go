@@ -40,7 +40,7 @@ func start(change func(*broker.Config)) *broker.Broker {
 }
 
 // grant gives a topic a share for good.
-func grant(n broker.Node, topic string, s tokenbucket.Share, tokens tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+func grant(n *broker.Node, topic string, s tokenbucket.Share, tokens tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	return n.Grant(topic, s, s, mono.Never, mono.Never, tokens)
 }
 

@@ -147,25 +147,25 @@ func (t *Topic) Arrivals() *srtmv1.Arrivals {
 }
 
 // Capture is Topic.Capture, from now on; false without such a topic.
-func (n Node) Capture(topic string) bool {
-	t, err := n.b.Topic([]byte(topic))
+func (n *Node) Capture(topic string) bool {
+	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
 		return false
 	}
-	t.Capture(n.b.now(), clock.Wall())
+	t.Capture(n.broker().now(), clock.Wall())
 	return true
 }
 
 // EndCapture is Topic.EndCapture, if there is such a topic.
-func (n Node) EndCapture(topic string) {
-	if t, err := n.b.Topic([]byte(topic)); err == nil {
+func (n *Node) EndCapture(topic string) {
+	if t, err := n.broker().Topic([]byte(topic)); err == nil {
 		t.EndCapture()
 	}
 }
 
 // Arrivals is Topic.Arrivals; nil without such a topic.
-func (n Node) Arrivals(topic string) *srtmv1.Arrivals {
-	t, err := n.b.Topic([]byte(topic))
+func (n *Node) Arrivals(topic string) *srtmv1.Arrivals {
+	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
 		return nil
 	}

@@ -19,7 +19,7 @@ func (t *Topic) createChannel(name string, restored bool) error {
 		return fmt.Errorf("channel %q: %w", name, ErrBadName)
 	}
 	s := t.begin()
-	now := t.broker.now()
+	now := t.shared.now()
 	defer t.end(s)
 	if t.mu.closed {
 		return t.open()
@@ -33,7 +33,7 @@ func (t *Topic) createChannel(name string, restored bool) error {
 func (t *Topic) channel(now mono.Time, name string, s *step, restored bool) (*queue.Channel, error) {
 	c := t.mu.core.Channel(name)
 	if c == nil {
-		b := t.broker
+		b := t.shared
 		all, own := int(b.channels.Add(1)), len(t.mu.core.Channels())+1
 		if !restored && (b.cfg.MaxChannels > 0 && all > b.cfg.MaxChannels || b.cfg.MaxTopicChannels > 0 && own > b.cfg.MaxTopicChannels) {
 			b.channels.Add(-1)
@@ -85,7 +85,7 @@ func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 	if err := t.mu.core.DeleteChannel(now, c.Name(), &s.fx); err != nil {
 		panic("broker: " + err.Error())
 	}
-	t.broker.channels.Add(-1)
+	t.shared.channels.Add(-1)
 	delete(t.mu.endToEnd, c)
 	s.listed = true
 }
@@ -93,7 +93,7 @@ func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 // finished notes how long finished messages took from end to end, if that is
 // measured. Requires: mu held.
 func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Message) {
-	span := t.broker.cfg.EndToEnd
+	span := t.shared.cfg.EndToEnd
 	if span == 0 || len(messages) == 0 {
 		return
 	}

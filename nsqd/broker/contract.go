@@ -18,7 +18,7 @@ func (t *Topic) Limit(slo SLO, reject bool) {
 }
 
 func (t *Topic) overLimit(reject bool) queue.OverLimit {
-	return queue.OverLimit{Reject: reject, MaxDelay: t.broker.cfg.RejectAfter}
+	return queue.OverLimit{Reject: reject, MaxDelay: t.shared.cfg.RejectAfter}
 }
 
 // SetShare replaces the share, with granted tokens moved to it, and returns
@@ -73,7 +73,7 @@ func (t *Topic) RemoveContract() {
 // agree puts the topic under c. Requires: mu held.
 func (t *Topic) agree(c metadata.Contract, s *step) {
 	t.mu.core.Limit(t.overLimit(c.Reject))
-	t.mu.core.SetShare(t.broker.now(), c.Share(), 0, &s.fx)
+	t.mu.core.SetShare(t.shared.now(), c.Share(), 0, &s.fx)
 }
 
 // restoreContract is Contract of an earlier process. One that is preset stands.

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -15,9 +16,11 @@ import (
 // goroutine only while there is something to write.
 type metadataWriter struct {
 	// Set once.
-	broker *Broker
-	path   string
-	stop   chan struct{} // closed by end
+	path    string
+	log     *slog.Logger
+	state   func() metadata.State // what there is now
+	workers *sync.WaitGroup
+	stop    chan struct{} // closed by end
 
 	mu struct {
 		sync.Mutex
@@ -34,8 +37,8 @@ type metadataWriter struct {
 // metadataRetry is how long after a failed attempt comes the next.
 const metadataRetry = 500 * time.Millisecond
 
-func newMetadataWriter(b *Broker, path string) *metadataWriter {
-	k := &metadataWriter{broker: b, path: path, stop: make(chan struct{})}
+func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() metadata.State) *metadataWriter {
+	k := &metadataWriter{path: cfg.Metadata, log: cfg.Log, state: state, workers: workers, stop: make(chan struct{})}
 	k.turn.L = &k.mu
 	return k
 }
@@ -61,7 +64,7 @@ func (k *metadataWriter) changed() {
 func (k *metadataWriter) start() {
 	if k.mu.begun && !k.mu.ended && !k.mu.running && k.mu.saved < k.mu.wanted {
 		k.mu.running = true
-		k.broker.workers.Go(k.run)
+		k.workers.Go(k.run)
 	}
 }
 
@@ -84,7 +87,7 @@ func (k *metadataWriter) run() {
 			return
 		}
 		if first {
-			k.broker.cfg.Storage.cfg.Log.Error("topics and channels are not recorded on disk; after a restart they would be as they were before", obs.KeyError, err)
+			k.log.Error("topics and channels are not recorded on disk; after a restart they would be as they were before", obs.KeyError, err)
 		}
 		if err != nil {
 			retry.Reset(metadataRetry)
@@ -105,7 +108,7 @@ func (k *metadataWriter) write() error {
 	if !begun {
 		return nil // the file has what this broker has not
 	}
-	if err := metadata.Write(k.path, k.broker.metadata()); err != nil {
+	if err := metadata.Write(k.path, k.state()); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -138,23 +141,6 @@ func (k *metadataWriter) end() {
 	k.mu.ended = true
 	k.mu.Unlock()
 	close(k.stop)
-}
-
-// Recorded returns when the topics and channels, what is paused, and the
-// contracts, as they were when it was called, will be the same after a crash:
-// the client that gave an order may then be told that it is carried out. It does not wait
-// for a disk that is failing; Health tells of that.
-func (b *Broker) Recorded() {
-	if b.metadataWriter != nil {
-		b.metadataWriter.wait()
-	}
-}
-
-// recorded notes that what Recorded speaks of has changed.
-func (b *Broker) recorded() {
-	if b.metadataWriter != nil {
-		b.metadataWriter.changed()
-	}
 }
 
 // metadata is what the next process is to know.

@@ -13,14 +13,16 @@ import (
 )
 
 // Node is the broker as the control plane sees it: nsqd/agent's interface.
-type Node struct{ b *Broker }
+type Node Broker
 
 // Node returns the control plane's view of b.
-func (b *Broker) Node() Node { return Node{b} }
+func (b *Broker) Node() *Node { return (*Node)(b) }
+
+func (n *Node) broker() *Broker { return (*Broker)(n) }
 
 // Topics returns the topics' names, sorted.
-func (n Node) Topics() []string {
-	topics := n.b.Topics()
+func (n *Node) Topics() []string {
+	topics := n.broker().Topics()
 	names := make([]string, len(topics))
 	for i, t := range topics {
 		names[i] = t.name
@@ -29,20 +31,20 @@ func (n Node) Topics() []string {
 }
 
 // Report is Broker.Report.
-func (n Node) Report() []*srtmv1.TopicStats { return n.b.Report() }
+func (n *Node) Report() []*srtmv1.TopicStats { return n.broker().Report() }
 
 // Prepare creates a topic and its channels, limited and without a share. A
 // topic that is there keeps its messages and its share. identity: nil for as it is.
 // Errors: ErrBadName, ErrDraining, ErrGone.
-func (n Node) Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
-	t, err := n.b.CreateTopic(topic)
+func (n *Node) Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
+	t, err := n.broker().CreateTopic(topic)
 	if err != nil {
 		return err
 	}
 	// The limit comes first: with a channel but no limit, messages would leave.
 	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
 	if identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created}) {
-		n.b.recorded()
+		n.broker().recorded()
 	}
 	for _, c := range channels {
 		if err := t.CreateChannel(c); err != nil {
@@ -54,8 +56,8 @@ func (n Node) Prepare(topic string, channels []string, slo time.Duration, quanti
 
 // Identity returns what Prepare was last given for a topic; nil: nothing, or there is
 // no topic.
-func (n Node) Identity(topic string) *srtmv1.TopicIdentity {
-	t, err := n.b.Topic([]byte(topic))
+func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {
+	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
 		return nil
 	}
@@ -78,25 +80,25 @@ func (t *Topic) identify(as metadata.Identity) bool {
 
 // Remove deletes a topic with all it holds, and waits until that is recorded; it
 // succeeds if there is none.
-func (n Node) Remove(topic string) error {
-	if err := n.b.DeleteTopic(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
+func (n *Node) Remove(topic string) error {
+	if err := n.broker().DeleteTopic(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
 		return err
 	}
-	n.b.Recorded()
+	n.broker().Recorded()
 	return nil
 }
 
 // RemoveUnused is Remove of a topic that holds nothing and that no connection
 // publishes to. Error: ErrInUse.
-func (n Node) RemoveUnused(topic string) error {
-	if err := n.b.DeleteUnused(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
+func (n *Node) RemoveUnused(topic string) error {
+	if err := n.broker().DeleteUnused(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
 		return err
 	}
 	return nil
 }
 
 // Seek is Topic.Seek.
-func (n Node) Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult {
+func (n *Node) Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult {
 	p, err := Place{}, error(nil)
 	switch to := to.GetTo().(type) {
 	case *srtmv1.Place_Begin:
@@ -113,7 +115,7 @@ func (n Node) Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult {
 	r := &srtmv1.SeekResult{}
 	var t *Topic
 	if err == nil {
-		t, err = n.b.Topic([]byte(topic))
+		t, err = n.broker().Topic([]byte(topic))
 	}
 	if err == nil {
 		r.Offset, err = t.Seek(channel, p)
@@ -138,8 +140,8 @@ func (n Node) Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult {
 // Grant replaces the share of a topic, of which base is left from flexUntil on and
 // nothing from until on, and returns the tokens given up.
 // Errors: ErrUnknownTopic, a share out of range.
-func (n Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, until mono.Time, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
-	t, err := n.b.Topic([]byte(topic))
+func (n *Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, until mono.Time, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
+	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
 		return 0, fmt.Errorf("grant for %q: %w", topic, err)
 	}
@@ -153,7 +155,7 @@ func (n Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, unti
 }
 
 // Renew is Topic.Renew; false without such a topic.
-func (n Node) Renew(topic string, flexUntil, until mono.Time) (flex bool) {
-	t, err := n.b.Topic([]byte(topic))
+func (n *Node) Renew(topic string, flexUntil, until mono.Time) (flex bool) {
+	t, err := n.broker().Topic([]byte(topic))
 	return err == nil && t.Renew(flexUntil, until)
 }

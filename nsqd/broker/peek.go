@@ -43,7 +43,7 @@ func (t *Topic) Peek(channel string, count int) ([]Peeked, error) {
 		t.mu.Unlock()
 		return nil, fmt.Errorf("channel %q: %w", channel, ErrUnknownChannel)
 	}
-	unread := c.Peek(t.broker.now(), shown.count, shown.message, last.message)
+	unread := c.Peek(t.shared.now(), shown.count, shown.message, last.message)
 	t.mu.Unlock()
 
 	if err := t.peekLog(&unread, &shown); err != nil {

@@ -29,8 +29,8 @@ type Published struct {
 // Publish accepts one message.
 // Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining, ErrBusy.
 func (t *Topic) Publish(now mono.Time, wall mono.Wall, p Published) error {
-	s := t.broker.steps.Get().(*step)
-	s.msgs = append(s.msgs, t.broker.message(wall, &p))
+	s := t.shared.steps.Get().(*step)
+	s.msgs = append(s.msgs, t.shared.message(wall, &p))
 	return t.put(now, s, p)
 }
 
@@ -70,7 +70,7 @@ func (t *Topic) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodies 
 }
 
 func (t *Topic) publishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
-	s := t.broker.steps.Get().(*step)
+	s := t.shared.steps.Get().(*step)
 	s.batch.like, s.batch.wall = p, wall
 	bodies.Each(s.batch.gather)
 	s.batch.like = Published{}
@@ -103,35 +103,35 @@ func (t *Topic) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies 
 		return err
 	}
 	if whole {
-		t.broker.large <- struct{}{}
-		defer func() { <-t.broker.large }()
+		t.shared.large <- struct{}{}
+		defer func() { <-t.shared.large }()
 		if t.through {
-			t.broker.held.Add(int64(bytes))
-			defer t.broker.held.Add(-int64(bytes))
+			t.shared.held.Add(int64(bytes))
+			defer t.shared.held.Add(-int64(bytes))
 		}
 		return t.publishBatch(now, wall, p, bodies)
 	}
-	t.broker.batches.RLock()
-	defer t.broker.batches.RUnlock()
-	s = t.broker.steps.Get().(*step)
+	t.shared.batches.RLock()
+	defer t.shared.batches.RUnlock()
+	s = t.shared.steps.Get().(*step)
 	rest := false
 	put := func() {
-		<-t.broker.large
+		<-t.shared.large
 		n := len(s.msgs)
 		if err = t.accept(now, s, p, rest); err == nil {
 			t.metrics.arrived(p.Arrival.Source, n)
 		}
-		s, rest = t.broker.steps.Get().(*step), true
+		s, rest = t.shared.steps.Get().(*step), true
 	}
 	bodies.Each(func(body []byte) {
 		if err != nil {
 			return
 		}
 		if len(s.msgs) == 0 {
-			t.broker.large <- struct{}{}
+			t.shared.large <- struct{}{}
 		}
 		p.Body = body
-		if s.msgs = append(s.msgs, t.broker.message(wall, &p)); len(s.msgs) == batchSlice {
+		if s.msgs = append(s.msgs, t.shared.message(wall, &p)); len(s.msgs) == batchSlice {
 			put()
 		}
 	})
@@ -149,7 +149,7 @@ func (t *Topic) put(now mono.Time, s *step, p Published) error {
 	if t.through {
 		if p.NoWait {
 			for _, m := range s.msgs {
-				t.broker.pool.put(m)
+				t.shared.pool.put(m)
 			}
 			t.discard(s)
 			return ErrBusy
@@ -177,10 +177,10 @@ func (t *Topic) takes(n int) error {
 // fullLog reports whether nothing more may be published since the topic's log is larger
 // than it may be. What was accepted is written to it all the same.
 func (t *Topic) fullLog() bool {
-	if t.store == nil || t.broker.cfg.Storage.cfg.MaxLogBytes == 0 {
+	if t.store == nil || t.shared.cfg.Storage.cfg.MaxLogBytes == 0 {
 		return false
 	}
-	log, most := t.store.log.Load(), t.broker.cfg.Storage.cfg.MaxLogBytes
+	log, most := t.store.log.Load(), t.shared.cfg.Storage.cfg.MaxLogBytes
 	return log != nil && log.Size() >= most && log.Needed() >= most
 }
 
@@ -244,10 +244,10 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 	if t.through {
 		return append(errs, ErrBusy)
 	}
-	s := t.broker.steps.Get().(*step)
+	s := t.shared.steps.Get().(*step)
 	bytes := 0
 	for i := range batch {
-		m := t.broker.message(wall, &batch[i])
+		m := t.shared.message(wall, &batch[i])
 		s.msgs = append(s.msgs, m)
 		bytes += m.Size()
 	}
@@ -303,7 +303,7 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 // Requires: mu held.
 func (t *Topic) spilling() bool { return t.store != nil && t.store.running && !t.store.failing }
 
-func (b *Broker) message(wall mono.Wall, p *Published) *queue.Message {
+func (b *shared) message(wall mono.Wall, p *Published) *queue.Message {
 	m := b.pool.get(len(p.Body))
 	m.ID = b.newID()
 	m.Body = append(m.Body, p.Body...)
@@ -317,7 +317,7 @@ func (b *Broker) message(wall mono.Wall, p *Published) *queue.Message {
 // open reports why the topic takes no message. Requires: mu held.
 func (t *Topic) open() error {
 	switch {
-	case t.broker.draining.Load(): // first: a publisher looks for a topic that is gone again
+	case t.shared.draining.Load(): // first: a publisher looks for a topic that is gone again
 		return ErrDraining
 	case t.mu.closed:
 		return ErrGone
@@ -341,12 +341,12 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	t.storing.Lock()
 	defer t.storing.Unlock()
 	st := t.store
-	records := t.broker.cfg.Storage.records.Get().(*[]commitlog.Record)
+	records := t.shared.cfg.Storage.records.Get().(*[]commitlog.Record)
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	err := t.takes(len(s.msgs))
 	if err == nil {
-		err = t.mu.core.Admit(t.broker.now(), s.msgs...)
+		err = t.mu.core.Admit(t.shared.now(), s.msgs...)
 	}
 	if err == nil {
 		for _, m := range s.msgs {
@@ -370,7 +370,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	}
 	clear(*records)
 	*records = (*records)[:0]
-	t.broker.cfg.Storage.records.Put(records)
+	t.shared.cfg.Storage.records.Put(records)
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	switch {
@@ -379,7 +379,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(s.msgs))
 	default:
 		st.used = true
-		t.mu.core.Appended(t.broker.now(), queue.Offset(first), &s.fx, s.msgs...)
+		t.mu.core.Appended(t.shared.now(), queue.Offset(first), &s.fx, s.msgs...)
 		t.captureLocked(p.From, p.Arrival.At, len(s.msgs))
 	}
 	if err != nil { // they are still ours
@@ -393,7 +393,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 
 // Durable reports whether what is published has to be followed by Sync before
 // it may be called accepted.
-func (t *Topic) Durable() bool { return t.through && t.broker.cfg.Storage.cfg.Fsync }
+func (t *Topic) Durable() bool { return t.through && t.shared.cfg.Storage.cfg.Fsync }
 
 // Stored is where messages are in the topic's log.
 type Stored struct{ end commitlog.Offset }
@@ -412,7 +412,7 @@ func (t *Topic) Sync(upTo Stored) error {
 		case !errors.Is(err, commitlog.ErrClosed):
 			t.store.noted(publishing, err)
 			return fmt.Errorf("%w: %w", ErrStorage, err)
-		case t.broker.draining.Load():
+		case t.shared.draining.Load():
 			return ErrDraining
 		} // else the topic was deleted, with what it had accepted
 	}

@@ -8,7 +8,7 @@ import (
 
 // record is how a message is kept. Requires: topic.mu held.
 func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
-	at := t.broker.cfg.Storage.epoch.wallOf(m.Arrival)
+	at := t.shared.cfg.Storage.epoch.wallOf(m.Arrival)
 	r := commitlog.Record{
 		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Source,
 		Attempts: m.Attempts, Body: m.Body,
@@ -29,8 +29,8 @@ func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
 // wall clock was put back since it was written, it would seem to come from the future,
 // and would wait for it.
 func (t *Topic) message(r *commitlog.Record) *queue.Message {
-	e, now := t.broker.cfg.Storage.epoch, t.broker.now()
-	m := t.broker.pool.get(len(r.Body))
+	e, now := t.shared.cfg.Storage.epoch, t.shared.now()
+	m := t.shared.pool.get(len(r.Body))
 	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
 	m.Timestamp = r.Timestamp
 	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source

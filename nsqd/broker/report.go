@@ -95,7 +95,7 @@ type ChannelStats struct {
 
 // Stats returns the topic's present state. The histograms are copies.
 func (t *Topic) Stats() Stats {
-	now := t.broker.now()
+	now := t.shared.now()
 	t.mu.Lock()
 	core := t.mu.core
 	s := Stats{
@@ -135,7 +135,7 @@ func (t *Topic) Stats() Stats {
 			Consumers:  c.Consumers(),
 		}
 		if w := t.mu.endToEnd[c]; w != nil {
-			cs.EndToEnd = w.Summary(now, t.broker.cfg.EndToEnd)
+			cs.EndToEnd = w.Summary(now, t.shared.cfg.EndToEnd)
 		}
 		s.Channels = append(s.Channels, cs)
 	}
@@ -167,7 +167,7 @@ func (b *Broker) Report() []*srtmv1.TopicStats {
 }
 
 func (t *Topic) report() *srtmv1.TopicStats {
-	now := t.broker.now()
+	now := t.shared.now()
 	t.mu.Lock()
 	core := t.mu.core
 	counters := core.Counters()

@@ -70,7 +70,7 @@ func (b *Broker) restoreTopic(name string) *Topic {
 	defer b.mu.Unlock()
 	t := b.mu.topics[name]
 	if t == nil {
-		t = newTopic(b, name)
+		t = b.newTopic(name)
 		if !b.cfg.AutoCreate {
 			t.Limit(SLO{}, false)
 		}
@@ -92,7 +92,7 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	}
 	s := t.begin()
 	defer t.end(s)
-	now, core := t.broker.now(), t.mu.core
+	now, core := t.shared.now(), t.mu.core
 	from, err := core.Restore(now, snapshot, st.storage().epoch.monoOf, wanted, &s.fx)
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)

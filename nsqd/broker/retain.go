@@ -29,7 +29,7 @@ func (t *Topic) Retain(r *metadata.Retention) error {
 		return queue.ErrNoCursor
 	}
 	t.setRetention(r)
-	t.broker.recorded()
+	t.shared.recorded()
 	return nil
 }
 
@@ -50,7 +50,7 @@ func (t *Topic) setRetention(r *metadata.Retention) {
 
 // retention requires mu held.
 func (t *Topic) retention() commitlog.Retain {
-	r := t.broker.cfg.Storage.cfg.Retain
+	r := t.shared.cfg.Storage.cfg.Retain
 	if t.mu.retain != nil {
 		r = *t.mu.retain
 	}

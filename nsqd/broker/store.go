@@ -95,7 +95,7 @@ func newStore(t *Topic) *store {
 func (st *store) startLocked() {
 	if !st.running && !st.stopped {
 		st.running = true
-		st.topic.broker.workers.Go(st.run)
+		st.topic.shared.workers.Go(st.run)
 	}
 }
 
@@ -111,7 +111,7 @@ func (st *store) endLocked(remove bool) {
 	close(st.stop)
 	if remove && !st.running && st.log.Load() != nil {
 		st.running = true // only to remove the log, outside the lock
-		st.topic.broker.workers.Go(st.run)
+		st.topic.shared.workers.Go(st.run)
 	}
 	if remove && !st.running {
 		close(st.gone)
@@ -253,7 +253,7 @@ func (st *store) noted(what concern, err error) {
 	}
 }
 
-func (st *store) storage() *Storage { return st.topic.broker.cfg.Storage }
+func (st *store) storage() *Storage { return st.topic.shared.cfg.Storage }
 
 // ensure opens the log. One caller at a time.
 func (st *store) ensure() (*commitlog.Files, error) {
@@ -280,7 +280,7 @@ func (st *store) ensure() (*commitlog.Files, error) {
 		}
 		// An earlier life of the topic is removing its files; or a later one has its own
 		// already.
-		if now, _ := st.topic.broker.Topic([]byte(st.topic.name)); now != st.topic {
+		if !st.topic.current(st.topic) {
 			return nil, ErrGone
 		}
 		select {
@@ -296,7 +296,7 @@ func (st *store) write() (wrote bool, err error) {
 	t, x := st.topic, st.scratch
 	s := t.begin()
 	var upTo queue.Offset
-	x.batch, upTo = t.mu.core.TakeUnwritten(t.broker.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
+	x.batch, upTo = t.mu.core.TakeUnwritten(t.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
 	x.records = x.records[:0]
 	for _, m := range x.batch {
 		x.records = append(x.records, t.record(m, !t.mu.core.Waits(m)))
@@ -318,7 +318,7 @@ func (st *store) write() (wrote bool, err error) {
 	}
 	s = t.begin()
 	if err == nil {
-		t.mu.core.Written(t.broker.now(), upTo, &s.fx)
+		t.mu.core.Written(t.shared.now(), upTo, &s.fx)
 	}
 	t.mu.core.Unref(x.batch, &s.fx)
 	t.end(s)
@@ -339,13 +339,13 @@ func (st *store) refill() (int, error) {
 	t.mu.core.SetTight(t.tight(0))
 	from, want, end := t.mu.core.Want()
 	bytes := st.storage().readAhead()
-	if t.broker.cfg.MaxMemory > 0 && want > 1 {
+	if t.shared.cfg.MaxMemory > 0 && want > 1 {
 		// Half of what is left for bodies, half for what messages take beside them.
 		half := max(0, int(t.fiveTimesLeft()/10))
 		bytes, want = min(bytes, half), min(want, max(1, half/queue.Overhead))
 		ahead := int64(bytes + want*queue.Overhead) // other topics read at the same time
-		t.broker.held.Add(ahead)
-		defer t.broker.held.Add(-ahead)
+		t.shared.held.Add(ahead)
+		defer t.shared.held.Add(-ahead)
 	}
 	t.mu.Unlock()
 	if want == 0 {
@@ -363,7 +363,7 @@ func (st *store) refill() (int, error) {
 		x.msgs = append(x.msgs, t.message(&x.read.Records[i]))
 	}
 	s := t.begin()
-	t.mu.core.Refill(t.broker.now(), from, upTo, x.msgs, &s.fx)
+	t.mu.core.Refill(t.shared.now(), from, upTo, x.msgs, &s.fx)
 	t.end(s)
 	clear(x.msgs)
 	return max(1, len(x.msgs)), nil
@@ -435,7 +435,7 @@ func (st *store) carry(log *commitlog.Files) error {
 			records = append(records, t.record(k.Message, true))
 		}
 	} else {
-		t.mu.core.Carry(t.broker.now(), x.carried, &s.fx)
+		t.mu.core.Carry(t.shared.now(), x.carried, &s.fx)
 	}
 	t.end(s)
 	defer func() { clear(x.carried); x.carried = x.carried[:0] }()
@@ -445,7 +445,7 @@ func (st *store) carry(log *commitlog.Files) error {
 			return err
 		}
 		s := t.begin()
-		t.mu.core.CarriedTo(t.broker.now(), queue.Offset(first), x.carried, &s.fx)
+		t.mu.core.CarriedTo(t.shared.now(), queue.Offset(first), x.carried, &s.fx)
 		t.end(s)
 	}
 	for {

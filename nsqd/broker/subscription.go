@@ -42,7 +42,7 @@ type Subscriber struct {
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
 	sub, created, err := t.subscribe(channel, about, notify)
 	if created && t.Durable() {
-		t.broker.Recorded() // or a crash could lose it with the copies that it was to get
+		t.shared.Recorded() // or a crash could lose it with the copies that it was to get
 	}
 	return sub, err
 }
@@ -53,9 +53,9 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 	}
 	s := t.begin()
 	defer t.end(s)
-	now := t.broker.now()
+	now := t.shared.now()
 	switch {
-	case t.mu.closed && t.broker.draining.Load():
+	case t.mu.closed && t.shared.draining.Load():
 		return nil, false, ErrDraining
 	case t.mu.closed:
 		return nil, false, ErrGone
@@ -64,11 +64,11 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 	if err != nil {
 		return nil, false, err
 	}
-	if most := t.broker.cfg.MaxChannelConsumers; most > 0 && c.Consumers() >= most {
+	if most := t.shared.cfg.MaxChannelConsumers; most > 0 && c.Consumers() >= most {
 		return nil, s.listed, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
 	}
 	sub = &Subscription{
-		id:      queue.ConsumerID(t.broker.lastConsumer.Add(1)),
+		id:      queue.ConsumerID(t.shared.lastConsumer.Add(1)),
 		topic:   t,
 		channel: c,
 		notify:  notify,
@@ -89,7 +89,7 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 	if s.closed {
 		return false
 	}
-	now := s.topic.broker.now()
+	now := s.topic.shared.now()
 	for s.outbox.len() > 0 && len(out.Frames) < most {
 		if d := s.outbox.pop(); s.channel.MarkSent(d) {
 			out.add(&d)
@@ -117,20 +117,20 @@ func (s *Subscription) Saturated() bool {
 
 // Wrote records that out is on the subscriber's socket now.
 func (s *Subscription) Wrote(out *Outgoing) {
-	s.topic.wrote(s.topic.broker.now(), out.sent)
+	s.topic.wrote(s.topic.shared.now(), out.sent)
 }
 
 // Ready sets how many messages the subscriber may hold. Error: ErrGone.
 func (s *Subscription) Ready(n int) error {
 	return s.step(func(st *step) error {
-		return s.topic.mu.core.SetReady(s.topic.broker.now(), s.channel, s.id, n, &st.fx)
+		return s.topic.mu.core.SetReady(s.topic.shared.now(), s.channel, s.id, n, &st.fx)
 	})
 }
 
 // Finish ends a message. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Finish(id wire.MessageID) error {
 	return s.step(func(st *step) error {
-		now := s.topic.broker.now()
+		now := s.topic.shared.now()
 		err := s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
 		s.topic.finished(now, s.channel, st.fx.Finished)
 		return err
@@ -158,7 +158,7 @@ func (s *Subscription) FinishBatch(now mono.Time, row []wire.MessageID, errs []e
 // Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) error {
 	return s.step(func(st *step) error {
-		now := s.topic.broker.now()
+		now := s.topic.shared.now()
 		return s.topic.mu.core.Requeue(now, s.channel, s.id, id, delay, &st.fx)
 	})
 }
@@ -166,7 +166,7 @@ func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) error {
 // Touch restarts a message's timeout. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Touch(id wire.MessageID) error {
 	return s.step(func(*step) error {
-		now := s.topic.broker.now()
+		now := s.topic.shared.now()
 		return s.topic.mu.core.Touch(now, s.channel, s.id, id)
 	})
 }
@@ -179,7 +179,7 @@ func (s *Subscription) Close() {
 		t.end(st)
 		return
 	}
-	now := t.broker.now()
+	now := t.shared.now()
 	t.mu.core.RemoveConsumer(now, s.channel, s.id, &st.fx)
 	t.detach(s)
 	empty := false

@@ -23,10 +23,12 @@ import (
 type Topic struct {
 	// Set once.
 	name    string
-	broker  *Broker
-	store   *store // nil: it has no disk
-	through bool   // everything published is stored first
-	most    int    // messages that one batch may have
+	shared  *shared
+	forget  func(*Topic) bool // takes it off the broker's table, if nothing needs it
+	current func(*Topic) bool // whether it is there
+	store   *store            // nil: it has no disk
+	through bool              // everything published is stored first
+	most    int               // messages that one batch may have
 
 	// Timeouts and deferrals need milliseconds; releases need the microseconds
 	// that a token takes. Only limited topics wait for a release, so only they
@@ -68,8 +70,8 @@ type SLO struct {
 	Latency  time.Duration // of delivery
 }
 
-func newTopic(b *Broker, name string) *Topic {
-	t := &Topic{name: name, broker: b}
+func newTopic(b *shared, name string, forget, current func(*Topic) bool) *Topic {
+	t := &Topic{name: name, shared: b, forget: forget, current: current}
 	overflow, unfinished, ahead, first := 0, 0, 0, queue.Offset(0)
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
 		overflow, unfinished, t.through = st.cfg.Overflow, st.cfg.MaxUnfinished, st.cfg.WriteThrough || st.cfg.Fsync
@@ -119,7 +121,7 @@ type step struct {
 	record bool // what is recorded of the topic has changed otherwise
 }
 
-func (b *Broker) newStep() *step {
+func (b *shared) newStep() *step {
 	s := new(step)
 	s.batch.gather = func(body []byte) {
 		s.batch.like.Body = body
@@ -132,7 +134,7 @@ func (b *Broker) newStep() *step {
 // at a time that is read under the lock: a contract is kept by the times at which
 // messages leave, and one who has waited for the lock has an old one.
 func (t *Topic) begin() *step {
-	s := t.broker.steps.Get().(*step)
+	s := t.shared.steps.Get().(*step)
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	return s
@@ -142,7 +144,7 @@ func (t *Topic) begin() *step {
 // no contract is kept. Requires: mu held.
 func (t *Topic) instant(now mono.Time) mono.Time {
 	if t.mu.core.Limited() {
-		return t.broker.now()
+		return t.shared.now()
 	}
 	return now
 }
@@ -150,21 +152,21 @@ func (t *Topic) instant(now mono.Time) mono.Time {
 // tight reports whether memory has no room for so many bytes more of the
 // topic's: see Config.MaxMemory. Requires: mu held.
 func (t *Topic) tight(more int) bool {
-	return t.broker.cfg.MaxMemory > 0 && 5*int64(more) > t.fiveTimesLeft()
+	return t.shared.cfg.MaxMemory > 0 && 5*int64(more) > t.fiveTimesLeft()
 }
 
 // fiveTimesLeft is five times as many bytes as the topic may take more: with x more
 // it has held+x, and four times what is left is then 4*(most-all-x). Requires: mu
 // held, a bound.
 func (t *Topic) fiveTimesLeft() int64 {
-	return 4*(t.broker.cfg.MaxMemory-t.broker.held.Load()) - t.mu.held
+	return 4*(t.shared.cfg.MaxMemory-t.shared.held.Load()) - t.mu.held
 }
 
 // discard gives a step back that was not begun.
 func (t *Topic) discard(s *step) {
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
-	t.broker.steps.Put(s)
+	t.shared.steps.Put(s)
 }
 
 // end hands deliveries to their subscriptions, releases the lock, and then
@@ -194,12 +196,12 @@ func (t *Topic) end(s *step) {
 	}
 	if d := int64(s.fx.Held); d != 0 {
 		t.mu.held += d
-		t.broker.held.Add(d)
+		t.shared.held.Add(d)
 	}
 	t.mu.Unlock()
 
 	t.metrics.released(s.fx.Released)
-	if trace := t.broker.cfg.Trace; trace != nil && len(s.fx.Released) > 0 {
+	if trace := t.shared.cfg.Trace; trace != nil && len(s.fx.Released) > 0 {
 		trace.write(t.name, s.fx.Released)
 	}
 	for _, sub := range s.woken {
@@ -211,26 +213,26 @@ func (t *Topic) end(s *step) {
 	t.coarse.noLater(s.coarse)
 	t.sharp.noLater(s.sharp)
 	if s.listed {
-		t.broker.changed()
+		t.shared.changed()
 	} else if s.record {
-		t.broker.recorded()
+		t.shared.recorded()
 	}
 
 	for _, m := range s.fx.Free {
-		t.broker.pool.put(m)
+		t.shared.pool.put(m)
 	}
 	s.listed, s.record, s.tell = false, false, false
 	s.fx.Reset()
 	clear(s.woken)
 	s.woken = s.woken[:0]
-	t.broker.steps.Put(s)
+	t.shared.steps.Put(s)
 }
 
 // do takes a step of which only f is its own.
 func (t *Topic) do(f func(now mono.Time, s *step)) {
 	s := t.begin()
 	defer t.end(s)
-	f(t.broker.now(), s)
+	f(t.shared.now(), s)
 }
 
 func (t *Topic) tick(now mono.Time) {
@@ -247,9 +249,9 @@ func (t *Topic) Name() string { return t.name }
 // deleteIfEphemeral removes an ephemeral topic that has lost its last channel.
 // empty is a hint from a step that is over: what counts is what is there now.
 func (t *Topic) deleteIfEphemeral(empty bool) {
-	if empty && wire.Ephemeral(t.name) && t.broker.forget(t) {
+	if empty && wire.Ephemeral(t.name) && t.forget(t) {
 		t.close(true)
-		t.broker.changed()
+		t.shared.changed()
 	}
 }
 
@@ -357,7 +359,7 @@ func (t *Topic) close(remove bool) {
 	// next life, and comes back at the next start.
 	t.storing.Lock()
 	s := t.begin()
-	now := t.broker.now()
+	now := t.shared.now()
 	t.mu.closed = true
 	t.mu.capture = nil
 	t.mu.core.Stop()
