@@ -93,7 +93,7 @@ func Least(a, b Advice) Advice {
 type sums struct {
 	messages, limited float64 // λ, and λ_S: from publishers limited by themselves
 	weights, greedy   float64 // Σw of all publishers, and W of those not in λ_S
-	publishers, gaps  float64 // how many, and the sum of their mean gaps in seconds
+	publishers, gaps  float64 // how many of known rate, and the sum of their mean gaps in seconds
 }
 
 func (s sums) mean(t sums) sums {
@@ -156,13 +156,13 @@ func (l *Level) Message(weight, rate float64) {
 	gap := l.span
 	if rate > 0 && rate <= math.MaxFloat64 {
 		gap = 1 / rate
+		l.now.publishers += gap
+		l.now.gaps += gap * min(gap, usual.Seconds())
 	} else {
 		rate = math.MaxFloat64
 	}
 	l.now.messages++
 	l.now.weights += weight * gap
-	l.now.publishers += gap
-	l.now.gaps += gap * min(gap, usual.Seconds())
 	if rate < l.cfg.Near*l.told*weight {
 		l.now.limited++
 	} else {

@@ -74,11 +74,11 @@ func TestWeightsShareTheCapacity(t *testing.T) {
 }
 
 func TestNothingIsAllocatedForAMessage(t *testing.T) {
-	l, m, p := fair.New(fair.Config{}), fair.Meter{}, fair.NewPaper(0, 0, 1e6)
+	l, m, p := fair.New(fair.Config{}), fair.Meter{}, fair.NewPaper(0, 0)
 	now := mono.Time(0)
 	if n := testing.AllocsPerRun(1000, func() {
 		now += 1e6
-		l.Message(2, m.Message(now))
+		l.Message(2, l.Measure(&m, now))
 		p.Packet(1000, 2, 1e5)
 		l.Interval(now, 1000, 0, time.Second)
 		p.Interval(1e6, 0, time.Second)

@@ -1,15 +1,12 @@
 package fair
 
-import (
-	"time"
-
-	"github.com/srtm-io/srtm/internal/mono"
-)
+import "github.com/srtm-io/srtm/internal/mono"
 
 // Meter measures the rate of one publisher from the times at which its messages
-// arrive: over about the last 8 messages, or the last second where there are
-// more in it, so that a batch does not look like a rate. The zero Meter has seen
-// nothing.
+// arrive (Level.Measure): over about an interval, so that a batch does not look
+// like a rate, or the last 4 messages where an interval has fewer. What it forgets
+// later makes who follows a rising rate look like one who does not want it. The
+// zero Meter has seen nothing.
 type Meter struct {
 	last     mono.Time
 	seen     bool
@@ -17,19 +14,20 @@ type Meter struct {
 	seconds  float64 // in which they came
 }
 
-// forget is the part of the past that a message keeps at least: about 8 messages.
-const forget = 1 - 1.0/8
+// remember is the part of the past that a message leaves at least.
+const remember = 1 - 1.0/4
 
-// Message counts a message that arrived at now and returns the rate, in messages
-// per second: 0 while it is not known. A now before the last counts as the last.
-func (m *Meter) Message(now mono.Time) float64 {
+// Measure counts in m a message that arrived at now and returns its publisher's
+// rate, in messages per second: 0 while it is not known. A now before the last
+// counts as the last.
+func (l *Level) Measure(m *Meter, now mono.Time) float64 {
 	if !m.seen {
 		m.last, m.seen = now, true
 		return 0
 	}
 	gap := max(0, now.Sub(m.last).Seconds())
 	m.last = max(m.last, now)
-	keep := max(forget, 1/(1+gap/time.Second.Seconds()))
+	keep := max(remember, l.span/(l.span+gap))
 	m.messages = m.messages*keep + 1
 	m.seconds = m.seconds*keep + gap
 	return m.Rate()

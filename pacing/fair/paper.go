@@ -18,23 +18,23 @@ type Paper struct {
 	drain, theta float64
 
 	// Of the interval under way.
-	bytes, flows float64 // Σ s, Σ (s w / r)
-	span         float64 // seconds
+	bytes, other float64 // Σ s, with and without a header
+	flows        float64 // Σ (s w / r)
+	fresh        float64 // Σ w of packets without a rate
 
 	rate float64
 }
 
 // NewPaper returns a router that says overload where ρ is above theta, the
-// paper's 1 if theta is 0; drain is k_q, the paper's 0.5 if it is 0. Until the
-// first interval ends, a flow may take the capacity, in bytes per second.
-func NewPaper(drain, theta, capacity float64) *Paper {
+// paper's 1 if theta is 0; drain is k_q, the paper's 0.5 if it is 0.
+func NewPaper(drain, theta float64) *Paper {
 	if drain == 0 {
 		drain = 0.5
 	}
 	if theta == 0 {
 		theta = 1
 	}
-	return &Paper{drain: drain, theta: theta, rate: capacity}
+	return &Paper{drain: drain, theta: theta}
 }
 
 // Packet counts a packet of size bytes of a flow of a ToS and of the rate that it
@@ -44,23 +44,24 @@ func (p *Paper) Packet(size, tos, rate float64) {
 	if rate > 0 {
 		p.flows += size * tos / rate
 	} else {
-		p.flows += p.span * tos
+		p.fresh += tos
 	}
 }
 
+// Other counts a packet without a header: it is a part of the load λ only.
+func (p *Paper) Other(size float64) { p.other += size }
+
 // Interval ends an interval of length ts and returns γo, in bytes per second and
-// unit of ToS, and whether Num_ takes its place: the link was overloaded.
+// unit of ToS, 0 before the first packet, and whether Num_ takes its place: the link
+// was overloaded.
 // capacity is in bytes per second, queueMin in bytes.
 func (p *Paper) Interval(capacity, queueMin float64, ts time.Duration) (rate float64, overload bool) {
 	room := capacity * ts.Seconds()
 	if p.bytes > 0 {
-		g := capacity
-		if p.flows > 0 {
-			g = p.bytes / p.flows
-		}
-		p.rate = min(capacity, g*max(room/2, room-p.drain*queueMin)/p.bytes)
+		g := p.bytes / (p.flows + p.fresh*ts.Seconds())
+		p.rate = min(capacity, g*max(room/2, room-p.drain*queueMin)/(p.bytes+p.other))
 	}
-	overload = p.bytes+p.drain*queueMin > p.theta*room
-	p.bytes, p.flows, p.span = 0, 0, ts.Seconds()
+	overload = p.bytes+p.other+p.drain*queueMin > p.theta*room
+	p.bytes, p.other, p.flows, p.fresh = 0, 0, 0, 0
 	return p.rate, overload
 }

@@ -206,7 +206,7 @@ func TestLevelOfPoissonSensors(t *testing.T) {
 		sent, least := 0.0, queue
 		for _, s := range all {
 			for s.next < end {
-				level.Message(s.weight, s.meter.Message(mono.Time(s.next*1e9)))
+				level.Message(s.weight, level.Measure(&s.meter, mono.Time(s.next*1e9)))
 				sent++
 				if s.demand < capacity {
 					s.next += rng.ExpFloat64() / s.demand

@@ -161,7 +161,7 @@ func (p *Publisher) Count(l *fair.Level, n int, at mono.Time) {
 	}
 	p.last = max(p.last, at)
 	for range n {
-		rate := p.meter.Message(p.last)
+		rate := l.Measure(&p.meter, p.last)
 		if rate == 0 && p.known {
 			rate = math.MaxFloat64
 		}

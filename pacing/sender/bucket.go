@@ -87,9 +87,7 @@ func (b *Bucket) Report(n int, now mono.Time) { b.owe(n, now) }
 func (b *Bucket) owe(n int, now mono.Time) {
 	b.last, b.sent = now, true
 	if b.paced(now) {
-		for range n {
-			b.bucket.Take(now)
-		}
+		b.bucket.Retune(now, b.bucket.Share(), -tokenbucket.Tokens(n)*tokenbucket.Token)
 	}
 }
 

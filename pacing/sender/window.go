@@ -21,7 +21,7 @@ type WindowConfig struct {
 }
 
 // Window is the congestion window of a flow: (4), (5) and (7) of Improved EFXCP,
-// applied once in a round trip.
+// in a round trip.
 //
 //	(7) target = γo rtt w / s
 //	(5) cwnd += α (target - cwnd) rtt / t_s     overload: cwnd *= β
@@ -30,8 +30,8 @@ type Window struct {
 	cfg WindowConfig
 	tos float64
 
-	cwnd float64 // packets
-	next mono.Time
+	cwnd float64   // packets
+	next mono.Time // an overload counts
 }
 
 // minimum is the least real window, in packets: a flow goes on asking.
@@ -53,20 +53,21 @@ func NewWindow(c WindowConfig, tos float64) *Window {
 
 // Feedback takes what an ACK that came at now brings: γo in bytes per second, or
 // that there was an overload, and the mean round trip t_s; rtt is the flow's own.
-// It changes nothing within a round trip of the last change.
+// Each ACK moves the window by its part of (5), so that those of a round trip do so
+// once and packets leave between ACKs; an overload counts once a round trip. A γo
+// of 0 says nothing.
 func (w *Window) Feedback(now mono.Time, fair float64, overload bool, rtt, ts time.Duration) {
-	if now < w.next || rtt <= 0 || ts <= 0 {
-		return
-	}
-	w.next = now.Add(rtt)
-	if overload {
+	switch {
+	case rtt <= 0 || ts <= 0 || now < w.next && overload:
+	case overload:
+		w.next = now.Add(rtt)
 		w.cwnd = max(minimum, w.cwnd*w.cfg.Beta)
-		return
+	case fair > 0:
+		target := fair * rtt.Seconds() * w.tos / w.cfg.Packet
+		// A step of more than the distance would overshoot where rtt is above t_s.
+		step := min(1, w.cfg.Alpha*rtt.Seconds()/ts.Seconds()) / max(1, w.cwnd)
+		w.cwnd = max(minimum, w.cwnd+step*(target-w.cwnd))
 	}
-	target := fair * rtt.Seconds() * w.tos / w.cfg.Packet
-	// A step of more than the distance would overshoot where rtt is above t_s.
-	step := min(1, w.cfg.Alpha*rtt.Seconds()/ts.Seconds())
-	w.cwnd = max(minimum, w.cwnd+step*(target-w.cwnd))
 }
 
 // Packets returns how many packets may be on their way.
