@@ -204,6 +204,7 @@ var pure = Purity{
 		"admission/wire",
 		"gateway/balance",
 		"gateway/policy",
+		"gateway/cost",
 		"gateway/schedule",
 		"internal/mono",
 		"kernel/stamp",

@@ -1,0 +1,131 @@
+package cost
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/srtm-io/srtm/gateway/schedule"
+)
+
+// Header is where a server's answer has its report. It is not passed on.
+const Header = "Endpoint-Load-Metrics"
+
+// maxReport bounds a report, in bytes.
+const maxReport = 8 << 10
+
+// Report is what a server said of a request and of itself, of the resources of a Table.
+type Report struct {
+	// InFlight is how many requests it has, of all gateways: the named metric inflight;
+	// -1: it did not say.
+	InFlight float64
+
+	cost, busy [schedule.MaxResources]float64
+	// has and reports have the bit of each resource that cost and busy have.
+	has, reports uint
+}
+
+// Errors of ParseReport that have no values.
+var (
+	errLong = errors.New("load report is longer than 8 KiB")
+	errForm = errors.New(`load report begins with neither "TEXT " nor "JSON "`)
+)
+
+// ParseReport reads a Header: an ORCA load report (xds.data.orca.v3.OrcaLoadReport) as
+// Envoy, gRPC and vLLM write it,
+//
+//	TEXT cpu_utilization=0.3, request_cost.disk=12, utilization.disk=0.9, named_metrics.inflight=4
+//	JSON {"cpu_utilization": 0.3, "request_cost": {"disk": 12}, ...}
+//
+// request_cost is in the policy's units; cpu_utilization and mem_utilization are the
+// utilization of "cpu" and "mem". What is of no resource is left out. An error means
+// that none of it counts.
+func (t *Table) ParseReport(header string) (Report, error) {
+	r := Report{InFlight: -1}
+	if len(header) > maxReport {
+		return r, errLong
+	}
+	form, rest, _ := strings.Cut(strings.TrimSpace(header), " ")
+	var err error
+	switch strings.ToUpper(form) {
+	case "TEXT":
+		err = t.parseText(&r, rest)
+	case "JSON":
+		err = t.parseJSON(&r, rest)
+	default:
+		err = errForm
+	}
+	if err != nil {
+		return Report{InFlight: -1}, err
+	}
+	return r, nil
+}
+
+func (t *Table) parseText(r *Report, text string) error {
+	for entry := range strings.SplitSeq(text, ",") {
+		name, number, ok := strings.Cut(entry, "=")
+		value, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if !ok || err != nil {
+			return fmt.Errorf("load report: %.60q is not of the form name=number", entry)
+		}
+		group, name, _ := strings.Cut(strings.TrimSpace(name), ".")
+		if err := t.enter(r, group, name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Table) parseJSON(r *Report, text string) error {
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(text), &fields); err != nil {
+		return fmt.Errorf("load report: %w", err)
+	}
+	var faults []error
+	for _, group := range slices.Sorted(maps.Keys(fields)) {
+		switch value := fields[group].(type) {
+		case float64:
+			faults = append(faults, t.enter(r, group, "", value))
+		case map[string]any:
+			for _, name := range slices.Sorted(maps.Keys(value)) {
+				if number, ok := value[name].(float64); ok {
+					faults = append(faults, t.enter(r, group, name, number))
+				}
+			}
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// enter takes one entry of a report, by the name of its field, as protobuf or as JSON
+// has it, and that in its map.
+func (t *Table) enter(r *Report, group, name string, value float64) error {
+	if !(value >= 0) || math.IsInf(value, 1) {
+		return fmt.Errorf("load report: %.40q %.40q is %v", group, name, value)
+	}
+	switch group {
+	case "named_metrics", "namedMetrics":
+		if name == "inflight" {
+			r.InFlight = value
+		}
+		return nil
+	case "cpu_utilization", "cpuUtilization":
+		group, name = "utilization", "cpu"
+	case "mem_utilization", "memUtilization":
+		group, name = "utilization", "mem"
+	}
+	k := slices.Index(t.names, name)
+	switch {
+	case k < 0:
+	case group == "request_cost" || group == "requestCost":
+		r.cost[k], r.has = value, r.has|1<<k
+	case group == "utilization":
+		r.busy[k], r.reports = value, r.reports|1<<k
+	}
+	return nil
+}

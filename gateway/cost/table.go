@@ -1,0 +1,230 @@
+package cost
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/gateway/schedule"
+)
+
+const (
+	// Window is how much work is at a server at a time: 100 percent is what the
+	// reference server does meanwhile.
+	Window = 200 * time.Millisecond
+	// MaxRoutes is of how many patterns costs are learned. One more takes the place of
+	// one that was not asked for again lately.
+	MaxRoutes = 1024
+	// Together is how many requests at a time a server is taken to serve without any
+	// delaying another, where their service time is all that is known of their cost.
+	Together = 16
+
+	// What a request is taken to need before any has been answered: 64 go at once.
+	firstSeconds = 0.05
+	firstBytes   = 16 << 10
+
+	gamma       = 0.1 // weight of the newest sample
+	maxSegments = 8   // of a path, in a pattern
+)
+
+// Names of the two resources by which requests are scheduled where the policy knows
+// none. One called Bytes or Net costs a request the bytes of its body and its answer.
+const (
+	Time  = "time"
+	Bytes = "bytes"
+	Net   = "net"
+)
+
+// bytesPerSecond is the capacity of Bytes: 1 Gbit/s.
+const bytesPerSecond = 125e6
+
+// Config is what a Table knows at the beginning.
+type Config struct {
+	// Resources are the policy's names. Those that no server has count for nothing.
+	Resources []string
+	// Capacities are units a second by server and, in that order, by resource; 0: not
+	// known, taken as the greatest of the others'.
+	Capacities [][]float64
+	// Gateways share the servers in equal parts; 0: 1.
+	Gateways int
+}
+
+// Table knows what requests cost.
+type Table struct {
+	// Set once.
+	names    []string
+	from     []int     // the Config's index of each
+	capacity []float64 // of the reference server, in units a second
+	shares   []schedule.Vector
+
+	routes map[string]*Route
+	ring   []*Route // of all, and where to look for one to replace
+	hand   int
+	all    Route // what every request teaches
+	key    []byte
+
+	drift []drift // by server
+}
+
+// Route is what requests of a pattern cost.
+type Route struct {
+	key     string
+	recent  bool // asked for again since the hand passed
+	sampled bool
+	seconds float64
+	bytes   float64
+	// units that servers reported, where the bit of learned is set.
+	units   [schedule.MaxResources]float64
+	learned uint
+}
+
+// New returns a table. Requires: the lengths of the Config agree.
+func New(cfg Config) *Table {
+	t := &Table{routes: map[string]*Route{}, drift: make([]drift, len(cfg.Capacities))}
+	t.all.seconds, t.all.bytes = firstSeconds, firstBytes
+	for i, name := range cfg.Resources {
+		greatest := 0.0
+		for _, c := range cfg.Capacities {
+			greatest = max(greatest, c[i])
+		}
+		if greatest > 0 && len(t.names) < schedule.MaxResources {
+			t.names, t.from, t.capacity = append(t.names, name), append(t.from, i), append(t.capacity, greatest)
+		}
+	}
+	if len(t.names) == 0 {
+		t.names, t.from, t.capacity = []string{Time, Bytes}, []int{-1, -1}, []float64{Together, bytesPerSecond}
+	}
+	for _, c := range cfg.Capacities {
+		v := make(schedule.Vector, len(t.names))
+		for k := range v {
+			v[k] = 100 / float64(max(cfg.Gateways, 1))
+			if i := t.from[k]; i >= 0 && c[i] > 0 {
+				v[k] *= c[i] / t.capacity[k]
+			}
+		}
+		t.shares = append(t.shares, v)
+	}
+	for i := range t.drift {
+		t.drift[i].factor = slices.Repeat([]float64{1}, len(t.names))
+	}
+	return t
+}
+
+// Resources are the names by which requests are scheduled.
+func (t *Table) Resources() []string { return t.names }
+
+// Capacity is what the scheduler is told of a server; drift is in it.
+func (t *Table) Capacity(server int) schedule.Vector {
+	v := slices.Clone(t.shares[server])
+	for k := range v {
+		v[k] /= t.drift[server].factor[k]
+	}
+	return v
+}
+
+// Route returns the route of a request. It allocates when the pattern is new.
+func (t *Table) Route(method, path string) *Route {
+	t.key = appendPattern(t.key[:0], method, path)
+	if r := t.routes[string(t.key)]; r != nil {
+		r.recent = true
+		return r
+	}
+	r := &Route{key: string(t.key)}
+	t.routes[r.key] = r
+	if len(t.ring) < MaxRoutes {
+		t.ring = append(t.ring, r)
+		return r
+	}
+	for t.ring[t.hand].recent {
+		t.ring[t.hand].recent = false
+		t.hand = (t.hand + 1) % MaxRoutes
+	}
+	delete(t.routes, t.ring[t.hand].key)
+	t.ring[t.hand] = r
+	t.hand = (t.hand + 1) % MaxRoutes
+	return r
+}
+
+// appendPattern writes the method and the path, with * for each segment that looks like
+// an identifier, and for all after the eighth.
+func appendPattern(key []byte, method, path string) []byte {
+	key = append(key, method[:min(len(method), 16)]...)
+	key = append(key, ' ')
+	rest := strings.TrimPrefix(path, "/")
+	for n, more := 0, true; more; n++ {
+		var segment string
+		segment, rest, more = strings.Cut(rest, "/")
+		key = append(key, '/')
+		if n == maxSegments {
+			return append(key, '*')
+		}
+		if len(segment) > 32 || strings.ContainsAny(segment, "0123456789%=@") {
+			segment = "*"
+		}
+		key = append(key, segment...)
+	}
+	return key
+}
+
+// Estimate fills v, as long as Resources, with what a request is expected to take.
+// known are the policy's units by its resources; nil: it has none.
+func (t *Table) Estimate(v schedule.Vector, r *Route, known []float64) {
+	by := r
+	if !r.sampled {
+		by = &t.all
+	}
+	t.vector(v, by, known, by.seconds, by.bytes, r.learned, &r.units)
+}
+
+// vector fills v from units where the bit of has is set, else from known, else from
+// seconds and bytes.
+func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, bytes float64, has uint, units *[schedule.MaxResources]float64) {
+	for k := range v {
+		var u float64
+		switch i := t.from[k]; {
+		case has&(1<<k) != 0:
+			u = units[k]
+		case known != nil && i >= 0:
+			u = known[i]
+		case r.learned&(1<<k) != 0:
+			u = r.units[k]
+		case t.names[k] == Bytes || t.names[k] == Net:
+			u = bytes
+		default:
+			u = seconds / Together * t.capacity[k]
+		}
+		v[k] = 100 * u / (t.capacity[k] * Window.Seconds())
+	}
+}
+
+// Settle fills v with what a request has taken, for Done of the scheduler. It was at the
+// server for seconds; bytes are those of its body and answer; report is what the server
+// said, or nil. Only a request that was answered as it should be teaches: what fails
+// fast is not cheap.
+func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, took time.Duration, bytes int64, report *Report, teaches bool) {
+	var has uint
+	var units [schedule.MaxResources]float64
+	if report != nil {
+		has, units = report.has, report.cost
+	}
+	t.vector(v, r, known, took.Seconds(), float64(bytes), has, &units)
+	if !teaches {
+		return
+	}
+	for _, of := range []*Route{r, &t.all} {
+		if !of.sampled {
+			of.sampled, of.seconds, of.bytes = true, took.Seconds(), float64(bytes)
+		}
+		of.seconds += gamma * (took.Seconds() - of.seconds)
+		of.bytes += gamma * (float64(bytes) - of.bytes)
+	}
+	for k := range t.names {
+		if bit := uint(1) << k; has&bit != 0 {
+			if r.learned&bit == 0 {
+				r.units[k] = units[k]
+			}
+			r.learned |= bit
+			r.units[k] += gamma * (units[k] - r.units[k])
+		}
+	}
+}
