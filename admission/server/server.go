@@ -69,7 +69,10 @@ const (
 	DefaultRenew       = 2 * time.Second
 )
 
-const shards = 64
+const (
+	shards       = 64
+	lastDeadline = 5 * time.Second // of the last check-point
+)
 
 // Server decides. Make one with New, and Run it.
 type Server struct {
@@ -223,9 +226,9 @@ func (s *Server) Run(ctx context.Context) error {
 	reading.Wait()
 	stop()
 	working.Wait()
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastDeadline)
 	defer cancel()
-	err := s.checkpoint(last)
+	err := s.checkpoint(last, lastDeadline)
 	if err == nil {
 		err = s.cfg.Store.Leave(last, s.me)
 	}

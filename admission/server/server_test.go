@@ -249,7 +249,7 @@ func TestOneName(t *testing.T) {
 	}
 	t.Cleanup(asks.Close)
 	b.clock.pass(4 * time.Second)
-	if d := asks.Ask(t.Context(), "strict", 1); d.Admit {
+	if d := asks.Peek(t.Context(), "strict", 1); d.Admit { // a question may be decided late
 		t.Error("a strict key was admitted while another may own it")
 	}
 	if d := sure(t, before, "strict", 4); !d.Admit {

@@ -129,7 +129,7 @@ func (s *Server) applyDefaults() {
 // checkpoints saves what keys hold.
 func (s *Server) checkpoints(ctx context.Context) {
 	every(ctx, s.cfg.Checkpoint, func(ctx context.Context) {
-		if err := s.checkpoint(ctx); err != nil && ctx.Err() == nil {
+		if err := s.checkpoint(ctx, storeDeadline); err != nil && ctx.Err() == nil {
 			s.metrics.saveErrors.Inc()
 			s.cfg.Log.Warn("a check-point failed; trying again with the next", "err", err)
 		}
@@ -137,8 +137,8 @@ func (s *Server) checkpoints(ctx context.Context) {
 }
 
 // checkpoint saves all that changed since the last one. What could not be saved counts
-// as changed again. Between batches the lease can be renewed.
-func (s *Server) checkpoint(ctx context.Context) error {
+// as changed again. A batch has so much time; between them the lease can be renewed.
+func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	var credits []table.Credit
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -150,7 +150,7 @@ func (s *Server) checkpoint(ctx context.Context) error {
 			sh.Lock()
 			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.now())
 			sh.Unlock()
-			limited, cancel := context.WithTimeout(ctx, storeDeadline)
+			limited, cancel := context.WithTimeout(ctx, limit)
 			err := s.cfg.Store.SaveCredits(limited, s.me, s.owners.Load().number, credits)
 			if err != nil {
 				s.unsaved(credits)

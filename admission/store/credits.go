@@ -32,6 +32,11 @@ func (s *Store) SaveCredits(ctx context.Context, me Member, owners uint64, credi
 	})
 }
 
+// millis rounds up: a key that is read back has earned no more than it had.
+func millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
 // save holds a lock on the server's row to the end, so that a server whose partitions
 // another one takes writes before that or not at all.
 func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) error {
@@ -40,7 +45,7 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 		at = max(at, c.At)
 	}
 	err := one(tx.ExecContext(ctx, `UPDATE servers SET at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END WHERE address = $2 AND instance = $3`,
-		at.Milliseconds(), me.Address, me.Instance))
+		millis(at), me.Address, me.Instance))
 	var query strings.Builder
 	var args []any
 	for len(credits) > 0 && err == nil {
@@ -54,7 +59,7 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 				query.WriteByte(',')
 			}
 			fmt.Fprintf(&query, "($%d,$%d,$%d)", 3*i+1, 3*i+2, 3*i+3)
-			args = append(args, c.Key, int64(c.Credits), c.At.Milliseconds())
+			args = append(args, c.Key, int64(c.Credits), millis(c.At))
 		}
 		query.WriteString(` ON CONFLICT (key) DO UPDATE SET credit_milli = excluded.credit_milli, at_ms = excluded.at_ms`)
 		_, err = tx.ExecContext(ctx, query.String(), args...)

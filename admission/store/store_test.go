@@ -127,7 +127,7 @@ func suite(t *testing.T, database string) {
 	}
 	var credits []table.Credit
 	for i := range 1201 {
-		credits = append(credits, table.Credit{Key: fmt.Sprint("k", i), Credits: tokenbucket.Tokens(i), At: time.Duration(i) * time.Millisecond})
+		credits = append(credits, table.Credit{Key: fmt.Sprint("k", i), Credits: tokenbucket.Tokens(i), At: time.Duration(i)*time.Millisecond - 1})
 	}
 	for range 2 {
 		if err := s.SaveCredits(ctx, me, number, credits); err != nil {
@@ -141,6 +141,7 @@ func suite(t *testing.T, database string) {
 	if s, err = store.Open(ctx, database); err != nil { // it is all there the next time
 		t.Fatal(err)
 	}
+	credits[1200].At = 1200 * time.Millisecond // rounded up, so that it earns no more
 	if c, err := s.Credit(ctx, "k1200"); err != nil || !reflect.DeepEqual(*c, credits[1200]) {
 		t.Errorf("%+v, %v", c, err)
 	}
