@@ -56,8 +56,10 @@ type Config struct {
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: none
 
-	// Times for tests; nil: the clocks.
-	Now func() table.Now
+	// Times for tests; nil: the clocks. Boot goes on while the machine is suspended; nil
+	// beside Now: as that.
+	Now  func() table.Now
+	Boot func() mono.Time
 }
 
 // Defaults of Config.
@@ -82,7 +84,7 @@ type Server struct {
 
 	owners atomic.Pointer[owners]
 	ahead  atomic.Int64 // of the store's time before the wall clock, see now
-	sure   atomic.Int64 // until when no other server can own what is here, mono.Time
+	sure   atomic.Int64 // until when no other server can own what is here, by Boot
 	held   atomic.Int64 // partitions
 	woken  atomic.Int64 // mono.Time
 
@@ -125,6 +127,11 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	if cfg.Poll == 0 {
 		cfg.Poll = DefaultPoll
+	}
+	if cfg.Boot == nil {
+		if cfg.Boot = clock.Boot; cfg.Now != nil {
+			cfg.Boot = func() mono.Time { return cfg.Now().Mono }
+		}
 	}
 	if cfg.Now == nil {
 		start, wall := clock.Mono(), time.Duration(clock.Wall()) // which may be set, but not while we run
@@ -269,7 +276,7 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 		v = sh.keys.Ask(key, int64(cost), now, peek)
 	}
 	sh.Unlock()
-	if v.Strict && int64(now) > s.sure.Load() {
+	if v.Strict && int64(s.cfg.Boot()) > s.sure.Load() {
 		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
 	}
 	return v, here
