@@ -32,6 +32,8 @@ type Store interface {
 	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
 	LastChange(ctx context.Context) (uint64, error)
 	SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error
+	Saved(ctx context.Context, after string, n int) ([]store.Saved, error)
+	Forget(ctx context.Context, credits []table.Credit) error
 	Join(ctx context.Context, me store.Member, wall func() time.Duration) (time.Duration, error)
 	Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error)
 	Claim(ctx context.Context, me, from store.Member, wall time.Duration) (time.Duration, error)
@@ -107,6 +109,7 @@ type Server struct {
 	change  atomic.Uint64 // the last edit that is followed, or is being followed
 	polled  atomic.Int64  // when edits were last looked for with success, mono.Time
 	saved   atomic.Int64  // the same for check-points
+	swept   string        // the last key that sweep looked at; checkpoints'
 	lookups lookups
 	metrics metrics
 }

@@ -135,6 +135,20 @@ func suite(t *testing.T, database string) {
 		}
 		credits[1200].Credits = 7
 	}
+	// Those are forgotten that are as they were read.
+	was, err := s.Saved(ctx, "k0", 3)
+	if err != nil || was[0].Key+" "+was[1].Key+" "+was[2].Key != "k1 k10 k100" {
+		t.Fatal(was, err)
+	}
+	if err := s.SaveCredits(ctx, me, number, []table.Credit{{Key: "k10", Credits: 10, At: 11 * time.Millisecond}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Forget(ctx, []table.Credit{was[0].Credit, was[1].Credit}); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := s.Saved(ctx, "k0", 2); err != nil || left[0].Key != "k10" || left[0].At != 11*time.Millisecond || left[1].Key != "k100" {
+		t.Error(left, err)
+	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
