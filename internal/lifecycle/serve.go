@@ -41,6 +41,12 @@ func Together(parts ...func(context.Context) error) func(context.Context) error 
 // accepting, waits up to Grace for requests under way, and cuts off the rest,
 // which is not an error. It closes ln.
 func Serve(ln net.Listener, srv *http.Server) func(context.Context) error {
+	return ServeWithin(ln, srv, Grace)
+}
+
+// ServeWithin is Serve with another bound than Grace. Near StopLimit or beyond it, the
+// daemon has to Hold.
+func ServeWithin(ln net.Listener, srv *http.Server, grace time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
 		served := make(chan error, 1)
 		go func() { served <- srv.Serve(ln) }()
@@ -50,7 +56,7 @@ func Serve(ln net.Listener, srv *http.Server) func(context.Context) error {
 			return errors.Join(fmt.Errorf("serve HTTP on %v: %w", ln.Addr(), err), srv.Close())
 		case <-ctx.Done():
 		}
-		graceful, cancel := context.WithTimeout(context.WithoutCancel(ctx), Grace)
+		graceful, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 		defer cancel()
 		err := srv.Shutdown(graceful)
 		if errors.Is(err, context.DeadlineExceeded) {

@@ -1,0 +1,129 @@
+// Command gateway is an HTTP reverse proxy that gives classes of requests their share of
+// every resource of the servers behind it (mQoS) and sends each to the server that will
+// answer soonest (JBQ).
+//
+// Its parts: schedule, balance, cost and policy decide and are pure; proxy carries
+// requests, publish passes messages to brokers, profile measures what URLs cost. Read
+// docs/operations.md, "The gateway", next.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/gateway/proxy"
+	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+func main() {
+	os.Exit(lifecycle.Main("gateway", func(ctx context.Context) error {
+		return command(ctx, os.Args[1:], os.Stdout)
+	}))
+}
+
+func (o *options) program() *daemon.Program {
+	return &daemon.Program{
+		Name: "gateway", About: about, Flags: o.flags, Validate: o.validate, Run: o.run,
+	}
+}
+
+// run serves until ctx ends, and then empties the queues.
+func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
+	o.guard.Log(log)
+	if o.tokens != nil {
+		o.tokens.Log(log)
+	}
+	var group lifecycle.Group
+	metrics := obs.NewRegistry()
+	config := o.proxy
+	config.Tokens, config.Log, config.Metrics = o.tokens, log, metrics
+	if len(o.asks.Servers) > 0 {
+		asker, err := client.New(o.asks)
+		if err != nil {
+			return err
+		}
+		group.Add("admission", asker.Run)
+		config.Admission = asker
+	}
+	p, err := proxy.New(config)
+	if err != nil {
+		return fmt.Errorf("--policy %s: %w", o.policyFile, err)
+	}
+	web, err := net.Listen("tcp", o.httpAddress)
+	if err != nil {
+		return fmt.Errorf("--http-address: %w", err)
+	}
+	admin, err := net.Listen("tcp", o.adminAddress)
+	if err != nil {
+		web.Close()
+		return fmt.Errorf("--admin-address: %w", err)
+	}
+	mux := http.NewServeMux()
+	obs.Mount(mux, metrics, p.State, p.Healthy)
+	mux.HandleFunc("GET /status", p.ServeStatus)
+	operators := &http.Server{Handler: o.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	// Stopped in reverse: first clients, last those who watch that.
+	group.Add("admin", lifecycle.Serve(o.guard.Listener(admin), operators))
+	group.Add("proxy", p.Run)
+	group.Add("policy", func(ctx context.Context) error { return o.follow(ctx, p, log) })
+	group.Add("http", func(ctx context.Context) error {
+		defer lifecycle.Hold(ctx)() // emptying the queues may take all of the time that a daemon has
+		srv := p.Server(o.maxHeader)
+		return lifecycle.ServeWithin(p.Listener(web, o.guard), srv, o.proxy.Policy.Timeouts.Drain)(ctx)
+	})
+	log.Info("gateway is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "admin", admin.Addr().String(),
+		"classes", len(config.Policy.Classes), "servers", len(config.Policy.Servers))
+	err = group.Run(ctx)
+	log.Info("gateway is down")
+	return err
+}
+
+// follow reads the policy again when its file has changed. A faulty one changes nothing,
+// and is said once.
+func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) error {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	seen := o.text
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		text, err := os.ReadFile(o.policyFile)
+		if err == nil && string(text) == seen {
+			continue
+		}
+		var to *policy.Policy
+		if err == nil {
+			to, err = policy.Parse(text)
+		}
+		if err == nil {
+			err = p.SetPolicy(to)
+		}
+		switch {
+		case err == nil:
+			log.Info("policy read again", "file", o.policyFile, "classes", len(to.Classes), "servers", len(to.Servers))
+			tell(log, to)
+		case seen != string(text) || text == nil:
+			log.Warn("policy has changed and is kept as it was", "file", o.policyFile, obs.KeyError, err)
+		}
+		seen = string(text)
+	}
+}
+
+// tell logs what a policy has that is probably not meant.
+func tell(log *slog.Logger, p *policy.Policy) {
+	for _, warning := range p.Warnings {
+		log.Warn("policy", "warning", warning)
+	}
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/gateway/balance"
+	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/gateway/proxy"
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+const about = `gateway is an HTTP reverse proxy that gives classes of requests their share of every
+resource of its servers, and sends each request to the server that will answer soonest.
+
+Also: gateway check, explain, profile and monitor; each has --help.`
+
+// options are everything that can be configured, by flag or by file.
+type options struct {
+	httpAddress, adminAddress string
+	policyFile, text          string // and what was in it
+	balance                   string
+	maxHeader                 int
+	proxy                     proxy.Config
+	security                  secure.ServerConfig
+	guard                     *secure.Server
+	tokens                    *secure.Tokens
+	asks                      client.Config
+}
+
+func (o *options) flags(fs *flag.FlagSet) {
+	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4195", "`host:port` for clients")
+	fs.StringVar(&o.adminAddress, "admin-address", "127.0.0.1:4196", "`host:port` for operators: /status, metrics, profiles, state")
+	fs.StringVar(&o.policyFile, "policy", "", "TOML `file` of classes, servers and costs; it is read again when it has changed")
+	fs.StringVar(&o.balance, "balance", "jbq", "`how` a server is chosen: jbq (the least expected answer time), busy (the fewest requests), rr (each in turn)")
+	fs.StringVar(&o.proxy.Scheduler, "scheduler", "mqos", "`how` classes share the servers: mqos (each resource), single:RESOURCE (that one), none (first come, first served)")
+	fs.IntVar(&o.proxy.Gateways, "gateways", 1, "how many gateways share these servers: each takes its part of every capacity")
+	fs.IntVar(&o.maxHeader, "max-header-bytes", 64<<10, "`bytes` of a request's header, at most")
+	fs.Int64Var(&o.proxy.MaxBody, "max-body-bytes", 0, "`bytes` of a request's body, at most (default: no bound)")
+	fs.StringVar(&o.security.CertFile, "tls-cert", "", "PEM `file` of the certificate: both addresses with TLS, and HTTP/2")
+	fs.StringVar(&o.security.KeyFile, "tls-key", "", "PEM `file` of its key")
+	fs.StringVar(&o.security.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show; their organisation is the tenant")
+	fs.StringVar(&o.security.TokenFile, "token-file", "", "`file` of lines of a role (read-only, admin), a token or cert:NAME, and a tenant: clients with one are that tenant's, and --admin-address takes one")
+	fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS, for operators also without tokens or client certificates: `which` of http-address,admin-address (without a value both)", func(value string) (err error) {
+		o.security.Force, err = secure.Insecure(o.security.Force, value, "http-address", "admin-address")
+		return err
+	})
+	o.asks.Flags(fs, "for classes with an admission key")
+}
+
+func (o *options) validate() error {
+	var errs []error
+	var err error
+	if o.proxy.Balance, err = balance.ParseKind(o.balance); err != nil {
+		errs = append(errs, fmt.Errorf("--balance: %w", err))
+	}
+	if o.proxy.Gateways < 1 || o.proxy.Gateways > 1000 {
+		errs = append(errs, fmt.Errorf("--gateways %d: want 1 to 1000", o.proxy.Gateways))
+	}
+	if o.maxHeader < 1<<10 || o.maxHeader > 16<<20 {
+		errs = append(errs, fmt.Errorf("--max-header-bytes %d: want 1024 to %d", o.maxHeader, 16<<20))
+	}
+	if o.proxy.MaxBody < 0 {
+		errs = append(errs, fmt.Errorf("--max-body-bytes %d is negative", o.proxy.MaxBody))
+	}
+	errs = append(errs, o.readPolicy())
+	o.security.HTTPTLS = o.security.CertFile != ""
+	if o.guard, err = o.security.Load(); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, o.guard.CheckHTTP("--admin-address", o.adminAddress),
+		o.guard.Check("--http-address", o.httpAddress, o.security.HTTPTLS, "--tls-cert and --tls-key"))
+	if o.security.TokenFile != "" {
+		o.tokens, err = secure.LoadTokens("--token-file", o.security.TokenFile)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (o *options) readPolicy() error {
+	if o.policyFile == "" {
+		return errors.New("--policy is needed: a file of classes and servers")
+	}
+	text, err := os.ReadFile(o.policyFile)
+	if err != nil {
+		return fmt.Errorf("--policy: %w", err)
+	}
+	o.text = string(text)
+	if o.proxy.Policy, err = policy.Parse(text); err != nil {
+		return fmt.Errorf("--policy %s: %w", o.policyFile, err)
+	}
+	return nil
+}

@@ -1,0 +1,433 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/gateway/balance"
+	"github.com/srtm-io/srtm/gateway/cost"
+	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/gateway/schedule"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// outcome is how a request that was sent ended.
+type outcome uint8
+
+const (
+	departed outcome = iota // answered
+	failed                  // by the server
+	aborted                 // by the client
+)
+
+// ticket is a request's place in the queues and at a server. From enter to finish it is
+// the dispatcher's, but for what is said to be the exchange's.
+type ticket struct {
+	// Of the exchange: set before enter.
+	name         string        // of its class
+	method, path string        // that it asks for
+	ours         bool          // its token is for the gateway
+	granted      chan struct{} // holds one token: target is set, or refused is
+	// Of the exchange: once granted.
+	target *url.URL
+	status int    // of the answer
+	bytes  int64  // of its body and the answer's
+	report string // what the server said of the request and itself; "": nothing
+
+	// Guarded by dispatcher.mu.
+	request          schedule.Request
+	arrived, started mono.Time
+	server           int
+	sent             bool
+	refused          error // by a change of the policy
+	route            *cost.Route
+	older, newer     *ticket // of all that are queued or sent
+	nextGranted      *ticket
+}
+
+// dispatcher decides which requests wait and which go where, for all requests at once.
+type dispatcher struct {
+	// Set once.
+	cfg Config
+
+	mu struct {
+		sync.Mutex
+		policy   *policy.Policy
+		schedule *schedule.Scheduler
+		balance  *balance.Balancer
+		cost     *cost.Table
+		servers  []server // by number, of schedule and balance; url nil: removed
+		classes  []counts // by number, of policy and schedule
+		tickets  ticket   // the ends of the list
+		ticked   mono.Time
+
+		badReports uint64          // that could not be read
+		vector     schedule.Vector // scratch
+	}
+}
+
+type server struct {
+	name     string    // as the policy has it
+	url      *url.URL  // nil: it is of the policy no more
+	index    int       // among the policy's; -1 likewise
+	observed mono.Time // when drift was last looked at
+}
+
+// counts are what is known of a class beyond the scheduler.
+type counts struct {
+	waits                    *obs.Latency // of those sent, in the queue
+	full, late, left, denied uint64
+	base                     uint64 // sent under earlier policies
+	ticked                   uint64 // sent until the last tick
+	rate                     float64
+}
+
+const (
+	tick = 100 * time.Millisecond // ejections end within
+	// drift is looked at as often, at most, however many answers have reports.
+	observeEvery = 100 * time.Millisecond
+	// Weight of one tick in a class' rate: it forgets in about two seconds.
+	rateWeight = 0.05
+)
+
+var errLate = errors.New("the request has waited for as long as its class may")
+
+func newDispatcher(cfg Config) *dispatcher {
+	d := &dispatcher{cfg: cfg}
+	d.mu.balance = balance.New(balance.Config{Kind: cfg.Balance}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))
+	d.mu.tickets.older, d.mu.tickets.newer = &d.mu.tickets, &d.mu.tickets
+	return d
+}
+
+// configure goes over to another policy. What waits goes on waiting, in its order and
+// under its class' name, and what is at a server stays there. On an error nothing has
+// changed.
+func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
+	urls := make([]*url.URL, len(to.Servers))
+	costs := cost.Config{Resources: to.Resources, Gateways: d.cfg.Gateways}
+	for i, s := range to.Servers {
+		var err error
+		if urls[i], err = url.Parse(s.URL); err != nil {
+			return fmt.Errorf("server %q: %w", s.URL, err)
+		}
+		urls[i].Path = strings.TrimSuffix(urls[i].Path, "/")
+		costs.Capacities = append(costs.Capacities, s.Capacity)
+	}
+	table := cost.New(costs)
+	mode, err := modeOf(d.cfg.Scheduler, table.Resources())
+	if err != nil {
+		return err
+	}
+	config := schedule.Config{Resources: len(table.Resources()), Mode: mode}
+	for _, c := range to.Classes {
+		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
+	}
+	d.mu.Lock()
+	m := &d.mu
+	config.Servers = max(len(m.servers)+len(to.Servers), 1) // all numbers that there may be
+	next, err := schedule.New(config)
+	if err != nil {
+		d.mu.Unlock()
+		return err
+	}
+	// From here on nothing fails.
+	old, oldPolicy, before := m.schedule, m.policy, m.classes
+	m.schedule, m.policy, m.cost, m.classes = next, to, table, make([]counts, len(to.Classes))
+	m.vector = make(schedule.Vector, config.Resources)
+	d.renumberLocked(urls, now, config.Servers)
+	var sent []schedule.ClassStats
+	if old != nil {
+		sent = old.Stats().Classes
+	}
+	for i, c := range to.Classes {
+		m.classes[i] = counts{waits: obs.NewLatency()}
+		if n := classOf(oldPolicy, c.Name); n >= 0 {
+			m.classes[i] = before[n]
+			m.classes[i].base += sent[n].Sent
+		}
+	}
+	var refused *ticket
+	for t := m.tickets.newer; t != &m.tickets; t = t.newer {
+		if !t.sent && !old.Leave(&t.request) {
+			continue // refused before, and its owner has not yet heard of it
+		}
+		d.fillLocked(t)
+		if t.sent {
+			next.Adopt(&t.request, t.server)
+		} else if t.refused = next.Arrive(&t.request); t.refused != nil {
+			t.nextGranted, refused = refused, t
+		}
+	}
+	granted := d.passLocked(now)
+	d.mu.Unlock()
+	wake(refused)
+	wake(granted)
+	return nil
+}
+
+// renumberLocked has the servers of the policy take part, and no others. One that was
+// there before keeps its number and what is known of it.
+func (d *dispatcher) renumberLocked(urls []*url.URL, now mono.Time, numbers int) {
+	m := &d.mu
+	for n := range numbers {
+		m.schedule.SetCapacity(n, nil)
+	}
+	for n := range m.servers {
+		s := &m.servers[n]
+		s.index = slices.IndexFunc(m.policy.Servers, func(t policy.Server) bool { return t.URL == s.name })
+		if s.index < 0 && s.url != nil {
+			m.balance.Remove(n)
+			*s = server{index: -1}
+		}
+	}
+	for i, of := range m.policy.Servers {
+		n := slices.IndexFunc(m.servers, func(s server) bool { return s.index == i })
+		if n < 0 {
+			if n = m.balance.Add(now); n == len(m.servers) {
+				m.servers = append(m.servers, server{})
+			}
+			m.servers[n] = server{name: of.URL, url: urls[i], index: i}
+		}
+		m.schedule.SetCapacity(n, m.cost.Capacity(i))
+	}
+}
+
+// fillLocked sets what the scheduler is to know of a request.
+func (d *dispatcher) fillLocked(t *ticket) {
+	m := &d.mu
+	class := classOf(m.policy, t.name)
+	if class < 0 { // the policy has changed since it was classified
+		class = len(m.policy.Classes) - 1
+	}
+	t.route = m.cost.Route(t.method, t.path)
+	m.cost.Estimate(m.vector, t.route, m.policy.CostOf(t.path))
+	t.request.Class, t.request.Cost, t.request.Value = class, m.vector, t
+}
+
+func classOf(p *policy.Policy, name string) int {
+	if p == nil {
+		return -1
+	}
+	return slices.IndexFunc(p.Classes, func(c policy.Class) bool { return c.Name == name })
+}
+
+// modeOf reads the name of a scheduler.
+func modeOf(name string, resources []string) (schedule.Mode, error) {
+	single, isSingle := strings.CutPrefix(name, "single:")
+	switch {
+	case name == "mqos":
+		return schedule.MQoS, nil
+	case name == "none":
+		return schedule.None, nil
+	case isSingle:
+		if i := slices.Index(resources, single); i >= 0 {
+			return schedule.Single(i), nil
+		}
+		return 0, fmt.Errorf("scheduler %s: the policy has no resource %q", name, single)
+	}
+	return 0, fmt.Errorf("scheduler %q: want mqos, none, or single:RESOURCE", name)
+}
+
+// enter queues a request and waits for its turn, at most for so long. Once it returns nil
+// the caller owes a finish.
+func (d *dispatcher) enter(r *http.Request, t *ticket, wait time.Duration, now mono.Time) error {
+	d.mu.Lock()
+	m := &d.mu
+	t.arrived = now
+	d.fillLocked(t)
+	if err := m.schedule.Arrive(&t.request); err != nil {
+		m.classes[t.request.Class].full++
+		d.mu.Unlock()
+		return err
+	}
+	t.older, t.newer = m.tickets.older, &m.tickets
+	t.older.newer, t.newer.older = t, t
+	granted := d.passLocked(now)
+	d.mu.Unlock()
+	wake(granted)
+	select {
+	case <-t.granted:
+		return d.turn(t)
+	default:
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	var err error
+	select {
+	case <-t.granted:
+		return d.turn(t)
+	case <-timer.C:
+		err = errLate
+	case <-r.Context().Done():
+		err = r.Context().Err()
+	}
+	d.mu.Lock()
+	if !m.schedule.Leave(&t.request) {
+		// Its turn came at the same moment. What has waited enough takes it; what has
+		// been given up gives it back.
+		d.mu.Unlock()
+		<-t.granted
+		if turn := d.turn(t); turn != nil || err == errLate {
+			return turn
+		}
+		d.finish(t, aborted, clock.Mono())
+		return err
+	}
+	if c := &m.classes[t.request.Class]; err == errLate {
+		c.late++
+	} else {
+		c.left++
+	}
+	d.forgetLocked(t)
+	granted = d.passLocked(clock.Mono())
+	d.mu.Unlock()
+	wake(granted)
+	return err
+}
+
+// turn takes leave of a ticket that a change of the policy has refused.
+func (d *dispatcher) turn(t *ticket) error {
+	if t.refused == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.classes[t.request.Class].full++
+	d.forgetLocked(t)
+	return t.refused
+}
+
+func (d *dispatcher) forgetLocked(t *ticket) {
+	t.older.newer, t.newer.older = t.newer, t.older
+	t.older, t.newer = nil, nil
+}
+
+// finish settles a request that enter has let through, once: it is charged what it has
+// taken, whoever ended it.
+func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
+	d.mu.Lock()
+	m := &d.mu
+	t.sent = false
+	var report *cost.Report
+	if t.report != "" {
+		if r, err := m.cost.ParseReport(t.report); err != nil {
+			m.badReports++
+		} else {
+			report = &r
+		}
+	}
+	teaches := how == departed && t.status < http.StatusBadRequest
+	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.path), now.Sub(t.started), t.bytes, report, teaches)
+	m.schedule.Done(&t.request, m.vector)
+	if report != nil {
+		d.observeLocked(t.server, report, now)
+	}
+	if how == aborted {
+		m.balance.Aborted(t.server)
+	} else {
+		m.balance.Departed(t.server, now, how == failed)
+	}
+	d.forgetLocked(t)
+	granted := d.passLocked(now)
+	d.mu.Unlock()
+	wake(granted)
+}
+
+// observeLocked takes what a server says of itself.
+func (d *dispatcher) observeLocked(number int, report *cost.Report, now mono.Time) {
+	m := &d.mu
+	s := &m.servers[number]
+	if s.index < 0 {
+		return
+	}
+	if report.InFlight >= 0 {
+		m.balance.Reported(number, int(min(report.InFlight, 1e6)), now)
+	}
+	if now.Sub(s.observed) < observeEvery {
+		return
+	}
+	s.observed = now
+	state := m.schedule.Stats().Servers[number]
+	if m.cost.Observe(s.index, report, state.Free, state.Capacity, now) {
+		m.schedule.SetCapacity(number, m.cost.Capacity(s.index))
+	}
+}
+
+// passLocked sends all that may go. Requires: mu held; then wake, without it.
+func (d *dispatcher) passLocked(now mono.Time) (first *ticket) {
+	m := &d.mu
+	for {
+		r, number, ok := m.schedule.Next(func(fits []int) int { return m.balance.Pick(now, fits) })
+		if !ok {
+			return first
+		}
+		t := r.Value.(*ticket)
+		t.server, t.target, t.started, t.sent = number, m.servers[number].url, now, true
+		m.balance.Sent(number, now)
+		m.classes[r.Class].waits.Record(now.Sub(t.arrived))
+		t.nextGranted, first = first, t
+	}
+}
+
+// wake tells the owners of tickets of a list that they may go on.
+func wake(t *ticket) {
+	for t != nil {
+		next := t.nextGranted
+		t.nextGranted = nil
+		t.granted <- struct{}{} // it has room; from here on the ticket is its owner's
+		t = next
+	}
+}
+
+// tick does what is due by time alone.
+func (d *dispatcher) tick(now mono.Time) {
+	d.mu.Lock()
+	m := &d.mu
+	stats := m.schedule.Stats()
+	if past := now.Sub(m.ticked).Seconds(); m.ticked != 0 && past > 0 {
+		for i := range m.classes {
+			c := &m.classes[i]
+			sent := c.base + stats.Classes[i].Sent
+			c.rate += rateWeight * (float64(sent-c.ticked)/past - c.rate)
+			c.ticked = sent
+		}
+	}
+	m.ticked = now
+	granted := d.passLocked(now) // an ejection may have ended
+	d.mu.Unlock()
+	wake(granted)
+}
+
+// drain is how long the queue of a class will take to empty, as it goes now; at most a
+// minute.
+func (d *dispatcher) drain(class string) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := classOf(d.mu.policy, class)
+	if i < 0 {
+		return 0
+	}
+	queued, rate := float64(d.mu.schedule.Queued(i)), d.mu.classes[i].rate
+	if queued > rate*60 {
+		return time.Minute
+	}
+	return time.Duration(queued / max(rate, 1e-9) * float64(time.Second))
+}
+
+// denied counts a request that admission refused.
+func (d *dispatcher) denied(class string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i := classOf(d.mu.policy, class); i >= 0 {
+		d.mu.classes[i].denied++
+	}
+}

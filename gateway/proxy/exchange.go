@@ -1,0 +1,321 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/gateway/cost"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Header names of ours, canonical.
+const (
+	classHeader  = "Srtm-Class"
+	timingHeader = "Server-Timing"
+)
+
+// exchange is one request on its way through the gateway, and the ResponseWriter that
+// its answer goes through. They are pooled with the ReverseProxy whose hooks they are,
+// so that a request allocates nothing that a bare ReverseProxy would not.
+type exchange struct {
+	http.ResponseWriter // the client's
+	p                   *Proxy
+	reverse             httputil.ReverseProxy
+	answer              answerBody
+
+	ticket ticket
+	rules  *rules // as they were when the request came
+	class  class
+	r      *http.Request
+	body   *requestBody // nil: the request has none
+	queued time.Duration
+
+	whole    bool      // its answer has come to the end
+	deadline mono.Time // when that of writing is set anew
+
+	writeErr error // why the client did not get all
+	tunnel   bool  // settled when it became one
+	spoiled  bool  // something of it may still be in use: not to be pooled
+}
+
+func (p *Proxy) newExchange() any {
+	x := &exchange{p: p, ticket: ticket{granted: make(chan struct{}, 1)}}
+	x.answer.x = x
+	x.answer.timer = time.AfterFunc(time.Hour, x.answer.stalled)
+	x.answer.timer.Stop()
+	x.reverse = httputil.ReverseProxy{
+		Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
+		BufferPool: p.buffers, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
+	}
+	return x
+}
+
+// release takes leave of the request, and pools what may be pooled.
+func (p *Proxy) release(x *exchange) {
+	if x.spoiled || x.tunnel {
+		return
+	}
+	granted, answer, reverse := x.ticket.granted, x.answer, x.reverse
+	answer.ReadCloser, answer.res = nil, nil
+	reverse.Transport = nil
+	*x = exchange{p: p, ticket: ticket{granted: granted}, answer: answer, reverse: reverse}
+	p.exchanges.Put(x)
+}
+
+// serve passes the request to the server that its ticket names, and settles it, however
+// it ends: ReverseProxy panics where an answer breaks off.
+func (x *exchange) serve() {
+	x.reverse.Transport = x.rules.transport
+	defer func() {
+		if x.tunnel {
+			x.p.tunnels.Done()
+		} else {
+			x.settle(x.outcome())
+		}
+	}()
+	x.reverse.ServeHTTP(x, x.r)
+}
+
+func (x *exchange) settle(how outcome) {
+	if x.body != nil {
+		x.ticket.bytes += x.body.bytes.Load()
+	}
+	x.p.dispatcher.finish(&x.ticket, how, clock.Mono())
+}
+
+// outcome says whose doing the end was. What a client breaks off or does not take says
+// nothing of the server.
+func (x *exchange) outcome() outcome {
+	switch {
+	case x.whole && !serverFault(x.ticket.status):
+		return departed
+	case !x.whole && (x.writeErr != nil || x.body.failed() != nil || x.r.Context().Err() != nil):
+		return aborted
+	}
+	return failed
+}
+
+// serverFault reports whether an answer means that another server might have done
+// better: not one that says that nobody can (501, 505).
+func serverFault(status int) bool {
+	return status >= 500 && status != http.StatusNotImplemented && status != http.StatusHTTPVersionNotSupported
+}
+
+// rewrite makes the request to the server of the client's. What a client may not say of
+// itself is gone: who sent it (unless it is a trusted peer), its class, and the token
+// that was for the gateway.
+func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
+	out, in := pr.Out, pr.In
+	target := x.ticket.target
+	if target.Path == "" {
+		out.URL.Scheme, out.URL.Host = target.Scheme, target.Host
+	} else {
+		pr.SetURL(target)
+	}
+	out.Host = in.Host
+	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
+	trusted := x.rules.trusts(in.RemoteAddr)
+	for name := range out.Header {
+		if !trusted && (strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip") {
+			delete(out.Header, name)
+		}
+	}
+	if trusted {
+		for _, name := range []string{"Forwarded", "X-Forwarded-For"} {
+			if v := in.Header[name]; v != nil {
+				out.Header[name] = v
+			}
+		}
+	}
+	pr.SetXForwarded()
+	if trusted { // what the client asked the peer for, not what the peer asked us for
+		for _, name := range []string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
+			if v := in.Header[name]; v != nil {
+				out.Header[name] = v
+			}
+		}
+	}
+	out.Header[classHeader] = x.class.header
+	if x.ticket.ours {
+		delete(out.Header, "Authorization")
+	}
+}
+
+// answered is told of the head of an answer that is not 1xx, or 101.
+func (x *exchange) answered(res *http.Response) error {
+	x.ticket.status = res.StatusCode
+	x.load(res.Header)
+	delete(res.Trailer, cost.Header)
+	x.mark(res.Header)
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		// From here on it is two peers talking, for hours perhaps: what it took of the
+		// server's capacity is over.
+		x.tunnel = true
+		x.p.tunnels.Add(1)
+		x.settle(departed)
+		return nil
+	}
+	x.answer.ReadCloser, x.answer.res, x.answer.limit = res.Body, res, x.rules.policy.Timeouts.Response
+	res.Body = &x.answer
+	return nil
+}
+
+// load takes what the server reports of itself, which is not the client's to see.
+func (x *exchange) load(h http.Header) {
+	if reports := h[cost.Header]; len(reports) > 0 {
+		x.ticket.report = reports[0]
+		delete(h, cost.Header)
+	}
+}
+
+// mark says in an answer's header what the gateway did.
+func (x *exchange) mark(h http.Header) {
+	h[classHeader] = x.class.header
+	if r := x.r; r.TLS != nil && r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0) {
+		h.Set("Connection", "close") // its framing could not be looked at, see watchedConn
+	}
+	h.Add(timingHeader, "queue;dur="+strconv.FormatFloat(x.queued.Seconds()*1e3, 'f', 1, 64))
+}
+
+// unanswered answers for a server that has not.
+func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error) {
+	clients := x.body.failed()
+	var tooLong *http.MaxBytesError
+	code, text := http.StatusBadGateway, "the server could not be reached, or ended the connection"
+	switch timeout := net.Error(nil); {
+	case clients == nil && x.r.Context().Err() != nil:
+		panic(http.ErrAbortHandler) // there is no client to answer
+	case errors.As(clients, &tooLong):
+		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(tooLong.Limit, 10)+" bytes"
+	case errors.Is(clients, os.ErrDeadlineExceeded):
+		code, text = http.StatusRequestTimeout, "the body did not come in time"
+	case clients != nil:
+		code, text = http.StatusBadRequest, "the body could not be read"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		code, text = http.StatusGatewayTimeout, "the server did not answer in time"
+	}
+	x.refuse(code, text)
+}
+
+// refuse answers in the gateway's own name.
+func (x *exchange) refuse(code int, text string) {
+	x.mark(x.Header())
+	http.Error(x, text, code)
+}
+
+// Unwrap is for http.ResponseController.
+func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
+
+// Write ends a client that takes nothing for as long as a server may take to answer: it
+// holds a place at the server.
+func (x *exchange) Write(p []byte) (int, error) {
+	if now := clock.Mono(); now >= x.deadline {
+		limit := x.rules.policy.Timeouts.Response
+		x.deadline = now.Add(limit / 4)
+		// What has no deadlines (a recorder, in tests) needs none.
+		_ = http.NewResponseController(x.ResponseWriter).SetWriteDeadline(time.Now().Add(limit + limit/4))
+	}
+	n, err := x.ResponseWriter.Write(p)
+	x.ticket.bytes += int64(n)
+	if err != nil {
+		x.writeErr = err
+	}
+	return n, err
+}
+
+// requestBody is what a client sends, in time: between two reads at most limit. It is
+// not pooled: the transport may still read when the handler has returned.
+type requestBody struct {
+	io.ReadCloser
+	control *http.ResponseController
+	limit   time.Duration
+	// Written by the transport's goroutine, which may still be at it.
+	bytes atomic.Int64
+	err   atomic.Pointer[error]
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	b.limitNext()
+	n, err := b.ReadCloser.Read(p)
+	b.bytes.Add(int64(n))
+	switch {
+	case err == io.EOF:
+		// Or the server's own read, which looks for the client's end, would time out.
+		_ = b.control.SetReadDeadline(time.Time{})
+	case err != nil:
+		b.err.Store(&err)
+	}
+	return n, err
+}
+
+// limitNext bounds the next read, also that of net/http, which reads what a handler
+// has left. The server sets its own bound before the next request.
+func (b *requestBody) limitNext() { _ = b.control.SetReadDeadline(time.Now().Add(b.limit)) }
+
+// failed returns why reading failed, nil if it has not, also of no body.
+func (b *requestBody) failed() error {
+	if b == nil {
+		return nil
+	}
+	if err := b.err.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// answerBody is what a server sends: between two bytes at most limit.
+type answerBody struct {
+	io.ReadCloser
+	x     *exchange
+	res   *http.Response
+	timer *time.Timer
+	limit time.Duration
+}
+
+// stalled ends a Read that takes too long. A body may be closed while it is read.
+func (b *answerBody) stalled() { _ = b.ReadCloser.Close() }
+
+func (b *answerBody) Read(p []byte) (int, error) {
+	b.timer.Reset(b.limit)
+	n, err := b.ReadCloser.Read(p)
+	if !b.timer.Stop() {
+		b.x.spoiled = true // stalled runs or has run
+		err = errStalled
+	}
+	if err == io.EOF {
+		b.x.whole = true
+		b.x.load(b.res.Trailer)
+	}
+	return n, err
+}
+
+var errStalled = errors.New("the server stopped in the middle of its answer")
+
+// trusts reports whether a peer may say whom it speaks for.
+func (s *rules) trusts(address string) bool {
+	if len(s.policy.TrustedPeers) == 0 {
+		return false
+	}
+	peer, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return false
+	}
+	ip := peer.Addr().Unmap()
+	for _, prefix := range s.policy.TrustedPeers {
+		if prefix.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}

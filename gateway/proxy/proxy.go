@@ -1,0 +1,266 @@
+package proxy
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/gateway/balance"
+	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+// Config is what New makes a Proxy of. Immutable.
+type Config struct {
+	Policy  *policy.Policy
+	Balance balance.Kind
+	// Scheduler is mqos, none, or single:RESOURCE.
+	Scheduler string
+	// Gateways is how many share the servers, this one among them: each takes its part
+	// of every capacity.
+	Gateways int
+	// MaxBody bounds a request's body in bytes; 0: nothing does.
+	MaxBody int64
+	// Tokens say who is which tenant; nil: only client certificates do.
+	Tokens *secure.Tokens
+	// Admission is asked before a request waits, where its class says so; nil: never.
+	Admission interface {
+		Ask(ctx context.Context, key string, cost uint32) client.Decision
+	}
+	// Publish takes what is posted to /pub and /mpub; nil: it goes to a server, too.
+	Publish Publisher
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// Publisher is an http.Handler that knows whom it serves, and asks whether so many
+// messages may be published before it does it.
+type Publisher interface {
+	Serve(w http.ResponseWriter, r *http.Request, tenant string, charge func(messages int) client.Decision)
+}
+
+// Proxy is the handler of everything that clients ask. Make it with New.
+type Proxy struct {
+	// Set once.
+	cfg        Config
+	dispatcher *dispatcher
+	exchanges  sync.Pool
+	buffers    bufferPool
+	faults     slog.Handler    // what clients and servers can cause
+	base       context.Context // ends after requests have; tunnels end with it
+	end        context.CancelFunc
+	tunnels    sync.WaitGroup
+
+	// Written by SetPolicy; a request reads it once.
+	rules atomic.Pointer[rules]
+}
+
+// rules are a policy as requests are held to it. Immutable.
+type rules struct {
+	policy    *policy.Policy
+	classes   []class
+	transport *http.Transport
+}
+
+type class struct {
+	*policy.Class
+	header []string // the value of classHeader
+}
+
+// New returns a handler. Run has to run while it serves.
+func New(cfg Config) (*Proxy, error) {
+	p := &Proxy{cfg: cfg, dispatcher: newDispatcher(cfg), buffers: newBufferPool()}
+	p.base, p.end = context.WithCancel(context.Background())
+	faults, _ := obs.Sparse(cfg.Log)
+	p.faults = faults.Handler()
+	p.exchanges.New = p.newExchange
+	if err := p.SetPolicy(cfg.Policy); err != nil {
+		return nil, err
+	}
+	cfg.Metrics.MustRegister(&collector{p.dispatcher})
+	return p, nil
+}
+
+// SetPolicy has all requests from here on, and those that wait, held to another policy.
+// On an error nothing has changed.
+func (p *Proxy) SetPolicy(to *policy.Policy) error {
+	next := &rules{policy: to, classes: make([]class, len(to.Classes))}
+	for i := range to.Classes {
+		next.classes[i] = class{&to.Classes[i], []string{to.Classes[i].Name}}
+	}
+	old := p.rules.Load()
+	if old != nil && old.policy.Timeouts.Response == to.Timeouts.Response {
+		next.transport = old.transport
+	} else {
+		next.transport = newTransport(to.Timeouts.Response)
+	}
+	if err := p.dispatcher.configure(to, clock.Mono()); err != nil {
+		return err
+	}
+	p.rules.Store(next)
+	if old != nil && old.transport != next.transport {
+		old.transport.CloseIdleConnections()
+	}
+	return nil
+}
+
+func newTransport(response time.Duration) *http.Transport {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	return &http.Transport{
+		DialContext:            (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+		Protocols:              protocols,
+		TLSHandshakeTimeout:    5 * time.Second,
+		ExpectContinueTimeout:  time.Second,
+		ResponseHeaderTimeout:  response,
+		MaxIdleConns:           4096,
+		MaxIdleConnsPerHost:    512,
+		IdleConnTimeout:        30 * time.Second,
+		DisableCompression:     true, // it is between the client and the server
+		MaxResponseHeaderBytes: 256 << 10,
+	}
+}
+
+// Run does what is due without a request, until ctx ends.
+func (p *Proxy) Run(ctx context.Context) error {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			p.end()
+			p.tunnels.Wait()
+			p.rules.Load().transport.CloseIdleConnections()
+			return nil
+		case <-ticker.C:
+			p.dispatcher.tick(clock.Mono())
+		}
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	rules := p.rules.Load()
+	tenant, ours := p.tenant(r)
+	index, _ := rules.policy.Classify(tenant, r.URL.Path, r.Header)
+	c := rules.classes[index]
+	var body *requestBody
+	if r.Body != nil && r.Body != http.NoBody {
+		if p.cfg.MaxBody > 0 {
+			r.Body = http.MaxBytesReader(w, r.Body, p.cfg.MaxBody)
+		}
+		body = &requestBody{ReadCloser: r.Body, control: http.NewResponseController(w), limit: rules.policy.Timeouts.Body}
+		r.Body = body
+		body.limitNext() // what is refused unread, net/http reads
+	}
+	refuse := func(code int, text string) {
+		w.Header()[classHeader] = c.header
+		http.Error(w, text, code)
+	}
+	switch {
+	case ambiguous(r):
+		// What follows may be anything: it is not read.
+		w.Header().Set("Connection", "close")
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		refuse(http.StatusBadRequest, "Content-Length and Transfer-Encoding exclude each other")
+		return
+	case r.Method == http.MethodConnect:
+		refuse(http.StatusMethodNotAllowed, "CONNECT is for forward proxies")
+		return
+	case p.cfg.MaxBody > 0 && r.ContentLength > p.cfg.MaxBody:
+		refuse(http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes")
+		return
+	case p.cfg.Publish != nil && r.Method == http.MethodPost && (r.URL.Path == "/pub" || r.URL.Path == "/mpub"):
+		p.cfg.Publish.Serve(w, r, tenant, func(messages int) client.Decision { return p.admit(r, c, tenant, messages) })
+		return
+	}
+	if d := p.admit(r, c, tenant, 1); !d.Admit {
+		client.RetryAfter(w.Header(), d)
+		refuse(http.StatusTooManyRequests, "too many requests")
+		return
+	}
+	x := p.exchanges.Get().(*exchange)
+	x.ResponseWriter, x.r, x.rules, x.class, x.body = w, r, rules, c, body
+	x.ticket.ours, x.ticket.name, x.ticket.method, x.ticket.path = ours, c.Name, r.Method, r.URL.Path
+	x.ticket.request.Bytes = held(r)
+	p.pass(x)
+}
+
+// pass lets a request wait, and serves it.
+func (p *Proxy) pass(x *exchange) {
+	defer p.release(x)
+	began := clock.Mono()
+	err := p.dispatcher.enter(x.r, &x.ticket, x.class.Wait, began)
+	x.queued = clock.Mono().Sub(began)
+	switch {
+	case err == nil:
+		x.serve()
+	case x.r.Context().Err() != nil: // there is no client to answer
+	default:
+		wait := p.dispatcher.drain(x.class.Name)
+		x.Header().Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(wait.Seconds())))))
+		x.refuse(http.StatusServiceUnavailable, err.Error())
+	}
+}
+
+// held is about how many bytes a request that waits takes: its header, and of its body
+// what it says of it.
+func held(r *http.Request) int {
+	bytes := len(r.RequestURI)
+	for name, values := range r.Header {
+		for _, v := range values {
+			bytes += len(name) + len(v)
+		}
+	}
+	return bytes + int(max(r.ContentLength, 0))
+}
+
+// tenant returns whose request it is, "" if nobody says so, and whether it showed a token
+// of ours.
+func (p *Proxy) tenant(r *http.Request) (tenant string, ours bool) {
+	if p.cfg.Tokens != nil && r.Header.Get("Authorization") != "" {
+		_, ours = p.cfg.Tokens.Check(r, secure.ReadOnly)
+	}
+	return p.cfg.Tokens.Tenant(r), ours
+}
+
+// admit asks admission for so many requests of a class.
+func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.Decision {
+	key := c.AdmissionKey(tenant)
+	if p.cfg.Admission == nil || key == "" {
+		return client.Decision{Admit: true, Left: -1}
+	}
+	d := p.cfg.Admission.Ask(r.Context(), key, uint32(cost))
+	if d.Unanswered {
+		d.Admit = bool(c.FailOpen)
+	}
+	if !d.Admit {
+		p.dispatcher.denied(c.Name)
+	}
+	return d
+}
+
+// bufferPool lends the buffers through which bodies go.
+type bufferPool struct{ *sync.Pool }
+
+func newBufferPool() bufferPool {
+	return bufferPool{&sync.Pool{New: func() any { return new([32 << 10]byte) }}}
+}
+
+func (b bufferPool) Get() []byte  { return b.Pool.Get().(*[32 << 10]byte)[:] }
+func (b bufferPool) Put(p []byte) { b.Pool.Put((*[32 << 10]byte)(p)) }
+
+var _ httputil.BufferPool = bufferPool{}

@@ -1,0 +1,654 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// gateway is a Proxy that serves.
+type gateway struct {
+	*Proxy
+	at string // host:port
+}
+
+// serve runs a Proxy with a policy until the test ends. change may be nil.
+func serve(t testing.TB, text string, change func(*Config)) *gateway {
+	t.Helper()
+	cfg := Config{Policy: parse(t, text), Scheduler: "mqos", Gateways: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}
+	if change != nil {
+		change(&cfg)
+	}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, err := secure.ServerConfig{}.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln := testkit.Listen(t)
+	var group lifecycle.Group
+	group.Add("proxy", p.Run)
+	group.Add("http", lifecycle.ServeWithin(p.Listener(ln, guard), p.Server(64<<10), testkit.Hang))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- group.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return &gateway{p, ln.Addr().String()}
+}
+
+func parse(t testing.TB, text string) *policy.Policy {
+	t.Helper()
+	p, err := policy.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// backend serves until the test ends.
+func backend(t testing.TB, h http.HandlerFunc) string {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// one is a policy of one server that takes one request at a time.
+func one(url string, more ...string) string {
+	return strings.Join(more, "\n") + fmt.Sprintf("\n[[server]]\nurl = %q\ncpu = 1\n[[cost]]\npath = \"/\"\ncpu = 100\n", url)
+}
+
+// dial opens a connection to the gateway, on which the test writes what it likes.
+func (g *gateway) dial(t testing.TB) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	c, err := net.Dial("tcp", g.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() }) // closed already, in some tests
+	return c, bufio.NewReader(c)
+}
+
+func write(t testing.TB, c net.Conn, text string) {
+	t.Helper()
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answer reads an answer with its body.
+func answer(t testing.TB, r *bufio.Reader) (*http.Response, string) {
+	t.Helper()
+	t.Helper()
+	res, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err, res, string(body))
+	}
+	return res, string(body)
+}
+
+// get asks once, on a connection of its own.
+func (g *gateway) get(t testing.TB, path string, header ...string) (*http.Response, string) {
+	t.Helper()
+	c, r := g.dial(t)
+	defer c.Close()
+	write(t, c, "GET "+path+" HTTP/1.1\r\nHost: shop.example\r\n"+strings.Join(append(header, ""), "\r\n")+"\r\n")
+	return answer(t, r)
+}
+
+// eventually waits for what other goroutines do.
+func eventually(t testing.TB, what string, there func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(testkit.Hang); !there(); <-ticker.C {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", testkit.Hang, what)
+		}
+	}
+}
+
+// idle fails unless all capacity comes back, and nothing is counted as under way.
+func (g *gateway) idle(t testing.TB) {
+	t.Helper()
+	eventually(t, "all capacity is free", func() bool {
+		s := g.Status()
+		for _, v := range s.Servers {
+			for name := range v.Free {
+				if v.Free[name] != v.Capacity[name] {
+					return false
+				}
+			}
+			if v.InFlight != 0 {
+				return false
+			}
+		}
+		for _, c := range s.Classes {
+			if c.Queued != 0 || c.InFlight != 0 {
+				return false
+			}
+		}
+		return true
+	})
+	g.dispatcher.mu.Lock()
+	defer g.dispatcher.mu.Unlock()
+	if g.dispatcher.mu.tickets.newer != &g.dispatcher.mu.tickets {
+		t.Error("a ticket is left")
+	}
+}
+
+// A client that goes away, at whatever moment, costs what it took, once.
+func TestAbort(t *testing.T) {
+	arrived, release := make(chan string, 10), make(chan struct{})
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		arrived <- r.URL.Path
+		switch r.URL.Path {
+		case "/hold":
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		case "/upload":
+			_, _ = io.Copy(io.Discard, r.Body)
+		case "/download":
+			block := make([]byte, 64<<10)
+			for r.Context().Err() == nil {
+				if _, err := w.Write(block); err != nil {
+					return
+				}
+			}
+		}
+	})
+	g := serve(t, one(url, "[[class]]\nname = \"c\"\nwait = \"10m\""), nil)
+	server := func() ServerStatus { return g.Status().Servers[0] }
+	t.Run("queued", func(t *testing.T) {
+		first, _ := g.dial(t)
+		write(t, first, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+		<-arrived
+		second, _ := g.dial(t)
+		write(t, second, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
+		eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
+		second.Close()
+		eventually(t, "the second has left", func() bool { return g.Status().Classes[0].Left == 1 })
+		first.Close()
+		g.idle(t)
+		if s := server(); s.Sent != 1 || s.Aborted != 1 || s.Failed != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+	for i, c := range []struct{ name, request string }{
+		{"dispatched", "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"},
+		{"in the middle of its body", "POST /upload HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nhalf"},
+		{"in the middle of its chunked body", "POST /upload HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"},
+		{"in the middle of the answer", "GET /download HTTP/1.1\r\nHost: a\r\n\r\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn, r := g.dial(t)
+			write(t, conn, c.request)
+			<-arrived
+			if strings.Contains(c.request, "/download") {
+				if _, err := r.Peek(1000); err != nil {
+					t.Fatal(err)
+				}
+			}
+			conn.Close()
+			g.idle(t)
+			if s := server(); s.Aborted != uint64(i+2) || s.Failed != 0 || s.Departed != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+	close(release)
+	if res, _ := g.get(t, "/hold"); res.StatusCode != http.StatusOK {
+		t.Error(res.Status)
+	}
+	g.idle(t)
+	if s := server(); s.Departed != 1 || s.Sent != 6 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What clients say of themselves goes no further, unless the peer is trusted.
+func TestHeaders(t *testing.T) {
+	var got http.Header
+	var host string
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		got, host = r.Header, r.Host
+		w.Header().Set("Srtm-Class", "forged")
+		w.Header().Set("X-Own", "1")
+		w.Header().Set("Connection", "X-Hop")
+		w.Header().Set("X-Hop", "1")
+	})
+	forged := []string{"X-Forwarded-For: 192.0.2.1", "X-Forwarded-Host: forged", "X-Forwarded-Proto: gopher", "X-Forwarded-Port: 1", "Forwarded: for=192.0.2.1",
+		"X-Real-Ip: 192.0.2.1", "Srtm-Class: forged", "Connection: X-Mine", "X-Mine: 1", "X-Kept: 1"}
+	g := serve(t, one(url), nil)
+	res, _ := g.get(t, "/a%2Fb?x=1;y", forged...)
+	if res.Header["Srtm-Class"][0] != policy.Default || len(res.Header["Srtm-Class"]) != 1 || res.Header.Get("X-Own") != "1" || res.Header.Get("X-Hop") != "" || !strings.HasPrefix(res.Header.Get("Server-Timing"), "queue;dur=") {
+		t.Errorf("%v", res.Header)
+	}
+	for name, want := range map[string]string{
+		"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "shop.example", "X-Forwarded-Proto": "http", "X-Forwarded-Port": "", "Forwarded": "",
+		"X-Real-Ip": "", "Srtm-Class": policy.Default, "X-Mine": "", "X-Kept": "1",
+	} {
+		if have := strings.Join(got[name], ", "); have != want {
+			t.Errorf("%s: %q, want %q", name, have, want)
+		}
+	}
+	if host != "shop.example" {
+		t.Errorf("Host: %q", host)
+	}
+	g = serve(t, one(url, `trusted_peers = ["127.0.0.0/8"]`), nil)
+	g.get(t, "/", forged...)
+	for name, want := range map[string]string{
+		"X-Forwarded-For": "192.0.2.1, 127.0.0.1", "X-Forwarded-Host": "forged", "X-Forwarded-Proto": "gopher", "X-Forwarded-Port": "1", "Forwarded": "for=192.0.2.1",
+		"X-Real-Ip": "192.0.2.1", "Srtm-Class": policy.Default,
+	} {
+		if have := strings.Join(got[name], ", "); have != want {
+			t.Errorf("trusted: %s: %q, want %q", name, have, want)
+		}
+	}
+}
+
+// What is more than a request and an answer passes.
+func TestProtocol(t *testing.T) {
+	next := make(chan struct{})
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		switch r.URL.Path {
+		case "/trailer":
+			body, _ := io.ReadAll(r.Body)
+			w.Header().Set("Trailer", "X-Announced")
+			fmt.Fprintf(w, "%s %s", body, r.Trailer.Get("X-Up"))
+			w.Header().Set("X-Announced", "a")
+			w.Header().Set(http.TrailerPrefix+"X-Sudden", "s")
+		case "/continue":
+			body, _ := io.ReadAll(r.Body)
+			fmt.Fprintf(w, "%s", body)
+		case "/hints":
+			w.Header().Set("Link", "</a.css>; rel=preload")
+			w.WriteHeader(http.StatusEarlyHints)
+			fmt.Fprint(w, "done")
+		case "/events":
+			w.Header().Set("Content-Type", "text/event-stream")
+			for range 3 {
+				fmt.Fprint(w, "data: x\n\n")
+				if err := control.Flush(); err != nil {
+					t.Error(err)
+				}
+				<-next
+			}
+		case "/socket":
+			c, rw, err := control.Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			for rw.Flush() == nil {
+				line, err := rw.ReadString('\n')
+				if err != nil {
+					return
+				}
+				fmt.Fprint(rw, "echo "+line)
+			}
+		}
+	})
+	g := serve(t, one(url), nil)
+	t.Run("trailers", func(t *testing.T) {
+		c, r := g.dial(t)
+		write(t, c, "POST /trailer HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nTransfer-Encoding: chunked\r\nTrailer: X-Up\r\n\r\n2\r\nhi\r\n0\r\nX-Up: u\r\n\r\n")
+		res, body := answer(t, r)
+		if body != "hi u" || res.Trailer.Get("X-Announced") != "a" || res.Trailer.Get("X-Sudden") != "s" {
+			t.Errorf("%q, %v", body, res.Trailer)
+		}
+	})
+	t.Run("100-continue", func(t *testing.T) {
+		c, r := g.dial(t)
+		write(t, c, "POST /continue HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+		if line, err := r.ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 100") {
+			t.Fatalf("%q, %v", line, err)
+		}
+		if _, err := r.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		write(t, c, "hi")
+		if res, body := answer(t, r); body != "hi" || res.Header.Get("Srtm-Class") == "" {
+			t.Errorf("%v, %q", res, body)
+		}
+	})
+	t.Run("early hints", func(t *testing.T) {
+		c, r := g.dial(t)
+		write(t, c, "GET /hints HTTP/1.1\r\nHost: a\r\n\r\n")
+		if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusEarlyHints || res.Header.Get("Link") == "" {
+			t.Fatalf("%v, %v", res, err)
+		}
+		if res, body := answer(t, r); body != "done" || res.Header.Get("Srtm-Class") == "" || res.Header.Get("Server-Timing") == "" {
+			t.Errorf("%v, %q", res, body)
+		}
+	})
+	t.Run("a stream is passed on as it comes", func(t *testing.T) {
+		c, r := g.dial(t)
+		write(t, c, "GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
+		res, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		events := bufio.NewReader(res.Body)
+		for range 3 {
+			if line, err := events.ReadString('\n'); err != nil || line != "data: x\n" {
+				t.Fatalf("%q, %v", line, err)
+			}
+			if _, err := events.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+			next <- struct{}{}
+		}
+		if rest, err := io.ReadAll(events); err != nil || len(rest) > 0 {
+			t.Errorf("%q, %v", rest, err)
+		}
+	})
+	g.idle(t)
+	t.Run("a websocket takes no capacity while it is open", func(t *testing.T) {
+		c, r := g.dial(t)
+		write(t, c, "GET /socket HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatalf("%v, %v", res, err)
+		}
+		for range 2 {
+			write(t, c, "hello\n")
+			if line, err := r.ReadString('\n'); err != nil || line != "echo hello\n" {
+				t.Fatalf("%q, %v", line, err)
+			}
+			g.idle(t)
+		}
+		c.Close()
+		g.tunnels.Wait()
+	})
+	for range 3 { // what was pooled is as good as new
+		if res, body := g.get(t, "/continue"); res.StatusCode != http.StatusOK || body != "" {
+			t.Errorf("%v, %q", res.Status, body)
+		}
+	}
+	if s := g.Status().Servers[0]; s.Failed != 0 || s.Aborted != 0 || s.Departed != 8 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What has no place, or no more time, is refused with when to come again.
+func TestQueueBounds(t *testing.T) {
+	arrived, release := make(chan struct{}, 10), make(chan struct{})
+	url := backend(t, func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- struct{}{}
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	})
+	refused := func(t *testing.T, g *gateway, header ...string) {
+		t.Helper()
+		if res, body := g.get(t, "/", header...); res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || res.Header.Get("Srtm-Class") != "c" || body == "" {
+			t.Errorf("%s, %v, %q", res.Status, res.Header, body)
+		}
+	}
+	for _, c := range []struct {
+		name, bound string
+		waiting     int
+	}{{"count", `queue = 1`, 1}, {"bytes", `queue_bytes = 300`, 1}, {"wait", `wait = "1ms"`, 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			wait := ""
+			if c.name != "wait" {
+				wait = `wait = "10m"`
+			}
+			g := serve(t, one(url, "[[class]]\nname = \"c\"", c.bound, wait), nil)
+			done := make(chan struct{})
+			ask := func() {
+				conn, r := g.dial(t)
+				write(t, conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+				go func() {
+					defer func() { done <- struct{}{} }()
+					if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusOK {
+						t.Errorf("%v, %v", res, err)
+					}
+				}()
+			}
+			ask()
+			<-arrived
+			for range c.waiting {
+				ask()
+			}
+			eventually(t, "one waits", func() bool { return g.Status().Classes[0].Queued == c.waiting })
+			refused(t, g, "X: "+strings.Repeat("x", 300))
+			s := g.Status().Classes[0]
+			if c.waiting > 0 && s.Full != 1 || c.waiting == 0 && s.Late != 1 {
+				t.Errorf("%+v", s)
+			}
+			for range 1 + c.waiting {
+				release <- struct{}{}
+				<-done
+			}
+			g.idle(t)
+			for len(arrived) > 0 {
+				<-arrived
+			}
+		})
+	}
+}
+
+// What means two things to two servers goes to none.
+func TestSmuggling(t *testing.T) {
+	var paths []string
+	url := backend(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		paths = append(paths, r.URL.Path)
+	})
+	g := serve(t, one(url), nil)
+	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+	for _, request := range []string{
+		"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.1\r\nHost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled,
+		"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: +4\r\n\r\n0\r\n\r\n" + smuggled,
+		"GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n" + smuggled,
+		"GET /x HTTP/1.1\r\n\r\n" + smuggled,
+	} {
+		for _, whole := range []bool{true, false} {
+			c, r := g.dial(t)
+			if whole {
+				write(t, c, request)
+			} else {
+				head, _, _ := strings.Cut(request, "\r\n\r\n")
+				for i := range len(head) + 4 {
+					write(t, c, request[i:i+1])
+				}
+			}
+			res, _ := answer(t, r)
+			if res.StatusCode < 400 || res.StatusCode > 501 || !res.Close {
+				t.Errorf("%q: %s, close %v", request, res.Status, res.Close)
+			}
+			if more, err := http.ReadResponse(r, nil); err == nil {
+				t.Errorf("%q: then %s", request, more.Status)
+			}
+			c.Close()
+		}
+	}
+	// What a body says is no head.
+	c, r := g.dial(t)
+	body := "POST /ok HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+	write(t, c, fmt.Sprintf("POST /body HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
+	write(t, c, "POST /last HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+	for range 2 {
+		if res, _ := answer(t, r); res.StatusCode != http.StatusOK {
+			t.Error(res.Status)
+		}
+	}
+	g.idle(t)
+	if got := strings.Join(paths, " "); got != "/body /last" {
+		t.Errorf("the server got %s", got)
+	}
+}
+
+// What takes too long is ended, and it is known whose fault that was.
+func TestTimeouts(t *testing.T) {
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/body":
+			_, _ = io.Copy(io.Discard, r.Body)
+			return
+		case "/stall":
+			fmt.Fprint(w, "some")
+			_ = http.NewResponseController(w).Flush()
+		case "/flood":
+			block := make([]byte, 1<<20)
+			for r.Context().Err() == nil {
+				if _, err := w.Write(block); err != nil {
+					return
+				}
+			}
+		}
+		<-r.Context().Done()
+	})
+	g := serve(t, one(url, "[timeouts]", `header = "100ms"`, `body = "100ms"`, `response = "100ms"`), nil)
+	t.Run("no head", func(t *testing.T) { // slowloris
+		c, r := g.dial(t)
+		write(t, c, "GET / HTTP/1.1\r\nHost: a\r\n")
+		if _, err := io.ReadAll(r); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("no body", func(t *testing.T) {
+		c, r := g.dial(t)
+		write(t, c, "POST /body HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhalf")
+		if res, _ := answer(t, r); res.StatusCode != http.StatusRequestTimeout {
+			t.Error(res.Status)
+		}
+		g.idle(t)
+		if s := g.Status().Servers[0]; s.Aborted != 1 || s.Failed != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("no answer", func(t *testing.T) {
+		if res, _ := g.get(t, "/never"); res.StatusCode != http.StatusGatewayTimeout {
+			t.Error(res.Status)
+		}
+		g.idle(t)
+		if s := g.Status().Servers[0]; s.Failed != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("half an answer", func(t *testing.T) {
+		c, r := g.dial(t)
+		write(t, c, "GET /stall HTTP/1.1\r\nHost: a\r\n\r\n")
+		res, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(res.Body); err == nil || string(body) != "some" {
+			t.Errorf("%q, %v", body, err)
+		}
+		g.idle(t)
+		if s := g.Status().Servers[0]; s.Failed != 2 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("a client that does not read", func(t *testing.T) {
+		c, _ := g.dial(t)
+		write(t, c, "GET /flood HTTP/1.1\r\nHost: a\r\n\r\n")
+		eventually(t, "the end of it", func() bool { return g.Status().Servers[0].Aborted == 2 })
+		g.idle(t)
+	})
+	// A client that is slow between requests, not in them.
+	t.Run("a connection in use", func(t *testing.T) {
+		c, r := g.dial(t)
+		for range 3 {
+			write(t, c, "POST /body HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
+			if res, _ := answer(t, r); res.StatusCode != http.StatusOK {
+				t.Error(res.Status)
+			}
+		}
+	})
+}
+
+// A change of the policy moves what waits and what is at a server along.
+func TestSetPolicy(t *testing.T) {
+	arrived, release := make(chan string, 10), make(chan struct{})
+	url := backend(t, func(_ http.ResponseWriter, r *http.Request) { arrived <- r.URL.Path; <-release })
+	other := backend(t, func(_ http.ResponseWriter, r *http.Request) { arrived <- "other" + r.URL.Path })
+	class := func(name string) string { return fmt.Sprintf("[[class]]\nname = %q\nwait = \"10m\"", name) }
+	g := serve(t, one(url, class("a")), nil)
+	ask := func(path string) *bufio.Reader {
+		c, r := g.dial(t)
+		write(t, c, "GET "+path+" HTTP/1.1\r\nHost: a\r\n\r\n")
+		return r
+	}
+	first := ask("/1")
+	if at := <-arrived; at != "/1" {
+		t.Fatal(at)
+	}
+	second := ask("/2")
+	eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
+	// The class is gone, and the server is still busy.
+	if err := g.SetPolicy(parse(t, one(url, class("b")))); err != nil {
+		t.Fatal(err)
+	}
+	if s := g.Status(); s.Classes[0].Name != "b" || s.Classes[0].Queued != 1 || s.Servers[0].InFlight != 1 || s.Servers[0].Free["cpu"] != 0 {
+		t.Errorf("%+v", s)
+	}
+	// A faulty one changes nothing.
+	bad := parse(t, one(other))
+	bad.Classes[0].Weight = 0
+	if err := g.SetPolicy(bad); err == nil {
+		t.Error("a weight of 0 was taken")
+	}
+	// Another server, that is free: the second goes there.
+	if err := g.SetPolicy(parse(t, one(other, class("b")))); err != nil {
+		t.Fatal(err)
+	}
+	if at := <-arrived; at != "other/2" {
+		t.Error(at)
+	}
+	if res, _ := answer(t, second); res.StatusCode != http.StatusOK {
+		t.Error(res.Status)
+	}
+	close(release) // of the server that is no more
+	if res, _ := answer(t, first); res.StatusCode != http.StatusOK {
+		t.Error(res.Status)
+	}
+	g.idle(t)
+	if s := g.Status(); len(s.Servers) != 1 || s.Servers[0].URL != other {
+		t.Errorf("%+v", s.Servers)
+	}
+}

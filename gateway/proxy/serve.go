@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+// Server returns the server of a Listener, for HTTP/1.1 and 2, the latter also in clear
+// for clients that know that it is spoken. The timeouts of connections are those of the
+// policy that there is now.
+func (p *Proxy) Server(maxHeader int) *http.Server {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	timeouts := p.rules.Load().policy.Timeouts
+	return &http.Server{
+		Handler: p, Protocols: protocols, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
+		ReadHeaderTimeout: timeouts.Header, IdleTimeout: timeouts.Idle,
+		BaseContext: func(net.Listener) context.Context { return p.base },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if watched, ok := c.(*watchedConn); ok {
+				return context.WithValue(ctx, watchedKey{}, watched)
+			}
+			return ctx
+		},
+	}
+}
+
+// Listener returns ln with TLS where the guard has it, and otherwise with an eye on how
+// requests are framed.
+func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
+	if secured := guard.Listener(ln); secured != ln {
+		return secured
+	}
+	return watchedListener{ln}
+}
+
+// A request that has both Content-Length and Transfer-Encoding, or the latter in
+// HTTP/1.0, means one thing to net/http, which drops the first, and perhaps another to
+// what stands in front of the gateway: what one takes for the body, the other takes for
+// the next request, which may be another client's. net/http keeps no trace of it, so
+// the heads are looked at as they are read.
+
+type watchedKey struct{}
+
+type watchedListener struct{ net.Listener }
+
+func (l watchedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &watchedConn{Conn: c}, nil
+}
+
+// watchedConn notes the first lines of heads that are framed twice. Every run of lines
+// between two empty ones is taken for a head: where a body is taken for one, too, that
+// matters only to a later request with the same first line.
+type watchedConn struct {
+	net.Conn
+	head head // owned by who reads
+
+	mu struct {
+		sync.Mutex
+		ambiguous []string // first lines; with maxAmbiguous of them, any
+	}
+}
+
+const (
+	maxAmbiguous = 8
+	maxFirstLine = 512 // bytes of a line that are kept
+)
+
+type head struct {
+	line, first             []byte
+	length, coding, started bool
+}
+
+func (c *watchedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	for rest := p[:n]; len(rest) > 0; {
+		end := bytes.IndexByte(rest, '\n')
+		part := rest
+		if end >= 0 {
+			part = rest[:end]
+		}
+		rest = rest[len(part):]
+		h := &c.head
+		h.line = append(h.line, part[:min(len(part), maxFirstLine-len(h.line))]...)
+		if end >= 0 {
+			rest = rest[1:]
+			c.lineRead()
+		}
+	}
+	return n, err
+}
+
+func (c *watchedConn) lineRead() {
+	h := &c.head
+	line := bytes.TrimSuffix(h.line, []byte{'\r'})
+	name, _, _ := bytes.Cut(line, []byte{':'})
+	switch {
+	case len(line) == 0:
+		old := bytes.HasSuffix(h.first, []byte("HTTP/1.0"))
+		if h.coding && (h.length || old) {
+			c.mu.Lock()
+			if len(c.mu.ambiguous) < maxAmbiguous {
+				c.mu.ambiguous = append(c.mu.ambiguous, string(h.first))
+			}
+			c.mu.Unlock()
+		}
+		h.first, h.length, h.coding, h.started = h.first[:0], false, false, false
+	case !h.started:
+		h.first, h.started = append(h.first[:0], line...), true
+	case bytes.EqualFold(name, []byte("Content-Length")):
+		h.length = true
+	case bytes.EqualFold(name, []byte("Transfer-Encoding")):
+		h.coding = true
+	}
+	h.line = h.line[:0]
+}
+
+// ambiguous reports whether a request was framed twice.
+func ambiguous(r *http.Request) bool {
+	if r.ProtoMajor != 1 || len(r.TransferEncoding) == 0 && r.ProtoMinor > 0 {
+		return false
+	}
+	c, ok := r.Context().Value(watchedKey{}).(*watchedConn)
+	if !ok {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.mu.ambiguous) == maxAmbiguous {
+		return true
+	}
+	first := r.Method + " " + r.RequestURI + " " + r.Proto
+	first = first[:min(len(first), maxFirstLine)]
+	for _, a := range c.mu.ambiguous {
+		if a == first {
+			return true
+		}
+	}
+	return false
+}

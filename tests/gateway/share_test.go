@@ -1,0 +1,178 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+func TestMain(m *testing.M) { localtest.Main(m) }
+
+// status is what tests need of /status: the contract with every tool.
+type status struct {
+	Classes []struct {
+		Name   string
+		Queued int
+		Sent   uint64
+		Used   map[string]float64
+		Late   uint64 `json:"refused_late"`
+		Full   uint64 `json:"refused_full"`
+	}
+	Servers []struct {
+		URL             string
+		InFlight        int `json:"in_flight"`
+		Sent            uint64
+		MeanDepartureMs float64 `json:"mean_departure_ms"`
+		Ejected         bool
+		Free, Capacity  map[string]float64
+	}
+}
+
+// running is a gateway.
+type running struct {
+	URL, admin string
+	policy     string // its file
+}
+
+// start runs a gateway with a policy until the test ends.
+func start(t testing.TB, policy string, flags ...string) *running {
+	t.Helper()
+	at := localtest.Ports(t, 2)
+	file := filepath.Join(t.TempDir(), "policy.toml")
+	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	localtest.Run(t, localtest.Racing(t, "gateway"), at[1]+"/healthz", append([]string{"--policy=" + file, "--http-address=" + at[0], "--admin-address=" + at[1]}, flags...)...)
+	return &running{"http://" + at[0], "http://" + at[1], file}
+}
+
+func (g *running) status(t testing.TB) (s status) {
+	t.Helper()
+	text, code, err := localtest.Ask(http.MethodGet, g.admin+"/status", "")
+	if err == nil && code == http.StatusOK {
+		err = json.Unmarshal([]byte(text), &s)
+	}
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("%d, %v: %s", code, err, text)
+	}
+	return s
+}
+
+const threeClasses = `
+trusted_headers = ["X-Plan"]
+[[class]]
+name = "gold"
+weight = 6
+match = [{ header = "X-Plan: gold" }]
+wait = "1m"
+[[class]]
+name = "silver"
+weight = 3
+match = [{ header = "X-Plan: silver" }]
+wait = "1m"
+[[class]]
+name = "bronze"
+weight = 1
+wait = "1m"
+`
+
+// costs are those of pages, as a policy has them.
+func costs() string {
+	var b strings.Builder
+	for path, units := range pages {
+		fmt.Fprintf(&b, "[[cost]]\npath = %q\n", path)
+		for name, u := range units {
+			fmt.Fprintf(&b, "%s = %g\n", name, u)
+		}
+	}
+	return b.String()
+}
+
+// The gateway's main job: two web servers, one twice as fast, under more requests than
+// they can take. Classes get 6:3:1 of every resource, and the faster server gets more.
+func TestClassesShareEveryResource(t *testing.T) {
+	fast := newBackend(t, map[string]float64{"cpu": 1000, "disk": 1000, "net": 1000})
+	slow := newBackend(t, map[string]float64{"cpu": 500, "disk": 500, "net": 500})
+	g := start(t, threeClasses+costs()+fmt.Sprintf(`
+[[server]]
+url = %q
+cpu = 1000
+disk = 1000
+net = 1000
+[[server]]
+url = %q
+cpu = 500
+disk = 500
+net = 500
+`, fast.URL, slow.URL))
+	client := newClient(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer cancel()
+	for _, class := range []string{"gold", "silver", "bronze"} {
+		for path := range pages {
+			for range 30 {
+				clients.Go(func() {
+					for ctx.Err() == nil {
+						req, err := http.NewRequestWithContext(ctx, http.MethodGet, g.URL+path, nil)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						req.Header.Set("X-Plan", class)
+						res, err := client.Do(req)
+						if err != nil {
+							if ctx.Err() == nil {
+								t.Error(err)
+							}
+							return
+						}
+						res.Body.Close()
+						if res.StatusCode != http.StatusOK {
+							t.Errorf("%s: %s", path, res.Status)
+							return
+						}
+					}
+				})
+			}
+		}
+	}
+	total := func(s status) (n uint64) {
+		for _, c := range s.Classes {
+			n += c.Sent
+		}
+		return n
+	}
+	var from, to status
+	localtest.WaitFor(t, "requests that wait in every class", func() bool {
+		from = g.status(t)
+		return len(from.Classes) == 3 && from.Classes[0].Queued > 10 && from.Classes[1].Queued > 10 && from.Classes[2].Queued > 10 && total(from) > 100
+	})
+	localtest.WaitFor(t, "requests", func() bool { to = g.status(t); return total(to) > total(from)+800 })
+	used := func(i int, resource string) float64 {
+		return to.Classes[i].Used[resource] - from.Classes[i].Used[resource]
+	}
+	for _, resource := range []string{"cpu", "disk", "net"} {
+		gold, silver, bronze := used(0, resource), used(1, resource), used(2, resource)
+		t.Logf("%s: %.2f : %.2f : 1", resource, gold/bronze, silver/bronze)
+		if r := gold / bronze; r < 5 || r > 7 {
+			t.Errorf("%s: gold has %.2f times of bronze's", resource, r)
+		}
+		if r := silver / bronze; r < 2.5 || r > 3.5 {
+			t.Errorf("%s: silver has %.2f times of bronze's", resource, r)
+		}
+	}
+	t.Logf("%+v", to.Servers)
+	if f, s := to.Servers[0].Sent-from.Servers[0].Sent, to.Servers[1].Sent-from.Servers[1].Sent; f < s*3/2 || f > s*3 {
+		t.Errorf("the fast server got %d, the slow one %d", f, s)
+	}
+}
