@@ -67,7 +67,7 @@ func TestBucketGolden(t *testing.T) {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "scale", "shares", "jbq"} {
+	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "scale", "shares", "jbq", "mqos"} {
 		testkit.Golden(t, filepath.Join("testdata", command+".help"), []byte(mustRun(t, "", command, "--help")))
 	}
 }

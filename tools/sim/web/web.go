@@ -53,10 +53,11 @@ type machine struct {
 	jobs  jobs
 }
 
-// job is a request at a machine; end is in its work.
+// job is a request at a machine; end is in its work. of is what a site needs of it.
 type job struct {
 	end  float64
 	came mono.Time
+	of   *visit
 }
 
 type jobs []job
@@ -122,7 +123,7 @@ func Run(s Study) Result {
 			m := &machines[at]
 			m.advance(arrival)
 			demand := Demand.Seconds() * math.Exp(sigma*rng.NormFloat64()-sigma*sigma/2)
-			heap.Push(&m.jobs, job{m.work + demand, arrival})
+			heap.Push(&m.jobs, job{end: m.work + demand, came: arrival})
 			second := int(arrival / mono.Time(time.Second))
 			for len(r.PerSecond) <= second {
 				r.PerSecond = append(r.PerSecond, 0)
