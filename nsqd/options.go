@@ -74,7 +74,7 @@ type options struct {
 	statsdExclude                          bool
 	syncEvery                              int64
 	syncTimeout                            time.Duration
-	nodeID                                 int
+	nodeID, maxWeight                      int
 
 	// Made of the above by validate.
 	roots       *x509.CertPool // nil: the system's
@@ -172,6 +172,8 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.Func("topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated", o.topicLimit)
 	fs.DurationVar(&o.broker.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
 	fs.DurationVar(&o.broker.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
+	fs.StringVar((*string)(&o.broker.Pacing), "pacing", string(broker.PaceAdvise), "`mode` of topics with a contract that have none of their own: off (of all topics); advise (publishers that send PACE are told what they may send, by weight, while there is more than the contract); or police (what is more than that is refused, of all publishers)")
+	fs.IntVar(&o.maxWeight, "max-weight", 1, "maximum `weight`, 1 to 255, of a publisher to which its topic gives none")
 	fs.DurationVar(&o.drainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, while what memory holds is stored")
 	fs.Int64Var(&o.memoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
 	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, of each its body and 256; a topic that holds four times what is left goes on as one with --mem-queue-size messages (default half of the memory limit)")
@@ -268,7 +270,7 @@ func (o *options) validate() error {
 	s.TLS = o.conn.TLS != nil
 	s.TLSRequired = s.TLS && o.tlsRequired != tlsOptional
 	s.AuthRequired = o.authServers != nil
-	s.Version = obs.NSQ
+	s.Version, s.Limits.Pace = obs.NSQ, o.broker.Pacing != broker.PaceOff
 	must(s.Validate())
 	o.conn.Session = s
 	o.conn.StrictBuffering = o.outputBuffering == bufferStrict
@@ -281,6 +283,7 @@ func (o *options) validate() error {
 	must(o.conn.Validate())
 	b := &o.broker
 	b.Capacity, b.MaxMsgTimeout, b.AutoCreate = cmp.Or(o.memQueueSize, readAhead), s.MaxMsgTimeout, !o.managed()
+	b.MaxWeight = uint8(o.maxWeight)
 	b.Seed = uint64(time.Now().UnixNano())
 	if len(o.statsd.Percentiles) > 0 {
 		b.EndToEnd = o.e2eWindow
@@ -299,6 +302,7 @@ func (o *options) validate() error {
 	fault(o.pinFor != "" && o.hook.PinDir == "", "--pin-arrival-stamps needs --arrival-stamps-dir")
 	must(daemon.OneOf("output-buffering", o.outputBuffering, bufferEager, bufferStrict))
 	must(daemon.OneOf("durability", o.durability, durabilityMemory, durabilityFsync))
+	must(daemon.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
 	must(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
 	fault(o.tcpAddress == "", "--tcp-address is empty")
 	fault(conn.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
@@ -313,6 +317,7 @@ func (o *options) validate() error {
 		{"max-unfinished", int64(o.storage.MaxUnfinished), 0, math.MaxInt64}, {"max-log-bytes", o.storage.MaxLogBytes, 0, math.MaxInt64},
 		{"broadcast-tcp-port", int64(o.broadcastTCPPort), 0, 65535}, {"broadcast-http-port", int64(o.broadcastHTTPPort), 0, 65535},
 		{"sync-every", o.syncEvery, 1, math.MaxInt64}, {"node-id", int64(o.nodeID), 0, nodeIDs - 1},
+		{"max-weight", int64(o.maxWeight), 1, 255},
 	} {
 		fault(n.n < n.min, "--%s %d is less than %d", n.flag, n.n, n.min)
 		fault(n.n > n.max, "--%s %d is more than %d", n.flag, n.n, n.max)

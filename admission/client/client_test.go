@@ -55,10 +55,7 @@ func dial(t *testing.T, cfg client.Config) *client.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		c.Close()
-		c.Close() // is nothing
-	})
+	t.Cleanup(c.Close)
 	return c
 }
 

@@ -23,6 +23,7 @@ const (
 	OpReq                    // ID, Timeout
 	OpTouch                  // ID
 	OpCls                    // deliver nothing any more; FIN, REQ and TOUCH still come
+	OpPace                   // Ready, which is the weight
 
 	// The upgrades that IDENTIFY granted, in their order. Write the output
 	// first. Once the operation is carried out, everything read and written is
@@ -59,12 +60,13 @@ type Op struct {
 	Body    []byte
 	Batch   wire.Batch
 	Defer   time.Duration  // DPUB
-	Ready   int            // RDY
+	Ready   int            // RDY; PACE: the weight
 	ID      wire.MessageID // FIN, REQ, TOUCH
 	Timeout time.Duration  // REQ
 	Level   int            // OpDeflate, in [1, 9]
 
-	// Reply is set by the driver before Done, for OpAuth alone.
+	// Reply is set by the driver before Done, for OpAuth, and for publishes of a client
+	// that sent PACE if it is to be told something: then it is sent instead of OK.
 	Reply []byte
 }
 
@@ -107,6 +109,8 @@ func (k OpKind) verb() wire.Verb {
 		return wire.VerbTouch
 	case OpCls:
 		return wire.VerbCls
+	case OpPace:
+		return wire.VerbPace
 	}
 	return wire.VerbNone
 }

@@ -242,6 +242,15 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 			s.state = closingWait
 		}
 
+	case wire.VerbPace:
+		switch {
+		case s.cfg.TLSRequired && !s.encrypted:
+			return notNow(cmd.Verb, "before TLS, which is required: IDENTIFY with tls_v1")
+		case s.restricted():
+			return wire.NewError(wire.CodeAuthFirst, "PACE needs AUTH first")
+		}
+		op.Kind, op.Ready = OpPace, cmd.Ready
+
 	case wire.VerbIdentify:
 		switch {
 		case s.state != connected:
@@ -322,7 +331,13 @@ func (s *Session) Answer(op *Op, err error) {
 
 func (s *Session) reply(op *Op) error {
 	switch op.Kind {
-	case OpPub, OpMpub, OpDpub, OpSub:
+	case OpPub, OpMpub, OpDpub:
+		if op.Reply != nil {
+			s.out = wire.AppendResponse(s.out, op.Reply)
+			break
+		}
+		s.out = wire.AppendResponse(s.out, wire.OK)
+	case OpSub, OpPace:
 		s.out = wire.AppendResponse(s.out, wire.OK)
 	case OpTLS, OpSnappy, OpDeflate:
 		s.encrypted = s.encrypted || op.Kind == OpTLS

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -38,14 +39,15 @@ const (
 	VerbTouch
 	VerbNop
 	VerbCls
+	VerbPace // SRTM's own, where Limits.Pace allows it
 )
 
 // String returns the verb as it is on the wire, and "" for an undefined one.
 func (v Verb) String() string {
-	if v > VerbCls {
+	if v > VerbPace {
 		return ""
 	}
-	return [...]string{"", "IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB", "SUB", "RDY", "FIN", "REQ", "TOUCH", "NOP", "CLS"}[v]
+	return [...]string{"", "IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB", "SUB", "RDY", "FIN", "REQ", "TOUCH", "NOP", "CLS", "PACE"}[v]
 }
 
 // Command is one parsed command. Its slices are views into the buffer it was
@@ -57,7 +59,7 @@ type Command struct {
 	Body    []byte        // PUB, DPUB: the message; IDENTIFY: JSON; AUTH: the secret. Never empty there
 	Batch   Batch         // MPUB
 	Delay   time.Duration // DPUB: in [0, MaxDeferTimeout]; REQ: cut to [0, MaxReqTimeout]
-	Ready   int           // RDY: in [0, MaxRdy]
+	Ready   int           // RDY: in [0, MaxRdy]; PACE: the weight, in [1, 255]
 	ID      MessageID     // FIN, REQ, TOUCH
 }
 
@@ -173,6 +175,11 @@ func (c *Command) parse(in []byte, lim *Limits, seen *Walk) (n, need int, fault 
 	case "CLS":
 		c.Verb = VerbCls
 		return at, 0, nil
+	case "PACE":
+		if lim.Pace {
+			c.Verb = VerbPace
+			return at, 0, c.parsePace(&args)
+		}
 	}
 	return 0, 0, invalid("unknown command %q", verb)
 }
@@ -313,6 +320,23 @@ func (c *Command) parseReady(args *arguments, limit int) *Error {
 	n, ok := parseInt(count)
 	if !ok || n < 0 || n > int64(limit) {
 		return invalid("RDY count %q is not a number in [0, %d]", count, limit)
+	}
+	c.Ready = int(n)
+	return nil
+}
+
+// parsePace takes version 1 alone: what another asks for is not known.
+func (c *Command) parsePace(args *arguments) *Error {
+	version, weight := args.next(), args.next()
+	if fault := args.done(c.Verb); fault != nil {
+		return fault
+	}
+	if string(version) != "1" {
+		return invalid("PACE version %q is not 1", version)
+	}
+	n, ok := parseInt(weight)
+	if !ok || n < 1 || n > math.MaxUint8 {
+		return invalid("PACE weight %q is not a number in [1, %d]", weight, math.MaxUint8)
 	}
 	c.Ready = int(n)
 	return nil

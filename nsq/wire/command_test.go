@@ -367,15 +367,15 @@ func TestMpubIsGoneThroughOnce(t *testing.T) {
 
 func TestVerbStrings(t *testing.T) {
 	seen := map[string]Verb{}
-	for v := VerbIdentify; v <= VerbCls; v++ {
+	for v := VerbIdentify; v <= VerbPace; v++ {
 		s := v.String()
 		if other, dup := seen[s]; dup || s == "" {
 			t.Errorf("verbs %d and %d are both %q", other, v, s)
 		}
 		seen[s] = v
 	}
-	if len(seen) != 12 || VerbNone.String() != "" || (VerbCls+1).String() != "" {
-		t.Errorf("%d verbs, none %q, past the last %q", len(seen), VerbNone, VerbCls+1)
+	if len(seen) != 13 || VerbNone.String() != "" || (VerbPace+1).String() != "" {
+		t.Errorf("%d verbs, none %q, past the last %q", len(seen), VerbNone, VerbPace+1)
 	}
 }
 

@@ -78,6 +78,15 @@ func AppendFin(dst []byte, id MessageID) []byte {
 //	N O P \n
 func AppendNop(dst []byte) []byte { return append(dst, "NOP\n"...) }
 
+// AppendPace asks to be told what may be sent, as a publisher of that weight, at
+// least 1.
+//
+//	P A C E ' ' version 1 ' ' weight \n
+func AppendPace(dst []byte, weight uint8) []byte {
+	dst = strconv.AppendUint(append(dst, "PACE 1 "...), uint64(weight), 10)
+	return append(dst, '\n')
+}
+
 func appendBody(dst, body []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(dst, uint32(len(body))), body...)
 }

@@ -27,6 +27,7 @@ type Limits struct {
 	MaxReqTimeout   time.Duration // maximum delay of REQ; a longer one is cut to it
 	MaxDeferTimeout time.Duration // maximum delay of DPUB; a longer one is refused; 0 means MaxReqTimeout
 	MaxRdy          int           // maximum RDY count
+	Pace            bool          // PACE is a command; else it is as unknown as in NSQ
 }
 
 // DefaultLimits returns the defaults that upstream's nsqd documents.

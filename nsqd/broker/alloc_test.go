@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -23,14 +24,17 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 		channels []string
 		body     int
 		captured bool
+		pacing   broker.PaceMode
 	}{
-		{"to one channel", false, []string{"c"}, 100, false},
-		{"limited", true, []string{"c"}, 100, false},
-		{"to four channels", true, []string{"c1", "c2", "c3", "c4"}, 5000, false},
-		{"captured", true, []string{"c"}, 100, true},
+		{"to one channel", false, []string{"c"}, 100, false, broker.PaceOff},
+		{"limited", true, []string{"c"}, 100, false, broker.PaceOff},
+		{"to four channels", true, []string{"c1", "c2", "c3", "c4"}, 5000, false, broker.PaceOff},
+		{"captured", true, []string{"c"}, 100, true, broker.PaceOff},
+		{"advised", true, []string{"c"}, 100, false, broker.PaceAdvise},
+		{"policed", true, []string{"c"}, 100, false, broker.PacePolice},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, err := broker.New(broker.Config{Capacity: 1000, MaxMemory: 1 << 30, MaxMsgTimeout: time.Minute, AutoCreate: true})
+			b, err := broker.New(broker.Config{Capacity: 1000, MaxMemory: 1 << 30, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: c.pacing})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -55,7 +59,8 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 			}
 			const runs = 1000
 			body := make([]byte, c.body)
-			publisher := top.AddPublisher("p")
+			publisher := top.AddPublisher("p", police.Identity{})
+			publisher.Pace(1)
 			var out broker.Outgoing
 			delivered := 0
 			once := func() {

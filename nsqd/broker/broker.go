@@ -64,6 +64,11 @@ type Config struct {
 	// loaddistributor places topics: a publisher on the wrong broker would
 	// otherwise escape its contract.
 	AutoCreate bool
+	// Pacing is that of topics that say nothing of it; PaceOff is of all.
+	Pacing PaceMode
+	// MaxWeight is the weight that a publisher may have whom its topic does not give
+	// one; 0 counts as 1.
+	MaxWeight uint8
 	// Presets are contracts by topic, of a standalone broker. Such a topic is under
 	// its own from the moment it is made, again after it was deleted, and that goes
 	// before a recorded one. Its bucket begins empty.

@@ -24,6 +24,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -310,7 +311,7 @@ var _ = Describe("a broker", func() {
 	It("counts publishers while they are there", func() {
 		b := start(nil)
 		t := topic(b, "t")
-		p := t.AddPublisher("p1")
+		p := t.AddPublisher("p1", police.Identity{})
 		Expect(b.Report()[0].Publishers).To(BeEquivalentTo(1))
 		p.Leave()
 		Expect(b.Report()[0].Publishers).To(BeZero())

@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -112,7 +113,7 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 		publishers := []publisher{{"", nil}}
 		for range rapid.IntRange(0, 6).Draw(t, "connections") {
 			name := rapid.SampledFrom([]string{"", "p1", "p2", "p3"}).Draw(t, "client_id")
-			publishers = append(publishers, publisher{name, top.AddPublisher(name)})
+			publishers = append(publishers, publisher{name, top.AddPublisher(name, police.Identity{})})
 		}
 
 		var l *listener // nil: not captured
@@ -249,7 +250,7 @@ var _ = Describe("A capture of arrivals", func() {
 		l := &listener{}
 		recorded := 0
 		for i := range 1<<16 + 5 {
-			p := t.AddPublisher(strconv.Itoa(i))
+			p := t.AddPublisher(strconv.Itoa(i), police.Identity{})
 			for range 2 {
 				Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
 			}
@@ -273,7 +274,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(st.Close)
 		t := topic(start(func(c *broker.Config) { c.Capacity, c.Storage = 10, st }), "t")
-		p := t.AddPublisher("p")
+		p := t.AddPublisher("p", police.Identity{})
 		t.Capture(0, 0)
 		var want []arrival
 		for i := range 100 {
@@ -309,7 +310,7 @@ func BenchmarkCapture(b *testing.B) {
 			}
 			var from []*broker.Publisher
 			for i := range 1000 {
-				from = append(from, t.AddPublisher(strconv.Itoa(i)))
+				from = append(from, t.AddPublisher(strconv.Itoa(i), police.Identity{}))
 			}
 			p := broker.Published{Body: make([]byte, 100)}
 			b.ReportAllocs()

@@ -23,3 +23,6 @@ func (t *Topic) Spilling() (n int) {
 	}
 	return n
 }
+
+// Tick does what is due at the broker's time, as the topic's alarms have it done.
+func (t *Topic) Tick() { t.tick(t.shared.now()) }

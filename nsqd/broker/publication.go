@@ -20,7 +20,8 @@ type Published struct {
 	// From is who published it, to this topic; nil: not known.
 	From *Publisher
 	// Stored is set to where the messages are, for Sync; nil: it is not wanted.
-	Stored *Stored
+	Stored   *Stored
+	admitted bool // by police
 	// NoWait is for a caller who may not wait for the disk: it gets ErrBusy, and
 	// the same call without NoWait does what it was to do.
 	NoWait bool
@@ -92,6 +93,9 @@ func (t *Topic) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies 
 	s := t.begin()
 	if err = t.takes(n); err == nil {
 		err = t.mu.core.AdmitBatch(t.instant(now), n, p.Arrival.At, p.Arrival.At)
+	}
+	if err == nil {
+		err, p.admitted = t.police(p.From, n, p.Arrival.At), true
 	}
 	if err == nil && whole {
 		if t.mu.core.Tick(t.instant(now), &s.fx); t.tight(bytes) || !t.through && !t.mu.core.Room(n) {
@@ -216,6 +220,9 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 	if err == nil {
 		err = open()
 	}
+	if err == nil && !full && !p.admitted {
+		err = t.police(p.From, len(s.msgs), p.Arrival.At)
+	}
 	switch now = t.instant(now); {
 	case err != nil:
 	case full:
@@ -226,7 +233,8 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 		err = t.mu.core.Put(now, &s.fx, s.msgs...)
 	}
 	if err == nil {
-		t.captureLocked(p.From, p.Arrival.At, len(s.msgs))
+		t.counted(p.From, len(s.msgs), p.Arrival.At)
+		t.pace(p.From, len(s.msgs), now)
 	} else { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	}
@@ -256,7 +264,7 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 	now = t.instant(now)
 	short := t.tight(bytes) // for some of the batch; which ones is looked at one by one
 	t.mu.core.SetTight(short)
-	if t.open() == nil && !t.fullLog() && t.mu.core.Takes(len(s.msgs)) { // one step for all is cheaper
+	if t.open() == nil && !t.fullLog() && t.mu.core.Takes(len(s.msgs)) && !t.policing() { // one step for all is cheaper
 		t.mu.core.Enter(now, &s.fx, s.msgs...)
 		errs = append(errs, make([]error, len(s.msgs))...)
 	} else {
@@ -268,6 +276,9 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 			// The store learns of what overflows here when the step ends.
 			if err == nil && !t.mu.core.Room(1) && (t.spilling() || s.fx.Disk) {
 				err = ErrBusy
+			}
+			if err == nil {
+				err = t.police(batch[i].From, 1, batch[i].Arrival.At)
 			}
 			if err == nil {
 				err = t.mu.core.Put(now, &s.fx, m)
@@ -291,7 +302,10 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 			n++ // of one segment
 		}
 		t.metrics.arrived(p.Arrival.Source, n)
-		t.captureLocked(p.From, p.Arrival.At, n)
+		t.counted(p.From, n, p.Arrival.At)
+	}
+	if len(batch) > 0 {
+		t.pace(batch[0].From, len(batch), now)
 	}
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
@@ -348,6 +362,9 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	if err == nil {
 		err = t.mu.core.Admit(t.shared.now(), s.msgs...)
 	}
+	if err == nil && !p.admitted {
+		err = t.police(p.From, len(s.msgs), p.Arrival.At)
+	}
 	if err == nil {
 		for _, m := range s.msgs {
 			*records = append(*records, t.record(m, false))
@@ -380,7 +397,8 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	default:
 		st.used = true
 		t.mu.core.Appended(t.shared.now(), queue.Offset(first), &s.fx, s.msgs...)
-		t.captureLocked(p.From, p.Arrival.At, len(s.msgs))
+		t.counted(p.From, len(s.msgs), p.Arrival.At)
+		t.pace(p.From, len(s.msgs), t.shared.now())
 	}
 	if err != nil { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)

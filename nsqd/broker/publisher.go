@@ -1,5 +1,7 @@
 package broker
 
+import "github.com/srtm-io/srtm/pacing/police"
+
 // Publisher is a connection that publishes to a topic.
 type Publisher struct {
 	// Set once.
@@ -11,20 +13,47 @@ type Publisher struct {
 	// yet. It is once for each capture, not with each message.
 	named  uint64
 	number uint32
+	// Of pacing: who it is, what weight it asked for (0: it did not), and as what it
+	// is known to pacer, if that is the topic's.
+	identity police.Identity
+	wish     uint8
+	pacer    *pacer
+	paced    *police.Publisher
+	told     uint64 // the interval of which it was told
+	wasPaced bool   // what it was told then
+
+	// Written by the steps of the connection alone, and read between them.
+	ok []byte // what it is to be told
 }
 
 // AddPublisher counts a connection that publishes here until it leaves, which
-// may be called once. clientID is that of its IDENTIFY, empty without.
-func (t *Topic) AddPublisher(clientID string) *Publisher {
+// may be called once. clientID is that of its IDENTIFY, empty without; as is who is
+// paced.
+func (t *Topic) AddPublisher(clientID string, as police.Identity) *Publisher {
 	t.addPublisher(1)
-	return &Publisher{topic: t, clientID: clientID}
+	return &Publisher{topic: t, clientID: clientID, identity: as}
 }
 
 // Leave takes the connection off the topic's publishers.
-func (p *Publisher) Leave() { p.topic.addPublisher(-1) }
+func (p *Publisher) Leave() {
+	p.topic.addPublisher(-1)
+	p.unpace(p.identity)
+}
+
+// unpace takes the connection off what the pacer knows it as, and gives it another
+// identity.
+func (p *Publisher) unpace(as police.Identity) {
+	p.topic.mu.Lock()
+	defer p.topic.mu.Unlock()
+	if p.pacer != nil {
+		p.pacer.table.Leave(p.paced, p.topic.shared.now())
+	}
+	p.pacer, p.paced, p.identity = nil, nil, as
+}
 
 // Rename gives it another client_id: IDENTIFY may come late, and more than once.
-func (p *Publisher) Rename(clientID string) {
+func (p *Publisher) Rename(clientID string, as police.Identity) {
+	p.unpace(as)
 	p.topic.mu.Lock()
 	p.clientID, p.named = clientID, 0
 	p.topic.mu.Unlock()

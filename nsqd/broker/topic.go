@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/stats"
+	"github.com/srtm-io/srtm/pacing/police"
 )
 
 // Topic runs one queue.Topic: every step happens under mu, and what it causes
@@ -49,6 +50,9 @@ type Topic struct {
 		publishers int
 		capture    *capture // nil: none is wanted
 		captures   uint64   // ever begun
+		pacing     PaceMode // its own; "": Config.Pacing
+		weights    []police.Group
+		pacer      *pacer // of the mode, while the topic is limited; else nil
 		// endToEnd has the channels of which something was finished lately.
 		endToEnd map[*queue.Channel]*stats.Window
 	}

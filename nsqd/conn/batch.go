@@ -83,7 +83,9 @@ func (c *client) flushBatch(now mono.Time) error {
 			default:
 				err = refusal([]byte(name), err)
 			}
-			op.Kind = kind
+			if op.Kind, op.Reply = kind, nil; err == nil && c.pubs.weight > 0 {
+				op.Reply = r.as.Advice()
+			}
 			c.sess.Answer(&op, err)
 			r.next++
 		}

@@ -249,7 +249,7 @@ func (c *client) do(op *session.Op, now mono.Time) error {
 		id := c.sess.Identity()
 		c.stats.identity.Store(&id)
 		for _, to := range c.pubs.targets {
-			to.as.Rename(id.ClientID)
+			to.as.Rename(id.ClientID, c.identity())
 		}
 		return nil
 	case session.OpAuth:
@@ -266,6 +266,12 @@ func (c *client) do(op *session.Op, now mono.Time) error {
 		return err
 	case session.OpTouch:
 		return c.sub.Touch(op.ID)
+	case session.OpPace:
+		c.pubs.weight = uint8(op.Ready)
+		for _, to := range c.pubs.targets {
+			to.as.Pace(c.pubs.weight)
+		}
+		return nil
 	case session.OpCls:
 		c.stats.state.Store(int32(StateClosing))
 		return c.ready(0)

@@ -11,6 +11,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/pacing/police"
 )
 
 // publisher is a connection's publishing. Owned by its reader.
@@ -20,6 +21,7 @@ type publisher struct {
 	unsettled []unsettled
 	stored    broker.Stored // of the last publish that its topic stored
 	mpub      wire.Batch    // the MPUB in hand: broker.Bodies, without an allocation
+	weight    uint8         // of PACE; 0: it was not sent
 }
 
 // target is a topic that the connection publishes to: it saves the look-up, and
@@ -79,8 +81,27 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	if len(c.pubs.targets) == maxTargets {
 		c.leaveTopic(c.pubs.targets[0].topic)
 	}
-	c.pubs.targets = append(c.pubs.targets, target{t, t.AddPublisher(c.sess.Identity().ClientID), c.stats.counter(t.Name())})
+	as := t.AddPublisher(c.sess.Identity().ClientID, c.identity())
+	if c.pubs.weight > 0 {
+		as.Pace(c.pubs.weight)
+	}
+	c.pubs.targets = append(c.pubs.targets, target{t, as, c.stats.counter(t.Name())})
 	return &c.pubs.targets[len(c.pubs.targets)-1], nil
+}
+
+// identity is who publishes: whom an auth server, or a certificate, says it is, else
+// what it says itself, else its host.
+func (c *client) identity() police.Identity {
+	state := c.stats.tls.Load()
+	switch {
+	case c.cred.grant != nil && c.cred.grant.Identity != "":
+		return police.Identity{Kind: "auth", ID: c.cred.grant.Identity}
+	case state != nil && len(state.VerifiedChains) > 0 && state.PeerCertificates[0].Subject.CommonName != "":
+		return police.Identity{Kind: "cert", ID: state.PeerCertificates[0].Subject.CommonName}
+	case c.sess.Identity().ClientID != "":
+		return police.Identity{Kind: "client", ID: c.sess.Identity().ClientID}
+	}
+	return police.Identity{Kind: "addr", ID: c.remoteIP()}
 }
 
 // target returns the topic of that name that the connection has published to;
@@ -156,10 +177,27 @@ type unsettled struct {
 // disk; then together with those behind it, so that they share one fsync.
 func (c *client) published(op *session.Op, t *broker.Topic, err error) {
 	if len(c.pubs.unsettled) == 0 && (err != nil || !t.Durable()) {
+		if err == nil {
+			op.Reply = c.advice(t)
+		}
 		c.sess.Answer(op, err)
 		return
 	}
 	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{kind: op.Kind, topic: t, at: c.pubs.stored, err: err})
+}
+
+// advice returns what a publish to the topic is answered with instead of OK; nil: it is
+// not.
+func (c *client) advice(t *broker.Topic) []byte {
+	if c.pubs.weight == 0 {
+		return nil
+	}
+	for i := range c.pubs.targets {
+		if to := &c.pubs.targets[i]; to.topic == t {
+			return to.as.Advice()
+		}
+	}
+	return nil
 }
 
 // settle makes the publishes durable that wait for it, and answers them.
@@ -171,7 +209,11 @@ func (c *client) settle() {
 		if u.err == nil && u.topic.Durable() {
 			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.at)) // the first has the others' fsync done, too
 		}
-		c.sess.Done(session.Op{Kind: u.kind}, u.err)
+		op := session.Op{Kind: u.kind}
+		if u.err == nil {
+			op.Reply = c.advice(u.topic)
+		}
+		c.sess.Done(op, u.err)
 	}
 	clear(c.pubs.unsettled)
 	c.pubs.unsettled = c.pubs.unsettled[:0]

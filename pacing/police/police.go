@@ -152,6 +152,14 @@ func (t *Table) Told(p *Publisher) (rate tokenbucket.Rate, burst int64) {
 	return max(rate, tokenbucket.MinRate), max(t.advice.BurstOf(p.weight, t.burst)/int64(n), 1)
 }
 
+// Each calls f with each publisher, in no order, but not for those beyond MaxPublishers.
+func (t *Table) Each(f func(Identity, *Publisher)) {
+	// order: the caller's
+	for is, p := range t.publishers {
+		f(is, p)
+	}
+}
+
 // Count tells l of n messages that arrived at at, and measures the publisher's rate by
 // them. While that is not known, as after a pause, they are one publisher's all the
 // same.
