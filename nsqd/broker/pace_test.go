@@ -3,6 +3,7 @@ package broker_test
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ type crowd struct {
 	b     *broker.Broker
 	topic *broker.Topic
 	now   mono.Time
+	clock atomic.Int64 // now, for the topic's alarms
 	all   []*greedy
 	line  int // the longest, since reset
 }
@@ -40,10 +42,11 @@ type greedy struct {
 
 func newCrowd(t *testing.T, mode broker.PaceMode, rate float64, burst int64) *crowd {
 	c := &crowd{t: t, now: mono.Time(1e9)}
+	c.clock.Store(int64(c.now))
 	var err error
 	if c.b, err = broker.New(broker.Config{
 		Capacity: 10_000_000, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: mode, MaxWeight: 10,
-		Now: func() mono.Time { return c.now },
+		Now: func() mono.Time { return mono.Time(c.clock.Load()) },
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -76,6 +79,7 @@ func (c *crowd) run(d time.Duration) {
 	}
 	for end := c.now.Add(d); c.now < end; {
 		c.now = c.now.Add(step)
+		c.clock.Store(int64(c.now))
 		for _, g := range c.all {
 			g.step(c, step.Seconds())
 		}
@@ -229,10 +233,10 @@ func TestPacingFollowsTheShare(t *testing.T) {
 	for i := range 50 {
 		c.add(fmt.Sprint(i), figure[i%5], 160, false)
 	}
-	const d = 15 * time.Second
+	const d = 10 * time.Second
 	for _, rate := range []float64{2000, 500, 3000} {
 		c.topic.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: 100}, 0)
-		c.run(30 * time.Second)
+		c.run(20 * time.Second)
 		c.run(d)
 		c.fair(rate, d, 0.06, func(g *greedy) float64 { return float64(g.weight) })
 	}
@@ -241,17 +245,17 @@ func TestPacingFollowsTheShare(t *testing.T) {
 // Many come at once, and all of them again: the line they make is a few seconds of the
 // contract, and gone soon.
 func TestManyJoinAtOnce(t *testing.T) {
-	const rate, many = 4000, 2000
-	c := newCrowd(t, broker.PaceAdvise, rate, 200)
+	const rate, many = 400, 200
+	c := newCrowd(t, broker.PaceAdvise, rate, 20)
 	for i := range 50 {
-		c.add(fmt.Sprint(i), 1, 320, false)
+		c.add(fmt.Sprint(i), 1, 32, false)
 	}
 	c.run(3 * time.Second)
 	for range 2 {
 		for i := range many {
 			c.add(fmt.Sprint("late", i), 1, 10, false)
 		}
-		c.run(25 * time.Second)
+		c.run(15 * time.Second)
 		if left := c.topic.Stats().Waiting; c.line > 4*rate || left > rate/2 {
 			t.Errorf("a line of %d messages, of which %d are left", c.line, left)
 		}
