@@ -88,7 +88,7 @@ func TestLiteralStarvesType(t *testing.T) {
 			s.Done(flying[0], nil)
 			flying = flying[1:]
 			for i := 1; i < 3; i++ { // two of them wait at a time
-				for s.classes[0].queued[i] > 2 {
+				for s.queued[i] > 2 {
 					s.Leave(s.classes[0].queues[i].head)
 				}
 			}

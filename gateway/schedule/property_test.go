@@ -58,7 +58,7 @@ func (w *world) drain(t *rapid.T) (n int) {
 		if !ok {
 			return n
 		}
-		if v := &w.servers[server]; w.cfg.Mode != None && v.inFlight > 1 {
+		if v := &w.servers[server]; slices.ContainsFunc(w.flying, func(f *Request) bool { return f.server == server }) {
 			for _, k := range w.managed {
 				if v.free[k] < 0 && r.cost[k] > 0 && v.free[k]+r.cost[k] < v.capacity[k] {
 					t.Fatalf("%d more of resource %d of server %d than was free", -v.free[k], k, server)

@@ -10,8 +10,6 @@ import (
 // Limits of a Config and of what requests take.
 const (
 	MaxResources = 8
-	MaxClasses   = 1000
-	MaxServers   = 10_000
 	// MaxRatio is the greatest of any two classes' weights.
 	MaxRatio = 1e4
 	// MinCost is the least that a request takes of its type's resource, in percent:
@@ -65,7 +63,7 @@ type Class struct {
 // Config is what New makes a scheduler for.
 type Config struct {
 	Classes []Class
-	// Resources, 1 to MaxResources, and Servers, 1 to MaxServers, are counts.
+	// Resources, 1 to MaxResources, and Servers, at least 1, are counts.
 	Resources, Servers int
 	Mode               Mode
 	// Literal schedules as the paper has it. For figures only.
@@ -106,21 +104,12 @@ const (
 type queue struct{ head, tail *Request }
 
 func (q *queue) push(r *Request) {
-	r.prev, r.next = q.tail, nil
-	if q.tail == nil {
-		q.head = r
-	} else {
-		q.tail.next = r
-	}
-	q.tail = r
+	r.prev = q.tail
+	*q.after(r.prev), q.tail = r, r
 }
 
 func (q *queue) remove(r *Request) {
-	if r.prev == nil {
-		q.head = r.next
-	} else {
-		r.prev.next = r.next
-	}
+	*q.after(r.prev) = r.next
 	if r.next == nil {
 		q.tail = r.prev
 	} else {
@@ -129,12 +118,19 @@ func (q *queue) remove(r *Request) {
 	r.next, r.prev = nil, nil
 }
 
+// after is where the request after r is; nil: the first.
+func (q *queue) after(r *Request) **Request {
+	if r == nil {
+		return &q.head
+	}
+	return &r.next
+}
+
 // class is the scheduler's side of a Class.
 type class struct {
 	Class
 	quantum  int64
 	queues   [MaxResources]queue
-	queued   [MaxResources]int
 	waiting  int
 	bytes    int64
 	inFlight int
@@ -148,9 +144,7 @@ type class struct {
 
 type server struct {
 	capacity, free [MaxResources]int64
-	inFlight       int
-	// closed: it takes no request.
-	closed bool
+	closed         bool // it takes no request
 }
 
 // Scheduler holds the requests that wait and knows of those at the servers. Make it
@@ -186,32 +180,20 @@ type Scheduler struct {
 func New(cfg Config) (*Scheduler, error) {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if n := len(cfg.Classes); n < 1 || n > MaxClasses {
-		fault("%d classes: want 1 to %d", n, MaxClasses)
-	}
-	if cfg.Resources < 1 || cfg.Resources > MaxResources {
-		fault("%d resources: want 1 to %d", cfg.Resources, MaxResources)
-	}
-	if cfg.Servers < 1 || cfg.Servers > MaxServers {
-		fault("%d servers: want 1 to %d", cfg.Servers, MaxServers)
+	if len(cfg.Classes) < 1 || cfg.Servers < 1 || cfg.Resources < 1 || cfg.Resources > MaxResources {
+		fault("%d classes, %d servers, %d resources: want at least 1 of each, and at most %d resources", len(cfg.Classes), cfg.Servers, cfg.Resources, MaxResources)
 	}
 	if cfg.Mode < None || int(cfg.Mode) > cfg.Resources {
 		fault("mode %d: there are none, mqos, and single of %d resources", cfg.Mode, cfg.Resources)
 	}
 	least, greatest := math.Inf(1), 0.0
 	for i, c := range cfg.Classes {
-		if !(c.Weight > 0) || math.IsInf(c.Weight, 1) {
-			fault("class %d, %q: weight %v is not above 0", i, c.Name, c.Weight)
-		}
-		if c.Queue < 1 {
-			fault("class %d, %q: a queue of %d requests: want at least 1", i, c.Name, c.Queue)
-		}
-		if c.QueueBytes < 0 {
-			fault("class %d, %q: a queue of %d bytes", i, c.Name, c.QueueBytes)
+		if !(c.Weight > 0) || c.Queue < 1 || c.QueueBytes < 0 {
+			fault("class %d, %q: weight %v, queue of %d requests and %d bytes: want above 0, at least 1, 0", i, c.Name, c.Weight, c.Queue, c.QueueBytes)
 		}
 		least, greatest = min(least, c.Weight), max(greatest, c.Weight)
 	}
-	if len(faults) == 0 && greatest/least > MaxRatio {
+	if len(faults) == 0 && !(greatest/least <= MaxRatio) {
 		fault("weights from %v to %v: the ratio is above %v", least, greatest, MaxRatio)
 	}
 	if len(faults) > 0 {
@@ -230,11 +212,9 @@ func New(cfg Config) (*Scheduler, error) {
 		s.classes[i].Class = c
 	}
 	s.setQuantum(10 * one)
-	for i := range s.classes {
+	if cfg.Literal {
 		for _, k := range s.managed {
-			if cfg.Literal {
-				s.classes[i].deficit[k] = s.classes[i].quantum
-			}
+			s.grantLiteral(k)
 		}
 	}
 	whole := slices.Repeat(Vector{100}, cfg.Resources)
@@ -281,14 +261,6 @@ func (s *Scheduler) take(v Vector, limit int64, into *[MaxResources]int64) (kind
 	return kind
 }
 
-// queue of requests of that class and type: all of None wait in one.
-func (s *Scheduler) queue(i, kind int) *queue {
-	if s.cfg.Mode == None {
-		i = 0
-	}
-	return &s.classes[i].queues[kind]
-}
-
 // Arrive lets r wait. Requires: its class is one of the Config; it does not wait and is
 // at no server.
 // Errors: ErrQueueFull, and nothing has changed.
@@ -302,7 +274,7 @@ func (s *Scheduler) Arrive(r *Request) error {
 	}
 	r.kind = s.take(r.Cost, 100, &r.cost)
 	r.state = waiting
-	s.queue(r.Class, r.kind).push(r)
+	s.queue(r).push(r)
 	s.count(r, 1)
 	s.measure(r)
 	return nil
@@ -332,7 +304,6 @@ func (s *Scheduler) count(r *Request, by int) {
 	c := &s.classes[r.Class]
 	s.waiting += by
 	s.queued[r.kind] += by
-	c.queued[r.kind] += by
 	c.waiting += by
 	c.bytes += int64(by) * int64(r.Bytes)
 	if s.queued[r.kind] == 0 {
@@ -340,9 +311,17 @@ func (s *Scheduler) count(r *Request, by int) {
 	}
 }
 
-// unlink takes r from its queue.
-func (s *Scheduler) unlink(r *Request) {
-	s.queue(r.Class, r.kind).remove(r)
+// queue is that of r: all of None wait in one.
+func (s *Scheduler) queue(r *Request) *queue {
+	if s.cfg.Mode == None {
+		return &s.classes[0].queues[0]
+	}
+	return &s.classes[r.Class].queues[r.kind]
+}
+
+// remove takes r from its queue.
+func (s *Scheduler) remove(r *Request) {
+	s.queue(r).remove(r)
 	s.count(r, -1)
 	s.limit(&s.classes[r.Class])
 }
@@ -369,7 +348,7 @@ func (s *Scheduler) Leave(r *Request) bool {
 		return false
 	}
 	r.state = idle
-	s.unlink(r)
+	s.remove(r)
 	return true
 }
 
@@ -381,11 +360,13 @@ func (s *Scheduler) Next(pick func(fits []int) int) (r *Request, server int, ok 
 	if s.waiting == 0 {
 		return nil, -1, false
 	}
-	choose := s.choose
 	if s.cfg.Literal && s.cfg.Mode != None {
-		choose = s.chooseLiteral
+		r = s.chooseLiteral()
+	} else if r = s.covered(); r == nil {
+		s.raise()
+		r = s.covered()
 	}
-	if r = choose(); r == nil || !s.fit(r) {
+	if r == nil || !s.fit(r) {
 		return nil, -1, false
 	}
 	server = s.fits[0]
@@ -398,25 +379,10 @@ func (s *Scheduler) Next(pick func(fits []int) int) (r *Request, server int, ok 
 	return r, server, true
 }
 
-// choose returns the request that is to go next, as soon as it fits a server.
-// Requires: something waits.
-func (s *Scheduler) choose() *Request {
-	r := s.covered()
-	if r == nil {
-		s.raise()
-		r = s.covered()
-	}
-	return r
-}
-
 // covered looks for a head that the deficits of its class cover, by type.
 func (s *Scheduler) covered() *Request {
 	tried := 0
-	for {
-		j := s.nextType(tried)
-		if j < 0 {
-			return nil
-		}
+	for j := s.nextType(tried); j >= 0; j = s.nextType(tried) {
 		for range s.classes {
 			c := &s.classes[s.pointer[j]]
 			if h := c.queues[j].head; h != nil && s.covers(h) {
@@ -426,6 +392,7 @@ func (s *Scheduler) covered() *Request {
 		}
 		tried |= 1 << j
 	}
+	return nil
 }
 
 // nextType returns the type to look at after those tried, a set of bits, or -1.
@@ -433,10 +400,7 @@ func (s *Scheduler) nextType(tried int) int {
 	best := -1
 	for d := range s.cfg.Resources {
 		j := (s.turn + d) % s.cfg.Resources
-		if s.queued[j] == 0 || tried&(1<<j) != 0 {
-			continue
-		}
-		if best < 0 || s.before(j, best) {
+		if s.queued[j] > 0 && tried&(1<<j) == 0 && (best < 0 || s.before(j, best)) {
 			best = j
 		}
 	}
@@ -522,14 +486,17 @@ func (s *Scheduler) chooseLiteral() *Request {
 		}
 		if s.pointer[j]++; s.pointer[j] == len(s.classes) {
 			s.pointer[j] = 0
-			for i := range s.classes {
-				c := &s.classes[i]
-				c.granted += c.quantum
-				c.deficit[j] = min(c.deficit[j]+c.quantum, most)
-			}
+			s.grantLiteral(j)
 		}
 	}
 	return nil
+}
+
+func (s *Scheduler) grantLiteral(k int) {
+	for i := range s.classes {
+		c := &s.classes[i]
+		c.deficit[k] = min(c.deficit[k]+c.quantum, most)
+	}
 }
 
 // fit sets fits to the servers that r fits, and reports whether there are any. What
@@ -568,7 +535,7 @@ func (s *Scheduler) send(r *Request, to int) {
 		c.deficit[k] -= r.cost[k]
 	}
 	c.sent++
-	s.unlink(r)
+	s.remove(r)
 	s.occupy(r, to)
 }
 
@@ -577,7 +544,6 @@ func (s *Scheduler) occupy(r *Request, at int) {
 	r.state, r.server = sent, at
 	c := &s.classes[r.Class]
 	c.inFlight++
-	s.servers[at].inFlight++
 	for k := range s.cfg.Resources {
 		c.used[k] += r.cost[k]
 		s.free(at, k, -r.cost[k])
@@ -608,7 +574,6 @@ func (s *Scheduler) Done(r *Request, measured Vector) {
 	r.state = idle
 	c := &s.classes[r.Class]
 	c.inFlight--
-	s.servers[r.server].inFlight--
 	for k := range s.cfg.Resources {
 		s.free(r.server, k, r.cost[k])
 	}
@@ -643,4 +608,49 @@ func (s *Scheduler) SetCapacity(server int, percent Vector) {
 		v.capacity[k] = to
 		v.closed = v.closed && to == 0
 	}
+}
+
+// Stats is a scheduler's state. Vectors are in percent of the reference server.
+type Stats struct {
+	Classes []ClassStats
+	Servers []ServerStats
+}
+
+// ClassStats is the state of a class.
+type ClassStats struct {
+	Name             string
+	Queued, InFlight int
+	Sent             uint64 // since New
+	// Used is what requests since New were charged: measured where it is known, else
+	// estimated.
+	Used Vector
+	// Deficit is what the class may take before quanta are granted; below 0 it is in
+	// debt.
+	Deficit Vector
+}
+
+// ServerStats is the state of a server. Free is its resource availability counters.
+type ServerStats struct{ Capacity, Free Vector }
+
+// Queued is the number of requests of a class that wait.
+func (s *Scheduler) Queued(class int) int { return s.classes[class].waiting }
+
+// Stats returns the state.
+func (s *Scheduler) Stats() (all Stats) {
+	for i := range s.classes {
+		c := &s.classes[i]
+		all.Classes = append(all.Classes, ClassStats{c.Name, c.waiting, c.inFlight, c.sent, s.vector(&c.used), s.vector(&c.deficit)})
+	}
+	for i := range s.servers {
+		all.Servers = append(all.Servers, ServerStats{s.vector(&s.servers[i].capacity), s.vector(&s.servers[i].free)})
+	}
+	return all
+}
+
+func (s *Scheduler) vector(of *[MaxResources]int64) Vector {
+	v := make(Vector, s.cfg.Resources)
+	for k := range v {
+		v[k] = float64(of[k]) / one
+	}
+	return v
 }

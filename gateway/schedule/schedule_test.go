@@ -93,7 +93,7 @@ func TestQueueBounds(t *testing.T) {
 func TestConfigFaultsAreAllTold(t *testing.T) {
 	g := NewWithT(t)
 	_, err := New(Config{Classes: []Class{{Weight: -1}, {Weight: 1, Queue: 1, QueueBytes: -1}}, Resources: 9, Mode: Single(9)})
-	for _, part := range []string{"weight -1", "queue of 0", "-1 bytes", "9 resources", "0 servers", "mode 10"} {
+	for _, part := range []string{"weight -1, queue of 0", "1 requests and -1 bytes", "9 resources", "0 servers", "mode 10"} {
 		g.Expect(err).To(MatchError(ContainSubstring(part)))
 	}
 	_, err = New(Config{Classes: []Class{{Weight: 1e5, Queue: 1}, {Weight: 1, Queue: 1}}, Resources: 1, Servers: 1})
