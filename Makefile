@@ -30,7 +30,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test check race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help build run test check race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -163,6 +163,10 @@ bench-full: build ## ours beside other brokers in every scenario, into docs/perf
 bench-admission: build ## admission's decisions beside bare servers, Redis, nginx and HAProxy: 2 minutes (ARGS=)
 	@$(GO) build -o build/bench-admission ./bench/admission
 	@build/bench-admission $(ARGS)
+
+bench-gateway: build ## the gateway beside a bare reverse proxy, HAProxy, nginx and Apache: 4 minutes (ARGS=)
+	@$(GO) build -o build/bench-gateway ./bench/gateway
+	@build/bench-gateway $(ARGS)
 
 calibrate: build ## measure nsqd here, and write the simulator's calibration of it into OUT (build/calibration.json)
 	@mkdir -p build

@@ -124,9 +124,9 @@ func Generous() []*srtmv1.AdmissionRule {
 	return []*srtmv1.AdmissionRule{{Key: "*", RefillMilli: 1e12, Capacity: 1e9}}
 }
 
-// installed runs a program of the system's with a configuration in dir, in which %[1]s
+// Installed runs a program of the system's with a configuration in dir, in which %[1]s
 // is the address, %[2]s the folder and %[3]s more.
-func installed(name, dir, config, more string, flags func(file string) []string) (*Server, error) {
+func Installed(name, dir, config, more string, flags func(file string) []string) (*Server, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		if path, err = exec.LookPath("/usr/sbin/" + name); err != nil {
@@ -149,12 +149,12 @@ func installed(name, dir, config, more string, flags func(file string) []string)
 
 // Redis runs Debian's.
 func Redis(dir string) (*Server, error) {
-	return installed("redis-server", dir, "bind {host}\nport {port}\nsave \"\"\nappendonly no\ndir {dir}\n", "", func(file string) []string { return []string{file} })
+	return Installed("redis-server", dir, "bind {host}\nport {port}\nsave \"\"\nappendonly no\ndir {dir}\n", "", func(file string) []string { return []string{file} })
 }
 
 // Nginx runs Debian's with limit_req around a constant answer.
 func Nginx(dir string) (*Server, error) {
-	return installed("nginx", dir, `daemon off; pid {dir}/pid; error_log stderr warn; worker_processes 1; events {}
+	return Installed("nginx", dir, `daemon off; pid {dir}/pid; error_log stderr warn; worker_processes 1; events {}
 http { access_log off; client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
 keepalive_requests 10000000; limit_req_zone $arg_key zone=keys:10m rate=100000r/s;
 server { listen {at}; location / { limit_req zone=keys burst=1000 nodelay; return 200 TRUE; } } }
@@ -168,5 +168,5 @@ func HAProxy(dir, before string) (*Server, error) {
 	if before != "" {
 		body = "default_backend janus\nbackend janus\n server one " + before
 	}
-	return installed("haproxy", dir, "global\n nbthread 1\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\nfrontend f\n bind {at}\n {more}\n", body, func(file string) []string { return []string{"-db", "-f", file} })
+	return Installed("haproxy", dir, "global\n nbthread 1\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\nfrontend f\n bind {at}\n {more}\n", body, func(file string) []string { return []string{"-db", "-f", file} })
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -59,18 +60,37 @@ func responses(id, title string, c web.Cluster, r web.Result) panel {
 }
 
 // means and requests are of each server, in the paper's order.
-func means(r web.Result) (text string) {
-	for i, s := range r.ByServer {
+func means(byServer []web.Summary) (text string) {
+	for i, s := range byServer {
 		text += fmt.Sprintf("%s%.0f", separator(i), s.Mean)
 	}
 	return text + " ms"
 }
 
-func requests(r web.Result) (text string) {
-	for i, s := range r.ByServer {
+func requests(byServer []web.Summary) (text string) {
+	for i, s := range byServer {
 		text += fmt.Sprintf("%s%d", separator(i), s.Requests)
 	}
 	return text
+}
+
+// live is the small cluster behind the daemon: mean response times, and requests as they
+// would be of 40,000; nothing, saying so, where there is no daemon.
+func (w *harness) live(c web.Cluster, balance string) (times, counts, note string, err error) {
+	byServer, err := w.behindGateway(c, balance)
+	if why, missing := errors.AsType[impossible](err); missing {
+		return "", "", "live: " + why.Error(), nil
+	} else if err != nil {
+		return "", "", "", err
+	}
+	sum := 0
+	for _, s := range byServer {
+		sum += s.Requests
+	}
+	for i := range byServer {
+		byServer[i].Requests = byServer[i].Requests * c.Requests / sum
+	}
+	return means(byServer), requests(byServer), fmt.Sprintf("live: %d requests in a minute, %d times as fast, times and counts as the paper's", sum, jbqScale), nil
 }
 
 func separator(i int) string {
@@ -86,9 +106,13 @@ func jbqBusy(w *harness) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
+	times, counts, note, err := w.live(c, busy)
+	if err != nil {
+		return nil, err
+	}
 	return &work{panels: []panel{responses("jbq4", "Response times by bybusyness", c, by[busy])}, rows: []row{
-		{Figure: "JBQ 4", Quantity: "mean response times of bronze / silver / gold by bybusyness", Paper: "1400 / 600 / 400 ms", Simulated: means(by[busy]), Note: jbqAssumed},
-		{Figure: "JBQ 4", Quantity: "requests, of 40,000", Paper: "6663 / 14432 / 18905", Simulated: requests(by[busy])},
+		{Figure: "JBQ 4", Quantity: "mean response times of bronze / silver / gold by bybusyness", Paper: "1400 / 600 / 400 ms", Simulated: means(by[busy].ByServer), Live: times, Note: jbqAssumed},
+		{Figure: "JBQ 4", Quantity: "requests, of 40,000", Paper: "6663 / 14432 / 18905", Simulated: requests(by[busy].ByServer), Live: counts, Note: note},
 	}}, nil
 }
 
@@ -123,9 +147,13 @@ func jbqBest(w *harness) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
+	times, counts, note, err := w.live(c, "jbq")
+	if err != nil {
+		return nil, err
+	}
 	return &work{panels: []panel{responses("jbq8", "Response times by JBQ", c, by["jbq"]), responses("jbq8-literal", "Response times by JBQ as the paper has it", c, by["literal"])}, rows: []row{
-		{Figure: "JBQ 8", Quantity: "requests to bronze / silver / gold by JBQ, of 40,000", Paper: "5918 / 13072 / 21010", Simulated: requests(by["jbq"]), Note: "the paper's own form: " + requests(by["literal"])},
-		{Figure: "JBQ 8", Quantity: "mean response times", Paper: "closer than by bybusyness", Simulated: means(by["jbq"]), Note: "the paper's own form: " + means(by["literal"])},
+		{Figure: "JBQ 8", Quantity: "requests to bronze / silver / gold by JBQ, of 40,000", Paper: "5918 / 13072 / 21010", Simulated: requests(by["jbq"].ByServer), Live: counts, Note: "the paper's own form: " + requests(by["literal"].ByServer) + "; " + note},
+		{Figure: "JBQ 8", Quantity: "mean response times", Paper: "closer than by bybusyness", Simulated: means(by["jbq"].ByServer), Live: times, Note: "the paper's own form: " + means(by["literal"].ByServer)},
 	}}, nil
 }
 

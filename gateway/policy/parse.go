@@ -16,179 +16,250 @@ import (
 
 // Bounds of a policy: a file beyond them is refused.
 const (
-	maxTables    = 999  // classes, servers, costs, and matches of a class
+	maxTables    = 999  // of each kind, and matches of a class
 	maxResources = 8    // gateway/schedule's
 	maxText      = 1024 // bytes
-	maxWeight    = 1000
 	maxUnits     = 1e15
-	longest      = time.Hour // of any duration
 )
 
-// Parse reads a policy. Its error joins every fault, each with the number of its line.
+// Parse reads a policy. Its error joins all faults, each with the number of its line,
+// up to the first value of a wrong type.
 func Parse(text []byte) (*Policy, error) {
-	var file map[string]any
-	if _, err := toml.Decode(string(text), &file); err != nil {
-		var syntax toml.ParseError
-		if errors.As(err, &syntax) {
-			return nil, fmt.Errorf("line %d: %s", syntax.Position.Line, syntax.Message)
-		}
-		return nil, err
+	var file struct {
+		TrustedHeaders []string       `toml:"trusted_headers"`
+		TrustedPeers   []netip.Prefix `toml:"trusted_peers"`
+		Timeouts       Timeouts
+		Class          []toml.Primitive
+		Server, Cost   []map[string]any
 	}
-	r := &reader{lines: strings.Split(string(text), "\n"), trusted: map[string]bool{}}
-	p := r.policy(&table{reader: r, has: file})
+	file.Timeouts = Timeouts{Header: 10 * time.Second, Body: 30 * time.Second, Idle: time.Minute, Response: time.Minute, Drain: 30 * time.Second}
+	meta, err := toml.Decode(string(text), &file)
+	r := &reader{lines: strings.Split(string(text), "\n")}
+	if syntax, ok := errors.AsType[toml.ParseError](err); ok {
+		return nil, fmt.Errorf("line %d: %s", syntax.Position.Line, syntax.Message)
+	} else if err != nil {
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "toml: "))
+	}
+	r.TrustedPeers, r.Timeouts, r.trusted = file.TrustedPeers, file.Timeouts, map[string]bool{}
+	for _, name := range file.TrustedHeaders {
+		name = textproto.CanonicalMIMEHeaderKey(name)
+		r.TrustedHeaders, r.trusted[name] = append(r.TrustedHeaders, name), true
+	}
+	r.duration("timeouts", 0, "header", r.Timeouts.Header)
+	r.duration("timeouts", 0, "body", r.Timeouts.Body)
+	r.duration("timeouts", 0, "idle", r.Timeouts.Idle)
+	r.duration("timeouts", 0, "response", r.Timeouts.Response)
+	r.duration("timeouts", 0, "drain", r.Timeouts.Drain)
+	if max(len(file.Class), len(file.Server), len(file.Cost)) > maxTables {
+		return nil, fmt.Errorf("more than %d classes, servers or costs", maxTables)
+	}
+	for i, table := range file.Class {
+		c := newClass("")
+		if err := meta.PrimitiveDecode(table, &c); err != nil {
+			key, what := mistyped(err)
+			r.fault("class", i, key, "%s", what)
+			return nil, errors.Join(r.faults...)
+		}
+		r.class(i, &c)
+		r.Classes = append(r.Classes, c)
+	}
+	if !slices.ContainsFunc(r.Classes, func(c Class) bool { return len(c.Match) == 0 }) {
+		r.Classes = append(r.Classes, newClass(Default))
+	}
+	r.resources(file.Server, file.Cost)
+	for i, s := range file.Server {
+		r.server(i, s)
+	}
+	for i, c := range file.Cost {
+		path, _ := c["path"].(string)
+		r.path("cost", i, path)
+		r.Costs = append(r.Costs, Cost{Path: path, Units: r.units("cost", i, c)})
+	}
+	for i, name := range r.Resources {
+		if !slices.ContainsFunc(r.Servers, func(s Server) bool { return s.Capacity[i] > 0 }) {
+			r.Warnings = append(r.Warnings, fmt.Sprintf("no server has a capacity of %q: its costs count for nothing", name))
+		}
+	}
+	for _, key := range meta.Undecoded() {
+		if key[0] != "server" && key[0] != "cost" {
+			last := len(key) - 1
+			r.fault(key[:last].String(), -1, key[last], "unknown key")
+		}
+	}
 	if len(r.faults) > 0 {
 		return nil, errors.Join(r.faults...)
 	}
-	return p, nil
+	return &r.Policy, nil
 }
 
-// reader gathers faults.
+// mistyped returns what the TOML library says of a class with a value of another type: its
+// key, and what is wrong. The library's line is that of the last class with this key.
+func mistyped(err error) (key, what string) {
+	what = err.Error()
+	if e, ok := errors.AsType[toml.ParseError](err); ok {
+		key, what = e.LastKey, e.Message
+	} else if before, after, ok := strings.Cut(what, `"): `); ok {
+		_, key, _ = strings.Cut(before, `(last key "`)
+		what = after
+	}
+	key, _, _ = strings.Cut(strings.TrimPrefix(key, "class."), ".")
+	return key, what
+}
+
+// newClass returns a class as it is when its table says nothing else.
+func newClass(name string) Class {
+	return Class{Name: name, Weight: 1, Queue: 1000, QueueBytes: 64 << 20, Wait: 2 * time.Second}
+}
+
+// reader fills a policy and gathers faults.
 type reader struct {
-	lines   []string
-	trusted map[string]bool
-	faults  []error
+	Policy
+	lines  []string
+	faults []error
 }
 
-func (r *reader) policy(t *table) *Policy {
-	p := &Policy{trusted: r.trusted}
-	for _, name := range t.texts("trusted_headers") {
-		if name = textproto.CanonicalMIMEHeaderKey(name); !p.trusted[name] {
-			p.trusted[name] = true
-			p.TrustedHeaders = append(p.TrustedHeaders, name)
-		}
-	}
-	for _, peer := range t.texts("trusted_peers") {
-		prefix, err := netip.ParsePrefix(peer)
-		if addr, plain := netip.ParseAddr(peer); plain == nil {
-			prefix, err = addr.Prefix(addr.BitLen())
-		}
-		if err != nil {
-			t.fault("trusted_peers", "%q is neither an address nor a prefix", peer)
-		}
-		p.TrustedPeers = append(p.TrustedPeers, prefix.Masked())
-	}
-	timeouts := &table{reader: r, name: "[timeouts]", line: r.find(0, "[timeouts]"), has: get(t, "timeouts", map[string]any(nil))}
-	p.Timeouts = Timeouts{
-		Header:   timeouts.duration("header", 10*time.Second, longest),
-		Body:     timeouts.duration("body", 30*time.Second, longest),
-		Idle:     timeouts.duration("idle", time.Minute, longest),
-		Response: timeouts.duration("response", time.Minute, longest),
-		Drain:    timeouts.duration("drain", 30*time.Second, longest),
-	}
-	timeouts.done()
-
-	for _, c := range t.tables("class") {
-		p.Classes = append(p.Classes, r.class(c, p))
-	}
-	if !slices.ContainsFunc(p.Classes, func(c Class) bool { return len(c.Match) == 0 }) {
-		d := r.class(&table{reader: r, has: map[string]any{"name": Default}}, p)
-		p.Classes = append(p.Classes, d)
-	}
-	servers, costs := t.tables("server"), t.tables("cost")
-	p.Resources = r.resources(servers, costs)
-	seen := map[string]bool{}
-	for _, s := range servers {
-		u := strings.TrimSuffix(s.text("url", ""), "/")
-		if at, err := url.Parse(u); err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Hostname() == "" || at.User != nil || at.RawQuery != "" || at.Fragment != "" {
-			s.fault("url", "%q is no http or https URL of a host and, at most, a path", u)
-		} else if seen[u] {
-			s.fault("url", "%q is the URL of another server, too", u)
-		}
-		seen[u] = true
-		p.Servers = append(p.Servers, Server{URL: u, Capacity: s.units(p.Resources)})
-		s.done()
-	}
-	for _, c := range costs {
-		cost := Cost{Path: c.text("path", ""), Units: c.units(p.Resources)}
-		c.prefix(cost.Path)
-		p.Costs = append(p.Costs, cost)
-		c.done()
-	}
-	for i, name := range p.Resources {
-		if !slices.ContainsFunc(p.Servers, func(s Server) bool { return s.Capacity[i] > 0 }) {
-			p.Warnings = append(p.Warnings, fmt.Sprintf("no server has a capacity of %q: its costs count for nothing", name))
-		}
-	}
-	t.done()
-	return p
+// fault notes what is wrong with a key of the n-th table of a kind, from 0; -1 for any.
+func (r *reader) fault(table string, n int, key, format string, args ...any) {
+	where := fmt.Sprintf("line %d: %s: ", r.line(table, n, key), strings.Trim(table+"."+key, "."))
+	r.faults = append(r.faults, errors.New(where+fmt.Sprintf(format, args...)))
 }
 
-func (r *reader) class(t *table, p *Policy) Class {
-	c := Class{
-		Name:       t.text("name", ""),
-		Weight:     int(t.integer("weight", 1, 1, maxWeight)),
-		Queue:      int(t.integer("queue", 1000, 1, 1_000_000)),
-		QueueBytes: t.integer("queue_bytes", 64<<20, 1, 1<<40),
-		Wait:       t.duration("wait", 2*time.Second, longest),
-		Admission:  t.text("admission", ""),
+// line returns the line of the key in that table, with n < 0 the first that mentions it in any;
+// failing that where the table begins, and 0 where it is written inline.
+func (r *reader) line(table string, n int, key string) int {
+	began, count, inside := 0, -1, n < 0
+	for i, text := range r.lines {
+		text = strings.TrimSpace(text)
+		if header, _, ok := strings.Cut(strings.TrimLeft(text, "[ "), "]"); ok && strings.HasPrefix(text, "[") {
+			if strings.TrimSpace(header) == table {
+				count++
+				inside = count == n || n < 0
+			} else if n >= 0 && !strings.HasPrefix(header, table+".") {
+				inside = false
+			}
+			if inside && began == 0 {
+				began = i + 1
+			}
+		}
+		name, _, _ := strings.Cut(text, "=")
+		if inside && key != "" && (strings.Trim(name, " \t\"'") == key || n < 0 && strings.Contains(text, key)) {
+			return i + 1
+		}
 	}
+	return began
+}
+
+func (r *reader) class(n int, c *Class) {
+	r.bounds("class", n, "weight", int64(c.Weight), 1, 1000)
+	r.bounds("class", n, "queue", int64(c.Queue), 1, 1_000_000)
+	r.bounds("class", n, "queue_bytes", c.QueueBytes, 1, 1<<40)
+	r.duration("class", n, "wait", c.Wait)
 	if c.Name == "" || strings.ContainsFunc(c.Name, func(c rune) bool { return c <= ' ' || c > '~' || c == '"' }) {
-		t.fault("name", "%q: a class needs a name of printable ASCII without spaces and quotes", c.Name)
-	} else if slices.ContainsFunc(p.Classes, func(o Class) bool { return o.Name == c.Name }) {
-		t.fault("name", "%q is the name of another class, too", c.Name)
+		r.fault("class", n, "name", "%q: a class needs a name of printable ASCII without spaces and quotes", c.Name)
+	} else if slices.ContainsFunc(r.Classes, func(o Class) bool { return o.Name == c.Name }) {
+		r.fault("class", n, "name", "%q is the name of another class, too", c.Name)
+	} else if c.Name == Default && len(c.Match) > 0 {
+		r.fault("class", n, "name", "%q is the class of what no other matches", c.Name)
 	}
-	switch how := t.text("on_admission_failure", "closed"); how {
-	case "open", "closed":
-		c.FailOpen = how == "open"
-	default:
-		t.fault("on_admission_failure", "%q is neither open nor closed", how)
+	if max(len(c.Name), len(c.Admission)) > maxText || len(c.Match) > maxTables {
+		r.fault("class", n, "", "a name or key of more than %d bytes, or more than %d matches", maxText, maxTables)
 	}
-	matches := t.tables("match")
-	for i, m := range matches {
-		c.Match = append(c.Match, m.match(c.Name, i, p))
+	if c.Match != nil && len(c.Match) == 0 {
+		r.fault("class", n, "match", "is empty: leave it out to match every request")
 	}
-	if list, ok := t.has["match"].([]any); ok && len(list) == 0 {
-		t.fault("match", "is empty: leave it out to match every request")
-	}
-	t.done()
-	return c
-}
-
-func (t *table) match(class string, i int, p *Policy) Match {
-	m := Match{Tenant: t.text("tenant", ""), Path: t.text("path", "")}
-	var rule []string
-	if m.Tenant != "" {
-		rule = append(rule, fmt.Sprintf("tenant %q", m.Tenant))
-	}
-	if t.has["path"] != nil {
-		t.prefix(m.Path)
-		rule = append(rule, fmt.Sprintf("path %q", m.Path))
-	}
-	if header := t.text("header", ""); header != "" {
-		name, value, ok := strings.Cut(header, ":")
-		m.Header, m.Value = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)), strings.TrimSpace(value)
-		if !ok || m.Header == "" {
-			t.fault("header", `%q is not of the form "Name: value"`, header)
-		} else if !t.trusted[m.Header] {
-			p.Warnings = append(p.Warnings, fmt.Sprintf("line %d: %s never holds: trusted_headers does not list %s", t.line, t.name, m.Header))
+	for i := range c.Match {
+		m := &c.Match[i]
+		var rule []string
+		if m.Tenant != "" {
+			rule = append(rule, fmt.Sprintf("tenant %q", m.Tenant))
 		}
-		rule = append(rule, fmt.Sprintf("header %q", m.Header+": "+m.Value))
+		if m.Path != "" {
+			r.path("class", n, m.Path)
+			rule = append(rule, fmt.Sprintf("path %q", m.Path))
+		}
+		if m.Header != "" {
+			rule = append(rule, fmt.Sprintf("header %q", m.Header))
+			name, value, ok := strings.Cut(m.Header, ":")
+			m.Header, m.Value = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)), strings.TrimSpace(value)
+			if !ok || m.Header == "" {
+				r.fault("class", n, "match", `header %q is not of the form "Name: value"`, name)
+			} else if !r.trusted[m.Header] {
+				r.Warnings = append(r.Warnings, fmt.Sprintf("line %d: match %d of class %q never holds: trusted_headers does not list %s", r.line("class", n, "match"), i+1, c.Name, m.Header))
+			}
+		}
+		if len(rule) == 0 {
+			r.fault("class", n, "match", "number %d names no tenant, path or header", i+1)
+		}
+		m.rule = fmt.Sprintf("match %d of class %q: %s", i+1, c.Name, strings.Join(rule, " and "))
 	}
-	if len(rule) == 0 {
-		t.fault("", "names no tenant, path or header")
-	}
-	m.rule = fmt.Sprintf("match %d of class %q: %s", i+1, class, strings.Join(rule, " and "))
-	t.done()
-	return m
 }
 
-// resources returns the names of all, sorted.
-func (r *reader) resources(servers, costs []*table) []string {
-	var names []string
-	for _, t := range slices.Concat(servers, costs) {
-		names = append(names, slices.Sorted(maps.Keys(t.has))...)
-	}
-	slices.Sort(names)
-	names = slices.DeleteFunc(slices.Compact(names), func(n string) bool { return n == "url" || n == "path" })
-	for _, t := range slices.Concat(servers, costs) {
-		for _, n := range names {
-			if t.has[n] != nil && (len(n) > 32 || strings.Trim(n, "abcdefghijklmnopqrstuvwxyz0123456789_") != "") {
-				t.fault(n, "a resource has a name of at most 32 letters a-z, digits and _")
+// resources finds the names of all: every key but a server's url and a cost's path.
+func (r *reader) resources(servers, costs []map[string]any) {
+	for i, table := range slices.Concat(servers, costs) {
+		kind, n, other := "server", i, "url"
+		if n >= len(servers) {
+			kind, n, other = "cost", i-len(servers), "path"
+		}
+		for _, name := range slices.Sorted(maps.Keys(table)) {
+			if name == other || slices.Contains(r.Resources, name) {
+				continue
+			}
+			if len(name) > 32 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
+				r.fault(kind, n, name, "a resource has a name of at most 32 letters a-z, digits and _")
+			}
+			if r.Resources = append(r.Resources, name); len(r.Resources) == maxResources+1 {
+				r.fault(kind, n, name, "more than %d resources", maxResources)
 			}
 		}
 	}
-	if len(names) > maxResources {
-		r.faults = append(r.faults, fmt.Errorf("%d resources, more than %d: %.200q", len(names), maxResources, names))
+	slices.Sort(r.Resources)
+}
+
+func (r *reader) server(n int, table map[string]any) {
+	text, _ := table["url"].(string)
+	text = strings.TrimSuffix(text, "/")
+	if u, err := url.Parse(text); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		r.fault("server", n, "url", "%q is no http or https URL of a host and, at most, a path", text)
+	} else if slices.ContainsFunc(r.Servers, func(s Server) bool { return s.URL == text }) {
+		r.fault("server", n, "url", "%q is the URL of another server, too", text)
 	}
-	return names
+	r.Servers = append(r.Servers, Server{URL: text, Capacity: r.units("server", n, table)})
+}
+
+// units returns the numbers of a server or a cost, by resource.
+func (r *reader) units(kind string, n int, table map[string]any) []float64 {
+	units := make([]float64, len(r.Resources))
+	for i, name := range r.Resources {
+		v, given := table[name]
+		switch v := v.(type) {
+		case int64:
+			units[i] = float64(v)
+		case float64:
+			units[i] = v
+		}
+		if given && !(units[i] > 0 && units[i] <= maxUnits) {
+			r.fault(kind, n, name, "%.100s is no number of units above 0 and up to %g", fmt.Sprint(v), maxUnits)
+		}
+	}
+	return units
+}
+
+func (r *reader) path(table string, n int, path string) {
+	if clean(path) != path {
+		key := map[string]string{"class": "match", "cost": "path"}[table]
+		r.fault(table, n, key, "%q matches nothing: a path begins with / and has no empty, . or .. element", path)
+	}
+}
+
+func (r *reader) bounds(table string, n int, key string, v, lowest, highest int64) {
+	if v < lowest || v > highest {
+		r.fault(table, n, key, "%d is outside %d .. %d", v, lowest, highest)
+	}
+}
+
+func (r *reader) duration(table string, n int, key string, d time.Duration) {
+	if d < time.Millisecond || d > time.Hour {
+		r.fault(table, n, key, `%v is outside 1ms .. 1h`, d)
+	}
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"net/netip"
 	"path"
 	"strings"
@@ -34,27 +35,39 @@ const Default = "default"
 // Class is one [[class]].
 type Class struct {
 	Name   string
-	Weight int // 1 .. 1000
+	Weight int // 1 .. 1000, 1 if it is not given
 	// Match are alternatives; none means every request.
 	Match []Match
 
-	Queue      int           // requests that wait, at most
-	QueueBytes int64         // of their headers and bodies' declared lengths, at most
-	Wait       time.Duration // how long each waits, at most
+	Queue      int           // requests that wait, at most; 1000
+	QueueBytes int64         `toml:"queue_bytes"` // of their headers and declared bodies, at most; 64 MiB
+	Wait       time.Duration // how long each waits, at most; 2 s
 
 	// Admission is the key to ask admission for, "" for none; {tenant} and {class}
 	// stand for the request's.
 	Admission string
 	// FailOpen admits a request when admission cannot be asked; else it is refused.
-	FailOpen bool
+	FailOpen Failure `toml:"on_admission_failure"`
+}
+
+// Failure is true for "open".
+type Failure bool
+
+// UnmarshalText reads "open" or "closed".
+func (f *Failure) UnmarshalText(text []byte) error {
+	*f = string(text) == "open"
+	if !*f && string(text) != "closed" {
+		return fmt.Errorf("%.100q is neither open nor closed", text)
+	}
+	return nil
 }
 
 // Match is one condition: all that it names must hold.
 type Match struct {
 	Tenant string // "" for any
 	Path   string // prefix of the clean path, "" for any
-	Header string // canonical name, "" for none
-	Value  string // of Header, exactly
+	Header string // canonical name, "" for none; in the file with ": " and the value
+	Value  string `toml:"-"` // of Header, exactly
 
 	rule string // as Classify explains it
 }
@@ -72,21 +85,21 @@ type Cost struct {
 	Units []float64 // by Resources
 }
 
-// Timeouts end what takes too long.
+// Timeouts end what takes too long, 1 ms to 1 h.
 type Timeouts struct {
-	Header   time.Duration // to read a request's header
-	Body     time.Duration // between two reads of a request's body
-	Idle     time.Duration // of a connection between requests
-	Response time.Duration // until a server has sent its header
-	Drain    time.Duration // to empty the queues at the end
+	Header   time.Duration // to read a request's header; 10 s
+	Body     time.Duration // between two reads of a request's body; 30 s
+	Idle     time.Duration // of a connection between requests; 1 min
+	Response time.Duration // until a server has sent its header; 1 min
+	Drain    time.Duration // to empty the queues at the end; 30 s
 }
 
 // Classify returns the class of a request, as an index into Classes, and the rule that
 // chose it, for people. The first match wins, in the order of the file. tenant comes
 // from a token or client certificate, "" where there is none; urlPath is URL.Path,
-// percent-decoded once. A header selects a class only if it is one of TrustedHeaders and
-// came once: of two values one may be the client's own. It does not allocate, unless the
-// path has to be cleaned.
+// percent-decoded once, so that an encoded slash counts as one. A header selects a class
+// only if it is one of TrustedHeaders and came once: of two values one may be the
+// client's own. It does not allocate, unless the path has to be cleaned.
 func (p *Policy) Classify(tenant, urlPath string, header map[string][]string) (class int, rule string) {
 	urlPath = clean(urlPath)
 	for i := range p.Classes {

@@ -97,16 +97,14 @@ func (m *machine) next() mono.Time {
 func Run(s Study) Result {
 	s.Balance.Servers = len(s.Servers)
 	b := balance.New(s.Balance, rand.New(rand.NewPCG(s.Seed, 2)))
-	// Arrivals and demands are the same for every way of balancing.
-	rng := rand.New(rand.NewPCG(s.Seed, 3))
+	// The load is the same for every way of balancing.
+	load := s.NewLoad(s.Seed)
 	machines := make([]machine, len(s.Servers))
 	for i := range machines {
 		machines[i].Server = s.Servers[i]
 	}
 	var r Result
-	sigma := math.Sqrt(math.Log(1 + variation*variation))
-	arrivals := arrivals{rng: rng, mean: s.Rate, burst: s.Burst}
-	arrival := arrivals.next()
+	arrival, demand := load.Next()
 	for sent := 0; len(r.Answers) < s.Requests; {
 		first, now := -1, mono.Never
 		for i := range machines {
@@ -122,15 +120,14 @@ func Run(s Study) Result {
 			b.Sent(at, arrival)
 			m := &machines[at]
 			m.advance(arrival)
-			demand := Demand.Seconds() * math.Exp(sigma*rng.NormFloat64()-sigma*sigma/2)
-			heap.Push(&m.jobs, job{end: m.work + demand, came: arrival})
+			heap.Push(&m.jobs, job{end: m.work + demand.Seconds(), came: arrival})
 			second := int(arrival / mono.Time(time.Second))
 			for len(r.PerSecond) <= second {
 				r.PerSecond = append(r.PerSecond, 0)
 			}
 			r.PerSecond[second]++
 			sent++
-			arrival = arrivals.next()
+			arrival, demand = load.Next()
 			continue
 		}
 		m := &machines[first]
@@ -146,14 +143,15 @@ func Run(s Study) Result {
 		took[len(machines)] = append(took[len(machines)], ms)
 	}
 	for _, v := range took {
-		r.ByServer = append(r.ByServer, summarize(v))
+		r.ByServer = append(r.ByServer, Summarize(v))
 	}
 	r.Overall, r.ByServer = r.ByServer[len(machines)], r.ByServer[:len(machines)]
 	return r
 }
 
-// arrivals are Poisson, with a rate that changes every second.
-type arrivals struct {
+// Load is what is asked of a cluster: Poisson arrivals, with a rate that changes every
+// second, and lognormal demands.
+type Load struct {
 	rng         *rand.Rand
 	mean, burst float64
 	until       mono.Time // the end of this second
@@ -161,21 +159,30 @@ type arrivals struct {
 	last        mono.Time
 }
 
-func (a *arrivals) next() mono.Time {
-	for {
-		if a.rate > 0 {
-			at := a.last.Add(time.Duration(a.rng.ExpFloat64() / a.rate * 1e9))
-			if at < a.until {
-				a.last = at
-				return at
-			}
-		}
-		a.last, a.until = a.until, a.until.Add(time.Second)
-		a.rate = a.mean * (1 - a.burst + 2*a.burst*a.rng.Float64())
-	}
+// NewLoad returns the cluster's; the seed decides.
+func (c Cluster) NewLoad(seed uint64) *Load {
+	return &Load{rng: rand.New(rand.NewPCG(seed, 3)), mean: c.Rate, burst: c.Burst}
 }
 
-func summarize(v []float64) Summary {
+// Next returns when the next request comes and how much of a processor it takes.
+func (l *Load) Next() (at mono.Time, demand time.Duration) {
+	for {
+		if l.rate > 0 {
+			at = l.last.Add(time.Duration(l.rng.ExpFloat64() / l.rate * 1e9))
+		}
+		if l.rate > 0 && at < l.until {
+			break
+		}
+		l.last, l.until = l.until, l.until.Add(time.Second)
+		l.rate = l.mean * (1 - l.burst + 2*l.burst*l.rng.Float64())
+	}
+	l.last = at
+	sigma := math.Sqrt(math.Log(1 + variation*variation))
+	return at, time.Duration(float64(Demand) * math.Exp(sigma*l.rng.NormFloat64()-sigma*sigma/2))
+}
+
+// Summarize returns the summary of response times in ms, which it sorts.
+func Summarize(v []float64) Summary {
 	s := Summary{Requests: len(v)}
 	if len(v) == 0 {
 		return s

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/tools/sim/web"
+)
+
+// jbqScale is how much faster than the paper's the live machines and their load are.
+const jbqScale = 8
+
+// behindGateway sends a cluster's load of a minute through the daemon to live machines,
+// whose processors are timers, and returns each one's response times in the paper's ms.
+func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.Summary, err error) {
+	path, err := w.binary("gateway")
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "figures-jbq-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	ctx, end := context.WithCancel(w)
+	var serving sync.WaitGroup
+	defer func() { end(); serving.Wait() }()
+	var policy strings.Builder
+	for i, s := range c.Servers {
+		free := make(chan struct{}, s.Processors)
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		serve := lifecycle.Serve(ln, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			demand, _ := strconv.ParseFloat(r.URL.Query().Get("ns"), 64)
+			free <- struct{}{}
+			time.Sleep(time.Duration(demand / s.Speed / jbqScale))
+			<-free
+			rw.Header().Set("X-Server", strconv.Itoa(i))
+		})})
+		serving.Go(func() { _ = serve(ctx) })
+		fmt.Fprintf(&policy, "[[server]]\nurl = \"http://%s\"\n", ln.Addr())
+	}
+	file := filepath.Join(dir, "policy.toml")
+	if err := os.WriteFile(file, []byte(policy.String()), 0o600); err != nil {
+		return nil, err
+	}
+	ports, err := local.Ports(2)
+	if err != nil {
+		return nil, err
+	}
+	gateway, err := local.Run(path, dir, []string{"--policy", file, "--balance", balance, "--scheduler=none", "--log-level=error", "--http-address", ports[0], "--admin-address", ports[1]}, local.Answers("http://"+ports[1]+"/healthz"))
+	if err != nil {
+		return nil, err
+	}
+	defer gateway.Stop()
+
+	browser := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
+	defer browser.CloseIdleConnections()
+	took := make([][]float64, len(c.Servers))
+	var mu sync.Mutex // of took and err
+	var asking sync.WaitGroup
+	start, load := time.Now(), c.NewLoad(w.seed)
+	for {
+		at, demand := load.Next()
+		due := start.Add(time.Duration(at) / jbqScale)
+		if due.Sub(start) > time.Minute {
+			break
+		}
+		select {
+		case <-time.After(time.Until(due)):
+		case <-w.Done():
+			asking.Wait()
+			return nil, w.Err()
+		}
+		asking.Go(func() {
+			resp, bad := browser.Get(fmt.Sprintf("http://%s/?ns=%d", ports[0], int64(demand)))
+			ms := time.Since(due).Seconds() * 1e3 * jbqScale
+			if bad == nil {
+				_, bad = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if bad != nil {
+				err = bad
+				return
+			}
+			if i, bad := strconv.Atoi(resp.Header.Get("X-Server")); bad == nil && i < len(took) {
+				took[i] = append(took[i], ms)
+			} else {
+				err = fmt.Errorf("the gateway answered %s", resp.Status)
+			}
+		})
+	}
+	asking.Wait()
+	for _, v := range took {
+		byServer = append(byServer, web.Summarize(v))
+	}
+	return byServer, err
+}

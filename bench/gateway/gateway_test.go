@@ -1,0 +1,46 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+func TestMain(m *testing.M) {
+	if err := serve(os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	localtest.Main(m)
+}
+
+// The bare proxy and the backends answer, are counted and accounted for.
+func TestWhatIsComparedWithIsMeasured(t *testing.T) {
+	start := func(kind, arg string) *decide.Server {
+		s, err := self(kind, arg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Stop() })
+		return s
+	}
+	backend := start("backend", "4")
+	proxy := start("proxy", backend.At)
+	f, err := ask(proxy, 100, 200*time.Millisecond, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := served([]*decide.Server{backend})[0]; n != 20 {
+		t.Errorf("%v requests arrived of 20", n)
+	}
+	if f.mean <= 0 || f.sd <= 0 || f.p99 < f.p50 || f.cpu <= 0 {
+		t.Errorf("%+v", f)
+	}
+	if n, err := number("http://"+proxy.At+"/mallocs", ""); err != nil || n <= 0 {
+		t.Errorf("%v allocations, %v", n, err)
+	}
+}
