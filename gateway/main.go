@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
+	"github.com/srtm-io/srtm/gateway/publish"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -53,6 +54,15 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		}
 		group.Add("admission", asker.Run)
 		config.Admission = asker
+	}
+	if o.publishers.Address != "" {
+		o.publishers.Logger = log
+		service, err := publish.New(o.publishers)
+		if err != nil {
+			return err
+		}
+		group.Add("publish", service.Run)
+		config.Publish = service
 	}
 	p, err := proxy.New(config)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/srtm-io/srtm/admission/client"
+	publishers "github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
@@ -29,6 +30,9 @@ type options struct {
 	guard                     *secure.Server
 	tokens                    *secure.Tokens
 	asks                      client.Config
+	loaddistributor           string
+	control, brokers          secure.ClientConfig // towards the loaddistributor and the brokers
+	publishers                publishers.Config
 }
 
 func (o *options) flags(fs *flag.FlagSet) {
@@ -48,6 +52,9 @@ func (o *options) flags(fs *flag.FlagSet) {
 		o.security.Force, err = secure.Insecure(o.security.Force, value, "http-address", "admin-address")
 		return err
 	})
+	fs.StringVar(&o.loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor, or of several with commas, by which what is posted to /pub and /mpub finds its broker (default none: it goes to a server)")
+	o.control.Flags(fs, controlPrefix, "the loaddistributor")
+	o.brokers.TLSFlags(fs, brokerPrefix, "brokers")
 	o.asks.Flags(fs, "for classes with an admission key")
 }
 
@@ -77,8 +84,22 @@ func (o *options) validate() error {
 		o.tokens, err = secure.LoadTokens("--token-file", o.security.TokenFile)
 		errs = append(errs, err)
 	}
+	if o.loaddistributor != "" {
+		o.publishers.Address = o.loaddistributor
+		o.publishers.DialOptions, err = o.control.Load(controlPrefix)
+		errs = append(errs, err)
+		trust, err := o.brokers.TLS(brokerPrefix)
+		errs = append(errs, err)
+		if trust != nil {
+			o.publishers.NSQ = publishers.DefaultNSQConfig()
+			o.publishers.NSQ.TlsV1, o.publishers.NSQ.TlsConfig = true, trust
+		}
+	}
 	return errors.Join(errs...)
 }
+
+// Prefixes of the flags of credentials.
+const controlPrefix, brokerPrefix = "control-", "broker-"
 
 func (o *options) readPolicy() error {
 	if o.policyFile == "" {

@@ -29,7 +29,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"gateway/..."},
-		Only: []string{"admission/client", "api/...", "client/...", "gateway/...", "internal/...", "kernel/stamp", "tokenbucket"},
+		Only: []string{"admission/client", "api/...", "client/...", "gateway/...", "internal/...", "kernel/stamp", "nsq/wire", "tokenbucket"},
 		Why:  "a gateway is a client of brokers and of admission like any other",
 	},
 	{

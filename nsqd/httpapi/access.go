@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/nsqd/auth"
@@ -112,13 +113,13 @@ func (a *API) charge(r *http.Request, messages int) error {
 	if d.Admit {
 		return nil
 	}
-	return &fault{Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages), denied: d}
+	return &fault{Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages), RetryAfter: d.RetryAfter}
 }
 
 func (a *API) permit(r *http.Request) error {
 	secret := secure.TokenOf(r.Header.Get("Authorization"))
 	if secret == "" || len(secret) > maxSecret {
-		return refuse(http.StatusUnauthorized, "AUTH_FIRST", "publishing takes a secret of 1 to %d bytes, as Authorization: Bearer SECRET", maxSecret)
+		return nsqhttp.Refuse(http.StatusUnauthorized, "AUTH_FIRST", "publishing takes a secret of 1 to %d bytes, as Authorization: Bearer SECRET", maxSecret)
 	}
 	q := auth.Query{Secret: secret}
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // else it is a Unix socket
@@ -133,13 +134,13 @@ func (a *API) permit(r *http.Request) error {
 	grant, err := a.cfg.Authorise(r.Context(), q)
 	switch {
 	case errors.Is(err, auth.ErrBusy):
-		return refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)
+		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)
 	case err != nil:
 		a.faults.Warn("publisher could not be authorised", obs.KeyRemote, r.RemoteAddr, obs.KeyError, err)
-		return refuse(http.StatusServiceUnavailable, "AUTH_FAILED", "no auth server gave a valid answer")
+		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_FAILED", "no auth server gave a valid answer")
 	}
 	if topic := r.URL.Query().Get("topic"); !grant.Allows(auth.Publish, topic, "") {
-		return refuse(http.StatusForbidden, "UNAUTHORIZED", "not permitted to publish to topic %.100q", topic)
+		return nsqhttp.Refuse(http.StatusForbidden, "UNAUTHORIZED", "not permitted to publish to topic %.100q", topic)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -20,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
@@ -170,7 +170,7 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 		a.limitBody(w)
 	}
 	if f := a.forbidden(r, public); f != nil {
-		writeFault(w, f)
+		f.Write(w)
 		return
 	}
 	known, ok := a.routes[r.URL.Path]
@@ -183,7 +183,7 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 			a.operator.ServeHTTP(w, r)
 			return
 		}
-		writeFault(w, &fault{Status: http.StatusNotFound, Message: "NOT_FOUND"})
+		(&fault{Status: http.StatusNotFound, Message: "NOT_FOUND"}).Write(w)
 		return
 	}
 	method := r.Method
@@ -196,33 +196,11 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 	}
 	w.Header().Set("Allow", strings.Join(append(slices.Sorted(maps.Keys(known)), http.MethodOptions), ", "))
 	if method != http.MethodOptions {
-		writeFault(w, &fault{Status: http.StatusMethodNotAllowed, Message: "METHOD_NOT_ALLOWED"})
+		(&fault{Status: http.StatusMethodNotAllowed, Message: "METHOD_NOT_ALLOWED"}).Write(w)
 	}
 }
 
-// fault is a refusal as NSQ's tools expect it: {"message": "CODE"}. Detail is
-// ours, for people.
-type fault struct {
-	Status  int    `json:"-"`
-	Message string `json:"message"`
-	Detail  string `json:"detail,omitempty"`
-
-	denied client.Decision // of admission: for Retry-After
-}
-
-func (f *fault) Error() string { return f.Message + ": " + f.Detail }
-
-func refuse(status int, message, format string, args ...any) error {
-	return &fault{Status: status, Message: message, Detail: fmt.Sprintf(format, args...)}
-}
-
-func badRequest(message, format string, args ...any) error {
-	return refuse(http.StatusBadRequest, message, format, args...)
-}
-
-func tooLarge(message, format string, args ...any) error {
-	return refuse(http.StatusRequestEntityTooLarge, message, format, args...)
-}
+type fault = nsqhttp.Fault
 
 // handler answers with a body on success; "" for none.
 type handler func(*http.Request) (body string, err error)
@@ -234,10 +212,10 @@ func (a *API) do(h handler) http.HandlerFunc {
 		r.Body = counted
 		body, err := h(r)
 		if err != nil {
-			writeFault(w, asFault(err))
+			asFault(err).Write(w)
 			return
 		}
-		writeText(w, body)
+		nsqhttp.WriteText(w, body)
 	}
 }
 
@@ -248,7 +226,7 @@ type body struct {
 	held int64
 }
 
-var errBodies = refuse(http.StatusServiceUnavailable, "TOO_MANY_REQUESTS", "the bodies of requests take as much memory as they may")
+var errBodies = nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_REQUESTS", "the bodies of requests take as much memory as they may")
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
@@ -314,23 +292,6 @@ func asFault(err error) *fault {
 	return &fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR", Detail: err.Error()}
 }
 
-func writeFault(w http.ResponseWriter, f *fault) {
-	w.Header().Set("Content-Type", "application/json; charset=utf-8")
-	if f.Status == http.StatusUnauthorized {
-		w.Header().Set("WWW-Authenticate", "Bearer")
-	}
-	if f.denied.RetryAfter > 0 {
-		client.RetryAfter(w.Header(), f.denied)
-	}
-	w.WriteHeader(f.Status)
-	writeJSONBody(w, f)
-}
-
-func writeText(w http.ResponseWriter, body string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = io.WriteString(w, body) // the client is gone; no one is left to tell
-}
-
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	writeJSONBody(w, v)
@@ -362,21 +323,21 @@ const maxSetting = 64 << 10
 
 func (a *API) putSetting(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		body, err := readBody(r, maxSetting, "INVALID_VALUE")
+		body, err := nsqhttp.ReadBody(r, maxSetting, "INVALID_VALUE")
 		set := a.cfg.Settings[name].Set
 		if set == nil {
-			err = badRequest("INVALID_OPTION", "%s cannot be changed", name)
+			err = nsqhttp.BadRequest("INVALID_OPTION", "%s cannot be changed", name)
 		}
 		if err == nil && len(body) == 0 {
-			err = tooLarge("INVALID_VALUE", "%s: there is no value", name) // as NSQ has it
+			err = nsqhttp.TooLarge("INVALID_VALUE", "%s: there is no value", name) // as NSQ has it
 		}
 		if err == nil {
 			if err = set(body); err != nil {
-				err = badRequest("INVALID_VALUE", "%s: %v", name, err)
+				err = nsqhttp.BadRequest("INVALID_VALUE", "%s: %v", name, err)
 			}
 		}
 		if err != nil {
-			writeFault(w, asFault(err))
+			asFault(err).Write(w)
 			return
 		}
 		a.log.Info("setting changed", obs.KeyName, name, "value", string(body))
@@ -387,14 +348,14 @@ func (a *API) putSetting(name string) http.HandlerFunc {
 // writeSetting writes text as it is and everything else as JSON.
 func writeSetting(w http.ResponseWriter, v any) {
 	if text, ok := v.(string); ok {
-		writeText(w, text)
+		nsqhttp.WriteText(w, text)
 		return
 	}
 	writeJSON(w, v)
 }
 
 func unknownOption(w http.ResponseWriter, r *http.Request) {
-	writeFault(w, asFault(badRequest("INVALID_OPTION", "%q is not an option that can be looked at here", strings.TrimPrefix(r.URL.Path, "/config/"))))
+	asFault(nsqhttp.BadRequest("INVALID_OPTION", "%q is not an option that can be looked at here", strings.TrimPrefix(r.URL.Path, "/config/"))).Write(w)
 }
 
 // freeMemory gives back to the system what the process does not need.
@@ -407,7 +368,7 @@ func freeMemory(*http.Request) (string, error) {
 func setBlockRate(r *http.Request) (string, error) {
 	rate, err := strconv.Atoi(r.URL.Query().Get("rate"))
 	if err != nil {
-		return "", badRequest("INVALID_RATE", "rate %q is not a number", r.URL.Query().Get("rate"))
+		return "", nsqhttp.BadRequest("INVALID_RATE", "rate %q is not a number", r.URL.Query().Get("rate"))
 	}
 	runtime.SetBlockProfileRate(rate)
 	return "OK", nil

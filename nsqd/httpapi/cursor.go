@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
@@ -15,13 +16,13 @@ import (
 // retainTopic sets a topic's own retention, of ?retain= as --retain has it.
 func (a *API) retainTopic(r *http.Request) (string, error) {
 	q := r.URL.Query()
-	text, err := argument(q, "retain", "MISSING_ARG_RETAIN")
+	text, err := nsqhttp.Argument(q, "retain", "MISSING_ARG_RETAIN")
 	if err != nil {
 		return "", err
 	}
 	retain, err := metadata.ParseRetention(text)
 	if err != nil {
-		return "", badRequest("INVALID_RETAIN", "%v", err)
+		return "", nsqhttp.BadRequest("INVALID_RETAIN", "%v", err)
 	}
 	return "", a.setRetention(q, &retain)
 }
@@ -32,7 +33,7 @@ func (a *API) unretainTopic(r *http.Request) (string, error) {
 }
 
 func (a *API) setRetention(q url.Values, r *metadata.Retention) error {
-	name, err := topicArgument(q, "INVALID_TOPIC")
+	name, err := nsqhttp.TopicArgument(q, "INVALID_TOPIC")
 	if err != nil {
 		return err
 	}
@@ -45,7 +46,7 @@ func (a *API) setRetention(q url.Values, r *metadata.Retention) error {
 
 // place parses where to seek to.
 func place(q url.Values) (p broker.Place, err error) {
-	text, err := argument(q, "to", "MISSING_ARG_TO")
+	text, err := nsqhttp.Argument(q, "to", "MISSING_ARG_TO")
 	if err != nil {
 		return p, err
 	}
@@ -62,7 +63,7 @@ func place(q url.Values) (p broker.Place, err error) {
 	}
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil || at.Year() < 1970 || at.Year() > 2200 {
-		return p, badRequest("INVALID_TO", "to=%.100q is none of begin, end, an offset, and a time such as 2026-01-02T15:04:05Z", text)
+		return p, nsqhttp.BadRequest("INVALID_TO", "to=%.100q is none of begin, end, an offset, and a time such as 2026-01-02T15:04:05Z", text)
 	}
 	p.Time = max(1, mono.Wall(at.UnixNano()))
 	return p, nil
@@ -99,7 +100,7 @@ func (a *API) peekChannel(r *http.Request) (string, error) {
 	if text := r.URL.Query().Get("count"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > broker.MaxPeek {
-			return "", badRequest("INVALID_COUNT", "count=%.100q is not a number in 1 to %d", text, broker.MaxPeek)
+			return "", nsqhttp.BadRequest("INVALID_COUNT", "count=%.100q is not a number in 1 to %d", text, broker.MaxPeek)
 		}
 		count = n
 	}

@@ -7,29 +7,11 @@ import (
 	"net/url"
 	"strconv"
 
+	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
-
-// argument returns a value of the query, or the fault that it has none. An
-// empty one is one.
-func argument(q url.Values, name, missing string) (string, error) {
-	if !q.Has(name) {
-		return "", badRequest(missing, "the query has no %s", name)
-	}
-	return q.Get(name), nil
-}
-
-// topicArgument returns the request's topic if its name is valid; invalid is
-// the fault if it is not.
-func topicArgument(q url.Values, invalid string) (string, error) {
-	name, err := argument(q, "topic", "MISSING_ARG_TOPIC")
-	if err == nil && !wire.ValidTopicName(name) {
-		err = badRequest(invalid, "topic %q is not a valid name", name)
-	}
-	return name, err
-}
 
 // existing returns the topic of that name, valid or not.
 func (a *API) existing(name string) (*broker.Topic, error) {
@@ -46,7 +28,7 @@ const pauseChannels = "it would be paused on this broker only, and go on where i
 // onTopic is a handler of one existing topic.
 func (a *API) onTopic(do func(*broker.Topic)) handler {
 	return func(r *http.Request) (string, error) {
-		name, err := argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
+		name, err := nsqhttp.Argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
 		if err != nil {
 			return "", err
 		}
@@ -63,16 +45,16 @@ func (a *API) onTopic(do func(*broker.Topic)) handler {
 func (a *API) onChannel(do func(*broker.Topic, string) error) handler {
 	return func(r *http.Request) (string, error) {
 		q := r.URL.Query()
-		name, err := topicArgument(q, "INVALID_ARG_TOPIC")
+		name, err := nsqhttp.TopicArgument(q, "INVALID_ARG_TOPIC")
 		if err != nil {
 			return "", err
 		}
-		channel, err := argument(q, "channel", "MISSING_ARG_CHANNEL")
+		channel, err := nsqhttp.Argument(q, "channel", "MISSING_ARG_CHANNEL")
 		if err != nil {
 			return "", err
 		}
 		if !wire.ValidChannelName(channel) {
-			return "", badRequest("INVALID_ARG_CHANNEL", "channel %q is not a valid name", channel)
+			return "", nsqhttp.BadRequest("INVALID_ARG_CHANNEL", "channel %q is not a valid name", channel)
 		}
 		t, err := a.existing(name)
 		if err != nil {
@@ -87,7 +69,7 @@ func (a *API) errManaged(instead string) error {
 	if !a.cfg.Managed {
 		return nil
 	}
-	return refuse(http.StatusForbidden, "MANAGED", "this broker's topics are the loaddistributor's: %s", instead)
+	return nsqhttp.Refuse(http.StatusForbidden, "MANAGED", "this broker's topics are the loaddistributor's: %s", instead)
 }
 
 // unmanaged is h on a standalone broker.
@@ -101,7 +83,7 @@ func (a *API) unmanaged(instead string, h handler) handler {
 }
 
 func (a *API) createTopic(r *http.Request) (string, error) {
-	name, err := topicArgument(r.URL.Query(), "INVALID_TOPIC")
+	name, err := nsqhttp.TopicArgument(r.URL.Query(), "INVALID_TOPIC")
 	if err = errors.Join(err, a.errManaged("use srtm topic create")); err != nil {
 		return "", err
 	}
@@ -110,7 +92,7 @@ func (a *API) createTopic(r *http.Request) (string, error) {
 }
 
 func (a *API) deleteTopic(r *http.Request) (string, error) {
-	name, err := argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
+	name, err := nsqhttp.Argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
 	if err = errors.Join(err, a.errManaged("use srtm topic delete")); err != nil {
 		return "", err
 	}
@@ -121,7 +103,7 @@ func (a *API) deleteTopic(r *http.Request) (string, error) {
 }
 
 func (a *API) emptyTopic(r *http.Request) (string, error) {
-	name, err := topicArgument(r.URL.Query(), "INVALID_TOPIC")
+	name, err := nsqhttp.TopicArgument(r.URL.Query(), "INVALID_TOPIC")
 	if err != nil {
 		return "", err
 	}
@@ -135,7 +117,7 @@ func (a *API) emptyTopic(r *http.Request) (string, error) {
 
 // limited is the topic of a request on a standalone broker's contract.
 func (a *API) limited(q url.Values) (*broker.Topic, error) {
-	name, err := topicArgument(q, "INVALID_TOPIC")
+	name, err := nsqhttp.TopicArgument(q, "INVALID_TOPIC")
 	if err != nil {
 		return nil, err
 	}
@@ -162,22 +144,22 @@ func (a *API) limitTopic(r *http.Request) (string, error) {
 	}
 	rate, err := strconv.ParseFloat(q.Get("rate"), 64)
 	if err != nil {
-		return "", badRequest("INVALID_RATE", "rate %q is not a number of messages per second", q.Get("rate"))
+		return "", nsqhttp.BadRequest("INVALID_RATE", "rate %q is not a number of messages per second", q.Get("rate"))
 	}
 	burst, err := strconv.ParseInt(q.Get("burst"), 10, 64)
 	if err != nil {
-		return "", badRequest("INVALID_BURST", "burst %q is not a number of messages", q.Get("burst"))
+		return "", nsqhttp.BadRequest("INVALID_BURST", "burst %q is not a number of messages", q.Get("burst"))
 	}
 	policy := q.Get("policy")
 	if policy != "" && policy != "delay" && policy != "reject" {
-		return "", badRequest("INVALID_POLICY", "policy %q is neither delay nor reject", policy)
+		return "", nsqhttp.BadRequest("INVALID_POLICY", "policy %q is neither delay nor reject", policy)
 	}
 	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}
 	if err := share.Validate(); err != nil {
-		return "", badRequest("INVALID_LIMIT", "%v", err)
+		return "", nsqhttp.BadRequest("INVALID_LIMIT", "%v", err)
 	}
 	if share.IsZero() {
-		return "", badRequest("INVALID_LIMIT", "a rate and a burst of 0 would stop the topic")
+		return "", nsqhttp.BadRequest("INVALID_LIMIT", "a rate and a burst of 0 would stop the topic")
 	}
 	t.Contract(share, policy == "reject")
 	return "", nil

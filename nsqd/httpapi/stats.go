@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -316,7 +317,7 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, s)
 		return
 	}
-	writeText(w, s.text(time.Now()))
+	nsqhttp.WriteText(w, s.text(time.Now()))
 }
 
 // gather collects what there is of the topic and the channel; "" is any.
@@ -384,7 +385,7 @@ func (a *API) ping(w http.ResponseWriter, _ *http.Request) {
 	if health != "OK" {
 		w.WriteHeader(http.StatusInternalServerError)
 	}
-	_, _ = io.WriteString(w, health) // as in writeText
+	_, _ = io.WriteString(w, health) // as in writeJSONBody
 }
 
 // state is /debug/state.

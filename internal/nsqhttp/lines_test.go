@@ -1,26 +1,10 @@
-package httpapi
+package nsqhttp
 
 import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/srtm-io/srtm/nsqd/broker"
 )
-
-// A topic may be deleted between its look-up and what is done to it; that is no
-// reason to say that the broker ends.
-func TestADeletedTopicIsNotFound(t *testing.T) {
-	for err, want := range map[error]string{
-		broker.ErrGone:     "404 TOPIC_NOT_FOUND",
-		broker.ErrDraining: "503 EXITING",
-	} {
-		f := asFault(fmt.Errorf("topic t: %w", err))
-		if got := fmt.Sprint(f.Status, " ", f.Message); got != want {
-			t.Errorf("%v: %s, want %s", err, got, want)
-		}
-	}
-}
 
 func TestLinesAreTheBodysOwn(t *testing.T) {
 	for _, c := range []struct {

@@ -1,0 +1,288 @@
+// Package publish is the gateway's ingest: what is posted to /pub and /mpub goes through
+// package client to the broker that the publisher is placed at, so that a sensor with
+// nothing but HTTP is limited and moved like any other. Requests and answers are those
+// of nsqd's HTTP API (internal/nsqhttp). It knows nothing of classes and servers.
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	admission "github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/nsqhttp"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+const (
+	// MaxPublishers is how many are connected at a time, at most: each has a connection
+	// of its own. One more is refused while none is idle.
+	MaxPublishers = 10_000
+	idle          = 5 * time.Minute  // after which one is disconnected
+	sweepEvery    = 30 * time.Second // to look for those
+	connectWithin = 5 * time.Second
+	answerWithin  = 10 * time.Second
+)
+
+// header has the publisher's id.
+const header = "X-Publisher-Id"
+
+// Service publishes for those who ask over HTTP. Make it with New.
+type Service struct {
+	// Set once.
+	client *client.Client
+	log    *slog.Logger
+	limits wire.Limits
+	ctx    context.Context // of connecting; ends with Run
+	cancel context.CancelFunc
+	opens  sync.WaitGroup
+
+	mu         sync.Mutex
+	closed     bool             // guarded by mu
+	publishers map[key]*session // guarded by mu
+}
+
+type key struct{ topic, id string }
+
+// session is one publisher.
+type session struct {
+	opened    chan struct{}     // closed when the next two are set
+	publisher *client.Publisher // nil: err says why
+	err       error
+
+	// Guarded by Service.mu.
+	users int
+	used  time.Time
+}
+
+// New returns a service. It connects when it is first needed.
+func New(cfg client.Config) (*Service, error) {
+	c, err := client.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{client: c, log: cfg.Logger, limits: wire.DefaultLimits(), publishers: map[key]*session{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Run disconnects publishers that are idle, and when ctx ends all of them.
+func (s *Service) Run(ctx context.Context) error {
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			s.sweep(ctx, time.Now().Add(-idle))
+			continue
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		s.closed = true
+		s.mu.Unlock()
+		s.cancel()
+		s.opens.Wait()
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		return s.client.Close(last)
+	}
+}
+
+// sweep disconnects those that nobody uses and nobody has used since then.
+func (s *Service) sweep(ctx context.Context, since time.Time) {
+	var done []*client.Publisher
+	s.mu.Lock()
+	for k, p := range s.publishers {
+		if p.users == 0 && p.used.Before(since) {
+			delete(s.publishers, k)
+			done = append(done, p.publisher)
+		}
+	}
+	s.mu.Unlock()
+	for _, p := range done {
+		if err := p.Close(ctx); err != nil {
+			s.log.Warn("publisher could not be disconnected in order", "error", err)
+		}
+	}
+}
+
+// Serve answers a POST to /pub or /mpub, as proxy.Publisher.
+func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, charge func(messages int) admission.Decision) {
+	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
+	counted := func(messages int) error {
+		d := charge(messages)
+		if d.Admit && d.Left >= 0 && !d.Unanswered {
+			w.Header().Set("RateLimit", `"default";r=`+strconv.FormatInt(d.Left, 10))
+		}
+		if d.Admit {
+			return nil
+		}
+		if d.RetryAfter > 0 {
+			w.Header().Set("RateLimit", `"default";r=0;t=`+strconv.Itoa(int((d.RetryAfter+time.Second-1)/time.Second)))
+		}
+		return &nsqhttp.Fault{
+			Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", RetryAfter: d.RetryAfter,
+			Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages),
+		}
+	}
+	publish := s.pub
+	if r.URL.Path == "/mpub" {
+		publish = s.mpub
+	}
+	if err := publish(r, tenant, counted); err != nil {
+		asFault(err).Write(w)
+		return
+	}
+	nsqhttp.WriteText(w, "OK")
+}
+
+func (s *Service) pub(r *http.Request, tenant string, charge func(int) error) error {
+	topic, body, wait, err := nsqhttp.ReadPub(r, s.limits)
+	if err != nil {
+		return err
+	}
+	if err := charge(1); err != nil {
+		return err
+	}
+	return s.with(r, topic, tenant, func(ctx context.Context, p *client.Publisher) error {
+		if wait > 0 {
+			return p.DeferredPublish(ctx, wait, body)
+		}
+		return p.Publish(ctx, body)
+	})
+}
+
+func (s *Service) mpub(r *http.Request, tenant string, charge func(int) error) error {
+	topic, batch, wait, err := nsqhttp.ReadMpub(r, s.limits)
+	if err != nil {
+		return err
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	if wait > 0 { // NSQ's protocol has no such command
+		return nsqhttp.BadRequest("INVALID_DEFER", "a batch cannot be deferred through the gateway")
+	}
+	if err := charge(batch.Len()); err != nil {
+		return err
+	}
+	bodies := make([][]byte, 0, batch.Len())
+	batch.Each(func(body []byte) { bodies = append(bodies, body) })
+	return s.with(r, topic, tenant, func(ctx context.Context, p *client.Publisher) error { return p.MultiPublish(ctx, bodies) })
+}
+
+// with publishes as the request's publisher.
+func (s *Service) with(r *http.Request, topic, tenant string, publish func(context.Context, *client.Publisher) error) error {
+	id := r.Header.Get(header)
+	if id == "" {
+		id = tenant
+	}
+	if id == "" {
+		return nsqhttp.BadRequest("MISSING_PUBLISHER_ID", "the request has no %s, and the caller no tenant", header)
+	}
+	k := key{topic, id}
+	p, err := s.take(k)
+	if err != nil {
+		return err
+	}
+	defer s.leave(p)
+	// What was sent is not given up with the request: its answer would be lost.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), answerWithin)
+	defer cancel()
+	select {
+	case <-p.opened:
+	case <-r.Context().Done():
+		return r.Context().Err()
+	}
+	if p.err != nil {
+		return p.err
+	}
+	return publish(ctx, p.publisher)
+}
+
+// take returns the session of a publisher, which is opened if there is none, and keeps
+// it open until leave.
+func (s *Service) take(k key) (*session, error) {
+	s.mu.Lock()
+	p, full := s.publishers[k], len(s.publishers) >= MaxPublishers
+	s.mu.Unlock()
+	if p == nil && full {
+		s.sweep(s.ctx, time.Now())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p = s.publishers[k]; p != nil {
+		p.users++
+		return p, nil
+	}
+	switch {
+	case s.closed:
+		return nil, client.ErrClosed
+	case len(s.publishers) >= MaxPublishers:
+		return nil, nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_PUBLISHERS", "%d are connected", MaxPublishers)
+	}
+	p = &session{opened: make(chan struct{}), users: 2} // the caller, and the opening
+	s.publishers[k] = p
+	s.opens.Go(func() {
+		defer s.leave(p)
+		defer close(p.opened)
+		ctx, cancel := context.WithTimeout(s.ctx, connectWithin)
+		defer cancel()
+		if p.publisher, p.err = s.client.Publisher(ctx, k.topic, k.id); p.err != nil {
+			s.mu.Lock()
+			delete(s.publishers, k) // the next request tries again
+			s.mu.Unlock()
+		}
+	})
+	return p, nil
+}
+
+func (s *Service) leave(p *session) {
+	s.mu.Lock()
+	p.users--
+	p.used = time.Now()
+	s.mu.Unlock()
+}
+
+// faults are the answers of nsqd's HTTP API to what it refuses over TCP by these codes.
+var faults = map[wire.ErrorCode]nsqhttp.Fault{
+	wire.CodeRateLimited:  {Status: http.StatusTooManyRequests, Message: "RATE_LIMITED"},
+	wire.CodeQueueFull:    {Status: http.StatusServiceUnavailable, Message: "QUEUE_FULL"},
+	wire.CodeBadTopic:     {Status: http.StatusBadRequest, Message: "INVALID_TOPIC"},
+	wire.CodeBadMessage:   {Status: http.StatusRequestEntityTooLarge, Message: "MSG_TOO_BIG"},
+	wire.CodeBadBody:      {Status: http.StatusRequestEntityTooLarge, Message: "BODY_TOO_BIG"},
+	wire.CodeAuthFirst:    {Status: http.StatusUnauthorized, Message: "AUTH_FIRST"},
+	wire.CodeAuthFailed:   {Status: http.StatusServiceUnavailable, Message: "AUTH_FAILED"},
+	wire.CodeUnauthorized: {Status: http.StatusForbidden, Message: "UNAUTHORIZED"},
+}
+
+func asFault(err error) *nsqhttp.Fault {
+	var refused *client.RefusedError
+	var f *nsqhttp.Fault
+	switch {
+	case errors.As(err, &f):
+		return f
+	case errors.As(err, &refused):
+		f, known := faults[wire.ErrorCode(refused.Code)]
+		if !known {
+			f = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "PUB_FAILED"}
+		}
+		f.Detail = refused.Error()
+		return &f
+	case errors.Is(err, client.ErrUnknown):
+		return &nsqhttp.Fault{Status: http.StatusNotFound, Message: "TOPIC_NOT_FOUND", Detail: err.Error()}
+	case errors.Is(err, client.ErrUnanswered):
+		return &nsqhttp.Fault{Status: http.StatusGatewayTimeout, Message: "UNANSWERED", Detail: err.Error() + ": it may have been accepted, or not"}
+	case errors.Is(err, client.ErrClosed):
+		return &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "EXITING", Detail: err.Error()}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "NO_BROKER", Detail: err.Error(), RetryAfter: time.Second}
+	}
+	return &nsqhttp.Fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR", Detail: err.Error()}
+}

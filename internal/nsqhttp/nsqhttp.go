@@ -1,0 +1,217 @@
+// Package nsqhttp is how NSQ's HTTP API takes messages, /pub and /mpub, and refuses: for
+// brokers and for the gateway, whose answers are the same. It knows nothing of where
+// messages go.
+package nsqhttp
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+// Fault is a refusal as NSQ's tools expect it: {"message": "CODE"}. Detail is
+// ours, for people.
+type Fault struct {
+	Status  int    `json:"-"`
+	Message string `json:"message"`
+	Detail  string `json:"detail,omitempty"`
+	// RetryAfter is when it is worth while to come back; 0: not known.
+	RetryAfter time.Duration `json:"-"`
+}
+
+func (f *Fault) Error() string { return f.Message + ": " + f.Detail }
+
+// Refuse returns a Fault.
+func Refuse(status int, message, format string, args ...any) error {
+	return &Fault{Status: status, Message: message, Detail: fmt.Sprintf(format, args...)}
+}
+
+// BadRequest is Refuse with 400.
+func BadRequest(message, format string, args ...any) error {
+	return Refuse(http.StatusBadRequest, message, format, args...)
+}
+
+// TooLarge is Refuse with 413.
+func TooLarge(message, format string, args ...any) error {
+	return Refuse(http.StatusRequestEntityTooLarge, message, format, args...)
+}
+
+// Write answers with the fault.
+func (f *Fault) Write(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	if f.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	if f.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(f.RetryAfter.Seconds()))))
+	}
+	w.WriteHeader(f.Status)
+	_ = json.NewEncoder(w).Encode(f) // the client is gone, since the fault is ours and encodes
+}
+
+// WriteText answers a request that was good.
+func WriteText(w http.ResponseWriter, body string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.WriteString(w, body) // the client is gone; no one is left to tell
+}
+
+// Argument returns a value of the query, or the fault that it has none. An
+// empty one is one.
+func Argument(q url.Values, name, missing string) (string, error) {
+	if !q.Has(name) {
+		return "", BadRequest(missing, "the query has no %s", name)
+	}
+	return q.Get(name), nil
+}
+
+// TopicArgument returns the request's topic if its name is valid; invalid is
+// the fault if it is not.
+func TopicArgument(q url.Values, invalid string) (string, error) {
+	name, err := Argument(q, "topic", "MISSING_ARG_TOPIC")
+	if err == nil && !wire.ValidTopicName(name) {
+		err = BadRequest(invalid, "topic %q is not a valid name", name)
+	}
+	return name, err
+}
+
+// delay returns what defer=<ms> asks for; 0 without.
+func delay(q url.Values, limits wire.Limits) (time.Duration, error) {
+	if !q.Has("defer") {
+		return 0, nil
+	}
+	most := limits.MaxDefer().Milliseconds()
+	ms, err := strconv.ParseInt(q.Get("defer"), 10, 64)
+	if err != nil || ms < 0 || ms > most {
+		return 0, BadRequest("INVALID_DEFER", "defer %q is not a number of milliseconds in [0, %d]", q.Get("defer"), most)
+	}
+	return time.Duration(ms) * time.Millisecond, nil
+}
+
+// ReadPub reads a request to /pub: its body is one message, and defer=<ms> defers it.
+func ReadPub(r *http.Request, limits wire.Limits) (topic string, body []byte, wait time.Duration, err error) {
+	q := r.URL.Query()
+	if body, err = ReadBody(r, limits.MaxMessageSize, "MSG_TOO_BIG"); err != nil {
+		return "", nil, 0, err
+	}
+	if len(body) == 0 {
+		return "", nil, 0, BadRequest("MSG_EMPTY", "the message has no body")
+	}
+	if topic, err = TopicArgument(q, "INVALID_TOPIC"); err != nil {
+		return "", nil, 0, err
+	}
+	wait, err = delay(q, limits)
+	return topic, body, wait, err
+}
+
+// Messages are those of a batch; they are views into a request's body.
+type Messages interface {
+	Len() int
+	Bytes() int // of all together
+	Each(func(body []byte))
+}
+
+// ReadMpub reads a request to /mpub: its body has one message a line, or with
+// binary=true is the body of an MPUB.
+func ReadMpub(r *http.Request, limits wire.Limits) (topic string, batch Messages, wait time.Duration, err error) {
+	q := r.URL.Query()
+	body, err := ReadBody(r, limits.MaxBodySize, "BODY_TOO_BIG")
+	if err != nil {
+		return "", nil, 0, err
+	}
+	if topic, err = TopicArgument(q, "INVALID_TOPIC"); err != nil {
+		return "", nil, 0, err
+	}
+	if wait, err = delay(q, limits); err != nil {
+		return "", nil, 0, err
+	}
+	switch binary := q.Get("binary"); binary {
+	case "true", "1":
+		batch, err = binaryBatch(body, limits)
+	case "", "false", "0":
+		batch, err = splitLines(body, limits.MaxMessageSize)
+	default:
+		err = BadRequest("INVALID_BINARY", "binary %q is neither true nor false", binary)
+	}
+	return topic, batch, wait, err
+}
+
+// ReadBody reads at most limit bytes of a request's body.
+func ReadBody(r *http.Request, limit int, tooBig string) ([]byte, error) {
+	if r.ContentLength > int64(limit) {
+		return nil, TooLarge(tooBig, "%d bytes are more than %d", r.ContentLength, limit)
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, Refuse(http.StatusRequestTimeout, "BODY_TIMEOUT", "%d bytes came in time", len(body))
+	}
+	if errors.As(err, new(*Fault)) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, BadRequest("BODY_UNREADABLE", "%v", err)
+	}
+	if len(body) > limit {
+		return nil, TooLarge(tooBig, "more than %d bytes", limit)
+	}
+	return body, nil
+}
+
+// binaryBatch reads the body of an MPUB. The code of a refusal is that in TCP.
+func binaryBatch(body []byte, limits wire.Limits) (wire.Batch, error) {
+	batch, err := wire.ParseBatch(body, limits)
+	var fault *wire.Error
+	if errors.As(err, &fault) {
+		return batch, TooLarge(strings.TrimPrefix(string(fault.Code), "E_"), "%s", fault.Text)
+	}
+	return batch, nil
+}
+
+// lines are the messages of a text body: a view, since lines of one byte listed
+// apart would take many times the body.
+type lines struct {
+	body  []byte
+	n     int // lines that are not empty
+	bytes int // of them
+}
+
+func (l lines) Len() int { return l.n }
+
+func (l lines) Bytes() int { return l.bytes }
+
+func (l lines) Each(f func(body []byte)) {
+	for rest := l.body; len(rest) > 0; {
+		var line []byte
+		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
+			f(line)
+		}
+	}
+}
+
+var newline = []byte{'\n'}
+
+// splitLines takes each line that is not empty as a message.
+func splitLines(body []byte, maxMessage int) (lines, error) {
+	l := lines{body: body}
+	for rest := body; len(rest) > 0; {
+		var line []byte
+		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
+			l.n++
+			l.bytes += len(line)
+		}
+		if len(line) > maxMessage {
+			return lines{}, TooLarge("MSG_TOO_BIG", "message %d of %d bytes is longer than %d", l.n, len(line), maxMessage)
+		}
+	}
+	return l, nil
+}
