@@ -102,7 +102,11 @@ func (t *Topic) policing() bool {
 
 // counted says that n messages were accepted. Requires: mu held.
 func (t *Topic) counted(p *Publisher, n int, at mono.Time) {
-	t.captureLocked(p, at, n)
+	if p == nil || p.visits {
+		t.captureLocked(nil, at, n)
+	} else {
+		t.captureLocked(p, at, n)
+	}
 	if pc := t.pacer(); pc != nil && p != nil {
 		pc.of(p).Count(pc.level, n, at)
 	}
@@ -166,6 +170,25 @@ func (p *Publisher) Pace(weight uint8) {
 	if p.wish = weight; p.pacer != nil {
 		p.pacer.table.Wish(p.paced, weight)
 	}
+}
+
+// Told is what a publisher may send, where it is paced.
+type Told struct {
+	Paced    bool
+	Rate     float64 // messages per second
+	Burst    int64   // messages
+	Measured float64 // what it sends, messages per second
+}
+
+// Told returns it as it is now, of a publisher that has published.
+func (p *Publisher) Told() Told {
+	p.topic.mu.Lock()
+	defer p.topic.mu.Unlock()
+	if p.pacer == nil || !p.pacer.last.Paced {
+		return Told{}
+	}
+	rate, burst := p.pacer.table.Told(p.paced)
+	return Told{Paced: true, Rate: rate.PerSecond(), Burst: burst, Measured: p.paced.Rate()}
 }
 
 // Advice returns what the publish before left for the publisher, an OK of pacing/header,

@@ -5,7 +5,8 @@ import "github.com/srtm-io/srtm/pacing/police"
 // Publisher is a connection that publishes to a topic.
 type Publisher struct {
 	// Set once.
-	topic *Topic
+	topic  *Topic
+	visits bool
 
 	// Guarded by topic.mu.
 	clientID string
@@ -34,9 +35,17 @@ func (t *Topic) AddPublisher(clientID string, as police.Identity) *Publisher {
 	return &Publisher{topic: t, clientID: clientID, identity: as}
 }
 
+// Visit is AddPublisher for a publish that is no connection's, such as by HTTP: it is
+// paced, and not one of the topic's publishers.
+func (t *Topic) Visit(as police.Identity) *Publisher {
+	return &Publisher{topic: t, identity: as, visits: true}
+}
+
 // Leave takes the connection off the topic's publishers.
 func (p *Publisher) Leave() {
-	p.topic.addPublisher(-1)
+	if !p.visits {
+		p.topic.addPublisher(-1)
+	}
 	p.unpace(p.identity)
 }
 

@@ -142,5 +142,8 @@ func (a *API) permit(r *http.Request) error {
 	if topic := r.URL.Query().Get("topic"); !grant.Allows(auth.Publish, topic, "") {
 		return nsqhttp.Refuse(http.StatusForbidden, "UNAUTHORIZED", "not permitted to publish to topic %.100q", topic)
 	}
+	if b, ok := r.Body.(*body); ok {
+		b.identity = grant.Identity
+	}
 	return nil
 }

@@ -211,6 +211,7 @@ func (a *API) do(h handler) http.HandlerFunc {
 		defer counted.release()
 		r.Body = counted
 		body, err := h(r)
+		tell(w.Header(), counted.told)
 		if err != nil {
 			asFault(err).Write(w)
 			return
@@ -224,6 +225,10 @@ type body struct {
 	io.ReadCloser
 	all  *bodies
 	held int64
+
+	// Of a publish: whom auth servers say the publisher is, and what it is told.
+	identity string
+	told     broker.Told
 }
 
 var errBodies = nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_REQUESTS", "the bodies of requests take as much memory as they may")

@@ -65,6 +65,12 @@ var (
 	descBurst        = desc("topic_share_burst_messages", "Share of the contract's burst.", "topic")
 	descLatency      = desc("topic_latency_seconds", "Latency of first deliveries, by part: access (waiting for tokens), processing (the broker), delivery (both: what the SLO is about), and consumer (waiting for one with credit).", "topic", "part")
 
+	descPaced        = pacing("paced", "1 while the topic's publishers are told what they may send.")
+	descPaceRate     = pacing("rate", "What a publisher may send for each unit of its weight, msg/s; 0 while nobody is paced.")
+	descSumWeights   = pacing("sum_weights", "Weight of all publishers that send, together.")
+	descLimitedShare = pacing("limited_share", "Part, 0 to 1, of the messages that come from publishers that want less than they may send.")
+	descPaceRefused  = pacing("refused_total", "Messages refused by police: more than the publisher may send.")
+
 	descReady      = desc("channel_ready_messages", "Messages that wait for a subscriber with credit.", "topic", "channel")
 	descInFlight   = desc("channel_in_flight_messages", "Messages that subscribers hold.", "topic", "channel")
 	descDeferred   = desc("channel_deferred_messages", "Messages held back until later.", "topic", "channel")
@@ -77,6 +83,10 @@ var (
 	descFull       = desc("channel_cursor_full", "1 while the channel gets no more messages, since it is --max-unfinished messages past one that is not finished.", "topic", "channel")
 	descConsumers  = desc("channel_subscribers", "Subscribers of the channel.", "topic", "channel")
 )
+
+func pacing(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("srtm_pacing_"+name, help, []string{"topic"}, nil)
+}
 
 // Describe sends nothing: the topics, and with them the series, come and go.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
@@ -162,6 +172,17 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		if s.Limited {
 			gauge(descRate, s.Share.Rate.PerSecond(), s.Name)
 			gauge(descBurst, float64(s.Share.Burst), s.Name)
+		}
+		if p := t.Paced(false); s.Limited && p.Mode != broker.PaceOff {
+			paced, rate := 0.0, 0.0
+			if p.Paced {
+				paced, rate = 1, p.Rate
+			}
+			gauge(descPaced, paced, s.Name)
+			gauge(descPaceRate, rate, s.Name)
+			gauge(descSumWeights, p.SumWeights, s.Name)
+			gauge(descLimitedShare, p.LimitedShare, s.Name)
+			counter(descPaceRefused, p.Refused, s.Name)
 		}
 		for part, l := range map[string]*obs.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery, "consumer": s.Consumer} {
 			if l != nil {

@@ -20,8 +20,8 @@ func (a *API) pub(r *http.Request) (string, error) {
 		return "", err
 	}
 	arrival := a.stamps.Now()
-	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {
-		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: wait, Stored: at})
+	return a.publish(r, name, func(t *broker.Topic, from *broker.Publisher, at *broker.Stored) error {
+		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: wait, From: from, Stored: at})
 	})
 }
 
@@ -38,21 +38,26 @@ func (a *API) mpub(r *http.Request) (string, error) {
 		return "", err
 	}
 	arrival := a.stamps.Now()
-	return a.publish(name, func(t *broker.Topic, at *broker.Stored) error {
-		return t.PublishBatch(arrival.At, clock.Wall(), broker.Published{Arrival: arrival, Defer: wait, Stored: at}, batch)
+	return a.publish(r, name, func(t *broker.Topic, from *broker.Publisher, at *broker.Stored) error {
+		return t.PublishBatch(arrival.At, clock.Wall(), broker.Published{Arrival: arrival, Defer: wait, From: from, Stored: at}, batch)
 	})
 }
 
 // publish finds or creates the topic and puts something into it, looking again
 // if the topic was deleted in between.
-func (a *API) publish(name string, put func(*broker.Topic, *broker.Stored) error) (string, error) {
+func (a *API) publish(r *http.Request, name string, put func(*broker.Topic, *broker.Publisher, *broker.Stored) error) (string, error) {
 	var at broker.Stored
 	for {
 		t, err := a.broker.TopicForClient([]byte(name))
 		if err != nil {
 			return "", fmt.Errorf("topic %q: %w", name, err)
 		}
-		err = put(t, &at)
+		from := t.Visit(publisherOf(r))
+		err = put(t, from, &at)
+		if b, ok := r.Body.(*body); ok {
+			b.told = from.Told()
+		}
+		from.Leave()
 		if err == nil {
 			err = t.Sync(at)
 		}

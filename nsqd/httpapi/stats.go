@@ -73,6 +73,7 @@ type topicJSON struct {
 	Paused       bool          `json:"paused"`
 	EndToEnd     endToEndJSON  `json:"e2e_processing_latency"`
 	SRTM         limitJSON     `json:"srtm"`
+	Pacing       pacingJSON    `json:"pacing"`
 }
 
 type channelJSON struct {
@@ -351,6 +352,7 @@ func (a *API) gather(topic, channel string, clients, histograms bool) statsJSON 
 		}
 		stats := t.Stats()
 		j := a.topicStats(stats)
+		j.Pacing = pacingOf(t.Paced(clients))
 		if histograms {
 			j.SRTM.Latency.Histogram = histogram(stats.Delivery)
 		}

@@ -1,0 +1,70 @@
+package httpapi
+
+import (
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/pacing/police"
+)
+
+// pacingJSON is what the topic's publishers are told.
+type pacingJSON struct {
+	Mode         broker.PaceMode `json:"mode"`
+	Paced        bool            `json:"paced"`
+	Rate         float64         `json:"rate"` // msg/s for each unit of weight
+	SumWeights   float64         `json:"sum_weights"`
+	LimitedShare float64         `json:"limited_share"` // of the messages, of publishers that want less
+	Refused      uint64          `json:"refused"`       // messages, by police
+	// Those with connections or of the last seconds, without any if clients are not
+	// asked for.
+	Publishers []pacedJSON `json:"publishers,omitempty"`
+}
+
+type pacedJSON struct {
+	Kind   string  `json:"kind"` // by what it is known: auth, cert, client, addr
+	ID     string  `json:"id"`
+	Rate   float64 `json:"rate"` // as measured, msg/s
+	Weight float64 `json:"weight"`
+	Told   float64 `json:"told"` // msg/s; 0 while nobody is paced
+}
+
+func pacingOf(p broker.Paced) pacingJSON {
+	j := pacingJSON{
+		Mode: p.Mode, Paced: p.Paced, Rate: p.Rate, SumWeights: p.SumWeights, LimitedShare: p.LimitedShare, Refused: p.Refused,
+	}
+	for _, one := range p.Publishers {
+		j.Publishers = append(j.Publishers, pacedJSON{one.Identity.Kind, one.Identity.ID, one.Rate, one.Weight, one.Told})
+	}
+	return j
+}
+
+// publisherOf returns who publishes: whom the auth servers, or a certificate, say it is,
+// else its host.
+func publisherOf(r *http.Request) police.Identity {
+	if b, ok := r.Body.(*body); ok && b.identity != "" {
+		return police.Identity{Kind: "auth", ID: b.identity}
+	}
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 && r.TLS.PeerCertificates[0].Subject.CommonName != "" {
+		return police.Identity{Kind: "cert", ID: r.TLS.PeerCertificates[0].Subject.CommonName}
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil { // a Unix socket
+		host = ""
+	}
+	return police.Identity{Kind: "addr", ID: host}
+}
+
+// tell says in the answer's header what the publisher may send, where it is paced: q
+// messages in w seconds, of which r are left (draft-ietf-httpapi-ratelimit-headers).
+func tell(h http.Header, told broker.Told) {
+	if !told.Paced {
+		return
+	}
+	w := max(1, math.Ceil(float64(told.Burst)/told.Rate))
+	q := max(float64(told.Burst), math.Floor(told.Rate*w))
+	h.Set("RateLimit-Policy", fmt.Sprintf(`"pace";q=%.0f;w=%.0f`, q, w))
+	h.Set("RateLimit", fmt.Sprintf(`"pace";r=%.0f;t=%.0f`, max(0, q-math.Ceil(told.Measured*w)), w))
+}
