@@ -198,7 +198,7 @@ func (o *options) cost(ctx context.Context) error {
 		}
 		fmt.Fprintf(o.out, "| %s | %.0f | %.0f | %.0f | %.1f | %s |\n", s.name, 1e3*s.median(p50), 1e3*s.median(p99), 1e3*s.median(func(f figures) float64 { return f.p999 }), s.median(cpu), allocations)
 	}
-	bare, ours := subjects[0], subjects[1]
+	bare, ours := subjects[0], subjects[2]
 	count := func(f figures) float64 { return f.allocations }
 	fmt.Fprintln(o.out, "\n| the gateway, to a bare ReverseProxy | is | target | kept |\n|---|---|---|---|")
 	o.judge("CPU", ours.median(cpu)/bare.median(cpu), 1.15, "%.2f")

@@ -41,7 +41,7 @@ func self(kind string, args ...string) (*decide.Server, error) {
 }
 
 // serve is a server, if the arguments are self's: a backend with so many virtual
-// processors (timers; 0: it answers at once), or a bare reverse proxy before one.
+// processors (timers; 0: it answers at once), or a reverse proxy before one.
 func serve(args []string) error {
 	if len(args) != 4 || !strings.HasPrefix(args[1], "bare-") {
 		return nil
@@ -51,9 +51,12 @@ func serve(args []string) error {
 		return err
 	}
 	var handler http.Handler
-	if args[1] == "bare-proxy" {
-		handler, err = bareProxy(args[3])
-	} else {
+	switch args[1] {
+	case "bare-proxy":
+		handler, err = bareProxy(args[3], func(*httputil.ProxyRequest) {})
+	case "bare-forwarder":
+		handler, err = bareProxy(args[3], (*httputil.ProxyRequest).SetXForwarded)
+	default:
 		handler, err = backend(args[3])
 	}
 	if err != nil {
@@ -114,14 +117,14 @@ func number(at, name string) (n float64, err error) {
 }
 
 // bareProxy is what the gateway's overhead is measured by: httputil.ReverseProxy with
-// connections to spare, and nothing else.
-func bareProxy(to string) (http.Handler, error) {
+// connections to spare, and nothing else but more.
+func bareProxy(to string, more func(*httputil.ProxyRequest)) (http.Handler, error) {
 	target, err := url.Parse("http://" + to)
 	if err != nil {
 		return nil, err
 	}
 	proxy := &httputil.ReverseProxy{
-		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target); more(r) },
 		Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -135,15 +138,18 @@ func bareProxy(to string) (http.Handler, error) {
 	}), nil
 }
 
-// proxies starts all that is compared before the backends; the first is the bare one
-// where that is wanted, else the gateway.
+// proxies starts all that is compared before the backends: where bare ones are wanted,
+// two of them, then the gateway and the others.
 func proxies(bin, dir string, backends []string, bare bool) (all []*subject, errs []error) {
 	add := func(name string, s *decide.Server, err error, mallocs func() (float64, error)) {
 		all, errs = append(all, &subject{name: name, Server: s, mallocs: mallocs}), append(errs, err)
 	}
 	if bare {
-		s, err := self("proxy", backends[0])
-		add("bare ReverseProxy", s, err, func() (float64, error) { return number("http://"+s.At+"/mallocs", "") })
+		for _, kind := range []string{"proxy", "forwarder"} {
+			s, err := self(kind, backends[0])
+			name := map[string]string{"proxy": "bare ReverseProxy", "forwarder": "the same with X-Forwarded-*, as ours"}[kind]
+			add(name, s, err, func() (float64, error) { return number("http://"+s.At+"/mallocs", "") })
+		}
 	}
 	gateway := func(name string, flags ...string) {
 		s, admin, err := startGateway(bin, dir, backends, flags)
