@@ -54,6 +54,15 @@ type ticket struct {
 	nextGranted      *ticket
 }
 
+// repeatable reports whether a client may send the request again if it fails (RFC 9110).
+func (t *ticket) repeatable() bool {
+	switch t.method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
+		return true
+	}
+	return false
+}
+
 // dispatcher decides which requests wait and which go where, for all requests at once.
 type dispatcher struct {
 	// Set once.
@@ -366,7 +375,14 @@ func (d *dispatcher) observeLocked(number int, report *cost.Report, now mono.Tim
 func (d *dispatcher) passLocked(now mono.Time) (first *ticket) {
 	m := &d.mu
 	for {
-		r, number, ok := m.schedule.Next(func(fits []int) int { return m.balance.Pick(now, fits) })
+		r, number, ok := m.schedule.Next(func(r *schedule.Request, fits []int) int {
+			if r.Value.(*ticket).repeatable() {
+				if server, due := m.balance.Probe(now, fits); due {
+					return server
+				}
+			}
+			return m.balance.Pick(now, fits)
+		})
 		if !ok {
 			return first
 		}

@@ -54,7 +54,7 @@ func (w *world) arrive(t *rapid.T, class int, cost Vector) {
 func (w *world) drain(t *rapid.T) (n int) {
 	for {
 		before := len(w.queued)
-		r, server, ok := w.Next(func(fits []int) int { return fits[len(fits)/2] })
+		r, server, ok := w.Next(func(_ *Request, fits []int) int { return fits[len(fits)/2] })
 		if !ok {
 			return n
 		}

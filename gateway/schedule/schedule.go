@@ -353,10 +353,10 @@ func (s *Scheduler) Leave(r *Request) bool {
 }
 
 // Next sends one request. pick chooses its server among those that it fits, or returns
-// -1 for none; it may not keep fits; nil takes the first. Call it after every arrival,
+// -1 for none; it may not keep fits, nor change the request; nil takes the first. Call it after every arrival,
 // leaving, completion, change of capacity, and change of what pick would answer, until
 // it is not ok: then nothing goes before the next of these.
-func (s *Scheduler) Next(pick func(fits []int) int) (r *Request, server int, ok bool) {
+func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, server int, ok bool) {
 	if s.waiting == 0 {
 		return nil, -1, false
 	}
@@ -371,7 +371,7 @@ func (s *Scheduler) Next(pick func(fits []int) int) (r *Request, server int, ok 
 	}
 	server = s.fits[0]
 	if pick != nil {
-		if server = pick(s.fits); server < 0 {
+		if server = pick(r, s.fits); server < 0 {
 			return nil, -1, false
 		}
 	}

@@ -130,14 +130,14 @@ func TestServers(t *testing.T) {
 	s.SetCapacity(1, nil)
 	s.SetCapacity(2, Vector{200, 200})
 	var seen [][]int
-	pick := func(fits []int) int {
+	pick := func(_ *Request, fits []int) int {
 		seen = append(seen, slices.Clone(fits))
 		return fits[len(fits)-1]
 	}
 	for range 5 {
 		arrive(t, s, 0, 80, 10)
 	}
-	_, _, ok := s.Next(func([]int) int { return -1 })
+	_, _, ok := s.Next(func(*Request, []int) int { return -1 })
 	g.Expect(ok).To(BeFalse())
 	var to []int
 	for {

@@ -1,0 +1,39 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+)
+
+// A server that was slow, and has had nothing for more than 10 s, is measured again by a
+// request that can be sent again, and not by the one that came first.
+func TestWhatProbesCanBeRepeated(t *testing.T) {
+	named := func(name string) string {
+		return backend(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })
+	}
+	g := serve(t, fmt.Sprintf("[[server]]\nurl = %q\n[[server]]\nurl = %q\n", named("slow"), named("other")), nil)
+	g.dispatcher.mu.Lock()
+	now, b := clock.Mono(), g.dispatcher.mu.balance
+	b.Sent(0, now.Add(-time.Hour))
+	b.Departed(0, now.Add(-15*time.Second), false)
+	b.Sent(1, now)
+	b.Departed(1, now, false)
+	g.dispatcher.mu.Unlock()
+	send := func(method string) string {
+		c, r := g.dial(t)
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		write(t, c, method+" / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+		_, body := answer(t, r)
+		return body
+	}
+	for _, test := range []struct{ method, server string }{{"POST", "other"}, {"PATCH", "other"}, {"GET", "slow"}} {
+		if got := send(test.method); got != test.server {
+			t.Errorf("%s went to the %s server, not to the %s", test.method, got, test.server)
+		}
+	}
+}
