@@ -75,6 +75,24 @@ func TestEstimates(t *testing.T) {
 	about(40, 50.0/Together)
 }
 
+// What a server lies, or a stream of an hour, is forgotten after a hundred requests.
+func TestLiesAreForgotten(t *testing.T) {
+	g := NewWithT(t)
+	table := twoServers()
+	r, v := table.Route("GET", "/"), make(schedule.Vector, 2)
+	lie, err := table.ParseReport("TEXT request_cost.cpu=1e308")
+	g.Expect(err).NotTo(HaveOccurred())
+	table.Settle(v, r, nil, time.Hour, 1, &lie, true)
+	honest, err := table.ParseReport("TEXT request_cost.cpu=4")
+	g.Expect(err).NotTo(HaveOccurred())
+	for range 100 {
+		table.Settle(v, r, nil, time.Millisecond, 1, &honest, true)
+	}
+	table.Estimate(v, r, nil)
+	g.Expect(v[0]).To(BeNumerically("~", 1, 1))
+	g.Expect(v[1]).To(BeNumerically("<", 1))
+}
+
 func TestBytesWhereNothingIsKnown(t *testing.T) {
 	g := NewWithT(t)
 	table := New(Config{Capacities: [][]float64{nil}})

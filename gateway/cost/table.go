@@ -23,8 +23,9 @@ const (
 	firstSeconds = 0.05
 	firstBytes   = 16 << 10
 
-	gamma       = 0.1 // weight of the newest sample
-	maxSegments = 8   // of a path, in a pattern
+	gamma       = 0.1         // weight of the newest sample
+	maxTook     = time.Minute // of a sample: a stream is not typical of its route for long
+	maxSegments = 8           // of a path, in a pattern
 )
 
 // Names of the two resources by which requests are scheduled where the policy knows
@@ -211,20 +212,21 @@ func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, took time.D
 	if !teaches {
 		return
 	}
+	seconds, size := min(took, maxTook).Seconds(), float64(bytes)
 	for _, of := range []*Route{r, &t.all} {
 		if !of.sampled {
-			of.sampled, of.seconds, of.bytes = true, took.Seconds(), float64(bytes)
+			of.sampled, of.seconds, of.bytes = true, seconds, size
 		}
-		of.seconds += gamma * (took.Seconds() - of.seconds)
-		of.bytes += gamma * (float64(bytes) - of.bytes)
+		of.seconds += gamma * (seconds - of.seconds)
+		of.bytes += gamma * (size - of.bytes)
 	}
 	for k := range t.names {
 		if bit := uint(1) << k; has&bit != 0 {
+			u := min(units[k], schedule.MaxMeasured/100*t.capacity[k]*Window.Seconds())
 			if r.learned&bit == 0 {
-				r.units[k] = units[k]
+				r.units[k], r.learned = u, r.learned|bit
 			}
-			r.learned |= bit
-			r.units[k] += gamma * (units[k] - r.units[k])
+			r.units[k] += gamma * (u - r.units[k])
 		}
 	}
 }
