@@ -230,6 +230,7 @@ var pure = Purity{
 		"tools/iotpub/verify",
 		"tools/sim/calibrate",
 		"tools/sim/engine",
+		"tools/sim/link",
 		"tools/sim/scale",
 		"tools/sim/shares",
 		"tools/sim/web",

@@ -60,7 +60,7 @@ Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
 	root.SetVersionTemplate("drlsim, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(theoryCommand(), bucketCommand(), sharesCommand(), runCommand(), fitCommand(), convergenceCommand(), scaleCommand(), jbqCommand(), mqosCommand())
+	root.AddCommand(theoryCommand(), bucketCommand(), sharesCommand(), runCommand(), fitCommand(), convergenceCommand(), scaleCommand(), jbqCommand(), mqosCommand(), linkCommand())
 	return root
 }
 

@@ -67,7 +67,7 @@ func TestBucketGolden(t *testing.T) {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "scale", "shares", "jbq", "mqos"} {
+	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "scale", "shares", "jbq", "mqos", "link"} {
 		testkit.Golden(t, filepath.Join("testdata", command+".help"), []byte(mustRun(t, "", command, "--help")))
 	}
 }
@@ -255,6 +255,22 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		code := run(strings.Fields(args), strings.NewReader("1\n"), full{}, &stderr)
 		if code != 1 || !strings.Contains(stderr.String(), "no space left") {
 			t.Errorf("drlsim %s: exit code %d, %q", args, code, stderr.String())
+		}
+	}
+}
+
+func TestLinkGolden(t *testing.T) {
+	args := strings.Fields("link --capacity 10Mbps --rtt 20ms --flows 5 --duration 3s --control level --output")
+	for _, form := range []string{"json", "table"} {
+		testkit.Golden(t, "testdata/link."+form, []byte(mustRun(t, "", append(args, form)...)))
+	}
+	for text, want := range map[string]string{
+		"--capacity 5":                      `--capacity "5": want a number`,
+		"--buffer big":                      `--buffer "big": want a number`,
+		"--flows 0 --control own --tos 256": "0 flows: want 1 to 10000",
+	} {
+		if code, _, stderr := drlsim("", append([]string{"link"}, strings.Fields(text)...)...); code != 2 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: exit code %d, %s; want 2 and %q", text, code, stderr, want)
 		}
 	}
 }

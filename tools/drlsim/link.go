@@ -1,0 +1,107 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/srtm-io/srtm/tools/sim/link"
+)
+
+func linkCommand() *cobra.Command {
+	c := link.Config{}
+	var capacity, buffer string
+	cmd := &cobra.Command{
+		Use:   "link",
+		Short: "Flows of different ToS over one link, told by its routers what to send",
+		Long: `link simulates the transport of the Improved EFXCP paper packet by packet: so many
+endless flows each way over one link, 1000-byte packets, a FIFO queue with drop-tail
+and an ACK path of 40-byte packets, and at each end a router that tells flows what to
+send, in proportion to their ToS, which they take in turn. The second half of
+--duration is measured, in the forward direction:
+
+  throughput            of each flow
+  utilization           of the link's capacity, ACKs included
+  queue mean and max    as parts of the buffer
+  drops                 packets that the router dropped
+
+--control chooses who tells them, and how they send:
+
+  paper   the paper's rules literally, windows of whole packets
+  paced   the paper's rules, windows not rounded, packets paced
+  level   the water level by which brokers advise publishers, packets paced
+
+--greedy makes the first flows claim a ToS of 255; with --police the router holds
+flows to what the ToS that is theirs allows, as brokers do.`,
+		Example: `  drlsim link --capacity 300Mbps --rtt 60ms --flows 50 --tos 1,2,4,8,10 --duration 60s
+  drlsim link --control level --greedy 5 --police --output table`,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&capacity, "capacity", "300Mbps", "`rate` of the link each way, in bps, kbps, Mbps or Gbps")
+	flags.DurationVar(&c.RTT, "rtt", 60*time.Millisecond, "round-trip `time` of propagation")
+	flags.IntVar(&c.Flows, "flows", 50, "`number` of flows each way")
+	flags.IntSliceVar(&c.ToS, "tos", []int{1, 2, 4, 8, 10}, "`weights` of the flows, in turn, 1 to 255")
+	flags.DurationVar(&c.Duration, "duration", 60*time.Second, "virtual `time`")
+	flags.Uint64Var(&c.Seed, "seed", 1, "`number` that decides when flows begin")
+	flags.StringVar(&c.Control, "control", link.Paper, "`name` of the rules: "+strings.Join(link.Controls(), ", "))
+	flags.StringVar(&buffer, "buffer", "1BDP", "`size` of each queue in bandwidth-delay products; at least two packets of each flow")
+	flags.IntVar(&c.Greedy, "greedy", 0, "`number` of flows that claim a ToS of 255")
+	flags.BoolVar(&c.Police, "police", false, "hold flows to the ToS that is theirs")
+	return leaf(cmd, func(*cobra.Command) (answer, error) {
+		var err error
+		if c.Capacity, err = bitsPerSecond(capacity); err != nil {
+			return answer{}, usageError{err}
+		}
+		if c.Buffer, err = bandwidthDelays(buffer); err != nil {
+			return answer{}, usageError{err}
+		}
+		if err := c.Validate(); err != nil {
+			return answer{}, usageError{err}
+		}
+		r := link.Run(c)
+		return answer{[]any{r}, func(w io.Writer) error { return linkTable(w, r) }}, nil
+	})
+}
+
+// bitsPerSecond reads a rate such as 300Mbps.
+func bitsPerSecond(text string) (float64, error) {
+	for _, unit := range []struct {
+		name string
+		bits float64
+	}{{"Gbps", 1e9}, {"Mbps", 1e6}, {"kbps", 1e3}, {"bps", 1}} {
+		if number, ok := strings.CutSuffix(text, unit.name); ok {
+			if v, err := strconv.ParseFloat(number, 64); err == nil {
+				return v * unit.bits, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("--capacity %q: want a number and bps, kbps, Mbps or Gbps", text)
+}
+
+// bandwidthDelays reads a size such as 0.5BDP; BDP is one.
+func bandwidthDelays(text string) (float64, error) {
+	number := strings.TrimSuffix(text, "BDP")
+	if number == "" && text != "" {
+		return 1, nil
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil {
+		return 0, fmt.Errorf("--buffer %q: want a number of bandwidth-delay products, such as 1BDP", text)
+	}
+	return v, nil
+}
+
+func linkTable(w io.Writer, r link.Result) error {
+	fmt.Fprintf(w, "utilization %.4f, queue mean %.4f and max %.4f of the buffer, %d drops\n", r.Utilization, r.QueueMean, r.QueueMax, r.Drops)
+	return grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
+		row("flow\ttos\tMb/s\tgreedy\t")
+		for i, f := range r.Flows {
+			row("%d\t%d\t%.3f\t%v\t", i, f.ToS, f.Throughput/1e6, f.Greedy)
+		}
+	})
+}

@@ -1,0 +1,100 @@
+package link
+
+import (
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/pacing/police"
+	"github.com/srtm-io/srtm/pacing/sender"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// flow is a sender.
+type flow struct {
+	// Set once.
+	tos, claim uint8 // its own, and what it says
+	way        int   // the direction of its data
+	control    string
+	window     *sender.Window    // of the paper's controls
+	publisher  *police.Publisher // as the router knows it
+
+	left     int // packets to send; below 0: for ever
+	stopped  bool
+	inflight int
+	timer    mono.Time // of those in the heap, the one that counts
+	last     mono.Time // a packet was sent
+	rtt      time.Duration
+	bytes    float64 // delivered since the measurement began
+	ever     float64 // delivered
+
+	// Of Level.
+	bucket sender.Bucket
+	paced  bool
+	open   float64 // window while not paced, which doubles in a round trip
+}
+
+// next returns how long to wait before the next packet: 0 to send it now, and
+// below 0 to wait for an ACK.
+func (f *flow) next(now mono.Time) time.Duration {
+	switch {
+	case f.left == 0 || f.stopped:
+		return -1
+	case f.control == Level && f.paced:
+		return f.bucket.Wait(1, now)
+	case f.control == Level:
+		return f.credit(f.open)
+	case f.control == Paced && f.rtt > 0:
+		return max(0, f.last.Add(f.window.Gap(f.rtt)).Sub(now))
+	default:
+		return f.credit(f.window.Packets())
+	}
+}
+
+func (f *flow) credit(window float64) time.Duration {
+	if float64(f.inflight) < window {
+		return 0
+	}
+	return -1
+}
+
+// rate is what the flow says it sends, in bytes per second; 0 while it does not
+// know.
+func (f *flow) rate() float64 {
+	if f.rtt == 0 || f.window == nil {
+		return 0
+	}
+	return f.window.Rate(f.rtt)
+}
+
+// acked takes what an ACK brings.
+func (f *flow) acked(now mono.Time, p packet) {
+	f.inflight--
+	if sample := now.Sub(p.sent); f.rtt == 0 {
+		f.rtt = sample
+	} else {
+		f.rtt += (sample - f.rtt) / 8
+	}
+	if f.control != Level {
+		f.window.Feedback(now, p.fair, p.overload, f.rtt, p.interval)
+		return
+	}
+	f.paced, f.open = p.paced, f.open+1
+	f.bucket.Advise(sender.Advice{
+		Paced: p.paced, Rate: tokenbucket.PerSecond(p.fair * float64(f.claim)), Burst: burst, Interval: max(p.interval, f.rtt),
+	}, now)
+	if p.paced {
+		f.open = max(1, p.fair*float64(f.claim)*f.rtt.Seconds())
+	}
+}
+
+// missed takes the news of a loss.
+func (f *flow) missed(now mono.Time, p packet) {
+	f.inflight--
+	if f.left >= 0 {
+		f.left++
+	}
+	if f.control != Level && f.rtt > 0 {
+		f.window.Feedback(now, 0, true, f.rtt, f.rtt)
+	}
+	f.open = max(1, f.open/2)
+}

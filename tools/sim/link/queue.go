@@ -1,0 +1,122 @@
+package link
+
+import (
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// packet is data or an ACK.
+type packet struct {
+	at       mono.Time // it is at the other end, or its sender learns of its loss
+	flow     *flow
+	ack      bool
+	overload bool
+	sent     mono.Time     // when the data left its sender
+	fair     float64       // what the router said: γo or γ
+	paced    bool          // of Level: γ is to be kept
+	interval time.Duration // the router's t_s
+}
+
+// ring is a FIFO. The zero ring is empty.
+type ring struct {
+	buf   []packet // a power of two long
+	first int
+	n     int
+}
+
+func (r *ring) push(p packet) {
+	if r.n == len(r.buf) {
+		buf := make([]packet, max(64, 2*len(r.buf)))
+		for i := range r.n {
+			buf[i] = r.buf[(r.first+i)&(len(r.buf)-1)]
+		}
+		r.buf, r.first = buf, 0
+	}
+	r.buf[(r.first+r.n)&(len(r.buf)-1)] = p
+	r.n++
+}
+
+// head is when the first packet is due, and never if there is none.
+func (r *ring) head() mono.Time {
+	if r.n == 0 {
+		return mono.Never
+	}
+	return r.buf[r.first].at
+}
+
+func (r *ring) pop() packet {
+	p := r.buf[r.first]
+	r.first = (r.first + 1) & (len(r.buf) - 1)
+	r.n--
+	return p
+}
+
+// wire is one direction of the link: a FIFO queue with drop-tail, then the
+// propagation. What is in the queue is when it will be empty, since packets leave
+// in the order in which they come.
+type wire struct {
+	// Set once.
+	capacity float64 // bytes per second
+	buffer   float64 // bytes
+	half     time.Duration
+	notice   time.Duration // until a sender knows of a loss
+	from     mono.Time     // what is measured begins
+
+	empty   mono.Time // the queue is
+	last    mono.Time // a packet came
+	least   float64   // queue in the router's interval, bytes
+	flying  ring
+	lost    ring
+	area    float64 // of the queue over time since from, byte seconds
+	longest float64 // queue since from, bytes
+	bytes   float64 // that left since from
+	total   float64 // that came and were not dropped
+	drops   int     // since from
+}
+
+// backlog is the queue at now, in bytes.
+func (w *wire) backlog(now mono.Time) float64 {
+	return max(0, w.empty.Sub(now).Seconds()) * w.capacity
+}
+
+// observe accounts for the time up to now.
+func (w *wire) observe(now mono.Time) {
+	w.least = min(w.least, w.backlog(now))
+	if since := max(w.last, w.from); now > since {
+		a, b := w.backlog(since), w.backlog(now)
+		w.longest = max(w.longest, a)
+		if b > 0 {
+			w.area += (a + b) / 2 * now.Sub(since).Seconds()
+		} else {
+			w.area += a * a / w.capacity / 2
+		}
+	}
+	w.last = now
+}
+
+// send queues a packet of a size, or drops it.
+func (w *wire) send(now mono.Time, p packet, size float64) {
+	w.observe(now)
+	if w.backlog(now)+size > w.buffer {
+		w.drop(now, p)
+		return
+	}
+	w.empty = max(w.empty, now).Add(time.Duration(size / w.capacity * 1e9))
+	w.total += size
+	if w.empty > w.from {
+		w.bytes += size
+	}
+	p.at = w.empty.Add(w.half)
+	w.flying.push(p)
+}
+
+// drop loses a packet; its sender learns of it, as it would by the ACK of a later
+// one.
+func (w *wire) drop(now mono.Time, p packet) {
+	if now >= w.from {
+		w.drops++
+	}
+	p.at = now.Add(w.notice)
+	w.lost.push(p)
+}
