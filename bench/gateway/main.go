@@ -60,7 +60,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if o.bin, err = filepath.Abs(o.bin); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s, %d CPUs, open loop; medians of %d rounds in turn.\n", obs.Version(), runtime.NumCPU(), o.rounds)
+	fmt.Fprintf(out, "%s, %d CPUs, open loop; medians of rounds in turn.\n", obs.Version(), runtime.NumCPU())
 	if strings.Contains(*parts, "cost") {
 		err = o.cost(ctx)
 	}
@@ -190,7 +190,7 @@ func (o *options) cost(ctx context.Context) error {
 			}
 		}
 	}
-	fmt.Fprintf(o.out, "\nOne server that answers at once, %.0f requests/s, %v a round:\n\n| | p50 us | p99 us | p99.9 us | CPU us | allocations |\n|---|---|---|---|---|---|\n", o.rate, o.length)
+	fmt.Fprintf(o.out, "\nOne server that answers at once, %.0f requests/s, %d rounds of %v:\n\n| | p50 us | p99 us | p99.9 us | CPU us | allocations |\n|---|---|---|---|---|---|\n", o.rate, o.rounds, o.length)
 	for _, s := range subjects {
 		allocations := "–"
 		if s.mallocs != nil {
@@ -246,7 +246,8 @@ func (o *options) choice(ctx context.Context) error {
 		return err
 	}
 	rate := o.load * capacity
-	for range max(o.rounds/2, 1) {
+	rounds := max(o.rounds/2, 1)
+	for range rounds {
 		for _, s := range subjects {
 			const connections = 256
 			if _, err := ask(s.Server, rate, o.length, connections); err != nil { // it learns
@@ -268,7 +269,7 @@ func (o *options) choice(ctx context.Context) error {
 			s.rounds = append(s.rounds, f)
 		}
 	}
-	fmt.Fprintf(o.out, "\nServers of 1, 2 and 4 processors, %v of one a request, lognormal; %.0f requests/s, %.0f %% of what they can do, %v a round:\n\n", service, rate, 100*o.load, 5*o.length)
+	fmt.Fprintf(o.out, "\nServers of 1, 2 and 4 processors, %v of one a request, lognormal; %.0f requests/s, %.0f %% of what they can do, %d rounds of %v:\n\n", service, rate, 100*o.load, rounds, 5*o.length)
 	fmt.Fprintln(o.out, "| | mean ms | sd ms | p50 ms | p99 ms | p99.9 ms | sent to each, % |\n|---|---|---|---|---|---|---|")
 	var best, bestSd float64
 	for i, s := range subjects {

@@ -37,7 +37,7 @@ func ParseKind(name string) (Kind, error) {
 const (
 	gamma     = 0.1                    // weight of a sample, the paper's forgetting factor
 	initial   = 100 * time.Millisecond // T while no server has been measured
-	minimum   = time.Microsecond       // T is no less: a server of T = 0 would take everything
+	minimum   = time.Microsecond       // T is no less: at 0 a server would take everything
 	stale     = 10 * time.Second       // without a sample for so long, a server is tried
 	reporting = time.Second            // for so long a reported in-flight count is believed
 )
