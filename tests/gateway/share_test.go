@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -40,6 +41,7 @@ type status struct {
 type running struct {
 	URL, admin string
 	policy     string // its file
+	*local.Process
 }
 
 // start runs a gateway with a policy until the test ends.
@@ -50,8 +52,8 @@ func start(t testing.TB, policy string, flags ...string) *running {
 	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	localtest.Run(t, localtest.Racing(t, "gateway"), at[1]+"/healthz", append([]string{"--policy=" + file, "--http-address=" + at[0], "--admin-address=" + at[1]}, flags...)...)
-	return &running{"http://" + at[0], "http://" + at[1], file}
+	process := localtest.Run(t, localtest.Racing(t, "gateway"), at[1]+"/healthz", append([]string{"--policy=" + file, "--http-address=" + at[0], "--admin-address=" + at[1]}, flags...)...)
+	return &running{"http://" + at[0], "http://" + at[1], file, process}
 }
 
 func (g *running) status(t testing.TB) (s status) {

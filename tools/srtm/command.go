@@ -68,11 +68,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 // command returns the command tree, fresh: cobra keeps state in it.
 func command() *cobra.Command {
 	root := parent("srtm", "Operate an SRTM cluster", `srtm operates an SRTM cluster through the loaddistributor's gRPC API, and the
-admission service through its own.
+admission service and gateways through their own.
 
 Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
 be placed on the brokers there are.`,
-		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), plan.Command(), up.Command())
+		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), gatewayCommand(), plan.Command(), up.Command())
 	root.Version, root.SilenceUsage, root.SilenceErrors = obs.Version(), true, true
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })

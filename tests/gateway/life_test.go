@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+func rewrite(t testing.TB, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The policy's file is read again when it has changed, and a faulty one is only said.
+func TestPolicyIsReadAgain(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer server.Close()
+	policy := func(class string) string {
+		return fmt.Sprintf("[[class]]\nname = %q\n[[server]]\nurl = %q\n", class, server.URL)
+	}
+	g := start(t, policy("first"))
+	class := func() string {
+		res, err := newClient(t).Get(g.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		return res.Header.Get("SRTM-Class")
+	}
+	if c := class(); c != "first" {
+		t.Fatal(c)
+	}
+	rewrite(t, g.policy, policy("second")+"nonsense = \n")
+	localtest.WaitFor(t, "word of the fault", func() bool { return strings.Contains(g.Output(), "policy has changed and is kept as it was") })
+	if c := class(); c != "first" {
+		t.Error(c)
+	}
+	if err := os.Remove(g.policy); err != nil {
+		t.Fatal(err)
+	}
+	rewrite(t, g.policy, policy("third"))
+	localtest.WaitFor(t, "the new policy", func() bool { return class() == "third" })
+	if output, code := localtest.Command(t, localtest.Program(t, "tools/srtm"), "gateway", "status", "--gateway-address="+strings.TrimPrefix(g.admin, "http://")); code != 0 || !strings.Contains(output, "third") {
+		t.Errorf("%d, %s", code, output)
+	}
+	for args, want := range map[string]string{
+		"check":                   "1 classes, 1 servers, 0 resources",
+		"explain --tenant=a /x?y": "class      third, weight 1: every request",
+	} {
+		words := strings.Fields(args)
+		words = append(words[:1:1], append([]string{"--policy=" + g.policy}, words[1:]...)...)
+		if output, code := localtest.Command(t, localtest.Racing(t, "gateway"), words...); code != 0 || !strings.Contains(output, want) {
+			t.Errorf("%s: %d, %s", args, code, output)
+		}
+	}
+}
+
+// A gateway that is to end takes nothing more, and sends what waits.
+func TestEndEmptiesTheQueues(t *testing.T) {
+	arrived, release := make(chan struct{}, 10), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-release }))
+	defer server.Close()
+	g := start(t, fmt.Sprintf("[[class]]\nname = \"c\"\nwait = \"10m\"\n[[server]]\nurl = %q\ncpu = 1\n[[cost]]\npath = \"/\"\ncpu = 1000\n", server.URL))
+	answers := make(chan string)
+	const n = 4
+	for range n {
+		go func() {
+			res, err := newClient(t).Get(g.URL)
+			if err != nil {
+				answers <- err.Error()
+				return
+			}
+			res.Body.Close()
+			answers <- res.Status
+		}()
+	}
+	<-arrived
+	localtest.WaitFor(t, "requests that wait", func() bool { return g.status(t).Classes[0].Queued == n-1 })
+	g.Terminate()
+	localtest.WaitFor(t, "an end of accepting", func() bool {
+		c, err := net.Dial("tcp", strings.TrimPrefix(g.URL, "http://"))
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	})
+	close(release)
+	for range n {
+		if a := <-answers; a != "200 OK" {
+			t.Error(a)
+		}
+	}
+	<-g.Done()
+	if err := g.Stop(); err != nil {
+		t.Error(err)
+	}
+}
