@@ -174,21 +174,21 @@ func (t *Table) Estimate(v schedule.Vector, r *Route, known []float64) {
 	if !r.sampled {
 		by = &t.all
 	}
-	t.vector(v, by, known, by.seconds, by.bytes, r.learned, &r.units)
+	t.vector(v, r, known, by.seconds, by.bytes, &Report{})
 }
 
-// vector fills v from units where the bit of has is set, else from known, else from
-// seconds and bytes.
-func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, bytes float64, has uint, units *[schedule.MaxResources]float64) {
+// vector fills v from what was reported of the request, else of those before it, else
+// from known, else from seconds and bytes.
+func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, bytes float64, report *Report) {
 	for k := range v {
 		var u float64
-		switch i := t.from[k]; {
-		case has&(1<<k) != 0:
-			u = units[k]
+		switch i, bit := t.from[k], uint(1)<<k; {
+		case report.has&bit != 0:
+			u = report.cost[k]
+		case r.learned&bit != 0:
+			u = r.units[k]
 		case known != nil && i >= 0:
 			u = known[i]
-		case r.learned&(1<<k) != 0:
-			u = r.units[k]
 		case t.names[k] == Bytes || t.names[k] == Net:
 			u = bytes
 		default:
@@ -203,12 +203,10 @@ func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, by
 // said, or nil. Only a request that was answered as it should be teaches: what fails
 // fast is not cheap.
 func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, took time.Duration, bytes int64, report *Report, teaches bool) {
-	var has uint
-	var units [schedule.MaxResources]float64
-	if report != nil {
-		has, units = report.has, report.cost
+	if report == nil {
+		report = &Report{}
 	}
-	t.vector(v, r, known, took.Seconds(), float64(bytes), has, &units)
+	t.vector(v, r, known, took.Seconds(), float64(bytes), report)
 	if !teaches {
 		return
 	}
@@ -221,8 +219,8 @@ func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, took time.D
 		of.bytes += gamma * (size - of.bytes)
 	}
 	for k := range t.names {
-		if bit := uint(1) << k; has&bit != 0 {
-			u := min(units[k], schedule.MaxMeasured/100*t.capacity[k]*Window.Seconds())
+		if bit := uint(1) << k; report.has&bit != 0 {
+			u := min(report.cost[k], schedule.MaxMeasured/100*t.capacity[k]*Window.Seconds())
 			if r.learned&bit == 0 {
 				r.units[k], r.learned = u, r.learned|bit
 			}

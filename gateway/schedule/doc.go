@@ -31,6 +31,10 @@
 // the estimates it may take more, and is in debt then: a DC below 0, which is paid from
 // later quanta.
 //
+// The guarantee has a price: classes that always have requests waiting advance together,
+// also where they want different resources. Beside a class that has all of one, a class of
+// a sixth of its weight gets a sixth of another, and the rest of that is idle.
+//
 // Only the caller knows the time, and which of the servers that fit is the best: the
 // second is the argument of Next, and gateway/balance's business. Read Scheduler next.
 package schedule

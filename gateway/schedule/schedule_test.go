@@ -163,6 +163,27 @@ func TestServers(t *testing.T) {
 	g.Expect(ok).To(BeTrue())
 }
 
+// What the package comment says of classes that want different resources.
+func TestClassesAdvanceTogether(t *testing.T) {
+	g := NewWithT(t)
+	s := schedulerOf(t, Config{Resources: 2}, 6, 1)
+	for range 50 {
+		arrive(t, s, 0, 5, 0)
+		arrive(t, s, 1, 0, 5)
+	}
+	var flying []*Request
+	for range 5000 {
+		for r, _, ok := s.Next(nil); ok; r, _, ok = s.Next(nil) {
+			flying = append(flying, r)
+			arrive(t, s, r.Class, r.Cost...)
+		}
+		s.Done(flying[0], nil)
+		flying = flying[1:]
+	}
+	of := s.Stats().Classes
+	g.Expect(of[0].Used[0] / of[1].Used[1]).To(BeNumerically("~", 6, .1))
+}
+
 // Requests outlive the scheduler that sent them.
 func TestAdopt(t *testing.T) {
 	g := NewWithT(t)
