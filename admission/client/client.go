@@ -110,14 +110,17 @@ func (c *Client) SetServers(addresses []string) error {
 	return errors.Join(errs...)
 }
 
-// Close ends the client; who waits gets the default reply.
+// Close ends the client; who waits gets the default reply. A second one does nothing.
 func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.closed = true
 	for _, l := range *c.links.Load() {
 		l.close()
 	}
-	c.closed = true
 }
 
 // Ask takes cost credits of the key's, if it has them. It always decides: where no

@@ -55,7 +55,10 @@ func dial(t *testing.T, cfg client.Config) *client.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Close)
+	t.Cleanup(func() {
+		c.Close()
+		c.Close() // is nothing
+	})
 	return c
 }
 

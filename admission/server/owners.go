@@ -56,13 +56,13 @@ func (s *Server) advance(floor time.Duration) {
 
 // join has the server own what it owned before.
 func (s *Server) join(ctx context.Context) error {
-	now := s.now()
+	boot := s.cfg.Boot()
 	floor, err := s.cfg.Store.Join(ctx, s.me, func() time.Duration { return s.now().Wall })
 	if err != nil {
 		return err
 	}
 	s.advance(floor)
-	s.sure.Store(int64(now.Mono.Add(strictOver)))
+	s.sure.Store(int64(boot.Add(strictOver)))
 	return s.readOwners(ctx)
 }
 
@@ -113,14 +113,14 @@ func (s *Server) rejoin(ctx context.Context) error {
 func (s *Server) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*storeDeadline)
 	defer cancel()
-	now := s.now()
+	now, boot := s.now(), s.cfg.Boot()
 	limited, done := context.WithTimeout(ctx, storeDeadline)
 	members, number, err := s.cfg.Store.Renew(limited, s.me)
 	done()
 	if err != nil {
 		return err
 	}
-	s.sure.Store(int64(now.Mono.Add(strictOver)))
+	s.sure.Store(int64(boot.Add(strictOver)))
 	t := s.owners.Load()
 	claimed, err := s.claim(ctx, s.silent(members, t, now.Mono, s.now().Mono), now)
 	if err != nil {

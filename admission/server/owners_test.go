@@ -12,6 +12,7 @@ import (
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -343,6 +344,28 @@ func TestASlowStore(t *testing.T) {
 	if d := sure(t, b.client(s[0]), "strict", 1); !d.Admit {
 		t.Errorf("%+v", d)
 	}
+}
+
+// A machine that was suspended does not know yet that another may have taken over.
+func TestSuspended(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true}, rule.Rule{Key: "key", Share: share(1, 10)})
+	var asleep atomic.Int64
+	c := &cable{Store: b.store}
+	b.cfg.Store, b.cfg.Renew = c, 20*time.Millisecond
+	b.cfg.Boot = func() mono.Time { return b.clock.Now().Mono.Add(time.Duration(asleep.Load())) }
+	s, _ := b.start()
+	ask := b.client(s)
+	if d := sure(t, ask, "strict", 1); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	c.deaf.Store(true) // but one renewal may be under way
+	asleep.Store(int64(time.Minute))
+	until(t, "a strict key is denied", func() bool { return !sure(t, ask, "strict", 0).Admit })
+	if d := sure(t, ask, "key", 1); !d.Admit {
+		t.Errorf("%+v", d)
+	}
+	c.deaf.Store(false)
+	until(t, "the lease is renewed", func() bool { return sure(t, ask, "strict", 0).Admit })
 }
 
 // What a server had that stopped in order is taken over exactly.

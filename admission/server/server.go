@@ -32,6 +32,8 @@ type Store interface {
 	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
 	LastChange(ctx context.Context) (uint64, error)
 	SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error
+	Saved(ctx context.Context, after string, n int) ([]store.Saved, error)
+	Forget(ctx context.Context, credits []table.Credit) error
 	Join(ctx context.Context, me store.Member, wall func() time.Duration) (time.Duration, error)
 	Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error)
 	Claim(ctx context.Context, me, from store.Member, wall time.Duration) (time.Duration, error)
@@ -56,8 +58,10 @@ type Config struct {
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: none
 
-	// Times for tests; nil: the clocks.
-	Now func() table.Now
+	// Times for tests; nil: the clocks. Boot goes on while the machine is suspended; nil
+	// beside Now: as that.
+	Now  func() table.Now
+	Boot func() mono.Time
 }
 
 // Defaults of Config.
@@ -69,7 +73,10 @@ const (
 	DefaultRenew       = 2 * time.Second
 )
 
-const shards = 64
+const (
+	shards       = 64
+	lastDeadline = 5 * time.Second // of the last check-point
+)
 
 // Server decides. Make one with New, and Run it.
 type Server struct {
@@ -79,7 +86,7 @@ type Server struct {
 
 	owners atomic.Pointer[owners]
 	ahead  atomic.Int64 // of the store's time before the wall clock, see now
-	sure   atomic.Int64 // until when no other server can own what is here, mono.Time
+	sure   atomic.Int64 // until when no other server can own what is here, by Boot
 	held   atomic.Int64 // partitions
 	woken  atomic.Int64 // mono.Time
 
@@ -102,6 +109,7 @@ type Server struct {
 	change  atomic.Uint64 // the last edit that is followed, or is being followed
 	polled  atomic.Int64  // when edits were last looked for with success, mono.Time
 	saved   atomic.Int64  // the same for check-points
+	swept   string        // the last key that sweep looked at; checkpoints'
 	lookups lookups
 	metrics metrics
 }
@@ -122,6 +130,11 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	if cfg.Poll == 0 {
 		cfg.Poll = DefaultPoll
+	}
+	if cfg.Boot == nil {
+		if cfg.Boot = clock.Boot; cfg.Now != nil {
+			cfg.Boot = func() mono.Time { return cfg.Now().Mono }
+		}
 	}
 	if cfg.Now == nil {
 		start, wall := clock.Mono(), time.Duration(clock.Wall()) // which may be set, but not while we run
@@ -223,9 +236,9 @@ func (s *Server) Run(ctx context.Context) error {
 	reading.Wait()
 	stop()
 	working.Wait()
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastDeadline)
 	defer cancel()
-	err := s.checkpoint(last)
+	err := s.checkpoint(last, lastDeadline)
 	if err == nil {
 		err = s.cfg.Store.Leave(last, s.me)
 	}
@@ -266,7 +279,7 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 		v = sh.keys.Ask(key, int64(cost), now, peek)
 	}
 	sh.Unlock()
-	if v.Strict && int64(now) > s.sure.Load() {
+	if v.Strict && int64(s.cfg.Boot()) > s.sure.Load() {
 		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
 	}
 	return v, here

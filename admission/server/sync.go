@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -14,6 +15,7 @@ const (
 	changesAtOnce = 1000
 	slotsAtOnce   = 4096 // that defaults are applied to under a shard's lock
 	creditsAtOnce = 2000
+	sweptAtOnce   = 1000
 	// storeDeadline ends an exchange with a store that does not answer, as one behind a
 	// cut network does, so that the lease can be renewed meanwhile: a check-point, a
 	// renewal and the next one take less than a lease.
@@ -129,16 +131,47 @@ func (s *Server) applyDefaults() {
 // checkpoints saves what keys hold.
 func (s *Server) checkpoints(ctx context.Context) {
 	every(ctx, s.cfg.Checkpoint, func(ctx context.Context) {
-		if err := s.checkpoint(ctx); err != nil && ctx.Err() == nil {
+		if err := s.checkpoint(ctx, storeDeadline); err != nil && ctx.Err() == nil {
 			s.metrics.saveErrors.Inc()
 			s.cfg.Log.Warn("a check-point failed; trying again with the next", "err", err)
+		} else if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+			s.cfg.Log.Warn("keys that are full could not be forgotten", "err", err)
 		}
 	})
 }
 
+// sweep forgets the credits of keys that are full, of the next some in the store: a key
+// that was never saved is full, too. Those of strict keys stay, for without them a
+// new owner begins empty.
+func (s *Server) sweep(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
+	defer cancel()
+	saved, err := s.cfg.Store.Saved(ctx, s.swept, sweptAtOnce)
+	if err != nil {
+		return err
+	}
+	if s.swept = ""; len(saved) == sweptAtOnce {
+		s.swept = saved[len(saved)-1].Key
+	}
+	var full []table.Credit
+	now, mine := s.now(), &s.owners.Load().mine
+	s.defaults.RLock()
+	for i := range saved {
+		k := &saved[i]
+		if !k.Own {
+			k.Rule = s.defaults.rules.For(k.Key)
+		}
+		if !k.Rule.Strict && mine[rule.Partition(k.Key, rule.Partitions)] && table.Held(&k.Credit, &k.Rule, now) >= table.Held(nil, &k.Rule, now) {
+			full = append(full, k.Credit)
+		}
+	}
+	s.defaults.RUnlock()
+	return s.cfg.Store.Forget(ctx, full)
+}
+
 // checkpoint saves all that changed since the last one. What could not be saved counts
-// as changed again. Between batches the lease can be renewed.
-func (s *Server) checkpoint(ctx context.Context) error {
+// as changed again. A batch has so much time; between them the lease can be renewed.
+func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	var credits []table.Credit
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -150,7 +183,7 @@ func (s *Server) checkpoint(ctx context.Context) error {
 			sh.Lock()
 			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.now())
 			sh.Unlock()
-			limited, cancel := context.WithTimeout(ctx, storeDeadline)
+			limited, cancel := context.WithTimeout(ctx, limit)
 			err := s.cfg.Store.SaveCredits(limited, s.me, s.owners.Load().number, credits)
 			if err != nil {
 				s.unsaved(credits)

@@ -5,9 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -32,6 +34,11 @@ func (s *Store) SaveCredits(ctx context.Context, me Member, owners uint64, credi
 	})
 }
 
+// millis rounds up: a key that is read back has earned no more than it had.
+func millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
 // save holds a lock on the server's row to the end, so that a server whose partitions
 // another one takes writes before that or not at all.
 func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) error {
@@ -40,7 +47,7 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 		at = max(at, c.At)
 	}
 	err := one(tx.ExecContext(ctx, `UPDATE servers SET at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END WHERE address = $2 AND instance = $3`,
-		at.Milliseconds(), me.Address, me.Instance))
+		millis(at), me.Address, me.Instance))
 	var query strings.Builder
 	var args []any
 	for len(credits) > 0 && err == nil {
@@ -54,7 +61,7 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 				query.WriteByte(',')
 			}
 			fmt.Fprintf(&query, "($%d,$%d,$%d)", 3*i+1, 3*i+2, 3*i+3)
-			args = append(args, c.Key, int64(c.Credits), c.At.Milliseconds())
+			args = append(args, c.Key, int64(c.Credits), millis(c.At))
 		}
 		query.WriteString(` ON CONFLICT (key) DO UPDATE SET credit_milli = excluded.credit_milli, at_ms = excluded.at_ms`)
 		_, err = tx.ExecContext(ctx, query.String(), args...)
@@ -73,4 +80,42 @@ func (s *Store) Credit(ctx context.Context, key string) (*table.Credit, error) {
 		return nil, err
 	}
 	return &table.Credit{Key: key, Credits: tokenbucket.Tokens(milli), At: time.Duration(at) * time.Millisecond}, nil
+}
+
+// Saved is what a key held when that was last written.
+type Saved struct {
+	table.Credit
+	Own  bool // the key has a rule of its own
+	Rule rule.Rule
+}
+
+// Saved returns n keys, or all that are left, after one in the store's order.
+func (s *Store) Saved(ctx context.Context, after string, n int) (saved []Saved, err error) {
+	_, err = s.list(ctx, func(row *sql.Rows) error {
+		var k Saved
+		var milli, at, rate int64
+		err := row.Scan(&k.Key, &milli, &at, &k.Own, &rate, &k.Rule.Share.Burst, &k.Rule.Strict)
+		k.Credits, k.At = tokenbucket.Tokens(milli), time.Duration(at)*time.Millisecond
+		k.Rule.Key, k.Rule.Share.Rate = k.Key, tokenbucket.Rate(rate)
+		saved = append(saved, k)
+		return err
+	}, `SELECT c.key, credit_milli, at_ms, r.key IS NOT NULL AND r.key NOT LIKE '%*', coalesce(rate_milli, 0), coalesce(capacity, 0), coalesce(strict, FALSE)
+		FROM credits c LEFT JOIN rules r ON r.key = c.key AND deleted_ms IS NULL WHERE c.key > $1 ORDER BY c.key LIMIT $2`, after, n)
+	return saved, err
+}
+
+// Forget removes what keys held, unless it was written again meanwhile: they count as
+// full.
+func (s *Store) Forget(ctx context.Context, credits []table.Credit) error {
+	for some := range slices.Chunk(credits, rowsAtOnce) {
+		query, args := `DELETE FROM credits WHERE (key, credit_milli, at_ms) IN (VALUES `, []any{}
+		for i, c := range some {
+			query += fmt.Sprintf("($%d,%d,%d),", i+1, int64(c.Credits), c.At.Milliseconds())
+			args = append(args, c.Key)
+		}
+		if _, err := s.db.ExecContext(ctx, query[:len(query)-1]+")", args...); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -65,7 +65,7 @@ func (s *Store) own(ctx context.Context, f func(do execute, tx *sql.Tx) error) e
 func latest(ctx context.Context, tx *sql.Tx, wall time.Duration) (int64, error) {
 	var at int64
 	err := tx.QueryRowContext(ctx, `SELECT max(at_ms) FROM (SELECT at_ms FROM admission UNION ALL SELECT at_ms FROM servers) AS t`).Scan(&at)
-	at = max(at+1, wall.Milliseconds())
+	at = max(at+1, millis(wall))
 	if err == nil {
 		_, err = tx.ExecContext(ctx, `UPDATE admission SET at_ms = $1`, at)
 	}

@@ -127,7 +127,7 @@ func suite(t *testing.T, database string) {
 	}
 	var credits []table.Credit
 	for i := range 1201 {
-		credits = append(credits, table.Credit{Key: fmt.Sprint("k", i), Credits: tokenbucket.Tokens(i), At: time.Duration(i) * time.Millisecond})
+		credits = append(credits, table.Credit{Key: fmt.Sprint("k", i), Credits: tokenbucket.Tokens(i), At: time.Duration(i)*time.Millisecond - 1})
 	}
 	for range 2 {
 		if err := s.SaveCredits(ctx, me, number, credits); err != nil {
@@ -135,12 +135,27 @@ func suite(t *testing.T, database string) {
 		}
 		credits[1200].Credits = 7
 	}
+	// Those are forgotten that are as they were read.
+	was, err := s.Saved(ctx, "k0", 3)
+	if err != nil || was[0].Key+" "+was[1].Key+" "+was[2].Key != "k1 k10 k100" {
+		t.Fatal(was, err)
+	}
+	if err := s.SaveCredits(ctx, me, number, []table.Credit{{Key: "k10", Credits: 10, At: 11 * time.Millisecond}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Forget(ctx, []table.Credit{was[0].Credit, was[1].Credit}); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := s.Saved(ctx, "k0", 2); err != nil || left[0].Key != "k10" || left[0].At != 11*time.Millisecond || left[1].Key != "k100" {
+		t.Error(left, err)
+	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if s, err = store.Open(ctx, database); err != nil { // it is all there the next time
 		t.Fatal(err)
 	}
+	credits[1200].At = 1200 * time.Millisecond // rounded up, so that it earns no more
 	if c, err := s.Credit(ctx, "k1200"); err != nil || !reflect.DeepEqual(*c, credits[1200]) {
 		t.Errorf("%+v, %v", c, err)
 	}

@@ -71,12 +71,18 @@ func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
 
 // Export is Changed for all keys of some partitions.
 func (s *Shard) Export(to []Credit, of func(partition int) bool, now Now) []Credit {
+	left := s.dirty[:0]
 	for _, i := range s.dirty {
-		if e := s.slot(i); e.flags&isDirty != 0 && of(rule.Partition(e.key, rule.Partitions)) {
+		switch e := s.slot(i); {
+		case e.flags&isDirty == 0:
+		case of(rule.Partition(e.key, rule.Partitions)):
 			e.flags &^= isDirty
 			to = append(to, e.credit(now))
+		default:
+			left = append(left, i)
 		}
 	}
+	s.dirty = left
 	return to
 }
 

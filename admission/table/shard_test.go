@@ -167,7 +167,11 @@ func TestEnvelope(t *testing.T) {
 			case 1: // could not be written
 				s.Unchanged(s.Changed(nil, 2, at(now)))
 			case 2: // the partition moves: frozen, exported, imported
+				before := s.Dirty()
 				moved := s.Export(nil, it, at(now))
+				if s.Dirty() > before-len(moved) {
+					t.Fatalf("%d changed, %d left, and then %d", before, len(moved), s.Dirty())
+				}
 				if rapid.Bool().Draw(t, "fails") {
 					s.Unchanged(moved)
 					continue

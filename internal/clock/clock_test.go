@@ -16,6 +16,16 @@ func TestMonoNeverGoesBack(t *testing.T) {
 	}
 }
 
+func TestBootGoesOnNoSlowerThanMono(t *testing.T) {
+	boot, mono := Boot(), sysMono()
+	if b, m := Boot().Sub(boot), sysMono().Sub(mono); b < 0 || Boot().Sub(boot) < m {
+		t.Errorf("%v, and %v of CLOCK_MONOTONIC", b, m)
+	}
+	if n := testing.AllocsPerRun(100, func() { Boot() }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 // Two processes compare their readings, so ours must be the system's own.
 func TestMonoAgreesWithTheSystemClock(t *testing.T) {
 	for range 1000 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -50,11 +51,18 @@ func ruleSetCommand() *cobra.Command {
 			return oneKey(cmd, args)
 		},
 	}, func(x *call, a srtmv1.AdmissionAdminClient) error {
-		if r.Key = prefix + "*"; len(x.args) == 1 {
-			r.Key = x.args[0]
+		keys := x.args
+		if x.cmd.Flags().Changed("default") {
+			keys = append(keys, prefix+"*")
 		}
 		r.RefillMilli = int64(tokenbucket.PerSecond(refill))
-		_, err := a.SetRules(x.ctx, &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{&r}})
+		var request srtmv1.SetRulesRequest
+		for _, key := range keys {
+			rule := proto.CloneOf(&r)
+			rule.Key = key
+			request.Rules = append(request.Rules, rule)
+		}
+		_, err := a.SetRules(x.ctx, &request)
 		return err
 	})
 	cmd.Flags().Float64Var(&refill, "refill", 0, "credits `per second`, 0.001 to 1e9; 0 with --capacity 0 denies")
@@ -62,7 +70,7 @@ func ruleSetCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&r.Strict, "strict", false, "never above the rule, through any failure: rather deny")
 	cmd.Flags().BoolVar(&r.Shadow, "shadow", false, "decide and count, and admit all the same")
 	cmd.Flags().BoolVar(&r.FailOpen, "fail-open", false, "admit where a router reaches no server")
-	cmd.Flags().StringVar(&prefix, "default", "", "in place of KEY: a default for all keys with this `prefix`")
+	cmd.Flags().StringVar(&prefix, "default", "", "for all keys with this `prefix` that have no rule of their own, beside KEY or in its place")
 	return cmd
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,6 +98,9 @@ denied  0         0`
 	do(list, "admission", "rule", "list")
 	do("KEY     REFILL/S  CAPACITY  OPTIONS\ndenied  0         0", "admission", "rule", "get", "denied")
 	do("error: no such rule", "admission", "rule", "get", "other")
+	do("", append(set, "tenant/a", "--default", "tenant/", "--refill", "1", "--capacity", "2")...)
+	do("KEY       REFILL/S  CAPACITY  OPTIONS\ntenant/*  1         2", "admission", "rule", "get", "tenant/*")
+	service.all = slices.DeleteFunc(service.all, func(r *srtmv1.AdmissionRule) bool { return strings.HasPrefix(r.GetKey(), "tenant/") })
 
 	// What list writes, import reads.
 	var exported bytes.Buffer
