@@ -196,7 +196,7 @@ func TestTheDaemon(t *testing.T) {
 		{set(), codes.InvalidArgument},
 		{set(&srtmv1.AdmissionRule{Key: "k", Capacity: 1}), codes.InvalidArgument},
 		{set(&srtmv1.AdmissionRule{Key: "k", Mode: 9}), codes.InvalidArgument},
-		{set(&srtmv1.AdmissionRule{Key: "k", Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE}), codes.InvalidArgument},
+		{set(&srtmv1.AdmissionRule{Key: "leased", Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE}), codes.OK},
 		{second(admin.GetRule(t.Context(), &srtmv1.GetRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.ListRules(t.Context(), &srtmv1.ListRulesRequest{PageSize: 1001})), codes.InvalidArgument},
@@ -223,7 +223,7 @@ func TestTheDaemon(t *testing.T) {
 			break
 		}
 	}
-	if got := strings.Join(keys, " "); got != "ip/*,true,ADMISSION_MODE_CENTRAL,3 user/1,false,ADMISSION_MODE_CENTRAL,1" {
+	if got := strings.Join(keys, " "); got != "ip/*,true,ADMISSION_MODE_CENTRAL,3 leased,false,ADMISSION_MODE_LEASE,4 user/1,false,ADMISSION_MODE_CENTRAL,1" {
 		t.Errorf("rules: %s", got)
 	}
 	if r, err := admin.Ask(t.Context(), &srtmv1.AskRequest{Key: "ip/2", Cost: 1, Peek: true}); err != nil || !r.GetAdmit() || !r.GetByDefault() || r.GetShadow() {

@@ -24,7 +24,14 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // serve runs a server with these rules.
-func serve(t *testing.T, rules ...rule.Rule) netip.AddrPort {
+func serve(t testing.TB, rules ...rule.Rule) netip.AddrPort {
+	t.Helper()
+	at, _ := stoppable(t, rules...)
+	return at
+}
+
+// stoppable is serve, until stop is called.
+func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()) {
 	t.Helper()
 	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
 	if err != nil {
@@ -40,13 +47,14 @@ func serve(t *testing.T, rules ...rule.Rule) netip.AddrPort {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Run(ctx) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := errors.Join(<-ended, s.Close()); err != nil {
 			t.Error(err)
 		}
 	})
-	return srv.Addr()
+	t.Cleanup(stop)
+	return srv.Addr(), stop
 }
 
 func dial(t *testing.T, cfg client.Config) *client.Client {

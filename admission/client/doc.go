@@ -6,5 +6,6 @@
 //
 // It asks the server that owns the key over UDP (client.go, link.go), sends a
 // question up to five times, each of which the server charges once, and falls back to
-// a default reply (attempts.go). Limit is a net/http middleware (middleware.go).
+// a default reply (attempts.go). Of keys whose rule is leased it holds a part, and decides by
+// that without asking (lease.go, Decide). Limit is a net/http middleware (middleware.go).
 package client

@@ -6,13 +6,13 @@ import (
 	"strconv"
 )
 
-// Limit asks for each request before next gets it, and answers 429 Too Many Requests
+// Limit decides (Decide) each request before next gets it, and answers 429 Too Many Requests
 // with Retry-After where it is denied. key returns whom a request is charged to; one
 // for which that is "" passes.
 func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if k := key(r); k != "" {
-			if d := c.Ask(r.Context(), k, 1); !d.Admit {
+			if d := c.Decide(r.Context(), k, 1); !d.Admit {
 				RetryAfter(w.Header(), d)
 				http.Error(w, "too many requests", http.StatusTooManyRequests)
 				return

@@ -58,7 +58,7 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 		switch p.GetMode() {
 		case srtmv1.AdmissionMode_ADMISSION_MODE_UNSPECIFIED, srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL:
 		case srtmv1.AdmissionMode_ADMISSION_MODE_LEASE:
-			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), "leases are not built yet: want central")
+			rules[i].Mode = rule.Lease
 		default:
 			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
 		}

@@ -192,6 +192,10 @@ func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was sto
 	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
 		credit = &table.Credit{Key: key, At: was.Lost}
 	}
+	from := now.Mono
+	if r.Mode == rule.Lease {
+		from, credit = s.leases.since(key, credit, now)
+	}
 	p := rule.Partition(key, rule.Partitions)
 	sh := &s.shards[p%shards]
 	sh.Lock()
@@ -199,7 +203,7 @@ func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was sto
 	if t := s.owners.Load(); !t.mine[p] || t.all[p].Epoch != was.Epoch {
 		return false, false
 	}
-	placed = sh.keys.Learn(key, r, table.Held(credit, r, now), now.Mono)
+	placed = sh.keys.Learn(key, r, table.Held(credit, r, now), from)
 	return placed, !placed
 }
 

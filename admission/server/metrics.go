@@ -56,7 +56,8 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 		age("rules_age_seconds", "Time since edited rules were last looked for with success.", s.polled.Load),
 		age("checkpoint_age_seconds", "Time since the last check-point.", s.saved.Load),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_partitions", Help: "Partitions of keys, of 4096, that this server owns."}, func() float64 { return float64(s.held.Load()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_keys", Help: "Keys in memory."}, func() float64 { return float64(s.keys()) }))
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_keys", Help: "Keys in memory."}, func() float64 { return float64(s.keys()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_leased_keys", Help: "Keys of which a part is held elsewhere, or was until lately."}, func() float64 { return float64(s.leases.len()) }))
 }
 
 func (m *metrics) decided(v *table.Verdict) {

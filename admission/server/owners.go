@@ -216,6 +216,7 @@ func (s *Server) readOwners(ctx context.Context) error {
 			s.shards[i].Unlock()
 		}
 	}
+	s.leases.own(&kept, next, s.now())
 	s.owners.Store(next)
 	s.held.Store(int64(held))
 	s.frozen = false

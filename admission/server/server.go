@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/admission/lease"
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
@@ -111,6 +112,7 @@ type Server struct {
 	saved   atomic.Int64  // the same for check-points
 	swept   string        // the last key that sweep looked at; checkpoints'
 	lookups lookups
+	leases  leases
 	metrics metrics
 }
 
@@ -151,6 +153,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), atOnce: movedAtOnce}
 	s.owners.Store(new(owners))
+	s.leases.keys = make(map[string]*lease.Key)
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
 	}
@@ -231,6 +234,7 @@ func (s *Server) Run(ctx context.Context) error {
 	working.Go(func() { s.follow(work) })
 	working.Go(func() { s.checkpoints(work) })
 	working.Go(func() { s.tend(work) })
+	working.Go(func() { every(work, lookLeases, s.tendLeases) })
 	<-ctx.Done()
 	s.Close()
 	reading.Wait()
@@ -279,7 +283,10 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 		v = sh.keys.Ask(key, int64(cost), now, peek)
 	}
 	sh.Unlock()
-	if v.Strict && int64(s.cfg.Boot()) > s.sure.Load() {
+	if v.Lent {
+		s.decideLent(key, int64(cost), peek, &v)
+	}
+	if (v.Strict || v.Leased || v.Lent) && int64(s.cfg.Boot()) > s.sure.Load() {
 		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
 	}
 	return v, here
@@ -292,6 +299,9 @@ func answerOf(v *table.Verdict) (flags uint8, value uint32) {
 	}
 	if v.Shadow && v.Denied {
 		flags |= wire.Shadow
+	}
+	if v.Leased {
+		flags |= wire.Leased
 	}
 	if v.Admit {
 		return flags | wire.Admit, uint32(max(0, v.Left))

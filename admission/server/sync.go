@@ -208,6 +208,7 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 type State struct {
 	Keys       int            `json:"keys"`
 	Partitions int64          `json:"partitions"` // that this server owns
+	Leased     int            `json:"leased"`     // keys of which a part is held elsewhere, or was until lately
 	Change     uint64         `json:"change"`     // the last edit of a rule that is followed
 	Polled     string         `json:"polled"`     // how long ago edits were looked for
 	Saved      string         `json:"checkpoint"` // how long ago
@@ -218,7 +219,7 @@ type State struct {
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
-	state := State{Partitions: s.held.Load(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
+	state := State{Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
 	for i := range s.shards {
 		s.shards[i].Lock()
 		state.Keys += s.shards[i].keys.Len()

@@ -81,6 +81,14 @@ func (l *loop) handle(d []byte, from netip.AddrPort) (a wire.Answer, keyID uint1
 	}
 	asker.last = now.Wall
 
+	if q.Kind == wire.Lease {
+		if a, g, ok := s.grant(&q); ok {
+			l.conn.WriteToUDPAddrPort(l.sealer.AppendGrant(l.out[:0], a, g, keyID), from)
+			return a, 0, false
+		}
+		q.Cost, q.Flags = 0, q.Flags|wire.Peek // decided as by Ask
+	}
+
 	asker.mu.Lock()
 	standing, before := asker.answers.Begin(q.Number)
 	asker.mu.Unlock()

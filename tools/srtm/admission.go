@@ -37,7 +37,8 @@ var oneKey = between(1, 1, "one key")
 func ruleSetCommand() *cobra.Command {
 	var refill float64
 	var r srtmv1.AdmissionRule
-	var prefix string
+	var prefix, mode string
+	modes := map[string]srtmv1.AdmissionMode{"central": srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL, "lease": srtmv1.AdmissionMode_ADMISSION_MODE_LEASE}
 	cmd := admissionLeaf(&cobra.Command{
 		Use:   "set KEY --refill CREDITS/S --capacity CREDITS",
 		Short: "Add or replace a rule",
@@ -49,6 +50,12 @@ func ruleSetCommand() *cobra.Command {
 				return nil
 			}
 			return oneKey(cmd, args)
+		},
+		PreRunE: func(*cobra.Command, []string) error {
+			if r.Mode = modes[mode]; r.Mode == 0 {
+				return usagef("--mode %q: want central or lease", mode)
+			}
+			return nil
 		},
 	}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		keys := x.args
@@ -70,6 +77,7 @@ func ruleSetCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&r.Strict, "strict", false, "never above the rule, through any failure: rather deny")
 	cmd.Flags().BoolVar(&r.Shadow, "shadow", false, "decide and count, and admit all the same")
 	cmd.Flags().BoolVar(&r.FailOpen, "fail-open", false, "admit where a router reaches no server")
+	cmd.Flags().StringVar(&mode, "mode", "central", "`who` decides: central (the server that owns the key) or lease (programs with the Go client too, by parts that it leases to them; see plan)")
 	cmd.Flags().StringVar(&prefix, "default", "", "for all keys with this `prefix` that have no rule of their own, beside KEY or in its place")
 	return cmd
 }

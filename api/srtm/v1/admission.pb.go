@@ -27,7 +27,8 @@ const (
 	AdmissionMode_ADMISSION_MODE_UNSPECIFIED AdmissionMode = 0
 	// A server decides each request.
 	AdmissionMode_ADMISSION_MODE_CENTRAL AdmissionMode = 1
-	// Holders decide by the shares that they are leased. Refused so far.
+	// Holders decide by the shares that they are leased (admission/client); others ask
+	// the owner, which keeps a share for them.
 	AdmissionMode_ADMISSION_MODE_LEASE AdmissionMode = 2
 )
 

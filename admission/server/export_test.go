@@ -1,0 +1,9 @@
+package server
+
+import "context"
+
+// LookAtLeases does what is otherwise done every 200 ms.
+func (s *Server) LookAtLeases(ctx context.Context) { s.tendLeases(ctx) }
+
+// FollowRules does what is otherwise done every Config.Poll.
+func (s *Server) FollowRules(ctx context.Context) error { return s.poll(ctx) }

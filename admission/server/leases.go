@@ -1,0 +1,155 @@
+package server
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/lease"
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+const (
+	maxLeased  = 100_000                // keys that are divided; of others nothing is leased
+	lookLeases = 200 * time.Millisecond // between looks at them
+)
+
+// leases are the keys of which others hold a part.
+type leases struct {
+	mu   sync.Mutex
+	keys map[string]*lease.Key // each lent by its shard
+	// quiet is until when another owner's leases may last, of the partitions that had one
+	// before; until lease.Quiet before that it may live on and grant.
+	quiet [rule.Partitions]mono.Time
+}
+
+// own is told which partitions are those that it was before, and decided here, before
+// anything is decided for the others.
+func (l *leases) own(kept *[rule.Partitions]bool, t *owners, now table.Now) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.keys, func(key string, _ *lease.Key) bool { return !kept[rule.Partition(key, rule.Partitions)] })
+	for p := range kept {
+		if is := &t.all[p]; t.mine[p] && !kept[p] && is.Epoch > 1 {
+			l.quiet[p] = now.Mono.Add(max(0, is.Lost-now.Wall) + lease.Quiet)
+		}
+	}
+}
+
+// since is from when on a leased key earns credits, and by which it has been asked for
+// since. It may have had any before.
+func (l *leases) since(key string, credit *table.Credit, now table.Now) (mono.Time, *table.Credit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	quiet := l.quiet[rule.Partition(key, rule.Partitions)]
+	if end := now.Wall + quiet.Sub(now.Mono); quiet != 0 && (credit == nil || credit.At < end) {
+		credit = &table.Credit{Key: key, At: end}
+	}
+	return max(now.Mono, quiet), credit
+}
+
+// grant answers a holder. It reports false where there is nothing to be granted.
+func (s *Server) grant(q *wire.Question) (a wire.Answer, g wire.Grant, ok bool) {
+	v, _ := s.decide(q.Key, 0, s.cfg.Now().Mono, true)
+	if !v.Leased {
+		return a, g, false
+	}
+	p := rule.Partition(q.Key, rule.Partitions)
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	now := s.cfg.Now()
+	quiet := s.leases.quiet[p]
+	if !s.owners.Load().mine[p] || int64(s.cfg.Boot()) > s.sure.Load() || now.Mono.Before(quiet.Add(-lease.Quiet)) {
+		return a, g, false
+	}
+	k := s.leases.keys[string(q.Key)]
+	if k == nil {
+		if len(s.leases.keys) >= maxLeased {
+			return a, g, false
+		}
+		sh := s.shard(q.Key)
+		sh.Lock()
+		contract, credits, known := sh.keys.Lend(q.Key, now.Mono)
+		sh.Unlock()
+		if !known {
+			return a, g, false
+		}
+		if now.Mono.Before(quiet) {
+			contract = tokenbucket.Share{}
+		}
+		k = lease.New(now.Mono, uint64(s.now().Wall), string(q.Key), contract, credits)
+		s.leases.keys[string(q.Key)] = k
+	}
+	if g, ok = k.Renew(now.Mono, q.Held, q.Cost); !ok {
+		return a, g, false
+	}
+	a = wire.Answer{Kind: wire.Granted, Flags: wire.Leased, Session: q.Session, Number: q.Number, Value: uint32(lease.Length.Milliseconds())}
+	if v.Shadow {
+		a.Flags |= wire.Shadow
+	}
+	if v.FailOpen {
+		a.Flags |= wire.FailOpen
+	}
+	return a, g, true
+}
+
+// decideLent corrects a verdict by what the owner holds of the key.
+func (s *Server) decideLent(key []byte, cost int64, peek bool, v *table.Verdict) {
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	k := s.leases.keys[string(key)]
+	if k == nil || !s.owners.Load().mine[rule.Partition(key, rule.Partitions)] {
+		return // returned or moved meanwhile; the shard had nothing, and has denied
+	}
+	never := v.Denied && v.Retry == math.MaxInt64
+	admit, left, retry := k.Admit(cost, s.cfg.Now().Mono, peek)
+	if v.Admit, v.Denied, v.Left = admit || v.Shadow, !admit, left; !never {
+		v.Retry = retry
+	}
+}
+
+// tendLeases looks at one key after the other.
+func (s *Server) tendLeases(context.Context) {
+	s.leases.mu.Lock()
+	keys := slices.Collect(maps.Keys(s.leases.keys)) // order: each by itself
+	s.leases.mu.Unlock()
+	for _, key := range keys {
+		s.tendLease(key)
+	}
+}
+
+func (s *Server) tendLease(key string) {
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	k := s.leases.keys[key]
+	if k == nil {
+		return
+	}
+	now := s.cfg.Now().Mono
+	sh := s.shard([]byte(key))
+	var contract tokenbucket.Share
+	if !now.Before(s.leases.quiet[rule.Partition(key, rule.Partitions)]) {
+		sh.Lock()
+		contract = sh.keys.Contract(key)
+		sh.Unlock()
+	}
+	if tokens, whole := k.Step(now, contract); whole {
+		sh.Lock()
+		sh.keys.Return(key, tokens, now)
+		sh.Unlock()
+		delete(s.leases.keys, key)
+	}
+}
+
+func (l *leases) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.keys)
+}
