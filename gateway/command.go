@@ -7,13 +7,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/textproto"
 	"net/url"
 	"strings"
+	"time"
 
+	"github.com/srtm-io/srtm/gateway/profile"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/secure"
 )
 
 // command runs the gateway, or what its first argument names.
@@ -32,6 +36,10 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 			args = append(args[:len(args)-1:len(args)-1], "--url="+last)
 		}
 		p = o.explain(out)
+	case "profile":
+		p = o.profile(out)
+	case "monitor":
+		p = o.monitor()
 	default:
 		return lifecycle.UsageError{Err: fmt.Errorf("%q: want check, explain, profile or monitor, or flags alone", args[0])}
 	}
@@ -109,4 +117,83 @@ func (o *options) explain(out io.Writer) *daemon.Program {
 		return nil
 	}
 	return &daemon.Program{About: "gateway explain says of what class a request would be, why, and what it is taken to cost.", Flags: flags, Validate: validate, Run: run}
+}
+
+// monitor serves what a web server uses, beside it.
+func (o *options) monitor() *daemon.Program {
+	var m profile.Monitor
+	flags := func(fs *flag.FlagSet) {
+		fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4197", "`host:port` for gateway profile")
+		fs.StringVar(&m.Cgroup, "cgroup", "/sys/fs/cgroup", "`folder` of the server's control group (version 2), which counts cpu and disk")
+		fs.StringVar(&m.NetDev, "net-dev", "/proc/net/dev", "`file` of the network interfaces' counters")
+		fs.StringVar(&m.Interface, "interface", "", "`name` of the interface to count (default all but the loopback)")
+		fs.StringVar(&o.security.CertFile, "tls-cert", "", "PEM `file` of the certificate")
+		fs.StringVar(&o.security.KeyFile, "tls-key", "", "PEM `file` of its key")
+		fs.StringVar(&o.security.TokenFile, "token-file", "", "`file` of lines of a role and a token: one that may read has to be shown")
+		fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS and tokens", func(value string) (err error) {
+			o.security.Force, err = secure.Insecure(o.security.Force, value, "http-address")
+			return err
+		})
+	}
+	validate := func() (err error) {
+		o.security.HTTPTLS = o.security.CertFile != ""
+		if o.guard, err = o.security.Load(); err != nil {
+			return err
+		}
+		_, err = m.Read()
+		return errors.Join(err, o.guard.CheckHTTP("--http-address", o.httpAddress))
+	}
+	run := func(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
+		ln, err := net.Listen("tcp", o.httpAddress)
+		if err != nil {
+			return fmt.Errorf("--http-address: %w", err)
+		}
+		log.Info("monitor is up", "http", ln.Addr().String())
+		srv := &http.Server{Handler: o.guard.Handler(m), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+		return lifecycle.Serve(o.guard.Listener(ln), srv)(ctx)
+	}
+	return &daemon.Program{
+		About: "gateway monitor tells gateway profile what the web server beside it uses: cpu in milliseconds, disk and net in kilobytes.",
+		Flags: flags, Validate: validate, Run: run,
+	}
+}
+
+// profile measures what a web server's pages take.
+func (o *options) profile(out io.Writer) *daemon.Program {
+	cfg := profile.Config{Client: &http.Client{Timeout: time.Minute}}
+	var server string
+	flags := func(fs *flag.FlagSet) {
+		fs.StringVar(&server, "server", "", "`URL` of the web server, which should have no other clients meanwhile")
+		fs.StringVar(&cfg.Monitor, "monitor", "http://127.0.0.1:4197/", "`URL` of the gateway monitor beside it")
+		fs.Func("url", "`URL` or path to measure; may be repeated (default: those of --sitemap)", func(s string) error {
+			cfg.URLs = append(cfg.URLs, s)
+			return nil
+		})
+		fs.StringVar(&cfg.Sitemap, "sitemap", "", "`URL` or path of a sitemap (default none: what links lead to, on the same host, up to 200 pages)")
+		fs.IntVar(&cfg.Repeat, "repeat", 20, "how `often` each is asked for by itself, and as often at 2 and 4 at once")
+	}
+	validate := func() (err error) {
+		cfg.Server, err = url.Parse(server)
+		if err == nil && cfg.Server.Scheme != "http" && cfg.Server.Scheme != "https" {
+			err = fmt.Errorf("want http:// or https://, got %q", server)
+		}
+		if err != nil {
+			err = fmt.Errorf("--server: %w", err)
+		}
+		if cfg.Repeat < 1 || cfg.Repeat > 100_000 {
+			err = errors.Join(err, fmt.Errorf("--repeat %d: want 1 to 100000", cfg.Repeat))
+		}
+		return err
+	}
+	run := func(ctx context.Context, _ *slog.Logger, _ *slog.LevelVar) error {
+		r, err := profile.Run(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		return r.Write(out)
+	}
+	return &daemon.Program{
+		About: "gateway profile measures what a web server's pages take, asking for them (GET) one by one, and what the server has, and\nwrites it as a policy has it.",
+		Flags: flags, Validate: validate, Run: run,
+	}
 }

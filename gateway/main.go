@@ -90,6 +90,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		srv := p.Server(o.maxHeader)
 		return lifecycle.ServeWithin(p.Listener(web, o.guard), srv, o.proxy.Policy.Timeouts.Drain)(ctx)
 	})
+	tell(log, config.Policy)
 	log.Info("gateway is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "admin", admin.Addr().String(),
 		"classes", len(config.Policy.Classes), "servers", len(config.Policy.Servers))
 	err = group.Run(ctx)
@@ -109,13 +110,13 @@ func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) 
 			return nil
 		case <-ticker.C:
 		}
-		text, err := os.ReadFile(o.policyFile)
-		if err == nil && string(text) == seen {
+		text, err := o.readFiles()
+		if err == nil && text == seen {
 			continue
 		}
 		var to *policy.Policy
 		if err == nil {
-			to, err = policy.Parse(text)
+			to, err = policy.Parse([]byte(text))
 		}
 		if err == nil {
 			err = p.SetPolicy(to)
@@ -124,10 +125,10 @@ func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) 
 		case err == nil:
 			log.Info("policy read again", "file", o.policyFile, "classes", len(to.Classes), "servers", len(to.Servers))
 			tell(log, to)
-		case seen != string(text) || text == nil:
+		case seen != text: // said once
 			log.Warn("policy has changed and is kept as it was", "file", o.policyFile, obs.KeyError, err)
 		}
-		seen = string(text)
+		seen = text
 	}
 }
 

@@ -22,7 +22,8 @@ Also: gateway check, explain, profile and monitor; each has --help.`
 // options are everything that can be configured, by flag or by file.
 type options struct {
 	httpAddress, adminAddress string
-	policyFile, text          string // and what was in it
+	policyFile, profiles      string
+	text                      string // of both
 	balance                   string
 	maxHeader                 int
 	proxy                     proxy.Config
@@ -39,6 +40,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4195", "`host:port` for clients")
 	fs.StringVar(&o.adminAddress, "admin-address", "127.0.0.1:4196", "`host:port` for operators: /status, metrics, profiles, state")
 	fs.StringVar(&o.policyFile, "policy", "", "TOML `file` of classes, servers and costs; it is read again when it has changed")
+	fs.StringVar(&o.profiles, "profiles", "", "TOML `file` of more costs, which gateway profile has written; read again like --policy")
 	fs.StringVar(&o.balance, "balance", "jbq", "`how` a server is chosen: jbq (the least expected answer time), busy (the fewest requests), rr (each in turn)")
 	fs.StringVar(&o.proxy.Scheduler, "scheduler", "mqos", "`how` classes share the servers: mqos (each resource), single:RESOURCE (that one), none (first come, first served)")
 	fs.IntVar(&o.proxy.Gateways, "gateways", 1, "how many gateways share these servers: each takes its part of every capacity")
@@ -105,13 +107,30 @@ func (o *options) readPolicy() error {
 	if o.policyFile == "" {
 		return errors.New("--policy is needed: a file of classes and servers")
 	}
-	text, err := os.ReadFile(o.policyFile)
+	text, err := o.readFiles()
 	if err != nil {
-		return fmt.Errorf("--policy: %w", err)
+		return err
 	}
-	o.text = string(text)
-	if o.proxy.Policy, err = policy.Parse(text); err != nil {
+	o.text = text
+	if o.proxy.Policy, err = policy.Parse([]byte(text)); err != nil {
 		return fmt.Errorf("--policy %s: %w", o.policyFile, err)
 	}
 	return nil
+}
+
+// readFiles returns the policy with the profiles after it: one text, since a [[cost]]
+// may stand in either.
+func (o *options) readFiles() (string, error) {
+	text, err := os.ReadFile(o.policyFile)
+	if err != nil {
+		return "", fmt.Errorf("--policy: %w", err)
+	}
+	if o.profiles == "" {
+		return string(text), nil
+	}
+	more, err := os.ReadFile(o.profiles)
+	if err != nil {
+		return "", fmt.Errorf("--profiles: %w", err)
+	}
+	return string(text) + "\n" + string(more), nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
@@ -102,4 +103,36 @@ func TestEndEmptiesTheQueues(t *testing.T) {
 	if err := g.Stop(); err != nil {
 		t.Error(err)
 	}
+}
+
+// The prober and the monitor write what the gateway reads.
+func TestProfileIsRead(t *testing.T) {
+	dir := t.TempDir()
+	cpu := dir + "/cpu.stat"
+	served := 0
+	var mu sync.Mutex
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		served++
+		rewrite(t, cpu, fmt.Sprintf("usage_usec %d\n", 3000*served))
+	}))
+	defer server.Close()
+	rewrite(t, cpu, "usage_usec 0\n")
+	at := localtest.Ports(t, 1)[0]
+	localtest.Run(t, localtest.Racing(t, "gateway"), at, "monitor", "--http-address="+at, "--cgroup="+dir)
+	output, code := localtest.Command(t, localtest.Racing(t, "gateway"), "profile", "--server="+server.URL, "--monitor=http://"+at, "--url=/report/7", "--repeat=5")
+	if code != 0 || !strings.Contains(output, "[[cost]]\npath = \"/report/7\"\ncpu = 3\n") {
+		t.Fatalf("%d, %s", code, output)
+	}
+	profiles := dir + "/profiles.toml"
+	rewrite(t, profiles, output)
+	g := start(t, fmt.Sprintf("[[server]]\nurl = %q\ncpu = 1000\n", server.URL), "--profiles="+profiles)
+	res, err := newClient(t).Get(g.URL + "/report/7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	// 3 of the 1000 units a second are 1.5 % of 200 ms.
+	localtest.WaitFor(t, "its cost", func() bool { return g.status(t).Classes[0].Used["cpu"] == 1.5 })
 }

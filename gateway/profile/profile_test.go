@@ -1,0 +1,127 @@
+package profile
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestMonitor(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	file("cpu.stat", "usage_usec 2500\nuser_usec 2000\nsystem_usec 500\n")
+	m := Monitor{Cgroup: dir, NetDev: file("dev", `Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 9000 1 0 0 0 0 0 0 9000 1 0 0 0 0 0 0
+  eth0:1000 1 0 0 0 0 0 0 2000 1 0 0 0 0 0 0
+  eth1: 500 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0
+`)}
+	want := func(text string) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		m.ServeHTTP(w, nil)
+		if got := strings.TrimSpace(w.Body.String()); got != text {
+			t.Errorf("%s, want %s", got, text)
+		}
+	}
+	want(`{"cpu":2.5,"net":4}`)
+	file("io.stat", "8:0 rbytes=1000 wbytes=500 rios=1 wios=1 dbytes=7 dios=0\n8:16 rbytes=500 wbytes=0\n")
+	m.Interface = "eth0"
+	want(`{"cpu":2.5,"disk":2,"net":3}`)
+	m.Interface = "eth7"
+	want(`monitor: there is no interface "eth7"`)
+	m.Interface = ""
+	file("cpu.stat", "usage_usec many\n")
+	want(`monitor: cpu.stat: strconv.ParseFloat: parsing "many": invalid syntax`)
+}
+
+// A site of three pages, of which each takes what it takes; one more when it is shared.
+func TestProfile(t *testing.T) {
+	costs := map[string]Usage{"/": {"cpu": 1, "disk": 0}, "/report/a%20b": {"cpu": 20, "disk": 4}, "/img": {"cpu": 2, "disk": 30}}
+	var mu sync.Mutex
+	used := Usage{"cpu": 1000, "disk": 7}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) {
+		cost, ok := costs[r.URL.EscapedPath()]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for name, v := range cost {
+			used[name] += v
+		}
+		fmt.Fprint(w, `<a href="/report/a%20b">a</a> <a href='/img#part'>b</a> <a href="http://elsewhere.example/">c</a> <a href="mailto:x">d</a> <a href="/broken">e</a>`)
+	})
+	mux.HandleFunc("GET /sitemap.xml", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "<urlset><url><loc>http://%[1]s/img</loc></url><url><loc> http://%[1]s/ </loc></url></urlset>", r.Host)
+	})
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	monitor := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if err := json.NewEncoder(w).Encode(used); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer monitor.Close()
+	at, err := url.Parse(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		want []string
+	}{
+		{"what links lead to", Config{}, []string{"/report/a b", "/img", "/"}},
+		{"a sitemap", Config{Sitemap: "/sitemap.xml"}, []string{"/img", "/"}},
+		{"a list", Config{URLs: []string{"/img", server.URL + "/img?x=1", "http://elsewhere.example/"}}, []string{"/img"}},
+	} {
+		c.cfg.Server, c.cfg.Monitor, c.cfg.Repeat, c.cfg.Client = at, monitor.URL, 4, server.Client()
+		r, err := Run(t.Context(), c.cfg)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		var b strings.Builder
+		if err := r.Write(&b); err != nil {
+			t.Fatal(err)
+		}
+		p, err := policy.Parse([]byte(b.String() + "[[server]]\nurl = \"http://a\"\ncpu = 1\ndisk = 1\n"))
+		if err != nil || len(p.Costs) != len(c.want) || len(r.Warnings) > 0 || !(r.Capacity["disk"] > 0) {
+			t.Errorf("%s: %v, %v\n%s", c.name, err, r.Warnings, b.String())
+			continue
+		}
+		for i, path := range c.want {
+			cost := costs[strings.ReplaceAll(path, " ", "%20")]
+			if got := p.Costs[i]; got.Path != path || got.Units[0] != cost["cpu"] || got.Units[1] != cost["disk"] {
+				t.Errorf("%s: %+v, want %s, %v", c.name, got, path, cost)
+			}
+		}
+	}
+	if _, err := Run(t.Context(), Config{Server: at, Monitor: monitor.URL, URLs: []string{"/gone"}, Repeat: 1, Client: server.Client()}); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("a page that is not there: %v", err)
+	}
+	server.Client().CloseIdleConnections()
+}
