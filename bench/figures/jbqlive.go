@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -21,18 +22,40 @@ import (
 // jbqScale is how much faster than the paper's the live machines and their load are.
 const jbqScale = 8
 
+// gateway runs the daemon with a policy until stop is called.
+func (w *harness) gateway(policy string, flags ...string) (at string, stop func() error, err error) {
+	path, err := w.binary("gateway")
+	if err != nil {
+		return "", nil, err
+	}
+	dir, err := os.MkdirTemp("", "figures-gateway-")
+	if err != nil {
+		return "", nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	file := filepath.Join(dir, "policy.toml")
+	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+		return "", nil, err
+	}
+	ports, err := local.Ports(2)
+	if err != nil {
+		return "", nil, err
+	}
+	flags = append(flags, "--policy", file, "--log-level=error", "--http-address", ports[0], "--admin-address", ports[1])
+	running, err := local.Run(path, dir, flags, local.Answers("http://"+ports[1]+"/healthz"))
+	if err != nil {
+		return "", nil, err
+	}
+	return ports[0], func() error { return errors.Join(running.Stop(), os.RemoveAll(dir)) }, nil
+}
+
 // behindGateway sends a cluster's load of a minute through the daemon to live machines,
 // whose processors are timers, and returns each one's response times in the paper's ms.
 func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.Summary, err error) {
-	path, err := w.binary("gateway")
-	if err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp("", "figures-jbq-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
 	ctx, end := context.WithCancel(w)
 	var serving sync.WaitGroup
 	defer func() { end(); serving.Wait() }()
@@ -53,19 +76,11 @@ func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.S
 		serving.Go(func() { _ = serve(ctx) })
 		fmt.Fprintf(&policy, "[[server]]\nurl = \"http://%s\"\n", ln.Addr())
 	}
-	file := filepath.Join(dir, "policy.toml")
-	if err := os.WriteFile(file, []byte(policy.String()), 0o600); err != nil {
-		return nil, err
-	}
-	ports, err := local.Ports(2)
+	gateway, stop, err := w.gateway(policy.String(), "--balance", balance, "--scheduler=none")
 	if err != nil {
 		return nil, err
 	}
-	gateway, err := local.Run(path, dir, []string{"--policy", file, "--balance", balance, "--scheduler=none", "--log-level=error", "--http-address", ports[0], "--admin-address", ports[1]}, local.Answers("http://"+ports[1]+"/healthz"))
-	if err != nil {
-		return nil, err
-	}
-	defer gateway.Stop()
+	defer func() { err = errors.Join(err, stop()) }()
 
 	browser := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
 	defer browser.CloseIdleConnections()
@@ -86,7 +101,7 @@ func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.S
 			return nil, w.Err()
 		}
 		asking.Go(func() {
-			resp, bad := browser.Get(fmt.Sprintf("http://%s/?ns=%d", ports[0], int64(demand)))
+			resp, bad := browser.Get(fmt.Sprintf("http://%s/?ns=%d", gateway, int64(demand)))
 			ms := time.Since(due).Seconds() * 1e3 * jbqScale
 			if bad == nil {
 				_, bad = io.Copy(io.Discard, resp.Body)

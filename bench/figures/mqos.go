@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/srtm-io/srtm/gateway/schedule"
@@ -107,10 +108,25 @@ func mqosShares(w *harness) (*work, error) {
 	paper := map[string][3]string{
 		"nQoS": {"thirds", "thirds", "thirds"}, "sQoS": {"6:3:1, used up", "wasted", "wasted"}, "mQoS": {"6:3:1, used up", "6:3:1, used up", "6:3:1, used up"},
 	}
+	schedulers := map[string]string{"nQoS": "none", "sQoS": "single:cpu", "mQoS": "mqos"}
 	for _, way := range web.Schedulings() {
+		note, live := mqosAssumed, [3]string{}
+		if flag := schedulers[way.Name]; flag != "" {
+			shares, err := w.liveShares(flag)
+			if why, missing := errors.AsType[impossible](err); missing {
+				note += "; live: " + why.Error()
+			} else if err != nil {
+				return nil, err
+			} else {
+				note += fmt.Sprintf("; live: a fifth of the clients, pages take %d times as long", mqosScale)
+				for k, s := range shares {
+					live[k] = fmt.Sprintf("%.1f / %.1f / %.1f", s[0], s[1], s[2])
+				}
+			}
+		}
 		made.panels = append(made.panels, bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), by[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
 		for k, name := range web.Resources() {
-			r := row{Figure: "mQoS 7", Quantity: name + " by " + way.Name + ", % by class", Paper: paper[way.Name][k], Note: mqosAssumed}
+			r := row{Figure: "mQoS 7", Quantity: name + " by " + way.Name + ", % by class", Paper: paper[way.Name][k], Live: live[k], Note: note}
 			r.Simulated = triple(by[way.Name], "%.1f", func(c web.VisitsOf) float64 { return 100 * c.Busy[k] })
 			if way.Literal {
 				r.Quantity, r.Note = name+" by mQoS as the paper has it, % by class", "it skips what does not fit, and grants deficits to all meanwhile"

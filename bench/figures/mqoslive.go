@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/tools/sim/web"
+)
+
+const (
+	// mqosScale is how much slower the live resources are than the simulated ones: a
+	// timer is late by a tenth of a millisecond.
+	mqosScale = 3
+	// Of the clients, and how long they ask before it is measured and while it is.
+	mqosClients            = 0.2
+	mqosWarmup, mqosLength = 8 * time.Second, 20 * time.Second
+)
+
+// website is one server whose three resources are timers, one request at a time each.
+type website struct {
+	resources [3]chan struct{}
+	busy      [3][3]atomic.Int64 // by class and resource, in ns
+}
+
+// ServeHTTP answers /CLASS/PAGE, numbers both, and reports what that took.
+func (s *website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	var class, page int
+	if _, err := fmt.Sscanf(r.URL.Path, "/%d/%d", &class, &page); err != nil || class >= 3 || page >= 3 {
+		http.NotFound(rw, r)
+		return
+	}
+	report := "TEXT "
+	for k, name := range web.Resources() {
+		work := time.Duration(web.Pages()[page].Work[k] * (.5 + rand.Float64()) * mqosScale * 1e9)
+		s.resources[k] <- struct{}{}
+		start := time.Now()
+		time.Sleep(work)
+		work = time.Since(start) // a timer's lateness is work, too
+		<-s.resources[k]
+		s.busy[class][k].Add(int64(work))
+		report += fmt.Sprintf("request_cost.%s=%g,", name, work.Seconds())
+	}
+	rw.Header().Set("Endpoint-Load-Metrics", strings.TrimSuffix(report, ","))
+}
+
+// liveShares is what percentage of each resource each class used of a live server behind
+// the daemon: by resource and class.
+func (w *harness) liveShares(scheduler string) (shares [3][3]float64, err error) {
+	ctx, end := context.WithCancel(w)
+	var running sync.WaitGroup
+	defer func() { end(); running.Wait() }()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return shares, err
+	}
+	site := &website{}
+	for k := range site.resources {
+		site.resources[k] = make(chan struct{}, 1)
+	}
+	serve := lifecycle.Serve(ln, &http.Server{Handler: site})
+	running.Go(func() { _ = serve(ctx) })
+	policy := fmt.Sprintf("[[server]]\nurl = \"http://%s\"\ncpu = 1\ndisk = 1\nnetwork = 1\n", ln.Addr())
+	for class, weight := range []int{6, 3, 1} {
+		policy += fmt.Sprintf("[[class]]\nname = \"c%d\"\nweight = %d\nwait = \"10m\"\nmatch = [{ path = \"/%d/\" }]\n", class+1, weight, class)
+		for page, p := range web.Pages() {
+			policy += fmt.Sprintf("[[cost]]\npath = \"/%d/%d\"\n", class, page)
+			for k, name := range web.Resources() {
+				policy += fmt.Sprintf("%s = %g\n", name, p.Work[k]*mqosScale)
+			}
+		}
+	}
+	at, stop, err := w.gateway(policy, "--scheduler", scheduler)
+	if err != nil {
+		return shares, err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	browser := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 1000}}
+	defer browser.CloseIdleConnections()
+	var failures atomic.Int64
+	for class := range 3 {
+		for page, p := range web.Pages() {
+			for range int(mqosClients * float64(p.Clients)) {
+				running.Go(func() {
+					for ctx.Err() == nil {
+						r, _ := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/%d/%d", at, class, page), nil)
+						resp, err := browser.Do(r)
+						if err != nil {
+							continue // the end, or counted by the server as nothing
+						}
+						_, _ = io.Copy(io.Discard, resp.Body)
+						resp.Body.Close()
+						if resp.StatusCode != http.StatusOK {
+							failures.Add(1)
+						}
+					}
+				})
+			}
+		}
+	}
+	var before [3][3]int64
+	for _, until := range []time.Duration{mqosWarmup, mqosLength} {
+		start := time.Now()
+		select {
+		case <-time.After(until):
+		case <-w.Done():
+			return shares, w.Err()
+		}
+		for class := range 3 {
+			for k := range 3 {
+				now := site.busy[class][k].Load()
+				shares[k][class] = 100 * float64(now-before[class][k]) / float64(time.Since(start))
+				before[class][k] = now
+			}
+		}
+	}
+	if n := failures.Load(); n > 0 {
+		return shares, fmt.Errorf("%d requests were refused", n)
+	}
+	return shares, nil
+}
