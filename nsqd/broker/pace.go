@@ -51,7 +51,7 @@ func (t *Topic) pacer() *pacer {
 		t.mu.pacer = nil
 	case t.mu.pacer == nil:
 		t.mu.pacer = &pacer{
-			level: fair.New(fair.Config{}), table: police.New(t.weights()),
+			level: fair.New(), table: police.New(t.weights()),
 			began: t.shared.now(), span: time.Second, least: math.MaxInt,
 		}
 	}
@@ -151,7 +151,7 @@ func (t *Topic) line(n int) int {
 func (t *Topic) endInterval(pc *pacer, now mono.Time) {
 	share := t.mu.core.Share()
 	if now.Sub(pc.began) > voidAfter*pc.span || share.Rate == 0 {
-		pc.level, pc.last = fair.New(fair.Config{}), fair.Advice{}
+		pc.level, pc.last = fair.New(), fair.Advice{}
 	} else {
 		pc.last = pc.level.Interval(now, share.Rate.PerSecond(), float64(pc.least), pc.span)
 	}

@@ -7,32 +7,13 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Config are the constants of a Level. Zero fields have the defaults.
-type Config struct {
-	// Drain is the paper's k_q: the part of the standing line that each
-	// interval takes off the capacity. Default 0.5.
-	Drain float64
-	// Room is the line that is not drained, and up to which Rate may rise, in
-	// intervals' worth of capacity. Default 0.05.
-	Room float64
-	// Near is how far below its advice a publisher has to stay to count as
-	// limited by itself. Default 0.9.
-	Near float64
-	// Rise is the most by which Rate grows from interval to interval. Default 1.1.
-	Rise float64
-}
-
-func (c Config) withDefaults() Config {
-	for _, d := range []struct {
-		field *float64
-		value float64
-	}{{&c.Drain, 0.5}, {&c.Room, 0.05}, {&c.Near, 0.9}, {&c.Rise, 1.1}} {
-		if *d.field == 0 {
-			*d.field = d.value
-		}
-	}
-	return c
-}
+// The constants of a Level.
+const (
+	drain = 0.5  // the paper's k_q: the part of the standing line that an interval takes off
+	slack = 0.05 // the line that is not drained, in intervals' worth of capacity
+	near  = 0.9  // of its advice: below, a publisher counts as limited by itself
+	rise  = 1.1  // most by which the rate grows from interval to interval
+)
 
 // The bounds of an interval: Span. longest is what the wire's 16 bits of
 // milliseconds hold.
@@ -96,11 +77,11 @@ type sums struct {
 	publishers, gaps  float64 // how many of known rate, and the sum of their mean gaps in seconds
 }
 
-func (s sums) mean(t sums) sums {
+// mix returns a part of s and a part of t.
+func (s sums) mix(a float64, t sums, b float64) sums {
 	return sums{
-		(s.messages + t.messages) / 2, (s.limited + t.limited) / 2,
-		(s.weights + t.weights) / 2, (s.greedy + t.greedy) / 2,
-		(s.publishers + t.publishers) / 2, (s.gaps + t.gaps) / 2,
+		a*s.messages + b*t.messages, a*s.limited + b*t.limited, a*s.weights + b*t.weights,
+		a*s.greedy + b*t.greedy, a*s.publishers + b*t.publishers, a*s.gaps + b*t.gaps,
 	}
 }
 
@@ -125,9 +106,6 @@ func (s sums) mean(t sums) sums {
 //
 // A Level is not safe for concurrent use.
 type Level struct {
-	// Set once.
-	cfg Config
-
 	// Of the interval under way. A message counts by these.
 	told   float64
 	span   float64 // seconds
@@ -147,7 +125,7 @@ type Level struct {
 }
 
 // New returns a Level that is not paced.
-func New(c Config) *Level { return &Level{cfg: c.withDefaults(), span: usual.Seconds()} }
+func New() *Level { return &Level{span: usual.Seconds()} }
 
 // Message counts a message of a publisher of a weight, above 0, and of a rate as
 // measured, this message included, in messages per second. A rate that is not
@@ -163,7 +141,7 @@ func (l *Level) Message(weight, rate float64) {
 	}
 	l.now.messages++
 	l.now.weights += weight * gap
-	if rate < l.cfg.Near*l.told*weight {
+	if rate < near*l.told*weight {
 		l.now.limited++
 	} else {
 		l.now.greedy += weight * gap
@@ -179,13 +157,8 @@ func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Dura
 	if !l.begun || passed <= 0 {
 		passed = ts.Seconds()
 	}
-	cur := sums{
-		l.now.messages / passed, l.now.limited / passed, l.now.weights / passed,
-		l.now.greedy / passed, l.now.publishers / passed, l.now.gaps / passed,
-	}
-	if l.begun {
-		l.smooth = l.smooth.mean(cur)
-	} else {
+	cur := l.now.mix(1/passed, sums{}, 0)
+	if l.smooth = l.smooth.mix(0.5, cur, 0.5); !l.begun {
 		l.smooth = cur
 	}
 	l.began, l.begun, l.now, l.span = now, true, sums{}, ts.Seconds()
@@ -244,7 +217,7 @@ func (l *Level) equal(capacity, queue, ts float64) float64 {
 
 // room is the capacity less what drains the line.
 func (l *Level) room(capacity, queue, ts float64) float64 {
-	return capacity - min(capacity/2, l.cfg.Drain*max(0, queue-l.cfg.Room*capacity*ts)/ts)
+	return capacity - min(capacity/2, drain*max(0, queue-slack*capacity*ts)/ts)
 }
 
 // adjust moves the rate of paced publishers to the water level.
@@ -259,8 +232,8 @@ func (l *Level) adjust(overload bool, capacity, queue, ts float64) {
 		l.rate = equal
 	case !l.rising:
 		l.rate = level
-	case queue <= l.cfg.Room*capacity*ts:
-		l.rate = min(level, l.cfg.Rise*l.rate)
+	case queue <= slack*capacity*ts:
+		l.rate = min(level, rise*l.rate)
 	}
 	if overload {
 		l.rate = min(l.rate, equal)

@@ -31,7 +31,7 @@ type fluid struct {
 }
 
 func newFluid(capacity float64, publishers ...*publisher) *fluid {
-	return &fluid{level: fair.New(fair.Config{}), capacity: capacity, ts: time.Second, publishers: publishers}
+	return &fluid{level: fair.New(), capacity: capacity, ts: time.Second, publishers: publishers}
 }
 
 func (f *fluid) step() fair.Advice {
@@ -74,7 +74,7 @@ func TestWeightsShareTheCapacity(t *testing.T) {
 }
 
 func TestNothingIsAllocatedForAMessage(t *testing.T) {
-	l, m, p := fair.New(fair.Config{}), fair.Meter{}, fair.NewPaper(0, 0)
+	l, m, p := fair.New(), fair.Meter{}, fair.NewPaper(0)
 	now := mono.Time(0)
 	if n := testing.AllocsPerRun(1000, func() {
 		now += 1e6

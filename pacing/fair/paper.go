@@ -14,8 +14,7 @@ import "time"
 // that the paper does not have: without a packet, γo stays; a packet without a
 // rate stands for one flow; the queue takes at most half of C t_s off.
 type Paper struct {
-	// Set once.
-	drain, theta float64
+	theta float64 // set once
 
 	// Of the interval under way.
 	bytes, other float64 // Σ s, with and without a header
@@ -26,15 +25,12 @@ type Paper struct {
 }
 
 // NewPaper returns a router that says overload where ρ is above theta, the
-// paper's 1 if theta is 0; drain is k_q, the paper's 0.5 if it is 0.
-func NewPaper(drain, theta float64) *Paper {
-	if drain == 0 {
-		drain = 0.5
-	}
+// paper's 1 if theta is 0.
+func NewPaper(theta float64) *Paper {
 	if theta == 0 {
 		theta = 1
 	}
-	return &Paper{drain: drain, theta: theta}
+	return &Paper{theta: theta}
 }
 
 // Packet counts a packet of size bytes of a flow of a ToS and of the rate that it
@@ -53,15 +49,14 @@ func (p *Paper) Other(size float64) { p.other += size }
 
 // Interval ends an interval of length ts and returns γo, in bytes per second and
 // unit of ToS, 0 before the first packet, and whether Num_ takes its place: the link
-// was overloaded.
-// capacity is in bytes per second, queueMin in bytes.
+// was overloaded. capacity is in bytes per second, queueMin in bytes.
 func (p *Paper) Interval(capacity, queueMin float64, ts time.Duration) (rate float64, overload bool) {
 	room := capacity * ts.Seconds()
 	if p.bytes > 0 {
 		g := p.bytes / (p.flows + p.fresh*ts.Seconds())
-		p.rate = min(capacity, g*max(room/2, room-p.drain*queueMin)/(p.bytes+p.other))
+		p.rate = min(capacity, g*max(room/2, room-drain*queueMin)/(p.bytes+p.other))
 	}
-	overload = p.bytes+p.other+p.drain*queueMin > p.theta*room
+	overload = p.bytes+p.other+drain*queueMin > p.theta*room
 	p.bytes, p.other, p.flows, p.fresh = 0, 0, 0, 0
 	return p.rate, overload
 }

@@ -127,7 +127,7 @@ func TestLevelScales(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		times := rapid.IntRange(2, 5).Draw(t, "times")
 		k := float64(times)
-		one, many, apart := fair.New(fair.Config{}), fair.New(fair.Config{}), fair.New(fair.Config{})
+		one, many, apart := fair.New(), fair.New(), fair.New()
 		now := mono.Time(0)
 		for range rapid.IntRange(1, 30).Draw(t, "intervals") {
 			for range rapid.IntRange(0, 20).Draw(t, "messages") {
@@ -199,7 +199,7 @@ func TestLevelOfPoissonSensors(t *testing.T) {
 		s.next = rng.ExpFloat64() / s.demand
 		fluids = append(fluids, &s.publisher)
 	}
-	level, want := fair.New(fair.Config{}), waterLevel(capacity, fluids)
+	level, want := fair.New(), waterLevel(capacity, fluids)
 	var a fair.Advice
 	queue, used, sum, intervals := 0.0, 0.0, 0.0, 0
 	for end := ts; end < seconds; end += ts {

@@ -169,7 +169,7 @@ func TestAdmit(t *testing.T) {
 
 // A publisher that pauses, and one that begins with a batch, are one publisher.
 func TestCountIsOfOnePublisher(t *testing.T) {
-	table, level := police.New(police.Weights{}), fair.New(fair.Config{})
+	table, level := police.New(police.Weights{}), fair.New()
 	p := table.Enter(client("a"))
 	now := mono.Time(0)
 	interval := func() fair.Advice {
@@ -197,7 +197,7 @@ func TestCountIsOfOnePublisher(t *testing.T) {
 }
 
 func TestNothingIsAllocatedForAMessage(t *testing.T) {
-	table, level := police.New(police.Weights{}), fair.New(fair.Config{})
+	table, level := police.New(police.Weights{}), fair.New()
 	p, now := table.Enter(client("a")), mono.Time(0)
 	if n := testing.AllocsPerRun(1000, func() {
 		now = now.Add(time.Millisecond)

@@ -91,8 +91,8 @@ func TestBucketAllocatesNothing(t *testing.T) {
 
 func TestWindow(t *testing.T) {
 	const rtt = 100 * time.Millisecond
-	whole := sender.NewWindow(sender.WindowConfig{Whole: true}, 2)
-	smooth := sender.NewWindow(sender.WindowConfig{Alpha: 1}, 2)
+	whole := sender.NewWindow(sender.WindowConfig{Packet: 1000, Whole: true}, 2)
+	smooth := sender.NewWindow(sender.WindowConfig{Alpha: 1, Packet: 1000}, 2)
 	for i := range 200 {
 		now := mono.Time(i) * mono.Time(rtt/10)
 		whole.Feedback(now, 18_000, false, rtt, rtt)

@@ -7,13 +7,11 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// WindowConfig are the constants of a Window. Zero fields have the defaults.
+// WindowConfig is what Windows differ in.
 type WindowConfig struct {
-	// Alpha is the paper's gain α, 0 to 1, which it does not state. Default 0.5.
+	// Alpha is the paper's gain α, 0 to 1, which it does not state; 0: 0.5.
 	Alpha float64
-	// Beta is what an overload leaves of the window. Default 0.875.
-	Beta float64
-	// Packet is the size of a packet in bytes. Default 1000.
+	// Packet is the size of a packet in bytes.
 	Packet float64
 	// Whole: the window is whole packets, at least one, as in the paper.
 	// Otherwise it is real, and its owner paces packets by Gap.
@@ -34,19 +32,15 @@ type Window struct {
 	next mono.Time // an overload counts
 }
 
-// minimum is the least real window, in packets: a flow goes on asking.
-const minimum = 0.01
+const (
+	beta    = 0.875 // what an overload leaves of a window
+	minimum = 0.01  // least real window, in packets: a flow goes on asking
+)
 
 // NewWindow returns a window of one packet for a flow of a ToS.
 func NewWindow(c WindowConfig, tos float64) *Window {
 	if c.Alpha == 0 {
 		c.Alpha = 0.5
-	}
-	if c.Beta == 0 {
-		c.Beta = 0.875
-	}
-	if c.Packet == 0 {
-		c.Packet = 1000
 	}
 	return &Window{cfg: c, tos: tos, cwnd: 1}
 }
@@ -61,7 +55,7 @@ func (w *Window) Feedback(now mono.Time, fair float64, overload bool, rtt, ts ti
 	case rtt <= 0 || ts <= 0 || now < w.next && overload:
 	case overload:
 		w.next = now.Add(rtt)
-		w.cwnd = max(minimum, w.cwnd*w.cfg.Beta)
+		w.cwnd = max(minimum, w.cwnd*beta)
 	case fair > 0:
 		target := fair * rtt.Seconds() * w.tos / w.cfg.Packet
 		// A step of more than the distance would overshoot where rtt is above t_s.

@@ -126,7 +126,7 @@ type Result struct {
 // Sample is the forward direction at a time, and in the time since the last.
 type Sample struct {
 	At          time.Duration
-	Queue       float64 // of the buffer
+	Queue       float64 // longest, of the buffer
 	Utilization float64
 	Throughput  []float64 // bits per second of the first flow of each of Config.ToS
 }

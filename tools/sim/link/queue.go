@@ -66,6 +66,7 @@ type wire struct {
 	empty   mono.Time // the queue is
 	last    mono.Time // a packet came
 	least   float64   // queue in the router's interval, bytes
+	peak    float64   // queue since the last sample, bytes
 	flying  ring
 	lost    ring
 	area    float64 // of the queue over time since from, byte seconds
@@ -83,6 +84,7 @@ func (w *wire) backlog(now mono.Time) float64 {
 // observe accounts for the time up to now.
 func (w *wire) observe(now mono.Time) {
 	w.least = min(w.least, w.backlog(now))
+	w.peak = max(w.peak, w.backlog(w.last))
 	if since := max(w.last, w.from); now > since {
 		a, b := w.backlog(since), w.backlog(now)
 		w.longest = max(w.longest, a)

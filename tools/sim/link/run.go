@@ -76,9 +76,9 @@ func Run(c Config) Result {
 		w := &wire{capacity: c.bytesPerSecond(), buffer: c.buffer(), half: c.RTT / 2, notice: c.RTT, from: s.from}
 		r := &router{wire: w, table: police.New(c.weights()), police: c.Police && way == 0, interval: c.RTT}
 		if c.Control == Level {
-			r.level = fair.New(fair.Config{})
+			r.level = fair.New()
 		} else {
-			r.paper = fair.NewPaper(0, c.Theta)
+			r.paper = fair.NewPaper(c.Theta)
 		}
 		s.routes[way] = r
 		s.at(mono.Time(c.RTT), event{kind: turns, way: way})
@@ -240,9 +240,11 @@ func (s *simulation) pump(f *flow) {
 
 func (s *simulation) sample() {
 	w := s.routes[0].wire
+	w.observe(s.now)
 	period, backlog := s.cfg.Sample.Seconds(), w.backlog(s.now)
 	left := w.total - s.before.total + s.before.backlog - backlog
-	sample := Sample{At: time.Duration(s.now), Queue: backlog / w.buffer, Utilization: left / period / w.capacity}
+	sample := Sample{At: time.Duration(s.now), Queue: w.peak / w.buffer, Utilization: left / period / w.capacity}
+	w.peak = backlog
 	s.before.total, s.before.backlog = w.total, backlog
 	for i, f := range s.shown {
 		sample.Throughput = append(sample.Throughput, 8*(f.ever-s.before.ever[i])/period)
