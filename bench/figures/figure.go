@@ -36,6 +36,11 @@ var figures = []figure{
 	{"jbq8", "JBQ: response times by JBQ", jbqBest},
 	{"jbqII", "JBQ: three clusters", jbqStatistics},
 	{"jbqIII", "JBQ: each server of the medium cluster", jbqServers},
+	{"iefxcp3", "IEFXCP: capacity", iefxcpCapacity},
+	{"iefxcp4", "IEFXCP: round-trip time", iefxcpRTT},
+	{"iefxcp5", "IEFXCP: short flows", iefxcpWeb},
+	{"iefxcp6", "IEFXCP: sudden change", iefxcpSudden},
+	{"liars", "IEFXCP: who claims a ToS that is not its own", liars},
 }
 
 func names() []string {

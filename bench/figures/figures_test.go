@@ -9,12 +9,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/sim/link"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
@@ -270,5 +272,29 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	fake("echo srtm: no broker came up >&2; exit 1\n")
 	if _, err := livePenalty(w); err == nil || !strings.Contains(err.Error(), "no broker came up") {
 		t.Errorf("without a report: %v", err)
+	}
+}
+
+// The paper's transport: what is listed of a sweep, and its panels.
+func TestSweepOfTransport(t *testing.T) {
+	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1}, "iefxcp3", &bytes.Buffer{})
+	made, by, err := w.sweep("3", "test", "Mb/s", []float64{5, 10}, func(c *link.Config, x float64) {
+		c.Capacity, c.Flows, c.RTT, c.Duration = x*1e6, 5, 20*time.Millisecond, 3*time.Second
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, control := range link.Controls() {
+		if got := by[control]; len(got) != 2 || got[1].ratios[4] < 5*got[1].ratios[0] || got[1].Utilization < 0.8 {
+			t.Errorf("%s: %+v", control, got)
+		}
+	}
+	if len(made.panels) != 3 || len(made.panels[0].rows) != 6 || len(made.panels[0].rows[0]) != len(made.panels[0].header) {
+		t.Errorf("panels %+v", made.panels)
+	}
+	for _, r := range common("3", "", "", by) {
+		if strings.Count(r.Simulated, ";") != 2 {
+			t.Errorf("row %+v", r)
+		}
 	}
 }

@@ -1,0 +1,304 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/tools/sim/link"
+)
+
+// The figures of the Improved EFXCP paper, by its rules literally, by the same with
+// paced packets, and by the water level of our brokers.
+
+// transport is the paper's basic setting, for so long that about a million packets
+// go each way, and a hundred round trips pass.
+func (w *harness) transport(control string, change func(*link.Config)) link.Config {
+	c := link.Config{
+		Capacity: 300e6, RTT: 60 * time.Millisecond, Flows: 50, ToS: []int{1, 2, 4, 8, 10},
+		Seed: w.seed, Control: control, Buffer: 1,
+	}
+	change(&c)
+	if c.Duration == 0 {
+		c.Duration = max(time.Duration(1e6*8000/c.Capacity*1e9), 100*c.RTT, 6*time.Second)
+		c.Duration = min(c.Duration, max(time.Minute, 100*c.RTT))
+	}
+	return c
+}
+
+// ratios are mean throughputs of honest flows by ToS, over the ideal one of ToS 1.
+func ratios(c link.Config, r link.Result, greedy bool) []float64 {
+	all := 0
+	for _, f := range r.Flows {
+		all += f.ToS
+	}
+	got := make([]float64, len(c.ToS))
+	for i, tos := range c.ToS {
+		n := 0.0
+		for _, f := range r.Flows {
+			if f.ToS == tos && f.Greedy == greedy {
+				got[i] += f.Throughput
+				n++
+			}
+		}
+		got[i] /= max(1, n) * c.Capacity / float64(all)
+	}
+	return got
+}
+
+// swept is what became of a control at an x.
+type swept struct {
+	ratios []float64
+	link.Result
+}
+
+// sweep simulates each control at each x, draws ratios, utilization and queue, and
+// returns what came of them by control and x.
+func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(c *link.Config, x float64)) (made *work, by map[string][]swept, err error) {
+	controls := link.Controls()
+	got := make([]swept, len(controls)*len(xs))
+	err = w.each(len(got), func(i int) error {
+		c := w.transport(controls[i/len(xs)], func(c *link.Config) { change(c, xs[i%len(xs)]) })
+		if err := c.Validate(); err != nil {
+			return err
+		}
+		r := link.Run(c)
+		got[i] = swept{ratios(c, r, false), r}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	a := panel{id: "iefxcp" + figure + "a", title: "IEFXCP " + figure + "(a): " + title, xLabel: xLabel, yLabel: "throughput over the ideal one of ToS 1", logX: true}
+	b := panel{id: "iefxcp" + figure + "b", title: "IEFXCP " + figure + "(b): utilization", xLabel: xLabel, yLabel: "%", logX: true}
+	q := panel{id: "iefxcp" + figure + "c", title: "IEFXCP " + figure + "(c): mean queue", xLabel: xLabel, yLabel: "% of the buffer", logX: true, logY: true}
+	a.header = strings.Split("x,control,tos1,tos2,tos4,tos8,tos10,utilization,queue_mean,queue_max,drops", ",")
+	b.header, q.header = []string{"x", "control", "utilization_percent"}, []string{"x", "control", "queue_mean_percent"}
+	by = make(map[string][]swept)
+	for k, control := range controls {
+		by[control] = got[k*len(xs) : (k+1)*len(xs)]
+		utilization, queue := series{name: control}, series{name: control}
+		shares := make([]series, 5)
+		for i, s := range by[control] {
+			for j, tos := range []string{"1", "2", "4", "8", "10"} {
+				shares[j].name = control + ", ToS " + tos
+				shares[j].add(xs[i], s.ratios[j], 0, "")
+			}
+			utilization.add(xs[i], 100*s.Utilization, 0, "")
+			queue.add(xs[i], 100*s.QueueMean, 0, "")
+			lead := []string{number(xs[i]), control}
+			rest := numbers(append(s.ratios, s.Utilization, s.QueueMean, s.QueueMax, float64(s.Drops))...)
+			a.rows = append(a.rows, append(lead[:2:2], rest...))
+			b.rows = append(b.rows, append(lead[:2:2], number(100*s.Utilization)))
+			q.rows = append(q.rows, append(lead[:2:2], number(100*s.QueueMean)))
+		}
+		b.series, q.series = append(b.series, utilization), append(q.series, queue)
+		if control != link.Paced {
+			a.series = append(a.series, shares...)
+		}
+	}
+	return &work{panels: []panel{a, b, q}}, by, nil
+}
+
+// listed is a value of each control, in a cell.
+func listed(value func(control string) string) string {
+	all := make([]string, len(link.Controls()))
+	for i, control := range link.Controls() {
+		all[i] = control + " " + value(control)
+	}
+	return strings.Join(all, "; ")
+}
+
+// common are the rows of a sweep: the worst deviation from 1:2:4:8:10, the lowest
+// utilization, and the queues.
+func common(figure, ratio, queue string, by map[string][]swept) []row {
+	name := "IEFXCP " + figure
+	worst := func(of func(s swept) float64, pick func(a, b float64) float64) string {
+		return listed(func(control string) string {
+			v := of(by[control][0])
+			for _, s := range by[control][1:] {
+				v = pick(v, of(s))
+			}
+			return fmt.Sprintf("%.2f", v)
+		})
+	}
+	off := func(s swept) float64 { // from the mean per ToS
+		sum, most := 0.0, 0.0
+		tos := []float64{1, 2, 4, 8, 10}
+		for i, r := range s.ratios {
+			sum += r / tos[i] / 5
+		}
+		for i, r := range s.ratios {
+			most = max(most, math.Abs(r/tos[i]/sum-1))
+		}
+		return 100 * most
+	}
+	return []row{
+		{Figure: name, Quantity: "shares off 1:2:4:8:10, worst, %", Paper: ratio, Simulated: worst(off, math.Max)},
+		{Figure: name, Quantity: "utilization, lowest, %", Paper: "high", Simulated: worst(func(s swept) float64 { return 100 * s.Utilization }, math.Min)},
+		{Figure: name, Quantity: "mean queue, longest, % of the buffer", Paper: queue, Simulated: worst(func(s swept) float64 { return 100 * s.QueueMean }, math.Max)},
+		{Figure: name, Quantity: "longest queue, % of the buffer", Paper: "1-3 %; 5 % among short flows", Simulated: worst(func(s swept) float64 { return 100 * s.QueueMax }, math.Max)},
+	}
+}
+
+// iefxcpCapacity is figure 3, and what the paper does not have: the degree of
+// congestion at which a router says overload.
+func iefxcpCapacity(w *harness) (*work, error) {
+	xs := []float64{25, 50, 100, 300, 1000, 2000, 4000}
+	made, by, err := w.sweep("3", "throughput by capacity", "Mb/s", xs, func(c *link.Config, x float64) { c.Capacity = x * 1e6 })
+	if err != nil {
+		return nil, err
+	}
+	made.rows = append(common("3", "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", "“almost below 1 %”", by), row{
+		Figure: "IEFXCP 3(a)", Quantity: "ToS 1 over its ideal at 25, 50 and 300 Mb/s", Paper: "dips at 25 and 50",
+		Simulated: listed(func(control string) string {
+			s := by[control]
+			return fmt.Sprintf("%.2f, %.2f, %.2f", s[0].ratios[0], s[1].ratios[0], s[3].ratios[0])
+		}),
+		Note: "the window is 0.75 packets at 25 Mb/s, of which whole windows make 1, and 1.5 at 50, of which they make 1",
+	})
+	thetas := []float64{0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5}
+	results := make([]link.Result, 2*len(thetas))
+	err = w.each(len(results), func(i int) error {
+		results[i] = link.Run(w.transport(link.Controls()[i/len(thetas)], func(c *link.Config) { c.Theta = thetas[i%len(thetas)] }))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	p := panel{id: "iefxcp3theta", title: "IEFXCP: overload where ρ > θ, 300 Mb/s", xLabel: "θ", yLabel: "%", header: []string{"theta", "control", "utilization", "queue_mean", "queue_max"}}
+	for k, control := range link.Controls()[:2] {
+		u, q := series{name: control + ", utilization"}, series{name: control + ", mean queue"}
+		var cells []string
+		for i, theta := range thetas {
+			r := results[k*len(thetas)+i]
+			u.add(theta, 100*r.Utilization, 0, "")
+			q.add(theta, 100*r.QueueMean, 0, "")
+			p.rows = append(p.rows, append([]string{number(theta), control}, numbers(r.Utilization, r.QueueMean, r.QueueMax)...))
+			cells = append(cells, fmt.Sprintf("%v: %.1f, %.2f", theta, 100*r.Utilization, 100*r.QueueMean))
+		}
+		p.series = append(p.series, u, q)
+		made.rows = append(made.rows, row{
+			Figure: "IEFXCP θ", Quantity: "utilization and mean queue, %, by the ρ above which overload is said: " + control,
+			Paper: "θ = 1", Simulated: strings.Join(cells, "; "), Note: "300 Mb/s, 60 ms",
+		})
+	}
+	made.panels = append(made.panels, p)
+	return made, nil
+}
+
+// iefxcpRTT is figure 4.
+func iefxcpRTT(w *harness) (*work, error) {
+	xs := []float64{12, 30, 60, 120, 300, 800, 1200}
+	made, by, err := w.sweep("4", "throughput by RTT", "ms", xs, func(c *link.Config, x float64) { c.RTT = time.Duration(x * 1e6) })
+	if err == nil {
+		made.rows = common("4", "as in 3", "low; 1-3 % variation above 1000 ms", by)
+	}
+	return made, err
+}
+
+// iefxcpWeb is figure 5.
+func iefxcpWeb(w *harness) (*work, error) {
+	xs := []float64{1, 10, 50, 200, 500, 1000}
+	made, by, err := w.sweep("5", "throughput among short flows", "short flows/s", xs, func(c *link.Config, x float64) { c.Web = x })
+	if err == nil {
+		made.rows = common("5", "“excellent”", "low; 1-5 % at 200/s", by)
+		made.rows[0].Note = "of the long flows among themselves; short ones are of ToS 1"
+	}
+	return made, err
+}
+
+// iefxcpSudden is figure 6.
+func iefxcpSudden(w *harness) (*work, error) {
+	controls := link.Controls()
+	results := make([]link.Result, len(controls))
+	err := w.each(len(controls), func(i int) error {
+		results[i] = link.Run(w.transport(controls[i], func(c *link.Config) {
+			c.Duration, c.Sample, c.Join, c.From, c.To = time.Minute, 500*time.Millisecond, 50, 20*time.Second, 40*time.Second
+		}))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	made := &work{}
+	u := panel{id: "iefxcp6b", title: "IEFXCP 6(b): utilization", xLabel: "s", yLabel: "%", header: []string{"s", "control", "utilization", "queue", "tos1_bps", "tos2_bps", "tos4_bps", "tos8_bps", "tos10_bps"}}
+	q := panel{id: "iefxcp6c", title: "IEFXCP 6(c): longest queue of each half second", xLabel: "s", yLabel: "% of the buffer", header: []string{"s", "control", "queue"}}
+	peak, drained, lowest, settled := map[string]float64{}, map[string]time.Duration{}, map[string]float64{}, map[string]string{}
+	for k, control := range controls {
+		a := panel{id: "iefxcp6a-" + control, title: "IEFXCP 6(a): throughput, " + control, xLabel: "s", yLabel: "Mb/s", header: []string{"s", "tos", "mbps"}}
+		us, qs, flows := series{name: control}, series{name: control}, make([]series, 5)
+		lowest[control] = 1
+		share, n := 0.0, 0.0
+		for _, s := range results[k].Series {
+			at := s.At.Seconds()
+			us.add(at, 100*s.Utilization, 0, "")
+			qs.add(at, 100*s.Queue, 0, "")
+			u.rows = append(u.rows, append([]string{number(at), control}, numbers(append([]float64{s.Utilization, s.Queue}, s.Throughput...)...)...))
+			q.rows = append(q.rows, []string{number(at), control, number(s.Queue)})
+			for i, tos := range []string{"1", "2", "4", "8", "10"} {
+				flows[i].name = "ToS " + tos
+				flows[i].add(at, s.Throughput[i]/1e6, 0, "")
+				a.rows = append(a.rows, []string{number(at), tos, number(s.Throughput[i] / 1e6)})
+			}
+			if at > 20 && at <= 40 && s.Queue > peak[control] {
+				peak[control] = s.Queue
+			}
+			if at > 20 && at <= 40 && s.Queue > 0.1 {
+				drained[control] = s.At - 20*time.Second
+			}
+			if at > 10 {
+				lowest[control] = min(lowest[control], s.Utilization)
+			}
+			if at > 35 && at <= 40 {
+				share, n = share+s.Throughput[4], n+1
+			}
+		}
+		settled[control] = fmt.Sprintf("%.2f", share/n/(10*300e6/500))
+		a.series = flows
+		u.series, q.series = append(u.series, us), append(q.series, qs)
+		made.panels = append(made.panels, a)
+	}
+	made.panels = append(made.panels, u, q)
+	percent := func(of map[string]float64) string {
+		return listed(func(control string) string { return fmt.Sprintf("%.1f", 100*of[control]) })
+	}
+	made.rows = []row{
+		{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapts quickly”", Simulated: listed(func(c string) string { return settled[c] })},
+		{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: percent(lowest)},
+		{Figure: "IEFXCP 6(c)", Quantity: "longest queue after 50 joined, % of the buffer", Paper: "a sudden rise", Simulated: percent(peak)},
+		{Figure: "IEFXCP 6(c)", Quantity: "last half second with more than 10 %, s after they joined", Paper: "“drained quickly”", Simulated: listed(func(c string) string { return fmt.Sprintf("%.1f", drained[c].Seconds()) })},
+	}
+	return made, nil
+}
+
+// liars is the paper's next work: five flows, one of each ToS, claim 255.
+func liars(w *harness) (*work, error) {
+	made := &work{panels: []panel{{id: "liars", header: []string{"control", "police", "liars_part", "honest_part", "utilization", "queue_mean", "drops"}}}}
+	for _, control := range link.Controls() {
+		cells, table := make([]string, 2), make([][]string, 2)
+		err := w.each(2, func(i int) error {
+			c := w.transport(control, func(c *link.Config) { c.Greedy, c.Police = 5, i == 1 })
+			r := link.Run(c)
+			part := func(greedy bool) (sum float64) {
+				for j, v := range ratios(c, r, greedy) {
+					sum += v / float64(c.ToS[j]) / 5
+				}
+				return sum
+			}
+			cells[i] = fmt.Sprintf("%.2f, %.2f", part(true), part(false))
+			table[i] = append([]string{control, yes(c.Police)}, numbers(part(true), part(false), r.Utilization, r.QueueMean, float64(r.Drops))...)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		made.panels[0].rows = append(made.panels[0].rows, table...)
+		made.rows = append(made.rows, row{
+			Figure: "IEFXCP, liars", Quantity: "what liars and the honest have of their parts: " + control, Paper: "“our next work”",
+			Simulated: "without police " + cells[0] + "; with it " + cells[1], Note: "5 flows of 50, one of each ToS, claim 255",
+		})
+	}
+	return made, nil
+}
