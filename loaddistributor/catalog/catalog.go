@@ -247,7 +247,7 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 		if i := t.member(e.ID); moved && i >= 0 {
 			members := slices.Clone(t.placement.members)
 			members[i] = b.endpoint()
-			t.placement = &Placement{epoch: c.epoch(), members: members, spread: t.placement.spread}
+			t.placement = &Placement{epoch: c.epoch(), members: members, spread: t.placement.spread, paced: t.placement.paced}
 			effects = append(effects, PlacementChanged{name})
 		}
 	}
@@ -365,7 +365,7 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 
 	t.created = c.version
 	t.prepared = make([]bool, len(members))
-	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread}
+	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread, paced: e.Spec.Pacing.on()}
 	c.insert(t)
 	delete(c.contracts, name) // the new contract replaces the old one
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, Preparing, ""}}, nil

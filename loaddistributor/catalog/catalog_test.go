@@ -101,6 +101,8 @@ func TestSpecEqual(t *testing.T) {
 		func(s *Spec) { s.OverLimit = Reject },
 		func(s *Spec) { s.Policy = placement.Conc },
 		func(s *Spec) { s.ShareRule = "proportional" },
+		func(s *Spec) { s.Pacing = PacingPolice },
+		func(s *Spec) { s.Demand.Groups[0].Weight = 2 },
 		func(s *Spec) { s.Channels = append(s.Channels, "d") },
 	} {
 		s := base()

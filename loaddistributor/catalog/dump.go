@@ -147,7 +147,7 @@ func (c *Catalog) load(d TopicDump) error {
 	for _, id := range d.Retiring {
 		t.retiring[id] = true
 	}
-	t.placement = &Placement{epoch: d.Epoch, spread: spread}
+	t.placement = &Placement{epoch: d.Epoch, spread: spread, paced: d.Spec.Pacing.on()}
 	for _, id := range t.holders() {
 		if c.brokers[id] == nil {
 			return wrong("it is on broker %q, which is not known", id)

@@ -130,7 +130,7 @@ func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {
 		b.retiring[e.Topic] = true
 	}
 	t.spec, t.plan, t.prepared, t.next = n.Spec, n.Plan, n.prepared, nil
-	t.placement = &Placement{epoch: c.epoch(), members: c.endpoints(n.Plan), spread: n.spread}
+	t.placement = &Placement{epoch: c.epoch(), members: c.endpoints(n.Plan), spread: n.spread, paced: n.Spec.Pacing.on()}
 	return append([]Effect{PlacementChanged(e)}, c.changes(before)...), nil
 }
 

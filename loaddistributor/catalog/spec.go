@@ -17,6 +17,18 @@ const (
 	Reject
 )
 
+// Pacing is what brokers do about publishers that send more than their part.
+type Pacing string
+
+// The modes; "": the broker's own.
+const (
+	PacingOff    Pacing = "off"
+	PacingAdvise Pacing = "advise"
+	PacingPolice Pacing = "police"
+)
+
+func (p Pacing) on() bool { return p == PacingAdvise || p == PacingPolice }
+
 // SLO: a fraction Quantile, in (0, 1), of a topic's messages is delivered
 // within Latency, above 0.
 type SLO struct {
@@ -32,6 +44,7 @@ type Spec struct {
 	OverLimit OverLimit
 	// Placement policy and share rule, by name, resolved: never empty.
 	Policy, ShareRule string
+	Pacing            Pacing
 	Channels          []string
 	Tenant            string // whose it is; "": an operator's
 }
@@ -42,7 +55,7 @@ func (s *Spec) Name() string { return s.Demand.Topic }
 // Equal reports whether both order the same. The order of publishers matters:
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
-	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule &&
+	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule && s.Pacing == o.Pacing &&
 		slices.Equal(s.Channels, o.Channels)
 }
 
@@ -66,6 +79,7 @@ type Assignment struct {
 	Epoch uint64
 	// Unknown: the topic does not have the publisher. Only of Placement.Of.
 	Unknown bool
+	Paced   bool // it may ask what it may send
 }
 
 // Placement is where the publishers of a topic go. It is immutable: a change
@@ -75,6 +89,7 @@ type Placement struct {
 	epoch   uint64
 	members []Endpoint
 	spread  *spread
+	paced   bool // publishers may ask what they may send
 }
 
 // spread is the part of a Placement that outlives a change of addresses.
@@ -105,7 +120,7 @@ func (p *Placement) Len() int { return len(p.spread.ids) }
 
 // At returns the assignment of publisher i, 0 <= i < Len.
 func (p *Placement) At(i int) Assignment {
-	a := Assignment{Publisher: p.spread.ids[i], Epoch: p.epoch}
+	a := Assignment{Publisher: p.spread.ids[i], Epoch: p.epoch, Paced: p.paced}
 	if m := p.spread.member[i]; m != unplaced {
 		a.Endpoint = p.members[m]
 	}

@@ -270,7 +270,12 @@ func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<
 	order := &srtmv1.PrepareTopic{
 		Request: number, Topic: topic, Channels: prepare.Channels,
 		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
-		OverLimit: overLimit(prepare.OverLimit),
+		OverLimit: overLimit(prepare.OverLimit), Pacing: PacingProto(prepare.Pacing),
+	}
+	for _, g := range prepare.Demand.Groups {
+		if g.Weight > 0 {
+			order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
+		}
 	}
 	if is, _ := st.next.Topic(topic); is.Created > 0 {
 		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
@@ -295,6 +300,19 @@ func overLimit(o catalog.OverLimit) srtmv1.OverLimitPolicy {
 		return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
 	}
 	return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
+}
+
+// PacingProto is the API's mode.
+func PacingProto(p catalog.Pacing) srtmv1.PacingMode {
+	switch p {
+	case catalog.PacingOff:
+		return srtmv1.PacingMode_PACING_MODE_OFF
+	case catalog.PacingAdvise:
+		return srtmv1.PacingMode_PACING_MODE_ADVISE
+	case catalog.PacingPolice:
+		return srtmv1.PacingMode_PACING_MODE_POLICE
+	}
+	return srtmv1.PacingMode_PACING_MODE_UNSPECIFIED
 }
 
 // HostPort splits an address that others dial.

@@ -40,10 +40,13 @@ type Group struct {
 	Count int
 	Rate  float64 // of each publisher
 	Batch int     // of each publisher
+	// Weight is of each publisher where the topic is paced, in [1, 255]; 0 means 1. It
+	// decides no placement.
+	Weight int
 }
 
-// name is what the ids of g's publishers begin with.
-func (g Group) name() string {
+// Name is what the ids of g's publishers begin with.
+func (g Group) Name() string {
 	if g.Key == "" {
 		return "pool"
 	}
@@ -139,7 +142,7 @@ func (d Demand) Expand() []Publisher {
 	all := make([]Publisher, 0, d.count())
 	all = append(all, d.Publishers...)
 	for _, g := range d.Groups {
-		prefix := g.name() + "."
+		prefix := g.Name() + "."
 		for i := range g.Count {
 			all = append(all, Publisher{ID: prefix + strconv.Itoa(i), Key: g.Key, Rate: g.Rate, Batch: g.Batch})
 		}
@@ -207,15 +210,15 @@ func (d Demand) faults() (faults FieldErrors) {
 	byName := make(map[string]int, len(d.Groups))
 	for i, g := range d.Groups {
 		at := item{"groups", i}
-		if first, twice := byName[g.name()]; twice {
-			faults.add(at.field("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.name(), first)
+		if first, twice := byName[g.Name()]; twice {
+			faults.add(at.field("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.Name(), first)
 		} else {
-			byName[g.name()] = i
+			byName[g.Name()] = i
 		}
 		if g.Count < 1 || g.Count > MaxPublishers {
 			faults.add(at.field("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
 		} else {
-			if last := len(g.name()) + len(strconv.Itoa(g.Count-1)) + 1; last > MaxID {
+			if last := len(g.Name()) + len(strconv.Itoa(g.Count-1)) + 1; last > MaxID {
 				faults.add(at.field("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
 			}
 			count += g.Count

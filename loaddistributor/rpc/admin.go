@@ -287,10 +287,10 @@ func quotaProto(q placement.Quota) *srtmv1.BrokerQuota {
 func specProto(s *catalog.Spec, publishers bool) *srtmv1.TopicSpec {
 	p := &srtmv1.TopicSpec{
 		Name: s.Name(), Contract: controller.ContractProto(s),
-		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule,
+		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule, Pacing: controller.PacingProto(s.Pacing),
 	}
 	for _, g := range s.Demand.Groups {
-		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch)})
+		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch), Weight: uint32(g.Weight)})
 	}
 	if publishers {
 		for _, one := range s.Demand.Publishers {
@@ -339,7 +339,7 @@ func (s *Server) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServ
 
 func assignmentProto(a catalog.Assignment) *srtmv1.Assignment {
 	return &srtmv1.Assignment{
-		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, Epoch: a.Epoch, Unknown: a.Unknown,
+		PublisherId: a.Publisher, BrokerId: a.Broker, TcpAddress: a.TCPAddress, HttpAddress: a.HTTPAddress, Epoch: a.Epoch, Unknown: a.Unknown, Pacing: a.Paced,
 	}
 }
 

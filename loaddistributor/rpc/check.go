@@ -3,6 +3,7 @@ package rpc
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -87,7 +88,10 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	spec.Demand.Groups = make([]placement.Group, len(p.Groups))
 	for i, one := range p.Groups {
 		spec.Demand.Groups[i] = placement.Group{
-			Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()),
+			Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()), Weight: int(one.GetWeight()),
+		}
+		if one.GetWeight() > math.MaxUint8 {
+			bad.Add(fmt.Sprintf("spec.groups[%d].weight", i), "%d, at most %d", one.GetWeight(), math.MaxUint8)
 		}
 	}
 	var fields placement.FieldErrors
@@ -113,10 +117,21 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 			seen[name] = true
 		}
 	}
+	mode, known := pacingOf[p.Pacing]
+	if spec.Pacing = mode; !known {
+		bad.Add("spec.pacing", "%d is no mode", p.Pacing)
+	}
 	if !slices.Contains(share.Rules(), spec.ShareRule) {
 		bad.Add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
 	}
 	return spec, bad.Err()
+}
+
+var pacingOf = map[srtmv1.PacingMode]catalog.Pacing{
+	srtmv1.PacingMode_PACING_MODE_UNSPECIFIED: "",
+	srtmv1.PacingMode_PACING_MODE_OFF:         catalog.PacingOff,
+	srtmv1.PacingMode_PACING_MODE_ADVISE:      catalog.PacingAdvise,
+	srtmv1.PacingMode_PACING_MODE_POLICE:      catalog.PacingPolice,
 }
 
 // checkUpdate returns all faults of a request but those of the specification that it

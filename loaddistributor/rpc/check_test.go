@@ -28,7 +28,7 @@ func good() *srtmv1.CreateTopicRequest {
 			},
 			Publishers:      []*srtmv1.Publisher{{Id: "p", CorrelationKey: "g", Rate: 1.5, Batch: 3}},
 			Groups:          []*srtmv1.PublisherGroup{{Key: "g", Count: 9, Rate: 10}, {Count: 2, Rate: 1, Batch: 2}},
-			PlacementPolicy: "conc", ShareRule: "proportional", Channels: []string{"a", "b"},
+			PlacementPolicy: "conc", ShareRule: "proportional", Pacing: srtmv1.PacingMode_PACING_MODE_POLICE, Channels: []string{"a", "b"},
 		},
 	}
 }
@@ -45,7 +45,7 @@ func TestAGoodRequest(t *testing.T) {
 			Groups:     []placement.Group{{Key: "g", Count: 9, Rate: 10}, {Count: 2, Rate: 1, Batch: 2}},
 		},
 		SLO: catalog.SLO{Quantile: 0.99, Latency: 5 * time.Millisecond}, OverLimit: catalog.Reject,
-		Policy: "conc", ShareRule: "proportional", Channels: []string{"a", "b"},
+		Policy: "conc", ShareRule: "proportional", Pacing: catalog.PacingPolice, Channels: []string{"a", "b"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -121,6 +121,8 @@ func TestFaultsOfARequest(t *testing.T) {
 		}, []string{"spec.publishers"}},
 		{"no such policy", func(s *spec) { s.PlacementPolicy = "best" }, []string{"spec.placement_policy"}},
 		{"no such rule", func(s *spec) { s.ShareRule = "best" }, []string{"spec.share_rule"}},
+		{"no such pacing", func(s *spec) { s.Pacing = 9 }, []string{"spec.pacing"}},
+		{"a weight that is too great", func(s *spec) { s.Groups[1].Weight = 256 }, []string{"spec.groups[1].weight"}},
 		{"bad channels", func(s *spec) { s.Channels = []string{"a", "", "a", "x y"} }, []string{"spec.channels[1]", "spec.channels[2]", "spec.channels[3]"}},
 		{"too many channels", func(s *spec) { s.Channels = make([]string, MaxChannels+1) }, []string{"spec.channels"}},
 		{"everything at once", func(s *spec) {

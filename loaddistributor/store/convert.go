@@ -142,13 +142,13 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 	p := &journal.Spec{
 		Name: s.Demand.Topic, RateMilli: s.Demand.RateMilli, Rate: s.Demand.Rate, Burst: s.Demand.Burst,
 		Quantile: s.SLO.Quantile, LatencyNs: int64(s.SLO.Latency), Reject: s.OverLimit == catalog.Reject,
-		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels, Tenant: s.Tenant,
+		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels, Pacing: string(s.Pacing), Tenant: s.Tenant,
 	}
 	for _, one := range s.Demand.Publishers {
 		p.Publishers = append(p.Publishers, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
 	}
 	for _, one := range s.Demand.Groups {
-		p.Groups = append(p.Groups, &journal.Group{Key: one.Key, Count: int64(one.Count), Rate: one.Rate, Batch: int64(one.Batch)})
+		p.Groups = append(p.Groups, &journal.Group{Key: one.Key, Count: int64(one.Count), Rate: one.Rate, Batch: int64(one.Batch), Weight: uint32(one.Weight)})
 	}
 	return p
 }
@@ -162,7 +162,7 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	s := &catalog.Spec{
 		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst},
 		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNs)},
-		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels, Tenant: p.Tenant,
+		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels, Pacing: catalog.Pacing(p.Pacing), Tenant: p.Tenant,
 	}
 	if p.Reject {
 		s.OverLimit = catalog.Reject
@@ -171,7 +171,7 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 		s.Demand.Publishers = append(s.Demand.Publishers, placement.Publisher{ID: one.GetId(), Key: one.GetKey(), Rate: one.GetRate(), Batch: int(one.GetBatch())})
 	}
 	for _, one := range p.Groups {
-		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch())})
+		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()), Weight: int(one.GetWeight())})
 	}
 	if err := s.Demand.Validate(); err != nil {
 		return nil, fmt.Errorf("topic %q: %w", p.Name, err)

@@ -21,6 +21,10 @@ type Node interface {
 	// the operator who creates the topic.
 	Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error
 
+	// Pace replaces what a prepared topic does about publishers that send more than
+	// their part, and what the groups of them may weigh.
+	Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.PublisherGroup)
+
 	// Identity returns what the topic was last prepared with; nil: it has none, or
 	// there is no such topic.
 	Identity(topic string) *srtmv1.TopicIdentity

@@ -337,6 +337,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	if err := o.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {
 		return err
 	}
+	o.node.Pace(p.Topic, p.Pacing, p.Weights)
 	if len(p.Record) > 0 {
 		o.keep(p.Topic, p.Record)
 	}

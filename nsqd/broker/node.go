@@ -3,12 +3,14 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -52,6 +54,23 @@ func (n *Node) Prepare(topic string, channels []string, slo time.Duration, quant
 		}
 	}
 	return nil
+}
+
+// Pace is Topic.SetPacing.
+func (n *Node) Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.PublisherGroup) {
+	t, err := n.broker().Topic([]byte(topic))
+	if err != nil {
+		return // deleted since it was prepared
+	}
+	modes := map[srtmv1.PacingMode]PaceMode{
+		srtmv1.PacingMode_PACING_MODE_OFF: PaceOff, srtmv1.PacingMode_PACING_MODE_ADVISE: PaceAdvise,
+		srtmv1.PacingMode_PACING_MODE_POLICE: PacePolice,
+	}
+	groups := make([]police.Group, 0, len(weights))
+	for _, g := range weights {
+		groups = append(groups, police.Group{Key: g.GetKey(), Count: int(g.GetCount()), Weight: uint8(min(g.GetWeight(), math.MaxUint8))})
+	}
+	t.SetPacing(modes[mode], groups)
 }
 
 // Identity returns what Prepare was last given for a topic; nil: nothing, or there is

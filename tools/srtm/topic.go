@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -25,7 +26,7 @@ import (
 
 func topicCommand() *cobra.Command {
 	return parent("topic", "Topics and their contracts", "",
-		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicUpdateCommand(), topicMoveCommand(), topicDeleteCommand())
+		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicUpdateCommand(), topicMoveCommand(), topicPaceCommand(), topicDeleteCommand())
 }
 
 // newTopic is what `topic create` was told.
@@ -38,6 +39,7 @@ type newTopic struct {
 	overLimit   string
 	policy      string
 	shareRule   string
+	pacing      string
 	groups      []string
 	publishers  []string
 	channels    []string
@@ -54,9 +56,9 @@ func topicCreateCommand() *cobra.Command {
 --burst messages, and an SLO, by default that 99 % of its messages are delivered
 within 1 ms. It returns when publishers may connect.
 
-Publishers are declared in groups, KEY:COUNT:RATE[:BATCH], where KEY is the
-correlation key of publishers that tend to send together (empty: none) and RATE
-is each publisher's in msg/s; or one by one, ID:KEY:RATE[:BATCH]. A group's
+Publishers are declared in groups, KEY:COUNT:RATE[:BATCH[:WEIGHT]], where KEY is the
+correlation key of publishers that tend to send together (empty: none), RATE is each
+publisher's in msg/s and WEIGHT, 1 to 255, its part where the topic is paced; or one by one, ID:KEY:RATE[:BATCH]. A group's
 publishers have the ids KEY.0, KEY.1, ... (pool.0, ... without a key).
 
 --file reads the whole specification as JSON, the TopicSpec of the API or what srtm
@@ -107,6 +109,62 @@ func topicMoveCommand() *cobra.Command {
 	return cmd
 }
 
+var pacingModes = map[string]srtmv1.PacingMode{
+	"": srtmv1.PacingMode_PACING_MODE_UNSPECIFIED, "off": srtmv1.PacingMode_PACING_MODE_OFF,
+	"advise": srtmv1.PacingMode_PACING_MODE_ADVISE, "police": srtmv1.PacingMode_PACING_MODE_POLICE,
+}
+
+func pacingText(m srtmv1.PacingMode) string {
+	if m == srtmv1.PacingMode_PACING_MODE_UNSPECIFIED {
+		return "as each broker's --pacing"
+	}
+	return strings.ToLower(strings.TrimPrefix(m.String(), "PACING_MODE_"))
+}
+
+func topicPaceCommand() *cobra.Command {
+	var mode string
+	cmd := leaf(&cobra.Command{
+		Use:   "pace NAME",
+		Short: "Show or set what is done about publishers that send more than their part",
+		Long: `pace shows how the topic's publishers are paced and what its groups weigh; with --mode
+it sets that. What they are told now, each broker has in /stats?format=json.`,
+		Example: `  srtm topic pace sensors --mode police`,
+		Args:    oneName,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if _, known := pacingModes[mode]; !known {
+				return usagef("--mode %q is neither off, advise nor police", mode)
+			}
+			return nil
+		},
+	}, func(x *call) error {
+		name, topic := x.args[0], (*srtmv1.Topic)(nil)
+		if x.cmd.Flags().Changed("mode") {
+			r, err := x.admin.UpdateTopic(x.ctx, &srtmv1.UpdateTopicRequest{
+				Spec:       &srtmv1.TopicSpec{Name: name, Pacing: pacingModes[mode]},
+				UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"pacing"}},
+			})
+			if err != nil {
+				return err
+			}
+			topic = r.GetTopic()
+		} else {
+			r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
+			if err != nil {
+				return err
+			}
+			topic = r.GetTopic()
+		}
+		return x.print(x.out, topic.GetSpec(), func() error {
+			fmt.Fprintf(x.out, "topic     %s\npacing    %s\n\n", name, pacingText(topic.GetSpec().GetPacing()))
+			return table(x.out, "GROUP\tPUBLISHERS\tWEIGHT", topic.GetSpec().GetGroups(), func(g *srtmv1.PublisherGroup) []any {
+				return []any{cmp.Or(g.GetKey(), "pool"), g.GetCount(), max(g.GetWeight(), 1)}
+			})
+		})
+	})
+	cmd.Flags().StringVar(&mode, "mode", "", "`mode` to set: off, advise or police; empty: as each broker's --pacing")
+	return cmd
+}
+
 // flags adds those that make a specification.
 func (n *newTopic) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
@@ -118,7 +176,9 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringVar(&n.overLimit, "over-limit", "delay", "what becomes of messages without a token: delay or reject")
 	f.StringVar(&n.policy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
 	f.StringVar(&n.shareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")
-	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `KEY:COUNT:RATE[:BATCH]`; may be repeated")
+	f.StringVar(&n.pacing, "pacing", "", "what is done about publishers that send more than their part: off, advise or police (default as nsqd's --pacing); without a value: advise")
+	f.Lookup("pacing").NoOptDefVal = "advise"
+	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `KEY:COUNT:RATE[:BATCH[:WEIGHT]]`; may be repeated")
 	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `ID:KEY:RATE[:BATCH]`; may be repeated")
 	f.StringArrayVar(&n.channels, "channel", nil, "channel to create with the topic; may be repeated")
 }
@@ -157,15 +217,25 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 	default:
 		return nil, usagef("--over-limit %q is neither delay nor reject", n.overLimit)
 	}
+	var known bool
+	if spec.Pacing, known = pacingModes[n.pacing]; !known {
+		return nil, usagef("--pacing %q is neither off, advise nor police", n.pacing)
+	}
 	var faults []error
-	spec.Groups, faults = parseAll("group", n.groups, "KEY:COUNT:RATE", faults, func(parts []string, rate float64, batch int32) (*srtmv1.PublisherGroup, error) {
+	spec.Groups, faults = parseAll("group", n.groups, "KEY:COUNT:RATE", 5, faults, func(parts []string, rate float64, batch int32) (*srtmv1.PublisherGroup, error) {
 		count, err := strconv.ParseInt(parts[1], 10, 32)
 		if err != nil {
 			return nil, fmt.Errorf("count %q is not a number of publishers", parts[1])
 		}
-		return &srtmv1.PublisherGroup{Key: parts[0], Count: int32(count), Rate: rate, Batch: batch}, nil
+		weight := uint64(0)
+		if len(parts) == 5 {
+			if weight, err = strconv.ParseUint(parts[4], 10, 8); err != nil {
+				return nil, fmt.Errorf("weight %q is not a number in [1, 255]", parts[4])
+			}
+		}
+		return &srtmv1.PublisherGroup{Key: parts[0], Count: int32(count), Rate: rate, Batch: batch, Weight: uint32(weight)}, nil
 	})
-	spec.Publishers, faults = parseAll("publisher", n.publishers, "ID:KEY:RATE", faults, func(parts []string, rate float64, batch int32) (*srtmv1.Publisher, error) {
+	spec.Publishers, faults = parseAll("publisher", n.publishers, "ID:KEY:RATE", 4, faults, func(parts []string, rate float64, batch int32) (*srtmv1.Publisher, error) {
 		return &srtmv1.Publisher{Id: parts[0], CorrelationKey: parts[1], Rate: rate, Batch: batch}, nil
 	})
 	if err := errors.Join(faults...); err != nil {
@@ -175,12 +245,12 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 }
 
 // parseAll reads the values of a flag, three parts of which the third is a rate and
-// perhaps a fourth, a batch, and adds what is wrong to faults.
-func parseAll[T any](flag string, values []string, form string, faults []error, parse func(parts []string, rate float64, batch int32) (*T, error)) ([]*T, []error) {
+// perhaps more, up to most, of which the fourth is a batch, and adds what is wrong to faults.
+func parseAll[T any](flag string, values []string, form string, most int, faults []error, parse func(parts []string, rate float64, batch int32) (*T, error)) ([]*T, []error) {
 	var all []*T
 	one := func(s string) (*T, error) {
 		parts := strings.Split(s, ":")
-		if len(parts) != 3 && len(parts) != 4 {
+		if len(parts) < 3 || len(parts) > most {
 			return nil, fmt.Errorf("want %s or %s:BATCH", form, form)
 		}
 		rate, err := strconv.ParseFloat(parts[2], 64)
@@ -188,7 +258,7 @@ func parseAll[T any](flag string, values []string, form string, faults []error, 
 			return nil, fmt.Errorf("rate %q is not a number of messages per second", parts[2])
 		}
 		batch := int64(0)
-		if len(parts) == 4 {
+		if len(parts) > 3 {
 			if batch, err = strconv.ParseInt(parts[3], 10, 32); err != nil {
 				return nil, fmt.Errorf("batch %q is not a number of messages", parts[3])
 			}

@@ -19,7 +19,7 @@ import (
 var fieldOf = map[string]string{
 	"rate": "contract.rate_milli", "burst": "contract.burst", "over-limit": "contract.over_limit",
 	"slo-quantile": "contract.slo.quantile", "slo-latency": "contract.slo.latency",
-	"policy": "placement_policy", "share-rule": "share_rule",
+	"policy": "placement_policy", "share-rule": "share_rule", "pacing": "pacing",
 	"group": "groups", "publisher": "publishers", "channel": "channels",
 }
 
@@ -196,6 +196,7 @@ func lost(from, to *srtmv1.TopicSpec) string {
 	}
 	becomes("over limit", overLimit(from), overLimit(to))
 	becomes("policy", from.GetPlacementPolicy(), cmp.Or(to.GetPlacementPolicy(), from.GetPlacementPolicy()))
+	becomes("pacing", pacingText(from.GetPacing()), pacingText(to.GetPacing()))
 	becomes("share rule", from.GetShareRule(), cmp.Or(to.GetShareRule(), from.GetShareRule()))
 	if len(lines) == 0 {
 		return " nothing\n"

@@ -885,17 +885,19 @@ type Spec struct {
 	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	RateMilli int64                  `protobuf:"varint,2,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
 	// msg/s.
-	Rate          int64        `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"`
-	Burst         int64        `protobuf:"varint,4,opt,name=burst,proto3" json:"burst,omitempty"`
-	Publishers    []*Publisher `protobuf:"bytes,5,rep,name=publishers,proto3" json:"publishers,omitempty"`
-	Groups        []*Group     `protobuf:"bytes,6,rep,name=groups,proto3" json:"groups,omitempty"`
-	Quantile      float64      `protobuf:"fixed64,7,opt,name=quantile,proto3" json:"quantile,omitempty"`
-	LatencyNs     int64        `protobuf:"varint,8,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"`
-	Reject        bool         `protobuf:"varint,9,opt,name=reject,proto3" json:"reject,omitempty"`
-	Policy        string       `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"`
-	ShareRule     string       `protobuf:"bytes,11,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
-	Channels      []string     `protobuf:"bytes,12,rep,name=channels,proto3" json:"channels,omitempty"`
-	Tenant        string       `protobuf:"bytes,100,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Rate       int64        `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"`
+	Burst      int64        `protobuf:"varint,4,opt,name=burst,proto3" json:"burst,omitempty"`
+	Publishers []*Publisher `protobuf:"bytes,5,rep,name=publishers,proto3" json:"publishers,omitempty"`
+	Groups     []*Group     `protobuf:"bytes,6,rep,name=groups,proto3" json:"groups,omitempty"`
+	Quantile   float64      `protobuf:"fixed64,7,opt,name=quantile,proto3" json:"quantile,omitempty"`
+	LatencyNs  int64        `protobuf:"varint,8,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"`
+	Reject     bool         `protobuf:"varint,9,opt,name=reject,proto3" json:"reject,omitempty"`
+	Policy     string       `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"`
+	ShareRule  string       `protobuf:"bytes,11,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
+	Channels   []string     `protobuf:"bytes,12,rep,name=channels,proto3" json:"channels,omitempty"`
+	Tenant     string       `protobuf:"bytes,100,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// "off", "advise", "police", or empty.
+	Pacing        string `protobuf:"bytes,101,opt,name=pacing,proto3" json:"pacing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1021,6 +1023,13 @@ func (x *Spec) GetTenant() string {
 	return ""
 }
 
+func (x *Spec) GetPacing() string {
+	if x != nil {
+		return x.Pacing
+	}
+	return ""
+}
+
 type Publisher struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1095,6 +1104,7 @@ type Group struct {
 	Count         int64                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	Rate          float64                `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
 	Batch         int64                  `protobuf:"varint,4,opt,name=batch,proto3" json:"batch,omitempty"`
+	Weight        uint32                 `protobuf:"varint,100,opt,name=weight,proto3" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1153,6 +1163,13 @@ func (x *Group) GetRate() float64 {
 func (x *Group) GetBatch() int64 {
 	if x != nil {
 		return x.Batch
+	}
+	return 0
+}
+
+func (x *Group) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
 	}
 	return 0
 }
@@ -1733,7 +1750,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05Order\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
 	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\tR\x03key\"\x87\x03\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\"\x9f\x03\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -1753,17 +1770,19 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
 	"share_rule\x18\v \x01(\tR\tshareRule\x12\x1a\n" +
 	"\bchannels\x18\f \x03(\tR\bchannels\x12\x16\n" +
-	"\x06tenant\x18d \x01(\tR\x06tenant\"W\n" +
+	"\x06tenant\x18d \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06pacing\x18e \x01(\tR\x06pacing\"W\n" +
 	"\tPublisher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x14\n" +
-	"\x05batch\x18\x04 \x01(\x03R\x05batch\"Y\n" +
+	"\x05batch\x18\x04 \x01(\x03R\x05batch\"q\n" +
 	"\x05Group\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x03R\x05count\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x14\n" +
-	"\x05batch\x18\x04 \x01(\x03R\x05batch\"g\n" +
+	"\x05batch\x18\x04 \x01(\x03R\x05batch\x12\x16\n" +
+	"\x06weight\x18d \x01(\rR\x06weight\"g\n" +
 	"\x04Plan\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12+\n" +
 	"\x06quotas\x18\x02 \x03(\v2\x13.srtm.journal.QuotaR\x06quotas\x12\x1a\n" +

@@ -290,7 +290,8 @@ type TopicSpec struct {
 	Channels []string `protobuf:"bytes,6,rep,name=channels,proto3" json:"channels,omitempty"`
 	// How shares are retuned: "static", "proportional", "robust" or "sqrt"; empty
 	// means sqrt.
-	ShareRule     string `protobuf:"bytes,7,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
+	ShareRule     string     `protobuf:"bytes,7,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
+	Pacing        PacingMode `protobuf:"varint,8,opt,name=pacing,proto3,enum=srtm.v1.PacingMode" json:"pacing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -372,6 +373,13 @@ func (x *TopicSpec) GetShareRule() string {
 		return x.ShareRule
 	}
 	return ""
+}
+
+func (x *TopicSpec) GetPacing() PacingMode {
+	if x != nil {
+		return x.Pacing
+	}
+	return PacingMode_PACING_MODE_UNSPECIFIED
 }
 
 // BrokerQuota is what a placement gives one broker of a topic.
@@ -2514,7 +2522,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15ImportClusterResponse\x12\x16\n" +
 	"\x06topics\x18\x01 \x01(\rR\x06topics\x12\x18\n" +
 	"\abrokers\x18\x02 \x01(\rR\abrokers\x12\x19\n" +
-	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\x99\x02\n" +
+	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\xc6\x02\n" +
 	"\tTopicSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x122\n" +
@@ -2525,7 +2533,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x10placement_policy\x18\x05 \x01(\tR\x0fplacementPolicy\x12\x1a\n" +
 	"\bchannels\x18\x06 \x03(\tR\bchannels\x12\x1d\n" +
 	"\n" +
-	"share_rule\x18\a \x01(\tR\tshareRule\"\xf9\x01\n" +
+	"share_rule\x18\a \x01(\tR\tshareRule\x12+\n" +
+	"\x06pacing\x18\b \x01(\x0e2\x13.srtm.v1.PacingModeR\x06pacing\"\xf9\x01\n" +
 	"\vBrokerQuota\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x1e\n" +
@@ -2764,82 +2773,84 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*Contract)(nil),                  // 40: srtm.v1.Contract
 	(*Publisher)(nil),                 // 41: srtm.v1.Publisher
 	(*PublisherGroup)(nil),            // 42: srtm.v1.PublisherGroup
-	(*Share)(nil),                     // 43: srtm.v1.Share
-	(*TopicStats)(nil),                // 44: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),       // 45: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 46: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),     // 47: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 48: srtm.v1.FreedShare
-	(*Place)(nil),                     // 49: srtm.v1.Place
+	(PacingMode)(0),                   // 43: srtm.v1.PacingMode
+	(*Share)(nil),                     // 44: srtm.v1.Share
+	(*TopicStats)(nil),                // 45: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),       // 46: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 47: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 48: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 49: srtm.v1.FreedShare
+	(*Place)(nil),                     // 50: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	40, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
 	41, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
 	42, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	39, // 3: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	43, // 4: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	43, // 5: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	44, // 6: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	44, // 7: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	45, // 8: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	7,  // 9: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	44, // 10: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	9,  // 11: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	46, // 12: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	10, // 13: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	45, // 14: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	5,  // 15: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 16: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	6,  // 17: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	8,  // 18: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	13, // 19: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	15, // 20: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	5,  // 21: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 22: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	11, // 23: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 24: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 25: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	12, // 26: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	5,  // 27: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	47, // 28: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	11, // 29: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	12, // 30: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	11, // 31: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	12, // 32: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	48, // 33: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	49, // 34: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	38, // 35: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	16, // 36: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	18, // 37: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	20, // 38: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	22, // 39: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	24, // 40: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	26, // 41: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	28, // 42: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	30, // 43: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	32, // 44: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	34, // 45: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	36, // 46: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	1,  // 47: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	3,  // 48: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	17, // 49: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	19, // 50: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	21, // 51: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	23, // 52: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	25, // 53: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	27, // 54: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	29, // 55: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	31, // 56: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	33, // 57: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	35, // 58: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	37, // 59: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	2,  // 60: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	4,  // 61: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	49, // [49:62] is the sub-list for method output_type
-	36, // [36:49] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	43, // 3: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	39, // 4: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	44, // 5: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	44, // 6: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	45, // 7: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	45, // 8: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	46, // 9: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	7,  // 10: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	45, // 11: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	9,  // 12: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	47, // 13: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	10, // 14: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	46, // 15: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	5,  // 16: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 17: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	6,  // 18: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	8,  // 19: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	13, // 20: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	15, // 21: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	5,  // 22: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 23: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	11, // 24: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 25: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 26: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	12, // 27: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	5,  // 28: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	48, // 29: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	11, // 30: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	12, // 31: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	11, // 32: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	12, // 33: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	49, // 34: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	50, // 35: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	38, // 36: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	16, // 37: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	18, // 38: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	20, // 39: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	22, // 40: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	24, // 41: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	26, // 42: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	28, // 43: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	30, // 44: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	32, // 45: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	34, // 46: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	36, // 47: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	1,  // 48: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	3,  // 49: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	17, // 50: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	19, // 51: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	21, // 52: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	23, // 53: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	25, // 54: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	27, // 55: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	29, // 56: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	31, // 57: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	33, // 58: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	35, // 59: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	37, // 60: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	2,  // 61: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	4,  // 62: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	50, // [50:63] is the sub-list for method output_type
+	37, // [37:50] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }

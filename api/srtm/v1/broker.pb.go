@@ -770,7 +770,10 @@ type PrepareTopic struct {
 	// identity is deleted, whatever it is.
 	DeletedBefore bool `protobuf:"varint,7,opt,name=deleted_before,json=deletedBefore,proto3" json:"deleted_before,omitempty"`
 	// As KeepRecord; empty: nothing new.
-	Record        []byte `protobuf:"bytes,8,opt,name=record,proto3" json:"record,omitempty"`
+	Record []byte     `protobuf:"bytes,8,opt,name=record,proto3" json:"record,omitempty"`
+	Pacing PacingMode `protobuf:"varint,9,opt,name=pacing,proto3,enum=srtm.v1.PacingMode" json:"pacing,omitempty"`
+	// Of the topic's groups, key ("pool" where it is empty), count and weight.
+	Weights       []*PublisherGroup `protobuf:"bytes,10,rep,name=weights,proto3" json:"weights,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -857,6 +860,20 @@ func (x *PrepareTopic) GetDeletedBefore() bool {
 func (x *PrepareTopic) GetRecord() []byte {
 	if x != nil {
 		return x.Record
+	}
+	return nil
+}
+
+func (x *PrepareTopic) GetPacing() PacingMode {
+	if x != nil {
+		return x.Pacing
+	}
+	return PacingMode_PACING_MODE_UNSPECIFIED
+}
+
+func (x *PrepareTopic) GetWeights() []*PublisherGroup {
+	if x != nil {
+		return x.Weights
 	}
 	return nil
 }
@@ -1551,7 +1568,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
-	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\xa6\x02\n" +
+	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\x86\x03\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1a\n" +
@@ -1561,7 +1578,10 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\x122\n" +
 	"\bidentity\x18\x06 \x01(\v2\x16.srtm.v1.TopicIdentityR\bidentity\x12%\n" +
 	"\x0edeleted_before\x18\a \x01(\bR\rdeletedBefore\x12\x16\n" +
-	"\x06record\x18\b \x01(\fR\x06record\":\n" +
+	"\x06record\x18\b \x01(\fR\x06record\x12+\n" +
+	"\x06pacing\x18\t \x01(\x0e2\x13.srtm.v1.PacingModeR\x06pacing\x121\n" +
+	"\aweights\x18\n" +
+	" \x03(\v2\x17.srtm.v1.PublisherGroupR\aweights\":\n" +
 	"\n" +
 	"KeepRecord\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -1641,7 +1661,9 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
 	(*Slo)(nil),                 // 21: srtm.v1.Slo
 	(OverLimitPolicy)(0),        // 22: srtm.v1.OverLimitPolicy
-	(*Place)(nil),               // 23: srtm.v1.Place
+	(PacingMode)(0),             // 23: srtm.v1.PacingMode
+	(*PublisherGroup)(nil),      // 24: srtm.v1.PublisherGroup
+	(*Place)(nil),               // 25: srtm.v1.Place
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
@@ -1664,16 +1686,18 @@ var file_srtm_v1_broker_proto_depIdxs = []int32{
 	21, // 17: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
 	22, // 18: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
 	12, // 19: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
-	11, // 20: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
-	20, // 21: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	23, // 22: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
-	0,  // 23: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	5,  // 24: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	24, // [24:25] is the sub-list for method output_type
-	23, // [23:24] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	23, // 20: srtm.v1.PrepareTopic.pacing:type_name -> srtm.v1.PacingMode
+	24, // 21: srtm.v1.PrepareTopic.weights:type_name -> srtm.v1.PublisherGroup
+	11, // 22: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
+	20, // 23: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	25, // 24: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
+	0,  // 25: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	5,  // 26: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	26, // [26:27] is the sub-list for method output_type
+	25, // [25:26] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }

@@ -36,7 +36,10 @@ type Assignment struct {
 	// The topic does not have this publisher, or has it no more; it may be declared
 	// again. Only in a WatchResponse for a publisher that was named, without a broker:
 	// a client that does not know this field takes it for a publisher without a place.
-	Unknown       bool `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	Unknown bool `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	// The topic is paced: the publisher may send PACE, which its broker knows if it is of
+	// this release.
+	Pacing        bool `protobuf:"varint,7,opt,name=pacing,proto3" json:"pacing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -109,6 +112,13 @@ func (x *Assignment) GetEpoch() uint64 {
 func (x *Assignment) GetUnknown() bool {
 	if x != nil {
 		return x.Unknown
+	}
+	return false
+}
+
+func (x *Assignment) GetPacing() bool {
+	if x != nil {
+		return x.Pacing
 	}
 	return false
 }
@@ -329,7 +339,7 @@ var File_srtm_v1_placement_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\n" +
-	"\x17srtm/v1/placement.proto\x12\asrtm.v1\"\xc0\x01\n" +
+	"\x17srtm/v1/placement.proto\x12\asrtm.v1\"\xd8\x01\n" +
 	"\n" +
 	"Assignment\x12!\n" +
 	"\fpublisher_id\x18\x01 \x01(\tR\vpublisherId\x12\x1b\n" +
@@ -338,7 +348,8 @@ const file_srtm_v1_placement_proto_rawDesc = "" +
 	"tcpAddress\x12!\n" +
 	"\fhttp_address\x18\x04 \x01(\tR\vhttpAddress\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
-	"\aunknown\x18\x06 \x01(\bR\aunknown\"I\n" +
+	"\aunknown\x18\x06 \x01(\bR\aunknown\x12\x16\n" +
+	"\x06pacing\x18\a \x01(\bR\x06pacing\"I\n" +
 	"\x0eResolveRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12!\n" +
 	"\fpublisher_id\x18\x02 \x01(\tR\vpublisherId\"F\n" +

@@ -82,6 +82,63 @@ func (OverLimitPolicy) EnumDescriptor() ([]byte, []int) {
 	return file_srtm_v1_types_proto_rawDescGZIP(), []int{0}
 }
 
+// PacingMode is what brokers do about the publishers of a topic that is offered more
+// than its share ("Pacing" in docs/operations.md).
+type PacingMode int32
+
+const (
+	// As nsqd's --pacing says.
+	PacingMode_PACING_MODE_UNSPECIFIED PacingMode = 0
+	PacingMode_PACING_MODE_OFF         PacingMode = 1
+	// Those that ask are told what they may send, by weight.
+	PacingMode_PACING_MODE_ADVISE PacingMode = 2
+	// And what is more than that is refused, of all publishers.
+	PacingMode_PACING_MODE_POLICE PacingMode = 3
+)
+
+// Enum value maps for PacingMode.
+var (
+	PacingMode_name = map[int32]string{
+		0: "PACING_MODE_UNSPECIFIED",
+		1: "PACING_MODE_OFF",
+		2: "PACING_MODE_ADVISE",
+		3: "PACING_MODE_POLICE",
+	}
+	PacingMode_value = map[string]int32{
+		"PACING_MODE_UNSPECIFIED": 0,
+		"PACING_MODE_OFF":         1,
+		"PACING_MODE_ADVISE":      2,
+		"PACING_MODE_POLICE":      3,
+	}
+)
+
+func (x PacingMode) Enum() *PacingMode {
+	p := new(PacingMode)
+	*p = x
+	return p
+}
+
+func (x PacingMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PacingMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_srtm_v1_types_proto_enumTypes[1].Descriptor()
+}
+
+func (PacingMode) Type() protoreflect.EnumType {
+	return &file_srtm_v1_types_proto_enumTypes[1]
+}
+
+func (x PacingMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PacingMode.Descriptor instead.
+func (PacingMode) EnumDescriptor() ([]byte, []int) {
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{1}
+}
+
 // Contract is what a topic was sold: at most burst + rate x dt messages get
 // their tokens in any interval of length dt (SRTM paper, section 2), and at most
 // burst + rate x (dt + nsqd's --max-backdating) leave its rate limiter.
@@ -352,7 +409,9 @@ type PublisherGroup struct {
 	// Mean rate of each publisher, msg/s, > 0.
 	Rate float64 `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
 	// Messages each sends back to back; 0 means 1.
-	Batch         int32 `protobuf:"varint,4,opt,name=batch,proto3" json:"batch,omitempty"`
+	Batch int32 `protobuf:"varint,4,opt,name=batch,proto3" json:"batch,omitempty"`
+	// What each is entitled to where the topic is paced, in [1, 255]; 0 means 1.
+	Weight        uint32 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -411,6 +470,13 @@ func (x *PublisherGroup) GetRate() float64 {
 func (x *PublisherGroup) GetBatch() int32 {
 	if x != nil {
 		return x.Batch
+	}
+	return 0
+}
+
+func (x *PublisherGroup) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
 	}
 	return 0
 }
@@ -859,12 +925,13 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
 	"\x0fcorrelation_key\x18\x02 \x01(\tR\x0ecorrelationKey\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x14\n" +
-	"\x05batch\x18\x04 \x01(\x05R\x05batch\"b\n" +
+	"\x05batch\x18\x04 \x01(\x05R\x05batch\"z\n" +
 	"\x0ePublisherGroup\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x05R\x05count\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x14\n" +
-	"\x05batch\x18\x04 \x01(\x05R\x05batch\"\xa2\x01\n" +
+	"\x05batch\x18\x04 \x01(\x05R\x05batch\x12\x16\n" +
+	"\x06weight\x18\x05 \x01(\rR\x06weight\"\xa2\x01\n" +
 	"\tHistogram\x12\x1b\n" +
 	"\tlowest_us\x18\x01 \x01(\x03R\blowestUs\x12\x1d\n" +
 	"\n" +
@@ -909,7 +976,13 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\x0fOverLimitPolicy\x12!\n" +
 	"\x1dOVER_LIMIT_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17OVER_LIMIT_POLICY_DELAY\x10\x01\x12\x1c\n" +
-	"\x18OVER_LIMIT_POLICY_REJECT\x10\x02B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\x18OVER_LIMIT_POLICY_REJECT\x10\x02*n\n" +
+	"\n" +
+	"PacingMode\x12\x1b\n" +
+	"\x17PACING_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fPACING_MODE_OFF\x10\x01\x12\x16\n" +
+	"\x12PACING_MODE_ADVISE\x10\x02\x12\x16\n" +
+	"\x12PACING_MODE_POLICE\x10\x03B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_types_proto_rawDescOnce sync.Once
@@ -923,34 +996,35 @@ func file_srtm_v1_types_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_types_proto_rawDescData
 }
 
-var file_srtm_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_srtm_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_srtm_v1_types_proto_goTypes = []any{
 	(OverLimitPolicy)(0),          // 0: srtm.v1.OverLimitPolicy
-	(*Contract)(nil),              // 1: srtm.v1.Contract
-	(*Slo)(nil),                   // 2: srtm.v1.Slo
-	(*Share)(nil),                 // 3: srtm.v1.Share
-	(*Publisher)(nil),             // 4: srtm.v1.Publisher
-	(*PublisherGroup)(nil),        // 5: srtm.v1.PublisherGroup
-	(*Histogram)(nil),             // 6: srtm.v1.Histogram
-	(*TopicStats)(nil),            // 7: srtm.v1.TopicStats
-	(*Place)(nil),                 // 8: srtm.v1.Place
-	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
-	(*emptypb.Empty)(nil),         // 10: google.protobuf.Empty
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(PacingMode)(0),               // 1: srtm.v1.PacingMode
+	(*Contract)(nil),              // 2: srtm.v1.Contract
+	(*Slo)(nil),                   // 3: srtm.v1.Slo
+	(*Share)(nil),                 // 4: srtm.v1.Share
+	(*Publisher)(nil),             // 5: srtm.v1.Publisher
+	(*PublisherGroup)(nil),        // 6: srtm.v1.PublisherGroup
+	(*Histogram)(nil),             // 7: srtm.v1.Histogram
+	(*TopicStats)(nil),            // 8: srtm.v1.TopicStats
+	(*Place)(nil),                 // 9: srtm.v1.Place
+	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*emptypb.Empty)(nil),         // 11: google.protobuf.Empty
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
 }
 var file_srtm_v1_types_proto_depIdxs = []int32{
-	2,  // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
+	3,  // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
 	0,  // 1: srtm.v1.Contract.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	9,  // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
-	9,  // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
-	6,  // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
-	6,  // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
-	6,  // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
-	6,  // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
-	10, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
-	10, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
-	11, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
+	10, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
+	10, // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
+	7,  // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
+	7,  // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
+	7,  // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
+	7,  // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
+	11, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
+	11, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
+	12, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
 	11, // [11:11] is the sub-list for method output_type
 	11, // [11:11] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
@@ -974,7 +1048,7 @@ func file_srtm_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_types_proto_rawDesc), len(file_srtm_v1_types_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -119,6 +119,9 @@ func (n *Node) Topic(name string) (Topic, bool) {
 	return t.Topic, true
 }
 
+// Pace implements agent.Node. This node tells publishers nothing.
+func (n *Node) Pace(string, srtmv1.PacingMode, []*srtmv1.PublisherGroup) {}
+
 // Prepare implements agent.Node.
 func (n *Node) Prepare(name string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
 	n.mu.Lock()

@@ -1,0 +1,26 @@
+package store
+
+import (
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// A release that does not pace refuses what says how a topic is paced, instead of
+// forgetting it.
+func TestPacingIsKept(t *testing.T) {
+	s := &catalog.Spec{
+		Demand: placement.Demand{Topic: "t", Rate: 100, RateMilli: 100_000, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 2, Rate: 1, Weight: 9}}},
+		SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Second}, Policy: placement.SRTM, ShareRule: "static", Pacing: catalog.PacingPolice,
+	}
+	p := fromSpec(s)
+	got, err := toSpec(p)
+	if err != nil || !got.Equal(s) || got.Pacing != s.Pacing {
+		t.Errorf("%+v, %v; want %+v", got, err, s)
+	}
+	if v := version(p.ProtoReflect()); v != 2 {
+		t.Errorf("a record of version %d", v)
+	}
+}
