@@ -13,6 +13,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/tokenbucket"
+	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
 
 func admissionCommand() *cobra.Command {
@@ -21,7 +22,7 @@ credits (--capacity), refilled at a rate (--refill, credits per second); a
 request takes one, or its cost. A key that ends in "*" is a default: it stands
 for each key that begins so and has no rule of its own.`,
 		ruleSetCommand(), ruleGetCommand(), ruleListCommand(), ruleDeleteCommand(), ruleImportCommand())
-	return parent("admission", "Rules of the admission service, and what it would say", "", rules, admissionAskCommand(),
+	return parent("admission", "Rules of the admission service, and what it would say", "", rules, admissionAskCommand(), plan.LeaseCommand(),
 		parent("partition", "Which server decides for which keys", "", partitionListCommand(), partitionMoveCommand()))
 }
 
