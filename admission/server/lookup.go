@@ -82,19 +82,23 @@ func (s *Server) lookUp(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case key := <-s.lookups.queue:
-			limited, cancel := context.WithTimeout(ctx, lookupDeadline)
-			full, err := s.learn(limited, key)
-			cancel()
-			if err != nil {
-				s.metrics.lookupErrors.Inc()
-			}
-			if err != nil && !errors.Is(err, errNotPlaced) {
-				s.cfg.Log.Warn("a key could not be looked up", "err", err)
-			}
-			for _, p := range s.lookups.take(key) {
-				s.conclude(key, p, full, err, sealers[p.loop])
-			}
+			s.lookUpOne(ctx, key, sealers)
 		}
+	}
+}
+
+func (s *Server) lookUpOne(ctx context.Context, key string, sealers map[*loop]*wire.Sealer) {
+	limited, cancel := context.WithTimeout(ctx, lookupDeadline)
+	full, err := s.learn(limited, key)
+	cancel()
+	if err != nil {
+		s.metrics.lookupErrors.Inc()
+	}
+	if err != nil && !errors.Is(err, errNotPlaced) {
+		s.cfg.Log.Warn("a key could not be looked up", "err", err)
+	}
+	for _, p := range s.lookups.take(key) {
+		s.conclude(key, p, full, err, sealers[p.loop])
 	}
 }
 

@@ -78,13 +78,7 @@ func (s *Server) tend(ctx context.Context) {
 		case <-ticker.C:
 		case <-s.wake:
 		}
-		s.saving.Lock()
-		err := s.renew(ctx)
-		if errors.Is(err, store.ErrFenced) {
-			s.cfg.Log.Warn("another server has taken over: starting again", "err", err)
-			err = s.rejoin(ctx)
-		}
-		s.saving.Unlock()
+		err := s.tendOnce(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
 			s.wakeUp()
 		}
@@ -93,6 +87,17 @@ func (s *Server) tend(ctx context.Context) {
 			s.cfg.Log.Warn("the lease could not be renewed", "err", err)
 		}
 	}
+}
+
+func (s *Server) tendOnce(ctx context.Context) error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	err := s.renew(ctx)
+	if errors.Is(err, store.ErrFenced) {
+		s.cfg.Log.Warn("another server has taken over: starting again", "err", err)
+		err = s.rejoin(ctx)
+	}
+	return err
 }
 
 // rejoin begins anew. What this process holds is void: until the store's answers have

@@ -1,0 +1,212 @@
+package server
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+)
+
+// memory is a store in memory, of rules that stay. What it does is what store.Store
+// says that it does, by other means: a property of servers holds on both.
+type memory struct {
+	rules   map[string]rule.Rule
+	credits map[string]table.Credit
+	members map[string]store.Member
+	at      map[string]time.Duration // of members
+	latest  time.Duration
+	parts   []store.Partition
+	number  uint64
+}
+
+func newMemory(rules []rule.Rule) *memory {
+	m := &memory{
+		rules: map[string]rule.Rule{}, credits: map[string]table.Credit{}, members: map[string]store.Member{},
+		at: map[string]time.Duration{}, parts: make([]store.Partition, rule.Partitions),
+	}
+	for _, r := range rules {
+		m.rules[r.Key] = r
+	}
+	return m
+}
+
+func millis(d time.Duration) time.Duration {
+	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
+}
+
+func (m *memory) Rule(_ context.Context, key string) (rule.Rule, error) {
+	if r, ok := m.rules[key]; ok {
+		return r, nil
+	}
+	return rule.Rule{}, store.ErrNoRule
+}
+
+func (m *memory) Credit(_ context.Context, key string) (*table.Credit, error) {
+	if c, ok := m.credits[key]; ok {
+		return &c, nil
+	}
+	return nil, nil
+}
+
+func (m *memory) Defaults(context.Context) ([]rule.Rule, error)                { return nil, nil }
+func (m *memory) LastChange(context.Context) (uint64, error)                   { return 0, nil }
+func (m *memory) Changes(context.Context, uint64, int) ([]store.Change, error) { return nil, nil }
+
+func (m *memory) mine(me store.Member) bool {
+	is, ok := m.members[me.Address]
+	return ok && is.Instance == me.Instance
+}
+
+func (m *memory) save(me store.Member, credits []table.Credit) {
+	for _, c := range credits {
+		c.At = millis(c.At)
+		m.at[me.Address] = max(m.at[me.Address], c.At)
+		m.credits[c.Key] = c
+	}
+}
+
+func (m *memory) SaveCredits(_ context.Context, me store.Member, owners uint64, credits []table.Credit) error {
+	if !m.mine(me) {
+		return store.ErrFenced
+	}
+	if owners != m.number {
+		return store.ErrMoved
+	}
+	m.save(me, credits)
+	return nil
+}
+
+func (m *memory) Saved(_ context.Context, after string, n int) (saved []store.Saved, err error) {
+	for key, c := range m.credits {
+		if r, own := m.rules[key]; key > after {
+			saved = append(saved, store.Saved{Credit: c, Own: own, Rule: r})
+		}
+	}
+	slices.SortFunc(saved, func(a, b store.Saved) int {
+		if a.Key < b.Key {
+			return -1
+		}
+		return 1
+	})
+	return saved[:min(n, len(saved))], nil
+}
+
+func (m *memory) Forget(_ context.Context, credits []table.Credit) error {
+	for _, c := range credits {
+		if m.credits[c.Key] == c {
+			delete(m.credits, c.Key)
+		}
+	}
+	return nil
+}
+
+// time is store.latest.
+func (m *memory) time(wall time.Duration) time.Duration {
+	for _, at := range m.at {
+		m.latest = max(m.latest, at)
+	}
+	m.latest = max(m.latest+time.Millisecond, millis(wall))
+	return m.latest
+}
+
+func (m *memory) take(me, from string, lost time.Duration) {
+	for i := range m.parts {
+		if p := &m.parts[i]; p.Owner == from {
+			*p = store.Partition{Owner: me, Epoch: p.Epoch + 1, Lost: max(p.Lost, lost)}
+		}
+	}
+}
+
+func (m *memory) leave(address string) {
+	delete(m.members, address)
+	delete(m.at, address)
+}
+
+func (m *memory) Join(_ context.Context, me store.Member, wall func() time.Duration) (time.Duration, error) {
+	m.number++
+	lost, at := time.Duration(0), m.time(wall())
+	if _, ok := m.members[me.Address]; ok {
+		lost = at + store.Lease
+	}
+	m.members[me.Address], m.at[me.Address] = store.Member{Address: me.Address, Instance: me.Instance, Beat: 1}, at
+	m.take(me.Address, me.Address, lost)
+	m.take(me.Address, "", 0)
+	return at, nil
+}
+
+func (m *memory) Renew(_ context.Context, me store.Member) (members []store.Member, owners uint64, err error) {
+	if !m.mine(me) {
+		return nil, 0, store.ErrFenced
+	}
+	is := m.members[me.Address]
+	is.Beat++
+	m.members[me.Address] = is
+	for _, other := range m.members {
+		members = append(members, other)
+	}
+	return members, m.number, nil
+}
+
+func (m *memory) Claim(_ context.Context, me, from store.Member, wall time.Duration) (time.Duration, error) {
+	if !m.mine(me) {
+		return 0, store.ErrFenced
+	}
+	m.number++
+	at := m.time(wall)
+	is, there := m.members[from.Address]
+	switch {
+	case from.Instance == 0 && !there:
+		m.take(me.Address, from.Address, 0)
+	case there && is == from:
+		m.leave(from.Address)
+		m.take(me.Address, from.Address, at)
+	}
+	return at, nil
+}
+
+func (m *memory) Owners(context.Context) (all []store.Partition, number uint64, err error) {
+	return slices.Clone(m.parts), m.number, nil
+}
+
+func (m *memory) HandOver(_ context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error {
+	if !m.mine(me) {
+		return store.ErrFenced
+	}
+	if _, ok := m.members[to]; !ok {
+		return store.ErrNoServer
+	}
+	m.number++
+	m.save(me, credits)
+	for _, p := range partitions {
+		if m.parts[p].Owner == me.Address {
+			m.parts[p] = store.Partition{Owner: to, Epoch: m.parts[p].Epoch + 1, Lost: m.parts[p].Lost}
+		}
+	}
+	return nil
+}
+
+func (m *memory) Leave(_ context.Context, me store.Member) error {
+	if !m.mine(me) {
+		return store.ErrFenced
+	}
+	m.number++
+	m.time(0)
+	m.leave(me.Address)
+	return nil
+}
+
+func (m *memory) Move(_ context.Context, first, last int, to string) error {
+	if _, ok := m.members[to]; !ok {
+		return store.ErrNoServer
+	}
+	m.number++
+	for i := first; i <= last; i++ {
+		if m.parts[i].Target = to; m.parts[i].Owner == to {
+			m.parts[i].Target = ""
+		}
+	}
+	return nil
+}

@@ -1,0 +1,455 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/big"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// records are a store, and what operators ask of it.
+type records interface {
+	Store
+	Move(ctx context.Context, first, last int, to string) error
+}
+
+// world is servers on one store that are driven step by step, in one goroutine and in
+// virtual time, and their askers. Only answers to questions that were looked up go
+// through sockets: those of the askers, which read them at once.
+type world struct {
+	t        *rapid.T
+	now      time.Duration
+	records  records
+	nodes    []*node
+	asker    *net.UDPConn
+	sealer   *wire.Sealer
+	number   uint64 // of the last question
+	asked    map[uint64]datagram
+	flight   []datagram
+	requests []*request
+	charges  map[string][]*charge // by key
+	deep     bool                 // a step within one
+}
+
+// node is a server. Whatever it does with the store may take time, and while cut it fails.
+type node struct {
+	*Server
+	records
+	w         *world
+	name      string
+	dead, cut bool
+	unsaved   map[string][]*charge
+	answers   map[uint64]wire.Answer // by number
+	session   uint64
+}
+
+// charge is what a server took for a request that it admitted.
+type charge struct {
+	cost  int64
+	at    time.Duration
+	saved bool
+	node  *node
+	epoch uint32 // of the key's partition, as the node knew it
+}
+
+// request is what a client wants decided once: it goes on to another server if one says
+// that it does not own the key.
+type request struct {
+	key     string
+	cost    uint32
+	asked   int // of how many servers
+	charged int
+}
+
+// datagram is a question on its way.
+type datagram struct {
+	request *request
+	node    *node
+	number  uint64
+	session uint64
+}
+
+var errLink = errors.New("no answer of the store")
+
+func (w *world) chance(one int, of string) bool { return rapid.IntRange(1, one).Draw(w.t, of) == one }
+
+func (w *world) pass(most time.Duration) {
+	w.now += time.Duration(rapid.Int64Range(0, int64(most)).Draw(w.t, "ns"))
+}
+
+func (n *node) do(what func() error) error {
+	if n.w.chance(8, "slow store") {
+		n.w.pass(2 * time.Second)
+	}
+	if n.cut {
+		return errLink
+	}
+	err := what()
+	if n.w.chance(6, "lost answer") {
+		err = cmp.Or(err, errLink)
+	}
+	if n.w.chance(8, "slow answer") {
+		n.w.pass(2 * time.Second)
+	}
+	return err
+}
+
+// epoch is that of the key's partition, as the server knows it.
+func (n *node) epoch(key string) uint32 {
+	return n.owners.Load().all[rule.Partition(key, rule.Partitions)].Epoch
+}
+
+func (n *node) saved(err error, credits []table.Credit) error {
+	for _, c := range credits {
+		if err == nil {
+			for _, was := range n.unsaved[c.Key] {
+				was.saved = was.epoch == n.epoch(c.Key) // or it was dropped before
+			}
+			delete(n.unsaved, c.Key)
+		}
+	}
+	return err
+}
+
+func (n *node) SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error {
+	return n.do(func() error { return n.saved(n.records.SaveCredits(ctx, me, owners, credits), credits) })
+}
+
+func (n *node) HandOver(ctx context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error {
+	for n.w.chance(2, "meanwhile") { // questions about what is being moved
+		n.w.arrive()
+	}
+	return n.do(func() error { return n.saved(n.records.HandOver(ctx, me, to, partitions, credits), credits) })
+}
+
+func (n *node) Join(ctx context.Context, me store.Member, wall func() time.Duration) (floor time.Duration, err error) {
+	err = n.do(func() error { floor, err = n.records.Join(ctx, me, wall); return err })
+	return floor, err
+}
+
+func (n *node) Claim(ctx context.Context, me, from store.Member, wall time.Duration) (floor time.Duration, err error) {
+	err = n.do(func() error { floor, err = n.records.Claim(ctx, me, from, wall); return err })
+	return floor, err
+}
+
+func (n *node) Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error) {
+	err = n.do(func() error { members, owners, err = n.records.Renew(ctx, me); return err })
+	return members, owners, err
+}
+
+func (n *node) Owners(ctx context.Context) (all []store.Partition, number uint64, err error) {
+	err = n.do(func() error { all, number, err = n.records.Owners(ctx); return err })
+	return all, number, err
+}
+
+func (n *node) Leave(ctx context.Context, me store.Member) error {
+	return n.do(func() error { return n.records.Leave(ctx, me) })
+}
+
+func (n *node) Forget(ctx context.Context, credits []table.Credit) error {
+	return n.do(func() error { return n.records.Forget(ctx, credits) })
+}
+
+// Credit is read, and before that is used anything may happen.
+func (n *node) Credit(ctx context.Context, key string) (c *table.Credit, err error) {
+	err = n.do(func() error { c, err = n.records.Credit(ctx, key); return err })
+	if !n.w.deep && n.w.chance(3, "meanwhile") {
+		n.w.deep = true
+		for range rapid.IntRange(1, 4).Draw(n.w.t, "steps meanwhile") {
+			n.w.step()
+		}
+		n.w.deep = false
+	}
+	return c, err
+}
+
+const wallStart = 1_700_000_000 * time.Second
+
+// start has another server, or the next of a name that is no more or is cut off.
+func (w *world) start(name string) {
+	n := &node{records: w.records, w: w, name: name, unsaved: map[string][]*charge{}, answers: map[uint64]wire.Answer{}}
+	s, err := New(context.Background(), Config{
+		Address: "127.0.0.1:0", Advertise: name, MaxKeys: 6400, Store: n,
+		Now: func() table.Now { return table.Now{Mono: mono.Time(w.now), Wall: wallStart + w.now} },
+	})
+	if err == nil {
+		n.Server = s
+		w.nodes = append(w.nodes, n)
+	} else if !errors.Is(err, errLink) {
+		w.t.Fatal(err)
+	}
+}
+
+// living draws one of the servers that work, nil if there is none.
+func (w *world) living() *node {
+	living := slices.DeleteFunc(slices.Clone(w.nodes), func(n *node) bool { return n.dead })
+	if len(living) == 0 {
+		return nil
+	}
+	return living[rapid.IntRange(0, len(living)-1).Draw(w.t, "server")]
+}
+
+func (n *node) end() {
+	n.dead = true
+	n.Close()
+}
+
+// got takes the answer to a question; it is lost now and then, but was given.
+func (w *world) got(d datagram, a wire.Answer) {
+	n := d.node
+	switch a.Kind {
+	case wire.Reply:
+		before, again := n.answers[d.number]
+		if again && before != a {
+			w.t.Fatalf("question %d: %+v, and then %+v", d.number, before, a)
+		}
+		if n.answers[d.number] = a; again || a.Flags&wire.Admit == 0 || d.request.cost == 0 {
+			return
+		}
+		c := &charge{int64(d.request.cost), w.now, false, n, n.epoch(d.request.key)}
+		w.charges[d.request.key] = append(w.charges[d.request.key], c)
+		n.unsaved[d.request.key] = append(n.unsaved[d.request.key], c)
+		d.request.charged++
+	case wire.Issued:
+		n.session = a.Session
+		d.session = n.session
+		w.flight = append(w.flight, d)
+	case wire.Moved:
+		if to := w.living(); to != nil && !w.chance(4, "lost answer") {
+			w.ask(d.request, to)
+		}
+	}
+}
+
+func (w *world) ask(r *request, to *node) {
+	w.number++
+	r.asked++
+	w.asked[w.number] = datagram{r, to, w.number, to.session}
+	w.flight = append(w.flight, w.asked[w.number])
+}
+
+func (w *world) step() {
+	ctx := context.Background()
+	n := w.living()
+	if n == nil {
+		w.start(rapid.SampledFrom(names).Draw(w.t, "name"))
+		return
+	}
+	switch what := rapid.IntRange(0, 19).Draw(w.t, "what"); {
+	case what < 3:
+		w.pass(4 * time.Second)
+	case what < 8: // questions, of which some arrive, some twice, or late, or not
+		for range rapid.IntRange(1, 4).Draw(w.t, "questions") {
+			r := &request{key: rapid.SampledFrom(keys).Draw(w.t, "key"), cost: uint32(rapid.IntRange(0, 5).Draw(w.t, "cost"))}
+			w.requests = append(w.requests, r)
+			w.ask(r, n)
+			for !w.chance(3, "later") {
+				w.arrive()
+			}
+		}
+		w.lookUps(n)
+	case what < 9:
+		w.arrive()
+		w.lookUps(n)
+	case what < 12:
+		_ = n.tendOnce(ctx) // what fails is tried again
+	case what < 14:
+		if n.checkpoint(ctx, time.Minute) == nil {
+			_ = n.sweep(ctx)
+		}
+	case what < 16:
+		p := rule.Partition(rapid.SampledFrom(keys).Draw(w.t, "moved"), rule.Partitions)
+		if err := w.records.Move(ctx, p, p, n.name); err != nil && !errors.Is(err, store.ErrNoServer) {
+			w.t.Fatal(err)
+		}
+	case what == 16:
+		n.cut = !n.cut
+	case what == 17 && w.chance(2, "kill -9"):
+		n.end()
+	case what == 17: // stops in order
+		if n.checkpoint(ctx, time.Minute) == nil {
+			_ = n.Leave(ctx, n.me)
+		}
+		n.end()
+	case len(w.nodes) < 8: // a name may be another's, who lives on
+		w.start(rapid.SampledFrom(names).Draw(w.t, "name"))
+	}
+}
+
+// arrive has a question arrive, the last one most often, and perhaps once more later.
+func (w *world) arrive() {
+	if len(w.flight) == 0 {
+		return
+	}
+	i := len(w.flight) - 1
+	if w.chance(3, "out of order") {
+		i = rapid.IntRange(0, i).Draw(w.t, "which")
+	}
+	d := w.flight[i]
+	if !w.chance(4, "duplicate") {
+		w.flight = slices.Delete(w.flight, i, i+1)
+	}
+	if d.node.dead {
+		return
+	}
+	q := wire.Question{Kind: wire.Ask, Session: d.session, Number: d.number, Cost: d.request.cost, Key: []byte(d.request.key)}
+	if a, _, ok := d.node.loops[0].handle(w.sealer.AppendQuestion(nil, q), w.asker.LocalAddr().(*net.UDPAddr).AddrPort()); ok {
+		w.got(d, a)
+	}
+}
+
+func (w *world) lookUps(n *node) {
+	for {
+		select {
+		case key := <-n.lookups.queue:
+			w.lookUp(n, key)
+		default:
+			return
+		}
+	}
+}
+
+// lookUp looks a key up, and its askers read their answers.
+func (w *world) lookUp(n *node, key string) {
+	n.lookUpOne(context.Background(), key, map[*loop]*wire.Sealer{n.loops[0]: n.loops[0].sealer})
+	raw, err := w.asker.SyscallConn()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for size := 1; size > 0; { // what was sent on loopback is there
+		var in [100]byte
+		if err := raw.Control(func(fd uintptr) { size, _, _ = unix.Recvfrom(int(fd), in[:], unix.MSG_DONTWAIT) }); err != nil {
+			w.t.Fatal(err)
+		}
+		if size > 0 {
+			a, _, err := w.sealer.ParseAnswer(in[:size])
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			w.got(w.asked[a.Number], a)
+		}
+	}
+}
+
+// within fails if more was admitted in any interval than the share allows.
+func within(t *rapid.T, key string, share tokenbucket.Share, all []*charge) {
+	for i := range all {
+		sum := int64(0)
+		for _, c := range all[i:] {
+			sum += c.cost
+			most := big.NewRat(int64(share.Rate)*int64(c.at-all[i].at), 1e12)
+			if most.Add(most, big.NewRat(share.Burst, 1)); big.NewRat(sum, 1).Cmp(most) > 0 {
+				t.Fatalf("key %s, %v: %d admitted from %v to %v", key, share, sum, all[i].at, c.at)
+			}
+		}
+	}
+}
+
+// check says whether the promises were held: a strict key is never above its rule, by
+// whatever is admitted anywhere; of another key that is so for all but what a server
+// had admitted since its last check-point when it ended or was replaced, and what it
+// admitted after that. No request is charged more than once, and once more for each
+// server that did not own its key, where a datagram to that one comes late.
+func (w *world) check() {
+	owners, _, err := w.records.Owners(context.Background())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for key, share := range shares {
+		p := owners[rule.Partition(key, rule.Partitions)]
+		known := w.charges[key]
+		if strings.HasPrefix(key, "loose") {
+			known = slices.DeleteFunc(slices.Clone(known), func(c *charge) bool {
+				return !c.saved && (c.node.dead || p.Owner != c.node.name || p.Epoch != c.epoch)
+			})
+		}
+		within(w.t, key, share, known)
+	}
+	for _, r := range w.requests {
+		if r.charged > r.asked {
+			w.t.Fatalf("a request for key %s was charged %d times, and asked of %d servers", r.key, r.charged, r.asked)
+		}
+	}
+}
+
+func run(t *rapid.T, records records) {
+	asker, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asker.Close()
+	w := &world{t: t, records: records, asker: asker, charges: map[string][]*charge{}, asked: map[uint64]datagram{}}
+	if w.sealer, err = wire.NewSealer(nil); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, n := range w.nodes {
+			n.Close()
+		}
+	}()
+	for range rapid.IntRange(20, 150).Draw(t, "steps") {
+		w.step()
+	}
+	w.check()
+}
+
+func rulesOf() (all []rule.Rule) {
+	for _, key := range keys {
+		all = append(all, rule.Rule{Key: key, Share: shares[key], Strict: strings.HasPrefix(key, "strict")})
+	}
+	return all
+}
+
+// The promise of the package, of servers that are started, stopped, killed, replaced and
+// cut off, with a store whose answers are late or lost, while partitions move, and
+// datagrams are lost, repeated and reordered.
+func TestPromise(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) { run(t, newMemory(rulesOf())) })
+}
+
+// The same on a real store, once: it takes long.
+func TestPromiseOnSQLite(t *testing.T) {
+	checks := flag.Lookup("rapid.checks")
+	before := checks.Value.String()
+	defer func() { _ = checks.Value.Set(before) }()
+	if err := checks.Value.Set("1"); err != nil {
+		t.Fatal(err)
+	}
+	dir, i := t.TempDir(), 0
+	rapid.Check(t, func(t *rapid.T) {
+		i++
+		s, err := store.Open(context.Background(), filepath.Join(dir, fmt.Sprint(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if _, err := s.SetRules(context.Background(), rulesOf()); err != nil {
+			t.Fatal(err)
+		}
+		run(t, s)
+	})
+}
+
+var (
+	names  = []string{"a", "b"}
+	keys   = []string{"strict", "loose"}
+	shares = map[string]tokenbucket.Share{keys[0]: {Rate: 300, Burst: 5}, keys[1]: {Rate: 300, Burst: 5}}
+)
