@@ -16,7 +16,9 @@ import (
 
 	"github.com/nsqio/go-nsq"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -135,7 +137,7 @@ func (c *cluster) kill(i int) {
 	}
 }
 
-// each calls each loaddistributor until one does it: the one that leads.
+// each calls each loaddistributor until one does it, or says why not: the one that leads.
 func (c *cluster) each(do func(context.Context, *grpc.ClientConn) error) (err error) {
 	for _, address := range c.grpc {
 		err = func() error {
@@ -148,8 +150,8 @@ func (c *cluster) each(do func(context.Context, *grpc.ClientConn) error) (err er
 			defer cancel()
 			return do(ctx, conn)
 		}()
-		if err == nil {
-			return nil
+		if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
+			return err
 		}
 	}
 	return err
