@@ -59,17 +59,6 @@ func (a Advice) BurstOf(weight float64, burst int64) int64 {
 	return max(1, int64(float64(burst)*weight/a.SumWeights))
 }
 
-// Least returns the advice of two resources that a message needs both of, a
-// topic's share and the broker's capacity.
-func Least(a, b Advice) Advice {
-	if !a.Paced || b.Paced && b.Rate < a.Rate {
-		a, b = b, a
-	}
-	// a is paced if any is, and then the lower of those that are.
-	a.Overload = a.Overload || b.Overload
-	return a
-}
-
 // sums are over the messages of an interval, and then by second.
 type sums struct {
 	messages, limited float64 // λ, and λ_S: from publishers limited by themselves
@@ -242,13 +231,17 @@ func (l *Level) adjust(overload bool, capacity, queue, ts float64) {
 
 // Span returns how long the next interval is to be: the publishers' mean gap and
 // round trip, within 50 ms and 1 s, but long enough for 50 messages of the
-// capacity, in messages per second; at most 65 s.
+// capacity, in messages per second; at most 65 s. Without capacity it is 1 s, since
+// some may come.
 func (l *Level) Span(capacity float64, rtt time.Duration) time.Duration {
 	mean := shortest
 	if l.smooth.publishers > 0 {
 		mean = time.Duration(l.smooth.gaps / l.smooth.publishers * 1e9)
 	}
 	span := min(max(mean+rtt, shortest), usual)
+	if capacity <= 0 {
+		return usual
+	}
 	if need := least / capacity; need > span.Seconds() {
 		return time.Duration(min(need, longest.Seconds()) * 1e9)
 	}

@@ -86,3 +86,31 @@ func TestNothingIsAllocatedForAMessage(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+func TestIntervalsAreLongEnough(t *testing.T) {
+	l, m, now := fair.New(), fair.Meter{}, mono.Time(0)
+	for range 100 {
+		now = now.Add(200 * time.Millisecond)
+		l.Message(1, l.Measure(&m, now))
+	}
+	l.Interval(now, 1000, 0, time.Second)
+	for _, c := range []struct {
+		capacity  float64
+		rtt, want time.Duration
+	}{
+		{1000, 0, 200 * time.Millisecond},
+		{1000, 100 * time.Millisecond, 300 * time.Millisecond},
+		{1000, time.Minute, time.Second},
+		{100, 0, 500 * time.Millisecond}, // 50 messages
+		{10, 0, 5 * time.Second},
+		{0.001, 0, 65 * time.Second},
+		{0, 0, time.Second},
+	} {
+		if got := l.Span(c.capacity, c.rtt); (got - c.want).Abs() > time.Millisecond {
+			t.Errorf("capacity %v, RTT %v: %v, want %v", c.capacity, c.rtt, got, c.want)
+		}
+	}
+	if got := fair.New().Span(1e6, 0); got != 50*time.Millisecond {
+		t.Errorf("nobody known: %v", got)
+	}
+}

@@ -93,7 +93,7 @@ func TestLevelIsTheWaterLevel(t *testing.T) {
 // no less.
 func TestGreedyAreToldTheCapacity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		const capacity = 1000
+		const capacity = 400
 		f := newFluid(capacity)
 		for range rapid.IntRange(1, 10).Draw(t, "publishers") {
 			f.publishers = append(f.publishers, &publisher{
@@ -156,7 +156,7 @@ func TestLevelScales(t *testing.T) {
 // told less than half of what is theirs while the line stands.
 func TestLiarsGainNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		const capacity = 1000
+		const capacity = 400
 		n := rapid.IntRange(2, 10).Draw(t, "publishers")
 		f := newFluid(capacity)
 		weights := 0.0
