@@ -39,7 +39,7 @@ failure; 2 if the command line is wrong. A missed SLO and a load that this
 machine does not carry are reported and are no failure.`,
 		Example: `  srtm up
   srtm up --duration 20s --publishers 500 --group-size 50 --sync
-  srtm up --duration 20s --admission
+  srtm up --duration 20s --admission --gateway
   srtm up --trace detectors.csv.gz --compress 10 --copies 20`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {

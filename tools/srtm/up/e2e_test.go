@@ -58,13 +58,13 @@ func up(ctx context.Context, stdout, stderr *output, args ...string) error {
 
 // The whole thing, small: real processes, real sockets, go-nsq, a report.
 func TestUp(t *testing.T) {
-	bin := localtest.Folder(t, append(daemons, "tools/iotpub", "admission")...)
+	bin := localtest.Folder(t, append(daemons, "tools/iotpub", "admission", "gateway")...)
 
 	t.Run("ends with a report", func(t *testing.T) {
 		var stdout, stderr output
 		dir := t.TempDir()
 		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+filepath.Join(dir, "new"), "--brokers=3",
-			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json", "--admission")
+			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json", "--admission", "--gateway")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stderr.String())
 		}
@@ -80,6 +80,9 @@ func TestUp(t *testing.T) {
 		}
 		if a := r.Admission; a == nil || !a.Refused || a.Admitted < a.Capacity || a.RetryAfterMs < 1 || a.RetryAfterMs > 1000 {
 			t.Errorf("admission: %+v", a)
+		}
+		if g := r.Gateway; g == nil || len(g.Classes) != 3 || g.Classes[0].Used < 0.4 || g.Classes[1].Used < 0.2 || g.Classes[2].Used > 0.2 {
+			t.Errorf("gateway: %+v", g)
 		}
 		for i, brokers := range []int{1, 3} {
 			p := r.Phases[i]

@@ -24,6 +24,7 @@ type options struct {
 	maxLateness time.Duration
 
 	admission       bool
+	gateway         bool
 	binDir, dataDir string
 	memQueue        int
 	output          string
@@ -55,7 +56,8 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.calibration, "calibration", o.calibration, "how long one calibration of the load takes; 0: none, trust the machine")
 	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its figures the machine's")
 	fs.BoolVar(&o.admission, "admission", false, "run admission too, with a rule for one tenant's HTTP publishes, and show that it refuses what is above")
-	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor, iotpub and admission (default that of srtm)")
+	fs.BoolVar(&o.gateway, "gateway", false, "run a gateway in front of two emulated web servers too, and show what three classes of requests get that ask for more than there is")
+	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor, iotpub, admission and gateway (default that of srtm)")
 	fs.StringVar(&o.dataDir, "data-dir", "", "`folder` for the processes' logs and data (default a new one, removed after success)")
 	fs.IntVar(&o.memQueue, "mem-queue-size", o.memQueue, "`messages` a broker holds per topic and channel")
 	fs.StringVar(&o.output, "output", o.output, "`form` of the report: table or json; with json the live view goes to standard error")

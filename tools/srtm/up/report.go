@@ -46,6 +46,7 @@ type Report struct {
 	MaxLatenessUs int64 `json:"max_lateness_us"`
 
 	Admission *Admission `json:"admission,omitempty"`
+	Gateway   *Gateway   `json:"gateway,omitempty"`
 
 	Phases      []Phase `json:"phases"`
 	Interrupted bool    `json:"interrupted,omitempty"`
@@ -257,6 +258,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	line("cluster", "%s of %d msg/s", plural(r.Brokers, "broker"), r.Mcap)
 	if a := r.Admission; a != nil && a.Refused {
 		line("admission", "%s (refill %d/s, capacity %d): %d admitted, then refused for %d ms", a.Key, a.Refill, a.Capacity, a.Admitted, a.RetryAfterMs)
+	}
+	if r.Gateway != nil {
+		line("gateway", "%s", r.Gateway.text())
 	}
 	if r.Burst > 0 {
 		line("contract", "%s", r.contractText())

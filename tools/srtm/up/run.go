@@ -81,6 +81,9 @@ func (r *run) all(ctx context.Context) error {
 	if r.admission {
 		err = r.tryAdmission(ctx)
 	}
+	if err == nil && r.gateway {
+		err = r.tryGateway(ctx)
+	}
 	if err == nil {
 		err = r.measure(ctx)
 	}
