@@ -59,7 +59,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	})
 	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how `often` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
 	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
-	fs.DurationVar(&o.checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, it may be admitted again after a crash, unless its rule is strict")
+	fs.DurationVar(&o.checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
 	fs.DurationVar(&o.poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
 }
 
