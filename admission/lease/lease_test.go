@@ -296,3 +296,54 @@ func TestWhoCannotHold(t *testing.T) {
 		}
 	}
 }
+
+// A peer may say anything: nothing breaks, and an honest holder gets its part in the end.
+func TestWhateverHoldersSay(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		contract := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 1e12).Draw(t, "rate")), Burst: rapid.Int64Range(1, 1e9).Draw(t, "capacity")}
+		now := mono.Time(time.Hour)
+		k := lease.New(now, uint64(now), "key", contract, 0)
+		small := rapid.Int64Range(-2, 40)
+		number := rapid.OneOf(small, rapid.Int64(), rapid.Just(int64(contract.Rate)), rapid.Just(contract.Burst))
+		epochs := []uint64{0, 1, uint64(now), 1 << 61, 1<<64 - 1}
+		for range rapid.IntRange(1, 60).Draw(t, "questions") {
+			h := wire.Held{
+				Holder: rapid.Uint64Range(0, 4).Draw(t, "holder"), Epoch: rapid.SampledFrom(epochs).Draw(t, "epoch"),
+				Share:    tokenbucket.Share{Rate: tokenbucket.Rate(number.Draw(t, "held rate")), Burst: number.Draw(t, "held burst")},
+				Released: tokenbucket.Tokens(number.Draw(t, "released")),
+			}
+			if g, ok := k.Renew(now, h, rapid.Uint32().Draw(t, "offered")); ok {
+				epochs = append(epochs, g.Epoch)
+			}
+			k.Admit(small.Draw(t, "cost")+2, now, false)
+			now = now.Add(time.Duration(rapid.IntRange(0, 900).Draw(t, "ms")) * time.Millisecond)
+			k.Step(now, []tokenbucket.Share{contract, {}}[rapid.IntRange(0, 5).Draw(t, "none")/5])
+		}
+		now = now.Add(time.Minute)
+		k.Step(now, contract)
+		now = now.Add(time.Minute)
+		if _, whole := k.Step(now, contract); !whole {
+			k.Step(now, contract)
+			if _, whole := k.Step(now, contract); !whole {
+				t.Fatal("it is not whole again when nobody asks")
+			}
+		}
+	})
+}
+
+// What a look at a key costs that ten hold.
+func BenchmarkStep(b *testing.B) {
+	contract := tokenbucket.Share{Rate: 1_000_000, Burst: 1000}
+	now := mono.Time(time.Hour)
+	k := lease.New(now, 1, "key", contract, 0)
+	held := make([]wire.Held, 10)
+	for b.Loop() {
+		now = now.Add(200 * time.Millisecond)
+		for i := range held {
+			held[i].Holder = uint64(i + 1)
+			g, _ := k.Renew(now, held[i], 20)
+			held[i].Epoch, held[i].Share = g.Epoch, g.Share
+		}
+		k.Step(now, contract)
+	}
+}

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	maxLeased  = 100_000                // keys that are divided; of others nothing is leased
+	maxLeased  = 20_000                 // keys that are divided; of others nothing is leased
 	lookLeases = 200 * time.Millisecond // between looks at them
 )
 
