@@ -52,6 +52,15 @@ type Config struct {
 	// DrainTimeout bounds the wait for an old broker's last answers; what is
 	// unanswered then counts as on a broken connection. 0 means 30 s.
 	DrainTimeout time.Duration
+	// Pacing says what publishers do with what brokers tell them that they may send, and
+	// Weight the weight they ask for; 0 means 1. Brokers are asked where the topic is
+	// paced, as the loaddistributor says; with BrokersPace everywhere.
+	Pacing      Pacing
+	Weight      uint8
+	BrokersPace bool
+	// OnPace is called after a publisher was told something, by a goroutine of this
+	// package, which must not wait; nil: it is not wanted.
+	OnPace func(*Publisher, Pace)
 	// Logger gets changes of state; nil: none.
 	Logger *slog.Logger
 }
@@ -96,9 +105,9 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Address == "" {
 		return nil, errors.New("client: no address of a loaddistributor")
 	}
-	if cfg.MaxOutstanding < 0 || cfg.DrainTimeout < 0 || cfg.Resend > ResendNever {
-		return nil, fmt.Errorf("client: max outstanding %d and drain timeout %v must not be negative, resend %d must be 0 .. %d",
-			cfg.MaxOutstanding, cfg.DrainTimeout, cfg.Resend, ResendNever)
+	if cfg.MaxOutstanding < 0 || cfg.DrainTimeout < 0 || cfg.Resend > ResendNever || cfg.Pacing > PacingOff {
+		return nil, fmt.Errorf("client: max outstanding %d and drain timeout %v must not be negative, resend %d must be 0 .. %d, pacing %d 0 .. %d",
+			cfg.MaxOutstanding, cfg.DrainTimeout, cfg.Resend, ResendNever, cfg.Pacing, PacingOff)
 	}
 	if cfg.MaxOutstanding == 0 {
 		cfg.MaxOutstanding = 256

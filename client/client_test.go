@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/client/fake"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/pacing/header"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -108,6 +109,30 @@ var _ = Describe("a publisher", func() {
 				Expect(e.Delay > 0).To(Equal(string(e.Bodies[0]) == "4"))
 			}
 		}
+	})
+
+	Context("that asks what it may send", func() {
+		BeforeEach(func() { cfg.BrokersPace, cfg.Weight, cfg.Pacing = true, 4, client.PacingReport })
+
+		It("is told with the answers", func() {
+			a.Paces()
+			p := open("p")
+			Expect(p.Publish(ctx, []byte("1"))).To(Succeed())
+			Expect(p.Pace().Paced).To(BeFalse())
+			a.Hold(true)
+			done := async(ctx, p, "2")
+			Eventually(a.Held).Should(Equal(1))
+			a.Say(wire.AppendResponse(nil, header.AppendOK(nil, header.OK{Paced: true, Weight: 3, Interval: time.Minute, Rate: 5000, Burst: 2})))
+			Eventually(done).Should(Receive(BeNil()))
+			Expect(p.Pace()).To(And(HaveField("Paced", true), HaveField("Rate", 5.0), HaveField("Burst", int64(2)), HaveField("Weight", uint8(3))))
+		})
+
+		It("does without where the broker does not know it, and publishes all the same", func() {
+			p := open("p")
+			Expect(p.Publish(ctx, []byte("1"))).To(Succeed())
+			Expect(p.Pace().Paced).To(BeFalse())
+			Expect(read()).To(Equal([]string{"a:1"}))
+		})
 	})
 
 	It("leaves the caller's slice alone", func() {

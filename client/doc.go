@@ -31,6 +31,14 @@
 // is made first, then nothing more is sent to the old broker, its last answer
 // is awaited, and the first publish goes to the new one.
 //
+// # Pacing
+//
+// Where a topic is paced, its broker tells publishers what they may send now, each in
+// proportion to its weight, and Publish waits for its turn before it sends anything: an
+// error for want of time says "not sent". Config.Pacing has other ways; Publisher.Pace
+// and Config.OnPace tell callers that would rather thin out or combine what they have.
+// A connection asks when it is made.
+//
 // The control plane is not on the message's way: when the loaddistributor
 // cannot be reached, publishers go on where they are.
 //

@@ -20,10 +20,10 @@ type Pending struct {
 }
 
 // BeginPublish is Publish up to the wait for the answer. It waits while as many
-// publishes as Config.MaxOutstanding are unanswered, or while there is no
-// broker. ctx is that of the whole publish.
+// publishes as Config.MaxOutstanding are unanswered, while there is no broker, or, with
+// PacingWait, for its turn. ctx is that of the whole publish.
 func (p *Publisher) BeginPublish(ctx context.Context, body []byte) Pending {
-	return p.begin(ctx, nsq.Publish(p.topic, slices.Clone(body)))
+	return p.begin(ctx, 1, nsq.Publish(p.topic, slices.Clone(body)))
 }
 
 // BeginMultiPublish is the same of MultiPublish.
@@ -32,15 +32,16 @@ func (p *Publisher) BeginMultiPublish(ctx context.Context, bodies [][]byte) Pend
 	if err != nil {
 		return Pending{err: fmt.Errorf("client: %w", err)}
 	}
-	return p.begin(ctx, cmd)
+	return p.begin(ctx, len(bodies), cmd)
 }
 
 // BeginDeferredPublish is the same of DeferredPublish.
 func (p *Publisher) BeginDeferredPublish(ctx context.Context, delay time.Duration, body []byte) Pending {
-	return p.begin(ctx, nsq.DeferredPublish(p.topic, delay, slices.Clone(body)))
+	return p.begin(ctx, 1, nsq.DeferredPublish(p.topic, delay, slices.Clone(body)))
 }
 
-func (p *Publisher) begin(ctx context.Context, cmd *nsq.Command) Pending {
+// begin hands a command of n messages to run.
+func (p *Publisher) begin(ctx context.Context, n int, cmd *nsq.Command) Pending {
 	select {
 	case <-p.closing:
 		return Pending{err: fmt.Errorf("client: %w", ErrClosed)}
@@ -48,6 +49,9 @@ func (p *Publisher) begin(ctx context.Context, cmd *nsq.Command) Pending {
 	}
 	if err := ctx.Err(); err != nil {
 		return Pending{err: fmt.Errorf("client: not sent: %w", err)}
+	}
+	if err := p.pacer.wait(ctx, n, p.closing); err != nil {
+		return Pending{err: err}
 	}
 	r := &request{cmd: cmd, done: make(chan error, 1)}
 	select {

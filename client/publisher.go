@@ -25,6 +25,7 @@ type Publisher struct {
 	limit     int // of unanswered publishes
 	resend    Resend
 	drain     time.Duration
+	pacer     *pacer
 	log       *slog.Logger
 
 	requests chan *request // unbuffered: what is not taken has not been sent
@@ -72,13 +73,19 @@ type dialled struct {
 func newPublisher(c *Client, topic, id string) *Publisher {
 	cfg := *c.cfg.NSQ // go-nsq means a Config to be copied so
 	cfg.ClientID = id
-	return &Publisher{
+	p := &Publisher{
 		topic: topic, id: id, client: c, cfg: &cfg,
 		limit: c.cfg.MaxOutstanding, resend: c.cfg.Resend, drain: c.cfg.DrainTimeout,
 		log:      c.log.With("topic", topic, "publisher", id),
 		requests: make(chan *request), notify: make(chan struct{}, 1), dialled: make(chan dialled, 1),
 		isReady: make(chan struct{}), closing: make(chan struct{}), kill: make(chan struct{}), over: make(chan struct{}),
 	}
+	var notify func(Pace)
+	if tell := c.cfg.OnPace; tell != nil {
+		notify = func(is Pace) { tell(p, is) }
+	}
+	p.pacer = newPacer(c.cfg.Pacing, notify)
+	return p
 }
 
 func (p *Publisher) start() { go p.run() }

@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/pacing/header"
 )
 
 // route is one connection to a broker, on go-nsq's Conn.
@@ -22,6 +24,7 @@ type route struct {
 	address string
 	conn    *nsq.Conn
 	notify  chan<- struct{} // holds one token: there is something to take
+	advise  func(header.OK)
 
 	// owned by Publisher.run
 	open []*request // unanswered, oldest first
@@ -31,6 +34,7 @@ type route struct {
 		answers []answer
 		limit   int // of answers, against a broker that says more than asked
 		ended   error
+		asked   chan<- error // gets the answer to PACE, then it is nil
 	}
 }
 
@@ -42,14 +46,19 @@ type answer struct {
 // errSurplus: the broker sent an answer without a request.
 var errSurplus = errors.New("broker sent more answers than there were publishes")
 
-// dial connects and identifies.
-func dial(address string, cfg *nsq.Config, limit int, notify chan<- struct{}, log *slog.Logger) (*route, error) {
-	r := &route{address: address, notify: notify}
+// dial connects and identifies, and with a weight asks to be told what may be sent.
+func dial(address string, cfg *nsq.Config, limit int, weight uint8, advise func(header.OK), notify chan<- struct{}, log *slog.Logger) (*route, error) {
+	r := &route{address: address, notify: notify, advise: advise}
 	r.in.limit = limit
 	r.conn = nsq.NewConn(address, cfg, delegate{r})
 	r.conn.SetLogger(quiet{log}, nsq.LogLevelWarning, "%s")
 	if _, err := r.conn.Connect(); err != nil {
 		return nil, errors.Join(fmt.Errorf("connect to broker %s: %w", address, err), r.conn.Close())
+	}
+	if weight > 0 {
+		if err := r.askPace(weight); err != nil {
+			return nil, errors.Join(err, r.conn.Close())
+		}
 	}
 	return r, nil
 }
@@ -69,6 +78,16 @@ func (r *route) take() (answers []answer, ended error) {
 
 func (r *route) answered(a answer) {
 	r.in.Lock()
+	if asked := r.in.asked; asked != nil {
+		r.in.asked = nil
+		r.in.Unlock()
+		if a.refused != nil {
+			asked <- fmt.Errorf("%w: %s: %w", errNoPace, r.address, a.refused)
+		} else {
+			asked <- nil
+		}
+		return
+	}
 	if len(r.in.answers) < r.in.limit {
 		r.in.answers = append(r.in.answers, a)
 	} else if r.in.ended == nil {
@@ -82,6 +101,10 @@ func (r *route) end(err error) {
 	r.in.Lock()
 	if r.in.ended == nil {
 		r.in.ended = err
+	}
+	if asked := r.in.asked; asked != nil {
+		r.in.asked = nil
+		asked <- fmt.Errorf("broker %s did not answer PACE: %w", r.address, err) // there is room for it
 	}
 	r.in.Unlock()
 	r.wake()
@@ -101,7 +124,12 @@ func orderly(err error) bool { return errors.Is(err, io.EOF) }
 // from within WriteCommand; nothing here may wait.
 type delegate struct{ r *route }
 
-func (d delegate) OnResponse(*nsq.Conn, []byte)            { d.r.answered(answer{}) }
+func (d delegate) OnResponse(_ *nsq.Conn, data []byte) {
+	if ok, err := header.ParseOK(data); err == nil {
+		d.r.advise(ok)
+	}
+	d.r.answered(answer{})
+}
 func (d delegate) OnError(_ *nsq.Conn, data []byte)        { d.r.answered(answer{refused(data)}) }
 func (d delegate) OnIOError(_ *nsq.Conn, err error)        { d.r.end(err) }
 func (d delegate) OnClose(*nsq.Conn)                       { d.r.end(io.ErrClosedPipe) }

@@ -30,6 +30,8 @@ type sender struct {
 	// topic anew without its contract, or of a publisher that has no place now.
 	// Nothing is written to it, and it is closed after its last answer.
 	retired  bool
+	paces    bool   // the assignment says that brokers know PACE
+	unpaced  string // the address of one that did not
 	dialling bool
 	wait     *backoff
 	retry    *time.Timer
@@ -148,7 +150,7 @@ func (s *sender) readInbox() {
 	if a == nil || a.Epoch < s.epoch {
 		return
 	}
-	s.epoch = a.Epoch
+	s.epoch, s.paces = a.Epoch, a.Pacing
 	if a.TcpAddress == s.target {
 		return
 	}
@@ -195,9 +197,12 @@ func (s *sender) connect() {
 	}
 	s.retry.Stop()
 	s.dialling = true
-	p, address := s.p, s.target
+	p, address, weight := s.p, s.target, uint8(0)
+	if c := &s.p.client.cfg; c.Pacing != PacingOff && (s.paces || c.BrokersPace) && address != s.unpaced {
+		weight = max(c.Weight, 1)
+	}
 	p.dials.Go(func() {
-		r, err := dial(address, p.cfg, p.limit, p.notify, p.log)
+		r, err := dial(address, p.cfg, p.limit, weight, p.pacer.advise, p.notify, p.log)
 		p.dialled <- dialled{r, err}
 	})
 }
@@ -211,6 +216,11 @@ func (s *sender) connected(d dialled) {
 		p.inbox.lastError = d.err
 		p.inbox.Unlock()
 		p.log.Warn("no connection", "error", d.err)
+		if errors.Is(d.err, errNoPace) {
+			s.unpaced = s.target
+			s.connect()
+			return
+		}
 		s.retry.Reset(s.wait.take())
 		return
 	}
@@ -237,6 +247,7 @@ func (s *sender) takeOver() {
 	s.cur, s.next = s.next, nil
 	s.drain.Stop()
 	p := s.p
+	p.pacer.reset()
 	p.broker.Store(&s.cur.address)
 	p.log.Info("connected", "address", s.cur.address)
 	select {

@@ -66,6 +66,7 @@ type Broker struct {
 		conns  map[*conn]bool
 		queues map[string]*queue
 		hold   bool
+		paces  bool
 		refuse func(topic string, body []byte) *wire.Error
 		copies int // how often a message is delivered
 		nextID uint64
@@ -196,6 +197,13 @@ func (b *Broker) Held() int {
 	return n
 }
 
+// Paces has connections that are made from now on know PACE, and answer it.
+func (b *Broker) Paces() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mu.paces = true
+}
+
 // Refuse has f decide on each message; nil accepts all. A message of an MPUB
 // that is refused refuses all of it.
 func (b *Broker) Refuse(f func(topic string, body []byte) *wire.Error) {
@@ -275,6 +283,9 @@ func (b *Broker) read(c *conn) {
 	defer b.drop(c)
 	limits := wire.DefaultLimits()
 	limits.MaxRdy = 100_000
+	b.mu.Lock()
+	limits.Pace = b.mu.paces
+	b.mu.Unlock()
 	var in []byte
 	chunk := make([]byte, 64<<10)
 	magic := true
@@ -370,6 +381,8 @@ func (b *Broker) handle(c *conn, cmd wire.Command) {
 	case wire.VerbCls:
 		c.credit = 0
 		c.send(wire.AppendResponse(nil, wire.CloseWait))
+	case wire.VerbPace:
+		c.send(wire.AppendResponse(nil, wire.OK))
 	case wire.VerbNop:
 		b.log.add(Event{Broker: b.name, Kind: Nop, Client: c.client})
 	default:

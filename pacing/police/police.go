@@ -145,11 +145,12 @@ func (t *Table) Advice() (a fair.Advice, span time.Duration, number uint64) {
 	return t.advice, t.span, t.interval
 }
 
-// Told is what one connection of the publisher may send: each has its part.
+// Told is what one connection of the publisher may send: each has its part. The burst
+// is at least 2: with 1, who wakes up late has lost a token for good.
 func (t *Table) Told(p *Publisher) (rate tokenbucket.Rate, burst int64) {
 	n := max(p.connections, 1)
 	rate = tokenbucket.PerSecond(t.advice.RateOf(p.weight) / float64(n))
-	return max(rate, tokenbucket.MinRate), max(t.advice.BurstOf(p.weight, t.burst)/int64(n), 1)
+	return max(rate, tokenbucket.MinRate), max(t.advice.BurstOf(p.weight, t.burst)/int64(n), 2)
 }
 
 // Each calls f with each publisher, in no order, but not for those beyond MaxPublishers.

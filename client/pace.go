@@ -1,0 +1,156 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/pacing/header"
+	pacing "github.com/srtm-io/srtm/pacing/sender"
+)
+
+// Pacing says what a publisher does with what its broker tells it that it may send.
+type Pacing uint8
+
+const (
+	// PacingWait: Publish waits for its turn, within its context.
+	PacingWait Pacing = iota
+	// PacingReport: Publish does not wait; Publisher.Pace and Config.OnPace tell, for
+	// callers that send less themselves. A broker that polices refuses what is too much.
+	PacingReport
+	// PacingOff: the broker is not asked.
+	PacingOff
+)
+
+// Pace is what a publisher may send now, as its broker says.
+type Pace struct {
+	Paced   bool          // there is more to send to the topic than it may take; the rest counts only then
+	Rate    float64       // messages per second, of this publisher
+	Burst   int64         // messages at once
+	Weight  uint8         // by which that is its part; it may be less than Config.Weight
+	Wait    time.Duration // until the next message is due
+	Delayed time.Duration // what Publish has waited for its turn, in all
+}
+
+// pacer keeps a publisher to what it is told.
+type pacer struct {
+	mode   Pacing
+	notify func(Pace) // may be nil
+
+	mu struct {
+		sync.Mutex
+		bucket  pacing.Bucket
+		weight  uint8
+		delayed time.Duration
+		changed chan struct{} // closed and replaced with each advice
+	}
+}
+
+func newPacer(mode Pacing, notify func(Pace)) *pacer {
+	p := &pacer{mode: mode, notify: notify}
+	p.mu.changed = make(chan struct{})
+	return p
+}
+
+// advise takes what the broker says.
+func (p *pacer) advise(ok header.OK) {
+	p.mu.Lock()
+	p.mu.weight = ok.Weight
+	p.mu.bucket.Advise(pacing.Advice{Paced: ok.Paced, Overload: ok.Overload, Rate: ok.Rate, Burst: ok.Burst, Interval: ok.Interval}, clock.Mono())
+	p.changedLocked()
+	p.mu.Unlock()
+	if p.notify != nil {
+		p.notify(p.pace())
+	}
+}
+
+// reset forgets the advice of a broker that is left.
+func (p *pacer) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.bucket = pacing.Bucket{}
+	p.changedLocked()
+}
+
+func (p *pacer) changedLocked() {
+	close(p.mu.changed)
+	p.mu.changed = make(chan struct{})
+}
+
+func (p *pacer) pace() Pace {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	is := p.mu.bucket.Pace(clock.Mono())
+	return Pace{Paced: is.Paced, Rate: is.Rate.PerSecond(), Burst: is.Burst, Weight: p.mu.weight, Wait: is.Wait, Delayed: p.mu.delayed}
+}
+
+// wait returns when n messages may be sent, or why they may not.
+func (p *pacer) wait(ctx context.Context, n int, closing <-chan struct{}) error {
+	for {
+		now := clock.Mono()
+		p.mu.Lock()
+		if p.mode != PacingWait {
+			p.mu.bucket.Report(n, now)
+			p.mu.Unlock()
+			return nil
+		}
+		d, changed := p.mu.bucket.Wait(n, now), p.mu.changed
+		p.mu.Unlock()
+		if d <= 0 {
+			return nil
+		}
+		timer := time.NewTimer(d)
+		var err error
+		select {
+		case <-timer.C:
+		case <-changed:
+		case <-closing:
+			err = ErrClosed
+		case <-ctx.Done():
+			err = fmt.Errorf("not sent: %w", ctx.Err())
+		}
+		timer.Stop()
+		p.mu.Lock()
+		p.mu.delayed += clock.Mono().Sub(now)
+		p.mu.Unlock()
+		if err != nil {
+			return fmt.Errorf("client: %w", err)
+		}
+	}
+}
+
+// Pace returns what the publisher may send now.
+func (p *Publisher) Pace() Pace { return p.pacer.pace() }
+
+// errNoPace: the broker does not know PACE.
+var errNoPace = errors.New("broker knows no pacing")
+
+// askTimeout bounds the wait for the answer to PACE.
+const askTimeout = 5 * time.Second
+
+// askPace sends PACE and waits for its answer: a broker that does not know it hangs up,
+// and what was written behind it would be lost.
+func (r *route) askPace(weight uint8) error {
+	asked := make(chan error, 1)
+	r.in.Lock()
+	r.in.asked = asked
+	r.in.Unlock()
+	cmd := &nsq.Command{Name: []byte("PACE"), Params: [][]byte{[]byte(strconv.Itoa(header.Version)), []byte(strconv.Itoa(int(weight)))}}
+	if err := r.conn.WriteCommand(cmd); err != nil {
+		return fmt.Errorf("ask broker %s for its pace: %w", r.address, err)
+	}
+	timer := time.NewTimer(askTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-asked:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("broker %s did not answer PACE within %v", r.address, askTimeout)
+	}
+}
