@@ -25,7 +25,7 @@ const (
 	// would have slack for good. fade is what an interval leaves of those before.
 	tolerated = 0.05
 	chance    = 3
-	fade      = 7.0 / 8
+	fade      = 63.0 / 64
 	// kept is how long a publisher without a connection is known, so that
 	// connecting anew brings nothing.
 	kept = 10 * time.Second
