@@ -1,0 +1,300 @@
+// Command pacing measures a topic that is offered more than its contract, on a real nsqd:
+// publishers that are told what they may send (advise), that are not told and policed
+// (police), and delayed alone (delay), in runs that are alike. It prints, for each, what
+// was accepted of the contract, Jain's index of what each publisher got for its weight,
+// the farthest from its part, the backlog, and the access delay. Figures are ratios of
+// counters; nothing is asserted. Other brokers are not started: none of them has a contract.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/pacing/header"
+	"github.com/srtm-io/srtm/pacing/sender"
+)
+
+var weights = []uint8{1, 2, 4, 8, 10} // the paper's
+
+// config is what is measured.
+type config struct {
+	nsqd               string
+	rate, load         float64
+	burst, publishers  int
+	warm, steady       time.Duration
+	tcp, web, datapath string
+}
+
+func main() {
+	var c config
+	flag.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`program` to measure")
+	flag.Float64Var(&c.rate, "rate", 2000, "contract, `msg/s`")
+	flag.IntVar(&c.burst, "burst", 100, "contract, `messages`")
+	flag.Float64Var(&c.load, "load", 1.5, "offered, in contracts; each publisher offers this many times its part, every tenth five times as much")
+	flag.IntVar(&c.publishers, "publishers", 50, "`number`, of weights 1, 2, 4, 8, 10 in turns")
+	flag.DurationVar(&c.warm, "warm-up", 10*time.Second, "time before counting")
+	flag.DurationVar(&c.steady, "steady", 15*time.Second, "time of counting")
+	flag.Parse()
+	fmt.Println("mode\taccepted/r\tJain\tfarthest\trefused\tbacklog p99\tbacklog max\taccess p99")
+	for _, mode := range []string{"delay", "advise", "police"} {
+		line, err := c.run(mode)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", mode, err)
+			os.Exit(1)
+		}
+		fmt.Println(line)
+	}
+}
+
+// publisher is one connection that offers its part times the load.
+type publisher struct {
+	weight            uint8
+	paced             bool // sends PACE, and keeps to it
+	accepted, refused atomic.Int64
+}
+
+func (c config) run(mode string) (string, error) {
+	dir, err := os.MkdirTemp("", "pacing")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	c.tcp, c.web = freePort(), freePort()
+	args := []string{
+		"--tcp-address", c.tcp, "--http-address", c.web, "--data-path", dir, "--log-level", "error", "--max-weight", "10",
+		"--mem-queue-size", "1000000", "--topic-limit", fmt.Sprintf("t:%g:%d", c.rate, c.burst),
+	}
+	flags := map[string]string{"delay": "off", "advise": "advise", "police": "police"}
+	cmd := exec.Command(c.nsqd, append(args, "--pacing", flags[mode])...)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	for range 100 {
+		if _, err = c.stats(); err == nil {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if err != nil {
+		return "", err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer stop()
+	all.Go(func() { consume(ctx, c.tcp) })
+	publishers := make([]*publisher, c.publishers)
+	sum := 0.0
+	for i := range publishers {
+		publishers[i] = &publisher{weight: weights[i%len(weights)], paced: mode != "delay"}
+		sum += float64(publishers[i].weight)
+	}
+	for i, p := range publishers {
+		demand := c.load * c.rate * float64(p.weight) / sum
+		if i%10 == 0 {
+			demand *= 5 // the loud
+		}
+		stock := mode == "police" && i%2 == 1
+		all.Go(func() { p.run(ctx, c.tcp, strconv.Itoa(i), demand, stock) })
+	}
+	time.Sleep(c.warm)
+	began := clock.Mono()
+	was := make([]int64, len(publishers))
+	refused := int64(0)
+	for i, p := range publishers {
+		was[i] = p.accepted.Load()
+		refused -= p.refused.Load()
+	}
+	var depths []int
+	var last stats
+	for clock.Mono().Sub(began) < c.steady {
+		if last, err = c.stats(); err != nil {
+			return "", err
+		}
+		depths = append(depths, last.Depth)
+		time.Sleep(50 * time.Millisecond)
+	}
+	seconds := clock.Mono().Sub(began).Seconds()
+	total, ratio, square, farthest := 0.0, 0.0, 0.0, 0.0
+	for i, p := range publishers {
+		got := float64(p.accepted.Load()-was[i]) / seconds
+		refused += p.refused.Load()
+		total += got
+		x := got / (c.rate * float64(p.weight) / sum)
+		ratio += x
+		square += x * x
+		farthest = max(farthest, math.Abs(x-1))
+	}
+	n := float64(len(publishers))
+	slices.Sort(depths)
+	return fmt.Sprintf("%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", mode, total/c.rate, ratio*ratio/(n*square), farthest, refused,
+		depths[len(depths)*99/100], depths[len(depths)-1], time.Duration(last.SRTM.Latency.Access.P99)*time.Microsecond), nil
+}
+
+type stats struct {
+	Depth int
+	SRTM  struct {
+		Latency struct {
+			Access struct{ P99 int64 } `json:"access_us"`
+		}
+	}
+}
+
+func (c config) stats() (stats, error) {
+	client := http.Client{Timeout: 5 * time.Second}
+	r, err := client.Get("http://" + c.web + "/stats?format=json&topic=t&include_clients=false")
+	if err != nil {
+		return stats{}, err
+	}
+	defer r.Body.Close()
+	var all struct{ Topics []stats }
+	if err := json.NewDecoder(r.Body).Decode(&all); err != nil {
+		return stats{}, err
+	}
+	if len(all.Topics) != 1 {
+		return stats{}, errors.New("no topic")
+	}
+	return all.Topics[0], nil
+}
+
+// conn is a connection to the broker.
+type conn struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func dial(ctx context.Context, address, id string) (*conn, error) {
+	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { nc.Close() })
+	c := &conn{nc, bufio.NewReader(nc)}
+	hello := wire.AppendIdentify(wire.AppendMagic(nil), []byte(`{"client_id":`+strconv.Quote(id)+`}`))
+	if _, err := c.Write(hello); err != nil {
+		return nil, err
+	}
+	_, _, err = c.frame()
+	return c, err
+}
+
+// frame returns the next that is no heartbeat.
+func (c *conn) frame() (wire.FrameType, []byte, error) {
+	for {
+		var head [wire.FrameOverhead]byte
+		if _, err := io.ReadFull(c.in, head[:]); err != nil {
+			return 0, nil, err
+		}
+		data := make([]byte, binary.BigEndian.Uint32(head[:])-4)
+		if _, err := io.ReadFull(c.in, data); err != nil {
+			return 0, nil, err
+		}
+		if string(data) != wire.Heartbeat {
+			return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, nil
+		}
+		if _, err := c.Write(wire.AppendNop(nil)); err != nil {
+			return 0, nil, err
+		}
+	}
+}
+
+func consume(ctx context.Context, address string) {
+	c, err := dial(ctx, address, "consumer")
+	if err != nil {
+		return
+	}
+	if _, err := c.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 2500)); err != nil {
+		return
+	}
+	for {
+		kind, data, err := c.frame()
+		if err != nil {
+			return
+		}
+		if kind != wire.FrameMessage {
+			continue
+		}
+		if m, err := wire.ParseMessage(data); err == nil {
+			if _, err := c.Write(wire.AppendFin(nil, m.ID)); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// run offers messages, one at a time, those that could not be sent in their time at once
+// after it, up to a second's. stock: it says its weight, and does not listen.
+func (p *publisher) run(ctx context.Context, address, id string, demand float64, stock bool) {
+	c, err := dial(ctx, address, id)
+	if err != nil {
+		return
+	}
+	if p.paced {
+		if _, err = c.Write(wire.AppendPace(nil, p.weight)); err == nil {
+			_, _, err = c.frame()
+		}
+	}
+	var bucket sender.Bucket
+	gap := time.Duration(float64(time.Second) / demand)
+	pub := wire.AppendPub(nil, "t", make([]byte, 100))
+	due := clock.Mono()
+	for ctx.Err() == nil && err == nil {
+		now := clock.Mono()
+		due = max(due, now.Add(-time.Second))
+		wait := due.Sub(now)
+		if wait <= 0 && p.paced && !stock {
+			wait = bucket.Wait(1, now)
+		}
+		if wait > 0 {
+			time.Sleep(wait)
+			continue
+		}
+		due = due.Add(gap)
+		if _, err = c.Write(pub); err != nil {
+			return
+		}
+		var kind wire.FrameType
+		var data []byte
+		if kind, data, err = c.frame(); err != nil {
+			return
+		}
+		if kind == wire.FrameError {
+			p.refused.Add(1)
+			continue
+		}
+		p.accepted.Add(1)
+		if ok, bad := header.ParseOK(data); bad == nil {
+			bucket.Advise(sender.Advice{Paced: ok.Paced, Overload: ok.Overload, Rate: ok.Rate, Burst: ok.Burst, Interval: ok.Interval}, clock.Mono())
+		}
+	}
+}
+
+func freePort() string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
