@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -159,6 +160,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := rules.classes[index]
 	var body *requestBody
 	if r.Body != nil && r.Body != http.NoBody {
+		// net/http knows by its own body how much of it is left, and not to read it all.
+		defer func(own io.ReadCloser) { r.Body = own }(r.Body)
 		if p.cfg.MaxBody > 0 {
 			r.Body = http.MaxBytesReader(w, r.Body, p.cfg.MaxBody)
 		}

@@ -521,6 +521,22 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
+// A client that is refused while it sends gets the answer, and then the end, not a reset.
+func TestRefusedWhileSending(t *testing.T) {
+	g := serve(t, one("http://127.0.0.1:1"), func(c *Config) { c.MaxBody = 1000 })
+	c, r := g.dial(t)
+	write(t, c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n"+strings.Repeat("x", 10_000))
+	if res, _ := answer(t, r); res.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Error(res.Status)
+	}
+	if _, ok := any(&watchedConn{}).(interface{ CloseWrite() error }); !ok {
+		t.Error("net/http cannot end its side first")
+	}
+	if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
+		t.Errorf("%q, %v", rest, err)
+	}
+}
+
 // What takes too long is ended, and it is known whose fault that was.
 func TestTimeouts(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {

@@ -102,6 +102,15 @@ func (c *watchedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// CloseWrite is for net/http, which ends its side first where a client still sends: a
+// reset would take the answer along.
+func (c *watchedConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
 func (c *watchedConn) lineRead() {
 	h := &c.head
 	line := bytes.TrimSuffix(h.line, []byte{'\r'})
