@@ -2,10 +2,12 @@ package store_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
@@ -22,8 +26,8 @@ import (
 )
 
 // postgres runs a PostgreSQL of its own, from what the distribution installs, on a
-// Unix socket, and returns its URL, and what kills it by kill -9 and has it come back.
-func postgres(t *testing.T) (url string, kill, start func()) {
+// Unix socket and perhaps an address, and returns its URL, and what kills it by kill -9 and has it come back.
+func postgres(t *testing.T, listen string) (url string, kill, start func()) {
 	t.Helper()
 	programs, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
 	if err != nil || len(programs) == 0 {
@@ -57,10 +61,16 @@ func postgres(t *testing.T) (url string, kill, start func()) {
 	if out, err := run("initdb", "-D", data, "-U", "srtm", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync").CombinedOutput(); err != nil {
 		t.Fatalf("initdb: %v\n%s", err, out)
 	}
+	hba, err := os.OpenFile(filepath.Join(data, "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(hba, "host all all samenet trust")
+	hba.Close()
 	start = func() {
 		t.Helper()
 		for limit := time.Now().Add(time.Minute); ; { // what was killed lets go of its memory in a moment
-			out, err := run("pg_ctl", "-D", data, "-w", "-t", "60", "-l", filepath.Join(dir, "log"), "-o", "-c listen_addresses= -c fsync=off -k "+dir, "start").CombinedOutput()
+			out, err := run("pg_ctl", "-D", data, "-w", "-t", "60", "-l", filepath.Join(dir, "log"), "-o", "-c listen_addresses="+listen+" -c fsync=off -k "+dir, "start").CombinedOutput()
 			if err == nil {
 				return
 			}
@@ -94,7 +104,7 @@ func postgres(t *testing.T) (url string, kill, start func()) {
 }
 
 func TestPostgreSQL(t *testing.T) {
-	database, _, _ := postgres(t)
+	database, _, _ := postgres(t, "")
 	t.Run("owners", func(t *testing.T) { owners(t, database) })
 	suite(t, database)
 }
@@ -109,80 +119,190 @@ func TestPostgreSQLIsAway(t *testing.T) {
 	}
 }
 
+// A credit takes 1000 s.
+var (
+	share = tokenbucket.Share{Rate: 1, Burst: 10}
+	rules = []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}}
+)
+
+// serve runs a server until stop, or the test's end.
+func serve(t *testing.T, db *store.Store, name string) (s *server.Server, c *client.Client, stop func()) {
+	t.Helper()
+	s, err := server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Advertise: name, Store: db, Checkpoint: 20 * time.Millisecond, Renew: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	if c, err = client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000}); err != nil {
+		t.Fatal(err)
+	}
+	stop = sync.OnceFunc(func() {
+		c.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return s, c, stop
+}
+
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(time.Minute); !is(); <-time.After(10 * time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// holds reports whether so many credits are saved of both keys.
+func holds(t *testing.T, db *store.Store, want tokenbucket.Tokens) func() bool {
+	return func() bool {
+		for _, key := range []string{"key", "strict"} {
+			if c, err := db.Credit(t.Context(), key); err != nil || c == nil || c.Credits/tokenbucket.Token != want {
+				return false
+			}
+		}
+		return true
+	}
+}
+
 // kill -9 of PostgreSQL under a server: that goes on with what it has, saves it when the
 // database is back, and through it all each key is admitted its capacity, and no more.
 func TestPostgreSQLIsKilled(t *testing.T) {
-	database, kill, start := postgres(t)
+	database, kill, start := postgres(t, "")
 	db, err := store.Open(t.Context(), database)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })               // after the servers
-	share := tokenbucket.Share{Rate: 1, Burst: 10} // a credit takes 1000 s
-	if _, err := db.SetRules(t.Context(), []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}}); err != nil {
+	t.Cleanup(func() { db.Close() }) // after the servers
+	if _, err := db.SetRules(t.Context(), rules); err != nil {
 		t.Fatal(err)
 	}
-	serve := func() (c *client.Client, stop func()) {
-		s, err := server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Advertise: "one", Store: db, Checkpoint: 20 * time.Millisecond, Renew: 100 * time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- s.Run(ctx) }()
-		if c, err = client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000}); err != nil {
-			t.Fatal(err)
-		}
-		stop = sync.OnceFunc(func() {
-			c.Close()
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		})
-		t.Cleanup(stop)
-		return c, stop
-	}
-	until := func(what string, is func() bool) {
-		t.Helper()
-		for limit := time.Now().Add(time.Minute); !is(); <-time.After(10 * time.Millisecond) {
-			if time.Now().After(limit) {
-				t.Fatal(what)
-			}
-		}
-	}
-	holds := func(want tokenbucket.Tokens) func() bool {
-		return func() bool {
-			for _, key := range []string{"key", "strict"} {
-				if c, err := db.Credit(t.Context(), key); err != nil || c == nil || c.Credits/tokenbucket.Token != want {
-					return false
-				}
-			}
-			return true
-		}
-	}
-	c, stop := serve()
+	_, c, stop := serve(t, db, "one")
 	admitted := func(key string, cost uint32) func() bool {
 		return func() bool { return c.Ask(t.Context(), key, cost).Admit }
 	}
 	for _, key := range []string{"key", "strict"} {
-		until("a key is admitted", admitted(key, 3))
+		until(t, "a key is admitted", admitted(key, 3))
 	}
-	until("they are saved", holds(7))
+	until(t, "they are saved", holds(t, db, 7))
 	kill()
 	if d := c.Ask(t.Context(), "key", 1); !d.Admit || d.Left != 6 {
 		t.Errorf("without its store: %+v", d)
 	}
 	start()
-	until("a strict key, after the lease was renewed", admitted("strict", 1))
-	until("what was admitted meanwhile is saved", holds(6))
+	until(t, "a strict key, after the lease was renewed", admitted("strict", 1))
+	until(t, "what was admitted meanwhile is saved", holds(t, db, 6))
 	stop()
 	kill()
 	start()
-	if c, _ = serve(); !admitted("key", 6)() || !admitted("strict", 6)() {
+	if _, c, _ = serve(t, db, "one"); !admitted("key", 6)() || !admitted("strict", 6)() {
 		t.Error("less is left than was saved")
 	}
 	if admitted("key", 1)() || admitted("strict", 1)() {
 		t.Error("more was admitted than the capacity")
+	}
+}
+
+// The network between an owner and PostgreSQL, which is in a namespace of its own, is cut
+// without a word, and another server takes over: a strict key is admitted no more than
+// its capacity by both together, another key no more than that by each.
+func TestTheNetworkIsCut(t *testing.T) {
+	ip, err := exec.LookPath("ip")
+	if err != nil || os.Getuid() != 0 {
+		t.Skip("needs root, and ip of iproute2")
+	}
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command(ip, args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	ns, link := fmt.Sprintf("srtm-adm-%d", os.Getpid()), fmt.Sprintf("adm%d", os.Getpid()%1_000_000)
+	address := func(host int) string { // another for each of tests that run at once
+		return fmt.Sprintf("10.98.%d.%d", os.Getpid()/64%256, os.Getpid()%64*4+host)
+	}
+	run("netns", "add", ns)
+	t.Cleanup(func() { run("netns", "del", ns) })
+	run("link", "add", link, "type", "veth", "peer", "name", "veth0", "netns", ns)
+	run("addr", "add", address(1)+"/30", "dev", link)
+	run("link", "set", link, "up")
+	run("-n", ns, "addr", "add", address(2)+"/30", "dev", "veth0")
+	run("-n", ns, "link", "set", "veth0", "up")
+	started := make(chan string)
+	go func() {
+		defer close(started)
+		runtime.LockOSThread() // and the thread ends with this goroutine
+		there, err := os.Open("/run/netns/" + ns)
+		if err == nil {
+			defer there.Close()
+			err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		url, _, _ := postgres(t, address(2))
+		started <- url
+	}()
+	near := <-started
+	if near == "" {
+		t.SkipNow()
+	}
+	open := func(url string) *store.Store {
+		t.Helper()
+		db, err := store.Open(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { db.Close() })
+		return db
+	}
+	db := open(near) // by its Unix socket, which no network cuts
+	if _, err := db.SetRules(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	owner, c, _ := serve(t, open("postgres://srtm@"+address(2)+"/postgres?sslmode=disable"), "one")
+	heir, next, _ := serve(t, db, "two")
+	admitted := map[string]int{}
+	ask := func(c *client.Client, key string, cost uint32) bool {
+		ok := c.Ask(t.Context(), key, cost).Admit
+		if ok {
+			admitted[key] += int(cost)
+		}
+		return ok
+	}
+	for _, key := range []string{"key", "strict"} {
+		until(t, "a key is admitted", func() bool { return ask(c, key, 3) })
+	}
+	until(t, "they are saved", holds(t, db, 7))
+	run("-n", ns, "link", "set", "veth0", "down")
+	heals := sync.OnceFunc(func() { run("-n", ns, "link", "set", "veth0", "up") })
+	t.Cleanup(heals) // before the servers stop
+	if !ask(c, "key", 2) {
+		t.Error("an owner without its store denies a key that is not strict")
+	}
+	ask(c, "strict", 2) // within its lease, if the machine is quick
+	until(t, "another takes over", func() bool { return heir.State().Partitions == rule.Partitions })
+	if ask(c, "strict", 1) {
+		t.Error("an owner that was replaced admits a strict key")
+	}
+	for ask(next, "key", 1) || ask(next, "strict", 1) || ask(c, "key", 1) {
+	}
+	if admitted["strict"] > 5 || admitted["key"] != 17 { // 3 were saved; the other 7 were each one's
+		t.Errorf("%v admitted, of a capacity of 10", admitted)
+	}
+	until(t, "the owner saves", func() bool {
+		c, err := db.Credit(t.Context(), "key")
+		return err == nil && c != nil && c.Credits < tokenbucket.Token
+	})
+	heals()
+	until(t, "the one that was cut off hears of it", func() bool { return owner.State().Partitions == 0 })
+	if c, err := db.Credit(t.Context(), "key"); err != nil || c == nil || c.Credits >= tokenbucket.Token {
+		t.Errorf("the owner has used up what is saved as %+v, %v", c, err)
 	}
 }
