@@ -36,11 +36,11 @@ var weights = []uint8{1, 2, 4, 8, 10} // the paper's
 
 // config is what is measured.
 type config struct {
-	nsqd               string
-	rate, load         float64
-	burst, publishers  int
-	warm, steady       time.Duration
-	tcp, web, datapath string
+	nsqd              string
+	rate, load        float64
+	burst, publishers int
+	warm, steady      time.Duration
+	tcp, web          string
 }
 
 func main() {

@@ -18,7 +18,9 @@ import (
 // asker is an admission service.
 type asker func(key string, cost uint32) client.Decision
 
-func (a asker) Ask(_ context.Context, key string, cost uint32) client.Decision { return a(key, cost) }
+func (a asker) Decide(_ context.Context, key string, cost uint32) client.Decision {
+	return a(key, cost)
+}
 
 func TestAdmission(t *testing.T) {
 	url := backend(t, func(http.ResponseWriter, *http.Request) {})
