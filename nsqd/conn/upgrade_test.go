@@ -187,7 +187,7 @@ var _ = overBoth("a wrapped connection", func() {
 		})
 
 		It("answers pipelined commands in order and lives on heartbeats: "+w.String(), func() {
-			n := startSecure(func(c *conn.Config) { c.Session.HeartbeatInterval = 100 * time.Millisecond })
+			n := startSecure(func(c *conn.Config) { c.Session.HeartbeatInterval = 400 * time.Millisecond })
 			p := n.dial()
 			p.upgrade(n, w, "")
 			for range 3 { // two silent intervals would end it
