@@ -5,8 +5,6 @@
 package profile
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,26 +45,24 @@ func (m Monitor) Read() (Usage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("monitor: %w", err)
 	}
-	for fields := range words(text) {
-		if len(fields) == 2 && fields[0] == "usage_usec" {
-			if usage["cpu"], err = strconv.ParseFloat(fields[1], 64); err != nil {
-				return nil, fmt.Errorf("monitor: cpu.stat: %w", err)
-			}
-			usage["cpu"] /= 1e3
+	var faults []error
+	add := func(resource, file, value string) {
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("monitor: %s: %w", file, err))
+		}
+		usage[resource] += n / 1e3
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "usage_usec" {
+			add("cpu", "cpu.stat", fields[1])
 		}
 	}
 	if text, err = os.ReadFile(filepath.Join(m.Cgroup, "io.stat")); err == nil {
 		usage["disk"] = 0
-		for fields := range words(text) {
-			for _, f := range fields {
-				name, value, _ := strings.Cut(f, "=")
-				if name == "rbytes" || name == "wbytes" {
-					n, err := strconv.ParseFloat(value, 64)
-					if err != nil {
-						return nil, fmt.Errorf("monitor: io.stat: %w", err)
-					}
-					usage["disk"] += n / 1e3
-				}
+		for _, field := range strings.Fields(string(text)) {
+			if name, value, _ := strings.Cut(field, "="); name == "rbytes" || name == "wbytes" {
+				add("disk", "io.stat", value)
 			}
 		}
 	} else if !errors.Is(err, os.ErrNotExist) {
@@ -76,33 +72,22 @@ func (m Monitor) Read() (Usage, error) {
 		return nil, fmt.Errorf("monitor: %w", err)
 	}
 	found := false
-	for fields := range words(bytes.ReplaceAll(text, []byte{':'}, []byte(": "))) {
-		name, ok := strings.CutSuffix(fields[0], ":")
-		if !ok || len(fields) < 10 || m.Interface != "" && name != m.Interface || m.Interface == "" && name == "lo" {
+	for line := range strings.Lines(string(text)) {
+		name, counters, ok := strings.Cut(line, ":")
+		name = strings.TrimSpace(name)
+		fields := strings.Fields(counters)
+		if !ok || len(fields) < 9 || m.Interface != "" && name != m.Interface || m.Interface == "" && name == "lo" {
 			continue
 		}
 		found = true
-		for _, f := range []string{fields[1], fields[9]} { // bytes received and sent
-			n, err := strconv.ParseFloat(f, 64)
-			if err != nil {
-				return nil, fmt.Errorf("monitor: %s: %w", m.NetDev, err)
-			}
-			usage["net"] += n / 1e3
-		}
+		add("net", m.NetDev, fields[0]) // bytes received
+		add("net", m.NetDev, fields[8]) // and sent
+	}
+	if len(faults) > 0 {
+		return nil, faults[0]
 	}
 	if m.Interface != "" && !found {
 		return nil, fmt.Errorf("monitor: there is no interface %q", m.Interface)
 	}
 	return usage, nil
-}
-
-// words yields the words of each line that has any.
-func words(text []byte) func(yield func([]string) bool) {
-	return func(yield func([]string) bool) {
-		for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-			if fields := strings.Fields(lines.Text()); len(fields) > 0 && !yield(fields) {
-				return
-			}
-		}
-	}
 }

@@ -13,8 +13,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Config is what is measured.
@@ -107,27 +108,15 @@ func (c *Config) measure(ctx context.Context, together int, paths ...string) (m 
 		return m, err
 	}
 	began := time.Now()
-	next := make(chan string)
-	errs := make([]error, together)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var all sync.WaitGroup
-	for i := range together {
-		all.Go(func() {
-			for path := range next {
-				if _, err := c.get(ctx, path); err != nil && errs[i] == nil {
-					errs[i] = err
-					cancel()
-				}
-			}
+	group, asking := errgroup.WithContext(ctx)
+	group.SetLimit(together)
+	for i := range n {
+		group.Go(func() error {
+			_, err := c.get(asking, paths[i%len(paths)])
+			return err
 		})
 	}
-	for i := range n {
-		next <- paths[i%len(paths)]
-	}
-	close(next)
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := group.Wait(); err != nil {
 		return m, err
 	}
 	took := time.Since(began).Seconds()
