@@ -128,14 +128,14 @@ var arrows = []Arrow{
 	{
 		From: []string{"tools/..."},
 		Only: []string{
-			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner",
+			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner",
 			"nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"gateway/balance", "gateway/cost", "gateway/schedule", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"gateway/balance", "gateway/cost", "gateway/schedule", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -209,6 +209,7 @@ var pure = Purity{
 		"internal/mono",
 		"kernel/stamp",
 		"loaddistributor/catalog",
+		"loaddistributor/correlation",
 		"loaddistributor/placement",
 		"loaddistributor/reconcile",
 		"loaddistributor/registry",

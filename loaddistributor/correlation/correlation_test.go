@@ -1,0 +1,227 @@
+package correlation
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// sameGroup: of every two publishers of one group of the fleet, how many have one label
+// (found), and of every two with one label, how many are of one group (right).
+func sameGroup(groups []Group, f fleet) (found, right float64) {
+	own, all := 0, 0
+	for _, g := range groups {
+		by := map[string]int{}
+		for _, m := range g.Members {
+			name, _, _ := strings.Cut(m.ID, ".")
+			by[name]++
+		}
+		for _, n := range by {
+			own += n * (n - 1) / 2
+		}
+		all += len(g.Members) * (len(g.Members) - 1) / 2
+	}
+	if all == 0 {
+		return 0, 1
+	}
+	return float64(own) / float64(f.groups*f.size*(f.size-1)/2), float64(own) / float64(all)
+}
+
+// The groups of figures 9 to 11: 500 publishers in groups that fire once a second.
+func TestGroupsOfTheFiguresAreFound(t *testing.T) {
+	for _, c := range []struct {
+		size     int
+		periodic bool
+		noise    time.Duration // ms
+		found    float64
+		right    float64
+	}{
+		{5, false, 0, 1, 1},
+		{25, false, 0, 1, 1},
+		{25, false, 1, 1, 1},
+		{25, false, 2, 1, 1},
+		{25, false, 4, 1, 1},
+		{5, false, 4, 1, 1},
+		{5, true, 0, 1, 0.8}, // clocks that meet are of one group, as far as one can see
+		{25, true, 0, 1, 0.8},
+		{25, true, 1, 0.95, 0.7},
+		{25, true, 2, 0.95, 0.7},
+		{25, true, 4, 0.9, 0.6},
+	} {
+		f := fleet{groups: 500 / c.size, size: c.size, periodic: c.periodic, noise: c.noise * time.Millisecond, lasts: 40 * time.Second, batch: 2, name: "g"}
+		l := New(Config{})
+		l.take(f.messages(seeded(3)))
+		found, right := sameGroup(l.Learn(), f)
+		if found < c.found || right < c.right {
+			t.Errorf("%+v: %.3f of the pairs found, %.3f of those found right", c, found, right)
+		}
+	}
+}
+
+// Independent publishers are in no group: of 50 fleets, not more have one than
+// Significance allows, but for a chance of 1 in 5,000.
+func TestIndependentPublishersAreInNoGroup(t *testing.T) {
+	for _, f := range []fleet{
+		{groups: 100, size: 1, name: "poisson"},
+		{groups: 100, size: 1, periodic: true, name: "periodic"},
+		{groups: 100, size: 1, periodic: true, noise: 30 * time.Millisecond, name: "jittered"},
+		{groups: 100, size: 1, periodic: true, noise: 3 * time.Millisecond, name: "blurred"},
+	} {
+		wrong := 0
+		for seed := range uint64(50) {
+			l := New(Config{})
+			f := f
+			f.lasts = time.Duration(20+seed/2) * time.Second
+			l.take(f.messages(seeded(seed)))
+			if len(l.Learn()) > 0 {
+				wrong++
+			}
+		}
+		t.Logf("%s: groups in %d of 50 fleets", f.name, wrong)
+		if wrong > 4 {
+			t.Errorf("%s: groups in %d of 50 fleets", f.name, wrong)
+		}
+	}
+}
+
+func TestStateOutlivesARestart(t *testing.T) {
+	f := fleet{groups: 20, size: 8, lasts: time.Minute, name: "g"}
+	l := New(Config{})
+	l.take(f.messages(seeded(1)))
+	before := l.Learn()
+	text, err := json.Marshal(l.State())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s State
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Restore(Config{}, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(again.State(), l.State()) {
+		t.Error("another state after a restart")
+	}
+	same := func(when string) {
+		t.Helper()
+		if !slices.EqualFunc(before, again.Groups(), func(a, b Group) bool { return a.Label == b.Label && len(a.Members) == len(b.Members) }) {
+			t.Errorf("%s: other groups", when)
+		}
+		for _, g := range before {
+			for _, m := range g.Members {
+				if got := again.Key(m.ID); got != g.Label {
+					t.Errorf("%s: %s is in %q, was in %q", when, m.ID, got, g.Label)
+				}
+			}
+		}
+	}
+	same("restored")
+	again.Learn()
+	same("nothing heard")
+	f.lasts, f.from = 10*time.Second, time.Hour
+	again.take(f.messages(seeded(2)))
+	again.Learn()
+	same("little heard")
+	f.lasts, f.from = time.Minute, 2*time.Hour
+	again.take(f.messages(seeded(3)))
+	again.Learn()
+	same("learned again")
+}
+
+func TestRestoreRefusesNonsense(t *testing.T) {
+	good := func() State {
+		return State{Version: Version, Turn: 3, Next: 9, Groups: []StateGroup{
+			{Number: 2, Since: 1, Members: []StateMember{{"a", 1}, {"b", 2}}},
+			{Number: 8, Since: 3, Members: []StateMember{{"c", 3}, {"d", 3}}},
+		}}
+	}
+	for want, spoil := range map[string]func(*State){
+		"version":               func(s *State) { s.Version++ },
+		"next":                  func(s *State) { s.Next, s.Groups = 0, nil },
+		"groups[1].number":      func(s *State) { s.Groups[1].Number = 2 },
+		"groups[1].members":     func(s *State) { s.Groups[1].Members = s.Groups[1].Members[:1] },
+		"is in two groups":      func(s *State) { s.Groups[1].Members[0].ID = "a" },
+		"out of order":          func(s *State) { s.Groups[1].Members[0].ID = "z" },
+		"groups[0].since":       func(s *State) { s.Groups[0].Since = 4 },
+		"members[0].joined":     func(s *State) { s.Groups[0].Members[0].Joined = 0 },
+		"groups[0].members[0]":  func(s *State) { s.Groups[0].Members[0].ID = strings.Repeat("x", MaxID+1) },
+		"groups[0].members[1].": func(s *State) { s.Groups[0].Members[1].ID = "\xff" },
+	} {
+		s := good()
+		spoil(&s)
+		if _, err := Restore(Config{}, s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	l, err := Restore(Config{Publishers: 3}, good())
+	if err != nil || len(l.Groups()) != 1 || l.Publishers() != 2 {
+		t.Errorf("with less room: %d groups, %v", len(l.Groups()), err)
+	}
+}
+
+// What is found does not hang on when it was, on names, or on the order of messages at
+// one time.
+func TestOnlyTimesOfPublishersCount(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := fleet{
+			groups: rapid.IntRange(1, 8).Draw(t, "groups"), size: rapid.IntRange(1, 6).Draw(t, "size"), name: "g",
+			periodic: rapid.Bool().Draw(t, "periodic"), lasts: time.Duration(rapid.IntRange(1, 60).Draw(t, "lasts")) * time.Second,
+			noise: time.Duration(rapid.IntRange(0, 5).Draw(t, "noise")) * time.Millisecond,
+		}
+		rng := seeded(rapid.Uint64().Draw(t, "seed"))
+		all := f.messages(rng)
+		l := New(Config{})
+		l.take(all)
+		want := l.Learn()
+
+		shift := mono.Time(rapid.Int64Range(0, 1<<60).Draw(t, "shift"))
+		moved := make([]message, len(all))
+		for i, j := range rng.Perm(len(all)) {
+			moved[i] = message{all[j].at + shift, all[j].id}
+		}
+		l = New(Config{})
+		l.take(sorted(moved))
+		if got := l.Learn(); !reflect.DeepEqual(got, want) {
+			t.Fatalf("later, and in another order: %v, want %v", got, want)
+		}
+
+		name := map[string]string{}
+		for i, j := range rng.Perm(f.groups * f.size) {
+			name[fmt.Sprintf("g%d.%d", i/f.size, i%f.size)] = fmt.Sprint("p", j)
+		}
+		l = New(Config{})
+		for _, m := range all {
+			l.Arrive(name[m.id], m.at)
+		}
+		if got, want := partition(l.Learn(), nil), partition(want, name); !slices.Equal(got, want) {
+			t.Fatalf("with other names: %v, want %v", got, want)
+		}
+	})
+}
+
+// partition is who is with whom, under other names where they are given.
+func partition(groups []Group, name map[string]string) (all []string) {
+	for _, g := range groups {
+		var ids []string
+		for _, m := range g.Members {
+			if name != nil {
+				m.ID = name[m.ID]
+			}
+			ids = append(ids, m.ID)
+		}
+		slices.Sort(ids)
+		all = append(all, strings.Join(ids, " "))
+	}
+	slices.Sort(all)
+	return all
+}

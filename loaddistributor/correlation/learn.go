@@ -1,0 +1,702 @@
+package correlation
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"math/bits"
+	"slices"
+	"sort"
+	"time"
+)
+
+const (
+	// least is how many firings it takes to be compared.
+	least = 8
+	// widths are 2^(4+2w) units for w of 0 .. widths-1; around is how many widths
+	// tell what is common for longer.
+	widths = 4
+	around = 8
+	reach  = int32(around) << (4 + 2*(widths-1))
+	// together is the least part of firings, beyond chance, for a link, and locked
+	// the regularity from which a pair without evidence of its own may be one of clocks.
+	together = 0.2
+	locked   = 0.5
+
+	sampled    = 16 // firings whose neighbours are looked at
+	neighbours = 32 // of one firing, on each side
+	candidates = 12 // that are compared with a publisher, and mates of its group beside them
+	mates      = 4
+	asked      = 8 // members of a group, whether one may join
+	growth     = 8 // members that a group may get in one learning, if not twofold
+	spread     = 12
+)
+
+func width(w int) int32 { return 1 << (4 + 2*w) }
+
+// view is what a learning works on: publishers with enough firings.
+type view struct {
+	publishers []*publisher
+	records    []record
+	threshold  float64 // of a link's evidence, in nats
+	clocks     int     // how many are regular
+}
+
+// record is a publisher's firings, in units before the latest arrival, ascending.
+type record struct {
+	times   []int32
+	regular [widths]float64
+	gap     int32 // the median
+}
+
+// pair is the comparison of two publishers.
+type pair struct {
+	linked, clocks bool
+	share          float64 // of joint firings beyond chance
+	evidence       float64 // nats
+	firings, joint int
+	expected       float64
+	width          int
+	early, late    float64 // mean of b's time less a's at joint firings, first and second half
+}
+
+// Learn finds the groups, and returns them as Groups does.
+func (l *Learner) Learn() []Group {
+	l.turn++
+	v := l.view()
+	c := &clustering{view: v, turn: l.turn, of: make([]*cluster, len(v.publishers))}
+	c.run(v.edges())
+	return l.label(c)
+}
+
+func (l *Learner) view() *view {
+	v := &view{}
+	for _, p := range l.publishers {
+		if l.now-p.fired > horizon {
+			p.n = 0
+		}
+		if p.n >= least {
+			v.publishers = append(v.publishers, p)
+		}
+	}
+	for _, p := range v.publishers {
+		v.records = append(v.records, p.record(l.now))
+	}
+	sort.Sort(byFirings{v})
+	for i := range v.records {
+		v.clocks += number(v.records[i].regular[widths-1] >= locked)
+	}
+	n := float64(len(v.publishers))
+	v.threshold = math.Log(max(1, n*(n-1)/2) * widths / Significance)
+	return v
+}
+
+// byFirings orders publishers by what they did, so that names decide only between equals.
+type byFirings struct{ *view }
+
+func (v byFirings) Len() int { return len(v.records) }
+
+func (v byFirings) Less(i, j int) bool {
+	return cmp.Or(slices.Compare(v.records[i].times, v.records[j].times), cmp.Compare(v.publishers[i].id, v.publishers[j].id)) < 0
+}
+
+func (v byFirings) Swap(i, j int) {
+	v.records[i], v.records[j] = v.records[j], v.records[i]
+	v.publishers[i], v.publishers[j] = v.publishers[j], v.publishers[i]
+}
+
+// record requires that p has fired within the horizon.
+func (p *publisher) record(now int64) record {
+	n := min(p.n, Firings)
+	times := make([]int32, n)
+	at := p.fired - now
+	from := 0
+	for i := n - 1; i >= 0; i-- {
+		times[i] = int32(at)
+		slot := p.n - n + i
+		if i > 0 {
+			at -= int64(p.ring[slot%Firings] - p.ring[(slot-1)%Firings])
+		}
+		if at < -horizon {
+			from = i
+			break
+		}
+	}
+	r := record{times: times[from:]}
+	gaps := make([]int32, 0, Firings)
+	for i := 1; i < len(r.times); i++ {
+		gaps = append(gaps, r.times[i]-r.times[i-1])
+	}
+	for w := range widths {
+		equal := 0
+		for i := 1; i < len(gaps); i++ {
+			for j := max(0, i-3); j < i; j++ {
+				if d := gaps[i] - gaps[j]; max(d, -d) <= 2*width(w) {
+					equal++
+					break
+				}
+			}
+		}
+		if len(gaps) > 1 {
+			r.regular[w] = float64(equal) / float64(len(gaps)-1)
+		}
+	}
+	slices.Sort(gaps)
+	if len(gaps) > 0 {
+		r.gap = gaps[len(gaps)/2]
+	}
+	return r
+}
+
+// since returns the firings from start on.
+func (r record) since(start int32) []int32 {
+	i, _ := slices.BinarySearch(r.times, start)
+	return r.times[i:]
+}
+
+// compare is the test of the package's description.
+func (v *view) compare(i, j int32) (best pair) {
+	ra, rb, sign := &v.records[i], &v.records[j], 1.0
+	start := max(ra.times[0], rb.times[0])
+	a, b := ra.since(start), rb.since(start)
+	if len(a) > len(b) {
+		ra, rb, a, b, sign = rb, ra, b, a, -1
+	}
+	if len(a) < least {
+		return pair{}
+	}
+	var nearest, all [widths*2 + 6]int // by the length in bits of the distance
+	var chained [widths]int            // trials after a joint one
+	var lags [Firings]int32
+	before, from := 31, 0
+	for k, t := range a {
+		for from < len(b) && b[from] <= t-reach {
+			from++
+		}
+		closest := reach
+		lags[k] = reach
+		for _, u := range b[from:] {
+			if u >= t+reach {
+				break
+			}
+			d := max(u-t, t-u)
+			all[bits.Len32(uint32(d))]++
+			if d < closest {
+				closest, lags[k] = d, u-t
+			}
+		}
+		for w := range widths {
+			if before <= 4+2*w {
+				chained[w]++
+			}
+		}
+		if before = bits.Len32(uint32(closest)); closest < reach {
+			nearest[before]++
+		}
+	}
+	n, lasts := float64(len(a)), float64(max(a[len(a)-1], b[len(b)-1])-start)
+	joint, common, next := 0, 0, 0
+	for w := range widths {
+		for ; next <= 4+2*w; next++ {
+			joint += nearest[next]
+		}
+		common = all[next] + all[next+1] + all[next+2]
+		chance := min(1, max(2*float64(width(w))*float64(len(b))/lasts, float64(common)/((around-1)*n)))
+		regular := min(ra.regular[w], rb.regular[w])
+		plain := n * chance
+		expected := plain + float64(chained[w])*max(0, regular-chance)
+		share := (float64(joint) - plain) / float64(len(b))
+		if share < together {
+			continue
+		}
+		p := pair{share: share, firings: len(a), joint: joint, expected: expected, width: w}
+		p.evidence = chernoff(joint, expected)
+		p.linked = p.evidence >= v.threshold
+		if !p.linked && regular >= locked && chernoff(joint, plain) >= v.threshold {
+			p.linked, p.clocks, p.evidence = true, true, chernoff(joint, plain)
+		}
+		if p.linked && (!best.linked || best.clocks && !p.clocks || best.clocks == p.clocks && p.evidence > best.evidence) {
+			best = p
+		}
+	}
+	if best.linked {
+		best.early, best.late = offsets(lags[:len(a)], width(best.width), best.joint, sign)
+	}
+	return best
+}
+
+// offsets are the mean lags of the first and of the second half of the joint firings.
+func offsets(lags []int32, width int32, joint int, sign float64) (early, late float64) {
+	seen := 0
+	for _, d := range lags {
+		if max(d, -d) >= width {
+			continue
+		}
+		if seen < joint/2 {
+			early += float64(d)
+		} else {
+			late += float64(d)
+		}
+		seen++
+	}
+	half := joint / 2
+	return sign * early / float64(half), sign * late / float64(joint-half)
+}
+
+// chernoff is -ln of the bound on the probability of so many where fewer are expected.
+func chernoff(n int, expected float64) float64 {
+	x := float64(n)
+	if x <= expected {
+		return 0
+	}
+	return x*math.Log(x/expected) - x + expected
+}
+
+// edge is two linked publishers.
+type edge struct {
+	a, b int32
+	pair
+}
+
+// edges compares each publisher with those that were found near its firings most
+// often, and with some of its group.
+func (v *view) edges() []edge {
+	ties := v.near()
+	byGroup := map[uint64][]int32{}
+	for i, p := range v.publishers {
+		if p.group != 0 {
+			byGroup[p.group] = append(byGroup[p.group], int32(i))
+		}
+	}
+	for i, p := range v.publishers {
+		group := byGroup[p.group]
+		at, _ := slices.BinarySearch(group, int32(i))
+		for k := 1; k <= min(mates, len(group)-1); k++ {
+			ties = append(ties, tie(int32(i), group[(at+k)%len(group)]))
+		}
+	}
+	slices.Sort(ties)
+	var edges []edge
+	for _, t := range slices.Compact(ties) {
+		a, b := int32(t>>32), int32(uint32(t))
+		if p := v.compare(a, b); p.linked {
+			edges = append(edges, edge{a, b, p})
+		}
+	}
+	return edges
+}
+
+// tie is an unordered pair as a number.
+func tie(a, b int32) uint64 { return uint64(min(a, b))<<32 | uint64(max(a, b)) }
+
+// near returns pairs that are worth comparing.
+func (v *view) near() (ties []uint64) {
+	events := v.events()
+	const who = 1<<32 - 1
+	at := make([][]int32, len(v.records)) // sampled firings, by place in events
+	seen := make([]int32, len(v.records))
+	for k, e := range events {
+		i := uint32(e & who)
+		n := int32(len(v.records[i].times))
+		// order of firings: sampled evenly
+		if s := min(n, sampled); seen[i]*s/n != (seen[i]+1)*s/n {
+			at[i] = append(at[i], int32(k))
+		}
+		seen[i]++
+	}
+	times, weight := make([]int32, len(v.records)), make([]int32, len(v.records))
+	var found []int32
+	const wide = 4 + 2*(widths-1)
+	const within = int64(1) << wide
+	when := func(k int) int64 { return int64(events[k] >> 32) }
+	for i := range v.records {
+		found = found[:0]
+		count := func(k int, away int64) {
+			j := int32(events[k] & who)
+			if j == int32(i) {
+				return
+			}
+			if weight[j] == 0 {
+				found = append(found, j)
+			}
+			times[j]++
+			weight[j] += int32(wide + 2 - bits.Len64(uint64(away)))
+		}
+		for _, k := range at[i] {
+			t := when(int(k))
+			for n := int(k) + 1; n < len(events) && n <= int(k)+neighbours && when(n) < t+within; n++ {
+				count(n, when(n)-t)
+			}
+			for n := int(k) - 1; n >= 0 && n >= int(k)-neighbours && when(n) > t-within; n-- {
+				count(n, t-when(n))
+			}
+		}
+		// Those that fire often are near everybody: beyond chance counts.
+		score := func(j int32) float64 {
+			r := v.records[j].times
+			rate := float64(len(r)) / float64(r[len(r)-1]-r[0]+1)
+			return float64(weight[j]) - 2*float64(len(at[i]))*min(1, 2*float64(within)*rate)
+		}
+		most := slices.Clone(found)
+		most = slices.DeleteFunc(most, func(j int32) bool { return times[j] < 2 })
+		slices.SortFunc(most, func(a, b int32) int { return cmp.Or(cmp.Compare(score(b), score(a)), cmp.Compare(a, b)) })
+		for k, j := range most {
+			if k < candidates {
+				ties = append(ties, tie(int32(i), j))
+			}
+		}
+		for _, j := range found {
+			times[j], weight[j] = 0, 0
+		}
+	}
+	return ties
+}
+
+// events are all firings, in order of time and then of publishers, as time<<32 |
+// publisher; times from the earliest possible.
+func (v *view) events() []uint64 {
+	n := 0
+	for i := range v.records {
+		n += len(v.records[i].times)
+	}
+	events, other := make([]uint64, 0, n), make([]uint64, n)
+	for i := range v.records {
+		for _, t := range v.records[i].times {
+			events = append(events, uint64(uint32(int64(t)+horizon))<<32|uint64(i))
+		}
+	}
+	for digit := 32; digit < 64; digit += 16 { // radix sort: stable, and linear
+		var first [1<<16 + 1]int
+		for _, e := range events {
+			first[e>>digit&(1<<16-1)+1]++
+		}
+		for d := range 1 << 16 {
+			first[d+1] += first[d]
+		}
+		for _, e := range events {
+			d := e >> digit & (1<<16 - 1)
+			other[first[d]] = e
+			first[d]++
+		}
+		events, other = other, events
+	}
+	return events
+}
+
+// cluster is a group in the making.
+type cluster struct {
+	members []int32
+	label   uint64 // 0: none
+	core    int    // members that it began with, of a label
+}
+
+type clustering struct {
+	*view
+	turn uint64
+	of   []*cluster
+	all  []*cluster // those of the beginning; without members: gone
+}
+
+// run joins publishers by the edges, those inside of today's groups first.
+func (c *clustering) run(edges []edge) {
+	for i := range c.publishers {
+		c.of[i] = &cluster{members: []int32{int32(i)}}
+		c.all = append(c.all, c.of[i])
+	}
+	same := func(e edge) bool {
+		g := c.publishers[e.a].group
+		return g != 0 && g == c.publishers[e.b].group
+	}
+	slices.SortFunc(edges, func(x, y edge) int {
+		if same(x) != same(y) {
+			if same(x) {
+				return -1
+			}
+			return 1
+		}
+		// Steps of a 16th, so that noise does not decide, and then evidence.
+		return cmp.Or(cmp.Compare(int(16*y.share), int(16*x.share)), cmp.Compare(y.evidence, x.evidence), cmp.Compare(x.a, y.a), cmp.Compare(x.b, y.b))
+	})
+	inside := true
+	for _, e := range edges {
+		if inside && !same(e) {
+			inside = false
+			c.inherit(c.all)
+		}
+		c.join(c.of[e.a], c.of[e.b])
+	}
+	if inside {
+		c.inherit(c.all)
+	}
+}
+
+// inherit gives each label to the cluster that has most of the group's oldest members;
+// one that would get several gets the oldest.
+func (c *clustering) inherit(all []*cluster) {
+	oldest := map[uint64]uint64{} // the learning, by label
+	for _, p := range c.publishers {
+		if at, known := oldest[p.group]; !known || p.joined < at {
+			oldest[p.group] = p.joined
+		}
+	}
+	heir := map[uint64]*cluster{}
+	most := map[uint64]int{}
+	for _, k := range all {
+		k.label = 0
+		if len(k.members) < 2 {
+			continue
+		}
+		claims := map[uint64]int{}
+		for _, m := range k.members {
+			if p := c.publishers[m]; p.group != 0 && p.joined == oldest[p.group] {
+				claims[p.group]++
+				if n := claims[p.group]; n > most[p.group] {
+					heir[p.group], most[p.group] = k, n
+				}
+			}
+		}
+	}
+	for _, label := range slices.Sorted(maps.Keys(heir)) {
+		if k := heir[label]; k.label == 0 {
+			k.label, k.core = label, len(k.members)
+		}
+	}
+}
+
+// join makes one of two clusters, if the rules allow.
+func (c *clustering) join(a, b *cluster) {
+	if a == b || !c.allowed(a, b) || !c.agree(a, b) {
+		return
+	}
+	if a.label == 0 || b.label != 0 && b.label < a.label {
+		a.label, a.core = b.label, b.core
+	}
+	for _, m := range b.members {
+		c.of[m] = a
+	}
+	a.members = append(a.members, b.members...)
+	b.members = nil
+}
+
+// allowed bounds what a group may become in one learning.
+func (c *clustering) allowed(a, b *cluster) bool {
+	switch {
+	case a.label == 0 && b.label == 0:
+		return true
+	case a.label != 0 && b.label != 0:
+		return !c.mature(a) || !c.mature(b)
+	case a.label == 0:
+		a, b = b, a
+	}
+	return len(a.members)+len(b.members) <= a.core+max(growth, a.core)
+}
+
+// mature: its oldest member joined long ago.
+func (c *clustering) mature(k *cluster) bool {
+	oldest := c.turn
+	for _, m := range k.members {
+		if p := c.publishers[m]; p.group == k.label {
+			oldest = min(oldest, p.joined)
+		}
+	}
+	return c.turn-oldest >= Mature
+}
+
+// agree asks members for their links; see the package's description.
+func (c *clustering) agree(a, b *cluster) bool {
+	half := func(a, b *cluster) bool {
+		refused := 0
+		for _, m := range a.members {
+			if !c.fits(m, b) {
+				if refused++; refused > len(a.members)/16 {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	return (len(b.members) == 1 || half(a, b)) && (len(a.members) == 1 && len(b.members) > 1 || half(b, a))
+}
+
+// fits: i is linked to at least half of those asked.
+func (c *clustering) fits(i int32, k *cluster) bool {
+	n := min(asked, len(k.members))
+	links := 0
+	for s := range n {
+		if c.compare(i, k.members[s*len(k.members)/n]).linked {
+			links++
+		}
+	}
+	return 2*links >= n
+}
+
+// label gives publishers the groups that the clusters are.
+func (l *Learner) label(c *clustering) []Group {
+	since := map[uint64]uint64{}
+	for _, g := range l.groups {
+		since[g.number] = g.Since
+	}
+	var parts []*cluster
+	for _, k := range c.all {
+		if len(k.members) > 1 {
+			for _, members := range c.confirm(k.members) {
+				parts = append(parts, &cluster{members: members})
+			}
+		}
+	}
+	c.inherit(parts)
+	found := make([]*cluster, len(c.publishers))
+	for _, k := range parts {
+		if k.label == 0 {
+			k.label = l.next
+			since[k.label] = l.turn
+			l.next++
+		}
+		for _, m := range k.members {
+			found[m] = k
+		}
+	}
+	for i, p := range c.publishers {
+		switch k := found[i]; {
+		case k != nil && p.group != k.label:
+			p.group, p.joined = k.label, l.turn
+		case k == nil && p.n >= Settled:
+			p.group, p.joined = 0, 0
+		}
+	}
+	l.settle(since)
+	c.evidence(l.groups)
+	return l.groups
+}
+
+// evidence notes what speaks for each member.
+func (c *clustering) evidence(groups []Group) {
+	place := make(map[string]int32, len(c.publishers))
+	for i, p := range c.publishers {
+		place[p.id] = int32(i)
+	}
+	for _, g := range groups {
+		byAge := slices.Clone(g.Members)
+		slices.SortStableFunc(byAge, func(a, b Member) int { return cmp.Compare(a.Joined, b.Joined) })
+		for i := range g.Members {
+			m, other := &g.Members[i], byAge[0].ID
+			if m.ID == other {
+				other = byAge[1].ID
+			}
+			a, in := place[m.ID]
+			b, also := place[other]
+			if in && also {
+				p := c.compare(a, b)
+				m.Firings, m.Joint, m.Expected, m.Width = p.firings, p.joint, p.expected, time.Duration(width(p.width))<<shift
+			}
+		}
+	}
+}
+
+// confirm returns the groups that a cluster is: itself, or where its members are clocks
+// those of them whose offsets are closer than chance would have.
+func (c *clustering) confirm(members []int32) (groups [][]int32) {
+	for len(members) > 1 {
+		pairs := make([]pair, len(members))
+		links, clocks := 0, 0
+		for i, m := range members[1:] {
+			p := c.compare(members[0], m)
+			pairs[i+1] = p
+			links += number(p.linked)
+			clocks += number(p.clocks)
+		}
+		if 2*clocks < links {
+			return append(groups, members)
+		}
+		pairs[0] = pair{linked: true} // with itself
+		for {
+			close := c.closest(members, pairs)
+			if len(close) < 2 {
+				break
+			}
+			var group []int32
+			for _, i := range close {
+				group = append(group, members[i])
+				pairs[i].linked, pairs[i].clocks = false, true // it is placed
+			}
+			groups = append(groups, group)
+		}
+		// Whose neighbours have all been seen is in no group; go on with the others.
+		var rest []int32
+		for i, p := range pairs {
+			near := 2*max(p.early, -p.early, p.late, -p.late) < float64(width(p.width))
+			if i > 0 && !(p.linked && near) && !(p.clocks && !p.linked) {
+				rest = append(rest, members[i])
+			}
+		}
+		members = rest
+	}
+	return groups
+}
+
+func number(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// closest returns the places of those of a cluster of clocks whose offsets from its first
+// member are closest, by the probability of that, if that is small enough.
+func (c *clustering) closest(members []int32, pairs []pair) (best []int) {
+	type clock struct {
+		place    int
+		from, to float64
+	}
+	var clocks []clock
+	period := int32(math.MaxInt32)
+	for i, p := range pairs {
+		if p.linked {
+			clocks = append(clocks, clock{i, min(p.early, p.late), max(p.early, p.late)})
+			period = min(period, c.records[members[i]].gap)
+		}
+	}
+	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.place, b.place)) })
+	least := math.Log(Significance / float64(max(1, c.clocks)) / spread)
+	var low, high float64
+	for s := range spread {
+		wide := float64(int(1) << s)
+		// With a drift within the spread three times as many meet.
+		mean := 3 * wide * float64(c.clocks) / float64(period)
+		for i := range clocks {
+			var in []int
+			for _, k := range clocks[i:] {
+				if k.from-clocks[i].from >= wide {
+					break
+				}
+				if k.to-clocks[i].from < wide {
+					in = append(in, k.place)
+				}
+			}
+			if p := poissonTail(len(in)-1, mean); p < least {
+				best, least = in, p
+				low, high = clocks[i].from-wide, clocks[i].from+2*wide
+			}
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	// That is the densest part; what is as near to it again belongs to it.
+	best = best[:0]
+	for _, k := range clocks {
+		if k.from >= low && k.to < high {
+			best = append(best, k.place)
+		}
+	}
+	return best
+}
+
+// poissonTail bounds the logarithm of the probability of n or more where mean are expected.
+func poissonTail(n int, mean float64) float64 {
+	if float64(n) <= mean {
+		return 0
+	}
+	lg, _ := math.Lgamma(float64(n) + 1)
+	return float64(n)*math.Log(mean) - mean - lg - math.Log(1-mean/float64(n+1))
+}
