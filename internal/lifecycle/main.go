@@ -44,6 +44,13 @@ func Hold(ctx context.Context) (release func()) {
 	return sync.OnceFunc(func() { held.Add(-1) })
 }
 
+// KeepPipes has a write to a standard output whose reader is gone fail with EPIPE, where it
+// would end the process, until restore is called.
+func KeepPipes() (restore func()) {
+	signal.Ignore(syscall.SIGPIPE)
+	return func() { signal.Reset(syscall.SIGPIPE) }
+}
+
 // UsageError marks an error as the caller's: a bad flag, a bad configuration.
 type UsageError struct{ Err error }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -53,6 +54,8 @@ type call struct {
 	conn  *grpc.ClientConn
 	admin srtmv1.AdminServiceClient
 	out   io.Writer
+
+	progress *progress
 }
 
 // run executes a command line.
@@ -72,7 +75,7 @@ admission service and gateways through their own.
 
 Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
 be placed on the brokers there are.`,
-		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), gatewayCommand(), plan.Command(), up.Command())
+		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), gatewayCommand(), pubCommand(), tailCommand(), plan.Command(), up.Command())
 	root.Version, root.SilenceUsage, root.SilenceErrors = obs.Version(), true, true
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
@@ -97,8 +100,10 @@ func leaf(cmd *cobra.Command, do func(*call) error) *cobra.Command {
 
 func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		p := startProgress(cmd, "waiting for the "+strings.TrimSuffix(c.addressFlag, "-address"))
+		defer p.stop()
 		return c.call(cmd.Context(), func(x *call) error {
-			x.cmd, x.args, x.out = cmd, args, cmd.OutOrStdout()
+			x.cmd, x.args, x.out, x.progress = cmd, args, p.before(cmd.OutOrStdout(), true), p
 			return do(x)
 		})
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
+	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
 func TestValidate(t *testing.T) {
@@ -262,7 +263,9 @@ func TestView(t *testing.T) {
 	}
 	var b bytes.Buffer
 	width := 0
-	v := &view{w: &b, terminal: true, width: func() int { return width }}
+	s := screen.New(&b)
+	s.Terminal, s.Size = true, func() (int, int) { return width, 0 }
+	v := &view{w: &b, screen: s}
 	v.say("hello %s", "world")
 	v.draw(f)
 	f.progress.ElapsedSeconds = 8
@@ -272,7 +275,7 @@ func TestView(t *testing.T) {
 	testkit.Golden(t, "testdata/terminal.txt", b.Bytes())
 
 	b.Reset()
-	v = &view{w: &b}
+	v = &view{w: &b, screen: screen.New(&b)}
 	for second := range 13 {
 		f.progress.ElapsedSeconds = float64(second+1) + 0.01
 		v.draw(f)

@@ -3,17 +3,16 @@ package up
 import (
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
 // lineEvery is how often a view without a terminal says something.
@@ -22,11 +21,9 @@ const lineEvery = 5 * time.Second
 // view shows a run while it is under way: on a terminal a table that is redrawn
 // in place, elsewhere a line every few seconds. It belongs to one goroutine.
 type view struct {
-	w        io.Writer
-	terminal bool
-	width    func() int // of the terminal in columns; 0: not known
-	lines    int        // of the table that is on the screen
-	last     float64    // elapsed seconds at the last line
+	w      io.Writer
+	screen *screen.Screen
+	last   float64 // elapsed seconds at the last line
 }
 
 // newView shows on standard output, or with JSON there on standard error.
@@ -35,18 +32,7 @@ func newView(cmd *cobra.Command, output string) *view {
 	if output == "json" {
 		w = cmd.ErrOrStderr()
 	}
-	v := &view{w: w, width: func() int { return 0 }}
-	if f, ok := w.(*os.File); ok {
-		v.terminal = term.IsTerminal(int(f.Fd()))
-		v.width = func() int {
-			columns, _, err := term.GetSize(int(f.Fd()))
-			if err != nil {
-				return 0
-			}
-			return columns
-		}
-	}
-	return v
+	return &view{w: w, screen: screen.New(w)}
 }
 
 // say prints a line. What cannot be shown is not worth failing for.
@@ -65,7 +51,7 @@ type frame struct {
 }
 
 func (v *view) draw(f *frame) {
-	if !v.terminal {
+	if !v.screen.Terminal {
 		if f.progress.ElapsedSeconds-v.last < lineEvery.Seconds()-0.5 && v.last != 0 {
 			return
 		}
@@ -73,32 +59,14 @@ func (v *view) draw(f *frame) {
 		fmt.Fprintln(v.w, f.line())
 		return
 	}
-	text := clip(f.table(), v.width())
-	if v.lines > 0 {
-		fmt.Fprintf(v.w, "\x1b[%dA\x1b[J", v.lines) // up, and clear to the end
-	}
-	v.lines = strings.Count(text, "\n")
-	fmt.Fprint(v.w, text)
-}
-
-// clip cuts every line to the width, so that none wraps and the number of lines
-// on the screen is known.
-func clip(text string, width int) string {
-	if width <= 0 {
-		return text
-	}
-	var b strings.Builder
-	for line := range strings.Lines(text) {
-		if r := []rune(strings.TrimSuffix(line, "\n")); len(r) > width {
-			line = string(r[:width]) + "\n"
-		}
-		b.WriteString(line)
-	}
-	return b.String()
+	_ = v.screen.Draw(f.table())
 }
 
 // done leaves the table where it is.
-func (v *view) done() { v.lines, v.last = 0, 0 }
+func (v *view) done() {
+	v.screen.Leave()
+	v.last = 0
+}
 
 // line is a frame for those without a terminal.
 func (f *frame) line() string {

@@ -1,0 +1,545 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+// nsqClient is how pub and tail speak to brokers.
+type nsqClient struct {
+	addresses []string // empty: those that the loaddistributor names
+	options   []string
+	secret    string
+}
+
+func (n *nsqClient) flags(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().StringArrayVar(&n.addresses, "nsqd-tcp-address", nil, "TCP `host:port` of a broker, in place of those that the loaddistributor names; may be repeated by tail")
+	cmd.Flags().StringArrayVar(&n.options, "nsq-opt", nil, "`option=value` of go-nsq for connections to brokers, such as tls_v1=true; may be repeated")
+	cmd.Flags().StringVar(&n.secret, "auth-secret-file", "", "`file` with the secret for AUTH")
+	return cmd
+}
+
+func (n *nsqClient) config() (*nsq.Config, error) {
+	cfg := client.DefaultNSQConfig()
+	cfg.UserAgent = "srtm"
+	cfg.MaxAttempts = 0 // go-nsq would finish what came more often, unseen
+	cfg.LookupdPollInterval = brokersPause
+	for _, o := range n.options {
+		name, value, _ := strings.Cut(o, "=")
+		if err := cfg.Set(name, value); err != nil {
+			return nil, usagef("--nsq-opt %q: %v", o, err)
+		}
+	}
+	if n.secret != "" {
+		secret, err := secure.TokenFile(n.secret)
+		if err != nil {
+			return nil, usagef("--auth-secret-file: %v", err)
+		}
+		cfg.AuthSecret = secret()
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, usagef("--nsq-opt: %v", err)
+	}
+	return cfg, nil
+}
+
+// publication is what `pub` was told.
+type publication struct {
+	nsqClient
+	id, message string
+	count       int64
+	rate        float64 // msg/s; 0: as fast as the answers come
+}
+
+const (
+	// maxLine bounds a message of the input; nsqd's --max-msg-size says less.
+	maxLine = 64 << 20
+	// pubAhead bounds the publishes without an answer.
+	pubAhead = 256
+	// pubGrace is how long after an interrupt their answers are waited for.
+	pubGrace = 5 * time.Second
+)
+
+func pubCommand() *cobra.Command {
+	var p publication
+	cmd := leaf(&cobra.Command{
+		Use:   "pub TOPIC [FILE...]",
+		Short: "Publish messages, one for each line of the files or of standard input",
+		Long: `pub publishes the lines of the files, one after the other, or of standard input (also as
+"-"), each as a message in its order; empty lines are none. It goes where the
+loaddistributor sends the publisher --id, with it when that moves, and waits its turn
+where the topic is paced. With --nsqd-tcp-address it publishes to that broker, which need
+not be in a cluster.
+
+At the first message that is refused it stops, with exit code 1; --output json says in
+either case how many were accepted before. After an interrupt (Ctrl-C) it reads no
+further, and waits for the answers to what it has sent, at most 5 s.`,
+		Example: `  srtm pub sensors readings.txt --rate 100
+  srtm pub sensors --message '{"t":21.5}' --count 10
+  journalctl -f -o json | srtm pub logs --id host1`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0:
+				return usagef("srtm pub: want a topic")
+			case p.message != "" && len(args) > 1:
+				return usagef("--message and files exclude each other")
+			case p.count < 0 || p.rate < 0:
+				return usagef("--count %d and --rate %g must not be negative", p.count, p.rate)
+			case len(p.addresses) > 1:
+				return usagef("--nsqd-tcp-address: a message goes to one broker")
+			}
+			return nil
+		},
+	}, p.run)
+	f := cmd.Flags()
+	f.StringVar(&p.id, "id", "", "`publisher` to be: one that the topic was created with; empty: the first of them")
+	f.StringVar(&p.message, "message", "", "`text` of the message to publish instead of lines, --count times")
+	f.Int64Var(&p.count, "count", 0, "`messages` to publish at most; 0: every line, or --message once")
+	f.Float64Var(&p.rate, "rate", 0, "at most so many `msg/s`; 0: as fast as they are accepted")
+	return p.flags(cmd)
+}
+
+// publisher is where messages go: begin hands one on, and wait returns what became of it.
+type publisher struct {
+	begin func(ctx context.Context, body []byte) (wait func() error)
+	close func(ctx context.Context) error
+}
+
+func (p *publication) open(x *call) (*publisher, error) {
+	cfg, err := p.config()
+	if err != nil {
+		return nil, err
+	}
+	topic := x.args[0]
+	if len(p.addresses) > 0 {
+		cfg.ClientID = cmp.Or(p.id, cfg.ClientID)
+		direct, err := nsq.NewProducer(p.addresses[0], cfg)
+		if err != nil {
+			return nil, err
+		}
+		direct.SetLogger(nil, nsq.LogLevelMax)
+		return &publisher{
+			begin: func(ctx context.Context, body []byte) func() error {
+				done := make(chan *nsq.ProducerTransaction, 1)
+				if err := direct.PublishAsync(topic, body, done); err != nil {
+					return func() error { return err }
+				}
+				return func() error {
+					select {
+					case t := <-done:
+						return t.Error
+					case <-ctx.Done():
+						return fmt.Errorf("sent but not answered: %w", ctx.Err())
+					}
+				}
+			},
+			close: func(context.Context) error { direct.Stop(); return nil },
+		}, nil
+	}
+	id := p.id
+	if id == "" {
+		if id, err = firstPublisher(x, topic); err != nil {
+			return nil, err
+		}
+	}
+	lib, err := client.NewPublisher(x.ctx, client.Config{Address: x.address, DialOptions: x.options, NSQ: cfg, MaxOutstanding: pubAhead}, topic, id)
+	if err != nil {
+		return nil, err
+	}
+	return &publisher{
+		begin: func(ctx context.Context, body []byte) func() error { return lib.BeginPublish(ctx, body).Wait },
+		close: lib.Close,
+	}, nil
+}
+
+// firstPublisher is the id of a publisher that the topic was created with.
+func firstPublisher(x *call, topic string) (string, error) {
+	r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: topic})
+	if err != nil {
+		return "", err
+	}
+	spec := r.GetTopic().GetSpec()
+	if len(spec.GetGroups()) > 0 {
+		return cmp.Or(spec.GetGroups()[0].GetKey(), "pool") + ".0", nil
+	}
+	if len(spec.GetPublishers()) > 0 {
+		return spec.GetPublishers()[0].GetId(), nil
+	}
+	return "", fmt.Errorf("topic %s has no publishers: declare one (srtm topic update %s --group ...)", topic, topic)
+}
+
+// run publishes until the input, --count or the command's context ends, or a message is
+// refused.
+func (p *publication) run(x *call) error {
+	to, err := p.open(x)
+	if err != nil {
+		return err
+	}
+	if in, ok := x.cmd.InOrStdin().(*os.File); ok && term.IsTerminal(int(in.Fd())) {
+		x.progress.stop() // it would disturb who types
+	}
+	reading, stop := context.WithCancelCause(x.cmd.Context())
+	defer stop(nil)
+	// What was sent before an interrupt is worth waiting for its answer.
+	patient, give := context.WithCancel(context.WithoutCancel(reading))
+	defer give()
+	defer context.AfterFunc(x.cmd.Context(), func() { time.AfterFunc(pubGrace, give) })()
+
+	waits := make(chan func() error, pubAhead) // bounded: more publishes wait
+	answered := make(chan int64)
+	go func() {
+		accepted := int64(0)
+		failed := false
+		for wait := range waits {
+			if err := wait(); err == nil {
+				accepted++
+				x.progress.say("%d messages published", accepted)
+			} else if !failed {
+				failed = true
+				stop(err)
+			}
+		}
+		answered <- accepted
+	}()
+	lines, ended := make(chan []byte), make(chan error, 1)
+	// A read of a terminal or a pipe cannot be ended: after an interrupt this outlives
+	// the command, until the process ends.
+	go func() {
+		ended <- p.read(reading, x.cmd, x.args[1:], lines)
+		close(lines)
+	}()
+	pace := pace{every: every(p.rate)}
+	var fault error
+sending:
+	for {
+		select {
+		case body, more := <-lines:
+			if !more {
+				fault = <-ended
+				break sending
+			}
+			if !pace.wait(reading) {
+				break sending
+			}
+			waits <- to.begin(patient, body)
+		case <-reading.Done():
+			break sending
+		}
+	}
+	close(waits)
+	accepted := <-answered
+	if x.cmd.Context().Err() == nil && reading.Err() != nil {
+		fault = context.Cause(reading)
+	}
+	stop(nil) // the reader
+	err = errors.Join(fault, to.close(patient))
+	return errors.Join(err, x.print(x.out, map[string]int64{"published": accepted}, func() error {
+		_, err := fmt.Fprintf(x.out, "published %d messages to %s\n", accepted, x.args[0])
+		return err
+	}))
+}
+
+// read hands on the messages of the files, or of standard input, until ctx ends.
+func (p *publication) read(ctx context.Context, cmd *cobra.Command, files []string, to chan<- []byte) error {
+	left := p.count
+	put := func(body []byte) (more bool) {
+		select {
+		case to <- body:
+			left--
+			return left != 0
+		case <-ctx.Done():
+			return false
+		}
+	}
+	if p.message != "" {
+		left = max(left, 1)
+		for put([]byte(p.message)) {
+		}
+		return nil
+	}
+	if len(files) == 0 {
+		files = []string{"-"}
+	}
+	for _, name := range files {
+		in := io.NopCloser(cmd.InOrStdin())
+		if name != "-" {
+			f, err := os.Open(name)
+			if err != nil {
+				return err
+			}
+			in = f
+		}
+		scanner := bufio.NewScanner(in)
+		scanner.Buffer(nil, maxLine)
+		more, n := true, 1
+		for ; more && scanner.Scan(); n++ {
+			if len(scanner.Bytes()) > 0 {
+				more = put(slices.Clone(scanner.Bytes()))
+			}
+		}
+		in.Close()
+		if err := scanner.Err(); err != nil {
+			return fmt.Errorf("%s, line %d: %w", name, n, err)
+		}
+		if !more {
+			return nil
+		}
+	}
+	return nil
+}
+
+// pace keeps to a rate. Time that was lost is not made up for.
+type pace struct {
+	every time.Duration // 0: at once
+	next  time.Time
+}
+
+func every(rate float64) time.Duration {
+	if rate <= 0 {
+		return 0
+	}
+	return time.Duration(float64(time.Second) / rate)
+}
+
+// wait waits for the next turn, or returns false at the end of ctx.
+func (p *pace) wait(ctx context.Context) bool {
+	if p.every == 0 {
+		return ctx.Err() == nil
+	}
+	now := time.Now()
+	if p.next.Before(now.Add(-time.Second)) {
+		p.next = now
+	}
+	wait := p.next.Sub(now)
+	p.next = p.next.Add(p.every)
+	return pause(ctx, wait)
+}
+
+// pause waits, or returns false at the end of ctx.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(max(d, 0))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// brokersPause is between two looks at which brokers have the topic.
+const brokersPause = time.Second
+
+// tail is what `tail` was told, and what it has done.
+type tail struct {
+	nsqClient
+	channel string
+	count   int64
+
+	x       *call
+	printed int64         // by the one handler
+	fault   error         // of printing; set before over is closed
+	over    chan struct{} // closed by the handler: nothing more is printed
+}
+
+func tailCommand() *cobra.Command {
+	var t tail
+	cmd := leaf(&cobra.Command{
+		Use:   "tail TOPIC",
+		Short: "Print the messages of a topic as they come, a line each",
+		Long: `tail prints each message, and a line feed, as it is delivered by any of the topic's
+brokers; --output json prints a line of JSON with its body in base64. It has an ephemeral
+channel of its own, which is gone when it ends, and takes nothing from other consumers;
+with --channel it is one of the consumers of that channel.
+
+What was printed is finished; what was delivered and not printed goes back to the
+channel. It ends at --count, at an interrupt, and when the reader of its output is gone.`,
+		Example: `  srtm tail sensors
+  srtm tail sensors --count 10 --output json | jq -r .body`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) != 1:
+				return usagef("srtm tail: want one topic")
+			case t.count < 0:
+				return usagef("--count %d must not be negative", t.count)
+			case t.channel != "" && !nsq.IsValidChannelName(t.channel):
+				return usagef("--channel %q is no valid name", t.channel)
+			}
+			return nil
+		},
+	}, t.run)
+	cmd.Flags().StringVar(&t.channel, "channel", "", "`name` of the channel to consume; empty: an ephemeral one of its own")
+	cmd.Flags().Int64Var(&t.count, "count", 0, "`messages` to print; 0: no end")
+	return t.flags(cmd)
+}
+
+func (t *tail) run(x *call) error {
+	x.progress.stop()
+	// A reader that is gone is an error of printing, not the end of the process: what
+	// was not printed goes back.
+	defer lifecycle.KeepPipes()()
+	cfg, err := t.config()
+	if err != nil {
+		return err
+	}
+	cfg.MaxInFlight = 200
+	if t.count > 0 {
+		cfg.MaxInFlight = int(min(t.count, 200))
+	}
+	channel := cmp.Or(t.channel, "tail."+rand.Text()[:10]+"#ephemeral")
+	c, err := nsq.NewConsumer(x.args[0], channel, cfg)
+	if err != nil {
+		return usagef("%v", err)
+	}
+	c.SetLogger(complaints{x.cmd.ErrOrStderr()}, nsq.LogLevelError)
+	t.x, t.over = x, make(chan struct{})
+	c.AddHandler(t)
+	err = t.follow(c)
+	c.Stop() // returns what is not finished
+	<-c.StopChan
+	select {
+	case <-t.over:
+		err = t.fault
+	default:
+	}
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
+		return nil
+	}
+	return err
+}
+
+// complaints are where go-nsq's lines go.
+type complaints struct{ w io.Writer }
+
+func (c complaints) Output(_ int, line string) error {
+	_, err := fmt.Fprintln(c.w, "srtm tail:", line)
+	return err
+}
+
+// follow keeps the consumer connected to the brokers that have the topic, until the
+// command ends or nothing more is to be printed.
+func (t *tail) follow(c *nsq.Consumer) error {
+	ctx := t.x.cmd.Context()
+	connected := map[string]bool{}
+	said := ""
+	for first := true; ; first = false {
+		addresses, err := t.brokers(ctx)
+		for _, a := range addresses {
+			if connected[a] {
+				continue
+			}
+			if fault := c.ConnectToNSQD(a); fault != nil && !errors.Is(fault, nsq.ErrAlreadyConnected) {
+				err = errors.Join(err, fmt.Errorf("broker %s: %w", a, fault))
+				continue
+			}
+			connected[a] = true
+		}
+		if len(addresses) > 0 {
+			for a := range connected {
+				if !slices.Contains(addresses, a) {
+					_ = c.DisconnectFromNSQD(a) // it may have ended by itself
+					delete(connected, a)
+				}
+			}
+		}
+		switch {
+		case err == nil:
+			said = ""
+		case first && len(connected) == 0:
+			return err
+		case err.Error() != said:
+			said = err.Error()
+			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail goes on with %d brokers: %v\n", len(connected), explain(err))
+		}
+		timer := time.NewTimer(brokersPause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-t.over:
+			timer.Stop()
+			return nil
+		}
+	}
+}
+
+// brokers are the addresses of those that have the topic now.
+func (t *tail) brokers(ctx context.Context) (addresses []string, err error) {
+	if len(t.addresses) > 0 {
+		return t.addresses, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.x.timeout)
+	defer cancel()
+	r, err := t.x.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+	for _, b := range r.GetBrokers() {
+		if b.GetConnected() && slices.Contains(b.GetTopics(), t.x.args[0]) {
+			addresses = append(addresses, b.GetTcpAddress())
+		}
+	}
+	if err == nil && len(addresses) == 0 {
+		err = fmt.Errorf("no connected broker has topic %s", t.x.args[0])
+	}
+	return addresses, err
+}
+
+// HandleMessage prints a message. go-nsq calls it for one after the other.
+func (t *tail) HandleMessage(m *nsq.Message) error {
+	m.DisableAutoResponse()
+	select {
+	case <-t.over:
+		m.RequeueWithoutBackoff(0)
+		return nil
+	default:
+	}
+	if t.fault = t.print(m); t.fault != nil {
+		m.RequeueWithoutBackoff(0)
+		close(t.over)
+		return nil
+	}
+	m.Finish()
+	if t.printed++; t.printed == t.count {
+		close(t.over)
+	}
+	return nil
+}
+
+func (t *tail) print(m *nsq.Message) error {
+	text := append(m.Body, '\n')
+	if t.x.output == formJSON {
+		var err error
+		text, err = json.Marshal(struct {
+			Broker    string `json:"broker"`
+			ID        string `json:"id"`
+			Timestamp int64  `json:"timestamp"` // Unix ns
+			Attempts  uint16 `json:"attempts"`
+			Body      []byte `json:"body"`
+		}{m.NSQDAddress, string(m.ID[:]), m.Timestamp, m.Attempts, m.Body})
+		if err != nil {
+			return err
+		}
+		text = append(text, '\n')
+	}
+	_, err := t.x.out.Write(text)
+	return err
+}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/tools/srtm/screen"
+)
+
+// running is a command that goes on until it is interrupted.
+type running struct {
+	t         *testing.T
+	interrupt context.CancelFunc
+	ended     chan error
+	out       *bufio.Reader
+}
+
+// begin begins a command, whose input is in.
+func begin(t *testing.T, in io.Reader, args ...string) *running {
+	t.Helper()
+	ctx, interrupt := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	c := &running{t, interrupt, make(chan error, 1), bufio.NewReader(r)}
+	go func() {
+		err := run(ctx, args, in, w, w)
+		w.Close()
+		c.ended <- err
+	}()
+	t.Cleanup(interrupt)
+	return c
+}
+
+func (c *running) lines(n int) (all []string) {
+	c.t.Helper()
+	for range n {
+		line, err := c.out.ReadString('\n')
+		if err != nil {
+			c.t.Fatalf("%q, then %v and %v", all, err, <-c.ended)
+		}
+		all = append(all, strings.TrimSuffix(line, "\n"))
+	}
+	return all
+}
+
+// rest is what it prints until it has ended, and the error.
+func (c *running) rest() (string, error) {
+	text, _ := io.ReadAll(c.out)
+	return string(text), <-c.ended
+}
+
+// broken is an output whose reader goes away after so many writes.
+type broken struct {
+	left int
+	bytes.Buffer
+}
+
+func (b *broken) Write(p []byte) (int, error) {
+	if b.left--; b.left < 0 {
+		return 0, syscall.EPIPE
+	}
+	return b.Buffer.Write(p)
+}
+
+// What one command publishes another prints, through a real cluster.
+func TestPubAndTail(t *testing.T) {
+	c := localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=20000")
+	localtest.Srtm(t, c.RPC, "topic", "create", "orders", "--rate=30000", "--burst=1000", "--group=a:2:15000", "--channel=billing")
+	at := "--loaddistributor-address=" + c.RPC
+	direct := "--nsqd-tcp-address=" + localtest.NSQD(t, "").TCP
+
+	// An ephemeral channel has what comes after it: both brokers must have it.
+	tail := begin(t, nil, "tail", "orders", "--output=json", at)
+	for _, b := range c.Brokers {
+		localtest.WaitFor(t, "tail's channel", func() bool {
+			text, _, err := localtest.Ask("GET", "http://"+b.HTTP+"/stats?format=json", "")
+			return err == nil && strings.Contains(text, "#ephemeral")
+		})
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "lines")
+	if err := os.WriteFile(file, []byte("from\n\na file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Each of the two publishers belongs to another broker.
+	pub := begin(t, strings.NewReader("x y\nlast\nnot published\n"), "pub", "orders", file, "-", "--id=a.1", "--count=4", "--rate=100000", at)
+	if said, err := pub.rest(); err != nil || said != "published 4 messages to orders\n" {
+		t.Errorf("%q, %v", said, err)
+	}
+	pub = begin(t, nil, "pub", "orders", "--message=again", "--count=2", "--output=json", at)
+	if said, err := pub.rest(); err != nil || said != "{\n  \"published\": 2\n}\n" {
+		t.Errorf("%q, %v", said, err)
+	}
+	var got, from []string
+	for _, line := range tail.lines(6) {
+		var m struct {
+			Broker, ID string
+			Body       []byte
+			Attempts   int
+		}
+		if err := json.Unmarshal([]byte(line), &m); err != nil || len(m.ID) != 16 || m.Attempts != 1 {
+			t.Errorf("%s: %v", line, err)
+		}
+		got, from = append(got, string(m.Body)), append(from, m.Broker)
+	}
+	slices.Sort(got)
+	slices.Sort(from)
+	if want := []string{"a file", "again", "again", "from", "last", "x y"}; !slices.Equal(got, want) || len(slices.Compact(from)) != 2 {
+		t.Errorf("got %q from %q, want %q", got, from, want)
+	}
+	tail.interrupt()
+	if said, err := tail.rest(); err != nil || said != "" {
+		t.Errorf("after an interrupt: %q, %v", said, err)
+	}
+
+	// Of six in the channel one was printed before the reader was gone; that one is finished.
+	out := &broken{left: 1}
+	if err := run(t.Context(), []string{"tail", "orders", "--channel=billing", at}, nil, out, out); err != nil {
+		t.Error(err)
+	}
+	tail = begin(t, nil, "tail", "orders", "--channel=billing", "--count=5", at)
+	text, err := tail.rest()
+	got = append(strings.Split(strings.TrimSuffix(text, "\n"), "\n"), strings.TrimSuffix(out.String(), "\n"))
+	slices.Sort(got)
+	if want := []string{"a file", "again", "again", "from", "last", "x y"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+
+	// A broker by its address, and a message that it refuses.
+	pub = begin(t, strings.NewReader("good\n"+strings.Repeat("x", 2<<20)+"\n"), "pub", "other", direct)
+	if said, err := pub.rest(); err == nil || !strings.Contains(err.Error(), "E_BAD_MESSAGE") || said != "published 1 messages to other\n" {
+		t.Errorf("%q, %v", said, err)
+	}
+	tail = begin(t, nil, "tail", "other", direct, "--channel=c", "--count=1")
+	if text, err := tail.rest(); err != nil || text != "good\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+
+	// An interrupt while there is nothing to read.
+	in, typed := io.Pipe()
+	pub = begin(t, in, "pub", "orders", at)
+	fmt.Fprintln(typed, "one")
+	pub.interrupt()
+	if said, err := pub.rest(); err != nil || !strings.HasPrefix(said, "published ") {
+		t.Errorf("%q, %v", said, err)
+	}
+	typed.Close()
+
+	for _, args := range [][]string{
+		{"pub"}, {"pub", "t", "file", "--message=x"}, {"pub", "t", "--count=-1"}, {"tail"}, {"tail", "t", "--channel=a b"},
+		{"pub", "t", direct, "--nsq-opt=nope=1"}, {"pub", "t", direct, direct},
+	} {
+		if _, _, err := srtm(t, "", args...); !errors.As(err, new(lifecycle.UsageError)) {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+	for _, args := range [][]string{{"pub", "none", at}, {"tail", "none", at}, {"pub", "orders", "--id=nobody", at}, {"pub", "orders", dir + "/none", at}} {
+		if _, _, err := srtm(t, "", args...); err == nil {
+			t.Errorf("%q succeeded", args)
+		}
+	}
+}
+
+// terminal collects what is shown, from several goroutines.
+type terminal struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (w *terminal) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.Write(p)
+}
+
+func (w *terminal) shown() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.String()
+}
+
+func TestProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs, out terminal
+		p := &progress{end: make(chan struct{}), done: make(chan struct{}), text: "waiting", screen: screen.New(&errs)}
+		p.screen.Terminal = true
+		go p.run()
+		pause(t.Context(), progressAfter-1)
+		if said := errs.shown(); said != "" {
+			t.Errorf("too early: %q", said)
+		}
+		pause(t.Context(), time.Second)
+		p.say("%d done", 7)
+		pause(t.Context(), time.Second)
+		fmt.Fprintln(p.before(&errs, false), "said")
+		pause(t.Context(), time.Second)
+		fmt.Fprint(p.before(&out, true), "the outcome")
+		pause(t.Context(), time.Minute)
+		p.stop()
+		p.stop()
+		const up = "\x1b[1A\x1b[J"
+		if got, want := errs.shown(), "waiting (2 s)\n"+up+"7 done (3 s)\n"+up+"said\n7 done (4 s)\n"+up; got != want || out.shown() != "the outcome" {
+			t.Errorf("%q, want %q", got, want)
+		}
+	})
+	var b bytes.Buffer
+	cmd := &cobra.Command{}
+	cmd.SetErr(&b)
+	p := startProgress(cmd, "waiting")
+	p.say("more")
+	p.draw(time.Minute)
+	if p.stop(); b.Len() > 0 {
+		t.Errorf("no terminal, and it says %q", b.String())
+	}
+}
+
+// Without a promise on when: only that the turns are as many as the rate says.
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, begin := pace{every: every(200)}, time.Now()
+		for range 101 {
+			p.wait(t.Context())
+		}
+		if took := time.Since(begin); took != 500*time.Millisecond {
+			t.Errorf("%v for 100 intervals at 200/s", took)
+		}
+		pause(t.Context(), time.Minute)
+		begin = time.Now()
+		p.wait(t.Context())
+		p.wait(t.Context())
+		if took := time.Since(begin); took != 5*time.Millisecond {
+			t.Errorf("%v after a pause: it made up for it", took)
+		}
+	})
+}
