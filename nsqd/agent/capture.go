@@ -25,15 +25,19 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now mono.Time) {
 	}
 	lasts := min(max(0, c.GetLasts().AsDuration()), maxCapture)
 	_, running := o.captures[c.Topic]
-	if !running {
-		if lasts == 0 {
-			return
-		}
+	switch {
+	case lasts == 0 && running: // at once, so that one that is asked for next begins anew
+		o.flushCapture(c.Topic, true)
+		o.setFlush(now)
+		return
+	case lasts == 0:
+		return
+	case !running:
 		if !o.node.Capture(c.Topic) {
 			o.cfg.Log.Debug("no topic to capture the arrivals of", obs.KeyTopic, c.Topic)
 			return
 		}
-		o.cfg.Log.Info("arrivals are being captured", obs.KeyTopic, c.Topic, obs.KeyDuration, lasts)
+		o.cfg.Log.Debug("arrivals are being captured", obs.KeyTopic, c.Topic, obs.KeyDuration, lasts)
 		if len(o.captures) == 0 {
 			o.flushed = now
 		}
@@ -65,7 +69,7 @@ func (o *owner) flushCapture(topic string, last bool) {
 	if last || piece == nil { // or the topic is gone
 		o.node.EndCapture(topic)
 		delete(o.captures, topic)
-		o.cfg.Log.Info("arrivals are not captured any more", obs.KeyTopic, topic)
+		o.cfg.Log.Debug("arrivals are not captured any more", obs.KeyTopic, topic)
 		o.capturing()
 	}
 	if piece == nil {

@@ -124,6 +124,16 @@ var _ = Describe("A capture of arrivals", func() {
 		Eventually(captured("long")).Should(BeFalse())
 	})
 
+	It("begins anew when it is ended and asked for again at once", func() {
+		node.Create("t")
+		control := joined()
+		control.send(capture("t", time.Minute))
+		Expect(next(control, (*srtmv1.BrokerMessage).GetArrivals).First).To(BeTrue())
+		control.send(capture("t", 0))
+		control.send(capture("t", time.Minute))
+		Eventually(func() bool { return next(control, (*srtmv1.BrokerMessage).GetArrivals).First }).Should(BeTrue())
+	})
+
 	It("ends with the session, and with the topic", func() {
 		node.Create("t")
 		node.Create("u")

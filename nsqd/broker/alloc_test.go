@@ -59,7 +59,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 			}
 			const runs = 1000
 			body := make([]byte, c.body)
-			publisher := top.AddPublisher("p", police.Identity{})
+			publisher := top.AddPublisher("p", "", police.Identity{})
 			publisher.Pace(1)
 			var out broker.Outgoing
 			delivered := 0

@@ -311,7 +311,7 @@ var _ = Describe("a broker", func() {
 	It("counts publishers while they are there", func() {
 		b := start(nil)
 		t := topic(b, "t")
-		p := t.AddPublisher("p1", police.Identity{})
+		p := t.AddPublisher("p1", "", police.Identity{})
 		Expect(b.Report()[0].Publishers).To(BeEquivalentTo(1))
 		p.Leave()
 		Expect(b.Report()[0].Publishers).To(BeZero())

@@ -8,6 +8,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/pacing/police"
 )
 
 // Bounds of a capture. What is beyond is counted as lost.
@@ -16,6 +17,9 @@ const (
 	maxCaptured = 1 << 16
 	// maxCapturedPublishers is how many publishers a capture tells apart.
 	maxCapturedPublishers = 1 << 16
+	// maxCapturedOf is how many of them one owner may have, so that client_ids which
+	// one host thinks up leave room for the others.
+	maxCapturedOf = maxCapturedPublishers / 8 * 7
 )
 
 // capture is the record of a topic's arrivals: every message that is accepted,
@@ -31,11 +35,13 @@ type capture struct {
 
 	// Guarded by Topic.mu.
 	piece   []captured
-	numbers map[string]uint32 // of publishers, by client_id
-	named   []string          // those that no piece has named
-	lost    uint64            // since the last piece
-	taken   bool              // a piece was
-	unknown Publisher         // of messages without one
+	numbers map[string]uint32       // of publishers, by name
+	owned   map[police.Identity]int // how many of them, by owner
+	named   []string                // those that no piece has named
+	lost    uint64                  // since the last piece
+	others  uint64                  // of those: of publishers that are not told apart
+	taken   bool                    // a piece was
+	unknown Publisher               // of messages without one
 
 	// spare is the memory of the piece before, for the next; owned by the one
 	// who takes them.
@@ -64,11 +70,12 @@ func (c *capture) add(from *Publisher, at mono.Time, n int) {
 		from = &c.unknown
 	}
 	if from.named != c.id {
-		from.named, from.number = c.id, c.number(from.clientID)
+		from.named, from.number = c.id, c.number(from)
 	}
 	room := maxCaptured - len(c.piece)
 	if from.number == uncounted {
 		room = 0
+		c.others += uint64(n)
 	}
 	if n > room {
 		c.lost += uint64(n - room)
@@ -79,25 +86,27 @@ func (c *capture) add(from *Publisher, at mono.Time, n int) {
 	}
 }
 
-// number returns a publisher's number; connections of one client_id are one.
-func (c *capture) number(clientID string) uint32 {
-	n, known := c.numbers[clientID]
+// number returns a publisher's number; connections of one name are one.
+func (c *capture) number(p *Publisher) uint32 {
+	name, owner := p.name(), p.owner()
+	n, known := c.numbers[name]
 	if known {
 		return n
 	}
 	n = uint32(len(c.numbers))
-	if n == maxCapturedPublishers {
+	if n == maxCapturedPublishers || c.owned[owner] == maxCapturedOf {
 		return uncounted
 	}
-	c.numbers[clientID] = n
-	c.named = append(c.named, clientID)
+	c.owned[owner]++
+	c.numbers[name] = n
+	c.named = append(c.named, name)
 	return n
 }
 
 // Capture begins to record arrivals, anew if they are recorded already.
 // Requires: mono and wall are the same moment.
 func (t *Topic) Capture(mono mono.Time, wall mono.Wall) {
-	c := &capture{toWall: int64(wall) - int64(mono), numbers: map[string]uint32{}}
+	c := &capture{toWall: int64(wall) - int64(mono), numbers: map[string]uint32{}, owned: map[police.Identity]int{}}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.captures++
@@ -123,8 +132,8 @@ func (t *Topic) Arrivals() *srtmv1.Arrivals {
 	}
 	piece := c.piece
 	c.piece = c.spare[:0]
-	a := &srtmv1.Arrivals{Topic: t.name, Publishers: c.named, Lost: c.lost, First: !c.taken}
-	c.named, c.lost, c.taken = nil, 0, true
+	a := &srtmv1.Arrivals{Topic: t.name, Publishers: c.named, Lost: c.lost, Others: c.others, First: !c.taken}
+	c.named, c.lost, c.others, c.taken = nil, 0, 0, true
 	t.mu.Unlock()
 
 	c.spare = piece

@@ -39,6 +39,7 @@ func inOrder(a []arrival) {
 type listener struct {
 	publishers []string
 	lost       uint64
+	others     uint64
 	pieces     int
 }
 
@@ -52,6 +53,7 @@ func (l *listener) take(a *srtmv1.Arrivals) ([]arrival, error) {
 	l.pieces++
 	l.publishers = append(l.publishers, a.Publishers...)
 	l.lost += a.Lost
+	l.others += a.Others
 	if len(a.GapNs) != len(a.Publisher) {
 		return nil, fmt.Errorf("%d gaps, %d publishers", len(a.GapNs), len(a.Publisher))
 	}
@@ -113,7 +115,7 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 		publishers := []publisher{{"", nil}}
 		for range rapid.IntRange(0, 6).Draw(t, "connections") {
 			name := rapid.SampledFrom([]string{"", "p1", "p2", "p3"}).Draw(t, "client_id")
-			publishers = append(publishers, publisher{name, top.AddPublisher(name, police.Identity{})})
+			publishers = append(publishers, publisher{name, top.AddPublisher(name, "", police.Identity{})})
 		}
 
 		var l *listener // nil: not captured
@@ -250,7 +252,7 @@ var _ = Describe("A capture of arrivals", func() {
 		l := &listener{}
 		recorded := 0
 		for i := range 1<<16 + 5 {
-			p := t.AddPublisher(strconv.Itoa(i), police.Identity{})
+			p := t.AddPublisher(strconv.Itoa(i), strconv.Itoa(i%2), police.Identity{})
 			for range 2 {
 				Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
 			}
@@ -265,6 +267,49 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(l.publishers).To(HaveLen(1 << 16))
 		Expect(recorded).To(Equal(2 << 16))
 		Expect(l.lost).To(BeEquivalentTo(10))
+		Expect(l.others).To(BeEquivalentTo(10))
+	})
+
+	It("keeps room for others beside a host that thinks up client_ids", func() {
+		const most = 1 << 16 / 8 * 7
+		t := topic(start(func(c *broker.Config) { c.Capacity = 1 << 18 }), "t")
+		t.Capture(0, 0)
+		l := &listener{}
+		send := func(p *broker.Publisher) {
+			Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
+			p.Leave()
+		}
+		for i := range 100_000 {
+			id := "flood" + strconv.Itoa(i)
+			send(t.AddPublisher(id, "10.0.0.1", police.Identity{Kind: "client", ID: id}))
+		}
+		send(t.AddPublisher("honest", "10.0.0.2", police.Identity{Kind: "client", ID: "honest"}))
+		send(t.AddPublisher("own", "10.0.0.1", police.Identity{Kind: "auth", ID: "gateway"}))
+		_, err := l.take(t.Arrivals())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l.publishers).To(HaveLen(most + 2))
+		Expect(l.publishers[most:]).To(Equal([]string{"honest", "own"}))
+		Expect(l.others).To(BeEquivalentTo(100_000 - most))
+	})
+
+	It("names publishers as they are placed, or as they are known otherwise", func() {
+		t := topic(start(func(*broker.Config) {}), "t")
+		t.Capture(0, 0)
+		for _, p := range []*broker.Publisher{
+			t.AddPublisher("north.1", "10.0.0.1", police.Identity{Kind: "auth", ID: "fleet"}),
+			t.AddPublisher("", "10.0.0.1", police.Identity{Kind: "auth", ID: "fleet"}),
+			t.AddPublisher("", "10.0.0.1", police.Identity{Kind: "cert", ID: "ca\xfft"}),
+			t.AddPublisher("", "10.0.0.9", police.Identity{Kind: "addr", ID: "10.0.0.9"}),
+			t.Visit(police.Identity{Kind: "addr", ID: "10.0.0.8"}),
+			t.AddPublisher("auth:fleet", "10.0.0.1", police.Identity{Kind: "client", ID: "auth:fleet"}),
+			t.AddPublisher("a:b", "10.0.0.1", police.Identity{Kind: "client", ID: "a:b"}),
+		} {
+			Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
+		}
+		l := &listener{}
+		_, err := l.take(t.Arrivals())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l.publishers).To(Equal([]string{"north.1", "auth:fleet", "cert:ca?t", "addr:10.0.0.9", "", "client:auth:fleet", "a:b"}))
 	})
 
 	DescribeTable("has what goes to disk, too", func(through bool) {
@@ -274,7 +319,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(st.Close)
 		t := topic(start(func(c *broker.Config) { c.Capacity, c.Storage = 10, st }), "t")
-		p := t.AddPublisher("p", police.Identity{})
+		p := t.AddPublisher("p", "", police.Identity{})
 		t.Capture(0, 0)
 		var want []arrival
 		for i := range 100 {
@@ -310,7 +355,7 @@ func BenchmarkCapture(b *testing.B) {
 			}
 			var from []*broker.Publisher
 			for i := range 1000 {
-				from = append(from, t.AddPublisher(strconv.Itoa(i), police.Identity{}))
+				from = append(from, t.AddPublisher(strconv.Itoa(i), "", police.Identity{}))
 			}
 			p := broker.Published{Body: make([]byte, 100)}
 			b.ReportAllocs()

@@ -62,7 +62,7 @@ func newCrowd(t *testing.T, mode broker.PaceMode, rate float64, burst int64) *cr
 }
 
 func (c *crowd) add(id string, weight uint8, demand float64, stock bool) *greedy {
-	g := &greedy{as: c.topic.AddPublisher(id, police.Identity{Kind: "client", ID: id}), weight: weight, demand: demand, stock: stock}
+	g := &greedy{as: c.topic.AddPublisher(id, "", police.Identity{Kind: "client", ID: id}), weight: weight, demand: demand, stock: stock}
 	if weight > 0 {
 		g.as.Pace(weight)
 	}

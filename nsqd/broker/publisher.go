@@ -1,6 +1,10 @@
 package broker
 
-import "github.com/srtm-io/srtm/pacing/police"
+import (
+	"strings"
+
+	"github.com/srtm-io/srtm/pacing/police"
+)
 
 // Publisher is a connection that publishes to a topic.
 type Publisher struct {
@@ -10,6 +14,7 @@ type Publisher struct {
 
 	// Guarded by topic.mu.
 	clientID string
+	host     string
 	// number is the publisher's in the capture of the id named; 0: not looked up
 	// yet. It is once for each capture, not with each message.
 	named  uint64
@@ -28,11 +33,33 @@ type Publisher struct {
 }
 
 // AddPublisher counts a connection that publishes here until it leaves, which
-// may be called once. clientID is that of its IDENTIFY, empty without; as is who is
-// paced.
-func (t *Topic) AddPublisher(clientID string, as police.Identity) *Publisher {
+// may be called once. clientID is that of its IDENTIFY, empty without; host is where it
+// comes from; as is who is paced.
+func (t *Topic) AddPublisher(clientID, host string, as police.Identity) *Publisher {
 	t.addPublisher(1)
-	return &Publisher{topic: t, clientID: clientID, identity: as}
+	return &Publisher{topic: t, clientID: clientID, host: host, identity: as}
+}
+
+// name is who it is to the control plane: its client_id, by which it is placed, else how
+// it is known otherwise, as "auth:", "cert:" or "addr:" and that. A client_id that looks
+// like that gets "client:" before it. Empty: nobody knows.
+func (p *Publisher) name() string {
+	switch kind, _, found := strings.Cut(p.clientID, ":"); {
+	case found && (kind == "auth" || kind == "cert" || kind == "addr" || kind == "client"):
+		return "client:" + p.clientID
+	case p.clientID != "" || p.identity.ID == "":
+		return p.clientID
+	default:
+		return strings.ToValidUTF8(p.identity.Kind+":"+p.identity.ID, "?") // of a certificate, say
+	}
+}
+
+// owner is who answers for it. Anyone can think up client_ids: of those it is the host.
+func (p *Publisher) owner() police.Identity {
+	if p.identity.Kind == "auth" || p.identity.Kind == "cert" {
+		return p.identity
+	}
+	return police.Identity{Kind: "addr", ID: p.host}
 }
 
 // Visit is AddPublisher for a publish that is no connection's, such as by HTTP: it is

@@ -40,7 +40,7 @@ var _ = Describe("removing a topic that is not used", func() {
 		Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("y"), Arrival: stamp.Arrival{At: now}, Defer: time.Hour})).To(Succeed())
 		refused("a deferred message")
 		Expect(t.EmptyChannel("c")).To(Succeed())
-		p := t.AddPublisher("p", police.Identity{})
+		p := t.AddPublisher("p", "", police.Identity{})
 		refused("a publisher")
 		p.Leave()
 		Expect(node.RemoveUnused("t")).To(Succeed())

@@ -72,7 +72,7 @@ var _ = overBoth("A capture of arrivals", func() {
 		unnamed.send(wire.AppendMpub(nil, "t", batch))
 		unnamed.expect(wire.FrameResponse, "OK")
 
-		Expect(by(n, "t")).To(Equal(map[string]int{"alone": 5, "together": 104, "": 3, "renamed": 3}))
+		Expect(by(n, "t")).To(Equal(map[string]int{"alone": 5, "together": 104, "addr:127.0.0.1": 3, "renamed": 3}))
 		Expect(n.broker.Node().Arrivals("other")).To(BeNil())
 		Expect(n.broker.Node().Arrivals("t").First).To(BeFalse())
 	},

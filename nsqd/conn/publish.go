@@ -81,7 +81,7 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	if len(c.pubs.targets) == maxTargets {
 		c.leaveTopic(c.pubs.targets[0].topic)
 	}
-	as := t.AddPublisher(c.sess.Identity().ClientID, c.identity())
+	as := t.AddPublisher(c.sess.Identity().ClientID, c.remoteIP(), c.identity())
 	if c.pubs.weight > 0 {
 		as.Pace(c.pubs.weight)
 	}

@@ -347,9 +347,11 @@ func (x *BrokerReport) GetTopics() []*TopicStats {
 type Arrivals struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// client_ids of publishers that this capture has not named yet. They are
-	// numbered on from those named before, the first of all is 0. Publishers that
-	// are not known (without client_id, HTTP) are one, with the empty client_id.
+	// Publishers that this capture has not named yet: their client_id, or without one
+	// "auth:", "cert:" or "addr:" and whom the auth server or the certificate says it is,
+	// or its host; a client_id that begins like that has "client:" before it. They are
+	// numbered on from those named before, the first of all is 0. Those that
+	// publish by HTTP are one, with the empty name.
 	Publishers []string `protobuf:"bytes,2,rep,name=publishers,proto3" json:"publishers,omitempty"`
 	// When the earliest message of this piece arrived: ns since the Unix epoch by
 	// the broker's clock (the kernel's stamp, put on the wall clock as that was when
@@ -364,7 +366,10 @@ type Arrivals struct {
 	// the record is bounded.
 	Lost uint64 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`
 	// The first piece of a capture: publishers are numbered from 0 anew.
-	First         bool `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
+	First bool `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
+	// Of `lost`: messages of publishers that are not told apart, because there are more
+	// than 65,536, or than 57,344 of one AUTH identity, certificate or host.
+	Others        uint64 `protobuf:"varint,8,opt,name=others,proto3" json:"others,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -446,6 +451,13 @@ func (x *Arrivals) GetFirst() bool {
 		return x.First
 	}
 	return false
+}
+
+func (x *Arrivals) GetOthers() uint64 {
+	if x != nil {
+		return x.Others
+	}
+	return 0
 }
 
 // PrepareResult answers PrepareTopic and RemoveTopic.
@@ -1540,7 +1552,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05seeks\x18\n" +
 	" \x01(\bR\x05seeks\";\n" +
 	"\fBrokerReport\x12+\n" +
-	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"\xba\x01\n" +
+	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"\xd2\x01\n" +
 	"\bArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\n" +
@@ -1550,7 +1562,8 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06gap_ns\x18\x04 \x03(\x04R\x05gapNs\x12\x1c\n" +
 	"\tpublisher\x18\x05 \x03(\rR\tpublisher\x12\x12\n" +
 	"\x04lost\x18\x06 \x01(\x04R\x04lost\x12\x14\n" +
-	"\x05first\x18\a \x01(\bR\x05first\"?\n" +
+	"\x05first\x18\a \x01(\bR\x05first\x12\x16\n" +
+	"\x06others\x18\b \x01(\x04R\x06others\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\"\xd2\x03\n" +
